@@ -88,7 +88,7 @@ def install(
     freeze_visual_encoder: bool,
     max_len: int,
     freeze_prefix: Sequence[str] = (),
-    use_liger_kernel: bool = False,
+    use_liger_kernel: bool = True,
     use_dora: bool = False,
     use_rslora: bool = False,
     image_cache_gib: float = 0.0,
@@ -110,8 +110,8 @@ def install(
         trained: whether the process trains its model.
     """
     both: dict[str, Any] = {"trust_remote_code": trust_remote_code, "share_prefix": share_prefix, "max_len": max_len}
-    asked = {"use_liger_kernel": use_liger_kernel, "use_dora": use_dora, "use_rslora": use_rslora}
-    both |= {name: True for name, on in asked.items() if on}
+    both["use_liger_kernel"] = use_liger_kernel
+    both |= {name: True for name, on in {"use_dora": use_dora, "use_rslora": use_rslora}.items() if on}
     if image_cache_gib:
         both |= {"image_cache_gib": image_cache_gib, "trained": trained}
     if checkpointed_layers is not None:

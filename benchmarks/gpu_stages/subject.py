@@ -16,6 +16,7 @@ from train_batches import GroupBatch, GroupSizes, build_tiny_checkpoint, make_ba
 
 from lmm_r1.data.sample import placed
 from lmm_r1.lmm_kits import LmmKit, get_kit
+from lmm_r1.models.liger import use_liger
 from lmm_r1.models.packed.attention import use_packed_attention
 
 KIT = "qwen2_5_vl"
@@ -162,6 +163,8 @@ def random_model(shape: Shape, kit: LmmKit, folder: Path, device: Device, *, dty
         model = kit.model_class._from_config(config, dtype=dtype, attn_implementation="sdpa")
     prepare_tower(model, kit)
     use_packed_attention(model)
+    if device.is_cuda:
+        use_liger(model)
     return model.to(device.place).train()
 
 

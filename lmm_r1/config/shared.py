@@ -98,8 +98,8 @@ class DeepSpeedConfig:
     """Compile the model with DeepCompile."""
     use_universal_ckpt: bool = False
     """Resume from a DeepSpeed universal checkpoint, which fits any number of GPUs."""
-    use_liger_kernel: bool = False
-    """Use Liger's fused kernels for norms and feed-forward layers, on GPUs where liger-kernel is installed."""
+    use_liger_kernel: bool = True
+    """Use Liger's fused kernels for norms, feed-forward layers and rotary embeddings, on GPUs where they run."""
     tensor_parallel_size: int = 1
     """GPUs over which each layer is split in training."""
     packing_samples: bool = False

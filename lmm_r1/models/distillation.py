@@ -6,7 +6,7 @@ and again in the backward pass.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 
 from lmm_r1.models.divergences import Divergence
-from lmm_r1.models.output_layer import LayerGradients, LayerOutcomes
+from lmm_r1.models.output_layer import LayerOutcomes
 from lmm_r1.models.packed.packing import Targets
 from lmm_r1.models.packed.sequence_parallel import SequenceShare
 
@@ -170,7 +170,7 @@ class _Distilled(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         inputs, weight, bias, targets, places = ctx.saved_tensors
         teacher, divergence = ctx.distillation.teacher, ctx.distillation.divergence
-        gradients = None if weight is None else LayerGradients(inputs, weight, bias, needed=ctx.needs_input_grad)
+        gradients = None if weight is None else _LayerGradients(inputs, weight, bias, needed=ctx.needs_input_grad)
         of_inputs = torch.empty_like(inputs) if weight is None else None
         with teacher.whole():
             for tokens in _chunks(inputs, weight):
@@ -184,6 +184,37 @@ class _Distilled(torch.autograd.Function):
                     of_inputs[tokens] = of_logits
         summed = (of_inputs, None, None) if gradients is None else gradients.summed
         return (*summed, None, None, None)
+
+
+class _LayerGradients:
+    """Gradients of an output layer's input (k, H), weight and bias, from those of its logits chunk by chunk."""
+
+    def __init__(
+        self, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *, needed: Sequence[bool]
+    ) -> None:
+        """Args: needed: whether gradients are asked for, of each of the three."""
+        self.hidden, self.weight = hidden, weight
+        # Summed over chunks in single precision at least, as one product over all tokens sums them.
+        dtype = torch.promote_types(hidden.dtype, torch.float32)
+        self.of_hidden = torch.empty_like(hidden) if needed[0] else None
+        self.of_weight = torch.zeros_like(weight, dtype=dtype) if needed[1] else None
+        self.of_bias = torch.zeros_like(bias, dtype=dtype) if bias is not None and needed[2] else None
+
+    def add(self, tokens: slice, of_logits: torch.Tensor) -> None:
+        """Add what the logits (c, V) of some tokens make of them."""
+        of_logits = of_logits.to(self.weight.dtype)
+        if self.of_hidden is not None:
+            self.of_hidden[tokens] = of_logits @ self.weight
+        if self.of_weight is not None:
+            self.of_weight += of_logits.t() @ self.hidden[tokens]
+        if self.of_bias is not None:
+            self.of_bias += of_logits.sum(0)
+
+    @property
+    def summed(self) -> tuple[torch.Tensor | None, ...]:
+        """All three, in the weight's precision; None for what is not needed."""
+        found = (self.of_hidden, self.of_weight, self.of_bias)
+        return tuple(None if gradient is None else gradient.to(self.weight.dtype) for gradient in found)
 
 
 def _chunks(inputs: torch.Tensor, weight: torch.Tensor | None) -> Iterator[slice]:

@@ -60,7 +60,8 @@ class LoadSettings:
     """Tokens of the longest sample; None only for models whose rotary embedding does not depend on it."""
     in_4bit: bool = False
     """The language model's linear layers are kept in 4 bits."""
-    use_liger: bool = False
+    use_liger: bool = True
+    """Fuse norms, feed-forward layers and rotary embeddings, on GPUs where Liger's kernels run."""
     image_cache_gib: float = 0.0
     """Host memory for features of images whose weights stay as they are."""
     checkpointed_layers: int | None = None
@@ -88,7 +89,7 @@ class LoadSettings:
         use_dora: bool = False,
         use_rslora: bool = False,
         load_in_4bit: bool = False,
-        use_liger_kernel: bool = False,
+        use_liger_kernel: bool = True,
         image_cache_gib: float = 0.0,
         checkpointed_layers: int | None = None,
         trained: bool = True,
@@ -162,7 +163,7 @@ def load_model(path: str, settings: LoadSettings) -> LoadedModel:
     if settings.freeze_visual_encoder:
         freeze(model, prefixes=(*kit.vision_prefixes, *kit.projector_prefixes))
     freeze_named(model, prefixes=settings.freeze_prefix)
-    if settings.use_liger and not settings.empty:
+    if settings.use_liger and not (settings.empty or is_compiled(settings.ds_config)):
         use_liger(model)
     if settings.in_4bit:
         _quantize(model, kit, empty=settings.empty)

@@ -8,7 +8,7 @@ size alone.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -38,6 +38,17 @@ class Sampler:
             logits = ban(logits, self.banned_token_ids)
         return logits if self.temperature == 1.0 else logits / self.temperature
 
+    def shift(self, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor | None:
+        """Return the bias (V,) with which an output layer's product gives logits in which tokens are banned already."""
+        if not len(self.banned_token_ids):
+            return bias
+        return ban(weight.new_zeros(len(weight)) if bias is None else bias, self.banned_token_ids)
+
+    def scaled(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return the logits of the distribution, in memory of their own, from those in which tokens are banned."""
+        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return wide if self.temperature == 1.0 else wide.div_(self.temperature)
+
 
 def ban(logits: torch.Tensor, banned_token_ids: torch.Tensor) -> torch.Tensor:
     """Return logits (..., V) in which banned tokens (K,) have no probability, as in the engine."""
@@ -64,7 +75,12 @@ def only_tokens(layer: torch.nn.Linear, token_ids: torch.Tensor) -> Iterator[Non
 
 
 class _TokenOutcomes(torch.autograd.Function):
-    """Of each token (k,) the log-prob of its target and the entropy of its distribution, (k, 2)."""
+    """Of each token (k,) the log-prob of its target and the entropy of its distribution, (k, 2).
+
+    The forward pass takes the tokens chunk by chunk. The backward pass knows each token's log-sum-exp, so it takes the
+    vocabulary slice by slice instead: each slice of the weight's gradient is one product over all tokens. Chunks of
+    tokens would each add to a gradient of the whole weight, in single precision.
+    """
 
     @staticmethod
     def forward(
@@ -75,14 +91,13 @@ class _TokenOutcomes(torch.autograd.Function):
         targets: torch.Tensor,
         sampler: Sampler,
         entropy: bool,
-        chunk: int,
     ) -> torch.Tensor:
         dtype = torch.promote_types(hidden.dtype, torch.float32)
         outcomes = hidden.new_zeros(len(hidden), 2, dtype=dtype)
         lse = hidden.new_empty(len(hidden), dtype=dtype)
-        for start in range(0, len(hidden), chunk):
-            tokens = slice(start, start + chunk)
-            logits = sampler(linear(hidden[tokens], weight, bias))
+        shift = sampler.shift(weight, bias)
+        for tokens in _slices(len(hidden), of=len(weight)):
+            logits = sampler.scaled(linear(hidden[tokens], weight, shift))
             lse[tokens] = logits.logsumexp(-1)
             outcomes[tokens, 0] = logits.gather(-1, targets[tokens, None])[:, 0] - lse[tokens]
             if entropy:
@@ -90,58 +105,48 @@ class _TokenOutcomes(torch.autograd.Function):
                 logits -= lse[tokens, None]
                 outcomes[tokens, 1] = torch.special.entr(logits.exp_()).sum(-1)
         ctx.save_for_backward(hidden, weight, bias, targets, lse, outcomes)
-        ctx.sampler, ctx.entropy, ctx.chunk = sampler, entropy, chunk
+        ctx.sampler, ctx.entropy = sampler, entropy
         return outcomes
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         hidden, weight, bias, targets, lse, outcomes = ctx.saved_tensors
-        gradients = LayerGradients(hidden, weight, bias, needed=ctx.needs_input_grad)
-        for start in range(0, len(hidden), ctx.chunk):
-            tokens = slice(start, start + ctx.chunk)
-            log_probs = ctx.sampler(linear(hidden[tokens], weight, bias)) - lse[tokens, None]  # (c, V)
-            probs = log_probs.exp()
-            of_log_prob, of_entropy = gradient[tokens, :1], gradient[tokens, 1:]
+        for_hidden, for_weight, for_bias = ctx.needs_input_grad[:3]
+        # Summed over slices in single precision at least, as one product over the whole vocabulary sums it.
+        of_hidden = torch.zeros_like(hidden, dtype=lse.dtype) if for_hidden else None
+        of_weight = torch.empty_like(weight) if for_weight else None
+        of_bias = torch.empty_like(bias) if for_bias else None
+        shift = ctx.sampler.shift(weight, bias)
+        of_log_prob, of_entropy = gradient[:, :1], gradient[:, 1:]
+        for words in _slices(len(weight), of=len(hidden)):
+            part = weight[words]
+            logits = linear(hidden, part, None if shift is None else shift[words])
+            log_probs = ctx.sampler.scaled(logits).sub_(lse[:, None])  # (k, v)
             if ctx.entropy:
                 # dH / dx_j = -p_j (log p_j + H)
-                scale = (log_probs + outcomes[tokens, 1:]).nan_to_num_(neginf=0.0).mul_(of_entropy).add_(of_log_prob)
+                scale = (log_probs + outcomes[:, 1:]).nan_to_num_(neginf=0.0).mul_(of_entropy).add_(of_log_prob)
+                products = log_probs.exp_().mul_(scale.neg_())
             else:
-                scale = of_log_prob
-            of_logits = probs.mul_(scale).neg_().scatter_add_(1, targets[tokens, None], of_log_prob)
-            gradients.add(tokens, of_logits / ctx.sampler.temperature)
-        return (*gradients.summed, *(None,) * 4)
+                products = log_probs.exp_().mul_(-of_log_prob)
+            places = targets[:, None] - words.start
+            inside = (places >= 0) & (places < len(part))
+            products.scatter_add_(1, places.clamp(0, len(part) - 1), of_log_prob * inside)
+            of_logits = ctx.sampler.scaled(products).to(weight.dtype)
+            if of_hidden is not None:
+                of_hidden += of_logits @ part
+            if of_weight is not None:
+                of_weight[words] = of_logits.t() @ hidden
+            if of_bias is not None:
+                of_bias[words] = of_logits.sum(0)
+        return (None if of_hidden is None else of_hidden.to(hidden.dtype), of_weight, of_bias, *(None,) * 3)
 
 
-class LayerGradients:
-    """Gradients of an output layer's input (k, H), weight and bias, from those of its logits chunk by chunk."""
-
-    def __init__(
-        self, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *, needed: Sequence[bool]
-    ) -> None:
-        """Args: needed: whether gradients are asked for, of each of the three."""
-        self.hidden, self.weight = hidden, weight
-        # Summed over chunks in single precision at least, as one product over all tokens sums them.
-        dtype = torch.promote_types(hidden.dtype, torch.float32)
-        self.of_hidden = torch.empty_like(hidden) if needed[0] else None
-        self.of_weight = torch.zeros_like(weight, dtype=dtype) if needed[1] else None
-        self.of_bias = torch.zeros_like(bias, dtype=dtype) if bias is not None and needed[2] else None
-
-    def add(self, tokens: slice, of_logits: torch.Tensor) -> None:
-        """Add what the logits (c, V) of some tokens make of them."""
-        of_logits = of_logits.to(self.weight.dtype)
-        if self.of_hidden is not None:
-            self.of_hidden[tokens] = of_logits @ self.weight
-        if self.of_weight is not None:
-            self.of_weight += of_logits.t() @ self.hidden[tokens]
-        if self.of_bias is not None:
-            self.of_bias += of_logits.sum(0)
-
-    @property
-    def summed(self) -> tuple[torch.Tensor | None, ...]:
-        """All three, in the weight's precision; None for what is not needed."""
-        found = (self.of_hidden, self.of_weight, self.of_bias)
-        return tuple(None if gradient is None else gradient.to(self.weight.dtype) for gradient in found)
+def _slices(length: int, *, of: int) -> Iterator[slice]:
+    """Yield slices of tokens, or of the vocabulary, whose logits with `of` others fit into `CHUNK_BYTES`."""
+    size = max(1, CHUNK_BYTES // (4 * max(1, of)))
+    for start in range(0, length, size):
+        yield slice(start, start + size)
 
 
 @dataclass(kw_only=True)
@@ -198,9 +203,8 @@ class TokenOutcomes(LayerOutcomes):
 
     def of_hidden(self, layer: torch.nn.Linear, hidden: torch.Tensor) -> torch.Tensor:
         """Return log-probs and entropies, (k, 2)."""
-        chunk = max(1, CHUNK_BYTES // (4 * len(layer.weight)))
         return _TokenOutcomes.apply(
-            hidden, layer.weight, layer.bias, self.targets.flatten(), self.sampler, self.entropy, chunk
+            hidden, layer.weight, layer.bias, self.targets.flatten(), self.sampler, self.entropy
         )
 
     def of_logits(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -20,6 +20,7 @@ SHORT_RUN = {
     "test_kit_engines.py": SOME,
     "test_kit_features.py": SOME,
     "test_kit_generation.py": SOME,
+    "test_kit_liger.py": SOME,
     "test_kit_masked.py": SOME,
     "test_kit_packing.py": SOME,
     "test_kit_pairs.py": SOME,

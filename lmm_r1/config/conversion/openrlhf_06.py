@@ -34,7 +34,7 @@ SHARED = (
     _to("zpg", "ds.zpg", default=1),
     _to("adam_offload", "ds.adam_offload", default=False),
     _ruled("flash_attn", "left out here: the fastest attention that is installed is taken (--ds.attn_implementation)"),
-    _to("use_liger_kernel", "ds.use_liger_kernel", default=False),
+    _to("use_liger_kernel", "ds.use_liger_kernel"),
     _to("grad_accum_dtype", "ds.grad_accum_dtype"),
     _to("overlap_comm", "ds.overlap_comm", default=False),
     _to("deepcompile", "ds.deepcompile", default=False),

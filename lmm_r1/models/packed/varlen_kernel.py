@@ -76,7 +76,9 @@ def varlen_kernel() -> VarlenKernel | None:
     """Return the kernel of this process's GPU, None where there is none for it; asked once, and logged."""
     kernel = None
     if torch.cuda.get_device_capability() >= (8, 0):
-        kernel = _flash_attn() or _of_torch()
+        # FlashAttention 3 reaches PyTorch's own function, and comes before flash-attn 2.
+        found = (_of_torch, _flash_attn) if _activated() else (_flash_attn, _of_torch)
+        kernel = found[0]() or found[1]()
     name = "no kernel for sequences of varying length" if kernel is None else kernel.name
     logger.info("attention over packed sequences and windows of images: %s", name)
     return kernel

@@ -1,5 +1,6 @@
 """Log-probs and entropies without logits, against what autograd makes of all logits at once."""
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.packed_batches import ShapeLog
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lmm_r1.models import output_layer
 from lmm_r1.models.output_layer import Sampler, TokenOutcomes, token_outcomes
@@ -90,6 +92,27 @@ def test_half_precision_rounds_the_logits_alone(monkeypatch):
     for name, gradient in found.gradients.items():
         assert gradient.dtype is torch.bfloat16
         torch.testing.assert_close(gradient, expected.gradients[name], rtol=2**-6, atol=2**-6)
+
+
+def test_the_gradient_of_the_weight_is_written_once_and_never_added_up(monkeypatch):
+    """Of 23 tokens and 41 words in slices of 7 words: one product of 7 x 5 for each, and no sum of 41 x 5."""
+    monkeypatch.setattr(output_layer, "CHUNK_BYTES", 7 * 4 * TOKENS)
+    sampler = Sampler(temperature=1.0, banned_token_ids=torch.tensor([2]))
+    made: Counter[tuple[str, tuple[int, ...]]] = Counter()
+
+    class Log(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+            output = func(*args, **(kwargs or {}))
+            if isinstance(output, torch.Tensor):
+                made[func._schema.name, tuple(output.shape)] += 1
+            return output
+
+    with Log():
+        results(from_hidden(sampler, entropy=False), bias=False, dtype=torch.bfloat16)
+    assert made["aten::mm", (7, HIDDEN)] == VOCABULARY // 7
+    assert made["aten::mm", (VOCABULARY % 7, HIDDEN)] == 1
+    assert not made["aten::add_", (VOCABULARY, HIDDEN)]
+    assert not made["aten::mm", (VOCABULARY, HIDDEN)]
 
 
 @pytest.mark.parametrize("frozen", ["weight", "hidden"])

@@ -1,6 +1,5 @@
 """Layers in 4 bits: what they compute, which they are, what a state dict of them holds, and what is refused."""
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +11,6 @@ from safetensors import safe_open
 
 from lmm_r1.checkpoints.merging import load_with_adapter, merge_adapter
 from lmm_r1.errors import UserError
-from lmm_r1.models import liger
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.adapters import adapted_layers, adapters_off, language_layers, merged_state_dict, save_adapter
 from lmm_r1.models.quantized import FrozenLinear4bit, dequantized_tensors, packed_bytes, quantized_layers, rounded
@@ -142,12 +140,3 @@ def test_no_evaluation_turns_weights_around_on_a_cpu_with_bf16_instructions(fold
     assert len(before) == len(language_layers(actor.model, actor.kit)) == 14
     logits(actor)
     assert all(torch.equal(layer.weight, before[name]) for name, layer in quantized_layers(actor.model).items())
-
-
-def test_ligers_kernels_are_refused_where_they_cannot_be(folder, monkeypatch):
-    with pytest.raises(UserError, match="--ds.use_liger_kernel: Liger's kernels .* run on GPUs alone"):
-        make_actor(folder, use_liger_kernel=True)
-    monkeypatch.setattr(liger.cpu, "has_cuda", lambda: True)
-    monkeypatch.setitem(sys.modules, "liger_kernel.transformers", None)
-    with pytest.raises(UserError, match="Liger is not installed .* `pip install liger-kernel`"):
-        make_actor(folder, use_liger_kernel=True)

@@ -189,6 +189,18 @@ def test_flash_attention_3_is_activated_on_hopper_where_it_is_installed(monkeypa
     assert torch.nn.attention.current_flash_attention_impl() == "FA3"
 
 
+def test_flash_attention_3_comes_before_flash_attn_2_and_computes_the_same(monkeypatch):
+    older, newer = install_flash_attn(monkeypatch), install_torch(monkeypatch, of_torch)
+    expected = attend(heads=4, key_heads=2, causal=True, window=None)
+    assert (len(older), len(newer)) == (1, 0)
+
+    install_flash_attn_3(monkeypatch, lambda: SimpleNamespace(remove=lambda: None))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    varlen_kernel.cache_clear()
+    torch.testing.assert_close(attend(heads=4, key_heads=2, causal=True, window=None), expected)
+    assert (len(older), len(newer)) == (1, 1)
+
+
 def test_one_that_does_not_load_leaves_pytorchs_own(monkeypatch, caplog):
     def fail() -> None:
         raise ImportError("undefined symbol")
