@@ -25,6 +25,7 @@ import json
 import random
 import re
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -299,6 +300,8 @@ PASSED, FAILED, NOT_RUN = "passed", "failed", "not_run"
 def main(argv: list[str] | None = None) -> None:
     began = time.perf_counter()
     arguments = parse(argv)
+    # As at the end of `timeout`: the processes of the stage at hand end with this one.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     # After the flags, so that --help is quick.
     from gpu_stages.record import Clock, Record, Task
 
