@@ -84,7 +84,7 @@ class Terminal:
         """Start a command; all of its processes are gone at the end, however that comes."""
         mark = uuid.uuid4().hex
         log = self._place / f"command_{len(self.typed)}.log"
-        self.typed.append(line.partition(" --port 0")[0])
+        self.typed.append(line.partition(" --port 0")[0].replace(f"{ROOT}/", ""))
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         environment = {**os.environ, "PYTHONPATH": path, "PYTHON": sys.executable, MARK: mark}
         with log.open("wb") as stream:
