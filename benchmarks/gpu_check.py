@@ -27,7 +27,6 @@ where a kit's passes disagree or fail.
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import inspect
 import json
 import sys
@@ -115,7 +114,7 @@ def measure(arguments: argparse.Namespace, record: Record, clock: Clock, device:
 def facts(device: Device) -> dict[str, Any]:
     """Return what the results depend on: the machine, its versions, and what the attention kernel takes."""
     import torch
-    from machine import machine_name
+    from machine import machine_name, version
 
     total = torch.cuda.get_device_properties(device.place).total_memory if device.is_cuda else None
     return {
@@ -127,13 +126,6 @@ def facts(device: Device) -> dict[str, Any]:
         "versions": {name: version(name) for name in PACKAGES},
         "varlen_attn": varlen_parameters(),
     }
-
-
-def version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def varlen_parameters() -> list[str] | None:

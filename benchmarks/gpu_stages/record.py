@@ -66,9 +66,9 @@ class Record:
             return
         before = read_json_object(path)
         for name in IDENTITY:
-            if before.get(name) != header[name]:
+            if before.get(name) != header.get(name):
                 raise UserError(
-                    f"--output {path}: holds results of {name} {before.get(name)}, and this is {header[name]}; "
+                    f"--output {path}: holds results of {name} {before.get(name)}, and this is {header.get(name)}; "
                     "name another file"
                 )
         self.content["stages"] = before["stages"]

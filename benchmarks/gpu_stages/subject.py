@@ -141,6 +141,31 @@ def make_subject(shape: Shape, folder: Path, device: Device, *, dtype: torch.dty
 
 def random_model(shape: Shape, kit: LmmKit, folder: Path, device: Device, *, dtype: torch.dtype) -> Any:
     """Return a random model with the tokens of a tiny checkpoint, in training mode, on packed attention."""
+    config = shaped_config(shape, kit, folder)
+    config.use_cache = config.text_config.use_cache = False
+    torch.manual_seed(0)
+    with device.place:
+        model = kit.model_class._from_config(config, dtype=dtype, attn_implementation="sdpa")
+    prepare_tower(model, kit)
+    use_packed_attention(model)
+    if device.is_cuda:
+        use_liger(model)
+    return model.to(device.place).train()
+
+
+def write_checkpoint(folder: Path, *, shape: Shape | None = None) -> None:
+    """Write a random checkpoint of a shape, Qwen2.5-VL-3B's by default, in bf16 and with a tiny checkpoint's tokenizer."""
+    kit = get_kit(KIT)
+    build_tiny_checkpoint(kit, folder, hidden_size=64, layers=1)
+    torch.manual_seed(0)
+    # Drawing 3.8 billion numbers takes a card a second, and a CPU a minute.
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        model = kit.model_class._from_config(shaped_config(shape or Shape(), kit, folder), dtype=torch.bfloat16)
+    model.save_pretrained(folder)
+
+
+def shaped_config(shape: Shape, kit: LmmKit, folder: Path) -> Any:
+    """Return the config of a tiny checkpoint with the sizes of a shape."""
     config, width = kit.load_config(str(folder), trust_remote_code=False), shape.hidden_size
     text, vision = config.text_config, config.vision_config
     heads, of_head = max(1, width // 128), min(128, width)
@@ -157,15 +182,7 @@ def random_model(shape: Shape, kit: LmmKit, folder: Path, device: Device, *, dty
     vision.out_hidden_size, vision.initializer_range = width, 0.02
     # The last layer, and every eighth: one of them at least sees whole images.
     vision.fullatt_block_indexes = sorted({*range(7, shape.vision_layers, 8), shape.vision_layers - 1})
-    config.use_cache = text.use_cache = False
-    torch.manual_seed(0)
-    with device.place:
-        model = kit.model_class._from_config(config, dtype=dtype, attn_implementation="sdpa")
-    prepare_tower(model, kit)
-    use_packed_attention(model)
-    if device.is_cuda:
-        use_liger(model)
-    return model.to(device.place).train()
+    return config
 
 
 def first_rows(batch: GroupBatch, rows: int, *, samples: int) -> GroupBatch:

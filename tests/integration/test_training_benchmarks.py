@@ -108,6 +108,33 @@ def test_trees_say_what_branches_cost_with_and_without_the_turns_they_share(tmp_
 
 
 @pytest.mark.full
+def test_a_step_of_rl_is_timed_in_its_parts_and_says_what_it_ran_on(tmp_path):
+    file = tmp_path / "result.json"
+    sizes = ["--prompts", "2", "--samples", "2", "--new-tokens", "4", "--image-side", "56", "--steps", "2"]
+    result = last_line_of("rl_step.py", *sizes, "--dtype", "fp32", "--output", str(file))
+    assert json.loads(file.read_text()) == result
+    parts = ("generation", "make_experience", "ppo_train", "broadcast")
+    assert all(result["phases"][part] > 0 for part in parts)
+    assert result["first_step_seconds"] > 0
+    assert result["start_seconds"] > 0
+    assert abs(result["mismatch"]["mean_exp"] - 1) < 1e-3
+    assert [norm > 0 for norm in result["grad_norms"]] == [True, True]
+    assert (result["model"], result["flags"], result["response_length_mean"]) == ("5M", [], 4)
+    assert {"machine", "device", "commit", "versions"} <= result.keys()
+
+
+@pytest.mark.full
+def test_a_step_of_trl_is_timed_on_the_same_work(tmp_path):
+    file = tmp_path / "result.json"
+    sizes = ["--prompts", "2", "--samples", "2", "--new-tokens", "4", "--image-side", "56", "--steps", "2"]
+    result = last_line_of("trl_step.py", *sizes, "--dtype", "fp32", "--output", str(file))
+    assert json.loads(file.read_text()) == result
+    assert (result["steps_measured"], result["correction"], result["importance_weights"]) == (1, None, None)
+    assert [norm > 0 for norm in result["grad_norms"]] == [True, True]
+    assert {"machine", "device", "commit", "versions"} <= result.keys()
+
+
+@pytest.mark.full
 def test_rollout_steps_counts_passes_with_guesses_and_with_more_prompts_under_way_than_a_step_has(tmp_path):
     sizes = ["--rollouts", "2", "--responses", "2", "--max_new_tokens", "8", "--cold_start_rows", "64"]
     file = tmp_path / "result.json"

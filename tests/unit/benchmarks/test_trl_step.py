@@ -1,0 +1,57 @@
+"""TRL is given settings that it has, on a CPU and on a GPU; there is none at hand when this is tested."""
+
+import argparse
+import dataclasses
+from pathlib import Path
+
+import pytest
+import trl
+import trl_step
+
+pytestmark = pytest.mark.unit
+
+ASKED = {
+    "prompts": 16,
+    "samples": 8,
+    "new_tokens": 512,
+    "image_side": 896,
+    "steps": 4,
+    "micro_batch": None,
+    "no_checkpointing": False,
+    "no_liger": False,
+    "gpu_memory": 0.3,
+}
+
+
+def settings(monkeypatch, *, cards, **asked):
+    monkeypatch.setattr(trl_step, "cards", lambda: cards)
+    arguments = argparse.Namespace(**{**ASKED, "correction": "token_truncate", **asked})
+    return trl_step.settings(arguments, Path("run"), media=(7, 9))
+
+
+@pytest.mark.parametrize("cards", [[], ["NVIDIA H200"]])
+def test_every_setting_is_one_of_trls(monkeypatch, cards):
+    known = {field.name for field in dataclasses.fields(trl.GRPOConfig)}
+    assert settings(monkeypatch, cards=cards).keys() <= known
+
+
+def test_on_a_gpu_the_engine_sleeps_in_the_process_and_knows_how_long_rows_are(monkeypatch):
+    given = settings(monkeypatch, cards=["NVIDIA H200"])
+    assert (given["use_vllm"], given["vllm_mode"], given["vllm_enable_sleep_mode"]) == (True, "colocate", True)
+    # 256 of text, 32 x 32 of the image, and the response.
+    assert given["vllm_max_model_length"] == 256 + 1024 + 512
+    assert given["generation_kwargs"] == {"ignore_eos": True, "logit_bias": {7: -100.0, 9: -100.0}}
+    assert given["vllm_importance_sampling_mode"] == "token_truncate"
+
+
+def test_a_step_is_one_update_however_large_a_pass_is(monkeypatch):
+    by_group = settings(monkeypatch, cards=["NVIDIA H200"])
+    larger = settings(monkeypatch, cards=["NVIDIA H200"], micro_batch=32)
+    passes = [(one["per_device_train_batch_size"], one["gradient_accumulation_steps"]) for one in (by_group, larger)]
+    assert passes == [(8, 16), (32, 4)]
+
+
+def test_the_correction_can_be_switched_off(monkeypatch):
+    given = settings(monkeypatch, cards=["NVIDIA H200"], correction="off")
+    assert not given["vllm_importance_sampling_correction"]
+    assert "vllm_importance_sampling_mode" not in given
