@@ -12,8 +12,8 @@ from vllm.distributed import parallel_state
 from lmm_r1 import cpu, dotted
 from lmm_r1.config import PPOConfig, SFTConfig, to_openrlhf_args
 from lmm_r1.errors import UserError
-from lmm_r1.generation.run_engines import ENGINE_DTYPES
 from lmm_r1.generation import vllm_engine
+from lmm_r1.generation.run_engines import ENGINE_DTYPES
 from lmm_r1.trainer import strategy, supervised_start
 from lmm_r1.trainer.strategy import make_strategy, split_groups
 
@@ -149,10 +149,15 @@ def test_a_supervised_run_leaves_its_group_also_where_it_fails():
     with supervised_start._joined(SFTConfig()):
         assert dist.is_initialized()
     assert not dist.is_initialized()
-    for error in (UserError("a row"), KeyboardInterrupt()):
-        with pytest.raises(type(error)), supervised_start._joined(SFTConfig()):
+
+    def fails(error: BaseException) -> None:
+        with supervised_start._joined(SFTConfig()):
             assert dist.is_initialized()
             raise error
+
+    for error in (UserError("a row"), KeyboardInterrupt()):
+        with pytest.raises(type(error)):
+            fails(error)
         assert not dist.is_initialized()
 
 
