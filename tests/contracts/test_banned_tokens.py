@@ -48,9 +48,7 @@ def padded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module", params=[None, Speculation(method="ngram", tokens=4)], ids=["plain", "guessing"])
-def run(
-    request: pytest.FixtureRequest, padded: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Run]:
+def run(request: pytest.FixtureRequest, padded: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     checkpoint, policy = Checkpoint(str(padded)), make_actor(padded, ban_media_tokens=True, temperature=2.0)
     banned = list(checkpoint.banned_token_ids)
     assert len(banned) >= PADDED

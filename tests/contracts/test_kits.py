@@ -290,6 +290,14 @@ def test_media_travel_in_few_bytes_and_arrive_bit_by_bit(load, name):
     assert packed.tensors[name_of_pixels].nbytes <= BYTES_PER_VALUE[name] * pixels.numel() + tables
 
 
+@pytest.mark.parametrize("name", [name for name in KITS if get_kit(name).engine_refusal is None])
+def test_what_an_engine_is_told_of_a_kit_can_be_sent_to_a_process_of_its_own(load, name):
+    loaded = load(name)
+    config = loaded.kit.load_config(str(loaded.folder), trust_remote_code=False)
+    told = loaded.kit.engine_arguments(config, max_images=2, max_videos=1)
+    assert json.loads(json.dumps(told)) == told, "no functions, and nothing that a new process must import first"
+
+
 @pytest.mark.parametrize("name", KITS)
 def test_banned_are_the_media_tokens_and_the_ids_beyond_the_tokenizer(load, name):
     loaded = load(name)

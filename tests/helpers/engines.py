@@ -37,12 +37,16 @@ def running_engine(
 ) -> Iterator[Any]:
     """Yield a `vllm.LLM` that bans tokens and takes new weights as the engines of a training run do.
 
+    Requests reach it as they reach an engine in another process: through vLLM's msgpack.
+
     Args:
         more: further arguments of the engine.
     """
     cpu.prepare_process()
     from vllm import LLM
     from vllm.distributed import cleanup_dist_env_and_memory
+    from vllm.v1.engine import EngineCoreRequest
+    from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
     _keep_libraries_frozen()
     config = kit.load_config(str(folder), trust_remote_code=False)
@@ -65,6 +69,9 @@ def running_engine(
             **more,
         )
     llm.collective_rpc("ban_tokens", args=(Checkpoint(str(folder)).banned_token_ids,))
+    core, encoder, decoder = llm.llm_engine.engine_core, MsgpackEncoder(), MsgpackDecoder(EngineCoreRequest)
+    add = core.add_request
+    core.add_request = lambda request: add(decoder.decode([bytes(part) for part in encoder.encode(request)]))
     try:
         yield llm
     finally:

@@ -129,7 +129,9 @@ def test_vllms_bars_of_cuda_graphs_are_not_shown(capsys):
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("desc", ["JIT kernel warmup (3 compile keys)", "DeepGEMM warmup", "Compiling CuTeDSL kernels"])
+@pytest.mark.parametrize(
+    "desc", ["JIT kernel warmup (3 compile keys)", "DeepGEMM warmup", "Compiling CuTeDSL kernels"]
+)
 def test_nor_are_those_of_its_other_warm_ups_by_name_or_by_place(desc, capsys):
     quiet.prepare_process()
     assert list(tqdm([1, 2], desc=desc)) == list(tqdm([1, 2], desc)) == [1, 2]
