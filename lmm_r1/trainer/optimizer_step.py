@@ -144,9 +144,7 @@ def add_up_on_one_rank(optimizer: Any) -> None:
     optimizer.overlapping_partition_gradients_reduce_epilogue = partial(_hand_over, optimizer, sums)
     optimizer.get_grad_norm_direct = _norm_of
     optimizer.has_overflow = partial(_overflows, optimizer)
-    for master, weights in zip(
-        optimizer.single_partition_of_fp32_groups, optimizer.bit16_groups_flat, strict=True
-    ):
+    for master, weights in zip(optimizer.single_partition_of_fp32_groups, optimizer.bit16_groups_flat, strict=True):
         if master.dtype == weights.dtype:
             master.data = weights.data
     optimizer._link_all_hp_params()

@@ -42,7 +42,11 @@ print(json.dumps([strategy.torch_adam(offload=offload) for offload in (False, Tr
 @pytest.mark.parametrize(
     ("nvcc", "arch", "reason"),
     [
-        ("echo Cuda compilation tools, release 13.0, V13.0.48", "9.0a", "ValueError: invalid literal for int() with base 10: '0a'"),
+        (
+            "echo Cuda compilation tools, release 13.0, V13.0.48",
+            "9.0a",
+            "ValueError: invalid literal for int() with base 10: '0a'",
+        ),
         ("echo nvcc is broken >&2; exit 1", "9.0", "MissingCUDAException: Unable to run "),
         (None, "9.0", "MissingCUDAException: Unable to run "),
     ],

@@ -142,9 +142,12 @@ def test_of_gradients_only_their_sums_are_kept_and_of_weights_in_fp32_no_copy(ma
     optimizer, held = engine.optimizer, []
     numbers = sum(master.numel() for master in optimizer.single_partition_of_fp32_groups)
     step = optimizer.optimizer.step
-    optimizer.optimizer.step = lambda: held.extend(
-        master.grad.data_ptr() for group in optimizer.optimizer.param_groups for master in group["params"]
-    ) or step()
+    optimizer.optimizer.step = (
+        lambda: held.extend(
+            master.grad.data_ptr() for group in optimizer.optimizer.param_groups for master in group["params"]
+        )
+        or step()
+    )
     one_pass(strategy, engine, 0)
     assert all(weight.grad is None for weight in engine.module.parameters())
     assert not optimizer.averaged_gradients
