@@ -261,7 +261,7 @@ class TrainConfig:
     seed: int = 42
     """Seed of everything random."""
     full_determinism_enable: bool = False
-    """Trade speed for results that repeat bit by bit."""
+    """Trade speed for results that repeat bit by bit on the same machine."""
     trust_remote_code: bool = False
     """Run Python code that comes with a checkpoint."""
     memory_check: Literal["refuse", "warn", "off"] = "refuse"
