@@ -247,14 +247,14 @@ def test_a_distillation_on_the_students_own_responses_is_planned_with_an_engine_
     path = str(tiny_checkpoint("llm"))
     names = ("model.model_name_or_path", "teacher.model_name_or_path")
     flags = {**dict.fromkeys(names, path), "data.dataset": "rows", "ds.param_dtype": "fp32"}
-    flags |= {"data.max_len": 1024, "rollout.on_policy_share": 0.5, "vllm.gpu_memory_utilization": 0.3}
+    flags |= {"data.max_len": 1024, "rollout.on_policy_share": 0.5}
 
     def plan(gpu: float | None = 24, **more: object) -> Plan:
         config = resolve(dotted.replace(KDConfig(), flags | {name.replace("__", "."): v for name, v in more.items()}))
         machine = Machine(gpu_bytes=None if gpu is None else int(gpu * GIB), host_bytes=64 * GIB)
         return plan_kd(config, machine, processes=2, per_machine=2)
 
-    without, found = plan(rollout__on_policy_share=0.0), plan()
+    without, found = plan(rollout__on_policy_share=0.0), plan(vllm__gpu_memory_utilization=0.3)
     (device,), engine = found.devices, found.devices[0].engine
     assert without.devices[0].engine is None
     student, teacher = device.models
@@ -272,8 +272,10 @@ def test_a_distillation_on_the_students_own_responses_is_planned_with_an_engine_
     head_dim = text.hidden_size // text.num_attention_heads
     cached = 2 * text.num_hidden_layers * text.num_key_value_heads * head_dim * 4
     assert engine.least == weights + WORKSPACE + 1024 * cached
-    small = plan(gpu=8)
+    small = plan(gpu=8, vllm__gpu_memory_utilization=0.3)
     assert any("an engine has 2.4 GiB of each GPU" in said for said in small.excesses())
+    # Of no named share it takes what it needs: workspace and 2 GiB more, and next to nothing of a tiny model's.
+    assert plan().engine_share == 0.21
     # Where it shares the machine's memory with both ranks: their weights twice, and 2 GiB of cache each.
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "2")
     assert plan(gpu=None).devices[0].engine.share == 2 * (2 * weights + 2 * GIB)

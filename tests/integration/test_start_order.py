@@ -87,6 +87,7 @@ def configured(tiny_checkpoint, monkeypatch, cluster) -> Callable[..., PPOConfig
             "train.colocate_all": True,
             "vllm.num_engines": GPUS,
             "vllm.enable_sleep": sleep,
+            "vllm.gpu_memory_utilization": 0.5,
             "rollout.batch_size": 1024,
             "train.batch_size": 128,
             **{f"{name}.num_gpus_per_node": GPUS for name in ("actor", "ref", "critic", "reward")},
@@ -167,5 +168,8 @@ def test_sleep_is_off_where_there_is_no_gpu_to_free(configured, caplog):
     config = configured(has_cuda=True, sleep=True)
     assert engines.without_sleep(config) is config
     without = engines.without_sleep(configured(has_cuda=False, sleep=True))
-    assert (without.vllm.enable_sleep, without.vllm.gpu_memory_utilization) == (False, 0.95)
+    assert (without.vllm.enable_sleep, without.vllm.gpu_memory_utilization) == (False, 0.5)
+    # A share that no flag names is not chosen there.
+    unnamed = dotted.replace(without, {"vllm.gpu_memory_utilization": None})
+    assert engines.without_sleep(unnamed).vllm.gpu_memory_utilization == 0.95
     assert "--vllm.enable_sleep is off: without CUDA" in caplog.text
