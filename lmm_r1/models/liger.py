@@ -72,7 +72,8 @@ def fuse(model: torch.nn.Module) -> Counter[str]:
         for kind, find in (("norms", _norm), ("feed-forward layers", _gated), ("rotary embeddings", _rotating)):
             forward = find(module)
             if forward is not None:
-                module.__class__ = _with_forward(type(module), forward)
+                cls: Any = type(module)
+                module.__class__ = _with_forward(cls, forward)
                 counts[kind] += 1
                 break
     return counts
@@ -297,4 +298,9 @@ def _rotation(kind: RotationKind) -> Forward:
         q, k = LigerRopeFunction.apply(q.transpose(0, 1)[None], k.transpose(0, 1)[None], cos, sin)
         return q[0].transpose(0, 1), k[0].transpose(0, 1)
 
-    return {"heads": rotate, "patches": rotate_patches, "sections": rotate_sections}[kind]
+    kernels: dict[RotationKind, Forward] = {
+        "heads": rotate,
+        "patches": rotate_patches,
+        "sections": rotate_sections,
+    }
+    return kernels[kind]
