@@ -52,10 +52,14 @@ class Column:
 class Columns:
     """A record's columns as an adapter takes them; those that none took are the row's other columns."""
 
-    def __init__(self, record: Mapping[str, Any], *, location: str, names: ColumnNames) -> None:
+    def __init__(
+        self, record: Mapping[str, Any], *, location: str, names: ColumnNames, format_is_named: bool = False
+    ) -> None:
+        """Args: format_is_named: the user named the row format; it was not detected from the columns."""
         self.record = record
         self.location = location
         self.names = names
+        self.format_is_named = format_is_named
         self._taken: set[str] = set()
 
     def fail(self, sentence: str) -> NoReturn:
@@ -240,3 +244,16 @@ def listed(value: Any) -> list[Any]:
 def filled(text: Any) -> bool:
     """Return whether a column holds text, or anything that is not text."""
     return text is not None and not (isinstance(text, str) and not text.strip())
+
+
+def media_entries(column: Column) -> list[Any]:
+    """Return the images or videos of a column; empty entries are none: null, NaN, "", and a struct of empty fields."""
+    return [entry for entry in listed(column.value) if is_media(entry)]
+
+
+def is_media(entry: Any) -> bool:
+    """Return whether an entry of a media column holds anything."""
+    if isinstance(entry, Mapping):
+        return any(map(is_media, entry.values()))
+    is_nan = isinstance(entry, float) and math.isnan(entry)
+    return filled(entry) and not is_nan and not (isinstance(entry, bytes) and not entry)

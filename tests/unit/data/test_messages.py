@@ -346,7 +346,7 @@ def test_an_answer_may_be_missing_where_none_is_required():
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, 'type "text" but no "text" string'),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "than the 0 images in the field"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "image": 3}]}]}, "part 1 holds no image"),
-        ({"messages": [{"role": "user", "content": [{"type": "image", "image": ""}]}]}, "part 1 holds no image"),
+        ({"messages": [{"role": "user", "content": [{"type": "image", "image": ""}]}]}, "than the 0 images in"),
     ],
 )
 def test_a_record_that_breaks_the_schema_is_an_error_with_its_place(record, sentence):

@@ -96,7 +96,7 @@ def test_a_label_of_r1_vlm_may_be_a_list_and_a_conversation_without_a_last_turn_
 def test_a_turn_to_go_on_from_must_be_text():
     turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": [{"type": "image", "image": "b.png"}]}]
     with pytest.raises(UserError, match="^rows line 3: the assistant turn that responses go on from must be text"):
-        row_of({"messages": turns, "answer": "1"}, "r1_vlm")
+        row_of({"messages": turns, "answer": "1"}, "r1_vlm", reading=RowReading(format="r1_vlm"))
 
 
 def test_a_whole_conversation_with_an_image_beside_it_is_no_prefill():
@@ -115,7 +115,7 @@ def test_a_whole_conversation_with_an_image_beside_it_is_no_prefill():
 
 def test_a_row_without_an_image_goes_on_from_its_last_turn_where_its_format_is_named():
     turns = [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "It is"}]
-    row = row_of({"messages": turns, "answer": "2"}, "r1_vlm")
+    row = row_of({"messages": turns, "answer": "2"}, "r1_vlm", reading=RowReading(format="r1_vlm"))
     assert ([message.role for message in row.messages], row.prefill) == (["user"], "It is")
 
 
