@@ -114,7 +114,13 @@ def session(
     _check_processes(config, count=int(os.environ["WORLD_SIZE"]))
     _check_plan(config, shown)
     tell_factors(checkpoint.config, max_len=config.data.max_len, flag="--data.max_len")
-    with StopRequests() as stops, told_ends(stops, folder=folder.path):
+    # One process stands for all ranks, which end together.
+    is_first = os.environ["RANK"] == "0"
+    with (
+        StopRequests() as stops,
+        folder.locked() if is_first else nullcontext(),
+        told_ends(stops, folder=folder.path),
+    ):
         strategy = make_strategy(to_openrlhf_args(config))
         strategy.setup_distributed()
         if dist.get_world_size() > 1:
@@ -129,7 +135,6 @@ def session(
         if config.train.max_steps > 0:
             steps = min(steps, config.train.max_steps)
         trackers = open_trackers(config, folder=folder.path, resumed=resumed) if strategy.is_rank_0() else Trackers()
-        # One process stands for all ranks, which end together.
         kept = folder.session() if strategy.is_rank_0() else nullcontext()
         console = Console(highlight=False, markup=False, soft_wrap=True, quiet=not strategy.is_rank_0())
         console.print(f"{folder.name}: {len(rows)} rows, loading {checkpoint.path} ...")
