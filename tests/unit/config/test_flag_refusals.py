@@ -120,7 +120,10 @@ REFUSED_IN_RL = [
     ({"algo.advantage.pass_k": 2}, "is for --algo.advantage.estimator grpo_passk"),
     ({"algo.advantage.pass_k": 0, "algo.advantage.estimator": "grpo_passk"}, "must be at least 1"),
     ({"algo.advantage.estimator": "grpo_passk", "algo.advantage.pass_k": 8}, "samples_per_prompt 8 must be more"),
-    ({"rollout.temperature": 0.0}, "--rollout.temperature 0 must be above 0: the policy gradient needs sampled responses"),
+    (
+        {"rollout.temperature": 0.0},
+        "--rollout.temperature 0 must be above 0: the policy gradient needs sampled responses",
+    ),
     ({"rollout.temperature": -1.0}, "--rollout.temperature -1 must be above 0"),
     ({"rollout.temperature": float("nan")}, "--rollout.temperature nan must be above 0"),
     (
