@@ -108,7 +108,7 @@ def read_row(
         rejected=parser.response(fields.rejected, where="the rejected response"),
         prefill=fields.prefill,
         plain=plain,
-        columns=columns.rest(),
+        columns=columns.beside_prompt(),
     )
 
 

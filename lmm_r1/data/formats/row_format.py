@@ -61,6 +61,7 @@ class Columns:
         self.names = names
         self.format_is_named = format_is_named
         self._taken: set[str] = set()
+        self._shown: set[str] = set()
 
     def fail(self, sentence: str) -> NoReturn:
         raise UserError(f"{self.location}: {sentence}")
@@ -79,7 +80,7 @@ class Columns:
     def prompt(self, *names: str) -> Any:
         """Return the value of the prompt's column; raises UserError where the record has none."""
         names = names if self.names.prompt is None else (self.names.prompt,)
-        found = self.take(*names)
+        found = self._show(*names)
         if found.value is None:
             wanted = " or ".join(f'"{name}"' for name in names)
             self.fail(
@@ -92,10 +93,15 @@ class Columns:
         return self.take(*(names if self.names.answer is None else (self.names.answer,)))
 
     def images(self, *names: str) -> Column:
-        return self.take(*(names if self.names.images is None else (self.names.images,)))
+        return self._show(*(names if self.names.images is None else (self.names.images,)))
 
     def videos(self, *names: str) -> Column:
-        return self.take(*(names if self.names.videos is None else (self.names.videos,)))
+        return self._show(*(names if self.names.videos is None else (self.names.videos,)))
+
+    def _show(self, *names: str) -> Column:
+        found = self.take(*names)
+        self._shown.add(found.name)
+        return found
 
     def datasource(self, *names: str) -> str:
         """Return the value by which metrics are told apart; raises UserError where the column that was named is not there."""
@@ -110,6 +116,10 @@ class Columns:
     def rest(self) -> dict[str, Any]:
         """Return the columns that nothing was taken from."""
         return {name: value for name, value in self.record.items() if name not in self._taken}
+
+    def beside_prompt(self) -> dict[str, Any]:
+        """Return all columns but those of the prompt and its media: what reward functions and environments may ask for."""
+        return {name: value for name, value in self.record.items() if name not in self._shown}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -69,6 +69,7 @@ def test_a_json_string_and_a_list_of_messages_give_the_same_row():
         answer="$4$",
         datasource="geo",
         location="rows.jsonl line 7",
+        columns={"answer": "$4$", "datasource": "geo"},
     )
     assert parse({"message": json.dumps(messages), "answer": "$4$", "datasource": "geo"}) == expected
     assert parse({"messages": messages, "answer": "$4$", "datasource": "geo"}) == expected

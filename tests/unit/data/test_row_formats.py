@@ -104,7 +104,7 @@ def test_a_whole_conversation_with_an_image_beside_it_is_no_prefill():
     turns = [{"role": "user", "content": asked}, {"role": "assistant", "content": "A"}]
     row = row_of({"messages": turns, "image": "a.png", "answer": "A"}, "r1_vlm")
     assert [message.role for message in row.messages] == ["user", "assistant"]
-    assert (row.prefill, dict(row.columns)) == ("", {"image": "a.png"})
+    assert (row.prefill, dict(row.columns)) == ("", {"image": "a.png", "answer": "A"})
     turns[0]["content"] = [{"type": "image"}, {"type": "text", "text": "Which?"}]
     row = row_of({"messages": turns, "image": "b.png", "answer": "A"}, "r1_vlm")
     assert (row.messages[0].parts[0], row.prefill) == (ImagePart("/data/b.png"), "")
@@ -170,7 +170,7 @@ def test_what_a_format_cannot_take_is_told_with_the_rows_place(record, name, sen
 def test_an_alpaca_row_asks_with_its_input_behind_the_instruction():
     row = row_of({"instruction": "Add.", "input": "1, 2", "output": "3"}, "pairs")
     assert row.messages[0].parts == (TextPart("Add.\n1, 2"),)
-    assert (row.answer, dict(row.columns)) == ("3", {})
+    assert (row.answer, dict(row.columns)) == ("3", {"input": "1, 2", "output": "3"})
 
 
 def test_preferences_without_a_prompt_have_in_common_what_they_answer():
