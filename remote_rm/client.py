@@ -26,6 +26,9 @@ LOOK_AGAIN_SECONDS = 0.2
 """How often a request that waits for all servers to come back looks whether another request has found one."""
 TOKEN_ENV = "REMOTE_RM_TOKEN"
 """The environment variable with the token that is sent to every endpoint."""
+UNUSABLE_REPLIES = 2
+"""How many replies without a usable reward a request takes from each endpoint."""
+LONGEST_REPLY_BYTES = 64 * 2**20
 RETRIED_STATUSES = frozenset((408, 429))
 """Besides 5xx: the server, not the request, is at fault."""
 START_HINT = (
@@ -39,6 +42,10 @@ class RewardUnavailable(RuntimeError):
 
 class RewardRefused(RewardUnavailable):
     """A server says that samples cannot be judged; it, and others, may well judge the next ones."""
+
+
+class UnusableReply(RewardUnavailable):
+    """A server answered with something else than rewards; it may do better at the next attempt, or another one may."""
 
 
 class _TryAgain(Exception):
@@ -144,7 +151,8 @@ class RewardClient:
         `further` is sent under its own keys, as lists of one, for servers that know them.
 
         Connection errors, time-outs and 5xx replies are tried again until the deadline, elsewhere at once, at the same
-        server after a pause, or after what its Retry-After says. Another 4xx reply than 408 and 429 is final.
+        server after a pause, or after what its Retry-After says. A reply without a usable reward is final when each
+        endpoint gave two. 422 is final: the data are at fault. Other 4xx replies are final when each endpoint gave one.
         """
         (score,) = await self.reward_batch(
             [Sample(query=query, prompt=prompt, label=label, response=response, further=further or {})]
@@ -205,6 +213,7 @@ class RewardClient:
 
     async def _with_retries(self, session: aiohttp.ClientSession, payload: dict[str, list[Any]]) -> list[Score]:
         started, attempts, timeout_s = time.monotonic(), 0, self._timeout_s
+        refusals = 0.0  # in those that an endpoint may give
         while (remaining := self._deadline_s - (time.monotonic() - started)) > 0:
             endpoint = self._rota.take()
             if endpoint is None:
@@ -224,10 +233,16 @@ class RewardClient:
                 self._rota.failed(
                     endpoint, asked_at=asked_at, reason=str(failure), retry_after_seconds=failure.retry_after_seconds
                 )
-            except (RewardUnavailable, _TooLarge):
+            except (RewardRefused, _TooLarge):
                 # A reply that is final is a reply: the server is up.
                 self._rota.succeeded(endpoint)
                 raise
+            except RewardUnavailable as failure:
+                refusals += 1 / UNUSABLE_REPLIES if isinstance(failure, UnusableReply) else 1
+                if refusals >= len(self.endpoints):
+                    raise
+                logger.warning("%s; trying again", failure)
+                self._rota.failed(endpoint, asked_at=asked_at, reason=str(failure))
             else:
                 self._rota.succeeded(endpoint)
                 return scores
@@ -244,7 +259,7 @@ async def _request_once(
     try:
         timeout = aiohttp.ClientTimeout(total=timeout_s)
         async with session.post(endpoint, json=payload, timeout=timeout) as reply:
-            body = await reply.text()
+            body = await _text(reply, endpoint=endpoint)
             status = reply.status
             retry_after = reply.headers.get("Retry-After", "")
     except asyncio.TimeoutError as error:
@@ -262,6 +277,18 @@ async def _request_once(
         failure = RewardRefused if status == 422 else RewardUnavailable
         raise failure(f"{endpoint} refused the request with {status}: {_detail(body)}; {_advice(status)}")
     return parse_replies(body, count=len(payload["query"]), endpoint=endpoint)
+
+
+async def _text(reply: aiohttp.ClientResponse, *, endpoint: str) -> str:
+    """Return the text of a reply, in which U+FFFD stands for bytes that are no UTF-8; raises UnusableReply for one too long."""
+    body = bytearray()
+    async for chunk in reply.content.iter_chunked(2**16):
+        body += chunk
+        if len(body) > LONGEST_REPLY_BYTES:
+            raise UnusableReply(
+                f"{endpoint} sent a reply of more than {LONGEST_REPLY_BYTES // 2**20} MiB: {START_HINT}"
+            )
+    return body.decode("utf-8", errors="replace")
 
 
 def parse_reply(body: str, *, endpoint: str) -> Score:
@@ -288,8 +315,8 @@ def parse_replies(body: str, *, count: int, endpoint: str) -> list[Score]:
             )
             for place in range(count)
         ]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RewardUnavailable(
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
+        raise UnusableReply(
             f"{endpoint} sent no usable reward ({type(error).__name__}: {error}) in {body[:200]!r}; "
             f"expected {{'rewards': [1.0], 'scores': [1.0], 'extra_logs': {{...}}}}: {START_HINT}"
         ) from error
@@ -346,11 +373,11 @@ async def _check_endpoint(session: aiohttp.ClientSession, endpoint: str) -> None
     timeout = aiohttp.ClientTimeout(total=HEALTH_TIMEOUT_SECONDS)
     try:
         async with session.get(_health_address(endpoint), timeout=timeout) as reply:
-            if reply.status == 200 and _is_health(await reply.text()):
+            if reply.status == 200 and _is_health(await _text(reply, endpoint=endpoint)):
                 return
         empty: dict[str, list[str]] = {"query": [], "prompts": [], "labels": []}
         async with session.post(endpoint, json=empty, timeout=timeout) as reply:
-            if _understood(status=reply.status, body=await reply.text()):
+            if _understood(status=reply.status, body=await _text(reply, endpoint=endpoint)):
                 return
             status = reply.status
     except asyncio.TimeoutError as error:
@@ -387,7 +414,7 @@ def _understood(*, status: int, body: str) -> bool:
 def _json_object(body: str) -> dict[str, Any] | None:
     try:
         reply = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return reply if isinstance(reply, dict) else None
 

@@ -1,5 +1,7 @@
 """Which flags of estimators, policy losses and the mismatch's correction contradict each other, or would have no effect."""
 
+import math
+
 from lmm_r1.config.ppo import ActorConfig, AdvantageConfig, PPOConfig
 from lmm_r1.errors import UserError
 
@@ -12,11 +14,20 @@ _CLIPPED = ("ppo", *_OF_SEQUENCES)
 
 def check_algorithm(config: PPOConfig) -> None:
     """Raise UserError for the first contradiction in a config in which every value is filled in."""
+    _check_temperature(config.rollout.temperature)
     _check_policy_loss(config.actor)
     _check_aggregation(config.actor)
     _check_correction(config.algo.advantage)
     _check_pass_k(config)
     _check_remax(config)
+
+
+def _check_temperature(temperature: float) -> None:
+    if not (math.isfinite(temperature) and temperature > 0):
+        raise UserError(
+            f"--rollout.temperature {temperature:g} must be above 0: the policy gradient needs sampled responses, and "
+            "greedy ones to a prompt are all equal; evaluations have --eval.temperature"
+        )
 
 
 def _check_policy_loss(actor: ActorConfig) -> None:
@@ -108,10 +119,6 @@ def _check_remax(config: PPOConfig) -> None:
     if config.algo.advantage.estimator != "remax":
         return
     given = "--algo.advantage.estimator remax"
-    if config.rollout.temperature == 0:
-        raise UserError(
-            f"{given} compares responses with a greedy one, and --rollout.temperature 0 makes all greedy; raise it"
-        )
     if config.reward.model_name_or_path:
         raise UserError(
             f"{given} needs the reward of a greedy response to each prompt, and --reward.model_name_or_path "

@@ -9,7 +9,7 @@ import itertools
 import json
 import os
 import shutil
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -84,7 +84,9 @@ class RowFile:
     @property
     def told(self) -> str:
         """What a command says of it: `rows.jsonl: 6 rows in the format easyr1 (EasyR1)`."""
-        return f"{self.path}: {len(self.rows)} rows in the format {self.row_format.name} ({self.row_format.source})"
+        found = f"{self.path}: {len(self.rows)} rows in the format {self.row_format.name} ({self.row_format.source})"
+        prefilled = sum(bool(row.prefill) for row in self.rows.values())
+        return f"{found}; {prefilled} of them begin the response (prefill)" if prefilled else found
 
     @property
     def told_as_prompts(self) -> str:
@@ -277,24 +279,65 @@ def _read_separated(file: Path, *, dialect: str) -> Iterator[Record]:
     """
     csv.field_size_limit(_LONGEST_FIELD)
     with file.open(encoding="utf-8-sig", newline="") as stream:
-        lines = csv.reader(stream, dialect=dialect, strict=True)
+        records = _separated_values(stream, dialect=dialect)
         try:
-            names, start = next(lines, []), lines.line_num
+            _, names = next(records, (1, []))
+            if isinstance(names, csv.Error):
+                raise UserError(f"{file} line 1: not {_SEPARATED[dialect]} values: {names}")
             if twice := [name for name, count in Counter(filter(None, names)).items() if count > 1]:
                 raise UserError(f"{file} line 1: two columns have the name {twice[0]}; rename one of them")
-            for values in lines:
-                location, start = f"{file} line {start + 1}", lines.line_num
-                if not values:
-                    continue
-                if len(values) != len(names):
-                    told = f"{location}: {len(values)} values under {len(names)} names; correct the line"
-                    yield Unreadable(UserError(told)), location, file.parent
-                    continue
-                yield dict(zip(names, (value or None for value in values), strict=True)), location, file.parent
+            for number, values in records:
+                location, wrong = f"{file} line {number}", None
+                if isinstance(values, csv.Error):
+                    wrong = f"{location}: not {_SEPARATED[dialect]} values: {values}; correct or remove the line"
+                elif len(values) != len(names):
+                    wrong = f"{location}: {len(values)} values under {len(names)} names; correct the line"
+                if wrong is not None:
+                    yield Unreadable(UserError(wrong)), location, file.parent
+                else:
+                    yield dict(zip(names, (value or None for value in values), strict=True)), location, file.parent
         except UnicodeDecodeError as error:
             raise UserError(f"{file}: not UTF-8 text ({error})") from error
+
+
+class _Lines(Iterator[str]):
+    """The lines of a stream; those that a broken record took can be read again."""
+
+    def __init__(self, stream: Iterable[str]) -> None:
+        self._source = iter(stream)
+        self._again: deque[str] = deque()
+        self.taken: list[str] = []
+
+    def __next__(self) -> str:
+        line = self._again.popleft() if self._again else next(self._source)
+        self.taken.append(line)
+        return line
+
+    def give_back(self) -> None:
+        """Let all taken lines but the first be read again."""
+        self._again.extendleft(reversed(self.taken[1:]))
+        del self.taken[1:]
+
+
+def _separated_values(stream: Iterable[str], *, dialect: str) -> Iterator[tuple[int, Any]]:
+    """Yield the number of the line where each record begins, with its values or the csv.Error that they are.
+
+    A quote that is not closed takes the lines after it into its value. These are read again, so that one bad line is
+    one bad record.
+    """
+    lines, first = _Lines(stream), 1
+    while True:
+        lines.taken = []
+        try:
+            values: Any = next(csv.reader(lines, dialect=dialect, strict=True), None)
         except csv.Error as error:
-            raise UserError(f"{file} line {lines.line_num}: not {_SEPARATED[dialect]} values: {error}") from error
+            values = error
+            lines.give_back()
+        if values is None:
+            return
+        if values:
+            yield first, values
+        first += len(lines.taken)
 
 
 def _read_dataset(path: str, *, split: str) -> Iterator[Record]:

@@ -6,10 +6,10 @@ import io
 import os
 import re
 from pathlib import Path
-from typing import Literal
+from typing import IO, Literal
 from urllib.parse import unquote
 
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from lmm_r1.data.stored_bytes import StoredBytes
 
@@ -20,6 +20,8 @@ SourceKind = Literal["path", "url", "base64", "bytes", "pil"]
 _LONGEST_PATH = 4096
 _SHORTEST_BASE64 = 64
 _BASE64_TEXT = re.compile(r"[A-Za-z0-9+/_\-\s]+={0,2}\s*")
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
+"""Image formats that are opened, by Pillow's names: a decoder that no training needs is not run on downloaded data."""
 # How base64 of PNG, JPEG, GIF, WebP, BMP and TIFF (both byte orders) begins.
 _BASE64_STARTS = ("iVBORw0KGgo", "/9j/", "R0lGOD", "UklGR", "Qk", "SUkq", "TU0A")
 
@@ -76,6 +78,14 @@ def decode_base64(text: str) -> bytes:
         raise ValueError(f"the text is not base64 ({error})") from error
 
 
+def open_image(file: IO[bytes]) -> Image.Image:
+    """Return an image of one of `FORMATS`, not decoded yet; raises what Pillow does, OSError for another format."""
+    try:
+        return Image.open(file, formats=FORMATS)
+    except UnidentifiedImageError as error:
+        raise OSError(f"it is none of the formats {', '.join(FORMATS)}") from error
+
+
 def describe(source: ImageSource) -> str:
     """A short name: paths and URLs as they are, everything else as `<image WxH>` (or its size in bytes, if unreadable)."""
     kind = kind_of(source)
@@ -90,7 +100,7 @@ def describe(source: ImageSource) -> str:
     except ValueError:
         return f"<image as text, {len(source)} characters>"
     try:
-        with Image.open(io.BytesIO(data)) as image:
+        with open_image(io.BytesIO(data)) as image:
             return f"<image {image.width}x{image.height}>"
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
         return f"<image, {len(data)} bytes>"

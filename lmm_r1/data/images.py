@@ -12,7 +12,7 @@ from pathlib import Path
 import tenacity
 from PIL import Image, ImageOps
 
-from lmm_r1.data.image_sources import decode_base64, describe, kind_of, resolve
+from lmm_r1.data.image_sources import decode_base64, describe, kind_of, open_image, resolve
 from lmm_r1.data.messages import ImagePart
 from lmm_r1.data.stored_bytes import StoredBytes
 from lmm_r1.errors import UserError
@@ -44,10 +44,10 @@ def load_image(part: ImagePart, *, location: str) -> Image.Image:
     """
     source = part.source.read() if isinstance(part.source, StoredBytes) else part.source
     try:
-        image = source if isinstance(source, Image.Image) else Image.open(io.BytesIO(_read(source)))
+        image = source if isinstance(source, Image.Image) else open_image(io.BytesIO(_read(source)))
         image.load()
         # exif_transpose always copies, so no caller draws on an image that the row holds.
-        return _to_rgb(ImageOps.exif_transpose(image))
+        return _to_rgb(ImageOps.exif_transpose(_in_eight_bits(image)))
     except _DECODE_ERRORS as error:
         raise _image_error(replace(part, source=source), location=location, error=error) from error
 
@@ -85,7 +85,7 @@ def fetched(part: ImagePart, *, location: str) -> ImagePart:
 
 
 def check_image_exists(part: ImagePart, *, location: str) -> None:
-    """Raises UserError if a local file is missing, is no image, or is a PNG or JPEG cut short.
+    """Raises UserError if a local file is missing, is no image that can be used, or is a PNG or JPEG cut short.
 
     Other sources are not looked at, and only a file without the usual ending is decoded.
     """
@@ -96,7 +96,8 @@ def check_image_exists(part: ImagePart, *, location: str) -> None:
             file.seek(-min(_TAIL_BYTES, file.seek(0, io.SEEK_END)), io.SEEK_END)
             tail = file.read()
             file.seek(0)
-            with Image.open(file) as image:
+            with open_image(file) as image:
+                _check_range(image)
                 if _ENDINGS.get(image.format, b"") not in tail:
                     image.load()
     except _DECODE_ERRORS as error:
@@ -156,10 +157,24 @@ def _download(url: str) -> bytes:
         raise OSError(f"the download broke off ({type(error).__name__}: {error})") from error
 
 
+def _in_eight_bits(image: Image.Image) -> Image.Image:
+    """Return an image of 16-bit grey in 8 bits; raises what `_check_range` does."""
+    _check_range(image)
+    if not image.mode.startswith("I"):
+        return image
+    # Pillow clips them at 255, which turns most of the image white.
+    return image.convert("I").point(lambda value: value * (1 / 256)).convert("L")
+
+
+def _check_range(image: Image.Image) -> None:
+    """Raise ValueError for an image of integers or floats without a known range."""
+    # Pillow reads a PGM of more than 8 bits as integers from 0 to 65535.
+    if image.mode == "F" or (image.mode == "I" and image.format != "PPM"):
+        kind = "32-bit integers" if image.mode == "I" else "floats"
+        raise ValueError(f"its pixels are {kind}, whose range is not known; store it with 8 or 16 bits")
+
+
 def _to_rgb(image: Image.Image) -> Image.Image:
-    if image.mode.startswith("I;16"):
-        # Pillow clips 16-bit grey at 255, which turns most of the image white.
-        image = image.convert("I").point(lambda value: value * (1 / 256)).convert("L")
     if image.has_transparency_data:
         # Dropping alpha shows the hidden colour, often black, under black ink.
         image = image.convert("RGBA")

@@ -69,7 +69,7 @@ class Row:
     plain: bool = False
     """Its text goes to the tokenizer as it stands, without the chat template; it has no images and videos then."""
     columns: Mapping[str, Any] = field(default_factory=dict)
-    """The other columns of the record."""
+    """The columns of the record, but for those of the prompt and its images and videos."""
 
 
 def demonstration(row: Row) -> Row:

@@ -10,9 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from PIL import Image
-
-from lmm_r1.data.image_sources import kind_of
+from lmm_r1.data.image_sources import kind_of, open_image
 from lmm_r1.data.images import encoded_image
 from lmm_r1.data.messages import ImagePart
 from lmm_r1.files.atomic import write_bytes_atomically
@@ -40,7 +38,7 @@ class PictureFolder:
         if kind_of(part.source) in ("path", "url"):
             return part
         data = encoded_image(part, location="a picture that was shown")
-        with Image.open(io.BytesIO(data)) as image:
+        with open_image(io.BytesIO(data)) as image:
             suffix = str(image.format).lower()
         path = self.path / f"{hashlib.sha256(data).hexdigest()[:_DIGITS]}.{suffix}"
         if not path.exists():

@@ -42,7 +42,7 @@ class RowReading:
         answer_required: bool,
     ) -> Row:
         """Return the validated row of a record; raises UserError, with its location, for what is wrong with it."""
-        columns = Columns(record, location=location, names=self.names)
+        columns = Columns(record, location=location, names=self.names, format_is_named=self.format is not None)
         row = read_row(
             row_format,
             columns,

@@ -23,10 +23,10 @@ from lmm_r1.data.formats.row_format import (
     Columns,
     RowFields,
     RowFormat,
-    filled,
-    listed,
+    is_media,
+    media_entries,
 )
-from lmm_r1.data.image_sources import ImageSource, kind_of, resolve
+from lmm_r1.data.image_sources import ImageSource, kind_of, open_image, resolve
 from lmm_r1.data.messages import ROLES, ImagePart, Message, Part, Row, TextPart, VideoPart
 from lmm_r1.data.stored_bytes import StoredBytes
 from lmm_r1.errors import UserError
@@ -108,7 +108,7 @@ def read_row(
         rejected=parser.response(fields.rejected, where="the rejected response"),
         prefill=fields.prefill,
         plain=plain,
-        columns=columns.rest(),
+        columns=columns.beside_prompt(),
     )
 
 
@@ -117,15 +117,11 @@ def check_shown(messages: Sequence[Message], columns: Columns) -> None:
     shown = {type(part) for message in messages for part in message.parts}
     for name, value in columns.rest().items():
         kind = _MEDIA_COLUMNS.get(name)
-        if kind is not None and kind not in shown and any(map(_is_media, listed(value))):
+        if kind is not None and kind not in shown and media_entries(Column(name=name, value=value)):
             columns.fail(
                 f'the field "{name}" holds what the prompt does not show; name the field with --data.image_key, choose '
                 "another row format with --data.format, or empty it"
             )
-
-
-def _is_media(entry: Any) -> bool:
-    return any(map(filled, entry.values())) if isinstance(entry, Mapping) else filled(entry)
 
 
 def _is_plain(value: Any) -> bool:
@@ -162,8 +158,8 @@ class RecordParser:
         return cls(
             location=columns.location,
             base_dir=base_dir,
-            images=_MediaField("image", key=fields.images.name, entries=listed(fields.images.value)),
-            videos=_MediaField("video", key=fields.videos.name, entries=listed(fields.videos.value)),
+            images=_MediaField("image", key=fields.images.name, entries=media_entries(fields.images)),
+            videos=_MediaField("video", key=fields.videos.name, entries=media_entries(fields.videos)),
         )
 
     def fail(self, sentence: str) -> NoReturn:
@@ -265,11 +261,11 @@ class RecordParser:
                 self.fail(f'{where} has the type "text" but no "text" string')
             return TextPart(text)
         if kind in ("image", "image_url"):
-            value = next((part[key] for key in _SOURCE_KEYS if part.get(key) is not None), None)
+            value = next((part[key] for key in _SOURCE_KEYS if is_media(part.get(key))), None)
             bounds = self.pixel_bounds(part, where=where)
             return ImagePart(self.next_image() if value is None else self.image(value, where=where), **bounds)
         if kind in ("video", "video_url"):
-            value = next((part[key] for key in _VIDEO_KEYS if part.get(key) is not None), None)
+            value = next((part[key] for key in _VIDEO_KEYS if is_media(part.get(key))), None)
             fps = self.fps(part, where=where)
             max_frames = self.whole_number(part, "max_frames", unit="frames", where=where)
             bounds = self.pixel_bounds(part, where=where)
@@ -457,6 +453,6 @@ def _stored_source(source: ImageSource) -> str:
         buffer = io.BytesIO()
         source.save(buffer, format="PNG")
         source = buffer.getvalue()
-    with Image.open(io.BytesIO(source)) as image:
+    with open_image(io.BytesIO(source)) as image:
         mime_type = Image.MIME[image.format]
     return f"data:{mime_type};base64,{base64.b64encode(source).decode('ascii')}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -22,6 +23,7 @@ from lmm_r1.evaluation.remote_models import remote_models
 from lmm_r1.evaluation.row_set import DEFAULT_VERIFIER, Choices, RowSet, file_rows, suite_rows
 from lmm_r1.evaluation.scoreboard import CheckpointResponses, MeasuredFile
 from lmm_r1.evaluation.suites import get_suite
+from lmm_r1.files.lock import locked
 from lmm_r1.generation.adapter_merge import split_adapter
 from lmm_r1.generation.answer_log import AnswerLog
 from lmm_r1.generation.backends import PLAIN_TRANSFORMERS, check_backend, make_engine, playing, prepare_process
@@ -92,15 +94,23 @@ def measure(
     if checkpoints:
         prepare_process()
         _check_checkpoints(config, checkpoints, [row for row_set in row_sets for row in row_set.rows.values()])
-    subjects = [_local(config, name, path, row_sets) for name, path in checkpoints.items()]
-    subjects += _remote(config, report=report)
-    found = _measure_all(config, subjects, row_sets, judges=judges, report=report)
+    with _output_locked(config):
+        subjects = [_local(config, name, path, row_sets) for name, path in checkpoints.items()]
+        subjects += _remote(config, report=report)
+        found = _measure_all(config, subjects, row_sets, judges=judges, report=report)
     return [_responses_of(subject, row_sets, found) for subject in subjects], [
         _with_skipped(
             row_set.file, [row for names, one in found.items() if names[1] == row_set.file.name for row in one.skipped]
         )
         for row_set in row_sets
     ]
+
+
+def _output_locked(config: EvaluateConfig) -> AbstractContextManager[None]:
+    """Keep a second evaluation out of the output, if there is one."""
+    if config.output is None:
+        return nullcontext()
+    return locked(config.output.with_name(f".{config.output.name}.lock"), output=f"--output {config.output}")
 
 
 def _measure_all(

@@ -189,7 +189,7 @@ class EndpointEngine:
             raise UserError(f"{location}: the endpoint refused the row with {self._said(reply.status, text)}")
         try:
             answer = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UserError(f"{location}: the endpoint's reply is no JSON: {self._clean(text)}") from error
         if not isinstance(answer, dict):
             raise UserError(f"{location}: the endpoint's reply is no JSON object: {self._clean(text)}")
@@ -221,7 +221,7 @@ class EndpointEngine:
         try:
             error = json.loads(text).get("error", text)
             message = error.get("message", text) if isinstance(error, dict) else error
-        except (ValueError, AttributeError):
+        except (ValueError, AttributeError, RecursionError):
             message = text
         words = self._clean(str(message))
         return f"status {status} ({words})" if words else f"status {status}"

@@ -47,10 +47,12 @@ def completion_of(choice: object, *, num_tokens: int | None, location: str) -> C
         raise UserError(f"{location}: the endpoint ended the response with {choice.get('finish_reason')!r}")
     text = message.get("content")
     if text is None:
-        # A refusal is the model's own answer; thinking that took all tokens leaves none.
-        text = message.get("refusal") or ""
+        # A refusal is the model's own answer, and thinking that took all tokens leaves none.
+        text = message.get("refusal") or ("" if ended == "length" else None)
     if not isinstance(text, str):
         raise UserError(f"{location}: the endpoint's reply has content that is no text")
+    if num_tokens is not None and num_tokens < 0:
+        raise UserError(f"{location}: the endpoint's reply counts {num_tokens} tokens")
     return Completion(text=text, num_tokens=num_tokens, finish_reason=ended)
 
 

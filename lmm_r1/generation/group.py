@@ -291,6 +291,7 @@ class GroupRollout:
     def _given(self, sample: Sample, prompt: EncodedPrompt, settings: GroupSettings) -> ScoredResponse:
         return ScoredResponse(
             row=sample.row,
+            prompt=self.tokenizer.decode(prompt.engine_token_ids, skip_special_tokens=False),
             query=self._query(sample, prompt),
             response=sample.response,
             num_tokens=sample.generated_tokens,

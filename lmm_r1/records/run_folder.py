@@ -28,10 +28,11 @@ from lmm_r1.files.json_files import (
     text_field,
     write_json_object,
 )
+from lmm_r1.files.lock import locked
 from lmm_r1.records.conversations import IMAGES_FOLDER, Turn, keep_turns
 from lmm_r1.records.metrics import METRICS_FILE, SPAN_PREFIX, STEP, append_metrics, last_seconds
 from lmm_r1.records.rollouts import ROLLOUTS_FILE, SampledResponse, append_rollout
-from lmm_r1.records.session import SESSION_FILE, kept_session
+from lmm_r1.records.session import SESSION_FILE, kept_session, running_elsewhere
 from lmm_r1.records.trackers.fan_out import TRACKERS_FILE
 
 RESTARTS_FILE = "restarts.jsonl"
@@ -50,6 +51,7 @@ STAGE_FILE = "stage.json"
 ERROR_FILE = "error.txt"
 """The traceback of what a session failed with."""
 SETTINGS_FILE = "run_config.yaml"
+LOCK_FILE = ".lock"
 
 
 @dataclass(kw_only=True)
@@ -80,6 +82,21 @@ class RunFolder:
         for file in (METRICS_FILE, ROLLOUTS_FILE, RESTARTS_FILE):
             cut_torn_line(self.path / file)
         self.started -= last_seconds(self.path / METRICS_FILE)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other trainings out of the folder while the block runs; raises UserError where one trains in it.
+
+        A training on another host, whose lock may not reach here, is noticed by its signs of life.
+        """
+        output = f"--ckpt.output_dir {self.path}"
+        with locked(self.path / LOCK_FILE, output=output):
+            if (other := running_elsewhere(self.path)) is not None:
+                raise UserError(
+                    f"{output}: process {other.pid} on {other.table.host} is training in it; stop it, or choose another "
+                    "folder"
+                )
+            yield
 
     @contextmanager
     def session(self) -> Iterator[None]:

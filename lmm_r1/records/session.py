@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import threading
@@ -20,6 +21,10 @@ BEAT_S = 15.0
 """Seconds between two signs of life, each of which is the file's time of change."""
 SILENT_S = 120.0
 """A process that cannot be looked up has ended when it has given no sign of life for so long."""
+
+
+_LOOK_S = 1.0
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +108,30 @@ def read_session(folder: Path) -> Session | None:
         # A step is a sign, too, where a file system takes no times.
         last_sign_at=ended or max(beat, metrics.stat().st_mtime if metrics.exists() else 0.0),
     )
+
+
+def running_elsewhere(folder: Path) -> Session | None:
+    """Return the session of another host that trains in a folder, None if there is none.
+
+    A killed process gives no more signs of life: this waits until the next one comes, or has failed to for `SILENT_S`.
+    """
+    session = read_session(folder)
+    if session is None or session.table == ProcessTable.here() or not session.runs():
+        return None
+    logger.warning(
+        "%s: waiting up to %.0f s for a sign of life of process %d on %s, which trained here",
+        folder,
+        SILENT_S,
+        session.pid,
+        session.table.host,
+    )
+    while True:
+        time.sleep(_LOOK_S)
+        later = read_session(folder)
+        if later is None or not later.runs():
+            return None
+        if later.last_sign_at > session.last_sign_at:
+            return later
 
 
 @contextmanager

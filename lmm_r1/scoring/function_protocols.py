@@ -43,6 +43,8 @@ class FunctionProtocol(Protocol):
 class OpenRLHFFunction:
     """`reward_func(queries, prompts, labels)`, with whatever else it has parameters for.
 
+    One that names nothing else is OpenRLHF's own: it is called with one response at a time and with the prompt's text, as
+    OpenRLHF does. One that names more gets all responses to a prompt at once, and the prompt as messages in JSON.
     `positional=False` is a function that is given nothing but what it has parameters for: `right(responses, labels)`.
     """
 
@@ -68,6 +70,7 @@ class OpenRLHFFunction:
         more = [parameter for parameter in named if parameter.kind not in _VARIADIC]
         self._optional = {parameter.name for parameter in more if parameter.default is not parameter.empty}
         self._required = {parameter.name for parameter in more} - self._optional - settings.arguments.keys()
+        self._one_at_a_time = positional and not more
 
     def check_row(self, row: Row) -> None:
         if missing := sorted(self._required - _available(row).keys() - set(_MOMENT_PARAMETERS)):
@@ -78,9 +81,14 @@ class OpenRLHFFunction:
             )
 
     def __call__(self, batch: Sequence[ScoredResponse]) -> list[Score]:
+        if not self._one_at_a_time:
+            return self._scored(batch)
+        return [score for item in batch for score in self._scored([item])]
+
+    def _scored(self, batch: Sequence[ScoredResponse]) -> list[Score]:
         named = self._named(batch)
         first = [named.pop(name) for name in OPENRLHF_PARAMETERS] if self._positional else []
-        reply = _called(self._function, *first, **named)
+        reply = called(self._function, *first, **named)
         try:
             return self._scores(reply, count=len(batch))
         except _UNREADABLE as error:
@@ -96,7 +104,7 @@ class OpenRLHFFunction:
             self.check_row(row)
         own: dict[str, list[Any]] = {
             "queries": [item.query for item in batch],
-            "prompts": [to_json(row.messages) for row in rows],
+            "prompts": [item.prompt if self._one_at_a_time else to_json(item.row.messages) for item in batch],
             "labels": [row.answer for row in rows],
             "responses": [item.response for item in batch],
             "response_lengths": [item.num_tokens for item in batch],
@@ -207,7 +215,7 @@ class EasyR1Function:
             yield (inputs,)
 
     def _replies(self, arguments: tuple[object, ...]) -> list[Any]:
-        reply = _called(self._function, *arguments, **self._settings.arguments)
+        reply = called(self._function, *arguments, **self._settings.arguments)
         if self._kind == SEQUENTIAL:
             return [reply]
         if not isinstance(reply, (list, tuple)):
@@ -233,7 +241,7 @@ class EasyR1Function:
         )
 
 
-def _called(function: Callable[..., Any], *arguments: object, **named: object) -> Any:
+def called(function: Callable[..., Any], *arguments: object, **named: object) -> Any:
     """Return what a function returns; one that is `async` runs in an event loop of its own, in the caller's thread."""
     reply = function(*arguments, **named)
     return asyncio.run(reply) if inspect.iscoroutine(reply) else reply

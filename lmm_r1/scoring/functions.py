@@ -24,6 +24,7 @@ from lmm_r1.scoring.function_protocols import (
     OpenRLHFFunction,
 )
 from lmm_r1.scoring.scored_response import ScoredResponse
+from lmm_r1.scoring.trainer_functions import COMPLETIONS, SOLUTION, TRLFunction, VerlFunction
 from remote_rm.verifier import Score
 
 OPENRLHF_NAME, EASYR1_NAME = "reward_func", "compute_score"
@@ -157,6 +158,10 @@ def _protocol(
         parameters = tuple(inspect.signature(called).parameters)
     except (TypeError, ValueError) as error:
         raise UserError(f"{function.told}: nothing is known of its parameters ({error}); give a function") from error
+    if COMPLETIONS in parameters:
+        return TRLFunction(called, name=name, settings=function, calls_at_once=calls_at_once)
+    if SOLUTION in parameters:
+        return VerlFunction(called, name=name, settings=function, calls_at_once=calls_at_once)
     positional = name == OPENRLHF_NAME or parameters[: len(OPENRLHF_PARAMETERS)] == OPENRLHF_PARAMETERS
     if positional or parameters[:1] and parameters[0] in LISTS:
         return OpenRLHFFunction(

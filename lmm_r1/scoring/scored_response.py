@@ -27,6 +27,8 @@ class ScoredResponse:
     """One response as a reward function is given it."""
 
     row: Row
+    prompt: str
+    """The prompt as the model reads it, special tokens included."""
     query: str
     """Prompt and response as the model reads and writes them, special tokens included."""
     response: str

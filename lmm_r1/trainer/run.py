@@ -153,8 +153,6 @@ def train(config: PPOConfig, *, reward: Callable[..., Any] | None = None) -> Non
     fingerprint = _fingerprint(config, rows)
     check_start(config, fingerprint)
     folder = RunFolder(path=Path(config.ckpt.output_dir), name=config.logger.stage_name, kind="rl")
-    resumed = open_run(config, fingerprint, folder=folder)
-    folder.left_out((*rows.left_out, *eval_rows.left_out))
     stage = _Stage(
         config=config,
         policy=policy,
@@ -164,11 +162,14 @@ def train(config: PPOConfig, *, reward: Callable[..., Any] | None = None) -> Non
         folder=folder,
         reward=reward,
     )
-    with StopRequests() as stops, told_ends(stops, folder=folder.path), folder.session():
-        restarts = Restarts(
-            limit=config.ckpt.max_restarts, folder=folder, stops=stops, saved_step=partial(saved_step, config)
-        )
-        restarts.run(lambda: _session(stage, restarts, resumed=resumed))
+    with folder.locked():
+        resumed = open_run(config, fingerprint, folder=folder)
+        folder.left_out((*rows.left_out, *eval_rows.left_out))
+        with StopRequests() as stops, told_ends(stops, folder=folder.path), folder.session():
+            restarts = Restarts(
+                limit=config.ckpt.max_restarts, folder=folder, stops=stops, saved_step=partial(saved_step, config)
+            )
+            restarts.run(lambda: _session(stage, restarts, resumed=resumed))
     publish(config, folder.path)
 
 

@@ -114,7 +114,14 @@ def session(
     fingerprint = Fingerprint.of(config, models=run_class.models(config), rows={"data.dataset": rows})
     check_start(config, fingerprint)
     tell_factors(checkpoint.config, max_len=config.data.max_len, flag="--data.max_len")
-    with StopRequests() as stops, told_ends(stops, folder=folder.path), _joined(config) as strategy:
+    # One process stands for all ranks, which end together.
+    is_first = os.environ["RANK"] == "0"
+    with (
+        StopRequests() as stops,
+        folder.locked() if is_first else nullcontext(),
+        told_ends(stops, folder=folder.path),
+        _joined(config) as strategy,
+    ):
         if dist.get_world_size() > 1:
             share_features(f"{os.environ['MASTER_ADDR']} {os.environ['MASTER_PORT']}")
         resumed = False
@@ -127,7 +134,6 @@ def session(
         if config.train.max_steps > 0:
             steps = min(steps, config.train.max_steps)
         trackers = open_trackers(config, folder=folder.path, resumed=resumed) if strategy.is_rank_0() else Trackers()
-        # One process stands for all ranks, which end together.
         kept = folder.session() if strategy.is_rank_0() else nullcontext()
         console = Console(highlight=False, markup=False, soft_wrap=True, quiet=not strategy.is_rank_0())
         console.print(f"{folder.name}: {len(rows)} rows, loading {checkpoint.path} ...")

@@ -27,7 +27,7 @@ def row(answer: str) -> Row:
 
 
 def given(response: str, *, of: Row) -> ScoredResponse:
-    return ScoredResponse(row=of, query="?", response=response, num_tokens=9)
+    return ScoredResponse(row=of, prompt="p", query="?", response=response, num_tokens=9)
 
 
 def test_the_scores_of_a_group_are_the_verifiers_and_its_workers_end_with_it():

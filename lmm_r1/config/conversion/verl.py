@@ -288,12 +288,6 @@ def _policy(given: Given) -> Iterator[Flag | Note]:
     path = given.text("custom_reward_function.path")
     if path is not None:
         yield Flag("reward.remote_url", f"{path}:{given.text('custom_reward_function.name') or 'compute_score'}")
-        yield Note(
-            "another meaning",
-            "custom_reward_function.path",
-            "verl calls it with data_source, solution_str, ground_truth and extra_info; write "
-            "reward_func(queries, prompts, labels, responses, datasources) around it",
-        )
     elif given.has("custom_reward_function.name"):
         yield Note(
             "without counterpart", "custom_reward_function.name", "it names a function of custom_reward_function.path"

@@ -1,4 +1,4 @@
-"""The prompt of rows with responses, and what alpaca's and ShareGPT's rows put beside it."""
+"""The prompt of rows with responses, and the `input` that alpaca's rows put after it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lmm_r1.data.formats.chats import MESSAGES, chat_message
+from lmm_r1.data.formats.chats import MESSAGES, with_surroundings
 from lmm_r1.data.formats.problems import media_first
-from lmm_r1.data.formats.row_format import Column, Columns, filled
+from lmm_r1.data.formats.row_format import Column, Columns
 from lmm_r1.data.stored_bytes import StoredBytes
 
 PROMPTS = ("prompt", "question", "query", "instruction")
@@ -29,32 +29,6 @@ def prompt_of(columns: Columns, *, images: Column, names: tuple[str, ...] = (*PR
     if isinstance(prompt, str) and isinstance(more, str) and more.strip():
         prompt = f"{prompt}\n{more}"
     return with_surroundings(media_first(prompt, images), columns=columns)
-
-
-def with_surroundings(prompt: Any, *, columns: Columns) -> Any:
-    """Return a prompt with the columns `system` and `history` in front of it, in chat messages if there are any."""
-    if columns.take("tools").value:
-        columns.fail('the field "tools" is not read; write the tools into a system turn, and leave the field out')
-    before = [*_system(columns), *_history(columns)]
-    if isinstance(prompt, Sequence) and not isinstance(prompt, str):
-        return [*before, *map(chat_message, prompt)]
-    return [*before, {"role": "user", "content": prompt}] if before else prompt
-
-
-def _system(columns: Columns) -> list[dict[str, Any]]:
-    system = columns.take("system").value
-    return [{"role": "system", "content": system}] if filled(system) else []
-
-
-def _history(columns: Columns) -> list[dict[str, Any]]:
-    """Return the earlier turns of alpaca's rows: pairs of what was asked and answered."""
-    rounds = columns.take("history").value or []
-    turns: list[dict[str, Any]] = []
-    for number, entry in enumerate(rounds if isinstance(rounds, Sequence) else [rounds], start=1):
-        if not isinstance(entry, Sequence) or isinstance(entry, str) or len(entry) != 2:
-            columns.fail(f'"history" entry {number} must be a list of two texts, what was asked and what was answered')
-        turns += [{"role": role, "content": text} for role, text in zip(("user", "assistant"), entry, strict=True)]
-    return turns
 
 
 def same_turn(one: Any, other: Any) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from lmm_r1.data.formats.row_format import Column, Columns, RowFields, RowFormat, listed
+from lmm_r1.data.formats.row_format import Column, Columns, RowFields, RowFormat, filled, listed, media_entries
 
 MESSAGES = ("message", "messages")
 DATASOURCE = ("datasource", "data_source")
@@ -23,6 +23,7 @@ _ROLES = {
     "function_call": "assistant",
     "observation": "tool",
 }
+_JSON_MESSAGES = re.compile(r"\s*\[\s*\{")
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _OBSERVATION = re.compile(r"observation_(\d+)(?:\.\w+)?")
 _ORIGINAL = re.compile(r"original_image(?:_(\d+))?(?:\.\w+)?")
@@ -33,7 +34,7 @@ def _lmm_r1(columns: Columns) -> RowFields:
     if len(both) > 1 and columns.names.prompt is None:
         columns.fail('both "message" and "messages" are given; choose one with --data.input_key')
     return RowFields(
-        messages=columns.prompt(*MESSAGES),
+        messages=with_surroundings(columns.prompt(*MESSAGES), columns=columns),
         answer=columns.answer("answer"),
         images=columns.images("images"),
         videos=columns.videos("videos"),
@@ -42,14 +43,17 @@ def _lmm_r1(columns: Columns) -> RowFields:
 
 
 def _r1_vlm(columns: Columns) -> RowFields:
-    """The last turn of the assistant, where the messages end with one, is how responses are to begin.
+    """A final assistant turn is a prefill only if the row has r1_vlm's placeholder, or if the user named the format.
 
-    Not so in rows with an image and no mark for it: these are whole conversations, as other writers put them.
+    Otherwise the row is a whole conversation that happens to have an `image` column, as many datasets do.
     """
     messages = columns.prompt("messages")
     if not isinstance(messages, Sequence) or isinstance(messages, str):
         columns.fail("the messages must be a list with at least one message")
-    answer = columns.answer("answer", "label")
+    messages = with_surroundings(messages, columns=columns)
+    # An addition row asks for the sum, and its label lists the digits.
+    sums = ("total",) if columns.record.get("task") == "addition" else ()
+    answer = columns.answer("answer", *sums, "label")
     if isinstance(answer.value, list):
         answer = Column(name=answer.name, value=json.dumps(answer.value, ensure_ascii=False))
     sources = [part.get("image") for part in _image_parts(messages)]
@@ -57,7 +61,9 @@ def _r1_vlm(columns: Columns) -> RowFields:
     if not sources or any(source in (None, PLACEHOLDER) for source in sources):
         image = columns.images("image", "images")
     last = None
-    if PLACEHOLDER in sources or columns.record.get(columns.names.images or "image") is None:
+    beside = columns.names.images or "image"
+    has_image = bool(media_entries(Column(name=beside, value=columns.record.get(beside))))
+    if PLACEHOLDER in sources or (columns.format_is_named and not has_image):
         messages, last = _split_last([_without_placeholders(message) for message in messages])
     return RowFields(
         messages=messages,
@@ -106,13 +112,7 @@ def _llava(columns: Columns) -> RowFields:
 
 
 def _conversation(columns: Columns, *, images: Column) -> RowFields:
-    if columns.take("tools").value:
-        columns.fail('the field "tools" is not read; write the tools into a system turn, and leave the field out')
-    turns = _turns(columns)
-    system = columns.take("system").value
-    messages = [{"role": "system", "content": system}] if system else []
-    messages += [chat_message(turn) for turn in turns]
-    before, last = _split_last(messages)
+    before, last = _split_last(with_surroundings(_turns(columns), columns=columns))
     answer = columns.answer("answer")
     return RowFields(
         messages=before,
@@ -133,7 +133,7 @@ def _mini_o3_cold_start(columns: Columns) -> RowFields:
 def _ordered(columns: Columns) -> Column:
     """Return the images as the conversation shows them: the original ones, then observation_1, observation_2 and so on."""
     images, names = columns.images("images"), listed(columns.take("image_names").value)
-    entries = listed(images.value)
+    entries = media_entries(images)
     if len(names) != len(entries):
         columns.fail(f"{len(names)} image_names for {len(entries)} images; one is needed for each")
     places = [_place_of(str(name)) for name in names]
@@ -185,6 +185,51 @@ def _split_last(messages: Sequence[Any]) -> tuple[list[Any], Any]:
     if isinstance(last, Mapping) and last.get("role") == "assistant" and len(messages) > 1:
         return list(messages[:-1]), last
     return list(messages), None
+
+
+def with_surroundings(prompt: Any, *, columns: Columns) -> Any:
+    """Return a prompt with the columns `system` and `history` in front of it, as chat messages if there are any.
+
+    Raises:
+        UserError: the row has tools, a history that is no list of pairs, or two different system turns.
+    """
+    if columns.take("tools").value:
+        columns.fail('the field "tools" is not read; write the tools into a system turn, and leave the field out')
+    before = [*_system(columns), *_history(columns)]
+    if before and isinstance(prompt, str) and _JSON_MESSAGES.match(prompt):
+        prompt = _read_list(prompt) or prompt
+    if isinstance(prompt, Sequence) and not isinstance(prompt, str):
+        turns = [chat_message(turn) for turn in prompt]
+        return [*_without_repeated_system(before, turns, columns=columns), *turns]
+    return [*before, {"role": "user", "content": prompt}] if before else prompt
+
+
+def _system(columns: Columns) -> list[dict[str, Any]]:
+    system = columns.take("system").value
+    return [{"role": "system", "content": system}] if filled(system) else []
+
+
+def _history(columns: Columns) -> list[dict[str, Any]]:
+    """Return the earlier turns of alpaca's rows: pairs of what was asked and answered."""
+    rounds = columns.take("history").value or []
+    turns: list[dict[str, Any]] = []
+    for number, entry in enumerate(rounds if isinstance(rounds, Sequence) else [rounds], start=1):
+        if not isinstance(entry, Sequence) or isinstance(entry, str) or len(entry) != 2:
+            columns.fail(f'"history" entry {number} must be a list of two texts, what was asked and what was answered')
+        turns += [{"role": role, "content": text} for role, text in zip(("user", "assistant"), entry, strict=True)]
+    return turns
+
+
+def _without_repeated_system(before: list[dict[str, Any]], turns: list[Any], *, columns: Columns) -> list[Any]:
+    """Return what comes before a conversation; a system turn that the conversation begins with itself is left out."""
+    own = turns[0] if turns and isinstance(turns[0], Mapping) and turns[0].get("role") == "system" else None
+    if own is None or not before:
+        return before
+    if before[0]["role"] != "system" or str(before[0]["content"]).strip() != str(response_text(own)).strip():
+        columns.fail('the messages begin with a system turn, and "system" or "history" is another start; keep one')
+    if len(before) > 1:
+        columns.fail('the messages begin with a system turn, which "history" cannot precede; put it into the messages')
+    return []
 
 
 def chat_message(turn: Any) -> Any:

@@ -17,9 +17,8 @@ from lmm_r1.data.formats.asked import (
     prompt_of,
     same_turn,
     same_words,
-    with_surroundings,
 )
-from lmm_r1.data.formats.chats import DATASOURCE, chat_message
+from lmm_r1.data.formats.chats import DATASOURCE, chat_message, with_surroundings
 from lmm_r1.data.formats.problems import media_first
 from lmm_r1.data.formats.row_format import Column, Columns, FormatSet, PairFields, RowFormat, filled, listed
 

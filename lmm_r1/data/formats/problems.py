@@ -8,8 +8,17 @@ import string
 from collections.abc import Sequence
 from typing import Any
 
-from lmm_r1.data.formats.chats import DATASOURCE, MESSAGES, unwrapped
-from lmm_r1.data.formats.row_format import Column, Columns, Record, RowFields, RowFormat, filled, listed
+from lmm_r1.data.formats.chats import DATASOURCE, MESSAGES, unwrapped, with_surroundings
+from lmm_r1.data.formats.row_format import (
+    Column,
+    Columns,
+    Record,
+    RowFields,
+    RowFormat,
+    filled,
+    listed,
+    media_entries,
+)
 
 OPTIONS = string.ascii_uppercase[:10]
 CHOOSE = "Answer with the letter of the right option."
@@ -25,7 +34,7 @@ _CONVERSATIONS = (*MESSAGES, "conversations", "chosen", "rejected")
 def _easyr1(columns: Columns) -> RowFields:
     answer = columns.answer("answer")
     return RowFields(
-        messages=columns.prompt("problem"),
+        messages=with_surroundings(columns.prompt("problem"), columns=columns),
         answer=answer,
         images=columns.images("images"),
         videos=columns.videos("videos"),
@@ -40,7 +49,7 @@ def _r1_v(columns: Columns) -> RowFields:
     thinking = columns.take("thinking").value
     images = columns.images("image")
     return RowFields(
-        messages=media_first(columns.prompt("problem"), images),
+        messages=with_surroundings(media_first(columns.prompt("problem"), images), columns=columns),
         answer=Column(name=solution.name, value=unwrapped(solution.value)),
         images=images,
         videos=columns.videos("videos"),
@@ -52,7 +61,7 @@ def _r1_v(columns: Columns) -> RowFields:
 def _mini_o3(columns: Columns) -> RowFields:
     solution = columns.answer("solution")
     return RowFields(
-        messages=columns.prompt("problem"),
+        messages=with_surroundings(columns.prompt("problem"), columns=columns),
         answer=solution,
         images=columns.images("images"),
         videos=columns.videos("videos"),
@@ -65,7 +74,7 @@ def media_first(prompt: Any, images: Column) -> Any:
     """Return a prompt's text with one place for each image in front of it, where it has none of its own."""
     if not isinstance(prompt, str) or _TAG.search(prompt) or _JSON_MESSAGES.match(prompt):
         return prompt
-    return "".join("<image>" for _ in listed(images.value)) + prompt
+    return "<image>" * len(media_entries(images)) + prompt
 
 
 def _vlmeval(columns: Columns) -> RowFields:
@@ -79,7 +88,9 @@ def _vlmeval(columns: Columns) -> RowFields:
     )
     answer = columns.answer("answer")
     return RowFields(
-        messages=[{"role": "user", "content": _placed(text, images, columns=columns)}],
+        messages=with_surroundings(
+            [{"role": "user", "content": _placed(text, images, columns=columns)}], columns=columns
+        ),
         answer=answer,
         images=Column(name="image", value=None),
         videos=Column(name="videos", value=None),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lmm_r1.data.formats.asked import CONVERSATIONS, IMAGES, PROMPTS
+from lmm_r1.data.formats.asked import CONVERSATIONS, IMAGES, PROMPTS, prompt_of
 from lmm_r1.data.formats.chats import DATASOURCE, chat_message, response_text
 from lmm_r1.data.formats.preferences import sides
 from lmm_r1.data.formats.problems import media_first
@@ -15,10 +15,7 @@ _RESPONSES = ("response", "completion", "output")
 
 
 def _pairs(columns: Columns) -> RowFields:
-    prompt = columns.prompt(*PROMPTS)
-    more = columns.take("input").value
-    if isinstance(prompt, str) and isinstance(more, str) and more.strip():
-        prompt = f"{prompt}\n{more}"
+    prompt = prompt_of(columns, images=columns.images(*IMAGES), names=PROMPTS)
     response = _turn(columns.take(*_RESPONSES), columns=columns)
     return _fields(columns, prompt=prompt, response=response)
 

@@ -52,11 +52,16 @@ class Column:
 class Columns:
     """A record's columns as an adapter takes them; those that none took are the row's other columns."""
 
-    def __init__(self, record: Mapping[str, Any], *, location: str, names: ColumnNames) -> None:
+    def __init__(
+        self, record: Mapping[str, Any], *, location: str, names: ColumnNames, format_is_named: bool = False
+    ) -> None:
+        """Args: format_is_named: the user named the row format; it was not detected from the columns."""
         self.record = record
         self.location = location
         self.names = names
+        self.format_is_named = format_is_named
         self._taken: set[str] = set()
+        self._shown: set[str] = set()
 
     def fail(self, sentence: str) -> NoReturn:
         raise UserError(f"{self.location}: {sentence}")
@@ -75,7 +80,7 @@ class Columns:
     def prompt(self, *names: str) -> Any:
         """Return the value of the prompt's column; raises UserError where the record has none."""
         names = names if self.names.prompt is None else (self.names.prompt,)
-        found = self.take(*names)
+        found = self._show(*names)
         if found.value is None:
             wanted = " or ".join(f'"{name}"' for name in names)
             self.fail(
@@ -88,10 +93,15 @@ class Columns:
         return self.take(*(names if self.names.answer is None else (self.names.answer,)))
 
     def images(self, *names: str) -> Column:
-        return self.take(*(names if self.names.images is None else (self.names.images,)))
+        return self._show(*(names if self.names.images is None else (self.names.images,)))
 
     def videos(self, *names: str) -> Column:
-        return self.take(*(names if self.names.videos is None else (self.names.videos,)))
+        return self._show(*(names if self.names.videos is None else (self.names.videos,)))
+
+    def _show(self, *names: str) -> Column:
+        found = self.take(*names)
+        self._shown.add(found.name)
+        return found
 
     def datasource(self, *names: str) -> str:
         """Return the value by which metrics are told apart; raises UserError where the column that was named is not there."""
@@ -106,6 +116,10 @@ class Columns:
     def rest(self) -> dict[str, Any]:
         """Return the columns that nothing was taken from."""
         return {name: value for name, value in self.record.items() if name not in self._taken}
+
+    def beside_prompt(self) -> dict[str, Any]:
+        """Return all columns but those of the prompt and its media: what reward functions and environments may ask for."""
+        return {name: value for name, value in self.record.items() if name not in self._shown}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,3 +254,16 @@ def listed(value: Any) -> list[Any]:
 def filled(text: Any) -> bool:
     """Return whether a column holds text, or anything that is not text."""
     return text is not None and not (isinstance(text, str) and not text.strip())
+
+
+def media_entries(column: Column) -> list[Any]:
+    """Return the images or videos of a column; empty entries are none: null, NaN, "", and a struct of empty fields."""
+    return [entry for entry in listed(column.value) if is_media(entry)]
+
+
+def is_media(entry: Any) -> bool:
+    """Return whether an entry of a media column holds anything."""
+    if isinstance(entry, Mapping):
+        return any(map(is_media, entry.values()))
+    is_nan = isinstance(entry, float) and math.isnan(entry)
+    return filled(entry) and not is_nan and not (isinstance(entry, bytes) and not entry)

@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lmm_r1.data.formats.asked import CONVERSATIONS, IMAGES, PROMPTS, VIDEOS, prompt_of, with_surroundings
-from lmm_r1.data.formats.chats import DATASOURCE, chat_message
+from lmm_r1.data.formats.asked import CONVERSATIONS, IMAGES, PROMPTS, VIDEOS, prompt_of
+from lmm_r1.data.formats.chats import DATASOURCE, chat_message, with_surroundings
 from lmm_r1.data.formats.problems import media_first
 from lmm_r1.data.formats.row_format import Column, Columns, FormatSet, RowFormat, StepFields
 

@@ -16,11 +16,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from PIL import Image
-
 from lmm_r1.data.bad_rows import SkippedRow
 from lmm_r1.data.files import IMAGES_FOLDER, ROWS_FILE, Record
-from lmm_r1.data.image_sources import decode_base64, kind_of
+from lmm_r1.data.image_sources import decode_base64, kind_of, open_image
 from lmm_r1.data.images import fetched, load_image
 from lmm_r1.data.messages import ImagePart, Message, Part, Row
 from lmm_r1.data.preferences import PreferenceRow
@@ -369,7 +367,7 @@ def _encoded(part: ImagePart, *, location: str) -> bytes:
 def _format(part: ImagePart, data: bytes, *, location: str) -> str:
     """The ending of an image's file; raises UserError where the image cannot be decoded whole."""
     load_image(replace(part, source=data), location=location)
-    with Image.open(io.BytesIO(data)) as image:
+    with open_image(io.BytesIO(data)) as image:
         return str(image.format).lower()
 
 

@@ -128,7 +128,12 @@ REFUSED_IN_RL = [
     ({"algo.advantage.pass_k": 2}, "is for --algo.advantage.estimator grpo_passk"),
     ({"algo.advantage.pass_k": 0, "algo.advantage.estimator": "grpo_passk"}, "must be at least 1"),
     ({"algo.advantage.estimator": "grpo_passk", "algo.advantage.pass_k": 8}, "samples_per_prompt 8 must be more"),
-    ({"algo.advantage.estimator": "remax", "rollout.temperature": 0.0}, "makes all greedy; raise it"),
+    (
+        {"rollout.temperature": 0.0},
+        "--rollout.temperature 0 must be above 0: the policy gradient needs sampled responses",
+    ),
+    ({"rollout.temperature": -1.0}, "--rollout.temperature -1 must be above 0"),
+    ({"rollout.temperature": float("nan")}, "--rollout.temperature nan must be above 0"),
     (
         {"algo.advantage.estimator": "remax", "reward.model_name_or_path": "rm", "reward.remote_url": None},
         "serve it with lmm-r1 serve_rm",

@@ -69,6 +69,7 @@ def test_a_json_string_and_a_list_of_messages_give_the_same_row():
         answer="$4$",
         datasource="geo",
         location="rows.jsonl line 7",
+        columns={"answer": "$4$", "datasource": "geo"},
     )
     assert parse({"message": json.dumps(messages), "answer": "$4$", "datasource": "geo"}) == expected
     assert parse({"messages": messages, "answer": "$4$", "datasource": "geo"}) == expected
@@ -346,7 +347,7 @@ def test_an_answer_may_be_missing_where_none_is_required():
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, 'type "text" but no "text" string'),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "than the 0 images in the field"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "image": 3}]}]}, "part 1 holds no image"),
-        ({"messages": [{"role": "user", "content": [{"type": "image", "image": ""}]}]}, "part 1 holds no image"),
+        ({"messages": [{"role": "user", "content": [{"type": "image", "image": ""}]}]}, "than the 0 images in"),
     ],
 )
 def test_a_record_that_breaks_the_schema_is_an_error_with_its_place(record, sentence):

@@ -96,7 +96,7 @@ def test_a_label_of_r1_vlm_may_be_a_list_and_a_conversation_without_a_last_turn_
 def test_a_turn_to_go_on_from_must_be_text():
     turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": [{"type": "image", "image": "b.png"}]}]
     with pytest.raises(UserError, match="^rows line 3: the assistant turn that responses go on from must be text"):
-        row_of({"messages": turns, "answer": "1"}, "r1_vlm")
+        row_of({"messages": turns, "answer": "1"}, "r1_vlm", reading=RowReading(format="r1_vlm"))
 
 
 def test_a_whole_conversation_with_an_image_beside_it_is_no_prefill():
@@ -104,7 +104,7 @@ def test_a_whole_conversation_with_an_image_beside_it_is_no_prefill():
     turns = [{"role": "user", "content": asked}, {"role": "assistant", "content": "A"}]
     row = row_of({"messages": turns, "image": "a.png", "answer": "A"}, "r1_vlm")
     assert [message.role for message in row.messages] == ["user", "assistant"]
-    assert (row.prefill, dict(row.columns)) == ("", {"image": "a.png"})
+    assert (row.prefill, dict(row.columns)) == ("", {"image": "a.png", "answer": "A"})
     turns[0]["content"] = [{"type": "image"}, {"type": "text", "text": "Which?"}]
     row = row_of({"messages": turns, "image": "b.png", "answer": "A"}, "r1_vlm")
     assert (row.messages[0].parts[0], row.prefill) == (ImagePart("/data/b.png"), "")
@@ -115,7 +115,7 @@ def test_a_whole_conversation_with_an_image_beside_it_is_no_prefill():
 
 def test_a_row_without_an_image_goes_on_from_its_last_turn_where_its_format_is_named():
     turns = [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "It is"}]
-    row = row_of({"messages": turns, "answer": "2"}, "r1_vlm")
+    row = row_of({"messages": turns, "answer": "2"}, "r1_vlm", reading=RowReading(format="r1_vlm"))
     assert ([message.role for message in row.messages], row.prefill) == (["user"], "It is")
 
 
@@ -170,7 +170,7 @@ def test_what_a_format_cannot_take_is_told_with_the_rows_place(record, name, sen
 def test_an_alpaca_row_asks_with_its_input_behind_the_instruction():
     row = row_of({"instruction": "Add.", "input": "1, 2", "output": "3"}, "pairs")
     assert row.messages[0].parts == (TextPart("Add.\n1, 2"),)
-    assert (row.answer, dict(row.columns)) == ("3", {})
+    assert (row.answer, dict(row.columns)) == ("3", {"input": "1, 2", "output": "3"})
 
 
 def test_preferences_without_a_prompt_have_in_common_what_they_answer():

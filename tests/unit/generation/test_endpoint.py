@@ -117,6 +117,9 @@ def test_what_passes_is_tried_again(status, log):
         ),
         (lambda body, number: completion("x", finish_reason="content_filter"), "response with 'content_filter'", 1),
         (lambda body, number: web.Response(text="<html>"), "the endpoint's reply is no JSON: <html>", 1),
+        (lambda body, number: web.Response(text="[" * 100_000), "the endpoint's reply is no JSON: [[[", 1),
+        (lambda body, number: completion(None), "the endpoint's reply has content that is no text", 1),
+        (lambda body, number: completion("x", tokens=-3), "the endpoint's reply counts -3 tokens", 1),
         (lambda body, number: web.json_response({"choices": []}), "the endpoint's reply has no choices", 1),
         (
             lambda body, number: web.json_response({"choices": [{"finish_reason": "stop"}]}),
@@ -135,6 +138,12 @@ def test_a_row_that_fails_is_left_out_with_the_reason_and_asked_again_next_time(
     assert not log.exists()
     with chat_server(echo) as server:
         assert ask(server, log, [row()])[0].reason is None
+
+
+def test_a_response_whose_thinking_took_all_tokens_is_empty_and_no_error(log):
+    with chat_server(lambda body, number: completion(None, finish_reason="length")) as server:
+        found = ask(server, log, [row()])[0]
+    assert [one.text for one in found.completions] == [""]
 
 
 def test_a_time_out_and_a_refused_connection_are_told(log):

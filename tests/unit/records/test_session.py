@@ -26,8 +26,8 @@ import sys, time
 from pathlib import Path
 from lmm_r1.records.run_folder import RunFolder
 folder = RunFolder(path=Path(sys.argv[1]), name="fre", kind="rl")
-folder.open("")
-with folder.session():
+with folder.locked(), folder.session():
+    folder.open("")
     folder.metrics(1, {"reward": 0.5})
     print("trains", flush=True)
     time.sleep(60)
@@ -181,3 +181,56 @@ def test_what_ended_a_session_is_told_though_nothing_can_be_written_any_more(tmp
 
     with pytest.raises(ZeroDivisionError):
         fails()
+
+
+def test_a_second_training_in_a_folder_is_refused_while_the_first_one_lives(tmp_path):
+    process = training(tmp_path)
+    told = (
+        rf"^--ckpt.output_dir {tmp_path}: process {process.pid} on {socket.gethostname()} is writing it; "
+        "wait until it ends, or choose another place$"
+    )
+    second = RunFolder(path=tmp_path, name="fre", kind="rl")
+    with pytest.raises(UserError, match=told), second.locked():
+        pytest.fail("it trains")
+    process.kill()
+    process.wait()
+    with second.locked():
+        pass
+    # Not even the process that held it before keeps it.
+    with second.locked():
+        pass
+
+
+def test_a_training_on_another_host_is_refused_at_its_next_sign_of_life(tmp_path, monkeypatch, caplog):
+    folder = opened(tmp_path)
+    with folder.session():
+        changed(tmp_path, host="other", pid=7)
+        long_ago = time.time() - 60
+        os.utime(tmp_path / SESSION_FILE, (long_ago, long_ago))
+        monkeypatch.setattr(session.time, "sleep", lambda seconds: os.utime(tmp_path / SESSION_FILE))
+        told = f"^--ckpt.output_dir {tmp_path}: process 7 on other is training in it"
+        with pytest.raises(UserError, match=told), folder.locked():
+            pytest.fail("it trains")
+        assert "waiting up to 120 s for a sign of life of process 7 on other" in caplog.text
+
+
+def test_a_training_on_another_host_that_was_killed_is_waited_for_and_then_taken_up(tmp_path, monkeypatch):
+    folder = opened(tmp_path)
+    with folder.session():
+        changed(tmp_path, host="other", pid=7)
+        ages = iter([60, 90, 119, 121])
+
+        def pass_time(seconds: float) -> None:
+            then = time.time() - next(ages)
+            os.utime(tmp_path / SESSION_FILE, (then, then))
+
+        pass_time(0)
+        # The clock goes on and the signs do not.
+        first = read_session(tmp_path).last_sign_at
+        clock = iter([first + 60, first + 90, first + 119, first + 121])
+        monkeypatch.setattr(session.time, "time", lambda: next(clock))
+        monkeypatch.setattr(session.time, "sleep", lambda seconds: None)
+        with folder.locked():
+            pass
+        assert list(clock) == [], "it waited until the signs had failed for 120 s"
+        monkeypatch.undo()

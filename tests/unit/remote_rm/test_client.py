@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 from aiohttp import web
 
+from remote_rm import client as client_module
 from remote_rm.client import RewardClient, RewardUnavailable, Sample, parse_reply
 from remote_rm.verifier import Score
 
@@ -73,7 +74,13 @@ def test_scalars_and_lists_of_one_are_read(body, expected):
 
 
 @pytest.mark.parametrize(
-    "body", ["", "<html>", "[]", "{}", '{"rewards": []}', '{"rewards": [1, 2]}', '{"rewards": NaN}']
+    "body",
+    [
+        *["", "<html>", "[]", "{}", '{"rewards": []}', '{"rewards": [1, 2]}', '{"rewards": NaN}'],
+        '{"rewards": ' + "[" * 100_000,
+        '{"rewards": 1' + "0" * 400 + "}",
+        "\ufffd",
+    ],
 )
 def test_a_reply_without_one_finite_reward_is_an_error_that_names_the_endpoint(body):
     with pytest.raises(RewardUnavailable, match="http://h/get_reward sent no usable reward"):
@@ -215,6 +222,80 @@ def test_a_4xx_reply_is_final_and_its_reason_is_told():
     with pytest.raises(RewardUnavailable, match=r"/get_reward refused the request with 422: labels\[0\]"):
         asyncio.run(scenario())
     assert len(calls) == 1
+
+
+WRONG = {
+    "no rewards": web.Response,
+    "not UTF-8": lambda: web.Response(body=b'{"rewards": "\xff"}', content_type="application/json"),
+    "nested without end": lambda: web.Response(text='{"rewards": ' + "[" * 100_000),
+    "a number without end": lambda: web.Response(text='{"rewards": 1' + "0" * 400 + "}"),
+    "too long": lambda: web.Response(text=" " * 2**21),
+    "no access": lambda: web.Response(status=401),
+    "nothing there": lambda: web.Response(status=404),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_a_wrong_reply_is_not_final_where_another_endpoint_is_well(kind, monkeypatch):
+    monkeypatch.setattr(client_module, "LONGEST_REPLY_BYTES", 2**20)
+    asked = []
+
+    async def wrong(_request: web.Request) -> web.Response:
+        asked.append("wrong")
+        return WRONG[kind]()
+
+    async def well(_request: web.Request) -> web.Response:
+        asked.append("well")
+        return web.json_response(GOOD)
+
+    async def scenario() -> Score:
+        async with Server(wrong) as first, Server(well) as second:
+            return await ask(first, second)
+
+    assert asyncio.run(scenario()).reward == 1.5
+    assert asked == ["wrong", "well"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "times", "told"),
+    [
+        ("no rewards", 2, "sent no usable reward"),
+        ("not UTF-8", 2, "sent no usable reward"),
+        ("nested without end", 2, r"sent no usable reward \(RecursionError"),
+        ("a number without end", 2, r"sent no usable reward \(OverflowError"),
+        ("too long", 2, "sent a reply of more than 1 MiB"),
+        ("no access", 1, "refused the request with 401"),
+        ("nothing there", 1, "refused the request with 404"),
+    ],
+)
+def test_wrong_replies_are_final_when_every_endpoint_has_given_them(kind, times, told, monkeypatch):
+    monkeypatch.setattr(client_module, "LONGEST_REPLY_BYTES", 2**20)
+    asked = []
+
+    async def wrong(_request: web.Request) -> web.Response:
+        asked.append(kind)
+        return WRONG[kind]()
+
+    async def scenario() -> None:
+        async with Server(wrong) as first, Server(wrong) as second:
+            await ask(first, second)
+
+    with pytest.raises(RewardUnavailable, match=told):
+        asyncio.run(scenario())
+    assert len(asked) == 2 * times
+
+
+def test_an_endpoint_that_was_wrong_once_is_asked_again():
+    replies = [web.Response, lambda: web.json_response(GOOD)]
+
+    async def handler(_request: web.Request) -> web.Response:
+        return replies.pop(0)()
+
+    async def scenario() -> Score:
+        async with Server(handler) as endpoint:
+            return await ask(endpoint)
+
+    assert asyncio.run(scenario()).reward == 1.5
 
 
 def test_a_server_that_stays_silent_is_given_up_at_the_deadline():

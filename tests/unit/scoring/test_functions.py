@@ -26,7 +26,10 @@ ROW = replace(row(message("user", picture(8, 4), "How many?"), answer="2"), colu
 
 
 def batch(*responses: str, of=ROW) -> list[ScoredResponse]:
-    return [ScoredResponse(row=of, query=f"<q>{text}", response=text, num_tokens=len(text) + 1) for text in responses]
+    return [
+        ScoredResponse(row=of, prompt="<q>", query=f"<q>{text}", response=text, num_tokens=len(text) + 1)
+        for text in responses
+    ]
 
 
 def scorer(folder: Path, code: str, *, name: str = "", **settings: str) -> FunctionScorer:
@@ -61,10 +64,10 @@ def test_a_function_with_keywords_gets_all_there_is(tmp_path):
     code = """
 def reward_func(queries, prompts, labels, **more):
     assert sorted(more) == ["bbox", "datasources", "images", "level", "response_lengths", "responses"], sorted(more)
-    assert more["response_lengths"] == [2, 3] and more["datasources"] == ["test", "test"]
-    return [1, 0]
+    assert more["datasources"] == ["test"] and more["bbox"] == [[1, 2]]
+    return more["response_lengths"]
 """
-    assert [reward for reward, *_ in scores(scorer(tmp_path, code), batch("a", "bb"))] == [1.0, 0.0]
+    assert [reward for reward, *_ in scores(scorer(tmp_path, code), batch("a", "bb"))] == [2.0, 3.0]
 
 
 TOLD = """
@@ -103,9 +106,61 @@ def test_outside_of_a_run_there_is_no_step(tmp_path):
     assert scores(scorer(tmp_path, code), batch("a")) == [(1.0, 1.0, {})]
 
 
-def test_a_function_of_three_arguments_gets_no_more(tmp_path):
-    code = "import torch\n\ndef reward_func(queries, prompts, labels):\n    return torch.tensor([[0.5], [2.0]])\n"
-    assert [reward for reward, *_ in scores(scorer(tmp_path, code), batch("a", "b"))] == [0.5, 2.0]
+def test_a_function_of_openrlhf_gets_one_response_at_a_time_with_the_prompts_text(tmp_path):
+    # As OpenRLHF's examples are written: a part of the log is one number for the call.
+    code = """
+import torch
+
+def reward_func(queries, prompts, labels):
+    assert (len(queries), prompts, labels) == (1, ["<q>"], ["2"])
+    reward = torch.tensor([[float(len(query) - len(prompt)) for query, prompt in zip(queries, prompts)]])
+    return {"rewards": reward, "scores": reward / 2, "extra_logs": {"length": reward.mean().item()}}
+"""
+    given = batch("a", "bb", "cccc")
+    expected = [(1.0, 0.5, {"length": 1.0}), (2.0, 1.0, {"length": 2.0}), (4.0, 2.0, {"length": 4.0})]
+    assert scores(scorer(tmp_path, code), given) == expected
+
+
+def test_a_function_of_trl_gets_completions_as_messages_and_columns_by_name(tmp_path):
+    code = """
+def accuracy_reward(completions, level, prompts, **kwargs):
+    assert prompts[0][0]["role"] == "user" and len(prompts) == 2
+    assert level == ["easy", "easy"] and kwargs["bbox"] == [[1, 2], [1, 2]]
+    return [float(len(completion[0]["content"])) for completion in completions]
+"""
+    source = scorer(tmp_path, code, name=":accuracy_reward")
+    assert scores(source, batch("a", "bb")) == [(1.0, 1.0, {}), (2.0, 2.0, {})]
+    lacks = scorer(tmp_path, "def f(completions, solution):\n    return [0]\n", name=":f")
+    with pytest.raises(UserError, match=r"f in --reward.remote_url .* asks for solution, .* \(found: bbox, level\)"):
+        lacks.check_rows([ROW])
+
+
+@pytest.mark.parametrize("returned", ["[1.0]", "[None, 1.0]", "3"])
+def test_what_a_function_of_trl_must_return_is_told(tmp_path, returned):
+    source = scorer(tmp_path, f"def f(completions, **kwargs):\n    return {returned}\n", name=":f")
+    with pytest.raises(UserError, match="f gave no usable reward .*; return a list with one number for each of the 2"):
+        scores(source, batch("a", "bb"))
+
+
+def test_a_function_of_verl_gets_one_response_and_its_label(tmp_path):
+    code = """
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    assert (data_source, ground_truth, extra_info) == ("test", "2", {"index": 7})
+    if solution_str == "a":
+        return 0.25
+    return {"score": len(solution_str), "acc": 1.0, "pred": solution_str}
+"""
+    own = replace(ROW, columns={"extra_info": {"index": 7}})
+    made = scores(scorer(tmp_path, code), batch("a", "bb", of=own))
+    assert made == [(0.25, 0.25, {}), (2.0, 1.0, {"acc": 1.0})]
+
+
+def test_the_columns_of_r1_v_reach_a_function_that_asks_for_them(tmp_path):
+    code = "def f(completions, solution, level, **kwargs):\n    return [float(solution == ['<answer> 4 </answer>'])]\n"
+    (read,) = load_rows(str(Path(__file__).resolve().parents[2] / "data" / "cases" / "F11_reward_columns_r1v.jsonl"))
+    source = scorer(tmp_path, code, name=":f")
+    source.check_rows([read])
+    assert scores(source, batch("4", of=read)) == [(1.0, 1.0, {})]
 
 
 def test_a_column_that_a_row_lacks_is_told_before_anything_is_scored(tmp_path):
@@ -123,7 +178,7 @@ def test_further_arguments_take_the_place_of_columns(tmp_path):
 
 
 def test_too_few_rewards_for_a_group_are_a_user_error(tmp_path):
-    code = "def reward_func(queries, prompts, labels):\n    return {'rewards': [1.0]}\n"
+    code = "def reward_func(queries, prompts, labels, responses):\n    return {'rewards': [1.0]}\n"
     with pytest.raises(UserError, match="1 values for 2 responses"):
         scores(scorer(tmp_path, code), batch("a", "b"))
 
@@ -237,7 +292,8 @@ def test_rows_keep_their_other_columns(tmp_path):
     file = tmp_path / "rows.jsonl"
     file.write_text('{"message": "1+1?", "answer": "2", "level": 3, "boxes": [[0, 1]], "datasource": "sums"}\n')
     (kept,) = load_rows(str(file))
-    assert (kept.columns, kept.datasource) == ({"level": 3, "boxes": [[0, 1]]}, "sums")
+    columns = {"answer": "2", "level": 3, "boxes": [[0, 1]], "datasource": "sums"}
+    assert (kept.columns, kept.datasource) == (columns, "sums")
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,9 @@ def of_a_notebook(cell: str):
 
 def scores(function, *responses: str) -> list[Score]:
     scorer = make_scorer(RewardConfig(remote_url="python:right"), given=function)
-    batch = [ScoredResponse(row=ROW, query="?", response=text, num_tokens=len(text) + 1) for text in responses]
+    batch = [
+        ScoredResponse(row=ROW, prompt="p", query="?", response=text, num_tokens=len(text) + 1) for text in responses
+    ]
     return asyncio.run(scorer.rewards(batch))
 
 

@@ -35,7 +35,9 @@ ROW = replace(row(message("user", "1+1?"), answer="2"), columns={"boxes": [[0, 1
 
 
 def response(of=ROW) -> ScoredResponse:
-    return ScoredResponse(row=of, query="<q>2", response="2", num_tokens=1, moment=Moment(step=3, held_out=False))
+    return ScoredResponse(
+        row=of, prompt="p", query="<q>2", response="2", num_tokens=1, moment=Moment(step=3, held_out=False)
+    )
 
 
 def asked(*fields: str, of=ROW) -> dict[str, Any]:

@@ -27,7 +27,7 @@ def source(url: str):
 def score(path: str):
     scorer = source(path)
     assert isinstance(scorer, FunctionScorer)
-    one = ScoredResponse(row=row(message("user", "p")), query="q", response="r", num_tokens=1)
+    one = ScoredResponse(row=row(message("user", "p")), prompt="p", query="q", response="r", num_tokens=1)
     (item,) = asyncio.run(scorer.rewards([one]))
     return item
 
@@ -51,7 +51,7 @@ def test_the_reward_is_the_score_where_there_is_no_other(tmp_path):
 
 
 def test_the_function_gets_lists_of_one(tmp_path):
-    reply = "{'rewards': [float((queries, prompts, labels) == (['q'], ['[{\"role\":\"user\",\"content\":\"p\"}]'], ['46']))]}"
+    reply = "{'rewards': [float((queries, prompts, labels) == (['q'], ['p'], ['46']))]}"
     assert score(reward_file(tmp_path, reply)).reward == 1.0
 
 

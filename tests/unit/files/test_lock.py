@@ -1,0 +1,65 @@
+"""A lock that keeps a second process out of an output."""
+
+import errno
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from lmm_r1.errors import UserError
+from lmm_r1.files import lock
+from lmm_r1.files.lock import locked
+
+pytestmark = pytest.mark.unit
+
+HOLDS = """
+import sys
+from pathlib import Path
+from lmm_r1.files.lock import locked
+with locked(Path(sys.argv[1]), output="--output rows.jsonl"):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_second_process_is_refused_with_the_name_of_the_first_until_that_ends(tmp_path):
+    path = tmp_path / "new" / ".rows.jsonl.lock"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", HOLDS, str(path)], **pipes) as holder:
+        assert holder.stdout.readline() == "held\n"
+        told = (
+            rf"^--output rows.jsonl: process {holder.pid} on {socket.gethostname()} is writing it; wait until it ends"
+        )
+        with pytest.raises(UserError, match=told), locked(path, output="--output rows.jsonl"):
+            pytest.fail("both write")
+        holder.kill()
+    with locked(path, output="--output rows.jsonl"):
+        assert path.read_text() == f"process {os.getpid()} on {socket.gethostname()}"
+
+
+def test_a_file_system_without_locks_is_written_without_one_and_other_failures_are_not_swallowed(
+    tmp_path, monkeypatch
+):
+    def fails(number: int):
+        def flock(file, how):
+            raise OSError(number, os.strerror(number))
+
+        return flock
+
+    monkeypatch.setattr(lock.fcntl, "flock", fails(errno.ENOSYS))
+    with locked(tmp_path / "lock", output="--output x"):
+        pass
+    monkeypatch.setattr(lock.fcntl, "flock", fails(errno.EIO))
+    with pytest.raises(OSError, match="Input/output error"), locked(tmp_path / "lock", output="--output x"):
+        pytest.fail("it is written")
+
+
+def test_an_output_that_cannot_be_written_is_told(tmp_path):
+    (tmp_path / "file").write_text("")
+    with (
+        pytest.raises(UserError, match="^--output x: cannot be written"),
+        locked(tmp_path / "file" / "lock", output="--output x"),
+    ):
+        pytest.fail("it is written")
