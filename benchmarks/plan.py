@@ -140,7 +140,6 @@ def plan_gpus(output: Path | None) -> None:
         gpus, gpu_gib, host_gib = HARDWARE[hardware]
         machine = f"--num_gpus {gpus} --gpu_memory_gib {gpu_gib} --host_memory_gib {host_gib}"
         arguments = " ".join(f"{stage} {model} {flags} {IMAGE} {machine}".split())
-        began = time.perf_counter()
         code, said = planned(arguments.split())
         entry = {
             "hardware": hardware,
@@ -150,7 +149,6 @@ def plan_gpus(output: Path | None) -> None:
             "command": f"lmm-r1 plan {arguments}",
             "fits": code == 0,
             **of_plan(said),
-            "seconds": round(time.perf_counter() - began, 1),
         }
         entries.append(entry)
         print(json.dumps(entry), file=sys.stderr, flush=True)

@@ -209,6 +209,14 @@ def test_gradients_that_are_not_finite_change_nothing(made):
         assert_unchanged(value, before[name])
 
 
-def test_muon_keeps_the_way_of_deepspeed(made):
-    _, engine = made("bf16", **{"optim": "muon"})
+def test_muon_keeps_the_way_of_deepspeed_with_pytorchs_adam_beside_it(made):
+    strategy, engine = made("bf16", **{"optim": "muon"})
     assert not hasattr(engine.optimizer.has_overflow, "func")
+    # DeepSpeed's own one would be compiled here.
+    assert type(engine.basic_optimizer.aux_optimizer) is torch.optim.AdamW
+    before = {name: weight.detach().clone() for name, weight in engine.module.named_parameters()}
+    for number in range(2):
+        assert 0 < update(strategy, engine, number) < float("inf")
+    changed = {name for name, weight in engine.module.named_parameters() if not torch.equal(weight, before[name])}
+    # Muon has the matrix of the linear layer, AdamW what is no matrix of a hidden layer.
+    assert {"inner.weight", "inner.bias", "norm.weight", "embed.weight"} <= changed
