@@ -89,7 +89,7 @@ def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         default=ChatConfig.gpu_memory_utilization,
         help="share of a GPU's memory for vLLM",
     )
-    parser.add_argument("--enforce-eager", action="store_true", help="run vLLM without CUDA graphs")
+    parser.add_argument("--enforce-eager", action="store_true", default=None, help="run vLLM without CUDA graphs")
     parser.add_argument("--seed", type=int, default=ChatConfig.seed, help="seed of the sampling")
 
 

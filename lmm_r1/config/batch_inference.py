@@ -124,8 +124,8 @@ class BatchConfig(RowsConfig, EpisodeFlags, SpeculationFlags):
     """Normalize rewards by the statistics in the reward model's config."""
     gpu_memory_utilization: float | None = None
     """Share of a GPU's memory for vLLM; None is what its responses need, as far as it is free when the engine starts."""
-    enforce_eager: bool = False
-    """Run vLLM without CUDA graphs: it starts sooner and decodes more slowly; without CUDA there are none in any case."""
+    enforce_eager: bool | None = None
+    """Run vLLM without CUDA graphs: it starts sooner and decodes more slowly; without CUDA there are none in any case; None does so for small models only."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Precision of the models; auto takes that of the weights."""
     judges: int = 2

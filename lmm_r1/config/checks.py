@@ -104,7 +104,7 @@ def check_sampling(*, temperature: float | None, top_p: float, prefix: str = "")
         raise UserError(f"--{prefix}top_p {top_p}: must be above 0 and at most 1")
 
 
-def check_eager(enforce_eager: bool, *, backend: str, uses_vllm: bool) -> None:
+def check_eager(enforce_eager: bool | None, *, backend: str, uses_vllm: bool) -> None:
     """Raise UserError where vLLM's CUDA graphs are switched off for something else than vLLM.
 
     Args:

@@ -27,6 +27,7 @@ _ACCUMULATION = "of many passes' gradients, half precision loses the small ones;
 
 _BATCH = "a fifth of the rows, so that a pass over them is five steps at least; 128 at most"
 _MICRO_BATCH = "8, or what divides a GPU's share of an update, so that few rows can be shared among many GPUs"
+_LIGER = "Liger's kernels compute the same in fewer passes over memory; without a GPU they are not used"
 _OUTPUT = "stages that name no folder do not share one: it is runs/ and the stage's name"
 
 
@@ -40,6 +41,8 @@ def _of_pairs(command: Literal["train_dpo", "train_rm"], *, checkpoints: str) ->
         "ds.attn_implementation": ("flash_attention_2", _ATTENTION),
         "ds.grad_accum_dtype": (None, _ACCUMULATION),
         "ds.param_dtype": ("bf16", _PARAM_DTYPE),
+        # OpenRLHF's train_rm does not have it.
+        **({"ds.use_liger_kernel": (False, _LIGER)} if command == "train_dpo" else {}),
         "train.batch_size": (128, _BATCH),
         # Of train_rm ours is OpenRLHF's.
         **({"train.micro_batch_size": (8, _MICRO_BATCH)} if command == "train_dpo" else {}),
@@ -59,6 +62,7 @@ DIFFERENCES = (
     Difference(command="train_ppo_ray", flag="data.input_key", theirs="input", reason=_INPUT_KEY),
     Difference(command="train_ppo_ray", flag="ds.attn_implementation", theirs="flash_attention_2", reason=_ATTENTION),
     Difference(command="train_ppo_ray", flag="ds.grad_accum_dtype", theirs=None, reason=_ACCUMULATION),
+    Difference(command="train_ppo_ray", flag="ds.use_liger_kernel", theirs=False, reason=_LIGER),
     Difference(
         command="train_ppo_ray", flag="ckpt.path", theirs="./ckpt/checkpoints_ppo_ray", reason=_OWN_CHECKPOINTS
     ),
@@ -98,6 +102,7 @@ DIFFERENCES = (
         reason="rows are conversations, and the loss covers every assistant turn",
     ),
     Difference(command="train_sft", flag="ds.attn_implementation", theirs="flash_attention_2", reason=_ATTENTION),
+    Difference(command="train_sft", flag="ds.use_liger_kernel", theirs=False, reason=_LIGER),
     Difference(command="train_sft", flag="ds.grad_accum_dtype", theirs=None, reason=_ACCUMULATION),
     Difference(command="train_sft", flag="ds.param_dtype", theirs="bf16", reason=_PARAM_DTYPE),
     *_of_pairs("train_dpo", checkpoints="./ckpt/checkpoints_dpo"),

@@ -149,8 +149,8 @@ class EvaluateConfig(RowsConfig, EpisodeFlags, SpeculationFlags):
     """GPUs over which the model is split."""
     gpu_memory_utilization: float | None = None
     """Share of a GPU's memory for the engine; None is what its responses need, as far as it is free when the engine starts."""
-    enforce_eager: bool = False
-    """Run vLLM without CUDA graphs: it starts sooner and decodes more slowly; without CUDA there are none in any case."""
+    enforce_eager: bool | None = None
+    """Run vLLM without CUDA graphs: it starts sooner and decodes more slowly; without CUDA there are none in any case; None does so for small models only."""
     seed: int = 0
     """Seed of the sampling."""
     trust_remote_code: bool = False

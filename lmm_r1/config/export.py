@@ -111,6 +111,9 @@ def to_openrlhf_args(config: PPOConfig | SupervisedConfig) -> SimpleNamespace:
     # Upstream counts the ranks that get the same samples by this, in its meshes, batches and groups of workers.
     args.ds.ring_attn_size = config.ds.ulysses_size
     args.ckpt.path = str(checkpoint_folder(config))
+    if isinstance(config, PPOConfig):
+        # Our engines choose by the model's size; nobody reads this one.
+        args.vllm.enforce_eager = bool(config.vllm.enforce_eager)
     if isinstance(config, PPOConfig) and config.reward.remote_url:
         args.reward.remote_url = config.reward.remote_url.split(",")
     return args

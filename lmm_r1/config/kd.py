@@ -47,8 +47,8 @@ class StudentEngineConfig:
     gpu_memory_utilization: float | None = None
     """Share of a GPU's memory for the student's engine, next to what trains on it; None is what its responses need, as far as
     there is room for it."""
-    enforce_eager: bool = False
-    """Run vLLM without CUDA graphs."""
+    enforce_eager: bool | None = None
+    """Run vLLM without CUDA graphs; None does so for small models only."""
 
 
 @dataclass(frozen=True, kw_only=True)

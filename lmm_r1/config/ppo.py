@@ -403,8 +403,8 @@ class VllmConfig(SpeculationFlags):
     needs."""
     enable_prefix_caching: bool = False
     """Keep the prompts' keys and values for later requests."""
-    enforce_eager: bool = False
-    """Use no CUDA graphs: quicker to start, slower to generate."""
+    enforce_eager: bool | None = None
+    """Use no CUDA graphs: quicker to start, slower to generate. None leaves them out for small models only."""
     sync_backend: str = "nccl"
     """How new weights travel to the engines."""
     sync_with_ray: bool = False

@@ -38,7 +38,8 @@ class EngineSettings:
     tensor_parallel_size: int
     gpu_memory_utilization: float | None
     """None is what its responses need, as far as it is free."""
-    enforce_eager: bool
+    enforce_eager: bool | None
+    """None is left to the size of the model."""
     """Run vLLM without CUDA graphs."""
     seed: int
     trust_remote_code: bool

@@ -31,6 +31,8 @@ SPARE_CACHE = 2 * GIB
 MOST_SHARE = 0.92
 # vLLM's defaults by a GPU's memory: from so many bytes on, more responses at a time and more tokens in a pass.
 LARGE_GPU = 70 * GIB
+# Of a language model's layers, from which on CUDA graphs are captured.
+FEWEST_PARAMETERS = 100_000_000
 # Left free on a GPU beside what other processes have.
 MARGIN = GIB
 # On CPUs, where it bounds nothing but a check.
@@ -75,6 +77,13 @@ def engine_bytes(
     prefill = width * min(batched, responses * max_len) * (4 * text.hidden_size + 2 * _widest(text))
     cache = kv_bytes_per_token(config, width=width) * max_len * min(at_once, responses)
     return (weights + prefill + cache) // gpus + logits + WORKSPACE + SPARE_CACHE
+
+
+def _is_small(config: PretrainedConfig) -> bool:
+    """Say whether capturing CUDA graphs of a model takes longer than they save."""
+    text = config.get_text_config()
+    # A layer's attention and feed-forward matrices have some twelve times the square of its width.
+    return 12 * text.num_hidden_layers * text.hidden_size**2 < FEWEST_PARAMETERS
 
 
 def _widest(text: PretrainedConfig) -> int:
@@ -149,7 +158,7 @@ def engine_arguments(
     max_videos: int,
     tensor_parallel_size: int,
     gpu_memory_utilization: float,
-    enforce_eager: bool,
+    enforce_eager: bool | None,
     speculation: Speculation | None = None,
 ) -> dict[str, Any]:
     """Return arguments of vLLM's `EngineArgs` and `LLM`.
@@ -159,7 +168,7 @@ def engine_arguments(
         config: the checkpoint's own.
         max_model_len: longest prompt and response together, in tokens.
         max_images, max_videos: most of them in one prompt.
-        enforce_eager: run without CUDA graphs; so it is always where there is no CUDA.
+        enforce_eager: run without CUDA graphs, as always without CUDA; None does so for small models only.
         speculation: how tokens are guessed ahead.
     """
     on_gpu = cpu.has_cuda()
@@ -170,7 +179,7 @@ def engine_arguments(
         "max_model_len": max_model_len,
         "tensor_parallel_size": tensor_parallel_size,
         "gpu_memory_utilization": gpu_memory_utilization,
-        "enforce_eager": enforce_eager or not on_gpu,
+        "enforce_eager": not on_gpu or (_is_small(config) if enforce_eager is None else enforce_eager),
         "scheduler_cls": SCHEDULER,
         # Lines of our own say what is being loaded.
         "use_tqdm_on_load": False,

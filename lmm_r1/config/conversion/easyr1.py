@@ -138,7 +138,7 @@ ROLLOUT = (
     _without("worker.rollout.dtype", "the engines take --ds.param_dtype", "bf16"),
     _to("worker.rollout.gpu_memory_utilization", "vllm.gpu_memory_utilization", default=0.6),
     _to("worker.rollout.ignore_eos", "rollout.ignore_eos", default=False),
-    _to("worker.rollout.enforce_eager", "vllm.enforce_eager", default=False),
+    _to("worker.rollout.enforce_eager", "vllm.enforce_eager", default=None),
     _without("worker.rollout.enable_chunked_prefill", "vLLM decides", False),
     _ruled("worker.rollout.tensor_parallel_size", 2),
     _without("worker.rollout.max_model_len", "the engines take --data.max_len", None),

@@ -99,7 +99,7 @@ PPO = (
     _to("vllm_enable_sleep", "vllm.enable_sleep", default=False),
     _to("vllm_gpu_memory_utilization", "vllm.gpu_memory_utilization", default=0.95),
     _to("enable_prefix_caching", "vllm.enable_prefix_caching", default=False),
-    _to("enforce_eager", "vllm.enforce_eager", default=False),
+    _to("enforce_eager", "vllm.enforce_eager"),
     _ruled("limit_mm_per_prompt", "--data.max_images_per_prompt here; left out, images are counted in the data"),
     _ruled(
         "processor_kwargs", "--data.min_pixels and --data.max_pixels here, or min_pixels and max_pixels in the rows"

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import Qwen2Config
 
 from lmm_r1 import cpu, dotted
 from lmm_r1.config import PPOConfig
@@ -84,19 +85,31 @@ def in_training(
         "ds.param_dtype": "fp32",
         "data.max_len": SETTINGS.max_model_len,
         "vllm.gpu_memory_utilization": SETTINGS.gpu_memory_utilization,
+        "vllm.enforce_eager": SETTINGS.enforce_eager,
     }
     config = dotted.replace(PPOConfig(), {**same, **settings})
     return run_engines._engine_arguments(config, share=1, max_images=SETTINGS.max_images, max_videos=0)
 
 
-@pytest.mark.parametrize("arguments_of", [outside_of_training, in_training])
-def test_cuda_graphs_are_used_where_there_is_cuda(arguments_of, checkpoint, monkeypatch):
-    on_gpu = arguments_of(checkpoint, monkeypatch, has_cuda=True)
+@pytest.mark.parametrize(
+    ("arguments_of", "flag"), [(outside_of_training, "enforce_eager"), (in_training, "vllm.enforce_eager")]
+)
+def test_cuda_graphs_are_used_where_there_is_cuda(arguments_of, flag, checkpoint, monkeypatch):
+    on_gpu = arguments_of(checkpoint, monkeypatch, has_cuda=True, **{flag: False})
     assert on_gpu["enforce_eager"] is False
     assert "block_size" not in on_gpu, "vLLM's own"
-    on_cpu = arguments_of(checkpoint, monkeypatch, has_cuda=False)
+    on_cpu = arguments_of(checkpoint, monkeypatch, has_cuda=False, **{flag: False})
     assert on_cpu["enforce_eager"] is True
     assert on_cpu["block_size"] == 32
+
+
+def test_a_model_that_is_small_gets_no_cuda_graphs_by_itself(checkpoint, monkeypatch):
+    asked = in_training(checkpoint, monkeypatch, has_cuda=True, **{"vllm.enforce_eager": None})
+    assert asked["enforce_eager"] is True
+    assert outside_of_training(checkpoint, monkeypatch, has_cuda=True, enforce_eager=None)["enforce_eager"] is True
+    # 12 x 30 x 576^2 = 119 million weights, and 12 x 24 x 576^2 = 96 million.
+    sizes = [Qwen2Config(hidden_size=576, num_hidden_layers=layers) for layers in (30, 24)]
+    assert [engine_arguments_module._is_small(config) for config in sizes] == [False, True]
 
 
 def test_training_does_without_cuda_graphs_where_it_is_told_to(checkpoint, monkeypatch):
