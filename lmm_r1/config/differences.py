@@ -24,10 +24,10 @@ _COUNTS = "a count that nobody names is what the machine has, and not eight GPUs
 _PARAM_DTYPE = "bf16 is many times slower on a CPU without instructions for it; elsewhere None is bf16"
 _INPUT_KEY = "rows hold their messages in `message` or in `messages`, and either is found"
 _ACCUMULATION = "of many passes' gradients, half precision loses the small ones; OpenRLHF leaves it to DeepSpeed"
+_LIGER = "the same numbers with fewer kernels, on GPUs where they run"
 
 _BATCH = "a fifth of the rows, so that a pass over them is five steps at least; 128 at most"
 _MICRO_BATCH = "8, or what divides a GPU's share of an update, so that few rows can be shared among many GPUs"
-_LIGER = "Liger's kernels compute the same in fewer passes over memory; without a GPU they are not used"
 _OUTPUT = "stages that name no folder do not share one: it is runs/ and the stage's name"
 
 
@@ -41,11 +41,11 @@ def _of_pairs(command: Literal["train_dpo", "train_rm"], *, checkpoints: str) ->
         "ds.attn_implementation": ("flash_attention_2", _ATTENTION),
         "ds.grad_accum_dtype": (None, _ACCUMULATION),
         "ds.param_dtype": ("bf16", _PARAM_DTYPE),
-        # OpenRLHF's train_rm does not have it.
-        **({"ds.use_liger_kernel": (False, _LIGER)} if command == "train_dpo" else {}),
         "train.batch_size": (128, _BATCH),
         # Of train_rm ours is OpenRLHF's.
         **({"train.micro_batch_size": (8, _MICRO_BATCH)} if command == "train_dpo" else {}),
+        # train_rm of OpenRLHF has no such flag.
+        **({"ds.use_liger_kernel": (False, _LIGER)} if command == "train_dpo" else {}),
     }
     return tuple(
         Difference(command=command, flag=flag, theirs=value, reason=reason) for flag, (value, reason) in theirs.items()
@@ -62,7 +62,6 @@ DIFFERENCES = (
     Difference(command="train_ppo_ray", flag="data.input_key", theirs="input", reason=_INPUT_KEY),
     Difference(command="train_ppo_ray", flag="ds.attn_implementation", theirs="flash_attention_2", reason=_ATTENTION),
     Difference(command="train_ppo_ray", flag="ds.grad_accum_dtype", theirs=None, reason=_ACCUMULATION),
-    Difference(command="train_ppo_ray", flag="ds.use_liger_kernel", theirs=False, reason=_LIGER),
     Difference(
         command="train_ppo_ray", flag="ckpt.path", theirs="./ckpt/checkpoints_ppo_ray", reason=_OWN_CHECKPOINTS
     ),
@@ -84,6 +83,7 @@ DIFFERENCES = (
     ),
     Difference(command="train_ppo_ray", flag="ckpt.load_enable", theirs=False, reason=_RESUMES),
     Difference(command="train_ppo_ray", flag="ds.param_dtype", theirs="bf16", reason=_PARAM_DTYPE),
+    Difference(command="train_ppo_ray", flag="ds.use_liger_kernel", theirs=False, reason=_LIGER),
     *(
         Difference(command="train_ppo_ray", flag=f"{model}.{flag}", theirs=theirs, reason=_COUNTS)
         for model in ("actor", "ref", "critic", "reward")
@@ -102,9 +102,9 @@ DIFFERENCES = (
         reason="rows are conversations, and the loss covers every assistant turn",
     ),
     Difference(command="train_sft", flag="ds.attn_implementation", theirs="flash_attention_2", reason=_ATTENTION),
-    Difference(command="train_sft", flag="ds.use_liger_kernel", theirs=False, reason=_LIGER),
     Difference(command="train_sft", flag="ds.grad_accum_dtype", theirs=None, reason=_ACCUMULATION),
     Difference(command="train_sft", flag="ds.param_dtype", theirs="bf16", reason=_PARAM_DTYPE),
+    Difference(command="train_sft", flag="ds.use_liger_kernel", theirs=False, reason=_LIGER),
     *_of_pairs("train_dpo", checkpoints="./ckpt/checkpoints_dpo"),
     *_of_pairs("train_rm", checkpoints="./ckpt/checkpoints_rm"),
 )

@@ -145,7 +145,7 @@ def test_install_puts_ours_in_place_and_may_be_called_again(monkeypatch):
                 assert now is mesh, "left to cpu.prepare_training"
             elif resolve(seam.ours) in MODELS:
                 assert now.func is resolve(seam.ours)
-                given = {"trust_remote_code": False, "share_prefix": True, "max_len": 2048}
+                given = {"trust_remote_code": False, "share_prefix": True, "max_len": 2048, "use_liger_kernel": True}
                 assert now.keywords == {**given, **MODELS[resolve(seam.ours)]}
             else:
                 assert now is resolve(seam.ours)

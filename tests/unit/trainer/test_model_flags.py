@@ -46,7 +46,7 @@ OPTIMIZER = {
     "min_lr_ratio": 0.25,
     "max_norm": 2.0,
 }
-ADAPTER_KINDS = ("use_dora", "use_rslora", "use_liger_kernel")
+ADAPTER_KINDS = ("use_dora", "use_rslora")
 CHECKPOINTING = ("gradient_checkpointing_enable", "gradient_checkpointing_reentrant")
 
 
@@ -160,9 +160,9 @@ def test_frozen_names_reach_the_model_of_supervised_training(monkeypatch):
 
 
 def test_the_kind_of_adapters_and_ligers_kernels_reach_the_model_of_supervised_training(monkeypatch):
-    given = LORA | {"ds.lora.use_dora": True, "ds.lora.use_rslora": True, "ds.use_liger_kernel": True}
+    given = LORA | {"ds.lora.use_dora": True, "ds.lora.use_rslora": True, "ds.use_liger_kernel": False}
     model, _ = prepared("sft", given, monkeypatch)
-    assert dict.fromkeys(ADAPTER_KINDS, True).items() <= model.settings.items()
+    assert {**dict.fromkeys(ADAPTER_KINDS, True), "use_liger_kernel": False}.items() <= model.settings.items()
 
 
 DS = {
@@ -301,7 +301,7 @@ def test_randomness_and_device_of_a_process_are_those_of_the_flags(monkeypatch):
 def test_frozen_names_reach_policy_and_critic(monkeypatch):
     given: list[dict[str, Any]] = []
     monkeypatch.setattr(workers.openrlhf_seams, "install", lambda **settings: given.append(settings))
-    flags = {"actor.freeze_prefix": ("lm_head.",), "data.max_len": 77, "ds.use_liger_kernel": True}
+    flags = {"actor.freeze_prefix": ("lm_head.",), "data.max_len": 77, "ds.use_liger_kernel": False}
     flags |= {"ds.image_cache_gib": 0.5, "actor.gradient_checkpointing_layers": 7}
     config = dotted.replace(PPOConfig(), flags | {"ds.lora.use_dora": True, "ds.lora.use_rslora": True})
     for trained in (False, True):
@@ -318,6 +318,7 @@ def test_frozen_names_reach_policy_and_critic(monkeypatch):
     for built in (ppo_actor.Actor, ppo_critic.get_llm_for_sequence_regression):
         assert built.keywords["freeze_prefix"] == ("lm_head.",)
         assert all(built.keywords[name] is True for name in ADAPTER_KINDS)
+        assert built.keywords["use_liger_kernel"] is False
         assert {"image_cache_gib": 0.5, "trained": False}.items() <= built.keywords.items()
         assert "checkpointed_layers" not in built.keywords, "what is not trained has no backward pass"
     assert given[1]["checkpointed_layers"] == 7
