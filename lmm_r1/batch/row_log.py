@@ -36,7 +36,6 @@ class RowLog:
         self.path = path
         self.skipped_path = path.parent / f"{path.name}.skipped"
         self.settings_path = path.parent / f"{path.name}.settings.json"
-        self.lock_path = path.parent / f".{path.name}.lock"
         self.last: dict[str, Any] | None = None
         """The last finished row of an earlier session."""
         self._begin: Callable[[], None] | None = None

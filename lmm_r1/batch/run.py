@@ -28,7 +28,7 @@ from lmm_r1.data.picture_files import PictureFolder
 from lmm_r1.data.row_parser import stored_messages
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import write_atomically
-from lmm_r1.files.lock import locked
+from lmm_r1.files.lock import lock_of, locked
 from lmm_r1.generation.adapter_merge import split_adapter
 from lmm_r1.generation.backends import (
     PLAIN_TRANSFORMERS,
@@ -97,7 +97,7 @@ def run_batch(config: BatchConfig, *, progress: Progress) -> BatchReport:
     began = time.perf_counter()
     task = _score_given if config.eval_task == "rm" else _generate
     try:
-        with locked(log.lock_path, output=f"--output {config.output}"):
+        with locked(lock_of(config.output), output=f"--output {config.output}"):
             plan, totals = task(config, log, kept=kept, progress=progress)
     except RewardUnavailable as error:
         # No fault of a row's: what is done stays, and the same command goes on from there.

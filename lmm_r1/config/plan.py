@@ -18,7 +18,7 @@ class PlanMachineConfig:
     gpu_memory_gib: float | None = None
     """Memory of each GPU in GiB; 0 is a machine without GPUs, None this machine's."""
     host_memory_gib: float | None = None
-    """Memory of each machine in GiB; None is this one's."""
+    """Memory of each machine in GiB; None is this one's, and not checked for GPUs that gpu_memory_gib names."""
     image_pixels: int = 0
     """Pixels of the prompts' images, one in each; 0 plans for text alone."""
 

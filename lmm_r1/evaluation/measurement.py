@@ -23,7 +23,7 @@ from lmm_r1.evaluation.remote_models import remote_models
 from lmm_r1.evaluation.row_set import DEFAULT_VERIFIER, Choices, RowSet, file_rows, suite_rows
 from lmm_r1.evaluation.scoreboard import CheckpointResponses, MeasuredFile
 from lmm_r1.evaluation.suites import get_suite
-from lmm_r1.files.lock import locked
+from lmm_r1.files.lock import lock_of, locked
 from lmm_r1.generation.adapter_merge import split_adapter
 from lmm_r1.generation.answer_log import AnswerLog
 from lmm_r1.generation.backends import PLAIN_TRANSFORMERS, check_backend, make_engine, playing, prepare_process
@@ -110,7 +110,7 @@ def _output_locked(config: EvaluateConfig) -> AbstractContextManager[None]:
     """Keep a second evaluation out of the output, if there is one."""
     if config.output is None:
         return nullcontext()
-    return locked(config.output.with_name(f".{config.output.name}.lock"), output=f"--output {config.output}")
+    return locked(lock_of(config.output), output=f"--output {config.output}")
 
 
 def _measure_all(

@@ -32,19 +32,23 @@ class Machine:
 
     gpu_bytes: int | None
     """Memory of each GPU; None where there is none, and models are in the host's memory."""
-    host_bytes: int
+    host_bytes: int | None
+    """None where it is not known, which only a machine with GPUs may leave open."""
 
     @property
     def usable(self) -> int:
         """What a run's tensors can take of a GPU, or of the host's memory where there is none."""
-        return self.host_bytes if self.gpu_bytes is None else int(self.gpu_bytes * (1 - LOST_SHARE))
+        if self.gpu_bytes is not None:
+            return int(self.gpu_bytes * (1 - LOST_SHARE))
+        assert self.host_bytes is not None, "models are in it"
+        return self.host_bytes
 
 
 def machine_of(*, gpu_gib: float | None, host_gib: float | None) -> Machine:
     """Return the machine with so much memory; what is left open is that of this one.
 
     Args:
-        gpu_gib: of each GPU; 0 stands for a machine without.
+        gpu_gib: of each GPU; 0 stands for a machine without. The memory of another machine with GPUs is left unknown.
 
     Raises:
         UserError: this machine's GPUs do not say how much they have.
@@ -53,7 +57,9 @@ def machine_of(*, gpu_gib: float | None, host_gib: float | None) -> Machine:
         gpu = smallest_gpu_bytes() if cpu.has_cuda() else None
     else:
         gpu = int(gpu_gib * GIB) or None
-    return Machine(gpu_bytes=gpu, host_bytes=host_bytes() if host_gib is None else int(host_gib * GIB))
+    if host_gib is not None:
+        return Machine(gpu_bytes=gpu, host_bytes=int(host_gib * GIB))
+    return Machine(gpu_bytes=gpu, host_bytes=None if gpu_gib else host_bytes())
 
 
 def smallest_gpu_bytes() -> int:

@@ -66,14 +66,16 @@ class Plan:
                         f"an engine has {gib(engine.share)} of {device.name}, and needs {gib(engine.least)} for its "
                         f"weights and one sample of {self.longest} tokens"
                     )
-        if self.host_peak > self.machine.host_bytes:
-            found.append(f"a machine's memory would hold {gib(self.host_peak)} of {gib(self.machine.host_bytes)}")
+        host = self.machine.host_bytes
+        if host is not None and self.host_peak > host:
+            found.append(f"a machine's memory would hold {gib(self.host_peak)} of {gib(host)}")
         return found
 
     @property
     def shortage(self) -> int:
         """Return how many bytes are missing, over all memories."""
-        missing = max(0, self.host_peak - self.machine.host_bytes)
+        host = self.machine.host_bytes
+        missing = 0 if host is None else max(0, self.host_peak - host)
         if self.machine.gpu_bytes is not None:
             for device in self.devices:
                 missing += max(0, device.peak.size - self.machine.usable)

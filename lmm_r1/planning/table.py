@@ -46,7 +46,8 @@ def summary(plan: Plan) -> list[str]:
         for device in plan.devices:
             peak = device.peak
             parts.append(f"{device.name} {gib(peak.size)} of {gib(machine.gpu_bytes)} ({peak.name})")
-    parts.append(f"a machine's memory {gib(plan.host_peak)} of {gib(machine.host_bytes)}")
+    host = "" if machine.host_bytes is None else f" of {gib(machine.host_bytes)}"
+    parts.append(f"a machine's memory {gib(plan.host_peak)}{host}")
     lines = [f"memory, predicted: {'; '.join(parts)}"]
     if plan.pass_tokens is not None:
         line = f"passes of the update: {plan.pass_tokens:,} tokens"

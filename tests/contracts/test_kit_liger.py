@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,7 @@ from lmm_r1.lmm_kits import KITS
 
 pytestmark = [pytest.mark.contract, pytest.mark.slow]
 
+TESTS = Path(__file__).resolve().parents[1]
 NORMS, LAYERS, ROTATIONS = "norms", "feed-forward layers", "rotary embeddings"
 # Of two layers of text: two norms each and the last one, a feed-forward layer and a rotation each.
 TEXT = {NORMS: 5, LAYERS: 2, ROTATIONS: 2}
@@ -37,9 +39,9 @@ def test_log_probs_and_gradients_are_those_without_the_kernels(name, tiny_checkp
         pytest.skip(f"not installed: {', '.join(missing)}")
     # A process of its own: Triton reads the variable when it is imported.
     command = [sys.executable, "-m", "helpers.interpreted_liger", name, str(tiny_checkpoint(name))]
-    ended = subprocess.run(
-        command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False
-    )
+    paths = os.pathsep.join([str(TESTS.parent), str(TESTS), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": paths}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr[-3000:]
     expected = {kind: count for kind, count in {**TEXT, **MORE.get(name, {})}.items() if count}
     assert json.loads(ended.stdout.splitlines()[-1]) == expected

@@ -8,6 +8,7 @@ from helpers.stage_scripts import STAGES, printed_commands, trainer_config
 
 from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig, SFTConfig
+from lmm_r1.config.ppo import MOST_GPU_PASS_TOKENS, MOST_PASS_TOKENS
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.planning.advice import refuse_excess
@@ -96,7 +97,8 @@ def test_an_rl_stage_fits_its_machine(script, machine_name, model_3b, tmp_path):
     with_critic = script != RL_STAGES[0] and machine_name != "1 x 24"
     assert ("critic" in roles) == with_critic
     assert plan.devices[0].models[0].estimate.size.parameters > 3.7e9
-    assert plan.pass_tokens == 16192
+    assert plan.pass_tokens is not None
+    assert MOST_PASS_TOKENS <= plan.pass_tokens <= MOST_GPU_PASS_TOKENS
 
 
 @pytest.mark.parametrize("machine_name", MACHINES)

@@ -2,23 +2,28 @@
 
 import errno
 import os
+import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from lmm_r1.errors import UserError
 from lmm_r1.files import lock
-from lmm_r1.files.lock import locked
+from lmm_r1.files.lock import lock_of, locked
 
 pytestmark = pytest.mark.unit
 
 HOLDS = """
-import sys
+import os, sys, time
 from pathlib import Path
 from lmm_r1.files.lock import locked
 with locked(Path(sys.argv[1]), output="--output rows.jsonl"):
+    if os.fork() == 0:
+        # A worker that outlives the process.
+        time.sleep(60)
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -34,24 +39,37 @@ def test_a_second_process_is_refused_with_the_name_of_the_first_until_that_ends(
         )
         with pytest.raises(UserError, match=told), locked(path, output="--output rows.jsonl"):
             pytest.fail("both write")
+        children = Path(f"/proc/{holder.pid}/task/{holder.pid}/children").read_text().split()
         holder.kill()
-    with locked(path, output="--output rows.jsonl"):
-        assert path.read_text() == f"process {os.getpid()} on {socket.gethostname()}"
+    try:
+        with locked(path, output="--output rows.jsonl"):
+            assert path.read_text() == f"process {os.getpid()} on {socket.gethostname()}"
+        assert not path.exists()
+    finally:
+        for child in children:
+            os.kill(int(child), signal.SIGKILL)
+    assert len(children) == 1, "what it started lived on"
+
+
+def test_an_output_has_one_lock_whatever_its_path_is_written_as(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert lock_of(Path("rows.jsonl")) == lock_of(tmp_path / "folder" / ".." / "rows.jsonl")
+    assert lock_of(Path("rows.jsonl")) != lock_of(Path("other.jsonl"))
 
 
 def test_a_file_system_without_locks_is_written_without_one_and_other_failures_are_not_swallowed(
     tmp_path, monkeypatch
 ):
     def fails(number: int):
-        def flock(file, how):
+        def lockf(file, how):
             raise OSError(number, os.strerror(number))
 
-        return flock
+        return lockf
 
-    monkeypatch.setattr(lock.fcntl, "flock", fails(errno.ENOSYS))
+    monkeypatch.setattr(lock.fcntl, "lockf", fails(errno.ENOSYS))
     with locked(tmp_path / "lock", output="--output x"):
         pass
-    monkeypatch.setattr(lock.fcntl, "flock", fails(errno.EIO))
+    monkeypatch.setattr(lock.fcntl, "lockf", fails(errno.EIO))
     with pytest.raises(OSError, match="Input/output error"), locked(tmp_path / "lock", output="--output x"):
         pytest.fail("it is written")
 
