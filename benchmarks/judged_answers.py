@@ -17,7 +17,7 @@ from pathlib import Path
 
 from machine import machine_name
 
-WORKERS, ITEM_SECONDS = 2, 5.0
+WORKERS, ITEM_SECONDS = 1, 20.0
 
 
 def main() -> None:

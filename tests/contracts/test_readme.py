@@ -76,6 +76,36 @@ def test_the_make_targets_of_the_page_are_there():
     assert all(re.search(rf"^{target}:", makefile, flags=re.MULTILINE) for target in targets)
 
 
+def test_the_plan_of_the_page_is_accepted_for_a_checkpoint_whose_sizes_are_known():
+    from lmm_r1.cli.arguments import parse
+    from lmm_r1.config.plan import PlanPPOConfig
+    from lmm_r1.lmm_kits.released import released_configs
+
+    [line] = re.findall(r"^lmm-r1 plan (.*)$", PAGE, flags=re.MULTILINE)
+    config = parse(PlanPPOConfig, line.split(), prog="lmm-r1 plan", description="")
+    assert config.actor.model_name_or_path in released_configs()
+    assert (config.num_gpus, config.gpu_memory_gib) == (1, 80.0)
+
+
+def test_the_plans_of_the_page_are_those_of_the_result_file():
+    plans = {
+        (
+            plan["hardware"].replace("x", "×"),
+            plan["model"].partition("/")[2].removesuffix("-Instruct"),
+            plan["trained"],
+        ): plan
+        for plan in result("plan_gpus.json")["plans"]
+        if plan["stage"] == "RL"
+    }
+    rows = re.findall(r"^\| (\d × \d+ GB) \| (\S+) \| (LoRA|full) \| (.*?) \| ([\d.]+) \|", PAGE, flags=re.MULTILINE)
+    assert len(rows) == 5
+    for hardware, model, trained, flags, peak in rows:
+        plan = plans[hardware, model, trained]
+        assert plan["fits"]
+        assert float(peak) == plan["peak_gib_per_gpu"]
+        assert flags == "none" or flags.strip("`") in plan["command"]
+
+
 def test_every_command_is_on_the_page_of_commands():
     from lmm_r1.cli import COMMANDS
 
