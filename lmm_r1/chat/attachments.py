@@ -7,7 +7,7 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from lmm_r1.chat.screen import one_line
 from lmm_r1.data.image_sources import describe, kind_of, resolve
@@ -106,8 +106,6 @@ def _name(source: str) -> str:
 def _image_reason(name: str, cause: BaseException | None) -> str:
     if isinstance(cause, FileNotFoundError):
         return f"no image file {name}; check the path"
-    if isinstance(cause, UnidentifiedImageError):
-        return f"{name} is no image, or of a format that Pillow does not know"
     reason = cause.strerror if isinstance(cause, OSError) and cause.strerror else cause
     return f"cannot read the image {name}: {one_line(str(reason))}"
 

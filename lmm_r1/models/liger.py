@@ -24,8 +24,10 @@ from lmm_r1 import cpu
 
 logger = logging.getLogger(__name__)
 
-# Whether one is added to the weight, and whether the product with it is rounded once or twice, as Liger names it.
-_NORMS = ((0.0, "llama"), (1.0, "gemma"), (0.0, "gemma"))
+# How often the product with the weight is rounded, by Liger's numbers for it.
+TWICE, ONCE = 0, 1
+# What is added to the weight, and the rounding.
+_NORMS = ((0.0, TWICE), (1.0, ONCE), (0.0, ONCE))
 _EPSILONS = ("variance_epsilon", "eps")
 _WIDTH = 16
 
@@ -103,7 +105,7 @@ def _norm(module: torch.nn.Module) -> Forward | None:
 
 
 @cache
-def _norm_kind(cls: type[torch.nn.Module], name: str, eps: float, shape: tuple[int, ...]) -> tuple[float, str] | None:
+def _norm_kind(cls: type[torch.nn.Module], name: str, eps: float, shape: tuple[int, ...]) -> tuple[float, int] | None:
     """Return of a norm's class what is added to the weight, and where it rounds; None if it is no such norm."""
     generator = torch.Generator().manual_seed(0)
     # So small that epsilon counts.
@@ -121,13 +123,13 @@ def _norm_kind(cls: type[torch.nn.Module], name: str, eps: float, shape: tuple[i
         wide = hidden.float()
         wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
         once = (wide * (offset + weight.float())).to(hidden.dtype)
-        if torch.equal(found, once if casting == "gemma" else (offset + weight) * wide.to(hidden.dtype)):
+        if torch.equal(found, once if casting == ONCE else (offset + weight) * wide.to(hidden.dtype)):
             return offset, casting
     return None
 
 
 @cache
-def _norm_forward(epsilon: str, offset: float, casting: str) -> Forward:
+def _norm_forward(epsilon: str, offset: float, casting: int) -> Forward:
     from liger_kernel.ops.rms_norm import LigerRMSNormFunction
 
     def forward(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
@@ -283,8 +285,9 @@ def _turned(heads: torch.Tensor) -> torch.Tensor:
 @cache
 def _rotation(kind: RotationKind) -> Forward:
     """Return the kernel for queries (B, H, T, D) with angles (B, T, D), or of three axes; or for patches (T, H, D)."""
-    from liger_kernel.ops.qwen2vl_mrope import LigerQwen2VLMRopeFunction
     from liger_kernel.ops.rope import LigerRopeFunction
+
+    from lmm_r1.lmm_kits.fused_rotation import rotate_by_sections
 
     def rotate(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Rotated:
         return LigerRopeFunction.apply(q, k, cos, sin)
@@ -292,7 +295,7 @@ def _rotation(kind: RotationKind) -> Forward:
     def rotate_sections(
         q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, mrope_section: list[int]
     ) -> Rotated:
-        return LigerQwen2VLMRopeFunction.apply(q, k, cos, sin, mrope_section)
+        return rotate_by_sections(q, k, cos, sin, mrope_section)
 
     def rotate_patches(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Rotated:
         q, k = LigerRopeFunction.apply(q.transpose(0, 1)[None], k.transpose(0, 1)[None], cos, sin)

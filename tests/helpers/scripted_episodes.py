@@ -98,7 +98,7 @@ class TalkingVllm(VllmEngine):
     def __init__(self, says: Says, *, max_len: int) -> None:
         self.codec = PromptCodec(kit=CharacterKit(), processor=None, banned_token_ids=())
         self.codec.max_len = max_len
-        self.engine, self.guesses = TalkingEngine(says), False
+        self.engine, self.guesses, self.responses = TalkingEngine(says), False, 256
         self._loop = asyncio.new_event_loop()
         self._beside = ThreadPoolExecutor(max_workers=1)
         self.turns = 0

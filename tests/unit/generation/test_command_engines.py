@@ -56,4 +56,5 @@ def test_cuda_graphs_are_on_unless_the_command_switches_them_off(
         monkeypatch.setattr(module, "make_engine", ask)
     with pytest.raises(Asked) as asked:
         start(command, str(tiny_checkpoint("llm")), tmp_path, enforce_eager=enforce_eager)
-    assert asked.value.settings.enforce_eager is enforce_eager
+    # None is left to the size of the model.
+    assert bool(asked.value.settings.enforce_eager) is enforce_eager

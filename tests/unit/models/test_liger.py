@@ -56,10 +56,10 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
 
 
 def normed(
-    hidden: torch.Tensor, weight: torch.Tensor, eps: float, offset: float, casting: str, in_place: bool
+    hidden: torch.Tensor, weight: torch.Tensor, eps: float, offset: float, casting: int, in_place: bool
 ) -> torch.Tensor:
     wide = hidden.float() * torch.rsqrt(hidden.float().pow(2).mean(-1, keepdim=True) + eps)
-    if casting == "gemma":
+    if casting == liger.ONCE:
         return (wide * (offset + weight.float())).to(hidden.dtype)
     return (offset + weight) * wide.to(hidden.dtype)
 
@@ -67,8 +67,8 @@ def normed(
 @pytest.mark.parametrize(
     ("norm", "called"),
     [
-        (LlamaRMSNorm(16, eps=1e-5), (1e-5, 0.0, "llama", False)),
-        (Gemma3RMSNorm(16, eps=1e-6), (1e-6, 1.0, "gemma", False)),
+        (LlamaRMSNorm(16, eps=1e-5), (1e-5, 0.0, liger.TWICE, False)),
+        (Gemma3RMSNorm(16, eps=1e-6), (1e-6, 1.0, liger.ONCE, False)),
     ],
 )
 def test_a_norm_is_called_with_its_epsilon_offset_and_rounding(calls, norm, called):

@@ -331,7 +331,7 @@ def test_the_split_is_the_one_that_is_named(tmp_path):
 
 def test_columns_are_kept_where_reward_requests_hold_them(tmp_path):
     file = str(write(tmp_path / "rows.jsonl", {"messages": "x", "answer": "1", "level": 3}))
-    for request_fields, kept in (((), {}), (("step",), {}), (("columns", "step"), {"level": 3})):
+    for request_fields, kept in (((), {}), (("step",), {}), (("columns", "step"), {"answer": "1", "level": 3})):
         (found,) = run._load(config(reward__request_fields=request_fields), file, split="train")
         assert found.columns == kept
 
