@@ -209,7 +209,7 @@ def of_demo(folder: Path) -> Figures:
 
 
 def of_quickstart(folder: Path) -> Figures:
-    """Return the first loss, in bf16 on a GPU, and what was learnt by heart."""
+    """Return the first loss, in bf16 on a GPU, and how much of its training file the model memorized."""
     (file,) = (folder / "runs/evaluation").glob("*[!d].json")
     files = json.loads(file.read_text())["checkpoints"][0]["files"]
     loss = lines_of(folder / "runs/sft/metrics.jsonl")[0]["loss"]
