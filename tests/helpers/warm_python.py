@@ -9,6 +9,7 @@ import runpy
 import select
 import shlex
 import signal
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -31,6 +32,14 @@ def warm_python() -> str:
         )
         executable.chmod(0o755)
     return str(executable)
+
+
+def kill(process: subprocess.Popen) -> None:
+    """Kill a process of a session of its own, whose standard output is a pipe, and wait until its fork ended, too."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+    # The fork learns of it a moment later, and may hold locks until then; the pipe is open for as long.
+    process.communicate()
 
 
 def _end_with(process: int) -> None:

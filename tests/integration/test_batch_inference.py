@@ -4,7 +4,6 @@ import json
 import os
 import random
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -15,7 +14,7 @@ from helpers.commands import error_of, flags, tree, write_rows
 from helpers.commands_here import Ended, run_here
 from helpers.row_files import load_rows
 from helpers.value_models import save_reward_model
-from helpers.warm_python import warm_python
+from helpers.warm_python import kill, warm_python
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -119,20 +118,19 @@ def test_killed_three_times_at_random_it_ends_with_the_rows_of_an_uninterrupted_
     # Two rows at a time, so that there is something to interrupt.
     argv = command(demo, rows, output, eval_task="generate", verifier="math", batch_rows=2)
     chance = random.Random(7)
-    for kill in range(KILLS):
+    for attempt in range(KILLS):
         size = output.stat().st_size if output.exists() else 0
         process = subprocess.Popen(
-            argv, cwd=tmp_path, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            argv, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
             start_new_session=True,
         )  # fmt: skip
-        if kill == KILLS - 1:  # while the model is loaded, perhaps
+        if attempt == KILLS - 1:  # while the model is loaded, perhaps
             time.sleep(chance.uniform(0, 5))
         else:  # soon after a row was written
             while process.poll() is None and (not output.exists() or output.stat().st_size == size):
                 time.sleep(0.001)
             time.sleep(chance.uniform(0, 0.2))
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        kill(process)
     before = len(output.read_bytes().splitlines())
     assert 0 < before, "nothing was written before the kills"
     ended = run(argv, cwd=tmp_path)
