@@ -45,14 +45,17 @@ class LiveMemory(TorchDispatchMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        given = {_address(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
         try:
             result = _run(func, _without_masks(func, args), kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             raise Unpredictable(f"{func} depends on the values of its tensors") from error
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, torch.Tensor) and _address(leaf) not in given:
-                self._note(leaf.untyped_storage())
+        made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        if unknown := [leaf for leaf in made if _address(leaf) not in self._alive]:
+            # Weights and what else was there before are not counted.
+            given = {_address(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
+            for leaf in unknown:
+                if _address(leaf) not in given:
+                    self._note(leaf.untyped_storage())
         return result
 
     def _note(self, storage: torch.UntypedStorage) -> None:

@@ -14,6 +14,7 @@ from lmm_r1.data.sample import SampleMedia
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.adapters import language_layers
+from lmm_r1.models.output_layer import two_slices
 from lmm_r1.models.quantized import packed_bytes
 from lmm_r1.models.value_model import KitValueModel
 from lmm_r1.planning.live_memory import LiveMemory, Unpredictable, take_memory
@@ -96,7 +97,7 @@ class EmptyModel:
             entropy: whether the policy's pass computes entropies.
             bytes_per_gradient: what stays of a gradient until the backward pass is over, per number.
         """
-        with _told_as_unpredictable(), LiveMemory() as memory:
+        with _told_as_unpredictable(), two_slices(), LiveMemory() as memory:
             if not self.is_trained:
                 with torch.no_grad():
                     self._run(batch, entropy=False)

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,8 @@ from helpers.packed_batches import ShapeLog
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lmm_r1.models import output_layer
-from lmm_r1.models.output_layer import Sampler, TokenOutcomes, token_outcomes
+from lmm_r1.models.output_layer import Sampler, TokenOutcomes, token_outcomes, two_slices
+from lmm_r1.planning.live_memory import LiveMemory
 
 pytestmark = pytest.mark.unit
 
@@ -151,3 +153,18 @@ def test_what_a_model_makes_of_its_logits_is_noticed(change: Callable[[torch.Ten
     with torch.no_grad():
         assert outcomes.of(change(given)) is None
     assert layer(hidden).shape == (1, TOKENS, VOCABULARY), "the layer is itself again"
+
+
+@pytest.mark.parametrize("entropy", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float, torch.bfloat16])
+def test_the_peak_of_two_slices_is_that_of_all(monkeypatch, entropy, dtype):
+    """Ten tokens a chunk and 17 words a slice; of both there are three."""
+    monkeypatch.setattr(output_layer, "CHUNK_BYTES", 10 * 4 * VOCABULARY)
+    sampler = Sampler(temperature=0.7, banned_token_ids=torch.tensor([2]))
+    peaks = {}
+    for slices in (nullcontext, two_slices):
+        with slices(), LiveMemory() as memory, ShapeLog() as log:
+            results(from_hidden(sampler, entropy=entropy), bias=False, dtype=dtype)
+        peaks[slices] = memory.peak
+        assert ((TOKENS - 20, VOCABULARY) in log.shapes) == (slices is nullcontext)
+    assert peaks[two_slices] == peaks[nullcontext] > 0
