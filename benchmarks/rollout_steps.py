@@ -235,7 +235,7 @@ def generator_of(actor: Any, loop: asyncio.AbstractEventLoop, *, under_way: Any,
                 if group.ref.done():
                     group.samples = group.ref.result().samples
 
-        def generate(self, rows: Sequence[Row], settings: GroupSettings) -> Any:
+        def generate(self, rows: Sequence[Row], settings: GroupSettings, **others: Any) -> Any:
             begun = [self._begun(row, settings, place=0) for row in rows]
             return [group.ref.result().samples for group in begun]
 

@@ -11,6 +11,7 @@ from lmm_r1 import dotted
 from lmm_r1.config.kd import KDConfig
 from lmm_r1.config.ppo import MOST_PASS_TOKENS, PPOConfig
 from lmm_r1.config.supervised import SupervisedConfig
+from lmm_r1.config.weight_checks import why_not_during_generation
 
 Config = TypeVar("Config", bound=PPOConfig | SupervisedConfig)
 SECRETS = (("logger", "wandb", "key"), ("logger", "swanlab", "key"))
@@ -22,6 +23,7 @@ UNPLANNED: dict[str, object] = {
     "ds.enable_sleep": False,
     "ds.zero_stage": 2,
     "model.gradient_checkpointing_enable": False,
+    "ref.during_generation": False,
     "ref.offload": False,
     "train.colocate_all": False,
     "train.max_tokens_per_gpu": MOST_PASS_TOKENS,
@@ -65,6 +67,7 @@ _FREE = (
     "model.gradient_checkpointing_layers",
     "model.gradient_checkpointing_reentrant",
     "model.model_name_or_path",
+    "ref.during_generation",
     "ref.model_name_or_path",
     "ref.num_gpus_per_node",
     "ref.num_nodes",
@@ -123,6 +126,9 @@ def unplanned(config: Config) -> Config:
     """Return the settings with what a plan has left open, or was not made for, as it is without one."""
     shares = isinstance(config, PPOConfig) and config.train.colocate_all
     defaults = UNPLANNED | (_SHARED_UNPLANNED if shares else {})
+    if isinstance(config, PPOConfig) and not shares and why_not_during_generation(config) is None:
+        # Its GPUs have nothing else to do then.
+        defaults["ref.during_generation"] = True
     if isinstance(config, KDConfig):
         defaults |= _STUDENT_UNPLANNED
     known = dotted.leaf_types(type(config))

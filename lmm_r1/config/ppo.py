@@ -23,6 +23,8 @@ MOST_PASS_TOKENS = 16192
 """Of a training pass where `train.max_tokens_per_gpu` is left open; OpenRLHF's default."""
 MOST_GPU_PASS_TOKENS = 65536
 """The same on a GPU with memory to spare: beyond it a pass is no faster per token."""
+AHEAD_TOKENS = 8192
+"""The same of the reference's passes during generation, for which memory is set aside."""
 
 EstimatorName: TypeAlias = Literal[
     "gae", "reinforce", "rloo", "reinforce_baseline", "group_norm", "dr_grpo", "flash_reinforce", "remax", "grpo_passk"
@@ -140,6 +142,9 @@ class RefConfig(PlacedModel):
     """GPUs per machine that hold the reference model; None takes its share of what the machine has, or the Ray cluster; one rank on a CPU."""
     offload: bool | None = None
     """Keep the reference model in CPU memory while it is not needed; None does so where the run would not fit otherwise."""
+    during_generation: bool | None = None
+    """Compute the reference model's log-probs of finished groups while others are generated; None does so on GPUs that
+    have memory for it."""
     refresh_steps: int = 0
     """Steps after which the reference model takes the policy's weights, again and again; 0 keeps the model of the start."""
 

@@ -5,8 +5,24 @@ from lmm_r1.config.shared import DeepSpeedConfig, OptimizerConfig
 from lmm_r1.errors import UserError
 
 
+def why_not_during_generation(config: PPOConfig) -> str | None:
+    """Return why the reference cannot compute log-probs while groups are generated; None where it can."""
+    if config.algo.kl.init_coef <= 0:
+        return f"with --algo.kl.init_coef {config.algo.kl.init_coef:g} there is no reference model"
+    if not config.train.async_enable:
+        return None
+    if config.train.colocate_all or config.train.colocate_actor_ref:
+        return "with --train.async_enable the policy is updated during generation, on the GPUs of the reference"
+    if config.ref.refresh_steps:
+        return "with --train.async_enable and --ref.refresh_steps the next rollout begins before the reference is refreshed"
+    return None
+
+
 def check_reference(config: PPOConfig) -> None:
-    """Raise UserError for a reference that could not follow the policy."""
+    """Raise UserError for a reference that could not follow the policy, or run when it is to."""
+    why = why_not_during_generation(config)
+    if config.ref.during_generation and why is not None:
+        raise UserError(f"--ref.during_generation: {why}; leave it out")
     steps = config.ref.refresh_steps
     given = f"--ref.refresh_steps {steps}"
     if steps < 0:

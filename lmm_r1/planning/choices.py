@@ -9,6 +9,7 @@ from typing import TypeVar
 from lmm_r1 import dotted
 from lmm_r1.config import KDConfig, PPOConfig, SupervisedConfig, unplanned
 from lmm_r1.config.export import UNPLANNED
+from lmm_r1.config.weight_checks import why_not_during_generation
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.planning.advice import Change, fitting_changes, remedies
@@ -30,6 +31,8 @@ CHOSEN = (
     "ref.offload",
     "ds.adam_offload",
 )
+# Of its share, what an engine that shares its GPUs may lose to the reference's passes during generation.
+LEFT_TO_REFERENCE = 0.1
 
 
 def chosen(
@@ -46,12 +49,21 @@ def chosen(
     3. engines free their memory while models train;
     4. as few layers as possible compute their activations again;
     5. what costs more time: see `advice.remedies`.
+    With all of that chosen, the reference runs during generation if there is memory for it.
     Without a GPU nothing is chosen but what a run needs to fit.
 
     Args:
         replan: makes the plan of other settings.
         share_gpus: returns the counts with which models and engines share a machine's GPUs.
     """
+    config, plan = _on_gpus(config, replan=replan, share_gpus=share_gpus)
+    return _with_reference_ahead(config, plan, replan=replan)
+
+
+def _on_gpus(
+    config: Config, *, replan: Callable[[Config], Plan], share_gpus: Callable[[PPOConfig], Mapping[str, object]]
+) -> tuple[Config, Plan]:
+    """Return the settings with models and engines on GPUs of their own, or on the same ones if they do not fit so."""
     config, plan = _on_these_gpus(config, replan=replan)
     if _fits(plan) or not (isinstance(config, PPOConfig) and config.train.colocate_all is None):
         return config, plan
@@ -61,6 +73,20 @@ def chosen(
         # One of them must have GPUs of its own.
         return config, plan
     return (shared, found) if _fits(found) else (config, plan)
+
+
+def _with_reference_ahead(config: Config, plan: Plan, *, replan: Callable[[Config], Plan]) -> tuple[Config, Plan]:
+    """Return the settings with the reference's passes during generation, where they take little from anything else."""
+    if not isinstance(config, PPOConfig) or config.ref.during_generation is not None or plan.machine.gpu_bytes is None:
+        return config, plan
+    if why_not_during_generation(config) is None:
+        ahead = dotted.replace(config, {"ref.during_generation": True})
+        found = replan(ahead)
+        before, after = plan.engine_share or 0.0, found.engine_share or 0.0
+        same_passes = (found.fitting_tokens or 0) >= (plan.fitting_tokens or 0)
+        if _fits(found) and same_passes and after >= (1 - LEFT_TO_REFERENCE) * before:
+            return ahead, found
+    return dotted.replace(config, {"ref.during_generation": False}), plan
 
 
 def _on_these_gpus(config: Config, *, replan: Callable[[Config], Plan]) -> tuple[Config, Plan]:

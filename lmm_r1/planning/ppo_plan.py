@@ -8,6 +8,7 @@ from dataclasses import replace
 from lmm_r1.config import PPOConfig, SupervisedConfig
 from lmm_r1.config.export import UNPLANNED
 from lmm_r1.config.ppo import (
+    AHEAD_TOKENS,
     MOST_GPU_PASS_TOKENS,
     MOST_PASS_TOKENS,
     ActorConfig,
@@ -291,12 +292,14 @@ def _devices(
     devices = []
     for number, group in enumerate(together):
         shares = train.colocate_all and number == 0
+        ahead = max(AHEAD_TOKENS, config.data.max_len) if config.ref.during_generation else 0
         devices.append(
             Device(
                 name=f"each GPU of {' and '.join(group)}",
                 models=[models[role] for role in group],
                 engine=engine if shares else None,
                 bucket=2 * BUCKET_BYTES if "policy" in group else 0,
+                ahead_tokens=ahead,
             )
         )
     if not train.colocate_all:

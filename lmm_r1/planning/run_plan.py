@@ -13,6 +13,7 @@ from typing import TypeVar
 from PIL import Image
 from rich.console import Console
 
+from lmm_r1 import cpu, dotted
 from lmm_r1.config import DPOConfig, KDConfig, KTOConfig, PPOConfig, RMConfig, SupervisedConfig, unplanned
 from lmm_r1.config.gpu_counts import shared_counts
 from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, images_of
@@ -42,6 +43,9 @@ def planned_ppo(config: PPOConfig, *, console: Console, rows: Sequence[Row] = ()
 
     Raises UserError for a run that cannot fit. Of a Ray cluster's machines nothing is known here: their run goes on.
     """
+    if config.ref.during_generation is None and not cpu.has_cuda():
+        # It would take the cores from the engines.
+        config = dotted.replace(config, {"ref.during_generation": False})
     machine = None if on_other_machines(os.environ) else _this_machine(config)
     if machine is None:
         return unplanned(config)

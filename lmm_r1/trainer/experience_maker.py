@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from operator import attrgetter
 from typing import Any
 
 import ray
@@ -23,15 +22,15 @@ from openrlhf.trainer.ray.launcher import RayActorGroup
 
 from lmm_r1 import cpu
 from lmm_r1.config import PPOConfig
-from lmm_r1.config.ppo import MOST_PASS_TOKENS
-from lmm_r1.data.prefix_tree import TreeSample, prefix_tree
 from lmm_r1.data.sample import Sample, media_before
 from lmm_r1.errors import UserError
 from lmm_r1.trainer.advantages import ESTIMATORS, RewardedPass, RewardedRollout, group_deviations
-from lmm_r1.trainer.micro_batches import PassLimits, SampleSize, SharedTokens, plan_forward, plan_update
+from lmm_r1.trainer.micro_batches import PassLimits, plan_forward, plan_update
 from lmm_r1.trainer.mismatch import Mismatch
-from lmm_r1.trainer.samples import experience_of
-from lmm_r1.trainer.workers import PassMedia
+from lmm_r1.trainer.pass_sizes import data_parallel_size, pass_limits, prompt_tokens, sample_sizes
+from lmm_r1.trainer.reference_ahead import ReferenceAhead
+from lmm_r1.trainer.samples import Rollout, experience_of
+from lmm_r1.trainer.workers import model_inputs
 
 # What a rollout takes at least: what samples of a group begin with once.
 WITHOUT_REPEATS = PassLimits(samples=None, tokens=None, share_prefix=True)
@@ -76,10 +75,30 @@ class KitExperienceMaker(RemoteExperienceMaker):
         self.locations: Sequence[str] = ()
         # The greedy response to each of its prompts, where the estimator compares with one.
         self.greedy: Sequence[Sample] = ()
+        # What the reference has computed of it already, where it runs during generation.
+        self.ahead: ReferenceAhead | None = None
         self.mismatch = Mismatch(config)
+
+    def reference_ahead(self) -> ReferenceAhead | None:
+        """Return what computes the reference's log-probs of a new rollout while it is generated; None where nothing does."""
+        if not self.config.ref.during_generation:
+            return None
+        assert self.initial_model_group is not None, "refused by config.checks"
+        return ReferenceAhead(
+            self.initial_model_group,
+            limits=pass_limits(self.config, self.config.rollout, share_prefix=self.share_prefix),
+            pad_token_id=self.tokenizer.pad_token_id,
+            gpus_per_pass=self.initial_model_group.duplicate_actors,
+        )
+
+    def begin(self, rollout: Rollout) -> None:
+        """Take what belongs to the rollout at hand beside its samples."""
+        self.locations, self.greedy, self.ahead = rollout.locations, rollout.greedy, rollout.ahead
 
     def split_rollout_samples(self, rollout_samples: list[Experience]) -> list[Experience]:
         """Return the passes of all ranks, those of one rank in a row; every rank has as many."""
+        if self.ahead is not None:
+            self.ahead.finish(rollout_samples)
         for index, sample in enumerate(rollout_samples):
             sample.index = [index]
         limits = pass_limits(self.config, self.config.rollout, share_prefix=self.share_prefix)
@@ -149,19 +168,20 @@ class KitExperienceMaker(RemoteExperienceMaker):
     def _run_models(self, passes: Sequence[Experience]) -> ModelOutputs:
         """Start the passes of each model, of those that share GPUs one after the other, and collect what they give."""
         train = self.args.train
-        inputs = {
-            "sequences": [experience.sequences for experience in passes],
-            "attention_mask": [experience.attention_mask for experience in passes],
-            "mm_train_inputs_list": [PassMedia(rows=experience.mm_train_inputs) for experience in passes],
-        }
+        inputs = model_inputs(passes)
         masks = [experience.action_mask for experience in passes]
+        with_reference = train.colocate_all or train.colocate_actor_ref
+        # Its samples' media go with it.
+        ahead, self.ahead = self.ahead, None
+        if ahead is not None and with_reference:
+            ahead.wait()
+            ray.get(self.initial_model_group.async_run_method(method_name="empty_cache"))
         rewards = policy = values = reference = None
         if passes[0].rewards is None:
             padded = [True] * len(passes)
             rewards = self._dispatch_forward(
                 self.reward_model_group, train.colocate_all, pad_sequence=padded, **inputs
             )
-        with_reference = train.colocate_all or train.colocate_actor_ref
         if self.makes_policy_pass:
             policy = self._dispatch_forward(self.actor_model_group, with_reference, action_mask=masks, **inputs)
         if self.critic_model_group is not None:
@@ -170,13 +190,15 @@ class KitExperienceMaker(RemoteExperienceMaker):
                 ray.get(self.reward_model_group.async_run_method(method_name="empty_cache"))
             with_reward = train.colocate_all or train.colocate_critic_reward
             values = self._dispatch_forward(self.critic_model_group, with_reward, action_mask=masks, **inputs)
-        if self.initial_model_group is not None:
+        if self.initial_model_group is not None and ahead is None:
             reference = self._dispatch_forward(self.initial_model_group, with_reference, action_mask=masks, **inputs)
         return ModelOutputs(
             rewards=_collected(rewards, self.reward_model_group),
             log_probs=_collected(policy, self.actor_model_group),
             values=_collected(values, self.critic_model_group),
-            reference_log_probs=_collected(reference, self.initial_model_group),
+            reference_log_probs=(
+                _collected(reference, self.initial_model_group) if ahead is None else ahead.log_probs(passes)
+            ),
         )
 
     @property
@@ -299,7 +321,7 @@ def _learnt_from(sample: Experience) -> Experience:
     No loss then counts it, nor divides by it, by its tokens or as a sample: sum_i M_i A_i L_i / sum_i M_i (Mini-o3,
     arXiv:2509.07969), nor do entropy and KL. Its prompt, which its group computes anyway, takes no pass any longer.
     """
-    prompt = _prompt_tokens(sample)
+    prompt = prompt_tokens(sample)
     if not sample.info.get("masked") or prompt == len(sample.sequences):
         return sample
     cut: dict[str, Any] = {}
@@ -309,13 +331,6 @@ def _learnt_from(sample: Experience) -> Experience:
     (media,) = sample.mm_train_inputs
     kept = tuple(item for item in media if item.start < prompt) if media else ()
     return replace(sample, **cut, mm_train_inputs=[kept or None])
-
-
-def _prompt_tokens(sample: Experience) -> int:
-    """Return how many tokens of a sample without padding stand before its first loss token; all where it has none."""
-    first = sample.action_mask.flatten().nonzero().flatten()[:1]
-    # The action mask is about the token after each.
-    return int(first) + 1 if len(first) else sample.sequences.numel()
 
 
 def check_groups(experiences: Sequence[Experience], *, size: int) -> None:
@@ -353,65 +368,3 @@ def _collected(refs: list[ray.ObjectRef] | None, group: RayActorGroup | None) ->
         return None
     assert group is not None, "its workers gave the references"
     return [output for part in ray.get(refs)[:: group.duplicate_actors] for output in part]
-
-
-def data_parallel_size(group: RayActorGroup) -> int:
-    """Return how many workers of a group get samples of their own."""
-    return len(group._actor_handlers) // group.duplicate_actors
-
-
-def pass_limits(config: PPOConfig, settings: Any, *, share_prefix: bool) -> PassLimits:
-    """Return what one pass may hold by `--rollout.*` or `--train.*`; tokens count per group of GPUs that share a pass."""
-    by_tokens = config.train.dynamic_batch_enable
-    most = config.train.max_tokens_per_gpu
-    given = MOST_PASS_TOKENS if most is None else most
-    tokens = given if settings.max_tokens_per_gpu is None else settings.max_tokens_per_gpu
-    gpus = config.ds.tensor_parallel_size * config.ds.ulysses_size
-    return PassLimits(
-        samples=None if by_tokens else settings.micro_batch_size,
-        tokens=tokens * gpus if by_tokens or share_prefix else None,
-        share_prefix=share_prefix,
-    )
-
-
-def sample_sizes(samples: Sequence[Experience]) -> list[SampleSize]:
-    """Return what matters of experiences of one sample each, without padding; groups have prompt and media in common."""
-    groups: dict[Hashable, list[int]] = {}
-    prompts = []
-    for index, sample in enumerate(samples):
-        token_ids, prompt = sample.sequences.flatten(), _prompt_tokens(sample)
-        key = (token_ids[:prompt].numpy().tobytes(), media_before(sample.mm_train_inputs[0], prompt))
-        groups.setdefault(key, []).append(index)
-        prompts.append(prompt)
-    sizes = [
-        SampleSize(
-            index=index,
-            group=number,
-            prompt=prompts[index],
-            response=samples[index].sequences.numel() - prompts[index],
-            shared=shared,
-        )
-        for number, members in enumerate(groups.values())
-        for index, shared in zip(
-            members, _shared([samples[index] for index in members], prompt=prompts[members[0]]), strict=True
-        )
-    ]
-    return sorted(sizes, key=attrgetter("index"))
-
-
-def _shared(group: Sequence[Experience], *, prompt: int) -> list[tuple[SharedTokens, ...]]:
-    """Return of each sample of a group the nodes behind the prompt that it has in common with others."""
-    rows = [
-        TreeSample(
-            token_ids=sample.sequences.flatten().numpy(),
-            media=media if isinstance(media := sample.mm_train_inputs[0], tuple) else (),
-        )
-        for sample in group
-    ]
-    shared: list[list[SharedTokens]] = [[] for _ in group]
-    for number, node in enumerate(prefix_tree(rows, known=prompt)):
-        tokens = node.end - max(node.start, prompt)
-        if tokens and len(node.samples) > 1:
-            for member in node.samples:
-                shared[member].append(SharedTokens(node=number, tokens=tokens))
-    return [tuple(parts) for parts in shared]

@@ -172,7 +172,8 @@ class KitPPOTrainer(BasePPOTrainer):
         if not self.generator.can_fill(self.prompts, count=batch):
             return None
         began = time.perf_counter()
-        rollout = self.generator.rollout(self.prompts, count=batch, moment=Moment(step=step, held_out=False))
+        moment, ahead = Moment(step=step, held_out=False), self.experience_maker.reference_ahead()
+        rollout = self.generator.rollout(self.prompts, count=batch, moment=moment, ahead=ahead)
         return MadeRollout(
             rollout=rollout,
             is_whole=len(rollout.groups) == batch,
@@ -193,8 +194,7 @@ class KitPPOTrainer(BasePPOTrainer):
             began: when the step was, which waits for its rollout.
         """
         rollout, taken = made.rollout, time.perf_counter()
-        self.experience_maker.locations = rollout.locations
-        self.experience_maker.greedy = rollout.greedy
+        self.experience_maker.begin(rollout)
         self.updates_before = self._updates()
         status, self.step = self.train_step(rollout.experiences, self.step)
         self.updates_before = None

@@ -5,9 +5,10 @@ from __future__ import annotations
 import heapq
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from statistics import fmean
 from types import SimpleNamespace
 from typing import Any
@@ -25,9 +26,18 @@ from lmm_r1.errors import UserError
 from lmm_r1.generation.group import GroupSettings
 from lmm_r1.generation.speculation import Guesses
 from lmm_r1.scoring.scored_response import Moment
-from lmm_r1.trainer.group_filter import KEEPS_ALL, DroppedGroup, GroupFilter, counts, dropped_group, rewards_told
+from lmm_r1.trainer.group_filter import (
+    KEEPS_ALL,
+    DroppedGroup,
+    DropReason,
+    GroupFilter,
+    counts,
+    dropped_group,
+    rewards_told,
+)
 from lmm_r1.trainer.mismatch import modality_info, modality_of
 from lmm_r1.trainer.over_sampling import GroupsUnderWay, StartedGroup
+from lmm_r1.trainer.reference_ahead import ReferenceAhead
 from lmm_r1.trainer.silence import SilenceWatch
 from remote_rm.client import RewardUnavailable
 from remote_rm.verifier import Score
@@ -53,6 +63,8 @@ class Rollout:
     """Tokens that the engines guessed ahead; None where they do not."""
     held_over: int = 0
     """Groups that were begun, and go on in the next rollout."""
+    ahead: ReferenceAhead | None = None
+    """What the reference has begun to compute of it; None where it waits for the whole rollout."""
 
     @property
     def filtered(self) -> int:
@@ -94,6 +106,8 @@ class _Gathered:
     """Prompts since the last one that gave a group to learn from."""
     asked: int = 0
     """Prompts that it has taken."""
+    ahead: ReferenceAhead | None = None
+    """What gets its groups as soon as they are finished."""
 
     @property
     def missing(self) -> int:
@@ -122,7 +136,9 @@ class KitSamplesGenerator:
         self.under_way = under_way or GroupsUnderWay(factor=1, most_held=1)
         self._held_up = False
 
-    def rollout(self, prompts: PromptStream, *, count: int, moment: Moment | None = None) -> Rollout:
+    def rollout(
+        self, prompts: PromptStream, *, count: int, moment: Moment | None = None, ahead: ReferenceAhead | None = None
+    ) -> Rollout:
         """Return `count` groups of the stream's next prompts, fewer where its last episode ends.
 
         Groups that are dropped are replaced from the next episode where this one ends, so that what was gathered is
@@ -131,29 +147,27 @@ class KitSamplesGenerator:
 
         Args:
             moment: when in the run they are scored; of groups that replace dropped ones it is the same.
+            ahead: gets the samples of each group that is kept as soon as it is finished.
         """
         settings = self._settings_at(moment)
         before = self._guesses()
         wake(self.args, self.vllm_engines)
-        gathered = _Gathered(count=count)
+        gathered = _Gathered(count=count, ahead=ahead)
         gather = self._gather_beyond if self.under_way.used else self._gather
         gather(gathered, prompts, settings)
         sleep(self.args, self.vllm_engines)
         groups = with_all_logs(gathered.groups)
         _check_parts(groups)
         _check_loss_tokens(groups)
-        masks = self.group_filter.masks
-        experiences = [
-            experience_of(sample, max_len=self.settings.max_len, masks=masks) for group in groups for sample in group
-        ]
         return Rollout(
-            experiences=experiences,
+            experiences=[experience for group in groups for experience in self._experiences(group)],
             groups=groups,
             overlong=gathered.overlong,
             dropped=tuple(gathered.dropped),
             part_weights=settings.part_weights,
             guesses=None if before is None or (now := self._guesses()) is None else now.since(before),
             held_over=len(self.under_way.groups),
+            ahead=ahead,
         )
 
     def can_fill(self, prompts: PromptStream, *, count: int) -> bool:
@@ -171,7 +185,7 @@ class KitSamplesGenerator:
                     continue
                 break
             gathered.asked += len(rows)
-            found = self.generate(rows, settings)
+            found = self.generate(rows, settings, finished=partial(self._hand_ahead, gathered, settings))
             prompts.measured([solve_rate(group) for group in found])
             for group in found:
                 self._judge(group, gathered, settings)
@@ -197,6 +211,7 @@ class KitSamplesGenerator:
                 assert group.samples is not None, "it has finished"
                 gathered.asked += 1
                 prompts.measured([solve_rate(group.samples)], places=[group.place])
+                self._hand_ahead(gathered, settings, group.samples)
                 self._judge(group.samples, gathered, settings)
                 self._check_filling(gathered, prompts)
         under_way.end_rollout()
@@ -208,14 +223,31 @@ class KitSamplesGenerator:
         if not group:
             gathered.overlong += 1
             return
-        moment = settings.moment
-        judged = self.group_filter.judged(group, step=None if moment is None else moment.step)
+        judged = self._judged(group, settings)
         if isinstance(judged, str):
             recorded = self._has_place(gathered.dropped)
             gathered.dropped.append(dropped_group(group, judged, recorded=recorded))
         else:
             gathered.groups.append(judged)
             gathered.in_vain = 0
+
+    def _judged(self, group: list[Sample], settings: GroupSettings) -> list[Sample] | DropReason:
+        """Return a group as it is learnt from, or why it is dropped."""
+        moment = settings.moment
+        return self.group_filter.judged(group, step=None if moment is None else moment.step)
+
+    def _hand_ahead(self, gathered: _Gathered, settings: GroupSettings, group: list[Sample]) -> None:
+        """Let the reference begin with a finished group that is kept; a user's function is not asked twice."""
+        if gathered.ahead is None or self.group_filter.function is not None or not group:
+            return
+        judged = self._judged(group, settings)
+        if not isinstance(judged, str):
+            gathered.ahead.add(self._experiences(judged))
+
+    def _experiences(self, group: Sequence[Sample]) -> list[Experience]:
+        return [
+            experience_of(sample, max_len=self.settings.max_len, masks=self.group_filter.masks) for sample in group
+        ]
 
     def _check_filling(self, gathered: _Gathered, prompts: PromptStream) -> None:
         """Raise UserError where a step cannot be filled."""
@@ -307,11 +339,16 @@ class KitSamplesGenerator:
         sleep(self.args, self.vllm_engines)
         return groups
 
-    def generate(self, rows: Sequence[Row], settings: GroupSettings) -> list[list[Sample]]:
+    def generate(
+        self, rows: Sequence[Row], settings: GroupSettings, *, finished: Callable[[list[Sample]], None] | None = None
+    ) -> list[list[Sample]]:
         """Return one group per row, in row order; by its prompt and the key of its media, passes know a group.
 
         The engines have `--rollout.vllm_generate_batch_size` prompts at one time, where that is less than a step's.
         Raises UserError when a reward cannot be had or a row is wrong; the run cannot go on without it.
+
+        Args:
+            finished: gets each group as soon as it is there, in any order.
         """
         pending = ray.get([engine.get_num_unfinished_requests.remote() for engine in self.vllm_engines])
         load = [(count, index) for index, count in enumerate(pending)]
@@ -333,6 +370,12 @@ class KitSamplesGenerator:
                 heapq.heappush(load, (count + settings.sampling.n_samples, index))
                 refs.append(self.vllm_engines[index].generate_group.remote(row, self._of_row(settings, place=place)))
                 engine_of[refs[-1]] = index
+            waiting = list(refs) if finished is not None else []
+            while waiting and finished is not None:
+                [done], waiting = ray.wait(waiting, num_returns=1)
+                with told_by_workers():
+                    group = ray.get(done).samples
+                finished(group)
             with told_by_workers():
                 groups = [group.samples for group in ray.get(refs)]
         assert all(len(group) in (0, settings.sampling.n_samples) for group in groups), "engines give whole groups"

@@ -49,6 +49,15 @@ class PassMedia:
     """One entry per sample."""
 
 
+def model_inputs(passes: Sequence[Experience]) -> dict[str, Any]:
+    """Return what every model's workers get of passes over samples, by the names of their `forward`."""
+    return {
+        "sequences": [experience.sequences for experience in passes],
+        "attention_mask": [experience.attention_mask for experience in passes],
+        "mm_train_inputs_list": [PassMedia(rows=experience.mm_train_inputs) for experience in passes],
+    }
+
+
 def media_per_row(mm_train_inputs_list: PassMedia | Sequence[Any], device: Any) -> dict[str, list[SampleMedia]]:
     """Return the media of a micro-batch, one entry per row, as the keyword that `KitActor.forward` takes.
 

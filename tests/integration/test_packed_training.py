@@ -19,12 +19,15 @@ import ray
 import torch
 from helpers.commands import flags, write_rows
 from helpers.deepspeed_process import start_anew
+from openrlhf.trainer.ppo_utils.experience import Experience
 from safetensors.torch import load_file
 
 from lmm_r1.cli import make_task, train_ppo_ray, train_sft
 from lmm_r1.data.messages import Row
 from lmm_r1.data.sample import MediaRef, Sample, Segment
 from lmm_r1.generation.group import GroupSettings
+from lmm_r1.trainer import reference_ahead
+from lmm_r1.trainer.reference_ahead import ReferenceAhead
 from lmm_r1.trainer.samples import KitSamplesGenerator
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
@@ -50,12 +53,14 @@ class Run:
 
     metrics: list[dict[str, float]]
     weights: dict[str, torch.Tensor]
+    ahead: list[int]
+    """Samples of each time that the reference was given some apart from a whole rollout."""
 
     @classmethod
-    def of(cls, folder: Path) -> "Run":
+    def of(cls, folder: Path, *, ahead: list[int]) -> "Run":
         lines = (folder / "metrics.jsonl").read_text().splitlines()
         weights = {name: value for file in folder.glob("*.safetensors") for name, value in load_file(file).items()}
-        return cls(metrics=list(map(json.loads, lines)), weights=weights)
+        return cls(metrics=list(map(json.loads, lines)), weights=weights, ahead=ahead)
 
     def curve(self, name: str) -> torch.Tensor:
         return torch.tensor([line[name] for line in self.metrics], dtype=torch.float64)
@@ -108,19 +113,31 @@ def train(tiny_checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempP
 
     def run(name: str, *switches: str, steps: int = STEPS, **changes: object) -> Run:
         records, replayed = not recorded, iter(recorded)
-        sampled = KitSamplesGenerator.generate
+        sampled, start, ahead = KitSamplesGenerator.generate, ReferenceAhead._start, []
 
-        def generate(self: KitSamplesGenerator, rows: Sequence[Row], settings: GroupSettings) -> Any:
+        def counted(self: ReferenceAhead, samples: Sequence[Experience]) -> None:
+            ahead.append(len(samples))
+            start(self, samples)
+
+        def generate(
+            self: KitSamplesGenerator, rows: Sequence[Row], settings: GroupSettings, *, finished: Any = None
+        ) -> Any:
             if records:
                 recorded.append(without_ray(of_many_lengths(sampled(self, rows, settings))))
-            return in_store(recorded[-1] if records else next(replayed))
+            groups = in_store(recorded[-1] if records else next(replayed))
+            for group in reversed(groups if finished else []):
+                finished(group)
+            return groups
 
         values = settings | {"data.max_samples": PROMPTS * steps, "ckpt.output_dir": folder / name}
         values |= {key.replace("__", "."): value for key, value in changes.items()}
         with pytest.MonkeyPatch.context() as patch, environment_kept():
             patch.setattr(KitSamplesGenerator, "generate", generate)
+            # Some of the four groups are computed during generation, and some after it.
+            patch.setattr(reference_ahead, "AHEAD_TOKENS", 150)
+            patch.setattr(ReferenceAhead, "_start", counted)
             train_ppo_ray.main([*flags(values), "--algo.kl.use_loss", *switches])
-        return Run.of(folder / name)
+        return Run.of(folder / name, ahead=ahead)
 
     return run
 
@@ -183,12 +200,15 @@ def shared(train: Callable[..., Run]) -> Run:
 
 
 TOGETHER = "--train.colocate_all"
+DURING = "--ref.during_generation"
 NOT_SHARED = "--train.no_shared_prefix_enable"
 OTHERS = {
     "padded": ((TOGETHER, NOT_SHARED), {"steps": STEPS}),
     "packed": ((TOGETHER, NOT_SHARED, "--ds.packing_samples"), {"steps": 4}),
     # So few tokens that groups are divided.
     "by tokens": ((TOGETHER, "--train.dynamic_batch_enable"), {"steps": 4, "train__max_tokens_per_gpu": 150}),
+    "reference during generation": ((TOGETHER, DURING), {"steps": 4}),
+    "two references during generation": ((DURING,), {"steps": 4, "ref__num_gpus_per_node": 2}),
     "two workers with a share of each sequence, ZeRO-3": (
         (),
         {
@@ -213,6 +233,8 @@ def test_a_run_on_the_same_samples_has_the_same_curves(shared, train, untrained,
     switches, changes = OTHERS[name]
     other = train(name.replace(" ", "_"), *switches, **changes)
     assert len(other.metrics) == changes["steps"]
+    assert sum(other.ahead) == (changes["steps"] * PROMPTS * SAMPLES if DURING in switches else 0)
+    assert len(other.ahead) >= (2 * changes["steps"] if DURING in switches else 0), "none began before the end"
     differences = {curve: largest_difference(other, shared, curve) for curve in CURVES}
     # The mean of log-probs' changes, which nearly cancel out.
     assert differences.pop("ppo_kl") < 1e-3

@@ -84,6 +84,18 @@ REFUSED_IN_RL = [
         },
         "no rank has the policy's weights whole",
     ),
+    (
+        {"ref.during_generation": True, "algo.kl.init_coef": 0.0},
+        "--ref.during_generation: with --algo.kl.init_coef 0 there is no reference model; leave it out",
+    ),
+    (
+        {"ref.during_generation": True, "train.async_enable": True, "train.colocate_actor_ref": True},
+        "the policy is updated during generation, on the GPUs of the reference",
+    ),
+    (
+        {"ref.during_generation": True, "train.async_enable": True, "ref.refresh_steps": 2},
+        "the next rollout begins before the reference is refreshed",
+    ),
     ({"actor.optim": "muon", "ds.param_dtype": "fp16"}, "--actor.optim muon with --ds.param_dtype fp16: DeepSpeed"),
     ({"data.curriculum": "easy_first"}, "--train.num_episodes 1 must be at least 2"),
     ({"use_ms": True}, "leave it out"),

@@ -23,8 +23,8 @@ from lmm_r1.generation.branching import BranchingRollout
 from lmm_r1.generation.codec import PromptCodec
 from lmm_r1.generation.engine import SamplingSettings
 from lmm_r1.generation.group import GroupSettings
-from lmm_r1.trainer.experience_maker import sample_sizes
 from lmm_r1.trainer.micro_batches import PassLimits, plan_forward
+from lmm_r1.trainer.pass_sizes import sample_sizes
 from lmm_r1.trainer.samples import experience_of
 
 pytestmark = pytest.mark.unit

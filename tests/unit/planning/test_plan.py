@@ -100,6 +100,18 @@ def test_an_engine_that_generates_all_the_time_holds_its_share_while_models_work
     assert [phase.name for phase in alone.phases()] == ["generation"]
 
 
+def test_passes_of_the_reference_during_generation_take_their_memory_from_the_engine():
+    ahead = replace(SHARED, ahead_tokens=4096)
+    assert ahead.ahead == REFERENCE.busy(4096) - REFERENCE.idle == 5 * GIB
+    before, after = ({phase.name: phase.size for phase in device.phases()} for device in (SHARED, ahead))
+    assert after.pop("generation") == before.pop("generation") + 5 * GIB
+    assert after == before
+    # 3 of the reference, 19 of the policy; the 1 of new weights comes at another time.
+    assert ahead.beside_engine(usable=60 * GIB, sleeps=True, tokens=0) == (60 - 3 - 19 - 5) * GIB
+    apart = replace(SHARED, models=[POLICY], ahead_tokens=4096)
+    assert apart.ahead == 0
+
+
 def test_a_model_that_sleeps_holds_its_weights_alone():
     assert replace(POLICY, sleeps=True).idle == 3 * GIB
     assert replace(POLICY, sleeps=True).busy() == POLICY.busy()

@@ -63,7 +63,7 @@ class ScriptedGenerator(KitSamplesGenerator):
         self.run = run
         self.solved_in: int | None = None
 
-    def generate(self, rows: Sequence[Row], settings: Any) -> list[list[Sample]]:
+    def generate(self, rows: Sequence[Row], settings: Any, **others: object) -> list[list[Sample]]:
         version, step = self.run.version, settings.moment.step
         names = " ".join(item.location for item in rows)
         self.run.order.note(f"generates {step}: {names} at {version}")

@@ -65,7 +65,7 @@ class Clock(KitSamplesGenerator):
                 scores = (1.0, 1.0) if group.row.location.startswith("!") else (0.0, 1.0)
                 group.samples = [of_answer(group.row, score=score) for score in scores]
 
-    def generate(self, rows: Sequence[Row], settings: GroupSettings) -> list[list[Sample]]:
+    def generate(self, rows: Sequence[Row], settings: GroupSettings, **others: object) -> list[list[Sample]]:
         assert not self._held_up
         return [[of_answer(item, score=1.0)] for item in rows]
 

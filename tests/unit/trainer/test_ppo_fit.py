@@ -37,7 +37,7 @@ class PlayedGenerator(KitSamplesGenerator):
         self.limit = limit
         self.asked = self.different = 0
 
-    def generate(self, rows: Sequence[Row], settings: object) -> list[list[Sample]]:
+    def generate(self, rows: Sequence[Row], settings: object, **others: object) -> list[list[Sample]]:
         self.asked += len(rows)
         if self.limit is not None and self.asked > self.limit:
             raise UserError("the reward server is gone")
@@ -133,9 +133,9 @@ def test_a_step_lets_go_of_its_samples_before_the_next_rollout(trainer):
     alive: list[int] = []
     generate = run.generator.generate
 
-    def generated(*arguments: Any) -> list[list[Sample]]:
+    def generated(*arguments: Any, **others: object) -> list[list[Sample]]:
         alive.append(sum(experience() is not None for experience in learnt))
-        return generate(*arguments)
+        return generate(*arguments, **others)
 
     def train_step(samples: list[Experience], step: int) -> tuple[dict[str, Any], int]:
         learnt.extend(map(weakref.ref, samples))
@@ -188,9 +188,9 @@ def test_every_rollout_is_told_the_step_that_learns_from_it_also_where_a_run_is_
     told: list[tuple[int, int, bool]] = []
     generate = run.generator.generate
 
-    def generated(rows: Sequence[Row], settings: GroupSettings) -> list[list[Sample]]:
+    def generated(rows: Sequence[Row], settings: GroupSettings, **others: object) -> list[list[Sample]]:
         told.append((len(run.learnt), settings.moment.step, settings.moment.held_out))
-        return generate(rows, settings)
+        return generate(rows, settings, **others)
 
     run.generator.generate, run.step = generated, 4
     made = run.fit() - 4

@@ -46,7 +46,7 @@ ARGS = SimpleNamespace(
 class ScriptedGenerator(KitSamplesGenerator):
     """Gives each row's group by its answer: overlong prompts have none, `right` and `wrong` all the same score."""
 
-    def generate(self, rows, settings):
+    def generate(self, rows, settings, **others: object):
         scores = {"right": (1.0, 1.0), "wrong": (0.0, 0.0), "overlong": ()}
         return [[of_answer(item, score=score) for score in scores.get(item.answer, (0.0, 1.0))] for item in rows]
 
@@ -119,7 +119,7 @@ def test_a_step_takes_as_many_prompts_as_its_bound_and_stops_with_what_was_dropp
 
 def test_dropped_groups_are_kept_without_their_media_as_far_as_the_records_have_room():
     class Shown(KitSamplesGenerator):
-        def generate(self, rows, settings):
+        def generate(self, rows, settings, **others: object):
             media = media_ref("picture")
             return [[replace(generated_sample(of=item, media=media, reward=reward), reward=Score(reward=reward, score=reward, parts={})) for reward in (3.0, 3.0 + (item.answer == "a"))] for item in rows]  # fmt: skip
 
@@ -135,7 +135,7 @@ def test_dropped_groups_are_kept_without_their_media_as_far_as_the_records_have_
 
 def test_parts_that_only_some_rewards_have_are_told_with_both_rows():
     class Partly(KitSamplesGenerator):
-        def generate(self, rows, settings):
+        def generate(self, rows, settings, **others: object):
             return [
                 [generated_sample(of=item, reward=1.0, parts=dict.fromkeys(item.answer, 1.0))] * 2 for item in rows
             ]
@@ -258,7 +258,7 @@ def test_parts_are_weighted_by_the_step_and_those_of_held_out_rows_are_not():
     asked: list[GroupSettings] = []
 
     class Asked(ScriptedGenerator):
-        def generate(self, rows, settings):
+        def generate(self, rows, settings, **others: object):
             asked.append(settings)
             return super().generate(rows, settings)
 
@@ -280,7 +280,7 @@ def test_evaluation_plays_every_episode_by_itself_whatever_training_does():
     asked: list[GroupSettings] = []
 
     class Noting(KitSamplesGenerator):
-        def generate(self, rows, settings):
+        def generate(self, rows, settings, **others: object):
             asked.append(settings)
             return []
 

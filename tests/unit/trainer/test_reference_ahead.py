@@ -1,0 +1,132 @@
+"""The reference's log-probs of a rollout, part of which are computed while it is generated."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import ray
+import torch
+from helpers.experiences import group, sample
+from helpers.samples import media_ref
+from openrlhf.trainer.ppo_utils.experience import Experience
+
+from lmm_r1.trainer import reference_ahead
+from lmm_r1.trainer.micro_batches import PassLimits
+from lmm_r1.trainer.reference_ahead import ReferenceAhead
+
+pytestmark = pytest.mark.unit
+
+PAD = 0
+MEDIA = {"image": 1000.0, "other": 2000.0}
+
+
+def log_probs(token_ids: torch.Tensor, media: Any) -> torch.Tensor:
+    """Of each token after the first, a number that tells the token, its place and the sample's media, (T - 1,)."""
+    shown = sum(MEDIA[item.ref.key] for item in media or ())
+    return token_ids[1:] + torch.arange(1, len(token_ids)) / 100 + shown
+
+
+class Workers:
+    """Two ranks, each of two workers that share samples, which give `log_probs`; and how many samples each pass has."""
+
+    def __init__(self) -> None:
+        self.duplicate_actors = 2
+        self._actor_handlers = [object()] * 4
+        self.passes: list[list[int]] = []
+
+    def async_run_method_batch(self, *, method_name: str, **inputs: Sequence[Any]) -> list[Any]:
+        assert method_name == "forward"
+        assert len({len(values) for values in inputs.values()}) == 1
+        rows, media = inputs["sequences"], [one.rows for one in inputs["mm_train_inputs_list"]]
+        self.passes.append([len(one) for one in rows])
+        found = [
+            torch.stack([log_probs(ids, shown) for ids, shown in zip(*one, strict=True)])
+            for one in zip(rows, media, strict=True)
+        ]
+        ranks = len(found) // 2
+        return [part for rank in range(2) for part in [found[rank * ranks : (rank + 1) * ranks]] * 2]
+
+
+@pytest.fixture
+def workers(monkeypatch: pytest.MonkeyPatch) -> Workers:
+    monkeypatch.setattr(ray, "get", lambda refs: refs)
+    monkeypatch.setattr(reference_ahead, "AHEAD_TOKENS", 12)
+    return Workers()
+
+
+def ahead(workers: Workers, *, tokens: int | None = None) -> ReferenceAhead:
+    limits = PassLimits(samples=None, tokens=tokens, share_prefix=True)
+    return ReferenceAhead(workers, limits=limits, pad_token_id=PAD)
+
+
+def groups() -> list[list[Experience]]:
+    """Groups that take 6, 12, 14, 12, 4 and 4 tokens with their prompts once; the last two are alike."""
+    return [
+        group([1, 2], [3, 1]),
+        group([3, 4, 5, 6], [2, 6], media=media_ref("image")),
+        group([3, 4, 5, 6], [6, 4], media=media_ref("other")),
+        group([7], [10, 1]),
+        [sample([8], [9, 5]), sample([8], [5])],
+        [sample([8], [9, 5]), sample([8], [5])],
+    ]
+
+
+def passes_of(samples: Sequence[Experience], places: Sequence[Sequence[int]]) -> list[Experience]:
+    for place, one in enumerate(samples):
+        one.index = [place]
+    return [Experience.concat_experiences([samples[place] for place in batch], PAD) for batch in places]
+
+
+def check(found: Sequence[torch.Tensor], passes: Sequence[Experience]) -> None:
+    for values, one in zip(found, passes, strict=True):
+        assert values.shape == one.action_mask.shape
+        for row, ids, mask, media in zip(values, one.sequences, one.attention_mask, one.mm_train_inputs, strict=True):
+            length = int(mask.sum())
+            torch.testing.assert_close(row[: length - 1], log_probs(ids[:length], media), rtol=0, atol=1e-6)
+            assert not row[length - 1 :].any()
+
+
+def test_passes_are_started_when_there_is_a_full_one_for_every_rank(workers):
+    rollout = groups()
+    started = ahead(workers)
+    for number, expected in enumerate((0, 0, 1, 1, 1, 1)):
+        started.add(rollout[number])
+        # 6 + 12 + 14 tokens are more than 12 for both ranks; 12 + 4 + 4 are not.
+        assert len(workers.passes) == expected
+    # In samples, 3 for each rank; a pass of more than 12 tokens is divided.
+    assert sum(workers.passes[0]) == 6
+    started.finish([one for group in rollout for one in group])
+    assert len(workers.passes) == 2
+    assert sum(workers.passes[1]) == 6
+
+
+def test_log_probs_are_those_of_passes_that_were_cut_otherwise(workers):
+    rollout = groups()
+    started = ahead(workers)
+    # They finish in another order, and one of them is dropped.
+    for number in (3, 0, 2, 1):
+        started.add(rollout[number])
+    samples = [one for number in (5, 1, 0, 4, 2) for one in rollout[number]]
+    started.finish(samples)
+    passes = passes_of(samples, [[9, 0, 4], [1], [2, 3, 5, 8], [6, 7]])
+    check(started.log_probs(passes), passes)
+
+
+def test_ranks_get_as_many_samples_where_alike_ones_leave_an_odd_number(workers):
+    one, other = [sample([1], [5] * 30), sample([1], [6] * 30)], [sample([1], [5] * 30), sample([1], [7] * 3)]
+    started = ahead(workers)
+    started.add(one)
+    samples = [*one, *other]
+    started.finish(samples)
+    # Of the second group, the first sample is known: the other one goes with one that has been computed.
+    assert [sum(count) for count in workers.passes] == [2, 2]
+    passes = passes_of(samples, [[0, 3], [1, 2]])
+    check(started.log_probs(passes), passes)
+
+
+def test_a_flag_may_say_smaller_passes_and_no_larger_ones(workers):
+    assert ahead(workers, tokens=5)._limits.tokens == 5
+    assert ahead(workers, tokens=100)._limits.tokens == 12
+    assert ReferenceAhead(
+        workers, limits=PassLimits(samples=4, tokens=None, share_prefix=False), pad_token_id=PAD, gpus_per_pass=2
+    )._limits == PassLimits(samples=4, tokens=24, share_prefix=False)
