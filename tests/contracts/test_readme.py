@@ -87,6 +87,23 @@ def test_the_plan_of_the_page_is_accepted_for_a_checkpoint_whose_sizes_are_known
     assert (config.num_gpus, config.gpu_memory_gib) == (1, 80.0)
 
 
+@pytest.mark.usefixtures("own_environment")
+def test_a_plan_of_the_page_is_what_the_command_prints(capsys):
+    """The plan of the row that needs the fewest flags, of all its phases and choices."""
+    [plan] = [
+        one
+        for one in result("plan_gpus.json")["plans"]
+        if (one["hardware"], one["model"]) == ("1 x 80 GB", "Qwen/Qwen2.5-VL-3B-Instruct")
+    ]
+    from lmm_r1.cli import plan as command
+
+    command.main(plan["command"].split()[2:])
+    told = " ".join(capsys.readouterr().out.split())
+    assert f" {plan['peak_gib_per_gpu']} GiB of 80.0 GiB" in told
+    assert f"passes of the update: {plan['pass_tokens']:,} tokens" in told
+    assert f"chosen to fit: {plan['chosen']}" in told
+
+
 def test_the_plans_of_the_page_are_those_of_the_result_file():
     plans = {
         (
