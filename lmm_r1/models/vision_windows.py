@@ -1,7 +1,9 @@
-"""Attention of vision towers within windows or images: all of a layer in one call of a GPU's kernel."""
+"""Attention of vision towers within windows or images: one call per layer of a GPU's kernel, or one per run of equal windows."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -17,7 +19,7 @@ WINDOW_ATTENTION = "lmm_flash_windows"
 
 
 def join_windows(model: PreTrainedModel, kit: LmmKit) -> None:
-    """Let the vision tower of a loaded model attend within all of a layer's windows in one call, where a GPU can.
+    """Let the vision tower of a loaded model attend within all of a layer's windows in as few calls as there can be.
 
     Only in the place of SDPA, which would be called for each window; an implementation that the user chose stays.
     """
@@ -66,10 +68,18 @@ def _attention(
             longest_key=max_length_k,
         )
         return _in_one_call(query, key, value, stretches, scaling=scaling), None
-    lengths = cu_seq_lens_q.diff().tolist()
-    windows = zip(*(tensor.split(lengths, dim=2) for tensor in (query, key, value)), strict=True)
-    outputs = [sdpa_attention_forward(module, *window, None, **settings)[0] for window in windows]
-    return torch.cat(outputs, dim=1), None
+    runs = [(length, len(list(alike))) for length, alike in groupby(cu_seq_lens_q.diff().tolist())]
+    parts = zip(*(_batches(tensor, runs) for tensor in (query, key, value)), strict=True)
+    outputs = [sdpa_attention_forward(module, *part, None, **settings)[0].flatten(0, 1) for part in parts]
+    return torch.cat(outputs)[None], None
+
+
+def _batches(tensor: torch.Tensor, runs: Sequence[tuple[int, int]]) -> list[torch.Tensor]:
+    """Return a tensor (1, H, P, D) as a batch (W, H, L, D) for each run of W consecutive windows of L patches."""
+    parts = tensor[0].split([length * count for length, count in runs], dim=1)
+    return [
+        part.unflatten(1, (count, length)).transpose(0, 1) for part, (length, count) in zip(parts, runs, strict=True)
+    ]
 
 
 def _takes_varlen(query: torch.Tensor, value: torch.Tensor, *, dropout: float) -> bool:

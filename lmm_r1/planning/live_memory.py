@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 _INDEXED = (torch.ops.aten.index.Tensor,)
+_DEVICE = torch.ops.prim.device.default
 _GROUPED = torch.ops.aten._grouped_mm.default
 
 
@@ -45,6 +46,9 @@ class LiveMemory(TorchDispatchMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func is _DEVICE:
+            # Asked for many times per operator, and makes nothing.
+            return func(*args, **kwargs)
         try:
             result = _run(func, _without_masks(func, args), kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException) as error:

@@ -1,7 +1,9 @@
-"""Vision towers that attend within windows: all of a layer's in one call where a GPU's kernel can, and as before elsewhere."""
+"""Vision towers that attend within windows: one call per layer if a GPU's kernel can, else one per run of equal windows."""
 
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from helpers.conversations import clip, message, picture
 from helpers.tiny_models import encode, make_actor
 from helpers.varlen_kernels import Calls, of_torch, without_groups
 from transformers import PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from lmm_r1.lmm_kits import KITS, LmmKit, Media, get_kit
 from lmm_r1.models import vision_windows
@@ -82,13 +85,48 @@ def test_one_call_for_all_windows_of_a_layer_gives_what_one_for_each_window_does
 
 
 @pytest.mark.parametrize("name", WINDOWED)
-def test_without_such_a_kernel_nothing_changes(loaded, name):
+def test_without_such_a_kernel_windows_of_one_length_in_a_row_are_a_batch(loaded, monkeypatch, name):
     actor, media = loaded(name)
     model, kit = actor.model, actor.kit
+    batches: list[tuple[int, int]] = []
+
+    def attend(
+        module: torch.nn.Module, query: torch.Tensor, *given: Any, **settings: Any
+    ) -> tuple[torch.Tensor, None]:
+        batches.append((len(query), query.shape[2]))
+        return sdpa_attention_forward(module, query, *given, **settings)
+
+    monkeypatch.setattr(vision_windows, "sdpa_attention_forward", attend)
     mine = tower_run(model, kit, media)
+    assert max(count for count, _ in batches) > 1
     kit.windowed_tower_of(model).config._attn_implementation = "sdpa"
     for one, other in zip(mine, tower_run(model, kit, media), strict=True):
-        assert torch.equal(one, other)
+        torch.testing.assert_close(one, other, atol=DOUBLE, rtol=DOUBLE)
+
+
+def test_a_run_of_windows_of_one_length_is_one_call(monkeypatch):
+    """Of 2, 2, 3, 2 and 2 patches: two windows, one, and two."""
+    batches: list[tuple[int, ...]] = []
+
+    def attend(
+        module: torch.nn.Module, query: torch.Tensor, *given: Any, **settings: Any
+    ) -> tuple[torch.Tensor, None]:
+        batches.append(tuple(query.shape))
+        return sdpa_attention_forward(module, query, *given, **settings)
+
+    monkeypatch.setattr(vision_windows, "sdpa_attention_forward", attend)
+    query, key, value = torch.randn(3, 1, 4, 11, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    ends = torch.tensor([0, 2, 4, 7, 9, 11])
+    module = torch.nn.Module()
+    found, _ = vision_windows._attention(
+        module, query, key, value, None, scaling=0.3, is_causal=False, cu_seq_lens_q=ends, cu_seq_lens_k=ends
+    )
+    assert batches == [(2, 4, 2, 5), (1, 4, 3, 5), (2, 4, 2, 5)]
+    expected = torch.zeros(1, 11, 4, 5, dtype=torch.float64)
+    for start, end in pairwise(ends.tolist()):
+        scores = 0.3 * query[0, :, start:end] @ key[0, :, start:end].transpose(1, 2)
+        expected[0, start:end] = (scores.softmax(-1) @ value[0, :, start:end]).transpose(0, 1)
+    torch.testing.assert_close(found, expected, atol=DOUBLE, rtol=DOUBLE)
 
 
 @pytest.mark.parametrize("name", WINDOWED)
