@@ -41,9 +41,12 @@ def test_files_get_their_places_in_a_folder_only_when_all_of_them_are_written(tm
 
 
 def test_a_folder_on_a_full_disk_is_not_there_and_told_with_its_name(tmp_path):
-    with pytest.raises(UserError, match=r"out: cannot be written \(No space left on device\); make room"):
+    def write() -> None:
         with written_folder(tmp_path / "out") as folder:
             (folder / "whole.txt").write_text("whole")
             with open("/dev/full", "w") as stream:
                 stream.write("x")
+
+    with pytest.raises(UserError, match=r"out: cannot be written \(No space left on device\); make room"):
+        write()
     assert list(tmp_path.iterdir()) == []
