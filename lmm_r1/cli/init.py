@@ -57,7 +57,8 @@ def run(folder: Path) -> None:
     print(
         f"{folder}: {', '.join(FILES)}, and in rows/ {' and '.join(f'{n} {split}' for split, n in ROWS.items())} rows"
     )
-    print(f"next: cd {folder}, and the commands of README.md")
+    enter = "" if folder.absolute().samefile(Path.cwd()) else f"cd {folder}, and "
+    print(f"next: {enter}the commands of README.md")
 
 
 if __name__ == "__main__":
