@@ -1,17 +1,21 @@
 """With vLLM's engine in a process of its own, as on GPUs: RL runs, and commands that generate."""
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.commands import flags, write_rows
+from helpers.commands import QUESTION, flags, write_rows
 from helpers.commands_here import run_here
 from helpers.conversations import picture
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
+ROOT = Path(__file__).resolve().parents[2]
 # Scored in the actor's process, whose children are the engine's processes: on a CPU its core and one worker.
 REWARD = """
 import psutil
@@ -102,3 +106,50 @@ def test_weights_are_replaced_in_the_midst_of_what_an_engine_process_samples(
     )
     first, _ = metrics
     assert first["mismatch/max"] < 1e-4
+
+
+# A worker that takes its time to end, as on a busy machine: Python runs this when a process starts.
+SLOW_END = """
+import importlib.machinery
+import sys
+import time
+
+
+class Finder:
+    @staticmethod
+    def find_spec(name, path, target=None):
+        if name != "vllm.v1.executor.multiproc_executor":
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        load = spec.loader.exec_module
+
+        def loaded(module):
+            load(module)
+            end = module.WorkerProc.shutdown
+            module.WorkerProc.shutdown = lambda worker: (end(worker), time.sleep(7))
+
+        spec.loader.exec_module = loaded
+        return spec
+
+
+sys.meta_path.insert(0, Finder)
+"""
+
+
+@pytest.mark.full
+def test_an_engine_process_whose_worker_ends_late_leaves_no_shared_memory(
+    tiny_checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    rows = write_rows(tmp_path, QUESTION)
+    (tmp_path / "sitecustomize.py").write_text(SLOW_END)
+    values = {"model": tiny_checkpoint("llm"), "data": rows, "output": "out.jsonl", "max_new_tokens": 2}
+    ended = subprocess.run(
+        [sys.executable, "-m", "lmm_r1.cli.batch_inference", *flags(values)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "leaked" not in ended.stderr
