@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from helpers.commands import ANSWERED, QUESTION, flags, tree, write_rows
+from helpers.commands import ANSWERED, QUESTION, SMALL_RUN, flags, tree, write_rows
 from helpers.recipe_samples import SAMPLES, png
 from helpers.run_folders import rollout, write_lines, write_stage
 from helpers.warm_python import warm_python
@@ -70,15 +70,10 @@ def cases(inputs: Inputs) -> dict[str, list[Case]]:
     out, rows, sft = "--ckpt.output_dir out", str(folder / "rows.jsonl"), supervised(inputs, "answered.jsonl")
     asked = flags({"backend": "transformers", "max_new_tokens": 2})
     records = ("out/run_config.yaml", "out/metrics.jsonl", "out/session.json", "out/checkpoints/fingerprint.json")
-    policy = {
+    policy = SMALL_RUN | {
         "actor.model_name_or_path": model,
         "data.prompt_dataset": rows,
         "reward.remote_url": folder / "reward.py",
-        "rollout.batch_size": 2,
-        "rollout.n_samples_per_prompt": 2,
-        "train.batch_size": 4,
-        "ckpt.output_dir": "out",
-        "ds.param_dtype": "fp32",
     }
     port = ("--port", "0", "--port-file", "port")
     return {

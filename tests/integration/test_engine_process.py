@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.commands import QUESTION, flags, write_rows
+from helpers.commands import QUESTION, SMALL_RUN, flags, write_rows
 from helpers.commands_here import run_here
 from helpers.conversations import picture
 
@@ -48,23 +48,16 @@ def rows(tmp_path: Path) -> Path:
 def trained(folder: Path, rows: Path, checkpoint: Path, *switches: str, **changes: Any) -> list[dict[str, Any]]:
     """Return the metrics of two steps of RL, with two prompts each."""
     (folder / "reward.py").write_text(REWARD)
-    values: dict[str, object] = {
+    values = SMALL_RUN | {
         "actor.model_name_or_path": checkpoint,
-        "actor.num_gpus_per_node": 1,
         "actor.adam.lr": 1e-3,
-        "ref.num_gpus_per_node": 1,
         "data.prompt_dataset": rows,
         "data.max_len": 256,
         "reward.remote_url": "reward.py",
-        "rollout.batch_size": 2,
-        "rollout.n_samples_per_prompt": 2,
         "rollout.max_new_tokens": 60,
         "rollout.micro_batch_size": 4,
-        "train.batch_size": 4,
         "train.micro_batch_size": 4,
         "algo.kl.init_coef": 0,
-        "ds.param_dtype": "fp32",
-        "ckpt.output_dir": "out",
     }
     changes = {name.replace("__", "."): value for name, value in changes.items()}
     ended = run_here("train_ppo_ray", [*switches, *flags(values | changes)], folder=folder)
