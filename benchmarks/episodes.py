@@ -101,10 +101,7 @@ def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "benchmark": "episodes",
         "machine": machine_name(),
         "load_before": round(load, 2),
-        **{
-            name: getattr(arguments, name)
-            for name in ("dtype", "arch", "episodes", "turns", "new_tokens", "image_side")
-        },
+        **{name: vars(arguments)[name] for name in ("dtype", "arch", "episodes", "turns", "new_tokens", "image_side")},
         "crop_pixels": arguments.crop_pixels,
         "prefix_caching": not arguments.no_prefix_caching,
         "repeats": arguments.repeats,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import io
 import logging
@@ -32,6 +33,9 @@ _BARS = re.compile(
 )
 # Asks each of DeepSpeed's operators whether it could be compiled, none of which is: a line for each that could not be.
 _PROBES = "deepspeed.git_version_info"
+# Writes what its kernels for inference have learned of their speed, which none of ours use, into ~/.triton at the end of
+# each process, with a traceback where that cannot be written.
+_TABLES, _AT_EXIT = "deepspeed.ops.transformer.inference.triton.matmul_ext", "matmul_ext_update_autotune_table"
 
 
 def begin() -> None:
@@ -41,21 +45,28 @@ def begin() -> None:
     # Before Python 3.12 it is a DeprecationWarning.
     for category in (SyntaxWarning, DeprecationWarning):
         warnings.filterwarnings("ignore", message=_ESCAPE, category=category, module=_ESCAPED_IN)
-    if _QuietProbes not in sys.meta_path:
-        sys.meta_path.insert(0, _QuietProbes)
+    if _QuietModules not in sys.meta_path:
+        sys.meta_path.insert(0, _QuietModules)
 
 
-class _QuietProbes:
-    """Finds the module of `_PROBES`, which prints nothing here while it is imported."""
+class _QuietModules:
+    """Finds modules that print, while they are imported or at the end of the process, and do not here."""
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name != _PROBES:
+        quietly = {_PROBES: _silently, _TABLES: _without_tables}.get(name)
+        if quietly is None:
             return None
         spec = PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
-            spec.loader.exec_module = partial(_silently, spec.loader.exec_module)  # type: ignore[method-assign]
+            spec.loader.exec_module = partial(quietly, spec.loader.exec_module)  # type: ignore[method-assign]
         return spec
+
+
+def _without_tables(run: Callable[[ModuleType], None], module: ModuleType) -> None:
+    """Import a module, and take back what it has registered for the end of the process."""
+    run(module)
+    atexit.unregister(vars(module)[_AT_EXIT])
 
 
 def _silently(run: Callable[[ModuleType], None], module: ModuleType) -> None:

@@ -7,7 +7,7 @@ import argparse
 import json
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlsplit
 
@@ -141,8 +141,8 @@ class LlmJudge(AnswerVerifier):
     def from_arguments(cls, args: argparse.Namespace) -> Self:
         """Return the verifier that the flags of `add_arguments` describe."""
         weights = Weights(accuracy=args.accuracy_weight, format=args.format_weight)
-        own = [setting.name for setting in fields(cls) if setting.name.startswith(PREFIX)]
-        return cls(weights=weights, **{name: getattr(args, name) for name in own})
+        own = {name: value for name, value in vars(args).items() if name.startswith(PREFIX)}
+        return cls(weights=weights, **own)
 
 
 def _add_judge(parser: argparse.ArgumentParser) -> None:

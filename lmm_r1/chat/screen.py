@@ -64,7 +64,7 @@ def captured_output() -> Iterator[Streams]:
                 for original in saved.values():
                     os.dup2(nowhere.fileno(), original)
             raise
-        except Exception:
+        except Exception:  # whatever it is: what libraries have said of it is shown, and it goes on up
             sys.stdout.flush()
             kept.seek(max(0, kept.seek(0, os.SEEK_END) - _TOLD_BYTES))
             os.write(saved[2], kept.read())

@@ -227,12 +227,9 @@ def write_checkpoint(
     if added:
         weights = {**model.state_dict(), **{name: tensor.to(dtype) for name, tensor in added.items()}}
     with written_folder(output) as folder:
-        try:
-            model.save_pretrained(folder, state_dict=weights, max_shard_size=max_shard_size)
-            kit.save_processor(processor, folder)
-            _copy_companions(model.name_or_path, folder)
-        except (OSError, SafetensorError) as error:
-            raise UserError(f"{output}: cannot be written ({error}); choose another place") from error
+        model.save_pretrained(folder, state_dict=weights, max_shard_size=max_shard_size)
+        kit.save_processor(processor, folder)
+        _copy_companions(model.name_or_path, folder)
         if verify is not None:
             verify(folder)
 

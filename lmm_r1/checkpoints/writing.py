@@ -28,6 +28,7 @@ from lmm_r1.checkpoints.folder import (
     tags,
 )
 from lmm_r1.errors import UserError
+from lmm_r1.files.full_disk import writing
 
 logger = logging.getLogger(__name__)
 
@@ -172,7 +173,7 @@ def _bytes_in(folder: Path) -> int:
 
 def _write(path: Path, text: str) -> None:
     partial = path.with_name(f".{path.name}.partial")
-    with partial.open("w", encoding="utf-8") as stream:
+    with writing(path), partial.open("w", encoding="utf-8") as stream:
         stream.write(text)
         stream.flush()
         os.fsync(stream.fileno())

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 from lmm_r1 import cpu
 from lmm_r1.dotted import nearest
+from lmm_r1.files.full_disk import sentence_of
 
 # Here, as a command may load torch before it knows what it is to do.
 cpu.choose_waiting()
@@ -52,7 +53,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def run_command(main: Callable[[], None]) -> None:
-    """Run a command: where nobody reads what it prints any more, as behind `| head`, it ends as SIGPIPE ends others."""
+    """Run a command: where nobody reads what it prints any more, as behind `| head`, it ends as SIGPIPE ends others.
+
+    Where its standard output is a file on a disk that takes no more, it ends with a sentence and exit code 1.
+    """
     try:
         try:
             main()
@@ -62,13 +66,27 @@ def run_command(main: Callable[[], None]) -> None:
     except BrokenPipeError:
         if not _reader_has_gone():
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _let_go_of_stdout()
         raise SystemExit(128 + signal.SIGPIPE) from None
+    except OSError as error:
+        sentence = sentence_of(error)
+        if sentence is None:
+            raise
+        _let_go_of_stdout()
+        # What is in the buffer fails again behind a command that has told so.
+        if not (isinstance(error.__context__, SystemExit) and error.__context__.code):
+            print(f"lmm-r1: error: {sentence}", file=sys.stderr)
+        raise SystemExit(1) from None
     except SystemExit as end:
         # What rich makes of it, with a code of its own.
         if isinstance(end.__context__, BrokenPipeError):
             raise SystemExit(128 + signal.SIGPIPE) from None
         raise
+
+
+def _let_go_of_stdout() -> None:
+    """Let nothing come of what is left in the buffer when the interpreter ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _reader_has_gone() -> bool:

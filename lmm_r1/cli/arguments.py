@@ -23,6 +23,7 @@ from lmm_r1.cli.help_texts import attach_help
 from lmm_r1.cli.yaml_file import YamlError, read_settings, refused_value
 from lmm_r1.dotted import nearest
 from lmm_r1.errors import ListedError, RunStopped, UserError
+from lmm_r1.files.full_disk import sentence_of
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -99,7 +100,10 @@ def parse(
 
 @contextlib.contextmanager
 def user_errors(prog: str) -> Iterator[None]:
-    """Turn a UserError raised inside into one line on stderr and exit code 1, and a stop into one with its own code."""
+    """Turn what a user can mend into one line on stderr and exit code 1, and a stop into one with its own code.
+
+    That is a UserError raised inside, and whatever Python or a library raises where a disk takes no more.
+    """
     try:
         yield
     except RunStopped as stop:
@@ -118,6 +122,12 @@ def user_errors(prog: str) -> Iterator[None]:
         message = str(getattr(error, "cause", error))
         # What a library said, as part of a message, may hold line breaks.
         print(f"{prog}: error: {' '.join(line.strip() for line in message.splitlines())}", file=sys.stderr)
+        raise SystemExit(1) from None
+    except Exception as error:  # each library has an error of its own for a full disk
+        sentence = sentence_of(error)
+        if sentence is None:
+            raise
+        print(f"{prog}: error: {sentence}", file=sys.stderr)
         raise SystemExit(1) from None
 
 

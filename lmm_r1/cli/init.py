@@ -9,8 +9,8 @@ from tyro.conf import Positional
 
 from lmm_r1.cli import arguments, run_command
 from lmm_r1.data.files import write_row_folder
-from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import check_new_folder, write_atomically
+from lmm_r1.files.full_disk import unwritable
 from lmm_r1.tasks.digits import TASK
 from lmm_r1.tasks.task import Split
 
@@ -50,14 +50,15 @@ def run(folder: Path) -> None:
         try:
             write_row_folder(records, output=folder / "rows" / split)
         except OSError as error:
-            raise UserError(f"DIR {folder}: cannot be written ({error.strerror}); choose another place") from error
+            raise unwritable(f"DIR {folder}", error) from error
     templates = resources.files(TEMPLATES)
     for name in FILES:
         write_atomically(folder / name, text=(templates / name).read_text(encoding="utf-8"))
     print(
         f"{folder}: {', '.join(FILES)}, and in rows/ {' and '.join(f'{n} {split}' for split, n in ROWS.items())} rows"
     )
-    print(f"next: cd {folder}, and the commands of README.md")
+    enter = "" if folder.absolute().samefile(Path.cwd()) else f"cd {folder}, and "
+    print(f"next: {enter}the commands of README.md")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Sequence
 
 from lmm_r1.cli import run_command
+from lmm_r1.cli.arguments import user_errors
 from remote_rm import verifier_command
 from remote_rm.registry import VERIFIERS, verifier_class
 
@@ -23,7 +24,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         verifier_class(name)
     except ValueError as error:
         _exit(str(error))
-    verifier_command.run(name, arguments[1:], prog=f"{PROG} {name}")
+    with user_errors(PROG):
+        verifier_command.run(name, arguments[1:], prog=f"{PROG} {name}")
 
 
 def _exit(sentence: str) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
+from ray._private import node as ray_node
 from ray._private.accelerators import get_accelerator_manager_for_resource
 from ray._private.services import find_bootstrap_address
 
@@ -21,6 +23,11 @@ logger = logging.getLogger(__name__)
 ADDRESS = "RAY_ADDRESS"
 # Ray names the kind of card beside the count, where it finds one; of `ray start --num-gpus` it believes the count.
 _KIND = "accelerator_type:"
+STARTS = 4
+"""How often a node is started here, at most, where the machine is too busy for it."""
+# What Ray says of one that did not come up.
+_NOT_UP = "timed out during startup"
+Started = TypeVar("Started")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +121,7 @@ def follow_cluster() -> None:
 def connect(**settings: Any) -> None:
     """Join the cluster of RAY_ADDRESS, or start one here, as `ray.init` does with these settings.
 
-    Raises UserError where no cluster answers at the address.
+    Raises UserError where no cluster answers at the address, or none can be started.
     """
     if not joins():
         # Ray would join what `ray start`, or a test of another project, has left on this machine.
@@ -137,7 +144,7 @@ def connect(**settings: Any) -> None:
         # with its traceback, behind what the run ends with.
         os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
     try:
-        ray.init(**settings, logging_level=logging.WARNING)
+        patiently(lambda: ray.init(**settings, logging_level=logging.WARNING))
     except ConnectionError as error:
         if not joins():
             raise
@@ -145,6 +152,37 @@ def connect(**settings: Any) -> None:
             f"{ADDRESS}={os.environ[ADDRESS]}: no Ray cluster answers there ({error}); start one with `ray start --head`, "
             "or unset it for a cluster on this machine alone"
         ) from error
+
+
+def patiently(start: Callable[[], Started]) -> Started:
+    """Return what `start` returns, which starts a Ray node here; a node that comes up too slowly is started again.
+
+    Ray's node gives its two agents 15 seconds to load their libraries, and its starter gives up after 30, which no setting
+    changes. On a busy machine a later start is quicker: the libraries' files are in memory then.
+
+    Raises UserError where no start succeeds.
+    """
+    for number in range(1, STARTS + 1):
+        try:
+            return start()
+        except Exception as error:  # Ray has no narrower one for it
+            node = _node_of(error)
+            if node is None or _NOT_UP not in str(error):
+                raise
+            node.kill_all_processes(check_alive=False)
+            logs, load = node.get_logs_dir_path(), os.getloadavg()[0]
+        if number < STARTS:
+            logger.warning("Ray did not start within 30 s (load %.0f on %d cores); trying again", load, os.cpu_count())
+    raise UserError(
+        f"Ray did not start in {STARTS} tries of 30 s each (load {load:.0f} on {os.cpu_count()} cores): other processes may "
+        f"leave it too little of the machine; wait until they end, or look into {logs} for another reason"
+    )
+
+
+def _node_of(error: BaseException) -> ray_node.Node | None:
+    """Return the node whose start has failed; Ray hands it to nobody, and its processes would run on."""
+    found = (frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__))
+    return next((node for node in found if isinstance(node, ray_node.Node)), None)
 
 
 @contextlib.contextmanager

@@ -30,6 +30,7 @@ from lmm_r1.data.reading import AS_THEY_ARE, RowReading
 from lmm_r1.data.videos import check_video_exists
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import check_creatable
+from lmm_r1.files.full_disk import writing
 
 ROWS_FILE = "rows.jsonl"
 """The name of the row file in a folder that `make_task` or `prepare_data` wrote."""
@@ -411,20 +412,22 @@ def write_row_folder(records: Iterable[Mapping[str, Any]], *, output: Path, over
     """Writes the records and returns how many; PIL images become PNG files that rows.jsonl names by relative path.
 
     A folder already at `output` is replaced only when the new one is complete; on an error nothing is left behind.
+    Raises UserError where the disk is full.
     """
     check_writable(output, overwrite=overwrite)
     output = Path(os.path.abspath(output))
-    output.parent.mkdir(parents=True, exist_ok=True)
     partial = output.with_name(f".{output.name}.partial-{os.getpid()}")
     replaced = output.with_name(f".{output.name}.replaced-{os.getpid()}")
-    partial.mkdir()
-    try:
-        count = _write(records, folder=partial)
-        if output.exists():
-            output.rename(replaced)
-        partial.rename(output)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    with writing(output):
+        output.parent.mkdir(parents=True, exist_ok=True)
+        partial.mkdir()
+        try:
+            count = _write(records, folder=partial)
+            if output.exists():
+                output.rename(replaced)
+            partial.rename(output)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
     shutil.rmtree(replaced, ignore_errors=True)
     return count
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lmm_r1.errors import UserError
+from lmm_r1.files.full_disk import unwritable, writing
 
 
 def check_creatable(path: Path, *, flag: str) -> None:
@@ -52,7 +53,30 @@ def write_bytes_atomically(path: Path, *, data: bytes) -> None:
         finally:
             partial.unlink(missing_ok=True)
     except OSError as error:
-        raise UserError(f"{path}: cannot be written ({error.strerror}); choose another place") from error
+        raise unwritable(path, error) from error
+
+
+@contextlib.contextmanager
+def written_into(folder: Path, *, moves: bool = True) -> Iterator[Path]:
+    """Give a folder below `folder` to write into, whose files get their places where nothing is raised inside.
+
+    Raises UserError where the disk is full.
+
+    Args:
+        moves: whether this process is the one that moves the files, of several that enter the same folder.
+    """
+    partial = folder / ".partial"
+    try:
+        with writing(folder):
+            yield partial
+            if moves:
+                for file in [path for path in partial.rglob("*") if path.is_file()]:
+                    target = folder / file.relative_to(partial)
+                    target.parent.mkdir(exist_ok=True)
+                    file.replace(target)
+    finally:
+        if moves:
+            shutil.rmtree(partial, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -65,9 +89,10 @@ def written_folder(path: Path) -> Iterator[Path]:
         path.parent.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
     except OSError as error:
-        raise UserError(f"{path}: cannot be written ({error.strerror}); choose another place") from error
+        raise unwritable(path, error) from error
     try:
-        yield folder
+        with writing(path):
+            yield folder
         folder.chmod(0o755)
         if path.exists():
             path.rmdir()

@@ -5,6 +5,7 @@ newline is there. What a killed writer leaves is at most one torn line at the en
 passes over it.
 """
 
+import contextlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -46,7 +47,7 @@ def read_json_lines(path: Path) -> Iterator[JsonLine]:
 
 
 def append_json_lines(path: Path, records: Iterable[Mapping[str, object]], *, readable: bool = False) -> None:
-    """Append one line per record; where that fails, the file is as it was before.
+    """Append one line per record; where that fails, the file is as it was before, and an OSError names it.
 
     Args:
         readable: write characters beyond ASCII as they are, but in records with text that has no encoding: what a model
@@ -56,9 +57,13 @@ def append_json_lines(path: Path, records: Iterable[Mapping[str, object]], *, re
     try:
         with path.open("ab") as stream:
             stream.writelines(_line(record, readable=readable) for record in records)
-    except BaseException:
-        if path.exists():
+    except BaseException as error:
+        # Where not even that can be done, readers pass over the torn line, and the first error is told.
+        with contextlib.suppress(OSError):
             os.truncate(path, before)
+        if isinstance(error, OSError):
+            # What fails while a stream is written to names no file.
+            error.filename = str(path)
         raise
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from lmm_r1.errors import UserError
+from lmm_r1.files.full_disk import unwritable, writing
 
 # What file systems without locks answer.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
@@ -40,10 +41,11 @@ def locked(path: Path, *, output: str) -> Iterator[None]:
     """
     file = _held(path, output=output)
     with file:
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}")
-        file.flush()
         try:
+            with writing(output):
+                file.truncate(0)
+                # Past Python's buffer, which a full disk would not take when the file is closed, either.
+                os.write(file.fileno(), f"process {os.getpid()} on {socket.gethostname()}".encode())
             yield
         finally:
             path.unlink(missing_ok=True)
@@ -56,7 +58,7 @@ def _held(path: Path, *, output: str) -> IO[str]:
             path.parent.mkdir(parents=True, exist_ok=True)
             file = path.open("a+", encoding="utf-8")
         except OSError as error:
-            raise UserError(f"{output}: cannot be written ({error.strerror}); choose another place") from error
+            raise unwritable(output, error) from error
         try:
             # Of a process, unlike flock's, which its forks would hold after it was killed.
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -33,6 +33,9 @@ from lmm_r1.lmm_kits import Checkpoint, EncodedPrompt
 IDLE_TURNS = 10
 IDLE_S = 0.01
 LAST_TURNS = 10
+# An engine's own process gives its worker 5 s to end, and 4 s more, before it lets go of the memory that both share. vLLM
+# would kill it after 5 s, and Python would find that memory without an owner.
+_ENDING_S = 30.0
 
 
 class VllmEngine:
@@ -197,7 +200,7 @@ class VllmEngine:
         self._end(asyncio.all_tasks(self._loop))
         self._loop.close()
         self._beside.shutdown(wait=False)
-        self.engine.engine.engine_core.shutdown()
+        self.engine.engine.engine_core.shutdown(timeout=_ENDING_S)
         del self.engine
         gc.collect()
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +16,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from lmm_r1.data.sample import SampleMedia
 from lmm_r1.errors import UserError
+from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.lmm_kits.step_tokens import forget_tokens, stored_tokens
 from lmm_r1.lmm_kits.weight_files import read_tensors
 from lmm_r1.models.actor import wanted_targets
@@ -47,7 +50,10 @@ class KitValueModel(KitModule, torch.nn.Module):
         super().__init__()
         settings |= {"param_dtype": param_dtype, "ds_config": ds_config}
         own = LoadSettings.of(**settings)
-        loaded = load_model(model_name_or_path, own)
+        with _head_expected(
+            Checkpoint(model_name_or_path, trust_remote_code=own.trust_remote_code), default=value_head_prefix
+        ):
+            loaded = load_model(model_name_or_path, own)
         drop_output_layer(loaded.model)
         self.model = loaded.model
         self._note(loaded)
@@ -148,6 +154,25 @@ class KitValueModel(KitModule, torch.nn.Module):
         self.model.config.value_head_prefix = self.head_name
         self.model.save_pretrained(folder, state_dict={**merged_state_dict(self.model, inner), **head})
         self.kit.save_processor(processor, Path(folder))
+
+
+@contextmanager
+def _head_expected(checkpoint: Checkpoint, *, default: str) -> Iterator[None]:
+    """Let transformers report weights that are amiss, and neither a value head nor the output layer that it stands for."""
+    model_class = checkpoint.kit.model_class_of(checkpoint.config)
+    head = re.escape(head_name(checkpoint.config, default=default))
+    expected = {
+        "_keys_to_ignore_on_load_missing": r"(^|\.)lm_head\.",
+        "_keys_to_ignore_on_load_unexpected": rf"(^|\.){head}\.weight$",
+    }
+    before = {name: getattr(model_class, name) for name in expected}
+    for name, pattern in expected.items():
+        setattr(model_class, name, [*(before[name] or ()), pattern])
+    try:
+        yield
+    finally:
+        for name, patterns in before.items():
+            setattr(model_class, name, patterns)
 
 
 def drop_output_layer(model: PreTrainedModel) -> None:

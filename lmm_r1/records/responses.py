@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from lmm_r1.errors import UserError
+from lmm_r1.files.full_disk import unwritable
 from lmm_r1.files.json_files import append_json_lines, count_field, number_field, read_json_lines, text_field
 
 
@@ -109,7 +110,7 @@ def write_responses(path: Path, responses: Iterable[JudgedResponse], *, append: 
         finally:
             partial.unlink(missing_ok=True)
     except OSError as error:
-        raise UserError(f"{path}: cannot be written ({error.strerror}); choose another place") from error
+        raise unwritable(path, error) from error
 
 
 def responses_digest(responses: Iterable[JudgedResponse], *, folder: Path) -> str:

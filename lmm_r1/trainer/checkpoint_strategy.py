@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import shutil
 import socket
 import uuid
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from lmm_r1.checkpoints import writing
 from lmm_r1.checkpoints.folder import defect, saving_name
 from lmm_r1.checkpoints.resume_point import ResumePoint, resume_point
 from lmm_r1.errors import UserError
+from lmm_r1.files import full_disk
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +58,7 @@ class CheckpointStrategy(DeepspeedStrategy):
         """Save a checkpoint, let `latest` name it, then delete others down to the limits; every rank must call it.
 
         Raises ValueError for a tag that is not like global_step12, and UserError where the ranks do not share the
-        folder.
+        folder, or its disk is full.
 
         Args:
             max_mem: GiB that all checkpoints in the folder may take.
@@ -68,11 +70,19 @@ class CheckpointStrategy(DeepspeedStrategy):
         if self.is_rank_0():
             writing.begin(folder, tag)
         dist.barrier()
-        model.save_checkpoint(save_dir, tag=saving_name(tag), client_state=client_state or {}, save_latest=False)
-        own = _own_shards(model, folder, tag)
-        if self.write_beside is not None:
-            own.append(self.write_beside(folder / saving_name(tag)))
-        written = {file.name: writing.flush(file) for file in own}
+        try:
+            with full_disk.writing(folder):
+                model.save_checkpoint(
+                    save_dir, tag=saving_name(tag), client_state=client_state or {}, save_latest=False
+                )
+                own = _own_shards(model, folder, tag)
+                if self.write_beside is not None:
+                    own.append(self.write_beside(folder / saving_name(tag)))
+                written = {file.name: writing.flush(file) for file in own}
+        except UserError:
+            # What there is of it would take the room that is needed.
+            shutil.rmtree(folder / saving_name(tag), ignore_errors=True)
+            raise
         shards: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(shards, written)
         if self.is_rank_0():

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from lmm_r1.checkpoints.folder import REFERENCE_FOLDER
 from lmm_r1.errors import UserError
+from lmm_r1.files.full_disk import writing
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.adapters import merged_state_dict
 from lmm_r1.trainer.strategy import whole_state_dict
@@ -28,7 +29,7 @@ def reference_file(checkpoints: Path, step: int) -> Path:
 def write_reference(policy: KitActor, file: Path) -> None:
     """Write the policy's weights, adapters merged, under the names of the bare model; every rank must call it.
 
-    The file is there whole or not at all.
+    The file is there whole or not at all. Raises UserError where the disk is full.
     """
     engine = policy.model
     weights = whole_state_dict(engine)
@@ -39,11 +40,14 @@ def write_reference(policy: KitActor, file: Path) -> None:
         merged = {
             name: value.detach().cpu().clone() for name, value in merged_state_dict(engine.module, weights).items()
         }
-        with partial.open("wb") as stream:
-            torch.save(merged, stream)
-            stream.flush()
-            os.fsync(stream.fileno())
-        partial.replace(file)
+        try:
+            with writing(file), partial.open("wb") as stream:
+                torch.save(merged, stream)
+                stream.flush()
+                os.fsync(stream.fileno())
+            partial.replace(file)
+        finally:
+            partial.unlink(missing_ok=True)
     dist.barrier()
 
 

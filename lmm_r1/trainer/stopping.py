@@ -18,6 +18,7 @@ from typing import Any
 from lmm_r1.config.shared import CheckpointConfig
 from lmm_r1.errors import RunStopped, UserError
 from lmm_r1.files.atomic import write_atomically
+from lmm_r1.files.full_disk import sentence_of
 from lmm_r1.records.run_folder import ERROR_FILE
 
 _NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
@@ -177,6 +178,8 @@ def told_ends(stops: StopRequests, *, folder: Path) -> Iterator[None]:
         cause = getattr(error, "cause", None) or error
         if isinstance(error, UserError):
             raise UserError(f"{cause}{where}") from error
+        if sentence := sentence_of(error):
+            raise UserError(f"{sentence}{where}") from error
         lines = [line for line in str(cause).splitlines() if line.strip()] or [""]
         raise UserError(f"{type(cause).__name__}: {lines[0]} ({_kept(error, folder=folder)}){where}") from error
 

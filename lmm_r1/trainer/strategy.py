@@ -26,6 +26,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from lmm_r1 import cpu, loading
 from lmm_r1.errors import UserError
+from lmm_r1.files.atomic import written_into
 from lmm_r1.models.adapters import ADAPTER_FOLDER, adapted_layers, merged_state_dict, save_adapter
 from lmm_r1.models.buffers import check_buffers
 from lmm_r1.models.kit_module import KitModule
@@ -139,15 +140,20 @@ class KitStrategy(CheckpointStrategy):
     def save_model(self, model: Any, tokenizer: Any, output_dir: str, **kwargs: Any) -> None:
         """Write a checkpoint that transformers and vLLM load; adapters are merged in, and saved beside it as well.
 
-        A critic is written with its value head and without an output layer.
+        A critic is written with its value head and without an output layer. The folder is left as it was where not all
+        can be written; raises UserError where the disk is full.
         """
+        with written_into(Path(output_dir), moves=self.is_rank_0()) as folder:
+            self._write_model(model, tokenizer, str(folder), **kwargs)
+        dist.barrier()
+
+    def _write_model(self, model: Any, tokenizer: Any, output_dir: str, **kwargs: Any) -> None:
         module = self._unwrap_model(model)
         if isinstance(module, KitValueModel):
             weights = whole_state_dict(model)
             if self.is_rank_0():
                 assert weights is not None, "rank 0 has them whole"
                 module.save(output_dir, processor=tokenizer, weights=weights)
-            dist.barrier()
             return
         if not adapted_layers(module):
             super().save_model(model, tokenizer, output_dir, **kwargs)
@@ -157,7 +163,6 @@ class KitStrategy(CheckpointStrategy):
             module.save_pretrained(output_dir, state_dict=merged_state_dict(module, weights), **kwargs)
             save_adapter(module, Path(output_dir) / ADAPTER_FOLDER, weights)
             tokenizer.save_pretrained(output_dir)
-        dist.barrier()
 
 
 def check_fp16(param_dtype: str | None) -> None:

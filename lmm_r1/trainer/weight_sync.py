@@ -21,6 +21,7 @@ from openrlhf.utils.distributed_util import torch_dist_barrier_and_cuda_sync
 from peft.tuners.lora import LoraLayer
 
 from lmm_r1.checkpoints.stored_weights import StoredWeights, as_stored, stored_weights
+from lmm_r1.files.full_disk import writing
 from lmm_r1.generation.weight_bucket import BUCKET_BYTES, WeightSlot, empty_buffer, handle_of, slots_of, weights_in
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.adapters import adapted_layers, merged_layer, merged_state_dict
@@ -47,7 +48,8 @@ def written_weights(policy: KitActor) -> Iterator[str]:
         if dist.get_rank() == 0:
             memory = Path("/dev/shm")
             folder = tempfile.mkdtemp(prefix="lmm-r1-weights-", dir=memory if memory.is_dir() else None)
-            engine.module.save_pretrained(folder, state_dict=merged_state_dict(engine.module, weights))
+            with writing(folder):
+                engine.module.save_pretrained(folder, state_dict=merged_state_dict(engine.module, weights))
         named = [folder]
         dist.broadcast_object_list(named)
         yield named[0]

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
@@ -15,6 +16,28 @@ logger = logging.getLogger(__name__)
 
 MAX_TEXT_CHARS = 20_000
 """A longer text is logged without its middle."""
+
+
+class _FileHandler(WatchedFileHandler):
+    """Says in one sentence, once for each time that it begins, that no more lines can be written."""
+
+    _fails = False
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif not self._fails:
+            self._fails = True
+            logging.getLogger(__package__).warning(
+                "--access-log %s cannot be written (%s): lines are missing until there is room; requests are answered",
+                self.baseFilename,
+                error.strerror,
+            )
+
+    def flush(self) -> None:
+        super().flush()
+        self._fails = False
 
 
 class Sampler:
@@ -61,7 +84,7 @@ def open_access_log(file: Path | None) -> None:
     """
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
-    handler = logging.StreamHandler() if file is None else WatchedFileHandler(file, encoding="utf-8")
+    handler = logging.StreamHandler() if file is None else _FileHandler(file, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(message)s"))
     for earlier in logger.handlers[:]:
         logger.removeHandler(earlier)

@@ -130,7 +130,11 @@ class AnnouncingServer(uvicorn.Server):
         if not self.started:
             return
         if self._options.port_file is not None:
-            write_atomically(self._options.port_file, text=f"{self._port}\n")
+            try:
+                write_atomically(self._options.port_file, text=f"{self._port}\n")
+            except OSError as error:
+                await self.shutdown(sockets=sockets)
+                sys.exit(_unwritable("--port-file", self._options.port_file, error, self._announced))
         address = f"http://{_reachable_host(self._options.host)}:{self._port}{self._announced.path}"
         sys.stdout.write(f"{self._announced.name}: {address}\n")
         sys.stdout.flush()
@@ -255,9 +259,7 @@ def _open_access_log(file: Path | None, announced: Announced) -> None:
     try:
         open_access_log(file)
     except OSError as error:
-        sys.exit(
-            f"{announced.name}: error: --access-log {file} cannot be written ({error.strerror}); choose another place"
-        )
+        sys.exit(_unwritable("--access-log", file, error, announced))
 
 
 def _clear(port_file: Path, announced: Announced) -> None:
@@ -266,17 +268,22 @@ def _clear(port_file: Path, announced: Announced) -> None:
         port_file.parent.mkdir(parents=True, exist_ok=True)
         port_file.unlink(missing_ok=True)
     except OSError as error:
-        sys.exit(
-            f"{announced.name}: error: --port-file {port_file} cannot be written ({error.strerror}); choose another place"
-        )
+        sys.exit(_unwritable("--port-file", port_file, error, announced))
+
+
+def _unwritable(flag: str, file: Path | None, error: OSError, announced: Announced) -> str:
+    return f"{announced.name}: error: {flag} {file} cannot be written ({error.strerror}); choose another place"
 
 
 def write_atomically(path: Path, *, text: str) -> None:
     """Write a file so that a reader sees all of it or none of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    unfinished.write_text(text, encoding="utf-8")
-    unfinished.replace(path)
+    try:
+        unfinished.write_text(text, encoding="utf-8")
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 def _reachable_host(host: str) -> str:

@@ -1,36 +1,24 @@
 """Banned tokens of a vocabulary that is padded by 150,000 ids: real engines never sample them, whatever a request asks."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from helpers.conversations import message, picture
-from helpers.engines import disturb, largest_difference, load_weights, running_engine, sampled
+from helpers.engines import EngineRun, disturb, largest_difference, load_weights, running_engine, sampled
 from helpers.tiny_models import CORPUS, encode, make_actor
 from vllm import SamplingParams
 from vllm.inputs import TokensPrompt
 
 from lmm_r1.config.speculation import Speculation
-from lmm_r1.lmm_kits import Checkpoint, EncodedPrompt, TinyModelSpec, get_kit
-from lmm_r1.models.actor import KitActor
+from lmm_r1.lmm_kits import Checkpoint, TinyModelSpec, get_kit
 
 pytestmark = pytest.mark.contract
 
 KIT = get_kit("qwen2_5_vl")
 PADDED = 150_000
 TOLERANCE = 1e-4
-
-
-@dataclass(kw_only=True)
-class Run:
-    folder: Path
-    policy: KitActor
-    banned: list[int]
-    prompts: list[EncodedPrompt]
-    engine: Any
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +36,7 @@ def padded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module", params=[None, Speculation(method="ngram", tokens=4)], ids=["plain", "guessing"])
-def run(request: pytest.FixtureRequest, padded: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+def run(request: pytest.FixtureRequest, padded: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineRun]:
     checkpoint, policy = Checkpoint(str(padded)), make_actor(padded, ban_media_tokens=True, temperature=2.0)
     banned = list(checkpoint.banned_token_ids)
     assert len(banned) >= PADDED
@@ -56,10 +44,10 @@ def run(request: pytest.FixtureRequest, padded: Path, tmp_path_factory: pytest.T
     prompts = [encode(KIT, checkpoint.processor, messages) for messages in asked]
     with running_engine(KIT, padded, max_images=1, speculation=request.param) as engine:
         new = tmp_path_factory.mktemp("new")
-        yield Run(folder=new, policy=policy, banned=banned, prompts=prompts, engine=engine)
+        yield EngineRun(folder=new, policy=policy, banned=banned, prompts=prompts, engine=engine)
 
 
-def check(run: Run) -> None:
+def check(run: EngineRun) -> None:
     """See that samples are free of banned tokens, and that engine and trainer agree at the highest temperature that vLLM takes."""
     samples = sampled(
         run.engine, KIT, run.prompts, banned=run.banned, n=2, max_tokens=16, temperature=run.policy.temperature

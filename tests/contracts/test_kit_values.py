@@ -1,6 +1,7 @@
 """Critics and reward models of every kit: packed as one by one, without an output layer, saved and loaded again."""
 
 import json
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
@@ -54,6 +55,13 @@ class Pair:
         model.share_prefix = way == "shared"
         model.zero_grad()
         return model.train(train)
+
+
+@pytest.fixture
+def reports(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    """What transformers reports."""
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    return caplog
 
 
 @pytest.fixture(scope="module")
@@ -219,7 +227,7 @@ def test_the_image_that_keeps_a_text_only_rank_running_changes_no_value(pair_of,
 @pytest.mark.parametrize("variant", ["full", "lora"])
 @pytest.mark.parametrize("name", KITS)
 def test_a_saved_critic_loads_again_as_critic_and_as_reward_model(
-    pair_of, batch_of, tiny_checkpoint, name, variant, tmp_path
+    pair_of, batch_of, tiny_checkpoint, name, variant, tmp_path, reports
 ):
     kit, batch, critic = get_kit(name), batch_of(name), pair_of(name, variant).running("shared")
     processor = kit.load_processor(str(tiny_checkpoint(name)), trust_remote_code=False)
@@ -234,8 +242,10 @@ def test_a_saved_critic_loads_again_as_critic_and_as_reward_model(
     with pytest.raises(UserError, match="this is a critic or reward model, which has no output layer"):
         make_actor(tmp_path)
     # The config's name of the head counts, whatever the flag says.
+    reports.clear()
     again = make_value_model(tmp_path, share_prefix=True, value_head_prefix="other")
     reward = make_value_model(tmp_path, "reward", share_prefix=True)
+    assert "LOAD REPORT" not in reports.text
     assert not adapted_layers(again.model)
     with torch.no_grad():
         values, expected = (values_of(model, batch, side="right") for model in (again, critic))
@@ -271,6 +281,18 @@ def test_a_head_that_is_not_there_is_drawn_for_a_critic_and_missed_for_a_reward_
     assert 0.5 / 65 < weights.std() < 2 / 65  # 64 hidden units: a standard deviation of 1 / 65
     with pytest.raises(UserError, match=rf"{folder}: this checkpoint has no value head \(no weight score.weight\)"):
         make_value_model(folder, "reward")
+
+
+def test_of_the_weights_that_a_reward_model_lacks_those_that_it_should_have_are_reported(
+    tiny_checkpoint, tmp_path, reports
+):
+    kit, critic = get_kit("llm"), make_value_model(tiny_checkpoint("llm"))
+    processor = kit.load_processor(str(tiny_checkpoint("llm")), trust_remote_code=False)
+    lacking = {name: weight for name, weight in critic.state_dict().items() if "layers.0.mlp.up_proj" not in name}
+    critic.save(tmp_path, processor=processor, weights=lacking)
+    make_value_model(tmp_path, "reward")
+    reported = [line.split()[0] for line in reports.text.splitlines() if "| MISSING" in line]
+    assert reported == ["model.layers.0.mlp.up_proj.weight"]
 
 
 def test_a_head_with_several_outputs_is_refused(tiny_checkpoint, tmp_path):

@@ -2,13 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from helpers.conversations import message, picture
-from helpers.engines import disturb, largest_difference, load_weights, running_engine, sampled
+from helpers.engines import EngineRun, disturb, largest_difference, load_weights, running_engine, sampled
 from helpers.tiny_models import CORPUS, encode, make_actor
 
 from lmm_r1.config.speculation import Speculation
@@ -25,14 +24,9 @@ TOKENS = 48
 
 
 @dataclass(kw_only=True)
-class Run:
-    """A policy, and engines with its weights: one that guesses tokens, and what another gives greedily that does not."""
+class Run(EngineRun):
+    """The engine guesses tokens; another one, which does not, has given tokens greedily."""
 
-    folder: Path
-    policy: KitActor
-    banned: list[int]
-    prompts: list[EncodedPrompt]
-    engine: Any
     without: list[list[int]]
     steps_without: int
 

@@ -16,6 +16,18 @@ ANSWERED = {"messages": [*QUESTION["messages"], {"role": "assistant", "content":
 TWO_ANSWERS = {**ANSWERED, "messages": ANSWERED["messages"] * 2}
 
 
+# Of an RL run: two prompts with two responses each in a step, on pretended GPUs.
+SMALL_RUN: dict[str, object] = {
+    "actor.num_gpus_per_node": 1,
+    "ref.num_gpus_per_node": 1,
+    "rollout.batch_size": 2,
+    "rollout.n_samples_per_prompt": 2,
+    "train.batch_size": 4,
+    "ds.param_dtype": "fp32",
+    "ckpt.output_dir": "out",
+}
+
+
 def with_image(source: str, *, base: dict = QUESTION) -> dict:
     """A row whose question holds an image."""
     content = [{"type": "image", "image": source}, {"type": "text", "text": "What is 1+1?"}]

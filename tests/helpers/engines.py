@@ -4,6 +4,7 @@ import copy
 import gc
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,18 @@ from lmm_r1.models.actor import KitActor
 
 MAX_MODEL_LEN = 4096
 CACHE_BYTES = 128 * 2**20
+
+
+@dataclass(kw_only=True)
+class EngineRun:
+    """A policy, and an engine with its weights."""
+
+    folder: Path
+    """For new weights."""
+    policy: KitActor
+    banned: list[int]
+    prompts: list[EncodedPrompt]
+    engine: Any
 
 
 @contextmanager

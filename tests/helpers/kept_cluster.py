@@ -16,6 +16,8 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
+from lmm_r1.cluster.nodes import patiently
+
 # Of a run's settings, those of the cluster.
 SIZES = ("num_cpus", "num_gpus", "include_dashboard")
 # Clusters at most; the one that was longest unused goes first.
@@ -63,7 +65,8 @@ def _cluster(size: tuple[Any, ...]) -> Kept:
         while len(_kept) >= KEPT:
             _kept.pop(next(iter(_kept))).cluster.shutdown()
         arguments = {name: value for name, value in zip(SIZES, size, strict=True) if value is not None}
-        kept = Kept(Cluster(initialize_head=True, head_node_args=arguments), dict(os.environ))
+        cluster = patiently(lambda: Cluster(initialize_head=True, head_node_args=arguments))
+        kept = Kept(cluster, dict(os.environ))
     _kept[size] = kept
     return kept
 

@@ -40,6 +40,7 @@ FULL_RUN: dict[str, tuple[str, ...]] = {
     "test_reward_fuzz.py": (),
     "test_rl_prompts.py": (),
     "test_row_formats.py": (),
+    "test_slow_ray_start.py": (),
     "test_zero_log_probs.py": (),
     "test_training_benchmarks.py": (),
     "test_two_ranks.py": (),

@@ -1,17 +1,21 @@
 """With vLLM's engine in a process of its own, as on GPUs: RL runs, and commands that generate."""
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.commands import flags, write_rows
+from helpers.commands import QUESTION, SMALL_RUN, flags, write_rows
 from helpers.commands_here import run_here
 from helpers.conversations import picture
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
+ROOT = Path(__file__).resolve().parents[2]
 # Scored in the actor's process, whose children are the engine's processes: on a CPU its core and one worker.
 REWARD = """
 import psutil
@@ -44,23 +48,16 @@ def rows(tmp_path: Path) -> Path:
 def trained(folder: Path, rows: Path, checkpoint: Path, *switches: str, **changes: Any) -> list[dict[str, Any]]:
     """Return the metrics of two steps of RL, with two prompts each."""
     (folder / "reward.py").write_text(REWARD)
-    values: dict[str, object] = {
+    values = SMALL_RUN | {
         "actor.model_name_or_path": checkpoint,
-        "actor.num_gpus_per_node": 1,
         "actor.adam.lr": 1e-3,
-        "ref.num_gpus_per_node": 1,
         "data.prompt_dataset": rows,
         "data.max_len": 256,
         "reward.remote_url": "reward.py",
-        "rollout.batch_size": 2,
-        "rollout.n_samples_per_prompt": 2,
         "rollout.max_new_tokens": 60,
         "rollout.micro_batch_size": 4,
-        "train.batch_size": 4,
         "train.micro_batch_size": 4,
         "algo.kl.init_coef": 0,
-        "ds.param_dtype": "fp32",
-        "ckpt.output_dir": "out",
     }
     changes = {name.replace("__", "."): value for name, value in changes.items()}
     ended = run_here("train_ppo_ray", [*switches, *flags(values | changes)], folder=folder)
@@ -102,3 +99,50 @@ def test_weights_are_replaced_in_the_midst_of_what_an_engine_process_samples(
     )
     first, _ = metrics
     assert first["mismatch/max"] < 1e-4
+
+
+# A worker that takes its time to end, as on a busy machine: Python runs this when a process starts.
+SLOW_END = """
+import importlib.machinery
+import sys
+import time
+
+
+class Finder:
+    @staticmethod
+    def find_spec(name, path, target=None):
+        if name != "vllm.v1.executor.multiproc_executor":
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        load = spec.loader.exec_module
+
+        def loaded(module):
+            load(module)
+            end = module.WorkerProc.shutdown
+            module.WorkerProc.shutdown = lambda worker: (end(worker), time.sleep(7))
+
+        spec.loader.exec_module = loaded
+        return spec
+
+
+sys.meta_path.insert(0, Finder)
+"""
+
+
+@pytest.mark.full
+def test_an_engine_process_whose_worker_ends_late_leaves_no_shared_memory(
+    tiny_checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    rows = write_rows(tmp_path, QUESTION)
+    (tmp_path / "sitecustomize.py").write_text(SLOW_END)
+    values = {"model": tiny_checkpoint("llm"), "data": rows, "output": "out.jsonl", "max_new_tokens": 2}
+    ended = subprocess.run(
+        [sys.executable, "-m", "lmm_r1.cli.batch_inference", *flags(values)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "leaked" not in ended.stderr

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from helpers.commands import QUESTION, flags, one_sentence, with_image, write_rows
+from helpers.commands import QUESTION, SMALL_RUN, flags, one_sentence, with_image, write_rows
 from helpers.commands_here import Ended, run_here
 from PIL import Image
 
@@ -33,22 +33,15 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 def train(tiny_checkpoint: Callable[[str], Path], tmp_path: Path) -> Callable[..., Ended]:
     """One RL run over rows.jsonl in `tmp_path`, two prompts a step."""
     (tmp_path / "reward.py").write_text(REWARD)
-    values: dict[str, object] = {
+    values = SMALL_RUN | {
         "actor.model_name_or_path": tiny_checkpoint("qwen2_5_vl"),
-        "actor.num_gpus_per_node": 1,
-        "ref.num_gpus_per_node": 1,
         "data.prompt_dataset": "rows.jsonl",
         "data.max_len": 200,
         "reward.remote_url": "reward.py:compute_score",
-        "rollout.batch_size": 2,
-        "rollout.n_samples_per_prompt": 2,
         "rollout.max_new_tokens": 8,
         "rollout.micro_batch_size": 4,
-        "train.batch_size": 4,
         "train.micro_batch_size": 4,
         "algo.kl.init_coef": 0,
-        "ds.param_dtype": "fp32",
-        "ckpt.output_dir": "out",
         "ckpt.path": "out/checkpoints",
     }
 

@@ -166,3 +166,14 @@ def test_vllm_does_not_tell_that_prompts_are_token_ids_and_tells_everything_else
     given()
     logger.warning("something else")
     assert told[1:] == ["something else"]
+
+
+def test_a_process_that_has_loaded_deepspeed_writes_no_tables_of_its_kernels_at_its_end(tmp_path):
+    # On a full disk they could not be written, and a traceback told so behind everything.
+    load = "import lmm_r1, deepspeed.ops.transformer.inference.triton.matmul_ext as tables; print(tables.deepspeed.HAS_TRITON)"
+    ended = subprocess.run(
+        [sys.executable, "-c", load], env={**os.environ, "HOME": str(tmp_path)}, capture_output=True, text=True
+    )
+    assert ended.stdout.endswith("True\n")
+    assert not list(tmp_path.rglob("*.pickle"))
+    assert "Traceback" not in ended.stderr

@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 import ray
+from ray._private import node as ray_node
 from ray._private.services import canonicalize_bootstrap_address
 
 from lmm_r1.cluster import nodes as cluster_nodes
 from lmm_r1.cluster.nodes import Node, has_gpus, read_node
+from lmm_r1.errors import UserError
 
 pytestmark = pytest.mark.unit
 
@@ -87,3 +89,59 @@ def test_of_workers_that_fail_alike_ray_prints_those_that_nobody_has_asked_for_o
     worker = SimpleNamespace(deserialize_objects=lambda *given: [ValueError("the second one")])
     ray._private.worker.Worker.raise_errors(worker, [], [])
     assert len(told) == prints
+
+
+class SlowNode(ray_node.Node):
+    """A node of Ray's that does not come up so many times."""
+
+    def __init__(self, *, fails: int) -> None:
+        self.fails = fails
+        self.ended = 0
+
+    def start(self) -> str:
+        if self.ended < self.fails:
+            raise Exception("The current node timed out during startup. This could happen because ...")
+        return "up"
+
+    def kill_all_processes(self, check_alive: bool = True, **how: object) -> None:
+        assert not check_alive, "some have ended by themselves"
+        self.ended += 1
+
+    def get_logs_dir_path(self) -> str:
+        return "/tmp/ray/logs"
+
+
+def test_a_node_that_comes_up_too_slowly_is_ended_and_started_again(caplog):
+    node = SlowNode(fails=2)
+    assert cluster_nodes.patiently(node.start) == "up"
+    assert node.ended == 2
+    assert [record.message.split(" (")[0] for record in caplog.records] == ["Ray did not start within 30 s"] * 2
+
+
+def test_a_node_that_never_comes_up_is_told_with_the_load_and_what_to_do(monkeypatch):
+    monkeypatch.setattr(os, "getloadavg", lambda: (23.4, 9.0, 2.0))
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    node = SlowNode(fails=9)
+    with pytest.raises(UserError) as raised:
+        cluster_nodes.patiently(node.start)
+    assert node.ended == 4
+    assert str(raised.value) == (
+        "Ray did not start in 4 tries of 30 s each (load 23 on 2 cores): other processes may leave it too little of the "
+        "machine; wait until they end, or look into /tmp/ray/logs for another reason"
+    )
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("no such resource"), Exception("timed out during startup, says another")]
+)
+def test_another_error_of_a_start_passes_and_is_not_tried_again(error):
+    tries: list[int] = []
+
+    def start() -> None:
+        tries.append(1)
+        raise error
+
+    with pytest.raises(type(error)) as raised:
+        cluster_nodes.patiently(start)
+    assert raised.value is error
+    assert tries == [1]

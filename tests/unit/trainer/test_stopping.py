@@ -1,5 +1,6 @@
 """Ctrl-C and SIGTERM end a run where its weights are those of a whole step, and a failure is told in sentences."""
 
+import errno
 import os
 import signal
 import time
@@ -130,6 +131,19 @@ def test_a_failure_where_nothing_can_be_written_shows_its_traceback(tmp_path, ca
         with told_ends(StopRequests(), folder=tmp_path / "file"):
             raise OSError("no space left")
     assert "no space left" in capsys.readouterr().err
+
+
+def test_a_full_disk_is_told_with_its_file_and_how_to_go_on_and_leaves_no_traceback(tmp_path, capsys):
+    stops = StopRequests()
+    stops.progress = progress
+    with pytest.raises(UserError) as ended, told_ends(stops, folder=tmp_path):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "run/metrics.jsonl")
+    assert str(ended.value) == (
+        "run/metrics.jsonl: cannot be written (No space left on device); make room on its disk, or choose another place. "
+        + progress().describe()
+    )
+    assert list(tmp_path.iterdir()) == []
+    assert capsys.readouterr().err == ""
 
 
 def test_what_the_user_gave_keeps_its_sentence(tmp_path):

@@ -1,9 +1,11 @@
 import json
 import logging
+from pathlib import Path
 
 import pytest
 
-from remote_rm.service.access_log import MAX_TEXT_CHARS, Sampler, log_request
+from remote_rm.service import access_log
+from remote_rm.service.access_log import MAX_TEXT_CHARS, Sampler, log_request, open_access_log
 from remote_rm.service.middleware import RequestRecord
 from remote_rm.verifier import Item, Score
 
@@ -68,3 +70,23 @@ def test_a_request_is_one_line_of_json_whatever_it_holds(caplog):
     assert (line["status"], line["items"], line["ms"], line["client"]) == (200, 2, 12.3, "127.0.0.1:9")
     assert line["time"].endswith("+00:00")
     assert line["rollouts"][0]["response"] == "two\nlines \u2028\ud800\0"
+
+
+def test_a_log_on_a_full_disk_is_told_once_and_holds_up_no_request(monkeypatch, capsys):
+    logger = access_log.logger
+    for name, value in {"handlers": [], "propagate": True, "level": logger.level}.items():
+        monkeypatch.setattr(logger, name, value)
+    told: list[str] = []
+    monkeypatch.setattr(
+        logging.getLogger("remote_rm.service"), "warning", lambda text, *values: told.append(text % values)
+    )
+    open_access_log(Path("/dev/full"))
+    for _ in range(3):
+        log_request(
+            RequestRecord(method="POST", path="/get_reward", client="127.0.0.1:9", status=200, seconds=0.1, items=2)
+        )
+    assert told == [
+        "--access-log /dev/full cannot be written (No space left on device): lines are missing until there is room; "
+        "requests are answered"
+    ]
+    assert capsys.readouterr().err == ""
