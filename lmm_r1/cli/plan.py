@@ -152,7 +152,7 @@ def _print(
     from rich.console import Console
 
     from lmm_r1.lmm_kits import Checkpoint
-    from lmm_r1.planning.choices import chosen, filled, told
+    from lmm_r1.planning.choices import choices_line, chosen, filled
     from lmm_r1.planning.machine import machine_of
     from lmm_r1.planning.run_plan import judge, plan_image, unpredictable_refused
     from lmm_r1.planning.table import print_plan
@@ -171,7 +171,7 @@ def _print(
         if isinstance(found, PPOConfig) and machine.gpu_bytes is not None:
             gpus = asked_gpus(found)
             print(f"GPUs: {sum(gpus.values())} ({', '.join(f'{who} {count}' for who, count in gpus.items())})")
-        if line := told(config, filled(found, plan)):
+        if line := choices_line(config, filled(found, plan)):
             print(line)
         judge(found, plan, replan=replan)
 

@@ -116,7 +116,7 @@ def filled(config: Config, plan: Plan) -> Config:
     return unplanned(dotted.replace(config, found))
 
 
-def told(given: Config, config: Config) -> str | None:
+def choices_line(given: Config, config: Config) -> str | None:
     """Return the flags that were chosen, and are not as they would be without a plan, as a line; None where there are none.
 
     Args:

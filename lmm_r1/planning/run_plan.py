@@ -21,7 +21,7 @@ from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.lmm_kits.checkpoint import encode_row
 from lmm_r1.planning.advice import Config, refuse_excess
-from lmm_r1.planning.choices import chosen, filled, told
+from lmm_r1.planning.choices import choices_line, chosen, filled
 from lmm_r1.planning.dpo_plan import plan_dpo, plan_kto, plan_rm
 from lmm_r1.planning.estimates import PlanImage
 from lmm_r1.planning.kd_plan import plan_kd
@@ -75,7 +75,7 @@ def _planned(config: Config, console: Console, *, replan: Callable[[Config], Pla
         logger.warning("the memory of this model's passes cannot be predicted (%s); it is not checked", error)
         return unplanned(config)
     complete = filled(found, plan)
-    tell(plan, console, chosen=told(config, complete))
+    tell(plan, console, chosen=choices_line(config, complete))
     judge(found, plan, replan=replan)
     return complete
 

@@ -9,7 +9,7 @@ from lmm_r1.config import PPOConfig, SFTConfig, resolve_ppo, sized_ppo, sized_su
 from lmm_r1.config.gpu_counts import Offer, shared_counts
 from lmm_r1.config.resolve import resolve_sft
 from lmm_r1.lmm_kits.released import released_folder
-from lmm_r1.planning.choices import chosen, filled, told
+from lmm_r1.planning.choices import choices_line, chosen, filled
 from lmm_r1.planning.machine import GIB, Machine
 from lmm_r1.planning.plan import Plan
 from lmm_r1.planning.ppo_plan import plan_ppo
@@ -31,7 +31,7 @@ def planned(config: PPOConfig, *, gpu: int, gpus: int = 1) -> tuple[PPOConfig, P
         share_gpus=lambda changed: shared_counts(changed, ask=lambda: offer),
     )
     complete = filled(found, plan)
-    return complete, plan, told(config, complete)
+    return complete, plan, choices_line(config, complete)
 
 
 def rl_config(*files: object, **flags: object) -> PPOConfig:

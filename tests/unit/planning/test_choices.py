@@ -9,7 +9,7 @@ from lmm_r1.config import PPOConfig, unplanned
 from lmm_r1.errors import UserError
 from lmm_r1.planning import choices
 from lmm_r1.planning.advice import refuse_excess
-from lmm_r1.planning.choices import chosen, filled, told
+from lmm_r1.planning.choices import choices_line, chosen, filled
 from lmm_r1.planning.estimates import ModelEstimate, PassEstimate
 from lmm_r1.planning.machine import GIB, Machine
 from lmm_r1.planning.pass_memory import ModelSize
@@ -84,7 +84,7 @@ def choose(gpu: int, *, gpus: int = 1, **flags: object) -> tuple[PPOConfig, Plan
         share_gpus=lambda changed: pytest.fail("they share GPUs already"),
     )
     complete = filled(found, plan)
-    return complete, plan, told(config, complete)
+    return complete, plan, choices_line(config, complete)
 
 
 @pytest.fixture(autouse=True)
