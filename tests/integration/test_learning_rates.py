@@ -1,5 +1,6 @@
 """The rate at which each update learns, as the weights show it: warm-ups begin at 1/n, and a resumed run goes on."""
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,6 +9,8 @@ import torch
 from deepspeed import DeepSpeedEngine
 from deepspeed.utils import safe_get_full_fp32_param
 from helpers import deepspeed_process
+from helpers.commands_here import run_here
+from safetensors.torch import load_file
 from transformers.trainer_utils import SchedulerType
 
 from lmm_r1 import dotted
@@ -143,3 +146,29 @@ def test_a_run_that_cannot_learn_is_warned_of(given, flags, caplog):
     assert said == (
         [] if flags is None else [f"no update has a learning rate above 0, so the weights stay as they are: {flags}"]
     )
+
+
+TWO_ROWS = {
+    "train_sft": [
+        {"messages": [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": said}]}
+        for said in ("2", "3")
+    ],
+    "train_dpo": [{"prompt": "1+1?", "chosen": "2", "rejected": said} for said in ("3", "4")],
+    "train_rm": [{"prompt": "1+1?", "chosen": "2", "rejected": said} for said in ("3", "4")],
+    "train_kto": [{"prompt": "1+1?", "completion": said, "label": said == "2"} for said in ("2", "3")],
+}
+
+
+@pytest.mark.parametrize("command", TWO_ROWS)
+def test_a_stage_of_one_update_changes_its_model_and_logs_the_rate_of_that_update(command, tiny_checkpoint, tmp_path):
+    rows, output, model = tmp_path / "rows.jsonl", tmp_path / "out", tiny_checkpoint("llm")
+    rows.write_text("".join(json.dumps(row) + "\n" for row in TWO_ROWS[command]))
+    given = {"data.dataset": rows, "model.model_name_or_path": model, "ckpt.output_dir": output, "adam.lr": 1e-3}
+    given |= {"train.batch_size": 2, "train.max_epochs": 1, "ds.param_dtype": "fp32", "ds.attn_implementation": "sdpa"}
+    ended = run_here(command, [f"--{flag}={value}" for flag, value in given.items()], folder=tmp_path)
+    assert ended.code == 0, ended.stderr
+    (line,) = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+    assert line["lr"] == pytest.approx(1e-3)
+    before, after = (load_file(next(folder.glob("*.safetensors"))) for folder in (model, output))
+    names = before.keys() & after.keys()
+    assert any(not torch.equal(before[name], after[name].to(before[name].dtype)) for name in names)
