@@ -203,7 +203,8 @@ def advantages_by_hand(name: str, samples: Sequence[Told]) -> list[torch.Tensor]
 
 def loss_by_hand(
     name: str, model: torch.nn.Module, samples: Sequence[Told], advantages: Sequence[torch.Tensor]
-) -> torch.Tensor:
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the loss of an update, and the KL of each of its tokens."""
     low, high = (0.02, 0.08) if name == "group_norm" else (0.2, 0.2)
     losses, kls, entropies = [], [], []
     for one, advantage in zip(samples, advantages, strict=True):
@@ -212,30 +213,37 @@ def loss_by_hand(
         losses.append(-torch.minimum(ratio * advantage, ratio.clamp(1 - low, 1 + high) * advantage))
         kls.append((one.base - log_probs).exp() - 1 - (one.base - log_probs))
         entropies.append(entropy)
+    kl = torch.cat(kls)
     if name == "gae":
-        return torch.cat(losses).mean()
+        return torch.cat(losses).mean(), kl
     policy = torch.stack([loss.mean() for loss in losses]).mean()
-    return policy + KL * torch.cat(kls).mean() - 0.1 * torch.cat(entropies).mean()
+    return policy + KL * kl.mean() - 0.1 * torch.cat(entropies).mean(), kl
 
 
-def by_hand(name: str, folder: Path, whole: Experience, updates: Sequence[Sequence[int]]) -> dict[str, torch.Tensor]:
-    """Return the weights after updates on samples, named by their places."""
+def by_hand(
+    name: str, folder: Path, whole: Experience, updates: Sequence[Sequence[int]]
+) -> tuple[dict[str, torch.Tensor], float]:
+    """Return the weights after updates on samples, named by their places, and the mean KL of the tokens of all of them."""
     case, samples = CASES[name], told(whole)
     advantages = advantages_by_hand(name, samples)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     groups = [{"params": [weight], "weight_decay": case.decay * (weight.dim() > 1)} for weight in model.parameters()]
     optimizer = torch.optim.AdamW(groups, lr=LR, betas=BETAS, eps=EPS)
+    kls = []
     for places, rate in zip(updates, case.rates, strict=True):
         optimizer.zero_grad()
-        loss_by_hand(
+        loss, kl = loss_by_hand(
             name, model, [samples[place] for place in places], [advantages[place] for place in places]
-        ).backward()
+        )
+        loss.backward()
+        kls.append(kl.detach())
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), case.max_norm)
         assert case.max_norm == math.inf or norm > case.max_norm, "it is to be clipped"
         for group in optimizer.param_groups:
             group["lr"] = rate
         optimizer.step()
-    return {key: value.detach().clone() for key, value in model.state_dict().items()}
+    weights = {key: value.detach().clone() for key, value in model.state_dict().items()}
+    return weights, float(torch.cat(kls).mean())
 
 
 def as_trained(
@@ -288,7 +296,9 @@ def test_the_weights_after_two_updates_are_those_worked_out_by_hand(name, micro_
     assert sorted(place for update in updates for place in update) == list(range(PROMPTS * SAMPLES))
     assert [len(update) for update in updates] == [BATCH, BATCH]
     assert status["actor_lr"] == pytest.approx(case.rates[-1])
-    expected = by_hand(name, folder, whole, updates)
+    expected, kl = by_hand(name, folder, whole, updates)
+    if config.algo.kl.use_loss:
+        assert status["kl"] == pytest.approx(kl, rel=1e-3)
     for key, value in expected.items():
         moved = (value - start[key]).norm()
         assert (weights[key] - value).norm() <= 2e-3 * moved, key
