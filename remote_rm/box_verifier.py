@@ -15,10 +15,11 @@ from typing_extensions import Self
 from remote_rm import verifier_command
 from remote_rm.answer_verifier import Weights, finite_number
 from remote_rm.answers.assignment import best_pairs, is_matchable
-from remote_rm.answers.boxes import Box, boxes_in, iou, same_class
+from remote_rm.answers.boxes import Box, boxes_in, iou, same_class, scaled
 from remote_rm.answers.extraction import concluding_text
 from remote_rm.graded_verifier import Grade, GradedVerifier
 from remote_rm.reward_function import reward_func_of
+from remote_rm.verifier import Item
 
 MAX_QUICK_PAIRS = 256
 """Pairs of boxes that are compared without a worker."""
@@ -32,6 +33,9 @@ class BoxVerifier(GradedVerifier):
 
     The measure `iou` is that sum over the number of boxes on the side that has more: a box without a partner counts 0, so
     that naming many to hit one pays nothing. A label `[]` is met by the answer `[]`, and by no answer without it.
+
+    A label's numbers are pixels of the image as it is stored. What a model writes is scaled to those where it is known how
+    it writes coordinates; of labels that are shares of the image, from 0 to 1, nothing is scaled.
     """
 
     name: ClassVar[str] = "box"
@@ -44,6 +48,9 @@ class BoxVerifier(GradedVerifier):
     match_labels: bool = False
     """A box of the label that names its class is met only by a box that names the same one."""
 
+    unscaled: bool = False
+    """Labels have the coordinates that the model writes, and answers are compared with them as they are."""
+
     def __post_init__(self) -> None:
         """Raise a ValueError for a threshold that every answer or none would reach."""
         if not 0 < self.iou_threshold <= 1:
@@ -51,7 +58,29 @@ class BoxVerifier(GradedVerifier):
 
     def grade(self, answer: str, label: str) -> Grade:
         """Return the mean IoU; an answer that names no box, or too many, is wrong."""
-        golds, boxes = _golds(label, xywh=self.xywh), boxes_in(answer, xywh=self.xywh)
+        return self._grade(boxes_in(answer, xywh=self.xywh), golds=_golds(label, xywh=self.xywh))
+
+    def grade_of(self, item: Item, answer: str) -> Grade:
+        """Return the mean IoU in pixels of the image as it is stored, where the item says how answers are scaled to those."""
+        golds, boxes, scales = _golds(item.label, xywh=self.xywh), boxes_in(answer, xywh=self.xywh), self._scales(item)
+        if boxes is None or len(scales) > 1:
+            return _WRONG
+        for x, y in scales:
+            boxes = [scaled(box, x=x, y=y) for box in boxes]
+        return self._grade(boxes, golds=golds)
+
+    def can_grade(self, item: Item) -> bool:
+        """Return whether the label can be read, and an answer's boxes: not where several images are scaled differently."""
+        return super().can_grade(item) and len(self._scales(item)) < 2
+
+    def _scales(self, item: Item) -> set[tuple[float, float]]:
+        """By what an answer's coordinates are multiplied: nothing, one (x, y), or several, of which none is the answer's."""
+        golds = _golds(item.label, xywh=self.xywh)
+        if self.unscaled or not golds or all(map(_is_share, golds)):
+            return set()
+        return {(x, y) for x, y in item.image_scales}
+
+    def _grade(self, boxes: list[Box] | None, *, golds: list[Box] | None) -> Grade:
         if golds is None or boxes is None:
             return _WRONG
         if not golds or not boxes:
@@ -96,6 +125,12 @@ class BoxVerifier(GradedVerifier):
             action="store_true",
             help="want the class of a box too, where the label names one: {'bbox_2d': [...], 'label': 'cat'}",
         )
+        parser.add_argument(
+            "--unscaled",
+            action="store_true",
+            help="labels have the coordinates that the model writes; without it they are pixels of the stored image, to "
+            "which answers are scaled",
+        )
 
     @classmethod
     def from_arguments(cls, args: argparse.Namespace) -> Self:
@@ -105,6 +140,7 @@ class BoxVerifier(GradedVerifier):
             iou_threshold=args.iou_threshold,
             xywh=args.xywh,
             match_labels=args.match_labels,
+            unscaled=args.unscaled,
         )
 
 
@@ -113,6 +149,11 @@ def _golds(label: str, *, xywh: bool) -> list[Box] | None:
     """The boxes of a label; None where it names none, or one is no box. Remembered for the rest of the group."""
     boxes = boxes_in(label, xywh=xywh)
     return boxes if boxes is not None and all(box.corners is not None for box in boxes) else None
+
+
+def _is_share(box: Box) -> bool:
+    """Whether a box of a label is in shares of the image's width and height."""
+    return box.corners is not None and max(box.corners) <= 1
 
 
 VERIFIER = BoxVerifier

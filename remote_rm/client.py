@@ -26,6 +26,8 @@ LOOK_AGAIN_SECONDS = 0.2
 """How often a request that waits for all servers to come back looks whether another request has found one."""
 TOKEN_ENV = "REMOTE_RM_TOKEN"
 """The environment variable with the token that is sent to every endpoint."""
+SCALES = "image_scales"
+"""The key that only servers of this package are sent: others may refuse what OpenRLHF does not send."""
 UNUSABLE_REPLIES = 2
 """How many replies without a usable reward a request takes from each endpoint."""
 LONGEST_REPLY_BYTES = 64 * 2**20
@@ -222,9 +224,13 @@ class RewardClient:
             attempts += 1
             asked_at = time.monotonic()
             try:
+                life_timeout_s = min(LIFE_TIMEOUT_SECONDS, remaining)
                 if not endpoint.is_well:
-                    await _expect_life(session, endpoint, timeout_s=min(LIFE_TIMEOUT_SECONDS, remaining))
-                scores = await _request_once(session, endpoint.address, payload, timeout_s=min(timeout_s, remaining))
+                    await _health(session, endpoint, timeout_s=life_timeout_s)
+                if SCALES in payload and endpoint.is_ours is None:
+                    endpoint.is_ours = _is_health(await _health(session, endpoint, timeout_s=life_timeout_s))
+                sent = payload if endpoint.is_ours else {key: payload[key] for key in payload if key != SCALES}
+                scores = await _request_once(session, endpoint.address, sent, timeout_s=min(timeout_s, remaining))
             except _TryAgain as failure:
                 if failure.is_timeout:
                     # A server drops what it had of a request that is given up: the same time again may never be enough.
@@ -331,7 +337,8 @@ def _payload(samples: Sequence[Sample]) -> dict[str, list[Any]]:
     responses = [sample.response for sample in samples if sample.response is not None]
     if responses and len(responses) < len(samples):
         raise ValueError(f"{len(responses)} of {len(samples)} samples have a response; give it for all or for none")
-    further = {name: [sample.further[name] for sample in samples] for name in samples[0].further}
+    names = dict.fromkeys(name for sample in samples for name in sample.further)
+    further = {name: [sample.further[name] for sample in samples] for name in names}
     return payload | ({"responses": responses} if responses else {}) | further
 
 
@@ -354,18 +361,19 @@ def _scalar(value: Any, *, name: str) -> float:
     return number
 
 
-async def _expect_life(session: aiohttp.ClientSession, endpoint: Endpoint, *, timeout_s: float) -> None:
-    """Raise _TryAgain unless a server that failed answers anything below 500 at /health: quicker told than by a reward."""
+async def _health(session: aiohttp.ClientSession, endpoint: Endpoint, *, timeout_s: float) -> str:
+    """Return what a server says at /health; raises _TryAgain where it is not up, which is quicker told than by a reward."""
     try:
         timeout = aiohttp.ClientTimeout(total=timeout_s)
         async with session.get(_health_address(endpoint.address), timeout=timeout) as reply:
-            status = reply.status
+            status, body = reply.status, await _text(reply, endpoint=endpoint.address)
     except asyncio.TimeoutError as error:
         raise _TryAgain(f"{endpoint.address} did not answer within {timeout_s:.1f} s") from error
     except aiohttp.ClientError as error:
         raise _TryAgain(f"{endpoint.address} failed with {type(error).__name__}: {error}") from error
     if status >= 500 and status != 501:
         raise _TryAgain(f"{endpoint.address} answered {status} at /health")
+    return body
 
 
 async def _check_endpoint(session: aiohttp.ClientSession, endpoint: str) -> None:

@@ -20,6 +20,8 @@ class Endpoint:
     failed_at: float = float("-inf")
     asked_again_at: float = 0.0
     last_failure: str = ""
+    is_ours: bool | None = None
+    """Whether it is a server of this package; None until somebody has asked it."""
 
     @property
     def is_well(self) -> bool:

@@ -35,6 +35,14 @@ class GradedVerifier(AnswerVerifier):
     def grade(self, answer: str, label: str) -> Grade:
         """Return how right the answer is; nothing is right by a label that cannot be read."""
 
+    def grade_of(self, item: Item, answer: str) -> Grade:
+        """Return how right an item's answer is."""
+        return self.grade(answer, item.label)
+
+    def can_grade(self, item: Item) -> bool:
+        """Return whether some answer to an item could be right."""
+        return self.is_gradable(item.label)
+
     def is_quick(self, answer: str, label: str) -> bool:
         """Return whether a bounded number of microseconds is enough for `grade`."""
         return True
@@ -82,11 +90,11 @@ class GradedVerifier(AnswerVerifier):
     def _scored(self, item: Item, answer: str | None) -> Score:
         if answer is None:
             return self.weighted(item, is_right=False)
-        return self._graded(item, self.grade(answer, item.label))
+        return self._graded(item, self.grade_of(item, answer))
 
     def _graded(self, item: Item, grade: Grade) -> Score:
         kept = format_score(item.response, prompt=item.prompt)
         measured = sum(weight * value for weight, value in zip(self.measure_weights, grade.values, strict=True))
         parts = {"accuracy": float(grade.is_right), **dict(zip(self.measures, grade.values, strict=True))}
-        parts |= {"format": kept, "ungradable": float(not self.is_gradable(item.label))}
+        parts |= {"format": kept, "ungradable": float(not self.can_grade(item))}
         return Score(reward=measured + self.weights.format * kept, score=grade.values[0], parts=parts)

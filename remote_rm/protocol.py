@@ -3,7 +3,7 @@
 import re
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from typing_extensions import Self
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -17,6 +17,7 @@ def without_lone_surrogates(text: Any) -> Any:
 
 
 Text = Annotated[str, BeforeValidator(without_lone_surrogates)]
+Scale = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class RewardRequest(BaseModel):
@@ -45,11 +46,17 @@ class RewardRequest(BaseModel):
     responses: list[Text] | None = None
     """The response alone. OpenRLHF does not send it; without it the response is looked up inside `query`."""
 
+    image_scales: list[list[tuple[Scale, Scale]]] | None = None
+    """Of each sample's images, (x, y): what coordinates that the model writes are multiplied by to be pixels of the image as
+    it is stored. OpenRLHF does not send it; without it coordinates are compared as they are written."""
+
     @model_validator(mode="after")
     def _lists_are_parallel(self) -> Self:
         lengths = {"query": len(self.query), "prompts": len(self.prompts), "labels": len(self.labels)}
         if self.responses is not None:
             lengths["responses"] = len(self.responses)
+        if self.image_scales is not None:
+            lengths["image_scales"] = len(self.image_scales)
         if len(set(lengths.values())) > 1:
             listed = ", ".join(f"{name} has {length}" for name, length in lengths.items())
             raise ValueError(f"the lists of one request must be equally long, but {listed}")

@@ -37,28 +37,37 @@ def reward_func_of(verifier: Verifier | str, *, workers: int = 1, item_timeout_s
         labels: Sequence[str],
         *,
         responses: Sequence[str] | None = None,
+        image_scales: Sequence[Sequence[Sequence[float]]] | None = None,
         **_other: Any,
     ) -> dict[str, Any]:
         """Return the reply for parallel lists; raises ValueError for unequal lengths and for a label without answer."""
-        return _reply(judge(_items(queries, prompts, labels, responses=responses)))
+        return _reply(judge(_items(queries, prompts, labels, responses=responses, image_scales=image_scales)))
 
     return reward_func
 
 
 def _items(
-    queries: Sequence[str], prompts: Sequence[str], labels: Sequence[str], *, responses: Sequence[str] | None
+    queries: Sequence[str],
+    prompts: Sequence[str],
+    labels: Sequence[str],
+    *,
+    responses: Sequence[str] | None,
+    image_scales: Sequence[Sequence[Sequence[float]]] | None,
 ) -> list[Item]:
     lengths = {"queries": len(queries), "prompts": len(prompts), "labels": len(labels)}
     if responses is not None:
         lengths["responses"] = len(responses)
+    if image_scales is not None:
+        lengths["image_scales"] = len(image_scales)
     if len(set(lengths.values())) > 1:
         listed = ", ".join(f"{name} has {length}" for name, length in lengths.items())
         raise ValueError(f"the lists given to reward_func must be equally long, but {listed}")
     if responses is None:
         responses = [find_response(query, prompt=prompt) for query, prompt in zip(queries, prompts, strict=True)]
+    scales = [()] * len(labels) if image_scales is None else image_scales
     return [
-        Item(prompt=prompt, response=response, label=label)
-        for prompt, response, label in zip(prompts, responses, labels, strict=True)
+        Item(prompt=prompt, response=response, label=label, image_scales=of_images)
+        for prompt, response, label, of_images in zip(prompts, responses, labels, scales, strict=True)
     ]
 
 

@@ -16,6 +16,9 @@ class Item:
     prompt: str
     response: str
     label: str
+    image_scales: Sequence[Sequence[float]] = ()
+    """Of each image, (x, y): what coordinates that the model writes are multiplied by to be pixels of the image as it is
+    stored. Empty where that is not known."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -98,6 +98,17 @@ def parse(
     return _in_a_sentence(read, prog=prog, lister=lister)
 
 
+def given_flags(config_class: type[DataclassInstance], argv: Sequence[str] | None, *, prog: str) -> set[str]:
+    """Return the names of the flags that a command line, which `parse` takes, sets by itself or in a `--config` file."""
+    arguments, config_files = _split_config_files(list(sys.argv[1:] if argv is None else argv), prog=prog)
+    flags = dotted.leaf_types(config_class)
+    spelled = {_in_full(argument, flags).partition("=")[0] for argument in arguments if argument.startswith("--")}
+    named = {flag[2:].replace("-", "_") for flag in spelled}
+    for group, dot, name in (flag.rpartition(".") for flag in tuple(named)):
+        named.add(f"{group}{dot}{name.removeprefix('no_')}")
+    return named | {key for file in config_files for key in read_settings(file, flags)}
+
+
 @contextlib.contextmanager
 def user_errors(prog: str) -> Iterator[None]:
     """Turn what a user can mend into one line on stderr and exit code 1, and a stop into one with its own code.

@@ -1,4 +1,4 @@
-"""`lmm-r1 train_ppo_ray`: one reinforcement-learning stage; OpenRLHF's command lines work unchanged."""
+"""`lmm-r1 train_ppo_ray`: one reinforcement-learning stage; it takes OpenRLHF's command lines."""
 
 from collections.abc import Sequence
 

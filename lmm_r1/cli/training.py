@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from lmm_r1.cli.arguments import parse, user_errors
+from lmm_r1.cli.arguments import given_flags, parse, user_errors
 from lmm_r1.config import Config, PPOConfig, SupervisedConfig, resolve
+from lmm_r1.config.differences import told_differences
 from lmm_r1.config.gpu_counts import check_machine
 
 
@@ -18,6 +20,10 @@ def training(
     config = parse(config_class, argv, prog=prog, description=description, first_help=config_class.first_help)
     with user_errors(prog):
         config = resolve(config)
+        given = given_flags(config_class, argv, prog=prog)
+        told = told_differences(prog.split()[-1], config, given=given)
+        if told is not None and os.environ.get("RANK", "0") == "0":
+            print(told)
         if isinstance(config, PPOConfig):
             check_machine(config)
         prepare_training(config)

@@ -13,6 +13,7 @@ from lmm_r1.config.algorithm_checks import check_algorithm
 from lmm_r1.config.async_checks import check_async, check_oversampling
 from lmm_r1.config.differences import INSTEAD, NOT_YET
 from lmm_r1.config.filter_checks import check_filters
+from lmm_r1.config.optimizer_checks import check_optimizer, check_vision_lr
 from lmm_r1.config.part_weights import part_weights
 from lmm_r1.config.ppo import (
     GPU_COUNTS,
@@ -26,7 +27,7 @@ from lmm_r1.config.ppo import (
     ThoughtConfig,
 )
 from lmm_r1.config.reward_source import named_verifier, reward_function
-from lmm_r1.config.shared import DeepSpeedConfig, OptimizerConfig
+from lmm_r1.config.shared import DeepSpeedConfig
 from lmm_r1.config.speculation import check_speculation
 from lmm_r1.config.supervised import SupervisedConfig, TrainedModelConfig
 from lmm_r1.config.weight_checks import check_average, check_fp16_optimizer, check_reference
@@ -34,7 +35,6 @@ from lmm_r1.errors import UserError
 
 logger = logging.getLogger(__name__)
 
-_SCHEDULERS_WITH_END = ("cosine_with_min_lr", "cosine_warmup_with_min_lr")
 # These take their baseline from the group, so a group of one has no advantage at all.
 GROUP_ESTIMATORS = ("rloo", "reinforce_baseline", "group_norm", "dr_grpo", "grpo_passk")
 TWO_TEMPLATES = "--data.input_template {!r} and --data.apply_chat_template both write what stands around a prompt; give one of them"
@@ -261,29 +261,6 @@ def check_accumulation(config: PPOConfig | SupervisedConfig) -> None:
         raise UserError(
             f"--ds.grad_accum_dtype {given} with --ds.param_dtype {weights}: gradients are added up in fp32 or in the "
             "precision of the weights"
-        )
-
-
-def check_vision_lr(optim: str, vision_lr: float | None, *, prefix: str) -> None:
-    """Raise UserError for a learning rate of the vision tower that has no effect."""
-    if vision_lr is None:
-        return
-    if vision_lr < 0:
-        raise UserError(f"--{prefix}adam.vision_lr {vision_lr:g} must not be negative")
-    if optim == "muon":
-        raise UserError(
-            f"--{prefix}adam.vision_lr {vision_lr:g} needs --{prefix}optim adam: DeepSpeed's Muon makes its own groups"
-        )
-
-
-def check_optimizer(model: OptimizerConfig, *, prefix: str) -> None:
-    """Raise UserError for settings of the optimizer or its schedule that have no effect."""
-    if model.muon.ns_steps < 1:
-        raise UserError(f"--{prefix}muon.ns_steps {model.muon.ns_steps} must be at least 1")
-    if model.min_lr_ratio != OptimizerConfig.min_lr_ratio and model.lr_scheduler not in _SCHEDULERS_WITH_END:
-        raise UserError(
-            f"--{prefix}min_lr_ratio {model.min_lr_ratio:g} has no part in --{prefix}lr_scheduler {model.lr_scheduler}; "
-            f"take {' or '.join(_SCHEDULERS_WITH_END)}, or leave it out"
         )
 
 

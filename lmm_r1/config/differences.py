@@ -5,6 +5,8 @@ from collections.abc import Container
 from dataclasses import dataclass
 from typing import Literal
 
+from lmm_r1 import dotted
+
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
@@ -15,11 +17,13 @@ class Difference:
     theirs: object
     """OpenRLHF's default; ours stands at the field."""
     reason: str
+    teaches: bool = False
+    """Whether a run learns something else by it, and not the same in another place, at another speed or more exactly."""
 
 
 _ATTENTION = "flash-attn is often not installed; auto takes it where it is"
 _OWN_CHECKPOINTS = "two runs never share checkpoints: without this flag they lie in the run's own output_dir"
-_RESUMES = "the same command in the same folder goes on where it stopped"
+_RESUMES = "the same command in the same folder goes on where it stopped, and says so"
 _COUNTS = "a count that nobody names is what the machine has, and not eight GPUs that it may lack"
 _PARAM_DTYPE = "bf16 is many times slower on a CPU without instructions for it; elsewhere None is bf16"
 _INPUT_KEY = "rows hold their messages in `message` or in `messages`, and either is found"
@@ -29,6 +33,8 @@ _LIGER = "the same numbers with fewer kernels, on GPUs where they run"
 _BATCH = "a fifth of the rows, so that a pass over them is five steps at least; 128 at most"
 _MICRO_BATCH = "8, or what divides a GPU's share of an update, so that few rows can be shared among many GPUs"
 _OUTPUT = "stages that name no folder do not share one: it is runs/ and the stage's name"
+
+_TEACHING = ("data.max_len", "train.batch_size")
 
 
 def _of_pairs(command: Literal["train_dpo", "train_rm"], *, checkpoints: str) -> tuple[Difference, ...]:
@@ -48,7 +54,8 @@ def _of_pairs(command: Literal["train_dpo", "train_rm"], *, checkpoints: str) ->
         **({"ds.use_liger_kernel": (False, _LIGER)} if command == "train_dpo" else {}),
     }
     return tuple(
-        Difference(command=command, flag=flag, theirs=value, reason=reason) for flag, (value, reason) in theirs.items()
+        Difference(command=command, flag=flag, theirs=value, reason=reason, teaches=flag in _TEACHING)
+        for flag, (value, reason) in theirs.items()
     )
 
 
@@ -58,6 +65,7 @@ DIFFERENCES = (
         flag="algo.advantage.estimator",
         theirs="gae",
         reason="LMM-R1's recipe; it needs no critic",
+        teaches=True,
     ),
     Difference(command="train_ppo_ray", flag="data.input_key", theirs="input", reason=_INPUT_KEY),
     Difference(command="train_ppo_ray", flag="ds.attn_implementation", theirs="flash_attention_2", reason=_ATTENTION),
@@ -71,15 +79,21 @@ DIFFERENCES = (
         flag="rollout.batch_size",
         theirs=1024,
         reason="a fifth of the prompts, so that a pass over them is five steps at least; 1024 at most",
+        teaches=True,
     ),
     Difference(
         command="train_ppo_ray",
         flag="rollout.n_samples_per_prompt",
         theirs=1,
         reason="8 where the estimator compares the responses to one prompt with one another, else 1",
+        teaches=True,
     ),
     Difference(
-        command="train_ppo_ray", flag="train.batch_size", theirs=128, reason="all samples of a step; 128 at most"
+        command="train_ppo_ray",
+        flag="train.batch_size",
+        theirs=128,
+        reason="all samples of a step; 128 at most",
+        teaches=True,
     ),
     Difference(command="train_ppo_ray", flag="ckpt.load_enable", theirs=False, reason=_RESUMES),
     Difference(command="train_ppo_ray", flag="ds.param_dtype", theirs="bf16", reason=_PARAM_DTYPE),
@@ -91,7 +105,7 @@ DIFFERENCES = (
     ),
     Difference(command="train_sft", flag="ckpt.path", theirs="./ckpt/checkpoints_sft", reason=_OWN_CHECKPOINTS),
     Difference(command="train_sft", flag="ckpt.output_dir", theirs="./ckpt", reason=_OUTPUT),
-    Difference(command="train_sft", flag="train.batch_size", theirs=128, reason=_BATCH),
+    Difference(command="train_sft", flag="train.batch_size", theirs=128, reason=_BATCH, teaches=True),
     Difference(command="train_sft", flag="train.micro_batch_size", theirs=8, reason=_MICRO_BATCH),
     Difference(command="train_sft", flag="ckpt.load_enable", theirs=False, reason=_RESUMES),
     Difference(command="train_sft", flag="data.input_key", theirs="input", reason=_INPUT_KEY),
@@ -100,6 +114,7 @@ DIFFERENCES = (
         flag="data.multiturn",
         theirs=False,
         reason="rows are conversations, and the loss covers every assistant turn",
+        teaches=True,
     ),
     Difference(command="train_sft", flag="ds.attn_implementation", theirs="flash_attention_2", reason=_ATTENTION),
     Difference(command="train_sft", flag="ds.grad_accum_dtype", theirs=None, reason=_ACCUMULATION),
@@ -118,6 +133,25 @@ class AllBut:
 
     def __contains__(self, value: object) -> bool:
         return value != self.taken
+
+
+def told_differences(command: str, config: object, *, given: Container[str]) -> str | None:
+    """Return a line that names the defaults by which a run learns something else than OpenRLHF's; None without any.
+
+    Args:
+        config: the run's settings.
+        given: the flags that somebody has set.
+    """
+    listed = [
+        f"--{one.flag} {dotted.get(config, one.flag) or 'as many as the rows allow'} ({one.theirs} there)"
+        for one in DIFFERENCES
+        if one.teaches and one.command == command and one.flag not in given
+        # One of those that follow from other flags may be OpenRLHF's all the same.
+        and dotted.get(config, one.flag) != one.theirs
+    ]
+    if not listed:
+        return None
+    return f"defaults that are not OpenRLHF's: {', '.join(listed)}; docs/migrating.md says why, and lists all"
 
 
 NOT_YET: dict[str, Container[object]] = {

@@ -50,9 +50,9 @@ class OptimizerConfig:
     adam: AdamConfig = field(default_factory=AdamConfig)
     """AdamW."""
     lr_scheduler: str = "cosine_with_min_lr"
-    """Learning-rate schedule, by its name in transformers."""
+    """Learning-rate schedule, by its name in transformers; constant has no warm-up."""
     lr_warmup_ratio: float = 0.03
-    """Share of all updates over which the learning rate rises to its peak."""
+    """Share of all updates over which the learning rate rises to its peak: n of them learn at 1/n, 2/n, ..., n/n of it."""
     min_lr_ratio: float = 0.1
     """Where the schedule ends, as a share of the peak."""
     max_norm: float = 1.0

@@ -8,15 +8,14 @@ from lmm_r1.config.checks import (
     check_checkpointing,
     check_evaluation,
     check_offloaded,
-    check_optimizer,
     check_sampling,
     check_ulysses,
-    check_vision_lr,
     require,
 )
 from lmm_r1.config.dpo import DPOConfig, DPOModelConfig, ReferredConfig
 from lmm_r1.config.kd import KDConfig, KDModelConfig, StudentEngineConfig, StudentRolloutConfig
 from lmm_r1.config.kto import KTOConfig
+from lmm_r1.config.optimizer_checks import check_optimizer, check_vision_lr
 from lmm_r1.config.prm import PRMConfig
 from lmm_r1.config.rm import LOSS_TYPES, RMConfig, RMModelConfig
 from lmm_r1.config.sft import SFTConfig

@@ -31,6 +31,8 @@ class Completion:
     """The end token counts; None where nobody counted, as with many a server and every file of predictions."""
     finish_reason: FinishReason | Literal["unknown"]
     """`unknown` only for a response that was read from a file which does not say."""
+    image_scales: tuple[tuple[float, float], ...] = ()
+    """Of the prompt's images, as its `EncodedPrompt` has them; empty where nobody encoded it here."""
     played: Played | None = None
     """Of an episode: `text` is then its last turn's, and `num_tokens` are those of all turns of the model."""
 
@@ -218,6 +220,8 @@ class Sample:
     """How the last generated segment ended, in vLLM's words: `stop`, or `length` where it was cut off."""
     weight_version: int
     """How many weight updates the engine had had when it began to generate the sample."""
+    image_scales: tuple[tuple[float, float], ...] = ()
+    """Of the prompt's images, as its `EncodedPrompt` has them."""
     reward: Score | None = None
     """What it is worth, with the named parts that are logged; None until a reward model says it."""
     played: Played | None = None

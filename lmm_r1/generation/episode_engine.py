@@ -164,6 +164,7 @@ class EpisodeEngine:
             text=sample.response,
             num_tokens=sample.generated_tokens,
             finish_reason="stop" if sample.finish_reason == "stop" else "length",
+            image_scales=sample.image_scales,
             played=replace(
                 played,
                 rewards={name: float(played.rewards.get(name, 0.0)) for name in environment.rewards},

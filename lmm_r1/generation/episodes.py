@@ -271,6 +271,7 @@ class EpisodeRollout(GroupRollout):
             response=next(said.text for said in reversed(play.said) if said.role == "assistant"),
             finish_reason=turn.finish_reason,
             weight_version=play.opening.weight_version,
+            image_scales=play.opening.prompt.image_scales,
             played=played,
             # What an environment did not judge says nothing of the policy.
             masked=end == "failed" or (played.over_turn and self.limits.overturn == "mask"),

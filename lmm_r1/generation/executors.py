@@ -167,6 +167,7 @@ class ExecutorRollout(EpisodeRollout):
             response=played.said[-1].text,
             finish_reason=calls[-1].finish_reason,
             weight_version=opening.weight_version,
+            image_scales=opening.prompt.image_scales,
             played=played,
             masked=played.over_turn and self.limits.overturn == "mask",
         )

@@ -215,6 +215,7 @@ class GroupRollout:
                         response=opening.begun + self.codec.text(response.token_ids, ended=ended),
                         finish_reason=response.finish_reason,
                         weight_version=opening.weight_version,
+                        image_scales=opening.prompt.image_scales,
                     )
         check_whole(request, opening.row)
 
@@ -264,6 +265,7 @@ class GroupRollout:
                     prompt=sample.prompt,
                     label=sample.label,
                     response=sample.response,
+                    further={"image_scales": prompt.image_scales} if prompt.image_scales else {},
                 )
         except (RewardUnavailable, UserError) as error:
             raise type(error)(_placed(error, sample.row)) from error
@@ -295,6 +297,7 @@ class GroupRollout:
             query=self._query(sample, prompt),
             response=sample.response,
             num_tokens=sample.generated_tokens,
+            image_scales=prompt.image_scales,
             moment=settings.moment,
         )
 

@@ -6,6 +6,7 @@ import gc
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -67,7 +68,9 @@ class TransformersEngine:
             seconds = time.perf_counter() - began
             for (index, row), prompt, completions in zip(taken, prompts, samples, strict=True):
                 begun = self.codec.begun_with(row, prompt.engine_token_ids)
-                whole = tuple(completion.behind(begun) for completion in completions)
+                whole = tuple(
+                    replace(completion.behind(begun), image_scales=prompt.image_scales) for completion in completions
+                )
                 read = len(prompt.token_ids)
                 yield Outcome(index=index, row=row, completions=whole, seconds=seconds, prompt_tokens=read)
 

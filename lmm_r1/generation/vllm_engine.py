@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, closing
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -207,7 +208,8 @@ class VllmEngine:
     async def _outcome(self, index: int, row: Row, *, sampling: SamplingSettings) -> Outcome:
         began = time.perf_counter()
         try:
-            request = self._request(row, sampling, output_per="prompt")
+            encoded = self.codec.encode(row)
+            request = self._request_of(encoded, sampling, output_per="prompt")
         except UserError as error:
             return Outcome(index=index, row=row, reason=str(error))
         async for _ in request.sent_to(self.engine):
@@ -216,7 +218,10 @@ class VllmEngine:
             reason = f"{row.location}: vLLM broke a response off ({next(iter(request.broken))})"
             return Outcome(index=index, row=row, reason=reason)
         begun = self.codec.begun_with(row, request.prompt["prompt_token_ids"])
-        completions = tuple(self._completion(response).behind(begun) for response in request.responses)
+        completions = tuple(
+            replace(self._completion(response).behind(begun), image_scales=encoded.image_scales)
+            for response in request.responses
+        )
         return Outcome(
             index=index,
             row=row,

@@ -91,6 +91,9 @@ def encode_row(row: Row, *, kit: LmmKit, processor: Any, add_generation_prompt: 
             encoded = _begun(encoded, row.prefill, kit=kit, processor=processor)
     except UserError as error:
         raise UserError(f"{row.location}: {error}") from error
+    if images:
+        scales = kit.image_scales(processor, encoded, sizes=[image.size for image in images])
+        encoded = replace(encoded, image_scales=scales)
     return encoded
 
 

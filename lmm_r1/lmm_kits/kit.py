@@ -52,6 +52,9 @@ class EncodedPrompt:
     """Media tensors for the training forward; None for a text prompt."""
     videos: list[Video] = field(default_factory=list)
     """The videos in the order of their placeholders, as both sides cut them into patches."""
+    image_scales: tuple[tuple[float, float], ...] = ()
+    """Of each image, (x, y): what coordinates that the model writes are multiplied by to be pixels of the image as it is
+    stored; empty where the kit does not say how the model writes them."""
     image_ids: tuple[str, ...] = ()
     """A name for each image, by which an engine knows it again without looking at its pixels; empty where none were given."""
 
@@ -112,6 +115,8 @@ class LmmKit(ABC):
 
     takes_images: ClassVar[bool] = True
     takes_videos: ClassVar[bool] = False
+    writes_thousandths: ClassVar[bool] = False
+    """Whether the releases write coordinates from 0 to 1000, of an image of any size."""
     engine_wants_times: ClassVar[bool] = False
     """Whether vLLM takes videos as pairs of frames and what is known of their times."""
     takes_flash_attention: ClassVar[bool] = False
@@ -235,6 +240,21 @@ class LmmKit(ABC):
         An image's own bounds count within them, in training and, as the image is scaled before, in the engine.
         """
         return None
+
+    def image_scales(
+        self, processor: Processor, encoded: EncodedPrompt, *, sizes: Sequence[tuple[int, int]]
+    ) -> tuple[tuple[float, float], ...]:
+        """Return what coordinates that the released checkpoints write are multiplied by to be pixels of each stored image.
+
+        Args:
+            sizes: width and height of the images as they are stored.
+
+        Returns:
+            (x, y) of each image; nothing where the releases were not trained to write coordinates.
+        """
+        if not self.writes_thousandths:
+            return ()
+        return tuple((width / 1000, height / 1000) for width, height in sizes)
 
     def placeholder_ids(self, processor: Processor) -> frozenset[int]:
         """Return the ids that `encode` repeats once per image patch."""

@@ -19,7 +19,7 @@ BATCH, SEQUENTIAL = "batch", "sequential"
 OVERALL = "overall"
 """The reward, in what a function of EasyR1's returns."""
 
-_OWN_PARAMETERS = (*OPENRLHF_PARAMETERS, "responses", "response_lengths", "images")
+_OWN_PARAMETERS = (*OPENRLHF_PARAMETERS, "responses", "response_lengths", "images", "image_scales")
 _MOMENT_PARAMETERS = tuple(item.name for item in fields(Moment))
 LISTS = (*_OWN_PARAMETERS, "datasources")
 """What a function may call its parameters to be given lists with an entry for each response."""
@@ -109,6 +109,7 @@ class OpenRLHFFunction:
             "responses": [item.response for item in batch],
             "response_lengths": [item.num_tokens for item in batch],
             "images": images_of_rows(rows),
+            "image_scales": [item.image_scales for item in batch],
         }
         columns = [_available(row) for row in rows]
         names = {name: None for available in columns for name in available}

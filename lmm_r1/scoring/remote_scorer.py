@@ -53,7 +53,13 @@ class RemoteScorer:
         """
         prompt = to_json(row.messages)
         samples = [
-            Sample(query=query_of(prompt, response), prompt=prompt, label=row.answer, response=response.text)
+            Sample(
+                query=query_of(prompt, response),
+                prompt=prompt,
+                label=row.answer,
+                response=response.text,
+                further={"image_scales": response.image_scales} if response.image_scales else {},
+            )
             for response in responses
         ]
         try:

@@ -32,6 +32,10 @@ class Response(Protocol):
     def finish_reason(self) -> str:
         """`stop` where the model ended it."""
 
+    @property
+    def image_scales(self) -> tuple[tuple[float, float], ...]:
+        """Of the prompt's images, as its `EncodedPrompt` has them."""
+
 
 class ResponseScorer(Protocol):
     def score(self, row: Row, responses: Sequence[Response]) -> list[Score]:
@@ -93,7 +97,12 @@ class Judge:
         """Return one score per response; raises UserError for a row whose answer the verifier cannot judge by."""
         self.check_labels([row])
         prompt = to_json(row.messages)
-        return self.judge([Item(prompt=prompt, response=response.text, label=row.answer) for response in responses])
+        return self.judge(
+            [
+                Item(prompt=prompt, response=one.text, label=row.answer, image_scales=one.image_scales)
+                for one in responses
+            ]
+        )
 
 
 class RewardModelScorer:

@@ -62,7 +62,7 @@ class RowClient:
 
     def _further(self, item: ScoredResponse) -> dict[str, object]:
         row, moment = item.row, item.moment
-        found: dict[str, object] = {}
+        found: dict[str, object] = {"image_scales": item.image_scales} if item.image_scales else {}
         if "columns" in self._fields:
             found |= {"columns": dict(row.columns), "datasources": row.datasource}
         if "images" in self._fields:

@@ -35,6 +35,8 @@ class ScoredResponse:
     """The response's text, without its end token."""
     num_tokens: int
     """Of the response; the end token counts."""
+    image_scales: tuple[tuple[float, float], ...] = ()
+    """Of the prompt's images, as its `EncodedPrompt` has them."""
     moment: Moment | None = None
     """None outside of a run."""
 

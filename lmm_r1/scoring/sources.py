@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from lmm_r1.config.ppo import RewardConfig
@@ -26,7 +26,15 @@ class _Source(Protocol):
 class ResponseSource(_Source, Protocol):
     """Scores one response as soon as it is there; raises when no reward can be had, and never returns without one."""
 
-    async def reward(self, *, query: str, prompt: str, label: str, response: str | None = None) -> Score: ...
+    async def reward(
+        self,
+        *,
+        query: str,
+        prompt: str,
+        label: str,
+        response: str | None = None,
+        further: Mapping[str, object] | None = None,
+    ) -> Score: ...
 
 
 @runtime_checkable

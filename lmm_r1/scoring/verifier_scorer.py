@@ -35,7 +35,10 @@ class VerifierScorer:
     async def rewards(self, batch: Sequence[ScoredResponse]) -> list[Score]:
         """Return the score of each response, in their order; raises UserError where the workers cannot be had."""
         prompt = to_json(batch[0].row.messages)
-        items = [Item(prompt=prompt, response=item.response, label=item.row.answer) for item in batch]
+        items = [
+            Item(prompt=prompt, response=item.response, label=item.row.answer, image_scales=item.image_scales)
+            for item in batch
+        ]
         return await asyncio.to_thread(self._judged, items)
 
     def _judged(self, items: Sequence[Item]) -> list[Score]:

@@ -49,12 +49,14 @@ class KitCriticPPOTrainer(CriticPPOTrainer):
         )
         loss = self.critic_loss_fn(values, experience.values, experience.returns, action_mask=mask, **loss_batch_info)
         self.strategy.backward(loss, self.critic, self.critic_optim)
+        # After the optimizer step, the scheduler has the next one's.
+        rate = self.critic_scheduler.get_last_lr()[0]
         if self.replay_buffer.dynamic_optimizer_step[step]:
             self.strategy.optimizer_step(self.critic_optim, self.critic, self.critic_scheduler, name="critic")
         status = {
             "critic_loss": loss.item(),
             "values": (values * mask).sum().item(),
-            "critic_lr": self.critic_scheduler.get_last_lr()[0],
+            "critic_lr": rate,
             "critic_grad_norm": self.strategy.get_grad_norm(self.critic),
         }
         return status | self._parts_of_steps(experience, status, step=step)

@@ -593,8 +593,8 @@ def total_steps(config: PPOConfig, *, num_rows: int) -> int:
     return num_rows // config.rollout.batch_size * config.train.num_episodes
 
 
-def optimizer_steps(config: PPOConfig, *, num_rows: int) -> int:
-    """Return the optimizer steps of a run, over which the learning rate is scheduled."""
+def optimizer_steps(config: PPOConfig, *, num_rows: int, waits: int = 0) -> int:
+    """Return the optimizer steps of a model that learns after so many steps, over which its learning rate is scheduled."""
     samples = config.rollout.batch_size * config.rollout.n_samples_per_prompt
     per_step = samples // config.train.batch_size * config.train.max_epochs
-    return total_steps(config, num_rows=num_rows) * per_step
+    return max(0, total_steps(config, num_rows=num_rows) - waits) * per_step

@@ -214,7 +214,7 @@ def _train(stage: _Stage, restarts: Restarts, trackers: Trackers) -> None:
         trackers=trackers,
         disagreeing=frozenset({"image", "video"}) if disagrees(stage.policy.kit) else frozenset(),
     )
-    _load_models(trainer, steps=optimizer_steps(config, num_rows=len(rows)))
+    _load_models(trainer, num_rows=len(rows))
     done = trainer.fit()
     with stops.held():
         ray.get(workers.actor.async_save_model())
@@ -266,19 +266,18 @@ def _fingerprint(config: PPOConfig, rows: list[Row]) -> Fingerprint:
     return Fingerprint.of(config, models=_model_paths(config), rows={"data.prompt_dataset": rows})
 
 
-def _load_models(trainer: KitPPOTrainer, *, steps: int) -> None:
+def _load_models(trainer: KitPPOTrainer, *, num_rows: int) -> None:
     """Load the models of all workers, the critic last: two that load at once on a shared GPU take the most memory.
 
     Engines on the same GPUs are ready, and asleep if they sleep, before the first model is loaded.
-
-    Args:
-        steps: optimizer steps of the run.
     """
     trainer.choose_checkpoint()
     config, strategy = trainer.config, trainer.strategy
     if config.train.colocate_all and cpu.has_cuda():
         settle_engines(config, trainer.vllm_engines)
     path = config.actor.model_name_or_path
+    # The critic may learn alone before.
+    steps = optimizer_steps(config, num_rows=num_rows, waits=max(0, config.critic.freezing_steps + 1))
     refs = trainer.actor_model_group.async_init_model_from_pretrained(strategy, path, steps, trainer.vllm_engines)
     for group, own_path in (
         (trainer.reference_model_group, path),
@@ -289,6 +288,7 @@ def _load_models(trainer: KitPPOTrainer, *, steps: int) -> None:
     ray.get(refs)
     critic = trainer.critic_model_group
     if critic is not None:
+        steps = optimizer_steps(config, num_rows=num_rows)
         ray.get(critic.async_init_model_from_pretrained(strategy, config.critic.model_name_or_path, steps))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import re
 import subprocess
@@ -33,6 +34,7 @@ from lmm_r1.models.kit_module import KitModule
 from lmm_r1.models.value_model import KitValueModel
 from lmm_r1.trainer.checkpoint_strategy import CheckpointStrategy
 from lmm_r1.trainer.eight_bit_adam import eight_bit_adam
+from lmm_r1.trainer.learning_rate import learns, warm_from_first_update
 from lmm_r1.trainer.optimizer_step import (
     add_up_in_accumulation_dtype,
     add_up_on_one_rank,
@@ -91,6 +93,15 @@ class KitStrategy(CheckpointStrategy):
             cfg = {**cfg, "muon": {name: value for name, value in cfg["muon"].items() if name not in own}}
         with keeping_buffers(model), passes_added_up(), eight_bit_adam(cfg["optim"]):
             engine, optimizer, scheduler = super()._ds_init_train_model(model, cfg)
+        name, steps = cfg["lr_scheduler"], cfg["scheduler_steps"]
+        warm_from_first_update(scheduler, name=name, warmup=math.ceil(steps * cfg["lr_warmup_ratio"]), steps=steps)
+        if not learns(scheduler, steps=steps) and self.is_rank_0():
+            prefix = "" if not hasattr(self.args, "actor") else "actor." if isinstance(model, Actor) else "critic."
+            logger.warning(
+                "no update has a learning rate above 0, so the weights stay as they are: --%sadam.lr %g with "
+                "--%slr_scheduler %s over %d updates",
+                *(prefix, cfg["adam"]["lr"], prefix, name, steps),
+            )
         optimizer_of_zero = self._engine_of(engine).optimizer
         add_up_in_accumulation_dtype(optimizer_of_zero)
         if not self.deepcompile:

@@ -243,6 +243,8 @@ class SupervisedRun(ABC, Generic[ConfigT, RowT, SampleT, BatchT]):
         """
         began = time.perf_counter()
         batches = self._micro_batches(step)
+        # After the update, the engine has the next one's.
+        rate = self.engine.get_lr()[0]
         try:
             loss, tokens = self._update(batches)
         except UserError as error:
@@ -251,7 +253,7 @@ class SupervisedRun(ABC, Generic[ConfigT, RowT, SampleT, BatchT]):
             raise UserError(f"step {step + 1}: {error}") from error
         seconds = time.perf_counter() - began
         self.step = step + 1
-        self._log(step + 1, steps, loss=loss, tokens=tokens, seconds=seconds)
+        self._log(step + 1, steps, loss=loss, rate=rate, tokens=tokens, seconds=seconds)
         self._evaluate(step + 1, steps=steps)
         stop, due = self._any_rank(self.stops.asked, self.schedule.is_due(step + 1))
         if (stop or due) and not self.config.ckpt.disable_ds:
@@ -388,13 +390,13 @@ class SupervisedRun(ABC, Generic[ConfigT, RowT, SampleT, BatchT]):
             shown = "  ".join(f"{name} {value:.3f}" for name, value in metrics.items() if value or "rows" not in name)
             self.console.print(f"{self.folder.name} step {step}/{steps}  {shown}")
 
-    def _log(self, step: int, steps: int, *, loss: float, tokens: int, seconds: float) -> None:
+    def _log(self, step: int, steps: int, *, loss: float, rate: float, tokens: int, seconds: float) -> None:
         if not self.strategy.is_rank_0():
             return
         values = {
             "loss": loss,
             **self.means,
-            "lr": self.engine.get_lr()[0],
+            "lr": rate,
             "grad_norm": self.strategy.get_grad_norm(self.actor),
             "tokens_per_second": tokens / seconds,
             "seconds_per_step": seconds,

@@ -125,7 +125,10 @@ class KitActorPPOTrainer(ActorPPOTrainer):
         """
         self.replay_buffer.announce_pass(self.actor.model, step=step)
         self._experience = experience
+        rate = self.actor_scheduler.get_last_lr()[0]
         status = super().training_step(experience, kl_ctl, step, loss_batch_info)
+        # Upstream reads it after the optimizer step, when it is the next one's.
+        status["metrics"]["actor_lr"] = rate
         self._experience = None
         if self.average is not None and self.replay_buffer.dynamic_optimizer_step[step]:
             # With fp16, one that overflows is left out.

@@ -7,7 +7,7 @@ r"""The bounding boxes that an answer names, in the ways in which models write t
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 MAX_CHARS = 20_000
 """A longer text names no boxes."""
@@ -89,6 +89,14 @@ def iou(one: Box, other: Box) -> float:
         return 0.0
     shared = width * height
     return min(1.0, shared / (one.area + other.area - shared))
+
+
+def scaled(box: Box, *, x: float, y: float) -> Box:
+    """Return a box with its coordinates multiplied."""
+    if box.corners is None:
+        return box
+    left, top, right, bottom = box.corners
+    return replace(box, corners=(left * x, top * y, right * x, bottom * y))
 
 
 def same_class(one: str | None, other: str | None) -> bool:

@@ -95,8 +95,9 @@ def open_access_log(file: Path | None) -> None:
 
 
 def _rollout(item: Any, score: Any) -> dict[str, Any]:
-    texts = {name: _clipped(text) for name, text in asdict(item).items() if text is not None}
-    return texts | asdict(score)
+    given = {name: value for name, value in asdict(item).items() if value not in (None, ())}
+    clipped = {name: _clipped(value) for name, value in given.items() if isinstance(value, str)}
+    return given | clipped | asdict(score)
 
 
 def _clipped(text: str) -> str:

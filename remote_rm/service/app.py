@@ -255,9 +255,10 @@ def items_of(request: RewardRequest) -> list[Item]:
         responses = [
             find_response(query, prompt=prompt) for query, prompt in zip(request.query, request.prompts, strict=True)
         ]
+    scales = request.image_scales or [[] for _ in request.labels]
     return [
-        Item(prompt=prompt, response=response, label=label)
-        for prompt, response, label in zip(request.prompts, responses, request.labels, strict=True)
+        Item(prompt=prompt, response=response, label=label, image_scales=of_images)
+        for prompt, response, label, of_images in zip(request.prompts, responses, request.labels, scales, strict=True)
     ]
 
 

@@ -17,9 +17,10 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
+from helpers.flag_table import DIFFERENCES_BEGIN, DIFFERENCES_END, DIFFERENCES_PAGE, differences
 
 from lmm_r1 import dotted
-from lmm_r1.cli.arguments import parse
+from lmm_r1.cli.arguments import given_flags, parse
 from lmm_r1.config import (
     DIFFERENCES,
     DPOConfig,
@@ -31,6 +32,7 @@ from lmm_r1.config import (
     sized_supervised,
     to_openrlhf_args,
 )
+from lmm_r1.config.differences import told_differences
 from lmm_r1.config.ppo import GPU_COUNTS
 
 pytestmark = [
@@ -200,6 +202,54 @@ def test_every_listed_difference_is_one(command):
 def test_differences_have_a_reason_and_stand_once():
     assert all(difference.reason for difference in DIFFERENCES)
     assert len({(difference.command, difference.flag) for difference in DIFFERENCES}) == len(DIFFERENCES)
+
+
+def test_the_docs_list_the_differences():
+    shown = DIFFERENCES_PAGE.read_text(encoding="utf-8").partition(DIFFERENCES_BEGIN)[2].partition(DIFFERENCES_END)[0]
+    assert shown == differences(), "run `PYTHONPATH=. python tests/helpers/flag_table.py`"
+
+
+def told(command: str, line: str) -> str | None:
+    """What a run with this command line says of its defaults."""
+    argv = line.split()
+    config = resolve(parse(COMMANDS[command], argv, prog=command, description=""))
+    return told_differences(command, config, given=given_flags(COMMANDS[command], argv, prog=command))
+
+
+SHORTEST = {
+    "train_ppo_ray": (
+        "--actor.model_name_or_path m --data.prompt_dataset p",
+        "--algo.advantage.estimator reinforce_baseline (gae there), --rollout.batch_size as many as the rows allow (1024 "
+        "there), --rollout.n_samples_per_prompt 8 (1 there), --train.batch_size as many as the rows allow (128 there)",
+    ),
+    "train_sft": (
+        "--model.model_name_or_path m --data.dataset d",
+        "--train.batch_size as many as the rows allow (128 there), --data.multiturn True (False there)",
+    ),
+    "train_dpo": (
+        "--model.model_name_or_path m --data.dataset d",
+        "--data.max_len 2048 (512 there), --train.batch_size as many as the rows allow (128 there)",
+    ),
+}
+SHORTEST["train_rm"] = SHORTEST["train_dpo"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_run_names_the_defaults_by_which_it_learns_something_else(command):
+    line, named = SHORTEST[command]
+    said = told(command, line)
+    assert said == f"defaults that are not OpenRLHF's: {named}; docs/migrating.md says why, and lists all"
+
+
+def test_a_run_names_no_default_that_somebody_has_set(tmp_path):
+    file = tmp_path / "stage.yaml"
+    file.write_text("rollout: {n_samples_per_prompt: 8}\n")
+    line = SHORTEST["train_ppo_ray"][0]
+    given = "--algo.advantage.estimator reinforce_baseline --rollout.batch_size=32 --train.batch-size 32"
+    assert told("train_ppo_ray", f"{line} --config {file} {given}") is None
+    assert told("train_sft", f"{SHORTEST['train_sft'][0]} --train.batch_size 8 --data.no_multiturn") is None
+    # What follows from a flag may be OpenRLHF's.
+    assert told("train_ppo_ray", f"{line} {given.replace('reinforce_baseline', 'gae')}") is None
 
 
 @pytest.mark.parametrize(("command", "argv"), CASES)

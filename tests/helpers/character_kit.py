@@ -62,6 +62,12 @@ class CharacterKit:
     def engine_media(self, encoded: EncodedPrompt) -> dict[str, list[Image.Image]]:
         return {"image": encoded.images} if encoded.images else {}
 
+    def image_scales(
+        self, processor: object, encoded: EncodedPrompt, *, sizes: Sequence[tuple[int, int]]
+    ) -> tuple[tuple[float, float], ...]:
+        """As if every image were shown with half its width and a quarter of its height."""
+        return ((2.0, 4.0),) * len(sizes)
+
     def encode(
         self,
         processor: object,

@@ -1,6 +1,7 @@
 """The table of flags in docs/flags.md: what each is for, its default, and the test that sees its effect.
 
-`python tests/helpers/flag_table.py` writes it, with the repository in PYTHONPATH.
+Another one in docs/migrating.md says which defaults are not OpenRLHF's. `python tests/helpers/flag_table.py` writes both,
+with the repository in PYTHONPATH.
 """
 
 import re
@@ -10,7 +11,17 @@ import yaml
 
 from lmm_r1 import dotted
 from lmm_r1.cli.help_texts import attach_help, help_of
-from lmm_r1.config import NOT_YET, DPOConfig, KDConfig, KTOConfig, PPOConfig, PRMConfig, RMConfig, SFTConfig
+from lmm_r1.config import (
+    DIFFERENCES,
+    NOT_YET,
+    DPOConfig,
+    KDConfig,
+    KTOConfig,
+    PPOConfig,
+    PRMConfig,
+    RMConfig,
+    SFTConfig,
+)
 from lmm_r1.config.differences import INSTEAD
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,6 +46,8 @@ PARTS = {
     "train_rm": ("all", "supervised", "pairs"),
 }
 BEGIN, END = "<!-- flags -->\n", "<!-- /flags -->\n"
+DIFFERENCES_PAGE = ROOT / "docs" / "migrating.md"
+DIFFERENCES_BEGIN, DIFFERENCES_END = "<!-- differences -->\n", "<!-- /differences -->\n"
 
 
 def effects_of(command: str) -> dict[str, list[str]]:
@@ -51,6 +64,19 @@ def effects_of(command: str) -> dict[str, list[str]]:
 def page() -> str:
     """What stands between the marks."""
     return "\n".join(f"## lmm-r1 {command}\n\n{_table(command)}" for command in COMMANDS)
+
+
+def differences() -> str:
+    """The table of defaults that are not OpenRLHF's, those first by which a run learns something else."""
+    commands: dict[tuple[bool, str, str, str, str], list[str]] = {}
+    for one in DIFFERENCES:
+        ours = _default(COMMANDS[one.command](), one.flag)
+        cells = (not one.teaches, f"`--{one.flag}`", ours, f"`{one.theirs}`", one.reason)
+        commands.setdefault(cells, []).append(f"`{one.command}`")
+    lines = ["| flag | of | here | OpenRLHF | learns something else | why |", "|---|---|---|---|---|---|"]
+    for (same, flag, ours, theirs, reason), of in sorted(commands.items()):
+        lines.append(f"| {flag} | {', '.join(of)} | {ours} | {theirs} | {'' if same else 'yes'} | {_cell(reason)} |")
+    return "\n".join(lines) + "\n"
 
 
 def _table(command: str) -> str:
@@ -80,6 +106,11 @@ def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
+def _write(file: Path, text: str, *, begin: str, end: str) -> None:
+    before, _, rest = file.read_text(encoding="utf-8").partition(begin)
+    file.write_text(before + begin + text + end + rest.partition(end)[2], encoding="utf-8")
+
+
 if __name__ == "__main__":
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    PAGE.write_text(before + BEGIN + page() + END + rest.partition(END)[2], encoding="utf-8")
+    _write(PAGE, page(), begin=BEGIN, end=END)
+    _write(DIFFERENCES_PAGE, differences(), begin=DIFFERENCES_BEGIN, end=DIFFERENCES_END)

@@ -61,7 +61,7 @@ def started(config: PPOConfig, *, then: Callable[..., None] = lambda workers: No
         critic_model_group=workers.critic,
     )
     try:
-        run._load_models(trainer, steps=1)
+        run._load_models(trainer, num_rows=1)
         ray.get([handle.__ray_ready__.remote() for handle in handles])
         then(workers)
         noted: list[str] = ray.get(events.all.remote())

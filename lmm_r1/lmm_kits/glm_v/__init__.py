@@ -36,6 +36,7 @@ class GlmVKit(QwenVlKit):
     The placeholders of a video are those of images, between two markers.
     """
 
+    writes_thousandths = True
     engine_class: ClassVar[str]
     """The name under which `engine_plugin` has the class of `engine_model`."""
     engine_text_config: ClassVar[Mapping[str, Any]]

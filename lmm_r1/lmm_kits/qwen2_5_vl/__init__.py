@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, Qwen2_5_VLProcessor
 
-from lmm_r1.lmm_kits.kit import TinyModelSpec
+from lmm_r1.lmm_kits.kit import EncodedPrompt, TinyModelSpec
 from lmm_r1.lmm_kits.qwen_vl import QwenVlKit
 
 ENGINE_CLASS = "LmmR1Qwen2_5_VLForConditionalGeneration"
@@ -22,6 +22,19 @@ class Qwen25VlKit(QwenVlKit):
     config_class = Qwen2_5_VLConfig
     model_class = Qwen2_5_VLForConditionalGeneration
     processor_class = Qwen2_5_VLProcessor
+
+    def image_scales(
+        self, processor: Qwen2_5_VLProcessor, encoded: EncodedPrompt, *, sizes: Sequence[tuple[int, int]]
+    ) -> tuple[tuple[float, float], ...]:
+        """Return the stored sizes over those that are shown: coordinates are pixels of the image as the tower sees it."""
+        if not sizes:
+            return ()
+        assert encoded.media is not None, "the prompt has images"
+        side, grids = processor.image_processor.patch_size, encoded.media["image_grid_thw"].tolist()
+        return tuple(
+            (width / (columns * side), height / (rows * side))
+            for (width, height), (_, rows, columns) in zip(sizes, grids, strict=True)
+        )
 
     def engine_arguments(self, config: Qwen2_5_VLConfig, *, max_images: int, max_videos: int) -> dict[str, Any]:
         """Return vLLM's limits, and for rows with videos the class of `engine_model`, which knows how long they last."""

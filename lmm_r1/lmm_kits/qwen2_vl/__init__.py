@@ -19,6 +19,7 @@ class Qwen2VlKit(QwenVlKit):
     config_class = Qwen2VLConfig
     model_class = Qwen2VLForConditionalGeneration
     processor_class = Qwen2VLProcessor
+    writes_thousandths = True
 
     def build_tiny(self, spec: TinyModelSpec, tokenizer_corpus: Iterable[str], folder: str | Path) -> None:
         from lmm_r1.lmm_kits.qwen_vl.tiny_model import write_tiny

@@ -39,6 +39,7 @@ class DeepstackKit(QwenVlKit):
     """What the tower's inner layers see is added behind the language model's first layers."""
 
     processor_class = Qwen3VLProcessor
+    writes_thousandths = True
     vision_prefixes = (*QwenVlKit.vision_prefixes, "model.visual.pos_embed.")
     projector_prefixes = (*QwenVlKit.projector_prefixes, "model.visual.deepstack_merger_list.")
     feature_points = (GridPoint(owner="model.visual", projects=True, take=_levels, give=_of_levels),)

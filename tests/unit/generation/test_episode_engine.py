@@ -118,6 +118,7 @@ def test_pictures_come_encoded_whole_or_small(pictures, size, kind):
     environment = ScriptedEnvironment(lambda turn: told("see ", picture(600, 300)) if turn.number == 0 else Answered())
     with contextlib.closing(episode_engine(lambda prompt: "5", environment, pictures=pictures)) as engine:
         [outcome] = engine.respond([(0, row(message("user", picture(40, 30), "?")))], ONE)
+    assert outcome.completions[0].image_scales == ((2.0, 4.0),), "of the prompt's image"
     [part] = outcome.completions[0].played.said[1].images
     with Image.open(io.BytesIO(part.source)) as image:
         assert (image.size, image.format) == (size, kind)

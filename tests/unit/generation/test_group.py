@@ -181,6 +181,7 @@ def test_a_reward_request_holds_prompt_response_and_label():
     request = next(request for request in scorer.requests if request["response"] == "2")
     assert request == {
         "query": "u1+1?<end>\na2<end>",
+        "further": {},
         "prompt": '[{"role":"user","content":"1+1?"}]',
         "label": "2",
         "response": "2",

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from helpers.conversations import message, row
+from helpers.conversations import message, picture, row
 from helpers.counting_engine import CountingEngine
 
 from lmm_r1 import cpu
@@ -59,6 +59,13 @@ def questions(*texts: str) -> list[tuple[int, Row]]:
 
 def length(prompt: dict) -> int:
     return len(prompt["prompt_token_ids"])
+
+
+def test_a_completion_says_how_the_prompts_images_were_scaled(load):
+    rows = [(0, row(message("user", picture(40, 30), "?"))), (1, row(message("user", "?")))]
+    outcomes = {outcome.index: outcome for outcome in load(CountingEngine(lambda prompt: [1])).respond(rows, ONE)}
+    # Shown as 3 x 2 squares of 28 x 28 pixels.
+    assert [outcomes[index].completions[0].image_scales for index in (0, 1)] == [((40 / 84, 30 / 56),), ()]
 
 
 def test_rows_come_as_they_end_and_a_bad_one_stops_no_other(load):

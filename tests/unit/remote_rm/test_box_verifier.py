@@ -149,3 +149,29 @@ def test_many_boxes_are_left_to_a_worker():
     item = Item(prompt="p", response=f"<answer>{boxes}</answer>", label=boxes)
     assert BoxVerifier().quick_score(item) is None
     assert BoxVerifier().score(item).parts["iou"] == 1.0
+
+
+def scaled(answer: str, label: str, *scales: tuple[float, float], **settings) -> Score:
+    response = f"<think>t</think><answer>{answer}</answer>"
+    return BoxVerifier(**settings).score(Item(prompt="p", response=response, label=label, image_scales=scales))
+
+
+def test_what_a_model_writes_is_scaled_to_pixels_of_the_stored_image():
+    # Shown with half the width and a quarter of the height.
+    assert scaled("[5, 5, 10, 10]", "[10, 20, 20, 40]", (2, 4)).score == 1.0
+    # [10, 20, 20, 30] has half of the label's box.
+    assert scaled("[5, 5, 10, 7.5]", "[10, 20, 20, 40]", (2, 4)).score == 0.5
+    assert scaled("[5, 5, 5, 5]", "[10, 20, 20, 40]", (2, 4), xywh=True).score == pytest.approx(10 * 20 / (20 * 40))
+    assert scaled("[10, 20, 20, 40]", "[10, 20, 20, 40]", (2, 4)).score == 0.0
+
+
+def test_labels_in_the_models_own_coordinates_or_in_shares_are_met_by_what_is_written():
+    assert scaled("[10, 20, 20, 40]", "[10, 20, 20, 40]", (2, 4), unscaled=True).score == 1.0
+    assert scaled("[0.1, 0.2, 0.2, 0.4]", "[0.1, 0.2, 0.2, 0.4]", (2, 4)).score == 1.0
+    assert scaled("[]", "[]", (2, 4), (1, 1)).score == 1.0
+
+
+def test_an_answer_about_one_of_several_images_is_judged_where_they_are_scaled_alike():
+    assert scaled("[5, 5, 10, 10]", "[10, 20, 20, 40]", (2, 4), (2, 4)).score == 1.0
+    several = scaled("[5, 5, 10, 10]", "[10, 20, 20, 40]", (2, 4), (3, 4))
+    assert (several.score, several.parts["ungradable"]) == (0.0, 1.0)

@@ -502,3 +502,29 @@ def test_a_caller_that_is_cancelled_closes_its_connections():
                 await asyncio.sleep(0.01)
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_scales_of_images_are_sent_to_servers_of_this_package_alone(is_ours):
+    bodies, asked = [], []
+
+    async def handler(request: web.Request) -> web.Response:
+        bodies.append(await request.json())
+        return web.json_response(GOOD)
+
+    async def health(_request: web.Request) -> web.Response:
+        asked.append(None)
+        told = {"status": "ok", "verifier": "box"} if is_ours else {"status": "fine"}
+        return web.json_response(told)
+
+    async def scenario() -> None:
+        server = Server(handler)
+        server._runner.app.router.add_get("/health", health)
+        async with server as endpoint, RewardClient([endpoint]) as client:
+            for _ in range(2):
+                await client.reward(**SAMPLE, further={"image_scales": ((2.0, 4.0),), "steps": 3})
+
+    asyncio.run(scenario())
+    sent = {"query": ["q"], "prompts": ["p"], "labels": ["42"], "responses": ["r"], "steps": [3]}
+    assert bodies == [sent | ({"image_scales": [[[2.0, 4.0]]]} if is_ours else {})] * 2
+    assert len(asked) == 1

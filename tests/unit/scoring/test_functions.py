@@ -63,7 +63,7 @@ def reward_func(queries, prompts, labels, bbox, images, responses, level="none",
 def test_a_function_with_keywords_gets_all_there_is(tmp_path):
     code = """
 def reward_func(queries, prompts, labels, **more):
-    assert sorted(more) == ["bbox", "datasources", "images", "level", "response_lengths", "responses"], sorted(more)
+    assert sorted(more) == ["bbox", "datasources", "image_scales", "images", "level", "response_lengths", "responses"], sorted(more)
     assert more["datasources"] == ["test"] and more["bbox"] == [[1, 2]]
     return more["response_lengths"]
 """

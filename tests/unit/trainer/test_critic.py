@@ -173,7 +173,8 @@ def critic_trainer(critic: PlayedCritic, passes: list[Experience]) -> KitCriticP
     trainer.critic, trainer.strategy = critic, played_strategy()
     trainer.args, trainer.aux_loss = trainer.strategy.args, False
     trainer.critic_loss_fn, trainer.critic_optim = ValueLoss(0.5), None
-    trainer.critic_scheduler = SimpleNamespace(get_last_lr=lambda: [0.25])
+    # Of the next update, once one is made.
+    trainer.critic_scheduler = SimpleNamespace(get_last_lr=lambda: [0.5 if ("step", None) in critic.calls else 0.25])
     trainer.replay_buffer = GroupReplayBuffer(7, dynamic_batch=True)
     for experience in passes:
         trainer.replay_buffer.append(experience)

@@ -196,8 +196,8 @@ class Initialized(Exception):
     """Ends the making of an engine where DeepSpeed gets its config."""
 
 
-def optimizer_of(monkeypatch: pytest.MonkeyPatch, **flags: object) -> tuple[dict[str, Any], Any]:
-    """DeepSpeed's config, and its scheduler's factory, of a supervised run's optimizer."""
+def optimizer_of(monkeypatch: pytest.MonkeyPatch, **flags: object) -> dict[str, Any]:
+    """DeepSpeed's config of a supervised run's optimizer."""
 
     def end(**given: Any) -> None:
         raise Initialized(given)
@@ -213,13 +213,12 @@ def optimizer_of(monkeypatch: pytest.MonkeyPatch, **flags: object) -> tuple[dict
     }
     with pytest.raises(Initialized) as found:
         make_strategy(args)._ds_init_train_model(torch.nn.Linear(2, 2), cfg)
-    given = found.value.args[0]
-    return given["config"], given["lr_scheduler"]
+    return found.value.args[0]["config"]
 
 
 def test_adamw_takes_its_settings_and_gradients_are_clipped(monkeypatch):
     given = {"adam__lr": 0.5, "adam__betas": (0.5, 0.75), "adam__eps": 0.25, "adam__weight_decay": 0.125}
-    told, _ = optimizer_of(monkeypatch, **given, max_norm=3.0)
+    told = optimizer_of(monkeypatch, **given, max_norm=3.0)
     assert told["optimizer"]["type"] == "AdamW"
     wanted = {"lr": 0.5, "betas": [0.5, 0.75], "eps": 0.25, "weight_decay": 0.125}
     assert wanted.items() <= told["optimizer"]["params"].items()
@@ -230,7 +229,7 @@ def test_muon_takes_its_settings_and_those_of_adamw_for_the_rest(monkeypatch):
     calls = []
     monkeypatch.setattr(strategy, "settle_muon", lambda **settings: calls.append(settings))
     given = {"muon__lr": 0.5, "muon__momentum": 0.75, "muon__ns_steps": 2, "muon__nesterov": False, "adam__lr": 0.25}
-    told, _ = optimizer_of(monkeypatch, **given, optim="muon", max_norm=0.0)
+    told = optimizer_of(monkeypatch, **given, optim="muon", max_norm=0.0)
     assert told["optimizer"]["type"] == "Muon"
     wanted = {"muon_lr": 0.5, "momentum": 0.75, "adam_lr": 0.25}
     assert wanted.items() <= told["optimizer"]["params"].items()
@@ -254,25 +253,10 @@ def test_muons_updates_are_made_as_asked_for(monkeypatch):
 
 
 def test_adamw_in_8_bits_takes_adamws_settings_and_pages_are_refused_without_cuda(monkeypatch):
-    told, _ = optimizer_of(monkeypatch, adam__lr=0.5, optim="adamw_8bit")
+    told = optimizer_of(monkeypatch, adam__lr=0.5, optim="adamw_8bit")
     assert told["optimizer"]["params"]["lr"] == 0.5
     with pytest.raises(UserError, match="paged_adamw_8bit: pages are memory that CUDA moves, .* take adamw_8bit"):
         optimizer_of(monkeypatch, optim="paged_adamw_8bit")
-
-
-def test_the_learning_rate_follows_its_schedule(monkeypatch):
-    given = {"lr_scheduler": "cosine_with_min_lr", "lr_warmup_ratio": 0.5, "min_lr_ratio": 0.25}
-    _, make = optimizer_of(monkeypatch, **given)
-    optimizer = torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=1.0)
-    scheduler = make(optimizer)
-    rates = []
-    for _ in range(11):
-        rates.append(scheduler.get_last_lr()[0])
-        optimizer.step()
-        scheduler.step()
-    # Five of ten steps up, and then down to a quarter.
-    assert rates[:6] == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1.0])
-    assert rates[10] == pytest.approx(0.25)
 
 
 def test_randomness_and_device_of_a_process_are_those_of_the_flags(monkeypatch):

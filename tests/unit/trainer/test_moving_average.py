@@ -36,7 +36,7 @@ def test_an_average_moves_with_the_updates_that_were_made(applied, updates, monk
     status: dict[str, Any] = {"metrics": {}, "weights": {}, "num_action_tokens": 1.0}
     monkeypatch.setattr(ActorPPOTrainer, "training_step", lambda *given: status)
     trainer = object.__new__(KitActorPPOTrainer)
-    trainer.average = NotedAverage()
+    trainer.average, trainer.actor_scheduler = NotedAverage(), SimpleNamespace(get_last_lr=lambda: [0.5])
     trainer.args = SimpleNamespace(algo=SimpleNamespace(kl=SimpleNamespace(use_loss=False)))
     trainer.strategy = SimpleNamespace(ds_device_mesh={"dp": SimpleNamespace(size=lambda: 1)})
     trainer.actor = SimpleNamespace(model=SimpleNamespace(was_step_applied=lambda: applied))

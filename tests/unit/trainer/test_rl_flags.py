@@ -64,14 +64,15 @@ def trainer(monkeypatch: pytest.MonkeyPatch, one_process: None) -> Any:
             ring_attn_group=None,
             ds_device_mesh={"dp": SimpleNamespace(size=lambda: 1, get_group=lambda: None)},
             backward=lambda loss, *rest: setattr(made, "loss", loss.item()) or loss.backward(),
-            optimizer_step=lambda *given, **settings: None,
+            optimizer_step=lambda *given, **settings: setattr(made, "updates", 1),
             get_grad_norm=lambda model: 0.0,
         )
         entropy = torch.full_like(log_probs, 0.5)
         actor = SimpleNamespace(train=lambda: None, model=None, is_vlm=False)
-        made = KitActorPPOTrainer(
-            strategy, Played(log_probs, entropy, actor), None, None, SimpleNamespace(get_last_lr=lambda: [0.0])
-        )
+        # Of the next update, once one is made.
+        scheduler = SimpleNamespace(get_last_lr=lambda: [0.5 if made.updates else 0.25])
+        made = KitActorPPOTrainer(strategy, Played(log_probs, entropy, actor), None, None, scheduler)
+        made.updates = 0
         made.replay_buffer = SimpleNamespace(
             announce_pass=lambda model, *, step: None,
             dynamic_batch_num_tokens=[log_probs.numel()],
@@ -126,7 +127,8 @@ def loss_of(
     )
     made = make(log_probs, **flags)
     count = {"dp_size": 1, "batch_num_tokens": mask.sum(), "global_batch_size": len(mask)}
-    made.training_step(experience, 0.5, 0, loss_batch_info=count)
+    status = made.training_step(experience, 0.5, 0, loss_batch_info=count)
+    assert (made.updates, status["metrics"]["actor_lr"]) == (1, 0.25), "the rate is that of the update"
     made.gradient = log_probs.grad
     return made.loss
 

@@ -40,7 +40,7 @@ class Strategy(SimpleNamespace):
 def run(tmp_path: Path, **flags: object) -> tuple[SFTRun, Strategy]:
     given = {"ckpt.output_dir": str(tmp_path)} | {name.replace("__", "."): value for name, value in flags.items()}
     strategy = Strategy()
-    actor = SimpleNamespace(model=SimpleNamespace(get_lr=lambda: [0.1]), take_feature_counts=FeatureCounts)
+    actor = SimpleNamespace(model=None, take_feature_counts=FeatureCounts)
     config = dotted.replace(SFTConfig(), given)
     folder = RunFolder(path=tmp_path, name=config.logger.stage_name, kind="sft")
     session = session_of(config, strategy, kit=CharacterKit(), folder=folder)
@@ -67,7 +67,7 @@ def test_every_so_many_steps_and_the_last_one_are_told(tmp_path, capsys):
     told = []
     made.trackers = SimpleNamespace(log=lambda step, values: told.append(step))
     for step in range(1, 6):
-        made._log(step, 5, loss=1.0, tokens=4, seconds=2.0)
+        made._log(step, 5, loss=1.0, rate=0.1, tokens=4, seconds=2.0)
     assert told == [2, 4, 5]
     assert "first step 5/5  loss 1.000" in capsys.readouterr().out
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 5

@@ -1,0 +1,174 @@
+"""The rate at which each update learns, as the weights show it: warm-ups begin at 1/n, and a resumed run goes on."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from deepspeed import DeepSpeedEngine
+from deepspeed.utils import safe_get_full_fp32_param
+from helpers import deepspeed_process
+from helpers.commands_here import run_here
+from safetensors.torch import load_file
+from transformers.trainer_utils import SchedulerType
+
+from lmm_r1 import dotted
+from lmm_r1.config import SFTConfig, to_openrlhf_args
+from lmm_r1.config.optimizer_checks import SCHEDULES
+from lmm_r1.trainer import strategy as strategy_module
+from lmm_r1.trainer.strategy import KitStrategy, make_strategy
+
+pytestmark = pytest.mark.integration
+
+PEAK = 1e-2
+
+
+class Sum(torch.nn.Module):
+    """Its gradient is 1 in every update, so that AdamW moves each weight by the learning rate itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(2, 3))
+
+    def forward(self) -> torch.Tensor:
+        return self.weight.sum()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_process() -> Iterator[None]:
+    """DeepSpeed with this process alone, once for all tests."""
+    with deepspeed_process.one_process():
+        yield
+
+
+def made(*, steps: int, zero_stage: int = 2, lr: float = PEAK, **schedule: Any) -> tuple[KitStrategy, DeepSpeedEngine]:
+    given = {"train.batch_size": 1, "train.micro_batch_size": 1, "ds.param_dtype": "fp32", "ds.zero_stage": zero_stage}
+    args = to_openrlhf_args(dotted.replace(SFTConfig(), given | schedule | {"adam.lr": lr, "min_lr_ratio": 0.2}))
+    strategy = make_strategy(args)
+    strategy.setup_distributed()
+    names = ("optim", "lr_scheduler", "lr_warmup_ratio", "min_lr_ratio", "max_norm")
+    cfg = {"muon": vars(args.muon), "adam": vars(args.adam), "scheduler_steps": steps}
+    engine, _, scheduler = strategy.prepare((Sum(), cfg | {name: getattr(args, name) for name in names}))
+    assert scheduler is engine.lr_scheduler
+    return strategy, engine
+
+
+def moved(strategy: KitStrategy, engine: DeepSpeedEngine) -> float:
+    """Make an update and return how far it moved the weights."""
+    before = weight_of(engine)
+    strategy.backward(engine(), engine, None)
+    strategy.optimizer_step(None, engine, None)
+    difference = before - weight_of(engine)
+    assert difference.std() < 1e-8
+    return float(difference.mean())
+
+
+def weight_of(engine: DeepSpeedEngine) -> torch.Tensor:
+    (weight,) = engine.module.parameters()
+    full = weight.detach() if engine.zero_optimization_stage() == 0 else safe_get_full_fp32_param(weight)
+    return full.clone()
+
+
+# Four updates of warm-up and four after it, which begin where transformers' schedules begin: at 0, 1/4, 2/4 and 3/4 of
+# the way. cos(pi/4) = 0.70711.
+WARM = [1 / 4, 2 / 4, 3 / 4, 1]
+COSINE = [1, 0.85355, 0.5, 0.14645]
+RATES = {
+    "constant": [1] * 8,
+    "constant_with_warmup": [*WARM, 1, 1, 1, 1],
+    "linear": [*WARM, 1, 0.75, 0.5, 0.25],
+    "cosine": [*WARM, *COSINE],
+    "cosine_with_restarts": [*WARM, *COSINE],
+    # 0.2 + 0.8 of the cosine.
+    "cosine_with_min_lr": [*WARM, 1, 0.88284, 0.6, 0.31716],
+    # This one counts the updates that follow from 1.
+    "cosine_warmup_with_min_lr": [*WARM, 0.88284, 0.6, 0.31716, 0.2],
+    # sqrt(4 / 4), sqrt(4 / 5), sqrt(4 / 6), sqrt(4 / 7).
+    "inverse_sqrt": [*WARM, 1, 0.89443, 0.81650, 0.75593],
+    # Down to 1e-7, which is 1e-5 of the peak.
+    "polynomial": [*WARM, 1, 0.7500025, 0.500005, 0.2500075],
+}
+
+
+def test_every_schedule_that_the_flags_take_is_worked_out_here():
+    assert set(RATES) == set(SCHEDULES)
+    others = {"reduce_lr_on_plateau", "warmup_stable_decay", "greedy"}
+    assert {str(kind.value) for kind in SchedulerType} - others == set(SCHEDULES)
+
+
+@pytest.mark.parametrize("name", RATES)
+def test_updates_learn_at_the_rates_worked_out_by_hand(name):
+    run = made(steps=8, lr_scheduler=name, lr_warmup_ratio=0.5)
+    rates = []
+    for share in RATES[name]:
+        rates.append(run[1].get_lr()[0])
+        assert moved(*run) == pytest.approx(share * PEAK, rel=1e-4)
+    assert rates == pytest.approx([share * PEAK for share in RATES[name]], rel=1e-4)
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.03, 1.0])
+@pytest.mark.parametrize("name", [*RATES])
+def test_a_run_of_one_update_learns(name, ratio):
+    rate = moved(*made(steps=1, lr_scheduler=name, lr_warmup_ratio=ratio))
+    # That one schedule ends with its last update.
+    at_end = name == "cosine_warmup_with_min_lr" and not ratio
+    assert rate == pytest.approx((0.2 if at_end else 1) * PEAK, rel=1e-4)
+
+
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("after", [1, 3, 6])
+def test_a_resumed_run_goes_on_at_the_rate_of_the_next_update(zero_stage, after, tmp_path):
+    schedule: dict[str, Any] = {"steps": 8, "zero_stage": zero_stage, "lr_warmup_ratio": 0.5}
+    saver, engine = made(**schedule)
+    for _ in range(after):
+        moved(saver, engine)
+    saver.save_ckpt(engine, str(tmp_path), f"global_step{after}")
+    loader, loaded = made(**schedule)
+    assert loader.load_ckpt(loaded, str(tmp_path))[0] is not None
+    for share in RATES["cosine_with_min_lr"][after:]:
+        assert loaded.get_lr() == pytest.approx([share * PEAK] * len(loaded.get_lr()), rel=1e-4)
+        assert moved(loader, loaded) == pytest.approx(share * PEAK, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("given", "flags"),
+    [
+        ({"steps": 4, "lr": 0.0}, "--adam.lr 0 with --lr_scheduler cosine_with_min_lr over 4 updates"),
+        ({"steps": 0}, "--adam.lr 0.01 with --lr_scheduler cosine_with_min_lr over 0 updates"),
+        ({"steps": 4}, None),
+        ({"steps": 1, "lr_scheduler": "linear", "lr_warmup_ratio": 0.0}, None),
+    ],
+)
+def test_a_run_that_cannot_learn_is_warned_of(given, flags, caplog):
+    made(**given)
+    said = [record.getMessage() for record in caplog.records if record.name == strategy_module.__name__]
+    assert said == (
+        [] if flags is None else [f"no update has a learning rate above 0, so the weights stay as they are: {flags}"]
+    )
+
+
+TWO_ROWS = {
+    "train_sft": [
+        {"messages": [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": said}]}
+        for said in ("2", "3")
+    ],
+    "train_dpo": [{"prompt": "1+1?", "chosen": "2", "rejected": said} for said in ("3", "4")],
+    "train_rm": [{"prompt": "1+1?", "chosen": "2", "rejected": said} for said in ("3", "4")],
+    "train_kto": [{"prompt": "1+1?", "completion": said, "label": said == "2"} for said in ("2", "3")],
+}
+
+
+@pytest.mark.parametrize("command", TWO_ROWS)
+def test_a_stage_of_one_update_changes_its_model_and_logs_the_rate_of_that_update(command, tiny_checkpoint, tmp_path):
+    rows, output, model = tmp_path / "rows.jsonl", tmp_path / "out", tiny_checkpoint("llm")
+    rows.write_text("".join(json.dumps(row) + "\n" for row in TWO_ROWS[command]))
+    given = {"data.dataset": rows, "model.model_name_or_path": model, "ckpt.output_dir": output, "adam.lr": 1e-3}
+    given |= {"train.batch_size": 2, "train.max_epochs": 1, "ds.param_dtype": "fp32", "ds.attn_implementation": "sdpa"}
+    ended = run_here(command, [f"--{flag}={value}" for flag, value in given.items()], folder=tmp_path)
+    assert ended.code == 0, ended.stderr
+    (line,) = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+    assert line["lr"] == pytest.approx(1e-3)
+    before, after = (load_file(next(folder.glob("*.safetensors"))) for folder in (model, output))
+    names = before.keys() & after.keys()
+    assert any(not torch.equal(before[name], after[name].to(before[name].dtype)) for name in names)
