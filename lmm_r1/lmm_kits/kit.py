@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from PIL import Image
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
 
-    from lmm_r1.data.messages import Message
+    from lmm_r1.data.messages import ImagePart, Message, VideoPart
     from lmm_r1.data.videos import Video
     from lmm_r1.lmm_kits.features import FeaturePoint
 
@@ -234,6 +234,10 @@ class LmmKit(ABC):
 
         An image's own bounds count within them, in training and, as the image is scaled before, in the engine.
         """
+        return None
+
+    def check_size(self, processor: Processor, part: ImagePart | VideoPart, *, width: int, height: int) -> None:
+        """Raise UserError for an image, or the frames of a video, of a size that `encode` refuses; most take every size."""
         return None
 
     def placeholder_ids(self, processor: Processor) -> frozenset[int]:

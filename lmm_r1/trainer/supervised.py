@@ -25,7 +25,7 @@ from lmm_r1.trainer.optimizer_step import LossScaling, loss_scaling
 from lmm_r1.trainer.sft_samples import SFTBatch
 from lmm_r1.trainer.stopping import Progress, SaveSchedule
 from lmm_r1.trainer.supervised_models import model_path
-from lmm_r1.trainer.supervised_rows import Rows, SampleEncoder, batch_indices, read_ahead
+from lmm_r1.trainer.supervised_rows import RowCheck, Rows, SampleEncoder, batch_indices, read_ahead
 from lmm_r1.trainer.supervised_session import ConfigT, Session
 
 RowT = TypeVar("RowT")
@@ -117,8 +117,12 @@ class SupervisedRun(ABC, Generic[ConfigT, RowT, SampleT, BatchT]):
 
     @classmethod
     @abstractmethod
-    def read(cls, config: ConfigT) -> tuple[KeptRows[Any], KeptRows[Any]]:
-        """Return the rows to learn from and the held-out ones; raises UserError where they cannot be learned from."""
+    def read(cls, config: ConfigT, check: RowCheck[Any]) -> tuple[KeptRows[Any], KeptRows[Any]]:
+        """Return the rows to learn from and the held-out ones; raises UserError where they cannot be learned from.
+
+        Args:
+            check: raises UserError for a row that cannot be encoded.
+        """
 
     @classmethod
     def conversations(cls, rows: Sequence[Any]) -> list[Row]:

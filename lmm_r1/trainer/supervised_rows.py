@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import torch
 from rich.console import Console
@@ -29,6 +29,9 @@ RowT = TypeVar("RowT")
 SampleT = TypeVar("SampleT")
 JudgedT = TypeVar("JudgedT", bound=JudgedRow)
 FoundT_co = TypeVar("FoundT_co", covariant=True)
+
+RowCheck: TypeAlias = Callable[[RowT], None]
+"""Raises UserError for a row that a run has no use for."""
 
 # Rows that each worker has encoded before they are asked for.
 _AHEAD = 16
@@ -61,6 +64,17 @@ class SampleEncoder(ABC):
     def __call__(self, row: Any) -> Any:
         """Return the row's sample, None where it is too long; raises UserError for media that cannot be taken."""
 
+    @abstractmethod
+    def check(self, row: Any) -> None:
+        """Raise UserError where a call with the row would, as far as that is told without reading pixels.
+
+        Rows are checked by it before a run, which takes a small part of the time that encoding them does.
+        """
+
+
+def passes(row: Any) -> None:
+    """Check nothing."""
+
 
 def blended_rows(config: SupervisedConfig, load: Callable[[str], KeptRows[RowT]]) -> KeptRows[RowT]:
     """Return the rows of `--data.dataset`; raises UserError where they are too few for an update.
@@ -87,7 +101,7 @@ def judged_rows(
     split: str,
     reading: RowReading,
     bad_rows: BadRows,
-    check: Callable[[JudgedT], None] | None = None,
+    check: RowCheck[JudgedT] = passes,
 ) -> KeptRows[JudgedT]:
     """Return the rows of a file of judged responses, and say how they were found; takes and raises what `read_judged_file` does."""
     file = read_judged_file(

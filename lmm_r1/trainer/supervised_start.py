@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,21 +33,20 @@ from lmm_r1.trainer.stopping import StopRequests, told_ends
 from lmm_r1.trainer.strategy import KitStrategy, default_to_one_process, leave_group, make_strategy
 from lmm_r1.trainer.supervised import SupervisedRun
 from lmm_r1.trainer.supervised_models import model_path
-from lmm_r1.trainer.supervised_rows import chat_template, first_fitting
+from lmm_r1.trainer.supervised_rows import SampleEncoder, chat_template, first_fitting
 from lmm_r1.trainer.supervised_session import ConfigT, Session
 
 
 def train(run_class: type[SupervisedRun[ConfigT, Any, Any, Any]], config: ConfigT) -> None:
     """Train on `--data.dataset` and write the model to `--ckpt.output_dir`; raises UserError for what the user gave."""
     checkpoint = _opened(config)
-    rows, held_out = run_class.read(config)
+    check_pixel_bounds(config.data, checkpoint, model=_model(checkpoint), prefix="--data.")
+    encode = run_class.encoder.of(config, kit=checkpoint.kit, processor=checkpoint.processor)
+    rows, held_out = run_class.read(config, partial(_check_row, run_class, checkpoint, encode))
     default_to_one_process()
     config = _sized(config, rows=len(rows))
     shown = run_class.conversations(rows)
-    every = shown + run_class.conversations(held_out)
-    _check_rows(config, checkpoint, every)
-    run_class.check(config, checkpoint, every)
-    encode = run_class.encoder.of(config, kit=checkpoint.kit, processor=checkpoint.processor)
+    run_class.check(config, checkpoint, shown + run_class.conversations(held_out))
     learned = run_class.learned(rows)
     filler = first_fitting(config, learned, encode).filler
     left_out = (*rows.left_out, *held_out.left_out)
@@ -71,7 +71,7 @@ def _opened(config: SupervisedConfig) -> Checkpoint:
     checkpoint = Checkpoint(
         path, trust_remote_code=config.train.trust_remote_code, chat_template=chat_template(config)
     )
-    model = f"--model.model_name_or_path {path}"
+    model = _model(checkpoint)
     # What a checkpoint lacks is told in this order: a kit, a processor, weights.
     _ = checkpoint.kit, checkpoint.processor
     check_weights(path)
@@ -82,11 +82,16 @@ def _opened(config: SupervisedConfig) -> Checkpoint:
     return checkpoint
 
 
-def _check_rows(config: SupervisedConfig, checkpoint: Checkpoint, rows: Sequence[Row]) -> None:
-    """Raise UserError where the model cannot take the rows' images and videos, or their sizes."""
-    model = f"--model.model_name_or_path {checkpoint.path}"
-    check_images_taken(rows, kit=checkpoint.kit, model=model)
-    check_pixel_bounds(config.data, checkpoint, model=model, prefix="--data.")
+def _check_row(
+    run_class: type[SupervisedRun[Any, Any, Any, Any]], checkpoint: Checkpoint, encode: SampleEncoder, row: Any
+) -> None:
+    """Raise UserError for a row that the model cannot take, or that cannot be encoded."""
+    check_images_taken(run_class.conversations([row]), kit=checkpoint.kit, model=_model(checkpoint))
+    encode.check(row)
+
+
+def _model(checkpoint: Checkpoint) -> str:
+    return f"--model.model_name_or_path {checkpoint.path}"
 
 
 @contextmanager
