@@ -11,8 +11,7 @@ from lmm_r1.data.bad_rows import SkippedRow
 from lmm_r1.data.files import read_records
 from lmm_r1.data.formats import FORMATS, OWN
 from lmm_r1.data.formats.row_format import Record
-from lmm_r1.data.images import check_image_exists
-from lmm_r1.data.messages import Row, TextPart, demonstration, images_of
+from lmm_r1.data.messages import Row, TextPart, demonstration
 from lmm_r1.data.reading import RowReading
 from lmm_r1.data.sample import WHOLE, Completion
 from lmm_r1.errors import UserError
@@ -83,12 +82,15 @@ def _row(record: Record, reading: RowReading) -> Row:
     """Return the row in this project's own format, where none is named."""
     fields, location, base_dir = record
     row_format = OWN if reading.format is None else FORMATS[reading.format]
-    row = demonstration(
-        reading.row(fields, row_format=row_format, location=location, base_dir=base_dir, answer_required=False)
+    row = reading.row(
+        fields,
+        row_format=row_format,
+        location=location,
+        base_dir=base_dir,
+        answer_required=False,
+        media_required=True,
     )
-    for image in images_of(row.messages):
-        check_image_exists(image, location=location)
-    return row
+    return demonstration(row)
 
 
 def _split(row: Row) -> tuple[Row, str]:
