@@ -153,7 +153,10 @@ def train(config: PPOConfig, *, reward: Callable[..., Any] | None = None) -> Non
     config = planned_ppo(config, console=Console(highlight=False), rows=rows)
     fingerprint = _fingerprint(config, rows)
     check_start(config, fingerprint)
-    folder = RunFolder(path=Path(config.ckpt.output_dir), name=config.logger.stage_name, kind="rl")
+    every: KeptRows[Row] = KeptRows.blended((), [rows, eval_rows])
+    folder = RunFolder(
+        path=Path(config.ckpt.output_dir), name=config.logger.stage_name, kind="rl", origins=every.origins
+    )
     stage = _Stage(
         config=config,
         policy=policy,
@@ -165,7 +168,7 @@ def train(config: PPOConfig, *, reward: Callable[..., Any] | None = None) -> Non
     )
     with folder.locked():
         resumed = open_run(config, fingerprint, folder=folder)
-        folder.left_out((*rows.left_out, *eval_rows.left_out))
+        folder.left_out(every.left_out)
         with StopRequests() as stops, told_ends(stops, folder=folder.path), folder.session():
             restarts = Restarts(
                 limit=config.ckpt.max_restarts, folder=folder, stops=stops, saved_step=partial(saved_step, config)
@@ -304,7 +307,7 @@ def _prompts(config: PPOConfig, *, check: Callable[[Row], None]) -> KeptRows[Row
             f"--data.prompt_dataset {data.prompt_dataset} gives {len(rows)} prompts, fewer than "
             f"--rollout.batch_size {config.rollout.batch_size}; lower it or add rows"
         )
-    return KeptRows(rows, left_out=[row for part in row_lists for row in part.left_out])
+    return KeptRows.blended(rows, row_lists)
 
 
 def prompt_stream(config: PPOConfig, rows: Sequence[Row]) -> PromptStream:
@@ -336,11 +339,11 @@ def _load(config: PPOConfig, path: str, *, split: str, check: Callable[[Row], No
         skip_by=SKIP_BAD_ROWS,
     )
     Console(highlight=False, soft_wrap=True).print(told_of(file.told_as_prompts, file.skipped))
-    rows = list(file.rows.values())
     # They travel with every group, and few reward sources ask for them.
     by_columns = reward_function(config.reward) is not None or "columns" in config.reward.request_fields
     wanted = by_columns or config.train.plays
-    return KeptRows.of(path, rows if wanted else [replace(row, columns={}) for row in rows], file.skipped)
+    rows = {index: row if wanted else replace(row, columns={}) for index, row in file.rows.items()}
+    return KeptRows.of(path, rows, file.skipped)
 
 
 def _environment(config: PPOConfig) -> Environment | None:

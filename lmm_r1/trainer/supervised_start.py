@@ -15,7 +15,7 @@ from rich.console import Console
 from lmm_r1.config import SupervisedConfig, sized_supervised, to_openrlhf_args
 from lmm_r1.data.messages import Row
 from lmm_r1.data.row_digest import AnyRow
-from lmm_r1.data.training_rows import LeftOutRow
+from lmm_r1.data.training_rows import KeptRows
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.lmm_kits.checkpoint import check_images_taken, check_pixel_bounds
@@ -49,8 +49,8 @@ def train(run_class: type[SupervisedRun[ConfigT, Any, Any, Any]], config: Config
     run_class.check(config, checkpoint, shown + run_class.conversations(held_out))
     learned = run_class.learned(rows)
     filler = first_fitting(config, learned, encode).filler
-    left_out = (*rows.left_out, *held_out.left_out)
-    with session(run_class, config, checkpoint, rows=rows, shown=shown, left_out=left_out) as begun:
+    every = KeptRows.blended((), [rows, held_out])
+    with session(run_class, config, checkpoint, rows=rows, shown=shown, every=every) as begun:
         run = run_class.of(begun, rows=learned, encode=encode, filler=filler)
         if held_out:
             run.evaluate_on(held_out)
@@ -102,7 +102,7 @@ def session(
     *,
     rows: Sequence[AnyRow],
     shown: Sequence[Row],
-    left_out: Sequence[LeftOutRow] = (),
+    every: KeptRows[Any] | None = None,
 ) -> Iterator[Session[ConfigT]]:
     """Start a run's processes and its folder, and finish both when what is inside has trained.
 
@@ -111,9 +111,15 @@ def session(
     Args:
         rows: what is learned from.
         shown: conversations of the rows, of which the plan takes one with an image.
-        left_out: what the run goes on without.
+        every: where all rows are from, held-out ones too, and which the run goes on without.
     """
-    folder = RunFolder(path=Path(config.ckpt.output_dir), name=config.logger.stage_name, kind=run_class.kind)
+    every = KeptRows() if every is None else every
+    folder = RunFolder(
+        path=Path(config.ckpt.output_dir),
+        name=config.logger.stage_name,
+        kind=run_class.kind,
+        origins=every.origins,
+    )
     _check_processes(config, count=int(os.environ["WORLD_SIZE"]))
     config = _planned(config, shown)
     fingerprint = Fingerprint.of(config, models=run_class.models(config), rows={"data.dataset": rows})
@@ -132,7 +138,7 @@ def session(
         resumed = False
         if strategy.is_rank_0():
             resumed = open_run(config, fingerprint, folder=folder)
-            folder.left_out(left_out)
+            folder.left_out(every.left_out)
         # What is deleted or written there must be so for all ranks.
         dist.barrier()
         steps = (len(rows) // config.train.batch_size) * config.train.max_epochs

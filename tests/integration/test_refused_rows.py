@@ -1,16 +1,21 @@
 """Rows that cannot be encoded: found before a run by every command that trains, and left out where that is asked for."""
 
+import io
 import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+import numpy as np
 import pytest
 import ray
 from helpers.commands import error_of, flags, lines_of_error, tree, write_rows
+from helpers.deepspeed_process import start_anew
+from PIL import Image
 
-from lmm_r1.cli import check_data
+from lmm_r1.cli import check_data, train_sft
+from lmm_r1.trainer import sft_rows
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("own_environment")]
 
@@ -212,3 +217,69 @@ def test_check_data_tells_turns_apart_as_a_training_does(form, model, work):
     write_rows(work, *map(form, read("F09_eos.jsonl")))
     ((index, what),) = findings("rows.jsonl", "renamed")
     assert (index, "the tokenizer's end token <|endoftext|> is missing" in what) == (0, True)
+
+
+def broken_png() -> bytes:
+    """Return an image with a good beginning and a good ending, whose pixels cannot be decoded."""
+    stream = io.BytesIO()
+    noise = np.random.default_rng(0).integers(0, 255, (40, 40, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(stream, "PNG")
+    content = bytearray(stream.getvalue())
+    content[len(content) // 2 : len(content) // 2 + 64] = bytes(64)
+    return bytes(content)
+
+
+def learned(argv: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    start_anew(monkeypatch)
+    train_sft.main(argv)
+
+
+def steps_of(run: Path) -> list[int]:
+    return [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def left_out(run: Path) -> list[tuple[int, str]]:
+    lines = map(json.loads, (run / "left_out_rows.jsonl").read_text().splitlines())
+    return [(line["index"], line["reason"].split(":")[0]) for line in lines]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 1])
+def test_pixels_that_break_in_a_run_stop_it_with_advice_that_leads_on(workers, model, work, monkeypatch, capfd):
+    rows = read("F05_extreme_aspect_sft.jsonl")
+    image = rows[5]["messages"][0]["content"][0]
+    Path("broken.png").write_bytes(broken_png())
+    rows[5]["messages"][0]["content"][0] = {**image, "image": "broken.png"}
+    write_rows(work, *rows)
+    given = {"train__max_epochs": 1, "train__batch_size": 2, "data__bad_rows": "stop", "ckpt__save_steps": 1}
+    given |= {"data__dataloader_num_workers": workers}
+    argv = [*supervised(model, **given), "--data.keep_order"]
+    # The refused one is no row of the run: its size says so.
+    assert "rows.jsonl line 7: the processor refuses" in error_of("train_sft", argv, capfd=capfd)
+    write_rows(work, *rows[:6])
+    with pytest.raises(SystemExit):
+        learned(argv, monkeypatch)
+    said = capfd.readouterr().err
+    assert "step 3: rows.jsonl line 6: cannot read the image " in said
+    assert "To go on with this run, repeat the command with --data.bad_rows skip, which leaves the row out" in said
+    assert steps_of(Path("out")) == [1, 2]
+    learned([*argv, "--data.bad_rows", "skip"], monkeypatch)
+    assert steps_of(Path("out")) == [1, 2, 3]
+    assert left_out(Path("out")) == [(5, "rows.jsonl line 6")]
+    assert "a row is left out: rows.jsonl line 6: cannot read the image " in capfd.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_after_a_row_that_it_has_left_out_was_removed(model, work, monkeypatch):
+    rows = read("F05_extreme_aspect_sft.jsonl")
+    write_rows(work, *rows[-1:], *rows[:-1])
+    given = {"data__bad_rows": "skip", "train__max_epochs": 1, "ckpt__save_steps": 1}
+    encode, calls = sft_rows.encode_sample, iter(range(1 + 2 * 2))
+    monkeypatch.setattr(sft_rows, "encode_sample", lambda *row, **named: next(calls) + 1 and encode(*row, **named))
+    with pytest.raises(SystemExit):
+        learned(supervised(model, **given), monkeypatch)
+    monkeypatch.setattr(sft_rows, "encode_sample", encode)
+    assert (steps_of(Path("out")), left_out(Path("out"))) == ([1, 2], [(0, "rows.jsonl line 1")])
+    write_rows(work, *rows[:-1])
+    learned(supervised(model, **given), monkeypatch)
+    assert steps_of(Path("out")) == [1, 2, 3]

@@ -28,6 +28,7 @@ from lmm_r1.data.messages import Row
 from lmm_r1.data.training_rows import check_prompt
 from lmm_r1.errors import UserError
 from lmm_r1.generation import run_engines
+from lmm_r1.generation.group import SampledGroup
 from lmm_r1.trainer import ppo_trainer, run
 from lmm_r1.trainer.critic_workers import KitCriticPPOTrainer
 from lmm_r1.trainer.mismatch import distances, least_mass
@@ -387,7 +388,7 @@ def test_the_engines_have_no_more_prompts_at_one_time_than_asked_for(monkeypatch
         return refs[-1:], refs[:-1]
 
     def get(refs: Any) -> Any:
-        return [SimpleNamespace(samples=[ref, ref]) if ref is not None else ref for ref in refs]
+        return [SampledGroup(samples=[ref, ref]) if ref is not None else ref for ref in refs]
 
     monkeypatch.setattr(ray, "wait", wait)
     rows = [row(message("user", "?"), answer=str(number)) for number in range(1, 5)]
