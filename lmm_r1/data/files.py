@@ -48,13 +48,13 @@ def read_records(path: str, *, split: str = "train") -> Iterator[Record]:
             files; or a name on the Hugging Face hub. `NAME@SUBFOLDER` reads one subfolder of the last two.
         split: which split of a dataset that has several; single files have none.
     """
-    for record in _records(path, split=split):
+    for record in all_records(path, split=split):
         if isinstance(record[0], Unreadable):
             raise record[0].error
         yield record
 
 
-def _records(path: str, *, split: str) -> Iterator[Record]:
+def all_records(path: str, *, split: str) -> Iterator[Record]:
     """Yield what `read_records` does; a line that cannot be read is Unreadable, and the next ones follow."""
     file = Path(path)
     if file.is_dir() and (file / ROWS_FILE).is_file():
@@ -162,7 +162,7 @@ def found_records(
         UserError: the file is missing, several formats fit its columns, or the format that was named is of other rows. Or,
             where the records are taken, one cannot be read.
     """
-    records = _records(path, split=split)
+    records = all_records(path, split=split)
     named = reading.names
     if reading.format is not None:
         row_format = formats.named(reading.format, file=path)
@@ -182,7 +182,7 @@ def found_records(
 
 def first_columns(path: str, *, split: str = "train") -> set[str]:
     """Return the columns that the first records of a file have, by which its format is told."""
-    first = itertools.islice(_records(path, split=split), _BATCH_ROWS)
+    first = itertools.islice(all_records(path, split=split), _BATCH_ROWS)
     return {name for fields, _, _ in first for name in fields}
 
 

@@ -132,9 +132,9 @@ def _checked_size(file: IO[bytes]) -> tuple[int, int]:
 
 
 def _upright_size(image: Image.Image) -> tuple[int, int]:
-    # Pillow decodes a whole PNG to look for a tag that may stand at its end.
-    is_read = image.format != "PNG" or "exif" in image.info
-    turned = is_read and image.getexif().get(ExifTags.Base.Orientation, 1) in _LYING
+    # Pillow turns a TIFF upright itself, and decodes a whole PNG to look for a tag that may stand at its end.
+    asks = image.format != "TIFF" and (image.format != "PNG" or "exif" in image.info)
+    turned = asks and image.getexif().get(ExifTags.Base.Orientation, 1) in _LYING
     return image.size[::-1] if turned else image.size
 
 

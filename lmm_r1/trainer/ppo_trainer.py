@@ -518,6 +518,7 @@ class KitPPOTrainer(BasePPOTrainer):
             f"length {metrics['rollout/response_length_mean']:.1f}  {metrics['timing/step_total']:.1f} s"
             + self.folder.time_left(step, total=self.total_steps)
             + (f"  ({rollout.overlong} overlong prompts skipped)" if rollout.overlong else "")
+            + (f"  ({rollout.refused} prompts that cannot be encoded left out)" if rollout.refused else "")
             + (f"  ({rollout.filtered} groups filtered)" if rollout.filtered else "")
             + (f"  ({status['skipped_updates']:.0f} updates skipped)" if status.get("skipped_updates") else "")
         )
@@ -531,8 +532,7 @@ class KitPPOTrainer(BasePPOTrainer):
             n_samples=count,
             moment=Moment(step=step, held_out=True),
         )
-        # Of a prompt that is too long there is none.
-        groups = [group for group in found if group]
+        groups = [group for group in found if group]  # none of a prompt that is too long
         by_source: dict[str, list[list[float]]] = defaultdict(list)
         for group in groups:
             by_source[group[0].row.datasource].append([sample.scored.score for sample in group])
