@@ -215,9 +215,10 @@ def _history(columns: Columns) -> list[dict[str, Any]]:
     rounds = listed(columns.take("history").value)
     turns: list[dict[str, Any]] = []
     for number, entry in enumerate(rounds, start=1):
-        if not isinstance(entry, list) or len(entry) != 2 or not all(isinstance(text, str) for text in entry):
+        texts = [] if isinstance(entry, str) or not isinstance(entry, Sequence) else entry
+        if len(texts) != 2 or not all(isinstance(text, str) for text in texts):
             columns.fail(f'"history" entry {number} must be a list of two texts, what was asked and what was answered')
-        turns += [{"role": role, "content": text} for role, text in zip(("user", "assistant"), entry, strict=True)]
+        turns += [{"role": role, "content": text} for role, text in zip(("user", "assistant"), texts, strict=True)]
     return turns
 
 
