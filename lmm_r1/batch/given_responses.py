@@ -7,12 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from lmm_r1.batch.trajectories import MESSAGES
-from lmm_r1.data.bad_rows import SkippedRow
-from lmm_r1.data.files import read_records
+from lmm_r1.data.bad_rows import SkippedRow, Unreadable
+from lmm_r1.data.files import all_records
 from lmm_r1.data.formats import FORMATS, OWN
 from lmm_r1.data.formats.row_format import Record
-from lmm_r1.data.images import check_image_exists
-from lmm_r1.data.messages import Row, TextPart, demonstration, images_of
+from lmm_r1.data.messages import Row, TextPart, demonstration
 from lmm_r1.data.reading import RowReading
 from lmm_r1.data.sample import WHOLE, Completion
 from lmm_r1.errors import UserError
@@ -36,7 +35,7 @@ def load_responses(
     """
     outcomes: list[Outcome] = []
     skipped: list[SkippedRow] = []
-    for index, record in _first(read_records(path, split=split), max_rows):
+    for index, record in _first(all_records(path, split=split), max_rows):
         try:
             outcomes.append(_outcome(index, record, reading=reading, count_tokens=count_tokens))
         except UserError as error:
@@ -62,6 +61,8 @@ def _outcome(
     count_tokens: Callable[[str], int | None],
 ) -> Outcome:
     location = record[1]
+    if isinstance(record[0], Unreadable):
+        raise record[0].error
     listed = record[0].get(RESPONSES_KEY)
     if listed is not None and reading.names.prompt is None:
         reading = replace(reading, names=replace(reading.names, prompt=PROMPT_KEY))
@@ -83,12 +84,15 @@ def _row(record: Record, reading: RowReading) -> Row:
     """Return the row in this project's own format, where none is named."""
     fields, location, base_dir = record
     row_format = OWN if reading.format is None else FORMATS[reading.format]
-    row = demonstration(
-        reading.row(fields, row_format=row_format, location=location, base_dir=base_dir, answer_required=False)
+    row = reading.row(
+        fields,
+        row_format=row_format,
+        location=location,
+        base_dir=base_dir,
+        answer_required=False,
+        media_required=True,
     )
-    for image in images_of(row.messages):
-        check_image_exists(image, location=location)
-    return row
+    return demonstration(row)
 
 
 def _split(row: Row) -> tuple[Row, str]:

@@ -238,8 +238,8 @@ class SequenceConfig:
     disable_fast_tokenizer: bool = False
     """Use the tokenizer written in Python."""
     bad_rows: BadRows = "stop"
-    """What becomes of rows that cannot be used, all of which are listed: they stop the run, or it goes on without them, says
-    how many they are, and keeps their list in left_out_rows.jsonl."""
+    """What becomes of rows that cannot be used or encoded, all of which are listed: they stop the run, or it goes on without
+    them, says how many they are, and keeps their list in left_out_rows.jsonl."""
     dataloader_num_workers: int = 0
     """Processes that read and encode rows ahead of the step that learns from them; 0 does it between steps."""
 

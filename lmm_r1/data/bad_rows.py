@@ -57,7 +57,7 @@ def good_rows(
     if not rows and not skipped:
         raise no_rows(path)
     if skipped and bad_rows == "stop":
-        raise _refusal(path, skipped, count=len(rows) + len(skipped), skip_by=skip_by)
+        raise _refusal(path, skipped, count=len(rows) + len(skipped), skip_by=skip_by if rows else None)
     if not rows:
         raise UserError(f"{path}: none of its {len(skipped)} rows can be used; the first: {skipped[0].reason}")
     return rows, skipped

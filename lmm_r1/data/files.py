@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,11 +23,9 @@ from lmm_r1.data.arrow_files import MappedFiles, arrow_records, mapped_records
 from lmm_r1.data.bad_rows import BadRows, SkippedRow, Unreadable, good_rows
 from lmm_r1.data.formats import PROMPT_ROWS
 from lmm_r1.data.formats.row_format import Fields, FormatSet, Record, RowFields, RowFormat
-from lmm_r1.data.images import check_image_exists
-from lmm_r1.data.messages import Message, Row, as_prompt, images_of, videos_of
+from lmm_r1.data.messages import Row, as_prompt
 from lmm_r1.data.parquet_files import parquet_records
 from lmm_r1.data.reading import AS_THEY_ARE, RowReading
-from lmm_r1.data.videos import check_video_exists
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import check_creatable
 from lmm_r1.files.full_disk import writing
@@ -51,13 +49,13 @@ def read_records(path: str, *, split: str = "train") -> Iterator[Record]:
             files; or a name on the Hugging Face hub. `NAME@SUBFOLDER` reads one subfolder of the last two.
         split: which split of a dataset that has several; single files have none.
     """
-    for record in _records(path, split=split):
+    for record in all_records(path, split=split):
         if isinstance(record[0], Unreadable):
             raise record[0].error
         yield record
 
 
-def _records(path: str, *, split: str) -> Iterator[Record]:
+def all_records(path: str, *, split: str) -> Iterator[Record]:
     """Yield what `read_records` does; a line that cannot be read is Unreadable, and the next ones follow."""
     file = Path(path)
     if file.is_dir() and (file / ROWS_FILE).is_file():
@@ -165,7 +163,7 @@ def found_records(
         UserError: the file is missing, several formats fit its columns, or the format that was named is of other rows. Or,
             where the records are taken, one cannot be read.
     """
-    records = _records(path, split=split)
+    records = all_records(path, split=split)
     named = reading.names
     if reading.format is not None:
         row_format = formats.named(reading.format, file=path)
@@ -185,22 +183,20 @@ def found_records(
 
 def first_columns(path: str, *, split: str = "train") -> set[str]:
     """Return the columns that the first records of a file have, by which its format is told."""
-    first = itertools.islice(_records(path, split=split), _BATCH_ROWS)
+    first = itertools.islice(all_records(path, split=split), _BATCH_ROWS)
     return {name for fields, _, _ in first for name in fields}
-
-
-def check_media(messages: Sequence[Message], *, location: str) -> None:
-    """Raise UserError where a local image or video of the messages is missing or damaged."""
-    for image in images_of(messages):
-        check_image_exists(image, location=location)
-    for video in videos_of(messages):
-        check_video_exists(video, location=location)
 
 
 def _row(record: Record, row_format: RowFormat[RowFields], *, reading: RowReading, required: bool) -> Row:
     fields, location, base_dir = record
-    row = reading.row(fields, row_format=row_format, location=location, base_dir=base_dir, answer_required=required)
-    check_media(row.messages, location=location)
+    row = reading.row(
+        fields,
+        row_format=row_format,
+        location=location,
+        base_dir=base_dir,
+        answer_required=required,
+        media_required=True,
+    )
     return as_prompt(row)
 
 

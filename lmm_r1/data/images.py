@@ -8,9 +8,10 @@ import urllib.request
 import zlib
 from dataclasses import replace
 from pathlib import Path
+from typing import IO
 
 import tenacity
-from PIL import Image, ImageOps
+from PIL import ExifTags, Image, ImageOps
 
 from lmm_r1.data.image_sources import decode_base64, describe, kind_of, open_image, resolve
 from lmm_r1.data.messages import ImagePart
@@ -22,6 +23,8 @@ _DOWNLOAD_ATTEMPTS = 3
 # What the last bytes of a complete file hold, by the format's name in Pillow.
 _ENDINGS = {"PNG": b"IEND\xaeB`\x82", "JPEG": b"\xff\xd9"}
 _TAIL_BYTES = 16
+# Orientations in which width and height change places.
+_LYING = (5, 6, 7, 8)
 # What Pillow's decoders raise on damaged files besides OSError (which UnidentifiedImageError is).
 _DECODE_ERRORS = (
     OSError,
@@ -89,19 +92,50 @@ def check_image_exists(part: ImagePart, *, location: str) -> None:
 
     Other sources are not looked at, and only a file without the usual ending is decoded.
     """
-    if not isinstance(part.source, str) or kind_of(part.source) != "path":
-        return
+    if isinstance(part.source, str) and kind_of(part.source) == "path":
+        image_size(part, location=location)
+
+
+def image_size(part: ImagePart, *, location: str) -> tuple[int, int] | None:
+    """Return the width and height of an image that `load_image` would return; None for a URL, which is not fetched.
+
+    An image is decoded only if its file lacks the usual ending. Raises what `load_image` does, as far as this shows it.
+    """
+    source = part.source.read() if isinstance(part.source, StoredBytes) else part.source
+    if isinstance(source, str) and kind_of(source) == "url":
+        return None
     try:
-        with _path(part.source).open("rb") as file:
-            file.seek(-min(_TAIL_BYTES, file.seek(0, io.SEEK_END)), io.SEEK_END)
-            tail = file.read()
-            file.seek(0)
-            with open_image(file) as image:
-                _check_range(image)
-                if _ENDINGS.get(image.format, b"") not in tail:
-                    image.load()
+        if isinstance(source, Image.Image):
+            _check_range(source)
+            return _upright_size(source)
+        with _opened(source) as file:
+            return _checked_size(file)
     except _DECODE_ERRORS as error:
-        raise _image_error(part, location=location, error=error) from error
+        raise _image_error(replace(part, source=source), location=location, error=error) from error
+
+
+def _opened(source: str | bytes) -> IO[bytes]:
+    if isinstance(source, str) and kind_of(source) == "path":
+        return _path(source).open("rb")
+    return io.BytesIO(_read(source))
+
+
+def _checked_size(file: IO[bytes]) -> tuple[int, int]:
+    file.seek(-min(_TAIL_BYTES, file.seek(0, io.SEEK_END)), io.SEEK_END)
+    tail = file.read()
+    file.seek(0)
+    with open_image(file) as image:
+        _check_range(image)
+        if _ENDINGS.get(image.format or "", b"") not in tail:
+            image.load()
+        return _upright_size(image)
+
+
+def _upright_size(image: Image.Image) -> tuple[int, int]:
+    # Pillow turns a TIFF upright itself, and decodes a whole PNG to look for a tag that may stand at its end.
+    asks = image.format != "TIFF" and (image.format != "PNG" or "exif" in image.info)
+    turned = asks and image.getexif().get(ExifTags.Base.Orientation, 1) in _LYING
+    return image.size[::-1] if turned else image.size
 
 
 def _image_error(part: ImagePart, *, location: str, error: BaseException) -> UserError:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lmm_r1.data.formats.chats import chat_message
-from lmm_r1.data.formats.row_format import Column, filled
+from lmm_r1.data.formats.row_format import Column, is_empty
 from lmm_r1.data.messages import ImagePart, Message, TextPart, VideoPart, images_of, videos_of
 from lmm_r1.data.row_parser import RecordParser
 
@@ -24,7 +24,8 @@ class JudgedParser(RecordParser):
         messages, plain = self.prompt(value, plain_template=plain_template)
         if messages[-1].role not in ("user", "tool"):
             self.fail(
-                f"the prompt ends with a turn of the role {messages[-1].role}; it must end with what is answered"
+                f'the prompt "{self.prompt_column}" ends with a turn of the role {messages[-1].role}; it must end with what is '
+                "answered"
             )
         return messages, plain
 
@@ -34,7 +35,7 @@ class JudgedParser(RecordParser):
         if isinstance(value, (str, numbers.Number)) and not isinstance(value, bool):
             value = {"role": "assistant", "content": str(value)}
         turns = [value] if isinstance(value, Mapping) else value
-        if not filled(turns) or turns == []:
+        if is_empty(turns):
             self.fail(f'the field "{column.name}" is empty; fill it in')
         if isinstance(turns, bytes) or not isinstance(turns, Sequence):
             self.fail(f'"{column.name}" must be a text or a list of messages, not {type(turns).__name__}')
@@ -64,7 +65,7 @@ class JudgedParser(RecordParser):
 
     def score(self, column: Column) -> float | None:
         """Return a number, None where there is none."""
-        if not filled(column.value):
+        if is_empty(column.value):
             return None
         number = _number(column.value)
         if number is None:
@@ -101,9 +102,9 @@ class JudgedParser(RecordParser):
         for number, step in enumerate(value, start=1):
             if not isinstance(step, str) or not step.strip():
                 self.fail(
-                    f"step {number} of {len(value)} is empty or no text; fill it in, or leave it out with its label"
+                    f'step {number} of {len(value)} in "{column.name}" is empty or no text; fill it in, or leave it out with its label'
                 )
-            self.check_characters(step, where=f"step {number}")
+            self.check_characters(step, where=f'step {number} of "{column.name}"')
             steps.append(step.strip())
         return tuple(steps)
 
@@ -119,7 +120,8 @@ class JudgedParser(RecordParser):
             label = _label(given)
             if label is None or not 0 <= label <= 1:
                 self.fail(
-                    f"the label of step {number} is {_short(given)}; true or false, + or -, or a number from 0 to 1 is needed"
+                    f'the label of step {number} in "{column.name}" is {_short(given)}; true or false, + or -, or a number from 0 to 1 '
+                    "is needed"
                 )
             labels.append(label)
         return tuple(labels)

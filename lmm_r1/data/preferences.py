@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 from lmm_r1.data.bad_rows import BadRows, SkippedRow, good_rows
-from lmm_r1.data.files import check_media, first_columns, found_records
+from lmm_r1.data.files import first_columns, found_records
 from lmm_r1.data.formats.preferences import PREFERENCE_ROWS
 from lmm_r1.data.formats.row_format import (
     Columns,
@@ -199,14 +199,13 @@ def read_judged_row(
     row = kind.read(fields, parser, reading, Asked(messages=shown, plain=plain))
     parser.finish()
     check_shown(row.messages, columns)
-    check_media(row.messages, location=location)
+    parser.check_media()
     return row
 
 
 def _preference(fields: PairFields, parser: JudgedParser, reading: RowReading, asked: Asked) -> PreferenceRow:
     chosen, rejected = parser.continuation(fields.chosen), parser.continuation(fields.rejected)
     parser.check_pair(chosen, rejected)
-    check_media((*chosen, *rejected), location=parser.location)
     return PreferenceRow(
         messages=asked.messages,
         plain=asked.plain,
@@ -222,7 +221,6 @@ def _preference(fields: PairFields, parser: JudgedParser, reading: RowReading, a
 
 def _unpaired(fields: UnpairedFields, parser: JudgedParser, reading: RowReading, asked: Asked) -> UnpairedRow:
     response = parser.continuation(fields.response)
-    check_media(response, location=parser.location)
     return UnpairedRow(
         messages=asked.messages,
         plain=asked.plain,

@@ -40,8 +40,9 @@ class RowReading:
         location: str,
         base_dir: Path,
         answer_required: bool,
+        media_required: bool = False,
     ) -> Row:
-        """Return the validated row of a record; raises UserError, with its location, for what is wrong with it."""
+        """Return the validated row of a record; takes and raises what `read_row` does."""
         columns = Columns(record, location=location, names=self.names, format_is_named=self.format is not None)
         row = read_row(
             row_format,
@@ -49,6 +50,7 @@ class RowReading:
             self.folder(base_dir),
             answer_required=answer_required,
             plain_template=self.plain_template,
+            media_required=media_required,
         )
         messages = self.laid_over(row.messages, record, location=location, plain=row.plain)
         return row if messages is row.messages else replace(row, messages=messages)

@@ -10,7 +10,7 @@ import numbers
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from PIL import Image
 from typing_extensions import Self
@@ -27,10 +27,13 @@ from lmm_r1.data.formats.row_format import (
     media_entries,
 )
 from lmm_r1.data.image_sources import ImageSource, kind_of, open_image, resolve
+from lmm_r1.data.images import check_image_exists
 from lmm_r1.data.messages import ROLES, ImagePart, Message, Part, Row, TextPart, VideoPart
 from lmm_r1.data.stored_bytes import StoredBytes
+from lmm_r1.data.videos import check_video_exists
 from lmm_r1.errors import UserError
 
+MediaT = TypeVar("MediaT", ImagePart, VideoPart)
 IMAGE_TAG = "<image>"
 VIDEO_TAG = "<video>"
 # A string is read as JSON messages only when it opens like them; "[1, 2] sort these" stays a plain prompt.
@@ -85,11 +88,18 @@ def read_row(
     *,
     answer_required: bool,
     plain_template: str | None = None,
+    media_required: bool = False,
 ) -> Row:
-    """The validated row of one record in any format; takes and raises what `parse_row` does."""
+    """The validated row of one record in any format; takes and raises what `parse_row` does.
+
+    Args:
+        media_required: raise UserError, too, for a local image or video that is missing or damaged.
+    """
     fields = row_format.adapt(columns)
     parser = RecordParser.of(fields, columns, base_dir)
     messages, plain = parser.prompt(fields.messages, plain_template=plain_template)
+    # Before the response, which may be the answer: it says how an answer must be.
+    answer = parser.answer(fields.answer, found=columns.record, required=answer_required)
     response = parser.response(fields.response, where="the response")
     if columns.names.response is not None:
         output = columns.take(columns.names.response)
@@ -97,15 +107,18 @@ def read_row(
             *messages,
             *parser.output(output, found=columns.record, plain=plain),
         ), None
+    rejected = parser.response(fields.rejected, where="the rejected response")
     parser.finish()
     check_shown(messages, columns)
+    if media_required:
+        parser.check_media()
     return Row(
         messages=messages,
-        answer=parser.answer(fields.answer, found=columns.record, required=answer_required),
+        answer=answer,
         datasource=fields.datasource,
         location=columns.location,
         response=response,
-        rejected=parser.response(fields.rejected, where="the rejected response"),
+        rejected=rejected,
         prefill=fields.prefill,
         plain=plain,
         columns=columns.beside_prompt(),
@@ -142,15 +155,25 @@ class _MediaField:
     def tag(self) -> str:
         return f"<{self.kind}>"
 
+    @property
+    def place(self) -> str:
+        """Of the entry that was handed out last."""
+        return f'"{self.key}" entry {self.used}'
+
 
 class RecordParser:
     """Reads one record: media fields fill the places for media in order; every error starts with the location."""
 
-    def __init__(self, *, location: str, base_dir: Path, images: _MediaField, videos: _MediaField) -> None:
+    def __init__(
+        self, *, location: str, base_dir: Path, images: _MediaField, videos: _MediaField, prompt_column: str
+    ) -> None:
+        """Args: prompt_column: where the prompt was found, for messages."""
+        self.prompt_column = prompt_column
         self.location = location
         self.base_dir = base_dir
         self.images = images
         self.videos = videos
+        self._media: list[tuple[ImagePart | VideoPart, str]] = []
 
     @classmethod
     def of(cls, fields: AskedFields, columns: Columns, base_dir: Path) -> Self:
@@ -158,6 +181,7 @@ class RecordParser:
         return cls(
             location=columns.location,
             base_dir=base_dir,
+            prompt_column=columns.prompt_column,
             images=_MediaField("image", key=fields.images.name, entries=media_entries(fields.images)),
             videos=_MediaField("video", key=fields.videos.name, entries=media_entries(fields.videos)),
         )
@@ -171,17 +195,25 @@ class RecordParser:
             return self.messages(value), False
         return (self.plain_prompt(value, template=plain_template),), True
 
-    def messages(self, value: Any) -> tuple[Message, ...]:
+    def messages(self, value: Any, *, column: str | None = None) -> tuple[Message, ...]:
+        """Return the messages of a list or of its JSON text.
+
+        Args:
+            column: that holds it; None is the prompt's.
+        """
+        column = column or self.prompt_column
         if _is_plain(value):
-            return (self.message({"role": "user", "content": value}, where="the prompt"),)
+            return (self.message({"role": "user", "content": value}, where=f'the prompt "{self.prompt_column}"'),)
         if isinstance(value, str):
             try:
                 value = json.loads(value)
             except (ValueError, RecursionError) as error:
-                self.fail(f"the messages are not valid JSON: {error}")
+                self.fail(f'the messages in "{column}" are not valid JSON: {error}')
         if not isinstance(value, Sequence) or not value:
-            self.fail("the messages must be a list with at least one message, or JSON text of one")
-        return tuple(self.message(item, where=f"message {number}") for number, item in enumerate(value, start=1))
+            self.fail(f'the messages in "{column}" must be a list with at least one message, or JSON text of one')
+        return tuple(
+            self.message(item, where=f'message {number} of "{column}"') for number, item in enumerate(value, start=1)
+        )
 
     def plain_prompt(self, text: str, *, template: str) -> Message:
         """The text in its place in the template, tags and all; images have no place in it."""
@@ -190,13 +222,15 @@ class RecordParser:
                 "a plain-text prompt with images or videos needs a chat template; add --data.apply_chat_template"
             )
         if not text.strip():
-            self.fail("the text is empty")
-        self.check_characters(text, where="the text")
+            self.fail(f'the text "{self.prompt_column}" is empty')
+        self.check_characters(text, where=f'the text "{self.prompt_column}"')
         return Message(role="user", parts=(TextPart(template.replace("{}", text)),))
 
     def output(self, field: Column, *, found: Mapping[str, Any], plain: bool) -> tuple[Message, ...]:
         """The response in a field of its own: text becomes an assistant turn."""
         key, value = field.name, field.value
+        if value is None and key in found:
+            self.fail(f'the response "{key}" is empty; fill it in, or name another field with --data.output_key')
         if value is None:
             self.fail(
                 f'no field "{key}" with the response (found: {", ".join(found)}); name it with --data.output_key'
@@ -205,7 +239,7 @@ class RecordParser:
             return (self.message({"role": "assistant", "content": value}, where=f'the response "{key}"'),)
         if plain:
             self.fail(f'the prompt is plain text and the response "{key}" is not; add --data.apply_chat_template')
-        return self.messages(value)
+        return self.messages(value, column=key)
 
     def message(self, item: Any, *, where: str) -> Message:
         if not isinstance(item, Mapping):
@@ -244,9 +278,9 @@ class RecordParser:
         parts: list[Part] = []
         for piece in _TAGS.split(text):
             if piece == IMAGE_TAG:
-                parts.append(ImagePart(self.next_image()))
+                parts.append(self.seen(ImagePart(self.next_image()), where=self.images.place))
             elif piece == VIDEO_TAG:
-                parts.append(VideoPart(self.next_video()))
+                parts.append(self.seen(VideoPart(self.next_video()), where=self.videos.place))
             elif piece.strip():
                 parts.append(TextPart(piece.strip()))
         return parts
@@ -263,28 +297,35 @@ class RecordParser:
         if kind in ("image", "image_url"):
             value = next((part[key] for key in _SOURCE_KEYS if is_media(part.get(key))), None)
             bounds = self.pixel_bounds(part, where=where)
-            return ImagePart(self.next_image() if value is None else self.image(value, where=where), **bounds)
+            image = ImagePart(self.next_image() if value is None else self.image(value, where=where), **bounds)
+            return self.seen(image, where=self.images.place if value is None else where)
         if kind in ("video", "video_url"):
             value = next((part[key] for key in _VIDEO_KEYS if is_media(part.get(key))), None)
             fps = self.fps(part, where=where)
             max_frames = self.whole_number(part, "max_frames", unit="frames", where=where)
             bounds = self.pixel_bounds(part, where=where)
             source = self.next_video() if value is None else self.video(value, where=where)
-            return VideoPart(source, fps=fps, max_frames=max_frames, **bounds)
+            video = VideoPart(source, fps=fps, max_frames=max_frames, **bounds)
+            return self.seen(video, where=self.videos.place if value is None else where)
         self.fail(f"{where} has the type {kind!r}; known types are text, image, image_url, video, video_url")
+
+    def seen(self, part: MediaT, *, where: str) -> MediaT:
+        """Note where a record holds a part, and return it."""
+        self._media.append((part, where))
+        return part
 
     def next_image(self) -> ImageSource:
         """The image field's next entry, for an `<image>` tag or an image part without a source."""
-        return self.image(self.next_entry(self.images), where=f"{self.images.key} entry {self.images.used}")
+        return self.image(self.next_entry(self.images), where=self.images.place)
 
     def next_video(self) -> str | tuple[ImageSource, ...]:
         """The same for a video."""
-        return self.video(self.next_entry(self.videos), where=f"{self.videos.key} entry {self.videos.used}")
+        return self.video(self.next_entry(self.videos), where=self.videos.place)
 
     def next_entry(self, field: _MediaField) -> Any:
         if field.used == len(field.entries):
             self.fail(
-                f'more "{field.tag}" places in the messages than the {len(field.entries)} {field.kind}s in the field '
+                f'more "{field.tag}" places in "{self.prompt_column}" than the {len(field.entries)} {field.kind}s in the field '
                 f'"{field.key}"; add the missing {field.kind}s{_other_field(field)}'
             )
         field.used += 1
@@ -295,8 +336,19 @@ class RecordParser:
             if field.used < len(field.entries):
                 self.fail(
                     f'{len(field.entries)} {field.kind}s in the field "{field.key}" but {field.used} "{field.tag}" '
-                    f"places in the messages; add the missing places{_other_field(field)}"
+                    f'places in "{self.prompt_column}"; add the missing places{_other_field(field)}'
                 )
+
+    def check_media(self) -> None:
+        """Raise UserError for a local image or video that is missing or damaged, with its place in the record."""
+        for part, where in self._media:
+            try:
+                if isinstance(part, ImagePart):
+                    check_image_exists(part, location=self.location)
+                else:
+                    check_video_exists(part, location=self.location)
+            except UserError as error:
+                raise UserError(f"{error} (in {where})") from error
 
     def image(self, value: Any, *, where: str) -> ImageSource:
         if isinstance(
@@ -365,13 +417,15 @@ class RecordParser:
             self.fail(f'the answer "{column.name}" must be text or a number, not {type(value).__name__}')
         return str(value)
 
-    def response(self, value: Any, *, where: str) -> Message | None:
+    def response(self, column: Column, *, where: str) -> Message | None:
+        value = column.value
         if value is None:
             return None
         if isinstance(value, numbers.Number) and not isinstance(value, bool):
             value = str(value)
         return self.message(
-            value if isinstance(value, Mapping) else {"role": "assistant", "content": value}, where=where
+            value if isinstance(value, Mapping) else {"role": "assistant", "content": value},
+            where=f'{where} "{column.name}"',
         )
 
 

@@ -8,6 +8,11 @@ from typing import Any, Protocol
 
 from lmm_r1.errors import UserError
 
+
+class ChangedFile(UserError):
+    """A row file is not what it was when its rows were read: no fault of one row, and none can be read any more."""
+
+
 FEWEST_BYTES = 1024
 """Shorter values are kept as bytes: their place would take as much memory."""
 
@@ -39,11 +44,11 @@ class StoredBytes:
     """Its row in the file, from 1, for messages."""
 
     def read(self) -> bytes:
-        """Return the bytes; raises UserError, with file and row, where the file has changed or gone since it was read."""
+        """Return the bytes; raises ChangedFile, with file and row, where the file has changed or gone since it was read."""
         try:
             return self.place.read(self.position, self.length)
         except OSError as error:
-            raise UserError(
+            raise ChangedFile(
                 f"{self.place.name} row {self.row}: its image cannot be read any more: {error}; rows leave their images "
                 "in the file, so start again, and leave the file as it is while it is in use"
             ) from error

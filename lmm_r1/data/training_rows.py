@@ -35,14 +35,44 @@ class LeftOutRow:
 class KeptRows(list[T]):
     """The rows of one dataset or of several, and those that were left out of them."""
 
-    def __init__(self, rows: Iterable[T] = (), *, left_out: Sequence[LeftOutRow] = ()) -> None:
+    def __init__(
+        self,
+        rows: Iterable[T] = (),
+        *,
+        left_out: Sequence[LeftOutRow] = (),
+        origins: Mapping[str, tuple[str, int]] | None = None,
+    ) -> None:
+        """Args: origins: by the location of each row, its dataset and its place in it."""
         super().__init__(rows)
         self.left_out = tuple(left_out)
+        self.origins = dict(origins or {})
 
     @classmethod
-    def of(cls, path: str, rows: Iterable[T], skipped: Sequence[SkippedRow]) -> KeptRows[T]:
-        """Return the rows of one file."""
-        return cls(rows, left_out=[LeftOutRow(dataset=path, index=row.index, reason=row.reason) for row in skipped])
+    def of(cls, path: str, rows: Mapping[int, T], skipped: Sequence[SkippedRow]) -> KeptRows[T]:
+        """Return the rows of one file, which are given by their places in it."""
+        left_out = [LeftOutRow(dataset=path, index=row.index, reason=row.reason) for row in skipped]
+        origins = {located(row): (path, index) for index, row in rows.items()}
+        return cls(rows.values(), left_out=left_out, origins=origins)
+
+    @classmethod
+    def blended(cls, rows: Iterable[T], parts: Sequence[KeptRows[T]]) -> KeptRows[T]:
+        """Return rows that were taken from several datasets."""
+        left_out = [row for part in parts for row in part.left_out]
+        origins = {location: origin for part in parts for location, origin in part.origins.items()}
+        return cls(rows, left_out=left_out, origins=origins)
+
+
+def located(row: Any) -> str:
+    """Return the file and the line of a row of any kind."""
+    return row.location
+
+
+def stopped_by(error: UserError) -> UserError:
+    """Return the error of a run that stops at a row which could not be encoded when its turn came, with the way to go on."""
+    return UserError(
+        f"{error}. To go on with this run, repeat the command with {SKIP_BAD_ROWS}, which leaves the row out; data without "
+        "the row would be those of another run"
+    )
 
 
 def told_of(told: str, skipped: Sequence[SkippedRow]) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmm_r1.data.image_sources import describe
-from lmm_r1.data.images import check_image_exists, load_image
+from lmm_r1.data.images import check_image_exists, image_size, load_image
 from lmm_r1.data.messages import ImagePart, VideoPart
 from lmm_r1.errors import UserError
 
@@ -56,6 +56,17 @@ def check_video_exists(part: VideoPart, *, location: str) -> None:
         raise UserError(f"{location}: no video file {path}; relative paths start at the row file's folder")
     if path.stat().st_size == 0:
         raise UserError(f"{location}: the video file {path} is empty; replace it or drop the row")
+
+
+def video_size(part: VideoPart, *, location: str) -> tuple[int, int] | None:
+    """Return the width and height of a video's frames without decoding any; None where the first frame is a URL.
+
+    Raises what `load_video` does, as far as opening the file, or its first frame, shows it.
+    """
+    if not isinstance(part.source, str):
+        return image_size(ImagePart(part.source[0]), location=location)
+    check_video_exists(part, location=location)
+    return _VideoFile(part.source, location=location).size
 
 
 def frame_indices(*, total: int, seconds: float, fps: float, max_frames: int) -> list[int]:
@@ -120,6 +131,7 @@ class _VideoFile:
         with self._opened() as capture:
             self.fps: float = capture.get(cv2.CAP_PROP_FPS)
             self.stated_frames = max(0, int(capture.get(cv2.CAP_PROP_FRAME_COUNT)))
+            self.size = int(capture.get(cv2.CAP_PROP_FRAME_WIDTH)), int(capture.get(cv2.CAP_PROP_FRAME_HEIGHT))
             if not capture.isOpened() or not math.isfinite(self.fps) or self.fps <= 0:
                 raise self.error("OpenCV finds no video in it")
 

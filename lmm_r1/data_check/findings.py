@@ -11,7 +11,7 @@ KINDS = {
     "image": "has an image or a video that cannot be read",
     "answer": "has no answer, and is no conversation to learn from",
     "length": "is longer than the training's budget",
-    "encoding": "is refused by the model's processor",
+    "encoding": "cannot be encoded for the model",
     "gold refused": "has an answer that a verifier cannot judge by",
     "gold wrong": "has an answer that a verifier does not take for right",
     "leak": "is in another file, too",

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from lmm_r1.data.messages import Row, demonstration
+from lmm_r1.data.preferences import StepRow
 from lmm_r1.data_check.contents import is_conversation
 from lmm_r1.data_check.findings import Finding
 from lmm_r1.data_check.judged import JudgedView
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.checkpoint import Checkpoint, check_images_taken, encode_row
+from lmm_r1.trainer.preference_samples import check_response
+from lmm_r1.trainer.sft_samples import check_sample
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,17 +50,23 @@ class Lengths:
         Return what there is to say of it.
         """
         if isinstance(row, JudgedView):
-            found = [self._finding(index, whole, name=name) for name, whole in row.conversations]
+            # The steps of a solution are encoded without the template, which ends turns alone.
+            check = None if isinstance(row.judged, StepRow) else partial(check_response, first=len(row.messages))
+            found = [self._finding(index, whole, name=name, check=check) for name, whole in row.conversations]
             return next((finding for finding in found if finding is not None), None)
+        check = partial(check_sample, every_turn=True)
         if row.response is None:
-            return self._finding(index, row)
-        return self._finding(index, row) or self._finding(index, demonstration(row))
+            return self._finding(index, row, check=check)
+        return self._finding(index, row, check=check) or self._finding(index, demonstration(row), check=check)
 
-    def _finding(self, index: int, row: Row, *, name: str = "") -> Finding | None:
-        kit, whole = self._checkpoint.kit, is_conversation(row)
+    def _finding(self, index: int, row: Row, *, check: Callable[..., None] | None, name: str = "") -> Finding | None:
+        """Args: check: what a training asks of a conversation beside its encoding; None asks nothing."""
+        kit, processor, whole = self._checkpoint.kit, self._checkpoint.processor, is_conversation(row)
         try:
             check_images_taken([row], kit=kit, model=self._model)
-            encoded = encode_row(row, kit=kit, processor=self._checkpoint.processor, add_generation_prompt=not whole)
+            encoded = encode_row(row, kit=kit, processor=processor, add_generation_prompt=not whole)
+            if whole and check is not None:
+                check(row, kit=kit, processor=processor)
         except UserError as error:
             what = str(error).removeprefix(f"{row.location}: ")
             return Finding(kind="encoding", index=index, location=row.location, what=what)

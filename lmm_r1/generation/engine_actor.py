@@ -25,7 +25,7 @@ from lmm_r1.generation.engine import TokenEngine
 from lmm_r1.generation.engine_weights import EngineWeights, tokens_under_way
 from lmm_r1.generation.episodes import EpisodeRollout
 from lmm_r1.generation.executors import ExecutorRollout
-from lmm_r1.generation.group import GroupRollout, GroupSettings, SampledGroup
+from lmm_r1.generation.group import GroupRollout, GroupSettings, RefusedPrompt, SampledGroup
 from lmm_r1.generation.in_process_engine import InProcessEngine
 from lmm_r1.generation.speculation import Guesses, guesses_so_far
 from lmm_r1.generation.weight_bucket import WeightSlot
@@ -119,7 +119,10 @@ class KitRolloutActor(RolloutRayActor.__ray_metadata__.modified_class):
 
     async def generate_group(self, row: Row, settings: GroupSettings) -> SampledGroup:
         """Return the scored samples of one prompt; see `GroupRollout.run`."""
-        samples = await self.groups.run(self.llm, row, settings, weight_version=self.weights.version)
+        try:
+            samples = await self.groups.run(self.llm, row, settings, weight_version=self.weights.version)
+        except RefusedPrompt as error:
+            return SampledGroup(samples=[], refused=str(error))
         if settings.pictures:
             samples = await self.groups.in_thread(picture_store.put_pictures, samples)
         return SampledGroup(samples=samples)

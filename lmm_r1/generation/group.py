@@ -12,8 +12,11 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
 from lmm_r1.config.part_weights import WeightedPart
+from lmm_r1.data.bad_rows import BadRows
 from lmm_r1.data.messages import Row
 from lmm_r1.data.sample import WHOLE, MediaRef, Sample, Segment
+from lmm_r1.data.stored_bytes import ChangedFile
+from lmm_r1.data.training_rows import stopped_by
 from lmm_r1.errors import UserError
 from lmm_r1.generation.codec import PromptCodec
 from lmm_r1.generation.engine import SamplingSettings, TokenEngine
@@ -56,6 +59,8 @@ class GroupSettings:
     """When in the run they are scored, which reward functions ask for; None outside of one."""
     part_weights: tuple[WeightedPart, ...] = ()
     """What is added to the reward of each sample; nothing in an evaluation."""
+    bad_rows: BadRows | None = None
+    """What becomes of a prompt that cannot be encoded: a run stops, or goes on without it; None is for no run."""
     greedy: bool = False
     """Whether the samples of a group bring a greedy response along, generated beside them and scored as they are."""
 
@@ -93,6 +98,12 @@ class SampledGroup:
     """The samples of a group on their way from an engine, with one prompt: of a list, Ray copies every item."""
 
     samples: list[Sample]
+    refused: str | None = None
+    """Why the prompt cannot be encoded, where the run goes on without it."""
+
+
+class RefusedPrompt(UserError):
+    """A prompt that cannot be encoded, and that a run goes on without."""
 
 
 class GroupRollout:
@@ -127,13 +138,13 @@ class GroupRollout:
 
         A prompt that leaves too little room is never cut: the group is empty, or a UserError says so.
         Raises RewardUnavailable when a sample's reward cannot be had, and UserError when it is not finite or when a
-        response has not come whole: a group that is short is none.
+        response has not come whole: a group that is short is none. Raises RefusedPrompt for a prompt that cannot be encoded,
+        where the run is to go on without it.
 
         Args:
             weight_version: of the engine.
         """
-        shown = await self.shown_row(row)
-        prompt = await self.in_thread(self.encoded_prompt, shown)
+        shown, prompt = await self._shown_prompt(row, settings)
         room = settings.max_len - len(prompt.token_ids)
         wanted = 1 if settings.overlong_prompts == "take" else settings.sampling.max_new_tokens
         if room < (wanted or 1):
@@ -170,6 +181,20 @@ class GroupRollout:
             # Where one failed, what the other holds is let go of before the error is told.
             await asyncio.wait(parts)
         return [replace(sample, greedy=greedy) for sample in samples]
+
+    async def _shown_prompt(self, row: Row, settings: GroupSettings) -> tuple[Row, EncodedPrompt]:
+        """Return the row as the policy is shown it, and its prompt."""
+        try:
+            shown = await self.shown_row(row)
+            return shown, await self.in_thread(self.encoded_prompt, shown)
+        except ChangedFile:
+            raise
+        except UserError as error:
+            if settings.bad_rows == "skip":
+                raise RefusedPrompt(str(error)) from error
+            if settings.bad_rows == "stop":
+                raise stopped_by(error) from error
+            raise
 
     async def _scored_samples(self, engine: TokenEngine, opening: Opening, settings: GroupSettings) -> list[Sample]:
         """Return samples with their rewards, each scored as soon as it has ended or all at once, as the scorer takes them."""

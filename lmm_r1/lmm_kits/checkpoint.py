@@ -8,11 +8,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from lmm_r1.config.rows import RowReadingConfig
-from lmm_r1.data.images import load_image
-from lmm_r1.data.messages import Row, TextPart, images_of, videos_of
-from lmm_r1.data.videos import load_video
+from lmm_r1.data.images import image_size, load_image
+from lmm_r1.data.messages import ImagePart, Row, TextPart, VideoPart, images_of, videos_of
+from lmm_r1.data.videos import DEFAULT_FPS, Video, load_video, video_size
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits.encoding import chat_ids
+from lmm_r1.lmm_kits.encoding import chat_ids, placed
 from lmm_r1.lmm_kits.kit import Config, EncodedPrompt, LmmKit, Processor
 from lmm_r1.lmm_kits.registry import kit_of
 
@@ -83,18 +83,55 @@ def encode_row(row: Row, *, kit: LmmKit, processor: Any, add_generation_prompt: 
         return EncodedPrompt.of_text(token_ids)
     images = [load_image(part, location=row.location) for part in images_of(row.messages)]
     videos = [load_video(part, location=row.location) for part in videos_of(row.messages)]
-    try:
+    with placed(row.location):
         encoded = kit.encode(
             processor, row.messages, images=images, videos=videos, add_generation_prompt=add_generation_prompt
         )
         if add_generation_prompt and row.prefill:
             encoded = _begun(encoded, row.prefill, kit=kit, processor=processor)
-    except UserError as error:
-        raise UserError(f"{row.location}: {error}") from error
     if images:
         scales = kit.image_scales(processor, encoded, sizes=[image.size for image in images])
         encoded = replace(encoded, image_scales=scales)
     return encoded
+
+
+def outlined_row(row: Row, *, kit: LmmKit, processor: Any, add_generation_prompt: bool) -> EncodedPrompt:
+    """Return what `encode_row` does without reading any pixels: its ids have one placeholder per image and video.
+
+    Raises what `encode_row` does for a conversation that the chat template or the kit refuses, and for media that are
+    missing or of a size that the processor refuses. What only decoding shows stays for `encode_row`.
+    """
+    if row.plain:
+        return encode_row(row, kit=kit, processor=processor, add_generation_prompt=add_generation_prompt)
+    for image in images_of(row.messages):
+        _check_size(image, image_size(image, location=row.location), row, kit=kit, processor=processor)
+    videos = []
+    for video in videos_of(row.messages):
+        size = video_size(video, location=row.location)
+        _check_size(video, size, row, kit=kit, processor=processor)
+        videos.append(_blank_video(size or (1, 1)))
+    with placed(row.location):
+        ids = kit.render(processor, row.messages, add_generation_prompt=add_generation_prompt, videos=videos)
+        outline = replace(EncodedPrompt.of_text(ids), videos=videos)
+        if add_generation_prompt and row.prefill:
+            outline = _begun(outline, row.prefill, kit=kit, processor=processor)
+    return outline
+
+
+def _check_size(
+    part: ImagePart | VideoPart, size: tuple[int, int] | None, row: Row, *, kit: LmmKit, processor: Any
+) -> None:
+    if size is not None:
+        with placed(row.location):
+            kit.check_size(processor, part, width=size[0], height=size[1])
+
+
+def _blank_video(size: tuple[int, int]) -> Video:
+    """Return two black frames, which take no memory; a template that writes times needs some."""
+    import numpy as np
+
+    width, height = size
+    return Video(frames=np.broadcast_to(np.uint8(0), (2, height, width, 3)), fps=DEFAULT_FPS)
 
 
 def _begun(encoded: EncodedPrompt, prefill: str, *, kit: LmmKit, processor: Any) -> EncodedPrompt:

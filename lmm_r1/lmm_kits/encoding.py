@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,15 +69,29 @@ def within_pixel_bounds(
 
     if min_pixels is None and max_pixels is None:
         return image
-    highest = min(most, max_pixels or most)
-    height, width = bounded_size(
-        height=image.height,
-        width=image.width,
-        factor=1,
-        min_pixels=min(min_pixels or 1, highest),
-        max_pixels=highest,
+    size = within_bounds(
+        width=image.width, height=image.height, min_pixels=min_pixels, max_pixels=max_pixels, most=most
     )
-    return image.resize((width, height), pillow.Resampling.BICUBIC)
+    return image.resize(size, pillow.Resampling.BICUBIC)
+
+
+def within_bounds(
+    *, width: int, height: int, min_pixels: int | None, max_pixels: int | None, most: int
+) -> tuple[int, int]:
+    """Return the width and height to which `within_pixel_bounds` resizes an image of this size."""
+    if min_pixels is None and max_pixels is None:
+        return width, height
+    highest = min(most, max_pixels or most)
+    rows, columns = bounded_size(
+        height=height, width=width, factor=1, min_pixels=min(min_pixels or 1, highest), max_pixels=highest
+    )
+    return columns, rows
+
+
+def images_refused(sizes: Iterable[tuple[int, int]], error: ValueError) -> UserError:
+    """Return the error of a row whose images, of these widths and heights, an image processor does not take."""
+    told = ", ".join(f"{width}x{height}" for width, height in sizes)
+    return UserError(f"the image processor refuses the images ({told}): {error}; take the row out")
 
 
 def load_image_processor(
@@ -184,6 +199,22 @@ def check_chat(processor: Any, *, tokenizer: PreTrainedTokenizerBase, path: str)
         processor.apply_chat_template([{"role": "user", "content": "?"}], tokenize=False)
     except jinja2.TemplateError as error:
         raise UserError(f"{path}: the chat template of this checkpoint is broken ({error}); correct it") from error
+
+
+@contextmanager
+def placed(location: str) -> Iterator[None]:
+    """Put the place of a row in front of what a kit has against it, in one sentence also where a chat template refuses it."""
+    import jinja2
+
+    try:
+        yield
+    except jinja2.TemplateError as error:
+        raise UserError(
+            f"{location}: the checkpoint's chat template refuses the conversation ({error}); write the turns as the template "
+            "takes them, or take the row out"
+        ) from error
+    except UserError as error:
+        raise UserError(f"{location}: {error}") from error
 
 
 def chat_of(messages: Sequence[Message]) -> list[dict[str, Any]]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from PIL import Image
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
 
-    from lmm_r1.data.messages import Message
+    from lmm_r1.data.messages import ImagePart, Message, VideoPart
     from lmm_r1.data.videos import Video
     from lmm_r1.lmm_kits.features import FeaturePoint
 
@@ -255,6 +255,10 @@ class LmmKit(ABC):
         if not self.writes_thousandths:
             return ()
         return tuple((width / 1000, height / 1000) for width, height in sizes)
+
+    def check_size(self, processor: Processor, part: ImagePart | VideoPart, *, width: int, height: int) -> None:
+        """Raise UserError for an image, or the frames of a video, of a size that `encode` refuses; most take every size."""
+        return None
 
     def placeholder_ids(self, processor: Processor) -> frozenset[int]:
         """Return the ids that `encode` repeats once per image patch."""

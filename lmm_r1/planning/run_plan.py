@@ -121,12 +121,17 @@ def _this_machine(config: PPOConfig | SupervisedConfig) -> Machine | None:
 
 
 def _image_of(rows: Sequence[Row], checkpoint: Checkpoint) -> PlanImage | None:
-    """Return the first row with one image as the run will encode it, None where there is no such row."""
-    row = next((row for row in rows if len(images_of(row.messages)) == 1), None)
-    if row is None:
-        return None
-    encoded = encode_row(row, kit=checkpoint.kit, processor=checkpoint.processor, add_generation_prompt=True)
-    return PlanImage(token_ids=tuple(encoded.token_ids), media=encoded.media)
+    """Return the first row with one image that can be encoded, as the run will encode it; None where there is no such row."""
+    for row in rows:
+        if len(images_of(row.messages)) != 1:
+            continue
+        try:
+            encoded = encode_row(row, kit=checkpoint.kit, processor=checkpoint.processor, add_generation_prompt=True)
+        except UserError:
+            # Told when the row's turn comes; the run may go on without it.
+            continue
+        return PlanImage(token_ids=tuple(encoded.token_ids), media=encoded.media)
+    return None
 
 
 def tell(plan: Plan, console: Console, *, chosen: str | None) -> None:

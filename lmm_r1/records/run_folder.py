@@ -61,6 +61,8 @@ class RunFolder:
     path: Path
     name: str
     kind: str
+    origins: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    """By the location of each row, its dataset and its place in it."""
     started: float = field(default_factory=time.time)
     """When the stage would have started without a break: `open` moves it back by the time that earlier sessions took."""
     _first_started: float | None = None
@@ -79,7 +81,7 @@ class RunFolder:
             write_atomically(self.path / SETTINGS_FILE, text=settings_yaml)
         except UserError as error:
             raise UserError(f"--ckpt.output_dir: {error}") from error
-        for file in (METRICS_FILE, ROLLOUTS_FILE, RESTARTS_FILE):
+        for file in (METRICS_FILE, ROLLOUTS_FILE, RESTARTS_FILE, LEFT_OUT_FILE):
             cut_torn_line(self.path / file)
         self.started -= last_seconds(self.path / METRICS_FILE)
 
@@ -206,10 +208,28 @@ class RunFolder:
         append_json_lines(self.path / RESTARTS_FILE, [record])
 
     def left_out(self, rows: Sequence[LeftOutRow]) -> None:
-        """Write which rows of its files the run goes on without; nothing where there are none."""
-        if rows:
-            text = "".join(json.dumps(asdict(row), ensure_ascii=False) + "\n" for row in rows)
-            write_atomically(self.path / LEFT_OUT_FILE, text=text)
+        """Write which rows of its files the run goes on without, those too that sessions before found while they trained."""
+        path = self.path / LEFT_OUT_FILE
+        earlier = [line.record for line in read_json_lines(path) if line.record] if path.exists() else []
+        records = {_origin(record): record for record in [*map(asdict, rows), *earlier]}
+        if records:
+            lines = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records.values())
+            write_atomically(path, text=lines)
+
+    def leave_out(self, reason: str) -> bool:
+        """Add a row that the run was found to go on without while it trains; say whether it is a new one.
+
+        Args:
+            reason: one sentence that begins with the row's location.
+        """
+        found = (origin for location, origin in self.origins.items() if reason.startswith(f"{location}: "))
+        dataset, index = next(found, ("", -1))
+        path = self.path / LEFT_OUT_FILE
+        known = {_origin(line.record) for line in read_json_lines(path) if line.record} if path.exists() else set()
+        if (dataset, index) in known:
+            return False
+        append_json_lines(path, [asdict(LeftOutRow(dataset=dataset, index=index, reason=reason))])
+        return True
 
     def finish(self, *, steps: int) -> str:
         """Mark the stage as finished, after which nothing of it is written; return what was done, and where the model is."""
@@ -220,6 +240,10 @@ class RunFolder:
             self.path, name=self.name, kind=self.kind, steps=steps, seconds=seconds, started=first, finished=now
         )
         return f"{self.name}: {steps} steps in {_clock(seconds)}; the model is in {self.path}"
+
+
+def _origin(record: Mapping[str, Any]) -> tuple[str, int]:
+    return record["dataset"], record["index"]
 
 
 def _clock(seconds: float) -> str:

@@ -18,6 +18,7 @@ from lmm_r1.trainer.preference_losses import dpo_loss, ipo_loss, nll_loss, simpo
 from lmm_r1.trainer.preference_samples import PairBatch, PairSample, collate_pairs
 from lmm_r1.trainer.reference import ReferredRun
 from lmm_r1.trainer.supervised import Counts, Terms
+from lmm_r1.trainer.supervised_rows import RowCheck
 
 ACCURACY, MARGIN = "pair_accuracy", "reward_margin"
 
@@ -92,8 +93,10 @@ class DPORun(ReferredRun[DPOConfig, PreferenceRow, PairSample, PairBatch]):
     encoder = PairEncoder
 
     @classmethod
-    def read(cls, config: DPOConfig) -> tuple[KeptRows[PreferenceRow], KeptRows[PreferenceRow]]:
-        return training_pairs(config), evaluation_pairs(config)
+    def read(
+        cls, config: DPOConfig, check: RowCheck[PreferenceRow]
+    ) -> tuple[KeptRows[PreferenceRow], KeptRows[PreferenceRow]]:
+        return training_pairs(config, check=check), evaluation_pairs(config, check=check)
 
     @classmethod
     def conversations(cls, rows: Sequence[PreferenceRow]) -> list[Row]:

@@ -31,6 +31,7 @@ from lmm_r1.trainer.kto_rows import (
 from lmm_r1.trainer.preference_losses import kto_loss
 from lmm_r1.trainer.reference import Reference, ReferredRun
 from lmm_r1.trainer.supervised import Counts, Terms
+from lmm_r1.trainer.supervised_rows import RowCheck
 
 ACCURACY, KL, MARGIN = "accuracy", "kl", "reward_margin"
 KINDS = ("desirable", "undesirable")
@@ -55,8 +56,10 @@ class KTORun(ReferredRun[KTOConfig, Neighbours, UnpairedSample, UnpairedBatch]):
         self.numbers = dict.fromkeys(KINDS, 0.0)
 
     @classmethod
-    def read(cls, config: KTOConfig) -> tuple[KeptRows[UnpairedRow], KeptRows[UnpairedRow]]:
-        return training_rows(config), evaluation_rows(config)
+    def read(
+        cls, config: KTOConfig, check: RowCheck[UnpairedRow]
+    ) -> tuple[KeptRows[UnpairedRow], KeptRows[UnpairedRow]]:
+        return training_rows(config, check=check), evaluation_rows(config, check=check)
 
     @classmethod
     def conversations(cls, rows: Sequence[UnpairedRow]) -> list[Row]:

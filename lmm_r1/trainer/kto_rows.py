@@ -14,9 +14,9 @@ from lmm_r1.data.messages import Row
 from lmm_r1.data.preferences import UNPAIRED, PreferenceRow, UnpairedRow
 from lmm_r1.data.training_rows import KeptRows
 from lmm_r1.errors import UserError
-from lmm_r1.trainer.preference_samples import PairSample, collate_pairs, encode_pair
+from lmm_r1.trainer.preference_samples import PairSample, check_response, collate_pairs, encode_pair
 from lmm_r1.trainer.sft_samples import SFTBatch
-from lmm_r1.trainer.supervised_rows import SampleEncoder, blended_rows, judged_rows
+from lmm_r1.trainer.supervised_rows import RowCheck, SampleEncoder, blended_rows, judged_rows, passes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,13 +93,23 @@ class UnpairedBatch:
 class UnpairedEncoder(SampleEncoder):
     """Makes samples of rows and their neighbours."""
 
+    def check(self, row: UnpairedRow) -> None:
+        """Raise UserError for a row, without its neighbour, that cannot be encoded."""
+        conversation = row.conversation(row.response)
+        check_response(conversation, first=len(row.messages), kit=self.kit, processor=self.processor)
+
     def __call__(self, found: Neighbours) -> UnpairedSample | None:
         """Return the row's sample, None where it is too long; raises UserError for media that cannot be taken.
 
-        Where only the mismatched conversation is too long, the row takes no part in the estimate of the KL.
+        Where only the mismatched conversation is too long, or cannot be encoded, the row takes no part in the estimate of
+        the KL.
         """
         row, other = found.row, found.following.response
-        pair = self._pair(row, other)
+        try:
+            pair = self._pair(row, other)
+        except UserError:
+            # What is wrong with the row itself is told below.
+            pair = None
         if pair is None:
             alone = self._pair(row, row.response)
             if alone is None:
@@ -133,15 +143,15 @@ def shifted(rows: Sequence[Any]) -> list[tuple[Any, Any]]:
     return list(zip(rows, [*rows[1:], *rows[:1]], strict=True))
 
 
-def training_rows(config: KTOConfig) -> KeptRows[UnpairedRow]:
+def training_rows(config: KTOConfig, *, check: RowCheck[UnpairedRow] = passes) -> KeptRows[UnpairedRow]:
     """Return the rows of `--data.dataset`; raises UserError where they cannot be learned from, or are too few."""
-    return blended_rows(config, lambda path: _load(config, path, split=config.data.dataset_split))
+    return blended_rows(config, lambda path: _load(config, path, split=config.data.dataset_split, check=check))
 
 
-def evaluation_rows(config: KTOConfig) -> KeptRows[UnpairedRow]:
+def evaluation_rows(config: KTOConfig, *, check: RowCheck[UnpairedRow] = passes) -> KeptRows[UnpairedRow]:
     """Return the rows of `--eval.dataset`, none without; raises UserError for a single one."""
     path = config.eval.dataset
-    rows = KeptRows() if path is None else _load(config, path, split=config.eval.split)
+    rows = KeptRows() if path is None else _load(config, path, split=config.eval.split, check=check)
     if len(rows) == 1:
         raise UserError(
             f"--eval.dataset {path} has one row; the KL is estimated by the responses to others, so add some"
@@ -154,7 +164,7 @@ def conversations_of(rows: Sequence[UnpairedRow]) -> list[Row]:
     return [row.conversation(row.response) for row in rows]
 
 
-def _load(config: KTOConfig, path: str, *, split: str) -> KeptRows[UnpairedRow]:
+def _load(config: KTOConfig, path: str, *, split: str, check: RowCheck[UnpairedRow]) -> KeptRows[UnpairedRow]:
     data = config.data
     reading = named_reading(data, prompt=data.input_key, answer=data.label_key, prefix="--data.")
     # As in OpenRLHF, a column of text that is named goes in as it stands where no chat template is asked for.
@@ -164,4 +174,4 @@ def _load(config: KTOConfig, path: str, *, split: str) -> KeptRows[UnpairedRow]:
         names=replace(reading.names, response=data.output_key),
         plain_template=(data.input_template or "{}") if is_plain else None,
     )
-    return judged_rows(path, UNPAIRED, split=split, reading=reading, bad_rows=data.bad_rows)
+    return judged_rows(path, UNPAIRED, split=split, reading=reading, bad_rows=data.bad_rows, check=check)

@@ -104,6 +104,7 @@ class KitPPOTrainer(BasePPOTrainer):
             part_weights=part_weights(config.reward),
             group_filter=GroupFilter.of(config),
             under_way=GroupsUnderWay(factor=config.rollout.oversample, most_held=config.rollout.oversample_max_held),
+            leave_out=folder.leave_out,
         )
         self.total_steps = total_steps(config, num_rows=len(prompts.rows))
         self.stops = stops or StopRequests()
@@ -424,11 +425,9 @@ class KitPPOTrainer(BasePPOTrainer):
 
     def _tell_of_the_end(self, rollout: Rollout) -> None:
         """Say that the prompts are used up before a step is full; raises UserError where none was made at all."""
-        why = self.generator.why_dropped(rollout.dropped, overlong=rollout.overlong)
-        batch = self.config.rollout.batch_size
-        said = (
-            f"the prompts are used up with {len(rollout.groups)} of the {batch} groups of step {self.step + 1}: {why}"
-        )
+        why = self.generator.why_dropped(rollout.dropped, overlong=rollout.overlong, refused=rollout.refused)
+        made, batch = len(rollout.groups), self.config.rollout.batch_size
+        said = f"the prompts are used up with {made} of the {batch} groups of step {self.step + 1}: {why}"
         if self.step == 0:
             raise UserError(f"no step could be made: {said}")
         self.console.print(f"{self.folder.name} ends with step {self.step}: {said}")
@@ -519,6 +518,7 @@ class KitPPOTrainer(BasePPOTrainer):
             f"length {metrics['rollout/response_length_mean']:.1f}  {metrics['timing/step_total']:.1f} s"
             + self.folder.time_left(step, total=self.total_steps)
             + (f"  ({rollout.overlong} overlong prompts skipped)" if rollout.overlong else "")
+            + (f"  ({rollout.refused} prompts that cannot be encoded left out)" if rollout.refused else "")
             + (f"  ({rollout.filtered} groups filtered)" if rollout.filtered else "")
             + (f"  ({status['skipped_updates']:.0f} updates skipped)" if status.get("skipped_updates") else "")
         )
@@ -532,8 +532,7 @@ class KitPPOTrainer(BasePPOTrainer):
             n_samples=count,
             moment=Moment(step=step, held_out=True),
         )
-        # Of a prompt that is too long there is none.
-        groups = [group for group in found if group]
+        groups = [group for group in found if group]  # none of a prompt that is too long
         by_source: dict[str, list[list[float]]] = defaultdict(list)
         for group in groups:
             by_source[group[0].row.datasource].append([sample.scored.score for sample in group])
@@ -569,6 +568,7 @@ def group_settings(config: PPOConfig) -> GroupSettings:
         logprobs=True,
         ignore_eos=config.rollout.ignore_eos,
         overlong_prompts=config.data.overlong_prompts,
+        bad_rows=config.data.bad_rows,
         media=True,
         branches=config.agent.branches,
         pictures=config.train.plays and config.logger.rollouts_per_step > 0,

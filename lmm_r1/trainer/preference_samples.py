@@ -10,8 +10,9 @@ from lmm_r1.data.messages import Row
 from lmm_r1.data.preferences import PreferenceRow
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import EncodedPrompt, LmmKit
-from lmm_r1.lmm_kits.checkpoint import encode_row
-from lmm_r1.trainer.sft_samples import SFTBatch, SFTSample, collate, encode_sample, mask_of_turns
+from lmm_r1.lmm_kits.checkpoint import encode_row, outlined_row
+from lmm_r1.lmm_kits.encoding import placed
+from lmm_r1.trainer.sft_samples import SFTBatch, SFTSample, check_turns, collate, encode_sample, mask_of_turns
 
 if TYPE_CHECKING:
     import torch
@@ -67,6 +68,23 @@ def encode_pair(row: PreferenceRow, *, kit: LmmKit, processor: Any, max_len: int
     )
 
 
+def check_pair(row: PreferenceRow, *, kit: LmmKit, processor: Any) -> None:
+    """Raise UserError where `encode_pair` would, as far as that is told without reading pixels."""
+    for side in row.sides:
+        check_response(side, first=len(row.messages), kit=kit, processor=processor)
+
+
+def check_response(row: Row, *, first: int, kit: LmmKit, processor: Any) -> None:
+    """Raise UserError where one side of a pair cannot be encoded, as `check_pair` does.
+
+    Args:
+        row: a conversation whose response begins with message number `first`.
+    """
+    outline = outlined_row(row, kit=kit, processor=processor, add_generation_prompt=False)
+    if not row.plain:
+        check_turns(row, _response_turns(row, first=first), outline=outline, kit=kit, processor=processor)
+
+
 def collate_pairs(samples: Sequence[PairSample], *, pad_token_id: int) -> PairBatch:
     """Pad pairs on the right into one batch."""
     sides = [*(sample.chosen for sample in samples), *(sample.rejected for sample in samples)]
@@ -76,7 +94,8 @@ def collate_pairs(samples: Sequence[PairSample], *, pad_token_id: int) -> PairBa
 def _continued(encoded: EncodedPrompt, row: Row, *, kit: LmmKit, processor: Any) -> EncodedPrompt | None:
     """Return a conversation encoded by another one's media, which both have at their beginning; None where they differ."""
     try:
-        ids = kit.render(processor, row.messages, add_generation_prompt=False, videos=encoded.videos)
+        with placed(row.location):
+            ids = kit.render(processor, row.messages, add_generation_prompt=False, videos=encoded.videos)
     except UserError:
         # Encoding it by itself says so, with the row's place.
         return None
@@ -93,11 +112,17 @@ def _continued(encoded: EncodedPrompt, row: Row, *, kit: LmmKit, processor: Any)
 
 def _side(row: Row, encoded: EncodedPrompt, *, first: int, kit: LmmKit, processor: Any) -> SFTSample:
     """Return a side whose response begins with message number `first`; its assistant turns are loss tokens."""
+    turns = _response_turns(row, first=first)
+    mask = mask_of_turns(row, turns, encoded=encoded, kit=kit, processor=processor)
+    return SFTSample(token_ids=encoded.token_ids, loss_mask=mask, media=encoded.media)
+
+
+def _response_turns(row: Row, *, first: int) -> list[int]:
+    """Return the places of a response's assistant turns; raises UserError where there is none behind a prompt."""
     turns = [place for place, message in enumerate(row.messages) if place >= first and message.role == "assistant"]
     if first == 0 or not turns:
         raise UserError(f"{row.location}: a response of the assistant must follow a prompt, chosen and rejected alike")
-    mask = mask_of_turns(row, turns, encoded=encoded, kit=kit, processor=processor)
-    return SFTSample(token_ids=encoded.token_ids, loss_mask=mask, media=encoded.media)
+    return turns
 
 
 def _pair(chosen: SFTSample, rejected: SFTSample) -> PairSample:

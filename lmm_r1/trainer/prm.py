@@ -28,6 +28,7 @@ from lmm_r1.trainer.prm_rows import (
 from lmm_r1.trainer.prompt_groups import grouped_indices, in_turns, prompt_numbers
 from lmm_r1.trainer.supervised import Counts, SupervisedRun, Terms
 from lmm_r1.trainer.supervised_models import load_policy, prepare_trained
+from lmm_r1.trainer.supervised_rows import RowCheck
 from lmm_r1.trainer.supervised_session import Session
 
 ACCURACY, SCORE = "step_accuracy", "step_score"
@@ -56,8 +57,8 @@ class PRMRun(SupervisedRun[PRMConfig, StepRow, StepSample, StepBatch]):
     encode: StepEncoder
 
     @classmethod
-    def read(cls, config: PRMConfig) -> tuple[KeptRows[StepRow], KeptRows[StepRow]]:
-        return training_steps(config), evaluation_steps(config)
+    def read(cls, config: PRMConfig, check: RowCheck[StepRow]) -> tuple[KeptRows[StepRow], KeptRows[StepRow]]:
+        return training_steps(config, check=check), evaluation_steps(config, check=check)
 
     @classmethod
     def conversations(cls, rows: Sequence[StepRow]) -> list[Row]:

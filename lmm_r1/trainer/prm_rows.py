@@ -16,10 +16,10 @@ from lmm_r1.data.preferences import STEPS, StepRow
 from lmm_r1.data.training_rows import KeptRows
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import LmmKit, Media
-from lmm_r1.lmm_kits.checkpoint import encode_row
+from lmm_r1.lmm_kits.checkpoint import encode_row, outlined_row
 from lmm_r1.lmm_kits.step_tokens import StepTokens
 from lmm_r1.trainer.sft_samples import SFTBatch, SFTSample, collate
-from lmm_r1.trainer.supervised_rows import SampleEncoder, blended_rows, judged_rows
+from lmm_r1.trainer.supervised_rows import RowCheck, SampleEncoder, blended_rows, judged_rows, passes
 
 TOKEN_FLAGS = ("--model.placeholder_token", "--model.reward_tokens")
 
@@ -63,18 +63,18 @@ class StepEncoder(SampleEncoder):
         )
         return cls(kit=kit, processor=processor, max_len=config.data.max_len, tokens=tokens)
 
+    def check(self, row: StepRow) -> None:
+        prompt = row.conversation(())
+        outline = outlined_row(prompt, kit=self.kit, processor=self.processor, add_generation_prompt=True)
+        self._behind(outline.token_ids, row)
+
     def __call__(self, row: StepRow) -> StepSample | None:
         """Return the row's sample, None where it is too long.
 
         Raises UserError, with the row's place, for media that cannot be taken, and for a step with a token of no text.
         """
         prompt = encode_row(row.conversation(()), kit=self.kit, processor=self.processor, add_generation_prompt=True)
-        ids, places = self.tokens.behind(
-            prompt.token_ids,
-            row.steps,
-            tokenize=partial(self._ids, location=row.location),
-            end=self.kit.tokenizer_of(self.processor).eos_token_id,
-        )
+        ids, places = self._behind(prompt.token_ids, row)
         if len(ids) > self.max_len:
             return None
         mask = [False] * len(ids)
@@ -84,6 +84,15 @@ class StepEncoder(SampleEncoder):
             tokens=SFTSample(token_ids=ids, loss_mask=mask, media=prompt.media),
             labels=tuple(row.labels),
             prompt_length=len(prompt.token_ids),
+        )
+
+    def _behind(self, prompt: Sequence[int], row: StepRow) -> tuple[list[int], list[int]]:
+        """Return the ids of a prompt and the steps of a row behind it, and the places of their placeholders."""
+        return self.tokens.behind(
+            prompt,
+            row.steps,
+            tokenize=partial(self._ids, location=row.location),
+            end=self.kit.tokenizer_of(self.processor).eos_token_id,
         )
 
     def _ids(self, step: str, *, location: str) -> list[int]:
@@ -126,14 +135,15 @@ def _are_equal(one: Media, other: Media) -> bool:
     return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
 
 
-def training_steps(config: PRMConfig) -> KeptRows[StepRow]:
+def training_steps(config: PRMConfig, *, check: RowCheck[StepRow] = passes) -> KeptRows[StepRow]:
     """Return the rows of `--data.dataset`; raises UserError where they cannot be learned from, or are too few."""
-    return blended_rows(config, lambda path: _load(config, path, split=config.data.dataset_split))
+    return blended_rows(config, lambda path: _load(config, path, split=config.data.dataset_split, check=check))
 
 
-def evaluation_steps(config: PRMConfig) -> KeptRows[StepRow]:
+def evaluation_steps(config: PRMConfig, *, check: RowCheck[StepRow] = passes) -> KeptRows[StepRow]:
     """Return the rows of `--eval.dataset`, none without."""
-    return KeptRows() if config.eval.dataset is None else _load(config, config.eval.dataset, split=config.eval.split)
+    path = config.eval.dataset
+    return KeptRows() if path is None else _load(config, path, split=config.eval.split, check=check)
 
 
 def solutions_of(rows: Sequence[StepRow]) -> list[Row]:
@@ -141,9 +151,9 @@ def solutions_of(rows: Sequence[StepRow]) -> list[Row]:
     return [row.conversation(()) for row in rows]
 
 
-def _load(config: PRMConfig, path: str, *, split: str) -> KeptRows[StepRow]:
+def _load(config: PRMConfig, path: str, *, split: str, check: RowCheck[StepRow]) -> KeptRows[StepRow]:
     data = config.data
     reading = named_reading(data, prompt=data.input_key, answer=data.label_key, prefix="--data.")
     tag = data.step_tag or config.model.placeholder_token
     reading = replace(reading, names=replace(reading.names, step_tag=tag, step_flag="--data.step_tag"))
-    return judged_rows(path, STEPS, split=split, reading=reading, bad_rows=data.bad_rows)
+    return judged_rows(path, STEPS, split=split, reading=reading, bad_rows=data.bad_rows, check=check)

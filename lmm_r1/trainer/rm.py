@@ -19,6 +19,7 @@ from lmm_r1.trainer.preference_losses import bradley_terry_loss, score_loss
 from lmm_r1.trainer.rm_rows import RewardBatch, RewardEncoder, RewardSample, collate_rewards, reward_rows
 from lmm_r1.trainer.supervised import Counts, SupervisedRun, Terms
 from lmm_r1.trainer.supervised_models import model_path, prepare_trained, trained_settings
+from lmm_r1.trainer.supervised_rows import RowCheck
 from lmm_r1.trainer.supervised_session import Session
 
 ACCURACY, MARGIN = "pair_accuracy", "reward_margin"
@@ -34,8 +35,10 @@ class RMRun(SupervisedRun[RMConfig, PreferenceRow, RewardSample, RewardBatch]):
     encoder = RewardEncoder
 
     @classmethod
-    def read(cls, config: RMConfig) -> tuple[KeptRows[PreferenceRow], KeptRows[PreferenceRow]]:
-        return reward_rows(config)
+    def read(
+        cls, config: RMConfig, check: RowCheck[PreferenceRow]
+    ) -> tuple[KeptRows[PreferenceRow], KeptRows[PreferenceRow]]:
+        return reward_rows(config, check=check)
 
     @classmethod
     def conversations(cls, rows: Sequence[PreferenceRow]) -> list[Row]:

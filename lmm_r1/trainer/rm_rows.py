@@ -12,9 +12,9 @@ from lmm_r1.data.preferences import PreferenceRow
 from lmm_r1.data.training_rows import KeptRows
 from lmm_r1.errors import UserError
 from lmm_r1.trainer.dpo_rows import evaluation_pairs, training_pairs
-from lmm_r1.trainer.preference_samples import PairBatch, PairSample, collate_pairs, encode_pair
+from lmm_r1.trainer.preference_samples import PairBatch, PairSample, check_pair, collate_pairs, encode_pair
 from lmm_r1.trainer.sft_samples import SFTSample
-from lmm_r1.trainer.supervised_rows import SampleEncoder
+from lmm_r1.trainer.supervised_rows import RowCheck, SampleEncoder, passes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +47,9 @@ class RewardBatch:
 class RewardEncoder(SampleEncoder):
     """Makes samples of pairs."""
 
+    def check(self, row: PreferenceRow) -> None:
+        check_pair(row, kit=self.kit, processor=self.processor)
+
     def __call__(self, row: PreferenceRow) -> RewardSample | None:
         """Return the row's sample, None where it is too long; raises UserError for media that cannot be taken."""
         pair = encode_pair(row, kit=self.kit, processor=self.processor, max_len=self.max_len)
@@ -68,10 +71,17 @@ def collate_rewards(samples: Sequence[RewardSample], *, pad_token_id: int) -> Re
     )
 
 
-def reward_rows(config: RMConfig) -> tuple[KeptRows[PreferenceRow], KeptRows[PreferenceRow]]:
+def reward_rows(
+    config: RMConfig, *, check: RowCheck[PreferenceRow] = passes
+) -> tuple[KeptRows[PreferenceRow], KeptRows[PreferenceRow]]:
     """Return the pairs to learn from and the held-out ones; raises UserError where they lack what the loss needs."""
-    check = _check_scores if config.model.loss_type == "regression" else None
-    rows, held_out = training_pairs(config, check=check), evaluation_pairs(config, check=check)
+
+    def check_row(row: PreferenceRow) -> None:
+        if config.model.loss_type == "regression":
+            _check_scores(row)
+        check(row)
+
+    rows, held_out = training_pairs(config, check=check_row), evaluation_pairs(config, check=check_row)
     if config.model.margin_loss_enable and not any(row.margin for row in rows):
         raise UserError(
             f"--model.margin_loss_enable: no row of --data.dataset {config.data.dataset} has a margin; leave the flag out"

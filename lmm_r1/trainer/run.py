@@ -16,6 +16,7 @@ from openrlhf.trainer.ray.launcher import RayActorGroup
 from rich.console import Console
 
 from lmm_r1 import cpu, dotted, loading
+from lmm_r1.agents.environment import Environment
 from lmm_r1.agents.openrlhf_agent import agent_class, executes_itself
 from lmm_r1.agents.registry import load_environment
 from lmm_r1.checkpoints.parity_record import kept_for
@@ -52,7 +53,7 @@ from lmm_r1.generation.run_engines import (
     without_sleep,
 )
 from lmm_r1.lmm_kits import Checkpoint
-from lmm_r1.lmm_kits.checkpoint import check_images_taken, check_pixel_bounds
+from lmm_r1.lmm_kits.checkpoint import check_images_taken, check_pixel_bounds, outlined_row
 from lmm_r1.lmm_kits.weight_files import check_weights
 from lmm_r1.models.load_balancing import check_balanced
 from lmm_r1.models.packed.sequence_parallel import check_heads
@@ -117,14 +118,14 @@ def train(config: PPOConfig, *, reward: Callable[..., Any] | None = None) -> Non
     check_backend("vllm", kit, model=f"--actor.model_name_or_path {path}", instead=FINE_TUNE)
     check_turn_end(kit, policy.processor, path=path, model=f"--actor.model_name_or_path {path}")
     check_weights(path)
-    rows = _prompts(config)
-    config = _sized(config, rows=len(rows))
-    eval_rows = _load(config, config.eval.dataset, split=config.eval.split) if config.eval.dataset else KeptRows()
-    check_images_taken(rows + eval_rows, kit=kit, model=f"--actor.model_name_or_path {path}")
     check_pixel_bounds(config.data, policy, model=f"--actor.model_name_or_path {path}", prefix="--data.")
-    max_images = _max_images(config, rows + eval_rows)
+    check = partial(_check_row, config, policy, _environment(config) if config.train.plays else None)
+    rows = _prompts(config, check=check)
+    config = _sized(config, rows=len(rows))
+    held_out = config.eval.dataset
+    eval_rows = _load(config, held_out, split=config.eval.split, check=check) if held_out else KeptRows()
+    max_images = config.data.max_images_per_prompt or max(len(images_of(row.messages)) for row in rows + eval_rows)
     if config.train.plays:
-        _check_agent(config)
         max_images += config.agent.max_images if kit.takes_images else 0
     # What is wrong with the user's filter is told before anything is started.
     GroupFilter.of(config)
@@ -152,7 +153,10 @@ def train(config: PPOConfig, *, reward: Callable[..., Any] | None = None) -> Non
     config = planned_ppo(config, console=Console(highlight=False), rows=rows)
     fingerprint = _fingerprint(config, rows)
     check_start(config, fingerprint)
-    folder = RunFolder(path=Path(config.ckpt.output_dir), name=config.logger.stage_name, kind="rl")
+    every: KeptRows[Row] = KeptRows.blended((), [rows, eval_rows])
+    folder = RunFolder(
+        path=Path(config.ckpt.output_dir), name=config.logger.stage_name, kind="rl", origins=every.origins
+    )
     stage = _Stage(
         config=config,
         policy=policy,
@@ -164,7 +168,7 @@ def train(config: PPOConfig, *, reward: Callable[..., Any] | None = None) -> Non
     )
     with folder.locked():
         resumed = open_run(config, fingerprint, folder=folder)
-        folder.left_out((*rows.left_out, *eval_rows.left_out))
+        folder.left_out(every.left_out)
         with StopRequests() as stops, told_ends(stops, folder=folder.path), folder.session():
             restarts = Restarts(
                 limit=config.ckpt.max_restarts, folder=folder, stops=stops, saved_step=partial(saved_step, config)
@@ -292,18 +296,18 @@ def _load_models(trainer: KitPPOTrainer, *, num_rows: int) -> None:
         ray.get(critic.async_init_model_from_pretrained(strategy, config.critic.model_name_or_path, steps))
 
 
-def _prompts(config: PPOConfig) -> KeptRows[Row]:
+def _prompts(config: PPOConfig, *, check: Callable[[Row], None]) -> KeptRows[Row]:
     data = config.data
     assert data.prompt_dataset is not None, "required by config.resolve"
     paths, probabilities = parse_dataset_spec(data.prompt_dataset, data.prompt_probs)
-    row_lists = [_load(config, path, split=data.prompt_split) for path in paths]
+    row_lists = [_load(config, path, split=data.prompt_split, check=check) for path in paths]
     rows = blend(row_lists, probabilities, seed=config.train.seed)[: data.max_samples]
     if len(rows) < config.rollout.batch_size:
         raise UserError(
             f"--data.prompt_dataset {data.prompt_dataset} gives {len(rows)} prompts, fewer than "
             f"--rollout.batch_size {config.rollout.batch_size}; lower it or add rows"
         )
-    return KeptRows(rows, left_out=[row for part in row_lists for row in part.left_out])
+    return KeptRows.blended(rows, row_lists)
 
 
 def prompt_stream(config: PPOConfig, rows: Sequence[Row]) -> PromptStream:
@@ -321,7 +325,7 @@ def _sized(config: PPOConfig, *, rows: int) -> PPOConfig:
     return sized
 
 
-def _load(config: PPOConfig, path: str, *, split: str) -> KeptRows[Row]:
+def _load(config: PPOConfig, path: str, *, split: str, check: Callable[[Row], None]) -> KeptRows[Row]:
     reading = replace(row_reading(config.data, prefix="--data."), plain_template=config.data.input_template or None)
     # An environment that gives the rewards alone may have its own ways to know what is right.
     needs_answer = not config.train.plays or config.reward.remote_url is not None
@@ -330,20 +334,23 @@ def _load(config: PPOConfig, path: str, *, split: str) -> KeptRows[Row]:
         split=split,
         reading=reading,
         answer_required=needs_answer,
-        check=check_prompt,
+        check=check,
         bad_rows=config.data.bad_rows,
         skip_by=SKIP_BAD_ROWS,
     )
     Console(highlight=False, soft_wrap=True).print(told_of(file.told_as_prompts, file.skipped))
-    rows = list(file.rows.values())
     # They travel with every group, and few reward sources ask for them.
     by_columns = reward_function(config.reward) is not None or "columns" in config.reward.request_fields
     wanted = by_columns or config.train.plays
-    return KeptRows.of(path, rows if wanted else [replace(row, columns={}) for row in rows], file.skipped)
+    rows = {index: row if wanted else replace(row, columns={}) for index, row in file.rows.items()}
+    return KeptRows.of(path, rows, file.skipped)
 
 
-def _check_agent(config: PPOConfig) -> None:
-    """Raise UserError where there is no such environment, or nothing that gives it rewards."""
+def _environment(config: PPOConfig) -> Environment | None:
+    """Return the environment of `--train.agent`, None for an agent in a file, whose rows are shown as they are.
+
+    Raises UserError where there is no such environment, or nothing that gives it rewards.
+    """
     agent, path, settings = config.train.agent, config.train.agent_func_path, config.agent
     if path is not None:
         if executes_itself(agent_class(path)) and (settings.thought.forces or settings.last_turn_regex):
@@ -351,25 +358,33 @@ def _check_agent(config: PPOConfig) -> None:
                 f"--agent.thought.* and --agent.last_turn_regex: the executor of --train.agent_func_path {path} asks the "
                 "engine for its turns itself, and nobody else forms them; leave them out"
             )
-        return
+        return None
     assert agent is not None, "episodes are played by one of the two"
     environment = load_environment(agent, options=agent_options(settings))
     if not (environment.rewards or config.reward.remote_url):
         raise UserError(
             f"--train.agent {agent} gives no rewards of its own; give --reward.remote_url, whose scorer judges the last turn"
         )
+    return environment
 
 
-def _max_images(config: PPOConfig, rows: list[Row]) -> int:
-    most = max(len(images_of(row.messages)) for row in rows)
-    limit = config.data.max_images_per_prompt
-    if limit and most > limit:
-        row = next(row for row in rows if len(images_of(row.messages)) > limit)
+def _check_row(config: PPOConfig, policy: Checkpoint, environment: Environment | None, row: Row) -> None:
+    """Raise UserError for a row that cannot be asked, that the policy cannot take, or that cannot be encoded."""
+    check_prompt(row)
+    kit = policy.kit
+    check_images_taken([row], kit=kit, model=f"--actor.model_name_or_path {policy.path}")
+    images, limit = len(images_of(row.messages)), config.data.max_images_per_prompt
+    if limit and images > limit:
         raise UserError(
-            f"{row.location}: {len(images_of(row.messages))} images, more than --data.max_images_per_prompt {limit}; "
-            "raise it, or set it to 0 to count them in the data"
+            f"{row.location}: {images} images, more than --data.max_images_per_prompt {limit}; raise it, or set it to 0 to "
+            "count them in the data"
         )
-    return limit or most
+    if environment is not None:
+        if environment.waits:
+            # What it shows may take long to be had, and is encoded when it is there.
+            return
+        row = environment.shown_row(row)
+    outlined_row(row, kit=kit, processor=policy.processor, add_generation_prompt=True)
 
 
 def _check_rewards(config: PPOConfig, rows: Sequence[Row], *, reward: Callable[..., Any] | None) -> None:

@@ -23,7 +23,7 @@ from lmm_r1.data.messages import Row
 from lmm_r1.data.sample import Sample
 from lmm_r1.data.training_rows import PromptStream
 from lmm_r1.errors import UserError
-from lmm_r1.generation.group import GroupSettings
+from lmm_r1.generation.group import GroupSettings, SampledGroup
 from lmm_r1.generation.speculation import Guesses
 from lmm_r1.scoring.scored_response import Moment
 from lmm_r1.trainer.group_filter import (
@@ -55,6 +55,8 @@ class Rollout:
     """The same samples as the engines returned them, for the records."""
     overlong: int
     """Prompts left out because they leave no room for a response."""
+    refused: int = 0
+    """Prompts left out because they cannot be encoded."""
     dropped: tuple[DroppedGroup, ...] = ()
     """Groups that filters left out."""
     part_weights: tuple[WeightedPart, ...] = ()
@@ -102,6 +104,8 @@ class _Gathered:
     groups: list[list[Sample]] = field(default_factory=list)
     dropped: list[DroppedGroup] = field(default_factory=list)
     overlong: int = 0
+    refused: int = 0
+    """Prompts that cannot be encoded."""
     in_vain: int = 0
     """Prompts since the last one that gave a group to learn from."""
     asked: int = 0
@@ -112,6 +116,10 @@ class _Gathered:
     @property
     def missing(self) -> int:
         return self.count - len(self.groups)
+
+
+def _pass_over(reason: str) -> None:
+    """Tell nobody of a prompt that cannot be encoded."""
 
 
 class KitSamplesGenerator:
@@ -126,15 +134,22 @@ class KitSamplesGenerator:
         part_weights: Sequence[PartWeight] = (),
         group_filter: GroupFilter = KEEPS_ALL,
         under_way: GroupsUnderWay | None = None,
+        leave_out: Callable[[str], object] = _pass_over,
     ) -> None:
-        """Args: under_way: what goes on beyond a rollout; None is nothing."""
+        """Args:
+        under_way: what goes on beyond a rollout; None is nothing.
+        leave_out: is told why a prompt cannot be encoded that the run goes on without.
+        """
         self.args = args
         self.vllm_engines = list(engines)
         self.settings = settings
         self.part_weights = part_weights
         self.group_filter = group_filter
         self.under_way = under_way or GroupsUnderWay(factor=1, most_held=1)
+        self.leave_out = leave_out
         self._held_up = False
+        # Groups without samples, and not for want of room, which no step has counted yet.
+        self._refused = 0
 
     def rollout(
         self, prompts: PromptStream, *, count: int, moment: Moment | None = None, ahead: ReferenceAhead | None = None
@@ -163,6 +178,7 @@ class KitSamplesGenerator:
             experiences=[experience for group in groups for experience in self._experiences(group)],
             groups=groups,
             overlong=gathered.overlong,
+            refused=gathered.refused,
             dropped=tuple(gathered.dropped),
             part_weights=settings.part_weights,
             guesses=None if before is None or (now := self._guesses()) is None else now.since(before),
@@ -220,6 +236,10 @@ class KitSamplesGenerator:
     def _judge(self, group: list[Sample], gathered: _Gathered, settings: GroupSettings) -> None:
         """Put a group where it belongs: among those that are learnt from, or those that are dropped."""
         gathered.in_vain += 1
+        if not group and self._refused:
+            self._refused -= 1
+            gathered.refused += 1
+            return
         if not group:
             gathered.overlong += 1
             return
@@ -252,7 +272,7 @@ class KitSamplesGenerator:
     def _check_filling(self, gathered: _Gathered, prompts: PromptStream) -> None:
         """Raise UserError where a step cannot be filled."""
         in_vain, asked, count = gathered.in_vain, gathered.asked, gathered.count
-        why = self.why_dropped(gathered.dropped, overlong=gathered.overlong)
+        why = self.why_dropped(gathered.dropped, overlong=gathered.overlong, refused=gathered.refused)
         if in_vain >= len(prompts.rows):
             raise UserError(f"none of the last {in_vain} prompts, a whole episode, gave a group to learn from: {why}")
         if gathered.missing and not self._room(asked, count=count):
@@ -276,7 +296,7 @@ class KitSamplesGenerator:
         for group in groups:
             if group.ref in done:
                 with told_by_workers():
-                    group.samples = ray.get(group.ref).samples
+                    group.samples = self._samples_of(ray.get(group.ref))
 
     def _go_on(self) -> None:
         """Let the engines go on with what they were held up in."""
@@ -313,13 +333,15 @@ class KitSamplesGenerator:
         limit, size = self.args.logger.rollouts_per_step, self.settings.sampling.n_samples
         return limit > 0 and (kept == 0 or kept + size <= limit)
 
-    def why_dropped(self, dropped: Sequence[DroppedGroup], *, overlong: int) -> str:
+    def why_dropped(self, dropped: Sequence[DroppedGroup], *, overlong: int, refused: int) -> str:
         """Return why a step's groups were dropped, what their rewards look like, and what can be done about it."""
         told = [self.group_filter.why(reason, count) for reason, count in counts(dropped).items()]
         if overlong:
             told.append(
                 (f"{overlong} prompts left no room for a response", f"raise --data.max_len {self.settings.max_len}")
             )
+        if refused:
+            told.append((f"{refused} prompts cannot be encoded", "correct them: left_out_rows.jsonl lists them"))
         reasons = ", and ".join(reason for reason, _ in told)
         rewards = [f"of the dropped groups' rewards, {rewards_told(dropped)}"] if dropped else []
         return "; ".join([reasons, *rewards, *dict.fromkeys(advice for _, advice in told)])
@@ -334,7 +356,10 @@ class KitSamplesGenerator:
         settings = replace(
             self.settings, sampling=sampling, logprobs=False, media=False, moment=moment, branches=1, greedy=False
         )
+        refused = self._refused
         groups = self.generate(rows, settings)
+        # Of held-out rows, which no step counts.
+        self._refused = refused
         self._hold_up()
         sleep(self.args, self.vllm_engines)
         return groups
@@ -377,9 +402,16 @@ class KitSamplesGenerator:
                     group = ray.get(done).samples
                 finished(group)
             with told_by_workers():
-                groups = [group.samples for group in ray.get(refs)]
+                groups = list(map(self._samples_of, ray.get(refs)))
         assert all(len(group) in (0, settings.sampling.n_samples) for group in groups), "engines give whole groups"
         return groups
+
+    def _samples_of(self, group: SampledGroup) -> list[Sample]:
+        """Return the samples of a group, and tell of a prompt that cannot be encoded."""
+        if group.refused is not None:
+            self._refused += 1
+            self.leave_out(group.refused)
+        return group.samples
 
     def _of_row(self, settings: GroupSettings, *, place: int) -> GroupSettings:
         """Return how the group of a row is generated: with pictures only where it may be recorded."""

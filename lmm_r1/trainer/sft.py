@@ -15,6 +15,7 @@ from lmm_r1.trainer.sft_rows import RowEncoder, evaluation_rows, training_rows
 from lmm_r1.trainer.sft_samples import SFTBatch, SFTSample, collate
 from lmm_r1.trainer.supervised import Counts, SupervisedRun, Terms, TokenLosses
 from lmm_r1.trainer.supervised_models import prepare_policy
+from lmm_r1.trainer.supervised_rows import RowCheck
 from lmm_r1.trainer.supervised_session import Session
 
 SFTConfigT = TypeVar("SFTConfigT", bound=SFTConfig)
@@ -28,8 +29,8 @@ class SFTRun(SupervisedRun[SFTConfigT, Row, SFTSample, SFTBatch]):
     encode: RowEncoder
 
     @classmethod
-    def read(cls, config: SFTConfigT) -> tuple[KeptRows[Row], KeptRows[Row]]:
-        return training_rows(config), evaluation_rows(config)
+    def read(cls, config: SFTConfigT, check: RowCheck[Row]) -> tuple[KeptRows[Row], KeptRows[Row]]:
+        return training_rows(config, check=check), evaluation_rows(config, check=check)
 
     @classmethod
     def of(cls, session: Session[SFTConfigT], **learned: Any) -> Self:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from lmm_r1.config import SFTConfig
@@ -12,26 +11,32 @@ from lmm_r1.data.files import read_row_file
 from lmm_r1.data.messages import Row, demonstration
 from lmm_r1.data.training_rows import SKIP_BAD_ROWS, KeptRows
 from lmm_r1.lmm_kits import LmmKit
-from lmm_r1.trainer.sft_samples import SFTSample, encode_sample, loss_turns
-from lmm_r1.trainer.supervised_rows import SampleEncoder, blended_rows
+from lmm_r1.trainer.sft_samples import SFTSample, check_sample, encode_sample, loss_turns
+from lmm_r1.trainer.supervised_rows import RowCheck, SampleEncoder, blended_rows
 from lmm_r1.trainer.supervised_rows import chat_template as chat_template
-from lmm_r1.trainer.supervised_rows import kept
+from lmm_r1.trainer.supervised_rows import kept, passes
 from lmm_r1.trainer.supervised_rows import read_ahead as read_ahead
 
 
-def training_rows(config: SFTConfig) -> KeptRows[Row]:
+def training_rows(config: SFTConfig, *, check: RowCheck[Row] = passes) -> KeptRows[Row]:
     """Return the rows of `--data.dataset`; raises UserError where they cannot be learned from, or are too few."""
-    return blended_rows(config, lambda path: _load(config, path, split=config.data.dataset_split))
+    return blended_rows(config, lambda path: _load(config, path, split=config.data.dataset_split, check=check))
 
 
-def evaluation_rows(config: SFTConfig) -> KeptRows[Row]:
+def evaluation_rows(config: SFTConfig, *, check: RowCheck[Row] = passes) -> KeptRows[Row]:
     """Return the rows of `--eval.dataset`, none without; they have answers where a verifier is to judge by them."""
     if config.eval.dataset is None:
         return KeptRows()
-    return _load(config, config.eval.dataset, split=config.eval.split, judged=config.eval.verifier is not None)
+    judged = config.eval.verifier is not None
+    return _load(config, config.eval.dataset, split=config.eval.split, check=check, judged=judged)
 
 
-def _load(config: SFTConfig, path: str, *, split: str, judged: bool = False) -> KeptRows[Row]:
+def _load(config: SFTConfig, path: str, *, split: str, check: RowCheck[Row], judged: bool = False) -> KeptRows[Row]:
+    def check_row(row: Row) -> None:
+        learned = demonstration(row)
+        _check_turns(config, learned)
+        check(learned)
+
     reading = row_reading(config.data, prefix="--data.")
     names = replace(reading.names, response=config.data.output_key)
     reading = replace(reading, names=names, plain_template=plain_template(config))
@@ -40,7 +45,7 @@ def _load(config: SFTConfig, path: str, *, split: str, judged: bool = False) -> 
         split=split,
         reading=reading,
         answer_required=judged,
-        check=partial(_check_turns, config),
+        check=check_row,
         bad_rows=config.data.bad_rows,
         skip_by=SKIP_BAD_ROWS,
     )
@@ -59,7 +64,7 @@ def plain_template(config: SFTConfig) -> str | None:
 
 def _check_turns(config: SFTConfig, row: Row) -> None:
     if not config.model.pretrain_mode_enable:
-        loss_turns(demonstration(row), every_turn=config.data.multiturn)
+        loss_turns(row, every_turn=config.data.multiturn)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +83,11 @@ class RowEncoder(SampleEncoder):
             max_len=config.data.max_len,
             every_turn=config.data.multiturn,
             every_token=config.model.pretrain_mode_enable,
+        )
+
+    def check(self, row: Row) -> None:
+        check_sample(
+            row, kit=self.kit, processor=self.processor, every_turn=self.every_turn, every_token=self.every_token
         )
 
     def __call__(self, row: Row) -> SFTSample | None:

@@ -9,11 +9,19 @@ from typing import TYPE_CHECKING, Any
 from lmm_r1.data.messages import Row
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import EncodedPrompt, LmmKit, Media
-from lmm_r1.lmm_kits.checkpoint import encode_row, plain_ids
+from lmm_r1.lmm_kits.checkpoint import encode_row, outlined_row, plain_ids
+from lmm_r1.lmm_kits.encoding import placed
 from lmm_r1.trainer.supervised_rows import batch_indices as batch_indices
 
 if TYPE_CHECKING:
     import torch
+
+# Tokens at the end of a turn that messages show.
+_SHOWN_END = 4
+
+
+class RewrittenHistory(UserError):
+    """A chat template writes a turn in another way once more turns follow."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +66,26 @@ def encode_sample(
         return SFTSample(token_ids=encoded.token_ids, loss_mask=mask, media=encoded.media)
     mask = mask_of_turns(row, loss_turns(row, every_turn=every_turn), encoded=encoded, kit=kit, processor=processor)
     return SFTSample(token_ids=encoded.token_ids, loss_mask=mask, media=encoded.media)
+
+
+def check_sample(row: Row, *, kit: LmmKit, processor: Any, every_turn: bool, every_token: bool = False) -> None:
+    """Raise UserError where `encode_sample` would, as far as that is told without reading pixels; see `outlined_row`."""
+    outline = outlined_row(row, kit=kit, processor=processor, add_generation_prompt=False)
+    if row.plain or every_token:
+        return
+    turns = loss_turns(row, every_turn=every_turn)
+    try:
+        check_turns(row, turns, outline=outline, kit=kit, processor=processor)
+    except RewrittenHistory as error:
+        if len(turns) == 1:
+            raise
+        raise UserError(f"{error}, and SFT learns the last turn only by --data.no_multiturn") from error
+
+
+def check_turns(row: Row, turns: Sequence[int], *, outline: EncodedPrompt, kit: LmmKit, processor: Any) -> None:
+    """Raise UserError where `mask_of_turns` cannot tell those turns of a conversation apart."""
+    for turn in turns:
+        _span(row, turn=turn, kit=kit, processor=processor, whole=outline)
 
 
 def mask_of_turns(
@@ -129,21 +157,32 @@ def loss_turns(row: Row, *, every_turn: bool) -> list[int]:
 def _span(row: Row, *, turn: int, kit: LmmKit, processor: Any, whole: EncodedPrompt) -> tuple[int, int]:
     """Return [start, end) of an assistant turn in the ids with one placeholder per image or video, end token included."""
     ids, videos = whole.engine_token_ids, whole.videos
-    before = kit.render(processor, row.messages[:turn], add_generation_prompt=True, videos=videos)
-    through = kit.render(processor, row.messages[: turn + 1], add_generation_prompt=False, videos=videos)
+    with placed(row.location):
+        before = kit.render(processor, row.messages[:turn], add_generation_prompt=True, videos=videos)
+        through = (
+            ids
+            if turn + 1 == len(row.messages)
+            else kit.render(processor, row.messages[: turn + 1], add_generation_prompt=False, videos=videos)
+        )
     # The last token of either may have grown together with the text behind it.
     if any(ids[: len(part) - 1] != part[:-1] for part in (before, through)):
-        raise UserError(
+        raise RewrittenHistory(
             f"{row.location}: the chat template writes the messages up to {turn + 1} differently when more follow, so "
-            "the tokens of that turn cannot be told apart; train one row per turn, or with another template"
+            "the tokens of that turn cannot be told apart; a training takes another template by --data.tokenizer_chat_template"
         )
     start, end = len(before), len(through)
-    eos = kit.tokenizer_of(processor).eos_token_id
+    tokenizer = kit.tokenizer_of(processor)
     # What the template puts behind the end token (a newline) is never sampled, so the loss leaves it out.
-    while end > start and ids[end - 1] != eos:
+    while end > start and ids[end - 1] != tokenizer.eos_token_id:
         end -= 1
     if end == start:
-        raise UserError(f"{row.location}: the chat template does not end an assistant turn with the end token")
+        end_token = tokenizer.decode([tokenizer.eos_token_id], skip_special_tokens=False)
+        written = tokenizer.decode(ids[start : len(through)][-_SHOWN_END:], skip_special_tokens=False)
+        raise UserError(
+            f"{row.location}: the chat template ends an assistant turn with {written!r}, in which the tokenizer's end token "
+            f"{end_token} is missing, so that no end would be learned; let eos_token in the checkpoint's "
+            "tokenizer_config.json be the token that the template writes"
+        )
     return start, end
 
 

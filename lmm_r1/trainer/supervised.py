@@ -25,7 +25,15 @@ from lmm_r1.trainer.optimizer_step import LossScaling, loss_scaling
 from lmm_r1.trainer.sft_samples import SFTBatch
 from lmm_r1.trainer.stopping import Progress, SaveSchedule
 from lmm_r1.trainer.supervised_models import model_path
-from lmm_r1.trainer.supervised_rows import Rows, SampleEncoder, batch_indices, read_ahead
+from lmm_r1.trainer.supervised_rows import (
+    RowCheck,
+    Rows,
+    SampleEncoder,
+    attempt,
+    batch_indices,
+    check_left_out,
+    read_ahead,
+)
 from lmm_r1.trainer.supervised_session import ConfigT, Session
 
 RowT = TypeVar("RowT")
@@ -104,7 +112,9 @@ class SupervisedRun(ABC, Generic[ConfigT, RowT, SampleT, BatchT]):
         self.encode = encode
         self.filler = filler
         # Of the steps that follow, where workers encode them; None encodes each step's when they are needed.
-        self.ahead: Generator[SampleT | None, None, None] | None = None
+        self.ahead: Generator[SampleT | UserError | None, None, None] | None = None
+        # Why rows of this rank could not be encoded, until all ranks are told.
+        self.refused: list[UserError] = []
         self.evaluation: HeldOut[RowT, SampleT] | None = None
         self.best = BestMetric(config)
         self.console = Console(highlight=False, markup=False, soft_wrap=True, quiet=not strategy.is_rank_0())
@@ -117,8 +127,12 @@ class SupervisedRun(ABC, Generic[ConfigT, RowT, SampleT, BatchT]):
 
     @classmethod
     @abstractmethod
-    def read(cls, config: ConfigT) -> tuple[KeptRows[Any], KeptRows[Any]]:
-        """Return the rows to learn from and the held-out ones; raises UserError where they cannot be learned from."""
+    def read(cls, config: ConfigT, check: RowCheck[Any]) -> tuple[KeptRows[Any], KeptRows[Any]]:
+        """Return the rows to learn from and the held-out ones; raises UserError where they cannot be learned from.
+
+        Args:
+            check: raises UserError for a row that cannot be encoded.
+        """
 
     @classmethod
     def conversations(cls, rows: Sequence[Any]) -> list[Row]:
@@ -181,6 +195,7 @@ class SupervisedRun(ABC, Generic[ConfigT, RowT, SampleT, BatchT]):
     def evaluate_on(self, rows: Sequence[Any]) -> None:
         """Evaluate the run on held-out rows, by `--eval.*`, and keep its best checkpoint."""
         self.evaluation = self.held_out(rows)
+        self.evaluation.encode = self.taken
         self.best.resume()
 
     def train(self, *, steps: int) -> None:
@@ -246,6 +261,7 @@ class SupervisedRun(ABC, Generic[ConfigT, RowT, SampleT, BatchT]):
         # After the update, the engine has the next one's.
         rate = self.engine.get_lr()[0]
         try:
+            self._settle_refused()
             loss, tokens = self._update(batches)
         except UserError as error:
             if step != self.saved_step and not self.config.ckpt.disable_ds:
@@ -298,14 +314,38 @@ class SupervisedRun(ABC, Generic[ConfigT, RowT, SampleT, BatchT]):
         """Return this rank's micro-batches of an update; rows too long for `max_len` are left out and counted."""
         indices = self._own_indices(step)
         if self.ahead is None:
-            samples = [self.encode(self.rows[index]) for index in indices]
-        else:
-            samples = list(itertools.islice(self.ahead, len(indices)))
-        return self._in_passes(samples)
+            return self._in_passes([self.taken(self.rows[index]) for index in indices])
+        found = list(itertools.islice(self.ahead, len(indices)))
+        return self._in_passes([self._noted(sample) for sample in found])
+
+    def taken(self, row: RowT) -> SampleT | None:
+        """Return a row's sample, None where it is too long or cannot be encoded, which `_settle_refused` is about."""
+        return self._noted(attempt(self.encode, row))
+
+    def _noted(self, sample: SampleT | UserError | None) -> SampleT | None:
+        if not isinstance(sample, UserError):
+            return sample
+        self.refused.append(sample)
+        return None
+
+    def _settle_refused(self) -> None:
+        """List the rows that could not be encoded among those that the run goes on without; every rank calls it.
+
+        Raises UserError on every rank where the run does not go on without them.
+        """
+        if not any(self._any_rank(bool(self.refused))):
+            return
+        found: list[list[UserError]] = [[] for _ in range(dist.get_world_size())]
+        dist.all_gather_object(found, self.refused)
+        self.refused = []
+        for error in itertools.chain.from_iterable(found):
+            check_left_out(error, bad_rows=self.config.data.bad_rows)
+            if self.strategy.is_rank_0() and self.folder.leave_out(str(error)):
+                self.console.print(f"{self.folder.name}: a row is left out: {error}")
 
     def _in_passes(self, samples: Sequence[SampleT | None]) -> list[BatchT]:
         """Return an update's samples as micro-batches; None, for a row that is left out, is counted."""
-        self.skipped += samples.count(None)
+        self.skipped += samples.count(None) - len(self.refused)
         size = self.config.train.micro_batch_size
         parts = [samples[start : start + size] for start in range(0, len(samples), size)]
         kept = [[sample for sample in part if sample is not None] or [self.filler] for part in parts]
@@ -367,17 +407,22 @@ class SupervisedRun(ABC, Generic[ConfigT, RowT, SampleT, BatchT]):
     def _evaluate_first(self, *, steps: int) -> None:
         """Evaluate the model that the run starts from; it is no step, and not saved."""
         assert self.evaluation is not None, "the checks ask for --eval.dataset"
-        self._log_evaluation(0, self.evaluation.run(self.actor), steps=steps)
+        self._log_evaluation(0, self._evaluated(self.evaluation), steps=steps)
 
     def _evaluate(self, step: int, *, steps: int) -> None:
         """Evaluate where that is due, log it, and save the step where it is the best so far."""
         per_epoch = len(self.rows) // self.config.train.batch_size
         if self.evaluation is None or not self.evaluation.is_due(step, per_epoch=per_epoch, steps=steps):
             return
-        metrics = self.evaluation.run(self.actor)
+        metrics = self._evaluated(self.evaluation)
         self._log_evaluation(step, metrics, steps=steps)
         if self.best.improves(metrics) and not self.config.ckpt.disable_ds:
             self._save(step, best=True)
+
+    def _evaluated(self, evaluation: HeldOut[RowT, SampleT]) -> dict[str, float]:
+        metrics = evaluation.run(self.actor)
+        self._settle_refused()
+        return metrics
 
     def _loss_scaling(self) -> LossScaling | None:
         """Return what became of the updates so far with fp16, None with another precision."""

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import torch
 from rich.console import Console
@@ -21,7 +21,8 @@ from lmm_r1.data.files import RowFile
 from lmm_r1.data.formats.row_format import Fields
 from lmm_r1.data.preferences import JudgedFile, JudgedRow, RowKind, read_judged_file
 from lmm_r1.data.reading import RowReading
-from lmm_r1.data.training_rows import SKIP_BAD_ROWS, KeptRows, blend, parse_dataset_spec, told_of
+from lmm_r1.data.stored_bytes import ChangedFile
+from lmm_r1.data.training_rows import SKIP_BAD_ROWS, KeptRows, blend, parse_dataset_spec, stopped_by, told_of
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import LmmKit
 
@@ -29,6 +30,9 @@ RowT = TypeVar("RowT")
 SampleT = TypeVar("SampleT")
 JudgedT = TypeVar("JudgedT", bound=JudgedRow)
 FoundT_co = TypeVar("FoundT_co", covariant=True)
+
+RowCheck: TypeAlias = Callable[[RowT], None]
+"""Raises UserError for a row that a run has no use for."""
 
 # Rows that each worker has encoded before they are asked for.
 _AHEAD = 16
@@ -61,6 +65,17 @@ class SampleEncoder(ABC):
     def __call__(self, row: Any) -> Any:
         """Return the row's sample, None where it is too long; raises UserError for media that cannot be taken."""
 
+    @abstractmethod
+    def check(self, row: Any) -> None:
+        """Raise UserError where a call with the row would, as far as that is told without reading pixels.
+
+        Rows are checked by it before a run, which takes a small part of the time that encoding them does.
+        """
+
+
+def passes(row: Any) -> None:
+    """Check nothing."""
+
 
 def blended_rows(config: SupervisedConfig, load: Callable[[str], KeptRows[RowT]]) -> KeptRows[RowT]:
     """Return the rows of `--data.dataset`; raises UserError where they are too few for an update.
@@ -77,7 +92,7 @@ def blended_rows(config: SupervisedConfig, load: Callable[[str], KeptRows[RowT]]
             f"--data.dataset {config.data.dataset} gives {len(rows)} rows, fewer than "
             f"--train.batch_size {config.train.batch_size}; lower it or add rows"
         )
-    return KeptRows(rows, left_out=[row for part in lists for row in part.left_out])
+    return KeptRows.blended(rows, lists)
 
 
 def judged_rows(
@@ -87,7 +102,7 @@ def judged_rows(
     split: str,
     reading: RowReading,
     bad_rows: BadRows,
-    check: Callable[[JudgedT], None] | None = None,
+    check: RowCheck[JudgedT] = passes,
 ) -> KeptRows[JudgedT]:
     """Return the rows of a file of judged responses, and say how they were found; takes and raises what `read_judged_file` does."""
     file = read_judged_file(
@@ -101,18 +116,39 @@ def kept(file: RowFile | JudgedFile[Any], rows: Iterable[RowT]) -> KeptRows[RowT
     # Every rank reads them, and one says so.
     quiet = os.environ.get("RANK", "0") != "0"
     Console(highlight=False, quiet=quiet).print(told_of(file.told, file.skipped))
-    return KeptRows.of(file.path, rows, file.skipped)
+    return KeptRows.of(file.path, dict(zip(file.rows, rows, strict=True)), file.skipped)
 
 
 def first_fitting(config: SupervisedConfig, rows: Iterable[RowT], encode: Callable[[RowT], SampleT | None]) -> SampleT:
-    """Return the sample of the first row that is not too long; raises UserError where there is none."""
-    fitting = next((sample for sample in map(encode, rows) if sample is not None), None)
-    if fitting is None:
-        raise UserError(
-            f"every row of --data.dataset {config.data.dataset} is longer than --data.max_len {config.data.max_len}; "
-            "raise it"
-        )
-    return fitting
+    """Return the sample of the first row that is not too long; raises UserError where there is none.
+
+    A row that cannot be encoded stops the run, or is passed over, by `--data.bad_rows`.
+    """
+    for row in rows:
+        sample = attempt(encode, row)
+        if isinstance(sample, UserError):
+            check_left_out(sample, bad_rows=config.data.bad_rows)
+        elif sample is not None:
+            return sample
+    raise UserError(
+        f"every row of --data.dataset {config.data.dataset} is longer than --data.max_len {config.data.max_len}; raise it"
+    )
+
+
+def attempt(encode: Callable[[RowT], SampleT | None], row: RowT) -> SampleT | UserError | None:
+    """Return a row's sample, None where it is too long, or why it cannot be encoded."""
+    try:
+        return encode(row)
+    except UserError as error:
+        return error
+
+
+def check_left_out(error: UserError, *, bad_rows: BadRows) -> None:
+    """Raise UserError for a row that cannot be encoded, unless the run goes on without it."""
+    if isinstance(error, ChangedFile):
+        raise error
+    if bad_rows == "stop":
+        raise stopped_by(error) from error
 
 
 def chat_template(config: SupervisedConfig) -> str | None:
@@ -154,19 +190,13 @@ class _EncodedRows(Dataset):
         self.encode = encode
 
     def __getitem__(self, index: Any) -> Any:
-        try:
-            return self.encode(self.rows[index])
-        except UserError as error:
-            return error
+        return attempt(self.encode, self.rows[index])
 
 
 def read_ahead(
     rows: Rows[RowT], encode: Callable[[RowT], SampleT | None], *, indices: Iterable[Any], workers: int
-) -> Generator[SampleT | None, None, None]:
-    """Yield the samples of rows in the order of `indices`, encoded ahead of it by worker processes, which `close` ends.
-
-    Raises UserError when a row's turn comes that cannot be taken.
-    """
+) -> Generator[SampleT | UserError | None, None, None]:
+    """Yield what `attempt` gives for rows in the order of `indices`, ahead of it by worker processes, which `close` ends."""
     loader: DataLoader[Any] = DataLoader(
         _EncodedRows(rows, encode),
         batch_size=None,
@@ -180,10 +210,7 @@ def read_ahead(
         # Of its own, so that dropout is the same with any number of workers.
         generator=torch.Generator().manual_seed(0),
     )
-    for item in loader:
-        if isinstance(item, UserError):
-            raise item
-        yield item
+    yield from loader
 
 
 def _as_it_is(item: Any) -> Any:

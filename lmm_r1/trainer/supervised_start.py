@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from rich.console import Console
 from lmm_r1.config import SupervisedConfig, sized_supervised, to_openrlhf_args
 from lmm_r1.data.messages import Row
 from lmm_r1.data.row_digest import AnyRow
-from lmm_r1.data.training_rows import LeftOutRow
+from lmm_r1.data.training_rows import KeptRows
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.lmm_kits.checkpoint import check_images_taken, check_pixel_bounds
@@ -32,25 +33,24 @@ from lmm_r1.trainer.stopping import StopRequests, told_ends
 from lmm_r1.trainer.strategy import KitStrategy, default_to_one_process, leave_group, make_strategy
 from lmm_r1.trainer.supervised import SupervisedRun
 from lmm_r1.trainer.supervised_models import model_path
-from lmm_r1.trainer.supervised_rows import chat_template, first_fitting
+from lmm_r1.trainer.supervised_rows import SampleEncoder, chat_template, first_fitting
 from lmm_r1.trainer.supervised_session import ConfigT, Session
 
 
 def train(run_class: type[SupervisedRun[ConfigT, Any, Any, Any]], config: ConfigT) -> None:
     """Train on `--data.dataset` and write the model to `--ckpt.output_dir`; raises UserError for what the user gave."""
     checkpoint = _opened(config)
-    rows, held_out = run_class.read(config)
+    check_pixel_bounds(config.data, checkpoint, model=_model(checkpoint), prefix="--data.")
+    encode = run_class.encoder.of(config, kit=checkpoint.kit, processor=checkpoint.processor)
+    rows, held_out = run_class.read(config, partial(_check_row, run_class, checkpoint, encode))
     default_to_one_process()
     config = _sized(config, rows=len(rows))
     shown = run_class.conversations(rows)
-    every = shown + run_class.conversations(held_out)
-    _check_rows(config, checkpoint, every)
-    run_class.check(config, checkpoint, every)
-    encode = run_class.encoder.of(config, kit=checkpoint.kit, processor=checkpoint.processor)
+    run_class.check(config, checkpoint, shown + run_class.conversations(held_out))
     learned = run_class.learned(rows)
     filler = first_fitting(config, learned, encode).filler
-    left_out = (*rows.left_out, *held_out.left_out)
-    with session(run_class, config, checkpoint, rows=rows, shown=shown, left_out=left_out) as begun:
+    every = KeptRows.blended((), [rows, held_out])
+    with session(run_class, config, checkpoint, rows=rows, shown=shown, every=every) as begun:
         run = run_class.of(begun, rows=learned, encode=encode, filler=filler)
         if held_out:
             run.evaluate_on(held_out)
@@ -71,7 +71,7 @@ def _opened(config: SupervisedConfig) -> Checkpoint:
     checkpoint = Checkpoint(
         path, trust_remote_code=config.train.trust_remote_code, chat_template=chat_template(config)
     )
-    model = f"--model.model_name_or_path {path}"
+    model = _model(checkpoint)
     # What a checkpoint lacks is told in this order: a kit, a processor, weights.
     _ = checkpoint.kit, checkpoint.processor
     check_weights(path)
@@ -82,11 +82,16 @@ def _opened(config: SupervisedConfig) -> Checkpoint:
     return checkpoint
 
 
-def _check_rows(config: SupervisedConfig, checkpoint: Checkpoint, rows: Sequence[Row]) -> None:
-    """Raise UserError where the model cannot take the rows' images and videos, or their sizes."""
-    model = f"--model.model_name_or_path {checkpoint.path}"
-    check_images_taken(rows, kit=checkpoint.kit, model=model)
-    check_pixel_bounds(config.data, checkpoint, model=model, prefix="--data.")
+def _check_row(
+    run_class: type[SupervisedRun[Any, Any, Any, Any]], checkpoint: Checkpoint, encode: SampleEncoder, row: Any
+) -> None:
+    """Raise UserError for a row that the model cannot take, or that cannot be encoded."""
+    check_images_taken(run_class.conversations([row]), kit=checkpoint.kit, model=_model(checkpoint))
+    encode.check(row)
+
+
+def _model(checkpoint: Checkpoint) -> str:
+    return f"--model.model_name_or_path {checkpoint.path}"
 
 
 @contextmanager
@@ -97,7 +102,7 @@ def session(
     *,
     rows: Sequence[AnyRow],
     shown: Sequence[Row],
-    left_out: Sequence[LeftOutRow] = (),
+    every: KeptRows[Any] | None = None,
 ) -> Iterator[Session[ConfigT]]:
     """Start a run's processes and its folder, and finish both when what is inside has trained.
 
@@ -106,9 +111,15 @@ def session(
     Args:
         rows: what is learned from.
         shown: conversations of the rows, of which the plan takes one with an image.
-        left_out: what the run goes on without.
+        every: where all rows are from, held-out ones too, and which the run goes on without.
     """
-    folder = RunFolder(path=Path(config.ckpt.output_dir), name=config.logger.stage_name, kind=run_class.kind)
+    every = KeptRows() if every is None else every
+    folder = RunFolder(
+        path=Path(config.ckpt.output_dir),
+        name=config.logger.stage_name,
+        kind=run_class.kind,
+        origins=every.origins,
+    )
     _check_processes(config, count=int(os.environ["WORLD_SIZE"]))
     config = _planned(config, shown)
     fingerprint = Fingerprint.of(config, models=run_class.models(config), rows={"data.dataset": rows})
@@ -127,7 +138,7 @@ def session(
         resumed = False
         if strategy.is_rank_0():
             resumed = open_run(config, fingerprint, folder=folder)
-            folder.left_out(left_out)
+            folder.left_out(every.left_out)
         # What is deleted or written there must be so for all ranks.
         dist.barrier()
         steps = (len(rows) // config.train.batch_size) * config.train.max_epochs

@@ -47,6 +47,12 @@ class CharacterKit:
     def tokenizer_of(self, processor: object) -> CharacterTokenizer:
         return CharacterTokenizer()
 
+    takes_images = takes_videos = True
+
+    def check_size(self, processor: object, part: object, *, width: int, height: int) -> None:
+        if width < 2:
+            raise UserError("an image is too small")
+
     def placeholder_ids(self, processor: object) -> frozenset[int]:
         return frozenset({PLACEHOLDER})
 

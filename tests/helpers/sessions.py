@@ -24,19 +24,23 @@ def session_of(
     Args:
         kit: of a checkpoint that has no files, and no processor.
     """
-    if checkpoint is None:
-        checkpoint = Checkpoint("m")
-        # Where its parts are kept once they are loaded.
-        vars(checkpoint).update(kit=kit, processor=None)
     return Session(
         config=config,
-        checkpoint=checkpoint,
+        checkpoint=checkpoint or checkpoint_of(kit),
         strategy=strategy,
         folder=folder,
         stops=StopRequests(),
         trackers=Trackers(),
         steps=steps,
     )
+
+
+def checkpoint_of(kit: Any) -> Checkpoint:
+    """Return the checkpoint of a kit that has no files, and no processor."""
+    checkpoint = Checkpoint("m")
+    # Where its parts are kept once they are loaded.
+    vars(checkpoint).update(kit=kit, processor=None)
+    return checkpoint
 
 
 def begun(

@@ -57,7 +57,8 @@ class Engine:
         await self.events.note.remote("engine generates")
         segments = (Segment(kind="prompt", token_ids=(1,)), Segment(kind="generated", token_ids=(2,)))
         return SimpleNamespace(
-            samples=[Sample(row=row, segments=segments, response="", finish_reason="stop", weight_version=0)] * 2
+            samples=[Sample(row=row, segments=segments, response="", finish_reason="stop", weight_version=0)] * 2,
+            refused=None,
         )
 
 

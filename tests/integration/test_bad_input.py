@@ -129,7 +129,9 @@ BAD_ROWS = {
     ),
     "unknown role": (
         [{**QUESTION, "messages": [{"role": "robot", "content": "?"}]}],
-        ["rows.jsonl line 1: message 1 has the role 'robot'; known roles are system, user, assistant, tool"],
+        [
+            "rows.jsonl line 1: message 1 of \"messages\" has the role 'robot'; known roles are system, user, assistant, tool"
+        ],
     ),
     "answer in the prompt": (
         [QUESTION, TWO_ANSWERS],

@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lmm_r1.data.formats.chats import MESSAGES, with_surroundings
+from lmm_r1.data.formats.chats import MESSAGES, chat_message, with_surroundings
 from lmm_r1.data.formats.problems import media_first
-from lmm_r1.data.formats.row_format import Column, Columns
+from lmm_r1.data.formats.row_format import Column, Columns, is_empty
 from lmm_r1.data.stored_bytes import StoredBytes
 
 PROMPTS = ("prompt", "question", "query", "instruction")
@@ -24,11 +24,46 @@ def prompt_of(columns: Columns, *, images: Column, names: tuple[str, ...] = (*PR
     Raises:
         UserError: there is none, or what stands beside it cannot be put into it.
     """
-    prompt = columns.prompt(*names)
-    more = columns.take("input").value if columns.names.prompt != "input" else None
-    if isinstance(prompt, str) and isinstance(more, str) and more.strip():
+    prompt = columns.prompt(*held_prompts(columns, names))
+    if columns.names.prompt != "input" and (more := columns.text("input")) is not None:
+        if not isinstance(prompt, str):
+            columns.fail(
+                f'"input" goes with a prompt that is text; put it into "{columns.prompt_column}", and empty it'
+            )
         prompt = f"{prompt}\n{more}"
     return with_surroundings(media_first(prompt, images), columns=columns)
+
+
+def held_prompts(columns: Columns, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the columns among these of which one is to hold the prompt: no conversation where there is another one.
+
+    Datasets repeat the prompt in a conversation with a response. Raises UserError for a conversation that begins otherwise.
+    """
+    held = [name for name in names if not is_empty(columns.record.get(name))]
+    prompt = next((name for name in held if name not in CONVERSATIONS), None)
+    if prompt is None or columns.names.prompt is not None:
+        return names
+    for name in held:
+        turns = columns.record[name]
+        if name in CONVERSATIONS and not _begins(turns, columns.record[prompt]):
+            columns.fail(
+                f'both "{prompt}" and "{name}" are given, and "{name}" does not begin with it; empty one of them'
+            )
+    return tuple(name for name in names if name not in CONVERSATIONS)
+
+
+def _begins(turns: Any, prompt: Any) -> bool:
+    """Say whether a conversation begins with a prompt, but for a system turn."""
+    if isinstance(turns, str) or not isinstance(turns, Sequence):
+        return False
+    asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    if not isinstance(asked, Sequence):
+        return False
+    said, wanted = (
+        [turn for turn in map(chat_message, part) if not isinstance(turn, Mapping) or turn.get("role") != "system"]
+        for part in (turns, asked)
+    )
+    return len(said) >= len(wanted) and all(map(same_words, said, wanted))
 
 
 def same_turn(one: Any, other: Any) -> bool:

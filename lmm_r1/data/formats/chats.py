@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from lmm_r1.data.formats.row_format import Column, Columns, RowFields, RowFormat, filled, listed, media_entries
+from lmm_r1.data.formats.row_format import Column, Columns, RowFields, RowFormat, listed, media_entries
 
 MESSAGES = ("message", "messages")
 DATASOURCE = ("datasource", "data_source")
@@ -30,9 +30,6 @@ _ORIGINAL = re.compile(r"original_image(?:_(\d+))?(?:\.\w+)?")
 
 
 def _lmm_r1(columns: Columns) -> RowFields:
-    both = [name for name in MESSAGES if columns.record.get(name) is not None]
-    if len(both) > 1 and columns.names.prompt is None:
-        columns.fail('both "message" and "messages" are given; choose one with --data.input_key')
     return RowFields(
         messages=with_surroundings(columns.prompt(*MESSAGES), columns=columns),
         answer=columns.answer("answer"),
@@ -49,11 +46,12 @@ def _r1_vlm(columns: Columns) -> RowFields:
     """
     messages = columns.prompt("messages")
     if not isinstance(messages, Sequence) or isinstance(messages, str):
-        columns.fail("the messages must be a list with at least one message")
+        columns.fail(f'the messages in "{columns.prompt_column}" must be a list with at least one message')
     messages = with_surroundings(messages, columns=columns)
     # An addition row asks for the sum, and its label lists the digits.
     sums = ("total",) if columns.record.get("task") == "addition" else ()
-    answer = columns.answer("answer", *sums, "label")
+    labels = ("answer", *sums, "label")
+    answer = columns.first(*labels) if columns.names.answer is None else columns.answer(*labels)
     if isinstance(answer.value, list):
         answer = Column(name=answer.name, value=json.dumps(answer.value, ensure_ascii=False))
     sources = [part.get("image") for part in _image_parts(messages)]
@@ -71,7 +69,7 @@ def _r1_vlm(columns: Columns) -> RowFields:
         images=image,
         videos=columns.videos("videos"),
         datasource=columns.datasource(*DATASOURCE, "task"),
-        response=last,
+        response=Column(name="messages", value=last),
         prefill="" if last is None else _text_of(last, columns=columns),
     )
 
@@ -97,10 +95,10 @@ def _text_of(message: Mapping[str, Any], *, columns: Columns) -> str:
     content = message.get("content")
     if isinstance(content, str):
         return content
-    parts = [part for part in content or () if isinstance(part, Mapping)]
-    if any(part.get("type") != "text" for part in parts):
-        columns.fail("the assistant turn that responses go on from must be text")
-    return "".join(str(part.get("text")) for part in parts)
+    texts = [part.get("text") if isinstance(part, Mapping) else None for part in listed(content)]
+    if not all(isinstance(text, str) for text in texts):
+        columns.fail(f'the assistant turn in "{columns.prompt_column}" that responses go on from must be text')
+    return "".join(map(str, texts))
 
 
 def _sharegpt(columns: Columns) -> RowFields:
@@ -120,7 +118,7 @@ def _conversation(columns: Columns, *, images: Column) -> RowFields:
         images=images,
         videos=columns.videos("videos", "video"),
         datasource=columns.datasource(*DATASOURCE),
-        response=last,
+        response=Column(name="conversations", value=last),
     )
 
 
@@ -135,7 +133,9 @@ def _ordered(columns: Columns) -> Column:
     images, names = columns.images("images"), listed(columns.take("image_names").value)
     entries = media_entries(images)
     if len(names) != len(entries):
-        columns.fail(f"{len(names)} image_names for {len(entries)} images; one is needed for each")
+        columns.fail(
+            f'"image_names" has {len(names)} names for {len(entries)} images in "{images.name}"; each needs one'
+        )
     places = [_place_of(str(name)) for name in names]
     if None in places:
         # Names of another kind say nothing about the order.
@@ -156,13 +156,14 @@ def _turns(columns: Columns) -> Sequence[Any]:
     """Return the turns of a conversation: a list, or the text of one as JSON or Python writes it, which is never run."""
     turns = columns.prompt("conversations")
     if isinstance(turns, str):
-        turns = _read_list(turns)
+        turns = read_list(turns)
     if not isinstance(turns, Sequence):
         columns.fail('"conversations" must be a list of turns, or the text of one in JSON or as a Python literal')
     return turns
 
 
-def _read_list(text: str) -> list[Any] | None:
+def read_list(text: str) -> list[Any] | None:
+    """Return the list that a text writes as JSON or as Python does, None for any other text; nothing of it is run."""
     for read in (json.loads, ast.literal_eval):
         try:
             value = read(text)
@@ -193,11 +194,11 @@ def with_surroundings(prompt: Any, *, columns: Columns) -> Any:
     Raises:
         UserError: the row has tools, a history that is no list of pairs, or two different system turns.
     """
-    if columns.take("tools").value:
+    if columns.take("tools").value is not None:
         columns.fail('the field "tools" is not read; write the tools into a system turn, and leave the field out')
     before = [*_system(columns), *_history(columns)]
     if before and isinstance(prompt, str) and _JSON_MESSAGES.match(prompt):
-        prompt = _read_list(prompt) or prompt
+        prompt = read_list(prompt) or prompt
     if isinstance(prompt, Sequence) and not isinstance(prompt, str):
         turns = [chat_message(turn) for turn in prompt]
         return [*_without_repeated_system(before, turns, columns=columns), *turns]
@@ -205,18 +206,19 @@ def with_surroundings(prompt: Any, *, columns: Columns) -> Any:
 
 
 def _system(columns: Columns) -> list[dict[str, Any]]:
-    system = columns.take("system").value
-    return [{"role": "system", "content": system}] if filled(system) else []
+    system = columns.text("system")
+    return [] if system is None else [{"role": "system", "content": system}]
 
 
 def _history(columns: Columns) -> list[dict[str, Any]]:
     """Return the earlier turns of alpaca's rows: pairs of what was asked and answered."""
-    rounds = columns.take("history").value or []
+    rounds = listed(columns.take("history").value)
     turns: list[dict[str, Any]] = []
-    for number, entry in enumerate(rounds if isinstance(rounds, Sequence) else [rounds], start=1):
-        if not isinstance(entry, Sequence) or isinstance(entry, str) or len(entry) != 2:
+    for number, entry in enumerate(rounds, start=1):
+        texts = [] if isinstance(entry, str) or not isinstance(entry, Sequence) else entry
+        if len(texts) != 2 or not all(isinstance(text, str) for text in texts):
             columns.fail(f'"history" entry {number} must be a list of two texts, what was asked and what was answered')
-        turns += [{"role": role, "content": text} for role, text in zip(("user", "assistant"), entry, strict=True)]
+        turns += [{"role": role, "content": text} for role, text in zip(("user", "assistant"), texts, strict=True)]
     return turns
 
 
@@ -230,6 +232,15 @@ def _without_repeated_system(before: list[dict[str, Any]], turns: list[Any], *, 
     if len(before) > 1:
         columns.fail('the messages begin with a system turn, which "history" cannot precede; put it into the messages')
     return []
+
+
+def written_messages(value: Any) -> Any:
+    """Return the messages that a text lists as JSON, as tables store them; anything else as it is."""
+    if not isinstance(value, str) or not _JSON_MESSAGES.match(value):
+        return value
+    turns = read_list(value)
+    are_turns = turns and all(isinstance(turn, Mapping) and {"role", "from"} & turn.keys() for turn in turns)
+    return turns if are_turns else value
 
 
 def chat_message(turn: Any) -> Any:

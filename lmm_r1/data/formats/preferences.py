@@ -7,6 +7,7 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NoReturn
 
 from lmm_r1.data.formats.asked import (
@@ -14,13 +15,14 @@ from lmm_r1.data.formats.asked import (
     IMAGES,
     PROMPTS,
     VIDEOS,
+    held_prompts,
     prompt_of,
     same_turn,
     same_words,
 )
-from lmm_r1.data.formats.chats import DATASOURCE, chat_message, with_surroundings
+from lmm_r1.data.formats.chats import DATASOURCE, chat_message, with_surroundings, written_messages
 from lmm_r1.data.formats.problems import media_first
-from lmm_r1.data.formats.row_format import Column, Columns, FormatSet, PairFields, RowFormat, filled, listed
+from lmm_r1.data.formats.row_format import Column, Columns, FormatSet, PairFields, RowFormat, is_empty, listed
 
 _ASKED = (*PROMPTS, *CONVERSATIONS)
 _BETTER_SCORES = ("chosen_reward", "chosen_score", "score_chosen")
@@ -38,12 +40,14 @@ def sides(columns: Columns, *, images: Column) -> tuple[Any, Column, Column]:
     better = columns.take(columns.names.chosen or "chosen")
     worse = columns.take(columns.names.rejected or "rejected")
     for side, flag in ((better, "--data.chosen_key"), (worse, "--data.rejected_key")):
-        if not filled(side.value) or side.value == []:
+        if side.value is None:
             columns.fail(f'the field "{side.name}" is empty; fill it in, or name another with {flag}')
-    if columns.names.prompt is None and all(columns.record.get(name) is None for name in _ASKED):
+    better, worse = (replace(side, value=written_messages(side.value)) for side in (better, worse))
+    if columns.names.prompt is None and all(is_empty(columns.record.get(name)) for name in _ASKED):
+        columns.prompt_column = better.name
         prompt, better, worse = _common(better, worse, columns=columns)
         return with_surroundings(media_first(prompt, images), columns=columns), better, worse
-    plain = columns.prompt(*_ASKED)
+    plain = columns.prompt(*held_prompts(columns, _ASKED))
     prompt = prompt_of(columns, images=images)
     return prompt, _behind(plain, better, columns=columns), _behind(plain, worse, columns=columns)
 
@@ -153,7 +157,7 @@ def _pair(columns: Columns) -> PairFields:
 
 def _rlhf_v(columns: Columns) -> PairFields:
     """Question and responses are in JSON text; the image has no place in it and stands first."""
-    text = columns.take("text").value
+    text, columns.prompt_column = columns.take("text").value, "text"
     try:
         held = json.loads(text) if isinstance(text, str) else text
     except (ValueError, RecursionError) as error:
@@ -165,7 +169,7 @@ def _rlhf_v(columns: Columns) -> PairFields:
     for name in ("question", "chosen", "rejected"):
         if not isinstance(held.get(name), str) or not held[name].strip():
             columns.fail(f'"{name}" in the field "text" must be a text that is not empty')
-    images = columns.images("image", "images", "image_path")
+    images = columns.images("image", "images", otherwise="image_path")
     return PairFields(
         messages=media_first(held["question"], images),
         images=images,
@@ -195,8 +199,8 @@ def _vlfeedback(columns: Columns) -> PairFields:
         images=images,
         videos=columns.videos(*VIDEOS),
         datasource=columns.datasource(*DATASOURCE),
-        chosen=Column(name="the best completion", value=best[1].get("response")),
-        rejected=Column(name="the worst completion", value=worst[1].get("response")),
+        chosen=Column(name="the best of completions", value=best[1].get("response")),
+        rejected=Column(name="the worst of completions", value=worst[1].get("response")),
         chosen_score=Column(name="the best rating", value=best[0]),
         rejected_score=Column(name="the worst rating", value=worst[0]),
         margin=columns.take("margin"),
@@ -226,7 +230,8 @@ def _mean_rating(completion: Mapping[str, Any], number: int, *, columns: Columns
     ratings = [rating for aspect in given if (rating := _rating(aspect)) is not None]
     if not ratings:
         columns.fail(
-            f'completion {number} has no "Rating" that is a number in its "annotations"; rate it, or leave it out'
+            f'completion {number} of "completions" has no "Rating" that is a number in its "annotations"; rate it, or leave it '
+            "out"
         )
     return sum(ratings) / len(ratings)
 

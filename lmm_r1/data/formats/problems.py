@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import string
 from collections.abc import Sequence
 from typing import Any
 
-from lmm_r1.data.formats.chats import DATASOURCE, MESSAGES, unwrapped, with_surroundings
+from lmm_r1.data.formats.chats import DATASOURCE, MESSAGES, read_list, unwrapped, with_surroundings
 from lmm_r1.data.formats.row_format import (
     Column,
     Columns,
@@ -39,14 +38,17 @@ def _easyr1(columns: Columns) -> RowFields:
         images=columns.images("images"),
         videos=columns.videos("videos"),
         datasource=columns.datasource(*DATASOURCE),
-        response=answer.value,
+        response=answer,
     )
 
 
 def _r1_v(columns: Columns) -> RowFields:
     """Its image stands before the problem, which has no place for it; the answer is what its tags hold."""
     solution = columns.answer("solution")
-    thinking = columns.take("thinking").value
+    thinking = columns.text("thinking")
+    worked = solution.value
+    if thinking is not None and filled(worked):
+        worked = f"{thinking}\n\n{worked}"
     images = columns.images("image")
     return RowFields(
         messages=with_surroundings(media_first(columns.prompt("problem"), images), columns=columns),
@@ -54,7 +56,7 @@ def _r1_v(columns: Columns) -> RowFields:
         images=images,
         videos=columns.videos("videos"),
         datasource=columns.datasource(*DATASOURCE),
-        response=f"{thinking}\n\n{solution.value}" if filled(thinking) and filled(solution.value) else solution.value,
+        response=Column(name=solution.name, value=worked),
     )
 
 
@@ -66,7 +68,7 @@ def _mini_o3(columns: Columns) -> RowFields:
         images=columns.images("images"),
         videos=columns.videos("videos"),
         datasource=columns.datasource("data_source", "datasource"),
-        response=solution.value,
+        response=solution,
     )
 
 
@@ -80,12 +82,11 @@ def media_first(prompt: Any, images: Column) -> Any:
 def _vlmeval(columns: Columns) -> RowFields:
     """One question of a benchmark: the images, a hint, the question and its options, in this order."""
     images = _images(columns)
-    question = str(columns.prompt("question"))
-    lines = [f"{letter}. {option}" for letter in OPTIONS if filled(option := columns.take(letter).value)]
-    hint = columns.take("hint").value
-    text = "\n".join(
-        [*([str(hint)] if filled(hint) else []), question, *([*lines, CHOOSE] if lines else [])],
-    )
+    columns.prompt("question")
+    question = columns.text(columns.prompt_column) or ""
+    lines = [f"{letter}. {option}" for letter in OPTIONS if (option := columns.text(letter)) is not None]
+    hint = columns.text("hint")
+    text = "\n".join([*([] if hint is None else [hint]), question, *([*lines, CHOOSE] if lines else [])])
     answer = columns.answer("answer")
     return RowFields(
         messages=with_surroundings(
@@ -95,16 +96,20 @@ def _vlmeval(columns: Columns) -> RowFields:
         images=Column(name="image", value=None),
         videos=Column(name="videos", value=None),
         datasource=columns.datasource("category"),
-        response=answer.value if filled(answer.value) else None,
+        response=answer,
     )
 
 
 def _images(columns: Columns) -> list[Any]:
-    value = columns.images("image", "image_path").value
-    images = listed(_read_list(value))
+    column = columns.images("image", otherwise="image_path")
+    # Tables write several images as the text of a list.
+    is_text = isinstance(column.value, str) and column.value.startswith("[")
+    images = listed((read_list(column.value) if is_text else None) or column.value)
     for image in images:
         if _is_pointer(image):
-            columns.fail(f"the image {image} is no image and no index of a row that has one image; correct it")
+            columns.fail(
+                f'the "{column.name}" {image} is no image and no index of a row that has one image; correct it'
+            )
     return images
 
 
@@ -122,16 +127,6 @@ def _placed(text: str, images: Sequence[Any], *, columns: Columns) -> list[dict[
         elif piece.strip():
             parts.append({"type": "text", "text": piece.strip()})
     return parts
-
-
-def _read_list(value: Any) -> Any:
-    """The images of a text that lists several, as Python or JSON writes a list; anything else as it is."""
-    if not isinstance(value, str) or not value.startswith("["):
-        return value
-    try:
-        return ast.literal_eval(value)
-    except (ValueError, SyntaxError):
-        return value
 
 
 def _is_pointer(image: Any) -> bool:

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lmm_r1.data.formats.asked import CONVERSATIONS, IMAGES, PROMPTS, prompt_of
-from lmm_r1.data.formats.chats import DATASOURCE, chat_message, response_text
+from lmm_r1.data.formats.chats import DATASOURCE, chat_message, response_text, written_messages
 from lmm_r1.data.formats.preferences import sides
 from lmm_r1.data.formats.problems import media_first
-from lmm_r1.data.formats.row_format import Column, Columns, RowFields, RowFormat, filled
+from lmm_r1.data.formats.row_format import NOTHING, Column, Columns, RowFields, RowFormat, filled
 
 _RESPONSES = ("response", "completion", "output")
 
@@ -31,14 +31,14 @@ def _preference(columns: Columns) -> RowFields:
     )
 
 
-def _fields(columns: Columns, *, prompt: Any, response: Any, rejected: Any = None) -> RowFields:
+def _fields(columns: Columns, *, prompt: Any, response: Column, rejected: Column = NOTHING) -> RowFields:
     images = columns.images(*IMAGES)
     if isinstance(prompt, Sequence) and not isinstance(prompt, str):
         prompt = [chat_message(turn) for turn in prompt]
     answer = columns.answer("answer")
     return RowFields(
         messages=media_first(prompt, images),
-        answer=answer if answer.value is not None else Column(name="response", value=response_text(response)),
+        answer=answer if answer.value is not None else Column(name=response.name, value=response_text(response.value)),
         images=images,
         videos=columns.videos("videos"),
         datasource=columns.datasource(*DATASOURCE),
@@ -47,9 +47,9 @@ def _fields(columns: Columns, *, prompt: Any, response: Any, rejected: Any = Non
     )
 
 
-def _turn(column: Column, *, columns: Columns) -> Any:
+def _turn(column: Column, *, columns: Columns) -> Column:
     """Return a response's text or message; of a list the one message that it holds."""
-    value = chat_message(column.value)
+    value = chat_message(written_messages(column.value))
     if isinstance(value, Sequence) and not isinstance(value, str):
         if len(value) != 1:
             columns.fail(f'"{column.name}" must be text or one message, not a list of {len(value)}')
@@ -58,7 +58,7 @@ def _turn(column: Column, *, columns: Columns) -> Any:
         columns.fail(f'the field "{column.name}" is empty; fill it in')
     if not isinstance(value, str) and not (isinstance(value, Mapping) and value.get("role") == "assistant"):
         columns.fail(f'"{column.name}" must be text or a message of the assistant')
-    return value
+    return Column(name=column.name, value=value)
 
 
 RESPONSES = (

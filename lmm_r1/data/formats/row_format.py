@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,6 +50,9 @@ class Column:
     value: Any
 
 
+NOTHING = Column(name="response", value=None)
+
+
 class Columns:
     """A record's columns as an adapter takes them; those that none took are the row's other columns."""
 
@@ -60,6 +64,8 @@ class Columns:
         self.location = location
         self.names = names
         self.format_is_named = format_is_named
+        self.prompt_column = "messages"
+        """Where the prompt was found, for messages."""
         self._taken: set[str] = set()
         self._shown: set[str] = set()
 
@@ -67,22 +73,49 @@ class Columns:
         raise UserError(f"{self.location}: {sentence}")
 
     def take(self, *names: str) -> Column:
+        """Return the one of these columns that holds something, else the first of them, empty.
+
+        Raises UserError where two of them hold different things: one of them would be lost.
+        """
+        held = [Column(name=name, value=self.record[name]) for name in names if not is_empty(self.record.get(name))]
+        if not held:
+            return self.first(*names)
+        self._taken.update(column.name for column in held)
+        for other in held[1:]:
+            if listed(other.value) != listed(held[0].value):
+                self.fail(
+                    f'both "{held[0].name}" and "{other.name}" are given, and they differ; empty one of them, or leave it out'
+                )
+        return held[0]
+
+    def first(self, *names: str) -> Column:
         """Return the first of these columns that holds something, else the first of them, empty."""
-        for name in names:
-            value = self.record.get(name)
-            # A missing value is null in JSON and Arrow, and NaN from pandas.
-            if value is not None and not (isinstance(value, float) and math.isnan(value)):
-                self._taken.add(name)
-                return Column(name=name, value=value)
-        self._taken.add(names[0])
-        return Column(name=names[0], value=None)
+        held = next((name for name in names if not is_empty(self.record.get(name))), None)
+        # What is there and empty is what a message is about.
+        name = held or next((name for name in names if name in self.record), names[0])
+        self._taken.add(name)
+        return Column(name=name, value=None if held is None else self.record[name])
+
+    def text(self, *names: str) -> str | None:
+        """Return the text of `take`, None where there is none; raises UserError for what is neither text nor a number."""
+        found = self.take(*names)
+        if found.value is None or isinstance(found.value, str):
+            return found.value
+        if isinstance(found.value, bool) or not isinstance(found.value, numbers.Number):
+            self.fail(f'the field "{found.name}" must be text, not {type(found.value).__name__}')
+        return str(found.value)
 
     def prompt(self, *names: str) -> Any:
         """Return the value of the prompt's column; raises UserError where the record has none."""
         names = names if self.names.prompt is None else (self.names.prompt,)
         found = self._show(*names)
+        self.prompt_column = found.name
         if found.value is None:
             wanted = " or ".join(f'"{name}"' for name in names)
+            if found.name in self.record:
+                self.fail(
+                    f'the field "{found.name}" is empty; fill it in, or name another with {self.names.prompt_flag}'
+                )
             self.fail(
                 f"no field {wanted} (found: {', '.join(self.record) or 'nothing'}); name it with "
                 f"{self.names.prompt_flag}, or another row format with --data.format"
@@ -92,8 +125,16 @@ class Columns:
     def answer(self, *names: str) -> Column:
         return self.take(*(names if self.names.answer is None else (self.names.answer,)))
 
-    def images(self, *names: str) -> Column:
-        return self._show(*(names if self.names.images is None else (self.names.images,)))
+    def images(self, *names: str, otherwise: str | None = None) -> Column:
+        """Return the images of these columns.
+
+        Args:
+            otherwise: the column that holds them where none of these does; else it repeats them by their paths.
+        """
+        if self.names.images is not None:
+            return self._show(self.names.images)
+        found = self._show(*names)
+        return found if found.value is not None or otherwise is None else self._show(otherwise)
 
     def videos(self, *names: str) -> Column:
         return self._show(*(names if self.names.videos is None else (self.names.videos,)))
@@ -110,8 +151,8 @@ class Columns:
             self.fail(
                 f'no field "{named}" (found: {", ".join(self.record)}); name the source\'s with --data.datasource_key'
             )
-        value = self.take(*(names if named is None else (named,))).value
-        return str(value) if filled(value) else "default"
+        value = self.first(*(names if named is None else (named,))).value
+        return "default" if value is None else str(value)
 
     def rest(self) -> dict[str, Any]:
         """Return the columns that nothing was taken from."""
@@ -141,9 +182,9 @@ class RowFields(AskedFields):
 
     answer: Column
     """The gold answer."""
-    response: Any = None
+    response: Column = NOTHING
     """The assistant turn that SFT learns behind the messages, as text or as a message."""
-    rejected: Any = None
+    rejected: Column = NOTHING
     """The worse one of a preference, in the same form."""
     prefill: str = ""
     """How a response to the messages begins; the model goes on from there."""
@@ -249,6 +290,13 @@ def listed(value: Any) -> list[Any]:
     if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
         return [value]
     return list(value)
+
+
+def is_empty(value: Any) -> bool:
+    """Return whether a column holds nothing: null, as pandas and CSV files may write it, a blank text, an empty container."""
+    if isinstance(value, float):
+        return math.isnan(value)
+    return not filled(value) or (isinstance(value, Sequence | Mapping) and not value)
 
 
 def filled(text: Any) -> bool:

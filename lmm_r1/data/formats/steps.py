@@ -9,7 +9,7 @@ from typing import Any
 from lmm_r1.data.formats.asked import CONVERSATIONS, IMAGES, PROMPTS, VIDEOS, prompt_of
 from lmm_r1.data.formats.chats import DATASOURCE, chat_message, with_surroundings
 from lmm_r1.data.formats.problems import media_first
-from lmm_r1.data.formats.row_format import Column, Columns, FormatSet, RowFormat, StepFields
+from lmm_r1.data.formats.row_format import Column, Columns, FormatSet, RowFormat, StepFields, is_empty
 
 STEP_TAG = "ки"
 """What Math-Shepherd writes behind every step, where the user names nothing else."""
@@ -20,7 +20,7 @@ _FIRST_STEP = re.compile(r"(?:^|(?<=\s))Step 1\s*:")
 
 def _stepwise(columns: Columns) -> StepFields:
     """The steps are a list of texts beside a list of labels."""
-    if columns.record.get("completions") is None and _tagged_column(columns) is not None:
+    if is_empty(columns.record.get("completions")) and _tagged_column(columns) is not None:
         return _tagged(columns)
     images = columns.images(*IMAGES)
     return StepFields(
@@ -36,7 +36,7 @@ def _stepwise(columns: Columns) -> StepFields:
 def _tagged_column(columns: Columns) -> str | None:
     """Return the column in which question and steps stand together."""
     names = ("input",) if columns.names.prompt is None else (columns.names.prompt,)
-    return next((name for name in names if columns.record.get(name) is not None), None)
+    return next((name for name in names if not is_empty(columns.record.get(name))), None)
 
 
 def _tagged(columns: Columns) -> StepFields:
@@ -46,7 +46,7 @@ def _tagged(columns: Columns) -> StepFields:
     *steps, rest = text.split(tag)
     if not steps:
         columns.fail(
-            f'no step ends with the tag "{tag}"; write it behind each step, or name the tag with {columns.names.step_flag}'
+            f'no step in "{columns.prompt_column}" ends with the tag "{tag}"; write it behind each step, or name the tag with {columns.names.step_flag}'
         )
     # An earlier form of Math-Shepherd has a question mark where the labels have their signs.
     steps = [step.strip().removeprefix("?").strip() for step in steps]
@@ -80,7 +80,10 @@ def _solution(columns: Columns, value: Any) -> tuple[str, Any]:
     last = turns[-1] if len(turns) > 1 and isinstance(turns[-1], Mapping) else {}
     content = last.get("content")
     if last.get("role") != "assistant" or not isinstance(content, str):
-        columns.fail("the steps must be a text, or a conversation that ends with them as the text of the assistant")
+        columns.fail(
+            f'the steps in "{columns.prompt_column}" must be a text, or a conversation that ends with them as the text of the '
+            "assistant"
+        )
     return content, with_surroundings(turns[:-1], columns=columns)
 
 

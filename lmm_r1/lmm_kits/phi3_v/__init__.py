@@ -27,10 +27,16 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from lmm_r1.data.messages import Message, TextPart, images_of
+from lmm_r1.data.messages import ImagePart, Message, TextPart, VideoPart, images_of
 from lmm_r1.data.videos import Video
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits.encoding import chat_of, check_image_marks, check_placeholders, check_typed_media
+from lmm_r1.lmm_kits.encoding import (
+    chat_of,
+    check_image_marks,
+    check_placeholders,
+    check_typed_media,
+    images_refused,
+)
 from lmm_r1.lmm_kits.features import FeaturePoint
 from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, TinyModelSpec
 from lmm_r1.lmm_kits.phi3_v.configuration import CLIP_LAYERS, Phi3VConfig
@@ -149,11 +155,16 @@ class Phi3VKit(LmmKit):
         try:
             batch = processor(text=[text], images=list(images), return_tensors="pt")
         except ValueError as error:
-            sizes = ", ".join(f"{image.width}x{image.height}" for image in images)
-            raise UserError(f"the image processor refuses the images ({sizes}): {error}; take the row out") from error
+            raise images_refused([image.size for image in images], error) from error
         return EncodedPrompt.of_batch(
             batch, images=images, media_keys=MEDIA_KEYS, placeholders=self.placeholder_ids(processor)
         )
+
+    def check_size(self, processor: Phi3VProcessor, part: ImagePart | VideoPart, *, width: int, height: int) -> None:
+        try:
+            processor.image_processor.num_image_tokens(width=width, height=height)
+        except ValueError as error:
+            raise images_refused([(width, height)], error) from error
 
     def chat_text(self, processor: Phi3VProcessor, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
         return _render_text(processor, messages, add_generation_prompt=add_generation_prompt)

@@ -21,7 +21,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from lmm_r1.data.messages import ImagePart, Message, Part, TextPart, images_of
+from lmm_r1.data.messages import ImagePart, Message, Part, TextPart, VideoPart, images_of
 from lmm_r1.data.videos import Video
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.encoding import (
@@ -29,6 +29,8 @@ from lmm_r1.lmm_kits.encoding import (
     check_image_marks,
     check_placeholders,
     check_typed_media,
+    images_refused,
+    within_bounds,
     within_pixel_bounds,
 )
 from lmm_r1.lmm_kits.features import FeaturePoint
@@ -148,14 +150,32 @@ class Phi4MultimodalKit(LmmKit):
         try:
             batch = processor(text=[text], images=list(images), add_special_tokens=False, return_tensors="pt")
         except ValueError as error:
-            sizes = ", ".join(f"{image.width}x{image.height}" for image in images)
-            raise UserError(f"the image processor refuses the images ({sizes}): {error}; take the row out") from error
+            raise images_refused([image.size for image in images], error) from error
         return EncodedPrompt(
             token_ids=batch["input_ids"][0].tolist(),
             engine_token_ids=engine_token_ids,
             images=list(images),
             media={key: batch[key] for key in crops.MEDIA_KEYS},
         )
+
+    def check_size(
+        self, processor: Phi4MultimodalProcessor, part: ImagePart | VideoPart, *, width: int, height: int
+    ) -> None:
+        width, height = within_bounds(
+            width=width,
+            height=height,
+            min_pixels=part.min_pixels,
+            max_pixels=part.max_pixels,
+            most=_most_pixels(processor),
+        )
+        settings = processor.image_processor
+        side, patch = settings.size["height"], settings.patch_size
+        # A tensor without memory: only its size is looked at.
+        image = torch.empty(3, height, width, device="meta")
+        try:
+            settings.dynamic_preprocess(image, side, patch, side // patch, max_num=settings.dynamic_hd)
+        except ValueError as error:
+            raise images_refused([(width, height)], error) from error
 
     def chat_text(
         self, processor: Phi4MultimodalProcessor, messages: Sequence[Message], *, add_generation_prompt: bool

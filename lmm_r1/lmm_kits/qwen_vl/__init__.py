@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
 
-from lmm_r1.data.messages import Message, VideoPart, images_of, videos_of
+from lmm_r1.data.messages import ImagePart, Message, VideoPart, images_of, videos_of
 from lmm_r1.data.videos import Video
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.encoding import (
@@ -23,7 +23,7 @@ from lmm_r1.lmm_kits.encoding import (
 )
 from lmm_r1.lmm_kits.features import FeaturePoint, GridPoint, of_pooled, pooled
 from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media
-from lmm_r1.lmm_kits.qwen_vl.frames import bounded_image, bounded_video, image_limits
+from lmm_r1.lmm_kits.qwen_vl.frames import bounded_image, bounded_image_size, bounded_video, image_limits
 from lmm_r1.lmm_kits.qwen_vl.positions import IMAGE, VIDEO, grids_of, mrope_positions
 from lmm_r1.lmm_kits.video_frames import channels_first, video_metadata
 
@@ -107,6 +107,20 @@ class QwenVlKit(LmmKit):
 
     def pixel_limits(self, processor: ProcessorMixin) -> tuple[int, int]:
         return image_limits(processor)
+
+    def check_size(self, processor: ProcessorMixin, part: ImagePart | VideoPart, *, width: int, height: int) -> None:
+        bounded = part.min_pixels is not None or part.max_pixels is not None
+        if isinstance(part, ImagePart):
+            limits = self.pixel_limits(processor)
+            width, height = bounded_image_size(processor, part, width=width, height=height, limits=limits)
+        elif bounded:
+            # Within bounds the shorter side of a frame is a patch at least, which no processor refuses.
+            return
+        try:
+            # Videos are refused by the same ratio of sides.
+            processor.image_processor.get_number_of_image_patches(height, width)
+        except ValueError as error:
+            raise _refused([f"{width}x{height}"], error) from error
 
     def placeholder_ids(self, processor: ProcessorMixin) -> frozenset[int]:
         return frozenset({processor.image_token_id, processor.video_token_id})
@@ -231,9 +245,11 @@ def _call(
     except ValueError as error:
         sizes = [f"{image.width}x{image.height}" for image in images]
         sizes += ["{0} frames of {2}x{1}".format(*video.frames.shape) for video in videos]
-        raise UserError(
-            f"the processor refuses the images or videos ({', '.join(sizes)}): {error}; take the row out"
-        ) from error
+        raise _refused(sizes, error) from error
+
+
+def _refused(sizes: Sequence[str], error: ValueError) -> UserError:
+    return UserError(f"the processor refuses the images or videos ({', '.join(sizes)}): {error}; take the row out")
 
 
 def check_marks(processor: ProcessorMixin, text: str, messages: Sequence[Message]) -> None:

@@ -33,17 +33,27 @@ def bounded_image(
     """
     if part.min_pixels is None and part.max_pixels is None:
         return image
+    width, height = bounded_image_size(processor, part, width=image.width, height=image.height, limits=limits)
+    return image.resize((width, height), Image.Resampling.BICUBIC)
+
+
+def bounded_image_size(
+    processor: ProcessorMixin, part: ImagePart, *, width: int, height: int, limits: tuple[int, int]
+) -> tuple[int, int]:
+    """Return the width and height to which `bounded_image` resizes an image of this size."""
+    if part.min_pixels is None and part.max_pixels is None:
+        return width, height
     image_processor = processor.image_processor
     lowest, highest = limits
     highest = min(highest, part.max_pixels or highest)
-    height, width = bounded_size(
-        height=image.height,
-        width=image.width,
+    rows, columns = bounded_size(
+        height=height,
+        width=width,
         factor=image_processor.patch_size * image_processor.merge_size,
         min_pixels=min(max(lowest, part.min_pixels or lowest), highest),
         max_pixels=highest,
     )
-    return image.resize((width, height), Image.Resampling.BICUBIC)
+    return columns, rows
 
 
 def bounded_video(

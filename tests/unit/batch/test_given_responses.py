@@ -67,6 +67,14 @@ def test_a_record_without_a_usable_response_is_left_out(record, reason, tmp_path
     assert reason in skipped.reason
 
 
+def test_a_line_that_cannot_be_read_is_one_row_that_is_left_out(tmp_path):
+    path = write(tmp_path / "rows.jsonl", *[{"messages": [USER, {"role": "assistant", "content": "2"}]}] * 2)
+    path.write_text(path.read_text().replace("\n", "\n{]\n", 1))
+    outcomes, [skipped] = load(path)
+    assert [outcome.index for outcome in outcomes] == [0, 2]
+    assert "line 2: not valid JSON" in skipped.reason
+
+
 def test_a_file_without_any_response_is_an_error(tmp_path):
     with pytest.raises(UserError, match="holds no rows with responses; the first: .*nothing to score"):
         load(write(tmp_path / "rows.jsonl", {"messages": [USER]}))

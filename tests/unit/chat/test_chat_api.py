@@ -126,7 +126,7 @@ IMAGE = {"type": "image_url", "image_url": {"url": "/etc/passwd"}}
         (body(n=4), 400, "n 4 is more than --max_request_items 3"),
         (body() | {"model": "other"}, 404, "there is no model 'other' here; this server has 'tiny'"),
         (body() | {"messages": []}, 400, "messages: List should have at least 1 item"),
-        (body() | {"messages": [{"role": "user"}]}, 400, "messages: message 1 (user) needs a"),
+        (body() | {"messages": [{"role": "user"}]}, 400, 'messages: message 1 of "messages" (user) needs a'),
         (body() | {"messages": [{"content": "?"}]}, 400, "messages: each must be an object with role and content"),
         (body() | {"messages": [{"role": "assistant", "content": "2"}]}, 400, "the last is the assistant's"),
         (body() | {"messages": [{"role": "user", "content": [IMAGE]}]}, 400, "this server reads no image files"),

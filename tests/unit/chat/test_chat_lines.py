@@ -239,7 +239,7 @@ def test_a_saved_conversation_is_taken_up_where_the_model_can(folder):
     blind = chat(takes_images=False, max_images=0)
     assert failure(blind, "/load talk") == "talk.json: models/tiny is a plain language model and takes no images"
     (folder / "talk.json").write_text(json.dumps([{"messages": 1}]))
-    assert "the messages must be a list" in failure(other, "/load talk")
+    assert "must be a list" in failure(other, "/load talk")
     assert len(texts(other)) == 4
 
 

@@ -59,7 +59,7 @@ def test_any_row_that_ends_with_an_answer_can_be_loaded(tmp_path):
     ("row", "sentence"),
     [
         ({"messages": [QUESTION]}, "the conversation does not end with an answer"),
-        ({"messages": [{"role": "robot", "content": "x"}]}, "message 1 has the role 'robot'"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "message 1 of \"messages\" has the role 'robot'"),
         ({"messages": [QUESTION, ANSWER], "settings": {"top_p": 3}}, "top_p 3: must be above 0 and at most 1"),
         ({"messages": [QUESTION, ANSWER], "settings": {"top_k": 3}}, "no setting top_k; did you mean top_p?"),
         ({"messages": [QUESTION, ANSWER], "settings": [1]}, 'the "settings" must be an object, not list'),

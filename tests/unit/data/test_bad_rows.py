@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from helpers.commands import QUESTION, TWO_ANSWERS, write_rows
@@ -103,11 +104,9 @@ def test_a_table_with_lines_of_other_lengths_is_read_to_its_end(tmp_path):
 
 def test_a_run_folder_keeps_the_list_of_what_its_rows_lack(tmp_path):
     skipped = [SkippedRow(index=1, reason="a line 2: broken"), SkippedRow(index=4, reason="a line 5: broken")]
-    kept = KeptRows.of("a.jsonl", ["row"], skipped)
-    assert (list(kept), kept.left_out[0]) == (
-        ["row"],
-        LeftOutRow(dataset="a.jsonl", index=1, reason="a line 2: broken"),
-    )
+    row = SimpleNamespace(location="a line 1")
+    kept = KeptRows.of("a.jsonl", {0: row}, skipped)
+    assert (list(kept), kept.left_out[0]) == ([row], LeftOutRow(dataset="a.jsonl", index=1, reason="a line 2: broken"))
     folder = RunFolder(path=tmp_path, name="sft", kind="sft")
     folder.left_out([])
     assert list(tmp_path.iterdir()) == []
@@ -116,3 +115,18 @@ def test_a_run_folder_keeps_the_list_of_what_its_rows_lack(tmp_path):
     assert [json.loads(line)["index"] for line in written.read_text().splitlines()] == [1, 4]
     # What --ckpt.overwrite deletes.
     assert RunFolder.files(tmp_path) == [written]
+
+
+def test_rows_that_are_found_in_a_run_are_listed_once_and_stay_listed_when_it_is_resumed(tmp_path):
+    rows = {index: SimpleNamespace(location=f"a line {index + 1}") for index in (0, 10)}
+    found_before = [SkippedRow(index=1, reason="a line 2: no JSON")]
+    kept = KeptRows.of("a.jsonl", rows, found_before)
+    folder = RunFolder(path=tmp_path, name="sft", kind="sft", origins=kept.origins)
+    folder.left_out(kept.left_out)
+    assert [folder.leave_out(reason) for reason in ["a line 11: broken", "a line 11: broken"]] == [True, False]
+    folder.left_out(kept.left_out)
+    lines = (tmp_path / "left_out_rows.jsonl").read_text().splitlines()
+    assert [tuple(json.loads(line).values()) for line in lines] == [
+        ("a.jsonl", 1, "a line 2: no JSON"),
+        ("a.jsonl", 10, "a line 11: broken"),
+    ]

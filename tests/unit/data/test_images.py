@@ -6,9 +6,9 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import ExifTags, Image, ImageFile
 
-from lmm_r1.data.images import check_image_exists, load_image
+from lmm_r1.data.images import check_image_exists, image_size, load_image
 from lmm_r1.data.messages import ImagePart
 from lmm_r1.errors import UserError
 
@@ -162,3 +162,36 @@ def test_the_cheap_check_takes_whole_files_whatever_follows_them(kind, picture, 
 
 def test_the_cheap_check_fetches_nothing():
     check_image_exists(ImagePart("http://127.0.0.1:1/a.png"), location=LOCATION)
+
+
+# Orientations of EXIF: upright, mirrored, and lying.
+@pytest.mark.parametrize("orientation", [1, 2, 3, 6, 8])
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "TIFF", "GIF", "BMP", "PPM"])
+def test_the_size_is_that_of_the_image_upright_whatever_holds_it(kind, orientation, picture, tmp_path):
+    tag = Image.Exif()
+    tag[ExifTags.Base.Orientation] = orientation
+    data = encoded(picture, kind=kind, **({"exif": tag} if kind in ("PNG", "JPEG", "WEBP", "TIFF") else {}))
+    (tmp_path / "a").write_bytes(data)
+    text = base64.b64encode(data).decode()
+    for source in (str(tmp_path / "a"), data, f"data:image/x;base64,{text}", Image.open(io.BytesIO(data))):
+        assert image_size(ImagePart(source), location=LOCATION) == load(source).size
+
+
+def test_no_pixels_are_read_for_a_size_and_nothing_is_fetched(picture, monkeypatch):
+    data = encoded(picture)
+
+    def refuse(*given):
+        raise AssertionError("an image was decoded")
+
+    monkeypatch.setattr(ImageFile.ImageFile, "load", refuse)
+    assert image_size(ImagePart(data), location=LOCATION) == (2, 3)
+    assert image_size(ImagePart("http://127.0.0.1:1/a.png"), location=LOCATION) is None
+
+
+@pytest.mark.parametrize(
+    "source",
+    [b"no image", encoded(Image.new("RGB", (9, 9)))[:-30], "data:image/png;base64,AAAA", Image.new("F", (9, 9))],
+)
+def test_an_image_that_a_row_holds_and_that_is_none_is_an_error_with_its_row(source):
+    with pytest.raises(UserError, match="^rows.jsonl line 7: cannot read the image .*; replace it or drop the row"):
+        image_size(ImagePart(source), location=LOCATION)

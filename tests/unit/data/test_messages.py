@@ -125,9 +125,9 @@ def test_image_parts_without_a_source_are_filled_from_the_image_field():
 @pytest.mark.parametrize(
     ("images", "sentence"),
     [
-        (["a.png"], 'more "<image>" places in the messages than the 1 images in the field "images"'),
-        ([], 'more "<image>" places in the messages than the 0 images'),
-        (["a.png", "b.png", "c.png"], '3 images in the field "images" but 2 "<image>" places in the messages'),
+        (["a.png"], 'more "<image>" places in "input" than the 1 images in the field "images"'),
+        ([], 'more "<image>" places in "input" than the 0 images'),
+        (["a.png", "b.png", "c.png"], '3 images in the field "images" but 2 "<image>" places in "input"'),
     ],
 )
 def test_a_mismatch_of_tags_and_images_is_an_error(images, sentence):
@@ -188,7 +188,10 @@ def test_pixel_bounds_are_kept_per_image():
 @pytest.mark.parametrize(
     ("bounds", "sentence"),
     [
-        ({"min_pixels": 0}, "message 1, part 1 has min_pixels 0; a whole number of pixels, 1 or more, is needed"),
+        (
+            {"min_pixels": 0},
+            'message 1 of "messages", part 1 has min_pixels 0; a whole number of pixels, 1 or more, is needed',
+        ),
         ({"max_pixels": "784"}, "max_pixels '784'"),
         ({"max_pixels": True}, "max_pixels True"),
         ({"max_pixels": 78.4}, "max_pixels 78.4"),
@@ -247,10 +250,10 @@ def test_tags_of_images_and_videos_are_filled_each_from_its_own_field():
 @pytest.mark.parametrize(
     ("videos", "sentence"),
     [
-        ([], 'more "<video>" places in the messages than the 0 videos in the field "videos"; add the missing videos'),
-        (["a.mp4", "b.mp4"], '2 videos in the field "videos" but 1 "<video>" places in the messages'),
-        ([[]], "videos entry 1 holds no video"),
-        ([["a.png", 3]], "videos entry 1, frame 2 holds no image"),
+        ([], 'more "<video>" places in "input" than the 0 videos in the field "videos"; add the missing videos'),
+        (["a.mp4", "b.mp4"], '2 videos in the field "videos" but 1 "<video>" places in "input"'),
+        ([[]], '"videos" entry 1 holds no video'),
+        ([["a.png", 3]], '"videos" entry 1, frame 2 holds no image'),
         (["https://host/a.mp4"], "is needed, not a URL"),
         ([b"raw"], "is needed, not bytes"),
     ],
@@ -264,7 +267,7 @@ def test_a_video_field_that_does_not_fit_is_an_error(videos, sentence):
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"fps": 0}, "message 1, part 1 has fps 0; a number of frames per second above 0 is needed"),
+        ({"fps": 0}, 'message 1 of "messages", part 1 has fps 0; a number of frames per second above 0 is needed'),
         ({"fps": "2"}, "fps '2'"),
         ({"fps": True}, "fps True"),
         ({"fps": float("inf")}, "fps inf"),
@@ -323,23 +326,29 @@ def test_an_answer_may_be_missing_where_none_is_required():
     [
         ({"prompt": "Hi"}, 'no field "message" or "messages" (found: prompt, answer); name it with --data.input_key'),
         ({"message": "Hi", "messages": [{"role": "user", "content": "Hi"}]}, 'both "message" and "messages"'),
-        ({"message": '[{"role": "user", "content": "Hi"}'}, "the messages are not valid JSON: Expecting ','"),
+        ({"message": '[{"role": "user", "content": "Hi"}'}, 'the messages in "message" are not valid JSON: Expecting'),
         ({"message": '{"role": "user", "content": "Hi"}'}, "must be a list with at least one message"),
-        ({"messages": []}, "must be a list with at least one message"),
-        ({"messages": ["Hi"]}, 'message 1 must be an object with "role" and "content", not str'),
-        ({"messages": [{"role": "human", "content": "Hi"}]}, "message 1 has the role 'human'; known roles are system"),
+        ({"messages": []}, 'the field "messages" is empty; fill it in'),
+        ({"messages": ["Hi"]}, 'message 1 of "messages" must be an object with "role" and "content", not str'),
+        (
+            {"messages": [{"role": "human", "content": "Hi"}]},
+            "message 1 of \"messages\" has the role 'human'; known roles are system",
+        ),
         (
             {"messages": [{"role": "assistant", "content": "Look.", "tool_calls": [{"id": "1"}]}]},
-            'message 1 (assistant) has "tool_calls", which is not read',
+            'message 1 of "messages" (assistant) has "tool_calls", which is not read',
         ),
-        ({"messages": [{"role": "user", "content": None}]}, 'message 1 (user) needs a "content"'),
-        ({"messages": [{"role": "user", "content": " "}]}, "message 1 (user) is empty"),
+        ({"messages": [{"role": "user", "content": None}]}, 'message 1 of "messages" (user) needs a "content"'),
+        ({"messages": [{"role": "user", "content": " "}]}, 'message 1 of "messages" (user) is empty'),
         (
             json.loads('{"messages": [{"role": "user", "content": "A \\ud83d?"}]}'),
-            "message 1 (user) holds half of a character, '\\ud83d'",
+            'message 1 of "messages" (user) holds half of a character',
         ),
-        ({"messages": [{"role": "user", "content": []}]}, "message 1 (user) is empty"),
-        ({"messages": [{"role": "user", "content": ["Hi"]}]}, 'message 1, part 1 must be an object with a "type"'),
+        ({"messages": [{"role": "user", "content": []}]}, 'message 1 of "messages" (user) is empty'),
+        (
+            {"messages": [{"role": "user", "content": ["Hi"]}]},
+            'message 1 of "messages", part 1 must be an object with a "type"',
+        ),
         (
             {"messages": [{"role": "user", "content": [{"type": "audio", "audio": "a.wav"}]}]},
             "the type 'audio'; known types are text, image, image_url, video, video_url",

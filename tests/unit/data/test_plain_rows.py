@@ -51,8 +51,8 @@ def test_a_template_stands_around_a_plain_prompt_alone():
     ("record", "settings", "said"),
     [
         ({"q": "x"}, {"output_key": "a"}, 'no field "a" with the response .found: q.; name it with --data.output_key'),
-        ({"q": "x", "a": " "}, {"output_key": "a"}, 'the response "a" .assistant. is empty'),
-        ({"q": " "}, {"plain_template": "{}"}, "the text is empty"),
+        ({"q": "x", "a": " "}, {"output_key": "a"}, 'the response "a" is empty'),
+        ({"q": " "}, {"plain_template": "{}"}, "the field .q. is empty"),
         ({"q": "<image>x", "images": ["a.png"]}, {"plain_template": "{}"}, "add --data.apply_chat_template"),
         (
             {"q": "x", "a": [{"role": "assistant", "content": "y"}]},

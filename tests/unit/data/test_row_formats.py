@@ -95,7 +95,9 @@ def test_a_label_of_r1_vlm_may_be_a_list_and_a_conversation_without_a_last_turn_
 
 def test_a_turn_to_go_on_from_must_be_text():
     turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": [{"type": "image", "image": "b.png"}]}]
-    with pytest.raises(UserError, match="^rows line 3: the assistant turn that responses go on from must be text"):
+    with pytest.raises(
+        UserError, match="^rows line 3: the assistant turn in .messages. that responses go on from must be text"
+    ):
         row_of({"messages": turns, "answer": "1"}, "r1_vlm", reading=RowReading(format="r1_vlm"))
 
 
@@ -140,7 +142,11 @@ def test_the_image_of_a_llava_row_may_be_a_list_and_an_answer_goes_before_the_la
             "mini_o3_cold_start",
             '"conversations" must be a list of turns, or the text of one',
         ),
-        ({"conversations": [], "tools": "[{}]"}, "sharegpt", 'the field "tools" is not read'),
+        (
+            {"conversations": [{"from": "human", "value": "Hi."}], "tools": "[{}]"},
+            "sharegpt",
+            'the field "tools" is not read',
+        ),
         ({"prompt": "?", "response": " "}, "pairs", 'the field "response" is empty'),
         ({"prompt": "?", "response": [{"role": "user", "content": "x"}]}, "pairs", "a message of the assistant"),
         ({"chosen": "a", "rejected": "b"}, "preference", "no field prompt or question"),
@@ -155,9 +161,32 @@ def test_the_image_of_a_llava_row_may_be_a_list_and_an_answer_goes_before_the_la
         (
             {"index": 4, "image": "77", "question": "?", "answer": "1"},
             "vlmeval",
-            "the image 77 is no image and no index",
+            'the "image" 77 is no image and no index',
         ),
         ({"index": 4, "image": None, "question": "<image 1>?", "answer": "1"}, "vlmeval", "the row has 0 images"),
+        # Of two columns for one thing, one would be lost.
+        ({"prompt": "a", "question": "b", "response": "c"}, "pairs", 'both "prompt" and "question" are given'),
+        ({"prompt": "a", "response": "b", "output": "c"}, "pairs", 'both "response" and "output" are given'),
+        (
+            {"conversations": "[]", "image": "a.png", "images": ["b.png"]},
+            "llava",
+            'both "image" and "images" are given, and they differ',
+        ),
+        (
+            {"prompt": "a", "messages": [{"role": "user", "content": "b"}], "chosen": "c", "rejected": "d"},
+            "preference",
+            'both "prompt" and "messages" are given, and "messages" does not begin with it',
+        ),
+        # What would become the text of an object.
+        ({"problem": "a", "answer": "1", "system": ["b"]}, "easyr1", 'the field "system" must be text, not list'),
+        ({"index": 4, "image": "", "question": "?", "A": {"b": 1}}, "vlmeval", 'the field "A" must be text, not dict'),
+        ({"prompt": "a", "input": {"b": 1}, "output": "c"}, "pairs", 'the field "input" must be text, not dict'),
+        ({"prompt": [], "input": "b", "output": "c"}, "pairs", 'the field "prompt" is empty'),
+        (
+            {"prompt": [{"role": "user", "content": "a"}], "input": "b", "output": "c"},
+            "pairs",
+            '"input" goes with a prompt that is text',
+        ),
     ],
 )
 def test_what_a_format_cannot_take_is_told_with_the_rows_place(record, name, sentence):
@@ -165,6 +194,27 @@ def test_what_a_format_cannot_take_is_told_with_the_rows_place(record, name, sen
         row_of(record, name)
     assert str(raised.value).startswith("rows line 3: ")
     assert sentence in str(raised.value)
+
+
+def test_columns_that_say_the_same_twice_are_one():
+    row = row_of({"prompt": "a", "question": "a", "response": "b", "image": "", "images": []}, "pairs")
+    assert (row.messages[0].parts, row.response.parts) == ((TextPart("a"),), (TextPart("b"),))
+
+
+def test_a_conversation_that_repeats_the_prompt_with_a_response_is_no_second_prompt():
+    talk = [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}]
+    row = row_of({"prompt": "1+1?", "messages": talk, "chosen": talk, "rejected": "3"}, "preference")
+    assert [message.parts for message in row.messages] == [(TextPart("1+1?"),)]
+    assert (row.response.parts, row.rejected.parts) == ((TextPart("2"),), (TextPart("3"),))
+
+
+def test_responses_that_a_table_holds_as_json_text_are_messages():
+    said = json.dumps([{"role": "assistant", "content": "2"}])
+    row = row_of({"prompt": "1+1?", "response": said}, "pairs")
+    assert row.response.parts == (TextPart("2"),)
+    # Of no turns, it is a text like others.
+    row = row_of({"prompt": "A list?", "response": '[{"a": 1}]'}, "pairs")
+    assert row.response.parts == (TextPart('[{"a": 1}]'),)
 
 
 def test_an_alpaca_row_asks_with_its_input_behind_the_instruction():
@@ -202,7 +252,7 @@ def test_an_index_of_two_images_points_to_neither(tmp_path):
         png(colour) for colour in ("red", "blue", "red", "red")
     ]
     assert [row.reason.partition(";")[0] for row in read.skipped] == [
-        f"{file} line 4: the image 7 is no image and no index of a row that has one image"
+        f'{file} line 4: the "image" 7 is no image and no index of a row that has one image'
     ]
 
 
@@ -249,7 +299,7 @@ def test_a_benchmarks_rows_point_to_images_before_and_behind_them(tmp_path):
     assert [row.messages[0].parts[0].source for row in read.rows.values()] == [png("red")] * 2
     assert [row.datasource for row in read.rows.values()] == ["default", "x"]
     (skipped,) = read.skipped
-    assert skipped.reason.startswith(f"{file} line 4: the image 9 is no image and no index")
+    assert skipped.reason.startswith(f'{file} line 4: the "image" 9 is no image and no index')
     assert len(read_row_file(str(file), max_rows=1).rows) == 1
 
 

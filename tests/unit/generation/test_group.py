@@ -15,12 +15,13 @@ from PIL import Image
 
 from lmm_r1.config.part_weights import WeightedPart
 from lmm_r1.data.sample import MediaRef, Sample
+from lmm_r1.data.stored_bytes import ChangedFile
 from lmm_r1.errors import UserError
 from lmm_r1.generation.codec import PromptCodec
 from lmm_r1.generation.engine import SamplingSettings
 from lmm_r1.generation.engine_actor import KitRolloutActor
 from lmm_r1.generation.engine_weights import EngineWeights
-from lmm_r1.generation.group import GroupRollout, GroupSettings
+from lmm_r1.generation.group import GroupRollout, GroupSettings, RefusedPrompt
 from lmm_r1.scoring.scored_response import Moment, ScoredResponse
 from remote_rm.client import RewardUnavailable
 from remote_rm.verifier import Score
@@ -306,6 +307,32 @@ def test_without_a_limit_a_response_may_fill_what_the_prompt_leaves():
 def test_what_the_kit_refuses_is_told_with_the_rows_place():
     with pytest.raises(UserError, match="rows.jsonl, line 1: an image is too small"):
         run(row(message("user", Image.new("RGB", (1, 1)))))
+
+
+def test_a_prompt_that_cannot_be_encoded_is_a_group_without_samples_where_rows_are_skipped():
+    small, skips = row(message("user", Image.new("RGB", (1, 1)))), replace(SETTINGS, bad_rows="skip")
+    with pytest.raises(RefusedPrompt, match="rows.jsonl, line 1: an image is too small"):
+        run(small, settings=skips)
+    with pytest.raises(UserError, match="an image is too small. To go on with this run, .* --data.bad_rows skip"):
+        run(small, settings=replace(SETTINGS, bad_rows="stop"))
+
+    class Groups:
+        async def run(self, *given: Any, **named: Any) -> list[Any]:
+            raise RefusedPrompt("rows.jsonl, line 1: an image is too small")
+
+    actor = object.__new__(KitRolloutActor)
+    actor.llm, actor.groups, actor.weights = None, Groups(), EngineWeights()
+    group = asyncio.run(actor.generate_group(small, skips))
+    assert (group.samples, group.refused) == ([], "rows.jsonl, line 1: an image is too small")
+
+
+def test_a_row_file_that_has_changed_is_no_bad_row(monkeypatch):
+    def encode(*given: Any) -> None:
+        raise ChangedFile("rows.parquet row 1: its image cannot be read any more")
+
+    monkeypatch.setattr(PromptCodec, "encode", encode)
+    with pytest.raises(ChangedFile):
+        run(settings=replace(SETTINGS, bad_rows="skip"))
 
 
 def test_samples_are_stamped_with_the_updates_that_their_engine_has_had():

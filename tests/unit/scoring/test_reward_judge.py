@@ -178,7 +178,7 @@ def test_a_sample_that_cannot_be_scored_fails_its_request_alone():
         (UnusableItem, "query[0]: the reward model gives nan for it, which is no reward"),
         (RuntimeError, "out of memory"),
         (IndexError, "a fault of the kit"),
-        (UnusableItem, 'prompts[1]: message 1 (user) needs a "content" that is text or a list of parts'),
+        (UnusableItem, 'prompts[1]: message 1 of "messages" (user) needs a "content" that is text or a list of parts'),
         [4.0],
     ]
 

@@ -183,7 +183,9 @@ def test_rows_are_read_from_the_columns_and_by_the_tag_that_the_flags_name(tmp_p
     # Left out, the tag is the placeholder.
     (found,) = training_steps(config(**given, model__placeholder_token="<s>"))
     assert found.steps == ("One.", "Two.")
-    with pytest.raises(UserError, match=r'rows.jsonl line 1: no step ends with the tag "\*"; .* with --data.step_tag'):
+    with pytest.raises(
+        UserError, match=r'rows.jsonl line 1: no step in .q. ends with the tag "\*"; .* with --data.step_tag'
+    ):
         training_steps(config(**given))
 
 

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 import ray
 import torch
+from helpers.character_kit import CharacterKit
 from helpers.conversations import message, picture, row
 from helpers.rl_trainers import without_workers
 from helpers.samples import generated_sample
+from helpers.sessions import checkpoint_of
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
 from openrlhf.trainer.ray import ppo_actor
@@ -23,8 +25,10 @@ from lmm_r1.cluster import nodes
 from lmm_r1.config import PPOConfig, resolve, to_openrlhf_args
 from lmm_r1.config.gpu_counts import needed_gpus
 from lmm_r1.data.messages import Row
+from lmm_r1.data.training_rows import check_prompt
 from lmm_r1.errors import UserError
 from lmm_r1.generation import run_engines
+from lmm_r1.generation.group import SampledGroup
 from lmm_r1.trainer import ppo_trainer, run
 from lmm_r1.trainer.critic_workers import KitCriticPPOTrainer
 from lmm_r1.trainer.mismatch import distances, least_mass
@@ -288,7 +292,8 @@ def write(path: Path, *records: dict[str, object]) -> str:
 
 
 def prompts(path: str, **flags: object) -> list[Row]:
-    return run._prompts(dotted.replace(config(**flags), {"data.prompt_dataset": path, "rollout.batch_size": 1}))
+    own = dotted.replace(config(**flags), {"data.prompt_dataset": path, "rollout.batch_size": 1})
+    return run._prompts(own, check=check_prompt)
 
 
 def test_prompts_are_read_from_the_columns_that_the_flags_name(tmp_path):
@@ -327,25 +332,26 @@ def test_the_split_is_the_one_that_is_named(tmp_path):
     (found,) = prompts(str(tmp_path / "saved"), data__prompt_split="test")
     assert found.messages[0].parts[0].text == "test"
     own = config(eval__dataset=str(tmp_path / "saved"), eval__split="test", eval__steps=1)
-    (found,) = run._load(own, own.eval.dataset, split=own.eval.split)
+    (found,) = run._load(own, own.eval.dataset, split=own.eval.split, check=check_prompt)
     assert found.messages[0].parts[0].text == "test"
 
 
 def test_columns_are_kept_where_reward_requests_hold_them(tmp_path):
     file = str(write(tmp_path / "rows.jsonl", {"messages": "x", "answer": "1", "level": 3}))
     for request_fields, kept in (((), {}), (("step",), {}), (("columns", "step"), {"answer": "1", "level": 3})):
-        (found,) = run._load(config(reward__request_fields=request_fields), file, split="train")
+        (found,) = run._load(config(reward__request_fields=request_fields), file, split="train", check=check_prompt)
         assert found.columns == kept
 
 
 def test_a_prompt_with_more_images_than_allowed_is_refused(tmp_path):
     picture(8, 8).save(tmp_path / "a.png")
     record = {"messages": "<image><image>x", "answer": "1", "images": ["a.png", "a.png"]}
-    rows = prompts(write(tmp_path / "rows.jsonl", record))
-    assert run._max_images(config(), rows) == 2
-    assert run._max_images(config(data__max_images_per_prompt=3), rows) == 3
+    (row,) = prompts(write(tmp_path / "rows.jsonl", record))
+    policy = checkpoint_of(CharacterKit())
+    for allowed in (0, 2):
+        run._check_row(config(data__max_images_per_prompt=allowed), policy, None, row)
     with pytest.raises(UserError, match="2 images, more than --data.max_images_per_prompt 1"):
-        run._max_images(config(data__max_images_per_prompt=1), rows)
+        run._check_row(config(data__max_images_per_prompt=1), policy, None, row)
 
 
 def test_sampling_is_as_the_flags_say():
@@ -384,7 +390,7 @@ def test_the_engines_have_no_more_prompts_at_one_time_than_asked_for(monkeypatch
         return refs[-1:], refs[:-1]
 
     def get(refs: Any) -> Any:
-        return [SimpleNamespace(samples=[ref, ref]) if ref is not None else ref for ref in refs]
+        return [SampledGroup(samples=[ref, ref]) if ref is not None else ref for ref in refs]
 
     monkeypatch.setattr(ray, "wait", wait)
     rows = [row(message("user", "?"), answer=str(number)) for number in range(1, 5)]

@@ -18,7 +18,7 @@ from lmm_r1.data.sample import Segment
 from lmm_r1.data.training_rows import PromptStream
 from lmm_r1.errors import UserError
 from lmm_r1.generation.engine import SamplingSettings
-from lmm_r1.generation.group import GroupSettings
+from lmm_r1.generation.group import GroupSettings, SampledGroup
 from lmm_r1.scoring.scored_response import Moment
 from lmm_r1.trainer.group_filter import GroupFilter
 from lmm_r1.trainer.mismatch import ROWS_WITH
@@ -55,6 +55,31 @@ def rollout(answers: list[str], *, count: int, filtering: bool, episodes: int = 
     bounds = GroupFilter(bounds=(0.0, 1.0), max_batches=max_batches) if filtering else GroupFilter()
     prompts = PromptStream([row(message("user", "?"), answer=answer) for answer in answers], seed=0, episodes=episodes)
     return ScriptedGenerator(ARGS, [], SETTINGS, group_filter=bounds).rollout(prompts, count=count)
+
+
+def test_prompts_that_cannot_be_encoded_are_replaced_counted_and_told():
+    told: list[str] = []
+
+    class Refusing(ScriptedGenerator):
+        def generate(self, rows, settings):
+            refused = {item.answer for item in rows} & {"broken"}
+            for _ in refused:
+                assert self._samples_of(SampledGroup(samples=[], refused="rows.jsonl line 2: broken")) == []
+            return [
+                [] if item.answer in refused else group
+                for item, group in zip(rows, super().generate(rows, settings), strict=True)
+            ]
+
+    prompts = PromptStream(
+        [row(message("user", "?"), answer=answer) for answer in ("a", "broken", "overlong", "b")], seed=0, episodes=1
+    )
+    generator = Refusing(ARGS, [], SETTINGS, leave_out=told.append)
+    found = generator.rollout(prompts, count=3)
+    assert ([len(group) for group in found.groups], found.refused, found.overlong) == ([2, 2], 1, 1)
+    assert told == ["rows.jsonl line 2: broken"]
+    lost = PromptStream([row(message("user", "?"), answer="broken")], seed=0, episodes=2)
+    with pytest.raises(UserError, match="1 prompts cannot be encoded; correct them: left_out_rows.jsonl lists them"):
+        generator.rollout(lost, count=1)
 
 
 def test_overlong_prompts_are_replaced_and_counted():

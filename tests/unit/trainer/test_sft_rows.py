@@ -12,6 +12,7 @@ from PIL import Image
 from lmm_r1 import dotted
 from lmm_r1.config import SFTConfig
 from lmm_r1.data.messages import Row, images_of
+from lmm_r1.data.stored_bytes import ChangedFile
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.checkpoint import encode_row
 from lmm_r1.trainer.sft_rows import (
@@ -22,6 +23,7 @@ from lmm_r1.trainer.sft_rows import (
     read_ahead,
     training_rows,
 )
+from lmm_r1.trainer.supervised_rows import check_left_out, first_fitting
 
 pytestmark = pytest.mark.unit
 
@@ -147,8 +149,30 @@ def test_a_row_that_cannot_be_taken_is_told_when_its_turn_comes():
     rows = [row(message("user", "a"), message("assistant", "b")), row(message("user", "a"))]
     ahead = read_ahead(rows, encoder(), indices=[0, 1], workers=1)
     assert next(ahead) is not None
-    with pytest.raises(UserError, match="^rows.jsonl, line 1: an assistant turn must follow a prompt"):
-        next(ahead)
+    refused = next(ahead)
+    assert isinstance(refused, UserError)
+    assert str(refused).startswith("rows.jsonl, line 1: an assistant turn must follow a prompt")
+
+
+def test_the_first_row_that_fits_is_found_behind_those_that_cannot_be_encoded():
+    rows = [
+        row(message("user", "a")),
+        row(message("user", "b"), message("assistant", "b" * 99)),
+        row(message("user", "a"), message("assistant", "b")),
+    ]
+    skips = config(data__bad_rows="skip", data__max_len=20)
+    encode = RowEncoder.of(skips, kit=CharacterKit(), processor=None)
+    assert first_fitting(skips, rows, encode) == encode(rows[2])
+    with pytest.raises(UserError, match=r"must follow a prompt.* repeat the command with --data.bad_rows skip, which"):
+        first_fitting(config(data__max_len=20), rows, encode)
+    with pytest.raises(UserError, match="every row of --data.dataset None is longer than --data.max_len 20"):
+        first_fitting(skips, rows[:2], encode)
+
+
+def test_a_row_file_that_has_changed_ends_the_run_whatever_becomes_of_bad_rows():
+    with pytest.raises(ChangedFile):
+        check_left_out(ChangedFile("rows.parquet row 1: its image cannot be read any more"), bad_rows="skip")
+    check_left_out(UserError("rows.parquet row 1: broken"), bad_rows="skip")
 
 
 def texts(rows: list[Row]) -> set[str]:
