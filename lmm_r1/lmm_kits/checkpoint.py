@@ -14,6 +14,7 @@ from lmm_r1.data.videos import load_video
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.encoding import chat_ids
 from lmm_r1.lmm_kits.kit import Config, EncodedPrompt, LmmKit, Processor
+from lmm_r1.lmm_kits.plain_text import text_ids
 from lmm_r1.lmm_kits.registry import kit_of
 
 if TYPE_CHECKING:
@@ -96,9 +97,7 @@ def encode_row(row: Row, *, kit: LmmKit, processor: Any, add_generation_prompt: 
 
 def _begun(encoded: EncodedPrompt, prefill: str, *, kit: LmmKit, processor: Any) -> EncodedPrompt:
     """Return the prompt with the beginning of the response behind it, as if the model had written it."""
-    ids = kit.tokenizer_of(processor)(prefill, add_special_tokens=False)["input_ids"]
-    if not kit.placeholder_ids(processor).isdisjoint(ids):
-        raise UserError("the assistant turn that responses go on from holds a media token; take it out of the row")
+    ids = text_ids(kit, processor, prefill)
     return replace(encoded, token_ids=[*encoded.token_ids, *ids], engine_token_ids=[*encoded.engine_token_ids, *ids])
 
 
@@ -137,7 +136,7 @@ def plain_ids(row: Row, *, kit: LmmKit, processor: Any) -> list[list[int]]:
     for message in row.messages:
         text = "".join(part.text for part in message.parts if isinstance(part, TextPart))
         if message.role == "assistant":
-            parts.append([*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id])
+            parts.append([*text_ids(kit, processor, text), tokenizer.eos_token_id])
         else:
             parts.append(list(chat_ids(tokenizer, text)))
     if not kit.placeholder_ids(processor).isdisjoint(token for part in parts for token in part):

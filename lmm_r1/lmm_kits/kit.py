@@ -17,6 +17,7 @@ from lmm_r1.lmm_kits.encoding import (
     load_image_processor,
     text_positions,
 )
+from lmm_r1.lmm_kits.plain_text import as_text
 from lmm_r1.lmm_kits.video_frames import channels_first, video_metadata
 
 if TYPE_CHECKING:
@@ -181,7 +182,6 @@ class LmmKit(ABC):
     def tokenizer_of(self, processor: Processor) -> PreTrainedTokenizerBase:
         return processor.tokenizer
 
-    @abstractmethod
     def encode(
         self,
         processor: Processor,
@@ -191,9 +191,15 @@ class LmmKit(ABC):
         add_generation_prompt: bool,
         videos: Sequence[Video] = (),
     ) -> EncodedPrompt:
-        """Encode a conversation with its decoded images; raises UserError when it holds what the processor cannot take."""
+        """Encode a conversation with its decoded images; what its texts spell of special tokens stays text.
 
-    @abstractmethod
+        Raises UserError when it holds what the processor cannot take.
+        """
+        processor, messages = as_text(self, processor, messages)
+        return self.encode_messages(
+            processor, messages, images=images, add_generation_prompt=add_generation_prompt, videos=videos
+        )
+
     def render(
         self,
         processor: Processor,
@@ -202,11 +208,36 @@ class LmmKit(ABC):
         add_generation_prompt: bool,
         videos: Sequence[Video] = (),
     ) -> list[int]:
-        """Return the ids of a conversation with one placeholder per image or video, without reading any.
+        """Return the ids that `encode` gives the engine, with one placeholder per image or video, without reading any.
 
         Args:
             videos: the conversation's and any behind it, for kits that write their times where a placeholder stands.
         """
+        processor, messages = as_text(self, processor, messages)
+        return self.render_messages(processor, messages, add_generation_prompt=add_generation_prompt, videos=videos)
+
+    @abstractmethod
+    def encode_messages(
+        self,
+        processor: Processor,
+        messages: Sequence[Message],
+        *,
+        images: Sequence[Image.Image],
+        add_generation_prompt: bool,
+        videos: Sequence[Video] = (),
+    ) -> EncodedPrompt:
+        """Do what `encode` does, for messages whose texts spell no special tokens."""
+
+    @abstractmethod
+    def render_messages(
+        self,
+        processor: Processor,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool,
+        videos: Sequence[Video] = (),
+    ) -> list[int]:
+        """Do what `render` does, for messages whose texts spell no special tokens."""
 
     @abstractmethod
     def chat_text(self, processor: Processor, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:

@@ -25,6 +25,10 @@ class CharacterTokenizer:
     bos_token = None
     chat_template = ""
     added_tokens_decoder: ClassVar[dict[int, object]] = {}
+    all_special_tokens: ClassVar[tuple[str, ...]] = ()
+
+    def convert_ids_to_tokens(self, token_ids: Sequence[int]) -> list[str]:
+        return list(map(chr, token_ids))
 
     def __call__(self, text: str, *, add_special_tokens: bool) -> dict[str, list[int]]:
         return {"input_ids": [PLACEHOLDER if character == "#" else ord(character) for character in text]}
