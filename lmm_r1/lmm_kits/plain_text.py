@@ -69,14 +69,6 @@ def text_ids(kit: LmmKit, processor: Processor, text: str) -> list[int]:
     return kit.tokenizer_of(reading)(marked, add_special_tokens=False)["input_ids"]
 
 
-def spelled_in(messages: Sequence[Message], control: re.Pattern[str]) -> Iterator[tuple[str, str]]:
-    """Yield each spelling of a control token in the texts of messages, with the role of its message."""
-    for message in messages:
-        for text in _texts(message):
-            for found in control.finditer(text):
-                yield found[0], message.role
-
-
 def _texts(message: Message) -> Iterator[str]:
     """Yield the texts of a message; parts that follow one another may be written as one."""
     for is_text, parts in groupby(message.parts, key=lambda part: isinstance(part, TextPart)):
