@@ -19,7 +19,10 @@ from lmm_r1.lmm_kits.registry import kit_of
 
 if TYPE_CHECKING:
     import torch
+    from PIL import Image
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from lmm_r1.data.videos import Video
 
 # Added to the logits of banned tokens by the model that is trained, where engines have minus infinity: at every
 # temperature the exponential of both is 0, and products with it stay numbers.
@@ -82,8 +85,7 @@ def encode_row(row: Row, *, kit: LmmKit, processor: Any, add_generation_prompt: 
     if row.plain:
         token_ids = [token for part in plain_ids(row, kit=kit, processor=processor) for token in part]
         return EncodedPrompt.of_text(token_ids)
-    images = [load_image(part, location=row.location) for part in images_of(row.messages)]
-    videos = [load_video(part, location=row.location) for part in videos_of(row.messages)]
+    images, videos = _media_of(row)
     try:
         encoded = kit.encode(
             processor, row.messages, images=images, videos=videos, add_generation_prompt=add_generation_prompt
@@ -93,6 +95,20 @@ def encode_row(row: Row, *, kit: LmmKit, processor: Any, add_generation_prompt: 
     except UserError as error:
         raise UserError(f"{row.location}: {error}") from error
     return encoded
+
+
+def bordered_ids(row: Row, *, kit: LmmKit, processor: Any) -> tuple[list[int], int]:
+    """Return a conversation's ids with borders at the texts of turns with media, and the border's id.
+
+    Raises what `encode_row` raises.
+    """
+    images, videos = _media_of(row)
+    return kit.encode_bordered(processor, row.messages, images=images, videos=videos)
+
+
+def _media_of(row: Row) -> tuple[list[Image.Image], list[Video]]:
+    images = [load_image(part, location=row.location) for part in images_of(row.messages)]
+    return images, [load_video(part, location=row.location) for part in videos_of(row.messages)]
 
 
 def _begun(encoded: EncodedPrompt, prefill: str, *, kit: LmmKit, processor: Any) -> EncodedPrompt:

@@ -17,7 +17,7 @@ from lmm_r1.lmm_kits.encoding import (
     load_image_processor,
     text_positions,
 )
-from lmm_r1.lmm_kits.plain_text import as_text
+from lmm_r1.lmm_kits.plain_text import as_bordered_text, as_text
 from lmm_r1.lmm_kits.video_frames import channels_first, video_metadata
 
 if TYPE_CHECKING:
@@ -216,6 +216,22 @@ class LmmKit(ABC):
         processor, messages = as_text(self, processor, messages)
         return self.render_messages(processor, messages, add_generation_prompt=add_generation_prompt, videos=videos)
 
+    def encode_bordered(
+        self,
+        processor: Processor,
+        messages: Sequence[Message],
+        *,
+        images: Sequence[Image.Image],
+        videos: Sequence[Video],
+    ) -> tuple[list[int], int]:
+        """Return the expanded ids of a conversation with a border around each text next to media in the model's turns.
+
+        The second is the border's id, which is none of the tokenizer's. Next to borders text may have other tokens.
+        """
+        processor, messages, border = as_bordered_text(self, processor, messages)
+        encoded = self.encode_messages(processor, messages, images=images, add_generation_prompt=False, videos=videos)
+        return encoded.token_ids, border
+
     @abstractmethod
     def encode_messages(
         self,
@@ -270,6 +286,11 @@ class LmmKit(ABC):
     def placeholder_ids(self, processor: Processor) -> frozenset[int]:
         """Return the ids that `encode` repeats once per image patch."""
         return frozenset({processor.image_token_id})
+
+    def media_ids(self, processor: Processor) -> frozenset[int]:
+        """Return the ids of all tokens that only images and videos have: placeholders, and what `media_texts` matches."""
+        texts, added = self.media_texts(processor), self.tokenizer_of(processor).get_added_vocab()
+        return self.placeholder_ids(processor) | {number for text, number in added.items() if texts.fullmatch(text)}
 
     def collapsed(self, processor: Processor, token_ids: Sequence[int]) -> list[int]:
         """Return ids with one placeholder in the place of all that an image or a video was expanded to, as vLLM takes them."""

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 # Of Unicode's private use; nothing else depends on it, and a text that holds it is broken there, too.
 MARK = "\ue000lmm-r1\ue001"
+# A special token of the copy, which shows where a text begins and ends.
+_BORDER = "\ue000lmm-r1 border\ue001"
 _PROBE = "lmm-r1"
 
 
@@ -34,6 +36,7 @@ class _Known:
     """What is known of a tokenizer."""
 
     control: re.Pattern[str]
+    control_ids: frozenset[int]
     copied: Processor | None = None
     """A copy of its processor whose tokenizer removes marks, once one was needed."""
 
@@ -60,6 +63,23 @@ def as_text(kit: LmmKit, processor: Processor, messages: Sequence[Message]) -> t
     if all(one is other for one, other in zip(marked, messages, strict=True)):
         return processor, messages
     return _copied(kit, processor), marked
+
+
+def as_bordered_text(
+    kit: LmmKit, processor: Processor, messages: Sequence[Message]
+) -> tuple[Processor, Sequence[Message], int]:
+    """Return what gives the ids of a conversation with a border before and behind each text next to media, and its id.
+
+    Only the model's turns have borders.
+    """
+    control, own = control_texts(kit, processor), _copied(kit, processor)
+    bordered = [_bordered(_marked_message(message, control)) for message in messages]
+    return own, bordered, kit.tokenizer_of(own).convert_tokens_to_ids(_BORDER)
+
+
+def control_ids(kit: LmmKit, processor: Processor) -> frozenset[int]:
+    """Return the ids of the tokens that `control_texts` matches; of text come none of them."""
+    return _known(kit, processor).control_ids
 
 
 def text_ids(kit: LmmKit, processor: Processor, text: str) -> list[int]:
@@ -102,10 +122,27 @@ def _marked(text: str, control: re.Pattern[str]) -> str:
     return MARK.join([*pieces, text[start:]])
 
 
+def _bordered(message: Message) -> Message:
+    """Return a model's turn with borders at its texts where it has images or videos, too; any other message as it is."""
+    if message.role != "assistant" or all(isinstance(part, TextPart) for part in message.parts):
+        return message
+    parts = tuple(_with_borders(part) if isinstance(part, TextPart) else part for part in message.parts)
+    return replace(message, parts=parts)
+
+
+def _with_borders(part: TextPart) -> TextPart:
+    """Return a text with a border at either end, beside which a template may still take spaces away."""
+    inner = part.text.strip()
+    return TextPart(part.text.replace(inner, f"{_BORDER}{inner}{_BORDER}", 1)) if inner else part
+
+
 def _known(kit: LmmKit, processor: Processor) -> _Known:
     tokenizer = kit.tokenizer_of(processor)
     if tokenizer not in _KNOWN:
-        _KNOWN[tokenizer] = _Known(control=_control(kit, processor))
+        control = _control(kit, processor)
+        added = tokenizer.added_tokens_decoder.items()
+        ids = frozenset(number for number, token in added if control.fullmatch(token.content))
+        _KNOWN[tokenizer] = _Known(control=control, control_ids=ids)
     return _KNOWN[tokenizer]
 
 
@@ -115,7 +152,7 @@ def _control(kit: LmmKit, processor: Processor) -> re.Pattern[str]:
     special |= {*tokenizer.all_special_tokens, *_turn_tokens(kit, processor)}
     special -= set(tokenizer.convert_ids_to_tokens(sorted(kit.spoken_end_ids(tokenizer))))
     # Within one character there is no place for a mark.
-    texts = any_of({MARK, *(text for text in special if len(text) > 1)})
+    texts = any_of({MARK, _BORDER, *(text for text in special if len(text) > 1)})
     return re.compile(f"{texts.pattern}|{kit.media_texts(processor).pattern}")
 
 
@@ -153,7 +190,7 @@ def _copied(kit: LmmKit, processor: Processor) -> Processor:
 
 
 def _copy_without_marks(kit: LmmKit, processor: Processor, control: re.Pattern[str]) -> Processor:
-    from tokenizers import normalizers, pre_tokenizers
+    from tokenizers import AddedToken, normalizers, pre_tokenizers
 
     if not kit.tokenizer_of(processor).is_fast:
         raise UserError(
@@ -169,6 +206,7 @@ def _copy_without_marks(kit: LmmKit, processor: Processor, control: re.Pattern[s
         backend.pre_tokenizer = pre_tokenizers.Sequence(splits)
     else:
         backend.normalizer = normalizers.Sequence([normalizers.Replace(MARK, ""), *_given(backend.normalizer)])
+    tokenizer.add_tokens([AddedToken(_BORDER, special=True, normalized=False)], special_tokens=True)
     return own
 
 

@@ -11,7 +11,8 @@ from lmm_r1.data.preferences import PreferenceRow
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import EncodedPrompt, LmmKit
 from lmm_r1.lmm_kits.checkpoint import encode_row
-from lmm_r1.trainer.sft_samples import SFTBatch, SFTSample, collate, encode_sample, mask_of_turns
+from lmm_r1.trainer.sft_samples import SFTBatch, SFTSample, collate, encode_sample
+from lmm_r1.trainer.turn_mask import mask_of_turns
 
 if TYPE_CHECKING:
     import torch

@@ -2,16 +2,17 @@
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 from PIL import Image
 
-from lmm_r1.data.messages import ImagePart, Message, VideoPart
+from lmm_r1.data.messages import ImagePart, Message, TextPart, VideoPart
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import EncodedPrompt
 from lmm_r1.lmm_kits.encoding import any_of, collapse_runs
 
-END, PLACEHOLDER, AFTER_IMAGE = 1, 2, 3
+END, PLACEHOLDER, AFTER_IMAGE, BORDER = 1, 2, 3, 4
 PATCHES = 3
 NEWLINE = 10
 IMAGE = Image.new("RGB", (4, 4))
@@ -57,6 +58,9 @@ class CharacterKit:
     def collapsed(self, processor: object, token_ids: Sequence[int]) -> list[int]:
         return collapse_runs(token_ids, placeholders=frozenset({PLACEHOLDER}))
 
+    def media_ids(self, processor: object) -> frozenset[int]:
+        return frozenset({PLACEHOLDER})
+
     def media_texts(self, processor: object) -> re.Pattern[str]:
         return any_of(())
 
@@ -86,6 +90,26 @@ class CharacterKit:
             media={"pixels": len(images)} if images else None,
             videos=list(videos),
         )
+
+    def encode_bordered(
+        self,
+        processor: object,
+        messages: Sequence[Message],
+        *,
+        images: Sequence[Image.Image],
+        videos: Sequence[object],
+    ) -> tuple[list[int], int]:
+        bordered = [
+            replace(
+                one,
+                parts=tuple(
+                    TextPart(f"{chr(BORDER)}{part.text}{chr(BORDER)}") if isinstance(part, TextPart) else part
+                    for part in one.parts
+                ),
+            )
+            for one in messages
+        ]
+        return self.encode(processor, bordered, images=images, add_generation_prompt=False).token_ids, BORDER
 
     def render(
         self,
