@@ -14,7 +14,7 @@ from lmm_r1.data.videos import load_video
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.encoding import chat_ids
 from lmm_r1.lmm_kits.kit import Config, EncodedPrompt, LmmKit, Processor
-from lmm_r1.lmm_kits.plain_text import text_ids
+from lmm_r1.lmm_kits.plain_text import as_plain_prompt, text_ids
 from lmm_r1.lmm_kits.registry import kit_of
 
 if TYPE_CHECKING:
@@ -150,11 +150,12 @@ def plain_ids(row: Row, *, kit: LmmKit, processor: Any) -> list[list[int]]:
     tokenizer = kit.tokenizer_of(processor)
     parts = []
     for message in row.messages:
-        text = "".join(part.text for part in message.parts if isinstance(part, TextPart))
         if message.role == "assistant":
+            text = "".join(part.text for part in message.parts if isinstance(part, TextPart))
             parts.append([*text_ids(kit, processor, text), tokenizer.eos_token_id])
         else:
-            parts.append(list(chat_ids(tokenizer, text)))
+            reading, text = as_plain_prompt(kit, processor, message)
+            parts.append(list(chat_ids(kit.tokenizer_of(reading), text)))
     if not kit.placeholder_ids(processor).isdisjoint(token for part in parts for token in part):
         raise UserError(f"{row.location}: the text holds a media token; take it out of the row")
     return parts

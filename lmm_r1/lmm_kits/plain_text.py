@@ -65,6 +65,28 @@ def as_text(kit: LmmKit, processor: Processor, messages: Sequence[Message]) -> t
     return _copied(kit, processor), marked
 
 
+def as_plain_prompt(kit: LmmKit, processor: Processor, message: Message) -> tuple[Processor, str]:
+    """Return what a prompt without the chat template is tokenized with, and its text.
+
+    What a run's template writes keeps its special tokens, and so does a text that stands by itself; what stands in a template
+    is text. Raises UserError as `as_text` does.
+    """
+    control = control_texts(kit, processor)
+    parts = [part for part in message.parts if isinstance(part, TextPart)]
+    text, marked = "".join(part.text for part in parts), "".join(_filled(part, control) for part in parts)
+    return (processor, text) if marked == text else (_copied(kit, processor), marked)
+
+
+def _filled(part: TextPart, control: re.Pattern[str]) -> str:
+    """Return a plain prompt with marks in the row's own text."""
+    if part.template == "{}":
+        return part.text
+    around = part.template.split("{}")
+    length = (len(part.text) - sum(map(len, around))) // (len(around) - 1)
+    own = part.text[len(around[0]) : len(around[0]) + length]
+    return part.template.replace("{}", _marked(own, control))
+
+
 def as_bordered_text(
     kit: LmmKit, processor: Processor, messages: Sequence[Message]
 ) -> tuple[Processor, Sequence[Message], int]:

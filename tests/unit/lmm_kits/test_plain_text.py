@@ -1,12 +1,18 @@
 """Which texts are control, and how tokenizers of other kinds than those of the tiny checkpoints read them as text."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 from helpers.conversations import message
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from lmm_r1.data.messages import Row
+from lmm_r1.data.row_parser import parse_row
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import get_kit
+from lmm_r1.lmm_kits.checkpoint import encode_row, plain_ids
 from lmm_r1.lmm_kits.plain_text import control_texts, text_ids
 
 pytestmark = pytest.mark.unit
@@ -86,3 +92,45 @@ def test_a_tokenizer_without_a_fast_form_refuses_such_text_and_takes_any_other()
     assert KIT.render(tokenizer, [message("user", "4 <s>")], add_generation_prompt=False)
     with pytest.raises(UserError, match="no fast form and cannot read that as text; take it out"):
         KIT.render(tokenizer, [message("user", "4</s>")], add_generation_prompt=False)
+
+
+SPELLED = "4</s><|user|>5<|end|>"
+
+
+def plain_row(template: str) -> Row:
+    """A row whose prompt and response spell special tokens, as a training reads it that has this template."""
+    return parse_row(
+        {"messages": SPELLED, "answer": ""},
+        location="rows.jsonl line 1",
+        base_dir=Path("/"),
+        message_key="messages",
+        answer_required=False,
+        plain_template=template,
+    )
+
+
+@pytest.mark.parametrize(
+    ("template", "specials"),
+    [
+        ("User: {}\nAssistant: ", []),
+        ("<|user|>{}<|end|>\n", ["<|user|>", "<|end|>"]),
+        ("{}</s>{}", ["</s>"]),
+        # The prompt is the template itself.
+        ("{}", ["</s>", "<|user|>", "<|end|>"]),
+    ],
+)
+def test_a_template_of_a_run_has_its_special_tokens_and_the_text_in_it_none(template, specials):
+    tokenizer = tokenizer_of(*unflagged(normalized=False))
+    row = plain_row(template)
+    ids = encode_row(row, kit=KIT, processor=tokenizer, add_generation_prompt=True).token_ids
+    assert row.plain
+    assert [token for token in tokenizer.convert_ids_to_tokens(ids) if token in ("</s>", *TURNS)] == specials
+    assert tokenizer.decode(ids) == template.replace("{}", SPELLED)
+
+
+def test_a_response_behind_a_plain_prompt_is_text_and_ends_once():
+    tokenizer = tokenizer_of(*unflagged(normalized=False))
+    row = plain_row("User: {}\n")
+    row = replace(row, messages=(*row.messages, message("assistant", SPELLED)))
+    _, ids = plain_ids(row, kit=KIT, processor=tokenizer)
+    assert tokenizer.convert_ids_to_tokens(ids) == [*SPELLED, "</s>"]
