@@ -41,6 +41,7 @@ from lmm_r1.generation.backends import (
 from lmm_r1.generation.engine import EngineSettings, EpisodeSettings, Outcome, Responder, SamplingSettings
 from lmm_r1.lmm_kits import Checkpoint, LmmKit
 from lmm_r1.lmm_kits.checkpoint import check_pixel_bounds
+from lmm_r1.lmm_kits.plain_text import text_ids
 from lmm_r1.lmm_kits.weight_files import check_weights
 from lmm_r1.scoring.remote_scorer import RemoteScorer
 from lmm_r1.scoring.response_scores import ProcessRewardScorer, ResponseScorer, RewardModelScorer, verifier_scorer
@@ -178,8 +179,8 @@ def _token_counter(config: BatchConfig) -> Callable[[str], int | None]:
     """Return what counts the tokens of a response as the reward model reads it; behind HTTP nobody here knows."""
     if config.judge_is_remote:
         return lambda text: None
-    tokenizer = Checkpoint(config.model, trust_remote_code=config.trust_remote_code).tokenizer
-    return lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"])
+    checkpoint = Checkpoint(config.model, trust_remote_code=config.trust_remote_code)
+    return lambda text: len(text_ids(checkpoint.kit, checkpoint.processor, text))
 
 
 def _check_same_data(config: BatchConfig, log: RowLog, rows: Mapping[int, Row]) -> None:

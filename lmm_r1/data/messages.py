@@ -14,6 +14,9 @@ ROLES = ("system", "user", "assistant", "tool")
 @dataclass(frozen=True)
 class TextPart:
     text: str
+    _: KW_ONLY
+    template: str = field(default="{}", compare=False)
+    """Of a plain prompt: what the run writes around the row's own text, which {} stands for."""
 
 
 @dataclass(frozen=True)

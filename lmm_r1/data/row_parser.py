@@ -224,7 +224,7 @@ class RecordParser:
         if not text.strip():
             self.fail(f'the text "{self.prompt_column}" is empty')
         self.check_characters(text, where=f'the text "{self.prompt_column}"')
-        return Message(role="user", parts=(TextPart(template.replace("{}", text)),))
+        return Message(role="user", parts=(TextPart(template.replace("{}", text), template=template),))
 
     def output(self, field: Column, *, found: Mapping[str, Any], plain: bool) -> tuple[Message, ...]:
         """The response in a field of its own: text becomes an assistant turn."""

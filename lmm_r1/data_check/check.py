@@ -20,6 +20,7 @@ from lmm_r1.data_check.contents import contents, is_conversation
 from lmm_r1.data_check.findings import KINDS, Distribution, Finding
 from lmm_r1.data_check.judged import counts, sides_of, views
 from lmm_r1.data_check.repeats import OtherFile, Repeats
+from lmm_r1.data_check.spelled import COMMON, spelled_findings
 from lmm_r1.errors import UserError
 
 Progress = Callable[[str, int, int], None]
@@ -81,7 +82,9 @@ def check_rows(config: CheckDataConfig, *, progress: Progress) -> CheckedData:
     distributions, notes = _image_sizes(rows, sizes), [file.told]
     judged = file.kind != "prompts"
     findings.extend(() if judged else _without_answer(readable))
-    if config.model is not None:
+    if config.model is None:
+        findings.extend(spelled_findings(readable, COMMON))
+    else:
         of_lengths, found, note = _lengths(config, readable, progress=progress)
         distributions += of_lengths
         findings += found
@@ -189,7 +192,7 @@ def _lengths(
     assert config.model is not None, "a model whose tokens are counted"
     budget = Budget(max_len=config.max_len, max_new_tokens=config.max_new_tokens)
     lengths = Lengths(config.model, budget, trust_remote_code=config.trust_remote_code)
-    findings = []
+    findings = list(spelled_findings(rows, lengths.control_texts))
     for done, (index, row) in enumerate(rows.items(), start=1):
         finding = lengths.finding(index, row)
         if finding is not None:

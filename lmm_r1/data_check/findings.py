@@ -12,6 +12,7 @@ KINDS = {
     "answer": "has no answer, and is no conversation to learn from",
     "length": "is longer than the training's budget",
     "encoding": "cannot be encoded for the model",
+    "special tokens": "spells special tokens, which are read as text: a turn or an end that was meant is none",
     "gold refused": "has an answer that a verifier cannot judge by",
     "gold wrong": "has an answer that a verifier does not take for right",
     "leak": "is in another file, too",

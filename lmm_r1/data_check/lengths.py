@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +14,7 @@ from lmm_r1.data_check.findings import Finding
 from lmm_r1.data_check.judged import JudgedView
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.checkpoint import Checkpoint, check_images_taken, encode_row
+from lmm_r1.lmm_kits.plain_text import control_texts
 from lmm_r1.trainer.preference_samples import check_response
 from lmm_r1.trainer.sft_samples import check_sample
 
@@ -81,6 +83,11 @@ class Lengths:
         else:
             return None
         return Finding(kind="length", index=index, location=row.location, what=what)
+
+    @property
+    def control_texts(self) -> re.Pattern[str]:
+        """What of a text the model's chat template alone may write."""
+        return control_texts(self._checkpoint.kit, self._checkpoint.processor)
 
     @property
     def too_long_for_model(self) -> str | None:

@@ -86,11 +86,19 @@ class PromptCodec:
         return f"{THINK}\n" if tail.endswith(THINK) else ""
 
     def prompt_text(self, row: Row) -> str:
-        """Return the row as the chat template writes it, with what its responses begin with; plain text as it stands."""
+        """Return the row as the chat template writes it, with what its responses begin with; plain text as it stands.
+
+        What its texts spell of special tokens cannot be told from the template's there; raises UserError, with the row's
+        place, for a media token in one.
+        """
         if row.plain:
             parts = [part for message in row.messages for part in message.parts]
             return "".join(part.text for part in parts if isinstance(part, TextPart))
-        return self.kit.chat_text(self.processor, row.messages, add_generation_prompt=True) + row.prefill
+        try:
+            text = self.kit.chat_text(self.processor, row.messages, add_generation_prompt=True)
+        except UserError as error:
+            raise UserError(f"{row.location}: {error}") from error
+        return text + row.prefill
 
     def marked_text(self, engine_token_ids: Sequence[int]) -> str:
         """Return tokens as people are shown them, special ones included, with `<image>` in the place of each picture.

@@ -14,11 +14,15 @@ from lmm_r1.data.videos import DEFAULT_FPS, Video, load_video, video_size
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.encoding import chat_ids, placed
 from lmm_r1.lmm_kits.kit import Config, EncodedPrompt, LmmKit, Processor
+from lmm_r1.lmm_kits.plain_text import as_plain_prompt, text_ids
 from lmm_r1.lmm_kits.registry import kit_of
 
 if TYPE_CHECKING:
     import torch
+    from PIL import Image
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from lmm_r1.data.videos import Video
 
 # Added to the logits of banned tokens by the model that is trained, where engines have minus infinity: at every
 # temperature the exponential of both is 0, and products with it stay numbers.
@@ -81,8 +85,7 @@ def encode_row(row: Row, *, kit: LmmKit, processor: Any, add_generation_prompt: 
     if row.plain:
         token_ids = [token for part in plain_ids(row, kit=kit, processor=processor) for token in part]
         return EncodedPrompt.of_text(token_ids)
-    images = [load_image(part, location=row.location) for part in images_of(row.messages)]
-    videos = [load_video(part, location=row.location) for part in videos_of(row.messages)]
+    images, videos = _media_of(row)
     with placed(row.location):
         encoded = kit.encode(
             processor, row.messages, images=images, videos=videos, add_generation_prompt=add_generation_prompt
@@ -134,11 +137,23 @@ def _blank_video(size: tuple[int, int]) -> Video:
     return Video(frames=np.broadcast_to(np.uint8(0), (2, height, width, 3)), fps=DEFAULT_FPS)
 
 
+def bordered_ids(row: Row, *, kit: LmmKit, processor: Any) -> tuple[list[int], int]:
+    """Return a conversation's ids with borders at the texts of turns with media, and the border's id.
+
+    Raises what `encode_row` raises.
+    """
+    images, videos = _media_of(row)
+    return kit.encode_bordered(processor, row.messages, images=images, videos=videos)
+
+
+def _media_of(row: Row) -> tuple[list[Image.Image], list[Video]]:
+    images = [load_image(part, location=row.location) for part in images_of(row.messages)]
+    return images, [load_video(part, location=row.location) for part in videos_of(row.messages)]
+
+
 def _begun(encoded: EncodedPrompt, prefill: str, *, kit: LmmKit, processor: Any) -> EncodedPrompt:
     """Return the prompt with the beginning of the response behind it, as if the model had written it."""
-    ids = kit.tokenizer_of(processor)(prefill, add_special_tokens=False)["input_ids"]
-    if not kit.placeholder_ids(processor).isdisjoint(ids):
-        raise UserError("the assistant turn that responses go on from holds a media token; take it out of the row")
+    ids = text_ids(kit, processor, prefill)
     return replace(encoded, token_ids=[*encoded.token_ids, *ids], engine_token_ids=[*encoded.engine_token_ids, *ids])
 
 
@@ -175,11 +190,12 @@ def plain_ids(row: Row, *, kit: LmmKit, processor: Any) -> list[list[int]]:
     tokenizer = kit.tokenizer_of(processor)
     parts = []
     for message in row.messages:
-        text = "".join(part.text for part in message.parts if isinstance(part, TextPart))
         if message.role == "assistant":
-            parts.append([*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id])
+            text = "".join(part.text for part in message.parts if isinstance(part, TextPart))
+            parts.append([*text_ids(kit, processor, text), tokenizer.eos_token_id])
         else:
-            parts.append(list(chat_ids(tokenizer, text)))
+            reading, text = as_plain_prompt(kit, processor, message)
+            parts.append(list(chat_ids(kit.tokenizer_of(reading), text)))
     if not kit.placeholder_ids(processor).isdisjoint(token for part in parts for token in part):
         raise UserError(f"{row.location}: the text holds a media token; take it out of the row")
     return parts

@@ -17,6 +17,7 @@ from lmm_r1.lmm_kits.encoding import (
     load_image_processor,
     text_positions,
 )
+from lmm_r1.lmm_kits.plain_text import as_bordered_text, as_text
 from lmm_r1.lmm_kits.video_frames import channels_first, video_metadata
 
 if TYPE_CHECKING:
@@ -186,7 +187,6 @@ class LmmKit(ABC):
     def tokenizer_of(self, processor: Processor) -> PreTrainedTokenizerBase:
         return processor.tokenizer
 
-    @abstractmethod
     def encode(
         self,
         processor: Processor,
@@ -196,9 +196,15 @@ class LmmKit(ABC):
         add_generation_prompt: bool,
         videos: Sequence[Video] = (),
     ) -> EncodedPrompt:
-        """Encode a conversation with its decoded images; raises UserError when it holds what the processor cannot take."""
+        """Encode a conversation with its decoded images; what its texts spell of special tokens stays text.
 
-    @abstractmethod
+        Raises UserError when it holds what the processor cannot take.
+        """
+        processor, messages = as_text(self, processor, messages)
+        return self.encode_messages(
+            processor, messages, images=images, add_generation_prompt=add_generation_prompt, videos=videos
+        )
+
     def render(
         self,
         processor: Processor,
@@ -207,11 +213,52 @@ class LmmKit(ABC):
         add_generation_prompt: bool,
         videos: Sequence[Video] = (),
     ) -> list[int]:
-        """Return the ids of a conversation with one placeholder per image or video, without reading any.
+        """Return the ids that `encode` gives the engine, with one placeholder per image or video, without reading any.
 
         Args:
             videos: the conversation's and any behind it, for kits that write their times where a placeholder stands.
         """
+        processor, messages = as_text(self, processor, messages)
+        return self.render_messages(processor, messages, add_generation_prompt=add_generation_prompt, videos=videos)
+
+    def encode_bordered(
+        self,
+        processor: Processor,
+        messages: Sequence[Message],
+        *,
+        images: Sequence[Image.Image],
+        videos: Sequence[Video],
+    ) -> tuple[list[int], int]:
+        """Return the expanded ids of a conversation with a border around each text next to media in the model's turns.
+
+        The second is the border's id, which is none of the tokenizer's. Next to borders text may have other tokens.
+        """
+        processor, messages, border = as_bordered_text(self, processor, messages)
+        encoded = self.encode_messages(processor, messages, images=images, add_generation_prompt=False, videos=videos)
+        return encoded.token_ids, border
+
+    @abstractmethod
+    def encode_messages(
+        self,
+        processor: Processor,
+        messages: Sequence[Message],
+        *,
+        images: Sequence[Image.Image],
+        add_generation_prompt: bool,
+        videos: Sequence[Video] = (),
+    ) -> EncodedPrompt:
+        """Do what `encode` does, for messages whose texts spell no special tokens."""
+
+    @abstractmethod
+    def render_messages(
+        self,
+        processor: Processor,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool,
+        videos: Sequence[Video] = (),
+    ) -> list[int]:
+        """Do what `render` does, for messages whose texts spell no special tokens."""
 
     @abstractmethod
     def chat_text(self, processor: Processor, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
@@ -263,6 +310,11 @@ class LmmKit(ABC):
     def placeholder_ids(self, processor: Processor) -> frozenset[int]:
         """Return the ids that `encode` repeats once per image patch."""
         return frozenset({processor.image_token_id})
+
+    def media_ids(self, processor: Processor) -> frozenset[int]:
+        """Return the ids of all tokens that only images and videos have: placeholders, and what `media_texts` matches."""
+        texts, added = self.media_texts(processor), self.tokenizer_of(processor).get_added_vocab()
+        return self.placeholder_ids(processor) | {number for text, number in added.items() if texts.fullmatch(text)}
 
     def collapsed(self, processor: Processor, token_ids: Sequence[int]) -> list[int]:
         """Return ids with one placeholder in the place of all that an image or a video was expanded to, as vLLM takes them."""

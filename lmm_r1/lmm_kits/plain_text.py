@@ -1,89 +1,236 @@
-"""Text that stays text: what tools, services and pages show may spell special tokens, and none must come of it.
+"""Text that stays text: what rows, users, tools and policies write may spell special tokens, and none must come of it.
 
-A mark, which a copy of the tokenizer knows as a special token, is written behind the first character of each: the
-tokenizer then reads the pieces around it as the ordinary text that they are, and the mark's ids are left out again.
+A mark is written behind the first character of each such spelling. A copy of the tokenizer removes marks, but only after it
+has looked for special tokens: what is left is tokenized as if the tokenizer knew no special tokens.
 """
 
 from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import Any
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
-from lmm_r1.data.messages import Message, TextPart
+import jinja2
+
+from lmm_r1.data.messages import Message, Part, TextPart
+from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.encoding import any_of
-from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit
+from remote_rm.answers.extraction import THINK
+
+if TYPE_CHECKING:
+    from lmm_r1.lmm_kits.kit import LmmKit, Processor
 
 # Of Unicode's private use; nothing else depends on it, and a text that holds it is broken there, too.
 MARK = "\ue000lmm-r1\ue001"
+# A special token of the copy, which shows where a text begins and ends.
+_BORDER = "\ue000lmm-r1 border\ue001"
+_PROBE = "lmm-r1"
 
 
-@dataclass(frozen=True, kw_only=True)
-class MarkedProcessor:
-    """A copy of a processor whose tokenizer knows the mark."""
+@dataclass(kw_only=True)
+class _Known:
+    """What is known of a tokenizer."""
 
-    processor: Any
-    mark_id: int
+    control: re.Pattern[str]
+    control_ids: frozenset[int]
+    copied: Processor | None = None
+    """A copy of its processor whose tokenizer removes marks, once one was needed."""
 
-    def unmarked(self, encoded: EncodedPrompt) -> EncodedPrompt:
-        """Return a prompt without the marks."""
-        ids, engine_ids = (
-            [token for token in tokens if token != self.mark_id]
-            for tokens in (encoded.token_ids, encoded.engine_token_ids)
+
+_KNOWN: WeakKeyDictionary[Any, _Known] = WeakKeyDictionary()
+
+
+def control_texts(kit: LmmKit, processor: Processor) -> re.Pattern[str]:
+    """Return what only the chat template may write: the spellings of special tokens, media marks and tokens of turns.
+
+    Special are the tokens that the tokenizer flags as special; tokens of turns are those that the template writes next to a
+    message, flagged or not. Tokens that a model writes as words of its answers are none.
+    """
+    return _known(kit, processor).control
+
+
+def as_text(kit: LmmKit, processor: Processor, messages: Sequence[Message]) -> tuple[Processor, Sequence[Message]]:
+    """Return what a conversation is encoded with so that its texts stay text: the arguments, or a copy and marked messages.
+
+    Raises UserError where the tokenizer cannot read such text.
+    """
+    control = control_texts(kit, processor)
+    marked = [_marked_message(message, control) for message in messages]
+    if all(one is other for one, other in zip(marked, messages, strict=True)):
+        return processor, messages
+    return _copied(kit, processor), marked
+
+
+def as_plain_prompt(kit: LmmKit, processor: Processor, message: Message) -> tuple[Processor, str]:
+    """Return what a prompt without the chat template is tokenized with, and its text.
+
+    What a run's template writes keeps its special tokens, and so does a text that stands by itself; what stands in a template
+    is text. Raises UserError as `as_text` does.
+    """
+    control = control_texts(kit, processor)
+    parts = [part for part in message.parts if isinstance(part, TextPart)]
+    text, marked = "".join(part.text for part in parts), "".join(_filled(part, control) for part in parts)
+    return (processor, text) if marked == text else (_copied(kit, processor), marked)
+
+
+def _filled(part: TextPart, control: re.Pattern[str]) -> str:
+    """Return a plain prompt with marks in the row's own text."""
+    if part.template == "{}":
+        return part.text
+    around = part.template.split("{}")
+    length = (len(part.text) - sum(map(len, around))) // (len(around) - 1)
+    own = part.text[len(around[0]) : len(around[0]) + length]
+    return part.template.replace("{}", _marked(own, control))
+
+
+def as_bordered_text(
+    kit: LmmKit, processor: Processor, messages: Sequence[Message]
+) -> tuple[Processor, Sequence[Message], int]:
+    """Return what gives the ids of a conversation with a border before and behind each text next to media, and its id.
+
+    Only the model's turns have borders.
+    """
+    control, own = control_texts(kit, processor), _copied(kit, processor)
+    bordered = [_bordered(_marked_message(message, control)) for message in messages]
+    return own, bordered, kit.tokenizer_of(own).convert_tokens_to_ids(_BORDER)
+
+
+def control_ids(kit: LmmKit, processor: Processor) -> frozenset[int]:
+    """Return the ids of the tokens that `control_texts` matches; of text come none of them."""
+    return _known(kit, processor).control_ids
+
+
+def text_ids(kit: LmmKit, processor: Processor, text: str) -> list[int]:
+    """Return the ids of a text by itself, of which none is a control token's; raises UserError as `as_text` does."""
+    marked = _marked(text, control_texts(kit, processor))
+    reading = processor if marked == text else _copied(kit, processor)
+    return kit.tokenizer_of(reading)(marked, add_special_tokens=False)["input_ids"]
+
+
+def _texts(message: Message) -> Iterator[str]:
+    """Yield the texts of a message; parts that follow one another may be written as one."""
+    for is_text, parts in groupby(message.parts, key=lambda part: isinstance(part, TextPart)):
+        if is_text:
+            yield "".join(part.text.strip() for part in parts if isinstance(part, TextPart))
+
+
+def _marked_message(message: Message, control: re.Pattern[str]) -> Message:
+    """Return a message with marks in its texts, itself where they spell nothing."""
+    if not any(map(control.search, _texts(message))):
+        return message
+    parts: list[Part] = []
+    behind_text = False
+    for part in message.parts:
+        if isinstance(part, TextPart):
+            text = _marked(part.text, control)
+            # Of two parts one spelling may come, whatever spaces a template takes away between them.
+            start = len(text) - len(text.lstrip())
+            parts.append(TextPart(f"{text[:start]}{MARK}{text[start:]}" if behind_text and text.strip() else text))
+        else:
+            parts.append(part)
+        behind_text = isinstance(part, TextPart)
+    return replace(message, parts=tuple(parts))
+
+
+def _marked(text: str, control: re.Pattern[str]) -> str:
+    pieces, start = [], 0
+    while found := control.search(text, start):
+        pieces.append(text[start : found.start() + 1])
+        start = found.start() + 1
+    return MARK.join([*pieces, text[start:]])
+
+
+def _bordered(message: Message) -> Message:
+    """Return a model's turn with borders at its texts where it has images or videos, too; any other message as it is."""
+    if message.role != "assistant" or all(isinstance(part, TextPart) for part in message.parts):
+        return message
+    parts = tuple(_with_borders(part) if isinstance(part, TextPart) else part for part in message.parts)
+    return replace(message, parts=parts)
+
+
+def _with_borders(part: TextPart) -> TextPart:
+    """Return a text with a border at either end, beside which a template may still take spaces away."""
+    inner = part.text.strip()
+    return TextPart(part.text.replace(inner, f"{_BORDER}{inner}{_BORDER}", 1)) if inner else part
+
+
+def _known(kit: LmmKit, processor: Processor) -> _Known:
+    tokenizer = kit.tokenizer_of(processor)
+    if tokenizer not in _KNOWN:
+        control = _control(kit, processor)
+        added = tokenizer.added_tokens_decoder.items()
+        ids = frozenset(number for number, token in added if control.fullmatch(token.content))
+        _KNOWN[tokenizer] = _Known(control=control, control_ids=ids)
+    return _KNOWN[tokenizer]
+
+
+def _control(kit: LmmKit, processor: Processor) -> re.Pattern[str]:
+    tokenizer = kit.tokenizer_of(processor)
+    special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
+    special |= {*tokenizer.all_special_tokens, *_turn_tokens(kit, processor)}
+    special -= set(tokenizer.convert_ids_to_tokens(sorted(kit.spoken_end_ids(tokenizer))))
+    # Within one character there is no place for a mark.
+    texts = any_of({MARK, _BORDER, *(text for text in special if len(text) > 1)})
+    return re.compile(f"{texts.pattern}|{kit.media_texts(processor).pattern}")
+
+
+def _turn_tokens(kit: LmmKit, processor: Processor) -> set[str]:
+    """Return the tokens that the chat template writes next to a message or at the beginning of a turn to generate.
+
+    Most tokenizers flag them as special, but not all.
+    """
+    added = [token.content for token in kit.tokenizer_of(processor).added_tokens_decoder.values()]
+    token = any_of(text for text in added if text.strip())
+    at_end, at_start = re.compile(rf"({token.pattern})\s*\Z"), re.compile(rf"\s*({token.pattern})")
+    found = set()
+    for asked in ([_said("user", _PROBE)], [_said("system", _PROBE), _said("user", "?")]):
+        try:
+            closed, opened = (kit.chat_text(processor, asked, add_generation_prompt=opens) for opens in (False, True))
+        except (UserError, jinja2.TemplateError):
+            # A template that knows no system turn writes none.
+            continue
+        before, _, behind = closed.partition(_PROBE)
+        places = (at_end.search(before), at_start.match(behind), at_start.match(opened.removeprefix(closed)))
+        found |= {place[1] for place in places if place is not None}
+    return found - {THINK}
+
+
+def _said(role: str, text: str) -> Message:
+    return Message(role=role, parts=(TextPart(text),))
+
+
+def _copied(kit: LmmKit, processor: Processor) -> Processor:
+    """Return a copy of the processor whose tokenizer removes marks; it is made once, as a large vocabulary takes seconds."""
+    known = _known(kit, processor)
+    if known.copied is None:
+        known.copied = _copy_without_marks(kit, processor, known.control)
+    return known.copied
+
+
+def _copy_without_marks(kit: LmmKit, processor: Processor, control: re.Pattern[str]) -> Processor:
+    from tokenizers import AddedToken, normalizers, pre_tokenizers
+
+    if not kit.tokenizer_of(processor).is_fast:
+        raise UserError(
+            "a text spells a special token of this checkpoint, whose tokenizer has no fast form and cannot read that as text; "
+            "take it out of the text"
         )
-        return replace(encoded, token_ids=ids, engine_token_ids=engine_ids)
-
-
-# A process has one processor, its tests some more; a copy of a large vocabulary takes a second.
-@lru_cache(maxsize=2)
-def marked_processor(kit: LmmKit, processor: Any) -> MarkedProcessor:
-    """Return a processor's copy that knows the mark; it is made once."""
-    from tokenizers import AddedToken
-
     own = copy.deepcopy(processor)
     tokenizer = kit.tokenizer_of(own)
-    tokenizer.add_tokens([AddedToken(MARK, special=True, normalized=False)], special_tokens=True)
-    return MarkedProcessor(processor=own, mark_id=tokenizer.convert_tokens_to_ids(MARK))
+    backend, added = tokenizer.backend_tokenizer, tokenizer.added_tokens_decoder.values()
+    if any(token.normalized and control.fullmatch(token.content) for token in added):
+        # Such tokens are looked for behind the normalization, too.
+        splits = [pre_tokenizers.Split(MARK, behavior="removed"), *_given(backend.pre_tokenizer)]
+        backend.pre_tokenizer = pre_tokenizers.Sequence(splits)
+    else:
+        backend.normalizer = normalizers.Sequence([normalizers.Replace(MARK, ""), *_given(backend.normalizer)])
+    tokenizer.add_tokens([AddedToken(_BORDER, special=True, normalized=False)], special_tokens=True)
+    return own
 
 
-@lru_cache(maxsize=2)
-def _special_texts(kit: LmmKit, processor: Any) -> re.Pattern[str]:
-    added = kit.tokenizer_of(processor).added_tokens_decoder.values()
-    special = any_of({MARK, *(token.content for token in added if token.special)})
-    return re.compile(f"{special.pattern}|{kit.media_texts(processor).pattern}")
-
-
-def special_ids(kit: LmmKit, processor: Any) -> frozenset[int]:
-    """Return the ids of all special tokens, placeholders included."""
-    added = kit.tokenizer_of(processor).added_tokens_decoder.items()
-    return kit.placeholder_ids(processor) | {number for number, token in added if token.special}
-
-
-def with_marks(kit: LmmKit, processor: Any, message: Message) -> Message:
-    """Return a message whose texts have marks where they spell special tokens; the message itself where they do not."""
-    special = _special_texts(kit, processor)
-    parts = tuple(_marked(part, special) if isinstance(part, TextPart) else part for part in message.parts)
-    return message if parts == message.parts else replace(message, parts=parts)
-
-
-def without_texts(message: Message) -> Message:
-    """Return a message of as many parts, whose texts are harmless."""
-    return replace(
-        message, parts=tuple(TextPart(".") if isinstance(part, TextPart) else part for part in message.parts)
-    )
-
-
-def specials_of(token_ids: Iterable[int], *, special: Collection[int]) -> list[int]:
-    """Return the special tokens of a sequence, in their order."""
-    return [token for token in token_ids if token in special]
-
-
-def _marked(part: TextPart, special: re.Pattern[str]) -> TextPart:
-    pieces, start = [], 0
-    while found := special.search(part.text, start):
-        pieces.append(part.text[start : found.start() + 1])
-        start = found.start() + 1
-    return TextPart(MARK.join([*pieces, part.text[start:]])) if pieces else part
+def _given(step: Any) -> list[Any]:
+    return [] if step is None else [step]

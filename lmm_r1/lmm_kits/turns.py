@@ -12,7 +12,7 @@ from PIL import Image
 from lmm_r1.data.messages import Message, TextPart
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit
-from lmm_r1.lmm_kits.plain_text import marked_processor, special_ids, specials_of, with_marks, without_texts
+from lmm_r1.lmm_kits.plain_text import text_ids
 
 # Two turns of the model that end in different tokens: what follows both alike belongs to the chat template.
 _TURNS = ("Yes", "12")
@@ -28,23 +28,21 @@ def encode_turn(
     written of them itself.
 
     Args:
-        message: what is said to the model. Text in it that spells special tokens stays text.
+        message: what is said to the model. What its text spells of special tokens stays text.
         images: those of the message, decoded.
-        prefill: how the model's next turn begins.
+        prefill: how the model's next turn begins, which is text, too.
 
     Raises:
         UserError: the message holds what the processor cannot take, or the chat template knows no such conversation.
     """
     try:
-        turn = _shown(kit, processor, message, images=images)
+        turn = _between_turns(kit, processor, message, images=images)
     except jinja2.TemplateError as error:
         raise UserError(
             f"the checkpoint's chat template refuses a turn of the role {message.role} behind one of the model ({error}); "
             "let the environment answer as user"
         ) from error
-    begun = kit.tokenizer_of(processor)(prefill, add_special_tokens=False)["input_ids"] if prefill else []
-    if not kit.placeholder_ids(processor).isdisjoint(begun):
-        raise UserError(f"the turn that the model goes on from, {prefill!r}, holds a media token")
+    begun = text_ids(kit, processor, prefill) if prefill else []
     return replace(turn, token_ids=[*turn.token_ids, *begun], engine_token_ids=[*turn.engine_token_ids, *begun])
 
 
@@ -53,23 +51,6 @@ def without_end(turn: EncodedPrompt, generated: Sequence[int]) -> EncodedPrompt:
     if not generated or generated[-1] != turn.token_ids[0]:
         return turn
     return replace(turn, token_ids=turn.token_ids[1:], engine_token_ids=turn.engine_token_ids[1:])
-
-
-def _shown(kit: LmmKit, processor: Any, message: Message, *, images: Sequence[Image.Image]) -> EncodedPrompt:
-    """Return what closes the model's turn, the message and what opens the next one, with the message's texts as text."""
-    marked = with_marks(kit, processor, message)
-    if marked is message:
-        return _between_turns(kit, processor, message, images=images)
-    copied = marked_processor(kit, processor)
-    turn = copied.unmarked(_between_turns(kit, copied.processor, marked, images=images))
-    special = special_ids(kit, processor)
-    # The template's own are those of any message of this form.
-    form = without_texts(message)
-    first, other = (kit.render(processor, _behind(turn, form), add_generation_prompt=True) for turn in _TURNS)
-    own = specials_of(first[len(first) - _shared_end(first, other) :], special=special)
-    if specials_of(turn.engine_token_ids, special=special) != own:
-        raise UserError("what is shown to the model spells special tokens that cannot be written as plain text")
-    return turn
 
 
 def _between_turns(kit: LmmKit, processor: Any, message: Message, *, images: Sequence[Image.Image]) -> EncodedPrompt:

@@ -15,11 +15,13 @@ from lmm_r1.data.messages import Row
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import Checkpoint, EncodedPrompt, Media
 from lmm_r1.lmm_kits.checkpoint import encode_row
+from lmm_r1.lmm_kits.plain_text import text_ids
 from lmm_r1.lmm_kits.weight_files import check_weights
 from lmm_r1.models.packed.attention import packing_refusal, use_packed_attention
 from lmm_r1.models.packed.self_check import check_packing
 from lmm_r1.models.rope_scaling import tell_factors
 from lmm_r1.models.value_model import KitValueModel, head_name, stored_weight
+from remote_rm.answers.response import end_of_prompt
 
 logger = logging.getLogger(__name__)
 
@@ -137,20 +139,8 @@ class ScoringModel(ABC, Generic[SampleT, ResultT]):
         return ids
 
     def _response_ids(self, response: str) -> list[int]:
-        """Return the response's ids, none of which is a media token's: those are never sampled, but may be spelled out."""
-        ids: list[int] = []
-        start = 0
-        for found in self._media_text.finditer(response):
-            # Cut in two, it is not the token any more.
-            ids += [
-                *self._ids(response[start : found.start() + 1]),
-                *self._ids(response[found.start() + 1 : found.end()]),
-            ]
-            start = found.end()
-        ids += self._ids(response[start:])
-        if not self._media_ids.isdisjoint(ids):
-            raise UserError("the response holds a media token that cannot be read as plain text")
-        return ids
+        """Return the ids of what a policy wrote, which is text, whatever special tokens it spells."""
+        return text_ids(self.kit, self.processor, response)
 
     def _check_length(self, length: int, *, where: str) -> None:
         if length > self.max_len:
@@ -206,8 +196,6 @@ class RewardModel(ScoringModel[EncodedSample, float]):
     ) -> EncodedSample:
         """Return the row's prompt with its images, the response and its end token.
 
-        A response may spell out a media token, which is read as the plain text that the policy wrote.
-
         Args:
             ending: the token behind the response where it is not the model's end token; "" for a response that was cut
                 off at the limit.
@@ -230,16 +218,30 @@ class RewardModel(ScoringModel[EncodedSample, float]):
         is_end = len(ids) == 1 and ids[0] in self._tokenizer.all_special_ids and ids[0] not in self._media_ids
         return text if is_end else None
 
-    def encode_text(self, query: str) -> EncodedSample:
-        """Return a prompt and its response that were rendered already, special tokens included.
+    def encode_text(self, query: str, *, prompt: str = "") -> EncodedSample:
+        """Return a prompt and its response that were rendered already.
+
+        What stands behind the prompt is the policy's: text, and the token that ended it. The prompt has its special tokens, and
+        so has all of a query that does not begin with it.
 
         Raises UserError for a text that is empty, too long, or holds a media token: there is no image that it stands for.
         """
-        token_ids = self._ids_of_text(query)
+        start = end_of_prompt(query, prompt=prompt) if prompt else 0
+        if start:
+            response, ending = self._without_ending(query[start:])
+            token_ids = [*self._ids_of_text(query[:start]), *self._response_ids(response), *self._ids(ending)]
+        else:
+            token_ids = self._ids_of_text(query)
         if not token_ids:
             raise UserError("the text is empty, so there is nothing to score")
         self._check_length(len(token_ids), where="")
         return EncodedSample(token_ids=token_ids, media=None)
+
+    def _without_ending(self, response: str) -> tuple[str, str]:
+        """Return a response without the special token that it ends in, and that token; "" where it ends in none."""
+        texts = [text for text in self._tokenizer.all_special_tokens if self.known_ending(text)]
+        ending = max((text for text in texts if response.endswith(text)), key=len, default="")
+        return response.removesuffix(ending), ending
 
     def _forward(self, samples: Sequence[EncodedSample]) -> list[float]:
         sequences, mask = self._padded(samples)

@@ -75,7 +75,7 @@ class ResponseRewards(ServedRewards["EncodedSample"]):
         return self._model.encode(row, response, ending=ending, prompt=prompt)
 
     def encode_text(self, item: RewardItem) -> EncodedSample:
-        return self._model.encode_text(item.query)
+        return self._model.encode_text(item.query, prompt=item.prompt)
 
     def score(self, samples: Sequence[EncodedSample]) -> list[Score]:
         return [Score(reward=reward, score=reward, parts={}) for reward in self._model.score(samples)]

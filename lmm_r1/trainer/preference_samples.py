@@ -12,7 +12,8 @@ from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import EncodedPrompt, LmmKit
 from lmm_r1.lmm_kits.checkpoint import encode_row, outlined_row
 from lmm_r1.lmm_kits.encoding import placed
-from lmm_r1.trainer.sft_samples import SFTBatch, SFTSample, check_turns, collate, encode_sample, mask_of_turns
+from lmm_r1.trainer.sft_samples import SFTBatch, SFTSample, collate, encode_sample
+from lmm_r1.trainer.turn_mask import check_turns, mask_of_turns
 
 if TYPE_CHECKING:
     import torch

@@ -17,6 +17,7 @@ from lmm_r1.data.training_rows import KeptRows
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import LmmKit, Media
 from lmm_r1.lmm_kits.checkpoint import encode_row, outlined_row
+from lmm_r1.lmm_kits.plain_text import text_ids
 from lmm_r1.lmm_kits.step_tokens import StepTokens
 from lmm_r1.trainer.sft_samples import SFTBatch, SFTSample, collate
 from lmm_r1.trainer.supervised_rows import RowCheck, SampleEncoder, blended_rows, judged_rows, passes
@@ -71,7 +72,7 @@ class StepEncoder(SampleEncoder):
     def __call__(self, row: StepRow) -> StepSample | None:
         """Return the row's sample, None where it is too long.
 
-        Raises UserError, with the row's place, for media that cannot be taken, and for a step with a token of no text.
+        Raises UserError, with the row's place, for media that cannot be taken, and for a step that holds the placeholder.
         """
         prompt = encode_row(row.conversation(()), kit=self.kit, processor=self.processor, add_generation_prompt=True)
         ids, places = self._behind(prompt.token_ids, row)
@@ -96,15 +97,16 @@ class StepEncoder(SampleEncoder):
         )
 
     def _ids(self, step: str, *, location: str) -> list[int]:
-        ids = self.kit.tokenizer_of(self.processor)(step, add_special_tokens=False)["input_ids"]
-        if self.tokens.placeholder_id in ids:
+        # Steps that it ends were told apart by it, unless another tag was named.
+        if (
+            self.tokens.placeholder_id
+            in self.kit.tokenizer_of(self.processor)(step, add_special_tokens=False)["input_ids"]
+        ):
             raise UserError(
                 f"{location}: a step holds the placeholder {self.tokens.placeholder}, which stands behind steps only; name "
                 "what ends them with --data.step_tag, or take another --model.placeholder_token"
             )
-        if not self.kit.placeholder_ids(self.processor).isdisjoint(ids):
-            raise UserError(f"{location}: a step holds a media token; images stand in the prompt, so take it out")
-        return ids
+        return text_ids(self.kit, self.processor, step)
 
 
 def collate_steps(samples: Sequence[StepSample], *, pad_token_id: int) -> StepBatch:

@@ -8,27 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 from lmm_r1.data.messages import Row
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits import EncodedPrompt, LmmKit, Media
+from lmm_r1.lmm_kits import LmmKit, Media
 from lmm_r1.lmm_kits.checkpoint import encode_row, outlined_row, plain_ids
-from lmm_r1.lmm_kits.encoding import placed
 from lmm_r1.trainer.supervised_rows import batch_indices as batch_indices
+from lmm_r1.trainer.turn_mask import RewrittenHistory, check_turns, mask_of_turns
 
 if TYPE_CHECKING:
     import torch
-
-# Tokens at the end of a turn that messages show.
-_SHOWN_END = 4
-
-
-class RewrittenHistory(UserError):
-    """A chat template writes a turn in another way once more turns follow."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SFTSample:
     token_ids: list[int]
     loss_mask: list[bool]
-    """True for each token that an assistant turn consists of, its end token included; in pre-training for all but media."""
+    """True for each token of an assistant turn's text, and for its end token; in pre-training for all but tokens of media."""
     media: Media | None
 
     @property
@@ -52,7 +45,7 @@ def encode_sample(
 
     Args:
         every_turn: the loss takes all assistant turns, not the last alone.
-        every_token: the loss takes every token but placeholders, as in pre-training.
+        every_token: the loss takes every token but those of media, as in pre-training.
     """
     if row.plain:
         sample = _plain_sample(row, kit=kit, processor=processor, every_token=every_token)
@@ -61,8 +54,8 @@ def encode_sample(
     if len(encoded.token_ids) > max_len:
         return None
     if every_token:
-        placeholders = kit.placeholder_ids(processor)
-        mask = [token not in placeholders for token in encoded.token_ids]
+        media = kit.media_ids(processor)
+        mask = [token not in media for token in encoded.token_ids]
         return SFTSample(token_ids=encoded.token_ids, loss_mask=mask, media=encoded.media)
     mask = mask_of_turns(row, loss_turns(row, every_turn=every_turn), encoded=encoded, kit=kit, processor=processor)
     return SFTSample(token_ids=encoded.token_ids, loss_mask=mask, media=encoded.media)
@@ -80,32 +73,6 @@ def check_sample(row: Row, *, kit: LmmKit, processor: Any, every_turn: bool, eve
         if len(turns) == 1:
             raise
         raise UserError(f"{error}, and SFT learns the last turn only by --data.no_multiturn") from error
-
-
-def check_turns(row: Row, turns: Sequence[int], *, outline: EncodedPrompt, kit: LmmKit, processor: Any) -> None:
-    """Raise UserError where `mask_of_turns` cannot tell those turns of a conversation apart."""
-    for turn in turns:
-        _span(row, turn=turn, kit=kit, processor=processor, whole=outline)
-
-
-def mask_of_turns(
-    row: Row, turns: Sequence[int], *, encoded: EncodedPrompt, kit: LmmKit, processor: Any
-) -> list[bool]:
-    """Return which tokens of an encoded conversation those turns consist of, their end tokens included.
-
-    Raises UserError where the chat template does not let them be told apart.
-    """
-    loss_mask = [False] * len(encoded.token_ids)
-    placeholders = kit.placeholder_ids(processor)
-    for turn in turns:
-        start, end = _span(row, turn=turn, kit=kit, processor=processor, whole=encoded)
-        before = replace(row, messages=row.messages[:turn])
-        through = replace(row, messages=row.messages[: turn + 1])
-        start += _shift(before, at=start, kit=kit, processor=processor, whole=encoded, add_generation_prompt=True)
-        end += _shift(through, at=end, kit=kit, processor=processor, whole=encoded, add_generation_prompt=False)
-        for index in range(start, end):
-            loss_mask[index] = encoded.token_ids[index] not in placeholders
-    return loss_mask
 
 
 def _plain_sample(row: Row, *, kit: LmmKit, processor: Any, every_token: bool) -> SFTSample:
@@ -152,49 +119,3 @@ def loss_turns(row: Row, *, every_turn: bool) -> list[int]:
             "response by --data.output_key, or learn plain text with --model.pretrain_mode_enable"
         )
     return turns
-
-
-def _span(row: Row, *, turn: int, kit: LmmKit, processor: Any, whole: EncodedPrompt) -> tuple[int, int]:
-    """Return [start, end) of an assistant turn in the ids with one placeholder per image or video, end token included."""
-    ids, videos = whole.engine_token_ids, whole.videos
-    with placed(row.location):
-        before = kit.render(processor, row.messages[:turn], add_generation_prompt=True, videos=videos)
-        through = (
-            ids
-            if turn + 1 == len(row.messages)
-            else kit.render(processor, row.messages[: turn + 1], add_generation_prompt=False, videos=videos)
-        )
-    # The last token of either may have grown together with the text behind it.
-    if any(ids[: len(part) - 1] != part[:-1] for part in (before, through)):
-        raise RewrittenHistory(
-            f"{row.location}: the chat template writes the messages up to {turn + 1} differently when more follow, so "
-            "the tokens of that turn cannot be told apart; a training takes another template by --data.tokenizer_chat_template"
-        )
-    start, end = len(before), len(through)
-    tokenizer = kit.tokenizer_of(processor)
-    # What the template puts behind the end token (a newline) is never sampled, so the loss leaves it out.
-    while end > start and ids[end - 1] != tokenizer.eos_token_id:
-        end -= 1
-    if end == start:
-        end_token = tokenizer.decode([tokenizer.eos_token_id], skip_special_tokens=False)
-        written = tokenizer.decode(ids[start : len(through)][-_SHOWN_END:], skip_special_tokens=False)
-        raise UserError(
-            f"{row.location}: the chat template ends an assistant turn with {written!r}, in which the tokenizer's end token "
-            f"{end_token} is missing, so that no end would be learned; let eos_token in the checkpoint's "
-            "tokenizer_config.json be the token that the template writes"
-        )
-    return start, end
-
-
-def _shift(
-    before: Row, *, at: int, kit: LmmKit, processor: Any, whole: EncodedPrompt, add_generation_prompt: bool
-) -> int:
-    """Return how many ids the media of `before` add, at position `at` of the ids with one placeholder for each of them."""
-    ids, placeholders = whole.engine_token_ids, kit.placeholder_ids(processor)
-    if placeholders.isdisjoint(ids[:at]):
-        return 0
-    if placeholders.isdisjoint(ids[at:]):
-        return len(whole.token_ids) - len(ids)
-    # Between media. What a placeholder is expanded to may hold text, so that only encoding tells its length.
-    encoded = encode_row(before, kit=kit, processor=processor, add_generation_prompt=add_generation_prompt)
-    return len(encoded.token_ids) - len(encoded.engine_token_ids)

@@ -53,7 +53,7 @@ def find_response(query: str, *, prompt: str = "") -> str:
     """
     markers = _markers_of(prompt) or _markers_of(query)
     if markers is None:
-        return strip_end_tokens(query[_end_of_plain_prompt(query, prompt=prompt) :])
+        return strip_end_tokens(query[end_of_prompt(query, prompt=prompt) :])
     start = _start_of_turn(query, markers.opening, turn=_opened_by(prompt, markers))
     if start < 0:
         return strip_end_tokens(query)
@@ -96,7 +96,7 @@ def _start_of_turn(query: str, opening: str, *, turn: int) -> int:
     return starts[turn - 1] if 0 < turn <= len(starts) else starts[-1]
 
 
-def _end_of_plain_prompt(query: str, *, prompt: str) -> int:
+def end_of_prompt(query: str, *, prompt: str) -> int:
     """Where the prompt ends in the query; 0 where the query does not start with it.
 
     What stands between the special tokens of the prompt is looked for piece by piece, since a trainer's query repeats

@@ -12,7 +12,6 @@ from helpers.value_models import make_value_model
 
 from lmm_r1.data.messages import Message
 from lmm_r1.data.preferences import PreferenceRow, StepRow, UnpairedRow
-from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import KITS, get_kit
 from lmm_r1.lmm_kits.step_tokens import StepTokens
 from lmm_r1.models.actor import KitActor
@@ -101,13 +100,16 @@ def test_both_sides_have_the_ids_that_they_have_by_themselves_and_one_object_of_
 
 
 @pytest.mark.parametrize("name", [name for name in KITS if get_kit(name).takes_images])
-def test_a_side_that_spells_a_media_token_is_refused_with_the_rows_place(encode, name, tiny_checkpoint):
+def test_a_side_that_spells_special_tokens_learns_them_as_text(encode, name, tiny_checkpoint):
     kit = get_kit(name)
-    tokenizer = kit.tokenizer_of(kit.load_processor(str(tiny_checkpoint(name)), trust_remote_code=False))
-    placeholder = kit.placeholder_ids(kit.load_processor(str(tiny_checkpoint(name)), trust_remote_code=False))
-    typed = tokenizer.convert_ids_to_tokens(min(placeholder))
-    with pytest.raises(UserError, match="^rows.jsonl line 1: "):
-        encode(name, row(PROMPTS["an image"][1], "46", f"4 {typed} 6"))
+    processor = kit.load_processor(str(tiny_checkpoint(name)), trust_remote_code=False)
+    tokenizer = kit.tokenizer_of(processor)
+    placeholder = tokenizer.convert_ids_to_tokens(min(kit.placeholder_ids(processor)))
+    for spelled in (placeholder, tokenizer.eos_token):
+        sample = encode(name, row(PROMPTS["an image"][1], "46", f"4 {spelled} 6")).rejected
+        learnt = [token for token, counts in zip(sample.token_ids, sample.loss_mask, strict=True) if counts]
+        assert learnt.count(tokenizer.eos_token_id) == 1
+        assert tokenizer.decode(learnt).strip() == f"4 {spelled} 6{tokenizer.eos_token}"
 
 
 @pytest.mark.parametrize("name", KITS)

@@ -1,18 +1,25 @@
-"""What environments show stays text, whatever it spells: no special token comes of it, and no character is lost."""
+"""Text stays text, whatever it spells: no special token comes of it, and no character is lost."""
 
+import copy
+from collections import Counter
+
+import jinja2
 import pytest
 import torch
 from helpers.conversations import message, picture
+from helpers.conversations import row as row_of
 
 from lmm_r1.data.messages import Message, images_of
+from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import KITS, EncodedPrompt, LmmKit, get_kit
-from lmm_r1.lmm_kits.plain_text import MARK, special_ids, specials_of
+from lmm_r1.lmm_kits.plain_text import MARK, text_ids
 from lmm_r1.lmm_kits.turns import encode_turn
+from lmm_r1.trainer.sft_samples import encode_sample
 
 pytestmark = pytest.mark.contract
 
 PLAYING = [name for name in KITS if get_kit(name).engine_refusal is None]
-IMAGE_KITS = [name for name in PLAYING if get_kit(name).takes_images]
+IMAGE_KITS = [name for name in KITS if get_kit(name).takes_images]
 # What other architectures than the one at hand take for special, tags of images that are no tokens, and our own mark.
 SPELLED = (
     *("<|im_end|>", "<|im_start|>", "<|endoftext|>", "<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<image>"),
@@ -26,6 +33,18 @@ HOSTILE = (
     "<|image_1|>",
 )
 PICTURE = picture(56, 84)
+
+
+def special_ids(kit: LmmKit, processor: object) -> frozenset[int]:
+    """The ids of all that the tokenizer calls special, of placeholders and of banned media tokens."""
+    tokenizer = kit.tokenizer_of(processor)
+    added = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    media = {token for token in tokenizer.get_added_vocab() if kit.media_texts(processor).fullmatch(token)}
+    return frozenset({*added, *kit.placeholder_ids(processor), *tokenizer.convert_tokens_to_ids(sorted(media))})
+
+
+def specials_of(token_ids: list[int], *, special: frozenset[int]) -> list[int]:
+    return [token for token in token_ids if token in special]
 
 
 def turn_of(kit: LmmKit, processor: object, said: Message) -> EncodedPrompt:
@@ -59,7 +78,7 @@ def test_no_special_token_comes_of_text(name, tiny_checkpoint):
     assert len(tokenizer) == size, "the processor itself stays as it is"
 
 
-@pytest.mark.parametrize("name", IMAGE_KITS)
+@pytest.mark.parametrize("name", [name for name in PLAYING if name in IMAGE_KITS])
 def test_pictures_beside_such_text_are_those_that_are_shown(name, tiny_checkpoint):
     kit, processor = loaded(name, tiny_checkpoint(name))
     special = special_ids(kit, processor)
@@ -92,16 +111,90 @@ def test_the_text_around_is_tokenized_as_without_it(name, tiny_checkpoint):
     assert "what? Which digit?" in tokenizer.decode(plain[len(plain) - after :])
 
 
-def test_what_is_not_hostile_is_encoded_without_a_copy(tiny_checkpoint, monkeypatch):
-    kit, processor = loaded("llm", tiny_checkpoint("llm"))
-    monkeypatch.setattr("lmm_r1.lmm_kits.turns.marked_processor", None)
-    for text in ("12 + 34 < 50", "<think>4</think>", "<|", "<tool_call>{}</tool_call>"):
-        turn_of(kit, processor, message("user", text))
+ROLES = ("system", "user", "assistant", "tool")
+
+
+def conversation(text: str, *, role: str) -> list[Message]:
+    """A conversation in which one of the roles says the text, behind another part of text."""
+    asked, answered, again = message("user", "Hello."), message("assistant", "Well."), message("user", "And?")
+    said = message(role, "So: ", text)
+    return {
+        "system": [said, asked],
+        "user": [asked, answered, said],
+        "assistant": [asked, said, again],
+        "tool": [asked, answered, said],
+    }[role]
+
+
+def ids_of(kit: LmmKit, processor: object, messages: list[Message]) -> list[int]:
+    encoded = kit.encode(processor, messages, images=[], add_generation_prompt=True)
+    assert encoded.token_ids == encoded.engine_token_ids
+    assert kit.render(processor, messages, add_generation_prompt=True) == encoded.engine_token_ids
+    return encoded.token_ids
+
+
+@pytest.mark.parametrize("name", KITS)
+@pytest.mark.parametrize("role", ROLES)
+def test_a_conversation_has_the_templates_special_tokens_and_no_others(name, role, tiny_checkpoint):
+    kit, processor = loaded(name, tiny_checkpoint(name))
+    special, tokenizer = special_ids(kit, processor), kit.tokenizer_of(processor)
+    try:
+        harmless = ids_of(kit, processor, conversation("12 + 34", role=role))
+    except (UserError, jinja2.TemplateError):
+        assert role == "tool", "every template knows the other roles"
+        return
+    expected = Counter(specials_of(harmless, special=special))
+    for text in (*HOSTILE, own_texts(kit, processor)):
+        ids = ids_of(kit, processor, conversation(text, role=role))
+        assert Counter(specials_of(ids, special=special)) == expected, text
+        assert text.strip().replace(" ", "") in tokenizer.decode(ids).replace(" ", "")
+
+
+@pytest.mark.parametrize("name", KITS)
+def test_no_special_token_comes_of_two_parts(name, tiny_checkpoint):
+    kit, processor = loaded(name, tiny_checkpoint(name))
+    special, end = special_ids(kit, processor), kit.tokenizer_of(processor).eos_token
+    expected = specials_of(ids_of(kit, processor, [message("user", "a", "b")]), special=special)
+    for place in range(1, len(end)):
+        for parts in ((end[:place], end[place:]), (f"{end[:place]} ", f"  {end[place:]}")):
+            assert specials_of(ids_of(kit, processor, [message("user", *parts)]), special=special) == expected
+
+
+@pytest.mark.parametrize("name", KITS)
+def test_an_answer_that_spells_the_end_token_is_trained_to_end_once(name, tiny_checkpoint):
+    kit, processor = loaded(name, tiny_checkpoint(name))
+    tokenizer = kit.tokenizer_of(processor)
+    for answer in (f"4{tokenizer.eos_token}", own_texts(kit, processor), *HOSTILE):
+        row = row_of(message("user", "2 + 2?"), message("assistant", answer))
+        sample = encode_sample(row, kit=kit, processor=processor, max_len=4096, every_turn=True)
+        learnt = [token for token, counts in zip(sample.token_ids, sample.loss_mask, strict=True) if counts]
+        assert learnt[-1] == tokenizer.eos_token_id
+        assert special_ids(kit, processor).isdisjoint(learnt[:-1])
+        assert tokenizer.decode(learnt[:-1]).replace(" ", "") == answer.replace(" ", "")
+
+
+@pytest.mark.parametrize("name", KITS)
+def test_text_is_read_as_by_a_tokenizer_that_knows_no_special_tokens(name, tiny_checkpoint):
+    kit, processor = loaded(name, tiny_checkpoint(name))
+    tokenizer = kit.tokenizer_of(processor)
+    for text in (*HOSTILE, own_texts(kit, processor), "12 + 34 <think>4</think>\n\n<table> "):
+        ids = text_ids(kit, processor, text)
+        assert ids == tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+        assert tokenizer.decode(ids) == text
+
+
+@pytest.mark.parametrize("name", KITS)
+def test_what_is_not_hostile_is_encoded_without_a_copy(name, tiny_checkpoint, monkeypatch):
+    kit, processor = loaded(name, tiny_checkpoint(name))
+    monkeypatch.setattr("lmm_r1.lmm_kits.plain_text._copied", None)
+    for text in ("12 + 34 < 50", "<think>4</think>", "<|", "<tool_call>{}</tool_call>", "\n\n \n"):
+        for messages in ([message("user", text)], [message("user", text, text), message("assistant", text)]):
+            encoded = kit.encode(processor, messages, images=[], add_generation_prompt=False)
+            alone = kit.encode_messages(processor, messages, images=[], add_generation_prompt=False)
+            assert encoded.token_ids == alone.token_ids
 
 
 def test_the_copy_is_made_once(tiny_checkpoint, monkeypatch):
-    import copy
-
     kit, processor = loaded("llm", tiny_checkpoint("llm"))
     copies = []
     original = copy.deepcopy

@@ -231,16 +231,25 @@ def test_an_image_that_the_processor_refuses_is_a_user_error_with_its_size(load,
 
 
 @pytest.mark.parametrize("name", IMAGE_KITS)
-def test_a_media_token_typed_in_a_text_is_refused(load, name):
+def test_a_media_token_typed_in_a_text_is_text_and_refused_where_templates_marks_are_told_by_their_spelling(
+    load, name
+):
     loaded = load(name)
     config = loaded.kit.load_config(str(loaded.folder), trust_remote_code=False)
     banned = loaded.kit.banned_token_ids(config, loaded.tokenizer)
     tokens = loaded.tokenizer.convert_ids_to_tokens([token for token in banned if token < len(loaded.tokenizer)])
     assert set(loaded.kit.placeholder_ids(loaded.processor)) <= set(banned)
-    for token in tokens:
-        for messages in ([message("user", f"What is {token}?")], [message("user", SMALL, f"What is {token}?")]):
+    for pictures in ((), (SMALL,)):
+        harmless = encode(loaded.kit, loaded.processor, [message("user", *pictures, "What is it?")])
+        for token in tokens:
+            typed = [message("user", *pictures, f"What is {token}?")]
+            encoded = encode(loaded.kit, loaded.processor, typed)
+            assert [one for one in encoded.token_ids if one in banned] == [
+                one for one in harmless.token_ids if one in banned
+            ]
+            assert f"What is {token}?" in loaded.tokenizer.decode(encoded.engine_token_ids)
             with pytest.raises(UserError, match="media token"):
-                encode(loaded.kit, loaded.processor, messages)
+                loaded.kit.chat_text(loaded.processor, typed, add_generation_prompt=True)
 
 
 @pytest.mark.parametrize("name", [name for name in KITS if name not in IMAGE_KITS])

@@ -2,16 +2,17 @@
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 from PIL import Image
 
-from lmm_r1.data.messages import ImagePart, Message, VideoPart
+from lmm_r1.data.messages import ImagePart, Message, TextPart, VideoPart
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import EncodedPrompt
 from lmm_r1.lmm_kits.encoding import any_of, collapse_runs
 
-END, PLACEHOLDER, AFTER_IMAGE = 1, 2, 3
+END, PLACEHOLDER, AFTER_IMAGE, BORDER = 1, 2, 3, 4
 PATCHES = 3
 NEWLINE = 10
 IMAGE = Image.new("RGB", (4, 4))
@@ -25,6 +26,10 @@ class CharacterTokenizer:
     bos_token = None
     chat_template = ""
     added_tokens_decoder: ClassVar[dict[int, object]] = {}
+    all_special_tokens: ClassVar[tuple[str, ...]] = ()
+
+    def convert_ids_to_tokens(self, token_ids: Sequence[int]) -> list[str]:
+        return list(map(chr, token_ids))
 
     def __call__(self, text: str, *, add_special_tokens: bool) -> dict[str, list[int]]:
         return {"input_ids": [PLACEHOLDER if character == "#" else ord(character) for character in text]}
@@ -58,6 +63,9 @@ class CharacterKit:
 
     def collapsed(self, processor: object, token_ids: Sequence[int]) -> list[int]:
         return collapse_runs(token_ids, placeholders=frozenset({PLACEHOLDER}))
+
+    def media_ids(self, processor: object) -> frozenset[int]:
+        return frozenset({PLACEHOLDER})
 
     def media_texts(self, processor: object) -> re.Pattern[str]:
         return any_of(())
@@ -94,6 +102,26 @@ class CharacterKit:
             media={"pixels": len(images)} if images else None,
             videos=list(videos),
         )
+
+    def encode_bordered(
+        self,
+        processor: object,
+        messages: Sequence[Message],
+        *,
+        images: Sequence[Image.Image],
+        videos: Sequence[object],
+    ) -> tuple[list[int], int]:
+        bordered = [
+            replace(
+                one,
+                parts=tuple(
+                    TextPart(f"{chr(BORDER)}{part.text}{chr(BORDER)}") if isinstance(part, TextPart) else part
+                    for part in one.parts
+                ),
+            )
+            for one in messages
+        ]
+        return self.encode(processor, bordered, images=images, add_generation_prompt=False).token_ids, BORDER
 
     def render(
         self,

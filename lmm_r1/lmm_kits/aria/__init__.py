@@ -83,7 +83,7 @@ class AriaKit(LmmKit):
         exact_patch_positions(model.model.vision_tower.embeddings)
         return model
 
-    def encode(
+    def encode_messages(
         self,
         processor: AriaProcessor,
         messages: Sequence[Message],
@@ -122,7 +122,7 @@ class AriaKit(LmmKit):
     def chat_text(self, processor: AriaProcessor, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
         return _render_text(processor, messages, add_generation_prompt=add_generation_prompt)
 
-    def render(
+    def render_messages(
         self,
         processor: AriaProcessor,
         messages: Sequence[Message],

@@ -95,7 +95,7 @@ class Gemma3Kit(LmmKit):
             tokenizer.eos_token = END_OF_TURN
         return processor
 
-    def encode(
+    def encode_messages(
         self,
         processor: Gemma3Processor,
         messages: Sequence[Message],
@@ -136,7 +136,7 @@ class Gemma3Kit(LmmKit):
         """Return the chat as text, with one `<start_of_image>` per image."""
         return _render_text(processor, messages, add_generation_prompt=add_generation_prompt)
 
-    def render(
+    def render_messages(
         self,
         processor: Gemma3Processor,
         messages: Sequence[Message],

@@ -95,7 +95,7 @@ class IdeficsKit(LmmKit):
             tokenizer.eos_token = END_OF_TURN
         return processor
 
-    def encode(
+    def encode_messages(
         self,
         processor: ProcessorMixin,
         messages: Sequence[Message],
@@ -154,7 +154,7 @@ class IdeficsKit(LmmKit):
         """Return all that stands for media in a text and in its tokens; of the marks of tiles, those that are tokens."""
         return [IMAGE, AROUND_IMAGE, WHOLE_IMAGE, *sorted(filter(_TILE.fullmatch, tokenizer.get_added_vocab()))]
 
-    def render(
+    def render_messages(
         self,
         processor: ProcessorMixin,
         messages: Sequence[Message],

@@ -82,7 +82,7 @@ class InternVlKit(LmmKit):
         processor.video_processor.size = processor.image_processor.size
         return processor
 
-    def encode(
+    def encode_messages(
         self,
         processor: InternVLProcessor,
         messages: Sequence[Message],
@@ -118,7 +118,7 @@ class InternVlKit(LmmKit):
         check_placeholders(text.count(processor.video_token), given=len(videos_of(messages)), kind="videos")
         return text
 
-    def render(
+    def render_messages(
         self,
         processor: InternVLProcessor,
         messages: Sequence[Message],

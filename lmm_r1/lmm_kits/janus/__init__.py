@@ -39,7 +39,7 @@ class JanusKit(LmmKit):
         "model.generation_head.",
     )
 
-    def encode(
+    def encode_messages(
         self,
         processor: JanusProcessor,
         messages: Sequence[Message],
@@ -53,14 +53,16 @@ class JanusKit(LmmKit):
         Pixel bounds of an image change nothing: the processor scales and pads every image to one square.
         """
         if not images:
-            return EncodedPrompt.of_text(self.render(processor, messages, add_generation_prompt=add_generation_prompt))
+            return EncodedPrompt.of_text(
+                self.render_messages(processor, messages, add_generation_prompt=add_generation_prompt)
+            )
         text = self.chat_text(processor, messages, add_generation_prompt=add_generation_prompt)
         batch = _call(processor, text, images=list(images))
         return EncodedPrompt.of_batch(
             batch, images=images, media_keys=("pixel_values",), placeholders=self.placeholder_ids(processor)
         )
 
-    def render(
+    def render_messages(
         self,
         processor: JanusProcessor,
         messages: Sequence[Message],

@@ -98,7 +98,7 @@ class LlavaOnevisionKit(LmmKit):
             processor.chat_template = processor.chat_template.replace(_ROLE, _OPENED_ROLE)
         return processor
 
-    def encode(
+    def encode_messages(
         self,
         processor: LlavaOnevisionProcessor,
         messages: Sequence[Message],
@@ -137,7 +137,7 @@ class LlavaOnevisionKit(LmmKit):
         check_placeholders(text.count(processor.video_token), given=len(videos_of(messages)), kind="videos")
         return text
 
-    def render(
+    def render_messages(
         self,
         processor: LlavaOnevisionProcessor,
         messages: Sequence[Message],

@@ -96,7 +96,7 @@ class LanguageModelKit(LmmKit):
     def tokenizer_of(self, processor: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
         return processor
 
-    def encode(
+    def encode_messages(
         self,
         processor: PreTrainedTokenizerBase,
         messages: Sequence[Message],
@@ -109,9 +109,11 @@ class LanguageModelKit(LmmKit):
         if images or videos:
             given = f"{len(images)} image(s)" if images else f"{len(videos)} video(s)"
             raise UserError(f"a plain language model cannot take the {given} of this row")
-        return EncodedPrompt.of_text(self.render(processor, messages, add_generation_prompt=add_generation_prompt))
+        return EncodedPrompt.of_text(
+            self.render_messages(processor, messages, add_generation_prompt=add_generation_prompt)
+        )
 
-    def render(
+    def render_messages(
         self,
         processor: PreTrainedTokenizerBase,
         messages: Sequence[Message],

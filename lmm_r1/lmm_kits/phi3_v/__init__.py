@@ -110,7 +110,7 @@ class Phi3VKit(LmmKit):
         tokenizer.eos_token = END_TOKEN
         return processor
 
-    def encode(
+    def encode_messages(
         self,
         processor: Phi3VProcessor,
         messages: Sequence[Message],
@@ -169,7 +169,7 @@ class Phi3VKit(LmmKit):
     def chat_text(self, processor: Phi3VProcessor, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
         return _render_text(processor, messages, add_generation_prompt=add_generation_prompt)
 
-    def render(
+    def render_messages(
         self,
         processor: Phi3VProcessor,
         messages: Sequence[Message],

@@ -114,7 +114,7 @@ class Phi4MultimodalKit(LmmKit):
     def pixel_limits(self, processor: Phi4MultimodalProcessor) -> tuple[int, int]:
         return 1, _most_pixels(processor)
 
-    def encode(
+    def encode_messages(
         self,
         processor: Phi4MultimodalProcessor,
         messages: Sequence[Message],
@@ -182,7 +182,7 @@ class Phi4MultimodalKit(LmmKit):
     ) -> str:
         return _render_text(processor, messages, add_generation_prompt=add_generation_prompt)
 
-    def render(
+    def render_messages(
         self,
         processor: Phi4MultimodalProcessor,
         messages: Sequence[Message],

@@ -51,7 +51,7 @@ class QwenVlKit(LmmKit):
         GridPoint(owner="model.visual", projects=True, take=pooled, give=of_pooled),
     )
 
-    def encode(
+    def encode_messages(
         self,
         processor: ProcessorMixin,
         messages: Sequence[Message],
@@ -77,7 +77,7 @@ class QwenVlKit(LmmKit):
             processor, video, min_pixels=part.min_pixels, max_pixels=part.max_pixels, frames_together=1
         )
 
-    def render(
+    def render_messages(
         self,
         processor: ProcessorMixin,
         messages: Sequence[Message],

@@ -145,8 +145,6 @@ def test_a_prompt_ends_with_what_a_response_begins_with_and_a_conversation_does_
     assert encoded.engine_token_ids == [*plain.engine_token_ids, *b"<t>"]
     whole = encode_row(begun, kit=kit, processor=None, add_generation_prompt=False)
     assert b"<t>" not in bytes(whole.token_ids)
-    with pytest.raises(UserError, match="^rows.jsonl, line 1: .* holds a media token"):
-        encode_row(replace(begun, prefill="<#>"), kit=kit, processor=None, add_generation_prompt=True)
 
 
 def bounded(limits: tuple[int, int] | None, **bounds: int) -> None:

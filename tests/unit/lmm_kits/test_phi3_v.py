@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -252,9 +253,12 @@ def test_images_are_numbered_through_the_conversation_each_on_a_line_of_its_own(
     ],
     ids=["for no image", "beside an image", "in two pieces"],
 )
-def test_a_typed_image_tag_is_refused(processor, messages):
+def test_a_typed_image_tag_is_text_and_refused_where_tags_stand_for_images(processor, messages):
+    encoded = encode(KIT, processor, messages)
+    assert encoded.engine_token_ids.count(processor.image_token_id) == len(encoded.images)
+    assert re.search(r"What is <\|image_\d+\|>\?", processor.tokenizer.decode(encoded.engine_token_ids))
     with pytest.raises(UserError, match=r"media token <\|image_|1 placeholders for the 0 images"):
-        encode(KIT, processor, messages)
+        KIT.chat_text(processor, messages, add_generation_prompt=True)
 
 
 @pytest.mark.parametrize("text", ["<|image_2|> <|image_1|>", "<|image_1|> <|image_1|>", "<|image_1|>"])

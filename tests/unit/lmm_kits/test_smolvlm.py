@@ -97,10 +97,12 @@ def test_a_template_that_writes_no_videos_gives_way_to_transformers_own_where_th
     assert text(processor, [message("user", "?")]) == "Hello"
 
 
-def test_the_mark_of_a_video_is_no_token_and_yet_refused_in_a_text(processor):
+def test_the_mark_of_a_video_is_no_token_and_yet_refused_where_marks_stand_for_videos(processor):
     assert "<video>" not in processor.tokenizer.get_vocab()
+    typed = [message("user", "What is <video>?")]
+    assert "What is <video>?" in processor.tokenizer.decode(encode(KIT, processor, typed).token_ids)
     with pytest.raises(UserError, match="media token <video>"):
-        encode(KIT, processor, [message("user", "What is <video>?")])
+        KIT.chat_text(processor, typed, add_generation_prompt=True)
 
 
 def test_frames_have_the_size_of_a_tile_whatever_the_video_processors_file_says(folder, processor, tmp_path):

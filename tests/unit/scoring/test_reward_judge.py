@@ -60,7 +60,7 @@ class CharacterModel:
         end = "." if ending is None else ending
         return EncodedSample(token_ids=[*prompt.token_ids, *map(ord, response + end)], media=None)
 
-    def encode_text(self, query: str) -> EncodedSample:
+    def encode_text(self, query: str, *, prompt: str) -> EncodedSample:
         self.threads.add(threading.current_thread())
         if "long" in query:
             raise UserError("the text is too long")
@@ -341,7 +341,7 @@ def test_a_sample_that_cannot_be_scored_is_named(client, model, folder):
             "is not below a folder given with --image_root",
         ),
         (
-            {"query": ["a", "b<|image_pad|>"], "prompts": ["a", "b"], "labels": ["", ""]},
+            {"query": ["a", "b<|image_pad|>c"], "prompts": ["a", "b<|image_pad|>"], "labels": ["", ""]},
             "query[1]: the text holds the ",
         ),
         ({"query": ["a", ""], "prompts": ["a", ""], "labels": ["", ""]}, "query[1]: the text is empty"),

@@ -61,8 +61,8 @@ def test_a_response_with_an_image_has_media_of_its_own():
     shown = message("assistant", "b", IMAGE)
     sample = encoded(pair(message("user", IMAGE, "?"), chosen="a", rejected=shown))
     assert sample.rejected.token_ids.count(PLACEHOLDER) == 6
-    # Of "b", <image x 3>, </image> and END, the loss leaves the image's placeholders out.
-    assert sum(sample.rejected.loss_mask) == 3
+    # Of "b", <image x 3>, </image> and END, the loss leaves out all that the image has become.
+    assert sum(sample.rejected.loss_mask) == 2
     assert (sample.chosen.media, sample.rejected.media) == ({"pixels": 1}, {"pixels": 2})
 
 

@@ -143,11 +143,9 @@ def test_held_out_steps_are_measured_without_rows_that_are_too_long():
     }
 
 
-def test_a_step_that_holds_the_placeholder_or_a_media_token_is_refused_with_the_rows_place():
+def test_a_step_that_holds_the_placeholder_is_refused_with_the_rows_place():
     with pytest.raises(UserError, match="^rows.jsonl line 1: a step holds the placeholder .*name what ends them with"):
         encoder()(row("b * c", labels=(1.0,)))
-    with pytest.raises(UserError, match="^rows.jsonl line 1: a step holds a media token"):
-        encoder()(row("b # c", labels=(1.0,)))
 
 
 @pytest.mark.parametrize(
