@@ -1,9 +1,11 @@
 """A prompt that turns out too long for the budget when the engine encodes it, and an engine that disagrees."""
 
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from helpers.commands import QUESTION, SMALL_RUN, flags, one_sentence, with_image, write_rows
 from helpers.commands_here import Ended, run_here
@@ -24,6 +26,10 @@ def compute_score(reward_inputs):
         }
         for item in reward_inputs
     ]
+
+
+def lengths(queries, prompts, labels):
+    return {"rewards": [float(len(query) % 7) for query in queries]}
 """
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
@@ -85,3 +91,25 @@ def test_a_run_whose_engine_and_trainer_disagree_stops_before_its_first_update(t
     assert "No weight was changed." in sentence
     left = {path.name for path in (tmp_path / "out").rglob("*") if path.is_file()}
     assert left.isdisjoint({"metrics.jsonl", "rollouts.jsonl", "model.safetensors", "latest"}), left
+
+
+def test_an_image_that_cannot_be_decoded_is_left_out_and_listed_or_stops_the_run_with_the_way_to_go_on(
+    train, tmp_path
+):
+    stream = io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (56, 56, 3), dtype=np.uint8)).save(stream, "PNG")
+    # Beginning and ending are those of a whole image.
+    content = bytearray(stream.getvalue())
+    content[len(content) // 2 : len(content) // 2 + 64] = bytes(64)
+    (tmp_path / "broken.png").write_bytes(content)
+    # With the default seed the first two rows drawn are 0 and 2.
+    write_rows(tmp_path, with_image("broken.png"), QUESTION, QUESTION)
+    ended = train(reward__remote_url="reward.py:lengths")
+    assert ended.code == 1
+    assert "rows.jsonl line 1: cannot read the image " in ended.stderr
+    assert "To go on with this run, repeat the command with --data.bad_rows skip" in ended.stderr
+    ended = train(reward__remote_url="reward.py:lengths", data__bad_rows="skip")
+    assert ended.code == 0, ended.stderr
+    assert "(1 prompts that cannot be encoded left out)" in ended.stdout
+    (line,) = (tmp_path / "out/left_out_rows.jsonl").read_text().splitlines()
+    assert (json.loads(line)["dataset"], json.loads(line)["index"]) == ("rows.jsonl", 0)
