@@ -19,7 +19,7 @@ import jinja2
 from lmm_r1.data.messages import Message, Part, TextPart
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.encoding import any_of
-from remote_rm.answers.extraction import THINK
+from remote_rm.answers.extraction import TAGS
 
 if TYPE_CHECKING:
     from lmm_r1.lmm_kits.kit import LmmKit, Processor
@@ -172,7 +172,8 @@ def _control(kit: LmmKit, processor: Processor) -> re.Pattern[str]:
     tokenizer = kit.tokenizer_of(processor)
     special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
     special |= {*tokenizer.all_special_tokens, *_turn_tokens(kit, processor)}
-    special -= set(tokenizer.convert_ids_to_tokens(sorted(kit.spoken_end_ids(tokenizer))))
+    # Words of the model's answers, whatever the tokenizer calls them.
+    special -= {*TAGS, *tokenizer.convert_ids_to_tokens(sorted(kit.spoken_end_ids(tokenizer)))}
     # Within one character there is no place for a mark.
     texts = any_of({MARK, _BORDER, *(text for text in special if len(text) > 1)})
     return re.compile(f"{texts.pattern}|{kit.media_texts(processor).pattern}")
@@ -196,7 +197,7 @@ def _turn_tokens(kit: LmmKit, processor: Processor) -> set[str]:
         before, _, behind = closed.partition(_PROBE)
         places = (at_end.search(before), at_start.match(behind), at_start.match(opened.removeprefix(closed)))
         found |= {place[1] for place in places if place is not None}
-    return found - {THINK}
+    return found
 
 
 def _said(role: str, text: str) -> Message:

@@ -38,7 +38,7 @@ MAX_NAME_WORDS = 6
 """Up to how many words a last line without a verb and without a number counts as a name."""
 
 THINK = "<think>"
-_TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 _LAYOUT = re.compile(r"\s*<think>.*</think>\s*<answer>.*</answer>\s*", re.DOTALL)
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _SEVERAL = re.compile(r"\b(?:or|and)\b|[,;]\s")
@@ -95,7 +95,7 @@ def format_score(response: str, *, prompt: str = "") -> float:
     """
     if prompt.rstrip().endswith(THINK):
         response = THINK + response
-    if any(response.count(tag) != 1 for tag in _TAGS):
+    if any(response.count(tag) != 1 for tag in TAGS):
         return 0.0
     return 1.0 if _LAYOUT.fullmatch(response) else 0.0
 

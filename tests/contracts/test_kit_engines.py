@@ -31,10 +31,13 @@ SAMPLED_TOKENS = 10_000
 
 
 def prompts_of(kit: LmmKit, processor: object, *, with_images: bool) -> list[EncodedPrompt]:
-    """Short and long prompts: the engine caches prefixes in blocks of 128 tokens."""
+    """Short and long prompts: the engine caches prefixes in blocks of 128 tokens. One spells special tokens, which are text."""
+    added = kit.tokenizer_of(processor).added_tokens_decoder.values()
+    spelled = " ".join(["<|image_1|>", *(token.content for token in added if token.special)])
     conversations = [
         [message("user", "What is 12 + 34?")],
         [message("system", "Think first."), message("user", LONG)],
+        [message("user", "Hello."), message("assistant", spelled), message("user", spelled)],
     ]
     if with_images:
         small, wide, tall = picture(56, 56), picture(140, 84), picture(84, 112)
@@ -42,6 +45,7 @@ def prompts_of(kit: LmmKit, processor: object, *, with_images: bool) -> list[Enc
             [message("user", wide, "Which digit is this?")],
             [message("user", small, LONG)],
             [message("user", small, wide, "Add them to", tall, "please.")],
+            [message("user", spelled, wide, f"{spelled}?")],
         ]
     return [encode(kit, processor, messages) for messages in conversations]
 

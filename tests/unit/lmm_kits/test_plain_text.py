@@ -53,6 +53,13 @@ def test_control_is_what_is_special_and_what_the_template_writes_next_to_message
     assert not any(map(control.fullmatch, ("<think>", "<tool_call>", "\n\n", "user", "<|other|>")))
 
 
+def test_tags_of_thoughts_and_answers_are_words_whatever_the_tokenizer_calls_them():
+    tags = ("<think>", "</think>", "<answer>", "</answer>")
+    tokenizer = tokenizer_of(*(AddedToken(tag, special=True, normalized=False) for tag in tags))
+    ids = text_ids(KIT, tokenizer, "<think>4</think></s><answer>4</answer>")
+    assert tokenizer.convert_ids_to_tokens(ids) == ["<think>", "4", "</think>", *"</s>", "<answer>", "4", "</answer>"]
+
+
 def test_words_that_a_template_has_before_a_message_are_not_control():
     template = (
         "Think in <think> tags, and call by <tool_call>. {{ messages[0].role }}: {{ messages[0].content }}\nYou: "
