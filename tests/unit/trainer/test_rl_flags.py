@@ -354,6 +354,22 @@ def test_a_prompt_with_more_images_than_allowed_is_refused(tmp_path):
         run._check_row(config(data__max_images_per_prompt=1), policy, None, row)
 
 
+def test_a_row_is_checked_as_its_environment_shows_it():
+    class Shrinking:
+        waits = False
+
+        def shown_row(self, asked: Row) -> Row:
+            return row(message("user", picture(1, 8)))
+
+    large, policy = row(message("user", picture(8, 8))), checkpoint_of(CharacterKit())
+    run._check_row(config(), policy, None, large)
+    with pytest.raises(UserError, match="an image is too small"):
+        run._check_row(config(), policy, Shrinking(), large)
+    # What takes long to be shown is encoded when it is there.
+    Shrinking.waits = True
+    run._check_row(config(), policy, Shrinking(), large)
+
+
 def test_sampling_is_as_the_flags_say():
     flags = {"temperature": 0.5, "top_p": 0.75, "top_k": 20, "max_new_tokens": 9}
     settings = ppo_trainer.group_settings(config(**{f"rollout__{name}": value for name, value in flags.items()}))

@@ -44,6 +44,7 @@ def test_groups_are_generated_as_the_flags_say():
         rollout__max_new_tokens=64,
         data__max_len=512,
         data__overlong_prompts="skip",
+        data__bad_rows="skip",
         train__agent="crop",
         agent__branches=4,
     )
@@ -53,6 +54,7 @@ def test_groups_are_generated_as_the_flags_say():
         logprobs=True,
         ignore_eos=False,
         overlong_prompts="skip",
+        bad_rows="skip",
         media=True,
         pictures=True,
         branches=4,
