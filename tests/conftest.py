@@ -39,6 +39,7 @@ if importlib.util.find_spec("openrlhf") is None:
         "contracts/test_kit_features.py",
         "contracts/test_kit_generation.py",
         "contracts/test_kit_images.py",
+        "contracts/test_kit_loss_masks.py",
         "contracts/test_kit_masked.py",
         "contracts/test_kit_packing.py",
         "contracts/test_kit_pairs.py",

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # Of Unicode's private use; nothing else depends on it, and a text that holds it is broken there, too.
 MARK = "\ue000lmm-r1\ue001"
 # A special token of the copy, which shows where a text begins and ends.
-_BORDER = "\ue000lmm-r1 border\ue001"
+BORDER = "\ue000lmm-r1 border\ue001"
 _PROBE = "lmm-r1"
 
 
@@ -96,7 +96,7 @@ def as_bordered_text(
     """
     control, own = control_texts(kit, processor), _copied(kit, processor)
     bordered = [_bordered(_marked_message(message, control)) for message in messages]
-    return own, bordered, kit.tokenizer_of(own).convert_tokens_to_ids(_BORDER)
+    return own, bordered, kit.tokenizer_of(own).convert_tokens_to_ids(BORDER)
 
 
 def control_ids(kit: LmmKit, processor: Processor) -> frozenset[int]:
@@ -155,7 +155,7 @@ def _bordered(message: Message) -> Message:
 def _with_borders(part: TextPart) -> TextPart:
     """Return a text with a border at either end, beside which a template may still take spaces away."""
     inner = part.text.strip()
-    return TextPart(part.text.replace(inner, f"{_BORDER}{inner}{_BORDER}", 1)) if inner else part
+    return TextPart(part.text.replace(inner, f"{BORDER}{inner}{BORDER}", 1)) if inner else part
 
 
 def _known(kit: LmmKit, processor: Processor) -> _Known:
@@ -175,7 +175,7 @@ def _control(kit: LmmKit, processor: Processor) -> re.Pattern[str]:
     # Words of the model's answers, whatever the tokenizer calls them.
     special -= {*TAGS, *tokenizer.convert_ids_to_tokens(sorted(kit.spoken_end_ids(tokenizer)))}
     # Within one character there is no place for a mark.
-    texts = any_of({MARK, _BORDER, *(text for text in special if len(text) > 1)})
+    texts = any_of({MARK, BORDER, *(text for text in special if len(text) > 1)})
     return re.compile(f"{texts.pattern}|{kit.media_texts(processor).pattern}")
 
 
@@ -229,7 +229,7 @@ def _copy_without_marks(kit: LmmKit, processor: Processor, control: re.Pattern[s
         backend.pre_tokenizer = pre_tokenizers.Sequence(splits)
     else:
         backend.normalizer = normalizers.Sequence([normalizers.Replace(MARK, ""), *_given(backend.normalizer)])
-    tokenizer.add_tokens([AddedToken(_BORDER, special=True, normalized=False)], special_tokens=True)
+    tokenizer.add_tokens([AddedToken(BORDER, special=True, normalized=False)], special_tokens=True)
     return own
 
 
