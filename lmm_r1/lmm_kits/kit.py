@@ -118,6 +118,8 @@ class LmmKit(ABC):
     takes_videos: ClassVar[bool] = False
     writes_thousandths: ClassVar[bool] = False
     """Whether the releases write coordinates from 0 to 1000, of an image of any size."""
+    spoken_tokens: ClassVar[tuple[str, ...]] = ()
+    """Special tokens that the releases read and write as words, such as the marks around a box: in a text they are tokens."""
     engine_wants_times: ClassVar[bool] = False
     """Whether vLLM takes videos as pairs of frames and what is known of their times."""
     takes_flash_attention: ClassVar[bool] = False

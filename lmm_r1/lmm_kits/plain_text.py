@@ -173,7 +173,7 @@ def _control(kit: LmmKit, processor: Processor) -> re.Pattern[str]:
     special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
     special |= {*tokenizer.all_special_tokens, *_turn_tokens(kit, processor)}
     # Words of the model's answers, whatever the tokenizer calls them.
-    special -= {*TAGS, *tokenizer.convert_ids_to_tokens(sorted(kit.spoken_end_ids(tokenizer)))}
+    special -= {*TAGS, *kit.spoken_tokens, *tokenizer.convert_ids_to_tokens(sorted(kit.spoken_end_ids(tokenizer)))}
     # Within one character there is no place for a mark.
     texts = any_of({MARK, BORDER, *(text for text in special if len(text) > 1)})
     return re.compile(f"{texts.pattern}|{kit.media_texts(processor).pattern}")

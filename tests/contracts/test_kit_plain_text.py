@@ -36,9 +36,13 @@ PICTURE = picture(56, 84)
 
 
 def special_ids(kit: LmmKit, processor: object) -> frozenset[int]:
-    """The ids of all that the tokenizer calls special, of placeholders and of banned media tokens."""
+    """The ids of all that the tokenizer calls special, but for words of the releases, of placeholders and of media tokens."""
     tokenizer = kit.tokenizer_of(processor)
-    added = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    added = {
+        number
+        for number, token in tokenizer.added_tokens_decoder.items()
+        if token.special and token.content not in kit.spoken_tokens
+    }
     media = {token for token in tokenizer.get_added_vocab() if kit.media_texts(processor).fullmatch(token)}
     return frozenset({*added, *kit.placeholder_ids(processor), *tokenizer.convert_tokens_to_ids(sorted(media))})
 
@@ -109,6 +113,18 @@ def test_the_text_around_is_tokenized_as_without_it(name, tiny_checkpoint):
     backwards = list(zip(reversed(plain), reversed(around), strict=False))
     after = next(index for index, (one, other) in enumerate(backwards) if one != other)
     assert "what? Which digit?" in tokenizer.decode(plain[len(plain) - after :])
+
+
+@pytest.mark.parametrize("name", ["internvl", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+def test_marks_around_boxes_are_words_and_stay_tokens(name, tiny_checkpoint):
+    kit, processor = loaded(name, tiny_checkpoint(name))
+    tokenizer = kit.tokenizer_of(processor)
+    said = f"{kit.spoken_tokens[2]}(1,2),(3,4){kit.spoken_tokens[3]}{tokenizer.eos_token}"
+    ids = text_ids(kit, processor, said)
+    opened, closed = tokenizer.convert_tokens_to_ids(kit.spoken_tokens[2:4])
+    assert (ids[0], ids.count(opened), ids.count(closed)) == (opened, 1, 1)
+    assert tokenizer.eos_token_id not in ids
+    assert special_ids(kit, processor).isdisjoint({opened, closed})
 
 
 ROLES = ("system", "user", "assistant", "tool")

@@ -37,6 +37,7 @@ class GlmVKit(QwenVlKit):
     """
 
     writes_thousandths = True
+    spoken_tokens = ("<|begin_of_box|>", "<|end_of_box|>")
     engine_class: ClassVar[str]
     """The name under which `engine_plugin` has the class of `engine_model`."""
     engine_text_config: ClassVar[Mapping[str, Any]]

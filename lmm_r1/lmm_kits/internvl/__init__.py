@@ -47,6 +47,7 @@ class InternVlKit(LmmKit):
     processor_class = InternVLProcessor
     takes_videos = True
     takes_flash_attention = True
+    spoken_tokens = ("<ref>", "</ref>", "<box>", "</box>", "<quad>", "</quad>")
     writes_thousandths = True
     vision_prefixes = ("model.vision_tower.",)
     projector_prefixes = ("model.multi_modal_projector.",)

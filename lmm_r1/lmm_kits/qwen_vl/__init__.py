@@ -37,12 +37,24 @@ MEDIA_TOKENS = (
 MEDIA_KEYS = ("pixel_values", "image_grid_thw", "pixel_values_videos", "video_grid_thw", "second_per_grid_ts")
 
 
+# Around what is spoken of in an image, and where it is.
+BOX_TOKENS = (
+    "<|object_ref_start|>",
+    "<|object_ref_end|>",
+    "<|box_start|>",
+    "<|box_end|>",
+    "<|quad_start|>",
+    "<|quad_end|>",
+)
+
+
 class QwenVlKit(LmmKit):
     """A kit of the family states its classes, the names of its weights where they differ, and its tiny vision tower."""
 
     takes_videos = True
     engine_wants_times = True
     takes_flash_attention = True
+    spoken_tokens: ClassVar[tuple[str, ...]] = BOX_TOKENS
     media_tokens: ClassVar[tuple[str, ...]] = MEDIA_TOKENS
     """What stands before and behind an image's placeholders, and all other tokens of images and videos."""
     vision_prefixes: ClassVar[tuple[str, ...]] = ("model.visual.blocks.", "model.visual.patch_embed.")
