@@ -40,5 +40,6 @@ def test_a_start_of_ray_that_takes_too_long_is_made_again(tmp_path):
     ended = subprocess.run([sys.executable, "-c", START], env=environment, capture_output=True, text=True, timeout=300)
     assert ended.stdout == "computed 42\n", ended.stderr
     told = [line for line in ended.stderr.splitlines() if line.startswith("Ray did not start within 30 s (load ")]
-    assert len(told) == 1
-    assert told[0].endswith("cores); trying again")
+    # More than once on a machine that is busy indeed.
+    assert told
+    assert all(line.endswith("cores); trying again") for line in told)
