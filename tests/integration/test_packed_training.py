@@ -57,10 +57,10 @@ class Run:
     """Samples of each time that the reference was given some apart from a whole rollout."""
 
     @classmethod
-    def of(cls, folder: Path, *, ahead: list[int]) -> "Run":
+    def of(cls, folder: Path, *, ahead: Sequence[int] = ()) -> "Run":
         lines = (folder / "metrics.jsonl").read_text().splitlines()
         weights = {name: value for file in folder.glob("*.safetensors") for name, value in load_file(file).items()}
-        return cls(metrics=list(map(json.loads, lines)), weights=weights, ahead=ahead)
+        return cls(metrics=list(map(json.loads, lines)), weights=weights, ahead=list(ahead))
 
     def curve(self, name: str) -> torch.Tensor:
         return torch.tensor([line[name] for line in self.metrics], dtype=torch.float64)
