@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.full]
 
 ROOT = Path(__file__).resolve().parents[2]
 # Python runs it in each process: in the agents, which Ray's node waits for.
