@@ -13,7 +13,7 @@ from deepspeed.ops.adam import DeepSpeedCPUAdam
 from lmm_r1 import cpu
 from lmm_r1.trainer.strategy import why_not_built
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.full]
 
 # What every Python process of the tests below runs first: PyTorch as on a machine with a GPU.
 ON_A_GPU = """
