@@ -53,6 +53,7 @@ class CharacterKit:
         return CharacterTokenizer()
 
     takes_images = takes_videos = True
+    spoken_tokens: ClassVar[tuple[str, ...]] = ()
 
     def check_size(self, processor: object, part: object, *, width: int, height: int) -> None:
         if width < 2:

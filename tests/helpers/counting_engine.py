@@ -46,7 +46,7 @@ class CountingEngine:
     def engine_core(self) -> "CountingEngine":
         return self
 
-    def shutdown(self) -> None:
+    def shutdown(self, timeout: float | None = None) -> None:
         self.running = False
 
     def collective_rpc(self, method: str, timeout: float | None, arguments: tuple, keywords: dict | None) -> None:

@@ -61,7 +61,7 @@ def test_prompts_that_cannot_be_encoded_are_replaced_counted_and_told():
     told: list[str] = []
 
     class Refusing(ScriptedGenerator):
-        def generate(self, rows, settings):
+        def generate(self, rows, settings, **others: object):
             refused = {item.answer for item in rows} & {"broken"}
             for _ in refused:
                 assert self._samples_of(SampledGroup(samples=[], refused="rows.jsonl line 2: broken")) == []
