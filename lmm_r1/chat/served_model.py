@@ -145,7 +145,7 @@ class ServedModel:
                     self._settle(taken.jobs.pop(outcome.index), outcome)
                     if self._is_refusing:
                         return
-            except Exception:  # whatever an engine raises: those who wait are told, and the server goes on
+            except Exception:  # whatever an engine raises is reported to all who wait, and the server goes on
                 logger.exception("the engine failed in %d conversations", len(taken.jobs))
                 for job in taken.jobs.values():
                     self._settle(job, EngineFailed("the engine failed; the server's log says how"))

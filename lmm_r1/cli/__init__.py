@@ -53,9 +53,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def run_command(main: Callable[[], None]) -> None:
-    """Run a command: where nobody reads what it prints any more, as behind `| head`, it ends as SIGPIPE ends others.
+    """Run a command. If nobody reads its output any more, as with `| head`, it ends as if by SIGPIPE.
 
-    Where its standard output is a file on a disk that takes no more, it ends with a sentence and exit code 1.
+    If its standard output is a file on a full disk, it ends with a sentence and exit code 1.
     """
     try:
         try:
@@ -73,7 +73,7 @@ def run_command(main: Callable[[], None]) -> None:
         if sentence is None:
             raise
         _let_go_of_stdout()
-        # What is in the buffer fails again behind a command that has told so.
+        # A command that has reported the error fails once more when its buffer is flushed.
         if not (isinstance(error.__context__, SystemExit) and error.__context__.code):
             print(f"lmm-r1: error: {sentence}", file=sys.stderr)
         raise SystemExit(1) from None
@@ -85,7 +85,7 @@ def run_command(main: Callable[[], None]) -> None:
 
 
 def _let_go_of_stdout() -> None:
-    """Let nothing come of what is left in the buffer when the interpreter ends."""
+    """Discard what is left in the buffer, which the interpreter would flush at its end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -111,9 +111,9 @@ def given_flags(config_class: type[DataclassInstance], argv: Sequence[str] | Non
 
 @contextlib.contextmanager
 def user_errors(prog: str) -> Iterator[None]:
-    """Turn what a user can mend into one line on stderr and exit code 1, and a stop into one with its own code.
+    """Turn errors that a user can fix into one line on stderr and exit code 1, and a stop into one with its own code.
 
-    That is a UserError raised inside, and whatever Python or a library raises where a disk takes no more.
+    These are UserError, and whatever Python or a library raises when a disk is full.
     """
     try:
         yield

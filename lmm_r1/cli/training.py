@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from lmm_r1.cli.arguments import given_flags, parse, user_errors
 from lmm_r1.config import Config, PPOConfig, SupervisedConfig, resolve
-from lmm_r1.config.differences import told_differences
+from lmm_r1.config.differences import differences_line
 from lmm_r1.config.gpu_counts import check_machine
 
 
@@ -21,9 +21,9 @@ def training(
     with user_errors(prog):
         config = resolve(config)
         given = given_flags(config_class, argv, prog=prog)
-        told = told_differences(prog.split()[-1], config, given=given)
-        if told is not None and os.environ.get("RANK", "0") == "0":
-            print(told)
+        line = differences_line(prog.split()[-1], config, given=given)
+        if line is not None and os.environ.get("RANK", "0") == "0":
+            print(line)
         if isinstance(config, PPOConfig):
             check_machine(config)
         prepare_training(config)

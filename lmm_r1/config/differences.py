@@ -18,7 +18,7 @@ class Difference:
     """OpenRLHF's default; ours stands at the field."""
     reason: str
     teaches: bool = False
-    """Whether a run learns something else by it, and not the same in another place, at another speed or more exactly."""
+    """Whether it changes what a run trains, not only where files go, speed or precision."""
 
 
 _ATTENTION = "flash-attn is often not installed; auto takes it where it is"
@@ -135,8 +135,8 @@ class AllBut:
         return value != self.taken
 
 
-def told_differences(command: str, config: object, *, given: Container[str]) -> str | None:
-    """Return a line that names the defaults by which a run learns something else than OpenRLHF's; None without any.
+def differences_line(command: str, config: object, *, given: Container[str]) -> str | None:
+    """Return a line with the defaults that make a run train something else than OpenRLHF's; None without any.
 
     Args:
         config: the run's settings.

@@ -32,7 +32,7 @@ from lmm_r1.config import (
     sized_supervised,
     to_openrlhf_args,
 )
-from lmm_r1.config.differences import told_differences
+from lmm_r1.config.differences import differences_line
 from lmm_r1.config.ppo import GPU_COUNTS
 
 pytestmark = [
@@ -213,7 +213,7 @@ def told(command: str, line: str) -> str | None:
     """What a run with this command line says of its defaults."""
     argv = line.split()
     config = resolve(parse(COMMANDS[command], argv, prog=command, description=""))
-    return told_differences(command, config, given=given_flags(COMMANDS[command], argv, prog=command))
+    return differences_line(command, config, given=given_flags(COMMANDS[command], argv, prog=command))
 
 
 SHORTEST = {

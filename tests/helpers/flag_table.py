@@ -67,13 +67,13 @@ def page() -> str:
 
 
 def differences() -> str:
-    """The table of defaults that are not OpenRLHF's, those first by which a run learns something else."""
+    """The table of defaults that are not OpenRLHF's, those first that change what a run trains."""
     commands: dict[tuple[bool, str, str, str, str], list[str]] = {}
     for one in DIFFERENCES:
         ours = _default(COMMANDS[one.command](), one.flag)
         cells = (not one.teaches, f"`--{one.flag}`", ours, f"`{one.theirs}`", one.reason)
         commands.setdefault(cells, []).append(f"`{one.command}`")
-    lines = ["| flag | of | here | OpenRLHF | learns something else | why |", "|---|---|---|---|---|---|"]
+    lines = ["| flag | of | here | OpenRLHF | changes training | why |", "|---|---|---|---|---|---|"]
     for (same, flag, ours, theirs, reason), of in sorted(commands.items()):
         lines.append(f"| {flag} | {', '.join(of)} | {ours} | {theirs} | {'' if same else 'yes'} | {_cell(reason)} |")
     return "\n".join(lines) + "\n"

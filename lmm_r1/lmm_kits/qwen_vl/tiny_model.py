@@ -15,18 +15,14 @@ from transformers import (
 )
 
 from lmm_r1.lmm_kits.kit import LmmKit, TinyModelSpec
+from lmm_r1.lmm_kits.qwen_vl import BOX_TOKENS
 from lmm_r1.lmm_kits.tiny_model import heads_of, save_model, text_settings, train_tokenizer
 
 SPECIAL_TOKENS = (
     "<|endoftext|>",
     "<|im_start|>",
     "<|im_end|>",
-    "<|object_ref_start|>",
-    "<|object_ref_end|>",
-    "<|box_start|>",
-    "<|box_end|>",
-    "<|quad_start|>",
-    "<|quad_end|>",
+    *BOX_TOKENS,
     "<|vision_start|>",
     "<|vision_end|>",
     "<|vision_pad|>",
