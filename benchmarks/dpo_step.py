@@ -25,8 +25,8 @@ from machine import machine_name
 from lmm_r1 import cpu
 
 if TYPE_CHECKING:
-    from lmm_r1.trainer.dpo import DPORun
-    from lmm_r1.trainer.preference_samples import PairSample
+    from lmm_r1.supervised.dpo import DPORun
+    from lmm_r1.supervised.preferences import PairSample
 
 # By kind: tokens of text in the prompt, and the side of its image (28 x 28 tokens for the Qwen-VL kits).
 KINDS: dict[str, tuple[int, int | None]] = {"text": (1024, None), "image": (1024, 784)}
@@ -65,8 +65,8 @@ def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     import torch
     from train_batches import build_tiny_checkpoint
 
+    from lmm_r1.host.strategy import default_to_one_process
     from lmm_r1.lmm_kits import Checkpoint, get_kit
-    from lmm_r1.trainer.strategy import default_to_one_process
 
     if arguments.model is None:
         build_tiny_checkpoint(
@@ -108,8 +108,8 @@ def pairs_of(checkpoint: Any, kind: str, *, count: int, scale: float) -> list[Pa
     import torch
     from train_batches import GroupSizes, ordinary_tokens, prompt_of
 
-    from lmm_r1.trainer.preference_samples import PairSample
-    from lmm_r1.trainer.sft_samples import SFTSample
+    from lmm_r1.supervised.preferences import PairSample
+    from lmm_r1.supervised.samples import SFTSample
 
     kit, processor = checkpoint.kit, checkpoint.processor
     text, side = KINDS[kind]
@@ -137,13 +137,13 @@ def made_run(checkpoint: Any, way: str, *, filler: PairSample, pairs: int) -> DP
     """Return a run of one of the ways, in single precision, with a reference model of its own."""
     from lmm_r1 import dotted
     from lmm_r1.config import DPOConfig, resolve, to_openrlhf_args
+    from lmm_r1.host.strategy import make_strategy
+    from lmm_r1.lifecycle.stopping import StopRequests
     from lmm_r1.records.run_folder import RunFolder
     from lmm_r1.records.trackers import Trackers
-    from lmm_r1.trainer.dpo import DPORun
-    from lmm_r1.trainer.dpo_rows import PairEncoder
-    from lmm_r1.trainer.stopping import StopRequests
-    from lmm_r1.trainer.strategy import make_strategy
-    from lmm_r1.trainer.supervised_session import Session
+    from lmm_r1.supervised.dpo import DPORun
+    from lmm_r1.supervised.models import Session
+    from lmm_r1.supervised.preferences import PairEncoder
 
     flags: dict[str, object] = {
         "model.model_name_or_path": checkpoint.path,

@@ -30,14 +30,13 @@ from machine import machine_name
 from PIL import Image
 
 from lmm_r1 import cpu
-from lmm_r1.agents.crop_environment import CropEnvironment
 from lmm_r1.agents.environment import Answered, Environment, Episode, Turn
-from lmm_r1.agents.tool_environment import ToolEnvironment
+from lmm_r1.agents.tool_environment import CropEnvironment, ToolEnvironment
 from lmm_r1.data.messages import ImagePart, Message, Part, Row, TextPart
 
 if TYPE_CHECKING:
     from lmm_r1.data.sample import Sample
-    from lmm_r1.generation.in_process_engine import InProcessEngine
+    from lmm_r1.generation.vllm_engine import InProcessEngine
 
 QUESTION = "What does the picture show? Think first, then answer."
 KINDS = ("text", "images")
@@ -126,7 +125,7 @@ def start_engine(arguments: argparse.Namespace, model: Path) -> tuple[InProcessE
 
     from lmm_r1.generation.codec import PromptCodec
     from lmm_r1.generation.engine_arguments import engine_arguments
-    from lmm_r1.generation.in_process_engine import InProcessEngine
+    from lmm_r1.generation.vllm_engine import InProcessEngine
     from lmm_r1.lmm_kits import Checkpoint
 
     checkpoint = Checkpoint(str(model))

@@ -22,10 +22,10 @@ from train_batches import GroupBatch
 from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig
 from lmm_r1.config.export import to_openrlhf_args
+from lmm_r1.host.strategy import KitStrategy, default_to_one_process, make_strategy
 from lmm_r1.lmm_kits import LmmKit
 from lmm_r1.models.actor import KitActor
-from lmm_r1.trainer.strategy import KitStrategy, default_to_one_process, make_strategy
-from lmm_r1.trainer.workers import media_per_row
+from lmm_r1.rl.workers import media_per_row
 
 # OpenRLHF's own actor, and ours on the padded batch, on packed sequences and on those with shared prefixes.
 OURS = {

@@ -24,7 +24,7 @@ from lmm_r1 import cpu
 
 if TYPE_CHECKING:
     from lmm_r1.data.preferences import StepRow
-    from lmm_r1.trainer.prm import PRMRun
+    from lmm_r1.supervised.prm import PRMRun
 
 # By kind: words of text in the prompt, and the side of its image (28 x 28 pixels to a token).
 KINDS: dict[str, tuple[int, int | None]] = {"text": (60, None), "image": (60, 560)}
@@ -59,8 +59,8 @@ def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     import torch
     from train_batches import build_tiny_checkpoint
 
+    from lmm_r1.host.strategy import default_to_one_process
     from lmm_r1.lmm_kits import get_kit
-    from lmm_r1.trainer.strategy import default_to_one_process
 
     build_tiny_checkpoint(get_kit("qwen2_5_vl"), folder, hidden_size=arguments.hidden_size, layers=arguments.layers)
     default_to_one_process()
@@ -114,14 +114,13 @@ def made_run(folder: Path, way: str, rows: list[StepRow], *, batch: int) -> PRMR
     """Return a run of one of the ways, in single precision."""
     from lmm_r1 import dotted
     from lmm_r1.config import PRMConfig, resolve, to_openrlhf_args
+    from lmm_r1.host.strategy import make_strategy
+    from lmm_r1.lifecycle.stopping import StopRequests
     from lmm_r1.lmm_kits import Checkpoint
     from lmm_r1.records.run_folder import RunFolder
     from lmm_r1.records.trackers import Trackers
-    from lmm_r1.trainer.prm import PRMRun
-    from lmm_r1.trainer.prm_rows import StepEncoder
-    from lmm_r1.trainer.stopping import StopRequests
-    from lmm_r1.trainer.strategy import make_strategy
-    from lmm_r1.trainer.supervised_session import Session
+    from lmm_r1.supervised.models import Session
+    from lmm_r1.supervised.prm import PRMRun, StepEncoder
 
     flags: dict[str, object] = {
         "model.model_name_or_path": str(folder),

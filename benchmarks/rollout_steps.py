@@ -29,7 +29,7 @@ from async_training import PROMPTS, SAMPLES, prepare
 from machine import machine_name
 
 from lmm_r1 import cpu
-from lmm_r1.config.speculation import Speculation
+from lmm_r1.config.shared import Speculation
 
 if TYPE_CHECKING:
     from lmm_r1.data.messages import Row
@@ -140,7 +140,7 @@ def one_by_one(model: Path, rows: Sequence[Row], *, guessed: int, temperature: f
 def rollouts(model: Path, rows: Sequence[Row], *, factor: float, longest: int) -> dict[str, Any]:
     """Return what a rollout takes where `factor` times as many prompts are under way as a step has."""
     from lmm_r1.data.training_rows import PromptStream
-    from lmm_r1.trainer.over_sampling import GroupsUnderWay, kept_tokens
+    from lmm_r1.rl.groups import GroupsUnderWay, kept_tokens
 
     actor, steps, loop = start_actor(model)
     generator = generator_of(actor, loop, under_way=GroupsUnderWay(factor=factor, most_held=1), longest=longest)
@@ -179,9 +179,9 @@ def start_actor(model: Path) -> tuple[Any, Steps, asyncio.AbstractEventLoop]:
     from lmm_r1.generation.codec import PromptCodec
     from lmm_r1.generation.engine_actor import KitRolloutActor
     from lmm_r1.generation.engine_arguments import engine_arguments
-    from lmm_r1.generation.engine_weights import EngineWeights
     from lmm_r1.generation.group import GroupRollout
-    from lmm_r1.generation.in_process_engine import InProcessEngine
+    from lmm_r1.generation.request import EngineWeights
+    from lmm_r1.generation.vllm_engine import InProcessEngine
     from lmm_r1.lmm_kits import Checkpoint
 
     checkpoint = Checkpoint(str(model))
@@ -221,8 +221,8 @@ def generator_of(actor: Any, loop: asyncio.AbstractEventLoop, *, under_way: Any,
     """Return what makes a run's rollouts, on an actor of this process."""
     from lmm_r1.generation.engine import SamplingSettings
     from lmm_r1.generation.group import GroupSettings
-    from lmm_r1.trainer.over_sampling import StartedGroup
-    from lmm_r1.trainer.samples import KitSamplesGenerator
+    from lmm_r1.rl.groups import StartedGroup
+    from lmm_r1.rl.rollouts import KitSamplesGenerator
 
     class Here(KitSamplesGenerator):
         def _begun(self, row: Row, settings: GroupSettings, *, place: int) -> StartedGroup:

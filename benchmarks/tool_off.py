@@ -2,8 +2,8 @@
 
 from typing import NoReturn
 
-from lmm_r1.agents.bad_call import BadCall
-from lmm_r1.agents.crop_environment import CropEnvironment
+from lmm_r1.agents.calls import BadCall
+from lmm_r1.agents.tool_environment import CropEnvironment
 
 
 class ToolOff(CropEnvironment):

@@ -1,5 +1,7 @@
 """What verifiers of one final answer share: finding it, weighing it against the format, and the flags of the weights."""
 
+from __future__ import annotations
+
 import argparse
 import math
 from abc import ABC, abstractmethod
@@ -107,3 +109,94 @@ def finite_number(text: str) -> float:
     if not math.isfinite(number):
         raise argparse.ArgumentTypeError(f"{text!r} is no number: give one such as 0.5")
     return number
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grade:
+    """How right an answer is."""
+
+    values: tuple[float, ...]
+    """From 0.0 to 1.0, in the order of the verifier's `measures`."""
+    is_right: bool
+    """What counts as right where only right and wrong are told apart: accuracy, pass@k, majority@k."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradedVerifier(AnswerVerifier):
+    """A verifier whose score and reward follow a measure; a subclass says how right an answer is.
+
+    The parts of its scores are `accuracy` (right or wrong), each measure under its name, `format` and `ungradable`; the
+    score is the first measure, and the reward the weighted sum of the measures and the format.
+    """
+
+    reports_ungradable: ClassVar[bool] = True
+    measures: ClassVar[tuple[str, ...]]
+    """The names of its values, the score first."""
+
+    @abstractmethod
+    def grade(self, answer: str, label: str) -> Grade:
+        """Return how right the answer is; nothing is right by a label that cannot be read."""
+
+    def grade_of(self, item: Item, answer: str) -> Grade:
+        """Return how right an item's answer is."""
+        return self.grade(answer, item.label)
+
+    def can_grade(self, item: Item) -> bool:
+        """Return whether some answer to an item could be right."""
+        return self.is_gradable(item.label)
+
+    def is_quick(self, answer: str, label: str) -> bool:
+        """Return whether a bounded number of microseconds is enough for `grade`."""
+        return True
+
+    def answer_in(self, response: str) -> str | None:
+        """Return what is judged of a response, None where it states no answer."""
+        return final_answer(response)
+
+    @property
+    def measure_weights(self) -> tuple[float, ...]:
+        """How much each measure counts."""
+        return (self.weights.accuracy,)
+
+    def check_label(self, label: str) -> None:
+        """Raise a ValueError for a label of white space only."""
+        if not label.strip():
+            raise ValueError(
+                f"the gold answer is empty ({label!r}), so no response can be judged; "
+                "name the column that holds the answers (OpenRLHF's --data.label_key) or drop such rows"
+            )
+
+    def matches(self, answer: str, label: str) -> bool:
+        """Return whether the answer is right."""
+        return self.grade(answer, label).is_right
+
+    def quick_match(self, answer: str, label: str) -> bool | None:
+        """Return the same as `matches` where that is quick, else None."""
+        return self.matches(answer, label) if self.is_quick(answer, label) else None
+
+    def quick_score(self, item: Item) -> Score | None:
+        """The score where it can be told quickly; raises ValueError for an empty label."""
+        self.check_label(item.label)
+        answer = self.answer_in(item.response)
+        return self._scored(item, answer) if answer is None or self.is_quick(answer, item.label) else None
+
+    def score(self, item: Item) -> Score:
+        """The score; raises ValueError for an empty label."""
+        self.check_label(item.label)
+        return self._scored(item, self.answer_in(item.response))
+
+    def weighted(self, item: Item, *, is_right: bool) -> Score:
+        """Return the score of an item that is all right, or all wrong."""
+        return self._graded(item, Grade(values=(float(is_right),) * len(self.measures), is_right=is_right))
+
+    def _scored(self, item: Item, answer: str | None) -> Score:
+        if answer is None:
+            return self.weighted(item, is_right=False)
+        return self._graded(item, self.grade_of(item, answer))
+
+    def _graded(self, item: Item, grade: Grade) -> Score:
+        kept = format_score(item.response, prompt=item.prompt)
+        measured = sum(weight * value for weight, value in zip(self.measure_weights, grade.values, strict=True))
+        parts = {"accuracy": float(grade.is_right), **dict(zip(self.measures, grade.values, strict=True))}
+        parts |= {"format": kept, "ungradable": float(not self.can_grade(item))}
+        return Score(reward=measured + self.weights.format * kept, score=grade.values[0], parts=parts)

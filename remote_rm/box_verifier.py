@@ -13,11 +13,9 @@ from typing import ClassVar
 from typing_extensions import Self
 
 from remote_rm import verifier_command
-from remote_rm.answer_verifier import Weights, finite_number
-from remote_rm.answers.assignment import best_pairs, is_matchable
-from remote_rm.answers.boxes import Box, boxes_in, iou, same_class, scaled
+from remote_rm.answer_verifier import Grade, GradedVerifier, Weights, finite_number
+from remote_rm.answers.boxes import Box, best_pairs, boxes_in, iou, is_matchable, same_class, scaled
 from remote_rm.answers.extraction import concluding_text
-from remote_rm.graded_verifier import Grade, GradedVerifier
 from remote_rm.reward_function import reward_func_of
 from remote_rm.verifier import Item
 

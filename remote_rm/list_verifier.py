@@ -13,7 +13,7 @@ from typing_extensions import Self
 from remote_rm import verifier_command
 from remote_rm.answer_verifier import AnswerVerifier, Weights
 from remote_rm.answers import accuracy, lexicon
-from remote_rm.answers.assignment import is_matchable
+from remote_rm.answers.boxes import is_matchable
 from remote_rm.answers.gold import is_gradable
 from remote_rm.answers.normalization import enclosing_delimiters, normalize
 from remote_rm.answers.reading import elements

@@ -15,11 +15,10 @@ from typing_extensions import Self
 
 from remote_rm import verifier_command
 from remote_rm.answer_verifier import AnswerVerifier, Weights
-from remote_rm.registry import get_verifier
+from remote_rm.registry import get_verifier, verifier_with
 from remote_rm.reward_function import RewardFunction, reward_func_of
 from remote_rm.service.serving_arguments import positive
 from remote_rm.verifier import Item, Score
-from remote_rm.verifier_settings import verifier_with
 
 if TYPE_CHECKING:
     from remote_rm.llm_judge.asking_judge import AskingJudge
@@ -126,9 +125,9 @@ class LlmJudge(AnswerVerifier):
 
     async def check_ready(self) -> None:
         """Raise NotReady where the judge cannot be asked, or its records cannot be kept."""
-        from remote_rm.llm_judge import connection
+        from remote_rm.llm_judge import asker
 
-        await connection.check_ready(self)
+        await asker.check_ready(self)
 
     @classmethod
     def add_arguments(cls, parser: argparse.ArgumentParser) -> None:

@@ -13,7 +13,7 @@ from remote_rm.registry import get_verifier
 from remote_rm.verifier import AskingVerifier, Item, Score, Verifier, extra_logs_of
 
 if TYPE_CHECKING:
-    from remote_rm.service.blocking_pool import BlockingPool
+    from remote_rm.service.pool import BlockingPool
 
 logger = logging.getLogger(__name__)
 
@@ -123,7 +123,7 @@ class _Judge:
 
     def _running_pool(self, verifier: Verifier) -> "BlockingPool":
         # The pool's own dependencies are imported only by verifiers that have slow items.
-        from remote_rm.service.blocking_pool import BlockingPool
+        from remote_rm.service.pool import BlockingPool
 
         with self._lock:
             if self._pool is None:

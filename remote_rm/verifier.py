@@ -1,8 +1,11 @@
 """What a verifier is: the item it judges, the score it gives, and the four methods the service calls."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
 
 if TYPE_CHECKING:
     from remote_rm.service.judge import PooledJudge, ServiceLimits
@@ -37,7 +40,7 @@ class Score:
     """The response was not judged within the time limit, and counts as wrong."""
 
     @classmethod
-    def of_reply(cls, *, reward: float, score: float, extra_logs: dict[str, float]) -> "Score":
+    def of_reply(cls, *, reward: float, score: float, extra_logs: dict[str, float]) -> Score:
         """Return what a reward server or a user's function says of one response."""
         return cls(reward=reward, score=score, parts=extra_logs, timed_out=extra_logs.get("timed_out", 0.0) > 0)
 
@@ -76,7 +79,7 @@ class AskingVerifier(Verifier, Protocol):
     Its `quick_score` and `score` are a rule's, and what asks stands around the pool that judges by them.
     """
 
-    def judge_around(self, rules: "VerifierPool", *, limits: "ServiceLimits") -> "PooledJudge":
+    def judge_around(self, rules: VerifierPool, *, limits: ServiceLimits) -> PooledJudge:
         """Return the judge that asks, in the event loop, where the pool's verdict is not the last word."""
 
     async def check_ready(self) -> None:

@@ -14,11 +14,9 @@ from typing import ClassVar
 from typing_extensions import Self
 
 from remote_rm import verifier_command
-from remote_rm.answer_verifier import Weights, finite_number
-from remote_rm.answers.edit_distance import similarity
+from remote_rm.answer_verifier import Grade, GradedVerifier, Weights, finite_number
 from remote_rm.answers.gold import listed_golds
-from remote_rm.answers.vqa import ENOUGH_PEOPLE, normalize_answer, vqa_accuracy
-from remote_rm.graded_verifier import Grade, GradedVerifier
+from remote_rm.answers.vqa import ENOUGH_PEOPLE, normalize_answer, similarity, vqa_accuracy
 from remote_rm.reward_function import reward_func_of
 
 MAX_ANSWER_CHARS = 1000

@@ -24,8 +24,7 @@ from lmm_r1.models import vision_windows
 from lmm_r1.models.output_layer import TokenOutcomes, token_outcomes
 from lmm_r1.models.packed import attention
 from lmm_r1.models.packed.attention import packed_as
-from lmm_r1.models.packed.batch_inputs import BatchInputs
-from lmm_r1.models.packed.packing import Targets
+from lmm_r1.models.packed.packing import BatchInputs, Targets
 from lmm_r1.models.packed.varlen_kernel import Stretches, VarlenKernel
 
 TOP = 15

@@ -137,9 +137,9 @@ def _adam(*, offload: bool) -> tuple[dict[str, bool], str]:
     if _missing("openrlhf"):
         fused = {} if offload or not cpu.has_cuda() else {"fused": True}
         return {"torch_adam": True, **fused}, "gpu_check, as the strategy could not be imported"
-    from lmm_r1.trainer.strategy import torch_adam
+    from lmm_r1.host.strategy import torch_adam
 
-    return torch_adam(offload=offload), "lmm_r1.trainer.strategy"
+    return torch_adam(offload=offload), "lmm_r1.host.strategy"
 
 
 def _join_alone(setting: Setting) -> None:

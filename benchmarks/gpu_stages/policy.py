@@ -17,8 +17,7 @@ from transformers import PreTrainedModel
 from lmm_r1.lmm_kits import LmmKit
 from lmm_r1.models.output_layer import Sampler, TokenOutcomes, token_outcomes
 from lmm_r1.models.packed.attention import packed_as
-from lmm_r1.models.packed.batch_inputs import BatchInputs
-from lmm_r1.models.packed.packing import Targets
+from lmm_r1.models.packed.packing import BatchInputs, Targets
 
 LAYOUTS = ("padded", "packed", "shared")
 # Log-probs from all logits at once, or without them, as the trainer has them of most models.

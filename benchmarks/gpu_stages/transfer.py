@@ -14,7 +14,7 @@ from gpu_stages.record import Result, Save, Task
 from gpu_stages.setting import Setting
 from torch.multiprocessing.reductions import reduce_tensor
 
-from lmm_r1.generation.weight_bucket import WeightSlot, empty_buffer, slots_of, weights_in
+from lmm_r1.generation.worker_extension import WeightSlot, empty_buffer, slots_of, weights_in
 
 # 800 tensors of some sizes in turn, 6 GB in bf16 together, as large models have them.
 TENSORS = 800

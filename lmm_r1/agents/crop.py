@@ -9,11 +9,10 @@ from typing import Annotated, Literal, get_args
 from PIL import Image
 from pydantic import Field
 
-from lmm_r1.agents.bad_call import BadCall, quoted
-from lmm_r1.agents.calls import CROP
+from lmm_r1.agents.calls import CROP, BadCall, quoted
 from lmm_r1.agents.images import MOST_ASPECT, EpisodeImages, is_too_thin
 from lmm_r1.agents.tools import Tool, ToolResult
-from lmm_r1.data.turn_details import Cut, CutImage
+from lmm_r1.data.sample import Cut, CutImage
 from lmm_r1.errors import UserError
 
 Coordinates = Literal["relative", "thousandths", "absolute"]

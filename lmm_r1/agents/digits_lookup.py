@@ -7,11 +7,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from lmm_r1.agents.environment import Answered, Environment, Episode, Turn
-from lmm_r1.agents.rewards import RunningParts, is_right, label_of
-from lmm_r1.agents.shown import with_parts
+from lmm_r1.agents.environment import (
+    Answered,
+    Environment,
+    Episode,
+    RunningParts,
+    Turn,
+    is_right,
+    label_of,
+    with_parts,
+)
 from lmm_r1.data.messages import Row, TextPart
-from lmm_r1.data.turn_details import CallOutcome
+from lmm_r1.data.sample import CallOutcome
 from lmm_r1.errors import UserError
 
 TABLE_COLUMN = "table"

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from lmm_r1.agents.environment import Answered, Environment, Episode, Turn
-from lmm_r1.agents.rewards import is_right, label_of
+from lmm_r1.agents.environment import Answered, Environment, Episode, Turn, is_right, label_of
 from lmm_r1.data.messages import Row, TextPart
 from remote_rm.answers.extraction import final_answer
 

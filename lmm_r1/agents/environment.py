@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from lmm_r1.config.checks import check_thought
 from lmm_r1.config.ppo import ThoughtConfig
-from lmm_r1.data.messages import ImagePart, Part, Row
-from lmm_r1.data.turn_details import CallOutcome
+from lmm_r1.data.messages import ImagePart, Message, Part, Row, TextPart
+from lmm_r1.data.sample import CallOutcome
 from lmm_r1.errors import UserError
+from remote_rm.answers.accuracy import quick_match
+from remote_rm.answers.extraction import final_answer
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -194,3 +197,80 @@ class Environment(ABC):
             row: as it was read, not as it is shown.
             seed: its own among the samples of a group, the same in a run that was resumed.
         """
+
+
+class RunningParts:
+    """Pays parts as they stand: over an episode, however it ends, the sum of each is what it was at last."""
+
+    def __init__(self) -> None:
+        self._paid: dict[str, float] = {}
+
+    def pay(self, standing: Mapping[str, float]) -> dict[str, float]:
+        """Return what each part has changed by since it was last paid."""
+        changes = {name: value - self._paid.get(name, 0.0) for name, value in standing.items()}
+        self._paid.update(standing)
+        return changes
+
+
+def is_right(response: str, label: str) -> bool:
+    """Whether the final answer of a response is the label, as far as rules without sympy can tell."""
+    answer = final_answer(response)
+    return answer is not None and bool(answer.strip()) and quick_match(answer, label) is True
+
+
+def label_of(row: Row) -> str:
+    """The row's label; raises UserError where it has none."""
+    if not row.answer.strip():
+        raise UserError(f"{row.location}: the row has no answer, which this environment compares with; fill it in")
+    return row.answer
+
+
+def with_parts(row: Row, parts: tuple[Part, ...]) -> Row:
+    """The row with parts added to its last turn of the user; raises UserError where it has none."""
+    places = [place for place, message in enumerate(row.messages) if message.role == "user"]
+    if not places:
+        raise UserError(
+            f"{row.location}: the prompt has no turn of the user, and this environment adds to it; write one"
+        )
+    last = row.messages[places[-1]]
+    changed = replace(last, parts=last.parts + parts)
+    return replace(row, messages=(*row.messages[: places[-1]], changed, *row.messages[places[-1] + 1 :]))
+
+
+def demonstration_of(
+    environment: Environment, row: Row, turns: Sequence[str], *, seed: int = 0
+) -> tuple[Message, ...]:
+    """Return the row as the environment shows it, the turns, and what it shows between them: a rollout that says the same.
+
+    Args:
+        turns: all that the policy says, each with what the environment begins it with.
+        seed: of the episode.
+
+    Raises:
+        UserError: the episode is over before the last turn or goes on after it, or a turn has another beginning.
+    """
+    return asyncio.run(_played(environment, row, turns, seed=seed))
+
+
+async def _played(environment: Environment, row: Row, turns: Sequence[str], *, seed: int) -> tuple[Message, ...]:
+    messages = list(environment.shown_row(row).messages)
+    place = f"{row.location}, environment {environment.name}"
+    episode = environment.begin(row, seed=seed)
+    answered = Answered()
+    try:
+        for number, text in enumerate(turns):
+            if number:
+                if answered.is_over:
+                    raise UserError(f"{place}: the episode is over with turn {number} of the {len(turns)} worked ones")
+                messages.append(Message(role=answered.role, parts=tuple(answered.shown)))
+            if not text.startswith(answered.prefill):
+                raise UserError(
+                    f"{place}: turn {number + 1} must begin with {answered.prefill!r}, which the environment writes"
+                )
+            messages.append(Message(role="assistant", parts=(TextPart(text),)))
+            answered = await episode.answer(Turn(text=text, number=number, ended=True))
+    finally:
+        await episode.close()
+    if not answered.is_over:
+        raise UserError(f"{place}: the episode goes on after the {len(turns)} worked turns")
+    return tuple(messages)

@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 from PIL import Image
 
-from lmm_r1.agents.bad_call import BadCall, harmless
+from lmm_r1.agents.calls import BadCall, harmless
 from lmm_r1.agents.images import EpisodeImages
 from lmm_r1.agents.tools import DEADLINE_S, Tool, ToolFailed, ToolResult, shown
 from lmm_r1.data.image_sources import decode_base64

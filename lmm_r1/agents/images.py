@@ -9,7 +9,7 @@ from typing import Any
 
 from PIL import Image
 
-from lmm_r1.agents.bad_call import BadCall, quoted
+from lmm_r1.agents.calls import BadCall, quoted
 from lmm_r1.data.images import load_image
 from lmm_r1.data.messages import ImagePart, Row, images_of
 from lmm_r1.lmm_kits.encoding import bounded_size

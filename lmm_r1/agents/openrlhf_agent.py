@@ -2,16 +2,40 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import math
-from collections.abc import Mapping
-from typing import Any, ClassVar
+import threading
+from collections.abc import Coroutine, Mapping
+from typing import Any, ClassVar, TypeVar
 
-from lmm_r1.agents.agent_loop import AgentLoop
+from lmm_r1.agents.deadlines import passable
 from lmm_r1.agents.environment import Answered, Environment, Episode, RawText, Turn
 from lmm_r1.data.messages import ImagePart, Row
 from lmm_r1.errors import UserError
 from lmm_r1.files.user_code import load_user_file
+
+Outcome = TypeVar("Outcome")
+
+
+class AgentLoop:
+    """Runs coroutines one beside the other, all in one thread, which ends with the process."""
+
+    def __init__(self, name: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name=name, daemon=True).start()
+
+    async def run(self, work: Coroutine[Any, Any, Outcome]) -> Outcome:
+        """Return what comes of a coroutine, from whatever loop this is awaited in; cancelling this cancels it."""
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(_kept(work), self._loop))
+
+
+async def _kept(work: Coroutine[Any, Any, Outcome]) -> Outcome:
+    try:
+        return await work
+    except (SystemExit, KeyboardInterrupt) as error:  # in a task, either would end the loop for all others
+        raise passable(error) from error
+
 
 FLAG = "--train.agent_func_path"
 CLASS = "AgentExecutor"

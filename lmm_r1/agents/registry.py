@@ -20,13 +20,13 @@ from lmm_r1.files.user_code import load_user_file
 
 # Module and class; imported when it is asked for.
 ENVIRONMENTS: dict[str, str] = {
-    "crop": "lmm_r1.agents.crop_environment:CropEnvironment",
+    "crop": "lmm_r1.agents.tool_environment:CropEnvironment",
     "tool": "lmm_r1.agents.tool_environment:ToolEnvironment",
     "sokoban": "lmm_r1.agents.sokoban:SokobanSteps",
     "sokoban-plan": "lmm_r1.agents.sokoban:SokobanPlan",
     "double-check": "lmm_r1.agents.double_check:DoubleCheck",
     "digits-lookup": "lmm_r1.agents.digits_lookup:DigitsLookup",
-    "gymnasium": "lmm_r1.agents.gymnasium_environment:GymnasiumEnvironment",
+    "gymnasium": "lmm_r1.agents.gymnasium:GymnasiumEnvironment",
     "single": "lmm_r1.agents.single_turn:SingleTurn",
 }
 TOOLS = "TOOLS"

@@ -7,17 +7,20 @@ import functools
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
-from lmm_r1.agents.environment import Answered, Environment, Episode, Turn
-from lmm_r1.agents.rewards import RunningParts
-from lmm_r1.agents.shown import with_parts
+from lmm_r1.agents.environment import Answered, Environment, Episode, RunningParts, Turn, with_parts
 from lmm_r1.data.messages import ImagePart, Part, Row, TextPart, images_of
 from lmm_r1.errors import UserError
-from lmm_r1.tasks.sokoban.grid import is_deadlocked
-from lmm_r1.tasks.sokoban.notation import LevelError, board_text, coordinates_text, read_state
-from lmm_r1.tasks.sokoban.picture import SMALLEST_TILE_PX, draw_board
-from lmm_r1.tasks.sokoban.plan import Plan, read_plan
-from lmm_r1.tasks.sokoban.solver import solve
-from lmm_r1.tasks.sokoban.state import MOVE_NAMES, Played, State, play
+from lmm_r1.tasks.sokoban.board import MOVE_NAMES, Played, State, is_deadlocked, play, solve
+from lmm_r1.tasks.sokoban.notation import (
+    SMALLEST_TILE_PX,
+    LevelError,
+    Plan,
+    board_text,
+    coordinates_text,
+    draw_board,
+    read_plan,
+    read_state,
+)
 
 View = Literal["image", "text", "coordinates"]
 VIEWS: tuple[View, ...] = get_args(View)

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from lmm_r1.api.process import own_process
-from lmm_r1.api.rows import IMAGE_DIR, Rows, image_dir, row_file
-from lmm_r1.api.settings import read_config
+from lmm_r1.api.settings import IMAGE_DIR, Rows, image_dir, read_config, row_file
 from lmm_r1.config.evaluate import EvaluateConfig, page_path
 from lmm_r1.errors import UserError
 

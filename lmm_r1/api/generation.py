@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lmm_r1.api.process import own_process
-from lmm_r1.api.rows import IMAGE_DIR, Rows, image_dir, is_messages, row_file
-from lmm_r1.api.settings import read_config
+from lmm_r1.api.settings import IMAGE_DIR, Rows, image_dir, is_messages, read_config, row_file
 from lmm_r1.config.batch_inference import BatchConfig
 from lmm_r1.data.files import SkippedRow
 
@@ -90,7 +89,7 @@ def generate(
             output=folder / "responses.jsonl" if output is None else Path(output),
         )
         config = read_config(BatchConfig, config, settings, given)
-        from lmm_r1.batch.row_log import RowLog
+        from lmm_r1.batch.job import RowLog
         from lmm_r1.batch.run import run_batch
         from lmm_r1.cli.job_progress import job_progress
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 from lmm_r1 import cpu
 from lmm_r1.cluster.worker_processes import close_server
-from lmm_r1.config.reward_source import GIVEN
+from lmm_r1.config.rewards import GIVEN
 from lmm_r1.errors import RunStopped, UserError
 
 _FLAG = re.compile(r"--(?=[A-Za-z])")
@@ -101,8 +101,8 @@ def _leave() -> None:
         ray.shutdown()
     # It holds what workers load, some 700 MB.
     close_server()
-    if "lmm_r1.trainer.strategy" in sys.modules:
-        from lmm_r1.trainer.strategy import leave_group
+    if "lmm_r1.host.strategy" in sys.modules:
+        from lmm_r1.host.strategy import leave_group
 
         leave_group()
     cpu.follow_workers(None)

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from lmm_r1.api.process import own_process
-from lmm_r1.api.rows import IMAGE_DIR, Rows, image_dir, row_file
-from lmm_r1.api.settings import Settings, read_config
+from lmm_r1.api.settings import IMAGE_DIR, Rows, Settings, image_dir, read_config, row_file
 from lmm_r1.cli.training import begin_workers, prepare_training
 from lmm_r1.config import PPOConfig, SFTConfig, resolve
-from lmm_r1.config.gpu_counts import check_machine
-from lmm_r1.config.reward_source import GIVEN
+from lmm_r1.config.hardware import check_machine
+from lmm_r1.config.rewards import GIVEN
 from lmm_r1.errors import UserError
 from lmm_r1.records.metrics import METRICS_FILE, MetricLog, read_metrics
 from lmm_r1.records.run_folder import RunFolder, read_stage
@@ -66,7 +65,7 @@ def train_rl(
         _check_sendable(function)
         settings = read_config(PPOConfig, config, overrides or {}, named)
         settings = _ready(settings, given)
-        from lmm_r1.trainer.run import train
+        from lmm_r1.rl.run import train
 
         train(settings, reward=function)
         return _finished(settings)
@@ -91,8 +90,8 @@ def train_sft(
     given = {"rows": ("data.dataset", rows), "eval_rows": ("eval.dataset", eval_rows)}
     with own_process(_arguments(given)):
         settings = _ready(read_config(SFTConfig, config, overrides or {}), given)
-        from lmm_r1.trainer.sft import SFTRun
-        from lmm_r1.trainer.supervised_start import train
+        from lmm_r1.supervised.sft import SFTRun
+        from lmm_r1.supervised.start import train
 
         train(SFTRun, settings)
         return _finished(settings)

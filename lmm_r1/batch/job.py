@@ -2,22 +2,146 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lmm_r1.batch.row_log import INDEX, RowLog
-from lmm_r1.batch.trajectories import episode_fields, with_earned
+from lmm_r1.batch.inputs import episode_fields, with_earned
 from lmm_r1.data.bad_rows import SkippedRow
+from lmm_r1.data.images import PictureFolder
 from lmm_r1.data.messages import Row
-from lmm_r1.data.picture_files import PictureFolder
 from lmm_r1.data.row_parser import stored_messages
 from lmm_r1.data.sample import Completion
 from lmm_r1.errors import UserError
+from lmm_r1.files.atomic import check_creatable
+from lmm_r1.files.json_files import (
+    append_json_lines,
+    count_field,
+    cut_torn_line,
+    last_line,
+    read_json_lines,
+    read_json_object,
+    text_field,
+    write_json_object,
+)
 from lmm_r1.generation.engine import Outcome
 from lmm_r1.scoring.response_scores import ResponseScorer
 from remote_rm.verifier import Score
+
+INDEX = "index"
+
+
+class RowLog:
+    """One JSON object per finished row, by ascending `index`; rows that were left out stand in a second file.
+
+    A row stands in one of the two files, and is written whole before the next: what a killed process leaves behind is
+    at most one torn line, which `open` cuts off.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.skipped_path = path.parent / f"{path.name}.skipped"
+        self.settings_path = path.parent / f"{path.name}.settings.json"
+        self.last: dict[str, Any] | None = None
+        """The last finished row of an earlier session."""
+        self._begin: Callable[[], None] | None = None
+
+    def open(self, settings: Mapping[str, Any], *, overwrite: bool, flag: str) -> int:
+        """Return the index of the first row that is not there yet; nothing is written before the first row.
+
+        Args:
+            settings: what the rows depend on; an earlier run with other ones is not continued.
+            flag: the flag that names the file, for messages.
+
+        Raises:
+            UserError: the file cannot be written, belongs to other settings, or is no file of this kind.
+        """
+        check_creatable(self.path, flag=flag)
+        if self.path.is_dir():
+            raise UserError(f"{flag} {self.path} is a folder; name a file")
+        if overwrite or not (self.path.exists() or self.settings_path.exists()):
+            self._begin = partial(self._begin_anew, settings)
+            return 0
+        if not self.settings_path.exists():
+            raise UserError(
+                f"{flag} {self.path} exists and was not begun by this command; choose another file or add --overwrite"
+            )
+        self._check_settings(settings, flag=flag)
+        self.last = _last_record(self.path)
+        ends = [line[INDEX] for line in (self.last, _last_record(self.skipped_path)) if line is not None]
+        return max(ends, default=-1) + 1
+
+    def append(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Append finished rows; raises UserError, with the file as it was before, where nothing can be written."""
+        self._append(self.path, records)
+
+    def append_skipped(self, rows: Sequence[SkippedRow]) -> None:
+        """Append rows that were left out."""
+        self._append(self.skipped_path, [{INDEX: row.index, "reason": row.reason} for row in rows])
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        """Yield the finished rows."""
+        if self.path.exists():
+            yield from (line.record for line in read_json_lines(self.path) if line.record is not None)
+
+    def skipped(self) -> list[SkippedRow]:
+        """Return the rows that were left out."""
+        if not self.skipped_path.exists():
+            return []
+        return [
+            SkippedRow(
+                index=count_field(line.record, INDEX, place=line.place),
+                reason=text_field(line.record, "reason", place=line.place),
+            )
+            for line in read_json_lines(self.skipped_path)
+            if line.record is not None
+        ]
+
+    def _begin_anew(self, settings: Mapping[str, Any]) -> None:
+        for file in (self.path, self.skipped_path):
+            file.unlink(missing_ok=True)
+        write_json_object(self.settings_path, settings)
+
+    def _append(self, path: Path, records: Sequence[Mapping[str, Any]]) -> None:
+        if self._begin is not None:
+            self._begin()
+            self._begin = None
+        try:
+            append_json_lines(path, records, readable=True)
+        except OSError as error:
+            raise UserError(
+                f"{path}: cannot be written ({error.strerror}); what was finished before is in it. Make room and run "
+                "the same command again: it goes on from there"
+            ) from error
+
+    def _check_settings(self, settings: Mapping[str, Any], *, flag: str) -> None:
+        known = read_json_object(self.settings_path)
+        # Through JSON, where a tuple is a list.
+        wanted = json.loads(json.dumps(settings))
+        different = [name for name in {**wanted, **known} if known.get(name) != wanted.get(name)]
+        if different:
+            name = different[0]
+            raise UserError(
+                f"{flag} {self.path} was begun with another --{name} ({known.get(name)}, now {wanted.get(name)}); "
+                "choose another file or add --overwrite"
+            )
+
+
+def _last_record(path: Path) -> dict[str, Any] | None:
+    """Cut off a torn last line and return the object in the line before it, None where there is none."""
+    cut_torn_line(path)
+    line = last_line(path)
+    if not line:
+        return None
+    try:
+        record = json.loads(line)
+        int(record[INDEX])
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path}: its last line was not written by this command; choose another file") from error
+    return record
 
 
 @dataclass(kw_only=True)

@@ -12,24 +12,19 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lmm_r1.batch.given_responses import load_responses
-from lmm_r1.batch.job import JobTotals, run_job
-from lmm_r1.batch.row_log import INDEX, RowLog
-from lmm_r1.batch.selection import select
-from lmm_r1.batch.trajectories import MESSAGES, with_paths
+from lmm_r1.batch.inputs import MESSAGES, load_responses, select, with_paths
+from lmm_r1.batch.job import INDEX, JobTotals, RowLog, run_job
 from lmm_r1.config.batch_inference import STEP_FLAGS, BatchConfig, check
-from lmm_r1.config.episodes import EPISODE_FLAGS, episode_limits
+from lmm_r1.config.generation import EPISODE_FLAGS, episode_limits
+from lmm_r1.config.rewards import verifier_from
 from lmm_r1.config.rows import row_reading
-from lmm_r1.config.verifier_spec import verifier_from
 from lmm_r1.data.bad_rows import SkippedRow
 from lmm_r1.data.files import read_good_rows
+from lmm_r1.data.images import PictureFolder
 from lmm_r1.data.messages import Row, check_asks, images_of, videos_of
-from lmm_r1.data.picture_files import PictureFolder
 from lmm_r1.data.row_parser import stored_messages
 from lmm_r1.errors import UserError
-from lmm_r1.files.atomic import write_atomically
-from lmm_r1.files.lock import lock_of, locked
-from lmm_r1.generation.adapter_merge import split_adapter
+from lmm_r1.files.atomic import lock_of, locked, write_atomically
 from lmm_r1.generation.backends import (
     PLAIN_TRANSFORMERS,
     Backend,
@@ -37,6 +32,7 @@ from lmm_r1.generation.backends import (
     make_engine,
     playing,
     prepare_process,
+    split_adapter,
 )
 from lmm_r1.generation.engine import EngineSettings, EpisodeSettings, Outcome, Responder, SamplingSettings
 from lmm_r1.lmm_kits import Checkpoint, LmmKit
@@ -45,7 +41,7 @@ from lmm_r1.lmm_kits.plain_text import text_ids
 from lmm_r1.lmm_kits.weight_files import check_weights
 from lmm_r1.scoring.remote_scorer import RemoteScorer
 from lmm_r1.scoring.response_scores import ProcessRewardScorer, ResponseScorer, RewardModelScorer, verifier_scorer
-from lmm_r1.scoring.step_scores import StepJudging
+from lmm_r1.scoring.scored_response import StepJudging
 from remote_rm.client import RewardUnavailable
 from remote_rm.verifier import Item
 

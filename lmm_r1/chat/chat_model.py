@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lmm_r1.config.episodes import episode_limits
-from lmm_r1.config.interactive_chat import LONGEST_CONVERSATION, ChatConfig
+from lmm_r1.config.generation import LONGEST_CONVERSATION, ChatConfig, episode_limits
+from lmm_r1.data.images import PictureFolder
 from lmm_r1.data.messages import Message, TextPart, images_of, videos_of
-from lmm_r1.data.picture_files import PictureFolder
 from lmm_r1.errors import UserError
 from lmm_r1.generation.engine import Engine, EngineSettings, EpisodeSettings
 
@@ -81,8 +80,7 @@ def _longest(model_config: PretrainedConfig) -> int:
 
 def load_model(config: ChatConfig) -> ChatModel:
     """Load the checkpoint; raises UserError where it cannot be had, before the engine starts where possible."""
-    from lmm_r1.generation.adapter_merge import split_adapter
-    from lmm_r1.generation.backends import make_engine, playing_engine, prepare_process
+    from lmm_r1.generation.backends import make_engine, playing_engine, prepare_process, split_adapter
     from lmm_r1.lmm_kits import Checkpoint
     from lmm_r1.lmm_kits.weight_files import check_weights
 

@@ -12,16 +12,21 @@ from dataclasses import fields, replace
 from pathlib import Path
 from types import FrameType
 
-from lmm_r1.chat.attachments import dragged_image
 from lmm_r1.chat.chat_model import load_model
-from lmm_r1.chat.commands import COMMANDS, SIGN, WORDS, attach_images, run_command
-from lmm_r1.chat.conversation import SavedConversation, load
-from lmm_r1.chat.episodes import greeting
-from lmm_r1.chat.input_lines import piped_lines, private_file, prompted_lines
-from lmm_r1.chat.sampling import NAMES, Sampling
+from lmm_r1.chat.commands import (
+    COMMANDS,
+    SIGN,
+    WORDS,
+    attach_images,
+    piped_lines,
+    private_file,
+    prompted_lines,
+    run_command,
+)
+from lmm_r1.chat.conversation import NAMES, Sampling, SavedConversation, load
 from lmm_r1.chat.screen import PlainScreen, Screen, Streams, captured_output
-from lmm_r1.chat.session import Session
-from lmm_r1.config.interactive_chat import ChatConfig, check
+from lmm_r1.chat.session import Session, dragged_image, greeting
+from lmm_r1.config.generation import ChatConfig, check
 from lmm_r1.errors import UserError
 
 
@@ -135,7 +140,7 @@ def _interruption() -> Iterator[Callable[[], bool]]:
 
 
 def _terminal_screen(streams: Streams) -> Screen:
-    from lmm_r1.chat.terminal_screen import TerminalScreen
+    from lmm_r1.chat.screen import TerminalScreen
 
     return TerminalScreen(streams)
 

@@ -22,8 +22,7 @@ from lmm_r1.files.atomic import written_folder
 from lmm_r1.lmm_kits import Checkpoint, LmmKit
 from lmm_r1.lmm_kits.registry import kit_name_of
 from lmm_r1.lmm_kits.weight_files import check_weights
-from lmm_r1.models.adapters import BASE_IN_4BIT, adapted_layers, language_layers, merged_layer
-from lmm_r1.models.quantized import rounded
+from lmm_r1.models.adapters import BASE_IN_4BIT, adapted_layers, language_layers, merged_layer, rounded
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"

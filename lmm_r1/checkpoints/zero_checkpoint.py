@@ -19,8 +19,7 @@ from lmm_r1.checkpoints.merging import listed
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.lmm_kits.weight_files import check_weights
-from lmm_r1.models.adapters import LoraSettings, add_adapters, chosen_layers
-from lmm_r1.models.quantized import dequantized_tensors
+from lmm_r1.models.adapters import LoraSettings, add_adapters, chosen_layers, dequantized_tensors
 
 HEAD = "head.weight"  # a value head's name in training
 _INNER = "model."  # in front of the names of the model inside of a value model

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 import tyro
 
 from lmm_r1 import dotted
-from lmm_r1.cli.first_page import first_page
-from lmm_r1.cli.help_texts import attach_help
+from lmm_r1.cli.help_texts import attach_help, first_page
 from lmm_r1.cli.yaml_file import YamlError, read_settings, refused_value
 from lmm_r1.dotted import nearest
 from lmm_r1.errors import ListedError, RunStopped, UserError
@@ -28,7 +27,7 @@ from lmm_r1.files.full_disk import sentence_of
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-    from lmm_r1.config.first_help import FirstHelp
+    from lmm_r1.config.shared import FirstHelp
 
 
 Config = TypeVar("Config", bound="DataclassInstance")
@@ -210,7 +209,7 @@ def _refuse_unknown_flags(
         if name in flags or name in negated or name in TYRO_FLAGS:
             continue
         # Needed here alone, and a table of some size.
-        from lmm_r1.config.conversion.openrlhf_06 import old_flag
+        from lmm_r1.migrate.openrlhf_06 import old_flag
 
         if old := old_flag(name, config_class=config_class):
             _exit(prog, f"{spelled} {old}; `lmm-r1 convert_config FILE` converts whole scripts")

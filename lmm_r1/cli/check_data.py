@@ -42,8 +42,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def check_data(config: CheckDataConfig) -> None:
     """Print the findings, write the page and the JSON file."""
-    from lmm_r1.data_check.check import check_rows
-    from lmm_r1.data_check.page import build_page
+    from lmm_r1.data_check.check import build_page, check_rows
 
     checked = check_rows(config, progress=_Lines())
     _print(checked)

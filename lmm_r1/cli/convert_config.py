@@ -16,10 +16,10 @@ from lmm_r1.cli import run_command
 from lmm_r1.cli.arguments import parse, user_errors
 from lmm_r1.cli.yaml_file import YamlError, parse_settings
 from lmm_r1.config import PPOConfig, resolve_ppo, resolve_sft
-from lmm_r1.config.conversion import Conversion, convert, read_run, to_document
-from lmm_r1.config.conversion.table import CONFIG_CLASSES
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import check_creatable, write_atomically
+from lmm_r1.migrate import Conversion, convert, read_run, to_document
+from lmm_r1.migrate.table import CONFIG_CLASSES
 
 PROG = "lmm-r1 convert_config"
 DESCRIPTION = (

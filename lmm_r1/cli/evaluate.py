@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from lmm_r1.cli import run_command
 from lmm_r1.cli.arguments import parse, user_errors
 from lmm_r1.cli.job_progress import report_skipped
-from lmm_r1.config.episodes import EPISODE_FLAGS
 from lmm_r1.config.evaluate import (
     ENGINE_FLAGS,
     EvaluateConfig,
@@ -24,12 +23,13 @@ from lmm_r1.config.evaluate import (
     responses_path,
     with_output,
 )
+from lmm_r1.config.generation import EPISODE_FLAGS
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import write_atomically
 from lmm_r1.files.json_files import write_json_object
 
 if TYPE_CHECKING:
-    from lmm_r1.evaluation.disagreements import Rejudged
+    from lmm_r1.evaluation.comparison import Rejudged
     from lmm_r1.evaluation.scoreboard import Board, CheckpointResponses, MeasuredFile
 
 CONFIG = EvaluateConfig
@@ -103,8 +103,8 @@ def _taken(config: EvaluateConfig, *read: str) -> list[str | Path]:
 
 
 def _compare(config: EvaluateConfig) -> Board:
+    from lmm_r1.evaluation.answered_rows import saved_checkpoints, saved_files
     from lmm_r1.evaluation.harness.export import check_exports
-    from lmm_r1.evaluation.saved_responses import saved_checkpoints, saved_files
 
     # One alone has nothing to be compared with, but can be exported.
     checkpoints = saved_checkpoints(config.compare, fewest=1 if config.export else 2)
@@ -229,7 +229,7 @@ def _baseline(config: EvaluateConfig, names: Sequence[str]) -> str:
 
 
 def _print_suites() -> None:
-    from lmm_r1.evaluation.suites import get_suite, suite_names
+    from lmm_r1.evaluation.row_set import get_suite, suite_names
 
     for recipe in map(get_suite, suite_names()):
         source = recipe.source.dataset or "no dataset on the hub, so --suite_data is needed"

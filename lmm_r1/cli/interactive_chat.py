@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from lmm_r1.cli import run_command
 from lmm_r1.cli.arguments import parse, user_errors
-from lmm_r1.config.interactive_chat import ChatConfig
+from lmm_r1.config.generation import ChatConfig
 
 CONFIG = ChatConfig
 PROG = "lmm-r1 interactive_chat"

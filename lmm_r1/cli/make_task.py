@@ -145,7 +145,7 @@ def _recording(config: MakeTaskConfig) -> Callable[[TaskRow], dict[str, Any]]:
             f"--agent {config.agent} plays solutions, and a training adds it to prompts itself; add --solutions"
         )
     # Imported when they are needed: they read images.
-    from lmm_r1.agents.demonstrations import demonstration_of
+    from lmm_r1.agents.environment import demonstration_of
     from lmm_r1.agents.registry import load_environment
 
     options = agent_options(AgentConfig(options=config.agent_options), flag="--agent_options")

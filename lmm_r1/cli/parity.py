@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from lmm_r1 import cpu, dotted
-from lmm_r1.checkpoints.digest import checkpoint_state, library_versions
-from lmm_r1.checkpoints.parity_record import Gap, Parity, full_name, keep
+from lmm_r1.checkpoints.parity_record import Gap, Parity, checkpoint_state, full_name, keep, library_versions
 from lmm_r1.cli.training import begin_workers, prepare_training
 from lmm_r1.cli.yaml_file import read_settings
 from lmm_r1.config import PPOConfig, mismatch_limit, resolve
-from lmm_r1.config.gpu_counts import check_machine
-from lmm_r1.config.reward_source import GIVEN
+from lmm_r1.config.hardware import check_machine
+from lmm_r1.config.rewards import GIVEN
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.facts import KitFacts, read_facts
 from lmm_r1.lmm_kits.registry import kit_name_of
@@ -60,7 +59,7 @@ def certify(path: str, *, max_len: int, dtype: str | None, settings: str | None)
         prepare_training(config)
         write_rows(rows, path=path, max_len=max_len, takes_images=facts.takes_images)
         begin_workers(config)
-        from lmm_r1.trainer.run import train
+        from lmm_r1.rl.run import train
 
         train(config, reward=spread)
         log = read_metrics(Path(config.ckpt.output_dir) / METRICS_FILE)

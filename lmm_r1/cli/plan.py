@@ -26,7 +26,7 @@ from lmm_r1.config import (
     resolve_ppo,
     sized_supervised,
 )
-from lmm_r1.config.gpu_counts import (
+from lmm_r1.config.hardware import (
     Offer,
     asked_gpus,
     check_machine,
@@ -45,7 +45,7 @@ from lmm_r1.config.plan import (
     PlanSFTConfig,
     PlanSupervisedConfig,
 )
-from lmm_r1.lmm_kits.released import released_configs, released_folder
+from lmm_r1.lmm_kits.facts import released_configs, released_folder
 
 if TYPE_CHECKING:
     from lmm_r1.planning.estimates import PlanImage
@@ -154,8 +154,8 @@ def _print(
     from lmm_r1.lmm_kits import Checkpoint
     from lmm_r1.planning.choices import choices_line, chosen, filled
     from lmm_r1.planning.machine import machine_of
+    from lmm_r1.planning.plan import print_plan
     from lmm_r1.planning.run_plan import judge, plan_image, unpredictable_refused
-    from lmm_r1.planning.table import print_plan
 
     assert path is not None, "required by resolve"
     machine = machine_of(gpu_gib=given.gpu_memory_gib, host_gib=given.host_memory_gib)

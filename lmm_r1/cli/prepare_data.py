@@ -16,9 +16,9 @@ from lmm_r1.cli import arguments, run_command
 from lmm_r1.errors import UserError
 
 if TYPE_CHECKING:
-    from lmm_r1.data.recipes.manifest import Manifest
     from lmm_r1.data.recipes.preparation import Progress as JobProgress
     from lmm_r1.data.recipes.recipe import Recipe
+    from lmm_r1.data.recipes.sources import Manifest
 
 PROG = "lmm-r1 prepare_data"
 DESCRIPTION = (
@@ -59,8 +59,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 def run(config: PrepareDataConfig) -> None:
     """Raises UserError if a value is wrong, the dataset cannot be had or the folder is taken."""
     from lmm_r1.data.recipes import get_recipe
-    from lmm_r1.data.recipes.manifest import LEFT_OUT_FILE
     from lmm_r1.data.recipes.preparation import Preparation
+    from lmm_r1.data.recipes.sources import LEFT_OUT_FILE
 
     if config.list_recipes:
         _print_recipes()

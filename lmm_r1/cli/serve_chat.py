@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from lmm_r1.cli import run_command
 from lmm_r1.cli.arguments import user_errors
 from lmm_r1.cli.model_server import add_access_arguments, media_access, model_server_parser
-from lmm_r1.config.interactive_chat import ChatConfig, check
+from lmm_r1.config.generation import ChatConfig, check
 from remote_rm.service.serving_arguments import add_listening_arguments, parse_flags, positive
 
 if TYPE_CHECKING:
@@ -110,9 +110,8 @@ def _serve(args: argparse.Namespace) -> None:
         trust_remote_code=args.trust_remote_code,
     )
     check(config)
-    from lmm_r1.chat.chat_api import ChatService, create_app
     from lmm_r1.chat.chat_model import load_model, model_name
-    from lmm_r1.chat.served_model import ServedModel
+    from lmm_r1.chat.server import ChatService, ServedModel, create_app
     from remote_rm.service.server import Announced, ListeningOptions, serve_app
 
     options = ListeningOptions.from_arguments(args)

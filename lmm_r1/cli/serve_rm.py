@@ -8,8 +8,8 @@ from lmm_r1.cli import run_command
 from lmm_r1.cli.arguments import user_errors
 from lmm_r1.cli.model_server import add_access_arguments, media_access, model_server_parser
 from lmm_r1.config.batch_inference import BatchConfig, StepScores
-from lmm_r1.config.precision import default_param_dtype
-from lmm_r1.config.rm import RMDeepSpeedConfig
+from lmm_r1.config.hardware import default_param_dtype
+from lmm_r1.config.preferences import RMDeepSpeedConfig
 from remote_rm.service.serving_arguments import add_listening_arguments, parse_flags, positive
 
 if TYPE_CHECKING:
@@ -109,10 +109,9 @@ def _serve(args: argparse.Namespace) -> None:
 def _load(args: argparse.Namespace, *, dtype: str) -> "ServedRewards[Any]":
     """Return the model with what it makes of samples; raises UserError where it is no reward model of either kind."""
     from lmm_r1.lmm_kits import Checkpoint
-    from lmm_r1.scoring.process_reward_model import ProcessRewardModel
-    from lmm_r1.scoring.reward_model import RewardModel
+    from lmm_r1.scoring.reward_model import ProcessRewardModel, RewardModel
+    from lmm_r1.scoring.scored_response import StepJudging
     from lmm_r1.scoring.served_rewards import ResponseRewards, StepRewards
-    from lmm_r1.scoring.step_scores import StepJudging
 
     judging = StepJudging(
         step_scores=args.step_scores,

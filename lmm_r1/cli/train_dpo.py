@@ -14,8 +14,8 @@ DESCRIPTION = "Train a multimodal model on prompts with a chosen and a rejected 
 def main(argv: Sequence[str] | None = None) -> None:
     """Train as the flags say."""
     with training(DPOConfig, argv, prog=PROG, description=DESCRIPTION) as config:
-        from lmm_r1.trainer.dpo import DPORun
-        from lmm_r1.trainer.supervised_start import train
+        from lmm_r1.supervised.dpo import DPORun
+        from lmm_r1.supervised.start import train
 
         train(DPORun, config)
 

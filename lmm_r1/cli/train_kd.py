@@ -14,8 +14,8 @@ DESCRIPTION = "Train a multimodal model to predict tokens as a teacher does, whi
 def main(argv: Sequence[str] | None = None) -> None:
     """Train as the flags say."""
     with training(KDConfig, argv, prog=PROG, description=DESCRIPTION) as config:
-        from lmm_r1.trainer.kd import KDRun
-        from lmm_r1.trainer.supervised_start import train
+        from lmm_r1.supervised.kd import KDRun
+        from lmm_r1.supervised.start import train
 
         train(KDRun, config)
 

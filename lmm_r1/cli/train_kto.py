@@ -14,8 +14,8 @@ DESCRIPTION = "Train a multimodal model on prompts with one response each, which
 def main(argv: Sequence[str] | None = None) -> None:
     """Train as the flags say."""
     with training(KTOConfig, argv, prog=PROG, description=DESCRIPTION) as config:
-        from lmm_r1.trainer.kto import KTORun
-        from lmm_r1.trainer.supervised_start import train
+        from lmm_r1.supervised.kto import KTORun
+        from lmm_r1.supervised.start import train
 
         train(KTORun, config)
 

@@ -14,7 +14,7 @@ DESCRIPTION = "Train a multimodal model by rule-based reinforcement learning wit
 def main(argv: Sequence[str] | None = None) -> None:
     """Train as the flags say."""
     with training(PPOConfig, argv, prog=PROG, description=DESCRIPTION) as config:
-        from lmm_r1.trainer.run import train
+        from lmm_r1.rl.run import train
 
         train(config)
 

@@ -14,8 +14,8 @@ DESCRIPTION = "Train a multimodal process reward model on solutions whose steps 
 def main(argv: Sequence[str] | None = None) -> None:
     """Train as the flags say."""
     with training(PRMConfig, argv, prog=PROG, description=DESCRIPTION) as config:
-        from lmm_r1.trainer.prm import PRMRun
-        from lmm_r1.trainer.supervised_start import train
+        from lmm_r1.supervised.prm import PRMRun
+        from lmm_r1.supervised.start import train
 
         train(PRMRun, config)
 

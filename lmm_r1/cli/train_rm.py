@@ -14,8 +14,8 @@ DESCRIPTION = "Train a multimodal reward model on prompts with a chosen and a re
 def main(argv: Sequence[str] | None = None) -> None:
     """Train as the flags say."""
     with training(RMConfig, argv, prog=PROG, description=DESCRIPTION) as config:
-        from lmm_r1.trainer.rm import RMRun
-        from lmm_r1.trainer.supervised_start import train
+        from lmm_r1.supervised.rm import RMRun
+        from lmm_r1.supervised.start import train
 
         train(RMRun, config)
 

@@ -14,8 +14,8 @@ DESCRIPTION = "Fine-tune a multimodal model on rows of messages whose last messa
 def main(argv: Sequence[str] | None = None) -> None:
     """Train as the flags say."""
     with training(SFTConfig, argv, prog=PROG, description=DESCRIPTION) as config:
-        from lmm_r1.trainer.sft import SFTRun
-        from lmm_r1.trainer.supervised_start import train
+        from lmm_r1.supervised.sft import SFTRun
+        from lmm_r1.supervised.start import train
 
         train(SFTRun, config)
 

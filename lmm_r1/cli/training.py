@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from lmm_r1.cli.arguments import given_flags, parse, user_errors
 from lmm_r1.config import Config, PPOConfig, SupervisedConfig, resolve
 from lmm_r1.config.differences import differences_line
-from lmm_r1.config.gpu_counts import check_machine
+from lmm_r1.config.hardware import check_machine
 
 
 @contextmanager

@@ -3,12 +3,9 @@
 from typing import TypeVar
 
 from lmm_r1.config.differences import DIFFERENCES, NOT_YET, Difference
-from lmm_r1.config.dpo import DPOConfig
 from lmm_r1.config.export import checkpoint_folder, to_openrlhf_args, to_yaml, unplanned, without_secrets
-from lmm_r1.config.kd import KDConfig
-from lmm_r1.config.kto import KTOConfig
 from lmm_r1.config.ppo import PPOConfig
-from lmm_r1.config.prm import PRMConfig
+from lmm_r1.config.preferences import DPOConfig, KTOConfig, PRMConfig, RMConfig
 from lmm_r1.config.resolve import (
     mismatch_limit,
     resolve_dpo,
@@ -19,10 +16,8 @@ from lmm_r1.config.resolve import (
     resolve_rm,
     resolve_sft,
 )
-from lmm_r1.config.rm import RMConfig
-from lmm_r1.config.sft import SFTConfig
 from lmm_r1.config.sizes import sized_ppo, sized_supervised
-from lmm_r1.config.supervised import SupervisedConfig
+from lmm_r1.config.supervised import KDConfig, SFTConfig, SupervisedConfig
 
 Config = TypeVar("Config", PPOConfig, KDConfig, SFTConfig, DPOConfig, RMConfig, KTOConfig, PRMConfig)
 

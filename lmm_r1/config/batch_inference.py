@@ -5,11 +5,10 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from lmm_r1.config.checks import check_eager, check_sampling
-from lmm_r1.config.episodes import EpisodeFlags, check_episodes
-from lmm_r1.config.first_help import Example, FirstHelp
+from lmm_r1.config.generation import EpisodeFlags, check_episodes
+from lmm_r1.config.rewards import verifier_from
 from lmm_r1.config.rows import RowsConfig
-from lmm_r1.config.speculation import SpeculationFlags, check_speculation
-from lmm_r1.config.verifier_spec import verifier_from
+from lmm_r1.config.shared import Example, FirstHelp, SpeculationFlags, check_speculation
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import check_creatable
 

@@ -8,13 +8,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from lmm_r1 import dotted
-from lmm_r1.config.adapter_checks import check_adapters, check_eight_bit, check_image_cache
-from lmm_r1.config.algorithm_checks import check_algorithm
-from lmm_r1.config.async_checks import check_async, check_oversampling
+from lmm_r1.config.algorithm_checks import check_algorithm, check_async, check_filters, check_oversampling
 from lmm_r1.config.differences import INSTEAD, NOT_YET
-from lmm_r1.config.filter_checks import check_filters
-from lmm_r1.config.optimizer_checks import check_optimizer, check_vision_lr
-from lmm_r1.config.part_weights import part_weights
+from lmm_r1.config.model_checks import (
+    check_adapters,
+    check_average,
+    check_eight_bit,
+    check_fp16_optimizer,
+    check_image_cache,
+    check_optimizer,
+    check_reference,
+    check_vision_lr,
+)
 from lmm_r1.config.ppo import (
     GPU_COUNTS,
     ActorConfig,
@@ -26,11 +31,9 @@ from lmm_r1.config.ppo import (
     RolloutConfig,
     ThoughtConfig,
 )
-from lmm_r1.config.reward_source import named_verifier, reward_function
-from lmm_r1.config.shared import DeepSpeedConfig
-from lmm_r1.config.speculation import check_speculation
+from lmm_r1.config.rewards import named_verifier, part_weights, reward_function
+from lmm_r1.config.shared import DeepSpeedConfig, check_speculation
 from lmm_r1.config.supervised import SupervisedConfig, TrainedModelConfig
-from lmm_r1.config.weight_checks import check_average, check_fp16_optimizer, check_reference
 from lmm_r1.errors import UserError
 
 logger = logging.getLogger(__name__)

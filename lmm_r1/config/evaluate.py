@@ -9,11 +9,9 @@ from typing import ClassVar, Literal
 from urllib.parse import urlsplit
 
 from lmm_r1.config.checks import check_eager, check_sampling
-from lmm_r1.config.episodes import EpisodeFlags, check_episodes, reward_part
-from lmm_r1.config.first_help import Example, FirstHelp
+from lmm_r1.config.generation import EpisodeFlags, check_episodes, reward_part
 from lmm_r1.config.rows import RowsConfig, refuse_row_flags
-from lmm_r1.config.shared import RUNS
-from lmm_r1.config.speculation import SpeculationFlags, check_speculation
+from lmm_r1.config.shared import RUNS, Example, FirstHelp, SpeculationFlags, check_speculation
 from lmm_r1.data.files import ROWS_FILE
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import check_creatable

@@ -8,10 +8,9 @@ from typing import Any, TypeVar
 import yaml
 
 from lmm_r1 import dotted
-from lmm_r1.config.kd import KDConfig
+from lmm_r1.config.model_checks import why_not_during_generation
 from lmm_r1.config.ppo import MOST_PASS_TOKENS, PPOConfig
-from lmm_r1.config.supervised import SupervisedConfig
-from lmm_r1.config.weight_checks import why_not_during_generation
+from lmm_r1.config.supervised import KDConfig, SupervisedConfig
 
 Config = TypeVar("Config", bound=PPOConfig | SupervisedConfig)
 SECRETS = (("logger", "wandb", "key"), ("logger", "swanlab", "key"))

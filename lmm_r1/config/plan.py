@@ -3,14 +3,10 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from lmm_r1.config.dpo import DPOConfig
-from lmm_r1.config.first_help import Example, FirstHelp
-from lmm_r1.config.kd import KDConfig
-from lmm_r1.config.kto import KTOConfig
 from lmm_r1.config.ppo import PPOConfig
-from lmm_r1.config.prm import PRMConfig
-from lmm_r1.config.rm import RMConfig
-from lmm_r1.config.sft import SFTConfig
+from lmm_r1.config.preferences import DPOConfig, KTOConfig, PRMConfig, RMConfig
+from lmm_r1.config.shared import Example, FirstHelp
+from lmm_r1.config.supervised import KDConfig, SFTConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,21 +3,22 @@
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, TypeAlias
 
-from lmm_r1.config.first_help import Example, FirstHelp
 from lmm_r1.config.shared import (
     AdamConfig,
     CheckpointConfig,
     DataConfig,
     DeepSpeedConfig,
     EvalConfig,
+    Example,
+    FirstHelp,
     JsonText,
     LoggerConfig,
     OptimizerConfig,
+    SpeculationFlags,
     TrainConfig,
     WandbConfig,
     named_after_the_minute,
 )
-from lmm_r1.config.speculation import SpeculationFlags
 
 MOST_PASS_TOKENS = 16192
 """Of a training pass where `train.max_tokens_per_gpu` is left open; OpenRLHF's default."""

@@ -9,18 +9,12 @@ from urllib.parse import urlsplit
 from lmm_r1 import dotted
 from lmm_r1.config.algorithm_checks import CONSTANT
 from lmm_r1.config.checks import check_counts, check_open_sizes, check_ppo, refuse_unavailable, require
-from lmm_r1.config.dpo import DPOConfig
-from lmm_r1.config.gpu_counts import Offer, offered_gpus, settled_counts
-from lmm_r1.config.kd import KDConfig
-from lmm_r1.config.kto import KTOConfig
+from lmm_r1.config.hardware import Offer, default_param_dtype, offered_gpus, settled_counts
 from lmm_r1.config.ppo import DEFAULT_VERIFIER, PPOConfig
-from lmm_r1.config.precision import default_param_dtype
-from lmm_r1.config.prm import PRMConfig
-from lmm_r1.config.rm import RMConfig
-from lmm_r1.config.sft import SFTConfig
+from lmm_r1.config.preferences import DPOConfig, KTOConfig, PRMConfig, RMConfig
 from lmm_r1.config.shared import RUNS, TrackerName
 from lmm_r1.config.sizes import group_size
-from lmm_r1.config.supervised import SupervisedConfig
+from lmm_r1.config.supervised import KDConfig, SFTConfig, SupervisedConfig
 from lmm_r1.config.supervised_checks import check_dpo, check_kd, check_kto, check_prm, check_rm, check_sft
 from lmm_r1.errors import UserError
 

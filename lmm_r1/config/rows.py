@@ -8,8 +8,7 @@ from pathlib import Path
 
 from lmm_r1.data.formats import FormatName
 from lmm_r1.data.formats.row_format import ColumnNames
-from lmm_r1.data.prompt_template import PromptTemplate
-from lmm_r1.data.reading import RowReading
+from lmm_r1.data.reading import PromptTemplate, RowReading
 from lmm_r1.errors import UserError
 
 # A value that ends like this and holds no blank is the name of a file, not a text.

@@ -1,11 +1,15 @@
-"""Groups of flags that reinforcement learning and supervised training have in common."""
+"""Settings that several commands share."""
+
+from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime
+from importlib.util import find_spec
 from typing import Literal, NewType
 
 from lmm_r1.config.rows import RowsConfig
 from lmm_r1.data.bad_rows import BadRows
+from lmm_r1.errors import UserError
 
 TrackerName = Literal["tensorboard", "wandb", "swanlab", "mlflow", "trackio"]
 RUNS = "runs"
@@ -266,3 +270,103 @@ class TrainConfig:
     """Run Python code that comes with a checkpoint."""
     memory_check: Literal["refuse", "warn", "off"] = "refuse"
     """What becomes of a run that is predicted not to fit: refused, or begun with a warning; off predicts nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Example:
+    """A command line that works as it stands."""
+
+    what: str
+    """What it does, in a line."""
+    arguments: str
+    """What stands behind the command's name, as a shell reads it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstHelp:
+    """Three examples, and the ten flags that most runs give."""
+
+    examples: tuple[Example, Example, Example]
+    flags: tuple[str, ...]
+    """Dotted names, in the order in which they are shown."""
+
+
+# Of every trainer that learns from rows.
+SUPERVISED_FLAGS = (
+    *("model.model_name_or_path", "data.dataset", "data.max_len", "ckpt.output_dir", "adam.lr", "train.max_epochs"),
+    *("train.batch_size", "eval.dataset"),
+)
+
+
+def supervised_help(*examples: Example, flags: tuple[str, str]) -> FirstHelp:
+    """Return the first help of a trainer that learns from rows.
+
+    Args:
+        examples: three of them.
+        flags: the two that matter in this trainer beside those of all.
+    """
+    first, second, third = examples
+    return FirstHelp(examples=(first, second, third), flags=(*SUPERVISED_FLAGS, *flags))
+
+
+SpeculativeMethod = Literal["ngram", "suffix"]
+
+
+# vLLM's rejection sampler asserts it.
+MOST_TOKENS = 128
+
+
+# Tokens at the end that must stand elsewhere, too. vLLM's own 5 finds little in short responses, and 1 guesses at random.
+LOOKUP = (2, 5)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speculation:
+    """How an engine guesses tokens, which the model then checks in one pass."""
+
+    method: SpeculativeMethod
+    tokens: int
+    """Most that are guessed at a time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeculationFlags:
+    speculative_tokens: int = 0
+    """Tokens that vLLM guesses ahead of each response, from what stands in its prompt and in itself already, and lets the
+    model check in one pass; what is sampled has the same distribution. 0 guesses none."""
+    speculative_method: SpeculativeMethod = "ngram"
+    """What is guessed from: the last place of the response and its prompt that reads alike (ngram), or earlier responses,
+    too (suffix, arXiv:2411.04975), for which the package arctic-inference is needed."""
+
+    @property
+    def speculation(self) -> Speculation | None:
+        """How tokens are guessed; None where they are not."""
+        if not self.speculative_tokens:
+            return None
+        return Speculation(method=self.speculative_method, tokens=self.speculative_tokens)
+
+
+def check_speculation(flags: SpeculationFlags, *, prefix: str = "", other_engine: str | None = None) -> None:
+    """Raise UserError where tokens cannot be guessed as the flags say.
+
+    Args:
+        prefix: what stands in front of the flags' names.
+        other_engine: the flag and its value where something else than vLLM generates.
+    """
+    tokens, method = flags.speculative_tokens, flags.speculative_method
+    given = f"--{prefix}speculative_tokens {tokens}"
+    if not 0 <= tokens <= MOST_TOKENS:
+        raise UserError(f"{given} must be between 0, which guesses none, and vLLM's most, {MOST_TOKENS}")
+    if tokens == 0:
+        if method != SpeculationFlags.speculative_method:
+            raise UserError(
+                f"--{prefix}speculative_method {method} says how tokens are guessed; give --{prefix}speculative_tokens, too"
+            )
+        return
+    if other_engine is not None:
+        raise UserError(f"{given} has vLLM guess tokens, and {other_engine} generates without it; leave it out")
+    if method == "suffix" and find_spec("arctic_inference") is None:
+        raise UserError(
+            f"--{prefix}speculative_method suffix needs the package arctic-inference, which is not installed; run `pip "
+            f"install arctic-inference==0.1.1`, or take --{prefix}speculative_method ngram"
+        )

@@ -1,6 +1,5 @@
 """Which values of a supervised trainer's flags contradict each other: told in one sentence before anything starts."""
 
-from lmm_r1.config.adapter_checks import check_adapters, check_eight_bit, check_image_cache
 from lmm_r1.config.checks import (
     TWO_TEMPLATES,
     check_accumulation,
@@ -12,16 +11,34 @@ from lmm_r1.config.checks import (
     check_ulysses,
     require,
 )
-from lmm_r1.config.dpo import DPOConfig, DPOModelConfig, ReferredConfig
-from lmm_r1.config.kd import KDConfig, KDModelConfig, StudentEngineConfig, StudentRolloutConfig
-from lmm_r1.config.kto import KTOConfig
-from lmm_r1.config.optimizer_checks import check_optimizer, check_vision_lr
-from lmm_r1.config.prm import PRMConfig
-from lmm_r1.config.rm import LOSS_TYPES, RMConfig, RMModelConfig
-from lmm_r1.config.sft import SFTConfig
-from lmm_r1.config.supervised import SupervisedConfig, SupervisedDataConfig
-from lmm_r1.config.verifier_spec import verifier_from
-from lmm_r1.config.weight_checks import check_fp16_optimizer
+from lmm_r1.config.model_checks import (
+    check_adapters,
+    check_eight_bit,
+    check_fp16_optimizer,
+    check_image_cache,
+    check_optimizer,
+    check_vision_lr,
+)
+from lmm_r1.config.preferences import (
+    LOSS_TYPES,
+    DPOConfig,
+    DPOModelConfig,
+    KTOConfig,
+    PRMConfig,
+    ReferredConfig,
+    RMConfig,
+    RMModelConfig,
+)
+from lmm_r1.config.rewards import verifier_from
+from lmm_r1.config.supervised import (
+    KDConfig,
+    KDModelConfig,
+    SFTConfig,
+    StudentEngineConfig,
+    StudentRolloutConfig,
+    SupervisedConfig,
+    SupervisedDataConfig,
+)
 from lmm_r1.errors import UserError
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from PIL import Image
 
 from lmm_r1 import hub
-from lmm_r1.data.arrow_files import MappedFiles, arrow_records, mapped_records
+from lmm_r1.data.arrow import MappedFiles, arrow_records, mapped_records
 from lmm_r1.data.bad_rows import BadRows, SkippedRow, Unreadable, good_rows
 from lmm_r1.data.formats import PROMPT_ROWS
 from lmm_r1.data.formats.row_format import Fields, FormatSet, Record, RowFields, RowFormat

@@ -1,22 +1,28 @@
-"""Decoding of image parts: any source to an upright RGB image, or an error that names the row and the image."""
+"""Images of rows: where they come from, how they are decoded, and the files that they are written to."""
 
+from __future__ import annotations
+
+import hashlib
 import http.client
 import io
+import os
+import re
 import struct
 import urllib.error
 import urllib.request
 import zlib
-from dataclasses import replace
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
 import tenacity
 from PIL import ExifTags, Image, ImageOps
 
-from lmm_r1.data.image_sources import decode_base64, describe, kind_of, open_image, resolve
+from lmm_r1.data.image_sources import StoredBytes, decode_base64, describe, kind_of, open_image, resolve
 from lmm_r1.data.messages import ImagePart
-from lmm_r1.data.stored_bytes import StoredBytes
 from lmm_r1.errors import UserError
+from lmm_r1.files.atomic import write_bytes_atomically
 
 _TIMEOUT_SECONDS = 30.0
 _DOWNLOAD_ATTEMPTS = 3
@@ -216,3 +222,46 @@ def _to_rgb(image: Image.Image) -> Image.Image:
         canvas.alpha_composite(image)
         image = canvas
     return image.convert("RGB")
+
+
+_SUFFIX = ".images"
+_DIGITS = 16
+_NAME = re.compile(rf"[0-9a-f]{{{_DIGITS}}}\.\w+")
+
+
+@dataclass(frozen=True)
+class PictureFolder:
+    path: Path
+
+    @classmethod
+    def beside(cls, output: Path) -> PictureFolder:
+        """Return the folder of an output's pictures: `rows.images` for `rows.jsonl`."""
+        return cls(output.with_name(output.stem + _SUFFIX))
+
+    def kept(self, part: ImagePart) -> ImagePart:
+        """Return a picture with its absolute path here; one that is a file already, or a URL, as it is.
+
+        Raises:
+            UserError: it cannot be written.
+        """
+        if kind_of(part.source) in ("path", "url"):
+            return part
+        data = encoded_image(part, location="a picture that was shown")
+        with open_image(io.BytesIO(data)) as image:
+            suffix = str(image.format).lower()
+        path = self.path / f"{hashlib.sha256(data).hexdigest()[:_DIGITS]}.{suffix}"
+        if not path.exists():
+            write_bytes_atomically(path, data=data)
+        return replace(part, source=os.path.abspath(path))
+
+    def clear(self, *, but: Collection[str] = ()) -> None:
+        """Take away what an earlier output has left here, and nothing else.
+
+        Args:
+            but: paths of pictures that stay.
+        """
+        kept = {Path(path).name for path in but}
+        if self.path.is_dir():
+            for file in self.path.iterdir():
+                if _NAME.fullmatch(file.name) and file.name not in kept:
+                    file.unlink()

@@ -12,10 +12,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmm_r1.data.arrow_files import BATCH_ROWS, arrow_records
-from lmm_r1.data.arrow_values import STEP, column_values, to_records
-from lmm_r1.data.row_copies import arrow_copy
-from lmm_r1.data.stored_bytes import FEWEST_BYTES, FileState, StoredBytes
+from lmm_r1.data.arrow import BATCH_ROWS, STEP, arrow_copy, arrow_records, column_values, to_records
+from lmm_r1.data.image_sources import FEWEST_BYTES, FileState, StoredBytes
 from lmm_r1.errors import UserError
 
 if TYPE_CHECKING:

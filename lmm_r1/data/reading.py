@@ -1,4 +1,4 @@
-"""How the rows of a whole run are read: their format and columns, and what is laid over every row."""
+"""Reading rows: their prompts, templates and formats."""
 
 from __future__ import annotations
 
@@ -7,12 +7,48 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import jinja2
+import jinja2.meta
+import jinja2.sandbox
+
 from lmm_r1.data.formats import FormatName
 from lmm_r1.data.formats.row_format import ColumnNames, Columns, RowFields, RowFormat
 from lmm_r1.data.messages import ImagePart, Message, Part, Row, TextPart, VideoPart
-from lmm_r1.data.prompt_template import PromptTemplate
 from lmm_r1.data.row_parser import parts_of, read_row, tagged_text
 from lmm_r1.errors import UserError
+
+CONTENT = "content"
+"""What a template calls the prompt's text, in which tags stand for images and videos."""
+# What an expression of a template may end in.
+_ERRORS = (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError)
+
+
+class PromptTemplate:
+    """A jinja template; what it asks of a row that has no such column is an error."""
+
+    def __init__(self, text: str, *, flag: str) -> None:
+        """Compile it; raises UserError for a template that is broken or leaves the prompt out.
+
+        Args:
+            flag: the flag that gave it, for the messages.
+        """
+        self.text = text.strip()
+        self.flag = flag
+        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined)
+        try:
+            used = jinja2.meta.find_undeclared_variables(environment.parse(self.text))
+            self._template = environment.from_string(self.text)
+        except jinja2.TemplateSyntaxError as error:
+            raise UserError(f"{flag} line {error.lineno}: {error.message}; correct the template") from error
+        if CONTENT not in used:
+            raise UserError(f"{flag} leaves the prompt out; write {{{{ {CONTENT} }}}} where it goes")
+
+    def render(self, content: str, *, columns: Mapping[str, Any], location: str) -> str:
+        """Return the prompt as the template writes it; raises UserError, with the location, where it cannot."""
+        try:
+            return self._template.render({**columns, CONTENT: content})
+        except _ERRORS as error:
+            raise UserError(f"{location}: {self.flag} cannot be filled in: {error}") from error
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,10 +26,9 @@ from lmm_r1.data.formats.row_format import (
     is_media,
     media_entries,
 )
-from lmm_r1.data.image_sources import ImageSource, kind_of, open_image, resolve
+from lmm_r1.data.image_sources import ImageSource, StoredBytes, kind_of, open_image, resolve
 from lmm_r1.data.images import check_image_exists
 from lmm_r1.data.messages import ROLES, ImagePart, Message, Part, Row, TextPart, VideoPart
-from lmm_r1.data.stored_bytes import StoredBytes
 from lmm_r1.data.videos import check_video_exists
 from lmm_r1.errors import UserError
 

@@ -1,19 +1,90 @@
-"""The rows of a training: several datasets as one list, and the order in which a run takes them by episode."""
+"""The rows of a run: their order, their curriculum and their digest."""
 
 from __future__ import annotations
 
+import hashlib
 import math
+import os
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 
 from lmm_r1.data.bad_rows import SkippedRow
-from lmm_r1.data.curriculum import MeasuredCurriculum
-from lmm_r1.data.messages import Row
+from lmm_r1.data.image_sources import ImageSource, StoredBytes, describe, kind_of
+from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, VideoPart
+from lmm_r1.data.preferences import PreferenceRow, StepRow, UnpairedRow
 from lmm_r1.errors import UserError
+
+CurriculumName = Literal["easy_first", "uncertain"]
+UNKNOWN = 0.5
+"""How often a prompt is taken to be solved that nobody has answered yet."""
+LEAST_SHARE = 0.1
+"""Of the weight of a prompt that is solved half of the time, what one has that is always or never solved."""
+
+
+class MeasuredCurriculum:
+    """Orders the prompts of an episode by the solve rates of those before."""
+
+    def __init__(self, kind: CurriculumName, *, rows: int) -> None:
+        self.kind = kind
+        self.solved = np.full(rows, np.nan)
+        """The mean score of each prompt's last group, 0 to 1 where scores are, (N,); NaN where there was none."""
+
+    @property
+    def mean(self) -> float | None:
+        """The mean of `solved` over the prompts that were answered; None before the first."""
+        known = self.solved[~np.isnan(self.solved)]
+        return float(known.mean()) if len(known) else None
+
+    def note(self, places: Sequence[int], solved: Sequence[float | None]) -> None:
+        """Note how often prompts were solved; None leaves what is known."""
+        for place, rate in zip(places, solved, strict=True):
+            if rate is not None:
+                self.solved[place] = rate
+
+    def load(self, solved: Sequence[float]) -> None:
+        """Go on from `solved` of a stopped run."""
+        assert len(solved) == len(self.solved), "the run's rows are those of its checkpoints"
+        self.solved = np.array(solved)
+
+    def ordered(self, shuffled: Sequence[int], draw: random.Random) -> list[int]:
+        """Return the places of the prompts of an episode, N, from a shuffled order of all of them.
+
+        Before anything is measured it is that order. `easy_first` sorts it from often to seldom solved, `uncertain` draws
+        from it by `weights`, so that an episode has a prompt several times, once or not at all.
+        """
+        if np.isnan(self.solved).all():
+            return list(shuffled)
+        rates = np.where(np.isnan(self.solved), UNKNOWN, self.solved)
+        if self.kind == "easy_first":
+            return sorted(shuffled, key=lambda place: -rates[place])
+        drawn = systematic(weights(rates[np.array(shuffled)]), start=draw.random())
+        order = [shuffled[place] for place in drawn]
+        draw.shuffle(order)
+        return order
+
+
+def weights(rates: np.ndarray) -> np.ndarray:
+    """Return how much prompts count that are solved so often, (N,): 4 p (1 - p), the variance of a right answer against the
+    largest there is, and `LEAST_SHARE` at least, so that all of them are measured again."""
+    inside = np.clip(rates, 0.0, 1.0)
+    return np.maximum(4 * inside * (1 - inside), LEAST_SHARE)
+
+
+def systematic(weighted: np.ndarray, *, start: float) -> list[int]:
+    """Return N places drawn in proportion to N weights, each the expected number of times rounded down or up.
+
+    Args:
+        start: where the first draw is in its N-th, 0 to 1.
+    """
+    count = len(weighted)
+    bounds = np.cumsum(weighted) * count / weighted.sum()
+    places = np.searchsorted(bounds, np.arange(count) + start, side="right")
+    return np.minimum(places, count - 1).tolist()
+
 
 T = TypeVar("T")
 SKIP_BAD_ROWS = "--data.bad_rows skip"
@@ -253,3 +324,99 @@ def check_prompt(row: Row) -> None:
             f"{row.location}: a prompt for RL must not end with one of several assistant turns; such rows are for train_sft "
             "(where responses are to go on from that turn, give --data.format r1_vlm)"
         )
+
+
+AnyRow: TypeAlias = Row | PreferenceRow | StepRow | UnpairedRow
+
+
+def rows_digest(rows: Sequence[AnyRow]) -> str:
+    """Return the number of rows and a digest of what they ask and answer; of an image in a file its name counts,
+    and of one in a row file that file's name, its row and its length: all images of a row file can be terabytes.
+    """
+    digest = hashlib.sha256()
+    for row in rows:
+        if not isinstance(row, Row):
+            _add_judged(digest, row)
+            continue
+        _add_messages(digest, row.messages)
+        begun = f"\0{row.prefill}" if row.prefill else ""
+        digest.update(f"\0{row.answer}\0{row.datasource}{begun}\n".encode(errors="replace"))
+        if row.plain:
+            digest.update(b"\0plain")
+    return f"{len(rows)} rows {digest.hexdigest()[:12]}"
+
+
+def files_of_rows(rows: Iterable[Row]) -> list[tuple[str, int, int]]:
+    """Return the local files that hold the images and videos of rows: their names, sizes and times of change.
+
+    A folder that was moved holds the same ones. A file that is not there has a size and a time of 0.
+    """
+    parts = (part for row in rows for message in row.messages for part in message.parts)
+    paths = {path for part in parts for path in map(_path_of, _sources_of(part)) if path}
+    return sorted((os.path.basename(path), *_state(path)) for path in paths)
+
+
+def _sources_of(part: TextPart | ImagePart | VideoPart) -> Sequence[ImageSource]:
+    if isinstance(part, TextPart):
+        return ()
+    return part.source if isinstance(part.source, list | tuple) else (part.source,)
+
+
+def _path_of(source: ImageSource) -> str:
+    if isinstance(source, StoredBytes):
+        return source.place.name
+    return source if isinstance(source, str) and kind_of(source) == "path" else ""
+
+
+def _state(path: str) -> tuple[int, int]:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return 0, 0
+    return found.st_size, found.st_mtime_ns
+
+
+def _add_judged(digest: hashlib._Hash, row: PreferenceRow | StepRow | UnpairedRow) -> None:
+    match row:
+        case PreferenceRow():
+            turns = {"chosen": row.chosen, "rejected": row.rejected}
+            judged = f"{row.margin}\0{row.chosen_score}\0{row.rejected_score}"
+        case UnpairedRow():
+            turns, judged = {"response": row.response}, str(row.desirable)
+        case StepRow():
+            turns, judged = {}, "\0".join([*row.steps, *map(str, row.labels)])
+    for name, messages in {"prompt": row.messages, **turns}.items():
+        digest.update(f"\0{name}".encode())
+        _add_messages(digest, messages)
+    digest.update(f"\0{judged}\0{row.datasource}\0{row.plain}\n".encode(errors="replace"))
+
+
+def _add_messages(digest: hashlib._Hash, messages: Sequence[Message]) -> None:
+    for message in messages:
+        for part in message.parts:
+            digest.update(_described(part))
+        digest.update(message.role.encode())
+
+
+def _described(part: TextPart | ImagePart | VideoPart) -> bytes:
+    if isinstance(part, TextPart):
+        return part.text.encode(errors="replace")
+    pixels = f" {part.min_pixels} {part.max_pixels}".encode()
+    if isinstance(part, VideoPart):
+        video = part.source if isinstance(part.source, str) else [_frame_told(frame) for frame in part.source]
+        return f"{video} {part.fps} {part.max_frames}".encode(errors="replace") + pixels
+    if isinstance(part.source, bytes):
+        return part.source + pixels
+    if isinstance(part.source, str):
+        return part.source.rpartition("/")[2].encode(errors="replace") + pixels
+    if isinstance(part.source, StoredBytes):
+        return _stored_told(part.source).encode(errors="replace") + pixels
+    return part.source.tobytes() + pixels
+
+
+def _frame_told(frame: ImageSource) -> str:
+    return _stored_told(frame) if isinstance(frame, StoredBytes) else describe(frame)
+
+
+def _stored_told(stored: StoredBytes) -> str:
+    return f"{os.path.basename(stored.place.name)} {stored.row} {stored.length}"

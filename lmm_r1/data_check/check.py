@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
+import io
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from pathlib import Path
+
+from PIL import Image
 
 from lmm_r1.config.check_data import CheckDataConfig, Kind
+from lmm_r1.config.rewards import verifier_from
 from lmm_r1.config.rows import row_reading
-from lmm_r1.config.verifier_spec import verifier_from
 from lmm_r1.data.bad_rows import SkippedRow
 from lmm_r1.data.files import read_good_rows
-from lmm_r1.data.messages import Row, images_of
+from lmm_r1.data.images import load_image
+from lmm_r1.data.messages import Message, Row, TextPart, images_of
 from lmm_r1.data.preferences import KINDS as KINDS_OF_ROWS
 from lmm_r1.data.preferences import find_kind, read_judged_file
 from lmm_r1.data.reading import RowReading
-from lmm_r1.data_check.answers import answer_findings
-from lmm_r1.data_check.contents import contents, is_conversation
-from lmm_r1.data_check.findings import KINDS, Distribution, Finding
-from lmm_r1.data_check.judged import counts, sides_of, views
-from lmm_r1.data_check.repeats import OtherFile, Repeats
-from lmm_r1.data_check.spelled import COMMON, spelled_findings
+from lmm_r1.data_check.contents import (
+    COMMON,
+    OtherFile,
+    Repeats,
+    answer_findings,
+    contents,
+    is_conversation,
+    spelled_findings,
+)
+from lmm_r1.data_check.findings import KINDS, Distribution, Finding, JudgedView, counts, sides_of, views
 from lmm_r1.errors import UserError
+from lmm_r1.evaluation.page_parts import MIN_BYTES, data_uri, page_templates
+from lmm_r1.report.page_text import number, percent
 
 Progress = Callable[[str, int, int], None]
 """Is told what is done, how many rows of it are done, and of how many."""
@@ -204,3 +216,91 @@ def _lengths(
     )
     found = [Distribution.of(name, values, limit=limit) for name, values, limit in named if values]
     return found, findings, lengths.too_long_for_model
+
+
+# Findings of one kind that are listed; the JSON has all of them.
+LISTED = 100
+# Of those, so many are shown with their rows.
+SHOWN = 8
+SIDE = 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    """A row as the page shows it."""
+
+    location: str
+    turns: tuple[tuple[str, str], ...]
+    """Role and text of each message."""
+    answer: str
+    images: tuple[str, ...]
+    """Data URIs of small copies."""
+    unreadable: int
+    """Images that cannot be shown."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """The findings of one kind."""
+
+    kind: str
+    what: str
+    findings: Sequence[Finding]
+    listed: Sequence[Finding]
+    cards: Sequence[Card]
+
+
+def build_page(checked: CheckedData, *, thumbnails: int) -> str:
+    """Return the page as HTML.
+
+    Args:
+        thumbnails: rows shown beside those with findings, spread evenly over the file.
+    """
+    indices = list(checked.rows)
+    step = max(1, -(-len(indices) // thumbnails)) if thumbnails else len(indices) + 1
+    shown = indices[::step] if thumbnails else []
+    sections = [_section(checked, kind) for kind in KINDS if checked.of_kind(kind)]
+    templates = page_templates(Path(__file__).parent, filters={"number": number, "percent": percent})
+    return templates.get_template("page.html.j2").render(
+        checked=checked,
+        sections=sections,
+        cards=[_card(checked.rows[index]) for index in shown],
+        written_at=datetime.now(tz=timezone.utc),
+    )
+
+
+def _section(checked: CheckedData, kind: str) -> Section:
+    findings = checked.of_kind(kind)
+    rows = [checked.rows[finding.index] for finding in findings if finding.index in checked.rows]
+    return Section(
+        kind=kind,
+        what=KINDS[kind],
+        findings=findings,
+        listed=findings[:LISTED],
+        cards=[_card(row) for row in rows[:SHOWN]],
+    )
+
+
+def _card(row: Row) -> Card:
+    images, unreadable = [], 0
+    for part in images_of([*row.messages, *(turn for side in sides_of(row) for turn in side.turns)]):
+        try:
+            images.append(_small(load_image(part, location=row.location)))
+        except UserError:
+            # What is wrong with it stands among the findings.
+            unreadable += 1
+    turns = [(message.role, _text(message)) for message in row.messages]
+    turns += [(side.name, _text(message)) for side in sides_of(row) for message in side.turns]
+    answer = row.verdict if isinstance(row, JudgedView) else row.answer
+    return Card(location=row.location, turns=tuple(turns), answer=answer, images=tuple(images), unreadable=unreadable)
+
+
+def _text(message: Message) -> str:
+    return "\n".join(part.text for part in message.parts if isinstance(part, TextPart))
+
+
+def _small(image: Image.Image) -> str:
+    image.thumbnail((SIDE, SIDE))
+    buffer = io.BytesIO()
+    image.save(buffer, format="PNG")
+    return data_uri(buffer.getvalue(), max_bytes=MIN_BYTES)

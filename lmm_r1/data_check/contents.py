@@ -1,19 +1,26 @@
-"""What rows hold, told apart by content: text without its spaces, images by their pixels."""
+"""What rows contain: answers, repeated rows, special tokens that are spelled as text."""
 
 from __future__ import annotations
 
 import hashlib
 import itertools
 import os
+import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from lmm_r1.config.rewards import verifier_from
 from lmm_r1.data.images import load_image
 from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, VideoPart, images_of, videos_of
 from lmm_r1.data.videos import load_video
-from lmm_r1.data_check.judged import JudgedView, Side, sides_of
+from lmm_r1.data_check.findings import Finding, JudgedView, Side, sides_of
 from lmm_r1.errors import UserError
+from remote_rm.answer_verifier import AnswerVerifier
+from remote_rm.composition import Composition
+from remote_rm.reward_function import reward_func_of
+from remote_rm.verifier import Verifier
 
 # Rows whose images are in memory at a time, in all threads together.
 _AT_A_TIME = 64
@@ -126,3 +133,142 @@ def _chunks(items: Iterable[tuple[int, Row]], *, size: int) -> Iterator[list[tup
     iterator = iter(items)
     while chunk := list(itertools.islice(iterator, size)):
         yield chunk
+
+
+def answer_findings(rows: Mapping[int, Row], spec: str, *, workers: int, timeout_s: float) -> Iterator[Finding]:
+    """Yield what there is to say of the rows that have an answer.
+
+    Args:
+        spec: of the verifier, as a command line names it.
+        timeout_s: seconds after which the judging of one answer is cut off.
+    """
+    verifier = verifier_from(spec)
+    judged: dict[int, Row] = {}
+    for index, row in rows.items():
+        if not row.answer:
+            continue
+        try:
+            verifier.check_label(row.answer)
+            judged[index] = row
+        except ValueError as error:
+            yield Finding(kind="gold refused", index=index, location=row.location, what=f"{spec}: {error}")
+    if not judged:
+        return
+    judge = reward_func_of(verifier, workers=workers, item_timeout_seconds=timeout_s)
+    labels = [row.answer for row in judged.values()]
+    responses = [_response(verifier, label) for label in labels]
+    reply = judge(responses, [""] * len(labels), labels, responses=responses)
+    logs = reply["extra_logs"]
+    ungradable = logs.get("ungradable", [0.0] * len(labels))
+    accuracies = logs.get("accuracy", reply["scores"])
+    for (index, row), accuracy, unread, late in zip(
+        judged.items(), accuracies, ungradable, logs["timed_out"], strict=True
+    ):
+        if unread:
+            what = f"{spec} cannot read the answer {row.answer!r}: no response is right by it"
+            yield Finding(kind="gold refused", index=index, location=row.location, what=what)
+        elif accuracy < 1.0:
+            cause = f"was cut off after {timeout_s:g} s on" if late else "does not take for right"
+            what = f"{spec} {cause} a response that gives the answer {row.answer!r} itself"
+            yield Finding(kind="gold wrong", index=index, location=row.location, what=what)
+
+
+def _response(verifier: Verifier, label: str) -> str:
+    """Return the response that a policy would be taught: the thought and the answer, each in its tags."""
+    gold = verifier.answer_of(label) if isinstance(verifier, (AnswerVerifier, Composition)) else label
+    return f"<think>\nThis is known.\n</think>\n<answer>{gold}</answer>"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtherFile:
+    """What the rows of another file ask."""
+
+    path: str
+    questions: Mapping[bytes, str]
+    """From what is asked to the place of the first row that asks it."""
+    openings: Mapping[bytes, str]
+    """The same by what is asked first of images."""
+
+    @classmethod
+    def of(cls, path: str, rows: Mapping[int, Row]) -> OtherFile:
+        """Return it; rows whose images cannot be read are left out."""
+        questions: dict[bytes, str] = {}
+        openings: dict[bytes, str] = {}
+        for index, content in contents(rows):
+            if content.error is None:
+                questions.setdefault(content.question, rows[index].location)
+                if content.opening is not None:
+                    openings.setdefault(content.opening, rows[index].location)
+        return cls(path=path, questions=questions, openings=openings)
+
+    def place_of(self, content: RowContent) -> str | None:
+        """Return the place of a row that asks the same, None where there is none."""
+        place = self.questions.get(content.question)
+        if place is None and content.opening is not None:
+            place = self.openings.get(content.opening)
+        return place
+
+
+class Repeats:
+    """Finds rows that ask what an earlier row of the file asks, or a row of another file."""
+
+    def __init__(self, others: tuple[OtherFile, ...] = ()) -> None:
+        self._others = others
+        self._seen: dict[bytes, tuple[str, str]] = {}
+
+    def findings(self, index: int, row: Row, content: RowContent) -> Iterator[Finding]:
+        """Yield what there is to say of the file's next row, whose images can be read."""
+        for other in self._others:
+            place = other.place_of(content)
+            if place is not None:
+                yield Finding(kind="leak", index=index, location=row.location, what=f"asks what {place} asks")
+        first, answer = self._seen.setdefault(content.repeated, (row.location, content.answer))
+        if first == row.location:
+            return
+        if answer.strip() == content.answer.strip():
+            yield Finding(kind="duplicate", index=index, location=row.location, what=f"is the same as {first}")
+        else:
+            asked = f"judges the responses of {first}" if sides_of(row) else f"asks what {first} asks"
+            had = "verdict" if sides_of(row) else "answer"
+            what = f"{asked}, and has the {had} {_short(content.answer)} where that has {_short(answer)}"
+            yield Finding(kind="contradiction", index=index, location=row.location, what=what)
+
+
+def _short(answer: str) -> str:
+    return repr(answer if len(answer) <= 60 else f"{answer[:57]}...")
+
+
+# Those of well-known chat templates, where no model says which tokens it has.
+COMMON = re.compile(r"<\|\w+\|>|<｜[\w▁]+｜>|<(?:start|end)_of_turn>|\[/?INST\]|</s>")
+
+
+def spelled_findings(rows: Mapping[int, Row], control: re.Pattern[str]) -> Iterator[Finding]:
+    """Yield what rows spell of special tokens, one finding per row.
+
+    Args:
+        control: matches the spelling of each special token.
+    """
+    for index, row in rows.items():
+        counts: dict[str, Counter[str]] = {}
+        for message in _messages(row):
+            for part in message.parts:
+                if isinstance(part, TextPart) and (found := [one[0] for one in control.finditer(part.text)]):
+                    counts.setdefault(message.role, Counter()).update(found)
+        if counts:
+            told = "; ".join(f"the {role}'s text: {_listed(of_role)}" for role, of_role in counts.items())
+            yield Finding(kind="special tokens", index=index, location=row.location, what=told)
+
+
+def _messages(row: Row) -> Iterator[Message]:
+    yield from row.messages
+    for said in (row.response, row.rejected):
+        if said is not None:
+            yield said
+    if row.prefill:
+        yield Message(role="assistant", parts=(TextPart(row.prefill),))
+    for side in sides_of(row):
+        yield from side.turns
+
+
+def _listed(counts: Counter[str]) -> str:
+    return ", ".join(f"{text} ({count} x)" if count > 1 else text for text, count in counts.most_common())

@@ -10,13 +10,12 @@ from functools import partial
 from lmm_r1.data.messages import Row, demonstration
 from lmm_r1.data.preferences import StepRow
 from lmm_r1.data_check.contents import is_conversation
-from lmm_r1.data_check.findings import Finding
-from lmm_r1.data_check.judged import JudgedView
+from lmm_r1.data_check.findings import Finding, JudgedView
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.checkpoint import Checkpoint, check_images_taken, encode_row
 from lmm_r1.lmm_kits.plain_text import control_texts
-from lmm_r1.trainer.preference_samples import check_response
-from lmm_r1.trainer.sft_samples import check_sample
+from lmm_r1.supervised.preferences import check_response
+from lmm_r1.supervised.samples import check_sample
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,11 +9,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from lmm_r1.checkpoints.digest import checkpoint_state, library_versions
-from lmm_r1.config.episodes import EPISODE_FLAGS
+from lmm_r1.checkpoints.parity_record import checkpoint_state, library_versions
 from lmm_r1.config.evaluate import ENGINE_FLAGS, EvaluateConfig, measured_path, responses_path
+from lmm_r1.config.generation import EPISODE_FLAGS
 from lmm_r1.data.bad_rows import SkippedRow
-from lmm_r1.data.row_digest import files_of_rows, rows_digest
+from lmm_r1.data.training_rows import files_of_rows, rows_digest
 from lmm_r1.errors import UserError
 from lmm_r1.evaluation.row_set import RowSet
 from lmm_r1.files.json_files import (
@@ -23,7 +23,7 @@ from lmm_r1.files.json_files import (
     text_field,
     write_json_object,
 )
-from lmm_r1.generation.adapter_merge import split_adapter
+from lmm_r1.generation.backends import split_adapter
 from lmm_r1.records.responses import JudgedResponse, read_responses, responses_digest, write_responses
 
 

@@ -3,36 +3,73 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 
-from lmm_r1.config.episodes import episode_limits, reward_part
-from lmm_r1.config.evaluate import EvaluateConfig, answers_path
+from lmm_r1.config.evaluate import EvaluateConfig, answers_path, endpoint_fields
+from lmm_r1.config.generation import episode_limits, reward_part
 from lmm_r1.config.rows import row_reading
 from lmm_r1.data.bad_rows import SkippedRow
 from lmm_r1.data.image_sources import kind_of
+from lmm_r1.data.images import PictureFolder
 from lmm_r1.data.messages import Row, images_of, videos_of
-from lmm_r1.data.picture_files import PictureFolder
 from lmm_r1.errors import UserError
 from lmm_r1.evaluation.answered_rows import answer_files, judge_responses
-from lmm_r1.evaluation.episodes import check_reward_parts, default_verifiers
 from lmm_r1.evaluation.measured_before import Measured, MeasuredBefore, measured_key
-from lmm_r1.evaluation.remote_models import remote_models
-from lmm_r1.evaluation.row_set import DEFAULT_VERIFIER, Choices, RowSet, file_rows, suite_rows
+from lmm_r1.evaluation.row_set import DEFAULT_VERIFIER, Choices, RowSet, file_rows, get_suite, suite_rows
 from lmm_r1.evaluation.scoreboard import CheckpointResponses, MeasuredFile
-from lmm_r1.evaluation.suites import get_suite
-from lmm_r1.files.lock import lock_of, locked
-from lmm_r1.generation.adapter_merge import split_adapter
-from lmm_r1.generation.answer_log import AnswerLog
-from lmm_r1.generation.backends import PLAIN_TRANSFORMERS, check_backend, make_engine, playing, prepare_process
-from lmm_r1.generation.endpoint import EndpointEngine
+from lmm_r1.evaluation.scores import check_reward_parts, default_verifiers
+from lmm_r1.files.atomic import lock_of, locked
+from lmm_r1.generation.backends import (
+    PLAIN_TRANSFORMERS,
+    check_backend,
+    make_engine,
+    playing,
+    prepare_process,
+    split_adapter,
+)
+from lmm_r1.generation.endpoint import AnswerLog, EndpointEngine, EndpointSettings
 from lmm_r1.generation.engine import EngineSettings, EpisodeSettings, Responder, SamplingSettings
 from lmm_r1.lmm_kits import Checkpoint, kit_of
 from lmm_r1.lmm_kits.checkpoint import check_images_taken, check_pixel_bounds
 from lmm_r1.lmm_kits.weight_files import check_weights
 from lmm_r1.scoring.response_scores import Judge
+
+
+def remote_models(config: EvaluateConfig, *, log: AnswerLog) -> list[EndpointSettings]:
+    """Return the settings of each `--model`; none where there is no `--endpoint`.
+
+    Raises UserError where the key is missing, the server cannot be reached or it refuses the key.
+    """
+    if config.endpoint is None:
+        return []
+    models = [
+        EndpointSettings(
+            url=config.endpoint,
+            model=model,
+            api_key=_api_key(config.api_key_env),
+            concurrency=config.endpoint_concurrency,
+            timeout_seconds=config.endpoint_timeout,
+            attempts=config.endpoint_attempts,
+            body=endpoint_fields(config),
+        )
+        for model in config.model
+    ]
+    with contextlib.closing(EndpointEngine(models[0], log=log)) as engine:
+        engine.check()
+    return models
+
+
+def _api_key(variable: str | None) -> str | None:
+    if variable is None:
+        return None
+    key = os.environ.get(variable, "").strip()
+    if not key:
+        raise UserError(f"--api_key_env {variable}: this environment variable is not set or empty; export the key")
+    return key
 
 
 def read_row_sets(config: EvaluateConfig, *, files: Mapping[str, str], copies: Mapping[str, str]) -> list[RowSet]:

@@ -1,25 +1,163 @@
-"""Responses from a server with the OpenAI chat API: vLLM's, a hosted one, or any other that speaks it."""
+"""Generation by a chat endpoint: its messages, its requests, and the log of its answers."""
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import hashlib
+import io
 import json
+import math
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
 import tenacity
+from PIL import Image
 
-from lmm_r1.data.messages import Row
-from lmm_r1.data.sample import Completion
+from lmm_r1.data.images import load_image
+from lmm_r1.data.messages import ImagePart, Message, Part, Row, TextPart, check_asks, videos_of
+from lmm_r1.data.sample import Completion, FinishReason
 from lmm_r1.errors import UserError
-from lmm_r1.generation.answer_log import AnswerLog
-from lmm_r1.generation.endpoint_messages import completion_of, openai_messages
+from lmm_r1.files.json_files import append_json_lines, count_field, cut_torn_line, read_json_lines, text_field
 from lmm_r1.generation.engine import Outcome, SamplingSettings
+
+FINISH_REASONS: dict[object, FinishReason] = {"stop": "stop", "eos_token": "stop", "length": "length"}
+
+
+def openai_messages(row: Row) -> list[dict[str, Any]]:
+    """Return a row's messages with its images as PNG data URLs: the pixels that an engine in this process would see.
+
+    Raises:
+        UserError: an image cannot be read, or the row holds what the API has no form for.
+    """
+    if videos_of(row.messages):
+        raise UserError(f"{row.location}: the row has a video, and an endpoint takes text and images only")
+    if row.prefill:
+        raise UserError(
+            f"{row.location}: every response begins with the row's prefill, which an endpoint cannot go on from"
+        )
+    check_asks(row)
+    return [{"role": message.role, "content": _content(message, location=row.location)} for message in row.messages]
+
+
+def completion_of(choice: object, *, num_tokens: int | None, location: str) -> Completion:
+    """Return one of a reply's choices as a response.
+
+    Raises:
+        UserError: it is none, or it ended in a way that says nothing of the model, through a content filter for instance.
+    """
+    message = choice.get("message") if isinstance(choice, dict) else None
+    if not isinstance(choice, dict) or not isinstance(message, dict):
+        raise UserError(f"{location}: the endpoint's reply has a choice without a message")
+    ended = FINISH_REASONS.get(choice.get("finish_reason"))
+    if ended is None:
+        raise UserError(f"{location}: the endpoint ended the response with {choice.get('finish_reason')!r}")
+    text = message.get("content")
+    if text is None:
+        # A refusal is the model's own answer, and thinking that took all tokens leaves none.
+        text = message.get("refusal") or ("" if ended == "length" else None)
+    if not isinstance(text, str):
+        raise UserError(f"{location}: the endpoint's reply has content that is no text")
+    if num_tokens is not None and num_tokens < 0:
+        raise UserError(f"{location}: the endpoint's reply counts {num_tokens} tokens")
+    return Completion(text=text, num_tokens=num_tokens, finish_reason=ended)
+
+
+def _content(message: Message, *, location: str) -> str | list[dict[str, Any]]:
+    if all(isinstance(part, TextPart) for part in message.parts):
+        return "".join(part.text for part in message.parts if isinstance(part, TextPart))
+    return [_part(part, location=location) for part in message.parts]
+
+
+def _part(part: Part, *, location: str) -> dict[str, Any]:
+    if isinstance(part, TextPart):
+        return {"type": "text", "text": part.text}
+    assert isinstance(part, ImagePart), "videos are refused before"
+    buffer = io.BytesIO()
+    _within(load_image(part, location=location), part).save(buffer, "PNG")
+    url = f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def _within(image: Image.Image, part: ImagePart) -> Image.Image:
+    """The image with as many pixels as the row asks for: the server has its own image processor, not its limits."""
+    pixels = image.width * image.height
+    wanted = pixels if part.min_pixels is None else max(pixels, part.min_pixels)
+    wanted = wanted if part.max_pixels is None else min(wanted, part.max_pixels)
+    if wanted == pixels:
+        return image
+    scale = math.sqrt(wanted / pixels)
+    rounded = math.floor if wanted < pixels else math.ceil
+    return image.resize(
+        (max(1, rounded(image.width * scale)), max(1, rounded(image.height * scale))), Image.Resampling.BICUBIC
+    )
+
+
+KEY = "request"
+
+
+class AnswerLog:
+    """The responses to requests, by a key that says everything a response depends on.
+
+    A request that failed is not in it, so the next session asks again. Of equal requests each has answers of its own.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Read what earlier sessions left; raises UserError where the file is of another kind."""
+        self.path = path
+        self._known: dict[str, list[tuple[Completion, ...]]] = defaultdict(list)
+        cut_torn_line(path)
+        if path.exists():
+            for line in read_json_lines(path):
+                assert line.record is not None, "the torn line was cut off"
+                self._known[text_field(line.record, KEY, place=line.place)].append(
+                    _completions(line.record, place=line.place)
+                )
+        self.known = sum(map(len, self._known.values()))
+        """Requests that earlier sessions had answered."""
+        self.taken = 0
+        """Those of them that this session needed."""
+
+    def take(self, key: str) -> tuple[Completion, ...] | None:
+        """Return the responses that an earlier session got to such a request, once."""
+        if not self._known[key]:
+            return None
+        self.taken += 1
+        return self._known[key].pop(0)
+
+    def add(self, key: str, completions: tuple[Completion, ...]) -> None:
+        """Append the responses to a request; raises UserError where they cannot be written."""
+        responses = [
+            {"text": one.text, "tokens": one.num_tokens, "finish_reason": one.finish_reason} for one in completions
+        ]
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            append_json_lines(self.path, [{KEY: key, "responses": responses}], readable=True)
+        except OSError as error:
+            raise UserError(f"{self.path}: cannot be written ({error.strerror}); make room and go on") from error
+
+
+def _completions(record: dict[str, object], *, place: str) -> tuple[Completion, ...]:
+    responses = record.get("responses")
+    if not isinstance(responses, list) or not all(isinstance(response, dict) for response in responses):
+        raise UserError(f"{place}: responses must be a list of objects; delete the line to ask again")
+    return tuple(_completion(response, place=place) for response in responses)
+
+
+def _completion(record: dict[str, object], *, place: str) -> Completion:
+    reason = text_field(record, "finish_reason", place=place)
+    ended: FinishReason | None = "stop" if reason == "stop" else "length" if reason == "length" else None
+    if ended is None:
+        raise UserError(f"{place}: finish_reason must be stop or length, found {reason!r}; delete the line")
+    tokens = None if record.get("tokens") is None else count_field(record, "tokens", place=place)
+    return Completion(text=text_field(record, "text", place=place), num_tokens=tokens, finish_reason=ended)
+
 
 # What passes: a time-out, a conflict, too many requests. Errors of the server itself do, too.
 TRANSIENT_STATUSES = (408, 409, 425, 429)

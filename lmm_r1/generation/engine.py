@@ -11,7 +11,7 @@ from lmm_r1.agents.environment import Environment
 from lmm_r1.agents.registry import load_environment
 from lmm_r1.config.checks import agent_options
 from lmm_r1.config.ppo import AgentConfig
-from lmm_r1.config.speculation import Speculation
+from lmm_r1.config.shared import Speculation
 from lmm_r1.data.messages import ImagePart, Row
 from lmm_r1.data.sample import Completion
 

@@ -6,15 +6,60 @@ import copy
 import math
 import os
 import subprocess
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from transformers import PretrainedConfig
 
 from lmm_r1 import cpu
-from lmm_r1.config.speculation import Speculation
-from lmm_r1.generation.speculation import speculative_arguments
+from lmm_r1.config.shared import LOOKUP, Speculation
 from lmm_r1.lmm_kits import LmmKit
+
+_DRAFTED, _ACCEPTED = "vllm:spec_decode_num_draft_tokens", "vllm:spec_decode_num_accepted_tokens"
+
+
+def speculative_arguments(speculation: Speculation | None) -> dict[str, Any]:
+    """Return what of vLLM's `EngineArgs` says how tokens are guessed; nothing where they are not."""
+    if speculation is None:
+        return {}
+    config = {"method": speculation.method, "num_speculative_tokens": speculation.tokens}
+    if speculation.method == "ngram":
+        config["prompt_lookup_min"], config["prompt_lookup_max"] = LOOKUP
+    return {"speculative_config": config}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guesses:
+    """How many tokens engines have guessed, and how many of them the model has taken."""
+
+    drafted: int = 0
+    accepted: int = 0
+
+    def __add__(self, other: Guesses) -> Guesses:
+        return Guesses(drafted=self.drafted + other.drafted, accepted=self.accepted + other.accepted)
+
+    def since(self, before: Guesses) -> Guesses:
+        """Return those that came after others, of the same engines."""
+        return Guesses(drafted=self.drafted - before.drafted, accepted=self.accepted - before.accepted)
+
+    def metrics(self) -> dict[str, float]:
+        """Return what of them is logged of a rollout; no rate where nothing was guessed."""
+        metrics: dict[str, float] = {
+            "rollout/drafted_tokens": self.drafted,
+            "rollout/accepted_tokens": self.accepted,
+        }
+        return metrics | ({"rollout/acceptance_rate": self.accepted / self.drafted} if self.drafted else {})
+
+
+def guesses_so_far() -> Guesses:
+    """Return those of this process's engine, which must keep vLLM's statistics."""
+    from vllm.v1.metrics.reader import Counter, get_metrics_snapshot
+
+    counts = [metric for metric in get_metrics_snapshot() if isinstance(metric, Counter)]
+    drafted, accepted = (sum(its.value for its in counts if its.name == name) for name in (_DRAFTED, _ACCEPTED))
+    return Guesses(drafted=drafted, accepted=accepted)
+
 
 # Tokens of a cache block on CPUs: of vLLM's 128 there, samples of a group would compute up to 127 of the prompt each.
 CPU_BLOCK_SIZE = 32

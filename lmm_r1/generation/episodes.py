@@ -32,7 +32,7 @@ from lmm_r1.generation.turn_pieces import TurnPieces, TurnSettings
 from lmm_r1.lmm_kits import EncodedPrompt
 from lmm_r1.lmm_kits.checkpoint import encode_row
 from lmm_r1.lmm_kits.turns import encode_turn, without_end
-from remote_rm.answers.turn_format import turns_kept
+from remote_rm.answers.extraction import turns_kept
 from remote_rm.verifier import Score
 
 if TYPE_CHECKING:

@@ -11,23 +11,21 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
-from lmm_r1.config.part_weights import WeightedPart
+from lmm_r1.config.rewards import WeightedPart
 from lmm_r1.data.bad_rows import BadRows
+from lmm_r1.data.image_sources import ChangedFile
 from lmm_r1.data.messages import Row
 from lmm_r1.data.sample import WHOLE, MediaRef, Sample, Segment
-from lmm_r1.data.stored_bytes import ChangedFile
 from lmm_r1.data.training_rows import stopped_by
 from lmm_r1.errors import UserError
 from lmm_r1.generation.codec import PromptCodec
 from lmm_r1.generation.engine import SamplingSettings, TokenEngine
-from lmm_r1.generation.engine_weights import EngineWeights
-from lmm_r1.generation.request import Request, Response
+from lmm_r1.generation.request import EngineWeights, Request, Response
 from lmm_r1.generation.sampling import sampling_params
 from lmm_r1.lmm_kits import EncodedPrompt, Media
 from lmm_r1.scoring.functions import failure_told
-from lmm_r1.scoring.scored_response import Moment, ScoredResponse
+from lmm_r1.scoring.scored_response import Moment, ScoredResponse, weighted
 from lmm_r1.scoring.sources import GroupSource, RowSource, Scorer
-from lmm_r1.scoring.weighted_parts import weighted
 from remote_rm.client import RewardUnavailable
 from remote_rm.verifier import Score
 

@@ -4,20 +4,60 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import AbstractContextManager, aclosing, nullcontext
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import AbstractContextManager, aclosing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from lmm_r1.data.sample import WHOLE, WeightSpan
 from lmm_r1.generation.engine import TokenEngine
-from lmm_r1.generation.engine_weights import EngineWeights
 
 if TYPE_CHECKING:
+    pass
     from vllm import SamplingParams
     from vllm.inputs import TokensPrompt
     from vllm.outputs import CompletionOutput, RequestOutput
+
+
+@dataclass(kw_only=True)
+class EngineWeights:
+    """The weights of one engine: their version, and the requests that they generate for."""
+
+    version: int = 0
+    """How many updates of the run they have had."""
+    _under_way: dict[str, Request] = field(default_factory=dict)
+
+    @contextmanager
+    def generating(self, request_id: str, request: Request) -> Iterator[None]:
+        """Tell a request, while the block runs, of each update that comes in the middle of its responses."""
+        self._under_way[request_id] = request
+        try:
+            yield
+        finally:
+            del self._under_way[request_id]
+
+    def replaced(self, counts: Mapping[str, Mapping[int, int]]) -> None:
+        """Count an update.
+
+        Args:
+            counts: how many tokens the unfinished responses had before it, by request and place; a request that the engine
+                has not begun is not among them.
+        """
+        self.version += 1
+        for request_id, request in self._under_way.items():
+            request.note_update(counts.get(request_id, {}), version=self.version)
+
+
+def tokens_under_way(engine: Any) -> dict[str, dict[int, int]]:
+    """Return how many tokens each unfinished response has that a vLLM engine generates, by request and place.
+
+    Of an engine that is paused: of one with a process of its own, what has come from there by then.
+    """
+    counts: dict[str, dict[int, int]] = {}
+    for state in engine.output_processor.request_states.values():
+        counts.setdefault(state.external_req_id, {})[state.request_index] = state.detokenizer.num_output_tokens()
+    return counts
 
 
 @dataclass(kw_only=True)

@@ -14,8 +14,7 @@ from lmm_r1.data.sample import SampleMedia
 from lmm_r1.lmm_kits import LmmKit
 from lmm_r1.models.image_features import FeatureCounts
 from lmm_r1.models.loading import LoadedModel, enable_checkpointing
-from lmm_r1.models.packed.batch_inputs import BatchInputs
-from lmm_r1.models.packed.packing import Targets
+from lmm_r1.models.packed.packing import BatchInputs, Targets
 from lmm_r1.models.packed.sequence_parallel import SequenceShare, check_not_shared, group_size, share_of
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ from typing import Any
 import deepspeed
 import torch
 from openrlhf.models.utils import set_z3_leaf_modules
+from torch.nn.functional import linear
 from torch.nn.modules.conv import _ConvNd
 from transformers import PreTrainedModel
 from transformers.integrations.deepspeed import HfDeepSpeedConfig
@@ -17,7 +18,7 @@ from transformers.integrations.deepspeed import HfDeepSpeedConfig
 from lmm_r1 import cpu
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import Checkpoint, LmmKit
-from lmm_r1.models.adapters import EVERY_LAYER, LoraSettings, add_adapters, language_layers
+from lmm_r1.models.adapters import EVERY_LAYER, LoraSettings, add_adapters, language_layers, quantize_layers
 from lmm_r1.models.buffers import (
     Buffers,
     check_buffers,
@@ -29,10 +30,27 @@ from lmm_r1.models.buffers import (
 from lmm_r1.models.image_features import GIB, KeptFeatures, keep_features
 from lmm_r1.models.liger import use_liger
 from lmm_r1.models.packed.attention import packing_refusal, use_packed_attention
-from lmm_r1.models.patches import multiply_patches
-from lmm_r1.models.quantized import quantize_layers
 from lmm_r1.models.rope_scaling import check_rope, settle_rope
 from lmm_r1.models.vision_windows import join_windows
+
+
+class _PatchProduct(torch.nn.Conv3d):
+    """A convolution that takes its kernel's size as a whole; five times as fast on a CPU as PyTorch's own."""
+
+    def forward(self, patches: torch.Tensor) -> torch.Tensor:
+        if tuple(patches.shape[2:]) != self.kernel_size:
+            return super().forward(patches)
+        products = linear(patches.flatten(1), self.weight.flatten(1), self.bias)
+        return products[:, :, None, None, None]
+
+
+def multiply_patches(model: torch.nn.Module) -> None:
+    """Let a model's three-dimensional convolutions multiply patches of their kernel's size; weights keep their names."""
+    for module in model.modules():
+        plain = type(module) is torch.nn.Conv3d and module.groups == 1
+        if plain and module.padding == (0, 0, 0) and module.dilation == (1, 1, 1):
+            module.__class__ = _PatchProduct
+
 
 logger = logging.getLogger(__name__)
 

@@ -19,11 +19,10 @@ from lmm_r1.config.ppo import (
 from lmm_r1.config.shared import OptimizerConfig
 from lmm_r1.config.sizes import MOST_PROMPTS, MOST_SAMPLES
 from lmm_r1.generation.compact_media import compact
-from lmm_r1.generation.weight_bucket import BUCKET_BYTES
+from lmm_r1.generation.worker_extension import BUCKET_BYTES
 from lmm_r1.planning import machine as machines
 from lmm_r1.planning.engine_memory import planned_engine
-from lmm_r1.planning.estimates import WIDTHS, ModelSettings, PlanImage, estimate
-from lmm_r1.planning.kept_features import kept_bytes
+from lmm_r1.planning.estimates import WIDTHS, ModelSettings, PlanImage, estimate, kept_bytes
 from lmm_r1.planning.machine import Machine
 from lmm_r1.planning.pass_memory import Role
 from lmm_r1.planning.placement import Device, Phase, PlannedEngine, PlannedModel

@@ -15,23 +15,18 @@ from rich.console import Console
 
 from lmm_r1 import cpu, dotted
 from lmm_r1.config import DPOConfig, KDConfig, KTOConfig, PPOConfig, RMConfig, SupervisedConfig, unplanned
-from lmm_r1.config.gpu_counts import shared_counts
+from lmm_r1.config.hardware import shared_counts
 from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, images_of
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.lmm_kits.checkpoint import encode_row
-from lmm_r1.planning.advice import Config, refuse_excess
-from lmm_r1.planning.choices import choices_line, chosen, filled
-from lmm_r1.planning.dpo_plan import plan_dpo, plan_kto, plan_rm
+from lmm_r1.planning.choices import Config, choices_line, chosen, filled, refuse_excess
 from lmm_r1.planning.estimates import PlanImage
-from lmm_r1.planning.kd_plan import plan_kd
-from lmm_r1.planning.live_memory import Unpredictable
 from lmm_r1.planning.machine import Machine, machine_of, on_other_machines
-from lmm_r1.planning.pass_memory import ordinary_token
-from lmm_r1.planning.plan import Plan
+from lmm_r1.planning.pass_memory import Unpredictable, ordinary_token
+from lmm_r1.planning.plan import Plan, summary
 from lmm_r1.planning.ppo_plan import plan_ppo
-from lmm_r1.planning.sft_plan import plan_sft
-from lmm_r1.planning.table import summary
+from lmm_r1.planning.supervised_plan import plan_dpo, plan_kd, plan_kto, plan_rm, plan_sft
 
 Supervised = TypeVar("Supervised", bound=SupervisedConfig)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lmm_r1.config.adapter_checks import EIGHT_BIT
+from lmm_r1.config.model_checks import EIGHT_BIT
 from lmm_r1.planning.pass_memory import ModelSize
 
 # Numbers that DeepSpeed's bucket of gradients holds (`reduce_bucket_size`), which is made whole for every pass.

@@ -6,8 +6,17 @@ from pathlib import Path
 from typing import Literal
 
 from lmm_r1.errors import UserError
-from lmm_r1.records.evaluation import EVALUATION_FILE, Checkpoint, Evaluation, FileScores, read_evaluation
-from lmm_r1.records.metrics import METRICS_FILE, MetricLog, MetricRow, read_metrics
+from lmm_r1.records.metrics import (
+    EVALUATION_FILE,
+    METRICS_FILE,
+    Checkpoint,
+    Evaluation,
+    FileScores,
+    MetricLog,
+    MetricRow,
+    read_evaluation,
+    read_metrics,
+)
 from lmm_r1.records.rollouts import ROLLOUTS_FILE, RolloutLog, read_rollouts
 from lmm_r1.records.run_folder import SETTINGS_FILE, STAGE_FILE, StageSummary, read_stage
 from lmm_r1.records.session import SESSION_FILE, Session, read_session

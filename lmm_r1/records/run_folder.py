@@ -16,7 +16,7 @@ from lmm_r1.data.messages import Message
 from lmm_r1.data.sample import Said
 from lmm_r1.data.training_rows import LeftOutRow
 from lmm_r1.errors import UserError
-from lmm_r1.files.atomic import write_atomically, write_bytes_atomically
+from lmm_r1.files.atomic import locked, write_atomically, write_bytes_atomically
 from lmm_r1.files.json_files import (
     JsonLine,
     append_json_lines,
@@ -28,10 +28,8 @@ from lmm_r1.files.json_files import (
     text_field,
     write_json_object,
 )
-from lmm_r1.files.lock import locked
-from lmm_r1.records.conversations import IMAGES_FOLDER, Turn, keep_turns
 from lmm_r1.records.metrics import METRICS_FILE, SPAN_PREFIX, STEP, append_metrics, last_seconds
-from lmm_r1.records.rollouts import ROLLOUTS_FILE, SampledResponse, append_rollout
+from lmm_r1.records.rollouts import IMAGES_FOLDER, ROLLOUTS_FILE, SampledResponse, Turn, append_rollout, keep_turns
 from lmm_r1.records.session import SESSION_FILE, kept_session, running_elsewhere
 from lmm_r1.records.trackers.fan_out import TRACKERS_FILE
 

@@ -4,8 +4,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lmm_r1.evaluation.figures import percent_text
-from lmm_r1.records.evaluation import FileScores
+from lmm_r1.evaluation.page_parts import percent_text
+from lmm_r1.records.metrics import FileScores
 from lmm_r1.report.line_chart import Axis, Tick
 from lmm_r1.report.page_text import percent
 

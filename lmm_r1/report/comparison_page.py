@@ -6,7 +6,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from lmm_r1.errors import UserError
-from lmm_r1.records.evaluation import FileScores
+from lmm_r1.records.metrics import FileScores
 from lmm_r1.records.run import Run
 from lmm_r1.report.bar_chart import BarChart, BarSpec, bar_chart, difference_interval
 from lmm_r1.report.curves import smoothing_window
@@ -19,8 +19,7 @@ from lmm_r1.report.rollout_sample import (
     rollout_data,
     sample_rollouts,
 )
-from lmm_r1.report.settings import settings_differences
-from lmm_r1.report.stages import StageMatch, StageRow, match_stages, notes, total_seconds
+from lmm_r1.report.stages import StageMatch, StageRow, match_stages, notes, settings_differences, total_seconds
 
 
 @dataclass(frozen=True, kw_only=True)

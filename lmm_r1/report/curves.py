@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lmm_r1.config.part_weights import WEIGHT_PREFIX
+from lmm_r1.config.rewards import WEIGHT_PREFIX
 from lmm_r1.records.metrics import SPAN_PREFIX, MetricLog
 from lmm_r1.records.rollouts import DROP_WORDS
 

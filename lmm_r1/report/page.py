@@ -9,7 +9,7 @@ from lmm_r1.records.run import Run, Stage
 from lmm_r1.report.bar_chart import BarSpec, bar_chart
 from lmm_r1.report.curves import MAX_POINTS, other_panels, panels, smoothing_window
 from lmm_r1.report.line_chart import LineChart, line_chart
-from lmm_r1.report.overlay import COLORS
+from lmm_r1.report.overlay import COLORS, TimeLine, time_line
 from lmm_r1.report.page_text import duration, percent, points, render
 from lmm_r1.report.rollout_sample import (
     DEFAULT_MAX_ROLLOUTS,
@@ -17,9 +17,7 @@ from lmm_r1.report.rollout_sample import (
     rollout_data,
     sample_rollouts,
 )
-from lmm_r1.report.settings import without_secrets
-from lmm_r1.report.stages import HeldOut, StageRow, notes, stage_before, stage_rows, total_seconds
-from lmm_r1.report.time_line import TimeLine, time_line
+from lmm_r1.report.stages import HeldOut, StageRow, notes, stage_before, stage_rows, total_seconds, without_secrets
 
 # Of the evaluation's settings, those that say how to read an accuracy.
 SAMPLING_SETTINGS = ("temperature", "top_p", "n_samples", "max_new_tokens", "dtype", "seed")

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from lmm_r1.evaluation.figures import MINUS, mean_text, percent_text, points_text
-from lmm_r1.evaluation.page_templates import page_templates
+from lmm_r1.evaluation.page_parts import MINUS, mean_text, page_templates, percent_text, points_text
 
 NONE = "\N{EN DASH}"
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")

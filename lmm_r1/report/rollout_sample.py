@@ -1,18 +1,132 @@
 """Which rollouts are embedded in a page, and in which form its script gets them and their prompts."""
 
+from __future__ import annotations
+
+import base64
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
 
-from lmm_r1.records.conversations import Message
-from lmm_r1.records.rollouts import DROP_WORDS, Rollout, SampledResponse
+from lmm_r1.evaluation.page_parts import MAX_BYTES, MIN_BYTES, ImageError, data_uri
+from lmm_r1.records.rollouts import DROP_WORDS, END_WORDS, Message, Part, Rollout, SampledResponse, Turn
 from lmm_r1.records.run import Stage
-from lmm_r1.report.inline_images import InlineImages, image_key
 from lmm_r1.report.page_text import script_json
-from lmm_r1.report.trajectories import episode_record, shown_part
+
+# Where a page shows thousands of images, each may have a share of this.
+TOTAL_BYTES = 64 * 1024 * 1024
+
+
+class InlineImages:
+    """Collects images: the same content is embedded once, however many rollouts and files show it.
+
+    Args:
+        count: how many different images are to come at most; the more there are, the smaller heavy ones are made.
+    """
+
+    def __init__(self, *, count: int = 1) -> None:
+        self.uris: list[str] = []
+        self._by_reference: dict[str, int | ImageError] = {}
+        self._by_uri: dict[str, int] = {}
+        self._max_bytes = max(MIN_BYTES, min(MAX_BYTES, TOTAL_BYTES // max(1, count)))
+
+    def add(self, reference: str, *, folder: Path) -> int:
+        """Return the place in `uris` of an image that a rollout of the stage in `folder` refers to.
+
+        Raises:
+            ImageError: it is missing, unreadable, on the network, or not inside the folder.
+        """
+        key = image_key(reference, folder=folder)
+        if key not in self._by_reference:
+            try:
+                uri = data_uri(_image_bytes(reference, folder=folder), max_bytes=self._max_bytes)
+            except ImageError as error:
+                self._by_reference[key] = error
+            else:
+                if uri not in self._by_uri:
+                    self._by_uri[uri] = len(self.uris)
+                    self.uris.append(uri)
+                self._by_reference[key] = self._by_uri[uri]
+        found = self._by_reference[key]
+        if isinstance(found, ImageError):
+            raise found
+        return found
+
+
+def image_key(reference: str, *, folder: Path) -> str:
+    """Return what tells an image of the stage in `folder` from others before it is read."""
+    return reference if reference.startswith("data:") else str(folder / reference)
+
+
+def _image_bytes(reference: str, *, folder: Path) -> bytes:
+    if reference.startswith("data:"):
+        try:
+            return base64.b64decode(reference.partition(",")[2], validate=True)
+        except ValueError as error:
+            raise ImageError("not a base64 data URI") from error
+    if "://" in reference:
+        raise ImageError("not in the run folder")
+    # The page may be passed on, so a rollout must not be able to pull any other file of this machine into it.
+    path = (folder / reference).resolve()
+    if not path.is_relative_to(folder.resolve()):
+        raise ImageError("not in the run folder")
+    try:
+        return path.read_bytes()
+    except (OSError, ValueError) as error:
+        raise ImageError("file not found") from error
+
+
+NOTED = ("turns", "shown_images", "over_turn", "environment_failed")
+"""What the rollout notes of every episode among the parts of its reward, beside what its environment counts."""
+WHY_ENDED = {
+    "over": "the policy gave its answer, or the environment ended the episode",
+    "turns": "it would have gone on beyond the turns of --agent.max_turns",
+    "images": "it would have been shown more pictures than --agent.max_images",
+    "tokens": "it would have gone on beyond the tokens of --data.max_len",
+    "failed": "it raised an error, showed what cannot be taken, or took longer than --agent.answer_s",
+}
+assert set(WHY_ENDED) == set(END_WORDS)
+
+
+def episode_record(rollout: Rollout, *, images: InlineImages, folder: Path) -> dict[str, object]:
+    """Return what the page is told of a rollout's episode; of a single response nothing of it is filled.
+
+    Args:
+        folder: the stage's, where its pictures lie.
+    """
+    noted = [name for name in NOTED if name in rollout.scores] if rollout.end is not None else []
+    return {
+        "said": [_turn(turn, images=images, folder=folder) for turn in rollout.said],
+        "ended": END_WORDS.get(rollout.end, rollout.end) if rollout.end is not None else None,
+        "why_ended": WHY_ENDED.get(rollout.end, "") if rollout.end is not None else "",
+        # Those of `scores` that are no reward.
+        "counted": [*rollout.counts, *noted],
+    }
+
+
+def shown_part(part: Part, *, images: InlineImages, folder: Path) -> dict[str, object]:
+    """Return a part of a message as the page's script reads it: a text, an image, or why that is missing."""
+    if part.kind == "text":
+        return {"text": part.value}
+    cut = {} if part.cut is None else {"cut": asdict(part.cut)}
+    try:
+        return {"image": images.add(part.value, folder=folder), **cut}
+    except ImageError as error:
+        shown = "data URI" if part.value.startswith("data:") else part.value
+        return {"missing": f"{shown}: {error}", **cut}
+
+
+def _turn(turn: Turn, *, images: InlineImages, folder: Path) -> dict[str, object]:
+    return {
+        "role": turn.role,
+        "parts": [shown_part(part, images=images, folder=folder) for part in turn.parts],
+        "calls": [asdict(call) for call in turn.calls],
+        "rewards": turn.rewards,
+    }
+
 
 DEFAULT_MAX_ROLLOUTS = 5000
 

@@ -11,20 +11,23 @@ from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
-from lmm_r1.config.reward_source import RewardFunction
+from lmm_r1.config.rewards import RewardFunction
 from lmm_r1.data.messages import Row
 from lmm_r1.errors import UserError
 from lmm_r1.files.user_code import load_user_file, raised_at
 from lmm_r1.scoring.function_protocols import (
     BATCH,
+    COMPLETIONS,
     LISTS,
     OPENRLHF_PARAMETERS,
+    SOLUTION,
     EasyR1Function,
     FunctionProtocol,
     OpenRLHFFunction,
+    TRLFunction,
+    VerlFunction,
 )
 from lmm_r1.scoring.scored_response import ScoredResponse
-from lmm_r1.scoring.trainer_functions import COMPLETIONS, SOLUTION, TRLFunction, VerlFunction
 from remote_rm.verifier import Score
 
 OPENRLHF_NAME, EASYR1_NAME = "reward_func", "compute_score"

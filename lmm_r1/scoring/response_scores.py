@@ -10,12 +10,12 @@ from typing import Any, Protocol
 
 from typing_extensions import Self
 
-from lmm_r1.config.verifier_spec import verifier_from
+from lmm_r1.config.rewards import verifier_from
 from lmm_r1.data.messages import Row, to_json
 from lmm_r1.errors import UserError
-from lmm_r1.scoring.step_scores import StepJudging, not_finite, score_of_steps
-from remote_rm.service.blocking_pool import BlockingPool
+from lmm_r1.scoring.scored_response import StepJudging, not_finite, score_of_steps
 from remote_rm.service.judge import NotReady, ServiceLimits
+from remote_rm.service.pool import BlockingPool
 from remote_rm.verifier import Item, Score
 
 JUDGE_SECONDS = 5.0
@@ -161,7 +161,7 @@ class ProcessRewardScorer:
         trust_remote_code: bool,
     ) -> None:
         from lmm_r1.lmm_kits import Checkpoint
-        from lmm_r1.scoring.process_reward_model import ProcessRewardModel
+        from lmm_r1.scoring.reward_model import ProcessRewardModel
 
         self._model = ProcessRewardModel(
             path,

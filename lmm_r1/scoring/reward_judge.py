@@ -19,8 +19,8 @@ from fastapi import FastAPI
 from lmm_r1.data.messages import Row
 from lmm_r1.data.sent_prompt import MediaAccess
 from lmm_r1.errors import UserError
+from lmm_r1.scoring.scored_response import not_finite
 from lmm_r1.scoring.served_rewards import RewardItem, ServedRewards
-from lmm_r1.scoring.step_scores import not_finite
 from remote_rm.protocol import RewardRequest
 from remote_rm.service.app import create_service
 from remote_rm.service.judge import STOPPING, JudgeCounts, PoolUnavailable, ServiceLimits, UnusableItem, check_room

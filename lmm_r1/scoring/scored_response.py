@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import overload
 
 from PIL import Image
 
+from lmm_r1.config.batch_inference import BatchConfig, StepScores
+from lmm_r1.config.rewards import FLAG, WeightedPart
 from lmm_r1.data.images import load_image
 from lmm_r1.data.messages import Row, images_of
+from lmm_r1.dotted import nearest
+from lmm_r1.errors import UserError
+from lmm_r1.lmm_kits import Checkpoint
+from lmm_r1.lmm_kits.step_tokens import stored_tokens
+from remote_rm.verifier import Score
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,3 +79,104 @@ def images_of_rows(rows: Sequence[Row]) -> list[RowImages]:
     """Return the images of each row; those of one row are decoded once."""
     by_row = {id(row): RowImages(row) for row in rows}
     return [by_row[id(row)] for row in rows]
+
+
+def weighted(score: Score, weights: Sequence[WeightedPart], *, paid: Collection[str] = (), location: str) -> Score:
+    """Return a score whose reward has the weighted parts added: r + sum of w_i x_i; its `score` and parts are as before.
+
+    A part of `paid` is in the reward already, at weight 1, and the weight given takes the place of that 1.
+
+    Args:
+        paid: the names of the parts that an environment has added to the reward.
+        location: where the sample's row stands, for messages.
+
+    Raises:
+        UserError: there is no part of a name.
+    """
+    reward = score.reward
+    for weight in weights:
+        for factor in weight.factors:
+            if factor not in score.parts:
+                raise UserError(_unknown(factor, score, location=location))
+        reward += weight.earned(score.parts)
+        if len(weight.factors) == 1 and weight.factors[0] in paid:
+            reward -= score.parts[weight.factors[0]]
+    return replace(score, reward=reward)
+
+
+def _unknown(name: str, score: Score, *, location: str) -> str:
+    known = ", ".join(sorted(score.parts)) or "none"
+    match = nearest(name, known=score.parts)
+    meant = f"did you mean {match}?" if match else "name one of them"
+    return f"{location}: {FLAG} names {name}, and the parts of a response's reward are: {known}; {meant}"
+
+
+def _mean(scores: Sequence[float]) -> float:
+    return math.fsum(scores) / len(scores)
+
+
+MADE_OF_STEPS: Mapping[StepScores, Callable[[Sequence[float]], float]] = {
+    "min": min,
+    "product": math.prod,
+    "last": lambda scores: scores[-1],
+    "mean": _mean,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepJudging:
+    """How steps are judged, as flags say it."""
+
+    step_scores: StepScores
+    """What their scores make of a response's reward."""
+    placeholder_token: str | None
+    """None takes what the checkpoint's config says."""
+    reward_tokens: tuple[str, ...]
+    """Of a right step and of a wrong one; none take what the checkpoint's config says."""
+
+    def is_of(self, checkpoint: Checkpoint, *, of_whole: Sequence[str]) -> bool:
+        """Say whether a reward model is one of steps, by its config or by flags.
+
+        Args:
+            of_whole: the flags that were given which only a reward model of whole responses has.
+
+        Raises:
+            UserError: flags were given that are for the other kind.
+        """
+        path, config = checkpoint.path, checkpoint.config
+        # What was trained further keeps what its config said before, and a value head says what it is now.
+        stored = stored_tokens(config) is not None and not hasattr(config, "value_head_prefix")
+        of_steps = self.placeholder_token is not None or stored
+        if of_steps and of_whole:
+            raise UserError(
+                f"{of_whole[0]}: {path} is a process reward model, whose scores are probabilities; leave it out"
+            )
+        if not of_steps and (self.reward_tokens or self.step_scores != DEFAULT_JUDGING.step_scores):
+            given = "--reward_tokens" if self.reward_tokens else f"--step_scores {self.step_scores}"
+            raise UserError(
+                f"{given}: {path} is no process reward model, by its config; leave it out, or give --placeholder_token"
+            )
+        return of_steps
+
+
+DEFAULT_JUDGING = StepJudging(
+    step_scores=BatchConfig.step_scores,
+    placeholder_token=BatchConfig.placeholder_token,
+    reward_tokens=BatchConfig.reward_tokens,
+)
+
+
+def score_of_steps(scores: Sequence[float], *, kind: StepScores) -> Score:
+    """Return the score of a response by those of its steps: the number of steps and all that could be made of them as parts.
+
+    A response without steps has the reward 0. Nothing is checked: where a step's score is no finite number, some part is none.
+    """
+    found = {name: make(scores) if scores else 0.0 for name, make in MADE_OF_STEPS.items()}
+    parts = {"steps": float(len(scores)), **{f"steps_{name}": value for name, value in found.items()}}
+    return Score(reward=found[kind], score=found[kind], parts=parts)
+
+
+def not_finite(score: Score) -> float | None:
+    """Return a number of the score that is not finite, None where all are."""
+    numbers = (score.reward, *score.parts.values())
+    return next((number for number in numbers if not math.isfinite(number)), None)

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 from lmm_r1.config.batch_inference import StepScores
 from lmm_r1.data.messages import Row
 from lmm_r1.data.sent_prompt import ending_of
-from lmm_r1.scoring.step_scores import score_of_steps
+from lmm_r1.scoring.scored_response import score_of_steps
 from remote_rm.answers.response import find_response
 from remote_rm.verifier import Score
 
 if TYPE_CHECKING:
     from lmm_r1.lmm_kits import EncodedPrompt
-    from lmm_r1.scoring.process_reward_model import EncodedSteps, ProcessRewardModel
-    from lmm_r1.scoring.reward_model import EncodedSample, RewardModel
+    from lmm_r1.scoring.reward_model import EncodedSample, EncodedSteps, ProcessRewardModel, RewardModel
 
 SampleT = TypeVar("SampleT", bound="EncodedSample")
 

@@ -21,12 +21,11 @@ from remote_rm.answers.comparison import (
 from remote_rm.answers.expression import same_expression
 from remote_rm.answers.gold import is_gradable
 from remote_rm.answers.kinds import Kind
-from remote_rm.answers.measures import CURRENCIES, NAMES, SIZES
 from remote_rm.answers.normalization import normalize
 from remote_rm.answers.quantity import parse_quantity, same_quantity
 from remote_rm.answers.reading import kind_of
 from remote_rm.answers.statement import POLAR_START, clause_of, is_prose, read, without_remark
-from remote_rm.answers.units import split_unit
+from remote_rm.answers.units import CURRENCIES, NAMES, SIZES, split_unit
 
 MAX_ANSWER_CHARS = 1000
 """A longer answer is compared as a string only."""

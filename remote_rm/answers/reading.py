@@ -5,11 +5,10 @@ from functools import lru_cache
 
 from remote_rm.answers.bracketed import is_plain_pair, parse_matrix, parse_region, without_membership
 from remote_rm.answers.kinds import Kind
-from remote_rm.answers.measures import CURRENCIES
 from remote_rm.answers.normalization import enclosing_delimiters, split_top_level, without_environments
 from remote_rm.answers.notation import read_notation
 from remote_rm.answers.quantity import parse_quantity
-from remote_rm.answers.units import split_unit
+from remote_rm.answers.units import CURRENCIES, split_unit
 
 _LONG_WORD = re.compile(r"(?<![\\A-Za-z])(?!(?:sqrt|sinh|cosh|tanh|arcsin|arccos|arctan)(?![A-Za-z]))[A-Za-z]{4,}")
 _WORDS_ONLY = re.compile(r"(?=.*[^\W\d_]{2})[^\W\d_](?:[^\W\d_]|[\s'’-])*[^\W\d_]")

@@ -1,11 +1,174 @@
 r"""Units and counted things as they are written behind a value: `12 cm`, `36\pi square inches`, `3 apples`."""
 
+from __future__ import annotations
+
 import re
+from collections.abc import Iterable
 from fractions import Fraction
 from functools import lru_cache
 
-from remote_rm.answers.counted import counted_thing
-from remote_rm.answers.measures import NAMES, SIZES, pattern_of
+from remote_rm.answers.numerals import counted_thing
+
+_PREFIXES = {
+    "p": ("pico", -12, "皮"),
+    "n": ("nano", -9, "纳"),
+    "μ": ("micro", -6, "微"),
+    "m": ("milli", -3, "毫"),
+    "c": ("centi", -2, "厘"),
+    "d": ("deci", -1, "分"),
+    "h": ("hecto", 2, "百"),
+    "k": ("kilo", 3, "千"),
+    "M": ("mega", 6, "兆"),
+    "G": ("giga", 9, "吉"),
+    "T": ("tera", 12, "太"),
+}
+_MICRO = ("μ", "µ", r"\mu ")
+# Unit: its names, its name in Chinese, and the prefixes that it is written with. No pm, which is a time of day.
+_PREFIXED = {
+    "m": ("meter metre", "米", "n μ m c d k"),
+    "g": ("gram gramme", "克", "n μ m k"),
+    "s": ("second sec", "秒", "n μ m"),
+    "L": ("liter litre", "升", "μ m c d"),
+    "J": ("joule", "焦 焦耳", "m k M G"),
+    "W": ("watt", "瓦 瓦特", "m k M G"),
+    "V": ("volt", "伏 伏特", "μ m k"),
+    "A": ("ampere amp", "安 安培", "μ m k"),
+    "Hz": ("hertz", "赫 赫兹", "k M G T"),
+    "Pa": ("pascal", "帕 帕斯卡", "h k M G"),
+    "N": ("newton", "牛 牛顿", "m k M"),
+    "eV": ("electronvolt", "电子伏", "m k M G T"),
+    r"\Omega": ("ohm", "欧 欧姆", "m k M"),
+    "F": ("farad", "法拉", "p n μ m"),
+    "C": ("coulomb", "库仑", "n μ m"),
+    "T": ("tesla", "特斯拉", "μ m"),
+    "mol": ("mole", "摩尔", "m k"),
+    "cal": ("calorie", "卡 卡路里", "k"),
+    "Wh": ("watt-hour", "瓦时", "k M G"),
+    "K": ("kelvin", "开尔文", ""),
+}
+_SPELLED = {
+    "m": "公尺",
+    "km": "公里",
+    "cm": "公分",
+    "kg": "公斤 kgs",
+    "s": "secs",
+    "mL": "ml cc",
+    "L": "l 公升",
+    r"\Omega": "Ω Ω",
+    r"k\Omega": "kΩ kΩ",
+    r"M\Omega": "MΩ MΩ",
+    r"m\Omega": "mΩ mΩ",
+    "in": "inch inches 英寸",
+    "ft": "foot feet 英尺",
+    "yd": "yard yards 码",
+    "mi": "mile miles 英里",
+    "nmi": "海里",
+    "t": "ton tons tonne tonnes 吨",
+    "jin": "斤",
+    "lb": "pound pounds lbs 磅",
+    "oz": "ounce ounces 盎司",
+    "ha": "hectare hectares 公顷",
+    "min": "minute minutes mins 分钟",
+    "h": "hour hours hr hrs 小时 个小时 时",
+    "d": "day days 天 日",
+    "wk": "week weeks wks 周 星期 个星期",
+    "mo": "month months 月 个月",
+    "yr": "year years yrs 年",
+    "atm": "atmosphere atmospheres",
+    "bar": "bars",
+    "rad": "radian radians 弧度",
+    "degree": r"degree degrees deg ^\circ ° 度",
+    "celsius": r"Celsius celsius ℃ 摄氏度",
+    "fahrenheit": r"Fahrenheit fahrenheit ℉ 华氏度",
+    "dollar": "dollar dollars USD 美元",
+    "cent": "cent cents ¢ 美分",
+    "euro": "euro euros EUR 欧元",
+    "GBP": "英镑",
+    "yen": "yen JPY 日元",
+    "yuan": "yuan RMB CNY 元 块钱 人民币",
+    "jiao": "jiao 角",
+    "fen": "fen 分",
+    "won": "KRW 韩元",
+    "rupee": "rupees INR ₹",
+    "": "unit units",
+}
+_NAMED_BY_THEMSELVES = (
+    "in ft yd mi t lb oz min h rad ha mph fps atm bar Wb dB psi GBP wk mo yr rpm ppm dpi kB MB GB TB KB"
+).split() + [r"\AA"]
+_SIZES: dict[str, tuple[str, int, Fraction]] = {
+    "L": ("m", 3, Fraction(1, 1000)),
+    "ha": ("m", 2, Fraction(10_000)),
+    "in": ("m", 1, Fraction("0.0254")),
+    "ft": ("m", 1, Fraction("0.3048")),
+    "yd": ("m", 1, Fraction("0.9144")),
+    "mi": ("m", 1, Fraction("1609.344")),
+    "nmi": ("m", 1, Fraction(1852)),
+    "t": ("g", 1, Fraction(10**6)),
+    "jin": ("g", 1, Fraction(500)),
+    "lb": ("g", 1, Fraction("453.59237")),
+    "oz": ("g", 1, Fraction("453.59237") / 16),
+    "min": ("s", 1, Fraction(60)),
+    "h": ("s", 1, Fraction(3600)),
+    "d": ("s", 1, Fraction(86_400)),
+    "wk": ("s", 1, Fraction(604_800)),
+    "mo": ("yr", 1, Fraction(1, 12)),
+    "yr": ("yr", 1, Fraction(1)),
+    "Wh": ("J", 1, Fraction(3600)),
+    "bar": ("Pa", 1, Fraction(10**5)),
+    "atm": ("Pa", 1, Fraction(101_325)),
+    "dollar": ("dollar", 1, Fraction(1)),
+    "cent": ("dollar", 1, Fraction(1, 100)),
+    "yuan": ("yuan", 1, Fraction(1)),
+    "jiao": ("yuan", 1, Fraction(1, 10)),
+    "fen": ("yuan", 1, Fraction(1, 100)),
+}
+CURRENCIES = frozenset("dollar cent euro GBP yen yuan jiao fen won rupee".split())
+
+
+def _units() -> tuple[dict[str, str], dict[str, tuple[str, int, Fraction]]]:
+    names = {name: name for name in _NAMED_BY_THEMSELVES}
+    sizes = dict(_SIZES)
+    for unit, (words, chinese, prefixes) in _PREFIXED.items():
+        sizes.setdefault(unit, (unit, 1, Fraction(1)))
+        base, power, size = sizes[unit]
+        names |= _spellings(unit, (unit,), words.split(), chinese.split())
+        for prefix in prefixes.split():
+            word, exponent, character = _PREFIXES[prefix]
+            symbols = [f"{mark}{unit}" for mark in (_MICRO if prefix == "μ" else (prefix,))]
+            prefixed = [character + name for name in chinese.split()]
+            names |= _spellings(f"{prefix}{unit}", symbols, [word + name for name in words.split()], prefixed)
+            sizes[f"{prefix}{unit}"] = (base, power, size * Fraction(10) ** exponent)
+    return names | {spelling: unit for unit, all_ in _SPELLED.items() for spelling in all_.split()}, sizes
+
+
+def _spellings(unit: str, symbols: Iterable[str], words: Iterable[str], chinese: Iterable[str]) -> dict[str, str]:
+    in_words = [form for word in words for form in (word, word if word.endswith("z") else f"{word}s")]
+    in_words += [word.capitalize() for word in in_words if len(word) > 4]
+    return dict.fromkeys((*symbols, *in_words, *chinese), unit)
+
+
+NAMES, SIZES = _units()
+"""NAMES: a unit's canonical spelling by every spelling; SIZES: by canonical spelling its base unit, its power, its size."""
+
+
+def pattern_of(names: Iterable[str]) -> str:
+    """Return a regular expression for any of the names, the longest first; it branches by character, which is quick."""
+    tree: dict = {}
+    for name in names:
+        branch = tree
+        for character in name:
+            branch = branch.setdefault(character, {})
+        branch[""] = {}
+    return _alternatives(tree)
+
+
+def _alternatives(tree: dict) -> str:
+    branches = [re.escape(character) + _alternatives(rest) for character, rest in tree.items() if character]
+    if not branches:
+        return ""
+    joined = branches[0] if len(branches) == 1 and "" not in tree else f"(?:{'|'.join(branches)})"
+    return f"{joined}?" if "" in tree else joined
+
 
 _NAME = pattern_of(NAMES)
 _POWER = r"(?:\^(?:\d|\{-?\d\})|[ ](?:squared|cubed))"

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from remote_rm.answers.extraction import final_answer
-from remote_rm.llm_judge import connection
+from remote_rm.llm_judge import asker as connection
 from remote_rm.llm_judge.asker import Asker, NoVerdict, Verdict
 from remote_rm.llm_judge.prompt import Question, question_of
 from remote_rm.service.judge import STOPPING, PoolUnavailable, check_room

@@ -13,10 +13,8 @@ from prometheus_client.registry import Collector
 
 from remote_rm.answers.response import find_response
 from remote_rm.protocol import Health, Refusal, RewardReply, RewardRequest
-from remote_rm.service.access_log import Sampler, log_request
-from remote_rm.service.cutoff import refusal
 from remote_rm.service.judge import DEFAULT_LIMITS, Judge, ServiceLimits, UnusableItem
-from remote_rm.service.middleware import RequestRecord, guard
+from remote_rm.service.middleware import RequestRecord, Sampler, guard, log_request, refusal
 from remote_rm.service.pool import judge_of
 from remote_rm.service.request_reader import RequestReader, TooManyItems
 from remote_rm.verifier import Item, Score, Verifier, extra_logs_of

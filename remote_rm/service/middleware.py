@@ -1,11 +1,19 @@
 """What stands before the application: who may ask, how much may be sent, and a record of every request."""
 
+from __future__ import annotations
+
 import asyncio
 import ctypes
 import hmac
+import json
+import logging
+import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timezone
+from logging.handlers import WatchedFileHandler
+from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
@@ -15,8 +23,63 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from remote_rm.service.cutoff import Cutoff, last_refusal, refusal
 from remote_rm.service.judge import STOPPING, PoolUnavailable, ServiceLimits
+
+
+class Cutoff:
+    """Runs what answers a request, in the task that it is made in, until that is done or `now` is called."""
+
+    def __init__(self, send: Send) -> None:
+        task = asyncio.current_task()
+        assert task is not None, "a request is answered in a task"
+        self._task = task
+        self._send = send
+        self._has_started = False
+        self._reply: JSONResponse | None = None
+
+    async def send(self, message: Message) -> None:
+        """Send a part of the reply."""
+        self._has_started = True
+        await self._send(message)
+
+    def now(self, reply: JSONResponse) -> None:
+        """Cancel what answers the request, and reply this, unless a reply is on its way."""
+        if self._reply is None and not self._has_started:
+            self._reply = reply
+            self._task.cancel()
+
+    async def run(self, answering: Awaitable[None], *, scope: Scope, receive: Receive) -> None:
+        """Wait for what answers the request with `send`, or reply in its stead."""
+        try:
+            await answering
+            if self._reply is not None:
+                # The cancellation came too late, and is still on its way: it ends here, not in a later await.
+                await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            if self._reply is None:
+                raise
+            if sys.version_info >= (3, 11):
+                self._task.uncancel()
+            if not self._has_started:
+                await self._reply(scope, receive, self._send)
+
+
+def refusal(status: int, detail: str, *, retry_after_seconds: int | None = None, **told: int) -> JSONResponse:
+    """Return a reply without rewards, which says why.
+
+    Args:
+        told: numbers that clients read, beside the sentence.
+    """
+    headers = {} if retry_after_seconds is None else {"Retry-After": str(retry_after_seconds)}
+    return JSONResponse({"detail": detail, **told}, status_code=status, headers=headers)
+
+
+def last_refusal(status: int, detail: str, *, retry_after_seconds: int | None = None) -> JSONResponse:
+    """Return a reply after which the connection is closed: what else comes over it would be the rest of a body."""
+    reply = refusal(status, detail, retry_after_seconds=retry_after_seconds)
+    reply.headers["Connection"] = "close"
+    return reply
+
 
 OPEN_PATHS = frozenset(("/health",))
 """Answered without a token, so that whatever watches over the service needs none."""
@@ -281,3 +344,98 @@ async def _refuse_for_now(_request: Request, error: Exception) -> JSONResponse:
     """Say when to come back (503)."""
     assert isinstance(error, PoolUnavailable)
     return refusal(503, str(error), retry_after_seconds=error.retry_after_seconds)
+
+
+logger = logging.getLogger(__name__)
+
+MAX_TEXT_CHARS = 20_000
+"""A longer text is logged without its middle."""
+
+
+class _FileHandler(WatchedFileHandler):
+    """Says in one sentence, once for each time that it begins, that no more lines can be written."""
+
+    _fails = False
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif not self._fails:
+            self._fails = True
+            logging.getLogger(__package__).warning(
+                "--access-log %s cannot be written (%s): lines are missing until there is room; requests are answered",
+                self.baseFilename,
+                error.strerror,
+            )
+
+    def flush(self) -> None:
+        super().flush()
+        self._fails = False
+
+
+class Sampler:
+    """Takes every Nth item over all requests, starting with the first.
+
+    Raises ValueError for a share outside 0 to 1.
+    """
+
+    def __init__(self, share: float) -> None:
+        if not 0 <= share <= 1:
+            raise ValueError(f"the share of logged items must be from 0 to 1, got {share}")
+        self._step = round(1 / share) if share else None
+        self._seen = 0
+
+    def rollouts(self, items: Sequence[Any], scores: Sequence[Any]) -> list[dict[str, Any]]:
+        """Return those of the items whose turn it is, with their scores."""
+        if self._step is None:
+            return []
+        first = -self._seen % self._step
+        self._seen += len(items)
+        return [_rollout(items[index], scores[index]) for index in range(first, len(items), self._step)]
+
+
+def log_request(record: RequestRecord) -> None:
+    """Write the line of one request to this module's logger, at level INFO."""
+    if not logger.isEnabledFor(logging.INFO):
+        return
+    line = {
+        "time": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
+        "client": record.client,
+        "method": record.method,
+        "path": record.path,
+        "status": record.status,
+        "items": record.items,
+        "ms": round(1000 * record.seconds, 3),
+    }
+    logger.info(json.dumps(line | ({"rollouts": record.rollouts} if record.rollouts else {})))
+
+
+def open_access_log(file: Path | None) -> None:
+    """Send the lines, and nothing but them, to a file, or to stderr for None; raises OSError if it cannot be written.
+
+    The file is appended to, and opened anew when something else has moved it away.
+    """
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    handler = logging.StreamHandler() if file is None else _FileHandler(file, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    for earlier in logger.handlers[:]:
+        logger.removeHandler(earlier)
+        earlier.close()
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+
+
+def _rollout(item: Any, score: Any) -> dict[str, Any]:
+    given = {name: value for name, value in asdict(item).items() if value not in (None, ())}
+    clipped = {name: _clipped(value) for name, value in given.items() if isinstance(value, str)}
+    return given | clipped | asdict(score)
+
+
+def _clipped(text: str) -> str:
+    if len(text) <= MAX_TEXT_CHARS:
+        return text
+    half = MAX_TEXT_CHARS // 2
+    return f"{text[:half]} [{len(text) - 2 * half} characters left out] {text[-half:]}"

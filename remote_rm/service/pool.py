@@ -1,12 +1,17 @@
 """Judges items in worker processes, each item with a hard limit of wall time; one bad item never fails its batch."""
 
+from __future__ import annotations
+
 import asyncio
 import logging
+import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
 
-from remote_rm.service.fair_queue import FairQueue
 from remote_rm.service.judge import (
     DEFAULT_LIMITS,
     STOPPING,
@@ -18,6 +23,76 @@ from remote_rm.service.judge import (
 )
 from remote_rm.service.worker import VerifierFailed, WorkerLimits, WorkerLost, WorkerProcess, start_context
 from remote_rm.verifier import AskingVerifier, Item, Score, Verifier
+
+T = TypeVar("T")
+
+FIRST_SERVED = 3
+"""So many items in a row may be the first of their requests; then one of a request that has begun has its turn."""
+
+
+class Line(Generic[T]):
+    """What waits of one request."""
+
+    def __init__(self, items: Iterable[T]) -> None:
+        self.items = deque(items)
+
+
+class FairQueue(Generic[T]):
+    """Gives out items of requests by turns, and the first one of a new request soonest.
+
+    So a request of one item waits for one item, and not for the large ones that came before it.
+    """
+
+    def __init__(self) -> None:
+        self._again: deque[T] = deque()
+        self._new: deque[Line[T]] = deque()
+        self._begun: deque[Line[T]] = deque()
+        self._length = 0
+        self._firsts = 0
+
+    def __len__(self) -> int:
+        """How many items wait."""
+        return self._length
+
+    def add(self, items: Iterable[T]) -> Line[T]:
+        """Queue the items of one request, at least one."""
+        line = Line(items)
+        assert line.items, "a line without items would never be taken up"
+        self._new.append(line)
+        self._length += len(line.items)
+        return line
+
+    def put_back(self, item: T) -> None:
+        """Queue an item that was given out: it is the next."""
+        self._again.append(item)
+        self._length += 1
+
+    def pop(self) -> T:
+        """Return the next item; raises IndexError where none waits."""
+        self._length -= bool(self._length)
+        if self._again:
+            return self._again.popleft()
+        is_first = bool(self._new) and (not self._begun or self._firsts < FIRST_SERVED)
+        self._firsts = self._firsts + 1 if is_first else 0
+        line = (self._new if is_first else self._begun).popleft()
+        item = line.items.popleft()
+        if line.items:
+            self._begun.append(line)
+        return item
+
+    def drop(self, line: Line[T]) -> None:
+        """Take the rest of a request out."""
+        if not line.items:
+            return
+        (self._new if line in self._new else self._begun).remove(line)
+        self._length -= len(line.items)
+        line.items.clear()
+
+    def clear(self) -> Iterator[T]:
+        """Take everything out, and yield it."""
+        while self:
+            yield self.pop()
+
 
 logger = logging.getLogger(__name__)
 
@@ -38,11 +113,11 @@ MAX_FAILED_STARTS = 20
 @dataclass(kw_only=True, eq=False)
 class _Job:
     item: Item
-    score: "asyncio.Future[Score]"
+    score: asyncio.Future[Score]
     lost_workers: int = 0
     failed_starts: int = 0
     is_stalled: bool = False
-    judging: "asyncio.Task[None] | None" = None
+    judging: asyncio.Task[None] | None = None
     """The task that waits for a worker's verdict on it."""
 
 
@@ -356,3 +431,67 @@ def judge_of(verifier: Verifier, *, workers: int, item_timeout_seconds: float, l
     """Return what judges by a verifier: a pool, or where it asks others, what does so around a pool of its rule."""
     pool = VerifierPool(verifier, workers=workers, item_timeout_seconds=item_timeout_seconds, limits=limits)
     return verifier.judge_around(pool, limits=limits) if isinstance(verifier, AskingVerifier) else pool
+
+
+UNLIMITED_QUEUE = ServiceLimits(max_queued_items=sys.maxsize)
+"""Callers wait for their own items, however many: nobody else is to be told to come back later."""
+
+
+class BlockingPool:
+    """Scores items from `start` to `stop`; several threads may call `judge` at a time.
+
+    Without a `stop`, its workers end with this process.
+    """
+
+    def __init__(
+        self,
+        verifier: Verifier,
+        *,
+        workers: int,
+        item_timeout_seconds: float,
+        limits: ServiceLimits = UNLIMITED_QUEUE,
+    ) -> None:
+        self._pool = judge_of(verifier, workers=workers, item_timeout_seconds=item_timeout_seconds, limits=limits)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    @property
+    def worker_pids(self) -> list[int]:
+        """The process ids of the workers."""
+        return self._pool.worker_pids
+
+    def start(self) -> None:
+        """Start the workers; raises RuntimeError where one does not come up, NotReady where nobody can be asked."""
+        assert self._loop is None, "a pool is started once at a time"
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name=f"judge {self._pool.name}", daemon=True)
+        self._thread.start()
+        try:
+            self._run(self._pool.start())
+        except BaseException:
+            self._close()
+            raise
+
+    def stop(self) -> None:
+        """End the workers, whatever they are at."""
+        try:
+            self._run(self._pool.stop())
+        finally:
+            self._close()
+
+    def judge(self, items: Sequence[Item]) -> list[Score]:
+        """Return one score per item, in their order; raises PoolUnavailable as the pool does."""
+        return self._run(self._pool.judge(items))
+
+    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        assert self._loop is not None, "a pool judges between start() and stop()"
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    def _close(self) -> None:
+        assert self._loop is not None
+        assert self._thread is not None
+        self._run(self._loop.shutdown_default_executor())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+        self._loop = self._thread = None

@@ -12,7 +12,7 @@ from vllm import SamplingParams
 from vllm.exceptions import VLLMValidationError
 from vllm.inputs import TokensPrompt
 
-from lmm_r1.config.speculation import Speculation
+from lmm_r1.config.shared import Speculation
 from lmm_r1.lmm_kits import Checkpoint, TinyModelSpec, get_kit
 
 pytestmark = pytest.mark.contract

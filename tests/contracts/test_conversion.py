@@ -16,18 +16,18 @@ from helpers.conversion_examples import (
 )
 
 from lmm_r1 import dotted
-from lmm_r1.agents.crop_environment import CropEnvironment
 from lmm_r1.agents.registry import load_environment
+from lmm_r1.agents.tool_environment import CropEnvironment
 from lmm_r1.cli.arguments import parse
 from lmm_r1.cli.convert_config import main
 from lmm_r1.cli.yaml_file import parse_settings
 from lmm_r1.config import PPOConfig, SFTConfig, resolve
 from lmm_r1.config.checks import agent_options
-from lmm_r1.config.conversion import Conversion, convert, read_run, to_document
-from lmm_r1.config.conversion.easyr1 import EASYR1
-from lmm_r1.config.conversion.openrlhf_06 import TABLES, old_flag
-from lmm_r1.config.conversion.verl import VERL
 from lmm_r1.errors import UserError
+from lmm_r1.migrate import Conversion, convert, read_run, to_document
+from lmm_r1.migrate.easyr1 import EASYR1
+from lmm_r1.migrate.openrlhf_06 import TABLES, old_flag
+from lmm_r1.migrate.verl import VERL
 
 pytestmark = pytest.mark.contract
 

@@ -6,14 +6,14 @@ from helpers.stage_scripts import STAGES
 from lmm_r1 import cpu, dotted
 from lmm_r1.cli.arguments import parse
 from lmm_r1.config import PPOConfig, SFTConfig, resolve_ppo, sized_ppo, sized_supervised
-from lmm_r1.config.gpu_counts import Offer, shared_counts
+from lmm_r1.config.hardware import Offer, shared_counts
 from lmm_r1.config.resolve import resolve_sft
-from lmm_r1.lmm_kits.released import released_folder
+from lmm_r1.lmm_kits.facts import released_folder
 from lmm_r1.planning.choices import choices_line, chosen, filled
 from lmm_r1.planning.machine import GIB, Machine
 from lmm_r1.planning.plan import Plan
 from lmm_r1.planning.ppo_plan import plan_ppo
-from lmm_r1.planning.sft_plan import plan_sft
+from lmm_r1.planning.supervised_plan import plan_sft
 
 pytestmark = pytest.mark.contract
 

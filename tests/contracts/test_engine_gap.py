@@ -19,7 +19,7 @@ from lmm_r1.data.messages import Row
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import EncodedPrompt, Media, TinyModelSpec, get_kit
 from lmm_r1.models.actor import KitActor
-from lmm_r1.trainer.mismatch import Mismatch
+from lmm_r1.rl.mismatch import Mismatch
 
 pytestmark = pytest.mark.contract
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lmm_r1 import cli, dotted
-from lmm_r1.cli import first_page
+from lmm_r1.cli import help_texts
 from lmm_r1.cli.arguments import parse
 from lmm_r1.cli.plan import SUPERVISED
 from lmm_r1.config import PPOConfig, SupervisedConfig, resolve
@@ -94,4 +94,4 @@ def test_a_first_page_shows_what_a_file_of_settings_makes_of_the_defaults(capsys
     [(int | None, "INT"), (tuple[float, float], "FLOAT FLOAT"), (tuple[str, ...], "TEXT ..."), (bool, "")],
 )
 def test_what_stands_for_a_value_says_its_type(hint, told):
-    assert first_page.value_name(hint) == told
+    assert help_texts.value_name(hint) == told

@@ -14,7 +14,7 @@ import pytest
 from helpers.judged_responses import judged
 
 from lmm_r1.evaluation.harness.export import write_exports
-from lmm_r1.evaluation.harness.reading import read_predictions
+from lmm_r1.evaluation.harness.formats import read_predictions
 from lmm_r1.evaluation.scoreboard import CheckpointResponses, MeasuredFile
 from lmm_r1.records.responses import JudgedResponse
 

@@ -50,7 +50,7 @@ def freed_engines() -> Iterator[None]:
 
 
 def strategy_of(*, stage: int, precision: str) -> Any:
-    from lmm_r1.trainer.strategy import make_strategy
+    from lmm_r1.host.strategy import make_strategy
 
     flags = {"ds.zero_stage": stage, "ds.param_dtype": precision, "train.batch_size": 1, "train.micro_batch_size": 1}
     strategy = make_strategy(to_openrlhf_args(dotted.replace(SFTConfig(), flags)))

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from lmm_r1.host.strategy import decay_groups
 from lmm_r1.lmm_kits import KITS
 from lmm_r1.models.loading import LoadSettings, load_model
-from lmm_r1.trainer.strategy import decay_groups
 
 pytestmark = pytest.mark.contract
 

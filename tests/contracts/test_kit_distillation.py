@@ -10,11 +10,10 @@ from helpers.kd_steps import BETA, TEMPERATURE, losses_by_hand
 from helpers.tiny_models import make_actor
 
 from lmm_r1.lmm_kits import KITS, Checkpoint, get_kit
-from lmm_r1.models.distillation import Distillation
-from lmm_r1.models.divergences import Divergence
+from lmm_r1.models.distillation import Distillation, Divergence
 from lmm_r1.models.packed.attention import packing_refusal
-from lmm_r1.trainer.sft_samples import collate, encode_sample
-from lmm_r1.trainer.teacher import _check_same_media, _probes, check_same_tokens
+from lmm_r1.supervised.kd import _check_same_media, _probes, check_same_tokens
+from lmm_r1.supervised.samples import collate, encode_sample
 
 pytestmark = pytest.mark.contract
 

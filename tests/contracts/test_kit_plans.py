@@ -8,11 +8,10 @@ from helpers.tiny_models import MAX_LEN
 
 from lmm_r1.lmm_kits import KITS, Checkpoint
 from lmm_r1.models.actor import KitActor
-from lmm_r1.models.quantized import quantized_layers
+from lmm_r1.models.adapters import quantized_layers
 from lmm_r1.models.value_model import KitValueModel
 from lmm_r1.planning import pass_memory
-from lmm_r1.planning.live_memory import Unpredictable
-from lmm_r1.planning.pass_memory import EmptyModel, ModelSize, empty_model, text_batch
+from lmm_r1.planning.pass_memory import EmptyModel, ModelSize, Unpredictable, empty_model, text_batch
 
 pytestmark = pytest.mark.contract
 

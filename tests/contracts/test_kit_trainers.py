@@ -21,19 +21,18 @@ from lmm_r1.data.messages import Message, Row
 from lmm_r1.data.preferences import PreferenceRow, StepRow, UnpairedRow
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import KITS, Checkpoint, get_kit
-from lmm_r1.models.adapters import adapted_layers
+from lmm_r1.models.adapters import adapted_layers, quantized_layers
 from lmm_r1.models.packed.sequence_parallel import bare
-from lmm_r1.models.quantized import quantized_layers
 from lmm_r1.models.value_model import KitValueModel
 from lmm_r1.records.run_folder import RunFolder
-from lmm_r1.trainer.dpo import DPORun
-from lmm_r1.trainer.kd import KDRun
-from lmm_r1.trainer.kto import KTORun
-from lmm_r1.trainer.prm import PRMRun
-from lmm_r1.trainer.reference import ReferredRun
-from lmm_r1.trainer.rm import RMRun
-from lmm_r1.trainer.sft import SFTRun
-from lmm_r1.trainer.supervised import SupervisedRun
+from lmm_r1.supervised.dpo import DPORun
+from lmm_r1.supervised.kd import KDRun
+from lmm_r1.supervised.kto import KTORun
+from lmm_r1.supervised.loop import SupervisedRun
+from lmm_r1.supervised.prm import PRMRun
+from lmm_r1.supervised.reference import ReferredRun
+from lmm_r1.supervised.rm import RMRun
+from lmm_r1.supervised.sft import SFTRun
 
 pytestmark = pytest.mark.contract
 

@@ -13,7 +13,7 @@ from helpers.conversations import message, picture
 from helpers.tiny_models import encode, make_actor, pad, run_kit
 
 from lmm_r1 import cpu
-from lmm_r1.checkpoints.merge_check import DoublePrecision, in_double
+from lmm_r1.checkpoints.merge_job import DoublePrecision, in_double
 from lmm_r1.lmm_kits import KITS, Media, get_kit
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.adapters import adapted_layers, merged_state_dict

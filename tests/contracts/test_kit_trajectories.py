@@ -9,7 +9,7 @@ from helpers.conversations import as_written, message, picture, row
 from lmm_r1.data.messages import Message, images_of
 from lmm_r1.lmm_kits import KITS, LmmKit, get_kit
 from lmm_r1.lmm_kits.turns import encode_turn
-from lmm_r1.trainer.sft_samples import SFTSample, encode_sample
+from lmm_r1.supervised.samples import SFTSample, encode_sample
 
 pytestmark = pytest.mark.contract
 

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import KITS, TinyModelSpec, get_kit
 from lmm_r1.models.adapters import adapted_layers
-from lmm_r1.models.packed.batch_inputs import BatchInputs
+from lmm_r1.models.packed.packing import BatchInputs
 from lmm_r1.models.value_model import KitValueModel
 
 pytestmark = pytest.mark.contract

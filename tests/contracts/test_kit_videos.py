@@ -15,7 +15,7 @@ from helpers.video_references import TEXT_KEYS, reference, stock_inputs
 from lmm_r1.data.messages import VideoPart, images_of, videos_of
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import KITS, EncodedPrompt, LmmKit, get_kit
-from lmm_r1.trainer.sft_samples import encode_sample
+from lmm_r1.supervised.samples import encode_sample
 
 pytestmark = pytest.mark.contract
 

@@ -28,7 +28,7 @@ from lmm_r1.generation.compact_media import compact
 from lmm_r1.lmm_kits import KITS, LmmKit, get_kit, kit_of
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.loading import freeze
-from lmm_r1.trainer.sft_samples import encode_sample
+from lmm_r1.supervised.samples import encode_sample
 
 pytestmark = pytest.mark.contract
 

@@ -12,10 +12,10 @@ from helpers.upstream_names import agents, deepspeed, engines, loop, models, wor
 from helpers.upstream_names.seam import Seam
 
 import lmm_r1
-from lmm_r1 import openrlhf_seams
+from lmm_r1.host import seams
+from lmm_r1.host.seams import REPLACEMENTS, resolve
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.value_model import KitValueModel
-from lmm_r1.openrlhf_seams import REPLACEMENTS, resolve
 
 pytestmark = pytest.mark.contract
 
@@ -138,7 +138,7 @@ def test_install_puts_ours_in_place_and_may_be_called_again(monkeypatch):
     mesh = resolve("openrlhf.utils.deepspeed.deepspeed:init_device_mesh")
 
     for _ in range(2):
-        openrlhf_seams.install(trust_remote_code=False, share_prefix=True, freeze_visual_encoder=True, max_len=2048)
+        seams.install(trust_remote_code=False, share_prefix=True, freeze_visual_encoder=True, max_len=2048)
         for seam in REPLACED:
             now = resolve(seam.upstream)
             if seam.ours.startswith("lmm_r1.cpu:"):

@@ -13,12 +13,12 @@ from lmm_r1.cli.arguments import parse
 from lmm_r1.cli.make_tiny_model import TinyModelConfig
 from lmm_r1.config import PPOConfig, SFTConfig
 from lmm_r1.config import evaluate as evaluation
-from lmm_r1.config import interactive_chat as chat
+from lmm_r1.config import generation as chat
 from lmm_r1.config import resolve, sized_ppo, sized_supervised
 from lmm_r1.config.check_data import CheckDataConfig
 from lmm_r1.config.evaluate import EvaluateConfig
-from lmm_r1.config.interactive_chat import ChatConfig
-from lmm_r1.config.reward_source import reward_function
+from lmm_r1.config.generation import ChatConfig
+from lmm_r1.config.rewards import reward_function
 from lmm_r1.data.files import read_row_file
 from lmm_r1.data.messages import images_of
 

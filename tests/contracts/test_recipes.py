@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 from helpers.recipe_samples import PREFERENCE_SAMPLES, SAMPLES, RecipeSample, png
 
-from lmm_r1.config.verifier_spec import verifier_from
+from lmm_r1.config.rewards import verifier_from
 from lmm_r1.data.messages import Row, TextPart, images_of
 from lmm_r1.data.recipes import get_recipe, recipe_names
-from lmm_r1.data.recipes.columns import RecordView
 from lmm_r1.data.recipes.mapping import check_embedded_images, map_preference, map_record
+from lmm_r1.data.recipes.recipe import RecordView
 from remote_rm.verifier import Item
 
 pytestmark = pytest.mark.contract

@@ -10,8 +10,8 @@ from helpers.conversations import message, picture
 from helpers.engines import EngineRun, disturb, largest_difference, load_weights, running_engine, sampled
 from helpers.tiny_models import CORPUS, encode, make_actor
 
-from lmm_r1.config.speculation import Speculation
-from lmm_r1.generation.speculation import Guesses, guesses_so_far
+from lmm_r1.config.shared import Speculation
+from lmm_r1.generation.engine_arguments import Guesses, guesses_so_far
 from lmm_r1.lmm_kits import Checkpoint, EncodedPrompt, TinyModelSpec, get_kit
 from lmm_r1.models.actor import KitActor
 

@@ -22,12 +22,12 @@ from helpers.random_trajectories import GROUP, MAX_LEN, Rollouts, build_checkpoi
 from helpers.tiny_models import encode, make_actor
 
 from lmm_r1.agents.registry import ENVIRONMENTS
-from lmm_r1.checkpoints.merge_check import in_double
+from lmm_r1.checkpoints.merge_job import in_double
 from lmm_r1.data.sample import Sample
 from lmm_r1.generation.codec import PromptCodec
 from lmm_r1.lmm_kits import KITS, Checkpoint, Media, get_kit
 from lmm_r1.models.actor import KitActor
-from lmm_r1.trainer.samples import experience_of
+from lmm_r1.rl.rollouts import experience_of
 
 pytestmark = pytest.mark.contract
 

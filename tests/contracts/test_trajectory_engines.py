@@ -18,7 +18,7 @@ from PIL import Image
 
 from lmm_r1.data.sample import Sample
 from lmm_r1.generation.codec import PromptCodec
-from lmm_r1.generation.in_process_engine import InProcessEngine
+from lmm_r1.generation.vllm_engine import InProcessEngine
 from lmm_r1.lmm_kits import KITS, Checkpoint, get_kit
 from lmm_r1.models.actor import KitActor
 

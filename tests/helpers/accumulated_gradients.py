@@ -97,8 +97,8 @@ def _steps(case: AccumulationCase) -> Computed:
 
     from lmm_r1 import dotted
     from lmm_r1.config import SFTConfig, to_openrlhf_args
+    from lmm_r1.host.strategy import make_strategy
     from lmm_r1.models.loading import DTYPES
-    from lmm_r1.trainer.strategy import make_strategy
 
     ranks = int(os.environ["WORLD_SIZE"])
     settings = {
@@ -160,9 +160,8 @@ def policy_gradients() -> dict[str, list[float]]:
     from torch.distributed.device_mesh import init_device_mesh
 
     from lmm_r1.config.ppo import LossAggregation, PolicyLossName
-    from lmm_r1.trainer.mismatch_correction import Correction
-    from lmm_r1.trainer.policy_losses import LossSettings, PolicyLoss
-    from lmm_r1.trainer.replay_buffer import GroupReplayBuffer
+    from lmm_r1.rl.losses import Correction, LossSettings, PolicyLoss
+    from lmm_r1.rl.workers import GroupReplayBuffer
 
     ranks, rank = dist.get_world_size(), dist.get_rank()
     given, passes = random_pass(*LENGTHS), PASSES_OF[ranks]

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from lmm_r1.chat.chat_model import ChatModel
-from lmm_r1.chat.sampling import Sampling
+from lmm_r1.chat.conversation import Sampling
 from lmm_r1.chat.session import Session
 from lmm_r1.data.messages import Row
 from lmm_r1.data.sample import Completion

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from lmm_r1 import cpu
-from lmm_r1.trainer.strategy import default_to_one_process
+from lmm_r1.host.strategy import default_to_one_process
 
 _engines: list[deepspeed.DeepSpeedEngine] = []
 

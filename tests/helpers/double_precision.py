@@ -6,7 +6,7 @@ from unittest import mock
 
 import torch
 
-from lmm_r1.checkpoints.merge_check import DoublePrecision
+from lmm_r1.checkpoints.merge_job import DoublePrecision
 from lmm_r1.models import loading
 
 

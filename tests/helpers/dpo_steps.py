@@ -136,7 +136,7 @@ def by_hand(case: Case) -> Updates:
 
 
 def _pairs_by_hand(case: Case) -> Updates:
-    from lmm_r1.trainer.preference_samples import encode_pair
+    from lmm_r1.supervised.preferences import encode_pair
 
     kit, processor = _kit_of(case)
     samples = [encode_pair(row, kit=kit, processor=processor, max_len=4096) for row in rows()]
@@ -161,8 +161,8 @@ def _pairs_by_hand(case: Case) -> Updates:
 
 
 def _rewards_by_hand(case: Case) -> Updates:
-    from lmm_r1.trainer.rm_rows import RewardEncoder
-    from lmm_r1.trainer.sft_samples import SFTSample, collate
+    from lmm_r1.supervised.rm import RewardEncoder
+    from lmm_r1.supervised.samples import SFTSample, collate
 
     kit, processor = _kit_of(case)
     encode = RewardEncoder(kit=kit, processor=processor, max_len=4096)
@@ -185,7 +185,7 @@ def _rewards_by_hand(case: Case) -> Updates:
 
 
 def _unpaired_by_hand(case: Case) -> Updates:
-    from lmm_r1.trainer.kto_rows import NeighbourRows, UnpairedEncoder
+    from lmm_r1.supervised.kto import NeighbourRows, UnpairedEncoder
 
     kit, processor = _kit_of(case)
     encode = UnpairedEncoder(kit=kit, processor=processor, max_len=4096)
@@ -218,8 +218,8 @@ def _unpaired_by_hand(case: Case) -> Updates:
 
 
 def _steps_by_hand(case: Case) -> Updates:
-    from lmm_r1.trainer.prm_rows import StepEncoder
-    from lmm_r1.trainer.sft_samples import collate
+    from lmm_r1.supervised.prm import StepEncoder
+    from lmm_r1.supervised.samples import collate
 
     kit, processor = _kit_of(case)
     encode = StepEncoder.of(_settings(case), kit=kit, processor=processor)
@@ -251,7 +251,7 @@ def _kit_of(case: Case) -> tuple[Any, Any]:
 
 
 def _log_prob(actor: KitActor, sample: Any) -> torch.Tensor:
-    from lmm_r1.trainer.sft_samples import collate
+    from lmm_r1.supervised.samples import collate
 
     batch = collate([sample], pad_token_id=0)
     values = actor(batch.sequences, attention_mask=batch.attention_mask, return_logprobs=True, media=batch.media)
@@ -338,11 +338,11 @@ def _settings(case: Case) -> Any:
 
 def _ranks_updates(case: Case) -> Updates:
     """Make the updates as one of the ranks."""
-    from lmm_r1.trainer import supervised_models
-    from lmm_r1.trainer.dpo import DPORun
-    from lmm_r1.trainer.kto import KTORun
-    from lmm_r1.trainer.prm import PRMRun
-    from lmm_r1.trainer.rm import RMRun
+    from lmm_r1.supervised import models as supervised_models
+    from lmm_r1.supervised.dpo import DPORun
+    from lmm_r1.supervised.kto import KTORun
+    from lmm_r1.supervised.prm import PRMRun
+    from lmm_r1.supervised.rm import RMRun
 
     session = begun(_settings(case), steps=STEPS)
     run_class, found = {
@@ -367,7 +367,7 @@ def _ranks_updates(case: Case) -> Updates:
 
 def updates_made(run: Any) -> Updates:
     """Return the updates that a run makes."""
-    from lmm_r1.trainer.strategy import whole_state_dict
+    from lmm_r1.host.strategy import whole_state_dict
 
     run.actor.train()
     losses, means, norms = [], [], []

@@ -14,8 +14,8 @@ import torch
 from helpers.garbage import keep_frozen
 
 from lmm_r1 import cpu
-from lmm_r1.config.speculation import Speculation
-from lmm_r1.generation.speculation import speculative_arguments
+from lmm_r1.config.shared import Speculation
+from lmm_r1.generation.engine_arguments import speculative_arguments
 from lmm_r1.generation.worker_extension import FileWeights
 from lmm_r1.lmm_kits import Checkpoint, EncodedPrompt, LmmKit
 from lmm_r1.models.actor import KitActor

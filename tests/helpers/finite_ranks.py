@@ -70,7 +70,7 @@ def outcome_of(stage: int, dtype: str, planted: str, *, folder: Path) -> Outcome
 
         return averaged(stage, dtype, folder / f"{stage}-{dtype}")
 
-    from lmm_r1.trainer.optimizer_step import loss_scaling
+    from lmm_r1.host.optimizer import loss_scaling
 
     strategy, engine = prepared(stage, dtype)
     backward_pass(strategy, engine, "nothing")
@@ -103,8 +103,8 @@ def prepared(stage: int, dtype: str, *, persistent: bool = False) -> tuple[Any, 
 
     from lmm_r1 import dotted
     from lmm_r1.config import SFTConfig, to_openrlhf_args
-    from lmm_r1.trainer.optimizer_step import add_up_in_accumulation_dtype, passes_added_up
-    from lmm_r1.trainer.strategy import make_strategy
+    from lmm_r1.host.optimizer import add_up_in_accumulation_dtype, passes_added_up
+    from lmm_r1.host.strategy import make_strategy
 
     settings = {
         "train.batch_size": int(os.environ["WORLD_SIZE"]),

@@ -13,7 +13,7 @@ from helpers.tiny_models import CORPUS, make_actor
 from lmm_r1.data.messages import Row
 from lmm_r1.lmm_kits import LmmKit, TinyModelSpec, get_kit
 from lmm_r1.models.actor import KitActor
-from lmm_r1.trainer.sft_samples import SFTSample, collate, encode_sample
+from lmm_r1.supervised.samples import SFTSample, collate, encode_sample
 
 COEF, BETA, TEMPERATURE = 0.7, 0.3, 1.5
 FLAGS = {"model.kd_coef": COEF, "model.kd_loss": "jsd", "model.kd_beta": BETA, "model.kd_temperature": TEMPERATURE}
@@ -82,7 +82,7 @@ def ranks_updates(case: Case) -> Updates:
     """Make the updates as one of the ranks."""
     from lmm_r1 import dotted
     from lmm_r1.config import KDConfig, resolve
-    from lmm_r1.trainer.kd import KDRun
+    from lmm_r1.supervised.kd import KDRun
 
     given = {"teacher.model_name_or_path": str(case.teacher), **FLAGS, **flags_of(case)}
     config = resolve(dotted.replace(KDConfig(), given))

@@ -30,11 +30,10 @@ from lmm_r1.data.training_rows import PromptStream
 from lmm_r1.generation import media_store
 from lmm_r1.generation.engine import SamplingSettings
 from lmm_r1.generation.group import GroupSettings, SampledGroup
-from lmm_r1.trainer.experience_maker import KitExperienceMaker
-from lmm_r1.trainer.ppo_trainer import KitPPOTrainer
-from lmm_r1.trainer.replay_buffer import GroupReplayBuffer
-from lmm_r1.trainer.samples import KitSamplesGenerator
-from lmm_r1.trainer.workers import PassMedia, media_per_row
+from lmm_r1.rl.experiences import KitExperienceMaker
+from lmm_r1.rl.loop import KitPPOTrainer
+from lmm_r1.rl.rollouts import KitSamplesGenerator
+from lmm_r1.rl.workers import GroupReplayBuffer, PassMedia, media_per_row
 
 # Of Qwen2.5-VL: two frames of 14 x 14 pixels in three colours.
 PATCH = 3 * 2 * 14 * 14

@@ -41,7 +41,7 @@ def step(strategy: Any, engine: Any) -> None:
 
 def averaged(stage: int, dtype: str, folder: Path) -> dict[str, bool]:
     """Make two updates, and compare the average with one of whole weights."""
-    from lmm_r1.trainer.moving_average import MovingAverage
+    from lmm_r1.lifecycle.publication import MovingAverage
 
     folder.mkdir(exist_ok=True)
     strategy, engine = prepared(stage, dtype, persistent=dtype == "bf16")
@@ -77,7 +77,7 @@ def referred(strategy: Any, engine: Any, folder: Path) -> dict[str, bool]:
     """Give a reference, which begins with other weights, those of the policy."""
     import deepspeed
 
-    from lmm_r1.trainer.reference_refresh import load_reference, reference_file, write_reference
+    from lmm_r1.rl.workers import load_reference, reference_file, write_reference
 
     torch.manual_seed(7)
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 1))

@@ -18,9 +18,8 @@ def main(folder: Path, stage: int) -> None:
     cpu.prepare_process()
     from lmm_r1 import dotted
     from lmm_r1.config import KDConfig, resolve
-    from lmm_r1.trainer.kd import KDRun
-    from lmm_r1.trainer.sft_samples import collate
-    from lmm_r1.trainer.student_engine import check_sampled
+    from lmm_r1.supervised.kd import KDRun, check_sampled
+    from lmm_r1.supervised.samples import collate
 
     flags = {
         "model.model_name_or_path": str(folder / "student"),

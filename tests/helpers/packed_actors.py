@@ -11,7 +11,7 @@ from helpers.engines import disturb
 from helpers.packed_batches import DoubleThroughout, Results
 from helpers.tiny_models import make_actor
 
-from lmm_r1.checkpoints.merge_check import in_double
+from lmm_r1.checkpoints.merge_job import in_double
 from lmm_r1.models.actor import KitActor
 
 # Largest difference of a log-prob or entropy; of a gradient, relative to its norm. Some 40 operations in a row, each a sum

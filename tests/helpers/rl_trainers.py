@@ -8,10 +8,10 @@ from typing import TypeVar
 from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig, to_openrlhf_args
 from lmm_r1.data.messages import Row
+from lmm_r1.host.strategy import make_strategy
 from lmm_r1.records.run_folder import RunFolder
-from lmm_r1.trainer.ppo_trainer import KitPPOTrainer
-from lmm_r1.trainer.run import prompt_stream
-from lmm_r1.trainer.strategy import make_strategy
+from lmm_r1.rl.loop import KitPPOTrainer
+from lmm_r1.rl.run import prompt_stream
 
 Trainer = TypeVar("Trainer", bound=KitPPOTrainer)
 # Of the policy's workers.

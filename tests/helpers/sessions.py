@@ -3,11 +3,11 @@
 from typing import Any
 
 from lmm_r1.config import SupervisedConfig, to_openrlhf_args
+from lmm_r1.lifecycle.stopping import StopRequests
 from lmm_r1.lmm_kits import Checkpoint, LmmKit
 from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.records.trackers import Trackers
-from lmm_r1.trainer.stopping import StopRequests
-from lmm_r1.trainer.supervised_session import Session
+from lmm_r1.supervised.models import Session
 
 
 def session_of(
@@ -47,7 +47,7 @@ def begun(
     config: SupervisedConfig, *, checkpoint: Checkpoint | None = None, folder: RunFolder | None = None, steps: int
 ) -> Session:
     """Return the session of a run under DeepSpeed, in the processes that this one is of."""
-    from lmm_r1.trainer.strategy import make_strategy
+    from lmm_r1.host.strategy import make_strategy
 
     strategy = make_strategy(to_openrlhf_args(config))
     strategy.setup_distributed()

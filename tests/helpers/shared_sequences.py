@@ -27,7 +27,7 @@ def main(folder: Path) -> None:
     """Run this rank's part of all cases."""
     from lmm_r1 import cpu, dotted
     from lmm_r1.config import SFTConfig, to_openrlhf_args
-    from lmm_r1.trainer.strategy import make_strategy
+    from lmm_r1.host.strategy import make_strategy
 
     torch.set_num_threads(1)
     cpu.prepare_process()
@@ -77,7 +77,7 @@ def compare(
     """Compare an actor's log-probs, entropies and gradients on a batch of groups with and without the other ranks."""
     from helpers.tiny_models import make_actor
 
-    from lmm_r1.checkpoints.merge_check import DoublePrecision
+    from lmm_r1.checkpoints.merge_job import DoublePrecision
 
     actor = make_actor(Path(path), packing_samples=True, share_prefix=True, **settings).train()
     _disturb(actor.model, dtype=dtype)
@@ -242,10 +242,9 @@ def train(*, group: dist.ProcessGroup, kit: str, path: str, ulysses_size: int, s
 
     from lmm_r1 import dotted
     from lmm_r1.config import SFTConfig
+    from lmm_r1.host.strategy import whole_state_dict
     from lmm_r1.lmm_kits import get_kit
-    from lmm_r1.trainer.sft import SFTRun
-    from lmm_r1.trainer.sft_rows import RowEncoder
-    from lmm_r1.trainer.strategy import whole_state_dict
+    from lmm_r1.supervised.sft import RowEncoder, SFTRun
 
     flags = {
         "model.model_name_or_path": path,
@@ -306,7 +305,7 @@ def _by_hand(config: Any, samples: Sequence[Any], *, kit: Any, processor: Any) -
     """Return losses, gradient norms and weights of two updates of PyTorch's AdamW on all samples, one by one."""
     from helpers.tiny_models import make_actor
 
-    from lmm_r1.trainer.sft_samples import collate
+    from lmm_r1.supervised.samples import collate
 
     actor = make_actor(Path(config.model.model_name_or_path)).train()
     trained = [weight for weight in actor.model.parameters() if weight.requires_grad]

@@ -2,8 +2,8 @@
 
 from collections import deque
 
+from lmm_r1.tasks.sokoban.board import MOVES
 from lmm_r1.tasks.sokoban.notation import read_state
-from lmm_r1.tasks.sokoban.state import MOVES
 
 ONE_PUSH = "#####\n#@$.#\n#####"
 # L pushes the box left, U and L walk around it, D pushes it down: 4 moves, 2 of them pushes.

@@ -3,7 +3,7 @@
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 
-from lmm_r1.trainer.sft_samples import SFTBatch, SFTSample
+from lmm_r1.supervised.samples import SFTBatch, SFTSample
 
 POLICY, REFERENCE = [0.0, -1.0, -2.0, -4.0], [0.0, -1.5, -2.0, -3.0]
 """Log-probs of the tokens 0 to 3: their log-ratios are 0, 0.5, 0 and -1."""

@@ -147,7 +147,7 @@ def _two_processes(case: Case) -> list[Step]:
 def _step(strategy: Any, actor: KitActor, batches: Sequence[Batch], *, way: Way, trained: bool) -> Step:
     from deepspeed.utils import safe_get_full_grad
 
-    from lmm_r1.trainer.strategy import whole_state_dict
+    from lmm_r1.host.strategy import whole_state_dict
 
     engine = actor.model
     gradients, log_probs = {}, []
@@ -172,7 +172,7 @@ def _prepared(case: Case) -> tuple[Any, KitActor]:
     """Return the strategy and the actor of a case, as the trainers prepare them."""
     from lmm_r1 import dotted
     from lmm_r1.config import SFTConfig, to_openrlhf_args
-    from lmm_r1.trainer.strategy import KitStrategy, make_strategy
+    from lmm_r1.host.strategy import KitStrategy, make_strategy
 
     class NothingKept(KitStrategy):
         """Shards weights of every size; ZeRO-3 keeps those below 100,000 numbers whole."""

@@ -63,7 +63,7 @@ def log_probs_of(
 def _prepared(checkpoint: str, *, stage: int) -> KitActor:
     from lmm_r1 import dotted
     from lmm_r1.config import SFTConfig, to_openrlhf_args
-    from lmm_r1.trainer.strategy import make_strategy
+    from lmm_r1.host.strategy import make_strategy
 
     flags = {"train.batch_size": RANKS, "train.micro_batch_size": 1, "ds.zero_stage": stage, "ds.param_dtype": "bf16"}
     strategy = make_strategy(to_openrlhf_args(dotted.replace(SFTConfig(), flags)))

@@ -11,7 +11,7 @@ import torch
 from deepspeed.ops.adam import DeepSpeedCPUAdam
 
 from lmm_r1 import cpu
-from lmm_r1.trainer.strategy import why_not_built
+from lmm_r1.host.strategy import why_not_built
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.full]
 
@@ -33,7 +33,7 @@ import lmm_r1, deepspeed
 torch.version.cuda, torch.cuda.is_available = None, lambda: False
 from lmm_r1 import cpu
 cpu.prepare_process()
-from lmm_r1.trainer import strategy
+from lmm_r1.host import strategy
 strategy.dist.get_rank = lambda: 0
 print(json.dumps([strategy.torch_adam(offload=offload) for offload in (False, True)]))
 """

@@ -17,7 +17,7 @@ from openrlhf.utils.deepspeed import DeepspeedStrategy
 
 from lmm_r1.checkpoints.folder import read_latest
 from lmm_r1.errors import UserError
-from lmm_r1.trainer.strategy import KitStrategy
+from lmm_r1.host.strategy import KitStrategy
 
 pytestmark = pytest.mark.integration
 

@@ -17,12 +17,12 @@ from ray.util.placement_group import placement_group, remove_placement_group
 
 from lmm_r1 import cpu, dotted
 from lmm_r1.cluster import nodes, placement
+from lmm_r1.cluster.nodes import SharedPath, check_shared
 from lmm_r1.cluster.placement import NodeSortedGroup, reserve
-from lmm_r1.cluster.shared_paths import SharedPath, check_shared
 from lmm_r1.config import PPOConfig, resolve
 from lmm_r1.errors import UserError
-from lmm_r1.trainer import run
-from lmm_r1.trainer.stopping import StopRequests
+from lmm_r1.lifecycle.stopping import StopRequests
+from lmm_r1.rl import run
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

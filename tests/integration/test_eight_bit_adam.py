@@ -10,7 +10,7 @@ from helpers import deepspeed_process
 
 from lmm_r1 import dotted
 from lmm_r1.config import SFTConfig, to_openrlhf_args
-from lmm_r1.trainer.strategy import make_strategy
+from lmm_r1.host.strategy import make_strategy
 
 pytestmark = pytest.mark.integration
 ADAM = {"lr": 1e-2, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.01}

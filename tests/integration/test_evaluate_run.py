@@ -14,7 +14,7 @@ from PIL import Image
 
 from lmm_r1.cli.evaluate import main
 from lmm_r1.evaluation import measurement
-from lmm_r1.records.evaluation import read_evaluation
+from lmm_r1.records.metrics import read_evaluation
 from lmm_r1.records.responses import read_responses
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]

@@ -19,7 +19,7 @@ from PIL import Image
 
 from lmm_r1.chat.chat_model import load_model
 from lmm_r1.chat.screen import neutral
-from lmm_r1.config.interactive_chat import ChatConfig
+from lmm_r1.config.generation import ChatConfig
 from lmm_r1.data.messages import ImagePart, TextPart
 from lmm_r1.errors import UserError
 

@@ -15,9 +15,9 @@ from transformers.trainer_utils import SchedulerType
 
 from lmm_r1 import dotted
 from lmm_r1.config import SFTConfig, to_openrlhf_args
-from lmm_r1.config.optimizer_checks import SCHEDULES
-from lmm_r1.trainer import strategy as strategy_module
-from lmm_r1.trainer.strategy import KitStrategy, make_strategy
+from lmm_r1.config.model_checks import SCHEDULES
+from lmm_r1.host import strategy as strategy_module
+from lmm_r1.host.strategy import KitStrategy, make_strategy
 
 pytestmark = pytest.mark.integration
 

@@ -18,13 +18,14 @@ from lmm_r1.checkpoints.merging import load_with_adapter, merge_adapter
 from lmm_r1.checkpoints.zero_checkpoint import checkpoint_folder, load_trained, read_weights
 from lmm_r1.config import SFTConfig, to_openrlhf_args
 from lmm_r1.errors import UserError
-from lmm_r1.generation.weight_bucket import weights_in
+from lmm_r1.generation.worker_extension import weights_in
+from lmm_r1.host import weight_sync
+from lmm_r1.host.strategy import KitStrategy, make_strategy, whole_state_dict
 from lmm_r1.lmm_kits import get_kit
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.adapters import ADAPTER_FOLDER, adapted_layers, merged_state_dict, save_adapter
-from lmm_r1.trainer import weight_sync, workers
-from lmm_r1.trainer.reference_refresh import load_reference, reference_file, write_reference
-from lmm_r1.trainer.strategy import KitStrategy, make_strategy, whole_state_dict
+from lmm_r1.rl import workers
+from lmm_r1.rl.workers import load_reference, reference_file, write_reference
 
 pytestmark = pytest.mark.integration
 KIT = "qwen2_5_vl"

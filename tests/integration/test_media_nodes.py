@@ -10,7 +10,7 @@ from helpers.media_steps import Engine, Worker, name_of, pickle_helpers, setting
 from ray._private.internal_api import get_memory_info_reply, get_state_from_address
 from ray.cluster_utils import Cluster
 
-from lmm_r1.trainer.workers import PassMedia
+from lmm_r1.rl.workers import PassMedia
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

@@ -12,10 +12,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lmm_r1 import dotted
 from lmm_r1.config import SFTConfig, to_openrlhf_args
+from lmm_r1.host import strategy as strategy_module
+from lmm_r1.host.optimizer import check_finite
+from lmm_r1.host.strategy import KitStrategy, make_strategy
 from lmm_r1.models.loading import DTYPES
-from lmm_r1.trainer import strategy as strategy_module
-from lmm_r1.trainer.optimizer_step import check_finite
-from lmm_r1.trainer.strategy import KitStrategy, make_strategy
 
 pytestmark = pytest.mark.integration
 PASSES, UPDATES = 2, 3

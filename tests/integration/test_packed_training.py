@@ -26,9 +26,9 @@ from lmm_r1.cli import make_task, train_ppo_ray, train_sft
 from lmm_r1.data.messages import Row
 from lmm_r1.data.sample import MediaRef, Sample, Segment
 from lmm_r1.generation.group import GroupSettings
-from lmm_r1.trainer import reference_ahead
-from lmm_r1.trainer.reference_ahead import ReferenceAhead
-from lmm_r1.trainer.samples import KitSamplesGenerator
+from lmm_r1.rl import reference_ahead
+from lmm_r1.rl.reference_ahead import ReferenceAhead
+from lmm_r1.rl.rollouts import KitSamplesGenerator
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

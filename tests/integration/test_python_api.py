@@ -12,7 +12,7 @@ from helpers.commands import ANSWERED, QUESTION
 from helpers.hub_server import hub_server
 
 import lmm_r1
-from lmm_r1.trainer import sft_rows
+from lmm_r1.supervised import sft
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -77,13 +77,13 @@ def test_a_run_that_failed_in_its_first_step_is_made_by_the_same_call_and_its_mo
     tiny_checkpoint, tmp_path, monkeypatch
 ):
     settings = {"model.model_name_or_path": tiny_checkpoint("llm"), "ckpt.output_dir": tmp_path / "run", **SIZES}
-    encode, encoded = sft_rows.encode_sample, iter([True])
+    encode, encoded = sft.encode_sample, iter([True])
     # The disk breaks behind the first row, which is encoded to see whether one fits.
-    monkeypatch.setattr(sft_rows, "encode_sample", lambda *row, **given: next(encoded) and encode(*row, **given))
+    monkeypatch.setattr(sft, "encode_sample", lambda *row, **given: next(encoded) and encode(*row, **given))
     with pytest.raises(lmm_r1.UserError, match="the same call starts anew$"):
         lmm_r1.train_sft(settings, rows=[ANSWERED, ANSWERED])
     assert not dist.is_initialized()
-    monkeypatch.setattr(sft_rows, "encode_sample", encode)
+    monkeypatch.setattr(sft, "encode_sample", encode)
     with hub_server() as uploads:
         again = lmm_r1.train_sft(settings, {"ckpt.push_to_hub": "me/model"}, rows=[ANSWERED, ANSWERED])
     assert again.steps == 1

@@ -15,7 +15,7 @@ from helpers.deepspeed_process import start_anew
 from PIL import Image
 
 from lmm_r1.cli import check_data, train_sft
-from lmm_r1.trainer import sft_rows
+from lmm_r1.supervised import sft
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("own_environment")]
 
@@ -274,11 +274,11 @@ def test_a_run_goes_on_after_a_row_that_it_has_left_out_was_removed(model, work,
     rows = read("F05_extreme_aspect_sft.jsonl")
     write_rows(work, *rows[-1:], *rows[:-1])
     given = {"data__bad_rows": "skip", "train__max_epochs": 1, "ckpt__save_steps": 1}
-    encode, calls = sft_rows.encode_sample, iter(range(1 + 2 * 2))
-    monkeypatch.setattr(sft_rows, "encode_sample", lambda *row, **named: next(calls) + 1 and encode(*row, **named))
+    encode, calls = sft.encode_sample, iter(range(1 + 2 * 2))
+    monkeypatch.setattr(sft, "encode_sample", lambda *row, **named: next(calls) + 1 and encode(*row, **named))
     with pytest.raises(SystemExit):
         learned(supervised(model, **given), monkeypatch)
-    monkeypatch.setattr(sft_rows, "encode_sample", encode)
+    monkeypatch.setattr(sft, "encode_sample", encode)
     assert (steps_of(Path("out")), left_out(Path("out"))) == ([1, 2], [(0, "rows.jsonl line 1")])
     write_rows(work, *rows[:-1])
     learned(supervised(model, **given), monkeypatch)

@@ -20,7 +20,7 @@ from ray import cloudpickle
 from lmm_r1.data.sample import MediaRef, PlacedRef
 from lmm_r1.data.training_rows import PromptStream
 from lmm_r1.generation import media_store
-from lmm_r1.trainer.replay_buffer import GroupReplayBuffer
+from lmm_r1.rl.workers import GroupReplayBuffer
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

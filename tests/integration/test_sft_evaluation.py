@@ -11,7 +11,7 @@ from helpers.deepspeed_process import start_anew
 
 from lmm_r1.checkpoints.folder import tags
 from lmm_r1.cli import train_sft
-from lmm_r1.trainer import sft_rows
+from lmm_r1.supervised import sft
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -52,7 +52,7 @@ def test_the_best_checkpoint_outlives_others_and_a_restart(
     rows(tmp_path, "train", "46", "46")
     rows(tmp_path, "held_out", "46", "46", "46")
     # The disk breaks in the evaluation after the fourth step; the third is saved, and the second is the best.
-    encode, calls, here = sft_rows.encode_sample, [], os.getpid()
+    encode, calls, here = sft.encode_sample, [], os.getpid()
 
     def breaking(*row, **given):
         # Training rows are encoded by a worker.
@@ -61,7 +61,7 @@ def test_the_best_checkpoint_outlives_others_and_a_restart(
             raise OSError("the disk broke")
         return encode(*row, **given)
 
-    monkeypatch.setattr(sft_rows, "encode_sample", breaking)
+    monkeypatch.setattr(sft, "encode_sample", breaking)
     children = set(multiprocessing.active_children())
     with pytest.raises(SystemExit):
         train(tiny_checkpoint("llm"), tmp_path, monkeypatch=monkeypatch)
@@ -71,7 +71,7 @@ def test_the_best_checkpoint_outlives_others_and_a_restart(
     assert tags(checkpoints) == ["best_global_step2", "global_step3"]
     metric = json.loads((checkpoints / "best_global_step2" / "metric.json").read_text())
     assert metric["metric_key"] == "eval_loss"
-    monkeypatch.setattr(sft_rows, "encode_sample", encode)
+    monkeypatch.setattr(sft, "encode_sample", encode)
     train(tiny_checkpoint("llm"), tmp_path, monkeypatch=monkeypatch)
     assert set(multiprocessing.active_children()) <= children, "workers that encode rows end with the training"
 

@@ -11,7 +11,7 @@ from helpers.tracked_runs import keep_offline, of_swanlab, of_tensorboard, of_wa
 
 from lmm_r1.cli import train_sft
 from lmm_r1.records.trackers.backends import BACKENDS
-from lmm_r1.trainer import sft_rows
+from lmm_r1.supervised import sft
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -43,14 +43,14 @@ def train(model: Path, folder: Path, *, monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_stopped_run_goes_on_in_every_tracker(tiny_checkpoint, tmp_path, own_environment, monkeypatch, capfd):
     keep_offline(tmp_path / "home", monkeypatch)
     write_rows(tmp_path, ANSWERED, "{]", ANSWERED)
-    encode = sft_rows.encode_sample
+    encode = sft.encode_sample
     # The disk breaks in the fourth step; the last checkpoint is that of the second.
     encoded = iter(range(1 + 2 * 3))
-    monkeypatch.setattr(sft_rows, "encode_sample", lambda *row, **given: next(encoded) + 1 and encode(*row, **given))
+    monkeypatch.setattr(sft, "encode_sample", lambda *row, **given: next(encoded) + 1 and encode(*row, **given))
     with pytest.raises(SystemExit):
         train(tiny_checkpoint("llm"), tmp_path, monkeypatch=monkeypatch)
     assert "step 3/4; step 2 is saved" in capfd.readouterr().err
-    monkeypatch.setattr(sft_rows, "encode_sample", encode)
+    monkeypatch.setattr(sft, "encode_sample", encode)
     train(tiny_checkpoint("llm"), tmp_path, monkeypatch=monkeypatch)
 
     run = tmp_path / "run"

@@ -172,7 +172,7 @@ def test_gpu_check_ends_on_the_cpu_with_all_results_of_all_stages(tmp_path):
     assert sent["ipc/buckets"]["bytes"] == sent["ipc/tensors"]["bytes"]
     assert sent["adam/deepspeed_fused"]["absent"].startswith("a GPU")
     for name in ("zero_2", "zero_3", "zero_3_adam_offload"):
-        assert sent[name]["adam"] == {"torch_adam": True, "chosen_by": "lmm_r1.trainer.strategy"}
+        assert sent[name]["adam"] == {"torch_adam": True, "chosen_by": "lmm_r1.host.strategy"}
         assert sent[name]["seconds"] > 0
 
 

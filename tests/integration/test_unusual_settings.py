@@ -19,10 +19,10 @@ from helpers.sessions import begun, run_of
 from lmm_r1 import dotted
 from lmm_r1.config import SFTConfig, resolve
 from lmm_r1.data.messages import Row
+from lmm_r1.host.strategy import whole_state_dict
 from lmm_r1.models.adapters import adapted_layers, merged_state_dict
-from lmm_r1.trainer.sft import SFTRun
-from lmm_r1.trainer.sft_samples import SFTSample
-from lmm_r1.trainer.strategy import whole_state_dict
+from lmm_r1.supervised.samples import SFTSample
+from lmm_r1.supervised.sft import SFTRun
 
 pytestmark = pytest.mark.integration
 

@@ -12,8 +12,7 @@ from lmm_r1.config.ppo import RewardConfig
 from lmm_r1.data.messages import Message, Row, TextPart
 from lmm_r1.errors import UserError
 from lmm_r1.scoring.scored_response import ScoredResponse
-from lmm_r1.scoring.sources import GroupSource, RowChecker, make_scorer
-from lmm_r1.scoring.verifier_scorer import MOST_WORKERS
+from lmm_r1.scoring.sources import MOST_WORKERS, GroupSource, RowChecker, make_scorer
 from remote_rm.verifier import Score
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]

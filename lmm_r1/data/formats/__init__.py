@@ -9,10 +9,9 @@ from collections.abc import Iterable
 from typing import Literal, TypeAlias
 
 from lmm_r1.data.formats.chats import CHATS
+from lmm_r1.data.formats.judged import RESPONSES, UNPAIRED_ROWS
 from lmm_r1.data.formats.problems import PROBLEMS
-from lmm_r1.data.formats.responses import RESPONSES
 from lmm_r1.data.formats.row_format import FormatSet, RowFields, RowFormat
-from lmm_r1.data.formats.unpaired import UNPAIRED_ROWS
 
 FormatName: TypeAlias = Literal[
     "lmm_r1",

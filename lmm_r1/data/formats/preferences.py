@@ -10,18 +10,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
-from lmm_r1.data.formats.asked import (
+from lmm_r1.data.formats.chats import DATASOURCE, chat_message, with_surroundings, written_messages
+from lmm_r1.data.formats.problems import (
     CONVERSATIONS,
     IMAGES,
     PROMPTS,
     VIDEOS,
     held_prompts,
+    media_first,
     prompt_of,
     same_turn,
     same_words,
 )
-from lmm_r1.data.formats.chats import DATASOURCE, chat_message, with_surroundings, written_messages
-from lmm_r1.data.formats.problems import media_first
 from lmm_r1.data.formats.row_format import Column, Columns, FormatSet, PairFields, RowFormat, is_empty, listed
 
 _ASKED = (*PROMPTS, *CONVERSATIONS)

@@ -14,8 +14,7 @@ from lmm_r1.data.image_sources import kind_of
 from lmm_r1.data.images import check_image_exists, load_image
 from lmm_r1.data.messages import Row, images_of
 from lmm_r1.data.preferences import PREFERENCE, PreferenceRow, read_judged_row
-from lmm_r1.data.recipes.columns import LETTERS, RecordView
-from lmm_r1.data.recipes.recipe import CHOICES_FIELD, Recipe, template_fields
+from lmm_r1.data.recipes.recipe import CHOICES_FIELD, LETTERS, Recipe, RecordView, template_fields
 from lmm_r1.data.row_parser import parse_row
 
 _MEDIA_KEYS = ("image", "image_url", "url", "path")

@@ -18,33 +18,29 @@ from pathlib import Path
 
 from lmm_r1.data.bad_rows import SkippedRow
 from lmm_r1.data.files import IMAGES_FOLDER, ROWS_FILE, Record
-from lmm_r1.data.image_sources import decode_base64, kind_of, open_image
+from lmm_r1.data.image_sources import StoredBytes, decode_base64, kind_of, open_image
 from lmm_r1.data.images import fetched, load_image
 from lmm_r1.data.messages import ImagePart, Message, Part, Row
 from lmm_r1.data.preferences import PreferenceRow
-from lmm_r1.data.recipes.columns import RecordView
-from lmm_r1.data.recipes.manifest import (
+from lmm_r1.data.recipes.mapping import map_preference, map_record
+from lmm_r1.data.recipes.recipe import Recipe, RecordView
+from lmm_r1.data.recipes.sources import (
     LEFT_OUT_FILE,
     MANIFEST_FILE,
+    FileHash,
     JobSettings,
     Manifest,
-    read_left_out,
-    read_manifest,
-)
-from lmm_r1.data.recipes.mapping import map_preference, map_record
-from lmm_r1.data.recipes.media import MediaFiles
-from lmm_r1.data.recipes.recipe import Recipe
-from lmm_r1.data.recipes.sources import (
-    FileHash,
+    MediaFiles,
     SourceFiles,
     file_hashes,
     hash_files,
     hub_files,
     local_files,
+    read_left_out,
+    read_manifest,
     sha256_of,
 )
 from lmm_r1.data.row_parser import stored_messages
-from lmm_r1.data.stored_bytes import StoredBytes
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import check_creatable, write_bytes_atomically
 from lmm_r1.files.json_files import append_json_lines, cut_torn_line, read_json_object, write_json_object

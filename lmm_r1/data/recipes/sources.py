@@ -1,20 +1,156 @@
-"""The files of a published dataset: on the hub, or in a local copy with the same layout; and their hashes."""
+"""What a recipe reads: the source's files, its media, and the manifest with their hashes."""
 
 from __future__ import annotations
 
 import fnmatch
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+import shutil
+import tarfile
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path, PurePosixPath
 
 from lmm_r1 import hub
+from lmm_r1.data.bad_rows import SkippedRow
 from lmm_r1.data.files import ROWS_FILE, Record, read_records
-from lmm_r1.data.recipes.media import is_archive
+from lmm_r1.data.image_sources import resolve
 from lmm_r1.data.recipes.recipe import Recipe
 from lmm_r1.errors import UserError
-from lmm_r1.files.json_files import count_field, text_field
+from lmm_r1.files.json_files import count_field, read_json_lines, read_json_object, text_field
+
+ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz")
+Member = tuple[zipfile.ZipFile, str] | Path
+
+
+def is_archive(path: Path) -> bool:
+    """Whether the name is that of an archive that can be read."""
+    return path.name.lower().endswith(ARCHIVES)
+
+
+class MediaFiles:
+    """Finds an image by the end of its path: `train/1.png` is `images/train/1.png`, and never `test/1.png`.
+
+    Zip archives are read in place. Of tar archives only the whole can be read, so they are unpacked.
+    """
+
+    def __init__(self, files: Sequence[Path], *, folder: Path, unpack_into: Path | None) -> None:
+        """Look at files of the dataset's folder; tar archives are unpacked into `unpack_into`, None refuses them."""
+        self._by_name: dict[str, list[tuple[PurePosixPath, Member]]] = {}
+        self._open: list[zipfile.ZipFile] = []
+        for file in files:
+            if not is_archive(file):
+                self._add(PurePosixPath(file.relative_to(folder).as_posix()), file)
+            elif file.suffix.lower() == ".zip":
+                self._add_zip(file)
+            else:
+                self._add_tar(file, folder=folder, unpack_into=unpack_into)
+
+    def __enter__(self) -> MediaFiles:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for archive in self._open:
+            archive.close()
+
+    def find(self, path: str, *, base_dir: Path, location: str) -> str | bytes:
+        """Return the path of a file that is there, or the encoded image out of an archive.
+
+        Raises UserError where several would do, or where an archive is damaged; a path that nothing fits comes back.
+        """
+        beside = resolve(path, base_dir=base_dir)
+        if os.path.isfile(str(beside)):
+            return str(beside)
+        asked = PurePosixPath(os.path.normpath(path.removeprefix("file://")))
+        fitting = [
+            (_shared(asked, name), member)
+            for name, member in self._by_name.get(asked.name, ())
+            if _ends_alike(asked, name)
+        ]
+        if not fitting:
+            return path
+        longest = max(shared for shared, _ in fitting)
+        best = [member for shared, member in fitting if shared == longest]
+        if len(best) > 1:
+            raise UserError(
+                f"{location}: the image {path} may be any of {len(best)} files, such as {_shown(best[0])} and "
+                f"{_shown(best[1])}; remove those that do not belong to the dataset"
+            )
+        return _content(best[0], location=location)
+
+    def _add(self, name: PurePosixPath, member: Member) -> None:
+        self._by_name.setdefault(name.name, []).append((name, member))
+
+    def _add_zip(self, file: Path) -> None:
+        try:
+            archive = zipfile.ZipFile(file)
+        except (zipfile.BadZipFile, OSError) as error:
+            raise UserError(f"{file}: not a readable zip archive ({error}); fetch it again") from error
+        self._open.append(archive)
+        for name in archive.namelist():
+            if not name.endswith("/"):
+                self._add(PurePosixPath(name), (archive, name))
+
+    def _add_tar(self, file: Path, *, folder: Path, unpack_into: Path | None) -> None:
+        if unpack_into is None:
+            raise UserError(f"{file}: a tar archive is not read in place; unpack it, and give the folder")
+        content = unpacked(file, folder=unpack_into / file.relative_to(folder))
+        for path in sorted(content.rglob("*")):
+            if path.is_file():
+                self._add(PurePosixPath(path.relative_to(content).as_posix()), path)
+
+
+def unpacked(file: Path, *, folder: Path) -> Path:
+    """Return the folder with the content of a tar archive; one that was unpacked whole before is taken as it is."""
+    partial = folder.with_name(f".{folder.name}.partial")
+    if folder.is_dir():
+        return folder
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        with tarfile.open(file) as archive:
+            archive.extractall(partial, filter="data")
+    except (tarfile.TarError, EOFError, OSError) as error:
+        raise UserError(
+            f"{file}: cannot be unpacked into {folder.parent} ({error}); fetch it again, or make room"
+        ) from error
+    partial.rename(folder)
+    return folder
+
+
+def _ends_alike(asked: PurePosixPath, name: PurePosixPath) -> bool:
+    """Whether the shorter path is the end of the longer one."""
+    return _shared(asked, name) == min(len(_steps(asked)), len(_steps(name)))
+
+
+def _shared(asked: PurePosixPath, name: PurePosixPath) -> int:
+    """How many steps from the file's name upwards two paths have in common."""
+    count = 0
+    for one, other in zip(reversed(_steps(asked)), reversed(_steps(name)), strict=False):
+        if one != other:
+            break
+        count += 1
+    return count
+
+
+def _steps(path: PurePosixPath) -> Sequence[str]:
+    return [step for step in path.parts if step not in ("/", ".", "..")]
+
+
+def _content(member: Member, *, location: str) -> str | bytes:
+    if isinstance(member, Path):
+        return str(member)
+    archive, name = member
+    try:
+        return archive.read(name)
+    except (zipfile.BadZipFile, OSError, RuntimeError, NotImplementedError) as error:
+        raise UserError(f"{location}: cannot read {_shown(member)} ({error}); fetch the archive again") from error
+
+
+def _shown(member: Member) -> str:
+    return str(member) if isinstance(member, Path) else f"{member[0].filename}:{member[1]}"
+
 
 ROW_SUFFIXES = (".jsonl", ".json", ".parquet", ".csv", ".arrow")
 _IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")
@@ -205,3 +341,121 @@ def sha256_of(file: Path) -> str:
         while block := stream.read(_BLOCK_BYTES):
             digest.update(block)
     return digest.hexdigest()
+
+
+MANIFEST_FILE = "manifest.json"
+LEFT_OUT_FILE = "left_out.jsonl"
+"""The rows that could not be used, one a line, with their reasons."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSettings:
+    """What rows depend on, apart from the content of the source files."""
+
+    recipe: str
+    recipe_sha256: str
+    origin: str
+    """The dataset on the hub, or the local copy as it was given."""
+    max_rows: int | None
+
+    def difference(self, other: JobSettings) -> str | None:
+        """Say what differs, as `recipe (a, now b)`; None where nothing does."""
+        for name, mine in asdict(self).items():
+            theirs = getattr(other, name)
+            if mine == theirs:
+                continue
+            if name == "recipe_sha256":
+                return f"version of the recipe {self.recipe}"
+            return f"{name} ({mine}, now {theirs})"
+        return None
+
+    @staticmethod
+    def of(record: dict[str, object], *, place: str) -> JobSettings:
+        """Read the settings back; raises UserError where they are none."""
+        return JobSettings(
+            recipe=text_field(record, "recipe", place=place),
+            recipe_sha256=text_field(record, "recipe_sha256", place=place),
+            origin=text_field(record, "origin", place=place),
+            max_rows=None if record.get("max_rows") is None else count_field(record, "max_rows", place=place),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """One prepared folder."""
+
+    settings: JobSettings
+    dataset: str | None
+    split: str
+    revision: str | None
+    """The commit of the hub's dataset; None for a local copy."""
+    licence: str
+    unchecked: Mapping[str, str]
+    """What of the recipe was not compared with the published files."""
+    files: tuple[FileHash, ...]
+    read: int
+    kept: int
+    filtered: Mapping[str, int]
+    """How many rows each condition of the recipe took away, by its column."""
+    left_out: int
+    """Rows that count but could not be used: `LEFT_OUT_FILE` lists them."""
+    images: int
+    rows_sha256: str
+
+    def record(self) -> dict[str, object]:
+        """The manifest as JSON: the same for the same job, in however many sessions it was done."""
+        record: dict[str, object] = asdict(self)
+        files = [{"name": file.name, "bytes": file.bytes, "sha256": file.sha256} for file in self.files]
+        del record["settings"]
+        return {**asdict(self.settings), **record, "files": files}
+
+
+def read_manifest(folder: Path) -> Manifest | None:
+    """Return the manifest of a prepared folder, None where there is none; raises UserError for a damaged one."""
+    path = folder / MANIFEST_FILE
+    if not path.is_file():
+        return None
+    record, place = read_json_object(path), str(path)
+
+    def optional(key: str) -> str | None:
+        return None if record.get(key) is None else text_field(record, key, place=place)
+
+    return Manifest(
+        settings=JobSettings.of(record, place=place),
+        dataset=optional("dataset"),
+        split=text_field(record, "split", place=place),
+        revision=optional("revision"),
+        licence=text_field(record, "licence", place=place),
+        unchecked={key: str(value) for key, value in _object(record, "unchecked", place=place).items()},
+        files=tuple(file_hashes(record.get("files"), place=place)),
+        read=count_field(record, "read", place=place),
+        kept=count_field(record, "kept", place=place),
+        filtered={
+            key: count_field({key: value}, key, place=place)
+            for key, value in _object(record, "filtered", place=place).items()
+        },
+        left_out=count_field(record, "left_out", place=place),
+        images=count_field(record, "images", place=place),
+        rows_sha256=text_field(record, "rows_sha256", place=place),
+    )
+
+
+def _object(record: dict[str, object], key: str, *, place: str) -> dict[str, object]:
+    value = record.get(key)
+    if not isinstance(value, dict):
+        raise UserError(f"{place}: {key} must be an object; prepare the folder again")
+    return value
+
+
+def read_left_out(path: Path) -> list[SkippedRow]:
+    """Return the rows that were left out, none where there is no such file."""
+    if not path.exists():
+        return []
+    return [
+        SkippedRow(
+            index=count_field(line.record, "index", place=line.place),
+            reason=text_field(line.record, "reason", place=line.place),
+        )
+        for line in read_json_lines(path)
+        if line.record is not None
+    ]

@@ -9,11 +9,8 @@ from statistics import fmean
 
 from lmm_r1.data.files import read_records
 from lmm_r1.errors import UserError
-from lmm_r1.evaluation.harness.lmms_eval import lmms_eval_sample
-from lmm_r1.evaluation.harness.predictions import Record, shown
-from lmm_r1.evaluation.harness.reading import SAMPLES_SUFFIX
-from lmm_r1.evaluation.harness.tables import write_table
-from lmm_r1.evaluation.harness.vlmevalkit import CATEGORIES, LETTERS
+from lmm_r1.evaluation.harness.formats import CATEGORIES, LETTERS, SAMPLES_SUFFIX, lmms_eval_sample
+from lmm_r1.evaluation.harness.predictions import Record, shown, write_table
 from lmm_r1.evaluation.scoreboard.board import CheckpointResponses, MeasuredFile
 from lmm_r1.files.atomic import check_creatable, write_atomically
 from lmm_r1.files.json_files import append_json_lines

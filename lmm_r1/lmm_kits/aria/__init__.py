@@ -24,9 +24,8 @@ from lmm_r1.lmm_kits.encoding import (
     check_placeholders,
     check_typed_media,
 )
-from lmm_r1.lmm_kits.features import FeaturePoint, last_layer, of_last_layer, of_pooled, pooled
+from lmm_r1.lmm_kits.features import FeaturePoint, exact_patch_positions, last_layer, of_last_layer, of_pooled, pooled
 from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, TinyModelSpec
-from lmm_r1.lmm_kits.patch_positions import exact_patch_positions
 
 # The chat template writes an image between two tokens that text models use for infilling.
 MEDIA_TOKENS = ("<|img|>", "<fim_prefix>", "<fim_suffix>")

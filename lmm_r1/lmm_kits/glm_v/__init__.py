@@ -19,9 +19,8 @@ from lmm_r1.data.videos import Video
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.encoding import chat_of, check_typed_media, load_image_processor
 from lmm_r1.lmm_kits.kit import EncodedPrompt
-from lmm_r1.lmm_kits.qwen_vl import QwenVlKit, check_marks
+from lmm_r1.lmm_kits.qwen_vl import IMAGE, VIDEO, QwenVlKit, check_marks
 from lmm_r1.lmm_kits.qwen_vl.frames import bounded_steps, image_limits
-from lmm_r1.lmm_kits.qwen_vl.positions import IMAGE, VIDEO
 
 END_OF_TURN = "<|user|>"
 END_OF_ANSWER = "</answer>"

@@ -23,9 +23,15 @@ from lmm_r1.lmm_kits.encoding import (
     check_typed_media,
     part_lists,
 )
-from lmm_r1.lmm_kits.features import FeaturePoint, last_hidden, of_last_hidden, of_pooled, pooled
+from lmm_r1.lmm_kits.features import (
+    FeaturePoint,
+    exact_patch_positions,
+    last_hidden,
+    of_last_hidden,
+    of_pooled,
+    pooled,
+)
 from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media
-from lmm_r1.lmm_kits.patch_positions import exact_patch_positions
 
 IMAGE, AROUND_IMAGE, WHOLE_IMAGE = "<image>", "<fake_token_around_image>", "<global-img>"
 END_OF_TURN = "<end_of_utterance>"

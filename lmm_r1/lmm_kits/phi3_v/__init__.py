@@ -40,9 +40,15 @@ from lmm_r1.lmm_kits.encoding import (
 from lmm_r1.lmm_kits.features import FeaturePoint
 from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, TinyModelSpec
 from lmm_r1.lmm_kits.phi3_v.configuration import CLIP_LAYERS, Phi3VConfig
-from lmm_r1.lmm_kits.phi3_v.image_processing import CROP, Phi3VImageProcessor, tokens_of_grid
 from lmm_r1.lmm_kits.phi3_v.modeling import Phi3VForCausalLM, Phi3VModel
-from lmm_r1.lmm_kits.phi3_v.processing import IMAGE_TAG, IMAGE_TOKEN, Phi3VProcessor
+from lmm_r1.lmm_kits.phi3_v.processing import (
+    CROP,
+    IMAGE_TAG,
+    IMAGE_TOKEN,
+    Phi3VImageProcessor,
+    Phi3VProcessor,
+    tokens_of_grid,
+)
 
 END_TOKEN = "<|end|>"
 MEDIA_KEYS = ("pixel_values", "image_sizes")

@@ -12,7 +12,7 @@ from transformers import initialization as init
 from transformers.models.phi3.modeling_phi3 import Phi3PreTrainedModel
 
 from lmm_r1.lmm_kits.phi3_v.configuration import Phi3VConfig
-from lmm_r1.lmm_kits.phi3_v.image_processing import CROP
+from lmm_r1.lmm_kits.phi3_v.processing import CROP
 
 
 def merge_patches(crops: torch.Tensor, *, rows: int, columns: int) -> torch.Tensor:

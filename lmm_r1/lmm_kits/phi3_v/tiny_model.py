@@ -10,9 +10,8 @@ from transformers import PreTrainedTokenizerBase
 
 from lmm_r1.lmm_kits.kit import TinyModelSpec
 from lmm_r1.lmm_kits.phi3_v.configuration import Phi3VConfig
-from lmm_r1.lmm_kits.phi3_v.image_processing import Phi3VImageProcessor
 from lmm_r1.lmm_kits.phi3_v.modeling import Phi3VForCausalLM, Phi3VVisionTower
-from lmm_r1.lmm_kits.phi3_v.processing import Phi3VProcessor
+from lmm_r1.lmm_kits.phi3_v.processing import Phi3VImageProcessor, Phi3VProcessor
 from lmm_r1.lmm_kits.tiny_model import HEAD_DIM, save_model, show_places, text_settings, train_tokenizer
 
 SPECIAL_TOKENS = (

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +25,206 @@ from transformers import (
 )
 
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits.phi4_multimodal.original_format import (
-    AUDIO_TOKEN,
-    IMAGE_TOKEN,
-    Source,
-    account,
-    adapter_scaling,
-    native_config,
-)
-from lmm_r1.lmm_kits.phi4_multimodal.towers import TURN_END, chat_template
+from lmm_r1.lmm_kits.phi4_multimodal.towers import AUDIO_EMBED, IMAGE_EMBED, TURN_END, VISION_TOWER, chat_template
 from lmm_r1.lmm_kits.weight_files import check_weights
+
+IMAGE_TOKEN, AUDIO_TOKEN = "<|endoftext10|>", "<|endoftext11|>"
+HEAD_WIDTH = 72  # of the vision tower, SigLIP's: 1152 / 16 in the release; its config leaves it out
+
+_LAYER = rf"{re.escape(AUDIO_EMBED)}encoder\.encoders\.\d+\."
+# Name in transformers' format -> name in the original, where they differ.
+_RENAMED = (
+    (rf"({_LAYER}feed_forward_(?:in|out)\.)gate_up_proj\.", r"\1net.0.linear."),
+    (rf"({_LAYER}feed_forward_(?:in|out)\.)down_proj\.", r"\1net.2."),
+    (rf"({_LAYER}self_attn\.)([qkv])_proj\.", r"\1linear_\2."),
+    (rf"({_LAYER}self_attn\.)o_proj\.", r"\1linear_out."),
+    (rf"({re.escape(AUDIO_EMBED)})up_proj_for_speech\.", r"\1audio_projection.speech.0."),
+    (rf"({re.escape(AUDIO_EMBED)})down_proj_for_speech\.", r"\1audio_projection.speech.2."),
+    (rf"({re.escape(AUDIO_EMBED)})up_proj_for_vision_speech\.", r"\1audio_projection.vision.0."),
+    (rf"({re.escape(AUDIO_EMBED)})down_proj_for_vision_speech\.", r"\1audio_projection.vision.2."),
+    (rf"({re.escape(IMAGE_EMBED)})img_projection_up\.", r"\1img_projection.0."),
+    (rf"({re.escape(IMAGE_EMBED)})img_projection_down\.", r"\1img_projection.2."),
+    (rf"({re.escape(IMAGE_EMBED)})global_img_feature_extensor", r"\1glb_GN"),
+    (rf"({re.escape(IMAGE_EMBED)})sub_img_feature_extensor", r"\1sub_GN"),
+)
+_ADAPTED = re.compile(r"(model\.layers\.\d+\.(?:self_attn\.(?:qkv|o)_proj|mlp\.(?:gate_up|down)_proj)\.)weight")
+_SPEECH_ADAPTER = re.compile(rf"{_ADAPTED.pattern.removesuffix('weight')}lora_[AB]\.speech\.weight")
+
+# Parts of the original config that have one value in transformers' format.
+_FIXED_IMAGE_SETTINGS = {
+    "use_hd_transform": True,
+    "with_learnable_separator": True,
+    "hd_transform_order": "sub_glb",
+    "image_token_compression_cls": "avg_pool_2d",
+    "projection_cls": "mlp",
+}
+_WITHOUT_BIAS = ("attention_bias", "mlp_bias", "lm_head_bias")
+_TEXT_SETTINGS = (
+    "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads resid_pdrop "
+    "embd_pdrop attention_dropout hidden_act max_position_embeddings original_max_position_embeddings initializer_range "
+    "rms_norm_eps tie_word_embeddings bos_token_id pad_token_id sliding_window"
+).split()
+_AUDIO_SETTINGS = {
+    "activation": "activation",
+    "attention_dim": "hidden_size",
+    "attention_heads": "num_attention_heads",
+    "chunk_size": "chunk_size",
+    "conv_activation": "conv_activation",
+    "conv_glu_type": "conv_glu_type",
+    "depthwise_multiplier": "depthwise_multiplier",
+    "depthwise_seperable_out_channel": "depthwise_separable_out_channel",  # spelt so in the release
+    "dropout_rate": "dropout_rate",
+    "ext_pw_out_channel": "ext_pw_out_channel",
+    "input_size": "input_size",
+    "kernel_size": "kernel_size",
+    "left_chunk": "left_chunk",
+    "linear_units": "intermediate_size",
+    "num_blocks": "num_blocks",
+    "time_reduction": "time_reduction",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Where a weight comes from."""
+
+    name: str
+    adapter: tuple[str, str] | None
+    """The image adapter's factors, A (R, M) and B (N, R), whose product is added; None where nothing is."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name, *(self.adapter or ()))
+
+
+def source_of(name: str) -> Source:
+    """Return where the original format has the weight that transformers calls `name`."""
+    if adapted := _ADAPTED.fullmatch(name):
+        layer = adapted[1]
+        return Source(
+            name=f"{layer}base_layer.weight",
+            adapter=(f"{layer}lora_A.vision.weight", f"{layer}lora_B.vision.weight"),
+        )
+    for pattern, replacement in _RENAMED:
+        renamed, found = re.subn(f"^{pattern}", replacement, name)
+        if found:
+            return Source(name=renamed, adapter=None)
+    return Source(name=name, adapter=None)
+
+
+def account(wanted: Iterable[str], given: Collection[str]) -> tuple[dict[str, Source], list[str]]:
+    """Return the source of every wanted weight, and the given ones that are left out: the speech adapter's.
+
+    Raises:
+        UserError: a weight is missing, or one is given that is not known; both are named.
+    """
+    sources = {name: source_of(name) for name in wanted}
+    needed = {name for source in sources.values() for name in source.names}
+    left_out = sorted(name for name in given if _SPEECH_ADAPTER.fullmatch(name))
+    for names, problem in (
+        (needed.difference(given), "missing; copy the whole checkpoint"),
+        (set(given).difference(needed, left_out), "unknown, and would be lost; this is another version of the format"),
+    ):
+        if names:
+            some = ", ".join(sorted(names)[:5]) + (", ..." if len(names) > 5 else "")
+            raise UserError(f"{len(names)} weight(s) of the checkpoint are {problem}: {some}")
+    return sources, left_out
+
+
+def adapter_scaling(config: Mapping[str, Any]) -> float:
+    """Return what the product of the image adapter's factors is multiplied by: alpha over rank, 2 in the release."""
+    try:
+        settings = config["vision_lora"]
+        return settings["lora_alpha"] / settings["r"]
+    except (KeyError, TypeError, ZeroDivisionError) as error:
+        raise UserError(
+            "config.json has no vision_lora with lora_alpha and r, so the image adapter cannot be merged; copy it again"
+        ) from error
+
+
+def native_config(
+    config: Mapping[str, Any], *, shapes: Mapping[str, tuple[int, ...]], token_ids: Mapping[str, int]
+) -> Phi4MultimodalConfig:
+    """Return the config in transformers' format.
+
+    Args:
+        shapes: of every weight, from which the size of the vision tower is told: the original config leaves it out.
+        token_ids: ids of `IMAGE_TOKEN`, `AUDIO_TOKEN`, and of the tokens that end a text and a turn ("end", "turn").
+    """
+    try:
+        embedding = config["embd_layer"]
+        image, audio = embedding["image_embd_layer"], embedding["audio_embd_layer"]
+        encoder = config["audio_processor"]["config"]
+        _refuse_variants(config, image)
+        return Phi4MultimodalConfig(
+            **{key: config[key] for key in _TEXT_SETTINGS if key in config},
+            rope_parameters=_rope(config),
+            eos_token_id=[token_ids["end"], token_ids["turn"]],
+            vision_config={
+                **_vision_sizes(shapes),
+                "crop_size": image["crop_size"],
+                "feature_layer": (config.get("img_processor") or {}).get("layer_idx", -2),
+                "image_token_id": token_ids[IMAGE_TOKEN],
+            },
+            audio_config={
+                **{native: encoder[key] for key, native in _AUDIO_SETTINGS.items() if key in encoder},
+                "nemo_conv_channels": encoder["nemo_conv_settings"]["conv_channels"],
+                "bias_max_distance": encoder["relative_attention_bias_args"]["t5_bias_max_distance"],
+                "downsample_rate": audio["downsample_rate"],
+                "audio_token_id": token_ids[AUDIO_TOKEN],
+            },
+            dtype=config.get("torch_dtype"),
+            architectures=["Phi4MultimodalForCausalLM"],
+        )
+    except KeyError as error:
+        raise UserError(
+            f"config.json or the weights lack {error}, which this format needs; copy them again"
+        ) from error
+
+
+def _refuse_variants(config: Mapping[str, Any], image: Mapping[str, Any]) -> None:
+    for key, value in _FIXED_IMAGE_SETTINGS.items():
+        if image.get(key, value) != value:
+            raise UserError(
+                f"config.json: image_embd_layer.{key} {image[key]!r} cannot be converted, only {value!r} can"
+            )
+    for key in _WITHOUT_BIAS:
+        if config.get(key):
+            raise UserError(f"config.json: {key} cannot be converted; transformers' class has no such bias")
+
+
+def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the rotary embedding's settings, which stand apart in the original."""
+    rope = {key: config[key] for key in ("rope_theta", "partial_rotary_factor") if key in config}
+    scaling = config.get("rope_scaling")
+    if scaling is None:
+        return {"rope_type": "default", **rope}
+    kind = scaling.get("rope_type") or scaling["type"]
+    if kind not in ("longrope", "su"):  # the second is an older name of the first
+        raise UserError(f"config.json: rope_scaling of type {kind!r} cannot be converted, only 'longrope' can")
+    return {
+        "rope_type": "longrope",
+        **rope,
+        **{key: scaling[key] for key in ("short_factor", "long_factor")},
+        "original_max_position_embeddings": config["original_max_position_embeddings"],
+    }
+
+
+def _vision_sizes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+    width, channels, patch, _ = shapes[f"{VISION_TOWER}embeddings.patch_embedding.weight"]
+    positions, _ = shapes[f"{VISION_TOWER}embeddings.position_embedding.weight"]
+    layer = re.compile(rf"{re.escape(VISION_TOWER)}encoder\.layers\.(\d+)\.")
+    layers = {int(found[1]) for name in shapes if (found := layer.match(name))}
+    return {
+        "hidden_size": width,
+        "num_channels": channels,
+        "patch_size": patch,
+        "image_size": math.isqrt(positions) * patch,
+        "num_hidden_layers": len(layers),
+        "num_attention_heads": width // HEAD_WIDTH,
+        "intermediate_size": shapes[f"{VISION_TOWER}encoder.layers.0.mlp.fc1.weight"][0],
+    }
+
 
 SHARD_BYTES = 4 * 10**9
 _BYTES = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8}  # of an element, as safetensors names its kind

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from PIL import Image
@@ -18,14 +19,28 @@ from transformers import (
     SmolVLMVideoProcessor,
 )
 from transformers.models.smolvlm.processing_smolvlm import DEFAULT_CHAT_TEMPLATE
+from transformers.video_utils import VideoMetadata
 
 from lmm_r1.data.messages import Message, videos_of
 from lmm_r1.data.videos import Video
 from lmm_r1.lmm_kits.encoding import check_placeholders
 from lmm_r1.lmm_kits.idefics import AROUND_IMAGE, IMAGE, MEDIA_KEYS, SMALLEST_IMAGE, IdeficsKit
 from lmm_r1.lmm_kits.kit import EncodedPrompt, Media, TinyModelSpec
-from lmm_r1.lmm_kits.smolvlm.video_text import VIDEO, around_frames, video_text
 from lmm_r1.lmm_kits.video_frames import channels_first, video_metadata
+
+VIDEO = "<video>"
+"""What the chat template writes for a video."""
+
+
+def video_text(processor: SmolVLMProcessor, metadata: Mapping[str, Any]) -> str:
+    """Return what the processor writes for a video of which all frames are shown."""
+    frames = torch.empty(1, metadata["total_num_frames"], 0)
+    return processor.replace_video_token({"pixel_values": frames, "video_metadata": [VideoMetadata(**metadata)]}, 0)
+
+
+def around_frames(text: str) -> tuple[str, str]:
+    """Return what stands before the first frame of such a text, and behind its last one."""
+    return text[: text.index(AROUND_IMAGE)], text[text.rindex(AROUND_IMAGE) + len(AROUND_IMAGE) :]
 
 
 class SmolVlmKit(IdeficsKit):

@@ -20,10 +20,8 @@ from transformers import AttentionInterface, AttentionMaskInterface, PretrainedC
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from lmm_r1.models.packed.block_attention import attend_in_blocks, fits_block_kernel
-from lmm_r1.models.packed.cpu_attention import attend_on_cpu, fits_cpu_kernel
-from lmm_r1.models.packed.layout import PackedLayout
-from lmm_r1.models.packed.prefix_keys import repeat_prefixes
+from lmm_r1.models.packed.cpu_attention import attend_in_blocks, attend_on_cpu, fits_block_kernel, fits_cpu_kernel
+from lmm_r1.models.packed.layout import PackedLayout, repeat_prefixes
 from lmm_r1.models.packed.varlen_kernel import varlen_kernel
 
 # No "flash" in it: transformers would look for a kernel of that name.

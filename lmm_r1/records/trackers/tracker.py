@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from lmm_r1.config.shared import LoggerConfig
-from lmm_r1.data.turn_details import Cut
-from lmm_r1.records.conversations import Part
-from lmm_r1.records.rollouts import END_WORDS, SampledResponse
+from lmm_r1.data.sample import Cut
+from lmm_r1.records.rollouts import END_WORDS, Part, SampledResponse
 
 TRAIN_PREFIX = "train/"
 EVAL_PREFIX = "eval/"

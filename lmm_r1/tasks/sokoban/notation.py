@@ -1,15 +1,16 @@
-"""States as text and as coordinates, both ways; whoever reads one gets a level or is told why it is none.
-
-The text is XSB, in which levels are published: `#` wall, ` ` (also `-` and `_`) floor, `.` goal, `$` box, `*` box on a
-goal, `@` player, `+` player on a goal. Coordinates count rows and columns from 1 at the top left.
-"""
+"""Boards and moves as text and as pictures."""
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from lmm_r1.tasks.sokoban.state import Room, Square, State
+from PIL import Image, ImageDraw
+
+from lmm_r1.tasks.sokoban.board import Move, Room, Square, State
 
 SYMBOLS = {"#": "wall", " ": "floor", "-": "floor", "_": "floor", ".": "goal"} | {
     "$": "box",
@@ -172,3 +173,108 @@ def _checked(
         )
     room = Room(height=height, width=width, walls=frozenset(walls), goals=frozenset(goals))
     return State(room=room, boxes=frozenset(boxes), player=players[0])
+
+
+_WORDS: dict[str, Move] = {
+    **{"left": "L", "up": "U", "right": "R", "down": "D"},
+    **{"左": "L", "上": "U", "右": "R", "下": "D"},
+    **{"←": "L", "↑": "U", "→": "R", "↓": "D"},
+    **{"⬅": "L", "⬆": "U", "➡": "R", "⬇": "D"},
+}
+_LETTERS: dict[str, Move] = {"l": "L", "u": "U", "r": "R", "d": "D"}
+# What stands between moves and says nothing of its own.
+_FILLERS = frozenset(
+    "move moves go step steps push then and next finally first the box player it to 向 往 推 移 动 走 然 后 再 先 步".split()
+)
+_STOPS = frozenset(("stop", "stuck", "give up"))
+_BLOCK = re.compile(r"<answer>(.*?)(?=</answer>|<answer>|\Z)", re.DOTALL | re.IGNORECASE)
+# A number with a sign behind it counts the moves; others are not read.
+_TOKENS = re.compile(r"\d+\s?[.):、]|[a-z]+|\d+|[^\W\d_]|[←↑→↓⬅⬆➡⬇]", re.IGNORECASE)
+_RUN = re.compile(r"[lurd]+")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a text asks for."""
+
+    moves: tuple[Move, ...]
+    unread: tuple[str, ...]
+    """Words and numbers between the moves that name none."""
+    is_answer: bool
+    """Whether there was an answer block, or nothing but moves."""
+    stops: bool = False
+    """Whether the answer is that there are no more moves: `stop`, `stuck` or `give up`."""
+
+
+def read_plan(text: str) -> Plan:
+    """Return the moves of the last answer block; one that is not closed runs to the end. Never raises.
+
+    `<answer>1. Right, 2. down → ul 左</answer>` → R, D, R, U, L, L. Text without a block counts where it is moves only.
+    """
+    blocks = _BLOCK.findall(text.rpartition("</think>")[2]) or _BLOCK.findall(text)
+    answer = unicodedata.normalize("NFKC", blocks[-1] if blocks else text)
+    if blocks and " ".join(answer.lower().strip(" .!\n").split()) in _STOPS:
+        return Plan(moves=(), unread=(), is_answer=True, stops=True)
+    moves: list[Move] = []
+    unread: list[str] = []
+    for token in _TOKENS.findall(answer):
+        word = token.lower()
+        if word in _WORDS:
+            moves.append(_WORDS[word])
+        elif _RUN.fullmatch(word):
+            moves.extend(_LETTERS[letter] for letter in word)
+        elif word not in _FILLERS and word[-1] not in ".):、":
+            unread.append(token)
+    if not blocks and (unread or not moves):
+        return Plan(moves=(), unread=(), is_answer=False)
+    return Plan(moves=tuple(moves), unread=tuple(unread), is_answer=True)
+
+
+SMALLEST_TILE_PX = 8
+WALL = (70, 74, 84)
+FLOOR = (232, 230, 222)
+GRID = (206, 204, 196)
+GOAL = (214, 40, 57)
+BOX = (224, 148, 40)
+BOX_ON_GOAL = (46, 150, 70)
+PLAYER = (36, 92, 200)
+LEGEND = (
+    "dark squares are walls, red dots are goals, orange squares are boxes, green squares are boxes on goals, and the "
+    "blue disc is you, with a red ring on a goal"
+)
+
+
+def draw_board(state: State, *, tile_px: int) -> Image.Image:
+    """The board in RGB, `tile_px` square pixels for each square.
+
+    Raises ValueError for tiles too small to tell what is on them.
+    """
+    if tile_px < SMALLEST_TILE_PX:
+        raise ValueError(f"tiles of {tile_px} px: at least {SMALLEST_TILE_PX} are needed")
+    board = Image.new("RGB", (state.room.width * tile_px, state.room.height * tile_px), FLOOR)
+    brush = ImageDraw.Draw(board)
+    for row in range(state.room.height):
+        for column in range(state.room.width):
+            _draw_square(
+                brush, symbol_at(state, (row, column)), left=column * tile_px, top=row * tile_px, size=tile_px
+            )
+    return board
+
+
+def _draw_square(brush: ImageDraw.ImageDraw, symbol: str, *, left: int, top: int, size: int) -> None:
+    def inset(share: float) -> tuple[int, int, int, int]:
+        margin = round(size * share)
+        return left + margin, top + margin, left + size - 1 - margin, top + size - 1 - margin
+
+    if symbol == "#":
+        brush.rectangle(inset(0), fill=WALL)
+        return
+    brush.rectangle(inset(0), fill=FLOOR, outline=GRID)
+    if symbol == ".":
+        brush.ellipse(inset(0.32), fill=GOAL)
+    elif symbol in "$*":
+        brush.rectangle(inset(0.14), fill=BOX if symbol == "$" else BOX_ON_GOAL)
+    elif symbol in "@+":
+        if symbol == "+":
+            brush.ellipse(inset(0.02), fill=GOAL)
+        brush.ellipse(inset(0.16), fill=PLAYER)

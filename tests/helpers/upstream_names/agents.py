@@ -50,7 +50,7 @@ SEAMS: tuple[Seam, ...] = (
     Seam(
         upstream="openrlhf.trainer.ray.vllm_engine:RolloutRayActor.generate",
         how="used",
-        ours="lmm_r1.generation.called_engine:CalledEngine.generate",
+        ours="lmm_r1.generation.executors:CalledEngine.generate",
         reason="what executors call of the engine that they are given",
         signature="self prompt_token_ids sampling_params multi_modal_data",
     ),

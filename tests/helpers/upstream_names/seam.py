@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from lmm_r1.openrlhf_seams import REPLACEMENTS
+from lmm_r1.host.seams import REPLACEMENTS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +19,6 @@ class Seam:
 
 
 def replaced(upstream: str, *, signature: str) -> Seam:
-    """A name that `lmm_r1.openrlhf_seams` replaces, and says by what and why."""
+    """A name that `lmm_r1.host.seams` replaces, and says by what and why."""
     (known,) = (replacement for replacement in REPLACEMENTS if replacement.upstream == upstream)
     return Seam(upstream=upstream, how="replaced", ours=known.ours, reason=known.reason, signature=signature)

@@ -2,8 +2,7 @@ import time
 
 import pytest
 
-from lmm_r1.agents.bad_call import BadCall
-from lmm_r1.agents.calls import GROUNDING, TOOL_BLOCK, TOOL_CALL, Call, written_calls
+from lmm_r1.agents.calls import GROUNDING, TOOL_BLOCK, TOOL_CALL, BadCall, Call, written_calls
 
 pytestmark = pytest.mark.unit
 

@@ -7,11 +7,11 @@ import pytest
 from helpers.episodes import coordinates_image, image_row
 from PIL import Image
 
-from lmm_r1.agents.bad_call import BadCall
+from lmm_r1.agents.calls import BadCall
 from lmm_r1.agents.crop import crop_tool, zoom_tool
 from lmm_r1.agents.images import EpisodeImages, PixelBounds
 from lmm_r1.data.messages import ImagePart
-from lmm_r1.data.turn_details import Cut
+from lmm_r1.data.sample import Cut
 from lmm_r1.errors import UserError
 
 pytestmark = pytest.mark.unit

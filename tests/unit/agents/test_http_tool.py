@@ -12,7 +12,7 @@ from helpers.episodes import coordinates_image, image_row
 from PIL import Image
 
 from lmm_r1.agents import http_tool
-from lmm_r1.agents.bad_call import BadCall
+from lmm_r1.agents.calls import BadCall
 from lmm_r1.agents.http_tool import HttpTool
 from lmm_r1.agents.images import EpisodeImages, PixelBounds
 from lmm_r1.agents.tools import ToolFailed

@@ -1,7 +1,7 @@
 import pytest
 from helpers.episodes import coordinates_image, image_row
 
-from lmm_r1.agents.bad_call import BadCall
+from lmm_r1.agents.calls import BadCall
 from lmm_r1.agents.images import EpisodeImages, PixelBounds
 from lmm_r1.data.messages import ImagePart
 

@@ -3,8 +3,7 @@ import time
 
 import pytest
 
-from lmm_r1.agents.bad_call import BadCall, quoted
-from lmm_r1.agents.lenient_json import read_json
+from lmm_r1.agents.calls import BadCall, quoted, read_json
 
 pytestmark = pytest.mark.unit
 

@@ -4,15 +4,14 @@ import pytest
 from helpers.episodes import image_row, play, text_of
 
 from lmm_r1.agents import registry
-from lmm_r1.agents.crop_environment import CropEnvironment
 from lmm_r1.agents.registry import environment_names, load_environment, register
-from lmm_r1.agents.tool_environment import ToolEnvironment
+from lmm_r1.agents.tool_environment import CropEnvironment, ToolEnvironment
 from lmm_r1.errors import UserError
 
 pytestmark = pytest.mark.unit
 
 HEAD = """
-from lmm_r1.agents.crop_environment import CropEnvironment
+from lmm_r1.agents.crop import CropEnvironment
 from lmm_r1.agents.environment import Answered, Environment, Episode
 from lmm_r1.data.messages import TextPart
 

@@ -11,7 +11,7 @@ from helpers.episodes import coordinates_image, image_row
 from PIL import Image
 from pydantic import Field
 
-from lmm_r1.agents.bad_call import BadCall
+from lmm_r1.agents.calls import BadCall
 from lmm_r1.agents.images import EpisodeImages, PixelBounds
 from lmm_r1.agents.tools import Tool, ToolFailed, ToolResult, as_tools
 from lmm_r1.data.messages import ImagePart, Row

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lmm_r1.api.rows import is_messages, row_file
+from lmm_r1.api.settings import is_messages, row_file
 from lmm_r1.data.files import read_row_file
 from lmm_r1.data.images import load_image
 from lmm_r1.data.messages import images_of

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from lmm_r1.batch.given_responses import load_responses
+from lmm_r1.batch.inputs import load_responses
 from lmm_r1.data.reading import AS_THEY_ARE, RowReading
 from lmm_r1.errors import UserError
 

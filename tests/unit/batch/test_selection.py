@@ -2,7 +2,7 @@
 
 import pytest
 
-from lmm_r1.batch.selection import select
+from lmm_r1.batch.inputs import select
 
 pytestmark = pytest.mark.unit
 

@@ -7,7 +7,7 @@ from helpers.episodes import coordinates_image, image_row, play, text_of
 from tool_off import ToolOff
 from visual_search import estimate, summary
 
-from lmm_r1.agents.crop_environment import CropEnvironment
+from lmm_r1.agents.tool_environment import CropEnvironment
 
 pytestmark = pytest.mark.unit
 

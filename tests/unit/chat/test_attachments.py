@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from lmm_r1.chat.attachments import dragged_image, read_image, read_video, sources_of
+from lmm_r1.chat.session import dragged_image, read_image, read_video, sources_of
 from lmm_r1.data.messages import ImagePart
 from lmm_r1.errors import UserError
 

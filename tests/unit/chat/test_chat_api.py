@@ -11,9 +11,8 @@ import pytest
 from fastapi.testclient import TestClient
 from helpers.conversations import message, row
 
-from lmm_r1.chat.chat_api import ChatService, create_app
 from lmm_r1.chat.chat_model import ChatModel
-from lmm_r1.chat.served_model import EngineFailed, ServedModel
+from lmm_r1.chat.server import ChatService, EngineFailed, ServedModel, create_app
 from lmm_r1.data.messages import Row
 from lmm_r1.data.sample import Completion
 from lmm_r1.data.sent_prompt import MediaAccess

@@ -12,8 +12,8 @@ from PIL import Image
 
 from lmm_r1.agents.environment import Answered, Turn
 from lmm_r1.chat.loop import converse
+from lmm_r1.data.images import PictureFolder
 from lmm_r1.data.messages import ImagePart
-from lmm_r1.data.picture_files import PictureFolder
 
 pytestmark = pytest.mark.unit
 

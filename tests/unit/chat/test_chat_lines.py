@@ -10,10 +10,9 @@ from PIL import Image
 from prompt_toolkit.completion import CompleteEvent
 from prompt_toolkit.document import Document
 
-from lmm_r1.chat.commands import COMMANDS
-from lmm_r1.chat.input_lines import LineCompleter, continues, piped_lines, private_file, prompted_lines
+from lmm_r1.chat.commands import COMMANDS, LineCompleter, continues, piped_lines, private_file, prompted_lines
+from lmm_r1.chat.conversation import Sampling
 from lmm_r1.chat.loop import converse, prompt
-from lmm_r1.chat.sampling import Sampling
 from lmm_r1.data.messages import ImagePart, TextPart
 
 pytestmark = pytest.mark.unit

@@ -5,8 +5,7 @@ import pytest
 from helpers.row_files import load_rows
 from PIL import Image
 
-from lmm_r1.chat.conversation import Conversation, load, save, saved_path
-from lmm_r1.chat.sampling import Sampling
+from lmm_r1.chat.conversation import Conversation, Sampling, load, save, saved_path
 from lmm_r1.data.messages import ImagePart, Message, TextPart
 from lmm_r1.errors import UserError
 

@@ -10,8 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmm_r1.chat.screen import PlainScreen, Streams, captured_output, neutral, one_line
-from lmm_r1.chat.terminal_screen import Span, TagReader, TerminalScreen
+from lmm_r1.chat.screen import (
+    PlainScreen,
+    Span,
+    Streams,
+    TagReader,
+    TerminalScreen,
+    captured_output,
+    neutral,
+    one_line,
+)
 from lmm_r1.errors import UserError
 
 pytestmark = pytest.mark.unit

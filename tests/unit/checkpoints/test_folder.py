@@ -14,8 +14,7 @@ from helpers.interrupted_writes import Interrupter, killed_at
 from helpers.whole_checkpoints import complete_steps
 
 from lmm_r1.checkpoints.folder import defect, read_latest, saving_name, whole_checkpoints
-from lmm_r1.checkpoints.resume_point import resume_point
-from lmm_r1.checkpoints.writing import begin, evict, flush, mark_complete, write_latest
+from lmm_r1.checkpoints.writing import begin, evict, flush, mark_complete, resume_point, write_latest
 from lmm_r1.errors import UserError
 
 pytestmark = pytest.mark.unit

@@ -10,8 +10,8 @@ import pytest
 import torch
 from helpers.tiny_models import make_actor
 
-from lmm_r1.checkpoints import merge_check
-from lmm_r1.checkpoints.merge_check import (
+from lmm_r1.checkpoints import merge_job
+from lmm_r1.checkpoints.merge_job import (
     LIMIT,
     Difference,
     LoadedWeights,
@@ -105,7 +105,7 @@ def test_a_wrong_merge_is_told_from_rounding(base, prompts, monkeypatch):
             layer.scaling["default"] *= 1 + 1e-5
         merge_adapter(model)
 
-    monkeypatch.setattr(merge_check, "merge_adapter", twice)
+    monkeypatch.setattr(merge_job, "merge_adapter", twice)
     with pytest.raises(UserError, match=r"the merged model is not the adapted one: .* in fp64"):
         judge_merge(
             Difference(largest=2e-5, scale=4.0), load=lambda: adapted(base, std=0.02), kit=KIT, prompts=prompts
@@ -113,7 +113,7 @@ def test_a_wrong_merge_is_told_from_rounding(base, prompts, monkeypatch):
 
 
 def test_without_the_memory_the_size_of_the_logits_decides(base, prompts, monkeypatch):
-    monkeypatch.setattr(merge_check.psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
+    monkeypatch.setattr(merge_job.psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
     settings = {"load": lambda: adapted(base, std=0.02), "kit": KIT, "prompts": prompts}
     assert "rounding by its size" in judge_merge(Difference(largest=2e-5, scale=4.0), **settings)
     with pytest.raises(UserError, match="not the memory to tell .* --no_check"):

@@ -13,7 +13,7 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from lmm_r1.checkpoints.merge_check import DoublePrecision, in_double
+from lmm_r1.checkpoints.merge_job import DoublePrecision, in_double
 from lmm_r1.checkpoints.merging import (
     adapter_base,
     load_with_adapter,

@@ -6,8 +6,16 @@ from pathlib import Path
 import pytest
 
 from lmm_r1.checkpoints import parity_record
-from lmm_r1.checkpoints.digest import checkpoint_state, library_versions
-from lmm_r1.checkpoints.parity_record import Gap, Parity, all_kept, full_name, keep, kept_for
+from lmm_r1.checkpoints.parity_record import (
+    Gap,
+    Parity,
+    all_kept,
+    checkpoint_state,
+    full_name,
+    keep,
+    kept_for,
+    library_versions,
+)
 from lmm_r1.cli import kits
 
 pytestmark = pytest.mark.unit

@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from lmm_r1.cluster import shared_paths
-from lmm_r1.cluster.nodes import Node
-from lmm_r1.cluster.shared_paths import SharedPath, check_shared, lacks
+from lmm_r1.cluster import nodes as shared_paths
+from lmm_r1.cluster.nodes import Node, SharedPath, check_shared, lacks
 
 pytestmark = pytest.mark.unit
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from lmm_r1.config.conversion import convert, read_run
-from lmm_r1.config.conversion.easyr1 import EASYR1
-from lmm_r1.config.conversion.openrlhf_06 import TABLES
-from lmm_r1.config.conversion.shell import Script
 from lmm_r1.errors import UserError
+from lmm_r1.migrate import convert, read_run
+from lmm_r1.migrate.easyr1 import EASYR1
+from lmm_r1.migrate.openrlhf_06 import TABLES
+from lmm_r1.migrate.shell import Script
 
 pytestmark = pytest.mark.unit
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from lmm_r1.config import batch_inference, evaluate, interactive_chat
+from lmm_r1.config import batch_inference, evaluate, generation
 from lmm_r1.config.batch_inference import BatchConfig
 from lmm_r1.config.evaluate import EvaluateConfig
-from lmm_r1.config.interactive_chat import ChatConfig
+from lmm_r1.config.generation import ChatConfig
 from lmm_r1.errors import UserError
 
 pytestmark = pytest.mark.unit
@@ -21,7 +21,7 @@ def check(command: str, folder: Path, **flags: Any) -> None:
         "batch_inference": {"model": "m", "data": "rows.jsonl", "output": folder / "out.jsonl"},
     }[command]
     module, config_class = {
-        "interactive_chat": (interactive_chat, ChatConfig),
+        "interactive_chat": (generation, ChatConfig),
         "evaluate": (evaluate, EvaluateConfig),
         "batch_inference": (batch_inference, BatchConfig),
     }[command]

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from lmm_r1.config import batch_inference, evaluate, interactive_chat
-from lmm_r1.config.episodes import EPISODE_FLAGS, episode_limits, reward_part
+from lmm_r1.config import batch_inference, evaluate, generation
+from lmm_r1.config.generation import EPISODE_FLAGS, episode_limits, reward_part
 from lmm_r1.config.ppo import AgentConfig, ThoughtConfig
 from lmm_r1.errors import UserError
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.unit
 COMMANDS = {
     "evaluate": (evaluate.EvaluateConfig, evaluate.check, {"checkpoints": ("a=b",), "files": ("a=b",)}),
     "batch_inference": (batch_inference.BatchConfig, batch_inference.check, {"model": "m", "data": "d"}),
-    "interactive_chat": (interactive_chat.ChatConfig, interactive_chat.check, {"model": "m"}),
+    "interactive_chat": (generation.ChatConfig, generation.check, {"model": "m"}),
 }
 SAMPLED = {"n_samples": 2, "temperature": 1.0, "selected": Path("selected.jsonl")}
 
@@ -88,7 +88,7 @@ def test_flags_that_need_episodes_ask_for_them(tmp_path):
 
 
 def test_limits_are_those_of_the_flags_and_defaults_those_of_training():
-    config = interactive_chat.ChatConfig(model="m", agent="crop", agent_max_turns=2, agent_options="{}")
+    config = generation.ChatConfig(model="m", agent="crop", agent_max_turns=2, agent_options="{}")
     assert episode_limits(config) == AgentConfig(max_turns=2, options="{}", overturn="keep")
 
 

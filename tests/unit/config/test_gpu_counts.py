@@ -7,7 +7,7 @@ import pytest
 
 from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig, resolve
-from lmm_r1.config.gpu_counts import Offer, check_offered, needed_gpus, settled_counts, shape, shared_counts
+from lmm_r1.config.hardware import Offer, check_offered, needed_gpus, settled_counts, shape, shared_counts
 from lmm_r1.errors import UserError
 
 pytestmark = pytest.mark.unit

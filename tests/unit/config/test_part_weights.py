@@ -7,8 +7,8 @@ import pytest
 from lmm_r1 import dotted
 from lmm_r1.cli.yaml_file import YamlError, parse_settings
 from lmm_r1.config import PPOConfig, resolve
-from lmm_r1.config.part_weights import part_weights
 from lmm_r1.config.ppo import RewardConfig
+from lmm_r1.config.rewards import part_weights
 from lmm_r1.errors import UserError
 
 pytestmark = pytest.mark.unit

@@ -8,8 +8,8 @@ import pytest
 
 from lmm_r1 import dotted
 from lmm_r1.cli.arguments import parse
-from lmm_r1.config import PPOConfig, SFTConfig, precision, resolve, to_yaml
-from lmm_r1.config.precision import LIMITS_BELOW_BF16, has_bf16_instructions, has_gpu
+from lmm_r1.config import PPOConfig, SFTConfig, hardware, resolve, to_yaml
+from lmm_r1.config.hardware import LIMITS_BELOW_BF16, has_bf16_instructions, has_gpu
 
 pytestmark = pytest.mark.unit
 
@@ -29,8 +29,8 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., No
 
     def make(cpuinfo: str, *, gpu: bool = False) -> None:
         (tmp_path / "cpuinfo").write_text(cpuinfo)
-        monkeypatch.setattr(precision, "CPUINFO", tmp_path / "cpuinfo")
-        monkeypatch.setattr(precision, "has_gpu", lambda environment: gpu)
+        monkeypatch.setattr(hardware, "CPUINFO", tmp_path / "cpuinfo")
+        monkeypatch.setattr(hardware, "has_gpu", lambda environment: gpu)
 
     return make
 
@@ -99,7 +99,7 @@ def test_what_the_libraries_are_held_to_counts_as_the_processor(variable, value,
     ],
 )
 def test_a_gpu_is_one_that_the_installed_pytorch_can_use(monkeypatch, torch, device, visible, found):
-    monkeypatch.setattr(precision, "version", {"torch": torch}.get)
+    monkeypatch.setattr(hardware, "version", {"torch": torch}.get)
     environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     assert has_gpu(environment, exists=lambda path: path == device) is found
 

@@ -1,6 +1,6 @@
 import pytest
 
-from lmm_r1.config.verifier_spec import verifier_from
+from lmm_r1.config.rewards import verifier_from
 from lmm_r1.errors import UserError
 from remote_rm.llm_judge_verifier import LlmJudge
 from remote_rm.verifier import Item

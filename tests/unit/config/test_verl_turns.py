@@ -6,10 +6,10 @@ import pytest
 
 from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig, resolve_ppo
-from lmm_r1.config.conversion import convert
-from lmm_r1.config.conversion.verl import VERL
-from lmm_r1.config.part_weights import part_weights
+from lmm_r1.config.rewards import part_weights
 from lmm_r1.errors import UserError
+from lmm_r1.migrate import convert
+from lmm_r1.migrate.verl import VERL
 
 pytestmark = pytest.mark.unit
 

@@ -6,8 +6,7 @@ import random
 import numpy as np
 import pytest
 
-from lmm_r1.data.curriculum import MeasuredCurriculum, systematic, weights
-from lmm_r1.data.training_rows import PromptStream
+from lmm_r1.data.training_rows import MeasuredCurriculum, PromptStream, systematic, weights
 
 pytestmark = pytest.mark.unit
 

@@ -3,8 +3,8 @@ import io
 import pytest
 from helpers.conversations import picture
 
+from lmm_r1.data.images import PictureFolder
 from lmm_r1.data.messages import ImagePart
-from lmm_r1.data.picture_files import PictureFolder
 
 pytestmark = pytest.mark.unit
 

@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from lmm_r1.batch.selection import select
+from lmm_r1.batch.inputs import select
 from lmm_r1.data.files import read_row_file
 from lmm_r1.data.formats.row_format import ColumnNames
+from lmm_r1.data.image_sources import StoredBytes
 from lmm_r1.data.images import load_image
 from lmm_r1.data.messages import ImagePart, Message, TextPart
 from lmm_r1.data.preferences import (
@@ -28,9 +29,7 @@ from lmm_r1.data.preferences import (
     load_unpaired_rows,
     read_judged_file,
 )
-from lmm_r1.data.prompt_template import PromptTemplate
-from lmm_r1.data.reading import AS_THEY_ARE, RowReading
-from lmm_r1.data.stored_bytes import StoredBytes
+from lmm_r1.data.reading import AS_THEY_ARE, PromptTemplate, RowReading
 from lmm_r1.errors import UserError
 
 pytestmark = pytest.mark.unit

@@ -6,8 +6,7 @@ import pytest
 
 from lmm_r1.data.formats import OWN
 from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, VideoPart
-from lmm_r1.data.prompt_template import PromptTemplate
-from lmm_r1.data.reading import RowReading
+from lmm_r1.data.reading import PromptTemplate, RowReading
 from lmm_r1.errors import UserError
 
 pytestmark = pytest.mark.unit

@@ -6,7 +6,7 @@ import pytest
 from helpers.conversations import message, row
 
 from lmm_r1.data.messages import ImagePart, VideoPart
-from lmm_r1.data.row_digest import files_of_rows
+from lmm_r1.data.training_rows import files_of_rows
 
 pytestmark = pytest.mark.unit
 

@@ -3,7 +3,7 @@
 import pytest
 
 from lmm_r1.data.messages import Message, Row, TextPart
-from lmm_r1.data_check.answers import answer_findings
+from lmm_r1.data_check.contents import answer_findings
 
 pytestmark = pytest.mark.unit
 

@@ -6,8 +6,7 @@ import pytest
 from PIL import Image
 
 from lmm_r1.data.messages import ImagePart, Message, Row, TextPart
-from lmm_r1.data_check.contents import content_of, contents
-from lmm_r1.data_check.repeats import OtherFile, Repeats
+from lmm_r1.data_check.contents import OtherFile, Repeats, content_of, contents
 
 pytestmark = pytest.mark.unit
 

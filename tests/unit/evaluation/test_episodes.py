@@ -10,7 +10,6 @@ from helpers.judged_responses import judged
 from lmm_r1.agents.registry import load_environment
 from lmm_r1.data.sample import Played
 from lmm_r1.errors import UserError
-from lmm_r1.evaluation.episodes import check_reward_parts, default_verifiers, environment_scores, episode_scores
 from lmm_r1.evaluation.scoreboard import (
     Board,
     CheckpointResponses,
@@ -20,7 +19,13 @@ from lmm_r1.evaluation.scoreboard import (
     build_page,
     print_board,
 )
-from lmm_r1.evaluation.scores import summarize
+from lmm_r1.evaluation.scores import (
+    check_reward_parts,
+    default_verifiers,
+    environment_scores,
+    episode_scores,
+    summarize,
+)
 from lmm_r1.records.responses import JudgedResponse, PlayedEpisode, ShownTurn, read_responses, write_responses
 
 pytestmark = pytest.mark.unit

@@ -5,7 +5,7 @@ from helpers.judged_responses import judged_rows
 from helpers.report_text import PageText
 from helpers.run_folders import scores, write_stage
 
-from lmm_r1.evaluation.figures import percent_text, points_text
+from lmm_r1.evaluation.page_parts import percent_text, points_text
 from lmm_r1.evaluation.scoreboard import MeasuredFile, board_record, build_board, build_page
 from lmm_r1.evaluation.scoreboard.board import CheckpointResponses
 from lmm_r1.evaluation.scoreboard.terminal import change, share

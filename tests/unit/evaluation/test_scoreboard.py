@@ -23,7 +23,7 @@ from lmm_r1.evaluation.scoreboard import (
     build_page,
     print_board,
 )
-from lmm_r1.records.evaluation import read_evaluation
+from lmm_r1.records.metrics import read_evaluation
 from lmm_r1.records.responses import Verdict
 
 pytestmark = pytest.mark.unit

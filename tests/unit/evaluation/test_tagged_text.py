@@ -1,6 +1,6 @@
 import pytest
 
-from lmm_r1.evaluation.scoreboard.tagged_text import text_parts
+from lmm_r1.evaluation.scoreboard.page import text_parts
 
 pytestmark = pytest.mark.unit
 

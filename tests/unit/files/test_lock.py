@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 
 from lmm_r1.errors import UserError
-from lmm_r1.files import lock
-from lmm_r1.files.lock import lock_of, locked
+from lmm_r1.files import atomic
+from lmm_r1.files.atomic import lock_of, locked
 
 pytestmark = pytest.mark.unit
 
 HOLDS = """
 import os, sys, time
 from pathlib import Path
-from lmm_r1.files.lock import locked
+from lmm_r1.files.atomic import locked
 with locked(Path(sys.argv[1]), output="--output rows.jsonl"):
     if os.fork() == 0:
         # A worker that outlives the process.
@@ -66,10 +66,10 @@ def test_a_file_system_without_locks_is_written_without_one_and_other_failures_a
 
         return lockf
 
-    monkeypatch.setattr(lock.fcntl, "lockf", fails(errno.ENOSYS))
+    monkeypatch.setattr(atomic.fcntl, "lockf", fails(errno.ENOSYS))
     with locked(tmp_path / "lock", output="--output x"):
         pass
-    monkeypatch.setattr(lock.fcntl, "lockf", fails(errno.EIO))
+    monkeypatch.setattr(atomic.fcntl, "lockf", fails(errno.EIO))
     with pytest.raises(OSError, match="Input/output error"), locked(tmp_path / "lock", output="--output x"):
         pytest.fail("it is written")
 

@@ -8,7 +8,7 @@ from helpers.tiny_models import altered
 
 from lmm_r1 import cpu, dotted
 from lmm_r1.config import PPOConfig
-from lmm_r1.generation.agreement import CORRECTION, with_correction
+from lmm_r1.generation.codec import CORRECTION, with_correction
 from lmm_r1.lmm_kits import get_kit
 
 pytestmark = pytest.mark.unit

@@ -19,13 +19,12 @@ from lmm_r1.data import prefix_tree
 from lmm_r1.data.messages import ImagePart, Row, TextPart
 from lmm_r1.data.sample import MediaRef, Sample
 from lmm_r1.errors import UserError
-from lmm_r1.generation.branching import BranchingRollout
 from lmm_r1.generation.codec import PromptCodec
 from lmm_r1.generation.engine import SamplingSettings
+from lmm_r1.generation.engine_actor import BranchingRollout
 from lmm_r1.generation.group import GroupSettings
-from lmm_r1.trainer.micro_batches import PassLimits, plan_forward
-from lmm_r1.trainer.pass_sizes import sample_sizes
-from lmm_r1.trainer.samples import experience_of
+from lmm_r1.rl.batching import PassLimits, plan_forward, sample_sizes
+from lmm_r1.rl.rollouts import experience_of
 
 pytestmark = pytest.mark.unit
 

@@ -10,8 +10,7 @@ from PIL import Image
 
 from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, VideoPart
 from lmm_r1.errors import UserError
-from lmm_r1.generation.answer_log import AnswerLog
-from lmm_r1.generation.endpoint import EndpointEngine, EndpointError, EndpointSettings
+from lmm_r1.generation.endpoint import AnswerLog, EndpointEngine, EndpointError, EndpointSettings
 from lmm_r1.generation.engine import Outcome, SamplingSettings
 
 pytestmark = pytest.mark.unit

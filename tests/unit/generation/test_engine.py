@@ -6,7 +6,7 @@ import pytest
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from lmm_r1.generation.engine import TokenEngine
-from lmm_r1.generation.in_process_engine import InProcessEngine
+from lmm_r1.generation.vllm_engine import InProcessEngine
 
 pytestmark = pytest.mark.unit
 

@@ -13,9 +13,9 @@ from transformers import Qwen2Config
 
 from lmm_r1 import cpu, dotted
 from lmm_r1.config import PPOConfig
-from lmm_r1.config.speculation import Speculation
+from lmm_r1.config.shared import Speculation
 from lmm_r1.generation import engine_arguments as engine_arguments_module
-from lmm_r1.generation import run_engines, vllm_engine
+from lmm_r1.generation import ray_engines, vllm_engine
 from lmm_r1.generation.engine import EngineSettings
 from lmm_r1.generation.engine_arguments import (
     GIB,
@@ -88,7 +88,7 @@ def in_training(
         "vllm.enforce_eager": SETTINGS.enforce_eager,
     }
     config = dotted.replace(PPOConfig(), {**same, **settings})
-    return run_engines._engine_arguments(config, share=1, max_images=SETTINGS.max_images, max_videos=0)
+    return ray_engines._engine_arguments(config, share=1, max_images=SETTINGS.max_images, max_videos=0)
 
 
 @pytest.mark.parametrize(

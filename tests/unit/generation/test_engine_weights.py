@@ -10,11 +10,10 @@ from helpers.counting_engine import CountingEngine
 
 from lmm_r1.data.sample import Segment, WeightSpan
 from lmm_r1.generation.engine import SamplingSettings
-from lmm_r1.generation.engine_weights import EngineWeights, tokens_under_way
-from lmm_r1.generation.in_process_engine import InProcessEngine
-from lmm_r1.generation.request import Request, Response
+from lmm_r1.generation.request import EngineWeights, Request, Response, tokens_under_way
 from lmm_r1.generation.sampling import sampling_params
 from lmm_r1.generation.turn_pieces import first_tokens
+from lmm_r1.generation.vllm_engine import InProcessEngine
 
 pytestmark = pytest.mark.unit
 

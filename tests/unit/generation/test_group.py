@@ -13,15 +13,15 @@ from helpers.conversations import message, row
 from helpers.samples import media_ref
 from PIL import Image
 
-from lmm_r1.config.part_weights import WeightedPart
+from lmm_r1.config.rewards import WeightedPart
+from lmm_r1.data.image_sources import ChangedFile
 from lmm_r1.data.sample import MediaRef, Sample
-from lmm_r1.data.stored_bytes import ChangedFile
 from lmm_r1.errors import UserError
 from lmm_r1.generation.codec import PromptCodec
 from lmm_r1.generation.engine import SamplingSettings
 from lmm_r1.generation.engine_actor import KitRolloutActor
-from lmm_r1.generation.engine_weights import EngineWeights
 from lmm_r1.generation.group import GroupRollout, GroupSettings, RefusedPrompt
+from lmm_r1.generation.request import EngineWeights
 from lmm_r1.scoring.scored_response import Moment, ScoredResponse
 from remote_rm.client import RewardUnavailable
 from remote_rm.verifier import Score

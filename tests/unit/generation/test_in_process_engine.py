@@ -8,8 +8,8 @@ import pytest
 from helpers.counting_engine import CountingEngine
 
 from lmm_r1.generation.engine import SamplingSettings
-from lmm_r1.generation.in_process_engine import InProcessEngine
 from lmm_r1.generation.sampling import sampling_params
+from lmm_r1.generation.vllm_engine import InProcessEngine
 
 pytestmark = pytest.mark.unit
 

@@ -8,7 +8,7 @@ import torch
 
 from lmm_r1.data.sample import MediaRef, PlacedMedia, PlacedRef, media_before, placed
 from lmm_r1.generation import media_store
-from lmm_r1.trainer.workers import PassMedia, media_per_row
+from lmm_r1.rl.workers import PassMedia, media_per_row
 
 pytestmark = pytest.mark.unit
 

@@ -14,11 +14,10 @@ from lmm_r1.agents.openrlhf_agent import ExecutorAgent, StepAgent, agent_class, 
 from lmm_r1.config.ppo import AgentConfig
 from lmm_r1.data.sample import Said
 from lmm_r1.errors import UserError
-from lmm_r1.generation.called_engine import CalledEngine
 from lmm_r1.generation.engine import SamplingSettings
-from lmm_r1.generation.engine_weights import EngineWeights
 from lmm_r1.generation.episodes import EpisodeRollout
-from lmm_r1.generation.executors import ExecutorRollout
+from lmm_r1.generation.executors import CalledEngine, ExecutorRollout
+from lmm_r1.generation.request import EngineWeights
 from lmm_r1.generation.sampling import sampling_params
 from remote_rm.verifier import Score
 

@@ -10,9 +10,8 @@ from helpers.episode_samples import episode
 from helpers.samples import generated_sample
 
 from lmm_r1.data.messages import ImagePart
-from lmm_r1.data.sample import Said
-from lmm_r1.data.turn_details import Cut, CutImage
-from lmm_r1.generation.picture_store import fetch_pictures, put_pictures
+from lmm_r1.data.sample import Cut, CutImage, Said
+from lmm_r1.generation.media_store import fetch_pictures, put_pictures
 
 pytestmark = pytest.mark.unit
 

@@ -16,7 +16,7 @@ from lmm_r1.data.sample import Said
 from lmm_r1.errors import UserError
 from lmm_r1.generation.episodes import EpisodeRollout
 from lmm_r1.generation.sampling import LOGIT_BIASES, as_asked, sampling_params
-from lmm_r1.trainer.samples import with_all_logs
+from lmm_r1.rl.rollouts import with_all_logs
 
 pytestmark = pytest.mark.unit
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lmm_r1.generation.speculation import Guesses
+from lmm_r1.generation.engine_arguments import Guesses
 from lmm_r1.generation.worker_extension import TokenBan
 
 pytestmark = pytest.mark.unit

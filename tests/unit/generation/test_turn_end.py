@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lmm_r1.errors import UserError
-from lmm_r1.generation.agreement import check_turn_end
+from lmm_r1.generation.codec import check_turn_end
 from lmm_r1.lmm_kits import KITS, get_kit
 
 pytestmark = pytest.mark.unit

@@ -21,8 +21,8 @@ from transformers.models.smolvlm.modeling_smolvlm import SmolVLMVisionEmbeddings
 
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import get_kit
+from lmm_r1.lmm_kits.features import exact_patch_positions
 from lmm_r1.lmm_kits.idefics.engine_model import tile_grid
-from lmm_r1.lmm_kits.patch_positions import exact_patch_positions
 
 pytestmark = pytest.mark.unit
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lmm_r1.lmm_kits.qwen_vl.positions import IMAGE, TEXT, VIDEO, Grid, grids_of, mrope_positions
+from lmm_r1.lmm_kits.qwen_vl import IMAGE, TEXT, VIDEO, Grid, grids_of, mrope_positions
 
 pytestmark = pytest.mark.unit
 

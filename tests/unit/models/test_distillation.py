@@ -5,8 +5,14 @@ import torch
 from helpers.packed_batches import ShapeLog
 
 from lmm_r1.models import distillation
-from lmm_r1.models.distillation import Distillation, DistilledOutcomes, KeptInputs, TeacherTokens, WantedTokens
-from lmm_r1.models.divergences import Divergence
+from lmm_r1.models.distillation import (
+    Distillation,
+    DistilledOutcomes,
+    Divergence,
+    KeptInputs,
+    TeacherTokens,
+    WantedTokens,
+)
 from lmm_r1.models.output_layer import LayerOutcomes, token_outcomes
 from lmm_r1.models.packed.packing import Targets
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lmm_r1.models.divergences import Divergence
+from lmm_r1.models.distillation import Divergence
 
 pytestmark = pytest.mark.unit
 

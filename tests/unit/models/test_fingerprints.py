@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from lmm_r1.models.fingerprints import LINE, _numbers, fingerprints
+from lmm_r1.models.image_features import LINE, _numbers, fingerprints
 
 pytestmark = pytest.mark.unit
 

@@ -12,8 +12,18 @@ from safetensors import safe_open
 from lmm_r1.checkpoints.merging import load_with_adapter, merge_adapter
 from lmm_r1.errors import UserError
 from lmm_r1.models.actor import KitActor
-from lmm_r1.models.adapters import adapted_layers, adapters_off, language_layers, merged_state_dict, save_adapter
-from lmm_r1.models.quantized import FrozenLinear4bit, dequantized_tensors, packed_bytes, quantized_layers, rounded
+from lmm_r1.models.adapters import (
+    FrozenLinear4bit,
+    adapted_layers,
+    adapters_off,
+    dequantized_tensors,
+    language_layers,
+    merged_state_dict,
+    packed_bytes,
+    quantized_layers,
+    rounded,
+    save_adapter,
+)
 
 pytestmark = pytest.mark.unit
 CPU = torch.device("cpu")

@@ -8,8 +8,7 @@ from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig, unplanned
 from lmm_r1.errors import UserError
 from lmm_r1.planning import choices
-from lmm_r1.planning.advice import refuse_excess
-from lmm_r1.planning.choices import choices_line, chosen, filled
+from lmm_r1.planning.choices import choices_line, chosen, filled, refuse_excess
 from lmm_r1.planning.estimates import ModelEstimate, PassEstimate
 from lmm_r1.planning.machine import GIB, Machine
 from lmm_r1.planning.pass_memory import ModelSize

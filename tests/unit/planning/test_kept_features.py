@@ -1,7 +1,6 @@
 import pytest
 
-from lmm_r1.planning.estimates import ModelSettings, PlanImage
-from lmm_r1.planning.kept_features import kept_bytes
+from lmm_r1.planning.estimates import ModelSettings, PlanImage, kept_bytes
 from lmm_r1.planning.machine import GIB
 
 pytestmark = pytest.mark.unit

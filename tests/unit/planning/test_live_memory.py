@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lmm_r1.planning.live_memory import LiveMemory, Unpredictable, take_memory
+from lmm_r1.planning.pass_memory import LiveMemory, Unpredictable, take_memory
 
 pytestmark = pytest.mark.unit
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from lmm_r1.models.quantized import packed_bytes
+from lmm_r1.models.adapters import packed_bytes
 from lmm_r1.planning.pass_memory import ModelSize
 from lmm_r1.planning.zero_memory import BUCKET, ZeroSettings, gathered_bytes, moment_bytes, trained_states
 

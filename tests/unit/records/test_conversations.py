@@ -9,11 +9,9 @@ from helpers.run_folders import rollout, write_lines
 from PIL import Image
 
 from lmm_r1.data.messages import ImagePart
-from lmm_r1.data.sample import Said
-from lmm_r1.data.turn_details import CallOutcome, Cut, CutImage
+from lmm_r1.data.sample import CallOutcome, Cut, CutImage, Said
 from lmm_r1.errors import UserError
-from lmm_r1.records.conversations import Part, Turn, keep_turns, read_turns, turn_record
-from lmm_r1.records.rollouts import read_rollouts
+from lmm_r1.records.rollouts import Part, Turn, keep_turns, read_rollouts, read_turns, turn_record
 
 pytestmark = pytest.mark.unit
 

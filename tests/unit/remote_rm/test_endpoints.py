@@ -2,7 +2,7 @@ import time
 
 import pytest
 
-from remote_rm.endpoints import MAX_PAUSE_SECONDS, EndpointRota
+from remote_rm.client import MAX_PAUSE_SECONDS, EndpointRota
 
 pytestmark = pytest.mark.unit
 
@@ -11,8 +11,8 @@ pytestmark = pytest.mark.unit
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time in seconds, which stands still; the pauses are of their full length."""
     now = [1000.0]
-    monkeypatch.setattr("remote_rm.endpoints.time.monotonic", lambda: now[0])
-    monkeypatch.setattr("remote_rm.endpoints.random.uniform", lambda _low, high: high)
+    monkeypatch.setattr("remote_rm.client.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("remote_rm.client.random.uniform", lambda _low, high: high)
     return now
 
 

@@ -7,8 +7,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from remote_rm.answers.boxes import Box, iou
-from remote_rm.answers.edit_distance import edit_distance, similarity
-from remote_rm.answers.vqa import normalize_answer
+from remote_rm.answers.vqa import edit_distance, normalize_answer, similarity
 from remote_rm.box_verifier import BoxVerifier
 from remote_rm.edit_distance_verifier import EditDistanceVerifier
 from remote_rm.registry import get_verifier

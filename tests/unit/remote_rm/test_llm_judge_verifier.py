@@ -8,8 +8,8 @@ from helpers.judge_server import asked_of
 from remote_rm.composition import part_from
 from remote_rm.llm_judge.ledger import DATABASE
 from remote_rm.llm_judge_verifier import LlmJudge, reward_func
+from remote_rm.registry import verifier_with
 from remote_rm.verifier import AskingVerifier, Item
-from remote_rm.verifier_settings import verifier_with
 
 pytestmark = pytest.mark.unit
 

@@ -3,7 +3,7 @@ from datetime import datetime
 
 import pytest
 
-from lmm_r1.evaluation.page_templates import moment
+from lmm_r1.evaluation.page_parts import moment
 from lmm_r1.records.metrics import MetricLog, MetricRow
 from lmm_r1.report.bar_chart import difference_interval, wilson_interval
 from lmm_r1.report.curves import moving_average, other_panels, panels, smoothing_window, thinned

@@ -9,8 +9,7 @@ from lmm_r1.records.run import read_run
 from lmm_r1.report import build_comparison
 from lmm_r1.report.comparison_page import compared_rows, distinct_names
 from lmm_r1.report.overlay import overlays
-from lmm_r1.report.settings import settings_differences
-from lmm_r1.report.stages import match_stages
+from lmm_r1.report.stages import match_stages, settings_differences
 
 pytestmark = pytest.mark.unit
 

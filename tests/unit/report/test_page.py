@@ -8,12 +8,11 @@ from helpers.report_text import PageText
 from helpers.run_folders import rollout, scores, write_curriculum, write_lines, write_stage
 
 from lmm_r1.cli.report import _stage_cells, main
-from lmm_r1.evaluation.page_templates import moment
+from lmm_r1.evaluation.page_parts import moment
 from lmm_r1.records.run import read_run
 from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.report import build_report, summarize, write_summary
-from lmm_r1.report.settings import without_secrets
-from lmm_r1.report.stages import stage_rows
+from lmm_r1.report.stages import stage_rows, without_secrets
 
 pytestmark = pytest.mark.unit
 

@@ -5,10 +5,9 @@ import PIL.Image
 import pytest
 from helpers.run_folders import rollout, write_image, write_lines, write_stage
 
-from lmm_r1.evaluation.page_images import ImageError, data_uri
+from lmm_r1.evaluation.page_parts import ImageError, data_uri
 from lmm_r1.records.run import read_run
-from lmm_r1.report.inline_images import InlineImages
-from lmm_r1.report.rollout_sample import Series, evenly, sample_rollouts, spread, verdict
+from lmm_r1.report.rollout_sample import InlineImages, Series, evenly, sample_rollouts, spread, verdict
 
 pytestmark = pytest.mark.unit
 

@@ -2,7 +2,7 @@ import pytest
 
 from lmm_r1.records.metrics import MetricLog, MetricRow
 from lmm_r1.report.curves import other_panels, panels
-from lmm_r1.report.time_line import LEFT, MAX_STEPS, RIGHT, time_line
+from lmm_r1.report.overlay import LEFT, MAX_STEPS, RIGHT, time_line
 
 pytestmark = pytest.mark.unit
 

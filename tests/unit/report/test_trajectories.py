@@ -10,7 +10,7 @@ from helpers.trajectories import cropped
 from lmm_r1.data.sample import EpisodeEnd
 from lmm_r1.records.run import read_run
 from lmm_r1.report import build_report
-from lmm_r1.report.trajectories import WHY_ENDED
+from lmm_r1.report.rollout_sample import WHY_ENDED
 
 pytestmark = pytest.mark.unit
 

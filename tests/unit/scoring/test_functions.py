@@ -12,11 +12,11 @@ from helpers.judge_server import asked_of
 from helpers.row_files import load_rows
 
 from lmm_r1.config.ppo import PPOConfig, RewardConfig
-from lmm_r1.config.reward_source import reward_function
+from lmm_r1.config.rewards import reward_function
 from lmm_r1.errors import UserError
+from lmm_r1.rl.run import shared_paths
 from lmm_r1.scoring.functions import FunctionScorer
 from lmm_r1.scoring.scored_response import Moment, ScoredResponse
-from lmm_r1.trainer.run_files import shared_paths
 from remote_rm import llm_judge_verifier
 from remote_rm.verifier import Score
 

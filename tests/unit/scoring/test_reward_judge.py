@@ -17,15 +17,15 @@ from helpers.reward_requests import sent_by_openrlhf, sent_by_rollouts
 from helpers.value_models import save_reward_model
 
 from lmm_r1.cli import serve_rm
-from lmm_r1.config import precision
+from lmm_r1.config import hardware
 from lmm_r1.data.messages import ImagePart, Row, to_json
 from lmm_r1.data.sent_prompt import MediaAccess
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import EncodedPrompt
 from lmm_r1.scoring.reward_judge import RewardModelJudge, create_app, items_of_request
 from lmm_r1.scoring.reward_model import EncodedSample, RewardModel
+from lmm_r1.scoring.scored_response import StepJudging
 from lmm_r1.scoring.served_rewards import ResponseRewards, RewardItem
-from lmm_r1.scoring.step_scores import StepJudging
 from remote_rm.protocol import RewardRequest
 from remote_rm.service.judge import PoolUnavailable, ServiceLimits, UnusableItem
 from remote_rm.service.middleware import Abandonment
@@ -416,8 +416,8 @@ def test_what_is_done_for_a_client_that_went_away_is_cancelled():
 )
 def test_a_servers_precision_is_that_of_training(flags, has_gpu, dtype, monkeypatch, tmp_path):
     loaded = {}
-    monkeypatch.setattr(precision, "CPUINFO", tmp_path / "none")
-    monkeypatch.setattr(precision, "has_gpu", lambda environment: has_gpu)
+    monkeypatch.setattr(hardware, "CPUINFO", tmp_path / "none")
+    monkeypatch.setattr(hardware, "has_gpu", lambda environment: has_gpu)
     monkeypatch.setattr("lmm_r1.lmm_kits.registry.kit_name_of", lambda path, **settings: "llm")
     monkeypatch.setattr("lmm_r1.cpu.prepare_process", lambda: None)
     monkeypatch.setattr(StepJudging, "is_of", lambda self, checkpoint, of_whole: False)

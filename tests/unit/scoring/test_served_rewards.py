@@ -23,11 +23,11 @@ from lmm_r1.data.messages import ImagePart, Row
 from lmm_r1.data.sample import Completion
 from lmm_r1.data.sent_prompt import MediaAccess, ending_of
 from lmm_r1.errors import UserError
-from lmm_r1.scoring.process_reward_model import ProcessRewardModel
 from lmm_r1.scoring.remote_scorer import query_of
 from lmm_r1.scoring.reward_judge import create_app
+from lmm_r1.scoring.reward_model import ProcessRewardModel
+from lmm_r1.scoring.scored_response import StepJudging, not_finite
 from lmm_r1.scoring.served_rewards import StepRewards
-from lmm_r1.scoring.step_scores import StepJudging, not_finite
 from remote_rm.service.judge import ServiceLimits
 
 pytestmark = pytest.mark.unit

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from lmm_r1.config.part_weights import WeightedPart, part_weights
 from lmm_r1.config.ppo import RewardConfig
+from lmm_r1.config.rewards import WeightedPart, part_weights
 from lmm_r1.errors import UserError
-from lmm_r1.scoring.weighted_parts import weighted
+from lmm_r1.scoring.scored_response import weighted
 from remote_rm.verifier import Score
 
 pytestmark = pytest.mark.unit

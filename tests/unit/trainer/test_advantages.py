@@ -19,7 +19,7 @@ from lmm_r1.config import PPOConfig, resolve, to_openrlhf_args
 from lmm_r1.config.ppo import AdvantageConfig
 from lmm_r1.data.sample import Sample
 from lmm_r1.errors import UserError
-from lmm_r1.trainer.advantages import (
+from lmm_r1.rl.advantages import (
     ESTIMATORS,
     Estimate,
     RewardedPass,
@@ -30,7 +30,7 @@ from lmm_r1.trainer.advantages import (
     group_deviations,
     whitened,
 )
-from lmm_r1.trainer.experience_maker import KitExperienceMaker, check_groups
+from lmm_r1.rl.experiences import KitExperienceMaker, check_groups
 
 pytestmark = pytest.mark.unit
 

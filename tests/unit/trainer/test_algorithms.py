@@ -29,9 +29,8 @@ from lmm_r1.config import PPOConfig, resolve, to_openrlhf_args
 from lmm_r1.generation.compact_media import compact
 from lmm_r1.lmm_kits import get_kit
 from lmm_r1.models.actor import KitActor
-from lmm_r1.trainer.experience_maker import KitExperienceMaker
-from lmm_r1.trainer.replay_buffer import GroupReplayBuffer
-from lmm_r1.trainer.workers import KitActorPPOTrainer, media_per_row, no_loss
+from lmm_r1.rl.experiences import KitExperienceMaker
+from lmm_r1.rl.workers import GroupReplayBuffer, KitActorPPOTrainer, media_per_row, no_loss
 
 pytestmark = [pytest.mark.unit, pytest.mark.full]
 

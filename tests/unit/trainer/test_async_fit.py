@@ -23,10 +23,10 @@ from lmm_r1.data.messages import Row
 from lmm_r1.data.sample import Sample
 from lmm_r1.data.training_rows import PromptStream
 from lmm_r1.errors import UserError
-from lmm_r1.trainer import ppo_trainer
-from lmm_r1.trainer.ppo_trainer import KitPPOTrainer, group_settings
-from lmm_r1.trainer.rollout_source import MadeRollout
-from lmm_r1.trainer.samples import KitSamplesGenerator
+from lmm_r1.rl import loop
+from lmm_r1.rl.loop import KitPPOTrainer, group_settings
+from lmm_r1.rl.rollout_source import MadeRollout
+from lmm_r1.rl.rollouts import KitSamplesGenerator
 
 pytestmark = pytest.mark.unit
 
@@ -223,7 +223,7 @@ def test_weights_are_replaced_between_rollouts_where_none_goes_on_across_an_upda
 
 
 def test_partial_rollouts_are_held_up_while_weights_are_replaced_and_go_on_with_them(scripted, monkeypatch):
-    monkeypatch.setattr(ppo_trainer, "batch_vllm_engine_call", lambda engines, name: run.order.note(name))
+    monkeypatch.setattr(loop, "batch_vllm_engine_call", lambda engines, name: run.order.note(name))
     begun = "generates 2: {} {} at 0".format(*order_of(6)[1])
     run = scripted(
         6, updates_after={1: begun}, ends_after={2: "weights 1", 3: "weights 2"}, train__partial_rollout_enable=True

@@ -13,10 +13,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig, resolve, to_openrlhf_args
 from lmm_r1.lmm_kits import Media
-from lmm_r1.trainer.critic_workers import KitCriticActor, KitCriticPPOTrainer, KitRewardActor
-from lmm_r1.trainer.experience_maker import KitExperienceMaker
-from lmm_r1.trainer.ppo_trainer import note_rewards
-from lmm_r1.trainer.replay_buffer import GroupReplayBuffer
+from lmm_r1.rl.critic_workers import KitCriticActor, KitCriticPPOTrainer, KitRewardActor
+from lmm_r1.rl.experiences import KitExperienceMaker
+from lmm_r1.rl.loop import note_rewards
+from lmm_r1.rl.workers import GroupReplayBuffer
 
 pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("one_process")]
 

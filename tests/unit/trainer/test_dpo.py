@@ -14,12 +14,11 @@ from helpers.table_models import POLICY, AccumulatingStrategy, TableActor, Table
 from lmm_r1 import dotted
 from lmm_r1.config import DPOConfig
 from lmm_r1.data.preferences import PreferenceRow
-from lmm_r1.trainer import reference as references
-from lmm_r1.trainer import supervised_models
-from lmm_r1.trainer.dpo import DPORun
-from lmm_r1.trainer.dpo_rows import PairEncoder
-from lmm_r1.trainer.preference_samples import PairBatch, PairSample, collate_pairs
-from lmm_r1.trainer.reference import prepare_reference
+from lmm_r1.supervised import models
+from lmm_r1.supervised import reference as references
+from lmm_r1.supervised.dpo import DPORun
+from lmm_r1.supervised.preferences import PairBatch, PairEncoder, PairSample, collate_pairs
+from lmm_r1.supervised.reference import prepare_reference
 
 pytestmark = pytest.mark.unit
 
@@ -150,7 +149,7 @@ class Strategy(SimpleNamespace):
 
 @pytest.fixture
 def loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (supervised_models, references):
+    for module in (models, references):
         monkeypatch.setattr(module, "KitActor", Model)
         monkeypatch.setattr(module, "check_packing", lambda *model, **settings: None)
 

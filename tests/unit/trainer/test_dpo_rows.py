@@ -10,9 +10,9 @@ from lmm_r1 import dotted
 from lmm_r1.config import DPOConfig
 from lmm_r1.data.messages import TextPart, images_of
 from lmm_r1.data.preferences import PreferenceRow
-from lmm_r1.data.row_digest import rows_digest
+from lmm_r1.data.training_rows import rows_digest
 from lmm_r1.errors import UserError
-from lmm_r1.trainer.dpo_rows import evaluation_pairs, training_pairs
+from lmm_r1.supervised.preferences import evaluation_pairs, training_pairs
 
 pytestmark = pytest.mark.unit
 

@@ -14,8 +14,8 @@ from lmm_r1 import cpu, dotted
 from lmm_r1.config import PPOConfig, resolve, to_openrlhf_args
 from lmm_r1.data import prefix_tree
 from lmm_r1.data.sample import PlacedRef, media_before
-from lmm_r1.trainer.experience_maker import KitExperienceMaker, is_on_policy
-from lmm_r1.trainer.pass_sizes import pass_limits, sample_sizes
+from lmm_r1.rl.batching import pass_limits, sample_sizes
+from lmm_r1.rl.experiences import KitExperienceMaker, is_on_policy
 
 pytestmark = pytest.mark.unit
 

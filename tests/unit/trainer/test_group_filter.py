@@ -12,8 +12,7 @@ from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig
 from lmm_r1.data.sample import Sample
 from lmm_r1.errors import UserError
-from lmm_r1.trainer.experience_filter import ExperienceFilter
-from lmm_r1.trainer.group_filter import GroupFilter, counts, deviation, dropped_group, rewards_told
+from lmm_r1.rl.groups import ExperienceFilter, GroupFilter, counts, deviation, dropped_group, rewards_told
 
 pytestmark = pytest.mark.unit
 

@@ -18,14 +18,12 @@ from lmm_r1.config import KDConfig
 from lmm_r1.data.messages import ImagePart
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import EncodedPrompt
-from lmm_r1.models.divergences import Divergence
-from lmm_r1.trainer import student_engine
-from lmm_r1.trainer import teacher as teachers
-from lmm_r1.trainer.kd import KDRun
-from lmm_r1.trainer.sft_rows import RowEncoder
-from lmm_r1.trainer.sft_samples import SFTBatch, SFTSample, collate
-from lmm_r1.trainer.student_engine import StudentEngine, check_sampled
-from lmm_r1.trainer.teacher import Teacher, check_same_tokens
+from lmm_r1.models.distillation import Divergence
+from lmm_r1.supervised import kd as student_engine
+from lmm_r1.supervised import kd as teachers
+from lmm_r1.supervised.kd import KDRun, StudentEngine, Teacher, check_same_tokens, check_sampled
+from lmm_r1.supervised.samples import SFTBatch, SFTSample, collate
+from lmm_r1.supervised.sft import RowEncoder
 
 pytestmark = pytest.mark.unit
 

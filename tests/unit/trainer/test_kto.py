@@ -16,10 +16,10 @@ from lmm_r1 import dotted
 from lmm_r1.config import KTOConfig, resolve
 from lmm_r1.data.messages import ImagePart, Message, TextPart, images_of
 from lmm_r1.data.preferences import UnpairedRow
-from lmm_r1.data.row_digest import rows_digest
+from lmm_r1.data.training_rows import rows_digest
 from lmm_r1.errors import UserError
-from lmm_r1.trainer.kto import KTORun
-from lmm_r1.trainer.kto_rows import (
+from lmm_r1.supervised.kto import (
+    KTORun,
     NeighbourRows,
     Neighbours,
     UnpairedBatch,
@@ -29,9 +29,8 @@ from lmm_r1.trainer.kto_rows import (
     evaluation_rows,
     training_rows,
 )
-from lmm_r1.trainer.preference_losses import kto_loss
-from lmm_r1.trainer.preference_samples import PairSample
-from lmm_r1.trainer.supervised_rows import read_ahead
+from lmm_r1.supervised.preferences import PairSample, kto_loss
+from lmm_r1.supervised.rows import read_ahead
 
 pytestmark = pytest.mark.unit
 

@@ -15,8 +15,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig, resolve, to_openrlhf_args
 from lmm_r1.data.sample import MediaRef, PlacedRef
-from lmm_r1.trainer.experience_maker import KitExperienceMaker
-from lmm_r1.trainer.replay_buffer import GroupReplayBuffer
+from lmm_r1.rl.experiences import KitExperienceMaker
+from lmm_r1.rl.workers import GroupReplayBuffer
 
 pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("one_process")]
 

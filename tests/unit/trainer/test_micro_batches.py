@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from lmm_r1.trainer.micro_batches import PassLimits, SampleSize, SharedTokens, plan_forward, plan_update
+from lmm_r1.rl.batching import PassLimits, SampleSize, SharedTokens, plan_forward, plan_update
 
 pytestmark = pytest.mark.unit
 

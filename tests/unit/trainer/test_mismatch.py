@@ -14,9 +14,9 @@ from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig, mismatch_limit
 from lmm_r1.config.checks import check_mismatch_limit
 from lmm_r1.errors import UserError
-from lmm_r1.trainer.mismatch import Gap, Mismatch, distances, gaps_of, merged, modalities, modality_info, modality_of
-from lmm_r1.trainer.ppo_trainer import KitPPOTrainer
-from lmm_r1.trainer.workers import KitActorPPOTrainer
+from lmm_r1.rl.loop import KitPPOTrainer
+from lmm_r1.rl.mismatch import Gap, Mismatch, distances, gaps_of, merged, modalities, modality_info, modality_of
+from lmm_r1.rl.workers import KitActorPPOTrainer
 
 pytestmark = pytest.mark.unit
 

@@ -17,8 +17,10 @@ from openrlhf.utils.deepspeed import deepspeed as upstream
 from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig, SFTConfig, to_openrlhf_args
 from lmm_r1.errors import UserError
-from lmm_r1.trainer import optimizer_step, strategy, supervised_models, workers
-from lmm_r1.trainer.strategy import make_strategy
+from lmm_r1.host import optimizer, strategy
+from lmm_r1.host.strategy import make_strategy
+from lmm_r1.rl import workers
+from lmm_r1.supervised import models
 
 pytestmark = pytest.mark.unit
 
@@ -86,7 +88,7 @@ def prepared(role: str, flags: dict[str, object], monkeypatch: pytest.MonkeyPatc
     """What a role's start hands to DeepSpeed."""
     monkeypatch.setattr(ppo_actor, "Actor", Model)
     monkeypatch.setattr(launcher, "Actor", Model)
-    monkeypatch.setattr(supervised_models, "KitActor", Model)
+    monkeypatch.setattr(models, "KitActor", Model)
     for module in (ppo_critic, launcher):
         monkeypatch.setattr(module, "get_llm_for_sequence_regression", Model)
     monkeypatch.setattr(ppo_actor, "get_tokenizer", lambda *given, **settings: None)
@@ -102,7 +104,7 @@ def prepared(role: str, flags: dict[str, object], monkeypatch: pytest.MonkeyPatc
         "reward": launcher.RewardModelActor,
     }
     if is_sft:
-        start = partial(supervised_models.prepare_policy, session_of(config, own, steps=7))
+        start = partial(models.prepare_policy, session_of(config, own, steps=7))
     else:
         method = classes[role].__ray_metadata__.modified_class.init_model_from_pretrained
         start = partial(method, worker, own, "m", *{"actor": (7, None), "critic": (7,)}.get(role, ()))
@@ -237,11 +239,11 @@ def test_muon_takes_its_settings_and_those_of_adamw_for_the_rest(monkeypatch):
 
 
 def test_muons_updates_are_made_as_asked_for(monkeypatch):
-    for module in (optimizer_step.original_muon, optimizer_step.stage_1_and_2, optimizer_step.stage3):
+    for module in (optimizer.original_muon, optimizer.stage_1_and_2, optimizer.stage3):
         monkeypatch.setattr(module, "muon_update", module.muon_update)
-    monkeypatch.setattr(optimizer_step, "_MUON_UPDATE", lambda *given, **settings: settings)
-    optimizer_step.settle_muon(ns_steps=2, nesterov=False)
-    for module in (optimizer_step.original_muon, optimizer_step.stage_1_and_2, optimizer_step.stage3):
+    monkeypatch.setattr(optimizer, "_MUON_UPDATE", lambda *given, **settings: settings)
+    optimizer.settle_muon(ns_steps=2, nesterov=False)
+    for module in (optimizer.original_muon, optimizer.stage_1_and_2, optimizer.stage3):
         assert module.muon_update(None, None, 0.5, ns_method="gram") == {
             "ns_steps": 2,
             "nesterov": False,
@@ -249,7 +251,7 @@ def test_muons_updates_are_made_as_asked_for(monkeypatch):
         }
     # And DeepSpeed's own takes them.
     monkeypatch.undo()
-    assert {"ns_steps", "nesterov"} <= set(inspect.signature(optimizer_step._MUON_UPDATE).parameters)
+    assert {"ns_steps", "nesterov"} <= set(inspect.signature(optimizer._MUON_UPDATE).parameters)
 
 
 def test_adamw_in_8_bits_takes_adamws_settings_and_pages_are_refused_without_cuda(monkeypatch):

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from openrlhf.trainer.ray.ppo_actor import ActorPPOTrainer
 
-from lmm_r1.trainer import workers
-from lmm_r1.trainer.workers import KitActorPPOTrainer, KitPolicyActor
+from lmm_r1.rl import workers
+from lmm_r1.rl.workers import KitActorPPOTrainer, KitPolicyActor
 
 pytestmark = pytest.mark.unit
 

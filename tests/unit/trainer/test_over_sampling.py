@@ -19,19 +19,17 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 
 from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig, resolve
-from lmm_r1.data.curriculum import MeasuredCurriculum
 from lmm_r1.data.messages import Row
 from lmm_r1.data.sample import Sample, WeightSpan
-from lmm_r1.data.training_rows import PromptStream
+from lmm_r1.data.training_rows import MeasuredCurriculum, PromptStream
 from lmm_r1.errors import UserError
 from lmm_r1.generation.engine import SamplingSettings
 from lmm_r1.generation.group import GroupSettings
-from lmm_r1.trainer import samples
-from lmm_r1.trainer.group_filter import GroupFilter
-from lmm_r1.trainer.over_sampling import GroupsUnderWay, StartedGroup, kept_tokens
-from lmm_r1.trainer.ppo_trainer import KitPPOTrainer, group_settings
-from lmm_r1.trainer.rollout_source import MadeRollout
-from lmm_r1.trainer.samples import KitSamplesGenerator
+from lmm_r1.rl import rollouts
+from lmm_r1.rl.groups import GroupFilter, GroupsUnderWay, StartedGroup, kept_tokens
+from lmm_r1.rl.loop import KitPPOTrainer, group_settings
+from lmm_r1.rl.rollout_source import MadeRollout
+from lmm_r1.rl.rollouts import KitSamplesGenerator
 
 pytestmark = pytest.mark.unit
 
@@ -104,7 +102,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What all engines are asked for, in order."""
     asked: list[str] = []
     monkeypatch.setattr(ray, "get", lambda refs, timeout=None: refs)
-    monkeypatch.setattr(samples, "batch_vllm_engine_call", lambda engines, name: asked.append(name))
+    monkeypatch.setattr(rollouts, "batch_vllm_engine_call", lambda engines, name: asked.append(name))
     monkeypatch.setattr(BasePPOTrainer, "broadcast_to_vllm", lambda self: asked.append("new weights"))
     return asked
 

@@ -11,8 +11,7 @@ from helpers.policy_passes import Pass, random_pass
 from openrlhf.models.loss import PolicyLoss as TheirPolicyLoss
 
 from lmm_r1.config.ppo import PolicyLossName
-from lmm_r1.trainer.mismatch_correction import Correction
-from lmm_r1.trainer.policy_losses import POLICY_LOSSES, LossSettings, PolicyLoss
+from lmm_r1.rl.losses import POLICY_LOSSES, Correction, LossSettings, PolicyLoss
 
 pytestmark = pytest.mark.unit
 

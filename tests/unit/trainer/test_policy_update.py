@@ -4,7 +4,7 @@ import pytest
 import torch
 from openrlhf.models.loss import PolicyLoss
 
-from lmm_r1.trainer.workers import loss_before_update
+from lmm_r1.rl.workers import loss_before_update
 
 pytestmark = pytest.mark.unit
 

@@ -19,10 +19,10 @@ from lmm_r1.data.messages import Row
 from lmm_r1.data.sample import Sample
 from lmm_r1.errors import UserError
 from lmm_r1.generation.group import GroupSettings
+from lmm_r1.rl.groups import GroupFilter
+from lmm_r1.rl.loop import KitPPOTrainer, group_settings
+from lmm_r1.rl.rollouts import KitSamplesGenerator, Rollout
 from lmm_r1.scoring.scored_response import Moment
-from lmm_r1.trainer.group_filter import GroupFilter
-from lmm_r1.trainer.ppo_trainer import KitPPOTrainer, group_settings
-from lmm_r1.trainer.samples import KitSamplesGenerator, Rollout
 
 pytestmark = pytest.mark.unit
 

@@ -8,8 +8,8 @@ from openrlhf.models import DPOLoss, PairWiseLoss
 
 from lmm_r1 import dotted
 from lmm_r1.config import DPOConfig
-from lmm_r1.trainer.dpo import Preferences, preferences
-from lmm_r1.trainer.preference_losses import bradley_terry_loss, dpo_loss, ipo_loss, nll_loss, score_loss, simpo_loss
+from lmm_r1.supervised.dpo import Preferences, preferences
+from lmm_r1.supervised.preferences import bradley_terry_loss, dpo_loss, ipo_loss, nll_loss, score_loss, simpo_loss
 
 pytestmark = pytest.mark.unit
 

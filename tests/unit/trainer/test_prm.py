@@ -16,11 +16,10 @@ from lmm_r1 import dotted
 from lmm_r1.config import PRMConfig, resolve
 from lmm_r1.data.messages import ImagePart, Message, TextPart, images_of
 from lmm_r1.data.preferences import StepRow
-from lmm_r1.data.row_digest import rows_digest
+from lmm_r1.data.training_rows import rows_digest
 from lmm_r1.errors import UserError
-from lmm_r1.trainer.prm import PRMRun, step_losses
-from lmm_r1.trainer.prm_rows import StepEncoder, collate_steps, evaluation_steps, training_steps
-from lmm_r1.trainer.supervised_rows import read_ahead
+from lmm_r1.supervised.prm import PRMRun, StepEncoder, collate_steps, evaluation_steps, step_losses, training_steps
+from lmm_r1.supervised.rows import read_ahead
 
 pytestmark = pytest.mark.unit
 

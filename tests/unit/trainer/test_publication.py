@@ -8,7 +8,7 @@ from helpers.hub_server import hub_server
 
 from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig, SFTConfig
-from lmm_r1.trainer.publication import model_files, publish
+from lmm_r1.lifecycle.publication import model_files, publish
 
 pytestmark = pytest.mark.unit
 

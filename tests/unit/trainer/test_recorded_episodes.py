@@ -12,16 +12,15 @@ from PIL import Image
 
 from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig, resolve
-from lmm_r1.data.sample import Said
-from lmm_r1.data.turn_details import CallOutcome, Cut, CutImage
+from lmm_r1.data.sample import CallOutcome, Cut, CutImage, Said
 from lmm_r1.generation.engine import SamplingSettings
 from lmm_r1.generation.group import GroupSettings
-from lmm_r1.generation.picture_store import put_pictures
+from lmm_r1.generation.media_store import put_pictures
 from lmm_r1.records.rollouts import ROLLOUTS_FILE, read_rollouts
 from lmm_r1.records.run_folder import RunFolder
-from lmm_r1.trainer.ppo_trainer import group_settings
-from lmm_r1.trainer.recorded_rollouts import RecordedRollouts, recorded_samples
-from lmm_r1.trainer.samples import KitSamplesGenerator
+from lmm_r1.rl.loop import group_settings
+from lmm_r1.rl.recorded_rollouts import RecordedRollouts, recorded_samples
+from lmm_r1.rl.rollouts import KitSamplesGenerator
 
 pytestmark = pytest.mark.unit
 

@@ -10,9 +10,9 @@ from helpers.experiences import group, sample
 from helpers.samples import media_ref
 from openrlhf.trainer.ppo_utils.experience import Experience
 
-from lmm_r1.trainer import reference_ahead
-from lmm_r1.trainer.micro_batches import PassLimits
-from lmm_r1.trainer.reference_ahead import ReferenceAhead
+from lmm_r1.rl import reference_ahead
+from lmm_r1.rl.batching import PassLimits
+from lmm_r1.rl.reference_ahead import ReferenceAhead
 
 pytestmark = pytest.mark.unit
 

@@ -11,7 +11,7 @@ from openrlhf.utils.loss_utils import get_loss_batch_info
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.data import DataLoader
 
-from lmm_r1.trainer.replay_buffer import GroupReplayBuffer
+from lmm_r1.rl.workers import GroupReplayBuffer
 
 pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("one_process")]
 

@@ -23,17 +23,17 @@ from openrlhf.trainer.ray import ppo_actor
 from lmm_r1 import dotted
 from lmm_r1.cluster import nodes
 from lmm_r1.config import PPOConfig, resolve, to_openrlhf_args
-from lmm_r1.config.gpu_counts import needed_gpus
+from lmm_r1.config.hardware import needed_gpus
 from lmm_r1.data.messages import Row
 from lmm_r1.data.training_rows import check_prompt
 from lmm_r1.errors import UserError
-from lmm_r1.generation import run_engines
+from lmm_r1.generation import ray_engines
 from lmm_r1.generation.group import SampledGroup
-from lmm_r1.trainer import ppo_trainer, run
-from lmm_r1.trainer.critic_workers import KitCriticPPOTrainer
-from lmm_r1.trainer.mismatch import distances, least_mass
-from lmm_r1.trainer.samples import KitSamplesGenerator
-from lmm_r1.trainer.workers import KitActorPPOTrainer, KitPolicyActor, no_loss
+from lmm_r1.rl import loop, run
+from lmm_r1.rl.critic_workers import KitCriticPPOTrainer
+from lmm_r1.rl.mismatch import distances, least_mass
+from lmm_r1.rl.rollouts import KitSamplesGenerator
+from lmm_r1.rl.workers import KitActorPPOTrainer, KitPolicyActor, no_loss
 
 pytestmark = pytest.mark.unit
 
@@ -372,7 +372,7 @@ def test_a_row_is_checked_as_its_environment_shows_it():
 
 def test_sampling_is_as_the_flags_say():
     flags = {"temperature": 0.5, "top_p": 0.75, "top_k": 20, "max_new_tokens": 9}
-    settings = ppo_trainer.group_settings(config(**{f"rollout__{name}": value for name, value in flags.items()}))
+    settings = loop.group_settings(config(**{f"rollout__{name}": value for name, value in flags.items()}))
     assert {name: getattr(settings.sampling, name) for name in flags} == flags
     assert settings.sampling.n_samples == 2
 
@@ -414,7 +414,7 @@ def test_the_engines_have_no_more_prompts_at_one_time_than_asked_for(monkeypatch
         running.clear(), most.clear()
         engines = [Engine(), Engine()]
         own = config(rollout__vllm_generate_batch_size=limit)
-        generator = KitSamplesGenerator(to_openrlhf_args(own), engines, ppo_trainer.group_settings(own))
+        generator = KitSamplesGenerator(to_openrlhf_args(own), engines, loop.group_settings(own))
         monkeypatch.setattr(ray, "get", lambda refs: refs if not isinstance(refs, list) or 0 in refs else get(refs))
         assert generator.generate(rows, generator.settings) == [[1, 1], [2, 2], [3, 3], [4, 4]]
         assert max(most) == expected
@@ -439,7 +439,7 @@ def test_engines_are_started_as_the_flags_say(tiny_checkpoint):
         "actor__model_name_or_path": str(tiny_checkpoint("llm")),
         "reward__remote_url": "http://a/get_reward,http://b/get_reward",
     }
-    told = run_engines._engine_arguments(config(**flags), share=1, max_images=0, max_videos=0)
+    told = ray_engines._engine_arguments(config(**flags), share=1, max_images=0, max_videos=0)
     wanted = {
         "tensor_parallel_size": 2,
         "gpu_memory_utilization": 0.25,
@@ -452,7 +452,7 @@ def test_engines_are_started_as_the_flags_say(tiny_checkpoint):
     found = {name: told[name] for name in wanted}
     reward = told["reward"]
     assert (reward.timeout_s, reward.deadline_s, reward.remote_url) == (3.0, 4.0, flags["reward__remote_url"])
-    if not run_engines.cpu.has_cuda():
+    if not ray_engines.cpu.has_cuda():
         # vLLM's cache on a CPU has a size of its own.
         found["gpu_memory_utilization"] = wanted["gpu_memory_utilization"]
     assert found == wanted
@@ -500,9 +500,9 @@ def test_an_evaluation_samples_as_its_flags_say():
     own = config(
         eval__dataset="e", eval__steps=1, eval__temperature=0.25, eval__n_samples_per_prompt=3, rollout__top_k=7
     )
-    generator = KitSamplesGenerator(to_openrlhf_args(own), [], ppo_trainer.group_settings(own))
+    generator = KitSamplesGenerator(to_openrlhf_args(own), [], loop.group_settings(own))
     generator.generate = lambda rows, settings: asked.append(settings.sampling) or []
-    trainer = object.__new__(ppo_trainer.KitPPOTrainer)
+    trainer = object.__new__(loop.KitPPOTrainer)
     trainer.config, trainer.generator, trainer.eval_rows = own, generator, []
     trainer.trackers = SimpleNamespace(log_eval=lambda step, logs: None)
     trainer.folder = SimpleNamespace(metrics=lambda step, logs: None)
@@ -518,7 +518,7 @@ def test_an_evaluation_samples_as_its_flags_say():
 )
 def test_the_best_checkpoint_is_that_of_the_metric_that_is_named(key, saved, monkeypatch):
     tags = []
-    trainer = object.__new__(ppo_trainer.KitPPOTrainer)
+    trainer = object.__new__(loop.KitPPOTrainer)
     args = to_openrlhf_args(config(ckpt__best_metric_key=key))
     trainer.best_eval_metric_key, trainer.best_eval_metric_value = args.ckpt.best_metric_key, float("-inf")
     group = SimpleNamespace(async_run_method=lambda method_name, tag, **given: tags.append((method_name, tag)) or [])
@@ -555,7 +555,7 @@ def test_whole_groups_of_a_step_are_kept_as_many_as_fit_in(tmp_path):
     groups = [[generated_sample(of=item, text=text, reward=0.0) for text in "ab"] for item in rows]
     for count, kept in ((0, 0), (1, 2), (2, 2), (5, 4), (100, 6)):
         given, folder = config(logger__rollouts_per_step=count), tmp_path / str(count)
-        trainer = without_workers(ppo_trainer.KitPPOTrainer, given, rows, folder=folder)
+        trainer = without_workers(loop.KitPPOTrainer, given, rows, folder=folder)
         trainer.folder.open("")
         assert len(trainer.records.write(1, groups)) == kept
 
@@ -577,7 +577,7 @@ def test_the_critics_values_are_clipped_to_the_range_of_the_flag(one_process):
 @pytest.mark.parametrize("sleeps", [False, True])
 def test_the_trainers_memory_is_freed_while_others_work(sleeps, monkeypatch):
     calls: list[str] = []
-    trainer = object.__new__(ppo_trainer.KitPPOTrainer)
+    trainer = object.__new__(loop.KitPPOTrainer)
     trainer.config = config(ds__enable_sleep=sleeps)
     trainer.args, trainer.strategy = to_openrlhf_args(trainer.config), SimpleNamespace()
     trainer.strategy.args, trainer.kl_ctl = trainer.args, SimpleNamespace(value=0.0)

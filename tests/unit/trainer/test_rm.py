@@ -16,8 +16,7 @@ from lmm_r1 import dotted
 from lmm_r1.config import RMConfig, resolve
 from lmm_r1.data.preferences import PreferenceRow
 from lmm_r1.errors import UserError
-from lmm_r1.trainer.rm import RMRun
-from lmm_r1.trainer.rm_rows import RewardEncoder, RewardSample, collate_rewards, reward_rows
+from lmm_r1.supervised.rm import RewardEncoder, RewardSample, RMRun, collate_rewards, reward_rows
 
 pytestmark = pytest.mark.unit
 

@@ -4,10 +4,10 @@ import pytest
 from helpers.conversations import message, row
 
 from lmm_r1 import dotted
-from lmm_r1.cluster.shared_paths import SharedPath
+from lmm_r1.cluster.nodes import SharedPath
 from lmm_r1.config import PPOConfig
 from lmm_r1.data.messages import ImagePart, VideoPart
-from lmm_r1.trainer.run_files import shared_paths
+from lmm_r1.rl.run import shared_paths
 
 pytestmark = pytest.mark.unit
 

@@ -16,11 +16,11 @@ from lmm_r1.checkpoints.writing import begin, mark_complete, write_latest
 from lmm_r1.config import PPOConfig, resolve, to_openrlhf_args
 from lmm_r1.data.sample import Sample
 from lmm_r1.data.training_rows import PromptStream
+from lmm_r1.host.strategy import make_strategy
 from lmm_r1.records.run import read_run
 from lmm_r1.records.run_folder import RunFolder
+from lmm_r1.rl.loop import KitPPOTrainer
 from lmm_r1.scoring.scored_response import Moment
-from lmm_r1.trainer.ppo_trainer import KitPPOTrainer
-from lmm_r1.trainer.strategy import make_strategy
 
 pytestmark = pytest.mark.unit
 
@@ -340,8 +340,8 @@ def test_the_model_that_a_run_starts_from_is_evaluated_once_and_its_answers_are_
 
 def test_workers_keep_what_latest_names_until_they_are_told(tmp_path):
     """The order of a worker's own calls; what they do to files is tested with DeepSpeed."""
-    from lmm_r1.trainer.critic_workers import KitCriticActor
-    from lmm_r1.trainer.workers import KitPolicyActor
+    from lmm_r1.rl.critic_workers import KitCriticActor
+    from lmm_r1.rl.workers import KitPolicyActor
 
     for worker_class, name in ((KitPolicyActor, "_actor"), (KitCriticActor, "_critic")):
         settled = []

@@ -8,21 +8,21 @@ import yaml
 from PIL import Image
 
 from lmm_r1 import dotted
-from lmm_r1.checkpoints.digest import model_digest
+from lmm_r1.checkpoints.parity_record import model_digest
 from lmm_r1.config import PPOConfig, SFTConfig
 from lmm_r1.config.export import is_free, settings_of_the_run
+from lmm_r1.data.image_sources import FilePlace, FileState, StoredBytes
 from lmm_r1.data.messages import ImagePart, Message, Row, TextPart
-from lmm_r1.data.row_digest import rows_digest
-from lmm_r1.data.stored_bytes import FilePlace, FileState, StoredBytes
+from lmm_r1.data.training_rows import rows_digest
 from lmm_r1.errors import UserError
-from lmm_r1.records.run_folder import RunFolder
-from lmm_r1.trainer.run_start import (
+from lmm_r1.lifecycle.start import (
     Fingerprint,
     check_same_run,
     check_start,
     open_run,
     read_fingerprint,
 )
+from lmm_r1.records.run_folder import RunFolder
 
 pytestmark = pytest.mark.unit
 

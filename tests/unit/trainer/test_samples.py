@@ -12,18 +12,18 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 from ray.exceptions import RayTaskError
 
-from lmm_r1.config.part_weights import part_weights
 from lmm_r1.config.ppo import RewardConfig
+from lmm_r1.config.rewards import part_weights
 from lmm_r1.data.sample import Segment
 from lmm_r1.data.training_rows import PromptStream
 from lmm_r1.errors import UserError
 from lmm_r1.generation.engine import SamplingSettings
 from lmm_r1.generation.group import GroupSettings, SampledGroup
+from lmm_r1.rl.groups import GroupFilter
+from lmm_r1.rl.mismatch import ROWS_WITH
+from lmm_r1.rl.rollouts import KitSamplesGenerator, Rollout, experience_of, told_by_workers
+from lmm_r1.rl.workers import media_per_row
 from lmm_r1.scoring.scored_response import Moment
-from lmm_r1.trainer.group_filter import GroupFilter
-from lmm_r1.trainer.mismatch import ROWS_WITH
-from lmm_r1.trainer.samples import KitSamplesGenerator, Rollout, experience_of, told_by_workers
-from lmm_r1.trainer.workers import media_per_row
 from remote_rm.client import RewardUnavailable
 from remote_rm.verifier import Score
 

@@ -16,10 +16,9 @@ from lmm_r1.checkpoints.folder import METRIC, best_metric
 from lmm_r1.config import SFTConfig
 from lmm_r1.data.messages import Row
 from lmm_r1.errors import UserError
-from lmm_r1.trainer.sft_evaluation import BestMetric, Evaluation, prompt_of
-from lmm_r1.trainer.sft_rows import RowEncoder
-from lmm_r1.trainer.sft_samples import SFTBatch, SFTSample
-from lmm_r1.trainer.supervised import TokenLosses
+from lmm_r1.supervised.loop import TokenLosses
+from lmm_r1.supervised.samples import SFTBatch, SFTSample
+from lmm_r1.supervised.sft import BestMetric, Evaluation, RowEncoder, prompt_of
 
 pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("one_process")]
 

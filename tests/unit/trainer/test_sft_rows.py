@@ -11,11 +11,12 @@ from PIL import Image
 
 from lmm_r1 import dotted
 from lmm_r1.config import SFTConfig
+from lmm_r1.data.image_sources import ChangedFile
 from lmm_r1.data.messages import Row, images_of
-from lmm_r1.data.stored_bytes import ChangedFile
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.checkpoint import encode_row
-from lmm_r1.trainer.sft_rows import (
+from lmm_r1.supervised.rows import check_left_out, first_fitting
+from lmm_r1.supervised.sft import (
     RowEncoder,
     chat_template,
     evaluation_rows,
@@ -23,7 +24,6 @@ from lmm_r1.trainer.sft_rows import (
     read_ahead,
     training_rows,
 )
-from lmm_r1.trainer.supervised_rows import check_left_out, first_fitting
 
 pytestmark = pytest.mark.unit
 

@@ -8,7 +8,7 @@ from PIL import Image
 
 from lmm_r1.data.messages import Message, Row, TextPart
 from lmm_r1.errors import UserError
-from lmm_r1.trainer.sft_samples import SFTSample, batch_indices, collate, encode_sample, loss_turns
+from lmm_r1.supervised.samples import SFTSample, batch_indices, collate, encode_sample, loss_turns
 
 pytestmark = pytest.mark.unit
 

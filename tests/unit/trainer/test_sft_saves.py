@@ -10,10 +10,10 @@ from helpers.sessions import session_of
 
 from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig, SFTConfig
+from lmm_r1.lifecycle.stopping import SaveSchedule
 from lmm_r1.models.image_features import FeatureCounts
 from lmm_r1.records.run_folder import RunFolder
-from lmm_r1.trainer.sft import SFTRun
-from lmm_r1.trainer.stopping import SaveSchedule
+from lmm_r1.supervised.sft import SFTRun
 
 pytestmark = pytest.mark.unit
 

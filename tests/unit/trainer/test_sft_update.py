@@ -14,10 +14,9 @@ from lmm_r1 import dotted
 from lmm_r1.config import SFTConfig
 from lmm_r1.data.messages import Row
 from lmm_r1.errors import UserError
-from lmm_r1.trainer.sft import SFTRun
-from lmm_r1.trainer.sft_rows import RowEncoder
-from lmm_r1.trainer.sft_samples import SFTBatch, SFTSample, collate
-from lmm_r1.trainer.supervised_start import _check_processes
+from lmm_r1.supervised.samples import SFTBatch, SFTSample, collate
+from lmm_r1.supervised.sft import RowEncoder, SFTRun
+from lmm_r1.supervised.start import _check_processes
 
 pytestmark = pytest.mark.unit
 

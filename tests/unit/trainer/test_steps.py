@@ -6,7 +6,7 @@ from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig
 from lmm_r1.generation.engine import SamplingSettings
 from lmm_r1.generation.group import GroupSettings
-from lmm_r1.trainer.ppo_trainer import group_settings, optimizer_steps, total_steps
+from lmm_r1.rl.loop import group_settings, optimizer_steps, total_steps
 
 pytestmark = pytest.mark.unit
 

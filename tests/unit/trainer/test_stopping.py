@@ -11,8 +11,8 @@ import pytest
 
 from lmm_r1.cli.arguments import user_errors
 from lmm_r1.errors import RunStopped, UserError
-from lmm_r1.trainer import stopping
-from lmm_r1.trainer.stopping import Progress, SaveSchedule, StopRequests, told_ends
+from lmm_r1.lifecycle import stopping
+from lmm_r1.lifecycle.stopping import Progress, SaveSchedule, StopRequests, told_ends
 
 pytestmark = pytest.mark.unit
 

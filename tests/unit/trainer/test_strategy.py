@@ -12,9 +12,10 @@ from lmm_r1 import cpu, dotted
 from lmm_r1.config import PPOConfig, SFTConfig, to_openrlhf_args
 from lmm_r1.errors import UserError
 from lmm_r1.generation import vllm_engine
-from lmm_r1.generation.run_engines import ENGINE_DTYPES
-from lmm_r1.trainer import strategy, supervised_start
-from lmm_r1.trainer.strategy import make_strategy, split_groups
+from lmm_r1.generation.ray_engines import ENGINE_DTYPES
+from lmm_r1.host import strategy
+from lmm_r1.host.strategy import make_strategy, split_groups
+from lmm_r1.supervised import start
 
 pytestmark = pytest.mark.unit
 
@@ -121,7 +122,7 @@ def joining(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def set_up() -> None:
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 
-    monkeypatch.setattr(supervised_start, "make_strategy", lambda args: SimpleNamespace(setup_distributed=set_up))
+    monkeypatch.setattr(start, "make_strategy", lambda args: SimpleNamespace(setup_distributed=set_up))
     yield
     if dist.is_initialized():
         dist.destroy_process_group()
@@ -129,12 +130,12 @@ def joining(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("joining")
 def test_a_supervised_run_leaves_its_group_also_where_it_fails():
-    with supervised_start._joined(SFTConfig()):
+    with start._joined(SFTConfig()):
         assert dist.is_initialized()
     assert not dist.is_initialized()
 
     def fail(error: BaseException) -> None:
-        with supervised_start._joined(SFTConfig()):
+        with start._joined(SFTConfig()):
             assert dist.is_initialized()
             raise error
 
@@ -151,7 +152,7 @@ def test_a_supervised_run_leaves_its_group_also_where_it_fails():
 )
 def test_after_a_failure_nccl_waits_for_no_other_process(failed, backend, processes, aborts, monkeypatch):
     aborted: list[None] = []
-    with supervised_start._joined(SFTConfig()), monkeypatch.context() as patch:
+    with start._joined(SFTConfig()), monkeypatch.context() as patch:
         patch.setattr(dist, "get_backend", lambda: backend)
         patch.setattr(dist, "get_world_size", lambda: processes)
         patch.setattr(dist.distributed_c10d, "_abort_process_group", lambda: aborted.append(None))

@@ -15,9 +15,9 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.kto_trainer import KTOTrainer
 from trl.trainer.reward_trainer import RewardTrainer
 
-from lmm_r1.models.divergences import Divergence
-from lmm_r1.trainer.policy_losses import LossSettings, PolicyLoss
-from lmm_r1.trainer.preference_losses import bradley_terry_loss, dpo_loss, ipo_loss, kto_loss, simpo_loss
+from lmm_r1.models.distillation import Divergence
+from lmm_r1.rl.losses import LossSettings, PolicyLoss
+from lmm_r1.supervised.preferences import bradley_terry_loss, dpo_loss, ipo_loss, kto_loss, simpo_loss
 
 pytestmark = pytest.mark.unit
 

@@ -7,7 +7,7 @@ import ray
 
 from lmm_r1 import cpu, dotted
 from lmm_r1.config import PPOConfig, to_openrlhf_args
-from lmm_r1.trainer.ppo_trainer import KitPPOTrainer
+from lmm_r1.rl.loop import KitPPOTrainer
 
 pytestmark = pytest.mark.unit
 

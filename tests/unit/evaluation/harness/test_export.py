@@ -8,8 +8,8 @@ from helpers.judged_responses import judged, judged_rows
 
 from lmm_r1.errors import UserError
 from lmm_r1.evaluation.harness.export import check_exports, export_path, source_columns, write_exports
-from lmm_r1.evaluation.harness.reading import read_predictions
-from lmm_r1.evaluation.harness.tables import read_table
+from lmm_r1.evaluation.harness.formats import read_predictions
+from lmm_r1.evaluation.harness.predictions import read_table
 from lmm_r1.evaluation.scoreboard import CheckpointResponses, MeasuredFile
 from lmm_r1.records.responses import JudgedResponse
 

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from lmm_r1.errors import UserError
-from lmm_r1.evaluation.harness.reading import read_predictions
-from lmm_r1.evaluation.harness.tables import write_table
+from lmm_r1.evaluation.harness.formats import read_predictions
+from lmm_r1.evaluation.harness.predictions import write_table
 
 pytestmark = pytest.mark.unit
 

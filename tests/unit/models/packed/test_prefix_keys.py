@@ -9,8 +9,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lmm_r1.models.packed import attention
-from lmm_r1.models.packed.layout import PackedLayout, Segment
-from lmm_r1.models.packed.prefix_keys import repeat_prefixes
+from lmm_r1.models.packed.layout import PackedLayout, Segment, repeat_prefixes
 from lmm_r1.models.packed.varlen_kernel import varlen_kernel
 
 pytestmark = pytest.mark.unit

@@ -16,7 +16,7 @@ from transformers.masking_utils import sdpa_mask
 
 from lmm_r1.errors import UserError
 from lmm_r1.models.actor import KitActor
-from lmm_r1.models.packed import check_samples
+from lmm_r1.models.packed import self_check as check_samples
 from lmm_r1.models.packed.attention import PACKED_ATTENTION, PackedMask
 from lmm_r1.models.packed.self_check import check_packing
 

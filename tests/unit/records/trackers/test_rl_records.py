@@ -11,16 +11,16 @@ from helpers.tracked_runs import of_tensorboard, texts_of_tensorboard
 
 from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig, resolve, to_openrlhf_args
-from lmm_r1.config.part_weights import WeightedPart
+from lmm_r1.config.rewards import WeightedPart
 from lmm_r1.data.sample import Sample
 from lmm_r1.data.training_rows import PromptStream
+from lmm_r1.host.strategy import make_strategy
 from lmm_r1.records.rollouts import read_rollouts
 from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.records.trackers import open_trackers
-from lmm_r1.trainer.group_filter import dropped_group
-from lmm_r1.trainer.ppo_trainer import KitPPOTrainer
-from lmm_r1.trainer.samples import Rollout
-from lmm_r1.trainer.strategy import make_strategy
+from lmm_r1.rl.groups import dropped_group
+from lmm_r1.rl.loop import KitPPOTrainer
+from lmm_r1.rl.rollouts import Rollout
 
 pytestmark = pytest.mark.unit
 

@@ -11,10 +11,9 @@ from helpers.tracked_runs import of_tensorboard
 
 from lmm_r1 import dotted
 from lmm_r1.config import SFTConfig
-from lmm_r1.data.turn_details import Cut
+from lmm_r1.data.sample import Cut
 from lmm_r1.errors import UserError
-from lmm_r1.records.conversations import Part, Turn
-from lmm_r1.records.rollouts import SampledResponse
+from lmm_r1.records.rollouts import Part, SampledResponse, Turn
 from lmm_r1.records.trackers import Generation, Trackers, check_trackers, open_trackers
 from lmm_r1.records.trackers.backends import BACKENDS
 from lmm_r1.records.trackers.tracker import make_generation, shown_images, table

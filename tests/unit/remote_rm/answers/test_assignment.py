@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remote_rm.answers.assignment import best_pairs, is_matchable
+from remote_rm.answers.boxes import best_pairs, is_matchable
 
 pytestmark = pytest.mark.unit
 generated = settings(max_examples=150, deadline=None, derandomize=True, database=None)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remote_rm.answers.edit_distance import edit_distance, similarity
+from remote_rm.answers.vqa import edit_distance, similarity
 
 pytestmark = pytest.mark.unit
 generated = settings(max_examples=200, deadline=None, derandomize=True, database=None)

@@ -2,7 +2,7 @@ import time
 
 import pytest
 
-from remote_rm.answers.turn_format import turn_format_score, turns_kept
+from remote_rm.answers.extraction import turn_format_score, turns_kept
 
 pytestmark = pytest.mark.unit
 

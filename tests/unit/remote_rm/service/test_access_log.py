@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from remote_rm.service import access_log
-from remote_rm.service.access_log import MAX_TEXT_CHARS, Sampler, log_request, open_access_log
-from remote_rm.service.middleware import RequestRecord
+from remote_rm.service import middleware as access_log
+from remote_rm.service.middleware import MAX_TEXT_CHARS, RequestRecord, Sampler, log_request, open_access_log
 from remote_rm.verifier import Item, Score
 
 pytestmark = pytest.mark.unit
@@ -61,7 +60,7 @@ def test_a_request_is_one_line_of_json_whatever_it_holds(caplog):
         method="POST", path="/get_reward", client="127.0.0.1:9", status=200, seconds=0.0123, items=2
     )
     record.rollouts = Sampler(1.0).rollouts(*batch("two\nlines \u2028\ud800\0"))
-    with caplog.at_level(logging.INFO, logger="remote_rm.service.access_log"):
+    with caplog.at_level(logging.INFO, logger="remote_rm.service.middleware"):
         log_request(record)
     (message,) = caplog.messages
     assert message.isascii()

@@ -1,6 +1,6 @@
 import pytest
 
-from remote_rm.service.fair_queue import FairQueue
+from remote_rm.service.pool import FairQueue
 
 pytestmark = pytest.mark.unit
 

@@ -2,8 +2,7 @@ import numpy as np
 import pytest
 from helpers.sokoban_levels import level
 
-from lmm_r1.tasks.sokoban.notation import board_text
-from lmm_r1.tasks.sokoban.picture import BOX, BOX_ON_GOAL, FLOOR, GOAL, PLAYER, WALL, draw_board
+from lmm_r1.tasks.sokoban.notation import BOX, BOX_ON_GOAL, FLOOR, GOAL, PLAYER, WALL, board_text, draw_board
 
 pytestmark = pytest.mark.unit
 

@@ -3,7 +3,7 @@ import random
 import pytest
 from helpers.hostile_texts import LARGE
 
-from lmm_r1.tasks.sokoban.plan import read_plan
+from lmm_r1.tasks.sokoban.notation import read_plan
 
 pytestmark = pytest.mark.unit
 

@@ -3,13 +3,9 @@ import re
 import numpy as np
 import pytest
 
-from lmm_r1.tasks.sokoban.generator import room_name
-from lmm_r1.tasks.sokoban.notation import board_text, read_state
-from lmm_r1.tasks.sokoban.picture import draw_board
-from lmm_r1.tasks.sokoban.plan import read_plan
-from lmm_r1.tasks.sokoban.solver import solve
-from lmm_r1.tasks.sokoban.state import play
-from lmm_r1.tasks.sokoban.task import SokobanTask
+from lmm_r1.tasks.sokoban.board import play, solve
+from lmm_r1.tasks.sokoban.notation import board_text, draw_board, read_plan, read_state
+from lmm_r1.tasks.sokoban.task import SokobanTask, room_name
 from lmm_r1.tasks.task import split_of
 
 pytestmark = pytest.mark.unit

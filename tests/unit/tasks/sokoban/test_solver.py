@@ -3,10 +3,8 @@ from helpers.sokoban_levels import CORNER, FROZEN, IN_A_CORNER, ONE_PUSH, WRONG_
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmm_r1.tasks.sokoban.grid import grid_of, is_deadlocked
+from lmm_r1.tasks.sokoban.board import grid_of, is_deadlocked, play, solve
 from lmm_r1.tasks.sokoban.notation import LevelError, read_state
-from lmm_r1.tasks.sokoban.solver import solve
-from lmm_r1.tasks.sokoban.state import play
 
 pytestmark = pytest.mark.unit
 

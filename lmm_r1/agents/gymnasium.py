@@ -1,0 +1,333 @@
+"""Spaces of Gymnasium in words: actions read from text, observations as text and images."""
+
+from __future__ import annotations
+
+import math
+import re
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from copy import copy, deepcopy
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+
+import numpy as np
+from PIL import Image
+
+from lmm_r1.agents.deadlines import OwnThread
+from lmm_r1.agents.environment import Answered, Environment, Episode, Turn, with_parts
+from lmm_r1.data.messages import ImagePart, Part, Row, TextPart
+from lmm_r1.errors import UserError
+
+if TYPE_CHECKING:
+    from gymnasium import Env, Space
+
+
+_ACTION = re.compile(r"<action>(.*?)(?:</action>|\Z)", re.DOTALL | re.IGNORECASE)
+# Where a player stands may be told by colour alone.
+_COLOURED = re.compile(r"\x1b\[[0-9;]*m(.*?)\x1b\[0?m", re.DOTALL)
+_CONTROL = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_MOST_LISTED = 30
+"""Actions that the policy is told one by one."""
+_PICTURE_SIDE = 8
+"""The smallest side of an array of bytes that is shown as an image."""
+_CHANNELS = (1, 3, 4)
+
+
+class ActionWords(ABC):
+    """How the actions of a space are written."""
+
+    told: str
+    """What the policy is told of it."""
+
+    def read(self, text: str) -> Any:
+        """Return the last action that a turn names; raises ValueError, with what is wrong, where it names none."""
+        written = _ACTION.findall(text)
+        if not written:
+            raise ValueError(f"no <action> was found. {self.told}")
+        return self.action(written[-1].strip())
+
+    @abstractmethod
+    def action(self, word: str) -> Any:
+        """Return the action of a word; raises ValueError where it is none."""
+
+
+class _Named(ActionWords):
+    def __init__(self, names: Sequence[str], *, start: int) -> None:
+        self._actions = {name.casefold(): start + place for place, name in enumerate(names)}
+        listed = ", ".join(names) if len(names) <= _MOST_LISTED else f"{names[0]} to {names[-1]}"
+        self.told = f"Write your next action as <action>{names[0]}</action>. The actions are: {listed}."
+
+    def action(self, word: str) -> Any:
+        known = self._actions.get(word.casefold())
+        if known is None:
+            raise ValueError(f"there is no such action. {self.told}")
+        return known
+
+
+class _Written(ActionWords):
+    told = "Write your next action in <action> </action>."
+
+    def __init__(self, space: Any) -> None:
+        self._space = space
+
+    def action(self, word: str) -> Any:
+        if not self._space.contains(word):
+            raise ValueError(
+                f"an action here is of {self._space.min_length} to {self._space.max_length} characters, of those that the "
+                f"environment knows. {self.told}"
+            )
+        return word
+
+
+def action_words(space: Space, *, names: Sequence[str], of: str) -> ActionWords:
+    """Return how a space's actions are written.
+
+    Args:
+        names: of a discrete space, in its order; empty for its numbers.
+        of: the environment, for messages.
+
+    Raises:
+        UserError: they cannot be named in text, or the names do not fit.
+    """
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Discrete):
+        size, start = int(space.n), int(space.start)
+        if names and (len(names) != size or len({name.casefold() for name in names}) != size):
+            raise UserError(f"actions {list(names)}: {of} has {size} actions; give each a name of its own")
+        return _Named(list(names) or [str(start + place) for place in range(size)], start=start)
+    if names:
+        raise UserError(f"actions {list(names)}: the actions of {of} are {space}, and only discrete ones have names")
+    if isinstance(space, spaces.Text):
+        return _Written(space)
+    raise UserError(
+        f"the actions of {of} are {space}; those of a Discrete or a Text space can be named in text: register a wrapper "
+        "that takes one of these"
+    )
+
+
+def observed(space: Space, value: Any) -> list[Part]:
+    """Return an observation as text, and as images where it holds pictures: arrays of bytes with 1, 3 or 4 channels."""
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Dict):
+        return _listed([(str(name), space[name], value[name]) for name in space])
+    if isinstance(space, spaces.Tuple):
+        return _listed([(str(place), part, value[place]) for place, part in enumerate(space)])
+    if isinstance(value, np.ndarray):
+        if _is_picture(value):
+            return [ImagePart(frame(value))]
+        return [TextPart(np.array2string(value, precision=4, suppress_small=True, separator=", ", threshold=10_000))]
+    return [TextPart(str(value))]
+
+
+def _listed(items: Sequence[tuple[str, Any, Any]]) -> list[Part]:
+    parts: list[Part] = []
+    for place, (name, space, value) in enumerate(items):
+        parts.append(TextPart(f"{name}: " if place == 0 else f"\n{name}: "))
+        parts += observed(space, value)
+    return parts
+
+
+def _is_picture(value: np.ndarray) -> bool:
+    return (
+        value.dtype == np.uint8
+        and value.ndim == 3
+        and value.shape[-1] in _CHANNELS
+        and min(value.shape[:2]) >= _PICTURE_SIDE
+    )
+
+
+def frame(pixels: Any) -> Image.Image:
+    """Return pixels (H, W, C) as an image; raises ValueError where there are none."""
+    if isinstance(pixels, (list, tuple)) and pixels:
+        pixels = pixels[-1]
+    if not isinstance(pixels, np.ndarray):
+        raise ValueError(f"the environment renders a {type(pixels).__name__}, and pixels are asked for")
+    if pixels.ndim == 3 and pixels.shape[-1] == 1:
+        pixels = pixels[..., 0]
+    return Image.fromarray(np.ascontiguousarray(pixels.astype(np.uint8))).convert("RGB")
+
+
+def plain(rendered: Any) -> str:
+    """Return text as it was rendered for a terminal, what is coloured in brackets; raises ValueError where there is none."""
+    if isinstance(rendered, (list, tuple)) and rendered:
+        rendered = rendered[-1]
+    if hasattr(rendered, "getvalue"):
+        rendered = rendered.getvalue()
+    if not isinstance(rendered, str):
+        raise ValueError(f"the environment renders a {type(rendered).__name__}, and text is asked for")
+    return _CONTROL.sub("", _COLOURED.sub(r"[\1]", rendered)).strip("\n")
+
+
+SEED_COLUMN = "seed"
+Rendered = Literal["nothing", "image", "text"]
+_RENDER_MODES: dict[Rendered, str] = {"image": "rgb_array", "text": "ansi"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Step:
+    """What a step has come to."""
+
+    parts: tuple[Part, ...]
+    reward: float
+    terminated: bool
+    truncated: bool
+
+
+class GymnasiumEnvironment(Environment):
+    """Each turn of the policy is one step: the last action that it names in `<action> </action>`.
+
+    All samples of a row begin alike, by the row's column `seed`, or by its place in the file; chance goes on differently
+    for each. Parts of the reward: `env_reward`, that of every step. Counted: `steps`, `malformed_actions`, `terminated`,
+    `truncated`.
+    """
+
+    name = "gymnasium"
+    rewards: ClassVar[tuple[str, ...]] = ("env_reward",)
+    counts: ClassVar[tuple[str, ...]] = ("steps", "malformed_actions", "terminated", "truncated")
+    stops: ClassVar[tuple[str, ...]] = ("</action>",)
+    waits: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        *,
+        id: str = "FrozenLake-v1",
+        arguments: Mapping[str, Any] | None = None,
+        actions: Sequence[str] = (),
+        render: Rendered = "nothing",
+        observation: bool | None = None,
+        instructions: str = "",
+    ) -> None:
+        """Make the environment once, to see that it can be played.
+
+        Args:
+            id: as it is registered; `MODULE:ID` imports the module first.
+            arguments: for `gymnasium.make`.
+            actions: names of the actions of a discrete space, in its order; without them they are numbers.
+            render: what is shown of each state beside its observation: `env.render()` as an image or as text.
+            observation: whether the observation is shown; None where nothing is rendered.
+            instructions: what the policy is told of the game, in front of how actions are written.
+
+        Raises:
+            UserError: Gymnasium is not installed, or this environment cannot be made or played.
+        """
+        if render not in get_args(Rendered):
+            raise UserError(f"render {render!r} is none of {', '.join(get_args(Rendered))}")
+        self.id = id
+        self.arguments = dict(arguments or {})
+        self.render = render
+        self.shows_observation = render == "nothing" if observation is None else observation
+        env = self.make()
+        try:
+            self.words: ActionWords = action_words(env.action_space, names=actions, of=id)
+        finally:
+            env.close()
+        self.instructions = f"{instructions}\n{self.words.told}".strip()
+
+    def make(self) -> Env:
+        """Return a new environment of Gymnasium; raises UserError where there is none."""
+        try:
+            import gymnasium
+        except ModuleNotFoundError as error:
+            raise UserError("it needs the package gymnasium; install it: pip install 'gymnasium>=1.0'") from error
+        mode = {} if self.render == "nothing" else {"render_mode": _RENDER_MODES[self.render]}
+        try:
+            return gymnasium.make(self.id, **{**mode, **self.arguments})
+        except (gymnasium.error.Error, ImportError, TypeError, ValueError) as error:
+            raise UserError(
+                f"Gymnasium cannot make {self.id} with {self.arguments} ({type(error).__name__}: {error})"
+            ) from error
+
+    def shown_row(self, row: Row) -> Row:
+        """Return the row with how actions are written, and what is seen at first."""
+        env = self.make()
+        try:
+            first, _ = env.reset(seed=_seed_of(row))
+            seen = self.seen(env, first)
+        finally:
+            env.close()
+        return with_parts(row, (TextPart(f"\n{self.instructions}\n"), *seen))
+
+    def begin(self, row: Row, *, seed: int) -> Episode:
+        """Return an episode; raises UserError where the row's seed is none."""
+        return _Game(self, row, row_seed=_seed_of(row), seed=seed)
+
+    def seen(self, env: Env, observation: Any) -> tuple[Part, ...]:
+        """Return what the policy is shown of a state."""
+        parts: list[Part] = []
+        if self.shows_observation:
+            parts += [TextPart("Observation: "), *observed(env.observation_space, observation)]
+            parts += [] if self.render == "nothing" else [TextPart("\n")]
+        if self.render == "image":
+            parts.append(ImagePart(frame(env.render())))
+        elif self.render == "text":
+            parts.append(TextPart(plain(env.render())))
+        return tuple(parts)
+
+
+class _Game(Episode):
+    def __init__(self, source: GymnasiumEnvironment, row: Row, *, row_seed: int, seed: int) -> None:
+        self.source = source
+        self.prefill = row.prefill
+        self.row_seed = row_seed
+        self.seed = seed
+        self.env: Env | None = None
+        # Those that draw want all calls from one thread.
+        self._thread = OwnThread(source.name)
+
+    async def answer(self, turn: Turn) -> Answered:
+        try:
+            action = self.source.words.read(turn.text)
+        except ValueError as error:
+            told = (TextPart(f"Nothing was done: {error}."),)
+            return Answered(shown=told, prefill=self.prefill, counts={"malformed_actions": 1})
+        step = await self._thread.run(lambda: self._step(action))
+        over = step.terminated or step.truncated
+        return Answered(
+            shown=() if over else step.parts,
+            prefill=self.prefill,
+            rewards={"env_reward": step.reward},
+            counts={"steps": 1, "terminated": int(step.terminated), "truncated": int(step.truncated)},
+        )
+
+    def branch(self) -> Episode:
+        """Return a copy with a copy of the environment, in which chance goes on alike, and a thread of its own."""
+        branch = copy(self)
+        branch.env, branch._thread = deepcopy(self.env), OwnThread(self.source.name)
+        return branch
+
+    async def close(self) -> None:
+        if self.env is not None:
+            # Not waited for: what hangs would hang here, too.
+            self._thread.run(self.env.close)
+        self._thread.end()
+
+    def _step(self, action: Any) -> _Step:
+        if self.env is None:
+            self.env = self._begun()
+        observation, reward, terminated, truncated, _ = self.env.step(action)
+        if not math.isfinite(reward):
+            raise ValueError(f"{self.source.id} gives the reward {reward}")
+        over = terminated or truncated
+        parts = () if over else self.source.seen(self.env, observation)
+        return _Step(parts=parts, reward=float(reward), terminated=bool(terminated), truncated=bool(truncated))
+
+    def _begun(self) -> Env:
+        from gymnasium.utils import seeding
+
+        env = self.source.make()
+        env.reset(seed=self.row_seed)
+        env.unwrapped.np_random, _ = seeding.np_random(self.seed)
+        return env
+
+
+def _seed_of(row: Row) -> int:
+    """The seed that a row's episodes begin by; raises UserError where its column holds none."""
+    given = row.columns.get(SEED_COLUMN)
+    if given is None:
+        return zlib.crc32(row.location.encode())
+    if isinstance(given, bool) or not isinstance(given, int) or given < 0:
+        raise UserError(f'{row.location}: the column "{SEED_COLUMN}" is {given!r}; a seed is a whole number from 0 up')
+    return given

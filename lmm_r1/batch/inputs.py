@@ -1,0 +1,284 @@
+"""What batch inference reads and selects: rows, given responses and trajectories."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+from lmm_r1.data.bad_rows import SkippedRow, Unreadable
+from lmm_r1.data.files import all_records
+from lmm_r1.data.formats import FORMATS, OWN
+from lmm_r1.data.formats.row_format import Record
+from lmm_r1.data.image_sources import kind_of
+from lmm_r1.data.messages import Message, Part, Row, TextPart, demonstration
+from lmm_r1.data.reading import RowReading
+from lmm_r1.data.row_parser import stored_messages
+from lmm_r1.data.sample import WHOLE, Completion, Played, Said
+from lmm_r1.errors import UserError
+from lmm_r1.generation.engine import Outcome
+from remote_rm.verifier import Score
+
+MESSAGES = "messages"
+"""Of a response that is an episode: its conversation."""
+END = "end"
+_MARK = "<image>"
+
+
+def episode_fields(played: Played, *, folder: Path, location: str) -> dict[str, Any]:
+    """Return what a line says of an episode beside its last turn.
+
+    Raises UserError where the places of its pictures are not known.
+
+    Args:
+        folder: of the line's file; pictures in it have a path from there.
+        location: of the row, for messages.
+    """
+    messages = [*played.shown, *(_message(said, location=location) for said in played.said)]
+    within = os.path.abspath(folder)
+
+    def path_from_there(path: str) -> str:
+        return os.path.relpath(path, within) if Path(path).is_relative_to(within) else path
+
+    return {
+        END: played.end,
+        "turns": played.turns,
+        "shown_images": played.images,
+        "counts": dict(played.counts),
+        MESSAGES: with_paths(stored_messages(messages), path_from_there),
+    }
+
+
+def with_earned(score: Score | None, played: Played) -> Score | None:
+    """Return the score of an episode's last turn with what its environment has given; None where neither gives any."""
+    if not played.rewards:
+        return score
+    earned = sum(played.rewards.values())
+    if score is None:
+        return Score(reward=earned, score=earned, parts=dict(played.rewards))
+    return replace(score, reward=score.reward + earned, parts={**score.parts, **played.rewards})
+
+
+def with_paths(messages: Sequence[Mapping[str, Any]], change: Callable[[str], str]) -> list[dict[str, Any]]:
+    """Return stored messages with the path of each image file changed; other images stay."""
+
+    def changed(part: Mapping[str, Any]) -> dict[str, Any]:
+        image = part.get("image")
+        if not isinstance(image, str) or kind_of(image) != "path":
+            return dict(part)
+        return {**part, "image": change(image)}
+
+    return [
+        {**one, "content": list(map(changed, one["content"]))} if isinstance(one["content"], list) else dict(one)
+        for one in messages
+    ]
+
+
+def _message(said: Said, *, location: str) -> Message:
+    if said.role == "assistant":
+        return Message(role=said.role, parts=(TextPart(said.text),))
+    texts = said.text.split(_MARK)
+    if len(texts) != len(said.images) + 1:
+        raise UserError(
+            f"{location}: the environment shows the word {_MARK} as text, so that the places of its pictures are not "
+            "known; let it write another word"
+        )
+    parts: list[Part] = [TextPart(texts[0])]
+    for image, text in zip(said.images, texts[1:], strict=True):
+        parts += [image, TextPart(text)]
+    return Message(role=said.role, parts=tuple(part for part in parts if part != TextPart("")))
+
+
+PROMPT_KEY = "prompt"
+RESPONSES_KEY = "responses"
+
+
+def load_responses(
+    path: str,
+    *,
+    split: str,
+    max_rows: int | None,
+    reading: RowReading,
+    count_tokens: Callable[[str], int | None],
+) -> tuple[list[Outcome], list[SkippedRow]]:
+    """Return the rows of a file with their responses, and the records that cannot be used.
+
+    Raises UserError where the file is missing, empty or not readable.
+    """
+    outcomes: list[Outcome] = []
+    skipped: list[SkippedRow] = []
+    for index, record in _first(all_records(path, split=split), max_rows):
+        try:
+            outcomes.append(_outcome(index, record, reading=reading, count_tokens=count_tokens))
+        except UserError as error:
+            skipped.append(SkippedRow(index=index, reason=str(error)))
+    if not outcomes:
+        reason = f"; the first: {skipped[0].reason}" if skipped else ""
+        raise UserError(f"{path} holds no rows with responses{reason}; check the path")
+    return outcomes, skipped
+
+
+def _first(records: Iterator[Record], count: int | None) -> Iterator[tuple[int, Record]]:
+    for index, record in enumerate(records):
+        if index == count:
+            return
+        yield index, record
+
+
+def _outcome(
+    index: int,
+    record: Record,
+    *,
+    reading: RowReading,
+    count_tokens: Callable[[str], int | None],
+) -> Outcome:
+    location = record[1]
+    if isinstance(record[0], Unreadable):
+        raise record[0].error
+    listed = record[0].get(RESPONSES_KEY)
+    if listed is not None and reading.names.prompt is None:
+        reading = replace(reading, names=replace(reading.names, prompt=PROMPT_KEY))
+    row = _row(record, reading)
+    if listed is None:
+        row, text = _split(row)
+        return Outcome(index=index, row=row, completions=(_completion({"text": text}, location, count_tokens),))
+    if not isinstance(listed, list) or not listed:
+        raise UserError(f'{location}: "{RESPONSES_KEY}" must be a list with at least one response')
+    if any(isinstance(response, Mapping) and MESSAGES in response for response in listed):
+        raise UserError(
+            f"{location}: the row holds episodes of several turns, and what scores responses here scores single ones"
+        )
+    completions = tuple(_completion(response, location, count_tokens) for response in listed)
+    return Outcome(index=index, row=row, completions=completions)
+
+
+def _row(record: Record, reading: RowReading) -> Row:
+    """Return the row in this project's own format, where none is named."""
+    fields, location, base_dir = record
+    row_format = OWN if reading.format is None else FORMATS[reading.format]
+    row = reading.row(
+        fields,
+        row_format=row_format,
+        location=location,
+        base_dir=base_dir,
+        answer_required=False,
+        media_required=True,
+    )
+    return demonstration(row)
+
+
+def _split(row: Row) -> tuple[Row, str]:
+    """Return the row without its last turn, and the text of that turn."""
+    *before, last = row.messages
+    if last.role != "assistant" or not before:
+        raise UserError(
+            f'{row.location}: there is nothing to score: the row has no "{RESPONSES_KEY}" and does not end with an '
+            "assistant turn behind a prompt"
+        )
+    texts = [part.text for part in last.parts if isinstance(part, TextPart)]
+    if len(texts) < len(last.parts):
+        raise UserError(f"{row.location}: the assistant turn to score must be text")
+    return replace(row, messages=tuple(before)), "".join(texts)
+
+
+def _completion(response: Any, location: str, count_tokens: Callable[[str], int | None]) -> Completion:
+    if not isinstance(response, Mapping) or not isinstance(response.get("text"), str):
+        raise UserError(f'{location}: a response must be an object with a "text"')
+    tokens = response.get("tokens")
+    reason = response.get("finish_reason", "stop")
+    if reason not in WHOLE:
+        raise UserError(f'{location}: the finish_reason {reason!r} is unknown; it is "stop" or "length"')
+    return Completion(
+        text=response["text"],
+        num_tokens=tokens if isinstance(tokens, int) else count_tokens(response["text"]),
+        finish_reason=reason,
+    )
+
+
+Selection = Literal["best_of_n", "rejection_sampling", "dpo_pairs"]
+
+
+def select(
+    records: Iterable[Mapping[str, Any]], *, kind: Selection, min_reward: float, max_per_prompt: int, min_margin: float
+) -> Iterator[dict[str, Any]]:
+    """Yield the selected rows of a job's records, whose responses have rewards."""
+    for record in records:
+        if kind == "best_of_n":
+            yield _answered(record, _ranked(record)[0])
+        elif kind == "rejection_sampling":
+            yield from accepted(record, min_reward=min_reward, max_per_prompt=max_per_prompt)
+        else:
+            yield from preferred(record, min_margin=min_margin, max_per_prompt=max_per_prompt)
+
+
+def accepted(record: Mapping[str, Any], *, min_reward: float, max_per_prompt: int) -> Iterator[dict[str, Any]]:
+    """Yield SFT rows of the best different responses that reach `min_reward`; none that was cut off, or ended by a limit.
+
+    Rejection sampling as in RAFT (arXiv 2304.06767).
+    """
+    found: set[tuple[str, ...]] = set()
+    for response in _ranked(record):
+        if len(found) == max_per_prompt or response["reward"] < min_reward:
+            return
+        is_whole = response["finish_reason"] == "stop" and response.get(END) in (None, "over")
+        written = _written(response)
+        if is_whole and written not in found:
+            found.add(written)
+            yield _answered(record, response)
+
+
+def preferred(record: Mapping[str, Any], *, min_margin: float, max_per_prompt: int) -> Iterator[dict[str, Any]]:
+    """Yield better responses over worse ones whose rewards differ by `min_margin` and at all: first the best over the worst.
+
+    That one is an iteration of iterative DPO (arXiv 2312.11456): the policy that is trained on the pairs samples the next ones. A
+    reward model can learn from all comparisons of a prompt's responses (InstructGPT, arXiv 2203.02155). An empty response is on
+    neither side, and two that say the same are no pair, however they were rewarded: nothing could be learned.
+    """
+    ranked = [response for response in _ranked(record) if response["text"].strip()]
+    # From the outermost to those that stand beside one another.
+    places = sorted(
+        itertools.combinations(range(len(ranked)), 2), key=lambda pair: (pair[0] + len(ranked) - pair[1], pair[0])
+    )
+    found: set[tuple[str, str]] = set()
+    for one, other in places:
+        best, worst = ranked[one], ranked[other]
+        margin, said = best["reward"] - worst["reward"], (best["text"].strip(), worst["text"].strip())
+        if len(found) == max_per_prompt:
+            return
+        if margin <= 0 or margin < min_margin or said[0] == said[1] or said in found:
+            continue
+        found.add(said)
+        yield {
+            "prompt": record["prompt"],
+            "chosen": [{"role": "assistant", "content": best["text"]}],
+            "rejected": [{"role": "assistant", "content": worst["text"]}],
+            "chosen_reward": best["reward"],
+            "rejected_reward": worst["reward"],
+            **_origin(record),
+        }
+
+
+def _ranked(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the responses by falling reward; of equal ones the first sampled comes first."""
+    return sorted(record["responses"], key=lambda response: -response["reward"])
+
+
+def _written(response: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return what the model wrote; of an episode, in each of its turns."""
+    if MESSAGES not in response:
+        return (response["text"],)
+    return tuple(json.dumps(one["content"]) for one in response[MESSAGES] if one["role"] == "assistant")
+
+
+def _answered(record: Mapping[str, Any], response: Mapping[str, Any]) -> dict[str, Any]:
+    turn = {"role": "assistant", "content": response["text"]}
+    messages = response[MESSAGES] if MESSAGES in response else [*record["prompt"], turn]
+    return {"messages": messages, "reward": response["reward"], **_origin(record)}
+
+
+def _origin(record: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: record[name] for name in ("answer", "datasource")}

@@ -1,0 +1,356 @@
+"""The OpenAI chat API in front of a model."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import logging
+import time
+import uuid
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from lmm_r1.chat.chat_model import ChatModel
+from lmm_r1.data.messages import Row
+from lmm_r1.data.sent_prompt import MediaAccess
+from lmm_r1.errors import UserError
+from lmm_r1.generation.engine import Outcome, SamplingSettings
+from remote_rm.service.judge import STOPPING, PoolUnavailable, ServiceLimits, check_room
+from remote_rm.service.middleware import RequestRecord, Sampler, guard, log_request
+
+logger = logging.getLogger(__name__)
+
+
+class EngineFailed(RuntimeError):
+    """The engine broke while it answered; the log has its traceback."""
+
+
+@dataclass(kw_only=True, eq=False)
+class _Job:
+    row: Row
+    sampling: SamplingSettings
+    outcome: asyncio.Future[Outcome]
+
+
+class _Taken(Iterator[tuple[int, Row]]):
+    """The conversations at the head of a queue with the settings of the first, by numbers; more may come to it meanwhile."""
+
+    def __init__(self, waiting: deque[_Job]) -> None:
+        self._waiting = waiting
+        self._number = itertools.count()
+        self.sampling = waiting[0].sampling
+        self.jobs: dict[int, _Job] = {}
+        """Those that are being answered."""
+
+    def __next__(self) -> tuple[int, Row]:
+        while self._waiting and self._waiting[0].sampling == self.sampling:
+            job = self._waiting.popleft()
+            # Else its client has gone away.
+            if not job.outcome.done():
+                number = next(self._number)
+                self.jobs[number] = job
+                return number, job.row
+        raise StopIteration
+
+
+class ServedModel:
+    """Answers conversations in the order in which they come; those with the same sampling settings are computed together.
+
+    Belongs to the event loop that `start` ran in. One thread loads the engine and runs it: PyTorch gives each thread that
+    computes threads of its own, which on a CPU would stand in one another's way.
+    """
+
+    def __init__(self, load: Callable[[], ChatModel], *, max_waiting: int) -> None:
+        """Load the model, whose errors are raised here.
+
+        Args:
+            max_waiting: responses that may wait; a conversation beyond is refused, unless none waits.
+        """
+        self._max_waiting = max_waiting
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
+        self.model = self._thread.submit(load).result()
+        self._waiting: deque[_Job] = deque()
+        self._open: set[_Job] = set()
+        self._has_jobs = asyncio.Event()
+        self._is_refusing = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._answering: asyncio.Task[None] | None = None
+
+    @property
+    def waiting(self) -> int:
+        """How many responses wait."""
+        return sum(job.sampling.n_samples for job in list(self._waiting))
+
+    @property
+    def open(self) -> int:
+        """How many conversations wait or are being answered."""
+        return len(self._open)
+
+    async def start(self) -> None:
+        """Answer what comes from now on."""
+        self._loop = asyncio.get_running_loop()
+        self._answering = self._loop.create_task(self._answer_all())
+
+    def refuse(self) -> None:
+        """Take on nothing from now on; `answer` raises PoolUnavailable, for what is at hand too."""
+        self._is_refusing = True
+        for job in self._open:
+            if not job.outcome.done():
+                job.outcome.set_exception(PoolUnavailable(STOPPING, retry_after_seconds=1))
+
+    async def stop(self) -> None:
+        """Drop what waits, see the responses at hand through, and free the model's memory."""
+        self.refuse()
+        assert self._answering is not None, "start() comes first"
+        self._answering.cancel()
+        await asyncio.get_running_loop().run_in_executor(self._thread, self.model.engine.close)
+        self._thread.shutdown()
+
+    async def answer(self, row: Row, sampling: SamplingSettings) -> Outcome:
+        """Return how a conversation went; cancelled, it frees its place in the queue.
+
+        Raises:
+            PoolUnavailable: too many wait, or the server is stopping.
+            EngineFailed: the engine broke.
+        """
+        if self._is_refusing:
+            raise PoolUnavailable(STOPPING, retry_after_seconds=1)
+        check_room(
+            waiting=self.waiting,
+            more=sampling.n_samples,
+            max_queued_items=self._max_waiting,
+            what="responses wait to be generated",
+            retry_after_seconds=1.0,
+        )
+        job = _Job(row=row, sampling=sampling, outcome=asyncio.get_running_loop().create_future())
+        self._open.add(job)
+        self._waiting.append(job)
+        self._has_jobs.set()
+        try:
+            return await job.outcome
+        finally:
+            job.outcome.cancel()
+            self._open.discard(job)
+
+    async def _answer_all(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._has_jobs.wait()
+            self._has_jobs.clear()
+            await loop.run_in_executor(self._thread, self._answer_waiting)
+
+    def _answer_waiting(self) -> None:
+        """Answer until none waits, in the engine's thread."""
+        while self._waiting:
+            taken = _Taken(self._waiting)
+            try:
+                for outcome in self.model.engine.respond(taken, taken.sampling):
+                    self._settle(taken.jobs.pop(outcome.index), outcome)
+                    if self._is_refusing:
+                        return
+            except Exception:  # whatever an engine raises is reported to all who wait, and the server goes on
+                logger.exception("the engine failed in %d conversations", len(taken.jobs))
+                for job in taken.jobs.values():
+                    self._settle(job, EngineFailed("the engine failed; the server's log says how"))
+
+    def _settle(self, job: _Job, outcome: Outcome | EngineFailed) -> None:
+        def settle() -> None:
+            if job.outcome.done():
+                return
+            if isinstance(outcome, EngineFailed):
+                job.outcome.set_exception(outcome)
+            else:
+                job.outcome.set_result(outcome)
+
+        assert self._loop is not None, "start() comes first"
+        self._loop.call_soon_threadsafe(settle)
+
+
+READERS = 4
+"""Threads that read messages and fetch images, which keeps neither the event loop nor the engine waiting."""
+_LOCATION = "messages"
+
+
+class ChatRequest(BaseModel):
+    """What of OpenAI's chat API is served; any other field is refused by name, since it would change the answer."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str
+    messages: list[dict[str, Any]] = Field(min_length=1)
+    temperature: float = Field(default=1.0, ge=0, allow_inf_nan=False)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = Field(default=-1, ge=-1)
+    n: int = Field(default=1, ge=1)
+    max_tokens: int | None = Field(default=None, ge=1)
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+    stream: Literal[False] | None = None
+    # These say nothing of the answer.
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+
+
+class Refused(Exception):
+    """A request that gets no answer."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoggedChat:
+    """A request as the access log shows a share of them."""
+
+    prompt: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoggedAnswer:
+    response: str
+
+
+class ChatService:
+    """Makes answers of the bodies of requests."""
+
+    def __init__(
+        self, model: ServedModel, *, name: str, media: MediaAccess, max_new_tokens: int | None, max_choices: int
+    ) -> None:
+        """Args:
+        name: what clients call the model.
+        max_new_tokens: longest response to a request that names none; None is what the conversation leaves.
+        max_choices: most responses to one request.
+        """
+        self.model = model
+        self.name = name
+        self._media = media
+        self._max_new_tokens = max_new_tokens
+        self._max_choices = max_choices
+        self._readers = ThreadPoolExecutor(max_workers=READERS, thread_name_prefix="chat reader")
+
+    def close(self) -> None:
+        """End the readers, without waiting for them."""
+        self._readers.shutdown(wait=False, cancel_futures=True)
+
+    async def reply(self, body: bytes, *, record: RequestRecord, sampler: Sampler) -> dict[str, Any]:
+        """Return the completion as the API has it; raises Refused, PoolUnavailable or EngineFailed."""
+        request, row = await asyncio.get_running_loop().run_in_executor(self._readers, self._read, body)
+        asked = request.max_completion_tokens or request.max_tokens or self._max_new_tokens
+        sampling = SamplingSettings(
+            n_samples=request.n,
+            temperature=request.temperature,
+            top_p=request.top_p,
+            max_new_tokens=asked,
+            top_k=request.top_k or -1,
+        )
+        outcome = await self.model.answer(row, sampling)
+        if outcome.reason is not None:
+            raise Refused(400, outcome.reason)
+        record.items = len(outcome.completions)
+        chats = [LoggedChat(prompt=json.dumps(request.messages, ensure_ascii=False))] * record.items
+        record.rollouts = sampler.rollouts(chats, [LoggedAnswer(response=one.text) for one in outcome.completions])
+        return self._completion(outcome)
+
+    def _read(self, body: bytes) -> tuple[ChatRequest, Row]:
+        try:
+            request = ChatRequest.model_validate_json(body)
+        except ValidationError as error:
+            told = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors(include_input=False)[:5]]
+            raise Refused(400, f"{'; '.join(told)}; the fields are {', '.join(ChatRequest.model_fields)}") from error
+        if request.model != self.name:
+            raise Refused(404, f"there is no model {request.model[:200]!r} here; this server has {self.name!r}")
+        if request.n > self._max_choices:
+            raise Refused(400, f"n {request.n} is more than --max_request_items {self._max_choices}")
+        try:
+            row = self._media.row_of(json.dumps(request.messages), location=_LOCATION)
+            if row is None:
+                raise UserError(f"{_LOCATION}: each must be an object with role and content")
+            if row.messages[-1].role == "assistant":
+                raise UserError(f"{_LOCATION}: the last is the assistant's, so there is nothing to answer")
+        except UserError as error:
+            raise Refused(400, str(error)) from error
+        return request, row
+
+    def _completion(self, outcome: Outcome) -> dict[str, Any]:
+        completions = outcome.completions
+        generated = sum(one.num_tokens or 0 for one in completions)
+        read = outcome.prompt_tokens or 0
+        return {
+            "id": f"chatcmpl-{uuid.uuid4().hex}",
+            "object": "chat.completion",
+            "created": int(time.time()),
+            "model": self.name,
+            "choices": [
+                {
+                    "index": index,
+                    "message": {"role": "assistant", "content": one.text},
+                    "finish_reason": "stop" if one.finish_reason == "stop" else "length",
+                }
+                for index, one in enumerate(completions)
+            ],
+            "usage": {"prompt_tokens": read, "completion_tokens": generated, "total_tokens": read + generated},
+        }
+
+
+def create_app(service: ChatService, *, limits: ServiceLimits, token: str | None, log_sample_share: float) -> FastAPI:
+    """Return the application, whose model answers from startup to shutdown; `app.state.refuse()` ends all that is open.
+
+    Args:
+        token: what a request must bring as its bearer token; None asks for none.
+        log_sample_share: the share of responses, from 0 to 1, that the access log shows whole.
+    """
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        await service.model.start()
+        try:
+            yield
+        finally:
+            service.close()
+            await service.model.stop()
+
+    app = FastAPI(title="lmm-r1 chat server", lifespan=lifespan, openapi_url=None)
+    guard(app, limits=limits, token=token, on_answered=log_request, refuse=service.model.refuse)
+    app.add_exception_handler(Refused, _refused)
+    app.add_exception_handler(EngineFailed, _failed)
+    _add_routes(app, service, Sampler(log_sample_share))
+    return app
+
+
+def _add_routes(app: FastAPI, service: ChatService, sampler: Sampler) -> None:
+    @app.post("/v1/chat/completions")
+    async def chat(request: Request) -> JSONResponse:
+        body = await request.body()
+        return JSONResponse(await service.reply(body, record=request.state.record, sampler=sampler))
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [{"id": service.name, "object": "model", "owned_by": "lmm-r1"}]}
+
+    @app.get("/health")
+    async def health() -> dict[str, Any]:
+        return {"status": "ok", "waiting": service.model.waiting, "open": service.model.open}
+
+
+async def _refused(_request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, Refused)
+    return _told(error.status, str(error), kind="invalid_request_error")
+
+
+async def _failed(_request: Request, error: Exception) -> JSONResponse:
+    return _told(500, str(error), kind="server_error")
+
+
+def _told(status: int, message: str, *, kind: str) -> JSONResponse:
+    """A reply in the form in which OpenAI's clients read errors."""
+    return JSONResponse({"error": {"message": message, "type": kind}}, status_code=status)

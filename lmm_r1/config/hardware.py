@@ -1,0 +1,349 @@
+"""Which GPUs and which precision a run uses."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Literal
+
+from lmm_r1 import cpu, dotted
+from lmm_r1.config.ppo import GPU_COUNTS, PlacedModel, PPOConfig
+from lmm_r1.config.sizes import MOST_PROMPTS, MOST_SAMPLES
+from lmm_r1.errors import UserError
+
+logger = logging.getLogger(__name__)
+
+CPUINFO = Path("/proc/cpuinfo")
+# Of x86 (`flags`) and of ARM (`Features`).
+BF16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}
+# What PyTorch and oneDNN are held to by their variables, where that leaves bf16 instructions out.
+LIMITS_BELOW_BF16 = {
+    "ATEN_CPU_CAPABILITY": {"default", "avx2"},
+    "ONEDNN_MAX_CPU_ISA": {"sse41", "avx", "avx2", "avx2_vnni", "avx2_vnni_2", "avx512_core", "avx512_core_vnni"},
+}
+# Of the drivers of NVIDIA, of its Tegra boards, of Windows under WSL, and of AMD.
+GPU_DEVICES = ("/dev/nvidiactl", "/dev/nvmap", "/dev/dxg", "/dev/kfd")
+
+
+def default_param_dtype(*, flag: str, uses_ray: bool = False) -> Literal["bf16", "fp32"]:
+    """Return the precision of a run on this machine, and say in one line, on rank 0, where it is fp32.
+
+    Args:
+        flag: the name of the flag that was left open.
+        uses_ray: whether the run joins the cluster of RAY_ADDRESS, whose processors are others than this one.
+    """
+    environment = os.environ
+    if (uses_ray and environment.get("RAY_ADDRESS")) or has_gpu(environment):
+        return "bf16"
+    if has_bf16_instructions(_read(CPUINFO), environment):
+        return "bf16"
+    if environment.get("RANK", "0") == "0":
+        logger.warning(
+            "--%s fp32: this machine has no GPU, and its processor no bf16 instructions, without which bf16 is many "
+            "times slower; give the flag to take another",
+            flag,
+        )
+    return "fp32"
+
+
+def has_bf16_instructions(cpuinfo: str, environment: Mapping[str, str]) -> bool:
+    """Say whether PyTorch can use bf16 instructions of the processor.
+
+    Args:
+        cpuinfo: the text of /proc/cpuinfo, empty where there is none.
+        environment: whose variables may hold PyTorch and oneDNN to older instructions.
+    """
+    for name, below in LIMITS_BELOW_BF16.items():
+        if environment.get(name, "").lower() in below:
+            return False
+    lines = (line.partition(":") for line in cpuinfo.splitlines())
+    flags = next((value for name, _, value in lines if name.strip() in ("flags", "Features")), "")
+    return not BF16_FLAGS.isdisjoint(flags.split())
+
+
+def has_gpu(environment: Mapping[str, str], *, exists: Callable[[str], bool] = os.path.exists) -> bool:
+    """Say whether PyTorch can use a GPU here, without loading PyTorch or CUDA.
+
+    Args:
+        exists: whether a path exists.
+    """
+    if environment.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        return False
+    try:
+        if version("torch").endswith("+cpu"):
+            return False
+    except PackageNotFoundError:
+        return False
+    return any(exists(device) for device in GPU_DEVICES)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        # Only Linux has it.
+        return ""
+
+
+_TURNS = "let them take turns on the same ones by --train.colocate_all"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offer:
+    """The GPUs that a run can have."""
+
+    per_node: tuple[int, ...]
+    """Of each machine that has any; none where models run on CPUs."""
+    joined: bool
+    """Whether they are those of a Ray cluster, which may grow."""
+
+    @property
+    def told(self) -> str:
+        where = "the cluster of RAY_ADDRESS" if self.joined else "this machine"
+        machines = f" on {len(self.per_node)} machines" if len(self.per_node) > 1 else ""
+        return f"{where} has {sum(self.per_node)}{machines}"
+
+
+def offered_gpus() -> Offer:
+    """Return what this machine has, or the cluster of RAY_ADDRESS; where there is no GPU, neither torch nor Ray is loaded."""
+    if os.environ.get("RAY_ADDRESS"):
+        from lmm_r1.cluster.nodes import gpus_by_node
+
+        return Offer(per_node=tuple(gpus_by_node()), joined=True)
+    # A backend that the user has named is told without torch.
+    if not (cpu.own_cuda() if cpu.BACKEND in os.environ else has_gpu(os.environ)):
+        return Offer(per_node=(), joined=False)
+    from lmm_r1.cluster.nodes import gpus_here
+
+    # A driver may be there that finds none.
+    return Offer(per_node=(found,) if (found := gpus_here()) else (), joined=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Share:
+    """Models, and perhaps the engines, that are on the same GPUs."""
+
+    models: tuple[str, ...]
+    """By their group of flags."""
+    engines: bool
+
+    def __str__(self) -> str:
+        return " + ".join((*self.models, "engines") if self.engines else self.models)
+
+    def unit(self, config: PPOConfig) -> int:
+        """Return the number that the GPUs must be a multiple of."""
+        model = config.ds.tensor_parallel_size * config.ds.ulysses_size if self.models else 1
+        return math.lcm(model, config.vllm.tensor_parallel_size if self.engines else 1)
+
+    def is_named(self, config: PPOConfig) -> bool:
+        """Say whether its number of GPUs follows from the flags alone."""
+        by_models = any(_group(config, name).num_gpus_per_node is not None for name in self.models)
+        return by_models or (not self.models and config.vllm.num_engines is not None)
+
+    def named(self, config: PPOConfig, *, node: int) -> tuple[int, int] | None:
+        """Return machines and GPUs on each as the flags of one of them name them; None where they name neither.
+
+        Args:
+            node: GPUs of a machine, where only the machines are named.
+        """
+        for name in self.models:
+            group = _group(config, name)
+            if group.num_gpus_per_node is not None:
+                return group.num_nodes or 1, group.num_gpus_per_node
+            if group.num_nodes is not None:
+                return group.num_nodes, node
+        if self.engines and config.vllm.num_engines is not None:
+            return shape(config.vllm.num_engines * config.vllm.tensor_parallel_size, node=node)
+        return None
+
+    def largest(self, config: PPOConfig, *, most: int) -> int:
+        """Return the largest number up to `most` by which batches and prompts can be divided; 0 where there is none."""
+        return next((size for size in range(most, 0, -1) if self._divides(config, size)), 0)
+
+    def _divides(self, config: PPOConfig, size: int) -> bool:
+        if size % self.unit(config):
+            return False
+        # Sizes that are left open are made for the ranks, and at most these.
+        prompts, batch = config.rollout.batch_size or MOST_PROMPTS, config.train.batch_size or MOST_SAMPLES
+        if self.engines and prompts % (size // config.vllm.tensor_parallel_size):
+            return False
+        ranks = size // (config.ds.tensor_parallel_size * config.ds.ulysses_size)
+        if self.models and (prompts * config.rollout.n_samples_per_prompt) % ranks:
+            return False
+        return not {"actor", "critic"} & set(self.models) or batch % ranks == 0
+
+
+def asked_gpus(config: PPOConfig) -> dict[str, int]:
+    """Return how many GPUs those who share some ask for, the policy's first, of settings without open counts."""
+    return {str(share): _size(config, share) for share in _shares(config)}
+
+
+def needed_gpus(config: PPOConfig) -> int:
+    """Return how many GPUs the models and engines of settings without open counts ask for."""
+    return sum(asked_gpus(config).values())
+
+
+def check_machine(config: PPOConfig) -> None:
+    """Raise UserError where settings without open counts ask for more than there is; for a cluster, which may grow, a run waits."""
+    if not os.environ.get("RAY_ADDRESS"):
+        check_offered(config, offered_gpus())
+
+
+def check_offered(config: PPOConfig, offer: Offer) -> None:
+    """Raise UserError where settings without open counts ask for more than a machine has."""
+    asked = asked_gpus(config)
+    told = ", ".join(f"{name} {size}" for name, size in asked.items())
+    if offer.per_node and sum(asked.values()) > sum(offer.per_node):
+        raise UserError(
+            f"the run asks for {sum(asked.values())} GPUs ({told}), and {offer.told}; name fewer by "
+            f"--actor.num_gpus_per_node and so on, leave the counts out, or {_TURNS}"
+        )
+    cores = os.cpu_count() or 1
+    if not offer.per_node and max(asked.values()) > cores:
+        raise UserError(
+            f"the run asks for {sum(asked.values())} GPUs ({told}), and this machine has none, and {cores} cores, of which "
+            "each rank takes one; leave --actor.num_gpus_per_node and so on out, which makes one rank of each"
+        )
+
+
+def settled_counts(config: PPOConfig, *, ask: Callable[[], Offer] = offered_gpus) -> dict[str, object]:
+    """Return by flag the counts that the settings leave open, and say in a line how GPUs are divided by them.
+
+    Those who share GPUs have the same ones. What no flag names of it is divided equally, the policy having the rest; of
+    each share as many GPUs are taken as divide the batches. Without GPUs, and where a cluster has too few as yet, every
+    share is as small as can be.
+
+    Args:
+        ask: says what there is; not asked where flags name the GPUs of all that the run has.
+
+    Raises:
+        UserError: this machine has too few.
+    """
+    shares = _shares(config)
+    offer = Offer(per_node=(), joined=False) if all(share.is_named(config) for share in shares) else ask()
+    together = _chosen_together(config, offer)
+    settings: dict[str, object] = {"train.colocate_all": together}
+    shared = bool(together) and config.train.colocate_all is None
+    config = dotted.replace(config, settings)
+    shares = _shares(config)
+    node = min(offer.per_node, default=1)
+    shapes = {share: named for share in shares if (named := share.named(config, node=node)) is not None}
+    taken = sum(nodes * gpus for nodes, gpus in shapes.values())
+    sizes = _divided(config, [share for share in shares if share not in shapes], offer, taken=taken)
+    shapes |= {share: shape(size, node=node) for share, size in sizes.items()}
+    for share, (nodes, gpus) in shapes.items():
+        for name in share.models:
+            settings |= _open(config, name, nodes=nodes, gpus=gpus)
+        if share.engines and config.vllm.num_engines is None:
+            settings["vllm.num_engines"] = max(1, nodes * gpus // config.vllm.tensor_parallel_size)
+    # Of models that the run does not have.
+    for name in ("actor", "ref", "critic", "reward"):
+        settings = _open(config, name, nodes=1, gpus=1) | settings
+    if shared:
+        logger.warning(
+            "GPUs: %s; %s, too few for groups of their own, so that they take turns on them (--train.colocate_all)",
+            ", ".join(f"{share} {nodes * gpus}" for share, (nodes, gpus) in shapes.items()),
+            offer.told,
+        )
+    elif sizes and offer.per_node:
+        divided = ", ".join(f"{share} {nodes * gpus}" for share, (nodes, gpus) in shapes.items())
+        logger.warning(
+            "GPUs: %s; %s, which --actor.num_gpus_per_node, --vllm.num_engines and so on divide otherwise",
+            divided,
+            offer.told,
+        )
+    return settings
+
+
+def shared_counts(config: PPOConfig, *, ask: Callable[[], Offer] = offered_gpus) -> dict[str, object]:
+    """Return by flag the counts with which all share a machine's GPUs, of settings whose counts no flag has named."""
+    opened = dotted.replace(config, dict.fromkeys(GPU_COUNTS) | {"train.colocate_all": True})
+    return settled_counts(opened, ask=ask)
+
+
+def _chosen_together(config: PPOConfig, offer: Offer) -> bool | None:
+    """Return `--train.colocate_all`, or what it is for the GPUs; None leaves it open to the plan of the run's memory.
+
+    Models and engines take turns where a machine has too few GPUs for groups of their own. In a cluster, which may grow,
+    on CPUs, and where rollouts are made during updates, they have their own.
+    """
+    if config.train.colocate_all is not None:
+        return config.train.colocate_all
+    if config.train.async_enable or offer.joined or not offer.per_node:
+        return False
+    shares, node = _shares(config), min(offer.per_node)
+    named = {share: found for share in shares if (found := share.named(config, node=node)) is not None}
+    taken = sum(nodes * gpus for nodes, gpus in named.values())
+    left = sum(offer.per_node) - taken
+    if sum(share.unit(config) for share in shares if share not in named) > left:
+        return True
+    return False if any(dotted.get(config, flag) is not None for flag in GPU_COUNTS) else None
+
+
+def shape(size: int, *, node: int) -> tuple[int, int]:
+    """Return the fewest machines of `node` GPUs, and how many GPUs on each, that make up `size`: 12 of 8 are 2 x 6."""
+    return next((nodes, size // nodes) for nodes in range(1, size + 1) if size % nodes == 0 and size // nodes <= node)
+
+
+def _divided(config: PPOConfig, shares: Sequence[_Share], offer: Offer, *, taken: int) -> dict[_Share, int]:
+    units = {share: share.unit(config) for share in shares}
+    left = sum(offer.per_node) - taken
+    if not shares or not offer.per_node:
+        return units
+    equal = {share: share.largest(config, most=left // len(shares)) for share in shares[1:]}
+    sizes = {shares[0]: shares[0].largest(config, most=left - sum(equal.values())), **equal}
+    if all(sizes.values()):
+        return sizes
+    if offer.joined:
+        return units
+    named = f", of which other flags take {taken}" if taken else ""
+    instead = "take a machine with more" if config.train.async_enable else _TURNS
+    raise UserError(
+        f"{', '.join(map(str, shares))} need {sum(units.values())} GPUs or more, and {offer.told}{named}; {instead}, or name "
+        "their counts by --actor.num_gpus_per_node and so on"
+    )
+
+
+def _shares(config: PPOConfig) -> list[_Share]:
+    """Return who has GPUs of their own, the policy's first."""
+    train = config.train
+    models = ["actor"]
+    if config.algo.kl.init_coef > 0:
+        models.append("ref")
+    models += ["critic"] if config.critic.model_name_or_path else []
+    models += ["reward"] if config.reward.model_name_or_path else []
+    pair = ("critic", "reward") if train.colocate_critic_reward else ()
+    if train.colocate_all:
+        together = tuple(name for name in models if name not in pair)
+    else:
+        together = ("actor", "ref") if train.colocate_actor_ref and "ref" in models else ("actor",)
+    apart = [(name,) for name in models if name not in (*together, *pair)]
+    shares = [together, *([pair] if pair else []), *apart]
+    if train.colocate_all:
+        return [_Share(models=share, engines=share is together) for share in shares]
+    return [*(_Share(models=share, engines=False) for share in shares), _Share(models=(), engines=True)]
+
+
+def _size(config: PPOConfig, share: _Share) -> int:
+    return _group(config, share.models[0]).gpus if share.models else config.vllm.gpus
+
+
+def _open(config: PPOConfig, name: str, *, nodes: int, gpus: int) -> dict[str, object]:
+    group = _group(config, name)
+    counts = {"num_nodes": (group.num_nodes, nodes), "num_gpus_per_node": (group.num_gpus_per_node, gpus)}
+    return {f"{name}.{flag}": filled for flag, (given, filled) in counts.items() if given is None}
+
+
+def _group(config: PPOConfig, name: str) -> PlacedModel:
+    groups: dict[str, PlacedModel] = {
+        "actor": config.actor,
+        "ref": config.ref,
+        "critic": config.critic,
+        "reward": config.reward,
+    }
+    return groups[name]

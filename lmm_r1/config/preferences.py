@@ -1,0 +1,381 @@
+"""The settings of DPO, KTO, reward models and process reward models."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from lmm_r1.config.shared import (
+    AdamConfig,
+    DeepSpeedConfig,
+    EvalConfig,
+    Example,
+    FirstHelp,
+    LoggerConfig,
+    WandbConfig,
+    named_after_the_minute,
+    supervised_help,
+)
+from lmm_r1.config.supervised import (
+    SupervisedConfig,
+    SupervisedDataConfig,
+    SupervisedTrainConfig,
+    TrainedModelConfig,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DPOModelConfig(TrainedModelConfig):
+    beta: float = 0.1
+    """How closely the policy is held to the reference; a response's reward is beta times its log-ratio of the two."""
+    label_smoothing: float = 0.0
+    """Share of pairs that are taken to be the wrong way round (conservative DPO); below 0.5."""
+    ipo_enable: bool = False
+    """IPO: the difference of the two log-ratios is drawn to 1 / (2 beta) instead of growing without end."""
+    simpo_enable: bool = False
+    """SimPO: no reference model; rewards are beta times the mean log-prob per token, and are to differ by simpo_gamma."""
+    simpo_gamma: float = 0.5
+    """By how much SimPO's reward of the chosen response is to be the larger one."""
+    mean_log_probs: bool = False
+    """Take the mean log-prob per token of each response instead of the sum, as TRL's IPO does."""
+    nll_loss_coef: float = 0.0
+    """Weight of the chosen response's mean loss per token, which is added to each pair's loss."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DPORefConfig:
+    model_name_or_path: str | None = None
+    """The reference model, which stays as it is; None takes the model as it is before the first step."""
+    offload: bool = False
+    """Keep the reference model in CPU memory; needs --ds.zero_stage 3."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreferenceDataConfig(SupervisedDataConfig):
+    prompt_key: str | None = None
+    """Column with the prompt, text or messages; None takes the format's, or what both conversations begin with."""
+    chosen_key: str = "chosen"
+    """Column with the better response: text, messages, or a whole conversation."""
+    rejected_key: str = "rejected"
+    """Column with the worse response, in the same form."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreferenceTrainConfig(SupervisedTrainConfig):
+    batch_size: int = 0
+    """Pairs in one weight update, over all GPUs; 0 takes 128, or a fifth of the pairs where that is less."""
+    micro_batch_size: int = 0
+    """Pairs in one forward and backward pass on one GPU; 0 takes 8, or what divides a GPU's share of an update."""
+    shared_prefix_enable: bool = True
+    """Compute what the two responses of a pair have in common once: prompt, images, and how both begin."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DPOEvalConfig(EvalConfig):
+    split: str = "test"
+    """Split of the evaluation dataset."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DPOLoggerConfig(LoggerConfig):
+    stage_name: str = "dpo"
+    """Name of this stage in stage.json and in the report."""
+    wandb: WandbConfig = field(default_factory=lambda: named_after_the_minute("exp", project="openrlhf_train_dpo"))
+    """Weights & Biases."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReferredConfig(SupervisedConfig):
+    """Settings of one stage whose loss compares the policy with a model that stays as it is."""
+
+    train: PreferenceTrainConfig = field(default_factory=PreferenceTrainConfig)
+    """The training loop."""
+    ref: DPORefConfig = field(default_factory=DPORefConfig)
+    """The reference model."""
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether the loss asks a reference at all."""
+        return True
+
+    @property
+    def needs_reference_model(self) -> bool:
+        """Whether a second model is loaded: not where the policy without its adapter is the reference."""
+        return self.has_reference and not self.refers_to_base
+
+    @property
+    def refers_to_base(self) -> bool:
+        """Whether the reference is the policy with its LoRA adapter switched off."""
+        same = self.ref.model_name_or_path in (None, self.model.model_name_or_path)
+        return self.has_reference and self.ds.lora.rank > 0 and same
+
+
+@dataclass(frozen=True, kw_only=True)
+class DPOConfig(ReferredConfig):
+    """Settings of one stage that learns from pairs of responses."""
+
+    first_help: ClassVar[FirstHelp] = supervised_help(
+        Example(
+            what="Learn from pairs of a chosen and a rejected response",
+            arguments="--model.model_name_or_path models/vlm-3b"
+            " --data.dataset pairs.jsonl --ckpt.output_dir runs/dpo",
+        ),
+        Example(
+            what="Train adapters, for which no second model is loaded as reference",
+            arguments="--model.model_name_or_path models/vlm-3b"
+            " --data.dataset pairs.jsonl --ds.lora.rank 16 --ckpt.output_dir runs/lora",
+        ),
+        Example(
+            what="SimPO, which has no reference",
+            arguments="--model.model_name_or_path models/vlm-3b"
+            " --data.dataset pairs.jsonl --model.simpo_enable --model.beta 2"
+            " --ckpt.output_dir runs/simpo",
+        ),
+        flags=("model.beta", "ds.lora.rank"),
+    )
+
+    adam: AdamConfig = field(default_factory=lambda: AdamConfig(lr=1e-5))
+    """AdamW."""
+    model: DPOModelConfig = field(default_factory=DPOModelConfig)
+    """The model and the loss."""
+    data: PreferenceDataConfig = field(default_factory=PreferenceDataConfig)
+    """Rows."""
+    train: PreferenceTrainConfig = field(default_factory=PreferenceTrainConfig)
+    """The training loop."""
+    eval: DPOEvalConfig = field(default_factory=DPOEvalConfig)
+    """Evaluation during training."""
+    logger: DPOLoggerConfig = field(default_factory=DPOLoggerConfig)
+    """Logs."""
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether the loss asks a reference at all: SimPO does not."""
+        return not self.model.simpo_enable
+
+
+@dataclass(frozen=True, kw_only=True)
+class KTOModelConfig(TrainedModelConfig):
+    beta: float = 0.1
+    """How closely the policy is held to the reference; a response's reward is beta times its log-ratio of the two."""
+    desirable_loss_weight: float = 1.0
+    """Weight of the loss of a desirable response."""
+    undesirable_loss_weight: float = 1.0
+    """Weight of the loss of an undesirable response."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnpairedDataConfig(SupervisedDataConfig):
+    input_key: str | None = None
+    """Column with the prompt, text or messages; None takes the format's."""
+    output_key: str | None = None
+    """Column with the response; None takes the format's, or the last turn of the conversation."""
+    label_key: str | None = None
+    """Column that says whether the response is desirable; None takes the format's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KTOTrainConfig(PreferenceTrainConfig):
+    batch_size: int = 0
+    """Rows in one weight update, over all GPUs; the KL is estimated over them. 0 takes 128, or a fifth of the rows where that
+    is less."""
+    micro_batch_size: int = 0
+    """Rows in one forward and backward pass on one GPU; 0 takes 8, or what divides a GPU's share of an update."""
+    shared_prefix_enable: bool = True
+    """Let the reference compute the prompt and images of a row once for its own response and for the mismatched one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KTOLoggerConfig(LoggerConfig):
+    stage_name: str = "kto"
+    """Name of this stage in stage.json and in the report."""
+    wandb: WandbConfig = field(default_factory=lambda: named_after_the_minute("kto", project="openrlhf_train_kto"))
+    """Weights & Biases."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KTOConfig(ReferredConfig):
+    """Settings of one stage that learns from responses that are desirable or not."""
+
+    first_help: ClassVar[FirstHelp] = supervised_help(
+        Example(
+            what="Learn from single responses, each desirable or not",
+            arguments="--model.model_name_or_path models/vlm-3b"
+            " --data.dataset judged.jsonl --ckpt.output_dir runs/kto",
+        ),
+        Example(
+            what="Columns by other names, and undesirable responses that count half",
+            arguments="--model.model_name_or_path models/vlm-3b"
+            " --data.dataset judged.jsonl --data.output_key response --data.label_key liked"
+            " --model.undesirable_loss_weight 0.5 --ckpt.output_dir runs/kto",
+        ),
+        Example(
+            what="Train adapters, for which no second model is loaded as reference",
+            arguments="--model.model_name_or_path models/vlm-3b"
+            " --data.dataset judged.jsonl --ds.lora.rank 16 --ckpt.output_dir runs/lora",
+        ),
+        flags=("model.beta", "ds.lora.rank"),
+    )
+
+    adam: AdamConfig = field(default_factory=lambda: AdamConfig(lr=1e-5))
+    """AdamW."""
+    model: KTOModelConfig = field(default_factory=KTOModelConfig)
+    """The model and the loss."""
+    data: UnpairedDataConfig = field(default_factory=UnpairedDataConfig)
+    """Rows."""
+    train: KTOTrainConfig = field(default_factory=KTOTrainConfig)
+    """The training loop."""
+    eval: DPOEvalConfig = field(default_factory=DPOEvalConfig)
+    """Evaluation during training."""
+    logger: KTOLoggerConfig = field(default_factory=KTOLoggerConfig)
+    """Logs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PRMModelConfig(TrainedModelConfig):
+    placeholder_token: str | None = None
+    """Token behind each step, at which the step is judged: one of the tokenizer's that occurs nowhere else."""
+    reward_tokens: tuple[str, ...] = ("+", "-")
+    """What the model predicts at a right step and at a wrong one; the loss is over these two tokens."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepDataConfig(SupervisedDataConfig):
+    input_key: str | None = None
+    """Column with the prompt, or with question and steps in one text; None takes the format's."""
+    label_key: str | None = None
+    """Column with the steps' labels; None takes the format's."""
+    step_tag: str | None = None
+    """What stands behind each step in a text with steps; None is model.placeholder_token."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PRMTrainConfig(SupervisedTrainConfig):
+    batch_size: int = 0
+    """Rows in one weight update, over all GPUs; 0 takes 128, or a fifth of the rows where that is less."""
+    micro_batch_size: int = 1
+    """Rows in one forward and backward pass on one GPU."""
+    shared_prefix_enable: bool = True
+    """With --ds.packing_samples, compute what rows of one prompt in a pass have in common once: prompt, images, first steps."""
+    group_prompts_enable: bool = False
+    """Shuffle prompts instead of rows, so that the solutions of one prompt follow one another and fall into one pass."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PRMLoggerConfig(LoggerConfig):
+    stage_name: str = "prm"
+    """Name of this stage in stage.json and in the report."""
+    wandb: WandbConfig = field(default_factory=lambda: named_after_the_minute("prm", project="openrlhf_train_prm"))
+    """Weights & Biases."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PRMConfig(SupervisedConfig):
+    """Settings of one stage that trains a process reward model on steps with labels."""
+
+    first_help: ClassVar[FirstHelp] = supervised_help(
+        Example(
+            what="Learn the labels of steps, each of which a token of the model ends",
+            arguments="--model.model_name_or_path models/vlm-3b"
+            " --model.placeholder_token '<|fim_pad|>'"
+            " --data.dataset steps.jsonl --ckpt.output_dir runs/prm",
+        ),
+        Example(
+            what="Longer solutions without padding, evaluated every 50 updates",
+            arguments="--model.model_name_or_path models/vlm-3b"
+            " --model.placeholder_token '<|fim_pad|>'"
+            " --data.dataset steps.jsonl --data.max_len 4096 --ds.packing_samples"
+            " --eval.dataset held_out.jsonl --eval.steps 50 --ckpt.output_dir runs/prm",
+        ),
+        Example(
+            what="Train adapters instead of all weights",
+            arguments="--model.model_name_or_path models/vlm-3b"
+            " --model.placeholder_token '<|fim_pad|>'"
+            " --data.dataset steps.jsonl --ds.lora.rank 16 --ckpt.output_dir runs/lora",
+        ),
+        flags=("model.placeholder_token", "model.reward_tokens"),
+    )
+
+    adam: AdamConfig = field(default_factory=lambda: AdamConfig(lr=1e-6))
+    """AdamW."""
+    model: PRMModelConfig = field(default_factory=PRMModelConfig)
+    """The model and the loss."""
+    data: StepDataConfig = field(default_factory=StepDataConfig)
+    """Rows."""
+    train: PRMTrainConfig = field(default_factory=PRMTrainConfig)
+    """The training loop."""
+    eval: DPOEvalConfig = field(default_factory=DPOEvalConfig)
+    """Evaluation during training."""
+    logger: PRMLoggerConfig = field(default_factory=PRMLoggerConfig)
+    """Logs."""
+
+
+LOSS_TYPES = ("sigmoid", "regression")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RMModelConfig(TrainedModelConfig):
+    loss_type: str = "sigmoid"
+    """sigmoid: the chosen response is to have the larger reward (Bradley-Terry); regression: rewards are to be the scores
+    that the rows give both responses."""
+    margin_loss_enable: bool = False
+    """The chosen response's reward is to be larger by the row's margin; a row without one has 0."""
+    compute_fp32_loss_enable: bool = False
+    """Compute the loss in single precision, as it is here in any case."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RMTrainConfig(PreferenceTrainConfig):
+    micro_batch_size: int = 1
+    """Pairs in one forward and backward pass on one GPU."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RMDeepSpeedConfig(DeepSpeedConfig):
+    value_head_prefix: str = "score"
+    """Name of the value head in the saved model, and in a model to start from that has one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RMLoggerConfig(LoggerConfig):
+    stage_name: str = "rm"
+    """Name of this stage in stage.json and in the report."""
+    wandb: WandbConfig = field(default_factory=lambda: named_after_the_minute("rm", project="openrlhf_train_rm"))
+    """Weights & Biases."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RMConfig(SupervisedConfig):
+    """Settings of one stage that trains a reward model on pairs of responses."""
+
+    first_help: ClassVar[FirstHelp] = supervised_help(
+        Example(
+            what="Learn which of two responses is the better one",
+            arguments="--model.model_name_or_path models/vlm-3b"
+            " --data.dataset pairs.jsonl --ckpt.output_dir runs/rm",
+        ),
+        Example(
+            what="Learn the scores that rows give their responses",
+            arguments="--model.model_name_or_path models/vlm-3b"
+            " --data.dataset pairs.jsonl --model.loss_type regression --ckpt.output_dir runs/scores",
+        ),
+        Example(
+            what="Train adapters, and tell how many held-out pairs are ranked rightly",
+            arguments="--model.model_name_or_path models/vlm-3b"
+            " --data.dataset pairs.jsonl --ds.lora.rank 16"
+            " --eval.dataset held_out.jsonl --ckpt.output_dir runs/lora",
+        ),
+        flags=("model.loss_type", "ds.lora.rank"),
+    )
+
+    adam: AdamConfig = field(default_factory=lambda: AdamConfig(lr=9e-6))
+    """AdamW."""
+    model: RMModelConfig = field(default_factory=RMModelConfig)
+    """The model and the loss."""
+    data: PreferenceDataConfig = field(default_factory=PreferenceDataConfig)
+    """Rows."""
+    train: RMTrainConfig = field(default_factory=RMTrainConfig)
+    """The training loop."""
+    ds: RMDeepSpeedConfig = field(default_factory=RMDeepSpeedConfig)
+    """DeepSpeed."""
+    logger: RMLoggerConfig = field(default_factory=RMLoggerConfig)
+    """Logs."""

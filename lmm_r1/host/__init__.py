@@ -1,0 +1,1 @@
+"""What builds on OpenRLHF and DeepSpeed: strategy, optimizer, checkpoints, and the replaced names."""

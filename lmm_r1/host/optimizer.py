@@ -1,0 +1,357 @@
+"""DeepSpeed's optimizer step, learning-rate schedules and 8-bit Adam."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from bitsandbytes.optim import AdamW8bit, PagedAdamW8bit
+from deepspeed import DeepSpeedEngine
+from deepspeed.runtime import engine as engine_module
+from deepspeed.runtime.zero import stage3, stage_1_and_2
+from deepspeed.runtime.zero.muon import original_muon
+from deepspeed.runtime.zero.muon.muon_optimizer import MuonWithAuxAdam
+from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
+from deepspeed.runtime.zero.utils import ZERO_SUPPORTED_OPTIMIZERS
+from deepspeed.utils import safe_get_full_grad
+from torch.optim.lr_scheduler import LambdaLR
+
+from lmm_r1 import cpu
+from lmm_r1.errors import UserError
+
+_MUON_UPDATE = original_muon.muon_update
+_WRAPPER_OF = "_do_optimizer_sanity_check"
+LARGEST_NORM = torch.finfo(torch.float).max ** 0.5
+
+
+@contextmanager
+def passes_added_up() -> Iterator[None]:
+    """While it is entered, engines are built with ZeRO's own optimizer at every stage.
+
+    DeepSpeed 0.19.6 takes `grad_accum_dtype` as ZeRO-3 does alone. With fp32 beside weights in half precision, ZeRO-1
+    goes to an optimizer that ends in an assertion on gradients of zero, and whose checkpoints are no ZeRO checkpoints
+    (bf16), or takes every rank's own gradients for the mean over ranks (with offloading, or in fp16); ZeRO-2 adds up in
+    half precision all the same. Here ZeRO's own optimizer does what it was asked for.
+    """
+    engine = engine_module.DeepSpeedEngine
+    choose = getattr(engine, _WRAPPER_OF)
+
+    def choose_zero(self: Any, optimizer: Any) -> Any:
+        chosen = choose(self, optimizer)
+        return engine_module.ZERO_OPTIMIZATION if chosen == engine_module.BFLOAT16 else chosen
+
+    setattr(engine, _WRAPPER_OF, choose_zero)
+    try:
+        yield
+    finally:
+        setattr(engine, _WRAPPER_OF, choose)
+
+
+def settle_muon(*, ns_steps: int, nesterov: bool) -> None:
+    """Let Muon make its updates as asked for, in all of this process; DeepSpeed's own settings have no place for either.
+
+    Args:
+        ns_steps: Newton-Schulz iterations.
+    """
+    for module in (original_muon, stage_1_and_2, stage3):
+        module.muon_update = partial(_MUON_UPDATE, ns_steps=ns_steps, nesterov=nesterov)
+
+
+def add_up_in_accumulation_dtype(optimizer: Any) -> None:
+    """Let an engine's optimizer of ZeRO-1 or 2 add up gradients in its accumulation precision; others do already."""
+    if not isinstance(optimizer, DeepSpeedZeroOptimizer) or not optimizer.use_separate_grad_accum:
+        return
+    if optimizer.use_grad_accum_attribute:  # ZeRO-1
+        # Upstream reduces a rounded copy over the ranks, and then takes the sum of one rank that it was made from.
+        optimizer.get_gradient_for_reduction = optimizer.get_param_gradient_attribute
+    elif optimizer.cpu_offload:
+        optimizer.async_accumulate_grad_in_cpu_via_gpu = partial(_add_up_in_cpu, optimizer)
+    else:
+        optimizer.get_all_grad_tensors = partial(_gradients, optimizer, optimizer.get_all_grad_tensors)
+
+
+def _gradients(
+    optimizer: DeepSpeedZeroOptimizer,
+    get: Callable[..., list[torch.Tensor]],
+    weights: Sequence[torch.nn.Parameter],
+    dtype: torch.dtype,
+) -> list[torch.Tensor]:
+    """Return a pass's gradients of some weights; those that others are added to are in `dtype`."""
+    gradients = get(weights, dtype)
+    group = next(index for index, own in enumerate(optimizer.params_in_partition) if own is weights)
+    added_to = optimizer.all_grad_tensors.get(group) is None and not optimizer.is_gradient_accumulation_boundary()
+    return [gradient.to(dtype) for gradient in gradients] if added_to else gradients
+
+
+def _add_up_in_cpu(optimizer: DeepSpeedZeroOptimizer, weight: torch.nn.Parameter) -> None:
+    """Add a weight's gradient to the sum of the passes before, which waits in CPU memory, and keep the new sum there."""
+    sums, number = optimizer.accumulated_grads_in_cpu, optimizer.get_param_id(weight)
+    gradient = weight.grad
+    assert gradient is not None, "DeepSpeed calls this when the weight has got its gradient"
+    total = gradient.data.to(optimizer.gradient_accumulation_dtype).view(-1)
+    if number not in sums:
+        kept = torch.zeros_like(total, device=optimizer.device)
+        sums[number] = kept.pin_memory() if optimizer.cpu_offload_pin_memory and torch.cuda.is_available() else kept
+    if optimizer.micro_step_id > 0:
+        total = total.add_(sums[number].to(total.device, non_blocking=True))
+    sums[number].copy_(total, non_blocking=True)
+    # What the optimizer reads after the last pass.
+    gradient.data = total.view_as(weight)
+
+
+class SummedGradients(list[torch.Tensor]):
+    """The sums of the gradients of a group's weights over the passes of an update, as views of one flat tensor.
+
+    DeepSpeed hands `flat_partition` to the optimizer, instead of the copies that it makes of a plain list.
+    """
+
+    def __init__(self, optimizer: DeepSpeedZeroOptimizer, group: int) -> None:
+        weights = optimizer.round_robin_bit16_groups[group]
+        sizes = [weight.numel() for weight in weights]
+        self.flat_partition = torch.zeros_like(
+            optimizer.single_partition_of_fp32_groups[group], dtype=optimizer.gradient_accumulation_dtype
+        )
+        # The rest fills the flat tensor up to a multiple of two numbers.
+        parts = self.flat_partition[: sum(sizes)].split(sizes)
+        super().__init__(part.view_as(weight) for part, weight in zip(parts, weights, strict=True))
+
+    @cached_property
+    def norm(self) -> torch.Tensor:
+        """The Euclidean norm over all weights, in single precision; to be read after the last pass."""
+        return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(self, 2, dtype=torch.float)))
+
+
+def add_up_on_one_rank(optimizer: Any) -> None:
+    """Let an optimizer of ZeRO-2 that shares nothing with other ranks do only what mixed precision needs.
+
+    Upstream copies each gradient into a bucket, from there into the rank's part, and all of these into a flat tensor.
+    Here each gradient is added to that flat tensor when it is there, and freed. Weights in fp32 are their own masters.
+    What is saved, and how it is loaded, stays the same. Muon and offloaded optimizers keep the way of upstream.
+    """
+    if not isinstance(optimizer, DeepSpeedZeroOptimizer) or not optimizer.partition_gradients:
+        return
+    if dist.get_world_size() > 1 or optimizer.cpu_offload or isinstance(optimizer.optimizer, MuonWithAuxAdam):
+        return
+    for hook in optimizer._grad_acc_hooks:
+        hook.remove()
+    sums: dict[int, SummedGradients] = {}
+    optimizer._grad_acc_hooks = [
+        weight.register_post_accumulate_grad_hook(partial(_add_gradient, optimizer, sums, group, place))
+        for group, weights in enumerate(optimizer.round_robin_bit16_groups)
+        for place, weight in enumerate(weights)
+    ]
+    optimizer.overlapping_partition_gradients_reduce_epilogue = partial(_hand_over, optimizer, sums)
+    optimizer.get_grad_norm_direct = _norm_of
+    optimizer.has_overflow = partial(_overflows, optimizer)
+    for master, weights in zip(optimizer.single_partition_of_fp32_groups, optimizer.bit16_groups_flat, strict=True):
+        if master.dtype == weights.dtype:
+            master.data = weights.data
+    optimizer._link_all_hp_params()
+
+
+def _add_gradient(
+    optimizer: DeepSpeedZeroOptimizer,
+    sums: dict[int, SummedGradients],
+    group: int,
+    place: int,
+    weight: torch.nn.Parameter,
+) -> None:
+    """Add a weight's gradient to its sum, and free it."""
+    if group not in sums:
+        sums[group] = SummedGradients(optimizer, group)
+    assert weight.grad is not None, "PyTorch calls this when the weight has got its gradient"
+    sums[group][place].add_(weight.grad)
+    weight.grad = None
+
+
+def _hand_over(optimizer: DeepSpeedZeroOptimizer, sums: dict[int, SummedGradients]) -> None:
+    """After the last pass of an update, give the sums to the optimizer; those of weights without a gradient are zero."""
+    if optimizer.is_gradient_accumulation_boundary():
+        for group in range(len(optimizer.bit16_groups)):
+            optimizer.averaged_gradients[group] = sums.pop(group, None) or SummedGradients(optimizer, group)
+
+
+def _norm_of(gradients: SummedGradients, weights: object, norm_type: float = 2) -> torch.Tensor:
+    """Return the norm of a group's gradients, as DeepSpeed's step and `check_finite` ask for it."""
+    assert norm_type == 2, "DeepSpeed clips by no other"
+    return gradients.norm
+
+
+def _overflows(optimizer: DeepSpeedZeroOptimizer, partition_gradients: bool = True) -> bool:
+    """Say whether some gradient is not finite, by which DeepSpeed leaves the step out."""
+    norms = [gradients.norm for gradients in optimizer.averaged_gradients.values()]
+    return not bool(torch.stack(norms).isfinite().all())
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossScaling:
+    """With fp16, losses are scaled up so that small gradients are not lost, and an update whose gradients overflow is left
+    out, with a lower scale for the next one (arXiv:1710.03740)."""
+
+    skipped: int
+    """Updates that were not made, since the run began."""
+    scale: float
+
+    def metrics(self, before: LossScaling | None, *, prefix: str = "") -> dict[str, float]:
+        """Return what is logged of the updates since `before`, or of all."""
+        skipped = self.skipped - (0 if before is None else before.skipped)
+        return {f"{prefix}skipped_updates": float(skipped), f"{prefix}loss_scale": self.scale}
+
+
+def check_finite(engine: DeepSpeedEngine, losses: Sequence[torch.Tensor], *, name: str) -> None:
+    """Raise UserError on every rank, before any weight is changed, where the step at hand has no finite gradients.
+
+    DeepSpeed 0.19.6 does not: with bf16 ZeRO-1 and 2 skip the step without a word, every time; with fp32, and with
+    ZeRO-3, weights become NaN, and the norm of such gradients is logged as 1.
+
+    With fp16, an overflow of the gradients is for DeepSpeed's loss scaling to answer, until it can't lower the scale.
+
+    Args:
+        engine: after the last backward pass of an optimizer step.
+        losses: of this rank's passes.
+        name: whose losses, for the message.
+    """
+    wrong = _wrong_loss(losses)
+    if wrong is not None:
+        raise UserError(f"the {name}'s loss is {wrong}; {_advice(name)}")
+    if _can_scale(engine):
+        return
+    # DeepSpeed gives -1 for what is no number. The optimizer squares gradients in single precision.
+    if not all(0 <= float(norm) <= LARGEST_NORM for norm in _gradient_norms(engine)):
+        raise UserError(f"the {name}'s gradients are not finite, or too large to be squared; {_advice(name)}")
+
+
+def _wrong_loss(losses: Sequence[torch.Tensor]) -> str | None:
+    """Return what some rank's loss is where it is not finite."""
+    values = torch.stack([loss.detach().float() for loss in losses])
+    flags = torch.stack([values.isnan().any(), values.isinf().any()]).int()
+    dist.all_reduce(flags, op=dist.ReduceOp.MAX)
+    is_nan, is_inf = flags.tolist()
+    return "nan" if is_nan else "inf" if is_inf else None
+
+
+def _gradient_norms(engine: DeepSpeedEngine) -> list[torch.Tensor]:
+    """Return the norms of the averaged gradients by groups of parameters, the same on all ranks, as DeepSpeed's step does."""
+    optimizer, stage = engine.optimizer, engine.zero_optimization_stage()
+    if stage == 3:
+        return optimizer._get_norm_groups()
+    if stage == 0:
+        trained = [weight for weight in engine.module.parameters() if weight.requires_grad]
+        gradients = [gradient for gradient in map(safe_get_full_grad, trained) if gradient is not None]
+        return [torch.linalg.vector_norm(gradient.float()) for gradient in gradients]
+    if optimizer.cpu_offload:
+        return [
+            optimizer.complete_grad_norm_calculation_for_cpu_offload(part) for part in optimizer.params_in_partition
+        ]
+    return [
+        optimizer.get_grad_norm_direct(optimizer.averaged_gradients[group], part)
+        for group, part in enumerate(optimizer.params_in_partition)
+    ]
+
+
+def loss_scaling(engine: DeepSpeedEngine) -> LossScaling | None:
+    """Return what became of an engine's updates so far with fp16, None with another precision."""
+    if not engine.fp16_enabled():
+        return None
+    return LossScaling(skipped=engine.skipped_steps, scale=float(engine.optimizer.loss_scale))
+
+
+def _can_scale(engine: DeepSpeedEngine) -> bool:
+    """Say whether DeepSpeed answers an overflow with a lower loss scale."""
+    if not engine.fp16_enabled():
+        return False
+    if engine.zero_optimization_stage() == 0:
+        return True
+    scaler = engine.optimizer.loss_scaler
+    return scaler.dynamic and scaler.cur_scale > scaler.min_scale
+
+
+def _advice(name: str) -> str:
+    where, flag = ("reward, policy_loss and actor_grad_norm", "--actor.")
+    if name == "critic":
+        where, flag = "reward, critic_loss and critic_grad_norm", "--critic."
+    elif name == "model":
+        where, flag = "loss and grad_norm", "--"
+    return (
+        f"the step was not made, and no weight is changed by it. Look at {where} of the steps before in metrics.jsonl; "
+        f"lower {flag}adam.lr, or take another --ds.param_dtype"
+    )
+
+
+# The schedule that knows no warm-up.
+_CONSTANT = "constant"
+
+
+def learns(scheduler: LambdaLR, *, steps: int) -> bool:
+    """Say whether some of so many updates has a rate above 0."""
+    pairs = list(zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True))
+    return any(peak * share(made) > 0 for made in range(steps) for peak, share in pairs)
+
+
+def warm_from_first_update(scheduler: LambdaLR, *, name: str, warmup: int, steps: int) -> None:
+    """Let the n updates of a warm-up learn at 1/n, 2/n, ..., n/n of the peak; later updates learn as scheduled.
+
+    transformers counts from 0, so that the first update would change nothing. The same holds after a resume: a
+    checkpoint has the number of updates that were made, and the rates of the optimizer.
+
+    Args:
+        scheduler: as made for an optimizer that has not made a step.
+        name: of the schedule.
+        warmup: how many updates the warm-up has.
+        steps: all updates of the run.
+    """
+    if name == _CONSTANT or not warmup:
+        return
+    scheduler.lr_lambdas = [
+        partial(_share, scheduled, warmup=warmup, steps=steps) for scheduled in scheduler.lr_lambdas
+    ]
+    rates = [peak * share(0) for peak, share in zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)]
+    for group, rate in zip(scheduler.optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+    scheduler._last_lr = rates
+
+
+def _share(scheduled: Callable[[int], float], made: int, *, warmup: int, steps: int) -> float:
+    """Return the share of the peak at which the update learns that follows on `made` others."""
+    if made < warmup:
+        return (made + 1) / warmup
+    # Some schedules divide by the number of updates that follow on the warm-up.
+    return scheduled(made) if warmup < steps else 1.0
+
+
+KINDS: dict[str, type[AdamW8bit | PagedAdamW8bit]] = {"adamw_8bit": AdamW8bit, "paged_adamw_8bit": PagedAdamW8bit}
+_SETTINGS = ("lr", "betas", "eps", "weight_decay")
+_MAKES_OPTIMIZER = "_configure_basic_optimizer"
+
+
+@contextmanager
+def eight_bit_adam(optim: str) -> Iterator[None]:
+    """While it is entered, engines that are told to take AdamW get the one in 8 bits; for other optimizers nothing changes.
+
+    ZeRO-1, 2 and 3 let it update the flat single-precision weights that a rank owns. Raises UserError for pages on CPUs.
+    """
+    if optim not in KINDS:
+        yield
+        return
+    kind = KINDS[optim]
+    if kind is PagedAdamW8bit and not cpu.has_cuda():
+        raise UserError(f"--optim {optim}: pages are memory that CUDA moves, and there is none here; take adamw_8bit")
+    if kind not in ZERO_SUPPORTED_OPTIMIZERS:
+        ZERO_SUPPORTED_OPTIMIZERS.append(kind)
+    engine = engine_module.DeepSpeedEngine
+    make = getattr(engine, _MAKES_OPTIMIZER)
+
+    def configure(self: Any, model_parameters: Any) -> AdamW8bit | PagedAdamW8bit:
+        settings = self.optimizer_params()
+        return kind(model_parameters, **{name: settings[name] for name in _SETTINGS})
+
+    setattr(engine, _MAKES_OPTIMIZER, configure)
+    try:
+        yield
+    finally:
+        setattr(engine, _MAKES_OPTIMIZER, make)

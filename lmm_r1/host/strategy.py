@@ -1,0 +1,323 @@
+"""OpenRLHF's DeepSpeed strategy, which also runs on CPUs."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence, Set
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import deepspeed.comm.comm as deepspeed_comm
+import deepspeed.utils.groups as deepspeed_groups
+import torch
+import torch.distributed as dist
+from deepspeed.accelerator import get_accelerator
+from deepspeed.runtime.engine import DeepSpeedEngine
+from openrlhf.models import Actor
+from openrlhf.models.ring_attn_utils import set_ring_attn_group
+from torch.distributed.device_mesh import DeviceMesh
+
+from lmm_r1 import cpu, loading
+from lmm_r1.errors import UserError
+from lmm_r1.files.atomic import written_into
+from lmm_r1.host.checkpoints import CheckpointStrategy
+from lmm_r1.host.optimizer import (
+    add_up_in_accumulation_dtype,
+    add_up_on_one_rank,
+    check_finite,
+    eight_bit_adam,
+    learns,
+    passes_added_up,
+    settle_muon,
+    warm_from_first_update,
+)
+from lmm_r1.models.adapters import ADAPTER_FOLDER, adapted_layers, merged_state_dict, save_adapter
+from lmm_r1.models.buffers import check_buffers
+from lmm_r1.models.kit_module import KitModule
+from lmm_r1.models.value_model import KitValueModel
+
+logger = logging.getLogger(__name__)
+
+_NORMS = (torch.nn.LayerNorm, torch.nn.GroupNorm, torch.nn.RMSNorm, torch.nn.modules.batchnorm._BatchNorm)
+# Loads DeepSpeed's Adam for CPUs: as installed, from PyTorch's folder of built extensions, or built by the compiler.
+_BUILD = "from deepspeed.ops.op_builder import CPUAdamBuilder; CPUAdamBuilder().load()"
+# A build takes about one minute. One that was killed leaves a lock, for which others wait for ever.
+BUILD_SECONDS = 600
+_ERROR = re.compile(r"^(?:\w+\.)*(\w+(?:Error|Exception)\b.*)", re.MULTILINE)
+
+
+class KitStrategy(CheckpointStrategy):
+    """DeepSpeed set-up for one training process; on a machine without CUDA with gloo and PyTorch's own AdamW."""
+
+    _vision_lr: float | None = None
+    _losses: tuple[torch.Tensor, ...] = ()
+    """Of this rank's passes since the last optimizer step."""
+
+    def setup_distributed(self, timeout: timedelta = timedelta(minutes=60)) -> None:
+        loading.done()
+        cpu.prepare_training()
+        check_fp16(self.args.ds.param_dtype)
+        super().setup_distributed(timeout)
+
+    def setup_ring_attn(self, ds_device_mesh: DeviceMesh) -> None:
+        """Name the ranks that share rows; how they do is up to the models, and to no kernel of ring attention."""
+        group = ds_device_mesh["sp"].get_group() if self.ring_attn_size > 1 else None
+        self.ring_attn_rank = 0 if group is None else dist.get_rank(group)
+        set_ring_attn_group(group)
+
+    def get_ds_train_config(self, optim_dict: dict | None = None, *, max_norm: float | None = None) -> dict[str, Any]:
+        if optim_dict is not None:
+            # Muon updates some weights by AdamW, whose settings of its own DeepSpeed does not pass on.
+            own = torch_adam(offload=self.args.ds.adam_offload)
+            optim_dict = {**optim_dict, "params": {**optim_dict["params"], **own}}
+        config = super().get_ds_train_config(optim_dict, max_norm=max_norm)
+        return {**config, "zero_optimization": {**config["zero_optimization"], **cpu.zero_settings()}}
+
+    def get_ds_eval_config(self, offload: bool = False) -> dict[str, Any]:
+        config = super().get_ds_eval_config(offload=offload)
+        return {**config, "zero_optimization": {**config["zero_optimization"], **cpu.zero_settings()}}
+
+    def _ds_init_train_model(self, model: Any, cfg: dict[str, Any]) -> Any:
+        self._vision_lr = cfg["adam"].get("vision_lr")
+        if cfg["optim"] == "muon":
+            own = {name: cfg["muon"][name] for name in ("ns_steps", "nesterov")}
+            settle_muon(**own)
+            # Upstream would warn that they do nothing.
+            cfg = {**cfg, "muon": {name: value for name, value in cfg["muon"].items() if name not in own}}
+        with keeping_buffers(model), passes_added_up(), eight_bit_adam(cfg["optim"]):
+            engine, optimizer, scheduler = super()._ds_init_train_model(model, cfg)
+        name, steps = cfg["lr_scheduler"], cfg["scheduler_steps"]
+        warm_from_first_update(scheduler, name=name, warmup=math.ceil(steps * cfg["lr_warmup_ratio"]), steps=steps)
+        if not learns(scheduler, steps=steps) and self.is_rank_0():
+            prefix = "" if not hasattr(self.args, "actor") else "actor." if isinstance(model, Actor) else "critic."
+            logger.warning(
+                "no update has a learning rate above 0, so the weights stay as they are: --%sadam.lr %g with "
+                "--%slr_scheduler %s over %d updates",
+                *(prefix, cfg["adam"]["lr"], prefix, name, steps),
+            )
+        optimizer_of_zero = self._engine_of(engine).optimizer
+        add_up_in_accumulation_dtype(optimizer_of_zero)
+        if not self.deepcompile:
+            # A compiled model hands its gradients over by itself.
+            add_up_on_one_rank(optimizer_of_zero)
+        return engine, optimizer, scheduler
+
+    def _ds_init_eval_model(self, model: Any) -> Any:
+        with keeping_buffers(model):
+            return super()._ds_init_eval_model(model)
+
+    def _engine_of(self, prepared: Any) -> DeepSpeedEngine:
+        return prepared if isinstance(prepared, DeepSpeedEngine) else prepared.model
+
+    def _get_model_parameters(self, model: Any, *, optim: str | None = None, weight_decay: float = 0.0) -> Any:
+        raw_model, groups = super()._get_model_parameters(model, optim=optim, weight_decay=weight_decay)
+        if optim != "muon":
+            groups = decay_groups(raw_model, weight_decay=weight_decay)
+        if self._vision_lr is None:
+            return raw_model, groups
+        assert optim == "adam", "refused by config.resolve"
+        prefixes = (*model.kit.vision_prefixes, *model.kit.projector_prefixes)
+        # A kit's names are those of the model inside of a policy or a value model.
+        vision = [value for name, value in model.model.named_parameters() if prefixes and name.startswith(prefixes)]
+        if not vision:
+            raise UserError(f"--adam.vision_lr {self._vision_lr}: this model has no vision tower; leave it out")
+        trained = {id(value) for value in vision if value.requires_grad}
+        if not trained:
+            raise UserError(
+                f"--adam.vision_lr {self._vision_lr}: --ds.lora.rank or --actor.freeze_visual_encoder freezes the vision "
+                "tower; leave one out"
+            )
+        return raw_model, split_groups(groups, members=trained, lr=self._vision_lr)
+
+    def backward(self, loss: torch.Tensor, model: Any, _optimizer: Any, **kwargs: Any) -> None:
+        self._losses = (*self._losses, loss.detach())
+        super().backward(loss, model, _optimizer, **kwargs)
+
+    def optimizer_step(self, _optimizer: Any, model: Any, _scheduler: Any, name: str = "model", **kwargs: Any) -> None:
+        """Make an optimizer step where one is due; raises UserError on all ranks, before it, where it is not finite."""
+        engine = model.model if isinstance(model, Actor) else model
+        if engine.is_gradient_accumulation_boundary():
+            losses, self._losses = self._losses, ()
+            check_finite(engine, losses, name=name)
+        super().optimizer_step(_optimizer, model, _scheduler, name=name, **kwargs)
+
+    def save_model(self, model: Any, tokenizer: Any, output_dir: str, **kwargs: Any) -> None:
+        """Write a checkpoint that transformers and vLLM load; adapters are merged in, and saved beside it as well.
+
+        A critic is written with its value head and without an output layer. The folder is left as it was where not all
+        can be written; raises UserError where the disk is full.
+        """
+        with written_into(Path(output_dir), moves=self.is_rank_0()) as folder:
+            self._write_model(model, tokenizer, str(folder), **kwargs)
+        dist.barrier()
+
+    def _write_model(self, model: Any, tokenizer: Any, output_dir: str, **kwargs: Any) -> None:
+        module = self._unwrap_model(model)
+        if isinstance(module, KitValueModel):
+            weights = whole_state_dict(model)
+            if self.is_rank_0():
+                assert weights is not None, "rank 0 has them whole"
+                module.save(output_dir, processor=tokenizer, weights=weights)
+            return
+        if not adapted_layers(module):
+            super().save_model(model, tokenizer, output_dir, **kwargs)
+            return
+        weights = whole_state_dict(model.model)
+        if self.is_rank_0():
+            module.save_pretrained(output_dir, state_dict=merged_state_dict(module, weights), **kwargs)
+            save_adapter(module, Path(output_dir) / ADAPTER_FOLDER, weights)
+            tokenizer.save_pretrained(output_dir)
+
+
+def check_fp16(param_dtype: str | None) -> None:
+    """Raise UserError where weights in fp16 cannot be trained on this machine."""
+    if param_dtype == "fp16" and not cpu.has_cuda() and not get_accelerator().is_fp16_supported():
+        raise UserError(
+            "--ds.param_dtype fp16: this machine has no GPU, and its processor no fp16 instructions, without which DeepSpeed "
+            "does not train in fp16; leave it out"
+        )
+
+
+@contextmanager
+def keeping_buffers(model: Any) -> Iterator[None]:
+    """Raise UserError where a policy's or value model's buffers are other than those loaded when DeepSpeed has it."""
+    loaded = model.model if isinstance(model, KitModule) else None
+    yield
+    if loaded is not None:
+        check_buffers(loaded, model.plain_buffers, when="prepared by DeepSpeed")
+
+
+def whole_state_dict(engine: Any) -> dict[str, torch.Tensor] | None:
+    """Return all weights of a DeepSpeed engine's model; None on other ranks than 0 where ZeRO-3 holds shards of them.
+
+    Every rank must call it.
+    """
+    if engine.zero_optimization_stage() == 3:
+        return engine._consolidated_16bit_state_dict()
+    return engine.module.state_dict()
+
+
+def decay_groups(model: torch.nn.Module, *, weight_decay: float) -> list[dict[str, Any]]:
+    """Return the optimizer's two groups: matrices, kernels and embeddings decay; norms, biases and vectors do not.
+
+    OpenRLHF decides by names, which vision towers do not share: their norms would decay.
+    """
+    decaying: list[torch.nn.Parameter] = []
+    others: list[torch.nn.Parameter] = []
+    for name, weight in model.named_parameters():
+        if weight.requires_grad:
+            owner, _, own = name.rpartition(".")
+            # ZeRO-3 keeps a flat part of each weight here.
+            dimensions = len(weight.ds_shape if hasattr(weight, "ds_shape") else weight.shape)
+            is_norm = isinstance(model.get_submodule(owner), _NORMS)
+            (others if dimensions < 2 or is_norm or own.endswith("bias") else decaying).append(weight)
+    return [{"params": decaying, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
+
+
+def split_groups(groups: Sequence[dict[str, Any]], *, members: Set[int], lr: float) -> list[dict[str, Any]]:
+    """Return the optimizer's groups with the parameters whose ids are `members` in groups of their own at `lr`."""
+    split = []
+    for group in groups:
+        inside = [value for value in group["params"] if id(value) in members]
+        outside = [value for value in group["params"] if id(value) not in members]
+        split += [{**group, "params": outside}] if outside else []
+        split += [{**group, "params": inside, "lr": lr}] if inside else []
+    return split
+
+
+def make_strategy(args: SimpleNamespace) -> KitStrategy:
+    """Return the strategy that OpenRLHF's `get_strategy` would build from the same arguments."""
+    is_rl = hasattr(args, "actor")
+    if is_rl:
+        # Upstream's name for optimizer steps of any number of passes, which ours always are. Whether passes are cut by
+        # tokens is asked of the config.
+        args.train.dynamic_batch_enable = True
+    return KitStrategy(
+        seed=args.train.seed,
+        full_determinism=args.train.full_determinism_enable,
+        max_norm=args.actor.max_norm if is_rl else args.max_norm,
+        micro_train_batch_size=1 if is_rl else args.train.micro_batch_size,
+        train_batch_size=args.train.batch_size,
+        zero_stage=args.ds.zero_stage,
+        args=args,
+    )
+
+
+def default_to_one_process() -> None:
+    """Fill in what a launcher such as torchrun would set, for a program started plainly."""
+    defaults = {
+        "MASTER_ADDR": "127.0.0.1",
+        # Any: the store takes one that is free, where one looked for here could be taken by then.
+        "MASTER_PORT": "0",
+        "WORLD_SIZE": "1",
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+    }
+    if "RANK" not in os.environ:
+        os.environ.update(defaults)
+
+
+def leave_group(*, failed: bool = False) -> None:
+    """Leave the processes' group, so that another training can begin in this process; without one nothing is done.
+
+    DeepSpeed keeps the first one for good, and would go on in a group that is no more.
+
+    Args:
+        failed: other processes may not leave it, for which NCCL would wait.
+    """
+    if dist.is_initialized():
+        if failed and dist.get_backend() == "nccl" and dist.get_world_size() > 1:
+            dist.distributed_c10d._abort_process_group()
+        else:
+            dist.destroy_process_group()
+    deepspeed_comm.cdb = None
+    deepspeed_groups._WORLD_GROUP = None
+    deepspeed_groups.mesh_device = None
+
+
+def torch_adam(*, offload: bool) -> dict[str, bool]:
+    """Return the settings with which DeepSpeed takes PyTorch's AdamW; empty if its own one for CPUs is built.
+
+    On GPUs that is PyTorch's fused one: DeepSpeed compiles its own at the first step, and a failing build ends the run.
+
+    Args:
+        offload: whether the optimizer is on the CPU.
+    """
+    if not cpu.has_cuda():
+        return {"torch_adam": True}
+    if not offload:
+        return {"torch_adam": True, "fused": True}
+    reason = why_not_built()
+    if reason is None:
+        return {}
+    if dist.get_rank() == 0:
+        logger.warning(
+            "--ds.adam_offload: DeepSpeed's Adam for CPUs cannot be built here (%s); PyTorch's AdamW is used, which is slower",
+            reason,
+        )
+    return {"torch_adam": True}
+
+
+def why_not_built() -> str | None:
+    """Return why DeepSpeed's Adam for CPUs cannot be loaded here; None if it is built.
+
+    A process of its own builds it if it is not, so that nothing that goes wrong there ends the run.
+    """
+    try:
+        built = subprocess.run(
+            [sys.executable, "-c", _BUILD], capture_output=True, text=True, check=False, timeout=BUILD_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        return f"its build took more than {BUILD_SECONDS} s"
+    if built.returncode == 0:
+        return None
+    errors = _ERROR.findall(built.stderr)
+    return errors[-1] if errors else f"its build ended with exit status {built.returncode}"

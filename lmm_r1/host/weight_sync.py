@@ -1,0 +1,242 @@
+"""A model's weights under the names and in the shapes of its checkpoint, which vLLM loads.
+
+Transformers 5 holds many in others: it renames them, and the experts of a layer are one tensor (`conversion_mapping`).
+Saving a model reverts that for all weights at once; here it is done for as few as belong together."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import deepspeed
+import ray
+import torch
+import torch.distributed as dist
+from bitsandbytes.nn import Params4bit
+from deepspeed.module_inject.layers import GatherReplacedLayerParams
+from openrlhf.trainer.ray.utils import get_physical_gpu_id
+from openrlhf.utils.distributed_util import torch_dist_barrier_and_cuda_sync
+from peft.tuners.lora import LoraLayer
+from transformers import PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import (
+    PrefixChange,
+    WeightConverter,
+    WeightRenaming,
+    rename_source_key,
+    revert_weight_conversion,
+)
+
+from lmm_r1.files.full_disk import writing
+from lmm_r1.generation.worker_extension import BUCKET_BYTES, WeightSlot, empty_buffer, handle_of, slots_of, weights_in
+from lmm_r1.host.strategy import whole_state_dict
+from lmm_r1.models.actor import KitActor
+from lmm_r1.models.adapters import FrozenLinear4bit, adapted_layers, merged_layer, merged_state_dict, quantized_layers
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredWeights:
+    """Weights of a model that can be turned into tensors of its checkpoint by themselves."""
+
+    names: tuple[str, ...]
+    """Of the parameters in the model."""
+    stored_name: str | None
+    """Of the one tensor that is the same in the checkpoint; None where tensors are split, joined or turned."""
+
+
+def stored_weights(model: PreTrainedModel, names: Iterable[str]) -> list[StoredWeights]:
+    """Return a model's parameters, of which all names are given, those together that make up a tensor of the checkpoint."""
+    renamings, converters = _reversed(model)
+    groups: dict[str, list[str]] = {}
+    same: dict[str, bool] = {}
+    for name in names:
+        stored, pattern = rename_source_key(name, renamings, converters, reverse=True)
+        groups.setdefault(stored, []).append(name)
+        same[stored] = pattern is None
+    return [
+        StoredWeights(names=tuple(names), stored_name=stored if same[stored] else None)
+        for stored, names in groups.items()
+    ]
+
+
+def as_stored(model: PreTrainedModel, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the checkpoint's tensors that the weights of one group, whole and by their names in the model, make up."""
+    return {name: tensor.contiguous() for name, tensor in revert_weight_conversion(model, dict(weights)).items()}
+
+
+def _reversed(model: PreTrainedModel) -> tuple[list[WeightRenaming], list[WeightConverter]]:
+    """Return what `revert_weight_conversion` does to a name, in order."""
+    # Those that were used when the model was loaded; a model that was not has them all, as there.
+    used = getattr(model, "_weight_conversions", None)
+    if used is None:
+        known = get_model_conversion_mapping(model, add_legacy=False)
+        used = [one for one in known if not isinstance(one, PrefixChange)]
+    back = [one.reverse_transform() for one in reversed(used)]
+    renamings = [one for one in back if isinstance(one, WeightRenaming)]
+    return renamings, [one for one in back if isinstance(one, WeightConverter)]
+
+
+Weights = dict[str, torch.nn.Parameter]
+
+
+def send_files(policy: KitActor, engines: Sequence[Any]) -> None:
+    """Let the engines load all weights from a folder in memory; every rank must call it."""
+    with written_weights(policy) as folder:
+        if dist.get_rank() == 0:
+            ray.get([rollout.load_weights_from.remote(folder) for rollout in engines])
+
+
+@contextmanager
+def written_weights(policy: KitActor) -> Iterator[str]:
+    """Write all weights into a folder in memory, which is there until every rank has left; every rank must call it."""
+    engine = policy.model
+    weights = whole_state_dict(engine)
+    folder = ""
+    try:
+        if dist.get_rank() == 0:
+            memory = Path("/dev/shm")
+            folder = tempfile.mkdtemp(prefix="lmm-r1-weights-", dir=memory if memory.is_dir() else None)
+            with writing(folder):
+                engine.module.save_pretrained(folder, state_dict=merged_state_dict(engine.module, weights))
+        named = [folder]
+        dist.broadcast_object_list(named)
+        yield named[0]
+        dist.barrier()
+    finally:
+        if folder:
+            shutil.rmtree(folder)
+
+
+class Channel(Protocol):
+    """The way of a bucket from the trainer's ranks to the engines."""
+
+    def send(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Let all engines load these weights, whole and by the checkpoint's names; every rank must call it."""
+
+
+@dataclass(frozen=True)
+class BroadcastChannel:
+    """From rank 0 to engines on GPUs of their own, over NCCL."""
+
+    engines: Sequence[Any]
+    broadcast: Callable[[torch.Tensor], None]
+    """Sends a tensor of rank 0 to every worker of all engines."""
+
+    def send(self, weights: Mapping[str, torch.Tensor]) -> None:
+        if dist.get_rank() != 0:
+            return
+        buffer, slots = _filled(weights)
+        refs = [engine.receive_bucket.remote(slots) for engine in self.engines]
+        self.broadcast(buffer)
+        ray.get(refs)
+
+
+@dataclass(frozen=True)
+class SharedMemoryChannel:
+    """From every rank to the engine workers on its own GPU, which read the buffer where it is (CUDA IPC)."""
+
+    engines: Sequence[Any]
+
+    def send(self, weights: Mapping[str, torch.Tensor]) -> None:
+        buffer, slots = _filled(weights)
+        handles: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(handles, (get_physical_gpu_id(), handle_of(buffer)))
+        if dist.get_rank() == 0:
+            ray.get([engine.open_bucket.remote(slots, dict(handles)) for engine in self.engines])
+        # No rank may free its buffer before all engines have read it.
+        torch_dist_barrier_and_cuda_sync()
+
+
+def send_buckets(policy: KitActor, channel: Channel, *, split: bool) -> None:
+    """Send what training has changed, a bucket at a time; every rank must call it.
+
+    Of a model with adapters these are the merged weights of the adapted layers, and what it has in 4 bits, which is not
+    what the checkpoint holds; a frozen vision tower is the engines' own.
+
+    Args:
+        split: whether ranks hold parts of the weights by tensor parallelism.
+    """
+    torch.cuda.empty_cache()
+    model = policy.model.module
+    layers: dict[str, LoraLayer | FrozenLinear4bit] = {
+        f"{name.removesuffix('.base_layer')}.weight": layer for name, layer in quantized_layers(model).items()
+    }
+    layers |= {f"{name}.weight": layer for name, layer in adapted_layers(model).items()}
+    weights: Weights = {
+        name.replace(".base_layer.", "."): weight for name, weight in model.named_parameters() if ".lora_" not in name
+    }
+    trained = {name for name, weight in weights.items() if weight.requires_grad or not policy.is_vlm}
+    changed = layers.keys() if layers else trained
+    groups = [group for group in stored_weights(model, weights) if not changed.isdisjoint(group.names)]
+    for bucket in buckets(groups, weights, limit=BUCKET_BYTES):
+        names = [name for group in bucket for name in group.names]
+        merged = {name: _merged(layers[name]) for name in names if name in layers}
+        with _whole([weights[name] for name in names if name not in layers], model=model, split=split):
+            sent: dict[str, torch.Tensor] = {}
+            for group in bucket:
+                whole = {name: merged[name] if name in merged else weights[name].data for name in group.names}
+                sent |= (
+                    as_stored(model, whole)
+                    if group.stored_name is None
+                    else {group.stored_name: whole[group.names[0]]}
+                )
+            channel.send(sent)
+    torch.cuda.empty_cache()
+    torch_dist_barrier_and_cuda_sync()
+
+
+def buckets(groups: Sequence[StoredWeights], weights: Weights, *, limit: int) -> list[list[StoredWeights]]:
+    """Return groups in order, as many together as are within `limit` bytes; one that is larger is by itself."""
+    found: list[list[StoredWeights]] = []
+    room = 0
+    for group in groups:
+        size = sum(_bytes_of(weights[name]) for name in group.names)
+        if not found or size > room:
+            found.append([])
+            room = limit
+        found[-1].append(group)
+        room -= size
+    return found
+
+
+def _bytes_of(weight: torch.nn.Parameter) -> int:
+    """Return the bytes of a whole weight, of which ZeRO-3 leaves a part here, or QLoRA four bits of a number."""
+    if isinstance(weight, Params4bit):
+        return weight.quant_state.shape.numel() * weight.quant_state.dtype.itemsize
+    count = weight.ds_numel if hasattr(weight, "ds_numel") else weight.numel()
+    return count * weight.element_size()
+
+
+def _filled(weights: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, list[WeightSlot]]:
+    """Return a buffer that holds the weights, and their slots."""
+    slots = slots_of(weights)
+    buffer = empty_buffer(slots, device=next(iter(weights.values())).device)
+    for name, place in weights_in(buffer, slots):
+        place.copy_(weights[name])
+    return buffer, slots
+
+
+@contextmanager
+def _whole(weights: Sequence[torch.nn.Parameter], *, model: torch.nn.Module, split: bool) -> Iterator[None]:
+    """Let all ranks have these weights whole, of which ZeRO-3 or tensor parallelism leaves them parts."""
+    with ExitStack() as stack:
+        if split:
+            for weight in weights:
+                stack.enter_context(GatherReplacedLayerParams([weight], model))
+        else:
+            stack.enter_context(deepspeed.zero.GatheredParameters(list(weights)))
+        yield
+
+
+def _merged(layer: LoraLayer | FrozenLinear4bit) -> torch.Tensor:
+    """Return the weight of a layer with an adapter, or of one in 4 bits, whole on every rank."""
+    if isinstance(layer, FrozenLinear4bit):
+        return layer.dequantized()
+    # Without ZeRO-3 the weights are whole, and this does nothing.
+    with deepspeed.zero.GatheredParameters(list(layer.parameters())):
+        return merged_layer(layer)

@@ -1,0 +1,149 @@
+"""The final model of a run, and the moving average of its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from deepspeed import DeepSpeedEngine
+from rich.console import Console
+
+from lmm_r1 import hub
+from lmm_r1.config import PPOConfig, SupervisedConfig
+from lmm_r1.errors import UserError
+from lmm_r1.lifecycle.stopping import ERROR_FILE
+from lmm_r1.models.adapters import ADAPTER_FOLDER
+from lmm_r1.records.run_folder import RunFolder
+
+EMA_FOLDER = "ema"
+"""Beside a model's files: the same model with the averaged weights."""
+
+
+class MovingAverage:
+    """The average of the master weights that this rank holds, in host memory: 4 bytes for each of its share.
+
+    OpenRLHF averages a second model in the precision of the passes, in which bf16 loses updates below 1/256 of a weight.
+    Weights that are not trained have no master weights, and stay what they are.
+    """
+
+    def __init__(self, engine: DeepSpeedEngine, *, beta: float) -> None:
+        """Args:
+        engine: of ZeRO-1, 2 or 3; its weights now are where the average begins.
+        beta: the share of the average that an update leaves.
+        """
+        self._engine = engine
+        self._beta = beta
+        self._average = [_in_host(part) for part in masters(engine)]
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Take in the weights after an optimizer step: average = beta average + (1 - beta) weights."""
+        for average, part in zip(self._average, masters(self._engine), strict=True):
+            average.lerp_(part.detach().to(average.device), 1 - self._beta)
+
+    @contextmanager
+    def in_weights(self) -> Iterator[None]:
+        """Let the model have the averaged weights while it is entered; every rank must enter it, and no update be made."""
+        own = [_in_host(part) for part in masters(self._engine)]
+        _put(self._engine, self._average)
+        try:
+            yield
+        finally:
+            # The weights of passes are the master weights rounded, so that they are what they were.
+            _put(self._engine, own)
+
+    def save(self, folder: Path) -> Path:
+        """Write this rank's part beside its shards of a checkpoint, and return the file."""
+        file = folder / _file_name()
+        torch.save(self._average, file)
+        return file
+
+    def load(self, folder: Path) -> None:
+        """Go on from what `save` wrote; raises UserError where this rank has no such part there."""
+        file = folder / _file_name()
+        if not file.is_file():
+            raise UserError(
+                f"{file}: the checkpoint holds no moving average of this rank's weights (--train.enable_ema); go on with as "
+                "many ranks as saved it, or train anew with --ckpt.overwrite"
+            )
+        saved = torch.load(file, map_location="cpu", weights_only=True)
+        if [part.shape for part in saved] != [part.shape for part in self._average]:
+            raise UserError(
+                f"{file}: the moving average is that of other shards; go on with as many ranks as saved it"
+            )
+        self._average = saved
+
+
+def masters(engine: DeepSpeedEngine) -> Sequence[torch.Tensor]:
+    """Return this rank's master weights, flat, one tensor per group that ZeRO made."""
+    optimizer: Any = engine.optimizer
+    if engine.zero_optimization_stage() == 3:
+        return optimizer.fp32_partitioned_groups_flat
+    return optimizer.single_partition_of_fp32_groups
+
+
+@torch.no_grad()
+def _put(engine: DeepSpeedEngine, values: Sequence[torch.Tensor]) -> None:
+    """Put values in the place of the master weights, and let the weights of passes follow them, as after a step."""
+    optimizer: Any = engine.optimizer
+    sharded = engine.zero_optimization_stage() == 3
+    if sharded:
+        # Small weights are whole on every rank, and are gathered anew only where they are not.
+        optimizer._partition_all_parameters()
+    for part, value in zip(masters(engine), values, strict=True):
+        part.data.copy_(value)
+    if not sharded:
+        optimizer.update_lp_params()
+        return
+    for group in range(len(values)):
+        optimizer._reassign_or_swap_out_partitioned_parameters(group)
+    if optimizer.persistent_parameters:
+        optimizer.persistent_parameters[0].all_gather(optimizer.persistent_parameters)
+    # Copies within a node (--ds.zpg) are those of the weights before.
+    optimizer.invalidate_secondary_tensor()
+
+
+def _in_host(part: torch.Tensor) -> torch.Tensor:
+    return part.detach().to("cpu", torch.float, copy=True)
+
+
+def _file_name() -> str:
+    return f"ema_rank_{dist.get_rank()}.pt"
+
+
+FLAG = "--ckpt.push_to_hub"
+# Of weights, configs, tokenizers and chat templates.
+_SUFFIXES = (".safetensors", ".json", ".jinja", ".txt", ".model", ".bin")
+
+
+def publish(config: PPOConfig | SupervisedConfig, folder: Path) -> None:
+    """Upload the model of a finished run where `--ckpt.push_to_hub` names a repository, and say where it is.
+
+    Raises UserError, with the command that does it by hand, where it cannot be uploaded.
+    """
+    repo = config.ckpt.push_to_hub
+    if repo is None:
+        return
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    averaged = isinstance(config, PPOConfig) and config.train.enable_ema
+    files = model_files(folder, averaged=averaged)
+    console.print(f"uploading {len(files)} files to {repo} ...")
+    console.print(f"the model is at {hub.upload(folder, repo, private=True, flag=FLAG, files=files)}")
+
+
+def model_files(folder: Path, *, averaged: bool = False) -> list[str]:
+    """Return the files of a run folder that are the model's: neither records, which hold rows, nor checkpoints.
+
+    Args:
+        averaged: with the moving average of its weights, a model in a folder of its own.
+    """
+    records = {path.name for path in RunFolder.files(folder)} | {ERROR_FILE}
+    own = [path for path in folder.iterdir() if path.is_file() and path.name not in records]
+    adapter = (folder / ADAPTER_FOLDER).glob("*")
+    # Of a run with adapters it has one of its own.
+    average = (folder / EMA_FOLDER).rglob("*") if averaged else ()
+    return sorted(str(path.relative_to(folder)) for path in (*own, *adapter, *average) if path.suffix in _SUFFIXES)

@@ -1,0 +1,346 @@
+"""Conversion of command lines of OpenRLHF 0.6 and of LMM-R1's own scripts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+
+from lmm_r1.dotted import leaf_types
+from lmm_r1.errors import UserError
+from lmm_r1.migrate.table import CONFIG_CLASSES, OURS, Command, Flag, Given, Note, Rule, Setting, Table
+
+Results = Iterator[Flag | Note]
+
+VISION_TOWERS = ("visual", "vision_tower", "model.visual", "model.vision_tower")
+"""Prefixes of parameters that are a vision tower's in the architectures that LMM-R1 trains."""
+
+
+def _precision(given: Given) -> Results:
+    if given.has("bf16"):
+        yield Flag("ds.param_dtype", "bf16")
+    if given.has("flash_attn"):
+        yield Note("derived", "flash_attn", "--ds.attn_implementation auto takes the fastest attention installed")
+
+
+def _long_sequences(given: Given) -> Results:
+    size = given.whole("ring_attn_size")
+    if size > 1:
+        yield Flag("ds.ulysses_size", size)
+        yield Note(
+            "another meaning", "ring_attn_size", "Ulysses splits attention heads, of which it must be a divisor"
+        )
+
+
+def _adapters(given: Given) -> Results:
+    if given.has("target_modules"):
+        yield Flag("ds.lora.target_modules", _words(given["target_modules"]))
+
+
+def _trackers(given: Given) -> Results:
+    if given.has("use_wandb"):
+        yield Flag("logger.trackers", ["wandb"])
+        yield Note("another meaning", "use_wandb", "the key is not written down; set WANDB_API_KEY")
+
+
+def _evaluation(given: Given) -> Results:
+    dataset, steps = given.text("eval_dataset"), given.whole("eval_steps")
+    if dataset is None:
+        if given.has("eval_steps") and steps > 0:
+            yield Note("without counterpart", "eval_steps", "there is no eval_dataset to evaluate on")
+        return
+    yield Flag("eval.dataset", dataset)
+    yield Flag("eval.steps", steps)
+
+
+def _weight_sync(given: Given) -> Results:
+    backend = given.text("vllm_sync_backend")
+    if backend != "nccl":
+        yield Note(
+            "another meaning",
+            "vllm_sync_backend",
+            f"weights travel by NCCL, or with --vllm.sync_with_ray, not {backend}",
+        )
+
+
+def _lengths(given: Given) -> Results:
+    prompt, response = given.whole("prompt_max_len"), given.whole("generate_max_len")
+    total = prompt + response if given["max_len"] is None else given.whole("max_len")
+    yield Flag("data.max_len", total)
+    yield Flag("rollout.max_new_tokens", response)
+    if given["max_len"] is None:
+        yield Note(
+            "derived",
+            "prompt_max_len, generate_max_len",
+            f"--data.max_len {total} is prompt with images ({prompt}) and response ({response}) together",
+        )
+    else:
+        yield Note(
+            "another meaning", "max_len", f"a prompt may have {total - response} tokens, whatever prompt_max_len says"
+        )
+
+
+def _reward_model(given: Given) -> Results:
+    models = given.text("reward_pretrain")
+    if models is None:
+        return
+    if given["remote_rm_url"] is not None:
+        yield Note("without counterpart", "reward_pretrain", "--reward.remote_url gives the rewards")
+        return
+    first, *others = models.split(",")
+    yield Flag("reward.model_name_or_path", first)
+    if others:
+        yield Note("without counterpart", "reward_pretrain", f"one reward model is taken, {first}; left out: {others}")
+
+
+def _entropy(given: Given) -> Results:
+    if coefficient := given.number("entropy_loss_coef"):
+        yield Flag("actor.entropy_coef", coefficient)
+
+
+def _media(given: Given) -> Results:
+    for kind, most in _json(given, "limit_mm_per_prompt").items():
+        if kind == "image":
+            yield Flag("data.max_images_per_prompt", most)
+        else:
+            yield Note("without counterpart", "limit_mm_per_prompt", f"{kind}: no limit is needed")
+    for name, value in _json(given, "processor_kwargs").items():
+        if name in ("min_pixels", "max_pixels"):
+            yield Flag(f"data.{name}", value)
+        else:
+            yield Note("without counterpart", "processor_kwargs", f"{name}: the processor is the checkpoint's own")
+
+
+def _frozen(given: Given) -> Results:
+    if not given.has("freeze_prefix"):
+        return
+    prefixes = [prefix.rstrip(".") for prefix in _words(given["freeze_prefix"])]
+    if all(prefix in VISION_TOWERS for prefix in prefixes):
+        yield Flag("actor.freeze_visual_encoder", True)
+        yield Note("another meaning", "freeze_prefix", "--actor.freeze_visual_encoder freezes the critic's tower, too")
+    else:
+        yield Flag("actor.freeze_prefix", _words(given["freeze_prefix"]))
+
+
+def _json(given: Given, name: str) -> Mapping[str, object]:
+    value = given[name]
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except json.JSONDecodeError as error:
+            raise UserError(f"--{name} {value!r} is no JSON: {error}") from error
+    if value is not None and not isinstance(value, dict):
+        raise UserError(f"--{name} {value!r} must be a JSON object")
+    return value or {}
+
+
+def _words(value: object) -> list[str]:
+    return [str(word) for word in value] if isinstance(value, (list, tuple)) else [str(value)]
+
+
+_SHARED: tuple[Rule, ...] = (_precision, _long_sequences, _adapters, _trackers, _evaluation)
+PPO_RULES: tuple[Rule, ...] = (*_SHARED, _weight_sync, _lengths, _reward_model, _entropy, _media, _frozen)
+SFT_RULES: tuple[Rule, ...] = _SHARED
+
+
+def _to(name: str, *flags: str, default: object = OURS) -> Setting:
+    return Setting(name=name, flags=flags, default=default)
+
+
+def _ruled(name: str, says: str, default: object = None) -> Setting:
+    return Setting(name=name, by_rule=True, says=says, default=default)
+
+
+def _without(name: str, says: str, *harmless: object) -> Setting:
+    return Setting(name=name, says=says, harmless=harmless, default=harmless[0] if harmless else None)
+
+
+SHARED = (
+    _to("local_rank", "local_rank"),
+    _to("use_ms", "use_ms"),
+    _to("seed", "train.seed", default=42),
+    _to("full_determinism", "train.full_determinism_enable", default=False),
+    _to("train_batch_size", "train.batch_size", default=128),
+    _to("max_epochs", "train.max_epochs"),
+    _to("zero_stage", "ds.zero_stage", default=2),
+    _ruled("bf16", "--ds.param_dtype bf16 here, the default on GPUs", False),
+    _to("zpg", "ds.zpg", default=1),
+    _to("adam_offload", "ds.adam_offload", default=False),
+    _ruled("flash_attn", "left out here: the fastest attention that is installed is taken (--ds.attn_implementation)"),
+    _to("use_liger_kernel", "ds.use_liger_kernel"),
+    _to("grad_accum_dtype", "ds.grad_accum_dtype"),
+    _to("overlap_comm", "ds.overlap_comm", default=False),
+    _to("deepcompile", "ds.deepcompile", default=False),
+    _to("use_ds_universal_ckpt", "ds.use_universal_ckpt", default=False),
+    _to("ds_tensor_parallel_size", "ds.tensor_parallel_size", default=1),
+    _to("packing_samples", "ds.packing_samples", default=False),
+    _ruled("ring_attn_size", "--ds.ulysses_size here, which splits packed sequences by attention heads", 1),
+    _without("ring_head_stride", "there is no ring attention; --ds.ulysses_size splits long sequences", 1),
+    _to("load_in_4bit", "ds.load_in_4bit", default=False),
+    _to("lora_rank", "ds.lora.rank", default=0),
+    _to("lora_alpha", "ds.lora.alpha", default=16),
+    _ruled("target_modules", "--ds.lora.target_modules here"),
+    _without("exclude_modules", "name the layers that get an adapter with --ds.lora.target_modules", None),
+    _to("lora_dropout", "ds.lora.dropout", default=0.0),
+    _to("disable_fast_tokenizer", "data.disable_fast_tokenizer", default=False),
+    _to("apply_chat_template", "data.apply_chat_template", default=False),
+    _to("max_samples", "data.max_samples"),
+    _to("input_key", "data.input_key", default="input"),
+    _to("save_path", "ckpt.output_dir", default="./ckpt"),
+    _to("save_steps", "ckpt.save_steps", default=-1),
+    _to("save_hf_ckpt", "ckpt.save_hf", default=False),
+    _to("disable_ds_ckpt", "ckpt.disable_ds", default=False),
+    _to("ckpt_path", "ckpt.path"),
+    _to("max_ckpt_num", "ckpt.max_num", default=3),
+    _to("max_ckpt_mem", "ckpt.max_mem"),
+    _to("load_checkpoint", "ckpt.load_enable"),
+    _to("logging_steps", "logger.logging_steps", default=1),
+    _ruled("eval_dataset", "--eval.dataset here"),
+    _to("eval_split", "eval.split", default="train"),
+    _ruled("eval_steps", "--eval.steps here", -1),
+    _ruled("use_wandb", "--logger.trackers wandb here, with the key in WANDB_API_KEY"),
+    _to("wandb_org", "logger.wandb.org", default=None),
+    _to("wandb_group", "logger.wandb.group", default=None),
+    _to("wandb_project", "logger.wandb.project"),
+    _to("wandb_run_name", "logger.wandb.run_name"),
+    _to("use_tensorboard", "logger.tensorboard_dir", default=None),
+)
+
+PPO = (
+    *(
+        _to(f"{model}_{what}", f"{model}.{what}")
+        for model in ("actor", "ref", "critic", "reward")
+        for what in ("num_nodes", "num_gpus_per_node")
+    ),
+    _to("pretrain", "actor.model_name_or_path"),
+    _ruled("reward_pretrain", "--reward.model_name_or_path here"),
+    _to("critic_pretrain", "critic.model_name_or_path"),
+    _to("remote_rm_url", "reward.remote_url"),
+    _to("value_head_prefix", "ds.value_head_prefix", default="score"),
+    _to("ref_reward_offload", "ref.offload", "reward.offload", default=False),
+    _to("colocate_all_models", "train.colocate_all", default=False),
+    _to("colocate_actor_ref", "train.colocate_actor_ref", default=False),
+    _to("colocate_critic_reward", "train.colocate_critic_reward", default=False),
+    _to("vllm_num_engines", "vllm.num_engines"),
+    _to("vllm_tensor_parallel_size", "vllm.tensor_parallel_size", default=1),
+    _ruled(
+        "vllm_sync_backend",
+        "left out here: new weights travel by NCCL, or with --vllm.sync_with_ray through Ray",
+        "nccl",
+    ),
+    _to("vllm_sync_with_ray", "vllm.sync_with_ray", default=False),
+    _to("vllm_enable_sleep", "vllm.enable_sleep", default=False),
+    _to("vllm_gpu_memory_utilization", "vllm.gpu_memory_utilization", default=0.95),
+    _to("enable_prefix_caching", "vllm.enable_prefix_caching", default=False),
+    _to("enforce_eager", "vllm.enforce_eager"),
+    _ruled("limit_mm_per_prompt", "--data.max_images_per_prompt here; left out, images are counted in the data"),
+    _ruled(
+        "processor_kwargs", "--data.min_pixels and --data.max_pixels here, or min_pixels and max_pixels in the rows"
+    ),
+    _ruled("freeze_prefix", "--actor.freeze_visual_encoder here, for the vision tower"),
+    _to("gradient_checkpointing", "actor.gradient_checkpointing_enable", default=False),
+    _to("gradient_checkpointing_use_reentrant", "actor.gradient_checkpointing_reentrant", default=False),
+    _to("deepspeed_enable_sleep", "ds.enable_sleep", default=False),
+    _without("actor_init_on_gpu", "models are loaded where they are trained", None),
+    _to("enable_ema", "train.enable_ema", default=False),
+    _to("ema_beta", "train.ema_beta", default=0.992),
+    _to("num_episodes", "train.num_episodes", default=1),
+    _without("max_global_steps", "a run ends with its episodes (--train.num_episodes, --data.max_samples)", None),
+    _to("rollout_batch_size", "rollout.batch_size", default=1024),
+    _to("micro_rollout_batch_size", "rollout.micro_batch_size", default=8),
+    _to("micro_train_batch_size", "train.micro_batch_size", default=4),
+    _to("n_samples_per_prompt", "rollout.n_samples_per_prompt", default=1),
+    _without(
+        "store_extra_buffers", "with --algo.dynamic_filtering_enable groups are drawn until the batch is full", None
+    ),
+    _without(
+        "custom_experience_filter",
+        "--algo.experience_filter takes a function of one group's samples, and no experience maker: write it anew",
+        None,
+    ),
+    _ruled("prompt_max_len", "a part of --data.max_len here, which is prompt and response together", 1024),
+    _ruled("generate_max_len", "--rollout.max_new_tokens here, and a part of --data.max_len", 1024),
+    _ruled("max_len", "--data.max_len here, which is prompt and response together"),
+    _to("max_norm", "actor.max_norm", "critic.max_norm", default=1.0),
+    _to("l2", "actor.adam.weight_decay", "critic.adam.weight_decay", default=0.0),
+    _to("adam_betas", "actor.adam.betas", "critic.adam.betas", default=(0.9, 0.95)),
+    _to("lr_warmup_ratio", "actor.lr_warmup_ratio", "critic.lr_warmup_ratio", default=0.03),
+    _to("actor_learning_rate", "actor.adam.lr", default=1e-6),
+    _to("critic_learning_rate", "critic.adam.lr", default=9e-6),
+    _without("ptx_coef", "there is no pre-training loss beside RL", 0.05),
+    _to("aux_loss_coef", "actor.aux_loss_coef", default=0.0),
+    _ruled("entropy_loss_coef", "--actor.entropy_coef here", 0.0),
+    _to("eps_clip", "actor.eps_clip", default=0.2),
+    _to("value_clip", "critic.value_clip", default=0.2),
+    _to("advantage_estimator", "algo.advantage.estimator", default="gae"),
+    _to("lambd", "algo.advantage.lambd", default=1.0),
+    _to("gamma", "algo.advantage.gamma", default=1.0),
+    _to("no_advantage_std_norm", "algo.advantage.no_std_norm", default=False),
+    _to("init_kl_coef", "algo.kl.init_coef", default=0.01),
+    _to("kl_target", "algo.kl.target", default=None),
+    _to("kl_horizon", "algo.kl.horizon", default=10000),
+    _to("kl_estimator", "algo.kl.estimator", default="k1"),
+    _to("use_kl_loss", "algo.kl.use_loss", default=False),
+    _to("reward_clip_range", "reward.clip_range", default=(-10.0, 10.0)),
+    _to("normalize_reward", "reward.normalize_enable", default=False),
+    _to("freezing_actor_steps", "critic.freezing_steps", default=-1),
+    _to("save_value_network", "critic.save_value_network", default=False),
+    _to("temperature", "rollout.temperature", default=1.0),
+    _to("top_p", "rollout.top_p", default=1.0),
+    _to("prompt_data", "data.prompt_dataset"),
+    _to("prompt_data_probs", "data.prompt_probs", default=None),
+    _to("prompt_split", "data.prompt_split", default="train"),
+    _to("label_key", "data.label_key"),
+    _to("input_template", "data.input_template", default=None),
+    _to("eval_temperature", "eval.temperature", default=0.6),
+    _to("eval_n_samples_per_prompt", "eval.n_samples_per_prompt", default=4),
+    _without("perf", "speed is always logged", None),
+)
+
+SFT = (
+    _to("pretrain", "model.model_name_or_path"),
+    _to("micro_train_batch_size", "train.micro_batch_size", default=8),
+    _to("gradient_checkpointing", "model.gradient_checkpointing_enable", default=False),
+    _to("gradient_checkpointing_use_reentrant", "model.gradient_checkpointing_reentrant", default=False),
+    _to("pretrain_mode", "model.pretrain_mode_enable", default=False),
+    _to("aux_loss_coef", "model.aux_loss_coef", default=0.0),
+    _to("learning_rate", "adam.lr", default=5e-6),
+    _to("adam_betas", "adam.betas", default=(0.9, 0.95)),
+    _to("l2", "adam.weight_decay", default=0.0),
+    _to("lr_scheduler", "lr_scheduler", default="cosine_with_min_lr"),
+    _to("lr_warmup_ratio", "lr_warmup_ratio", default=0.03),
+    _to("max_norm", "max_norm", default=1.0),
+    _to("dataset", "data.dataset"),
+    _to("dataset_probs", "data.dataset_probs", default=None),
+    _to("dataset_split", "data.dataset_split", default="train"),
+    _without("train_split", "--data.dataset_split names the split", "train"),
+    _to("max_len", "data.max_len", default=2048),
+    _to("multiturn", "data.multiturn"),
+    _to("output_key", "data.output_key", default=None),
+    _to("input_template", "data.input_template", default="User: {}\nAssistant: "),
+    _to("tokenizer_chat_template", "data.tokenizer_chat_template", default=None),
+)
+
+TABLES: dict[Command, Table] = {
+    "train_ppo_ray": Table(
+        system="OpenRLHF 0.6", command="train_ppo_ray", settings=(*SHARED, *PPO), rules=PPO_RULES, prefix="--"
+    ),
+    "train_sft": Table(
+        system="OpenRLHF 0.6", command="train_sft", settings=(*SHARED, *SFT), rules=SFT_RULES, prefix="--"
+    ),
+}
+
+
+def old_flag(name: str, *, config_class: type) -> str | None:
+    """Return what an old flag is here, as the end of a sentence that begins with it; None for one that never was.
+
+    Args:
+        name: without the hyphens in front, with underscores.
+        config_class: of the command that was given it; of others than the trainers no old flag is known.
+    """
+    command = next((command for command, known in CONFIG_CLASSES.items() if known is config_class), None)
+    setting = TABLES[command].by_name.get(name) if command else None
+    if setting is None:
+        return None
+    if setting.flags and set(setting.flags) <= leaf_types(config_class).keys():
+        return f"is {' and '.join(f'--{flag}' for flag in setting.flags)} here"
+    return f"is {setting.says}" if setting.by_rule else f"has no counterpart here: {setting.says}"

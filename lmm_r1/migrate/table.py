@@ -1,0 +1,268 @@
+"""Tables of converted settings, and the YAML document written from them."""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Literal, TypeAlias
+
+import yaml
+
+from lmm_r1 import dotted
+from lmm_r1.config.export import unplanned
+from lmm_r1.config.ppo import PPOConfig
+from lmm_r1.config.supervised import SFTConfig
+from lmm_r1.errors import UserError
+
+Command = Literal["train_ppo_ray", "train_sft"]
+CONFIG_CLASSES: Mapping[Command, type[PPOConfig] | type[SFTConfig]] = {
+    "train_ppo_ray": PPOConfig,
+    "train_sft": SFTConfig,
+}
+NoteKind = Literal["without counterpart", "another meaning", "derived"]
+
+
+class _Default(enum.Enum):
+    OURS = "ours"
+
+
+OURS: Final = _Default.OURS
+"""In the place of a default of theirs: where the setting is not given, ours stays."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """A setting of another system: flags of ours that take its value, or a rule that reads it, or neither."""
+
+    name: str
+    default: object = OURS
+    """Theirs; where ours differs, it is written down, so that the run stays the same."""
+    flags: tuple[str, ...] = ()
+    """Ours, which take the value as it is."""
+    by_rule: bool = False
+    """Whether a rule makes flags or notes of it, together with others."""
+    says: str = ""
+    """What it is here, for who asks by its name; of a setting without counterpart, why, and what to do."""
+    harmless: tuple[object, ...] = ()
+    """Values of a setting without counterpart that ask for nothing but what happens here anyway."""
+
+
+@dataclass(frozen=True)
+class Flag:
+    """A flag of ours and its value."""
+
+    name: str
+    value: object
+
+
+@dataclass(frozen=True)
+class Note:
+    """What a user should know of one setting's conversion."""
+
+    kind: NoteKind
+    subject: str
+    """Their setting."""
+    text: str
+
+
+Rule: TypeAlias = "Callable[[Given], Iterator[Flag | Note]]"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """All settings of one command of another system."""
+
+    system: str
+    """Its name, for messages."""
+    command: Command
+    """Ours, which does the same."""
+    settings: tuple[Setting, ...]
+    rules: tuple[Rule, ...]
+    prefix: str = ""
+    """What stands before a name on its command line."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Of settings that files call otherwise than the table does, the table's names."""
+
+    @property
+    def by_name(self) -> dict[str, Setting]:
+        return {setting.name: setting for setting in self.settings}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conversion:
+    """What became of a run's settings."""
+
+    command: Command
+    flags: Mapping[str, object]
+    """By the dotted names of ours."""
+    defaults: tuple[str, ...]
+    """Of the flags, those that hold a default of theirs: nothing was given for them."""
+    notes: tuple[Note, ...]
+
+
+class Given:
+    """A run's values by their names, with the defaults of the system underneath."""
+
+    def __init__(self, values: Mapping[str, object], table: Table) -> None:
+        self._values = values
+        self._settings = table.by_name
+        self._prefix = table.prefix
+
+    def __getitem__(self, name: str) -> object:
+        if name in self._values:
+            return self._values[name]
+        default = self._settings[name].default
+        return None if default is OURS else default
+
+    def has(self, name: str) -> bool:
+        """Say whether the run gives a value, whatever the default is."""
+        return name in self._values
+
+    def number(self, name: str) -> float:
+        """Return the value as a number; raises UserError for what is none."""
+        value = self[name]
+        try:
+            return float(str(value))
+        except ValueError:
+            raise self._wrong(name, "a number") from None
+
+    def whole(self, name: str) -> int:
+        """Return the value as a whole number; raises UserError for what is none."""
+        number = self.number(name)
+        if number % 1:
+            raise self._wrong(name, "a whole number")
+        return int(number)
+
+    def switch(self, name: str) -> bool:
+        """Return the value as true or false; raises UserError for what is neither."""
+        value = self[name]
+        if not isinstance(value, bool):
+            raise self._wrong(name, "true or false")
+        return value
+
+    def text(self, name: str) -> str | None:
+        """Return the value as text, None where there is none; raises UserError for a list or a group."""
+        value = self[name]
+        if value is None or value == "":
+            return None
+        if isinstance(value, (list, dict)):
+            raise self._wrong(name, "one text")
+        return str(value)
+
+    def group(self, name: str) -> Mapping[str, object]:
+        """Return the values that are nested in a setting; raises UserError for what is no group."""
+        value = self[name]
+        if value is None:
+            return {}
+        if not isinstance(value, dict):
+            raise self._wrong(name, "a group of settings")
+        return value
+
+    def _wrong(self, name: str, wanted: str) -> UserError:
+        return UserError(f"{self._prefix}{name} is {self[name]!r}, and must be {wanted}")
+
+
+def convert(values: Mapping[str, object], table: Table, *, shown: Mapping[str, str] | None = None) -> Conversion:
+    """Return the flags that the given values are here, and notes on all that is not the same.
+
+    Args:
+        values: by the names of the table; other names are listed as without counterpart.
+        shown: what notes call a setting, where that is not the table's name.
+
+    Raises:
+        UserError: a value is not of the kind that its setting has.
+    """
+    known = dotted.leaf_types(CONFIG_CLASSES[table.command])
+    # What a plan would choose is theirs only where they name it.
+    ours = unplanned(CONFIG_CLASSES[table.command]())
+    given = Given(values, table)
+    flags: dict[str, object] = {}
+    defaults: list[str] = []
+    notes: list[Note] = []
+    for setting in table.settings:
+        value = given[setting.name]
+        if setting.flags:
+            for flag in setting.flags:
+                if given.has(setting.name):
+                    flags[flag] = value
+                elif setting.default is not OURS and not _equal(dotted.get(ours, flag), value):
+                    flags[flag] = value
+                    defaults.append(flag)
+        elif not setting.by_rule and value not in setting.harmless and given.has(setting.name):
+            notes.append(Note("without counterpart", setting.name, setting.says))
+    for rule in table.rules:
+        for result in rule(given):
+            if isinstance(result, Note):
+                notes.append(result)
+            else:
+                flags[result.name] = result.value
+    for name in values:
+        if name not in table.by_name:
+            notes.append(Note("without counterpart", name, f"not known as a setting of {table.system}"))
+    in_order = {flag: _plain(flags[flag]) for flag in known if flag in flags}
+    assert in_order.keys() == flags.keys(), f"no flags: {sorted(flags.keys() - in_order.keys())}"
+    named = tuple(_renamed(note, shown or {}) for note in notes)
+    return Conversion(
+        command=table.command, flags=in_order, defaults=tuple(name for name in defaults if name in flags), notes=named
+    )
+
+
+def _renamed(note: Note, shown: Mapping[str, str]) -> Note:
+    if not shown:
+        return note
+    # The longer ones first, as one name may begin with another, and all at once, as one may be what another becomes.
+    names = "|".join(re.escape(name) for name in sorted(shown, key=len, reverse=True))
+    whole = re.compile(rf"(?<![\w.])(?:{names})(?![\w.]\w)(?!\w)")
+    subject, text = (whole.sub(lambda match: shown[match[0]], said) for said in (note.subject, note.text))
+    return replace(note, subject=subject, text=text)
+
+
+def _equal(ours: object, theirs: object) -> bool:
+    return _plain(ours) == _plain(theirs)
+
+
+def _plain(value: object) -> object:
+    return list(value) if isinstance(value, tuple) else value
+
+
+TITLES: dict[NoteKind, str] = {
+    "without counterpart": "Without counterpart here, left out:",
+    "another meaning": "Means something else here:",
+    "derived": "Made of several settings:",
+}
+
+
+def to_document(conversion: Conversion, *, source: str, system: str) -> str:
+    """Return the file's text, which ends with a line break.
+
+    Args:
+        source: what was converted, for the first line.
+    """
+    comments = [f"Settings of {source} ({system}), written by `lmm-r1 convert_config`."]
+    comments.append(f"Run: lmm-r1 {conversion.command} --config THIS_FILE")
+    for kind, title in TITLES.items():
+        subjects: dict[str, list[str]] = {}
+        for note in conversion.notes:
+            if note.kind == kind:
+                subjects.setdefault(note.text, []).append(note.subject)
+        lines = [f"  {', '.join(names)}: {text}" for text, names in subjects.items()]
+        comments += [title, *lines] if lines else []
+    if conversion.defaults:
+        comments += [f"Defaults of {system} that are not ours:", f"  {', '.join(conversion.defaults)}"]
+    head = "".join(f"# {line}\n" for comment in comments for line in comment.splitlines())
+    settings = yaml.safe_dump(_nested(conversion), sort_keys=False, allow_unicode=True) if conversion.flags else ""
+    return head + settings
+
+
+def _nested(conversion: Conversion) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for name, value in conversion.flags.items():
+        *groups, last = name.split(".")
+        node = tree
+        for group in groups:
+            node = node.setdefault(group, {})
+        # A copy: YAML would write the second place of one list as a reference to the first.
+        node[last] = list(value) if isinstance(value, list) else value
+    return tree

@@ -1,0 +1,330 @@
+"""verl's settings (`actor_rollout_ref`), as far as commands of Mini-o3 and with several turns give them.
+
+EasyR1 is made of verl, so its rules hold here, too: settings have its names, and defaults of verl's own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+from lmm_r1.config.algorithm_checks import CONSTANT
+from lmm_r1.migrate.easyr1 import EASYR1
+from lmm_r1.migrate.easyr1_algorithm import KL_ESTIMATORS, LOSS_MEANS, most_batches
+from lmm_r1.migrate.table import Flag, Given, Note, Setting, Table
+from lmm_r1.migrate.verl_rules import (
+    ACTOR,
+    IMAGES,
+    IN_PLACE,
+    JUDGE,
+    MULTI_TURN,
+    REWARD_RULES,
+    REWARD_SETTINGS,
+    ROLLOUT,
+    TURN_RULES,
+    TURN_SETTINGS,
+    crops,
+)
+
+_REF = "actor_rollout_ref.ref"
+
+NAMES = {
+    "data.train_batch_size": "data.rollout_batch_size",
+    "data.gen_batch_size": "data.mini_rollout_batch_size",
+    f"{ACTOR}.ppo_mini_batch_size": "worker.actor.global_batch_size",
+    f"{ACTOR}.ppo_micro_batch_size_per_gpu": "worker.actor.micro_batch_size_per_device_for_update",
+    f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu": "worker.actor.micro_batch_size_per_device_for_experience",
+    f"{ACTOR}.grad_clip": "worker.actor.max_grad_norm",
+    f"{ACTOR}.clip_ratio_low": "worker.actor.clip_ratio_low",
+    f"{ACTOR}.clip_ratio_high": "worker.actor.clip_ratio_high",
+    f"{ACTOR}.clip_ratio_c": "worker.actor.clip_ratio_dual",
+    f"{ACTOR}.policy_loss.loss_mode": "worker.actor.loss_type",
+    f"{ACTOR}.tau_pos": "worker.actor.tau_positive",
+    f"{ACTOR}.tau_neg": "worker.actor.tau_negative",
+    f"{ACTOR}.ppo_epochs": "worker.actor.ppo_epochs",
+    f"{ACTOR}.use_dynamic_bsz": "worker.actor.dynamic_batching",
+    f"{ACTOR}.use_torch_compile": "worker.actor.use_torch_compile",
+    f"{ACTOR}.ulysses_sequence_parallel_size": "worker.actor.ulysses_size",
+    f"{ACTOR}.strategy": "worker.actor.strategy",
+    f"{ACTOR}.use_kl_loss": "algorithm.use_kl_loss",
+    f"{ACTOR}.kl_loss_type": "algorithm.kl_penalty",
+    f"{ACTOR}.kl_loss_coef": "algorithm.kl_coef",
+    f"{ACTOR}.optim.lr": "worker.actor.optim.lr",
+    f"{ACTOR}.optim.betas": "worker.actor.optim.betas",
+    f"{ACTOR}.optim.weight_decay": "worker.actor.optim.weight_decay",
+    f"{ACTOR}.optim.lr_warmup_steps_ratio": "worker.actor.optim.lr_warmup_ratio",
+    f"{ACTOR}.optim.lr_warmup_steps": "worker.actor.optim.lr_warmup_steps",
+    f"{ACTOR}.optim.warmup_style": "worker.actor.optim.lr_scheduler_type",
+    f"{ACTOR}.optim.min_lr_ratio": "worker.actor.optim.min_lr_ratio",
+    f"{ACTOR}.fsdp_config.param_offload": "worker.actor.offload.offload_params",
+    f"{ACTOR}.fsdp_config.optimizer_offload": "worker.actor.offload.offload_optimizer",
+    f"{ACTOR}.fsdp_config.fsdp_size": "worker.actor.fsdp.fsdp_size",
+    "actor_rollout_ref.model.path": "worker.actor.model.model_path",
+    "actor_rollout_ref.model.use_remove_padding": "worker.actor.padding_free",
+    "actor_rollout_ref.model.enable_gradient_checkpointing": "worker.actor.model.enable_gradient_checkpointing",
+    "actor_rollout_ref.model.trust_remote_code": "worker.actor.model.trust_remote_code",
+    "actor_rollout_ref.model.lora_rank": "worker.actor.model.lora.rank",
+    "actor_rollout_ref.model.lora_alpha": "worker.actor.model.lora.alpha",
+    "actor_rollout_ref.model.target_modules": "worker.actor.model.lora.target_modules",
+    f"{ROLLOUT}.n": "worker.rollout.n",
+    f"{ROLLOUT}.temperature": "worker.rollout.temperature",
+    f"{ROLLOUT}.top_p": "worker.rollout.top_p",
+    f"{ROLLOUT}.top_k": "worker.rollout.top_k",
+    f"{ROLLOUT}.limit_images": "worker.rollout.limit_images",
+    f"{ROLLOUT}.dtype": "worker.rollout.dtype",
+    f"{ROLLOUT}.gpu_memory_utilization": "worker.rollout.gpu_memory_utilization",
+    f"{ROLLOUT}.ignore_eos": "worker.rollout.ignore_eos",
+    f"{ROLLOUT}.enforce_eager": "worker.rollout.enforce_eager",
+    f"{ROLLOUT}.enable_chunked_prefill": "worker.rollout.enable_chunked_prefill",
+    f"{ROLLOUT}.tensor_model_parallel_size": "worker.rollout.tensor_parallel_size",
+    f"{ROLLOUT}.max_model_len": "worker.rollout.max_model_len",
+    f"{ROLLOUT}.max_num_batched_tokens": "worker.rollout.max_num_batched_tokens",
+    f"{_REF}.fsdp_config.param_offload": "worker.ref.offload.offload_params",
+    "algorithm.kl_penalty": "algorithm.kl_penalty_in_reward",
+    "critic.model.path": "worker.critic.model.model_path",
+    "critic.grad_clip": "worker.critic.max_grad_norm",
+    "critic.cliprange_value": "worker.critic.cliprange_value",
+    "critic.optim.lr": "worker.critic.optim.lr",
+    "critic.optim.weight_decay": "worker.critic.optim.weight_decay",
+    "critic.optim.lr_warmup_steps_ratio": "worker.critic.optim.lr_warmup_ratio",
+    "trainer.total_training_steps": "trainer.max_steps",
+    "trainer.test_freq": "trainer.val_freq",
+    "trainer.default_local_dir": "trainer.save_checkpoint_path",
+    "trainer.max_actor_ckpt_to_keep": "trainer.save_limit",
+}
+"""EasyR1's names for what verl calls otherwise."""
+
+DEFAULTS: dict[str, object] = {
+    "algorithm.adv_estimator": "gae",
+    # Of the loss; that in the reward has a name of its own.
+    "algorithm.kl_penalty": "low_var_kl",
+    "algorithm.max_num_gen_batches": 256,
+    "worker.critic.optim.lr": 1e-5,
+    "data.prompt_key": "problem",
+    "data.answer_key": "solution",
+    "data.rollout_batch_size": 1024,
+    "data.filter_overlong_prompts": False,
+    "data.min_pixels": None,
+    "data.max_pixels": None,
+    "worker.actor.micro_batch_size_per_device_for_update": 1,
+    "worker.actor.micro_batch_size_per_device_for_experience": 1,
+    "worker.actor.clip_ratio_high": 0.2,
+    "worker.actor.dynamic_batching": False,
+    "worker.actor.padding_free": False,
+    "worker.actor.model.enable_gradient_checkpointing": False,
+    "worker.rollout.gpu_memory_utilization": 0.5,
+    "worker.rollout.enable_chunked_prefill": True,
+    "trainer.total_epochs": 30,
+    "trainer.project_name": "verl_examples",
+    "trainer.experiment_name": "gsm8k",
+    "trainer.find_last_checkpoint": True,
+}
+"""Of verl and of Mini-o3's rows, where they are not EasyR1's."""
+
+_SAME = "what happens here anyway, or of no use here"
+_ABSENT = {
+    JUDGE: "reward_model.reward_manager",
+    "the last <answer> of the last turn is judged, by itself": "data.gpt_extract_answer data.extract_answer_tags",
+    "--judge-concurrency of the verifier llm_judge": "data.gpt_threads",
+    "Mini-o3 itself takes the bounds of data": f"{ROLLOUT}.max_pixels {ROLLOUT}.min_pixels",
+    "an episode pays nothing for its length; --reward.overlong_buffer_len is for single responses": (
+        "reward_model.overlong_buffer_len"
+    ),
+    "a loop of your own is a class Environment here (docs/agents.md)": f"{ROLLOUT}.agent.default_agent_loop",
+    _SAME: (
+        f"{ROLLOUT}.vllm_infer_batch_size {ROLLOUT}.mode {ROLLOUT}.free_cache_engine "
+        f"{_REF}.log_prob_micro_batch_size_per_gpu trainer.val_generations_to_log_to_wandb "
+        "trainer.log_training_rollouts_freq trainer.train_generations_to_log_to_wandb trainer.use_3drope "
+        f"data.return_raw_chat {MULTI_TURN}.tokenization_sanity_check_mode {ROLLOUT}.agent.num_workers "
+        f"{ROLLOUT}.calculate_log_probs"
+    ),
+}
+_MULTIPLIER = "trainer.rejection_sample_multiplier"
+_REJECTION, _FILTER = "trainer.rejection_sample", "algorithm.filter_groups.enable"
+# What lets groups be drawn again, Mini-o3's and DAPO's, and how many batches of a step each bounds.
+_BOUNDS = {
+    _REJECTION: "algorithm.max_num_gen_batches",
+    _FILTER: "algorithm.filter_groups.max_num_gen_batches",
+}
+_METRIC = "algorithm.filter_groups.metric"
+_RIGHT = "acc"
+"""Of the metrics of a group that DAPO may look at, the one that is no reward."""
+_MINI_O3_LEAST_STD, _LEAST_STD = 1e-4, 1e-6
+_RULED = (
+    "algorithm.use_kl_in_reward",
+    "algorithm.kl_penalty_in_reward",
+    f"{ACTOR}.loss_agg_mode",
+    f"{ACTOR}.loss_scale_factor",
+    "algorithm.norm_adv_by_std_in_grpo",
+    "algorithm.kl_ctrl.kl_coef",
+    f"{ACTOR}.entropy_coeff",
+    f"{ACTOR}.clip_ratio",
+    _MULTIPLIER,
+    _METRIC,
+    *_BOUNDS,
+    *_BOUNDS.values(),
+    f"{ROLLOUT}.val_n",
+    f"{ROLLOUT}.val_do_sample",
+    "custom_reward_function.path",
+    "custom_reward_function.name",
+)
+
+
+def _kl(given: Given) -> Iterator[Flag | Note]:
+    """verl has a KL penalty as a loss, in the reward, or, by default, none."""
+    if given["algorithm.use_kl_in_reward"] and given.switch("algorithm.use_kl_loss"):
+        yield Note(
+            "without counterpart",
+            "algorithm.use_kl_in_reward",
+            "KL is a loss or a penalty in the reward; with algorithm.use_kl_loss the loss is taken, give one of them",
+        )
+        return
+    if given["algorithm.use_kl_in_reward"]:
+        penalty = given.text("algorithm.kl_penalty_in_reward") or "kl"
+        yield Flag("algo.kl.estimator", KL_ESTIMATORS.get(penalty, "k1"))
+        if penalty not in KL_ESTIMATORS:
+            yield Note(
+                "without counterpart",
+                "algorithm.kl_penalty_in_reward",
+                f"{penalty}; --algo.kl.estimator has {', '.join(KL_ESTIMATORS)}",
+            )
+        coefficient = given["algorithm.kl_ctrl.kl_coef"]
+        yield Flag("algo.kl.init_coef", 0.001 if coefficient is None else given.number("algorithm.kl_ctrl.kl_coef"))
+        return
+    if not given.switch("algorithm.use_kl_loss"):
+        yield Flag("algo.kl.init_coef", 0.0)
+        yield Flag("algo.kl.estimator", KL_ESTIMATORS["kl"])
+        yield Note(
+            "derived", "algorithm.use_kl_loss", "without it and without algorithm.use_kl_in_reward there is no KL"
+        )
+    for name in ("algorithm.kl_ctrl.kl_coef", "algorithm.kl_penalty_in_reward"):
+        if given.has(name):
+            yield Note("without counterpart", name, "of use with algorithm.use_kl_in_reward alone")
+
+
+def _sampling(given: Given) -> Iterator[Flag | Note]:
+    """verl validates with one greedy response unless it is told otherwise."""
+    if given.has(IMAGES) and not crops(given):
+        yield Flag("data.max_images_per_prompt", given.group(IMAGES).get("image", 0))
+    yield Flag("eval.n_samples_per_prompt", given.whole(f"{ROLLOUT}.val_n") if given.has(f"{ROLLOUT}.val_n") else 1)
+    sampled = given[f"{ROLLOUT}.val_do_sample"]
+    yield Flag("eval.temperature", given.number("worker.rollout.temperature") if sampled else 0.0)
+
+
+def _aggregation(given: Given) -> Iterator[Flag | Note]:
+    mean, length = given.text(f"{ACTOR}.loss_agg_mode"), given[f"{ACTOR}.loss_scale_factor"]
+    if mean == "seq-mean-token-sum":
+        yield Flag("actor.loss_agg_mode", CONSTANT)
+        yield Flag("actor.loss_agg_length", 1)
+    elif mean in (*LOSS_MEANS.values(), CONSTANT):
+        yield Flag("actor.loss_agg_mode", mean)
+    elif mean is not None:
+        yield Note(
+            "without counterpart",
+            f"{ACTOR}.loss_agg_mode",
+            f"{mean} is not here, and token-mean is written in its place; there is "
+            f"{', '.join((*LOSS_MEANS.values(), CONSTANT))}",
+        )
+    if length is None:
+        return
+    if mean == CONSTANT:
+        yield Flag("actor.loss_agg_length", given.whole(f"{ACTOR}.loss_scale_factor"))
+    else:
+        yield Note("without counterpart", f"{ACTOR}.loss_scale_factor", f"belongs to loss_agg_mode {CONSTANT}")
+
+
+def _deviations(given: Given) -> Iterator[Flag | Note]:
+    """Whether GRPO's advantages are divided by the deviation of their group: Dr. GRPO's are not."""
+    name = "algorithm.norm_adv_by_std_in_grpo"
+    if not given.has(name):
+        return
+    if given.text("algorithm.adv_estimator") != "grpo":
+        yield Note("without counterpart", name, "belongs to the estimator grpo")
+    elif not given.switch(name):
+        yield Flag("algo.advantage.estimator", "dr_grpo")
+
+
+def _rejection(given: Given) -> Iterator[Flag | Note]:
+    """Groups of equal rewards are drawn again until a step is full, or has taken its bound of batches."""
+    multiplier = given.number(_MULTIPLIER) if given.has(_MULTIPLIER) else 1.0
+    if given.has(_METRIC) and not given[_FILTER]:
+        yield Note("without counterpart", _METRIC, f"nothing is filtered without {_FILTER}")
+    for switch, bound in _BOUNDS.items():
+        if not given[switch]:
+            if given.has(bound):
+                yield Note("without counterpart", bound, f"nothing is filtered without {switch}")
+            continue
+        yield Flag("algo.dynamic_filtering_enable", True)
+        yield from _kept_groups(given, switch)
+        if given[bound] is not None:
+            yield Flag("algo.dynamic_filtering_max_batches", most_batches(given, bound, multiplier=multiplier))
+    if multiplier != 1.0:
+        yield Note("another meaning", _MULTIPLIER, "a step draws as many prompts at a time as it lacks groups")
+
+
+def _kept_groups(given: Given, switch: str) -> Iterator[Flag | Note]:
+    """Groups are kept there whose rewards, or answers, differ."""
+    if switch == _REJECTION:
+        least = _MINI_O3_LEAST_STD
+        yield Note(
+            "another meaning", switch, "a response whose judge fails stops the run here; there its group is dropped"
+        )
+    elif given[_METRIC] == _RIGHT:
+        yield Flag("algo.dynamic_filtering_range", [0.0, 1.0])
+        yield Note(
+            "another meaning",
+            _METRIC,
+            "groups are kept whose mean score is strictly between 0 and 1, the same for scores of 0 and 1; a part of the "
+            "reward is named by --algo.dynamic_filtering_part",
+        )
+        return
+    else:
+        least = _LEAST_STD
+    yield Flag("algo.dynamic_filtering_range", [-math.inf, math.inf])
+    yield Flag("algo.dynamic_filtering_min_std", least)
+
+
+def _policy(given: Given) -> Iterator[Flag | Note]:
+    yield from _aggregation(given)
+    yield from _deviations(given)
+    if given[f"{ACTOR}.entropy_coeff"]:
+        yield Flag("actor.entropy_coef", given.number(f"{ACTOR}.entropy_coeff"))
+    if given[f"{ACTOR}.clip_ratio"] is not None:
+        both = given.number(f"{ACTOR}.clip_ratio")
+        sides = [f"worker.actor.clip_ratio_{side}" for side in ("low", "high")]
+        if given.text("worker.actor.loss_type") != "sapo":
+            yield Flag("actor.eps_clip_low_high", [given.number(side) if given.has(side) else both for side in sides])
+    path = given.text("custom_reward_function.path")
+    if path is not None:
+        yield Flag("reward.remote_url", f"{path}:{given.text('custom_reward_function.name') or 'compute_score'}")
+    elif given.has("custom_reward_function.name"):
+        yield Note(
+            "without counterpart", "custom_reward_function.name", "it names a function of custom_reward_function.path"
+        )
+
+
+_EXTRA = tuple(
+    Setting(name=name, says=says, default=None, harmless=(None,))
+    for says, names in _ABSENT.items()
+    for name in names.split()
+)
+
+VERL = Table(
+    system="verl",
+    command="train_ppo_ray",
+    settings=(
+        *(replace(setting, default=DEFAULTS.get(setting.name, setting.default)) for setting in EASYR1.settings),
+        *(Setting(name=name, by_rule=True, default=DEFAULTS.get(name)) for name in _RULED),
+        *TURN_SETTINGS,
+        *REWARD_SETTINGS,
+        *_EXTRA,
+    ),
+    # The last word on a flag is that of the last rule.
+    rules=(
+        *(IN_PLACE.get(rule, rule) for rule in EASYR1.rules),
+        *(_kl, _sampling, _rejection, _policy),
+        *TURN_RULES,
+        *REWARD_RULES,
+    ),
+    names=NAMES,
+)

@@ -1,0 +1,303 @@
+"""Advantage estimators: pure functions of a rollout's rewards, whose names are those of the configuration.
+
+Those that OpenRLHF has, all but `remax` and `grpo_passk`, are its with one difference. Statistics are in double precision,
+and rewards that differ by rounding alone count as equal, which have no advantage: divided by a deviation that is rounding
+itself, they would have one of any size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import get_args
+
+import torch
+
+from lmm_r1.config.ppo import EstimatorName
+
+# Rewards are sums of a few parts in single precision, each off by up to 6e-8 of its size. A spread of up to so much, of
+# the largest value or of 1, is rounding; no rule gives rewards that are meant to differ by less.
+ROUNDING = 1e-6
+# As in OpenRLHF: what is added to a group's deviation, and the least variance of a batch.
+DEVIATION_EPSILON = 1e-9
+LEAST_VARIANCE = 1e-8
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardedPass:
+    """The tokens of some of a rollout's samples, as a pass of the models computed them."""
+
+    places: Sequence[int]
+    """Of its B samples in the rollout."""
+    mask: torch.Tensor
+    """(B, A), 1 for the generated tokens."""
+    kl: torch.Tensor
+    """(B, A), the estimated KL divergence of each token that is paid for with reward."""
+    values: torch.Tensor | None = None
+    """(B, A), the critic's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardedRollout:
+    """What an estimator makes advantages of."""
+
+    rewards: torch.Tensor
+    """(G, n), of the n samples of each of G prompts, in the rollout's order."""
+    passes: Sequence[RewardedPass]
+    """Between them they have every sample once."""
+    kl_coef: float
+    clip_range: tuple[float, float] | None
+    """Bounds of a sample's reward, once it is compared with others."""
+    gamma: float
+    lambd: float
+    """GAE's."""
+    counted: torch.Tensor | None = None
+    """(G, n), False for samples that nothing is learnt from: no other is compared with them, and their advantage is 0.
+    None counts all."""
+    divide: bool
+    """Whether advantages that are whitened are also divided by their standard deviation."""
+    greedy: torch.Tensor | None = None
+    """(G, 1), of the greedy response to each prompt; None where none is generated."""
+    pass_k: int = 1
+    """Of how many responses the best counts, where the estimator is about that."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """What an estimator gives for each pass, all (B, A); of tokens that are not generated it says nothing."""
+
+    token_rewards: list[torch.Tensor]
+    advantages: list[torch.Tensor]
+    returns: list[torch.Tensor]
+
+
+Estimator = Callable[[RewardedRollout], Estimate]
+
+
+def gae(rollout: RewardedRollout) -> Estimate:
+    """PPO with a critic (arXiv:1707.06347), by generalized advantage estimation (arXiv:1506.02438), whitened.
+
+    A_t = sum_k (gamma lambda)^k delta_{t+k} with delta_t = r_t + gamma V_{t+1} - V_t, and returns A_t + V_t.
+    """
+    rewards = token_rewards(rollout, rollout.rewards)
+    advantages, returns = [], []
+    for part, reward in zip(rollout.passes, rewards, strict=True):
+        assert part.values is not None, "gae has a critic"
+        values = part.mask * part.values
+        estimated = generalized_advantages(
+            part.mask * reward, values, mask=part.mask, gamma=rollout.gamma, lambd=rollout.lambd
+        )
+        advantages.append(estimated)
+        returns.append(estimated + values)
+    return _whitened(Estimate(token_rewards=rewards, advantages=advantages, returns=returns), rollout)
+
+
+def reinforce(rollout: RewardedRollout) -> Estimate:
+    """REINFORCE++ (arXiv:2501.03262): A_t = whitened sum_k gamma^k r_{t+k}."""
+    return _whitened(_returns(rollout, rollout.rewards), rollout)
+
+
+def reinforce_baseline(rollout: RewardedRollout) -> Estimate:
+    """REINFORCE++-baseline (arXiv:2501.03262): A_i = whitened r_i - mean(r), by the rewards r of sample i's group."""
+    return _whitened(_returns(rollout, centred(rollout.rewards, rollout.counted)), rollout)
+
+
+def rloo(rollout: RewardedRollout) -> Estimate:
+    """RLOO (arXiv:2402.14740): A_i = r_i - the mean of the group's other rewards."""
+    samples = _counts(rollout.rewards, rollout.counted)
+    # r - (sum - r) / (n - 1) = (r - mean) n / (n - 1); a sample alone has nothing to be compared with.
+    return _returns(rollout, centred(rollout.rewards, rollout.counted) * (samples / (samples - 1).clamp(min=1)))
+
+
+def group_norm(rollout: RewardedRollout) -> Estimate:
+    """GRPO (arXiv:2402.03300): A_i = (r_i - mean(r)) / std(r), by the rewards r of sample i's group."""
+    deviations = group_deviations(rollout.rewards, rollout.counted)
+    return _returns(rollout, centred(rollout.rewards, rollout.counted) / (deviations + DEVIATION_EPSILON))
+
+
+def dr_grpo(rollout: RewardedRollout) -> Estimate:
+    """Dr. GRPO (arXiv:2503.20783): A_i = r_i - mean(r), by the rewards r of sample i's group."""
+    return _returns(rollout, centred(rollout.rewards, rollout.counted))
+
+
+def flash_reinforce(rollout: RewardedRollout) -> Estimate:
+    """OpenRLHF's FlashREINFORCE: A_i = r_i - mean(r), by the rewards r of the whole rollout."""
+    rewards, counted = rollout.rewards, rollout.counted
+    everywhere = None if counted is None else counted.reshape(1, -1)
+    return _returns(rollout, centred(rewards.reshape(1, -1), everywhere).reshape(rewards.shape))
+
+
+def remax(rollout: RewardedRollout) -> Estimate:
+    """ReMax (arXiv:2310.10505): A_i = r_i - the reward of the greedy response to the same prompt."""
+    assert rollout.greedy is not None, "remax has greedy responses"
+    rewards, greedy = rollout.rewards.double(), rollout.greedy.double().expand_as(rollout.rewards)
+    equal = _are_equal(torch.stack([rewards, greedy], dim=-1)).squeeze(-1)
+    without = equal if rollout.counted is None else equal | ~rollout.counted
+    return _returns(rollout, torch.where(without, 0.0, rewards - greedy))
+
+
+def grpo_passk(rollout: RewardedRollout) -> Estimate:
+    """Pass@k training (arXiv:2508.10751): A_i = (R_i - mean(R)) / std(R), by the best reward R of k of the group's responses.
+
+    Mean and deviation are over all sets of k, and R_i is the mean over those with response i: exact, in closed form. Of
+    rewards of 0 and 1 these are the paper's advantages.
+    """
+    counted = torch.ones_like(rollout.rewards, dtype=torch.bool) if rollout.counted is None else rollout.counted
+    advantages = torch.zeros_like(rollout.rewards, dtype=torch.double)
+    for group, (rewards, which) in enumerate(zip(rollout.rewards.double(), counted, strict=True)):
+        advantages[group, which] = best_of_k_advantages(rewards[which], k=rollout.pass_k)
+    return _returns(rollout, advantages)
+
+
+ESTIMATORS: dict[str, Estimator] = {name: globals()[name] for name in get_args(EstimatorName)}
+"""The functions above that `--algo.advantage.estimator` names."""
+
+
+def token_rewards(rollout: RewardedRollout, rewards: torch.Tensor) -> list[torch.Tensor]:
+    """Return the rewards of each pass's tokens, (B, A): each pays its KL, and the last that counts gets the sample's.
+
+    Args:
+        rewards: (G, n), of the samples.
+    """
+    flat = rewards.flatten()
+    if rollout.clip_range is not None:
+        flat = flat.clamp(*rollout.clip_range)
+    found = []
+    for part in rollout.passes:
+        last = part.mask.shape[1] - 1 - part.mask.long().fliplr().argmax(dim=1, keepdim=True)
+        outcome = flat[list(part.places), None].to(part.kl.dtype)
+        found.append(torch.zeros_like(part.kl).scatter_(1, last, outcome) - max(rollout.kl_coef, 0.0) * part.kl)
+    return found
+
+
+def discounted_returns(rewards: torch.Tensor, *, mask: torch.Tensor, gamma: float) -> torch.Tensor:
+    """Return G_t = r_t + gamma G_{t+1} of the rewards of tokens, (B, A).
+
+    The next token is the next that was generated: what stands between two turns discounts nothing.
+
+    Args:
+        mask: (B, A), 1 for the generated tokens.
+    """
+    returns = []
+    later = rewards.new_zeros(len(rewards))
+    for place in reversed(range(rewards.shape[1])):
+        later = torch.where(mask[:, place].bool(), rewards[:, place] + gamma * later, later)
+        returns.append(later)
+    return torch.stack(returns[::-1], dim=1)
+
+
+def generalized_advantages(
+    rewards: torch.Tensor, values: torch.Tensor, *, mask: torch.Tensor, gamma: float, lambd: float
+) -> torch.Tensor:
+    """Return A_t = delta_t + gamma lambda A_{t+1}, (B, A), from one generated token to the next; see `gae`.
+
+    Args:
+        rewards, values: (B, A), 0 where no token was generated.
+        mask: (B, A), 1 for the generated tokens.
+    """
+    advantages = []
+    later = next_value = rewards.new_zeros(len(rewards))
+    for place in reversed(range(rewards.shape[1])):
+        generated = mask[:, place].bool()
+        delta = rewards[:, place] + gamma * next_value - values[:, place]
+        later = torch.where(generated, delta + gamma * lambd * later, later)
+        advantages.append(later)
+        next_value = torch.where(generated, values[:, place], next_value)
+    return torch.stack(advantages[::-1], dim=1)
+
+
+def centred(rewards: torch.Tensor, counted: torch.Tensor | None = None) -> torch.Tensor:
+    """Return rewards minus the mean of their row, (G, n), in double precision; exactly 0 where those of a row are equal.
+
+    Args:
+        counted: (G, n), False for rewards that count for none of this; they become 0.
+    """
+    rewards = rewards.double()
+    if counted is not None:
+        # A reward that is its row's mean moves neither the mean nor, by itself, the spread.
+        sums = torch.where(counted, rewards, 0.0).sum(-1, keepdim=True)
+        rewards = torch.where(counted, rewards, sums / _counts(rewards, counted).clamp(min=1))
+    return torch.where(_are_equal(rewards), 0.0, rewards - rewards.mean(-1, keepdim=True))
+
+
+def group_deviations(rewards: torch.Tensor, counted: torch.Tensor | None = None) -> torch.Tensor:
+    """Return the standard deviation (n - 1 degrees of freedom) of each group's rewards (G, n), (G, 1); 0 for equal ones."""
+    squares = centred(rewards, counted).square().sum(-1, keepdim=True)
+    return (squares / (_counts(rewards, counted) - 1).clamp(min=1)).sqrt()
+
+
+def best_of_k_advantages(rewards: torch.Tensor, *, k: int) -> torch.Tensor:
+    """Return the advantages (n,) of a group's rewards (n,) of which the best of k counts; see `grpo_passk`.
+
+    0 where all sets of k have equally good ones, and where there are fewer than two sets.
+    """
+    if len(rewards) <= k:
+        return torch.zeros_like(rewards)
+    ordered, order = rewards.sort()
+    # The best of k is never among the k - 1 lowest.
+    if _are_equal(ordered[k - 1 :]):
+        return torch.zeros_like(rewards)
+    all_sets, own_sets = _best_of_k(len(rewards), k)
+    mean = all_sets @ ordered
+    deviation = (all_sets @ (ordered - mean).square()).sqrt()
+    return torch.empty_like(rewards).scatter_(0, order, (own_sets @ ordered - mean) / (deviation + DEVIATION_EPSILON))
+
+
+@cache
+def _best_of_k(count: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return how likely each of `count` ascending rewards is the best of k: (n,), and (n, n) of sets with the row's own."""
+    places = range(count)
+    all_sets = [math.comb(best, k - 1) / math.comb(count, k) for best in places]
+    with_own = math.comb(count - 1, k - 1)
+    # The others of a set come from below the best, and one of them is the row's own.
+    below = [math.comb(best - 1, k - 2) / with_own if best and k > 1 else 0.0 for best in places]
+    own = [math.comb(best, k - 1) / with_own for best in places]
+    own_sets = [[own[best] if best == row else below[best] * (best > row) for best in places] for row in places]
+    return torch.tensor(all_sets, dtype=torch.double), torch.tensor(own_sets, dtype=torch.double)
+
+
+def _counts(rewards: torch.Tensor, counted: torch.Tensor | None) -> torch.Tensor:
+    """How many rewards of each row count, (G, 1)."""
+    if counted is None:
+        return torch.full((*rewards.shape[:-1], 1), float(rewards.shape[-1]), dtype=torch.double)
+    return counted.double().sum(-1, keepdim=True)
+
+
+def whitened(advantages: Sequence[torch.Tensor], masks: Sequence[torch.Tensor], *, divide: bool) -> list[torch.Tensor]:
+    """Return advantages minus the mean over all tokens of a batch, divided by their standard deviation where asked to.
+
+    Advantages that are all equal, of one token for example, become 0; so do those of a batch without any token.
+
+    Args:
+        advantages: (B, A) each.
+        masks: (B, A) each; the tokens that count are 1.
+    """
+    counted = [values[mask.bool()] for values, mask in zip(advantages, masks, strict=True)]
+    values = torch.cat(counted).double()
+    if not len(values) or _are_equal(values):
+        return [torch.zeros_like(part, dtype=torch.float) for part in advantages]
+    mean = values.mean()
+    scale = values.var(correction=0).clamp(min=LEAST_VARIANCE).rsqrt() if divide else 1.0
+    return [((part.double() - mean) * scale).float() for part in advantages]
+
+
+def _returns(rollout: RewardedRollout, rewards: torch.Tensor) -> Estimate:
+    """Return the estimate whose advantages are the returns of these rewards of samples, (G, n)."""
+    found = token_rewards(rollout, rewards)
+    returns = [
+        discounted_returns(part.mask * reward, mask=part.mask, gamma=rollout.gamma)
+        for part, reward in zip(rollout.passes, found, strict=True)
+    ]
+    return Estimate(token_rewards=found, advantages=[part.clone() for part in returns], returns=returns)
+
+
+def _whitened(estimate: Estimate, rollout: RewardedRollout) -> Estimate:
+    masks = [part.mask for part in rollout.passes]
+    return replace(estimate, advantages=whitened(estimate.advantages, masks, divide=rollout.divide))
+
+
+def _are_equal(values: torch.Tensor) -> torch.Tensor:
+    """Return whether the values of each row differ by rounding alone, (..., 1); NaN is equal to nothing."""
+    spread = values.amax(-1, keepdim=True) - values.amin(-1, keepdim=True)
+    return spread <= ROUNDING * values.abs().amax(-1, keepdim=True).clamp(min=1.0)

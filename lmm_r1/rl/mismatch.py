@@ -1,0 +1,255 @@
+"""How far the engine's log-probs of the sampled tokens are from the trainer's: measured in every step, checked first.
+
+Both sides compute the same policy, so that all but rounding is a fault: other weights, positions, images or sampling
+settings on one side. Policy gradients are then those of a model that did not write the samples."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from openrlhf.trainer.ppo_utils.experience import Experience
+
+from lmm_r1.config import PPOConfig, mismatch_limit
+from lmm_r1.data.messages import Row, images_of, videos_of
+from lmm_r1.errors import UserError
+
+logger = logging.getLogger(__name__)
+
+Modality = Literal["text", "image", "video"]
+MODALITIES: tuple[Modality, ...] = get_args(Modality)
+# Where an experience's `info` says what its rows are; OpenRLHF logs the means, the shares of such rows.
+ROWS_WITH: dict[Modality, str] = {"image": "rows/image", "video": "rows/video"}
+WHERE_TO_LOOK = {
+    "media": "the engine and the trainer see other images: compare the checkpoint's processor files with those it was "
+    "trained with, and what the kit gives to the model's forward",
+    "late": "it grows along the sequence: compare the checkpoint's rope settings, positions and attention window",
+    "all": "compare the weights of both (did the last ones reach the engine?), positions, and --rollout.temperature",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gap:
+    """The distances |trainer's - engine's log-prob| over some sampled tokens, in nats."""
+
+    tokens: int
+    total: float
+    total_exp: float
+    """Sum of their exponentials: of the factors by which probabilities are off."""
+    largest: float
+
+    @classmethod
+    def of(cls, distances: torch.Tensor) -> Gap:
+        """Return the gap of a tensor of distances (K,)."""
+        # The exponential of a banned token's distance, 100, is beyond single precision.
+        exact = distances.double()
+        return cls(
+            tokens=len(exact),
+            total=exact.sum().item(),
+            total_exp=exact.exp().sum().item(),
+            largest=exact.max().item() if len(exact) else 0.0,
+        )
+
+    def __add__(self, other: Gap) -> Gap:
+        return Gap(
+            tokens=self.tokens + other.tokens,
+            total=self.total + other.total,
+            total_exp=self.total_exp + other.total_exp,
+            largest=max(self.largest, other.largest),
+        )
+
+    @property
+    def mean(self) -> float:
+        return self.total / self.tokens
+
+    def statistics(self) -> dict[str, float]:
+        """Return what is logged of it."""
+        return {"mean": self.mean, "mean_exp": self.total_exp / self.tokens, "max": self.largest}
+
+
+Gaps = dict[Modality, Gap]
+"""The gap of the rows of each kind that occurs; rows with images and videos are video rows."""
+
+
+def modality_of(row: Row) -> Modality:
+    """Return what a row is counted as."""
+    if videos_of(row.messages):
+        return "video"
+    return "image" if images_of(row.messages) else "text"
+
+
+def modality_info(modality: Modality) -> dict[str, torch.Tensor]:
+    """Return what the `info` of one sample's experience holds of its modality."""
+    return {name: torch.tensor([float(kind == modality)]) for kind, name in ROWS_WITH.items()}
+
+
+def modalities(experience: Experience) -> list[Modality]:
+    """Return the modality of every row of an experience whose `info` knows them."""
+    marks = {kind: [bool(mark) for mark in experience.info[name]] for kind, name in ROWS_WITH.items()}
+    rows = range(len(experience.sequences))
+    return [next((kind for kind, marked in marks.items() if marked[row]), "text") for row in rows]
+
+
+def distances(log_probs: torch.Tensor, engine_log_probs: torch.Tensor, *, top_p: float) -> torch.Tensor:
+    """Return |trainer's - engine's log-prob| as far as the nucleus does not explain it, in the inputs' shape.
+
+    The engine reports the distribution that it samples from: with `top_p` below 1 its probabilities are divided by the
+    nucleus's mass, which is between `top_p` and 1, and the trainer's are not. What lies in that band counts as 0.
+
+    Args:
+        top_p: the least that the mass can be, see `least_mass`.
+    """
+    difference = log_probs.float() - engine_log_probs.float()
+    lowest = math.log(top_p) if top_p else -math.inf
+    return torch.maximum(difference, lowest - difference).clamp(min=0)
+
+
+def least_mass(*, top_p: float, top_k: int) -> float:
+    """Return the least probability that all tokens together can have that are sampled from: with top_k, any."""
+    return 0.0 if top_k > 0 else top_p
+
+
+def gaps_of(
+    log_probs: torch.Tensor,
+    engine_log_probs: torch.Tensor,
+    action_mask: torch.Tensor,
+    kinds: Sequence[Modality],
+    *,
+    top_p: float,
+) -> Gaps:
+    """Return the gaps over the response tokens of a batch.
+
+    Args:
+        log_probs: the trainer's, (B, A), as `engine_log_probs` and `action_mask`.
+        kinds: of the B rows.
+    """
+    apart = distances(log_probs.detach(), engine_log_probs, top_p=top_p)
+    gaps: Gaps = {}
+    for kind in MODALITIES:
+        rows = [row for row, its in enumerate(kinds) if its == kind]
+        if rows:
+            gaps[kind] = Gap.of(apart[rows][action_mask[rows].bool()])
+    return gaps
+
+
+def merged(parts: Iterable[Mapping[Modality, Gap]]) -> Gaps:
+    """Return the gaps over the tokens of all parts."""
+    whole: Gaps = {}
+    for part in parts:
+        for kind, gap in part.items():
+            whole[kind] = whole[kind] + gap if kind in whole else gap
+    return whole
+
+
+class Mismatch:
+    """The gap of a run: collected over a step, checked in the first, logged in every one."""
+
+    def __init__(self, config: PPOConfig, *, unchecked: frozenset[Modality] = frozenset()) -> None:
+        """Args: unchecked: modalities for which the kit says that this engine cannot agree with the trainer."""
+        self.limit = mismatch_limit(config)
+        self.top_p = least_mass(top_p=config.rollout.top_p, top_k=config.rollout.top_k)
+        self.unchecked = unchecked
+        # Samples of older weights than the policy's are apart from it, and no fault.
+        self._drifts = config.train.async_enable or config.rollout.oversample > 1
+        self.checked = False
+        # Whether the step's gaps were measured before its update, whose passes then measure them once more.
+        self.measured = False
+        self._gaps: Gaps = {}
+        self._warned = False
+
+    def measure(self, experiences: Sequence[Experience]) -> None:
+        """Note the gap of a rollout whose log-probs were computed before its update; stop a run that begins with too much.
+
+        Raises UserError.
+        """
+        self.add(of_experience(experience, top_p=self.top_p) for experience in experiences)
+        self.measured = True
+        if not self.checked:
+            check(self._gaps, experiences, limit=self.limit, top_p=self.top_p, unchecked=self.unchecked)
+            self.checked = True
+
+    def add(self, parts: Iterable[Mapping[Modality, Gap]]) -> None:
+        """Note gaps of the step, of whichever rank and pass."""
+        self._gaps = merged((self._gaps, *parts))
+
+    def take_metrics(self) -> dict[str, float]:
+        """Return the step's metrics and begin the next one; warn once where a later step is beyond the limit."""
+        gaps = {kind: gap for kind, gap in self._gaps.items() if gap.tokens}
+        self._gaps, self.measured = {}, False
+        if not gaps:
+            return {}
+        beyond = {kind: gap for kind, gap in gaps.items() if kind not in self.unchecked and gap.mean > self.limit}
+        if beyond and not self._warned and not self._drifts:
+            self._warned = True
+            text = _text(beyond)
+            logger.warning("engine and trainer have come apart: %s; --algo.mismatch_limit is %g", text, self.limit)
+        whole = sum(list(gaps.values())[1:], start=next(iter(gaps.values())))
+        named = {"mismatch": whole, **{f"mismatch/{kind}": gap for kind, gap in gaps.items()}}
+        return {f"{name}/{key}": value for name, gap in named.items() for key, value in gap.statistics().items()}
+
+
+def of_experience(experience: Experience, *, top_p: float) -> Gaps:
+    """Return the gaps of an experience with both sides' log-probs."""
+    return gaps_of(
+        experience.action_log_probs,
+        experience.rollout_log_probs,
+        experience.action_mask,
+        modalities(experience),
+        top_p=top_p,
+    )
+
+
+def check(
+    gaps: Mapping[Modality, Gap],
+    experiences: Sequence[Experience],
+    *,
+    limit: float,
+    top_p: float,
+    unchecked: frozenset[Modality],
+) -> None:
+    """Raise UserError where the mean distance of the rows of a kind is beyond the limit, or is no number.
+
+    The mean over the tokens of each kind by itself: a fault with images shows in the rows that have some. The largest
+    distance says little, as rounding alone moves the log-probs of rare tokens by more than many faults do.
+    """
+    found = {kind: gap for kind, gap in gaps.items() if gap.tokens}
+    off = {kind for kind, gap in found.items() if kind not in unchecked and not gap.mean <= limit}
+    if not off:
+        return
+    if "text" in found and "text" not in off:
+        hint = "media"
+    else:
+        early, late = _halves(experiences, kinds=off, top_p=top_p)
+        hint = "late" if late > 2 * max(early, limit / 2) else "all"
+    raise UserError(
+        "the engine and the trainer disagree on the log-probs of the first step's samples: "
+        f"{_text({kind: found[kind] for kind in sorted(off)})}; rounding makes less than --algo.mismatch_limit "
+        f"{limit:g}. No weight was changed. {WHERE_TO_LOOK[hint][0].upper()}{WHERE_TO_LOOK[hint][1:]}. If both sides "
+        "are right, raise the limit"
+    )
+
+
+def _halves(experiences: Sequence[Experience], *, kinds: set[Modality], top_p: float) -> tuple[float, float]:
+    """Return the mean distance over the first and over the second half of the positions of the sampled tokens."""
+    columns, apart = [], []
+    for experience in experiences:
+        rows = [row for row, kind in enumerate(modalities(experience)) if kind in kinds]
+        mask = experience.action_mask[rows].bool()
+        columns.append(mask.nonzero()[:, 1])
+        apart.append(
+            distances(experience.action_log_probs[rows], experience.rollout_log_probs[rows], top_p=top_p)[mask]
+        )
+    places, values = torch.cat(columns), torch.cat(apart)
+    first = places <= places.median()
+    return values[first].mean().item(), values[~first].mean().item() if (~first).any() else 0.0
+
+
+def _text(gaps: Mapping[Modality, Gap]) -> str:
+    return ", ".join(
+        f"{gap.mean:.3g} on average over {gap.tokens} tokens of {kind} rows (largest {gap.largest:.3g})"
+        for kind, gap in gaps.items()
+    )

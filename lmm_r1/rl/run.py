@@ -1,0 +1,530 @@
+"""The files that an RL run's workers open, on whichever node they are."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import ray
+from openrlhf.trainer.ray.launcher import RayActorGroup
+from rich.console import Console
+
+from lmm_r1 import cpu, dotted, loading
+from lmm_r1.agents.environment import Environment
+from lmm_r1.agents.openrlhf_agent import agent_class, executes_itself
+from lmm_r1.agents.registry import load_environment
+from lmm_r1.checkpoints.parity_record import kept_for
+from lmm_r1.cluster import nodes
+from lmm_r1.cluster.nodes import SharedPath, check_shared
+from lmm_r1.cluster.placement import NodeSortedGroup, Reservation, reserve
+from lmm_r1.cluster.worker_processes import run_environment, worker_runtime
+from lmm_r1.config import PPOConfig, checkpoint_folder, sized_ppo, to_openrlhf_args
+from lmm_r1.config.checks import agent_options
+from lmm_r1.config.hardware import needed_gpus
+from lmm_r1.config.ppo import PlacedModel
+from lmm_r1.config.rewards import named_verifier, reward_function
+from lmm_r1.config.rows import row_reading
+from lmm_r1.data.files import read_row_file
+from lmm_r1.data.image_sources import kind_of
+from lmm_r1.data.messages import Row, images_of, videos_of
+from lmm_r1.data.training_rows import (
+    SKIP_BAD_ROWS,
+    KeptRows,
+    MeasuredCurriculum,
+    PromptStream,
+    blend,
+    check_prompt,
+    parse_dataset_spec,
+    told_of,
+)
+from lmm_r1.errors import UserError
+from lmm_r1.generation.backends import FINE_TUNE, check_backend
+from lmm_r1.generation.codec import check_turn_end, disagrees, with_correction
+from lmm_r1.generation.ray_engines import (
+    COLOCATED_SHARE,
+    create_engines,
+    engine_groups,
+    settle_engines,
+    without_sleep,
+)
+from lmm_r1.host.strategy import check_fp16, make_strategy
+from lmm_r1.lifecycle.publication import publish
+from lmm_r1.lifecycle.start import Fingerprint, check_start, has_checkpoints, open_run
+from lmm_r1.lifecycle.stopping import StopRequests, told_ends
+from lmm_r1.lmm_kits import Checkpoint
+from lmm_r1.lmm_kits.checkpoint import check_images_taken, check_pixel_bounds, outlined_row
+from lmm_r1.lmm_kits.weight_files import check_weights
+from lmm_r1.models.load_balancing import check_balanced
+from lmm_r1.models.packed.sequence_parallel import check_heads
+from lmm_r1.models.rope_scaling import check_rope, tell_factors
+from lmm_r1.models.value_model import head_name, stored_weight
+from lmm_r1.planning.run_plan import planned_ppo
+from lmm_r1.records.run_folder import RunFolder
+from lmm_r1.records.trackers import Trackers, open_trackers
+from lmm_r1.rl.critic_workers import CriticWorker, RewardWorker
+from lmm_r1.rl.groups import GroupFilter
+from lmm_r1.rl.loop import KitPPOTrainer, optimizer_steps, saved_step
+from lmm_r1.rl.restarts import Restarts
+from lmm_r1.rl.workers import PolicyWorker, ReferenceWorker
+from lmm_r1.scoring.sources import RowChecker, make_scorer
+from remote_rm.client import RewardUnavailable
+
+_MODELS = ("actor", "critic", "reward")
+
+
+def shared_paths(config: PPOConfig, *, rows: Sequence[Row], eval_rows: Sequence[Row]) -> list[SharedPath]:
+    """Return the paths that all nodes of a run must see; of images and videos, one in each folder."""
+    models = {f"--{name}.model_name_or_path": getattr(config, name).model_name_or_path for name in _MODELS}
+    # Others are names of the hub, which each node has in a cache of its own.
+    paths = [SharedPath(flag=flag, path=path) for flag, path in models.items() if path and Path(path).exists()]
+    function = reward_function(config.reward)
+    if function is not None and function.path is not None:
+        paths.append(SharedPath(flag="--reward.remote_url", path=function.path))
+    if config.train.agent_func_path is not None:
+        paths.append(SharedPath(flag="--train.agent_func_path", path=config.train.agent_func_path))
+    for flag, some in (("--data.prompt_dataset", rows), ("--eval.dataset", eval_rows)):
+        paths += [SharedPath(flag=flag, path=path) for path in _one_per_folder(_files(some))]
+    paths.append(SharedPath(flag="--ckpt.output_dir", path=config.ckpt.output_dir, written=True))
+    # The weights of a reference that follows the policy are there as well.
+    if not config.ckpt.disable_ds or config.ref.refresh_steps:
+        paths.append(SharedPath(flag="--ckpt.path", path=str(checkpoint_folder(config)), written=True))
+    return paths
+
+
+def _files(rows: Sequence[Row]) -> Iterator[str]:
+    for row in rows:
+        sources = [image.source for image in images_of(row.messages)]
+        for video in videos_of(row.messages):
+            sources += [video.source] if isinstance(video.source, str) else video.source
+        yield from (source for source in sources if isinstance(source, str) and kind_of(source) == "path")
+
+
+def _one_per_folder(files: Iterator[str]) -> list[str]:
+    return list({os.path.dirname(file): file for file in files}.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Workers:
+    """The Ray actors of a run; models are not loaded yet."""
+
+    engines: list[Any]
+    actor: RayActorGroup
+    reference: RayActorGroup | None
+    critic: RayActorGroup | None
+    reward: RayActorGroup | None
+
+    @property
+    def handles(self) -> list[Any]:
+        """All of them, one by one."""
+        groups = [group for group in (self.actor, self.reference, self.critic, self.reward) if group is not None]
+        return [*self.engines, *(handle for group in groups for handle in group._actor_handlers)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Stage:
+    """What each session of a run starts from."""
+
+    config: PPOConfig
+    policy: Checkpoint
+    rows: list[Row]
+    eval_rows: list[Row]
+    max_images: int
+    folder: RunFolder
+    reward: Callable[..., Any] | None
+
+
+def train(config: PPOConfig, *, reward: Callable[..., Any] | None = None) -> None:
+    """Run one RL stage and write its model to `--ckpt.output_dir`; raises UserError for what the user gave.
+
+    Args:
+        reward: the function that gives the rewards, where it is in no file but was given to this process.
+    """
+    path = _policy_path(config)
+    policy = Checkpoint(path, trust_remote_code=config.train.trust_remote_code)
+    kit = policy.kit
+    check_backend("vllm", kit, model=f"--actor.model_name_or_path {path}", instead=FINE_TUNE)
+    check_turn_end(kit, policy.processor, path=path, model=f"--actor.model_name_or_path {path}")
+    check_weights(path)
+    check_pixel_bounds(config.data, policy, model=f"--actor.model_name_or_path {path}", prefix="--data.")
+    check = partial(_check_row, config, policy, _environment(config) if config.train.plays else None)
+    rows = _prompts(config, check=check)
+    config = _sized(config, rows=len(rows))
+    held_out = config.eval.dataset
+    eval_rows = _load(config, held_out, split=config.eval.split, check=check) if held_out else KeptRows()
+    max_images = config.data.max_images_per_prompt or max(len(images_of(row.messages)) for row in rows + eval_rows)
+    if config.train.plays:
+        max_images += config.agent.max_images if kit.takes_images else 0
+    # What is wrong with the user's filter is told before anything is started.
+    GroupFilter.of(config)
+    if config.reward.remote_url:
+        _check_rewards(config, rows + eval_rows, reward=reward)
+    # The critic may start from the reward model, which is then the one that was given.
+    paths = _model_paths(config)
+    for flag in ("reward.model_name_or_path", "critic.model_name_or_path"):
+        _check_value_model(config, flag, paths[flag], policy=policy)
+    for flag, own_path in paths.items():
+        _check_config(config, flag, own_path)
+    check_balanced(
+        policy.config,
+        kit=kit,
+        coef=config.actor.aux_loss_coef,
+        flag="actor.aux_loss_coef",
+        model=f"--actor.model_name_or_path {path}",
+    )
+    tell_factors(policy.config, max_len=config.data.max_len, flag="--data.max_len")
+    # What follows is about the workers, wherever they are.
+    nodes.follow_cluster()
+    check_fp16(config.ds.param_dtype)
+    config = without_sleep(with_correction(config, kit=kit, rows=rows))
+    _tell_parity(config)
+    config = planned_ppo(config, console=Console(highlight=False), rows=rows)
+    fingerprint = _fingerprint(config, rows)
+    check_start(config, fingerprint)
+    every: KeptRows[Row] = KeptRows.blended((), [rows, eval_rows])
+    folder = RunFolder(
+        path=Path(config.ckpt.output_dir), name=config.logger.stage_name, kind="rl", origins=every.origins
+    )
+    stage = _Stage(
+        config=config,
+        policy=policy,
+        rows=rows,
+        eval_rows=eval_rows,
+        max_images=max_images,
+        folder=folder,
+        reward=reward,
+    )
+    with folder.locked():
+        resumed = open_run(config, fingerprint, folder=folder)
+        folder.left_out(every.left_out)
+        with StopRequests() as stops, told_ends(stops, folder=folder.path), folder.session():
+            restarts = Restarts(
+                limit=config.ckpt.max_restarts, folder=folder, stops=stops, saved_step=partial(saved_step, config)
+            )
+            restarts.run(lambda: _session(stage, restarts, resumed=resumed))
+    publish(config, folder.path)
+
+
+def _session(stage: _Stage, restarts: Restarts, *, resumed: bool) -> None:
+    """Train from the newest checkpoint to the end.
+
+    Args:
+        resumed: whether there was one when the command started.
+    """
+    if restarts.made:
+        stage = replace(stage, config=dotted.replace(stage.config, {"ckpt.load_enable": True}))
+        resumed = has_checkpoints(checkpoint_folder(stage.config))
+    with open_trackers(stage.config, folder=stage.folder.path, resumed=resumed) as trackers:
+        _train(stage, restarts, trackers)
+
+
+def _train(stage: _Stage, restarts: Restarts, trackers: Trackers) -> None:
+    """Start Ray, engines and models, train, and write the model."""
+    config, folder, rows, stops = stage.config, stage.folder, stage.rows, restarts.stops
+    Console(highlight=False).print(f"{folder.name}: {len(rows)} prompts, starting Ray, engines and models ...")
+    _start_ray(config)
+    # Ray has taken SIGTERM for itself.
+    stops.listen()
+    check_shared(shared_paths(config, rows=rows, eval_rows=stage.eval_rows))
+    max_videos = max(len(videos_of(row.messages)) for row in rows + stage.eval_rows)
+    workers = _start_workers(config, max_images=stage.max_images, max_videos=max_videos, reward=stage.reward)
+    restarts.watch(workers.handles)
+    strategy = make_strategy(to_openrlhf_args(config))
+    trainer = KitPPOTrainer(
+        config,
+        strategy,
+        actor_group=workers.actor,
+        critic_group=workers.critic,
+        reward_group=workers.reward,
+        reference_group=workers.reference,
+        engines=workers.engines,
+        tokenizer=stage.policy.tokenizer,
+        prompts=prompt_stream(config, rows),
+        eval_rows=stage.eval_rows,
+        folder=folder,
+        stops=stops,
+        trackers=trackers,
+        disagreeing=frozenset({"image", "video"}) if disagrees(stage.policy.kit) else frozenset(),
+    )
+    _load_models(trainer, num_rows=len(rows))
+    done = trainer.fit()
+    with stops.held():
+        ray.get(workers.actor.async_save_model())
+        if workers.critic is not None and config.critic.save_value_network:
+            ray.get(workers.critic.async_save_model())
+        told = folder.finish(steps=done)
+    trainer.console.print(told)
+    ray.shutdown()
+
+
+def _start_workers(
+    config: PPOConfig, *, max_images: int, max_videos: int, reward: Callable[..., Any] | None = None
+) -> _Workers:
+    """Start the processes of engines and models together: models import their libraries while the engines load."""
+    shared = _shared_gpus(config)
+    everywhere = shared if config.train.colocate_all else None
+    engines = create_engines(config, shared=everywhere, max_images=max_images, max_videos=max_videos, reward=reward)
+    actor = _group(config, PolicyWorker, config.actor, shared)
+    reference = _group(config, ReferenceWorker, config.ref, shared) if config.algo.kl.init_coef > 0 else None
+    critic, reward = _value_groups(config, everywhere)
+    return _Workers(engines=engines, actor=actor, reference=reference, critic=critic, reward=reward)
+
+
+def _policy_path(config: PPOConfig) -> str:
+    path = config.actor.model_name_or_path
+    assert path is not None, "required by config.resolve"
+    return path
+
+
+def _model_paths(config: PPOConfig) -> dict[str, str | None]:
+    """Return the path of each model by its flag, without the dashes; None for one that the run does not have."""
+    return {
+        "actor.model_name_or_path": config.actor.model_name_or_path,
+        "critic.model_name_or_path": config.critic.model_name_or_path,
+        "reward.model_name_or_path": config.reward.model_name_or_path,
+    }
+
+
+def _tell_parity(config: PPOConfig) -> None:
+    """Say in a line how far engine and trainer of the policy were apart when that was measured, where it was."""
+    assert config.ds.param_dtype is not None, "resolve_ppo fills it in"
+    device = "CUDA" if cpu.has_cuda() else "CPU"
+    kept = kept_for(_policy_path(config), dtype=config.ds.param_dtype, max_len=config.data.max_len, device=device)
+    if kept is not None:
+        Console(highlight=False, soft_wrap=True).print(f"parity, as measured before: {kept.line}", markup=False)
+
+
+def _fingerprint(config: PPOConfig, rows: list[Row]) -> Fingerprint:
+    return Fingerprint.of(config, models=_model_paths(config), rows={"data.prompt_dataset": rows})
+
+
+def _load_models(trainer: KitPPOTrainer, *, num_rows: int) -> None:
+    """Load the models of all workers, the critic last: two that load at once on a shared GPU take the most memory.
+
+    Engines on the same GPUs are ready, and asleep if they sleep, before the first model is loaded.
+    """
+    trainer.choose_checkpoint()
+    config, strategy = trainer.config, trainer.strategy
+    if config.train.colocate_all and cpu.has_cuda():
+        settle_engines(config, trainer.vllm_engines)
+    path = config.actor.model_name_or_path
+    # The critic may learn alone before.
+    steps = optimizer_steps(config, num_rows=num_rows, waits=max(0, config.critic.freezing_steps + 1))
+    refs = trainer.actor_model_group.async_init_model_from_pretrained(strategy, path, steps, trainer.vllm_engines)
+    for group, own_path in (
+        (trainer.reference_model_group, path),
+        (trainer.reward_model_group, config.reward.model_name_or_path),
+    ):
+        if group is not None:
+            refs += group.async_init_model_from_pretrained(strategy, own_path)
+    ray.get(refs)
+    critic = trainer.critic_model_group
+    if critic is not None:
+        steps = optimizer_steps(config, num_rows=num_rows)
+        ray.get(critic.async_init_model_from_pretrained(strategy, config.critic.model_name_or_path, steps))
+
+
+def _prompts(config: PPOConfig, *, check: Callable[[Row], None]) -> KeptRows[Row]:
+    data = config.data
+    assert data.prompt_dataset is not None, "required by config.resolve"
+    paths, probabilities = parse_dataset_spec(data.prompt_dataset, data.prompt_probs)
+    row_lists = [_load(config, path, split=data.prompt_split, check=check) for path in paths]
+    rows = blend(row_lists, probabilities, seed=config.train.seed)[: data.max_samples]
+    if len(rows) < config.rollout.batch_size:
+        raise UserError(
+            f"--data.prompt_dataset {data.prompt_dataset} gives {len(rows)} prompts, fewer than "
+            f"--rollout.batch_size {config.rollout.batch_size}; lower it or add rows"
+        )
+    return KeptRows.blended(rows, row_lists)
+
+
+def prompt_stream(config: PPOConfig, rows: Sequence[Row]) -> PromptStream:
+    """Return the rows in the order in which a run takes them."""
+    kind = config.data.curriculum
+    curriculum = None if kind == "off" else MeasuredCurriculum(kind, rows=len(rows))
+    return PromptStream(rows, seed=config.train.seed, episodes=config.train.num_episodes, curriculum=curriculum)
+
+
+def _sized(config: PPOConfig, *, rows: int) -> PPOConfig:
+    """Return the settings with the sizes that were left open, and say what they are."""
+    sized, told = sized_ppo(config, rows=rows)
+    if told is not None:
+        Console(highlight=False, soft_wrap=True).print(told)
+    return sized
+
+
+def _load(config: PPOConfig, path: str, *, split: str, check: Callable[[Row], None]) -> KeptRows[Row]:
+    reading = replace(row_reading(config.data, prefix="--data."), plain_template=config.data.input_template or None)
+    # An environment that gives the rewards alone may have its own ways to know what is right.
+    needs_answer = not config.train.plays or config.reward.remote_url is not None
+    file = read_row_file(
+        path,
+        split=split,
+        reading=reading,
+        answer_required=needs_answer,
+        check=check,
+        bad_rows=config.data.bad_rows,
+        skip_by=SKIP_BAD_ROWS,
+    )
+    Console(highlight=False, soft_wrap=True).print(told_of(file.told_as_prompts, file.skipped))
+    # They travel with every group, and few reward sources ask for them.
+    by_columns = reward_function(config.reward) is not None or "columns" in config.reward.request_fields
+    wanted = by_columns or config.train.plays
+    rows = {index: row if wanted else replace(row, columns={}) for index, row in file.rows.items()}
+    return KeptRows.of(path, rows, file.skipped)
+
+
+def _environment(config: PPOConfig) -> Environment | None:
+    """Return the environment of `--train.agent`, None for an agent in a file, whose rows are shown as they are.
+
+    Raises UserError where there is no such environment, or nothing that gives it rewards.
+    """
+    agent, path, settings = config.train.agent, config.train.agent_func_path, config.agent
+    if path is not None:
+        if executes_itself(agent_class(path)) and (settings.thought.forces or settings.last_turn_regex):
+            raise UserError(
+                f"--agent.thought.* and --agent.last_turn_regex: the executor of --train.agent_func_path {path} asks the "
+                "engine for its turns itself, and nobody else forms them; leave them out"
+            )
+        return None
+    assert agent is not None, "episodes are played by one of the two"
+    environment = load_environment(agent, options=agent_options(settings))
+    if not (environment.rewards or config.reward.remote_url):
+        raise UserError(
+            f"--train.agent {agent} gives no rewards of its own; give --reward.remote_url, whose scorer judges the last turn"
+        )
+    return environment
+
+
+def _check_row(config: PPOConfig, policy: Checkpoint, environment: Environment | None, row: Row) -> None:
+    """Raise UserError for a row that cannot be asked, that the policy cannot take, or that cannot be encoded."""
+    check_prompt(row)
+    kit = policy.kit
+    check_images_taken([row], kit=kit, model=f"--actor.model_name_or_path {policy.path}")
+    images, limit = len(images_of(row.messages)), config.data.max_images_per_prompt
+    if limit and images > limit:
+        raise UserError(
+            f"{row.location}: {images} images, more than --data.max_images_per_prompt {limit}; raise it, or set it to 0 to "
+            "count them in the data"
+        )
+    if environment is not None:
+        if environment.waits:
+            # What it shows may take long to be had, and is encoded when it is there.
+            return
+        row = environment.shown_row(row)
+    outlined_row(row, kit=kit, processor=policy.processor, add_generation_prompt=True)
+
+
+def _check_rewards(config: PPOConfig, rows: Sequence[Row], *, reward: Callable[..., Any] | None) -> None:
+    """Raise UserError, before anything is started, when the reward source does not answer, or lacks columns."""
+    urls = config.reward.remote_url
+
+    async def check() -> None:
+        scorer = make_scorer(config.reward, given=reward)
+        try:
+            if isinstance(scorer, RowChecker):
+                scorer.check_rows(rows)
+            await scorer.check_health()
+        finally:
+            await scorer.close()
+
+    try:
+        asyncio.run(check())
+    except RewardUnavailable as error:
+        raise UserError(f"--reward.remote_url {urls}: {error}") from error
+    if verifier := named_verifier(config.reward):
+        Console(highlight=False, soft_wrap=True).print(
+            f"rewards: the verifier {verifier}, asked by the engines themselves; --reward names another source"
+        )
+
+
+def _check_config(config: PPOConfig, flag: str, path: str | None) -> None:
+    """Raise UserError for a model that the run's settings cannot train."""
+    if path is not None:
+        model_config = Checkpoint(path, trust_remote_code=config.train.trust_remote_code).config
+        check_rope(model_config, model=f"--{flag} {path}")
+        check_heads(model_config, size=config.ds.ulysses_size, model=f"--{flag} {path}")
+
+
+def _check_value_model(config: PPOConfig, flag: str, path: str | None, *, policy: Checkpoint) -> None:
+    """Raise UserError where critic or reward model cannot read what the policy writes, or is not whole.
+
+    Args:
+        flag: of the model's path, without the dashes.
+    """
+    if path is None or (path == policy.path and flag.startswith("critic.")):
+        return
+    own = Checkpoint(path, trust_remote_code=policy.trust_remote_code)
+    if own.kit is not policy.kit:
+        raise UserError(
+            f"--{flag} {path} has the architecture {own.kit.model_type}, and the policy {policy.kit.model_type}: it would "
+            "not understand the policy's tokens and images; take a model of the same kind"
+        )
+    if own.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
+        raise UserError(f"--{flag} {path} has another vocabulary than the policy; take a model of the same kind")
+    check_weights(path)
+    name = head_name(own.config, default=config.ds.value_head_prefix)
+    stored_weight(path, name=name, config=own.config, required=flag.startswith("reward."))
+
+
+def _start_ray(config: PPOConfig) -> None:
+    """Join the cluster of RAY_ADDRESS, or start one here, which then pretends to have GPUs where there are none."""
+    if not config.logger.worker_logs:
+        # Each of OpenRLHF's loggers has a level of its own, so the parent's would not reach them.
+        for name in [name for name in logging.root.manager.loggerDict if name.startswith("openrlhf")]:
+            logging.getLogger(name).setLevel(logging.WARNING)
+    arguments: dict[str, Any] = {
+        "runtime_env": worker_runtime(run_environment()),
+        "log_to_driver": config.logger.worker_logs,
+    }
+    if not nodes.joins():
+        arguments["include_dashboard"] = False
+        if not cpu.has_cuda():
+            needed = needed_gpus(config)
+            arguments |= {"num_gpus": needed, "num_cpus": max(os.cpu_count() or 1, needed)}
+    loading.done()
+    nodes.connect(**arguments)
+
+
+def _shared_gpus(config: PPOConfig) -> Reservation | None:
+    if not (config.train.colocate_all or config.train.colocate_actor_ref):
+        return None
+    together = _model_groups(config) | (engine_groups(config) if config.train.colocate_all else {})
+    return reserve(config.actor.gpus, together=together)
+
+
+def _model_groups(config: PPOConfig) -> dict[str, int]:
+    """Return by flag how many consecutive ranks of a model should be on one node."""
+    ds = config.ds
+    return {
+        "--ds.tensor_parallel_size": ds.tensor_parallel_size,
+        "--ds.ulysses_size": ds.ulysses_size,
+        "--ds.zpg": ds.zpg,
+    }
+
+
+def _value_groups(config: PPOConfig, shared: Reservation | None) -> tuple[RayActorGroup | None, RayActorGroup | None]:
+    """Return the workers of critic and reward model, on the policy's GPUs, on some of their own or on one another's."""
+    if config.train.colocate_critic_reward:
+        shared = reserve(config.critic.gpus, together=_model_groups(config))
+    critic, reward = (
+        _group(config, worker, group, shared) if group.model_name_or_path else None
+        for worker, group in ((CriticWorker, config.critic), (RewardWorker, config.reward))
+    )
+    return critic, reward
+
+
+def _group(config: PPOConfig, worker: Any, size: PlacedModel, shared: Reservation | None) -> RayActorGroup:
+    return NodeSortedGroup(
+        size.nodes,
+        size.gpus_per_node,
+        worker,
+        pg=shared or reserve(size.gpus, together=_model_groups(config)),
+        num_gpus_per_actor=COLOCATED_SHARE if shared is not None else 1,
+        duplicate_actors=config.ds.tensor_parallel_size * config.ds.ulysses_size,
+    )

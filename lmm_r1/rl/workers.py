@@ -1,0 +1,476 @@
+"""The reference of an RL run follows the policy: every so many steps it takes the policy's weights, by way of a file."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import deepspeed
+import ray
+import torch
+import torch.distributed as dist
+from deepspeed import DeepSpeedEngine
+from openrlhf.trainer.ppo_utils import NaiveReplayBuffer
+from openrlhf.trainer.ppo_utils.experience import Experience
+from openrlhf.trainer.ray.launcher import RayActorGroup, ReferenceModelActor
+from openrlhf.trainer.ray.ppo_actor import ActorPPOTrainer, PolicyModelActor
+
+from lmm_r1 import cpu
+from lmm_r1.checkpoints.folder import REFERENCE_FOLDER
+from lmm_r1.data.sample import SampleMedia, SentMedia
+from lmm_r1.errors import UserError
+from lmm_r1.files.full_disk import writing
+from lmm_r1.generation import media_store
+from lmm_r1.host import seams
+from lmm_r1.host.optimizer import LossScaling, loss_scaling
+from lmm_r1.host.strategy import KitStrategy, whole_state_dict
+from lmm_r1.host.weight_sync import BroadcastChannel, Channel, SharedMemoryChannel, send_buckets, send_files
+from lmm_r1.lifecycle.publication import EMA_FOLDER, MovingAverage
+from lmm_r1.lmm_kits import Checkpoint
+from lmm_r1.models.actor import KitActor
+from lmm_r1.models.adapters import merged_state_dict
+from lmm_r1.models.feature_store import share_features
+from lmm_r1.models.image_features import FeatureCounts
+from lmm_r1.models.packed.self_check import check_packing
+from lmm_r1.rl.losses import LossSettings, PolicyLoss
+from lmm_r1.rl.mismatch import Gaps, gaps_of, least_mass, merged, modalities
+
+_NAME = re.compile(r"step(\d+)\.pt")
+
+
+def reference_file(checkpoints: Path, step: int) -> Path:
+    """Return where the weights are that the policy had after a step."""
+    return checkpoints / REFERENCE_FOLDER / f"step{step}.pt"
+
+
+def write_reference(policy: KitActor, file: Path) -> None:
+    """Write the policy's weights, adapters merged, under the names of the bare model; every rank must call it.
+
+    The file is there whole or not at all. Raises UserError where the disk is full.
+    """
+    engine = policy.model
+    weights = whole_state_dict(engine)
+    if dist.get_rank() == 0:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        partial = file.with_name(f".{file.name}.partial")
+        # Of weights that are views of one buffer, saving would write all of it.
+        merged = {
+            name: value.detach().cpu().clone() for name, value in merged_state_dict(engine.module, weights).items()
+        }
+        try:
+            with writing(file), partial.open("wb") as stream:
+                torch.save(merged, stream)
+                stream.flush()
+                os.fsync(stream.fileno())
+            partial.replace(file)
+        finally:
+            partial.unlink(missing_ok=True)
+    dist.barrier()
+
+
+@torch.no_grad()
+def load_reference(reference: KitActor, file: Path) -> None:
+    """Put a file's weights in the place of the reference's; every rank must call it.
+
+    Raises UserError where the file is not there.
+    """
+    if not file.is_file():
+        raise UserError(
+            f"{file}: the reference that the stopped run had (--ref.refresh_steps) is not there; all machines of a run must "
+            "share --ckpt.path. Put it back, or train anew with --ckpt.overwrite"
+        )
+    weights = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
+    for name, parameter in reference.model.module.named_parameters():
+        assert name in weights, f"the policy has no {name}, and the reference is the same model"
+        # With ZeRO-3 rank 0 has the weight whole, and gives all ranks their parts of what it becomes.
+        sharded = hasattr(parameter, "ds_id")
+        with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0, enabled=sharded):
+            if not sharded or dist.get_rank() == 0:
+                parameter.data.copy_(weights[name])
+    reference.forget_features()
+    dist.barrier()
+
+
+def drop_references(checkpoints: Path, *, steps: Iterable[int], kept: Collection[int]) -> None:
+    """Delete the files that no checkpoint goes on with: those are the newest at each of their steps.
+
+    Args:
+        steps: of the run's checkpoints.
+        kept: steps whose files stay: a checkpoint with them may be saved yet.
+    """
+    folder = checkpoints / REFERENCE_FOLDER
+    found = {int(match[1]): path for path in folder.glob("*.pt") if (match := _NAME.fullmatch(path.name))}
+    needed = {max((step for step in found if step <= at), default=0) for at in steps} | set(kept)
+    for step, path in found.items():
+        if step not in needed:
+            path.unlink()
+
+
+# The weight of a pass without loss tokens in means over tokens.
+NEXT_TO_NO_TOKENS = 1e-6
+
+
+def load_processor(pretrain: str, model: Any, padding_side: str, strategy: KitStrategy, use_fast: bool = True) -> Any:
+    """Return what is saved beside the weights: the kit's processor, or the tokenizer of a language model."""
+    return Checkpoint(pretrain, trust_remote_code=strategy.args.train.trust_remote_code).processor
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassMedia:
+    """The media of a pass over samples, which reach a worker as one object: of lists, Ray pickles every item by itself."""
+
+    rows: Sequence[SentMedia]
+    """One entry per sample."""
+
+
+def model_inputs(passes: Sequence[Experience]) -> dict[str, Any]:
+    """Return what every model's workers get of passes over samples, by the names of their `forward`."""
+    return {
+        "sequences": [experience.sequences for experience in passes],
+        "attention_mask": [experience.attention_mask for experience in passes],
+        "mm_train_inputs_list": [PassMedia(rows=experience.mm_train_inputs) for experience in passes],
+    }
+
+
+def media_per_row(mm_train_inputs_list: PassMedia | Sequence[Any], device: Any) -> dict[str, list[SampleMedia]]:
+    """Return the media of a micro-batch, one entry per row, as the keyword that `KitActor.forward` takes.
+
+    What came by reference is fetched from Ray's object store: the tensors of a group once, for all of its rows.
+    """
+    if isinstance(mm_train_inputs_list, PassMedia):
+        return {"media": media_store.fetched(mm_train_inputs_list.rows)}
+    rows: list[SentMedia | SampleMedia] = []
+    for item in mm_train_inputs_list:
+        rows.extend(item if isinstance(item, list) else [item])
+    return {"media": media_store.fetched(rows)}
+
+
+def install_seams(args: SimpleNamespace, *, trained: bool) -> None:
+    """Put the names of `openrlhf_seams` in place in a model worker's process, on the cores that it is to work on.
+
+    Args:
+        trained: whether the worker trains its model.
+    """
+    if args.train.async_enable:
+        cpu.take_cores("models")
+    if ray.is_initialized():
+        cluster = ray.get_runtime_context()
+        share_features(f"{cluster.gcs_address} {cluster.get_job_id()}")
+    seams.install(
+        trust_remote_code=args.train.trust_remote_code,
+        share_prefix=args.train.shared_prefix_enable and args.rollout.n_samples_per_prompt > 1,
+        freeze_visual_encoder=args.actor.freeze_visual_encoder,
+        freeze_prefix=args.actor.freeze_prefix,
+        max_len=args.data.max_len,
+        use_liger_kernel=args.ds.use_liger_kernel,
+        use_dora=args.ds.lora.use_dora,
+        use_rslora=args.ds.lora.use_rslora,
+        image_cache_gib=args.ds.image_cache_gib if trained or sees_images_again(args) else 0.0,
+        checkpointed_layers=args.actor.gradient_checkpointing_layers if trained else None,
+        trained=trained,
+    )
+
+
+def sees_images_again(args: SimpleNamespace) -> bool:
+    """Whether a model that is not trained may use features twice: in the next epoch over the data, or those of the policy."""
+    policy_stays = args.actor.freeze_visual_encoder or args.actor.freeze_prefix or args.ds.lora.rank
+    return bool(policy_stays) or args.train.num_episodes > 1
+
+
+class KitActorPPOTrainer(ActorPPOTrainer):
+    """OpenRLHF's policy update on planned passes; weights go to the engines as files where there is no CUDA."""
+
+    actor: KitActor
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.actor_loss_fn: Callable[..., Any] = partial(self._policy_loss, PolicyLoss(LossSettings.of(self.args)))
+        # Of the passes since someone took them, where the policy's log-probs are those of the passes.
+        self.gaps: Gaps = {}
+        self.average: MovingAverage | None = None
+        self._experience: Experience | None = None
+
+    def training_step(
+        self, experience: Experience, kl_ctl: float, step: int, loss_batch_info: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Make one pass of an optimizer step; its losses are logged as means over its own tokens.
+
+        They are computed as its part of the step's mean, and OpenRLHF logs the mean over passes, weighted by tokens.
+        """
+        self.replay_buffer.announce_pass(self.actor.model, step=step)
+        self._experience = experience
+        rate = self.actor_scheduler.get_last_lr()[0]
+        status = super().training_step(experience, kl_ctl, step, loss_batch_info)
+        # Upstream reads it after the optimizer step, when it is the next one's.
+        status["metrics"]["actor_lr"] = rate
+        self._experience = None
+        if self.average is not None and self.replay_buffer.dynamic_optimizer_step[step]:
+            # With fp16, one that overflows is left out.
+            if self.actor.model.was_step_applied():
+                self.average.update()
+        if not status["num_action_tokens"]:
+            # OpenRLHF divides by the number of tokens: of a pass in which all samples are masked there are none.
+            status["num_action_tokens"] = NEXT_TO_NO_TOKENS
+            status["metrics"] |= {name: 0.0 for name, weight in status["weights"].items() if weight == "token"}
+        data_parallel = self.strategy.ds_device_mesh["dp"].size()
+        of_step = self.replay_buffer.dynamic_batch_num_tokens[step] / data_parallel
+        parts = {"policy_loss", "entropy_loss"} | ({"kl"} if self.args.algo.kl.use_loss else set())
+        for name in parts & status["metrics"].keys():
+            status["metrics"][name] = status["metrics"][name] * of_step / max(status["num_action_tokens"], 1)
+        return status
+
+    def _policy_loss(
+        self,
+        loss: Callable[..., Any],
+        log_probs: torch.Tensor,
+        old_log_probs: torch.Tensor | None,
+        *rest: Any,
+        **settings: Any,
+    ) -> Any:
+        """Return the policy loss; note how far the engine is from a policy whose log-probs are not known before."""
+        if old_log_probs is None:
+            experience = self._experience
+            assert experience is not None, "the loss is that of the pass in `training_step`"
+            gaps = gaps_of(
+                log_probs,
+                experience.rollout_log_probs,
+                experience.action_mask,
+                modalities(experience),
+                top_p=least_mass(top_p=self.args.rollout.top_p, top_k=self.args.rollout.top_k),
+            )
+            self.gaps = merged((self.gaps, gaps))
+        return loss_before_update(loss, log_probs, old_log_probs, *rest, **settings)
+
+    def _init_vllm_sync_group(self, backend: str) -> None:
+        if cpu.has_cuda():
+            super()._init_vllm_sync_group(backend)
+
+    def broadcast_to_vllm(self) -> None:
+        """Send the weights to all engines, then let them forget what they computed with the old ones."""
+        if not cpu.has_cuda():
+            send_files(self.actor, self.vllm_engines)
+        else:
+            channel: Channel = (
+                SharedMemoryChannel(self.vllm_engines)
+                if self.use_cuda_ipc
+                else BroadcastChannel(self.vllm_engines, self._broadcast)
+            )
+            send_buckets(self.actor, channel, split=self.args.ds.tensor_parallel_size > 1)
+        if dist.get_rank() == 0:
+            keep_images = not self.actor.trains_vision
+            ray.get([engine.reset_caches.remote(keep_images=keep_images) for engine in self.vllm_engines])
+        dist.barrier()
+
+    def _broadcast(self, buffer: torch.Tensor) -> None:
+        """Send a buffer of rank 0 to all workers of the engines, through the group that OpenRLHF has made."""
+        if self.args.vllm.sync_with_ray:
+            from ray.util import collective
+
+            collective.broadcast(buffer, 0, group_name=self._model_update_group)
+        else:
+            self._model_update_group.broadcast(buffer, src=0, stream=torch.cuda.current_stream())
+
+
+def no_loss(**settings: Any) -> None:
+    """Stand where upstream makes its loss of the flags: `KitActorPPOTrainer` makes its own of more of them."""
+
+
+def loss_before_update(
+    loss: Callable[..., Any], log_probs: torch.Tensor, old_log_probs: torch.Tensor | None, *rest: Any, **settings: Any
+) -> Any:
+    """Return the policy loss; where no old log-probs (B, A) are given, the policy is still the old one."""
+    return loss(log_probs, log_probs.detach() if old_log_probs is None else old_log_probs, *rest, **settings)
+
+
+class KitPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):
+    """OpenRLHF's policy worker with the names of `openrlhf_seams` installed."""
+
+    def init_model_from_pretrained(
+        self, strategy: KitStrategy, pretrain: str, max_steps: int | None = None, vllm_engines: list | None = None
+    ) -> None:
+        install_seams(strategy.args, trained=True)
+        train = strategy.args.train
+        averages, train.enable_ema = train.enable_ema, False
+        # Upstream's would be a second model, in the precision of the passes, and take the place of the policy in every save.
+        super().init_model_from_pretrained(strategy, pretrain, max_steps, vllm_engines)
+        if averages:
+            self._begin_average(beta=train.ema_beta)
+        check_packing(self.actor, group=strategy.ring_attn_group, longest=strategy.args.data.max_len)
+        if strategy.args.actor.aux_loss_coef:
+            self.actor.balance_experts()
+
+    def _begin_average(self, *, beta: float) -> None:
+        """Begin a moving average with the weights as they are loaded, or go on with that of their checkpoint."""
+        average = MovingAverage(self.actor.model, beta=beta)
+        if self.checkpoint_states:
+            average.load(Path(self.strategy.args.ckpt.path) / "_actor" / str(self.strategy.loaded_tag))
+        self.strategy.write_beside = average.save
+        self.trainer.average = average
+
+    def save_model(self) -> None:
+        """Write the policy to `--ckpt.output_dir`, and the moving average of its weights, where there is one."""
+        super().save_model()
+        self._save_average(Path(self.strategy.args.ckpt.output_dir))
+
+    def _save_average(self, folder: Path) -> None:
+        """Write the averaged weights as a model beside the policy's."""
+        average = self.trainer.average
+        if average is None:
+            return
+        sleeps = self.strategy.args.ds.enable_sleep
+        if sleeps:
+            self.reload_states()
+        with average.in_weights():
+            self.strategy.save_model(self.actor, self.tokenizer, str(folder / EMA_FOLDER))
+        if sleeps:
+            self.offload_states()
+
+    def write_reference(self, file: str) -> None:
+        """Write the policy's weights for the reference, which takes them from there."""
+        write_reference(self.actor, Path(file))
+
+    def save_checkpoint(
+        self,
+        tag: str,
+        client_states: dict[str, Any] | None = None,
+        metric_value: float | None = None,
+        metric_key: str | None = None,
+    ) -> None:
+        """Save the policy; `latest` names it once all models of the run are saved and `settle_checkpoint` is called."""
+        with self.strategy.unsettled():
+            super().save_checkpoint(tag, client_states, metric_value, metric_key)
+        if self.save_hf_ckpt:
+            self._save_average(Path(self.strategy.args.ckpt.path) / f"{tag}_hf")
+
+    def settle_checkpoint(self, tag: str) -> None:
+        """Let the saved policy be the newest, and delete what goes beyond the limits."""
+        settle(self, "_actor", tag)
+
+    def shares_prefix(self) -> bool:
+        """Say whether the loaded model computes a group's prompt once."""
+        return self.actor.packing_samples and self.actor.share_prefix
+
+    def updates_made(self) -> int:
+        """Return how many optimizer steps the policy's weights have had; those that fp16 leaves out are none."""
+        return self.actor.model.global_steps - self.actor.model.skipped_steps
+
+    def loss_scaling(self) -> LossScaling | None:
+        """Return what became of the policy's updates with fp16."""
+        return loss_scaling(self.actor.model)
+
+    def take_computed_tokens(self) -> int:
+        """Return how many tokens the policy has computed since this was called last, padding and repeats included."""
+        tokens, self.actor.computed_tokens = self.actor.computed_tokens, 0
+        return tokens
+
+    def take_feature_counts(self) -> FeatureCounts:
+        """Return how often the policy needed features of images, and made them, since this was called last."""
+        return self.actor.take_feature_counts()
+
+    def take_gaps(self) -> Gaps:
+        """Return the gaps of the passes since this was called last, where they computed the old log-probs themselves."""
+        gaps, self.trainer.gaps = self.trainer.gaps, {}
+        return gaps
+
+
+def settle(worker: Any, folder: str, tag: str) -> None:
+    """Let a worker's saved model be the newest in its folder, and delete what goes beyond `--ckpt.max_num` and so on."""
+    ckpt = worker.strategy.args.ckpt
+    if not worker.disable_ds_ckpt:
+        worker.strategy.settle_ckpt(str(Path(ckpt.path) / folder), tag, ckpt.max_num, ckpt.max_mem)
+
+
+class KitReferenceActor(ReferenceModelActor.__ray_metadata__.modified_class):
+    """OpenRLHF's reference worker with the names of `openrlhf_seams` installed."""
+
+    def init_model_from_pretrained(self, strategy: KitStrategy, pretrain: str) -> None:
+        install_seams(strategy.args, trained=False)
+        super().init_model_from_pretrained(strategy, pretrain)
+        check_packing(self.model, group=strategy.ring_attn_group, longest=strategy.args.data.max_len)
+
+    def load_reference(self, file: str) -> None:
+        """Take the weights of a file that the policy wrote."""
+        load_reference(self.model, Path(file))
+
+    def take_feature_counts(self) -> FeatureCounts:
+        """As the policy's."""
+        return self.model.take_feature_counts()
+
+
+PolicyWorker = ray.remote(num_gpus=1)(KitPolicyActor)
+ReferenceWorker = ray.remote(num_gpus=1)(KitReferenceActor)
+
+
+def feature_metrics(groups: Mapping[str, RayActorGroup | None]) -> dict[str, float]:
+    """Return how many of the images each model was shown it had features of since it was last asked, and what is kept.
+
+    Args:
+        groups: the workers of each model, by its role; None where a run has no such model.
+    """
+    metrics: dict[str, float] = {}
+    for role, group in groups.items():
+        if group is not None:
+            counts = ray.get(group.async_run_method(method_name="take_feature_counts"))
+            metrics |= FeatureCounts.total(counts).metrics(role)
+    return metrics
+
+
+class GroupReplayBuffer(NaiveReplayBuffer):
+    """OpenRLHF's replay buffer; each experience that is appended is one pass and stays one.
+
+    The passes of an optimizer step come one after the other and hold `--train.batch_size` samples over all ranks.
+    """
+
+    def append(self, experience: Experience) -> None:
+        """Add one forward and backward pass."""
+        start = len(self.items)
+        super().append(experience)
+        self.dynamic_indices.append(list(range(start, len(self.items))))
+
+    def clear(self) -> None:
+        super().clear()
+        self.dynamic_indices: list[list[int]] = []
+
+    def announce_pass(self, engine: DeepSpeedEngine, *, step: int) -> None:
+        """Tell DeepSpeed, before a pass, whether an optimizer step ends with it.
+
+        OpenRLHF does not: under ZeRO 1 and 2, DeepSpeed 0.19.6 then drops the gradients of all passes but the last.
+        """
+        engine.set_gradient_accumulation_boundary(bool(self.dynamic_optimizer_step[step]))
+
+    @torch.no_grad()
+    def setup_dynamic_batch(self, strategy: KitStrategy) -> None:
+        """Fill in which pass ends an optimizer step, and the tokens and samples of each step over all ranks."""
+        dp_group = strategy.ds_device_mesh["dp"].get_group()
+        batch_size = strategy.args.train.batch_size // dist.get_world_size(group=dp_group)
+        # The data loader takes one entry, a pass, at a time.
+        self.sample_batch_size = 1
+        ends = _ends([len(batch) for batch in self.dynamic_indices], batch_size=batch_size)
+        self.dynamic_optimizer_step = list(map(int, ends))
+        self.dynamic_sample_loss_scale = [len(batch) / batch_size for batch in self.dynamic_indices]
+
+        steps = [before - end for before, end in zip(accumulate(ends), ends, strict=True)]  # of each pass
+        counts = torch.zeros(sum(ends), 2, dtype=torch.long, device=torch.cuda.current_device())
+        for step, batch in zip(steps, self.dynamic_indices, strict=True):
+            tokens = [int(self.items[index].action_mask.sum()) for index in batch]
+            counts[step] += counts.new_tensor([sum(tokens), sum(count > 0 for count in tokens)])
+        dist.all_reduce(counts, group=dp_group)
+        # Of a step of masked samples alone, all losses are 0 divided by these.
+        counts.clamp_(min=1)
+        self.dynamic_batch_num_tokens = counts[steps, 0].float().tolist()
+        self.dynamic_global_batch_size = counts[steps, 1].float().tolist()
+
+
+def _ends(sizes: Sequence[int], *, batch_size: int) -> list[bool]:
+    """Return for passes of these numbers of samples whether an optimizer step ends with them."""
+    totals = list(accumulate(sizes))
+    ends = [total % batch_size == 0 for total in totals]
+    assert sum(ends) * batch_size == totals[-1], "the plan's steps have batch_size samples"
+    return ends

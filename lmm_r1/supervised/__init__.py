@@ -1,0 +1,1 @@
+"""Supervised trainers: SFT, preference training, reward models, distillation."""

@@ -1,0 +1,349 @@
+"""Distillation: a student is trained on the token distributions of a teacher."""
+
+from __future__ import annotations
+
+import os
+import random
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from PIL import Image, ImageChops
+from transformers import PreTrainedTokenizerBase
+from typing_extensions import Self
+
+from lmm_r1 import cpu
+from lmm_r1.config import KDConfig
+from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, VideoPart, images_of, videos_of
+from lmm_r1.errors import UserError
+from lmm_r1.generation.backends import check_backend, prepare_process
+from lmm_r1.generation.engine import EngineSettings, Outcome, SamplingSettings
+from lmm_r1.host.strategy import KitStrategy
+from lmm_r1.host.weight_sync import send_buckets, written_weights
+from lmm_r1.lmm_kits import Checkpoint, EncodedPrompt
+from lmm_r1.lmm_kits.checkpoint import check_images_taken, encode_row
+from lmm_r1.lmm_kits.weight_files import check_weights
+from lmm_r1.models.actor import KitActor
+from lmm_r1.models.distillation import Distillation, Divergence, TeacherTokens
+from lmm_r1.models.packed.self_check import check_packing
+from lmm_r1.models.packed.sequence_parallel import check_heads
+from lmm_r1.models.rope_scaling import check_rope
+from lmm_r1.supervised.loop import Terms, TokenLosses
+from lmm_r1.supervised.models import Session, load_settings, prepare_policy
+from lmm_r1.supervised.samples import SFTBatch, SFTSample
+from lmm_r1.supervised.sft import SFTRun, prompt_of
+
+# What is shown to both models, to see whether their processors make the same of it.
+_WIDTH, _HEIGHT, _FRAMES = 280, 196, 4
+
+
+def teacher_path(config: KDConfig) -> str:
+    """Return the checkpoint of the teacher."""
+    path = config.teacher.model_name_or_path
+    assert path is not None, "required by config.resolve"
+    return path
+
+
+def check_teacher(config: KDConfig, student: Checkpoint, rows: Sequence[Row]) -> None:
+    """Raise UserError where the teacher cannot grade what the student's kit makes of the rows.
+
+    Its tokenizer must give every token the student's id, and its processor must make the same tensors of images and videos.
+    """
+    path = teacher_path(config)
+    flag = f"--teacher.model_name_or_path {path}"
+    teacher = Checkpoint(path, trust_remote_code=config.train.trust_remote_code)
+    _ = teacher.kit, teacher.processor
+    check_weights(path)
+    check_heads(teacher.config, size=config.ds.ulysses_size, model=flag)
+    check_rope(teacher.config, model=flag)
+    check_same_tokens(student.tokenizer, teacher.tokenizer, teacher_flag=flag)
+    check_images_taken(rows, kit=teacher.kit, model=flag)
+    for part in _probes(rows):
+        _check_same_media(part, student, teacher, flag=flag)
+
+
+def check_same_tokens(
+    student: PreTrainedTokenizerBase, teacher: PreTrainedTokenizerBase, *, teacher_flag: str
+) -> None:
+    """Raise UserError, naming the first token that differs, where two tokenizers do not give the same ids.
+
+    Args:
+        teacher_flag: the flag and the path, for the message.
+    """
+    ours, theirs = ({index: token for token, index in one.get_vocab().items()} for one in (student, teacher))
+    for index in range(max(*ours, *theirs) + 1):
+        if ours.get(index) != theirs.get(index):
+            named = " and ".join(
+                f"{table[index]!r} of the {whose}" if index in table else f"none of the {whose}"
+                for table, whose in ((ours, "student"), (theirs, "teacher"))
+            )
+            raise UserError(
+                f"{teacher_flag}: it has another tokenizer than --model.model_name_or_path, so that its distributions are "
+                f"over other tokens: id {index} is {named}; take a teacher with the student's tokenizer, or learn its "
+                "responses with lmm-r1 batch_inference and train_sft"
+            )
+
+
+def _probes(rows: Sequence[Row]) -> list[ImagePart | VideoPart]:
+    """Return an image and a video, as far as the rows have any."""
+    still = Image.linear_gradient("L").resize((_WIDTH, _HEIGHT)).convert("RGB")
+    pictures = [ImageChops.offset(still, 9 * number) for number in range(_FRAMES)]
+    probes: list[ImagePart | VideoPart] = []
+    if any(images_of(row.messages) for row in rows):
+        probes.append(ImagePart(pictures[0]))
+    if any(videos_of(row.messages) for row in rows):
+        probes.append(VideoPart(tuple(pictures)))
+    return probes
+
+
+def _check_same_media(part: ImagePart | VideoPart, student: Checkpoint, teacher: Checkpoint, *, flag: str) -> None:
+    asked = Message(role="user", parts=(part, TextPart("?")))
+    row = Row(messages=(asked,), answer="", datasource="", location="a picture that both models are shown")
+    ours, theirs = (
+        encode_row(row, kit=one.kit, processor=one.processor, add_generation_prompt=False)
+        for one in (student, teacher)
+    )
+    if _placeholders(ours, student) != _placeholders(theirs, teacher):
+        difference = "other tokens"
+    elif not _same_tensors(ours, theirs):
+        difference = "other tensors"
+    else:
+        return
+    kind = "images" if isinstance(part, ImagePart) else "videos"
+    raise UserError(
+        f"{flag}: its processor makes {difference} of {kind} than that of --model.model_name_or_path {student.path}, which "
+        "encodes the rows for both; take a teacher of the same family and processor settings"
+    )
+
+
+def _placeholders(encoded: EncodedPrompt, checkpoint: Checkpoint) -> list[int]:
+    """Return the ids from the first placeholder of a prompt to the last one."""
+    known = checkpoint.kit.placeholder_ids(checkpoint.processor)
+    places = [place for place, token in enumerate(encoded.token_ids) if token in known]
+    return encoded.token_ids[places[0] : places[-1] + 1] if places else []
+
+
+def _same_tensors(ours: EncodedPrompt, theirs: EncodedPrompt) -> bool:
+    first, second = ours.media or {}, theirs.media or {}
+    return first.keys() == second.keys() and all(
+        value.shape == second[name].shape and torch.allclose(value.double(), second[name].double(), atol=1e-5)
+        for name, value in first.items()
+    )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Teacher:
+    """A model that stays as it is; every rank asks it equally often."""
+
+    actor: KitActor
+    group: dist.ProcessGroup | None
+    """The ranks that share sequences."""
+
+    @classmethod
+    def prepared(cls, config: KDConfig, strategy: KitStrategy) -> Teacher:
+        """Return the teacher under DeepSpeed, sharded with ZeRO-3."""
+        offload = config.teacher.offload
+        settings = {**load_settings(config), "ds_config": strategy.get_ds_eval_config(offload=offload)}
+        actor = KitActor(teacher_path(config), **settings)
+        # Where upstream's strategy looks.
+        actor._offload = offload
+        actor = strategy.prepare(actor)
+        actor.eval()
+        check_packing(actor, group=strategy.ring_attn_group, longest=config.data.max_len)
+        return cls(actor=actor, group=strategy.ring_attn_group)
+
+    def tokens(self, batch: SFTBatch) -> TeacherTokens:
+        """Return what makes its logits at the batch's loss tokens."""
+        device = torch.cuda.current_device()
+        return self.actor.teacher_tokens(
+            batch.sequences.to(device),
+            batch.loss_mask.to(device),
+            attention_mask=batch.attention_mask.to(device),
+            ring_attn_group=self.group,
+            media=batch.media,
+        )
+
+
+_DTYPES: dict[str, Literal["bfloat16", "float16", "float32"]] = {
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "fp32": "float32",
+}
+
+
+def check_sampled(config: KDConfig, checkpoint: Checkpoint) -> None:
+    """Raise UserError where the student cannot sample responses in vLLM as the run is launched."""
+    share = f"--rollout.on_policy_share {config.rollout.on_policy_share:g}"
+    check_backend("vllm", checkpoint.kit, model=f"{share}: {checkpoint.path}", instead="leave it out")
+    processes = os.environ.get("WORLD_SIZE", "1")
+    if not cpu.has_cuda() and os.environ.get("LOCAL_WORLD_SIZE", processes) != processes:
+        raise UserError(
+            f"{share}: without CUDA the engines take new weights from files in memory, which other machines do not see; "
+            "run on one machine, or sample in rounds with lmm-r1 batch_inference"
+        )
+
+
+class StudentEngine:
+    """Samples responses from the student as it is; every rank asks for new weights at the same step.
+
+    It ends with the process: vLLM's shutdown would end the training's group of processes, too.
+    """
+
+    def __init__(self, config: KDConfig, checkpoint: Checkpoint, rows: Sequence[Row]) -> None:
+        """Args: rows: all that prompts are taken from."""
+        # vLLM reads it when it is imported: its engine gets the tensors themselves.
+        prepare_process()
+        from lmm_r1.generation.vllm_engine import VllmEngine
+
+        assert config.ds.param_dtype is not None, "filled in by config.resolve"
+        rollout, engine = config.rollout, config.vllm
+        self.seed = config.train.seed
+        self.sampling = SamplingSettings(
+            n_samples=1,
+            temperature=rollout.temperature,
+            top_p=rollout.top_p,
+            max_new_tokens=rollout.max_new_tokens,
+        )
+        settings = EngineSettings(
+            adapter=None,
+            dtype=_DTYPES[config.ds.param_dtype],
+            max_model_len=config.data.max_len,
+            max_images=max(len(images_of(row.messages)) for row in rows),
+            max_videos=max(len(videos_of(row.messages)) for row in rows),
+            batch_rows=config.train.micro_batch_size,
+            tensor_parallel_size=1,
+            gpu_memory_utilization=engine.gpu_memory_utilization,
+            enforce_eager=engine.enforce_eager,
+            seed=config.train.seed,
+            trust_remote_code=config.train.trust_remote_code,
+        )
+        self.engine = VllmEngine(checkpoint.path, settings, checkpoint=checkpoint, in_training=True)
+
+    def renew(self, student: KitActor) -> None:
+        """Give the engine the student's weights as they are now, and let it forget what it computed with the old ones."""
+        if cpu.has_cuda():
+            send_buckets(student, self, split=False)
+        else:
+            with written_weights(student) as folder:
+                self.engine.call_workers("load_weights_from", str(folder))
+        self.engine.forget(keep_images=not student.trains_vision)
+
+    def send(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Take whole weights by the checkpoint's names, as a `Channel` does: the engine is in this process."""
+        self.engine.call_workers("take_weights", dict(weights))
+
+    def samples(self, rows: Sequence[Row], *, step: int, numbers: Sequence[int]) -> list[SFTSample | None]:
+        """Return a response to each row's prompt as a sample; None where the prompt leaves no room for one.
+
+        Args:
+            numbers: of the rows; with the step they decide what is drawn, so that a resumed run draws it again.
+        """
+        found: dict[int, SFTSample] = {}
+
+        async def outcome_of(number: int, row: Row) -> Outcome:
+            seed = zlib.crc32(f"{self.seed} {step} {number}".encode())
+            try:
+                encoded, response = await self.engine.response(row, self.sampling, seed=seed)
+            except UserError as error:
+                return Outcome(index=number, row=row, reason=str(error))
+            prompt = [False] * len(encoded.token_ids)
+            found[number] = SFTSample(
+                token_ids=[*encoded.token_ids, *response],
+                loss_mask=prompt + [True] * len(response),
+                media=encoded.media,
+            )
+            return Outcome(index=number, row=row)
+
+        asked = [(number, prompt_of(row)) for number, row in zip(numbers, rows, strict=True)]
+        for _ in self.engine.outcomes(asked, outcome_of, responses_per_row=1):
+            pass
+        return [found.get(number) for number in numbers]
+
+
+DISTANCE, NLL, ON_POLICY = "kd_loss", "nll_loss", "on_policy"
+
+
+class KDRun(SFTRun[KDConfig]):
+    """The loss is the mean over all loss tokens of c times the distance and 1 - c times the cross-entropy."""
+
+    kind = "kd"
+    shown = (DISTANCE,)
+
+    def __init__(
+        self, *given: Any, teacher: Teacher, student_engine: StudentEngine | None = None, **learned: Any
+    ) -> None:
+        """Args:
+        student_engine: samples the student's own responses.
+        given, learned: those of `SFTRun`.
+        """
+        super().__init__(*given, **learned)
+        self.teacher = teacher
+        self.student_engine = student_engine
+        # Whether the update's responses are the student's own.
+        self.on_policy = False
+
+    @classmethod
+    def models(cls, config: KDConfig) -> dict[str, str | None]:
+        return {**super().models(config), "teacher.model_name_or_path": teacher_path(config)}
+
+    @classmethod
+    def check(cls, config: KDConfig, checkpoint: Checkpoint, rows: Sequence[Row]) -> None:
+        check_teacher(config, checkpoint, rows)
+        if config.rollout.on_policy_share:
+            check_sampled(config, checkpoint)
+
+    @classmethod
+    def of(cls, session: Session[KDConfig], **learned: Any) -> Self:
+        student, config = prepare_policy(session), session.config
+        teacher = Teacher.prepared(config, session.strategy)
+        engine = StudentEngine(config, session.checkpoint, learned["rows"]) if config.rollout.on_policy_share else None
+        return cls(session, student, teacher=teacher, student_engine=engine, **learned)
+
+    @property
+    def divergence(self) -> Divergence:
+        """The distance that is made small."""
+        model = self.config.model
+        return Divergence(name=model.kd_loss, beta=model.kd_beta, temperature=model.kd_temperature)
+
+    def _micro_batches(self, step: int) -> list[SFTBatch]:
+        share = self.config.rollout.on_policy_share
+        # The same on every rank, and in a resumed run.
+        self.on_policy = random.Random(f"{self.config.train.seed} {step}").random() < share
+        if not self.on_policy:
+            return super()._micro_batches(step)
+        assert self.student_engine is not None, "made where there is a share"
+        self.student_engine.renew(self.actor)
+        numbers = self._own_indices(step)
+        rows = [self.rows[number] for number in numbers]
+        return self._in_passes(self.student_engine.samples(rows, step=step, numbers=numbers))
+
+    def terms(self, batch: SFTBatch) -> Terms:
+        """Return the mixed loss; of the student's own responses, which nobody wants it to repeat, the distance alone."""
+        if not self.on_policy:
+            return super().terms(batch)
+        found = self.token_losses(batch)
+        sums = {name: values.detach().sum() for name, values in found.parts.items()}
+        loss = self.config.model.kd_coef * found.parts[DISTANCE].sum()
+        return Terms(loss=loss, aux_loss=found.aux_loss, sums={**sums, ON_POLICY: batch.loss_mask.sum().to(loss)})
+
+    def token_losses(self, batch: SFTBatch) -> TokenLosses:
+        """Return the loss of each loss token, and the two parts that it is mixed of."""
+        device = torch.cuda.current_device()
+        log_probs, output = self.actor(
+            batch.sequences.to(device),
+            batch.loss_mask.to(device),
+            attention_mask=batch.attention_mask.to(device),
+            return_output=True,
+            ring_attn_group=self.strategy.ring_attn_group,
+            media=batch.media,
+            distillation=Distillation(teacher=self.teacher.tokens(batch), divergence=self.divergence),
+        )
+        coef, distance = self.config.model.kd_coef, output.divergence
+        return TokenLosses(
+            loss=coef * distance - (1 - coef) * log_probs,
+            parts={DISTANCE: distance, NLL: -log_probs},
+            aux_loss=output.aux_loss if self.config.model.aux_loss_coef > 0 else 0.0,
+        )

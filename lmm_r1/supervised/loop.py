@@ -1,0 +1,480 @@
+"""The loop of every supervised trainer: updates, logs, evaluations, checkpoints, stops; what is learned is filled in."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, ClassVar, Generic, TypeVar
+
+import torch
+import torch.distributed as dist
+from rich.console import Console
+from typing_extensions import Self
+
+from lmm_r1.config import checkpoint_folder
+from lmm_r1.data.messages import Row
+from lmm_r1.data.training_rows import KeptRows
+from lmm_r1.errors import UserError
+from lmm_r1.host.optimizer import LossScaling, loss_scaling
+from lmm_r1.lifecycle.stopping import Progress, SaveSchedule
+from lmm_r1.lmm_kits import Checkpoint
+from lmm_r1.supervised.held_out import BestMetric, HeldOut
+from lmm_r1.supervised.models import ConfigT, Session, model_path
+from lmm_r1.supervised.rows import (
+    RowCheck,
+    Rows,
+    SampleEncoder,
+    attempt,
+    batch_indices,
+    check_left_out,
+    read_ahead,
+)
+from lmm_r1.supervised.samples import SFTBatch
+
+RowT = TypeVar("RowT")
+SampleT = TypeVar("SampleT")
+BatchT = TypeVar("BatchT")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counts:
+    """How much of what is learned there is in a micro-batch."""
+
+    units: int
+    """Of which the loss is the mean: loss tokens, pairs of responses."""
+    tokens: int
+    """Loss tokens, for the throughput."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """What one forward pass over a micro-batch gives."""
+
+    loss: torch.Tensor
+    """Summed over the micro-batch's units."""
+    aux_loss: torch.Tensor | float = 0.0
+    """The load-balancing loss of experts, a mean."""
+    sums: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """What else is logged, by name, without gradients and summed over units: its mean over the update's is shown."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenLosses:
+    """What a pass gives for each token of a batch, (B, T - 1); 0 where it is no loss token."""
+
+    loss: torch.Tensor
+    parts: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """What else is logged of it, by name."""
+    aux_loss: torch.Tensor | float = 0.0
+    """The load-balancing loss of experts."""
+
+
+class SupervisedRun(ABC, Generic[ConfigT, RowT, SampleT, BatchT]):
+    """The training loop and what it needs; a trainer says what its rows and models are, what a batch is and what its loss.
+
+    An update's loss is the mean over the units of all micro-batches of all ranks, however they are spread.
+    """
+
+    kind: ClassVar[str]
+    """Of the stage, as its stage.json says it."""
+    encoder: ClassVar[type[SampleEncoder]]
+    """Makes samples of rows."""
+    shown: ClassVar[tuple[str, ...]] = ()
+    """Of the names in `Terms.sums`, those that are printed with each step."""
+
+    def __init__(
+        self,
+        session: Session[ConfigT],
+        actor: Any,
+        *,
+        rows: Rows[RowT],
+        encode: Callable[[RowT], SampleT | None],
+        filler: SampleT,
+    ) -> None:
+        """Args:
+        actor: what is trained, as the strategy has prepared it.
+        encode: gives a row's sample, None where it is too long.
+        filler: a sample that teaches nothing: DeepSpeed counts micro-batches, so that one in which no row fits is filled.
+        """
+        self.config = config = session.config
+        self.strategy = strategy = session.strategy
+        self.checkpoint = session.checkpoint
+        self.folder = session.folder
+        self.stops = session.stops
+        self.trackers = session.trackers
+        self.actor = actor
+        self.rows = rows
+        self.encode = encode
+        self.filler = filler
+        # Of the steps that follow, where workers encode them; None encodes each step's when they are needed.
+        self.ahead: Generator[SampleT | UserError | None, None, None] | None = None
+        # Why rows of this rank could not be encoded, until all ranks are told.
+        self.refused: list[UserError] = []
+        self.evaluation: HeldOut[RowT, SampleT] | None = None
+        self.best = BestMetric(config)
+        self.console = Console(highlight=False, markup=False, soft_wrap=True, quiet=not strategy.is_rank_0())
+        self.skipped = 0
+        self.schedule = SaveSchedule.of(config.ckpt)
+        self.step = self.saved_step = 0
+        # Of the last update, by the names of `Terms.sums`.
+        self.means: dict[str, float] = {}
+        self._scaled: LossScaling | None = None
+
+    @classmethod
+    @abstractmethod
+    def read(cls, config: ConfigT, check: RowCheck[Any]) -> tuple[KeptRows[Any], KeptRows[Any]]:
+        """Return the rows to learn from and the held-out ones; raises UserError where they cannot be learned from.
+
+        Args:
+            check: raises UserError for a row that cannot be encoded.
+        """
+
+    @classmethod
+    def conversations(cls, rows: Sequence[Any]) -> list[Row]:
+        """Return the conversations of rows, which hold their images."""
+        return list(rows)
+
+    @classmethod
+    def learned(cls, rows: Sequence[Any]) -> Rows[RowT]:
+        """Return rows as the loop takes them."""
+        return rows
+
+    @classmethod
+    def models(cls, config: ConfigT) -> dict[str, str | None]:
+        """Return the paths of the models that a run starts from, by flag."""
+        return {"model.model_name_or_path": model_path(config)}
+
+    @classmethod
+    def check(cls, config: ConfigT, checkpoint: Checkpoint, rows: Sequence[Row]) -> None:
+        """Raise UserError where the flags ask for what cannot be had of these conversations."""
+
+    @classmethod
+    @abstractmethod
+    def of(cls, session: Session[ConfigT], **learned: Any) -> Self:
+        """Return the run of a session, with its models loaded.
+
+        Args:
+            learned: the named arguments of a run.
+        """
+
+    @property
+    def engine(self) -> Any:
+        """DeepSpeed's engine around what is trained."""
+        return self.actor.model
+
+    @property
+    def pad_token_id(self) -> int:
+        """What fills batches up."""
+        return self.checkpoint.tokenizer.pad_token_id
+
+    @abstractmethod
+    def collate(self, samples: Sequence[SampleT]) -> BatchT:
+        """Return samples as one batch."""
+
+    @abstractmethod
+    def counts(self, batch: BatchT) -> Counts:
+        """Return what a batch counts for in the update's mean."""
+
+    @abstractmethod
+    def terms(self, batch: BatchT) -> Terms:
+        """Run the model on a batch; every rank calls it equally often."""
+
+    def prepared(self, batches: Sequence[BatchT]) -> Sequence[BatchT]:
+        """Return an update's micro-batches with what has to be known of all of them before the first is learned from."""
+        return batches
+
+    @abstractmethod
+    def held_out(self, rows: Sequence[Any]) -> HeldOut[RowT, SampleT]:
+        """Return what evaluates the run on held-out rows."""
+
+    def evaluate_on(self, rows: Sequence[Any]) -> None:
+        """Evaluate the run on held-out rows, by `--eval.*`, and keep its best checkpoint."""
+        self.evaluation = self.held_out(rows)
+        self.evaluation.encode = self.taken
+        self.best.resume()
+
+    def train(self, *, steps: int) -> None:
+        """Run the updates up to so many that are left, from the newest checkpoint where there is one, and write the model."""
+        start = self._resume()
+        if self.strategy.is_rank_0():
+            self.folder.resume(start)
+        self.fit(start=start, steps=steps)
+        self.finish()
+        with self.stops.held():
+            self.strategy.save_model(self.actor, self.checkpoint.processor, self.config.ckpt.output_dir)
+
+    def _resume(self) -> int:
+        """Load the newest checkpoint where asked to, and return the step to go on from."""
+        if not self.config.ckpt.load_enable:
+            return 0
+        _, states = self.strategy.load_ckpt(self.engine, str(checkpoint_folder(self.config)))
+        self.actor.forget_features()
+        return states.get("global_step", 0)
+
+    def fit(self, *, start: int, steps: int) -> None:
+        """Run the updates `start` to `steps`; each sees the same rows whether or not the run was interrupted.
+
+        Ctrl-C and SIGTERM end it after an update, which is saved.
+        """
+        self.actor.train()
+        self.step = self.saved_step = start
+        self._scaled = self._loss_scaling()
+        self.stops.progress = partial(self._progress, steps)
+        workers = self.config.data.dataloader_num_workers
+        if workers:
+            indices = (index for step in range(start, steps) for index in self._own_indices(step))
+            self.ahead = read_ahead(self.rows, self.encode, indices=indices, workers=workers)
+        if start:
+            self.console.print(f"{self.folder.name} resumed at step {start}/{steps}")
+        if start == 0 and self.config.eval.before_training:
+            self._evaluate_first(steps=steps)
+        try:
+            for step in range(start, steps):
+                with self.stops.held():
+                    stop = self._make_step(step, steps=steps)
+                if stop:
+                    raise KeyboardInterrupt
+        finally:
+            # Its workers would live as long as whatever still refers to this run.
+            if self.ahead is not None:
+                self.ahead.close()
+        if self.skipped:
+            self.console.print(
+                f"{self.skipped} rows longer than --data.max_len {self.config.data.max_len} were skipped"
+            )
+
+    def finish(self) -> None:
+        """Do what a trainer does once all updates are made, before its model is saved."""
+
+    def _make_step(self, step: int, *, steps: int) -> bool:
+        """Make one update, log it, save it where that is due, and return whether the run is to end with it.
+
+        Raises UserError on every rank where it cannot be made; the updates before it are saved then.
+        """
+        began = time.perf_counter()
+        batches = self._micro_batches(step)
+        # After the update, the engine has the next one's.
+        rate = self.engine.get_lr()[0]
+        try:
+            self._settle_refused()
+            loss, tokens = self._update(batches)
+        except UserError as error:
+            if step != self.saved_step and not self.config.ckpt.disable_ds:
+                self._save(step)
+            raise UserError(f"step {step + 1}: {error}") from error
+        seconds = time.perf_counter() - began
+        self.step = step + 1
+        self._log(step + 1, steps, loss=loss, rate=rate, tokens=tokens, seconds=seconds)
+        self._evaluate(step + 1, steps=steps)
+        stop, due = self._any_rank(self.stops.asked, self.schedule.is_due(step + 1))
+        if (stop or due) and not self.config.ckpt.disable_ds:
+            self._save(step + 1)
+        return stop
+
+    def _any_rank(self, *answers: bool) -> list[bool]:
+        """Return for each question whether any rank says yes: a signal, and the time, reach ranks at different steps."""
+        counts = torch.tensor(answers, dtype=torch.long, device=torch.cuda.current_device())
+        dist.all_reduce(counts)
+        return [bool(count) for count in counts.tolist()]
+
+    def _progress(self, steps: int) -> Progress:
+        ckpt = self.config.ckpt
+        return Progress(
+            name=self.folder.name,
+            step=self.step,
+            total=steps,
+            saved=self.saved_step or None,
+            checkpoints=checkpoint_folder(self.config),
+            disabled=ckpt.disable_ds,
+            overwrite=ckpt.overwrite,
+        )
+
+    def indices(self, step: int) -> list[Any]:
+        """Return which rows an update takes, over all ranks: by what `rows` gives each of them."""
+        train = self.config.train
+        return batch_indices(
+            num_rows=len(self.rows),
+            batch_size=train.batch_size,
+            seed=train.seed,
+            step=step,
+            keep_order=self.config.data.keep_order,
+        )
+
+    def _own_indices(self, step: int) -> list[Any]:
+        """Return the rows of an update that are this rank's."""
+        share = self.strategy.ds_device_mesh["dp"]
+        return self.indices(step)[share.get_local_rank() :: share.size()]
+
+    def _micro_batches(self, step: int) -> list[BatchT]:
+        """Return this rank's micro-batches of an update; rows too long for `max_len` are left out and counted."""
+        indices = self._own_indices(step)
+        if self.ahead is None:
+            return self._in_passes([self.taken(self.rows[index]) for index in indices])
+        found = list(itertools.islice(self.ahead, len(indices)))
+        return self._in_passes([self._noted(sample) for sample in found])
+
+    def taken(self, row: RowT) -> SampleT | None:
+        """Return a row's sample, None where it is too long or cannot be encoded, which `_settle_refused` is about."""
+        return self._noted(attempt(self.encode, row))
+
+    def _noted(self, sample: SampleT | UserError | None) -> SampleT | None:
+        if not isinstance(sample, UserError):
+            return sample
+        self.refused.append(sample)
+        return None
+
+    def _settle_refused(self) -> None:
+        """List the rows that could not be encoded among those that the run goes on without; every rank calls it.
+
+        Raises UserError on every rank where the run does not go on without them.
+        """
+        if not any(self._any_rank(bool(self.refused))):
+            return
+        found: list[list[UserError]] = [[] for _ in range(dist.get_world_size())]
+        dist.all_gather_object(found, self.refused)
+        self.refused = []
+        for error in itertools.chain.from_iterable(found):
+            check_left_out(error, bad_rows=self.config.data.bad_rows)
+            if self.strategy.is_rank_0() and self.folder.leave_out(str(error)):
+                self.console.print(f"{self.folder.name}: a row is left out: {error}")
+
+    def _in_passes(self, samples: Sequence[SampleT | None]) -> list[BatchT]:
+        """Return an update's samples as micro-batches; None, for a row that is left out, is counted."""
+        self.skipped += samples.count(None) - len(self.refused)
+        size = self.config.train.micro_batch_size
+        parts = [samples[start : start + size] for start in range(0, len(samples), size)]
+        kept = [[sample for sample in part if sample is not None] or [self.filler] for part in parts]
+        return [self.collate(part) for part in kept]
+
+    def _update(self, batches: Sequence[BatchT]) -> tuple[float, int]:
+        """Make one optimizer step on the mean loss over all units of all ranks; return it and the number of loss tokens.
+
+        Raises UserError on every rank, before the step, where loss or gradients are not finite.
+        """
+        device = torch.cuda.current_device()
+        batches = self.prepared(batches)
+        counted = [self.counts(batch) for batch in batches]
+        totals = torch.tensor(
+            [float(sum(one.units for one in counted)), float(sum(one.tokens for one in counted))], device=device
+        )
+        # Ranks that share rows have the same samples, and the same loss.
+        data_parallel = self.strategy.ds_device_mesh["dp"]
+        dist.all_reduce(totals, group=data_parallel.get_group())
+        units, tokens = totals.unbind()
+        total = torch.zeros((), device=device)
+        sums: dict[str, torch.Tensor] = {}
+        for batch in batches:
+            terms = self.terms(batch)
+            loss = terms.loss / units.clamp(min=1)
+            # DeepSpeed divides by the number of micro-batches and averages over ranks; the loss above is a sum, and
+            # that of the experts' load a mean.
+            whole = loss * len(batches) * data_parallel.size() + self.config.model.aux_loss_coef * terms.aux_loss
+            self.strategy.backward(whole, self.actor, None)
+            self.strategy.optimizer_step(None, self.actor, None)
+            total += loss.detach()
+            sums = {name: sums.get(name, 0.0) + value.detach() for name, value in terms.sums.items()}
+        values = torch.stack([total, *(value.to(total) / units.clamp(min=1) for value in sums.values())])
+        dist.all_reduce(values, group=data_parallel.get_group())
+        mean, *others = values.tolist()
+        self.means = dict(zip(sums, others, strict=True))
+        return mean, int(tokens.item())
+
+    def policy_log_probs(self, batch: SFTBatch) -> tuple[torch.Tensor, torch.Tensor | float]:
+        """Return the log-probs of loss tokens, (B, T - 1), 0 elsewhere, and the load-balancing loss of experts.
+
+        The latter is 0 where it is not asked for.
+        """
+        device = torch.cuda.current_device()
+        balanced = self.config.model.aux_loss_coef > 0
+        returned = self.actor(
+            batch.sequences.to(device),
+            batch.loss_mask.to(device),
+            attention_mask=batch.attention_mask.to(device),
+            return_output=balanced,
+            ring_attn_group=self.strategy.ring_attn_group,
+            media=batch.media,
+        )
+        if not balanced:
+            return returned, 0.0
+        log_probs, output = returned
+        return log_probs, output.aux_loss
+
+    def _evaluate_first(self, *, steps: int) -> None:
+        """Evaluate the model that the run starts from; it is no step, and not saved."""
+        assert self.evaluation is not None, "the checks ask for --eval.dataset"
+        self._log_evaluation(0, self._evaluated(self.evaluation), steps=steps)
+
+    def _evaluate(self, step: int, *, steps: int) -> None:
+        """Evaluate where that is due, log it, and save the step where it is the best so far."""
+        per_epoch = len(self.rows) // self.config.train.batch_size
+        if self.evaluation is None or not self.evaluation.is_due(step, per_epoch=per_epoch, steps=steps):
+            return
+        metrics = self._evaluated(self.evaluation)
+        self._log_evaluation(step, metrics, steps=steps)
+        if self.best.improves(metrics) and not self.config.ckpt.disable_ds:
+            self._save(step, best=True)
+
+    def _evaluated(self, evaluation: HeldOut[RowT, SampleT]) -> dict[str, float]:
+        metrics = evaluation.run(self.actor)
+        self._settle_refused()
+        return metrics
+
+    def _loss_scaling(self) -> LossScaling | None:
+        """Return what became of the updates so far with fp16, None with another precision."""
+        return loss_scaling(self.engine) if self.config.ds.param_dtype == "fp16" else None
+
+    def _log_evaluation(self, step: int, metrics: dict[str, float], *, steps: int) -> None:
+        if self.strategy.is_rank_0():
+            self.trackers.log_eval(step, metrics)
+            self.folder.metrics(step, metrics)
+            shown = "  ".join(f"{name} {value:.3f}" for name, value in metrics.items() if value or "rows" not in name)
+            self.console.print(f"{self.folder.name} step {step}/{steps}  {shown}")
+
+    def _log(self, step: int, steps: int, *, loss: float, rate: float, tokens: int, seconds: float) -> None:
+        if not self.strategy.is_rank_0():
+            return
+        values = {
+            "loss": loss,
+            **self.means,
+            "lr": rate,
+            "grad_norm": self.strategy.get_grad_norm(self.actor),
+            "tokens_per_second": tokens / seconds,
+            "seconds_per_step": seconds,
+            "overlong_rows": self.skipped,
+        }
+        values |= self.actor.take_feature_counts().metrics("policy")
+        if (scaling := self._loss_scaling()) is not None:
+            values |= scaling.metrics(self._scaled)
+            self._scaled = scaling
+        self.folder.metrics(step, values)
+        if step % self.config.logger.logging_steps == 0 or step == steps:
+            self.trackers.log(step, values)
+            more = "".join(f"  {name} {values[name]:.3f}" for name in self.shown)
+            self.console.print(
+                f"{self.folder.name} step {step}/{steps}  loss {loss:.3f}{more}  lr {values['lr']:.2e}  {seconds:.2f} s  "
+                f"{values['tokens_per_second']:,.0f} tokens/s{self.folder.time_left(step, total=steps)}"
+            )
+
+    def _save(self, step: int, *, best: bool = False) -> None:
+        """Save a checkpoint; the best one stays until another is better, whatever `--ckpt.max_num` says."""
+        ckpt, folder = self.config.ckpt, str(checkpoint_folder(self.config))
+        tag = f"best_global_step{step}" if best else f"global_step{step}"
+        # Before the checkpoint, so that one that is whole has a whole copy.
+        if ckpt.save_hf:
+            self.strategy.save_model(self.actor, self.checkpoint.processor, f"{folder}/{tag}_hf")
+        self.strategy.save_ckpt(
+            self.engine,
+            folder,
+            tag,
+            ckpt.max_num,
+            ckpt.max_mem,
+            {"global_step": step},
+            metric_value=self.best.best if best else None,
+            metric_key=self.best.key if best else None,
+        )
+        self.saved_step = step
+        self.schedule.note_saved()

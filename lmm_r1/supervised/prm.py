@@ -1,0 +1,352 @@
+"""Training of process reward models."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from typing_extensions import Self
+
+from lmm_r1.config import PRMConfig
+from lmm_r1.config.rows import named_reading
+from lmm_r1.data.image_sources import ImageSource, StoredBytes
+from lmm_r1.data.messages import ImagePart, Part, Row, VideoPart
+from lmm_r1.data.preferences import STEPS, JudgedRow, StepRow
+from lmm_r1.data.training_rows import KeptRows
+from lmm_r1.errors import UserError
+from lmm_r1.lmm_kits import LmmKit, Media
+from lmm_r1.lmm_kits.checkpoint import encode_row, outlined_row
+from lmm_r1.lmm_kits.plain_text import text_ids
+from lmm_r1.lmm_kits.step_tokens import CONFIG_KEY, StepTokens
+from lmm_r1.models.actor import KitActor
+from lmm_r1.supervised.held_out import LOSS, RunHeldOut
+from lmm_r1.supervised.loop import Counts, SupervisedRun, Terms
+from lmm_r1.supervised.models import Session, load_policy, prepare_trained
+from lmm_r1.supervised.rows import RowCheck, SampleEncoder, blended_rows, judged_rows, passes
+from lmm_r1.supervised.samples import SFTBatch, SFTSample, collate
+
+TOKEN_FLAGS = ("--model.placeholder_token", "--model.reward_tokens")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepSample:
+    tokens: SFTSample
+    """Its loss tokens are those behind the placeholders: at a placeholder the prediction of what follows is judged."""
+    labels: tuple[float, ...]
+    """Of each step, from 0 (wrong) to 1 (right)."""
+    prompt_length: int
+    """Of its tokens so many stand before the first step."""
+
+    @property
+    def filler(self) -> StepSample:
+        """A sample that teaches nothing."""
+        return replace(self, tokens=self.tokens.filler, labels=())
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepBatch:
+    tokens: SFTBatch
+    labels: torch.Tensor
+    """Of the step that is judged at each place, (B, T - 1); 0 elsewhere."""
+    prompt_lengths: torch.Tensor  # (B,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepEncoder(SampleEncoder):
+    """Makes samples of rows."""
+
+    tokens: StepTokens
+
+    @classmethod
+    def of(cls, config: PRMConfig, *, kit: LmmKit, processor: Any) -> StepEncoder:
+        """Return the encoder of a run; raises UserError where a token of the flags is none of the tokenizer's."""
+        placeholder = config.model.placeholder_token
+        assert placeholder is not None, "required by resolve_prm"
+        tokens = StepTokens.of(
+            kit, processor, placeholder=placeholder, judging=config.model.reward_tokens, flags=TOKEN_FLAGS
+        )
+        return cls(kit=kit, processor=processor, max_len=config.data.max_len, tokens=tokens)
+
+    def check(self, row: StepRow) -> None:
+        prompt = row.conversation(())
+        outline = outlined_row(prompt, kit=self.kit, processor=self.processor, add_generation_prompt=True)
+        self._behind(outline.token_ids, row)
+
+    def __call__(self, row: StepRow) -> StepSample | None:
+        """Return the row's sample, None where it is too long.
+
+        Raises UserError, with the row's place, for media that cannot be taken, and for a step that holds the placeholder.
+        """
+        prompt = encode_row(row.conversation(()), kit=self.kit, processor=self.processor, add_generation_prompt=True)
+        ids, places = self._behind(prompt.token_ids, row)
+        if len(ids) > self.max_len:
+            return None
+        mask = [False] * len(ids)
+        for place in places:
+            mask[place + 1] = True
+        return StepSample(
+            tokens=SFTSample(token_ids=ids, loss_mask=mask, media=prompt.media),
+            labels=tuple(row.labels),
+            prompt_length=len(prompt.token_ids),
+        )
+
+    def _behind(self, prompt: Sequence[int], row: StepRow) -> tuple[list[int], list[int]]:
+        """Return the ids of a prompt and the steps of a row behind it, and the places of their placeholders."""
+        return self.tokens.behind(
+            prompt,
+            row.steps,
+            tokenize=partial(self._ids, location=row.location),
+            end=self.kit.tokenizer_of(self.processor).eos_token_id,
+        )
+
+    def _ids(self, step: str, *, location: str) -> list[int]:
+        # Steps that it ends were told apart by it, unless another tag was named.
+        if (
+            self.tokens.placeholder_id
+            in self.kit.tokenizer_of(self.processor)(step, add_special_tokens=False)["input_ids"]
+        ):
+            raise UserError(
+                f"{location}: a step holds the placeholder {self.tokens.placeholder}, which stands behind steps only; name "
+                "what ends them with --data.step_tag, or take another --model.placeholder_token"
+            )
+        return text_ids(self.kit, self.processor, step)
+
+
+def collate_steps(samples: Sequence[StepSample], *, pad_token_id: int) -> StepBatch:
+    """Pad samples on the right into one batch, in which those of one prompt have one object for its media."""
+    tokens = collate([sample.tokens for sample in samples], pad_token_id=pad_token_id)
+    tokens = replace(tokens, media=_in_common(tokens.media))
+    labels = torch.zeros(tokens.loss_mask.shape)
+    labels[tokens.loss_mask] = torch.tensor([label for sample in samples for label in sample.labels])
+    prompt_lengths = torch.tensor([sample.prompt_length for sample in samples])
+    return StepBatch(tokens=tokens, labels=labels, prompt_lengths=prompt_lengths)
+
+
+def _in_common(media: Sequence[Media | None]) -> list[Media | None]:
+    """Return media with the first of those that are equal in the place of each."""
+    found: list[Media] = []
+    given: list[Media | None] = []
+    for item in media:
+        known = None if item is None else next((one for one in found if _are_equal(one, item)), item)
+        if known is not None and known is item:
+            found.append(known)
+        given.append(known)
+    return given
+
+
+def _are_equal(one: Media, other: Media) -> bool:
+    if one is other:
+        return True
+    return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+def training_steps(config: PRMConfig, *, check: RowCheck[StepRow] = passes) -> KeptRows[StepRow]:
+    """Return the rows of `--data.dataset`; raises UserError where they cannot be learned from, or are too few."""
+    return blended_rows(config, lambda path: _load(config, path, split=config.data.dataset_split, check=check))
+
+
+def evaluation_steps(config: PRMConfig, *, check: RowCheck[StepRow] = passes) -> KeptRows[StepRow]:
+    """Return the rows of `--eval.dataset`, none without."""
+    path = config.eval.dataset
+    return KeptRows() if path is None else _load(config, path, split=config.eval.split, check=check)
+
+
+def solutions_of(rows: Sequence[StepRow]) -> list[Row]:
+    """Return the prompts of rows, which hold their images."""
+    return [row.conversation(()) for row in rows]
+
+
+def _load(config: PRMConfig, path: str, *, split: str, check: RowCheck[StepRow]) -> KeptRows[StepRow]:
+    data = config.data
+    reading = named_reading(data, prompt=data.input_key, answer=data.label_key, prefix="--data.")
+    tag = data.step_tag or config.model.placeholder_token
+    reading = replace(reading, names=replace(reading.names, step_tag=tag, step_flag="--data.step_tag"))
+    return judged_rows(path, STEPS, split=split, reading=reading, bad_rows=data.bad_rows, check=check)
+
+
+def prompt_numbers(rows: Iterable[JudgedRow]) -> torch.Tensor:
+    """Return the number of each row's prompt, (N,), from 0 in the order in which these come first.
+
+    Of images and videos that are named by a path or an address the name counts, of others what is in them.
+    """
+    known: dict[Hashable, int] = {}
+    return torch.tensor([known.setdefault(_key(row), len(known)) for row in rows])
+
+
+def grouped_indices(prompts: torch.Tensor, *, batch_size: int, seed: int, step: int) -> list[int]:
+    """Return the row indices of update `step` (from 0), as `batch_indices` does, but with the rows of a prompt together.
+
+    Each epoch is a new permutation of the prompts, and of the rows of each.
+
+    Args:
+        prompts: the number of each row's prompt, (N,).
+    """
+    rows = len(prompts)
+    epoch, position = divmod(step, rows // batch_size)
+    generator = torch.Generator().manual_seed(seed + epoch)
+    turns = torch.randperm(int(prompts.max()) + 1, generator=generator)[prompts]
+    order = (turns * rows + torch.randperm(rows, generator=generator)).argsort()
+    return order[position * batch_size : (position + 1) * batch_size].tolist()
+
+
+def in_turns(indices: Sequence[Any], *, ranks: int) -> list[Any]:
+    """Return an update's rows so that ranks, which take every so-many-th of them, each get neighbours.
+
+    `[1, 1, 2, 2]` and 2 ranks → `[1, 2, 1, 2]`.
+    """
+    own, rest = divmod(len(indices), ranks)
+    assert not rest, "an update has as many rows for every rank"
+    return [indices[rank * own + place] for place in range(own) for rank in range(ranks)]
+
+
+def _key(row: JudgedRow) -> Hashable:
+    messages = tuple((message.role, tuple(map(_known, message.parts))) for message in row.messages)
+    return row.plain, messages
+
+
+def _known(part: Part) -> Hashable:
+    """Return a part as it is compared with others: encoded images by their contents."""
+    if isinstance(part, ImagePart):
+        return replace(part, source=_content(part.source))
+    if isinstance(part, VideoPart) and not isinstance(part.source, str):
+        return replace(part, source=tuple(map(_content, part.source)))
+    return part
+
+
+def _content(source: ImageSource) -> str | bytes:
+    if isinstance(source, str):
+        return source
+    if isinstance(source, Image.Image):
+        found = f"{source.mode} {source.size}".encode() + source.tobytes()
+    else:
+        found = source.read() if isinstance(source, StoredBytes) else source
+    return hashlib.blake2b(found, digest_size=16).digest()
+
+
+ACCURACY, SCORE = "step_accuracy", "step_score"
+
+
+def step_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return the cross-entropy of labels p and the two judging tokens: -p log s(d) - (1 - p) log s(-d), the sigmoid s.
+
+    Math-Shepherd, equation 5 of https://arxiv.org/abs/2312.08935, also for labels between 0 and 1.
+
+    Args:
+        logits: of the token of a right step and of that of a wrong one, (..., 2); d is the first less the second.
+        labels: how right each step is, (...).
+    """
+    difference = logits[..., 0] - logits[..., 1]
+    return -labels * F.logsigmoid(difference) - (1 - labels) * F.logsigmoid(-difference)
+
+
+class PRMRun(SupervisedRun[PRMConfig, StepRow, StepSample, StepBatch]):
+    """The loss is the mean over steps."""
+
+    kind = "prm"
+    shown = (ACCURACY,)
+    encoder = StepEncoder
+    actor: KitActor
+    encode: StepEncoder
+
+    @classmethod
+    def read(cls, config: PRMConfig, check: RowCheck[StepRow]) -> tuple[KeptRows[StepRow], KeptRows[StepRow]]:
+        return training_steps(config, check=check), evaluation_steps(config, check=check)
+
+    @classmethod
+    def conversations(cls, rows: Sequence[StepRow]) -> list[Row]:
+        return solutions_of(rows)
+
+    @classmethod
+    def of(cls, session: Session[PRMConfig], **learned: Any) -> Self:
+        """Return the run of a session; whatever is saved of its model says by which tokens it judges."""
+        config = session.config
+        actor = load_policy(session, share_prefix=config.ds.packing_samples and config.train.shared_prefix_enable)
+        setattr(actor.model_config, CONFIG_KEY, learned["encode"].tokens.in_config)
+        return cls(session, prepare_trained(session, actor), **learned)
+
+    def __init__(self, *given: Any, **learned: Any) -> None:
+        """Args:
+        given, learned: those of `SupervisedRun`.
+        """
+        super().__init__(*given, **learned)
+        # Of each row, where the rows of a prompt are to stay together.
+        self.prompts = prompt_numbers(self.rows) if self.config.train.group_prompts_enable else None
+
+    def indices(self, step: int) -> list[Any]:
+        """Return the rows of an update; those of one prompt fall to one rank, one after another, where that is asked for."""
+        if self.prompts is None:
+            return super().indices(step)
+        train = self.config.train
+        found = grouped_indices(self.prompts, batch_size=train.batch_size, seed=train.seed, step=step)
+        return in_turns(found, ranks=self.strategy.ds_device_mesh["dp"].size())
+
+    def held_out(self, rows: Sequence[StepRow]) -> StepEvaluation:
+        return StepEvaluation(self, rows=rows)
+
+    def collate(self, samples: Sequence[StepSample]) -> StepBatch:
+        """Return samples as one padded batch."""
+        return collate_steps(samples, pad_token_id=self.pad_token_id)
+
+    def counts(self, batch: StepBatch) -> Counts:
+        """Return the number of steps, which are tokens of the loss."""
+        steps = int(batch.tokens.loss_mask.sum())
+        return Counts(units=steps, tokens=steps)
+
+    def terms(self, batch: StepBatch) -> Terms:
+        """Return the loss of the batch's steps."""
+        judged, aux_loss = self.judged(batch)
+        sums = judged.sum((0, 1))
+        names = (ACCURACY, SCORE)
+        logged = dict(zip(names, sums[1:].detach().unbind(), strict=True))
+        return Terms(loss=sums[0], aux_loss=aux_loss, sums=logged)
+
+    def judged(self, batch: StepBatch) -> tuple[torch.Tensor, torch.Tensor | float]:
+        """Return of each step its loss, whether it is judged as its label says, and its score, (B, T - 1, 3), 0 elsewhere.
+
+        And the load-balancing loss of experts. Every rank calls it equally often.
+        """
+        device = torch.cuda.current_device()
+        tokens = batch.tokens
+        wanted = tokens.loss_mask.to(device)
+        logits, aux_loss = self.actor.token_logits(
+            tokens.sequences.to(device),
+            wanted,
+            torch.tensor(self.encode.tokens.judging_ids, device=device),
+            attention_mask=tokens.attention_mask.to(device),
+            ring_attn_group=self.strategy.ring_attn_group,
+            media=tokens.media,
+            prompt_lengths=batch.prompt_lengths if self.config.train.shared_prefix_enable else None,
+        )
+        labels = batch.labels.to(logits)
+        scores = (logits[..., 0] - logits[..., 1]).detach().sigmoid()
+        correct = (scores >= 0.5) == (labels >= 0.5)
+        values = torch.stack([step_losses(logits, labels), correct.to(logits), scores], dim=-1)
+        return torch.where(wanted[..., None], values, 0.0), aux_loss
+
+
+class StepEvaluation(RunHeldOut[StepRow, StepSample]):
+    """The means over the steps of all held-out rows, and of each data source where there are several."""
+
+    def __init__(self, run: PRMRun, *, rows: Sequence[StepRow]) -> None:
+        super().__init__(run, rows=rows)
+        self.steps = run
+
+    def _measured(self, samples: Sequence[StepSample]) -> torch.Tensor:
+        batch = self.steps.collate(samples)
+        judged, _ = self.steps.judged(batch)
+        counts = batch.tokens.loss_mask.sum(-1, keepdim=True).to(judged)
+        return torch.cat([judged.sum(1), counts], dim=-1).double()
+
+    def _metrics(self, sums: torch.Tensor, *, source: str | None) -> dict[str, float]:
+        loss, correct, score, count = sums.tolist()
+        if not count:
+            return {}
+        if source is not None:
+            return {f"eval_{source}_loss": loss / count, f"eval_{source}_{ACCURACY}": correct / count}
+        return {LOSS: loss / count, f"eval_{ACCURACY}": correct / count, f"eval_{SCORE}": score / count}

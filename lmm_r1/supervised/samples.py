@@ -1,0 +1,298 @@
+"""Samples of supervised training: encoded turns and their loss masks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from lmm_r1.data.messages import Row
+from lmm_r1.errors import UserError
+from lmm_r1.lmm_kits import EncodedPrompt, LmmKit, Media
+from lmm_r1.lmm_kits.checkpoint import bordered_ids, encode_row, outlined_row, plain_ids
+from lmm_r1.lmm_kits.encoding import placed
+from lmm_r1.lmm_kits.plain_text import control_ids
+from lmm_r1.supervised.rows import batch_indices as batch_indices
+
+if TYPE_CHECKING:
+    import torch
+
+
+# How SentencePiece writes a space; some tokenizers put one before each piece of text.
+_SPACE = "▁"
+# Tokens at the end of a turn that messages show.
+_SHOWN_END = 4
+
+
+class RewrittenHistory(UserError):
+    """A chat template writes a turn in another way once more turns follow."""
+
+
+def check_turns(row: Row, turns: Sequence[int], *, outline: EncodedPrompt, kit: LmmKit, processor: Any) -> None:
+    """Raise UserError where `mask_of_turns` cannot tell those turns of a conversation apart."""
+    for turn in turns:
+        _span(row, turn=turn, kit=kit, processor=processor, whole=outline)
+
+
+def mask_of_turns(
+    row: Row, turns: Sequence[int], *, encoded: EncodedPrompt, kit: LmmKit, processor: Any
+) -> list[bool]:
+    """Return which tokens of an encoded conversation those turns consist of, their end tokens included.
+
+    Of a turn with images or videos these are the tokens of its texts: not what a medium expands to (placeholders, markers,
+    times of frames, line breaks), and not what the template puts next to it.
+
+    Raises UserError where the chat template does not let turns, or texts and media, be told apart.
+    """
+    spans = {turn: _span(row, turn=turn, kit=kit, processor=processor, whole=encoded) for turn in turns}
+    mask = [False] * len(encoded.token_ids)
+    if kit.placeholder_ids(processor).isdisjoint(encoded.engine_token_ids):
+        for start, end in spans.values():
+            mask[start:end] = [True] * (end - start)
+        return mask
+    found = _Turns(row=row, encoded=encoded, kit=kit, processor=processor)
+    for turn, span in spans.items():
+        start, kept = found.kept(turn, span)
+        mask[start : start + len(kept)] = kept
+    return mask
+
+
+@dataclass(kw_only=True)
+class _Turns:
+    """The turns of a conversation with media, in its expanded ids."""
+
+    row: Row
+    encoded: EncodedPrompt
+    kit: LmmKit
+    processor: Any
+
+    @cached_property
+    def _media(self) -> frozenset[int]:
+        return self.kit.media_ids(self.processor)
+
+    @cached_property
+    def _anchors(self) -> frozenset[int]:
+        """Tokens that the chat template alone writes: the same ones, in the same order, however media are expanded."""
+        end = self.kit.tokenizer_of(self.processor).eos_token_id
+        return (control_ids(self.kit, self.processor) | {end}) - self._media
+
+    @cached_property
+    def _bordered(self) -> tuple[list[int], int]:
+        return bordered_ids(self.row, kit=self.kit, processor=self.processor)
+
+    def kept(self, turn: int, span: tuple[int, int]) -> tuple[int, list[bool]]:
+        """Return where a turn begins in the expanded ids, and for each of its tokens whether the loss takes it.
+
+        Args:
+            span: from where to where it goes in the ids with one placeholder per medium.
+        """
+        start, end = span
+        ids, whole = self.encoded.engine_token_ids, self.encoded.token_ids
+        last = self._place(end, turn=turn, among=whole)
+        # A template may write media where it otherwise ends the line that opens a turn.
+        while ids[start - 1] in self._media:
+            start -= 1
+        if self._media.isdisjoint(ids[start:end]):
+            return last - (end - start), [True] * (end - start)
+        first = self._place(start, turn=turn, among=whole)
+        bordered, border = self._bordered
+        known = bordered[self._place(start, turn=turn, among=bordered) : self._place(end, turn=turn, among=bordered)]
+        kept = self._carried(known, whole[first:last], border=border)
+        if kept is None:
+            raise self._refusal(turn)
+        return first, kept
+
+    def _place(self, position: int, *, turn: int, among: Sequence[int]) -> int:
+        """Return the place in expanded ids of a position in those with one placeholder per medium."""
+        ids = self.encoded.engine_token_ids
+        before = [place for place, token in enumerate(ids[:position]) if token in self._anchors]
+        others = [place for place, token in enumerate(among) if token in self._anchors]
+        alike = [ids[place] for place in before] == [among[place] for place in others[: len(before)]]
+        if not before or not alike or not self._media.isdisjoint(ids[before[-1] : position]):
+            raise self._refusal(turn)
+        return others[len(before) - 1] + position - before[-1]
+
+    def _carried(self, known: Sequence[int], token_ids: Sequence[int], *, border: int) -> list[bool] | None:
+        """Return which tokens of a turn are its text's, as its ids with borders tell; None where they are not the same text."""
+        flags = self._kept_with_borders(known, border=border)
+        known = [token for token in known if token != border]
+        if known == token_ids:
+            return flags
+        # Next to a border, text may have been cut into tokens otherwise.
+        for left_out in ("", _SPACE):
+            pieces, others = (self._pieces(ids, left_out=left_out) for ids in (known, token_ids))
+            if "".join(pieces) == "".join(others):
+                by_character = [flag for piece, flag in zip(pieces, flags, strict=True) for _ in piece]
+                return _by_token(by_character, others)
+        return None
+
+    def _kept_with_borders(self, known: Sequence[int], *, border: int) -> list[bool]:
+        """Return for each token but the borders whether it is kept: outside of texts, only where no medium stands."""
+        flags: list[bool] = []
+        stretch: list[int] = []
+        inside = False
+        for token in [*known, border]:
+            if token != border:
+                stretch.append(token)
+                continue
+            flags += [inside or self._media.isdisjoint(stretch)] * len(stretch)
+            stretch, inside = [], not inside
+        # The end token stands behind a medium where the turn ends in one.
+        return [*flags[:-1], True]
+
+    def _pieces(self, token_ids: Sequence[int], *, left_out: str) -> list[str]:
+        pieces = self.kit.tokenizer_of(self.processor).convert_ids_to_tokens(list(token_ids))
+        return [piece.replace(left_out, "") if left_out else piece for piece in pieces]
+
+    def _refusal(self, turn: int) -> UserError:
+        return UserError(
+            f"{self.row.location}: message {turn + 1} holds images or videos, or follows some, and this checkpoint's chat "
+            "template does not let its text be told from them; leave the row out"
+        )
+
+
+def _by_token(by_character: Sequence[bool], pieces: Sequence[str]) -> list[bool]:
+    """Return for each token whether all of its characters are kept; of none, whether those next to it are."""
+    flags, start = [], 0
+    for piece in pieces:
+        end = start + len(piece)
+        flags.append(all(by_character[start:end] if piece else by_character[max(0, start - 1) : start + 1]))
+        start = end
+    return flags
+
+
+def _span(row: Row, *, turn: int, kit: LmmKit, processor: Any, whole: EncodedPrompt) -> tuple[int, int]:
+    """Return [start, end) of an assistant turn in the ids with one placeholder per image or video, end token included."""
+    ids, videos = whole.engine_token_ids, whole.videos
+    with placed(row.location):
+        before = kit.render(processor, row.messages[:turn], add_generation_prompt=True, videos=videos)
+        through = (
+            ids
+            if turn + 1 == len(row.messages)
+            else kit.render(processor, row.messages[: turn + 1], add_generation_prompt=False, videos=videos)
+        )
+    # The last token of either may have grown together with the text behind it.
+    if any(ids[: len(part) - 1] != part[:-1] for part in (before, through)):
+        raise RewrittenHistory(
+            f"{row.location}: the chat template writes the messages up to {turn + 1} differently when more follow, so "
+            "the tokens of that turn cannot be told apart; a training takes another template by --data.tokenizer_chat_template"
+        )
+    start, end = len(before), len(through)
+    tokenizer = kit.tokenizer_of(processor)
+    # What the template puts behind the end token (a newline) is never sampled, so the loss leaves it out.
+    while end > start and ids[end - 1] != tokenizer.eos_token_id:
+        end -= 1
+    if end == start:
+        end_token = tokenizer.decode([tokenizer.eos_token_id], skip_special_tokens=False)
+        written = tokenizer.decode(ids[start : len(through)][-_SHOWN_END:], skip_special_tokens=False)
+        raise UserError(
+            f"{row.location}: the chat template ends an assistant turn with {written!r}, in which the tokenizer's end token "
+            f"{end_token} is missing, so that no end would be learned; let eos_token in the checkpoint's "
+            "tokenizer_config.json be the token that the template writes"
+        )
+    return start, end
+
+
+@dataclass(frozen=True, kw_only=True)
+class SFTSample:
+    token_ids: list[int]
+    loss_mask: list[bool]
+    """True for each token of an assistant turn's text, and for its end token; in pre-training for all but tokens of media."""
+    media: Media | None
+
+    @property
+    def filler(self) -> SFTSample:
+        """A sample that teaches nothing."""
+        return replace(self, loss_mask=[False] * len(self.loss_mask))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SFTBatch:
+    sequences: torch.Tensor  # (B, T), padded on the right
+    attention_mask: torch.Tensor  # (B, T)
+    loss_mask: torch.Tensor  # (B, T - 1): whether the loss takes the next token
+    media: list[Media | None]  # B entries
+
+
+def encode_sample(
+    row: Row, *, kit: LmmKit, processor: Any, max_len: int, every_turn: bool, every_token: bool = False
+) -> SFTSample | None:
+    """Return the row's sample, or None when it is longer than `max_len` tokens (an image prompt cannot be cut).
+
+    Args:
+        every_turn: the loss takes all assistant turns, not the last alone.
+        every_token: the loss takes every token but those of media, as in pre-training.
+    """
+    if row.plain:
+        sample = _plain_sample(row, kit=kit, processor=processor, every_token=every_token)
+        return None if len(sample.token_ids) > max_len else sample
+    encoded = encode_row(row, kit=kit, processor=processor, add_generation_prompt=False)
+    if len(encoded.token_ids) > max_len:
+        return None
+    if every_token:
+        media = kit.media_ids(processor)
+        mask = [token not in media for token in encoded.token_ids]
+        return SFTSample(token_ids=encoded.token_ids, loss_mask=mask, media=encoded.media)
+    mask = mask_of_turns(row, loss_turns(row, every_turn=every_turn), encoded=encoded, kit=kit, processor=processor)
+    return SFTSample(token_ids=encoded.token_ids, loss_mask=mask, media=encoded.media)
+
+
+def check_sample(row: Row, *, kit: LmmKit, processor: Any, every_turn: bool, every_token: bool = False) -> None:
+    """Raise UserError where `encode_sample` would, as far as that is told without reading pixels; see `outlined_row`."""
+    outline = outlined_row(row, kit=kit, processor=processor, add_generation_prompt=False)
+    if row.plain or every_token:
+        return
+    turns = loss_turns(row, every_turn=every_turn)
+    try:
+        check_turns(row, turns, outline=outline, kit=kit, processor=processor)
+    except RewrittenHistory as error:
+        if len(turns) == 1:
+            raise
+        raise UserError(f"{error}, and SFT learns the last turn only by --data.no_multiturn") from error
+
+
+def _plain_sample(row: Row, *, kit: LmmKit, processor: Any, every_token: bool) -> SFTSample:
+    parts = plain_ids(row, kit=kit, processor=processor)
+    mask = [every_token or message.role == "assistant" for message in row.messages]
+    if every_token and row.messages[-1].role != "assistant":
+        # Where one text ends and another begins in generation.
+        parts[-1] = [*parts[-1], kit.tokenizer_of(processor).eos_token_id]
+    return SFTSample(
+        token_ids=[token for part in parts for token in part],
+        loss_mask=[counts for part, counts in zip(parts, mask, strict=True) for _ in part],
+        media=None,
+    )
+
+
+def collate(samples: Sequence[SFTSample], *, pad_token_id: int) -> SFTBatch:
+    """Pad samples on the right into one batch."""
+    import torch
+
+    width = max(len(sample.token_ids) for sample in samples)
+    sequences = torch.full((len(samples), width), pad_token_id)
+    attention_mask = torch.zeros(len(samples), width, dtype=torch.long)
+    loss_mask = torch.zeros(len(samples), width, dtype=torch.bool)
+    for index, sample in enumerate(samples):
+        length = len(sample.token_ids)
+        sequences[index, :length] = torch.tensor(sample.token_ids)
+        attention_mask[index, :length] = 1
+        loss_mask[index, :length] = torch.tensor(sample.loss_mask)
+    return SFTBatch(
+        sequences=sequences,
+        attention_mask=attention_mask,
+        loss_mask=loss_mask[:, 1:],
+        media=[sample.media for sample in samples],
+    )
+
+
+def loss_turns(row: Row, *, every_turn: bool) -> list[int]:
+    """Return the indices of the assistant turns that the loss takes, all or the last; raises UserError where there is none."""
+    turns = [index for index, message in enumerate(row.messages) if message.role == "assistant"]
+    turns = turns if every_turn else turns[-1:]
+    if not turns or turns[0] == 0:
+        raise UserError(
+            f"{row.location}: an assistant turn must follow a prompt; SFT rows end with one, or name the column with the "
+            "response by --data.output_key, or learn plain text with --model.pretrain_mode_enable"
+        )
+    return turns

@@ -1,0 +1,196 @@
+"""A supervised run from its flags to its model: checks, the processes' group, the run's folder, and the loop in them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from rich.console import Console
+
+from lmm_r1.config import SupervisedConfig, sized_supervised, to_openrlhf_args
+from lmm_r1.data.messages import Row
+from lmm_r1.data.training_rows import AnyRow, KeptRows
+from lmm_r1.errors import UserError
+from lmm_r1.host.strategy import KitStrategy, default_to_one_process, leave_group, make_strategy
+from lmm_r1.lifecycle.publication import publish
+from lmm_r1.lifecycle.start import Fingerprint, check_start, open_run
+from lmm_r1.lifecycle.stopping import StopRequests, told_ends
+from lmm_r1.lmm_kits import Checkpoint
+from lmm_r1.lmm_kits.checkpoint import check_images_taken, check_pixel_bounds
+from lmm_r1.lmm_kits.weight_files import check_weights
+from lmm_r1.models.feature_store import share_features
+from lmm_r1.models.load_balancing import check_balanced
+from lmm_r1.models.packed.sequence_parallel import check_heads
+from lmm_r1.models.rope_scaling import check_rope, tell_factors
+from lmm_r1.planning.run_plan import planned_supervised
+from lmm_r1.records.run_folder import RunFolder
+from lmm_r1.records.trackers import Trackers, open_trackers
+from lmm_r1.supervised.loop import SupervisedRun
+from lmm_r1.supervised.models import ConfigT, Session, model_path
+from lmm_r1.supervised.rows import SampleEncoder, chat_template, first_fitting
+
+
+def train(run_class: type[SupervisedRun[ConfigT, Any, Any, Any]], config: ConfigT) -> None:
+    """Train on `--data.dataset` and write the model to `--ckpt.output_dir`; raises UserError for what the user gave."""
+    checkpoint = _opened(config)
+    check_pixel_bounds(config.data, checkpoint, model=_model(checkpoint), prefix="--data.")
+    encode = run_class.encoder.of(config, kit=checkpoint.kit, processor=checkpoint.processor)
+    rows, held_out = run_class.read(config, partial(_check_row, run_class, checkpoint, encode))
+    default_to_one_process()
+    config = _sized(config, rows=len(rows))
+    shown = run_class.conversations(rows)
+    run_class.check(config, checkpoint, shown + run_class.conversations(held_out))
+    learned = run_class.learned(rows)
+    filler = first_fitting(config, learned, encode).filler
+    every = KeptRows.blended((), [rows, held_out])
+    with session(run_class, config, checkpoint, rows=rows, shown=shown, every=every) as begun:
+        run = run_class.of(begun, rows=learned, encode=encode, filler=filler)
+        if held_out:
+            run.evaluate_on(held_out)
+        run.train(steps=begun.steps)
+
+
+def _sized(config: ConfigT, *, rows: int) -> ConfigT:
+    """Return the settings with the sizes that were left open; rank 0 says what they are."""
+    sized, told = sized_supervised(config, rows=rows, processes=int(os.environ["WORLD_SIZE"]))
+    if told is not None:
+        Console(highlight=False, soft_wrap=True, quiet=os.environ["RANK"] != "0").print(told)
+    return sized
+
+
+def _opened(config: SupervisedConfig) -> Checkpoint:
+    """Return the checkpoint that the run trains; raises UserError where it cannot be trained as the flags say."""
+    path = model_path(config)
+    checkpoint = Checkpoint(
+        path, trust_remote_code=config.train.trust_remote_code, chat_template=chat_template(config)
+    )
+    model = _model(checkpoint)
+    # What a checkpoint lacks is told in this order: a kit, a processor, weights.
+    _ = checkpoint.kit, checkpoint.processor
+    check_weights(path)
+    check_heads(checkpoint.config, size=config.ds.ulysses_size, model=model)
+    coef = config.model.aux_loss_coef
+    check_balanced(checkpoint.config, kit=checkpoint.kit, coef=coef, flag="model.aux_loss_coef", model=model)
+    check_rope(checkpoint.config, model=model)
+    return checkpoint
+
+
+def _check_row(
+    run_class: type[SupervisedRun[Any, Any, Any, Any]], checkpoint: Checkpoint, encode: SampleEncoder, row: Any
+) -> None:
+    """Raise UserError for a row that the model cannot take, or that cannot be encoded."""
+    check_images_taken(run_class.conversations([row]), kit=checkpoint.kit, model=_model(checkpoint))
+    encode.check(row)
+
+
+def _model(checkpoint: Checkpoint) -> str:
+    return f"--model.model_name_or_path {checkpoint.path}"
+
+
+@contextmanager
+def session(
+    run_class: type[SupervisedRun[ConfigT, Any, Any, Any]],
+    config: ConfigT,
+    checkpoint: Checkpoint,
+    *,
+    rows: Sequence[AnyRow],
+    shown: Sequence[Row],
+    every: KeptRows[Any] | None = None,
+) -> Iterator[Session[ConfigT]]:
+    """Start a run's processes and its folder, and finish both when what is inside has trained.
+
+    Raises UserError, before anything is written, for a run that must not begin; RunStopped and UserError for how it ends.
+
+    Args:
+        rows: what is learned from.
+        shown: conversations of the rows, of which the plan takes one with an image.
+        every: where all rows are from, held-out ones too, and which the run goes on without.
+    """
+    every = KeptRows() if every is None else every
+    folder = RunFolder(
+        path=Path(config.ckpt.output_dir),
+        name=config.logger.stage_name,
+        kind=run_class.kind,
+        origins=every.origins,
+    )
+    _check_processes(config, count=int(os.environ["WORLD_SIZE"]))
+    config = _planned(config, shown)
+    fingerprint = Fingerprint.of(config, models=run_class.models(config), rows={"data.dataset": rows})
+    check_start(config, fingerprint)
+    tell_factors(checkpoint.config, max_len=config.data.max_len, flag="--data.max_len")
+    # One process stands for all ranks, which end together.
+    is_first = os.environ["RANK"] == "0"
+    with (
+        StopRequests() as stops,
+        folder.locked() if is_first else nullcontext(),
+        told_ends(stops, folder=folder.path),
+        _joined(config) as strategy,
+    ):
+        if dist.get_world_size() > 1:
+            share_features(f"{os.environ['MASTER_ADDR']} {os.environ['MASTER_PORT']}")
+        resumed = False
+        if strategy.is_rank_0():
+            resumed = open_run(config, fingerprint, folder=folder)
+            folder.left_out(every.left_out)
+        # What is deleted or written there must be so for all ranks.
+        dist.barrier()
+        steps = (len(rows) // config.train.batch_size) * config.train.max_epochs
+        if config.train.max_steps > 0:
+            steps = min(steps, config.train.max_steps)
+        trackers = open_trackers(config, folder=folder.path, resumed=resumed) if strategy.is_rank_0() else Trackers()
+        kept = folder.session() if strategy.is_rank_0() else nullcontext()
+        console = Console(highlight=False, markup=False, soft_wrap=True, quiet=not strategy.is_rank_0())
+        console.print(f"{folder.name}: {len(rows)} rows, loading {checkpoint.path} ...")
+        with kept:
+            with trackers:
+                yield Session(
+                    config=config,
+                    checkpoint=checkpoint,
+                    strategy=strategy,
+                    folder=folder,
+                    stops=stops,
+                    trackers=trackers,
+                    steps=steps,
+                )
+            if strategy.is_rank_0():
+                console.print(folder.finish(steps=steps))
+        first = strategy.is_rank_0()
+        # Whoever goes on from here finds the run finished, whichever rank it is.
+        dist.barrier()
+    if first:
+        publish(config, folder.path)
+
+
+@contextmanager
+def _joined(config: SupervisedConfig) -> Iterator[KitStrategy]:
+    """Set up the group of the run's processes, and leave it after the block, also if that fails."""
+    strategy = make_strategy(to_openrlhf_args(config))
+    strategy.setup_distributed()
+    try:
+        yield strategy
+    except BaseException:
+        leave_group(failed=True)
+        raise
+    leave_group()
+
+
+def _check_processes(config: SupervisedConfig, *, count: int) -> None:
+    size = config.ds.ulysses_size
+    if count % size:
+        raise UserError(f"--ds.ulysses_size {size} does not divide the {count} processes of this run")
+
+
+def _planned(config: ConfigT, rows: Sequence[Row]) -> ConfigT:
+    """Return the settings with what memory decides, alike on every rank; rank 0 says what the run will take.
+
+    Raises UserError, on every rank, for a run that cannot fit.
+    """
+    processes = int(os.environ["WORLD_SIZE"])
+    console = Console(highlight=False, quiet=os.environ["RANK"] != "0")
+    per_machine = int(os.environ.get("LOCAL_WORLD_SIZE", processes))
+    return planned_supervised(config, console=console, processes=processes, per_machine=per_machine, rows=rows)

@@ -1,1 +1,0 @@
-"""Reinforcement learning and supervised training on OpenRLHF's parts."""
