@@ -1,6 +1,6 @@
-"""The documentation as a site: every page of the repository, with the files that they link to; `make docs` runs it.
+"""Build the documentation as a site from every page of the repository and the files that they link to.
 
-python docs/site.py FOLDER writes the site into FOLDER/site; a link to nothing, or to a heading that is not there, fails it.
+`make docs` runs `python docs/site.py FOLDER`, which writes FOLDER/site. A link to a missing file or heading fails it.
 """
 
 import re
@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SETTINGS = ROOT / "docs" / "mkdocs.yml"
 PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/*.md", "datasets/README.md", "remote_rm/README.md")
 PAGES += ("lmm_r1/lmm_kits/README.md", "compat/flash-attn/README.md")
-# Of a link or an image in Markdown, outside of code.
+# The target of a Markdown link or image.
 _LINK = re.compile(r"(?<=\]\()(?!https?:|mailto:|#)([^)\s]+)(?=\))")
 _CODE = re.compile(r"```.*?```|`[^`\n]*`", flags=re.DOTALL)
 
@@ -34,7 +34,7 @@ def main(folder: str) -> None:
 
 
 def stage(folder: Path) -> None:
-    """Copy the pages, and what they link to, to the places that they have in the repository; fail for a link to nothing."""
+    """Copy the pages and the files they link to, with their relative paths; exit with the broken links if there are any."""
     pages = [page for pattern in PAGES for page in sorted(ROOT.glob(pattern))]
     broken = []
     for page in pages:
@@ -51,12 +51,12 @@ def stage(folder: Path) -> None:
 
 
 def links(text: str) -> list[str]:
-    """Return the targets of a page's links and images that are files of the repository."""
+    """Return the targets of a page's links and images that are not addresses."""
     return _LINK.findall(_CODE.sub("", text))
 
 
 def _with_folders(text: str, page: Path) -> str:
-    """Return a page whose links to folders are their names alone: a site shows no folders."""
+    """Return a page without its links to folders, because a site shows no folders."""
 
     def shown(match: re.Match[str]) -> str:
         target = (page.parent / match["target"].partition("#")[0]).resolve()

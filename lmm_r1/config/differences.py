@@ -21,18 +21,18 @@ class Difference:
     """Whether it changes what a run trains, not only where files go, speed or precision."""
 
 
-_ATTENTION = "flash-attn is often not installed; auto takes it where it is"
-_OWN_CHECKPOINTS = "two runs never share checkpoints: without this flag they lie in the run's own output_dir"
-_RESUMES = "the same command in the same folder goes on where it stopped, and says so"
-_COUNTS = "a count that nobody names is what the machine has, and not eight GPUs that it may lack"
-_PARAM_DTYPE = "bf16 is many times slower on a CPU without instructions for it; elsewhere None is bf16"
-_INPUT_KEY = "rows hold their messages in `message` or in `messages`, and either is found"
-_ACCUMULATION = "of many passes' gradients, half precision loses the small ones; OpenRLHF leaves it to DeepSpeed"
-_LIGER = "the same numbers with fewer kernels, on GPUs where they run"
+_ATTENTION = "flash-attn is often not installed; auto uses it if it is"
+_OWN_CHECKPOINTS = "each run has its own checkpoints, by default in its output_dir"
+_RESUMES = "the same command in the same folder resumes"
+_COUNTS = "the GPUs of the machine or cluster"
+_PARAM_DTYPE = "bf16, or fp32 on a CPU without bf16 instructions"
+_INPUT_KEY = "`message` or `messages`, whichever the rows have"
+_ACCUMULATION = "half precision loses small gradients over many passes; OpenRLHF leaves it to DeepSpeed"
+_LIGER = "the same results with fewer kernels, on GPUs that support them"
 
-_BATCH = "a fifth of the rows, so that a pass over them is five steps at least; 128 at most"
-_MICRO_BATCH = "8, or what divides a GPU's share of an update, so that few rows can be shared among many GPUs"
-_OUTPUT = "stages that name no folder do not share one: it is runs/ and the stage's name"
+_BATCH = "a fifth of the rows, at most 128: five steps or more per pass over them"
+_MICRO_BATCH = "8, or a divisor of a GPU's share of an update"
+_OUTPUT = "runs/ and the stage's name, so stages do not share a folder"
 
 _TEACHING = ("data.max_len", "train.batch_size")
 
@@ -78,21 +78,21 @@ DIFFERENCES = (
         command="train_ppo_ray",
         flag="rollout.batch_size",
         theirs=1024,
-        reason="a fifth of the prompts, so that a pass over them is five steps at least; 1024 at most",
+        reason="a fifth of the prompts, at most 1024: five steps or more per pass over them",
         teaches=True,
     ),
     Difference(
         command="train_ppo_ray",
         flag="rollout.n_samples_per_prompt",
         theirs=1,
-        reason="8 where the estimator compares the responses to one prompt with one another, else 1",
+        reason="8 if the estimator compares the responses to one prompt, otherwise 1",
         teaches=True,
     ),
     Difference(
         command="train_ppo_ray",
         flag="train.batch_size",
         theirs=128,
-        reason="all samples of a step; 128 at most",
+        reason="all samples of a step, at most 128",
         teaches=True,
     ),
     Difference(command="train_ppo_ray", flag="ckpt.load_enable", theirs=False, reason=_RESUMES),
