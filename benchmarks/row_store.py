@@ -175,7 +175,7 @@ def picture(number: int) -> bytes:
 def measure(file: Path, *, steps: int) -> dict[str, Any]:
     """Return seconds and memory of loading a file in this process, and of reading its images."""
     from lmm_r1.data.files import read_row_file
-    from lmm_r1.data.images import StoredBytes
+    from lmm_r1.data.image_sources import StoredBytes
     from lmm_r1.data.images import load_image
     from lmm_r1.data.messages import images_of
     from lmm_r1.data.training_rows import PromptStream

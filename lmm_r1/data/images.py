@@ -19,7 +19,7 @@ from typing import IO
 import tenacity
 from PIL import ExifTags, Image, ImageOps
 
-from lmm_r1.data.images import StoredBytes, decode_base64, describe, kind_of, open_image, resolve
+from lmm_r1.data.image_sources import StoredBytes, decode_base64, describe, kind_of, open_image, resolve
 from lmm_r1.data.messages import ImagePart
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import write_bytes_atomically

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
-from lmm_r1.data.images import ImageSource, describe
+from lmm_r1.data.image_sources import ImageSource, describe
 from lmm_r1.errors import UserError
 
 ROLES = ("system", "user", "assistant", "tool")

@@ -26,7 +26,7 @@ from lmm_r1.data.formats.row_format import (
     is_media,
     media_entries,
 )
-from lmm_r1.data.images import ImageSource, StoredBytes, kind_of, open_image, resolve
+from lmm_r1.data.image_sources import ImageSource, StoredBytes, kind_of, open_image, resolve
 from lmm_r1.data.images import check_image_exists
 from lmm_r1.data.messages import ROLES, ImagePart, Message, Part, Row, TextPart, VideoPart
 from lmm_r1.data.videos import check_video_exists

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lmm_r1.data.images import describe, kind_of
+from lmm_r1.data.image_sources import describe, kind_of
 from lmm_r1.data.images import fetched
 from lmm_r1.data.messages import ImagePart, Part, Row, VideoPart
 from lmm_r1.data.row_parser import parse_row

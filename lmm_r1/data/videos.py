@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmm_r1.data.images import describe
+from lmm_r1.data.image_sources import describe
 from lmm_r1.data.images import check_image_exists, image_size, load_image
 from lmm_r1.data.messages import ImagePart, VideoPart
 from lmm_r1.errors import UserError

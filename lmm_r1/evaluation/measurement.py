@@ -13,7 +13,7 @@ from lmm_r1.config.evaluate import EvaluateConfig, answers_path, endpoint_fields
 from lmm_r1.config.generation import episode_limits, reward_part
 from lmm_r1.config.rows import row_reading
 from lmm_r1.data.bad_rows import SkippedRow
-from lmm_r1.data.images import kind_of
+from lmm_r1.data.image_sources import kind_of
 from lmm_r1.data.images import PictureFolder
 from lmm_r1.data.messages import Row, images_of, videos_of
 from lmm_r1.errors import UserError

@@ -14,7 +14,7 @@ import jinja2
 import PIL.Image
 import PIL.ImageOps
 
-from lmm_r1.data.images import ImageSource, kind_of
+from lmm_r1.data.image_sources import ImageSource, kind_of
 from lmm_r1.data.images import encoded_image, load_image
 from lmm_r1.data.messages import ImagePart
 

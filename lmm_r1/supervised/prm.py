@@ -15,7 +15,7 @@ from typing_extensions import Self
 
 from lmm_r1.config import PRMConfig
 from lmm_r1.config.rows import named_reading
-from lmm_r1.data.images import ImageSource, StoredBytes
+from lmm_r1.data.image_sources import ImageSource, StoredBytes
 from lmm_r1.data.messages import ImagePart, Part, Row, VideoPart
 from lmm_r1.data.preferences import STEPS, JudgedRow, StepRow
 from lmm_r1.data.training_rows import KeptRows

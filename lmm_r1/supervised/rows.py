@@ -19,7 +19,7 @@ from lmm_r1.config import SupervisedConfig
 from lmm_r1.data.bad_rows import BadRows
 from lmm_r1.data.files import RowFile
 from lmm_r1.data.formats.row_format import Fields
-from lmm_r1.data.images import ChangedFile
+from lmm_r1.data.image_sources import ChangedFile
 from lmm_r1.data.preferences import JudgedFile, JudgedRow, RowKind, read_judged_file
 from lmm_r1.data.reading import RowReading
 from lmm_r1.data.training_rows import SKIP_BAD_ROWS, KeptRows, blend, parse_dataset_spec, stopped_by, told_of

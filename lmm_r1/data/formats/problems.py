@@ -19,7 +19,7 @@ from lmm_r1.data.formats.row_format import (
     listed,
     media_entries,
 )
-from lmm_r1.data.images import StoredBytes
+from lmm_r1.data.image_sources import StoredBytes
 
 OPTIONS = string.ascii_uppercase[:10]
 CHOOSE = "Answer with the letter of the right option."

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from lmm_r1.data.files import Record
-from lmm_r1.data.images import kind_of
+from lmm_r1.data.image_sources import kind_of
 from lmm_r1.data.images import check_image_exists, load_image
 from lmm_r1.data.messages import Row, images_of
 from lmm_r1.data.preferences import PREFERENCE, PreferenceRow, read_judged_row

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from lmm_r1.data.bad_rows import SkippedRow
 from lmm_r1.data.files import IMAGES_FOLDER, ROWS_FILE, Record
-from lmm_r1.data.images import StoredBytes, decode_base64, kind_of, open_image
+from lmm_r1.data.image_sources import StoredBytes, decode_base64, kind_of, open_image
 from lmm_r1.data.images import fetched, load_image
 from lmm_r1.data.messages import ImagePart, Message, Part, Row
 from lmm_r1.data.preferences import PreferenceRow

@@ -12,7 +12,7 @@ from statistics import fmean
 from lmm_r1.config.evaluate import EvaluateConfig
 from lmm_r1.data.bad_rows import SkippedRow
 from lmm_r1.data.files import read_good_rows, read_records
-from lmm_r1.data.images import ImageSource, resolve
+from lmm_r1.data.image_sources import ImageSource, resolve
 from lmm_r1.data.messages import Message, Row, TextPart, images_of
 from lmm_r1.data.recipes.recipe import LETTERS, Sampling
 from lmm_r1.data.sample import Completion

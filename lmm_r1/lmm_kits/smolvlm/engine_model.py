@@ -15,8 +15,7 @@ from vllm.multimodal.parse import MultiModalDataItems, MultiModalDataParser
 from vllm.multimodal.processing import PromptReplacement, PromptUpdate, PromptUpdateDetails
 
 from lmm_r1.lmm_kits.idefics.engine_model import SmolVLMTiles
-from lmm_r1.lmm_kits.smolvlm import around_frames
-from lmm_r1.lmm_kits import smolvlm as video_text
+from lmm_r1.lmm_kits.smolvlm import around_frames, video_text
 
 # The two tokens around each frame, and the one that says that it is whole; a time has one more at least.
 MARKS_OF_A_FRAME = 4
