@@ -9,7 +9,7 @@ SEED ?= 1
 ARCH ?= qwen2_5_vl
 DEMO ?= runs/demo$(if $(filter-out qwen2_5_vl,$(ARCH)),_$(ARCH))
 STAMP := $(VENV)/.installed
-SOURCES := lmm_r1 remote_rm tests benchmarks compat setup.py
+SOURCES := lmm_r1 remote_rm tests benchmarks compat .ci/budgets.py setup.py
 
 .PHONY: install demo test test-full check format bench docs wheel clean
 
@@ -40,6 +40,7 @@ check: $(STAMP)
 	$(VENV)/bin/ruff check $(SOURCES)
 	$(VENV)/bin/lint-imports --no-logo
 	$(VENV)/bin/mypy
+	$(VENV)/bin/python .ci/budgets.py
 	git ls-files '*.sh' .ci/run | xargs $(VENV)/bin/shellcheck
 
 format: $(STAMP)

@@ -1,5 +1,6 @@
-"""The checks of layers and types that `make check` makes: each fails on a planted breach."""
+"""The checks of layers, types and budgets that `make check` makes: each fails on a planted breach."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -57,3 +58,26 @@ def test_a_type_that_does_not_fit_fails(copied: Path):
     checked = run(copied, "mypy", "--cache-dir", str(copied / "cache"), "-p", "lmm_r1.dotted")
     assert checked.returncode == 1, checked.stdout
     assert 'Incompatible return value type (got "int", expected "str")' in checked.stdout
+
+
+def test_the_house_is_within_its_budgets():
+    checked = budgets(ROOT)
+    assert checked.returncode == 0, checked.stderr
+
+
+def test_a_module_and_a_function_over_budget_fail(copied: Path):
+    for folder in ("tests", "benchmarks", "docs"):
+        (copied / folder).mkdir()
+    (copied / "README.md").write_text("one\ntwo\n")
+    count = len([*copied.glob("lmm_r1/**/*.py"), *copied.glob("remote_rm/**/*.py")])
+    settings = copied / "pyproject.toml"
+    settings.write_text(re.sub(r"(?m)^modules = \d+", f"modules = {count}", settings.read_text()))
+    (copied / "lmm_r1" / "planted.py").write_text("def long() -> None:\n" + "    pass\n" * 100)
+    checked = budgets(copied)
+    assert checked.returncode == 1
+    assert f"modules: {count + 1}, budget {count}" in checked.stderr
+    assert "lmm_r1/planted.py:1: long has 100 lines" in checked.stderr
+
+
+def budgets(folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, ROOT / ".ci" / "budgets.py"], cwd=folder, capture_output=True, text=True)
