@@ -33,7 +33,7 @@ from lmm_r1.records.conversations import IMAGES_FOLDER, Turn, keep_turns
 from lmm_r1.records.metrics import METRICS_FILE, SPAN_PREFIX, STEP, append_metrics, last_seconds
 from lmm_r1.records.rollouts import ROLLOUTS_FILE, SampledResponse, append_rollout
 from lmm_r1.records.session import SESSION_FILE, kept_session, running_elsewhere
-from lmm_r1.records.trackers.fan_out import TRACKERS_FILE
+from lmm_r1.records.trackers.trackers import TRACKERS_FILE
 
 RESTARTS_FILE = "restarts.jsonl"
 LEFT_OUT_FILE = "left_out_rows.jsonl"
