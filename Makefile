@@ -9,7 +9,7 @@ SEED ?= 1
 ARCH ?= qwen2_5_vl
 DEMO ?= runs/demo$(if $(filter-out qwen2_5_vl,$(ARCH)),_$(ARCH))
 STAMP := $(VENV)/.installed
-SOURCES := lmm_r1 remote_rm tests benchmarks compat .ci/budgets.py setup.py
+SOURCES := lmm_r1 remote_rm tests benchmarks compat docs .ci/budgets.py setup.py
 
 .PHONY: install demo test test-full check format bench docs wheel clean
 
@@ -51,24 +51,16 @@ format: $(STAMP)
 bench: $(STAMP)
 	$(VENV)/bin/python benchmarks/startup.py
 	$(VENV)/bin/python benchmarks/demo.py --seeds 1 2 3
-	$(VENV)/bin/python benchmarks/reward_server.py
 	$(VENV)/bin/python benchmarks/reward_reasoning.py
 	$(VENV)/bin/python benchmarks/train_step.py
-	$(VENV)/bin/python benchmarks/dpo_step.py
-	$(VENV)/bin/python benchmarks/prm_step.py
-	$(VENV)/bin/python benchmarks/trees.py
 	$(VENV)/bin/python benchmarks/rl_step.py
-	$(VENV)/bin/python benchmarks/episodes.py
-	$(VENV)/bin/python benchmarks/output_layer.py
-	$(VENV)/bin/python benchmarks/report_page.py
+	$(VENV)/bin/python benchmarks/update_operations.py
 	$(VENV)/bin/python benchmarks/plan.py
-	$(VENV)/bin/python benchmarks/busy_neighbour.py
-	$(VENV)/bin/python benchmarks/zero_gap.py
 	$(VENV)/bin/python benchmarks/killed_runs.py
-	$(VENV)/bin/python benchmarks/row_store.py
 
-# Into build/docs/site; a link to nothing, or to a heading that is not there, fails it.
+# Writes docs/flags.md and builds the site into build/docs/site; a link to a file or heading that does not exist fails it.
 docs: $(STAMP)
+	$(VENV)/bin/python docs/flags_page.py
 	$(VENV)/bin/python -m pip install --quiet --editable '.[docs]'
 	$(VENV)/bin/python docs/site.py build/docs
 

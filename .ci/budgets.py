@@ -9,9 +9,10 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+
+import tomllib
 
 PRODUCT = ("lmm_r1", "remote_rm")
 SMALL = 40

@@ -15,19 +15,19 @@ import tempfile
 import time
 from pathlib import Path
 
-from machine import machine_name
+from machine import ROOT, machine_name
+from measuring import parser_of, publish
 
-DEMO = Path(__file__).resolve().parents[1] / "examples/scripts/demo.sh"
+DEMO = ROOT / "examples/scripts/demo.sh"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="each is a whole demo of some minutes")
     parser.add_argument(
         "--arch", nargs="+", help="kits to run it with, in one result by name; else the demo's own alone"
     )
     parser.add_argument("--runs", type=Path, help="folder to keep the runs in, by kit and seed; else they are deleted")
-    parser.add_argument("--output", type=Path, help="also write the JSON to this file")
     parser.add_argument("--flags", nargs=argparse.REMAINDER, default=[], help="further flags of both RL stages, last")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
@@ -38,21 +38,9 @@ def main() -> None:
             }
         else:
             measured = of_seeds(folder, arch=None, **asked)
-    result = {
-        "benchmark": "demo",
-        "machine": machine_name(),
-        "threads": threads(),
-        "flags": arguments.flags,
-        **measured,
-    }
-    if arguments.output:
-        arguments.output.write_text(json.dumps(result, indent=2) + "\n")
-    print(json.dumps(result))
-
-
-def threads() -> int:
-    """Return how many a process of PyTorch takes."""
-    return int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count() or 1)
+    threads = int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count() or 1)
+    facts = {"benchmark": "demo", "machine": machine_name(), "threads": threads, "flags": arguments.flags}
+    publish(facts | measured, arguments.output)
 
 
 def of_seeds(folder: Path, *, arch: str | None, seeds: list[int], flags: list[str]) -> dict:

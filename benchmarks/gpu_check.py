@@ -13,15 +13,14 @@ The stages:
     d  passes of 8k, 16k and 32k tokens, and the most tokens on a card of 80 GB
     e  6 GB of weights to another process by CUDA IPC; optimizer steps; whole updates under ZeRO-2 and ZeRO-3
 
-Each command ends within `--budget_s` (540 s), and says in the file what it left out: give it again for the rest. Results
-that stand in the file are not measured again, failures among them (out of memory, a missing package, a kernel's error),
-unless `--again` is given. Where only what is written to a folder $OUT comes back, copy the last file there first:
-`cp -n gpu_check.json $OUT/; python benchmarks/gpu_check.py --stages c --output $OUT/gpu_check.json`.
+Each command ends within `--budget_s` (540 s), and writes into the file what it left out: give it again for the rest. Results
+in the file are not measured again, failures included (out of memory, a missing package, a kernel's error), unless `--again`
+is given.
 
 Utilisation is the operations that the unique tokens need (`gpu_stages/operations.py`), of the device's dense bf16 peak.
-Needs PyTorch, transformers, Pillow and this repository, which need not be installed; of OpenRLHF, DeepSpeed, Ray and vLLM
-only stage e takes some, where they are there. `--device cpu --scale 0.03` tries the same out on a CPU. Ends with code 1
-where a kit's passes disagree or fail.
+Needs PyTorch, transformers, Pillow and this repository, which need not be installed; only stage e uses OpenRLHF and
+DeepSpeed, if they are installed. `--device cpu --scale 0.03` tries the stages on a CPU. Ends with code 1 if a kit's passes
+disagree or fail.
 """
 
 from __future__ import annotations
@@ -35,14 +34,16 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from machine import ROOT, machine_facts
+from measuring import parser_of
+
 # The repository's own packages, on a machine where they are not installed.
-sys.path.append(str(Path(__file__).resolve().parents[1]))
+sys.path.append(str(ROOT))
 
 if TYPE_CHECKING:
-    from gpu_stages.device import Device
     from gpu_stages.record import Clock, Record
+    from gpu_stages.setting import Device
 
-PACKAGES = ("torch", "transformers", "triton", "flash-attn", "deepspeed", "openrlhf", "vllm", "ray")
 STAGES = ("a", "b", "c", "d", "e")
 
 
@@ -50,8 +51,8 @@ def main(argv: list[str] | None = None) -> None:
     began = time.perf_counter()
     arguments = parse(argv)
     # After the flags, so that --help is quick, and what importing takes counts.
-    from gpu_stages.device import Device
     from gpu_stages.record import Clock, Record
+    from gpu_stages.setting import Device
 
     from lmm_r1.errors import UserError
 
@@ -69,9 +70,8 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES), help="in the order given")
-    parser.add_argument("--output", type=Path, help="the JSON file, which earlier stages may have begun")
     parser.add_argument("--budget_s", type=float, default=540.0, help="seconds within which this command shall end")
     parser.add_argument("--again", action="store_true", help="measure what the file holds already, too")
     parser.add_argument("--device", default="cuda", help="cuda or cpu")
@@ -85,7 +85,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 def measure(arguments: argparse.Namespace, record: Record, clock: Clock, device: Device, folder: Path) -> None:
     """Run the stages that were asked for; each one's models are gone before the next begins."""
     import torch
-    from gpu_stages import ceilings, optimizers, parity, prefix_gradients, token_budgets, transfer, updates
+    from gpu_stages import ceilings, optimizers, parity, prefix_gradients, transfer, updates
     from gpu_stages.record import free_memory
     from gpu_stages.setting import Setting
 
@@ -100,30 +100,28 @@ def measure(arguments: argparse.Namespace, record: Record, clock: Clock, device:
         folder=folder,
     )
     stages = {
-        "a": (ceilings, parity),
-        "b": (prefix_gradients,),
-        "c": (updates,),
-        "d": (token_budgets,),
-        "e": (transfer, optimizers),
+        "a": (ceilings.tasks, parity.tasks),
+        "b": (prefix_gradients.tasks,),
+        "c": (updates.way_tasks,),
+        "d": (updates.pass_tasks,),
+        "e": (transfer.tasks, optimizers.tasks),
     }
     for stage in arguments.stages:
-        record.run(stage, [task for module in stages[stage] for task in module.tasks(setting)], clock=clock)
+        record.run(stage, [task for tasks in stages[stage] for task in tasks(setting)], clock=clock)
         free_memory()
 
 
 def facts(device: Device) -> dict[str, Any]:
     """Return what the results depend on: the machine, its versions, and what the attention kernel takes."""
     import torch
-    from machine import machine_name, version
 
     total = torch.cuda.get_device_properties(device.place).total_memory if device.is_cuda else None
     return {
-        "machine": machine_name(),
+        **machine_facts(),
         "device": device.name,
         "device_gib": None if total is None else round(total / 2**30, 1),
         "peak_tflops": None if device.peak is None else device.peak / 1e12,
         "cuda": torch.version.cuda,
-        "versions": {name: version(name) for name in PACKAGES},
         "varlen_attn": varlen_parameters(),
     }
 

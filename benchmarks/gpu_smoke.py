@@ -36,7 +36,9 @@ from typing import Any, TypeAlias
 
 from gpu_stages.terminal import Terminal
 from machine import ROOT, machine_facts
+from measuring import parser_of
 from PIL import Image
+from rl_step import REWARD_FUNCTION
 
 # The repository's own packages, on a machine where they are not installed.
 sys.path.append(str(ROOT))
@@ -48,12 +50,6 @@ SETUP = (
     "lmm-r1 make_tiny_model --arch qwen2_5_vl --rows rows/train --output model",
     "lmm-r1 make_tiny_model --arch qwen2_5_vl --rows rows/train --seed 2 --output teacher",
 )
-# Any number in [0, 1) that follows from the response: rewards within a group differ.
-REWARD = """
-import zlib
-def reward_func(queries, prompts, labels):
-    return {"rewards": [zlib.crc32(query.encode()) / 2**32 for query in queries]}
-"""
 # Shows a picture after the first turn, and judges the second.
 ENVIRONMENT = """
 from PIL import Image
@@ -332,10 +328,9 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     every = list(STAGES)
     parser.add_argument("--stages", nargs="+", choices=every, default=every, metavar="STAGE", help=", ".join(every))
-    parser.add_argument("--output", type=Path, help="the JSON file, which earlier stages may have begun")
     parser.add_argument("--compare", type=Path, help="JSON of a CPU, whose figures are the reference")
     parser.add_argument("--limit_s", type=float, default=480.0, help="seconds that each stage may take")
     parser.add_argument("--budget_s", type=float, default=float("inf"), help="seconds within which all shall end")
@@ -369,7 +364,7 @@ def project(folder: Path) -> Path:
 
 def write_inputs(folder: Path) -> None:
     """Write what the stages take besides the project's own files."""
-    (folder / "reward_of_text.py").write_text(REWARD)
+    (folder / "reward_of_text.py").write_text(REWARD_FUNCTION)
     (folder / "looks.py").write_text(ENVIRONMENT)
     rows = lines_of(folder / "rows/train/rows.jsonl")
     with (folder / "pairs.jsonl").open("w") as stream:

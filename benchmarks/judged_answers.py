@@ -8,7 +8,6 @@ The answers themselves belong to their authors and are not in this repository; t
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import hashlib
 import json
@@ -16,19 +15,17 @@ from collections import Counter
 from pathlib import Path
 
 from machine import machine_name
+from measuring import parser_of, publish
 
 WORKERS, ITEM_SECONDS = 1, 20.0
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("file", type=Path, help="JSON lines of answers with verdicts")
-    parser.add_argument("--output", type=Path, help="also write the JSON to this file")
     arguments = parser.parse_args()
     result = {"benchmark": "judged_answers", "machine": machine_name(), **measure(arguments.file)}
-    if arguments.output:
-        arguments.output.write_text(json.dumps(result, indent=2) + "\n")
-    print(json.dumps(result))
+    publish(result, arguments.output)
 
 
 def measure(file: Path) -> dict:

@@ -8,10 +8,8 @@ have the steps of one that was not killed, each once, with the same data in the 
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
-import subprocess
 import sys
 import tempfile
 import time
@@ -20,10 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from machine import machine_name
+from machine import ROOT, machine_name
+from measuring import parser_of, publish, run_quietly
 
 # What kills a command with all that it has started is the tests'.
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+sys.path.insert(0, str(ROOT / "tests"))
 from helpers.killed_runs import KillableCommand, Moment, python
 
 REWARD = (
@@ -38,7 +37,6 @@ AT_ANY_TIME = 0.25
 class Scenario:
     """A command that is killed, and what two of its runs must have in common."""
 
-    name: str
     argv: list[str]
     steps: int
     start_s: float
@@ -48,14 +46,13 @@ class Scenario:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--sft", type=int, default=34, help="kills of supervised fine-tuning")
     parser.add_argument("--ppo", type=int, default=16, help="kills of RL with a critic")
     parser.add_argument(
         "--asynchronous", type=int, default=20, help="kills of RL with rollouts made ahead, and images"
     )
     parser.add_argument("--seed", type=int, default=1, help="of the moments")
-    parser.add_argument("--output", type=Path, help="also write the JSON to this file")
     arguments = parser.parse_args()
     result: dict[str, Any] = {"machine": machine_name(), "seed": arguments.seed}
     with tempfile.TemporaryDirectory() as folder:
@@ -66,18 +63,16 @@ def main() -> None:
                 continue
             chance = random.Random(f"{arguments.seed} {name}")
             result[name] = measure(scenarios[name], Path(folder) / f"{name}_runs", kills=kills, chance=chance)
-    if arguments.output:
-        arguments.output.write_text(json.dumps(result, indent=2) + "\n")
-    print(json.dumps(result))
+    publish(result, arguments.output)
 
 
 def make_scenarios(folder: Path) -> dict[str, Scenario]:
     """Make a tiny model and rows, and return the commands that train on them."""
     tiny, rows, prompts = folder / "tiny", folder / "rows", folder / "prompts"
-    run_quietly(python("lmm_r1.cli.make_tiny_model", "--arch", "qwen2_5_vl", "--output", str(tiny)))
-    task = python("lmm_r1.cli.make_task", "digits", "--modality", "mixed", "--split", "train")
-    run_quietly([*task, "--rows", "160", "--solutions", "--output", str(rows)])
-    run_quietly([*task, "--rows", "24", "--output", str(prompts)])
+    run_quietly("make_tiny_model", "--arch", "qwen2_5_vl", "--output", tiny)
+    task = ("make_task", "digits", "--modality", "mixed", "--split", "train")
+    run_quietly(*task, "--rows", 160, "--solutions", "--output", rows)
+    run_quietly(*task, "--rows", 24, "--output", prompts)
     (folder / "reward.py").write_text(REWARD)
     sft = f"--model.model_name_or_path {tiny} --data.dataset {rows} --train.batch_size 4 --train.micro_batch_size 4"
     rl = (
@@ -96,31 +91,24 @@ def make_scenarios(folder: Path) -> dict[str, Scenario]:
     )
     return {
         "sft": Scenario(
-            name="sft",
             argv=python("lmm_r1.cli.train_sft", *sft.split(), "--train.max_epochs", "1", *SAVES),
             steps=40,
             start_s=8,
             seen=lambda run: [line["loss"] for line in records(run / "metrics.jsonl")],
         ),
         "ppo": Scenario(
-            name="ppo",
             argv=python("lmm_r1.cli.train_ppo_ray", *ppo.split(), *SAVES),
             steps=12,
             start_s=20,
             seen=lambda run: [line["messages"] for line in records(run / "rollouts.jsonl")],
         ),
         "asynchronous": Scenario(
-            name="asynchronous",
             argv=python("lmm_r1.cli.train_ppo_ray", *asynchronous.split(), *SAVES),
             steps=12,
             start_s=20,
             seen=lambda run: [line["messages"] for line in records(run / "rollouts.jsonl")],
         ),
     }
-
-
-def run_quietly(argv: list[str]) -> None:
-    subprocess.run(argv, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 def measure(scenario: Scenario, folder: Path, *, kills: int, chance: random.Random) -> dict[str, Any]:
@@ -139,7 +127,7 @@ def measure(scenario: Scenario, folder: Path, *, kills: int, chance: random.Rand
         session = command(scenario, run).run(kill=moment)
         if session.killed:
             reached.append(lines_of(run))
-            print(f"{scenario.name}: kill {len(reached)}/{kills} after step {reached[-1]}", file=sys.stderr)
+            print(f"{folder.name}: kill {len(reached)}/{kills} after step {reached[-1]}", file=sys.stderr)
         # It may also be killed when it has just said that it is finished.
         if session.killed and not (run / "stage.json").exists():
             continue

@@ -10,7 +10,6 @@ distributions.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
@@ -21,9 +20,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from machine import machine_name
+from machine import ROOT, machine_name
+from measuring import parser_of, publish
 
-SCRIPTS = Path(__file__).resolve().parents[1] / "examples/scripts"
+SCRIPTS = ROOT / "examples/scripts"
 # The script of each, and its variables.
 LOOPS: dict[str, tuple[str, dict[str, str]]] = {
     "iterative_dpo": ("train_iterative_dpo.sh", {}),
@@ -48,23 +48,15 @@ _SIGMAS = 1.96
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2], help="each is all loops, some minutes each")
     parser.add_argument("--loops", nargs="+", default=[*LOOPS], choices=[*LOOPS])
     parser.add_argument("--folder", type=Path, help="keep the runs here, where finished ones are not made again")
-    parser.add_argument("--output", type=Path, help="also write the JSON to this file")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = (arguments.folder or Path(temporary)).absolute()
         runs = [run(loop, seed, folder / str(seed)) for seed in arguments.seeds for loop in arguments.loops]
-    result = {
-        "benchmark": "loops",
-        "machine": machine_name(),
-        "runs": runs,
-    }
-    if arguments.output:
-        arguments.output.write_text(json.dumps(result, indent=2) + "\n")
-    print(json.dumps(result))
+    publish({"benchmark": "loops", "machine": machine_name(), "runs": runs}, arguments.output)
 
 
 def run(loop: str, seed: int, folder: Path) -> dict:

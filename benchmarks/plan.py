@@ -10,7 +10,6 @@ before the model was loaded; predicted is what `lmm_r1.planning` says of the sam
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
 import json
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from machine import machine_name
+from measuring import parser_of, publish
 from memory import forget_peak, resident_bytes, resident_peak
 
 from lmm_r1 import cpu
@@ -97,16 +97,13 @@ PLANNED = (
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument(
         "--cases", nargs="+", metavar="NAME", choices=list(CASES), default=list(CASES), help="; ".join(CASES)
     )
     parser.add_argument("--gpus", action="store_true", help="plan released checkpoints on GPUs instead")
     parser.add_argument("--measure", metavar="NAME", help="only measure this case in this process, for the benchmark")
     parser.add_argument("--model", type=Path, help="the case's checkpoint")
-    parser.add_argument(
-        "--output", type=Path, help="also write the JSON to this file, with its cases that are not run"
-    )
     arguments = parser.parse_args()
     # Before anything imports torch or DeepSpeed.
     cpu.prepare_process()
@@ -116,21 +113,20 @@ def main() -> None:
     if arguments.gpus:
         plan_gpus(arguments.output)
         return
+    # Cases of the file that are not run stay in it.
     results: dict[str, Any] = {}
     if arguments.output and arguments.output.exists():
         results = {entry["case"]: entry for entry in json.loads(arguments.output.read_text())["cases"]}
     for name in arguments.cases:
         results[name] = compare(name, CASES[name])
         print(json.dumps(results[name]), file=sys.stderr, flush=True)
-        report = {
-            "benchmark": "plan",
-            "machine": machine_name(),
-            "cases": [results[case] for case in CASES if case in results],
-            "largest_error": max(abs(entry["ratio"] - 1) for entry in results.values()),
-        }
-        if arguments.output:
-            arguments.output.write_text(json.dumps(report, indent=2) + "\n")
-    print(json.dumps(report))
+    report = {
+        "benchmark": "plan",
+        "machine": machine_name(),
+        "cases": [results[case] for case in CASES if case in results],
+        "largest_error": max(abs(entry["ratio"] - 1) for entry in results.values()),
+    }
+    publish(report, arguments.output)
 
 
 def plan_gpus(output: Path | None) -> None:
@@ -152,10 +148,7 @@ def plan_gpus(output: Path | None) -> None:
         }
         entries.append(entry)
         print(json.dumps(entry), file=sys.stderr, flush=True)
-        if output:
-            report = {"benchmark": "plan --gpus", "machine": machine_name(), "plans": entries}
-            output.write_text(json.dumps(report, indent=2) + "\n")
-    print(json.dumps({"benchmark": "plan --gpus", "machine": machine_name(), "plans": entries}))
+    publish({"benchmark": "plan --gpus", "machine": machine_name(), "plans": entries}, output)
 
 
 def planned(arguments: list[str]) -> tuple[int, str]:
@@ -274,6 +267,7 @@ def predict(case: Case, model: Path) -> tuple[int, dict[str, Any]]:
 def measure(case: Case, model: Path) -> dict[str, float]:
     """Return how much memory this process takes for loading, and at most in optimizer steps; in bytes."""
     import torch
+    from train_batches import optimizer_settings
 
     from lmm_r1 import dotted
     from lmm_r1.config import PPOConfig, to_openrlhf_args
@@ -302,14 +296,7 @@ def measure(case: Case, model: Path) -> dict[str, float]:
         actor = KitActor(str(model), **given)
     if case.checkpointing:
         actor.gradient_checkpointing_enable({"use_reentrant": False})
-    optimizer = {
-        **{name: getattr(args.actor, name) for name in ("optim", "lr_scheduler", "lr_warmup_ratio", "min_lr_ratio")},
-        "muon": vars(args.actor.muon),
-        "adam": vars(args.actor.adam),
-        "max_norm": 1.0,
-        "scheduler_steps": STEPS,
-    }
-    actor, _, _ = strategy.prepare((actor, optimizer))
+    actor, _, _ = strategy.prepare((actor, optimizer_settings(args, steps=STEPS)))
     forget_peak()
     loaded = resident_bytes()
     extra = {} if case.role == "critic" else {"return_entropy": case.entropy}

@@ -17,7 +17,7 @@ from openrlhf.models import Actor
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ray import ppo_actor
 from openrlhf.utils.vlm_utils import merge_mm_train_inputs
-from train_batches import GroupBatch
+from train_batches import GroupBatch, optimizer_settings
 
 from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig
@@ -134,18 +134,8 @@ def _openrlhf_actor(kit: LmmKit, folder: Path) -> Actor:
 
 
 def _prepared(way: str, actor: Actor, strategy: KitStrategy, args: SimpleNamespace) -> PolicyUpdate:
-    settings = {
-        "optim": args.actor.optim,
-        "muon": vars(args.actor.muon),
-        "adam": vars(args.actor.adam),
-        "lr_scheduler": args.actor.lr_scheduler,
-        "lr_warmup_ratio": args.actor.lr_warmup_ratio,
-        "min_lr_ratio": args.actor.min_lr_ratio,
-        "max_norm": args.actor.max_norm,
-        "scheduler_steps": 1,
-    }
     bare = actor.model
-    actor, optimizer, scheduler = strategy.prepare((actor, settings))
+    actor, optimizer, scheduler = strategy.prepare((actor, optimizer_settings(args, steps=1)))
     trainer = ppo_actor.ActorPPOTrainer(
         strategy, actor, ema_model=None, actor_optim=optimizer, actor_scheduler=scheduler, micro_train_batch_size=1
     )

@@ -7,12 +7,17 @@ import random
 import re
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from reasoning_texts import LONGEST, SHORTEST, reasoning, wording
-from reward_samples import SAMPLES_PER_PROMPT, Sample
+from machine import ROOT
 
-GOLDS = Path(__file__).resolve().parents[1] / "tests" / "data" / "gold_answers.jsonl"
+TEXTS = json.loads(Path(__file__).with_name("reasoning_texts.json").read_text(encoding="utf-8"))
+"""Chains of thought as public models write them: scenarios of word problems, competition problems, figures and charts, each a
+question and a list of steps in several wordings, and what comes before, between and after steps."""
+SHORTEST, LONGEST = 800, 4000
+SAMPLES_PER_PROMPT = 8
+GOLDS = ROOT / "tests" / "data" / "gold_answers.jsonl"
 """Gold answers of public datasets, each spelling once: few plain numbers, of which those datasets mostly consist."""
 COMPETITIONS = ("math", "comp", "olym", "olympiad", "deepscaler", "minerva", "sci", "school", "amc", "aime")
 FAMILIES: dict[str, dict[str, int]] = {
@@ -42,6 +47,17 @@ ENDINGS = {
 HEDGES = ("{answer} or {other}", "{answer}, or maybe {other}", "{other} (or {answer})")
 _WHOLE = re.compile(r"-?\d+")
 _DECIMAL = re.compile(r"\d+\.\d+")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """A response to judge, and how it was made."""
+
+    prompt: str
+    response: str
+    label: str
+    answer: str
+    is_right: bool
 
 
 def golds(family: str) -> list[str]:
@@ -137,4 +153,50 @@ def description_of(samples: Sequence[Sample]) -> dict:
         "outcomes_percent": OUTCOMES,
         "endings_percent": {name: share for name, (share, _) in ENDINGS.items()},
         "right": round(statistics.mean(sample.is_right for sample in samples), 3),
+    }
+
+
+def reasoning(rng: random.Random, *, kind: str) -> tuple[str, str]:
+    """Return a question and a chain of thought about it, of 800 to 4,000 characters, without an answer."""
+    scenario = rng.choice(TEXTS["scenarios"][kind])
+    numbers = _numbers(rng)
+    length = rng.randint(SHORTEST, LONGEST - 400)
+    layout = rng.choice(TEXTS["layouts"])
+    pieces = [rng.choice(TEXTS["openings"])]
+    while True:
+        for number, wordings in enumerate(scenario["steps"], start=1):
+            pieces.append(layout.format(number=number, step=rng.choice(wordings).format(**numbers)))
+            if rng.random() < 0.35:
+                pieces.append(rng.choice(TEXTS["second_thoughts"]).format(**numbers))
+        if sum(map(len, pieces)) >= length:
+            break
+        pieces.append(rng.choice(TEXTS["second_passes"]))
+        numbers = _numbers(rng)
+    text = rng.choice(("\n\n", "\n")).join(pieces).strip()
+    text = text if len(text) <= LONGEST - 200 else text[: LONGEST - 200].rpartition("\n")[0]
+    return scenario["question"].format(**numbers), text
+
+
+def wording(text: str) -> str:
+    """Return a text without its numbers."""
+    return re.sub(r"\d+", "0", text)
+
+
+def _numbers(rng: random.Random) -> dict[str, float]:
+    """Return the numbers that the texts name."""
+    a, b, c, d, small = (*(rng.randint(11, 79) for _ in range(3)), rng.randint(2, 9), rng.randint(2, 6))
+    b = b + 1 if b == a else b
+    a, b = min(a, b), max(a, b)
+    p, year = rng.choice((5, 10, 15, 20, 25)), rng.randint(1995, 2018)
+    total = a * b + c * d
+    return {
+        **{"a": a, "b": b, "c": c, "d": d, "small": small, "p": p, "q": 100 - p, "year": year},
+        **{"next": year + 1, "after": year + 3, "ab": a * b, "cd": c * d, "total": total, "part": total * p // 100},
+        **{"bsmall": b * small, "asmall": a * small, "diff": b - a, "sum": a + b, "ab1": a + b, "abd": a * b * d},
+        **{"vieta": a * a + b * b, "first": a - small, "last": a + small * (b - 1), "b1": b + 1, "b2": b * b},
+        **{"bb": 2 * b, "smallfact": (1, 1, 2, 6, 24, 120, 720)[small], "adivc": a // c, "amodc": a % c},
+        **{"a2modc": a * a % c, "apowbmodc": pow(a, b, c), "hyp2": a * a + b * b, "rest": 180 - 2 * c},
+        **{"supp": 180 - c, "ac": a + c, "abc": a + b + c, "mean": (a + b + c) / 3, "ratio": b / a},
+        **{"growth": 100 * (b - a) / a, "half": (a + b) / 2, "remaining": 100 - a, "part2": total * a / 100},
+        **{"ratio2": a / c},
     }

@@ -20,9 +20,10 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from machine import ROOT, cards, machine_facts
-from PIL import Image
+from measuring import command, noise_picture, parser_of, publish
 
 # Any number in [0, 1) that follows from the response alone: rewards within a group differ, and a run repeats.
 REWARD_FUNCTION = """
@@ -37,7 +38,17 @@ PIXELS_PER_TOKEN = 28 * 28
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = step_parser(__doc__)
+    parser.add_argument("--flags", nargs=argparse.REMAINDER, default=[], help="further flags of train_ppo_ray, last")
+    arguments = parse_step(parser)
+    with tempfile.TemporaryDirectory() as folder:
+        result = measure(arguments, Path(folder))
+    publish(result, arguments.output)
+
+
+def step_parser(description: str | None) -> argparse.ArgumentParser:
+    """Return a parser with the sizes of a step."""
+    parser = parser_of(description)
     parser.add_argument("--model", type=Path, help="checkpoint folder; without it a random one of --shape is made")
     parser.add_argument("--shape", choices=("5M", "3B"), default="5M", help="parameters of the random Qwen2.5-VL")
     parser.add_argument("--prompts", type=int, default=8, help="prompts per step")
@@ -46,16 +57,21 @@ def main() -> None:
     parser.add_argument("--image-side", type=int, default=448, help="pixels of each side of the image of a prompt")
     parser.add_argument("--steps", type=int, default=4, help="steps, of which the first is reported by itself")
     parser.add_argument("--dtype", choices=("fp32", "bf16"), default="bf16", help="of weights, in models and engine")
-    parser.add_argument("--flags", nargs=argparse.REMAINDER, default=[], help="further flags of train_ppo_ray, last")
-    parser.add_argument("--output", type=Path, help="also write the JSON to this file")
+    return parser
+
+
+def parse_step(parser: argparse.ArgumentParser) -> argparse.Namespace:
     arguments = parser.parse_args()
     if arguments.steps < 2:
         parser.error("--steps must be at least 2: the first is reported by itself")
-    with tempfile.TemporaryDirectory() as folder:
-        result = measure(arguments, Path(folder))
-    if arguments.output:
-        arguments.output.write_text(json.dumps(result, indent=2) + "\n")
-    print(json.dumps(result))
+    return arguments
+
+
+def facts_of(arguments: argparse.Namespace, benchmark: str) -> dict[str, Any]:
+    """Return what a step's result depends on."""
+    sizes = {name: vars(arguments)[name] for name in ("dtype", "prompts", "samples", "new_tokens", "image_side")}
+    model = arguments.model.name if arguments.model else arguments.shape
+    return {"benchmark": benchmark, **machine_facts(), "model": model, **sizes}
 
 
 def measure(arguments: argparse.Namespace, folder: Path) -> dict:
@@ -66,10 +82,10 @@ def measure(arguments: argparse.Namespace, folder: Path) -> dict:
     reward.write_text(REWARD_FUNCTION)
     run = folder / "run"
     metrics, log = run / "metrics.jsonl", folder / "log"
-    command = [sys.executable, "-m", "lmm_r1.cli.train_ppo_ray", *stage_flags(arguments, folder, model, reward, run)]
+    stage = command("train_ppo_ray", *stage_flags(arguments, folder, model, reward, run))
     began, first = time.perf_counter(), 0.0
     with log.open("w") as stream:
-        process = subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(stage, stdout=stream, stderr=subprocess.STDOUT)
         while process.poll() is None:
             if not first and metrics.exists() and metrics.stat().st_size:
                 first = time.perf_counter() - began
@@ -105,8 +121,7 @@ def write_rows(path: Path, *, rows: int, side: int) -> None:
     with path.open("w") as stream:
         for index in range(rows):
             file = images / f"{index}.png"
-            pixels = Image.frombytes("RGB", (8, 8), noise.randbytes(8 * 8 * 3))
-            pixels.resize((side, side), Image.Resampling.NEAREST).save(file)
+            noise_picture(side, noise=noise).save(file)
             content = [{"type": "image", "image": str(file)}, {"type": "text", "text": QUESTION}]
             stream.write(json.dumps({"messages": [{"role": "user", "content": content}], "answer": "7"}) + "\n")
 
@@ -153,15 +168,8 @@ def summary(arguments: argparse.Namespace, all_steps: list[dict]) -> dict:
         "phases": phases,
         "share_of_limit": round(unique / computed, 4),
         "update_tokens": {"unique": unique // len(steps), "computed": computed // len(steps)},
-        "benchmark": "rl_step",
-        **machine_facts(),
-        "model": arguments.model.name if arguments.model else arguments.shape,
+        **facts_of(arguments, "rl_step"),
         "flags": arguments.flags,
-        "dtype": arguments.dtype,
-        "prompts": arguments.prompts,
-        "samples": arguments.samples,
-        "new_tokens": arguments.new_tokens,
-        "image_side": arguments.image_side,
         "steps_measured": len(steps),
         "response_length_mean": median("rollout/response_length_mean"),
         "mismatch": {name: first[f"mismatch/{name}"] for name in ("mean", "mean_exp", "max")},

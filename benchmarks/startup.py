@@ -5,52 +5,33 @@ python benchmarks/startup.py [--output benchmarks/results/startup.json]
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 
 import psutil
 from machine import machine_name
+from measuring import command, parser_of, publish, reward_server, run_quietly
 
 LIMIT_SECONDS = 300
 ROWS = 8
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, help="also write the JSON to this file")
-    arguments = parser.parse_args()
+    arguments = parser_of(__doc__).parse_args()
     with tempfile.TemporaryDirectory() as folder:
         result = measure(Path(folder))
-    line = json.dumps(result)
-    if arguments.output:
-        arguments.output.write_text(json.dumps(result, indent=2) + "\n")
-    print(line)
+    publish(result, arguments.output)
 
 
 def measure(folder: Path) -> dict:
     """Run one step on a tiny model with images and return its timeline and the CPU time of each process."""
-    module = [sys.executable, "-m"]
-    quiet = subprocess.DEVNULL
-    tiny = [*module, "lmm_r1.cli.make_tiny_model", "--arch", "qwen2_5_vl", "--output", str(folder / "tiny")]
-    subprocess.run(tiny, check=True, stdout=quiet, stderr=quiet)
-    task = [*module, "lmm_r1.cli.make_task", "digits", "--modality", "mixed", "--rows", str(ROWS)]
-    subprocess.run([*task, "--output", str(folder / "rows")], check=True, stdout=quiet, stderr=quiet)
-    port_file = folder / "port"
-    verifier = [*module, "remote_rm.math_verifier", "--port", "0", "--port-file", str(port_file)]
-    server = subprocess.Popen(verifier, stdout=quiet, stderr=quiet)
-    try:
-        while not port_file.exists():
-            time.sleep(0.1)
-        url = f"http://127.0.0.1:{port_file.read_text().strip()}/get_reward"
-        return run_stage(folder, url)
-    finally:
-        server.terminate()
-        server.wait()
+    run_quietly("make_tiny_model", "--arch", "qwen2_5_vl", "--output", folder / "tiny")
+    run_quietly("make_task", "digits", "--modality", "mixed", "--rows", ROWS, "--output", folder / "rows")
+    with reward_server(folder) as (url, _):
+        return run_stage(folder, f"{url}/get_reward")
 
 
 def run_stage(folder: Path, url: str) -> dict:
@@ -74,12 +55,11 @@ def run_stage(folder: Path, url: str) -> dict:
         "--algo.kl.init_coef": 0,
         "--ds.param_dtype": "fp32",
     }
-    command = [sys.executable, "-m", "lmm_r1.cli.train_ppo_ray", "--train.colocate_all", "--vllm.enforce_eager"]
-    for flag, value in flags.items():
-        command += [flag, str(value)]
+    given = [part for flag in flags.items() for part in flag]
+    stage = command("train_ppo_ray", "--train.colocate_all", "--vllm.enforce_eager", *given)
     log = (folder / "log").open("w")
     began = time.time()
-    process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+    process = subprocess.Popen(stage, stdout=log, stderr=subprocess.STDOUT)
     seen: dict[int, dict] = {}
     metrics = run / "metrics.jsonl"
     while not metrics.exists():

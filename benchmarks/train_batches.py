@@ -1,4 +1,4 @@
-"""Checkpoints and batches of groups as the policy's update gets them, for the benchmarks of training."""
+"""Checkpoints, batches of groups and optimizers as the policy's update gets them, for the benchmarks of training."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
-from PIL import Image
+from measuring import noise_picture
 
 from lmm_r1.data.messages import ImagePart, Message, Part, TextPart
 from lmm_r1.data.sample import SampleMedia
 from lmm_r1.lmm_kits import EncodedPrompt, LmmKit, TinyModelSpec
 
 SENTENCE = " Then add up the digits, sort them and say which is the largest."
-NOISE_SIDE = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +70,13 @@ def build_tiny_checkpoint(kit: LmmKit, folder: Path, *, hidden_size: int, layers
     spec = TinyModelSpec(hidden_size=hidden_size, layers=layers, seed=0, tie_embeddings=False)
     kit.build_tiny(spec, (f"user\n{SENTENCE}", "assistant\n<think>12 + 34 = 46</think><answer>46</answer>"), folder)
     return folder
+
+
+def optimizer_settings(args: SimpleNamespace, *, steps: int) -> dict[str, Any]:
+    """Return the policy's optimizer and its schedule, as the strategy takes them."""
+    names = ("optim", "lr_scheduler", "lr_warmup_ratio", "min_lr_ratio", "max_norm")
+    settings = {name: getattr(args.actor, name) for name in names}
+    return settings | {"muon": vars(args.actor.muon), "adam": vars(args.actor.adam), "scheduler_steps": steps}
 
 
 def groups_of(kind: str, *, scale: float = 1.0) -> list[GroupSizes]:
@@ -128,12 +135,6 @@ def prompt_of(kit: LmmKit, processor: Any, sizes: GroupSizes, *, noise: random.R
     sentence = kit.tokenizer_of(processor)(SENTENCE, add_special_tokens=False)["input_ids"]
     missing = max(0, sizes.prompt_tokens - len(bare.token_ids)) // len(sentence)
     return encode(question + SENTENCE * missing) if missing else bare
-
-
-def noise_picture(side: int, *, noise: random.Random) -> Image.Image:
-    """Return coloured noise in large squares."""
-    pixels = Image.frombytes("RGB", (NOISE_SIDE, NOISE_SIDE), noise.randbytes(3 * NOISE_SIDE * NOISE_SIDE))
-    return pixels.resize((side, side), Image.Resampling.NEAREST)
 
 
 def _spread(responses: tuple[int, int], samples: int) -> Iterator[int]:

@@ -11,16 +11,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from machine import machine_name
+from measuring import median_ratio, medians, parser_of, publish, times_in_turns
 from memory import peak_bytes
 
 from lmm_r1 import cpu
@@ -33,18 +32,8 @@ if TYPE_CHECKING:
 KINDS = ("text", "image", "mixed")
 
 
-class Named(Protocol):
-    """What one of the ways is called."""
-
-    @property
-    def way(self) -> str: ...
-
-
-WayT = TypeVar("WayT", bound=Named)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--model", type=Path, help="checkpoint folder; without it a tiny Qwen2.5-VL is made")
     parser.add_argument("--hidden-size", type=int, default=256, help="width of the tiny model")
     parser.add_argument("--layers", type=int, default=4, help="layers of the tiny model")
@@ -52,15 +41,12 @@ def main() -> None:
     parser.add_argument("--samples", type=int, nargs="+", default=[4, 8, 16], help="responses per prompt")
     parser.add_argument("--repeats", type=int, default=5, help="times that each way is measured, in turns")
     parser.add_argument("--scale", type=float, default=1.0, help="lengths and image sides are multiplied by it")
-    parser.add_argument("--output", type=Path, help="also write the JSON to this file")
     arguments = parser.parse_args()
     # Before anything imports torch or DeepSpeed.
     cpu.prepare_process()
     with tempfile.TemporaryDirectory() as folder:
         result = measure(arguments, Path(folder) / "model")
-    if arguments.output:
-        arguments.output.write_text(json.dumps(result, indent=2) + "\n")
-    print(json.dumps(result))
+    publish(result, arguments.output)
 
 
 def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -69,17 +55,12 @@ def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     from policy_updates import load_updates
     from train_batches import build_tiny_checkpoint, groups_of, make_batch
 
-    from lmm_r1.lmm_kits import get_kit, kit_of
+    from lmm_r1.lmm_kits import Checkpoint, get_kit
 
-    if arguments.model is None:
-        kit = get_kit("qwen2_5_vl")
-        build_tiny_checkpoint(kit, folder, hidden_size=arguments.hidden_size, layers=arguments.layers)
-    else:
-        folder = arguments.model
-        kit = kit_of(str(folder), trust_remote_code=False)
-    processor = kit.load_processor(str(folder), trust_remote_code=False)
-    updates = load_updates(kit, folder)
-    config = kit.load_config(str(folder), trust_remote_code=False)
+    sizes = {"hidden_size": arguments.hidden_size, "layers": arguments.layers}
+    checkpoint = Checkpoint(str(arguments.model or build_tiny_checkpoint(get_kit("qwen2_5_vl"), folder, **sizes)))
+    kit, processor, config = checkpoint.kit, checkpoint.processor, checkpoint.config
+    updates = load_updates(kit, Path(checkpoint.path))
 
     def batch_of(kind: str, samples: int, scale: float) -> GroupBatch:
         return make_batch(kit, processor, config, groups=groups_of(kind, scale=scale), samples=samples)
@@ -139,14 +120,14 @@ def measure_batch(updates: Sequence[PolicyUpdate], batch: GroupBatch, *, repeats
         peak = peak_bytes(partial(noted_update, way))
         ways[way.way] = {**counts_of(way, batch), "update_peak_mib": round(peak / 2**20)}
     speedups = {}
-    for name, run in (("update", update), ("no_grad", log_probs)):
-        times = times_of(updates, run, repeats=repeats)
-        for way in updates:
-            ways[way.way][f"{name}_seconds"] = round(statistics.median(row[way.way] for row in times), 4)
-        for way in updates[:-1]:
-            # Of two runs one after the other, so that what slows the machine down for a while hits both.
-            ratio = statistics.median(row[way.way] / row[updates[-1].way] for row in times)
-            speedups[f"{name}_over_{way.way}"] = round(ratio, 2)
+    runs: dict[str, Callable[[PolicyUpdate], object]] = {"update": update, "no_grad": log_probs}
+    for name, run in runs.items():
+        times = times_in_turns({way.way: partial(run, way) for way in updates}, repeats=repeats)
+        for label, seconds in medians(times).items():
+            ways[label][f"{name}_seconds"] = round(seconds, 4)
+        *others, shared = ([row[way.way] for row in times] for way in updates)
+        for way, theirs in zip(updates, others, strict=False):
+            speedups[f"{name}_over_{way.way}"] = median_ratio(theirs, shared)
     return {
         "prompt_tokens": list(batch.prompt_lengths),
         "response_tokens": [min(batch.response_lengths), max(batch.response_lengths)],
@@ -156,20 +137,6 @@ def measure_batch(updates: Sequence[PolicyUpdate], batch: GroupBatch, *, repeats
         "speedup_of_shared": speedups,
         "max_difference": differences_of(updates, batch, advantages=advantages, losses=losses),
     }
-
-
-def times_of(ways: Sequence[WayT], run: Callable[[WayT], object], *, repeats: int) -> list[dict[str, float]]:
-    """Return the seconds of all ways, in turns, beginning with another one each time."""
-    times = []
-    for repeat in range(repeats):
-        first = repeat % len(ways)
-        row = {}
-        for way in [*ways[first:], *ways[:first]]:
-            began = time.perf_counter()
-            run(way)
-            row[way.way] = time.perf_counter() - began
-        times.append(row)
-    return times
 
 
 def counts_of(way: PolicyUpdate, batch: GroupBatch) -> dict[str, Any]:

@@ -4,14 +4,12 @@ python benchmarks/trl_step.py --prompts 8 --samples 16 --new-tokens 96 --image-s
 python benchmarks/trl_step.py --shape 3B --prompts 16 --samples 8 --new-tokens 512 --image-side 896 --steps 4    # on a GPU
 
 TRL is among the dev packages. It gets the same model, images, rewards, KL term and number of tokens. On a GPU it samples with
-vLLM in its own process (`vllm_mode="colocate"`), which sleeps during the update; on a CPU with transformers. Further settings
-on a GPU: gradient checkpointing, weights and moments in bf16 (half the bytes of a master copy in fp32), PyTorch's fused AdamW,
-Liger's layer kernels if they are installed. GRPOConfig of TRL 1.16 has no padding-free batches.
+vLLM in its own process, which sleeps during the update, and on a CPU with transformers. Further settings on a GPU: gradient
+checkpointing, weights and moments in bf16, PyTorch's fused AdamW, and Liger's kernels if they are installed.
 
-By default TRL weighs each response by the ratio of its probability in the trainer to that in vLLM, and drops it if the ratio is
-above 3 (`sequence_mask`). The log-probs of a random model in bf16 differ by 0.03 a token, which over 512 tokens drops all
-responses, so that nothing is trained. `--correction token_truncate` (the default here) bounds the ratio of each token and
-trains; `off` saves TRL a forward pass. `importance_weights` and `grad_norms` in the JSON show whether anything was trained.
+By default TRL drops a response whose probability in the trainer is more than 3 times that in vLLM (`sequence_mask`): of a random
+model in bf16, all. `--correction token_truncate` (the default here) bounds the ratio of each token; `off` saves a forward pass.
+`importance_weights` and `grad_norms` show whether anything was trained.
 """
 
 from __future__ import annotations
@@ -25,8 +23,18 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from machine import cards, machine_facts, version
-from rl_step import PIXELS_PER_TOKEN, QUESTION, TEXT_TOKENS, make_model, write_rows
+from machine import cards, version
+from measuring import publish
+from rl_step import (
+    PIXELS_PER_TOKEN,
+    QUESTION,
+    TEXT_TOKENS,
+    facts_of,
+    make_model,
+    parse_step,
+    step_parser,
+    write_rows,
+)
 
 from lmm_r1 import cpu
 
@@ -35,33 +43,20 @@ WEIGHT = "sampling/importance_sampling_ratio/"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, help="checkpoint folder; without it that of rl_step.py is made")
-    parser.add_argument("--shape", choices=("5M", "3B"), default="5M", help="parameters of the random Qwen2.5-VL")
-    parser.add_argument("--prompts", type=int, default=8, help="prompts per step")
-    parser.add_argument("--samples", type=int, default=16, help="responses per prompt")
-    parser.add_argument("--new-tokens", type=int, default=96, help="tokens of every response")
-    parser.add_argument("--image-side", type=int, default=448, help="pixels of each side of the image of a prompt")
-    parser.add_argument("--steps", type=int, default=3, help="steps, of which the first is reported by itself")
-    parser.add_argument("--dtype", choices=("fp32", "bf16"), default="bf16", help="of weights")
+    parser = step_parser(__doc__)
     parser.add_argument("--micro-batch", type=int, help="responses in one pass; a group without it")
     parser.add_argument("--no-checkpointing", action="store_true", help="keep all activations of a pass, on a GPU")
     parser.add_argument("--no-liger", action="store_true", help="without Liger's kernels, where they are installed")
     parser.add_argument("--gpu-memory", type=float, default=0.3, help="vLLM's share of the GPU while it is awake")
     parser.add_argument("--correction", choices=CORRECTIONS, default="token_truncate", help="of vLLM's log-probs")
-    parser.add_argument("--output", type=Path, help="also write the JSON to this file")
-    arguments = parser.parse_args()
-    if arguments.steps < 2:
-        parser.error("--steps must be at least 2: the first is reported by itself")
+    arguments = parse_step(parser)
     if (arguments.prompts * arguments.samples) % (arguments.micro_batch or arguments.samples):
         parser.error("--micro-batch must divide --prompts times --samples")
     # Before anything imports torch.
     cpu.prepare_process()
     with tempfile.TemporaryDirectory() as folder:
         result = measure(arguments, Path(folder))
-    if arguments.output:
-        arguments.output.write_text(json.dumps(result, indent=2) + "\n")
-    print(json.dumps(result))
+    publish(result, arguments.output)
 
 
 def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -103,14 +98,7 @@ def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "seconds_per_step": round(statistics.median(seconds[1:]), 3),
         "first_step_seconds": round(seconds[0], 3),
         "peak_gib": round(torch.cuda.max_memory_reserved() / 2**30, 1) if on_gpu else None,
-        "benchmark": "trl_step",
-        **machine_facts(),
-        "model": arguments.model.name if arguments.model else arguments.shape,
-        "dtype": arguments.dtype,
-        "prompts": arguments.prompts,
-        "samples": arguments.samples,
-        "new_tokens": arguments.new_tokens,
-        "image_side": arguments.image_side,
+        **facts_of(arguments, "trl_step"),
         "steps_measured": len(seconds) - 1,
         "correction": arguments.correction if on_gpu else None,
         "importance_weights": weights if asked["vllm_importance_sampling_correction"] else None,

@@ -10,16 +10,17 @@ without Liger's kernels, `fused` with them. Bytes are those of all inputs and ou
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from machine import ROOT
+from measuring import parser_of, publish
+
 # The repository's own packages, on a machine where they are not installed.
-sys.path.append(str(Path(__file__).resolve().parents[1]))
+sys.path.append(str(ROOT))
 
 if TYPE_CHECKING:
     from gpu_stages.record import Result
@@ -28,11 +29,10 @@ WAYS = ("plain", "fused")
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="what is counted")
     parser.add_argument("--samples", type=int, default=16, help="responses of the group")
     parser.add_argument("--scale", type=float, default=1.0, help="below 1: a smaller model and shorter responses")
-    parser.add_argument("--output", type=Path, help="also write the JSON to this file")
     arguments = parser.parse_args(argv)
     result = {"benchmark": "update_operations", "samples": arguments.samples, "scale": arguments.scale, "ways": {}}
     for way in arguments.ways:
@@ -40,9 +40,7 @@ def main(argv: list[str] | None = None) -> None:
         with tempfile.TemporaryDirectory() as folder:
             result["ways"][way] = counted(way, Path(folder), samples=arguments.samples, scale=arguments.scale)
         print(f"{way}: {time.perf_counter() - began:.0f} s", file=sys.stderr)
-    if arguments.output:
-        arguments.output.write_text(json.dumps(result, indent=2) + "\n")
-    print(json.dumps(result))
+    publish(result, arguments.output)
 
 
 def counted(way: str, folder: Path, *, samples: int, scale: float) -> Result:
@@ -50,9 +48,11 @@ def counted(way: str, folder: Path, *, samples: int, scale: float) -> Result:
     from dataclasses import replace
 
     import torch
-    from gpu_stages.device import Device
     from gpu_stages.operators import OperatorCount, stand_in_attention, stand_in_liger, update_without_values
-    from gpu_stages.subject import GroupShape, Shape, make_subject
+    from gpu_stages.setting import Device
+    from gpu_stages.subject import GROUP, Shape, make_subject
+
+    from lmm_r1.models.liger import fuse
 
     device = Device(place=torch.device("meta"), name="none", peak=None)
     subject = make_subject(Shape().scaled(scale), folder / "subject", device, dtype=torch.bfloat16, checkpointing=True)
@@ -60,16 +60,13 @@ def counted(way: str, folder: Path, *, samples: int, scale: float) -> Result:
     banned = subject.policy.kit.media_token_ids(subject.policy.model.config, subject.processor.tokenizer)
     sampler = replace(subject.policy.sampler, banned_token_ids=torch.tensor(sorted(banned)))
     subject = replace(subject, policy=replace(subject.policy, sampler=sampler))
-    shape = GroupShape(image_tokens=1024, responses=(1024, 1024), samples=16).scaled(scale)
-    batch = subject.batch(GroupShape(image_tokens=shape.image_tokens, responses=shape.responses, samples=samples))
+    batch = subject.batch(GROUP.scaled(scale), samples=samples)
     count = OperatorCount()
     modules: dict[str, int] = {}
-    with stand_in_attention(count):
+    # Some of Liger's functions are imported by the pass.
+    with stand_in_attention(count), stand_in_liger(count):
         if way == "fused":
-            from lmm_r1.models.liger import fuse
-
-            with stand_in_liger(count):
-                modules = dict(fuse(subject.policy.model))
+            modules = dict(fuse(subject.policy.model))
         with count:
             update_without_values(subject, batch)
     return {**count.result(), "fused_modules": modules, "unique_tokens": batch.unique_tokens}

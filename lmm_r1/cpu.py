@@ -82,7 +82,7 @@ def choose_waiting() -> None:
 
     Before torch is loaded, and only what the user has not. On free cores they stay awake for about a millisecond, until the
     next operator has come (`benchmarks/rl_step.py`). Where others use the cores they sleep at once: awake, one keeps the core that another,
-    which it waits for, would need (`benchmarks/busy_neighbour.py`).
+    which it waits for, would need.
     """
     global _share
     alone = "1" in (os.environ.get("OMP_NUM_THREADS"), _ENVIRONMENT["OMP_NUM_THREADS"])

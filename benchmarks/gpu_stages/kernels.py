@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gpu_stages.device import Device
 from gpu_stages.record import Result
+from gpu_stages.setting import Device
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from gpu_stages.device import gib
 from gpu_stages.record import Result, Save, Task
-from gpu_stages.setting import Setting
-from gpu_stages.updates import GROUP, checkpointing_subject
+from gpu_stages.setting import Setting, gib
+from gpu_stages.subject import GROUP, SAMPLES
+from gpu_stages.updates import checkpointing_subject
 
 from lmm_r1 import cpu
 
@@ -31,22 +31,16 @@ def tasks(setting: Setting) -> list[Task]:
     return found
 
 
-def _torch(
-    setting: Setting, weights: list[torch.Tensor], *, fused: bool | None = None, foreach: bool | None = None
-) -> Any:
-    return torch.optim.AdamW(weights, lr=LEARNING_RATE, fused=fused, foreach=foreach)
+def _deepspeed(weights: list[torch.Tensor], *, name: str, lr: float) -> Any:
+    return getattr(importlib.import_module("deepspeed.ops.adam"), name)(weights, lr=lr)
 
 
-def _deepspeed(setting: Setting, weights: list[torch.Tensor], *, name: str) -> Any:
-    return getattr(importlib.import_module("deepspeed.ops.adam"), name)(weights, lr=LEARNING_RATE)
-
-
-# By name: what makes it of the setting and weights, and whether these are on the host.
+# By name: what makes it, and whether the weights are on the host.
 ADAMS: dict[str, tuple[Callable[..., Any], bool]] = {
-    "torch_fused": (partial(_torch, fused=True), False),
-    "torch_foreach": (partial(_torch, foreach=True), False),
+    "torch_fused": (partial(torch.optim.AdamW, fused=True), False),
+    "torch_foreach": (partial(torch.optim.AdamW, foreach=True), False),
     "deepspeed_fused": (partial(_deepspeed, name="FusedAdam"), False),
-    "torch_on_host": (partial(_torch, fused=True), True),
+    "torch_on_host": (partial(torch.optim.AdamW, fused=True), True),
     "deepspeed_on_host": (partial(_deepspeed, name="DeepSpeedCPUAdam"), True),
 }
 
@@ -64,7 +58,7 @@ def _stepped(setting: Setting, name: str, save: Save) -> Result:
     for weight in weights:
         weight.requires_grad_(True)
         weight.grad = torch.full_like(weight, 1e-3)
-    optimizer = make(setting, weights)
+    optimizer = make(weights, lr=LEARNING_RATE)
     took = setting.device.median_seconds(optimizer.step, repeats=setting.repeats)
     count = sum(weight.numel() for weight in weights)
     # Weight and both moments are read and written, and the gradient is read.
@@ -86,8 +80,8 @@ def _updated(setting: Setting, stage: int, offload: bool, save: Save) -> Result:
         config=zero_config(stage=stage, offload=offload, adam=adam),
     )
     driven = replace(subject, policy=replace(subject.policy, run=engine))
-    shape = GROUP.scaled(setting.scale)
-    batch = driven.batch(shape)
+    samples = setting.scaled(SAMPLES, least=2)
+    batch = driven.batch(GROUP.scaled(setting.scale), samples=samples)
     device, spent = setting.device, {"backward": 0.0, "step": 0.0}
 
     def update() -> None:
@@ -103,14 +97,11 @@ def _updated(setting: Setting, stage: int, offload: bool, save: Save) -> Result:
         seconds = device.median_seconds(update, repeats=setting.repeats)
     finally:
         engine.destroy()
-    useful = driven.operations(batch, samples=shape.samples)
     return {
         "adam": {**adam, "chosen_by": source},
-        "seconds": round(seconds, 4),
+        **driven.rates(batch, samples=samples, seconds=seconds, device=device),
         "forward_backward_s": round(spent["backward"], 4),
         "step_s": round(spent["step"], 4),
-        "utilisation": None if device.peak is None else round(useful / seconds / device.peak, 4),
-        "unique_tokens": batch.unique_tokens,
         "peak_gib": gib(peak),
     }
 

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gpu_stages.policy import LAYOUTS, Policy
+from gpu_stages.policy import LAYOUTS, Policy, prepare_tower
 from gpu_stages.record import Result, Save, Task
 from gpu_stages.setting import Setting
-from gpu_stages.vision import prepare_tower
 from train_batches import GroupBatch, build_tiny_checkpoint, groups_of, make_batch
 
 from lmm_r1.lmm_kits import LmmKit, get_kit

@@ -1,23 +1,37 @@
 """Log-probs and the loss of the policy's update, as the trainer computes them, on a machine without the training stack.
 
+Also the ways in which the installed code can run a vision tower's attention over windows and images.
+
 Made of the parts that `lmm_r1.models.actor.KitActor` is made of, which itself needs OpenRLHF and DeepSpeed; a test holds
 the two together.
 """
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 import torch
 from train_batches import GroupBatch
 from transformers import PreTrainedModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from lmm_r1.lmm_kits import LmmKit
+from lmm_r1.models.loading import multiply_patches
 from lmm_r1.models.output_layer import Sampler, TokenOutcomes, token_outcomes
-from lmm_r1.models.packed.attention import packed_as
+from lmm_r1.models.packed.attention import PACKED_ATTENTION, packed_as
 from lmm_r1.models.packed.packing import BatchInputs, Targets
+from lmm_r1.models.vision_windows import join_windows
+
+VisionWay: TypeAlias = Callable[[PreTrainedModel], None]
+"""Switches a loaded model's vision tower to it, and leaves its text tower as it is."""
+
+LOOP = "loop"
+# Implementations of ours that are registered with transformers, whatever they are called behind it.
+PREFIX = "lmm_"
 
 LAYOUTS = ("padded", "packed", "shared")
 # Log-probs from all logits at once, or without them, as the trainer has them of most models.
@@ -98,3 +112,37 @@ def policy_loss(
     ratio = (log_probs - log_probs.detach()).exp()
     gains = torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)
     return -(gains * action_mask).sum() / action_mask.sum()
+
+
+def prepare_tower(model: PreTrainedModel, kit: LmmKit) -> None:
+    """Do to a vision tower what `lmm_r1.models.loading` does to it for training; what it does more belongs here, too."""
+    multiply_patches(model)
+    join_windows(model, kit)
+
+
+def vision_ways() -> Mapping[str, VisionWay]:
+    """Return the ways by name; a switch that is no name of an attention implementation is added here, in one line.
+
+    `loop` is a call of PyTorch's SDPA per window and image; the others take all of them in one call.
+    """
+    ways: dict[str, VisionWay] = {LOOP: partial(set_vision_attention, name="sdpa")}
+    # The compiled part of flash-attn; the stand-in in compat/ has none.
+    if importlib.util.find_spec("flash_attn_2_cuda"):
+        ways["flash_attn"] = partial(set_vision_attention, name="flash_attention_2")
+    for name in ALL_ATTENTION_FUNCTIONS.valid_keys():
+        if name.startswith(PREFIX) and name != PACKED_ATTENTION:
+            ways[name.removeprefix(PREFIX)] = partial(set_vision_attention, name=name)
+    return ways
+
+
+def set_vision_attention(model: PreTrainedModel, *, name: str) -> None:
+    """Let all towers but the text's use an attention implementation by transformers' name."""
+    text = model.config.get_text_config()
+    inner = {key: getattr(model.config, key) for key in model.config.sub_configs}
+    names = {"": model.config._attn_implementation}
+    names |= {
+        key: config._attn_implementation if config is text else name
+        for key, config in inner.items()
+        if config is not None
+    }
+    model.set_attn_implementation(names)

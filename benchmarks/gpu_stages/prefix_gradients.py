@@ -14,11 +14,13 @@ import torch
 from gpu_stages.policy import LAYOUTS, LOGITS
 from gpu_stages.record import Result, Save, Task
 from gpu_stages.setting import Once, Setting
-from gpu_stages.subject import GroupShape, Shape, Subject, make_subject
+from gpu_stages.subject import Shape, Subject, make_subject
+from train_batches import GroupSizes
 
 PROJECTIONS = ("k_proj", "v_proj")
 SHAPE = Shape(layers=4, vision_layers=8)
-GROUP = GroupShape(image_tokens=256, responses=(64, 192), samples=8)
+# An image of 16 x 16 tokens.
+GROUP, SAMPLES = GroupSizes(prompt_tokens=256 + 64, responses=(64, 192), image_side=448), 8
 
 Values = dict[str, torch.Tensor]
 
@@ -61,7 +63,7 @@ def _compared(
 
 def _values(setting: Setting, subject: Subject, *, layout: str, logits: str) -> Values:
     """Return log-probs (B, T - 1) and the gradients on the prompt's tokens, summed over its copies, on the CPU."""
-    batch = subject.batch(GROUP.scaled(setting.scale))
+    batch = subject.batch(GROUP.scaled(setting.scale), samples=setting.scaled(SAMPLES, least=2))
     (prompt,) = batch.prompt_lengths
     model = subject.policy.model
     try:

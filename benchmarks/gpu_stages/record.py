@@ -77,7 +77,7 @@ class Record:
         """Measure what the file does not hold yet, as long as the clock allows; what is left out stands in the file."""
         entry = self.content["stages"].setdefault(stage, {"results": {}, "left_out": []})
         results = entry["results"]
-        waiting = [task for task in tasks if self.again or _is_missing(results.get(task.name))]
+        waiting = [task for task in tasks if self.again or "unfinished" in results.get(task.name, ("unfinished",))]
         # What an earlier process did not come back from is tried again when all else is done.
         waiting.sort(key=lambda task: task.name in results and not self.again)
         entry["left_out"] = [task.name for task in waiting]
@@ -120,11 +120,6 @@ class Record:
         if self.path is not None:
             write_json_object(self.path, self.content)
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether every stage that was run has all of its results."""
-        return not any(entry["left_out"] for entry in self.content["stages"].values())
-
 
 def free_memory() -> None:
     """Give back what the caching allocator holds for no tensor."""
@@ -140,10 +135,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(part) for part in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _is_missing(result: Result | None) -> bool:
-    return result is None or "unfinished" in result
 
 
 def _described(error: Exception) -> str:

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gpu_stages.device import Device
 from gpu_stages.operations import GroupWork, ModelSizes, useful_operations
-from gpu_stages.policy import Policy, policy_loss
-from gpu_stages.vision import prepare_tower
+from gpu_stages.policy import Policy, policy_loss, prepare_tower
+from gpu_stages.record import Result
+from gpu_stages.setting import Device
 from train_batches import GroupBatch, GroupSizes, build_tiny_checkpoint, make_batch
 
 from lmm_r1.data.sample import placed
@@ -20,8 +20,9 @@ from lmm_r1.models.liger import use_liger
 from lmm_r1.models.packed.attention import use_packed_attention
 
 KIT = "qwen2_5_vl"
-# Pixels of a side of one token of an image.
-TOKEN_SIDE = 28
+# An image of 32 x 32 tokens of 28 x 28 pixels each, and some text.
+GROUP = GroupSizes(prompt_tokens=1024 + 64, responses=(1024, 1024), image_side=896)
+SAMPLES = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,26 +47,6 @@ class Shape:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GroupShape:
-    """What each group is like."""
-
-    image_tokens: int
-    """Of its one image."""
-    responses: tuple[int, int]
-    """Tokens of the shortest and of the longest response."""
-    samples: int
-
-    def scaled(self, scale: float) -> GroupShape:
-        if scale >= 1:
-            return self
-        shortest, longest = (max(2, round(length * scale)) for length in self.responses)
-        tokens = max(4, round(self.image_tokens * scale))
-        return GroupShape(
-            image_tokens=tokens, responses=(shortest, longest), samples=max(2, round(self.samples * scale))
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
 class Subject:
     """A policy and what its batches are made of."""
 
@@ -73,14 +54,10 @@ class Subject:
     processor: Any
     sizes: ModelSizes
 
-    def batch(self, shape: GroupShape, *, groups: int = 1) -> GroupBatch:
-        """Return groups whose responses are of any tokens of the vocabulary but media tokens."""
-        side = TOKEN_SIDE * round(shape.image_tokens**0.5)
-        sizes = GroupSizes(prompt_tokens=shape.image_tokens + 64, responses=shape.responses, image_side=side)
-        model = self.policy.model
-        batch = make_batch(
-            self.policy.kit, self.processor, model.config, groups=[sizes] * groups, samples=shape.samples
-        )
+    def batch(self, sizes: GroupSizes, *, samples: int, groups: int = 1) -> GroupBatch:
+        """Return groups whose responses have any tokens of the vocabulary except media tokens."""
+        kit, config = self.policy.kit, self.policy.model.config
+        batch = make_batch(kit, self.processor, config, groups=[sizes] * groups, samples=samples)
         return replace(batch, sequences=self._with_any_tokens(batch))
 
     def _with_any_tokens(self, batch: GroupBatch) -> torch.Tensor:
@@ -107,6 +84,17 @@ class Subject:
             for index, prompt in enumerate(batch.prompt_lengths)
         ]
         return useful_operations(self.sizes, groups)
+
+    def rates(self, batch: GroupBatch, *, samples: int, seconds: float, device: Device) -> Result:
+        """Return what an update on a batch computes per second, if it takes `seconds`."""
+        useful = self.operations(batch, samples=samples)
+        return {
+            "seconds": round(seconds, 4),
+            "useful_tflop": round(useful / 1e12, 3),
+            "utilisation": None if device.peak is None else round(useful / seconds / device.peak, 4),
+            "unique_tokens": batch.unique_tokens,
+            "unique_tokens_per_s": round(batch.unique_tokens / seconds),
+        }
 
     def update(self, batch: GroupBatch, *, layout: str, logits: str) -> None:
         """Make the forward and backward pass of an update; no gradient is left, whether or not it ends well."""

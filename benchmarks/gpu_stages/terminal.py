@@ -50,27 +50,28 @@ class Terminal:
         """Run a command until it ends, or kill it with all of its processes as soon as `until` is true.
 
         Args:
-            code: With which it must end; None where it must not end by itself.
+            code: With which it must end; None if it must not end by itself.
 
         Raises:
             CommandFailed: It ends otherwise, or not in time.
         """
-        with self._started(line) as command:
-            if not self._wait(command, until):
-                self._check_code(command, code)
+        with self._started(line) as process:
+            if not self._wait(process, line, until):
+                self._check_code(process, line, code)
 
     @contextmanager
     def serving(self, line: str) -> Iterator[str]:
         """Start a server on a free port and yield its address; it must end as it should after SIGTERM."""
         port = self._place / f"port_{len(self.typed)}"
-        with self._started(f"{line} --port 0 --port-file {port}") as command:
-            if not self._wait(command, lambda: port.exists() and port.read_text().strip() != ""):
-                self._check_code(command, None)
+        line = f"{line} --port 0 --port-file {port}"
+        with self._started(line) as process:
+            if not self._wait(process, line, lambda: port.exists() and port.read_text().strip() != ""):
+                self._check_code(process, line, None)
             yield f"http://127.0.0.1:{port.read_text().strip()}"
-            command.process.send_signal(signal.SIGTERM)
-            self._wait(command, lambda: False)
+            process.send_signal(signal.SIGTERM)
+            self._wait(process, line, lambda: False)
             # As a shell reports the signal.
-            self._check_code(command, 128 + signal.SIGTERM)
+            self._check_code(process, line, 128 + signal.SIGTERM)
 
     def ask(self, address: str, request: dict[str, Any]) -> dict[str, Any]:
         """Return the answer to a JSON request."""
@@ -80,56 +81,46 @@ class Terminal:
             return json.load(reply)
 
     @contextmanager
-    def _started(self, line: str) -> Iterator[_Command]:
+    def _started(self, line: str) -> Iterator[subprocess.Popen[bytes]]:
         """Start a command; all of its processes are gone at the end, however that comes."""
         mark = uuid.uuid4().hex
-        log = self._place / f"command_{len(self.typed)}.log"
+        log = self._log = self._place / f"command_{len(self.typed)}.log"
         self.typed.append(line.partition(" --port 0")[0].replace(f"{ROOT}/", ""))
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         environment = {**os.environ, "PYTHONPATH": path, "PYTHON": sys.executable, MARK: mark}
         with log.open("wb") as stream:
-            command = _Command(line, log, environment, cwd=self.folder, stdout=stream)
+            process = subprocess.Popen(
+                words_of(line),
+                cwd=self.folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
         try:
-            yield command
+            yield process
         finally:
-            _end_all(command.process, mark)
+            _end_all(process, mark)
             self.printed.append(log.read_bytes().count(b"\n"))
 
-    def _wait(self, command: _Command, until: Callable[[], bool]) -> bool:
+    def _wait(self, process: subprocess.Popen[bytes], line: str, until: Callable[[], bool]) -> bool:
         """Wait until a command has ended or something is true; return whether it is."""
-        while command.process.poll() is None:
+        while process.poll() is None:
             if until():
                 return True
             if time.monotonic() > self._deadline:
-                raise CommandFailed(
-                    f"`{command.line}` was not done within the stage's {self._limit_s:.0f} s: {command}"
-                )
+                raise self._failure(line, f"was not done within the stage's {self._limit_s:.0f} s")
             time.sleep(0.1)
         return False
 
-    def _check_code(self, command: _Command, code: int | None) -> None:
-        if command.process.returncode != code:
-            raise CommandFailed(f"`{command.line}` ended with code {command.process.returncode}: {command}")
+    def _check_code(self, process: subprocess.Popen[bytes], line: str, code: int | None) -> None:
+        if process.returncode != code:
+            raise self._failure(line, f"ended with code {process.returncode}")
 
-
-class _Command:
-    """A process with its log; as text, the end of the log."""
-
-    def __init__(self, line: str, log: Path, environment: dict[str, str], *, cwd: Path, stdout: Any) -> None:
-        self.line = line
-        self.log = log
-        self.process = subprocess.Popen(
-            words_of(line),
-            cwd=cwd,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=stdout,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-
-    def __str__(self) -> str:
-        return " | ".join(self.log.read_text(errors="replace").splitlines())[-TAIL_CHARACTERS:]
+    def _failure(self, line: str, how: str) -> CommandFailed:
+        end = " | ".join(self._log.read_text(errors="replace").splitlines())[-TAIL_CHARACTERS:]
+        return CommandFailed(f"`{line}` {how}: {end}")
 
 
 def words_of(line: str) -> list[str]:

@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from gpu_stages.record import Result, Save, Task
 from gpu_stages.setting import Setting
-from torch.multiprocessing.reductions import reduce_tensor
 
-from lmm_r1.generation.worker_extension import WeightSlot, empty_buffer, slots_of, weights_in
+from lmm_r1.generation.worker_extension import empty_buffer, handle_of, opened, slots_of, weights_in
 
 # 800 tensors of some sizes in turn, 6 GB in bf16 together, as large models have them.
 TENSORS = 800
@@ -36,12 +35,10 @@ def tasks(setting: Setting) -> list[Task]:
 def _sent(setting: Setting, save: Save, *, bucket_bytes: int | None) -> Result:
     weights = _weights(setting)
     with _receiver(setting.device.place) as pipe:
-        send = partial(_send_tensors, pipe, weights)
-        if bucket_bytes is not None:
-            send = partial(_send_buckets, pipe, weights, bucket_bytes)
+        send = partial(_send, pipe, weights, bucket_bytes=bucket_bytes)
         calls = send()
         took = setting.device.median_seconds(send, repeats=setting.repeats)
-        pipe.send(("sum", None))
+        pipe.send(None)
         theirs = _answer(pipe)
     mine = float(sum(weight.double().sum() for weight in weights.values()))
     size = sum(weight.nbytes for weight in weights.values())
@@ -65,26 +62,24 @@ def _weights(setting: Setting) -> dict[str, torch.Tensor]:
     return weights
 
 
-def _send_tensors(pipe: Connection, weights: Mapping[str, torch.Tensor]) -> int:
-    """Let the other process copy each tensor, one call each; return the number of calls."""
-    for name, weight in weights.items():
-        pipe.send(("tensor", (name, reduce_tensor(weight))))
-        _answer(pipe)
-    return len(weights)
+def _send(pipe: Connection, weights: Mapping[str, torch.Tensor], *, bucket_bytes: int | None) -> int:
+    """Let the other process copy all weights, and return the number of calls: one per buffer, as the trainer sends them.
 
-
-def _send_buckets(pipe: Connection, weights: Mapping[str, torch.Tensor], limit: int) -> int:
-    """Let the other process copy buffers of up to `limit` bytes, as the trainer sends them; return their number."""
-    buckets = list(_buckets(weights, limit))
+    Args:
+        bucket_bytes: the size of a buffer; None sends each weight's own memory.
+    """
+    buckets = list(_buckets(weights, bucket_bytes or 0))
     for bucket in buckets:
-        slots = slots_of(bucket)
-        buffer = empty_buffer(slots, device=next(iter(bucket.values())).device)
-        for name, place in weights_in(buffer, slots):
-            place.copy_(bucket[name])
-        if buffer.is_cuda:
-            # The other process reads on a stream of its own.
-            torch.cuda.synchronize()
-        pipe.send(("bucket", (slots, reduce_tensor(buffer))))
+        slots, (first, *_) = slots_of(bucket), bucket.values()
+        buffer = first.view(torch.uint8)
+        if bucket_bytes is not None:
+            buffer = empty_buffer(slots, device=first.device)
+            for name, place in weights_in(buffer, slots):
+                place.copy_(bucket[name])
+            if buffer.is_cuda:
+                # The other process reads on a stream of its own.
+                torch.cuda.synchronize()
+        pipe.send((slots, handle_of(buffer)))
         _answer(pipe)
     return len(buckets)
 
@@ -110,7 +105,6 @@ def _receiver(place: torch.device) -> Iterator[Connection]:
     try:
         assert _answer(ours) == "ready"
         yield ours
-        ours.send(("end", None))
         process.join(PATIENCE)
     finally:
         ours.close()
@@ -129,41 +123,23 @@ def _answer(pipe: Connection) -> Any:
 
 
 def receive(pipe: Connection, place: str) -> None:
-    """Copy what comes into weights of this process, until it is told to end; runs in the other process.
+    """Copy what comes into weights of this process until None comes, and answer with their sum; runs in the other process.
 
-    Where that cannot be done, as without CUDA IPC, the error is the answer.
+    If that is impossible, for example without CUDA IPC, the error is the answer.
     """
+    weights: dict[str, torch.Tensor] = {}
+    pipe.send("ready")
     try:
-        _receive(pipe, place)
+        while (message := pipe.recv()) is not None:
+            slots, handle = message
+            for name, tensor in weights_in(opened(handle, device=torch.device(place)), slots):
+                if name not in weights:
+                    weights[name] = torch.empty_like(tensor)
+                weights[name].copy_(tensor)
+                del tensor
+            if place.startswith("cuda"):
+                torch.cuda.synchronize()
+            pipe.send("done")
+        pipe.send(float(sum(weight.double().sum() for weight in weights.values())))
     except RuntimeError as error:
         pipe.send(RuntimeError(str(error)))
-
-
-def _receive(pipe: Connection, place: str) -> None:
-    weights: dict[str, torch.Tensor] = {}
-    wait = torch.cuda.synchronize if torch.device(place).type == "cuda" else lambda: None
-    pipe.send("ready")
-    while True:
-        kind, content = pipe.recv()
-        if kind == "end":
-            return
-        if kind == "sum":
-            pipe.send(float(sum(weight.double().sum() for weight in weights.values())))
-            continue
-        for name, tensor in _opened(kind, content):
-            if name not in weights:
-                weights[name] = torch.empty_like(tensor)
-            weights[name].copy_(tensor)
-            del tensor
-        wait()
-        pipe.send("done")
-
-
-def _opened(kind: str, content: tuple[Any, Any]) -> list[tuple[str, torch.Tensor]]:
-    """Return the tensors of a message by name; they are in the sender's memory."""
-    named, (rebuild, arguments) = content
-    tensor = rebuild(*arguments)
-    if kind == "tensor":
-        return [(named, tensor)]
-    slots: list[WeightSlot] = named
-    return weights_in(tensor, slots)

@@ -126,7 +126,10 @@ class SFTDataConfig(SupervisedDataConfig, DataConfig):
 @dataclass(frozen=True, kw_only=True)
 class SFTEvalConfig(EvalConfig):
     verifier: str | None = None
-    """Verifier (`math`, `list:unordered`) that judges a greedy answer to every row, too; None measures the loss alone."""
+    """Verifier (`math`, `list:unordered`) that also judges a greedy answer to every row, with ZeRO below stage 3.
+
+    None measures only the loss.
+    """
     max_new_tokens: int = 1024
     """Longest answer in tokens, as far as the prompt leaves room for it in data.max_len."""
 

@@ -31,7 +31,7 @@ from lmm_r1.files.json_files import (
 from lmm_r1.records.metrics import METRICS_FILE, SPAN_PREFIX, STEP, append_metrics, last_seconds
 from lmm_r1.records.rollouts import IMAGES_FOLDER, ROLLOUTS_FILE, SampledResponse, Turn, append_rollout, keep_turns
 from lmm_r1.records.session import SESSION_FILE, kept_session, running_elsewhere
-from lmm_r1.records.trackers.fan_out import TRACKERS_FILE
+from lmm_r1.records.trackers.trackers import TRACKERS_FILE
 
 RESTARTS_FILE = "restarts.jsonl"
 LEFT_OUT_FILE = "left_out_rows.jsonl"

@@ -11,7 +11,7 @@ from lmm_r1.generation.media_store import fetch_pictures
 from lmm_r1.records.rollouts import SampledResponse, shown_messages
 from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.records.trackers import Generation
-from lmm_r1.records.trackers.tracker import make_generation
+from lmm_r1.records.trackers.trackers import make_generation
 from lmm_r1.rl.rollouts import Rollout
 
 

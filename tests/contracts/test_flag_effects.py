@@ -1,16 +1,21 @@
-"""No flag that lies: each has an effect that a named test sees, or is refused by name; docs/flags.md shows which."""
+"""No flag that lies: each has an effect that a named test sees, or is refused by name. docs/flags.md is as it is built."""
 
 import ast
+import sys
 from collections.abc import Container
 from functools import cache
 
 import pytest
-from helpers.flag_table import BEGIN, COMMANDS, END, PAGE, ROOT, effects_of, page
+from helpers.flag_effects import CONFIGS, ROOT, effects_of
 
 from lmm_r1 import dotted
 from lmm_r1.config import NOT_YET
 from lmm_r1.config.checks import refuse_unavailable
 from lmm_r1.errors import UserError
+
+sys.path.append(str(ROOT / "docs"))
+
+from flags_page import FLAGS_PAGE, flags_page
 
 pytestmark = pytest.mark.contract
 
@@ -26,12 +31,12 @@ def functions_of(path: str) -> dict[str, str]:
     return dict.fromkeys(names, text)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", CONFIGS)
 def test_every_flag_has_a_row_and_every_row_a_flag(command):
-    assert set(dotted.leaf_types(COMMANDS[command])) == set(effects_of(command))
+    assert set(dotted.leaf_types(CONFIGS[command])) == set(effects_of(command))
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", CONFIGS)
 def test_every_test_is_there_and_its_file_speaks_of_the_flag(command):
     for flag, tests in effects_of(command).items():
         spoken = ""
@@ -49,9 +54,9 @@ def refused_values(refused: Container[object]) -> list[object]:
     return [value for value in probes if value in refused]
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", CONFIGS)
 def test_what_is_not_available_is_refused_in_every_command_that_has_the_flag(command):
-    known = dotted.leaf_types(COMMANDS[command])
+    known = dotted.leaf_types(CONFIGS[command])
     for flag, refused in NOT_YET.items():
         if flag not in known:
             continue
@@ -59,18 +64,24 @@ def test_what_is_not_available_is_refused_in_every_command_that_has_the_flag(com
         assert values, f"{flag}: a probe of its kind is missing above"
         for value in values:
             with pytest.raises(UserError, match=f"^--{flag}.* is not available in this version; "):
-                refuse_unavailable(dotted.replace(COMMANDS[command](), {flag: value}))
+                refuse_unavailable(dotted.replace(CONFIGS[command](), {flag: value}))
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", CONFIGS)
 def test_a_default_is_never_refused(command):
-    refuse_unavailable(COMMANDS[command]())
+    refuse_unavailable(CONFIGS[command]())
 
 
-def test_the_docs_show_the_table():
-    shown = PAGE.read_text(encoding="utf-8").partition(BEGIN)[2].partition(END)[0]
-    # Line by line: of two long texts the difference takes minutes to be shown.
-    wrong = sorted(set(shown.splitlines()) ^ set(page().splitlines()))
-    assert wrong[:3] == [], "run `PYTHONPATH=. python tests/helpers/flag_table.py`"
-    empty = [line for line in shown.splitlines() if line.startswith("| `--") and line.count(" | ") != 3]
-    assert empty == []
+def test_the_page_of_flags_is_as_it_is_built():
+    shown = FLAGS_PAGE.read_text(encoding="utf-8")
+    # Line by line: pytest takes minutes to show how two long texts differ.
+    wrong = sorted(set(shown.splitlines()) ^ set(flags_page().splitlines()))
+    assert wrong[:3] == [], "run `make docs`"
+    assert (shown == flags_page()) is True, "run `make docs`"
+
+
+@pytest.mark.parametrize("command", CONFIGS)
+def test_the_page_has_every_flag_of_a_command_with_a_default_and_an_effect(command):
+    rows = [line for line in flags_page().splitlines() if line.startswith("| `--")]
+    assert all(len([cell for cell in row.strip("|").split(" | ") if cell.strip()]) >= 3 for row in rows)
+    assert {f"--{flag}" for flag in dotted.leaf_types(CONFIGS[command])} <= {row.split("`")[1] for row in rows}

@@ -1,9 +1,6 @@
 """The report in a real browser."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from helpers.chromium import CHROMIUM, Browser
@@ -341,21 +338,6 @@ def test_an_episode_is_shown_turn_by_turn_with_the_box_on_its_source(browser, tm
     tab.until("document.querySelector('#lightbox p').textContent === '2 of 2 · 80 × 60 pixels'")
     assert tab.evaluate("document.querySelector('#lightbox .box')") is None
     tab.close()
-
-
-@pytest.mark.slow
-def test_the_benchmark_measures_a_page_of_as_many_rollouts_as_asked():
-    script = Path(__file__).resolve().parents[2] / "benchmarks" / "report_page.py"
-    command = [sys.executable, str(script), "--rollouts", "60", "--repeats", "1"]
-
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
-
-    result = json.loads(done.stdout.splitlines()[-1])
-    assert (result["rollouts"], result["images"]) == (60, 15)
-    assert 0.1 < result["page_megabytes"] < 2
-    assert 0 < result["first_contentful_paint"]
-    assert all(0 < time for time in result["change_of_filters_to_frame"].values())
-    assert 5 < result["rows_in_the_document"] < 40
 
 
 @pytest.fixture(scope="module")

@@ -53,60 +53,6 @@ def test_train_step_says_what_every_way_computes_holds_and_takes(tmp_path):
     assert mixed["ways"]["openrlhf"]["patches_computed"] == 2 * mixed["ways"]["shared"]["patches_computed"] > 0
 
 
-def test_dpo_step_compares_what_is_computed_once_with_both_responses_apart(tmp_path):
-    sizes = ["--hidden-size", "64", "--layers", "1", "--scale", "0.06", "--repeats", "1"]
-    file = tmp_path / "result.json"
-    result = last_line_of("dpo_step.py", *sizes, "--output", str(file))
-    assert json.loads(file.read_text()) == result
-    assert [batch["kind"] for batch in result["batches"]] == ["text", "image"]
-    assert result["ratio"] == min(batch["ratio"] for batch in result["batches"])
-    for batch in result["batches"]:
-        # Where there is no image, the smallest one keeps the vision tower running.
-        prompts, filler = sum(batch["prompt_tokens"]), 3 if batch["kind"] == "text" else 0
-        responses = batch["pairs"] * sum(batch["response_tokens"])
-        assert batch["ways"]["shared"]["tokens_computed"] == prompts + responses + filler
-        assert batch["ways"]["apart"]["tokens_computed"] == 2 * prompts + responses + filler
-        assert all(way["seconds"] > 0 for way in batch["ways"].values())
-        assert max(batch["max_difference"].values()) < 1e-3
-
-
-def test_episodes_are_compared_with_as_many_tokens_in_one_turn(tmp_path):
-    file = tmp_path / "result.json"
-    sizes = ["--episodes", "2", "--turns", "3", "--new-tokens", "4", "--image-side", "112", "--repeats", "1"]
-    result = last_line_of("episodes.py", *sizes, "--crop-pixels", "3136", "--output", str(file))
-    assert json.loads(file.read_text()) == result
-    assert list(result["kinds"]) == ["text", "images"]
-    for kind, entry in result["kinds"].items():
-        assert entry["generated_tokens"] == 2 * 3 * 4
-        context = {way: entry[way]["context_tokens"] for way in ("episodes", "in_one_turn", "without_tools")}
-        assert context["without_tools"] < 0.9 * context["episodes"], kind
-        assert context["in_one_turn"] == pytest.approx(context["episodes"], rel=0.05)
-        assert entry["episodes_over_in_one_turn"] > 0
-
-
-def test_trees_say_what_branches_cost_with_and_without_the_turns_they_share(tmp_path):
-    file = tmp_path / "result.json"
-    sizes = ["--hidden-size", "64", "--layers", "1", "--scale", "0.1", "--branches", "3", "--repeats", "1"]
-    result = last_line_of("trees.py", *sizes, "--output", str(file))
-    assert json.loads(file.read_text()) == result
-    assert (result["benchmark"], result["branches"], result["turns"], result["shared_turns"]) == ("trees", 3, 4, 3)
-    assert [episode["kind"] for episode in result["episodes"]] == ["text", "crops"]
-    for episode in result["episodes"]:
-        ways, prompt, turns = episode["ways"], episode["prompt_tokens"], episode["turn_tokens"]
-        assert list(ways) == ["separate", "prompt", "tree"]
-        # Where there is no picture, the smallest one keeps the vision tower running.
-        filler = 3 if episode["kind"] == "text" else 0
-        assert ways["separate"]["tokens_computed"] == 3 * (prompt + sum(turns)) + filler
-        assert ways["prompt"]["tokens_computed"] == prompt + 3 * sum(turns) + filler
-        assert ways["tree"]["tokens_computed"] == episode["unique_tokens"] + filler
-        assert episode["unique_tokens"] == prompt + sum(turns[:3]) + 3 * turns[3]
-        assert all(way["update_seconds"] > 0 and way["no_grad_seconds"] > 0 for way in ways.values())
-        assert max(episode["max_difference"].values()) < 1e-4
-    # One picture in the prompt, and one behind each of three turns.
-    separate, prompt, tree = (way["patches_computed"] for way in result["episodes"][1]["ways"].values())
-    assert (separate, prompt) == (3 * tree, tree + 2 * 3 * tree // 4)
-
-
 @pytest.mark.full
 def test_a_step_of_rl_is_timed_in_its_parts_and_says_what_it_ran_on(tmp_path):
     file = tmp_path / "result.json"
@@ -134,22 +80,14 @@ def test_a_step_of_trl_is_timed_on_the_same_work(tmp_path):
     assert {"machine", "device", "commit", "versions"} <= result.keys()
 
 
-@pytest.mark.full
-def test_rollout_steps_counts_passes_with_guesses_and_with_more_prompts_under_way_than_a_step_has(tmp_path):
-    sizes = ["--rollouts", "2", "--responses", "2", "--max_new_tokens", "8", "--cold_start_rows", "64"]
-    file = tmp_path / "result.json"
-    result = last_line_of("rollout_steps.py", *sizes, "--guessed", "2", "--factors", "1.5", "--output", str(file))
-    assert json.loads(file.read_text()) == result
-    assert [entry["temperature"] for entry in result["guesses"]] == [0.0, 1.0]
-    for entry in result["guesses"]:
-        assert 2 <= entry["tokens"] <= 2 * 8
-        assert entry["steps_per_token"] == round(entry["steps"] / entry["tokens"], 4) > 0
-    (oversampled,) = result["oversampling"]
-    # Of 64 prompts a step of 32 has 48 under way.
-    assert (oversampled["oversample"], oversampled["rollouts"]) == (1.5, 2)
-    assert 0 < oversampled["tokens_per_rollout"] <= 32 * 8 * 8
-    assert oversampled["longest"] <= 8
-    assert oversampled["held_over_groups_per_rollout"] <= 16
+def test_operators_of_an_update_are_counted_with_and_without_fused_kernels():
+    result = last_line_of("update_operations.py", "--scale", "0.05", "--samples", "2")
+    plain, fused = (result["ways"][way] for way in ("plain", "fused"))
+    assert plain["fused_modules"] == {}
+    assert sum(fused["fused_modules"].values()) > 0
+    assert fused["by_group"]["fused"]["started"] > 0
+    assert plain["started"] > fused["started"] > 0
+    assert plain["unique_tokens"] == fused["unique_tokens"] > 0
 
 
 def test_gpu_check_ends_on_the_cpu_with_all_results_of_all_stages(tmp_path):

@@ -1,36 +1,215 @@
-"""The tracking services there are: what each needs, and how each is opened."""
+"""The tracking services in one table: what each needs, and how it is opened and called."""
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
+import itertools
 import netrc
 import os
+import re
+import secrets
+import time
 import typing
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from lmm_r1.config import PPOConfig, SupervisedConfig, without_secrets
 from lmm_r1.config.shared import LoggerConfig, TrackerName
 from lmm_r1.errors import UserError
-from lmm_r1.records.trackers.fan_out import TRACKERS_FILE, TrackerRecord, Trackers
-from lmm_r1.records.trackers.tracker import Session, Tracker
+from lmm_r1.records.trackers.trackers import (
+    EVAL_PREFIX,
+    TRACKERS_FILE,
+    TRAIN_PREFIX,
+    Generation,
+    ShownImage,
+    Tracker,
+    TrackerRecord,
+    Trackers,
+    shown_images,
+    table,
+)
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+GENERATIONS = "train/generated_samples"
+IMAGES = "train/generated_samples_images"
+# As OpenRLHF names it in Weights & Biases.
+STEP = "global_step"
+# What MLflow refuses in the name of a metric, and its limits.
+_MLFLOW_REFUSES = re.compile(r"[^/\w.\- :]")
+_MOST_PARAMS = 100
+_LONGEST_PARAM = 500
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session:
+    """What a tracker is opened with."""
+
+    logger: LoggerConfig
+    folder: Path
+    """The run folder."""
+    settings: Mapping[str, Any]
+    """Every flag by its nested name, without keys of services."""
+    earlier: str | None
+    """`Tracker.identity` in the session that this one continues; None starts a new run."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Backend:
     """A tracking service."""
 
-    module: str
-    """Of this package, with a function `open_tracker`; imported only where the tracker is asked for."""
     library: str
-    """The library's import name."""
+    """The library's import name; it is imported only if the tracker is requested."""
     pip: str
     """What to install."""
+    open: Callable[[Session], Tracker]
+    """Starts a new run, or continues the earlier one."""
     check: Callable[[LoggerConfig], None] = lambda logger: None
-    """Raises UserError where a setting is missing without which the library would ask, or fail late."""
+    """Raises UserError for a missing setting without which the library would ask, or fail late."""
+
+
+def _open_tensorboard(session: Session) -> Tracker:
+    """Write event files to `--logger.tensorboard_dir`, by default in the run folder, one file per session."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    logger = session.logger
+    parent = Path(logger.tensorboard_dir) if logger.tensorboard_dir else session.folder / "tensorboard"
+    folder = Path(session.earlier) if session.earlier else (parent / logger.wandb.run_name).absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    opened: list[SummaryWriter] = []
+
+    def writer_at(step: int) -> SummaryWriter:
+        if not opened:
+            # What an interrupted session wrote from this step on is replaced by what follows.
+            opened.append(SummaryWriter(str(folder), purge_step=step))
+        return opened[0]
+
+    def log(step: int, values: Mapping[str, float]) -> None:
+        writer = writer_at(step)
+        for name, value in values.items():
+            writer.add_scalar(name, value, step)
+        # The writer's own thread would keep them for two minutes, and a killed run would lose them.
+        writer.flush()
+
+    def log_generations(step: int, samples: Sequence[Generation]) -> None:
+        writer = writer_at(step)
+        writer.add_text(GENERATIONS, markdown(*table(step, samples)), step)
+        for tag, image in _tagged(shown_images(samples)):
+            _add_image(writer, f"{IMAGES}/{tag}", image, step=step)
+        writer.flush()
+
+    def close(failed: bool) -> None:
+        for writer in opened:
+            writer.close()
+
+    return Tracker(identity=str(folder), log=log, log_generations=log_generations, close=close, replaces_repeats=True)
+
+
+def _tagged(images: Sequence[ShownImage]) -> Iterator[tuple[str, ShownImage]]:
+    """Yield images with unique tags, because a tag shows one image per step; the same place has the same tag in every step."""
+    of_prompts = itertools.count()
+    of_turns: Counter[str] = Counter()
+    for image in images:
+        name = image.caption.replace(",", "").replace(" ", "_")
+        if image.turn is None:
+            yield f"{next(of_prompts)}_{name}", image
+        else:
+            of_turns[name] += 1
+            yield name if of_turns[name] == 1 else f"{name}_{of_turns[name]}", image
+
+
+def _add_image(writer: SummaryWriter, tag: str, shown: ShownImage, *, step: int) -> None:
+    """Add an image with the boxes of what was cut out of it."""
+    import numpy as np
+    from PIL import Image
+
+    with Image.open(shown.path) as image:
+        pixels = np.asarray(image.convert("RGB"))  # (H, W, 3)
+    if shown.cuts:
+        height, width, _ = pixels.shape
+        boxes = np.asarray(shown.boxes) * (width, height, width, height)  # (N, 4)
+        writer.add_image_with_boxes(tag, pixels, boxes, step, dataformats="HWC")
+    else:
+        writer.add_image(tag, pixels, step, dataformats="HWC")
+
+
+def markdown(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """Return a table in Markdown; what a model wrote appears in it as text, never as markup."""
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join("| " + " | ".join(_cell(value) for value in line) + " |" for line in lines)
+
+
+def _cell(value: object) -> str:
+    text = "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+    for character, written in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ("|", "&#124;"), ("\n", "<br>")):
+        text = text.replace(character, written)
+    return text
+
+
+def _open_wandb(session: Session) -> Tracker:
+    """Start a run on the server, or offline in the run folder; its step is the training step."""
+    # No reports about wandb's own errors to its maker, unless the user wants them; read when wandb is imported.
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+    import wandb
+
+    settings = session.logger.wandb
+    run = wandb.init(
+        entity=settings.org,
+        project=settings.project,
+        group=settings.group,
+        name=settings.run_name,
+        id=session.earlier or secrets.token_hex(4),
+        resume="allow",
+        mode=settings.mode,
+        dir=str(session.folder),
+        config=dict(session.settings),
+        # A resumed run may have other flags than before.
+        allow_val_change=True,
+        # In the settings, because wandb.login would write it to ~/.netrc.
+        settings=wandb.Settings(api_key=settings.key) if settings.key else None,
+    )
+    for prefix in (TRAIN_PREFIX, EVAL_PREFIX):
+        run.define_metric(f"{prefix}{STEP}")
+        run.define_metric(f"{prefix}*", step_metric=f"{prefix}{STEP}")
+
+    def log(step: int, values: Mapping[str, object]) -> None:
+        steps = {f"{name.partition('/')[0]}/{STEP}": step for name in values}
+        run.log({**values, **steps}, step=step)
+
+    def log_generations(step: int, samples: Sequence[Generation]) -> None:
+        columns, rows = table(step, samples)
+        # Next to the table, and not in it: wandb keeps a table's images outside the run's folder.
+        images = [
+            wandb.Image(str(image.path), caption=image.caption, boxes=_boxes(image)) for image in shown_images(samples)
+        ]
+        log(step, {GENERATIONS: wandb.Table(columns=[*columns], data=rows)} | ({IMAGES: images} if images else {}))
+
+    return Tracker(
+        identity=run.id,
+        log=log,
+        log_generations=log_generations,
+        close=lambda failed: run.finish(exit_code=1 if failed else 0),
+    )
+
+
+def _boxes(image: ShownImage) -> dict[str, Any] | None:
+    """Return what was cut out of an image, in the form that wandb draws; None if nothing was."""
+    if not image.cuts:
+        return None
+    data = [
+        {
+            "position": {"minX": left, "minY": upper, "maxX": right, "maxY": lower},
+            "class_id": 0,
+            "box_caption": f"cut {number}",
+        }
+        for number, (left, upper, right, lower) in enumerate(image.boxes, start=1)
+    ]
+    return {"cuts": {"box_data": data, "class_labels": {0: "cut"}}}
 
 
 def _check_wandb(logger: LoggerConfig) -> None:
@@ -46,6 +225,42 @@ def _check_wandb(logger: LoggerConfig) -> None:
     raise UserError(
         f"--logger.trackers wandb: there is no API key for {host}; give --logger.wandb.key, set WANDB_API_KEY, or take "
         "--logger.wandb.mode offline"
+    )
+
+
+def _open_swanlab(session: Session) -> Tracker:
+    """Start a run on the server, or offline in the run folder."""
+    import swanlab
+
+    settings, shared = session.logger.swanlab, session.logger.wandb
+    run = swanlab.init(
+        workspace=settings.workspace,
+        project=settings.project or shared.project,
+        group=shared.group,
+        name=shared.run_name,
+        id=session.earlier or secrets.token_hex(8),
+        resume="allow",
+        mode=settings.mode,
+        log_dir=str(session.folder / "swanlog"),
+        config=dict(session.settings),
+        # A missing or refused key is an error, not a question to a user who may be away.
+        settings=swanlab.Settings(interactive=False, **({"api_key": settings.key} if settings.key else {})),
+    )
+
+    def log_generations(step: int, samples: Sequence[Generation]) -> None:
+        columns, rows = table(step, samples)
+        texts = [swanlab.Text(markdown(columns, [row]), caption=f"sample {index}") for index, row in enumerate(rows)]
+        images = [swanlab.Image(str(image.path), caption=image.caption) for image in shown_images(samples)]
+        run.log({GENERATIONS: texts} | ({IMAGES: images} if images else {}), step=step)
+
+    def close(failed: bool) -> None:
+        run.finish(state="crashed", error="training stopped") if failed else run.finish()
+
+    return Tracker(
+        identity=run.id,
+        log=lambda step, values: run.log(dict(values), step=step),
+        log_generations=log_generations,
+        close=close,
     )
 
 
@@ -66,12 +281,112 @@ def _check_swanlab(logger: LoggerConfig) -> None:
         )
 
 
+def _open_mlflow(session: Session) -> Tracker:
+    """Start a run on a tracking server, or in a store of files or SQLite, with the flags as its parameters."""
+    # No usage reports to MLflow's maker, unless the user wants them; read when mlflow is imported.
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    from mlflow.entities import Metric
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(tracking_uri=session.logger.mlflow.tracking_uri)
+    if session.earlier is None:
+        run_id = _new_mlflow_run(client, session)
+    else:
+        run_id = session.earlier
+        client.update_run(run_id, status="RUNNING")
+
+    def log(step: int, values: Mapping[str, float]) -> None:
+        now = int(time.time() * 1000)
+        named = {_MLFLOW_REFUSES.sub("_", name): value for name, value in values.items()}
+        metrics = [Metric(name, value, now, step) for name, value in named.items()]
+        client.log_batch(run_id, metrics=metrics, synchronous=True)
+
+    def log_generations(step: int, samples: Sequence[Generation]) -> None:
+        # A file per step: MLflow appends to a table by fetching and sending all of it.
+        columns, rows = table(step, samples)
+        folder = f"generated_samples/step_{step:06d}"
+        for image in shown_images(samples):
+            place = f"{folder}/sample_{image.sample}" + ("" if image.turn is None else f"/turn_{image.turn}")
+            client.log_artifact(run_id, str(image.path), place)
+        data = {name: [row[index] for row in rows] for index, name in enumerate(columns)}
+        client.log_table(run_id, data, f"{folder}/table.json")
+
+    return Tracker(
+        identity=run_id,
+        log=log,
+        log_generations=log_generations,
+        close=lambda failed: client.set_terminated(run_id, "FAILED" if failed else "FINISHED"),
+    )
+
+
+def _new_mlflow_run(client: Any, session: Session) -> str:
+    """Return the id of a new run in the experiment that the flags name."""
+    from mlflow.entities import Param
+
+    shared = session.logger.wandb
+    name = session.logger.mlflow.experiment or shared.project
+    experiment = client.get_experiment_by_name(name)
+    if experiment is not None and experiment.lifecycle_stage == "deleted":
+        raise UserError(
+            f"the experiment {name} is deleted; restore it or give --logger.mlflow.experiment another name"
+        )
+    experiment_id = experiment.experiment_id if experiment is not None else client.create_experiment(name)
+    tags = {"group": shared.group} if shared.group else {}
+    run_id = client.create_run(experiment_id, run_name=shared.run_name, tags=tags).info.run_id
+    params = [Param(key, str(value)[:_LONGEST_PARAM]) for key, value in _leaves(session.settings)]
+    for start in range(0, len(params), _MOST_PARAMS):
+        client.log_batch(run_id, params=params[start : start + _MOST_PARAMS], synchronous=True)
+    return run_id
+
+
+def _leaves(settings: Mapping[str, Any], *, prefix: str = "") -> list[tuple[str, object]]:
+    leaves: list[tuple[str, object]] = []
+    for name, value in settings.items():
+        leaves += _leaves(value, prefix=f"{prefix}{name}.") if isinstance(value, Mapping) else [(prefix + name, value)]
+    return leaves
+
+
 def _check_mlflow(logger: LoggerConfig) -> None:
     if not (logger.mlflow.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")):
         raise UserError(
             "--logger.trackers mlflow: where are the runs kept? Give --logger.mlflow.tracking_uri, for example "
             "http://127.0.0.1:5000, or set MLFLOW_TRACKING_URI"
         )
+
+
+def _open_trackio(session: Session) -> Tracker:
+    """Start a run in Trackio's store on this machine, or in a Hugging Face Space.
+
+    Trackio finds a run only by its name, so a few random digits at its end make it unique. It knows no failed runs.
+    """
+    import trackio
+
+    settings, shared = session.logger.trackio, session.logger.wandb
+    run = trackio.init(
+        project=settings.project or shared.project,
+        name=session.earlier or f"{shared.run_name}-{secrets.token_hex(2)}",
+        group=shared.group,
+        space_id=settings.space_id,
+        config=dict(session.settings),
+        resume="never" if session.earlier is None else "must",
+        # In a notebook it would start a server and show it.
+        embed=False,
+    )
+
+    def log_generations(step: int, samples: Sequence[Generation]) -> None:
+        columns, rows = table(step, samples)
+        shown: dict[str, object] = {GENERATIONS: trackio.Table(columns=columns, data=rows)}
+        # A name holds one image.
+        for number, image in enumerate(shown_images(samples)):
+            shown[f"{IMAGES}/{number}"] = trackio.Image(image.path, caption=image.caption)
+        run.log(shown, step=step)
+
+    return Tracker(
+        identity=run.name,
+        log=lambda step, values: run.log(dict(values), step=step),
+        log_generations=log_generations,
+        close=lambda failed: trackio.finish(),
+    )
 
 
 def _check_trackio(logger: LoggerConfig) -> None:
@@ -87,29 +402,20 @@ def _check_trackio(logger: LoggerConfig) -> None:
         )
 
 
-_PACKAGE = __name__.rpartition(".")[0]
 BACKENDS: dict[TrackerName, Backend] = {
-    "tensorboard": Backend(
-        module=f"{_PACKAGE}.tensorboard_events", library="tensorboard", pip="pip install tensorboard"
-    ),
-    "wandb": Backend(
-        module=f"{_PACKAGE}.wandb_run", library="wandb", pip="pip install 'wandb>=0.20'", check=_check_wandb
-    ),
-    "swanlab": Backend(
-        module=f"{_PACKAGE}.swanlab_run", library="swanlab", pip="pip install 'swanlab>=0.10'", check=_check_swanlab
-    ),
+    "tensorboard": Backend(library="tensorboard", pip="pip install tensorboard", open=_open_tensorboard),
+    "wandb": Backend(library="wandb", pip="pip install 'wandb>=0.20'", open=_open_wandb, check=_check_wandb),
+    "swanlab": Backend(library="swanlab", pip="pip install 'swanlab>=0.10'", open=_open_swanlab, check=_check_swanlab),
     "mlflow": Backend(
-        module=f"{_PACKAGE}.mlflow_run", library="mlflow", pip="pip install 'mlflow-skinny>=3.10'", check=_check_mlflow
+        library="mlflow", pip="pip install 'mlflow-skinny>=3.10'", open=_open_mlflow, check=_check_mlflow
     ),
-    "trackio": Backend(
-        module=f"{_PACKAGE}.trackio_run", library="trackio", pip="pip install 'trackio>=0.40'", check=_check_trackio
-    ),
+    "trackio": Backend(library="trackio", pip="pip install 'trackio>=0.40'", open=_open_trackio, check=_check_trackio),
 }
 assert tuple(BACKENDS) == typing.get_args(TrackerName)
 
 
 def check_trackers(logger: LoggerConfig) -> None:
-    """Raise UserError for a tracker that is not installed or lacks its key; loads no library, and asks no one."""
+    """Raise UserError for a tracker that is not installed or lacks its key; loads no library, and asks no server."""
     for name in logger.trackers:
         backend = BACKENDS[name]
         if importlib.util.find_spec(backend.library) is None:
@@ -120,7 +426,7 @@ def check_trackers(logger: LoggerConfig) -> None:
 
 
 def open_trackers(config: PPOConfig | SupervisedConfig, *, folder: Path, resumed: bool) -> Trackers:
-    """Return the run's trackers, each of which goes on with its earlier run where the training is `resumed`.
+    """Return the run's trackers, each of which continues its earlier run if the training is `resumed`.
 
     Raises UserError, with none left open, when one cannot be opened.
     """
@@ -132,7 +438,7 @@ def open_trackers(config: PPOConfig | SupervisedConfig, *, folder: Path, resumed
     for name in logger.trackers:
         session = Session(logger=logger, folder=folder, settings=settings, earlier=record.identity(name))
         try:
-            opened[name] = importlib.import_module(BACKENDS[name].module).open_tracker(session)
+            opened[name] = BACKENDS[name].open(session)
             record.identify(name, opened[name].identity)
         # Each library has errors of its own, and those of the network below it.
         except Exception as error:

@@ -3,8 +3,8 @@
 import pytest
 import torch
 from gpu_stages.subject import first_rows, rows_within
-from gpu_stages.token_budgets import largest
 from gpu_stages.transfer import _buckets
+from gpu_stages.updates import largest
 from train_batches import GroupBatch
 
 pytestmark = pytest.mark.unit

@@ -14,7 +14,7 @@ from lmm_r1 import dotted
 from lmm_r1.config import SFTConfig
 from lmm_r1.data.sample import Cut
 from lmm_r1.records.trackers import Generation, Trackers, open_trackers
-from lmm_r1.records.trackers.tracker import TurnImage
+from lmm_r1.records.trackers.trackers import TurnImage
 
 pytestmark = pytest.mark.unit
 

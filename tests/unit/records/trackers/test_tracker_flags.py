@@ -10,7 +10,7 @@ import pytest
 from lmm_r1 import dotted
 from lmm_r1.config import SFTConfig
 from lmm_r1.config.shared import LoggerConfig
-from lmm_r1.records.trackers.tracker import Session
+from lmm_r1.records.trackers.backends import BACKENDS, Session
 
 pytestmark = pytest.mark.unit
 
@@ -32,22 +32,22 @@ def played_init(told: dict[str, Any]) -> Any:
 
 
 def test_wandb_is_told_team_project_group_name_and_mode(tmp_path, monkeypatch):
-    wandb_run = pytest.importorskip("lmm_r1.records.trackers.wandb_run", exc_type=ImportError)
+    wandb = pytest.importorskip("wandb", exc_type=ImportError)
     told: dict[str, Any] = {}
-    monkeypatch.setattr(wandb_run.wandb, "init", played_init(told))
-    wandb_run.open_tracker(session(tmp_path, logger__wandb__org="us", logger__wandb__mode="offline"))
+    monkeypatch.setattr(wandb, "init", played_init(told))
+    BACKENDS["wandb"].open(session(tmp_path, logger__wandb__org="us", logger__wandb__mode="offline"))
     wanted = {"entity": "us", "project": "ours", "group": "both", "name": "first", "mode": "offline", "settings": None}
     assert wanted.items() <= told.items()
-    wandb_run.open_tracker(session(tmp_path, logger__wandb__key="hush"))
+    BACKENDS["wandb"].open(session(tmp_path, logger__wandb__key="hush"))
     assert told["settings"].api_key == "hush"
 
 
 def test_swanlab_is_told_workspace_project_group_name_and_mode(tmp_path, monkeypatch):
-    swanlab_run = pytest.importorskip("lmm_r1.records.trackers.swanlab_run", exc_type=ImportError)
+    swanlab = pytest.importorskip("swanlab", exc_type=ImportError)
     told: dict[str, Any] = {}
-    monkeypatch.setattr(swanlab_run.swanlab, "init", played_init(told))
+    monkeypatch.setattr(swanlab, "init", played_init(told))
     flags = {"logger__swanlab__workspace": "us", "logger__swanlab__mode": "local"}
-    swanlab_run.open_tracker(session(tmp_path, **flags))
+    BACKENDS["swanlab"].open(session(tmp_path, **flags))
     assert {
         "workspace": "us",
         "project": "ours",
@@ -55,30 +55,30 @@ def test_swanlab_is_told_workspace_project_group_name_and_mode(tmp_path, monkeyp
         "name": "first",
         "mode": "local",
     }.items() <= told.items()
-    swanlab_run.open_tracker(session(tmp_path, logger__swanlab__project="other", logger__swanlab__key="hush"))
+    BACKENDS["swanlab"].open(session(tmp_path, logger__swanlab__project="other", logger__swanlab__key="hush"))
     assert (told["project"], told["settings"].api_key) == ("other", "hush")
 
 
 def test_trackio_is_told_project_name_group_and_space(tmp_path, monkeypatch):
-    trackio_run = pytest.importorskip("lmm_r1.records.trackers.trackio_run", exc_type=ImportError)
+    trackio = pytest.importorskip("trackio", exc_type=ImportError)
     told: dict[str, Any] = {}
 
     def init(**given: Any) -> SimpleNamespace:
         told.update(given)
         return SimpleNamespace(name=given["name"])
 
-    monkeypatch.setattr(trackio_run.trackio, "init", init)
-    identity = trackio_run.open_tracker(session(tmp_path, logger__trackio__space_id="us/runs")).identity
+    monkeypatch.setattr(trackio, "init", init)
+    identity = BACKENDS["trackio"].open(session(tmp_path, logger__trackio__space_id="us/runs")).identity
     wanted = {"project": "ours", "group": "both", "space_id": "us/runs", "resume": "never", "embed": False}
     assert wanted.items() <= told.items()
     assert identity.startswith("first-")
     again = dataclasses.replace(session(tmp_path, logger__trackio__project="other"), earlier=identity)
-    assert trackio_run.open_tracker(again).identity == identity
+    assert BACKENDS["trackio"].open(again).identity == identity
     assert (told["project"], told["name"], told["resume"]) == ("other", identity, "must")
 
 
 def test_mlflow_is_told_address_experiment_name_and_group(tmp_path, monkeypatch):
-    mlflow_run = pytest.importorskip("lmm_r1.records.trackers.mlflow_run", exc_type=ImportError)
+    tracking = pytest.importorskip("mlflow.tracking", exc_type=ImportError)
     told: list[object] = []
 
     class Client:
@@ -96,8 +96,8 @@ def test_mlflow_is_told_address_experiment_name_and_group(tmp_path, monkeypatch)
             told.extend([run_name, tags])
             return SimpleNamespace(info=SimpleNamespace(run_id="1"))
 
-    monkeypatch.setattr(mlflow_run, "MlflowClient", Client)
-    mlflow_run.open_tracker(session(tmp_path, logger__mlflow__tracking_uri="http://a"))
+    monkeypatch.setattr(tracking, "MlflowClient", Client)
+    BACKENDS["mlflow"].open(session(tmp_path, logger__mlflow__tracking_uri="http://a"))
     assert told == ["http://a", "ours", "first", {"group": "both"}]
-    mlflow_run.open_tracker(session(tmp_path, logger__mlflow__experiment="other"))
+    BACKENDS["mlflow"].open(session(tmp_path, logger__mlflow__experiment="other"))
     assert told[4:6] == [None, "other"]

@@ -16,7 +16,7 @@ from lmm_r1.errors import UserError
 from lmm_r1.records.rollouts import Part, SampledResponse, Turn
 from lmm_r1.records.trackers import Generation, Trackers, check_trackers, open_trackers
 from lmm_r1.records.trackers.backends import BACKENDS
-from lmm_r1.records.trackers.tracker import make_generation, shown_images, table
+from lmm_r1.records.trackers.trackers import make_generation, shown_images, table
 
 pytestmark = pytest.mark.unit
 
