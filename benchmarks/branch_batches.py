@@ -12,7 +12,7 @@ from train_batches import SENTENCE, GroupBatch, GroupSizes, noise_picture, ordin
 from lmm_r1.data.messages import ImagePart, Message, Part, TextPart
 from lmm_r1.data.sample import PlacedMedia, SampleMedia
 from lmm_r1.lmm_kits import EncodedPrompt, LmmKit
-from lmm_r1.lmm_kits.turns import encode_turn
+from lmm_r1.lmm_kits.checkpoint import encode_turn
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Where in a model's forward the features of its images come to be, so that those of frozen weights can be kept."""
+"""Where in a forward the features of images are computed; corrected patch positions; the fused rotary kernel."""
 
 from __future__ import annotations
 
@@ -139,3 +139,12 @@ def _pixels_in_fp32(module: torch.nn.Module, args: tuple, kwargs: dict[str, Any]
 
 def _pixels_in_the_weights_dtype(module: torch.nn.Conv2d, args: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
     return (args[0].to(module.weight.dtype),)
+
+
+def rotate_by_sections(
+    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, sections: list[int]
+) -> Any:
+    """Return queries and keys (B, H, T, D), rotated by angles (3, B, T, D) of which each axis has its section."""
+    from liger_kernel.ops.qwen2vl_mrope import LigerQwen2VLMRopeFunction
+
+    return LigerQwen2VLMRopeFunction.apply(q, k, cos, sin, sections)

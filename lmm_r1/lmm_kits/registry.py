@@ -1,10 +1,15 @@
-"""Finds the kit of a checkpoint by the `model_type` of its config."""
+"""Finds the kit of a checkpoint by the `model_type` of its config, and reads facts about kits without importing them."""
 
 from __future__ import annotations
 
+import ast
+import functools
 import importlib
 import json
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -12,25 +17,25 @@ from lmm_r1 import hub
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.kit import LmmKit
 
-# Imported on demand: a kit loads transformers.
 KITS: dict[str, str] = {
-    "aria": "lmm_r1.lmm_kits.aria",
-    "gemma3": "lmm_r1.lmm_kits.gemma3",
-    "glm4v": "lmm_r1.lmm_kits.glm4v",
-    "glm4v_moe": "lmm_r1.lmm_kits.glm4v_moe",
-    "idefics3": "lmm_r1.lmm_kits.idefics3",
-    "internvl": "lmm_r1.lmm_kits.internvl",
-    "janus": "lmm_r1.lmm_kits.janus",
-    "llava_onevision": "lmm_r1.lmm_kits.llava_onevision",
-    "llm": "lmm_r1.lmm_kits.llm",
-    "phi3_v": "lmm_r1.lmm_kits.phi3_v",
-    "phi4_multimodal": "lmm_r1.lmm_kits.phi4_multimodal",
-    "qwen2_5_vl": "lmm_r1.lmm_kits.qwen2_5_vl",
-    "qwen2_vl": "lmm_r1.lmm_kits.qwen2_vl",
-    "qwen3_vl": "lmm_r1.lmm_kits.qwen3_vl",
-    "qwen3_vl_moe": "lmm_r1.lmm_kits.qwen3_vl_moe",
-    "smolvlm": "lmm_r1.lmm_kits.smolvlm",
+    "aria": "lmm_r1.lmm_kits.aria:KIT",
+    "gemma3": "lmm_r1.lmm_kits.gemma3:KIT",
+    "glm4v": "lmm_r1.lmm_kits.glm_v:GLM4V",
+    "glm4v_moe": "lmm_r1.lmm_kits.glm_v:GLM4V_MOE",
+    "idefics3": "lmm_r1.lmm_kits.idefics:IDEFICS3",
+    "internvl": "lmm_r1.lmm_kits.internvl:KIT",
+    "janus": "lmm_r1.lmm_kits.janus:KIT",
+    "llava_onevision": "lmm_r1.lmm_kits.llava_onevision:KIT",
+    "llm": "lmm_r1.lmm_kits.llm:KIT",
+    "phi3_v": "lmm_r1.lmm_kits.phi3_v:KIT",
+    "phi4_multimodal": "lmm_r1.lmm_kits.phi4_multimodal:KIT",
+    "qwen2_5_vl": "lmm_r1.lmm_kits.qwen_vl.qwen2:QWEN2_5_VL",
+    "qwen2_vl": "lmm_r1.lmm_kits.qwen_vl.qwen2:QWEN2_VL",
+    "qwen3_vl": "lmm_r1.lmm_kits.qwen_vl.qwen3:QWEN3_VL",
+    "qwen3_vl_moe": "lmm_r1.lmm_kits.qwen_vl.qwen3:QWEN3_VL_MOE",
+    "smolvlm": "lmm_r1.lmm_kits.idefics.smolvlm:SMOLVLM",
 }
+"""`model_type` -> "module:attribute" of its kit; imported on demand, because a kit loads transformers."""
 
 # `model_type` of an original format that has no kit -> module with `convert(source, output)` to a format that has one.
 CONVERTERS: dict[str, str] = {"phi4mm": "lmm_r1.lmm_kits.phi4_multimodal.conversion"}
@@ -45,7 +50,8 @@ def get_kit(model_type: str) -> LmmKit:
     """Return the kit named `model_type`; raises UserError that lists the known ones."""
     if model_type not in KITS:
         raise UserError(f"no kit for model_type '{model_type}'; known: {', '.join(sorted(KITS))}")
-    return importlib.import_module(KITS[model_type]).KIT
+    module, _, attribute = KITS[model_type].partition(":")
+    return getattr(importlib.import_module(module), attribute)
 
 
 def kit_of(model_path: str, *, trust_remote_code: bool = False) -> LmmKit:
@@ -138,3 +144,91 @@ def _llm_refusal(
     if trust_remote_code and "AutoModelForCausalLM" in config.get("auto_map", {}):
         return None
     return "transformers has no causal language model of that name"
+
+
+_ROOT = Path(__file__).resolve().parent
+_PACKAGE = __name__.rpartition(".")[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class KitFacts:
+    """Attributes of `LmmKit`, by their names there; a kit's class states them as plain values."""
+
+    model_type: str
+    checkpoints: str
+    takes_images: bool
+    takes_videos: bool
+    engine_refusal: str | None
+    engine_disagreement: str | None
+
+
+_NAMES = tuple(fact.name for fact in fields(KitFacts))
+
+
+def read_facts(name: str) -> KitFacts:
+    """Return the facts of the kit called `name` in the registry, without importing it."""
+    path, _, attribute = KITS[name].partition(":")
+    module = _parsed(path)
+    (kit,) = (node for node in module.body if isinstance(node, ast.Assign) and _target(node) == attribute)
+    assert isinstance(kit.value, ast.Call), f"{name}: {attribute} = NameOfTheKit()"
+    assert isinstance(kit.value.func, ast.Name), f"{name}: {attribute} = NameOfTheKit()"
+    stated: dict[str, Any] = {}
+    for body in _bodies(module, kit.value.func.id):
+        for node in body:
+            if isinstance(node, ast.Assign) and (fact := _target(node)) in _NAMES:
+                stated.setdefault(fact, ast.literal_eval(node.value))
+    # Of those that no class states, the base has a default.
+    return KitFacts(**{fact: stated[fact] if fact in stated else getattr(LmmKit, fact) for fact in _NAMES})
+
+
+def _bodies(module: ast.Module, class_name: str) -> Iterator[list[ast.stmt]]:
+    """Yield what stands in a class, then in the class that it builds on, and so on, up to `LmmKit`."""
+    while class_name != LmmKit.__name__:
+        found = [node for node in module.body if isinstance(node, ast.ClassDef) and node.name == class_name]
+        if not found:
+            module = _parsed(_origin(module, class_name))
+            continue
+        yield found[0].body
+        (base,) = found[0].bases
+        assert isinstance(base, ast.Name), f"{class_name} builds on a class by its name"
+        class_name = base.id
+
+
+def _origin(module: ast.Module, name: str) -> str:
+    imports = [node for node in module.body if isinstance(node, ast.ImportFrom)]
+    (origin,) = (node.module for node in imports if any(alias.name == name for alias in node.names))
+    assert origin is not None, "kits are imported by their whole names"
+    return origin
+
+
+def _parsed(module: str) -> ast.Module:
+    place = _ROOT.joinpath(*module.removeprefix(f"{_PACKAGE}.").split("."))
+    file = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
+def _target(node: ast.Assign) -> str:
+    return node.targets[0].id if isinstance(node.targets[0], ast.Name) else ""
+
+
+FILE = "released.json"
+
+
+@functools.cache
+def released_configs() -> Mapping[str, Mapping[str, Any]]:
+    """Return by name what a checkpoint's config.json says of its size (`config`), and how many `parameters` it has."""
+    return json.loads((resources.files("lmm_r1.lmm_kits") / FILE).read_text(encoding="utf-8"))
+
+
+@functools.cache
+def released_folder(name: str) -> Path:
+    """Return a folder with the config of a released checkpoint, enough to plan with; it is deleted when the process ends."""
+    folder = Path(_folders().name) / name
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(released_configs()[name]["config"]), encoding="utf-8")
+    return folder
+
+
+@functools.cache
+def _folders() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="released_")
