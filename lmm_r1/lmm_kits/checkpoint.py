@@ -57,8 +57,6 @@ class Checkpoint:
 
     @cached_property
     def processor(self) -> Processor:
-        if self.chat_template is None:
-            return self.kit.load_processor(self.path, trust_remote_code=self.trust_remote_code)
         return self.kit.load_processor(
             self.path, trust_remote_code=self.trust_remote_code, chat_template=self.chat_template
         )

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from PIL import Image
 from transformers import (
     JanusConfig,
     JanusForConditionalGeneration,
@@ -18,8 +17,8 @@ from transformers import (
 from lmm_r1.data.messages import Message
 from lmm_r1.data.videos import Video
 from lmm_r1.lmm_kits.encoding import part_lists
-from lmm_r1.lmm_kits.features import FeaturePoint, last_hidden, of_last_hidden
-from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, TinyModelSpec
+from lmm_r1.lmm_kits.features import FeaturePoint
+from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, RawMedia, TinyModelSpec
 from lmm_r1.lmm_kits.tiny_model import VISION_LAYERS, TinyTokens, heads_of, text_settings
 
 BOS, EOS, PAD = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜▁pad▁｜>"
@@ -78,7 +77,7 @@ class JanusKit(LmmKit):
     vision_prefixes = ("model.vision_model.",)
     projector_prefixes = ("model.aligner.",)
     # Features before the aligner, which is small: after it they are twice as large.
-    feature_points = (FeaturePoint(owner="model.vision_model", take=last_hidden, give=of_last_hidden),)
+    feature_points = (FeaturePoint(owner="model.vision_model", reads="last_hidden_state"),)
     untrained_prefixes = (
         "model.vqmodel.",
         "model.generation_embeddings.",
@@ -102,18 +101,10 @@ class JanusKit(LmmKit):
             part_lists(messages), tokenize=False, add_generation_prompt=add_generation_prompt
         )
 
-    def encode_chat(
-        self,
-        processor: JanusProcessor,
-        text: str,
-        *,
-        images: Sequence[Image.Image],
-        videos: Sequence[Video] = (),
-        opens: bool = True,
-    ) -> EncodedPrompt:
-        if images:
-            return super().encode_chat(processor, text, images=images, opens=opens)
-        return EncodedPrompt.of_text(self.engine_ids(processor, text, videos=videos))
+    def encode_chat(self, processor: JanusProcessor, text: str, raw: RawMedia, *, opens: bool = True) -> EncodedPrompt:
+        if raw.images:
+            return super().encode_chat(processor, text, raw, opens=opens)
+        return EncodedPrompt.of_text(self.engine_ids(processor, text, videos=()))
 
     def engine_ids(self, processor: JanusProcessor, text: str, *, videos: Sequence[Video]) -> list[int]:
         # The processor puts the default system prompt before the text, and the tokenizer the start token before both.
@@ -176,6 +167,3 @@ class JanusKit(LmmKit):
 
 def _media_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str, str]:
     return tokenizer.image_token, tokenizer.boi_token, tokenizer.eoi_token
-
-
-KIT = JanusKit()

@@ -48,6 +48,14 @@ RouterScores = Literal["softmax", "sigmoid"]
 
 
 @dataclass(frozen=True, kw_only=True)
+class RawMedia:
+    """Decoded images and videos of a conversation, in the order of their marks."""
+
+    images: Sequence[Image.Image] = ()
+    videos: Sequence[Video] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class EncodedPrompt:
     """One prompt, encoded once for its whole group of samples."""
 
@@ -218,7 +226,8 @@ class LmmKit(ABC):
             videos: the conversation's and possibly more after them, for kits whose placeholders contain times.
         """
         processor, messages = as_text(self, processor, messages)
-        return self.render_messages(processor, messages, add_generation_prompt=add_generation_prompt, videos=videos)
+        text = self.chat_text(processor, messages, add_generation_prompt=add_generation_prompt)
+        return self.engine_ids(processor, text, videos=videos)
 
     def encode_bordered(
         self,
@@ -247,21 +256,9 @@ class LmmKit(ABC):
         videos: Sequence[Video] = (),
     ) -> EncodedPrompt:
         """Do what `encode` does, for messages whose texts spell no special tokens."""
-        images, videos = self.bounded_media(processor, messages, images=images, videos=videos)
+        raw = self.bounded_media(processor, messages, RawMedia(images=images, videos=videos))
         text = self.chat_text(processor, messages, add_generation_prompt=add_generation_prompt)
-        return self.encode_chat(processor, text, images=images, videos=videos)
-
-    def render_messages(
-        self,
-        processor: Processor,
-        messages: Sequence[Message],
-        *,
-        add_generation_prompt: bool,
-        videos: Sequence[Video] = (),
-    ) -> list[int]:
-        """Do what `render` does, for messages whose texts spell no special tokens."""
-        text = self.chat_text(processor, messages, add_generation_prompt=add_generation_prompt)
-        return self.engine_ids(processor, text, videos=videos)
+        return self.encode_chat(processor, text, raw)
 
     def encode_text(
         self, processor: Processor, text: str, *, images: Sequence[Image.Image], opens: bool
@@ -284,21 +281,14 @@ class LmmKit(ABC):
         mark = self.image_mark(processor)
         others = [token for token in self.media_marks(processor) if token != mark]
         check_image_marks(text, mark=mark, media_tokens=others, given=len(images))
-        return self.encode_chat(processor, text, images=images, opens=opens)
+        return self.encode_chat(processor, text, RawMedia(images=images), opens=opens)
 
-    def bounded_media(
-        self,
-        processor: Processor,
-        messages: Sequence[Message],
-        *,
-        images: Sequence[Image.Image],
-        videos: Sequence[Video],
-    ) -> tuple[Sequence[Image.Image], Sequence[Video]]:
+    def bounded_media(self, processor: Processor, messages: Sequence[Message], raw: RawMedia) -> RawMedia:
         """Return images and videos resized to the pixel bounds of their parts.
 
         By default they stay as they are, for processors that scale every image to a size of their own.
         """
-        return images, videos
+        return raw
 
     def chat_text(self, processor: Processor, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
         """Return a conversation as the chat template writes it, with its marks of images and videos.
@@ -318,25 +308,17 @@ class LmmKit(ABC):
             to_chat(messages), tokenize=False, add_generation_prompt=add_generation_prompt
         )
 
-    def encode_chat(
-        self,
-        processor: Processor,
-        text: str,
-        *,
-        images: Sequence[Image.Image],
-        videos: Sequence[Video] = (),
-        opens: bool = True,
-    ) -> EncodedPrompt:
+    def encode_chat(self, processor: Processor, text: str, raw: RawMedia, *, opens: bool = True) -> EncodedPrompt:
         """Encode a text with the chat template's marks; by default, the processor makes ids and tensors of all images."""
-        if not images:
+        if not raw.images:
             return EncodedPrompt.of_text(self.text_ids(processor, text, opens=opens))
         special = self.adds_start(processor, text, opens=opens)
-        batch = processor(text=[text], images=list(images), add_special_tokens=special, return_tensors="pt")
+        batch = processor(text=[text], images=list(raw.images), add_special_tokens=special, return_tensors="pt")
         token_ids = batch["input_ids"][0].tolist()
         return EncodedPrompt(
             token_ids=token_ids,
             engine_token_ids=self.collapsed(processor, token_ids),
-            images=list(images),
+            images=list(raw.images),
             media={key: batch[key] for key in self.media_keys},
         )
 

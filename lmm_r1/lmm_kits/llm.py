@@ -20,10 +20,9 @@ from transformers import (
 )
 
 from lmm_r1.data.messages import Message, Part, TextPart
-from lmm_r1.data.videos import Video
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.encoding import check_chat
-from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, RouterScores, TinyModelSpec
+from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, RawMedia, RouterScores, TinyModelSpec
 from lmm_r1.lmm_kits.tiny_model import TinyTokens, text_settings
 
 TINY_TOKENS = TinyTokens(
@@ -111,18 +110,13 @@ class LanguageModelKit(LmmKit):
         return processor
 
     def bounded_media(
-        self,
-        processor: PreTrainedTokenizerBase,
-        messages: Sequence[Message],
-        *,
-        images: Sequence[Image.Image],
-        videos: Sequence[Video],
-    ) -> tuple[Sequence[Image.Image], Sequence[Video]]:
+        self, processor: PreTrainedTokenizerBase, messages: Sequence[Message], raw: RawMedia
+    ) -> RawMedia:
         """Raise UserError for a conversation with images or videos."""
-        if images or videos:
-            given = f"{len(images)} image(s)" if images else f"{len(videos)} video(s)"
+        if raw.images or raw.videos:
+            given = f"{len(raw.images)} image(s)" if raw.images else f"{len(raw.videos)} video(s)"
             raise UserError(f"a plain language model cannot take the {given} of this row")
-        return images, videos
+        return raw
 
     def chat_text(
         self, processor: PreTrainedTokenizerBase, messages: Sequence[Message], *, add_generation_prompt: bool
@@ -207,6 +201,3 @@ def refusal_of(model_type: str) -> str | None:
 def _is_encoder(config: type, inputs: Container[str]) -> bool:
     """Return whether its attention is bidirectional by default, as in BERT and in decoders that read an encoder."""
     return hasattr(config, "is_decoder") and "encoder_hidden_states" in inputs
-
-
-KIT = LanguageModelKit()

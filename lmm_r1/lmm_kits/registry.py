@@ -18,31 +18,31 @@ from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.kit import LmmKit
 
 KITS: dict[str, str] = {
-    "aria": "lmm_r1.lmm_kits.aria:KIT",
-    "gemma3": "lmm_r1.lmm_kits.gemma3:KIT",
-    "glm4v": "lmm_r1.lmm_kits.glm_v:GLM4V",
-    "glm4v_moe": "lmm_r1.lmm_kits.glm_v:GLM4V_MOE",
-    "idefics3": "lmm_r1.lmm_kits.idefics:IDEFICS3",
-    "internvl": "lmm_r1.lmm_kits.internvl:KIT",
-    "janus": "lmm_r1.lmm_kits.janus:KIT",
-    "llava_onevision": "lmm_r1.lmm_kits.llava_onevision:KIT",
-    "llm": "lmm_r1.lmm_kits.llm:KIT",
-    "phi3_v": "lmm_r1.lmm_kits.phi3_v:KIT",
-    "phi4_multimodal": "lmm_r1.lmm_kits.phi4_multimodal:KIT",
-    "qwen2_5_vl": "lmm_r1.lmm_kits.qwen_vl.qwen2:QWEN2_5_VL",
-    "qwen2_vl": "lmm_r1.lmm_kits.qwen_vl.qwen2:QWEN2_VL",
-    "qwen3_vl": "lmm_r1.lmm_kits.qwen_vl.qwen3:QWEN3_VL",
-    "qwen3_vl_moe": "lmm_r1.lmm_kits.qwen_vl.qwen3:QWEN3_VL_MOE",
-    "smolvlm": "lmm_r1.lmm_kits.idefics.smolvlm:SMOLVLM",
+    "aria": "lmm_r1.lmm_kits.aria:AriaKit",
+    "gemma3": "lmm_r1.lmm_kits.gemma3:Gemma3Kit",
+    "glm4v": "lmm_r1.lmm_kits.glm_v:Glm4vKit",
+    "glm4v_moe": "lmm_r1.lmm_kits.glm_v:Glm4vMoeKit",
+    "idefics3": "lmm_r1.lmm_kits.idefics:Idefics3Kit",
+    "internvl": "lmm_r1.lmm_kits.internvl:InternVlKit",
+    "janus": "lmm_r1.lmm_kits.janus:JanusKit",
+    "llava_onevision": "lmm_r1.lmm_kits.llava_onevision:LlavaOnevisionKit",
+    "llm": "lmm_r1.lmm_kits.llm:LanguageModelKit",
+    "phi3_v": "lmm_r1.lmm_kits.phi3_v:Phi3VKit",
+    "phi4_multimodal": "lmm_r1.lmm_kits.phi4_multimodal:Phi4MultimodalKit",
+    "qwen2_5_vl": "lmm_r1.lmm_kits.qwen_vl.qwen2:Qwen25VlKit",
+    "qwen2_vl": "lmm_r1.lmm_kits.qwen_vl.qwen2:Qwen2VlKit",
+    "qwen3_vl": "lmm_r1.lmm_kits.qwen_vl.qwen3:Qwen3VlKit",
+    "qwen3_vl_moe": "lmm_r1.lmm_kits.qwen_vl.qwen3:Qwen3VlMoeKit",
+    "smolvlm": "lmm_r1.lmm_kits.idefics.smolvlm:SmolVlmKit",
 }
-"""`model_type` -> "module:attribute" of its kit; imported on demand, because a kit loads transformers."""
+"""`model_type` -> "module:class" of its kit; imported on demand, because a kit loads transformers."""
 
 # `model_type` of an original format that has no kit -> module with `convert(source, output)` to a format that has one.
 CONVERTERS: dict[str, str] = {"phi4mm": "lmm_r1.lmm_kits.phi4_multimodal.conversion"}
 
-# Plain language models share one kit; a config with a key that holds any of these words is not one of them.
+# Plain language models share one kit. A config with one of these words in a key is not one of them,
 _MEDIA_WORDS = ("vision", "visual", "image", "img", "audio")
-# Nor is a checkpoint with one of these files.
+# and neither is a checkpoint with one of these files.
 _MEDIA_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 
 
@@ -50,8 +50,8 @@ def get_kit(model_type: str) -> LmmKit:
     """Return the kit named `model_type`; raises UserError that lists the known ones."""
     if model_type not in KITS:
         raise UserError(f"no kit for model_type '{model_type}'; known: {', '.join(sorted(KITS))}")
-    module, _, attribute = KITS[model_type].partition(":")
-    return getattr(importlib.import_module(module), attribute)
+    module, _, name = KITS[model_type].partition(":")
+    return getattr(importlib.import_module(module), name)()
 
 
 def kit_of(model_path: str, *, trust_remote_code: bool = False) -> LmmKit:
@@ -126,17 +126,17 @@ def _read_config(model_path: str) -> dict:
 def _llm_refusal(
     model_path: str, model_type: str | None, config: dict[str, Any], *, trust_remote_code: bool
 ) -> str | None:
-    """Return why a checkpoint is no plain causal language model; None where it is one."""
+    """Return why a checkpoint is not a plain causal language model; None if it is one."""
     media = [key for key in config if any(word in key for word in _MEDIA_WORDS)]
     if media:
         return f"its config has {', '.join(media)}"
-    # A config need not tell, where code comes with the checkpoint.
+    # With code of its own, a checkpoint may take media although its config does not show it.
     files = [name for name in _MEDIA_FILES if (Path(model_path) / name).is_file()]
     if files:
         return f"it has {files[0]}, and so takes images or sound; delete that file if it does not"
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
-    # What follows loads torch: an unknown name is told without it.
+    # The rest loads torch; an unknown name is reported without it.
     if model_type is not None and model_type in CONFIG_MAPPING_NAMES:
         from lmm_r1.lmm_kits.llm import refusal_of
 
@@ -152,7 +152,7 @@ _PACKAGE = __name__.rpartition(".")[0]
 
 @dataclass(frozen=True, kw_only=True)
 class KitFacts:
-    """Attributes of `LmmKit`, by their names there; a kit's class states them as plain values."""
+    """Attributes of `LmmKit` with the same names; a kit's class sets them to literals."""
 
     model_type: str
     checkpoints: str
@@ -167,22 +167,18 @@ _NAMES = tuple(fact.name for fact in fields(KitFacts))
 
 def read_facts(name: str) -> KitFacts:
     """Return the facts of the kit called `name` in the registry, without importing it."""
-    path, _, attribute = KITS[name].partition(":")
-    module = _parsed(path)
-    (kit,) = (node for node in module.body if isinstance(node, ast.Assign) and _target(node) == attribute)
-    assert isinstance(kit.value, ast.Call), f"{name}: {attribute} = NameOfTheKit()"
-    assert isinstance(kit.value.func, ast.Name), f"{name}: {attribute} = NameOfTheKit()"
+    module, _, class_name = KITS[name].partition(":")
     stated: dict[str, Any] = {}
-    for body in _bodies(module, kit.value.func.id):
+    for body in _bodies(_parsed(module), class_name):
         for node in body:
             if isinstance(node, ast.Assign) and (fact := _target(node)) in _NAMES:
                 stated.setdefault(fact, ast.literal_eval(node.value))
-    # Of those that no class states, the base has a default.
+    # The base class has a default for each fact that no class states.
     return KitFacts(**{fact: stated[fact] if fact in stated else getattr(LmmKit, fact) for fact in _NAMES})
 
 
 def _bodies(module: ast.Module, class_name: str) -> Iterator[list[ast.stmt]]:
-    """Yield what stands in a class, then in the class that it builds on, and so on, up to `LmmKit`."""
+    """Yield the body of a class, then of its base class, and so on, up to `LmmKit`."""
     while class_name != LmmKit.__name__:
         found = [node for node in module.body if isinstance(node, ast.ClassDef) and node.name == class_name]
         if not found:
@@ -190,14 +186,14 @@ def _bodies(module: ast.Module, class_name: str) -> Iterator[list[ast.stmt]]:
             continue
         yield found[0].body
         (base,) = found[0].bases
-        assert isinstance(base, ast.Name), f"{class_name} builds on a class by its name"
+        assert isinstance(base, ast.Name), f"{class_name} names its base class"
         class_name = base.id
 
 
 def _origin(module: ast.Module, name: str) -> str:
     imports = [node for node in module.body if isinstance(node, ast.ImportFrom)]
     (origin,) = (node.module for node in imports if any(alias.name == name for alias in node.names))
-    assert origin is not None, "kits are imported by their whole names"
+    assert origin is not None, "kits are imported by absolute names"
     return origin
 
 
@@ -216,13 +212,13 @@ FILE = "released.json"
 
 @functools.cache
 def released_configs() -> Mapping[str, Mapping[str, Any]]:
-    """Return by name what a checkpoint's config.json says of its size (`config`), and how many `parameters` it has."""
+    """Return for each name the settings of its config.json that determine its size (`config`), and its `parameters`."""
     return json.loads((resources.files("lmm_r1.lmm_kits") / FILE).read_text(encoding="utf-8"))
 
 
 @functools.cache
 def released_folder(name: str) -> Path:
-    """Return a folder with the config of a released checkpoint, enough to plan with; it is deleted when the process ends."""
+    """Return a folder with a released checkpoint's config, from which a run can be planned; it is deleted at exit."""
     folder = Path(_folders().name) / name
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(released_configs()[name]["config"]), encoding="utf-8")

@@ -15,7 +15,7 @@ from transformers import (
 )
 
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits.features import FeaturePoint, exact_patch_positions, last_layer, of_last_layer, of_pooled, pooled
+from lmm_r1.lmm_kits.features import FeaturePoint, exact_patch_positions
 from lmm_r1.lmm_kits.kit import LmmKit, Media, TinyModelSpec
 from lmm_r1.lmm_kits.tiny_model import TinyTokens, text_settings, tower_settings
 
@@ -87,31 +87,24 @@ class AriaKit(LmmKit):
             method="get_image_features",
             projects=True,
             beside=("pixel_mask",),
-            take=pooled,
-            give=of_pooled,
+            reads="pooler_output",
         ),
-        FeaturePoint(
-            owner="model.vision_tower", beside=("patch_attention_mask",), take=last_layer, give=of_last_layer
-        ),
+        FeaturePoint(owner="model.vision_tower", beside=("patch_attention_mask",), reads="hidden_states"),
     )
     # The projector reads the last layer's output, before this norm.
     untrained_prefixes = ("model.vision_tower.post_layernorm.",)
     zero3_leaf_classes = ("AriaTextMoELayer",)
     tiny_tokens = TINY_TOKENS
 
-    def load_model(
-        self, path: str, *, dtype: torch.dtype, attn_implementation: str, trust_remote_code: bool, **kwargs: Any
-    ) -> AriaForConditionalGeneration:
+    def load_model(self, path: str, **settings: Any) -> AriaForConditionalGeneration:
         """Load the model; raises UserError for an implementation of experts that transformers lacks for it."""
-        experts = kwargs.pop("experts_implementation", None)
+        experts = settings.pop("experts_implementation", None)
         if experts not in (None, "eager"):
             raise UserError(
                 f"--ds.experts_implementation {experts}: transformers computes this architecture's experts one after the "
                 "other only; leave the flag out"
             )
-        return super().load_model(
-            path, dtype=dtype, attn_implementation=attn_implementation, trust_remote_code=trust_remote_code, **kwargs
-        )
+        return super().load_model(path, **settings)
 
     def adapt(self, model: AriaForConditionalGeneration) -> AriaForConditionalGeneration:
         """Turn the cache off, and make the patch positions of the vision tower exact in any dtype."""
@@ -153,6 +146,3 @@ class AriaKit(LmmKit):
 
     def tiny_parts(self) -> dict[str, Any]:
         return {"image_processor": AriaImageProcessor(), "size_conversion": IMAGE_TOKENS}
-
-
-KIT = AriaKit()

@@ -22,7 +22,7 @@ from lmm_r1.data.messages import Message, to_chat
 from lmm_r1.data.videos import Video
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.encoding import with_one_text
-from lmm_r1.lmm_kits.features import FeaturePoint, last_hidden, of_last_hidden, of_pooled, pooled
+from lmm_r1.lmm_kits.features import FeaturePoint
 from lmm_r1.lmm_kits.kit import LmmKit, Media, TinyModelSpec
 from lmm_r1.lmm_kits.tiny_model import (
     HEAD_DIM,
@@ -108,28 +108,25 @@ class Gemma3Kit(LmmKit):
     vision_prefixes = ("model.vision_tower.",)
     projector_prefixes = ("model.multi_modal_projector.",)
     feature_points = (
-        FeaturePoint(owner="model", method="get_image_features", projects=True, take=pooled, give=of_pooled),
-        FeaturePoint(owner="model.vision_tower", take=last_hidden, give=of_last_hidden),
+        FeaturePoint(owner="model", method="get_image_features", projects=True, reads="pooler_output"),
+        FeaturePoint(owner="model.vision_tower", reads="last_hidden_state"),
     )
     # The releases have no pooling head; one in a checkpoint would be computed, but nothing reads its output.
     untrained_prefixes = ("model.vision_tower.head.",)
     tiny_tokens = TINY_TOKENS
 
-    def load_model(
-        self, path: str, *, dtype: torch.dtype, attn_implementation: str, trust_remote_code: bool, **kwargs: Any
-    ) -> Gemma3ForConditionalGeneration:
+    def load_model(self, path: str, **settings: Any) -> Gemma3ForConditionalGeneration:
         """Load the model; raises UserError for flash attention.
 
         Transformers' flash attention takes no mask: attention within images would be causal, without a warning.
         """
-        if "flash" in attn_implementation:
+        attention = settings["attn_implementation"]
+        if "flash" in attention:
             raise UserError(
-                f"--ds.attn_implementation {attn_implementation}: flash attention cannot let the tokens of an image "
+                f"--ds.attn_implementation {attention}: flash attention cannot let the tokens of an image "
                 "attend to each other in both directions, as Gemma 3 does; give --ds.attn_implementation sdpa"
             )
-        return super().load_model(
-            path, dtype=dtype, attn_implementation=attn_implementation, trust_remote_code=trust_remote_code, **kwargs
-        )
+        return super().load_model(path, **settings)
 
     def load_processor(
         self, path: str, *, trust_remote_code: bool, chat_template: str | None = None
@@ -275,6 +272,3 @@ class Gemma3Kit(LmmKit):
             size={"height": IMAGE_SIZE, "width": IMAGE_SIZE}, image_mean=[0.5] * 3, image_std=[0.5] * 3
         )
         return {"image_processor": image_processor, "image_seq_length": TOKENS_PER_IMAGE}
-
-
-KIT = Gemma3Kit()

@@ -251,9 +251,6 @@ class Glm4vKit(GlmVKit):
         }
 
 
-GLM4V = Glm4vKit()
-
-
 class Glm4vMoeKit(GlmVKit):
     """GLM-4.5V and GLM-4.6V: a token's experts have the highest sigmoid scores plus the router's bias, and are weighted
     without the bias.
@@ -301,6 +298,3 @@ class Glm4vMoeKit(GlmVKit):
             "image_processor": Glm46VImageProcessor(size=dict(IMAGE_PIXELS)),
             "video_processor": Glm46VVideoProcessor(size=dict(VIDEO_PIXELS)),
         }
-
-
-GLM4V_MOE = Glm4vMoeKit()

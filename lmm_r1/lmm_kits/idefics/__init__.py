@@ -25,14 +25,7 @@ from lmm_r1.data.messages import Message
 from lmm_r1.data.videos import Video
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.encoding import check_tokens, part_lists
-from lmm_r1.lmm_kits.features import (
-    FeaturePoint,
-    exact_patch_positions,
-    last_hidden,
-    of_last_hidden,
-    of_pooled,
-    pooled,
-)
+from lmm_r1.lmm_kits.features import FeaturePoint, exact_patch_positions
 from lmm_r1.lmm_kits.kit import LmmKit, Media, TinyModelSpec
 from lmm_r1.lmm_kits.tiny_model import TinyTokens, text_settings, tower_settings
 
@@ -95,10 +88,9 @@ class IdeficsKit(LmmKit):
             projects=True,
             unread=("pixel_attention_mask",),
             items_in=1,
-            take=pooled,
-            give=of_pooled,
+            reads="pooler_output",
         ),
-        FeaturePoint(owner="model.vision_model", take=last_hidden, give=of_last_hidden),
+        FeaturePoint(owner="model.vision_model", reads="last_hidden_state"),
     )
     language_prefixes = ("model.text_model.", "lm_head.")
     tiny_tokens = TINY_TOKENS
@@ -244,6 +236,3 @@ class Idefics3Kit(IdeficsKit):
     model_class = Idefics3ForConditionalGeneration
     processor_class = Idefics3Processor
     engine_architecture = "LmmR1Idefics3ForConditionalGeneration"
-
-
-IDEFICS3 = Idefics3Kit()

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from PIL import Image
 from transformers import (
     PretrainedConfig,
     PreTrainedTokenizerBase,
@@ -24,7 +23,7 @@ from lmm_r1.data.messages import Message, videos_of
 from lmm_r1.data.videos import Video
 from lmm_r1.lmm_kits.encoding import channels_first, video_metadata
 from lmm_r1.lmm_kits.idefics import AROUND_IMAGE, IMAGE, SIZES, SMALLEST_IMAGE, IdeficsKit
-from lmm_r1.lmm_kits.kit import EncodedPrompt, Media
+from lmm_r1.lmm_kits.kit import EncodedPrompt, Media, RawMedia
 
 VIDEO = "<video>"
 """What the chat template writes for a video."""
@@ -81,32 +80,28 @@ class SmolVlmKit(IdeficsKit):
         return {config.image_token_id, *(known[mark] for mark in self.marks_of(tokenizer) if mark in known)}
 
     def encode_chat(
-        self,
-        processor: SmolVLMProcessor,
-        text: str,
-        *,
-        images: Sequence[Image.Image],
-        videos: Sequence[Video] = (),
-        opens: bool = True,
+        self, processor: SmolVLMProcessor, text: str, raw: RawMedia, *, opens: bool = True
     ) -> EncodedPrompt:
-        if not videos:
-            return super().encode_chat(processor, text, images=images, opens=opens)
+        if not raw.videos:
+            return super().encode_chat(processor, text, raw, opens=opens)
         # One by one: the processor gives tiles and frames the same name, and takes only videos of equal length.
-        cut = [processor.image_processor([[image]], return_row_col_info=True, return_tensors="pt") for image in images]
-        shown = [_frames(processor, video) for video in videos]
+        cut = [
+            processor.image_processor([[image]], return_row_col_info=True, return_tensors="pt") for image in raw.images
+        ]
+        shown = [_frames(processor, video) for video in raw.videos]
         [expanded], _ = processor.get_text_with_replacements(
             [text],
             images_replacements=[processor.replace_image_token(one, 0) for one in cut],
-            videos_replacements=[video_text(processor, video_metadata(video)) for video in videos],
+            videos_replacements=[video_text(processor, video_metadata(video)) for video in raw.videos],
         )
         left = {IMAGE: iter(cut), VIDEO: iter(shown)}
         in_order = [next(left[mark]) for mark in re.findall(f"{IMAGE}|{VIDEO}", text)]
         return EncodedPrompt(
             token_ids=processor.tokenizer(expanded, add_special_tokens=False)["input_ids"],
-            engine_token_ids=self.engine_ids(processor, text, videos=videos),
-            images=list(images),
+            engine_token_ids=self.engine_ids(processor, text, videos=raw.videos),
+            images=list(raw.images),
             media=self.merge_media(in_order),
-            videos=list(videos),
+            videos=list(raw.videos),
         )
 
     def engine_ids(self, processor: SmolVLMProcessor, text: str, *, videos: Sequence[Video]) -> list[int]:
@@ -136,6 +131,3 @@ def _frames(processor: SmolVLMProcessor, video: Video) -> Media:
     """Return the frames of a video as tiles, (1, F, 3, side, side), and their pixel mask, in the dtype of images' tensors."""
     made = processor.video_processor([channels_first(video)], do_sample_frames=False, return_tensors="pt")
     return {key: made[key].float() for key in IdeficsKit.media_keys}
-
-
-SMOLVLM = SmolVlmKit()

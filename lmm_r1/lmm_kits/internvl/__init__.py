@@ -19,8 +19,8 @@ from transformers import (
 from lmm_r1.data.videos import Video
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.encoding import channels_first
-from lmm_r1.lmm_kits.features import FeaturePoint, last_hidden, of_last_hidden, of_pooled, pooled
-from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, TinyModelSpec
+from lmm_r1.lmm_kits.features import FeaturePoint
+from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, RawMedia, TinyModelSpec
 from lmm_r1.lmm_kits.tiny_model import TinyTokens, text_settings, tower_settings
 
 BOX_TOKENS = ("<quad>", "</quad>", "<ref>", "</ref>", "<box>", "</box>")
@@ -91,8 +91,8 @@ class InternVlKit(LmmKit):
     vision_prefixes = ("model.vision_tower.",)
     projector_prefixes = ("model.multi_modal_projector.",)
     feature_points = (
-        FeaturePoint(owner="model", method="get_image_features", projects=True, take=pooled, give=of_pooled),
-        FeaturePoint(owner="model.vision_tower", take=last_hidden, give=of_last_hidden),
+        FeaturePoint(owner="model", method="get_image_features", projects=True, reads="pooler_output"),
+        FeaturePoint(owner="model.vision_tower", reads="last_hidden_state"),
     )
     # For training the tower with masked patches, which is not done here; the releases have none.
     untrained_prefixes = ("model.vision_tower.embeddings.mask_token",)
@@ -124,24 +124,20 @@ class InternVlKit(LmmKit):
         return processor
 
     def encode_chat(
-        self,
-        processor: InternVLProcessor,
-        text: str,
-        *,
-        images: Sequence[Image.Image],
-        videos: Sequence[Video] = (),
-        opens: bool = True,
+        self, processor: InternVLProcessor, text: str, raw: RawMedia, *, opens: bool = True
     ) -> EncodedPrompt:
         def tokenized(expanded: str) -> list[int]:
             special = self.adds_start(processor, text, opens=opens)
             return processor.tokenizer(expanded, add_special_tokens=special)["input_ids"]
 
-        if not images and not videos:
+        if not raw.images and not raw.videos:
             return EncodedPrompt.of_text(tokenized(text))
         # One by one: the processor takes only videos of equal length.
         tiles = {
-            "image": [_pixels(processor, processor.image_token, images=[image]) for image in images],
-            "video": [_pixels(processor, processor.video_token, videos=[channels_first(video)]) for video in videos],
+            "image": [_pixels(processor, processor.image_token, images=[image]) for image in raw.images],
+            "video": [
+                _pixels(processor, processor.video_token, videos=[channels_first(video)]) for video in raw.videos
+            ],
         }
         expanded = _with_marks(
             processor,
@@ -154,9 +150,9 @@ class InternVlKit(LmmKit):
         return EncodedPrompt(
             token_ids=tokenized(expanded),
             engine_token_ids=tokenized(_for_the_engine(processor, text)),
-            images=list(images),
+            images=list(raw.images),
             media={"pixel_values": torch.cat(in_order)},
-            videos=list(videos),
+            videos=list(raw.videos),
         )
 
     def engine_ids(self, processor: InternVLProcessor, text: str, *, videos: Sequence[Video]) -> list[int]:
@@ -244,6 +240,3 @@ def _media_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str, str, st
         tokenizer.context_image_token,
         tokenizer.video_token,
     )
-
-
-KIT = InternVlKit()

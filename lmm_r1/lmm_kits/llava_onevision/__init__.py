@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from types import MethodType
@@ -25,8 +26,8 @@ from lmm_r1.data.messages import Message, images_of
 from lmm_r1.data.videos import Video
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.encoding import channels_first, part_lists, within_pixel_bounds
-from lmm_r1.lmm_kits.features import FeaturePoint, last_layer, of_last_layer
-from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, TinyModelSpec
+from lmm_r1.lmm_kits.features import FeaturePoint
+from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, RawMedia, TinyModelSpec
 from lmm_r1.lmm_kits.tiny_model import TinyTokens, name_tower_as_released, text_settings, tower_settings
 
 TINY_TOKENS = TinyTokens(
@@ -152,7 +153,7 @@ class LlavaOnevisionKit(LmmKit):
     vision_prefixes = ("model.vision_tower.embeddings.", "model.vision_tower.encoder.")
     projector_prefixes = ("model.multi_modal_projector.", "model.image_newline")
     # Features before the projector, which is small: after it they are three times as large in the 7B model.
-    feature_points = (FeaturePoint(owner="model.vision_tower", take=last_layer, give=of_last_layer),)
+    feature_points = (FeaturePoint(owner="model.vision_tower", reads="hidden_states"),)
     # The projector reads the last layer's output, before these.
     untrained_prefixes = ("model.vision_tower.post_layernorm.", "model.vision_tower.head.")
     tiny_tokens = TINY_TOKENS
@@ -192,17 +193,12 @@ class LlavaOnevisionKit(LmmKit):
         return processor
 
     def bounded_media(
-        self,
-        processor: LlavaOnevisionProcessor,
-        messages: Sequence[Message],
-        *,
-        images: Sequence[Image.Image],
-        videos: Sequence[Video],
-    ) -> tuple[Sequence[Image.Image], Sequence[Video]]:
+        self, processor: LlavaOnevisionProcessor, messages: Sequence[Message], raw: RawMedia
+    ) -> RawMedia:
         """Return images within their pixel bounds; frames of videos are all scaled to one size."""
         most = _most_pixels(processor)
-        bounded = zip(images, images_of(messages), strict=True)
-        return [within_pixel_bounds(image, part, most=most) for image, part in bounded], videos
+        bounded = zip(raw.images, images_of(messages), strict=True)
+        return replace(raw, images=[within_pixel_bounds(image, part, most=most) for image, part in bounded])
 
     def apply_template(
         self, processor: LlavaOnevisionProcessor, messages: Sequence[Message], *, add_generation_prompt: bool
@@ -213,35 +209,29 @@ class LlavaOnevisionKit(LmmKit):
         )
 
     def encode_chat(
-        self,
-        processor: LlavaOnevisionProcessor,
-        text: str,
-        *,
-        images: Sequence[Image.Image],
-        videos: Sequence[Video] = (),
-        opens: bool = True,
+        self, processor: LlavaOnevisionProcessor, text: str, raw: RawMedia, *, opens: bool = True
     ) -> EncodedPrompt:
         # Collapsing the runs of `token_ids` would not do: images can be adjacent, with equal placeholders.
         engine_token_ids = self.text_ids(processor, text)
-        if not images and not videos:
+        if not raw.images and not raw.videos:
             return EncodedPrompt.of_text(engine_token_ids)
         media: Media = {}
-        if videos:
+        if raw.videos:
             # One by one: the processor takes only videos of equal length.
-            frames = [_frames(processor, video) for video in videos]
+            frames = [_frames(processor, video) for video in raw.videos]
             media["pixel_values_videos"] = torch.cat(frames)
-            media["image_sizes_videos"] = torch.tensor([video.frames.shape[:3] for video in videos])
+            media["image_sizes_videos"] = torch.tensor([video.frames.shape[:3] for video in raw.videos])
             marks = [_video_text(processor, frames=len(one)) for one in frames]
             [text], _ = processor.get_text_with_replacements([text], videos_replacements=marks)
-        given = {"images": list(images)} if images else {}
+        given = {"images": list(raw.images)} if raw.images else {}
         batch = processor(text=[text], **given, add_special_tokens=False, return_tensors="pt")
-        media |= {key: batch[key] for key in self.media_keys if images}
+        media |= {key: batch[key] for key in self.media_keys if raw.images}
         return EncodedPrompt(
             token_ids=batch["input_ids"][0].tolist(),
             engine_token_ids=engine_token_ids,
-            images=list(images),
+            images=list(raw.images),
             media=media,
-            videos=list(videos),
+            videos=list(raw.videos),
         )
 
     def placeholder_ids(self, processor: LlavaOnevisionProcessor) -> frozenset[int]:
@@ -354,6 +344,3 @@ def _frames(processor: LlavaOnevisionProcessor, video: Video) -> torch.Tensor:
 def _video_text(processor: LlavaOnevisionProcessor, *, frames: int) -> str:
     """Return the text of a video's placeholders."""
     return processor.replace_video_token({"pixel_values_videos": [torch.empty(frames, 0)]}, 0)
-
-
-KIT = LlavaOnevisionKit()

@@ -37,7 +37,7 @@ from lmm_r1.lmm_kits.encoding import (
     images_refused,
 )
 from lmm_r1.lmm_kits.features import FeaturePoint
-from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, TinyModelSpec
+from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, RawMedia, TinyModelSpec
 from lmm_r1.lmm_kits.phi3_v.modeling import CLIP_LAYERS, Phi3VConfig, Phi3VForCausalLM, Phi3VModel, Phi3VVisionTower
 from lmm_r1.lmm_kits.phi3_v.processing import (
     CROP,
@@ -150,7 +150,7 @@ class Phi3VKit(LmmKit):
         check_image_marks(
             IMAGE_TAG.sub(IMAGE_TAG_FORM, text), mark=IMAGE_TAG_FORM, media_tokens=(IMAGE_TOKEN,), given=len(images)
         )
-        encoded = self.encode_chat(processor, text, images=images)
+        encoded = self.encode_chat(processor, text, RawMedia(images=images))
         if encoded.engine_token_ids.count(processor.image_token_id) != len(images):
             raise UserError(
                 "two images stand side by side in the text, where nobody can tell them apart; write something between"
@@ -165,26 +165,18 @@ class Phi3VKit(LmmKit):
             return encoded
         return replace(encoded, token_ids=encoded.token_ids[1:], engine_token_ids=encoded.engine_token_ids[1:])
 
-    def encode_chat(
-        self,
-        processor: Phi3VProcessor,
-        text: str,
-        *,
-        images: Sequence[Image.Image],
-        videos: Sequence[Video] = (),
-        opens: bool = True,
-    ) -> EncodedPrompt:
-        if not images:
+    def encode_chat(self, processor: Phi3VProcessor, text: str, raw: RawMedia, *, opens: bool = True) -> EncodedPrompt:
+        if not raw.images:
             return EncodedPrompt.of_text(processor.token_ids(text, counts=[]))
         try:
-            batch = processor(text=[text], images=list(images), return_tensors="pt")
+            batch = processor(text=[text], images=list(raw.images), return_tensors="pt")
         except ValueError as error:
-            raise images_refused([image.size for image in images], error) from error
+            raise images_refused([image.size for image in raw.images], error) from error
         token_ids = batch["input_ids"][0].tolist()
         return EncodedPrompt(
             token_ids=token_ids,
             engine_token_ids=self.collapsed(processor, token_ids),
-            images=list(images),
+            images=list(raw.images),
             media={key: batch[key] for key in self.media_keys},
         )
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from lmm_r1.data.videos import Video
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.encoding import check_tokens, images_refused, within_bounds, within_pixel_bounds
 from lmm_r1.lmm_kits.features import FeaturePoint
-from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, TinyModelSpec
+from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, RawMedia, TinyModelSpec
 from lmm_r1.lmm_kits.phi4_multimodal import towers
 from lmm_r1.lmm_kits.tiny_model import HEAD_DIM, VISION_LAYERS, TinyTokens, heads_of, show_places, text_settings
 
@@ -88,9 +89,7 @@ class Phi4MultimodalKit(LmmKit):
     zero3_leaf_classes = ("Phi4MultimodalImageEmbedding",)
     tiny_tokens = TINY_TOKENS
 
-    def load_model(
-        self, path: str, *, dtype: torch.dtype, attn_implementation: str, trust_remote_code: bool, **kwargs: Any
-    ) -> Phi4MultimodalForCausalLM:
+    def load_model(self, path: str, **settings: Any) -> Phi4MultimodalForCausalLM:
         """Load the model; if the folder has an adapter, which is not loaded, log a warning."""
         if (Path(path) / VISION_ADAPTER_FOLDER).is_dir():
             logger.warning(
@@ -98,9 +97,7 @@ class Phi4MultimodalKit(LmmKit):
                 path,
                 VISION_ADAPTER_FOLDER,
             )
-        return super().load_model(
-            path, dtype=dtype, attn_implementation=attn_implementation, trust_remote_code=trust_remote_code, **kwargs
-        )
+        return super().load_model(path, **settings)
 
     def adapt(self, model: Phi4MultimodalForCausalLM) -> Phi4MultimodalForCausalLM:
         """Turn the cache off, make attention in the towers bidirectional, and freeze dead weights.
@@ -129,41 +126,30 @@ class Phi4MultimodalKit(LmmKit):
         return 1, _most_pixels(processor)
 
     def bounded_media(
-        self,
-        processor: Phi4MultimodalProcessor,
-        messages: Sequence[Message],
-        *,
-        images: Sequence[Image.Image],
-        videos: Sequence[Video],
-    ) -> tuple[Sequence[Image.Image], Sequence[Video]]:
+        self, processor: Phi4MultimodalProcessor, messages: Sequence[Message], raw: RawMedia
+    ) -> RawMedia:
         """Return images within their pixel bounds; raises UserError for videos."""
-        if videos:
-            raise UserError(f"this model cannot take the {len(videos)} video(s) of this row")
+        if raw.videos:
+            raise UserError(f"this model cannot take the {len(raw.videos)} video(s) of this row")
         most = _most_pixels(processor)
-        bounded = zip(images, images_of(messages), strict=True)
-        return [within_pixel_bounds(image, part, most=most) for image, part in bounded], videos
+        bounded = zip(raw.images, images_of(messages), strict=True)
+        return replace(raw, images=[within_pixel_bounds(image, part, most=most) for image, part in bounded])
 
     def encode_chat(
-        self,
-        processor: Phi4MultimodalProcessor,
-        text: str,
-        *,
-        images: Sequence[Image.Image],
-        videos: Sequence[Video] = (),
-        opens: bool = True,
+        self, processor: Phi4MultimodalProcessor, text: str, raw: RawMedia, *, opens: bool = True
     ) -> EncodedPrompt:
         # Collapsing the runs of `token_ids` would not do: images can be adjacent, with equal placeholders.
         engine_token_ids = self.text_ids(processor, text)
-        if not images:
+        if not raw.images:
             return EncodedPrompt.of_text(engine_token_ids)
         try:
-            batch = processor(text=[text], images=list(images), add_special_tokens=False, return_tensors="pt")
+            batch = processor(text=[text], images=list(raw.images), add_special_tokens=False, return_tensors="pt")
         except ValueError as error:
-            raise images_refused([image.size for image in images], error) from error
+            raise images_refused([image.size for image in raw.images], error) from error
         return EncodedPrompt(
             token_ids=batch["input_ids"][0].tolist(),
             engine_token_ids=engine_token_ids,
-            images=list(images),
+            images=list(raw.images),
             media={key: batch[key] for key in self.media_keys},
         )
 
@@ -285,6 +271,3 @@ def _written(image_token: str, part: Part) -> str:
         return image_token
     assert isinstance(part, TextPart), "the kit takes no videos"
     return part.text
-
-
-KIT = Phi4MultimodalKit()

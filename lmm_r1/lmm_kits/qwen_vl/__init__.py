@@ -30,8 +30,8 @@ from lmm_r1.lmm_kits.encoding import (
     text_positions,
     video_metadata,
 )
-from lmm_r1.lmm_kits.features import FeaturePoint, GridPoint, of_pooled, pooled
-from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, TinyModelSpec
+from lmm_r1.lmm_kits.features import FeaturePoint, GridPoint
+from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, RawMedia, TinyModelSpec
 from lmm_r1.lmm_kits.tiny_model import VISION_LAYERS, TinyTokens, heads_of, text_settings
 
 TEXT, IMAGE, VIDEO = 0, 1, 2
@@ -182,50 +182,36 @@ class QwenVlKit(LmmKit):
     vision_prefixes: ClassVar[tuple[str, ...]] = ("model.visual.blocks.", "model.visual.patch_embed.")
     projector_prefixes: ClassVar[tuple[str, ...]] = ("model.visual.merger.",)
     feature_points: ClassVar[tuple[FeaturePoint, ...]] = (
-        GridPoint(owner="model.visual", projects=True, take=pooled, give=of_pooled),
+        GridPoint(owner="model.visual", projects=True, reads="pooler_output"),
     )
 
-    def bounded_media(
-        self,
-        processor: ProcessorMixin,
-        messages: Sequence[Message],
-        *,
-        images: Sequence[Image.Image],
-        videos: Sequence[Video],
-    ) -> tuple[Sequence[Image.Image], Sequence[Video]]:
+    def bounded_media(self, processor: ProcessorMixin, messages: Sequence[Message], raw: RawMedia) -> RawMedia:
         limits = self.pixel_limits(processor)
         frames = [
-            self.bounded_video(processor, video, part) for video, part in zip(videos, videos_of(messages), strict=True)
+            self.bounded_video(processor, video, part)
+            for video, part in zip(raw.videos, videos_of(messages), strict=True)
         ]
         resized = [
             bounded_image(processor, image, part, limits=limits)
-            for image, part in zip(images, images_of(messages), strict=True)
+            for image, part in zip(raw.images, images_of(messages), strict=True)
         ]
-        return resized, frames
+        return RawMedia(images=resized, videos=frames)
 
     def bounded_video(self, processor: ProcessorMixin, video: Video, part: VideoPart) -> Video:
         """Return the video within the pixel bounds of its part, as both sides cut it into patches."""
         return bounded_video(processor, video, part)
 
-    def encode_chat(
-        self,
-        processor: ProcessorMixin,
-        text: str,
-        *,
-        images: Sequence[Image.Image],
-        videos: Sequence[Video] = (),
-        opens: bool = True,
-    ) -> EncodedPrompt:
+    def encode_chat(self, processor: ProcessorMixin, text: str, raw: RawMedia, *, opens: bool = True) -> EncodedPrompt:
         engine_token_ids = self.text_ids(processor, text)
-        if not images and not videos:
+        if not raw.images and not raw.videos:
             return EncodedPrompt.of_text(engine_token_ids)
-        batch = _call(processor, text, images=images, videos=videos)
+        batch = _call(processor, text, raw)
         return EncodedPrompt(
             token_ids=batch["input_ids"][0].tolist(),
             engine_token_ids=engine_token_ids,
-            images=list(images),
+            images=list(raw.images),
             media={key: batch[key] for key in self.media_keys if key in batch},
-            videos=list(videos),
+            videos=list(raw.videos),
         )
 
     def image_mark(self, processor: ProcessorMixin) -> str:
@@ -369,19 +355,17 @@ class QwenVlKit(LmmKit):
         }
 
 
-def _call(
-    processor: ProcessorMixin, text: str, *, images: Sequence[Image.Image], videos: Sequence[Video]
-) -> Mapping[str, Any]:
-    media: dict[str, Any] = {"images": list(images)} if images else {}
-    if videos:
-        media["videos"] = [channels_first(video) for video in videos]
-        media["video_metadata"] = [video_metadata(video) for video in videos]
+def _call(processor: ProcessorMixin, text: str, raw: RawMedia) -> Mapping[str, Any]:
+    media: dict[str, Any] = {"images": list(raw.images)} if raw.images else {}
+    if raw.videos:
+        media["videos"] = [channels_first(video) for video in raw.videos]
+        media["video_metadata"] = [video_metadata(video) for video in raw.videos]
         media["do_sample_frames"] = False
     try:
         return processor(text=[text], **media, add_special_tokens=False, return_tensors="pt")
     except ValueError as error:
-        sizes = [f"{image.width}x{image.height}" for image in images]
-        sizes += ["{0} frames of {2}x{1}".format(*video.frames.shape) for video in videos]
+        sizes = [f"{image.width}x{image.height}" for image in raw.images]
+        sizes += ["{0} frames of {2}x{1}".format(*video.frames.shape) for video in raw.videos]
         raise _refused(sizes, error) from error
 
 

@@ -34,9 +34,6 @@ class Qwen2VlKit(QwenVlKit):
         return {"embed_dim": spec.hidden_size, "mlp_ratio": 2}
 
 
-QWEN2_VL = Qwen2VlKit()
-
-
 ENGINE_CLASS = "LmmR1Qwen2_5_VLForConditionalGeneration"
 
 
@@ -74,6 +71,3 @@ class Qwen25VlKit(QwenVlKit):
             "fullatt_block_indexes": [VISION_LAYERS - 1],
             "tokens_per_second": 2,
         }
-
-
-QWEN2_5_VL = Qwen25VlKit()

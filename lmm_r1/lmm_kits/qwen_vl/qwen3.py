@@ -38,12 +38,14 @@ IMAGE_PIXELS = {"shortest_edge": 32 * 32, "longest_edge": 32 * 32 * 1280}
 VIDEO_PIXELS = {"shortest_edge": 64 * 64, "longest_edge": 32 * 32 * 4096}
 
 
-def _levels(output: BaseModelOutputWithDeepstackFeatures) -> Parts:
-    return (output.pooler_output, *output.deepstack_features)
+class DeepstackPoint(GridPoint):
+    """The tower with its projector, whose output has features of inner layers, too."""
 
+    def take(self, output: BaseModelOutputWithDeepstackFeatures) -> Parts:
+        return (output.pooler_output, *output.deepstack_features)
 
-def _of_levels(parts: Parts) -> BaseModelOutputWithDeepstackFeatures:
-    return BaseModelOutputWithDeepstackFeatures(pooler_output=parts[0], deepstack_features=list(parts[1:]))
+    def give(self, parts: Parts) -> BaseModelOutputWithDeepstackFeatures:
+        return BaseModelOutputWithDeepstackFeatures(pooler_output=parts[0], deepstack_features=list(parts[1:]))
 
 
 class DeepstackKit(QwenVlKit):
@@ -53,7 +55,7 @@ class DeepstackKit(QwenVlKit):
     writes_thousandths = True
     vision_prefixes = (*QwenVlKit.vision_prefixes, "model.visual.pos_embed.")
     projector_prefixes = (*QwenVlKit.projector_prefixes, "model.visual.deepstack_merger_list.")
-    feature_points = (GridPoint(owner="model.visual", projects=True, take=_levels, give=_of_levels),)
+    feature_points = (DeepstackPoint(owner="model.visual", projects=True),)
     engine_language_model: ClassVar[str]
     """vLLM's class of the language model."""
     # No default system turn, unlike in earlier releases.
@@ -111,9 +113,6 @@ class Qwen3VlKit(DeepstackKit):
     config_class = Qwen3VLConfig
     model_class = Qwen3VLForConditionalGeneration
     engine_language_model = "Qwen3ForCausalLM"
-
-
-QWEN3_VL = Qwen3VlKit()
 
 
 GATE_UP, DOWN = "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
