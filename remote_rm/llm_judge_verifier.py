@@ -17,8 +17,8 @@ from remote_rm import verifier_command
 from remote_rm.answer_verifier import AnswerVerifier, Weights
 from remote_rm.registry import get_verifier, verifier_with
 from remote_rm.reward_function import RewardFunction, reward_func_of
-from remote_rm.service.serving_arguments import positive
 from remote_rm.verifier import Item, Score
+from remote_rm.verifier_command import positive
 
 if TYPE_CHECKING:
     from remote_rm.llm_judge.asking_judge import AskingJudge

@@ -36,9 +36,8 @@ from lmm_r1.generation.backends import (
 )
 from lmm_r1.generation.engine import EngineSettings, EpisodeSettings, Outcome, Responder, SamplingSettings
 from lmm_r1.lmm_kits import Checkpoint, LmmKit
-from lmm_r1.lmm_kits.checkpoint import check_pixel_bounds
+from lmm_r1.lmm_kits.checkpoint import check_pixel_bounds, check_weights
 from lmm_r1.lmm_kits.plain_text import text_ids
-from lmm_r1.lmm_kits.weight_files import check_weights
 from lmm_r1.scoring.remote_scorer import RemoteScorer
 from lmm_r1.scoring.response_scores import ProcessRewardScorer, ResponseScorer, RewardModelScorer, verifier_scorer
 from lmm_r1.scoring.scored_response import StepJudging

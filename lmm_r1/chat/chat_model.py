@@ -82,7 +82,7 @@ def load_model(config: ChatConfig) -> ChatModel:
     """Load the checkpoint; raises UserError where it cannot be had, before the engine starts where possible."""
     from lmm_r1.generation.backends import make_engine, playing_engine, prepare_process, split_adapter
     from lmm_r1.lmm_kits import Checkpoint
-    from lmm_r1.lmm_kits.weight_files import check_weights
+    from lmm_r1.lmm_kits.checkpoint import check_weights
 
     prepare_process()
     path, adapter = split_adapter(config.model, config.adapter)

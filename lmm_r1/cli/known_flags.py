@@ -32,7 +32,7 @@ class Known:
 def known_commands() -> dict[str, Known]:
     """Return what is known of each command, `plan train_sft` and `serve_verifier math` among them."""
     from lmm_r1.cli.plan import SUPERVISED
-    from lmm_r1.tasks.task import TASKS
+    from lmm_r1.tasks import TASKS
     from remote_rm.registry import VERIFIERS
 
     known = {name: _of_module(name) for name in COMMANDS}

@@ -18,10 +18,9 @@ from lmm_r1.config import PPOConfig, mismatch_limit, resolve
 from lmm_r1.config.hardware import check_machine
 from lmm_r1.config.rewards import GIVEN
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits.facts import KitFacts, read_facts
-from lmm_r1.lmm_kits.registry import kit_name_of
+from lmm_r1.lmm_kits.registry import KitFacts, kit_name_of, read_facts
 from lmm_r1.records.metrics import METRICS_FILE, MetricLog, read_metrics
-from lmm_r1.tasks.task import get_task
+from lmm_r1.tasks import get_task
 
 COLUMNS = ("rows", "weights", "mean exp |d|", "mean |d|", "largest |d|", "verdict")
 WEIGHTS = {1: "as loaded", 2: "after an update"}

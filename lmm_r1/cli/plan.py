@@ -45,7 +45,7 @@ from lmm_r1.config.plan import (
     PlanSFTConfig,
     PlanSupervisedConfig,
 )
-from lmm_r1.lmm_kits.facts import released_configs, released_folder
+from lmm_r1.lmm_kits.registry import released_configs, released_folder
 
 if TYPE_CHECKING:
     from lmm_r1.planning.estimates import PlanImage

@@ -34,8 +34,7 @@ from lmm_r1.generation.backends import (
 from lmm_r1.generation.endpoint import AnswerLog, EndpointEngine, EndpointSettings
 from lmm_r1.generation.engine import EngineSettings, EpisodeSettings, Responder, SamplingSettings
 from lmm_r1.lmm_kits import Checkpoint, kit_of
-from lmm_r1.lmm_kits.checkpoint import check_images_taken, check_pixel_bounds
-from lmm_r1.lmm_kits.weight_files import check_weights
+from lmm_r1.lmm_kits.checkpoint import check_images_taken, check_pixel_bounds, check_weights
 from lmm_r1.scoring.response_scores import Judge
 
 

@@ -116,7 +116,7 @@ def merged_checkpoint(path: str, settings: EngineSettings) -> Iterator[str]:
         return
     from lmm_r1.checkpoints.merging import load_with_adapter, merge_adapter, write_checkpoint
     from lmm_r1.lmm_kits import Checkpoint
-    from lmm_r1.lmm_kits.weight_files import torch_dtype
+    from lmm_r1.lmm_kits.checkpoint import torch_dtype
 
     trust_remote_code = settings.trust_remote_code
     checkpoint = Checkpoint(path, trust_remote_code=trust_remote_code)

@@ -30,8 +30,7 @@ from lmm_r1.generation.request import Request
 from lmm_r1.generation.sampling import as_asked
 from lmm_r1.generation.turn_pieces import TurnPieces, TurnSettings
 from lmm_r1.lmm_kits import EncodedPrompt
-from lmm_r1.lmm_kits.checkpoint import encode_row
-from lmm_r1.lmm_kits.turns import encode_turn, without_end
+from lmm_r1.lmm_kits.checkpoint import encode_row, encode_turn, without_end
 from remote_rm.answers.extraction import turns_kept
 from remote_rm.verifier import Score
 

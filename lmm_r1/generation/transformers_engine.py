@@ -20,7 +20,7 @@ from lmm_r1.errors import UserError
 from lmm_r1.generation.codec import LimitedCodec, TextStream
 from lmm_r1.generation.engine import EngineSettings, Outcome, SamplingSettings
 from lmm_r1.lmm_kits import EncodedPrompt
-from lmm_r1.lmm_kits.weight_files import torch_dtype
+from lmm_r1.lmm_kits.checkpoint import torch_dtype
 from lmm_r1.models.rope_scaling import keep_cache, settle_rope
 
 

@@ -1,15 +1,20 @@
-"""A checkpoint as a command names it, its parts loaded on demand, and dataset rows as its kit takes them."""
+"""A checkpoint: its parts, loaded on demand; its weight files; dataset rows and turns as its kit encodes them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import jinja2
+from PIL import Image
 
 from lmm_r1.config.rows import RowReadingConfig
 from lmm_r1.data.images import image_size, load_image
-from lmm_r1.data.messages import ImagePart, Row, TextPart, VideoPart, images_of, videos_of
+from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, VideoPart, images_of, videos_of
 from lmm_r1.data.videos import DEFAULT_FPS, Video, load_video, video_size
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.encoding import chat_ids, placed
@@ -20,9 +25,10 @@ from lmm_r1.lmm_kits.registry import kit_of
 if TYPE_CHECKING:
     import torch
     from PIL import Image
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
     from lmm_r1.data.videos import Video
+
 
 # Added to the logits of banned tokens by the model that is trained, where engines have minus infinity: at every
 # temperature the exponential of both is 0, and products with it stay numbers.
@@ -51,8 +57,6 @@ class Checkpoint:
 
     @cached_property
     def processor(self) -> Processor:
-        if self.chat_template is None:
-            return self.kit.load_processor(self.path, trust_remote_code=self.trust_remote_code)
         return self.kit.load_processor(
             self.path, trust_remote_code=self.trust_remote_code, chat_template=self.chat_template
         )
@@ -214,3 +218,163 @@ def check_images_taken(rows: Sequence[Row], *, kit: LmmKit, model: str) -> None:
                 f"{row.location}: the row has a video, but {model} takes none; "
                 "give a model that does (lmm-r1 kits lists them), or leave such rows out"
             )
+
+
+# Two turns of the model that end in different tokens: what follows both alike belongs to the chat template.
+_TURNS = ("Yes", "12")
+_QUESTION = Message(role="user", parts=(TextPart("?"),))
+
+
+def encode_turn(
+    kit: LmmKit, processor: Any, message: Message, *, images: Sequence[Image.Image], prefill: str = ""
+) -> EncodedPrompt:
+    """Encode what comes between a turn that the model has generated and its next one, without encoding either again.
+
+    The first tokens close the model's turn, as the chat template does; `without_end` leaves out what the model has
+    written of them itself.
+
+    Args:
+        message: what is said to the model. What its text spells of special tokens stays text.
+        images: those of the message, decoded.
+        prefill: how the model's next turn begins, which is text, too.
+
+    Raises:
+        UserError: the message holds what the processor cannot take, or the chat template knows no such conversation.
+    """
+    try:
+        turn = _between_turns(kit, processor, message, images=images)
+    except jinja2.TemplateError as error:
+        raise UserError(
+            f"the checkpoint's chat template refuses a turn of the role {message.role} behind one of the model ({error}); "
+            "let the environment answer as user"
+        ) from error
+    begun = text_ids(kit, processor, prefill) if prefill else []
+    return replace(turn, token_ids=[*turn.token_ids, *begun], engine_token_ids=[*turn.engine_token_ids, *begun])
+
+
+def without_end(turn: EncodedPrompt, generated: Sequence[int]) -> EncodedPrompt:
+    """Return an encoded turn without its first token where the model has generated it: the token that ends its own."""
+    if not generated or generated[-1] != turn.token_ids[0]:
+        return turn
+    return replace(turn, token_ids=turn.token_ids[1:], engine_token_ids=turn.engine_token_ids[1:])
+
+
+def _between_turns(kit: LmmKit, processor: Any, message: Message, *, images: Sequence[Image.Image]) -> EncodedPrompt:
+    first, other = (_behind(turn, message) for turn in _TURNS)
+    encoded = kit.encode(processor, first, images=images, add_generation_prompt=True)
+    ids, others = encoded.engine_token_ids, kit.render(processor, other, add_generation_prompt=True)
+    shared = _shared_end(ids, others)
+    start = len(ids) - shared
+    if shared in (len(ids), len(others)) or encoded.token_ids[:start] != ids[:start]:
+        raise UserError(
+            "the checkpoint's chat template does not write a conversation turn by turn, so that a turn cannot be added "
+            "to what the model has generated; train it on single turns"
+        )
+    return replace(encoded, token_ids=encoded.token_ids[start:], engine_token_ids=ids[start:])
+
+
+def _behind(turn: str, message: Message) -> list[Message]:
+    """Return a conversation in which a message stands behind a turn of the model."""
+    return [_QUESTION, Message(role="assistant", parts=(TextPart(turn),)), message]
+
+
+def _shared_end(ids: Sequence[int], others: Sequence[int]) -> int:
+    """How many tokens both end in alike."""
+    pairs = zip(reversed(ids), reversed(others), strict=False)
+    return next((count for count, (one, other) in enumerate(pairs) if one != other), min(len(ids), len(others)))
+
+
+# In the order in which transformers looks for them; an index names the files of a model in several parts.
+_NAMES = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+_LENGTH_BYTES = 8
+
+
+def check_weights(model_path: str) -> None:
+    """Raise UserError when weights of a checkpoint folder are missing or cut short; a hub name is not looked at."""
+    folder = Path(model_path)
+    if not folder.is_dir():
+        return
+    found = [folder / name for name in _NAMES if (folder / name).is_file()]
+    if not found:
+        raise UserError(f"{model_path}: no weights in this folder ({_NAMES[0]} or {_NAMES[1]}); copy them into it")
+    for file in _parts(found[0]):
+        if not file.is_file():
+            raise UserError(f"{file}: this weight file, which {found[0].name} names, is missing; copy it again")
+        if file.suffix == ".safetensors":
+            _check_length(file)
+
+
+def torch_dtype(name: str, *, config: PretrainedConfig) -> torch.dtype:
+    """Return the precision called `name`; `auto` is that of the checkpoint's config, fp32 where it names none."""
+    import torch
+
+    dtype = name if name != "auto" else config.dtype or config.get_text_config().dtype or torch.float32
+    return getattr(torch, dtype) if isinstance(dtype, str) else dtype
+
+
+def _parts(file: Path) -> list[Path]:
+    if file.suffix != ".json":
+        return [file]
+    try:
+        names = set(json.loads(file.read_text(encoding="utf-8"))["weight_map"].values())
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{file}: not an index of weight files ({error}); copy it again") from error
+    return [file.parent / name for name in sorted(names)]
+
+
+def _check_length(file: Path) -> None:
+    """Compare a safetensors file's length with what its header promises: length of the header, header, tensors."""
+    length = file.stat().st_size
+    with file.open("rb") as stream:
+        header_length = int.from_bytes(stream.read(_LENGTH_BYTES), "little")
+        header = stream.read(header_length) if header_length <= length else b""
+    try:
+        tensors = [entry for name, entry in json.loads(header).items() if name != "__metadata__"]
+        end = max(entry["data_offsets"][1] for entry in tensors)
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise UserError(f"{file}: the weight file is damaged (its header cannot be read); copy it again") from error
+    promised = _LENGTH_BYTES + header_length + end
+    if length != promised:
+        raise UserError(f"{file}: the weight file has {length} bytes instead of {promised}; copy it again")
+
+
+def read_tensors(path: str, wanted: Callable[[str], bool]) -> dict[str, torch.Tensor]:
+    """Return the tensors whose stored names are wanted; of the others nothing is read.
+
+    Args:
+        path: a folder or a hub name.
+    """
+    for single, index in (_NAMES[:2], _NAMES[2:]):
+        file = _stored_file(path, single)
+        if file is not None:
+            return _read(file, wanted)
+        if (listing := _stored_file(path, index)) is None:
+            continue
+        places = json.loads(listing.read_text(encoding="utf-8"))["weight_map"]
+        parts = sorted({part for name, part in places.items() if wanted(name)})
+        files = [_stored_file(path, part) for part in parts]
+        return {name: tensor for file in files if file is not None for name, tensor in _read(file, wanted).items()}
+    return {}
+
+
+def _stored_file(path: str, name: str) -> Path | None:
+    from transformers.utils import cached_file
+
+    file = cached_file(path, name, _raise_exceptions_for_missing_entries=False)
+    return None if file is None else Path(file)
+
+
+def _read(file: Path, wanted: Callable[[str], bool]) -> dict[str, torch.Tensor]:
+    import torch
+    from safetensors import safe_open
+
+    if file.suffix != ".safetensors":
+        stored = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        return {name: tensor for name, tensor in stored.items() if wanted(name)}
+    with safe_open(file, framework="pt") as weights:
+        return {name: weights.get_tensor(name) for name in weights.keys() if wanted(name)}

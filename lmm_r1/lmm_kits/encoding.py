@@ -1,22 +1,29 @@
-"""What kits share in turning messages into ids and media: loading a processor, checking a chat, placeholders, bounds."""
+"""What kits share in turning messages into ids and media: processors, chats, placeholders, pixel bounds, video frames."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from PIL import Image
+
+from lmm_r1.data.messages import ImagePart, Message, TextPart, VideoPart, to_chat
 from lmm_r1.errors import UserError
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
-    from PIL import Image
     from transformers import PretrainedConfig, PreTrainedTokenizerBase, ProcessorMixin
 
-    from lmm_r1.data.messages import Message
+    from lmm_r1.data.videos import Video
+
+FRAMES_PER_STEP = 2
+"""Frames that a processor which takes frames in pairs joins into one step of time."""
 
 
 def text_positions(attention_mask: torch.Tensor) -> torch.Tensor:
@@ -29,6 +36,12 @@ def ids_beyond_tokenizer(config: PretrainedConfig, tokenizer: PreTrainedTokenize
     return tuple(range(len(tokenizer), config.get_text_config().vocab_size))
 
 
+def known_ids(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> set[int]:
+    """Return the ids of the texts that are tokens of the tokenizer."""
+    ids = (tokenizer.convert_tokens_to_ids(text) for text in texts)
+    return {token for token in ids if token is not None and token != tokenizer.unk_token_id}
+
+
 def collapse_runs(token_ids: Sequence[int], *, placeholders: frozenset[int]) -> list[int]:
     """Keep one of every run of equal placeholders: [1, 9, 9, 9, 2] -> [1, 9, 2] for placeholder 9."""
     return [
@@ -38,119 +51,40 @@ def collapse_runs(token_ids: Sequence[int], *, placeholders: frozenset[int]) -> 
     ]
 
 
-def bounded_size(*, height: int, width: int, factor: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
-    """Return (height, width) as multiples of `factor` with an area inside the bounds and nearly the same aspect ratio.
-
-    The area wins over the aspect ratio, and the upper bound over the lower; sides never fall below `factor`.
-    """
-    rows, columns = (max(factor, round(side / factor) * factor) for side in (height, width))
-    if rows * columns > max_pixels:
-        scale = math.sqrt(max_pixels / (height * width))
-        rows, columns = (max(factor, math.floor(side * scale / factor) * factor) for side in (height, width))
-    elif rows * columns < min_pixels:
-        scale = math.sqrt(min_pixels / (height * width))
-        rows, columns = (math.ceil(side * scale / factor) * factor for side in (height, width))
-    # Where one side stands at its smallest, or both were rounded up, the longer one gives way.
-    if rows * columns > max_pixels:
-        shorter = min(rows, columns)
-        longer = max(factor, max_pixels // shorter // factor * factor)
-        rows, columns = (longer, shorter) if rows > columns else (shorter, longer)
-    return rows, columns
-
-
-def within_pixel_bounds(
-    image: Image.Image, *, min_pixels: int | None, max_pixels: int | None, most: int
-) -> Image.Image:
-    """Resize an image to its own pixel bounds, for a processor that scales it up to whole crops.
-
-    Fewer pixels mean fewer crops, down to one; more than the processor's largest number of crops holds, `most`, are no use.
-    """
-    from PIL import Image as pillow
-
-    if min_pixels is None and max_pixels is None:
-        return image
-    size = within_bounds(
-        width=image.width, height=image.height, min_pixels=min_pixels, max_pixels=max_pixels, most=most
-    )
-    return image.resize(size, pillow.Resampling.BICUBIC)
-
-
-def within_bounds(
-    *, width: int, height: int, min_pixels: int | None, max_pixels: int | None, most: int
-) -> tuple[int, int]:
-    """Return the width and height to which `within_pixel_bounds` resizes an image of this size."""
-    if min_pixels is None and max_pixels is None:
-        return width, height
-    highest = min(most, max_pixels or most)
-    rows, columns = bounded_size(
-        height=height, width=width, factor=1, min_pixels=min(min_pixels or 1, highest), max_pixels=highest
-    )
-    return columns, rows
-
-
-def images_refused(sizes: Iterable[tuple[int, int]], error: ValueError) -> UserError:
-    """Return the error of a row whose images, of these widths and heights, an image processor does not take."""
-    told = ", ".join(f"{width}x{height}" for width, height in sizes)
-    return UserError(f"the image processor refuses the images ({told}): {error}; take the row out")
-
-
-def load_image_processor(
-    path: str,
-    *,
-    processor_class: type[ProcessorMixin] | tuple[type[ProcessorMixin], ...],
-    chat_template: str | None = None,
-) -> Any:
-    """Load the processor of a model with images; raises UserError where a part of it or the chat template is missing.
-
-    Args:
-        processor_class: what it is, or several that it may be.
-        chat_template: takes the place of the checkpoint's own.
-    """
-    from transformers import AutoProcessor
-
-    # Either name holds the image processor's settings; transformers 5 writes the first.
-    names = ("processor_config.json", "preprocessor_config.json")
-    wanted = f"copy {' or '.join(names)}, the tokenizer files and the chat template of the original model into it"
-    folder = Path(path)
-    if folder.is_dir() and not any((folder / name).is_file() for name in names):
-        raise UserError(f"{path}: no image processor in this checkpoint; {wanted}")
-    try:
-        processor = AutoProcessor.from_pretrained(path)
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise UserError(
-            f"{path}: the image processor or the tokenizer of this checkpoint cannot be loaded ({error}); {wanted}"
-        ) from error
-    if not isinstance(processor, processor_class):
-        raise UserError(f"{path}: this checkpoint has a tokenizer but no image processor; {wanted}")
-    if chat_template is not None:
-        processor.chat_template = processor.tokenizer.chat_template = chat_template
-    # Some processor classes take no chat template when they are loaded; the same file gives the tokenizer its own.
-    if processor.chat_template is None:
-        processor.chat_template = processor.tokenizer.chat_template
-    check_chat(processor, tokenizer=processor.tokenizer, path=path)
-    return processor
-
-
-def adds_special_tokens(tokenizer: PreTrainedTokenizerBase, *, text: str) -> bool:
-    """Return whether the tokenizer is to add its start token to a rendered chat: not where the template wrote it."""
-    return tokenizer.bos_token is None or not text.startswith(tokenizer.bos_token)
-
-
-def chat_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """Return the ids of a rendered chat, which begin with one start token where the tokenizer has any."""
-    return tokenizer(text, add_special_tokens=adds_special_tokens(tokenizer, text=text))["input_ids"]
-
-
 def any_of(texts: Iterable[str]) -> re.Pattern[str]:
-    """Return an expression that matches each of the texts, the longest where several begin alike; nothing for none."""
+    """Return a pattern that matches any of the texts, the longest one first; without texts it matches nothing."""
     longest_first = sorted(texts, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest_first)) if longest_first else r"(?!)")
 
 
-def check_typed_media(messages: Sequence[Message], *, media_tokens: Sequence[str]) -> None:
-    """Raise UserError where a text holds a media token: it would stand for an image that is not there."""
-    from lmm_r1.data.messages import TextPart
+def adds_special_tokens(tokenizer: PreTrainedTokenizerBase, *, text: str) -> bool:
+    """Return whether the tokenizer must add its start token to a rendered chat, because the template did not write it."""
+    return tokenizer.bos_token is None or not text.startswith(tokenizer.bos_token)
 
+
+def chat_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """Return the ids of a rendered chat, with exactly one start token if the tokenizer has one."""
+    return tokenizer(text, add_special_tokens=adds_special_tokens(tokenizer, text=text))["input_ids"]
+
+
+def part_lists(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Return the turns for a chat template with every content as a list of parts, for templates that skip strings."""
+    return [
+        {**turn, "content": [{"type": "text", "text": turn["content"]}]} if isinstance(turn["content"], str) else turn
+        for turn in map(dict, to_chat(messages))
+    ]
+
+
+def with_one_text(turn: Mapping[str, Any], *, separator: str) -> Mapping[str, Any]:
+    """Return a turn whose text parts are joined into one string; a turn with media stays as it is."""
+    content = turn["content"]
+    if isinstance(content, str) or any(part["type"] != "text" for part in content):
+        return turn
+    return {**turn, "content": separator.join(part["text"] for part in content)}
+
+
+def check_typed_media(messages: Sequence[Message], *, media_tokens: Sequence[str]) -> None:
+    """Raise UserError if a text holds a media token, which would stand for an image that does not exist."""
     texts = [part.text for message in messages for part in message.parts if isinstance(part, TextPart)]
     typed = [token for token in media_tokens for text in texts if token in text]
     if typed:
@@ -158,7 +92,7 @@ def check_typed_media(messages: Sequence[Message], *, media_tokens: Sequence[str
 
 
 def check_placeholders(written: int, *, given: int, kind: str) -> None:
-    """Raise UserError where a rendered chat has other than one placeholder per image, or per video as `kind` says."""
+    """Raise UserError unless a rendered chat has one placeholder per image, or per video as `kind` says."""
     if written != given:
         raise UserError(
             f"the checkpoint's chat template writes {written} placeholders for the {given} {kind} of a row"
@@ -166,11 +100,11 @@ def check_placeholders(written: int, *, given: int, kind: str) -> None:
 
 
 def check_image_marks(text: str, *, mark: str, media_tokens: Sequence[str], given: int) -> None:
-    """Raise UserError where a text that holds the chat template's marks has other than one mark per image.
+    """Raise UserError unless a text with the chat template's marks has one mark per image.
 
     Args:
         mark: what the template writes for an image.
-        media_tokens: those that may stand nowhere else.
+        media_tokens: tokens that may appear only inside a mark.
     """
     written, rest = text.count(mark), text.replace(mark, "")
     if typed := next((token for token in media_tokens if token in rest), None):
@@ -182,9 +116,9 @@ def check_image_marks(text: str, *, mark: str, media_tokens: Sequence[str], give
 
 
 def check_chat(processor: Any, *, tokenizer: PreTrainedTokenizerBase, path: str) -> None:
-    """Raise UserError where a checkpoint brings no vocabulary or no usable chat template.
+    """Raise UserError if a checkpoint has no vocabulary or no usable chat template.
 
-    Transformers lets both pass: an empty tokenizer is made, and a template is first looked at when it is used.
+    Transformers reports neither: it makes an empty tokenizer, and it reads a template only when the template is used.
     """
     import jinja2
 
@@ -201,9 +135,19 @@ def check_chat(processor: Any, *, tokenizer: PreTrainedTokenizerBase, path: str)
         raise UserError(f"{path}: the chat template of this checkpoint is broken ({error}); correct it") from error
 
 
+def check_tokens(tokenizer: PreTrainedTokenizerBase, tokens: Iterable[str], *, path: str) -> None:
+    """Raise UserError if the checkpoint's tokenizer lacks one of the tokens."""
+    lacking = set(tokens) - tokenizer.get_vocab().keys()
+    if lacking:
+        raise UserError(
+            f"{path}: the tokenizer of this checkpoint has no {' and no '.join(sorted(lacking))}; copy the original "
+            "model's tokenizer files into it"
+        )
+
+
 @contextmanager
 def placed(location: str) -> Iterator[None]:
-    """Put the place of a row in front of what a kit has against it, in one sentence also where a chat template refuses it."""
+    """Prefix what a kit or a chat template refuses with the location of the row."""
     import jinja2
 
     try:
@@ -217,16 +161,190 @@ def placed(location: str) -> Iterator[None]:
         raise UserError(f"{location}: {error}") from error
 
 
-def chat_of(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Return messages in the form that Hugging Face's chat templates take."""
-    from lmm_r1.data.messages import to_chat
+def load_image_processor(
+    path: str,
+    *,
+    processor_class: type[ProcessorMixin] | tuple[type[ProcessorMixin], ...],
+    chat_template: str | None = None,
+) -> Any:
+    """Load the processor of a model with images; raises UserError if a part of it or the chat template is missing.
 
-    return to_chat(messages)
+    Args:
+        processor_class: the expected class, or several of which it must be one.
+        chat_template: replaces the checkpoint's own.
+    """
+    from transformers import AutoProcessor
+
+    # Either file can hold the image processor's settings; transformers 5 writes the first.
+    names = ("processor_config.json", "preprocessor_config.json")
+    wanted = f"copy {' or '.join(names)}, the tokenizer files and the chat template of the original model into it"
+    folder = Path(path)
+    if folder.is_dir() and not any((folder / name).is_file() for name in names):
+        raise UserError(f"{path}: no image processor in this checkpoint; {wanted}")
+    try:
+        processor = AutoProcessor.from_pretrained(path)
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"{path}: the image processor or the tokenizer of this checkpoint cannot be loaded ({error}); {wanted}"
+        ) from error
+    if not isinstance(processor, processor_class):
+        raise UserError(f"{path}: this checkpoint has a tokenizer but no image processor; {wanted}")
+    if chat_template is not None:
+        processor.chat_template = processor.tokenizer.chat_template = chat_template
+    # Some processor classes do not load a chat template; the tokenizer reads its own from the same file.
+    if processor.chat_template is None:
+        processor.chat_template = processor.tokenizer.chat_template
+    check_chat(processor, tokenizer=processor.tokenizer, path=path)
+    return processor
 
 
-def part_lists(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Return messages in that form as lists of parts, for templates that write nothing for a message that is a string."""
-    return [
-        {**turn, "content": [{"type": "text", "text": turn["content"]}]} if isinstance(turn["content"], str) else turn
-        for turn in map(dict, chat_of(messages))
+def bounded_size(*, height: int, width: int, factor: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
+    """Return (height, width) as multiples of `factor` with an area inside the bounds and nearly the same aspect ratio.
+
+    The area takes precedence over the aspect ratio, and the upper bound over the lower; no side is shorter than `factor`.
+    """
+    rows, columns = (max(factor, round(side / factor) * factor) for side in (height, width))
+    if rows * columns > max_pixels:
+        scale = math.sqrt(max_pixels / (height * width))
+        rows, columns = (max(factor, math.floor(side * scale / factor) * factor) for side in (height, width))
+    elif rows * columns < min_pixels:
+        scale = math.sqrt(min_pixels / (height * width))
+        rows, columns = (math.ceil(side * scale / factor) * factor for side in (height, width))
+    # If one side has its minimum, or both were rounded up, shorten the longer one.
+    if rows * columns > max_pixels:
+        shorter = min(rows, columns)
+        longer = max(factor, max_pixels // shorter // factor * factor)
+        rows, columns = (longer, shorter) if rows > columns else (shorter, longer)
+    return rows, columns
+
+
+def within_pixel_bounds(image: Image.Image, part: ImagePart, *, most: int) -> Image.Image:
+    """Resize an image to the pixel bounds of its part, for a processor that scales it up to whole crops.
+
+    Fewer pixels mean fewer crops, down to one. `most` is what the processor's largest number of crops holds.
+    """
+    if part.min_pixels is None and part.max_pixels is None:
+        return image
+    return image.resize(
+        within_bounds(part, width=image.width, height=image.height, most=most), Image.Resampling.BICUBIC
+    )
+
+
+def within_bounds(part: ImagePart | VideoPart, *, width: int, height: int, most: int) -> tuple[int, int]:
+    """Return the width and height to which `within_pixel_bounds` resizes an image of this size."""
+    if part.min_pixels is None and part.max_pixels is None:
+        return width, height
+    highest = min(most, part.max_pixels or most)
+    rows, columns = bounded_size(
+        height=height, width=width, factor=1, min_pixels=min(part.min_pixels or 1, highest), max_pixels=highest
+    )
+    return columns, rows
+
+
+def image_limits(processor: ProcessorMixin) -> tuple[int, int]:
+    """Return the processor's own bounds on the pixels of an image."""
+    size = processor.image_processor.size
+    return size["shortest_edge"], size["longest_edge"]
+
+
+def bounded_image(
+    processor: ProcessorMixin, image: Image.Image, part: ImagePart, *, limits: tuple[int, int]
+) -> Image.Image:
+    """Resize an image to its part's pixel bounds, as far as the processor's own bounds allow.
+
+    Both training and rollouts get the resized image, so that both cut it into the same patches.
+
+    Args:
+        limits: the fewest and the most pixels that the processor scales an image to.
+    """
+    if part.min_pixels is None and part.max_pixels is None:
+        return image
+    size = bounded_image_size(processor, part, width=image.width, height=image.height, limits=limits)
+    return image.resize(size, Image.Resampling.BICUBIC)
+
+
+def bounded_image_size(
+    processor: ProcessorMixin, part: ImagePart, *, width: int, height: int, limits: tuple[int, int]
+) -> tuple[int, int]:
+    """Return the width and height to which `bounded_image` resizes an image of this size."""
+    if part.min_pixels is None and part.max_pixels is None:
+        return width, height
+    image_processor = processor.image_processor
+    lowest, highest = limits
+    highest = min(highest, part.max_pixels or highest)
+    rows, columns = bounded_size(
+        height=height,
+        width=width,
+        factor=image_processor.patch_size * image_processor.merge_size,
+        min_pixels=min(max(lowest, part.min_pixels or lowest), highest),
+        max_pixels=highest,
+    )
+    return columns, rows
+
+
+def bounded_video(processor: ProcessorMixin, video: Video, part: VideoPart, *, frames_together: int = 1) -> Video:
+    """Resize a video's frames to its part's pixel bounds, as far as the processor's own bounds allow.
+
+    Args:
+        frames_together: how many frames share the pixels that the processor's bounds limit.
+    """
+    import numpy as np
+
+    if part.min_pixels is None and part.max_pixels is None:
+        return video
+    video_processor = processor.video_processor
+    lowest = -(-video_processor.size["shortest_edge"] // frames_together)
+    highest = max(lowest, video_processor.size["longest_edge"] // frames_together)
+    upper = min(max(lowest, part.max_pixels or highest), highest)
+    height, width = bounded_size(
+        height=video.frames.shape[1],
+        width=video.frames.shape[2],
+        factor=video_processor.patch_size * video_processor.merge_size,
+        min_pixels=min(max(lowest, part.min_pixels or lowest), upper),
+        max_pixels=upper,
+    )
+    frames = [
+        np.asarray(Image.fromarray(frame).resize((width, height), Image.Resampling.BICUBIC)) for frame in video.frames
     ]
+    return replace(video, frames=np.stack(frames))
+
+
+def bounded_steps(processor: ProcessorMixin, video: Video, part: VideoPart) -> Video:
+    """Resize a video to its part's pixel bounds, for a processor that takes frames in pairs and bounds all of them together.
+
+    Such a processor refuses a single frame, so a single frame is repeated.
+    """
+    import numpy as np
+
+    if len(video.frames) < FRAMES_PER_STEP:
+        video = replace(video, frames=np.repeat(video.frames, FRAMES_PER_STEP, axis=0))
+    # The processor rounds the number of frames to whole steps.
+    frames_together = round(len(video.frames) / FRAMES_PER_STEP) * FRAMES_PER_STEP
+    return bounded_video(processor, video, part, frames_together=frames_together)
+
+
+def channels_first(video: Video) -> np.ndarray:
+    """Return frames (N, 3, H, W), because processors mistake frames (N, H, W, 3) of height 1 or 3 for that layout."""
+    import numpy as np
+
+    return np.ascontiguousarray(video.frames.transpose(0, 3, 1, 2))
+
+
+def video_metadata(video: Video) -> dict[str, Any]:
+    """Return the metadata by which a processor takes all frames as they are."""
+    import numpy as np
+
+    number = len(video.frames)
+    return {
+        "fps": video.fps,
+        "total_num_frames": number,
+        "duration": number / video.fps,
+        # An array, because a processor appends to a list.
+        "frames_indices": np.arange(number),
+    }
+
+
+def images_refused(sizes: Iterable[tuple[int, int]], error: ValueError) -> UserError:
+    """Return the error for a row whose images, given by width and height, an image processor refuses."""
+    listed = ", ".join(f"{width}x{height}" for width, height in sizes)
+    return UserError(f"the image processor refuses the images ({listed}): {error}; take the row out")

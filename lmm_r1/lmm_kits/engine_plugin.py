@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import re
+from typing import TYPE_CHECKING
 
 from lmm_r1 import cpu, quiet
+
+if TYPE_CHECKING:
+    from vllm.model_executor.models.utils import WeightsMapper
 
 ENGINE_CLASSES: dict[str, str] = {
     "AriaForConditionalGeneration": "lmm_r1.lmm_kits.aria.engine_model:AriaForConditionalGeneration",
@@ -14,9 +19,9 @@ ENGINE_CLASSES: dict[str, str] = {
     "LmmR1Idefics3ForConditionalGeneration": "lmm_r1.lmm_kits.idefics.engine_model:Idefics3EngineModel",
     "LmmR1InternVLForConditionalGeneration": "lmm_r1.lmm_kits.internvl.engine_model:MarkedModel",
     "LmmR1LlavaOnevisionForConditionalGeneration": "lmm_r1.lmm_kits.llava_onevision.engine_model:LlavaOnevisionEngineModel",
-    "LmmR1Qwen2_5_VLForConditionalGeneration": "lmm_r1.lmm_kits.qwen2_5_vl.engine_model:TimedVideoModel",
-    "LmmR1Qwen3VLMoeForConditionalGeneration": "lmm_r1.lmm_kits.qwen3_vl_moe.engine_model:EitherLayoutModel",
-    "LmmR1SmolVLMForConditionalGeneration": "lmm_r1.lmm_kits.smolvlm.engine_model:SmolVLMEngineModel",
+    "LmmR1Qwen2_5_VLForConditionalGeneration": "lmm_r1.lmm_kits.qwen_vl.engine_model:TimedVideoModel",
+    "LmmR1Qwen3VLMoeForConditionalGeneration": "lmm_r1.lmm_kits.qwen_vl.engine_model:EitherLayoutModel",
+    "LmmR1SmolVLMForConditionalGeneration": "lmm_r1.lmm_kits.idefics.engine_model:SmolVLMEngineModel",
     "Phi4MultimodalForCausalLM": "lmm_r1.lmm_kits.phi4_multimodal.engine_model:Phi4MultimodalEngineModel",
     "Phi3VForCausalLM": "lmm_r1.lmm_kits.phi3_v.engine_model:Phi3VForCausalLM",
 }
@@ -38,3 +43,14 @@ def register() -> None:
         importlib.import_module(module).register_auto_classes()
     for architecture, place in ENGINE_CLASSES.items():
         ModelRegistry.register_model(architecture, place)
+
+
+def new_tower_names() -> WeightsMapper:
+    """Return a mapping of both layouts of a SigLIP tower's weight names to those that vLLM's models read.
+
+    Transformers 5 names the vision tower's parameters without the "vision_model." of the released checkpoints.
+    """
+    from vllm.model_executor.models.utils import WeightsMapper
+
+    new_name = re.compile(r"^(model\.)?vision_tower\.(?!vision_model\.)")
+    return WeightsMapper(orig_to_new_regex={new_name: "vision_tower.vision_model."})

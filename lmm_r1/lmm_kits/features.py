@@ -1,73 +1,50 @@
-"""Where in a model's forward the features of its images come to be, so that those of frozen weights can be kept."""
+"""Where in a forward the features of images are computed; corrected patch positions; the fused rotary kernel."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 Item: TypeAlias = dict[str, torch.Tensor]
-"""What a call gets of one image, of one crop of it, or of one video, by the names of the arguments."""
+"""A call's arguments for one image, one crop of it, or one video, by their names."""
 Parts: TypeAlias = tuple[torch.Tensor, ...]
-"""All that is read of a call's output, each with the items one behind another in its first dimension."""
-
-
-def plain(output: torch.Tensor) -> Parts:
-    return (output,)
-
-
-def of_plain(parts: Parts) -> torch.Tensor:
-    return parts[0]
-
-
-def pooled(output: Any) -> Parts:
-    return (output.pooler_output,)
-
-
-def of_pooled(parts: Parts) -> BaseModelOutputWithPooling:
-    return BaseModelOutputWithPooling(pooler_output=parts[0])
-
-
-def last_hidden(output: Any) -> Parts:
-    return (output.last_hidden_state,)
-
-
-def of_last_hidden(parts: Parts) -> BaseModelOutputWithPooling:
-    return BaseModelOutputWithPooling(last_hidden_state=parts[0])
-
-
-def last_layer(output: Any) -> Parts:
-    return (output.hidden_states[-1],)
-
-
-def of_last_layer(parts: Parts) -> BaseModelOutputWithPooling:
-    return BaseModelOutputWithPooling(hidden_states=parts)
+"""The parts of a call's output that the model reads, each with the items joined along its first dimension."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FeaturePoint:
-    """A call that makes features of pixels, of each item by itself: of a row of its arguments, a row of its output."""
+    """A call that computes features of pixels, for each item by itself: from one row of its arguments, one row of its output."""
 
     owner: str
-    """The module whose method is called, by its name in the causal model."""
+    """The name, in the causal model, of the module whose method is called."""
     method: str = "forward"
     projects: bool = False
-    """Whether the projector is a part of it; else the tower alone, and the projector may be trained."""
+    """Whether the call includes the projector; otherwise it is the tower only, and the projector may be trained."""
     pixels: str = "pixel_values"
     """The argument that holds the pixels."""
     beside: tuple[str, ...] = ()
-    """Other arguments that hold something of each item."""
+    """Other arguments with a part for each item."""
     unread: tuple[str, ...] = ()
-    """Tensors that the call is given and that its output does not depend on."""
+    """Tensor arguments that do not affect the output."""
     items_in: int = 0
-    """The dimension of these arguments along which the items are."""
-    take: Callable[[Any], Parts] = plain
-    """Gives what is read of the output."""
-    give: Callable[[Parts], Any] = of_plain
-    """Gives an output again of what is read of it."""
+    """The dimension of the arguments along which the items are joined."""
+    reads: Literal["", "pooler_output", "last_hidden_state", "hidden_states"] = ""
+    """The part of the output that the model reads (of hidden states, the last layer's); by default the output itself."""
+
+    def take(self, output: Any) -> Parts:
+        """Return the parts that the model reads of a call's output."""
+        part = getattr(output, self.reads) if self.reads else output
+        return (part[-1] if self.reads == "hidden_states" else part,)
+
+    def give(self, parts: Parts) -> Any:
+        """Return an output made of its parts."""
+        if not self.reads:
+            return parts[0]
+        return BaseModelOutputWithPooling(**{self.reads: parts if self.reads == "hidden_states" else parts[0]})
 
     def items(self, arguments: Mapping[str, Any]) -> list[Item]:
         """Return the call's arguments item by item, as views."""
@@ -81,21 +58,21 @@ class FeaturePoint:
         return {name: torch.cat([item[name] for item in items], dim=self.items_in) for name in items[0]}
 
     def rows(self, owner: torch.nn.Module, item: Item) -> int:
-        """Return how many rows of the output are the item's."""
+        """Return the item's number of rows in the output."""
         return 1
 
     def smallest(self, owner: torch.nn.Module, items: Sequence[Item]) -> Item:
-        """Return an item of the least work, for a call whose output nobody reads."""
+        """Return an item that costs least, for a call whose output is not used."""
         return items[0]
 
     def _lengths(self, arguments: Mapping[str, Any]) -> dict[str, list[int]]:
-        """Return how many rows of an argument each item has, of those where it is not one."""
+        """Return each item's number of rows in those arguments in which it can differ from one."""
         return {}
 
 
 @dataclass(frozen=True, kw_only=True)
 class GridPoint(FeaturePoint):
-    """One that gets the patches (P, C) of all images and videos behind one another, and their grids (N, 3)."""
+    """A call that gets the joined patches (P, C) of all images and videos, and their grids (N, 3)."""
 
     pixels: str = "hidden_states"
     beside: tuple[str, ...] = ("grid_thw",)
@@ -117,17 +94,17 @@ class GridPoint(FeaturePoint):
 
 
 def _merged(owner: torch.nn.Module) -> int:
-    """Return along how many patches of a side the tower joins them into one token."""
+    """Return the number of patches per side that the tower joins into one token."""
     side = owner.spatial_merge_size
-    assert isinstance(side, int), "a plain number of every tower that takes grids"
+    assert isinstance(side, int), "every tower that takes grids has a plain number"
     return side
 
 
 def exact_patch_positions(embeddings: torch.nn.Module) -> None:
-    """Make a tower's embeddings place patches as in fp32.
+    """Let a tower's embeddings compute the positions of patches in fp32.
 
-    Transformers rounds the patches' places (0 to 1) to the pixels' dtype before it looks them up: in bf16, of 70 rows and
-    as many columns 34 get their neighbour's position, and of 27 rows 6.
+    Transformers rounds the places of patches (0 to 1) to the pixels' dtype before it looks positions up. In bf16, 34 of 70
+    rows or columns get their neighbour's position, and 6 of 27.
     """
     embeddings.register_forward_pre_hook(_pixels_in_fp32, with_kwargs=True)
     embeddings.get_submodule("patch_embedding").register_forward_pre_hook(_pixels_in_the_weights_dtype)
@@ -139,3 +116,12 @@ def _pixels_in_fp32(module: torch.nn.Module, args: tuple, kwargs: dict[str, Any]
 
 def _pixels_in_the_weights_dtype(module: torch.nn.Conv2d, args: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
     return (args[0].to(module.weight.dtype),)
+
+
+def rotate_by_sections(
+    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, sections: list[int]
+) -> Any:
+    """Return queries and keys (B, H, T, D), rotated by angles (3, B, T, D), of which each axis has a section."""
+    from liger_kernel.ops.qwen2vl_mrope import LigerQwen2VLMRopeFunction
+
+    return LigerQwen2VLMRopeFunction.apply(q, k, cos, sin, sections)

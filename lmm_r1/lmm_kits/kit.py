@@ -9,16 +9,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
+from lmm_r1.data.messages import images_of, to_chat, videos_of
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.encoding import (
+    adds_special_tokens,
     any_of,
+    channels_first,
+    check_image_marks,
+    check_placeholders,
+    check_typed_media,
     collapse_runs,
     ids_beyond_tokenizer,
+    known_ids,
     load_image_processor,
     text_positions,
+    video_metadata,
 )
 from lmm_r1.lmm_kits.plain_text import as_bordered_text, as_text
-from lmm_r1.lmm_kits.video_frames import channels_first, video_metadata
 
 if TYPE_CHECKING:
     import torch
@@ -28,15 +35,24 @@ if TYPE_CHECKING:
     from lmm_r1.data.messages import ImagePart, Message, VideoPart
     from lmm_r1.data.videos import Video
     from lmm_r1.lmm_kits.features import FeaturePoint
+    from lmm_r1.lmm_kits.tiny_model import TinyTokens
 
 Media: TypeAlias = dict[str, "torch.Tensor"]
-"""Media tensors of one prompt or of one batch, under the names that the model's forward takes."""
+"""Media tensors of one prompt or of one batch, with the names of the arguments of the model's forward."""
 Config: TypeAlias = Any
-"""What `load_config` returns: a `PretrainedConfig` of the architecture's own class, which the kit names."""
+"""What `load_config` returns: a `PretrainedConfig` of the kit's `config_class`."""
 Processor: TypeAlias = Any
-"""What `load_processor` returns: the architecture's processor, which the kit names, or a plain tokenizer."""
+"""What `load_processor` returns: a processor of the kit's `processor_class`, or a plain tokenizer."""
 RouterScores = Literal["softmax", "sigmoid"]
-"""Over all experts together, or each by itself."""
+"""Whether routers score all experts together or each expert by itself."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RawMedia:
+    """Decoded images and videos of a conversation, in the order of their marks."""
+
+    images: Sequence[Image.Image] = ()
+    videos: Sequence[Video] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,9 +60,9 @@ class EncodedPrompt:
     """One prompt, encoded once for its whole group of samples."""
 
     token_ids: list[int]
-    """Ids with every image expanded to its full run of placeholders; what training sees."""
+    """Ids for training: every image is expanded to its full run of placeholders."""
     engine_token_ids: list[int]
-    """Ids as vLLM takes them: with one placeholder per image or video, which it expands itself."""
+    """Ids for vLLM: with one placeholder per image or video, which vLLM expands itself."""
     images: list[Image.Image]
     """The images in the order of their placeholders, resized to their pixel bounds."""
     media: Media | None
@@ -54,36 +70,15 @@ class EncodedPrompt:
     videos: list[Video] = field(default_factory=list)
     """The videos in the order of their placeholders, as both sides cut them into patches."""
     image_scales: tuple[tuple[float, float], ...] = ()
-    """Of each image, (x, y): what coordinates that the model writes are multiplied by to be pixels of the image as it is
-    stored; empty where the kit does not say how the model writes them."""
+    """For each image, the factors (x, y) that turn coordinates which the model writes into pixels of the stored image.
+    Empty if the kit does not define them."""
     image_ids: tuple[str, ...] = ()
-    """A name for each image, by which an engine knows it again without looking at its pixels; empty where none were given."""
+    """A name for each image, by which an engine recognises it without comparing pixels; may be empty."""
 
     @classmethod
     def of_text(cls, token_ids: list[int]) -> EncodedPrompt:
         """Return a prompt without images and videos."""
         return cls(token_ids=token_ids, engine_token_ids=token_ids, images=[], media=None)
-
-    @classmethod
-    def of_batch(
-        cls,
-        batch: Mapping[str, Any],
-        *,
-        images: Sequence[Image.Image],
-        media_keys: Sequence[str],
-        placeholders: frozenset[int],
-    ) -> EncodedPrompt:
-        """Return the prompt that a processor made, as a batch of one, of images that it may have scaled itself.
-
-        For vLLM each run of equal placeholders becomes one: something must stand between two images.
-        """
-        token_ids = batch["input_ids"][0].tolist()
-        return cls(
-            token_ids=token_ids,
-            engine_token_ids=collapse_runs(token_ids, placeholders=placeholders),
-            images=list(images),
-            media={key: batch[key] for key in media_keys},
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,51 +90,61 @@ class TinyModelSpec:
     seed: int
     tie_embeddings: bool
     tokens: int | None = None
-    """Ordinary tokens that its tokenizer learns at most; None is the kit's own number."""
+    """The most ordinary tokens of its tokenizer; None is the kit's own number."""
 
 
 class LmmKit(ABC):
-    """Everything that depends on one architecture; a folder of `lmm_kits` exports an instance of its subclass as `KIT`.
+    """Everything that depends on one architecture.
 
-    Attributes without a value and abstract methods are what every kit states; a kit overrides of the rest what it does
-    otherwise. A kit holds no state, so that it pickles and can cross to a Ray worker.
+    A subclass sets the attributes without a value, implements the abstract methods, and overrides what its architecture
+    does differently. A kit has no state, so that it can be pickled for a Ray worker.
     """
 
     model_type: ClassVar[str]
-    """The `model_type` of the checkpoint's config; also the folder's name and the registry's key."""
+    """The `model_type` of the checkpoint's config, which is also the registry's key."""
     checkpoints: ClassVar[str]
-    """The released checkpoints it serves, for the table of `lmm-r1 kits`: "Qwen2.5-VL"."""
+    """The released checkpoints that it serves, for the table of `lmm-r1 kits`: "Qwen2.5-VL"."""
     config_class: ClassVar[type[PretrainedConfig]]
-    """This and the next two are what `load_config`, `load_model` and `load_processor` load."""
+    """`load_config`, `load_model` and `load_processor` load this class and the next two."""
     model_class: ClassVar[type[PreTrainedModel]]
     processor_class: ClassVar[type[ProcessorMixin]]
 
     takes_images: ClassVar[bool] = True
     takes_videos: ClassVar[bool] = False
+    media_tokens: ClassVar[tuple[str, ...]] = ()
+    """The texts of all media tokens, for kits that do not read them from the processor (`media_marks`)."""
+    media_keys: ClassVar[tuple[str, ...]] = ("pixel_values",)
+    """Names of the media tensors that the processor makes."""
+    tokenizer_adds_start: ClassVar[bool] = False
+    """Whether the tokenizer adds the start token if the chat template does not write it."""
     writes_thousandths: ClassVar[bool] = False
-    """Whether the releases write coordinates from 0 to 1000, of an image of any size."""
+    """Whether the releases write coordinates from 0 to 1000, whatever the size of the image."""
     spoken_tokens: ClassVar[tuple[str, ...]] = ()
-    """Special tokens that the releases read and write as words, such as the marks around a box: in a text they are tokens."""
+    """Special tokens that the releases read and write as words, such as the marks around a box; in a text they are tokens."""
     engine_wants_times: ClassVar[bool] = False
-    """Whether vLLM takes videos as pairs of frames and what is known of their times."""
+    """Whether vLLM takes videos as pairs of frames and metadata about their times."""
+    engine_architecture: ClassVar[str | None] = None
+    """The name in `engine_plugin` of our own class for vLLM, if the kit always needs it."""
     takes_flash_attention: ClassVar[bool] = False
-    """Whether `--ds.attn_implementation auto` may choose flash attention, which takes causal and no masks alone."""
+    """Whether `--ds.attn_implementation auto` may choose flash attention, which supports only causal attention."""
     engine_refusal: ClassVar[str | None] = None
-    """Why vLLM cannot run this architecture, so that it trains (SFT) but takes no part in RL; None where it can."""
+    """Why vLLM cannot run this architecture, which can then be trained with SFT but not with RL; None if vLLM can."""
     engine_disagreement: ClassVar[str | None] = None
-    """Why vLLM's CPU backend computes other log-probs than the model itself; None where they agree."""
+    """Why vLLM's CPU backend computes other log-probs than the model; None if they agree."""
 
     vision_prefixes: ClassVar[tuple[str, ...]] = ()
     """Prefixes of the names of vision tower parameters in `model.named_parameters()`."""
     projector_prefixes: ClassVar[tuple[str, ...]] = ()
     language_prefixes: ClassVar[tuple[str, ...]] = ("model.language_model.", "lm_head.")
-    """Prefixes of the names of all other parameters; LoRA adapts the linear layers under them, but for the output layer."""
+    """Prefixes of all other parameters; LoRA adapts their linear layers except the output layer."""
     untrained_prefixes: ClassVar[tuple[str, ...]] = ()
-    """Prefixes of parameters that no loss of ours reaches (an audio tower, an unused pooling head)."""
+    """Prefixes of parameters that none of our losses reaches (an audio tower, an unused pooling head)."""
     feature_points: ClassVar[tuple[FeaturePoint, ...]] = ()
-    """Where features of images come to be, in the order in which they are tried: that with the projector before the tower's."""
+    """Calls that compute features of images, in the order in which they are tried: with the projector, then the tower."""
     zero3_leaf_classes: ClassVar[tuple[str, ...]] = ()
     """Classes of modules whose parameters ZeRO-3 must gather together, such as a layer of experts."""
+    tiny_tokens: ClassVar[TinyTokens]
+    """Special tokens and chat template of its tiny models."""
 
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self)
@@ -153,16 +158,16 @@ class LmmKit(ABC):
     def load_model(
         self, path: str, *, dtype: torch.dtype, attn_implementation: str, trust_remote_code: bool, **kwargs: Any
     ) -> PreTrainedModel:
-        """Load the model with its generation cache off; `kwargs` go to `from_pretrained`.
-
-        The text config's setting is the one that counts: a cache would also switch off the detection of packed sequences.
-        """
+        """Load the model with its generation cache off; `kwargs` go to `from_pretrained`."""
         return self.adapt(
             self.model_class.from_pretrained(path, dtype=dtype, attn_implementation=attn_implementation, **kwargs)
         )
 
     def adapt(self, model: PreTrainedModel) -> PreTrainedModel:
-        """Return a model that was loaded, or built of its config alone, as training takes it: its cache is off."""
+        """Return a loaded or newly built model with its cache off, as training needs it.
+
+        The text config's setting counts: a cache would also switch off the detection of packed sequences.
+        """
         model.config.use_cache = False
         model.config.get_text_config().use_cache = False
         return model
@@ -172,10 +177,10 @@ class LmmKit(ABC):
         return self.model_class
 
     def load_processor(self, path: str, *, trust_remote_code: bool, chat_template: str | None = None) -> Processor:
-        """Load what turns messages into ids and media tensors.
+        """Load the object that turns messages into ids and media tensors.
 
         Args:
-            chat_template: takes the place of the checkpoint's own.
+            chat_template: replaces the checkpoint's own.
 
         Raises:
             UserError: the checkpoint lacks the image processor, the tokenizer or a usable chat template.
@@ -198,9 +203,9 @@ class LmmKit(ABC):
         add_generation_prompt: bool,
         videos: Sequence[Video] = (),
     ) -> EncodedPrompt:
-        """Encode a conversation with its decoded images; what its texts spell of special tokens stays text.
+        """Encode a conversation with its decoded images; special tokens that its texts spell stay text.
 
-        Raises UserError when it holds what the processor cannot take.
+        Raises UserError if it holds something that the processor cannot take.
         """
         processor, messages = as_text(self, processor, messages)
         return self.encode_messages(
@@ -215,13 +220,14 @@ class LmmKit(ABC):
         add_generation_prompt: bool,
         videos: Sequence[Video] = (),
     ) -> list[int]:
-        """Return the ids that `encode` gives the engine, with one placeholder per image or video, without reading any.
+        """Return the ids that `encode` gives the engine, with one placeholder per image or video, without reading pixels.
 
         Args:
-            videos: the conversation's and any behind it, for kits that write their times where a placeholder stands.
+            videos: the conversation's and possibly more after them, for kits whose placeholders contain times.
         """
         processor, messages = as_text(self, processor, messages)
-        return self.render_messages(processor, messages, add_generation_prompt=add_generation_prompt, videos=videos)
+        text = self.chat_text(processor, messages, add_generation_prompt=add_generation_prompt)
+        return self.engine_ids(processor, text, videos=videos)
 
     def encode_bordered(
         self,
@@ -233,13 +239,13 @@ class LmmKit(ABC):
     ) -> tuple[list[int], int]:
         """Return the expanded ids of a conversation with a border around each text next to media in the model's turns.
 
-        The second is the border's id, which is none of the tokenizer's. Next to borders text may have other tokens.
+        The second value is the border's id, which the tokenizer itself does not use. Next to borders, text may be split
+        into other tokens.
         """
         processor, messages, border = as_bordered_text(self, processor, messages)
         encoded = self.encode_messages(processor, messages, images=images, add_generation_prompt=False, videos=videos)
         return encoded.token_ids, border
 
-    @abstractmethod
     def encode_messages(
         self,
         processor: Processor,
@@ -250,56 +256,101 @@ class LmmKit(ABC):
         videos: Sequence[Video] = (),
     ) -> EncodedPrompt:
         """Do what `encode` does, for messages whose texts spell no special tokens."""
-
-    @abstractmethod
-    def render_messages(
-        self,
-        processor: Processor,
-        messages: Sequence[Message],
-        *,
-        add_generation_prompt: bool,
-        videos: Sequence[Video] = (),
-    ) -> list[int]:
-        """Do what `render` does, for messages whose texts spell no special tokens."""
-
-    @abstractmethod
-    def chat_text(self, processor: Processor, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
-        """Return a conversation as the chat template writes it, with its marks of images and videos."""
+        raw = self.bounded_media(processor, messages, RawMedia(images=images, videos=videos))
+        text = self.chat_text(processor, messages, add_generation_prompt=add_generation_prompt)
+        return self.encode_chat(processor, text, raw)
 
     def encode_text(
         self, processor: Processor, text: str, *, images: Sequence[Image.Image], opens: bool
     ) -> EncodedPrompt:
-        """Encode a text that holds the chat template's marks already, one of them for each of its decoded images.
+        """Encode a text that already has the chat template's marks, one for each of its decoded images.
 
-        What it is a piece of is not looked at: of a conversation cut at an end token, the pieces have the ids of the whole.
-        Only a kit that no engine can run goes without it.
+        The text may be a part of a conversation. Parts that are cut after end tokens have the same ids as the whole.
 
         Args:
-            opens: the text begins a conversation, so that a start token stands in front where the kit's prompts have one.
+            opens: whether the text begins a conversation; then a start token comes first if the kit's prompts have one.
 
         Raises:
-            UserError: the marks are other than one per image, a media token stands elsewhere, or the processor cannot
-                take the images.
+            UserError: there is not one mark per image, a media token is elsewhere, the processor cannot take the images,
+                or no engine runs the kit's models.
         """
-        raise UserError(f"a {self.model_type} takes conversations alone, and no text with the chat template's marks")
+        if self.engine_refusal is not None:
+            raise UserError(
+                f"a {self.model_type} takes conversations alone, and no text with the chat template's marks"
+            )
+        mark = self.image_mark(processor)
+        others = [token for token in self.media_marks(processor) if token != mark]
+        check_image_marks(text, mark=mark, media_tokens=others, given=len(images))
+        return self.encode_chat(processor, text, RawMedia(images=images), opens=opens)
+
+    def bounded_media(self, processor: Processor, messages: Sequence[Message], raw: RawMedia) -> RawMedia:
+        """Return images and videos resized to the pixel bounds of their parts.
+
+        By default they stay as they are, for processors that scale every image to a size of their own.
+        """
+        return raw
+
+    def chat_text(self, processor: Processor, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
+        """Return a conversation as the chat template writes it, with its marks of images and videos.
+
+        Raises UserError if a text holds a media token or the template does not write one placeholder per image or video.
+        """
+        check_typed_media(messages, media_tokens=self.media_marks(processor))
+        text = self.apply_template(processor, messages, add_generation_prompt=add_generation_prompt)
+        check_placeholders(text.count(self.image_token(processor)), given=len(images_of(messages)), kind="images")
+        if self.takes_videos:
+            check_placeholders(text.count(self.video_token(processor)), given=len(videos_of(messages)), kind="videos")
+        return text
+
+    def apply_template(self, processor: Processor, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
+        """Return the text that the chat template makes of a conversation, without any check."""
+        return processor.apply_chat_template(
+            to_chat(messages), tokenize=False, add_generation_prompt=add_generation_prompt
+        )
+
+    def encode_chat(self, processor: Processor, text: str, raw: RawMedia, *, opens: bool = True) -> EncodedPrompt:
+        """Encode a text with the chat template's marks; by default, the processor makes ids and tensors of all images."""
+        if not raw.images:
+            return EncodedPrompt.of_text(self.text_ids(processor, text, opens=opens))
+        special = self.adds_start(processor, text, opens=opens)
+        batch = processor(text=[text], images=list(raw.images), add_special_tokens=special, return_tensors="pt")
+        token_ids = batch["input_ids"][0].tolist()
+        return EncodedPrompt(
+            token_ids=token_ids,
+            engine_token_ids=self.collapsed(processor, token_ids),
+            images=list(raw.images),
+            media={key: batch[key] for key in self.media_keys},
+        )
+
+    def engine_ids(self, processor: Processor, text: str, *, videos: Sequence[Video]) -> list[int]:
+        """Return a rendered chat's ids for vLLM, with one placeholder per image or video; by default it has them already."""
+        return self.text_ids(processor, text)
+
+    def text_ids(self, processor: Processor, text: str, *, opens: bool = True) -> list[int]:
+        """Return the tokenizer's ids of a text with the chat template's marks."""
+        special = self.adds_start(processor, text, opens=opens)
+        return self.tokenizer_of(processor)(text, add_special_tokens=special)["input_ids"]
+
+    def adds_start(self, processor: Processor, text: str, *, opens: bool) -> bool:
+        """Return whether the tokenizer must add its start token to the text."""
+        return opens and self.tokenizer_adds_start and adds_special_tokens(self.tokenizer_of(processor), text=text)
 
     def pixel_limits(self, processor: Processor) -> tuple[int, int] | None:
-        """Return the fewest and the most pixels that an image may be scaled to; None where its size is not a choice.
+        """Return the fewest and the most pixels that an image may be scaled to; None if its size cannot be chosen.
 
-        An image's own bounds count within them, in training and, as the image is scaled before, in the engine.
+        An image's own bounds apply within these limits, both in training and in the engine.
         """
         return None
 
     def image_scales(
         self, processor: Processor, encoded: EncodedPrompt, *, sizes: Sequence[tuple[int, int]]
     ) -> tuple[tuple[float, float], ...]:
-        """Return what coordinates that the released checkpoints write are multiplied by to be pixels of each stored image.
+        """Return the factors (x, y) that turn coordinates which the releases write into pixels of each stored image.
+
+        The result is empty if the releases were not trained to write coordinates.
 
         Args:
-            sizes: width and height of the images as they are stored.
-
-        Returns:
-            (x, y) of each image; nothing where the releases were not trained to write coordinates.
+            sizes: width and height of the stored images.
         """
         if not self.writes_thousandths:
             return ()
@@ -308,6 +359,26 @@ class LmmKit(ABC):
     def check_size(self, processor: Processor, part: ImagePart | VideoPart, *, width: int, height: int) -> None:
         """Raise UserError for an image, or the frames of a video, of a size that `encode` refuses; most take every size."""
         return None
+
+    def image_token(self, processor: Processor) -> str:
+        """Return the token that the chat template writes once per image."""
+        return processor.image_token
+
+    def video_token(self, processor: Processor) -> str:
+        """Return the token that the chat template writes once per video."""
+        return processor.video_token
+
+    def image_mark(self, processor: Processor) -> str:
+        """Return all that the chat template writes for an image: its token, with the markers around it if there are any."""
+        return self.image_token(processor)
+
+    def media_marks(self, processor: Processor) -> Sequence[str]:
+        """Return the tokens that only images and videos may have in a text."""
+        return self.media_tokens
+
+    def media_texts(self, processor: Processor) -> re.Pattern[str]:
+        """Return a pattern of everything that represents an image or a video in a text."""
+        return any_of(self.media_marks(processor))
 
     def placeholder_ids(self, processor: Processor) -> frozenset[int]:
         """Return the ids that `encode` repeats once per image patch."""
@@ -319,37 +390,36 @@ class LmmKit(ABC):
         return self.placeholder_ids(processor) | {number for text, number in added.items() if texts.fullmatch(text)}
 
     def collapsed(self, processor: Processor, token_ids: Sequence[int]) -> list[int]:
-        """Return ids with one placeholder in the place of all that an image or a video was expanded to, as vLLM takes them."""
+        """Return ids with one placeholder instead of all those of an image or a video, as vLLM takes them."""
         return collapse_runs(token_ids, placeholders=self.placeholder_ids(processor))
 
-    def media_texts(self, processor: Processor) -> re.Pattern[str]:
-        """Return what stands for an image or a video where a text holds it: by default the tokens of `placeholder_ids`."""
-        return any_of(self.tokenizer_of(processor).convert_ids_to_tokens(sorted(self.placeholder_ids(processor))))
-
-    @abstractmethod
     def media_token_ids(self, config: Config, tokenizer: PreTrainedTokenizerBase) -> set[int]:
-        """Return the ids of all media tokens: a sampled one would stand for an image that is not there."""
+        """Return the ids of all media tokens; a sampled one would refer to an image that does not exist."""
+        return {config.image_token_id, *known_ids(tokenizer, self.media_tokens)}
 
     def banned_token_ids(self, config: Config, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
         """Return the ids that must never be sampled, sorted: media tokens, and ids beyond the tokenizer."""
         return tuple(sorted({*self.media_token_ids(config, tokenizer), *ids_beyond_tokenizer(config, tokenizer)}))
 
     def spoken_end_ids(self, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-        """Return the ids at which a checkpoint's generation config ends responses and that are words of theirs; most have none."""
+        """Return ids that end a response by the checkpoint's generation config but belong to its text; most have none."""
         return frozenset()
 
     def engine_arguments(self, config: Config, *, max_images: int, max_videos: int) -> dict[str, Any]:
-        """Return extra arguments for vLLM's engine, `hf_overrides` among them.
+        """Return extra arguments for vLLM's engine, such as `hf_overrides`.
 
         Args:
-            max_images, max_videos: the most of a row; vLLM reserves memory for no more of them.
+            max_images, max_videos: the most that a row has; vLLM reserves memory only for so many.
         """
         counts = {"image": (self.takes_images, max_images), "video": (self.takes_videos, max_videos)}
         limits = {kind: most for kind, (taken, most) in counts.items() if taken}
-        return {"limit_mm_per_prompt": limits} if limits else {}
+        arguments: dict[str, Any] = {"limit_mm_per_prompt": limits} if limits else {}
+        if self.engine_architecture is not None:
+            arguments["hf_overrides"] = {"architectures": [self.engine_architecture]}
+        return arguments
 
     def engine_media(self, encoded: EncodedPrompt) -> dict[str, list[Any]]:
-        """Return images, and videos as frames (N, 3, H, W), as vLLM takes them (`multi_modal_data`); nothing for a text prompt."""
+        """Return images, and videos as frames (N, 3, H, W), for vLLM's `multi_modal_data`; empty for a text prompt."""
         videos: list[Any] = [channels_first(video) for video in encoded.videos]
         if self.engine_wants_times:
             videos = list(zip(videos, map(video_metadata, encoded.videos), strict=True))
@@ -359,7 +429,7 @@ class LmmKit(ABC):
     def forward_inputs(
         self, config: Config, sequences: torch.Tensor, attention_mask: torch.Tensor, media: Media | None
     ) -> dict[str, torch.Tensor]:
-        """Return the arguments of the model's forward beside ids and mask for a padded batch (B, T): positions, media."""
+        """Return the arguments of the model's forward besides ids and mask for a padded batch (B, T): positions, media."""
         return {"position_ids": text_positions(attention_mask), **(media or {})}
 
     def merge_media(self, media: Sequence[Media]) -> Media:
@@ -370,9 +440,9 @@ class LmmKit(ABC):
         return {key: torch.cat([item[key] for item in media if key in item]) for key in keys}
 
     def in_one_tower_run(self, config: Config, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return the forward's arguments for a batch or a packed sequence, such that the vision tower runs once.
+        """Return the forward's arguments for a batch or a packed sequence, changed so that the vision tower runs once.
 
-        In a run of the tower, ZeRO-3's ranks wait for one another: those with images and videos may not run it twice.
+        ZeRO-3's ranks wait for each other in every run of the tower, so all ranks must run it equally often.
         """
         return inputs
 
@@ -381,11 +451,11 @@ class LmmKit(ABC):
         return frozenset()
 
     def filler_media(self, config: Config) -> tuple[list[int], Media] | None:
-        """Return ids and media of the smallest legal image sample; None where there is no image tower."""
+        """Return ids and media of the smallest legal image sample; None if there is no image tower."""
         return None
 
     def blank_image(self, config: Config, *, pixels: int) -> tuple[list[int], Media]:
-        """Return ids and media of a blank image, made without a processor: of as many smallest images as have its pixels.
+        """Return ids and media of blank images with about this many pixels in all, made without a processor.
 
         Raises UserError for a model that takes no images.
         """
@@ -395,43 +465,68 @@ class LmmKit(ABC):
                 f"--image_pixels {pixels}: models of the kit {self.model_type} take no images; leave it out"
             )
         ids, media = filler
-        # Of three channels each.
+        # A pixel has three channels.
         covered = max(tensor.numel() for tensor in media.values()) // 3
         count = max(1, round(pixels / covered))
         return ids * count, self.merge_media([media] * count)
 
     def router_scores(self, config: Config) -> RouterScores | None:
-        """Return how the routers of a mixture of experts score these; None where it is neither of both ways."""
+        """Return how a mixture's routers score experts; None if in neither of the two ways."""
         return "softmax"
 
     def backbone_of(self, model: PreTrainedModel) -> torch.nn.Module:
-        """Return the module whose `last_hidden_state` the output layer reads, and on which a value head stands."""
+        """Return the module whose `last_hidden_state` is the input of the output layer or of a value head."""
         return model.model
 
     def windowed_tower_of(self, model: PreTrainedModel) -> PreTrainedModel | None:
-        """Return the vision tower whose patches attend within windows or within images of one sequence; None without one.
+        """Return the vision tower whose patches attend within windows, or within the images of one sequence; None without one.
 
-        Its attention takes one with "flash" in its name for one that gets all windows at once, with their borders.
+        An attention with "flash" in its name gets all windows at once, with their borders.
         """
         return None
 
     def language_model_of(self, model: PreTrainedModel) -> torch.nn.Module:
-        """Return the module that runs the language model's layers, whose inputs are cut where ranks share a sequence.
+        """Return the module that runs the language model's layers, whose inputs are split if ranks share a sequence.
 
-        By default the one beside a vision tower, which gets embeddings with the images merged in.
+        By default it gets embeddings in which the images are merged.
         """
         return model.model.language_model
 
     def cut_inputs(self, language_model: PreTrainedModel, inputs: Mapping[str, Any], tokens: slice) -> dict[str, Any]:
         """Return a language model's inputs for some of a sequence's T tokens, images merged in.
 
-        By default those that get ids (1, T) or merged embeddings (1, T, H), and positions.
+        By default these are ids (1, T) or merged embeddings (1, T, H), and positions.
         """
         parts = {
             name: inputs[name][:, tokens] for name in ("input_ids", "inputs_embeds") if inputs.get(name) is not None
         }
         return {**inputs, **parts, "position_ids": inputs["position_ids"][..., tokens]}
 
-    @abstractmethod
     def build_tiny(self, spec: TinyModelSpec, tokenizer_corpus: Iterable[str], folder: str | Path) -> None:
-        """Write a small random checkpoint with the real architecture."""
+        """Write a small random checkpoint with the real architecture, its processor and chat template to `folder`."""
+        from lmm_r1.lmm_kits.tiny_model import write_tiny
+
+        write_tiny(self, spec, tokenizer_corpus, folder)
+
+    def tiny_tokenizer(
+        self, spec: TinyModelSpec, corpus: Iterable[str], folder: str | Path
+    ) -> PreTrainedTokenizerBase:
+        """Return the tiny model's tokenizer; `folder` is where it may be saved and loaded again."""
+        from lmm_r1.lmm_kits.tiny_model import train_named_tokenizer
+
+        return train_named_tokenizer(self.tiny_tokens, corpus, folder, vocab_size=spec.tokens)
+
+    @abstractmethod
+    def tiny_config(self, spec: TinyModelSpec, tokenizer: PreTrainedTokenizerBase) -> Config:
+        """Return the config of the tiny model."""
+
+    def tune_tiny(self, model: PreTrainedModel, spec: TinyModelSpec) -> None:
+        """Change those fresh weights with which the tiny model could not learn."""
+        return None
+
+    def tiny_parts(self) -> dict[str, Any]:
+        """Return the tiny processor's arguments besides tokenizer and chat template."""
+        return {}
+
+    def tiny_processor(self, tokenizer: PreTrainedTokenizerBase) -> Processor:
+        return self.processor_class(tokenizer=tokenizer, chat_template=tokenizer.chat_template, **self.tiny_parts())

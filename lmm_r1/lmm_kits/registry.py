@@ -1,10 +1,15 @@
-"""Finds the kit of a checkpoint by the `model_type` of its config."""
+"""Finds the kit of a checkpoint by the `model_type` of its config, and reads facts about kits without importing them."""
 
 from __future__ import annotations
 
+import ast
+import functools
 import importlib
 import json
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -12,32 +17,32 @@ from lmm_r1 import hub
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.kit import LmmKit
 
-# Imported on demand: a kit loads transformers.
 KITS: dict[str, str] = {
-    "aria": "lmm_r1.lmm_kits.aria",
-    "gemma3": "lmm_r1.lmm_kits.gemma3",
-    "glm4v": "lmm_r1.lmm_kits.glm4v",
-    "glm4v_moe": "lmm_r1.lmm_kits.glm4v_moe",
-    "idefics3": "lmm_r1.lmm_kits.idefics3",
-    "internvl": "lmm_r1.lmm_kits.internvl",
-    "janus": "lmm_r1.lmm_kits.janus",
-    "llava_onevision": "lmm_r1.lmm_kits.llava_onevision",
-    "llm": "lmm_r1.lmm_kits.llm",
-    "phi3_v": "lmm_r1.lmm_kits.phi3_v",
-    "phi4_multimodal": "lmm_r1.lmm_kits.phi4_multimodal",
-    "qwen2_5_vl": "lmm_r1.lmm_kits.qwen2_5_vl",
-    "qwen2_vl": "lmm_r1.lmm_kits.qwen2_vl",
-    "qwen3_vl": "lmm_r1.lmm_kits.qwen3_vl",
-    "qwen3_vl_moe": "lmm_r1.lmm_kits.qwen3_vl_moe",
-    "smolvlm": "lmm_r1.lmm_kits.smolvlm",
+    "aria": "lmm_r1.lmm_kits.aria:AriaKit",
+    "gemma3": "lmm_r1.lmm_kits.gemma3:Gemma3Kit",
+    "glm4v": "lmm_r1.lmm_kits.glm_v:Glm4vKit",
+    "glm4v_moe": "lmm_r1.lmm_kits.glm_v:Glm4vMoeKit",
+    "idefics3": "lmm_r1.lmm_kits.idefics:Idefics3Kit",
+    "internvl": "lmm_r1.lmm_kits.internvl:InternVlKit",
+    "janus": "lmm_r1.lmm_kits.janus:JanusKit",
+    "llava_onevision": "lmm_r1.lmm_kits.llava_onevision:LlavaOnevisionKit",
+    "llm": "lmm_r1.lmm_kits.llm:LanguageModelKit",
+    "phi3_v": "lmm_r1.lmm_kits.phi3_v:Phi3VKit",
+    "phi4_multimodal": "lmm_r1.lmm_kits.phi4_multimodal:Phi4MultimodalKit",
+    "qwen2_5_vl": "lmm_r1.lmm_kits.qwen_vl.qwen2:Qwen25VlKit",
+    "qwen2_vl": "lmm_r1.lmm_kits.qwen_vl.qwen2:Qwen2VlKit",
+    "qwen3_vl": "lmm_r1.lmm_kits.qwen_vl.qwen3:Qwen3VlKit",
+    "qwen3_vl_moe": "lmm_r1.lmm_kits.qwen_vl.qwen3:Qwen3VlMoeKit",
+    "smolvlm": "lmm_r1.lmm_kits.idefics.smolvlm:SmolVlmKit",
 }
+"""`model_type` -> "module:class" of its kit; imported on demand, because a kit loads transformers."""
 
 # `model_type` of an original format that has no kit -> module with `convert(source, output)` to a format that has one.
 CONVERTERS: dict[str, str] = {"phi4mm": "lmm_r1.lmm_kits.phi4_multimodal.conversion"}
 
-# Plain language models share one kit; a config with a key that holds any of these words is not one of them.
+# Plain language models share one kit. A config with one of these words in a key is not one of them,
 _MEDIA_WORDS = ("vision", "visual", "image", "img", "audio")
-# Nor is a checkpoint with one of these files.
+# and neither is a checkpoint with one of these files.
 _MEDIA_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 
 
@@ -45,7 +50,8 @@ def get_kit(model_type: str) -> LmmKit:
     """Return the kit named `model_type`; raises UserError that lists the known ones."""
     if model_type not in KITS:
         raise UserError(f"no kit for model_type '{model_type}'; known: {', '.join(sorted(KITS))}")
-    return importlib.import_module(KITS[model_type]).KIT
+    module, _, name = KITS[model_type].partition(":")
+    return getattr(importlib.import_module(module), name)()
 
 
 def kit_of(model_path: str, *, trust_remote_code: bool = False) -> LmmKit:
@@ -120,17 +126,17 @@ def _read_config(model_path: str) -> dict:
 def _llm_refusal(
     model_path: str, model_type: str | None, config: dict[str, Any], *, trust_remote_code: bool
 ) -> str | None:
-    """Return why a checkpoint is no plain causal language model; None where it is one."""
+    """Return why a checkpoint is not a plain causal language model; None if it is one."""
     media = [key for key in config if any(word in key for word in _MEDIA_WORDS)]
     if media:
         return f"its config has {', '.join(media)}"
-    # A config need not tell, where code comes with the checkpoint.
+    # With code of its own, a checkpoint may take media although its config does not show it.
     files = [name for name in _MEDIA_FILES if (Path(model_path) / name).is_file()]
     if files:
         return f"it has {files[0]}, and so takes images or sound; delete that file if it does not"
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
-    # What follows loads torch: an unknown name is told without it.
+    # The rest loads torch; an unknown name is reported without it.
     if model_type is not None and model_type in CONFIG_MAPPING_NAMES:
         from lmm_r1.lmm_kits.llm import refusal_of
 
@@ -138,3 +144,87 @@ def _llm_refusal(
     if trust_remote_code and "AutoModelForCausalLM" in config.get("auto_map", {}):
         return None
     return "transformers has no causal language model of that name"
+
+
+_ROOT = Path(__file__).resolve().parent
+_PACKAGE = __name__.rpartition(".")[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class KitFacts:
+    """Attributes of `LmmKit` with the same names; a kit's class sets them to literals."""
+
+    model_type: str
+    checkpoints: str
+    takes_images: bool
+    takes_videos: bool
+    engine_refusal: str | None
+    engine_disagreement: str | None
+
+
+_NAMES = tuple(fact.name for fact in fields(KitFacts))
+
+
+def read_facts(name: str) -> KitFacts:
+    """Return the facts of the kit called `name` in the registry, without importing it."""
+    module, _, class_name = KITS[name].partition(":")
+    stated: dict[str, Any] = {}
+    for body in _bodies(_parsed(module), class_name):
+        for node in body:
+            if isinstance(node, ast.Assign) and (fact := _target(node)) in _NAMES:
+                stated.setdefault(fact, ast.literal_eval(node.value))
+    # The base class has a default for each fact that no class states.
+    return KitFacts(**{fact: stated[fact] if fact in stated else getattr(LmmKit, fact) for fact in _NAMES})
+
+
+def _bodies(module: ast.Module, class_name: str) -> Iterator[list[ast.stmt]]:
+    """Yield the body of a class, then of its base class, and so on, up to `LmmKit`."""
+    while class_name != LmmKit.__name__:
+        found = [node for node in module.body if isinstance(node, ast.ClassDef) and node.name == class_name]
+        if not found:
+            module = _parsed(_origin(module, class_name))
+            continue
+        yield found[0].body
+        (base,) = found[0].bases
+        assert isinstance(base, ast.Name), f"{class_name} names its base class"
+        class_name = base.id
+
+
+def _origin(module: ast.Module, name: str) -> str:
+    imports = [node for node in module.body if isinstance(node, ast.ImportFrom)]
+    (origin,) = (node.module for node in imports if any(alias.name == name for alias in node.names))
+    assert origin is not None, "kits are imported by absolute names"
+    return origin
+
+
+def _parsed(module: str) -> ast.Module:
+    place = _ROOT.joinpath(*module.removeprefix(f"{_PACKAGE}.").split("."))
+    file = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
+def _target(node: ast.Assign) -> str:
+    return node.targets[0].id if isinstance(node.targets[0], ast.Name) else ""
+
+
+FILE = "released.json"
+
+
+@functools.cache
+def released_configs() -> Mapping[str, Mapping[str, Any]]:
+    """Return for each name the settings of its config.json that determine its size (`config`), and its `parameters`."""
+    return json.loads((resources.files("lmm_r1.lmm_kits") / FILE).read_text(encoding="utf-8"))
+
+
+@functools.cache
+def released_folder(name: str) -> Path:
+    """Return a folder with a released checkpoint's config, from which a run can be planned; it is deleted at exit."""
+    folder = Path(_folders().name) / name
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(released_configs()[name]["config"]), encoding="utf-8")
+    return folder
+
+
+@functools.cache
+def _folders() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="released_")

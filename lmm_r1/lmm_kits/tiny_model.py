@@ -1,26 +1,63 @@
-"""What the tiny checkpoints of kits share: sizes, and tokenizers trained offline, with real special tokens."""
+"""Builds the tiny random checkpoints of kits: sizes, and tokenizers that are trained offline with real special tokens."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmm_r1.lmm_kits.kit import TinyModelSpec
-
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+    from lmm_r1.lmm_kits.kit import LmmKit, TinyModelSpec
 
 HEAD_DIM = 32  # vLLM's CPU attention takes no smaller one.
 ORDINARY_TOKENS = 384
-PLACE_STD = 0.5  # Of a position embedding, beside patches whose features have a standard deviation of about one.
+VISION_LAYERS = 2
+PLACE_STD = 0.5  # Of a position embedding; features of patches have a standard deviation of about one.
 
 # The pre-tokenizer of GPT-4 and Qwen: contractions, words with one leading space, single digits, punctuation, spaces.
 _SPLIT_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TinyTokens:
+    """The special tokens of a tiny model's tokenizer and its chat template, which renders as the released one does."""
+
+    chat_template: str
+    special: tuple[str, ...] = ()
+    """In the order of the released ids, after the ordinary tokens."""
+    end: str = "<|im_end|>"
+    padding: str = "<|endoftext|>"
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Media tokens by the names of the tokenizer's attributes, such as `image_token`."""
+    roles: Mapping[str, str] = field(default_factory=dict)
+    """Further tokens by the tokenizer's own names, such as `bos_token`."""
+    first: str | None = None
+    """A token that the tokenizer puts before every text."""
+    generation_ends: tuple[str, ...] = ()
+    """Tokens at which the generation config ends responses; by default the end token."""
+
+
+def write_tiny(kit: LmmKit, spec: TinyModelSpec, corpus: Iterable[str], folder: str | Path) -> None:
+    """Write a random checkpoint of the kit's classes, its processor and chat template to `folder`."""
+    import torch
+
+    tokenizer = kit.tiny_tokenizer(spec, corpus, folder)
+    config = kit.tiny_config(spec, tokenizer)
+    torch.manual_seed(spec.seed)
+    model = kit.model_class_of(config)(config)
+    kit.tune_tiny(model, spec)
+    ends = tokenizer.convert_tokens_to_ids(list(kit.tiny_tokens.generation_ends))
+    model.generation_config.eos_token_id = ends or tokenizer.eos_token_id
+    model.generation_config.pad_token_id = tokenizer.pad_token_id
+    model.save_pretrained(folder)
+    kit.save_processor(kit.tiny_processor(tokenizer), folder)
 
 
 def heads_of(spec: TinyModelSpec) -> int:
@@ -38,7 +75,7 @@ def text_settings(spec: TinyModelSpec, tokenizer: PreTrainedTokenizerBase) -> di
         "num_attention_heads": heads_of(spec),
         "num_key_value_heads": heads_of(spec) // 2,
         "max_position_embeddings": 32768,
-        # The released models' 0.02 suits their width; a narrow model starts learning sooner at 1 / sqrt(width).
+        # The released models' 0.02 suits their width; a narrow model learns sooner with 1 / sqrt(width).
         "initializer_range": spec.hidden_size**-0.5,
         "tie_word_embeddings": spec.tie_embeddings,
         "bos_token_id": tokenizer.bos_token_id,
@@ -47,21 +84,68 @@ def text_settings(spec: TinyModelSpec, tokenizer: PreTrainedTokenizerBase) -> di
     }
 
 
-def show_places(positions: torch.Tensor) -> None:
-    """Draw a tower's position embeddings (N, C) anew, as large as what patches show.
+def tower_settings(spec: TinyModelSpec, *, image_size: int, patch_size: int) -> dict[str, Any]:
+    """Return the settings of a small vision tower, by their names in a config of SigLIP or CLIP."""
+    return {
+        "hidden_size": spec.hidden_size,
+        "intermediate_size": 2 * spec.hidden_size,
+        "num_hidden_layers": VISION_LAYERS,
+        "num_attention_heads": heads_of(spec),
+        "image_size": image_size,
+        "patch_size": patch_size,
+        "initializer_range": spec.hidden_size**-0.5,
+    }
 
-    Fresh ones are so small that nothing behind the tower finds out where in an image a token lies; trained ones are not.
+
+def show_places(positions: torch.Tensor) -> None:
+    """Initialise a tower's position embeddings (N, C) again, with values as large as the features of patches.
+
+    Fresh embeddings are so small that later layers cannot tell where in an image a token is; trained ones are larger.
     """
     import torch
 
     torch.nn.init.normal_(positions, std=PLACE_STD)
 
 
-def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: str | Path) -> None:
-    """Write the model, whose responses end with the tokenizer's end token."""
-    model.generation_config.eos_token_id = tokenizer.eos_token_id
-    model.generation_config.pad_token_id = tokenizer.pad_token_id
-    model.save_pretrained(folder)
+def name_tower_as_released(folder: str | Path) -> None:
+    """Rename the saved vision tower's weights as in released checkpoints, which is what vLLM reads.
+
+    Transformers saves a model that it built itself with new names, and a loaded model with the names that it found.
+    """
+    from safetensors.torch import load_file, save_file
+
+    file = Path(folder) / "model.safetensors"
+    weights = {name.replace("vision_tower.", "vision_tower.vision_model."): w for name, w in load_file(file).items()}
+    save_file(weights, file, metadata={"format": "pt"})
+
+
+def train_named_tokenizer(
+    tokens: TinyTokens, corpus: Iterable[str], folder: str | Path, *, vocab_size: int | None
+) -> PreTrainedTokenizerBase:
+    """Return a trained tokenizer that knows its media tokens by name.
+
+    A tokenizer gets such names only on loading, so it is saved to `folder` and loaded again if it has any.
+    """
+    from tokenizers.processors import TemplateProcessing
+    from transformers import AutoTokenizer
+
+    tokenizer = train_tokenizer(
+        corpus,
+        vocab_size=vocab_size,
+        special_tokens=tokens.special,
+        eos_token=tokens.end,
+        pad_token=tokens.padding,
+        chat_template=tokens.chat_template,
+    )
+    if tokens.first is not None:
+        number = tokenizer.convert_tokens_to_ids(tokens.first)
+        tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+            single=f"{tokens.first} $A", special_tokens=[(tokens.first, number)]
+        )
+    if not tokens.names:
+        return tokenizer
+    tokenizer.save_pretrained(folder)
+    return AutoTokenizer.from_pretrained(folder, extra_special_tokens=dict(tokens.names), **tokens.roles)
 
 
 def train_tokenizer(
@@ -73,10 +157,10 @@ def train_tokenizer(
     pad_token: str,
     chat_template: str,
 ) -> PreTrainedTokenizerFast:
-    """Return a byte-level BPE tokenizer of at most `vocab_size` ordinary tokens (256 bytes and merges), then the special ones.
+    """Return a byte-level BPE tokenizer: 256 bytes and merges, then the special tokens.
 
     Args:
-        vocab_size: None takes so many that tests stay fast.
+        vocab_size: the most ordinary tokens; None takes few enough for fast tests.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
@@ -107,9 +191,9 @@ def train_tokenizer(
 
 
 def train_character_bpe(corpus: Iterable[str], *, vocab_size: int) -> tuple[list[str], list[tuple[str, str]]]:
-    """Return the pieces and the merges of a BPE over characters, in which "▁" stands for a space.
+    """Return the pieces and the merges of a BPE over characters, in which "▁" represents a space.
 
-    As SentencePiece trains them: no piece spans two words, digits stay single, and lines are kept apart.
+    It follows SentencePiece: no piece spans two words or two lines, and digits stay single.
     """
     from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 

@@ -21,7 +21,7 @@ from transformers.core_model_loading import WeightConverter, WeightRenaming, bui
 from transformers.utils.generic import ContextManagers
 
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits.weight_files import read_tensors
+from lmm_r1.lmm_kits.checkpoint import read_tensors
 
 Buffers = Mapping[str, torch.Tensor]
 """A model's buffers by name, persistent or not, on the CPU."""

@@ -287,7 +287,7 @@ def _rotation(kind: RotationKind) -> Forward:
     """Return the kernel for queries (B, H, T, D) with angles (B, T, D), or of three axes; or for patches (T, H, D)."""
     from liger_kernel.ops.rope import LigerRopeFunction
 
-    from lmm_r1.lmm_kits.fused_rotation import rotate_by_sections
+    from lmm_r1.lmm_kits.features import rotate_by_sections
 
     def rotate(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Rotated:
         return LigerRopeFunction.apply(q, k, cos, sin)

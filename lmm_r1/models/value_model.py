@@ -17,8 +17,8 @@ from transformers import PretrainedConfig, PreTrainedModel
 from lmm_r1.data.sample import SampleMedia
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import Checkpoint
+from lmm_r1.lmm_kits.checkpoint import read_tensors
 from lmm_r1.lmm_kits.step_tokens import forget_tokens, stored_tokens
-from lmm_r1.lmm_kits.weight_files import read_tensors
 from lmm_r1.models.actor import wanted_targets
 from lmm_r1.models.adapters import merged_state_dict
 from lmm_r1.models.kit_module import KitModule

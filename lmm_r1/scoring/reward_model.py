@@ -14,10 +14,9 @@ import torch
 from lmm_r1.data.messages import Row
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import Checkpoint, EncodedPrompt, Media
-from lmm_r1.lmm_kits.checkpoint import encode_row
+from lmm_r1.lmm_kits.checkpoint import check_weights, encode_row
 from lmm_r1.lmm_kits.plain_text import text_ids
 from lmm_r1.lmm_kits.step_tokens import StepTokens, stored_tokens
-from lmm_r1.lmm_kits.weight_files import check_weights
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.packed.attention import packing_refusal, use_packed_attention
 from lmm_r1.models.packed.self_check import check_packing

@@ -24,8 +24,7 @@ from lmm_r1.generation.engine import EngineSettings, Outcome, SamplingSettings
 from lmm_r1.host.strategy import KitStrategy
 from lmm_r1.host.weight_sync import send_buckets, written_weights
 from lmm_r1.lmm_kits import Checkpoint, EncodedPrompt
-from lmm_r1.lmm_kits.checkpoint import check_images_taken, encode_row
-from lmm_r1.lmm_kits.weight_files import check_weights
+from lmm_r1.lmm_kits.checkpoint import check_images_taken, check_weights, encode_row
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.distillation import Distillation, Divergence, TeacherTokens
 from lmm_r1.models.packed.self_check import check_packing

@@ -21,8 +21,7 @@ from lmm_r1.lifecycle.publication import publish
 from lmm_r1.lifecycle.start import Fingerprint, check_start, open_run
 from lmm_r1.lifecycle.stopping import StopRequests, told_ends
 from lmm_r1.lmm_kits import Checkpoint
-from lmm_r1.lmm_kits.checkpoint import check_images_taken, check_pixel_bounds
-from lmm_r1.lmm_kits.weight_files import check_weights
+from lmm_r1.lmm_kits.checkpoint import check_images_taken, check_pixel_bounds, check_weights
 from lmm_r1.models.feature_store import share_features
 from lmm_r1.models.load_balancing import check_balanced
 from lmm_r1.models.packed.sequence_parallel import check_heads

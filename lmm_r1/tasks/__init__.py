@@ -1,1 +1,90 @@
-"""Procedural tasks: generators of rows with images whose answers are known, each under its name in `task`."""
+"""What a procedural task offers, and the tasks by name: rows made from a seed, each with its answer and a solution."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any, ClassVar, Literal, Protocol
+
+from lmm_r1.errors import UserError
+
+Split = Literal["train", "test"]
+Modality = Literal["text", "image", "mixed"]
+TEST_SHARE = 0.2
+# Each module has a `TASK` with its default settings; it is imported when it is asked for.
+TASKS = {
+    "digits": "lmm_r1.tasks.digits",
+    "digits_table": "lmm_r1.tasks.digits_table",
+    "message_decoding": "lmm_r1.tasks.message_decoding",
+    "sokoban": "lmm_r1.tasks.sokoban",
+    "visual_search": "lmm_r1.tasks.visual_search",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskRow:
+    messages: list[dict[str, Any]]
+    """The prompt, OpenAI style; the source of an image part is a PIL image."""
+    answer: str
+    """Empty where a row has no label: an environment judges what is answered, by the row's state."""
+    datasource: str
+    solution: str
+    """A worked response: what the cold start teaches. It earns the full reward."""
+    turns: tuple[str, ...] = ()
+    """The same in several turns, for an environment with the tools that it calls; empty where the task knows none."""
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    """Further columns, for environments and reports: a state, boxes."""
+
+    def record(self, *, solution: bool) -> dict[str, Any]:
+        """The row as `lmm_r1.data.row_parser.parse_row` reads it; `solution` appends the solution as assistant turn."""
+        turn = [{"role": "assistant", "content": self.solution}] if solution else []
+        label = {"answer": self.answer} if self.answer else {}
+        return {"messages": self.messages + turn, **label, "datasource": self.datasource, **self.columns}
+
+
+class Task(Protocol):
+    """A generator of rows. Answers are compared by the reward service's math verifier, not by the task."""
+
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
+    """It is a dataclass, whose fields are its settings."""
+
+    def generate(self, *, split: Split, modality: Modality, rows: int, seed: int) -> Iterator[TaskRow]:
+        """Yields `rows` rows: the same for the same arguments, and the first of them the same for a larger `rows`.
+
+        What is held out for the test split is fixed and does not depend on `seed`.
+        """
+
+
+def get_task(name: str) -> Task:
+    """The task called `name`; raises UserError listing the known ones."""
+    if name not in TASKS:
+        raise UserError(f"unknown task {name!r}; known tasks are {', '.join(TASKS)}")
+    return importlib.import_module(TASKS[name]).TASK
+
+
+def split_of(item: str) -> Split:
+    """`test` for about `TEST_SHARE` of all items, the same ones in every run.
+
+    A hash of the item itself decides, so that no seed can move one across.
+    """
+    digest = hashlib.sha256(item.encode()).digest()
+    return "test" if int.from_bytes(digest[:8], "big") < TEST_SHARE * 2**64 else "train"
+
+
+def kind_of_row(index: int, *, modality: Modality, image_share: float) -> Literal["text", "image"]:
+    """The kind of the row at `index`; `mixed` has an image where the share reaches another whole row with one."""
+    if modality != "mixed":
+        return modality
+    # Exact: in floats 100 * 0.29 is below 29. The limit brings back the fraction that was meant, as 1/3.
+    share = Fraction(image_share).limit_denominator(1_000_000)
+    return "image" if (index + 1) * share // 1 > index * share // 1 else "text"
+
+
+def check_image_share(share: float) -> None:
+    """Raises ValueError for what is no share."""
+    if not 0 <= share <= 1:
+        raise ValueError(f"image_share {share} is a share: it must be from 0 to 1")

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from PIL import Image
 
-from lmm_r1.tasks.task import Modality, Split, TaskRow, check_image_share, kind_of_row, split_of
+from lmm_r1.tasks import Modality, Split, TaskRow, check_image_share, kind_of_row, split_of
 
 # Chalk on a grey board: the board is close to the mean that image processors subtract, so that an empty cell gives
 # features near zero and does not drown the digits. The gain over black on white was not measured on its own.

@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 from PIL import Image
 
+from lmm_r1.tasks import Modality, Split, TaskRow, check_image_share, kind_of_row, split_of
 from lmm_r1.tasks.digits import Page, Placement, answer_of, scan_indices, solution_of
-from lmm_r1.tasks.task import Modality, Split, TaskRow, check_image_share, kind_of_row, split_of
 
 Question = Literal["cell", "row", "column"]
 QUESTIONS: tuple[Question, ...] = ("cell", "row", "column")

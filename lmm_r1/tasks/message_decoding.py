@@ -16,8 +16,8 @@ import numpy as np
 from PIL import Image
 
 from lmm_r1.errors import UserError
+from lmm_r1.tasks import Modality, Split, TaskRow, check_image_share, kind_of_row, split_of
 from lmm_r1.tasks.glyphs import ARROW, GLYPH_HEIGHT, draw_text, text_width
-from lmm_r1.tasks.task import Modality, Split, TaskRow, check_image_share, kind_of_row, split_of
 
 WORDS = tuple("""
     ABLE ABOUT ABOVE ACROSS AFTER AGAIN AGREE AIR ALIVE ALMOST ALONE ALONG AMONG ANGLE ANIMAL ANSWER APPLE ARM AROUND ARRIVE

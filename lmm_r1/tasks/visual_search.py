@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from lmm_r1.tasks import Modality, Split, TaskRow, check_image_share, kind_of_row, split_of
 from lmm_r1.tasks.glyphs import GLYPH_HEIGHT, GLYPH_WIDTH, glyph
-from lmm_r1.tasks.task import Modality, Split, TaskRow, check_image_share, kind_of_row, split_of
 
 Asked = Literal["digit", "letter"]
 ASKED: tuple[Asked, ...] = get_args(Asked)

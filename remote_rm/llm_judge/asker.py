@@ -15,9 +15,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from remote_rm.llm_judge.endpoint import ChatEndpoint, EndpointSettings, Refused, TryAgain
-from remote_rm.llm_judge.ledger import Budget, Ledger
-from remote_rm.llm_judge.prompt import MalformedVerdict, Question, read_verdict
+from remote_rm.llm_judge import MalformedVerdict, Question, read_verdict
+from remote_rm.llm_judge.endpoint import Budget, ChatEndpoint, EndpointSettings, Ledger, Refused, TryAgain
 from remote_rm.service.judge import NotReady
 
 if TYPE_CHECKING:

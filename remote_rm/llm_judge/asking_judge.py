@@ -14,9 +14,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from remote_rm.answers.extraction import final_answer
+from remote_rm.llm_judge import Question
 from remote_rm.llm_judge import asker as connection
+from remote_rm.llm_judge import question_of
 from remote_rm.llm_judge.asker import Asker, NoVerdict, Verdict
-from remote_rm.llm_judge.prompt import Question, question_of
 from remote_rm.service.judge import STOPPING, PoolUnavailable, check_room
 from remote_rm.service.pool import QUICK_CHARS, VerifierPool
 from remote_rm.verifier import Item, Score

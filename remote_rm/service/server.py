@@ -26,8 +26,8 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from remote_rm.service.app import create_app
 from remote_rm.service.judge import DEFAULT_LIMITS, NotReady, ServiceLimits
 from remote_rm.service.middleware import open_access_log
-from remote_rm.service.serving_arguments import MIB
 from remote_rm.verifier import AskingVerifier, Verifier
+from remote_rm.verifier_command import MIB
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from lmm_r1.cli.arguments import parse
 from lmm_r1.config import PPOConfig, SFTConfig, resolve_ppo, sized_ppo, sized_supervised
 from lmm_r1.config.hardware import Offer, shared_counts
 from lmm_r1.config.resolve import resolve_sft
-from lmm_r1.lmm_kits.facts import released_folder
+from lmm_r1.lmm_kits.registry import released_folder
 from lmm_r1.planning.choices import choices_line, chosen, filled
 from lmm_r1.planning.machine import GIB, Machine
 from lmm_r1.planning.plan import Plan

@@ -198,7 +198,7 @@ def test_a_stored_buffer_that_stays_in_fp32_does_so_in_shards(tiny_checkpoint, t
 @pytest.mark.parametrize("stage", [2, 3])
 def test_a_stored_buffer_is_merged_from_the_shards_of_a_bf16_run_as_it_was(stage, tiny_checkpoint, tmp_path, one_rank):
     """Of a mixture whose routers have a bias, which is no number of bf16."""
-    from lmm_r1.checkpoints.zero_checkpoint import load_trained, read_weights
+    from lmm_r1.checkpoints.merging import load_trained, read_weights
     from lmm_r1.models.actor import KitActor
 
     folder = tiny_checkpoint("glm4v_moe")

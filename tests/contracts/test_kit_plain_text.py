@@ -12,8 +12,8 @@ from helpers.conversations import row as row_of
 from lmm_r1.data.messages import Message, images_of
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import KITS, EncodedPrompt, LmmKit, get_kit
+from lmm_r1.lmm_kits.checkpoint import encode_turn
 from lmm_r1.lmm_kits.plain_text import BORDER, MARK, text_ids
-from lmm_r1.lmm_kits.turns import encode_turn
 from lmm_r1.supervised.samples import encode_sample
 
 pytestmark = pytest.mark.contract

@@ -8,7 +8,7 @@ from helpers.conversations import as_written, message, picture, row
 
 from lmm_r1.data.messages import Message, images_of
 from lmm_r1.lmm_kits import KITS, LmmKit, get_kit
-from lmm_r1.lmm_kits.turns import encode_turn
+from lmm_r1.lmm_kits.checkpoint import encode_turn
 from lmm_r1.supervised.samples import SFTSample, encode_sample
 
 pytestmark = pytest.mark.contract

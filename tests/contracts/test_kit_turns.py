@@ -11,7 +11,7 @@ from PIL import Image
 from lmm_r1.data.messages import Message, images_of
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import KITS, EncodedPrompt, LmmKit, get_kit
-from lmm_r1.lmm_kits.turns import encode_turn, without_end
+from lmm_r1.lmm_kits.checkpoint import encode_turn, without_end
 
 pytestmark = pytest.mark.contract
 

@@ -11,7 +11,7 @@ import pytest
 
 from lmm_r1.cli import kits
 from lmm_r1.lmm_kits import KITS, get_kit
-from lmm_r1.lmm_kits.facts import read_facts
+from lmm_r1.lmm_kits.registry import read_facts
 
 pytestmark = pytest.mark.contract
 

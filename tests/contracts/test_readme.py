@@ -79,7 +79,7 @@ def test_the_make_targets_of_the_page_are_there():
 def test_the_plan_of_the_page_is_accepted_for_a_checkpoint_whose_sizes_are_known():
     from lmm_r1.cli.arguments import parse
     from lmm_r1.config.plan import PlanPPOConfig
-    from lmm_r1.lmm_kits.facts import released_configs
+    from lmm_r1.lmm_kits.registry import released_configs
 
     [line] = re.findall(r"^lmm-r1 plan (.*)$", PAGE, flags=re.MULTILINE)
     config = parse(PlanPPOConfig, line.split(), prog="lmm-r1 plan", description="")

@@ -14,8 +14,7 @@ from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
 from lmm_r1 import dotted
-from lmm_r1.checkpoints.merging import load_with_adapter, merge_adapter
-from lmm_r1.checkpoints.zero_checkpoint import checkpoint_folder, load_trained, read_weights
+from lmm_r1.checkpoints.merging import checkpoint_folder, load_trained, load_with_adapter, merge_adapter, read_weights
 from lmm_r1.config import SFTConfig, to_openrlhf_args
 from lmm_r1.errors import UserError
 from lmm_r1.generation.worker_extension import weights_in

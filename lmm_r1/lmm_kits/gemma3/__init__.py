@@ -2,46 +2,105 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import jinja2
 import torch
-from PIL import Image
-from transformers import Gemma3Config, Gemma3ForConditionalGeneration, Gemma3Processor, PreTrainedTokenizerBase
+from tokenizers import AddedToken
+from transformers import (
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
+    Gemma3ImageProcessor,
+    Gemma3Processor,
+    GemmaTokenizer,
+    PreTrainedTokenizerBase,
+)
 
-from lmm_r1.data.messages import Message, images_of
+from lmm_r1.data.messages import Message, to_chat
 from lmm_r1.data.videos import Video
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits.encoding import (
-    adds_special_tokens,
-    any_of,
-    chat_ids,
-    chat_of,
-    check_image_marks,
-    check_placeholders,
-    check_typed_media,
+from lmm_r1.lmm_kits.encoding import with_one_text
+from lmm_r1.lmm_kits.features import FeaturePoint
+from lmm_r1.lmm_kits.kit import LmmKit, Media, TinyModelSpec
+from lmm_r1.lmm_kits.tiny_model import (
+    HEAD_DIM,
+    TinyTokens,
+    name_tower_as_released,
+    show_places,
+    text_settings,
+    tower_settings,
+    train_character_bpe,
 )
-from lmm_r1.lmm_kits.features import FeaturePoint, last_hidden, of_last_hidden, of_pooled, pooled
-from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, TinyModelSpec
 
 END_OF_TURN = "<end_of_turn>"
-MEDIA_TOKENS = ("<start_of_image>", "<end_of_image>", "<image_soft_token>")
-# The class of `engine_model`, which vLLM knows by a name of its own: a server in the same environment that takes chats
-# goes on with vLLM's class.
-ENGINE_ARCHITECTURE = "LmmR1Gemma3ForConditionalGeneration"
+TINY_TOKENS = TinyTokens(
+    special=("<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "<start_of_turn>", END_OF_TURN),
+    # After all other tokens.
+    names={"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"},
+    generation_ends=("<eos>", END_OF_TURN),
+    # A system turn opens the first user turn, texts lose white space at both ends, and images are in place, without the
+    # blank lines that the processor puts around them.
+    chat_template="""\
+{%- set opening = '' -%}
+{%- set turns = messages -%}
+{%- if messages[0].role == 'system' -%}
+{%- set first = messages[0].content -%}
+{%- set opening = (first if first is string else first[0].text) + '\\n\\n' -%}
+{%- set turns = messages[1:] -%}
+{%- endif -%}
+{{- bos_token -}}
+{%- for turn in turns -%}
+{%- if (turn.role == 'user') == (loop.index0 % 2 == 1) -%}
+{{- raise_exception('user and assistant do not alternate') -}}
+{%- endif -%}
+{{- '<start_of_turn>' + ('model' if turn.role == 'assistant' else turn.role) + '\\n' -}}
+{%- if loop.first -%}{{- opening -}}{%- endif -%}
+{%- if turn.content is string -%}
+{{- turn.content | trim -}}
+{%- else -%}
+{%- for part in turn.content -%}
+{%- if part.type == 'image' -%}
+{{- '<start_of_image>' -}}
+{%- elif part.type == 'text' -%}
+{{- part.text | trim -}}
+{%- endif -%}
+{%- endfor -%}
+{%- endif -%}
+{{- '<end_of_turn>\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<start_of_turn>model\\n' -}}{%- endif -%}
+""",
+)
+# Runs of line breaks are tokens of their own, so that they never merge with other text.
+LINE_BREAKS = tuple("\n" * count for count in range(1, 9))
+BYTES = tuple(f"<0x{value:02X}>" for value in range(256))
+ORDINARY_TOKENS = 256
+VOCAB_MULTIPLE = 64  # The released vocabulary is padded, too.
+# 8 x 8 patches, of which each 2 x 2 become one token; 64 x 64 and 4 x 4 in the releases.
+IMAGE_SIZE, PATCH_SIZE, TOKENS_PER_IMAGE = 112, 14, 16
+# Shorter than long prompts, so that it has an effect, and longer than an image, because vLLM's GPU backends treat images
+# that are longer than the window differently.
+SLIDING_WINDOW = 64
 
 
 class Gemma3Kit(LmmKit):
-    """Text and images; vLLM runs it with a class of its own (`engine_model`)."""
+    """Text and images; vLLM runs it with a class of its own (`engine_model`).
+
+    Pixel bounds of an image change nothing: the processor scales every image, whatever its shape, to one square size,
+    which always becomes the same number of tokens (256 in the releases).
+    """
 
     model_type = "gemma3"
     checkpoints = "Gemma 3 (4B, 12B, 27B)"
     config_class = Gemma3Config
     model_class = Gemma3ForConditionalGeneration
     processor_class = Gemma3Processor
+    media_tokens = ("<start_of_image>", "<end_of_image>", "<image_soft_token>")
+    tokenizer_adds_start = True
+    # A name of its own: a server in the same environment that takes chats keeps vLLM's class.
+    engine_architecture = "LmmR1Gemma3ForConditionalGeneration"
     engine_disagreement = (
         "vLLM's CPU backend lets a token of an image attend only to those before it, where the model lets all tokens of "
         "one image attend to each other"
@@ -49,36 +108,33 @@ class Gemma3Kit(LmmKit):
     vision_prefixes = ("model.vision_tower.",)
     projector_prefixes = ("model.multi_modal_projector.",)
     feature_points = (
-        FeaturePoint(owner="model", method="get_image_features", projects=True, take=pooled, give=of_pooled),
-        FeaturePoint(owner="model.vision_tower", take=last_hidden, give=of_last_hidden),
+        FeaturePoint(owner="model", method="get_image_features", projects=True, reads="pooler_output"),
+        FeaturePoint(owner="model.vision_tower", reads="last_hidden_state"),
     )
     # The releases have no pooling head; one in a checkpoint would be computed, but nothing reads its output.
     untrained_prefixes = ("model.vision_tower.head.",)
+    tiny_tokens = TINY_TOKENS
 
-    def load_model(
-        self, path: str, *, dtype: torch.dtype, attn_implementation: str, trust_remote_code: bool, **kwargs: Any
-    ) -> Gemma3ForConditionalGeneration:
-        """Load the model with its generation cache off; raises UserError for flash attention.
+    def load_model(self, path: str, **settings: Any) -> Gemma3ForConditionalGeneration:
+        """Load the model; raises UserError for flash attention.
 
-        Transformers' flash attention takes no mask: without a warning, images would be attended to causally.
+        Transformers' flash attention takes no mask: attention within images would be causal, without a warning.
         """
-        if "flash" in attn_implementation:
+        attention = settings["attn_implementation"]
+        if "flash" in attention:
             raise UserError(
-                f"--ds.attn_implementation {attn_implementation}: flash attention cannot let the tokens of an image "
+                f"--ds.attn_implementation {attention}: flash attention cannot let the tokens of an image "
                 "attend to each other in both directions, as Gemma 3 does; give --ds.attn_implementation sdpa"
             )
-        return super().load_model(
-            path, dtype=dtype, attn_implementation=attn_implementation, trust_remote_code=trust_remote_code, **kwargs
-        )
+        return super().load_model(path, **settings)
 
     def load_processor(
         self, path: str, *, trust_remote_code: bool, chat_template: str | None = None
     ) -> Gemma3Processor:
-        """Load processor and tokenizer, whose end token is what ends an assistant's turn.
+        """Load processor and tokenizer, and set the end token to the one that ends an assistant's turn.
 
         Released tokenizers name `<eos>`, which ends a document, while the chat template ends turns with `<end_of_turn>`
-        and the generation config stops at both. Training must learn, and rollouts count as ended, the one that is
-        sampled.
+        and the generation config stops at both. Training and rollouts need the token that the model samples.
 
         Raises:
             UserError: the checkpoint lacks processor, tokenizer or chat template, or wants images cut into crops.
@@ -95,81 +151,44 @@ class Gemma3Kit(LmmKit):
             tokenizer.eos_token = END_OF_TURN
         return processor
 
-    def encode_messages(
-        self,
-        processor: Gemma3Processor,
-        messages: Sequence[Message],
-        *,
-        images: Sequence[Image.Image],
-        add_generation_prompt: bool,
-        videos: Sequence[Video] = (),
-    ) -> EncodedPrompt:
-        """Encode a conversation with its images; raises UserError when it holds what the processor cannot take.
-
-        Pixel bounds of an image change nothing: the processor scales every image, whatever its shape, to one square
-        size, which always becomes the same number of tokens (256 in the releases).
-        """
-        text = self.chat_text(processor, messages, add_generation_prompt=add_generation_prompt)
-        return self._encoded(processor, text, images=images, opens=True)
-
-    def encode_text(
-        self, processor: Gemma3Processor, text: str, *, images: Sequence[Image.Image], opens: bool
-    ) -> EncodedPrompt:
-        _, *others = MEDIA_TOKENS
-        check_image_marks(text, mark=processor.boi_token, media_tokens=others, given=len(images))
-        return self._encoded(processor, text, images=images, opens=opens)
-
-    def _encoded(
-        self, processor: Gemma3Processor, text: str, *, images: Sequence[Image.Image], opens: bool
-    ) -> EncodedPrompt:
-        special = opens and adds_special_tokens(processor.tokenizer, text=text)
-        if not images:
-            return EncodedPrompt.of_text(processor.tokenizer(text, add_special_tokens=special)["input_ids"])
-        batch = processor(text=[text], images=list(images), add_special_tokens=special, return_tensors="pt")
-        return EncodedPrompt.of_batch(
-            batch, images=images, media_keys=("pixel_values",), placeholders=self.placeholder_ids(processor)
-        )
-
-    def chat_text(
+    def apply_template(
         self, processor: Gemma3Processor, messages: Sequence[Message], *, add_generation_prompt: bool
     ) -> str:
-        """Return the chat as text, with one `<start_of_image>` per image."""
-        return _render_text(processor, messages, add_generation_prompt=add_generation_prompt)
+        # The released template writes the first text part of a system turn and drops the others.
+        chat = [
+            with_one_text(turn, separator="\n") if turn["role"] == "system" else turn for turn in to_chat(messages)
+        ]
+        try:
+            return processor.apply_chat_template(chat, tokenize=False, add_generation_prompt=add_generation_prompt)
+        except jinja2.TemplateError as error:
+            roles = ", ".join(message.role for message in messages)
+            raise UserError(
+                f"the checkpoint's chat template refuses the messages of a row, whose roles are {roles} ({error}); after a "
+                "system turn, which is text, user and assistant must take turns, the user first"
+            ) from error
 
-    def render_messages(
-        self,
-        processor: Gemma3Processor,
-        messages: Sequence[Message],
-        *,
-        add_generation_prompt: bool,
-        videos: Sequence[Video] = (),
-    ) -> list[int]:
-        text = self.chat_text(processor, messages, add_generation_prompt=add_generation_prompt)
-        # The blank lines that the processor puts around an image grow together with line breaks of the text beside it.
+    def image_token(self, processor: Gemma3Processor) -> str:
+        return processor.boi_token
+
+    def engine_ids(self, processor: Gemma3Processor, text: str, *, videos: Sequence[Video]) -> list[int]:
+        # The blank lines that the processor puts around an image merge with line breaks of the text next to it.
         token = processor.tokenizer.image_token
         image = processor.full_image_sequence.replace(token * processor.image_seq_length, token)
-        return chat_ids(processor.tokenizer, text.replace(processor.boi_token, image))
+        return self.text_ids(processor, text.replace(processor.boi_token, image))
 
     def placeholder_ids(self, processor: Gemma3Processor) -> frozenset[int]:
         # (processor.image_token_id is that of <start_of_image>)
         return frozenset({processor.tokenizer.image_token_id})
 
-    def media_texts(self, processor: Gemma3Processor) -> re.Pattern[str]:
-        return any_of(MEDIA_TOKENS)
-
     def media_token_ids(self, config: Gemma3Config, tokenizer: PreTrainedTokenizerBase) -> set[int]:
         return {config.boi_token_index, config.eoi_token_index, config.image_token_index}
-
-    def engine_arguments(self, config: Gemma3Config, *, max_images: int, max_videos: int) -> dict[str, Any]:
-        limits = super().engine_arguments(config, max_images=max_images, max_videos=max_videos)
-        return {**limits, "hf_overrides": {"architectures": [ENGINE_ARCHITECTURE]}}
 
     def forward_inputs(
         self, config: Gemma3Config, sequences: torch.Tensor, attention_mask: torch.Tensor, media: Media | None
     ) -> dict[str, torch.Tensor]:
         """Return positions (B, T), and for a batch with images its media and which tokens are an image's, (B, T).
 
-        Without those token types the model attends causally within images, and does not say so.
+        Without these token types the model attends causally within images, without a warning.
         """
         inputs = super().forward_inputs(config, sequences, attention_mask, media)
         if media is None:
@@ -177,11 +196,11 @@ class Gemma3Kit(LmmKit):
         return {**inputs, "token_type_ids": (sequences == config.image_token_index).long()}
 
     def bidirectional_token_ids(self, config: Gemma3Config) -> frozenset[int]:
-        """Return the placeholder: the tokens of an image see one another, within the window of sliding layers."""
+        """Return the placeholder: the tokens of an image see each other, within the window of sliding layers."""
         return frozenset({config.image_token_index})
 
     def filler_media(self, config: Gemma3Config) -> tuple[list[int], Media]:
-        """Return an image in black between its markers; there is no smaller one, as all images have one size."""
+        """Return a black image between its markers; all images have one size."""
         vision = config.vision_config
         ids = [
             config.boi_token_index,
@@ -191,33 +210,65 @@ class Gemma3Kit(LmmKit):
         return ids, {"pixel_values": torch.zeros(1, vision.num_channels, vision.image_size, vision.image_size)}
 
     def build_tiny(self, spec: TinyModelSpec, tokenizer_corpus: Iterable[str], folder: str | Path) -> None:
-        from lmm_r1.lmm_kits.gemma3.tiny_model import build_tiny
+        super().build_tiny(spec, tokenizer_corpus, folder)
+        name_tower_as_released(folder)
 
-        build_tiny(spec, tokenizer_corpus, folder)
+    def tiny_tokenizer(self, spec: TinyModelSpec, corpus: Iterable[str], folder: str | Path) -> GemmaTokenizer:
+        """Return a tokenizer of the released class, which names `<eos>` as its end token, as the released ones do."""
+        special, media = TINY_TOKENS.special, TINY_TOKENS.names
+        pieces, merges = train_character_bpe(corpus, vocab_size=spec.tokens or ORDINARY_TOKENS)
+        tokens = dict.fromkeys((*special, *LINE_BREAKS, *BYTES, *pieces, *media.values()))
+        tokenizer = GemmaTokenizer(
+            vocab={token: index for index, token in enumerate(tokens)},
+            merges=merges,
+            extra_special_tokens=dict(media),
+            add_bos_token=True,
+            clean_up_tokenization_spaces=False,
+            model_max_length=32768,
+            chat_template=TINY_TOKENS.chat_template,
+        )
+        tokenizer.add_tokens([AddedToken(token, special=True, normalized=False) for token in special])
+        tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in LINE_BREAKS])
+        return tokenizer
 
+    def tiny_config(self, spec: TinyModelSpec, tokenizer: PreTrainedTokenizerBase) -> Gemma3Config:
+        tower = tower_settings(spec, image_size=IMAGE_SIZE, patch_size=PATCH_SIZE)
+        del tower["initializer_range"]
+        return Gemma3Config(
+            text_config={
+                **text_settings(spec, tokenizer),
+                "vocab_size": -(-len(tokenizer) // VOCAB_MULTIPLE) * VOCAB_MULTIPLE,
+                "head_dim": HEAD_DIM,
+                "query_pre_attn_scalar": HEAD_DIM,
+                "sliding_window": SLIDING_WINDOW,
+                # The last layer sees everything, and every second one before it; one in six in the releases.
+                "layer_types": [
+                    "full_attention" if layer % 2 else "sliding_attention" for layer in range(spec.layers, 0, -1)
+                ],
+                "rope_parameters": {
+                    # With the releases' factor of 8 and base of 1,000,000, a head as narrow as this one would have no
+                    # rotation that distinguishes the tokens of an image.
+                    "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 20_000.0},
+                    "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+                },
+            },
+            vision_config={**tower, "vision_use_head": False},
+            mm_tokens_per_image=TOKENS_PER_IMAGE,
+            boi_token_index=tokenizer.boi_token_id,
+            eoi_token_index=tokenizer.eoi_token_id,
+            image_token_index=tokenizer.image_token_id,
+            initializer_range=spec.hidden_size**-0.5,
+            tie_word_embeddings=spec.tie_embeddings,
+        )
 
-def _render_text(processor: Gemma3Processor, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
-    """Return the chat as text, with one `<start_of_image>` per image."""
-    check_typed_media(messages, media_tokens=MEDIA_TOKENS)
-    chat = [_with_one_system_text(turn) for turn in chat_of(messages)]
-    try:
-        text = processor.apply_chat_template(chat, tokenize=False, add_generation_prompt=add_generation_prompt)
-    except jinja2.TemplateError as error:
-        roles = ", ".join(message.role for message in messages)
-        raise UserError(
-            f"the checkpoint's chat template refuses the messages of a row, whose roles are {roles} ({error}); after a "
-            "system turn, which is text, user and assistant must take turns, the user first"
-        ) from error
-    check_placeholders(text.count(processor.boi_token), given=len(images_of(messages)), kind="images")
-    return text
+    def tune_tiny(self, model: Gemma3ForConditionalGeneration, spec: TinyModelSpec) -> None:
+        # A fresh projector is zero, so images would have no effect.
+        torch.nn.init.normal_(model.model.multi_modal_projector.mm_input_projection_weight, std=spec.hidden_size**-0.5)
+        show_places(model.model.vision_tower.embeddings.position_embedding.weight)
+        model.generation_config.bos_token_id = model.config.text_config.bos_token_id
 
-
-def _with_one_system_text(turn: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Join the texts of a system turn: of several parts the released template writes the first and drops the others."""
-    content = turn["content"]
-    if turn["role"] != "system" or isinstance(content, str) or any(part["type"] != "text" for part in content):
-        return turn
-    return {**turn, "content": "\n".join(part["text"] for part in content)}
-
-
-KIT = Gemma3Kit()
+    def tiny_parts(self) -> dict[str, Any]:
+        image_processor = Gemma3ImageProcessor(
+            size={"height": IMAGE_SIZE, "width": IMAGE_SIZE}, image_mean=[0.5] * 3, image_std=[0.5] * 3
+        )
+        return {"image_processor": image_processor, "image_seq_length": TOKENS_PER_IMAGE}

@@ -13,7 +13,7 @@ from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItems
 from vllm.multimodal.parse import MultiModalDataItems
 from vllm.multimodal.processing import BaseMultiModalProcessor, PromptReplacement, PromptUpdate
 
-from lmm_r1.lmm_kits.engine_names import NEW_TOWER_NAMES
+from lmm_r1.lmm_kits.engine_plugin import new_tower_names
 
 
 class DummyInputs(gemma3_mm.Gemma3DummyInputsBuilder):
@@ -66,4 +66,4 @@ class ImageProcessor(BaseMultiModalProcessor[gemma3_mm.Gemma3ProcessingInfo]):
 class Gemma3ForConditionalGeneration(gemma3_mm.Gemma3ForConditionalGeneration):
     """vLLM's class for the kit's prompts; also takes single weights as a training process sends them on GPUs."""
 
-    hf_to_vllm_mapper = gemma3_mm.Gemma3ForConditionalGeneration.hf_to_vllm_mapper | NEW_TOWER_NAMES
+    hf_to_vllm_mapper = gemma3_mm.Gemma3ForConditionalGeneration.hf_to_vllm_mapper | new_tower_names()

@@ -1,4 +1,4 @@
-"""What the kits of GLM-4.1V to 4.6V share: M-RoPE like Qwen-VL's; each step of a video is an image, with its second behind it."""
+"""The kits of GLM-4.1V to 4.6V: M-RoPE as in Qwen-VL; each step of a video is an image, followed by its second as text."""
 
 from __future__ import annotations
 
@@ -7,20 +7,28 @@ from typing import Any, ClassVar
 
 import torch
 from transformers import (
+    Glm4vConfig,
+    Glm4vForConditionalGeneration,
+    Glm4vImageProcessor,
+    Glm4vMoeConfig,
+    Glm4vMoeForConditionalGeneration,
     Glm4vProcessor,
+    Glm4vVideoProcessor,
+    Glm46VImageProcessor,
     Glm46VProcessor,
+    Glm46VVideoProcessor,
     PretrainedConfig,
     PreTrainedTokenizerBase,
     ProcessorMixin,
 )
 
-from lmm_r1.data.messages import Message, TextPart, VideoPart
+from lmm_r1.data.messages import Message, TextPart, VideoPart, to_chat
 from lmm_r1.data.videos import Video
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits.encoding import chat_of, check_typed_media, load_image_processor
-from lmm_r1.lmm_kits.kit import EncodedPrompt
-from lmm_r1.lmm_kits.qwen_vl import IMAGE, VIDEO, QwenVlKit, check_marks
-from lmm_r1.lmm_kits.qwen_vl.frames import bounded_steps, image_limits
+from lmm_r1.lmm_kits.encoding import bounded_steps, image_limits, load_image_processor, with_one_text
+from lmm_r1.lmm_kits.kit import EncodedPrompt, RouterScores, TinyModelSpec
+from lmm_r1.lmm_kits.qwen_vl import IMAGE, VIDEO, QwenVlKit
+from lmm_r1.lmm_kits.tiny_model import HEAD_DIM, TinyTokens
 
 END_OF_TURN = "<|user|>"
 END_OF_ANSWER = "</answer>"
@@ -29,8 +37,69 @@ WRITTEN_ROLES = frozenset({"system", "user", "assistant"})
 PROCESSORS = (Glm4vProcessor, Glm46VProcessor)
 
 
+MEDIA_TOKENS = (
+    "<|begin_of_image|>",
+    "<|end_of_image|>",
+    "<|begin_of_video|>",
+    "<|end_of_video|>",
+    "<|image|>",
+    "<|video|>",
+)
+TINY_TOKENS = TinyTokens(
+    special=(
+        "<|endoftext|>",
+        "[MASK]",
+        "[gMASK]",
+        "[sMASK]",
+        "<sop>",
+        "<eop>",
+        "<|system|>",
+        "<|user|>",
+        "<|assistant|>",
+        "<|observation|>",
+        *MEDIA_TOKENS,
+    ),
+    end="<|endoftext|>",
+    generation_ends=("<|endoftext|>", "<|user|>", "<|observation|>"),
+    # As in the first release: nothing between two turns, media in place in the user's turns only, and nothing at all of
+    # other roles. Later releases write tools' answers, and a thought before each turn of the model.
+    chat_template="""\
+[gMASK]<sop>
+{%- macro shown(kind) -%}<|begin_of_{{ kind }}|><|{{ kind }}|><|end_of_{{ kind }}|>{%- endmacro -%}
+{%- set openings = {'system': '<|system|>', 'user': '<|user|>', 'assistant': '<|assistant|>'} -%}
+{%- for turn in messages if turn.role in openings -%}
+{{- openings[turn.role] + '\\n' -}}
+{%- if turn.role != 'user' or turn.content is string -%}
+{{- turn.content -}}
+{%- else -%}
+{%- for part in turn.content -%}
+{{- part.text if part.type == 'text' else shown(part.type) -}}
+{%- endfor -%}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|assistant|>\\n' -}}{%- endif -%}
+""",
+)
+IMAGE_SIDE = 112  # Of 8 x 8 position embeddings; 336 pixels and 24 x 24 in the release.
+# For both frames of a step: one merged patch is 28 x 28 pixels. The release needs at least 16 of them.
+IMAGE_PIXELS = {"shortest_edge": 2 * 56 * 56, "longest_edge": 2 * 28 * 28 * 1280}
+VIDEO_PIXELS = {"shortest_edge": 2 * 56 * 56, "longest_edge": 28 * 28 * 4096}
+# The first half of a head's 32 dimensions is rotated, split over time, height and width in the release's proportions;
+# `qwen_vl` explains why the base is so small.
+ROPE = {"rope_type": "default", "rope_theta": 10.0, "partial_rotary_factor": 0.5, "mrope_section": [2, 3, 3]}
+# Two groups of experts, of which a token takes one, as a release could; those so far have one group.
+TINY_ROUTING = {
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "n_group": 2,
+    "topk_group": 1,
+    "routed_scaling_factor": 1.5,
+}
+CORRECTION_BIAS = "mlp.gate.e_score_correction_bias"
+
+
 class GlmVKit(QwenVlKit):
-    """A kit of the family states its classes, and what vLLM is told of its language model.
+    """A kit of the family sets its classes and what vLLM needs to know about its language model.
 
     The placeholders of a video are those of images, between two markers.
     """
@@ -40,15 +109,9 @@ class GlmVKit(QwenVlKit):
     engine_class: ClassVar[str]
     """The name under which `engine_plugin` has the class of `engine_model`."""
     engine_text_config: ClassVar[Mapping[str, Any]]
-    """What vLLM asks of the language model's config that transformers' class does not have."""
-    media_tokens = (
-        "<|begin_of_image|>",
-        "<|end_of_image|>",
-        "<|begin_of_video|>",
-        "<|end_of_video|>",
-        "<|image|>",
-        "<|video|>",
-    )
+    """Settings of the language model's config that vLLM reads and transformers' class does not have."""
+    media_tokens = MEDIA_TOKENS
+    tiny_tokens = TINY_TOKENS
     vision_prefixes = (
         "model.visual.embeddings.",
         "model.visual.patch_embed.",
@@ -61,9 +124,9 @@ class GlmVKit(QwenVlKit):
     def load_processor(
         self, path: str, *, trust_remote_code: bool, chat_template: str | None = None
     ) -> ProcessorMixin:
-        """Load processor and tokenizer, whose end token is what stands behind an assistant's turn.
+        """Load processor and tokenizer, and set the end token to the one that follows an assistant's turn.
 
-        The chat template has no end of a turn: the model ends its own with the token that opens the user's. Released
+        The chat template does not end turns: the model ends its own with the token that opens the user's. Released
         tokenizers name `<|endoftext|>`, which ends a document.
         """
         processor = load_image_processor(path, processor_class=PROCESSORS, chat_template=chat_template)
@@ -73,26 +136,27 @@ class GlmVKit(QwenVlKit):
         return processor
 
     def chat_text(self, processor: ProcessorMixin, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
-        """Return a conversation as the chat template writes it; raises UserError where it leaves out a message."""
-        check_typed_media(messages, media_tokens=self.media_tokens)
-        text = processor.apply_chat_template(
-            [_with_one_text(turn) for turn in chat_of(messages)],
-            tokenize=False,
-            add_generation_prompt=add_generation_prompt,
-        )
-        check_marks(processor, text, messages)
+        """Return a conversation as the chat template writes it; raises UserError if the template omits a message."""
+        text = super().chat_text(processor, messages, add_generation_prompt=add_generation_prompt)
         _check_roles(messages, text)
         end = processor.tokenizer.eos_token
-        # A finished answer ends as it does where the user goes on.
+        # A finished answer ends as it does before a further turn of the user.
         if not add_generation_prompt and messages[-1].role == "assistant" and not text.endswith(end):
             text += end
         return text
+
+    def apply_template(
+        self, processor: ProcessorMixin, messages: Sequence[Message], *, add_generation_prompt: bool
+    ) -> str:
+        # The released template writes several text parts as a Python list, except in the user's turns.
+        chat = [with_one_text(turn, separator="") for turn in to_chat(messages)]
+        return processor.apply_chat_template(chat, tokenize=False, add_generation_prompt=add_generation_prompt)
 
     def bounded_video(self, processor: ProcessorMixin, video: Video, part: VideoPart) -> Video:
         return bounded_steps(processor, video, part)
 
     def pixel_limits(self, processor: ProcessorMixin) -> tuple[int, int]:
-        """Return half of what the processor's settings say, which counts an image as the two frames of a step."""
+        """Return half of the processor's settings, which count an image as the two frames of a step."""
         lowest, highest = image_limits(processor)
         frames = processor.image_processor.temporal_patch_size
         return -(-lowest // frames), highest // frames
@@ -110,12 +174,12 @@ class GlmVKit(QwenVlKit):
         return types
 
     def spoken_end_ids(self, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-        """Return the tag that ends an answer: one token, at which the release's generation config ends responses, too."""
+        """Return the tag that ends an answer: one token, at which the release's generation config also ends responses."""
         token = tokenizer.convert_tokens_to_ids(END_OF_ANSWER)
         return frozenset() if token is None or token == tokenizer.unk_token_id else frozenset({token})
 
     def grids_as_images(self, grids: torch.Tensor) -> torch.Tensor:
-        """Return one grid for each step of each video (S, 3): the tower looks positions up image by image."""
+        """Return one grid for each step of each video (S, 3), because the tower looks positions up image by image."""
         steps = grids.repeat_interleave(grids[:, 0], dim=0)
         steps[:, 0] = 1
         return steps
@@ -129,19 +193,30 @@ class GlmVKit(QwenVlKit):
         return {**limits, "hf_overrides": overrides}
 
     def engine_media(self, encoded: EncodedPrompt) -> dict[str, list[Any]]:
-        """Return images, and videos with their times, whose frames vLLM is to take as they are."""
+        """Return images, and videos with their times, with a setting by which vLLM keeps all frames."""
         media = super().engine_media(encoded)
         if "video" in media:
             media["video"] = [(frames, {**times, "do_sample_frames": False}) for frames, times in media["video"]]
         return media
 
+    def tiny_vision(self, spec: TinyModelSpec) -> dict[str, Any]:
+        return {
+            "image_size": IMAGE_SIDE,
+            # Its output width, which is also the width of its layers' MLPs.
+            "out_hidden_size": spec.hidden_size,
+            # Of the merger.
+            "intermediate_size": 2 * spec.hidden_size,
+        }
 
-def _with_one_text(turn: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Join the texts of a turn: of several parts the released template writes Python's own form, but in the user's turns."""
-    content = turn["content"]
-    if isinstance(content, str) or any(part["type"] != "text" for part in content):
-        return turn
-    return {**turn, "content": "".join(part["text"] for part in content)}
+    def tiny_text(self, spec: TinyModelSpec) -> dict[str, Any]:
+        return {"rope_parameters": dict(ROPE)}
+
+    def tiny_token_ids(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
+        return {
+            f"{kind}{place}_token_id": tokenizer.convert_tokens_to_ids(f"<|{opening}{kind}|>")
+            for kind in ("image", "video")
+            for place, opening in (("_start", "begin_of_"), ("_end", "end_of_"), ("", ""))
+        }
 
 
 def _check_roles(messages: Sequence[Message], text: str) -> None:
@@ -153,3 +228,73 @@ def _check_roles(messages: Sequence[Message], text: str) -> None:
                 f"the checkpoint's chat template does not write a message of the role {message.role}; give it the role "
                 "user, or take the row out"
             )
+
+
+class Glm4vKit(GlmVKit):
+    """GLM-4.1V and GLM-4.6V-Flash, the dense models, with two norms around each attention and each MLP."""
+
+    model_type = "glm4v"
+    checkpoints = "GLM-4.1V, GLM-4.6V-Flash"
+    config_class = Glm4vConfig
+    model_class = Glm4vForConditionalGeneration
+    processor_class = Glm4vProcessor
+    engine_class = "LmmR1Glm4vForConditionalGeneration"
+    # Always so in transformers' model.
+    engine_text_config = {"attention_bias": True}
+    # It reads the weight of its position embedding without running the module, and ZeRO-3 gathers only what runs.
+    zero3_leaf_classes = ("Glm4vVisionEmbeddings",)
+
+    def tiny_parts(self) -> dict[str, Any]:
+        return {
+            "image_processor": Glm4vImageProcessor(size=dict(IMAGE_PIXELS)),
+            "video_processor": Glm4vVideoProcessor(size=dict(VIDEO_PIXELS)),
+        }
+
+
+class Glm4vMoeKit(GlmVKit):
+    """GLM-4.5V and GLM-4.6V: a token's experts have the highest sigmoid scores plus the router's bias, and are weighted
+    without the bias.
+
+    The bias (`e_score_correction_bias`) is a buffer, in fp32 whatever the training's precision. It balanced the experts'
+    load in pre-training (https://arxiv.org/abs/2408.15664) and is not trained here.
+    """
+
+    model_type = "glm4v_moe"
+    checkpoints = "GLM-4.5V, GLM-4.6V"
+    config_class = Glm4vMoeConfig
+    model_class = Glm4vMoeForConditionalGeneration
+    processor_class = Glm46VProcessor
+    engine_class = "LmmR1Glm4vMoeForConditionalGeneration"
+    # Neither transformers' model nor any release with images has norms of queries and keys.
+    engine_text_config = {"use_qk_norm": False}
+    zero3_leaf_classes = ("Glm4vMoeVisionEmbeddings", "Glm4vMoeTextMoE")
+
+    def router_scores(self, config: Glm4vMoeConfig) -> RouterScores:
+        return "sigmoid"
+
+    def engine_arguments(self, config: Glm4vMoeConfig, *, max_images: int, max_videos: int) -> dict[str, Any]:
+        """Return vLLM's arguments with the class of `engine_model`, whose output layer may be tied, also without videos."""
+        arguments = super().engine_arguments(config, max_images=max_images, max_videos=max_videos)
+        return {**arguments, "hf_overrides": {**arguments["hf_overrides"], "architectures": [self.engine_class]}}
+
+    def tiny_text(self, spec: TinyModelSpec) -> dict[str, Any]:
+        return {
+            **super().tiny_text(spec),
+            **TINY_ROUTING,
+            "head_dim": HEAD_DIM,
+            # All sizes of a layer differ, so that a transposed tensor fits nowhere.
+            "moe_intermediate_size": 3 * spec.hidden_size // 2,
+            "first_k_dense_replace": min(1, spec.layers - 1),
+        }
+
+    def tune_tiny(self, model: Glm4vMoeForConditionalGeneration, spec: TinyModelSpec) -> None:
+        for name, bias in model.named_buffers():
+            if name.endswith(CORRECTION_BIAS):
+                # As large as differences of scores, and not exact in bf16.
+                bias.normal_(std=0.1)
+
+    def tiny_parts(self) -> dict[str, Any]:
+        return {
+            "image_processor": Glm46VImageProcessor(size=dict(IMAGE_PIXELS)),
+            "video_processor": Glm46VVideoProcessor(size=dict(VIDEO_PIXELS)),
+        }

@@ -2,42 +2,79 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from PIL import Image
-from transformers import InternVLConfig, InternVLForConditionalGeneration, InternVLProcessor, PreTrainedTokenizerBase
+from transformers import (
+    GotOcr2ImageProcessor,
+    InternVLConfig,
+    InternVLForConditionalGeneration,
+    InternVLProcessor,
+    InternVLVideoProcessor,
+    PreTrainedTokenizerBase,
+)
 
-from lmm_r1.data.messages import Message, images_of, videos_of
 from lmm_r1.data.videos import Video
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits.encoding import (
-    adds_special_tokens,
-    any_of,
-    chat_ids,
-    chat_of,
-    check_image_marks,
-    check_placeholders,
-    check_typed_media,
-)
-from lmm_r1.lmm_kits.features import FeaturePoint, last_hidden, of_last_hidden, of_pooled, pooled
-from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, TinyModelSpec
-from lmm_r1.lmm_kits.video_frames import channels_first
+from lmm_r1.lmm_kits.encoding import channels_first
+from lmm_r1.lmm_kits.features import FeaturePoint
+from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, RawMedia, TinyModelSpec
+from lmm_r1.lmm_kits.tiny_model import TinyTokens, text_settings, tower_settings
 
-# What vLLM calls the language models of the releases, by their `model_type`.
+BOX_TOKENS = ("<quad>", "</quad>", "<ref>", "</ref>", "<box>", "</box>")
+TINY_TOKENS = TinyTokens(
+    special=(
+        "<|endoftext|>",
+        "<|im_start|>",
+        "<|im_end|>",
+        "<img>",
+        "</img>",
+        "<IMG_CONTEXT>",
+        *BOX_TOKENS,
+        "<video>",
+    ),
+    names={
+        "start_image_token": "<img>",
+        "end_image_token": "</img>",
+        "context_image_token": "<IMG_CONTEXT>",
+        "video_token": "<video>",
+    },
+    # No default system turn, a line break after each image.
+    chat_template="""\
+{%- for turn in messages -%}
+{{- '<|im_start|>' + turn.role + '\\n' -}}
+{%- if turn.content is string -%}
+{{- turn.content -}}
+{%- else -%}
+{%- for part in turn.content -%}
+{%- if part.type == 'text' -%}
+{{- part.text -}}
+{%- else -%}
+{{- {'image': '<IMG_CONTEXT>', 'video': '<video>'}[part.type] + '\\n' -}}
+{%- endif -%}
+{%- endfor -%}
+{%- endif -%}
+{{- '<|im_end|>\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}
+""",
+)
+# 4 x 4 patches in a tile, of which each 2 x 2 become one placeholder; 32 x 32 and 256 placeholders in the releases.
+TILE_SIDE, PATCH_SIZE, TILE_TOKENS = 56, 14, 4
+MAX_TILES = 4  # 12 in the releases.
+MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+# vLLM's names of the releases' language models, by their `model_type`.
 LANGUAGE_MODELS = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-# The class of `engine_model`, which vLLM knows by a name of its own.
-ENGINE_CLASS = "LmmR1InternVLForConditionalGeneration"
 
 
 class InternVlKit(LmmKit):
     """Text, images and videos; vLLM runs it with a class of its own (`engine_model`).
 
-    A frame is one tile behind its number as text, with an image's placeholders. For vLLM a video's own token stands in
-    place of the first frame's placeholders and of all behind them.
+    A frame is one tile after its number as text, with an image's placeholders. For vLLM, the video token replaces
+    everything from the first frame's placeholders on. Pixel bounds change nothing: an image's shape alone determines into
+    how many tiles of one size it is scaled.
     """
 
     model_type = "internvl"
@@ -46,20 +83,23 @@ class InternVlKit(LmmKit):
     model_class = InternVLForConditionalGeneration
     processor_class = InternVLProcessor
     takes_videos = True
+    tokenizer_adds_start = True
     takes_flash_attention = True
-    spoken_tokens = ("<ref>", "</ref>", "<box>", "</box>", "<quad>", "</quad>")
+    spoken_tokens = BOX_TOKENS
     writes_thousandths = True
+    engine_architecture = "LmmR1InternVLForConditionalGeneration"
     vision_prefixes = ("model.vision_tower.",)
     projector_prefixes = ("model.multi_modal_projector.",)
     feature_points = (
-        FeaturePoint(owner="model", method="get_image_features", projects=True, take=pooled, give=of_pooled),
-        FeaturePoint(owner="model.vision_tower", take=last_hidden, give=of_last_hidden),
+        FeaturePoint(owner="model", method="get_image_features", projects=True, reads="pooler_output"),
+        FeaturePoint(owner="model.vision_tower", reads="last_hidden_state"),
     )
     # For training the tower with masked patches, which is not done here; the releases have none.
     untrained_prefixes = ("model.vision_tower.embeddings.mask_token",)
+    tiny_tokens = TINY_TOKENS
 
     def load_config(self, path: str, *, trust_remote_code: bool) -> InternVLConfig:
-        """Load the config; raises UserError for a language model or features of the tower that were not tried."""
+        """Load the config; raises UserError for a language model or features of the tower that were not tested."""
         config = super().load_config(path, trust_remote_code=trust_remote_code)
         language_model = config.text_config.model_type
         if language_model not in LANGUAGE_MODELS:
@@ -78,69 +118,57 @@ class InternVlKit(LmmKit):
     def load_processor(
         self, path: str, *, trust_remote_code: bool, chat_template: str | None = None
     ) -> InternVLProcessor:
-        """Load processor and tokenizer; frames of videos are scaled to the size of a tile, as vLLM does it."""
+        """Load processor and tokenizer; frames of videos are scaled to the size of a tile, as in vLLM."""
         processor = super().load_processor(path, trust_remote_code=trust_remote_code, chat_template=chat_template)
         processor.video_processor.size = processor.image_processor.size
         return processor
 
-    def encode_messages(
-        self,
-        processor: InternVLProcessor,
-        messages: Sequence[Message],
-        *,
-        images: Sequence[Image.Image],
-        add_generation_prompt: bool,
-        videos: Sequence[Video] = (),
+    def encode_chat(
+        self, processor: InternVLProcessor, text: str, raw: RawMedia, *, opens: bool = True
     ) -> EncodedPrompt:
-        """Encode a conversation with its media; raises UserError when it holds what the processor cannot take.
+        def tokenized(expanded: str) -> list[int]:
+            special = self.adds_start(processor, text, opens=opens)
+            return processor.tokenizer(expanded, add_special_tokens=special)["input_ids"]
 
-        Pixel bounds change nothing: an image's shape alone says into how many tiles of one size it is scaled, and each
-        frame of a video is one.
-        """
-        text = self.chat_text(processor, messages, add_generation_prompt=add_generation_prompt)
-        return _encoded(processor, text, images=images, videos=videos, opens=True)
-
-    def encode_text(
-        self, processor: InternVLProcessor, text: str, *, images: Sequence[Image.Image], opens: bool
-    ) -> EncodedPrompt:
-        check_image_marks(
-            text, mark=processor.image_token, media_tokens=_media_tokens(processor.tokenizer), given=len(images)
+        if not raw.images and not raw.videos:
+            return EncodedPrompt.of_text(tokenized(text))
+        # One by one: the processor takes only videos of equal length.
+        tiles = {
+            "image": [_pixels(processor, processor.image_token, images=[image]) for image in raw.images],
+            "video": [
+                _pixels(processor, processor.video_token, videos=[channels_first(video)]) for video in raw.videos
+            ],
+        }
+        expanded = _with_marks(
+            processor,
+            text,
+            images=[processor.replace_image_token({"num_patches": [len(one)]}, 0) for one in tiles["image"]],
+            videos=[processor.replace_video_token({"pixel_values_videos": [one]}, 0) for one in tiles["video"]],
         )
-        return _encoded(processor, text, images=images, videos=(), opens=opens)
-
-    def chat_text(
-        self, processor: InternVLProcessor, messages: Sequence[Message], *, add_generation_prompt: bool
-    ) -> str:
-        check_typed_media(messages, media_tokens=_media_tokens(processor.tokenizer))
-        text = processor.apply_chat_template(
-            chat_of(messages), tokenize=False, add_generation_prompt=add_generation_prompt
+        left = {kind: iter(of_kind) for kind, of_kind in tiles.items()}
+        in_order = [next(left[str(mark.lastgroup)]) for mark in processor.multimodal_pattern.finditer(text)]
+        return EncodedPrompt(
+            token_ids=tokenized(expanded),
+            engine_token_ids=tokenized(_for_the_engine(processor, text)),
+            images=list(raw.images),
+            media={"pixel_values": torch.cat(in_order)},
+            videos=list(raw.videos),
         )
-        check_placeholders(text.count(processor.image_token), given=len(images_of(messages)), kind="images")
-        check_placeholders(text.count(processor.video_token), given=len(videos_of(messages)), kind="videos")
-        return text
 
-    def render_messages(
-        self,
-        processor: InternVLProcessor,
-        messages: Sequence[Message],
-        *,
-        add_generation_prompt: bool,
-        videos: Sequence[Video] = (),
-    ) -> list[int]:
-        text = self.chat_text(processor, messages, add_generation_prompt=add_generation_prompt)
-        return chat_ids(processor.tokenizer, _for_the_engine(processor, text))
+    def engine_ids(self, processor: InternVLProcessor, text: str, *, videos: Sequence[Video]) -> list[int]:
+        return self.text_ids(processor, _for_the_engine(processor, text))
 
     def placeholder_ids(self, processor: InternVLProcessor) -> frozenset[int]:
         return frozenset({processor.image_token_id, processor.tokenizer.video_token_id})
 
-    def media_texts(self, processor: InternVLProcessor) -> re.Pattern[str]:
-        return any_of(_media_tokens(processor.tokenizer))
+    def media_marks(self, processor: InternVLProcessor) -> tuple[str, ...]:
+        return _media_tokens(processor.tokenizer)
 
     def media_token_ids(self, config: InternVLConfig, tokenizer: PreTrainedTokenizerBase) -> set[int]:
         return {config.image_token_id, *tokenizer.convert_tokens_to_ids(list(_media_tokens(tokenizer)))}
 
     def filler_media(self, config: InternVLConfig) -> tuple[list[int], Media]:
-        """Return a black tile, all of which are of one size, with its placeholders."""
+        """Return a black tile with its placeholders; all tiles have one size."""
         vision = config.vision_config
         (height, width), (rows, columns) = vision.image_size, vision.patch_size
         patches = (height // rows) * (width // columns)
@@ -149,52 +177,37 @@ class InternVlKit(LmmKit):
         return [config.image_token_id] * placeholders, media
 
     def engine_arguments(self, config: InternVLConfig, *, max_images: int, max_videos: int) -> dict[str, Any]:
-        """Return vLLM's limits, the class of `engine_model`, and a name for the language model, which vLLM looks up."""
-        limits = super().engine_arguments(config, max_images=max_images, max_videos=max_videos)
+        """Return vLLM's limits, the class of `engine_model`, and the name of the language model, which vLLM looks up."""
+        arguments = super().engine_arguments(config, max_images=max_images, max_videos=max_videos)
         language_model = LANGUAGE_MODELS[config.text_config.model_type]
-        overrides = {"architectures": [ENGINE_CLASS], "text_config": {"architectures": [language_model]}}
-        return {**limits, "hf_overrides": overrides}
+        arguments["hf_overrides"]["text_config"] = {"architectures": [language_model]}
+        return arguments
 
-    def build_tiny(self, spec: TinyModelSpec, tokenizer_corpus: Iterable[str], folder: str | Path) -> None:
-        from lmm_r1.lmm_kits.internvl.tiny_model import build_tiny
+    def tiny_config(self, spec: TinyModelSpec, tokenizer: PreTrainedTokenizerBase) -> InternVLConfig:
+        return InternVLConfig(
+            text_config={**text_settings(spec, tokenizer), "model_type": "qwen2"},
+            vision_config={
+                **tower_settings(spec, image_size=TILE_SIDE, patch_size=PATCH_SIZE),
+                "attention_bias": True,
+                "image_size": [TILE_SIDE, TILE_SIDE],
+                "patch_size": [PATCH_SIZE, PATCH_SIZE],
+            },
+            image_token_id=tokenizer.context_image_token_id,
+            image_seq_length=TILE_TOKENS,
+            tie_word_embeddings=spec.tie_embeddings,
+        )
 
-        build_tiny(spec, tokenizer_corpus, folder)
-
-
-def _encoded(
-    processor: InternVLProcessor,
-    text: str,
-    *,
-    images: Sequence[Image.Image],
-    videos: Sequence[Video],
-    opens: bool,
-) -> EncodedPrompt:
-    def tokenized(expanded: str) -> list[int]:
-        special = opens and adds_special_tokens(processor.tokenizer, text=text)
-        return processor.tokenizer(expanded, add_special_tokens=special)["input_ids"]
-
-    if not images and not videos:
-        return EncodedPrompt.of_text(tokenized(text))
-    # One by one: the processor takes videos of one length alone.
-    tiles = {
-        "image": [_pixels(processor, processor.image_token, images=[image]) for image in images],
-        "video": [_pixels(processor, processor.video_token, videos=[channels_first(video)]) for video in videos],
-    }
-    expanded = _with_marks(
-        processor,
-        text,
-        images=[processor.replace_image_token({"num_patches": [len(one)]}, 0) for one in tiles["image"]],
-        videos=[processor.replace_video_token({"pixel_values_videos": [one]}, 0) for one in tiles["video"]],
-    )
-    left = {kind: iter(of_kind) for kind, of_kind in tiles.items()}
-    in_order = [next(left[str(mark.lastgroup)]) for mark in processor.multimodal_pattern.finditer(text)]
-    return EncodedPrompt(
-        token_ids=tokenized(expanded),
-        engine_token_ids=tokenized(_for_the_engine(processor, text)),
-        images=list(images),
-        media={"pixel_values": torch.cat(in_order)},
-        videos=list(videos),
-    )
+    def tiny_parts(self) -> dict[str, Any]:
+        settings: dict[str, Any] = {
+            "size": {"height": TILE_SIDE, "width": TILE_SIDE},
+            "image_mean": MEAN,
+            "image_std": STD,
+        }
+        return {
+            "image_processor": GotOcr2ImageProcessor(max_patches=MAX_TILES, **settings),
+            "video_processor": InternVLVideoProcessor(**settings),
+            "image_seq_length": TILE_TOKENS,
+        }
 
 
 def _pixels(processor: InternVLProcessor, mark: str, **media: Sequence[Any]) -> torch.Tensor:
@@ -203,7 +216,7 @@ def _pixels(processor: InternVLProcessor, mark: str, **media: Sequence[Any]) -> 
 
 
 def _for_the_engine(processor: InternVLProcessor, text: str) -> str:
-    """Return a text with the markers around each image, and around a video's first frame behind its number."""
+    """Return a text with the markers around each image, and around a video's first frame after its number."""
     start, end = processor.start_image_token, processor.end_image_token
     images, videos = (text.count(token) for token in (processor.image_token, processor.video_token))
     return _with_marks(
@@ -215,7 +228,7 @@ def _for_the_engine(processor: InternVLProcessor, text: str) -> str:
 
 
 def _with_marks(processor: InternVLProcessor, text: str, *, images: list[str], videos: list[str]) -> str:
-    """Return a text with what is written for each image and each video in the place of its token."""
+    """Return a text in which these marks replace the token of each image and each video."""
     [written], _ = processor.get_text_with_replacements([text], images, videos)
     return written
 
@@ -227,6 +240,3 @@ def _media_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str, str, st
         tokenizer.context_image_token,
         tokenizer.video_token,
     )
-
-
-KIT = InternVlKit()

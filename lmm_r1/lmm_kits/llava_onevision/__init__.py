@@ -1,9 +1,9 @@
-"""The kit of LLaVA-OneVision: the whole image as one crop, and a grid of crops whose padding is cut off behind the tower."""
+"""The kit of LLaVA-OneVision: the whole image as one crop, and a grid of crops whose padding is cut off after the tower."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from types import MethodType
@@ -14,33 +14,47 @@ from PIL import Image
 from transformers import (
     LlavaOnevisionConfig,
     LlavaOnevisionForConditionalGeneration,
+    LlavaOnevisionImageProcessor,
     LlavaOnevisionProcessor,
+    LlavaOnevisionVideoProcessor,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 from transformers.models.llava_onevision.modeling_llava_onevision import LlavaOnevisionModel, image_size_to_num_patches
 
-from lmm_r1.data.messages import Message, images_of, videos_of
+from lmm_r1.data.messages import Message, images_of
 from lmm_r1.data.videos import Video
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits.encoding import (
-    any_of,
-    check_image_marks,
-    check_placeholders,
-    check_typed_media,
-    part_lists,
-    within_pixel_bounds,
+from lmm_r1.lmm_kits.encoding import channels_first, part_lists, within_pixel_bounds
+from lmm_r1.lmm_kits.features import FeaturePoint
+from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, RawMedia, TinyModelSpec
+from lmm_r1.lmm_kits.tiny_model import TinyTokens, name_tower_as_released, text_settings, tower_settings
+
+TINY_TOKENS = TinyTokens(
+    special=("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<image>", "<video>"),
+    # A space after the role except in the generation prompt, images before the words of a message, each text on a line of
+    # its own, and nothing between two turns.
+    chat_template="""\
+{%- for message in messages -%}
+{{- '<|im_start|>' + message['role'] + ' ' -}}
+{%- for part in message['content'] | selectattr('type', 'equalto', 'image') -%}{{- '<image>' -}}{%- endfor -%}
+{%- for part in message['content'] | selectattr('type', 'equalto', 'video') -%}{{- '<video>' -}}{%- endfor -%}
+{%- for part in message['content'] | selectattr('type', 'equalto', 'text') -%}{{- '\\n' + part['text'] -}}{%- endfor -%}
+{{- '<|im_end|>' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}
+""",
 )
-from lmm_r1.lmm_kits.features import FeaturePoint, last_layer, of_last_layer
-from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, TinyModelSpec
-from lmm_r1.lmm_kits.video_frames import channels_first
+# 4 x 4 patches per crop, and up to 4 x 4 crops, of which more than nine are scaled down; 27 x 27 and 6 x 6 in the releases.
+CROP, PATCH_SIZE, CROPS = 56, 14, 4
+GRIDS = [[rows * CROP, columns * CROP] for rows in range(1, CROPS + 1) for columns in range(1, CROPS + 1)]
 
 
 def take_videos_of_any_length(model: LlavaOnevisionModel) -> None:
-    """Let the model take frames (F, 3, side, side) with `image_sizes_videos`; without these it stays transformers' own.
+    """Let the model take frames (F, 3, side, side) with `image_sizes_videos`; without these it works as in transformers.
 
-    Transformers takes videos of one length alone, and runs the tower for images and once more for videos, in which
-    ZeRO-3's ranks would wait for one another.
+    Transformers takes only videos of equal length, and runs the tower once for images and once for videos, so that
+    ZeRO-3's ranks could wait for each other.
     """
     model.forward = MethodType(_forward, model)
 
@@ -56,10 +70,10 @@ def _forward(
     image_sizes_videos: torch.Tensor | None = None,
     **others: Any,
 ) -> Any:
-    """Run the model on ids (B, T), in which the placeholders of images and of videos are in the order of their tensors.
+    """Run the model on ids (B, T), whose placeholders of images and of videos have the order of their tensors.
 
     Args:
-        pixel_values: (I, crops, 3, side, side) of images that are all cut, with empty crops behind those of smaller ones.
+        pixel_values: (I, crops, 3, side, side) of images that are all cut, with empty crops after those of smaller ones.
         pixel_values_videos: (F, 3, side, side), the frames of all videos.
         image_sizes_videos: (V, 3): frames, height and width of each video.
     """
@@ -73,7 +87,7 @@ def _forward(
             pixel_values_videos=pixel_values_videos,
             **others,
         )
-    # In the order of transformers' own forward, in which ZeRO-3's other ranks may be.
+    # In the order of transformers' own forward, which ZeRO-3's other ranks may be running.
     embeds = model.get_input_embeddings()(input_ids)
     lengths = image_sizes_videos[:, 0].tolist()
     images, videos = _features(model, pixel_values, image_sizes, pixel_values_videos, lengths)
@@ -90,7 +104,7 @@ def _features(
     frames: torch.Tensor,
     lengths: list[int],
 ) -> tuple[torch.Tensor | None, torch.Tensor]:
-    """Return what stands in the places of all images, (N, H) or None, and of all videos, (M, H)."""
+    """Return the embeddings of all images, (N, H) or None, and of all videos, (M, H)."""
     config, crops = model.config, []
     if pixel_values is not None and image_sizes is not None:
         side = config.vision_config.image_size
@@ -98,7 +112,7 @@ def _features(
             image[: image_size_to_num_patches(size, config.image_grid_pinpoints, side)]
             for image, size in zip(pixel_values, image_sizes, strict=True)
         ]
-    # A single layer and strategy: `load_config` refuses others.
+    # `load_config` refuses any other layer or strategy.
     hidden = model.vision_tower(torch.cat([*crops, frames]), output_hidden_states=True).hidden_states
     projected = model.multi_modal_projector(hidden[config.vision_feature_layer])
     *cut, seen = projected.split([*map(len, crops), len(frames)])
@@ -113,12 +127,9 @@ def _features(
     return images, torch.cat([part for video in pooled for part in (video.flatten(0, 1), newline)])
 
 
-IMAGE_KEYS = ("pixel_values", "image_sizes", "batch_num_images")
-# The class of `engine_model`, which vLLM knows by a name of its own: a server that takes chats goes on with vLLM's class.
-ENGINE_ARCHITECTURE = "LmmR1LlavaOnevisionForConditionalGeneration"
-# The most features of an image that vLLM counts on, in crops; longer ones are scaled down to so many.
+# The most crops per image that vLLM expects; the features of more crops are scaled down to this many.
 ASPECT_RATIO = "anyres_max_9"
-# The released chat template writes a space behind the role, but for the role that its generation prompt opens.
+# The released chat template writes a space after the role, except after the role of its generation prompt.
 _ROLE = "message['role'] + ' '"
 _OPENED_ROLE = "message['role'] + ('' if message['role'] == 'assistant' else ' ')"
 
@@ -126,8 +137,8 @@ _OPENED_ROLE = "message['role'] + ('' if message['role'] == 'assistant' else ' '
 class LlavaOnevisionKit(LmmKit):
     """Text, images, and videos, whose frames are scaled to one size and have a quarter of a crop's tokens each.
 
-    Each image is cut into crops, however many a conversation has, as vLLM does: the tokens of one do not depend on what
-    comes later. Transformers' chats cut the image of a conversation with a single one, and no others.
+    Every image is cut into crops, as in vLLM, so that its tokens do not depend on later images. Transformers' chats cut an
+    image only if it is the single one of a conversation.
     """
 
     model_type = "llava_onevision"
@@ -136,12 +147,16 @@ class LlavaOnevisionKit(LmmKit):
     model_class = LlavaOnevisionForConditionalGeneration
     processor_class = LlavaOnevisionProcessor
     takes_videos = True
+    media_keys = ("pixel_values", "image_sizes", "batch_num_images")
+    # A name of its own: a server that takes chats keeps vLLM's class.
+    engine_architecture = "LmmR1LlavaOnevisionForConditionalGeneration"
     vision_prefixes = ("model.vision_tower.embeddings.", "model.vision_tower.encoder.")
     projector_prefixes = ("model.multi_modal_projector.", "model.image_newline")
-    # The projector, which is small, makes three times as many numbers of them in the 7B model.
-    feature_points = (FeaturePoint(owner="model.vision_tower", take=last_layer, give=of_last_layer),)
-    # The projector reads the last layer's output, which these come after.
+    # Features before the projector, which is small: after it they are three times as large in the 7B model.
+    feature_points = (FeaturePoint(owner="model.vision_tower", reads="hidden_states"),)
+    # The projector reads the last layer's output, before these.
     untrained_prefixes = ("model.vision_tower.post_layernorm.", "model.vision_tower.head.")
+    tiny_tokens = TINY_TOKENS
 
     def load_config(self, path: str, *, trust_remote_code: bool) -> LlavaOnevisionConfig:
         """Load the config; raises UserError for features of the tower other than those of the releases."""
@@ -161,10 +176,10 @@ class LlavaOnevisionKit(LmmKit):
     def load_processor(
         self, path: str, *, trust_remote_code: bool, chat_template: str | None = None
     ) -> LlavaOnevisionProcessor:
-        """Load processor and tokenizer, with a chat template that opens a turn of the model as it opens one to generate.
+        """Load processor and tokenizer, and change the chat template so that a model's turn begins as one to generate.
 
         Raises:
-            UserError: a part is lacking, or images may take more features than vLLM counts on.
+            UserError: a part is missing, or images may take more features than vLLM expects.
         """
         processor = super().load_processor(path, trust_remote_code=trust_remote_code, chat_template=chat_template)
         if processor.vision_aspect_ratio != ASPECT_RATIO:
@@ -177,63 +192,55 @@ class LlavaOnevisionKit(LmmKit):
             processor.chat_template = processor.chat_template.replace(_ROLE, _OPENED_ROLE)
         return processor
 
-    def encode_messages(
-        self,
-        processor: LlavaOnevisionProcessor,
-        messages: Sequence[Message],
-        *,
-        images: Sequence[Image.Image],
-        add_generation_prompt: bool,
-        videos: Sequence[Video] = (),
-    ) -> EncodedPrompt:
-        """Encode a conversation with its media; raises UserError when it holds what the processor cannot take.
-
-        Pixel bounds of a video change nothing: all frames are scaled to one size.
-        """
+    def bounded_media(
+        self, processor: LlavaOnevisionProcessor, messages: Sequence[Message], raw: RawMedia
+    ) -> RawMedia:
+        """Return images within their pixel bounds; frames of videos are all scaled to one size."""
         most = _most_pixels(processor)
-        resized = [
-            within_pixel_bounds(image, min_pixels=part.min_pixels, max_pixels=part.max_pixels, most=most)
-            for image, part in zip(images, images_of(messages), strict=True)
-        ]
-        text = self.chat_text(processor, messages, add_generation_prompt=add_generation_prompt)
-        return _encoded(processor, text, images=resized, videos=videos)
+        bounded = zip(raw.images, images_of(messages), strict=True)
+        return replace(raw, images=[within_pixel_bounds(image, part, most=most) for image, part in bounded])
 
-    def encode_text(
-        self, processor: LlavaOnevisionProcessor, text: str, *, images: Sequence[Image.Image], opens: bool
-    ) -> EncodedPrompt:
-        check_image_marks(text, mark=processor.image_token, media_tokens=(processor.video_token,), given=len(images))
-        return _encoded(processor, text, images=images, videos=())
-
-    def chat_text(
+    def apply_template(
         self, processor: LlavaOnevisionProcessor, messages: Sequence[Message], *, add_generation_prompt: bool
     ) -> str:
-        """Return the chat as text, in which the images of a message, and then its videos, stand before its words."""
-        check_typed_media(messages, media_tokens=(processor.image_token, processor.video_token))
-        text = processor.apply_chat_template(
+        """Return the chat as text, in which the images of a message, and then its videos, come before its words."""
+        return processor.apply_chat_template(
             part_lists(messages), tokenize=False, add_generation_prompt=add_generation_prompt
         )
-        check_placeholders(text.count(processor.image_token), given=len(images_of(messages)), kind="images")
-        check_placeholders(text.count(processor.video_token), given=len(videos_of(messages)), kind="videos")
-        return text
 
-    def render_messages(
-        self,
-        processor: LlavaOnevisionProcessor,
-        messages: Sequence[Message],
-        *,
-        add_generation_prompt: bool,
-        videos: Sequence[Video] = (),
-    ) -> list[int]:
-        text = self.chat_text(processor, messages, add_generation_prompt=add_generation_prompt)
-        return processor.tokenizer(text, add_special_tokens=False)["input_ids"]
+    def encode_chat(
+        self, processor: LlavaOnevisionProcessor, text: str, raw: RawMedia, *, opens: bool = True
+    ) -> EncodedPrompt:
+        # Collapsing the runs of `token_ids` would not do: images can be adjacent, with equal placeholders.
+        engine_token_ids = self.text_ids(processor, text)
+        if not raw.images and not raw.videos:
+            return EncodedPrompt.of_text(engine_token_ids)
+        media: Media = {}
+        if raw.videos:
+            # One by one: the processor takes only videos of equal length.
+            frames = [_frames(processor, video) for video in raw.videos]
+            media["pixel_values_videos"] = torch.cat(frames)
+            media["image_sizes_videos"] = torch.tensor([video.frames.shape[:3] for video in raw.videos])
+            marks = [_video_text(processor, frames=len(one)) for one in frames]
+            [text], _ = processor.get_text_with_replacements([text], videos_replacements=marks)
+        given = {"images": list(raw.images)} if raw.images else {}
+        batch = processor(text=[text], **given, add_special_tokens=False, return_tensors="pt")
+        media |= {key: batch[key] for key in self.media_keys if raw.images}
+        return EncodedPrompt(
+            token_ids=batch["input_ids"][0].tolist(),
+            engine_token_ids=engine_token_ids,
+            images=list(raw.images),
+            media=media,
+            videos=list(raw.videos),
+        )
 
     def placeholder_ids(self, processor: LlavaOnevisionProcessor) -> frozenset[int]:
         return frozenset({processor.image_token_id, processor.video_token_id})
 
     def collapsed(self, processor: LlavaOnevisionProcessor, token_ids: Sequence[int]) -> list[int]:
-        """Return ids with one placeholder per image and video; of several that were expanded side by side, one is left.
+        """Return ids with one placeholder per image and video; several adjacent expanded ones become one.
 
-        A run that is shorter than any image or video is one of placeholders, each of one of them, that were not expanded.
+        A run that is shorter than any image or video consists of placeholders that were not expanded, one for each.
         """
         shortest = {
             processor.image_token_id: processor.num_image_tokens,
@@ -248,18 +255,14 @@ class LlavaOnevisionKit(LmmKit):
     def pixel_limits(self, processor: LlavaOnevisionProcessor) -> tuple[int, int]:
         return 1, _most_pixels(processor)
 
-    def media_texts(self, processor: LlavaOnevisionProcessor) -> re.Pattern[str]:
-        return any_of((processor.image_token, processor.video_token))
+    def media_marks(self, processor: LlavaOnevisionProcessor) -> tuple[str, ...]:
+        return processor.image_token, processor.video_token
 
     def media_token_ids(self, config: LlavaOnevisionConfig, tokenizer: PreTrainedTokenizerBase) -> set[int]:
         return {config.image_token_id, config.video_token_id}
 
-    def engine_arguments(self, config: LlavaOnevisionConfig, *, max_images: int, max_videos: int) -> dict[str, Any]:
-        limits = super().engine_arguments(config, max_images=max_images, max_videos=max_videos)
-        return {**limits, "hf_overrides": {"architectures": [ENGINE_ARCHITECTURE]}}
-
     def merge_media(self, media: Sequence[Media]) -> Media:
-        """Join the media of several prompts in row order, with empty crops where an image has fewer than the others."""
+        """Join the media of several prompts in row order, with empty crops for images that have fewer than others."""
         crops = max((item["pixel_values"].shape[1] for item in media if "pixel_values" in item), default=0)
         padded = [
             (
@@ -272,7 +275,7 @@ class LlavaOnevisionKit(LmmKit):
         return super().merge_media(padded)
 
     def filler_media(self, config: LlavaOnevisionConfig) -> tuple[list[int], Media]:
-        """Return the smallest image that is cut: one crop, which is the whole image once more, with its rows' ends."""
+        """Return the smallest image that is cut: the whole image and one crop of all of it, with the ends of its rows."""
         vision = config.vision_config
         side, rows = vision.image_size, vision.image_size // vision.patch_size
         smallest = min(config.image_grid_pinpoints, key=lambda size: size[0] * size[1])
@@ -285,9 +288,41 @@ class LlavaOnevisionKit(LmmKit):
         return [config.image_token_id] * (2 * rows * rows + rows), media
 
     def build_tiny(self, spec: TinyModelSpec, tokenizer_corpus: Iterable[str], folder: str | Path) -> None:
-        from lmm_r1.lmm_kits.llava_onevision.tiny_model import build_tiny
+        super().build_tiny(spec, tokenizer_corpus, folder)
+        name_tower_as_released(folder)
 
-        build_tiny(spec, tokenizer_corpus, folder)
+    def tiny_config(self, spec: TinyModelSpec, tokenizer: PreTrainedTokenizerBase) -> LlavaOnevisionConfig:
+        image, video = tokenizer.convert_tokens_to_ids(["<image>", "<video>"])
+        return LlavaOnevisionConfig(
+            text_config={
+                **text_settings(spec, tokenizer),
+                "model_type": "qwen2",
+                "architectures": ["Qwen2ForCausalLM"],
+            },
+            vision_config={
+                **tower_settings(spec, image_size=CROP, patch_size=PATCH_SIZE),
+                "model_type": "siglip_vision_model",
+                "vision_use_head": False,
+            },
+            image_grid_pinpoints=GRIDS,
+            image_token_index=image,
+            video_token_index=video,
+            initializer_range=spec.hidden_size**-0.5,
+            tie_word_embeddings=spec.tie_embeddings,
+        )
+
+    def tiny_parts(self) -> dict[str, Any]:
+        settings: dict[str, Any] = {
+            "size": {"height": CROP, "width": CROP},
+            "image_mean": [0.5] * 3,
+            "image_std": [0.5] * 3,
+        }
+        return {
+            "image_processor": LlavaOnevisionImageProcessor(image_grid_pinpoints=GRIDS, **settings),
+            "video_processor": LlavaOnevisionVideoProcessor(**settings),
+            "num_image_tokens": (CROP // PATCH_SIZE) ** 2,
+            "vision_feature_select_strategy": "full",
+        }
 
 
 def _most_pixels(processor: LlavaOnevisionProcessor) -> int:
@@ -296,35 +331,8 @@ def _most_pixels(processor: LlavaOnevisionProcessor) -> int:
 
 
 def _with_empty_crops(images: torch.Tensor, crops: int) -> torch.Tensor:
-    """Return images (I, C, 3, side, side) with so many crops each."""
+    """Return images (I, C, 3, side, side) padded to this number of crops each."""
     return torch.nn.functional.pad(images, (0, 0, 0, 0, 0, 0, 0, crops - images.shape[1]))
-
-
-def _encoded(
-    processor: LlavaOnevisionProcessor, text: str, *, images: Sequence[Image.Image], videos: Sequence[Video]
-) -> EncodedPrompt:
-    # Not the runs of `token_ids` collapsed: images stand side by side, and their placeholders are all alike.
-    engine_token_ids = processor.tokenizer(text, add_special_tokens=False)["input_ids"]
-    if not images and not videos:
-        return EncodedPrompt.of_text(engine_token_ids)
-    media: Media = {}
-    if videos:
-        # One by one: the processor takes videos of one length alone.
-        frames = [_frames(processor, video) for video in videos]
-        media["pixel_values_videos"] = torch.cat(frames)
-        media["image_sizes_videos"] = torch.tensor([video.frames.shape[:3] for video in videos])
-        marks = [_video_text(processor, frames=len(one)) for one in frames]
-        [text], _ = processor.get_text_with_replacements([text], videos_replacements=marks)
-    given = {"images": list(images)} if images else {}
-    batch = processor(text=[text], **given, add_special_tokens=False, return_tensors="pt")
-    media |= {key: batch[key] for key in IMAGE_KEYS if images}
-    return EncodedPrompt(
-        token_ids=batch["input_ids"][0].tolist(),
-        engine_token_ids=engine_token_ids,
-        images=list(images),
-        media=media,
-        videos=list(videos),
-    )
 
 
 def _frames(processor: LlavaOnevisionProcessor, video: Video) -> torch.Tensor:
@@ -334,8 +342,5 @@ def _frames(processor: LlavaOnevisionProcessor, video: Video) -> torch.Tensor:
 
 
 def _video_text(processor: LlavaOnevisionProcessor, *, frames: int) -> str:
-    """Return what stands for a video in the text that is tokenized."""
+    """Return the text of a video's placeholders."""
     return processor.replace_video_token({"pixel_values_videos": [torch.empty(frames, 0)]}, 0)
-
-
-KIT = LlavaOnevisionKit()

@@ -9,7 +9,7 @@ import torch
 from vllm.model_executor.models import llava_onevision
 from vllm.multimodal import MULTIMODAL_REGISTRY
 
-from lmm_r1.lmm_kits.engine_names import NEW_TOWER_NAMES
+from lmm_r1.lmm_kits.engine_plugin import new_tower_names
 
 
 class WholeVideosInfo(llava_onevision.LlavaOnevisionProcessingInfo):
@@ -41,7 +41,7 @@ class SmallFrames(llava_onevision.LlavaOnevisionDummyInputsBuilder):
 class LlavaOnevisionEngineModel(llava_onevision.LlavaOnevisionForConditionalGeneration):
     """vLLM's model with names of either layout, and with videos of different lengths in one batch."""
 
-    hf_to_vllm_mapper = llava_onevision.LlavaOnevisionForConditionalGeneration.hf_to_vllm_mapper | NEW_TOWER_NAMES
+    hf_to_vllm_mapper = llava_onevision.LlavaOnevisionForConditionalGeneration.hf_to_vllm_mapper | new_tower_names()
 
     def _process_video_pixels(
         self, inputs: llava_onevision.LlavaOnevisionVideoPixelInputs

@@ -1,18 +1,17 @@
 """The kit of Phi-3.5-vision, which transformers has no classes for: config, processor and model are here.
 
-Microsoft's checkpoint was not at hand. The names of the weights are those that vLLM's and MLC's loaders of it list; the
-pixels, the order of an image's tokens and the start token before every piece of text between images follow public copies
-of Microsoft's processing code and vLLM's class. Nothing was run against the release itself: not its logits, nor what its
-tokenizer makes of the pieces, nor long contexts. vLLM, started on Microsoft's own folder, stops at the end tokens named there,
-which `<|end|>` is reported not to be among; folders saved from here name it.
+Microsoft's checkpoint was not available. The names of the weights are those in vLLM's and MLC's loaders. The pixels, the
+order of an image's tokens and the start token before every piece of text between images follow public copies of
+Microsoft's processing code and vLLM's class. Nothing was tested with the release itself: neither its logits, nor its
+tokenizer on the pieces, nor long contexts. vLLM, started on Microsoft's own folder, stops at the end tokens of that folder,
+which reportedly do not include `<|end|>`; folders saved from here do include it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,16 +30,15 @@ from lmm_r1.data.messages import ImagePart, Message, TextPart, VideoPart, images
 from lmm_r1.data.videos import Video
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.encoding import (
-    chat_of,
     check_image_marks,
     check_placeholders,
+    check_tokens,
     check_typed_media,
     images_refused,
 )
 from lmm_r1.lmm_kits.features import FeaturePoint
-from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, TinyModelSpec
-from lmm_r1.lmm_kits.phi3_v.configuration import CLIP_LAYERS, Phi3VConfig
-from lmm_r1.lmm_kits.phi3_v.modeling import Phi3VForCausalLM, Phi3VModel
+from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, RawMedia, TinyModelSpec
+from lmm_r1.lmm_kits.phi3_v.modeling import CLIP_LAYERS, Phi3VConfig, Phi3VForCausalLM, Phi3VModel, Phi3VVisionTower
 from lmm_r1.lmm_kits.phi3_v.processing import (
     CROP,
     IMAGE_TAG,
@@ -49,24 +47,57 @@ from lmm_r1.lmm_kits.phi3_v.processing import (
     Phi3VProcessor,
     tokens_of_grid,
 )
+from lmm_r1.lmm_kits.tiny_model import HEAD_DIM, TinyTokens, show_places, text_settings
 
 END_TOKEN = "<|end|>"
-MEDIA_KEYS = ("pixel_values", "image_sizes")
 # The mark of an image, whatever its number.
 IMAGE_TAG_FORM = "<|image_N|>"
 _IMAGES = "model.vision_embed_tokens."
 _TOWER = f"{_IMAGES}img_processor.vision_model."
 _LAST_LAYER = CLIP_LAYERS - 1
+TINY_TOKENS = TinyTokens(
+    special=(
+        "<unk>",
+        "<s>",
+        "</s>",
+        "<|endoftext|>",
+        "<|assistant|>",
+        "<|system|>",
+        END_TOKEN,
+        "<|user|>",
+        IMAGE_TOKEN,
+    ),
+    end=END_TOKEN,
+    # Every role alike, nothing before the first turn, only text as content.
+    chat_template="""\
+{%- for message in messages -%}
+{{- '<|' + message.role + '|>\\n' + message.content + '<|end|>\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt and messages[-1].role != 'assistant' -%}{{- '<|assistant|>\\n' -}}{%- endif -%}
+""",
+)
+# The tiny tower is as deep as the release's, because the name of the one layer that is never trained counts the layers. It
+# is narrow instead, with patches so large that a crop of 336 pixels has 6 x 6 of them, which become 3 x 3 tokens.
+CLIP_WIDTH = 32
+PATCH_SIZE = 56
+CROP_TOKENS = 9
+# Of the layers' output matrices, of which 2 x 24 add up.
+BRANCH_SCALE = 0.1
 
 
 class Phi3VKit(LmmKit):
-    """Text and images, which are cut into crops; config, processor and model are those of this folder."""
+    """Text and images, which are cut into crops; config, processor and model are those of this folder.
+
+    Pixel bounds of an image change nothing: every image, small or large, is scaled to as many crops as the processor's
+    `num_crops` allows for its aspect ratio.
+    """
 
     model_type = "phi3_v"
     checkpoints = "Phi-3.5-vision"
     config_class = Phi3VConfig
     model_class = Phi3VForCausalLM
     processor_class = Phi3VProcessor
+    media_keys = ("pixel_values", "image_sizes")
     takes_flash_attention = True
     vision_prefixes = (
         f"{_TOWER}embeddings.",
@@ -78,11 +109,12 @@ class Phi3VKit(LmmKit):
     language_prefixes = ("model.embed_tokens.", "model.layers.", "model.norm.", "lm_head.")
     # The projector reads the last layer but one, in the release and in tiny models, which keep the tower's depth.
     untrained_prefixes = (f"{_TOWER}encoder.layers.{_LAST_LAYER}.", f"{_TOWER}post_layernorm.")
+    tiny_tokens = TINY_TOKENS
 
     def load_model(
         self, path: str, *, dtype: torch.dtype, attn_implementation: str, trust_remote_code: bool, **kwargs: Any
     ) -> Phi3VForCausalLM:
-        """Load the model with its cache off; raises UserError where the checkpoint lacks some of its weights."""
+        """Load the model with its cache off; raises UserError if the checkpoint lacks some of its weights."""
         model, report = Phi3VForCausalLM.from_pretrained(
             path, dtype=dtype, attn_implementation=attn_implementation, output_loading_info=True, **kwargs
         )
@@ -99,39 +131,17 @@ class Phi3VKit(LmmKit):
     def load_processor(
         self, path: str, *, trust_remote_code: bool, chat_template: str | None = None
     ) -> Phi3VProcessor:
-        """Load processor and tokenizer; raises UserError when one of them, a token or a chat template is lacking.
+        """Load processor and tokenizer; raises UserError if one of them, a token or a chat template is missing.
 
         The end token becomes `<|end|>`, with which the chat template ends a turn; the release names `<|endoftext|>`.
         """
         processor = super().load_processor(path, trust_remote_code=trust_remote_code, chat_template=chat_template)
         tokenizer = processor.tokenizer
-        lacking = {IMAGE_TOKEN, END_TOKEN} - tokenizer.get_vocab().keys()
-        if lacking:
-            raise UserError(
-                f"{path}: the tokenizer of this checkpoint has no {' and no '.join(sorted(lacking))}; copy the original "
-                "model's tokenizer files into it"
-            )
+        check_tokens(tokenizer, {IMAGE_TOKEN, END_TOKEN}, path=path)
         if tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token
         tokenizer.eos_token = END_TOKEN
         return processor
-
-    def encode_messages(
-        self,
-        processor: Phi3VProcessor,
-        messages: Sequence[Message],
-        *,
-        images: Sequence[Image.Image],
-        add_generation_prompt: bool,
-        videos: Sequence[Video] = (),
-    ) -> EncodedPrompt:
-        """Encode a conversation with its images; raises UserError when it holds what the processor cannot take.
-
-        Pixel bounds of an image change nothing: every image, small or large, is scaled to as many crops as the
-        processor's `num_crops` allows for its aspect ratio.
-        """
-        text = self.chat_text(processor, messages, add_generation_prompt=add_generation_prompt)
-        return self._encoded(processor, text, images=images)
 
     def encode_text(
         self, processor: Phi3VProcessor, text: str, *, images: Sequence[Image.Image], opens: bool
@@ -140,7 +150,7 @@ class Phi3VKit(LmmKit):
         check_image_marks(
             IMAGE_TAG.sub(IMAGE_TAG_FORM, text), mark=IMAGE_TAG_FORM, media_tokens=(IMAGE_TOKEN,), given=len(images)
         )
-        encoded = self._encoded(processor, text, images=images)
+        encoded = self.encode_chat(processor, text, RawMedia(images=images))
         if encoded.engine_token_ids.count(processor.image_token_id) != len(images):
             raise UserError(
                 "two images stand side by side in the text, where nobody can tell them apart; write something between"
@@ -155,15 +165,19 @@ class Phi3VKit(LmmKit):
             return encoded
         return replace(encoded, token_ids=encoded.token_ids[1:], engine_token_ids=encoded.engine_token_ids[1:])
 
-    def _encoded(self, processor: Phi3VProcessor, text: str, *, images: Sequence[Image.Image]) -> EncodedPrompt:
-        if not images:
+    def encode_chat(self, processor: Phi3VProcessor, text: str, raw: RawMedia, *, opens: bool = True) -> EncodedPrompt:
+        if not raw.images:
             return EncodedPrompt.of_text(processor.token_ids(text, counts=[]))
         try:
-            batch = processor(text=[text], images=list(images), return_tensors="pt")
+            batch = processor(text=[text], images=list(raw.images), return_tensors="pt")
         except ValueError as error:
-            raise images_refused([image.size for image in images], error) from error
-        return EncodedPrompt.of_batch(
-            batch, images=images, media_keys=MEDIA_KEYS, placeholders=self.placeholder_ids(processor)
+            raise images_refused([image.size for image in raw.images], error) from error
+        token_ids = batch["input_ids"][0].tolist()
+        return EncodedPrompt(
+            token_ids=token_ids,
+            engine_token_ids=self.collapsed(processor, token_ids),
+            images=list(raw.images),
+            media={key: batch[key] for key in self.media_keys},
         )
 
     def check_size(self, processor: Phi3VProcessor, part: ImagePart | VideoPart, *, width: int, height: int) -> None:
@@ -173,28 +187,31 @@ class Phi3VKit(LmmKit):
             raise images_refused([(width, height)], error) from error
 
     def chat_text(self, processor: Phi3VProcessor, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
-        return _render_text(processor, messages, add_generation_prompt=add_generation_prompt)
+        # The tags of images are not tokens but plain text, so any number of them can be typed.
+        typed = {
+            tag.group()
+            for message in messages
+            for part in message.parts
+            if isinstance(part, TextPart)
+            for tag in IMAGE_TAG.finditer(part.text)
+        }
+        check_typed_media(messages, media_tokens=(IMAGE_TOKEN, *sorted(typed)))
+        text = self.apply_template(processor, messages, add_generation_prompt=add_generation_prompt)
+        check_placeholders(len(IMAGE_TAG.findall(text)), given=len(images_of(messages)), kind="images")
+        return text
 
-    def render_messages(
-        self,
-        processor: Phi3VProcessor,
-        messages: Sequence[Message],
-        *,
-        add_generation_prompt: bool,
-        videos: Sequence[Video] = (),
-    ) -> list[int]:
-        text = self.chat_text(processor, messages, add_generation_prompt=add_generation_prompt)
-        return processor.token_ids(text, counts=[1] * len(images_of(messages)))
+    def engine_ids(self, processor: Phi3VProcessor, text: str, *, videos: Sequence[Video]) -> list[int]:
+        return processor.token_ids(text, counts=[1] * len(IMAGE_TAG.findall(text)))
 
     def media_texts(self, processor: Phi3VProcessor) -> re.Pattern[str]:
-        """Return the placeholder, and the tags of images, which are no tokens but plain text."""
+        """Return a pattern of the placeholder and of the tags of images, which are not tokens but plain text."""
         return re.compile(f"{IMAGE_TAG.pattern}|{re.escape(IMAGE_TOKEN)}")
 
     def media_token_ids(self, config: Phi3VConfig, tokenizer: PreTrainedTokenizerBase) -> set[int]:
         """Return the placeholder's id.
 
-        A sampled `<|image_1|>` is ordinary text to the model and cannot be banned; it matters only where it comes back
-        in a later prompt, which is then refused.
+        A sampled `<|image_1|>` is ordinary text to the model and cannot be banned; it matters only if it becomes part of
+        a later prompt, which is then refused.
         """
         return {config.image_token_id, tokenizer.convert_tokens_to_ids(IMAGE_TOKEN)}
 
@@ -208,34 +225,47 @@ class Phi3VKit(LmmKit):
         return model.model
 
     def cut_inputs(self, language_model: Phi3VModel, inputs: Mapping[str, Any], tokens: slice) -> dict[str, Any]:
-        """Return the inputs for some tokens; the model would merge images into all embeddings, which is done here."""
+        """Return the inputs for some tokens; the model would merge images into all embeddings, so this method merges them first."""
         if inputs.get("pixel_values") is None:
             return super().cut_inputs(language_model, inputs, tokens)
         embeds = language_model.with_images(inputs["input_ids"], inputs["pixel_values"], inputs["image_sizes"])
-        merged = {**inputs, **dict.fromkeys(("input_ids", *MEDIA_KEYS)), "inputs_embeds": embeds}
+        merged = {**inputs, **dict.fromkeys(("input_ids", *self.media_keys)), "inputs_embeds": embeds}
         return super().cut_inputs(language_model, merged, tokens)
 
-    def build_tiny(self, spec: TinyModelSpec, tokenizer_corpus: Iterable[str], folder: str | Path) -> None:
-        from lmm_r1.lmm_kits.phi3_v.tiny_model import build_tiny
+    def tiny_config(self, spec: TinyModelSpec, tokenizer: PreTrainedTokenizerBase) -> Phi3VConfig:
+        settings = text_settings(spec, tokenizer)
+        settings["bos_token_id"] = tokenizer.convert_tokens_to_ids("<s>")
+        return Phi3VConfig(
+            **settings,
+            original_max_position_embeddings=settings["max_position_embeddings"],
+            image_token_id=tokenizer.convert_tokens_to_ids(IMAGE_TOKEN),
+            img_processor={
+                "image_dim_out": CLIP_WIDTH,
+                "num_img_tokens": CROP_TOKENS,
+                "clip_overrides": {
+                    "hidden_size": CLIP_WIDTH,
+                    "intermediate_size": CLIP_WIDTH,
+                    "num_attention_heads": CLIP_WIDTH // HEAD_DIM,
+                    "patch_size": PATCH_SIZE,
+                    "initializer_range": CLIP_WIDTH**-0.5,
+                },
+            },
+        )
 
-        build_tiny(spec, tokenizer_corpus, folder)
+    @torch.no_grad()
+    def tune_tiny(self, model: Phi3VForCausalLM, spec: TinyModelSpec) -> None:
+        """Rescale the deep tower so that its output still shows patches and places, as a trained tower's does."""
+        tower = model.model.vision_embed_tokens.img_processor["vision_model"]
+        assert isinstance(tower, Phi3VVisionTower)
+        patches = tower.embeddings.patch_embedding.weight
+        torch.nn.init.normal_(patches, std=patches[0].numel() ** -0.5)
+        show_places(tower.embeddings.position_embedding.weight)
+        for layer in tower.encoder.layers:
+            for branch in (layer.self_attn.out_proj, layer.mlp.fc2):
+                branch.weight *= BRANCH_SCALE
 
-
-def _render_text(processor: Phi3VProcessor, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
-    # The tags that stand for images are no tokens but plain text, so any number of them can be typed.
-    typed = {
-        tag.group()
-        for message in messages
-        for part in message.parts
-        if isinstance(part, TextPart)
-        for tag in IMAGE_TAG.finditer(part.text)
-    }
-    check_typed_media(messages, media_tokens=(IMAGE_TOKEN, *sorted(typed)))
-    text = processor.apply_chat_template(
-        chat_of(messages), tokenize=False, add_generation_prompt=add_generation_prompt
-    )
-    check_placeholders(len(IMAGE_TAG.findall(text)), given=len(images_of(messages)), kind="images")
-    return text
+    def tiny_parts(self) -> dict[str, Any]:
+        return {"image_processor": Phi3VImageProcessor(num_img_tokens=CROP_TOKENS)}
 
 
 def register_auto_classes() -> None:

@@ -28,8 +28,7 @@ from vllm.multimodal.processing.processor import (
     PromptReplacement,
 )
 
-from lmm_r1.lmm_kits.phi3_v.configuration import Phi3VConfig
-from lmm_r1.lmm_kits.phi3_v.modeling import merge_patches
+from lmm_r1.lmm_kits.phi3_v.modeling import Phi3VConfig, merge_patches
 
 
 class Phi3VMultiModalProcessor(phi3v.Phi3VMultiModalProcessor):

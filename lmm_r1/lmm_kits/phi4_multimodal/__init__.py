@@ -1,13 +1,13 @@
 """The kit of Phi-4-multimodal: images and text; its audio tower stays in the checkpoint, untrained.
 
-It serves transformers' own format. Microsoft's original one (`phi4mm`) is another: `conversion.py` converts it.
+It serves transformers' own format. Checkpoints in Microsoft's original format (`phi4mm`) are converted by `conversion.py`.
 """
 
 from __future__ import annotations
 
 import logging
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,9 @@ import torch
 from PIL import Image
 from transformers import (
     Phi4MultimodalConfig,
+    Phi4MultimodalFeatureExtractor,
     Phi4MultimodalForCausalLM,
+    Phi4MultimodalImageProcessor,
     Phi4MultimodalModel,
     Phi4MultimodalProcessor,
     PreTrainedTokenizerBase,
@@ -24,22 +26,37 @@ from transformers import (
 from lmm_r1.data.messages import ImagePart, Message, Part, TextPart, VideoPart, images_of
 from lmm_r1.data.videos import Video
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits.encoding import (
-    any_of,
-    check_image_marks,
-    check_placeholders,
-    check_typed_media,
-    images_refused,
-    within_bounds,
-    within_pixel_bounds,
-)
+from lmm_r1.lmm_kits.encoding import check_tokens, images_refused, within_bounds, within_pixel_bounds
 from lmm_r1.lmm_kits.features import FeaturePoint
-from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, TinyModelSpec
-from lmm_r1.lmm_kits.phi4_multimodal import crops, towers
+from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, RawMedia, TinyModelSpec
+from lmm_r1.lmm_kits.phi4_multimodal import towers
+from lmm_r1.lmm_kits.tiny_model import HEAD_DIM, VISION_LAYERS, TinyTokens, heads_of, show_places, text_settings
 
 logger = logging.getLogger(__name__)
 
 VISION_ADAPTER_FOLDER = "vision-lora"
+IMAGE_TOKEN, AUDIO_TOKEN = "<|image|>", "<|audio|>"
+TINY_TOKENS = TinyTokens(
+    special=(
+        "<|endoftext|>",
+        IMAGE_TOKEN,
+        AUDIO_TOKEN,
+        "<|assistant|>",
+        towers.TURN_END,
+        "<|user|>",
+        "<|system|>",
+        "<|tool|>",
+        "<|/tool|>",
+    ),
+    end=towers.TURN_END,
+    names={"image_token": IMAGE_TOKEN, "audio_token": AUDIO_TOKEN},
+    chat_template=towers.chat_template(image_token=IMAGE_TOKEN, audio_token=AUDIO_TOKEN),
+)
+ROTATED = 0.75  # of a head's width, as in the release
+# The tiny tower's width does not depend on the language model's, because an image has at least 2,048 patches: the image
+# processor counts placeholders with fixed numbers. An image takes at least 290 tokens, and 545 if it is square.
+VISION_WIDTH = 64
+AUDIO_WIDTH = 16
 
 
 class Phi4MultimodalKit(LmmKit):
@@ -50,6 +67,7 @@ class Phi4MultimodalKit(LmmKit):
     config_class = Phi4MultimodalConfig
     model_class = Phi4MultimodalForCausalLM
     processor_class = Phi4MultimodalProcessor
+    media_keys = towers.MEDIA_KEYS
     vision_prefixes = (towers.VISION_TOWER,)
     projector_prefixes = (
         f"{towers.IMAGE_EMBED}img_projection_",
@@ -65,30 +83,27 @@ class Phi4MultimodalKit(LmmKit):
         ),
     )
     language_prefixes = ("model.embed_tokens.", "model.layers.", "model.norm.", "lm_head.")
-    # The last layers of the vision tower belong here too; how many depends on the config, see `towers.dead_prefixes`.
+    # The last layers of the vision tower belong here too; their number depends on the config (`towers.dead_prefixes`).
     untrained_prefixes = (towers.AUDIO_EMBED, f"{towers.VISION_TOWER}head.", f"{towers.VISION_TOWER}post_layernorm.")
     # The projection runs once per image, so ranks with different numbers of images would gather its weights out of step.
     zero3_leaf_classes = ("Phi4MultimodalImageEmbedding",)
+    tiny_tokens = TINY_TOKENS
 
-    def load_model(
-        self, path: str, *, dtype: torch.dtype, attn_implementation: str, trust_remote_code: bool, **kwargs: Any
-    ) -> Phi4MultimodalForCausalLM:
-        """Load the model as `adapt` says; an adapter beside it is not loaded, which a warning says."""
+    def load_model(self, path: str, **settings: Any) -> Phi4MultimodalForCausalLM:
+        """Load the model; if the folder has an adapter, which is not loaded, log a warning."""
         if (Path(path) / VISION_ADAPTER_FOLDER).is_dir():
             logger.warning(
                 "%s: the adapter in %s/ is not loaded; convert Microsoft's original checkpoint to have it in the weights",
                 path,
                 VISION_ADAPTER_FOLDER,
             )
-        return super().load_model(
-            path, dtype=dtype, attn_implementation=attn_implementation, trust_remote_code=trust_remote_code, **kwargs
-        )
+        return super().load_model(path, **settings)
 
     def adapt(self, model: Phi4MultimodalForCausalLM) -> Phi4MultimodalForCausalLM:
         """Turn the cache off, make attention in the towers bidirectional, and freeze dead weights.
 
-        Weights are dead where no loss of ours reaches them: the audio tower, and of the vision tower its pooling head
-        and the layers behind the one whose output is taken (`feature_layer`, the last but one in the release).
+        Weights are dead if none of our losses reaches them: the audio tower, and the vision tower's pooling head and its
+        layers after the one whose output is used (`feature_layer`, the last but one in the release).
         """
         super().adapt(model)
         towers.attend_bidirectionally(model)
@@ -101,109 +116,84 @@ class Phi4MultimodalKit(LmmKit):
     def load_processor(
         self, path: str, *, trust_remote_code: bool, chat_template: str | None = None
     ) -> Phi4MultimodalProcessor:
-        """Load processor and tokenizer; raises UserError when one of them, a token or a chat template is lacking."""
+        """Load processor and tokenizer; raises UserError if one of them, a token or a chat template is missing."""
         processor = super().load_processor(path, trust_remote_code=trust_remote_code, chat_template=chat_template)
-        tokenizer = processor.tokenizer
-        if tokenizer.convert_tokens_to_ids(towers.TURN_END) in (None, tokenizer.unk_token_id):
-            raise UserError(
-                f"{path}: the tokenizer has no {towers.TURN_END}; copy the original model's tokenizer files into it"
-            )
-        tokenizer.eos_token = towers.TURN_END
+        check_tokens(processor.tokenizer, {towers.TURN_END}, path=path)
+        processor.tokenizer.eos_token = towers.TURN_END
         return processor
 
     def pixel_limits(self, processor: Phi4MultimodalProcessor) -> tuple[int, int]:
         return 1, _most_pixels(processor)
 
-    def encode_messages(
-        self,
-        processor: Phi4MultimodalProcessor,
-        messages: Sequence[Message],
-        *,
-        images: Sequence[Image.Image],
-        add_generation_prompt: bool,
-        videos: Sequence[Video] = (),
-    ) -> EncodedPrompt:
-        """Encode a conversation with its images; raises UserError when it holds what the processor cannot take."""
-        if videos:
-            raise UserError(f"this model cannot take the {len(videos)} video(s) of this row")
+    def bounded_media(
+        self, processor: Phi4MultimodalProcessor, messages: Sequence[Message], raw: RawMedia
+    ) -> RawMedia:
+        """Return images within their pixel bounds; raises UserError for videos."""
+        if raw.videos:
+            raise UserError(f"this model cannot take the {len(raw.videos)} video(s) of this row")
         most = _most_pixels(processor)
-        resized = [
-            within_pixel_bounds(image, min_pixels=part.min_pixels, max_pixels=part.max_pixels, most=most)
-            for image, part in zip(images, images_of(messages), strict=True)
-        ]
-        text = self.chat_text(processor, messages, add_generation_prompt=add_generation_prompt)
-        return self._encoded(processor, text, images=resized, opens=True)
+        bounded = zip(raw.images, images_of(messages), strict=True)
+        return replace(raw, images=[within_pixel_bounds(image, part, most=most) for image, part in bounded])
 
-    def encode_text(
-        self, processor: Phi4MultimodalProcessor, text: str, *, images: Sequence[Image.Image], opens: bool
+    def encode_chat(
+        self, processor: Phi4MultimodalProcessor, text: str, raw: RawMedia, *, opens: bool = True
     ) -> EncodedPrompt:
-        check_image_marks(text, mark=processor.image_token, media_tokens=(processor.audio_token,), given=len(images))
-        return self._encoded(processor, text, images=images, opens=opens)
-
-    def _encoded(
-        self, processor: Phi4MultimodalProcessor, text: str, *, images: Sequence[Image.Image], opens: bool
-    ) -> EncodedPrompt:
-        # Not the runs of `token_ids` collapsed: images may stand side by side, and their placeholders are all alike.
-        engine_token_ids = processor.tokenizer(text, add_special_tokens=False)["input_ids"]
-        if not images:
+        # Collapsing the runs of `token_ids` would not do: images can be adjacent, with equal placeholders.
+        engine_token_ids = self.text_ids(processor, text)
+        if not raw.images:
             return EncodedPrompt.of_text(engine_token_ids)
         try:
-            batch = processor(text=[text], images=list(images), add_special_tokens=False, return_tensors="pt")
+            batch = processor(text=[text], images=list(raw.images), add_special_tokens=False, return_tensors="pt")
         except ValueError as error:
-            raise images_refused([image.size for image in images], error) from error
+            raise images_refused([image.size for image in raw.images], error) from error
         return EncodedPrompt(
             token_ids=batch["input_ids"][0].tolist(),
             engine_token_ids=engine_token_ids,
-            images=list(images),
-            media={key: batch[key] for key in crops.MEDIA_KEYS},
+            images=list(raw.images),
+            media={key: batch[key] for key in self.media_keys},
         )
 
     def check_size(
         self, processor: Phi4MultimodalProcessor, part: ImagePart | VideoPart, *, width: int, height: int
     ) -> None:
-        width, height = within_bounds(
-            width=width,
-            height=height,
-            min_pixels=part.min_pixels,
-            max_pixels=part.max_pixels,
-            most=_most_pixels(processor),
-        )
+        width, height = within_bounds(part, width=width, height=height, most=_most_pixels(processor))
         settings = processor.image_processor
         side, patch = settings.size["height"], settings.patch_size
-        # A tensor without memory: only its size is looked at.
+        # A tensor without memory, because only its size matters.
         image = torch.empty(3, height, width, device="meta")
         try:
             settings.dynamic_preprocess(image, side, patch, side // patch, max_num=settings.dynamic_hd)
         except ValueError as error:
             raise images_refused([(width, height)], error) from error
 
-    def chat_text(
+    def apply_template(
         self, processor: Phi4MultimodalProcessor, messages: Sequence[Message], *, add_generation_prompt: bool
     ) -> str:
-        return _render_text(processor, messages, add_generation_prompt=add_generation_prompt)
+        # The original release's template takes only texts, so the images are written into them here.
+        chat = [
+            {"role": message.role, "content": "".join(_written(processor.image_token, part) for part in message.parts)}
+            for message in messages
+        ]
+        # That template also writes the end token after a finished conversation, where it is never sampled.
+        return processor.tokenizer.apply_chat_template(
+            chat,
+            chat_template=processor.chat_template,
+            tokenize=False,
+            add_generation_prompt=add_generation_prompt,
+            eos_token="",
+        )
 
-    def render_messages(
-        self,
-        processor: Phi4MultimodalProcessor,
-        messages: Sequence[Message],
-        *,
-        add_generation_prompt: bool,
-        videos: Sequence[Video] = (),
-    ) -> list[int]:
-        text = self.chat_text(processor, messages, add_generation_prompt=add_generation_prompt)
-        return processor.tokenizer(text, add_special_tokens=False)["input_ids"]
-
-    def media_texts(self, processor: Phi4MultimodalProcessor) -> re.Pattern[str]:
-        return any_of((processor.image_token, processor.audio_token))
+    def media_marks(self, processor: Phi4MultimodalProcessor) -> tuple[str, ...]:
+        return processor.image_token, processor.audio_token
 
     def media_token_ids(self, config: Phi4MultimodalConfig, tokenizer: PreTrainedTokenizerBase) -> set[int]:
         return {config.vision_config.image_token_id, config.audio_config.audio_token_id}
 
     def merge_media(self, media: Sequence[Media]) -> Media:
-        return crops.merge_media(media)
+        return towers.merge_media(media)
 
     def filler_media(self, config: Phi4MultimodalConfig) -> tuple[list[int], Media]:
-        return crops.filler_media(config)
+        return towers.filler_media(config)
 
     def language_model_of(self, model: Phi4MultimodalForCausalLM) -> Phi4MultimodalModel:
         return model.model
@@ -211,40 +201,63 @@ class Phi4MultimodalKit(LmmKit):
     def cut_inputs(
         self, language_model: Phi4MultimodalModel, inputs: Mapping[str, Any], tokens: slice
     ) -> dict[str, Any]:
-        """Return the inputs for some tokens; the model would merge images into all embeddings, which is done here."""
-        ids, images = inputs["input_ids"], {name: inputs.get(name) for name in crops.MEDIA_KEYS}
+        """Return the inputs for some tokens; the model would merge images into all embeddings, so this method merges them first."""
+        ids, images = inputs["input_ids"], {name: inputs.get(name) for name in self.media_keys}
         embeds = language_model.embed_tokens_extend(ids, language_model.embed_tokens(ids), **images)
-        merged = {**inputs, **dict.fromkeys(("input_ids", *crops.MEDIA_KEYS)), "inputs_embeds": embeds}
+        merged = {**inputs, **dict.fromkeys(("input_ids", *self.media_keys)), "inputs_embeds": embeds}
         return super().cut_inputs(language_model, merged, tokens)
 
-    def build_tiny(self, spec: TinyModelSpec, tokenizer_corpus: Iterable[str], folder: str | Path) -> None:
-        from lmm_r1.lmm_kits.phi4_multimodal.tiny_model import build_tiny
-
-        build_tiny(spec, tokenizer_corpus, folder)
-
-
-def _render_text(
-    processor: Phi4MultimodalProcessor, messages: Sequence[Message], *, add_generation_prompt: bool
-) -> str:
-    check_typed_media(messages, media_tokens=(processor.image_token, processor.audio_token))
-    # The original release's template takes texts only, so the images are written into them here.
-    chat = [
-        {
-            "role": message.role,
-            "content": "".join(_written(part, image_token=processor.image_token) for part in message.parts),
+    def tiny_config(self, spec: TinyModelSpec, tokenizer: PreTrainedTokenizerBase) -> Phi4MultimodalConfig:
+        frequencies = int(spec.hidden_size // heads_of(spec) * ROTATED) // 2
+        settings = text_settings(spec, tokenizer) | {
+            "max_position_embeddings": 131072,
+            "bos_token_id": tokenizer.pad_token_id,
+            "eos_token_id": [tokenizer.pad_token_id, tokenizer.eos_token_id],
         }
-        for message in messages
-    ]
-    # That template also puts the end token behind a finished conversation, where it is never sampled.
-    text = processor.tokenizer.apply_chat_template(
-        chat,
-        chat_template=processor.chat_template,
-        tokenize=False,
-        add_generation_prompt=add_generation_prompt,
-        eos_token="",
-    )
-    check_placeholders(text.count(processor.image_token), given=len(images_of(messages)), kind="images")
-    return text
+        return Phi4MultimodalConfig(
+            **settings,
+            original_max_position_embeddings=4096,
+            rope_parameters={
+                "rope_type": "longrope",
+                "rope_theta": 10000.0,
+                "partial_rotary_factor": ROTATED,
+                "original_max_position_embeddings": 4096,
+                "short_factor": [1.0] * frequencies,
+                "long_factor": [1.0 + index for index in range(frequencies)],
+            },
+            vision_config={
+                "hidden_size": VISION_WIDTH,
+                "intermediate_size": 2 * VISION_WIDTH,
+                # The last layer is not used, as in the release.
+                "num_hidden_layers": VISION_LAYERS,
+                "num_attention_heads": VISION_WIDTH // HEAD_DIM,
+                "image_token_id": tokenizer.image_token_id,
+            },
+            audio_config={
+                "hidden_size": AUDIO_WIDTH,
+                "intermediate_size": AUDIO_WIDTH,
+                "num_blocks": 1,
+                "num_attention_heads": 2,
+                "ext_pw_out_channel": AUDIO_WIDTH,
+                "depthwise_separable_out_channel": AUDIO_WIDTH,
+                "nemo_conv_channels": AUDIO_WIDTH,
+                "bias_max_distance": AUDIO_WIDTH,
+                "audio_token_id": tokenizer.audio_token_id,
+            },
+        )
+
+    def tune_tiny(self, model: Phi4MultimodalForCausalLM, spec: TinyModelSpec) -> None:
+        """Initialise the tower's matrices again: the class gives them a variance of 1, with which nothing can be learned."""
+        for name, weight in model.named_parameters():
+            if name.startswith(towers.VISION_TOWER) and weight.dim() > 1 and "embedding" not in name:
+                torch.nn.init.normal_(weight, std=weight.shape[-1] ** -0.5)
+        show_places(model.get_parameter(f"{towers.VISION_TOWER}embeddings.position_embedding.weight"))
+
+    def tiny_parts(self) -> dict[str, Any]:
+        return {
+            "image_processor": Phi4MultimodalImageProcessor(),
+            "audio_processor": Phi4MultimodalFeatureExtractor(),
+        }
 
 
 def _most_pixels(processor: Phi4MultimodalProcessor) -> int:
@@ -253,11 +266,8 @@ def _most_pixels(processor: Phi4MultimodalProcessor) -> int:
     return image_processor.dynamic_hd * image_processor.size["height"] * image_processor.size["width"]
 
 
-def _written(part: Part, *, image_token: str) -> str:
+def _written(image_token: str, part: Part) -> str:
     if isinstance(part, ImagePart):
         return image_token
     assert isinstance(part, TextPart), "the kit takes no videos"
     return part.text
-
-
-KIT = Phi4MultimodalKit()

@@ -25,8 +25,8 @@ from transformers import (
 )
 
 from lmm_r1.errors import UserError
+from lmm_r1.lmm_kits.checkpoint import check_weights
 from lmm_r1.lmm_kits.phi4_multimodal.towers import AUDIO_EMBED, IMAGE_EMBED, TURN_END, VISION_TOWER, chat_template
-from lmm_r1.lmm_kits.weight_files import check_weights
 
 IMAGE_TOKEN, AUDIO_TOKEN = "<|endoftext10|>", "<|endoftext11|>"
 HEAD_WIDTH = 72  # of the vision tower, SigLIP's: 1152 / 16 in the release; its config leaves it out

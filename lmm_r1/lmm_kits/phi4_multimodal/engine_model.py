@@ -23,8 +23,16 @@ from vllm.multimodal.processing import BaseDummyInputsBuilder, BaseMultiModalPro
 from vllm.multimodal.processing.processor import PromptReplacement, PromptUpdate
 from vllm.sequence import IntermediateTensors
 
-from lmm_r1.lmm_kits.phi4_multimodal.crops import MEDIA_KEYS, crop_grid, num_placeholders, position_ids, token_mask
-from lmm_r1.lmm_kits.phi4_multimodal.towers import AUDIO_EMBED, IMAGE_EMBED, vision_depth
+from lmm_r1.lmm_kits.phi4_multimodal.towers import (
+    AUDIO_EMBED,
+    IMAGE_EMBED,
+    MEDIA_KEYS,
+    crop_grid,
+    num_placeholders,
+    position_ids,
+    token_mask,
+    vision_depth,
+)
 
 
 class Phi4ProcessingInfo(BaseProcessingInfo):

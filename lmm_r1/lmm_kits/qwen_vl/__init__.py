@@ -1,8 +1,7 @@
-"""What kits like those of Qwen-VL share: messages to ids and pixel patches, M-RoPE positions, videos, one run of the tower."""
+"""The base of kits like those of Qwen-VL: messages to ids and pixel patches, M-RoPE positions, videos, one run of the tower."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -10,23 +9,30 @@ from typing import Any, ClassVar
 
 import torch
 from PIL import Image
-from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
+from transformers import (
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    ProcessorMixin,
+    Qwen2VLImageProcessor,
+    Qwen2VLVideoProcessor,
+)
 
 from lmm_r1.data.messages import ImagePart, Message, VideoPart, images_of, videos_of
 from lmm_r1.data.videos import Video
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.encoding import (
-    any_of,
-    chat_of,
-    check_image_marks,
-    check_placeholders,
-    check_typed_media,
+    bounded_image,
+    bounded_image_size,
+    bounded_video,
+    channels_first,
+    image_limits,
     text_positions,
+    video_metadata,
 )
-from lmm_r1.lmm_kits.features import FeaturePoint, GridPoint, of_pooled, pooled
-from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media
-from lmm_r1.lmm_kits.qwen_vl.frames import bounded_image, bounded_image_size, bounded_video, image_limits
-from lmm_r1.lmm_kits.video_frames import channels_first, video_metadata
+from lmm_r1.lmm_kits.features import FeaturePoint, GridPoint
+from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, RawMedia, TinyModelSpec
+from lmm_r1.lmm_kits.tiny_model import VISION_LAYERS, TinyTokens, heads_of, text_settings
 
 TEXT, IMAGE, VIDEO = 0, 1, 2
 """Token types, as the models name them."""
@@ -46,7 +52,7 @@ class Grid:
 def grids_of(media: Media, *, vision: PretrainedConfig) -> dict[int, list[Grid]]:
     """Return the grids of a batch's images and videos, in order, by token type.
 
-    A step of a video counts 1, or where the processor says how long it lasts, as much as the vision tower's config says.
+    A step of a video counts 1, or if the processor returns its duration, as much as the vision tower's config says.
     """
     grids: dict[int, list[Grid]] = {}
     for kind, name in ((IMAGE, "image_grid_thw"), (VIDEO, "video_grid_thw")):
@@ -69,10 +75,9 @@ def grids_of(media: Media, *, vision: PretrainedConfig) -> dict[int, list[Grid]]
 def mrope_positions(types: torch.Tensor, attention_mask: torch.Tensor, grids: dict[int, list[Grid]]) -> torch.Tensor:
     """Return positions (3, B, T) for token types (B, T); every row starts at 0, and padding gets 0.
 
-    As the models were released and as vLLM computes them: text goes on behind the largest coordinate of what precedes
-    it. `get_rope_index` of transformers 5.15 goes on behind the rows and columns alone, so that text after a long video
-    shares its positions, and cuts seconds per step to a whole number
-    (https://github.com/huggingface/transformers/pull/48669).
+    As in the original models and in vLLM, text continues after the largest coordinate of everything before it.
+    `get_rope_index` of transformers 5.15 continues after the rows and columns only, so that text after a long video shares
+    its positions, and cuts seconds per step to a whole number (https://github.com/huggingface/transformers/pull/48669).
     """
     positions = torch.zeros(3, *types.shape, dtype=torch.long)
     given = {kind: iter(items) for kind, items in grids.items()}
@@ -95,7 +100,7 @@ def _blocks(kinds: Sequence[int], given: dict[int, Iterator[Grid]]) -> Iterator[
             if grid is None or not left:
                 grid = next(given[kind])
                 left = grid.steps
-            # A video may come as one run, or with text between its steps, each of which then starts a time of its own.
+            # A video is one run, or has text between its steps, each of which then starts a time of its own.
             steps = length // (grid.rows * grid.columns)
             left -= steps
             times = torch.tensor([int(step * grid.interval) for step in range(steps)])
@@ -113,10 +118,7 @@ MEDIA_TOKENS = (
     "<|image_pad|>",
     "<|video_pad|>",
 )
-MEDIA_KEYS = ("pixel_values", "image_grid_thw", "pixel_values_videos", "video_grid_thw", "second_per_grid_ts")
-
-
-# Around what is spoken of in an image, and where it is.
+# Around an object of an image, and around its place.
 BOX_TOKENS = (
     "<|object_ref_start|>",
     "<|object_ref_end|>",
@@ -125,76 +127,96 @@ BOX_TOKENS = (
     "<|quad_start|>",
     "<|quad_end|>",
 )
+# The tiny models' chat template: media in place between vision markers.
+TURNS = """\
+{%- macro media(kind) -%}<|vision_start|><|{{ kind }}_pad|><|vision_end|>{%- endmacro -%}
+{%- set seen = namespace(image=0, video=0) -%}
+{%- for message in messages -%}
+{{- '<|im_start|>' + message.role + '\\n' -}}
+{%- if message.content is string -%}
+{{- message.content -}}
+{%- else -%}
+{%- for part in message.content -%}
+{%- if part.type in ('image', 'image_url') or 'image' in part -%}
+{%- set seen.image = seen.image + 1 -%}
+{%- if add_vision_id -%}{{- 'Picture ' + seen.image|string + ': ' -}}{%- endif -%}
+{{- media('image') -}}
+{%- elif part.type == 'video' or 'video' in part -%}
+{%- set seen.video = seen.video + 1 -%}
+{%- if add_vision_id -%}{{- 'Video ' + seen.video|string + ': ' -}}{%- endif -%}
+{{- media('video') -}}
+{%- else -%}
+{{- part.text -}}
+{%- endif -%}
+{%- endfor -%}
+{%- endif -%}
+{{- '<|im_end|>\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}
+"""
+DEFAULT_SYSTEM = """\
+{%- if messages[0].role != 'system' -%}
+{{- '<|im_start|>system\\nYou are a helpful assistant.<|im_end|>\\n' -}}
+{%- endif -%}
+"""
+SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", *BOX_TOKENS, *MEDIA_TOKENS)
+# As in the released checkpoints, for videos and images alike; with the class's own default, small frames are scaled up.
+VIDEO_PIXELS = {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280}
+# Half of the head dimension, split over time, height and width in the released models' proportions. The width gets the
+# slowest rotations: with so few of them and the usual base of 10,000 they would turn by less than 0.004 per column, and
+# attention could not distinguish the columns of an image.
+ROPE = {"rope_type": "default", "rope_theta": 10.0, "mrope_section": [4, 6, 6]}
 
 
 class QwenVlKit(LmmKit):
-    """A kit of the family states its classes, the names of its weights where they differ, and its tiny vision tower."""
+    """A kit of the family sets its classes, the names of its weights if they differ, and its tiny vision tower."""
 
     takes_videos = True
     engine_wants_times = True
     takes_flash_attention = True
     spoken_tokens: ClassVar[tuple[str, ...]] = BOX_TOKENS
     media_tokens: ClassVar[tuple[str, ...]] = MEDIA_TOKENS
-    """What stands before and behind an image's placeholders, and all other tokens of images and videos."""
+    """The tokens before and after an image's placeholders, then all other tokens of images and videos."""
+    media_keys = ("pixel_values", "image_grid_thw", "pixel_values_videos", "video_grid_thw", "second_per_grid_ts")
+    tiny_tokens: ClassVar[TinyTokens] = TinyTokens(special=SPECIAL_TOKENS, chat_template=DEFAULT_SYSTEM + TURNS)
     vision_prefixes: ClassVar[tuple[str, ...]] = ("model.visual.blocks.", "model.visual.patch_embed.")
     projector_prefixes: ClassVar[tuple[str, ...]] = ("model.visual.merger.",)
     feature_points: ClassVar[tuple[FeaturePoint, ...]] = (
-        GridPoint(owner="model.visual", projects=True, take=pooled, give=of_pooled),
+        GridPoint(owner="model.visual", projects=True, reads="pooler_output"),
     )
 
-    def encode_messages(
-        self,
-        processor: ProcessorMixin,
-        messages: Sequence[Message],
-        *,
-        images: Sequence[Image.Image],
-        add_generation_prompt: bool,
-        videos: Sequence[Video] = (),
-    ) -> EncodedPrompt:
-        """Encode a conversation with its media; raises UserError when it holds what the processor cannot take."""
+    def bounded_media(self, processor: ProcessorMixin, messages: Sequence[Message], raw: RawMedia) -> RawMedia:
+        limits = self.pixel_limits(processor)
         frames = [
-            self.bounded_video(processor, video, part) for video, part in zip(videos, videos_of(messages), strict=True)
+            self.bounded_video(processor, video, part)
+            for video, part in zip(raw.videos, videos_of(messages), strict=True)
         ]
         resized = [
-            bounded_image(processor, image, part, limits=self.pixel_limits(processor))
-            for image, part in zip(images, images_of(messages), strict=True)
+            bounded_image(processor, image, part, limits=limits)
+            for image, part in zip(raw.images, images_of(messages), strict=True)
         ]
-        text = self.chat_text(processor, messages, add_generation_prompt=add_generation_prompt)
-        return _encoded(processor, text, images=resized, videos=frames)
+        return RawMedia(images=resized, videos=frames)
 
     def bounded_video(self, processor: ProcessorMixin, video: Video, part: VideoPart) -> Video:
-        """Return the video within the pixel bounds of its part, as both sides are to cut it into patches."""
-        return bounded_video(
-            processor, video, min_pixels=part.min_pixels, max_pixels=part.max_pixels, frames_together=1
+        """Return the video within the pixel bounds of its part, as both sides cut it into patches."""
+        return bounded_video(processor, video, part)
+
+    def encode_chat(self, processor: ProcessorMixin, text: str, raw: RawMedia, *, opens: bool = True) -> EncodedPrompt:
+        engine_token_ids = self.text_ids(processor, text)
+        if not raw.images and not raw.videos:
+            return EncodedPrompt.of_text(engine_token_ids)
+        batch = _call(processor, text, raw)
+        return EncodedPrompt(
+            token_ids=batch["input_ids"][0].tolist(),
+            engine_token_ids=engine_token_ids,
+            images=list(raw.images),
+            media={key: batch[key] for key in self.media_keys if key in batch},
+            videos=list(raw.videos),
         )
 
-    def render_messages(
-        self,
-        processor: ProcessorMixin,
-        messages: Sequence[Message],
-        *,
-        add_generation_prompt: bool,
-        videos: Sequence[Video] = (),
-    ) -> list[int]:
-        """Return the ids of a conversation with one placeholder per image or video, without reading any."""
-        text = self.chat_text(processor, messages, add_generation_prompt=add_generation_prompt)
-        return processor.tokenizer(text, add_special_tokens=False)["input_ids"]
-
-    def chat_text(self, processor: ProcessorMixin, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
-        check_typed_media(messages, media_tokens=self.media_tokens)
-        text = processor.apply_chat_template(
-            chat_of(messages), tokenize=False, add_generation_prompt=add_generation_prompt
-        )
-        check_marks(processor, text, messages)
-        return text
-
-    def encode_text(
-        self, processor: ProcessorMixin, text: str, *, images: Sequence[Image.Image], opens: bool
-    ) -> EncodedPrompt:
+    def image_mark(self, processor: ProcessorMixin) -> str:
         start, end, *_ = self.media_tokens
-        mark = f"{start}{processor.image_token}{end}"
-        check_image_marks(text, mark=mark, media_tokens=self.media_tokens, given=len(images))
-        return _encoded(processor, text, images=images, videos=())
+        return f"{start}{processor.image_token}{end}"
 
     def pixel_limits(self, processor: ProcessorMixin) -> tuple[int, int]:
         return image_limits(processor)
@@ -205,7 +227,7 @@ class QwenVlKit(LmmKit):
             limits = self.pixel_limits(processor)
             width, height = bounded_image_size(processor, part, width=width, height=height, limits=limits)
         elif bounded:
-            # Within bounds the shorter side of a frame is a patch at least, which no processor refuses.
+            # Within bounds, the shorter side of a frame has at least one patch, which no processor refuses.
             return
         try:
             # Videos are refused by the same ratio of sides.
@@ -216,21 +238,12 @@ class QwenVlKit(LmmKit):
     def placeholder_ids(self, processor: ProcessorMixin) -> frozenset[int]:
         return frozenset({processor.image_token_id, processor.video_token_id})
 
-    def media_texts(self, processor: ProcessorMixin) -> re.Pattern[str]:
-        return any_of(self.media_tokens)
-
     def image_ends(self, config: PretrainedConfig) -> tuple[int, int]:
-        """Return the ids that stand before and behind an image's placeholders."""
+        """Return the ids before and after an image's placeholders."""
         return config.vision_start_token_id, config.vision_end_token_id
 
     def media_token_ids(self, config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) -> set[int]:
-        media = [tokenizer.convert_tokens_to_ids(token) for token in self.media_tokens]
-        return {
-            config.image_token_id,
-            config.video_token_id,
-            *self.image_ends(config),
-            *(token for token in media if token is not None and token != tokenizer.unk_token_id),
-        }
+        return {*super().media_token_ids(config, tokenizer), config.video_token_id, *self.image_ends(config)}
 
     def token_types(self, config: PretrainedConfig, token_ids: torch.Tensor) -> torch.Tensor:
         """Return for each token (B, T) whether it is text, an image's placeholder or a video's."""
@@ -244,7 +257,7 @@ class QwenVlKit(LmmKit):
     ) -> dict[str, torch.Tensor]:
         """Return M-RoPE positions (3, B, T) and the media tensors for a padded batch (B, T).
 
-        The positions are always given: a model that infers them keeps `rope_deltas` of an earlier batch.
+        The result always has positions: a model that infers them keeps `rope_deltas` of an earlier batch.
         """
         if media is None:
             positions = text_positions(attention_mask)
@@ -259,14 +272,14 @@ class QwenVlKit(LmmKit):
         }
 
     def grids_as_images(self, grids: torch.Tensor) -> torch.Tensor:
-        """Return the grids of videos (V, 3) as the tower takes them among those of images."""
+        """Return the grids of videos (V, 3) in the form in which the tower takes them together with images."""
         return grids
 
     def in_one_tower_run(self, config: PretrainedConfig, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return the forward's arguments with videos among the images, in the order of their tokens in the ids (B, T).
 
-        The model would run its tower for each kind. The tower makes the same of both, and the embeddings of all
-        placeholders are replaced, so that a video's may be written as an image's.
+        The model would run its tower once for each kind. The tower treats both alike, and the embeddings of all
+        placeholders are replaced, so a video's placeholders can be written as an image's.
         """
         if not ("pixel_values" in inputs and "pixel_values_videos" in inputs):
             return inputs
@@ -303,50 +316,58 @@ class QwenVlKit(LmmKit):
         side = merged * vision.spatial_merge_size
         width = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
         media = {"pixel_values": torch.zeros(side**2, width), "image_grid_thw": torch.tensor([[1, side, side]])}
-        before, behind = self.image_ends(config)
-        return [before, *[config.image_token_id] * merged**2, behind], media
+        before, after = self.image_ends(config)
+        return [before, *[config.image_token_id] * merged**2, after], media
+
+    def tiny_config(self, spec: TinyModelSpec, tokenizer: PreTrainedTokenizerBase) -> PretrainedConfig:
+        vision = {
+            "depth": VISION_LAYERS,
+            "hidden_size": spec.hidden_size,
+            "num_heads": heads_of(spec),
+            "initializer_range": spec.hidden_size**-0.5,
+        }
+        return self.config_class(
+            text_config={**text_settings(spec, tokenizer), "rope_parameters": dict(ROPE), **self.tiny_text(spec)},
+            vision_config={**vision, **self.tiny_vision(spec)},
+            tie_word_embeddings=spec.tie_embeddings,
+            **self.tiny_token_ids(tokenizer),
+        )
+
+    def tiny_vision(self, spec: TinyModelSpec) -> dict[str, Any]:
+        """Return what the tiny tower's config has in addition to the family's settings."""
+        return {}
+
+    def tiny_text(self, spec: TinyModelSpec) -> dict[str, Any]:
+        """Return what the tiny language model's config has in addition to the family's settings."""
+        return {}
+
+    def tiny_token_ids(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
+        """Return the ids of media tokens by their names in a config."""
+        names = ("vision_start", "vision_end", "image", "video")
+        tokens = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+        ids = tokenizer.convert_tokens_to_ids(list(tokens))
+        return {f"{name}_token_id": token for name, token in zip(names, ids, strict=True)}
+
+    def tiny_parts(self) -> dict[str, Any]:
+        return {
+            "image_processor": Qwen2VLImageProcessor(),
+            "video_processor": Qwen2VLVideoProcessor(size=dict(VIDEO_PIXELS)),
+        }
 
 
-def _encoded(
-    processor: ProcessorMixin, text: str, *, images: Sequence[Image.Image], videos: Sequence[Video]
-) -> EncodedPrompt:
-    engine_token_ids = processor.tokenizer(text, add_special_tokens=False)["input_ids"]
-    if not images and not videos:
-        return EncodedPrompt.of_text(engine_token_ids)
-    batch = _call(processor, text, images=images, videos=videos)
-    return EncodedPrompt(
-        token_ids=batch["input_ids"][0].tolist(),
-        engine_token_ids=engine_token_ids,
-        images=list(images),
-        media={key: batch[key] for key in MEDIA_KEYS if key in batch},
-        videos=list(videos),
-    )
-
-
-def _call(
-    processor: ProcessorMixin, text: str, *, images: Sequence[Image.Image], videos: Sequence[Video]
-) -> Mapping[str, Any]:
-    media: dict[str, Any] = {"images": list(images)} if images else {}
-    if videos:
-        media["videos"] = [channels_first(video) for video in videos]
-        media["video_metadata"] = [video_metadata(video) for video in videos]
+def _call(processor: ProcessorMixin, text: str, raw: RawMedia) -> Mapping[str, Any]:
+    media: dict[str, Any] = {"images": list(raw.images)} if raw.images else {}
+    if raw.videos:
+        media["videos"] = [channels_first(video) for video in raw.videos]
+        media["video_metadata"] = [video_metadata(video) for video in raw.videos]
         media["do_sample_frames"] = False
     try:
         return processor(text=[text], **media, add_special_tokens=False, return_tensors="pt")
     except ValueError as error:
-        sizes = [f"{image.width}x{image.height}" for image in images]
-        sizes += ["{0} frames of {2}x{1}".format(*video.frames.shape) for video in videos]
+        sizes = [f"{image.width}x{image.height}" for image in raw.images]
+        sizes += ["{0} frames of {2}x{1}".format(*video.frames.shape) for video in raw.videos]
         raise _refused(sizes, error) from error
 
 
 def _refused(sizes: Sequence[str], error: ValueError) -> UserError:
     return UserError(f"the processor refuses the images or videos ({', '.join(sizes)}): {error}; take the row out")
-
-
-def check_marks(processor: ProcessorMixin, text: str, messages: Sequence[Message]) -> None:
-    """Raise UserError where a rendered chat has other than one placeholder for each image and each video."""
-    for token, parts, kind in (
-        (processor.image_token, images_of(messages), "images"),
-        (processor.video_token, videos_of(messages), "videos"),
-    ):
-        check_placeholders(text.count(token), given=len(parts), kind=kind)

@@ -9,8 +9,8 @@ from helpers.row_files import load_rows
 from lmm_r1.cli.make_task import TaskSettings, main
 from lmm_r1.data.images import load_image
 from lmm_r1.data.messages import TextPart, demonstration, images_of
+from lmm_r1.tasks import TASKS, get_task
 from lmm_r1.tasks.sokoban.notation import read_state
-from lmm_r1.tasks.task import TASKS, get_task
 
 pytestmark = pytest.mark.unit
 

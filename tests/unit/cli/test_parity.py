@@ -8,7 +8,7 @@ from lmm_r1 import dotted
 from lmm_r1.cli import kits, parity
 from lmm_r1.config import PPOConfig, resolve
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits.facts import read_facts
+from lmm_r1.lmm_kits.registry import read_facts
 from lmm_r1.records.metrics import MetricLog, MetricRow
 
 pytestmark = pytest.mark.unit

@@ -18,8 +18,8 @@ from lmm_r1.data.messages import Message
 from lmm_r1.errors import UserError
 from lmm_r1.generation.codec import PromptCodec
 from lmm_r1.lmm_kits import get_kit
+from lmm_r1.lmm_kits.checkpoint import encode_turn, without_end
 from lmm_r1.lmm_kits.qwen_vl import IMAGE, TEXT, VIDEO
-from lmm_r1.lmm_kits.turns import encode_turn, without_end
 
 KIT = get_kit("glm4v")
 TURNS = [message("user", "1 + 2?"), message("assistant", "3"), message("user", "2 + 2?"), message("assistant", "4")]

@@ -21,8 +21,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 from lmm_r1.data.messages import Message, TextPart
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import get_kit
-from lmm_r1.lmm_kits.phi3_v.configuration import Phi3VConfig
-from lmm_r1.lmm_kits.phi3_v.modeling import Phi3VForCausalLM, Phi3VVisionTower, lay_out, merge_patches
+from lmm_r1.lmm_kits.phi3_v.modeling import Phi3VConfig, Phi3VForCausalLM, Phi3VVisionTower, lay_out, merge_patches
 from lmm_r1.lmm_kits.phi3_v.processing import CLIP_MEAN, CLIP_STD, Phi3VImageProcessor, Phi3VProcessor, hd_transform
 
 pytestmark = pytest.mark.unit

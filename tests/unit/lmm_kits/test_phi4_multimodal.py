@@ -13,7 +13,7 @@ from transformers.models.phi4_multimodal.modeling_phi4_multimodal import (
 
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import get_kit
-from lmm_r1.lmm_kits.phi4_multimodal import crops
+from lmm_r1.lmm_kits.phi4_multimodal import towers
 from lmm_r1.lmm_kits.phi4_multimodal.engine_model import Phi4MultimodalEngineModel
 
 pytestmark = pytest.mark.unit
@@ -59,7 +59,7 @@ def test_an_images_features_do_not_depend_on_the_padding_of_its_neighbours(folde
     whole, padded = media_of(processor, (56, 56)), media_of(processor, (140, 84))
     assert whole["image_attention_mask"].all()
     assert not padded["image_attention_mask"].all()
-    alone, beside = features(model, whole), features(model, crops.merge_media([whole, padded]))
+    alone, beside = features(model, whole), features(model, towers.merge_media([whole, padded]))
     torch.testing.assert_close(beside, alone, atol=1e-5, rtol=0)
 
 
@@ -70,7 +70,7 @@ def test_the_librarys_tower_alone_still_attends_causally_to_an_image_without_pad
         if isinstance(module, Phi4MultimodalVisionAttention):
             module.is_causal = Phi4MultimodalVisionAttention(model.config.vision_config).is_causal
     whole, padded = media_of(processor, (56, 56)), media_of(processor, (140, 84))
-    alone, beside = features(model, whole), features(model, crops.merge_media([whole, padded]))
+    alone, beside = features(model, whole), features(model, towers.merge_media([whole, padded]))
     assert (beside - alone).abs().max() > 0.1
 
 
@@ -92,7 +92,7 @@ def test_a_patchs_position_is_the_one_that_transformers_gives_it(dtype):
     with torch.no_grad():
         told = embeddings(torch.zeros(32, 3, 64, 64, dtype=dtype), mask).long()
     expected = told[..., 0] * 32 + told[..., 1]
-    assert torch.equal(crops.position_ids(mask, side=32, dtype=dtype), expected)
+    assert torch.equal(towers.position_ids(mask, side=32, dtype=dtype), expected)
 
 
 # Width, height -> rows and columns of crops, placeholders. 448 x 10: one row of 16 tokens with its end, one separator, and
@@ -110,14 +110,14 @@ def test_a_patchs_position_is_the_one_that_transformers_gives_it(dtype):
 )
 def test_placeholders_are_counted_by_hand_and_as_the_processor_counts_them(size, grid, placeholders):
     batch = Phi4MultimodalImageProcessor()([picture(*size)], return_tensors="pt")
-    assert crops.crop_grid(batch["image_sizes"][0], crop_size=448) == grid
-    assert crops.num_placeholders(batch["image_attention_mask"][0], grid=grid) == placeholders
+    assert towers.crop_grid(batch["image_sizes"][0], crop_size=448) == grid
+    assert towers.num_placeholders(batch["image_attention_mask"][0], grid=grid) == placeholders
     assert batch["num_img_tokens"].tolist() == [placeholders]
 
 
 def test_prompts_with_different_numbers_of_crops_are_joined_with_empty_ones(processor):
     small, wide = media_of(processor, (56, 56)), media_of(processor, (900, 500), (56, 84))
-    joined = crops.merge_media([small, wide])
+    joined = towers.merge_media([small, wide])
     assert joined["image_pixel_values"].shape == (3, 7, 3, 448, 448)
     assert joined["image_attention_mask"].shape == (3, 7, 32, 32)
     assert joined["image_sizes"].tolist() == [[448, 448], [896, 1344], [448, 448]]
@@ -177,7 +177,7 @@ def test_the_end_token_is_the_one_that_ends_a_turn(folder, processor, tmp_path):
 
     vocabulary = (tmp_path / "tokenizer.json").read_text()
     (tmp_path / "tokenizer.json").write_text(vocabulary.replace("<|end|>", "<|other|>"))
-    with pytest.raises(UserError, match=r"the tokenizer has no <\|end\|>"):
+    with pytest.raises(UserError, match=r"the tokenizer of this checkpoint has no <\|end\|>"):
         get_kit(NAME).load_processor(str(tmp_path), trust_remote_code=False)
 
 

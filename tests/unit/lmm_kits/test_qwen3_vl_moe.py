@@ -18,8 +18,8 @@ from transformers.core_model_loading import Transpose
 from lmm_r1.checkpoints.merging import write_checkpoint
 from lmm_r1.host.weight_sync import as_stored, stored_weights
 from lmm_r1.lmm_kits import EncodedPrompt, get_kit
-from lmm_r1.lmm_kits.qwen3_vl_moe.engine_model import released
-from lmm_r1.lmm_kits.qwen3_vl_moe.expert_layout import is_released
+from lmm_r1.lmm_kits.qwen_vl.engine_model import released
+from lmm_r1.lmm_kits.qwen_vl.qwen3 import is_released
 from lmm_r1.models.adapters import merged_state_dict
 
 KIT = get_kit("qwen3_vl_moe")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lmm_r1.lmm_kits import Checkpoint
-from lmm_r1.lmm_kits.facts import released_configs, released_folder
+from lmm_r1.lmm_kits.registry import released_configs, released_folder
 
 pytestmark = pytest.mark.unit
 

@@ -4,7 +4,7 @@ import struct
 import pytest
 
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits.weight_files import check_weights
+from lmm_r1.lmm_kits.checkpoint import check_weights
 
 pytestmark = pytest.mark.unit
 

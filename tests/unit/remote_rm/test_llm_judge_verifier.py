@@ -6,7 +6,7 @@ from helpers.chat_server import chat_server, completion
 from helpers.judge_server import asked_of
 
 from remote_rm.composition import part_from
-from remote_rm.llm_judge.ledger import DATABASE
+from remote_rm.llm_judge.endpoint import DATABASE
 from remote_rm.llm_judge_verifier import LlmJudge, reward_func
 from remote_rm.registry import verifier_with
 from remote_rm.verifier import AskingVerifier, Item

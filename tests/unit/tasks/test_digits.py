@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lmm_r1.tasks import digits
+from lmm_r1.tasks import digits, split_of
 from lmm_r1.tasks.digits import (
     DIGIT_WORDS,
     DigitsTask,
@@ -21,7 +21,6 @@ from lmm_r1.tasks.digits import (
     scan_indices,
     solution_of,
 )
-from lmm_r1.tasks.task import split_of
 
 pytestmark = pytest.mark.unit
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from lmm_r1.errors import UserError
+from lmm_r1.tasks import split_of
 from lmm_r1.tasks.glyphs import ARROW, SYMBOLS, glyph, text_width
 from lmm_r1.tasks.message_decoding import WORDS, MessageDecodingTask
-from lmm_r1.tasks.task import split_of
 
 pytestmark = pytest.mark.unit
 

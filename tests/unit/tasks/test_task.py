@@ -1,7 +1,7 @@
 import pytest
 
 from lmm_r1.errors import UserError
-from lmm_r1.tasks.task import TASKS, get_task
+from lmm_r1.tasks import TASKS, get_task
 
 pytestmark = pytest.mark.unit
 

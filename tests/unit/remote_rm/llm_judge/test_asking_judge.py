@@ -15,7 +15,7 @@ from helpers.judge_server import Answer, Asked, JudgeServer, asked_of, completio
 
 from remote_rm.llm_judge import asker as asker_module
 from remote_rm.llm_judge.asking_judge import AskingJudge
-from remote_rm.llm_judge.ledger import DISAGREEMENTS, Budget, Ledger, Spending
+from remote_rm.llm_judge.endpoint import DISAGREEMENTS, Budget, Ledger, Spending
 from remote_rm.llm_judge_verifier import LlmJudge
 from remote_rm.service.app import create_service, items_of
 from remote_rm.service.judge import NotReady, PoolUnavailable, ServiceLimits

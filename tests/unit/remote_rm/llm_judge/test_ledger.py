@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from remote_rm.llm_judge import ledger as ledger_module
-from remote_rm.llm_judge.ledger import DISAGREEMENTS, Budget, Ledger, Spending
+from remote_rm.llm_judge import endpoint as ledger_module
+from remote_rm.llm_judge.endpoint import DISAGREEMENTS, Budget, Ledger, Spending
 
 pytestmark = pytest.mark.unit
 
@@ -53,7 +53,7 @@ def test_tokens_end_the_budget_once_they_reach_it(tmp_path):
 def test_processes_that_start_together_share_one_budget(tmp_path):
     spend = (
         "import sys\n"
-        "from remote_rm.llm_judge.ledger import Budget, Ledger\n"
+        "from remote_rm.llm_judge.endpoint import Budget, Ledger\n"
         "ledger = Ledger(sys.argv[1], budget=Budget(max_requests=100, max_tokens=None))\n"
         "print(sum(ledger.reserve() for _ in range(60)))\n"
         "ledger.keep(sys.argv[2], True)\n"

@@ -4,7 +4,7 @@ import re
 import pytest
 from helpers.judge_server import asked_of
 
-from remote_rm.llm_judge.prompt import (
+from remote_rm.llm_judge import (
     CUT,
     PROMPT_VERSION,
     MalformedVerdict,
@@ -132,7 +132,7 @@ def test_a_verdict_is_kept_by_all_that_it_depends_on(changed):
 
 def test_another_prompt_asks_anew(monkeypatch):
     before = question("1").key(model="m")
-    monkeypatch.setattr("remote_rm.llm_judge.prompt.PROMPT_VERSION", PROMPT_VERSION + "x")
+    monkeypatch.setattr("remote_rm.llm_judge.PROMPT_VERSION", PROMPT_VERSION + "x")
     assert question("1").key(model="m") != before
 
 

@@ -7,7 +7,7 @@ import pytest
 from fastapi.exceptions import RequestValidationError
 
 from remote_rm.protocol import RewardRequest
-from remote_rm.service.request_reader import INLINE_BYTES, RequestReader, TooManyItems, columns_of
+from remote_rm.service.app import INLINE_BYTES, RequestReader, TooManyItems, columns_of
 
 pytestmark = pytest.mark.unit
 

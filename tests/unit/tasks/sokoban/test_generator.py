@@ -4,9 +4,9 @@ import pytest
 from helpers.sokoban_levels import CORNER, level, shortest
 
 from lmm_r1.errors import UserError
+from lmm_r1.tasks.sokoban import LevelMaker, pushes_to_solve, room_name
 from lmm_r1.tasks.sokoban.board import grid_of, play, solve
 from lmm_r1.tasks.sokoban.notation import board_text
-from lmm_r1.tasks.sokoban.task import LevelMaker, pushes_to_solve, room_name
 
 pytestmark = pytest.mark.unit
 

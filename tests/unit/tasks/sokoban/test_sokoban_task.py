@@ -3,10 +3,10 @@ import re
 import numpy as np
 import pytest
 
+from lmm_r1.tasks import split_of
+from lmm_r1.tasks.sokoban import SokobanTask, room_name
 from lmm_r1.tasks.sokoban.board import play, solve
 from lmm_r1.tasks.sokoban.notation import board_text, draw_board, read_plan, read_state
-from lmm_r1.tasks.sokoban.task import SokobanTask, room_name
-from lmm_r1.tasks.task import split_of
 
 pytestmark = pytest.mark.unit
 

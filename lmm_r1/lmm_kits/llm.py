@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Container, Iterable, Sequence
-from pathlib import Path
+from collections.abc import Container, Sequence
 from typing import Any
 
 import torch
@@ -17,28 +16,41 @@ from transformers import (
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    Qwen2Config,
 )
 
 from lmm_r1.data.messages import Message, Part, TextPart
-from lmm_r1.data.videos import Video
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.encoding import check_chat
-from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, RouterScores, TinyModelSpec
+from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, RawMedia, RouterScores, TinyModelSpec
+from lmm_r1.lmm_kits.tiny_model import TinyTokens, text_settings
 
-# Inputs of a forward, and settings of a config, that are no text.
+TINY_TOKENS = TinyTokens(
+    special=("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
+    chat_template=(
+        "{%- if messages[0].role != 'system' %}"
+        "{{- '<|im_start|>system\\nYou are a helpful assistant.<|im_end|>\\n' }}{% endif -%}"
+        "{%- for message in messages %}"
+        "{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}"
+        "{%- endfor -%}"
+        "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{% endif -%}"
+    ),
+)
+
+# Inputs of a forward and settings of a config that are not text.
 _MEDIA_INPUTS = frozenset({"pixel_values", "input_features", "image_patches"})
 _MEDIA_CONFIGS = ("vision", "audio", "vq_")
-# Those of any other mixture of experts score by a softmax.
+# All other mixtures of experts score by a softmax.
 _ROUTER_SCORES: dict[str, RouterScores | None] = {
     "afmoe": "sigmoid",
     "hy_v3": "sigmoid",
     "laguna": "sigmoid",
     "minimax_m2": "sigmoid",
     "minimax_m3_vl_text": "sigmoid",
-    # By the square root of a softplus, and in its first layers by a table of tokens.
+    # It scores by the square root of a softplus, and in its first layers by a table of tokens.
     "deepseek_v4": None,
 }
-# Found by trying; the classes themselves do not tell.
+# Found by tests; the classes themselves do not show it.
 _FOUND = {
     "blt": "it reads bytes, and no tokens of a vocabulary",
     "doge": "in transformers its attention also sees the tokens that follow",
@@ -47,13 +59,14 @@ _FOUND = {
 
 
 class LanguageModelKit(LmmKit):
-    """Messages are text alone; the auto classes load whatever architecture the checkpoint names."""
+    """Messages are text only; the auto classes load whatever architecture the checkpoint names."""
 
     model_type = "llm"
     checkpoints = "any plain language model"
     takes_images = False
     takes_flash_attention = True
     language_prefixes = ("",)
+    tiny_tokens = TINY_TOKENS
 
     def load_config(self, path: str, *, trust_remote_code: bool) -> PretrainedConfig:
         return AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
@@ -96,49 +109,29 @@ class LanguageModelKit(LmmKit):
     def tokenizer_of(self, processor: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
         return processor
 
-    def encode_messages(
-        self,
-        processor: PreTrainedTokenizerBase,
-        messages: Sequence[Message],
-        *,
-        images: Sequence[Image.Image],
-        add_generation_prompt: bool,
-        videos: Sequence[Video] = (),
-    ) -> EncodedPrompt:
-        """Encode a text conversation; raises UserError when it holds an image or a video."""
-        if images or videos:
-            given = f"{len(images)} image(s)" if images else f"{len(videos)} video(s)"
+    def bounded_media(
+        self, processor: PreTrainedTokenizerBase, messages: Sequence[Message], raw: RawMedia
+    ) -> RawMedia:
+        """Raise UserError for a conversation with images or videos."""
+        if raw.images or raw.videos:
+            given = f"{len(raw.images)} image(s)" if raw.images else f"{len(raw.videos)} video(s)"
             raise UserError(f"a plain language model cannot take the {given} of this row")
-        return EncodedPrompt.of_text(
-            self.render_messages(processor, messages, add_generation_prompt=add_generation_prompt)
-        )
-
-    def render_messages(
-        self,
-        processor: PreTrainedTokenizerBase,
-        messages: Sequence[Message],
-        *,
-        add_generation_prompt: bool,
-        videos: Sequence[Video] = (),
-    ) -> list[int]:
-        """Return the ids of a conversation in the chat template's form."""
-        text = self.chat_text(processor, messages, add_generation_prompt=add_generation_prompt)
-        return processor(text, add_special_tokens=False)["input_ids"]
+        return raw
 
     def chat_text(
         self, processor: PreTrainedTokenizerBase, messages: Sequence[Message], *, add_generation_prompt: bool
     ) -> str:
-        # Chat templates of language models take text only; a list of text parts is joined as vLLM's server joins it.
+        # Chat templates of language models take only strings; text parts are joined as vLLM's server joins them.
         chat = [{"role": turn.role, "content": "\n".join(map(_text_of, turn.parts))} for turn in messages]
         return processor.apply_chat_template(chat, tokenize=False, add_generation_prompt=add_generation_prompt)
 
     def encode_text(
         self, processor: PreTrainedTokenizerBase, text: str, *, images: Sequence[Image.Image], opens: bool
     ) -> EncodedPrompt:
-        """Encode a text with the chat template's marks, which has its start token where the template writes one."""
+        """Encode a text with the chat template's marks, including the start token if the template writes one."""
         if images:
             raise UserError(f"a plain language model cannot take the {len(images)} image(s) of a text")
-        return EncodedPrompt.of_text(processor(text, add_special_tokens=False)["input_ids"])
+        return EncodedPrompt.of_text(self.text_ids(processor, text))
 
     def placeholder_ids(self, processor: PreTrainedTokenizerBase) -> frozenset[int]:
         return frozenset()
@@ -156,32 +149,33 @@ class LanguageModelKit(LmmKit):
         return _ROUTER_SCORES.get(config.model_type, "softmax")
 
     def backbone_of(self, model: PreTrainedModel) -> torch.nn.Module:
-        """Return what stands under the output layer; its name differs between architectures."""
+        """Return the module before the output layer; its name differs between architectures."""
         return model.base_model
 
     def language_model_of(self, model: PreTrainedModel) -> torch.nn.Module:
         return model.base_model
 
-    def build_tiny(self, spec: TinyModelSpec, tokenizer_corpus: Iterable[str], folder: str | Path) -> None:
-        from lmm_r1.lmm_kits.llm.tiny_model import build_tiny
+    def tiny_config(self, spec: TinyModelSpec, tokenizer: PreTrainedTokenizerBase) -> Qwen2Config:
+        return Qwen2Config(**text_settings(spec, tokenizer))
 
-        build_tiny(spec, tokenizer_corpus, folder)
+    def tiny_processor(self, tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+        return tokenizer
 
 
 def _text_of(part: Part) -> str:
-    assert isinstance(part, TextPart), "the kit takes text alone"
+    assert isinstance(part, TextPart), "the kit takes only text"
     return part.text
 
 
 def refusal_of(model_type: str) -> str | None:
-    """Return why the model cannot be trained as a plain language model, for a message; None where it can.
+    """Return why the model cannot be trained as a plain language model, for a message; None if it can.
 
-    Models that can were tried with random weights: rows of a batch, padded on either side, give what each gives alone,
-    and no token sees those behind it. Not tried, for want of a small config, were axk1, dbrx, deepseek_v3, dots1,
+    Supported models were tested with random weights: each row of a padded batch gives the same result as on its own, and
+    no token attends to later ones. These have no small config and were not tested: axk1, dbrx, deepseek_v3, dots1,
     falcon_h1, gemma3n_text, lfm2_moe, longcat_flash, youtu, zamba and zamba2.
 
     Args:
-        model_type: of a model that transformers has a class for.
+        model_type: the type of a model for which transformers has a class.
     """
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -193,7 +187,6 @@ def refusal_of(model_type: str) -> str | None:
     inputs = inspect.signature(model.forward).parameters
     if _MEDIA_INPUTS & inputs.keys() or any(word in name for name in config.sub_configs for word in _MEDIA_CONFIGS):
         return "it takes images or sound"
-    # Not every config has these.
     if getattr(config, "is_encoder_decoder", False) or _is_encoder(config, inputs):
         return "it is an encoder, or one with a decoder"
     if "position_ids" not in inputs:
@@ -206,8 +199,5 @@ def refusal_of(model_type: str) -> str | None:
 
 
 def _is_encoder(config: type, inputs: Container[str]) -> bool:
-    """Whether its attention is bidirectional unless told otherwise: BERT and its kind, and decoders that read an encoder."""
+    """Return whether its attention is bidirectional by default, as in BERT and in decoders that read an encoder."""
     return hasattr(config, "is_decoder") and "encoder_hidden_states" in inputs
-
-
-KIT = LanguageModelKit()

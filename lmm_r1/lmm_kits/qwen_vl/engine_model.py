@@ -1,13 +1,12 @@
-"""vLLM's Qwen2.5-VL with the times of video frames, which vLLM 0.29 drops (every video then counts as 24 frames a second).
-
-The same as https://github.com/vllm-project/vllm/pull/47736, which came after that release.
-"""
+"""vLLM's Qwen2.5-VL with the times of video frames, and Qwen3-VL-MoE for both layouts of expert weights."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import torch
+from vllm.model_executor.models import qwen3_vl_moe
 from vllm.model_executor.models.qwen2_5_vl import (
     Qwen2_5_VLForConditionalGeneration,
     Qwen2_5_VLMultiModalProcessor,
@@ -15,6 +14,8 @@ from vllm.model_executor.models.qwen2_5_vl import (
 )
 from vllm.model_executor.models.qwen2_vl import Qwen2VLDummyInputsBuilder, Qwen2VLMultiModalDataParser
 from vllm.multimodal import MULTIMODAL_REGISTRY
+
+from lmm_r1.lmm_kits.qwen_vl.qwen3 import DOWN, GATE_UP, is_released
 
 
 class TimedVideoInfo(Qwen2_5_VLProcessingInfo):
@@ -58,3 +59,19 @@ class TimedVideoProcessor(Qwen2_5_VLMultiModalProcessor):
 @MULTIMODAL_REGISTRY.register_processor(TimedVideoProcessor, info=TimedVideoInfo, dummy_inputs=TimedVideoDummies)
 class TimedVideoModel(Qwen2_5_VLForConditionalGeneration):
     """vLLM's model as it is; only its inputs are prepared differently."""
+
+
+class EitherLayoutModel(qwen3_vl_moe.Qwen3VLMoeForConditionalGeneration):
+    """vLLM's model as it is; only what it loads is turned first."""
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        """Load a checkpoint and return the names of the parameters that it filled."""
+        return super().load_weights(released(weights, hidden_size=self.config.text_config.hidden_size))
+
+
+def released(weights: Iterable[tuple[str, torch.Tensor]], *, hidden_size: int) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the weights with those of experts in the released layout."""
+    for name, weight in weights:
+        if name.endswith((GATE_UP, DOWN)) and not is_released(name, weight.shape, hidden_size=hidden_size):
+            weight = weight.transpose(1, 2)
+        yield name, weight

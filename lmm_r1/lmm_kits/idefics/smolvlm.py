@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from PIL import Image
 from transformers import (
     PretrainedConfig,
     PreTrainedTokenizerBase,
@@ -23,30 +21,29 @@ from transformers.video_utils import VideoMetadata
 
 from lmm_r1.data.messages import Message, videos_of
 from lmm_r1.data.videos import Video
-from lmm_r1.lmm_kits.encoding import check_placeholders
-from lmm_r1.lmm_kits.idefics import AROUND_IMAGE, IMAGE, MEDIA_KEYS, SMALLEST_IMAGE, IdeficsKit
-from lmm_r1.lmm_kits.kit import EncodedPrompt, Media, TinyModelSpec
-from lmm_r1.lmm_kits.video_frames import channels_first, video_metadata
+from lmm_r1.lmm_kits.encoding import channels_first, video_metadata
+from lmm_r1.lmm_kits.idefics import AROUND_IMAGE, IMAGE, SIZES, SMALLEST_IMAGE, IdeficsKit
+from lmm_r1.lmm_kits.kit import EncodedPrompt, Media, RawMedia
 
 VIDEO = "<video>"
 """What the chat template writes for a video."""
 
 
 def video_text(processor: SmolVLMProcessor, metadata: Mapping[str, Any]) -> str:
-    """Return what the processor writes for a video of which all frames are shown."""
+    """Return the text that the processor writes for a video with all its frames."""
     frames = torch.empty(1, metadata["total_num_frames"], 0)
     return processor.replace_video_token({"pixel_values": frames, "video_metadata": [VideoMetadata(**metadata)]}, 0)
 
 
 def around_frames(text: str) -> tuple[str, str]:
-    """Return what stands before the first frame of such a text, and behind its last one."""
+    """Return the parts of such a text before the first frame and after the last one."""
     return text[: text.index(AROUND_IMAGE)], text[text.rindex(AROUND_IMAGE) + len(AROUND_IMAGE) :]
 
 
 class SmolVlmKit(IdeficsKit):
-    """Text, images, and videos, which are told with their length; each frame is one tile behind its time as text.
+    """Text, images, and videos, whose text begins with their length; each frame is one tile after its time as text.
 
-    In vLLM's prompts that text stands but for what is between the frames, which go with them for two tokens.
+    vLLM's prompts have this text, too, but two tokens replace everything from the first frame to the last.
     """
 
     model_type = "smolvlm"
@@ -67,80 +64,70 @@ class SmolVlmKit(IdeficsKit):
         return processor
 
     def template_for(self, processor: SmolVLMProcessor, messages: Sequence[Message]) -> str:
-        """Return the checkpoint's; of released ones that write no videos, transformers' own for conversations with them."""
+        """Return the checkpoint's template, or transformers' own for videos that the checkpoint's does not write."""
         template = processor.chat_template
         return DEFAULT_CHAT_TEMPLATE if videos_of(messages) and "video" not in template else template
 
-    def media_marks(self, tokenizer: PreTrainedTokenizerBase) -> list[str]:
-        return [*super().media_marks(tokenizer), VIDEO]
+    def video_token(self, processor: SmolVLMProcessor) -> str:
+        return VIDEO
+
+    def marks_of(self, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+        return [*super().marks_of(tokenizer), VIDEO]
 
     def media_token_ids(self, config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) -> set[int]:
         known = tokenizer.get_vocab()
-        # The mark of a video is no token in the releases.
-        return {config.image_token_id, *(known[mark] for mark in self.media_marks(tokenizer) if mark in known)}
+        # The mark of a video is not a token in the releases.
+        return {config.image_token_id, *(known[mark] for mark in self.marks_of(tokenizer) if mark in known)}
 
-    def chat_text(
-        self, processor: SmolVLMProcessor, messages: Sequence[Message], *, add_generation_prompt: bool
-    ) -> str:
-        text = super().chat_text(processor, messages, add_generation_prompt=add_generation_prompt)
-        check_placeholders(text.count(VIDEO), given=len(videos_of(messages)), kind="videos")
-        return text
-
-    def _encoded(
-        self, processor: SmolVLMProcessor, text: str, *, images: Sequence[Image.Image], videos: Sequence[Video]
+    def encode_chat(
+        self, processor: SmolVLMProcessor, text: str, raw: RawMedia, *, opens: bool = True
     ) -> EncodedPrompt:
-        if not videos:
-            return super()._encoded(processor, text, images=images, videos=videos)
-        # One by one: the processor gives tiles and frames one name, and takes videos of one length alone.
-        cut = [processor.image_processor([[image]], return_row_col_info=True, return_tensors="pt") for image in images]
-        shown = [_frames(processor, video) for video in videos]
+        if not raw.videos:
+            return super().encode_chat(processor, text, raw, opens=opens)
+        # One by one: the processor gives tiles and frames the same name, and takes only videos of equal length.
+        cut = [
+            processor.image_processor([[image]], return_row_col_info=True, return_tensors="pt") for image in raw.images
+        ]
+        shown = [_frames(processor, video) for video in raw.videos]
         [expanded], _ = processor.get_text_with_replacements(
             [text],
             images_replacements=[processor.replace_image_token(one, 0) for one in cut],
-            videos_replacements=[video_text(processor, video_metadata(video)) for video in videos],
+            videos_replacements=[video_text(processor, video_metadata(video)) for video in raw.videos],
         )
         left = {IMAGE: iter(cut), VIDEO: iter(shown)}
         in_order = [next(left[mark]) for mark in re.findall(f"{IMAGE}|{VIDEO}", text)]
         return EncodedPrompt(
             token_ids=processor.tokenizer(expanded, add_special_tokens=False)["input_ids"],
-            engine_token_ids=self.engine_ids(processor, text, videos=videos),
-            images=list(images),
+            engine_token_ids=self.engine_ids(processor, text, videos=raw.videos),
+            images=list(raw.images),
             media=self.merge_media(in_order),
-            videos=list(videos),
+            videos=list(raw.videos),
         )
 
     def engine_ids(self, processor: SmolVLMProcessor, text: str, *, videos: Sequence[Video]) -> list[int]:
         count = text.count(VIDEO)
-        assert len(videos) >= count, "how long a video is stands in the text"
+        assert len(videos) >= count, "the text holds the length of each video"
         if not count:
             return super().engine_ids(processor, text, videos=videos)
-        told = [video_text(processor, video_metadata(video)) for video in videos[:count]]
+        written_out = [video_text(processor, video_metadata(video)) for video in videos[:count]]
         [written], _ = processor.get_text_with_replacements(
             [text],
             images_replacements=[SMALLEST_IMAGE] * text.count(IMAGE),
             videos_replacements=[
-                f"{before}{AROUND_IMAGE}{IMAGE}{behind}" for before, behind in map(around_frames, told)
+                f"{before}{AROUND_IMAGE}{IMAGE}{behind}" for before, behind in map(around_frames, written_out)
             ],
         )
         return self.collapsed(processor, processor.tokenizer(written, add_special_tokens=False)["input_ids"])
 
-    def build_tiny(self, spec: TinyModelSpec, tokenizer_corpus: Iterable[str], folder: str | Path) -> None:
-        from lmm_r1.lmm_kits.idefics.tiny_model import SIZES, write_tiny
-
-        write_tiny(
-            self,
-            spec,
-            tokenizer_corpus,
-            folder,
-            image_processor=SmolVLMImageProcessor(**SIZES),
-            video_processor=SmolVLMVideoProcessor(**SIZES),
-        )
+    def tiny_parts(self) -> dict[str, Any]:
+        return {
+            **super().tiny_parts(),
+            "image_processor": SmolVLMImageProcessor(**SIZES),
+            "video_processor": SmolVLMVideoProcessor(**SIZES),
+        }
 
 
 def _frames(processor: SmolVLMProcessor, video: Video) -> Media:
-    """Return the frames of a video as tiles, (1, F, 3, side, side), and the mask of their pixels, of the dtype of images'."""
+    """Return the frames of a video as tiles, (1, F, 3, side, side), and their pixel mask, in the dtype of images' tensors."""
     made = processor.video_processor([channels_first(video)], do_sample_frames=False, return_tensors="pt")
-    return {key: made[key].float() for key in MEDIA_KEYS}
-
-
-KIT = SmolVlmKit()
+    return {key: made[key].float() for key in IdeficsKit.media_keys}

@@ -1,21 +1,44 @@
-"""The kit of Qwen2.5-VL."""
+"""The kits of Qwen2-VL and Qwen2.5-VL."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
-from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, Qwen2_5_VLProcessor
+from transformers import (
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2_5_VLProcessor,
+    Qwen2VLConfig,
+    Qwen2VLForConditionalGeneration,
+    Qwen2VLProcessor,
+)
 
 from lmm_r1.lmm_kits.kit import EncodedPrompt, TinyModelSpec
 from lmm_r1.lmm_kits.qwen_vl import QwenVlKit
+from lmm_r1.lmm_kits.tiny_model import VISION_LAYERS
+
+
+class Qwen2VlKit(QwenVlKit):
+    """A step of a video always counts 1 in the positions, because its processor does not return how long a step lasts."""
+
+    model_type = "qwen2_vl"
+    checkpoints = "Qwen2-VL"
+    config_class = Qwen2VLConfig
+    model_class = Qwen2VLForConditionalGeneration
+    processor_class = Qwen2VLProcessor
+    writes_thousandths = True
+
+    def tiny_vision(self, spec: TinyModelSpec) -> dict[str, Any]:
+        # The tower's own width is `embed_dim`; `hidden_size` is the language model's.
+        return {"embed_dim": spec.hidden_size, "mlp_ratio": 2}
+
 
 ENGINE_CLASS = "LmmR1Qwen2_5_VLForConditionalGeneration"
 
 
 class Qwen25VlKit(QwenVlKit):
-    """A step of a video counts as long as it lasts in the positions; vLLM learns that by a class of ours."""
+    """A step of a video counts as long as it lasts in the positions; in vLLM a class of ours does so (`engine_model`)."""
 
     model_type = "qwen2_5_vl"
     checkpoints = "Qwen2.5-VL"
@@ -26,7 +49,7 @@ class Qwen25VlKit(QwenVlKit):
     def image_scales(
         self, processor: Qwen2_5_VLProcessor, encoded: EncodedPrompt, *, sizes: Sequence[tuple[int, int]]
     ) -> tuple[tuple[float, float], ...]:
-        """Return the stored sizes over those that are shown: coordinates are pixels of the image as the tower sees it."""
+        """Return the stored sizes divided by the resized ones: coordinates are pixels of the image that the tower gets."""
         if not sizes:
             return ()
         assert encoded.media is not None, "the prompt has images"
@@ -37,20 +60,14 @@ class Qwen25VlKit(QwenVlKit):
         )
 
     def engine_arguments(self, config: Qwen2_5_VLConfig, *, max_images: int, max_videos: int) -> dict[str, Any]:
-        """Return vLLM's limits, and for rows with videos the class of `engine_model`, which knows how long they last."""
+        """Return vLLM's limits, and for rows with videos the class of `engine_model`, which uses their times."""
         limits = super().engine_arguments(config, max_images=max_images, max_videos=max_videos)
         return {**limits, "hf_overrides": {"architectures": [ENGINE_CLASS]}} if max_videos else limits
 
-    def build_tiny(self, spec: TinyModelSpec, tokenizer_corpus: Iterable[str], folder: str | Path) -> None:
-        from lmm_r1.lmm_kits.qwen_vl.tiny_model import VISION_LAYERS, write_tiny
-
-        vision = {
+    def tiny_vision(self, spec: TinyModelSpec) -> dict[str, Any]:
+        return {
             "intermediate_size": 2 * spec.hidden_size,
             "out_hidden_size": spec.hidden_size,
             "fullatt_block_indexes": [VISION_LAYERS - 1],
             "tokens_per_second": 2,
         }
-        write_tiny(self, spec, tokenizer_corpus, folder, vision_config=vision)
-
-
-KIT = Qwen25VlKit()

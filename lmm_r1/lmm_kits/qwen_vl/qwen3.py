@@ -1,0 +1,214 @@
+"""The kits of Qwen3-VL, dense and with experts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from transformers import (
+    PretrainedConfig,
+    Qwen2VLImageProcessor,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
+    Qwen3VLMoeConfig,
+    Qwen3VLMoeForConditionalGeneration,
+    Qwen3VLProcessor,
+    Qwen3VLVideoProcessor,
+)
+from transformers.conversion_mapping import register_checkpoint_conversion_mapping
+from transformers.core_model_loading import ConversionOps, WeightConverter
+from transformers.models.qwen3_vl.modeling_qwen3_vl import BaseModelOutputWithDeepstackFeatures
+
+from lmm_r1.data.messages import VideoPart
+from lmm_r1.data.videos import Video
+from lmm_r1.lmm_kits.encoding import bounded_steps
+from lmm_r1.lmm_kits.features import GridPoint, Parts
+from lmm_r1.lmm_kits.kit import TinyModelSpec
+from lmm_r1.lmm_kits.qwen_vl import ROPE, SPECIAL_TOKENS, TURNS, QwenVlKit
+from lmm_r1.lmm_kits.tiny_model import HEAD_DIM, TinyTokens
+
+# Of the tiny model. The features of the tower's first two layers are added after the first two layers of the language
+# model, but not after its last one, where they would affect no response.
+VISION_LAYERS = 3
+POSITIONS = 16 * 16
+HALF = [0.5, 0.5, 0.5]
+# One merged patch of 32 x 32 pixels is enough; the released checkpoint needs at least 64 of them per image.
+IMAGE_PIXELS = {"shortest_edge": 32 * 32, "longest_edge": 32 * 32 * 1280}
+VIDEO_PIXELS = {"shortest_edge": 64 * 64, "longest_edge": 32 * 32 * 4096}
+
+
+class DeepstackPoint(GridPoint):
+    """The tower with its projector, whose output has features of inner layers, too."""
+
+    def take(self, output: BaseModelOutputWithDeepstackFeatures) -> Parts:
+        return (output.pooler_output, *output.deepstack_features)
+
+    def give(self, parts: Parts) -> BaseModelOutputWithDeepstackFeatures:
+        return BaseModelOutputWithDeepstackFeatures(pooler_output=parts[0], deepstack_features=list(parts[1:]))
+
+
+class DeepstackKit(QwenVlKit):
+    """Features of the tower's inner layers are added after the language model's first layers."""
+
+    processor_class = Qwen3VLProcessor
+    writes_thousandths = True
+    vision_prefixes = (*QwenVlKit.vision_prefixes, "model.visual.pos_embed.")
+    projector_prefixes = (*QwenVlKit.projector_prefixes, "model.visual.deepstack_merger_list.")
+    feature_points = (DeepstackPoint(owner="model.visual", projects=True),)
+    engine_language_model: ClassVar[str]
+    """vLLM's class of the language model."""
+    # No default system turn, unlike in earlier releases.
+    tiny_tokens = TinyTokens(special=SPECIAL_TOKENS, chat_template=TURNS)
+
+    def bounded_video(self, processor: Qwen3VLProcessor, video: Video, part: VideoPart) -> Video:
+        return bounded_steps(processor, video, part)
+
+    def engine_arguments(self, config: PretrainedConfig, *, max_images: int, max_videos: int) -> dict[str, Any]:
+        """Return vLLM's limits, and the name of the language model's class.
+
+        vLLM 0.29's CPU platform needs that name (platforms/cpu.py asks for `use_mla`).
+        """
+        limits = super().engine_arguments(config, max_images=max_images, max_videos=max_videos)
+        return {**limits, "hf_overrides": {"text_config": {"architectures": [self.engine_language_model]}}}
+
+    def cut_inputs(self, language_model: torch.nn.Module, inputs: Mapping[str, Any], tokens: slice) -> dict[str, Any]:
+        """Return the inputs for some tokens, with what the first layers add to embeddings of images (V, H)."""
+        cut = super().cut_inputs(language_model, inputs, tokens)
+        visual = inputs["visual_pos_masks"]  # (1, T)
+        if visual is None:
+            return cut
+        before, inside = int(visual[:, : tokens.start].sum()), int(visual[:, tokens].sum())
+        added = [embeds[before : before + inside] for embeds in inputs["deepstack_visual_embeds"]]
+        return {**cut, "visual_pos_masks": visual[:, tokens], "deepstack_visual_embeds": added}
+
+    def tiny_vision(self, spec: TinyModelSpec) -> dict[str, Any]:
+        return {
+            "depth": VISION_LAYERS,
+            "intermediate_size": 2 * spec.hidden_size,
+            "out_hidden_size": spec.hidden_size,
+            "num_position_embeddings": POSITIONS,
+            "deepstack_visual_indexes": list(range(min(VISION_LAYERS - 1, spec.layers - 1))),
+        }
+
+    def tiny_text(self, spec: TinyModelSpec) -> dict[str, Any]:
+        # Time, height and width alternate along the rotations instead of having a section each.
+        rope = {**ROPE, "mrope_section": [6, 5, 5], "mrope_interleaved": True}
+        return {"head_dim": HEAD_DIM, "rope_parameters": rope}
+
+    def tiny_parts(self) -> dict[str, Any]:
+        return {
+            "image_processor": Qwen2VLImageProcessor(
+                patch_size=16, size=dict(IMAGE_PIXELS), image_mean=HALF, image_std=HALF
+            ),
+            "video_processor": Qwen3VLVideoProcessor(size=dict(VIDEO_PIXELS)),
+        }
+
+
+class Qwen3VlKit(DeepstackKit):
+    """The dense models."""
+
+    model_type = "qwen3_vl"
+    checkpoints = "Qwen3-VL"
+    config_class = Qwen3VLConfig
+    model_class = Qwen3VLForConditionalGeneration
+    engine_language_model = "Qwen3ForCausalLM"
+
+
+GATE_UP, DOWN = "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
+
+
+def register_released_layout(model_type: str) -> None:
+    """Let transformers in this process read either layout, and write the released one; may be called again."""
+    converters = [
+        WeightConverter(source_patterns=name, target_patterns=name, operations=[FromFile()])
+        for name in (GATE_UP, DOWN)
+    ]
+    register_checkpoint_conversion_mapping(model_type, converters, overwrite=True)
+
+
+def is_released(name: str, shape: torch.Size, *, hidden_size: int) -> bool:
+    """Say whether a tensor of a file has the released layout: (E, H, 2 I) to the experts and (E, I, H) back.
+
+    Where H is 2 I or I, both layouts have one shape, and the file is taken for a released one.
+    """
+    return shape[1 if name.endswith(GATE_UP) else 2] == hidden_size
+
+
+class FromFile(ConversionOps):
+    """Turns what a file holds to (E, out, in).
+
+    Unlike transformers' own, it asks the config for the sizes and not the weights, of which ZeRO-3 leaves none here.
+    """
+
+    @torch.no_grad()
+    def convert(
+        self, input_dict: dict[str, Any], source_patterns: list[str], target_patterns: list[str], **kwargs: Any
+    ) -> dict[str, torch.Tensor]:
+        tensor, (name,) = _only(input_dict), target_patterns
+        released = is_released(name, tensor.shape, hidden_size=kwargs["config"].get_text_config().hidden_size)
+        return {name: tensor.transpose(1, 2).contiguous() if released else tensor}
+
+    @property
+    def reverse_op(self) -> ConversionOps:
+        return ToFile()
+
+
+class ToFile(ConversionOps):
+    """Turns the model's (E, out, in) to the released layout."""
+
+    @torch.no_grad()
+    def convert(
+        self, input_dict: dict[str, Any], source_patterns: list[str], target_patterns: list[str], **kwargs: Any
+    ) -> dict[str, torch.Tensor]:
+        (name,) = target_patterns
+        return {name: _only(input_dict).transpose(1, 2).contiguous()}
+
+    @property
+    def reverse_op(self) -> ConversionOps:
+        return FromFile()
+
+
+def _only(tensors: dict[str, Any]) -> torch.Tensor:
+    (value,) = tensors.values()
+    return value[0] if isinstance(value, list) else value
+
+
+ENGINE_CLASS = "LmmR1Qwen3VLMoeForConditionalGeneration"
+# Of the tiny model.
+EXPERTS, EXPERTS_PER_TOKEN = 4, 2
+
+
+class Qwen3VlMoeKit(DeepstackKit):
+    """A router sends each token of a layer to a few experts, whose weights are two tensors a layer."""
+
+    model_type = "qwen3_vl_moe"
+    checkpoints = "Qwen3-VL-MoE (30B-A3B, 235B-A22B)"
+    config_class = Qwen3VLMoeConfig
+    model_class = Qwen3VLMoeForConditionalGeneration
+    engine_language_model = "Qwen3MoeForCausalLM"
+    zero3_leaf_classes = ("Qwen3VLMoeTextSparseMoeBlock",)
+
+    def engine_arguments(self, config: Qwen3VLMoeConfig, *, max_images: int, max_videos: int) -> dict[str, Any]:
+        """Return vLLM's limits, the class of `engine_model`, and how a token's experts are weighted.
+
+        Transformers lets the weights of a token's experts sum to 1, whatever `norm_topk_prob` is; vLLM asks the config.
+        """
+        arguments = super().engine_arguments(config, max_images=max_images, max_videos=max_videos)
+        overrides = arguments["hf_overrides"]
+        text = {**overrides["text_config"], "norm_topk_prob": True}
+        return {**arguments, "hf_overrides": {**overrides, "text_config": text, "architectures": [ENGINE_CLASS]}}
+
+    def tiny_text(self, spec: TinyModelSpec) -> dict[str, Any]:
+        return {
+            **super().tiny_text(spec),
+            # All sizes of a layer differ, so that a transposed tensor fits nowhere.
+            "moe_intermediate_size": 3 * spec.hidden_size // 2,
+            "num_experts": EXPERTS,
+            "num_experts_per_tok": EXPERTS_PER_TOKEN,
+            "norm_topk_prob": True,
+        }
+
+
+register_released_layout(Qwen3VlMoeKit.model_type)
+QWEN3_VL_MOE = Qwen3VlMoeKit()
