@@ -31,17 +31,16 @@ class Known:
 
 def known_commands() -> dict[str, Known]:
     """Return what is known of each command, `plan train_sft` and `serve_verifier math` among them."""
-    from lmm_r1.cli.plan import SUPERVISED
+    from lmm_r1.cli.plan import PLANNED, planned_by
     from lmm_r1.tasks.task import TASKS
     from remote_rm.registry import VERIFIERS
 
     known = {name: _of_module(name) for name in COMMANDS}
-    known["plan"] = dataclasses.replace(known["plan"], words=("train_ppo_ray", *SUPERVISED))
+    known["plan"] = dataclasses.replace(known["plan"], words=tuple(PLANNED))
     known["make_task"] = dataclasses.replace(known["make_task"], words=tuple(TASKS))
     known["completion"] = dataclasses.replace(known["completion"], words=SHELLS)
     known["serve_verifier"] = Known(flags={}, words=tuple(VERIFIERS))
-    known["plan train_ppo_ray"] = dataclasses.replace(known["plan"], words=())
-    known |= {f"plan {name}": _of_config(planned_by) for name, (planned_by, _) in SUPERVISED.items()}
+    known |= {f"plan {name}": _of_config(planned_by(name)) for name in PLANNED}
     known |= {f"serve_verifier {name}": _of_verifier(name) for name in VERIFIERS}
     known["help"] = Known(flags={}, words=tuple(COMMANDS))
     known[""] = Known(flags={"--help": (), "--version": ()}, words=(*COMMANDS, "help"))
