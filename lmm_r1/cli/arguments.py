@@ -20,6 +20,7 @@ import tyro
 from lmm_r1 import dotted
 from lmm_r1.cli.help_texts import attach_help, first_page
 from lmm_r1.cli.yaml_file import YamlError, read_settings, refused_value
+from lmm_r1.config.differences import only_defaults
 from lmm_r1.dotted import nearest
 from lmm_r1.errors import ListedError, RunStopped, UserError
 from lmm_r1.files.full_disk import sentence_of
@@ -66,6 +67,7 @@ def parse(
     arguments, config_files = _split_config_files(list(sys.argv[1:] if argv is None else argv), prog=prog)
     flags = dotted.leaf_types(config_class)
     arguments = [_in_full(argument, flags) for argument in arguments]
+    arguments = _without_only_defaults(arguments, flags, prog=prog)
     lister = f"{prog} --help" if first_help is None else f"{prog} --help-all"
     _refuse_unknown_flags(arguments, flags, config_class=config_class, prog=prog, lister=lister)
     _refuse_wrong_values(arguments, flags, prog=prog)
@@ -188,6 +190,28 @@ def _open_switches_valued(arguments: Sequence[str], flags: dict[str, object]) ->
             yield from (f"--{off}", "False")
         else:
             yield argument
+
+
+def _without_only_defaults(arguments: Sequence[str], flags: dict[str, object], *, prog: str) -> list[str]:
+    """Return the arguments without those of ONLY_DEFAULTS; another value than the default ends the process with code 2."""
+    accepted = only_defaults(flags)
+    rest: list[str] = []
+    remaining = iter(arguments)
+    for argument in remaining:
+        spelled, equals, text = argument.partition("=")
+        name = spelled[2:].replace("-", "_") if spelled.startswith("--") else ""
+        group, dot, last = name.rpartition(".")
+        negated = f"{group}{dot}{last.removeprefix('no_')}"
+        known = accepted.get(name)
+        if known is None and negated not in accepted:
+            rest.append(argument)
+        elif known is not None and not isinstance(known.value, bool):
+            text = text if equals else next(remaining, "")
+            if text != str(known.value):
+                _exit(prog, known.refusal(f"--{name} {text}"))
+        elif known is not None and text.lower() != "false":
+            _exit(prog, known.refusal(f"--{name}"))
+    return rest
 
 
 def _refuse_unknown_flags(

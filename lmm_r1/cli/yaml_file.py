@@ -8,6 +8,7 @@ from pathlib import Path
 
 import yaml
 
+from lmm_r1.config.differences import only_defaults
 from lmm_r1.config.shared import JsonText
 from lmm_r1.dotted import nearest
 
@@ -56,15 +57,19 @@ def parse_settings(text: str, flags: Mapping[str, object], *, source: str | None
     if not isinstance(root, yaml.MappingNode):
         raise YamlError(f"{_at(root, source)}expected settings such as `train.seed: 1`")
     settings: dict[str, object] = {}
-    for name, node in _leaves(root, flags, prefix="", source=source):
+    accepted = only_defaults(flags)
+    kinds = {**flags, **{name: type(known.value) for name, known in accepted.items()}}
+    for name, node in _leaves(root, kinds, prefix="", source=source):
         where = _at(node, source)
         if name in settings:
             raise YamlError(f"{where}{name} is given twice")
         try:
-            settings[name] = _convert(node, flags[name])
+            settings[name] = _convert(node, kinds[name])
         except ValueError as error:
             raise YamlError(f"{where}{name} {error}") from None
-    return settings
+        if name in accepted and settings[name] != accepted[name].value:
+            raise YamlError(f"{where}{accepted[name].refusal(f'{name} {settings[name]}')}")
+    return {name: value for name, value in settings.items() if name not in accepted}
 
 
 def _at(node: yaml.Node, source: str | None) -> str:

@@ -2,7 +2,7 @@
 
 from typing import TypeVar
 
-from lmm_r1.config.differences import DIFFERENCES, NOT_YET, Difference
+from lmm_r1.config.differences import DIFFERENCES, ONLY_DEFAULTS, Difference
 from lmm_r1.config.export import checkpoint_folder, to_openrlhf_args, to_yaml, unplanned, without_secrets
 from lmm_r1.config.ppo import PPOConfig
 from lmm_r1.config.preferences import DPOConfig, KTOConfig, PRMConfig, RMConfig

@@ -9,7 +9,6 @@ from typing import Any
 
 from lmm_r1 import dotted
 from lmm_r1.config.algorithm_checks import check_algorithm, check_async, check_filters, check_oversampling
-from lmm_r1.config.differences import INSTEAD, NOT_YET
 from lmm_r1.config.model_checks import (
     check_adapters,
     check_average,
@@ -78,15 +77,6 @@ def check_ppo(config: PPOConfig) -> None:
     check_vision_lr(config.actor.optim, config.actor.adam.vision_lr, prefix="actor.")
     if config.critic.model_name_or_path is not None:
         check_vision_lr(config.critic.optim, config.critic.adam.vision_lr, prefix="critic.")
-
-
-def refuse_unavailable(config: PPOConfig | SupervisedConfig) -> None:
-    """Raise UserError for a value that OpenRLHF has and this version does not."""
-    known = dotted.leaf_types(type(config))
-    for flag, refused in NOT_YET.items():
-        if flag in known and (value := dotted.get(config, flag)) in refused:
-            given = f"--{flag}" if value is True else f"--{flag} {value}"
-            raise UserError(f"{given} is not available in this version; {INSTEAD.get(flag, 'leave it out')}")
 
 
 def require(config: PPOConfig | SupervisedConfig, flag: str, *, example: str) -> None:

@@ -1,6 +1,7 @@
 """A config as OpenRLHF reads it, as a run folder keeps it, and the part of it that a stopped run must go on with."""
 
 import dataclasses
+import functools
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -8,6 +9,7 @@ from typing import Any, TypeVar
 import yaml
 
 from lmm_r1 import dotted
+from lmm_r1.config.differences import only_defaults
 from lmm_r1.config.model_checks import why_not_during_generation
 from lmm_r1.config.ppo import MOST_PASS_TOKENS, PPOConfig
 from lmm_r1.config.supervised import KDConfig, SupervisedConfig
@@ -93,7 +95,6 @@ _FREE = (
     "train.shared_prefix_enable",
     "train.trust_remote_code",
     "ds.packing_samples",
-    "use_ms",
     "vllm.",
 )
 
@@ -106,7 +107,11 @@ def checkpoint_folder(config: PPOConfig | SupervisedConfig) -> Path:
 
 def to_openrlhf_args(config: PPOConfig | SupervisedConfig) -> SimpleNamespace:
     """Return the nested namespace that OpenRLHF's own parser and checks make of the same flags; it may be changed."""
-    args = _namespace(dataclasses.asdict(unplanned(config)))
+    settings = dataclasses.asdict(unplanned(config))
+    for flag, known in only_defaults(dotted.leaf_types(type(config))).items():
+        *groups, name = flag.split(".")
+        functools.reduce(dict.__getitem__, groups, settings)[name] = known.value
+    args = _namespace(settings)
     # peft knows the one word as a shorthand; in a list it would be the name of a module.
     if args.ds.lora.target_modules == ("all-linear",):
         args.ds.lora.target_modules = "all-linear"

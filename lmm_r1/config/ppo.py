@@ -411,8 +411,6 @@ class VllmConfig(SpeculationFlags):
     """Keep the prompts' keys and values for later requests."""
     enforce_eager: bool | None = None
     """Use no CUDA graphs: quicker to start, slower to generate. None leaves them out for small models only."""
-    sync_backend: str = "nccl"
-    """How new weights travel to the engines."""
     sync_with_ray: bool = False
     """Send new weights through Ray."""
 
@@ -555,5 +553,3 @@ class PPOConfig:
     """Logs."""
     local_rank: int = -1
     """Set by launchers; -1 reads LOCAL_RANK."""
-    use_ms: bool = False
-    """Download models from ModelScope."""

@@ -319,8 +319,6 @@ class RMModelConfig(TrainedModelConfig):
     that the rows give both responses."""
     margin_loss_enable: bool = False
     """The chosen response's reward is to be larger by the row's margin; a row without one has 0."""
-    compute_fp32_loss_enable: bool = False
-    """Compute the loss in single precision, as it is here in any case."""
 
 
 @dataclass(frozen=True, kw_only=True)

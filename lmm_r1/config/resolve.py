@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from lmm_r1 import dotted
 from lmm_r1.config.algorithm_checks import CONSTANT
-from lmm_r1.config.checks import check_counts, check_open_sizes, check_ppo, refuse_unavailable, require
+from lmm_r1.config.checks import check_counts, check_open_sizes, check_ppo, require
 from lmm_r1.config.hardware import Offer, default_param_dtype, offered_gpus, settled_counts
 from lmm_r1.config.ppo import DEFAULT_VERIFIER, PPOConfig
 from lmm_r1.config.preferences import DPOConfig, KTOConfig, PRMConfig, RMConfig
@@ -37,7 +37,6 @@ def resolve_ppo(config: PPOConfig, *, ask: Callable[[], Offer] = offered_gpus) -
     Raises:
         UserError: a flag is missing, not available in this version, or contradicts another one.
     """
-    refuse_unavailable(config)
     require(config, "actor.model_name_or_path", example="path/or/hub-name")
     require(config, "data.prompt_dataset", example="datasets/prompts.jsonl")
     settings = _value_models(config)
@@ -130,7 +129,6 @@ def _with_reference(config: Referred) -> Referred:
 
 def _resolved(config: Supervised) -> Supervised:
     """Return the settings of a supervised stage with those values filled in that all of its trainers have."""
-    refuse_unavailable(config)
     require(config, "model.model_name_or_path", example="path/or/hub-name")
     require(config, "data.dataset", example="datasets/rows.jsonl")
     check_open_sizes(config, "train.batch_size", "train.micro_batch_size")

@@ -110,10 +110,6 @@ class DeepSpeedConfig:
     """Train on rows without padding, each of which holds several samples."""
     ulysses_size: int = 1
     """GPUs over which the tokens of one row are split, with all of them exchanging attention heads (Ulysses)."""
-    ring_attn_size: int = 1
-    """GPUs over which one sequence is split."""
-    ring_attn_head_stride: int = 1
-    """Attention heads computed per round of ring attention."""
     load_in_4bit: bool = False
     """Keep the language model under LoRA adapters in 4 bits (QLoRA: NF4, double quantization), here and in the models that
     are not trained; vision tower, projector and heads stay as they are."""
@@ -239,8 +235,6 @@ class SequenceConfig:
     """Give plain-text prompts to the chat template, as a user's turn; rows of messages always go there."""
     max_len: int = 2048
     """Longest sequence, in tokens: prompt, images and response together."""
-    disable_fast_tokenizer: bool = False
-    """Use the tokenizer written in Python."""
     bad_rows: BadRows = "stop"
     """What becomes of rows that cannot be used or encoded, all of which are listed: they stop the run, or it goes on without
     them, says how many they are, and keeps their list in left_out_rows.jsonl."""

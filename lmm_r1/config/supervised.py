@@ -97,8 +97,6 @@ class SupervisedConfig(OptimizerConfig):
     """Logs."""
     local_rank: int = -1
     """Set by launchers; -1 reads LOCAL_RANK."""
-    use_ms: bool = False
-    """Download models from ModelScope."""
 
 
 @dataclass(frozen=True, kw_only=True)

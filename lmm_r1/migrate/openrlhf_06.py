@@ -156,7 +156,7 @@ def _without(name: str, says: str, *harmless: object) -> Setting:
 
 SHARED = (
     _to("local_rank", "local_rank"),
-    _to("use_ms", "use_ms"),
+    _without("use_ms", "models come from the Hugging Face hub", False),
     _to("seed", "train.seed", default=42),
     _to("full_determinism", "train.full_determinism_enable", default=False),
     _to("train_batch_size", "train.batch_size", default=128),
@@ -181,7 +181,7 @@ SHARED = (
     _ruled("target_modules", "--ds.lora.target_modules here"),
     _without("exclude_modules", "name the layers that get an adapter with --ds.lora.target_modules", None),
     _to("lora_dropout", "ds.lora.dropout", default=0.0),
-    _to("disable_fast_tokenizer", "data.disable_fast_tokenizer", default=False),
+    _without("disable_fast_tokenizer", "transformers 5 has one tokenizer for each of these models", False),
     _to("apply_chat_template", "data.apply_chat_template", default=False),
     _to("max_samples", "data.max_samples"),
     _to("input_key", "data.input_key", default="input"),

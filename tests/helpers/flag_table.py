@@ -13,7 +13,6 @@ from lmm_r1 import dotted
 from lmm_r1.cli.help_texts import attach_help, help_of
 from lmm_r1.config import (
     DIFFERENCES,
-    NOT_YET,
     DPOConfig,
     KDConfig,
     KTOConfig,
@@ -22,7 +21,6 @@ from lmm_r1.config import (
     RMConfig,
     SFTConfig,
 )
-from lmm_r1.config.differences import INSTEAD
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "flags.md"
@@ -86,8 +84,6 @@ def _table(command: str) -> str:
     lines = ["| flag | default | effect | test |", "|---|---|---|---|"]
     for flag in dotted.leaf_types(config_class):
         said = help_of(config_class, flag)
-        if flag in NOT_YET:
-            said += f" **Any other value is refused**; {INSTEAD.get(flag, 'leave it out')}."
         named = "<br>".join(f"`{test}`" for test in tests.get(flag, []))
         lines.append(f"| `--{flag}` | {_default(config_class(), flag)} | {_cell(said)} | {named} |")
     return "\n".join(lines) + "\n"

@@ -19,9 +19,6 @@ RL = {
 SFT = {"model.model_name_or_path": "model", "data.dataset": "rows.jsonl"}
 LORA = {"ds.lora.rank": 8}
 REFUSED_IN_RL = [
-    ({"data.disable_fast_tokenizer": True}, "transformers 5 has one tokenizer"),
-    ({"ds.ring_attn_head_stride": 2}, "take --ds.ulysses_size"),
-    ({"ds.ring_attn_size": 2}, "take --ds.ulysses_size"),
     ({"ds.load_in_4bit": True}, "give --ds.lora.rank for adapters on them"),
     (
         {"ds.load_in_4bit": True, **LORA, "ds.zero_stage": 3},
@@ -98,8 +95,6 @@ REFUSED_IN_RL = [
     ),
     ({"actor.optim": "muon", "ds.param_dtype": "fp16"}, "--actor.optim muon with --ds.param_dtype fp16: DeepSpeed"),
     ({"data.curriculum": "easy_first"}, "--train.num_episodes 1 must be at least 2"),
-    ({"use_ms": True}, "leave it out"),
-    ({"vllm.sync_backend": "gloo"}, "--vllm.sync_with_ray"),
     ({"data.dataloader_num_workers": 2}, "in RL all rows are read before the first step"),
     ({"rollout.top_k": 0}, "must be at least 1, or -1 for all tokens"),
     ({"eval.dataset": "rows.jsonl"}, "is never evaluated on with --eval.steps -1"),
@@ -163,9 +158,6 @@ REFUSED_IN_RL = [
     ({"algo.advantage.estimator": "remax", "train.agent_func_path": "agent.py"}, "samples as it likes"),
 ]
 REFUSED_IN_SFT = [
-    ({"data.disable_fast_tokenizer": True}, "transformers 5 has one tokenizer"),
-    ({"ds.ring_attn_head_stride": 2}, "take --ds.ulysses_size"),
-    ({"use_ms": True}, "leave it out"),
     ({"eval.steps": 5}, "has nothing to evaluate on; give --eval.dataset"),
     ({"eval.before_training": True}, "--eval.before_training has nothing to evaluate on; give --eval.dataset"),
     ({"eval.verifier": "math"}, "has no rows to judge answers to; give --eval.dataset"),

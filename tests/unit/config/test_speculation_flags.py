@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from lmm_r1.config import PPOConfig, batch_inference, evaluate, generation
+from lmm_r1.config import PPOConfig, batch_inference, evaluate, shared
 from lmm_r1.config.batch_inference import BatchConfig
 from lmm_r1.config.evaluate import EvaluateConfig
 from lmm_r1.config.shared import Speculation, SpeculationFlags, check_speculation
@@ -68,8 +68,8 @@ def test_a_method_without_tokens_or_its_package_is_refused(monkeypatch):
     with pytest.raises(UserError, match="^--vllm.speculative_method suffix .*; give --vllm.speculative_tokens, too$"):
         check_speculation(SpeculationFlags(speculative_method="suffix"), prefix="vllm.")
     asked = SpeculationFlags(speculative_method="suffix", speculative_tokens=8)
-    monkeypatch.setattr(generation, "find_spec", lambda name: None)
+    monkeypatch.setattr(shared, "find_spec", lambda name: None)
     with pytest.raises(UserError, match="needs the package arctic-inference, .*take --speculative_method ngram$"):
         check_speculation(asked)
-    monkeypatch.setattr(generation, "find_spec", lambda name: name)
+    monkeypatch.setattr(shared, "find_spec", lambda name: name)
     check_speculation(asked)
