@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def certify_checkpoint(config: KitsConfig) -> None:
-    """Print the gaps of a checkpoint; ends the process with 1 where engine and training are apart."""
+    """Print the log-prob gaps of a checkpoint; exits with 1 if engine and training disagree."""
     assert config.parity is not None, "asked for"
     from lmm_r1.cli.parity import COLUMNS as GAP_COLUMNS
     from lmm_r1.cli.parity import certify
@@ -117,7 +117,7 @@ def kit_rows(*, vllm_version: str) -> list[tuple[str, ...]]:
     """Return one row per kit, as `COLUMNS` names its cells.
 
     Args:
-        vllm_version: the installed one, shown where the kit rolls out in it.
+        vllm_version: the installed version, shown for kits that vLLM runs.
     """
     return [_row(read_facts(name), vllm_version=vllm_version) for name in KITS]
 

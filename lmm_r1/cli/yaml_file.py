@@ -1,4 +1,4 @@
-"""YAML settings read by the type of the flag they stand for, with the file and line of whatever is wrong."""
+"""YAML settings read by the type of their flag, with file and line in error messages."""
 
 import json
 import types
@@ -184,7 +184,7 @@ def _convert_text(text: str, hint: object) -> object:
 
 
 def refused_value(text: str, hint: object) -> str | None:
-    """Say what is wrong with a number or one of the values that `hint` names, None where nothing is or it is neither."""
+    """Return what is wrong with the text of a number or a choice; None if nothing is, or for other types."""
     optional = typing.get_origin(hint) in (typing.Union, types.UnionType)
     members = typing.get_args(hint) if optional else (hint,)
     kinds = [member for member in members if member is not type(None)]
@@ -200,7 +200,7 @@ def refused_value(text: str, hint: object) -> str | None:
 
 
 def _meant(text: str, hint: object) -> str:
-    """Return what a value that is none of the choices may have meant, as the end of a sentence."""
+    """Return the end of a sentence that suggests a choice for an unknown value; "" without a suggestion."""
     if typing.get_origin(hint) is not typing.Literal:
         return ""
     from lmm_r1.config.ppo import ESTIMATORS_ELSEWHERE

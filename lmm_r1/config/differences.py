@@ -14,30 +14,30 @@ class Difference:
     command: Literal["train_ppo_ray", "train_sft", "train_dpo", "train_rm"]
     flag: str
     theirs: object
-    """OpenRLHF's default; ours stands at the field."""
+    """OpenRLHF's default; ours is at the field."""
     reason: str
     teaches: bool = False
-    """Whether it changes what a run trains, not only where files go, speed or precision."""
+    """Whether it changes training, and not only file locations, speed or precision."""
 
 
-_ATTENTION = "flash-attn is often not installed; auto takes it where it is"
-_OWN_CHECKPOINTS = "two runs never share checkpoints: without this flag they lie in the run's own output_dir"
-_RESUMES = "the same command in the same folder goes on where it stopped, and says so"
-_COUNTS = "a count that nobody names is what the machine has, and not eight GPUs that it may lack"
+_ATTENTION = "flash-attn is often not installed; auto uses it if it is"
+_OWN_CHECKPOINTS = "two runs never share checkpoints: by default they are in the run's own output_dir"
+_RESUMES = "the same command in the same folder resumes the run and reports it"
+_COUNTS = "a count that is not set is what the machine has, and not eight GPUs"
 _PARAM_DTYPE = "bf16 is many times slower on a CPU without instructions for it; elsewhere None is bf16"
-_INPUT_KEY = "rows hold their messages in `message` or in `messages`, and either is found"
-_ACCUMULATION = "of many passes' gradients, half precision loses the small ones; OpenRLHF leaves it to DeepSpeed"
-_LIGER = "the same numbers with fewer kernels, on GPUs where they run"
+_INPUT_KEY = "rows have their messages in `message` or `messages`, and both are detected"
+_ACCUMULATION = "accumulating many passes in half precision loses small gradients; OpenRLHF leaves it to DeepSpeed"
+_LIGER = "the same results with fewer kernels, on GPUs that support them"
 
-_BATCH = "a fifth of the rows, so that a pass over them is five steps at least; 128 at most"
-_MICRO_BATCH = "8, or what divides a GPU's share of an update, so that few rows can be shared among many GPUs"
-_OUTPUT = "stages that name no folder do not share one: it is runs/ and the stage's name"
+_BATCH = "a fifth of the rows, so that an epoch has at least five steps; at most 128"
+_MICRO_BATCH = "8, or a divisor of a GPU's share of an update, so that many GPUs can share few rows"
+_OUTPUT = "stages do not share a default folder: it is runs/ and the stage's name"
 
 _TEACHING = ("data.max_len", "train.batch_size")
 
 
 def _of_pairs(command: Literal["train_dpo", "train_rm"], *, checkpoints: str) -> tuple[Difference, ...]:
-    """Those of a command that learns from pairs of responses."""
+    """Differences of a command that trains on pairs of responses."""
     theirs: dict[str, tuple[object, str]] = {
         "ckpt.path": (checkpoints, _OWN_CHECKPOINTS),
         "ckpt.load_enable": (False, _RESUMES),
@@ -77,21 +77,21 @@ DIFFERENCES = (
         command="train_ppo_ray",
         flag="rollout.batch_size",
         theirs=1024,
-        reason="a fifth of the prompts, so that a pass over them is five steps at least; 1024 at most",
+        reason="a fifth of the prompts, so that an episode has at least five steps; at most 1024",
         teaches=True,
     ),
     Difference(
         command="train_ppo_ray",
         flag="rollout.n_samples_per_prompt",
         theirs=1,
-        reason="8 where the estimator compares the responses to one prompt with one another, else 1",
+        reason="8 if the estimator compares the responses to one prompt, else 1",
         teaches=True,
     ),
     Difference(
         command="train_ppo_ray",
         flag="train.batch_size",
         theirs=128,
-        reason="all samples of a step; 128 at most",
+        reason="all samples of a step, at most 128",
         teaches=True,
     ),
     Difference(command="train_ppo_ray", flag="ckpt.load_enable", theirs=False, reason=_RESUMES),
@@ -125,11 +125,11 @@ DIFFERENCES = (
 
 
 def differences_line(command: str, config: object, *, given: Container[str]) -> str | None:
-    """Return a line with the defaults that make a run train something else than OpenRLHF's; None without any.
+    """Return a line with the defaults by which training differs from OpenRLHF's; None without any.
 
     Args:
         config: the run's settings.
-        given: the flags that somebody has set.
+        given: the flags that are set.
     """
     listed = [
         f"--{one.flag} {dotted.get(config, one.flag) or 'as many as the rows allow'} ({one.theirs} there)"

@@ -17,7 +17,7 @@ from lmm_r1.config.supervised import KDConfig, SupervisedConfig
 Config = TypeVar("Config", bound=PPOConfig | SupervisedConfig)
 SECRETS = (("logger", "wandb", "key"), ("logger", "swanlab", "key"))
 
-# What a plan chooses by the memory of GPUs is this where nothing is planned: OpenRLHF's defaults.
+# Values without a plan for settings that a plan chooses by memory: OpenRLHF's defaults.
 UNPLANNED: dict[str, object] = {
     "actor.gradient_checkpointing_enable": False,
     "ds.adam_offload": False,
@@ -36,7 +36,7 @@ _SHARED_UNPLANNED: dict[str, object] = {"vllm.enable_sleep": True, "vllm.gpu_mem
 # Of an engine next to a student and a teacher that stay.
 _STUDENT_UNPLANNED: dict[str, object] = {"vllm.gpu_memory_utilization": 0.3}
 
-# What a run may be stopped and taken up with: how it is shown, kept, placed and cut into passes. A trailing dot stands
+# Settings that a resumed run may change: display, storage, placement and passes. A trailing dot is
 # for a whole group. Models and rows are compared by their content, not by these names.
 _FREE = (
     "actor.gradient_checkpointing_enable",
@@ -100,7 +100,7 @@ _FREE = (
 
 
 def checkpoint_folder(config: PPOConfig | SupervisedConfig) -> Path:
-    """Return where the run's checkpoints lie."""
+    """Return the folder of the run's checkpoints."""
     ckpt = config.ckpt
     return Path(ckpt.output_dir) / "checkpoints" if ckpt.path is None else Path(ckpt.path)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from lmm_r1.config.rows import RowReadingConfig
+from lmm_r1.config.shared import RowReadingConfig
 from lmm_r1.data.images import image_size, load_image
 from lmm_r1.data.messages import ImagePart, Row, TextPart, VideoPart, images_of, videos_of
 from lmm_r1.data.videos import DEFAULT_FPS, Video, load_video, video_size

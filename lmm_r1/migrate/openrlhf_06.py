@@ -266,7 +266,7 @@ PPO = (
     _to("lr_warmup_ratio", "actor.lr_warmup_ratio", "critic.lr_warmup_ratio", default=0.03),
     _to("actor_learning_rate", "actor.adam.lr", default=1e-6),
     _to("critic_learning_rate", "critic.adam.lr", default=9e-6),
-    _without("ptx_coef", "there is no pre-training loss beside RL", 0.05),
+    _without("ptx_coef", "there is no pre-training loss in addition to RL", 0.05),
     _to("aux_loss_coef", "actor.aux_loss_coef", default=0.0),
     _ruled("entropy_loss_coef", "--actor.entropy_coef here", 0.0),
     _to("eps_clip", "actor.eps_clip", default=0.2),

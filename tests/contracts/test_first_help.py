@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lmm_r1 import cli, dotted
-from lmm_r1.cli import help_texts
+from lmm_r1.cli import arguments as help_texts
 from lmm_r1.cli.arguments import parse
 from lmm_r1.cli.plan import PLANNED, MachineFlags, planned_by
 from lmm_r1.config import PPOConfig, SupervisedConfig, resolve

@@ -10,7 +10,7 @@ from pathlib import Path
 import yaml
 
 from lmm_r1 import dotted
-from lmm_r1.cli.help_texts import attach_help, help_of
+from lmm_r1.cli.arguments import attach_help, help_of
 from lmm_r1.config import (
     DIFFERENCES,
     DPOConfig,

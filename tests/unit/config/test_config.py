@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from lmm_r1 import dotted
-from lmm_r1.cli.arguments import parse
-from lmm_r1.cli.help_texts import HELP, attach_help
+from lmm_r1.cli.arguments import HELP, attach_help, parse
 from lmm_r1.config import PPOConfig, SFTConfig, resolve, to_openrlhf_args, to_yaml
 from lmm_r1.errors import UserError
 

@@ -131,7 +131,7 @@ REFUSED_IN_RL = [
     ),
     (
         {"algo.advantage.is_correction_gating": "tv", "algo.advantage.is_correction_level": "token"},
-        "has an upper bound alone",
+        "has only an upper bound",
     ),
     (
         {
@@ -178,10 +178,10 @@ REFUSED_IN_SFT = [
     ({"data.input_template": "Q: {}"}, "name it with --data.output_key"),
     (
         {"data.input_template": "Q: {}", "data.output_key": "a", "data.apply_chat_template": True},
-        "both write what stands around a prompt",
+        "both write the text around a prompt",
     ),
-    ({"model.pretrain_mode_enable": True, "data.input_template": "Q: {}"}, "a column of text goes in as it stands"),
-    ({"model.pretrain_mode_enable": True, "data.apply_chat_template": True}, "a column of text goes in as it stands"),
+    ({"model.pretrain_mode_enable": True, "data.input_template": "Q: {}"}, "a column of text is used as it is"),
+    ({"model.pretrain_mode_enable": True, "data.apply_chat_template": True}, "a column of text is used as it is"),
     ({"model.pretrain_mode_enable": True, "data.multiturn": False}, "every token counts; leave one out"),
     ({"min_lr_ratio": 0.5, "lr_scheduler": "linear"}, "--min_lr_ratio 0.5 has no part in --lr_scheduler linear"),
 ]
