@@ -8,9 +8,8 @@ import re
 from pathlib import Path
 
 from lmm_r1 import cli, dotted
-from lmm_r1.cli.help_texts import attach_help, help_of
-from lmm_r1.config import DIFFERENCES, NOT_YET
-from lmm_r1.config.differences import INSTEAD
+from lmm_r1.cli.arguments import attach_help, help_of
+from lmm_r1.config import DIFFERENCES
 
 DOCS = Path(__file__).resolve().parent
 FLAGS_PAGE, MIGRATING_PAGE = DOCS / "flags.md", DOCS / "migrating.md"
@@ -70,8 +69,6 @@ def _rows(config_class: type) -> list[str]:
     rows = []
     for flag in dotted.leaf_types(config_class):
         effect = help_of(config_class, flag)
-        if flag in NOT_YET:
-            effect += f" **Any other value is refused**; {INSTEAD.get(flag, 'leave it out')}."
         rows.append(f"| `--{flag}` | {_default(config_class(), flag)} | {_cell(effect)} |\n")
     return rows
 

@@ -10,8 +10,7 @@ from lmm_r1 import quiet
 quiet.begin()
 
 if TYPE_CHECKING:
-    from lmm_r1.api.evaluation import Evaluation, evaluate
-    from lmm_r1.api.generation import AnsweredRow, GeneratedResponse, Generation, generate
+    from lmm_r1.api.inference import AnsweredRow, Evaluation, GeneratedResponse, Generation, evaluate, generate
     from lmm_r1.api.training import TrainedRun, train_rl, train_sft
     from lmm_r1.config import PPOConfig, SFTConfig
     from lmm_r1.errors import RunStopped, UserError
@@ -41,8 +40,7 @@ __all__ = [
     "train_sft",
 ]
 _HOMES = {
-    "lmm_r1.api.evaluation": ("Evaluation", "evaluate"),
-    "lmm_r1.api.generation": ("AnsweredRow", "GeneratedResponse", "Generation", "generate"),
+    "lmm_r1.api.inference": ("AnsweredRow", "Evaluation", "GeneratedResponse", "Generation", "evaluate", "generate"),
     "lmm_r1.api.training": ("TrainedRun", "train_rl", "train_sft"),
     "lmm_r1.config": ("PPOConfig", "SFTConfig"),
     "lmm_r1.errors": ("RunStopped", "UserError"),

@@ -1,22 +1,30 @@
-"""The settings of a call: a dataclass, a YAML file or a mapping, read as the commands read theirs."""
+"""The settings and rows of a call, and the process state that a call restores when it returns."""
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import gc
 import hashlib
 import io
 import json
+import multiprocessing
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import yaml
 from PIL import Image
 
-from lmm_r1 import dotted
+from lmm_r1 import cpu, dotted
 from lmm_r1.cli.yaml_file import YamlError, parse_settings, read_settings
-from lmm_r1.errors import UserError
+from lmm_r1.cluster.worker_processes import close_server
+from lmm_r1.config.rewards import GIVEN
+from lmm_r1.errors import RunStopped, UserError
 from lmm_r1.files.atomic import write_atomically
 
 if TYPE_CHECKING:
@@ -29,10 +37,10 @@ Settings: TypeAlias = "Config | Mapping[str, object] | str | os.PathLike[str]"
 
 
 def read_config(config_class: type[Config], given: Settings[Config], *more: Mapping[str, object]) -> Config:
-    """Return the settings as `config_class` has them, with what `more` says in their places, later mappings first.
+    """Return the settings as `config_class` has them, overridden by the mappings in `more`; later ones have precedence.
 
     Raises:
-        UserError: the file cannot be read, a name is unknown, or a value is of another type; the nearest name is told.
+        UserError: the file cannot be read, a name is unknown, or a value has another type; the message suggests the nearest name.
     """
     if isinstance(given, config_class):
         config, layers = given, more
@@ -70,7 +78,7 @@ def _from_mapping(config_class: type, settings: Mapping[str, object]) -> dict[st
 
 
 def _plain(value: object) -> object:
-    """Return a value as YAML can write it: paths, and what stands for one, as text."""
+    """Return a value that YAML can write: paths become text."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if isinstance(value, Mapping):
@@ -149,3 +157,95 @@ def _as_json(value: object) -> object:
 
 def _data_uri(data: bytes, kind: str) -> str:
     return f"data:{kind};base64,{base64.b64encode(data).decode()}"
+
+
+_FLAG = re.compile(r"--(?=[A-Za-z])")
+
+
+@contextmanager
+def own_process(arguments: Mapping[str, str]) -> Iterator[None]:
+    """Run a command's work in this process, and restore what it changes afterwards.
+
+    That is the environment, Ray, the process group and Python's garbage collector. Errors name settings and
+    arguments, and not of flags.
+
+    Args:
+        arguments: names of the call's arguments, by the settings that they replace.
+
+    Raises:
+        UserError: the process cannot do it, or what is raised inside. RunStopped likewise.
+    """
+    _check_process()
+    environment, thresholds = dict(os.environ), gc.get_threshold()
+    try:
+        with _without_loop():
+            yield
+    except UserError as error:
+        # One that was raised in a worker comes with its traceback, as the cause of Ray's own.
+        raise UserError(in_arguments(str(getattr(error, "cause", error)), arguments)) from error
+    except RunStopped as stop:
+        raise RunStopped(in_arguments(str(stop), arguments), exit_code=stop.exit_code) from stop
+    finally:
+        _leave()
+        gc.unfreeze()
+        gc.set_threshold(*thresholds)
+        os.environ.clear()
+        os.environ.update(environment)
+
+
+@contextmanager
+def _without_loop() -> Iterator[None]:
+    """Let code inside run its own event loops although one runs in this thread, as in a notebook.
+
+    That one waits for the cell either way. asyncio has these functions for whoever writes a loop.
+    """
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        yield
+        return
+    task = asyncio.current_task()
+    if task is not None:
+        asyncio.tasks._leave_task(loop, task)
+    asyncio._set_running_loop(None)
+    try:
+        yield
+    finally:
+        asyncio._set_running_loop(loop)
+        if task is not None:
+            asyncio.tasks._enter_task(loop, task)
+
+
+def in_arguments(sentence: str, arguments: Mapping[str, str]) -> str:
+    """Return a sentence about flags as one about settings and arguments: `--train.seed` is `train.seed`."""
+    sentence = " ".join(line.strip() for line in sentence.splitlines()).replace(GIVEN, "")
+    for setting, argument in arguments.items():
+        sentence = re.sub(rf"--{re.escape(setting)}(?![\w.])", argument, sentence)
+    return _FLAG.sub("", sentence).replace("the same command", "the same call")
+
+
+def _check_process() -> None:
+    # `multiprocessing` checks the same before it starts a process.
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise UserError(
+            "a process that was started to help imports this script again, and would do all of it once more; put the "
+            'calls of lmm_r1 under `if __name__ == "__main__":`'
+        )
+    ray = sys.modules.get("ray")
+    if ray is not None and ray.is_initialized():
+        raise UserError(
+            "this process has joined a Ray cluster; call ray.shutdown() first: a call of lmm_r1 starts its own"
+        )
+
+
+def _leave() -> None:
+    """End what a command leaves running until its process ends."""
+    if (ray := sys.modules.get("ray")) is not None:
+        ray.shutdown()
+    # It holds what workers load, about 700 MB.
+    close_server()
+    if "lmm_r1.host.strategy" in sys.modules:
+        from lmm_r1.host.strategy import leave_group
+
+        leave_group()
+    cpu.follow_workers(None)

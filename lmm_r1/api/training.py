@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from lmm_r1.api.process import own_process
-from lmm_r1.api.settings import IMAGE_DIR, Rows, Settings, image_dir, read_config, row_file
+from lmm_r1.api.settings import IMAGE_DIR, Rows, Settings, image_dir, own_process, read_config, row_file
 from lmm_r1.cli.training import begin_workers, prepare_training
 from lmm_r1.config import PPOConfig, SFTConfig, resolve
 from lmm_r1.config.hardware import check_machine
@@ -24,7 +23,7 @@ Reward = Callable[..., Any]
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedRun:
-    """A finished stage; wherever a path of a checkpoint is asked for, it stands for its folder."""
+    """A finished stage; it can be passed as the path of a checkpoint."""
 
     folder: Path
     """The model in Hugging Face format, the settings, metrics, sampled responses and checkpoints."""
@@ -98,7 +97,7 @@ def train_sft(
 
 
 _Given = Mapping[str, tuple[str, "Rows | None"]]
-"""Rows by the name of their argument, with the setting in whose place they stand."""
+"""The setting that each argument with rows replaces."""
 
 
 def _arguments(given: _Given) -> dict[str, str]:
@@ -114,7 +113,7 @@ def _ready(config: Config, given: _Given) -> Config:
     named = {setting: rows for setting, rows in given.values() if rows is not None}
     if named and config.data.image_dir is None and all(image_dir(rows) for rows in named.values()):
         config = read_config(type(config), config, {f"data.{IMAGE_DIR}": image_dir([])[IMAGE_DIR]})
-    # What is wrong with other settings is told before anything is written.
+    # Other settings are checked before anything is written.
     resolve(read_config(type(config), config, dict.fromkeys(named, "rows.jsonl")))
     files = {
         setting: row_file(rows, folder=folder, argument=argument)

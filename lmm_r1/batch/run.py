@@ -14,10 +14,9 @@ from typing import Any
 
 from lmm_r1.batch.inputs import MESSAGES, load_responses, select, with_paths
 from lmm_r1.batch.job import INDEX, JobTotals, RowLog, run_job
-from lmm_r1.config.batch_inference import STEP_FLAGS, BatchConfig, check
-from lmm_r1.config.generation import EPISODE_FLAGS, episode_limits
+from lmm_r1.config.generation import EPISODE_FLAGS, STEP_FLAGS, BatchConfig, check_batch, episode_limits
 from lmm_r1.config.rewards import verifier_from
-from lmm_r1.config.rows import row_reading
+from lmm_r1.config.shared import row_reading
 from lmm_r1.data.bad_rows import SkippedRow
 from lmm_r1.data.files import read_good_rows
 from lmm_r1.data.images import PictureFolder
@@ -83,7 +82,7 @@ class _Plan:
 
 def run_batch(config: BatchConfig, *, progress: Progress) -> BatchReport:
     """Do the job, or go on with it; raises UserError for what the user gave and for a full disk."""
-    check(config)
+    check_batch(config)
     log = RowLog(config.output)
     # Outputs of single responses were begun without a word of episodes, those of other scorers without one of steps.
     unused = EPISODE_FLAGS if config.agent is None else ()

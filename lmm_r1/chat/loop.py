@@ -26,7 +26,7 @@ from lmm_r1.chat.commands import (
 from lmm_r1.chat.conversation import NAMES, Sampling, SavedConversation, load
 from lmm_r1.chat.screen import PlainScreen, Screen, Streams, captured_output
 from lmm_r1.chat.session import Session, dragged_image, greeting
-from lmm_r1.config.generation import ChatConfig, check
+from lmm_r1.config.generation import ChatConfig, check_chat
 from lmm_r1.errors import UserError
 
 
@@ -35,7 +35,7 @@ def run_chat(config: ChatConfig) -> bool:
 
     Raises KeyboardInterrupt where Ctrl-C is to end the program: while it loads, and always outside of a terminal.
     """
-    check(config)
+    check_chat(config)
     sampling = _sampling(config)
     saved = None if config.load is None else load(config.load)
     in_terminal = sys.stdin.isatty() and sys.stdout.isatty()

@@ -13,11 +13,11 @@ from lmm_r1 import cpu
 from lmm_r1.dotted import nearest
 from lmm_r1.files.full_disk import sentence_of
 
-# Here, as a command may load torch before it knows what it is to do.
+# Set here, because a command may load torch before it knows what it does.
 cpu.choose_waiting()
 
 COMMANDS = {
-    "init": "a first project: rows with pictures, settings, a reward function, and a README with its commands",
+    "init": "write a first project: rows with images, settings, a reward function, and a README with its commands",
     "train_ppo_ray": "reinforcement learning with Ray, DeepSpeed and vLLM (the FRE and MGT stages)",
     "train_sft": "supervised fine-tuning (the cold start)",
     "train_dpo": "direct preference optimization on pairs of responses: DPO, cDPO, IPO, SimPO",
@@ -25,23 +25,23 @@ COMMANDS = {
     "train_prm": "a process reward model from steps with labels, for the best of n, serve_rm and RL",
     "train_rm": "a reward model from pairs of responses, for serve_rm and RL",
     "train_kd": "distillation: a student learns the token distributions of a teacher",
-    "plan": "what a run will take of the memory of GPUs and machines, told before anything is loaded",
-    "serve_verifier": "rewards over HTTP: math, choice, number, exact, list, box, edit_distance, vqa, format, a composition, or a model as judge",
-    "serve_rm": "rewards over HTTP by a trained reward model, for text and images",
-    "serve_chat": "a checkpoint behind the OpenAI chat API, for text and images: as a judge, or for evaluations elsewhere",
-    "interactive_chat": "a conversation with a checkpoint, with images, in the terminal",
-    "batch_inference": "responses of a checkpoint to a file of rows, scored and selected; resumable",
-    "evaluate": "accuracy, pass@k, majority@k, format and length of checkpoints on row files and benchmark suites",
-    "report": "one self-contained HTML page about a run or a curriculum, or about several compared: curves, scores, rollouts",
-    "check_data": "what is in a row file, and what of it a training would stumble over; a page with its images",
-    "prepare_data": "rows of a public dataset by its recipe, from the hub or a local copy, with images and hashes; resumable",
+    "plan": "estimate GPU and host memory before loading anything: a dry run of a training command",
+    "serve_verifier": "serve rewards over HTTP: math, choice, number, exact, list, box, edit_distance, vqa, format, a composition, or a model as judge",
+    "serve_rm": "serve the rewards of a trained reward model over HTTP, for text and images",
+    "serve_chat": "serve a checkpoint with the OpenAI chat API, for text and images: as a judge or for other evaluation tools",
+    "interactive_chat": "chat with a checkpoint in the terminal, with images",
+    "batch_inference": "generate responses to a file of rows, score and select them; resumable",
+    "evaluate": "measure accuracy, pass@k, majority@k, format and length of checkpoints on row files and benchmark suites",
+    "report": "write a self-contained HTML page about a run or a curriculum, or compare several: curves, scores, rollouts",
+    "check_data": "statistics of a row file and problems that training would have with it; a page with its images",
+    "prepare_data": "write rows of a public dataset by its recipe, from the hub or a local copy, with images and hashes; resumable",
     "make_task": "write row files of a procedural task, with images",
-    "kits": "the architectures that can be trained, and what each supports",
-    "convert_config": "settings of EasyR1, verl or LMM-R1's own scripts as a file for ours, with what has no counterpart",
-    "convert_checkpoint": "write a checkpoint in an original format again in the format that the other commands take",
-    "merge": "a checkpoint in Hugging Face format from a LoRA adapter or a DeepSpeed checkpoint, checked",
-    "completion": "a script with which bash or zsh complete commands, flags and their values",
-    "make_tiny_model": "build a small random multimodal model and its processor, for trials on any machine",
+    "kits": "list the supported architectures and what each supports",
+    "convert_config": "convert settings of EasyR1, verl or LMM-R1's own scripts to a file for --config, with a list of what has no counterpart",
+    "convert_checkpoint": "convert a checkpoint from its maker's format to the format that the other commands take",
+    "merge": "write a checkpoint in Hugging Face format from a LoRA adapter or a DeepSpeed checkpoint, and check it",
+    "completion": "print a script with which bash or zsh completes commands, flags and their values",
+    "make_tiny_model": "build a small random multimodal model and its processor, to try commands on any machine",
 }
 
 HELP = ("-h", "--help", "help")
@@ -61,7 +61,7 @@ def run_command(main: Callable[[], None]) -> None:
         try:
             main()
         finally:
-            # What is left in the buffer would fail when the interpreter ends.
+            # Otherwise the buffer would fail when the interpreter exits.
             sys.stdout.flush()
     except BrokenPipeError:
         if not _reader_has_gone():
@@ -78,7 +78,7 @@ def run_command(main: Callable[[], None]) -> None:
             print(f"lmm-r1: error: {sentence}", file=sys.stderr)
         raise SystemExit(1) from None
     except SystemExit as end:
-        # What rich makes of it, with a code of its own.
+        # rich turns it into an exit code of its own.
         if isinstance(end.__context__, BrokenPipeError):
             raise SystemExit(128 + signal.SIGPIPE) from None
         raise

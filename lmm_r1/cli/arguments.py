@@ -1,25 +1,33 @@
-"""Command-line flags and YAML files read into the frozen dataclass that describes a command."""
+"""Command-line flags and YAML files read into the frozen dataclass of a command, and its help."""
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import dataclasses
 import functools
+import inspect
 import io
 import itertools
 import os
 import re
+import shutil
 import signal
 import sys
+import textwrap
+import types
+import typing
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import tyro
 
 from lmm_r1 import dotted
-from lmm_r1.cli.help_texts import attach_help, first_page
 from lmm_r1.cli.yaml_file import YamlError, read_settings, refused_value
+from lmm_r1.config.differences import only_defaults
+from lmm_r1.config.shared import JsonText
 from lmm_r1.dotted import nearest
 from lmm_r1.errors import ListedError, RunStopped, UserError
 from lmm_r1.files.full_disk import sentence_of
@@ -27,7 +35,123 @@ from lmm_r1.files.full_disk import sentence_of
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-    from lmm_r1.config.shared import FirstHelp
+    from lmm_r1.config.shared import Example, FirstHelp
+
+
+HELP = "help"
+
+
+def attach_help(config_class: type) -> None:
+    """Put the docstring below each field, including nested groups, into the field's metadata, which tyro reads first.
+
+    tyro finds them by itself, but searches a module's source again for every class in it: 0.3 s for 170 flags.
+    """
+    hints = typing.get_type_hints(config_class)
+    texts = {name: text for base in reversed(config_class.__mro__) for name, text in _class_texts(base).items()}
+    for field in dataclasses.fields(config_class):
+        if HELP not in field.metadata and field.name in texts:
+            field.metadata = MappingProxyType({**field.metadata, HELP: texts[field.name]})
+        if dataclasses.is_dataclass(hints[field.name]):
+            attach_help(hints[field.name])
+
+
+def help_of(config_class: type, flag: str) -> str:
+    """Return a flag's help by its dotted name, after `attach_help`; empty without a docstring."""
+    *groups, name = flag.split(".")
+    for group in groups:
+        config_class = typing.get_type_hints(config_class)[group]
+    (field,) = (field for field in dataclasses.fields(config_class) if field.name == name)
+    return field.metadata.get(HELP, "")
+
+
+def _class_texts(config_class: type) -> dict[str, str]:
+    return _module_texts(config_class.__module__).get(config_class.__qualname__, {})
+
+
+@functools.cache
+def _module_texts(module_name: str) -> dict[str, dict[str, str]]:
+    """Return the docstring under each annotated name of each class at the top of a module."""
+    try:
+        tree = ast.parse(inspect.getsource(sys.modules[module_name]))
+    except (OSError, TypeError):  # no source: a built-in module, or a class typed in at a prompt
+        return {}
+    return {node.name: _texts(node) for node in tree.body if isinstance(node, ast.ClassDef)}
+
+
+def _texts(class_node: ast.ClassDef) -> dict[str, str]:
+    texts: dict[str, str] = {}
+    for statement, following in zip(class_node.body, class_node.body[1:], strict=False):
+        match statement, following:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                texts[name] = inspect.cleandoc(text)
+    return texts
+
+
+_WORDS: dict[object, str] = {int: "INT", float: "FLOAT", str: "TEXT", JsonText: "JSON"}
+# Wider lines are hard to read.
+_WIDEST = 100
+
+
+def first_page(defaults: DataclassInstance, first: FirstHelp, *, prog: str, description: str) -> str:
+    """Return the page, as wide as the terminal.
+
+    Args:
+        defaults: the value of each flag that is not set.
+    """
+    width = min(shutil.get_terminal_size().columns, _WIDEST)
+    flags = dotted.leaf_types(type(defaults))
+    parts = [f"usage: {prog} [FLAGS]", textwrap.fill(description, width), "Examples:"]
+    parts += [_shown(example, prog=prog, width=width) for example in first.examples]
+    parts.append(f"The {len(first.flags)} most used flags:")
+    parts += [_told(defaults, flag, flags[flag], width=width) for flag in first.flags]
+    parts.append(f"`{prog} --help-all` lists all {len(flags)} flags.")
+    return "\n\n".join(parts)
+
+
+def _shown(example: Example, *, prog: str, width: int) -> str:
+    """Return an example with its flags and their values in lines that a shell reads as one."""
+    lines = [f"  {prog}"]
+    for flag in re.split(" (?=--)", example.arguments):
+        # Two for the sign that the command goes on.
+        if len(lines[-1]) + 1 + len(flag) > width - 2:
+            lines.append(f"      {flag}")
+        else:
+            lines[-1] += f" {flag}"
+    return f"  # {example.what}\n" + " \\\n".join(lines)
+
+
+def _told(defaults: object, flag: str, hint: object, *, width: int) -> str:
+    default = dotted.get(defaults, flag)
+    said = "required" if default is tyro.MISSING else f"default: {_as_typed(default)}"
+    head, choices = f"  --{flag} {value_name(hint)}".rstrip(), ""
+    if len(head) > width:
+        head, choices = f"  --{flag} NAME", f"One of {', '.join(map(str, typing.get_args(hint)))}. "
+    text = " ".join(f"{choices}{help_of(type(defaults), flag)} ({said})".split())
+    indent = " " * 8
+    return f"{head}\n" + textwrap.fill(
+        text, width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
+    )
+
+
+def _as_typed(value: object) -> str:
+    return " ".join(map(str, value)) or "none" if isinstance(value, tuple) else str(value)
+
+
+def value_name(hint: object) -> str:
+    """Return the placeholder for the value of a flag of this type: `FLOAT`, `{a,b}`, `TEXT ...`; empty for a switch."""
+    if dotted.is_switch(hint):
+        return ""
+    origin, parameters = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Annotated:
+        return value_name(parameters[0])
+    if origin in (typing.Union, types.UnionType):
+        return value_name(next(member for member in parameters if member is not type(None)))
+    if origin is typing.Literal:
+        return f"{{{','.join(map(str, parameters))}}}"
+    if origin is tuple:
+        last = parameters[-1] is Ellipsis
+        return f"{value_name(parameters[0])} ..." if last else " ".join(map(value_name, parameters))
+    return _WORDS.get(hint, "PATH")
 
 
 Config = TypeVar("Config", bound="DataclassInstance")
@@ -35,7 +159,7 @@ Config = TypeVar("Config", bound="DataclassInstance")
 # tyro answers these itself, whatever the command.
 TYRO_FLAGS = ("tyro_print_completion", "tyro_write_completion")
 HELP_FLAGS = {"-h": False, "--help": False, "--help-all": True, "--help_all": True}
-"""Whether each shows all flags where the command has a first page."""
+"""Whether each shows all flags if the command has a first page."""
 CONFIG_FLAG = "config"
 _SWITCH_VALUES = ("True", "False", "None")
 _WIDTH = "COLUMNS"
@@ -43,7 +167,7 @@ _WIDTH = "COLUMNS"
 _ARGUMENT = re.compile(r"(?P<flag>--\S+ )?(?P<kind>\S+)(?: \[\S+ \.\.\.\])? ?(?P<what>.*)")
 # Of what is given in most runs.
 SHORT_FLAGS = {"reward": "reward.remote_url"}
-CONFIG_HELP = "Flags may also stand in a YAML file given as --config FILE; what the command line says wins."
+CONFIG_HELP = "Command-line flags override `--config FILE.yaml`."
 
 
 def parse(
@@ -61,11 +185,12 @@ def parse(
 
     Args:
         argv: the arguments after the command's name; None reads `sys.argv`.
-        first_help: what `--help` shows, where `--help-all` is to show all flags; None shows them at once.
+        first_help: what `--help` shows, if only `--help-all` shows all flags; None shows all flags at once.
     """
     arguments, config_files = _split_config_files(list(sys.argv[1:] if argv is None else argv), prog=prog)
     flags = dotted.leaf_types(config_class)
     arguments = [_in_full(argument, flags) for argument in arguments]
+    arguments = _without_only_defaults(arguments, flags, prog=prog)
     lister = f"{prog} --help" if first_help is None else f"{prog} --help-all"
     _refuse_unknown_flags(arguments, flags, config_class=config_class, prog=prog, lister=lister)
     _refuse_wrong_values(arguments, flags, prog=prog)
@@ -190,6 +315,28 @@ def _open_switches_valued(arguments: Sequence[str], flags: dict[str, object]) ->
             yield argument
 
 
+def _without_only_defaults(arguments: Sequence[str], flags: dict[str, object], *, prog: str) -> list[str]:
+    """Return the arguments without those of ONLY_DEFAULTS; another value than the default ends the process with code 2."""
+    accepted = only_defaults(flags)
+    rest: list[str] = []
+    remaining = iter(arguments)
+    for argument in remaining:
+        spelled, equals, text = argument.partition("=")
+        name = spelled[2:].replace("-", "_") if spelled.startswith("--") else ""
+        group, dot, last = name.rpartition(".")
+        negated = f"{group}{dot}{last.removeprefix('no_')}"
+        known = accepted.get(name)
+        if known is None and negated not in accepted:
+            rest.append(argument)
+        elif known is not None and not isinstance(known.value, bool):
+            text = text if equals else next(remaining, "")
+            if text != str(known.value):
+                _exit(prog, known.refusal(f"--{name} {text}"))
+        elif known is not None and text.lower() != "false":
+            _exit(prog, known.refusal(f"--{name}"))
+    return rest
+
+
 def _refuse_unknown_flags(
     arguments: Sequence[str], flags: dict[str, object], *, config_class: type, prog: str, lister: str
 ) -> None:
@@ -208,7 +355,7 @@ def _refuse_unknown_flags(
         name = spelled[2:].replace("-", "_")
         if name in flags or name in negated or name in TYRO_FLAGS:
             continue
-        # Needed here alone, and a table of some size.
+        # Imported only if needed: a large table.
         from lmm_r1.migrate.openrlhf_06 import old_flag
 
         if old := old_flag(name, config_class=config_class):
@@ -230,7 +377,7 @@ def _refuse_wrong_values(arguments: Sequence[str], flags: dict[str, object], *, 
 
 
 def _in_a_sentence(read: Callable[[], Config], *, prog: str, lister: str) -> Config:
-    """Return what `read` does; where tyro draws a box around what is wrong, say it in a line."""
+    """Return the result of `read`; print errors of tyro, which come in a box, as one line."""
     said = io.StringIO()
     width = os.environ.get(_WIDTH)
     # As wide as any sentence, so that none is broken.
@@ -251,8 +398,8 @@ def _in_a_sentence(read: Callable[[], Config], *, prog: str, lister: str) -> Con
 
 
 def _inside_of_box(text: str) -> list[str]:
-    """Return the lines of what tyro says that stand below its title, without the help of flags that may follow."""
-    # Drawn with dashes and bars where the terminal has no lines.
+    """Return the lines of tyro's message below its title, without the help of flags that may follow."""
+    # A terminal without box characters gets dashes and bars.
     lines = [line.strip(" │|╭╮╰╯") for line in text.splitlines()]
     rules = [place for place, line in enumerate(lines) if line.endswith(("─", "---"))]
     below = lines[rules[0] + 1 :] if rules else lines
@@ -261,7 +408,7 @@ def _inside_of_box(text: str) -> list[str]:
 
 
 def _missing(inside: Sequence[str]) -> str:
-    """Return which arguments tyro says are not there, with what they are; "" where it says something else."""
+    """Return the arguments that tyro reports as missing, with their help; "" for another message."""
     if not inside or not inside[0].startswith("Missing from "):
         return ""
     # Each is its flag, if it has one, the kind of its value, what it is, and a mark.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from lmm_r1.cli import run_command
 from lmm_r1.cli.arguments import parse, user_errors
 from lmm_r1.cli.job_progress import job_progress, report_skipped
-from lmm_r1.config.batch_inference import BatchConfig
+from lmm_r1.config.generation import BatchConfig
 
 if TYPE_CHECKING:
     from lmm_r1.batch.run import BatchReport
@@ -17,13 +17,13 @@ CONFIG = BatchConfig
 PROG = "lmm-r1 batch_inference"
 DESCRIPTION = (
     "Generate responses to every row of a file, play episodes on it with an environment (--agent), or score responses with "
-    "a reward model; select the best of n, samples to fine-tune on, or pairs for DPO. A killed job goes on where it was "
-    "when the same command runs again. Rows that cannot be used are left out and listed at the end, with exit code 3."
+    "a reward model; select the best of n, samples to fine-tune on, or pairs for DPO. The same command resumes a killed "
+    "job. Rows that cannot be used are left out and listed at the end, with exit code 3."
 )
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the job; ends with code 3 where rows were left out."""
+    """Run the job; exits with code 3 if rows were left out."""
     config = parse(BatchConfig, argv, prog=PROG, description=DESCRIPTION, first_help=BatchConfig.first_help)
     with user_errors(PROG):
         from lmm_r1.batch.run import run_batch

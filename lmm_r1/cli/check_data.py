@@ -25,7 +25,7 @@ PROG = "lmm-r1 check_data"
 DESCRIPTION = (
     "Tell what is in a row file and what of it a training would stumble over: rows that cannot be used, broken images, "
     "lengths beyond the budget, answers that no response could be right by, rows that are there twice or in a held-out "
-    "file, too. Nothing is changed. Ends with code 3 where something was found."
+    "file, too. Nothing is changed. The exit code is 3 if there are findings."
 )
 FOUND_CODE = 3
 # Findings of one kind that the terminal shows.

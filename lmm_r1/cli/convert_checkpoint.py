@@ -11,7 +11,7 @@ from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import check_new_folder, written_folder
 
 PROG = "lmm-r1 convert_checkpoint"
-DESCRIPTION = "Write a checkpoint in its maker's original format again in the format that the other commands take."
+DESCRIPTION = "Convert a checkpoint from its maker's format to the format that the other commands take."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def convert(config: ConvertConfig) -> None:
-    """Write the converted checkpoint to a temporary folder beside `output`, then put it in place."""
+    """Write the converted checkpoint to a temporary folder next to `output`, then move it there."""
     from lmm_r1.lmm_kits.registry import converter_of
 
     convert_to = converter_of(config.input)

@@ -25,7 +25,7 @@ PROG = "lmm-r1 convert_config"
 DESCRIPTION = (
     "Write the settings of a run of EasyR1 (its YAML, or a script with its command), of LMM-R1's own scripts (OpenRLHF "
     "0.6) or of verl as a YAML file for --config of our trainers. What has no counterpart, and what means something "
-    "else here, stands as comments at its top."
+    "else here, is listed in comments at its top."
 )
 
 
@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _check(document: str, conversion: Conversion) -> str | None:
-    """Read the document as `--config` does, and return why the trainer would refuse it, None where it would not."""
+    """Read the document as `--config` does, and return why the trainer would refuse it; None if it would not."""
     config_class = CONFIG_CLASSES[conversion.command]
     try:
         settings = parse_settings(document, dotted.leaf_types(config_class), source="line")
@@ -92,7 +92,7 @@ def _counts(conversion: Conversion) -> str:
     kinds = [note.kind for note in conversion.notes]
     return (
         f"{kinds.count('without counterpart')} have no counterpart, {kinds.count('another meaning')} mean something else, "
-        "which the comments at its top tell"
+        "listed in the comments at its top"
     )
 
 

@@ -56,10 +56,10 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def evaluate(config: EvaluateConfig, *, told: bool = True) -> Board:
-    """Measure, compare or judge again as the flags say, tell of it, write the files, and return all scores.
+    """Measure, compare or judge again as the flags say, print and write the results, and return all scores.
 
     Args:
-        told: whether where the files are is told, too; not where a measurement's do not stay.
+        told: whether to print the paths of the files; not for files that are temporary.
     """
     check(config)
     if config.compare:
@@ -106,7 +106,7 @@ def _compare(config: EvaluateConfig) -> Board:
     from lmm_r1.evaluation.answered_rows import saved_checkpoints, saved_files
     from lmm_r1.evaluation.harness.export import check_exports
 
-    # One alone has nothing to be compared with, but can be exported.
+    # A single checkpoint cannot be compared, but it can be exported.
     checkpoints = saved_checkpoints(config.compare, fewest=1 if config.export else 2)
     names = [checkpoint.name for checkpoint in checkpoints]
     baseline = _baseline(config, names)
@@ -177,7 +177,7 @@ def _finish(
     rejudged: Sequence[Rejudged] = (),
     told: bool = True,
 ) -> Board:
-    """Print the tables; write the JSON and the page, and tell where they are."""
+    """Print the tables, write the JSON and the page, and print their paths."""
     from lmm_r1.evaluation.scoreboard import board_record, build_board, build_page, print_board
 
     board = build_board(
@@ -207,7 +207,7 @@ def _finish(
 
 
 def _settings(config: EvaluateConfig, files: Sequence[MeasuredFile]) -> dict[str, object]:
-    """The flags as they worked: what all files have in common stands here, what differs with each file only."""
+    """Return the effective flags that all files share; those that differ are kept per file."""
     settings = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(config).items()}
     if config.agent is None:
         settings |= dict.fromkeys(EPISODE_FLAGS)

@@ -20,7 +20,7 @@ DESCRIPTION = (
 )
 TEMPLATES = "lmm_r1.cli.project"
 FILES = ("README.md", "sft.yaml", "rl.yaml", "evaluate.yaml", "reward.py")
-# Rows by the split that they are of; those of training have worked answers.
+# Number of rows per split; training rows have worked answers.
 ROWS: dict[Split, int] = {"train": 40, "test": 20}
 
 
@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def run(folder: Path) -> None:
-    """Raises UserError where the folder holds something, or cannot be written."""
+    """Write the folder; raises UserError if it is not empty or cannot be written."""
     check_new_folder(folder.absolute(), flag="DIR")
     task = replace(TASK, min_digits=1, max_digits=2, max_image_digits=1)
     for split, count in ROWS.items():

@@ -11,18 +11,18 @@ from lmm_r1.config.generation import ChatConfig
 CONFIG = ChatConfig
 PROG = "lmm-r1 interactive_chat"
 DESCRIPTION = (
-    "Have a conversation with a checkpoint, with images, in the terminal; /help lists the commands. Where stdin or "
+    "Chat with a checkpoint in the terminal, with images; /help lists the commands. If stdin or "
     "stdout is a pipe or a file, each line of stdin is a message or a command, only answers go to stdout, and the exit "
     "code is 1 if a line failed."
 )
 INTERRUPTED_CODE = 130
-"""What shells report for a program that Ctrl-C ended."""
+"""Exit code of a program that Ctrl-C ended, as shells report it."""
 NO_READER_CODE = 141
-"""What they report where nobody reads its output any more."""
+"""Exit code of a program whose output nobody reads any more."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Have the chat; ends with code 1 where a line from a pipe failed, and with 130 after Ctrl-C."""
+    """Run the chat; exits with code 1 if a line from a pipe failed, and with 130 after Ctrl-C."""
     config = parse(ChatConfig, argv, prog=PROG, description=DESCRIPTION)
     with user_errors(PROG):
         from lmm_r1.chat.loop import run_chat

@@ -1,4 +1,4 @@
-"""What a command over rows tells of them: how far it is (a bar, or lines in a log), and which it had to leave out."""
+"""Progress of a command over rows (a bar, or lines in a log), and the rows that it left out."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SKIPPED_ROWS_CODE = 3
 
 @contextlib.contextmanager
 def job_progress(what: str, *, total: int, done: int) -> Iterator[Callable[[JobTotals], None]]:
-    """Give the function that is told the totals of this session; they are shown on stderr.
+    """Yield the function that shows the totals of this session on stderr.
 
     Args:
         total: rows of the whole job.
@@ -83,7 +83,7 @@ def report_skipped(prog: str, skipped: Sequence[SkippedRow], *, listed_in: str |
     """List rows that were left out on stderr and end the process with `SKIPPED_ROWS_CODE`.
 
     Args:
-        listed_in: where all of them are listed, should they be more than are told here.
+        listed_in: file that lists all of them, if only some are printed.
     """
     assert skipped, "a command without skipped rows ends as it is"
     rows = "1 row was" if len(skipped) == 1 else f"{len(skipped):,} rows were"

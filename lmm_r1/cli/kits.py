@@ -11,7 +11,6 @@ from typing import Literal
 from lmm_r1.checkpoints.parity_record import all_kept
 from lmm_r1.cli import run_command
 from lmm_r1.cli.arguments import parse, user_errors
-from lmm_r1.config.differences import NOT_YET
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.registry import KITS, KitFacts, read_facts
 
@@ -34,15 +33,6 @@ class KitsConfig:
     """With parity, the precision of the weights, as ds.param_dtype."""
     settings: str | None = None
     """With parity, a YAML file with the settings of the run, as train_ppo_ray takes it with --config."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Refusals:
-    """What no kit can do in this version, by what the flags refuse."""
-
-    lora: bool = "ds.lora.rank" in NOT_YET
-    packing: bool = "ds.packing_samples" in NOT_YET
-    critic: bool = "algo.advantage.estimator" in NOT_YET
 
 
 CONFIG = KitsConfig
@@ -82,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def certify_checkpoint(config: KitsConfig) -> None:
-    """Print the gaps of a checkpoint; ends the process with 1 where engine and training are apart."""
+    """Print the log-prob gaps of a checkpoint; exits with 1 if engine and training disagree."""
     assert config.parity is not None, "asked for"
     from lmm_r1.cli.parity import COLUMNS as GAP_COLUMNS
     from lmm_r1.cli.parity import certify
@@ -122,13 +112,13 @@ def engine_version() -> str:
     return "not installed"
 
 
-def kit_rows(*, vllm_version: str, refusals: Refusals = Refusals()) -> list[tuple[str, ...]]:
+def kit_rows(*, vllm_version: str) -> list[tuple[str, ...]]:
     """Return one row per kit, as `COLUMNS` names its cells.
 
     Args:
-        vllm_version: the installed one, shown where the kit rolls out in it.
+        vllm_version: the installed version, shown for kits that vLLM runs.
     """
-    return [_row(read_facts(name), vllm_version=vllm_version, refusals=refusals) for name in KITS]
+    return [_row(read_facts(name), vllm_version=vllm_version) for name in KITS]
 
 
 def kit_notes() -> list[str]:
@@ -149,7 +139,7 @@ def markdown(rows: Sequence[Sequence[str]], notes: Sequence[str]) -> str:
     return "\n".join([*(f"| {' | '.join(line)} |" for line in lines), *(f"\n{note}" for note in notes)])
 
 
-def _row(kit: KitFacts, *, vllm_version: str, refusals: Refusals) -> tuple[str, ...]:
+def _row(kit: KitFacts, *, vllm_version: str) -> tuple[str, ...]:
     rolls_out = kit.engine_refusal is None
     return (
         kit.model_type,
@@ -157,10 +147,11 @@ def _row(kit: KitFacts, *, vllm_version: str, refusals: Refusals) -> tuple[str, 
         _yes(kit.takes_videos),
         "yes",
         _yes(rolls_out),
-        _yes(not refusals.lora),
-        _yes(not refusals.packing),
-        # A critic takes part in RL alone.
-        _yes(rolls_out and not refusals.critic),
+        # Every kit has LoRA and packing.
+        "yes",
+        "yes",
+        # Only RL trains a critic.
+        _yes(rolls_out),
         vllm_version if rolls_out else "no class",
         kit.checkpoints,
     )

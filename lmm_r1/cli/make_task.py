@@ -87,7 +87,7 @@ class MakeTaskConfig(TaskSettings):
     task: Positional[str]
     """Name of the task: digits, digits_table, message_decoding, sokoban or visual_search."""
     output: Path
-    """Folder to write: rows.jsonl, and images/ where rows have images."""
+    """Folder to write: rows.jsonl, and images/ if rows have images."""
     modality: Modality = "text"
     """Rows of text, rows with images, or both mixed."""
     split: Split = "train"

@@ -59,7 +59,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def build(config: TinyModelConfig) -> None:
-    """Build the checkpoint in a temporary folder beside `output`, then put it in place."""
+    """Build the checkpoint in a temporary folder next to `output`, then move it there."""
     from lmm_r1 import cpu
 
     cpu.prepare_process()

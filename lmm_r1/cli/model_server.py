@@ -49,7 +49,7 @@ def add_access_arguments(parser: argparse.ArgumentParser, *, named_by: str) -> N
 
 
 def media_access(args: argparse.Namespace) -> "MediaAccess":
-    """Return from where images and videos may come, by the flags of `add_access_arguments`; raises UserError for no folder."""
+    """Return the allowed sources of images and videos; raises UserError if a root is not a folder."""
     for root in args.image_root:
         if not root.is_dir():
             raise UserError(f"--image_root {root}: no such folder; check the path")

@@ -1,4 +1,4 @@
-"""How far a checkpoint's log-probs in the engine are from those of its training: two steps of a run, before and after an update."""
+"""Compare a checkpoint's log-probs in the engine and in training, in two steps of a run: before and after an update."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LEARNING_RATE = 1e-3
 
 
 def spread(queries: Sequence[str], prompts: Sequence[str], labels: Sequence[str], responses: Sequence[str]) -> Any:
-    """A reward by chance, by which responses differ: what is learnt does not matter, that weights move does."""
+    """Return pseudo-random rewards, so that responses differ and the update moves the weights."""
     return {"rewards": [zlib.crc32(response.encode()) / 2**32 for response in responses]}
 
 
@@ -40,7 +40,7 @@ def certify(path: str, *, max_len: int, dtype: str | None, settings: str | None)
     """Return what was measured, in a sentence, and the gaps of text and of image rows, both before and after an update.
 
     The engine, the trainer and the way of weights between them are those of `train_ppo_ray`. What is found is kept for
-    later runs. Raises UserError where the checkpoint or the settings are refused there.
+    later runs. Raises UserError if the checkpoint or the settings are refused there.
 
     Args:
         max_len: tokens of a prompt with its response.
@@ -94,7 +94,7 @@ def parity_flags(path: str, *, max_len: int, dtype: str | None, folder: Path) ->
         "actor.lr_warmup_ratio": 0.0,
         "algo.advantage.estimator": "group_norm",
         "algo.kl.init_coef": 0.0,
-        # What is beyond it is told in the table, and does not end the run.
+        # Larger gaps are reported in the table and do not end the run.
         "algo.mismatch_limit": float("inf"),
         "ckpt.disable_ds": True,
         "ckpt.output_dir": str(folder / "run"),
@@ -114,9 +114,9 @@ def parity_flags(path: str, *, max_len: int, dtype: str | None, folder: Path) ->
 
 
 def write_rows(file: Path, *, path: str, max_len: int, takes_images: bool) -> None:
-    """Write the prompts, every second one with an image where the model takes any, each half of the longest sample.
+    """Write the prompts, every second one with an image if the model takes images, each half as long as the longest sample.
 
-    Raises UserError where an image leaves no room for as much text.
+    Raises UserError if an image leaves no room for the text.
     """
     cpu.prepare_process()
     from lmm_r1.data.row_parser import parse_row
@@ -162,7 +162,7 @@ def _content(content: str | list[dict[str, Any]], *, image: Path) -> list[dict[s
 
 
 def gaps_of(log: MetricLog, *, facts: KitFacts, limit: float) -> list[Gap]:
-    """Return the gaps that a run has logged; raises UserError where its first step has changed nothing."""
+    """Return the gaps that a run has logged; raises UserError if its first step changed nothing."""
     steps: Mapping[int, Mapping[str, float | None]] = {row.step: row.values for row in log.rows}
     if not steps[1].get("actor_grad_norm"):
         raise UserError("the first step had no gradient, so that no update was measured; give another --max_len")
@@ -172,7 +172,7 @@ def gaps_of(log: MetricLog, *, facts: KitFacts, limit: float) -> list[Gap]:
         for rows in ("text", "image"):
             names = [f"mismatch/{rows}/{name}" for name in ("mean_exp", "mean", "max")]
             if names[0] in values:
-                # A number that is not finite stands as none in the log.
+                # The log stores numbers that are not finite as null.
                 mean_exp, mean, largest = (
                     float("inf") if (value := values[name]) is None else value for name in names
                 )

@@ -1,10 +1,12 @@
-"""`lmm-r1 plan`: what a run will take of the memory of GPUs and machines, told before anything is loaded."""
+"""`lmm-r1 plan`: a dry run of a training command, which prints the memory that the run will take."""
 
 from __future__ import annotations
 
 import dataclasses
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +15,6 @@ from lmm_r1.cli import run_command
 from lmm_r1.cli.arguments import parse, user_errors
 from lmm_r1.cli.training import prepare_training
 from lmm_r1.config import (
-    Config,
     DPOConfig,
     KDConfig,
     KTOConfig,
@@ -26,25 +27,8 @@ from lmm_r1.config import (
     resolve_ppo,
     sized_supervised,
 )
-from lmm_r1.config.hardware import (
-    Offer,
-    asked_gpus,
-    check_machine,
-    check_offered,
-    offered_gpus,
-    shared_counts,
-)
-from lmm_r1.config.plan import (
-    PlanDPOConfig,
-    PlanKDConfig,
-    PlanKTOConfig,
-    PlanMachineConfig,
-    PlanPPOConfig,
-    PlanPRMConfig,
-    PlanRMConfig,
-    PlanSFTConfig,
-    PlanSupervisedConfig,
-)
+from lmm_r1.config.hardware import Offer, asked_gpus, check_machine, check_offered, offered_gpus, shared_counts
+from lmm_r1.config.shared import Example, FirstHelp
 from lmm_r1.lmm_kits.registry import released_configs, released_folder
 
 if TYPE_CHECKING:
@@ -52,58 +36,144 @@ if TYPE_CHECKING:
     from lmm_r1.planning.machine import Machine
     from lmm_r1.planning.plan import Plan
 
-CONFIG = PlanPPOConfig
 PROG = "lmm-r1 plan"
 DESCRIPTION = (
-    "Predict the memory of a run from its settings alone. `lmm-r1 plan train_sft ...` takes the flags of train_sft, "
-    "`lmm-r1 plan train_dpo ...` and so on those of the others, `lmm-r1 plan ...` those of train_ppo_ray."
+    "Predict the memory of a run from its settings, before anything is loaded. `lmm-r1 plan train_sft ...` takes the "
+    "flags of train_sft, and likewise for the other trainers; `lmm-r1 plan ...` takes those of train_ppo_ray."
 )
-# Nothing is read of rows, and nobody is asked for rewards.
-NOT_READ = "not-read"
-_MODELS = tuple(f"{group}.model_name_or_path" for group in ("actor", "critic", "reward", "model", "ref", "teacher"))
-# What each supervised command is planned by, and its own settings.
-SUPERVISED: dict[str, tuple[type[Any], type[Any]]] = {
-    "train_sft": (PlanSFTConfig, SFTConfig),
-    "train_kd": (PlanKDConfig, KDConfig),
-    "train_dpo": (PlanDPOConfig, DPOConfig),
-    "train_kto": (PlanKTOConfig, KTOConfig),
-    "train_prm": (PlanPRMConfig, PRMConfig),
-    "train_rm": (PlanRMConfig, RMConfig),
+DEFAULT_COMMAND = "train_ppo_ray"
+PLANNED: dict[str, type[Any]] = {
+    DEFAULT_COMMAND: PPOConfig,
+    "train_sft": SFTConfig,
+    "train_kd": KDConfig,
+    "train_dpo": DPOConfig,
+    "train_kto": KTOConfig,
+    "train_prm": PRMConfig,
+    "train_rm": RMConfig,
 }
+# A plan reads no rows and asks for no rewards, so it does without these flags.
+UNREAD = ("data.prompt_dataset", "data.dataset", "model.placeholder_token")
+_MODELS = tuple(f"{group}.model_name_or_path" for group in ("actor", "critic", "reward", "model", "ref", "teacher"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineFlags:
+    """What `plan` asks in addition to the flags of the planned command."""
+
+    num_gpus: int | None = None
+    """GPUs of the one machine that the run is planned for. None is what this machine has, or one process for a supervised
+    trainer."""
+    gpu_memory_gib: float | None = None
+    """Memory of each GPU in GiB. 0 is a machine without GPUs; None is this machine's."""
+    host_memory_gib: float | None = None
+    """Memory of each machine in GiB. None is this machine's; it is not checked if gpu_memory_gib is set."""
+    image_pixels: int = 0
+    """Pixels of the one image in each prompt; 0 plans for text only."""
+
+
+_MACHINE = tuple(field.name for field in dataclasses.fields(MachineFlags))
+_PPO_HELP = FirstHelp(
+    examples=(
+        Example(
+            what="A stage of LMM-R1 on its eight GPUs of 80 GB",
+            arguments="--config examples/scripts/lmm_r1/configs/fre_text.yaml"
+            " --actor.model_name_or_path models/vlm-3b --gpu_memory_gib 80",
+        ),
+        Example(
+            what="The same on GPUs of 24 GB, which are too small: prints what to change",
+            arguments="--config examples/scripts/lmm_r1/configs/fre_text.yaml"
+            " --actor.model_name_or_path models/vlm-3b --gpu_memory_gib 24",
+        ),
+        Example(
+            what="A run without further flags on one GPU of 80 GB, with images",
+            arguments="--actor.model_name_or_path models/vlm-3b --num_gpus 1 --gpu_memory_gib 80 --image_pixels 1000000",
+        ),
+    ),
+    flags=(
+        "actor.model_name_or_path",
+        *_MACHINE,
+        "rollout.n_samples_per_prompt",
+        "rollout.max_new_tokens",
+        "train.colocate_all",
+        "ds.zero_stage",
+        "vllm.gpu_memory_utilization",
+    ),
+)
+_SUPERVISED_HELP = FirstHelp(
+    examples=(
+        Example(
+            what="On this machine, with the settings that a run would have",
+            arguments="--model.model_name_or_path models/vlm-3b",
+        ),
+        Example(
+            what="On eight GPUs of 80 GB, with ZeRO-3 and longer sequences",
+            arguments="--model.model_name_or_path models/vlm-3b"
+            " --num_gpus 8 --gpu_memory_gib 80 --ds.zero_stage 3 --data.max_len 8192",
+        ),
+        Example(
+            what="Adapters on one smaller GPU, with an image of one megapixel in each row",
+            arguments="--model.model_name_or_path models/vlm-3b"
+            " --gpu_memory_gib 24 --image_pixels 1000000 --ds.lora.rank 16",
+        ),
+    ),
+    flags=(
+        "model.model_name_or_path",
+        *_MACHINE,
+        "data.max_len",
+        "train.batch_size",
+        "train.micro_batch_size",
+        "ds.zero_stage",
+        "ds.lora.rank",
+    ),
+)
+
+
+@cache
+def planned_by(command: str) -> type[Any]:
+    """Return the config of a training command with the flags of `MachineFlags` in addition."""
+    config_class = PLANNED[command]
+    return dataclasses.make_dataclass(
+        f"Plan{config_class.__name__}",
+        (),
+        bases=(MachineFlags, config_class),
+        namespace={"first_help": _PPO_HELP if config_class is PPOConfig else _SUPERVISED_HELP},
+        frozen=True,
+        kw_only=True,
+    )
+
+
+CONFIG = planned_by(DEFAULT_COMMAND)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Print the plan; the process ends with code 1 where the run cannot fit."""
+    """Print the plan; the process ends with code 1 if the run cannot fit."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    command = arguments.pop(0) if arguments and arguments[0] in ("train_ppo_ray", *SUPERVISED) else "train_ppo_ray"
-    prog = PROG if command == "train_ppo_ray" else f"{PROG} {command}"
-    if command in SUPERVISED:
-        planned_by, config_class = SUPERVISED[command]
-        supervised = parse(planned_by, arguments, prog=prog, description=DESCRIPTION, first_help=planned_by.first_help)
-        with user_errors(PROG):
-            _plan_supervised(supervised, config_class)
-    else:
-        config = parse(
-            PlanPPOConfig, arguments, prog=prog, description=DESCRIPTION, first_help=PlanPPOConfig.first_help
-        )
-        with user_errors(PROG):
-            _plan_ppo(config)
+    named = bool(arguments) and arguments[0] in PLANNED
+    command = arguments.pop(0) if named else DEFAULT_COMMAND
+    prog = PROG if command == DEFAULT_COMMAND else f"{PROG} {command}"
+    config_class = planned_by(command)
+    given = parse(config_class, arguments, prog=prog, description=DESCRIPTION, first_help=config_class.first_help)
+    machine, settings = (
+        part(**{field.name: getattr(given, field.name) for field in dataclasses.fields(part)})
+        for part in (MachineFlags, PLANNED[command])
+    )
+    with user_errors(PROG):
+        settings = _readable(settings, machine)
+        if command == DEFAULT_COMMAND:
+            _plan_ppo(settings, machine)
+        else:
+            _plan_supervised(settings, machine)
 
 
-def _plan_ppo(given: PlanPPOConfig) -> None:
-    unread: dict[str, object] = {}
-    if not given.data.prompt_dataset:
-        unread["data.prompt_dataset"] = NOT_READ
-    settings = _for_machine(dotted.replace(_without_machine(given, PPOConfig), unread), given)
-
+def _plan_ppo(settings: PPOConfig, given: MachineFlags) -> None:
     def ask() -> Offer:
         return offered_gpus() if given.num_gpus is None else Offer(per_node=(given.num_gpus,), joined=False)
 
-    config = resolve_ppo(_released(settings), ask=ask)
+    config = resolve_ppo(settings, ask=ask)
     if given.num_gpus is not None:
         check_offered(config, ask())
     elif given.gpu_memory_gib is None:
-        # What the run asks of this machine, it would refuse.
+        # The run itself would be refused if it asks for more than this machine has.
         check_machine(config)
 
     def make(changed: PPOConfig, machine: Machine, image: PlanImage | None) -> Plan:
@@ -111,41 +181,37 @@ def _plan_ppo(given: PlanPPOConfig) -> None:
 
         return plan_ppo(changed, machine, image=image)
 
-    def share_gpus(changed: PPOConfig) -> dict[str, object]:
+    def share_gpus(changed: PPOConfig) -> Mapping[str, object]:
         return shared_counts(changed, ask=ask)
 
     _print(config, given, path=config.actor.model_name_or_path, make=make, share_gpus=share_gpus)
 
 
-def _plan_supervised(given: PlanSupervisedConfig, config_class: type[Any]) -> None:
-    settings = _for_machine(_without_machine(given, config_class), given)
-    unread: dict[str, object] = {} if settings.data.dataset else {"data.dataset": NOT_READ}
-    if isinstance(settings, PRMConfig) and not settings.model.placeholder_token:
-        unread["model.placeholder_token"] = NOT_READ
-    config = resolve(_released(dotted.replace(settings, unread)))
-    config, _ = sized_supervised(config, rows=None, processes=given.num_gpus)
+def _plan_supervised(settings: Any, given: MachineFlags) -> None:
+    processes = 1 if given.num_gpus is None else given.num_gpus
+    config, _ = sized_supervised(resolve(settings), rows=None, processes=processes)
 
     def make(changed: SupervisedConfig, machine: Machine, image: PlanImage | None) -> Plan:
         from lmm_r1.planning.run_plan import plan_supervised
 
-        return plan_supervised(changed, machine, processes=given.num_gpus, per_machine=given.num_gpus, image=image)
+        return plan_supervised(changed, machine, processes=processes, per_machine=processes, image=image)
 
     _print(config, given, path=config.model.model_name_or_path, make=make, share_gpus=shared_counts)
 
 
 def _print(
-    config: Config,
-    given: PlanMachineConfig,
+    config: Any,
+    given: MachineFlags,
     *,
     path: str | None,
-    make: Callable[[Config, Machine, PlanImage | None], Plan],
+    make: Callable[[Any, Machine, PlanImage | None], Plan],
     share_gpus: Callable[[PPOConfig], Mapping[str, object]],
 ) -> None:
-    """Print the plan of a run on the machine that was named; raises UserError where it does not fit.
+    """Print the plan of a run on the given machine; raises UserError if it does not fit.
 
     Args:
-        path: of the trained model.
-        make: makes the plan of settings on a machine, with an image in each prompt or without.
+        path: the trained model.
+        make: returns the plan of settings on a machine, with or without an image in each prompt.
         share_gpus: returns the counts with which models and engines share the machine's GPUs.
     """
     prepare_training(config)
@@ -157,12 +223,12 @@ def _print(
     from lmm_r1.planning.plan import print_plan
     from lmm_r1.planning.run_plan import judge, plan_image, unpredictable_refused
 
-    assert path is not None, "required by resolve"
+    assert path is not None, "resolve requires it"
     machine = machine_of(gpu_gib=given.gpu_memory_gib, host_gib=given.host_memory_gib)
     checkpoint = Checkpoint(path, trust_remote_code=config.train.trust_remote_code)
     image = plan_image(checkpoint, pixels=given.image_pixels) if given.image_pixels else None
 
-    def replan(changed: Config) -> Plan:
+    def replan(changed: Any) -> Plan:
         return make(changed, machine, image)
 
     with unpredictable_refused(path):
@@ -176,29 +242,20 @@ def _print(
         judge(found, plan, replan=replan)
 
 
-def _for_machine(settings: Config, given: PlanMachineConfig) -> Config:
-    """Return the settings in the precision of the GPUs that were named, whatever this machine has."""
+def _readable(settings: Any, given: MachineFlags) -> Any:
+    """Return the settings with what a plan needs from flags that it does not read, and configs of released checkpoints."""
+    known = dotted.leaf_types(type(settings))
+    changes: dict[str, object] = {
+        flag: "not-read" for flag in UNREAD if flag in known and not dotted.get(settings, flag)
+    }
     if given.gpu_memory_gib and settings.ds.param_dtype is None:
-        return dotted.replace(settings, {"ds.param_dtype": "bf16"})
-    return settings
-
-
-def _released(settings: Config) -> Config:
-    """Return the settings with folders in the place of names of released checkpoints: their configs, without a download."""
-    names = {flag: name for flag in _MODELS if (name := _path(settings, flag)) in released_configs()}
-    return dotted.replace(settings, {flag: str(released_folder(name)) for flag, name in names.items()})
-
-
-def _path(settings: Config, flag: str) -> str:
-    """Return the checkpoint that a flag names; "" where there is none of the name, or the flag is another command's."""
-    value = dotted.get(settings, flag) if flag in dotted.leaf_types(type(settings)) else None
-    return value if isinstance(value, str) and not Path(value).is_dir() else ""
-
-
-def _without_machine(given: Any, config_class: type[Config]) -> Config:
-    """Return the settings of the planned command alone."""
-    names = (field.name for field in dataclasses.fields(config_class))
-    return config_class(**{name: getattr(given, name) for name in names})
+        # The precision of the given GPUs, whatever this machine has.
+        changes["ds.param_dtype"] = "bf16"
+    for flag in _MODELS:
+        name = dotted.get(settings, flag) if flag in known else None
+        if isinstance(name, str) and not Path(name).is_dir() and name in released_configs():
+            changes[flag] = str(released_folder(name))
+    return dotted.replace(settings, changes)
 
 
 if __name__ == "__main__":

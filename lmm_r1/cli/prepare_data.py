@@ -36,7 +36,7 @@ class PrepareDataConfig:
     list_recipes: bool = False
     """List the ready-made recipes and end."""
     output: Path | None = None
-    """Folder to write: rows.jsonl, images/, manifest.json, and left_out.jsonl where rows could not be used."""
+    """Folder to write: rows.jsonl, images/, manifest.json, and left_out.jsonl if rows could not be used."""
     source: Path | None = None
     """A local copy in the published layout: a row file (Parquet, JSON, JSON lines), with zip or tar archives of images
     beside it, or the folder of all that; None takes the dataset from the Hugging Face hub."""
@@ -136,7 +136,7 @@ def _counted(count: int, what: str) -> str:
 
 @contextlib.contextmanager
 def _progress(what: str) -> Iterator[Callable[[JobProgress], None]]:
-    """Give the function that is told how far the job is: a bar on stderr, or a line now and then where that is a log."""
+    """Yield the function that shows the job's progress: a bar on stderr, or occasional lines in a log."""
     from rich.console import Console
 
     console = Console(stderr=True)

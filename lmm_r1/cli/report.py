@@ -27,14 +27,14 @@ PROG = "lmm-r1 report"
 DESCRIPTION = (
     "Write RUN/report.html, one page that opens anywhere: held-out accuracy per stage, training curves and a browser "
     "of rollouts. For a curriculum folder, RUN/summary.json is written as well. Of several runs, comparison.html in "
-    "the current folder shows the curves on the same axes, and where accuracy and settings differ from the first run."
+    "the current folder shows the curves on the same axes, and the differences in accuracy and settings from the first run."
 )
 COMPARISON_FILE = Path("comparison.html")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportConfig:
-    """What to report on, and where to."""
+    """The runs and the output of a report."""
 
     runs: Annotated[
         tuple[Path, ...],
@@ -45,7 +45,7 @@ class ReportConfig:
     output: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """Where the page goes; by default report.html in RUN, and for several runs comparison.html here."""
     seconds: Annotated[float | None, tyro.conf.arg(metavar="N")] = None
-    """How long the whole run took; by default the sum over its stages."""
+    """Seconds that the whole run took; by default the sum over its stages."""
     max_rollouts: int = DEFAULT_MAX_ROLLOUTS
     """How many rollouts the page holds at most: whole groups, spread evenly over the steps."""
 
@@ -91,7 +91,7 @@ def _check(config: ReportConfig) -> None:
     if config.seconds is not None and not 0 <= config.seconds < float("inf"):
         raise UserError(f"--seconds must be a number from 0 up, got {config.seconds}")
     if config.seconds is not None and len(config.runs) > 1:
-        raise UserError("--seconds says how long one run took; leave it out where several runs are compared")
+        raise UserError("--seconds says how long one run took; leave it out to compare several runs")
     if config.max_rollouts < 0:
         raise UserError(f"--max_rollouts must be 0 or more, got {config.max_rollouts}")
 

@@ -1,4 +1,4 @@
-"""`lmm-r1 serve_chat --model FOLDER --port 8000`: a checkpoint behind the OpenAI chat API, over HTTP."""
+"""`lmm-r1 serve_chat --model FOLDER --port 8000`: serve a checkpoint with the OpenAI chat API."""
 
 import argparse
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from lmm_r1.cli import run_command
 from lmm_r1.cli.arguments import user_errors
 from lmm_r1.cli.model_server import add_access_arguments, media_access, model_server_parser
-from lmm_r1.config.generation import ChatConfig, check
+from lmm_r1.config.generation import ChatConfig, check_chat
 from remote_rm.verifier_command import add_listening_arguments, parse_flags, positive
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def _serve(args: argparse.Namespace) -> None:
         seed=args.seed,
         trust_remote_code=args.trust_remote_code,
     )
-    check(config)
+    check_chat(config)
     from lmm_r1.chat.chat_model import load_model, model_name
     from lmm_r1.chat.server import ChatService, ServedModel, create_app
     from remote_rm.service.server import Announced, ListeningOptions, serve_app

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from lmm_r1.cli import run_command
 from lmm_r1.cli.arguments import user_errors
 from lmm_r1.cli.model_server import add_access_arguments, media_access, model_server_parser
-from lmm_r1.config.batch_inference import BatchConfig, StepScores
+from lmm_r1.config.generation import BatchConfig, StepScores
 from lmm_r1.config.hardware import default_param_dtype
 from lmm_r1.config.preferences import RMDeepSpeedConfig
 from remote_rm.verifier_command import add_listening_arguments, parse_flags, positive
@@ -58,7 +58,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--value-head-prefix",
         default=RMDeepSpeedConfig.value_head_prefix,
         metavar="NAME",
-        help="name of the value head's weight, where the model's config does not tell",
+        help="name of the value head's weight, if the model's config does not contain it",
     )
     _add_step_arguments(parser)
     add_access_arguments(parser, named_by="prompts")
@@ -71,12 +71,12 @@ def _add_step_arguments(parser: argparse.ArgumentParser) -> None:
         "--step-scores",
         choices=get_args(StepScores),
         default=BatchConfig.step_scores,
-        help="what a process reward model's scores of steps make of a response's reward",
+        help="how a process reward model's step scores become the reward of a response",
     )
     parser.add_argument(
         "--placeholder-token",
         metavar="TOKEN",
-        help="token behind each step, for a process reward model whose config does not say it; with it a checkpoint is one",
+        help="token after each step, for a process reward model whose config does not name it",
     )
     parser.add_argument(
         "--reward-tokens",
@@ -94,7 +94,7 @@ def _serve(args: argparse.Namespace) -> None:
     from lmm_r1.scoring.reward_judge import serve
     from remote_rm.service.server import ListeningOptions
 
-    # Asked before PyTorch is loaded, which takes longer than telling.
+    # Checked before PyTorch is loaded, so that a refusal is fast.
     kit_name_of(args.model, trust_remote_code=args.trust_remote_code)
 
     dtype = args.dtype or default_param_dtype(flag="dtype")
@@ -107,7 +107,7 @@ def _serve(args: argparse.Namespace) -> None:
 
 
 def _load(args: argparse.Namespace, *, dtype: str) -> "ServedRewards[Any]":
-    """Return the model with what it makes of samples; raises UserError where it is no reward model of either kind."""
+    """Return the loaded reward model; raises UserError for a checkpoint that is not a reward model."""
     from lmm_r1.lmm_kits import Checkpoint
     from lmm_r1.scoring.reward_model import ProcessRewardModel, RewardModel
     from lmm_r1.scoring.scored_response import StepJudging

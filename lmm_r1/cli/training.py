@@ -1,4 +1,4 @@
-"""What the commands that train have in common: flags read, settings resolved, and the process made ready."""
+"""What the training commands share: they read flags, resolve settings and prepare the process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lmm_r1.config.hardware import check_machine
 def training(
     config_class: type[Config], argv: Sequence[str] | None, *, prog: str, description: str
 ) -> Iterator[Config]:
-    """Yield the settings of the flags, as `parse` reads them, in a process that is ready to train; tell errors as its end."""
+    """Yield the resolved settings in a process that is ready to train; errors of users end the process with a sentence."""
     config = parse(config_class, argv, prog=prog, description=description, first_help=config_class.first_help)
     with user_errors(prog):
         config = resolve(config)
@@ -32,7 +32,7 @@ def training(
 
 
 def prepare_training(config: PPOConfig | SupervisedConfig) -> None:
-    """Make this process ready for the training stack; what can be refused is refused before that is loaded."""
+    """Prepare this process for the training stack; refusals come before the stack is loaded."""
     from lmm_r1 import cpu
     from lmm_r1.lmm_kits.registry import kit_name_of
     from lmm_r1.records.trackers import check_trackers
@@ -49,7 +49,7 @@ def prepare_training(config: PPOConfig | SupervisedConfig) -> None:
 
 
 def begin_workers(config: PPOConfig | SupervisedConfig) -> None:
-    """Let what an RL run's workers need be loaded while this process reads and checks what it was given."""
+    """Start loading what an RL run's workers need while this process reads and checks its input."""
     if isinstance(config, PPOConfig):
         from lmm_r1.cluster.worker_processes import load_ahead, run_environment
 

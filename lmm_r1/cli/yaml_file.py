@@ -1,4 +1,4 @@
-"""YAML settings read by the type of the flag they stand for, with the file and line of whatever is wrong."""
+"""YAML settings read by the type of their flag, with file and line in error messages."""
 
 import json
 import types
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import yaml
 
+from lmm_r1.config.differences import only_defaults
 from lmm_r1.config.shared import JsonText
 from lmm_r1.dotted import nearest
 
@@ -56,15 +57,19 @@ def parse_settings(text: str, flags: Mapping[str, object], *, source: str | None
     if not isinstance(root, yaml.MappingNode):
         raise YamlError(f"{_at(root, source)}expected settings such as `train.seed: 1`")
     settings: dict[str, object] = {}
-    for name, node in _leaves(root, flags, prefix="", source=source):
+    accepted = only_defaults(flags)
+    kinds = {**flags, **{name: type(known.value) for name, known in accepted.items()}}
+    for name, node in _leaves(root, kinds, prefix="", source=source):
         where = _at(node, source)
         if name in settings:
             raise YamlError(f"{where}{name} is given twice")
         try:
-            settings[name] = _convert(node, flags[name])
+            settings[name] = _convert(node, kinds[name])
         except ValueError as error:
             raise YamlError(f"{where}{name} {error}") from None
-    return settings
+        if name in accepted and settings[name] != accepted[name].value:
+            raise YamlError(f"{where}{accepted[name].refusal(f'{name} {settings[name]}')}")
+    return {name: value for name, value in settings.items() if name not in accepted}
 
 
 def _at(node: yaml.Node, source: str | None) -> str:
@@ -179,7 +184,7 @@ def _convert_text(text: str, hint: object) -> object:
 
 
 def refused_value(text: str, hint: object) -> str | None:
-    """Say what is wrong with a number or one of the values that `hint` names, None where nothing is or it is neither."""
+    """Return what is wrong with the text of a number or a choice; None if nothing is, or for other types."""
     optional = typing.get_origin(hint) in (typing.Union, types.UnionType)
     members = typing.get_args(hint) if optional else (hint,)
     kinds = [member for member in members if member is not type(None)]
@@ -195,7 +200,7 @@ def refused_value(text: str, hint: object) -> str | None:
 
 
 def _meant(text: str, hint: object) -> str:
-    """Return what a value that is none of the choices may have meant, as the end of a sentence."""
+    """Return the end of a sentence that suggests a choice for an unknown value; "" without a suggestion."""
     if typing.get_origin(hint) is not typing.Literal:
         return ""
     from lmm_r1.config.ppo import ESTIMATORS_ELSEWHERE

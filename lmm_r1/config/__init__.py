@@ -1,9 +1,10 @@
-"""The one place where a flag of the training commands, its default and its help stand."""
+"""Every flag of the commands, with its default and its help."""
 
 from typing import TypeVar
 
-from lmm_r1.config.differences import DIFFERENCES, NOT_YET, Difference
+from lmm_r1.config.differences import DIFFERENCES, ONLY_DEFAULTS, Difference
 from lmm_r1.config.export import checkpoint_folder, to_openrlhf_args, to_yaml, unplanned, without_secrets
+from lmm_r1.config.hardware import sized_ppo, sized_supervised
 from lmm_r1.config.ppo import PPOConfig
 from lmm_r1.config.preferences import DPOConfig, KTOConfig, PRMConfig, RMConfig
 from lmm_r1.config.resolve import (
@@ -16,7 +17,6 @@ from lmm_r1.config.resolve import (
     resolve_rm,
     resolve_sft,
 )
-from lmm_r1.config.sizes import sized_ppo, sized_supervised
 from lmm_r1.config.supervised import KDConfig, SFTConfig, SupervisedConfig
 
 Config = TypeVar("Config", PPOConfig, KDConfig, SFTConfig, DPOConfig, RMConfig, KTOConfig, PRMConfig)

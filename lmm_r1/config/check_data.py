@@ -7,7 +7,7 @@ from typing import Annotated, Literal, TypeAlias
 import tyro
 
 from lmm_r1.config.ppo import PPODataConfig
-from lmm_r1.config.rows import RowsConfig
+from lmm_r1.config.shared import RowsConfig
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import check_creatable
 
@@ -22,41 +22,41 @@ class CheckDataConfig(RowsConfig):
     model: str | None = None
     """Model whose processor counts the tokens, a folder or a hub name; None leaves lengths unchecked."""
     kind: Kind | None = None
-    """Kind of the rows; None finds it by the columns of the file."""
+    """Kind of the rows; None detects it from the columns of the file."""
     chosen_key: str | None = None
     """Column of a preference with the better response; None takes `chosen`."""
     rejected_key: str | None = None
     """Column of a preference with the worse response; None takes `rejected`."""
     step_tag: str | None = None
-    """What stands behind each step in a text with steps; None takes Math-Shepherd's."""
+    """Text after each step in a text with steps; None takes Math-Shepherd's."""
     against: tuple[str, ...] = ()
-    """Other row files, held-out ones for example: a row that one of them has, too, is told."""
+    """Other row files, for example held-out ones; rows that also occur there are reported."""
     verifiers: tuple[str, ...] = ("math",)
-    """Verifiers that must be able to judge every answer and take it for right, as `serve_verifier` names them."""
+    """Verifiers, as named by `serve_verifier`, that must accept every row's own answer."""
     max_len: int = PPODataConfig.max_len
     """Longest sequence of the training, in tokens."""
     max_new_tokens: int | None = None
-    """Longest response; a prompt must leave so much room in max_len, or one token where it is None."""
+    """Longest response. A prompt must leave this much room in max_len; None requires one token."""
     split: str = "train"
     """Split of a dataset that has several."""
     max_rows: int | None = None
     """Rows taken from the start of each file; None takes all."""
     html: Path = Path("check_data.html")
-    """Page to write: figures, what was found, and rows with their images."""
+    """Page to write: statistics, findings, and rows with their images."""
     output: Path | None = None
-    """JSON file to write with everything that was found."""
+    """JSON file to write with all findings."""
     thumbnails: int = 48
-    """Rows shown on the page beside those with findings, spread evenly over the file."""
+    """Rows shown on the page in addition to those with findings, spread evenly over the file."""
     judge_workers: int = 2
-    """Processes that judge what rules of thumb cannot, for each verifier."""
+    """Processes per verifier for answers that simple rules cannot judge."""
     judge_timeout: float = 5.0
-    """Seconds after which the judging of an answer is cut off, which is a finding, too."""
+    """Seconds after which judging an answer is cut off; this is also a finding."""
     trust_remote_code: bool = False
-    """Run Python code that the model's checkpoint brings along."""
+    """Run Python code that comes with the model's checkpoint."""
 
 
 def check(config: CheckDataConfig) -> None:
-    """Raise UserError for what can be told from the flags alone."""
+    """Raise UserError for contradictions between flags."""
     for flag, value in (("--chosen_key", config.chosen_key), ("--rejected_key", config.rejected_key)):
         if value is not None and config.kind not in (None, "preference"):
             raise UserError(
@@ -81,4 +81,4 @@ def check(config: CheckDataConfig) -> None:
             if path.is_dir():
                 raise UserError(f"{flag} {path} is a folder; name a file")
     if config.output == config.html:
-        raise UserError(f"--output {config.output} is where the page goes; name another file")
+        raise UserError(f"--output {config.output} is also the path of the page; choose another file")

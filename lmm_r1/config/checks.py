@@ -1,4 +1,4 @@
-"""Which values of flags contradict each other, or are not available: told in one sentence before anything starts."""
+"""Refusals of flags that contradict each other, before anything starts."""
 
 import json
 import logging
@@ -8,15 +8,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from lmm_r1 import dotted
-from lmm_r1.config.algorithm_checks import check_algorithm, check_async, check_filters, check_oversampling
-from lmm_r1.config.differences import INSTEAD, NOT_YET
 from lmm_r1.config.model_checks import (
     check_adapters,
+    check_algorithm,
+    check_async,
     check_average,
     check_eight_bit,
+    check_filters,
     check_fp16_optimizer,
     check_image_cache,
     check_optimizer,
+    check_oversampling,
     check_reference,
     check_vision_lr,
 )
@@ -38,9 +40,9 @@ from lmm_r1.errors import UserError
 
 logger = logging.getLogger(__name__)
 
-# These take their baseline from the group, so a group of one has no advantage at all.
+# Their baseline is computed within the group, so a group of one has no advantage.
 GROUP_ESTIMATORS = ("rloo", "reinforce_baseline", "group_norm", "dr_grpo", "grpo_passk")
-TWO_TEMPLATES = "--data.input_template {!r} and --data.apply_chat_template both write what stands around a prompt; give one of them"
+TWO_TEMPLATES = "--data.input_template {!r} and --data.apply_chat_template both write the text around a prompt; set only one of them"
 
 
 def check_ppo(config: PPOConfig) -> None:
@@ -80,26 +82,17 @@ def check_ppo(config: PPOConfig) -> None:
         check_vision_lr(config.critic.optim, config.critic.adam.vision_lr, prefix="critic.")
 
 
-def refuse_unavailable(config: PPOConfig | SupervisedConfig) -> None:
-    """Raise UserError for a value that OpenRLHF has and this version does not."""
-    known = dotted.leaf_types(type(config))
-    for flag, refused in NOT_YET.items():
-        if flag in known and (value := dotted.get(config, flag)) in refused:
-            given = f"--{flag}" if value is True else f"--{flag} {value}"
-            raise UserError(f"{given} is not available in this version; {INSTEAD.get(flag, 'leave it out')}")
-
-
 def require(config: PPOConfig | SupervisedConfig, flag: str, *, example: str) -> None:
-    """Raise UserError where a flag that nothing goes without is left out."""
+    """Raise UserError if a required flag is missing."""
     if not dotted.get(config, flag):
         raise UserError(f"--{flag} is missing; give for example --{flag} {example}")
 
 
 def check_sampling(*, temperature: float | None, top_p: float, prefix: str = "") -> None:
-    """Raise UserError for a temperature or a nucleus that nothing can be sampled with; None is left open.
+    """Raise UserError for an impossible temperature or nucleus; None is open.
 
     Args:
-        prefix: what stands in front of the flags' names.
+        prefix: prefix of the flags' names.
     """
     if temperature is not None and not (math.isfinite(temperature) and temperature >= 0):
         raise UserError(f"--{prefix}temperature {temperature}: must be 0 or more")
@@ -108,27 +101,27 @@ def check_sampling(*, temperature: float | None, top_p: float, prefix: str = "")
 
 
 def check_eager(enforce_eager: bool | None, *, backend: str, uses_vllm: bool) -> None:
-    """Raise UserError where vLLM's CUDA graphs are switched off for something else than vLLM.
+    """Raise UserError if `--enforce_eager` is set without vLLM.
 
     Args:
-        backend: the flag and its value that choose what runs, for the message.
+        backend: flag and value that choose the engine, for the message.
     """
     if enforce_eager and not uses_vllm:
         raise UserError(f"--enforce_eager switches vLLM's CUDA graphs off, and {backend} has none; leave it out")
 
 
 def check_mismatch_limit(config: PPOConfig) -> None:
-    """Raise UserError for a limit that every run is beyond."""
+    """Raise UserError for a limit that no run can meet."""
     limit = config.algo.mismatch_limit
     if limit is not None and not limit > 0:
         raise UserError(f"--algo.mismatch_limit {limit:g} must be above 0; inf lets every run pass")
 
 
 def agent_options(agent: AgentConfig, *, flag: str = "--agent.options") -> dict[str, Any]:
-    """Return the arguments of `--agent.options`; raises UserError where it is no JSON object.
+    """Return the arguments of `--agent.options`; raises UserError if it is not a JSON object.
 
     Args:
-        flag: as it is called on this command's line.
+        flag: its name on this command line.
     """
     try:
         options = json.loads(agent.options or "{}")
@@ -140,10 +133,10 @@ def agent_options(agent: AgentConfig, *, flag: str = "--agent.options") -> dict[
 
 
 def check_thought(thought: ThoughtConfig, *, prefix: str) -> None:
-    """Raise UserError for budget forcing that could not be done, or that would do nothing.
+    """Raise UserError for settings of budget forcing that are impossible or have no effect.
 
     Args:
-        prefix: what stands in front of a setting's name in messages.
+        prefix: prefix of a setting's name in messages.
     """
     for name, least in (("continuations", 0), ("min_tokens", 1), ("max_tokens", 1)):
         if (value := getattr(thought, name)) is not None and value < least:
@@ -258,7 +251,7 @@ def _check_last_turn(agent: AgentConfig, rollout: RolloutConfig) -> None:
 
 
 def check_accumulation(config: PPOConfig | SupervisedConfig) -> None:
-    """Raise UserError for a precision of summed gradients that DeepSpeed does not have."""
+    """Raise UserError for an accumulation precision that DeepSpeed does not have."""
     given, weights = config.ds.grad_accum_dtype, config.ds.param_dtype
     if given not in ("fp32", weights):
         raise UserError(
@@ -274,11 +267,9 @@ def _check_offload(config: PPOConfig) -> None:
 
 
 def check_offloaded(name: str, ds: DeepSpeedConfig) -> None:
-    """Raise UserError where a model that is not trained is to wait in CPU memory and cannot."""
+    """Raise UserError if a frozen model cannot be kept in CPU memory."""
     if ds.zero_stage != 3:
-        raise UserError(
-            f"--{name}.offload: a model that is not trained is kept in CPU memory by ZeRO-3 alone; add --ds.zero_stage 3"
-        )
+        raise UserError(f"--{name}.offload: only ZeRO-3 keeps a frozen model in CPU memory; add --ds.zero_stage 3")
 
 
 def _check_top_k(config: PPOConfig) -> None:
@@ -299,7 +290,7 @@ def _check_rl_rows(config: PPOConfig) -> None:
 
 
 def check_evaluation(config: PPOConfig | SupervisedConfig) -> None:
-    """Raise UserError where an evaluation is asked for that is never made."""
+    """Raise UserError for an evaluation that would never run."""
     if config.eval.dataset is None and config.eval.steps > 0:
         raise UserError(f"--eval.steps {config.eval.steps} has nothing to evaluate on; give --eval.dataset, too")
     if config.eval.dataset is None and config.eval.before_training:
@@ -313,7 +304,7 @@ def check_evaluation(config: PPOConfig | SupervisedConfig) -> None:
 
 
 def check_aux_loss(model: ActorConfig | TrainedModelConfig, *, prefix: str) -> None:
-    """Raise UserError for a weight of the load-balancing loss that could not be kept to."""
+    """Raise UserError for a weight of the load-balancing loss that cannot be applied."""
     flag = f"--{prefix}aux_loss_coef {model.aux_loss_coef:g}"
     if model.aux_loss_coef < 0:
         raise UserError(f"{flag} must not be negative")
@@ -358,7 +349,7 @@ def _check_groups(config: PPOConfig) -> None:
 
 
 def check_counts(config: PPOConfig) -> None:
-    """Raise UserError for a number of GPUs or engines that nothing can be on; None is left open."""
+    """Raise UserError for a count of GPUs or engines below 1; None is open."""
     for flag in GPU_COUNTS:
         count = dotted.get(config, flag)
         if isinstance(count, int) and count < 1:
@@ -392,11 +383,11 @@ def _check_ppo_ulysses(config: PPOConfig) -> None:
 
 
 def check_ulysses(ds: DeepSpeedConfig, *, packs: bool, gpus: Mapping[str, int]) -> None:
-    """Raise UserError where ranks cannot share sequences as `--ds.ulysses_size` says.
+    """Raise UserError if ranks cannot share sequences as `--ds.ulysses_size` requires.
 
     Args:
         packs: whether samples are packed.
-        gpus: how many each model has, by the name of its group of flags.
+        gpus: number of GPUs of each model, by the name of its flag group.
     """
     size = ds.ulysses_size
     if size < 1:
@@ -419,7 +410,7 @@ def check_ulysses(ds: DeepSpeedConfig, *, packs: bool, gpus: Mapping[str, int]) 
 
 
 def check_open_sizes(config: PPOConfig | SupervisedConfig, *flags: str) -> None:
-    """Raise UserError for a size below 0, which leaves it to the rows."""
+    """Raise UserError for a negative size; 0 is chosen by the number of rows."""
     for flag in flags:
         value = dotted.get(config, flag)
         assert isinstance(value, int), "sizes are whole numbers"
@@ -428,7 +419,7 @@ def check_open_sizes(config: PPOConfig | SupervisedConfig, *flags: str) -> None:
 
 
 def check_batches(config: PPOConfig) -> None:
-    """Raise UserError where the samples of a step cannot be shared out among processes, or updates; sizes may be open."""
+    """Raise UserError if the samples of a step cannot be divided among processes or updates; sizes may be open."""
     rollout, train = config.rollout, config.train
     counts: dict[str, int | None] = {
         "rollout.micro_batch_size": rollout.micro_batch_size,
@@ -493,7 +484,7 @@ def _check_kl(config: PPOConfig) -> None:
 
 
 def _check_value_models(config: PPOConfig) -> None:
-    """Raise UserError where flags contradict each other in what they say of critic and reward model."""
+    """Raise UserError for contradictions between the flags of critic and reward model."""
     _check_reward_source(config)
     if config.critic.model_name_or_path is None and config.critic.freezing_steps >= 0:
         raise UserError(

@@ -1,6 +1,5 @@
-"""Where this project's flags deliberately differ from OpenRLHF's, and what is not there yet."""
+"""Flags whose defaults deliberately differ from OpenRLHF's, and flags of OpenRLHF that have one value here."""
 
-import sys
 from collections.abc import Container
 from dataclasses import dataclass
 from typing import Literal
@@ -15,10 +14,10 @@ class Difference:
     command: Literal["train_ppo_ray", "train_sft", "train_dpo", "train_rm"]
     flag: str
     theirs: object
-    """OpenRLHF's default; ours stands at the field."""
+    """OpenRLHF's default; ours is at the field."""
     reason: str
     teaches: bool = False
-    """Whether it changes what a run trains, not only where files go, speed or precision."""
+    """Whether it changes training, and not only file locations, speed or precision."""
 
 
 _ATTENTION = "flash-attn is often not installed; auto uses it if it is"
@@ -38,7 +37,7 @@ _TEACHING = ("data.max_len", "train.batch_size")
 
 
 def _of_pairs(command: Literal["train_dpo", "train_rm"], *, checkpoints: str) -> tuple[Difference, ...]:
-    """Those of a command that learns from pairs of responses."""
+    """Differences of a command that trains on pairs of responses."""
     theirs: dict[str, tuple[object, str]] = {
         "ckpt.path": (checkpoints, _OWN_CHECKPOINTS),
         "ckpt.load_enable": (False, _RESUMES),
@@ -125,22 +124,12 @@ DIFFERENCES = (
 )
 
 
-@dataclass(frozen=True)
-class AllBut:
-    """Every value but one."""
-
-    taken: object
-
-    def __contains__(self, value: object) -> bool:
-        return value != self.taken
-
-
 def differences_line(command: str, config: object, *, given: Container[str]) -> str | None:
-    """Return a line with the defaults that make a run train something else than OpenRLHF's; None without any.
+    """Return a line with the defaults by which training differs from OpenRLHF's; None without any.
 
     Args:
         config: the run's settings.
-        given: the flags that somebody has set.
+        given: the flags that are set.
     """
     listed = [
         f"--{one.flag} {dotted.get(config, one.flag) or 'as many as the rows allow'} ({one.theirs} there)"
@@ -154,21 +143,35 @@ def differences_line(command: str, config: object, *, given: Container[str]) -> 
     return f"defaults that are not OpenRLHF's: {', '.join(listed)}; docs/migrating.md says why, and lists all"
 
 
-NOT_YET: dict[str, Container[object]] = {
-    "data.disable_fast_tokenizer": (True,),
-    "ds.ring_attn_head_stride": AllBut(1),
-    "ds.ring_attn_size": range(2, sys.maxsize),
-    "model.compute_fp32_loss_enable": (True,),
-    "use_ms": (True,),
-    "vllm.sync_backend": AllBut("nccl"),
-}
-"""Values that OpenRLHF has and that are not available for multimodal models in this version, by flag."""
+@dataclass(frozen=True)
+class OnlyDefault:
+    """A flag of OpenRLHF whose default is the only value that works here, so that no config has it as a field."""
 
-INSTEAD = {
-    "data.disable_fast_tokenizer": "leave it out: transformers 5 has one tokenizer for each of these models",
-    "ds.ring_attn_head_stride": "take --ds.ulysses_size to split long sequences",
-    "ds.ring_attn_size": "take --ds.ulysses_size",
-    "model.compute_fp32_loss_enable": "leave it out: rewards and their loss are always in single precision",
-    "vllm.sync_backend": "leave it out, or take --vllm.sync_with_ray",
+    value: str | int | bool
+    """OpenRLHF's default. A command line or file that sets it is accepted."""
+    instead: str
+    """What to do instead of setting another value."""
+    next_to: str
+    """A flag of the commands that accept this one."""
+
+    def refusal(self, given: str) -> str:
+        return f"{given} is not available in this version; {self.instead}"
+
+
+ONLY_DEFAULTS = {
+    "data.disable_fast_tokenizer": OnlyDefault(
+        False, "leave it out: transformers 5 has one tokenizer for each of these models", "data.apply_chat_template"
+    ),
+    "ds.ring_attn_head_stride": OnlyDefault(1, "take --ds.ulysses_size to split long sequences", "ds.ulysses_size"),
+    "ds.ring_attn_size": OnlyDefault(1, "take --ds.ulysses_size", "ds.ulysses_size"),
+    "model.compute_fp32_loss_enable": OnlyDefault(
+        False, "leave it out: rewards and their loss are always in single precision", "model.margin_loss_enable"
+    ),
+    "use_ms": OnlyDefault(False, "leave it out: models come from the Hugging Face hub", "ckpt.save_hf"),
+    "vllm.sync_backend": OnlyDefault("nccl", "leave it out, or take --vllm.sync_with_ray", "vllm.sync_with_ray"),
 }
-"""What does the work of a flag that is not available, where something does."""
+
+
+def only_defaults(flags: Container[str]) -> dict[str, OnlyDefault]:
+    """Return those of ONLY_DEFAULTS that a command with these flags accepts."""
+    return {name: known for name, known in ONLY_DEFAULTS.items() if known.next_to in flags}

@@ -10,8 +10,15 @@ from urllib.parse import urlsplit
 
 from lmm_r1.config.checks import check_eager, check_sampling
 from lmm_r1.config.generation import EpisodeFlags, check_episodes, reward_part
-from lmm_r1.config.rows import RowsConfig, refuse_row_flags
-from lmm_r1.config.shared import RUNS, Example, FirstHelp, SpeculationFlags, check_speculation
+from lmm_r1.config.shared import (
+    RUNS,
+    Example,
+    FirstHelp,
+    RowsConfig,
+    SpeculationFlags,
+    check_speculation,
+    refuse_row_flags,
+)
 from lmm_r1.data.files import ROWS_FILE
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import check_creatable
@@ -75,88 +82,94 @@ class EvaluateConfig(RowsConfig, EpisodeFlags, SpeculationFlags):
     suite: tuple[str, ...] = ()
     """Ready-made suites by name, or recipes of your own as FILE.yaml."""
     suite_data: tuple[str, ...] = ()
-    """Local copies of suites' datasets as SUITE=PATH; the others are taken from the Hugging Face hub."""
+    """Local copies of suites' datasets as SUITE=PATH; other datasets come from the Hugging Face hub."""
     list_suites: bool = False
-    """List the ready-made suites and end."""
+    """List the ready-made suites and exit."""
     endpoint: str | None = None
-    """Ask the models of a server with the OpenAI chat API, given by its base URL: http://127.0.0.1:8000/v1."""
+    """Base URL of a server with the OpenAI chat API, whose models are measured: http://127.0.0.1:8000/v1."""
     model: tuple[str, ...] = ()
-    """The models at --endpoint, by the names that it knows them by."""
+    """Names of the models at --endpoint."""
     api_key_env: str | None = None
-    """Environment variable with the endpoint's key; None sends none."""
+    """Environment variable that holds the endpoint's key; None sends no key."""
     endpoint_concurrency: int = 16
-    """Rows asked at the same time."""
+    """Number of rows requested at the same time."""
     endpoint_timeout: float = 600.0
-    """Seconds after which an attempt is given up."""
+    """Seconds after which a request is given up."""
     endpoint_attempts: int = 6
-    """Attempts at a row before it is left out, for time-outs, broken connections and what the server calls passing."""
+    """Attempts per row before it is left out, after time-outs, broken connections and errors that the server calls
+    temporary."""
     endpoint_body: str | None = None
-    """A JSON object put into each request: {"max_tokens": null, "max_completion_tokens": 4096}; null takes a field out."""
+    """A JSON object merged into each request: {"max_tokens": null, "max_completion_tokens": 4096}; null removes a
+    field."""
     rejudge: tuple[str, ...] = ()
-    """Judge the predictions in files of VLMEvalKit (xlsx, tsv, csv, json) or lmms-eval (samples as jsonl) instead of
-    making new ones: PATH or NAME=PATH."""
+    """Judge existing predictions in files of VLMEvalKit (xlsx, tsv, csv, json) or lmms-eval (samples as jsonl): PATH
+    or NAME=PATH."""
     rejudge_metric: str | None = None
-    """Column with the file's own verdict from 0 to 1, with dots into objects; None looks for it: `hit`, `score`, ..."""
+    """Column with the file's own verdict from 0 to 1, with dots for nested objects; None looks for `hit`, `score` and
+    similar names."""
     rejudge_data: tuple[str, ...] = ()
     """Row files with the images of re-judged predictions as NAME=PATH, for the list of disagreements."""
     export: tuple[str, ...] = ()
-    """Files to write the responses to: .xlsx, .tsv and .json as VLMEvalKit's predictions, .jsonl as lmms-eval's samples;
-    {checkpoint} and {file} in the name stand for theirs."""
+    """Files for the responses: .xlsx, .tsv and .json as VLMEvalKit's predictions, .jsonl as lmms-eval's samples.
+    {checkpoint} and {file} in the name are replaced."""
     output: Path | None = None
-    """JSON file to write; the responses and the page go beside it, as STEM.responses.jsonl and STEM.html. Left out, it is
-    named after what is measured: runs/evaluation/sft_rl_on_test.json."""
+    """JSON file to write; responses and page are written next to it as STEM.responses.jsonl and STEM.html. By default
+    it is named after what is measured: runs/evaluation/sft_rl_on_test.json."""
     overwrite: bool = False
-    """Measure anew what the output already holds of the same checkpoint, rows and settings; without it that is read again."""
+    """Measure again what the output already holds for the same checkpoint, rows and settings; otherwise it is
+    reused."""
     html: Path | None = None
-    """Where the page goes instead."""
+    """Path of the page, if not next to the output."""
     compare: tuple[str, ...] = ()
-    """Compare saved responses instead of making new ones: PATH for all checkpoints in a file, NAME=PATH for one."""
+    """Compare saved responses instead of generating: PATH for all checkpoints in a file, NAME=PATH for one."""
     baseline: str | None = None
-    """The checkpoint that the others are compared with; None takes the first."""
+    """Checkpoint that the others are compared with; None takes the first."""
     verifiers: tuple[str, ...] = ()
-    """Verifiers as `serve_verifier` names them, the accuracy being the first one's: `math`, `choice`, `list:unordered`,
-    `composition:math=1.0,format=0.5`, `llm_judge:judge_url=URL,judge_model=NAME`; of episodes also `agent:PART`, a part of
-    the environment's reward. By default that for files where it gives one, else math, and each suite's own."""
+    """Verifiers as named by `serve_verifier`; the first one gives the accuracy: `math`, `choice`, `list:unordered`,
+    `composition:math=1.0,format=0.5`, `llm_judge:judge_url=URL,judge_model=NAME`. For episodes also `agent:PART`, a
+    part of the environment's reward, which is the default if there is one. Other defaults are math for files, and each
+    suite's own."""
     k: tuple[int, ...] = ()
-    """The k of pass@k and majority@k; by default the powers of two up to n_samples."""
+    """Values of k for pass@k and majority@k; by default the powers of two up to n_samples."""
     temperature: float | None = None
     """Sampling temperature, 0 decodes greedily; None takes each suite's own, and 0 for files."""
     top_p: float = 1.0
-    """Nucleus of the sampling."""
+    """Nucleus sampling: sample from the likeliest tokens that have this probability together."""
     n_samples: int | None = None
-    """Responses per row, over which the accuracy is a mean; None takes each suite's own, and 1 for files."""
+    """Responses per row, whose mean is the accuracy; None takes each suite's own, and 1 for files."""
     max_new_tokens: int | None = None
-    """Longest response in tokens, of an episode its longest turn; None takes each suite's own, and 1024 for files."""
+    """Longest response in tokens, or longest turn of an episode; None takes each suite's own, and 1024 for files."""
     max_model_len: int = 4096
-    """Longest prompt and response together; of an episode, with all turns."""
+    """Longest prompt and response together; in an episode, including all turns."""
     max_rows: int | None = None
     """Rows taken from the start of each file; None takes all."""
     judge_workers: int = 4
-    """Processes that judge what rules of thumb cannot, for each verifier."""
+    """Processes per verifier for answers that simple rules cannot judge."""
     judge_timeout: float = 5.0
-    """Seconds after which the judging of a response is cut off; it counts as wrong then."""
+    """Seconds after which judging a response is cut off; the response then counts as wrong."""
     bootstrap_resamples: int = 10_000
-    """Resamples of the rows for the intervals of the comparisons."""
+    """Resamples of the rows for the confidence intervals of comparisons."""
     bootstrap_seed: int = 0
-    """Seed of that."""
+    """Seed of the resamples."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Precision of the engine; auto takes that of the weights."""
+    """Precision of the engine; auto takes the precision of the weights."""
     batch_rows: int = 16
-    """Rows in one batch of plain transformers."""
+    """Rows in one batch with plain transformers."""
     tensor_parallel_size: int = 1
     """GPUs over which the model is split."""
     gpu_memory_utilization: float | None = None
-    """Share of a GPU's memory for the engine; None is what its responses need, as far as it is free when the engine starts."""
+    """Share of a GPU's memory for the engine; None is what its responses need, limited by the memory that is free at
+    start."""
     enforce_eager: bool | None = None
-    """Run vLLM without CUDA graphs: it starts sooner and decodes more slowly; without CUDA there are none in any case; None does so for small models only."""
+    """Run vLLM without CUDA graphs: faster to start, slower to decode. None does so for small models only."""
     seed: int = 0
     """Seed of the sampling."""
     trust_remote_code: bool = False
-    """Run Python code that a checkpoint brings along."""
+    """Run Python code that comes with a checkpoint."""
 
 
 def check(config: EvaluateConfig) -> None:
-    """Raise UserError for what can be told from the flags alone."""
+    """Raise UserError for contradictions between flags."""
     if config.compare:
         _refuse_both(
             config, "compare", ("checkpoints", "endpoint", "files", "suite", "rejudge", "agent"), "saved responses"
@@ -186,7 +199,7 @@ def check(config: EvaluateConfig) -> None:
             raise UserError(f"{flag} {path} is a folder; name a file")
     if config.output is not None and config.output == page_path(config):
         raise UserError(
-            f"--output {config.output} is where the page goes; name another with --html, or end it in .json"
+            f"--output {config.output} is also the path of the page; choose another with --html, or end it in .json"
         )
     if config.output is not None and responses_path(config.output).is_dir():
         raise UserError(f"--output {config.output}: {responses_path(config.output)} is a folder; choose another name")
@@ -230,7 +243,7 @@ def named(entries: Sequence[str], *, flag: str, bare: bool = True) -> dict[str, 
     """`["runs/sft", "b=runs/rl"]` → `{"sft": "runs/sft", "b": "runs/rl"}`; raises UserError for a name that is given twice.
 
     Args:
-        bare: whether a path may stand without a name; it is called like its file then, rows.jsonl like its folder.
+        bare: whether NAME= is optional. The default name is the file's, or the folder's for rows.jsonl.
     """
     paths: dict[str, str] = {}
     for entry in entries:
@@ -254,7 +267,7 @@ def _name_of(path: str) -> str:
 
 
 def with_output(config: EvaluateConfig) -> EvaluateConfig:
-    """Return the settings with a file for the scores, where responses are made and no flag names one."""
+    """Return the settings with a default path for the scores if responses are generated."""
     if config.output is not None or config.compare or config.rejudge:
         return config
     models = [*named(config.checkpoints, flag="--checkpoints"), *config.model]
@@ -291,7 +304,7 @@ def _refuse_changed(config: EvaluateConfig, names: tuple[str, ...], because: str
 
 
 def endpoint_fields(config: EvaluateConfig) -> dict[str, object]:
-    """Return the fields of `--endpoint_body`; raises UserError where it is no JSON object or sets what is decided elsewhere."""
+    """Return the fields of `--endpoint_body`; raises UserError if it is not a JSON object or sets what other flags set."""
     if config.endpoint_body is None:
         return {}
     try:
@@ -340,25 +353,25 @@ def _check_numbers(config: EvaluateConfig) -> None:
 
 
 def responses_path(output: Path) -> Path:
-    """Return where the responses go: `scores.responses.jsonl` for `scores.json`."""
+    """Return the path of the responses: `scores.responses.jsonl` for `scores.json`."""
     return output.with_name(f"{output.stem}{RESPONSES_SUFFIX}")
 
 
 def answers_path(output: Path) -> Path:
-    """Return where an endpoint's answers go as they come: `scores.answers.jsonl` for `scores.json`."""
+    """Return the path of an endpoint's answers as they arrive: `scores.answers.jsonl` for `scores.json`."""
     return output.with_name(f"{output.stem}.answers.jsonl")
 
 
 def measured_path(output: Path) -> Path:
-    """Return where it goes what the responses depended on: `scores.measured.json` for `scores.json`."""
+    """Return the path of what the responses depend on: `scores.measured.json` for `scores.json`."""
     return output.with_name(f"{output.stem}.measured.json")
 
 
 def disagreements_path(output: Path) -> Path:
-    """Return where disagreements with a re-judged file go: `scores.disagreements.jsonl` for `scores.json`."""
+    """Return the path of disagreements with a re-judged file: `scores.disagreements.jsonl` for `scores.json`."""
     return output.with_name(f"{output.stem}.disagreements.jsonl")
 
 
 def page_path(config: EvaluateConfig) -> Path | None:
-    """Return where the page goes, None where nothing is written."""
+    """Return the path of the page; None if nothing is written."""
     return config.html or (config.output and config.output.with_suffix(".html"))

@@ -1,6 +1,7 @@
 """A config as OpenRLHF reads it, as a run folder keeps it, and the part of it that a stopped run must go on with."""
 
 import dataclasses
+import functools
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -8,6 +9,7 @@ from typing import Any, TypeVar
 import yaml
 
 from lmm_r1 import dotted
+from lmm_r1.config.differences import only_defaults
 from lmm_r1.config.model_checks import why_not_during_generation
 from lmm_r1.config.ppo import MOST_PASS_TOKENS, PPOConfig
 from lmm_r1.config.supervised import KDConfig, SupervisedConfig
@@ -15,7 +17,7 @@ from lmm_r1.config.supervised import KDConfig, SupervisedConfig
 Config = TypeVar("Config", bound=PPOConfig | SupervisedConfig)
 SECRETS = (("logger", "wandb", "key"), ("logger", "swanlab", "key"))
 
-# What a plan chooses by the memory of GPUs is this where nothing is planned: OpenRLHF's defaults.
+# Values without a plan for settings that a plan chooses by memory: OpenRLHF's defaults.
 UNPLANNED: dict[str, object] = {
     "actor.gradient_checkpointing_enable": False,
     "ds.adam_offload": False,
@@ -34,7 +36,7 @@ _SHARED_UNPLANNED: dict[str, object] = {"vllm.enable_sleep": True, "vllm.gpu_mem
 # Of an engine next to a student and a teacher that stay.
 _STUDENT_UNPLANNED: dict[str, object] = {"vllm.gpu_memory_utilization": 0.3}
 
-# What a run may be stopped and taken up with: how it is shown, kept, placed and cut into passes. A trailing dot stands
+# Settings that a resumed run may change: display, storage, placement and passes. A trailing dot is
 # for a whole group. Models and rows are compared by their content, not by these names.
 _FREE = (
     "actor.gradient_checkpointing_enable",
@@ -93,20 +95,23 @@ _FREE = (
     "train.shared_prefix_enable",
     "train.trust_remote_code",
     "ds.packing_samples",
-    "use_ms",
     "vllm.",
 )
 
 
 def checkpoint_folder(config: PPOConfig | SupervisedConfig) -> Path:
-    """Return where the run's checkpoints lie."""
+    """Return the folder of the run's checkpoints."""
     ckpt = config.ckpt
     return Path(ckpt.output_dir) / "checkpoints" if ckpt.path is None else Path(ckpt.path)
 
 
 def to_openrlhf_args(config: PPOConfig | SupervisedConfig) -> SimpleNamespace:
     """Return the nested namespace that OpenRLHF's own parser and checks make of the same flags; it may be changed."""
-    args = _namespace(dataclasses.asdict(unplanned(config)))
+    settings = dataclasses.asdict(unplanned(config))
+    for flag, known in only_defaults(dotted.leaf_types(type(config))).items():
+        *groups, name = flag.split(".")
+        functools.reduce(dict.__getitem__, groups, settings)[name] = known.value
+    args = _namespace(settings)
     # peft knows the one word as a shorthand; in a list it would be the name of a module.
     if args.ds.lora.target_modules == ("all-linear",):
         args.ds.lora.target_modules = "all-linear"

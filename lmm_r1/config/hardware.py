@@ -1,4 +1,4 @@
-"""Which GPUs and which precision a run uses."""
+"""Batch sizes, GPU counts and precision of a run if no flag sets them."""
 
 from __future__ import annotations
 
@@ -9,19 +9,132 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from lmm_r1 import cpu, dotted
+from lmm_r1.config.checks import GROUP_ESTIMATORS, check_batches, model_gpus
 from lmm_r1.config.ppo import GPU_COUNTS, PlacedModel, PPOConfig
-from lmm_r1.config.sizes import MOST_PROMPTS, MOST_SAMPLES
+from lmm_r1.config.supervised import SupervisedConfig
 from lmm_r1.errors import UserError
+
+Supervised = TypeVar("Supervised", bound=SupervisedConfig)
+
+# OpenRLHF's defaults.
+MOST_PROMPTS = 1024
+MOST_SAMPLES = 128
+MOST_IN_A_PASS = 8
+# Of a group that is compared within itself.
+GROUP_SIZE = 8
+# Steps that a pass over the rows has at least.
+FEWEST_STEPS = 5
+# Whatever divides them is the same on one to eight GPUs.
+_EIGHTS = 8
+
+
+def group_size(config: PPOConfig) -> int:
+    """Return `--rollout.n_samples_per_prompt`, or what it is for the estimator."""
+    compares = config.algo.advantage.estimator in GROUP_ESTIMATORS or config.algo.dynamic_filtering_enable
+    return config.rollout.n_samples_per_prompt or (GROUP_SIZE if compares else 1)
+
+
+def sized_ppo(config: PPOConfig, *, rows: int) -> tuple[PPOConfig, str | None]:
+    """Return the settings with the batches that the prompts allow, and a line about them, or None if all were set.
+
+    Raises:
+        UserError: there are too few prompts for the run's processes, or the sizes contradict one another.
+    """
+    rollout, train = config.rollout, config.train
+    prompts = rollout.batch_size or _prompts_of_a_step(config, rows=rows)
+    samples = prompts * rollout.n_samples_per_prompt
+    batch = train.batch_size or _multiple(min(MOST_SAMPLES, samples), of=[_processes(config)])
+    sizes: dict[str, object] = {
+        "rollout.batch_size": prompts,
+        "rollout.vllm_generate_batch_size": rollout.vllm_generate_batch_size or prompts,
+        "train.batch_size": batch,
+    }
+    sized = dotted.replace(config, sizes)
+    check_batches(sized)
+    if rollout.batch_size and train.batch_size:
+        return sized, None
+    return sized, (
+        f"sizes for {rows} prompts: --rollout.batch_size {prompts} x --rollout.n_samples_per_prompt "
+        f"{rollout.n_samples_per_prompt} a step, --train.batch_size {batch} an update"
+    )
+
+
+def sized_supervised(config: Supervised, *, rows: int | None, processes: int) -> tuple[Supervised, str | None]:
+    """Return the settings with the batches that the rows allow, and a line about them, or None if they were set.
+
+    Args:
+        rows: None is as many as needed.
+        processes: of the whole run.
+
+    Raises:
+        UserError: there are too few rows for the run's processes, or those cannot share an update.
+    """
+    train = config.train
+    # Processes that get the same samples count as one.
+    ranks = max(1, processes // (config.ds.tensor_parallel_size * config.ds.ulysses_size))
+    batch = train.batch_size or _rows_of_an_update(config, rows=rows, ranks=ranks)
+    if batch % ranks:
+        raise UserError(f"--train.batch_size {batch} must be a multiple of the {ranks} processes that share it")
+    micro = train.micro_batch_size or math.gcd(MOST_IN_A_PASS, batch // ranks)
+    sized = dotted.replace(config, {"train.batch_size": batch, "train.micro_batch_size": micro})
+    if train.batch_size:
+        return sized, None
+    return (
+        sized,
+        f"sizes for {rows} rows: --train.batch_size {batch} an update, --train.micro_batch_size {micro} a pass",
+    )
+
+
+def _prompts_of_a_step(config: PPOConfig, *, rows: int) -> int:
+    group, processes = config.rollout.n_samples_per_prompt, _processes(config)
+    fewest = processes // math.gcd(processes, group)
+    if rows < fewest:
+        raise UserError(
+            f"--data.prompt_dataset {config.data.prompt_dataset} gives {rows} prompts; {processes} processes that share a "
+            f"step's samples, {group} to a prompt, need {fewest} at least: add rows, or take fewer GPUs"
+        )
+    update = config.train.batch_size or MOST_SAMPLES
+    whole_updates = math.lcm(fewest, update // math.gcd(update, group))
+    wanted = min(MOST_PROMPTS, rows // FEWEST_STEPS)
+    if config.train.batch_size:
+        wanted = max(wanted, whole_updates)
+    return _multiple(wanted, of=[whole_updates, math.lcm(fewest, _EIGHTS), fewest])
+
+
+def _rows_of_an_update(config: SupervisedConfig, *, rows: int | None, ranks: int) -> int:
+    if rows is None:
+        return _multiple(MOST_SAMPLES, of=[ranks])
+    if rows < ranks:
+        raise UserError(
+            f"--data.dataset {config.data.dataset} gives {rows} rows for {ranks} processes, of which each needs one for an "
+            "update; add rows, or take fewer GPUs"
+        )
+    # Of fewer than two rows there is nothing to compare.
+    wanted = min(MOST_SAMPLES, max(rows // FEWEST_STEPS, 2), rows)
+    return _multiple(wanted, of=[math.lcm(ranks, _EIGHTS), ranks])
+
+
+def _multiple(wanted: int, *, of: Sequence[int]) -> int:
+    """Return the largest multiple, not above what is wanted, of the first number that has one, else the last number."""
+    number = next((number for number in of if number <= wanted), of[-1])
+    return max(number, wanted - wanted % number)
+
+
+def _processes(config: PPOConfig) -> int:
+    """Return the number by which a step's samples must be divided for each of the run's models."""
+    shared = config.ds.tensor_parallel_size * config.ds.ulysses_size
+    return math.lcm(*(max(1, gpus // shared) for gpus in model_gpus(config).values()))
+
 
 logger = logging.getLogger(__name__)
 
 CPUINFO = Path("/proc/cpuinfo")
 # Of x86 (`flags`) and of ARM (`Features`).
 BF16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}
-# What PyTorch and oneDNN are held to by their variables, where that leaves bf16 instructions out.
+# Values of the variables that restrict PyTorch and oneDNN to instructions without bf16.
 LIMITS_BELOW_BF16 = {
     "ATEN_CPU_CAPABILITY": {"default", "avx2"},
     "ONEDNN_MAX_CPU_ISA": {"sse41", "avx", "avx2", "avx2_vnni", "avx2_vnni_2", "avx512_core", "avx512_core_vnni"},
@@ -31,7 +144,7 @@ GPU_DEVICES = ("/dev/nvidiactl", "/dev/nvmap", "/dev/dxg", "/dev/kfd")
 
 
 def default_param_dtype(*, flag: str, uses_ray: bool = False) -> Literal["bf16", "fp32"]:
-    """Return the precision of a run on this machine, and say in one line, on rank 0, where it is fp32.
+    """Return the precision of a run on this machine; rank 0 logs a line if it is fp32.
 
     Args:
         flag: the name of the flag that was left open.
@@ -55,7 +168,7 @@ def has_bf16_instructions(cpuinfo: str, environment: Mapping[str, str]) -> bool:
     """Say whether PyTorch can use bf16 instructions of the processor.
 
     Args:
-        cpuinfo: the text of /proc/cpuinfo, empty where there is none.
+        cpuinfo: the text of /proc/cpuinfo, empty if there is none.
         environment: whose variables may hold PyTorch and oneDNN to older instructions.
     """
     for name, below in LIMITS_BELOW_BF16.items():
@@ -98,7 +211,7 @@ class Offer:
     """The GPUs that a run can have."""
 
     per_node: tuple[int, ...]
-    """Of each machine that has any; none where models run on CPUs."""
+    """GPUs of each machine that has any; empty if models run on CPUs."""
     joined: bool
     """Whether they are those of a Ray cluster, which may grow."""
 
@@ -110,12 +223,12 @@ class Offer:
 
 
 def offered_gpus() -> Offer:
-    """Return what this machine has, or the cluster of RAY_ADDRESS; where there is no GPU, neither torch nor Ray is loaded."""
+    """Return the GPUs of this machine or of the cluster of RAY_ADDRESS, without loading torch or Ray if there are none."""
     if os.environ.get("RAY_ADDRESS"):
         from lmm_r1.cluster.nodes import gpus_by_node
 
         return Offer(per_node=tuple(gpus_by_node()), joined=True)
-    # A backend that the user has named is told without torch.
+    # The user may have set the backend, which is read without torch.
     if not (cpu.own_cuda() if cpu.BACKEND in os.environ else has_gpu(os.environ)):
         return Offer(per_node=(), joined=False)
     from lmm_r1.cluster.nodes import gpus_here
@@ -146,10 +259,10 @@ class _Share:
         return by_models or (not self.models and config.vllm.num_engines is not None)
 
     def named(self, config: PPOConfig, *, node: int) -> tuple[int, int] | None:
-        """Return machines and GPUs on each as the flags of one of them name them; None where they name neither.
+        """Return the machines and the GPUs on each that the flags set; None if they set neither.
 
         Args:
-            node: GPUs of a machine, where only the machines are named.
+            node: GPUs of a machine if only the number of machines is set.
         """
         for name in self.models:
             group = _group(config, name)
@@ -162,7 +275,7 @@ class _Share:
         return None
 
     def largest(self, config: PPOConfig, *, most: int) -> int:
-        """Return the largest number up to `most` by which batches and prompts can be divided; 0 where there is none."""
+        """Return the largest number up to `most` that divides batches and prompts; 0 if there is none."""
         return next((size for size in range(most, 0, -1) if self._divides(config, size)), 0)
 
     def _divides(self, config: PPOConfig, size: int) -> bool:
@@ -189,13 +302,13 @@ def needed_gpus(config: PPOConfig) -> int:
 
 
 def check_machine(config: PPOConfig) -> None:
-    """Raise UserError where settings without open counts ask for more than there is; for a cluster, which may grow, a run waits."""
+    """Raise UserError if resolved settings ask for more GPUs than this machine has; a cluster may grow, so a run waits."""
     if not os.environ.get("RAY_ADDRESS"):
         check_offered(config, offered_gpus())
 
 
 def check_offered(config: PPOConfig, offer: Offer) -> None:
-    """Raise UserError where settings without open counts ask for more than a machine has."""
+    """Raise UserError if resolved settings ask for more than the offered GPUs."""
     asked = asked_gpus(config)
     told = ", ".join(f"{name} {size}" for name, size in asked.items())
     if offer.per_node and sum(asked.values()) > sum(offer.per_node):
@@ -219,7 +332,7 @@ def settled_counts(config: PPOConfig, *, ask: Callable[[], Offer] = offered_gpus
     share is as small as can be.
 
     Args:
-        ask: says what there is; not asked where flags name the GPUs of all that the run has.
+        ask: returns the GPUs that there are; not called if flags set all counts.
 
     Raises:
         UserError: this machine has too few.
@@ -269,8 +382,8 @@ def shared_counts(config: PPOConfig, *, ask: Callable[[], Offer] = offered_gpus)
 def _chosen_together(config: PPOConfig, offer: Offer) -> bool | None:
     """Return `--train.colocate_all`, or what it is for the GPUs; None leaves it open to the plan of the run's memory.
 
-    Models and engines take turns where a machine has too few GPUs for groups of their own. In a cluster, which may grow,
-    on CPUs, and where rollouts are made during updates, they have their own.
+    Models and engines take turns if a machine has too few GPUs for separate groups. In a cluster, which may grow,
+    on CPUs, and if rollouts are generated during updates, they have separate groups.
     """
     if config.train.colocate_all is not None:
         return config.train.colocate_all

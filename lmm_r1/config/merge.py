@@ -1,4 +1,4 @@
-"""Every flag of `lmm-r1 merge`, and which of them go together."""
+"""Every flag of `lmm-r1 merge`, and their checks."""
 
 import re
 from dataclasses import dataclass
@@ -15,40 +15,41 @@ _SIZE = re.compile(r"[1-9]\d*(\.\d+)?\s*([KMGT]i?)?B", re.IGNORECASE)
 @dataclass(frozen=True, kw_only=True)
 class MergeConfig:
     adapter: Path | None = None
-    """Folder of a LoRA adapter in peft's format, such as the adapter/ beside a model trained with --ds.lora.rank."""
+    """Folder of a LoRA adapter in peft's format, such as adapter/ next to a model trained with --ds.lora.rank."""
     checkpoint: Path | None = None
-    """DeepSpeed checkpoint (pickles): the folder --ckpt.path of train_sft, _actor or _critic in that of train_ppo_ray."""
+    """DeepSpeed checkpoint (pickles): the folder --ckpt.path of train_sft, or _actor or _critic in that of
+    train_ppo_ray."""
     tag: str | None = None
-    """Which checkpoint in that folder, such as global_step20; None takes the newest."""
+    """Name of the checkpoint in that folder, such as global_step20; None takes the newest."""
     base: str | None = None
-    """Model that the run started from, a folder or a hub name; None takes the one that the adapter names."""
+    """Model that the run started from, a folder or a hub name; None takes the one named by the adapter."""
     output: Path
     """Folder to write; must not exist yet or be empty."""
     lora_alpha: int | None = None
-    """--ds.lora.alpha of the run, where a DeepSpeed checkpoint holds adapters; None reads it from the run's settings."""
+    """--ds.lora.alpha of the run, for a DeepSpeed checkpoint with adapters; None reads it from the run's settings."""
     use_rslora: bool = False
-    """Beside --lora_alpha: the run had --ds.lora.use_rslora."""
+    """With --lora_alpha: the run had --ds.lora.use_rslora."""
     run_config: Path | None = None
     """run_config.yaml of the run; None looks for it in the three folders above the checkpoint."""
     value_head_prefix: str = PPODeepSpeedConfig.value_head_prefix
-    """Name of a critic's value head, where the config of the base names none."""
+    """Name of a critic's value head, if the config of the base does not name it."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Precision of the written weights, which are merged in fp32; auto takes that of the base."""
+    """Precision of the written weights, which are merged in fp32; auto takes the base's."""
     max_shard_size: str = "5GB"
     """Largest weight file."""
     check: bool = True
-    """Load the written folder again and compare its logits with the unmerged model's; takes the memory of two models in
-    fp32, and of one more where a DeepSpeed checkpoint is read."""
+    """Load the written folder and compare its logits with the unmerged model's. This needs the memory of two models in
+    fp32, or three for a DeepSpeed checkpoint."""
     push_to_hub: str | None = None
     """Upload the folder to this repository on the Hugging Face Hub, OWNER/NAME."""
     private: bool = True
-    """Make that repository a private one, where it does not exist yet."""
+    """Make the repository private if it does not exist yet."""
     trust_remote_code: bool = False
-    """Run Python code that the base brings along."""
+    """Run Python code that comes with the base."""
 
 
 def check(config: MergeConfig) -> None:
-    """Raise UserError for what can be told from the flags alone, and for a folder that must not be written to."""
+    """Raise UserError for contradictions between flags, and for an output folder that must not be written to."""
     if (config.adapter is None) == (config.checkpoint is None):
         raise UserError("give either --adapter or --checkpoint")
     if config.checkpoint is not None and config.base is None:

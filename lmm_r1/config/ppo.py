@@ -1,4 +1,4 @@
-"""Every flag of `lmm-r1 train_ppo_ray`: OpenRLHF's names, and a few of this project's own."""
+"""Every flag of `lmm-r1 train_ppo_ray`: OpenRLHF's names, and the flags that this project adds."""
 
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, TypeAlias
@@ -21,23 +21,23 @@ from lmm_r1.config.shared import (
 )
 
 MOST_PASS_TOKENS = 16192
-"""Of a training pass where `train.max_tokens_per_gpu` is left open; OpenRLHF's default."""
+"""Tokens of a training pass if `train.max_tokens_per_gpu` is not set; OpenRLHF's default."""
 MOST_GPU_PASS_TOKENS = 65536
-"""The same on a GPU with memory to spare: beyond it a pass is no faster per token."""
+"""The same on a GPU with spare memory: larger passes are no faster per token."""
 AHEAD_TOKENS = 8192
-"""The same of the reference's passes during generation, for which memory is set aside."""
+"""The same for the reference's passes during generation, for which memory is reserved."""
 
 EstimatorName: TypeAlias = Literal[
     "gae", "reinforce", "rloo", "reinforce_baseline", "group_norm", "dr_grpo", "flash_reinforce", "remax", "grpo_passk"
 ]
-"""Each is that of a function in `trainer.advantages`."""
+"""Each is the name of a function in `lmm_r1.rl.advantages`."""
 PolicyLossName: TypeAlias = Literal["ppo", "gspo", "gspo_token", "cispo", "sapo"]
-"""Each is that of a function in `trainer.policy_losses`."""
+"""Each is the name of a function in `lmm_r1.rl.losses`."""
 LossAggregation: TypeAlias = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 FILTER_NAME = "experience_filter"
-"""The function of `algo.experience_filter` where none is named."""
+"""The function of `algo.experience_filter` if the flag names only a file."""
 RequestField: TypeAlias = Literal["columns", "images", "step"]
-"""What a reward request may hold beside OpenRLHF's keys."""
+"""What a reward request may hold in addition to OpenRLHF's keys."""
 
 
 GPU_COUNTS = (
@@ -48,11 +48,11 @@ GPU_COUNTS = (
     ),
     "vllm.num_engines",
 )
-"""The flags that say on how many GPUs models and engines are."""
+"""The flags that set how many GPUs models and engines have."""
 
 
 class PlacedModel:
-    """A model that has GPUs; None in its counts is filled in by `resolve_ppo`."""
+    """A model that has GPUs of its own; `resolve_ppo` fills in counts that are None."""
 
     num_nodes: int | None
     num_gpus_per_node: int | None
@@ -78,43 +78,46 @@ class ActorConfig(OptimizerConfig, PlacedModel):
     model_name_or_path: str | None = None
     """The model to train: a folder or a name on the Hugging Face Hub."""
     num_nodes: int | None = None
-    """Machines that train the policy; None takes as many as its GPUs are on."""
+    """Machines that train the policy; None is computed from its GPUs."""
     num_gpus_per_node: int | None = None
-    """GPUs per machine that train the policy; None takes its share of what the machine has, or the Ray cluster; one rank on a CPU."""
+    """GPUs per machine that train the policy. None takes its share of the GPUs of the machine or Ray cluster, or one
+    rank on a CPU."""
     gradient_checkpointing_enable: bool | None = None
-    """Save memory by computing activations again in the backward pass; None does so in as few layers as the GPU's memory asks
-    for, and without a GPU only where the run would not fit."""
+    """Recompute activations in the backward pass to save memory. None recomputes as few layers as the GPU's memory
+    requires, and on a CPU only if the run would not fit otherwise."""
     gradient_checkpointing_layers: int | None = None
-    """How many of the language model's layers do so, counted from the first; None is all, or chosen with the flag above."""
+    """Number of language-model layers that are recomputed, from the first. None is all layers, or is chosen together
+    with the flag above."""
     gradient_checkpointing_reentrant: bool = False
-    """Use torch's reentrant kind of checkpointing."""
+    """Use PyTorch's reentrant checkpointing."""
     freeze_visual_encoder: bool = False
-    """Train the language model only, in the policy and in the critic."""
+    """Freeze the vision tower of policy and critic and train only the language model."""
     freeze_prefix: tuple[str, ...] = ()
-    """Freeze the weights whose names begin so, in the policy and in the critic: `model.visual. lm_head.`."""
+    """Freeze weights of policy and critic whose names begin with one of these: `model.visual. lm_head.`."""
     eps_clip: float = 0.2
     """PPO's clip range on both sides of 1."""
     eps_clip_low_high: tuple[float, float] | None = None
     """PPO's clip range below and above 1; None takes eps_clip for both."""
     dual_clip: float | None = None
-    """Bound on the loss where the advantage is negative (dual-clip PPO)."""
+    """Bound on the loss if the advantage is negative (dual-clip PPO)."""
     policy_loss_type: PolicyLossName = "ppo"
-    """Clipped probability ratios per token (ppo) or per sequence (gspo; gspo_token with advantages per token); log-probs
-    weighted by clipped ratios (cispo); or ratios through a smooth gate (sapo)."""
+    """ppo clips the probability ratio of each token; gspo clips one ratio per sequence, gspo_token with advantages per
+    token; cispo weights log-probs by clipped ratios; sapo passes ratios through a smooth gate."""
     sapo_temperature_pos: float = 1.0
-    """How fast sapo's gate closes as the ratio leaves 1 where the advantage is positive."""
+    """How fast sapo's gate closes when the ratio leaves 1, for positive advantages."""
     sapo_temperature_neg: float = 1.05
-    """The same where it is not."""
+    """The same for advantages that are not positive."""
     loss_agg_mode: LossAggregation = "token-mean"
-    """Mean over all tokens; over sequences of each one's token mean; or over sequences of each one's sum divided by
-    loss_agg_length (Dr. GRPO). The ratios of gspo are per sequence, so that token-mean is seq-mean-token-mean there."""
+    """Mean over all tokens; mean over sequences of each sequence's token mean; or mean over sequences of each
+    sequence's sum divided by loss_agg_length (Dr. GRPO). gspo has one ratio per sequence, so token-mean equals
+    seq-mean-token-mean."""
     loss_agg_length: int | None = None
-    """Tokens that seq-mean-token-sum-norm divides every sequence's sum by; None is rollout.max_new_tokens, and data.max_len
-    where that is left open or episodes are played."""
+    """Divisor of each sequence's sum in seq-mean-token-sum-norm. None is rollout.max_new_tokens, or data.max_len if
+    that is not set or the run plays episodes."""
     aux_loss_coef: float = 0.0
     """Weight of the load-balancing loss of a mixture of experts."""
     entropy_coef: float | None = None
-    """Weight of the entropy bonus; 0 only logs the entropy, None does neither."""
+    """Weight of the entropy bonus. 0 only logs the entropy; None does neither."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,32 +125,35 @@ class CriticConfig(OptimizerConfig, PlacedModel):
     adam: AdamConfig = field(default_factory=lambda: AdamConfig(lr=9e-6))
     """AdamW."""
     model_name_or_path: str | None = None
-    """The model that the critic starts from; None takes the reward model where there is one, else the policy's."""
+    """The model that the critic starts from; None takes the reward model if there is one, else the policy."""
     num_nodes: int | None = None
-    """Machines that train the critic; None takes as many as its GPUs are on."""
+    """Machines that train the critic; None is computed from its GPUs."""
     num_gpus_per_node: int | None = None
-    """GPUs per machine that train the critic; None takes its share of what the machine has, or the Ray cluster; one rank on a CPU."""
+    """GPUs per machine that train the critic. None takes its share of the GPUs of the machine or Ray cluster, or one
+    rank on a CPU."""
     value_clip: float = 0.5
     """Clip range of the critic's values."""
     freezing_steps: int = -1
-    """The policy learns from the step after this one on, counted from 0, and the critic from the start; -1: both do."""
+    """Train only the critic up to and including this step, counted from 0; -1 trains both from the start."""
     save_value_network: bool = False
-    """Save the critic, too, in the folder that is named like output_dir with _critic behind it."""
+    """Save the critic as well, in the folder output_dir with the suffix _critic."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RefConfig(PlacedModel):
     num_nodes: int | None = None
-    """Machines that hold the reference model; None takes as many as its GPUs are on."""
+    """Machines that hold the reference model; None is computed from its GPUs."""
     num_gpus_per_node: int | None = None
-    """GPUs per machine that hold the reference model; None takes its share of what the machine has, or the Ray cluster; one rank on a CPU."""
+    """GPUs per machine that hold the reference model. None takes its share of the GPUs of the machine or Ray cluster,
+    or one rank on a CPU."""
     offload: bool | None = None
-    """Keep the reference model in CPU memory while it is not needed; None does so where the run would not fit otherwise."""
+    """Keep the reference model in CPU memory while it is not used; None does so only if the run would not fit
+    otherwise."""
     during_generation: bool | None = None
-    """Compute the reference model's log-probs of finished groups while others are generated; None does so on GPUs that
-    have memory for it."""
+    """Compute the reference log-probs of finished groups while other groups are generated; None does so on GPUs with
+    enough memory."""
     refresh_steps: int = 0
-    """Steps after which the reference model takes the policy's weights, again and again; 0 keeps the model of the start."""
+    """Copy the policy's weights into the reference model every this many steps; 0 keeps the initial model."""
 
 
 DEFAULT_VERIFIER = "math"
@@ -156,42 +162,44 @@ DEFAULT_VERIFIER = "math"
 @dataclass(frozen=True, kw_only=True)
 class RewardConfig(PlacedModel):
     remote_url: str | None = None
-    """Address of the reward service's /get_reward, several are separated by commas; a reward function: FILE.py, or
-    FILE.py:NAME; or a verifier that the engines ask themselves: math, list:unordered, composition:math=1,format=0.5. None
-    takes math, unless a reward model or an environment gives the rewards."""
+    """Where rewards come from: the address of a reward service's /get_reward, or several separated by commas; a reward
+    function, FILE.py or FILE.py:NAME; or a verifier that runs in the engines: math, list:unordered,
+    composition:math=1,format=0.5. None takes math, unless a reward model or an environment gives the rewards."""
     function_kwargs: JsonText | None = None
-    """Further arguments of the reward function, as a JSON object."""
+    """Additional arguments of the reward function, as a JSON object."""
     score_key: str | None = None
-    """Part of the reward function's result that is the score, for pass@k and dynamic filtering; None is the reward."""
+    """Key in the reward function's result that holds the score for pass@k and dynamic filtering; None takes the
+    reward."""
     timeout_s: float = 60.0
     """Seconds that one reward request may take."""
     deadline_s: float = 300.0
-    """Seconds for which a failing reward is tried again before the run stops; of a reward function, those within which it
-    must have scored the responses to one prompt."""
+    """Seconds during which a failing reward request is retried before the run stops. A reward function must score the
+    responses to one prompt within this time."""
     request_fields: tuple[RequestField, ...] = ()
-    """What reward requests hold beside OpenRLHF's keys: the rows' other columns, their images, the step; for servers of
-    your own that read it."""
+    """What reward requests hold in addition to OpenRLHF's keys: the rows' other columns, their images, or the step.
+    For servers of your own that read them."""
     model_name_or_path: str | None = None
-    """A trained reward model, in place of a reward service."""
+    """A trained reward model, instead of a reward service."""
     num_nodes: int | None = None
-    """Machines that hold the reward model; None takes as many as its GPUs are on."""
+    """Machines that hold the reward model; None is computed from its GPUs."""
     num_gpus_per_node: int | None = None
-    """GPUs per machine that hold the reward model; None takes its share of what the machine has, or the Ray cluster; one rank on a CPU."""
+    """GPUs per machine that hold the reward model. None takes its share of the GPUs of the machine or Ray cluster, or
+    one rank on a CPU."""
     offload: bool = False
-    """Keep the reward model in CPU memory while it is not needed."""
+    """Keep the reward model in CPU memory while it is not used."""
     part_weights: JsonText | None = None
-    """How much named parts of the reward count, constant or scheduled over steps, as a JSON object:
-    {"format": 0.5, "tool_calls": {"from": 0.2, "to": 0, "steps": 100}}."""
+    """Weights of named parts of the reward, constant or scheduled over steps, as a JSON object: {"format": 0.5,
+    "tool_calls": {"from": 0.2, "to": 0, "steps": 100}}."""
     clip_range: tuple[float, float] = (-10.0, 10.0)
     """Rewards are clipped to this range."""
     normalize_enable: bool = False
-    """Normalize the scores of a reward model by its running statistics."""
+    """Normalize the rewards of a reward model by their running statistics."""
     overlong_buffer_len: float | None = None
-    """Tokens before max_new_tokens from which on length costs reward; None charges nothing."""
+    """Penalize responses whose length comes within this many tokens of max_new_tokens; None has no penalty."""
     overlong_penalty_factor: float = 1.0
-    """Reward lost by a response that fills the whole buffer."""
+    """Penalty for a response that fills the whole buffer."""
     stop_properly_penalty_coef: float | None = None
-    """For a response cut off at the limit: 0 to 1 scales its reward, a negative number replaces it."""
+    """For a response cut off at the length limit: 0 to 1 scales its reward, a negative number replaces it."""
 
 
 # What papers and other trainers call them.
@@ -213,26 +221,26 @@ ESTIMATORS_ELSEWHERE = {
 @dataclass(frozen=True, kw_only=True)
 class AdvantageConfig:
     estimator: EstimatorName = "reinforce_baseline"
-    """How rewards become advantages; group_norm is GRPO, gae is PPO with a critic, remax compares with a greedy response, and
-    grpo_passk counts the best of pass_k."""
+    """How rewards become advantages. group_norm is GRPO, gae is PPO with a critic, remax subtracts the reward of a
+    greedy response, and grpo_passk rewards the best of pass_k responses."""
     pass_k: int = 4
-    """Responses of which the best counts, with grpo_passk."""
+    """Responses of which the best counts, for grpo_passk."""
     gamma: float = 1.0
     """Discount per token."""
     lambd: float = 1.0
     """GAE's lambda."""
     no_std_norm: bool = False
-    """Subtract the mean only and do not divide by the standard deviation."""
+    """Subtract the mean without dividing by the standard deviation."""
     is_correction_level: Literal["off", "token", "seq"] = "off"
-    """Correct for vLLM and the trainer disagreeing on log-probs: not at all, by the ratio of each token, or by the geometric
-    mean of the ratios of its sequence."""
+    """Correct for different log-probs in vLLM and in training: off, by the ratio of each token, or by the geometric
+    mean of the ratios of each sequence."""
     is_correction_mode: Literal["mask", "clip"] = "mask"
-    """What happens outside the thresholds: no gradient, with tokens inside weighted by their own ratios; or all are weighted
-    by the ratio of the level, held at the bound."""
+    """mask removes the gradient outside the thresholds and weights the tokens inside by their own ratios; clip weights
+    all tokens by the ratio of the level, clipped to the thresholds."""
     is_correction_gating: Literal["ratio", "binary_kl", "tv"] = "ratio"
     """What the thresholds bound: the probability ratio or a divergence."""
     is_correction_threshold: tuple[float, ...] = (0.5, 5.0)
-    """LOW HIGH, or HIGH alone."""
+    """LOW HIGH, or HIGH only."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,15 +248,15 @@ class KLConfig:
     init_coef: float = 0.01
     """Weight of the KL penalty to the reference model; 0 loads no reference model."""
     target: float | None = None
-    """KL that an adaptive weight steers to; None keeps the weight fixed."""
+    """KL that an adaptive weight steers to; None keeps the weight constant."""
     horizon: int = 10000
-    """Samples over which the adaptive weight moves."""
+    """Samples over which the adaptive weight changes."""
     estimator: Literal["k1", "k2", "k3"] = "k1"
-    """Estimator of the KL: k1 as a part of the reward, k2 or k3 as a loss."""
+    """Estimator of the KL: k1 as part of the reward, k2 or k3 as a loss."""
     use_loss: bool = False
-    """Put the KL into the loss, as in GRPO, not into the reward."""
+    """Add the KL to the loss, as in GRPO, instead of to the reward."""
     unbiased_gradient: bool = False
-    """As a loss, use the exact gradient of the reverse KL with any estimator."""
+    """With use_loss, use the exact gradient of the reverse KL with any estimator."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,87 +266,91 @@ class AlgoConfig:
     kl: KLConfig = field(default_factory=KLConfig)
     """KL penalty."""
     dynamic_filtering_enable: bool = False
-    """Drop prompts whose mean reward is outside dynamic_filtering_range and sample others (DAPO)."""
+    """Drop prompts whose mean reward is outside dynamic_filtering_range and sample other prompts instead (DAPO)."""
     dynamic_filtering_range: tuple[float, float] = (0.0, 1.0)
-    """Mean rewards strictly between these two are kept."""
+    """Keep mean rewards strictly between these two numbers."""
     dynamic_filtering_part: str | None = None
-    """The part of the reward whose mean must be in that range, accuracy for example; None is the score."""
+    """Part of the reward whose mean must be in the range, for example accuracy; None is the score."""
     dynamic_filtering_min_std: float | None = None
-    """Groups whose rewards have a lower standard deviation than this are dropped, too; None has no such bound."""
+    """Also drop groups whose rewards have a lower standard deviation; None has no such bound."""
     dynamic_filtering_max_batches: int = 0
-    """Most prompts that a step may take to be full, in multiples of rollout.batch_size, beyond which the run stops; 0 has no
-    bound but a whole episode in which no group is left."""
+    """Stop the run if a step needs more prompts than this many times rollout.batch_size. 0 stops only if a whole
+    episode leaves no group."""
     experience_filter: str | None = None
-    """FILE.py or FILE.py:FUNCTION of your own that is given the samples of a group and says which are learnt from; a group
-    of which it keeps none is replaced."""
+    """Your own function, FILE.py or FILE.py:FUNCTION, which gets the samples of a group and selects those that are
+    trained on. A group without any is replaced."""
     mismatch_limit: float | None = None
-    """Largest mean distance per token between engine's and trainer's log-probs in the first step, beyond which the run
-    stops; None is 0.01 in fp32 and 0.1 in half precision."""
+    """Stop the run if the mean log-prob difference per token between vLLM and training exceeds this in the first step;
+    None is 0.01 in fp32 and 0.1 in half precision."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutConfig:
     batch_size: int = 0
-    """Prompts per step; 0 takes 1024, or a fifth of the rows where that is less."""
+    """Prompts per step; 0 takes a fifth of the rows, at most 1024."""
     n_samples_per_prompt: int = 0
-    """Responses per prompt: the size of a group; 0 takes 8 where the estimator compares them with one another, else 1."""
+    """Responses per prompt: the size of a group. 0 takes 8 if the estimator compares them, else 1."""
     max_new_tokens: int | None = None
     """Longest response in tokens; None is whatever the prompt leaves of data.max_len."""
     temperature: float = 1.0
     """Sampling temperature."""
     top_p: float = 1.0
-    """Nucleus sampling: share of the probability that is sampled from."""
+    """Nucleus sampling: sample from the likeliest tokens that have this probability together."""
     top_k: int = -1
-    """How many of the likeliest tokens are sampled from; -1 takes all."""
+    """Number of likeliest tokens that are sampled from; -1 takes all."""
     ignore_eos: bool = False
-    """Let every response run to max_new_tokens, whatever is sampled; for measurements of speed."""
+    """Generate max_new_tokens for every response and ignore end tokens; for speed measurements."""
     micro_batch_size: int = 1
-    """Samples in one forward pass for log-probs on one GPU; with shared prefixes rounded up to whole groups."""
+    """Samples in one forward pass for log-probs on one GPU; rounded up to whole groups with shared prefixes."""
     vllm_generate_batch_size: int | None = None
-    """Most prompts that the engines have at one time, all together; None is batch_size."""
+    """Maximum number of prompts in all engines at one time; None is batch_size."""
     max_tokens_per_gpu: int | None = None
-    """Tokens in one forward pass with dynamic batches or shared prefixes; None is train.max_tokens_per_gpu, and on GPUs what fits."""
+    """Tokens in one forward pass with dynamic batches or shared prefixes. None is train.max_tokens_per_gpu, and on
+    GPUs what fits."""
     oversample: float = 1.0
-    """Prompts that are under way at a time, in multiples of batch_size, 2 at most: a rollout ends with the first batch_size
-    groups that are finished, and what the others have generated goes on in the next one."""
+    """Prompts in progress at a time, in multiples of batch_size, at most 2. A rollout ends when batch_size groups are
+    finished; the others continue in the next rollout."""
     oversample_max_held: int = 1
-    """Rollouts that may end without a group that is under way; the one behind them waits for it."""
+    """Number of rollouts that may end before a group in progress is finished; the next rollout waits for the group."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PPOTrainConfig(TrainConfig):
     micro_batch_size: int = 1
-    """Samples in one forward and backward pass on one GPU; with shared prefixes rounded up to whole groups."""
+    """Samples in one forward and backward pass on one GPU; rounded up to whole groups with shared prefixes."""
     num_episodes: int = 1
     """Passes over the prompts."""
     colocate_all: bool | None = None
-    """Policy, reference and vLLM engines share the same GPUs and take turns; None does so where a machine's GPUs are too few, or
-    too small, for groups of their own."""
+    """Policy, reference model and vLLM engines take turns on the same GPUs. None does so if a machine has too few
+    GPUs, or too little memory, for separate groups."""
     colocate_actor_ref: bool = False
-    """Policy and reference share the same GPUs."""
+    """Put policy and reference model on the same GPUs."""
     colocate_critic_reward: bool = False
-    """Critic and reward model share the same GPUs."""
+    """Put critic and reward model on the same GPUs."""
     dynamic_batch_enable: bool = False
-    """Fill batches by tokens instead of by samples; turns ds.packing_samples on."""
+    """Fill batches by tokens instead of samples; turns ds.packing_samples on."""
     max_tokens_per_gpu: int | None = None
-    """Tokens in one training pass with dynamic batches or shared prefixes; None is what fits, 65536 at most, without a GPU 16192."""
+    """Tokens in one training pass with dynamic batches or shared prefixes. None is what fits, at most 65536; 16192
+    without a GPU."""
     shared_prefix_enable: bool = True
-    """Compute the prompt and images of a group once for all its responses, in rows without padding."""
+    """Compute the prompt and images of a group once for all its responses, in packed sequences."""
     enable_ema: bool = False
-    """Keep a moving average of the policy's weights, and save it as a model in the folder ema of output_dir."""
+    """Keep a moving average of the policy's weights and save it as a model in the folder ema of output_dir."""
     ema_beta: float = 0.992
-    """Share of the moving average that an update leaves."""
+    """Weight of the previous moving average in each update."""
     async_enable: bool = False
-    """Generate the next rollouts while the policy is updated, on GPUs or cores of their own; the samples' weights are then older
-    than the policy's."""
+    """Generate the next rollouts while the policy is updated, on separate GPUs or cores. Samples then come from older
+    weights than the policy's."""
     async_queue_size: int = 1
-    """Rollouts that may be made ahead, and by how many updates the weights may be older that samples came of."""
+    """Rollouts that may be generated ahead; also the maximum staleness of a sample's weights, in updates."""
     partial_rollout_enable: bool = False
-    """Let responses run on across weight updates, with the new weights from there on; else an update waits for their end."""
+    """Continue responses with the new weights after a weight update; otherwise an update waits until all responses are
+    finished."""
     agent: str | None = None
-    """An environment that answers the policy's turns: one by name, or FILE.py:CLASS of your own; None is single turns."""
+    """An environment that answers the policy's turns: one by name, or FILE.py:CLASS of your own. None has single
+    turns."""
     agent_func_path: str | None = None
-    """Python file with an agent in OpenRLHF's form, its AgentExecutor, in the place of an environment."""
+    """Python file with an AgentExecutor as in OpenRLHF, instead of an environment."""
 
     @property
     def plays(self) -> bool:
@@ -348,18 +360,20 @@ class PPOTrainConfig(TrainConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ThoughtConfig:
-    """Budget forcing (s1, arXiv:2501.19393): a turn's thought is made longer or shorter than the policy would have it."""
+    """Budget forcing (s1, arXiv:2501.19393): make the thought of a turn longer or shorter."""
 
     end: str = "</think>"
-    """Text that ends the thought with which a turn begins."""
+    """Text that ends the thought at the beginning of a turn."""
     continuations: int = 0
-    """How many times a turn's thought is gone on with where the policy has ended it."""
+    """How often a thought that the policy has ended is continued."""
     continue_with: str = "Wait"
-    """What takes the place of a thought's end where it is gone on with; the policy has not written it."""
+    """Text that replaces the end of a thought that is continued; it is not trained on."""
     min_tokens: int | None = None
-    """A thought of so many tokens may end; None goes on with every one, agent.thought.continuations times."""
+    """Thoughts of at least this many tokens may end. None continues every thought agent.thought.continuations
+    times."""
     max_tokens: int | None = None
-    """Longest thought in tokens; a longer one is ended with agent.thought.end, and the turn goes on. None is any length."""
+    """Longest thought in tokens; a longer one is ended with agent.thought.end, and the turn continues. None has no
+    limit."""
 
     @property
     def forces(self) -> bool:
@@ -372,49 +386,50 @@ class AgentConfig:
     options: JsonText | None = None
     """Arguments of the environment's class, as a JSON object."""
     max_turns: int = 6
-    """Turns of the policy in an episode; each is of rollout.max_new_tokens at most, and all with the prompt of data.max_len."""
+    """Maximum number of the policy's turns in an episode. Each turn has at most rollout.max_new_tokens, and prompt and
+    turns together at most data.max_len."""
     max_images: int = 12
-    """Images that the environment may show in an episode, beside those of the prompt."""
+    """Images that the environment may show in an episode, in addition to those of the prompt."""
     prefix_caching: bool = True
-    """Let the engines keep the keys and values of an episode's turns for its next one, as vllm.enable_prefix_caching does."""
+    """Keep the keys and values of an episode's turns in the engine for the next turn; the same as
+    vllm.enable_prefix_caching."""
     answer_s: float = 60.0
-    """Seconds that the environment may take to answer a turn; beyond them the episode ends."""
+    """Seconds that the environment may take to answer a turn; after that the episode ends."""
     overturn: Literal["mask", "penalise", "keep"] = "mask"
-    """What becomes of an episode that a limit ends: nothing is learnt from it and its group is compared without it, it
-    pays agent.overturn_penalty, or it counts as any other."""
+    """What to do with an episode that a limit ends: mask leaves it out of the loss and of its group, penalise
+    subtracts agent.overturn_penalty from its reward, keep treats it like any other."""
     overturn_penalty: float = 1.0
-    """What such an episode pays with agent.overturn penalise."""
+    """Penalty with agent.overturn penalise."""
     last_turn_regex: str | None = None
-    """What the last turn that agent.max_turns allows must match, an answer for example; the loss leaves it out."""
+    """Regular expression that the last turn allowed by agent.max_turns must match, for example an answer; that turn is
+    left out of the loss."""
     thought: ThoughtConfig = field(default_factory=ThoughtConfig)
-    """Budget forcing: the thought of each turn made longer, or shorter."""
+    """Budget forcing: longer or shorter thoughts."""
     branches: int = 1
-    """How many samples at a time of a group's rollout.n_samples_per_prompt have their first turns in common: one episode is
-    played up to a turn, and as many go on from there. 1 plays all of them by themselves."""
+    """Number of a group's samples that share their first turns: one episode is played up to a turn and continues as
+    this many samples. 1 plays each sample separately."""
     branch_turn: int | None = None
-    """The first turn that the branches do not have in common, where 0 is the first of an episode; left out it is drawn: 1 with
-    a chance of one half, or else 2, and so on."""
+    """First turn that the branches do not share, counted from 0. Not set, it is drawn: 1 with probability 1/2, 2 with
+    1/4, and so on."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class VllmConfig(SpeculationFlags):
     num_engines: int | None = None
-    """vLLM engines; None takes as many as their share of the GPUs has room for; one on a CPU."""
+    """vLLM engines; None takes as many as fit on their share of the GPUs, or one on a CPU."""
     tensor_parallel_size: int = 1
     """GPUs per engine."""
     gpu_memory_utilization: float | None = None
-    """Share of a GPU's memory that an engine takes; None is what the run's responses need, as far as there is room for it."""
+    """Share of a GPU's memory for an engine; None is what the run's responses need, if there is room."""
     enable_sleep: bool | None = None
-    """Free the engine's memory while training runs; needs train.colocate_all. None does so where that makes room that training
-    needs."""
+    """Free the engine's memory during training; needs train.colocate_all. None does so if training needs the
+    memory."""
     enable_prefix_caching: bool = False
-    """Keep the prompts' keys and values for later requests."""
+    """Keep the keys and values of prompts for later requests."""
     enforce_eager: bool | None = None
-    """Use no CUDA graphs: quicker to start, slower to generate. None leaves them out for small models only."""
-    sync_backend: str = "nccl"
-    """How new weights travel to the engines."""
+    """Use no CUDA graphs: faster to start, slower to generate. None uses none for small models."""
     sync_with_ray: bool = False
-    """Send new weights through Ray."""
+    """Send new weights to the engines through Ray instead of NCCL."""
 
     @property
     def engines(self) -> int:
@@ -430,7 +445,7 @@ class VllmConfig(SpeculationFlags):
 @dataclass(frozen=True, kw_only=True)
 class PPODeepSpeedConfig(DeepSpeedConfig):
     enable_sleep: bool | None = None
-    """Free the trainer's memory while responses are generated; None does so where the run would not fit otherwise."""
+    """Free the trainer's memory during generation; None does so only if the run would not fit otherwise."""
     value_head_prefix: str = "score"
     """Name of the value head in a critic or reward model."""
 
@@ -438,11 +453,12 @@ class PPODeepSpeedConfig(DeepSpeedConfig):
 @dataclass(frozen=True, kw_only=True)
 class PPOCheckpointConfig(CheckpointConfig):
     max_mem: float = float("inf")
-    """GiB that all checkpoints may take."""
+    """Maximum size of all checkpoints in GiB."""
     max_restarts: int = 0
-    """How many times a run that loses a worker, an engine or a machine goes on by itself from its last saved step."""
+    """How often a run that loses a worker, an engine or a machine restarts by itself from its last saved step."""
     best_metric_key: str = ""
-    """Evaluation metric by which the best checkpoint is kept; empty takes the first pass@1, none keeps no best."""
+    """Evaluation metric by which the best checkpoint is kept. Empty takes the first pass@1; none keeps no best
+    checkpoint."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -456,20 +472,20 @@ class PPOEvalConfig(EvalConfig):
 @dataclass(frozen=True, kw_only=True)
 class PPODataConfig(DataConfig):
     prompt_dataset: str | None = None
-    """Row file or dataset with the prompts; several are separated by commas."""
+    """Row file or dataset with the prompts; separate several by commas."""
     prompt_probs: str | None = None
     """Share of each prompt dataset, separated by commas."""
     prompt_split: str = "train"
     """Split of the prompt dataset."""
     max_samples: int = 100_000_000
-    """Rows used at most."""
+    """Maximum number of rows."""
     max_images_per_prompt: int = 0
-    """Most images that one prompt may hold; 0 counts them in the data."""
+    """Maximum number of images in one prompt; 0 counts them in the data."""
     curriculum: Literal["off", "easy_first", "uncertain"] = "off"
-    """Order of the prompts by how many of their responses were right in the episodes before: off shuffles them, easy_first
-    begins with those solved most often, uncertain takes those that are solved now and then more often, others less."""
+    """Order of the prompts by their success rate in earlier episodes: off shuffles them, easy_first begins with the
+    highest rates, uncertain samples medium rates more often."""
     overlong_prompts: Literal["error", "skip"] = "skip"
-    """What happens to a prompt that leaves no room for a response; none is ever cut."""
+    """What to do with a prompt that leaves no room for a response; prompts are never cut."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -477,10 +493,10 @@ class PPOLoggerConfig(LoggerConfig):
     stage_name: str = "rl"
     """Name of this stage in stage.json and in the report."""
     rollouts_per_step: int = 8
-    """Rollouts written to rollouts.jsonl, and sent to the trackers, per step: whole groups, as many as fit in, but one at
-    least; 0 writes none."""
+    """Rollouts written to rollouts.jsonl and sent to the trackers per step, in whole groups and at least one; 0 writes
+    none."""
     worker_logs: bool = False
-    """Show the output of Ray's workers in the terminal; without it, it is in Ray's session folder only."""
+    """Show the output of Ray's workers in the terminal; otherwise it is only in Ray's session folder."""
     wandb: WandbConfig = field(default_factory=lambda: named_after_the_minute("ppo", project="openrlhf_train_ppo"))
     """Weights & Biases."""
 
@@ -548,12 +564,10 @@ class PPOConfig:
     critic: CriticConfig = field(default_factory=CriticConfig)
     """The critic."""
     ckpt: PPOCheckpointConfig = field(default_factory=PPOCheckpointConfig)
-    """What is written."""
+    """Checkpoints and output."""
     eval: PPOEvalConfig = field(default_factory=PPOEvalConfig)
     """Evaluation during training."""
     logger: PPOLoggerConfig = field(default_factory=PPOLoggerConfig)
     """Logs."""
     local_rank: int = -1
     """Set by launchers; -1 reads LOCAL_RANK."""
-    use_ms: bool = False
-    """Download models from ModelScope."""

@@ -27,25 +27,25 @@ from lmm_r1.config.supervised import (
 @dataclass(frozen=True, kw_only=True)
 class DPOModelConfig(TrainedModelConfig):
     beta: float = 0.1
-    """How closely the policy is held to the reference; a response's reward is beta times its log-ratio of the two."""
+    """How strongly the policy is kept near the reference; a response's reward is beta times its log-ratio."""
     label_smoothing: float = 0.0
-    """Share of pairs that are taken to be the wrong way round (conservative DPO); below 0.5."""
+    """Assumed share of pairs with swapped labels (conservative DPO); below 0.5."""
     ipo_enable: bool = False
-    """IPO: the difference of the two log-ratios is drawn to 1 / (2 beta) instead of growing without end."""
+    """IPO: move the difference of the two log-ratios to 1 / (2 beta) instead of increasing it without limit."""
     simpo_enable: bool = False
-    """SimPO: no reference model; rewards are beta times the mean log-prob per token, and are to differ by simpo_gamma."""
+    """SimPO: no reference model. Rewards are beta times the mean log-prob per token, with a margin of simpo_gamma."""
     simpo_gamma: float = 0.5
-    """By how much SimPO's reward of the chosen response is to be the larger one."""
+    """SimPO's margin between the rewards of the chosen and the rejected response."""
     mean_log_probs: bool = False
-    """Take the mean log-prob per token of each response instead of the sum, as TRL's IPO does."""
+    """Use the mean log-prob per token of each response instead of the sum, as TRL's IPO does."""
     nll_loss_coef: float = 0.0
-    """Weight of the chosen response's mean loss per token, which is added to each pair's loss."""
+    """Weight of the chosen response's mean loss per token, added to each pair's loss."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DPORefConfig:
     model_name_or_path: str | None = None
-    """The reference model, which stays as it is; None takes the model as it is before the first step."""
+    """The frozen reference model; None takes the initial model."""
     offload: bool = False
     """Keep the reference model in CPU memory; needs --ds.zero_stage 3."""
 
@@ -53,7 +53,8 @@ class DPORefConfig:
 @dataclass(frozen=True, kw_only=True)
 class PreferenceDataConfig(SupervisedDataConfig):
     prompt_key: str | None = None
-    """Column with the prompt, text or messages; None takes the format's, or what both conversations begin with."""
+    """Column with the prompt, text or messages; None takes the format's, or the common beginning of both
+    conversations."""
     chosen_key: str = "chosen"
     """Column with the better response: text, messages, or a whole conversation."""
     rejected_key: str = "rejected"
@@ -63,11 +64,11 @@ class PreferenceDataConfig(SupervisedDataConfig):
 @dataclass(frozen=True, kw_only=True)
 class PreferenceTrainConfig(SupervisedTrainConfig):
     batch_size: int = 0
-    """Pairs in one weight update, over all GPUs; 0 takes 128, or a fifth of the pairs where that is less."""
+    """Pairs in one weight update, over all GPUs; 0 takes a fifth of the pairs, at most 128."""
     micro_batch_size: int = 0
-    """Pairs in one forward and backward pass on one GPU; 0 takes 8, or what divides a GPU's share of an update."""
+    """Pairs in one forward and backward pass on one GPU; 0 takes 8, or a divisor of a GPU's share of an update."""
     shared_prefix_enable: bool = True
-    """Compute what the two responses of a pair have in common once: prompt, images, and how both begin."""
+    """Compute the common prefix of a pair's two responses once: prompt, images and equal first tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +87,7 @@ class DPOLoggerConfig(LoggerConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ReferredConfig(SupervisedConfig):
-    """Settings of one stage whose loss compares the policy with a model that stays as it is."""
+    """Settings of one stage whose loss compares the policy with a frozen reference."""
 
     train: PreferenceTrainConfig = field(default_factory=PreferenceTrainConfig)
     """The training loop."""
@@ -95,12 +96,12 @@ class ReferredConfig(SupervisedConfig):
 
     @property
     def has_reference(self) -> bool:
-        """Whether the loss asks a reference at all."""
+        """Whether the loss uses a reference."""
         return True
 
     @property
     def needs_reference_model(self) -> bool:
-        """Whether a second model is loaded: not where the policy without its adapter is the reference."""
+        """Whether a second model is loaded: not if the policy without its adapter is the reference."""
         return self.has_reference and not self.refers_to_base
 
     @property
@@ -112,11 +113,11 @@ class ReferredConfig(SupervisedConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class DPOConfig(ReferredConfig):
-    """Settings of one stage that learns from pairs of responses."""
+    """Settings of one stage that trains on pairs of responses."""
 
     first_help: ClassVar[FirstHelp] = supervised_help(
         Example(
-            what="Learn from pairs of a chosen and a rejected response",
+            what="Train on pairs of a chosen and a rejected response",
             arguments="--model.model_name_or_path models/vlm-3b"
             " --data.dataset pairs.jsonl --ckpt.output_dir runs/dpo",
         ),
@@ -149,14 +150,14 @@ class DPOConfig(ReferredConfig):
 
     @property
     def has_reference(self) -> bool:
-        """Whether the loss asks a reference at all: SimPO does not."""
+        """Whether the loss uses a reference: SimPO does not."""
         return not self.model.simpo_enable
 
 
 @dataclass(frozen=True, kw_only=True)
 class KTOModelConfig(TrainedModelConfig):
     beta: float = 0.1
-    """How closely the policy is held to the reference; a response's reward is beta times its log-ratio of the two."""
+    """How strongly the policy is kept near the reference; a response's reward is beta times its log-ratio."""
     desirable_loss_weight: float = 1.0
     """Weight of the loss of a desirable response."""
     undesirable_loss_weight: float = 1.0
@@ -176,12 +177,12 @@ class UnpairedDataConfig(SupervisedDataConfig):
 @dataclass(frozen=True, kw_only=True)
 class KTOTrainConfig(PreferenceTrainConfig):
     batch_size: int = 0
-    """Rows in one weight update, over all GPUs; the KL is estimated over them. 0 takes 128, or a fifth of the rows where that
-    is less."""
+    """Rows in one weight update, over all GPUs, which also estimate the KL; 0 takes a fifth of the rows, at most
+    128."""
     micro_batch_size: int = 0
-    """Rows in one forward and backward pass on one GPU; 0 takes 8, or what divides a GPU's share of an update."""
+    """Rows in one forward and backward pass on one GPU; 0 takes 8, or a divisor of a GPU's share of an update."""
     shared_prefix_enable: bool = True
-    """Let the reference compute the prompt and images of a row once for its own response and for the mismatched one."""
+    """Compute a row's prompt and images once in the reference, for its own and for the mismatched response."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,11 +195,11 @@ class KTOLoggerConfig(LoggerConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class KTOConfig(ReferredConfig):
-    """Settings of one stage that learns from responses that are desirable or not."""
+    """Settings of one stage that trains on responses that are desirable or not."""
 
     first_help: ClassVar[FirstHelp] = supervised_help(
         Example(
-            what="Learn from single responses, each desirable or not",
+            what="Train on single responses, each desirable or not",
             arguments="--model.model_name_or_path models/vlm-3b"
             " --data.dataset judged.jsonl --ckpt.output_dir runs/kto",
         ),
@@ -233,9 +234,9 @@ class KTOConfig(ReferredConfig):
 @dataclass(frozen=True, kw_only=True)
 class PRMModelConfig(TrainedModelConfig):
     placeholder_token: str | None = None
-    """Token behind each step, at which the step is judged: one of the tokenizer's that occurs nowhere else."""
+    """Token after each step, where the step is judged: a token of the tokenizer that occurs nowhere else."""
     reward_tokens: tuple[str, ...] = ("+", "-")
-    """What the model predicts at a right step and at a wrong one; the loss is over these two tokens."""
+    """Tokens that the model predicts for a right and for a wrong step; the loss is over these two tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,19 +246,20 @@ class StepDataConfig(SupervisedDataConfig):
     label_key: str | None = None
     """Column with the steps' labels; None takes the format's."""
     step_tag: str | None = None
-    """What stands behind each step in a text with steps; None is model.placeholder_token."""
+    """Text after each step in a text with steps; None is model.placeholder_token."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PRMTrainConfig(SupervisedTrainConfig):
     batch_size: int = 0
-    """Rows in one weight update, over all GPUs; 0 takes 128, or a fifth of the rows where that is less."""
+    """Rows in one weight update, over all GPUs; 0 takes a fifth of the rows, at most 128."""
     micro_batch_size: int = 1
     """Rows in one forward and backward pass on one GPU."""
     shared_prefix_enable: bool = True
-    """With --ds.packing_samples, compute what rows of one prompt in a pass have in common once: prompt, images, first steps."""
+    """With --ds.packing_samples, compute the common prefix of rows of one prompt in a pass once: prompt, images, first
+    steps."""
     group_prompts_enable: bool = False
-    """Shuffle prompts instead of rows, so that the solutions of one prompt follow one another and fall into one pass."""
+    """Shuffle prompts instead of rows, so that the solutions of one prompt are in one pass."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -274,7 +276,7 @@ class PRMConfig(SupervisedConfig):
 
     first_help: ClassVar[FirstHelp] = supervised_help(
         Example(
-            what="Learn the labels of steps, each of which a token of the model ends",
+            what="Train on labelled steps, each followed by a token of the model",
             arguments="--model.model_name_or_path models/vlm-3b"
             " --model.placeholder_token '<|fim_pad|>'"
             " --data.dataset steps.jsonl --ckpt.output_dir runs/prm",
@@ -315,12 +317,10 @@ LOSS_TYPES = ("sigmoid", "regression")
 @dataclass(frozen=True, kw_only=True)
 class RMModelConfig(TrainedModelConfig):
     loss_type: str = "sigmoid"
-    """sigmoid: the chosen response is to have the larger reward (Bradley-Terry); regression: rewards are to be the scores
-    that the rows give both responses."""
+    """sigmoid gives the chosen response the larger reward (Bradley-Terry); regression predicts the scores of both
+    responses in the row."""
     margin_loss_enable: bool = False
-    """The chosen response's reward is to be larger by the row's margin; a row without one has 0."""
-    compute_fp32_loss_enable: bool = False
-    """Compute the loss in single precision, as it is here in any case."""
+    """Require the chosen response's reward to be larger by the row's margin, which is 0 if missing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -332,7 +332,7 @@ class RMTrainConfig(PreferenceTrainConfig):
 @dataclass(frozen=True, kw_only=True)
 class RMDeepSpeedConfig(DeepSpeedConfig):
     value_head_prefix: str = "score"
-    """Name of the value head in the saved model, and in a model to start from that has one."""
+    """Name of the value head in the saved model, and in an initial model that has one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -349,17 +349,17 @@ class RMConfig(SupervisedConfig):
 
     first_help: ClassVar[FirstHelp] = supervised_help(
         Example(
-            what="Learn which of two responses is the better one",
+            what="Train on pairs: which response is better",
             arguments="--model.model_name_or_path models/vlm-3b"
             " --data.dataset pairs.jsonl --ckpt.output_dir runs/rm",
         ),
         Example(
-            what="Learn the scores that rows give their responses",
+            what="Train on the scores of the rows' responses",
             arguments="--model.model_name_or_path models/vlm-3b"
             " --data.dataset pairs.jsonl --model.loss_type regression --ckpt.output_dir runs/scores",
         ),
         Example(
-            what="Train adapters, and tell how many held-out pairs are ranked rightly",
+            what="Train adapters, and report how many held-out pairs are ranked correctly",
             arguments="--model.model_name_or_path models/vlm-3b"
             " --data.dataset pairs.jsonl --ds.lora.rank 16"
             " --eval.dataset held_out.jsonl --ckpt.output_dir runs/lora",

@@ -1,4 +1,4 @@
-"""What follows from the flags together: values left open are filled in; `checks` refuses contradictions."""
+"""Values that follow from several flags: open ones are filled in, and `checks` refuses contradictions."""
 
 import logging
 import typing
@@ -7,13 +7,12 @@ from typing import TypeVar
 from urllib.parse import urlsplit
 
 from lmm_r1 import dotted
-from lmm_r1.config.algorithm_checks import CONSTANT
-from lmm_r1.config.checks import check_counts, check_open_sizes, check_ppo, refuse_unavailable, require
-from lmm_r1.config.hardware import Offer, default_param_dtype, offered_gpus, settled_counts
+from lmm_r1.config.checks import check_counts, check_open_sizes, check_ppo, require
+from lmm_r1.config.hardware import Offer, default_param_dtype, group_size, offered_gpus, settled_counts
+from lmm_r1.config.model_checks import CONSTANT
 from lmm_r1.config.ppo import DEFAULT_VERIFIER, PPOConfig
 from lmm_r1.config.preferences import DPOConfig, KTOConfig, PRMConfig, RMConfig
 from lmm_r1.config.shared import RUNS, TrackerName
-from lmm_r1.config.sizes import group_size
 from lmm_r1.config.supervised import KDConfig, SFTConfig, SupervisedConfig
 from lmm_r1.config.supervised_checks import check_dpo, check_kd, check_kto, check_prm, check_rm, check_sft
 from lmm_r1.errors import UserError
@@ -23,21 +22,20 @@ logger = logging.getLogger(__name__)
 Supervised = TypeVar("Supervised", KDConfig, SFTConfig, DPOConfig, RMConfig, KTOConfig, PRMConfig)
 Referred = TypeVar("Referred", DPOConfig, KTOConfig)
 
-# Mean distances per token. Rounding to bfloat16 makes 0.01 to 0.05 with released models and vLLM's kernels, experts
+# Mean differences per token. Rounding to bfloat16 causes 0.01 to 0.05 with released models and vLLM's kernels, experts
 # included, and single precision below 1e-3, with TF32 too. A wrong model is off by 0.1 and more.
 MISMATCH_LIMITS = {"fp32": 0.01, "bf16": 0.1, "fp16": 0.1}
 
 
 def resolve_ppo(config: PPOConfig, *, ask: Callable[[], Offer] = offered_gpus) -> PPOConfig:
-    """Return `config` with every value that depends on others filled in; what a plan chooses by memory stays open.
+    """Return `config` with every value that depends on others filled in; values that a plan chooses by memory stay open.
 
     Args:
-        ask: says which GPUs there are.
+        ask: returns the GPUs that there are.
 
     Raises:
         UserError: a flag is missing, not available in this version, or contradicts another one.
     """
-    refuse_unavailable(config)
     require(config, "actor.model_name_or_path", example="path/or/hub-name")
     require(config, "data.prompt_dataset", example="datasets/prompts.jsonl")
     settings = _value_models(config)
@@ -121,7 +119,7 @@ def resolve_rm(config: RMConfig) -> RMConfig:
 
 
 def _with_reference(config: Referred) -> Referred:
-    """Return the settings with the reference named: the model that the run starts from, unless it is another."""
+    """Return the settings with the path of the reference; by default it is the initial model."""
     if not config.has_reference:
         return config
     reference = config.ref.model_name_or_path or config.model.model_name_or_path
@@ -129,8 +127,7 @@ def _with_reference(config: Referred) -> Referred:
 
 
 def _resolved(config: Supervised) -> Supervised:
-    """Return the settings of a supervised stage with those values filled in that all of its trainers have."""
-    refuse_unavailable(config)
+    """Return the settings of a supervised stage with the open values that all trainers share filled in."""
     require(config, "model.model_name_or_path", example="path/or/hub-name")
     require(config, "data.dataset", example="datasets/rows.jsonl")
     check_open_sizes(config, "train.batch_size", "train.micro_batch_size")
@@ -145,7 +142,7 @@ def _resolved(config: Supervised) -> Supervised:
 
 
 def _value_models(config: PPOConfig) -> dict[str, object]:
-    """Return what follows for critic and reward model: no critic without GAE, and nobody to share GPUs with alone."""
+    """Return the settings of critic and reward model: no critic without GAE, and no sharing of GPUs without both."""
     critic = None
     if config.algo.advantage.estimator == "gae":
         reward_model = None if config.reward.remote_url else config.reward.model_name_or_path
@@ -158,7 +155,7 @@ def _value_models(config: PPOConfig) -> dict[str, object]:
 
 
 def _longest_response(config: PPOConfig) -> int:
-    """Return the most tokens that a sample may generate; of an episode, those of all turns."""
+    """Return the maximum number of generated tokens of a sample; all turns of an episode count."""
     turn = config.rollout.max_new_tokens
     return config.data.max_len if turn is None or config.train.plays else turn
 
@@ -175,7 +172,7 @@ def _low_high(config: PPOConfig) -> tuple[float, float]:
 
 
 def _correction(config: PPOConfig) -> dict[str, object]:
-    """Return the correction for samples of older weights, which asynchronous runs have, and those that hold groups over."""
+    """Return the correction for samples of older weights, which asynchronous and oversampling runs have."""
     flag = "algo.advantage.is_correction_level"
     if dotted.get(config, flag) != "off" or not (config.train.async_enable or config.rollout.oversample > 1):
         return {}
@@ -185,7 +182,7 @@ def _correction(config: PPOConfig) -> dict[str, object]:
 
 
 def _gamma(config: PPOConfig) -> dict[str, object]:
-    """Return no discount for estimators that compare whole responses, as OpenRLHF does."""
+    """Return a discount of 1 for estimators that compare whole responses, as OpenRLHF does."""
     advantage = config.algo.advantage
     if advantage.estimator in ("gae", "reinforce") or advantage.gamma == 1.0:
         return {}
@@ -196,7 +193,7 @@ def _gamma(config: PPOConfig) -> dict[str, object]:
 
 
 def _accumulation(config: PPOConfig | SupervisedConfig) -> dict[str, object]:
-    """Return the precision of the weights for gradients without ZeRO, where DeepSpeed knows no other."""
+    """Return the accumulation precision without ZeRO, for which DeepSpeed supports only that of the weights."""
     given, weights = config.ds.grad_accum_dtype, config.ds.param_dtype
     if config.ds.zero_stage != 0 or weights == given:
         return {}
@@ -205,7 +202,7 @@ def _accumulation(config: PPOConfig | SupervisedConfig) -> dict[str, object]:
 
 
 def _output(config: PPOConfig | SupervisedConfig) -> dict[str, object]:
-    """Return the run's folder, so that one stage's is not the next one's."""
+    """Return the run's folder, by default a separate one per stage."""
     return {"ckpt.output_dir": config.ckpt.output_dir or f"{RUNS}/{config.logger.stage_name}"}
 
 
@@ -225,7 +222,7 @@ def _input_template(config: PPOConfig | SupervisedConfig) -> dict[str, object]:
 
 
 def _trackers(config: PPOConfig | SupervisedConfig) -> dict[str, object]:
-    """Return the trackers that are asked for by name or, as in OpenRLHF, by a setting without which they are off."""
+    """Return the trackers that are set by name or, as in OpenRLHF, turned on by one of their settings."""
     logger = config.logger
     asked = {
         "tensorboard": logger.tensorboard_dir,

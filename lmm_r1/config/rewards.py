@@ -25,11 +25,11 @@ class RewardFunction:
     """A user's reward function, as the flags describe it."""
 
     path: str | None
-    """The file; None where `lmm_r1.train_rl` was given the function itself."""
+    """The file; None if `lmm_r1.train_rl` got the function itself."""
     name: str | None
     """None takes the one that the file has of those known by name."""
     arguments: Mapping[str, object]
-    """What it is given by name beside the samples."""
+    """Keyword arguments in addition to the samples."""
     score_key: str | None
     """The part of its result that is the score; None takes what the function says is one, else the reward."""
     deadline_s: float
@@ -37,12 +37,12 @@ class RewardFunction:
 
     @property
     def told(self) -> str:
-        """Where it stands, as messages begin with it."""
+        """The flag and its value, for messages."""
         return f"--reward.remote_url {self.path or f'{GIVEN}{self.name}'}"
 
 
 def named_verifier(reward: RewardConfig) -> str | None:
-    """Return the verifier that gives the rewards, as `verifier_from` reads it, None where something else does.
+    """Return the verifier that gives the rewards, as `verifier_from` reads it; None if something else does.
 
     Raises UserError for settings that only requests to a server have.
     """
@@ -58,7 +58,7 @@ def named_verifier(reward: RewardConfig) -> str | None:
 
 
 def reward_function(reward: RewardConfig) -> RewardFunction | None:
-    """Return the function that gives the rewards, None where a server or a model does.
+    """Return the function that gives the rewards; None if a server or a model does.
 
     Raises:
         UserError: settings of a function contradict others, or are no JSON.
@@ -159,7 +159,7 @@ def _composition(given: list[str]) -> Verifier:
 FLAG = "--reward.part_weights"
 BETWEEN_FACTORS = "*"
 WEIGHT_PREFIX = "part_weight/"
-"""Of the metrics that tell the weights of a step."""
+"""Prefix of the metrics with the weights of a step."""
 Shape: TypeAlias = Literal["linear", "cosine", "step"]
 _SCHEDULE = ("from", "to", "steps")
 _KEYS = ("weight", *_SCHEDULE, "shape", "at_most")
@@ -196,7 +196,7 @@ class PartWeight:
     start: float
     """The weight in the first step."""
     end: float
-    """The weight from the step behind the last of the schedule on."""
+    """The weight after the last step of the schedule."""
     steps: int = 1
     """How many steps lie before that."""
     shape: Shape = "linear"

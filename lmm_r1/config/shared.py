@@ -1,21 +1,139 @@
-"""Settings that several commands share."""
+"""Settings that several commands share: models, optimizers, rows, checkpoints, trackers."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import os
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Literal, NewType
 
-from lmm_r1.config.rows import RowsConfig
 from lmm_r1.data.bad_rows import BadRows
+from lmm_r1.data.formats import FormatName
+from lmm_r1.data.formats.row_format import ColumnNames
+from lmm_r1.data.reading import PromptTemplate, RowReading
 from lmm_r1.errors import UserError
+
+# A value that ends like this and holds no blank is the name of a file, not a text.
+_TEXT_FILES = (".txt", ".md", ".jinja", ".jinja2", ".j2")
+IMAGES = "images"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowReadingConfig:
+    """How rows of any kind are read; each command has its own flags for the columns of prompts and answers."""
+
+    format: FormatName | None = None
+    """Format of the rows; None detects it from the columns of each file."""
+    image_key: str = IMAGES
+    """Column with the images of `<image>` tags and of image parts without a source. If it is left at `images`, a
+    format with another column uses its own."""
+    datasource_key: str | None = None
+    """Column whose values group the metrics; None takes the format's: `datasource`, `data_source` or `category`."""
+    image_dir: str | None = None
+    """Folder that relative paths of images and videos start from; None is the folder of the row file."""
+    min_pixels: int | None = None
+    """Scale smaller images and video frames up to this many pixels; a value in the row has precedence."""
+    max_pixels: int | None = None
+    """Scale larger images and video frames down to this many pixels; a value in the row has precedence."""
+    system_prompt: str | None = None
+    """System turn of every row, as text or the name of a text file; replaces the row's own."""
+    prompt_template: str | None = None
+    """Jinja template of the last user turn, as text or the name of a text file. It gets the turn's text as `content`,
+    with `<image>` for each image, and the row's columns by name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowsConfig(RowReadingConfig):
+    input_key: str | None = None
+    """Column with the prompt: messages or text. Without a format, it is read as one of this project's own rows. None
+    takes the column of the format: `message` or `messages` in this project's own."""
+    label_key: str | None = None
+    """Column with the right answer; None takes the format's, `answer` or `solution`."""
+
+
+def row_reading(config: RowsConfig, *, prefix: str = "--") -> RowReading:
+    """Return how the flags say that rows of prompts are read; takes and raises what `named_reading` does."""
+    return named_reading(config, prompt=config.input_key, answer=config.label_key, prefix=prefix)
+
+
+def named_reading(
+    config: RowReadingConfig, *, prompt: str | None, answer: str | None = None, prefix: str = "--"
+) -> RowReading:
+    """Return how the flags say that rows are read.
+
+    Args:
+        prompt: the column with the prompt, and `answer` that with the right answer; None takes the format's.
+        prefix: prefix of the flags' names on this command line.
+
+    Raises:
+        UserError: a folder or file is missing, a bound makes no sense, or the template is broken.
+    """
+    _check_bounds(config, prefix=prefix)
+    if config.image_dir is not None and not Path(config.image_dir).is_dir():
+        raise UserError(f"{prefix}image_dir {config.image_dir}: no such folder; check the path")
+    template = config.prompt_template
+    return RowReading(
+        format=config.format,
+        names=ColumnNames(
+            prompt=prompt,
+            answer=answer,
+            images=None if config.image_key == IMAGES else config.image_key,
+            datasource=config.datasource_key,
+        ),
+        image_dir=None if config.image_dir is None else Path(os.path.abspath(config.image_dir)),
+        min_pixels=config.min_pixels,
+        max_pixels=config.max_pixels,
+        system_prompt=_text(config.system_prompt, flag=f"{prefix}system_prompt"),
+        prompt_template=(
+            None
+            if template is None
+            else PromptTemplate(
+                _text(template, flag=f"{prefix}prompt_template") or "", flag=f"{prefix}prompt_template"
+            )
+        ),
+    )
+
+
+def refuse_row_flags(config: RowsConfig, *, because: str, prefix: str = "--") -> None:
+    """Raise UserError for the first of these flags that is set although no rows are read."""
+    given = [own.name for own in fields(RowsConfig) if getattr(config, own.name) != own.default]
+    if given:
+        raise UserError(f"{prefix}{given[0]} {getattr(config, given[0])}: {because}; leave it out")
+
+
+def _check_bounds(config: RowReadingConfig, *, prefix: str) -> None:
+    lowest, highest = config.min_pixels, config.max_pixels
+    for name, bound in (("min_pixels", lowest), ("max_pixels", highest)):
+        if bound is not None and bound < 1:
+            raise UserError(f"{prefix}{name} {bound} must be at least 1")
+    if lowest is not None and highest is not None and lowest > highest:
+        raise UserError(f"{prefix}min_pixels {lowest} must not be above {prefix}max_pixels {highest}")
+
+
+def _text(value: str | None, *, flag: str) -> str | None:
+    """Return a flag's text, or that of the file it names."""
+    if value is None:
+        return None
+    looks_like_file = value.endswith(_TEXT_FILES) and not any(character.isspace() for character in value)
+    if looks_like_file:
+        try:
+            value = Path(value).read_text(encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"{flag} {value}: cannot be read ({error.strerror}); check the path") from error
+        except UnicodeDecodeError as error:
+            raise UserError(f"{flag} {value}: not UTF-8 text ({error})") from error
+    if not value.strip():
+        raise UserError(f"{flag} is empty; write a text, or leave it out")
+    return value.strip()
+
 
 TrackerName = Literal["tensorboard", "wandb", "swanlab", "mlflow", "trackio"]
 RUNS = "runs"
-"""Where that is written which no flag names a place for."""
+"""The folder for output that no flag names a place for."""
 JsonText = NewType("JsonText", str)
-"""A JSON object as text; in a YAML file it may stand as a mapping, too."""
+"""A JSON object as text; in a YAML file it may also be a mapping."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,22 +151,22 @@ class MuonConfig:
 @dataclass(frozen=True, kw_only=True)
 class AdamConfig:
     lr: float = 1e-6
-    """Peak learning rate of AdamW, or of what Muon leaves to AdamW."""
+    """Peak learning rate of AdamW, including for the weights that Muon leaves to AdamW."""
     vision_lr: float | None = None
-    """Peak learning rate of the vision tower and its projector; None is the same as the rest."""
+    """Peak learning rate of the vision tower and its projector; None is the same as for other weights."""
     betas: tuple[float, float] = (0.9, 0.95)
-    """Decay rates of AdamW's two running means."""
+    """Decay rates of AdamW's two running averages."""
     eps: float = 1e-8
-    """AdamW's term against division by zero."""
+    """AdamW's epsilon."""
     weight_decay: float = 0.0
-    """Decoupled weight decay; biases and norms are left out."""
+    """Decoupled weight decay, except for biases and norms."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
     optim: Literal["adam", "muon", "adamw_8bit", "paged_adamw_8bit"] = "adam"
-    """Optimizer: AdamW, or Muon for matrices with AdamW for the rest, or bitsandbytes' AdamW, whose moments take a byte each;
-    paged, they may be in the host's memory."""
+    """AdamW; Muon for matrices and AdamW for other weights; or AdamW of bitsandbytes, whose moments take one byte each
+    and, if paged, may move to host memory."""
     muon: MuonConfig = field(default_factory=MuonConfig)
     """Muon."""
     adam: AdamConfig = field(default_factory=AdamConfig)
@@ -56,11 +174,11 @@ class OptimizerConfig:
     lr_scheduler: str = "cosine_with_min_lr"
     """Learning-rate schedule, by its name in transformers; constant has no warm-up."""
     lr_warmup_ratio: float = 0.03
-    """Share of all updates over which the learning rate rises to its peak: n of them learn at 1/n, 2/n, ..., n/n of it."""
+    """Share of all updates in which the learning rate rises to its peak: n of them have 1/n, 2/n, ..., n/n of it."""
     min_lr_ratio: float = 0.1
-    """Where the schedule ends, as a share of the peak."""
+    """Final learning rate of the schedule, as a share of the peak."""
     max_norm: float = 1.0
-    """Gradients are scaled down to this norm."""
+    """Gradients are clipped to this norm."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,11 +188,11 @@ class LoraConfig:
     alpha: int = 16
     """Scale of the adapters: they add alpha / rank times their product."""
     target_modules: tuple[str, ...] = ("all-linear",)
-    """Linear layers of the language model that get an adapter, by name; all-linear takes all but the output layer."""
+    """Linear layers of the language model that get an adapter, by name; all-linear is all except the output layer."""
     dropout: float = 0.0
-    """Dropout in front of the adapters."""
+    """Dropout before the adapters."""
     use_dora: bool = False
-    """DoRA: the adapters turn the rows of a weight, and the length of each row is trained by itself."""
+    """DoRA: adapters change the direction of weight rows, and the length of each row is trained separately."""
     use_rslora: bool = False
     """rsLoRA: the adapters add alpha / sqrt(rank) times their product."""
 
@@ -82,72 +200,67 @@ class LoraConfig:
 @dataclass(frozen=True, kw_only=True)
 class DeepSpeedConfig:
     zero_stage: int | None = None
-    """ZeRO stage: 1 shards optimizer state, 2 gradients too, 3 weights too; None is 2, or 3 where a run on several GPUs would not
-    fit otherwise."""
+    """ZeRO stage: 1 shards optimizer state, 2 also gradients, 3 also weights. None is 2, or 3 if a run on several GPUs
+    would not fit otherwise."""
     param_dtype: Literal["bf16", "fp16", "fp32"] | None = None
-    """Precision of the weights in training; None takes bf16, or fp32 on a CPU without bf16 instructions."""
+    """Precision of the weights in training; None is bf16, or fp32 on a CPU without bf16 instructions."""
     attn_implementation: str = "auto"
-    """Attention in training; auto takes the fastest one installed that the model supports."""
+    """Attention in training; auto takes the fastest installed implementation that the model supports."""
     experts_implementation: Literal["eager", "batched_mm", "grouped_mm", "deepgemm"] | None = None
     """How a mixture of experts is computed; None leaves it to transformers."""
     adam_offload: bool | None = None
-    """Keep the optimizer state in CPU memory; None does so where the run would not fit otherwise."""
+    """Keep the optimizer state in CPU memory; None does so only if the run would not fit otherwise."""
     zpg: int = 1
-    """ZeRO++ secondary partition: how many GPUs share one copy of the weights."""
+    """ZeRO++ secondary partition: number of GPUs that share one copy of the weights."""
     grad_accum_dtype: str = "fp32"
-    """Precision in which the gradients of an update's passes are added up: fp32, or what ds.param_dtype is."""
+    """Precision in which gradients are accumulated: fp32, or the same as ds.param_dtype."""
     overlap_comm: bool = False
-    """Overlap gradient exchange with the backward pass."""
+    """Overlap gradient communication with the backward pass."""
     deepcompile: bool = False
     """Compile the model with DeepCompile."""
     use_universal_ckpt: bool = False
     """Resume from a DeepSpeed universal checkpoint, which fits any number of GPUs."""
     use_liger_kernel: bool = True
-    """Use Liger's fused kernels for norms, feed-forward layers and rotary embeddings, on GPUs where they run."""
+    """Use Liger's fused kernels for norms, feed-forward layers and rotary embeddings on GPUs that support them."""
     tensor_parallel_size: int = 1
     """GPUs over which each layer is split in training."""
     packing_samples: bool = False
-    """Train on rows without padding, each of which holds several samples."""
+    """Train on packed sequences without padding."""
     ulysses_size: int = 1
-    """GPUs over which the tokens of one row are split, with all of them exchanging attention heads (Ulysses)."""
-    ring_attn_size: int = 1
-    """GPUs over which one sequence is split."""
-    ring_attn_head_stride: int = 1
-    """Attention heads computed per round of ring attention."""
+    """GPUs over which each packed sequence is split by exchanging attention heads (Ulysses)."""
     load_in_4bit: bool = False
-    """Keep the language model under LoRA adapters in 4 bits (QLoRA: NF4, double quantization), here and in the models that
-    are not trained; vision tower, projector and heads stay as they are."""
+    """Keep the language model under LoRA adapters in 4 bits (QLoRA: NF4 with double quantization), in trained and
+    frozen models. Vision tower, projector and heads keep their precision."""
     image_cache_gib: float = 2.0
-    """Host memory, per process of a model, for what a vision tower that is not trained has made of images, so that each goes
-    through it once; 0 keeps nothing."""
+    """Host memory per model process for the output of a frozen vision tower, so that each image is encoded once; 0
+    caches nothing."""
     lora: LoraConfig = field(default_factory=LoraConfig)
-    """LoRA: small adapters are trained, all other weights are frozen."""
+    """LoRA: train small adapters and freeze all other weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
     output_dir: str = ""
-    """Run folder: config, metrics, samples and the final model in Hugging Face format; left out, it is named after the
-    stage: runs/sft, runs/rl."""
+    """Run folder with config, metrics, samples and the final model in Hugging Face format. By default it is named
+    after the stage: runs/sft, runs/rl."""
     path: str | None = None
-    """Folder of the checkpoints that a stopped run continues from; None is checkpoints/ in output_dir."""
+    """Folder of the checkpoints from which a stopped run resumes; None is checkpoints/ in output_dir."""
     save_steps: int = -1
-    """Steps between two checkpoints; -1 leaves it to save_minutes."""
+    """Steps between two checkpoints; -1 saves by save_minutes only."""
     save_minutes: float = 20.0
-    """Minutes after which the next step is saved, beside those of save_steps; 0 saves by steps alone."""
+    """Minutes after which the next step is saved, in addition to save_steps; 0 saves by steps only."""
     save_hf: bool = False
-    """Write each checkpoint in Hugging Face format too."""
+    """Also write each checkpoint in Hugging Face format."""
     disable_ds: bool = False
-    """Write no DeepSpeed checkpoints; a stopped run can then not be continued."""
+    """Write no DeepSpeed checkpoints; a stopped run then cannot resume."""
     max_num: int = 3
-    """How many checkpoints are kept."""
+    """Number of checkpoints to keep."""
     load_enable: bool = True
-    """Continue from the newest checkpoint of this run if there is one."""
+    """Resume from the newest checkpoint of this run, if there is one."""
     overwrite: bool = False
-    """Train anew in an output_dir that holds a run: its records and checkpoints are deleted first."""
+    """Start again in an output_dir that holds a run; its records and checkpoints are deleted first."""
     push_to_hub: str | None = None
-    """Upload the trained model to this repository of the Hugging Face hub, OWNER/NAME, once the run is finished; a private
-    one, where there is none yet."""
+    """Upload the final model to this repository of the Hugging Face hub, OWNER/NAME. A new repository is private."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,25 +270,25 @@ class EvalConfig:
     split: str = "train"
     """Split of the evaluation dataset."""
     steps: int = -1
-    """Steps between two evaluations; -1 is never in RL and once an epoch in supervised training."""
+    """Steps between two evaluations. -1 is never in RL, and once per epoch in supervised training."""
     before_training: bool = False
-    """Evaluate before the first step, too: what the model knows that the run starts from."""
+    """Also evaluate before the first step, to measure the initial model."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WandbConfig:
     key: str | None = None
-    """Weights & Biases API key, which turns the tracker on, too. Never written to the run folder."""
+    """Weights & Biases API key, which also turns the tracker on. It is never written to the run folder."""
     org: str | None = None
     """Weights & Biases team."""
     group: str | None = None
-    """Group under which the run is shown, in every tracker that has groups."""
+    """Group of the run, in every tracker that has groups."""
     project: str
-    """Project under which the run is shown."""
+    """Project of the run."""
     run_name: str
     """Name of the run, in every tracker."""
     mode: Literal["online", "offline"] | None = None
-    """Send to the server, or keep for `wandb sync`; None takes WANDB_MODE, else online."""
+    """Send to the server, or keep for `wandb sync`; None takes WANDB_MODE, or online."""
 
 
 def named_after_the_minute(kind: str, *, project: str) -> WandbConfig:
@@ -186,29 +299,31 @@ def named_after_the_minute(kind: str, *, project: str) -> WandbConfig:
 @dataclass(frozen=True, kw_only=True)
 class SwanlabConfig:
     key: str | None = None
-    """SwanLab API key, which turns the tracker on, too. Never written to the run folder."""
+    """SwanLab API key, which also turns the tracker on. It is never written to the run folder."""
     workspace: str | None = None
     """SwanLab workspace; None is the user's own."""
     project: str | None = None
-    """Project under which the run is shown; None takes logger.wandb.project."""
+    """Project of the run; None takes logger.wandb.project."""
     mode: Literal["online", "offline", "local"] | None = None
-    """Send to the server, keep for `swanlab sync`, or show here with swanboard; None takes SWANLAB_MODE, else online."""
+    """Send to the server, keep for `swanlab sync`, or show locally with swanboard; None takes SWANLAB_MODE, or
+    online."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MlflowConfig:
     tracking_uri: str | None = None
-    """Address of the MLflow server or store, which turns the tracker on, too; None takes MLFLOW_TRACKING_URI."""
+    """Address of the MLflow server or store, which also turns the tracker on; None takes MLFLOW_TRACKING_URI."""
     experiment: str | None = None
-    """Experiment under which the run is shown; None takes logger.wandb.project."""
+    """Experiment of the run; None takes logger.wandb.project."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrackioConfig:
     space_id: str | None = None
-    """Hugging Face Space that shows the run, as OWNER/NAME, which turns the tracker on, too; None keeps it on this machine."""
+    """Hugging Face Space that shows the run, OWNER/NAME, which also turns the tracker on; None keeps the run on this
+    machine."""
     project: str | None = None
-    """Project under which the run is shown; None takes logger.wandb.project."""
+    """Project of the run; None takes logger.wandb.project."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,9 +333,9 @@ class LoggerConfig:
     logging_steps: int = 1
     """Steps between two logged lines."""
     trackers: tuple[TrackerName, ...] = ()
-    """Services that show the run, beside the console and metrics.jsonl."""
+    """Services that show the run, in addition to the console and metrics.jsonl."""
     tensorboard_dir: str | None = None
-    """Folder for TensorBoard, which turns the tracker on, too; None is in the run folder."""
+    """Folder for TensorBoard, which also turns the tracker on; None is in the run folder."""
     wandb: WandbConfig
     """Weights & Biases."""
     swanlab: SwanlabConfig = field(default_factory=SwanlabConfig)
@@ -234,18 +349,17 @@ class LoggerConfig:
 @dataclass(frozen=True, kw_only=True)
 class SequenceConfig:
     input_template: str | None = None
-    """Text around a plain-text prompt, with {} in its place, which then goes to the model without its chat template."""
+    """Text around a plain-text prompt, which replaces {}; the prompt then goes to the model without its chat
+    template."""
     apply_chat_template: bool = False
-    """Give plain-text prompts to the chat template, as a user's turn; rows of messages always go there."""
+    """Apply the chat template to plain-text prompts, as a user turn; it always applies to messages."""
     max_len: int = 2048
     """Longest sequence, in tokens: prompt, images and response together."""
-    disable_fast_tokenizer: bool = False
-    """Use the tokenizer written in Python."""
     bad_rows: BadRows = "stop"
-    """What becomes of rows that cannot be used or encoded, all of which are listed: they stop the run, or it goes on without
-    them, says how many they are, and keeps their list in left_out_rows.jsonl."""
+    """What to do with rows that cannot be used or encoded: stop the run and list them all, or continue without them,
+    report their number and list them in left_out_rows.jsonl."""
     dataloader_num_workers: int = 0
-    """Processes that read and encode rows ahead of the step that learns from them; 0 does it between steps."""
+    """Processes that read and encode rows ahead of the training step; 0 does it between steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,33 +372,33 @@ class TrainConfig:
     micro_batch_size: int = 1
     """Samples in one forward and backward pass on one GPU."""
     batch_size: int = 0
-    """Samples in one weight update, over all GPUs; 0 takes 128, or where that is less all samples of a step in RL, and
-    else a fifth of the rows."""
+    """Samples in one weight update, over all GPUs. 0 takes at most 128: all samples of a step in RL, a fifth of the
+    rows in supervised training."""
     max_epochs: int = 1
     """Passes over the same samples: over each rollout in RL, over the data in supervised training."""
     seed: int = 42
     """Seed of everything random."""
     full_determinism_enable: bool = False
-    """Trade speed for results that repeat bit by bit on the same machine."""
+    """Make results repeat bit by bit on the same machine, at the cost of speed."""
     trust_remote_code: bool = False
     """Run Python code that comes with a checkpoint."""
     memory_check: Literal["refuse", "warn", "off"] = "refuse"
-    """What becomes of a run that is predicted not to fit: refused, or begun with a warning; off predicts nothing."""
+    """What to do with a run that is predicted not to fit: refuse it, or start with a warning. off predicts nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """A command line that works as it stands."""
+    """A command line that works as it is."""
 
     what: str
     """What it does, in a line."""
     arguments: str
-    """What stands behind the command's name, as a shell reads it."""
+    """What follows the command's name, as in a shell."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FirstHelp:
-    """Three examples, and the ten flags that most runs give."""
+    """Three examples and the ten most used flags."""
 
     examples: tuple[Example, Example, Example]
     flags: tuple[str, ...]
@@ -303,7 +417,7 @@ def supervised_help(*examples: Example, flags: tuple[str, str]) -> FirstHelp:
 
     Args:
         examples: three of them.
-        flags: the two that matter in this trainer beside those of all.
+        flags: two flags of this trainer, in addition to those of all trainers.
     """
     first, second, third = examples
     return FirstHelp(examples=(first, second, third), flags=(*SUPERVISED_FLAGS, *flags))
@@ -316,42 +430,42 @@ SpeculativeMethod = Literal["ngram", "suffix"]
 MOST_TOKENS = 128
 
 
-# Tokens at the end that must stand elsewhere, too. vLLM's own 5 finds little in short responses, and 1 guesses at random.
+# Length of the n-gram to look up. vLLM's default of 5 finds little in short responses, and 1 guesses at random.
 LOOKUP = (2, 5)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Speculation:
-    """How an engine guesses tokens, which the model then checks in one pass."""
+    """How an engine guesses tokens, which the model then verifies in one pass."""
 
     method: SpeculativeMethod
     tokens: int
-    """Most that are guessed at a time."""
+    """Maximum number of tokens guessed at a time."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpeculationFlags:
     speculative_tokens: int = 0
-    """Tokens that vLLM guesses ahead of each response, from what stands in its prompt and in itself already, and lets the
-    model check in one pass; what is sampled has the same distribution. 0 guesses none."""
+    """Tokens that vLLM guesses ahead of each response from its prompt and previous tokens, and that the model verifies
+    in one pass. The distribution of samples stays the same. 0 guesses none."""
     speculative_method: SpeculativeMethod = "ngram"
-    """What is guessed from: the last place of the response and its prompt that reads alike (ngram), or earlier responses,
-    too (suffix, arXiv:2411.04975), for which the package arctic-inference is needed."""
+    """What tokens are guessed from: the last similar place in prompt and response (ngram), or also earlier responses
+    (suffix, arXiv:2411.04975), which needs the package arctic-inference."""
 
     @property
     def speculation(self) -> Speculation | None:
-        """How tokens are guessed; None where they are not."""
+        """How tokens are guessed; None if they are not."""
         if not self.speculative_tokens:
             return None
         return Speculation(method=self.speculative_method, tokens=self.speculative_tokens)
 
 
 def check_speculation(flags: SpeculationFlags, *, prefix: str = "", other_engine: str | None = None) -> None:
-    """Raise UserError where tokens cannot be guessed as the flags say.
+    """Raise UserError for impossible settings of speculative decoding.
 
     Args:
-        prefix: what stands in front of the flags' names.
-        other_engine: the flag and its value where something else than vLLM generates.
+        prefix: prefix of the flags' names.
+        other_engine: flag and value of an engine other than vLLM.
     """
     tokens, method = flags.speculative_tokens, flags.speculative_method
     given = f"--{prefix}speculative_tokens {tokens}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from lmm_r1.config.rows import RowReadingConfig
 from lmm_r1.config.shared import (
     AdamConfig,
     CheckpointConfig,
@@ -16,6 +15,7 @@ from lmm_r1.config.shared import (
     FirstHelp,
     LoggerConfig,
     OptimizerConfig,
+    RowReadingConfig,
     SequenceConfig,
     TrainConfig,
     WandbConfig,
@@ -29,22 +29,23 @@ class TrainedModelConfig:
     model_name_or_path: str | None = None
     """The model to train: a folder or a name on the Hugging Face Hub."""
     gradient_checkpointing_enable: bool | None = None
-    """Save memory by computing activations again in the backward pass; None does so in as few layers as the GPU's memory asks
-    for, and without a GPU only where the run would not fit."""
+    """Recompute activations in the backward pass to save memory. None recomputes as few layers as the GPU's memory
+    requires, and on a CPU only if the run would not fit otherwise."""
     gradient_checkpointing_layers: int | None = None
-    """How many of the language model's layers do so, counted from the first; None is all, or chosen with the flag above."""
+    """Number of language-model layers that are recomputed, from the first. None is all layers, or is chosen together
+    with the flag above."""
     gradient_checkpointing_reentrant: bool = False
-    """Use torch's reentrant kind of checkpointing."""
+    """Use PyTorch's reentrant checkpointing."""
     aux_loss_coef: float = 0.0
     """Weight of the load-balancing loss of a mixture of experts."""
     freeze_prefix: tuple[str, ...] = ()
-    """Freeze the weights whose names begin so: `model.visual. lm_head.`."""
+    """Freeze weights whose names begin with one of these: `model.visual. lm_head.`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SupervisedTrainConfig(TrainConfig):
     micro_batch_size: int = 0
-    """Samples in one forward and backward pass on one GPU; 0 takes 8, or what divides a GPU's share of an update."""
+    """Samples in one forward and backward pass on one GPU. 0 takes 8, or a divisor of a GPU's share of an update."""
     max_steps: int = -1
     """Stop after this many updates; -1 runs all epochs."""
 
@@ -52,30 +53,30 @@ class SupervisedTrainConfig(TrainConfig):
 @dataclass(frozen=True, kw_only=True)
 class SupervisedCheckpointConfig(CheckpointConfig):
     max_mem: int = 100_000_000
-    """GiB that all checkpoints may take."""
+    """Maximum size of all checkpoints in GiB."""
     best_metric_key: str = ""
-    """Evaluation metric by which the best checkpoint is kept; empty takes eval_loss, none keeps no best."""
+    """Evaluation metric by which the best checkpoint is kept. Empty takes eval_loss; none keeps no best checkpoint."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SupervisedDataConfig(SequenceConfig, RowReadingConfig):
     dataset: str | None = None
-    """Row file or dataset to learn from; several are separated by commas."""
+    """Row file or dataset to train on; separate several by commas."""
     dataset_probs: str | None = None
     """Share of each dataset, separated by commas."""
     dataset_split: str = "train"
     """Split of the dataset."""
     keep_order: bool = False
-    """Take rows in the order of the files, easy ones first for example, instead of shuffling them every epoch."""
+    """Take rows in the order of the files, for example easy ones first, instead of shuffling them every epoch."""
     max_samples: int = 1_000_000
-    """Rows used at most."""
+    """Maximum number of rows."""
     tokenizer_chat_template: str | None = None
-    """Chat template in place of the model's, as text or a file with it; the model is saved with it."""
+    """Chat template that replaces the model's, as text or a file; it is saved with the model."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SupervisedConfig(OptimizerConfig):
-    """Settings of one stage that learns from rows; `model` and so on are narrowed by each trainer."""
+    """Settings of one stage that trains on rows; each trainer narrows `model` and the other groups."""
 
     first_help: ClassVar[FirstHelp]
 
@@ -97,14 +98,13 @@ class SupervisedConfig(OptimizerConfig):
     """Logs."""
     local_rank: int = -1
     """Set by launchers; -1 reads LOCAL_RANK."""
-    use_ms: bool = False
-    """Download models from ModelScope."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig(TrainedModelConfig):
     pretrain_mode_enable: bool = False
-    """Every token is a loss token, the prompt's too; a column of plain text goes in as it stands, an end token behind."""
+    """Train on every token, including the prompt's. A column of plain text is used as it is, followed by an end
+    token."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,11 +116,12 @@ class SFTTrainConfig(SupervisedTrainConfig):
 @dataclass(frozen=True, kw_only=True)
 class SFTDataConfig(SupervisedDataConfig, DataConfig):
     output_key: str | None = None
-    """Column with the response to what is in input_key, text or messages; None: the messages hold it."""
+    """Column with the response to input_key, text or messages; None takes the response from the messages."""
     multiturn: bool = True
-    """Learn every turn of the assistant; --data.no_multiturn learns the last one only."""
+    """Train on every assistant turn; --data.no_multiturn trains on the last one only."""
     input_template: str | None = "User: {}\nAssistant: "
-    """Text around a plain-text prompt, with {} in its place, which then goes to the model without its chat template."""
+    """Text around a plain-text prompt, which replaces {}; the prompt then goes to the model without its chat
+    template."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +132,7 @@ class SFTEvalConfig(EvalConfig):
     None measures only the loss.
     """
     max_new_tokens: int = 1024
-    """Longest answer in tokens, as far as the prompt leaves room for it in data.max_len."""
+    """Longest answer in tokens, limited by the room that the prompt leaves in data.max_len."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +149,7 @@ class SFTConfig(SupervisedConfig):
 
     first_help: ClassVar[FirstHelp] = supervised_help(
         Example(
-            what="Learn the responses in a file of conversations",
+            what="Train on the responses in a file of conversations",
             arguments="--model.model_name_or_path models/vlm-3b"
             " --data.dataset rows.jsonl --ckpt.output_dir runs/sft",
         ),
@@ -187,19 +188,21 @@ DivergenceName = Literal["forward_kl", "reverse_kl", "jsd"]
 @dataclass(frozen=True, kw_only=True)
 class KDModelConfig(ModelConfig):
     kd_coef: float = 0.4
-    """Weight of the distance to the teacher in the loss; that of the rows' own tokens (cross-entropy) is what it leaves of 1."""
+    """Weight of the distance to the teacher in the loss; the rows' own tokens (cross-entropy) have weight 1 -
+    kd_coef."""
     kd_loss: DivergenceName = "forward_kl"
-    """Distance: KL of the student from the teacher, the reverse, or the generalized Jensen-Shannon divergence."""
+    """Distance to the teacher: KL(teacher || student), KL(student || teacher), or the generalized Jensen-Shannon
+    divergence."""
     kd_beta: float = 0.5
-    """Of kd_loss jsd: the teacher's share of the mixture; towards 0 it is like forward_kl, towards 1 like reverse_kl."""
+    """For kd_loss jsd: the teacher's share of the mixture. Near 0 it is like forward_kl, near 1 like reverse_kl."""
     kd_temperature: float = 1.0
-    """What the logits of both models are divided by for the distance."""
+    """Divisor of both models' logits in the distance."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TeacherConfig:
     model_name_or_path: str | None = None
-    """The teacher, which stays as it is; its tokenizer is the student's, its size may be another."""
+    """The frozen teacher. It has the student's tokenizer; its size may differ."""
     offload: bool = False
     """Keep the teacher in CPU memory; needs --ds.zero_stage 3."""
 
@@ -207,20 +210,20 @@ class TeacherConfig:
 @dataclass(frozen=True, kw_only=True)
 class StudentRolloutConfig:
     on_policy_share: float = 0.0
-    """Share of updates for which the student samples its own responses to the rows' prompts, GKD's lambda; 0 is none."""
+    """Share of updates that train on the student's own responses to the rows' prompts (GKD's lambda); 0 is none."""
     max_new_tokens: int = 1024
-    """Longest of these responses in tokens, as far as the prompt leaves room for it in data.max_len."""
+    """Longest of these responses in tokens, limited by the room that the prompt leaves in data.max_len."""
     temperature: float = 1.0
     """Sampling temperature; 0 takes the likeliest token."""
     top_p: float = 1.0
-    """Nucleus of the sampling."""
+    """Nucleus sampling: sample from the likeliest tokens that have this probability together."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StudentEngineConfig:
     gpu_memory_utilization: float | None = None
-    """Share of a GPU's memory for the student's engine, next to what trains on it; None is what its responses need, as far as
-    there is room for it."""
+    """Share of a GPU's memory for the student's engine, next to training; None is what its responses need, if there is
+    room."""
     enforce_eager: bool | None = None
     """Run vLLM without CUDA graphs; None does so for small models only."""
 
@@ -235,11 +238,11 @@ class KDLoggerConfig(SFTLoggerConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class KDConfig(SFTConfig):
-    """Settings of one stage that learns a teacher's distributions over tokens."""
+    """Settings of one stage that trains on a teacher's token distributions."""
 
     first_help: ClassVar[FirstHelp] = supervised_help(
         Example(
-            what="Learn a larger model's distributions over the tokens of rows",
+            what="Train on a larger model's distributions over the tokens of rows",
             arguments="--model.model_name_or_path models/vlm-3b"
             " --teacher.model_name_or_path models/vlm-7b"
             " --data.dataset rows.jsonl --ckpt.output_dir runs/kd",
@@ -266,7 +269,7 @@ class KDConfig(SFTConfig):
     teacher: TeacherConfig = field(default_factory=TeacherConfig)
     """The teacher."""
     rollout: StudentRolloutConfig = field(default_factory=StudentRolloutConfig)
-    """Responses of the student's own."""
+    """The student's own responses."""
     vllm: StudentEngineConfig = field(default_factory=StudentEngineConfig)
     """The engine that samples them."""
     logger: KDLoggerConfig = field(default_factory=KDLoggerConfig)

@@ -1,4 +1,4 @@
-"""Which values of a supervised trainer's flags contradict each other: told in one sentence before anything starts."""
+"""Refusals of a supervised trainer's flags that contradict each other, before anything starts."""
 
 from lmm_r1.config.checks import (
     TWO_TEMPLATES,
@@ -154,7 +154,7 @@ def _check_answers(config: SFTConfig) -> None:
             name = "zero_stage" if config.ds.zero_stage == 3 else "tensor_parallel_size"
             raise UserError(
                 f"--eval.verifier {asked.verifier}: with --ds.{name} {getattr(config.ds, name)} no rank has the whole model "
-                "to generate answers with; take --ds.zero_stage 2 alone, or judge checkpoints with lmm-r1 evaluate"
+                "to generate answers with; take --ds.zero_stage 2, or judge checkpoints with lmm-r1 evaluate"
             )
         if asked.max_new_tokens < 1:
             raise UserError(f"--eval.max_new_tokens {asked.max_new_tokens} must be at least 1")
@@ -181,7 +181,7 @@ def _check_plain_text(config: SFTConfig) -> None:
     if pretrains and data.output_key is None and (own_template or data.apply_chat_template):
         given = "--data.input_template" if own_template else "--data.apply_chat_template"
         raise UserError(
-            f"{given}: with --model.pretrain_mode_enable a column of text goes in as it stands; leave one out, or name "
+            f"{given}: with --model.pretrain_mode_enable a column of text is used as it is; leave one out, or name "
             "the column with responses by --data.output_key"
         )
     if pretrains and not data.multiturn:
@@ -191,7 +191,7 @@ def _check_plain_text(config: SFTConfig) -> None:
 def _check_distillation(model: KDModelConfig) -> None:
     if not 0 < model.kd_coef <= 1:
         raise UserError(
-            f"--model.kd_coef {model.kd_coef:g} must be above 0, where nothing would be learned of the teacher, and at most 1"
+            f"--model.kd_coef {model.kd_coef:g} must be above 0, so that the teacher counts, and at most 1"
         )
     if not model.kd_temperature > 0:
         raise UserError(f"--model.kd_temperature {model.kd_temperature:g} must be above 0")
@@ -239,7 +239,7 @@ def _check_grouped_prompts(config: PRMConfig) -> None:
     if not train.group_prompts_enable:
         return
     if config.data.keep_order:
-        raise UserError(f"{grouped} shuffles prompts, and --data.keep_order takes rows as they stand; leave one out")
+        raise UserError(f"{grouped} shuffles prompts, and --data.keep_order keeps their order; leave one out")
     if not config.ds.packing_samples:
         raise UserError(f"{grouped} is of use for packed sequences only; add --ds.packing_samples")
     if not train.shared_prefix_enable:
@@ -256,7 +256,7 @@ def _check_preference_loss(model: DPOModelConfig) -> None:
         raise UserError(f"--model.beta {model.beta:g} must be above 0")
     if not 0 <= model.label_smoothing < 0.5:
         raise UserError(
-            f"--model.label_smoothing {model.label_smoothing:g}: must be at least 0 and below 0.5, from where on the "
+            f"--model.label_smoothing {model.label_smoothing:g}: must be at least 0 and below 0.5, because above it the "
             "rejected response would be the better one"
         )
     if model.ipo_enable and model.simpo_enable:

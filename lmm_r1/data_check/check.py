@@ -13,7 +13,7 @@ from PIL import Image
 
 from lmm_r1.config.check_data import CheckDataConfig, Kind
 from lmm_r1.config.rewards import verifier_from
-from lmm_r1.config.rows import row_reading
+from lmm_r1.config.shared import row_reading
 from lmm_r1.data.bad_rows import SkippedRow
 from lmm_r1.data.files import read_good_rows
 from lmm_r1.data.images import load_image

@@ -11,7 +11,7 @@ from functools import partial
 
 from lmm_r1.config.evaluate import EvaluateConfig, answers_path, endpoint_fields
 from lmm_r1.config.generation import episode_limits, reward_part
-from lmm_r1.config.rows import row_reading
+from lmm_r1.config.shared import row_reading
 from lmm_r1.data.bad_rows import SkippedRow
 from lmm_r1.data.image_sources import kind_of
 from lmm_r1.data.images import PictureFolder

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import jinja2
 from PIL import Image
 
-from lmm_r1.config.rows import RowReadingConfig
+from lmm_r1.config.shared import RowReadingConfig
 from lmm_r1.data.images import image_size, load_image
 from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, VideoPart, images_of, videos_of
 from lmm_r1.data.videos import DEFAULT_FPS, Video, load_video, video_size

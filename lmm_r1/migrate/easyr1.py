@@ -13,7 +13,7 @@ TRACKERS = ("wandb", "swanlab", "tensorboard", "mlflow", "trackio")
 OWN_RECORDS = ("console", "file")
 """A run's progress in the terminal and its records in the run folder, which are always there."""
 KEEP_ALL = 1_000_000
-"""Checkpoints, where none is to be deleted."""
+"""Number of checkpoints to keep if none is deleted."""
 
 
 def _rows(given: Given) -> Results:
@@ -25,7 +25,7 @@ def _rows(given: Given) -> Results:
 
 
 def _files(given: Given, setting: str) -> Generator[Note, None, tuple[list[str], str | None]]:
-    """Return the names of a setting's files and their split, which stands behind an @."""
+    """Return the names of a setting's files and their split, which follows an @."""
     files = given[setting]
     listed = [str(file).partition("@") for file in (files if isinstance(files, list) else [files]) if file]
     splits = sorted({split for _, _, split in listed if split})
@@ -140,7 +140,7 @@ def _reward(given: Given) -> Results:
         yield Note(
             "another meaning",
             "worker.reward.reward_type",
-            f'the file itself says it: put REWARD_TYPE = "{kind}" into it where that is missing',
+            f'the file itself says it: add REWARD_TYPE = "{kind}" to it if that is missing',
         )
 
 
@@ -252,7 +252,7 @@ DATA = (
     _to("data.image_key", "data.image_key", default="images"),
     _without("data.video_key", "the column with videos is called videos here; rename it", "videos"),
     _to("data.image_dir", "data.image_dir", default=None),
-    _without("data.video_fps", "fps stands in the video part of a row", 2.0),
+    _without("data.video_fps", "fps is in the video part of a row", 2.0),
     _ruled("data.max_prompt_length", 512),
     _ruled("data.max_response_length", 512),
     _to("data.rollout_batch_size", "rollout.batch_size", default=512),
@@ -320,7 +320,7 @@ ACTOR = (
     _ruled("worker.actor.model.lora.target_modules", "all-linear"),
     _without(
         "worker.actor.model.lora.exclude_modules",
-        "adapters are put on the language model alone; name the layers that get one with --ds.lora.target_modules",
+        "only the language model gets adapters; name the layers that get one with --ds.lora.target_modules",
         None,
         ".*visual.*",
     ),
@@ -387,8 +387,8 @@ REF_AND_REWARD = (
     _ruled("worker.reward.reward_function"),
     _ruled("worker.reward.reward_function_kwargs", {}),
     _ruled("worker.reward.reward_type"),
-    _without("worker.reward.skip_special_tokens", "the response's text is given without its end token alone", None),
-    _without("worker.reward.num_cpus", "the function runs beside each engine", 1),
+    _without("worker.reward.skip_special_tokens", "only the end token is removed from the response's text", None),
+    _without("worker.reward.num_cpus", "the function runs next to each engine", 1),
 )
 
 CRITIC = tuple(

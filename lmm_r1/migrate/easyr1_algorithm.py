@@ -44,7 +44,7 @@ TEMPERATURES = {
 }
 LOSS_MEANS = {"token": "token-mean", "seq": "seq-mean-token-mean"}
 MAX_TRIES = 20
-"""Batches that a step may take where `trainer.max_try_make_batch` is not given."""
+"""Batches that a step may take if `trainer.max_try_make_batch` is not given."""
 SCHEDULES = {"constant": "constant_with_warmup", "cosine": "cosine_with_min_lr"}
 
 
@@ -57,7 +57,7 @@ def batches(given: Given, *, longest: int | None = None) -> Results:
     """Samples of an update, and those of a pass or its tokens.
 
     Args:
-        longest: tokens of the longest sample, where that is not `longest_sample`.
+        longest: tokens of the longest sample, if not `longest_sample`.
     """
     prompts, samples = given.whole("worker.actor.global_batch_size"), given.whole("worker.rollout.n")
     yield Flag("train.batch_size", prompts * samples)
@@ -184,7 +184,7 @@ def _loss(given: Given) -> Results:
 
 
 def _clip(given: Given, *, kind: str) -> Results:
-    """The bounds of ratios, and of losses where there is one."""
+    """The bounds of ratios, and of losses if there is one."""
     yield Flag(
         "actor.eps_clip_low_high",
         [given.number("worker.actor.clip_ratio_low"), given.number("worker.actor.clip_ratio_high")],
@@ -233,7 +233,7 @@ def _weights(given: Given) -> Results:
         yield Note(
             "another meaning",
             "worker.actor.fsdp.torch_dtype",
-            "--ds.param_dtype is the precision of passes; DeepSpeed keeps master weights in fp32 beside it",
+            "--ds.param_dtype is the precision of passes; DeepSpeed also keeps master weights in fp32",
         )
     offloads = [f"worker.actor.offload.offload_{what}" for what in ("params", "optimizer")]
     asked = [name for name in offloads if given.switch(name)]

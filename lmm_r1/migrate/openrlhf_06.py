@@ -156,7 +156,7 @@ def _without(name: str, says: str, *harmless: object) -> Setting:
 
 SHARED = (
     _to("local_rank", "local_rank"),
-    _to("use_ms", "use_ms"),
+    _without("use_ms", "models come from the Hugging Face hub", False),
     _to("seed", "train.seed", default=42),
     _to("full_determinism", "train.full_determinism_enable", default=False),
     _to("train_batch_size", "train.batch_size", default=128),
@@ -181,7 +181,7 @@ SHARED = (
     _ruled("target_modules", "--ds.lora.target_modules here"),
     _without("exclude_modules", "name the layers that get an adapter with --ds.lora.target_modules", None),
     _to("lora_dropout", "ds.lora.dropout", default=0.0),
-    _to("disable_fast_tokenizer", "data.disable_fast_tokenizer", default=False),
+    _without("disable_fast_tokenizer", "transformers 5 has one tokenizer for each of these models", False),
     _to("apply_chat_template", "data.apply_chat_template", default=False),
     _to("max_samples", "data.max_samples"),
     _to("input_key", "data.input_key", default="input"),
@@ -266,7 +266,7 @@ PPO = (
     _to("lr_warmup_ratio", "actor.lr_warmup_ratio", "critic.lr_warmup_ratio", default=0.03),
     _to("actor_learning_rate", "actor.adam.lr", default=1e-6),
     _to("critic_learning_rate", "critic.adam.lr", default=9e-6),
-    _without("ptx_coef", "there is no pre-training loss beside RL", 0.05),
+    _without("ptx_coef", "there is no pre-training loss in addition to RL", 0.05),
     _to("aux_loss_coef", "actor.aux_loss_coef", default=0.0),
     _ruled("entropy_loss_coef", "--actor.entropy_coef here", 0.0),
     _to("eps_clip", "actor.eps_clip", default=0.2),

@@ -29,7 +29,7 @@ class _Default(enum.Enum):
 
 
 OURS: Final = _Default.OURS
-"""In the place of a default of theirs: where the setting is not given, ours stays."""
+"""Used instead of a default: if the setting is not given, ours applies."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class Setting:
 
     name: str
     default: object = OURS
-    """Theirs; where ours differs, it is written down, so that the run stays the same."""
+    """Their default; if ours differs, it is written to the file, so that the run stays the same."""
     flags: tuple[str, ...] = ()
     """Ours, which take the value as it is."""
     by_rule: bool = False
@@ -81,7 +81,7 @@ class Table:
     settings: tuple[Setting, ...]
     rules: tuple[Rule, ...]
     prefix: str = ""
-    """What stands before a name on its command line."""
+    """Prefix of a name on its command line."""
     names: Mapping[str, str] = field(default_factory=dict)
     """Of settings that files call otherwise than the table does, the table's names."""
 
@@ -143,7 +143,7 @@ class Given:
         return value
 
     def text(self, name: str) -> str | None:
-        """Return the value as text, None where there is none; raises UserError for a list or a group."""
+        """Return the value as text, None if there is none; raises UserError for a list or a group."""
         value = self[name]
         if value is None or value == "":
             return None
@@ -169,13 +169,13 @@ def convert(values: Mapping[str, object], table: Table, *, shown: Mapping[str, s
 
     Args:
         values: by the names of the table; other names are listed as without counterpart.
-        shown: what notes call a setting, where that is not the table's name.
+        shown: names of settings for the notes, if they differ from the table's.
 
     Raises:
         UserError: a value is not of the kind that its setting has.
     """
     known = dotted.leaf_types(CONFIG_CLASSES[table.command])
-    # What a plan would choose is theirs only where they name it.
+    # Settings that a plan would choose are taken over only if they are given.
     ours = unplanned(CONFIG_CLASSES[table.command]())
     given = Given(values, table)
     flags: dict[str, object] = {}

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from lmm_r1.config.algorithm_checks import CONSTANT
+from lmm_r1.config.model_checks import CONSTANT
 from lmm_r1.migrate.easyr1 import EASYR1
 from lmm_r1.migrate.easyr1_algorithm import KL_ESTIMATORS, LOSS_MEANS, most_batches
 from lmm_r1.migrate.table import Flag, Given, Note, Setting, Table
@@ -119,7 +119,7 @@ DEFAULTS: dict[str, object] = {
     "trainer.experiment_name": "gsm8k",
     "trainer.find_last_checkpoint": True,
 }
-"""Of verl and of Mini-o3's rows, where they are not EasyR1's."""
+"""Defaults of verl and of Mini-o3's rows that are not EasyR1's."""
 
 _SAME = "what happens here anyway, or of no use here"
 _ABSENT = {
@@ -199,11 +199,11 @@ def _kl(given: Given) -> Iterator[Flag | Note]:
         )
     for name in ("algorithm.kl_ctrl.kl_coef", "algorithm.kl_penalty_in_reward"):
         if given.has(name):
-            yield Note("without counterpart", name, "of use with algorithm.use_kl_in_reward alone")
+            yield Note("without counterpart", name, "of use only with algorithm.use_kl_in_reward")
 
 
 def _sampling(given: Given) -> Iterator[Flag | Note]:
-    """verl validates with one greedy response unless it is told otherwise."""
+    """verl validates with one greedy response by default."""
     if given.has(IMAGES) and not crops(given):
         yield Flag("data.max_images_per_prompt", given.group(IMAGES).get("image", 0))
     yield Flag("eval.n_samples_per_prompt", given.whole(f"{ROLLOUT}.val_n") if given.has(f"{ROLLOUT}.val_n") else 1)

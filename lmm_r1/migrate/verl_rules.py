@@ -19,10 +19,10 @@ CROPPING = "vllm_multi_turn_tool_call"
 IMAGES = f"{ROLLOUT}.limit_mm_per_prompt"
 LONGEST = f"{ROLLOUT}.max_total_response_length"
 ROOM = 2000
-"""Tokens that Mini-o3 wants free behind a call and behind its observation."""
+"""Tokens that Mini-o3 reserves after a call and after its observation."""
 _STOPS = ["</grounding>"]
 _PIXELS = {"min_pixels": 3136, "max_pixels": 12845056}
-"""Of images where Mini-o3's `data` has none."""
+"""Pixel bounds of images if Mini-o3's `data` has none."""
 
 DEFAULTS: dict[str, object] = {
     "data.tool_call": "crop",
@@ -54,15 +54,15 @@ UNLIKE: dict[str, tuple[object, str]] = {
     ),
     "data.use_tgt_size": (False, "images are shown within the pixel bounds of --agent.options"),
     "data.mask_blank": (False, "a row of text needs no blank image here; leave it out of the row"),
-    f"{ACTOR}.ignore_void": (False, "an episode without an answer pays what its scorer says, and is learnt from"),
+    f"{ACTOR}.ignore_void": (False, "an episode without an answer gets the reward of its scorer, and is trained on"),
     f"{ACTOR}.use_multi_turn_response_mask": (True, "what the policy is shown is never in the loss"),
     f"{ROLLOUT}.use_raw_image": (True, "parts are always cut out of the full resolution"),
     f"{ROLLOUT}.multi_turn_prompt_type": (None, f"observations are shown {_OWN_WORDS}"),
-    f"{ROLLOUT}.stop": (_STOPS, "a turn ends where the environment says: behind </grounding> and </tool_call>"),
+    f"{ROLLOUT}.stop": (_STOPS, "the environment ends a turn: after </grounding> and </tool_call>"),
     f"{ROLLOUT}.save_traj": (False, "rollouts.jsonl has all turns of --logger.rollouts_per_step samples of a step"),
     f"{ROLLOUT}.save_traj_dir": (None, "rollouts.jsonl, with its pictures, is in --ckpt.output_dir"),
 }
-"""What happens here whatever is asked for: the value that asks for it, and what is told of others."""
+"""Settings with one behaviour here: the value that asks for it, and the note on other values."""
 
 
 def crops(given: Given) -> bool:
@@ -91,7 +91,7 @@ def _environment(given: Given) -> Iterator[Flag | Note]:
         "paths of images start at $BASE_IMAGE_DIR there: give it as --data.image_dir",
     )
     if prompt:
-        yield Note("another meaning", "data.system_prompt", f"the protocol is told in a system turn, {_OWN_WORDS}")
+        yield Note("another meaning", "data.system_prompt", f"the protocol is in a system turn, {_OWN_WORDS}")
 
 
 def _limits(given: Given) -> Iterator[Flag | Note]:
@@ -102,7 +102,9 @@ def _limits(given: Given) -> Iterator[Flag | Note]:
     most = _most_images(given, IMAGES)
     yield Flag("data.max_images_per_prompt", 1)
     yield Flag("agent.max_images", most - 1)
-    yield Note("derived", IMAGES, f"{most} images with that of the question: --agent.max_images {most - 1} beside it")
+    yield Note(
+        "derived", IMAGES, f"{most} images with that of the question: --agent.max_images {most - 1} in addition to it"
+    )
 
 
 def _most_images(given: Given, setting: str) -> int:
@@ -169,7 +171,7 @@ _DEFAULTS: dict[str, object] = {
     f"{MULTI_TURN}.format": "hermes",
     f"{MULTI_TURN}.use_inference_chat_template": False,
 }
-"""Of the settings that are of use where somebody answers."""
+"""Settings that matter only with an environment."""
 _UNLIKE: dict[str, tuple[object, str]] = {
     f"{MULTI_TURN}.max_parallel_calls": (
         1,
@@ -204,7 +206,7 @@ def _unlike(given: Given) -> Iterator[Flag | Note]:
         for name, default in defaults.items():
             if playing != who:
                 if given.has(name) and given[name] != default:
-                    yield Note("without counterpart", name, f"of use with {needed} alone")
+                    yield Note("without counterpart", name, f"of use only with {needed}")
             elif name in unlike and given[name] != unlike[name][0]:
                 yield Note("without counterpart", name, unlike[name][1])
 
@@ -216,7 +218,7 @@ def _turns_environment(given: Given) -> Iterator[Flag | Note]:
     if not given.switch(_ENABLE):
         return
     if crops(given):
-        yield Note("without counterpart", _ENABLE, f"of no use beside {ROLLOUT}.name {CROPPING}")
+        yield Note("without counterpart", _ENABLE, f"of no use together with {ROLLOUT}.name {CROPPING}")
         return
     named = {setting: path for setting in _ANSWERED_BY if (path := given.text(setting))}
     if named:
@@ -231,7 +233,7 @@ def _turns_environment(given: Given) -> Iterator[Flag | Note]:
 
 
 def _file(given: Given, named: Mapping[str, str]) -> Iterator[Flag | Note]:
-    """An environment in the place of verl's classes, in a file beside the first that names them."""
+    """Yield the flag of an environment that replaces verl's classes, in a file next to the first one named."""
     setting, *others = named
     ours = str(PurePosixPath(named[setting]).with_suffix(".py"))
     written = "the tools as functions in a list TOOLS" if setting in _TOOLS else "who answers as a class Environment"
@@ -263,9 +265,7 @@ def _turn_limits(given: Given) -> Iterator[Flag | Note]:
     yield Flag("agent.max_turns", most)
     yield Note("derived", ", ".join(bounds), f"--agent.max_turns {most}: {why}")
     images = AgentConfig.max_images
-    yield Note(
-        "another meaning", _ENABLE, f"an episode also ends at --agent.max_images, {images} where it is left out"
-    )
+    yield Note("another meaning", _ENABLE, f"an episode also ends at --agent.max_images, {images} if it is left out")
 
 
 def _lengths(given: Given) -> Iterator[Flag | Note]:
@@ -315,7 +315,7 @@ IN_PLACE: Mapping[Rule, Rule] = {lengths: _lengths, batches: _batches}
 
 
 ADDRESS = "http://127.0.0.1:5000/get_reward"
-"""Of `lmm-r1 serve_verifier`, where nothing else is asked for."""
+"""Default of `lmm-r1 serve_verifier`."""
 JUDGE = (
     "a verifier judges here: --reward.remote_url names one, or the address of one that `lmm-r1 serve_verifier` starts"
 )

@@ -1,1 +1,1 @@
-"""What a run will need of a machine's memory, told from its settings before anything is loaded."""
+"""Predict the memory of a run from its settings, before anything is loaded."""

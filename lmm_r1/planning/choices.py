@@ -1,4 +1,4 @@
-"""What a plan chooses of the settings that flags leave open, by the memory of a machine; what a flag names stays as it is."""
+"""Settings that a plan chooses by the memory of a machine; flags that are set stay as they are."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def refuse_excess(config: Config, plan: Plan, *, replan: Callable[[Config], Plan
     """Raise UserError for a plan that does not fit, with the flags that make it fit.
 
     Args:
-        replan: makes the plan of other settings.
+        replan: returns the plan of other settings.
     """
     found = plan.excesses()
     if not found:
@@ -60,7 +60,7 @@ def fitting_changes(
     """Return the changes that make a run fit together, none of them needlessly, and how many bytes are missing then.
 
     Args:
-        changes: that may be made, by what they cost.
+        changes: possible changes, the cheapest first.
     """
 
     def missing(changes: Sequence[Change]) -> int | None:
@@ -68,13 +68,13 @@ def fitting_changes(
         try:
             return replan(dotted.replace(config, settings)).shortage
         except UserError:
-            # Two flags that exclude each other.
+            # The flags exclude each other.
             return None
 
     taken: list[Change] = []
     shortage = plan.shortage
     for change in changes:
-        # A later value of a flag takes the place of an earlier one.
+        # A later value of a flag replaces an earlier one.
         tried = [one for one in taken if one.settings.keys() != change.settings.keys()] + [change]
         left = missing(tried)
         if left is not None and left < shortage:
@@ -101,7 +101,7 @@ def _least(
 
 
 def remedies(config: PPOConfig | SupervisedConfig, plan: Plan) -> Iterator[Change]:
-    """Yield changes that cost time alone, of flags that nobody has named, by what they cost."""
+    """Yield changes of flags that are not set and that cost only time, the cheapest first."""
     on_gpu = plan.machine.gpu_bytes is not None
     name = "actor" if isinstance(config, PPOConfig) else "model"
     trained = config.actor if isinstance(config, PPOConfig) else config.model
@@ -116,7 +116,7 @@ def remedies(config: PPOConfig | SupervisedConfig, plan: Plan) -> Iterator[Chang
 
 
 def _changes(config: PPOConfig | SupervisedConfig, plan: Plan) -> Iterator[Change]:
-    """Yield changes that a run does not have yet, by what they cost in time, and then in what is learnt."""
+    """Yield changes that a run does not have yet, ordered by their cost in time and then in training quality."""
     on_gpu = plan.machine.gpu_bytes is not None
     if isinstance(config, PPOConfig):
         if config.train.async_enable and config.train.async_queue_size > 1:
@@ -149,7 +149,7 @@ def _recomputing(group: str) -> Change:
 
 
 def _of_states(config: PPOConfig | SupervisedConfig, plan: Plan) -> Iterator[Change]:
-    """Yield changes of where models' weights and optimizers' states are that a run does not have yet."""
+    """Yield changes of the place of weights and optimizer states that a run does not have yet."""
     if (
         isinstance(config, PPOConfig)
         and config.train.colocate_all
@@ -191,7 +191,7 @@ def _engine_changes(config: PPOConfig) -> Iterator[Change]:
 
 
 def _smaller_shares(given: float | None) -> Iterator[Change]:
-    """Yield less of a GPU's memory for the engine on it, where its share was named."""
+    """Yield smaller shares of a GPU's memory for the engine, if its share was set."""
     for share in SHARES:
         if given is not None and share < given:
             yield Change(settings={"vllm.gpu_memory_utilization": share})
@@ -233,7 +233,7 @@ def chosen(
     Without a GPU nothing is chosen but what a run needs to fit.
 
     Args:
-        replan: makes the plan of other settings.
+        replan: returns the plan of other settings.
         share_gpus: returns the counts with which models and engines share a machine's GPUs.
     """
     config, plan = _on_gpus(config, replan=replan, share_gpus=share_gpus)
@@ -256,7 +256,7 @@ def _on_gpus(
 
 
 def _with_reference_ahead(config: Config, plan: Plan, *, replan: Callable[[Config], Plan]) -> tuple[Config, Plan]:
-    """Return the settings with the reference's passes during generation, where they take little from anything else."""
+    """Return the settings with reference passes during generation, if these take little memory from other uses."""
     if not isinstance(config, PPOConfig) or config.ref.during_generation is not None or plan.machine.gpu_bytes is None:
         return config, plan
     if why_not_during_generation(config) is None:
@@ -297,7 +297,7 @@ def filled(config: Config, plan: Plan) -> Config:
 
 
 def choices_line(given: Config, config: Config) -> str | None:
-    """Return the flags that were chosen, and are not as they would be without a plan, as a line; None where there are none.
+    """Return a line with the chosen flags that differ from their values without a plan; None without any.
 
     Args:
         given: the settings as they were.
@@ -309,7 +309,7 @@ def choices_line(given: Config, config: Config) -> str | None:
 
 
 def _with_room(config: Config, *, replan: Callable[[Config], Plan]) -> tuple[Config, Plan]:
-    """Return the settings with sleeping engines and recomputed layers where that makes room, and their plan."""
+    """Return the settings with sleeping engines and recomputed layers if that makes room, and their plan."""
     plan = replan(config)
     if plan.machine.gpu_bytes is None:
         return config, plan

@@ -54,7 +54,7 @@ class ModelSettings:
     trust_remote_code: bool = False
     checkpointing: bool = False
     checkpointed_layers: int | None = None
-    """Of the language model, where not all of them are."""
+    """Of the language model, if not all of them are."""
     reentrant: bool = False
     entropy: bool = False
     bytes_per_gradient: int = 0
@@ -70,18 +70,18 @@ class PlanImage:
 
 @dataclass(frozen=True, kw_only=True)
 class PassEstimate:
-    """Bytes of a pass beside weights, sums of gradients and the optimizer's state."""
+    """Bytes of a pass in addition to weights, accumulated gradients and optimizer state."""
 
     floor: float
     """Of the shortest pass."""
     base: float
     per_token: float
     per_image: float
-    """Beside the image's tokens; 0 where the run has no images."""
+    """In addition to the image's tokens; 0 if the run has no images."""
     image_tokens: int
 
     def pass_bytes(self, tokens: int) -> int:
-        """Return the bytes of a pass over so many tokens, half of which are prompts where those have images."""
+        """Return the bytes of a pass over this many tokens; with images, half of them are prompts."""
         return int(max(self.floor, self.base + self.per_token * tokens) + self.per_image * self.images(tokens))
 
     def between(self, other: PassEstimate, *, share: float) -> PassEstimate:
@@ -152,7 +152,7 @@ def _built(settings: ModelSettings) -> EmptyModel:
 def estimate(settings: ModelSettings, image: PlanImage | None = None) -> ModelEstimate:
     """Return what a model and its passes take; one with many layers is run with a few of them.
 
-    With activations computed again in some layers alone, a pass is taken to hold its share of what it holds without and
+    If only some layers recompute activations, a pass is assumed to hold its share of what it holds without and
     with all of them. It holds a little less: a layer is computed again when the later ones' activations are gone.
     """
     checkpoint = Checkpoint(settings.path, trust_remote_code=settings.trust_remote_code)
@@ -221,14 +221,14 @@ def _few_layers(model: EmptyModel, checkpoint: Checkpoint, *, count: int) -> Ite
         layers.extend(every[len(layers) :])
 
 
-# So many images a process is taken to see at most, where the limit is not reached before.
+# Maximum number of images that a process is assumed to see, unless the limit is reached before.
 MOST_IMAGES = 10_000
 
 
 def kept_bytes(settings: ModelSettings, image: PlanImage | None, *, limit_gib: float, keeps: bool) -> int:
     """Return what a process may keep of images: up to the limit, with a token's width for each token of a prompt.
 
-    A model is taken to keep them where some of its weights are frozen by their names: which, only the loaded one tells.
+    A model is assumed to cache them if some of its weights are frozen by name: only the loaded model knows which.
 
     Args:
         keeps: whether it keeps them whatever is frozen, as one that is not trained.

@@ -1,4 +1,4 @@
-"""The memory of a machine, and what of it a run takes beside its models' tensors."""
+"""The memory of a machine, and what a run takes in addition to its models' tensors."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from lmm_r1.errors import UserError
 
 GIB = 2**30
 MIB = 2**20
-# Of a model's process on a GPU: CUDA's context, NCCL's buffers, the workspaces of libraries.
+# A model's process on a GPU: CUDA's context, NCCL's buffers, workspaces of libraries.
 CONTEXT = 900 * MIB
-# Of an engine that sleeps on a GPU: the same, and CUDA graphs.
+# An engine that sleeps on a GPU: the same, and CUDA graphs.
 SLEEPING_ENGINE = 1536 * MIB
 # Share of a GPU that PyTorch's allocator cannot fill.
 LOST_SHARE = 0.04
-# Of one of Ray's workers, with its libraries: torch, vLLM, DeepSpeed.
+# A Ray worker with its libraries: torch, vLLM, DeepSpeed.
 PROCESS = 900 * MIB
-# Of the run's own process, and of Ray's.
+# The run's own process and Ray's.
 DRIVER = 1536 * MIB
 _CGROUP = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """One of a run's machines; all are taken for equal."""
+    """One of a run's machines, which are assumed to be equal."""
 
     gpu_bytes: int | None
-    """Memory of each GPU; None where there is none, and models are in the host's memory."""
+    """Memory of each GPU; None without GPUs, when models are in host memory."""
     host_bytes: int | None
-    """None where it is not known, which only a machine with GPUs may leave open."""
+    """None if it is not known, which is possible only for a machine with GPUs."""
 
     @property
     def usable(self) -> int:
-        """What a run's tensors can take of a GPU, or of the host's memory where there is none."""
+        """Bytes of a GPU, or of host memory without GPUs, that a run's tensors can take."""
         if self.gpu_bytes is not None:
             return int(self.gpu_bytes * (1 - LOST_SHARE))
         assert self.host_bytes is not None, "models are in it"
@@ -45,10 +45,10 @@ class Machine:
 
 
 def machine_of(*, gpu_gib: float | None, host_gib: float | None) -> Machine:
-    """Return the machine with so much memory; what is left open is that of this one.
+    """Return the machine with this much memory; None takes this machine's.
 
     Args:
-        gpu_gib: of each GPU; 0 stands for a machine without. The memory of another machine with GPUs is left unknown.
+        gpu_gib: of each GPU; 0 is a machine without GPUs. The host memory of another machine with GPUs is unknown.
 
     Raises:
         UserError: this machine's GPUs do not say how much they have.
@@ -63,9 +63,9 @@ def machine_of(*, gpu_gib: float | None, host_gib: float | None) -> Machine:
 
 
 def smallest_gpu_bytes() -> int:
-    """Return the memory of this machine's smallest GPU, asked without CUDA, which would take some of it.
+    """Return the memory of this machine's smallest GPU, without CUDA, which would use some of it.
 
-    Raises UserError where nobody says it.
+    Raises UserError if nvidia-smi does not report it.
     """
     command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     try:
@@ -93,5 +93,5 @@ def _limit(file: Path) -> int | None:
 
 
 def on_other_machines(environment: Mapping[str, str]) -> bool:
-    """Say whether a run joins a Ray cluster, whose machines are others than this one."""
+    """Return whether a run joins a Ray cluster, whose machines may differ from this one."""
     return bool(environment.get("RAY_ADDRESS"))

@@ -43,7 +43,7 @@ class LiveMemory(TorchDispatchMode):
         self._alive: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
     def hold(self, size: int) -> None:
-        """Count bytes beside those of tensors, or stop counting them where they are negative."""
+        """Add bytes that are not of tensors; a negative number removes them."""
         self.live += size
         self.peak = max(self.peak, self.live)
 
@@ -85,7 +85,7 @@ def _address(tensor: torch.Tensor) -> int:
 
 
 def _run(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Return what an operator gives. Of experts' products without memory torch 2.13 knows the shape in bf16 alone."""
+    """Return an operator's result. Without memory, torch 2.13 knows the shape of experts' products only in bf16."""
     if func is not _GROUPED or not isinstance(args[0], FakeTensor):
         return func(*args, **kwargs)
     left, right, *others = args
@@ -93,7 +93,7 @@ def _run(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 
 def _without_masks(func: Any, args: Sequence[Any]) -> Sequence[Any]:
-    """Return an operator's arguments with real masks as indices: as many, which the result's shape depends on alone."""
+    """Return an operator's arguments with masks replaced by as many indices; the result's shape depends only on their number."""
     if func not in _INDEXED or not isinstance(args[0], FakeTensor):
         return args
     indices: list[torch.Tensor | None] = []
@@ -197,7 +197,7 @@ class EmptyModel:
         return self.role in ("policy", "critic")
 
     def pass_bytes(self, batch: PassBatch, *, entropy: bool = False, bytes_per_gradient: int = 0) -> int:
-        """Return the most that a pass over the batch holds beside weights, optimizer and sums of gradients.
+        """Return the peak of a pass over the batch, without weights, optimizer and accumulated gradients.
 
         For models that are trained it has a backward pass, in which each gradient is taken away when it is complete.
 
@@ -235,7 +235,7 @@ class EmptyModel:
 
 @contextmanager
 def _told_as_unpredictable() -> Iterator[None]:
-    """Raise Unpredictable where a model's kernel does not take tensors without memory."""
+    """Raise Unpredictable if a model's kernel does not accept tensors without memory."""
     try:
         yield
     except (RuntimeError, TypeError) as error:
@@ -250,7 +250,7 @@ def _take_gradient(memory: LiveMemory, size: int, weight: torch.Tensor) -> None:
 def empty_model(
     path: str, role: Role, *, settings: dict[str, Any], checkpointing: bool, reentrant: bool = False
 ) -> EmptyModel:
-    """Return a checkpoint's model as a run builds it, of its config alone.
+    """Return a checkpoint's model as a run builds it, from its config only.
 
     Args:
         settings: of `LoadSettings`, by name.
@@ -274,7 +274,7 @@ def empty_model(
 
 
 def text_batch(checkpoint: Checkpoint, *, prompt: int, responses: Sequence[int], images: int = 0) -> PassBatch:
-    """Return samples of one prompt; at its end may stand images, the smallest ones that the kit knows.
+    """Return samples of one prompt, which may end with images of the smallest size that the kit supports.
 
     Args:
         prompt: tokens of the prompt, without images.

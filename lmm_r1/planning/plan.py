@@ -1,50 +1,341 @@
-"""The memory of a run: what each GPU and each machine will hold, the passes that fit, and whether all of it does."""
+"""The memory plan of a run: models, engines and phases on each GPU and machine, and whether they fit."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from lmm_r1.planning.machine import Machine
-from lmm_r1.planning.placement import Device, Phase, PlannedModel
+from lmm_r1.config import KDConfig, PPOConfig
+from lmm_r1.config.hardware import MOST_PROMPTS
+from lmm_r1.generation.engine_arguments import WORKSPACE, engine_bytes, kv_bytes_per_token, share_of
+from lmm_r1.lmm_kits import Checkpoint
+from lmm_r1.lmm_kits.kit import Config
+from lmm_r1.planning.estimates import WIDTHS, ModelEstimate, ModelSettings, PassEstimate, size_of
+from lmm_r1.planning.machine import GIB, PROCESS, SLEEPING_ENGINE, Machine
+from lmm_r1.planning.pass_memory import Role
+from lmm_r1.planning.zero_memory import TrainedStates, gathered_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedModel:
+    """One model's process on one GPU, or on a machine without."""
+
+    role: Role
+    estimate: ModelEstimate
+    states: TrainedStates | None
+    """None of a model that is not trained."""
+    resident: int
+    """Bytes of the weights of a frozen model."""
+    gathered: int
+    """In addition while it runs, if its weights are sharded or kept in host memory."""
+    sleeps: bool
+    """Whether all but the weights goes to the host's memory while it waits."""
+    context: int
+    """Bytes of the process itself, on the device where it computes."""
+    pass_tokens: int
+    """Of its largest pass."""
+    host: int
+    """In host memory, in addition to the process itself."""
+    ranks: int
+    """Processes of this model on one machine."""
+    gpus: int
+    """GPUs that it is on, over all machines."""
+    kept: int = 0
+    """In the host's memory, of features of images; without a GPU it is a part of the process itself."""
+
+    @property
+    def idle(self) -> int:
+        """What it holds while it waits."""
+        if self.states is None:
+            return self.context + self.resident
+        return self.context + (self.states.sleeping if self.sleeps else self.states.steady)
+
+    def busy(self, tokens: int | None = None) -> int:
+        """Return what it holds at most in its own update, or in its own pass; by default in its largest one."""
+        passing = self.estimate.passes.pass_bytes(self.pass_tokens if tokens is None else tokens)
+        if self.states is None:
+            return self.context + self.resident + self.gathered + passing
+        return self.context + self.states.peak(passing)
+
+    @property
+    def passes(self) -> PassEstimate:
+        return self.estimate.passes
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedEngine:
+    """One engine's process on one GPU, or on a machine without."""
+
+    weights: int
+    utilization: float | None
+    """Its share of the GPU's memory; None without a GPU."""
+    share: int
+    """All that it holds while it generates."""
+    asleep: int
+    """While others work; the whole share if it does not sleep."""
+    kv_bytes_per_token: int
+    least: int
+    """That it needs to generate one response of the longest length."""
+    host: int
+    ranks: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """What a device holds while one thing is done."""
+
+    name: str
+    size: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """A GPU with the processes that share it, or the memory of a machine without GPUs."""
+
+    name: str
+    models: Sequence[PlannedModel]
+    engine: PlannedEngine | None
+    bucket: int
+    """That carries new weights to the engines."""
+    overlaps: bool = False
+    """Whether the engine generates while the models work."""
+    ahead_tokens: int = 0
+    """Bytes of reference passes during generation; 0 if the reference waits for its end."""
+
+    @property
+    def ahead(self) -> int:
+        """What the reference's passes take while responses are generated."""
+        found = (model for model in self.models if model.role == "reference" and self.ahead_tokens)
+        return sum(model.busy(self.ahead_tokens) - model.idle for model in found)
+
+    def phases(self) -> list[Phase]:
+        """Return what is done one after the other, and what the device holds at most in each."""
+        idle, asleep = sum(model.idle for model in self.models), self._of_engine
+        together = ", while responses are generated" if self.overlaps else ""
+        phases = []
+        if self.engine is not None and not (self.overlaps and self.models):
+            phases.append(Phase(name="generation", size=idle + self.ahead + self.engine.share))
+        for role in dict.fromkeys(model.role for model in self.models):
+            # On a machine without GPUs there may be several of them.
+            members = [model for model in self.models if model.role == role]
+            name = f"update of the {role}" if members[0].states is not None else f"passes of the {role}"
+            more = sum(model.busy() - model.idle for model in members)
+            phases.append(Phase(name=name + together, size=idle + more + asleep))
+        policy = next((model for model in self.models if model.role == "policy"), None)
+        if policy is not None and self.bucket:
+            # What does not sleep holds its weights already.
+            awake = 0 if self.engine is None else min(self.engine.share, self.engine.weights + asleep)
+            # Nor does what goes on generating.
+            awake = max(awake, asleep)
+            gathered = gathered_bytes(policy.estimate.size) if policy.gathered else 0
+            own = policy.idle + min(gathered, self.bucket)
+            phases.append(Phase(name="new weights", size=idle - policy.idle + own + self.bucket + awake))
+        return phases
+
+    @property
+    def _of_engine(self) -> int:
+        """What the engine holds while models work."""
+        if self.engine is None:
+            return 0
+        return self.engine.share if self.overlaps else self.engine.asleep
+
+    @property
+    def peak(self) -> Phase:
+        return max(self.phases(), key=lambda phase: phase.size)
+
+    def beside_engine(self, *, usable: int, sleeps: bool, tokens: int) -> int:
+        """Return what is left of a device with `usable` bytes for an engine next to the models.
+
+        Args:
+            sleeps: whether it gives its memory back while models work.
+            tokens: of their passes.
+        """
+        idle = sum(model.idle for model in self.models)
+        busy = 0 if sleeps else max((model.busy(tokens) - model.idle for model in self.models), default=0)
+        return usable - idle - max(busy, self.bucket, self.ahead)
+
+    def room(self, model: PlannedModel, *, usable: int) -> int:
+        """Return what a pass of the model's update may take of a device with `usable` bytes."""
+        assert model.states is not None, "a model that is trained"
+        others = sum(other.idle for other in self.models if other.role != model.role)
+        alike = sum(other.role == model.role for other in self.models)
+        held = model.context + model.states.steady + model.states.backward
+        return (usable - others - self._of_engine) // alike - held
+
+
+# On CPUs vLLM keeps its linear layers' weights once more, packed for its kernels.
+CPU_COPIES = 2
+
+
+def planned_engine(config: PPOConfig, machine: Machine, *, room: int | None = None) -> PlannedEngine:
+    """Return an engine of an RL run, on each of its GPUs.
+
+    Args:
+        room: bytes of a GPU that it may take if no flag sets its share.
+    """
+    path, dtype = config.actor.model_name_or_path, config.ds.param_dtype
+    assert path is not None, "resolve_ppo requires it"
+    assert dtype is not None, "resolve_ppo fills it in"
+    vllm = config.vllm
+    settings = ModelSettings(
+        path=path,
+        role="reference",
+        param_dtype=dtype,
+        packing_samples=config.ds.packing_samples,
+        share_prefix=config.train.shared_prefix_enable and config.rollout.n_samples_per_prompt > 1,
+        max_len=config.data.max_len,
+        attn_implementation=config.ds.attn_implementation,
+        experts_implementation=config.ds.experts_implementation,
+        trust_remote_code=config.train.trust_remote_code,
+    )
+    ranks = max(1, vllm.gpus // config.actor.nodes)
+    if machine.gpu_bytes is None:
+        engine = _engine_on_cpus(settings, ranks=ranks)
+        share = vllm.engines * (engine.share + PROCESS)
+        return replace(engine, share=share, asleep=share)
+    prompts = config.rollout.vllm_generate_batch_size or config.rollout.batch_size or MOST_PROMPTS
+    return _engine_on_gpu(
+        settings,
+        machine.gpu_bytes,
+        utilization=vllm.gpu_memory_utilization,
+        room=machine.usable if room is None else room,
+        responses=-(-prompts * config.rollout.n_samples_per_prompt // vllm.engines),
+        gpus=vllm.tensor_parallel_size,
+        sleeps=bool(vllm.enable_sleep),
+        ranks=ranks,
+    )
+
+
+def student_engine(
+    config: KDConfig, machine: Machine, *, settings: ModelSettings, ranks: int, room: int
+) -> PlannedEngine:
+    """Return the engine that each rank of a distillation has in its own process; it never sleeps.
+
+    Args:
+        settings: of the student, as a model that is not trained.
+        ranks: on one machine.
+        room: bytes of a GPU that it may take if no flag sets its share.
+    """
+    if machine.gpu_bytes is None:
+        engine = _engine_on_cpus(settings, ranks=ranks)
+        return replace(engine, share=ranks * engine.share, asleep=ranks * engine.share)
+    return _engine_on_gpu(
+        settings,
+        machine.gpu_bytes,
+        utilization=config.vllm.gpu_memory_utilization,
+        room=room,
+        responses=-(-config.train.batch_size // ranks),
+        gpus=1,
+        sleeps=False,
+        ranks=ranks,
+    )
+
+
+def _engine_on_gpu(
+    settings: ModelSettings,
+    gpu_bytes: int,
+    *,
+    utilization: float | None,
+    room: int,
+    responses: int,
+    gpus: int,
+    sleeps: bool,
+    ranks: int,
+) -> PlannedEngine:
+    """Return an engine on one of the `gpus` that it is split over; with no share given, it takes what it needs of its room.
+
+    Args:
+        responses: that it makes at a time, at most.
+    """
+    whole, width, config = size_of(settings).weight_bytes, WIDTHS[settings.param_dtype], _config(settings)
+    weights, cached = whole // gpus, _kv_bytes(settings) // gpus
+    least = weights + WORKSPACE + cached * settings.max_len
+    if utilization is None:
+        needed = engine_bytes(
+            config,
+            weights=whole,
+            width=width,
+            max_len=settings.max_len,
+            responses=responses,
+            gpu_bytes=gpu_bytes,
+            gpus=gpus,
+        )
+        # With too little room it asks for the least, and the plan says what is missing.
+        utilization = share_of(needed, room=max(room, least + gpu_bytes // 100), gpu_bytes=gpu_bytes)
+    share = int(gpu_bytes * utilization)
+    return PlannedEngine(
+        weights=weights,
+        utilization=utilization,
+        share=share,
+        asleep=SLEEPING_ENGINE if sleeps else share,
+        kv_bytes_per_token=cached,
+        least=least,
+        host=weights if sleeps else 0,
+        ranks=ranks,
+    )
+
+
+def _engine_on_cpus(settings: ModelSettings, *, ranks: int) -> PlannedEngine:
+    """Return one engine, without what its process takes by itself."""
+    weights = size_of(settings).weight_bytes
+    share = CPU_COPIES * weights + int(float(os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")) * GIB)
+    return PlannedEngine(
+        weights=weights,
+        utilization=None,
+        share=share,
+        asleep=share,
+        kv_bytes_per_token=_kv_bytes(settings),
+        least=0,
+        host=0,
+        ranks=ranks,
+    )
+
+
+def _config(settings: ModelSettings) -> Config:
+    return Checkpoint(settings.path, trust_remote_code=settings.trust_remote_code).config
+
+
+def _kv_bytes(settings: ModelSettings) -> int:
+    return kv_bytes_per_token(_config(settings), width=WIDTHS[settings.param_dtype])
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupLimit:
-    """The largest groups that one pass of the update holds; larger ones are divided, and repeat their prompt."""
+    """The largest group that fits into one pass of the update; larger ones are divided and repeat their prompt."""
 
     tokens: int
-    """Of the pass."""
+    """Tokens of the pass."""
     prompt: int
     samples: int
-    """Of a group, as the run has them."""
+    """Samples of a group in the run."""
     response: int
     """The longest that all of them may have."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a run is predicted to take."""
+    """The predicted memory of a run."""
 
     machine: Machine
     devices: Sequence[Device]
     host: Sequence[Phase]
-    """What one machine's memory holds beside GPUs; of a machine without, all that its processes take themselves."""
+    """What one machine's host memory holds; without GPUs, only what its processes take themselves."""
     pass_tokens: int | None
-    """Tokens of the update's passes; None where samples are counted and not tokens."""
+    """Tokens of the update's passes; None if passes are counted in samples."""
     fitting_tokens: int | None
-    """Tokens of the largest pass that fits; None where what the model computes depends on values, and nobody can say."""
+    """Tokens of the largest pass that fits; None if it depends on values and cannot be predicted."""
     longest: int
-    """Tokens of the longest sample, which must fit in any case."""
+    """Tokens of the longest sample, which must always fit."""
     group: GroupLimit | None
     engine_share: float | None = None
-    """Of a GPU's memory, that the engines take; None where there is no GPU, or no engine."""
+    """Share of a GPU's memory that the engines take; None without GPU or engine."""
     log_prob_tokens: int | None = None
-    """Tokens of passes without gradients; None where they are as those of the update."""
+    """Tokens of passes without gradients; None if they equal those of the update."""
 
     @property
     def host_peak(self) -> int:
@@ -94,7 +385,7 @@ def gib(size: float) -> str:
 
 
 def print_plan(plan: Plan, console: Console) -> None:
-    """Print what each process holds on each kind of device, what is done there, and what of all that fits."""
+    """Print what each process holds on each kind of device, the phases there, and whether they fit."""
     for device in plan.devices:
         table = Table(title=device.name, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
         for column in ("who", "what", "GiB"):
@@ -120,7 +411,7 @@ def print_plan(plan: Plan, console: Console) -> None:
 
 
 def summary(plan: Plan) -> list[str]:
-    """Return a plan in one to three lines: what is held at most, and the passes."""
+    """Return a plan in one to three lines: the memory peaks and the passes."""
     machine = plan.machine
     parts = []
     if machine.gpu_bytes is not None:

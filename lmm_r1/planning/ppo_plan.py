@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from lmm_r1.config import PPOConfig, SupervisedConfig
 from lmm_r1.config.export import UNPLANNED
+from lmm_r1.config.hardware import MOST_PROMPTS, MOST_SAMPLES
 from lmm_r1.config.ppo import (
     AHEAD_TOKENS,
     MOST_GPU_PASS_TOKENS,
@@ -17,16 +18,13 @@ from lmm_r1.config.ppo import (
     RewardConfig,
 )
 from lmm_r1.config.shared import OptimizerConfig
-from lmm_r1.config.sizes import MOST_PROMPTS, MOST_SAMPLES
 from lmm_r1.generation.compact_media import compact
 from lmm_r1.generation.worker_extension import BUCKET_BYTES
 from lmm_r1.planning import machine as machines
-from lmm_r1.planning.engine_memory import planned_engine
 from lmm_r1.planning.estimates import WIDTHS, ModelSettings, PlanImage, estimate, kept_bytes
 from lmm_r1.planning.machine import Machine
 from lmm_r1.planning.pass_memory import Role
-from lmm_r1.planning.placement import Device, Phase, PlannedEngine, PlannedModel
-from lmm_r1.planning.plan import GroupLimit, Plan
+from lmm_r1.planning.plan import Device, GroupLimit, Phase, Plan, PlannedEngine, PlannedModel, planned_engine
 from lmm_r1.planning.zero_memory import MASTER_BYTES, ZeroSettings, gathered_bytes, moment_bytes, trained_states
 
 # Passes are cut to multiples of it.
@@ -75,7 +73,7 @@ def plan_ppo(config: PPOConfig, machine: Machine, *, image: PlanImage | None = N
 
 
 def stage_of(config: PPOConfig | SupervisedConfig) -> int:
-    """Return `--ds.zero_stage`, or what it is where no plan has chosen another."""
+    """Return `--ds.zero_stage`, or its value without a plan."""
     stage = UNPLANNED["ds.zero_stage"] if config.ds.zero_stage is None else config.ds.zero_stage
     assert isinstance(stage, int), "a number of a stage"
     return stage
@@ -112,7 +110,7 @@ def _with_spare(machine: Machine) -> Machine:
 def _log_prob_tokens(
     config: PPOConfig, devices: Sequence[Device], machine: Machine, *, update: int | None, image: PlanImage | None
 ) -> int | None:
-    """Return the tokens of passes without gradients, which take far less than the update's; None where they are as many.
+    """Return the tokens of passes without gradients, which need far less memory; None if they equal the update's.
 
     The rule is that of `_pass_tokens`. A trained model's passes without gradients are those of the same model untrained.
     """
@@ -146,7 +144,7 @@ def _untrained(settings: ModelSettings) -> ModelSettings:
 
 
 def _engine(config: PPOConfig, machine: Machine, models: dict[Role, PlannedModel]) -> PlannedEngine:
-    """Return an engine, which has what the models next to it leave where no flag gives it its share."""
+    """Return an engine, which takes what the models next to it leave if no flag sets its share."""
     if machine.gpu_bytes is None or not config.train.colocate_all:
         return planned_engine(config, machine)
     together = _devices(config, machine, models, None)[0]
@@ -257,7 +255,7 @@ def _model(config: PPOConfig, machine: Machine, role: Role, *, image: PlanImage 
         host = states.host + (states.asleep_in_host if sleeps else 0)
         averages = role == "policy" and config.train.enable_ema
         average = MASTER_BYTES * -(-size.trained // zero.ranks) if averages else 0
-        # In the host's memory, which is the models' own where there is no GPU.
+        # In host memory, where the models are without a GPU.
         context = base.context + (0 if on_gpu else average)
         return replace(base, states=states, sleeps=sleeps, host=host + (average if on_gpu else 0), context=context)
     sharded = zero.stage == 3
@@ -325,7 +323,7 @@ def _with_passes(device: Device, tokens: int, *, frozen: int) -> Device:
 
 
 def _host(config: PPOConfig, machine: Machine, devices: list[Device]) -> list[Phase]:
-    """Return what stands in one machine's memory at the same time."""
+    """Return the phases of one machine's host memory."""
     models = [model for device in devices for model in device.models]
     engine = next(device.engine for device in devices if device.engine is not None)
     parts = [Phase(name="the run's process and Ray's", size=machines.DRIVER)]
@@ -348,9 +346,9 @@ def _host(config: PPOConfig, machine: Machine, devices: list[Device]) -> list[Ph
 
 
 def rollout_bytes(config: PPOConfig, image: PlanImage | None) -> int:
-    """Return what one rollout holds until it is learnt from, with samples of the longest length.
+    """Return the bytes that one rollout holds until it is trained on, with samples of maximum length.
 
-    Pictures stand in Ray's store once for each prompt; those that episodes show later are not known.
+    Ray's store holds images once per prompt; images that episodes show later are not known.
     """
     media = compact(image.media).nbytes if image is not None and isinstance(image.media, dict) else 0
     samples = config.rollout.n_samples_per_prompt * config.data.max_len * SAMPLE_TOKEN_BYTES
@@ -358,7 +356,7 @@ def rollout_bytes(config: PPOConfig, image: PlanImage | None) -> int:
 
 
 def _rollouts_ahead(config: PPOConfig, image: PlanImage | None) -> list[Phase]:
-    """Return what is held of rollouts that wait for their update, beside the one that is learnt from."""
+    """Return the bytes of rollouts that wait for their update, in addition to the one that is trained on."""
     if not config.train.async_enable:
         return []
     ahead = config.train.async_queue_size

@@ -1,4 +1,4 @@
-"""The plan at the start of a run: printed, its passes settled, and refused where it cannot fit."""
+"""The plan at the start of a run: it is printed, sets the sizes of passes, and refuses a run that cannot fit."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ logger = logging.getLogger(__name__)
 
 
 def planned_ppo(config: PPOConfig, *, console: Console, rows: Sequence[Row] = ()) -> PPOConfig:
-    """Return the settings of an RL run with what was open chosen by its memory, and print what it will take.
+    """Return the settings of an RL run with open ones chosen by memory, and print the plan.
 
-    Raises UserError for a run that cannot fit. Of a Ray cluster's machines nothing is known here: their run goes on.
+    Raises UserError for a run that cannot fit. Runs on a Ray cluster are not checked: its machines are not known here.
     """
     if config.ref.during_generation is None and not cpu.has_cuda():
-        # It would take the cores from the engines.
+        # The reference would take cores from the engines.
         config = dotted.replace(config, {"ref.during_generation": False})
     machine = None if on_other_machines(os.environ) else _this_machine(config)
     if machine is None:
@@ -51,7 +51,7 @@ def planned_ppo(config: PPOConfig, *, console: Console, rows: Sequence[Row] = ()
 def planned_supervised(
     config: Supervised, *, console: Console, processes: int, per_machine: int, rows: Sequence[Row] = ()
 ) -> Supervised:
-    """Return the settings of a supervised run as `planned_ppo` does; every process of a run chooses alike."""
+    """Return the settings of a supervised run as `planned_ppo` does; every process chooses the same."""
     machine = _this_machine(config)
     if machine is None:
         return unplanned(config)
@@ -91,7 +91,7 @@ def plan_supervised(
 
 
 def judge(config: Config, plan: Plan, *, replan: Callable[[Config], Plan]) -> None:
-    """Raise UserError for a plan that does not fit; only warn of it where `--train.memory_check` is not `refuse`.
+    """Raise UserError for a plan that does not fit; only warn if `--train.memory_check` is not `refuse`.
 
     Args:
         replan: makes the plan of other settings.
@@ -105,7 +105,7 @@ def judge(config: Config, plan: Plan, *, replan: Callable[[Config], Plan]) -> No
 
 
 def _this_machine(config: PPOConfig | SupervisedConfig) -> Machine | None:
-    """Return this machine, None where nothing is to be checked or its GPUs do not say what they have."""
+    """Return this machine; None if memory is not checked or the GPUs' memory is not known."""
     if config.train.memory_check == "off":
         return None
     try:
@@ -116,30 +116,30 @@ def _this_machine(config: PPOConfig | SupervisedConfig) -> Machine | None:
 
 
 def _image_of(rows: Sequence[Row], checkpoint: Checkpoint) -> PlanImage | None:
-    """Return the first row with one image that can be encoded, as the run will encode it; None where there is no such row."""
+    """Return the first row with one image that can be encoded, as the run will encode it; None without such a row."""
     for row in rows:
         if len(images_of(row.messages)) != 1:
             continue
         try:
             encoded = encode_row(row, kit=checkpoint.kit, processor=checkpoint.processor, add_generation_prompt=True)
         except UserError:
-            # Told when the row's turn comes; the run may go on without it.
+            # It is reported when the row is used; the run may continue without it.
             continue
         return PlanImage(token_ids=tuple(encoded.token_ids), media=encoded.media)
     return None
 
 
 def tell(plan: Plan, console: Console, *, chosen: str | None) -> None:
-    """Print a plan in one to three lines, and what was chosen for it."""
+    """Print a plan in one to three lines, and the settings that it chose."""
     for line in [*summary(plan), *([] if chosen is None else [chosen])]:
         console.print(line)
 
 
 @lru_cache(maxsize=8)
 def plan_image(checkpoint: Checkpoint, *, pixels: int) -> PlanImage:
-    """Return a prompt with one square image of so many pixels, as the checkpoint's processor encodes it.
+    """Return a prompt with one square image of this many pixels, as the checkpoint's processor encodes it.
 
-    Where only the checkpoint's config is there, the image is what the kit makes of so many pixels without a processor.
+    If there is only a config, the kit creates the image's tokens without a processor.
     """
     if not any(Path(checkpoint.path).glob("*processor_config.json")) and Path(checkpoint.path).is_dir():
         ids, media = checkpoint.kit.blank_image(checkpoint.config, pixels=pixels)
@@ -161,7 +161,7 @@ def _checkpoint(config: PPOConfig | SupervisedConfig) -> Checkpoint:
 
 @contextmanager
 def unpredictable_refused(path: str) -> Iterator[None]:
-    """Raise UserError where a model does not run on tensors without memory."""
+    """Raise UserError for a model that does not run on tensors without memory."""
     try:
         yield
     except Unpredictable as error:

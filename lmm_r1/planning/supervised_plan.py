@@ -10,12 +10,10 @@ from lmm_r1.config.preferences import ReferredConfig
 from lmm_r1.generation.worker_extension import BUCKET_BYTES
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.planning import machine as machines
-from lmm_r1.planning.engine_memory import student_engine
 from lmm_r1.planning.estimates import WIDTHS, ModelSettings, PlanImage, estimate, kept_bytes
 from lmm_r1.planning.machine import Machine
 from lmm_r1.planning.pass_memory import Role
-from lmm_r1.planning.placement import Device, Phase, PlannedEngine, PlannedModel
-from lmm_r1.planning.plan import Plan
+from lmm_r1.planning.plan import Device, Phase, Plan, PlannedEngine, PlannedModel, student_engine
 from lmm_r1.planning.ppo_plan import TOKEN_STEP, stage_of
 from lmm_r1.planning.zero_memory import ZeroSettings, gathered_bytes, moment_bytes, trained_states
 
@@ -25,10 +23,10 @@ def plan_sft(
 ) -> Plan:
     """Return the plan of a run whose settings are resolved; nothing is loaded but the checkpoint's config.
 
-    Its longest row is taken to be alone in a pass: what else stands in a micro-batch depends on the rows.
+    The longest row is assumed to fill a pass: what else a micro-batch holds depends on the rows.
 
     Args:
-        processes: of the run, each with a GPU of its own where there are any.
+        processes: of the run, each with its own GPU if there are GPUs.
         per_machine: how many of them are on one machine.
         image: a conversation with an image, for a run that has images.
     """
@@ -99,11 +97,11 @@ def frozen_model(
     path: str | None,
     offload: bool,
 ) -> PlannedModel:
-    """Return a model beside the trained one that stays as it is; the arguments are those of `trained_model`.
+    """Return a frozen model next to the trained one; the arguments are those of `trained_model`.
 
     Args:
         path: of its checkpoint.
-        offload: whether its weights wait in the host's memory where they can.
+        offload: whether its weights are kept in host memory.
     """
     on_gpu, sharded = machine.gpu_bytes is not None, config.ds.zero_stage == 3
     settings = model_settings(config, share_prefix=share_prefix, role=role, on_gpu=on_gpu, path=path)
@@ -189,7 +187,7 @@ def supervised_plan(
 
     Args:
         samples_per_row: sequences of up to `--data.max_len` tokens that one row makes.
-        engine: that every process has beside them, and gives the trained model's weights.
+        engine: each process's engine, which gets the trained model's weights.
     """
     policy, on_gpu = models[0], machine.gpu_bytes is not None
     name = "each GPU" if on_gpu else "the machine"
@@ -232,7 +230,7 @@ def plan_dpo(
 ) -> Plan:
     """Return the plan of a run whose settings are resolved; the arguments are those of `plan_sft`.
 
-    The longest pair is taken to be alone in a pass, with nothing in common.
+    The longest pair is assumed to fill a pass, without a common prefix.
     """
     tokens = SIDES * config.data.max_len
     return _referred_plan(

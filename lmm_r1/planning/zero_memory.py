@@ -1,6 +1,6 @@
 """What DeepSpeed 0.19.6 keeps of a model that is trained, by ZeRO stage (https://arxiv.org/abs/1910.02054).
 
-Every number is of one rank. What stands on the GPU without offloading stands in the host's memory where there is none.
+Every number is for one rank. Without a GPU, host memory holds what would be on the GPU without offloading.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ class ZeroSettings:
 
     @property
     def temporaries(self) -> int:
-        """Single-precision numbers that an update without a GPU makes for each weight beside its gradient."""
+        """Single-precision numbers per weight that an update without a GPU creates in addition to the gradient."""
         return ADAM_TEMPORARIES if self.moment_bytes == MASTER_BYTES else ADAM_TEMPORARIES + MOMENTS
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedStates:
-    """Bytes of one rank; those of the update are beside the steady ones."""
+    """Bytes of one rank; those of the update come in addition to the permanent ones."""
 
     weights: int
     master: int
@@ -71,7 +71,7 @@ class TrainedStates:
     step: int
     """Beside the sums, in the optimizer's step."""
     host: int
-    """In the host's memory, where the optimizer's state is there."""
+    """In host memory, if the optimizer state is there."""
 
     @property
     def sleeping(self) -> int:
@@ -88,7 +88,7 @@ class TrainedStates:
         return self.weights + self.master + self.moments + self.sums
 
     def peak(self, pass_bytes: int) -> int:
-        """Return the most that update passes hold, each of which holds so much beside the states."""
+        """Return the peak of update passes that each hold this much in addition to the states."""
         return self.steady + max(self.backward + pass_bytes, self.after_backward, self.step)
 
 
@@ -98,7 +98,7 @@ def moment_bytes(optim: str) -> int:
 
 
 def gathered_bytes(size: ModelSize) -> int:
-    """Return what ZeRO-3 holds of a model's weights while it runs, beside its shards of them."""
+    """Return the bytes of gathered weights that ZeRO-3 holds during a pass, in addition to its shards."""
     width = size.weight_bytes // max(size.parameters, 1)
     return min(size.weight_bytes, width * LIVE_WEIGHTS)
 

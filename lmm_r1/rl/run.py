@@ -29,7 +29,7 @@ from lmm_r1.config.checks import agent_options
 from lmm_r1.config.hardware import needed_gpus
 from lmm_r1.config.ppo import PlacedModel
 from lmm_r1.config.rewards import named_verifier, reward_function
-from lmm_r1.config.rows import row_reading
+from lmm_r1.config.shared import row_reading
 from lmm_r1.data.files import read_row_file
 from lmm_r1.data.image_sources import kind_of
 from lmm_r1.data.messages import Row, images_of, videos_of

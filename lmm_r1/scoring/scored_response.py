@@ -9,7 +9,7 @@ from typing import overload
 
 from PIL import Image
 
-from lmm_r1.config.batch_inference import BatchConfig, StepScores
+from lmm_r1.config.generation import BatchConfig, StepScores
 from lmm_r1.config.rewards import FLAG, WeightedPart
 from lmm_r1.data.images import load_image
 from lmm_r1.data.messages import Row, images_of

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
-from lmm_r1.config.batch_inference import StepScores
+from lmm_r1.config.generation import StepScores
 from lmm_r1.data.messages import Row
 from lmm_r1.data.sent_prompt import ending_of
 from lmm_r1.scoring.scored_response import score_of_steps

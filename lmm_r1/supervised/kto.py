@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from lmm_r1.config import KTOConfig
-from lmm_r1.config.rows import named_reading
+from lmm_r1.config.shared import named_reading
 from lmm_r1.data.messages import Row
 from lmm_r1.data.preferences import UNPAIRED, PreferenceRow, UnpairedRow
 from lmm_r1.data.training_rows import KeptRows

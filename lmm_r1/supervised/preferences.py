@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from lmm_r1.config import DPOConfig, RMConfig
-from lmm_r1.config.rows import named_reading
+from lmm_r1.config.shared import named_reading
 from lmm_r1.data.messages import Row
 from lmm_r1.data.preferences import PREFERENCE, PreferenceRow
 from lmm_r1.data.training_rows import KeptRows

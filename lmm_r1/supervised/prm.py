@@ -14,7 +14,7 @@ from PIL import Image
 from typing_extensions import Self
 
 from lmm_r1.config import PRMConfig
-from lmm_r1.config.rows import named_reading
+from lmm_r1.config.shared import named_reading
 from lmm_r1.data.image_sources import ImageSource, StoredBytes
 from lmm_r1.data.messages import ImagePart, Part, Row, VideoPart
 from lmm_r1.data.preferences import STEPS, JudgedRow, StepRow

@@ -13,7 +13,7 @@ from transformers import GenerationConfig
 from typing_extensions import Self
 
 from lmm_r1.config import SFTConfig
-from lmm_r1.config.rows import row_reading
+from lmm_r1.config.shared import row_reading
 from lmm_r1.data.files import read_row_file
 from lmm_r1.data.messages import Row, demonstration, images_of, videos_of
 from lmm_r1.data.training_rows import SKIP_BAD_ROWS, KeptRows

@@ -31,7 +31,7 @@ class JudgeCounts:
 class ServiceLimits:
     """What the service accepts, and what one of its workers may use.
 
-    The flags of `serving_arguments` have the same defaults.
+    The flags of `verifier_command` have the same defaults.
     """
 
     max_connections: int = 4096

@@ -172,7 +172,7 @@ REWARD_SERVER = Announced(name="reward server", path="/get_reward")
 
 @dataclass(frozen=True, kw_only=True)
 class ListeningOptions:
-    """Where a service listens and what it takes on; the defaults stand at the flags in `serving_arguments`."""
+    """Where a service listens and what it takes on; the defaults stand at the flags in `verifier_command`."""
 
     host: str
     port: int

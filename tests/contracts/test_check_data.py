@@ -116,7 +116,7 @@ def test_a_response_in_a_column_of_its_own_counts_as_the_turn_that_sft_learns(fo
     [
         (["--max_len", "64", "--max_new_tokens", "64"], "leaves no room for a prompt"),
         (["--verifiers", "maths"], "--verifiers maths"),
-        (["--output", "check_data.html"], "is where the page goes"),
+        (["--output", "check_data.html"], "is also the path of the page"),
         (["--judge_timeout", "0"], "--judge_timeout"),
     ],
 )

@@ -1,26 +1,22 @@
 """No flag that lies: each has an effect that a named test sees, or is refused by name. docs/flags.md is as it is built."""
 
 import ast
+import re
 import sys
-from collections.abc import Container
 from functools import cache
 
 import pytest
 from helpers.flag_effects import CONFIGS, ROOT, effects_of
 
 from lmm_r1 import dotted
-from lmm_r1.config import NOT_YET
-from lmm_r1.config.checks import refuse_unavailable
-from lmm_r1.errors import UserError
+from lmm_r1.cli.arguments import parse
+from lmm_r1.config.differences import only_defaults
 
 sys.path.append(str(ROOT / "docs"))
 
 from flags_page import FLAGS_PAGE, flags_page
 
 pytestmark = pytest.mark.contract
-
-# What a flag that takes anything may be given.
-PROBES = (True, 0, 2, 3, 0.5, "gloo")
 
 
 @cache
@@ -48,28 +44,26 @@ def test_every_test_is_there_and_its_file_speaks_of_the_flag(command):
         assert flag.rpartition(".")[2] in spoken, f"{flag}: no file of its tests names it"
 
 
-def refused_values(refused: Container[object]) -> list[object]:
-    # A range looks for what is no whole number among all that it holds.
-    probes = [value for value in PROBES if type(value) is int] if isinstance(refused, range) else PROBES
-    return [value for value in probes if value in refused]
-
-
 @pytest.mark.parametrize("command", CONFIGS)
-def test_what_is_not_available_is_refused_in_every_command_that_has_the_flag(command):
-    known = dotted.leaf_types(CONFIGS[command])
-    for flag, refused in NOT_YET.items():
-        if flag not in known:
-            continue
-        values = refused_values(refused)
-        assert values, f"{flag}: a probe of its kind is missing above"
-        for value in values:
-            with pytest.raises(UserError, match=f"^--{flag}.* is not available in this version; "):
-                refuse_unavailable(dotted.replace(CONFIGS[command](), {flag: value}))
-
-
-@pytest.mark.parametrize("command", CONFIGS)
-def test_a_default_is_never_refused(command):
-    refuse_unavailable(CONFIGS[command]())
+def test_a_flag_of_openrlhf_with_one_value_is_accepted_with_it_and_refused_with_another(command, capsys, tmp_path):
+    config_class = CONFIGS[command]
+    accepted = only_defaults(dotted.leaf_types(config_class))
+    assert len(accepted) == {"train_ppo_ray": 5, "train_rm": 5}.get(command, 4)
+    file = tmp_path / "stage.yaml"
+    file.write_text("".join(f"{flag}: {known.value}\n" for flag, known in accepted.items()))
+    assert parse(config_class, ["--config", str(file)], prog=command, description="") is not None
+    for flag, known in accepted.items():
+        group, dot, name = flag.rpartition(".")
+        switch = isinstance(known.value, bool)
+        given = [f"--{group}{dot}no_{name}"] if switch else [f"--{flag}", str(known.value)]
+        parse(config_class, [*given, "--train.seed", "3"], prog=command, description="")
+        other = [f"--{flag}"] if switch else [f"--{flag}", "2"]
+        file.write_text(f"{flag}: {True if switch else 2}\n")
+        for refused in (other, ["--config", str(file)]):
+            with pytest.raises(SystemExit):
+                parse(config_class, refused, prog=command, description="")
+            said = capsys.readouterr().err
+            assert re.search(rf"{flag}.* is not available in this version; {re.escape(known.instead)}", said)
 
 
 def test_the_page_of_flags_is_as_it_is_built():

@@ -49,10 +49,10 @@ def test_a_row_says_what_the_kit_and_the_flags_say(monkeypatch):
     )
     monkeypatch.setattr(kits, "KITS", {"some": "nowhere"})
     monkeypatch.setattr(kits, "read_facts", lambda name: trains_only)
-    (row,) = kits.kit_rows(vllm_version="1.2.3", refusals=kits.Refusals(lora=False, packing=True, critic=True))
+    (row,) = kits.kit_rows(vllm_version="1.2.3")
     named = dict(zip(kits.COLUMNS, row, strict=True))
     assert named == {
-        "kit": "llm", "images": "yes", "video": "no", "SFT": "yes", "RL": "no", "LoRA": "yes", "packing": "no", "critic": "no",
+        "kit": "llm", "images": "yes", "video": "no", "SFT": "yes", "RL": "no", "LoRA": "yes", "packing": "yes", "critic": "no",
         "vLLM": "no class", "checkpoints": "Some-1B",
     }  # fmt: skip
     assert kits.kit_notes() == ["llm takes no part in RL: it has no class for it."]

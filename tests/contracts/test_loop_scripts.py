@@ -10,10 +10,9 @@ from helpers.stage_scripts import SCRIPTS, STAGES, TRAINERS, printed_commands, t
 
 from lmm_r1.cli.arguments import parse
 from lmm_r1.config import DPOConfig, KDConfig, PPOConfig, RMConfig, SFTConfig, SupervisedConfig
-from lmm_r1.config.batch_inference import BatchConfig
-from lmm_r1.config.batch_inference import check as check_batch
 from lmm_r1.config.evaluate import EvaluateConfig
 from lmm_r1.config.evaluate import check as check_evaluation
+from lmm_r1.config.generation import BatchConfig, check_batch
 
 pytestmark = pytest.mark.contract
 

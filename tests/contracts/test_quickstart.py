@@ -61,7 +61,7 @@ def settled(command: list[str]) -> object:
         config = evaluation.with_output(config)
         evaluation.check(config)
     if isinstance(config, ChatConfig):
-        chat.check(config)
+        chat.check_chat(config)
     return config
 
 

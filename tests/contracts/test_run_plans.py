@@ -15,10 +15,9 @@ from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.models.actor import KitActor
 from lmm_r1.planning import run_plan
 from lmm_r1.planning.choices import refuse_excess
-from lmm_r1.planning.engine_memory import WORKSPACE
 from lmm_r1.planning.estimates import PlanImage, estimate
 from lmm_r1.planning.machine import GIB, Machine
-from lmm_r1.planning.plan import Plan
+from lmm_r1.planning.plan import WORKSPACE, Plan
 from lmm_r1.planning.ppo_plan import plan_ppo, rollout_bytes
 from lmm_r1.planning.run_plan import planned_ppo, planned_supervised
 from lmm_r1.planning.supervised_plan import plan_dpo, plan_kd

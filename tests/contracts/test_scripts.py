@@ -19,8 +19,8 @@ from lmm_r1.cli.make_task import main as make_task
 from lmm_r1.cli.make_tiny_model import TinyModelConfig
 from lmm_r1.cli.prepare_data import PrepareDataConfig
 from lmm_r1.config import DPOConfig, PPOConfig, RMConfig, SFTConfig, checkpoint_folder, resolve
-from lmm_r1.config.batch_inference import BatchConfig
 from lmm_r1.config.evaluate import EvaluateConfig
+from lmm_r1.config.generation import BatchConfig
 from lmm_r1.data.recipes import recipe_names
 from lmm_r1.lmm_kits.registry import KITS
 

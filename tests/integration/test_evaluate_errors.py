@@ -70,7 +70,10 @@ def evaluate(**changes: object) -> list[str]:
             "--files geoqa_test=text_rows: the suite geoqa_test",
         ),
         ({"html": "image"}, "--html image is a folder; name a file"),
-        ({"output": "out/scores.html"}, "--output out/scores.html is where the page goes; name another with --html"),
+        (
+            {"output": "out/scores.html"},
+            "--output out/scores.html is also the path of the page; choose another with --html",
+        ),
         (
             {"compare": "a.json"},
             "--compare and --checkpoints are both given; --compare takes saved responses: drop one",

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from lmm_r1.api.process import in_arguments, own_process
+from lmm_r1.api.settings import in_arguments, own_process
 from lmm_r1.errors import RunStopped, UserError
 
 pytestmark = pytest.mark.unit

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lmm_r1.cli import COMMANDS, main
-from lmm_r1.cli.known_flags import known_commands
+from lmm_r1.cli.completion import known_commands
 
 pytestmark = pytest.mark.unit
 

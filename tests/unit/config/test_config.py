@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from lmm_r1 import dotted
-from lmm_r1.cli.arguments import parse
-from lmm_r1.cli.help_texts import HELP, attach_help
-from lmm_r1.config import NOT_YET, PPOConfig, SFTConfig, resolve, to_openrlhf_args, to_yaml
+from lmm_r1.cli.arguments import HELP, attach_help, parse
+from lmm_r1.config import PPOConfig, SFTConfig, resolve, to_openrlhf_args, to_yaml
 from lmm_r1.errors import UserError
 
 pytestmark = pytest.mark.unit
@@ -412,19 +411,6 @@ def test_a_contradiction_is_refused_with_flags_and_values(changes, message):
 
 def test_a_reference_of_another_size_is_fine_without_a_kl_penalty():
     resolve(ppo(train__colocate_all=True, ref__num_gpus_per_node=8, algo__kl__init_coef=0.0))
-
-
-@pytest.mark.parametrize(
-    ("flag", "value", "given"),
-    [
-        ("ds.ring_attn_size", 2, "--ds.ring_attn_size 2"),
-        ("use_ms", True, "--use_ms"),
-    ],
-)
-def test_what_is_not_there_yet_is_refused(flag, value, given):
-    assert flag in NOT_YET
-    with pytest.raises(UserError, match=f"^{given} is not available in this version"):
-        resolve(dotted.replace(ppo(), {flag: value}))
 
 
 def test_samples_of_older_weights_are_corrected_for_unless_the_user_says_how(caplog):

@@ -8,8 +8,8 @@ import pytest
 from lmm_r1.errors import UserError
 from lmm_r1.migrate import convert, read_run
 from lmm_r1.migrate.easyr1 import EASYR1
+from lmm_r1.migrate.inputs import Script
 from lmm_r1.migrate.openrlhf_06 import TABLES
-from lmm_r1.migrate.shell import Script
 
 pytestmark = pytest.mark.unit
 

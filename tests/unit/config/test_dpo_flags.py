@@ -32,7 +32,7 @@ REFUSED = [
     ({"data.input_template": "Q: {}"}, "name its column with --data.prompt_key"),
     (
         {"data.input_template": "Q: {}", "data.prompt_key": "q", "data.apply_chat_template": True},
-        "both write what stands around a prompt",
+        "both write the text around a prompt",
     ),
     ({"eval.steps": 5}, "has nothing to evaluate on; give --eval.dataset"),
     ({"eval.before_training": True}, "has nothing to evaluate on; give --eval.dataset"),

@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
-from lmm_r1.config import batch_inference, evaluate, generation
-from lmm_r1.config.batch_inference import BatchConfig
+from lmm_r1.config import evaluate, generation
 from lmm_r1.config.evaluate import EvaluateConfig
-from lmm_r1.config.generation import ChatConfig
+from lmm_r1.config.generation import BatchConfig, ChatConfig
 from lmm_r1.errors import UserError
 
 pytestmark = pytest.mark.unit
@@ -20,12 +19,12 @@ def check(command: str, folder: Path, **flags: Any) -> None:
         "evaluate": {"checkpoints": ("a=m",), "files": ("b=rows.jsonl",), "output": folder / "scores.json"},
         "batch_inference": {"model": "m", "data": "rows.jsonl", "output": folder / "out.jsonl"},
     }[command]
-    module, config_class = {
-        "interactive_chat": (generation, ChatConfig),
-        "evaluate": (evaluate, EvaluateConfig),
-        "batch_inference": (batch_inference, BatchConfig),
+    refuse, config_class = {
+        "interactive_chat": (generation.check_chat, ChatConfig),
+        "evaluate": (evaluate.check, EvaluateConfig),
+        "batch_inference": (generation.check_batch, BatchConfig),
     }[command]
-    module.check(config_class(**given, **flags))
+    refuse(config_class(**given, **flags))
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lmm_r1.config import batch_inference, evaluate, generation
+from lmm_r1.config import evaluate, generation
 from lmm_r1.config.generation import EPISODE_FLAGS, episode_limits, reward_part
 from lmm_r1.config.ppo import AgentConfig, ThoughtConfig
 from lmm_r1.errors import UserError
@@ -14,8 +14,8 @@ pytestmark = pytest.mark.unit
 
 COMMANDS = {
     "evaluate": (evaluate.EvaluateConfig, evaluate.check, {"checkpoints": ("a=b",), "files": ("a=b",)}),
-    "batch_inference": (batch_inference.BatchConfig, batch_inference.check, {"model": "m", "data": "d"}),
-    "interactive_chat": (generation.ChatConfig, generation.check, {"model": "m"}),
+    "batch_inference": (generation.BatchConfig, generation.check_batch, {"model": "m", "data": "d"}),
+    "interactive_chat": (generation.ChatConfig, generation.check_chat, {"model": "m"}),
 }
 SAMPLED = {"n_samples": 2, "temperature": 1.0, "selected": Path("selected.jsonl")}
 

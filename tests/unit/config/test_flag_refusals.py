@@ -19,9 +19,6 @@ RL = {
 SFT = {"model.model_name_or_path": "model", "data.dataset": "rows.jsonl"}
 LORA = {"ds.lora.rank": 8}
 REFUSED_IN_RL = [
-    ({"data.disable_fast_tokenizer": True}, "transformers 5 has one tokenizer"),
-    ({"ds.ring_attn_head_stride": 2}, "take --ds.ulysses_size"),
-    ({"ds.ring_attn_size": 2}, "take --ds.ulysses_size"),
     ({"ds.load_in_4bit": True}, "give --ds.lora.rank for adapters on them"),
     (
         {"ds.load_in_4bit": True, **LORA, "ds.zero_stage": 3},
@@ -98,8 +95,6 @@ REFUSED_IN_RL = [
     ),
     ({"actor.optim": "muon", "ds.param_dtype": "fp16"}, "--actor.optim muon with --ds.param_dtype fp16: DeepSpeed"),
     ({"data.curriculum": "easy_first"}, "--train.num_episodes 1 must be at least 2"),
-    ({"use_ms": True}, "leave it out"),
-    ({"vllm.sync_backend": "gloo"}, "--vllm.sync_with_ray"),
     ({"data.dataloader_num_workers": 2}, "in RL all rows are read before the first step"),
     ({"rollout.top_k": 0}, "must be at least 1, or -1 for all tokens"),
     ({"eval.dataset": "rows.jsonl"}, "is never evaluated on with --eval.steps -1"),
@@ -136,7 +131,7 @@ REFUSED_IN_RL = [
     ),
     (
         {"algo.advantage.is_correction_gating": "tv", "algo.advantage.is_correction_level": "token"},
-        "has an upper bound alone",
+        "has only an upper bound",
     ),
     (
         {
@@ -163,9 +158,6 @@ REFUSED_IN_RL = [
     ({"algo.advantage.estimator": "remax", "train.agent_func_path": "agent.py"}, "samples as it likes"),
 ]
 REFUSED_IN_SFT = [
-    ({"data.disable_fast_tokenizer": True}, "transformers 5 has one tokenizer"),
-    ({"ds.ring_attn_head_stride": 2}, "take --ds.ulysses_size"),
-    ({"use_ms": True}, "leave it out"),
     ({"eval.steps": 5}, "has nothing to evaluate on; give --eval.dataset"),
     ({"eval.before_training": True}, "--eval.before_training has nothing to evaluate on; give --eval.dataset"),
     ({"eval.verifier": "math"}, "has no rows to judge answers to; give --eval.dataset"),
@@ -186,10 +178,10 @@ REFUSED_IN_SFT = [
     ({"data.input_template": "Q: {}"}, "name it with --data.output_key"),
     (
         {"data.input_template": "Q: {}", "data.output_key": "a", "data.apply_chat_template": True},
-        "both write what stands around a prompt",
+        "both write the text around a prompt",
     ),
-    ({"model.pretrain_mode_enable": True, "data.input_template": "Q: {}"}, "a column of text goes in as it stands"),
-    ({"model.pretrain_mode_enable": True, "data.apply_chat_template": True}, "a column of text goes in as it stands"),
+    ({"model.pretrain_mode_enable": True, "data.input_template": "Q: {}"}, "a column of text is used as it is"),
+    ({"model.pretrain_mode_enable": True, "data.apply_chat_template": True}, "a column of text is used as it is"),
     ({"model.pretrain_mode_enable": True, "data.multiturn": False}, "every token counts; leave one out"),
     ({"min_lr_ratio": 0.5, "lr_scheduler": "linear"}, "--min_lr_ratio 0.5 has no part in --lr_scheduler linear"),
 ]

@@ -21,10 +21,10 @@ def kd(**changes: object) -> KDConfig:
 
 REFUSED = [
     ({"teacher.model_name_or_path": None}, "--teacher.model_name_or_path is missing"),
-    ({"model.kd_coef": 0.0}, "--model.kd_coef 0 must be above 0, where nothing would be learned of the teacher"),
+    ({"model.kd_coef": 0.0}, "--model.kd_coef 0 must be above 0, so that the teacher counts"),
     (
         {"model.kd_coef": 1.1},
-        "--model.kd_coef 1.1 must be above 0, where nothing would be learned of the teacher, and at",
+        "--model.kd_coef 1.1 must be above 0, so that the teacher counts, and at",
     ),
     ({"model.kd_temperature": 0.0}, "--model.kd_temperature 0 must be above 0"),
     ({"model.kd_loss": "jsd", "model.kd_beta": 0.0}, "--model.kd_beta 0 must be above 0 and below 1"),

@@ -6,9 +6,9 @@ import pytest
 
 from lmm_r1.cli.arguments import parse
 from lmm_r1.config import PPOConfig, SFTConfig
-from lmm_r1.config.batch_inference import BatchConfig
 from lmm_r1.config.evaluate import EvaluateConfig, check
-from lmm_r1.config.rows import RowsConfig, row_reading
+from lmm_r1.config.generation import BatchConfig
+from lmm_r1.config.shared import RowsConfig, row_reading
 from lmm_r1.data.formats.row_format import ColumnNames
 from lmm_r1.data.reading import AS_THEY_ARE
 from lmm_r1.errors import UserError

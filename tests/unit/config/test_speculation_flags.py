@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from lmm_r1.config import PPOConfig, batch_inference, evaluate, shared
-from lmm_r1.config.batch_inference import BatchConfig
+from lmm_r1.config import PPOConfig, evaluate, generation, shared
 from lmm_r1.config.evaluate import EvaluateConfig
+from lmm_r1.config.generation import BatchConfig
 from lmm_r1.config.shared import Speculation, SpeculationFlags, check_speculation
 from lmm_r1.errors import UserError
 
@@ -20,7 +20,7 @@ def check(command: str, folder: Path, **flags: Any) -> Speculation | None:
         evaluate.check(config)
     else:
         config = BatchConfig(model="m", data="rows.jsonl", output=folder / "out.jsonl", **flags)
-        batch_inference.check(config)
+        generation.check_batch(config)
     return config.speculation
 
 

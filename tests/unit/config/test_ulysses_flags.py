@@ -66,7 +66,6 @@ def test_groups_with_a_shared_prefix_are_packed_rows_too():
             ppo(**{"ref.num_gpus_per_node": 1, "algo.kl.init_coef": 0.1}),
             "--ds.ulysses_size 2 does not divide the 1 GPUs of --ref.num_nodes x --ref.num_gpus_per_node",
         ),
-        (ppo(**{"ds.ring_attn_size": 2}), "--ds.ring_attn_size 2 is not available in this version; take --ds.ulysses_size"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_shared_is_refused(config, message):

@@ -9,8 +9,7 @@ from helpers.commands import QUESTION, flags, write_rows
 
 from lmm_r1.batch import run
 from lmm_r1.chat.chat_model import load_model
-from lmm_r1.config.batch_inference import BatchConfig
-from lmm_r1.config.generation import ChatConfig
+from lmm_r1.config.generation import BatchConfig, ChatConfig
 from lmm_r1.evaluation import measurement
 from lmm_r1.generation import backends
 from lmm_r1.generation.engine import EngineSettings

@@ -8,7 +8,7 @@ from helpers.conversations import clip, message, picture, row
 from helpers.tiny_models import altered
 from PIL import Image
 
-from lmm_r1.config.rows import RowsConfig
+from lmm_r1.config.shared import RowsConfig
 from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, VideoPart
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import Checkpoint, checkpoint, get_kit

@@ -12,8 +12,7 @@ from lmm_r1.planning.choices import choices_line, chosen, filled, refuse_excess
 from lmm_r1.planning.estimates import ModelEstimate, PassEstimate
 from lmm_r1.planning.machine import GIB, Machine
 from lmm_r1.planning.pass_memory import ModelSize
-from lmm_r1.planning.placement import Device, Phase, PlannedEngine, PlannedModel
-from lmm_r1.planning.plan import Plan
+from lmm_r1.planning.plan import Device, Phase, Plan, PlannedEngine, PlannedModel
 from lmm_r1.planning.zero_memory import TrainedStates
 
 pytestmark = pytest.mark.unit

@@ -11,8 +11,7 @@ from lmm_r1.planning.choices import refuse_excess
 from lmm_r1.planning.estimates import ModelEstimate, PassEstimate
 from lmm_r1.planning.machine import GIB, Machine
 from lmm_r1.planning.pass_memory import ModelSize
-from lmm_r1.planning.placement import Device, Phase, PlannedEngine, PlannedModel
-from lmm_r1.planning.plan import GroupLimit, Plan, summary
+from lmm_r1.planning.plan import Device, GroupLimit, Phase, Plan, PlannedEngine, PlannedModel, summary
 from lmm_r1.planning.zero_memory import TrainedStates
 
 pytestmark = pytest.mark.unit

@@ -12,7 +12,7 @@ from helpers.conversations import message, picture, row
 from helpers.tiny_models import encode, make_actor
 
 from lmm_r1.batch.run import _judges_steps
-from lmm_r1.config.batch_inference import BatchConfig, check
+from lmm_r1.config.generation import BatchConfig, check_batch
 from lmm_r1.data.sample import Completion
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import Checkpoint, get_kit
@@ -180,4 +180,4 @@ def test_a_value_head_says_that_a_checkpoint_judges_whole_responses_now(folder):
 )
 def test_flags_of_steps_without_a_process_reward_model_are_refused(flags, said, tmp_path):
     with pytest.raises(UserError, match=said):
-        check(config(tmp_path, **flags))
+        check_batch(config(tmp_path, **flags))

@@ -18,7 +18,7 @@ from helpers.conversations import message, picture, row
 from helpers.reward_requests import sent_by_openrlhf, sent_by_rollouts
 
 from lmm_r1.batch.run import BatchReport, run_batch
-from lmm_r1.config.batch_inference import BatchConfig
+from lmm_r1.config.generation import BatchConfig
 from lmm_r1.data.messages import ImagePart, Row
 from lmm_r1.data.sample import Completion
 from lmm_r1.data.sent_prompt import MediaAccess, ending_of

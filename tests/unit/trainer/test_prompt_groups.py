@@ -151,7 +151,7 @@ def test_solutions_of_one_prompt_compute_it_with_its_image_once_and_learn_as_pad
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        ({"data.keep_order": True}, "shuffles prompts, and --data.keep_order takes rows as they stand"),
+        ({"data.keep_order": True}, "shuffles prompts, and --data.keep_order keeps their order"),
         ({"ds.packing_samples": False}, "is of use for packed sequences only; add --ds.packing_samples"),
         ({"train.shared_prefix_enable": False}, "and --train.no_shared_prefix_enable contradict each other"),
         ({"train.micro_batch_size": 1}, "with --train.micro_batch_size 1: a pass of one row has nothing to share"),

@@ -170,7 +170,6 @@ def test_rows_without_what_the_loss_needs_are_refused(tmp_path):
         ({"model.loss_type": "logexp"}, "--model.loss_type logexp: known are sigmoid and regression"),
         ({"model.loss_type": "regression", "model.margin_loss_enable": True}, "has no part in --model.loss_type"),
         ({"model.aux_loss_coef": 0.1}, "--model.aux_loss_coef 0.1 is not available for reward models"),
-        ({"model.compute_fp32_loss_enable": True}, "always in single precision"),
         ({"ds.tensor_parallel_size": 2}, "would split the value head"),
     ],
 )
