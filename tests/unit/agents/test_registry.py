@@ -2,6 +2,7 @@ import importlib
 
 import pytest
 from helpers.episodes import image_row, play, text_of
+from helpers.tables import table
 
 from lmm_r1.agents import registry
 from lmm_r1.agents.registry import environment_names, load_environment, register
@@ -124,22 +125,7 @@ def test_what_is_not_there_is_told(source, said):
 
 @pytest.mark.parametrize(
     ("code", "name", "options", "said"),
-    [
-        ("1 / 0", "", {}, r"the file cannot be imported \(ZeroDivisionError"),
-        ("x = 1", "", {}, "the file defines no Environment, and no list TOOLS of functions; subclass"),
-        (
-            HEAD + "class Loud(Echo):\n    name = 'loud'\n",
-            "",
-            {},
-            "the file defines Echo, Loud; say which: .*agent.py:Echo",
-        ),
-        (HEAD, ":Echoes", {}, "Echoes is no Environment"),
-        (HEAD, ":Nothing", {}, "Nothing is no Environment"),
-        (HEAD, "", {"many": 1}, "no option 'many'; known are times"),
-        (HEAD, "", {"times": "x"}, r"it cannot be made with the options {'times': 'x'} \(ValueError: invalid literal"),
-        (HEAD + "made = Echo()\n", "", {"times": 1}, "made is made already and takes no options"),
-        ("TOOLS = [lambda: 1]", "", {}, "a name has letters, digits, _ and - only"),
-    ],
+    table("agents/registry", "what_is_wrong_with_a_file_is_told"),
 )
 def test_what_is_wrong_with_a_file_is_told(file, code, name, options, said):
     with pytest.raises(UserError, match=said):

@@ -1,6 +1,7 @@
 import time
 
 import pytest
+from helpers.tables import frozen, table
 
 from remote_rm.answers.boxes import Box, boxes_in, iou, same_class
 
@@ -15,28 +16,7 @@ def box(*corners: float, label: str | None = None) -> Box:
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "[10, 20, 30, 40]",
-        "[10 20 30 40]",
-        "(10, 20, 30, 40)",
-        "[[10, 20, 30, 40]]",
-        "[1e1, 20.0, +30, 40.]",
-        "The box is [10, 20, 30, 40].",
-        "```json\n[10, 20, 30, 40]\n```",
-        '{"bbox_2d": [10, 20, 30, 40]}',
-        '{"bbox": [10, 20, 30, 40]}',
-        '{"box": [10, 20, 30, 40]}',
-        '{"bbox_2d": [[10, 20, 30, 40]]}',
-        '{"objects": [{"bbox_2d": [10, 20, 30, 40], "point": [1, 2]}]}',
-        '{"bbox_2d": [10, 20, 30, 40], "source": "original_image"}',
-        "{'bbox_2d': [10, 20, 30, 40],}",
-        '{"coordinates": [10, 20, 30, 40]}',
-        '{"bbox_2d": [10, 20, 30, 40], "source": "orig',
-        "<|box_start|>(10,20),(30,40)<|box_end|>",
-        "(10,20),(30,40)",
-        "( 10 , 20 ) ( 30 , 40 )",
-        "<box>[10, 20, 30, 40]</box>",
-    ],
+    table("remote_rm/answers/boxes", "the_ways_to_write_a_box"),
 )
 def test_the_ways_to_write_a_box(text):
     assert boxes_in(text) == [box(*CORNERS)]
@@ -85,30 +65,7 @@ def test_nothing_is_said_by_anything_else(text):
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "[nan, 20, 30, 40]",
-        "[10, 20, inf, 40]",
-        "[10, 20, 30, 1e999]",
-        "[-1, 20, 30, 40]",
-        "[30, 20, 10, 40]",
-        "[10, 40, 30, 20]",
-        "[10, 20, 10, 40]",
-        "[10, 20, 30, 20]",
-        "[0, 0, 1e-200, 1e-200]",
-        "[0, 0, 2000000, 10]",
-        f"[0, 0, {'9' * 150}, 10]",
-        '{"bbox_2d": [NaN, 20, 30, 40]}',
-        '{"bbox_2d": [10, 20, Infinity, 40]}',
-        '{"bbox_2d": [10, 20, 1e999, 40]}',
-        f'{{"bbox_2d": [0, 0, {"9" * 900}, 10]}}',
-        '{"bbox_2d": [10, 20, 30]}',
-        '{"bbox_2d": [10, 20, 30, 40, 50]}',
-        '{"bbox_2d": ["10", "20", "30", "40"]}',
-        '{"bbox_2d": [true, 20, 30, 40]}',
-        '{"bbox_2d": null}',
-        '{"bbox_2d": "the left half"}',
-        "(30,40),(10,20)",
-    ],
+    table("remote_rm/answers/boxes", "a_box_that_no_image_can_have_is_one_without_corners"),
 )
 def test_a_box_that_no_image_can_have_is_one_without_corners(text):
     assert boxes_in(text) == [Box(corners=None)]
@@ -129,17 +86,7 @@ def test_width_and_height():
 
 @pytest.mark.parametrize(
     ("one", "other", "expected"),
-    [
-        ((0, 0, 10, 10), (0, 0, 10, 10), 1.0),
-        ((0, 0, 10, 10), (0, 0, 10, 5), 0.5),
-        # 25 of 100 + 100 - 25.
-        ((0, 0, 10, 10), (5, 5, 15, 15), 1 / 7),
-        ((0, 0, 2, 2), (1, 0, 3, 2), 1 / 3),
-        ((0, 0, 4, 4), (1, 1, 3, 3), 0.25),
-        ((0, 0, 1, 1), (1, 0, 2, 1), 0.0),
-        ((0, 0, 1, 1), (5, 5, 6, 6), 0.0),
-        ((0.1, 0.2, 0.3, 0.4), (0.1, 0.2, 0.2, 0.4), 0.5),
-    ],
+    frozen("remote_rm/answers/boxes", "the_intersection_over_the_union"),
 )
 def test_the_intersection_over_the_union(one, other, expected):
     assert iou(box(*one), box(*other)) == pytest.approx(expected)
