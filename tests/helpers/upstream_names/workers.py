@@ -134,7 +134,7 @@ SEAMS: tuple[Seam, ...] = (
     Seam(
         upstream="openrlhf.trainer.ray.launcher:RayActorGroup",
         how="subclassed",
-        ours="lmm_r1.cluster.placement:NodeSortedGroup",
+        ours="lmm_r1.host.placement:NodeSortedGroup",
         reason="calling the model workers, of which consecutive ranks are on one node",
         signature=(
             "self num_nodes num_gpus_per_node ray_actor_type pg num_gpus_per_actor duplicate_actors resources "
@@ -144,7 +144,7 @@ SEAMS: tuple[Seam, ...] = (
     Seam(
         upstream="openrlhf.trainer.ray.launcher:RayActorGroup._initiate_actors",
         how="subclassed",
-        ours="lmm_r1.cluster.placement:NodeSortedGroup._initiate_actors",
+        ours="lmm_r1.host.placement:NodeSortedGroup._initiate_actors",
         reason="upstream gives rank i the bundle i, on whichever node that is",
         signature="self pg num_gpus_per_actor",
     ),
@@ -180,7 +180,7 @@ SEAMS: tuple[Seam, ...] = (
     Seam(
         upstream="openrlhf.utils.distributed_util:torch_dist_barrier_and_cuda_sync",
         how="used",
-        ours="lmm_r1.host.weight_sync:send_buckets",
+        ours="lmm_r1.generation.weight_sync:send_buckets",
         reason="ranks wait for one another, and for their GPUs, before memory that engines read is freed",
         signature="",
     ),
