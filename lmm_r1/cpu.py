@@ -1,11 +1,10 @@
 """Everything that a machine without CUDA needs, in one place; with CUDA present each function returns at once.
 
 PyTorch calls `prepare` at the end of `import torch` (entry point group `torch.backends`), Ray calls `prepare_worker`
-when a worker starts, and the training strategy calls `prepare_training` before it sets up its process group.
+when a worker starts. What OpenRLHF and DeepSpeed need is in `host.seams`.
 """
 
 import ctypes
-import importlib
 import importlib.util
 import logging
 import os
@@ -282,20 +281,6 @@ def zero_settings() -> dict[str, Any]:
     # Of weights that are fetched ahead together one by one, used ones would count as still there: DeepSpeed sets this
     # itself for models that are trained, but not for those that are only run.
     return {"stage3_allgather_sequential": True, "stage3_prefetch_bucket_size": 0}
-
-
-def prepare_training() -> None:
-    """Let DeepSpeed and OpenRLHF set up a process group on CPUs."""
-    if own_cuda():
-        return
-    import openrlhf.utils.deepspeed.deepspeed as openrlhf_strategy
-    from torch.distributed.device_mesh import init_device_mesh
-
-    # DeepSpeed compiles a shared-memory collective on first use (40 s); gloo does the same work.
-    # (`import deepspeed.comm.torch as ...` would give PyTorch itself, which that package holds under this name.)
-    importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None  # type: ignore[attr-defined]
-    # OpenRLHF names "cuda" as the mesh's device type.
-    openrlhf_strategy.init_device_mesh = lambda device_type, *args, **kwargs: init_device_mesh("cpu", *args, **kwargs)
 
 
 def _take_seeds() -> None:

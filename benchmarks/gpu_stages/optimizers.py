@@ -138,7 +138,9 @@ def _join_alone(setting: Setting) -> None:
     if dist.is_initialized():
         return
     cpu.prepare_process()
-    cpu.prepare_training()
+    from lmm_r1.host import seams
+
+    seams.prepare_training()
     import deepspeed
 
     alone = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0"}

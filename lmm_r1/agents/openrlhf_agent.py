@@ -50,7 +50,7 @@ class AgentFault(Exception):
 
 def agent_class(path: str) -> type:
     """Return the `AgentExecutor` of a file; raises UserError where it has none that can be made."""
-    from openrlhf.utils.agent import AgentExecutorBase
+    from lmm_r1.host.openrlhf import AgentExecutorBase
 
     found = getattr(load_user_file(path, name="agent_module", what=FLAG), CLASS, None)
     if not isinstance(found, type) or not issubclass(found, AgentExecutorBase):
@@ -70,7 +70,7 @@ def agent_class(path: str) -> type:
 
 def executes_itself(made: Any) -> bool:
     """Whether a class has an `execute` of its own, and leaves its turns to nobody."""
-    from openrlhf.utils.agent import MultiTurnAgentExecutor
+    from lmm_r1.host.openrlhf import MultiTurnAgentExecutor
 
     return not issubclass(made, MultiTurnAgentExecutor) or made.execute is not MultiTurnAgentExecutor.execute
 

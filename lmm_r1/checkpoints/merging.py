@@ -332,7 +332,7 @@ def read_weights(folder: Path) -> TrainedWeights:
 
     The files are pickles, and what they say is run.
     """
-    from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+    from lmm_r1.host.zero import get_fp32_state_dict_from_zero_checkpoint
 
     try:
         # It prints as it goes on, and draws bars.

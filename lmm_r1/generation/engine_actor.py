@@ -12,7 +12,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import ray
-from openrlhf.trainer.ray.vllm_engine import RolloutRayActor
 
 from lmm_r1 import cpu, loading
 from lmm_r1.agents.environment import Episode
@@ -33,6 +32,7 @@ from lmm_r1.generation.group import GroupRollout, GroupSettings, Opening, Refuse
 from lmm_r1.generation.request import EngineWeights, tokens_under_way
 from lmm_r1.generation.vllm_engine import InProcessEngine
 from lmm_r1.generation.worker_extension import WeightSlot
+from lmm_r1.host.openrlhf_engines import RolloutRayActor
 from lmm_r1.scoring.sources import make_scorer
 
 if TYPE_CHECKING:

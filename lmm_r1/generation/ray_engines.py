@@ -10,12 +10,10 @@ from dataclasses import replace
 from typing import Any
 
 import ray
-from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
 from ray.exceptions import RayActorError
 
 from lmm_r1 import cpu, dotted
 from lmm_r1.cluster import nodes
-from lmm_r1.cluster.placement import Reservation, reserve
 from lmm_r1.cluster.worker_processes import worker_runtime
 from lmm_r1.config import PPOConfig
 from lmm_r1.config.export import UNPLANNED
@@ -26,6 +24,8 @@ from lmm_r1.generation.engine import EngineSettings, EpisodeSettings, Outcome, S
 from lmm_r1.generation.engine_actor import AgentSpec, RolloutActor
 from lmm_r1.generation.engine_arguments import engine_arguments
 from lmm_r1.generation.worker_extension import BucketWeights, FileWeights
+from lmm_r1.host.openrlhf_engines import batch_vllm_engine_call
+from lmm_r1.host.placement import Reservation, reserve
 from lmm_r1.lmm_kits import Checkpoint
 
 # Rows that an engine gets at a time; it has two such shares, so that it need not wait for the next.

@@ -12,9 +12,9 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
-from openrlhf.trainer.ray.utils import get_physical_gpu_id
-from openrlhf.trainer.ray.vllm_worker_wrap import WorkerWrap
 from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
+
+from lmm_r1.host.openrlhf_engines import WorkerWrap, get_physical_gpu_id
 
 # So much is held beside the model, gathered and as a buffer, and sent in one call to each engine.
 BUCKET_BYTES = 512 * 2**20

@@ -16,11 +16,11 @@ import deepspeed
 import torch.distributed as dist
 from openrlhf.utils.deepspeed import DeepspeedStrategy
 
-from lmm_r1.checkpoints import writing
-from lmm_r1.checkpoints.folder import defect, saving_name
-from lmm_r1.checkpoints.writing import ResumePoint, resume_point
 from lmm_r1.errors import UserError
 from lmm_r1.files import full_disk
+from lmm_r1.host import checkpoint_writing
+from lmm_r1.host.checkpoint_folder import defect, saving_name
+from lmm_r1.host.checkpoint_writing import ResumePoint, resume_point
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class CheckpointStrategy(DeepspeedStrategy):
         tag = tag or f"global_step{model.global_steps}"
         folder = Path(save_dir)
         if self.is_rank_0():
-            writing.begin(folder, tag)
+            checkpoint_writing.begin(folder, tag)
         dist.barrier()
         try:
             with full_disk.writing(folder):
@@ -78,7 +78,7 @@ class CheckpointStrategy(DeepspeedStrategy):
                 own = _own_shards(model, folder, tag)
                 if self.write_beside is not None:
                     own.append(self.write_beside(folder / saving_name(tag)))
-                written = {file.name: writing.flush(file) for file in own}
+                written = {file.name: checkpoint_writing.flush(file) for file in own}
         except UserError:
             # What there is of it would take the room that is needed.
             shutil.rmtree(folder / saving_name(tag), ignore_errors=True)
@@ -88,7 +88,7 @@ class CheckpointStrategy(DeepspeedStrategy):
         if self.is_rank_0():
             self._write_ckpt_metric(str(folder / saving_name(tag)), metric_value, metric_key=metric_key)
             files = {name: size for rank in shards for name, size in rank.items()}
-            writing.mark_complete(folder, tag, files=files, session=self.session)
+            checkpoint_writing.mark_complete(folder, tag, files=files, session=self.session)
         dist.barrier()
         if save_latest and self._settles:
             self.settle_ckpt(save_dir, tag, max_num, max_mem)
@@ -99,8 +99,8 @@ class CheckpointStrategy(DeepspeedStrategy):
         if not self.is_rank_0():
             return
         folder = Path(save_dir)
-        writing.write_latest(folder, tag)
-        for line in writing.evict(folder, saved=tag, max_num=max_num, max_mem=max_mem):
+        checkpoint_writing.write_latest(folder, tag)
+        for line in checkpoint_writing.evict(folder, saved=tag, max_num=max_num, max_mem=max_mem):
             self.print(line)
 
     @contextlib.contextmanager

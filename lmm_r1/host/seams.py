@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lmm_r1 import cpu
+
 
 @dataclass(frozen=True, kw_only=True)
 class Replacement:
@@ -75,7 +77,7 @@ REPLACEMENTS: tuple[Replacement, ...] = (
     ),
     Replacement(
         upstream="openrlhf.utils.deepspeed.deepspeed:init_device_mesh",
-        ours="lmm_r1.cpu:prepare_training",
+        ours="lmm_r1.host.seams:prepare_training",
         reason="upstream names cuda as the device of its mesh; replaced only where there is no CUDA",
     ),
 )
@@ -97,7 +99,7 @@ def install(
 ) -> None:
     """Put our names in the place of those that upstream's worker code looks up; may be called again.
 
-    Only in processes that hold models. `init_device_mesh` is left to `cpu.prepare_training`.
+    Only in processes that hold models. `init_device_mesh` is left to `prepare_training`.
 
     Args:
         freeze_visual_encoder: of value models, which upstream hands on to the policy alone.
@@ -126,11 +128,25 @@ def install(
         )
     }
     for replacement in REPLACEMENTS:
-        if replacement.ours.startswith("lmm_r1.cpu:"):
+        if replacement.ours.endswith(":prepare_training"):
             continue
         module, name = replacement.upstream.split(":")
         ours = built[replacement.ours] if replacement.ours in built else resolve(replacement.ours)
         setattr(importlib.import_module(module), name, ours)
+
+
+def prepare_training() -> None:
+    """Let DeepSpeed and OpenRLHF set up a process group on CPUs."""
+    if cpu.own_cuda():
+        return
+    import openrlhf.utils.deepspeed.deepspeed as openrlhf_strategy
+    from torch.distributed.device_mesh import init_device_mesh
+
+    # DeepSpeed compiles a shared-memory collective on first use (40 s); gloo does the same work.
+    # (`import deepspeed.comm.torch as ...` would give PyTorch itself, which that package holds under this name.)
+    importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None  # type: ignore[attr-defined]
+    # OpenRLHF names "cuda" as the mesh's device type.
+    openrlhf_strategy.init_device_mesh = lambda device_type, *args, **kwargs: init_device_mesh("cpu", *args, **kwargs)
 
 
 def resolve(path: str) -> Callable[..., Any]:

@@ -8,8 +8,8 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence, Set
-from contextlib import contextmanager
+from collections.abc import Sequence, Set
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,14 +21,15 @@ import torch
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime.engine import DeepSpeedEngine
-from openrlhf.models import Actor
 from openrlhf.models.ring_attn_utils import set_ring_attn_group
 from torch.distributed.device_mesh import DeviceMesh
 
 from lmm_r1 import cpu, loading
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import written_into
+from lmm_r1.host import seams
 from lmm_r1.host.checkpoints import CheckpointStrategy
+from lmm_r1.host.openrlhf_models import Actor, HostedModel
 from lmm_r1.host.optimizer import (
     add_up_in_accumulation_dtype,
     add_up_on_one_rank,
@@ -39,10 +40,7 @@ from lmm_r1.host.optimizer import (
     settle_muon,
     warm_from_first_update,
 )
-from lmm_r1.models.adapters import ADAPTER_FOLDER, adapted_layers, merged_state_dict, save_adapter
-from lmm_r1.models.buffers import check_buffers
-from lmm_r1.models.kit_module import KitModule
-from lmm_r1.models.value_model import KitValueModel
+from lmm_r1.host.zero import whole_state_dict
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +61,7 @@ class KitStrategy(CheckpointStrategy):
 
     def setup_distributed(self, timeout: timedelta = timedelta(minutes=60)) -> None:
         loading.done()
-        cpu.prepare_training()
+        seams.prepare_training()
         check_fp16(self.args.ds.param_dtype)
         super().setup_distributed(timeout)
 
@@ -92,7 +90,7 @@ class KitStrategy(CheckpointStrategy):
             settle_muon(**own)
             # Upstream would warn that they do nothing.
             cfg = {**cfg, "muon": {name: value for name, value in cfg["muon"].items() if name not in own}}
-        with keeping_buffers(model), passes_added_up(), eight_bit_adam(cfg["optim"]):
+        with _keeping_buffers(model), passes_added_up(), eight_bit_adam(cfg["optim"]):
             engine, optimizer, scheduler = super()._ds_init_train_model(model, cfg)
         name, steps = cfg["lr_scheduler"], cfg["scheduler_steps"]
         warm_from_first_update(scheduler, name=name, warmup=math.ceil(steps * cfg["lr_warmup_ratio"]), steps=steps)
@@ -111,7 +109,7 @@ class KitStrategy(CheckpointStrategy):
         return engine, optimizer, scheduler
 
     def _ds_init_eval_model(self, model: Any) -> Any:
-        with keeping_buffers(model):
+        with _keeping_buffers(model):
             return super()._ds_init_eval_model(model)
 
     def _engine_of(self, prepared: Any) -> DeepSpeedEngine:
@@ -124,9 +122,7 @@ class KitStrategy(CheckpointStrategy):
         if self._vision_lr is None:
             return raw_model, groups
         assert optim == "adam", "refused by config.resolve"
-        prefixes = (*model.kit.vision_prefixes, *model.kit.projector_prefixes)
-        # A kit's names are those of the model inside of a policy or a value model.
-        vision = [value for name, value in model.model.named_parameters() if prefixes and name.startswith(prefixes)]
+        vision = model.vision_weights()
         if not vision:
             raise UserError(f"--adam.vision_lr {self._vision_lr}: this model has no vision tower; leave it out")
         trained = {id(value) for value in vision if value.requires_grad}
@@ -160,21 +156,14 @@ class KitStrategy(CheckpointStrategy):
         dist.barrier()
 
     def _write_model(self, model: Any, tokenizer: Any, output_dir: str, **kwargs: Any) -> None:
-        module = self._unwrap_model(model)
-        if isinstance(module, KitValueModel):
-            weights = whole_state_dict(model)
-            if self.is_rank_0():
-                assert weights is not None, "rank 0 has them whole"
-                module.save(output_dir, processor=tokenizer, weights=weights)
-            return
-        if not adapted_layers(module):
+        saved = model if isinstance(model, Actor) else self._unwrap_model(model)
+        if not (isinstance(saved, HostedModel) and saved.saves_itself):
             super().save_model(model, tokenizer, output_dir, **kwargs)
             return
-        weights = whole_state_dict(model.model)
+        weights = whole_state_dict(model.model if isinstance(model, Actor) else model)
         if self.is_rank_0():
-            module.save_pretrained(output_dir, state_dict=merged_state_dict(module, weights), **kwargs)
-            save_adapter(module, Path(output_dir) / ADAPTER_FOLDER, weights)
-            tokenizer.save_pretrained(output_dir)
+            assert weights is not None, "rank 0 has them whole"
+            saved.save(output_dir, processor=tokenizer, weights=weights)
 
 
 def check_fp16(param_dtype: str | None) -> None:
@@ -186,23 +175,8 @@ def check_fp16(param_dtype: str | None) -> None:
         )
 
 
-@contextmanager
-def keeping_buffers(model: Any) -> Iterator[None]:
-    """Raise UserError where a policy's or value model's buffers are other than those loaded when DeepSpeed has it."""
-    loaded = model.model if isinstance(model, KitModule) else None
-    yield
-    if loaded is not None:
-        check_buffers(loaded, model.plain_buffers, when="prepared by DeepSpeed")
-
-
-def whole_state_dict(engine: Any) -> dict[str, torch.Tensor] | None:
-    """Return all weights of a DeepSpeed engine's model; None on other ranks than 0 where ZeRO-3 holds shards of them.
-
-    Every rank must call it.
-    """
-    if engine.zero_optimization_stage() == 3:
-        return engine._consolidated_16bit_state_dict()
-    return engine.module.state_dict()
+def _keeping_buffers(model: Any) -> AbstractContextManager[None]:
+    return model.keeping_buffers() if isinstance(model, HostedModel) else nullcontext()
 
 
 def decay_groups(model: torch.nn.Module, *, weight_decay: float) -> list[dict[str, Any]]:

@@ -12,9 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lmm_r1 import dotted
-from lmm_r1.checkpoints.folder import REFERENCE_FOLDER, SAVING
 from lmm_r1.checkpoints.parity_record import model_digest
-from lmm_r1.checkpoints.writing import DELETING
 from lmm_r1.config import KDConfig, PPOConfig, SupervisedConfig, checkpoint_folder, to_yaml
 from lmm_r1.config.export import settings_of_the_run
 from lmm_r1.config.preferences import ReferredConfig
@@ -22,6 +20,8 @@ from lmm_r1.data.training_rows import AnyRow, rows_digest
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import check_creatable
 from lmm_r1.files.json_files import write_json_object
+from lmm_r1.host.checkpoint_folder import REFERENCE_FOLDER, SAVING
+from lmm_r1.host.checkpoint_writing import DELETING
 from lmm_r1.records.run_folder import ERROR_FILE, STAGE_FILE, RunFolder
 
 FINGERPRINT_FILE = "fingerprint.json"

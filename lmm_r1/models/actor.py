@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from openrlhf.models import Actor
 
 from lmm_r1.data.sample import SampleMedia
 from lmm_r1.errors import UserError
+from lmm_r1.host.openrlhf_models import Actor
 from lmm_r1.lmm_kits.step_tokens import forget_tokens
+from lmm_r1.models.adapters import ADAPTER_FOLDER, adapted_layers, merged_state_dict, save_adapter
 from lmm_r1.models.distillation import (
     Distillation,
     DistilledOutcomes,
@@ -66,6 +68,18 @@ class KitActor(KitModule, Actor):
         self.routers: Routers | None = None
         # Whether it scales or caps what its output layer gives; known once it has run.
         self.changes_logits = False
+
+    @property
+    def saves_itself(self) -> bool:  # type: ignore[override]
+        """Whether it has adapters, which are merged into what is saved."""
+        return bool(adapted_layers(bare(self.model)))
+
+    def save(self, folder: str | Path, *, processor: Any, weights: Mapping[str, torch.Tensor]) -> None:
+        """Write a checkpoint with the adapters merged in, and the adapters themselves into a folder of it."""
+        module = bare(self.model)
+        module.save_pretrained(folder, state_dict=merged_state_dict(module, weights))
+        save_adapter(module, Path(folder) / ADAPTER_FOLDER, weights)
+        processor.save_pretrained(folder)
 
     def balance_experts(self) -> None:
         """Add the load-balancing loss of its mixture of experts, as `aux_loss`, to every output that is returned."""

@@ -1,20 +1,16 @@
-"""Tensors of a model that are not trained (rotary frequencies, positions, scales): kept as a plain load makes them.
+"""Tensors of a model that are not trained (rotary frequencies, positions, scales), kept as a plain load makes them.
 
-Under `deepspeed.zero.Init`, in which ZeRO-3 loads a model, DeepSpeed 0.19.6 rounds whatever `torch.arange`, `torch.tensor`
-and their like make to the training's precision: rotary frequencies in bf16 are off by up to 0.4 %, and log-probs of long
-sequences by tenths. Of what a model makes there, its weights alone are cast here, and every load is checked.
+DeepSpeed rounds them if transformers loads a model into ZeRO-3 shards: rotary frequencies in bf16 are off by up to 0.4 %,
+and log-probs of long sequences by tenths. `host.zero.weights_alone_cast` prevents that, and every load is checked here.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
-import deepspeed
 import torch
-from deepspeed.runtime.zero.partition_parameters import DeepSpeedTensorOverride
 from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, build_glob_alternation, rename_source_key
@@ -25,32 +21,6 @@ from lmm_r1.lmm_kits.checkpoint import read_tensors
 
 Buffers = Mapping[str, torch.Tensor]
 """A model's buffers by name, persistent or not, on the CPU."""
-
-
-class _WeightsOnlyInit(deepspeed.zero.Init):
-    """DeepSpeed's context, which shards weights as they are made; the precision of nothing else is changed."""
-
-    def __init__(self, *args: Any, **settings: Any) -> None:
-        # Buffers are made on the device all the same: DeepSpeed moves those of no model that is loaded in shards.
-        super().__init__(*args, **settings, tensor_overrides=[DeepSpeedTensorOverride.device])
-
-    def _post_init_method(self, module: torch.nn.Module) -> None:
-        for weight in module.parameters(recurse=False):
-            # A shard has its precision already.
-            if weight.is_floating_point() and not hasattr(weight, "ds_id"):
-                weight.data = weight.data.to(self.dtype)
-        super()._post_init_method(module)
-
-
-@contextmanager
-def weights_alone_cast() -> Iterator[None]:
-    """Let transformers load models into ZeRO-3 shards without changing the precision of their buffers."""
-    original = deepspeed.zero.Init
-    deepspeed.zero.Init = _WeightsOnlyInit  # where transformers looks it up
-    try:
-        yield
-    finally:
-        deepspeed.zero.Init = original
 
 
 def plain_buffers(model: PreTrainedModel, *, path: str, dtype: torch.dtype) -> Buffers:

@@ -11,13 +11,13 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import deepspeed
 import torch
 import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 
 from lmm_r1.config.supervised import DivergenceName
+from lmm_r1.host.zero import GatheredParameters
 from lmm_r1.models.output_layer import LayerOutcomes
 from lmm_r1.models.packed.packing import Targets
 from lmm_r1.models.packed.sequence_parallel import SequenceShare
@@ -126,7 +126,7 @@ class TeacherTokens:
         with ExitStack() as stack:
             for weight in () if self.layer is None else self.layer.parameters():
                 # One by one: of several that gloo gathers together DeepSpeed waits for the last alone.
-                stack.enter_context(deepspeed.zero.GatheredParameters(weight))
+                stack.enter_context(GatheredParameters(weight))
             yield
 
     def logits(self, places: torch.Tensor) -> torch.Tensor:

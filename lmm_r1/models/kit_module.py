@@ -11,17 +11,19 @@ import torch.distributed as dist
 from transformers import PreTrainedModel
 
 from lmm_r1.data.sample import SampleMedia
+from lmm_r1.host.openrlhf_models import HostedModel
 from lmm_r1.lmm_kits import LmmKit
+from lmm_r1.models.buffers import check_buffers
 from lmm_r1.models.image_features import FeatureCounts
 from lmm_r1.models.loading import LoadedModel, enable_checkpointing
 from lmm_r1.models.packed.packing import BatchInputs, Targets
 from lmm_r1.models.packed.sequence_parallel import SequenceShare, check_not_shared, group_size, share_of
 
 if TYPE_CHECKING:
-    from deepspeed import DeepSpeedEngine
+    from lmm_r1.host.zero import DeepSpeedEngine
 
 
-class KitModule:
+class KitModule(HostedModel):
     """The part of a module that holds a kit's model (mix-in); OpenRLHF's Actor makes the rest of a policy."""
 
     kit: LmmKit
@@ -52,6 +54,17 @@ class KitModule:
             layers=self.checkpointed_layers,
             settings=gradient_checkpointing_kwargs,
         )
+
+    @contextmanager
+    def keeping_buffers(self) -> Iterator[None]:
+        loaded = self.model
+        yield
+        check_buffers(loaded, self.plain_buffers, when="prepared by DeepSpeed")
+
+    def vision_weights(self) -> list[torch.nn.Parameter]:
+        # The kit's names are those of the model inside of a policy or a value model.
+        prefixes = (*self.kit.vision_prefixes, *self.kit.projector_prefixes)
+        return [weight for name, weight in self.model.named_parameters() if prefixes and name.startswith(prefixes)]
 
     def forget_features(self) -> None:
         """Take nothing that was computed of images for what its weights, which may be others now, make of them."""

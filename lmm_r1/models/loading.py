@@ -7,16 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import deepspeed
 import torch
-from openrlhf.models.utils import set_z3_leaf_modules
 from torch.nn.functional import linear
 from torch.nn.modules.conv import _ConvNd
 from transformers import PreTrainedModel
-from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
 from lmm_r1 import cpu
 from lmm_r1.errors import UserError
+from lmm_r1.host.openrlhf_models import set_z3_leaf_modules
+from lmm_r1.host.zero import HfDeepSpeedConfig, set_leaf_classes, weights_alone_cast
 from lmm_r1.lmm_kits import Checkpoint, LmmKit
 from lmm_r1.models.adapters import EVERY_LAYER, LoraSettings, add_adapters, language_layers, quantize_layers
 from lmm_r1.models.buffers import (
@@ -25,7 +24,6 @@ from lmm_r1.models.buffers import (
     empty_model,
     plain_buffers,
     take_stored,
-    weights_alone_cast,
 )
 from lmm_r1.models.image_features import GIB, KeptFeatures, keep_features
 from lmm_r1.models.liger import use_liger
@@ -194,7 +192,7 @@ def load_model(path: str, settings: LoadSettings) -> LoadedModel:
         del sharding
     set_z3_leaf_modules(model, detect_hybrid=False)
     if kit.zero3_leaf_classes:
-        deepspeed.utils.set_z3_leaf_modules(model, list(kit.zero3_leaf_classes))
+        set_leaf_classes(model, kit.zero3_leaf_classes)
     # Only towers and projectors are called so.
     vision = (*kit.vision_prefixes, *kit.projector_prefixes)
     frozen = bool(vision) and not any(

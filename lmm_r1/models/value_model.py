@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-import deepspeed
 import torch
 import torch.distributed as dist
 from torch.nn.functional import linear
@@ -16,6 +15,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from lmm_r1.data.sample import SampleMedia
 from lmm_r1.errors import UserError
+from lmm_r1.host.zero import GatheredParameters, Init
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.lmm_kits.checkpoint import read_tensors
 from lmm_r1.lmm_kits.step_tokens import forget_tokens, stored_tokens
@@ -35,6 +35,8 @@ class KitValueModel(KitModule, torch.nn.Module):
     Takes the place of what OpenRLHF's `get_llm_for_sequence_regression` makes. No logits are computed, the output
     layer is gone, and of the hidden states only the last layer's are kept.
     """
+
+    saves_itself = True
 
     def __init__(
         self,
@@ -223,10 +225,10 @@ def make_head(
         head = ValueHead(size, dtype=dtype)
         head.weight.data.copy_(weight)
         return head
-    with deepspeed.zero.Init(config_dict_or_path=ds_config):
+    with Init(config_dict_or_path=ds_config):
         head = ValueHead(size, dtype=dtype)
     # Every rank has drawn a weight of its own: that of rank 0 counts.
-    with deepspeed.zero.GatheredParameters([head.weight], modifier_rank=0):
+    with GatheredParameters([head.weight], modifier_rank=0):
         if dist.get_rank() == 0:
             head.weight.data.copy_(weight)
     return head

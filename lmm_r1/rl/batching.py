@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from openrlhf.trainer.ppo_utils.experience import Experience
-from openrlhf.trainer.ray.launcher import RayActorGroup
-
 from lmm_r1.config import PPOConfig
 from lmm_r1.config.ppo import MOST_PASS_TOKENS
 from lmm_r1.data.prefix_tree import TreeSample, prefix_tree
 from lmm_r1.data.sample import media_before
+from lmm_r1.host.openrlhf import Experience
+from lmm_r1.host.openrlhf_workers import RayActorGroup
 
 Batch = list["SampleSize"]
 

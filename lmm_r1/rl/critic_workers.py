@@ -7,13 +7,11 @@ from typing import Any
 
 import ray
 import torch
-from openrlhf.trainer.ppo_utils.experience import Experience
-from openrlhf.trainer.ray.launcher import RewardModelActor
-from openrlhf.trainer.ray.ppo_critic import CriticModelActor, CriticPPOTrainer
-from openrlhf.utils.loss_utils import get_loss_batch_info
 
 from lmm_r1 import cpu
 from lmm_r1.config import PPOConfig
+from lmm_r1.host.openrlhf import Experience, get_loss_batch_info
+from lmm_r1.host.openrlhf_workers import CriticModelActor, CriticPPOTrainer, RewardModelActor
 from lmm_r1.host.optimizer import LossScaling, loss_scaling
 from lmm_r1.host.strategy import KitStrategy
 from lmm_r1.models.image_features import FeatureCounts

@@ -9,21 +9,20 @@ from typing import Any
 
 import ray
 import torch
-from openrlhf.models.utils import compute_approx_kl
-from openrlhf.trainer.ppo_utils.experience import (
-    Experience,
-    make_experience_batch,
-    remove_padding_in_sequences,
-    split_experience_batch,
-)
-from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
-from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
-from openrlhf.trainer.ray.launcher import RayActorGroup
 
 from lmm_r1 import cpu
 from lmm_r1.config import PPOConfig
 from lmm_r1.data.sample import Sample, media_before
 from lmm_r1.errors import UserError
+from lmm_r1.host.openrlhf import (
+    Experience,
+    apply_length_penalties,
+    make_experience_batch,
+    remove_padding_in_sequences,
+    split_experience_batch,
+)
+from lmm_r1.host.openrlhf_models import compute_approx_kl
+from lmm_r1.host.openrlhf_workers import RayActorGroup, RemoteExperienceMaker
 from lmm_r1.rl.advantages import ESTIMATORS, RewardedPass, RewardedRollout, group_deviations
 from lmm_r1.rl.batching import (
     PassLimits,

@@ -11,13 +11,8 @@ from statistics import fmean
 from typing import Any
 
 import ray
-from openrlhf.trainer.ppo_trainer import BasePPOTrainer
-from openrlhf.trainer.ppo_utils.experience import Experience
-from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
 from rich.console import Console
 
-from lmm_r1.checkpoints.folder import step_of, whole_checkpoints
-from lmm_r1.checkpoints.writing import resume_point
 from lmm_r1.config import PPOConfig, checkpoint_folder
 from lmm_r1.config.rewards import part_weights
 from lmm_r1.data.messages import Row
@@ -25,7 +20,12 @@ from lmm_r1.data.training_rows import PromptStream
 from lmm_r1.errors import UserError
 from lmm_r1.generation.engine import SamplingSettings
 from lmm_r1.generation.group import GroupSettings
+from lmm_r1.host.checkpoint_folder import step_of, whole_checkpoints
+from lmm_r1.host.checkpoint_writing import resume_point
 from lmm_r1.host.checkpoints import warn_of_passed_over
+from lmm_r1.host.openrlhf import Experience
+from lmm_r1.host.openrlhf_engines import batch_vllm_engine_call
+from lmm_r1.host.openrlhf_workers import BasePPOTrainer
 from lmm_r1.host.optimizer import LossScaling
 from lmm_r1.host.strategy import KitStrategy
 from lmm_r1.lifecycle.stopping import Progress, SaveSchedule, StopRequests

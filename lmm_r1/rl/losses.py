@@ -8,9 +8,9 @@ from types import SimpleNamespace
 from typing import Literal, get_args
 
 import torch
-from openrlhf.models.loss import aggregate_loss
 
 from lmm_r1.config.ppo import LossAggregation, PolicyLossName
+from lmm_r1.host.openrlhf_models import aggregate_loss
 
 # As in OpenRLHF: probabilities are held this far from 0 and 1, whose logarithms would be infinite.
 LEAST_PROBABILITY = 1e-6

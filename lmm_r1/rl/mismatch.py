@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
-from openrlhf.trainer.ppo_utils.experience import Experience
 
 from lmm_r1.config import PPOConfig, mismatch_limit
 from lmm_r1.data.messages import Row, images_of, videos_of
 from lmm_r1.errors import UserError
+from lmm_r1.host.openrlhf import Experience
 
 logger = logging.getLogger(__name__)
 

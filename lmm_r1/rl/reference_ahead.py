@@ -8,12 +8,12 @@ from typing import Any, TypeAlias
 
 import ray
 import torch
-from openrlhf.trainer.ppo_utils.experience import Experience
-from openrlhf.trainer.ray.launcher import RayActorGroup
 from torch.nn.utils.rnn import pad_sequence
 
 from lmm_r1.config.ppo import AHEAD_TOKENS
 from lmm_r1.data.sample import media_before
+from lmm_r1.host.openrlhf import Experience
+from lmm_r1.host.openrlhf_workers import RayActorGroup
 from lmm_r1.rl.batching import PassLimits, data_parallel_size, plan_forward, sample_sizes
 from lmm_r1.rl.workers import model_inputs
 

@@ -15,8 +15,6 @@ from typing import Any
 
 import ray
 import torch
-from openrlhf.trainer.ppo_utils.experience import Experience
-from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
 
 from lmm_r1.config.rewards import PartWeight, WeightedPart
 from lmm_r1.data.messages import Row
@@ -25,6 +23,8 @@ from lmm_r1.data.training_rows import PromptStream
 from lmm_r1.errors import UserError
 from lmm_r1.generation.engine_arguments import Guesses
 from lmm_r1.generation.group import GroupSettings, SampledGroup
+from lmm_r1.host.openrlhf import Experience
+from lmm_r1.host.openrlhf_engines import batch_vllm_engine_call
 from lmm_r1.rl.groups import (
     KEEPS_ALL,
     DroppedGroup,

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from openrlhf.trainer.ray.launcher import RayActorGroup
 from rich.console import Console
 
 from lmm_r1 import cpu, dotted, loading
@@ -22,7 +21,6 @@ from lmm_r1.agents.registry import load_environment
 from lmm_r1.checkpoints.parity_record import kept_for
 from lmm_r1.cluster import nodes
 from lmm_r1.cluster.nodes import SharedPath, check_shared
-from lmm_r1.cluster.placement import NodeSortedGroup, Reservation, reserve
 from lmm_r1.cluster.worker_processes import run_environment, worker_runtime
 from lmm_r1.config import PPOConfig, checkpoint_folder, sized_ppo, to_openrlhf_args
 from lmm_r1.config.checks import agent_options
@@ -53,6 +51,8 @@ from lmm_r1.generation.ray_engines import (
     settle_engines,
     without_sleep,
 )
+from lmm_r1.host.openrlhf_workers import RayActorGroup
+from lmm_r1.host.placement import NodeSortedGroup, Reservation, reserve
 from lmm_r1.host.strategy import check_fp16, make_strategy
 from lmm_r1.lifecycle.publication import publish
 from lmm_r1.lifecycle.start import Fingerprint, check_start, has_checkpoints, open_run

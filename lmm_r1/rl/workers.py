@@ -12,26 +12,23 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import deepspeed
 import ray
 import torch
 import torch.distributed as dist
-from deepspeed import DeepSpeedEngine
-from openrlhf.trainer.ppo_utils import NaiveReplayBuffer
-from openrlhf.trainer.ppo_utils.experience import Experience
-from openrlhf.trainer.ray.launcher import RayActorGroup, ReferenceModelActor
-from openrlhf.trainer.ray.ppo_actor import ActorPPOTrainer, PolicyModelActor
 
 from lmm_r1 import cpu
-from lmm_r1.checkpoints.folder import REFERENCE_FOLDER
 from lmm_r1.data.sample import SampleMedia, SentMedia
 from lmm_r1.errors import UserError
 from lmm_r1.files.full_disk import writing
 from lmm_r1.generation import media_store
+from lmm_r1.generation.weight_sync import BroadcastChannel, Channel, SharedMemoryChannel, send_buckets, send_files
 from lmm_r1.host import seams
+from lmm_r1.host.checkpoint_folder import REFERENCE_FOLDER
+from lmm_r1.host.openrlhf import Experience, NaiveReplayBuffer
+from lmm_r1.host.openrlhf_workers import ActorPPOTrainer, PolicyModelActor, RayActorGroup, ReferenceModelActor
 from lmm_r1.host.optimizer import LossScaling, loss_scaling
-from lmm_r1.host.strategy import KitStrategy, whole_state_dict
-from lmm_r1.host.weight_sync import BroadcastChannel, Channel, SharedMemoryChannel, send_buckets, send_files
+from lmm_r1.host.strategy import KitStrategy
+from lmm_r1.host.zero import DeepSpeedEngine, GatheredParameters, whole_state_dict
 from lmm_r1.lifecycle.publication import EMA_FOLDER, MovingAverage
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.models.actor import KitActor
@@ -91,7 +88,7 @@ def load_reference(reference: KitActor, file: Path) -> None:
         assert name in weights, f"the policy has no {name}, and the reference is the same model"
         # With ZeRO-3 rank 0 has the weight whole, and gives all ranks their parts of what it becomes.
         sharded = hasattr(parameter, "ds_id")
-        with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0, enabled=sharded):
+        with GatheredParameters([parameter], modifier_rank=0, enabled=sharded):
             if not sharded or dist.get_rank() == 0:
                 parameter.data.copy_(weights[name])
     reference.forget_features()

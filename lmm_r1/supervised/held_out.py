@@ -11,9 +11,9 @@ from typing import Any, Generic, TypeVar
 import torch
 import torch.distributed as dist
 
-from lmm_r1.checkpoints.folder import best_metric
 from lmm_r1.config import SupervisedConfig, checkpoint_folder
 from lmm_r1.errors import UserError
+from lmm_r1.host.checkpoint_folder import best_metric
 from lmm_r1.host.strategy import KitStrategy
 
 LOSS = "eval_loss"

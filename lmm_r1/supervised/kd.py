@@ -21,8 +21,8 @@ from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, VideoPart, i
 from lmm_r1.errors import UserError
 from lmm_r1.generation.backends import check_backend, prepare_process
 from lmm_r1.generation.engine import EngineSettings, Outcome, SamplingSettings
+from lmm_r1.generation.weight_sync import send_buckets, written_weights
 from lmm_r1.host.strategy import KitStrategy
-from lmm_r1.host.weight_sync import send_buckets, written_weights
 from lmm_r1.lmm_kits import Checkpoint, EncodedPrompt
 from lmm_r1.lmm_kits.checkpoint import check_images_taken, check_weights, encode_row
 from lmm_r1.models.actor import KitActor

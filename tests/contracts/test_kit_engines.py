@@ -18,7 +18,7 @@ from helpers.longrope import LONGROPE, with_longrope
 from helpers.tiny_models import CORPUS, MIXTURES, build_experts, encode, make_actor
 from safetensors.torch import load_file
 
-from lmm_r1.host.weight_sync import as_stored, stored_weights
+from lmm_r1.generation.weight_sync import as_stored, stored_weights
 from lmm_r1.lmm_kits import KITS, EncodedPrompt, LmmKit, TinyModelSpec, get_kit
 from lmm_r1.models.actor import KitActor
 

@@ -20,11 +20,10 @@ from vllm.config import ParallelConfig
 from vllm.v1.engine.core import EngineCore, EngineCoreProc
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
-from lmm_r1.generation import worker_extension
+from lmm_r1.generation import weight_sync, worker_extension
 from lmm_r1.generation.engine_actor import KitRolloutActor
+from lmm_r1.generation.weight_sync import BroadcastChannel, SharedMemoryChannel
 from lmm_r1.generation.worker_extension import BucketWeights, FileWeights
-from lmm_r1.host import weight_sync
-from lmm_r1.host.weight_sync import BroadcastChannel, SharedMemoryChannel
 
 pytestmark = pytest.mark.contract
 

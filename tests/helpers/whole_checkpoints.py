@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from lmm_r1.checkpoints.folder import whole_checkpoints
+from lmm_r1.host.checkpoint_folder import whole_checkpoints
 
 
 def complete_steps(folder: Path) -> list[int]:

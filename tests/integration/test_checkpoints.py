@@ -15,8 +15,8 @@ from helpers.saved_modules import make_run, prepared, train, weight
 from helpers.whole_checkpoints import complete_steps
 from openrlhf.utils.deepspeed import DeepspeedStrategy
 
-from lmm_r1.checkpoints.folder import read_latest
 from lmm_r1.errors import UserError
+from lmm_r1.host.checkpoint_folder import read_latest
 from lmm_r1.host.strategy import KitStrategy
 
 pytestmark = pytest.mark.integration

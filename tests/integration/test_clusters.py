@@ -16,11 +16,12 @@ from ray.cluster_utils import Cluster
 from ray.util.placement_group import placement_group, remove_placement_group
 
 from lmm_r1 import cpu, dotted
-from lmm_r1.cluster import nodes, placement
+from lmm_r1.cluster import nodes
 from lmm_r1.cluster.nodes import SharedPath, check_shared
-from lmm_r1.cluster.placement import NodeSortedGroup, reserve
 from lmm_r1.config import PPOConfig, resolve
 from lmm_r1.errors import UserError
+from lmm_r1.host import placement
+from lmm_r1.host.placement import NodeSortedGroup, reserve
 from lmm_r1.lifecycle.stopping import StopRequests
 from lmm_r1.rl import run
 

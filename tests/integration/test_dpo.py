@@ -12,8 +12,8 @@ from helpers.killed_runs import KillableCommand, lines_in, python
 from PIL import Image
 from safetensors.torch import load_file
 
-from lmm_r1.checkpoints.folder import tags
 from lmm_r1.cli import train_dpo
+from lmm_r1.host.checkpoint_folder import tags
 from lmm_r1.records.run_folder import read_stage
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]

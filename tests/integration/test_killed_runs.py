@@ -10,9 +10,9 @@ from helpers.killed_runs import KillableCommand, Moment, appears, lines_in, pyth
 from helpers.whole_checkpoints import complete_steps, newest_common_step
 from safetensors.torch import load_file
 
-from lmm_r1.checkpoints.folder import SAVING
-from lmm_r1.checkpoints.writing import DELETING
 from lmm_r1.data.training_rows import PromptStream
+from lmm_r1.host.checkpoint_folder import SAVING
+from lmm_r1.host.checkpoint_writing import DELETING
 from lmm_r1.records.run import read_run
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]

@@ -17,9 +17,10 @@ from lmm_r1 import dotted
 from lmm_r1.checkpoints.merging import checkpoint_folder, load_trained, load_with_adapter, merge_adapter, read_weights
 from lmm_r1.config import SFTConfig, to_openrlhf_args
 from lmm_r1.errors import UserError
+from lmm_r1.generation import weight_sync
 from lmm_r1.generation.worker_extension import weights_in
-from lmm_r1.host import weight_sync
-from lmm_r1.host.strategy import KitStrategy, make_strategy, whole_state_dict
+from lmm_r1.host.strategy import KitStrategy, make_strategy
+from lmm_r1.host.zero import whole_state_dict
 from lmm_r1.lmm_kits import get_kit
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.adapters import ADAPTER_FOLDER, adapted_layers, merged_state_dict, save_adapter

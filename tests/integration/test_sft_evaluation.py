@@ -9,8 +9,8 @@ import pytest
 from helpers.commands import flags, write_rows
 from helpers.deepspeed_process import start_anew
 
-from lmm_r1.checkpoints.folder import tags
 from lmm_r1.cli import train_sft
+from lmm_r1.host.checkpoint_folder import tags
 from lmm_r1.supervised import sft
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]

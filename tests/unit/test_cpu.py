@@ -16,6 +16,7 @@ from helpers.warm_python import warm_python
 from lmm_r1 import cpu
 from lmm_r1.cluster.worker_processes import run_environment
 from lmm_r1.errors import UserError
+from lmm_r1.host import seams
 
 pytestmark = pytest.mark.unit
 
@@ -108,7 +109,7 @@ def test_with_cuda_nothing_is_touched(monkeypatch):
     before = {name: getattr(torch.cuda, name) for name in CUDA_CALLS}
     cpu.prepare_worker()
     cpu.prepare_process()
-    cpu.prepare_training()
+    seams.prepare_training()
     assert {name: getattr(torch.cuda, name) for name in CUDA_CALLS} == before
     assert cpu.worker_environment() == {cpu.BACKEND: "cuda"}
 

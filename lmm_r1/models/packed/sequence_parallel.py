@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from deepspeed import DeepSpeedEngine
 from torch.utils.hooks import RemovableHandle
 from transformers import PretrainedConfig, PreTrainedModel
 
 from lmm_r1.errors import UserError
+from lmm_r1.host.zero import DeepSpeedEngine
 from lmm_r1.lmm_kits import LmmKit
 from lmm_r1.models.packed.attention import packed_as, packing_refusal
 from lmm_r1.models.packed.packing import PackedSequence

@@ -13,9 +13,9 @@ from helpers.commands import tree
 from helpers.interrupted_writes import Interrupter, killed_at
 from helpers.whole_checkpoints import complete_steps
 
-from lmm_r1.checkpoints.folder import defect, read_latest, saving_name, whole_checkpoints
-from lmm_r1.checkpoints.writing import begin, evict, flush, mark_complete, resume_point, write_latest
 from lmm_r1.errors import UserError
+from lmm_r1.host.checkpoint_folder import defect, read_latest, saving_name, whole_checkpoints
+from lmm_r1.host.checkpoint_writing import begin, evict, flush, mark_complete, resume_point, write_latest
 
 pytestmark = pytest.mark.unit
 

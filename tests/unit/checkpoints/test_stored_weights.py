@@ -6,7 +6,7 @@ from helpers.tables import table
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from lmm_r1.host.weight_sync import as_stored, stored_weights
+from lmm_r1.generation.weight_sync import as_stored, stored_weights
 from lmm_r1.lmm_kits import KITS, get_kit
 
 pytestmark = pytest.mark.unit

@@ -23,7 +23,7 @@ from transformers.conversion_mapping import _build_checkpoint_conversion_mapping
 
 from lmm_r1.checkpoints.merging import write_checkpoint
 from lmm_r1.errors import UserError
-from lmm_r1.host.weight_sync import as_stored, stored_weights
+from lmm_r1.generation.weight_sync import as_stored, stored_weights
 from lmm_r1.lmm_kits import get_kit
 from lmm_r1.lmm_kits.checkpoint import encode_turn, without_end
 from lmm_r1.models.adapters import adapted_layers, merged_state_dict

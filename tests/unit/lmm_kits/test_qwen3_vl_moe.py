@@ -17,7 +17,7 @@ from transformers.conversion_mapping import _build_checkpoint_conversion_mapping
 from transformers.core_model_loading import Transpose
 
 from lmm_r1.checkpoints.merging import write_checkpoint
-from lmm_r1.host.weight_sync import as_stored, stored_weights
+from lmm_r1.generation.weight_sync import as_stored, stored_weights
 from lmm_r1.lmm_kits import EncodedPrompt, get_kit
 from lmm_r1.lmm_kits.qwen_vl.engine_model import released
 from lmm_r1.lmm_kits.qwen_vl.qwen3 import is_released

@@ -270,7 +270,7 @@ def test_randomness_and_device_of_a_process_are_those_of_the_flags(monkeypatch):
     def begin(**given: Any) -> None:
         raise Begun
 
-    monkeypatch.setattr(strategy.cpu, "prepare_training", lambda: None)
+    monkeypatch.setattr(strategy.seams, "prepare_training", lambda: None)
     monkeypatch.setattr(transformers, "set_seed", lambda seed: calls.append(("seed", seed)))
     monkeypatch.setattr(transformers, "enable_full_determinism", lambda seed: calls.append(("deterministic", seed)))
     monkeypatch.setattr(torch.cuda, "set_device", lambda rank: calls.append(("device", rank)))

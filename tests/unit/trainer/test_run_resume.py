@@ -12,11 +12,11 @@ from helpers.samples import generated_sample
 from helpers.tables import table
 
 from lmm_r1 import dotted
-from lmm_r1.checkpoints.folder import saving_name
-from lmm_r1.checkpoints.writing import begin, mark_complete, write_latest
 from lmm_r1.config import PPOConfig, resolve, to_openrlhf_args
 from lmm_r1.data.sample import Sample
 from lmm_r1.data.training_rows import PromptStream
+from lmm_r1.host.checkpoint_folder import saving_name
+from lmm_r1.host.checkpoint_writing import begin, mark_complete, write_latest
 from lmm_r1.host.strategy import make_strategy
 from lmm_r1.records.run import read_run
 from lmm_r1.records.run_folder import RunFolder

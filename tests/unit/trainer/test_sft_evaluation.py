@@ -12,10 +12,10 @@ from helpers.character_kit import CharacterKit
 from helpers.conversations import message, row
 
 from lmm_r1 import dotted
-from lmm_r1.checkpoints.folder import METRIC, best_metric
 from lmm_r1.config import SFTConfig
 from lmm_r1.data.messages import Row
 from lmm_r1.errors import UserError
+from lmm_r1.host.checkpoint_folder import METRIC, best_metric
 from lmm_r1.supervised.loop import TokenLosses
 from lmm_r1.supervised.samples import SFTBatch, SFTSample
 from lmm_r1.supervised.sft import BestMetric, Evaluation, RowEncoder, prompt_of

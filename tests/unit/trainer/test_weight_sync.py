@@ -11,9 +11,9 @@ from ray.util import collective
 from torch.nn import Parameter
 
 from lmm_r1 import cpu
+from lmm_r1.generation import weight_sync
+from lmm_r1.generation.weight_sync import BroadcastChannel, SharedMemoryChannel, StoredWeights, buckets
 from lmm_r1.generation.worker_extension import BucketWeights, weights_in
-from lmm_r1.host import weight_sync
-from lmm_r1.host.weight_sync import BroadcastChannel, SharedMemoryChannel, StoredWeights, buckets
 from lmm_r1.rl.workers import KitActorPPOTrainer
 
 pytestmark = pytest.mark.unit

@@ -2,8 +2,7 @@
 
 A checkpoint is written as `.saving-TAG`. It gets its tag's name once every rank has written its shards, and with it a
 marker that lists them; what goes is renamed before it is deleted. So a run may be killed at any moment, as long as
-renaming is atomic and all ranks see the same folder.
-"""
+renaming is atomic and all ranks see the same folder."""
 
 from __future__ import annotations
 

@@ -8,19 +8,15 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import deepspeed
 import ray
 import torch
 import torch.distributed as dist
 from bitsandbytes.nn import Params4bit
-from deepspeed.module_inject.layers import GatherReplacedLayerParams
-from openrlhf.trainer.ray.utils import get_physical_gpu_id
-from openrlhf.utils.distributed_util import torch_dist_barrier_and_cuda_sync
 from peft.tuners.lora import LoraLayer
 from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
@@ -34,7 +30,9 @@ from transformers.core_model_loading import (
 
 from lmm_r1.files.full_disk import writing
 from lmm_r1.generation.worker_extension import BUCKET_BYTES, WeightSlot, empty_buffer, handle_of, slots_of, weights_in
-from lmm_r1.host.strategy import whole_state_dict
+from lmm_r1.host.openrlhf import torch_dist_barrier_and_cuda_sync
+from lmm_r1.host.openrlhf_engines import get_physical_gpu_id
+from lmm_r1.host.zero import GatheredParameters, whole_state_dict, whole_weights
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.adapters import FrozenLinear4bit, adapted_layers, merged_layer, merged_state_dict, quantized_layers
 
@@ -176,7 +174,7 @@ def send_buckets(policy: KitActor, channel: Channel, *, split: bool) -> None:
     for bucket in buckets(groups, weights, limit=BUCKET_BYTES):
         names = [name for group in bucket for name in group.names]
         merged = {name: _merged(layers[name]) for name in names if name in layers}
-        with _whole([weights[name] for name in names if name not in layers], model=model, split=split):
+        with whole_weights([weights[name] for name in names if name not in layers], model=model, split=split):
             sent: dict[str, torch.Tensor] = {}
             for group in bucket:
                 whole = {name: merged[name] if name in merged else weights[name].data for name in group.names}
@@ -221,22 +219,10 @@ def _filled(weights: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, list[Wei
     return buffer, slots
 
 
-@contextmanager
-def _whole(weights: Sequence[torch.nn.Parameter], *, model: torch.nn.Module, split: bool) -> Iterator[None]:
-    """Let all ranks have these weights whole, of which ZeRO-3 or tensor parallelism leaves them parts."""
-    with ExitStack() as stack:
-        if split:
-            for weight in weights:
-                stack.enter_context(GatherReplacedLayerParams([weight], model))
-        else:
-            stack.enter_context(deepspeed.zero.GatheredParameters(list(weights)))
-        yield
-
-
 def _merged(layer: LoraLayer | FrozenLinear4bit) -> torch.Tensor:
     """Return the weight of a layer with an adapter, or of one in 4 bits, whole on every rank."""
     if isinstance(layer, FrozenLinear4bit):
         return layer.dequantized()
     # Without ZeRO-3 the weights are whole, and this does nothing.
-    with deepspeed.zero.GatheredParameters(list(layer.parameters())):
+    with GatheredParameters(list(layer.parameters())):
         return merged_layer(layer)

@@ -13,7 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lmm_r1.checkpoints.folder import (
+from lmm_r1.errors import UserError
+from lmm_r1.files.full_disk import writing
+from lmm_r1.host.checkpoint_folder import (
     LATEST,
     MARKER,
     METRIC,
@@ -31,8 +33,6 @@ from lmm_r1.checkpoints.folder import (
     tags,
     whole_checkpoints,
 )
-from lmm_r1.errors import UserError
-from lmm_r1.files.full_disk import writing
 
 logger = logging.getLogger(__name__)
 

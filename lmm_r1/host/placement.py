@@ -1,8 +1,7 @@
 """Which GPU each rank of a group of workers gets: ranks that exchange the most lie on one node.
 
 Ray gives the bundles of a placement group to nodes in any order. Tensor-parallel engines, Ulysses groups and ZeRO++
-partitions are consecutive ranks, so bundles are taken node by node.
-"""
+partitions are consecutive ranks, so bundles are taken node by node."""
 
 from __future__ import annotations
 

@@ -1,0 +1,81 @@
+"""DeepSpeed's names and ZeRO's helpers, as models and weight updates use them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import deepspeed
+import torch
+from deepspeed import DeepSpeedEngine as DeepSpeedEngine
+from deepspeed.module_inject.layers import GatherReplacedLayerParams
+from deepspeed.runtime.zero import GatheredParameters as GatheredParameters  # whole weights of ZeRO-3
+from deepspeed.runtime.zero import Init as Init  # splits the weights of modules that are made within
+from deepspeed.runtime.zero.partition_parameters import DeepSpeedTensorOverride
+from deepspeed.utils import set_z3_leaf_modules
+from deepspeed.utils.zero_to_fp32 import (
+    get_fp32_state_dict_from_zero_checkpoint as get_fp32_state_dict_from_zero_checkpoint,
+)
+from transformers.integrations.deepspeed import HfDeepSpeedConfig as HfDeepSpeedConfig  # loads straight into shards
+
+
+class _WeightsOnlyInit(Init):
+    """DeepSpeed's context, which shards weights as they are made; the precision of nothing else is changed."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        # Buffers are still made on the device: DeepSpeed does not move those of a model that is loaded in shards.
+        super().__init__(*args, **settings, tensor_overrides=[DeepSpeedTensorOverride.device])
+
+    def _post_init_method(self, module: torch.nn.Module) -> None:
+        for weight in module.parameters(recurse=False):
+            # A shard has its precision already.
+            if weight.is_floating_point() and not hasattr(weight, "ds_id"):
+                weight.data = weight.data.to(self.dtype)
+        super()._post_init_method(module)
+
+
+@contextmanager
+def weights_alone_cast() -> Iterator[None]:
+    """Let transformers load models into ZeRO-3 shards without changing the precision of their buffers.
+
+    Under `deepspeed.zero.Init` DeepSpeed 0.19.6 rounds what `torch.arange`, `torch.tensor` and the like make to the
+    training's precision.
+    """
+    original = deepspeed.zero.Init
+    deepspeed.zero.Init = _WeightsOnlyInit  # where transformers looks it up
+    try:
+        yield
+    finally:
+        deepspeed.zero.Init = original
+
+
+def set_leaf_classes(model: torch.nn.Module, classes: Sequence[str]) -> None:
+    """Let ZeRO-3 gather modules of these classes as a whole, whichever of their parts a pass reaches."""
+    set_z3_leaf_modules(model, list(classes))
+
+
+@contextmanager
+def whole_weights(weights: Sequence[torch.nn.Parameter], *, model: torch.nn.Module, split: bool) -> Iterator[None]:
+    """Let all ranks have these weights whole, which ZeRO-3 or tensor parallelism splits.
+
+    Args:
+        split: whether tensor parallelism does.
+    """
+    with ExitStack() as stack:
+        if split:
+            for weight in weights:
+                stack.enter_context(GatherReplacedLayerParams([weight], model))
+        else:
+            stack.enter_context(GatheredParameters(list(weights)))
+        yield
+
+
+def whole_state_dict(engine: Any) -> dict[str, torch.Tensor] | None:
+    """Return all weights of a DeepSpeed engine's model; None on other ranks than 0 if ZeRO-3 holds shards of them.
+
+    Every rank must call it.
+    """
+    if engine.zero_optimization_stage() == 3:
+        return engine._consolidated_16bit_state_dict()
+    return engine.module.state_dict()
