@@ -22,6 +22,7 @@ from lmm_r1.config.model_checks import (
 )
 from lmm_r1.config.ppo import (
     GPU_COUNTS,
+    GROUP_ESTIMATORS,
     ActorConfig,
     AgentConfig,
     CriticConfig,
@@ -38,8 +39,6 @@ from lmm_r1.errors import UserError
 
 logger = logging.getLogger(__name__)
 
-# These take their baseline from the group, so a group of one has no advantage at all.
-GROUP_ESTIMATORS = ("rloo", "reinforce_baseline", "group_norm", "dr_grpo", "grpo_passk")
 TWO_TEMPLATES = "--data.input_template {!r} and --data.apply_chat_template both write what stands around a prompt; give one of them"
 
 

@@ -30,9 +30,11 @@ AHEAD_TOKENS = 8192
 EstimatorName: TypeAlias = Literal[
     "gae", "reinforce", "rloo", "reinforce_baseline", "group_norm", "dr_grpo", "flash_reinforce", "remax", "grpo_passk"
 ]
-"""Each is that of a function in `trainer.advantages`."""
+"""Each is the name of a function in `rl.advantages`."""
+# They compare a response with others to the same prompt, so a group of one has no advantage.
+GROUP_ESTIMATORS: tuple[EstimatorName, ...] = ("rloo", "reinforce_baseline", "group_norm", "dr_grpo", "grpo_passk")
 PolicyLossName: TypeAlias = Literal["ppo", "gspo", "gspo_token", "cispo", "sapo"]
-"""Each is that of a function in `trainer.policy_losses`."""
+"""Each is the name of a function in `rl.losses`."""
 LossAggregation: TypeAlias = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 FILTER_NAME = "experience_filter"
 """The function of `algo.experience_filter` where none is named."""

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from lmm_r1 import dotted
-from lmm_r1.config.checks import GROUP_ESTIMATORS, check_batches, model_gpus
-from lmm_r1.config.ppo import PPOConfig
+from lmm_r1.config.checks import check_batches, model_gpus
+from lmm_r1.config.ppo import GROUP_ESTIMATORS, PPOConfig
 from lmm_r1.config.supervised import SupervisedConfig
 from lmm_r1.errors import UserError
 
