@@ -16,6 +16,8 @@ PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/*.md", "datasets/
 PAGES += ("lmm_r1/lmm_kits/README.md", "compat/flash-attn/README.md")
 # The target of a Markdown link or image.
 _LINK = re.compile(r"(?<=\]\()(?!https?:|mailto:|#)([^)\s]+)(?=\))")
+# A line that shows a file of Python: the site has its text here, a Git host only the link next to it.
+_SHOWN = re.compile(r"^<!-- file: (\S+\.py) -->$", flags=re.MULTILINE)
 _CODE = re.compile(r"```.*?```|`[^`\n]*`", flags=re.DOTALL)
 
 
@@ -36,18 +38,20 @@ def main(folder: str) -> None:
 def stage(folder: Path) -> None:
     """Copy the pages and the files they link to, with their relative paths; exit with the broken links if there are any."""
     pages = [page for pattern in PAGES for page in sorted(ROOT.glob(pattern))]
-    broken = []
+    broken, staged = [], {}
     for page in pages:
         text = page.read_text(encoding="utf-8")
-        for link in links(text):
+        for link in (*links(text), *_SHOWN.findall(text)):
             target = (page.parent / unquote(link.partition("#")[0])).resolve()
             if not target.exists() or not target.is_relative_to(ROOT):
                 broken.append(f"{page.relative_to(ROOT)}: {link} leads to nothing")
             elif target.is_file() and target not in pages:
                 _copy(target, folder)
-        _copy(page, folder, text=_with_folders(text, page))
+        staged[page] = text
     if broken:
         raise SystemExit("\n".join(broken))
+    for page, text in staged.items():
+        _copy(page, folder, text=_with_files(_without_folders(text, page), page))
 
 
 def links(text: str) -> list[str]:
@@ -55,7 +59,12 @@ def links(text: str) -> list[str]:
     return _LINK.findall(_CODE.sub("", text))
 
 
-def _with_folders(text: str, page: Path) -> str:
+def _with_files(text: str, page: Path) -> str:
+    """Return a page with the text of the files that it shows."""
+    return _SHOWN.sub(lambda shown: f"```python\n{(page.parent / shown[1]).read_text(encoding='utf-8')}```", text)
+
+
+def _without_folders(text: str, page: Path) -> str:
     """Return a page without its links to folders, because a site shows no folders."""
 
     def shown(match: re.Match[str]) -> str:

@@ -24,6 +24,7 @@ from lmm_r1.config.model_checks import (
 )
 from lmm_r1.config.ppo import (
     GPU_COUNTS,
+    GROUP_ESTIMATORS,
     ActorConfig,
     AgentConfig,
     CriticConfig,
@@ -40,8 +41,6 @@ from lmm_r1.errors import UserError
 
 logger = logging.getLogger(__name__)
 
-# Their baseline is computed within the group, so a group of one has no advantage.
-GROUP_ESTIMATORS = ("rloo", "reinforce_baseline", "group_norm", "dr_grpo", "grpo_passk")
 TWO_TEMPLATES = "--data.input_template {!r} and --data.apply_chat_template both write the text around a prompt; set only one of them"
 
 

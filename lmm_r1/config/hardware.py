@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from lmm_r1 import cpu, dotted
-from lmm_r1.config.checks import GROUP_ESTIMATORS, check_batches, model_gpus
-from lmm_r1.config.ppo import GPU_COUNTS, PlacedModel, PPOConfig
+from lmm_r1.config.checks import check_batches, model_gpus
+from lmm_r1.config.ppo import GPU_COUNTS, GROUP_ESTIMATORS, PlacedModel, PPOConfig
 from lmm_r1.config.supervised import SupervisedConfig
 from lmm_r1.errors import UserError
 

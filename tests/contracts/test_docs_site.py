@@ -37,6 +37,17 @@ def test_a_link_to_nothing_fails(site, tmp_path, monkeypatch):
         site.stage(tmp_path / "staged")
 
 
+def test_a_page_shows_a_file_as_it_is(site, tmp_path, monkeypatch):
+    (tmp_path / "README.md").write_text("The step:\n\n<!-- file: step.py -->\n\nThat is all.\n")
+    monkeypatch.setattr(site, "ROOT", tmp_path)
+    with pytest.raises(SystemExit, match=r"^README.md: step.py leads to nothing$"):
+        site.stage(tmp_path / "staged")
+    (tmp_path / "step.py").write_text("def step() -> None: ...\n")
+    site.stage(tmp_path / "staged")
+    shown = (tmp_path / "staged" / "README.md").read_text()
+    assert shown == "The step:\n\n```python\ndef step() -> None: ...\n```\n\nThat is all.\n"
+
+
 def test_every_page_of_docs_stands_in_the_menu():
     menu = set(re.findall(r": (\S+\.md)$", (ROOT / "docs/mkdocs.yml").read_text(), flags=re.MULTILINE))
     assert {f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")} <= menu

@@ -5,6 +5,7 @@ import itertools
 import math
 import typing
 from collections.abc import Sequence
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
@@ -35,28 +36,60 @@ from lmm_r1.rl.experiences import KitExperienceMaker, check_groups
 pytestmark = pytest.mark.unit
 
 NAMES = typing.get_args(typing.get_type_hints(AdvantageConfig)["estimator"])
-# What OpenRLHF has not.
-OURS = ("remax", "grpo_passk")
-# Of the rewards 0.1 and 0.9 of one group, and 1/3, 1/3 and 1 of another: against their group's.
+# OpenRLHF's own.
+UPSTREAM = ("gae", "reinforce", "rloo", "reinforce_baseline", "group_norm", "dr_grpo", "flash_reinforce")
+# The rewards of two groups. The third group is 1, 0, 0.5 and a sample that does not count: its mean is 0.5.
 PAIR, THREE = [0.1, 0.9], [1 / 3, 1 / 3, 1.0]
 HALF_ROOT, THIRD_ROOT = 1 / math.sqrt(2), 1 / math.sqrt(3)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ByHand:
+    """What an estimator gives for these groups, and how its advantages depend on the rewards."""
+
+    pair: list[float]
+    three: list[float]
+    uncounted: list[float] | None
+    """None if samples are not compared."""
+    by_group: bool = True
+    """Whether each sample is compared with its own group only."""
+    whitened: bool = False
+    doubles: bool = False
+    """Whether advantages double if the rewards do."""
+
+
 BY_HAND = {
-    "gae": (PAIR, THREE),
-    "reinforce": (PAIR, THREE),
-    # Each against the mean of the others: 0.9; 2/3 and 1/3.
-    "rloo": ([-0.8, 0.8], [-1 / 3, -1 / 3, 2 / 3]),
-    # Against the mean: 0.5; 5/9.
-    "reinforce_baseline": ([-0.4, 0.4], [-2 / 9, -2 / 9, 4 / 9]),
-    "dr_grpo": ([-0.4, 0.4], [-2 / 9, -2 / 9, 4 / 9]),
-    # Deviations: 0.8 / sqrt(2); sqrt((4 + 4 + 16) / 81 / 2) = 2 sqrt(3) / 9.
-    "group_norm": ([-HALF_ROOT, HALF_ROOT], [-THIRD_ROOT, -THIRD_ROOT, 2 * THIRD_ROOT]),
-    # The batch's mean: here the one group is the batch.
-    "flash_reinforce": ([-0.4, 0.4], [-2 / 9, -2 / 9, 4 / 9]),
-    # The greedy response is worth the group's mean here.
-    "remax": ([-0.4, 0.4], [-2 / 9, -2 / 9, 4 / 9]),
-    # Of single responses, the deviation is that of n: 0.4; 2 sqrt(2) / 9.
-    "grpo_passk": ([-1.0, 1.0], [-HALF_ROOT, -HALF_ROOT, 2 * HALF_ROOT]),
+    "gae": ByHand(pair=PAIR, three=THREE, uncounted=None, whitened=True),
+    "reinforce": ByHand(pair=PAIR, three=THREE, uncounted=None, whitened=True),
+    # Each against the mean of the others: 0.9; 2/3 and 1/3; 0.25, 0.75 and 0.5.
+    "rloo": ByHand(pair=[-0.8, 0.8], three=[-1 / 3, -1 / 3, 2 / 3], uncounted=[0.75, -0.75, 0.0], doubles=True),
+    # Against the mean: 0.5; 5/9; 0.5.
+    "reinforce_baseline": ByHand(
+        pair=[-0.4, 0.4], three=[-2 / 9, -2 / 9, 4 / 9], uncounted=[0.5, -0.5, 0.0], whitened=True
+    ),
+    "dr_grpo": ByHand(pair=[-0.4, 0.4], three=[-2 / 9, -2 / 9, 4 / 9], uncounted=[0.5, -0.5, 0.0], doubles=True),
+    # Deviations: 0.8 / sqrt(2); sqrt((4 + 4 + 16) / 81 / 2) = 2 sqrt(3) / 9; sqrt(0.5 / 2) = 0.5.
+    "group_norm": ByHand(
+        pair=[-HALF_ROOT, HALF_ROOT],
+        three=[-THIRD_ROOT, -THIRD_ROOT, 2 * THIRD_ROOT],
+        uncounted=[1.0, -1.0, 0.0],
+    ),
+    # Against the batch's mean: here the one group is the batch.
+    "flash_reinforce": ByHand(
+        pair=[-0.4, 0.4], three=[-2 / 9, -2 / 9, 4 / 9], uncounted=[0.5, -0.5, 0.0], by_group=False, doubles=True
+    ),
+    # Against the greedy response, whose reward is the group's mean here.
+    "remax": ByHand(
+        pair=[-0.4, 0.4], three=[-2 / 9, -2 / 9, 4 / 9], uncounted=[0.5, -0.5, 0.0], by_group=False, doubles=True
+    ),
+    # For single responses, the deviation is that of n: 0.4; 2 sqrt(2) / 9; sqrt(0.5 / 3).
+    "grpo_passk": ByHand(
+        pair=[-1.0, 1.0],
+        three=[-HALF_ROOT, -HALF_ROOT, 2 * HALF_ROOT],
+        uncounted=[0.5 / math.sqrt(0.5 / 3), -0.5 / math.sqrt(0.5 / 3), 0.0],
+    ),
 }
+COMPARING = [name for name, case in BY_HAND.items() if case.uncounted is not None]
 
 
 def single(*rewards: float) -> torch.Tensor:
@@ -86,7 +119,7 @@ def shaped_rewards(rewards: torch.Tensor, *, estimator: str, **settings: object)
 
 
 def test_every_name_of_the_configuration_has_its_estimator():
-    assert set(ESTIMATORS) == set(NAMES)
+    assert set(ESTIMATORS) == set(NAMES) == set(BY_HAND)
     for name, estimator in ESTIMATORS.items():
         assert estimator.__name__ == name
         assert estimator.__doc__, f"{name} names no paper and no formula"
@@ -94,7 +127,8 @@ def test_every_name_of_the_configuration_has_its_estimator():
 
 @pytest.mark.parametrize("estimator", NAMES)
 def test_rewards_are_shaped_as_by_hand(estimator):
-    for rewards, expected in zip((PAIR, THREE), BY_HAND[estimator], strict=True):
+    case = BY_HAND[estimator]
+    for rewards, expected in ((PAIR, case.pair), (THREE, case.three)):
         (shaped,) = shaped_rewards(single(*rewards), estimator=estimator).tolist()
         assert shaped == pytest.approx(expected, abs=1e-7)
 
@@ -104,22 +138,22 @@ def test_the_baseline_of_flash_reinforce_is_the_batchs_mean():
     assert shaped.tolist() == [[-0.75, 0.25], [0.25, 0.25]]
 
 
-@pytest.mark.parametrize("estimator", sorted(set(NAMES) - {"gae", "reinforce"}))
+@pytest.mark.parametrize("estimator", COMPARING)
 @pytest.mark.parametrize("reward", [0.9, 0.1, 1 / 3, 0.0, -7.7, 1e-3, 9.9e5])
 def test_equal_rewards_have_no_advantage(estimator, reward):
     for size in range(2, 17):
         rewards = single(*[reward] * size)
         assert shaped_rewards(rewards, estimator=estimator).tolist() == [[0.0] * size]
         assert group_deviations(rewards).item() == 0.0
-        # Beside a group that does differ; one batch is compared with itself, and ReMax's samples not with each other.
-        if estimator not in ("flash_reinforce", "remax"):
+        # Next to a group whose rewards differ.
+        if BY_HAND[estimator].by_group:
             other = single(*[reward] * (size - 1), reward + 1)
             equal, different = shaped_rewards(torch.cat([rewards, other]), estimator=estimator).tolist()
             assert equal == [0.0] * size
             assert all(different)
 
 
-@pytest.mark.parametrize("estimator", sorted(set(NAMES) - {"gae", "reinforce"}))
+@pytest.mark.parametrize("estimator", COMPARING)
 def test_rewards_that_differ_by_rounding_are_equal(estimator):
     summed = torch.tensor(0.1) + torch.tensor(0.7) + torch.tensor(0.1)
     rewards = torch.stack([summed, torch.tensor(0.9), summed, torch.tensor(0.9)])[None]
@@ -140,17 +174,17 @@ def test_small_rewards_that_differ_still_count():
 @pytest.mark.parametrize("estimator", NAMES)
 def test_a_sample_alone_is_compared_with_nothing(estimator):
     (shaped,) = shaped_rewards(single(0.9), estimator=estimator).flatten().tolist()
-    assert shaped == (pytest.approx(0.9) if estimator in ("gae", "reinforce") else 0.0)
+    assert shaped == (0.0 if estimator in COMPARING else pytest.approx(0.9))
 
 
 @pytest.mark.parametrize("estimator", NAMES)
 def test_what_is_whitened_is_said_by_the_estimator(estimator):
     (advantages,) = estimate(single(*PAIR), estimator=estimator).advantages
-    whitened_names = {"gae", "reinforce", "reinforce_baseline"}
-    expected = [-1.0, 1.0] if estimator in whitened_names else BY_HAND[estimator][0]
+    case = BY_HAND[estimator]
+    expected = [-1.0, 1.0] if case.whitened else case.pair
     assert advantages.flatten().tolist() == pytest.approx(expected, abs=1e-6)
     (advantages,) = estimate(single(*PAIR), estimator=estimator, divide=False).advantages
-    expected = [-0.4, 0.4] if estimator in whitened_names else BY_HAND[estimator][0]
+    expected = [-0.4, 0.4] if case.whitened else case.pair
     assert advantages.flatten().tolist() == pytest.approx(expected, abs=1e-6)
 
 
@@ -166,7 +200,7 @@ def test_advantages_move_with_rewards_as_they_should(estimator):
     plain = advantages(rewards)
     # No baseline but the whitening's mean is left of a reward that all have more.
     torch.testing.assert_close(advantages(rewards + 3), plain, atol=1e-6, rtol=0)
-    scale = 2.0 if estimator in ("rloo", "dr_grpo", "flash_reinforce", "remax") else 1.0
+    scale = 2.0 if BY_HAND[estimator].doubles else 1.0
     torch.testing.assert_close(advantages(2 * rewards), scale * plain, atol=1e-6, rtol=0)
     torch.testing.assert_close(advantages(rewards[:, order]), plain[:, order], atol=1e-6, rtol=0)
 
@@ -297,33 +331,20 @@ def test_the_next_token_is_the_next_that_was_generated():
     assert found[mask.bool()].tolist() == pytest.approx([0.592, 0.6])
 
 
-# Of the rewards 1, 0, 0.5 and a fourth that does not count: mean 0.5, deviation sqrt(0.5 / 2) = 0.5.
-UNCOUNTED = {
-    "rloo": [0.75, -0.75, 0.0],
-    "reinforce_baseline": [0.5, -0.5, 0.0],
-    "dr_grpo": [0.5, -0.5, 0.0],
-    "group_norm": [1.0, -1.0, 0.0],
-    "flash_reinforce": [0.5, -0.5, 0.0],
-    # Against a greedy response of 0.5, and over the three that count: sqrt(0.5 / 3).
-    "remax": [0.5, -0.5, 0.0],
-    "grpo_passk": [0.5 / math.sqrt(0.5 / 3), -0.5 / math.sqrt(0.5 / 3), 0.0],
-}
-
-
-@pytest.mark.parametrize("estimator", UNCOUNTED)
+@pytest.mark.parametrize("estimator", COMPARING)
 @pytest.mark.parametrize("fourth", [9.0, -1e6, 0.5])
 def test_nobody_is_compared_with_a_sample_that_does_not_count(estimator, fourth):
     counted = torch.tensor([[True, True, True, False]])
     greedy = torch.tensor([[0.5]])
     rewards = single(1.0, 0.0, 0.5, fourth)
     (found,) = estimate(rewards, estimator=estimator, counted=counted, greedy=greedy).token_rewards
-    assert found.flatten()[:3].tolist() == pytest.approx(UNCOUNTED[estimator], abs=1e-6)
+    assert found.flatten()[:3].tolist() == pytest.approx(BY_HAND[estimator].uncounted, abs=1e-6)
     assert found.flatten()[3] == 0.0
 
 
 def test_a_group_of_which_nothing_counts_has_no_advantage():
     nothing = torch.zeros(1, 2, dtype=torch.bool)
-    for estimator in UNCOUNTED:
+    for estimator in COMPARING:
         (found,) = estimate(single(1.0, 0.0), estimator=estimator, counted=nothing).token_rewards
         assert not found.any()
 
@@ -397,7 +418,7 @@ def passes(rewards: Sequence[float], *, kl: float = 0.0) -> list[Experience]:
     return batches
 
 
-@pytest.mark.parametrize("estimator", sorted(set(NAMES) - set(OURS)))
+@pytest.mark.parametrize("estimator", UPSTREAM)
 @pytest.mark.parametrize("kl", [0.0, 0.5])
 @pytest.mark.parametrize("no_std_norm", [False, True])
 @pytest.mark.parametrize("penalty", [None, 2.0])

@@ -49,24 +49,25 @@ def test_every_name_of_the_configuration_has_its_loss():
         assert "arXiv" in loss.__doc__
 
 
-@pytest.mark.parametrize(
-    ("loss", "ratio", "advantage", "expected", "gradient"),
-    [
-        ("ppo", 1.5, 1.0, -1.2, 0.0),
-        ("ppo", 1.5, -1.0, 1.5, 1.5),
-        ("ppo", 0.5, -1.0, 0.8, 0.0),
-        # -sg(clip(r)) A log pi, of log pi = log r: the gradient is the weight, also beyond the bounds.
-        ("cispo", 1.5, 2.0, -1.2 * 2 * math.log(1.5), -1.2 * 2),
-        ("cispo", 0.5, 2.0, -0.8 * 2 * math.log(0.5), -0.8 * 2),
-        ("cispo", 1.1, -2.0, 1.1 * 2 * math.log(1.1), 1.1 * 2),
-        # 4 sigmoid(0) = 2, whose derivative is 4 / 4 = 1 times the ratio.
-        ("sapo", 1.0, 1.0, -2.0, -1.0),
-        ("sapo", 1.0, -1.0, 2 / 1.05, 1.0),
-        # r = 3: sigmoid(2) and its derivative, times 4 and 4 r; for a negative advantage tau = 1.05.
-        ("sapo", 3.0, 1.0, -4 * 0.880797078, -4 * 3 * 0.104993585),
-        ("sapo", 3.0, -1.0, 4 / 1.05 * 0.890903179, 4 * 3 * 0.097194705),
-    ],
-)
+# Loss, ratio, advantage, and by hand the value and its gradient.
+BY_HAND = [
+    ("ppo", 1.5, 1.0, -1.2, 0.0),
+    ("ppo", 1.5, -1.0, 1.5, 1.5),
+    ("ppo", 0.5, -1.0, 0.8, 0.0),
+    # -sg(clip(r)) A log pi, of log pi = log r: the gradient is the weight, also beyond the bounds.
+    ("cispo", 1.5, 2.0, -1.2 * 2 * math.log(1.5), -1.2 * 2),
+    ("cispo", 0.5, 2.0, -0.8 * 2 * math.log(0.5), -0.8 * 2),
+    ("cispo", 1.1, -2.0, 1.1 * 2 * math.log(1.1), 1.1 * 2),
+    # 4 sigmoid(0) = 2, whose derivative is 4 / 4 = 1 times the ratio.
+    ("sapo", 1.0, 1.0, -2.0, -1.0),
+    ("sapo", 1.0, -1.0, 2 / 1.05, 1.0),
+    # r = 3: sigmoid(2) and its derivative, times 4 and 4 r; for a negative advantage tau = 1.05.
+    ("sapo", 3.0, 1.0, -4 * 0.880797078, -4 * 3 * 0.104993585),
+    ("sapo", 3.0, -1.0, 4 / 1.05 * 0.890903179, 4 * 3 * 0.097194705),
+]
+
+
+@pytest.mark.parametrize(("loss", "ratio", "advantage", "expected", "gradient"), BY_HAND)
 def test_losses_are_as_by_hand(loss, ratio, advantage, expected, gradient):
     found, (slope,) = loss_and_gradient(one(ratio, advantage), loss=loss)
     assert (found, slope) == (pytest.approx(expected, rel=1e-5), pytest.approx(gradient, rel=1e-5, abs=1e-7))
