@@ -84,7 +84,7 @@ def with_one_text(turn: Mapping[str, Any], *, separator: str) -> Mapping[str, An
 
 
 def check_typed_media(messages: Sequence[Message], *, media_tokens: Sequence[str]) -> None:
-    """Raise UserError if a text holds a media token, which would stand for an image that does not exist."""
+    """Raise UserError if a text holds a media token, which would refer to an image that does not exist."""
     texts = [part.text for message in messages for part in message.parts if isinstance(part, TextPart)]
     typed = [token for token in media_tokens for text in texts if token in text]
     if typed:

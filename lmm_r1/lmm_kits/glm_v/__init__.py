@@ -220,7 +220,7 @@ class GlmVKit(QwenVlKit):
 
 
 def _check_roles(messages: Sequence[Message], text: str) -> None:
-    """Raise UserError where the template passes over a message: the released one knows three roles."""
+    """Raise UserError if the template omits a message: the released one knows three roles."""
     for message in messages:
         parts = [part.text.strip() for part in message.parts if isinstance(part, TextPart)]
         if message.role not in WRITTEN_ROLES and not all(part in text for part in parts):
