@@ -109,18 +109,11 @@ class IdeficsKit(LmmKit):
         model.model.get_image_features = MethodType(_features_of_all_tiles, model.model)
         return model
 
-    def load_processor(
-        self, path: str, *, trust_remote_code: bool, chat_template: str | None = None
-    ) -> ProcessorMixin:
-        """Load processor and tokenizer, and set the end token to the one that ends a turn in the chat template.
+    def prepare_processor(self, processor: ProcessorMixin, path: str) -> None:
+        """Set the end token to the one that ends a turn in the chat template.
 
-        Raises:
-            UserError: a part, a token or a package is missing, or images are not scaled to the tower's one size.
+        Raises UserError if a token is missing, or images are not scaled to the tower's one size.
         """
-        try:
-            processor = super().load_processor(path, trust_remote_code=trust_remote_code, chat_template=chat_template)
-        except ImportError as error:
-            raise UserError(f"{path}: {error}") from error
         tokenizer = processor.tokenizer
         check_tokens(tokenizer, {IMAGE, AROUND_IMAGE, WHOLE_IMAGE}, path=path)
         if not (processor.image_processor.do_resize and processor.image_processor.do_pad):
@@ -130,7 +123,6 @@ class IdeficsKit(LmmKit):
             )
         if END_OF_TURN in str(processor.chat_template) and END_OF_TURN in tokenizer.get_vocab():
             tokenizer.eos_token = END_OF_TURN
-        return processor
 
     def apply_template(
         self, processor: ProcessorMixin, messages: Sequence[Message], *, add_generation_prompt: bool
@@ -275,13 +267,10 @@ class SmolVlmKit(IdeficsKit):
     takes_videos = True
     engine_wants_times = True
 
-    def load_processor(
-        self, path: str, *, trust_remote_code: bool, chat_template: str | None = None
-    ) -> SmolVLMProcessor:
-        """Load processor and tokenizer; frames of videos are scaled to the size of a tile."""
-        processor = super().load_processor(path, trust_remote_code=trust_remote_code, chat_template=chat_template)
+    def prepare_processor(self, processor: SmolVLMProcessor, path: str) -> None:
+        """Scale frames of videos to the size of a tile."""
+        super().prepare_processor(processor, path)
         processor.video_processor.max_image_size = processor.image_processor.max_image_size
-        return processor
 
     def template_for(self, processor: SmolVLMProcessor, messages: Sequence[Message]) -> str:
         """Return the checkpoint's template, or transformers' own for videos that the checkpoint's does not write."""
@@ -316,12 +305,10 @@ class SmolVlmKit(IdeficsKit):
         )
         left = {IMAGE: iter(cut), VIDEO: iter(shown)}
         in_order = [next(left[mark]) for mark in re.findall(f"{IMAGE}|{VIDEO}", text)]
-        return EncodedPrompt(
+        return raw.encoded(
             token_ids=processor.tokenizer(expanded, add_special_tokens=False)["input_ids"],
             engine_token_ids=self.engine_ids(processor, text, videos=raw.videos),
-            images=list(raw.images),
             media=self.merge_media(in_order),
-            videos=list(raw.videos),
         )
 
     def engine_ids(self, processor: SmolVLMProcessor, text: str, *, videos: Sequence[Video]) -> list[int]:
