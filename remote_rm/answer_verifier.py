@@ -30,7 +30,7 @@ DEFAULT_WEIGHTS = Weights()
 class AnswerVerifier(ABC):
     """A verifier that compares the final answer of a response with the label; a subclass says when they are equal.
 
-    The parts of its scores are `accuracy` and `format`, and `ungradable` where `reports_ungradable` is set.
+    The parts of its scores are `accuracy` and `format`, and `ungradable` if `reports_ungradable` is set.
     """
 
     name: ClassVar[str]
@@ -44,7 +44,7 @@ class AnswerVerifier(ABC):
         """Return whether the answer equals the label, whatever it takes."""
 
     def quick_match(self, answer: str, label: str) -> bool | None:
-        """Return the same as `matches` where a bounded number of microseconds is enough to tell, else None."""
+        """Return the same as `matches` if a bounded number of microseconds suffices, else None."""
         return self.matches(answer, label)
 
     def is_gradable(self, label: str) -> bool:
@@ -52,7 +52,7 @@ class AnswerVerifier(ABC):
         return True
 
     def answer_of(self, label: str) -> str:
-        """Return the answer that a label wants: one that is right where any is."""
+        """Return an answer that the label accepts, if there is any."""
         return label
 
     def check_label(self, label: str) -> None:
@@ -60,7 +60,7 @@ class AnswerVerifier(ABC):
         accuracy.check_label(label)
 
     def quick_score(self, item: Item) -> Score | None:
-        """The score where it can be told quickly; raises ValueError for an empty label."""
+        """The score if it can be determined quickly; raises ValueError for an empty label."""
         self.check_label(item.label)
         answer = final_answer(item.response)
         is_right = False if answer is None else self.quick_match(answer, item.label)
@@ -118,7 +118,7 @@ class Grade:
     values: tuple[float, ...]
     """From 0.0 to 1.0, in the order of the verifier's `measures`."""
     is_right: bool
-    """What counts as right where only right and wrong are told apart: accuracy, pass@k, majority@k."""
+    """The threshold for metrics that distinguish only right and wrong: accuracy, pass@k, majority@k."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +135,7 @@ class GradedVerifier(AnswerVerifier):
 
     @abstractmethod
     def grade(self, answer: str, label: str) -> Grade:
-        """Return how right the answer is; nothing is right by a label that cannot be read."""
+        """Return how right the answer is; 0 if the label cannot be read."""
 
     def grade_of(self, item: Item, answer: str) -> Grade:
         """Return how right an item's answer is."""
@@ -150,7 +150,7 @@ class GradedVerifier(AnswerVerifier):
         return True
 
     def answer_in(self, response: str) -> str | None:
-        """Return what is judged of a response, None where it states no answer."""
+        """Return the part of a response that is judged; None if it states no answer."""
         return final_answer(response)
 
     @property
@@ -171,11 +171,11 @@ class GradedVerifier(AnswerVerifier):
         return self.grade(answer, label).is_right
 
     def quick_match(self, answer: str, label: str) -> bool | None:
-        """Return the same as `matches` where that is quick, else None."""
+        """Return the same as `matches` if that is quick, else None."""
         return self.matches(answer, label) if self.is_quick(answer, label) else None
 
     def quick_score(self, item: Item) -> Score | None:
-        """The score where it can be told quickly; raises ValueError for an empty label."""
+        """The score if it can be determined quickly; raises ValueError for an empty label."""
         self.check_label(item.label)
         answer = self.answer_in(item.response)
         return self._scored(item, answer) if answer is None or self.is_quick(answer, item.label) else None

@@ -32,8 +32,8 @@ class BoxVerifier(GradedVerifier):
     The measure `iou` is that sum over the number of boxes on the side that has more: a box without a partner counts 0, so
     that naming many to hit one pays nothing. A label `[]` is met by the answer `[]`, and by no answer without it.
 
-    A label's numbers are pixels of the image as it is stored. What a model writes is scaled to those where it is known how
-    it writes coordinates; of labels that are shares of the image, from 0 to 1, nothing is scaled.
+    A label's numbers are pixels of the stored image. A model's coordinates are scaled to those if its format is known. If the
+    label has shares of the image, from 0 to 1, nothing is scaled.
     """
 
     name: ClassVar[str] = "box"
@@ -59,7 +59,7 @@ class BoxVerifier(GradedVerifier):
         return self._grade(boxes_in(answer, xywh=self.xywh), golds=_golds(label, xywh=self.xywh))
 
     def grade_of(self, item: Item, answer: str) -> Grade:
-        """Return the mean IoU in pixels of the image as it is stored, where the item says how answers are scaled to those."""
+        """Return the mean IoU in pixels of the image as it is stored, if the item has the scales of answers."""
         golds, boxes, scales = _golds(item.label, xywh=self.xywh), boxes_in(answer, xywh=self.xywh), self._scales(item)
         if boxes is None or len(scales) > 1:
             return _WRONG
@@ -68,11 +68,11 @@ class BoxVerifier(GradedVerifier):
         return self._grade(boxes, golds=golds)
 
     def can_grade(self, item: Item) -> bool:
-        """Return whether the label can be read, and an answer's boxes: not where several images are scaled differently."""
+        """Return whether the label and an answer's boxes can be read, which fails if several images have different scales."""
         return super().can_grade(item) and len(self._scales(item)) < 2
 
     def _scales(self, item: Item) -> set[tuple[float, float]]:
-        """By what an answer's coordinates are multiplied: nothing, one (x, y), or several, of which none is the answer's."""
+        """The factors of an answer's coordinates: none, one pair (x, y), or several, which cannot be applied."""
         golds = _golds(item.label, xywh=self.xywh)
         if self.unscaled or not golds or all(map(_is_share, golds)):
             return set()
@@ -144,7 +144,7 @@ class BoxVerifier(GradedVerifier):
 
 @lru_cache(maxsize=4096)
 def _golds(label: str, *, xywh: bool) -> list[Box] | None:
-    """The boxes of a label; None where it names none, or one is no box. Remembered for the rest of the group."""
+    """The boxes of a label; None if it has none, or one is not a box. Cached for the rest of the group."""
     boxes = boxes_in(label, xywh=xywh)
     return boxes if boxes is not None and all(box.corners is not None for box in boxes) else None
 

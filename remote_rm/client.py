@@ -1,4 +1,4 @@
-"""Asks reward servers over HTTP: one pooled session, other servers where one fails, then an error; never a lost reward."""
+"""Asks reward servers over HTTP with one pooled session; if one fails, others, and then an error: no reward is lost."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Endpoint:
 
 
 class EndpointRota:
-    """Hands out endpoints; told of each outcome, it keeps requests away from servers that fail.
+    """Chooses endpoints; from the outcomes reported to it, it avoids servers that fail.
 
     Times are those of `time.monotonic`.
     """
@@ -102,7 +102,7 @@ logger = logging.getLogger(__name__)
 
 HEALTH_TIMEOUT_SECONDS = 5.0
 LIFE_TIMEOUT_SECONDS = 2.0
-"""How long a server that failed may take to say at /health that it is back."""
+"""How long /health of a server that failed may take to answer."""
 LOOK_AGAIN_SECONDS = 0.2
 """How often a request that waits for all servers to come back looks whether another request has found one."""
 TOKEN_ENV = "REMOTE_RM_TOKEN"
@@ -124,7 +124,7 @@ class RewardUnavailable(RuntimeError):
 
 
 class RewardRefused(RewardUnavailable):
-    """A server says that samples cannot be judged; it, and others, may well judge the next ones."""
+    """A server reports that samples cannot be judged; it and others may judge later ones."""
 
 
 class UnusableReply(RewardUnavailable):
@@ -146,21 +146,21 @@ class _TooLarge(Exception):
     def __init__(self, reason: str, *, most: int | None) -> None:
         super().__init__(reason)
         self.most = most
-        """How many samples the server takes at once; None where it does not say."""
+        """How many samples the server takes at once; None if it does not report that."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """What one reward is asked for."""
+    """The request for one reward."""
 
     query: str
     """Prompt and response as decoded, special tokens included."""
     prompt: str
     label: str
     response: str | None = None
-    """The response alone; without it the server looks it up in the query."""
+    """The response; without it the server extracts it from the query."""
     further: Mapping[str, object] = field(default_factory=dict)
-    """What is sent under keys of its own, for servers that know them."""
+    """Further fields, for servers that know them."""
 
 
 class RewardClient:
@@ -314,7 +314,7 @@ class RewardClient:
                 scores = await _request_once(session, endpoint.address, sent, timeout_s=min(timeout_s, remaining))
             except _TryAgain as failure:
                 if failure.is_timeout:
-                    # A server drops what it had of a request that is given up: the same time again may never be enough.
+                    # A server drops an aborted request: with the same time limit it might never finish.
                     timeout_s *= 2
                 logger.warning("%s; trying again", failure)
                 self._rota.failed(
@@ -367,7 +367,7 @@ async def _request_once(
 
 
 async def _text(reply: aiohttp.ClientResponse, *, endpoint: str) -> str:
-    """Return the text of a reply, in which U+FFFD stands for bytes that are no UTF-8; raises UnusableReply for one too long."""
+    """Return the text of a reply, in which U+FFFD replaces bytes that are not UTF-8; raises UnusableReply for one too long."""
     body = bytearray()
     async for chunk in reply.content.iter_chunked(2**16):
         body += chunk
@@ -443,7 +443,7 @@ def _scalar(value: Any, *, name: str) -> float:
 
 
 async def _health(session: aiohttp.ClientSession, endpoint: Endpoint, *, timeout_s: float) -> str:
-    """Return what a server says at /health; raises _TryAgain where it is not up, which is quicker told than by a reward."""
+    """Return a server's /health; raises _TryAgain if it is not up, which this shows faster than a reward request."""
     try:
         timeout = aiohttp.ClientTimeout(total=timeout_s)
         async with session.get(_health_address(endpoint.address), timeout=timeout) as reply:

@@ -65,7 +65,7 @@ class Composition:
     select: tuple[Part, ...] = ()
 
     def __post_init__(self) -> None:
-        """Take math and format where nothing is given; raises ValueError for names that are taken twice."""
+        """Use math and format by default; raises ValueError for repeated names."""
         if not self.parts and not self.select:
             object.__setattr__(self, "parts", tuple(map(part_from, DEFAULT_PARTS)))
         for flag, given in (("part", self.parts), ("select", self.select)):
@@ -88,7 +88,7 @@ class Composition:
             part.verifier.check_label(gold)
 
     def quick_score(self, item: Item) -> Score | None:
-        """The score where every part can tell it quickly; raises ValueError for a refused label."""
+        """The score if every part can determine it quickly; raises ValueError for a refused label."""
         self.check_label(item.label)
         return self._composed(item, lambda verifier, own: verifier.quick_score(own))
 

@@ -33,10 +33,10 @@ class EditDistanceVerifier(GradedVerifier):
     measures: ClassVar[tuple[str, ...]] = ("anls",)
 
     anls_threshold: float = 0.5
-    """The share of characters that must change from which on nothing is given; 1 gives something for every likeness."""
+    """From this share of changed characters on, the score is 0; with 1 every similarity counts."""
 
     def __post_init__(self) -> None:
-        """Raise a ValueError for a threshold that is no share."""
+        """Raise a ValueError unless the threshold is a share."""
         if not 0 < self.anls_threshold <= 1:
             raise ValueError(f"--anls-threshold must be above 0 and at most 1, got {self.anls_threshold:g}")
 
@@ -62,7 +62,7 @@ class EditDistanceVerifier(GradedVerifier):
 
     def _likeness(self, answer: str, *, gold: str) -> float:
         shorter, longer = sorted((len(answer), len(gold)))
-        # What is missing must be inserted, whatever the characters are.
+        # Missing characters must be inserted in any case.
         if (longer - shorter) / longer >= self.anls_threshold:
             return 0.0
         likeness = similarity(answer, gold)

@@ -25,7 +25,7 @@ def matches(answer: str, label: str, *, ignore_case: bool = False) -> bool:
 
 def _canonical(text: str, *, ignore_case: bool) -> str:
     text = unicodedata.normalize("NFKC", text).strip()
-    # Folding case can leave a text that is no longer in normal form.
+    # After case folding, a text may not be in normal form.
     return unicodedata.normalize("NFKC", text.casefold()) if ignore_case else text
 
 

@@ -1,4 +1,4 @@
-"""Judges the format alone: exactly one think block, then exactly one answer block.
+"""Judges only the format: exactly one think block, then exactly one answer block.
 
 python -m remote_rm.format_verifier --port 5000
 """
@@ -18,7 +18,7 @@ from remote_rm.verifier import Item, Score
 
 @dataclass(frozen=True, kw_only=True)
 class FormatVerifier:
-    """The format of a response, whatever its label says; an empty label is refused all the same."""
+    """The format of a response, whatever its label is; an empty label is refused."""
 
     name: ClassVar[str] = "format"
 

@@ -26,7 +26,7 @@ MAX_QUICK_PAIRS = 64
 """Pairs of elements that are compared without a worker."""
 
 Verdict = bool | None
-"""Whether two values are equal; None where that is left to a worker."""
+"""Whether two values are equal; None if a worker must decide."""
 
 _CLOSED_PAIRS = (("[", "]"), ("(", ")"), ("{", "}"), (r"\{", r"\}"))
 
@@ -52,7 +52,7 @@ def matches(answer: str, label: str, *, unordered: bool = False) -> bool:
 
 
 def quick_match(answer: str, label: str, *, unordered: bool = False) -> Verdict:
-    """Return the same as `matches` where it can be told without sympy, else None."""
+    """Return the same as `matches` if that is possible without sympy, else None."""
     return _compared(answer, label, unordered=unordered, equal=accuracy.quick_match, max_pairs=MAX_QUICK_PAIRS)
 
 
@@ -109,11 +109,11 @@ class ListVerifier(AnswerVerifier):
     unordered: bool = False
 
     def matches(self, answer: str, label: str) -> bool:
-        """Return whether the answer has the label's elements, by sympy where need be."""
+        """Return whether the answer has the label's elements, by sympy if necessary."""
         return matches(answer, label, unordered=self.unordered)
 
     def quick_match(self, answer: str, label: str) -> Verdict:
-        """Return whether the answer has the label's elements where simple rules can tell, else None."""
+        """Return whether the answer has the label's elements if simple rules can decide, else None."""
         return quick_match(answer, label, unordered=self.unordered)
 
     def is_gradable(self, label: str) -> bool:

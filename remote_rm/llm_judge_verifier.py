@@ -1,4 +1,4 @@
-"""Judges answers by a language model behind an OpenAI-compatible chat endpoint, and by a rule where it is not asked.
+"""Judges answers by a language model behind an OpenAI-compatible chat endpoint, and by a rule if it is not asked.
 
 python -m remote_rm.llm_judge_verifier --judge-url http://127.0.0.1:8000/v1 --judge-model Qwen/Qwen3-8B --port 5000
 """
@@ -29,7 +29,7 @@ PARTS = ("judge_asked", "judge_disagrees", "judge_failed", "judged_by_rule")
 PREFIX, WEIGHTS = "judge_", ("accuracy_weight", "format_weight")
 """Of the settings among the arguments of `reward_func`, which holds whatever a row has, too."""
 CALLS_AT_ONCE = 256
-"""How many groups `reward_func` may be given at a time: its calls wait, and compute next to nothing."""
+"""How many groups `reward_func` may get at a time: its calls mostly wait."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class LlmJudge(AnswerVerifier):
 
     Its settings are those of its flags.
 
-    `quick_score`, `score` and `failed_score` are the rule's alone, as workers need them; `judge_around` is what asks.
+    `quick_score`, `score` and `failed_score` are only the rule's, as workers need them; `judge_around` asks the judge.
     Beside `accuracy` and `format` the parts of its scores are, each 0.0 or 1.0:
 
     - judge_asked: the judge's verdict counts, asked for now or earlier;
@@ -65,10 +65,10 @@ class LlmJudge(AnswerVerifier):
     judge_max_question_chars: int = 4000
     judge_body: str = "{}"
     rule: AnswerVerifier = field(init=False, repr=False, compare=False)
-    """The verifier that judges where the judge does not; made from `judge_rule`."""
+    """The verifier for items that the judge does not decide; made from `judge_rule`."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a rule that compares no answers, an address that is none, or a body that is no object."""
+        """Raise ValueError for a rule that compares no answers, an invalid address, or a body that is not an object."""
         rule = get_verifier(self.judge_rule)
         if not isinstance(rule, AnswerVerifier) or isinstance(rule, LlmJudge):
             raise ValueError(
@@ -94,7 +94,7 @@ class LlmJudge(AnswerVerifier):
         return self.rule.matches(answer, label)
 
     def quick_match(self, answer: str, label: str) -> bool | None:
-        """Return whether they are equal by the rule, where it can tell quickly, else None."""
+        """Return whether they are equal by the rule if it can decide quickly, else None."""
         return self.rule.quick_match(answer, label)
 
     def check_label(self, label: str) -> None:
@@ -102,7 +102,7 @@ class LlmJudge(AnswerVerifier):
         self.rule.check_label(label)
 
     def weighted(self, item: Item, *, is_right: bool) -> Score:
-        """Return the score of an item that the rule has judged, and that nobody is asked about."""
+        """Return the score of an item that only the rule judges."""
         return self.marked(super().weighted(item, is_right=is_right), judged_by_rule=1.0)
 
     def marked(self, score: Score, **parts: float) -> Score:
@@ -118,13 +118,13 @@ class LlmJudge(AnswerVerifier):
         return replace(told, reward=reward, score=parts["accuracy"], parts=parts, timed_out=False)
 
     def judge_around(self, rules: "VerifierPool", *, limits: "ServiceLimits") -> "AskingJudge":
-        """Return what judges by the pool of the rule and asks the judge beside it."""
+        """Return a judge that uses the rule's pool and asks the language model."""
         from remote_rm.llm_judge.asking_judge import AskingJudge
 
         return AskingJudge(self, rules=rules, max_queued_items=limits.max_queued_items)
 
     async def check_ready(self) -> None:
-        """Raise NotReady where the judge cannot be asked, or its records cannot be kept."""
+        """Raise NotReady if the judge cannot be asked, or its records cannot be kept."""
         from remote_rm.llm_judge import asker
 
         await asker.check_ready(self)

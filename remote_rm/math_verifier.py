@@ -20,17 +20,17 @@ PROG = "python -m remote_rm.math_verifier"
 
 @dataclass(frozen=True, kw_only=True)
 class MathVerifier(AnswerVerifier):
-    """Numbers, expressions, sets, intervals, units, choices and words: the label says how an answer is read."""
+    """Numbers, expressions, sets, intervals, units, choices and words: the label determines how an answer is read."""
 
     name: ClassVar[str] = "math"
     reports_ungradable: ClassVar[bool] = True
 
     def matches(self, answer: str, label: str) -> bool:
-        """Return whether they are equal, by sympy where need be: `VerifierPool` bounds the time."""
+        """Return whether they are equal, by sympy if necessary: `VerifierPool` bounds the time."""
         return accuracy.matches(answer, label)
 
     def quick_match(self, answer: str, label: str) -> bool | None:
-        """Return whether they are equal where simple rules can tell, else None."""
+        """Return whether they are equal if simple rules can decide, else None."""
         return accuracy.quick_match(answer, label)
 
     def is_gradable(self, label: str) -> bool:
@@ -47,7 +47,7 @@ def score(response: str, label: str, *, weights: Weights = DEFAULT_WEIGHTS) -> S
 
 
 def quick_score(response: str, label: str, *, weights: Weights = DEFAULT_WEIGHTS) -> Score | None:
-    """Return the same as `score` where it can be told without sympy, else None."""
+    """Return the same as `score` if that is possible without sympy, else None."""
     return MathVerifier(weights=weights).quick_score(Item(prompt="", response=response, label=label))
 
 

@@ -1,4 +1,4 @@
-"""Judges answers that are one number, to the label's own stated precision; nothing but numbers is ever right.
+"""Judges answers that are one number, to the precision of the label; only numbers can be right.
 
 python -m remote_rm.number_verifier --port 5000
 """
@@ -19,7 +19,7 @@ MAX_LABEL_CHARS = 1000
 
 
 def is_number(label: str) -> bool:
-    """Return whether the label is one number, alone or with its unit or percent sign."""
+    """Return whether the label is one number, with or without a unit or percent sign."""
     return len(label) <= MAX_LABEL_CHARS and is_gradable(label) and parse_quantity(normalize(label)) is not None
 
 

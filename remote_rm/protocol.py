@@ -44,7 +44,7 @@ class RewardRequest(BaseModel):
     labels: list[Text]
     """The gold answer of each sample; an empty one is refused."""
     responses: list[Text] | None = None
-    """The response alone. OpenRLHF does not send it; without it the response is looked up inside `query`."""
+    """The response. OpenRLHF does not send it; without it the response is extracted from `query`."""
 
     image_scales: list[list[tuple[Scale, Scale]]] | None = None
     """Of each sample's images, (x, y): what coordinates that the model writes are multiplied by to be pixels of the image as
@@ -94,14 +94,14 @@ class Refusal(BaseModel):
 
 
 class Health(BaseModel):
-    """That the service is up, and what it has done since it was started."""
+    """The state of the service and its counts since the start."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
     status: str
     """Always `ok`: a service that is not does not answer."""
     service: str
-    """The name of this service, by which clients tell it from others."""
+    """The name of this service, by which clients recognise it."""
     verifier: str
     """The registered name of the verifier."""
     items: int

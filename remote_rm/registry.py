@@ -1,4 +1,4 @@
-"""The verifiers by name; a verifier's module is imported when it is asked for."""
+"""The verifiers by name; a verifier's module is imported on demand."""
 
 import argparse
 import difflib
@@ -12,7 +12,7 @@ from remote_rm.verifier import Verifier
 
 @dataclass(frozen=True, kw_only=True)
 class Registration:
-    """Where a verifier is found, and what it is for."""
+    """A verifier's module and purpose."""
 
     module: str
     """Has the verifier's class as `VERIFIER`, and its `reward_func`."""

@@ -23,7 +23,7 @@ RewardFunction = Callable[..., dict[str, Any]]
 def reward_func_of(verifier: Verifier | str, *, workers: int = 1, item_timeout_seconds: float = 5.0) -> RewardFunction:
     """Return a `reward_func` that answers as the server would: rewards, scores and extra_logs, one entry per query.
 
-    It may be called from several threads. Items that the verifier cannot tell quickly go to worker processes, which
+    It may be called from several threads. Items that the verifier cannot decide quickly go to worker processes, which
     start with the first such item; one that takes longer than `item_timeout_seconds` there is wrong.
 
     Args:
@@ -81,7 +81,7 @@ def _reply(scores: Sequence[Score]) -> dict[str, Any]:
 
 
 class _Judge:
-    """Scores items: in the calling thread where that is quick, else in a worker pool on a background event loop."""
+    """Scores items: in the calling thread if that is quick, else in a worker pool on a background event loop."""
 
     def __init__(self, verifier: Verifier | str, *, workers: int, item_timeout_seconds: float) -> None:
         self._given = verifier
@@ -99,7 +99,7 @@ class _Judge:
                 verifier.check_label(item.label)
             except ValueError as error:
                 raise ValueError(f"labels[{index}]: {error}") from error
-        # Of a verifier that asks others, that is the rule's score alone.
+        # For a verifier that asks others, this is only the rule's score.
         asks = isinstance(verifier, AskingVerifier)
         quick = [None if asks else self._quick_score(verifier, item) for item in items]
         open_items = [item for item, score in zip(items, quick, strict=True) if score is None]

@@ -19,13 +19,13 @@ class Item:
     response: str
     label: str
     image_scales: Sequence[Sequence[float]] = ()
-    """Of each image, (x, y): what coordinates that the model writes are multiplied by to be pixels of the image as it is
-    stored. Empty where that is not known."""
+    """For each image, the factors (x, y) that turn coordinates which the model writes into pixels of the stored image.
+    Empty if they are not known."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """What a response is worth, whoever says so: a verifier, a reward server, a user's function, a reward model."""
+    """The score of a response, from a verifier, a reward server, a user's function or a reward model."""
 
     reward: float
     """What the policy is trained on."""
@@ -40,12 +40,12 @@ class Score:
 
     @classmethod
     def of_reply(cls, *, reward: float, score: float, extra_logs: dict[str, float]) -> Score:
-        """Return what a reward server or a user's function says of one response."""
+        """Return the score that a reward server or a user's function gives one response."""
         return cls(reward=reward, score=score, parts=extra_logs, timed_out=extra_logs.get("timed_out", 0.0) > 0)
 
 
 def extra_logs_of(scores: Sequence[Score]) -> dict[str, list[float]]:
-    """Return the parts of one verifier's scores as a reply lists them, with `timed_out` (0.0 or 1.0) beside them."""
+    """Return the parts of one verifier's scores as a reply lists them, with `timed_out` (0.0 or 1.0)."""
     names = scores[0].parts if scores else ()
     logs = {name: [score.parts[name] for score in scores] for name in names}
     return {**logs, "timed_out": [float(score.timed_out) for score in scores]}
@@ -59,10 +59,10 @@ class Verifier(Protocol):
         """What it is registered as."""
 
     def check_label(self, label: str) -> None:
-        """Raise a ValueError that says what is wrong with a label that no response could be judged by."""
+        """Raise a ValueError that says what is wrong with an unusable label."""
 
     def quick_score(self, item: Item) -> Score | None:
-        """The score, if a bounded number of microseconds is enough to tell; runs in the server process."""
+        """The score, if a bounded number of microseconds suffices; runs in the server process."""
 
     def score(self, item: Item) -> Score:
         """The score, whatever it takes; runs in a worker process that is killed when it takes too long."""
@@ -75,11 +75,11 @@ class Verifier(Protocol):
 class AskingVerifier(Verifier, Protocol):
     """A verifier that waits for others over a network: no worker process and no `score` may wait so long.
 
-    Its `quick_score` and `score` are a rule's, and what asks stands around the pool that judges by them.
+    Its `quick_score` and `score` are a rule's; the judge that asks wraps the rule's pool.
     """
 
     def judge_around(self, rules: VerifierPool, *, limits: ServiceLimits) -> PooledJudge:
-        """Return the judge that asks, in the event loop, where the pool's verdict is not the last word."""
+        """Return the judge that asks, in the event loop, if the pool's verdict is not final."""
 
     async def check_ready(self) -> None:
-        """Raise NotReady where nobody could be asked, before anything is started."""
+        """Raise NotReady if the judge cannot be asked, before anything is started."""

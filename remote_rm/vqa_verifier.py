@@ -90,7 +90,7 @@ class VqaVerifier(GradedVerifier):
 
 @lru_cache(maxsize=4096)
 def _golds(label: str) -> tuple[str, ...]:
-    """The answers, normalised; none where nobody said anything. Remembered for the other samples of the group."""
+    """The normalised answers that are not empty. Cached for the other samples of the group."""
     golds = tuple(map(normalize_answer, listed_golds(label))) if len(label) <= MAX_LABEL_CHARS else ()
     return golds if any(golds) else ()
 

@@ -1,1 +1,1 @@
-"""What a training run leaves behind: which saves are whole, their weights, and Hugging Face folders made of them."""
+"""Checkpoints of a training run: which are complete, their weights, and the Hugging Face folders made of them."""

@@ -48,13 +48,13 @@ Outputs = list[torch.Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """How far two outputs are apart where they are furthest, and their largest absolute value."""
+    """The largest difference of two outputs, and their largest absolute value."""
 
     largest: float
     scale: float
 
     def within(self, limit: float) -> bool:
-        """Say whether the difference is at most `limit`, or that share of the largest value where it is above 1."""
+        """Return whether the difference is at most `limit`, or that share of the largest value if it is above 1."""
         return self.largest <= limit * max(1.0, self.scale)
 
 
@@ -67,7 +67,7 @@ class LoadedWeights:
 
 
 def prompts_for(kit: LmmKit, processor: Any) -> list[EncodedPrompt]:
-    """Return a prompt in words, and where the kit takes images one with an image, too."""
+    """Return a text prompt, and one with an image if the kit takes images."""
     text = TextPart(text="What is 12 + 34? Think first, and then say what you found.")
     messages: list[tuple[Message, list[Image.Image]]] = [(Message(role="user", parts=(text,)), [])]
     if kit.takes_images:
@@ -114,10 +114,10 @@ def difference(one: Outputs, other: Outputs) -> Difference:
 def judge_merge(
     found: Difference, *, load: Callable[[], LoadedWeights], kit: LmmKit, prompts: Sequence[EncodedPrompt]
 ) -> str:
-    """Return a few words about the difference that merging made in fp32; raises UserError where it is an error.
+    """Return a few words about the difference that merging made in fp32; raises UserError if it is an error.
 
     Each way of adding up the same numbers rounds differently, and what that comes to grows with the logits and the
-    layers. Above the limit the merge is therefore repeated in double precision, where only an error is left; where
+    layers. Above the limit the merge is therefore repeated in double precision, in which only an error remains; if
     the memory for that is missing, the limit counts as a share of the largest logit.
 
     Args:
@@ -142,7 +142,7 @@ def judge_merge(
 def _difference_in_double(
     load: Callable[[], LoadedWeights], kit: LmmKit, prompts: Sequence[EncodedPrompt]
 ) -> Difference | None:
-    """Return the difference that merging makes in double precision, None where it does not fit into memory."""
+    """Return the difference that merging makes in double precision, None if it does not fit into memory."""
     available = psutil.virtual_memory().available
     loaded = load()
     if _DOUBLE_BYTES * loaded.model.num_parameters() > available:
@@ -188,7 +188,7 @@ def check_written(
 class DoublePrecision(TorchDispatchMode):
     """While it is entered, whatever asks for a lower floating-point precision gets fp64.
 
-    Models of transformers cast norms, softmax and rotary angles to fp32 even where their weights are fp64. The model
+    Models of transformers cast norms, softmax and rotary angles to fp32 even if their weights are fp64. The model
     must be loaded before, and cast with `in_double`, buffers included.
     """
 
@@ -207,7 +207,7 @@ _FOLDERS_ABOVE = 3  # that are searched for the settings of the run which wrote 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Source:
-    """What is merged."""
+    """The settings of a merge."""
 
     base: str
     load: Callable[[], LoadedWeights]
@@ -220,7 +220,7 @@ class Source:
 def write_merged(config: MergeConfig) -> list[str]:
     """Write the folder, and return in sentences what was merged and what difference that made.
 
-    Raises UserError for what cannot be merged, and where the written folder does not compute what was trained.
+    Raises UserError for what cannot be merged, and if the written folder does not compute what was trained.
     """
     with _quiet_transformers():
         if config.adapter is not None:
@@ -335,7 +335,7 @@ def _checkpoint_source(config: MergeConfig, checkpoint: Path, *, base: str) -> S
 
 
 def _lora_scale(config: MergeConfig, weights: TrainedWeights) -> tuple[int, bool, str]:
-    """Return the alpha of the adapters in a checkpoint, whether they are rsLoRA's, and where that was found."""
+    """Return the alpha of the adapters in a checkpoint, whether they are rsLoRA's, and the source of both."""
     if config.lora_alpha is not None:
         return config.lora_alpha, config.use_rslora, "--lora_alpha"
     above = weights.folder.absolute().parents[:_FOLDERS_ABOVE]

@@ -1,4 +1,4 @@
-"""Weights of a training run read back: DeepSpeed ZeRO shards joined, checked and written as a Hugging Face checkpoint."""
+"""LoRA adapters, loaded into a model or merged into its weights, and DeepSpeed ZeRO checkpoints, read back into a model."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ from lmm_r1.models.adapters import (
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _ADAPTER = "default"
-# What peft can train beside a layer's two factors and magnitudes, by its name in the config; merging knows none of it.
+# Settings by which peft trains more than a layer's two factors and magnitudes; merging supports none of them.
 _BESIDE_FACTORS = ("modules_to_save", "trainable_token_indices", "layer_replication", "target_parameters")
-# Ways to begin that leave the model's own weights as they are; the others change them, and a merge would miss it.
+# Initialisations that keep the model's own weights; the others change them, and a merge would not notice.
 _PLAIN_BEGINNINGS = (True, False, "gaussian", "orthogonal", "eva")
 _QUANTIZED_FROM = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-# What a checkpoint folder may hold that neither the model nor its processor writes.
+# Files of a checkpoint folder that neither the model nor its processor writes.
 _COMPANIONS = ("generation_config.json", "LICENSE*", "NOTICE*", "USE_POLICY*")
 
 
 def adapter_base(adapter: Path) -> str | None:
-    """Return the path or name of the model that an adapter was trained on, None where its config names none.
+    """Return the path or name of the model that an adapter was trained on, None if its config names none.
 
-    Raises UserError where the folder holds no LoRA adapter.
+    Raises UserError if the folder holds no LoRA adapter.
     """
     return _adapter_settings(adapter).get("base_model_name_or_path") or None
 
@@ -60,8 +60,8 @@ def adapter_base(adapter: Path) -> str | None:
 def load_with_adapter(path: str, adapter: Path, *, dtype: torch.dtype, trust_remote_code: bool) -> PreTrainedModel:
     """Return the kit's model at `path` with the adapter in it, unmerged, in evaluation mode.
 
-    One that was trained on a model in 4 bits gets a model whose weights are what those stand for.
-    Raises UserError where a tensor of the adapter has no place in the model, or a place got no tensor.
+    For an adapter that was trained on a model in 4 bits, the model's weights are rounded to those of 4 bits.
+    Raises UserError if a tensor of the adapter has no place in the model, or a place gets no tensor.
     """
     settings = _adapter_settings(adapter)
     tensors, in_4bit = _adapter_tensors(adapter), quantized_from(adapter)
@@ -91,7 +91,7 @@ def load_with_adapter(path: str, adapter: Path, *, dtype: torch.dtype, trust_rem
 
 
 def _check_architecture(checkpoint: Checkpoint, adapter: Path) -> None:
-    """Raise UserError where the model that the adapter was trained on is at hand, and is of another kit.
+    """Raise UserError if the model that the adapter was trained on is available and belongs to another kit.
 
     Small models of different architectures can have layers of the same names and shapes.
     """
@@ -130,7 +130,7 @@ def _adapter_tensors(adapter: Path) -> dict[str, torch.Tensor]:
 def quantized_from(adapter: Path) -> torch.dtype | None:
     """Return the precision from which the base was put in 4 bits that an adapter was trained on; None for a whole base.
 
-    Raises UserError where the folder holds no LoRA adapter, or names no precision of weights in 4 bits.
+    Raises UserError if the folder holds no LoRA adapter, or names no precision of weights in 4 bits.
     """
     _adapter_settings(adapter)
     with _told_as_damaged(adapter), safe_open(adapter / ADAPTER_WEIGHTS, framework="pt") as file:
@@ -225,12 +225,12 @@ def write_checkpoint(
 ) -> None:
     """Write a checkpoint that transformers, vLLM and every command here load; `output` is complete or not there.
 
-    The parameters of `model` itself are rounded to `dtype`. Raises UserError where the folder cannot be written.
+    The parameters of `model` itself are rounded to `dtype`. Raises UserError if the folder cannot be written.
 
     Args:
         max_shard_size: the largest weight file, such as `5GB`.
-        added: tensors beside the model's own, under their names in the checkpoint, such as a value head.
-        verify: called with the finished folder before it gets its name; what it raises leaves nothing behind.
+        added: further tensors, such as a value head, by their names in the checkpoint.
+        verify: called with the finished folder before it gets its name; if it raises, the folder is deleted.
     """
     for parameter in model.parameters():
         if parameter.is_floating_point():
@@ -247,7 +247,7 @@ def write_checkpoint(
 
 
 def _copy_companions(base: str, folder: Path) -> None:
-    """Copy what a checkpoint folder has beside weights, config and processor: its licence, and the code it brings."""
+    """Copy the other files of a checkpoint folder: its licence and its code."""
     if not Path(base).is_dir():
         return
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -300,7 +300,7 @@ class TrainedWeights:
 def checkpoint_folder(path: Path, *, tag: str | None) -> Path:
     """Return the folder with the shards: `path` itself, or the one in it that `tag` or its file `latest` names.
 
-    Raises UserError where there is none.
+    Raises UserError if there is none.
     """
     if not path.is_dir():
         raise UserError(f"--checkpoint {path}: no such folder; give what --ckpt.path named, or a folder in it")
@@ -328,14 +328,14 @@ def checkpoint_folder(path: Path, *, tag: str | None) -> Path:
 
 
 def read_weights(folder: Path) -> TrainedWeights:
-    """Gather a checkpoint's weights with DeepSpeed's own functions; raises UserError where shards are missing.
+    """Gather a checkpoint's weights with DeepSpeed's own functions; raises UserError if shards are missing.
 
-    The files are pickles, and what they say is run.
+    The files are pickles, which can run code.
     """
     from lmm_r1.host.zero import get_fp32_state_dict_from_zero_checkpoint
 
     try:
-        # It prints as it goes on, and draws bars.
+        # It prints its progress.
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             gathered = get_fp32_state_dict_from_zero_checkpoint(str(folder.parent), tag=folder.name)
             whole = _whole_weights(folder / _WHOLE)
@@ -344,7 +344,7 @@ def read_weights(folder: Path) -> TrainedWeights:
         raise UserError(f"{folder}: this ZeRO checkpoint cannot be read ({reason}); copy it again") from error
     plain = dequantized_tensors(whole)
     restored = {name: plain[name] for name in plain if plain[name] is not whole[name]}
-    # DeepSpeed leaves out of a stage 1 checkpoint what was frozen, which stands in the file of whole weights.
+    # DeepSpeed omits frozen weights from a stage 1 checkpoint; the file of whole weights has them.
     tensors = {_bare(name): tensor for name, tensor in {**plain, **gathered, **restored}.items()}
     head = tensors.pop(HEAD, None)
     if head is not None:
@@ -375,11 +375,11 @@ def load_trained(
 ) -> PreTrainedModel:
     """Return the kit's model at `path` with a checkpoint's weights in place of its own, in evaluation mode.
 
-    Its adapters are in it, unmerged. A critic's model has no output layer. Raises UserError where names or shapes
-    differ, which is to say that another model was trained.
+    It has its adapters, unmerged. A critic's model has no output layer. Raises UserError if names or shapes
+    differ, because another model was trained.
 
     Args:
-        lora_alpha: what the run had; None where the checkpoint has no adapters.
+        lora_alpha: the run's value; None if the checkpoint has no adapters.
         use_rslora: whether it divides by the root of the rank.
     """
     checkpoint = Checkpoint(path, trust_remote_code=trust_remote_code)

@@ -28,7 +28,7 @@ _VOCABULARIES = ("merges.txt", "vocab.txt", "vocab.json")
 def model_digest(path: str) -> str:
     """Return the digest of a checkpoint folder: its small files, and of its weights the sizes and evenly spread blocks.
 
-    A name of the hub is its own digest. What else lies in the folder, records and reports, is no part of it.
+    A name of the hub is its own digest. Other files in the folder, such as records and reports, do not count.
     """
     folder = Path(path)
     if not folder.is_dir():
@@ -41,10 +41,10 @@ def model_digest(path: str) -> str:
 
 
 def checkpoint_state(path: str) -> str | None:
-    """Return what tells a checkpoint from another one, and from itself after any of its weights were written anew.
+    """Return a value that differs between checkpoints, and for one checkpoint after any of its weights were written again.
 
     That are its small files, and of the large ones the names, sizes and times. None for a name of the hub that is not
-    in the cache. Results of evaluations, which may lie in the folder, are no part of it.
+    in the cache. Results of evaluations in the folder do not count.
     """
     folder = Path(path)
     if not folder.is_dir():
@@ -98,7 +98,7 @@ def _add_blocks(digest: hashlib._Hash, file: Path) -> None:
 logger = logging.getLogger(__name__)
 
 CACHE = "LMM_R1_CACHE"
-"""Names the folder of the cache; by default it is lmm-r1 beside the user's other caches."""
+"""Names the folder of the cache; by default it is lmm-r1 in the user's cache folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +132,7 @@ class Parity:
     checkpoint: str
     """The absolute path of a folder, or a name of the hub."""
     state: str | None
-    """Of its files then, as `checkpoint_state` has it."""
+    """The `checkpoint_state` of its files at that time."""
     kit: str
     dtype: str
     max_len: int
@@ -157,7 +157,7 @@ class Parity:
         )
 
     def changes(self) -> list[str]:
-        """Return what has changed since, a phrase each: the figure is stale where there is any."""
+        """Return a phrase for each change since then; any change makes the figure stale."""
         phrases = [] if checkpoint_state(self.checkpoint) == self.state else ["the checkpoint has changed"]
         now = library_versions()
         for name in sorted({*self.libraries, *now}):
@@ -180,12 +180,12 @@ def full_name(checkpoint: str) -> str:
 
 
 def keep(parity: Parity) -> None:
-    """Keep what was measured, in the place of an earlier figure of the same kind; warns where the cache cannot be written."""
+    """Store a figure, replacing an earlier one of the same kind; warns if the cache cannot be written."""
     kind = f"{parity.checkpoint}\n{parity.dtype}\n{parity.max_len}\n{parity.device}"
     name = f"{Path(parity.checkpoint).name}-{hashlib.sha256(kind.encode()).hexdigest()[:12]}.json"
     record = dataclasses.asdict(parity)
     for gap in record["gaps"]:
-        # What is not finite is no JSON.
+        # JSON has no numbers that are not finite.
         gap |= {key: None for key in ("mean_exp", "mean", "largest") if gap[key] == float("inf")}
     try:
         _folder().mkdir(parents=True, exist_ok=True)
@@ -206,9 +206,9 @@ def all_kept() -> list[Parity]:
 
 
 def kept_for(checkpoint: str, *, dtype: str, max_len: int, device: str) -> Parity | None:
-    """Return the figure that says most of a run: of its dtype and device, at its length or the next shorter one.
+    """Return the figure that is most relevant for a run: with its dtype and device, at its length or the next shorter one.
 
-    None where the checkpoint was not measured so. A figure of longer sequences says something of shorter ones, too.
+    None if the checkpoint was not measured that way. A figure of longer sequences also applies to shorter ones.
     """
     name = full_name(checkpoint)
     same = [one for one in all_kept() if (one.checkpoint, one.dtype, one.device) == (name, dtype, device)]

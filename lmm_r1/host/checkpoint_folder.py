@@ -18,7 +18,7 @@ MARKER = "complete.json"
 LATEST = "latest"
 SAVING = ".saving-"
 REFERENCE_FOLDER = "_reference"
-"""Beside the checkpoints of an RL run's models: the weights of its reference, where that follows the policy."""
+"""The folder, next to the checkpoints of an RL run's models, of the reference's weights if the reference follows the policy."""
 # OpenRLHF writes it once a save has ended.
 METRIC = "metric.json"
 _TAG = re.compile(r"(best_)?global_step(\d+)")
@@ -33,12 +33,12 @@ class Checkpoint:
     step: int
     is_best: bool
     session: str | None
-    """Of the process or cluster that saved it; None where there is no marker."""
+    """The process or cluster that saved it; None if there is no marker."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Marker:
-    """What says that a save has ended."""
+    """The file that marks a finished save."""
 
     session: str
     files: Mapping[str, int]
@@ -70,7 +70,7 @@ def whole_checkpoints(folder: Path) -> dict[str, Checkpoint]:
 
 
 def defect(folder: Path, tag: str) -> str | None:
-    """Return what a checkpoint lacks, None where it is whole.
+    """Return what a checkpoint lacks; None if it is complete.
 
     One with a marker is whole when every listed shard is there in its size. One without is of OpenRLHF or of an older
     version: it is whole when the save had ended (`latest` names it, or its metric file is there), no shard's number is
@@ -88,7 +88,7 @@ def defect(folder: Path, tag: str) -> str | None:
 
 
 def read_latest(folder: Path) -> str | None:
-    """Return the tag in the file `latest`, "" where it is empty, None where there is no such file."""
+    """Return the tag in the file `latest`, "" if it is empty, None if there is no such file."""
     try:
         return (folder / LATEST).read_text(encoding="utf-8", errors="replace").strip()
     except FileNotFoundError:
@@ -108,7 +108,7 @@ def tags(folder: Path) -> list[str]:
 
 
 def metric_of(file: Path) -> float | None:
-    """Return the metric in a checkpoint's metric file, None where it has none that is finite."""
+    """Return the metric in a checkpoint's metric file, None if it has none that is finite."""
     try:
         value = float(json.loads(file.read_text())["metric_value"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -117,7 +117,7 @@ def metric_of(file: Path) -> float | None:
 
 
 def best_metric(folder: Path, *, key: str) -> float | None:
-    """Return what the newest whole best checkpoint of a folder reached in a metric, None where there is none."""
+    """Return the metric of the newest complete best checkpoint in a folder; None if there is none."""
     best = [tag for tag in tags(folder) if is_best(tag) and defect(folder, tag) is None]
     for tag in sorted(best, key=step_of, reverse=True):
         file = folder / tag / METRIC
@@ -136,7 +136,7 @@ def saving_name(tag: str) -> str:
 
 
 def read_marker(file: Path) -> Marker | None:
-    """Return a marker's content, None where there is none that can be read."""
+    """Return a marker's content; None if no marker can be read."""
     try:
         content = json.loads(file.read_text())
         return Marker(session=str(content["session"]), files=dict(content["files"]))
@@ -145,7 +145,7 @@ def read_marker(file: Path) -> Marker | None:
 
 
 def lost_shard(path: Path, files: Mapping[str, int]) -> str | None:
-    """Say which of the listed files is not in a folder, or not in its size; None where all are."""
+    """Return a sentence about a listed file that is missing or has another size; None if all are complete."""
     for name, size in files.items():
         try:
             found = (path / name).stat().st_size

@@ -41,7 +41,7 @@ _GIB = 1024**3
 
 
 def begin(folder: Path, tag: str) -> None:
-    """Make room for a save: what killed sessions left unfinished goes. Raises ValueError for what is no tag."""
+    """Delete unfinished saves of killed sessions before a save. Raises ValueError for an invalid tag."""
     step_of(tag)
     folder.mkdir(parents=True, exist_ok=True)
     finish_interrupted(folder)
@@ -49,7 +49,7 @@ def begin(folder: Path, tag: str) -> None:
 
 
 def flush(path: Path) -> int:
-    """Wait until a file lies on the disk, and return its size in bytes."""
+    """Wait until a file is on the disk, and return its size in bytes."""
     with path.open("rb") as stream:
         os.fsync(stream.fileno())
         return os.fstat(stream.fileno()).st_size
@@ -59,9 +59,9 @@ def mark_complete(folder: Path, tag: str, *, files: Mapping[str, int], session: 
     """Give a saved checkpoint its tag's name, in place of an earlier one of that name.
 
     Args:
-        files: sizes of the shards that all ranks say they have written, by name.
+        files: sizes of the shards that all ranks report as written, by name.
 
-    Raises UserError where one of them is not seen here: the ranks do not share the folder.
+    Raises UserError if one of them is not seen here: the ranks do not share the folder.
     """
     saving = folder / saving_name(tag)
     lost = lost_shard(saving, files)
@@ -124,7 +124,7 @@ def finish_interrupted(folder: Path) -> None:
 
 
 def _rank(folder: Path, tag: str) -> tuple[bool, bool, float, float, int]:
-    """Return what a checkpoint is sorted by: what is to go first comes first."""
+    """Return the sort key of a checkpoint: those to be deleted first come first."""
     metric = metric_of(folder / tag / METRIC)
     age = (folder / tag).stat().st_mtime
     return defect(folder, tag) is None, metric is not None, -math.inf if metric is None else metric, age, step_of(tag)
@@ -140,13 +140,13 @@ def _put_in_place(folder: Path, tag: str) -> None:
 
 
 def _free_name(folder: Path, name: str) -> Path:
-    """Return a name for what is to be deleted; earlier ones may not have been deletable."""
+    """Return an unused name for a folder to be deleted; earlier ones may still exist."""
     numbers = itertools.count()
     return next(path for number in numbers if not (path := folder / f"{DELETING}{name}.{number}").exists())
 
 
 def _discard(folder: Path, tag: str) -> None:
-    """Delete a checkpoint, and the copy in Hugging Face format that stands beside it."""
+    """Delete a checkpoint and the copy in Hugging Face format next to it."""
     for name in (tag, f"{tag}_hf"):
         if (folder / name).is_dir():
             going = _free_name(folder, name)
@@ -186,12 +186,12 @@ def _write(path: Path, text: str) -> None:
 
 
 def _flush_folder(folder: Path) -> None:
-    """Wait until what was renamed in a folder lies on the disk."""
+    """Wait until the renames in a folder are on the disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     except OSError as error:
-        # Some network file systems know this for files alone.
+        # Some network file systems support this only for files.
         if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF):
             raise
     finally:
@@ -200,18 +200,18 @@ def _flush_folder(folder: Path) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class ResumePoint:
-    """Where a run goes on."""
+    """The checkpoint from which a run resumes."""
 
     tag: str | None
-    """None where no checkpoint is whole in every folder."""
+    """None if no checkpoint is complete in every folder."""
     passed_over: tuple[str, ...] = ()
     """What should have been taken and could not be, and why."""
 
 
 def resume_point(folders: Sequence[Path]) -> ResumePoint:
-    """Return the checkpoint that a run goes on from: one tag for all of its models, whole in each one's folder.
+    """Return the checkpoint from which a run resumes: one tag for all of its models, complete in each one's folder.
 
-    It is what `latest` names, where that is the same everywhere and whole; else the newest that all folders have. A
+    It is the one in `latest` if that is complete and the same everywhere; else the newest that all folders have. A
     save that was killed between its marker and its rename is brought to its end.
     """
     for folder in folders:

@@ -1,4 +1,4 @@
-"""LMM kits: one folder per architecture; see README.md for how to add one."""
+"""LMM kits: one module or package per architecture; see README.md for how to add one."""
 
 from lmm_r1.lmm_kits.checkpoint import Checkpoint
 from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, TinyModelSpec

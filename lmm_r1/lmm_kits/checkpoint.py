@@ -30,22 +30,22 @@ if TYPE_CHECKING:
     from lmm_r1.data.videos import Video
 
 
-# Added to the logits of banned tokens by the model that is trained, where engines have minus infinity: at every
-# temperature the exponential of both is 0, and products with it stay numbers.
+# The trained model adds this to the logits of banned tokens, while engines use minus infinity. The exponential of both
+# is 0 at every temperature, but products with this number are not NaN.
 BAN_BIAS = -1e9
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A folder or a hub name; each part is loaded when it is first asked for, and kept.
+    """A folder or a hub name; each part is loaded when it is first used, and kept.
 
-    Every part raises UserError where the checkpoint does not have it.
+    Every part raises UserError if the checkpoint does not have it.
     """
 
     path: str
     trust_remote_code: bool = False
     chat_template: str | None = None
-    """Takes the place of its own."""
+    """Replaces its own."""
 
     @cached_property
     def kit(self) -> LmmKit:
@@ -82,9 +82,9 @@ class Checkpoint:
 
 
 def encode_row(row: Row, *, kit: LmmKit, processor: Any, add_generation_prompt: bool) -> EncodedPrompt:
-    """Return the row's encoded messages; raises UserError, with the row's place, for media that cannot be taken.
+    """Return the row's encoded messages; raises UserError, with the row's location, for unusable media.
 
-    With a generation prompt, what the row says that a response begins with stands behind it.
+    With a generation prompt, the result ends with the row's prefill, the beginning of the response.
     """
     if row.plain:
         token_ids = [token for part in plain_ids(row, kit=kit, processor=processor) for token in part]
@@ -103,10 +103,10 @@ def encode_row(row: Row, *, kit: LmmKit, processor: Any, add_generation_prompt: 
 
 
 def outlined_row(row: Row, *, kit: LmmKit, processor: Any, add_generation_prompt: bool) -> EncodedPrompt:
-    """Return what `encode_row` does without reading any pixels: its ids have one placeholder per image and video.
+    """Return the result of `encode_row` without reading any pixels: the ids have one placeholder per image and video.
 
-    Raises what `encode_row` does for a conversation that the chat template or the kit refuses, and for media that are
-    missing or of a size that the processor refuses. What only decoding shows stays for `encode_row`.
+    Raises the same errors for a conversation that the chat template or the kit refuses, and for media that are missing or
+    have a size that the processor refuses. Only `encode_row` raises errors of decoding.
     """
     if row.plain:
         return encode_row(row, kit=kit, processor=processor, add_generation_prompt=add_generation_prompt)
@@ -134,7 +134,7 @@ def _check_size(
 
 
 def _blank_video(size: tuple[int, int]) -> Video:
-    """Return two black frames, which take no memory; a template that writes times needs some."""
+    """Return two black frames that take no memory, because a template that writes times needs frames."""
     import numpy as np
 
     width, height = size
@@ -144,7 +144,7 @@ def _blank_video(size: tuple[int, int]) -> Video:
 def bordered_ids(row: Row, *, kit: LmmKit, processor: Any) -> tuple[list[int], int]:
     """Return a conversation's ids with borders at the texts of turns with media, and the border's id.
 
-    Raises what `encode_row` raises.
+    Raises the same errors as `encode_row`.
     """
     images, videos = _media_of(row)
     return kit.encode_bordered(processor, row.messages, images=images, videos=videos)
@@ -156,16 +156,16 @@ def _media_of(row: Row) -> tuple[list[Image.Image], list[Video]]:
 
 
 def _begun(encoded: EncodedPrompt, prefill: str, *, kit: LmmKit, processor: Any) -> EncodedPrompt:
-    """Return the prompt with the beginning of the response behind it, as if the model had written it."""
+    """Return the prompt followed by the beginning of the response, as if the model had written it."""
     ids = text_ids(kit, processor, prefill)
     return replace(encoded, token_ids=[*encoded.token_ids, *ids], engine_token_ids=[*encoded.engine_token_ids, *ids])
 
 
 def check_pixel_bounds(rows: RowReadingConfig, checkpoint: Checkpoint, *, model: str, prefix: str = "--") -> None:
-    """Raise UserError for a bound on the pixels of images that the model's processor cannot keep to.
+    """Raise UserError for a bound on the pixels of images that the model's processor cannot satisfy.
 
     Args:
-        rows: the flags, of which `prefix` stands in front.
+        rows: the flags, whose names begin with `prefix`.
         model: the flag that names the checkpoint, with its value.
     """
     given = {name: bound for name in ("min_pixels", "max_pixels") if (bound := getattr(rows, name)) is not None}
@@ -186,10 +186,10 @@ def check_pixel_bounds(rows: RowReadingConfig, checkpoint: Checkpoint, *, model:
 
 
 def plain_ids(row: Row, *, kit: LmmKit, processor: Any) -> list[list[int]]:
-    """Return the ids of each message of a plain row: those of a response end with the end token.
+    """Return the ids of each message of a plain row; those of a response end with the end token.
 
-    Texts are tokenized one by one, so that a prompt has the ids that it has when the model is to continue it.
-    Raises UserError, with the row's place, for a text that holds a media token.
+    Texts are tokenized one by one, so that a prompt has the same ids as in generation.
+    Raises UserError, with the row's location, for a text that holds a media token.
     """
     tokenizer = kit.tokenizer_of(processor)
     parts = []
@@ -220,7 +220,7 @@ def check_images_taken(rows: Sequence[Row], *, kit: LmmKit, model: str) -> None:
             )
 
 
-# Two turns of the model that end in different tokens: what follows both alike belongs to the chat template.
+# Two turns of the model that end in different tokens. Tokens that follow both belong to the chat template.
 _TURNS = ("Yes", "12")
 _QUESTION = Message(role="user", parts=(TextPart("?"),))
 
@@ -228,24 +228,24 @@ _QUESTION = Message(role="user", parts=(TextPart("?"),))
 def encode_turn(
     kit: LmmKit, processor: Any, message: Message, *, images: Sequence[Image.Image], prefill: str = ""
 ) -> EncodedPrompt:
-    """Encode what comes between a turn that the model has generated and its next one, without encoding either again.
+    """Encode everything between a generated turn of the model and its next turn, without encoding either again.
 
-    The first tokens close the model's turn, as the chat template does; `without_end` leaves out what the model has
-    written of them itself.
+    The first tokens end the model's turn, as the chat template does; `without_end` removes the end token that the model
+    has generated itself.
 
     Args:
-        message: what is said to the model. What its text spells of special tokens stays text.
-        images: those of the message, decoded.
-        prefill: how the model's next turn begins, which is text, too.
+        message: the message to the model. Special tokens that its text spells stay text.
+        images: the message's decoded images.
+        prefill: the text with which the model's next turn begins.
 
     Raises:
-        UserError: the message holds what the processor cannot take, or the chat template knows no such conversation.
+        UserError: the processor cannot take the message, or the chat template refuses the conversation.
     """
     try:
         turn = _between_turns(kit, processor, message, images=images)
     except jinja2.TemplateError as error:
         raise UserError(
-            f"the checkpoint's chat template refuses a turn of the role {message.role} behind one of the model ({error}); "
+            f"the checkpoint's chat template refuses a turn of the role {message.role} after one of the model ({error}); "
             "let the environment answer as user"
         ) from error
     begun = text_ids(kit, processor, prefill) if prefill else []
@@ -253,14 +253,14 @@ def encode_turn(
 
 
 def without_end(turn: EncodedPrompt, generated: Sequence[int]) -> EncodedPrompt:
-    """Return an encoded turn without its first token where the model has generated it: the token that ends its own."""
+    """Return an encoded turn without its first token, which ends the model's turn, if the model has generated it."""
     if not generated or generated[-1] != turn.token_ids[0]:
         return turn
     return replace(turn, token_ids=turn.token_ids[1:], engine_token_ids=turn.engine_token_ids[1:])
 
 
 def _between_turns(kit: LmmKit, processor: Any, message: Message, *, images: Sequence[Image.Image]) -> EncodedPrompt:
-    first, other = (_behind(turn, message) for turn in _TURNS)
+    first, other = (_after(turn, message) for turn in _TURNS)
     encoded = kit.encode(processor, first, images=images, add_generation_prompt=True)
     ids, others = encoded.engine_token_ids, kit.render(processor, other, add_generation_prompt=True)
     shared = _shared_end(ids, others)
@@ -273,18 +273,18 @@ def _between_turns(kit: LmmKit, processor: Any, message: Message, *, images: Seq
     return replace(encoded, token_ids=encoded.token_ids[start:], engine_token_ids=ids[start:])
 
 
-def _behind(turn: str, message: Message) -> list[Message]:
-    """Return a conversation in which a message stands behind a turn of the model."""
+def _after(turn: str, message: Message) -> list[Message]:
+    """Return a conversation in which a message follows a turn of the model."""
     return [_QUESTION, Message(role="assistant", parts=(TextPart(turn),)), message]
 
 
 def _shared_end(ids: Sequence[int], others: Sequence[int]) -> int:
-    """How many tokens both end in alike."""
+    """Return the number of equal tokens at the end of both."""
     pairs = zip(reversed(ids), reversed(others), strict=False)
     return next((count for count, (one, other) in enumerate(pairs) if one != other), min(len(ids), len(others)))
 
 
-# In the order in which transformers looks for them; an index names the files of a model in several parts.
+# In the order in which transformers searches for them; an index names the files of a model in several parts.
 _NAMES = (
     "model.safetensors",
     "model.safetensors.index.json",
@@ -295,7 +295,7 @@ _LENGTH_BYTES = 8
 
 
 def check_weights(model_path: str) -> None:
-    """Raise UserError when weights of a checkpoint folder are missing or cut short; a hub name is not looked at."""
+    """Raise UserError if weights of a checkpoint folder are missing or truncated; a hub name is not checked."""
     folder = Path(model_path)
     if not folder.is_dir():
         return
@@ -310,7 +310,7 @@ def check_weights(model_path: str) -> None:
 
 
 def torch_dtype(name: str, *, config: PretrainedConfig) -> torch.dtype:
-    """Return the precision called `name`; `auto` is that of the checkpoint's config, fp32 where it names none."""
+    """Return the precision called `name`; `auto` is the checkpoint config's, or fp32 if it has none."""
     import torch
 
     dtype = name if name != "auto" else config.dtype or config.get_text_config().dtype or torch.float32
@@ -328,7 +328,7 @@ def _parts(file: Path) -> list[Path]:
 
 
 def _check_length(file: Path) -> None:
-    """Compare a safetensors file's length with what its header promises: length of the header, header, tensors."""
+    """Compare a safetensors file's length with its header: the length of the header, the header, the tensors."""
     length = file.stat().st_size
     with file.open("rb") as stream:
         header_length = int.from_bytes(stream.read(_LENGTH_BYTES), "little")
@@ -344,7 +344,7 @@ def _check_length(file: Path) -> None:
 
 
 def read_tensors(path: str, wanted: Callable[[str], bool]) -> dict[str, torch.Tensor]:
-    """Return the tensors whose stored names are wanted; of the others nothing is read.
+    """Return the tensors whose stored names are wanted, without reading the others.
 
     Args:
         path: a folder or a hub name.

@@ -84,7 +84,7 @@ def with_one_text(turn: Mapping[str, Any], *, separator: str) -> Mapping[str, An
 
 
 def check_typed_media(messages: Sequence[Message], *, media_tokens: Sequence[str]) -> None:
-    """Raise UserError if a text holds a media token, which would stand for an image that does not exist."""
+    """Raise UserError if a text holds a media token, which would refer to an image that does not exist."""
     texts = [part.text for message in messages for part in message.parts if isinstance(part, TextPart)]
     typed = [token for token in media_tokens for text in texts if token in text]
     if typed:
@@ -164,13 +164,13 @@ def placed(location: str) -> Iterator[None]:
 def load_image_processor(
     path: str,
     *,
-    processor_class: type[ProcessorMixin] | tuple[type[ProcessorMixin], ...],
+    processor_classes: tuple[type[ProcessorMixin], ...],
     chat_template: str | None = None,
 ) -> Any:
     """Load the processor of a model with images; raises UserError if a part of it or the chat template is missing.
 
     Args:
-        processor_class: the expected class, or several of which it must be one.
+        processor_classes: the classes of which it must be one.
         chat_template: replaces the checkpoint's own.
     """
     from transformers import AutoProcessor
@@ -183,11 +183,13 @@ def load_image_processor(
         raise UserError(f"{path}: no image processor in this checkpoint; {wanted}")
     try:
         processor = AutoProcessor.from_pretrained(path)
+    except ImportError as error:
+        raise UserError(f"{path}: {error}") from error
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise UserError(
             f"{path}: the image processor or the tokenizer of this checkpoint cannot be loaded ({error}); {wanted}"
         ) from error
-    if not isinstance(processor, processor_class):
+    if not isinstance(processor, processor_classes):
         raise UserError(f"{path}: this checkpoint has a tokenizer but no image processor; {wanted}")
     if chat_template is not None:
         processor.chat_template = processor.tokenizer.chat_template = chat_template
@@ -218,67 +220,37 @@ def bounded_size(*, height: int, width: int, factor: int, min_pixels: int, max_p
     return rows, columns
 
 
-def within_pixel_bounds(image: Image.Image, part: ImagePart, *, most: int) -> Image.Image:
-    """Resize an image to the pixel bounds of its part, for a processor that scales it up to whole crops.
-
-    Fewer pixels mean fewer crops, down to one. `most` is what the processor's largest number of crops holds.
-    """
-    if part.min_pixels is None and part.max_pixels is None:
-        return image
-    return image.resize(
-        within_bounds(part, width=image.width, height=image.height, most=most), Image.Resampling.BICUBIC
-    )
-
-
-def within_bounds(part: ImagePart | VideoPart, *, width: int, height: int, most: int) -> tuple[int, int]:
-    """Return the width and height to which `within_pixel_bounds` resizes an image of this size."""
-    if part.min_pixels is None and part.max_pixels is None:
-        return width, height
-    highest = min(most, part.max_pixels or most)
-    rows, columns = bounded_size(
-        height=height, width=width, factor=1, min_pixels=min(part.min_pixels or 1, highest), max_pixels=highest
-    )
-    return columns, rows
-
-
 def image_limits(processor: ProcessorMixin) -> tuple[int, int]:
     """Return the processor's own bounds on the pixels of an image."""
     size = processor.image_processor.size
     return size["shortest_edge"], size["longest_edge"]
 
 
-def bounded_image(
-    processor: ProcessorMixin, image: Image.Image, part: ImagePart, *, limits: tuple[int, int]
-) -> Image.Image:
-    """Resize an image to its part's pixel bounds, as far as the processor's own bounds allow.
+def bounded_image(image: Image.Image, part: ImagePart, *, limits: tuple[int, int], factor: int = 1) -> Image.Image:
+    """Resize an image to its part's pixel bounds, as far as the processor's limits allow.
 
     Both training and rollouts get the resized image, so that both cut it into the same patches.
 
     Args:
         limits: the fewest and the most pixels that the processor scales an image to.
+        factor: sides become multiples of it.
     """
     if part.min_pixels is None and part.max_pixels is None:
         return image
-    size = bounded_image_size(processor, part, width=image.width, height=image.height, limits=limits)
+    size = bounded_image_size(part, width=image.width, height=image.height, limits=limits, factor=factor)
     return image.resize(size, Image.Resampling.BICUBIC)
 
 
 def bounded_image_size(
-    processor: ProcessorMixin, part: ImagePart, *, width: int, height: int, limits: tuple[int, int]
+    part: ImagePart | VideoPart, *, width: int, height: int, limits: tuple[int, int], factor: int = 1
 ) -> tuple[int, int]:
     """Return the width and height to which `bounded_image` resizes an image of this size."""
     if part.min_pixels is None and part.max_pixels is None:
         return width, height
-    image_processor = processor.image_processor
     lowest, highest = limits
     highest = min(highest, part.max_pixels or highest)
-    rows, columns = bounded_size(
-        height=height,
-        width=width,
-        factor=image_processor.patch_size * image_processor.merge_size,
-        min_pixels=min(max(lowest, part.min_pixels or lowest), highest),
-        max_pixels=highest,
-    )
+    lowest = min(max(lowest, part.min_pixels or lowest), highest)
+    rows, columns = bounded_size(height=height, width=width, factor=factor, min_pixels=lowest, max_pixels=highest)
     return columns, rows
 
 

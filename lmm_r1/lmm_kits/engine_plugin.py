@@ -1,4 +1,4 @@
-"""What vLLM calls in each of its processes (entry point group `vllm.general_plugins`): it learns of classes of our own."""
+"""Registers our classes with vLLM, which calls `register` in each of its processes (entry point `vllm.general_plugins`)."""
 
 from __future__ import annotations
 
@@ -25,16 +25,13 @@ ENGINE_CLASSES: dict[str, str] = {
     "Phi4MultimodalForCausalLM": "lmm_r1.lmm_kits.phi4_multimodal.engine_model:Phi4MultimodalEngineModel",
     "Phi3VForCausalLM": "lmm_r1.lmm_kits.phi3_v.engine_model:Phi3VForCausalLM",
 }
-"""Architecture as a checkpoint's `config.json` or a kit's `hf_overrides` names it -> "module:class" of vLLM's model for it."""
+"""Architecture in a checkpoint's `config.json` or a kit's `hf_overrides` -> "module:class" of the model that vLLM runs."""
 AUTO_CLASS_MODULES: tuple[str, ...] = ("lmm_r1.lmm_kits.phi3_v",)
-"""Modules with a `register_auto_classes()` for configs and processors that transformers does not know."""
+"""Modules with a `register_auto_classes()` for configs and processors that transformers lacks."""
 
 
 def register() -> None:
-    """Tell vLLM and transformers in this process of the classes, and do what other processes of ours do when they start.
-
-    May be called again.
-    """
+    """Register the classes with vLLM and transformers, and prepare the process like our others; may be called again."""
     from vllm import ModelRegistry
 
     quiet.prepare_process()

@@ -54,6 +54,16 @@ class RawMedia:
     images: Sequence[Image.Image] = ()
     videos: Sequence[Video] = ()
 
+    def encoded(self, *, token_ids: list[int], engine_token_ids: list[int], media: Media) -> EncodedPrompt:
+        """Return these media as an encoded prompt with its ids and media tensors."""
+        return EncodedPrompt(
+            token_ids=token_ids,
+            engine_token_ids=engine_token_ids,
+            images=list(self.images),
+            media=media,
+            videos=list(self.videos),
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class EncodedPrompt:
@@ -108,6 +118,8 @@ class LmmKit(ABC):
     """`load_config`, `load_model` and `load_processor` load this class and the next two."""
     model_class: ClassVar[type[PreTrainedModel]]
     processor_class: ClassVar[type[ProcessorMixin]]
+    other_processors: ClassVar[tuple[type[ProcessorMixin], ...]] = ()
+    """Further classes of processors that checkpoints may have."""
 
     takes_images: ClassVar[bool] = True
     takes_videos: ClassVar[bool] = False
@@ -185,7 +197,14 @@ class LmmKit(ABC):
         Raises:
             UserError: the checkpoint lacks the image processor, the tokenizer or a usable chat template.
         """
-        return load_image_processor(path, processor_class=self.processor_class, chat_template=chat_template)
+        classes = (self.processor_class, *self.other_processors)
+        processor = load_image_processor(path, processor_classes=classes, chat_template=chat_template)
+        self.prepare_processor(processor, path)
+        return processor
+
+    def prepare_processor(self, processor: Processor, path: str) -> None:
+        """Check and change a loaded processor as the kit needs it; raises UserError if it cannot be used."""
+        return None
 
     def save_processor(self, processor: Processor, folder: str | Path) -> None:
         """Write processor, tokenizer and chat template."""
@@ -315,10 +334,9 @@ class LmmKit(ABC):
         special = self.adds_start(processor, text, opens=opens)
         batch = processor(text=[text], images=list(raw.images), add_special_tokens=special, return_tensors="pt")
         token_ids = batch["input_ids"][0].tolist()
-        return EncodedPrompt(
+        return raw.encoded(
             token_ids=token_ids,
             engine_token_ids=self.collapsed(processor, token_ids),
-            images=list(raw.images),
             media={key: batch[key] for key in self.media_keys},
         )
 

@@ -1,7 +1,7 @@
-"""Text that stays text: what rows, users, tools and policies write may spell special tokens, and none must come of it.
+"""Text that stays text: rows, users, tools and policies may spell special tokens, which must not become such tokens.
 
-A mark is written behind the first character of each such spelling. A copy of the tokenizer removes marks, but only after it
-has looked for special tokens: what is left is tokenized as if the tokenizer knew no special tokens.
+A mark is inserted after the first character of each such spelling. A copy of the tokenizer removes marks, but only after it
+has searched for special tokens. The rest is tokenized as if the tokenizer had no special tokens.
 """
 
 from __future__ import annotations
@@ -24,39 +24,39 @@ from remote_rm.answers.extraction import TAGS
 if TYPE_CHECKING:
     from lmm_r1.lmm_kits.kit import LmmKit, Processor
 
-# Of Unicode's private use; nothing else depends on it, and a text that holds it is broken there, too.
+# From Unicode's private use area. A text that holds this mark itself is marked again inside it.
 MARK = "\ue000lmm-r1\ue001"
-# A special token of the copy, which shows where a text begins and ends.
+# A special token of the copy, which marks the beginning and the end of a text.
 BORDER = "\ue000lmm-r1 border\ue001"
 _PROBE = "lmm-r1"
 
 
 @dataclass(kw_only=True)
 class _Known:
-    """What is known of a tokenizer."""
+    """Cached results for a tokenizer."""
 
     control: re.Pattern[str]
     control_ids: frozenset[int]
     copied: Processor | None = None
-    """A copy of its processor whose tokenizer removes marks, once one was needed."""
+    """A copy of its processor whose tokenizer removes marks, made when it is first needed."""
 
 
 _KNOWN: WeakKeyDictionary[Any, _Known] = WeakKeyDictionary()
 
 
 def control_texts(kit: LmmKit, processor: Processor) -> re.Pattern[str]:
-    """Return what only the chat template may write: the spellings of special tokens, media marks and tokens of turns.
+    """Return a pattern of texts that only the chat template may write: special tokens, media marks and tokens of turns.
 
-    Special are the tokens that the tokenizer flags as special; tokens of turns are those that the template writes next to a
-    message, flagged or not. Tokens that a model writes as words of its answers are none.
+    Special tokens are those that the tokenizer flags as special. Tokens of turns are those that the template writes next to
+    a message, flagged or not. Tokens that a model writes as words of its answers are not included.
     """
     return _known(kit, processor).control
 
 
 def as_text(kit: LmmKit, processor: Processor, messages: Sequence[Message]) -> tuple[Processor, Sequence[Message]]:
-    """Return what a conversation is encoded with so that its texts stay text: the arguments, or a copy and marked messages.
+    """Return a processor and messages with which the texts stay text: the arguments, or a copy and marked messages.
 
-    Raises UserError where the tokenizer cannot read such text.
+    Raises UserError if the tokenizer cannot read such text.
     """
     control = control_texts(kit, processor)
     marked = [_marked_message(message, control) for message in messages]
@@ -66,10 +66,10 @@ def as_text(kit: LmmKit, processor: Processor, messages: Sequence[Message]) -> t
 
 
 def as_plain_prompt(kit: LmmKit, processor: Processor, message: Message) -> tuple[Processor, str]:
-    """Return what a prompt without the chat template is tokenized with, and its text.
+    """Return the processor for a prompt without the chat template, and the prompt's text.
 
-    What a run's template writes keeps its special tokens, and so does a text that stands by itself; what stands in a template
-    is text. Raises UserError as `as_text` does.
+    The prompt template of a run keeps its special tokens, and so does a text without a template. A row's text in a template
+    stays text. Raises UserError as `as_text` does.
     """
     control = control_texts(kit, processor)
     parts = [part for part in message.parts if isinstance(part, TextPart)]
@@ -90,7 +90,7 @@ def _filled(part: TextPart, control: re.Pattern[str]) -> str:
 def as_bordered_text(
     kit: LmmKit, processor: Processor, messages: Sequence[Message]
 ) -> tuple[Processor, Sequence[Message], int]:
-    """Return what gives the ids of a conversation with a border before and behind each text next to media, and its id.
+    """Return a processor and messages with a border before and after each text next to media, and the border's id.
 
     Only the model's turns have borders.
     """
@@ -100,39 +100,39 @@ def as_bordered_text(
 
 
 def control_ids(kit: LmmKit, processor: Processor) -> frozenset[int]:
-    """Return the ids of the tokens that `control_texts` matches; of text come none of them."""
+    """Return the ids of the tokens that `control_texts` matches, which text never produces."""
     return _known(kit, processor).control_ids
 
 
 def text_ids(kit: LmmKit, processor: Processor, text: str) -> list[int]:
-    """Return the ids of a text by itself, of which none is a control token's; raises UserError as `as_text` does."""
+    """Return the ids of a text without control tokens; raises UserError as `as_text` does."""
     marked = _marked(text, control_texts(kit, processor))
     reading = processor if marked == text else _copied(kit, processor)
     return kit.tokenizer_of(reading)(marked, add_special_tokens=False)["input_ids"]
 
 
 def _texts(message: Message) -> Iterator[str]:
-    """Yield the texts of a message; parts that follow one another may be written as one."""
+    """Yield the texts of a message; a template may join adjacent parts, so they are joined here."""
     for is_text, parts in groupby(message.parts, key=lambda part: isinstance(part, TextPart)):
         if is_text:
             yield "".join(part.text.strip() for part in parts if isinstance(part, TextPart))
 
 
 def _marked_message(message: Message, control: re.Pattern[str]) -> Message:
-    """Return a message with marks in its texts, itself where they spell nothing."""
+    """Return a message with marks in its texts, or the same message if they spell no special tokens."""
     if not any(map(control.search, _texts(message))):
         return message
     parts: list[Part] = []
-    behind_text = False
+    after_text = False
     for part in message.parts:
         if isinstance(part, TextPart):
             text = _marked(part.text, control)
-            # Of two parts one spelling may come, whatever spaces a template takes away between them.
+            # Two adjacent parts can spell a token together, also if a template strips spaces between them.
             start = len(text) - len(text.lstrip())
-            parts.append(TextPart(f"{text[:start]}{MARK}{text[start:]}" if behind_text and text.strip() else text))
+            parts.append(TextPart(f"{text[:start]}{MARK}{text[start:]}" if after_text and text.strip() else text))
         else:
             parts.append(part)
-        behind_text = isinstance(part, TextPart)
+        after_text = isinstance(part, TextPart)
     return replace(message, parts=tuple(parts))
 
 
@@ -145,7 +145,7 @@ def _marked(text: str, control: re.Pattern[str]) -> str:
 
 
 def _bordered(message: Message) -> Message:
-    """Return a model's turn with borders at its texts where it has images or videos, too; any other message as it is."""
+    """Return a model's turn with borders at its texts if it also has images or videos; other messages stay as they are."""
     if message.role != "assistant" or all(isinstance(part, TextPart) for part in message.parts):
         return message
     parts = tuple(_with_borders(part) if isinstance(part, TextPart) else part for part in message.parts)
@@ -153,7 +153,7 @@ def _bordered(message: Message) -> Message:
 
 
 def _with_borders(part: TextPart) -> TextPart:
-    """Return a text with a border at either end, beside which a template may still take spaces away."""
+    """Return a text with a border at each end; spaces outside the borders stay, so that a template can strip them."""
     inner = part.text.strip()
     return TextPart(part.text.replace(inner, f"{BORDER}{inner}{BORDER}", 1)) if inner else part
 
@@ -172,17 +172,17 @@ def _control(kit: LmmKit, processor: Processor) -> re.Pattern[str]:
     tokenizer = kit.tokenizer_of(processor)
     special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
     special |= {*tokenizer.all_special_tokens, *_turn_tokens(kit, processor)}
-    # Words of the model's answers, whatever the tokenizer calls them.
+    # Words of the model's answers, even if the tokenizer flags them.
     special -= {*TAGS, *kit.spoken_tokens, *tokenizer.convert_ids_to_tokens(sorted(kit.spoken_end_ids(tokenizer)))}
-    # Within one character there is no place for a mark.
+    # A mark does not fit inside a single character.
     texts = any_of({MARK, BORDER, *(text for text in special if len(text) > 1)})
     return re.compile(f"{texts.pattern}|{kit.media_texts(processor).pattern}")
 
 
 def _turn_tokens(kit: LmmKit, processor: Processor) -> set[str]:
-    """Return the tokens that the chat template writes next to a message or at the beginning of a turn to generate.
+    """Return the tokens that the chat template writes next to a message or at the start of a generated turn.
 
-    Most tokenizers flag them as special, but not all.
+    Not all tokenizers flag them as special.
     """
     added = [token.content for token in kit.tokenizer_of(processor).added_tokens_decoder.values()]
     token = any_of(text for text in added if text.strip())
@@ -192,10 +192,10 @@ def _turn_tokens(kit: LmmKit, processor: Processor) -> set[str]:
         try:
             closed, opened = (kit.chat_text(processor, asked, add_generation_prompt=opens) for opens in (False, True))
         except (UserError, jinja2.TemplateError):
-            # A template that knows no system turn writes none.
+            # The template refuses system turns.
             continue
-        before, _, behind = closed.partition(_PROBE)
-        places = (at_end.search(before), at_start.match(behind), at_start.match(opened.removeprefix(closed)))
+        before, _, after = closed.partition(_PROBE)
+        places = (at_end.search(before), at_start.match(after), at_start.match(opened.removeprefix(closed)))
         found |= {place[1] for place in places if place is not None}
     return found
 
@@ -205,7 +205,7 @@ def _said(role: str, text: str) -> Message:
 
 
 def _copied(kit: LmmKit, processor: Processor) -> Processor:
-    """Return a copy of the processor whose tokenizer removes marks; it is made once, as a large vocabulary takes seconds."""
+    """Return a copy of the processor whose tokenizer removes marks, made once: a large vocabulary takes seconds."""
     known = _known(kit, processor)
     if known.copied is None:
         known.copied = _copy_without_marks(kit, processor, known.control)
@@ -224,7 +224,7 @@ def _copy_without_marks(kit: LmmKit, processor: Processor, control: re.Pattern[s
     tokenizer = kit.tokenizer_of(own)
     backend, added = tokenizer.backend_tokenizer, tokenizer.added_tokens_decoder.values()
     if any(token.normalized and control.fullmatch(token.content) for token in added):
-        # Such tokens are looked for behind the normalization, too.
+        # The tokenizer also searches for such tokens after the normalization.
         splits = [pre_tokenizers.Split(MARK, behavior="removed"), *_given(backend.pre_tokenizer)]
         backend.pre_tokenizer = pre_tokenizers.Sequence(splits)
     else:

@@ -33,7 +33,7 @@ KITS: dict[str, str] = {
     "qwen2_vl": "lmm_r1.lmm_kits.qwen_vl.qwen2:Qwen2VlKit",
     "qwen3_vl": "lmm_r1.lmm_kits.qwen_vl.qwen3:Qwen3VlKit",
     "qwen3_vl_moe": "lmm_r1.lmm_kits.qwen_vl.qwen3:Qwen3VlMoeKit",
-    "smolvlm": "lmm_r1.lmm_kits.idefics.smolvlm:SmolVlmKit",
+    "smolvlm": "lmm_r1.lmm_kits.idefics:SmolVlmKit",
 }
 """`model_type` -> "module:class" of its kit; imported on demand, because a kit loads transformers."""
 

@@ -1,4 +1,4 @@
-"""How a process reward model reads a response: step by step, a placeholder behind each, at which one of two tokens judges it."""
+"""How a process reward model reads a response: each step ends with a placeholder, at which one of two tokens judges it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 CONFIG_KEY = "process_reward"
-"""Where a checkpoint's config says that it is a process reward model, and by which tokens."""
+"""The key in a checkpoint's config under which a process reward model stores its tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,17 +25,17 @@ class StepTokens:
     wrong: str
     placeholder_id: int
     judging_ids: tuple[int, int]
-    """Of a right step and of a wrong one."""
+    """For a right step and for a wrong one."""
 
     @classmethod
     def of(
         cls, kit: LmmKit, processor: Any, *, placeholder: str, judging: Sequence[str], flags: tuple[str, str]
     ) -> StepTokens:
-        """Return the tokens with these texts; raises UserError for one that is not a single token.
+        """Return the tokens with these texts; raises UserError if a text is not a single token.
 
         Args:
-            judging: of a right step and of a wrong one.
-            flags: the names of the flags that give the placeholder and the other two, for messages.
+            judging: the tokens for a right step and for a wrong one.
+            flags: the flags of the placeholder and of the other two, for messages.
         """
         right, wrong = judging
         found = [
@@ -43,9 +43,7 @@ class StepTokens:
             for text, flag in ((placeholder, flags[0]), (right, flags[1]), (wrong, flags[1]))
         ]
         if found[0] in kit.placeholder_ids(processor):
-            raise UserError(
-                f"{flags[0]} {placeholder} stands for an image or a video; name a token that means nothing"
-            )
+            raise UserError(f"{flags[0]} {placeholder} represents an image or a video; name a token without a meaning")
         if len(set(found)) < len(found):
             raise UserError(
                 f"{flags[0]} {placeholder} and {flags[1]} {right} {wrong} must be three different tokens; two are the same"
@@ -60,15 +58,15 @@ class StepTokens:
 
     @property
     def in_config(self) -> dict[str, Any]:
-        """What a checkpoint's config says of them."""
+        """The entry in a checkpoint's config."""
         return {"placeholder_token": self.placeholder, "reward_tokens": [self.right, self.wrong]}
 
     def behind(
         self, prompt: Sequence[int], steps: Sequence[str], *, tokenize: Callable[[str], list[int]], end: int
     ) -> tuple[list[int], list[int]]:
-        """Return the ids of a prompt and the steps behind it, and the places of their placeholders.
+        """Return the ids of a prompt and the steps after it, and the positions of their placeholders.
 
-        Steps are lines. An end token stands behind the last one, so that every placeholder has a token after it.
+        Steps are lines. An end token follows the last one, so that every placeholder has a next token.
         """
         ids, places = list(prompt), []
         for number, step in enumerate(steps):
@@ -78,25 +76,25 @@ class StepTokens:
         return [*ids, end], places
 
     def split(self, response: str) -> list[str]:
-        """Return the steps of a response: what its placeholders end, or without any its lines; blank ones are none."""
+        """Return the steps of a response that its placeholders separate, or its lines without any; blank ones are dropped."""
         parts = response.split(self.placeholder) if self.placeholder in response else response.split("\n")
         return [part.strip() for part in parts if part.strip()]
 
 
 def stored_tokens(config: PretrainedConfig) -> Mapping[str, Any] | None:
-    """Return what a checkpoint's config says of the tokens of its process reward model; None where it is none."""
+    """Return the tokens in the config of a process reward model; None for any other checkpoint."""
     stored = getattr(config, CONFIG_KEY, None)
     return stored if isinstance(stored, Mapping) else None
 
 
 def forget_tokens(config: PretrainedConfig) -> None:
-    """Let a config say nothing of steps: what is trained from a process reward model is none, unless it is trained to judge."""
+    """Remove the tokens from a config, because a model trained from a process reward model no longer judges steps."""
     if CONFIG_KEY in vars(config):
         delattr(config, CONFIG_KEY)
 
 
 def _token_id(tokenizer: Any, text: str, *, flag: str) -> int:
-    """Return the id of a text that is one token by itself, or is spelled as one of the vocabulary is."""
+    """Return the id of a text that is tokenized as a single token or is an entry of the vocabulary."""
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     if len(ids) == 1:
         return ids[0]

@@ -15,7 +15,7 @@ from lmm_r1.errors import UserError
 Split = Literal["train", "test"]
 Modality = Literal["text", "image", "mixed"]
 TEST_SHARE = 0.2
-# Each module has a `TASK` with its default settings; it is imported when it is asked for.
+# Each module has a `TASK` with its default settings; it is imported on demand.
 TASKS = {
     "digits": "lmm_r1.tasks.digits",
     "digits_table": "lmm_r1.tasks.digits_table",
@@ -30,12 +30,12 @@ class TaskRow:
     messages: list[dict[str, Any]]
     """The prompt, OpenAI style; the source of an image part is a PIL image."""
     answer: str
-    """Empty where a row has no label: an environment judges what is answered, by the row's state."""
+    """Empty if a row has no label: then an environment judges the response by the row's state."""
     datasource: str
     solution: str
     """A worked response: what the cold start teaches. It earns the full reward."""
     turns: tuple[str, ...] = ()
-    """The same in several turns, for an environment with the tools that it calls; empty where the task knows none."""
+    """The same in several turns, for an environment with the tools that it calls; empty if the task has none."""
     columns: Mapping[str, Any] = field(default_factory=dict)
     """Further columns, for environments and reports: a state, boxes."""
 
@@ -55,7 +55,7 @@ class Task(Protocol):
     def generate(self, *, split: Split, modality: Modality, rows: int, seed: int) -> Iterator[TaskRow]:
         """Yields `rows` rows: the same for the same arguments, and the first of them the same for a larger `rows`.
 
-        What is held out for the test split is fixed and does not depend on `seed`.
+        The items of the test split are fixed and do not depend on `seed`.
         """
 
 
@@ -76,7 +76,7 @@ def split_of(item: str) -> Split:
 
 
 def kind_of_row(index: int, *, modality: Modality, image_share: float) -> Literal["text", "image"]:
-    """The kind of the row at `index`; `mixed` has an image where the share reaches another whole row with one."""
+    """The kind of the row at `index`; with `mixed`, a row has an image whenever the share reaches another whole number of them."""
     if modality != "mixed":
         return modality
     # Exact: in floats 100 * 0.29 is below 29. The limit brings back the fraction that was meant, as 1/3.
@@ -85,6 +85,6 @@ def kind_of_row(index: int, *, modality: Modality, image_share: float) -> Litera
 
 
 def check_image_share(share: float) -> None:
-    """Raises ValueError for what is no share."""
+    """Raises ValueError unless it is a share."""
     if not 0 <= share <= 1:
         raise ValueError(f"image_share {share} is a share: it must be from 0 to 1")

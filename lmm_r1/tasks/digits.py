@@ -54,7 +54,7 @@ def scan(index: int) -> Image.Image:
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """Where one scan lies on a page, in pixels from the upper left corner."""
+    """The place of one scan on a page, in pixels from the upper left corner."""
 
     scan_index: int
     left: int
@@ -64,21 +64,21 @@ class Placement:
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """A page of cells: each digit lies in a cell of its own and never crosses the cell's edge.
+    """A page of cells: each digit is inside its own cell.
 
-    Each digit also has a column of its own, in which it lies at any height, so that only left to right orders them.
+    Each digit also has its own column, at any height, so that their order is from left to right.
     """
 
     cells: int = 3
     """Columns of cells."""
     rows: int | None = None
-    """Rows of cells; None is a square page. With one row the digits stand in a line."""
+    """Rows of cells; None is a square page. With one row the digits form a line."""
     cell_px: int = 28
     """Pixels on a cell's side; 28 is one visual token of a ViT with patches of 14 pixels merged 2x2."""
     min_digit_px: int = 22
     max_digit_px: int = 26
     jitter_px: int = 2
-    """A digit lies at most this far from its cell's centre, and less where a large one would leave the cell."""
+    """The largest distance of a digit from its cell's centre; it is smaller for digits that would leave the cell."""
 
     def __post_init__(self) -> None:
         if not SCAN_PX <= self.min_digit_px <= self.max_digit_px <= self.cell_px:
@@ -134,7 +134,7 @@ class Page:
 class DigitsTask:
     """Rows over three digits. Train and test share neither (question, digits in order) nor, in images, a scan.
 
-    An order counts as a combination of its own: `3 + 7 + 2` may be in train and `7 + 3 + 2` in test. Three digits have
+    Each order counts as its own combination: `3 + 7 + 2` may be in train and `7 + 3 + 2` in test. Three digits have
     1,000 ordered combinations per question, but only 220 unordered ones: too few to hold some out and still train on
     each total.
     """
@@ -152,7 +152,7 @@ class DigitsTask:
     """How many of a text row's digits are words; the others are symbols."""
     page: Page = field(default_factory=Page)
     page_rows: int | None = None
-    """Rows of cells of the page; None is the page's. With one the digits of an image stand in a line."""
+    """Rows of cells of the page; None is the page's. With one row the digits of an image form a line."""
     board_width: int | None = None
     """Pixels of an image's width, whose left the page takes; None is the page's. With the size that a model's image
     processor scales to, the cells stay as large as they are drawn."""
@@ -179,7 +179,7 @@ class DigitsTask:
 
     @property
     def paper(self) -> Page:
-        """The page with as many rows as the task sets."""
+        """The page with the task's number of rows."""
         return self.page if self.page_rows is None else replace(self.page, rows=self.page_rows)
 
     @property
@@ -192,7 +192,7 @@ class DigitsTask:
         )
 
     def generate(self, *, split: Split, modality: Modality, rows: int, seed: int) -> Iterator[TaskRow]:
-        """Yields `rows` rows, each from a random stream of its own; `mixed` spreads image rows by `image_share`."""
+        """Yields `rows` rows, each from its own random stream; `mixed` spreads image rows by `image_share`."""
         for index in range(rows):
             kind = kind_of_row(index, modality=modality, image_share=self.image_share)
             rng = random.Random(f"digits {split} {kind} {seed} {index}")
@@ -239,7 +239,7 @@ def combination(question: Question, digits: tuple[int, ...]) -> str:
 
 
 def answer_of(question: Question, digits: tuple[int, ...]) -> str:
-    """`sum` of (3, 7, 2) → `"12"`; `sort` → `"[2, 3, 7]"` (ascending; the brackets say that the order matters)."""
+    """`sum` of (3, 7, 2) → `"12"`; `sort` → `"[2, 3, 7]"` (ascending; brackets show that the order matters)."""
     if question == "sum":
         return str(sum(digits))
     return f"[{_listed(digits)}]" if len(digits) > 1 else _listed(digits)

@@ -50,7 +50,7 @@ class DigitsTableTask:
             raise ValueError(f"cells of {self.cell_px} px hold no digit of {Page().max_digit_px} px")
 
     def generate(self, *, split: Split, modality: Modality, rows: int, seed: int) -> Iterator[TaskRow]:
-        """Yields `rows` rows, each from a random stream of its own."""
+        """Yields `rows` rows, each from its own random stream."""
         for index in range(rows):
             kind = kind_of_row(index, modality=modality, image_share=self.image_share)
             rng = random.Random(f"digits_table {split} {kind} {seed} {index}")

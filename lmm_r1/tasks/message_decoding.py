@@ -57,7 +57,7 @@ _TINY_ASKED = (1, 2, 3)
 _TINY_WEIGHTS = (80, 15, 5)
 # A tiny dot is a fourth of a pixel of the first view: letters are 1.25 x 1.75 pixels there.
 _TINY_SHRINK = 4
-# A fifth of the words and strings belongs to the test split: so many draws for each of a message find one.
+# A fifth of the words and strings belongs to the test split: this many draws for each of a message find one.
 _DRAWS = 1000
 
 
@@ -87,7 +87,7 @@ class MessageDecodingTask:
     """
 
     letters: int = 26
-    """The first so many of the alphabet are in the decoder, 3 to 26."""
+    """The number of letters of the alphabet in the decoder, 3 to 26."""
     min_words: int = 1
     """Words in a message; a random string counts as one."""
     max_words: int = 1
@@ -137,7 +137,7 @@ class MessageDecodingTask:
         return -(-self.letters // self._columns)
 
     def generate(self, *, split: Split, modality: Modality, rows: int, seed: int) -> Iterator[TaskRow]:
-        """Yields `rows` rows, each from a random stream of its own."""
+        """Yields `rows` rows, each from its own random stream."""
         for index in range(rows):
             kind = kind_of_row(index, modality=modality, image_share=self.image_share)
             rng = random.Random(f"message_decoding {split} {kind} {seed} {index}")
@@ -180,7 +180,7 @@ class MessageDecodingTask:
         return "".join(rng.choices(string.ascii_uppercase[: self.letters], k=length))
 
     def _entries(self, codes: dict[str, str], *, needed: list[str], rng: random.Random) -> list[Entry]:
-        """Every letter's entry in random order, each at a random place of its own cell; which are tiny is random."""
+        """Every letter's entry in random order, each at a random place of its cell; tiny ones are chosen at random."""
         tiny = self._tiny(needed, others=sorted(set(codes) - set(needed)), rng=rng)
         side = self.view_px * self.zoom
         cell_width, cell_height = side // self._columns, side // self._lines

@@ -1,4 +1,4 @@
-"""The task `visual_search`: what is on the tile of one colour, in a picture that must be looked at closely to tell.
+"""The task `visual_search`: find what is on the tile of one colour, which is only visible in a closer view of the picture.
 
 The picture is `view_px * block_px` square and is first shown at `view_px`: one block of the picture is one pixel then. What is
 asked, a digit or a letter, fills no more than one block, and its ink and the plate it stands on have
@@ -52,12 +52,12 @@ _PROMPTS: dict[Asked, str] = {
 NOISE = 24
 """Each block is lighter or darker by up to so much."""
 CELL_BLOCKS = 7
-"""A cell's side is a multiple of so many blocks, and the tile in it has `TILE_BLOCKS` for each of them."""
+"""A cell's side is a multiple of this many blocks, of which the tile in it has `TILE_BLOCKS` each."""
 TILE_BLOCKS = 5
 CROP_CELLS = 2
-"""The crop of a worked episode has so many cells on a side, and so have the squares of one background."""
+"""The cells per side of a solution's crop, and of a square with one background."""
 _MOST_SQUARES = 4
-"""On a side: more of them would have backgrounds that are hard to tell apart."""
+"""Per side: with more of them, backgrounds would be hard to distinguish."""
 _TINT = 60
 """How much redder the squares of the last column are than those of the first, and how much bluer those of the last row."""
 DOTS = 9
@@ -66,7 +66,7 @@ DOTS = 9
 
 @dataclass(frozen=True, kw_only=True)
 class Tile:
-    """One tile: its colour, what is on it, and the block at its upper left corner."""
+    """One tile: its colour, its symbol, and the block at its upper left corner."""
 
     colour: str
     value: str
@@ -83,7 +83,7 @@ class VisualSearchTask:
     """
 
     asked: Asked = "digit"
-    """What is on the tiles."""
+    """The symbols on the tiles."""
     view_px: int = 112
     """Pixels on the picture's side as it is first shown; a row asks for no more. A multiple of 28 suits most models."""
     block_px: int = 9
@@ -91,7 +91,7 @@ class VisualSearchTask:
     distractors: int = 40
     """Tiles of other colours, each with something on it."""
     cell_blocks: int = CELL_BLOCKS
-    """Blocks on the side of a cell, a multiple of 7: one tile lies in a cell, and its side is five sevenths of it."""
+    """Blocks on the side of a cell, a multiple of 7: each cell has one tile, whose side is five sevenths of the cell's."""
     style: Style = "fine"
     """Of a tile that is `fine` the block in its middle has what is asked, on a grey picture; for `coarse`, see above."""
     crop_errors: float = 0.0
@@ -148,7 +148,7 @@ class VisualSearchTask:
         return self.cell_blocks // CELL_BLOCKS * TILE_BLOCKS
 
     def generate(self, *, split: Split, modality: Modality, rows: int, seed: int) -> Iterator[TaskRow]:
-        """Yields `rows` rows, each from a random stream of its own."""
+        """Yields `rows` rows, each from its own random stream."""
         for index in range(rows):
             kind = kind_of_row(index, modality=modality, image_share=self.image_share)
             rng = random.Random(f"visual_search {split} {kind} {seed} {index}")
@@ -165,7 +165,7 @@ class VisualSearchTask:
 
     def _call(self, target: Tile, *, index: int, seed: int) -> str:
         """The turn that asks for a crop, in the protocol of the environment `crop`: a square of cells of the picture's grid."""
-        # A stream of its own, so that an error changes nothing else of the rows.
+        # Its own random stream, so that an error does not change the other rows.
         rng = random.Random(f"visual_search crop {seed} {index}")
         square = (target.column // self.cell_blocks // CROP_CELLS, target.row // self.cell_blocks // CROP_CELLS)
         if rng.random() < self.crop_errors:
@@ -179,7 +179,7 @@ class VisualSearchTask:
         return f"<think>The {target.colour} tile is too small to read.</think><grounding>{call}</grounding>"
 
     def _tiles(self, *, split: Split, rng: random.Random) -> tuple[Tile, list[Tile]]:
-        """The tile that is asked about, and the others, each in a cell of its own."""
+        """The tile of the question and the others, each in its own cell."""
         places = [(row, column) for row in range(self._cells) for column in range(self._cells)]
         while True:
             colour, value, (row, column) = rng.choice(list(TILES)), rng.choice(_VALUES[self.asked]), rng.choice(places)
@@ -257,8 +257,8 @@ class VisualSearchTask:
         """The colour of each block without tiles, `(view_px, view_px, 3)`."""
         blocks = np.full((self.view_px, self.view_px, 3), BACKGROUND, dtype=np.int16)
         if self.style == "coarse":
-            # A column is told by red and a row by blue alone, each of which a linear layer reads.
-            # What is left over beside the last square has its colour.
+            # Only red encodes the column and only blue the row, so that a linear layer can read both.
+            # The rest next to the last square has its colour.
             places = np.minimum(np.arange(self.view_px) // (CROP_CELLS * self.cell_blocks), self._squares - 1)
             tints = np.round(_TINT * (places / max(self._squares - 1, 1) - 0.5)).astype(np.int16)
             blocks[..., 0] += tints[None, :]
@@ -274,7 +274,7 @@ def marks(symbol: str, *, ink: int = _INK["fine"]) -> NDArray[np.int16]:
     plate = int((~inked).sum())
     share, rest = divmod(-ink * int(inked.sum()), plate)
     added = np.full((DOTS, DOTS), ink, dtype=np.int16)
-    # The first `rest` dots of the plate take one more, so that nothing is left over.
+    # The first `rest` dots of the plate take one more, so that no rest remains.
     added[~inked] = share + (np.arange(plate) < rest)
     return added
 

@@ -40,7 +40,7 @@ _FENCED = re.compile(r"```(?:json)?\s*\n(.*)\n\s*```", re.DOTALL)
 
 
 class MalformedVerdict(ValueError):
-    """The judge's reply is no verdict."""
+    """The judge's reply is not a verdict."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,7 @@ class Question:
 
 
 def question_of(item: Item, *, answer: str, max_question_chars: int, max_answer_chars: int) -> Question:
-    """Return the question of an item and its final answer, each cut in its middle where it is longer than allowed."""
+    """Return the question of an item and its final answer, each shortened in its middle if it is longer than allowed."""
     return Question(
         question=shortened(question_text(without_lone_surrogates(item.prompt)), limit=max_question_chars),
         reference=shortened(without_lone_surrogates(item.label), limit=max_question_chars),
@@ -130,7 +130,7 @@ def _escaped(character: str) -> str:
 
 
 def read_verdict(reply: str, *, code: str) -> bool:
-    """Return whether the judge says right; raises MalformedVerdict for anything but one verdict with the code.
+    """Return whether the verdict is right; raises MalformedVerdict for anything but one verdict with the code.
 
     What a model thought before (`</think>`) and a code fence around the object are passed over.
     """

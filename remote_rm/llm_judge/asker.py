@@ -1,4 +1,4 @@
-"""Verdicts of a judge: from the folder where there is one, else asked for within limits of time, attempts and money."""
+"""Verdicts of a judge: read from the folder if it has them, else requested within limits of time, attempts and money."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FIRST_PAUSE_SECONDS = 0.5
 """Before the second attempt; doubled with each further one, with jitter."""
 MAX_PAUSE_SECONDS = 30.0
 REST_AFTER_FAILURES = 8
-"""So many questions in a row for which the endpoint failed, and it is left alone."""
+"""After this many failed questions in a row the endpoint is not asked for a while."""
 REST_SECONDS = 30.0
 """For how long, but for one question that finds out whether it is back."""
 
@@ -47,7 +47,7 @@ class NoVerdict(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What the judge says of one question."""
+    """The judge's verdict on one question."""
 
     is_right: bool
     is_new: bool
@@ -56,7 +56,7 @@ class Verdict:
 
 @dataclass(frozen=True, kw_only=True)
 class Patience:
-    """How often and how long one question is asked."""
+    """The attempts and the time for one question."""
 
     attempts: int
     """Requests for one question, the first included."""
@@ -69,12 +69,12 @@ class Patience:
 class Asker:
     """Asks each question once, whoever wants to know; belongs to the event loop that it is first used in.
 
-    Its records are written by a thread of its own, so that no disk holds up the loop.
+    Its own thread writes its records, so that a slow disk does not block the loop.
     """
 
     def __init__(self, *, model: str, endpoint: ChatEndpoint, ledger: Ledger, patience: Patience, limits: str) -> None:
         """Args:
-        limits: the flags of the budget, for the message that says that it is used up.
+        limits: the flags of the budget, for the message when it is used up.
         """
         self._model = model
         self._endpoint = endpoint
@@ -90,7 +90,7 @@ class Asker:
 
     @property
     def is_used_up(self) -> bool:
-        """Whether the budget was found to be used up; what is in the folder is answered all the same."""
+        """Whether the budget is used up; verdicts in the folder are still returned."""
         return self._used_up
 
     async def start(self) -> None:
@@ -101,7 +101,7 @@ class Asker:
             await self._note_used_up()
 
     async def stop(self) -> None:
-        """Give up what is asked, and close connections and records."""
+        """Cancel open questions, and close connections and records."""
         for flight in list(self._flights.values()):
             flight.task.cancel()
         await asyncio.gather(*(flight.task for flight in self._flights.values()), return_exceptions=True)
@@ -110,7 +110,7 @@ class Asker:
         self._thread.shutdown()
 
     async def verdict(self, question: Question) -> Verdict:
-        """Return the verdict; raises NoVerdict where none can be had, and sqlite3.Error.
+        """Return the verdict; raises NoVerdict if there is none, and sqlite3.Error.
 
         The same question is under way once: those who want to know wait for one answer, and it is given up with the last
         of them.
@@ -150,7 +150,7 @@ class Asker:
         return Verdict(is_right=is_right, is_new=True)
 
     async def _asked(self, question: Question) -> bool:
-        """Ask until there is a verdict; raises NoVerdict, and says why in the log."""
+        """Ask until there is a verdict; raises NoVerdict, and logs the reason."""
         try:
             is_right = await asyncio.wait_for(self._attempts(question), timeout=self._patience.deadline_seconds)
         except (asyncio.TimeoutError, TryAgain, Refused) as error:
@@ -274,7 +274,7 @@ KEY_ENV = "LLM_JUDGE_API_KEY"
 
 
 def asker_of(settings: LlmJudge) -> Asker:
-    """Return the asker, which is not started; raises NotReady where no endpoint or no key is given."""
+    """Return the asker, which is not started; raises NotReady if no endpoint or no key is given."""
     if not settings.judge_url or not settings.judge_model:
         raise NotReady("the verifier llm_judge asks a server: give its --judge-url and the --judge-model there")
     return Asker(
@@ -304,7 +304,7 @@ def asker_of(settings: LlmJudge) -> Asker:
 
 
 async def start(asker: Asker, settings: LlmJudge) -> None:
-    """Start an asker; raises NotReady where its endpoint cannot be asked, or its records cannot be kept."""
+    """Start an asker; raises NotReady if its endpoint cannot be asked, or its records cannot be kept."""
     try:
         await asker.start()
     except Refused as error:
@@ -320,7 +320,7 @@ async def start(asker: Asker, settings: LlmJudge) -> None:
 
 
 async def check_ready(settings: LlmJudge) -> None:
-    """Raise NotReady where an asker with these settings cannot be started."""
+    """Raise NotReady if an asker with these settings cannot be started."""
     asker = asker_of(settings)
     try:
         await start(asker, settings)

@@ -1,9 +1,8 @@
-"""Judges items by the rule first, and then asks the judge where the rule does not settle it.
+"""Judges items by the rule first, and asks the judge if the rule does not settle them.
 
-Why here: `Verifier.score` runs in one of a few worker processes, each of which would do nothing but wait, under a time limit
-that is meant for sympy; and the event loop may not wait at all. So what waits on a network stands beside the pool, behind the
-same `Judge`: the pool gives the rule's score (in the server process or in a worker, as ever), and coroutines of the event loop
-wait for the judge, as many as are asked for. Servers and callers without a loop (`BlockingPool`: evaluations, batch inference,
+`Verifier.score` runs in one of a few worker processes, which would only wait, with a time limit that is meant for sympy. The
+event loop must not block either. So coroutines of the event loop wait for the network, outside the pool but with the same
+interface `Judge`; the pool gives the rule's score, in the server process or in a worker. Servers and callers without a loop (`BlockingPool`: evaluations, batch inference,
 reward functions) have it alike, since both are made by `judge_of`.
 """
 
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 RETRY_AFTER_SECONDS = 5.0
-"""What a client is told to wait where too many items wait for the judge."""
+"""The time after which a client should retry if too many items wait for the judge."""
 
 
 class AskingJudge:
@@ -74,7 +73,7 @@ class AskingJudge:
         return self._rules.worker_pids
 
     async def start(self) -> None:
-        """Try the judge and start the rule's workers; raises RuntimeError, NotReady where a user can mend it."""
+        """Try the judge and start the rule's workers; raises RuntimeError, NotReady if a user can mend it."""
         self._asker = connection.asker_of(self._verifier)
         try:
             await connection.start(self._asker, self._verifier)
@@ -84,12 +83,12 @@ class AskingJudge:
         await self._rules.start()
 
     def refuse(self) -> None:
-        """Take on nothing from now on; `judge` raises PoolUnavailable, for the items at hand too."""
+        """Refuse new items from now on; `judge` raises PoolUnavailable, also for the items in progress."""
         self._rules.refuse()
         self._give_up()
 
     async def stop(self) -> None:
-        """End the workers and the requests; items at hand are dropped, and `judge` raises PoolUnavailable."""
+        """End the workers and the requests; items in progress are dropped, and `judge` raises PoolUnavailable."""
         self._give_up()
         asker, self._asker = self._asker, None
         if asker is not None:
@@ -180,7 +179,7 @@ class AskingJudge:
         return self._verifier.marked(by_rule, judged_by_rule=1.0, judge_failed=float(failed))
 
     async def _by_judge(self, question: Question, by_rule: Score, verdict: Verdict, *, asker: Asker) -> Score:
-        # A rule that ran out of time has said nothing.
+        # A rule that ran out of time has no result.
         disagrees = not by_rule.timed_out and verdict.is_right is not (by_rule.score == 1.0)
         if disagrees and verdict.is_new:
             record = {"rule": "right" if by_rule.score == 1.0 else "wrong", **vars(question)}

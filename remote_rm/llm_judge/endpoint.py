@@ -1,4 +1,4 @@
-"""One request to an OpenAI-compatible chat endpoint (vLLM's, a hosted one, any other), and what its failure means."""
+"""Requests to an OpenAI-compatible chat endpoint, what their failures mean, and the records of a judge on disk."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class TryAgain(Exception):
     def __init__(self, reason: str, *, wait_seconds: float = 0.0, is_paid: bool) -> None:
         super().__init__(reason)
         self.wait_seconds = wait_seconds
-        """How long the server asks to be left alone."""
+        """How long the server asks clients to wait."""
         self.is_paid = is_paid
         """Whether the model may have computed for it."""
 
 
 class Refused(Exception):
-    """The endpoint will not answer such a request, however often it is asked."""
+    """The endpoint will never answer such a request."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class EndpointSettings:
     """Where requests go and how they are made."""
 
     url: str
-    """The base of the API, `http://127.0.0.1:8000/v1`; `/chat/completions` is put behind it."""
+    """The base of the API, `http://127.0.0.1:8000/v1`; `/chat/completions` is appended."""
     model: str
     api_key: str | None = field(repr=False)
     """Sent as a bearer token, and never written or shown."""
@@ -63,7 +63,7 @@ class Reply:
 
     text: str
     tokens: int | None
-    """Of the prompt and the reply together; None where the server does not say."""
+    """Tokens of prompt and reply together; None if the server does not report them."""
 
 
 class ChatEndpoint:
@@ -76,10 +76,10 @@ class ChatEndpoint:
         self._at_exit: Callable[[], None] | None = None
 
     async def check(self) -> None:
-        """Raise Refused where nothing answers at the address within the time of a request, or the key is refused."""
+        """Raise Refused if the address does not answer within a request's time, or the key is refused."""
         try:
             async with self._connected().get(f"{self._base}/models", allow_redirects=False) as reply:
-                # Not every server lists its models; only what it says of the key counts.
+                # Not every server lists its models; only a refused key counts.
                 if reply.status in KEY_STATUSES:
                     raise Refused(f"{self._base} answers with {self._said(reply.status, await reply.text())}")
         except (aiohttp.ClientError, asyncio.TimeoutError) as error:
@@ -137,7 +137,7 @@ class ChatEndpoint:
         return Reply(text=said if isinstance(said, str) else "", tokens=_total(usage))
 
     def _said(self, status: int, text: str) -> str:
-        """The status, and the server's own words where there are any."""
+        """The status and, if there is one, the server's message."""
         try:
             error = json.loads(text).get("error", text)
             words = str(error.get("message", text) if isinstance(error, dict) else error)
@@ -176,7 +176,7 @@ def _total(usage: Any) -> int | None:
 
 
 def seconds_to_wait(value: str) -> float:
-    """Return what a `Retry-After` header asks for, in seconds or as a date; 0.0 where it cannot be read."""
+    """Return the seconds of a `Retry-After` header, which may hold a date; 0.0 if it cannot be read."""
     if value.strip().isdecimal():
         return float(value)
     try:
@@ -207,7 +207,7 @@ _WITHIN = "(:max_requests IS NULL OR requests < :max_requests) AND (:max_tokens 
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """What may be spent; None is no limit."""
+    """The limits on spending; None is no limit."""
 
     max_requests: int | None
     max_tokens: int | None
@@ -226,7 +226,7 @@ class Ledger:
 
     def __init__(self, folder: str | None, *, budget: Budget) -> None:
         """Args:
-        folder: made where it is missing; None keeps everything in memory, and disagreements not at all.
+        folder: created if it is missing; with None, everything stays in memory and disagreements are not kept.
         """
         self._folder = None if folder is None else Path(folder)
         self.budget = budget
@@ -243,7 +243,7 @@ class Ledger:
         self._connection = None
 
     def verdict(self, key: str) -> bool | None:
-        """Return the verdict that is kept by a key, None where there is none."""
+        """Return the stored verdict of a key; None if there is none."""
         found = self._database().execute("SELECT is_right FROM verdicts WHERE key = ?", (key,)).fetchone()
         return None if found is None else bool(found[0])
 
@@ -305,7 +305,7 @@ def _is_locked(error: BaseException) -> bool:
     return isinstance(error, sqlite3.OperationalError) and "locked" in str(error)
 
 
-# SQLite does not wait for the lock where two processes turn the log on at the same time.
+# SQLite does not wait for the lock if two processes turn the log on at the same time.
 @tenacity.retry(
     retry=tenacity.retry_if_exception(_is_locked),
     stop=tenacity.stop_after_delay(BUSY_SECONDS),
@@ -314,6 +314,6 @@ def _is_locked(error: BaseException) -> bool:
 )
 def _prepare(connection: sqlite3.Connection) -> None:
     connection.execute("PRAGMA journal_mode = WAL")
-    # What a power cut could lose is asked for again.
+    # Verdicts that a power cut loses are requested again.
     connection.execute("PRAGMA synchronous = NORMAL")
     connection.executescript(_SCHEMA)

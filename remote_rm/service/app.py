@@ -54,9 +54,9 @@ class RequestReader:
         self._threads = ThreadPoolExecutor(max_workers=READERS, thread_name_prefix="request reader")
 
     async def items(self, body: bytes) -> Sequence[Any]:
-        """Return what is to be judged.
+        """Return the items to judge.
 
-        Raises TooManyItems, RequestValidationError for what is no request, and what `items_of_request` raises.
+        Raises TooManyItems, RequestValidationError for an invalid request, and the errors of `items_of_request`.
         """
         if len(body) <= INLINE_BYTES:
             return self._items(body)
@@ -92,7 +92,7 @@ class RequestReader:
 def columns_of(text: str, *, most: int) -> dict[str, list[str] | None]:
     """Return the lists of strings of a request's JSON; raises TooManyItems and RequestValidationError.
 
-    String by string: one call of `json.loads` would hold Python's lock for seconds, and build what is then refused.
+    String by string: one call of `json.loads` would hold Python's lock for seconds, and build objects that are then refused.
     """
     columns: dict[str, list[str] | None] = {}
     place = _expected(text, _skipped(text, 0), "{")
@@ -108,7 +108,7 @@ def columns_of(text: str, *, most: int) -> dict[str, list[str] | None]:
 
 
 def _column(text: str, place: int, *, name: str, most: int) -> tuple[list[str] | None, int]:
-    """Return a field's strings and the place behind it; of a field that no request has, None."""
+    """Return a field's strings and the position after it; None for a field that requests do not have."""
     if name not in COLUMNS:
         return None, _skipped_value(text, place)
     if text.startswith("null", place):
@@ -150,7 +150,7 @@ def _decoded(text: str, place: int) -> tuple[str, int]:
 
 
 def _skipped_value(text: str, place: int) -> int:
-    """The place behind a value of any kind, whose brackets are counted and which is not read further."""
+    """The position after a value of any kind; its brackets are counted, but it is not parsed."""
     depth = 0
     while True:
         found = _BRACKET.search(text, place) if depth else _BRACKET.match(text, place) or _SCALAR.match(text, place)
@@ -387,12 +387,12 @@ def _add_routes(
 
     @app.get("/metrics", summary="Metrics for Prometheus", response_class=Response)
     async def prometheus() -> Response:
-        """Requests by status, items by where they were decided, latency, and the queue."""
+        """Counts requests by status and items by the place of decision, and measures latency and queue."""
         return Response(metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
 
 
 async def refuse_invalid(_request: Request, error: Exception) -> JSONResponse:
-    """Say what is wrong with a request (422), without sending it back: it may be large, or no valid text."""
+    """Describe what is wrong with a request (422), without sending it back: it may be large or not valid text."""
     assert isinstance(error, RequestValidationError)
     told = [{"loc": entry["loc"], "msg": entry["msg"], "type": entry["type"]} for entry in error.errors()[:20]]
     return JSONResponse({"detail": told}, status_code=422)
@@ -405,7 +405,7 @@ async def refuse_large(_request: Request, error: Exception) -> JSONResponse:
 
 
 async def refuse_item(_request: Request, error: Exception) -> JSONResponse:
-    """Say what is wrong with one sample of a request, and which one (422)."""
+    """Describe what is wrong with a sample of a request, and name the sample (422)."""
     return refusal(422, str(error))
 
 

@@ -1,4 +1,4 @@
-"""What stands behind the HTTP application: something that judges items, says how busy it is, and can be full."""
+"""The interface behind the HTTP application: a judge of items, which reports how busy it is and can be full."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ class ServiceLimits:
     max_request_items: int = 10_000
     """A request with more is refused with 413."""
     max_queued_items: int = 10_000
-    """A request that would make more items wait than so many is refused with 503, unless none waits yet."""
+    """A request that would make more items wait is refused with 503, unless no item is waiting."""
     max_request_bytes: int = 64 * 2**20
     """A larger body is refused with 413."""
     max_open_bytes: int = 2**30
@@ -79,7 +79,7 @@ def check_room(
     retry_after_seconds: float,
     what: str = "items wait to be judged",
 ) -> None:
-    """Raise PoolUnavailable where `more` items would make too many wait.
+    """Raise PoolUnavailable if `more` items would make too many wait.
 
     Where none waits, a request is taken on whole: one larger than the queue would else be refused for ever.
     """
@@ -91,7 +91,7 @@ def check_room(
 
 
 class NotReady(RuntimeError):
-    """A judge cannot start for a reason that whoever started it can mend; the message says what to do."""
+    """A judge cannot start, for a reason that the user can fix; the message says what to do."""
 
 
 class UnusableItem(ValueError):
@@ -123,13 +123,13 @@ class Judge(Protocol):
         """How many items, or batches of them, can be judged at a time."""
 
     async def start(self) -> None:
-        """Be ready for items; raises a RuntimeError where that fails."""
+        """Get ready for items; raises a RuntimeError if that fails."""
 
     def refuse(self) -> None:
-        """Take on nothing from now on: `judge` raises PoolUnavailable, for what is at hand too."""
+        """Refuse new items from now on: `judge` raises PoolUnavailable, also for items in progress."""
 
     async def stop(self) -> None:
-        """Drop what is at hand and free what was taken."""
+        """Drop items in progress and free all resources."""
 
     async def judge(self, items: Sequence[Any]) -> list[Score]:
         """Return one score per item, in their order; raises PoolUnavailable or UnusableItem.

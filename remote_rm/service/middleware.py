@@ -1,4 +1,4 @@
-"""What stands before the application: who may ask, how much may be sent, and a record of every request."""
+"""Middleware before the application: access, limits on what may be sent, and a record of every request."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def refusal(status: int, detail: str, *, retry_after_seconds: int | None = None,
     """Return a reply without rewards, which says why.
 
     Args:
-        told: numbers that clients read, beside the sentence.
+        told: numbers for clients, in addition to the sentence.
     """
     headers = {} if retry_after_seconds is None else {"Retry-After": str(retry_after_seconds)}
     return JSONResponse({"detail": detail, **told}, status_code=status, headers=headers)
@@ -91,13 +91,13 @@ LOOK_AFTER_SECONDS = 0.05
 
 @dataclass(kw_only=True)
 class RequestRecord:
-    """What is known of one request when it has been answered."""
+    """The record of an answered request."""
 
     method: str
     path: str
     client: str
     status: int = 500
-    """That of the reply; 500 where the application raised instead of replying."""
+    """The status of the reply; 500 if the application raised an error instead."""
     seconds: float = 0.0
     items: int = 0
     rollouts: list[dict[str, Any]] = field(default_factory=list)
@@ -136,7 +136,7 @@ class Observer:
 
 
 class TokenGate:
-    """Answers 401 to a request without `Authorization: Bearer TOKEN`; lets everything pass where the token is None."""
+    """Answers 401 to a request without `Authorization: Bearer TOKEN`; passes everything on if the token is None."""
 
     def __init__(self, app: ASGIApp, *, token: str | None) -> None:
         self._app = app
@@ -173,7 +173,7 @@ class OpenBodies:
         self._is_refusing = False
 
     def take(self, count: int) -> bool:
-        """Count bytes that came in, and say whether there is room for them."""
+        """Count received bytes, and return whether there is room for them."""
         self._bytes += count
         return self._bytes <= self._max_bytes
 
@@ -210,7 +210,7 @@ class OpenBodies:
 class BodyLimit:
     """Answers 413 as soon as more than `max_bytes` of a body have come in or are announced, and 408 if it takes too long.
 
-    Answers 503 where the bodies of all requests together leave no room.
+    Answers 503 if the bodies of all requests together leave no room.
     """
 
     def __init__(self, app: ASGIApp, *, max_bytes: int, seconds: float, open_bodies: OpenBodies) -> None:
@@ -264,13 +264,13 @@ class BodyLimit:
 
 
 class Abandonment:
-    """Cancels what is done for a client that has gone away; its request ends with 499, which nobody reads."""
+    """Cancels the work for a client that has disconnected; its request ends with 499."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass one request on, and look for its client's end where it takes long, once its body has come in."""
+        """Pass one request on; if it takes long after its body was received, check whether its client has disconnected."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -324,7 +324,7 @@ def guard(
         refuse()
 
     app.state.refuse = refuse_all
-    # The last one added stands in front.
+    # The last one added runs first.
     app.add_middleware(Abandonment)
     app.add_middleware(
         BodyLimit, max_bytes=limits.max_request_bytes, seconds=limits.body_seconds, open_bodies=open_bodies
@@ -336,7 +336,7 @@ def guard(
 
 
 async def _note_disconnect(_request: Request, _error: Exception) -> JSONResponse:
-    """Reply to a client that went away while it was sending (499), which nobody reads but the log."""
+    """Reply to a client that disconnected while sending (499), which only the log shows."""
     return refusal(499, "the client went away")
 
 
@@ -412,7 +412,7 @@ def log_request(record: RequestRecord) -> None:
 
 
 def open_access_log(file: Path | None) -> None:
-    """Send the lines, and nothing but them, to a file, or to stderr for None; raises OSError if it cannot be written.
+    """Send only the lines to a file, or to stderr for None; raises OSError if it cannot be written.
 
     The file is appended to, and opened anew when something else has moved it away.
     """

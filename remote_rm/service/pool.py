@@ -68,7 +68,7 @@ class FairQueue(Generic[T]):
         self._length += 1
 
     def pop(self) -> T:
-        """Return the next item; raises IndexError where none waits."""
+        """Return the next item; raises IndexError if none is waiting."""
         self._length -= bool(self._length)
         if self._again:
             return self._again.popleft()
@@ -97,11 +97,11 @@ class FairQueue(Generic[T]):
 logger = logging.getLogger(__name__)
 
 STALLED_SECONDS = 0.2
-"""After this long an item no longer holds up those behind it: another worker takes its place."""
+"""After this time an item no longer delays later ones: another worker replaces its worker."""
 STALLED_PER_WORKER = 4
-"""How many such items may run beside each regular worker."""
+"""How many such items may run in addition to each regular worker."""
 QUICK_CHARS = 50_000
-"""A longer response is judged by a worker, where the time limit holds."""
+"""A longer response is judged by a worker, which has a time limit."""
 INLINE_CHARS = 20_000
 """Up to so much text is judged quickly at once; more of it in slices, between which other requests have their turn."""
 SLICE_SECONDS = 0.005
@@ -122,7 +122,7 @@ class _Job:
 
 
 class VerifierPool:
-    """Scores items by a verifier: in this process where that is quick, else in a pool of worker processes.
+    """Scores items by a verifier: in this process if that is quick, else in a pool of worker processes.
 
     Belongs to the event loop that `start` ran in.
     """
@@ -194,7 +194,7 @@ class VerifierPool:
             raise RuntimeError(f"the worker processes did not come up: {errors[0]}") from errors[0]
 
     def refuse(self) -> None:
-        """Take on nothing from now on; `judge` raises PoolUnavailable, for the items at hand too."""
+        """Refuse new items from now on; `judge` raises PoolUnavailable, also for the items in progress."""
         self._is_refusing = True
         self._drop_jobs(STOPPING)
 
@@ -275,7 +275,7 @@ class VerifierPool:
         try:
             return await asyncio.gather(*(job.score for job in jobs))
         except BaseException:
-            # The client is gone, or one of its items cannot be judged: nobody reads the others' scores.
+            # The client has disconnected, or one of its items cannot be judged: the other scores are not needed.
             self._waiting.drop(line)
             for job in jobs:
                 job.score.cancel()
@@ -300,7 +300,7 @@ class VerifierPool:
         try:
             while self._is_running and self._waiting and (job is None or not job.is_stalled):
                 self._tasks[task] = job = self._waiting.pop()
-                # Nobody waits any longer where the request was cancelled.
+                # Nobody waits any longer if the request was cancelled.
                 if not job.score.done():
                     job.is_stalled = False
                     await self._settle(job)
@@ -312,7 +312,7 @@ class VerifierPool:
             self._dispatch()
 
     async def _settle(self, job: _Job) -> None:
-        """Have one job judged, whatever comes of it, or put it back where its worker was lost."""
+        """Have one job judged, or put it back if its worker was lost."""
         try:
             score = await self._judged_by_worker(job)
             if score is None:
@@ -325,7 +325,7 @@ class VerifierPool:
                 job.score.set_exception(error)
 
     async def _judged_by_worker(self, job: _Job) -> Score | None:
-        """Return the score, or None where the worker was lost and the item is to be judged again."""
+        """Return the score, or None if the worker was lost and the item must be judged again."""
         worker = None
         try:
             worker = await self._take_worker()
@@ -402,11 +402,11 @@ class VerifierPool:
         assert worker is not None
         worker.kill()
         self._alive.discard(worker)
-        # On a machine without a free core they take a while to be gone, and `stop` leaves none of them behind.
+        # On a busy machine they need some time to exit, and `stop` must leave none of them running.
         self._killed = [*(one for one in self._killed if one.is_running), worker]
 
     def _lost(self, job: _Job, error: WorkerLost, *, had_worker: bool) -> Score | None:
-        """None, or after too many losses a wrong answer; raises PoolUnavailable where no worker can be started."""
+        """None, or after too many losses a wrong answer; raises PoolUnavailable if no worker can be started."""
         self.counts.lost_workers += 1
         job.lost_workers += had_worker
         job.failed_starts += not had_worker
@@ -428,13 +428,13 @@ def _excerpt(item: Item) -> str:
 
 
 def judge_of(verifier: Verifier, *, workers: int, item_timeout_seconds: float, limits: ServiceLimits) -> PooledJudge:
-    """Return what judges by a verifier: a pool, or where it asks others, what does so around a pool of its rule."""
+    """Return the judge of a verifier: a pool, or for one that asks others, a judge around the pool of its rule."""
     pool = VerifierPool(verifier, workers=workers, item_timeout_seconds=item_timeout_seconds, limits=limits)
     return verifier.judge_around(pool, limits=limits) if isinstance(verifier, AskingVerifier) else pool
 
 
 UNLIMITED_QUEUE = ServiceLimits(max_queued_items=sys.maxsize)
-"""Callers wait for their own items, however many: nobody else is to be told to come back later."""
+"""Callers wait for their own items, however many, so no caller is refused."""
 
 
 class BlockingPool:
@@ -461,7 +461,7 @@ class BlockingPool:
         return self._pool.worker_pids
 
     def start(self) -> None:
-        """Start the workers; raises RuntimeError where one does not come up, NotReady where nobody can be asked."""
+        """Start the workers; raises RuntimeError if one does not come up, NotReady where nobody can be asked."""
         assert self._loop is None, "a pool is started once at a time"
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name=f"judge {self._pool.name}", daemon=True)

@@ -35,7 +35,7 @@ MAX_HEAD_BYTES = 64 * 2**10
 MAX_DRAINED_BYTES = 64 * 2**20
 """So much is still taken in of a body that was refused, since a client that is cut off while it sends may not read why."""
 SPARE_FILES = 256
-"""Open files of the server beside connections: sockets of workers, logs, libraries."""
+"""Open files of the server in addition to connections: sockets of workers, logs, libraries."""
 
 
 class ConnectionGuard(asyncio.Protocol):
@@ -56,7 +56,7 @@ class ConnectionGuard(asyncio.Protocol):
         """Take a connection on, or refuse it."""
         if len(self.server_state.connections) >= self.max_connections:
             self._is_refused = True
-            # uvloop's transports are no subclass of asyncio's.
+            # uvloop's transports are not a subclass of asyncio's.
             self.transport = cast(asyncio.Transport, transport)
             self._refuse(
                 HTTPStatus.SERVICE_UNAVAILABLE, f"{self.max_connections} connections are open already; try again later"
@@ -152,7 +152,7 @@ def connections_within(asked: int) -> int:
 
 
 REFUSING_SECONDS = 1
-"""How long before the end of its grace period a stopping server refuses what it has not answered."""
+"""How long before the end of its grace period a stopping server refuses unanswered requests."""
 
 KEEP_ALIVE_SECONDS = 60
 """Longer than aiohttp's clients keep an idle connection, so that none is closed in the moment of its reuse."""
@@ -160,11 +160,11 @@ KEEP_ALIVE_SECONDS = 60
 
 @dataclass(frozen=True, kw_only=True)
 class Announced:
-    """What a service calls itself where it says where it listens, or why it cannot."""
+    """The service's name in messages about where it listens, or why it cannot."""
 
     name: str
     path: str
-    """What clients are given behind host and port."""
+    """The path after host and port in the address for clients."""
 
 
 REWARD_SERVER = Announced(name="reward server", path="/get_reward")
@@ -172,7 +172,7 @@ REWARD_SERVER = Announced(name="reward server", path="/get_reward")
 
 @dataclass(frozen=True, kw_only=True)
 class ListeningOptions:
-    """Where a service listens and what it takes on; the defaults stand at the flags in `verifier_command`."""
+    """Where a service listens and what it accepts; the defaults are those of the flags in `verifier_command`."""
 
     host: str
     port: int
@@ -229,7 +229,7 @@ def _listening(args: argparse.Namespace, *, worker_memory_bytes: int) -> dict[st
 
 
 class AnnouncingServer(uvicorn.Server):
-    """A uvicorn server that says where it listens, once it does, and that finishes what it has before it stops."""
+    """A uvicorn server that announces its address once it listens, and finishes open requests before it stops."""
 
     def __init__(
         self,
@@ -243,7 +243,7 @@ class AnnouncingServer(uvicorn.Server):
         """Make a server.
 
         Args:
-            refuse: answers what is still open with 503; called when the grace period is nearly over.
+            refuse: answers open requests with 503; called when the grace period is nearly over.
         """
         super().__init__(config)
         self._options = options
@@ -341,14 +341,14 @@ def _server(app: FastAPI, *, options: ListeningOptions, port: int, announced: An
         log_level="warning",
         access_log=False,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
-        # Where uvicorn has h11 only, whose own limit would answer a large head with 400 before the guard tells why.
+        # If uvicorn has only h11, whose own limit would answer a large head with 400 before the guard explains it.
         h11_max_incomplete_event_size=2 * MAX_HEAD_BYTES,
     )
     return AnnouncingServer(config, options=options, refuse=app.state.refuse, port=port, announced=announced)
 
 
 def bind(host: str, *, port: int, announced: Announced) -> socket.socket:
-    """Return a bound socket; exits with code 1 and one sentence where the address cannot be had."""
+    """Return a bound socket; exits with code 1 and one sentence if the address cannot be had."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
@@ -370,7 +370,7 @@ def bind(host: str, *, port: int, announced: Announced) -> socket.socket:
 
 
 def _token(name: str | None, announced: Announced) -> str | None:
-    """The token in an environment variable; exits with code 1 and one sentence where it holds none."""
+    """The token in an environment variable; exits with code 1 and one sentence if it holds none."""
     if name is None:
         return None
     token = os.environ.get(name, "").strip()
@@ -390,7 +390,7 @@ def _open_access_log(file: Path | None, announced: Announced) -> None:
 
 
 def _clear(port_file: Path, announced: Announced) -> None:
-    """Remove the file of an earlier server; exits with code 1 and one sentence where none can be written."""
+    """Remove the file of an earlier server; exits with code 1 and one sentence if none can be written."""
     try:
         port_file.parent.mkdir(parents=True, exist_ok=True)
         port_file.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
-"""Compares some expressions when it is imported: in the process that workers are forked from, so that none starts cold.
+"""Compares some expressions on import, in the process from which workers are forked, so that no worker starts cold.
 
-sympy and the LaTeX grammar set up much at the first use of each kind of function, up to a tenth of a second, which would
-count against the first items of every worker.
+The first use of each kind of function in sympy and the LaTeX grammar takes up to 0.1 s, which would count against the first
+items of every worker.
 """
 
 from remote_rm.answers.expression import same_expression

@@ -1,6 +1,6 @@
 """One worker process: judges one item at a time, over a socket that no other process shares.
 
-Messages are JSON behind a length of four bytes. A worker that handles text from a model never has its pickles read.
+Messages are JSON after a length of four bytes. The server never unpickles data from a worker, which handles text from a model.
 """
 
 import asyncio
@@ -28,13 +28,13 @@ END_TIMEOUT_SECONDS = 5.0
 STALLED_NICENESS = 10
 """Added to the server's own for a worker that takes long: a tenth of the share of a process that does not."""
 SPARE_CPU_SECONDS = 1.0
-"""How much longer than its limit a worker may compute when nobody is left to kill it."""
+"""How much longer than its limit a worker may compute if its server has died and cannot kill it."""
 RETIRING_SHARE = 0.5
 """A worker that has held this share of its memory limit is replaced, since what it freed may not return to the system."""
 OUTSIDE_SIGNALS = frozenset((signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
 """What people and the system end a process with; no expression does."""
 UNKNOWN_EXIT_CODE = 255
-"""What multiprocessing says of a worker whose fork server was killed, which alone would know."""
+"""The exit code that multiprocessing reports for a worker whose fork server was killed."""
 
 _LENGTH = struct.Struct("!I")
 
@@ -119,9 +119,9 @@ class WorkerProcess:
         return Score(**reply)
 
     def give_way(self) -> None:
-        """Let the server and other workers compute first; the worker is replaced after its item, since there is no way back."""
+        """Let the server and other workers compute first; the worker is replaced after its item, because the priority cannot be raised again."""
         self._is_retiring = True
-        # One that is gone tells by its socket.
+        # The socket shows whether the worker is gone.
         with contextlib.suppress(ProcessLookupError):
             os.setpriority(os.PRIO_PROCESS, self.pid, os.getpriority(os.PRIO_PROCESS, 0) + STALLED_NICENESS)
 
@@ -160,14 +160,14 @@ class _Channel(asyncio.Protocol):
         return self._transport is not None and not self._transport.is_closing()
 
     def send(self, message: dict[str, Any]) -> None:
-        """Send a message; raises ConnectionError where the worker is gone."""
+        """Send a message; raises ConnectionError if the worker is gone."""
         if self._transport is None or not self.is_open:
             raise ConnectionResetError("the worker's socket is closed")
         body = json.dumps(message).encode()
         self._transport.write(_LENGTH.pack(len(body)) + body)
 
     async def receive(self, *, timeout_seconds: float) -> dict[str, Any]:
-        """Return the next message; raises ConnectionError where the worker is gone, and TimeoutError."""
+        """Return the next message; raises ConnectionError if the worker is gone, and TimeoutError."""
         if not self._messages:
             if not self.is_open:
                 raise ConnectionResetError("the worker's socket is closed")
@@ -187,7 +187,7 @@ class _Channel(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
-        # uvloop's transports are no subclass of asyncio's.
+        # uvloop's transports are not a subclass of asyncio's.
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
@@ -246,7 +246,7 @@ def _verdict(verifier: Verifier, item: Item) -> dict[str, Any]:
     try:
         return asdict(verifier.score(item))
     except Exception as error:
-        # The text comes from a model: whatever a rule makes of it, the server decides what it counts for.
+        # The text comes from a model: if a rule fails on it, the server decides its score.
         return {"error": f"{type(error).__name__}: {str(error)[:300]}"}
 
 

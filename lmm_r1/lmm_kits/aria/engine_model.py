@@ -1,4 +1,4 @@
-"""vLLM's Aria with what keeps its log-probs from those of the training forward put right."""
+"""vLLM's Aria, corrected so that its log-probs equal those of the training forward."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class AriaForConditionalGeneration(aria.AriaForConditionalGeneration):
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__(vllm_config, prefix)
-        # vLLM hides the padding of an image from the projector alone; the model hides it from the vision tower, too.
+        # vLLM hides the padding of an image only from the projector; the model also hides it from the vision tower.
         self.vision_tower.apply_encoder_attention_mask = True
         if self.config.text_config.tie_word_embeddings:
             self.lm_head = self.lm_head.tie_weights(self.language_model.embed_tokens)

@@ -128,18 +128,14 @@ class Gemma3Kit(LmmKit):
             )
         return super().load_model(path, **settings)
 
-    def load_processor(
-        self, path: str, *, trust_remote_code: bool, chat_template: str | None = None
-    ) -> Gemma3Processor:
-        """Load processor and tokenizer, and set the end token to the one that ends an assistant's turn.
+    def prepare_processor(self, processor: Gemma3Processor, path: str) -> None:
+        """Set the end token to the one that ends an assistant's turn.
 
         Released tokenizers name `<eos>`, which ends a document, while the chat template ends turns with `<end_of_turn>`
         and the generation config stops at both. Training and rollouts need the token that the model samples.
 
-        Raises:
-            UserError: the checkpoint lacks processor, tokenizer or chat template, or wants images cut into crops.
+        Raises UserError if the checkpoint wants images cut into crops.
         """
-        processor = super().load_processor(path, trust_remote_code=trust_remote_code, chat_template=chat_template)
         if processor.image_processor.do_pan_and_scan:
             raise UserError(
                 f"{path}: do_pan_and_scan is true in this checkpoint's image processor, but crops of images are "
@@ -149,7 +145,6 @@ class Gemma3Kit(LmmKit):
         tokenizer = processor.tokenizer
         if END_OF_TURN in str(processor.chat_template) and END_OF_TURN in tokenizer.get_vocab():
             tokenizer.eos_token = END_OF_TURN
-        return processor
 
     def apply_template(
         self, processor: Gemma3Processor, messages: Sequence[Message], *, add_generation_prompt: bool

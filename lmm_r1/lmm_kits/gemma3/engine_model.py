@@ -25,10 +25,10 @@ class DummyInputs(gemma3_mm.Gemma3DummyInputsBuilder):
 
 
 class ImageProcessor(BaseMultiModalProcessor[gemma3_mm.Gemma3ProcessingInfo]):
-    """Repeats the one placeholder that the kit writes per image, and leaves all other ids as they are.
+    """Repeats the one placeholder that the kit writes per image, and keeps all other ids.
 
-    vLLM's own takes ids with `<start_of_image>` alone, writes the blank lines around images itself, and joins them with
-    the line breaks beside them up to four; the tokenizer joins more of them.
+    vLLM's own processor takes ids with only `<start_of_image>`, writes the blank lines around images itself, and joins them
+    with up to four adjacent line breaks; the tokenizer joins more of them.
     """
 
     def _get_hf_processor_text(self, mm_counts: Mapping[str, int]) -> str:

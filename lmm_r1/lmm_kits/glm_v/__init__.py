@@ -25,7 +25,7 @@ from transformers import (
 from lmm_r1.data.messages import Message, TextPart, VideoPart, to_chat
 from lmm_r1.data.videos import Video
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits.encoding import bounded_steps, image_limits, load_image_processor, with_one_text
+from lmm_r1.lmm_kits.encoding import bounded_steps, image_limits, with_one_text
 from lmm_r1.lmm_kits.kit import EncodedPrompt, RouterScores, TinyModelSpec
 from lmm_r1.lmm_kits.qwen_vl import IMAGE, VIDEO, QwenVlKit
 from lmm_r1.lmm_kits.tiny_model import HEAD_DIM, TinyTokens
@@ -33,8 +33,6 @@ from lmm_r1.lmm_kits.tiny_model import HEAD_DIM, TinyTokens
 END_OF_TURN = "<|user|>"
 END_OF_ANSWER = "</answer>"
 WRITTEN_ROLES = frozenset({"system", "user", "assistant"})
-# Releases before GLM-4.6V have the first. They differ in how they write the seconds of a video: 4, or 4.0 seconds.
-PROCESSORS = (Glm4vProcessor, Glm46VProcessor)
 
 
 MEDIA_TOKENS = (
@@ -110,6 +108,8 @@ class GlmVKit(QwenVlKit):
     """The name under which `engine_plugin` has the class of `engine_model`."""
     engine_text_config: ClassVar[Mapping[str, Any]]
     """Settings of the language model's config that vLLM reads and transformers' class does not have."""
+    # Releases before GLM-4.6V have the first. They write the seconds of a video differently: 4, or 4.0 seconds.
+    other_processors = (Glm4vProcessor, Glm46VProcessor)
     media_tokens = MEDIA_TOKENS
     tiny_tokens = TINY_TOKENS
     vision_prefixes = (
@@ -121,19 +121,15 @@ class GlmVKit(QwenVlKit):
     )
     projector_prefixes = ("model.visual.downsample.", "model.visual.merger.")
 
-    def load_processor(
-        self, path: str, *, trust_remote_code: bool, chat_template: str | None = None
-    ) -> ProcessorMixin:
-        """Load processor and tokenizer, and set the end token to the one that follows an assistant's turn.
+    def prepare_processor(self, processor: ProcessorMixin, path: str) -> None:
+        """Set the end token to the one that follows an assistant's turn.
 
         The chat template does not end turns: the model ends its own with the token that opens the user's. Released
         tokenizers name `<|endoftext|>`, which ends a document.
         """
-        processor = load_image_processor(path, processor_class=PROCESSORS, chat_template=chat_template)
         tokenizer, template = processor.tokenizer, str(processor.chat_template)
         if str(tokenizer.eos_token) not in template and END_OF_TURN in template:
             tokenizer.eos_token = END_OF_TURN
-        return processor
 
     def chat_text(self, processor: ProcessorMixin, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
         """Return a conversation as the chat template writes it; raises UserError if the template omits a message."""
@@ -220,7 +216,7 @@ class GlmVKit(QwenVlKit):
 
 
 def _check_roles(messages: Sequence[Message], text: str) -> None:
-    """Raise UserError where the template passes over a message: the released one knows three roles."""
+    """Raise UserError if the template omits a message: the released one knows three roles."""
     for message in messages:
         parts = [part.text.strip() for part in message.parts if isinstance(part, TextPart)]
         if message.role not in WRITTEN_ROLES and not all(part in text for part in parts):

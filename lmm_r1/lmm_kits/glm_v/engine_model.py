@@ -27,12 +27,12 @@ _registered = MULTIMODAL_REGISTRY.register_processor(
 
 @_registered
 class SeveralVideosModel(glm4_1v.Glm4vForConditionalGeneration):
-    """vLLM's model as it is; only what videos a prompt may have, and how their times are written, differs."""
+    """vLLM's model, with several videos per prompt and more exact times."""
 
 
 @_registered
 class TiedMixtureModel(glm4_1v.Glm4vMoeForConditionalGeneration):
-    """The same for the mixtures of experts, whose output layer vLLM leaves without weights where it is tied."""
+    """The same for the mixtures of experts, whose output layer has no weights in vLLM if it is tied."""
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix)

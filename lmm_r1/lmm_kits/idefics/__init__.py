@@ -1,9 +1,9 @@
-"""The kit of Idefics 3 and the base of SmolVLM2's: images are cut into tiles, each with a mark of its place."""
+"""The kits of Idefics 3 and of SmolVLM2, whose images are cut into tiles, each with a mark of its place."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from types import MethodType
 from typing import Any
@@ -18,15 +18,22 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
     ProcessorMixin,
+    SmolVLMConfig,
+    SmolVLMForConditionalGeneration,
+    SmolVLMImageProcessor,
+    SmolVLMProcessor,
+    SmolVLMVideoProcessor,
 )
 from transformers.modeling_outputs import BaseModelOutputWithPooling
+from transformers.models.smolvlm.processing_smolvlm import DEFAULT_CHAT_TEMPLATE
+from transformers.video_utils import VideoMetadata
 
-from lmm_r1.data.messages import Message
+from lmm_r1.data.messages import Message, videos_of
 from lmm_r1.data.videos import Video
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits.encoding import check_tokens, part_lists
+from lmm_r1.lmm_kits.encoding import channels_first, check_tokens, part_lists, video_metadata
 from lmm_r1.lmm_kits.features import FeaturePoint, exact_patch_positions
-from lmm_r1.lmm_kits.kit import LmmKit, Media, TinyModelSpec
+from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, RawMedia, TinyModelSpec
 from lmm_r1.lmm_kits.tiny_model import TinyTokens, text_settings, tower_settings
 
 IMAGE, AROUND_IMAGE, WHOLE_IMAGE = "<image>", "<fake_token_around_image>", "<global-img>"
@@ -102,18 +109,11 @@ class IdeficsKit(LmmKit):
         model.model.get_image_features = MethodType(_features_of_all_tiles, model.model)
         return model
 
-    def load_processor(
-        self, path: str, *, trust_remote_code: bool, chat_template: str | None = None
-    ) -> ProcessorMixin:
-        """Load processor and tokenizer, and set the end token to the one that ends a turn in the chat template.
+    def prepare_processor(self, processor: ProcessorMixin, path: str) -> None:
+        """Set the end token to the one that ends a turn in the chat template.
 
-        Raises:
-            UserError: a part, a token or a package is missing, or images are not scaled to the tower's one size.
+        Raises UserError if a token is missing, or images are not scaled to the tower's one size.
         """
-        try:
-            processor = super().load_processor(path, trust_remote_code=trust_remote_code, chat_template=chat_template)
-        except ImportError as error:
-            raise UserError(f"{path}: {error}") from error
         tokenizer = processor.tokenizer
         check_tokens(tokenizer, {IMAGE, AROUND_IMAGE, WHOLE_IMAGE}, path=path)
         if not (processor.image_processor.do_resize and processor.image_processor.do_pad):
@@ -123,7 +123,6 @@ class IdeficsKit(LmmKit):
             )
         if END_OF_TURN in str(processor.chat_template) and END_OF_TURN in tokenizer.get_vocab():
             tokenizer.eos_token = END_OF_TURN
-        return processor
 
     def apply_template(
         self, processor: ProcessorMixin, messages: Sequence[Message], *, add_generation_prompt: bool
@@ -236,3 +235,106 @@ class Idefics3Kit(IdeficsKit):
     model_class = Idefics3ForConditionalGeneration
     processor_class = Idefics3Processor
     engine_architecture = "LmmR1Idefics3ForConditionalGeneration"
+
+
+VIDEO = "<video>"
+"""What the chat template writes for a video."""
+
+
+def video_text(processor: SmolVLMProcessor, metadata: Mapping[str, Any]) -> str:
+    """Return the text that the processor writes for a video with all its frames."""
+    frames = torch.empty(1, metadata["total_num_frames"], 0)
+    return processor.replace_video_token({"pixel_values": frames, "video_metadata": [VideoMetadata(**metadata)]}, 0)
+
+
+def around_frames(text: str) -> tuple[str, str]:
+    """Return the parts of such a text before the first frame and after the last one."""
+    return text[: text.index(AROUND_IMAGE)], text[text.rindex(AROUND_IMAGE) + len(AROUND_IMAGE) :]
+
+
+class SmolVlmKit(IdeficsKit):
+    """Text, images, and videos, whose text begins with their length; each frame is one tile after its time as text.
+
+    vLLM's prompts have this text, too, but two tokens replace everything from the first frame to the last.
+    """
+
+    model_type = "smolvlm"
+    checkpoints = "SmolVLM2"
+    config_class = SmolVLMConfig
+    model_class = SmolVLMForConditionalGeneration
+    processor_class = SmolVLMProcessor
+    engine_architecture = "LmmR1SmolVLMForConditionalGeneration"
+    takes_videos = True
+    engine_wants_times = True
+
+    def prepare_processor(self, processor: SmolVLMProcessor, path: str) -> None:
+        """Scale frames of videos to the size of a tile."""
+        super().prepare_processor(processor, path)
+        processor.video_processor.max_image_size = processor.image_processor.max_image_size
+
+    def template_for(self, processor: SmolVLMProcessor, messages: Sequence[Message]) -> str:
+        """Return the checkpoint's template, or transformers' own for videos that the checkpoint's does not write."""
+        template = processor.chat_template
+        return DEFAULT_CHAT_TEMPLATE if videos_of(messages) and "video" not in template else template
+
+    def video_token(self, processor: SmolVLMProcessor) -> str:
+        return VIDEO
+
+    def marks_of(self, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+        return [*super().marks_of(tokenizer), VIDEO]
+
+    def media_token_ids(self, config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) -> set[int]:
+        known = tokenizer.get_vocab()
+        # The mark of a video is not a token in the releases.
+        return {config.image_token_id, *(known[mark] for mark in self.marks_of(tokenizer) if mark in known)}
+
+    def encode_chat(
+        self, processor: SmolVLMProcessor, text: str, raw: RawMedia, *, opens: bool = True
+    ) -> EncodedPrompt:
+        if not raw.videos:
+            return super().encode_chat(processor, text, raw, opens=opens)
+        # One by one: the processor gives tiles and frames the same name, and takes only videos of equal length.
+        cut = [
+            processor.image_processor([[image]], return_row_col_info=True, return_tensors="pt") for image in raw.images
+        ]
+        shown = [_frames(processor, video) for video in raw.videos]
+        [expanded], _ = processor.get_text_with_replacements(
+            [text],
+            images_replacements=[processor.replace_image_token(one, 0) for one in cut],
+            videos_replacements=[video_text(processor, video_metadata(video)) for video in raw.videos],
+        )
+        left = {IMAGE: iter(cut), VIDEO: iter(shown)}
+        in_order = [next(left[mark]) for mark in re.findall(f"{IMAGE}|{VIDEO}", text)]
+        return raw.encoded(
+            token_ids=processor.tokenizer(expanded, add_special_tokens=False)["input_ids"],
+            engine_token_ids=self.engine_ids(processor, text, videos=raw.videos),
+            media=self.merge_media(in_order),
+        )
+
+    def engine_ids(self, processor: SmolVLMProcessor, text: str, *, videos: Sequence[Video]) -> list[int]:
+        count = text.count(VIDEO)
+        assert len(videos) >= count, "the text holds the length of each video"
+        if not count:
+            return super().engine_ids(processor, text, videos=videos)
+        written_out = [video_text(processor, video_metadata(video)) for video in videos[:count]]
+        [written], _ = processor.get_text_with_replacements(
+            [text],
+            images_replacements=[SMALLEST_IMAGE] * text.count(IMAGE),
+            videos_replacements=[
+                f"{before}{AROUND_IMAGE}{IMAGE}{behind}" for before, behind in map(around_frames, written_out)
+            ],
+        )
+        return self.collapsed(processor, processor.tokenizer(written, add_special_tokens=False)["input_ids"])
+
+    def tiny_parts(self) -> dict[str, Any]:
+        return {
+            **super().tiny_parts(),
+            "image_processor": SmolVLMImageProcessor(**SIZES),
+            "video_processor": SmolVLMVideoProcessor(**SIZES),
+        }
+
+
+def _frames(processor: SmolVLMProcessor, video: Video) -> Media:
+    """Return the frames of a video as tiles, (1, F, 3, side, side), and their pixel mask, in the dtype of images' tensors."""
+    made = processor.video_processor([channels_first(video)], do_sample_frames=False, return_tensors="pt")
+    return {key: made[key].float() for key in IdeficsKit.media_keys}

@@ -16,11 +16,11 @@ from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItems
 from vllm.multimodal.parse import MultiModalDataItems, MultiModalDataParser
 from vllm.multimodal.processing import PromptReplacement, PromptUpdate, PromptUpdateDetails
 
-from lmm_r1.lmm_kits.idefics.smolvlm import around_frames, video_text
+from lmm_r1.lmm_kits.idefics import around_frames, video_text
 
 
 def tile_grid(image_processor: Any, *, height: int, width: int) -> tuple[int, int]:
-    """Return the rows and columns of tiles that an image is cut into; (0, 0) where it is one tile as a whole."""
+    """Return the rows and columns of tiles into which an image is cut; (0, 0) if it is a single tile."""
     if not image_processor.do_image_splitting:
         return 0, 0
     tile = image_processor.max_image_size["longest_edge"]
@@ -43,7 +43,7 @@ def _tiles(image_processor: Any, *, height: int, width: int) -> tuple[int, int, 
 
 
 class Idefics3Tiles(idefics3.Idefics3ProcessingInfo):
-    """What vLLM asks of the sizes of images."""
+    """Answers vLLM's questions about the sizes of images."""
 
     def _get_image_feature_grid_size(
         self, *, image_width: int, image_height: int, processor: Any, mm_kwargs: Mapping[str, object]
@@ -64,10 +64,10 @@ class SmolVLMTiles(smolvlm.SmolVLMProcessingInfo):
     idefics3.Idefics3MultiModalProcessor, info=Idefics3Tiles, dummy_inputs=idefics3.Idefics3DummyInputsBuilder
 )
 class Idefics3EngineModel(idefics3.Idefics3ForConditionalGeneration):
-    """vLLM's model as it is; only the tiles are counted otherwise."""
+    """vLLM's model with another count of tiles."""
 
 
-# The two tokens around each frame, and the one that says that it is whole; a time has one more at least.
+# The two tokens around each frame and the one that marks it as whole; its time has at least one more.
 MARKS_OF_A_FRAME = 4
 
 
@@ -86,13 +86,13 @@ class VideosInfo(SmolVLMTiles):
         return MultiModalDataParser(video_needs_metadata=True, expected_hidden_size=self._get_expected_hidden_size())
 
     def most_frames(self, seq_len: int, *, videos: int) -> int:
-        """Return more frames than each of so many videos can have in a prompt of that length."""
+        """Return an upper bound of the frames per video, for this many videos in a prompt of this length."""
         per_frame = self.get_hf_processor().image_seq_len + MARKS_OF_A_FRAME
         return max(seq_len // per_frame // max(videos, 1), 1)
 
 
 class VideosDummies(smolvlm.SmolVLMDummyInputsBuilder):
-    """What vLLM measures its memory with."""
+    """The inputs with which vLLM measures its memory."""
 
     def get_dummy_text(self, mm_counts: Mapping[str, int]) -> str:
         processor = self.info.get_hf_processor()
@@ -114,7 +114,7 @@ class VideosDummies(smolvlm.SmolVLMDummyInputsBuilder):
 
 
 class VideosProcessor(smolvlm.SmolVLMMultiModalProcessor):
-    """Prepares videos one by one, beside images as vLLM does it."""
+    """Prepares videos one by one; images are prepared as in vLLM."""
 
     def _apply_hf_processor_main(
         self, mm_items: MultiModalDataItems, hf_processor_mm_kwargs: Mapping[str, object]
@@ -182,7 +182,7 @@ class SmolVLMEngineModel(smolvlm.SmolVLMForConditionalGeneration):
     """vLLM's model, which gets the frames of a video as the tiles of an image."""
 
     def _mark_tower_model(self, vllm_config: Any, modalities: Any, **targets: Any) -> AbstractContextManager[None]:
-        """Let the tower be left out only where neither images nor videos are asked for."""
+        """Leave the tower out only if the engine takes neither images nor videos."""
         return super()._mark_tower_model(vllm_config, {"image", "video"}, **targets)
 
     def embed_multimodal(self, **kwargs: Any) -> Any:

@@ -115,13 +115,9 @@ class InternVlKit(LmmKit):
             )
         return config
 
-    def load_processor(
-        self, path: str, *, trust_remote_code: bool, chat_template: str | None = None
-    ) -> InternVLProcessor:
-        """Load processor and tokenizer; frames of videos are scaled to the size of a tile, as in vLLM."""
-        processor = super().load_processor(path, trust_remote_code=trust_remote_code, chat_template=chat_template)
+    def prepare_processor(self, processor: InternVLProcessor, path: str) -> None:
+        """Scale frames of videos to the size of a tile, as in vLLM."""
         processor.video_processor.size = processor.image_processor.size
-        return processor
 
     def encode_chat(
         self, processor: InternVLProcessor, text: str, raw: RawMedia, *, opens: bool = True
@@ -147,12 +143,10 @@ class InternVlKit(LmmKit):
         )
         left = {kind: iter(of_kind) for kind, of_kind in tiles.items()}
         in_order = [next(left[str(mark.lastgroup)]) for mark in processor.multimodal_pattern.finditer(text)]
-        return EncodedPrompt(
+        return raw.encoded(
             token_ids=tokenized(expanded),
             engine_token_ids=tokenized(_for_the_engine(processor, text)),
-            images=list(raw.images),
             media={"pixel_values": torch.cat(in_order)},
-            videos=list(raw.videos),
         )
 
     def engine_ids(self, processor: InternVLProcessor, text: str, *, videos: Sequence[Video]) -> list[int]:

@@ -1,4 +1,4 @@
-"""vLLM's InternVL for the kit's prompts, in which the markers of an image and of a video's first frame stand already."""
+"""vLLM's InternVL for the kit's prompts, which already have the markers of an image and of a video's first frame."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vllm.multimodal.processing import PromptReplacement, PromptUpdate, PromptUp
 
 
 class MarkedProcessor(interns1.InternS1MultiModalProcessor):
-    """Repeats the one placeholder that the kit writes per image, and writes a video's frames where its token stands.
+    """Repeats the one placeholder that the kit writes per image, and replaces a video's token by its frames.
 
     All other ids stay as they are; vLLM's own takes bare placeholders and writes the markers around them itself.
     """
@@ -46,12 +46,12 @@ class MarkedProcessor(interns1.InternS1MultiModalProcessor):
 
 
 class UncutInfo(interns1.InternS1ProcessingInfo):
-    """Videos have all frames that they come with."""
+    """Keeps all frames of videos."""
 
     def get_hf_processor(self, **kwargs: object) -> InternVLProcessor:
         processor = super().get_hf_processor(**kwargs)
-        # It cuts every image into tiles, whatever the setting of the image processor in it (the releases say false), by
-        # which vLLM works out how many tokens an image has at most.
+        # The processor cuts every image into tiles, whatever this setting is (false in the releases), but vLLM computes the
+        # most tokens of an image from it.
         processor.image_processor.crop_to_patches = True
         processor.video_processor.do_sample_frames = False
         return processor
@@ -61,4 +61,4 @@ class UncutInfo(interns1.InternS1ProcessingInfo):
     MarkedProcessor, info=UncutInfo, dummy_inputs=interns1.InternS1DummyInputsBuilder
 )
 class MarkedModel(interns1.InternS1ForConditionalGeneration):
-    """vLLM's model as it is; only its prompts are prepared differently."""
+    """vLLM's model with another preparation of prompts."""

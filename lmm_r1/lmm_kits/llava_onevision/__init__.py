@@ -25,7 +25,7 @@ from transformers.models.llava_onevision.modeling_llava_onevision import LlavaOn
 from lmm_r1.data.messages import Message, images_of
 from lmm_r1.data.videos import Video
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits.encoding import channels_first, part_lists, within_pixel_bounds
+from lmm_r1.lmm_kits.encoding import bounded_image, channels_first, part_lists
 from lmm_r1.lmm_kits.features import FeaturePoint
 from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, RawMedia, TinyModelSpec
 from lmm_r1.lmm_kits.tiny_model import TinyTokens, name_tower_as_released, text_settings, tower_settings
@@ -173,15 +173,11 @@ class LlavaOnevisionKit(LmmKit):
         take_videos_of_any_length(super().adapt(model).model)
         return model
 
-    def load_processor(
-        self, path: str, *, trust_remote_code: bool, chat_template: str | None = None
-    ) -> LlavaOnevisionProcessor:
-        """Load processor and tokenizer, and change the chat template so that a model's turn begins as one to generate.
+    def prepare_processor(self, processor: LlavaOnevisionProcessor, path: str) -> None:
+        """Change the chat template so that a model's turn begins as one to generate.
 
-        Raises:
-            UserError: a part is missing, or images may take more features than vLLM expects.
+        Raises UserError if images may take more features than vLLM expects.
         """
-        processor = super().load_processor(path, trust_remote_code=trust_remote_code, chat_template=chat_template)
         if processor.vision_aspect_ratio != ASPECT_RATIO:
             raise UserError(
                 f"{path}: vision_aspect_ratio is {processor.vision_aspect_ratio} in this checkpoint's processor, but vLLM "
@@ -190,15 +186,14 @@ class LlavaOnevisionKit(LmmKit):
             )
         if isinstance(processor.chat_template, str):
             processor.chat_template = processor.chat_template.replace(_ROLE, _OPENED_ROLE)
-        return processor
 
     def bounded_media(
         self, processor: LlavaOnevisionProcessor, messages: Sequence[Message], raw: RawMedia
     ) -> RawMedia:
         """Return images within their pixel bounds; frames of videos are all scaled to one size."""
-        most = _most_pixels(processor)
+        limits = self.pixel_limits(processor)
         bounded = zip(raw.images, images_of(messages), strict=True)
-        return replace(raw, images=[within_pixel_bounds(image, part, most=most) for image, part in bounded])
+        return replace(raw, images=[bounded_image(image, part, limits=limits) for image, part in bounded])
 
     def apply_template(
         self, processor: LlavaOnevisionProcessor, messages: Sequence[Message], *, add_generation_prompt: bool
@@ -226,12 +221,10 @@ class LlavaOnevisionKit(LmmKit):
         given = {"images": list(raw.images)} if raw.images else {}
         batch = processor(text=[text], **given, add_special_tokens=False, return_tensors="pt")
         media |= {key: batch[key] for key in self.media_keys if raw.images}
-        return EncodedPrompt(
+        return raw.encoded(
             token_ids=batch["input_ids"][0].tolist(),
             engine_token_ids=engine_token_ids,
-            images=list(raw.images),
             media=media,
-            videos=list(raw.videos),
         )
 
     def placeholder_ids(self, processor: LlavaOnevisionProcessor) -> frozenset[int]:
@@ -253,7 +246,9 @@ class LlavaOnevisionKit(LmmKit):
         return ids
 
     def pixel_limits(self, processor: LlavaOnevisionProcessor) -> tuple[int, int]:
-        return 1, _most_pixels(processor)
+        """Return 1 and the pixels of the processor's largest grid of crops."""
+        grids = processor.image_processor.image_grid_pinpoints
+        return 1, max(height * width for height, width in grids)
 
     def media_marks(self, processor: LlavaOnevisionProcessor) -> tuple[str, ...]:
         return processor.image_token, processor.video_token
@@ -323,11 +318,6 @@ class LlavaOnevisionKit(LmmKit):
             "num_image_tokens": (CROP // PATCH_SIZE) ** 2,
             "vision_feature_select_strategy": "full",
         }
-
-
-def _most_pixels(processor: LlavaOnevisionProcessor) -> int:
-    """Pixels of the processor's largest grid of crops."""
-    return max(height * width for height, width in processor.image_processor.image_grid_pinpoints)
 
 
 def _with_empty_crops(images: torch.Tensor, crops: int) -> torch.Tensor:

@@ -13,7 +13,7 @@ from lmm_r1.lmm_kits.engine_plugin import new_tower_names
 
 
 class WholeVideosInfo(llava_onevision.LlavaOnevisionProcessingInfo):
-    """Videos have all frames that they come with, however many."""
+    """Keeps all frames of videos."""
 
     def get_hf_processor(self, **kwargs: object) -> Any:
         processor = super().get_hf_processor(**kwargs)
@@ -21,12 +21,12 @@ class WholeVideosInfo(llava_onevision.LlavaOnevisionProcessingInfo):
         return processor
 
     def get_num_frames_with_most_features(self, seq_len: int, mm_counts: Mapping[str, int]) -> int:
-        """Return how many fit into a prompt, where vLLM counts on 16 at most and refuses longer videos later."""
+        """Return how many fit into a prompt; vLLM expects at most 16 and refuses longer videos later."""
         return max(self._get_max_video_frames(seq_len) // max(mm_counts.get("video", 0), 1), 1)
 
 
 class SmallFrames(llava_onevision.LlavaOnevisionDummyInputsBuilder):
-    """What vLLM measures its memory with: frames of the one size that all are scaled to, not of the largest image's."""
+    """The inputs with which vLLM measures its memory: frames of their one size, not of the largest image's."""
 
     def _get_dummy_videos(self, *, width: int, height: int, **others: Any) -> list[Any]:
         side = self.info.get_hf_config().vision_config.image_size
@@ -46,6 +46,6 @@ class LlavaOnevisionEngineModel(llava_onevision.LlavaOnevisionForConditionalGene
     def _process_video_pixels(
         self, inputs: llava_onevision.LlavaOnevisionVideoPixelInputs
     ) -> list[torch.Tensor] | torch.Tensor:
-        """Return features (tokens, H) for each video: vLLM 0.29 gives (1, tokens, H) where lengths differ, and refuses that."""
+        """Return features (tokens, H) for each video: vLLM 0.29 makes (1, tokens, H) if lengths differ, and then refuses it."""
         features = super()._process_video_pixels(inputs)
         return features if isinstance(features, torch.Tensor) else [one.squeeze(0) for one in features]

@@ -128,20 +128,16 @@ class Phi3VKit(LmmKit):
             )
         return self.adapt(model)
 
-    def load_processor(
-        self, path: str, *, trust_remote_code: bool, chat_template: str | None = None
-    ) -> Phi3VProcessor:
-        """Load processor and tokenizer; raises UserError if one of them, a token or a chat template is missing.
+    def prepare_processor(self, processor: Phi3VProcessor, path: str) -> None:
+        """Set the end token to `<|end|>`, with which the chat template ends a turn; the release names `<|endoftext|>`.
 
-        The end token becomes `<|end|>`, with which the chat template ends a turn; the release names `<|endoftext|>`.
+        Raises UserError if a token is missing.
         """
-        processor = super().load_processor(path, trust_remote_code=trust_remote_code, chat_template=chat_template)
         tokenizer = processor.tokenizer
         check_tokens(tokenizer, {IMAGE_TOKEN, END_TOKEN}, path=path)
         if tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token
         tokenizer.eos_token = END_TOKEN
-        return processor
 
     def encode_text(
         self, processor: Phi3VProcessor, text: str, *, images: Sequence[Image.Image], opens: bool
@@ -173,10 +169,9 @@ class Phi3VKit(LmmKit):
         except ValueError as error:
             raise images_refused([image.size for image in raw.images], error) from error
         token_ids = batch["input_ids"][0].tolist()
-        return EncodedPrompt(
+        return raw.encoded(
             token_ids=token_ids,
             engine_token_ids=self.collapsed(processor, token_ids),
-            images=list(raw.images),
             media={key: batch[key] for key in self.media_keys},
         )
 

@@ -1,4 +1,4 @@
-"""vLLM's Phi-3.5-vision, which takes new weights any number of times, and the tower's width and placeholder from the config."""
+"""vLLM's Phi-3.5-vision, which can load weights repeatedly and takes the tower's width and the placeholder from the config."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from lmm_r1.lmm_kits.phi3_v.modeling import Phi3VConfig, merge_patches
 
 
 class Phi3VMultiModalProcessor(phi3v.Phi3VMultiModalProcessor):
-    """Expands the placeholders of prompts that are given as ids; prompts with `<|image_1|>` go vLLM's own way."""
+    """Expands the placeholders of prompts that are given as ids; prompts with `<|image_1|>` are left to vLLM."""
 
     def _get_prompt_updates(
         self,
@@ -56,7 +56,7 @@ class Phi3VMultiModalProcessor(phi3v.Phi3VMultiModalProcessor):
         placeholder = self.info.get_hf_config().image_token_id
         if placeholder not in token_ids:
             return super()._apply_prompt_updates(token_ids, mm_prompt_updates)
-        # vLLM would turn the ids into text and back, which gives other ids for some texts.
+        # vLLM would decode the ids and encode the text again, which changes the ids of some texts.
         by_placeholder = {
             modality: [[update.with_target([placeholder]) for update in updates] for updates in items]
             for modality, items in mm_prompt_updates.items()
@@ -65,7 +65,7 @@ class Phi3VMultiModalProcessor(phi3v.Phi3VMultiModalProcessor):
 
 
 class Phi3VImageEmbedding(phi3v.Phi3HDImageEmbedding):
-    """vLLM's image embedding with a tower of the config's size; vLLM builds ViT-L/14-336 whatever the config says."""
+    """vLLM's image embedding with a tower of the config's size; vLLM always builds ViT-L/14-336."""
 
     def __init__(self, config: Phi3VConfig, *, quant_config: QuantizationConfig | None, prefix: str) -> None:
         nn.Module.__init__(self)
@@ -89,7 +89,7 @@ class Phi3VImageEmbedding(phi3v.Phi3HDImageEmbedding):
         )
 
     def reshape_hd_patches_2x2merge(self, image_features: torch.Tensor, h_crop: int, w_crop: int) -> torch.Tensor:
-        """Return the crops of images of one grid as pictures of merged patches; vLLM's takes the width 1024 alone."""
+        """Return the crops of images of one grid as pictures of merged patches; vLLM's own method takes only the width 1024."""
         images = image_features.split(h_crop * w_crop)
         return torch.stack([merge_patches(crops, rows=h_crop, columns=w_crop) for crops in images])
 

@@ -63,7 +63,7 @@ class Phi3VConfig(Phi3Config):
 
     @property
     def image_settings(self) -> dict[str, Any]:
-        """`img_processor`, with the release's values for what it leaves out."""
+        """`img_processor`, completed with the release's values."""
         assert self.img_processor is not None, "__post_init__ fills it in"
         return self.img_processor
 
@@ -109,7 +109,7 @@ def lay_out(
 
 
 class Phi3VVisionTower(CLIPVisionModel):
-    """CLIP as far as its output is read; the layers behind that are kept for the checkpoint and never run."""
+    """CLIP up to the layer whose output is used; later layers are kept for the checkpoint and never run."""
 
     def __init__(self, config: CLIPVisionConfig, *, layers: int) -> None:
         super().__init__(config)
@@ -124,7 +124,7 @@ class Phi3VVisionTower(CLIPVisionModel):
 
 
 class Phi3VImageEmbedding(nn.Module):
-    """Images to embeddings: the tower, the layout with its learnt separators, and the projector."""
+    """Images to embeddings: the tower, the layout with its trained separators, and the projector."""
 
     def __init__(self, config: Phi3VConfig) -> None:
         super().__init__()
@@ -157,7 +157,7 @@ class Phi3VPreTrainedModel(Phi3PreTrainedModel):
     config_class = Phi3VConfig
     input_modalities = ("image", "text")
     _no_split_modules = ["Phi3DecoderLayer", "CLIPEncoderLayer", "CLIPVisionEmbeddings"]
-    # Microsoft's code holds the embedding a second time here, and old CLIP code its position ids.
+    # Microsoft's code has a second copy of the embedding here, and old CLIP code has position ids.
     _keys_to_ignore_on_load_unexpected = [r"vision_embed_tokens\.wte\.", r"\.position_ids$"]
 
     @torch.no_grad()
@@ -187,7 +187,7 @@ class Phi3VModel(Phi3VPreTrainedModel, Phi3Model):
     ) -> Any:
         """Run Phi-3 on ids (B, T) whose placeholders are replaced by the images' embeddings.
 
-        Raises ValueError where placeholders and images differ in number of tokens.
+        Raises ValueError if placeholders and images differ in number of tokens.
         """
         if pixel_values is not None:
             assert input_ids is not None, "images are merged into ids"
@@ -199,7 +199,7 @@ class Phi3VModel(Phi3VPreTrainedModel, Phi3Model):
     def with_images(
         self, input_ids: torch.Tensor, pixel_values: torch.Tensor, image_sizes: torch.Tensor
     ) -> torch.Tensor:
-        """Return the embeddings (B, T, H) of ids (B, T), those of the images in the place of the placeholders'."""
+        """Return the embeddings (B, T, H) of ids (B, T), with those of the images instead of the placeholders'."""
         embeds = self.embed_tokens(input_ids)  # (B, T, H)
         images = self.vision_embed_tokens(pixel_values, image_sizes).to(embeds)
         places = input_ids == self.config.image_token_id  # (B, T)

@@ -1,4 +1,4 @@
-"""Text and images together: where `<|image_1|>` stands, the ids get a placeholder per token of that image."""
+"""The processor of text and images: `<|image_1|>` becomes one placeholder id per token of that image."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 def scaled_size(*, width: int, height: int, num_crops: int) -> tuple[int, int]:
     """Return the (width, height) to which an image that is no higher than wide is scaled.
 
-    It becomes as many crops wide as it can while the grid holds no more than `num_crops` of them. Raises ValueError for
-    an image so long that it would have no height.
+    Its width becomes the largest number of crops for which the grid has at most `num_crops` of them. Raises ValueError
+    for an image so long that it would have no height.
     """
     ratio = width / height
     columns = 1
@@ -46,14 +46,14 @@ def grid_of(*, width: int, height: int, num_crops: int) -> tuple[int, int]:
 
 
 def tokens_of_grid(rows: int, columns: int, *, crop_tokens: int) -> int:
-    """Return how many tokens stand for an image: those of its crops and of the whole, a newline a token row, a separator."""
+    """Return an image's number of tokens: those of its crops and of the whole, a newline per token row, a separator."""
     return (rows * columns + 1) * crop_tokens + (rows + 1) * math.isqrt(crop_tokens) + 1
 
 
 def hd_transform(image: Image.Image, *, num_crops: int) -> Image.Image:
     """Scale an image to its grid, bilinearly, and centre it on white along its shorter side."""
     if image.width < image.height:
-        # Pillow rounds between its two passes, so that a tall image must be scaled lying to give the release's pixels.
+        # Pillow rounds between its two passes, so a tall image must be transposed first to give the release's pixels.
         lying = hd_transform(image.transpose(Image.Transpose.TRANSPOSE), num_crops=num_crops)
         return lying.transpose(Image.Transpose.TRANSPOSE)
     width, height = scaled_size(width=image.width, height=image.height, num_crops=num_crops)
@@ -64,7 +64,7 @@ def hd_transform(image: Image.Image, *, num_crops: int) -> Image.Image:
 
 # A TypedDict, which mypy does not see: it does not follow imports of transformers.
 class Phi3VImageProcessorKwargs(ImagesKwargs, total=False):  # type: ignore[call-arg]
-    """What can be set per call beside the usual settings of image processors."""
+    """Settings per call in addition to the usual ones of image processors."""
 
     num_crops: int
     num_img_tokens: int
@@ -73,8 +73,8 @@ class Phi3VImageProcessorKwargs(ImagesKwargs, total=False):  # type: ignore[call
 class Phi3VImageProcessor(BaseImageProcessor):
     """Makes `pixel_values` (N, num_crops + 1, 3, 336, 336), the whole first, and `image_sizes` (N, 2), height and width.
 
-    Crops that an image does not fill are zeros. The sizes are those of the grid in pixels. `num_img_tokens` is how many
-    tokens the model makes of a crop: in the release 144, of 24 x 24 patches 2 x 2 at a time.
+    Crops that an image does not fill are zeros. The sizes are those of the grid in pixels. `num_img_tokens` is the
+    number of tokens of a crop: 144 in the release, from 24 x 24 patches joined 2 x 2.
     """
 
     valid_kwargs = Phi3VImageProcessorKwargs
@@ -125,7 +125,7 @@ class Phi3VImageProcessor(BaseImageProcessor):
         return torch.cat([filled, filled.new_zeros(num_crops + 1 - len(filled), 3, CROP, CROP)])
 
     def num_image_tokens(self, *, width: int, height: int) -> int:
-        """Return how many tokens stand for an image of this size in pixels."""
+        """Return the number of tokens of an image of this size in pixels."""
         rows, columns = grid_of(width=width, height=height, num_crops=self.num_crops)
         return tokens_of_grid(rows, columns, crop_tokens=self.num_img_tokens)
 
@@ -137,7 +137,7 @@ IMAGE_TOKEN = "<|image|>"
 class Phi3VProcessor(ProcessorMixin):
     """Microsoft's image processor and tokenizer as one, with its chat template.
 
-    `img_tokens` and `calc_num_image_tokens_from_image_size` are what vLLM asks of it.
+    vLLM reads `img_tokens` and calls `calc_num_image_tokens_from_image_size`.
     """
 
     image_token = IMAGE_TOKEN
@@ -160,9 +160,9 @@ class Phi3VProcessor(ProcessorMixin):
         add_special_tokens: bool = True,
         **kwargs: Any,
     ) -> BatchFeature:
-        """Return ids, mask and image tensors; the images stand in the order of the texts.
+        """Return ids, mask and image tensors; the images are in the order of the texts.
 
-        Raises ValueError where the tags of a text are not `<|image_1|>`, `<|image_2|>` and so on in this order.
+        Raises ValueError if the tags of a text are not `<|image_1|>`, `<|image_2|>` and so on in this order.
         """
         media: Mapping[str, Any] = {}
         counts: list[int] = []
@@ -204,7 +204,7 @@ class Phi3VProcessor(ProcessorMixin):
     def apply_chat_template(
         self, conversation: Sequence[Any], *args: Any, tokenize: bool = False, **kwargs: Any
     ) -> Any:
-        """Return the conversation as text; the template takes text alone, so images are written as numbered tags.
+        """Return the conversation as text; the template takes only text, so images are written as numbered tags.
 
         Raises ValueError for a conversation with images that is to be tokenized: call the processor on text and images.
         """
@@ -216,14 +216,14 @@ class Phi3VProcessor(ProcessorMixin):
         return super().apply_chat_template(chat, *args, tokenize=tokenize, **kwargs)
 
     def calc_num_image_tokens_from_image_size(self, *, width: int, height: int) -> int:
-        """Return how many tokens stand for an image of this size in pixels."""
+        """Return the number of tokens of an image of this size in pixels."""
         return self.image_processor.num_image_tokens(width=width, height=height)
 
 
 def with_image_tags(conversation: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], int]:
-    """Return the conversation with text alone, and the number of its images.
+    """Return the conversation with only text, and the number of its images.
 
-    [image, "Which?"] -> "<|image_1|>\\nWhich?": numbered through the conversation, each tag on a line of its own.
+    [image, "Which?"] -> "<|image_1|>\\nWhich?": numbers count through the conversation, and each tag has its own line.
     """
     images = 0
     chat = []

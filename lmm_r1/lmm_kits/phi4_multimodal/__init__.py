@@ -26,7 +26,7 @@ from transformers import (
 from lmm_r1.data.messages import ImagePart, Message, Part, TextPart, VideoPart, images_of
 from lmm_r1.data.videos import Video
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits.encoding import check_tokens, images_refused, within_bounds, within_pixel_bounds
+from lmm_r1.lmm_kits.encoding import bounded_image, bounded_image_size, check_tokens, images_refused
 from lmm_r1.lmm_kits.features import FeaturePoint
 from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, RawMedia, TinyModelSpec
 from lmm_r1.lmm_kits.phi4_multimodal import towers
@@ -113,17 +113,15 @@ class Phi4MultimodalKit(LmmKit):
                 weight.requires_grad_(False)
         return model
 
-    def load_processor(
-        self, path: str, *, trust_remote_code: bool, chat_template: str | None = None
-    ) -> Phi4MultimodalProcessor:
-        """Load processor and tokenizer; raises UserError if one of them, a token or a chat template is missing."""
-        processor = super().load_processor(path, trust_remote_code=trust_remote_code, chat_template=chat_template)
+    def prepare_processor(self, processor: Phi4MultimodalProcessor, path: str) -> None:
+        """Set the end token to the one that ends a turn; raises UserError if the tokenizer lacks it."""
         check_tokens(processor.tokenizer, {towers.TURN_END}, path=path)
         processor.tokenizer.eos_token = towers.TURN_END
-        return processor
 
     def pixel_limits(self, processor: Phi4MultimodalProcessor) -> tuple[int, int]:
-        return 1, _most_pixels(processor)
+        """Return 1 and the pixels of the processor's largest number of crops."""
+        image_processor = processor.image_processor
+        return 1, image_processor.dynamic_hd * image_processor.size["height"] * image_processor.size["width"]
 
     def bounded_media(
         self, processor: Phi4MultimodalProcessor, messages: Sequence[Message], raw: RawMedia
@@ -131,9 +129,9 @@ class Phi4MultimodalKit(LmmKit):
         """Return images within their pixel bounds; raises UserError for videos."""
         if raw.videos:
             raise UserError(f"this model cannot take the {len(raw.videos)} video(s) of this row")
-        most = _most_pixels(processor)
+        limits = self.pixel_limits(processor)
         bounded = zip(raw.images, images_of(messages), strict=True)
-        return replace(raw, images=[within_pixel_bounds(image, part, most=most) for image, part in bounded])
+        return replace(raw, images=[bounded_image(image, part, limits=limits) for image, part in bounded])
 
     def encode_chat(
         self, processor: Phi4MultimodalProcessor, text: str, raw: RawMedia, *, opens: bool = True
@@ -146,17 +144,16 @@ class Phi4MultimodalKit(LmmKit):
             batch = processor(text=[text], images=list(raw.images), add_special_tokens=False, return_tensors="pt")
         except ValueError as error:
             raise images_refused([image.size for image in raw.images], error) from error
-        return EncodedPrompt(
+        return raw.encoded(
             token_ids=batch["input_ids"][0].tolist(),
             engine_token_ids=engine_token_ids,
-            images=list(raw.images),
             media={key: batch[key] for key in self.media_keys},
         )
 
     def check_size(
         self, processor: Phi4MultimodalProcessor, part: ImagePart | VideoPart, *, width: int, height: int
     ) -> None:
-        width, height = within_bounds(part, width=width, height=height, most=_most_pixels(processor))
+        width, height = bounded_image_size(part, width=width, height=height, limits=self.pixel_limits(processor))
         settings = processor.image_processor
         side, patch = settings.size["height"], settings.patch_size
         # A tensor without memory, because only its size matters.
@@ -258,12 +255,6 @@ class Phi4MultimodalKit(LmmKit):
             "image_processor": Phi4MultimodalImageProcessor(),
             "audio_processor": Phi4MultimodalFeatureExtractor(),
         }
-
-
-def _most_pixels(processor: Phi4MultimodalProcessor) -> int:
-    """Pixels of the processor's largest number of crops."""
-    image_processor = processor.image_processor
-    return image_processor.dynamic_hd * image_processor.size["height"] * image_processor.size["width"]
 
 
 def _written(image_token: str, part: Part) -> str:

@@ -50,7 +50,7 @@ _RENAMED = (
 _ADAPTED = re.compile(r"(model\.layers\.\d+\.(?:self_attn\.(?:qkv|o)_proj|mlp\.(?:gate_up|down)_proj)\.)weight")
 _SPEECH_ADAPTER = re.compile(rf"{_ADAPTED.pattern.removesuffix('weight')}lora_[AB]\.speech\.weight")
 
-# Parts of the original config that have one value in transformers' format.
+# Parts of the original config that are fixed in transformers' format.
 _FIXED_IMAGE_SETTINGS = {
     "use_hd_transform": True,
     "with_learnable_separator": True,
@@ -90,7 +90,7 @@ class Source:
 
     name: str
     adapter: tuple[str, str] | None
-    """The image adapter's factors, A (R, M) and B (N, R), whose product is added; None where nothing is."""
+    """The image adapter's factors, A (R, M) and B (N, R), whose product is added; None if nothing is added."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -98,7 +98,7 @@ class Source:
 
 
 def source_of(name: str) -> Source:
-    """Return where the original format has the weight that transformers calls `name`."""
+    """Return the source, in the original format, of the weight that transformers calls `name`."""
     if adapted := _ADAPTED.fullmatch(name):
         layer = adapted[1]
         return Source(
@@ -113,7 +113,7 @@ def source_of(name: str) -> Source:
 
 
 def account(wanted: Iterable[str], given: Collection[str]) -> tuple[dict[str, Source], list[str]]:
-    """Return the source of every wanted weight, and the given ones that are left out: the speech adapter's.
+    """Return the source of every wanted weight, and the weights that are left out: the speech adapter's.
 
     Raises:
         UserError: a weight is missing, or one is given that is not known; both are named.
@@ -132,7 +132,7 @@ def account(wanted: Iterable[str], given: Collection[str]) -> tuple[dict[str, So
 
 
 def adapter_scaling(config: Mapping[str, Any]) -> float:
-    """Return what the product of the image adapter's factors is multiplied by: alpha over rank, 2 in the release."""
+    """Return the factor of the product of the image adapter's matrices: alpha over rank, 2 in the release."""
     try:
         settings = config["vision_lora"]
         return settings["lora_alpha"] / settings["r"]
@@ -148,7 +148,7 @@ def native_config(
     """Return the config in transformers' format.
 
     Args:
-        shapes: of every weight, from which the size of the vision tower is told: the original config leaves it out.
+        shapes: the shape of every weight, which shows the size of the vision tower: the original config omits it.
         token_ids: ids of `IMAGE_TOKEN`, `AUDIO_TOKEN`, and of the tokens that end a text and a turn ("end", "turn").
     """
     try:
@@ -194,7 +194,7 @@ def _refuse_variants(config: Mapping[str, Any], image: Mapping[str, Any]) -> Non
 
 
 def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the rotary embedding's settings, which stand apart in the original."""
+    """Return the rotary embedding's settings, which are separate settings in the original."""
     rope = {key: config[key] for key in ("rope_theta", "partial_rotary_factor") if key in config}
     scaling = config.get("rope_scaling")
     if scaling is None:
@@ -233,9 +233,9 @@ _BYTES = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8}  # of an element, as safetens
 def convert(source: Path, output: Path) -> list[str]:
     """Write the checkpoint in folder `source` to the empty folder `output` and return sentences on what was done.
 
-    The image adapter is merged into the language model, where Microsoft's code uses it with every prompt that has an
-    image; a prompt without one, for which that code leaves it out, is answered with it too. The adapter for speech is
-    left out: it takes turns with the other, and this project has no audio.
+    The image adapter is merged into the language model. Microsoft's code uses it only for prompts with an image; here it
+    also applies to prompts without one. The adapter for speech is left out, because it excludes the other and this project
+    has no audio.
     """
     check_weights(str(source))
     settings = _read_json(source / "config.json")
@@ -325,7 +325,7 @@ def _sizes(sources: Mapping[str, Source], files: Mapping[str, Any]) -> dict[str,
 
 
 def _write_weights(weights: Iterator[tuple[str, torch.Tensor]], sizes: Mapping[str, int], output: Path) -> None:
-    """Write the weights in files of at most `SHARD_BYTES`, with an index where there are several."""
+    """Write the weights in files of at most `SHARD_BYTES`, with an index if there are several."""
     shards: list[dict[str, int]] = [{}]
     for name, size in sizes.items():
         if shards[-1] and sum(shards[-1].values()) + size > SHARD_BYTES:

@@ -54,7 +54,7 @@ class Phi4DummyInputs(BaseDummyInputsBuilder[Phi4ProcessingInfo]):
     def get_dummy_mm_data(
         self, seq_len: int, mm_counts: Mapping[str, int], mm_options: Mapping[str, Any]
     ) -> dict[str, Any]:
-        # One column of crops: every row of tokens has an end of its own, and this has the most rows.
+        # One column of crops: every row of tokens ends with a separator, and this has the most rows.
         image_processor = self.info.get_hf_processor().image_processor
         side = image_processor.size["height"]
         images = self._get_dummy_images(
@@ -239,7 +239,7 @@ class Phi4MultimodalEngineModel(nn.Module, SupportsMultiModal):
         return self.logits_processor(self.lm_head, hidden_states)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Load all weights or some of them; those of the audio tower are passed over, an adapter's are refused."""
+        """Load all weights or some of them; those of the audio tower are skipped, an adapter's are refused."""
         return AutoWeightsLoader(self).load_weights(_without_adapters(weights), mapper=self.hf_to_vllm_mapper)
 
 

@@ -18,7 +18,7 @@ AUDIO_EMBED = "model.embed_tokens_extend.audio_embed."
 VISION_TOWER = f"{IMAGE_EMBED}img_processor."
 # The release's tokenizer names <|endoftext|> its end token, yet every turn of its chat ends with this one.
 TURN_END = "<|end|>"
-# No default system turn, no line breaks between turns, nothing between two images that stand side by side.
+# No default system turn, no line breaks between turns, nothing between two adjacent images.
 _TEMPLATE = """\
 {%- for message in messages -%}
 {{- '<|' + message.role + '|>' -}}
@@ -47,8 +47,8 @@ _TEMPLATE = """\
 def attend_bidirectionally(model: Phi4MultimodalForCausalLM) -> None:
     """Stop the encoders' attention from being causal.
 
-    Transformers (5.15) marks it causal, which SDPA and flash-attn go by wherever they get no mask: an image whose
-    patches are all real was seen causally, unless another crop of the batch had padding.
+    Transformers 5.15 marks it causal, and SDPA and flash-attn follow that if they get no mask: attention in an image without
+    padding was causal unless another crop of the batch had padding.
     """
     for module in model.modules():
         if isinstance(module, (Phi4MultimodalVisionAttention, Phi4MultimodalAudioAttention)):
@@ -62,9 +62,9 @@ def vision_depth(config: Phi4MultimodalConfig) -> int:
 
 
 def dead_prefixes(config: Phi4MultimodalConfig) -> tuple[str, ...]:
-    """Return the prefixes of the parameters that no loss of ours reaches."""
-    behind = range(vision_depth(config), config.vision_config.num_hidden_layers)
-    layers = (f"{VISION_TOWER}encoder.layers.{index}." for index in behind)
+    """Return the prefixes of the parameters that none of our losses reaches."""
+    unused = range(vision_depth(config), config.vision_config.num_hidden_layers)
+    layers = (f"{VISION_TOWER}encoder.layers.{index}." for index in unused)
     return (AUDIO_EMBED, f"{VISION_TOWER}head.", f"{VISION_TOWER}post_layernorm.", *layers)
 
 
@@ -103,10 +103,10 @@ def num_placeholders(crop_masks: torch.Tensor, *, grid: tuple[int, int]) -> int:
 
 
 def position_ids(patch_mask: torch.Tensor, *, side: int, dtype: torch.dtype) -> torch.Tensor:
-    """Return where every patch of a crop lies among the tower's `side` x `side` positions, (crops, S * S).
+    """Return the position of every patch of a crop in the tower's grid of `side` x `side` positions, (crops, S * S).
 
-    The part of a crop that shows image is stretched over all positions; padding is at 0. The fractions are rounded to
-    the model's precision, as in transformers: in another one, patches near a border would get the next position.
+    The part of a crop that shows image covers all positions; padding is at 0. The fractions are rounded to the model's
+    precision, as in transformers: with another rounding, patches near a border would get the next position.
     """
     counts = torch.stack([patch_mask[:, :, 0].sum(dim=1), patch_mask[:, 0].sum(dim=1)])  # (2, crops)
     steps = torch.arange(patch_mask.shape[-1], device=patch_mask.device, dtype=torch.float32)
@@ -118,10 +118,10 @@ def position_ids(patch_mask: torch.Tensor, *, side: int, dtype: torch.dtype) -> 
 
 
 def merge_media(media: Sequence[Media]) -> Media:
-    """Join the images of several prompts in row order, with empty crops where an image has fewer than the others.
+    """Join the images of several prompts in row order, with empty crops for images that have fewer than others.
 
     As in the processor, an empty crop is zeros, all of them unmasked: with all of it masked, its positions would be a
-    division by zero and some attention kernels would return NaN. Nothing reads what comes of it.
+    division by zero and some attention kernels would return NaN. The result of an empty crop is not used.
     """
     width = max(item["image_pixel_values"].shape[1] for item in media)
     fills = {"image_pixel_values": 0, "image_attention_mask": 1}

@@ -186,13 +186,13 @@ class QwenVlKit(LmmKit):
     )
 
     def bounded_media(self, processor: ProcessorMixin, messages: Sequence[Message], raw: RawMedia) -> RawMedia:
-        limits = self.pixel_limits(processor)
+        limits, factor = self.pixel_limits(processor), _merged_side(processor)
         frames = [
             self.bounded_video(processor, video, part)
             for video, part in zip(raw.videos, videos_of(messages), strict=True)
         ]
         resized = [
-            bounded_image(processor, image, part, limits=limits)
+            bounded_image(image, part, limits=limits, factor=factor)
             for image, part in zip(raw.images, images_of(messages), strict=True)
         ]
         return RawMedia(images=resized, videos=frames)
@@ -206,12 +206,10 @@ class QwenVlKit(LmmKit):
         if not raw.images and not raw.videos:
             return EncodedPrompt.of_text(engine_token_ids)
         batch = _call(processor, text, raw)
-        return EncodedPrompt(
+        return raw.encoded(
             token_ids=batch["input_ids"][0].tolist(),
             engine_token_ids=engine_token_ids,
-            images=list(raw.images),
             media={key: batch[key] for key in self.media_keys if key in batch},
-            videos=list(raw.videos),
         )
 
     def image_mark(self, processor: ProcessorMixin) -> str:
@@ -224,8 +222,8 @@ class QwenVlKit(LmmKit):
     def check_size(self, processor: ProcessorMixin, part: ImagePart | VideoPart, *, width: int, height: int) -> None:
         bounded = part.min_pixels is not None or part.max_pixels is not None
         if isinstance(part, ImagePart):
-            limits = self.pixel_limits(processor)
-            width, height = bounded_image_size(processor, part, width=width, height=height, limits=limits)
+            limits, factor = self.pixel_limits(processor), _merged_side(processor)
+            width, height = bounded_image_size(part, width=width, height=height, limits=limits, factor=factor)
         elif bounded:
             # Within bounds, the shorter side of a frame has at least one patch, which no processor refuses.
             return
@@ -353,6 +351,11 @@ class QwenVlKit(LmmKit):
             "image_processor": Qwen2VLImageProcessor(),
             "video_processor": Qwen2VLVideoProcessor(size=dict(VIDEO_PIXELS)),
         }
+
+
+def _merged_side(processor: ProcessorMixin) -> int:
+    """Return the pixels on a side of a merged patch."""
+    return processor.image_processor.patch_size * processor.image_processor.merge_size
 
 
 def _call(processor: ProcessorMixin, text: str, raw: RawMedia) -> Mapping[str, Any]:

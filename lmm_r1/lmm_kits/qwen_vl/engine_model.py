@@ -31,7 +31,7 @@ class TimedVideoInfo(Qwen2_5_VLProcessingInfo):
 
 
 class TimedVideoDummies(Qwen2VLDummyInputsBuilder):
-    """What vLLM measures its memory with."""
+    """The inputs with which vLLM measures its memory."""
 
     def _get_dummy_videos(self, **size: Any) -> list[tuple[Any, dict[str, Any]]]:
         videos = super()._get_dummy_videos(**size)
@@ -58,11 +58,11 @@ class TimedVideoProcessor(Qwen2_5_VLMultiModalProcessor):
 
 @MULTIMODAL_REGISTRY.register_processor(TimedVideoProcessor, info=TimedVideoInfo, dummy_inputs=TimedVideoDummies)
 class TimedVideoModel(Qwen2_5_VLForConditionalGeneration):
-    """vLLM's model as it is; only its inputs are prepared differently."""
+    """vLLM's model with another preparation of videos."""
 
 
 class EitherLayoutModel(qwen3_vl_moe.Qwen3VLMoeForConditionalGeneration):
-    """vLLM's model as it is; only what it loads is turned first."""
+    """vLLM's model, which transposes experts' weights before it loads them."""
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Load a checkpoint and return the names of the parameters that it filled."""

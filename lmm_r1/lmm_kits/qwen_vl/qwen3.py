@@ -119,7 +119,11 @@ GATE_UP, DOWN = "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
 
 
 def register_released_layout(model_type: str) -> None:
-    """Let transformers in this process read either layout, and write the released one; may be called again."""
+    """Make transformers read both layouts of experts and write the released one; may be called again.
+
+    The released layout of files is (E, in, out), that of transformers' model is (E, out, in). Transformers 5.15 reads both
+    and writes its own, which vLLM 0.29 and transformers 4 cannot read.
+    """
     converters = [
         WeightConverter(source_patterns=name, target_patterns=name, operations=[FromFile()])
         for name in (GATE_UP, DOWN)
@@ -128,17 +132,17 @@ def register_released_layout(model_type: str) -> None:
 
 
 def is_released(name: str, shape: torch.Size, *, hidden_size: int) -> bool:
-    """Say whether a tensor of a file has the released layout: (E, H, 2 I) to the experts and (E, I, H) back.
+    """Return whether a tensor of a file has the released layout: (E, H, 2 I) for gate and up, and (E, I, H) for down.
 
-    Where H is 2 I or I, both layouts have one shape, and the file is taken for a released one.
+    If H is 2 I or I, both layouts have the same shape, and the layout is assumed to be the released one.
     """
     return shape[1 if name.endswith(GATE_UP) else 2] == hidden_size
 
 
 class FromFile(ConversionOps):
-    """Turns what a file holds to (E, out, in).
+    """Converts tensors of a file to (E, out, in).
 
-    Unlike transformers' own, it asks the config for the sizes and not the weights, of which ZeRO-3 leaves none here.
+    Unlike transformers' own operation, it reads sizes from the config, because ZeRO-3 leaves no weights here.
     """
 
     @torch.no_grad()
@@ -155,7 +159,7 @@ class FromFile(ConversionOps):
 
 
 class ToFile(ConversionOps):
-    """Turns the model's (E, out, in) to the released layout."""
+    """Converts the model's (E, out, in) to the released layout."""
 
     @torch.no_grad()
     def convert(
@@ -180,7 +184,7 @@ EXPERTS, EXPERTS_PER_TOKEN = 4, 2
 
 
 class Qwen3VlMoeKit(DeepstackKit):
-    """A router sends each token of a layer to a few experts, whose weights are two tensors a layer."""
+    """The mixtures of experts, whose weights are two tensors per layer."""
 
     model_type = "qwen3_vl_moe"
     checkpoints = "Qwen3-VL-MoE (30B-A3B, 235B-A22B)"
@@ -192,7 +196,7 @@ class Qwen3VlMoeKit(DeepstackKit):
     def engine_arguments(self, config: Qwen3VLMoeConfig, *, max_images: int, max_videos: int) -> dict[str, Any]:
         """Return vLLM's limits, the class of `engine_model`, and how a token's experts are weighted.
 
-        Transformers lets the weights of a token's experts sum to 1, whatever `norm_topk_prob` is; vLLM asks the config.
+        In transformers the weights of a token's experts always sum to 1; vLLM reads `norm_topk_prob` from the config.
         """
         arguments = super().engine_arguments(config, max_images=max_images, max_videos=max_videos)
         overrides = arguments["hf_overrides"]

@@ -25,9 +25,9 @@ from lmm_r1.tasks.sokoban.board import (
 from lmm_r1.tasks.sokoban.notation import LARGEST_SIDE, LEGEND, SMALLEST_TILE_PX, board_text, draw_board
 
 ROOMS_TRIED = 2000
-"""So many random rooms are tried for one level."""
+"""The most random rooms that are tried for one level."""
 MOST_STATES = 50_000
-"""A room that takes more states, backwards or in the solver, gives way to another one."""
+"""A room that needs more states, in the generator or the solver, is replaced by another one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +100,7 @@ class LevelMaker:
         )
 
     def _room(self, rng: random.Random) -> Room | None:
-        """A random room in which all floor is connected; None where too little of it is."""
+        """A random room whose floor is connected; None if too little of it is."""
         inside = [(row, column) for row in range(1, self.height - 1) for column in range(1, self.width - 1)]
         floor = _largest_part(set(inside) - set(rng.sample(inside, self._inner_walls)))
         if len(floor) < self.boxes + 2:
@@ -214,7 +214,7 @@ class SokobanTask:
     width: int = 6
     boxes: int = 1
     min_pushes: int = 1
-    """A level's best solution takes at least so many pushes, and at most `max_pushes`."""
+    """The fewest pushes of a level's best solution; the most are `max_pushes`."""
     max_pushes: int = 8
     wall_share: float = 0.15
     """How much of the inside is wall."""
@@ -241,7 +241,7 @@ class SokobanTask:
         )
 
     def generate(self, *, split: Split, modality: Modality, rows: int, seed: int) -> Iterator[TaskRow]:
-        """Yields `rows` rows, each from a random stream of its own; raises UserError where no level meets the bounds."""
+        """Yields `rows` rows, each from its own random stream; raises UserError if no level meets the bounds."""
 
         def belongs(room: Room) -> bool:
             return split_of(f"sokoban {room_name(room)}") == split

@@ -19,7 +19,7 @@ _STEPS: dict[Move, Square] = {"L": (0, -1), "U": (-1, 0), "R": (0, 1), "D": (1, 
 
 
 def neighbour(square: Square, move: Move) -> Square:
-    """The square beside `square` in the direction of `move`."""
+    """The square next to `square` in the direction of `move`."""
     down, right = _STEPS[move]
     return square[0] + down, square[1] + right
 
@@ -34,7 +34,7 @@ class Room:
     goals: frozenset[Square]
 
     def is_wall(self, square: Square) -> bool:
-        """Whether nothing can stand there; everything outside of the room is wall."""
+        """Whether the square is a wall; everything outside of the room is."""
         row, column = square
         return not (0 <= row < self.height and 0 <= column < self.width) or square in self.walls
 
@@ -58,11 +58,11 @@ class State:
         return len(self.boxes & self.room.goals)
 
     def is_push(self, move: Move) -> bool:
-        """Whether a box stands where the move leads."""
+        """Whether there is a box on the square to which the move leads."""
         return neighbour(self.player, move) in self.boxes
 
     def obstacle(self, move: Move) -> str | None:
-        """What makes the move invalid, in words; None where it is valid."""
+        """Why the move is invalid, in words; None if it is valid."""
         target = neighbour(self.player, move)
         if self.room.is_wall(target):
             return "there is a wall"
@@ -74,7 +74,7 @@ class State:
         return "the box there stands before another box" if behind in self.boxes else None
 
     def after(self, move: Move) -> State | None:
-        """The state behind a move, or None where the move is invalid."""
+        """The state after a move, or None if the move is invalid."""
         if self.obstacle(move) is not None:
             return None
         target = neighbour(self.player, move)
@@ -85,7 +85,7 @@ class State:
 
 @dataclass(frozen=True, kw_only=True)
 class Played:
-    """What came of a list of moves; nothing is played once the level is solved."""
+    """The result of a list of moves; moves after the level is solved are ignored."""
 
     state: State
     valid: int
@@ -97,7 +97,7 @@ class Played:
 
 
 def play(state: State, moves: Iterable[Move]) -> Played:
-    """Make the moves one after another; an invalid one changes nothing, and those behind it are made all the same."""
+    """Make the moves in order; an invalid move changes nothing, and the later ones are still made."""
     valid = pushes = 0
     invalid: list[tuple[int, Move, str]] = []
     for number, move in enumerate(moves, start=1):
@@ -124,10 +124,10 @@ class Grid:
 
     width: int
     free: int
-    """All squares that are no wall."""
+    """All squares that are not walls."""
     goals: int
     alive: int
-    """All squares from which a box that is alone in the room can be pushed to a goal; the others are dead squares."""
+    """All squares from which the only box of the room could be pushed to a goal; the others are dead squares."""
     pushes_to_goal: dict[int, int]
     """For each of them the fewest pushes to the nearest goal."""
 
@@ -226,7 +226,7 @@ def _pushes_to_goal(*, free: int, goals: int, steps: tuple[int, ...]) -> dict[in
 
 
 def is_deadlocked(state: State) -> bool:
-    """Whether a box on no goal stands on a dead square, or is frozen: then no moves solve the level.
+    """Whether a box that is not on a goal is on a dead square or frozen: then no moves solve the level.
 
     Other deadlocks there are, which only a search finds.
     """
@@ -238,7 +238,7 @@ def is_deadlocked(state: State) -> bool:
 Measure = Literal["pushes", "moves"]
 Verdict = Literal["solved", "unsolvable", "gave_up"]
 _Node = tuple[int, int]
-"""The boxes and the player's square; where pushes are counted, the first square of all that the player can walk to."""
+"""The boxes and the player's square; if pushes are counted, the first of all squares that the player can walk to."""
 _Push = tuple[int, int]
 """The box before the push, and the step it makes."""
 
@@ -251,7 +251,7 @@ class Search:
     expanded: int
     """How many states were looked at."""
     moves: tuple[Move, ...] = ()
-    """A shortest solution, where the verdict is `solved`."""
+    """A shortest solution, if the verdict is `solved`."""
     pushes: int = 0
     """How many of the moves push a box."""
 
@@ -259,11 +259,11 @@ class Search:
 def solve(state: State, *, fewest: Measure, max_states: int) -> Search:
     """Search for a solution of the fewest pushes, or of the fewest moves, by A* (Hart, Nilsson and Raphael, 1968).
 
-    A state whose boxes are lost on a dead square or frozen is not looked at. The estimate of what is left is the sum of
-    the pushes that each box, alone, needs to its nearest goal.
+    A state whose boxes are lost on a dead square or frozen is skipped. The estimate of the remaining pushes is the sum of
+    the pushes that each box would need to its nearest goal if it were the only one.
 
     Args:
-        max_states: after so many expanded states it gives up.
+        max_states: the most states to expand before it gives up.
     """
     if is_deadlocked(state):
         return Search(verdict="unsolvable", expanded=0)

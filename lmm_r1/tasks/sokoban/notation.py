@@ -24,14 +24,14 @@ _RECORD = 'an object with "height", "width", "walls", "goals", "boxes" and "play
 
 
 class LevelError(ValueError):
-    """What was given is no level; the message says why, without where it stands."""
+    """The input is not a level; the message says why, without its location."""
 
 
 def read_state(value: Any) -> State:
     """Return the state that a row holds: XSB text, the list of its lines, or a record as `state_record` writes it.
 
     Raises:
-        LevelError: it is none of these, or no level: one player, one box or more, and as many goals as boxes.
+        LevelError: it has none of these forms, or is not a level with one player, one or more boxes, and as many goals.
     """
     if isinstance(value, Mapping):
         return _from_record(value)
@@ -182,13 +182,13 @@ _WORDS: dict[str, Move] = {
     **{"⬅": "L", "⬆": "U", "➡": "R", "⬇": "D"},
 }
 _LETTERS: dict[str, Move] = {"l": "L", "u": "U", "r": "R", "d": "D"}
-# What stands between moves and says nothing of its own.
+# Separators between moves.
 _FILLERS = frozenset(
     "move moves go step steps push then and next finally first the box player it to 向 往 推 移 动 走 然 后 再 先 步".split()
 )
 _STOPS = frozenset(("stop", "stuck", "give up"))
 _BLOCK = re.compile(r"<answer>(.*?)(?=</answer>|<answer>|\Z)", re.DOTALL | re.IGNORECASE)
-# A number with a sign behind it counts the moves; others are not read.
+# A number followed by a sign counts the moves; other numbers are not read.
 _TOKENS = re.compile(r"\d+\s?[.):、]|[a-z]+|\d+|[^\W\d_]|[←↑→↓⬅⬆➡⬇]", re.IGNORECASE)
 _RUN = re.compile(r"[lurd]+")
 
@@ -201,7 +201,7 @@ class Plan:
     unread: tuple[str, ...]
     """Words and numbers between the moves that name none."""
     is_answer: bool
-    """Whether there was an answer block, or nothing but moves."""
+    """Whether there was an answer block, or only moves."""
     stops: bool = False
     """Whether the answer is that there are no more moves: `stop`, `stuck` or `give up`."""
 
@@ -209,7 +209,7 @@ class Plan:
 def read_plan(text: str) -> Plan:
     """Return the moves of the last answer block; one that is not closed runs to the end. Never raises.
 
-    `<answer>1. Right, 2. down → ul 左</answer>` → R, D, R, U, L, L. Text without a block counts where it is moves only.
+    `<answer>1. Right, 2. down → ul 左</answer>` → R, D, R, U, L, L. Text without a block counts if it has only moves.
     """
     blocks = _BLOCK.findall(text.rpartition("</think>")[2]) or _BLOCK.findall(text)
     answer = unicodedata.normalize("NFKC", blocks[-1] if blocks else text)
@@ -247,7 +247,7 @@ LEGEND = (
 def draw_board(state: State, *, tile_px: int) -> Image.Image:
     """The board in RGB, `tile_px` square pixels for each square.
 
-    Raises ValueError for tiles too small to tell what is on them.
+    Raises ValueError for tiles that are too small to be recognised.
     """
     if tile_px < SMALLEST_TILE_PX:
         raise ValueError(f"tiles of {tile_px} px: at least {SMALLEST_TILE_PX} are needed")

@@ -23,7 +23,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     calls: list[str] = []
 
     def answer(name: str) -> object:
-        def method(self: object, path: str, *, trust_remote_code: bool) -> str:
+        def method(self: object, path: str, *, trust_remote_code: bool, chat_template: str | None = None) -> str:
             calls.append(f"{name} {path} {trust_remote_code}")
             return name
 
