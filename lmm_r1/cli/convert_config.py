@@ -24,8 +24,8 @@ from lmm_r1.migrate.table import CONFIG_CLASSES
 PROG = "lmm-r1 convert_config"
 DESCRIPTION = (
     "Write the settings of a run of EasyR1 (its YAML, or a script with its command), of LMM-R1's own scripts (OpenRLHF "
-    "0.6) or of verl as a YAML file for --config of our trainers. What has no counterpart, and what means something "
-    "else here, is listed in comments at its top."
+    "0.6) or of verl as a YAML file for --config of our trainers. Settings without counterpart, and those with another "
+    "meaning here, are listed in comments at its top."
 )
 
 

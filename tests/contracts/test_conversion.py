@@ -344,7 +344,7 @@ def test_what_the_trainer_will_refuse_is_said_at_once(capsys):
         (
             "a.sh",
             "D=$(ls | head)\npython -m openrlhf.cli.train_sft --dataset $D\n",
-            r"a.sh:1: cannot read \$\(ls \| head\): only bash could tell",
+            r"a.sh:1: cannot read \$\(ls \| head\): only bash could compute",
         ),
         (
             "a.sh",

@@ -38,7 +38,10 @@ REFUSED_IN_RL = [
     ({"ds.lora.use_rslora": True}, "is a kind of LoRA; give --ds.lora.rank, too"),
     ({"actor.optim": "adamw_8bit", "ds.adam_offload": True}, "take --actor.optim adam with it"),
     ({"critic.optim": "adamw_8bit", "ds.zero_stage": 0}, "is for --ds.zero_stage 1, 2 and 3"),
-    ({"actor.optim": "paged_adamw_8bit", "ds.enable_sleep": True}, "and --ds.enable_sleep: DeepSpeed moves the state"),
+    (
+        {"actor.optim": "paged_adamw_8bit", "ds.enable_sleep": True},
+        "and --ds.enable_sleep: DeepSpeed moves only the state",
+    ),
     (
         {"actor.gradient_checkpointing_layers": 2},
         "has no effect without --actor.gradient_checkpointing_enable; give both",
