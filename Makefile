@@ -11,7 +11,7 @@ DEMO ?= runs/demo$(if $(filter-out qwen2_5_vl,$(ARCH)),_$(ARCH))
 STAMP := $(VENV)/.installed
 SOURCES := lmm_r1 remote_rm tests benchmarks compat docs .ci/budgets.py setup.py
 
-.PHONY: install demo test test-full check format bench docs wheel clean
+.PHONY: install demo quick test test-full check format bench docs wheel clean
 
 install: $(STAMP)
 
@@ -26,6 +26,12 @@ demo: $(STAMP)
 
 # glibc gives every large tensor's memory back at once, and the kernel clears new pages for the next: a tenth of the time.
 KEEP_MEMORY := MALLOC_MMAP_THRESHOLD_=1000000000 MALLOC_TRIM_THRESHOLD_=4000000000 MALLOC_TOP_PAD_=67108864
+
+# Rooms that load neither torch nor the training stack: at most a minute on two cores.
+QUICK := $(addprefix tests/unit/,config data files remote_rm) $(wildcard tests/unit/records/*.py)
+
+quick: $(STAMP)
+	$(VENV)/bin/python -m pytest -n $(WORKERS) -m "not full and not slow" $(QUICK)
 
 # Every promise once; test-full adds all kits in all settings, kills, fuzzing and the benchmarks' smoke tests.
 test: $(STAMP)

@@ -76,7 +76,7 @@ def generate(
     Args:
         checkpoint: a folder, a name of the hub, or a `TrainedRun`.
         verifier: by which every response is scored, as `verifier` of `lmm-r1 batch_inference` names it.
-        output: JSON lines, by which an interrupted call goes on; None keeps nothing.
+        output: JSON lines, from which the same call resumes; None keeps nothing.
         settings: others of `lmm-r1 batch_inference --help`: `n_samples=4, temperature=1.0, max_new_tokens=256`.
 
     Raises:

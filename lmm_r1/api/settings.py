@@ -115,7 +115,7 @@ def row_file(rows: Rows, *, folder: Path, argument: str) -> str:
 
 
 def is_messages(rows: object) -> bool:
-    """Say whether what was given as rows is one conversation."""
+    """Return whether the given rows are one conversation."""
     return (
         isinstance(rows, Sequence) and bool(rows) and all(isinstance(one, Mapping) and "role" in one for one in rows)
     )
@@ -173,7 +173,7 @@ def own_process(arguments: Mapping[str, str]) -> Iterator[None]:
         arguments: names of the call's arguments, by the settings that they replace.
 
     Raises:
-        UserError: the process cannot do it, or what is raised inside. RunStopped likewise.
+        UserError: this process cannot run it, or what is raised inside. RunStopped is also raised again.
     """
     _check_process()
     environment, thresholds = dict(os.environ), gc.get_threshold()

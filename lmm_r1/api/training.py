@@ -45,7 +45,7 @@ def train_rl(
     eval_rows: Rows | None = None,
     reward: str | Reward | None = None,
 ) -> TrainedRun:
-    """Run one stage of reinforcement learning and return it; a stopped one goes on by the same call.
+    """Run one stage of reinforcement learning and return it; the same call resumes a stopped one.
 
     Args:
         config: as `lmm-r1 train_ppo_ray --help` lists the settings: a mapping, the path of a YAML file, or a `PPOConfig`.

@@ -90,7 +90,7 @@ def _let_go_of_stdout() -> None:
 
 
 def _reader_has_gone() -> bool:
-    """Say whether it is standard output that is broken, and not a connection of the command's own."""
+    """Return whether standard output is broken, and not a connection of the command."""
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)
     return any(events & select.POLLERR for _, events in poll.poll(0))

@@ -112,7 +112,7 @@ def _shown(example: Example, *, prog: str, width: int) -> str:
     """Return an example with its flags and their values in lines that a shell reads as one."""
     lines = [f"  {prog}"]
     for flag in re.split(" (?=--)", example.arguments):
-        # Two for the sign that the command goes on.
+        # Two characters for the backslash at the end of the line.
         if len(lines[-1]) + 1 + len(flag) > width - 2:
             lines.append(f"      {flag}")
         else:
@@ -156,7 +156,7 @@ def value_name(hint: object) -> str:
 
 Config = TypeVar("Config", bound="DataclassInstance")
 
-# tyro answers these itself, whatever the command.
+# Flags that tyro handles itself in every command.
 TYRO_FLAGS = ("tyro_print_completion", "tyro_write_completion")
 HELP_FLAGS = {"-h": False, "--help": False, "--help-all": True, "--help_all": True}
 """Whether each shows all flags if the command has a first page."""
@@ -165,7 +165,7 @@ _SWITCH_VALUES = ("True", "False", "None")
 _WIDTH = "COLUMNS"
 # What tyro says of one: `--data FILE [FILE ...] The rows.`, or without the flag.
 _ARGUMENT = re.compile(r"(?P<flag>--\S+ )?(?P<kind>\S+)(?: \[\S+ \.\.\.\])? ?(?P<what>.*)")
-# Of what is given in most runs.
+# Short names of flags that most runs set.
 SHORT_FLAGS = {"reward": "reward.remote_url"}
 CONFIG_HELP = "Command-line flags override `--config FILE.yaml`."
 

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 CONFIG = CheckDataConfig
 PROG = "lmm-r1 check_data"
 DESCRIPTION = (
-    "Tell what is in a row file and what of it a training would stumble over: rows that cannot be used, broken images, "
-    "lengths beyond the budget, answers that no response could be right by, rows that are there twice or in a held-out "
-    "file, too. Nothing is changed. The exit code is 3 if there are findings."
+    "Print statistics of a row file and problems that training would have with it: rows that cannot be used, broken images, "
+    "sequences that are too long, answers that no response could match, duplicate rows, and rows that are also in a held-out "
+    "file. Nothing is changed. The exit code is 3 if there are findings."
 )
 FOUND_CODE = 3
 # Findings of one kind that the terminal shows.

@@ -104,9 +104,9 @@ def _of_parser(parser: argparse.ArgumentParser) -> Known:
 PROG = "lmm-r1 completion"
 DESCRIPTION = (
     "Print a script for the shell, which completes commands, flags and the values of those that take one of a few. "
-    "It asks nothing of Python, so print it again after an update."
+    "The script does not call Python: print it again after an update."
 )
-# What the scripts take for a value that is a file, or any text.
+# The scripts' mark for a value that is a file or any text.
 _FILES = "@files"
 
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
@@ -15,7 +15,7 @@ from lmm_r1 import dotted
 from lmm_r1.cli import run_command
 from lmm_r1.cli.arguments import parse, user_errors
 from lmm_r1.cli.yaml_file import YamlError, parse_settings
-from lmm_r1.config import PPOConfig, resolve_ppo, resolve_sft
+from lmm_r1.config import resolve
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import check_creatable, write_atomically
 from lmm_r1.migrate import Conversion, convert, read_run, to_document
@@ -24,8 +24,8 @@ from lmm_r1.migrate.table import CONFIG_CLASSES
 PROG = "lmm-r1 convert_config"
 DESCRIPTION = (
     "Write the settings of a run of EasyR1 (its YAML, or a script with its command), of LMM-R1's own scripts (OpenRLHF "
-    "0.6) or of verl as a YAML file for --config of our trainers. What has no counterpart, and what means something "
-    "else here, is listed in comments at its top."
+    "0.6) or of verl as a YAML file for --config of our trainers. Settings without counterpart, and those with another "
+    "meaning here, are listed in comments at its top."
 )
 
 
@@ -74,13 +74,13 @@ def _check(document: str, conversion: Conversion) -> str | None:
         settings = parse_settings(document, dotted.leaf_types(config_class), source="line")
     except YamlError as error:
         raise UserError(f"the converted settings cannot be read back: {error}; correct the value") from error
-    config = dotted.replace(config_class(), settings)
+    config: Any = dotted.replace(config_class(), settings)
     # Its warnings are about this machine, or will be said again by the trainer.
     resolving = logging.getLogger("lmm_r1.config")
     level = resolving.level
     resolving.setLevel(logging.ERROR)
     try:
-        resolve_ppo(config) if isinstance(config, PPOConfig) else resolve_sft(config)
+        resolve(config)
     except UserError as error:
         return str(error)
     finally:

@@ -38,7 +38,7 @@ DESCRIPTION = (
     "Measure checkpoints, or the models of an OpenAI-compatible server, on row files and on ready-made suites, or judge "
     "the predictions of VLMEvalKit and lmms-eval again: accuracy, pass@k, majority@k, format, length and "
     "truncation, by one or more verifiers, with standard errors and paired comparisons. Rows that cannot be used are "
-    "left out and listed, and the exit code is 3 then."
+    "left out and listed; the exit code is then 3."
 )
 
 

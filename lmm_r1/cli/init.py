@@ -16,7 +16,7 @@ from lmm_r1.tasks.digits import TASK
 
 PROG = "lmm-r1 init"
 DESCRIPTION = (
-    "Write a project: rows with pictures, settings of each stage, a reward function, and a README with its commands."
+    "Write a project: rows with images, settings of each stage, a reward function, and a README with its commands."
 )
 TEMPLATES = "lmm_r1.cli.project"
 FILES = ("README.md", "sft.yaml", "rl.yaml", "evaluate.yaml", "reward.py")

@@ -22,7 +22,7 @@ PROG = "lmm-r1 make_task"
 
 @dataclass(frozen=True, kw_only=True)
 class TaskSettings:
-    """Flags that replace a setting of the task, which has the default; one that the task does not have is refused."""
+    """Flags that override a setting of the task, which has the default; flags of other tasks are refused."""
 
     image_share: float | None = None
     """Share of the rows with images in modality mixed, evenly spread; None is the task's 0.5."""
@@ -31,13 +31,13 @@ class TaskSettings:
     max_digits: int | None = None
     """digits: most digits in a row; None is the task's 3."""
     max_image_digits: int | None = None
-    """digits: most digits in an image; None is max_digits. A cold start that first sees one digit an image reads sooner."""
+    """digits: most digits in an image; None is max_digits. A cold start learns to read sooner with one digit per image."""
     page_rows: int | None = None
-    """digits: rows of an image in which a digit may lie, 1 to 3; None is the task's 3, and with 1 the digits stand in a line."""
+    """digits: number of rows for the digits of an image, 1 to 3; None is the task's 3, and 1 places them in a line."""
     board_width: int | None = None
-    """digits: pixels of an image's width, the digits lie at its left; None is as wide as they need, 84."""
+    """digits: width of an image in pixels, with the digits at its left; None is as wide as needed, 84."""
     board_height: int | None = None
-    """digits: pixels of an image's height, the digits lie at its top; None is as high as they need, 84."""
+    """digits: height of an image in pixels, with the digits at its top; None is as high as needed, 84."""
     cells: int | None = None
     """digits_table: cells on each side of the table; None is the task's 3."""
     height: int | None = None
@@ -45,7 +45,7 @@ class TaskSettings:
     width: int | None = None
     """sokoban: columns of the board, the outer walls included; None is the task's 6."""
     boxes: int | None = None
-    """sokoban: how many boxes; None is the task's 1."""
+    """sokoban: number of boxes; None is the task's 1."""
     min_pushes: int | None = None
     """sokoban: fewest pushes of a level's best solution; None is the task's 1."""
     max_pushes: int | None = None
@@ -55,7 +55,7 @@ class TaskSettings:
     tile_px: int | None = None
     """sokoban: pixels on a square's side; None is the task's 28."""
     letters: int | None = None
-    """message_decoding: how many of the alphabet; below 26 messages are random strings. None is the task's 26."""
+    """message_decoding: number of letters used; below 26, messages are random strings. None is the task's 26."""
     min_words: int | None = None
     """message_decoding: fewest words in a message; None is the task's 1."""
     max_words: int | None = None
@@ -63,23 +63,23 @@ class TaskSettings:
     longest_string: int | None = None
     """message_decoding: most letters of a random string; None is the task's 5."""
     tiny_entries: int | None = None
-    """message_decoding: entries that only a crop shows, of which each message needs one; None is the task's 0."""
+    """message_decoding: entries that are readable only in a crop; each message needs one; None is the task's 0."""
     zoom: int | None = None
-    """message_decoding: how many times larger than its first view the picture is; None is the task's 1."""
+    """message_decoding: how many times larger the picture is than its first view; None is the task's 1."""
     view_px: int | None = None
     """message_decoding, visual_search: pixels on the side of the first view; None is the task's 280, or 112."""
     block_px: int | None = None
-    """visual_search: pixels of the picture for one of the first view, a multiple of 9; None is the task's 9."""
+    """visual_search: pixels of the picture per pixel of the first view, a multiple of 9; None is the task's 9."""
     asked: Asked | None = None
-    """visual_search: what is asked about a tile; None is the task's digit."""
+    """visual_search: the question about a tile; None is the task's digit."""
     distractors: int | None = None
     """visual_search: tiles of other colours; None is the task's 40."""
     cell_blocks: int | None = None
-    """visual_search: pixels of the first view on the side of a cell, which has one tile, a multiple of 7; None is the task's 7."""
+    """visual_search: side of a cell with one tile, in pixels of the first view, a multiple of 7; None is the task's 7."""
     style: Style | None = None
-    """visual_search: fine, or coarse with larger marks and coloured squares, which tiny models learn; None is the task's fine."""
+    """visual_search: fine, or coarse with larger marks and coloured squares, for tiny models; None is the task's fine."""
     crop_errors: float | None = None
-    """visual_search: share of the worked episodes whose crop is another square; None is the task's 0."""
+    """visual_search: share of worked episodes that crop another square; None is the task's 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,13 +91,13 @@ class MakeTaskConfig(TaskSettings):
     modality: Modality = "text"
     """Rows of text, rows with images, or both mixed."""
     split: Split = "train"
-    """Which side of the task's fixed line between train and test the rows come from."""
+    """Part of the task's fixed split that the rows come from."""
     rows: int = 1000
-    """How many rows."""
+    """Number of rows."""
     seed: int = 0
     """The same seed gives the same files, byte for byte."""
     solutions: bool = False
-    """Append a worked solution to each row as assistant turn: the files that train_sft reads for the cold start."""
+    """Append a worked solution to each row as assistant turn, for the cold start with train_sft."""
     agent: str | None = None
     """With solutions: the environment whose tools they call, by name or as FILE.py:CLASS. A row is the whole episode then,
     with all that the environment shows, for tasks whose solutions have several turns; None writes single turns."""

@@ -21,7 +21,7 @@ BYTES = 256
 @dataclass(frozen=True, kw_only=True)
 class TinyModelConfig:
     arch: str
-    """Kit whose architecture to build; an unknown name lists the known ones."""
+    """Kit of the architecture to build; an unknown name lists the known ones."""
     output: Path
     """Folder to write; must not exist yet or be empty."""
     hidden_size: int = 128
@@ -33,18 +33,18 @@ class TinyModelConfig:
     seed: int = 0
     """Seed of the random weights."""
     tasks: tuple[str, ...] = TASKS
-    """The tasks whose training rows, with solutions, the tokenizer learns its words from."""
+    """Tasks whose training rows, with solutions, the tokenizer is trained on."""
     rows: tuple[str, ...] = ()
-    """Row files whose texts it learns its words from, in place of tasks: the episodes of a cold start."""
+    """Row files that the tokenizer is trained on instead of tasks, for example the episodes of a cold start."""
     tokens: int | None = None
-    """Ordinary tokens that it learns at most, 256 bytes among them; None is some 400. More make long texts shorter."""
+    """Maximum number of ordinary tokens, including 256 bytes; None is about 400. More tokens make long texts shorter."""
 
 
 CONFIG = TinyModelConfig
 
 
 def main(argv: list[str] | None = None) -> None:
-    config = parse(TinyModelConfig, argv, prog=PROG, description="Make a small random checkpoint, offline.")
+    config = parse(TinyModelConfig, argv, prog=PROG, description="Build a small random checkpoint, offline.")
     with user_errors(PROG):
         if config.hidden_size % 64 or config.hidden_size <= 0 or config.layers <= 0:
             raise UserError(

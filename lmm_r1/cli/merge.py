@@ -11,7 +11,7 @@ PROG = "lmm-r1 merge"
 DESCRIPTION = (
     "Write a checkpoint in Hugging Face format from a LoRA adapter, which is merged into its base model, or from a "
     "DeepSpeed ZeRO checkpoint. The files of a ZeRO checkpoint are pickles, which can run any code when they are read: "
-    "give only those of a run that you trust."
+    "give only files of a run that you trust."
 )
 
 

@@ -192,7 +192,7 @@ def _plan_supervised(settings: Any, given: MachineFlags) -> None:
     config, _ = sized_supervised(resolve(settings), rows=None, processes=processes)
 
     def make(changed: SupervisedConfig, machine: Machine, image: PlanImage | None) -> Plan:
-        from lmm_r1.planning.run_plan import plan_supervised
+        from lmm_r1.planning.supervised_plan import plan_supervised
 
         return plan_supervised(changed, machine, processes=processes, per_machine=processes, image=image)
 

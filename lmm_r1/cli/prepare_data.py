@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 PROG = "lmm-r1 prepare_data"
 DESCRIPTION = (
-    "Write the rows of a public dataset into a folder, with their images and a manifest of hashes. Killed and started "
-    "again, it goes on; a complete folder is left as it is. Rows that cannot be used are left out and listed, and the "
-    "exit code is 3 then."
+    "Write the rows of a public dataset into a folder, with their images and a manifest of hashes. The same "
+    "command resumes a killed job; a complete folder is left as it is. Rows that cannot be used are left out and listed; the "
+    "exit code is then 3."
 )
 LINE_SECONDS = 10.0
 
@@ -34,14 +34,14 @@ class PrepareDataConfig:
     recipe: Positional[str] = ""
     """Name of a recipe, or one of your own as FILE.yaml."""
     list_recipes: bool = False
-    """List the ready-made recipes and end."""
+    """List the ready-made recipes and exit."""
     output: Path | None = None
     """Folder to write: rows.jsonl, images/, manifest.json, and left_out.jsonl if rows could not be used."""
     source: Path | None = None
     """A local copy in the published layout: a row file (Parquet, JSON, JSON lines), with zip or tar archives of images
-    beside it, or the folder of all that; None takes the dataset from the Hugging Face hub."""
+    next to it, or the folder with all of them. None takes the dataset from the Hugging Face hub."""
     max_rows: int | None = None
-    """Rows taken from the start, those that the recipe filters not counted; None takes all."""
+    """Rows taken from the start, not counting those that the recipe filters out; None takes all."""
     overwrite: bool = False
     """Replace a folder of rows that is already there."""
 

@@ -25,8 +25,8 @@ from lmm_r1.report.stages import StageRow, match_stages, stage_rows
 
 PROG = "lmm-r1 report"
 DESCRIPTION = (
-    "Write RUN/report.html, one page that opens anywhere: held-out accuracy per stage, training curves and a browser "
-    "of rollouts. For a curriculum folder, RUN/summary.json is written as well. Of several runs, comparison.html in "
+    "Write RUN/report.html, one self-contained page: held-out accuracy per stage, training curves and a browser "
+    "of rollouts. For a curriculum folder, RUN/summary.json is written as well. For several runs, comparison.html in "
     "the current folder shows the curves on the same axes, and the differences in accuracy and settings from the first run."
 )
 COMPARISON_FILE = Path("comparison.html")

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 PROG = "lmm-r1 serve_chat"
 DESCRIPTION = (
-    "Serve a checkpoint, for text and images, with OpenAI's chat API: for evaluations elsewhere, or as the judge of the "
-    "verifier llm_judge. Answers come whole, not as streams."
+    "Serve a checkpoint, for text and images, with OpenAI's chat API: for other evaluation tools, or as the judge of the "
+    "verifier llm_judge. Answers are not streamed."
 )
 PORT = 8000
 

@@ -8,7 +8,7 @@ from lmm_r1.config import KDConfig
 
 CONFIG = KDConfig
 PROG = "lmm-r1 train_kd"
-DESCRIPTION = "Train a multimodal model to predict tokens as a teacher does, which has the same tokenizer."
+DESCRIPTION = "Train a multimodal model to predict tokens like a teacher with the same tokenizer."
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -8,7 +8,7 @@ from lmm_r1.config import PRMConfig
 
 CONFIG = PRMConfig
 PROG = "lmm-r1 train_prm"
-DESCRIPTION = "Train a multimodal process reward model on solutions whose steps are labelled right or wrong."
+DESCRIPTION = "Train a multimodal process reward model on solutions with steps labelled right or wrong."
 
 
 def main(argv: Sequence[str] | None = None) -> None:

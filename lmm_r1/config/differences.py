@@ -1,126 +1,99 @@
 """Flags whose defaults deliberately differ from OpenRLHF's, and flags of OpenRLHF that have one value here."""
 
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import TypeAlias
 
 from lmm_r1 import dotted
+
+# Flags whose defaults change training, and not only file locations, speed or precision.
+TRAINING_FLAGS = (
+    "algo.advantage.estimator",
+    "data.max_len",
+    "data.multiturn",
+    "rollout.batch_size",
+    "rollout.n_samples_per_prompt",
+    "train.batch_size",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
     """A flag whose default is not OpenRLHF's."""
 
-    command: Literal["train_ppo_ray", "train_sft", "train_dpo", "train_rm"]
+    command: str
     flag: str
     theirs: object
     """OpenRLHF's default; ours is at the field."""
     reason: str
-    teaches: bool = False
-    """Whether it changes training, and not only file locations, speed or precision."""
+
+    @property
+    def teaches(self) -> bool:
+        """Whether it changes training."""
+        return self.flag in TRAINING_FLAGS
 
 
-_ATTENTION = "flash-attn is often not installed; auto uses it if it is"
-_OWN_CHECKPOINTS = "each run has its own checkpoints, by default in its output_dir"
-_RESUMES = "the same command in the same folder resumes"
-_COUNTS = "the GPUs of the machine or cluster"
-_PARAM_DTYPE = "bf16, or fp32 on a CPU without bf16 instructions"
-_INPUT_KEY = "`message` or `messages`, whichever the rows have"
-_ACCUMULATION = "half precision loses small gradients over many passes; OpenRLHF leaves it to DeepSpeed"
-_LIGER = "the same results with fewer kernels, on GPUs that support them"
-
-_BATCH = "a fifth of the rows, at most 128: five steps or more per pass over them"
-_MICRO_BATCH = "8, or a divisor of a GPU's share of an update"
-_OUTPUT = "runs/ and the stage's name, so stages do not share a folder"
-
-_TEACHING = ("data.max_len", "train.batch_size")
-
-
-def _of_pairs(command: Literal["train_dpo", "train_rm"], *, checkpoints: str) -> tuple[Difference, ...]:
-    """Differences of a command that trains on pairs of responses."""
-    theirs: dict[str, tuple[object, str]] = {
-        "ckpt.path": (checkpoints, _OWN_CHECKPOINTS),
-        "ckpt.load_enable": (False, _RESUMES),
-        "ckpt.output_dir": ("./ckpt", _OUTPUT),
-        "data.max_len": (512, "one image has hundreds of tokens; as in SFT and RL"),
-        "ds.attn_implementation": ("flash_attention_2", _ATTENTION),
-        "ds.grad_accum_dtype": (None, _ACCUMULATION),
-        "ds.param_dtype": ("bf16", _PARAM_DTYPE),
-        "train.batch_size": (128, _BATCH),
-        # Of train_rm ours is OpenRLHF's.
-        **({"train.micro_batch_size": (8, _MICRO_BATCH)} if command == "train_dpo" else {}),
-        # train_rm of OpenRLHF has no such flag.
-        **({"ds.use_liger_kernel": (False, _LIGER)} if command == "train_dpo" else {}),
-    }
-    return tuple(
-        Difference(command=command, flag=flag, theirs=value, reason=reason, teaches=flag in _TEACHING)
-        for flag, (value, reason) in theirs.items()
+_Table: TypeAlias = Mapping[str, tuple[object, str]]
+_ALL: _Table = {
+    "ckpt.output_dir": ("./ckpt", "runs/ and the stage's name, so stages do not share a folder"),
+    "ckpt.load_enable": (False, "the same command in the same folder resumes"),
+    "ds.attn_implementation": ("flash_attention_2", "flash-attn is often not installed; auto uses it if it is"),
+    "ds.grad_accum_dtype": (
+        None,
+        "half precision loses small gradients over many passes; OpenRLHF leaves it to DeepSpeed",
+    ),
+    "ds.param_dtype": (
+        "bf16",
+        "bf16, or fp32 on a CPU without bf16 instructions",
+    ),
+}
+_LIGER: _Table = {"ds.use_liger_kernel": (False, "the same results with fewer kernels, on GPUs that support them")}
+_INPUT_KEY: _Table = {"data.input_key": ("input", "`message` or `messages`, whichever the rows have")}
+_BATCH: _Table = {"train.batch_size": (128, "a fifth of the rows, at most 128: five steps or more per pass over them")}
+_MICRO_BATCH: _Table = {
+    "train.micro_batch_size": (
+        8,
+        "8, or a divisor of a GPU's share of an update",
     )
+}
+_COUNTS = "the GPUs of the machine or cluster"
 
 
-DIFFERENCES = (
-    Difference(
-        command="train_ppo_ray",
-        flag="algo.advantage.estimator",
-        theirs="gae",
-        reason="LMM-R1's recipe; it needs no critic",
-        teaches=True,
+def _path(theirs: str) -> _Table:
+    return {"ckpt.path": (theirs, "each run has its own checkpoints, by default in its output_dir")}
+
+
+_PPO: _Table = {
+    "algo.advantage.estimator": ("gae", "LMM-R1's recipe; it needs no critic"),
+    "rollout.batch_size": (
+        1024,
+        "a fifth of the prompts, at most 1024: five steps or more per pass over them",
     ),
-    Difference(command="train_ppo_ray", flag="data.input_key", theirs="input", reason=_INPUT_KEY),
-    Difference(command="train_ppo_ray", flag="ds.attn_implementation", theirs="flash_attention_2", reason=_ATTENTION),
-    Difference(command="train_ppo_ray", flag="ds.grad_accum_dtype", theirs=None, reason=_ACCUMULATION),
-    Difference(
-        command="train_ppo_ray", flag="ckpt.path", theirs="./ckpt/checkpoints_ppo_ray", reason=_OWN_CHECKPOINTS
-    ),
-    Difference(command="train_ppo_ray", flag="ckpt.output_dir", theirs="./ckpt", reason=_OUTPUT),
-    Difference(
-        command="train_ppo_ray",
-        flag="rollout.batch_size",
-        theirs=1024,
-        reason="a fifth of the prompts, at most 1024: five steps or more per pass over them",
-        teaches=True,
-    ),
-    Difference(
-        command="train_ppo_ray",
-        flag="rollout.n_samples_per_prompt",
-        theirs=1,
-        reason="8 if the estimator compares the responses to one prompt, otherwise 1",
-        teaches=True,
-    ),
-    Difference(
-        command="train_ppo_ray",
-        flag="train.batch_size",
-        theirs=128,
-        reason="all samples of a step, at most 128",
-        teaches=True,
-    ),
-    Difference(command="train_ppo_ray", flag="ckpt.load_enable", theirs=False, reason=_RESUMES),
-    Difference(command="train_ppo_ray", flag="ds.param_dtype", theirs="bf16", reason=_PARAM_DTYPE),
-    Difference(command="train_ppo_ray", flag="ds.use_liger_kernel", theirs=False, reason=_LIGER),
-    *(
-        Difference(command="train_ppo_ray", flag=f"{model}.{flag}", theirs=theirs, reason=_COUNTS)
+    "rollout.n_samples_per_prompt": (1, "8 if the estimator compares the responses to one prompt, otherwise 1"),
+    "train.batch_size": (128, "all samples of a step, at most 128"),
+    **{
+        f"{model}.{flag}": (theirs, _COUNTS)
         for model in ("actor", "ref", "critic", "reward")
         for flag, theirs in (("num_nodes", 1), ("num_gpus_per_node", 8))
-    ),
-    Difference(command="train_sft", flag="ckpt.path", theirs="./ckpt/checkpoints_sft", reason=_OWN_CHECKPOINTS),
-    Difference(command="train_sft", flag="ckpt.output_dir", theirs="./ckpt", reason=_OUTPUT),
-    Difference(command="train_sft", flag="train.batch_size", theirs=128, reason=_BATCH, teaches=True),
-    Difference(command="train_sft", flag="train.micro_batch_size", theirs=8, reason=_MICRO_BATCH),
-    Difference(command="train_sft", flag="ckpt.load_enable", theirs=False, reason=_RESUMES),
-    Difference(command="train_sft", flag="data.input_key", theirs="input", reason=_INPUT_KEY),
-    Difference(
-        command="train_sft",
-        flag="data.multiturn",
-        theirs=False,
-        reason="rows are conversations, and the loss covers every assistant turn",
-        teaches=True,
-    ),
-    Difference(command="train_sft", flag="ds.attn_implementation", theirs="flash_attention_2", reason=_ATTENTION),
-    Difference(command="train_sft", flag="ds.grad_accum_dtype", theirs=None, reason=_ACCUMULATION),
-    Difference(command="train_sft", flag="ds.param_dtype", theirs="bf16", reason=_PARAM_DTYPE),
-    Difference(command="train_sft", flag="ds.use_liger_kernel", theirs=False, reason=_LIGER),
-    *_of_pairs("train_dpo", checkpoints="./ckpt/checkpoints_dpo"),
-    *_of_pairs("train_rm", checkpoints="./ckpt/checkpoints_rm"),
+    },
+}
+_SFT: _Table = {
+    **_BATCH,
+    "data.multiturn": (False, "rows are conversations, and the loss covers every assistant turn"),
+    **_MICRO_BATCH,
+}
+_PAIRS: _Table = {"data.max_len": (512, "one image has hundreds of tokens; as in SFT and RL"), **_BATCH}
+_COMMANDS: Mapping[str, _Table] = {
+    "train_ppo_ray": {**_PPO, **_ALL, **_LIGER, **_INPUT_KEY, **_path("./ckpt/checkpoints_ppo_ray")},
+    "train_sft": {**_SFT, **_ALL, **_LIGER, **_INPUT_KEY, **_path("./ckpt/checkpoints_sft")},
+    "train_dpo": {**_PAIRS, **_MICRO_BATCH, **_ALL, **_LIGER, **_path("./ckpt/checkpoints_dpo")},
+    # OpenRLHF's train_rm has no flag for Liger's kernels, and the same micro-batch.
+    "train_rm": {**_PAIRS, **_ALL, **_path("./ckpt/checkpoints_rm")},
+}
+DIFFERENCES = tuple(
+    Difference(command=command, flag=flag, theirs=theirs, reason=reason)
+    for command, table in _COMMANDS.items()
+    for flag, (theirs, reason) in table.items()
 )
 
 

@@ -24,7 +24,7 @@ from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import check_creatable
 
 RESPONSES_SUFFIX = ".responses.jsonl"
-# What only an engine in this process has.
+# Flags that only an engine in this process has.
 ENGINE_FLAGS = (
     *("backend", "max_model_len", "dtype", "batch_rows", "tensor_parallel_size", "gpu_memory_utilization"),
     *("enforce_eager", "seed", "trust_remote_code", "speculative_tokens", "speculative_method"),
@@ -33,9 +33,9 @@ SAMPLING_FLAGS = ("temperature", "top_p", "n_samples", "max_new_tokens")
 ENDPOINT_FLAGS = (
     *("model", "api_key_env", "endpoint_concurrency", "endpoint_timeout", "endpoint_attempts", "endpoint_body"),
 )
-# What of a path's end is no part of its name; that of a checkpoint may have dots, too.
+# Suffixes that are left out of a row file's name; names of checkpoints may contain dots.
 _FILES = (".jsonl", ".json", ".parquet", ".csv", ".tsv", ".arrow", ".xlsx")
-# Of a file that is named after what is measured: systems take some 255 bytes, and endings follow.
+# Longest default file name: systems allow about 255 bytes, and suffixes follow.
 _LONGEST_NAME = 120
 REJUDGE_FLAGS = ("rejudge_metric", "rejudge_data")
 

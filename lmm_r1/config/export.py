@@ -31,9 +31,9 @@ UNPLANNED: dict[str, object] = {
     "vllm.enable_sleep": False,
     "vllm.gpu_memory_utilization": 0.95,
 }
-# Of models and engines that share GPUs.
+# The same for models and engines that share GPUs.
 _SHARED_UNPLANNED: dict[str, object] = {"vllm.enable_sleep": True, "vllm.gpu_memory_utilization": 0.5}
-# Of an engine next to a student and a teacher that stay.
+# The same for an engine next to a student and a teacher.
 _STUDENT_UNPLANNED: dict[str, object] = {"vllm.gpu_memory_utilization": 0.3}
 
 # Settings that a resumed run may change: display, storage, placement and passes. A trailing dot is
@@ -176,7 +176,7 @@ def settings_of_the_run(config: PPOConfig | SupervisedConfig) -> dict[str, objec
 
 
 def is_free(flag: str) -> bool:
-    """Say whether a stopped run may go on with another value of the flag."""
+    """Return whether a stopped run may resume with another value of the flag."""
     return any(flag.startswith(free) if free.endswith(".") else flag == free for free in _FREE)
 
 

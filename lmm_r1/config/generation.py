@@ -379,7 +379,7 @@ def _check_selection(config: BatchConfig) -> None:
         )
     if config.select is None or config.selected is None:
         return
-    # Of episodes the environment may give the rewards.
+    # In episodes, the environment may give the rewards.
     if config.verifier is None and config.reward_model is None and config.eval_task != "rm" and config.agent is None:
         raise UserError(f"--select {config.select} needs rewards: add --verifier math or --reward_model DIR")
     if config.select != "rejection_sampling" and config.n_samples == 1 and config.eval_task != "rm":

@@ -23,11 +23,11 @@ Supervised = TypeVar("Supervised", bound=SupervisedConfig)
 MOST_PROMPTS = 1024
 MOST_SAMPLES = 128
 MOST_IN_A_PASS = 8
-# Of a group that is compared within itself.
+# Default size of a group whose responses are compared.
 GROUP_SIZE = 8
-# Steps that a pass over the rows has at least.
+# Minimum number of steps in a pass over the rows.
 FEWEST_STEPS = 5
-# Whatever divides them is the same on one to eight GPUs.
+# A multiple of eight divides equally among one to eight GPUs.
 _EIGHTS = 8
 
 
@@ -112,7 +112,7 @@ def _rows_of_an_update(config: SupervisedConfig, *, rows: int | None, ranks: int
             f"--data.dataset {config.data.dataset} gives {rows} rows for {ranks} processes, of which each needs one for an "
             "update; add rows, or take fewer GPUs"
         )
-    # Of fewer than two rows there is nothing to compare.
+    # At least two rows, which preference losses compare.
     wanted = min(MOST_SAMPLES, max(rows // FEWEST_STEPS, 2), rows)
     return _multiple(wanted, of=[math.lcm(ranks, _EIGHTS), ranks])
 
@@ -132,14 +132,14 @@ def _processes(config: PPOConfig) -> int:
 logger = logging.getLogger(__name__)
 
 CPUINFO = Path("/proc/cpuinfo")
-# Of x86 (`flags`) and of ARM (`Features`).
+# Names in `flags` (x86) and `Features` (ARM).
 BF16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}
 # Values of the variables that restrict PyTorch and oneDNN to instructions without bf16.
 LIMITS_BELOW_BF16 = {
     "ATEN_CPU_CAPABILITY": {"default", "avx2"},
     "ONEDNN_MAX_CPU_ISA": {"sse41", "avx", "avx2", "avx2_vnni", "avx2_vnni_2", "avx512_core", "avx512_core_vnni"},
 }
-# Of the drivers of NVIDIA, of its Tegra boards, of Windows under WSL, and of AMD.
+# Device files of NVIDIA's driver, its Tegra boards, WSL, and AMD's driver.
 GPU_DEVICES = ("/dev/nvidiactl", "/dev/nvmap", "/dev/dxg", "/dev/kfd")
 
 
@@ -165,7 +165,7 @@ def default_param_dtype(*, flag: str, uses_ray: bool = False) -> Literal["bf16",
 
 
 def has_bf16_instructions(cpuinfo: str, environment: Mapping[str, str]) -> bool:
-    """Say whether PyTorch can use bf16 instructions of the processor.
+    """Return whether PyTorch can use bf16 instructions of the processor.
 
     Args:
         cpuinfo: the text of /proc/cpuinfo, empty if there is none.
@@ -180,7 +180,7 @@ def has_bf16_instructions(cpuinfo: str, environment: Mapping[str, str]) -> bool:
 
 
 def has_gpu(environment: Mapping[str, str], *, exists: Callable[[str], bool] = os.path.exists) -> bool:
-    """Say whether PyTorch can use a GPU here, without loading PyTorch or CUDA.
+    """Return whether PyTorch can use a GPU here, without loading PyTorch or CUDA.
 
     Args:
         exists: whether a path exists.
@@ -254,7 +254,7 @@ class _Share:
         return math.lcm(model, config.vllm.tensor_parallel_size if self.engines else 1)
 
     def is_named(self, config: PPOConfig) -> bool:
-        """Say whether its number of GPUs follows from the flags alone."""
+        """Return whether its number of GPUs follows from the flags."""
         by_models = any(_group(config, name).num_gpus_per_node is not None for name in self.models)
         return by_models or (not self.models and config.vllm.num_engines is not None)
 
@@ -328,7 +328,7 @@ def settled_counts(config: PPOConfig, *, ask: Callable[[], Offer] = offered_gpus
     """Return by flag the counts that the settings leave open, and say in a line how GPUs are divided by them.
 
     Those who share GPUs have the same ones. What no flag names of it is divided equally, the policy having the rest; of
-    each share as many GPUs are taken as divide the batches. Without GPUs, and where a cluster has too few as yet, every
+    each share takes as many GPUs as divide the batches. Without GPUs, and if a cluster has too few so far, every
     share is as small as can be.
 
     Args:
@@ -354,7 +354,7 @@ def settled_counts(config: PPOConfig, *, ask: Callable[[], Offer] = offered_gpus
             settings |= _open(config, name, nodes=nodes, gpus=gpus)
         if share.engines and config.vllm.num_engines is None:
             settings["vllm.num_engines"] = max(1, nodes * gpus // config.vllm.tensor_parallel_size)
-    # Of models that the run does not have.
+    # Models that the run does not have.
     for name in ("actor", "ref", "critic", "reward"):
         settings = _open(config, name, nodes=1, gpus=1) | settings
     if shared:

@@ -71,7 +71,7 @@ class PlacedModel:
 
     @property
     def gpus(self) -> int:
-        """On all machines."""
+        """GPUs on all machines."""
         return self.nodes * self.gpus_per_node
 
 
@@ -440,7 +440,7 @@ class VllmConfig(SpeculationFlags):
 
     @property
     def gpus(self) -> int:
-        """Of all engines."""
+        """GPUs of all engines."""
         return self.engines * self.tensor_parallel_size
 
 

@@ -3,7 +3,7 @@
 import logging
 import typing
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from lmm_r1 import dotted
@@ -11,7 +11,7 @@ from lmm_r1.config.checks import check_counts, check_open_sizes, check_ppo, requ
 from lmm_r1.config.hardware import Offer, default_param_dtype, group_size, offered_gpus, settled_counts
 from lmm_r1.config.model_checks import CONSTANT
 from lmm_r1.config.ppo import DEFAULT_VERIFIER, PPOConfig
-from lmm_r1.config.preferences import DPOConfig, KTOConfig, PRMConfig, RMConfig
+from lmm_r1.config.preferences import DPOConfig, KTOConfig, PRMConfig, ReferredConfig, RMConfig
 from lmm_r1.config.shared import RUNS, TrackerName
 from lmm_r1.config.supervised import KDConfig, SFTConfig, SupervisedConfig
 from lmm_r1.config.supervised_checks import check_dpo, check_kd, check_kto, check_prm, check_rm, check_sft
@@ -19,8 +19,8 @@ from lmm_r1.errors import UserError
 
 logger = logging.getLogger(__name__)
 
-Supervised = TypeVar("Supervised", KDConfig, SFTConfig, DPOConfig, RMConfig, KTOConfig, PRMConfig)
-Referred = TypeVar("Referred", DPOConfig, KTOConfig)
+Config = TypeVar("Config", PPOConfig, KDConfig, SFTConfig, DPOConfig, RMConfig, KTOConfig, PRMConfig)
+Supervised = TypeVar("Supervised", bound=SupervisedConfig)
 
 # Mean differences per token. Rounding to bfloat16 causes 0.01 to 0.05 with released models and vLLM's kernels, experts
 # included, and single precision below 1e-3, with TF32 too. A wrong model is off by 0.1 and more.
@@ -71,59 +71,31 @@ def resolve_ppo(config: PPOConfig, *, ask: Callable[[], Offer] = offered_gpus) -
     return resolved
 
 
-def resolve_sft(config: SFTConfig) -> SFTConfig:
+def resolve(config: Config) -> Config:
     """Return `config` with every value that depends on others filled in.
 
     Raises:
         UserError: a flag is missing, not available in this version, or contradicts another one.
     """
+    if isinstance(config, PPOConfig):
+        return resolve_ppo(config)
     resolved = _resolved(config)
-    check_sft(resolved)
+    _CHECKS[type(config)](resolved)
+    if isinstance(resolved, ReferredConfig) and resolved.has_reference:
+        # The reference is the initial model by default.
+        reference = resolved.ref.model_name_or_path or resolved.model.model_name_or_path
+        return dotted.replace(resolved, {"ref.model_name_or_path": reference})
     return resolved
 
 
-def resolve_dpo(config: DPOConfig) -> DPOConfig:
-    """Return `config` with every value that depends on others filled in; raises what `resolve_sft` does."""
-    resolved = _resolved(config)
-    check_dpo(resolved)
-    return _with_reference(resolved)
-
-
-def resolve_kto(config: KTOConfig) -> KTOConfig:
-    """Return `config` with every value that depends on others filled in; raises what `resolve_sft` does."""
-    resolved = _resolved(config)
-    check_kto(resolved)
-    return _with_reference(resolved)
-
-
-def resolve_prm(config: PRMConfig) -> PRMConfig:
-    """Return `config` with every value that depends on others filled in; raises what `resolve_sft` does."""
-    resolved = _resolved(config)
-    require(resolved, "model.placeholder_token", example="'<|fim_pad|>'")
-    check_prm(resolved)
-    return resolved
-
-
-def resolve_kd(config: KDConfig) -> KDConfig:
-    """Return `config` with every value that depends on others filled in; raises what `resolve_sft` does."""
-    resolved = _resolved(config)
-    check_kd(resolved)
-    return resolved
-
-
-def resolve_rm(config: RMConfig) -> RMConfig:
-    """Return `config` with every value that depends on others filled in; raises what `resolve_sft` does."""
-    resolved = _resolved(config)
-    check_rm(resolved)
-    return resolved
-
-
-def _with_reference(config: Referred) -> Referred:
-    """Return the settings with the path of the reference; by default it is the initial model."""
-    if not config.has_reference:
-        return config
-    reference = config.ref.model_name_or_path or config.model.model_name_or_path
-    return dotted.replace(config, {"ref.model_name_or_path": reference})
+_CHECKS: dict[type, Callable[[Any], None]] = {
+    SFTConfig: check_sft,
+    KDConfig: check_kd,
+    DPOConfig: check_dpo,
+    KTOConfig: check_kto,
+    PRMConfig: check_prm,
+    RMConfig: check_rm,
+}
 
 
 def _resolved(config: Supervised) -> Supervised:

@@ -15,7 +15,7 @@ from lmm_r1.data.formats.row_format import ColumnNames
 from lmm_r1.data.reading import PromptTemplate, RowReading
 from lmm_r1.errors import UserError
 
-# A value that ends like this and holds no blank is the name of a file, not a text.
+# A value with one of these suffixes and without a blank is a file name, not a text.
 _TEXT_FILES = (".txt", ".md", ".jinja", ".jinja2", ".j2")
 IMAGES = "images"
 
@@ -405,7 +405,7 @@ class FirstHelp:
     """Dotted names, in the order in which they are shown."""
 
 
-# Of every trainer that learns from rows.
+# The flags in the first help of every supervised trainer.
 SUPERVISED_FLAGS = (
     *("model.model_name_or_path", "data.dataset", "data.max_len", "ckpt.output_dir", "adam.lr", "train.max_epochs"),
     *("train.batch_size", "eval.dataset"),

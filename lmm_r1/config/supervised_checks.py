@@ -111,6 +111,7 @@ def check_kto(config: KTOConfig) -> None:
 
 def check_prm(config: PRMConfig) -> None:
     """Raise UserError for the first contradiction in a config in which every value is filled in."""
+    require(config, "model.placeholder_token", example="'<|fim_pad|>'")
     _check_supervised(config)
     tokens, placeholder = config.model.reward_tokens, config.model.placeholder_token
     if len(set(tokens)) != 2 or len(tokens) != 2 or placeholder in tokens:

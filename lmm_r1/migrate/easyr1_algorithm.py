@@ -115,7 +115,7 @@ def _kl(given: Given) -> Results:
     as_loss = given.switch("algorithm.use_kl_loss")
     yield Flag("algo.kl.use_loss", as_loss)
     penalty = given.text("algorithm.kl_penalty") or ""
-    # Of the two that are not here, one is k1 without its sign and the other what k1 estimates.
+    # Two estimators are not here: k1 without its sign, and the quantity that k1 estimates.
     yield Flag("algo.kl.estimator", KL_ESTIMATORS.get(penalty, "k2" if as_loss else "k1"))
     if penalty not in KL_ESTIMATORS:
         yield Note(

@@ -83,7 +83,7 @@ class Table:
     prefix: str = ""
     """Prefix of a name on its command line."""
     names: Mapping[str, str] = field(default_factory=dict)
-    """Of settings that files call otherwise than the table does, the table's names."""
+    """The table's names of settings that have other names in files."""
 
     @property
     def by_name(self) -> dict[str, Setting]:
@@ -98,7 +98,7 @@ class Conversion:
     flags: Mapping[str, object]
     """By the dotted names of ours."""
     defaults: tuple[str, ...]
-    """Of the flags, those that hold a default of theirs: nothing was given for them."""
+    """Flags that hold a default of theirs, because nothing was given for them."""
     notes: tuple[Note, ...]
 
 
@@ -117,7 +117,7 @@ class Given:
         return None if default is OURS else default
 
     def has(self, name: str) -> bool:
-        """Say whether the run gives a value, whatever the default is."""
+        """Return whether the run gives a value."""
         return name in self._values
 
     def number(self, name: str) -> float:

@@ -96,7 +96,7 @@ NAMES = {
 
 DEFAULTS: dict[str, object] = {
     "algorithm.adv_estimator": "gae",
-    # Of the loss; that in the reward has a name of its own.
+    # The estimator of the loss; the one in the reward has its own setting.
     "algorithm.kl_penalty": "low_var_kl",
     "algorithm.max_num_gen_batches": 256,
     "worker.critic.optim.lr": 1e-5,
@@ -148,7 +148,7 @@ _BOUNDS = {
 }
 _METRIC = "algorithm.filter_groups.metric"
 _RIGHT = "acc"
-"""Of the metrics of a group that DAPO may look at, the one that is no reward."""
+"""The metric for DAPO's filter that is not a reward."""
 _MINI_O3_LEAST_STD, _LEAST_STD = 1e-4, 1e-6
 _RULED = (
     "algorithm.use_kl_in_reward",

@@ -42,7 +42,7 @@ DEFAULTS: dict[str, object] = {
     f"{ROLLOUT}.save_traj": False,
     f"{ROLLOUT}.save_traj_dir": None,
 }
-"""Of the settings that its other rollouts do not read."""
+"""Defaults of settings that Mini-o3's other rollouts do not read."""
 
 _OWN_WORDS = (
     "in the words of the environment; a subclass of CropEnvironment has others (explained, answered: docs/agents.md)"
@@ -66,7 +66,7 @@ UNLIKE: dict[str, tuple[object, str]] = {
 
 
 def crops(given: Given) -> bool:
-    """Say whether the policy's turns are answered with crops."""
+    """Return whether an environment answers the policy's turns with crops."""
     return given.text(f"{ROLLOUT}.name") == CROPPING
 
 

@@ -174,13 +174,13 @@ def _of_states(config: PPOConfig | SupervisedConfig, plan: Plan) -> Iterator[Cha
 
 
 def _in_8_bits(config: PPOConfig | SupervisedConfig) -> bool:
-    """Say whether an optimizer's state is in 8 bits, which stays on the GPU."""
+    """Return whether the optimizer state is in 8 bits, which stays on the GPU."""
     trained = (config.actor, config.critic) if isinstance(config, PPOConfig) else (config,)
     return any(one.optim in EIGHT_BIT for one in trained)
 
 
 def _has_reference(config: PPOConfig | DPOConfig) -> bool:
-    """Say whether a second model is loaded that is not trained."""
+    """Return whether a frozen second model is loaded."""
     return config.algo.kl.init_coef > 0 if isinstance(config, PPOConfig) else config.needs_reference_model
 
 
@@ -211,7 +211,7 @@ CHOSEN = (
     "ref.offload",
     "ds.adam_offload",
 )
-# Of its share, what an engine that shares its GPUs may lose to the reference's passes during generation.
+# Part of its share that an engine on shared GPUs may lose to reference passes during generation.
 LEFT_TO_REFERENCE = 0.1
 
 
@@ -346,7 +346,7 @@ def _fits(plan: Plan) -> bool:
 
 
 def _is_roomy(config: PPOConfig | SupervisedConfig, plan: Plan) -> bool:
-    """Say whether a run fits with passes as large as they should be."""
+    """Return whether a run fits with passes of the usual size."""
     return _fits(plan) and (plan.fitting_tokens or 0) >= _wanted_tokens(config)
 
 

@@ -29,7 +29,7 @@ WIDTHS = {"bf16": 2, "fp16": 2, "fp32": 4}
 RUN = (512, 1024, 1536)
 NOT_RUN = (512, 8192, 16384)
 PROMPT = 256
-# Of a model with more layers, passes are run over so many: every layer holds as much as the one before.
+# Layers over which passes are run for deeper models: every layer holds the same amount.
 FEW, MORE = 2, 4
 
 
@@ -54,7 +54,7 @@ class ModelSettings:
     trust_remote_code: bool = False
     checkpointing: bool = False
     checkpointed_layers: int | None = None
-    """Of the language model, if not all of them are."""
+    """Layers of the language model that recompute, if not all do."""
     reentrant: bool = False
     entropy: bool = False
     bytes_per_gradient: int = 0
@@ -73,7 +73,7 @@ class PassEstimate:
     """Bytes of a pass in addition to weights, accumulated gradients and optimizer state."""
 
     floor: float
-    """Of the shortest pass."""
+    """Bytes of the shortest pass."""
     base: float
     per_token: float
     per_image: float
@@ -97,7 +97,7 @@ class PassEstimate:
         return replace(other, floor=floor, base=base, per_token=per_token)
 
     def images(self, tokens: int) -> int:
-        """Return how many images such a pass is taken to have."""
+        """Return the number of images that such a pass is assumed to have."""
         return max(1, tokens // (2 * self.image_tokens)) if self.image_tokens else 0
 
     def tokens(self, room: int, *, step: int) -> int:
@@ -208,7 +208,7 @@ def _at_full_depth(model: EmptyModel, checkpoint: Checkpoint, *, run: Callable[[
 
 @contextmanager
 def _few_layers(model: EmptyModel, checkpoint: Checkpoint, *, count: int) -> Iterator[None]:
-    """Let a model have no more than so many language layers."""
+    """Limit a model to this many language layers inside."""
     layers = language_layer_list(model.actor.model, checkpoint.kit)
     if layers is None:
         yield

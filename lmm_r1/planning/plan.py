@@ -38,7 +38,7 @@ class PlannedModel:
     context: int
     """Bytes of the process itself, on the device where it computes."""
     pass_tokens: int
-    """Of its largest pass."""
+    """Tokens of its largest pass."""
     host: int
     """In host memory, in addition to the process itself."""
     ranks: int
@@ -128,9 +128,9 @@ class Device:
             phases.append(Phase(name=name + together, size=idle + more + asleep))
         policy = next((model for model in self.models if model.role == "policy"), None)
         if policy is not None and self.bucket:
-            # What does not sleep holds its weights already.
+            # An engine that does not sleep already holds its weights.
             awake = 0 if self.engine is None else min(self.engine.share, self.engine.weights + asleep)
-            # Nor does what goes on generating.
+            # An engine that continues generating also does not sleep.
             awake = max(awake, asleep)
             gathered = gathered_bytes(policy.estimate.size) if policy.gathered else 0
             own = policy.idle + min(gathered, self.bucket)

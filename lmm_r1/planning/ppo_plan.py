@@ -27,11 +27,11 @@ from lmm_r1.planning.pass_memory import Role
 from lmm_r1.planning.plan import Device, GroupLimit, Phase, Plan, PlannedEngine, PlannedModel, planned_engine
 from lmm_r1.planning.zero_memory import MASTER_BYTES, ZeroSettings, gathered_bytes, moment_bytes, trained_states
 
-# Passes are cut to multiples of it.
+# Sizes of passes are multiples of it.
 TOKEN_STEP = 256
-# Of a GPU's memory, that passes larger than usual leave free.
+# Share of a GPU's memory that passes larger than usual leave free.
 SPARE_SHARE = 0.15
-# Of a sample's token in the run's process: an id and a log-prob as objects of Python, 36 and 32, and four tensors.
+# Bytes of a sample's token in the run's process: an id and a log-prob as Python objects, 36 and 32, and four tensors.
 SAMPLE_TOKEN_BYTES = 96
 
 
@@ -158,7 +158,7 @@ def _engine(config: PPOConfig, machine: Machine, models: dict[Role, PlannedModel
 
 
 def counts_tokens(config: PPOConfig) -> bool:
-    """Say whether passes are cut by `--train.max_tokens_per_gpu`."""
+    """Return whether passes are sized by `--train.max_tokens_per_gpu`."""
     shares = config.train.shared_prefix_enable and config.rollout.n_samples_per_prompt > 1
     return config.train.dynamic_batch_enable or shares
 

@@ -14,7 +14,7 @@ from PIL import Image
 from rich.console import Console
 
 from lmm_r1 import cpu, dotted
-from lmm_r1.config import DPOConfig, KDConfig, KTOConfig, PPOConfig, RMConfig, SupervisedConfig, unplanned
+from lmm_r1.config import PPOConfig, SupervisedConfig, unplanned
 from lmm_r1.config.hardware import shared_counts
 from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, images_of
 from lmm_r1.errors import UserError
@@ -26,7 +26,7 @@ from lmm_r1.planning.machine import Machine, machine_of, on_other_machines
 from lmm_r1.planning.pass_memory import Unpredictable, ordinary_token
 from lmm_r1.planning.plan import Plan, summary
 from lmm_r1.planning.ppo_plan import plan_ppo
-from lmm_r1.planning.supervised_plan import plan_dpo, plan_kd, plan_kto, plan_rm, plan_sft
+from lmm_r1.planning.supervised_plan import plan_supervised
 
 Supervised = TypeVar("Supervised", bound=SupervisedConfig)
 
@@ -73,21 +73,6 @@ def _planned(config: Config, console: Console, *, replan: Callable[[Config], Pla
     tell(plan, console, chosen=choices_line(config, complete))
     judge(found, plan, replan=replan)
     return complete
-
-
-def plan_supervised(
-    config: SupervisedConfig, machine: Machine, *, processes: int, per_machine: int, image: PlanImage | None = None
-) -> Plan:
-    """Return the plan of any supervised run; the arguments are those of `plan_sft`."""
-    if isinstance(config, DPOConfig):
-        return plan_dpo(config, machine, processes=processes, per_machine=per_machine, image=image)
-    if isinstance(config, KTOConfig):
-        return plan_kto(config, machine, processes=processes, per_machine=per_machine, image=image)
-    if isinstance(config, RMConfig):
-        return plan_rm(config, machine, processes=processes, per_machine=per_machine, image=image)
-    if isinstance(config, KDConfig):
-        return plan_kd(config, machine, processes=processes, per_machine=per_machine, image=image)
-    return plan_sft(config, machine, processes=processes, per_machine=per_machine, image=image)
 
 
 def judge(config: Config, plan: Plan, *, replan: Callable[[Config], Plan]) -> None:

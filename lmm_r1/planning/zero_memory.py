@@ -27,18 +27,18 @@ class ZeroSettings:
 
     stage: int
     ranks: int
-    """That share them."""
+    """Ranks that share the states."""
     offload: bool
     """Whether the optimizer's state is in the host's memory."""
     weight_bytes: int
     sum_bytes: int
-    """Of a number in the sums of gradients."""
+    """Bytes of a number in the accumulated gradients."""
     on_gpu: bool
     """With a GPU, AdamW makes no temporaries, and buffers take their memory when they are made."""
     passes: int
-    """Of one optimizer step."""
+    """Passes of one optimizer step."""
     moment_bytes: int = MASTER_BYTES
-    """Of a number in each of AdamW's two means."""
+    """Bytes of a number in each of AdamW's two moments."""
     muon: bool = False
 
     @property

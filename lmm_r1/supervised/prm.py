@@ -67,7 +67,7 @@ class StepEncoder(SampleEncoder):
     def of(cls, config: PRMConfig, *, kit: LmmKit, processor: Any) -> StepEncoder:
         """Return the encoder of a run; raises UserError where a token of the flags is none of the tokenizer's."""
         placeholder = config.model.placeholder_token
-        assert placeholder is not None, "required by resolve_prm"
+        assert placeholder is not None, "required by resolve"
         tokens = StepTokens.of(
             kit, processor, placeholder=placeholder, judging=config.model.reward_tokens, flags=TOKEN_FLAGS
         )

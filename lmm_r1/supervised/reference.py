@@ -65,7 +65,7 @@ def prepare_reference(config: ReferredConfig, strategy: KitStrategy, *, policy: 
         return Reference(actor=policy, without_adapters=True, group=group)
     if not config.needs_reference_model:
         return None
-    assert config.ref.model_name_or_path is not None, "resolve_dpo fills it in"
+    assert config.ref.model_name_or_path is not None, "resolve fills it in"
     actor = KitActor(
         config.ref.model_name_or_path,
         share_prefix=config.train.shared_prefix_enable,

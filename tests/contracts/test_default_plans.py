@@ -5,15 +5,14 @@ from helpers.stage_scripts import STAGES
 
 from lmm_r1 import cpu, dotted
 from lmm_r1.cli.arguments import parse
-from lmm_r1.config import PPOConfig, SFTConfig, resolve_ppo, sized_ppo, sized_supervised
+from lmm_r1.config import PPOConfig, SFTConfig, resolve, resolve_ppo, sized_ppo, sized_supervised
 from lmm_r1.config.hardware import Offer, shared_counts
-from lmm_r1.config.resolve import resolve_sft
 from lmm_r1.lmm_kits.registry import released_folder
 from lmm_r1.planning.choices import choices_line, chosen, filled
 from lmm_r1.planning.machine import GIB, Machine
 from lmm_r1.planning.plan import Plan
 from lmm_r1.planning.ppo_plan import plan_ppo
-from lmm_r1.planning.supervised_plan import plan_sft
+from lmm_r1.planning.supervised_plan import plan_supervised
 
 pytestmark = pytest.mark.contract
 
@@ -105,12 +104,12 @@ def test_a_model_of_3_billion_parameters_is_trained_whole_without_flags(gpu, gpu
 @pytest.mark.full
 def test_a_supervised_run_of_it_computes_twice_what_one_gpu_of_80_gb_asks_for():
     flags = {"model.model_name_or_path": str(released_folder("Qwen/Qwen2.5-VL-3B-Instruct")), "ds.param_dtype": "bf16"}
-    config = resolve_sft(dotted.replace(SFTConfig(), flags | {"data.dataset": "rows"}))
+    config = resolve(dotted.replace(SFTConfig(), flags | {"data.dataset": "rows"}))
     config, _ = sized_supervised(config, rows=None, processes=1)
     machine = Machine(gpu_bytes=80 * GIB, host_bytes=256 * GIB)
     found, plan = chosen(
         config,
-        replan=lambda changed: plan_sft(changed, machine, processes=1, per_machine=1),
+        replan=lambda changed: plan_supervised(changed, machine, processes=1, per_machine=1),
         share_gpus=lambda changed: pytest.fail("a supervised run shares nothing"),
     )
     assert plan.excesses() == []

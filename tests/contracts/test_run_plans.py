@@ -20,7 +20,7 @@ from lmm_r1.planning.machine import GIB, Machine
 from lmm_r1.planning.plan import WORKSPACE, Plan
 from lmm_r1.planning.ppo_plan import plan_ppo, rollout_bytes
 from lmm_r1.planning.run_plan import planned_ppo, planned_supervised
-from lmm_r1.planning.supervised_plan import plan_dpo, plan_kd
+from lmm_r1.planning.supervised_plan import plan_supervised
 
 pytestmark = pytest.mark.contract
 
@@ -198,7 +198,7 @@ def test_a_run_on_pairs_is_planned_with_its_reference_and_two_samples_to_a_row(t
         given = {name.replace("__", "."): value for name, value in more.items()} | {"ds.zero_stage": zero_stage}
         config = resolve(dotted.replace(DPOConfig(), flags | given))
         gpus = Machine(gpu_bytes=24 * GIB, host_bytes=64 * GIB)
-        return plan_dpo(config, gpus, processes=4, per_machine=4)
+        return plan_supervised(config, gpus, processes=4, per_machine=4)
 
     policy, reference = plan().devices[0].models
     weights = policy.estimate.size.weight_bytes
@@ -224,7 +224,7 @@ def test_a_distillation_is_planned_with_its_teacher_whose_output_layer_is_whole_
 
     def plan(**more: object) -> Plan:
         config = resolve(dotted.replace(KDConfig(), flags | {name.replace("__", "."): v for name, v in more.items()}))
-        return plan_kd(config, Machine(gpu_bytes=24 * GIB, host_bytes=64 * GIB), processes=4, per_machine=4)
+        return plan_supervised(config, Machine(gpu_bytes=24 * GIB, host_bytes=64 * GIB), processes=4, per_machine=4)
 
     student, teacher = plan().devices[0].models
     weights = teacher.estimate.size.weight_bytes
@@ -250,7 +250,7 @@ def test_a_distillation_on_the_students_own_responses_is_planned_with_an_engine_
     def plan(gpu: float | None = 24, **more: object) -> Plan:
         config = resolve(dotted.replace(KDConfig(), flags | {name.replace("__", "."): v for name, v in more.items()}))
         machine = Machine(gpu_bytes=None if gpu is None else int(gpu * GIB), host_bytes=64 * GIB)
-        return plan_kd(config, machine, processes=2, per_machine=2)
+        return plan_supervised(config, machine, processes=2, per_machine=2)
 
     without, found = plan(rollout__on_policy_share=0.0), plan(vllm__gpu_memory_utilization=0.3)
     (device,), engine = found.devices, found.devices[0].engine
@@ -286,7 +286,7 @@ def test_a_distillation_that_leaves_its_engine_no_room_is_told_a_share_that_does
     machine = Machine(gpu_bytes=24 * GIB, host_bytes=64 * GIB)
 
     def replan(config: KDConfig) -> Plan:
-        return plan_kd(config, machine, processes=1, per_machine=1)
+        return plan_supervised(config, machine, processes=1, per_machine=1)
 
     config = resolve(dotted.replace(KDConfig(), flags))
     with pytest.raises(UserError, match=r"It fits with --vllm.gpu_memory_utilization 0.7$"):

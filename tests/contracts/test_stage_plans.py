@@ -17,7 +17,7 @@ from lmm_r1.planning.machine import GIB, Machine
 from lmm_r1.planning.plan import Plan
 from lmm_r1.planning.ppo_plan import plan_ppo
 from lmm_r1.planning.run_plan import plan_image
-from lmm_r1.planning.supervised_plan import plan_sft
+from lmm_r1.planning.supervised_plan import plan_supervised
 
 # Of the model with 3 billion parameters a plan takes ten seconds.
 pytestmark = [pytest.mark.contract, pytest.mark.full, pytest.mark.slow]
@@ -99,7 +99,7 @@ def test_the_cold_start_fits_its_machine(machine_name, model_3b, tmp_path):
     variables = {"NUM_GPUS": str(gpus), "MEMORY": str(memory), "MODEL": str(model_3b), "SFT_DATA": "s.jsonl"}
     config = trainer_config(printed_commands(STAGES / "run_curriculum.sh", folder=tmp_path, **variables)[0])
     assert isinstance(config, SFTConfig)
-    check(plan_sft(config, machine(machine_name), processes=gpus, per_machine=gpus))
+    check(plan_supervised(config, machine(machine_name), processes=gpus, per_machine=gpus))
 
 
 def test_a_stage_for_eight_gpus_is_refused_on_one_with_what_makes_it_fit(model_3b, tmp_path):

@@ -59,7 +59,7 @@ def test_a_flag_of_episodes_that_makes_no_sense_is_refused(command, changes, sen
         (
             "evaluate",
             {"backend": "transformers"},
-            "--agent crop with --backend transformers: episodes are played on vLLM",
+            "--agent crop with --backend transformers: only vLLM plays episodes",
         ),
         ("interactive_chat", {"backend": "transformers"}, "--agent crop with --backend transformers: "),
         ("batch_inference", {"eval_task": "generate"}, "--agent crop with --eval_task generate: "),

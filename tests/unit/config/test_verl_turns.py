@@ -142,14 +142,14 @@ def test_who_answers_in_verl_is_written_anew_in_a_file_beside_its_own():
     flags, notes = tools(enable=True, max_assistant_turns=3)
     assert "train.agent" not in flags
     assert notes[f"{MULTI_TURN}.enable"].endswith("nobody answers a turn: responses of one turn are trained")
-    assert notes[f"{MULTI_TURN}.max_assistant_turns"].startswith("of use with")
+    assert notes[f"{MULTI_TURN}.max_assistant_turns"].startswith("of use only with")
 
 
 def test_settings_of_episodes_are_of_no_use_to_single_responses():
     flags, notes = converted({f"{ROLLOUT}.max_generation_round": 6, f"{ACTOR}.ignore_exceed": True})
     assert not any(name.startswith(("agent.", "train.agent")) for name in flags)
     assert notes[f"{ROLLOUT}.max_generation_round"] == notes[f"{ACTOR}.ignore_exceed"]
-    assert notes[f"{ACTOR}.ignore_exceed"] == f"of use with {ROLLOUT}.name vllm_multi_turn_tool_call alone"
+    assert notes[f"{ACTOR}.ignore_exceed"] == f"of use only with {ROLLOUT}.name vllm_multi_turn_tool_call"
     _, notes = converted({f"{ROLLOUT}.max_generation_round": 1, f"{ACTOR}.ignore_exceed": False})
     assert not any(name.startswith((ROLLOUT, ACTOR)) for name in notes)
 
