@@ -1,7 +1,7 @@
 """Which names of OpenRLHF are replaced in the processes that hold models, and why.
 
 Upstream's worker code finds these names as globals of its own modules; `install` puts ours in their place. Which further
-names are subclassed or used, and the signatures relied on, are data of a contract test (tests/helpers/upstream_names).
+names are subclassed or used, and the signatures relied on, are data of a contract test (tests/data/openrlhf_names.yaml).
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from helpers.conversion_examples import (
     LMM_R1_SCRIPTS,
     VL7B,
 )
+from helpers.tables import table
 
 from lmm_r1 import dotted
 from lmm_r1.agents.registry import load_environment
@@ -172,38 +173,11 @@ def test_tools_of_verl_become_an_environment_to_write_and_settings_that_the_trai
     assert resolve(read_back(conversion)).train.agent == "config/geo3k_tool_config.py"
 
 
-SAME = (
-    "actor_rollout_ref.rollout.mode",
-    "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu",
-    "trainer.val_generations_to_log_to_wandb",
-    "trainer.log_training_rollouts_freq",
-    "trainer.train_generations_to_log_to_wandb",
-    "trainer.use_3drope",
-    "data.return_raw_chat",
-)
+SAME = tuple(table("contracts/conversion", "same"))
 """What Mini-o3's command says beside, and what happens here anyway."""
 
 
-OTHER_VALUES: dict[str, object] = {
-    "algorithm.adv_estimator": "rloo",
-    "algorithm.kl_penalty": "mse",
-    "algorithm.kl_type": "adaptive",
-    "algorithm.filter_key": "accuracy",
-    "data.train_files": "other@test",
-    "data.val_files": "other",
-    "trainer.logger": ["mlflow"],
-    "trainer.n_gpus_per_node": 4,
-    "trainer.critic_warmup": 4,
-    "worker.actor.loss_type": "gspo",
-    "worker.actor.loss_avg_mode": "seq",
-    "worker.actor.optim.betas": [0.8, 0.9],
-    "worker.actor.optim.lr_scheduler_type": "cosine",
-    "worker.actor.model.lora.exclude_modules": "none",
-    "worker.rollout.tensor_parallel_size": 1,
-    "worker.rollout.val_override_config": {"n": 8},
-    "worker.reward.reward_function_kwargs": {"weight": 1},
-    "worker.actor.model.override_config": {"a": 1},
-}
+OTHER_VALUES: dict[str, object] = table("contracts/conversion", "other_values")
 
 
 def another(name: str, default: object) -> object:
@@ -327,38 +301,7 @@ def test_what_the_trainer_will_refuse_is_said_at_once(capsys):
 
 @pytest.mark.parametrize(
     ("name", "content", "said"),
-    [
-        ("a.yaml", "data: [\n", "a.yaml:2: not valid YAML"),
-        ("a.yaml", "model: {a: 1}\n", "neither settings of EasyR1"),
-        ("a.yaml", "trainer:\n  nnodes: ${oc.env:N}\n", r"a.yaml:2: OmegaConf would put another value"),
-        ("a.yaml", "trainer: {nnodes: two}\n", "trainer.nnodes is 'two', and must be a number"),
-        ("a.yaml", "trainer: {n_gpus_per_node: 3}\n", "tensor_parallel_size 2 does not divide the 3 GPUs"),
-        ("a.yaml", "algorithm: {adv_estimator: best}\n", "adv_estimator 'best' is none that is known here"),
-        ("a.sh", "echo hello\n", "no command in it runs python -m openrlhf.cli."),
-        ("a.sh", "python -m openrlhf.cli.train_dpo --pretrain m\n", "openrlhf.cli.train_dpo is not converted"),
-        (
-            "a.sh",
-            "python -m openrlhf.cli.train_sft \\\n  --pretrain m \\\n  --dataset $DATA\n",
-            r"a.sh:3: cannot read \$DATA: it is not set in this file",
-        ),
-        (
-            "a.sh",
-            "D=$(ls | head)\npython -m openrlhf.cli.train_sft --dataset $D\n",
-            r"a.sh:1: cannot read \$\(ls \| head\): only bash could tell",
-        ),
-        (
-            "a.sh",
-            'if [ -n "$X" ]; then\n  D=a\nfi\npython -m openrlhf.cli.train_sft --dataset $D\n',
-            "a.sh:4: cannot read .D: line 2 sets it under a condition",
-        ),
-        (
-            "a.sh",
-            "python -m openrlhf.cli.train_sft --dataset a\npython -m openrlhf.cli.train_sft --dataset b\n",
-            "commands that train are in lines 1, 2",
-        ),
-        ("a.sh", "python -m openrlhf.cli.train_sft --dataset 'a\n", "a.sh:1: a quote ' is opened"),
-        ("a.sh", "python3 -m verl.trainer.main config=no.yaml a.b=1\n", "a.sh:1: no file no.yaml"),
-    ],
+    table("contracts/conversion", "what_cannot_be_read_is_refused_with_its_place"),
 )
 def test_what_cannot_be_read_is_refused_with_its_place(name, content, said, tmp_path):
     (tmp_path / name).write_text(content)

@@ -9,6 +9,7 @@ from helpers.environment_cases import CASES
 from helpers.episodes import answers_of, coordinates_image, image_row, text_of, turn
 from helpers.malformed_calls import malformed_turns
 from helpers.played_episodes import row_of
+from helpers.tables import table
 
 from lmm_r1.agents.environment import Answered, Environment
 from lmm_r1.agents.registry import ENVIRONMENTS, load_environment
@@ -20,19 +21,7 @@ pytestmark = pytest.mark.contract
 TURNS = 500
 SEED = 11
 # What the policy is told of each kind of call that issue and protocol know as wrong.
-KINDS = {
-    "damaged JSON": "the JSON (cannot be read|ends too early)",
-    "swapped keys": r"bbox_2d is wrong: .* 'original_image'",
-    "a missing key": "(bbox_2d|source) (is|are) missing",
-    "an unknown key": "there is no argument",
-    "a key that stands twice": "stands twice",
-    "NaN and infinity": "finite number",
-    "negative and huge numbers": "reaches out of the image",
-    "swapped corners": "swapped corners",
-    "an empty box": "is empty: ",
-    "an unknown source": "there is no image",
-    "a tag without its partner": "(is not closed|has no opening tag)",
-}
+KINDS = table("contracts/environments", "kinds")
 # Of an environment whose rows are its own.
 LEVEL = "#####\n#@$.#\n#####"
 ROWS: dict[str, Row] = {

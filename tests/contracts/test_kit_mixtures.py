@@ -8,6 +8,7 @@ from helpers.conversations import message, picture
 from helpers.engines import largest_difference, running_engine, sampled
 from helpers.mixtures import BALANCED_KITS, logits, reshaped
 from helpers.packed_batches import Batch, groups
+from helpers.tables import table
 from helpers.tiny_models import make_actor
 
 from lmm_r1.lmm_kits import EncodedPrompt, get_kit
@@ -19,47 +20,7 @@ CONVERSATIONS = (
     [message("user", picture(84, 56), "Which digit is this?")],
     [message("user", "What is 12 + 34?")],
 )
-SHAPES: dict[str, dict[str, dict[str, object]]] = {
-    "glm4v_moe": {
-        # As the releases have them: one group, weights that are not scaled, more heads than fit into the model's width.
-        "one group": {
-            "num_attention_heads": 3,
-            "n_routed_experts": 8,
-            "num_experts_per_tok": 3,
-            "n_group": 1,
-            "routed_scaling_factor": 1.0,
-        },
-        # Two of four groups, two experts for all tokens, weights that do not sum up to 1, and two layers without routers.
-        "four groups": {
-            "num_hidden_layers": 3,
-            "first_k_dense_replace": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 4,
-            "n_routed_experts": 8,
-            "n_shared_experts": 2,
-            "num_experts_per_tok": 3,
-            "n_group": 4,
-            "topk_group": 2,
-            "norm_topk_prob": False,
-            "routed_scaling_factor": 2.5,
-            "moe_intermediate_size": 32,
-            "attention_bias": False,
-        },
-    },
-    "qwen3_vl_moe": {
-        # More heads, experts and choices, one head of keys, and experts whose two layouts have the same shapes: 64 = 2 x 32.
-        "square": {
-            "num_attention_heads": 4,
-            "num_key_value_heads": 1,
-            "num_experts": 7,
-            "num_experts_per_tok": 3,
-            "moe_intermediate_size": 32,
-            "norm_topk_prob": False,
-        },
-        "one of three": {"num_experts": 3, "num_experts_per_tok": 1, "moe_intermediate_size": 160},
-        "every other layer": {"num_hidden_layers": 3, "mlp_only_layers": [0], "intermediate_size": 80},
-    },
-}
+SHAPES: dict[str, dict[str, dict[str, object]]] = table("contracts/kit_mixtures", "shapes")
 IN_SHORT_RUN = [("qwen3_vl_moe", "square")]
 CASES = [(name, shape) for name, shapes in SHAPES.items() for shape in shapes]
 

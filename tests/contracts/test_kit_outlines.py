@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from helpers.tables import table
 from PIL import Image
 
 from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, VideoPart
@@ -18,19 +19,7 @@ pytestmark = pytest.mark.contract
 IMAGE_KITS = [name for name in KITS if get_kit(name).takes_images]
 VIDEO_KITS = [name for name in KITS if get_kit(name).takes_videos]
 # On both sides of what kits refuse: sides whose ratio is 200, 1,344 or more, and images of which a crop has no height.
-SIZES = [
-    (1, 1),
-    (2, 398),
-    (2, 402),
-    (10, 5000),
-    (5000, 10),
-    (1, 50),
-    (60, 1),
-    (1, 300),
-    (1, 1344),
-    (1, 1400),
-    (4000, 1),
-]
+SIZES = table("contracts/kit_outlines", "sizes")
 BOUNDS = {"as it is": {}, "bounded": {"max_pixels": 28 * 28 * 200}, "scaled up": {"min_pixels": 28 * 28 * 20}}
 
 

@@ -25,6 +25,7 @@ from helpers.packed_batches import (
     together,
     turns,
 )
+from helpers.tables import table
 from helpers.tiny_models import altered
 
 from lmm_r1.data.sample import PlacedMedia
@@ -73,17 +74,7 @@ PASSES = [
     ("shared", "right", "train"),
 ]
 # Every variant with and without the two kinds of gradient checkpointing, packed or shared.
-TRAINED = [
-    ("full", "packed", "reentrant"),
-    ("full", "shared", "reentrant"),
-    ("full", "shared", "not reentrant"),
-    ("frozen", "packed", "not reentrant"),
-    ("frozen", "shared", "reentrant"),
-    ("frozen", "shared", None),
-    ("lora", "packed", "reentrant"),
-    ("lora", "shared", "not reentrant"),
-    ("lora", "shared", None),
-]
+TRAINED = table("contracts/kit_packing", "trained")
 
 
 @pytest.fixture(scope="module")

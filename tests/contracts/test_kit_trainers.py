@@ -12,6 +12,7 @@ import torch
 from helpers.conversations import clip, message, picture
 from helpers.deepspeed_process import destroy_engines, one_process
 from helpers.sessions import begun, run_of
+from helpers.tables import table
 from helpers.tiny_models import make_actor
 from helpers.value_models import make_value_model
 
@@ -57,17 +58,7 @@ METHODS = {
 MIXTURES = {"aria", "glm4v_moe", "qwen3_vl_moe"}
 # Of which peft takes the names of an MLP's layers for those of experts, so that these get no adapter.
 ATTENTION_ALONE = {"glm4v_moe"}
-FLAGS = {
-    "data.dataset": "rows.jsonl",
-    "data.max_len": 512,
-    "train.batch_size": 2,
-    "train.micro_batch_size": 2,
-    "train.max_epochs": STEPS,
-    "ds.param_dtype": "fp32",
-    "lr_scheduler": "constant",
-    "lr_warmup_ratio": 0.0,
-    "ckpt.save_steps": STEPS,
-}
+FLAGS = table("contracts/kit_trainers", "flags")
 VIDEOS = "qwen2_5_vl"
 # A kit of the short run with each trainer, and three of them with supervised fine-tuning: the full run takes all.
 SHORT_RUN = {("sft", name, method) for name in ("llm", "gemma3", VIDEOS) for method in METHODS} | {

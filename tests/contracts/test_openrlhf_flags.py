@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 from helpers.flag_table import DIFFERENCES_BEGIN, DIFFERENCES_END, DIFFERENCES_PAGE, differences
+from helpers.tables import table
 
 from lmm_r1 import dotted
 from lmm_r1.cli.arguments import given_flags, parse
@@ -41,72 +42,7 @@ pytestmark = [
 ]
 
 COMMANDS = {"train_ppo_ray": PPOConfig, "train_sft": SFTConfig, "train_dpo": DPOConfig, "train_rm": RMConfig}
-COMMAND_LINES = {
-    "train_ppo_ray": [
-        """--ref.num_nodes 1 --ref.num_gpus_per_node 8 --actor.num_nodes 1 --actor.num_gpus_per_node 8
-        --vllm.num_engines 4 --vllm.tensor_parallel_size 2 --train.colocate_all --vllm.gpu_memory_utilization 0.6
-        --vllm.enable_sleep --ds.enable_sleep --vllm.sync_backend nccl --vllm.enforce_eager
-        --algo.advantage.estimator group_norm --algo.kl.init_coef 1e-3 --algo.kl.use_loss --algo.kl.estimator k3
-        --actor.model_name_or_path Qwen/Qwen2.5-VL-3B-Instruct --reward.remote_url http://a/get_reward,http://b/get_reward
-        --ckpt.output_dir out --ckpt.path out/ckpt --ckpt.save_steps 20 --ckpt.save_hf --ckpt.max_num 2
-        --train.micro_batch_size 4 --train.batch_size 128 --rollout.micro_batch_size 8 --rollout.batch_size 128
-        --rollout.n_samples_per_prompt 8 --rollout.max_new_tokens 1024 --train.max_epochs 1 --data.max_len 4096
-        --ds.zero_stage 3 --ds.param_dtype bf16 --ds.grad_accum_dtype bf16 --actor.adam.lr 5e-7 --actor.adam.betas 0.9 0.99
-        --actor.lr_scheduler constant_with_warmup --actor.eps_clip_low_high 0.2 0.28 --reward.clip_range -5 5
-        --algo.dynamic_filtering_enable --algo.dynamic_filtering_range 0.1 0.9 --data.max_images_per_prompt 4
-        --data.prompt_dataset prompts.jsonl --data.input_key messages --data.label_key answer --data.apply_chat_template
-        --actor.gradient_checkpointing_enable --ds.attn_implementation flash_attention_2 --actor.freeze_visual_encoder
-        --algo.advantage.is_correction_level token --algo.advantage.is_correction_threshold 2 --vllm.sync_with_ray
-        --actor.muon.no_nesterov --actor.optim muon --ds.lora.rank 8 --ds.lora.alpha 32 --ds.lora.target_modules q_proj v_proj
-        --eval.dataset test.jsonl --eval.steps 10 --ckpt.load_enable --logger.wandb.run_name mine --ds.use_liger_kernel""",
-        """--actor.num_gpus_per_node 2 --ref.num_gpus_per_node 1 --vllm.num_engines 1 --reward.remote_url http://a/get_reward
-        --ckpt.path ck --ckpt.load_enable --ds.use_liger_kernel
-        --algo.advantage.estimator reinforce --actor.model_name_or_path m --data.prompt_dataset p --data.input_key prompt
-        --vllm.enable_sleep --actor.eps_clip 0.3 --logger.wandb.run_name mine --ds.attn_implementation eager
-        --data.input_template Question: --actor.entropy_coef 0 --data.label_key answer --logger.wandb.key k
-        --ds.param_dtype bf16 --ds.grad_accum_dtype fp32 --logger.tensorboard_dir tb
-        --ckpt.output_dir out --logger.wandb.org us --logger.wandb.group g --logger.wandb.project p""",
-        """--algo.advantage.estimator gae --algo.advantage.gamma 0.99 --algo.advantage.lambd 0.95 --critic.num_gpus_per_node 2
-        --critic.adam.lr 5e-6 --critic.value_clip 0.2 --critic.freezing_steps 5 --critic.save_value_network
-        --ckpt.path ck --ckpt.load_enable --ds.use_liger_kernel
-        --critic.lr_warmup_ratio 0.1 --reward.model_name_or_path rm --reward.num_gpus_per_node 2 --reward.normalize_enable
-        --train.colocate_critic_reward --ds.value_head_prefix value_head --actor.model_name_or_path m --data.prompt_dataset p
-        --data.input_key prompt --data.label_key answer --logger.wandb.run_name mine --ds.attn_implementation eager
-        --vllm.num_engines 2 --ds.param_dtype bf16 --ds.grad_accum_dtype fp32 --ckpt.output_dir out""",
-    ],
-    "train_sft": [
-        """--data.max_len 4096 --data.dataset rows.jsonl --data.input_key messages --data.apply_chat_template
-        --train.batch_size 256 --train.micro_batch_size 2 --data.max_samples 500000 --data.multiturn
-        --model.model_name_or_path Qwen/Qwen2.5-VL-3B-Instruct --ckpt.output_dir out --ckpt.save_steps -1
-        --eval.steps -1 --ds.zero_stage 2 --train.max_epochs 1 --ds.param_dtype bf16 --ds.grad_accum_dtype fp32 --adam.lr 5e-6
-        --ds.attn_implementation flash_attention_2 --model.gradient_checkpointing_enable --lr_scheduler cosine
-        --ckpt.path ck --ckpt.load_enable --ds.use_liger_kernel
-        --max_norm 0.5 --muon.no_nesterov --ds.lora.rank 16 --ds.lora.dropout 0.05 --logger.wandb.run_name mine
-        --logger.wandb.key k --logger.tensorboard_dir tb"""
-    ],
-    "train_dpo": [
-        """--data.max_len 8192 --data.dataset pairs.jsonl --data.apply_chat_template --data.chosen_key chosen
-        --data.rejected_key rejected --data.max_samples 200000 --train.batch_size 256 --train.micro_batch_size 1
-        --model.model_name_or_path Qwen/Qwen2.5-VL-3B-Instruct --ckpt.output_dir out --ckpt.path ck --ckpt.load_enable --ds.use_liger_kernel
-        --ckpt.save_steps -1 --eval.steps -1 --ds.zero_stage 3 --train.max_epochs 1 --ds.param_dtype bf16
-        --ds.grad_accum_dtype bf16 --adam.lr 5e-7 --model.beta 0.2 --model.nll_loss_coef 0.1 --model.label_smoothing 0.1
-        --ref.offload --ds.attn_implementation flash_attention_2 --model.gradient_checkpointing_enable
-        --ds.packing_samples --logger.wandb.run_name mine --logger.wandb.key k""",
-        """--model.model_name_or_path m --ref.model_name_or_path base --model.ipo_enable --data.dataset pairs.jsonl --ckpt.output_dir out
-        --data.prompt_key prompt --data.input_template Question:{} --ckpt.path ck --ckpt.load_enable --ds.use_liger_kernel --data.max_len 512
-        --ds.param_dtype bf16 --ds.grad_accum_dtype fp32 --ds.attn_implementation eager --logger.wandb.run_name mine
-        --optim muon --muon.no_nesterov --ds.lora.rank 8 --eval.dataset held.jsonl --eval.steps 10""",
-    ],
-    "train_rm": [
-        """--data.max_len 8192 --data.dataset pairs.jsonl --data.apply_chat_template --data.chosen_key chosen
-        --data.rejected_key rejected --train.batch_size 256 --train.micro_batch_size 1 --ds.value_head_prefix value_head
-        --model.model_name_or_path Qwen/Qwen2.5-VL-3B-Instruct --ckpt.output_dir out --ckpt.path ck --ckpt.load_enable
-        --ckpt.save_steps -1 --eval.steps -1 --ds.zero_stage 3 --train.max_epochs 1 --ds.param_dtype bf16
-        --ds.grad_accum_dtype bf16 --adam.lr 9e-6 --model.margin_loss_enable --model.loss_type sigmoid
-        --ds.attn_implementation flash_attention_2 --model.gradient_checkpointing_enable --ds.packing_samples
-        --logger.wandb.run_name mine --logger.wandb.key k"""
-    ],
-}
+COMMAND_LINES = table("contracts/openrlhf_flags", "command_lines")
 CASES = [(command, line.split()) for command, lines in COMMAND_LINES.items() for line in lines]
 
 

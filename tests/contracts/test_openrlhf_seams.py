@@ -8,8 +8,7 @@ from pathlib import Path
 
 import openrlhf
 import pytest
-from helpers.upstream_names import agents, deepspeed, engines, loop, models, workers
-from helpers.upstream_names.seam import Seam
+from helpers.upstream_names import SEAMS, Seam
 
 import lmm_r1
 from lmm_r1.host import seams
@@ -19,14 +18,6 @@ from lmm_r1.models.value_model import KitValueModel
 
 pytestmark = pytest.mark.contract
 
-SEAMS: tuple[Seam, ...] = (
-    *models.SEAMS,
-    *workers.SEAMS,
-    *engines.SEAMS,
-    *deepspeed.SEAMS,
-    *loop.SEAMS,
-    *agents.SEAMS,
-)
 PACKAGE = Path(lmm_r1.__file__).parent
 SOURCES = {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py")}
 REPLACED = [seam for seam in SEAMS if seam.how == "replaced"]
@@ -175,7 +166,7 @@ def test_every_name_taken_from_openrlhf_is_listed(source):
             assert source == "cpu.py"
             assert any(seam.upstream.startswith(path) and seam.how == "replaced" for seam in SEAMS)
         else:
-            assert is_listed(path), f"lmm_r1/{source} takes {path}, which tests/helpers/upstream_names does not list"
+            assert is_listed(path), f"lmm_r1/{source} takes {path}, which tests/data/openrlhf_names.yaml does not list"
 
 
 def test_every_openrlhf_name_in_a_string_is_listed():

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from helpers.stage_scripts import SCRIPTS, STAGES, TRAINERS, printed_commands, trainer_config
+from helpers.tables import table
 
 from lmm_r1 import dotted
 from lmm_r1.agents.environment import Environment
@@ -128,16 +129,7 @@ def test_the_geometry_stages_have_the_published_settings_and_their_critic(script
     assert (config.rollout.batch_size, config.rollout.n_samples_per_prompt, config.train.batch_size) == (256, 16, 256)
 
 
-RECIPES = {
-    "train_algorithm.sh": "deepscaler_40k",
-    "train_fre_text.sh": "deepscaler_40k",
-    "train_fre_multi.sh": "mathv60k",
-    "train_mgt_geo.sh": "vermulti_geo",
-    "train_mgt_percereas.sh": "vermulti",
-    "train_direct_rl_geo.sh": "mathv360k_geo",
-    "train_r1v_clevr.sh": "clevr_70k_counting",
-    "train_r1v_geoqa.sh": "geoqa_8k",
-}
+RECIPES = table("contracts/scripts", "recipes")
 # Stages whose rows a task makes, and the environment of their episodes.
 TASKS = {
     "train_visual_search.sh": ("visual_search", "crop"),

@@ -9,21 +9,13 @@ from pathlib import Path
 
 import psutil
 import pytest
+from helpers.tables import table
 
 pytestmark = pytest.mark.contract
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "scripts" / "lmm_r1" / "slurm.sh"
 NOTE = 'echo "$(basename "$0") $*" >> "$NOTES"\n'
-COMMANDS = {
-    "scontrol": 'printf "node-%s\\n" 5 6 7',
-    # What Ray is started by stays until it is told to end; the nodes count as having joined then.
-    "srun": """case "$*" in
-  *--ip-address) echo "10.0.0.5 fe80::1" ;;
-  *--head*) echo " 1 node_a" >> "$NODES"; exec sleep 60 ;;
-  *) printf " 1 node_b\\n 1 node_c\\n" >> "$NODES"; exec sleep 60 ;;
-esac""",
-    "ray": 'cat "$NODES"; echo " 4 node_types"',
-}
+COMMANDS = table("contracts/slurm_script", "commands")
 STAGE = """#!/usr/bin/env bash
 echo "stage $RAY_ADDRESS $REWARD_HOST $NUM_GPUS $*" >> "$NOTES"
 trap 'echo saved >> "$NOTES"; exit 143' TERM

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from helpers.stage_scripts import STAGES, printed_commands, trainer_config
+from helpers.tables import table
 
 from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig, SFTConfig
@@ -21,33 +22,8 @@ from lmm_r1.planning.supervised_plan import plan_sft
 # Of the model with 3 billion parameters a plan takes ten seconds.
 pytestmark = [pytest.mark.contract, pytest.mark.full, pytest.mark.slow]
 
-TEXT = {
-    "hidden_size": 2048,
-    "num_hidden_layers": 36,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 2,
-    "intermediate_size": 11008,
-    "vocab_size": 151936,
-    "tie_word_embeddings": True,
-    "max_position_embeddings": 128000,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 1e6,
-    "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
-}
-VISION = {
-    "depth": 32,
-    "hidden_size": 1280,
-    "intermediate_size": 3420,
-    "num_heads": 16,
-    "in_channels": 3,
-    "out_hidden_size": 2048,
-    "patch_size": 14,
-    "spatial_merge_size": 2,
-    "temporal_patch_size": 2,
-    "window_size": 112,
-    "fullatt_block_indexes": [7, 15, 23, 31],
-    "hidden_act": "silu",
-}
+TEXT = table("contracts/stage_plans", "text")
+VISION = table("contracts/stage_plans", "vision")
 # GPUs, GB of each, and GiB of the machine's memory.
 MACHINES = {"8 x 80": (8, 80, 1024), "1 x 80": (1, 80, 256), "1 x 24": (1, 24, 64)}
 RL_STAGES = ("train_fre_text.sh", "train_mgt_geo.sh", "train_direct_rl_geo.sh")

@@ -15,6 +15,7 @@ from itertools import combinations
 from helpers.answer_catalogue import CATALOGUE, DIMENSIONS, Label, are_apart, expected
 from helpers.answer_frames import CHOICE_KINDS, DENIED, HEDGED, SAID
 from helpers.answer_verdicts import time_limit
+from helpers.tables import table
 
 from remote_rm.registry import get_verifier
 from remote_rm.verifier import Item
@@ -34,87 +35,11 @@ CONNECTIVES = (
     " when ", " where ", " with ", " of ", " times ", " plus ", " minus ", " over ", " per ", " in ", " at ",
     r"\text{ or }", r"\quad ",
 )  # fmt: skip
-PAIR_FRAMES = (
-    "{a} {verb} {b}", "{a} {verb} {b}.", "{a}{and}{b}", "{a}{and}{b}.", "The answer {verb} {a}{and}{b}.",
-    "The answer {verb} {a}. {b} {verb} it.", "{a} {verb} {b} {verb2} {a}", "{a}: {b}", "{a} ({b})", "({a}) {b}",
-    "{b} for this, {a} for that.", "{b} {verb} for this, {a} {verb2} for that", "It {verb} {a}{and}it {verb2} {b}.",
-    "It {verb} {a}{and}{b}", "{a} and not {b}", "not {a} but {b}", "{a}, not {b}", "{a} not {b}", "{a} instead of {b}",
-    "{a}. Actually {b}", "{a}. Actually, it is {b}.", "{a}. Wait, {b}.", "{a}, no, {b}", "{a}? No: {b}.",
-    "First {a}, then {b}.", "{a} -> {b}", "The answer is {a}. The answer is {b}.",
-    "The answer is {a}.{and}the answer is {b}", "Answer: {a}\nAnswer: {b}", "Answer: {a}{and}{b}",
-    "#### {a}\n#### {b}", "If it {verb} {a} then {b}.", "{a} when {b}", "{a} because {b}", "{a} where x = {b}",
-    "x = {a}{and}y = {b}", "x = {a}{and}x = {b}", "{a} = {b}", "{a} = x = {b}", "0 = {a} is {b}", "{a} is 0 = {b}",
-    "**{a}**{and}**{b}**", "**{a}** {verb} {b}", "${a}${and}${b}$", "${a}$ {verb} {b}", "{a} {verb} ${b}$",
-    r"\text{{{a}}} {verb} {b}", "答案是{a}{and}答案是{b}", "{a}是{b}", "不是{a}，是{b}", "答案不是{a}，而是{b}。", "是{a}还是{b}",
-    "选{a}{and}选{b}", "{a} {b}", "{a}{b}", "{b}, i.e. {a}", "{a}, or equivalently {b}", "Both {a} and {b} are right.",
-    "{a} is right.{and}{b} is right.", "{a} is wrong{and}{b} is right.", "{a} is wrong.{and}{b} is right.",
-    "The {a} {verb} {b}", "{a} has {b}", "{a} was {b}", "Option {a} {verb} {b}", "{a}\n\n{b}", "| {a} | {b} |",
-    "- {a}\n- {b}", "1. {a}\n2. {b}", "{a} [{b}]", "[{a}] {b}", "{a} | {b}", "'{a}' {verb} '{b}'", '"{a}" or "{b}"',
-    "{a}!{and}{b}",
-)  # fmt: skip
-MANY_FRAMES = (
-    "{a} {verb} {b} {verb2} {c}", "{a} {verb} {b} for this, {verb} {c} for that, 0 = 7 {verb2} {d}",
-    "{a} is {b} for this, is {c} for that, 0 = 7 is {d}", "{a}, {b}, {c}, {d}", "{a} {b} {c} {d}",
-    "{a}. {b}. {c}. {d}.", "{a}\n{b}\n{c}\n{d}", "{a} or {b} or {c} or {d}", "{a}; {b}; {c}", "{a} = {b} = {c} = {d}",
-    "{a}: {b}: {c}", "{a} {verb} {b}{and}{c} {verb2} {d}", "If {a} {verb} {b}{and}{c}, then {d}.",
-    "The answer {verb} {a}{and}{b}{and}{c}", "{a} ({b}, {c})", "{a} - {b} - {c}", "{a}{and}{b}{and}{c}",
-    "The answer is {a}{and}{b} {verb} {c}.", "Answer: {a} {verb} {b}. {c} {verb2} {d}",
-    "{a} {verb} {b}, {c} {verb2} {d}", "Candidates: {a}, {b}, {c}. The answer {verb} {d}",
-    "{a} is {b} such that {c} is {d}", "It is {a}. It is {b}. It is {c}.", "Therefore {a}: {b}: {c} = {d}",
-    r"\{{{a}, {b}, {c}\}}", "[{a}, {b}, {c}]", "({a}, {b})", "{a} to {b} {verb} {c}", "{a}-{b}-{c}", "{a}是{b}，{c}是{d}",
-    "| {a} | {b} |\n| {c} | {d} |", "A. {a} B. {b} C. {c} D. {d}", "(A) {a} (B) {b} (C) {c}", "(A) {a} or (B) {b}",
-    "A: {a}; B: {b}", "A = {a}, B = {b}", "{a} {verb} {b}. So {c} {verb2} {d}.",
-)  # fmt: skip
-LETTER_FRAMES = (
-    "A. B. C. D.", "A B C D", "ABCD", "(A)(B)(C)(D)", "A, B, C, D", "A or B", "{p}. {q}. {r}.", "({p}) ({q})",
-    "{p}. is wrong, {q} is right", "{p} is wrong, {q} is right", "{p} is right, {q} is right", "{p}. {q} is correct.",
-    "{p} is correct. {q} is correct.", "({p}) {a} or ({q}) {b}", "({p}) {a} ({q}) {b}", "{p}. {a}\n{q}. {b}",
-    "{p}. {a} or {q}", "Option {p} or option {q}", "Option {p}. Option {q}.", "I choose {p}. I choose {q}.",
-    "I choose {p}, not {q}.", "The answer is {p} or {q}.", "The answer is {p}. {q} is the answer.",
-    "The answer is ({p}) because ({q}) is wrong.", "{p} because {q} is right.", "{p} {q}", "{p}/{q}", "{p}{q}",
-    "{p}-{q}", "{p}: {q}", "{p} = {q}", "{p} is {q}", "{p} is {q} is {r}", "[{p}] [{q}]", "[{p}, {q}]", "{p} and {q}",
-    "both {p} and {q}", "{p}, but {q}", "not {p}, {q}", "{p}, not {q}", "选{p}选{q}", "选{p}，不选{q}", "选{p}或{q}",
-    "答案是{p}，答案是{q}", "{p}、{q}", "{p}是{q}", "{p}错，{q}对", "{p}不对，选{q}", "A point {p}, a point {q}", "I think so, {p}",
-    "{p} dog", "{p}. {q}", "{p}) {q})", "({p}) is {q}", "{p} {a}", "{p} ({a})", "({p}) {a}", "{p}: {a}", "{a} ({p})",
-    "{a} is {p}", "{p}. {a} is {q}. {b}", "{q}. {b}. The answer is {p}. {a}", "Choice {p}: {a}, choice {q}: {b}",
-    "The correct option is {p}, {q}.", "It is {p}. It is {q}.", "It should be {p}. It should be {q}.",
-    "If {p} is wrong then {q}.", "Not ({p}); ({q})", "{p} is not correct. {q} is.", "{p} is incorrect; {q}.",
-    "Neither {p} nor {q}.", "**{p}** **{q}**", "**{p}** or {q}",
-)  # fmt: skip
-NUMBER_FORMS = (
-    "{m}-{n}", "{m} - {n}", "{m}–{n}", "{m}:{n}", "{m}:{nn}", "{m} : {n}", "{m}/{n}", "{m}{n}", "{m} {n}", "{m},{n}",
-    "{m}, {n}", "{m}.{n}", "{m} to {n}", "{m} of {n}", "{m} x {n}", r"{m}\times {n}", "{m}*{n}", "{m}+{n}",
-    "{m} + {n}", "{m} minus {n}", "{m} over {n}", "{m}^{n}", "{m}_{n}", r"\frac{{{m}}}{{{n}}}", r"{m} \pmod{{{n}}}",
-    "{m} mod {n}", "{m}e{n}", "{m}%{n}", "{m} out of {n}", "{m} and {n}", "{m}'{n}\"", "{m}h{n}", "{m}:{nn} PM",
-    "{m}:{nn}:{nn}", "{m} cm {n} mm", "{m} hours {n} minutes", "{m} feet {n} inches", "{m} ± {n}", r"{m}\pm {n}",
-    "({m}, {n})", "[{m}, {n}]", r"\{{{m}, {n}\}}", "{m} < x < {n}", "{m}; {n}", "-{m}-{n}", "{m}--{n}", "{m}(-{n})",
-    "({m})({n})", "{m} R {n}", "{m} = {n}", "{m} ≈ {n}", "{m}-{n}-{n}", "{m}/{n}/{n}", "{m}.{n}.{n}", "{m} {n}/{n}",
-    "{m}千{n}", "{m}万{n}", "{m}分之{n}", "{m}点{n}", "{m}比{n}", "{m}到{n}", "{m}至{n}", "{m}月{n}日", "{m}cm{n}", "C({m},{n})",
-    r"\binom{{{m}}}{{{n}}}", "({m}-{n})", "{m}-{n} = {n}-{m}",
-)  # fmt: skip
-BLOCK_FRAMES = (
-    r"\boxed{{{a}}} \boxed{{{b}}}", r"\boxed{{{a}}} or \boxed{{{b}}}", r"\boxed{{{a}}}{and}\boxed{{{b}}}",
-    r"\boxed{{\boxed{{{a}}}{and}{b}}}", r"\boxed{{{a}{and}\boxed{{{b}}}}}", r"\boxed{{{a}}} {verb} {b}",
-    r"{a} {verb} \boxed{{{b}}}", r"\boxed{{{a}}}{and}{b}", r"\boxed{{{a}{and}{b}}}", r"\boxed{{{a} {verb} {b}}}",
-    r"\boxed{{{a}}}. Actually, the answer is {b}.", r"The answer is {a}. \boxed{{{b}}}", r"\fbox{{{a}}} \boxed{{{b}}}",
-    r"\boxed{{{a}}}, \boxed{{{b}}}, \boxed{{{c}}}", "<answer>{a}</answer><answer>{b}</answer>",
-    "<answer>{a}</answer>{and}<answer>{b}</answer>", "<answer>{a}</answer> {b}", "{a} <answer>{b}</answer>",
-    "<answer>{a}<answer>{b}</answer></answer>", "<answer><answer>{a}</answer>{b}</answer>",
-    "<answer>{a}</answer>\n\n<answer>{b}", "<answer>{a}{and}{b}</answer>", "<answer>{a} {verb} {b}</answer>",
-    r"<answer>\boxed{{{a}}} \boxed{{{b}}}</answer>", r"<answer>\boxed{{{a}}} {b}</answer>",
-    r"<answer>{a} \boxed{{{b}}}</answer>", r"<answer>{a}</answer> \boxed{{{b}}}",
-    r"\boxed{{{a}}} <answer>{b}</answer>", "<think>{a}</think><answer>{b}</answer>", "<think>{a}</think> {b}",
-    "<think><answer>{a}</answer></think><answer>{b}</answer>",
-    "<think>{a}</think><answer>{b}</answer><think>{c}</think>", "{a}</think>{b}",
-    "<answer>{a}</answer></think><answer>{b}</answer>", r"<think>\boxed{{{a}}}</think>\boxed{{{b}}}",
-    "<answer></answer>{a}<answer>{b}</answer>", "<answer>{a}</answer><answer></answer>", r"$$\boxed{{{a}}}$$ $${b}$$",
-    r"\[{a}\] \[{b}\]", "**Answer:** {a}\n\n**Answer:** {b}", "The answer is:\n{a}\n{b}",
-    "The answer is\n\n{a}\n\n{b}", "Final answer: {a}{and}{b}", r"Final Answer: \boxed{{{a}}} or {b}",
-    "<answer>The answer is {a}{and}{b}</answer>", r"<answer>${a}$ {verb} ${b}$</answer>",
-    r"\boxed{{\text{{{a}}}{and}\text{{{b}}}}}", r"\boxed{{\begin{{cases}} {a} \\ {b} \end{{cases}}}}",
-    r"\boxed{{\text{{{a}}} \text{{ is }} \text{{{b}}}}}", "<answer>{a}\n{b}</answer>",
-    "<answer>\n{a}\n\n{b}\n</answer>", "<ANSWER>{a}</ANSWER><answer>{b}</answer>",
-)  # fmt: skip
+PAIR_FRAMES = tuple(table("helpers/answer_adversary", "pair_frames"))
+MANY_FRAMES = tuple(table("helpers/answer_adversary", "many_frames"))
+LETTER_FRAMES = tuple(table("helpers/answer_adversary", "letter_frames"))
+NUMBER_FORMS = tuple(table("helpers/answer_adversary", "number_forms"))
+BLOCK_FRAMES = tuple(table("helpers/answer_adversary", "block_frames"))
 WRAPPERS = (
     *("{}",) * 4, *("<answer>{}</answer>",) * 4, "<think>hm</think><answer>{}</answer>", r"\boxed{{{}}}",
     r"\boxed{{{}}}", "The answer is {}.", "The answer is {}", "So {}.", "答案是{}", r"\boxed{{\text{{{}}}}}",

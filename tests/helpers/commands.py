@@ -8,6 +8,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from helpers.tables import table
 
 QUESTION = {"messages": [{"role": "user", "content": "What is 1+1?"}], "answer": "2"}
 ANSWERED = {"messages": [*QUESTION["messages"], {"role": "assistant", "content": "<answer>2</answer>"}], "answer": "2"}
@@ -17,15 +18,7 @@ TWO_ANSWERS = {**ANSWERED, "messages": ANSWERED["messages"] * 2}
 
 
 # Of an RL run: two prompts with two responses each in a step, on pretended GPUs.
-SMALL_RUN: dict[str, object] = {
-    "actor.num_gpus_per_node": 1,
-    "ref.num_gpus_per_node": 1,
-    "rollout.batch_size": 2,
-    "rollout.n_samples_per_prompt": 2,
-    "train.batch_size": 4,
-    "ds.param_dtype": "fp32",
-    "ckpt.output_dir": "out",
-}
+SMALL_RUN: dict[str, object] = table("helpers/commands", "small_run")
 
 
 def with_image(source: str, *, base: dict = QUESTION) -> dict:

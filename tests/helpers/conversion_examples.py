@@ -1,5 +1,7 @@
 """What the example scripts of EasyR1 and LMM-R1 become here, worked out by hand, and the settings that EasyR1 has."""
 
+from helpers.tables import table
+
 # Flags that not every version has; where they are missing, notes say so.
 # data.val_batch_size, the two parts of val_override_config that are set, and what is shown of a validation.
 EASYR1_LEFT_OUT = {
@@ -9,84 +11,7 @@ EASYR1_LEFT_OUT = {
     "worker.actor.model.lora.target_modules",
     "trainer.val_generations_to_log",
 }
-EASYR1_FLAGS = {
-    "actor.model_name_or_path": "Qwen/Qwen2.5-7B-Instruct",
-    "actor.num_nodes": 1,
-    "actor.num_gpus_per_node": 8,
-    "actor.gradient_checkpointing_enable": True,
-    "actor.freeze_visual_encoder": False,
-    "actor.adam.lr": 1e-6,
-    "actor.adam.betas": [0.9, 0.999],  # their default
-    "actor.adam.weight_decay": 0.01,
-    "actor.lr_scheduler": "constant_with_warmup",
-    "actor.lr_warmup_ratio": 0.0,
-    "actor.max_norm": 1.0,
-    "actor.eps_clip_low_high": [0.2, 0.3],
-    "actor.dual_clip": 3.0,
-    "actor.policy_loss_type": "ppo",
-    "actor.loss_agg_mode": "token-mean",
-    "algo.advantage.estimator": "group_norm",
-    "algo.kl.init_coef": 0.01,
-    "algo.kl.use_loss": True,
-    "algo.kl.estimator": "k3",
-    "algo.dynamic_filtering_enable": False,
-    "algo.dynamic_filtering_range": [0.01, 0.99],
-    "ckpt.output_dir": "checkpoints/easy_r1/qwen2_5_7b_math_grpo",
-    "ckpt.save_steps": 5,
-    "ckpt.max_num": 3,
-    "ckpt.load_enable": True,
-    "data.prompt_dataset": "hiyouga/math12k",
-    "data.prompt_split": "train",
-    "data.input_key": "problem",
-    "data.label_key": "answer",
-    "data.image_key": "images",
-    "data.image_dir": None,
-    "data.min_pixels": 262144,
-    "data.max_pixels": 4194304,
-    "data.prompt_template": "./examples/format_prompt/math.jinja",
-    "data.max_images_per_prompt": 0,
-    "data.max_len": 4096,  # 2048 + 2048
-    "data.overlong_prompts": "skip",
-    "ds.zero_stage": 3,
-    "ds.param_dtype": "bf16",
-    "ds.enable_sleep": True,
-    "ds.packing_samples": True,
-    "ds.ulysses_size": 1,
-    "ds.lora.rank": 0,
-    "eval.dataset": "hiyouga/math12k",
-    "eval.split": "test",
-    "eval.steps": 5,
-    "eval.before_training": True,
-    "eval.n_samples_per_prompt": 1,
-    "eval.temperature": 0.6,
-    "logger.trackers": ["wandb"],
-    "logger.wandb.project": "easy_r1",
-    "logger.wandb.run_name": "qwen2_5_7b_math_grpo",
-    "ref.num_nodes": 1,
-    "ref.num_gpus_per_node": 8,
-    "ref.offload": True,
-    "reward.remote_url": "./examples/reward_function/math.py:compute_score",
-    "rollout.batch_size": 512,
-    "rollout.n_samples_per_prompt": 5,
-    "rollout.max_new_tokens": 2048,
-    "rollout.temperature": 1.0,
-    "rollout.top_p": 1.0,
-    "rollout.micro_batch_size": 2,
-    "rollout.max_tokens_per_gpu": 8192,  # 2 x 4096
-    "train.batch_size": 640,  # 128 prompts x 5
-    "train.micro_batch_size": 1,
-    "train.max_tokens_per_gpu": 4096,
-    "train.dynamic_batch_enable": True,
-    "train.colocate_all": True,
-    "train.num_episodes": 15,
-    "train.seed": 1,
-    "train.trust_remote_code": False,
-    "vllm.num_engines": 4,  # 8 GPUs, 2 each
-    "vllm.tensor_parallel_size": 2,
-    "vllm.gpu_memory_utilization": 0.6,
-    "vllm.enable_sleep": True,
-    "vllm.enforce_eager": False,
-}
+EASYR1_FLAGS = table("helpers/conversion_examples", "easyr1_flags")
 
 GEO3K = "data.train_files=hiyouga/geometry3k@train data.val_files=hiyouga/geometry3k@test"
 GEO3K_FLAGS = {"data.prompt_dataset": "hiyouga/geometry3k", "eval.dataset": "hiyouga/geometry3k"}

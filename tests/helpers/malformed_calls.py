@@ -6,6 +6,8 @@ import json
 import random
 from collections.abc import Callable, Iterator, Sequence
 
+from helpers.tables import table
+
 TAGS = ("grounding", "tool_call", "tool")
 _BOX = [0.1, 0.2, 0.6, 0.7]
 _BOXES = [
@@ -22,16 +24,7 @@ _VALUES = [
     "NaN", "Infinity", "-Infinity", "1e400", "-1e308", "9" * 300, "-0.5", "2", "-1", "0", '"0.5"', "null", "true", "[]",
     "{}", "0x10", "1.2.3", "'", '"', "0.5%", "[" * 200, '{"a":' * 100, "\\", "\u0000", '"\\ud800"', '"<|image_pad|>"',
 ]  # fmt: skip
-_LINES = [
-    "name: crop",
-    "name: zoom",
-    "bbox_2d: [0.1, 0.2",
-    "keypoint: 0.5",
-    "source original_image",
-    ":",
-    "name:",
-    "x: {",
-]
+_LINES = table("helpers/malformed_calls", "_lines")
 _THOUGHTS = ["", "<think>Closer.</think>\n", "<grounding>", "Let me look </think> ", "\u202e\x00\ufffd"]
 
 

@@ -4,21 +4,14 @@ import json
 from pathlib import Path
 
 import torch
+from helpers.tables import table
 from helpers.tiny_models import CORPUS
 from safetensors.torch import save_file
 from transformers import Phi4MultimodalConfig, Phi4MultimodalForCausalLM
 
 from lmm_r1.lmm_kits.tiny_model import train_tokenizer
 
-SPECIAL_TOKENS = (
-    "<|endoftext|>",
-    "<|endoftext10|>",
-    "<|endoftext11|>",
-    "<|assistant|>",
-    "<|end|>",
-    "<|user|>",
-    "<|system|>",
-)
+SPECIAL_TOKENS = tuple(table("helpers/original_phi4", "special_tokens"))
 ORIGINAL_TEMPLATE = (
     "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% else %}{{ eos_token }}{% endif %}"

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from deepspeed.ops.adam import DeepSpeedCPUAdam
+from helpers.tables import table
 
 from lmm_r1 import cpu
 from lmm_r1.host.strategy import why_not_built
@@ -41,15 +42,7 @@ print(json.dumps([strategy.torch_adam(offload=offload) for offload in (False, Tr
 
 @pytest.mark.parametrize(
     ("nvcc", "arch", "reason"),
-    [
-        (
-            "echo Cuda compilation tools, release 13.0, V13.0.48",
-            "9.0a",
-            "ValueError: invalid literal for int() with base 10: '0a'",
-        ),
-        ("echo nvcc is broken >&2; exit 1", "9.0", "MissingCUDAException: Unable to run "),
-        (None, "9.0", "MissingCUDAException: Unable to run "),
-    ],
+    table("integration/adam_builds", "what_deepspeed_cannot_compile_ends_no_run_and_is_said_in_one_sentence"),
     ids=["another architecture than DeepSpeed knows", "a broken nvcc", "no toolkit where CUDA_HOME points"],
 )
 def test_what_deepspeed_cannot_compile_ends_no_run_and_is_said_in_one_sentence(tmp_path, nvcc, arch, reason):

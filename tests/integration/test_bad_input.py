@@ -29,6 +29,7 @@ from helpers.commands import (
     with_image,
     write_rows,
 )
+from helpers.tables import table
 from helpers.warm_python import warm_python
 from PIL import Image
 
@@ -313,15 +314,7 @@ def test_a_path_that_leads_nowhere_is_not_asked_of_the_hub(model, work, capfd):
 
 @pytest.mark.parametrize(
     ("rows", "sentence"),
-    [
-        ("data/rows", "data/rows: no such file or folder, and no dataset of this name can be had from the hub ("),
-        ("data/rows.jsonl", "no row file data/rows.jsonl; check the path"),
-        ("/nowhere/rows", "no row file or folder /nowhere/rows; check the path"),
-        (
-            "rows.jsonl,",
-            "--data.prompt_dataset 'rows.jsonl,' has an empty entry; give paths separated by single commas",
-        ),
-    ],
+    table("integration/bad_input", "rows_that_are_nowhere_are_told_at_once_without_network"),
 )
 @pytest.mark.usefixtures("no_network")
 def test_rows_that_are_nowhere_are_told_at_once_without_network(rows, sentence, tiny_models, work, capfd):

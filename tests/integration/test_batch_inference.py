@@ -13,6 +13,7 @@ import pytest
 from helpers.commands import error_of, flags, tree, write_rows
 from helpers.commands_here import Ended, run_here
 from helpers.row_files import load_rows
+from helpers.tables import table
 from helpers.value_models import save_reward_model
 from helpers.warm_python import kill, warm_python
 
@@ -244,31 +245,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, demo: Path) -> Path:
 @pytest.mark.usefixtures("own_environment")
 @pytest.mark.parametrize(
     ("changes", "sentence"),
-    [
-        ({"data": "nowhere.jsonl"}, "no row file nowhere.jsonl; check the path"),
-        ({"data": "empty.jsonl"}, "empty.jsonl holds no rows; check the path"),
-        ({"data": "file"}, "file: unknown kind of row file; known are .jsonl"),
-        ({"model": "nowhere/model"}, "nowhere/model: no such folder, and no model of this name can be had from"),
-        ({"model": "."}, ".: no config.json in this folder; is it a Hugging Face checkpoint?"),
-        ({"adapter": "nowhere"}, "nowhere: no such folder; give the folder of a LoRA adapter"),
-        ({"output": "file/out.jsonl"}, "--output file/out.jsonl: cannot be written, as "),
-        ({"output": "file"}, "--output file exists and was not begun by this command; choose another file"),
-        ({"output": "."}, "--output . is a folder; name a file"),
-        ({"verifier": "maths"}, "--verifier maths: unknown verifier 'maths'; did you mean math?"),
-        ({"reward_model": "model"}, "model: this checkpoint has no value head"),
-        ({"n_samples": 0}, "--n_samples 0: must be 1 or more"),
-        ({"n_samples": 2}, "--n_samples 2 at --temperature 0 would give the same response each time; raise it"),
-        ({"temperature": "nan"}, "--temperature nan: must be 0 or more"),
-        ({"top_p": 0}, "--top_p 0.0: must be above 0 and at most 1"),
-        ({"select": "dpo_pairs"}, "--select and --selected belong together"),
-        ({"select": "dpo_pairs", "selected": "s"}, "--select dpo_pairs needs rewards: add --verifier math or"),
-        (
-            {"select": "best_of_n", "selected": "s", "verifier": "math"},
-            "--select best_of_n needs several responses per row",
-        ),
-        ({"eval_task": "rm", "verifier": "math"}, "--verifier math and a reward model both give rewards; leave one"),
-        ({"eval_task": "rm"}, "rows.jsonl holds no rows with responses; the first: "),
-    ],
+    table("integration/batch_inference", "bad_input_ends_with_one_sentence"),
 )
 def test_bad_input_ends_with_one_sentence(changes, sentence, work, capfd):
     before = tree(work)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from helpers.dpo_steps import KIT, STEPS, Case, Updates, by_hand, finish, start
 from helpers.kd_steps import build_teacher
+from helpers.tables import table
 from helpers.value_models import save_reward_model
 
 from lmm_r1.lmm_kits import get_kit
@@ -15,45 +16,7 @@ pytestmark = pytest.mark.integration
 APART = {"train.shared_prefix_enable": False}
 DORA = {"ds.lora.use_dora": True, "ds.lora.use_rslora": True}
 IN_4BIT = {"ds.load_in_4bit": True}
-CASES = {
-    "shared prefixes, ZeRO-2": {"ds.zero_stage": 2},
-    "shared prefixes, ZeRO-3": {"ds.zero_stage": 3},
-    "adapters, ZeRO-2": {"ds.zero_stage": 2},
-    "adapters, ZeRO-3": {"ds.zero_stage": 3},
-    "DoRA adapters, ZeRO-3": {"ds.zero_stage": 3, **DORA},
-    "DoRA adapters in 4 bits, ZeRO-2": {"ds.zero_stage": 2, **DORA, **IN_4BIT},
-    "packed, ZeRO-2": {"ds.zero_stage": 2, "ds.packing_samples": True, **APART},
-    "padded, ZeRO-3": {"ds.zero_stage": 3, **APART},
-    "two pairs in a pass, ZeRO-2": {"ds.zero_stage": 2, "train.micro_batch_size": 2},
-    "two ranks share sequences, ZeRO-2": {"ds.zero_stage": 2, "ds.ulysses_size": 2},
-    "two ranks share sequences, adapters, ZeRO-3": {"ds.zero_stage": 3, "ds.ulysses_size": 2},
-    "checkpointing, ZeRO-3": {"ds.zero_stage": 3, "model.gradient_checkpointing_enable": True},
-    "rewards, ZeRO-2": {"ds.zero_stage": 2},
-    "rewards, ZeRO-3": {"ds.zero_stage": 3},
-    "rewards, padded, ZeRO-2": {"ds.zero_stage": 2, **APART},
-    "rewards, two ranks share sequences, ZeRO-3": {"ds.zero_stage": 3, "ds.ulysses_size": 2},
-    "distilled, packed, ZeRO-2": {"ds.zero_stage": 2, "ds.packing_samples": True},
-    "distilled, packed, two rows in a pass, ZeRO-3": {
-        "ds.zero_stage": 3,
-        "ds.packing_samples": True,
-        "train.micro_batch_size": 2,
-    },
-    "distilled, padded, ZeRO-3": {"ds.zero_stage": 3},
-    "distilled, two ranks share sequences, ZeRO-3": {
-        "ds.zero_stage": 3,
-        "ds.ulysses_size": 2,
-        "ds.packing_samples": True,
-    },
-    "unpaired, shared prefixes, ZeRO-3": {"ds.zero_stage": 3},
-    "unpaired, padded, two rows in a pass, ZeRO-2": {"ds.zero_stage": 2, "train.micro_batch_size": 2, **APART},
-    "steps, packed, the prompt of a rank's two rows once, ZeRO-2": {
-        "ds.zero_stage": 2,
-        "ds.packing_samples": True,
-        "train.micro_batch_size": 2,
-        "train.group_prompts_enable": True,
-    },
-    "steps, two ranks share sequences, ZeRO-3": {"ds.zero_stage": 3, "ds.ulysses_size": 2, "ds.packing_samples": True},
-}
+CASES = table("integration/dpo_steps", "cases")
 # Sums of up to some thousand terms in fp32, in some ten layers after one another.
 SINGLE = 1e-5
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from helpers.commands import QUESTION, error_of, flags, tree, with_image, write_rows
+from helpers.tables import table
 from helpers.warm_python import warm_python
 from PIL import Image
 
@@ -38,44 +39,7 @@ def evaluate(**changes: object) -> list[str]:
 
 @pytest.mark.parametrize(
     ("changes", "sentence"),
-    [
-        ({"checkpoints": "=image"}, "--checkpoints =image: write NAME=PATH"),
-        ({"files": "=text_rows"}, "--files =text_rows: write NAME=PATH"),
-        ({"files": "f=nowhere.jsonl"}, "no row file nowhere.jsonl; check the path"),
-        (
-            {"checkpoints": "m=nowhere/model"},
-            "nowhere/model: no such folder, and no model of this name can be had from",
-        ),
-        ({"checkpoints": "m=text_rows"}, "text_rows: no config.json in this folder; is it a Hugging Face checkpoint?"),
-        (
-            {"checkpoints": "m=text", "files": "f=image_rows"},
-            "image_rows/rows.jsonl line 2: the row has an image, but",
-        ),
-        ({"output": "file/evaluation.json"}, "--output file/evaluation.json: cannot be written, as "),
-        ({"output": "image"}, "--output image is a folder; name a file"),
-        ({"n_samples": 0}, "--n_samples 0: must be 1 or more"),
-        ({"max_rows": 0}, "--max_rows 0: must be 1 or more"),
-        ({"temperature": -1}, "--temperature -1.0: must be 0 or more"),
-        ({"top_p": 0}, "--top_p 0.0: must be above 0 and at most 1"),
-        ({"judge_timeout": 0}, "--judge_timeout 0.0: must be above 0"),
-        ({"bootstrap_resamples": 0}, "--bootstrap_resamples 0: must be 1 or more"),
-        ({"k": 2}, "--k 2: f has 1 samples per row, so k must be from 1 to 1; raise --n_samples"),
-        ({"verifiers": "maths"}, "--verifiers maths: unknown verifier 'maths'; did you mean math?"),
-        ({"suite": "geometry3k"}, "suite geometry3k: hiyouga/geometry3k: no such file or folder, and no dataset of"),
-        ({"baseline": "x"}, "--baseline x: no such checkpoint; choose one of m"),
-        ({"suite": "geometry"}, "--suite geometry: no such suite; did you mean geometry3k?"),
-        ({"suite_data": "geometry3k=x"}, "--suite_data geometry3k=x: there is no --suite geometry3k; add it or drop"),
-        (
-            {"files": "geoqa_test=text_rows", "suite": "geoqa_test"},
-            "--files geoqa_test=text_rows: the suite geoqa_test",
-        ),
-        ({"html": "image"}, "--html image is a folder; name a file"),
-        ({"output": "out/scores.html"}, "--output out/scores.html is where the page goes; name another with --html"),
-        (
-            {"compare": "a.json"},
-            "--compare and --checkpoints are both given; --compare takes saved responses: drop one",
-        ),
-    ],
+    table("integration/evaluate_errors", "bad_input_ends_with_one_sentence"),
 )
 def test_bad_input_ends_with_one_sentence(changes, sentence, work, capfd):
     before = tree(work)

@@ -9,6 +9,7 @@ import pytest
 from aiohttp import web
 from helpers.chat_server import chat_server, completion, failure
 from helpers.commands import error_of, tree, write_rows
+from helpers.tables import table
 from PIL import Image
 
 from lmm_r1.cli.evaluate import main
@@ -142,39 +143,7 @@ def test_an_image_of_another_question_is_not_shown(work, capsys):
 
 @pytest.mark.parametrize(
     ("argv", "sentence"),
-    [
-        (
-            "--rejudge a.tsv --files f=rows",
-            "--rejudge and --files are both given; --rejudge takes responses of others",
-        ),
-        ("--rejudge a.tsv --temperature 1", "--temperature 1.0: --rejudge generates nothing; drop it"),
-        ("--rejudge a.tsv", "no file a.tsv; check the path"),
-        ("--rejudge a=rows/a.png", "rows/a.png: unknown kind of file; known are .xlsx, .tsv"),
-        ("--rejudge f=x.tsv --rejudge_data g=rows", "--rejudge_data g=rows: there is no --rejudge g=PATH; it has f"),
-        ("--model m --checkpoints a=b --files f=rows --output s.json", "--model m: there is no --endpoint; drop it"),
-        ("--rejudge_metric hit --compare a.json", "--rejudge_metric hit: there is no --rejudge; drop it"),
-        ("--endpoint http://127.0.0.1:9/v1", "--endpoint http://127.0.0.1:9/v1: add --model with the name that"),
-        ("--endpoint ftp://h --model m", "--endpoint ftp://h: give the API's base address, as in http://"),
-        ("--endpoint http://a:b@h/v1 --model m", "--endpoint must hold no user, password or query, as it is written"),
-        ("--endpoint http://h/v1 --model m m", "--model m m: one of them is given twice; give each once"),
-        ("--endpoint http://h/v1 --model m --dtype float32", "--dtype float32: an endpoint has an engine of its own"),
-        ("--endpoint http://h/v1 --model m --endpoint_body [1]", "--endpoint_body [1]: a JSON object is needed"),
-        ('--endpoint http://h/v1 --model m --endpoint_body {"n":2}', "--endpoint_body: n is not to be set here; use"),
-        (
-            '--endpoint http://h/v1 --model m --endpoint_body {"top_p":0.5}',
-            "--endpoint_body: top_p can only be taken out here, with null; set it by --top_p",
-        ),
-        (
-            "--endpoint http://h/v1 --model m --api_key_env NONE",
-            "--api_key_env NONE: this environment variable is not",
-        ),
-        ("--endpoint http://127.0.0.1:9/v1 --model m", "--endpoint http://127.0.0.1:9/v1: Cannot connect to host"),
-        (
-            "--endpoint http://h/v1 --model m --export a.csv",
-            "--export a.csv: the name must end in .xlsx, .tsv or .json",
-        ),
-        ("--endpoint http://h/v1 --model m --endpoint_attempts 0", "--endpoint_attempts 0: must be 1 or more"),
-    ],
+    table("integration/evaluate_harness", "bad_input_ends_with_one_sentence"),
 )
 def test_bad_input_ends_with_one_sentence(argv, sentence, work, capfd):
     rows = ["--files", "f=rows", "--output", "s.json"] if argv.startswith("--endpoint") else []

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from helpers.commands import QUESTION, with_image, write_rows
+from helpers.tables import table
 from helpers.warm_python import warm_python
 from PIL import Image
 
@@ -20,16 +21,7 @@ from lmm_r1.records.responses import read_responses
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 ROOT = Path(__file__).resolve().parents[2]
-FLAGS = {
-    "output": "out/scores.json",
-    "n_samples": 2,
-    "temperature": 1,
-    "max_new_tokens": 8,
-    "max_model_len": 512,
-    "dtype": "float32",
-    "judge_workers": 1,
-    "bootstrap_resamples": 200,
-}
+FLAGS = table("integration/evaluate_run", "flags")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ from deepspeed import DeepSpeedEngine
 from deepspeed.utils import safe_get_full_fp32_param
 from helpers import deepspeed_process
 from helpers.commands_here import run_here
+from helpers.tables import table
 from safetensors.torch import load_file
 from transformers.trainer_utils import SchedulerType
 
@@ -74,21 +75,7 @@ def weight_of(engine: DeepSpeedEngine) -> torch.Tensor:
 # the way. cos(pi/4) = 0.70711.
 WARM = [1 / 4, 2 / 4, 3 / 4, 1]
 COSINE = [1, 0.85355, 0.5, 0.14645]
-RATES = {
-    "constant": [1] * 8,
-    "constant_with_warmup": [*WARM, 1, 1, 1, 1],
-    "linear": [*WARM, 1, 0.75, 0.5, 0.25],
-    "cosine": [*WARM, *COSINE],
-    "cosine_with_restarts": [*WARM, *COSINE],
-    # 0.2 + 0.8 of the cosine.
-    "cosine_with_min_lr": [*WARM, 1, 0.88284, 0.6, 0.31716],
-    # This one counts the updates that follow from 1.
-    "cosine_warmup_with_min_lr": [*WARM, 0.88284, 0.6, 0.31716, 0.2],
-    # sqrt(4 / 4), sqrt(4 / 5), sqrt(4 / 6), sqrt(4 / 7).
-    "inverse_sqrt": [*WARM, 1, 0.89443, 0.81650, 0.75593],
-    # Down to 1e-7, which is 1e-5 of the peak.
-    "polynomial": [*WARM, 1, 0.7500025, 0.500005, 0.2500075],
-}
+RATES = table("integration/learning_rates", "rates")
 
 
 def test_every_schedule_that_the_flags_take_is_worked_out_here():
@@ -148,15 +135,7 @@ def test_a_run_that_cannot_learn_is_warned_of(given, flags, caplog):
     )
 
 
-TWO_ROWS = {
-    "train_sft": [
-        {"messages": [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": said}]}
-        for said in ("2", "3")
-    ],
-    "train_dpo": [{"prompt": "1+1?", "chosen": "2", "rejected": said} for said in ("3", "4")],
-    "train_rm": [{"prompt": "1+1?", "chosen": "2", "rejected": said} for said in ("3", "4")],
-    "train_kto": [{"prompt": "1+1?", "completion": said, "label": said == "2"} for said in ("2", "3")],
-}
+TWO_ROWS = table("integration/learning_rates", "two_rows")
 
 
 @pytest.mark.parametrize("command", TWO_ROWS)

@@ -9,6 +9,7 @@ from helpers.commands import ANSWERED, flags, with_image, write_rows
 from helpers.commands_here import Ended
 from helpers.conversations import picture
 from helpers.several_commands import run_in_ranks
+from helpers.tables import table
 from helpers.tiny_models import build_experts
 from safetensors.torch import load_file
 
@@ -17,19 +18,7 @@ from lmm_r1.models.adapters import ADAPTER_FOLDER
 pytestmark = pytest.mark.integration
 KIT = "qwen2_5_vl"
 STEPS = 2
-SETTINGS: dict[str, object] = {
-    "data.max_len": 512,
-    # In the order of the file every other row is the first process's.
-    "train.batch_size": 4,
-    "train.micro_batch_size": 1,
-    "train.max_steps": STEPS,
-    "ds.param_dtype": "fp32",
-    # With so large a term AdamW's step shows how large a gradient is, and not only its sign.
-    "adam.eps": 1.0,
-    "adam.lr": 0.1,
-    "lr_scheduler": "constant",
-    "lr_warmup_ratio": 0.0,
-}
+SETTINGS: dict[str, object] = table("integration/two_processes_save", "settings")
 EXPERTS: dict[str, object] = {"model.aux_loss_coef": 100.0}
 LORA: dict[str, object] = {"ds.lora.rank": 4}
 STAGE_2: dict[str, object] = {"ds.zero_stage": 2}

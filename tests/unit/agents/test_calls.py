@@ -1,6 +1,7 @@
 import time
 
 import pytest
+from helpers.tables import table
 
 from lmm_r1.agents.calls import GROUNDING, TOOL_BLOCK, TOOL_CALL, BadCall, Call, written_calls
 
@@ -50,29 +51,7 @@ def test_each_format_is_read(text, call):
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [
-        (
-            "<grounding>[0, 0, 1, 1]</grounding>",
-            "the call must hold one JSON object with bbox_2d and source, not [0, 0, 1, 1]",
-        ),
-        ("<grounding></grounding>", "the JSON ends too early: a value is missing"),
-        ('<grounding>{"bbox_2d": [0, 0, 1, 1]}', "the call is not closed; end it with the closing tag of grounding"),
-        ("<grounding>{}</tool_call>", "the closing tag of tool_call has no opening tag before it"),
-        ("{}</grounding>", "the closing tag of grounding has no opening tag before it"),
-        ('<tool_call>{"arguments": {}}</tool_call>', "the call has no name: the name of a tool, as text"),
-        ('<tool_call>{"name": 3}</tool_call>', "the call has no name: the name of a tool, as text"),
-        (
-            '<tool_call>{"name": "zoom", "keypoint": [3, 4]}</tool_call>',
-            "beside name the call has 'keypoint'; the tool's arguments belong into arguments",
-        ),
-        (
-            '<tool_call>{"name": "zoom", "arguments": {}, "id": 1}</tool_call>',
-            "beside name and arguments the call has 'id'",
-        ),
-        ('<tool_call>{"name": "zoom", "arguments": [1]}</tool_call>', "arguments must be a JSON object, not [1]"),
-        ("<tool>name: zoom\nkeypoint</tool>", "the line 'keypoint' is not of the form key: value"),
-        ("<tool>name: zoom\nx: 1\nx: 2</tool>", "the key 'x' stands in two lines"),
-    ],
+    table("agents/calls", "what_is_wrong_with_a_call_is_told_exactly"),
 )
 def test_what_is_wrong_with_a_call_is_told_exactly(text, said):
     with pytest.raises(BadCall) as raised:

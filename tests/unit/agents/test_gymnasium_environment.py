@@ -8,6 +8,7 @@ import pytest
 from gymnasium import spaces
 from helpers.conversations import message, row
 from helpers.episodes import images_in, play, text_of
+from helpers.tables import table
 
 from lmm_r1.agents.environment import Turn
 from lmm_r1.agents.registry import load_environment
@@ -214,17 +215,7 @@ def test_an_episode_of_no_steps_makes_no_environment():
 
 @pytest.mark.parametrize(
     ("options", "said"),
-    [
-        ({"id": "NoSuchLake-v1"}, "Gymnasium cannot make NoSuchLake-v1"),
-        ({"id": "nowhere:Lake-v1"}, "Gymnasium cannot make nowhere:Lake-v1"),
-        ({"arguments": {"depth": 1}}, r"Gymnasium cannot make FrozenLake-v1 with {'depth': 1} \(TypeError"),
-        ({"actions": ["a", "b"]}, "FrozenLake-v1 has 4 actions; give each a name of its own"),
-        ({"actions": ["a", "b", "c", "A"]}, "give each a name of its own"),
-        ({"id": "Echo-v0", "actions": ["a"]}, "only discrete ones have names"),
-        ({"id": "MountainCarContinuous-v0"}, "those of a Discrete or a Text space can be named in text"),
-        ({"render": "frames"}, "render 'frames' is none of nothing, image, text"),
-        ({"size": 3}, "no option 'size'; known are id, arguments, actions, render"),
-    ],
+    table("agents/gymnasium_environment", "options_that_cannot_be_are_told"),
 )
 def test_options_that_cannot_be_are_told(options, said):
     with pytest.raises(UserError, match=f"environment gymnasium: .*{said}"):

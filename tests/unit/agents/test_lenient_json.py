@@ -2,6 +2,7 @@ import math
 import time
 
 import pytest
+from helpers.tables import table
 
 from lmm_r1.agents.calls import BadCall, quoted, read_json
 
@@ -12,20 +13,7 @@ CALL = {"bbox_2d": [0.1, 0.2, 0.5, 1], "source": "original_image"}
 
 @pytest.mark.parametrize(
     "text",
-    [
-        '{"bbox_2d": [0.1, 0.2, 0.5, 1], "source": "original_image"}',
-        '{"bbox_2d":[0.1,0.2,0.5,1],"source":"original_image"}',
-        '{"source": "original_image", "bbox_2d": [0.1, 0.2, 0.5, 1]}',
-        "{'bbox_2d': [0.1, 0.2, 0.5, 1], 'source': 'original_image'}",
-        "{“bbox_2d”: [0.1, 0.2, 0.5, 1], “source”: ‘original_image’}",
-        "{bbox_2d: [.1, +0.2, 5e-1, 1], source: original_image}",
-        '{"bbox_2d": (0.1, 0.2, 0.5, 1,), "source": "original_image",}',
-        '```json\n{"bbox_2d": [0.1, 0.2, 0.5, 1], "source": "original_image"}\n```',
-        '\n {"bbox_2d": [0.1, 0.2, 0.5, 1], "source": "original_image"',
-        '{"source": "original_image", "bbox_2d": [0.1, 0.2, 0.5, 1',
-        '{"bbox_2d": [0.1, 0.2, 0.5, 1], "source": "original_image"}}]',
-        '{"bbox_2d": [0.1, 0.2, 0.5, 1], "source": "\\u006friginal\\u005fimage"}',
-    ],
+    table("agents/lenient_json", "a_call_is_read_however_it_is_spelt"),
 )
 def test_a_call_is_read_however_it_is_spelt(text):
     assert read_json(text) == CALL

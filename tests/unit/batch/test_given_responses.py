@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from helpers.tables import table
 
 from lmm_r1.batch.inputs import load_responses
 from lmm_r1.data.reading import AS_THEY_ARE, RowReading
@@ -44,20 +45,7 @@ def test_an_output_of_a_job_and_a_conversation_bring_responses(tmp_path):
 
 @pytest.mark.parametrize(
     ("record", "reason"),
-    [
-        ({"messages": [USER]}, "there is nothing to score"),
-        ({"messages": [{"role": "assistant", "content": "2"}]}, "there is nothing to score"),
-        ({"prompt": [USER], "responses": []}, "a list with at least one response"),
-        ({"prompt": [USER], "responses": ["2"]}, 'an object with a "text"'),
-        (
-            {"prompt": [USER], "responses": [{"text": "2", "finish_reason": "tired"}]},
-            "finish_reason 'tired' is unknown",
-        ),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "image", "image": "no.png"}]}, USER]},
-            "line 2: no image file",
-        ),
-    ],
+    table("batch/given_responses", "a_record_without_a_usable_response_is_left_out"),
 )
 def test_a_record_without_a_usable_response_is_left_out(record, reason, tmp_path):
     good = {"messages": [USER, {"role": "assistant", "content": "2"}]}

@@ -2,44 +2,14 @@
 
 import pytest
 from gpu_stages.kernels import group_of, shares
+from helpers.tables import table
 
 pytestmark = pytest.mark.unit
 
 
 @pytest.mark.parametrize(
     ("kernel", "group"),
-    [
-        ("nvjet_tst_256x128_64x4_2x1_v_bz_TNT", "matmul"),
-        ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64", "matmul"),
-        ("void cutlass::device_kernel<cutlass::gemm::kernel::GemmUniversal<...> >", "matmul"),
-        ("void cublasLt::splitKreduce_kernel<32, 16, int, __nv_bfloat16, float>", "matmul"),
-        (
-            "void flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<Flash_bwd_kernel_traits<128, cutlass::bfloat16_t>>",
-            "attention",
-        ),
-        (
-            "fmha_cutlassF_bf16_aligned_64x128_rf_sm80(PyTorchMemEffAttention::AttentionKernel<cutlass::bfloat16_t>)",
-            "attention",
-        ),
-        ("Memcpy DtoD (Device -> Device)", "copy"),
-        (
-            "void at::native::elementwise_kernel<128, 4, at::native::direct_copy_kernel_cuda(at::TensorIteratorBase&)>",
-            "copy",
-        ),
-        ("void at::native::(anonymous namespace)::CatArrayBatchedCopy_contig<...>", "copy"),
-        ("void at::native::indexFuncLargeIndex<c10::BFloat16, long>", "copy"),
-        (
-            "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<c10::BFloat16>>",
-            "norm/elementwise",
-        ),
-        (
-            "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::MeanOps<float>>>",
-            "norm/elementwise",
-        ),
-        ("void at::native::(anonymous namespace)::cunn_SoftMaxForward<8, float, float>", "norm/elementwise"),
-        ("ncclDevKernel_AllReduce_Sum_f32_RING_LL", "communication"),
-        ("void (anonymous namespace)::distribution_of_tokens", "other"),
-    ],
+    table("benchmarks/kernels", "a_kernels_name_says_what_it_does"),
 )
 def test_a_kernels_name_says_what_it_does(kernel, group):
     assert group_of(kernel) == group

@@ -7,20 +7,11 @@ from pathlib import Path
 import pytest
 import trl
 import trl_step
+from helpers.tables import table
 
 pytestmark = pytest.mark.unit
 
-ASKED = {
-    "prompts": 16,
-    "samples": 8,
-    "new_tokens": 512,
-    "image_side": 896,
-    "steps": 4,
-    "micro_batch": None,
-    "no_checkpointing": False,
-    "no_liger": False,
-    "gpu_memory": 0.3,
-}
+ASKED = table("benchmarks/trl_step", "asked")
 
 
 def settings(monkeypatch, *, cards, **asked):

@@ -5,6 +5,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from helpers.tables import table
 from PIL import Image
 
 from lmm_r1.chat.session import dragged_image, read_image, read_video, sources_of
@@ -25,16 +26,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize(
     ("typed", "sources"),
-    [
-        ("a.png", ["a.png"]),
-        (" 'my picture.png' ", ["my picture.png"]),
-        ("my\\ picture.png", ["my picture.png"]),
-        ("my picture.png", ["my picture.png"]),
-        ("a.png 'my picture.png'", ["a.png", "my picture.png"]),
-        ("Anna's.png", ["Anna's.png"]),
-        ("no such file.png", ["no such file.png"]),
-        ("http://host/a.png http://host/b.png", ["http://host/a.png", "http://host/b.png"]),
-    ],
+    table("chat/attachments", "paths_and_urls_as_they_are_typed_or_dragged"),
 )
 def test_paths_and_urls_as_they_are_typed_or_dragged(folder, typed, sources):
     assert sources_of(typed) == sources
@@ -51,18 +43,7 @@ def test_nothing_is_no_path():
 
 @pytest.mark.parametrize(
     ("line", "source"),
-    [
-        ("'{}/my picture.png'", "{}/my picture.png"),
-        ("{}/my\\ picture.png ", "{}/my picture.png"),
-        ("file://{}/a.png", "file://{}/a.png"),
-        ("./a.png", "./a.png"),
-        ("a.png", None),
-        ("{}/a.png shows what?", None),
-        ("{}/nowhere.png", None),
-        ("{}", None),
-        ("'quoted' words", None),
-        ("/set top_p 1", None),
-    ],
+    table("chat/attachments", "a_line_that_is_the_path_of_an_image"),
 )
 def test_a_line_that_is_the_path_of_an_image(folder, line, source):
     assert dragged_image(line.format(folder)) == (source and source.format(folder))

@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 from helpers.row_files import load_rows
+from helpers.tables import table
 from PIL import Image
 
 from lmm_r1.chat.conversation import Conversation, Sampling, load, save, saved_path
@@ -56,20 +57,7 @@ def test_any_row_that_ends_with_an_answer_can_be_loaded(tmp_path):
 
 @pytest.mark.parametrize(
     ("row", "sentence"),
-    [
-        ({"messages": [QUESTION]}, "the conversation does not end with an answer"),
-        ({"messages": [{"role": "robot", "content": "x"}]}, "message 1 of \"messages\" has the role 'robot'"),
-        ({"messages": [QUESTION, ANSWER], "settings": {"top_p": 3}}, "top_p 3: must be above 0 and at most 1"),
-        ({"messages": [QUESTION, ANSWER], "settings": {"top_k": 3}}, "no setting top_k; did you mean top_p?"),
-        ({"messages": [QUESTION, ANSWER], "settings": [1]}, 'the "settings" must be an object, not list'),
-        ({"messages": [QUESTION, ANSWER], "stopped": [0]}, '"stopped" must list places of answers, counted from 0'),
-        ({"messages": [QUESTION, ANSWER], "stopped": 1}, '"stopped" must list places of answers, counted from 0'),
-        ({"messages": [QUESTION, ANSWER], "model": 1}, 'the "model" must be a name, not int'),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "image", "image": "gone.png"}]}, ANSWER]},
-            "no image file ",
-        ),
-    ],
+    table("chat/conversation", "a_file_that_is_no_conversation_is_refused_with_its_place"),
 )
 def test_a_file_that_is_no_conversation_is_refused_with_its_place(tmp_path, row, sentence):
     path = tmp_path / "row.json"

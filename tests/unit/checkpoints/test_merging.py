@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.conversations import message, picture
+from helpers.tables import table
 from helpers.tiny_models import encode, make_actor, pad
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
@@ -188,17 +189,7 @@ def changed(adapter: Path, folder: Path, **settings: object) -> Path:
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [
-        ({"peft_type": "IA3"}, "not the config of a LoRA adapter"),
-        ({"modules_to_save": ["lm_head"]}, "modules_to_save is set"),
-        ({"bias": "all"}, "bias is set"),
-        ({"init_lora_weights": "pissa"}, "init_lora_weights pissa changes the model's own weights"),
-        ({"use_dora": True}, r"missing for 14 places .*lora_magnitude_vector"),
-        ({"alora_invocation_tokens": [7]}, "another kind of adapter than two factors on a linear layer"),
-        ({"target_modules": ["nowhere"]}, "does not fit .* give the model that it was trained on"),
-        ({"target_modules": ["q_proj"]}, "has no place for 24 of its 28 tensors"),
-        ({"r": 8}, "size mismatch"),
-    ],
+    table("checkpoints/merging", "a_config_that_is_not_of_this_adapter_is_refused"),
 )
 def test_a_config_that_is_not_of_this_adapter_is_refused(settings, message, base, adapter, tmp_path):
     with pytest.raises(UserError, match=message):

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from helpers.tables import table
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
@@ -18,16 +19,7 @@ SIZES = {
     "num_key_value_heads": 2,
 }
 EXPERTS = {"intermediate_size": 48, "moe_intermediate_size": 48, "num_experts": 4, "num_local_experts": 4}
-LANGUAGE_MODELS = {
-    "mixtral": EXPERTS,
-    "qwen2_moe": EXPERTS | {"shared_expert_intermediate_size": 48},
-    "qwen3_moe": EXPERTS,
-    "olmoe": EXPERTS,
-    "gpt_neox": {"intermediate_size": 48},
-    # Its checkpoint holds in one tensor what the model has in four.
-    "hrm_text": {"intermediate_size": 48},
-    "llama": {"intermediate_size": 48},
-}
+LANGUAGE_MODELS = table("checkpoints/stored_weights", "language_models")
 
 
 def sent(model: PreTrainedModel) -> dict[str, torch.Tensor]:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 import pytest
+from helpers.tables import table
 
 from lmm_r1.cli import main
 from lmm_r1.cli.arguments import parse, user_errors
@@ -167,20 +168,7 @@ def test_of_two_yaml_files_the_later_one_wins(tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [
-        ("output: o\nactor:\n  adam:\n    lrr: 1\n", ":4: unknown key actor.adam.lrr; did you mean actor.adam.lr?"),
-        ("output: o\nactr: 1\n", ":2: unknown key actr"),
-        ("output: o\nactor: 1\n", ":2: actor is a group of settings, not a setting"),
-        ("max_rows: many\n", ":1: max_rows must be a whole number, not 'many'"),
-        ("level: some\n", ":1: level must be one of off, token, not 'some'"),
-        ("actor:\n  freeze: maybe\n", ":2: actor.freeze must be true or false, not 'maybe'"),
-        ("actor.adam.betas: [1]\n", ":1: actor.adam.betas must have 2 values, not 1"),
-        ("actor.adam.betas: 1\n", ":1: actor.adam.betas must be a list such as [0.9, 0.95]"),
-        ("actor.name:\n  - a\n", ":2: actor.name must be a text, not a list or a group"),
-        ("output: o\noutput: p\n", ":2: output is given twice"),
-        ("- output\n", ":1: expected settings such as `train.seed: 1`"),
-        ("output: [\n", ":2: not valid YAML"),
-    ],
+    table("cli/arguments", "what_is_wrong_in_yaml_is_named_with_file_and_line"),
 )
 def test_what_is_wrong_in_yaml_is_named_with_file_and_line(tmp_path, capsys, text, expected):
     path = write(tmp_path, text)

@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from helpers.tables import table
 
 from lmm_r1.cli import COMMANDS, main
 from lmm_r1.cli.known_flags import known_commands
@@ -35,27 +36,7 @@ def script(tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize(
     ("line", "offered"),
-    [
-        (["train_s"], ["train_sft"]),
-        (["train_sft", "--adam.l"], ["--adam.lr"]),
-        (["train_sft", "--optim", ""], ["adam", "muon", "adamw_8bit", "paged_adamw_8bit"]),
-        (["train_ppo_ray", "--algo.advantage.estimator", "=", "re"], ["reinforce", "reinforce_baseline", "remax"]),
-        (["train_ppo_ray", "--reward.remote"], ["--reward.remote_url"]),
-        (["train_sft", "--help-"], ["--help-all"]),
-        (["train_sft", "--ckpt.no_l"], ["--ckpt.no_load_enable"]),
-        (["train_sft", "--data.dataset", "row"], ["rows.jsonl"]),
-        (["check_data", "row"], ["rows.jsonl"]),
-        (["plan", "train_k"], ["train_kto", "train_kd"]),
-        (["plan", "train_sft", "--num_g"], ["--num_gpus"]),
-        (["make_task", "digits_"], ["digits_table"]),
-        (["make_task", "digits", "--modality", "m"], ["mixed"]),
-        (["serve_verifier", "li"], ["list"]),
-        (["serve_verifier", "math", "--port-"], ["--port-file"]),
-        (["serve_rm", "--dtype", "fp"], ["fp16", "fp32"]),
-        (["help", "rep"], ["report"]),
-        (["completion", ""], ["bash", "zsh", "--config", "--help", "--help-all"]),
-        (["no_such_command", "--a"], []),
-    ],
+    table("cli/completion", "bash_offers_commands_flags_and_values"),
 )
 def test_bash_offers_commands_flags_and_values(line, offered, script, tmp_path):
     (tmp_path / "rows.jsonl").touch()

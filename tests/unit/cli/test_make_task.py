@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from helpers.row_files import load_rows
+from helpers.tables import table
 
 from lmm_r1.cli.make_task import TaskSettings, main
 from lmm_r1.data.images import load_image
@@ -75,19 +76,7 @@ def test_a_file_of_rows_is_never_replaced_unasked(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("flags", "code", "sentence"),
-    [
-        (["digits", "--rows", "0"], 1, "--rows 0: one row or more is needed"),
-        (["chess"], 1, "unknown task 'chess'; known tasks are digits"),
-        (["digits", "--row", "3"], 2, "--rows"),
-        (["digits", "--min_digits", "0"], 1, "--min_digits 0: 0 to 3 digits: at least one is needed"),
-        (["digits", "--max_digits", "4"], 1, "--max_digits 4: 3 to 4 digits"),
-        (["digits", "--min_digits", "3", "--max_digits", "2"], 1, "--min_digits 3 --max_digits 2: 3 to 2 digits"),
-        (["digits", "--min_digits", "4"], 1, "--min_digits 4: 4 to 3 digits"),
-        (["digits", "--max_image_digits", "4"], 1, "--max_image_digits 4: at most 4 digits in an image"),
-        (["digits", "--image_share", "1.5"], 1, "--image_share 1.5: image_share 1.5 is a share: it must be from 0"),
-        (["digits", "--image_share", "few"], 2, "--image"),
-        (["digits", "--max_digits", "2.5"], 2, "--max"),
-    ],
+    table("cli/make_task", "a_mistake_ends_with_a_sentence_and_leaves_no_files"),
 )
 def test_a_mistake_ends_with_a_sentence_and_leaves_no_files(flags, code, sentence, tmp_path, capsys):
     with pytest.raises(SystemExit) as exit_code:
@@ -152,16 +141,7 @@ def test_the_pixel_bound_and_the_box_of_a_search_go_through_the_file(tmp_path):
 
 @pytest.mark.parametrize(
     ("flags", "sentence"),
-    [
-        (["digits", "--boxes", "2"], "--boxes 2: no setting of digits, which takes "),
-        (["sokoban", "--min_digits", "2"], "--min_digits 2: no setting of sokoban, which takes "),
-        (["sokoban", "--boxes", "0"], "--boxes 0: 0 boxes: a level has at least one"),
-        (["visual_search", "--block_px", "10"], "--block_px 10: block_px 10: a multiple of 9"),
-        (["message_decoding", "--letters", "2"], "--letters 2: 2 letters: 3 to 26"),
-        (["digits", "--page_rows", "4"], "--page_rows 4: a page of 4 rows of cells: 1 to 3"),
-        (["digits_table", "--page_rows", "1"], "--page_rows 1: no setting of digits_table, which takes "),
-        (["digits_table", "--cells", "1"], "--cells 1: a table of 1 x 1 cells"),
-    ],
+    table("cli/make_task", "a_flag_of_another_task_and_a_wrong_value_are_refused_by_name"),
 )
 def test_a_flag_of_another_task_and_a_wrong_value_are_refused_by_name(flags, sentence, tmp_path, capsys):
     with pytest.raises(SystemExit) as exit_code:
@@ -210,15 +190,7 @@ def test_solutions_with_an_environment_are_whole_episodes_with_their_crops(tmp_p
 
 @pytest.mark.parametrize(
     ("flags", "sentence"),
-    [
-        (
-            ["--agent", "crop"],
-            "--agent crop plays solutions, and a training adds it to prompts itself; add --solutions",
-        ),
-        (["--agent_options", "{}"], "--agent_options {} is for an environment; give --agent, too"),
-        (["--solutions", "--agent", "crpo"], "no environment 'crpo'; did you mean crop?"),
-        (["--solutions", "--agent", "crop", "--agent_options", "{"], "--agent_options { is no JSON"),
-    ],
+    table("cli/make_task", "an_environment_that_cannot_play_solutions_is_refused"),
 )
 def test_an_environment_that_cannot_play_solutions_is_refused(flags, sentence, tmp_path, capsys):
     with pytest.raises(SystemExit):

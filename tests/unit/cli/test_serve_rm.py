@@ -1,4 +1,5 @@
 import pytest
+from helpers.tables import table
 
 from lmm_r1.cli.serve_rm import build_parser, main
 from remote_rm.service.serving_arguments import parse_flags
@@ -18,16 +19,7 @@ def test_flags_may_be_written_with_hyphens_or_underscores(tmp_path):
 
 @pytest.mark.parametrize(
     ("argv", "told"),
-    [
-        ([], "the following arguments are required: --model"),
-        (
-            ["--model", "m", "--max_batch_token", "9"],
-            "unknown argument --max-batch-token; did you mean --max-batch-tokens?",
-        ),
-        (["--model", "m", "--max_len", "0"], "0 is no number above 0"),
-        (["--model", "m", "--dtype", "int8"], "invalid choice: 'int8'"),
-        (["--model", "m", "--port", "70000"], "70000 is no port"),
-    ],
+    table("cli/serve_rm", "a_bad_flag_ends_with_code_2"),
 )
 def test_a_bad_flag_ends_with_code_2(argv, told, capsys):
     with pytest.raises(SystemExit) as ended:

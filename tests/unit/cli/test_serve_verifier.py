@@ -2,6 +2,7 @@ import subprocess
 import sys
 
 import pytest
+from helpers.tables import table
 
 from lmm_r1.cli.serve_verifier import main
 from remote_rm.box_verifier import BoxVerifier
@@ -85,24 +86,7 @@ def test_the_flags_make_the_verifier_that_is_served(argv, verifier, port, served
 
 @pytest.mark.parametrize(
     ("argv", "told"),
-    [
-        (["chioce"], "unknown verifier 'chioce'; did you mean choice? Known are math, choice, number,"),
-        (["--port", "0"], "the verifier's name comes first, before --port"),
-        (["math", "--accuracy-wieght", "1"], "did you mean --accuracy-weight?"),
-        (["math", "--accuracy-weight", "inf"], "'inf' is no number"),
-        (["math", "5000"], "unknown argument 5000; --help lists the flags"),
-        (["choice", "--port", "70000"], "70000 is no port"),
-        (["llm_judge", "--judge-model", "m"], "the following arguments are required: --judge-url"),
-        (
-            ["llm_judge", "--judge-url", "http://h", "--judge-model", "m", "--judge-rule", "format"],
-            "compares no answer",
-        ),
-        (["composition", "--part", "maths=1"], "did you mean math?"),
-        (["composition", "--part", "math", "--part", "math"], "--part math is given more than once"),
-        (["box", "--iou-threshold", "50"], "--iou-threshold must be above 0 and at most 1, got 50"),
-        (["edit_distance", "--anls-threshold", "0"], "--anls-threshold must be above 0 and at most 1, got 0"),
-        (["vqa", "--soft-weight", "nan"], "'nan' is no number"),
-    ],
+    table("cli/serve_verifier", "a_bad_name_flag_or_value_ends_with_code_2"),
 )
 def test_a_bad_name_flag_or_value_ends_with_code_2(argv, told, served, capsys):
     with pytest.raises(SystemExit) as stopped:

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from helpers.tables import table
 
 from lmm_r1 import dotted
 from lmm_r1.cli.arguments import parse
@@ -15,15 +16,7 @@ from lmm_r1.errors import UserError
 
 pytestmark = pytest.mark.unit
 
-ONE_GPU = {
-    "actor.model_name_or_path": "model",
-    "actor.num_gpus_per_node": 1,
-    "ref.num_gpus_per_node": 1,
-    "data.prompt_dataset": "rows.jsonl",
-    "reward.remote_url": "http://127.0.0.1:5000/get_reward",
-    "rollout.batch_size": 32,
-    "rollout.n_samples_per_prompt": 8,
-}
+ONE_GPU = table("config/config", "one_gpu")
 
 
 def ppo(**changes: object) -> PPOConfig:
@@ -112,112 +105,7 @@ def test_a_critic_and_a_reward_model_share_gpus_only_where_both_are_there(caplog
 
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [
-        (
-            {"train__agent_func_path": "agent.py", "train__agent": "crop"},
-            "--train.agent crop and --train.agent_func_path agent.py: give one of them",
-        ),
-        (
-            {"train__agent_func_path": "agent.py", "agent__options": "{}"},
-            "--agent.options {}: a file in OpenRLHF's form, agent.py, takes no options",
-        ),
-        ({"train__agent_func_path": "agent.py", "agent__max_turns": 0}, "--agent.max_turns 0 must be at least 1"),
-        (
-            {"train__agent_func_path": "agent.py", "reward__remote_url": None, "reward__model_name_or_path": "rm"},
-            "--train.agent_func_path agent.py with --reward.model_name_or_path rm: a reward model scores single turns",
-        ),
-        ({"agent__max_turns": 3}, "--agent.max_turns 3 is for episodes; give --train.agent, too"),
-        ({"train__agent": "a.py", "agent__max_turns": 0}, "--agent.max_turns 0 must be at least 1"),
-        ({"train__agent": "a.py", "agent__max_images": -1}, "--agent.max_images -1 must be at least 0"),
-        (
-            {"train__agent": "a.py", "reward__overlong_buffer_len": 8.0},
-            "--reward.overlong_buffer_len 8 is for single responses",
-        ),
-        ({"train__agent": "a.py", "agent__options": "[1]"}, "--agent.options [1] must be a JSON object"),
-        ({"train__agent": "a.py", "agent__options": "{"}, "--agent.options { is no JSON"),
-        ({"train__agent": "a.py", "agent__answer_s": 0.0}, "--agent.answer_s 0 must be above 0"),
-        ({"train__agent": "a.py", "agent__overturn_penalty": 0.5}, "needs --agent.overturn penalise; it is mask"),
-        (
-            {"train__agent": "a.py", "agent__last_turn_regex": "["},
-            "--agent.last_turn_regex [ is no regular expression",
-        ),
-        (
-            {"train__agent": "a.py", "agent__last_turn_regex": "4", "agent__max_turns": 1},
-            "--agent.last_turn_regex 4 with --agent.max_turns 1 leaves nothing to learn from",
-        ),
-        (
-            {"train__agent": "a.py", "agent__last_turn_regex": "4", "rollout__ignore_eos": True},
-            "--agent.last_turn_regex 4 says how a turn ends",
-        ),
-        (
-            {"agent__thought__continuations": 1},
-            "--agent.thought.continuations 1 is for episodes; give --train.agent, too (single is one turn)",
-        ),
-        (
-            {"train__agent": "single", "agent__thought__continuations": -1},
-            "--agent.thought.continuations -1 must be at least 0",
-        ),
-        (
-            {"train__agent": "single", "agent__thought__min_tokens": 4},
-            "--agent.thought.min_tokens 4 has no part without --agent.thought.continuations; leave it out",
-        ),
-        (
-            {"train__agent": "single", "agent__thought__continue_with": "Hm"},
-            "--agent.thought.continue_with Hm has no part without --agent.thought.continuations",
-        ),
-        (
-            {"train__agent": "single", "agent__thought__end": "</t>"},
-            "--agent.thought.end </t> has no part without --agent.thought.continuations or --agent.thought.max_tokens",
-        ),
-        (
-            {"train__agent": "single", "agent__thought__max_tokens": 8, "rollout__max_new_tokens": 8},
-            "--agent.thought.max_tokens 8 leaves no room for an answer in --rollout.max_new_tokens 8",
-        ),
-        (
-            {
-                "train__agent": "single",
-                "agent__thought__max_tokens": 8,
-                "agent__thought__continuations": 1,
-                "agent__thought__min_tokens": 9,
-            },
-            "--agent.thought.min_tokens 9 is more than --agent.thought.max_tokens 8",
-        ),
-        (
-            {
-                "train__agent": "single",
-                "agent__thought__continuations": 1,
-                "agent__thought__continue_with": "</think>Wait",
-            },
-            "--agent.thought.continue_with '</think>Wait' does not go on with a thought",
-        ),
-        (
-            {"train__agent": "single", "agent__thought__continuations": 1, "agent__thought__end": ""},
-            "--agent.thought.end is empty",
-        ),
-        (
-            {"train__agent": "a.py", "reward__remote_url": None, "reward__model_name_or_path": "rm"},
-            "a reward model scores single turns",
-        ),
-        ({"agent__branches": 2}, "--agent.branches 2 is for episodes; give --train.agent, too"),
-        (
-            {"train__agent": "a.py", "agent__branches": 3},
-            "--agent.branches 3 must divide --rollout.n_samples_per_prompt 8",
-        ),
-        ({"train__agent": "a.py", "agent__branches": 0}, "--agent.branches 0 must divide"),
-        ({"train__agent": "a.py", "agent__branch_turn": 1}, "--agent.branch_turn 1 is for episodes that branch"),
-        (
-            {"train__agent": "a.py", "agent__branches": 2, "agent__max_turns": 1},
-            "--agent.branches 2 needs a turn to have in common; --agent.max_turns is 1",
-        ),
-        (
-            {"train__agent": "a.py", "agent__branches": 2, "agent__branch_turn": 6},
-            "--agent.branch_turn 6 must be between 1, as the turn before is in common, and the last of --agent.max_turns 6",
-        ),
-        (
-            {"train__agent": "a.py", "agent__branches": 2, "agent__branch_turn": 0},
-            "--agent.branch_turn 0 must be between 1",
-        ),
-    ],
+    table("config/config", "settings_of_episodes_that_contradict_others_are_refused"),
 )
 def test_settings_of_episodes_that_contradict_others_are_refused(changes, message):
     with pytest.raises(UserError, match=re.escape(message)):

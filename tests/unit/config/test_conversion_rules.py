@@ -4,6 +4,7 @@ import math
 from pathlib import Path
 
 import pytest
+from helpers.tables import table
 
 from lmm_r1.errors import UserError
 from lmm_r1.migrate import convert, read_run
@@ -25,33 +26,7 @@ def arguments(script: str) -> list[str]:
 
 @pytest.mark.parametrize(
     ("script", "words"),
-    [
-        (COMMAND + "--a 1 'b c' \"d e\"  # no more\n", ["--a", "1", "b c", "d e"]),
-        (COMMAND + "\\\n  --a \\\n  x\necho y\n", ["--a", "x"]),
-        ("A='x y'\n" + COMMAND + "$A \"$A\" '$A'\n", ["x", "y", "x y", "$A"]),
-        ("export A=x B=$A/y\n" + COMMAND + "${B}z a$A.b\n", ["x/yz", "ax.b"]),
-        ("A=x\nA=y\n" + COMMAND + "$A\n", ["y"]),
-        (COMMAND + "${A:-x}/y ${B-z}\n", ["x/y", "z"]),
-        (': "${A:=x}"\n' + COMMAND + '"$A"\n', ["x"]),
-        ("A=$(pwd)/x\n" + COMMAND + "$A $PWD/y\n", ["./x", "./y"]),
-        ("cat <<END\nit's $(here)\nEND\n" + COMMAND + "a\n", ["a"]),
-        (COMMAND + 'a "$@"\n', ["a"]),
-        (COMMAND + "a > log.txt 2>&1 &\nwait\n", ["a"]),
-        (COMMAND + "a 2>&1 | tee log\n", ["a"]),
-        (COMMAND + "a > >(tee log) 2>&1 &\n", ["a"]),
-        ("cd x && PYTHONUNBUFFERED=1 " + COMMAND + "a || exit 1\n", ["a"]),
-        ("ray job submit --json='{\"a\": 1}' \\\n  -- " + COMMAND + "'{\"b\": 2}'\n", ['{"b": 2}']),
-        ("if true; then\n  " + COMMAND + "a\nfi\n", ["a"]),
-        (COMMAND + '"a \\"b\\""\n', ['a "b"']),
-        (COMMAND + "a '' b\n", ["a", "", "b"]),
-        ("A=1\nB=$A\nA=2\n" + COMMAND + "$A $B\n", ["2", "1"]),
-        ('A="-a 1"\nA+=" -b 2"\nA="$A -c 3"\n' + COMMAND + "$A\n", ["-a", "1", "-b", "2", "-c", "3"]),
-        ("A=\n" + COMMAND + "${A:-x} ${A-y}z ${B:=w} $B\n", ["x", "z", "w", "w"]),
-        (COMMAND + '"\\$HOME/${X:-y}"\n', ["$HOME/y"]),
-        ("cat <<< word\necho $((1<<2))\n" + COMMAND + "a\n", ["a"]),
-        ("export -p A=x B\n" + COMMAND + "$A\n", ["x"]),
-        ("A=x; unset A\n" + COMMAND + "${A:-y}\n", ["y"]),
-    ],
+    table("config/conversion_rules", "words_are_those_that_bash_would_give"),
 )
 def test_words_are_those_that_bash_would_give(script, words):
     assert arguments(script) == words
@@ -72,21 +47,7 @@ def test_a_name_of_digits_stays_as_it_is_written(tmp_path):
 
 @pytest.mark.parametrize(
     ("script", "told"),
-    [
-        ("A=$1\n" + COMMAND + "x/$A\n", r"run.sh:1: cannot read \$1: only bash"),
-        ("A=$((8 * 16))\n" + COMMAND + "$A\n", r"run.sh:1: cannot read \$\(\(8 \* 16\)\): only bash"),
-        ("A=$(basename $(pwd))\n" + COMMAND + "x/$A\n", r"run.sh:1: cannot read \$\(basename \$\(pwd\)\): only bash"),
-        (
-            'A=1\n[ -n "$B" ] && A=2\n' + COMMAND + "$A\n",
-            r"run.sh:3: cannot read \$A: line 2 sets it under a condition",
-        ),
-        ("A=1\nfalse ||\nA=2\n" + COMMAND + "$A\n", r"run.sh:4: cannot read \$A: line 3 sets it under a condition"),
-        ("A=4\nfor A in 1 2; do :; done\n" + COMMAND + "$A\n", r"run.sh:3: cannot read \$A: line 2 takes it"),
-        ("A=4\nread -r A\n" + COMMAND + "$A\n", r"run.sh:3: cannot read \$A: line 2 takes it"),
-        ("A=4\nif A=$(f); then :; fi\n" + COMMAND + "$A\n", r"run.sh:3: cannot read \$A: line 2 sets it under"),
-        ("A=(\n  --a 1\n)\n" + COMMAND + "$A\n", r"run.sh:4: cannot read \$A: line 1 makes an array of it"),
-        ("A=4\nA+=(1)\n" + COMMAND + "$A\n", r"run.sh:3: cannot read \$A: line 2 makes an array of it"),
-    ],
+    table("config/conversion_rules", "what_only_bash_could_tell_is_never_guessed"),
 )
 def test_what_only_bash_could_tell_is_never_guessed(script, told):
     _, words = Script(script, path=Path("run.sh")).command(["tool."])

@@ -1,6 +1,7 @@
 """Flags of `train_kd`: what contradicts what, and that those of `train_sft` are checked as there."""
 
 import pytest
+from helpers.tables import table
 
 from lmm_r1 import dotted
 from lmm_r1.config import KDConfig, resolve
@@ -19,37 +20,7 @@ def kd(**changes: object) -> KDConfig:
     return dotted.replace(KDConfig(), flags | changes)
 
 
-REFUSED = [
-    ({"teacher.model_name_or_path": None}, "--teacher.model_name_or_path is missing"),
-    ({"model.kd_coef": 0.0}, "--model.kd_coef 0 must be above 0, where nothing would be learned of the teacher"),
-    (
-        {"model.kd_coef": 1.1},
-        "--model.kd_coef 1.1 must be above 0, where nothing would be learned of the teacher, and at",
-    ),
-    ({"model.kd_temperature": 0.0}, "--model.kd_temperature 0 must be above 0"),
-    ({"model.kd_loss": "jsd", "model.kd_beta": 0.0}, "--model.kd_beta 0 must be above 0 and below 1"),
-    ({"model.kd_loss": "jsd", "model.kd_beta": 1.0}, "take --model.kd_loss forward_kl and reverse_kl"),
-    ({"model.kd_beta": 0.1}, "--model.kd_beta 0.1 needs --model.kd_loss jsd"),
-    ({"teacher.offload": True}, "add --ds.zero_stage 3"),
-    ({"ds.tensor_parallel_size": 2}, "take --ds.zero_stage 3"),
-    ({"rollout.on_policy_share": 1.5}, "--rollout.on_policy_share 1.5 must be from 0 to 1"),
-    ({"rollout.temperature": 0.5}, "--rollout.temperature 0.5 needs --rollout.on_policy_share above 0"),
-    ({"rollout.max_new_tokens": 9}, "--rollout.max_new_tokens 9 needs --rollout.on_policy_share above 0"),
-    ({"vllm.enforce_eager": True}, "--vllm.* is of the engine that samples; it needs --rollout.on_policy_share"),
-    ({"rollout.on_policy_share": 0.5, "rollout.max_new_tokens": 0}, "--rollout.max_new_tokens 0 must be at least 1"),
-    ({"rollout.on_policy_share": 0.5, "rollout.temperature": -1.0}, "--rollout.temperature -1.0: must be 0 or more"),
-    ({"rollout.on_policy_share": 0.5, "rollout.top_p": 0.0}, "--rollout.top_p 0.0: must be above 0"),
-    (
-        {"rollout.on_policy_share": 0.5, "ds.ulysses_size": 2, "ds.packing_samples": True},
-        "ranks that share sequences would each sample others; leave --ds.ulysses_size out",
-    ),
-    ({"rollout.on_policy_share": 0.5, "data.dataloader_num_workers": 1}, "leave --data.dataloader_num_workers out"),
-    (
-        {"rollout.on_policy_share": 0.5, "model.pretrain_mode_enable": True, "data.input_template": None},
-        "has no prompts with --model.pretrain_mode_enable",
-    ),
-    ({"eval.verifier": "math"}, "has no rows to judge answers to; give --eval.dataset"),
-]
+REFUSED = table("config/kd_flags", "refused")
 
 
 @pytest.mark.parametrize(("flags", "said"), REFUSED)

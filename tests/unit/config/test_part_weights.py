@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from helpers.tables import table
 
 from lmm_r1 import dotted
 from lmm_r1.cli.yaml_file import YamlError, parse_settings
@@ -59,39 +60,14 @@ def test_a_product_of_parts_is_one_part_and_may_have_a_most():
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [
-        ("{", "is no JSON"),
-        ("[1]", "must be a JSON object"),
-        ('{"a": 1, "a": 2}', "gives a twice"),
-        ('{"a * b": 1, "b*a": 2}', r"names one part twice, as 'a \* b' and 'b\*a'"),
-        ('{"a *": 1}', r"names the part 'a \*'"),
-        ('{"a": "0.5"}', "'a': '0.5' is no finite number"),
-        ('{"a": true}', "'a': True is no finite number"),
-        ('{"a": NaN}', "'a': nan is no finite number"),
-        ('{"a": {"from": 1, "to": 0}}', "'a' lacks steps"),
-        ('{"a": {}}', "'a' lacks from, to, steps"),
-        ('{"a": {"from": 1, "to": 0, "steps": 0}}', "'a', steps: 0 must be a whole number from 1 up"),
-        ('{"a": {"from": 1, "to": 0, "steps": 2.5}}', "'a', steps: 2.5 must be"),
-        ('{"a": {"from": 1, "to": 0, "steps": 3, "shape": "sine"}}', "'sine' is none of linear, cosine, step"),
-        ('{"a": {"from": 1, "to": 0, "step": 3}}', "unknown key 'step'; the keys are weight, from, to, steps"),
-        ('{"a": {"weight": 1, "steps": 3}}', "has weight and steps; give a constant or a schedule"),
-        ('{"a": {"weight": 1, "at_most": Infinity}}', "'a', at_most: inf is no finite number"),
-    ],
+    table("config/part_weights", "what_is_no_weight_is_refused_with_its_place"),
 )
 def test_what_is_no_weight_is_refused_with_its_place(text, said):
     with pytest.raises(UserError, match=f"^--reward.part_weights .*{said}"):
         part_weights(RewardConfig(part_weights=text))
 
 
-FLAGS = {
-    "actor.model_name_or_path": "model",
-    "actor.num_gpus_per_node": 1,
-    "ref.num_gpus_per_node": 1,
-    "data.prompt_dataset": "rows.jsonl",
-    "rollout.batch_size": 1,
-    "rollout.n_samples_per_prompt": 2,
-    "train.batch_size": 2,
-}
+FLAGS = table("config/part_weights", "flags")
 
 
 def test_weights_are_read_before_anything_starts_and_need_a_source_of_parts():

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from helpers.tables import table
 
 from lmm_r1 import dotted
 from lmm_r1.cli.arguments import parse
@@ -70,16 +71,7 @@ def test_bf16_instructions_are_read_from_the_processors_flags(cpuinfo, found):
 
 @pytest.mark.parametrize(
     ("variable", "value", "found"),
-    [
-        ("ATEN_CPU_CAPABILITY", "avx2", False),
-        ("ATEN_CPU_CAPABILITY", "default", False),
-        ("ATEN_CPU_CAPABILITY", "avx512", True),
-        ("ATEN_CPU_CAPABILITY", "", True),
-        ("ONEDNN_MAX_CPU_ISA", "AVX2", False),
-        ("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_VNNI", False),
-        ("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16", True),
-        ("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_AMX", True),
-    ],
+    table("config/precision", "what_the_libraries_are_held_to_counts_as_the_processor"),
 )
 def test_what_the_libraries_are_held_to_counts_as_the_processor(variable, value, found):
     assert has_bf16_instructions(GENOA, {variable: value}) is found
@@ -87,16 +79,7 @@ def test_what_the_libraries_are_held_to_counts_as_the_processor(variable, value,
 
 @pytest.mark.parametrize(
     ("torch", "device", "visible", "found"),
-    [
-        ("2.13.0", "/dev/nvidiactl", None, True),
-        ("2.13.0+cu130", "/dev/nvidiactl", "3", True),
-        ("2.13.0+cu130", "/dev/dxg", None, True),
-        ("2.13.0+rocm7", "/dev/kfd", None, True),
-        ("2.13.0", None, None, False),
-        ("2.13.0", "/dev/nvidiactl", "", False),
-        ("2.13.0", "/dev/nvidiactl", "-1", False),
-        ("2.13.0+cpu", "/dev/nvidiactl", None, False),
-    ],
+    table("config/precision", "a_gpu_is_one_that_the_installed_pytorch_can_use"),
 )
 def test_a_gpu_is_one_that_the_installed_pytorch_can_use(monkeypatch, torch, device, visible, found):
     monkeypatch.setattr(hardware, "version", {"torch": torch}.get)

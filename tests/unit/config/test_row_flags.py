@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from helpers.tables import table
 
 from lmm_r1.cli.arguments import parse
 from lmm_r1.config import PPOConfig, SFTConfig
@@ -15,18 +16,7 @@ from lmm_r1.errors import UserError
 
 pytestmark = pytest.mark.unit
 
-FLAGS = {
-    "format": "easyr1",
-    "input_key": "q",
-    "label_key": "gold",
-    "image_key": "pics",
-    "datasource_key": "set",
-    "image_dir": ".",
-    "min_pixels": "100",
-    "max_pixels": "200",
-    "system_prompt": "Think.",
-    "prompt_template": "{{ content }} Go.",
-}
+FLAGS = table("config/row_flags", "flags")
 
 
 @pytest.mark.parametrize("command", [PPOConfig, SFTConfig, EvaluateConfig, BatchConfig])

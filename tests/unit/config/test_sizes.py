@@ -1,6 +1,7 @@
 """Batches that no flag names: made of the rows and shared out among the processes, with numbers worked out by hand."""
 
 import pytest
+from helpers.tables import frozen
 
 from lmm_r1 import dotted
 from lmm_r1.config import DPOConfig, KTOConfig, PPOConfig, SFTConfig, resolve, sized_ppo, sized_supervised
@@ -50,15 +51,7 @@ def test_the_sizes_are_the_same_on_one_to_eight_gpus(gpus):
 
 @pytest.mark.parametrize(
     ("rows", "sizes"),
-    [
-        # A fifth of the rows; of it, what holds whole updates of 128 samples: 16 prompts of 8.
-        (1, (1, 8, 8)),
-        (13, (2, 8, 16)),
-        (100, (16, 8, 128)),
-        (1000, (192, 8, 128)),
-        (5120, (1024, 8, 128)),
-        (1_000_000, (1024, 8, 128)),
-    ],
+    frozen("config/sizes", "a_step_is_a_fifth_of_the_prompts_and_openrlhfs_at_most"),
 )
 def test_a_step_is_a_fifth_of_the_prompts_and_openrlhfs_at_most(rows, sizes):
     assert rl(rows)[:3] == sizes
@@ -91,16 +84,7 @@ def test_a_group_is_one_response_where_nothing_is_compared():
 
 @pytest.mark.parametrize(
     ("rows", "processes", "sizes"),
-    [
-        (40, 1, (8, 8)),
-        (40, 8, (8, 1)),
-        (40, 16, (16, 1)),
-        (3, 1, (2, 2)),
-        (1, 1, (1, 1)),
-        (1000, 8, (128, 8)),
-        (1000, 3, (120, 8)),
-        (1000, 12, (120, 2)),
-    ],
+    frozen("config/sizes", "an_update_is_a_fifth_of_the_rows_that_the_processes_can_share"),
 )
 def test_an_update_is_a_fifth_of_the_rows_that_the_processes_can_share(rows, processes, sizes):
     assert sft(rows, processes=processes) == sizes

@@ -1,4 +1,5 @@
 import pytest
+from helpers.tables import table
 
 from lmm_r1.config.rewards import verifier_from
 from lmm_r1.errors import UserError
@@ -58,23 +59,7 @@ def test_a_judge_is_described_by_its_flags():
 
 @pytest.mark.parametrize(
     ("spec", "sentence"),
-    [
-        ("maths", "--verifiers maths: unknown verifier 'maths'; did you mean math? Known are "),
-        ("list:any_order", "--verifiers list:any_order: list has no setting 'any_order'; its settings are unordered"),
-        ("choice:x", "--verifiers choice:x: choice has no setting 'x'; it has no settings"),
-        ("llm_judge", "--verifiers llm_judge: the following arguments are required: --judge-url, --judge-model"),
-        (
-            "math:weight=1",
-            "--verifiers math:weight=1: math has no setting 'weight'; its settings are accuracy_weight, ",
-        ),
-        (
-            "math:format_weight=much",
-            "--verifiers math:format_weight=much: argument --format-weight: 'much' is no number",
-        ),
-        ("list:unordered=1", "--verifiers list:unordered=1: argument --unordered: ignored explicit argument '1'"),
-        ("composition:math=much", "--verifiers composition:math=much: 'math=much': 'much' is no number"),
-        ("composition:mth=1", "--verifiers composition:mth=1: 'mth=1': unknown verifier 'mth'"),
-    ],
+    table("config/verifier_spec", "what_is_unknown_is_said_with_the_flag"),
 )
 def test_what_is_unknown_is_said_with_the_flag(spec, sentence):
     with pytest.raises(UserError) as refused:

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 from helpers.commands import QUESTION, TWO_ANSWERS, write_rows
+from helpers.tables import frozen
 
 from lmm_r1.data.bad_rows import MAX_LISTED, SkippedRow, good_rows, reasons
 from lmm_r1.data.files import read_row_file
@@ -37,16 +38,7 @@ def test_good_rows_keep_their_places_and_bad_ones_their_reasons():
 
 @pytest.mark.parametrize(
     ("values", "skip_by", "told"),
-    [
-        ((2, 3), None, "rows line 2: 3 is odd"),
-        ((2, 3), FLAG, f"rows line 2: 3 is odd, or go on without it by {FLAG}"),
-        ((1, 2, 3), None, "rows: 2 of its 3 rows cannot be used; correct or remove them:"),
-        (
-            (1, 2, 3),
-            FLAG,
-            f"rows: 2 of its 3 rows cannot be used; correct or remove them, or go on without them by {FLAG}:",
-        ),
-    ],
+    frozen("data/bad_rows", "a_file_is_refused_with_all_that_is_wrong_in_it"),
 )
 def test_a_file_is_refused_with_all_that_is_wrong_in_it(values, skip_by, told):
     with pytest.raises(UserError) as refused:

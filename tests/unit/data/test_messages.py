@@ -4,6 +4,7 @@ import pickle
 from pathlib import Path
 
 import pytest
+from helpers.tables import table
 from PIL import Image
 
 from lmm_r1.data.images import load_image
@@ -266,15 +267,7 @@ def test_a_video_field_that_does_not_fit_is_an_error(videos, sentence):
 
 @pytest.mark.parametrize(
     ("settings", "sentence"),
-    [
-        ({"fps": 0}, 'message 1 of "messages", part 1 has fps 0; a number of frames per second above 0 is needed'),
-        ({"fps": "2"}, "fps '2'"),
-        ({"fps": True}, "fps True"),
-        ({"fps": float("inf")}, "fps inf"),
-        ({"max_frames": 0}, "max_frames 0; a whole number of frames, 1 or more, is needed"),
-        ({"max_frames": 1.5}, "max_frames 1.5"),
-        ({"min_pixels": 785, "max_pixels": 784}, "min_pixels 785 above max_pixels 784"),
-    ],
+    table("data/messages", "bad_settings_of_a_video_are_errors"),
 )
 def test_bad_settings_of_a_video_are_errors(settings, sentence):
     with pytest.raises(UserError) as raised:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from helpers.tables import table
 
 from lmm_r1.data.messages import ImagePart, Row, TextPart
 from lmm_r1.data.row_parser import parse_row
@@ -49,17 +50,7 @@ def test_a_template_stands_around_a_plain_prompt_alone():
 
 @pytest.mark.parametrize(
     ("record", "settings", "said"),
-    [
-        ({"q": "x"}, {"output_key": "a"}, 'no field "a" with the response .found: q.; name it with --data.output_key'),
-        ({"q": "x", "a": " "}, {"output_key": "a"}, 'the response "a" is empty'),
-        ({"q": " "}, {"plain_template": "{}"}, "the field .q. is empty"),
-        ({"q": "<image>x", "images": ["a.png"]}, {"plain_template": "{}"}, "add --data.apply_chat_template"),
-        (
-            {"q": "x", "a": [{"role": "assistant", "content": "y"}]},
-            {"output_key": "a", "plain_template": "{}"},
-            'the prompt is plain text and the response "a" is not; add --data.apply_chat_template',
-        ),
-    ],
+    table("data/plain_rows", "what_does_not_fit_is_refused_with_its_line"),
 )
 def test_what_does_not_fit_is_refused_with_its_line(record, settings, said):
     with pytest.raises(UserError, match=f"^rows.jsonl line 3: .*{said}"):

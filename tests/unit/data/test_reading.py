@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from helpers.tables import table
 
 from lmm_r1.data.formats import OWN
 from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, VideoPart
@@ -11,15 +12,7 @@ from lmm_r1.errors import UserError
 
 pytestmark = pytest.mark.unit
 
-TURNS = [
-    {"role": "system", "content": "Old."},
-    {"role": "user", "content": "First."},
-    {"role": "assistant", "content": "Yes?"},
-    {
-        "role": "user",
-        "content": [{"type": "image", "image": "a.png", "max_pixels": 900}, {"type": "text", "text": "x?"}],
-    },
-]
+TURNS = table("data/reading", "turns")
 
 
 def read(reading: RowReading, **columns: object) -> Row:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from helpers.tables import table
 from PIL import Image
 
 from lmm_r1.data.files import read_good_rows, read_records, read_row_file
@@ -33,20 +34,7 @@ def png(colour: str) -> str:
 
 @pytest.mark.parametrize(
     ("columns", "name"),
-    [
-        (["messages", "answer", "images"], "lmm_r1"),
-        (["message", "image"], "lmm_r1"),
-        (["problem", "answer", "solution", "images"], "easyr1"),
-        (["problem", "solution"], "r1_v"),
-        (["images", "problem", "solution"], "mini_o3"),
-        (["images", "image_names", "conversations", "data_source"], "mini_o3_cold_start"),
-        (["index", "question", "image_path", "A", "B"], "vlmeval"),
-        (["instruction", "input", "output"], "pairs"),
-        (["chosen", "rejected", "messages", "image"], "preference"),
-        # A single image would be lost as EasyR1's, and the answer beside a solution as R1-V's.
-        (["image", "problem", "answer"], "lmm_r1"),
-        (["image", "problem", "solution", "answer"], "lmm_r1"),
-    ],
+    table("data/row_formats", "columns_tell_one_format_and_this_projects_own_where_none_fits"),
 )
 def test_columns_tell_one_format_and_this_projects_own_where_none_fits(columns, name):
     assert find_format(columns, file="f") is FORMATS[name]
@@ -135,59 +123,7 @@ def test_the_image_of_a_llava_row_may_be_a_list_and_an_answer_goes_before_the_la
 
 @pytest.mark.parametrize(
     ("record", "name", "sentence"),
-    [
-        ({"conversations": [{"from": "alien", "value": "?"}], "answer": "1"}, "sharegpt", "the role 'alien'"),
-        (
-            {"conversations": "__import__('os')", "images": [], "image_names": []},
-            "mini_o3_cold_start",
-            '"conversations" must be a list of turns, or the text of one',
-        ),
-        (
-            {"conversations": [{"from": "human", "value": "Hi."}], "tools": "[{}]"},
-            "sharegpt",
-            'the field "tools" is not read',
-        ),
-        ({"prompt": "?", "response": " "}, "pairs", 'the field "response" is empty'),
-        ({"prompt": "?", "response": [{"role": "user", "content": "x"}]}, "pairs", "a message of the assistant"),
-        ({"chosen": "a", "rejected": "b"}, "preference", "no field prompt or question"),
-        (
-            {
-                "chosen": [{"role": "user", "content": "1?"}, {"role": "assistant", "content": "1"}],
-                "rejected": [{"role": "user", "content": "2?"}, {"role": "assistant", "content": "2"}],
-            },
-            "preference",
-            "answers to different prompts",
-        ),
-        (
-            {"index": 4, "image": "77", "question": "?", "answer": "1"},
-            "vlmeval",
-            'the "image" 77 is no image and no index',
-        ),
-        ({"index": 4, "image": None, "question": "<image 1>?", "answer": "1"}, "vlmeval", "the row has 0 images"),
-        # Of two columns for one thing, one would be lost.
-        ({"prompt": "a", "question": "b", "response": "c"}, "pairs", 'both "prompt" and "question" are given'),
-        ({"prompt": "a", "response": "b", "output": "c"}, "pairs", 'both "response" and "output" are given'),
-        (
-            {"conversations": "[]", "image": "a.png", "images": ["b.png"]},
-            "llava",
-            'both "image" and "images" are given, and they differ',
-        ),
-        (
-            {"prompt": "a", "messages": [{"role": "user", "content": "b"}], "chosen": "c", "rejected": "d"},
-            "preference",
-            'both "prompt" and "messages" are given, and "messages" does not begin with it',
-        ),
-        # What would become the text of an object.
-        ({"problem": "a", "answer": "1", "system": ["b"]}, "easyr1", 'the field "system" must be text, not list'),
-        ({"index": 4, "image": "", "question": "?", "A": {"b": 1}}, "vlmeval", 'the field "A" must be text, not dict'),
-        ({"prompt": "a", "input": {"b": 1}, "output": "c"}, "pairs", 'the field "input" must be text, not dict'),
-        ({"prompt": [], "input": "b", "output": "c"}, "pairs", 'the field "prompt" is empty'),
-        (
-            {"prompt": [{"role": "user", "content": "a"}], "input": "b", "output": "c"},
-            "pairs",
-            '"input" goes with a prompt that is text',
-        ),
-    ],
+    table("data/row_formats", "what_a_format_cannot_take_is_told_with_the_rows_place"),
 )
 def test_what_a_format_cannot_take_is_told_with_the_rows_place(record, name, sentence):
     with pytest.raises(UserError) as raised:

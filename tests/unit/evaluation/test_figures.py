@@ -4,6 +4,7 @@ import pytest
 from helpers.judged_responses import judged_rows
 from helpers.report_text import PageText
 from helpers.run_folders import scores, write_stage
+from helpers.tables import table
 
 from lmm_r1.evaluation.page_parts import percent_text, points_text
 from lmm_r1.evaluation.scoreboard import MeasuredFile, board_record, build_board, build_page
@@ -19,17 +20,7 @@ pytestmark = pytest.mark.unit
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [
-        (0.5342, "53.4"),
-        (0.0, "0.0"),
-        (1.0, "100.0"),
-        # Halves of a tenth: 21.25, 21.35, 0.05, whatever noise the float has.
-        (0.2125, "21.2"),
-        (0.2135, "21.4"),
-        (0.0005, "0.0"),
-        (-0.2125, "\N{MINUS SIGN}21.2"),
-        (-0.0004, "0.0"),
-    ],
+    table("evaluation/figures", "a_share_is_rounded_to_the_nearest_tenth_of_a_percent"),
 )
 def test_a_share_is_rounded_to_the_nearest_tenth_of_a_percent(value, text):
     assert percent_text(value) == share(value) == text

@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 from helpers.character_kit import AFTER_IMAGE, END, IMAGE, NEWLINE, PATCHES, PLACEHOLDER, CharacterTokenizer
 from helpers.conversations import clip, message, row
+from helpers.tables import table
 from helpers.talking_engine import LIMITS, SETTINGS, TalkingEngine, play_group
 
 from lmm_r1.agents.openrlhf_agent import ExecutorAgent, StepAgent, agent_class, load_agent
@@ -169,20 +170,7 @@ def test_episodes_of_a_group_have_agents_of_their_own(agent):
 
 @pytest.mark.parametrize(
     ("code", "told"),
-    [
-        ("return {'environment_feedback': '', 'done': True}", "what step returns has no 'rewards'"),
-        ("return {'rewards': 1.0, 'done': True}", "what step returns has no 'environment_feedback'"),
-        ("return [1]", "step returns a list, and OpenRLHF 0.11.2 takes a dict"),
-        ("return {'rewards': float('nan'), 'environment_feedback': '', 'done': True}", "rewards is nan"),
-        ("return {'rewards': 'x', 'environment_feedback': '', 'done': True}", "rewards is 'x'"),
-        (
-            "return {'rewards': 1.0, 'environment_feedback': None, 'done': True}",
-            "is a NoneType, and a text is asked for",
-        ),
-        ("raise SystemExit(3)", "SystemExit: 3"),
-        ("1 / 0", "ZeroDivisionError"),
-        ("time.sleep(1.5)", "gave no answer in 0.3 s"),
-    ],
+    table("generation/openrlhf_agents", "an_agent_that_fails_costs_that_episode_alone"),
 )
 def test_an_agent_that_fails_costs_that_episode_alone(agent, caplog, code, told):
     (sample,), _ = play(agent(STEPS, LATER=code), "5", limits=HURRIED)
@@ -291,20 +279,7 @@ def test_of_calls_that_gave_the_same_tokens_by_other_weights_each_is_taken_once(
 
 @pytest.mark.parametrize(
     ("code", "told"),
-    [
-        ("result['observation_tokens'][-1] = 9", "which the engine has not generated there"),
-        ("result['observation_tokens'][0] = 9", "which the engine has not generated there"),
-        ("result['action_ranges'] = []", "in which nothing was generated"),
-        ("result['action_ranges'] = [(5, 99)]", "are none of"),
-        ("result['action_ranges'] = ['x']", "are no numbers"),
-        ("return [result]", "execute returns a list"),
-        ("1 / 0", "the executor failed"),
-        (
-            "await llm_engine.generate(ids, sampling_params, multi_modal_data={'video': [None]})",
-            "multi_modal_data has video, and an agent's turns may show images alone",
-        ),
-        ("await asyncio.sleep(60)", "it has asked the engine for nothing in 0.3 s"),
-    ],
+    table("generation/openrlhf_agents", "an_episode_that_is_not_what_was_generated_is_not_learnt_from"),
 )
 def test_an_episode_that_is_not_what_was_generated_is_not_learnt_from(agent, caplog, code, told):
     # The last turn is that of the episode which takes its place.

@@ -2,6 +2,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from helpers.tables import frozen
 
 from lmm_r1.lmm_kits import get_kit
 from lmm_r1.lmm_kits.encoding import bounded_size, collapse_runs, ids_beyond_tokenizer, text_positions
@@ -50,16 +51,7 @@ def test_ids_that_only_pad_the_vocabulary_are_beyond_the_tokenizer():
 
 @pytest.mark.parametrize(
     ("height", "width", "expected"),
-    [
-        (84, 112, (84, 112)),  # multiples of 28 between the bounds stay
-        (90, 100, (84, 112)),  # 3.2 and 3.6 patches round to 3 and 4
-        (10, 10, (56, 56)),  # rounds to 28 x 28 = 784, too few: scale 5.6 gives 2 patches a side
-        (1, 100, (28, 112)),  # rounds to 28 x 112 = 3136, just enough
-        (1, 60, (28, 448)),  # rounds to 28 x 56, too few: scale 7.23 gives 28 x 433.8, rounded up
-        (200, 200, (112, 112)),  # 196 x 196 is too many: scale 0.632 gives 126.5, 4 patches a side
-        (28, 5600, (28, 560)),  # far too many: the short side is at its smallest, the long one gives way
-        (5600, 28, (560, 28)),
-    ],
+    frozen("lmm_kits/encoding", "sides_are_multiples_of_the_factor_with_an_area_inside_the_bounds"),
 )
 def test_sides_are_multiples_of_the_factor_with_an_area_inside_the_bounds(height, width, expected):
     size = bounded_size(height=height, width=width, factor=28, min_pixels=3136, max_pixels=16000)

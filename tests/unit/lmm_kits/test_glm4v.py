@@ -10,6 +10,7 @@ import pytest
 import torch
 from helpers.conversations import clip, message, picture
 from helpers.engines import disturb, largest_difference, running_engine, sampled
+from helpers.tables import table
 from helpers.tiny_models import encode, make_actor
 from transformers import Glm4vConfig, Glm4vForConditionalGeneration
 from transformers.conversion_mapping import get_model_conversion_mapping
@@ -24,46 +25,8 @@ from lmm_r1.lmm_kits.turns import encode_turn, without_end
 KIT = get_kit("glm4v")
 TURNS = [message("user", "1 + 2?"), message("assistant", "3"), message("user", "2 + 2?"), message("assistant", "4")]
 # As its config.json has them.
-TEXT_CONFIG = {
-    "attention_bias": True,
-    "attention_dropout": 0.0,
-    "eos_token_id": [151329, 151336, 151338, 151348],
-    "hidden_act": "silu",
-    "hidden_size": 4096,
-    "initializer_range": 0.02,
-    "intermediate_size": 13696,
-    "max_position_embeddings": 65536,
-    "num_attention_heads": 32,
-    "num_hidden_layers": 40,
-    "num_key_value_heads": 2,
-    "pad_token_id": 151329,
-    "partial_rotary_factor": 0.5,
-    "rms_norm_eps": 1e-05,
-    "rope_scaling": {"type": "default", "mrope_section": [8, 12, 12]},
-    "rope_theta": 10000.0,
-    "use_cache": True,
-    "vocab_size": 151552,
-}
-TOP_CONFIG = {
-    "architectures": ["Glm4vForConditionalGeneration"],
-    "model_type": "glm4v",
-    "tie_word_embeddings": False,
-    "vision_config": {
-        "attention_bias": False,
-        "depth": 24,
-        "hidden_act": "silu",
-        "hidden_size": 1536,
-        "image_size": 336,
-        "in_channels": 3,
-        "intermediate_size": 13696,
-        "num_heads": 12,
-        "out_hidden_size": 4096,
-        "patch_size": 14,
-        "rms_norm_eps": 1e-05,
-        "spatial_merge_size": 2,
-        "temporal_patch_size": 2,
-    },
-}
+TEXT_CONFIG = table("lmm_kits/glm4v", "text_config")
+TOP_CONFIG = table("lmm_kits/glm4v", "top_config")
 # The first release has the language model's settings at the top, later ones in a section of their own.
 LAYOUTS = {
     "at the top": TOP_CONFIG | TEXT_CONFIG,

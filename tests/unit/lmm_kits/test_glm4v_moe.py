@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.conversations import clip, message, picture
+from helpers.tables import table
 from helpers.tiny_models import encode, make_actor, pad
 from safetensors.torch import load_file
 from transformers import (
@@ -29,68 +30,9 @@ from lmm_r1.models.adapters import adapted_layers, merged_state_dict
 
 KIT = get_kit("glm4v_moe")
 # As the config.json of GLM-4.5V has them.
-TEXT_CONFIG = {
-    "attention_bias": True,
-    "attention_dropout": 0.0,
-    "eos_token_id": [151329, 151336, 151338],
-    "first_k_dense_replace": 1,
-    "head_dim": 128,
-    "hidden_act": "silu",
-    "hidden_size": 4096,
-    "image_end_token_id": 151340,
-    "image_start_token_id": 151339,
-    "image_token_id": 151363,
-    "initializer_range": 0.02,
-    "intermediate_size": 10944,
-    "max_position_embeddings": 65536,
-    "model_type": "glm4v_moe_text",
-    "moe_intermediate_size": 1408,
-    "n_group": 1,
-    "n_routed_experts": 128,
-    "n_shared_experts": 1,
-    "norm_topk_prob": True,
-    "num_attention_heads": 96,
-    "num_experts_per_tok": 8,
-    "num_hidden_layers": 46,
-    "num_key_value_heads": 8,
-    "pad_token_id": 151329,
-    "partial_rotary_factor": 0.5,
-    "rms_norm_eps": 1e-05,
-    "rope_scaling": {"rope_type": "default", "mrope_section": [8, 12, 12]},
-    "rope_theta": 10000.0,
-    "routed_scaling_factor": 1.0,
-    "topk_group": 1,
-    "use_cache": True,
-    "use_qk_norm": False,
-    "vocab_size": 151552,
-}
-VISION_CONFIG = {
-    "attention_bias": False,
-    "depth": 24,
-    "hidden_act": "silu",
-    "hidden_size": 1536,
-    "image_size": 336,
-    "in_channels": 3,
-    "intermediate_size": 10944,
-    "model_type": "glm4v_moe",
-    "num_heads": 12,
-    "out_hidden_size": 4096,
-    "patch_size": 14,
-    "rms_norm_eps": 1e-05,
-    "spatial_merge_size": 2,
-    "temporal_patch_size": 2,
-}
-TOP_CONFIG = {
-    "architectures": ["Glm4vMoeForConditionalGeneration"],
-    "image_end_token_id": 151340,
-    "image_start_token_id": 151339,
-    "image_token_id": 151363,
-    "model_type": "glm4v_moe",
-    "tie_word_embeddings": False,
-    "video_end_token_id": 151342,
-    "video_start_token_id": 151341,
-    "video_token_id": 151364,
-}
+TEXT_CONFIG = table("lmm_kits/glm4v_moe", "text_config")
+VISION_CONFIG = table("lmm_kits/glm4v_moe", "vision_config")
+TOP_CONFIG = table("lmm_kits/glm4v_moe", "top_config")
 # In the files of the release, of the language model's layers: of all, of the first one, of the others.
 OF_ALL = {
     "input_layernorm.weight": (4096,),

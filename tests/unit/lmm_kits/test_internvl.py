@@ -9,6 +9,7 @@ import pytest
 import torch
 from helpers.conversations import clip, message, picture
 from helpers.engines import disturb, largest_difference, running_engine, sampled
+from helpers.tables import frozen
 from helpers.tiny_models import encode, make_actor
 from safetensors.torch import load_file, save_file
 from transformers import InternVLConfig, InternVLForConditionalGeneration
@@ -82,21 +83,7 @@ def test_frames_have_the_size_of_a_tile_whatever_the_video_processors_file_says(
 
 @pytest.mark.parametrize(
     ("size", "tiles"),
-    [
-        # One tile needs no picture of the whole behind it.
-        ((56, 56), 1),
-        ((20, 20), 1),
-        # A square that is larger than half of four tiles is cut into four.
-        ((90, 90), 5),
-        ((112, 56), 3),
-        ((56, 112), 3),
-        # The shapes of 1 x 1 and 2 x 2 tiles are equally near to 4 : 3, of which an image takes that of about its size.
-        ((112, 84), 5),
-        ((40, 30), 1),
-        # As long as it may be: four in a row.
-        ((3000, 10), 5),
-        ((10, 3000), 5),
-    ],
+    frozen("lmm_kits/internvl", "an_images_shape_says_how_many_tiles_it_has"),
 )
 def test_an_images_shape_says_how_many_tiles_it_has(processor, size, tiles):
     encoded = encode(KIT, processor, [message("user", picture(*size), "?")])

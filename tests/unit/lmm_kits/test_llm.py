@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from helpers.tables import table
 from helpers.tiny_models import pad
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -14,20 +15,7 @@ from lmm_r1.lmm_kits.llm import refusal_of
 
 pytestmark = pytest.mark.unit
 
-REFUSED = {
-    "takes images or sound": "emu3 fuyu gemma3n gemma4 gemma4_unified git got_ocr2 llama4 mllama moshi musicgen "
-    "musicgen_melody qwen3_5 qwen3_5_moe",
-    "is an encoder": "bart bert bert-generation big_bird bigbird_pegasus blenderbot blenderbot-small camembert "
-    "data2vec-text electra ernie marian mbart megatron-bert mvp pegasus plbart prophetnet rembert roberta "
-    "roberta-prelayernorm roc_bert roformer trocr whisper xlm-roberta xlm-roberta-xl xmod",
-    "takes no positions": "bloom cpmant falcon_mamba mamba mamba2 mpt rwkv xlnet xlstm",
-    "not by SDPA": "codegen deepseek_v4 gpt_neo gpt_neox_japanese gpt_oss gptj granite_swa granitemoe_swa mimo_v2_flash "
-    "openai-gpt reformer xglm xlm",
-    "drafts tokens": "gemma4_assistant gemma4_unified_assistant",
-    "reads bytes": "blt",
-    "sees the tokens that follow": "doge",
-    "take in the padding": "recurrent_gemma",
-}
+REFUSED = table("lmm_kits/llm", "refused")
 TAKEN = """
 afmoe apertus arcee aria_text axk1 axk2 bamba biogpt bitnet cohere cohere2 cohere2_moe ctrl cwm dbrx deepseek_v2 deepseek_v3
 deepseek_v32 diffllama dots1 ernie4_5 ernie4_5_moe exaone4 exaone_moe falcon falcon_h1 flex_olmo gemma gemma2 gemma3_text
@@ -43,17 +31,7 @@ TRIED = (
     "falcon gemma2 gemma3_text gpt2 gpt_neox lfm2 llama mixtral nemotron olmo2 opt phi phi3 qwen2_moe qwen3 qwen3_moe "
     "qwen3_next"
 ).split()
-SIZES = {
-    "vocab_size": 96,
-    "hidden_size": 64,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+SIZES = table("lmm_kits/llm", "sizes")
 MORE = {
     "opt": {"ffn_dim": 64, "word_embed_proj_dim": 64},
     "qwen3_next": {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "num_experts": 4, "num_experts_per_tok": 2},

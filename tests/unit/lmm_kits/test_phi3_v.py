@@ -11,6 +11,7 @@ import pytest
 import torch
 from helpers.conversations import message, picture
 from helpers.engines import running_engine
+from helpers.tables import table
 from helpers.tiny_models import encode, make_actor
 from PIL import Image
 from safetensors import safe_open
@@ -44,22 +45,7 @@ def processor(folder: Path) -> Phi3VProcessor:
 
 @pytest.mark.parametrize(
     ("width", "height", "num_crops", "tokens"),
-    [
-        # Squares take 2 x 2 of 4 crops and 4 x 4 of 16: 5 * 144 + 3 * 12 + 1, 17 * 144 + 5 * 12 + 1.
-        (1, 1, 4, 757),
-        (1000, 1000, 4, 757),
-        (1000, 1000, 16, 2509),
-        # 3 : 2 with 16 crops: 4 columns need 3 rows, 5 would need 4. 13 * 144 + 4 * 12 + 1, as vLLM's tests have it.
-        (300, 200, 16, 1921),
-        # 2 : 1 with 4 crops: 2 columns fill 1 row, 3 would need 2. One row is 3 * 144 + 2 * 12 + 1, two are 12 more.
-        (672, 336, 4, 457),
-        (336, 672, 4, 469),
-        # 500 : 1 is scaled to 1344 x 2 and padded to 4 x 1 crops: 5 * 144 + 2 * 12 + 1.
-        (10_000, 20, 4, 745),
-        # 3 : 1 with 16 crops: 6 columns need 2 rows, 7 would need 3; standing, 6 rows. 13 * 144 + 7 * 12 + 1.
-        (100, 300, 16, 1957),
-        (100, 300, 1, 313),
-    ],
+    table("lmm_kits/phi3_v", "an_image_has_as_many_tokens_as_computed_by_hand"),
 )
 def test_an_image_has_as_many_tokens_as_computed_by_hand(width, height, num_crops, tokens):
     images = Phi3VImageProcessor(num_crops=num_crops)

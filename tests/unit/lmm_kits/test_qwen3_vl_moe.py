@@ -9,6 +9,7 @@ import pytest
 import torch
 from helpers.conversations import message, picture
 from helpers.engines import largest_difference, running_engine, sampled
+from helpers.tables import table
 from helpers.tiny_models import encode, make_actor, pad
 from safetensors.torch import load_file, save_file
 from transformers import Qwen3VLMoeConfig, Qwen3VLMoeForConditionalGeneration
@@ -24,58 +25,9 @@ from lmm_r1.models.adapters import merged_state_dict
 
 KIT = get_kit("qwen3_vl_moe")
 # As the released 30B-A3B's config.json has them.
-TEXT_CONFIG = {
-    "attention_bias": False,
-    "attention_dropout": 0.0,
-    "bos_token_id": 151643,
-    "decoder_sparse_step": 1,
-    "eos_token_id": 151645,
-    "head_dim": 128,
-    "hidden_act": "silu",
-    "hidden_size": 2048,
-    "initializer_range": 0.02,
-    "intermediate_size": 6144,
-    "max_position_embeddings": 262144,
-    "mlp_only_layers": [],
-    "model_type": "qwen3_vl_moe_text",
-    "moe_intermediate_size": 768,
-    "norm_topk_prob": True,
-    "num_attention_heads": 32,
-    "num_experts": 128,
-    "num_experts_per_tok": 8,
-    "num_hidden_layers": 48,
-    "num_key_value_heads": 4,
-    "rms_norm_eps": 1e-06,
-    "rope_scaling": {"mrope_interleaved": True, "mrope_section": [24, 20, 20], "rope_type": "default"},
-    "rope_theta": 5000000,
-    "use_cache": True,
-    "vocab_size": 151936,
-}
-VISION_CONFIG = {
-    "deepstack_visual_indexes": [8, 16, 24],
-    "depth": 27,
-    "hidden_act": "gelu_pytorch_tanh",
-    "hidden_size": 1152,
-    "in_channels": 3,
-    "initializer_range": 0.02,
-    "intermediate_size": 4304,
-    "model_type": "qwen3_vl_moe",
-    "num_heads": 16,
-    "num_position_embeddings": 2304,
-    "out_hidden_size": 2048,
-    "patch_size": 16,
-    "spatial_merge_size": 2,
-    "temporal_patch_size": 2,
-}
-TOP_CONFIG = {
-    "architectures": ["Qwen3VLMoeForConditionalGeneration"],
-    "image_token_id": 151655,
-    "model_type": "qwen3_vl_moe",
-    "tie_word_embeddings": False,
-    "video_token_id": 151656,
-    "vision_end_token_id": 151653,
-    "vision_start_token_id": 151652,
-}
+TEXT_CONFIG = table("lmm_kits/qwen3_vl_moe", "text_config")
+VISION_CONFIG = table("lmm_kits/qwen3_vl_moe", "vision_config")
+TOP_CONFIG = table("lmm_kits/qwen3_vl_moe", "top_config")
 # Of one layer, in the files of the releases.
 RELEASED_LAYER = {
     "input_layernorm.weight": (2048,),

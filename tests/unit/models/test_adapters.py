@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.tables import frozen
 from helpers.tiny_models import build_experts, make_actor
 from peft import LoraConfig, PeftModel, inject_adapter_in_model
 
@@ -190,22 +191,7 @@ def test_dropout_stands_in_front_of_the_adapters(folder):
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [
-        ({"lora_rank": -1}, "--ds.lora.rank -1: must be at least 1, or 0"),
-        ({"lora_alpha": 0}, "--ds.lora.alpha 0: must be at least 1"),
-        ({"lora_dropout": 1.0}, "--ds.lora.dropout 1: must be at least 0 and below 1"),
-        ({"target_modules": ()}, "--ds.lora.target_modules: give names of layers, or all-linear"),
-        (
-            {"target_modules": ("q_proj", "query")},
-            "--ds.lora.target_modules query: the language model has no linear layer of this name; it has down_proj, "
-            "gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj",
-        ),
-        ({"target_modules": ("lm_head",)}, "--ds.lora.target_modules lm_head: the language model has no linear layer"),
-        (
-            {"ds_config": {"zero_optimization": {"stage": 2}, "tensor_parallel": {"autotp_size": 2}}},
-            "--ds.tensor_parallel_size 2 splits the layers that --ds.lora.rank adapts",
-        ),
-    ],
+    frozen("models/adapters", "settings_that_cannot_be_are_refused"),
 )
 def test_settings_that_cannot_be_are_refused(folder, settings, message):
     with pytest.raises(UserError) as refused:

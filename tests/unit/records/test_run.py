@@ -3,6 +3,7 @@ import os
 
 import pytest
 from helpers.run_folders import rollout, scores, write_curriculum, write_image, write_lines, write_stage
+from helpers.tables import table
 
 from lmm_r1.data.messages import ImagePart, Message, TextPart
 from lmm_r1.errors import UserError
@@ -137,17 +138,7 @@ def test_a_malformed_metrics_line_is_named_with_its_file_and_number(tmp_path, li
 
 @pytest.mark.parametrize(
     ("fields", "complaint"),
-    [
-        ({"response": None}, "response must be a string, found None"),
-        ({"reward": "1"}, "reward must be a number, found '1'"),
-        ({"weights": [[1, 2, 3]]}, "weights must be pairs of a version and a number of tokens, found [[1, 2, 3]]"),
-        ({"weights": 3}, "weights must be pairs of a version and a number of tokens, found 3"),
-        ({"scores": [1.0]}, "scores must be an object of numbers by name, found [1.0]"),
-        ({"scores": {"accuracy": "yes"}}, "scores: accuracy must be a number, found 'yes'"),
-        ({"messages": "hello"}, "messages must be a list of objects with role and content"),
-        ({"messages": [{"role": "user", "content": 3}]}, "message 1: content must be a string or a list of parts"),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "message 1: image must be a string"),
-    ],
+    table("records/run", "a_malformed_rollout_is_named_with_its_file_and_number"),
 )
 def test_a_malformed_rollout_is_named_with_its_file_and_number(tmp_path, fields, complaint):
     write_metrics(tmp_path, {"step": 1})
@@ -237,16 +228,7 @@ def test_a_share_above_one_in_an_evaluation_is_refused(tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "complaint"),
-    [
-        ("{", "not a JSON file"),
-        ("[]", "expected a JSON object, found list"),
-        ('{"kind": "rl"}', "seconds must be a number from 0 up, found None"),
-        ('{"seconds": 1, "name": "x", "kind": "rl", "steps": -1}', "steps must be an integer from 0 up, found -1"),
-        (
-            '{"seconds": 1, "name": "x", "kind": "rl", "steps": 1, "started_at": "noon"}',
-            "started_at must be an ISO 8601 time like 2026-01-31T12:00:00+00:00, found 'noon'",
-        ),
-    ],
+    table("records/run", "a_malformed_stage_json_is_named"),
 )
 def test_a_malformed_stage_json_is_named(tmp_path, text, complaint):
     (tmp_path / "stage.json").write_text(text)

@@ -17,6 +17,7 @@ from helpers.answer_frames import (
     said,
 )
 from helpers.answer_verdicts import expect_none, is_right, right_ones
+from helpers.tables import table
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -200,20 +201,7 @@ def test_money_is_right_with_and_without_its_sign_and_wrong_in_another_currency(
         assert not is_right(written, label), written
 
 
-CONVERTED = (
-    ("m", 100, "cm"),
-    ("km", 1000, "m"),
-    ("cm", 10, "mm"),
-    ("kg", 1000, "g"),
-    ("hours", 60, "minutes"),
-    ("minutes", 60, "seconds"),
-    ("kJ", 1000, "J"),
-    ("A", 1000, "mA"),
-    ("L", 1000, "mL"),
-    ("kN", 1000, "N"),
-    ("kPa", 1000, "Pa"),
-    ("kW", 1000, "W"),
-)
+CONVERTED = tuple(table("remote_rm/answer_properties", "converted"))
 
 
 @generated

@@ -1,4 +1,5 @@
 import pytest
+from helpers.tables import table
 
 from remote_rm.box_verifier import BoxVerifier
 from remote_rm.verifier import Item, Score
@@ -23,20 +24,7 @@ def iou(answer: str, label: str, **settings) -> float:
 
 @pytest.mark.parametrize(
     ("answer", "expected", "is_right"),
-    [
-        (ONE, 1.0, 1.0),
-        ("[0, 0, 10, 5]", 0.5, 1.0),
-        ("[0, 0, 10, 4.9]", 0.49, 0.0),
-        ("[5, 5, 15, 15]", 1 / 7, 0.0),
-        ("[20, 20, 30, 30]", 0.0, 0.0),
-        ("[10, 10, 0, 0]", 0.0, 0.0),
-        ("[nan, 0, 10, 10]", 0.0, 0.0),
-        ("[-1, 0, 10, 10]", 0.0, 0.0),
-        ("[0, 0, 1e999, 1e999]", 0.0, 0.0),
-        ("[]", 0.0, 0.0),
-        ("", 0.0, 0.0),
-        ("the whole image", 0.0, 0.0),
-    ],
+    table("remote_rm/box_verifier", "the_score_is_the_iou_and_the_accuracy_whether_it_reaches_the_threshold"),
 )
 def test_the_score_is_the_iou_and_the_accuracy_whether_it_reaches_the_threshold(answer, expected, is_right):
     score = scored(answer, ONE)
@@ -55,18 +43,7 @@ def test_the_threshold_is_a_setting():
 
 @pytest.mark.parametrize(
     ("answer", "expected", "is_right"),
-    [
-        (TWO, 1.0, 1.0),
-        ("[[20, 0, 30, 5], [0, 0, 10, 10]]", 0.75, 1.0),
-        # 1 and 0.4: one of them does not reach the threshold.
-        ("[[20, 0, 30, 4], [0, 0, 10, 10]]", 0.7, 0.0),
-        (ONE, 0.5, 0.0),
-        # The same box twice has one partner.
-        ("[[0, 0, 10, 10], [0, 0, 10, 10]]", 0.5, 0.0),
-        ("[[0, 0, 10, 10], [20, 0, 30, 10], [40, 0, 50, 10]]", 2 / 3, 0.0),
-        # What is no box counts as one that hits nothing.
-        ("[[0, 0, 10, 10], [20, 0, 30, 10], [9, 9, 0, 0], [nan, 0, 1, 1]]", 0.5, 0.0),
-    ],
+    table("remote_rm/box_verifier", "several_boxes_are_matched_one_to_one"),
 )
 def test_several_boxes_are_matched_one_to_one(answer, expected, is_right):
     score = scored(answer, TWO)

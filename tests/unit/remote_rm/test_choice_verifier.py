@@ -1,4 +1,5 @@
 import pytest
+from helpers.tables import table
 
 from remote_rm.answers.choice import matches, read_choice
 from remote_rm.choice_verifier import ChoiceVerifier
@@ -9,52 +10,7 @@ pytestmark = pytest.mark.unit
 
 @pytest.mark.parametrize(
     "answer",
-    [
-        "B",
-        "b",
-        "(B)",
-        "( b )",
-        "[B]",
-        "B.",
-        "**B**",
-        "'B'",
-        "Ｂ",
-        "（Ｂ）",
-        r"$\boxed{\text{B}}$",
-        r"\textbf{(B)}\ 12 \text{ cm}",
-        "B. 12 cm",
-        "B) 12 cm",
-        "(B) 12 cm",
-        "B: 12 cm",
-        "B - 12 cm",
-        "B 12 cm",
-        "B、12",
-        "option B",
-        "Option (B)",
-        "Choice b",
-        "Option B: 12 cm",
-        "The answer is B.",
-        "The answer is: **B**",
-        "The correct answer is option B",
-        "The correct option is (B) because it is so.",
-        "the answer is B, since 3 > 2",
-        "B is the answer",
-        "Option B is correct",
-        "I choose B",
-        "I'd go with option B.",
-        "B, not C",
-        "(B), not (C)",
-        "not A but B",
-        "It should be B.",
-        "A is wrong, B is correct",
-        "B (30°)",
-        "B because (A) is too small",
-        "A, C and D fail, therefore B.",
-        "选B",
-        "故选：B。",
-        "答案是B",
-        "选项B正确",
-    ],
+    table("remote_rm/choice_verifier", "these_name_b"),
 )
 def test_these_name_b(answer):
     assert read_choice(answer).letter == "B"
@@ -64,36 +20,7 @@ def test_these_name_b(answer):
 
 @pytest.mark.parametrize(
     "answer",
-    [
-        "A or B",
-        "B or A",
-        "either A or B",
-        "(A) or (B)",
-        "B, C",
-        "B; C",
-        "B/C",
-        "B & C",
-        "B and C",
-        "both B and C",
-        "B C",
-        "BC",
-        "B.C",
-        "(B)(C)",
-        "B (or C)",
-        "B or maybe C",
-        "B\nC",
-        "A. 1 B. 2 C. 3",
-        "B. 12 or C",
-        "B. 12 or C. 13",
-        "option A, option B",
-        "The answer is A or B",
-        "The answer is A or the answer is B",
-        "A. B. C. D.",
-        "(A) 3 or (B) 4",
-        "A is correct and B is correct",
-        "选A或B",
-        "A和B",
-    ],
+    table("remote_rm/choice_verifier", "naming_several_letters_counts_for_none"),
 )
 def test_naming_several_letters_counts_for_none(answer):
     assert read_choice(answer) is None
@@ -136,21 +63,7 @@ def test_a_label_is_a_letter_with_or_without_its_text(label):
 
 @pytest.mark.parametrize(
     ("answer", "label", "is_right"),
-    [
-        ("12 cm", "B. 12 cm", True),
-        ("A dog", "B. a dog", True),
-        ("B. 13 cm", "B. 12 cm", False),
-        ("B. the brown dog", "B. a brown dog", True),
-        ("B. a cat", "B. a brown dog", False),
-        ("13 cm", "B. 12 cm", False),
-        ("12 cm", "B", False),
-        # The text of an option may itself be letters: then only its own letter counts.
-        ("C", "B. C", False),
-        ("B. C", "B. C", True),
-        ("A or B", "D. A or B", False),
-        ("D", "D. A or B", True),
-        ("B. plasma (A) and (C)", "B. plasma (A) and (C)", True),
-    ],
+    table("remote_rm/choice_verifier", "the_text_of_the_option_counts_when_it_is_the_labels_own"),
 )
 def test_the_text_of_the_option_counts_when_it_is_the_labels_own(answer, label, is_right):
     assert matches(answer, label) is is_right

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 from aiohttp import web
+from helpers.tables import table
 
 from remote_rm import client as client_module
 from remote_rm.client import RewardClient, RewardUnavailable, Sample, parse_reply
@@ -258,15 +259,7 @@ def test_a_wrong_reply_is_not_final_where_another_endpoint_is_well(kind, monkeyp
 
 @pytest.mark.parametrize(
     ("kind", "times", "told"),
-    [
-        ("no rewards", 2, "sent no usable reward"),
-        ("not UTF-8", 2, "sent no usable reward"),
-        ("nested without end", 2, r"sent no usable reward \(RecursionError"),
-        ("a number without end", 2, r"sent no usable reward \(OverflowError"),
-        ("too long", 2, "sent a reply of more than 1 MiB"),
-        ("no access", 1, "refused the request with 401"),
-        ("nothing there", 1, "refused the request with 404"),
-    ],
+    table("remote_rm/client", "wrong_replies_are_final_when_every_endpoint_has_given_them"),
 )
 def test_wrong_replies_are_final_when_every_endpoint_has_given_them(kind, times, told, monkeypatch):
     monkeypatch.setattr(client_module, "LONGEST_REPLY_BYTES", 2**20)

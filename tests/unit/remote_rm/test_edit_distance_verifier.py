@@ -1,6 +1,7 @@
 import json
 
 import pytest
+from helpers.tables import table
 
 from remote_rm.edit_distance_verifier import EditDistanceVerifier
 from remote_rm.verifier import Item, Score
@@ -18,22 +19,7 @@ def scored(answer: str, label: str, **settings) -> Score:
 
 @pytest.mark.parametrize(
     ("answer", "label", "anls", "is_right"),
-    [
-        ("Rye, NY", "rye,  ny ", 1.0, 1.0),
-        ("sitting", "kitten", 4 / 7, 0.0),
-        ("abcx", "abcd", 0.75, 0.0),
-        # Half of it is different: another text.
-        ("abxy", "abcd", 0.0, 0.0),
-        ("ab", "abcd", 0.0, 0.0),
-        ("abc", "abcd", 0.75, 0.0),
-        ("", "abcd", 0.0, 0.0),
-        ("1", '["one", "1"]', 1.0, 1.0),
-        ("abcx", '["wxyz", "abcd", "abcde"]', 0.75, 0.0),
-        ("42", "[41, 42]", 1.0, 1.0),
-        # No list of texts: the text itself.
-        ("[1, [2]]", "[1, [2]]", 1.0, 1.0),
-        ("[red", "[red", 1.0, 1.0),
-    ],
+    table("remote_rm/edit_distance_verifier", "the_score_is_the_likeness_to_the_nearest_gold"),
 )
 def test_the_score_is_the_likeness_to_the_nearest_gold(answer, label, anls, is_right):
     score = scored(answer, label)

@@ -1,4 +1,5 @@
 import pytest
+from helpers.tables import table
 
 from remote_rm.list_verifier import ListVerifier, is_list, items_of, matches, quick_match
 from remote_rm.verifier import Item
@@ -8,21 +9,7 @@ pytestmark = pytest.mark.unit
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "1, 3, 5",
-        "1,3,5",
-        "1; 3; 5",
-        "[1, 3, 5]",
-        "(1, 3, 5)",
-        r"$\{1, 3, 5\}$",
-        "1, 3 and 5",
-        "1, 3, and 5",
-        "1 3 5",
-        "1\n3\n5",
-        "- 1\n- 3\n- 5",
-        "1. 1\n2. 3\n3. 5",
-        r"\boxed{1, 3, 5}",
-    ],
+    table("remote_rm/list_verifier", "the_ways_to_write_a_list"),
 )
 def test_the_ways_to_write_a_list(text):
     assert items_of(text) == ["1", "3", "5"]
@@ -45,20 +32,7 @@ def test_the_elements_of_a_list(text, items):
 
 @pytest.mark.parametrize(
     ("answer", "label", "is_right"),
-    [
-        ("[1, 3, 5]", "1, 3, 5", True),
-        ("The answer is 1, 3, 5.", "1, 3, 5", True),
-        ("5, 3, 1", "1, 3, 5", False),
-        ("1, 3", "1, 3, 5", False),
-        ("1, 3, 5, 7", "1, 3, 5", False),
-        ("1, 3, ", "1, 3, 5", False),
-        ("0.5, 50%", "1/2, 1/2", True),
-        ("Dark red, light green", "dark red, light green", True),
-        (r"\sqrt{8}, 1", r"2\sqrt{2}, 1", True),
-        (r"\sqrt{7}, 1", r"2\sqrt{2}, 1", False),
-        ("(3, 4), (1, 2)", "(1, 2), (3, 4)", False),
-        ("", "1, 3", False),
-    ],
+    table("remote_rm/list_verifier", "an_ordered_list_is_compared_element_by_element"),
 )
 def test_an_ordered_list_is_compared_element_by_element(answer, label, is_right):
     assert matches(answer, label) is is_right
@@ -66,17 +40,7 @@ def test_an_ordered_list_is_compared_element_by_element(answer, label, is_right)
 
 @pytest.mark.parametrize(
     ("answer", "label", "is_right"),
-    [
-        ("5, 3, 1", "1, 3, 5", True),
-        ("1, 1, 3", "1, 3, 3", False),
-        ("1, 3, 3", "3, 1, 3", True),
-        ("(3, 4), (1, 2)", "(1, 2), (3, 4)", True),
-        (r"1, \sqrt{8}", r"2\sqrt{2}, 1", True),
-        # 3.141 meets both labels, 3.1412 rounds to 3.14 only: each must be given the one that it can meet.
-        ("3.141, 3.1412", "3.14, 3.141", True),
-        ("3.141, 3.1432", "3.14, 3.141", True),
-        ("3.142, 3.1432", "3.14, 3.141", False),
-    ],
+    table("remote_rm/list_verifier", "an_unordered_list_gives_each_element_a_partner_of_its_own"),
 )
 def test_an_unordered_list_gives_each_element_a_partner_of_its_own(answer, label, is_right):
     assert matches(answer, label, unordered=True) is is_right

@@ -4,6 +4,7 @@ import pickle
 import pytest
 from helpers.chat_server import chat_server, completion
 from helpers.judge_server import asked_of
+from helpers.tables import table
 
 from remote_rm.composition import part_from
 from remote_rm.llm_judge.ledger import DATABASE
@@ -24,15 +25,7 @@ def test_without_its_judge_it_scores_by_the_rule_and_says_so():
 
 @pytest.mark.parametrize(
     ("settings", "said"),
-    [
-        ({"judge_rule": "format"}, "--judge-rule format compares no answer"),
-        ({"judge_rule": "composition"}, "--judge-rule composition compares no answer"),
-        ({"judge_rule": "llm_judge"}, "--judge-rule llm_judge compares no answer"),
-        ({"judge_rule": "maths"}, "did you mean math"),
-        ({"judge_url": "127.0.0.1:8000"}, "--judge-url 127.0.0.1:8000 is no address"),
-        ({"judge_body": "{"}, "--judge-body { is no JSON"),
-        ({"judge_body": "[]"}, r"--judge-body \[\] is no JSON object"),
-    ],
+    table("remote_rm/llm_judge_verifier", "settings_that_contradict_are_refused_by_name"),
 )
 def test_settings_that_contradict_are_refused_by_name(settings, said):
     with pytest.raises(ValueError, match=said):

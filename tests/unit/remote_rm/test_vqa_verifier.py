@@ -1,6 +1,7 @@
 import json
 
 import pytest
+from helpers.tables import table
 
 from remote_rm.answer_verifier import Weights
 from remote_rm.verifier import Item, Score
@@ -21,19 +22,7 @@ def scored(answer: str, label: str, **settings) -> Score:
 
 @pytest.mark.parametrize(
     ("answer", "vqa", "soft", "is_right"),
-    [
-        ("2 dogs", 1.0, 1.0, 1.0),
-        ("Two dogs.", 1.0, 1.0, 1.0),
-        # Two people said so; the next one is `dog` of `dogs`.
-        ("dogs", 0.6, (1 + 1 + 3 / 4) / 3, 1.0),
-        # One person said so; the next ones are `dogs`.
-        ("A dog", 0.3, (1 + 3 / 4 + 3 / 4) / 3, 0.0),
-        # Six of `2 dogs` are there.
-        ("2 dogs, dogs", 0.0, 6 / 11, 0.0),
-        ("xyz", 0.0, 0.0, 0.0),
-        ("", 0.0, 0.0, 0.0),
-        ("?", 0.0, 0.0, 0.0),
-    ],
+    table("remote_rm/vqa_verifier", "the_score_is_the_share_of_people_who_said_so"),
 )
 def test_the_score_is_the_share_of_people_who_said_so(answer, vqa, soft, is_right):
     score = scored(answer, SEVEN_AND_THREE)

@@ -6,6 +6,7 @@ from datetime import datetime, timezone
 import pytest
 from helpers.report_text import PageText
 from helpers.run_folders import rollout, scores, write_curriculum, write_lines, write_stage
+from helpers.tables import table
 
 from lmm_r1.cli.report import _stage_cells, main
 from lmm_r1.evaluation.page_parts import moment
@@ -172,22 +173,7 @@ def test_the_summary_holds_null_where_a_stage_was_not_evaluated(tmp_path):
 
 @pytest.mark.parametrize(
     ("shares", "told"),
-    [
-        ([0.0, 0.0], []),
-        ([None, None], []),
-        (
-            [1.0, 0.97],
-            ["fre: from step 1 on the rule judged in place of the judge, which had no budget left or failed"],
-        ),
-        ([0.0, 0.25, 0.0], ["fre: the judge gave no verdict on 8.3 % of the responses of steps 1 to 3, and the rule"]),
-        (
-            [0.5, 0.1, 0.0, 0.9, 1.0],
-            [
-                "fre: the judge gave no verdict on 20.0 % of the responses of steps 1 to 3, and the rule",
-                "fre: from step 4 on the rule judged in place of the judge",
-            ],
-        ),
-    ],
+    table("report/page", "the_page_says_from_when_a_rule_judged_in_place_of_a_judge"),
 )
 def test_the_page_says_from_when_a_rule_judged_in_place_of_a_judge(tmp_path, shares, told):
     lines = [{"step": step, "judged_by_rule": share} for step, share in enumerate(shares, start=1)]

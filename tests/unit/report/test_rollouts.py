@@ -4,6 +4,7 @@ import io
 import PIL.Image
 import pytest
 from helpers.run_folders import rollout, write_image, write_lines, write_stage
+from helpers.tables import table
 
 from lmm_r1.evaluation.page_parts import ImageError, data_uri
 from lmm_r1.records.run import read_run
@@ -35,15 +36,7 @@ def parts_of(sample, record):
 
 @pytest.mark.parametrize(
     ("sizes", "limit", "quotas"),
-    [
-        ([9, 9, 9], 2, [1, 0, 1]),
-        ([9, 9, 9], 6, [2, 2, 2]),
-        ([1, 9, 9], 9, [1, 4, 4]),
-        ([9, 9, 9], 7, [3, 2, 2]),
-        ([2, 3], 10, [2, 3]),
-        ([2, 3], 0, [0, 0]),
-        ([], 5, []),
-    ],
+    table("report/rollouts", "places_are_shared_as_equally_as_the_sizes_allow"),
 )
 def test_places_are_shared_as_equally_as_the_sizes_allow(sizes, limit, quotas):
     assert spread(sizes, limit=limit) == quotas

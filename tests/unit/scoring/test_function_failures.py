@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 from helpers.character_kit import CharacterKit
 from helpers.conversations import message, row
+from helpers.tables import table
 
 from lmm_r1.config.ppo import RewardConfig
 from lmm_r1.data.sample import Sample
@@ -73,45 +74,7 @@ def rewards(samples: list[Sample]) -> list[float]:
 
 @pytest.mark.parametrize(
     ("code", "said"),
-    [
-        (OPENRLHF + "return 1 / 0", "line 2: the reward function raised ZeroDivisionError: division by zero"),
-        (EASYR1 + "return [{'overall': one['none']} for one in reward_inputs]", "line 2: .*KeyError: 'none'"),
-        # No event loop carries these: one hangs it, the other ends the engine.
-        (OPENRLHF + "return [next(iter(())) for _ in labels]", "line 2: the reward function raised StopIteration"),
-        (OPENRLHF + "raise SystemExit(3)", "line 2: the reward function raised SystemExit: 3"),
-        (OPENRLHF + "raise KeyboardInterrupt", "line 2: the reward function raised KeyboardInterrupt;?"),
-        ("import json\n\n" + OPENRLHF + "return json.loads('{')", "rewards.py, line 4: .*JSONDecodeError"),
-        (ASYNC + OPENRLHF + "return [await asyncio.sleep(0, 1 / 0)]", "line 4: .*ZeroDivisionError"),
-        (OPENRLHF + "return (1 / (int(text) - 3) for text in responses)", "line 2: .*ZeroDivisionError"),
-        (OPENRLHF + "return [1.0]", "1 values for 2 responses"),
-        (OPENRLHF + "return 1.0", "1 values for 2 responses"),
-        (OPENRLHF + "return [1.0, float('nan')]", "gives reward nan, score nan for a response"),
-        (OPENRLHF + "return [1.0, float('-inf')]", "gives reward -inf"),
-        (OPENRLHF + "return [1.0, 10 ** 400]", "OverflowError"),
-        (OPENRLHF + "return [1.0, None]", "TypeError"),
-        (OPENRLHF + "return [1.0, 1j]", "TypeError"),
-        (OPENRLHF + "return ['good', 'bad']", "could not convert string to float: 'good'"),
-        (OPENRLHF + "return {'rewards': [1, 0], 'scores': [1]}", "scores: 1 values for 2 responses"),
-        (
-            OPENRLHF + "return {'rewards': [1, 0], 'extra_logs': {'format': [1, 1], 'boxes': [1]}}",
-            r"extra_logs\['boxes'\]: 1 values for 2 responses",
-        ),
-        (
-            OPENRLHF + "return {'rewards': [1, 0], 'extra_logs': {'boxes': [float('inf'), 0]}}",
-            "gives boxes inf for a response",
-        ),
-        ("import torch\n\n" + OPENRLHF + "return [torch.ones(2), torch.ones(2)]", "Tensor with 2 elements"),
-        ("import numpy\n\n" + OPENRLHF + "return numpy.ones((2, 2))", "4 values for 2 responses"),
-        ("async " + OPENRLHF + "yield 1.0", "'async_generator' object is not iterable"),
-        (
-            EASYR1 + "return [{'overall': 1, 'format': 1, 'boxes': 0}, {'overall': 1, 'format': 1}]",
-            "boxes not for every response",
-        ),
-        (EASYR1 + "return [{'overall': 1}]", "1 scores for 2 responses"),
-        (EASYR1 + "return ({'overall': 1} for _ in reward_inputs)", "no list of scores"),
-        (EASYR1 + "return [{'overall': 10 ** 400}] * 2", "OverflowError"),
-        (EASYR1 + "return [{'overall': 'nan'}] * 2", "gives reward nan"),
-    ],
+    table("scoring/function_failures", "whatever_goes_wrong_is_told_with_the_row"),
 )
 def test_whatever_goes_wrong_is_told_with_the_row(tmp_path, code, said):
     with pytest.raises(UserError, match=f"^rows.jsonl, line 1: --reward.remote_url .*{said}"):
@@ -120,15 +83,7 @@ def test_whatever_goes_wrong_is_told_with_the_row(tmp_path, code, said):
 
 @pytest.mark.parametrize(
     "code",
-    [
-        "import numpy\n\n" + OPENRLHF + "return {'rewards': numpy.array([1.0, 0.5])}",
-        "import numpy\n\n" + OPENRLHF + "return [numpy.float32(1), numpy.float64(0.5)]",
-        "import torch\n\n" + OPENRLHF + "return [torch.tensor(1), torch.tensor([0.5], dtype=torch.bfloat16)]",
-        OPENRLHF + "return (1 / int(text) if text == '2' else True for text in responses)",
-        ASYNC + OPENRLHF + "return await asyncio.gather(*(asyncio.sleep(0, len(text)) for text in responses))",
-        ASYNC + EASYR1 + "return [{'overall': await asyncio.sleep(0, 1)} for one in reward_inputs]",
-        "import torch\n\n" + EASYR1 + "return [{'overall': torch.tensor(1.0)} for one in reward_inputs]",
-    ],
+    table("scoring/function_failures", "numbers_of_any_library_and_async_functions_are_taken"),
 )
 def test_numbers_of_any_library_and_async_functions_are_taken(tmp_path, code):
     assert set(rewards(group(source(tmp_path, code)))) <= {0.5, 1.0}

@@ -9,6 +9,7 @@ import pytest
 import torch
 from helpers.character_kit import CharacterKit
 from helpers.conversations import message, picture, row
+from helpers.tables import frozen
 from helpers.tiny_models import encode, make_actor
 
 from lmm_r1.batch.run import _judges_steps
@@ -164,19 +165,7 @@ def test_a_value_head_says_that_a_checkpoint_judges_whole_responses_now(folder):
 
 @pytest.mark.parametrize(
     ("flags", "said"),
-    [
-        ({"step_scores": "last"}, "--step_scores is for a process reward model; name it with --reward_model"),
-        ({"placeholder_token": "*"}, "--placeholder_token is for a process reward model"),
-        ({"reward_model": "r", "reward_tokens": ("+",)}, r"--reward_tokens \+: give two tokens"),
-        (
-            {"reward_model": "http://h:1/get_reward", "step_scores": "last"},
-            "--step_scores is for a reward model that is loaded here, and --reward_model http://h:1/get_reward is a server",
-        ),
-        (
-            {"eval_task": "rm", "model": "https://h/get_reward", "normalize_reward": True},
-            "--normalize_reward is for a ",
-        ),
-    ],
+    frozen("scoring/process_reward_model", "flags_of_steps_without_a_process_reward_model_are_refused"),
 )
 def test_flags_of_steps_without_a_process_reward_model_are_refused(flags, said, tmp_path):
     with pytest.raises(UserError, match=said):

@@ -14,6 +14,7 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from helpers.conversations import message, picture, row
 from helpers.reward_requests import sent_by_openrlhf, sent_by_rollouts
+from helpers.tables import table
 from helpers.value_models import save_reward_model
 
 from lmm_r1.cli import serve_rm
@@ -436,15 +437,7 @@ def test_a_servers_precision_is_that_of_training(flags, has_gpu, dtype, monkeypa
 
 @pytest.mark.parametrize(
     ("flags", "told"),
-    [
-        (["--placeholder_token", "*", "--normalize"], "--normalize: {} is a process reward model"),
-        (
-            ["--placeholder_token", "*", "--value_head_prefix", "v"],
-            "--value_head_prefix v: {} is a process reward model",
-        ),
-        (["--reward_tokens", "+", "-"], "--reward_tokens: {} is no process reward model, by its config"),
-        ([], "{}: this checkpoint has no value head (no weight score.weight); give a trained reward model, or"),
-    ],
+    table("scoring/reward_judge", "a_checkpoint_of_neither_kind_and_flags_of_the_other_kind_are_refused"),
 )
 def test_a_checkpoint_of_neither_kind_and_flags_of_the_other_kind_are_refused(
     flags, told, monkeypatch, tiny_checkpoint, capsys

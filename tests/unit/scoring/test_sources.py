@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.conversations import message, row
+from helpers.tables import table
 
 from lmm_r1.config.ppo import RewardConfig
 from lmm_r1.errors import UserError
@@ -62,17 +63,7 @@ def test_an_error_of_the_function_is_not_swallowed(tmp_path):
 
 @pytest.mark.parametrize(
     ("reply", "said"),
-    [
-        ("{}", "KeyError: 'rewards'"),
-        ("None", "TypeError"),
-        ("{'rewards': []}", "0 values for one response"),
-        ("{'rewards': [1.0, 2.0]}", "2 values for one response"),
-        ("{'rewards': torch.ones(2)}", "2 values for one response"),
-        ("{'rewards': [None]}", "TypeError"),
-        ("{'rewards': 'much'}", "could not convert string to float: 'much'"),
-        ("{'rewards': 1, 'scores': {}}", "TypeError"),
-        ("{'rewards': 1, 'extra_logs': {'accuracy': []}}", "0 values for one response"),
-    ],
+    table("scoring/sources", "what_is_no_reward_of_one_response_is_told_with_the_file"),
 )
 def test_what_is_no_reward_of_one_response_is_told_with_the_file(tmp_path, reply, said):
     with pytest.raises(UserError, match=f"reward.py: reward_func gave no usable reward .*{said}"):

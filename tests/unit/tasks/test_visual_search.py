@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from helpers.tables import table
 from PIL import Image
 
 from lmm_r1.agents.crop import box_in_pixels
@@ -171,20 +172,7 @@ def test_noise_is_even_and_grey():
 
 @pytest.mark.parametrize(
     ("settings", "said"),
-    [
-        ({"view_px": 13}, "view_px 13: at least 14"),
-        ({"block_px": 10}, "block_px 10: a multiple of 9"),
-        ({"distractors": 256}, "256 distractors: a view of 112 px has 256 places"),
-        ({"style": "bold"}, "style bold: it must be one of fine, coarse"),
-        ({"cell_blocks": 10}, "cell_blocks 10: a multiple of 7"),
-        ({"cell_blocks": 0}, "cell_blocks 0: a multiple of 7"),
-        ({"view_px": 27, "cell_blocks": 14}, "view_px 27: at least 28"),
-        ({"style": "coarse"}, "view_px 112: style coarse has at most 4 backgrounds on a side, so 56 pixels with"),
-        ({"crop_errors": 1.5}, "crop_errors 1.5: a share from 0 to 1"),
-        ({"crop_errors": -0.1}, "crop_errors -0.1: a share from 0 to 1"),
-        ({"crop_errors": 0.5, "view_px": 14, "distractors": 3}, "crop_errors 0.5: a view of 14 px has one square"),
-        ({"asked": "shape"}, "asked shape: it must be one of digit, letter"),
-    ],
+    table("tasks/visual_search", "wrong_settings_are_refused"),
 )
 def test_wrong_settings_are_refused(settings, said):
     with pytest.raises(ValueError, match=said):

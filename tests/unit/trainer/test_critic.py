@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.tables import table
 from openrlhf.models import ValueLoss
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ppo_utils.kl_controller import FixedKLController
@@ -20,19 +21,7 @@ from lmm_r1.rl.workers import GroupReplayBuffer
 
 pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("one_process")]
 
-SETTINGS = {
-    "actor.model_name_or_path": "model",
-    "actor.num_gpus_per_node": 1,
-    "critic.num_gpus_per_node": 1,
-    "ref.num_gpus_per_node": 1,
-    "data.prompt_dataset": "rows.jsonl",
-    "reward.remote_url": "http://127.0.0.1:5000/get_reward",
-    "rollout.batch_size": 2,
-    "train.batch_size": 2,
-    "algo.advantage.estimator": "gae",
-    "algo.advantage.gamma": 0.5,
-    "algo.advantage.lambd": 0.5,
-}
+SETTINGS = table("trainer/critic", "settings")
 IMAGE: Media = {"pixel_values": torch.ones(1)}
 
 

@@ -8,6 +8,7 @@ import ray
 import torch
 from helpers.experiences import group, sample, trained
 from helpers.samples import media_ref
+from helpers.tables import table
 from openrlhf.trainer.ppo_utils.experience import Experience
 
 from lmm_r1 import cpu, dotted
@@ -19,18 +20,7 @@ from lmm_r1.rl.experiences import KitExperienceMaker, is_on_policy
 
 pytestmark = pytest.mark.unit
 
-SETTINGS = {
-    "actor.model_name_or_path": "model",
-    "actor.num_gpus_per_node": 1,
-    "ref.num_gpus_per_node": 1,
-    "data.prompt_dataset": "rows.jsonl",
-    "reward.remote_url": "http://127.0.0.1:5000/get_reward",
-    "rollout.batch_size": 4,
-    "rollout.n_samples_per_prompt": 2,
-    "rollout.micro_batch_size": 2,
-    "train.batch_size": 4,
-    "train.micro_batch_size": 2,
-}
+SETTINGS = table("trainer/experience_maker", "settings")
 
 
 class WorkerGroup:
@@ -249,17 +239,7 @@ ONE_STEP = {"train__batch_size": 8, "algo__kl__use_loss": True}
 
 @pytest.mark.parametrize(
     ("changes", "expected"),
-    [
-        (ONE_STEP, True),
-        (ONE_STEP | {"algo__kl__use_loss": False, "algo__kl__init_coef": 0.0}, True),
-        # The second step's policy is no longer the old one.
-        (ONE_STEP | {"train__batch_size": 4}, False),
-        (ONE_STEP | {"train__max_epochs": 2}, False),
-        # The reward is made of it.
-        (ONE_STEP | {"algo__kl__use_loss": False}, False),
-        # In its pass the policy is another one every time.
-        (ONE_STEP | {"ds__lora__rank": 4, "ds__lora__dropout": 0.1}, False),
-    ],
+    table("trainer/experience_maker", "the_policy_makes_a_pass_for_old_log_probs_where_the_update_does_not_give_them"),
 )
 def test_the_policy_makes_a_pass_for_old_log_probs_where_the_update_does_not_give_them(changes, expected, answers):
     settings = config(**changes)

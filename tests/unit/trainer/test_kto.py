@@ -10,6 +10,7 @@ from helpers.character_kit import END, IMAGE, NEWLINE, PLACEHOLDER, CharacterKit
 from helpers.conversations import message
 from helpers.sessions import session_of
 from helpers.table_models import POLICY, AccumulatingStrategy, TableActor, TableReference, responding
+from helpers.tables import table
 from PIL import Image
 
 from lmm_r1 import dotted
@@ -247,22 +248,7 @@ def test_rows_that_cannot_be_learned_from_are_refused_with_their_place(tmp_path)
 
 @pytest.mark.parametrize(
     ("flags", "said"),
-    [
-        ({"model.beta": 0.0}, "--model.beta 0 must be above 0"),
-        ({"model.desirable_loss_weight": -1.0}, "--model.desirable_loss_weight -1 must be above 0"),
-        ({"model.undesirable_loss_weight": 0.0}, "--model.undesirable_loss_weight 0 must be above 0"),
-        ({"train.batch_size": 1, "train.micro_batch_size": 1}, "take 2 rows at least"),
-        ({"ref.offload": True}, "add --ds.zero_stage 3"),
-        (
-            {"ref.offload": True, "ds.zero_stage": 3, "ds.lora.rank": 8},
-            "the reference is the model without its adapter",
-        ),
-        ({"data.input_template": "Q: {}"}, "name its column with --data.input_key"),
-        (
-            {"ds.ulysses_size": 2, "train.shared_prefix_enable": False},
-            "splits packed sequences; add --ds.packing_samples",
-        ),
-    ],
+    table("trainer/kto", "what_contradicts_itself_is_refused"),
 )
 def test_what_contradicts_itself_is_refused(flags, said):
     given = {"model.model_name_or_path": "m", "data.dataset": "rows.jsonl", "ds.param_dtype": "fp32"} | flags

@@ -16,6 +16,7 @@ from helpers.conversations import message, picture, row
 from helpers.rl_trainers import without_workers
 from helpers.samples import generated_sample
 from helpers.sessions import checkpoint_of
+from helpers.tables import frozen, table
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
 from openrlhf.trainer.ray import ppo_actor
@@ -37,16 +38,7 @@ from lmm_r1.rl.workers import KitActorPPOTrainer, KitPolicyActor, no_loss
 
 pytestmark = pytest.mark.unit
 
-GIVEN = {
-    "actor.model_name_or_path": "model",
-    "actor.num_gpus_per_node": 1,
-    "ref.num_gpus_per_node": 1,
-    "data.prompt_dataset": "rows.jsonl",
-    "reward.remote_url": "http://127.0.0.1:5000/get_reward",
-    "rollout.batch_size": 4,
-    "rollout.n_samples_per_prompt": 2,
-    "train.batch_size": 8,
-}
+GIVEN = table("trainer/rl_flags", "given")
 
 
 def config(**flags: object) -> PPOConfig:
@@ -183,18 +175,7 @@ def test_losses_take_the_settings_of_their_flags(trainer):
 
 @pytest.mark.parametrize(
     ("flags", "loss"),
-    [
-        ({}, -1.0),
-        # 10 is beyond the upper threshold, 5: no gradient, or the bound in its place.
-        ({"algo__advantage__is_correction_level": "token"}, 0.0),
-        ({"algo__advantage__is_correction_level": "seq"}, 0.0),
-        ({"algo__advantage__is_correction_level": "token", "algo__advantage__is_correction_mode": "clip"}, -5.0),
-        ({"algo__advantage__is_correction_level": "seq", "algo__advantage__is_correction_mode": "clip"}, -5.0),
-        (
-            {"algo__advantage__is_correction_level": "token", "algo__advantage__is_correction_threshold": (0.5, 20.0)},
-            -10.0,
-        ),
-    ],
+    frozen("trainer/rl_flags", "samples_that_the_engine_drew_otherwise_are_corrected"),
 )
 def test_samples_that_the_engine_drew_otherwise_are_corrected(flags, loss, trainer):
     assert loss_of(trainer, [[1.0]], [1.0], rollout=10.0, **flags) == pytest.approx(loss, rel=1e-5)
@@ -472,18 +453,7 @@ SIZES = {"actor": (2, 2), "ref": (1, 4), "critic": (1, 3), "reward": (2, 1)}
 
 @pytest.mark.parametrize(
     ("flags", "gpus"),
-    [
-        # Of policy, engines and reference; without colocation each has its own.
-        ({}, 4 + 6 + 4),
-        ({"algo.kl.init_coef": 0.0}, 4 + 6),
-        ({"train.colocate_actor_ref": True}, 4 + 6),
-        ({"train.colocate_all": True}, 4),
-        ({"critic.model_name_or_path": "c", "reward.model_name_or_path": "r"}, 4 + 6 + 4 + 3 + 2),
-        (
-            {"critic.model_name_or_path": "c", "reward.model_name_or_path": "r", "train.colocate_critic_reward": True},
-            4 + 6 + 4 + 3,
-        ),
-    ],
+    table("trainer/rl_flags", "a_run_asks_for_the_gpus_of_its_models_and_engines"),
 )
 def test_a_run_asks_for_the_gpus_of_its_models_and_engines(flags, gpus):
     sizes = {

@@ -9,6 +9,7 @@ import pytest
 import ray
 from helpers.conversations import message, row
 from helpers.samples import generated_sample
+from helpers.tables import table
 
 from lmm_r1 import dotted
 from lmm_r1.checkpoints.folder import saving_name
@@ -24,27 +25,7 @@ from lmm_r1.scoring.scored_response import Moment
 
 pytestmark = pytest.mark.unit
 
-SETTINGS = {
-    "actor.model_name_or_path": "model",
-    "actor.num_gpus_per_node": 1,
-    "critic.num_gpus_per_node": 1,
-    "critic.model_name_or_path": "model",
-    "ref.num_gpus_per_node": 1,
-    "data.prompt_dataset": "rows.jsonl",
-    "reward.remote_url": "http://127.0.0.1:5000/get_reward",
-    "algo.advantage.estimator": "gae",
-    "algo.kl.init_coef": 0.1,
-    "algo.kl.target": 0.5,
-    "algo.kl.horizon": 100,
-    "rollout.batch_size": 1,
-    "train.batch_size": 1,
-    "train.num_episodes": 10,
-    "eval.dataset": "rows.jsonl",
-    "eval.steps": 2,
-    "ckpt.save_steps": 1,
-    "ds.param_dtype": "fp32",
-    "ckpt.load_enable": True,
-}
+SETTINGS = table("trainer/run_resume", "settings")
 
 
 class PlayedGroup:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.policy_passes import Pass, random_pass
+from helpers.tables import frozen
 from trl.experimental.cpo.cpo_trainer import CPOTrainer
 from trl.experimental.gkd.gkd_trainer import GKDTrainer
 from trl.trainer.dpo_trainer import DPOTrainer
@@ -206,16 +207,7 @@ def trl_policy_loss(loss_type: str, given: Pass, *, level: str = "token", high: 
 
 @pytest.mark.parametrize(
     ("loss_type", "theirs", "ours"),
-    [
-        ("dr_grpo", {}, {"loss": "ppo", "aggregation": "seq-mean-token-sum-norm", "length": 10}),
-        ("dapo", {}, {"loss": "ppo", "aggregation": "token-mean"}),
-        ("grpo", {}, {"loss": "ppo", "aggregation": "seq-mean-token-mean"}),
-        ("grpo", {"level": "sequence"}, {"loss": "gspo"}),
-        ("grpo", {"level": "sequence"}, {"loss": "gspo_token"}),
-        ("sapo", {}, {"loss": "sapo", "aggregation": "seq-mean-token-mean"}),
-        # Its bound is that of the ratio itself, and there is none below.
-        ("cispo", {"high": 1.2}, {"loss": "cispo", "clip": (1.0, 0.2)}),
-    ],
+    frozen("trainer/trl_losses", "policy_losses_are_trls"),
 )
 def test_policy_losses_are_trls(loss_type, theirs, ours):
     given = random_pass(6, 3, 1, 4)

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import ray
+from helpers.tables import table
 
 from lmm_r1 import cpu, dotted
 from lmm_r1.config import PPOConfig, to_openrlhf_args
@@ -63,15 +64,7 @@ def train(calls: list[str], *, step: int = 0, **settings: object) -> dict[str, f
 
 @pytest.mark.parametrize(
     ("backend", "flags", "expected"),
-    [
-        ("cuda", {"train__colocate_all": True}, IN_TURN),
-        ("cuda", {}, TOGETHER),
-        ("cuda", {"train__colocate_actor_ref": True}, TOGETHER),
-        # The critic is on the reward model's GPUs then.
-        ("cuda", {"train__colocate_all": True, "train__colocate_critic_reward": True}, TOGETHER),
-        ("cpu", {}, IN_TURN),
-        ("cpu", {"train__colocate_all": True}, IN_TURN),
-    ],
+    table("trainer/update_order", "policy_and_critic_are_updated_in_turn_where_they_share_a_device"),
 )
 def test_policy_and_critic_are_updated_in_turn_where_they_share_a_device(backend, flags, expected, calls, monkeypatch):
     monkeypatch.setenv(cpu.BACKEND, backend)

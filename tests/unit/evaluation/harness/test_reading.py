@@ -2,6 +2,7 @@ import json
 from pathlib import Path
 
 import pytest
+from helpers.tables import table
 
 from lmm_r1.errors import UserError
 from lmm_r1.evaluation.harness.formats import read_predictions
@@ -10,39 +11,10 @@ from lmm_r1.evaluation.harness.predictions import write_table
 pytestmark = pytest.mark.unit
 
 # As VLMEvalKit's evaluation of a multiple-choice benchmark leaves it.
-RESULT = {
-    "index": 7,
-    "question": "Which?",
-    "A": "a cat",
-    "B": "a dog",
-    "answer": "B",
-    "category": "animals",
-    "prediction": "B. a dog",
-    "hit": 1,
-    "log": "Succeed",
-}
+RESULT = table("evaluation/harness/reading", "result")
 # As lmms-eval writes it: this release, and one that kept the document.
-SAMPLE = {
-    "doc_id": 4,
-    "target": "7",
-    "filtered_resps": "7",
-    "token_counts": [{"output_tokens": 3}],
-    "doc_hash": "ab",
-    "input": "How many?",
-    "exact_match": 0.0,
-}
-OLD_SAMPLE = {
-    "doc_id": 4,
-    "doc": {"question": "How many?"},
-    "target": "7",
-    "arguments": [["How many?", {"max_new_tokens": 16}]],
-    "resps": [["It is 7"]],
-    "filtered_resps": ["7"],
-    "doc_hash": "ab",
-    "prompt_hash": "cd",
-    "target_hash": "ef",
-    "exact_match": 1.0,
-}
+SAMPLE = table("evaluation/harness/reading", "sample")
+OLD_SAMPLE = table("evaluation/harness/reading", "old_sample")
 
 
 def samples(path: Path, *records: dict) -> Path:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.tables import table
 from helpers.varlen_kernels import Calls, of_torch, without_groups, without_windows
 from torch.nn.attention.flex_attention import flex_attention
 from transformers import (
@@ -248,16 +249,7 @@ def test_a_sequence_is_forgotten_where_it_ends_and_one_within_another_gives_way(
     assert attention._current.get() is None
 
 
-SMALL = {
-    "vocab_size": 16,
-    "hidden_size": 16,
-    "intermediate_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 8,
-    "pad_token_id": 0,
-}
+SMALL = table("models/packed/attention", "small")
 REFUSED = {
     "caps its attention scores": Gemma2Config(**SMALL, attn_logit_softcapping=50.0),
     "attends to sinks": GptOssConfig(

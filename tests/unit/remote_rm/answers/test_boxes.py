@@ -1,6 +1,7 @@
 import time
 
 import pytest
+from helpers.tables import frozen, table
 
 from remote_rm.answers.boxes import Box, boxes_in, iou, same_class
 
@@ -15,28 +16,7 @@ def box(*corners: float, label: str | None = None) -> Box:
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "[10, 20, 30, 40]",
-        "[10 20 30 40]",
-        "(10, 20, 30, 40)",
-        "[[10, 20, 30, 40]]",
-        "[1e1, 20.0, +30, 40.]",
-        "The box is [10, 20, 30, 40].",
-        "```json\n[10, 20, 30, 40]\n```",
-        '{"bbox_2d": [10, 20, 30, 40]}',
-        '{"bbox": [10, 20, 30, 40]}',
-        '{"box": [10, 20, 30, 40]}',
-        '{"bbox_2d": [[10, 20, 30, 40]]}',
-        '{"objects": [{"bbox_2d": [10, 20, 30, 40], "point": [1, 2]}]}',
-        '{"bbox_2d": [10, 20, 30, 40], "source": "original_image"}',
-        "{'bbox_2d': [10, 20, 30, 40],}",
-        '{"coordinates": [10, 20, 30, 40]}',
-        '{"bbox_2d": [10, 20, 30, 40], "source": "orig',
-        "<|box_start|>(10,20),(30,40)<|box_end|>",
-        "(10,20),(30,40)",
-        "( 10 , 20 ) ( 30 , 40 )",
-        "<box>[10, 20, 30, 40]</box>",
-    ],
+    table("remote_rm/answers/boxes", "the_ways_to_write_a_box"),
 )
 def test_the_ways_to_write_a_box(text):
     assert boxes_in(text) == [box(*CORNERS)]
@@ -129,17 +109,7 @@ def test_width_and_height():
 
 @pytest.mark.parametrize(
     ("one", "other", "expected"),
-    [
-        ((0, 0, 10, 10), (0, 0, 10, 10), 1.0),
-        ((0, 0, 10, 10), (0, 0, 10, 5), 0.5),
-        # 25 of 100 + 100 - 25.
-        ((0, 0, 10, 10), (5, 5, 15, 15), 1 / 7),
-        ((0, 0, 2, 2), (1, 0, 3, 2), 1 / 3),
-        ((0, 0, 4, 4), (1, 1, 3, 3), 0.25),
-        ((0, 0, 1, 1), (1, 0, 2, 1), 0.0),
-        ((0, 0, 1, 1), (5, 5, 6, 6), 0.0),
-        ((0.1, 0.2, 0.3, 0.4), (0.1, 0.2, 0.2, 0.4), 0.5),
-    ],
+    frozen("remote_rm/answers/boxes", "the_intersection_over_the_union"),
 )
 def test_the_intersection_over_the_union(one, other, expected):
     assert iou(box(*one), box(*other)) == pytest.approx(expected)

@@ -1,6 +1,7 @@
 import time
 
 import pytest
+from helpers.tables import table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,17 +23,7 @@ def by_the_definition(one: str, other: str) -> int:
 
 @pytest.mark.parametrize(
     ("one", "other", "distance"),
-    [
-        ("", "", 0),
-        ("a", "", 1),
-        ("abc", "abc", 0),
-        ("abc", "abd", 1),
-        ("abc", "xyz", 3),
-        ("kitten", "sitting", 3),
-        ("flaw", "lawn", 2),
-        ("intention", "execution", 5),
-        ("数学", "数字", 1),
-    ],
+    table("remote_rm/answers/edit_distance", "known_distances"),
 )
 def test_known_distances(one, other, distance):
     assert edit_distance(one, other) == edit_distance(other, one) == distance

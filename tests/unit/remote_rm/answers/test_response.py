@@ -1,6 +1,7 @@
 import time
 
 import pytest
+from helpers.tables import table
 
 from remote_rm.answers.response import find_response
 
@@ -9,16 +10,7 @@ pytestmark = pytest.mark.unit
 
 @pytest.mark.parametrize(
     "query",
-    [
-        "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nANSWER<|im_end|><|endoftext|><|endoftext|>",
-        "<|endoftext|><|endoftext|><|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>hi<|im_end|>\n"
-        "<|im_start|>assistant\nANSWER<|im_end|>\n",
-        "<|user|>\nhi<|end|>\n<|assistant|>\nANSWER<|end|><|endoftext|>",
-        "<|user|>hi<|end|><|assistant|>ANSWER<|end|>",
-        "<bos><start_of_turn>user\nhi<end_of_turn>\n<start_of_turn>model\nANSWER<end_of_turn>\n<pad><pad><eos>",
-        "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nhi<|eot_id|>"
-        "<|start_header_id|>assistant<|end_header_id|>\n\nANSWER<|eot_id|>",
-    ],
+    table("remote_rm/answers/response", "the_response_is_what_stands_in_the_assistant_turn"),
     ids=["chatml", "chatml-padded-left", "phi3", "phi4", "gemma", "llama3"],
 )
 def test_the_response_is_what_stands_in_the_assistant_turn(query):

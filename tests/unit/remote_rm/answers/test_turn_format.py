@@ -1,6 +1,7 @@
 import time
 
 import pytest
+from helpers.tables import table
 
 from remote_rm.answers.extraction import turn_format_score, turns_kept
 
@@ -23,25 +24,7 @@ def test_every_turn_thinks_and_calls_and_the_last_thinks_and_answers(turns):
 
 @pytest.mark.parametrize(
     "turn",
-    [
-        "",
-        ANSWER,
-        "<think>There.</think>",
-        "<grounding>{}</grounding>",
-        "<grounding>{}</grounding><think>There.</think>",
-        "Well. " + CROP,
-        CROP + " Done.",
-        "<think>a</think> I zoom in. <grounding>{}</grounding>",
-        "<think>a</think><think>b</think><grounding>{}</grounding>",
-        CROP + "<answer>B</answer>",
-        "<think><answer>B</answer></think><grounding>{}</grounding>",
-        "<think>I could <grounding>{}</grounding></think><grounding>{}</grounding>",
-        "<think>a</think><grounding>{}",
-        "<think>a</think><grounding>{}</tool_call>",
-        "<think>a</think><tool_call>1<tool_call>2</tool_call>",
-        "<think>a</think></tool_call><tool_call>1</tool_call>",
-        "<think>a</think><Grounding>{}</Grounding>",
-    ],
+    table("remote_rm/answers/turn_format", "a_turn_before_the_last_that_does_anything_else"),
 )
 def test_a_turn_before_the_last_that_does_anything_else(turn):
     assert turns_kept([CROP, turn, ANSWER]) == [True, False, True]
@@ -50,15 +33,7 @@ def test_a_turn_before_the_last_that_does_anything_else(turn):
 
 @pytest.mark.parametrize(
     "turn",
-    [
-        "",
-        CROP,
-        "<answer>B</answer>",
-        CROP + "<answer>B</answer>",
-        "<think>a</think><answer><grounding>{}</grounding></answer>",
-        "<think><tool_call>1</tool_call></think><answer>B</answer>",
-        ANSWER + ANSWER,
-    ],
+    table("remote_rm/answers/turn_format", "a_last_turn_that_does_anything_else"),
 )
 def test_a_last_turn_that_does_anything_else(turn):
     assert turns_kept([CROP, turn]) == [True, False]

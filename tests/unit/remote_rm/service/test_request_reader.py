@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from fastapi.exceptions import RequestValidationError
+from helpers.tables import table
 
 from remote_rm.protocol import RewardRequest
 from remote_rm.service.request_reader import INLINE_BYTES, RequestReader, TooManyItems, columns_of
@@ -57,17 +58,7 @@ def test_a_wrong_field_is_named_whatever_the_size(padding, spoiled, place, told)
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "",
-        "[]",
-        "null",
-        '{"query"',
-        '{"query": ["a" "b"]}',
-        '{"query": ["a',
-        '{"query": []} x',
-        '{"a": [1, {}',
-        '{"a": }',
-    ],
+    table("remote_rm/service/request_reader", "what_is_no_json_is_told_by_its_place"),
 )
 def test_what_is_no_json_is_told_by_its_place(text):
     with pytest.raises(RequestValidationError) as refused:

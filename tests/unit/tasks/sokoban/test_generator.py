@@ -2,6 +2,7 @@ import random
 
 import pytest
 from helpers.sokoban_levels import CORNER, level, shortest
+from helpers.tables import table
 
 from lmm_r1.errors import UserError
 from lmm_r1.tasks.sokoban.board import grid_of, play, solve
@@ -76,15 +77,7 @@ def test_a_room_has_one_name_however_it_is_turned_or_mirrored():
 
 @pytest.mark.parametrize(
     ("settings", "said"),
-    [
-        ({"height": 2}, "a board of 2 rows and 6 columns"),
-        ({"width": 65}, "6 rows and 65 columns: with the outer walls 3 to 64"),
-        ({"boxes": 0}, "0 boxes: a level has at least one"),
-        ({"min_pushes": 0}, "0 to 8 pushes: at least one"),
-        ({"min_pushes": 9}, "9 to 8 pushes"),
-        ({"wall_share": 1.0}, "wall_share 1.0 must be"),
-        ({"boxes": 13}, "13 boxes need 15 free squares, and of the 16 inside the board's walls 2 are wall"),
-    ],
+    table("tasks/sokoban/generator", "bounds_that_no_level_meets_are_refused"),
 )
 def test_bounds_that_no_level_meets_are_refused(settings, said):
     with pytest.raises(ValueError, match=said):

@@ -2,6 +2,7 @@ import random
 
 import pytest
 from helpers.hostile_texts import LARGE
+from helpers.tables import table
 
 from lmm_r1.tasks.sokoban.notation import read_plan
 
@@ -10,30 +11,7 @@ pytestmark = pytest.mark.unit
 
 @pytest.mark.parametrize(
     ("text", "moves"),
-    [
-        ("<think>go right</think><answer>Right, Down</answer>", "RD"),
-        ("<answer>left up RIGHT down</answer>", "LURD"),
-        ("<answer>lurdLURD</answer>", "LURDLURD"),
-        ("<answer>R R, D; u</answer>", "RRDU"),
-        ("<answer>←↑→↓ ⬅️ ⬆️ ➡️ ⬇️</answer>", "LURDLURD"),
-        ("<answer>左，上、右 下</answer>", "LURD"),
-        ("<answer>向左推，然后向上走</answer>", "LU"),
-        ("<answer>1. Right\n2. Down\n3) Left</answer>", "RDL"),
-        ('<answer>["Right", "Down"]</answer>', "RD"),
-        ("<answer>Right -> Down → left</answer>", "RDRL"),
-        ("<answer>Move right, then push the box down.</answer>", "RD"),
-        ("<answer>**Right**, `Down`</answer>", "RD"),
-        ("<answer>Ｒｉｇｈｔ，Ｄｏｗｎ</answer>", "RD"),
-        ("<ANSWER>up</ANSWER>", "U"),
-        ("<answer>up</answer> wait <answer>down</answer>", "D"),
-        ("<answer>up<answer>down</answer>", "D"),
-        ("<think><answer>up</answer></think><answer>down</answer>", "D"),
-        ("<think>t</think><answer>up, do", "U"),
-        ("<think>never closed <answer>left</answer>", "L"),
-        ("Right, Down", "RD"),
-        ("uurrd", "UURRD"),
-        ("<answer></answer>", ""),
-    ],
+    table("tasks/sokoban/plan", "moves_are_read_however_they_are_written"),
 )
 def test_moves_are_read_however_they_are_written(text, moves):
     plan = read_plan(text)
