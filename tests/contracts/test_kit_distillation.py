@@ -1,4 +1,4 @@
-"""Every kit learns from a larger teacher: packed sequences give the distances that all logits of padded rows give."""
+"""A student learns from a larger teacher: packed sequences give the distances that all logits of padded rows give."""
 
 from collections.abc import Callable
 from pathlib import Path
