@@ -1,11 +1,13 @@
 """No flag that lies: each has an effect that a named test sees, or is refused by name; docs/flags.md shows which."""
 
 import ast
+import re
 from collections.abc import Container
 from functools import cache
 
 import pytest
 from helpers.flag_table import BEGIN, COMMANDS, END, PAGE, ROOT, effects_of, page
+from helpers.tables import FOLDER
 
 from lmm_r1 import dotted
 from lmm_r1.config import NOT_YET
@@ -20,9 +22,11 @@ PROBES = (True, 0, 2, 3, 0.5, "gloo")
 
 @cache
 def functions_of(path: str) -> dict[str, str]:
-    """The tests of a file by name, and all of its text."""
+    """The tests of a file by name, each with all of the file's text and of its tables."""
     text = (ROOT / "tests" / path).read_text(encoding="utf-8")
     names = [node.name for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)]
+    for module in re.findall(r'(?:table|frozen)\("([^"]+)"', text):
+        text += (FOLDER / f"{module}.yaml").read_text(encoding="utf-8")
     return dict.fromkeys(names, text)
 
 
