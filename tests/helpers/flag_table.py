@@ -51,7 +51,7 @@ DIFFERENCES_BEGIN, DIFFERENCES_END = "<!-- differences -->\n", "<!-- /difference
 
 
 def effects_of(command: str) -> dict[str, list[str]]:
-    """The tests that stand for each flag of a command: `unit/trainer/test_steps.py::a_name_without_test_`."""
+    """The tests that stand for each flag of a command: `unit/rl/test_steps.py::a_name_without_test_`."""
     table = yaml.safe_load((ROOT / "tests" / "data" / "flag_effects.yaml").read_text(encoding="utf-8"))
     found: dict[str, list[str]] = {}
     for part in (*PARTS[command], command):
