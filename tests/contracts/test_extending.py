@@ -22,15 +22,15 @@ ROOT = Path(__file__).resolve().parents[2]
 HEADER = re.compile(r"# (?P<file>[\w/.]+\.py)(?:, (?P<how>in|before) (?P<name>\w+))?(?::.*)?")
 # The project's own tests, by what they must be run for.
 CONTRACTS = {
-    "group_range": "tests/unit/trainer/test_advantages.py",
-    "reinforce_loss": "tests/unit/trainer/test_policy_losses.py",
+    "group_range": "tests/unit/rl/test_advantages.py",
+    "reinforce_loss": "tests/unit/rl/test_policy_losses.py",
     "contains": "tests/contracts/test_verifiers.py",
     "hotter": "tests/contracts/test_environments.py",
     "qwen2_vl": "tests/contracts/test_kits.py",
 }
 # They run over every name without a parameter for each.
 GENERAL = {
-    "every_name": "tests/unit/trainer/test_advantages.py",
+    "every_name": "tests/unit/rl/test_advantages.py",
     "test_registry": "tests/unit/remote_rm/test_registry.py",
 }
 

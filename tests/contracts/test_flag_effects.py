@@ -7,6 +7,7 @@ from functools import cache
 
 import pytest
 from helpers.flag_effects import CONFIGS, ROOT, effects_of
+from helpers.tables import FOLDER
 
 from lmm_r1 import dotted
 from lmm_r1.cli.arguments import parse
@@ -21,9 +22,11 @@ pytestmark = pytest.mark.contract
 
 @cache
 def functions_of(path: str) -> dict[str, str]:
-    """The tests of a file by name, and all of its text."""
+    """The tests of a file by name, each with all of the file's text and of its tables."""
     text = (ROOT / "tests" / path).read_text(encoding="utf-8")
     names = [node.name for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)]
+    for module in re.findall(r'(?:table|frozen)\("([^"]+)"', text):
+        text += (FOLDER / f"{module}.yaml").read_text(encoding="utf-8")
     return dict.fromkeys(names, text)
 
 

@@ -237,24 +237,6 @@ def test_pixels_change_the_log_probs_of_their_own_group_and_no_others(load, batc
         check_changes(log_probs_of(actor, batch), log_probs_of(actor, after), changed=changed)
 
 
-@pytest.mark.parametrize("way", ["packed", "shared"])
-@pytest.mark.parametrize("name", KITS)
-def test_a_response_changes_no_log_prob_of_other_samples(load, batch_of, name, way):
-    batch = batch_of(name)
-    longest = max(len(sample.response) for sample in batch.samples)
-    changed = [len(sample.response) == longest for sample in batch.samples]
-    assert sum(changed) == 1
-    pairs = zip(batch.samples, changed, strict=True)
-    after = Batch(
-        tuple(
-            replace(sample, response=tuple(token + 1 for token in sample.response)) if change else sample
-            for sample, change in pairs
-        )
-    )
-    with load(name, "full").running(way) as actor:
-        check_changes(log_probs_of(actor, batch), log_probs_of(actor, after), changed=changed)
-
-
 def with_other_pixels(media: Media) -> Media:
     generator = torch.Generator().manual_seed(5)
     pixels = {key: value for key, value in media.items() if "pixel_values" in key}

@@ -9,6 +9,7 @@ import pytest
 import torch
 from helpers.branches import fork, random_branches
 from helpers.conversations import clip, message, picture
+from helpers.kit_settings import SOME
 from helpers.packed_actors import DOUBLE, SINGLE, Actors, check, make_actors, zeros
 from helpers.packed_batches import Batch, log_probs_of, one_by_one, together
 from helpers.tiny_models import altered
@@ -92,7 +93,7 @@ def test_branches_that_share_turns_are_the_branches_one_by_one(load, tree_of, na
 
 
 @pytest.mark.parametrize("checkpointing", [pytest.param("reentrant", marks=pytest.mark.full), "not reentrant"])
-@pytest.mark.parametrize("name", KITS)
+@pytest.mark.parametrize("name", sorted(SOME))
 def test_so_they_are_with_gradient_checkpointing(load, tree_of, name, checkpointing):
     batch, actors = tree_of(name), load(name)
     with actors.running("shared", mode="train") as actor:
@@ -108,7 +109,7 @@ def test_so_they_are_with_gradient_checkpointing(load, tree_of, name, checkpoint
 @pytest.mark.parametrize(
     ("name", "seed"),
     [
-        *((name, 0) for name in KITS),
+        *((name, 0) for name in sorted(SOME)),
         *(pytest.param(name, seed, marks=pytest.mark.full) for name in MORE_SEEDS for seed in (1, 2)),
     ],
 )

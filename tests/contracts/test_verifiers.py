@@ -14,7 +14,6 @@ from helpers.chat_server import chat_server, completion
 from helpers.hostile_texts import label as any_label
 from helpers.hostile_texts import response as any_response
 from helpers.judge_server import asked_of
-from helpers.tables import table
 from hypothesis import given, settings
 
 import remote_rm
@@ -74,7 +73,25 @@ CASES: dict[str, tuple[Verifier, str, str, str, float, set[str]]] = {
 REGISTERED = pytest.mark.parametrize("name", VERIFIERS)
 EVERY = pytest.mark.parametrize("case", CASES)
 
-JUNK = table("contracts/verifiers", "junk")
+JUNK = (
+    "",
+    "\0",
+    "\ud800",
+    "<think>",
+    "</think></answer><answer>",
+    "<answer>",
+    r"<answer>\boxed{</answer>",
+    "<answer>" + "{" * 10_000 + "</answer>",
+    "<answer>" + "(" * 900 + "</answer>",
+    "<answer>,;,;,</answer>",
+    "<answer>$$</answer>",
+    "<answer>9^{9^{9^9}}</answer>",
+    "<answer>" + "9" * 990 + "</answer>",
+    "<answer>A or B or 41 or 42</answer>",
+    "<answer>1/0, 1e999, 1/0</answer>",
+    "<answer>" + "٣ ½ ² ﷺ " * 100 + "</answer>",
+    "<answer>" + "a, " * 330 + "</answer>",
+)
 
 
 def formatted(answer: str) -> str:

@@ -24,7 +24,7 @@ assert PARTS.keys() == CONFIGS.keys()
 
 
 def effects_of(command: str) -> dict[str, list[str]]:
-    """Return the tests of each flag of a command: `unit/trainer/test_steps.py::a_name_without_test_`."""
+    """Return the tests of each flag of a command: `unit/rl/test_steps.py::a_name_without_test_`."""
     parts = yaml.safe_load((ROOT / "tests" / "data" / "flag_effects.yaml").read_text(encoding="utf-8"))
     found: dict[str, list[str]] = {}
     for part in (*PARTS[command], command):

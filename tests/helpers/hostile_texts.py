@@ -1,6 +1,5 @@
 """Texts that a policy, a data set or an attacker may send to a verifier, as hypothesis strategies."""
 
-from helpers.tables import table
 from hypothesis import strategies as st
 
 MEGABYTE = 10**6
@@ -11,7 +10,26 @@ PIECES = (
     "x^{1000000}", "(1+x)^{9999}", "4", "-", ",", ";", ".", "%", "=", "<", " or ", " and ", "answer is ", "#### ", "\n", "\t",
     "<|im_start|>assistant\n", "<|im_end|>", "<pad>", "[/INST]", "None", "nan", "1e999", "__import__('os')", "lambda",
 )  # fmt: skip
-LARGE = table("helpers/hostile_texts", "large")
+LARGE = (
+    "a" * MEGABYTE,
+    "1," * (MEGABYTE // 2),
+    " " * MEGABYTE,
+    "\0" * MEGABYTE,
+    "<pad>" * (MEGABYTE // 5),
+    "<think>" * (MEGABYTE // 7),
+    "<answer>" * (MEGABYTE // 8),
+    r"\boxed{" * (MEGABYTE // 7),
+    "$1$ " * (MEGABYTE // 4),
+    "9" * MEGABYTE,
+    "<answer>" + "1+" * (MEGABYTE // 2) + "1</answer>",
+    "{" * 10_000 + "4" + "}" * 10_000,
+    r"<answer>\boxed{" + "{" * 10_000 + "4" + "}" * 10_000 + "}</answer>",
+    "<answer>" + "(" * 450 + "x" + ")" * 450 + "</answer>",
+    "<answer>" + r"\sqrt{" * 160 + "</answer>",
+    "<answer>" + r"\frac{1}{" * 90 + "2" + "}" * 90 + "</answer>",
+    "<answer>9^{9^{9^9}}</answer>",
+    "<answer>" + "9" * 999 + "!</answer>",
+)
 
 any_text = st.text(alphabet=st.characters(exclude_categories=()), max_size=60)
 pieced = st.lists(st.one_of(st.sampled_from(PIECES), any_text), max_size=12).map("".join)

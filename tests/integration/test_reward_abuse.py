@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from helpers.reward_servers import RunningServer, running, unruly_command
 
-from remote_rm.client import RewardClient, Sample
+from remote_rm.client import RewardClient
 
 pytestmark = pytest.mark.integration
 
@@ -43,27 +43,6 @@ def wait_for(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < until
         time.sleep(0.02)
-
-
-def test_a_client_that_goes_away_frees_its_places_and_workers(tmp_path):
-    async def scenario(server: RunningServer) -> float:
-        async with RewardClient([server.endpoint]) as client:
-            asking = [
-                asyncio.create_task(client.reward(query="q", prompt="p", label="1", response="sleep 50"))
-                for _ in range(12)
-            ]
-            while (await asyncio.to_thread(health_of, server))["waiting"] < 5:
-                assert not any(task.done() for task in asking)
-            for task in asking:
-                task.cancel()
-            await asyncio.to_thread(wait_for, lambda: (health := health_of(server))["waiting"] == health["busy"] == 0)
-            return (await client.reward(query="q", prompt="p", label="1", response="3")).reward
-
-    flags = ("--workers", "1", "--item-timeout-seconds", "60")
-    with running(unruly_command(tmp_path, *flags)) as server:
-        assert asyncio.run(scenario(server)) == 3.0
-        health = health_of(server)
-    assert (health["worker"], health["timed_out"], health["lost_workers"]) == (1, 0, 0)
 
 
 def test_retries_of_a_client_that_times_out_are_not_judged_beside_the_first(tmp_path):
@@ -101,17 +80,6 @@ def test_a_huge_batch_is_refused_while_health_answers(tmp_path):
         assert asking[2].result()[1]["rewards"] == [7.0] * 10_000
     # It is 0.1 s where nothing else runs, and was 5 s.
     assert slowest < 2.0
-
-
-def test_the_client_splits_what_a_server_does_not_take_at_once(tmp_path):
-    async def scenario(server: RunningServer) -> list[float]:
-        async with RewardClient([server.endpoint]) as client:
-            samples = [Sample(query="q", prompt="p", label="1", response=str(number)) for number in range(50)]
-            return [score.reward for score in await client.reward_batch(samples)]
-
-    with running(unruly_command(tmp_path, "--workers", "1", "--max-request-items", "8")) as server:
-        assert asyncio.run(scenario(server)) == [float(number) for number in range(50)]
-        assert health_of(server)["items"] == 50
 
 
 def test_a_server_told_to_stop_refuses_at_the_end_of_its_grace_what_it_has_not_answered(tmp_path):

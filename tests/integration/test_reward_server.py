@@ -3,8 +3,6 @@
 import asyncio
 import contextlib
 import http.server
-import multiprocessing
-import os
 import signal
 import socket
 import subprocess
@@ -20,7 +18,6 @@ import pytest
 from remote_rm.client import RewardClient, RewardUnavailable
 from remote_rm.math_verifier import MathVerifier
 from remote_rm.service.pool import VerifierPool
-from remote_rm.service.worker import WORKER_NAME
 from remote_rm.verifier import Item, Verifier
 
 pytestmark = pytest.mark.integration
@@ -149,15 +146,6 @@ def test_a_hanging_answer_costs_its_own_accuracy_and_nothing_else(server):
     assert asyncio.run(scenario()) == (0.5, parts, 1.0)
 
 
-def test_a_real_server_refuses_an_empty_label(server):
-    async def scenario() -> None:
-        async with RewardClient([server]) as client:
-            await client.reward(query="q", prompt="p", label="", response="42")
-
-    with pytest.raises(RewardUnavailable, match=r"422: labels\[0\]: the gold answer is empty"):
-        asyncio.run(scenario())
-
-
 def test_a_port_in_use_is_one_sentence_and_exit_code_1():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -168,19 +156,6 @@ def test_a_port_in_use_is_one_sentence_and_exit_code_1():
     assert ended.stdout == ""
     assert f"cannot listen on 127.0.0.1:{port}" in ended.stderr
     assert ended.stderr.count("\n") == 1
-
-
-def test_help_answers_within_a_second_and_loads_no_training_stack():
-    probe = (
-        "import sys, time; started = time.perf_counter()\n"
-        "from remote_rm.math_verifier import build_parser\n"
-        "build_parser().format_help(); assert time.perf_counter() - started < 1\n"
-        "assert 'fastapi' not in sys.modules\n"
-        "import remote_rm.service.app, remote_rm.client, remote_rm.service.server, remote_rm.answers.accuracy\n"
-        "heavy = {'torch', 'transformers', 'ray', 'vllm', 'deepspeed', 'openrlhf', 'lmm_r1', 'sympy'}\n"
-        "sys.exit(str(heavy & set(sys.modules)) if heavy & set(sys.modules) else 0)"
-    )
-    subprocess.run([sys.executable, "-c", probe], cwd=ROOT, check=True, timeout=30)
 
 
 def test_a_wrong_port_is_told_at_start():
@@ -224,30 +199,6 @@ def test_one_bad_item_never_fails_its_batch_and_the_order_is_kept(unruly):
     assert rewards == [[1.0, 0.0, 2.0, 0.0, 3.0, 0.0, 4.0, 0.0, 0.0, 5.0], [6.0, 7.0, 8.0]]
     assert (pool.counts.items, pool.counts.timed_out, pool.counts.failed) == (13, 1, 4)
     assert time.monotonic() - started < 20
-
-
-def test_hung_workers_are_killed_and_replaced(unruly):
-    pool = VerifierPool(unruly, workers=2, item_timeout_seconds=0.5)
-    rewards = asyncio.run(judged_by(pool, items(*["sleep"] * 6), items("1", "2")))
-    assert rewards == [[0.0] * 6, [1.0, 2.0]]
-    assert pool.counts.timed_out == 6
-    assert not [process for process in multiprocessing.active_children() if process.name == WORKER_NAME]
-
-
-def test_workers_killed_from_outside_are_replaced(unruly):
-    pool = VerifierPool(unruly, workers=2, item_timeout_seconds=5.0)
-
-    async def scenario() -> list[float]:
-        await pool.start()
-        try:
-            for process in multiprocessing.active_children():
-                os.kill(process.pid, signal.SIGKILL)
-            await asyncio.sleep(0.5)
-            return [score.reward for score in await pool.judge(items("1", "2", "3"))]
-        finally:
-            await pool.stop()
-
-    assert asyncio.run(scenario()) == [1.0, 2.0, 3.0]
 
 
 def test_an_endless_expression_is_cut_off_though_it_never_lets_go_of_the_interpreter():

@@ -9,7 +9,6 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer, unused_port
 from helpers.episodes import coordinates_image, image_row
-from helpers.tables import table
 from PIL import Image
 
 from lmm_r1.agents import http_tool
@@ -69,7 +68,16 @@ def answering(text, status=200):
 
 @pytest.mark.parametrize(
     ("reply", "said"),
-    table("agents/http_tool", "rubbish_of_a_service_is_a_failure_of_the_tool"),
+    [
+        ("not json", "its service answered with something else than JSON"),
+        ("[" * 100_000, "its service answered with something else than JSON"),
+        ("[1]", "its service answered without text, images or error"),
+        ("{}", "its service answered without text, images or error"),
+        ('{"text": 3}', "its service answered with text or images of another type than it should"),
+        ('{"images": "abc"}', "its service answered with text or images of another type than it should"),
+        ('{"images": ["%%%"]}', "its service answered with an image that is not base64"),
+        ('{"images": ["AAAA"]}', "it returned an image that cannot be read"),
+    ],
 )
 def test_rubbish_of_a_service_is_a_failure_of_the_tool(reply, said):
     with pytest.raises(ToolFailed) as raised:

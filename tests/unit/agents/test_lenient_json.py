@@ -44,7 +44,25 @@ def test_nan_is_read_as_what_it_is():
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    table("agents/lenient_json", "what_cannot_be_read_is_told_exactly"),
+    [
+        ("", "the JSON ends too early: a value is missing"),
+        ('{"a": ', "the JSON ends too early: a value is missing"),
+        ('{"a" 1}', "the JSON cannot be read from character 6 on, at '1}': a colon is missing behind the key 'a'"),
+        ("[0.1 0.2]", "the JSON cannot be read from character 6 on, at '0.2]': a comma or ] is missing"),
+        ('{"a": [1, 2}', "the JSON cannot be read from character 12 on, at '}': a comma or ] is missing"),
+        ('{"a": "b}', """the JSON cannot be read from character 7 on, at '"b}': the quotation mark is never closed"""),
+        ("[1,,2]", "the JSON cannot be read from character 4 on, at ',2]': a value is missing"),
+        ("{3: 4}", "the JSON cannot be read from character 2 on, at '3: 4}': a key is missing"),
+        (
+            "{} and more",
+            "the JSON cannot be read from character 4 on, at 'and more': there is more text behind the JSON",
+        ),
+        ('{"a": 1, "a": 2}', "the key 'a' stands twice in one object"),
+        ("[" * 1000, "the JSON is nested more than 32 levels deep"),
+        ('{"a":' * 1000, "the JSON is nested more than 32 levels deep"),
+        ("x" * 30000, "the call has 30000 characters, and no more than 20000 are read"),
+        ("<|image_pad|>", "the JSON cannot be read from character 1 on, at '??image_pad??': a value is missing"),
+    ],
 )
 def test_what_cannot_be_read_is_told_exactly(text, said):
     with pytest.raises(BadCall) as raised:

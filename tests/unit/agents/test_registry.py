@@ -2,7 +2,6 @@ import importlib
 
 import pytest
 from helpers.episodes import image_row, play, text_of
-from helpers.tables import table
 
 from lmm_r1.agents import registry
 from lmm_r1.agents.registry import environment_names, load_environment, register
@@ -12,7 +11,7 @@ from lmm_r1.errors import UserError
 pytestmark = pytest.mark.unit
 
 HEAD = """
-from lmm_r1.agents.crop import CropEnvironment
+from lmm_r1.agents.tool_environment import CropEnvironment
 from lmm_r1.agents.environment import Answered, Environment, Episode
 from lmm_r1.data.messages import TextPart
 
@@ -125,7 +124,22 @@ def test_what_is_not_there_is_told(source, said):
 
 @pytest.mark.parametrize(
     ("code", "name", "options", "said"),
-    table("agents/registry", "what_is_wrong_with_a_file_is_told"),
+    [
+        ("1 / 0", "", {}, r"the file cannot be imported \(ZeroDivisionError"),
+        ("x = 1", "", {}, "the file defines no Environment, and no list TOOLS of functions; subclass"),
+        (
+            HEAD + "class Loud(Echo):\n    name = 'loud'\n",
+            "",
+            {},
+            "the file defines Echo, Loud; say which: .*agent.py:Echo",
+        ),
+        (HEAD, ":Echoes", {}, "Echoes is no Environment"),
+        (HEAD, ":Nothing", {}, "Nothing is no Environment"),
+        (HEAD, "", {"many": 1}, "no option 'many'; known are times"),
+        (HEAD, "", {"times": "x"}, r"it cannot be made with the options {'times': 'x'} \(ValueError: invalid literal"),
+        (HEAD + "made = Echo()\n", "", {"times": 1}, "made is made already and takes no options"),
+        ("TOOLS = [lambda: 1]", "", {}, "a name has letters, digits, _ and - only"),
+    ],
 )
 def test_what_is_wrong_with_a_file_is_told(file, code, name, options, said):
     with pytest.raises(UserError, match=said):

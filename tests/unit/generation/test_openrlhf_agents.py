@@ -329,7 +329,19 @@ def test_files_are_told_apart(agent):
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    table("generation/openrlhf_agents", "what_is_wrong_with_a_file_is_told"),
+    [
+        ("1 / 0", r"the file cannot be imported \(ZeroDivisionError"),
+        ("x = 1", "the file defines no class AgentExecutor; derive one from"),
+        ("class AgentExecutor:\n    pass\n", "its AgentExecutor is no AgentExecutorBase of openrlhf.utils.agent"),
+        (
+            "from openrlhf.utils.agent import AgentExecutorBase\n\nclass AgentExecutor(AgentExecutorBase):\n    pass\n",
+            "AgentExecutor has no execute",
+        ),
+        (
+            STEPS.replace("def __init__(self):", "def __init__(self, size):"),
+            r"AgentExecutor\(\) cannot be made \(TypeError",
+        ),
+    ],
 )
 def test_what_is_wrong_with_a_file_is_told(agent, text, said):
     with pytest.raises(UserError, match=f"--train.agent_func_path .*agent_func.py: .*{said}"):

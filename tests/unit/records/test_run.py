@@ -115,7 +115,17 @@ def test_numbers_that_are_not_finite_are_missing_values(tmp_path):
 
 @pytest.mark.parametrize(
     ("line", "complaint"),
-    table("records/run", "a_malformed_metrics_line_is_named_with_its_file_and_number"),
+    [
+        ("{'step': 1}", "not a JSON object"),
+        ("[1, 2]", "expected a JSON object, found list"),
+        ('{"reward": 1.0}', "step must be an integer from 0 up, found nothing"),
+        (f'{{"step": {2**53 + 1}}}', "step must be an integer from 0 up, found 9007199254740993"),
+        (f'{{"step": 1, "reward": {"[" * 200_000}', "not a JSON object (maximum recursion depth"),
+        ('{"step": 1.5}', "step must be an integer from 0 up, found 1.5"),
+        ('{"step": true}', "step must be an integer from 0 up, found True"),
+        ('{"step": 1, "reward": "high"}', "reward must be a number, found 'high'"),
+        ('{"step": 1, "seconds": -2}', "seconds must be 0 or more, found -2.0"),
+    ],
 )
 def test_a_malformed_metrics_line_is_named_with_its_file_and_number(tmp_path, line, complaint):
     (tmp_path / "metrics.jsonl").write_text(f'{{"step": 0}}\n\n{line}\n')

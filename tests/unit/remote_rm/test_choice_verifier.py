@@ -30,7 +30,23 @@ def test_naming_several_letters_counts_for_none(answer):
 
 @pytest.mark.parametrize(
     "answer",
-    table("remote_rm/choice_verifier", "words_and_letters_beyond_j_name_no_choice"),
+    [
+        "",
+        "A dog",
+        "a cat",
+        "I think so",
+        "K",
+        "12",
+        "Because",
+        "b12",
+        "not B",
+        "Option B is wrong",
+        "It can't be B",
+        "B is wrong",
+        "B错误",
+        "不选B",
+        "B" + "x" * 1000,
+    ],
 )
 def test_words_and_letters_beyond_j_name_no_choice(answer):
     assert read_choice(answer) is None

@@ -65,7 +65,30 @@ def test_nothing_is_said_by_anything_else(text):
 
 @pytest.mark.parametrize(
     "text",
-    table("remote_rm/answers/boxes", "a_box_that_no_image_can_have_is_one_without_corners"),
+    [
+        "[nan, 20, 30, 40]",
+        "[10, 20, inf, 40]",
+        "[10, 20, 30, 1e999]",
+        "[-1, 20, 30, 40]",
+        "[30, 20, 10, 40]",
+        "[10, 40, 30, 20]",
+        "[10, 20, 10, 40]",
+        "[10, 20, 30, 20]",
+        "[0, 0, 1e-200, 1e-200]",
+        "[0, 0, 2000000, 10]",
+        f"[0, 0, {'9' * 150}, 10]",
+        '{"bbox_2d": [NaN, 20, 30, 40]}',
+        '{"bbox_2d": [10, 20, Infinity, 40]}',
+        '{"bbox_2d": [10, 20, 1e999, 40]}',
+        f'{{"bbox_2d": [0, 0, {"9" * 900}, 10]}}',
+        '{"bbox_2d": [10, 20, 30]}',
+        '{"bbox_2d": [10, 20, 30, 40, 50]}',
+        '{"bbox_2d": ["10", "20", "30", "40"]}',
+        '{"bbox_2d": [true, 20, 30, 40]}',
+        '{"bbox_2d": null}',
+        '{"bbox_2d": "the left half"}',
+        "(30,40),(10,20)",
+    ],
 )
 def test_a_box_that_no_image_can_have_is_one_without_corners(text):
     assert boxes_in(text) == [Box(corners=None)]

@@ -20,7 +20,7 @@ from lmm_r1.rl.experiences import KitExperienceMaker, is_on_policy
 
 pytestmark = pytest.mark.unit
 
-SETTINGS = table("trainer/experience_maker", "settings")
+SETTINGS = table("rl/experience_maker", "settings")
 
 
 class WorkerGroup:
@@ -239,7 +239,7 @@ ONE_STEP = {"train__batch_size": 8, "algo__kl__use_loss": True}
 
 @pytest.mark.parametrize(
     ("changes", "expected"),
-    table("trainer/experience_maker", "the_policy_makes_a_pass_for_old_log_probs_where_the_update_does_not_give_them"),
+    table("rl/experience_maker", "the_policy_makes_a_pass_for_old_log_probs_where_the_update_does_not_give_them"),
 )
 def test_the_policy_makes_a_pass_for_old_log_probs_where_the_update_does_not_give_them(changes, expected, answers):
     settings = config(**changes)

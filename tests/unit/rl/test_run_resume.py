@@ -25,7 +25,7 @@ from lmm_r1.scoring.scored_response import Moment
 
 pytestmark = pytest.mark.unit
 
-SETTINGS = table("trainer/run_resume", "settings")
+SETTINGS = table("rl/run_resume", "settings")
 
 
 class PlayedGroup:

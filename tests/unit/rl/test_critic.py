@@ -21,7 +21,7 @@ from lmm_r1.rl.workers import GroupReplayBuffer
 
 pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("one_process")]
 
-SETTINGS = table("trainer/critic", "settings")
+SETTINGS = table("rl/critic", "settings")
 IMAGE: Media = {"pixel_values": torch.ones(1)}
 
 

@@ -26,7 +26,7 @@ def arguments(script: str) -> list[str]:
 
 @pytest.mark.parametrize(
     ("script", "words"),
-    table("config/conversion_rules", "words_are_those_that_bash_would_give"),
+    table("migrate/conversion_rules", "words_are_those_that_bash_would_give"),
 )
 def test_words_are_those_that_bash_would_give(script, words):
     assert arguments(script) == words
@@ -47,7 +47,7 @@ def test_a_name_of_digits_stays_as_it_is_written(tmp_path):
 
 @pytest.mark.parametrize(
     ("script", "told"),
-    table("config/conversion_rules", "what_only_bash_could_tell_is_never_guessed"),
+    table("migrate/conversion_rules", "what_only_bash_could_tell_is_never_guessed"),
 )
 def test_what_only_bash_could_tell_is_never_guessed(script, told):
     _, words = Script(script, path=Path("run.sh")).command(["tool."])

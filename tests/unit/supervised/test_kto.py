@@ -248,7 +248,7 @@ def test_rows_that_cannot_be_learned_from_are_refused_with_their_place(tmp_path)
 
 @pytest.mark.parametrize(
     ("flags", "said"),
-    table("trainer/kto", "what_contradicts_itself_is_refused"),
+    table("supervised/kto", "what_contradicts_itself_is_refused"),
 )
 def test_what_contradicts_itself_is_refused(flags, said):
     given = {"model.model_name_or_path": "m", "data.dataset": "rows.jsonl", "ds.param_dtype": "fp32"} | flags

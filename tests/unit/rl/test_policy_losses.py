@@ -111,7 +111,7 @@ def test_without_an_advantage_nothing_is_learnt(loss):
 @pytest.mark.parametrize("dual_clip", [None, 1.5])
 @pytest.mark.parametrize(
     ("level", "mode", "gating", "bounds"),
-    frozen("trainer/policy_losses", "what_openrlhf_has_is_openrlhfs_4"),
+    frozen("rl/policy_losses", "what_openrlhf_has_is_openrlhfs_4"),
 )
 def test_what_openrlhf_has_is_openrlhfs(loss, aggregation, dual_clip, level, mode, gating, bounds):
     theirs = TheirPolicyLoss(

@@ -64,7 +64,7 @@ def train(calls: list[str], *, step: int = 0, **settings: object) -> dict[str, f
 
 @pytest.mark.parametrize(
     ("backend", "flags", "expected"),
-    table("trainer/update_order", "policy_and_critic_are_updated_in_turn_where_they_share_a_device"),
+    table("rl/update_order", "policy_and_critic_are_updated_in_turn_where_they_share_a_device"),
 )
 def test_policy_and_critic_are_updated_in_turn_where_they_share_a_device(backend, flags, expected, calls, monkeypatch):
     monkeypatch.setenv(cpu.BACKEND, backend)

@@ -207,7 +207,7 @@ def trl_policy_loss(loss_type: str, given: Pass, *, level: str = "token", high: 
 
 @pytest.mark.parametrize(
     ("loss_type", "theirs", "ours"),
-    frozen("trainer/trl_losses", "policy_losses_are_trls"),
+    frozen("supervised/trl_losses", "policy_losses_are_trls"),
 )
 def test_policy_losses_are_trls(loss_type, theirs, ours):
     given = random_pass(6, 3, 1, 4)

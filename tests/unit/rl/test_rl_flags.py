@@ -38,7 +38,7 @@ from lmm_r1.rl.workers import KitActorPPOTrainer, KitPolicyActor, no_loss
 
 pytestmark = pytest.mark.unit
 
-GIVEN = table("trainer/rl_flags", "given")
+GIVEN = table("rl/rl_flags", "given")
 
 
 def config(**flags: object) -> PPOConfig:
@@ -175,7 +175,7 @@ def test_losses_take_the_settings_of_their_flags(trainer):
 
 @pytest.mark.parametrize(
     ("flags", "loss"),
-    frozen("trainer/rl_flags", "samples_that_the_engine_drew_otherwise_are_corrected"),
+    frozen("rl/rl_flags", "samples_that_the_engine_drew_otherwise_are_corrected"),
 )
 def test_samples_that_the_engine_drew_otherwise_are_corrected(flags, loss, trainer):
     assert loss_of(trainer, [[1.0]], [1.0], rollout=10.0, **flags) == pytest.approx(loss, rel=1e-5)
@@ -453,7 +453,7 @@ SIZES = {"actor": (2, 2), "ref": (1, 4), "critic": (1, 3), "reward": (2, 1)}
 
 @pytest.mark.parametrize(
     ("flags", "gpus"),
-    table("trainer/rl_flags", "a_run_asks_for_the_gpus_of_its_models_and_engines"),
+    table("rl/rl_flags", "a_run_asks_for_the_gpus_of_its_models_and_engines"),
 )
 def test_a_run_asks_for_the_gpus_of_its_models_and_engines(flags, gpus):
     sizes = {
