@@ -36,6 +36,7 @@ if importlib.util.find_spec("openrlhf") is None:
         "contracts/test_kit_buffers.py",
         "contracts/test_check_data.py",
         "contracts/test_engine_gap.py",
+        "contracts/test_extending.py",
         "contracts/test_full_disk.py",
         "contracts/test_kit_distillation.py",
         "contracts/test_kit_engines.py",

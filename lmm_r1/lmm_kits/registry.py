@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import functools
 import importlib
 import json
 import tempfile
@@ -50,7 +51,12 @@ def get_kit(model_type: str) -> LmmKit:
     """Return the kit named `model_type`; raises UserError that lists the known ones."""
     if model_type not in KITS:
         raise UserError(f"no kit for model_type '{model_type}'; known: {', '.join(sorted(KITS))}")
-    module, _, name = KITS[model_type].partition(":")
+    return _made(KITS[model_type])
+
+
+@functools.cache
+def _made(path: str) -> LmmKit:
+    module, _, name = path.partition(":")
     return getattr(importlib.import_module(module), name)()
 
 
