@@ -22,7 +22,6 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from async_training import PROMPTS, SAMPLES, prepare
@@ -219,10 +218,12 @@ def start_actor(model: Path) -> tuple[Any, Steps, asyncio.AbstractEventLoop]:
 
 def generator_of(actor: Any, loop: asyncio.AbstractEventLoop, *, under_way: Any, longest: int) -> Any:
     """Return what makes a run's rollouts, on an actor of this process."""
+    from lmm_r1 import dotted
+    from lmm_r1.config import PPOConfig
     from lmm_r1.generation.engine import SamplingSettings
     from lmm_r1.generation.group import GroupSettings
+    from lmm_r1.rl.generator import KitSamplesGenerator
     from lmm_r1.rl.groups import StartedGroup
-    from lmm_r1.rl.rollouts import KitSamplesGenerator
 
     class Here(KitSamplesGenerator):
         def _begun(self, row: Row, settings: GroupSettings, *, place: int) -> StartedGroup:
@@ -249,16 +250,12 @@ def generator_of(actor: Any, loop: asyncio.AbstractEventLoop, *, under_way: Any,
                 asyncio.run_coroutine_threadsafe(actor.pause_generation(), loop).result()
                 self._held_up = True
 
-    args = SimpleNamespace(
-        vllm=SimpleNamespace(enable_sleep=False, speculative_tokens=0),
-        logger=SimpleNamespace(rollouts_per_step=0),
-        reward=SimpleNamespace(deadline_s=3600.0),
-    )
+    config = dotted.replace(PPOConfig(), {"logger.rollouts_per_step": 0, "reward.deadline_s": 3600.0})
     sampling = SamplingSettings(n_samples=SAMPLES, temperature=1.0, top_p=1.0, max_new_tokens=longest)
     settings = GroupSettings(
         sampling=sampling, max_len=MAX_LEN, logprobs=True, ignore_eos=False, overlong_prompts="error", media=True
     )
-    return Here(args, [], settings, under_way=under_way)
+    return Here(config, [], settings, under_way=under_way)
 
 
 if __name__ == "__main__":

@@ -181,7 +181,7 @@ def test_every_name_taken_from_openrlhf_is_listed(source):
 def test_every_openrlhf_name_in_a_string_is_listed():
     for source, tree in SOURCES.items():
         # What is converted are command lines of OpenRLHF: none of its names is taken there.
-        if source == "openrlhf_seams.py" or source.startswith("config/conversion/"):
+        if source == "host/seams.py" or source.startswith("migrate/"):
             continue
         for node in ast.walk(tree):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("openrlhf."):
@@ -214,6 +214,6 @@ def test_openrlhf_is_changed_in_no_other_place():
             elif root_name(target).startswith("importlib."):
                 found.setdefault(source, []).append(attribute)
     # DeepSpeed's build_shm_op is no name of OpenRLHF's; the seams' own module writes `name` of the list.
-    assert found == {"cpu.py": ["build_shm_op", "init_device_mesh"], "openrlhf_seams.py": ["name"]}
+    assert found == {"cpu.py": ["build_shm_op", "init_device_mesh"], "host/seams.py": ["name"]}
     (seam,) = (seam for seam in REPLACED if seam.ours.startswith("lmm_r1.cpu:"))
     assert seam.upstream == "openrlhf.utils.deepspeed.deepspeed:init_device_mesh"

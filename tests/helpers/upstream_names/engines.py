@@ -27,7 +27,7 @@ SEAMS: tuple[Seam, ...] = (
     Seam(
         upstream="openrlhf.trainer.ray.vllm_engine:RolloutRayActor.get_num_unfinished_requests",
         how="used",
-        ours="lmm_r1.rl.rollouts:KitSamplesGenerator.generate",
+        ours="lmm_r1.rl.generator:KitSamplesGenerator.generate",
         reason="the next group goes to the engine with the least to do",
         signature="self",
     ),
@@ -48,14 +48,14 @@ SEAMS: tuple[Seam, ...] = (
     Seam(
         upstream="openrlhf.trainer.ray.vllm_engine:batch_vllm_engine_call",
         how="used",
-        ours="lmm_r1.rl.rollouts:wake",
+        ours="lmm_r1.rl.model_groups:wake",
         reason="engines that share GPUs with the models sleep while those train",
         signature="engines method_name args rank_0_only kwargs",
     ),
     Seam(
         upstream="openrlhf.trainer.ray.vllm_engine:RolloutRayActor.wake_up",
         how="used",
-        ours="lmm_r1.rl.rollouts:wake",
+        ours="lmm_r1.rl.model_groups:wake",
         reason="wakes the weights, then the cache, so that engines woken for new weights may be woken again",
         signature="self tags",
     ),

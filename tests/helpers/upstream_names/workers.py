@@ -82,13 +82,6 @@ SEAMS: tuple[Seam, ...] = (
         ),
     ),
     Seam(
-        upstream="openrlhf.models.loss:aggregate_loss",
-        how="used",
-        ours="lmm_r1.rl.losses:aggregated",
-        reason="means over tokens and over sequences of an optimizer step that is cut into passes",
-        signature="loss loss_mask token_level_loss dp_size batch_num_tokens global_batch_size",
-    ),
-    Seam(
         upstream="openrlhf.trainer.ray.ppo_actor:ActorPPOTrainer.training_step",
         how="subclassed",
         ours="lmm_r1.rl.workers:KitActorPPOTrainer.training_step",
@@ -151,14 +144,14 @@ SEAMS: tuple[Seam, ...] = (
     Seam(
         upstream="openrlhf.trainer.ray.launcher:RayActorGroup.async_run_method_batch",
         how="used",
-        ours="lmm_r1.rl.loop:KitPPOTrainer._hand_out",
+        ours="lmm_r1.rl.model_groups:hand_out",
         reason="passes go to the workers of a group in shares of equal length",
         signature="self method_name kwargs",
     ),
     Seam(
         upstream="openrlhf.trainer.ray.ppo_actor:PolicyModelActor.get_checkpoint_states",
         how="used",
-        ours="lmm_r1.rl.loop:KitPPOTrainer.fit",
+        ours="lmm_r1.rl.resume:Checkpoints.loaded_states",
         reason="the step and the data position that a run goes on from",
         signature="self",
     ),

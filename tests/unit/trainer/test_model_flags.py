@@ -286,7 +286,7 @@ def test_randomness_and_device_of_a_process_are_those_of_the_flags(monkeypatch):
 
 def test_frozen_names_reach_policy_and_critic(monkeypatch):
     given: list[dict[str, Any]] = []
-    monkeypatch.setattr(workers.openrlhf_seams, "install", lambda **settings: given.append(settings))
+    monkeypatch.setattr(workers.seams, "install", lambda **settings: given.append(settings))
     flags = {"actor.freeze_prefix": ("lm_head.",), "data.max_len": 77, "ds.use_liger_kernel": False}
     flags |= {"ds.image_cache_gib": 0.5, "actor.gradient_checkpointing_layers": 7}
     config = dotted.replace(PPOConfig(), flags | {"ds.lora.use_dora": True, "ds.lora.use_rslora": True})
@@ -296,11 +296,11 @@ def test_frozen_names_reach_policy_and_critic(monkeypatch):
     monkeypatch.undo()
     for module, name in ((ppo_actor, "Actor"), (ppo_critic, "get_llm_for_sequence_regression")):
         monkeypatch.setattr(module, name, getattr(module, name))
-    replaced = [tuple(replacement.upstream.split(":")) for replacement in workers.openrlhf_seams.REPLACEMENTS]
+    replaced = [tuple(replacement.upstream.split(":")) for replacement in workers.seams.REPLACEMENTS]
     for module_name, name in replaced:
         module = importlib.import_module(module_name)
         monkeypatch.setattr(module, name, getattr(module, name))
-    workers.openrlhf_seams.install(**given[0])
+    workers.seams.install(**given[0])
     for built in (ppo_actor.Actor, ppo_critic.get_llm_for_sequence_regression):
         assert built.keywords["freeze_prefix"] == ("lm_head.",)
         assert all(built.keywords[name] is True for name in ADAPTER_KINDS)
@@ -308,7 +308,7 @@ def test_frozen_names_reach_policy_and_critic(monkeypatch):
         assert {"image_cache_gib": 0.5, "trained": False}.items() <= built.keywords.items()
         assert "checkpointed_layers" not in built.keywords, "what is not trained has no backward pass"
     assert given[1]["checkpointed_layers"] == 7
-    workers.openrlhf_seams.install(**given[1])
+    workers.seams.install(**given[1])
     assert ppo_actor.Actor.keywords["checkpointed_layers"] == 7
 
 
@@ -324,7 +324,7 @@ def test_frozen_names_reach_policy_and_critic(monkeypatch):
 )
 def test_a_model_that_is_not_trained_keeps_features_that_it_may_use_again(flags, again, monkeypatch):
     given: list[dict[str, Any]] = []
-    monkeypatch.setattr(workers.openrlhf_seams, "install", lambda **settings: given.append(settings))
+    monkeypatch.setattr(workers.seams, "install", lambda **settings: given.append(settings))
     args = to_openrlhf_args(dotted.replace(PPOConfig(), {"ds.image_cache_gib": 0.5, **flags}))
     for trained in (False, True):
         workers.install_seams(args, trained=trained)
