@@ -20,20 +20,20 @@ from lmm_r1.models.adapters import ADAPTER_FOLDER
 from lmm_r1.records.run_folder import RunFolder
 
 EMA_FOLDER = "ema"
-"""Beside a model's files: the same model with the averaged weights."""
+"""The folder next to a model's files with the same model with averaged weights."""
 
 
 class MovingAverage:
-    """The average of the master weights that this rank holds, in host memory: 4 bytes for each of its share.
+    """The average of the master weights of this rank, in host memory: 4 bytes for each weight of its share.
 
-    OpenRLHF averages a second model in the precision of the passes, in which bf16 loses updates below 1/256 of a weight.
-    Weights that are not trained have no master weights, and stay what they are.
+    OpenRLHF averages a second model in the precision of the passes, where bf16 loses updates below 1/256 of a weight.
+    Weights that are not trained have no master weights and do not change.
     """
 
     def __init__(self, engine: DeepSpeedEngine, *, beta: float) -> None:
         """Args:
-        engine: of ZeRO-1, 2 or 3; its weights now are where the average begins.
-        beta: the share of the average that an update leaves.
+        engine: with ZeRO-1, 2 or 3; the average begins with its weights.
+        beta: the share of the old average in the new one.
         """
         self._engine = engine
         self._beta = beta
@@ -41,29 +41,29 @@ class MovingAverage:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Take in the weights after an optimizer step: average = beta average + (1 - beta) weights."""
+        """Include the weights after an optimizer step: average = beta average + (1 - beta) weights."""
         for average, part in zip(self._average, masters(self._engine), strict=True):
             average.lerp_(part.detach().to(average.device), 1 - self._beta)
 
     @contextmanager
     def in_weights(self) -> Iterator[None]:
-        """Let the model have the averaged weights while it is entered; every rank must enter it, and no update be made."""
+        """Give the model the averaged weights during the block; every rank must enter it, without updates inside."""
         own = [_in_host(part) for part in masters(self._engine)]
         _put(self._engine, self._average)
         try:
             yield
         finally:
-            # The weights of passes are the master weights rounded, so that they are what they were.
+            # The weights of passes are the rounded master weights, so this restores them exactly.
             _put(self._engine, own)
 
     def save(self, folder: Path) -> Path:
-        """Write this rank's part beside its shards of a checkpoint, and return the file."""
+        """Write this rank's part next to its shards of a checkpoint, and return the file."""
         file = folder / _file_name()
         torch.save(self._average, file)
         return file
 
     def load(self, folder: Path) -> None:
-        """Go on from what `save` wrote; raises UserError where this rank has no such part there."""
+        """Continue from the part that `save` wrote; raises UserError if this rank has none."""
         file = folder / _file_name()
         if not file.is_file():
             raise UserError(
@@ -79,7 +79,7 @@ class MovingAverage:
 
 
 def masters(engine: DeepSpeedEngine) -> Sequence[torch.Tensor]:
-    """Return this rank's master weights, flat, one tensor per group that ZeRO made."""
+    """Return this rank's master weights, flat, one tensor per group of ZeRO."""
     optimizer: Any = engine.optimizer
     if engine.zero_optimization_stage() == 3:
         return optimizer.fp32_partitioned_groups_flat
@@ -88,11 +88,11 @@ def masters(engine: DeepSpeedEngine) -> Sequence[torch.Tensor]:
 
 @torch.no_grad()
 def _put(engine: DeepSpeedEngine, values: Sequence[torch.Tensor]) -> None:
-    """Put values in the place of the master weights, and let the weights of passes follow them, as after a step."""
+    """Replace the master weights, and update the weights of passes from them, as after a step."""
     optimizer: Any = engine.optimizer
     sharded = engine.zero_optimization_stage() == 3
     if sharded:
-        # Small weights are whole on every rank, and are gathered anew only where they are not.
+        # Small weights are whole on every rank, and are gathered again only if they are not.
         optimizer._partition_all_parameters()
     for part, value in zip(masters(engine), values, strict=True):
         part.data.copy_(value)
@@ -103,7 +103,7 @@ def _put(engine: DeepSpeedEngine, values: Sequence[torch.Tensor]) -> None:
         optimizer._reassign_or_swap_out_partitioned_parameters(group)
     if optimizer.persistent_parameters:
         optimizer.persistent_parameters[0].all_gather(optimizer.persistent_parameters)
-    # Copies within a node (--ds.zpg) are those of the weights before.
+    # The copies within a node (--ds.zpg) hold the old weights.
     optimizer.invalidate_secondary_tensor()
 
 
@@ -116,14 +116,14 @@ def _file_name() -> str:
 
 
 FLAG = "--ckpt.push_to_hub"
-# Of weights, configs, tokenizers and chat templates.
+# The files of weights, configs, tokenizers and chat templates.
 _SUFFIXES = (".safetensors", ".json", ".jinja", ".txt", ".model", ".bin")
 
 
 def publish(config: PPOConfig | SupervisedConfig, folder: Path) -> None:
-    """Upload the model of a finished run where `--ckpt.push_to_hub` names a repository, and say where it is.
+    """Upload the model of a finished run, if `--ckpt.push_to_hub` names a repository, and print where it is.
 
-    Raises UserError, with the command that does it by hand, where it cannot be uploaded.
+    Raises UserError, with the command to upload it by hand, if the upload fails.
     """
     repo = config.ckpt.push_to_hub
     if repo is None:
@@ -136,14 +136,14 @@ def publish(config: PPOConfig | SupervisedConfig, folder: Path) -> None:
 
 
 def model_files(folder: Path, *, averaged: bool = False) -> list[str]:
-    """Return the files of a run folder that are the model's: neither records, which hold rows, nor checkpoints.
+    """Return the model's files in a run folder: neither records, which hold rows, nor checkpoints.
 
     Args:
-        averaged: with the moving average of its weights, a model in a folder of its own.
+        averaged: whether to include the model with averaged weights, in its own folder.
     """
     records = {path.name for path in RunFolder.files(folder)} | {ERROR_FILE}
     own = [path for path in folder.iterdir() if path.is_file() and path.name not in records]
     adapter = (folder / ADAPTER_FOLDER).glob("*")
-    # Of a run with adapters it has one of its own.
+    # With adapters, the average has an adapter of its own.
     average = (folder / EMA_FOLDER).rglob("*") if averaged else ()
     return sorted(str(path.relative_to(folder)) for path in (*own, *adapter, *average) if path.suffix in _SUFFIXES)

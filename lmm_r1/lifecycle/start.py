@@ -1,6 +1,6 @@
-"""What a command finds in its folder when it starts: nothing, a stopped run to go on with, or what it must not touch.
+"""What a command finds in its folder when it starts: nothing, a stopped run to resume, or files that it must not touch.
 
-A fingerprint tells which run checkpoints belong to: its models, its rows and the settings that decide its outcome."""
+A fingerprint identifies the run of checkpoints: its models, its rows and the settings that decide its outcome."""
 
 from __future__ import annotations
 
@@ -25,18 +25,17 @@ from lmm_r1.host.checkpoint_writing import DELETING
 from lmm_r1.records.run_folder import ERROR_FILE, STAGE_FILE, RunFolder
 
 FINGERPRINT_FILE = "fingerprint.json"
-# What a folder of checkpoints holds: those of RL's policy and critic, SFT's own, the best ones, and what names the
-# newest.
+# The entries of a checkpoint folder: RL's policy and critic, SFT's checkpoints, the best ones, and the name of the newest.
 _CHECKPOINTS = ("_actor", "_critic", "global_step*", "best*", "latest", FINGERPRINT_FILE)
-# More differences than this are counted only.
+# Further differences are only counted.
 _SHOWN = 4
 
 
 def check_start(config: PPOConfig | SupervisedConfig, fingerprint: Fingerprint) -> None:
-    """Raise UserError where the command must not train in its folder; nothing is written.
+    """Raise UserError if the command must not train in its folder; writes nothing.
 
-    That is a place that cannot be written, a finished run, checkpoints of another run, or a model to start from that
-    would be deleted first.
+    The reasons are a folder that cannot be written, a finished run, checkpoints of another run, or that
+    `--ckpt.overwrite` would delete a model to start from.
     """
     output, checkpoints = Path(config.ckpt.output_dir), checkpoint_folder(config)
     check_creatable(output / STAGE_FILE, flag="--ckpt.output_dir")
@@ -56,29 +55,29 @@ def check_start(config: PPOConfig | SupervisedConfig, fingerprint: Fingerprint) 
 
 
 def open_run(config: PPOConfig | SupervisedConfig, fingerprint: Fingerprint, *, folder: RunFolder) -> bool:
-    """Make the run's folder ready, after `check_start`, and return whether there are checkpoints to go on from.
+    """Prepare the run's folder, after `check_start`, and return whether there are checkpoints to resume from.
 
-    With `--ckpt.overwrite`, what an earlier run left is deleted. Only one process of a run may call this.
+    With `--ckpt.overwrite`, the files of an earlier run are deleted. Only one process of a run may call this.
     """
     checkpoints = checkpoint_folder(config)
-    # Of a session before this one.
+    # The error of an earlier session.
     (folder.path / ERROR_FILE).unlink(missing_ok=True)
     if config.ckpt.overwrite:
         for path in _left_by_a_run(folder.path, checkpoints):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     resumes = has_checkpoints(checkpoints)
     if not resumes:
-        # Steps of a session that was ended before its first checkpoint are made again.
+        # Steps of a session that ended before its first checkpoint are repeated.
         folder.clear_records()
         if not config.ckpt.disable_ds:
             fingerprint.write(checkpoints)
-    # Who repeats a run from its settings must not delete what they stand beside.
+    # The saved settings must not delete this run when they are used again.
     folder.open(to_yaml(dotted.replace(config, {"ckpt.overwrite": False})))
     return resumes
 
 
 def has_checkpoints(folder: Path) -> bool:
-    """Say whether there is something in a folder of checkpoints to go on from."""
+    """Say whether a folder of checkpoints holds one to resume from."""
     return any(path.is_dir() for path in _held(folder))
 
 
@@ -87,14 +86,14 @@ def _held(folder: Path) -> list[Path]:
 
 
 def _left_by_a_run(output: Path, checkpoints: Path) -> list[Path]:
-    """Return what `--ckpt.overwrite` deletes: what killed saves and evictions left, too, as it can be taken up again."""
+    """Return what `--ckpt.overwrite` deletes, including the remains of killed saves and evictions."""
     halves = [path for prefix in (SAVING, DELETING) for path in checkpoints.glob(f"{prefix}*")]
     references = checkpoints.glob(REFERENCE_FOLDER)
     return [*RunFolder.files(output), *_held(checkpoints), *halves, *references]
 
 
 def _check_models(config: PPOConfig | SupervisedConfig, *, deleted: list[Path]) -> None:
-    """Raise UserError where a model that the run starts from lies in what `--ckpt.overwrite` deletes or writes."""
+    """Raise UserError if `--ckpt.overwrite` would delete or overwrite a model that the run starts from."""
     groups: tuple[str, ...] = ("actor", "critic", "reward") if isinstance(config, PPOConfig) else ("model",)
     if isinstance(config, ReferredConfig):
         groups = ("model", "ref")
@@ -115,12 +114,12 @@ def _check_models(config: PPOConfig | SupervisedConfig, *, deleted: list[Path]) 
 
 @dataclass(frozen=True, kw_only=True)
 class Fingerprint:
-    """What two sessions of one run have in common."""
+    """What identifies a run: it is the same in all of its sessions."""
 
     models: Mapping[str, str]
-    """Digest of each checkpoint that the run starts from, by flag; of a hub name, the name."""
+    """The digest of each checkpoint that the run starts from, or its hub name, by flag."""
     rows: Mapping[str, str]
-    """Number and digest of the rows, by flag."""
+    """The number and the digest of the rows, by flag."""
     settings: Mapping[str, object]
     """The settings of `settings_of_the_run`, by flag."""
 
@@ -136,7 +135,7 @@ class Fingerprint:
 
         Args:
             models: the path of each model by its flag; None for one that the run does not have.
-            rows: the rows by the flag that gave them, as they were blended.
+            rows: the blended rows by their flag.
         """
         return cls(
             models={flag: model_digest(path) for flag, path in models.items() if path is not None},
@@ -145,11 +144,11 @@ class Fingerprint:
         )
 
     def write(self, folder: Path) -> None:
-        """Write it beside the checkpoints that will lie in `folder`."""
+        """Write the fingerprint to the folder of the checkpoints."""
         write_json_object(folder / FINGERPRINT_FILE, dataclasses.asdict(self))
 
     def differences(self, earlier: Fingerprint) -> list[str]:
-        """Return what of this run is not as in an earlier one, a phrase each; a flag that only one knows is left out."""
+        """Return a phrase for each difference to an earlier run; flags that only one of them has are left out."""
         phrases = [
             f"--{flag} is another model"
             for flag in sorted(self.models.keys() | earlier.models.keys())
@@ -169,7 +168,7 @@ class Fingerprint:
 
 
 def read_fingerprint(folder: Path) -> Fingerprint | None:
-    """Return the fingerprint of the checkpoints in a folder, None where there is none; raises UserError if damaged."""
+    """Return the fingerprint of the checkpoints in a folder, None if there is none; raises UserError if it is damaged."""
     path = folder / FINGERPRINT_FILE
     if not path.is_file():
         return None

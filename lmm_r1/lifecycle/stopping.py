@@ -1,4 +1,4 @@
-"""How a run ends before its time: Ctrl-C and SIGTERM are held up until the weights are those of a whole step."""
+"""How a run ends early: Ctrl-C and SIGTERM are deferred until the weights are those of a whole step."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _ONE_REQUEST_S = 2.0
 
 
 class StopRequests:
-    """Takes Ctrl-C and SIGTERM while it is entered.
+    """Handles Ctrl-C and SIGTERM during its block.
 
-    The first one raises KeyboardInterrupt; inside `held` it only says so, and whoever holds it up asks `asked` or
-    calls `check` afterwards. Another one raises at once, unless it comes with the first: a terminal and a launcher may
-    both send theirs.
+    The first one raises KeyboardInterrupt. Inside `held` it only prints a line, and the caller reads `asked` or calls
+    `check` afterwards. A second one raises at once, unless it comes together with the first: a terminal and a launcher
+    may both send one.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class StopRequests:
         self._holding = False
         self._before: dict[signal.Signals, Any] = {}
         self.progress: Callable[[], Progress | None] = lambda: None
-        """Says how far the run has come; None while nothing has been trained. Set by what trains."""
+        """Returns how far the run has come; None before training. The training loop sets it."""
 
     def __enter__(self) -> StopRequests:
         self.listen()
@@ -51,34 +51,34 @@ class StopRequests:
         self._before = {}
 
     def listen(self) -> None:
-        """Take the signals (again: Ray takes SIGTERM for itself when it starts); elsewhere than in a main thread, none."""
+        """Install the signal handlers, again after Ray has installed its own; do nothing outside the main thread."""
         if threading.current_thread() is not threading.main_thread():
             return
         for number in _NAMES:
             handler = signal.getsignal(number)
-            # A shell lets what it runs in the background ignore Ctrl-C, and sends it SIGTERM then.
+            # Background jobs of a shell ignore Ctrl-C; the shell sends them SIGTERM.
             if handler != signal.SIG_IGN:
                 self._before.setdefault(number, handler)
                 signal.signal(number, self._take)
 
     @property
     def asked(self) -> bool:
-        """Whether the run is to end."""
+        """Whether a stop was requested."""
         return self._signal is not None
 
     @property
     def reason(self) -> str:
-        """What ended the run, in words."""
+        """The name of the signal that ended the run."""
         return _NAMES[signal.SIGINT if self._signal is None else self._signal]
 
     @property
     def exit_code(self) -> int:
-        """What a shell expects of a process that a signal ended."""
+        """The exit code that a shell expects of a process that a signal ended."""
         return 128 + (signal.SIGINT if self._signal is None else self._signal)
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Hold a first request up: what stands inside ends as a whole, or not at all."""
+        """Defer a first request until the end of the block."""
         outer, self._holding = self._holding, True
         try:
             yield
@@ -86,7 +86,7 @@ class StopRequests:
             self._holding = outer
 
     def check(self) -> None:
-        """Raise KeyboardInterrupt where a request was held up."""
+        """Raise KeyboardInterrupt if a request was deferred."""
         if self.asked:
             raise KeyboardInterrupt
 
@@ -97,7 +97,7 @@ class StopRequests:
         elif time.monotonic() - self._asked_at < _ONE_REQUEST_S:
             return
         if self._holding and first:
-            # Written past Python's buffers, in the middle of whose writing a signal may come.
+            # Write without Python's buffers: the signal may interrupt a write to them.
             os.write(sys.stderr.fileno(), f"{self.reason}: after this step; once more ends it at once\n".encode())
             return
         raise KeyboardInterrupt
@@ -105,7 +105,7 @@ class StopRequests:
 
 @dataclass(kw_only=True)
 class SaveSchedule:
-    """When a step is saved: every so many steps, and when so many minutes have passed since the last one."""
+    """When a step is saved: every `steps` steps, and when `minutes` have passed since the last save."""
 
     steps: int
     """0 or less: never by steps."""
@@ -119,33 +119,33 @@ class SaveSchedule:
         return cls(steps=ckpt.save_steps, minutes=ckpt.save_minutes)
 
     def is_due(self, step: int) -> bool:
-        """Say whether a finished step is to be saved."""
+        """Say whether a finished step must be saved."""
         by_time = self.minutes > 0 and time.monotonic() - self.saved_at >= 60 * self.minutes
         return by_time or (self.steps > 0 and step % self.steps == 0)
 
     def note_saved(self) -> None:
-        """Count the minutes from now on."""
+        """Start counting the minutes again."""
         self.saved_at = time.monotonic()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How far a run has come, and what of it is on disk."""
+    """How far a run has come, and which step is saved."""
 
     name: str
     """The stage."""
     step: int
     total: int
     saved: int | None
-    """Step of the newest checkpoint; None where there is none."""
+    """Step of the newest checkpoint; None if there is none."""
     checkpoints: Path
     disabled: bool
     """Whether the run writes no checkpoints."""
     overwrite: bool
-    """Whether repeating the command as it is would delete them."""
+    """Whether repeating the same command would delete the checkpoints."""
 
     def describe(self) -> str:
-        """Return where the run stopped, what is saved and how to go on."""
+        """Return where the run stopped, what is saved and how to resume."""
         stopped = f"{self.name} stopped at step {self.step}/{self.total}"
         again = "the same command" + (" without --ckpt.overwrite" if self.overwrite else "")
         if self.disabled:
@@ -157,9 +157,9 @@ class Progress:
 
 @contextlib.contextmanager
 def told_ends(stops: StopRequests, *, folder: Path) -> Iterator[None]:
-    """Turn whatever ends a run inside into sentences: where it stopped, what is saved, how to go on.
+    """Turn whatever ends a run in the block into sentences: where it stopped, what is saved, how to resume.
 
-    A failure that is not the user's leaves its traceback in `error.txt` of the run folder.
+    The traceback of a failure that is not the user's is written to `error.txt` of the run folder.
 
     Raises:
         RunStopped: after Ctrl-C or SIGTERM.
@@ -174,7 +174,7 @@ def told_ends(stops: StopRequests, *, folder: Path) -> Iterator[None]:
     except Exception as error:
         reached = stops.progress()
         where = "" if reached is None else f". {reached.describe()}"
-        # What a worker raised comes as the cause of Ray's own error.
+        # Ray's own error has the error of the worker as its cause.
         cause = getattr(error, "cause", None) or error
         if isinstance(error, UserError):
             raise UserError(f"{cause}{where}") from error
@@ -185,7 +185,7 @@ def told_ends(stops: StopRequests, *, folder: Path) -> Iterator[None]:
 
 
 def _kept(error: Exception, *, folder: Path) -> str:
-    """Write the traceback into the run folder, or to stderr where that is what fails, and say where it is."""
+    """Write the traceback to the run folder, or to stderr if that fails, and return where it is."""
     text = "".join(traceback.format_exception(error))
     try:
         write_atomically(folder / ERROR_FILE, text=text)

@@ -1,8 +1,9 @@
 """Advantage estimators: pure functions of a rollout's rewards, whose names are those of the configuration.
 
-Those that OpenRLHF has, all but `remax` and `grpo_passk`, are its with one difference. Statistics are in double precision,
-and rewards that differ by rounding alone count as equal, which have no advantage: divided by a deviation that is rounding
-itself, they would have one of any size."""
+All but `remax` and `grpo_passk` are OpenRLHF's with one difference: statistics are in double precision, and rewards that
+differ only by rounding count as equal and have no advantage. Divided by a deviation that is itself rounding, they could get
+an advantage of any size.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +17,10 @@ import torch
 
 from lmm_r1.config.ppo import EstimatorName
 
-# Rewards are sums of a few parts in single precision, each off by up to 6e-8 of its size. A spread of up to so much, of
-# the largest value or of 1, is rounding; no rule gives rewards that are meant to differ by less.
+# Rewards are sums of a few parts in single precision, each with an error of up to 6e-8 of its size. A smaller spread than
+# this, relative to the largest value or to 1, is rounding; no rule gives rewards that differ by less on purpose.
 ROUNDING = 1e-6
-# As in OpenRLHF: what is added to a group's deviation, and the least variance of a batch.
+# As in OpenRLHF: added to the deviation of a group, and the least variance of a batch.
 DEVIATION_EPSILON = 1e-9
 LEAST_VARIANCE = 1e-8
 
@@ -29,43 +30,43 @@ class RewardedPass:
     """The tokens of some of a rollout's samples, as a pass of the models computed them."""
 
     places: Sequence[int]
-    """Of its B samples in the rollout."""
+    """The places of its B samples in the rollout."""
     mask: torch.Tensor
     """(B, A), 1 for the generated tokens."""
     kl: torch.Tensor
-    """(B, A), the estimated KL divergence of each token that is paid for with reward."""
+    """(B, A), the estimated KL divergence of each token, which reduces its reward."""
     values: torch.Tensor | None = None
     """(B, A), the critic's."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RewardedRollout:
-    """What an estimator makes advantages of."""
+    """The input of an estimator."""
 
     rewards: torch.Tensor
-    """(G, n), of the n samples of each of G prompts, in the rollout's order."""
+    """(G, n), the rewards of the n samples of each of G prompts, in the rollout's order."""
     passes: Sequence[RewardedPass]
-    """Between them they have every sample once."""
+    """Together they hold every sample once."""
     kl_coef: float
     clip_range: tuple[float, float] | None
-    """Bounds of a sample's reward, once it is compared with others."""
+    """Bounds of a sample's reward after it was compared with others."""
     gamma: float
     lambd: float
     """GAE's."""
     counted: torch.Tensor | None = None
-    """(G, n), False for samples that nothing is learnt from: no other is compared with them, and their advantage is 0.
+    """(G, n), False for samples that are not trained on: no other is compared with them, and their advantage is 0.
     None counts all."""
     divide: bool
-    """Whether advantages that are whitened are also divided by their standard deviation."""
+    """Whether whitened advantages are also divided by their standard deviation."""
     greedy: torch.Tensor | None = None
-    """(G, 1), of the greedy response to each prompt; None where none is generated."""
+    """(G, 1), the reward of the greedy response to each prompt; None if none is generated."""
     pass_k: int = 1
-    """Of how many responses the best counts, where the estimator is about that."""
+    """The k of an estimator that counts the best of k responses."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """What an estimator gives for each pass, all (B, A); of tokens that are not generated it says nothing."""
+    """The output of an estimator for each pass, all (B, A); values of tokens that were not generated are undefined."""
 
     token_rewards: list[torch.Tensor]
     advantages: list[torch.Tensor]
@@ -106,7 +107,7 @@ def reinforce_baseline(rollout: RewardedRollout) -> Estimate:
 def rloo(rollout: RewardedRollout) -> Estimate:
     """RLOO (arXiv:2402.14740): A_i = r_i - the mean of the group's other rewards."""
     samples = _counts(rollout.rewards, rollout.counted)
-    # r - (sum - r) / (n - 1) = (r - mean) n / (n - 1); a sample alone has nothing to be compared with.
+    # r - (sum - r) / (n - 1) = (r - mean) n / (n - 1); a single sample has nothing to compare with.
     return _returns(rollout, centred(rollout.rewards, rollout.counted) * (samples / (samples - 1).clamp(min=1)))
 
 
@@ -138,10 +139,10 @@ def remax(rollout: RewardedRollout) -> Estimate:
 
 
 def grpo_passk(rollout: RewardedRollout) -> Estimate:
-    """Pass@k training (arXiv:2508.10751): A_i = (R_i - mean(R)) / std(R), by the best reward R of k of the group's responses.
+    """Pass@k training (arXiv:2508.10751): A_i = (R_i - mean(R)) / std(R), where R is the best reward of k responses.
 
-    Mean and deviation are over all sets of k, and R_i is the mean over those with response i: exact, in closed form. Of
-    rewards of 0 and 1 these are the paper's advantages.
+    Mean and deviation are over all sets of k responses of the group, and R_i is the mean over the sets with response i,
+    exactly, in closed form. For rewards of 0 and 1 these are the paper's advantages.
     """
     counted = torch.ones_like(rollout.rewards, dtype=torch.bool) if rollout.counted is None else rollout.counted
     advantages = torch.zeros_like(rollout.rewards, dtype=torch.double)
@@ -155,10 +156,10 @@ ESTIMATORS: dict[str, Estimator] = {name: globals()[name] for name in get_args(E
 
 
 def token_rewards(rollout: RewardedRollout, rewards: torch.Tensor) -> list[torch.Tensor]:
-    """Return the rewards of each pass's tokens, (B, A): each pays its KL, and the last that counts gets the sample's.
+    """Return the rewards of each pass's tokens, (B, A): minus the token's KL, plus the sample's reward at its last token.
 
     Args:
-        rewards: (G, n), of the samples.
+        rewards: (G, n), the rewards of the samples.
     """
     flat = rewards.flatten()
     if rollout.clip_range is not None:
@@ -174,7 +175,7 @@ def token_rewards(rollout: RewardedRollout, rewards: torch.Tensor) -> list[torch
 def discounted_returns(rewards: torch.Tensor, *, mask: torch.Tensor, gamma: float) -> torch.Tensor:
     """Return G_t = r_t + gamma G_{t+1} of the rewards of tokens, (B, A).
 
-    The next token is the next that was generated: what stands between two turns discounts nothing.
+    The next token is the next generated one: text between two turns discounts nothing.
 
     Args:
         mask: (B, A), 1 for the generated tokens.
@@ -193,7 +194,7 @@ def generalized_advantages(
     """Return A_t = delta_t + gamma lambda A_{t+1}, (B, A), from one generated token to the next; see `gae`.
 
     Args:
-        rewards, values: (B, A), 0 where no token was generated.
+        rewards, values: (B, A), 0 for tokens that were not generated.
         mask: (B, A), 1 for the generated tokens.
     """
     advantages = []
@@ -208,14 +209,14 @@ def generalized_advantages(
 
 
 def centred(rewards: torch.Tensor, counted: torch.Tensor | None = None) -> torch.Tensor:
-    """Return rewards minus the mean of their row, (G, n), in double precision; exactly 0 where those of a row are equal.
+    """Return rewards minus the mean of their row, (G, n), in double precision; exactly 0 for rows of equal rewards.
 
     Args:
-        counted: (G, n), False for rewards that count for none of this; they become 0.
+        counted: (G, n), False for rewards that do not count; they become 0.
     """
     rewards = rewards.double()
     if counted is not None:
-        # A reward that is its row's mean moves neither the mean nor, by itself, the spread.
+        # A reward equal to its row's mean changes neither the mean nor the spread.
         sums = torch.where(counted, rewards, 0.0).sum(-1, keepdim=True)
         rewards = torch.where(counted, rewards, sums / _counts(rewards, counted).clamp(min=1))
     return torch.where(_are_equal(rewards), 0.0, rewards - rewards.mean(-1, keepdim=True))
@@ -228,9 +229,9 @@ def group_deviations(rewards: torch.Tensor, counted: torch.Tensor | None = None)
 
 
 def best_of_k_advantages(rewards: torch.Tensor, *, k: int) -> torch.Tensor:
-    """Return the advantages (n,) of a group's rewards (n,) of which the best of k counts; see `grpo_passk`.
+    """Return the advantages (n,) of a group's rewards (n,) if the best of k counts; see `grpo_passk`.
 
-    0 where all sets of k have equally good ones, and where there are fewer than two sets.
+    They are 0 if the best rewards of all sets of k are equal, and if there are fewer than two sets.
     """
     if len(rewards) <= k:
         return torch.zeros_like(rewards)
@@ -246,11 +247,12 @@ def best_of_k_advantages(rewards: torch.Tensor, *, k: int) -> torch.Tensor:
 
 @cache
 def _best_of_k(count: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return how likely each of `count` ascending rewards is the best of k: (n,), and (n, n) of sets with the row's own."""
+    """Return the probability that each of `count` ascending rewards is the best of k, (n,), and given that the set holds
+    the row's reward, (n, n)."""
     places = range(count)
     all_sets = [math.comb(best, k - 1) / math.comb(count, k) for best in places]
     with_own = math.comb(count - 1, k - 1)
-    # The others of a set come from below the best, and one of them is the row's own.
+    # The others of a set are below the best, and one of them is the row's own.
     below = [math.comb(best - 1, k - 2) / with_own if best and k > 1 else 0.0 for best in places]
     own = [math.comb(best, k - 1) / with_own for best in places]
     own_sets = [[own[best] if best == row else below[best] * (best > row) for best in places] for row in places]
@@ -258,16 +260,16 @@ def _best_of_k(count: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _counts(rewards: torch.Tensor, counted: torch.Tensor | None) -> torch.Tensor:
-    """How many rewards of each row count, (G, 1)."""
+    """Return how many rewards of each row count, (G, 1)."""
     if counted is None:
         return torch.full((*rewards.shape[:-1], 1), float(rewards.shape[-1]), dtype=torch.double)
     return counted.double().sum(-1, keepdim=True)
 
 
 def whitened(advantages: Sequence[torch.Tensor], masks: Sequence[torch.Tensor], *, divide: bool) -> list[torch.Tensor]:
-    """Return advantages minus the mean over all tokens of a batch, divided by their standard deviation where asked to.
+    """Return advantages minus the mean over all tokens of a batch, with `divide` also divided by their deviation.
 
-    Advantages that are all equal, of one token for example, become 0; so do those of a batch without any token.
+    Advantages that are all equal, for example of one token, become 0, as do those of a batch without tokens.
 
     Args:
         advantages: (B, A) each.
@@ -283,7 +285,7 @@ def whitened(advantages: Sequence[torch.Tensor], masks: Sequence[torch.Tensor], 
 
 
 def _returns(rollout: RewardedRollout, rewards: torch.Tensor) -> Estimate:
-    """Return the estimate whose advantages are the returns of these rewards of samples, (G, n)."""
+    """Return the estimate whose advantages are the returns of the samples' rewards (G, n)."""
     found = token_rewards(rollout, rewards)
     returns = [
         discounted_returns(part.mask * reward, mask=part.mask, gamma=rollout.gamma)
@@ -298,6 +300,21 @@ def _whitened(estimate: Estimate, rollout: RewardedRollout) -> Estimate:
 
 
 def _are_equal(values: torch.Tensor) -> torch.Tensor:
-    """Return whether the values of each row differ by rounding alone, (..., 1); NaN is equal to nothing."""
+    """Return whether the values of each row differ only by rounding, (..., 1); NaN is equal to nothing."""
     spread = values.amax(-1, keepdim=True) - values.amin(-1, keepdim=True)
     return spread <= ROUNDING * values.abs().amax(-1, keepdim=True).clamp(min=1.0)
+
+
+@dataclass(kw_only=True)
+class KLWeight:
+    """The weight of the KL penalty: constant, or adapted to a target (arXiv:1909.08593)."""
+
+    value: float
+    target: float | None = None
+    horizon: float = 1.0
+
+    def update(self, kl: float, *, samples: int) -> None:
+        """Move the weight towards the one that gives the target, after a step with this KL."""
+        if self.target:
+            error = min(max(kl / self.target - 1, -0.2), 0.2)
+            self.value *= 1 + error * samples / self.horizon

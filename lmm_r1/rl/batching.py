@@ -1,18 +1,20 @@
-"""How samples are divided into packed passes."""
+"""How samples are divided into packed passes: those of the rollout's models, then those of the update."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any, NamedTuple
+
+import torch
 
 from lmm_r1.config import PPOConfig
 from lmm_r1.config.ppo import MOST_PASS_TOKENS
 from lmm_r1.data.prefix_tree import TreeSample, prefix_tree
 from lmm_r1.data.sample import media_before
-from lmm_r1.host.openrlhf import Experience
+from lmm_r1.host.openrlhf import Experience, make_experience_batch, remove_padding_in_sequences, split_experience_batch
 from lmm_r1.host.openrlhf_workers import RayActorGroup
 
 Batch = list["SampleSize"]
@@ -28,26 +30,26 @@ class SharedTokens(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class SampleSize:
-    """What matters of a sample when batches are cut."""
+    """The sizes of a sample that decide into which pass it goes."""
 
     index: int
-    """Its place among the samples, which plans are made of."""
+    """Its place among the samples; plans are lists of places."""
     group: Hashable
-    """Samples of one group have the prompt and its media in common."""
+    """Samples of one group share the prompt and its media."""
     prompt: int
-    """Tokens of the prompt, those of its images included."""
+    """Tokens of the prompt, including those of its images."""
     response: int
     shared: tuple[SharedTokens, ...] = ()
-    """What its response begins with that other samples of the group have as well, in order."""
+    """The parts at the beginning of its response that other samples of the group share, in order."""
 
     @property
     def own(self) -> int:
-        """Tokens that no other sample has."""
+        """Tokens that it shares with no other sample."""
         return self.response - sum(part.tokens for part in self.shared)
 
     @property
     def path(self) -> tuple[Hashable, ...]:
-        """What it shares with others, from what most do to what is its own."""
+        """The nodes that lead to it: its group first, then the nodes that it shares with ever fewer samples, then its own."""
         return (self.group, *(part.node for part in self.shared), ("sample", self.index))
 
 
@@ -56,14 +58,14 @@ class PassLimits:
     """What one forward pass may hold."""
 
     samples: int | None
-    """A pass with this many samples gets no further group (or sample, without shared prefixes); None for any number."""
+    """A pass with this many samples gets no further group (or sample, without shared prefixes); None for no limit."""
     tokens: int | None
-    """Tokens that are computed in a pass, which only a single sample may exceed; None for any number."""
+    """Tokens computed in a pass, which only a single sample may exceed; None for no limit."""
     share_prefix: bool
-    """Whether what samples of a group begin with is computed once per pass, which keeps groups in one pass."""
+    """Whether shared prefixes are computed once per pass, in which case groups stay in one pass."""
 
     def cost(self, batch: Batch) -> int:
-        """Return the tokens that are computed for samples in one pass."""
+        """Return the number of tokens computed for samples in one pass."""
         if not self.share_prefix:
             return sum(sample.prompt + sample.response for sample in batch)
         prompts = {sample.group: sample.prompt for sample in batch}
@@ -71,7 +73,7 @@ class PassLimits:
         return sum(prompts.values()) + sum(nodes.values()) + sum(sample.own for sample in batch)
 
     def has_room(self, *, samples: int, tokens: int, more_tokens: int) -> bool:
-        """Say whether a pass with so many samples and tokens may get something more."""
+        """Say whether a pass with so many samples and tokens may get more tokens."""
         return (self.samples is None or samples < self.samples) and (
             self.tokens is None or tokens + more_tokens <= self.tokens
         )
@@ -79,7 +81,7 @@ class PassLimits:
 
 @dataclass
 class _Load:
-    """A batch that is being filled, and the tokens that are computed for it."""
+    """A batch that is being filled, and the number of tokens computed for it."""
 
     batch: Batch = field(default_factory=list)
     tokens: int = 0
@@ -96,7 +98,7 @@ class _Load:
 def plan_forward(samples: Sequence[SampleSize], *, ranks: int, limits: PassLimits) -> list[list[list[int]]]:
     """Return the passes of each rank over all samples, as indices of samples.
 
-    Every rank gets as many samples and as many passes as any other, and about as many tokens.
+    Every rank gets the same number of samples and of passes, and about the same number of tokens.
     """
     passes = [_split_passes(share, limits) for share in _split_ranks(samples, ranks=ranks, limits=limits)]
     count = max(map(len, passes))
@@ -108,14 +110,14 @@ def plan_update(
 ) -> list[list[list[list[int]]]]:
     """Return the passes of each rank in each optimizer step, as indices of samples.
 
-    Which samples make up a step depends on their groups, the batch size and the seed alone.
+    Which samples make up a step depends only on their groups, the batch size and the seed.
     """
     steps = _split_steps(samples, batch_size=batch_size, seed=seed)
     return [plan_forward(step, ranks=ranks, limits=limits) for step in steps]
 
 
 def _split_steps(samples: Sequence[SampleSize], *, batch_size: int, seed: str) -> list[Batch]:
-    """Return batches of exactly `batch_size` samples, groups in random order; what is left over is not used."""
+    """Return batches of exactly `batch_size` samples, groups in random order; remaining samples are not used."""
     groups = _groups(samples)
     random.Random(seed).shuffle(groups)
     order = [sample for group in groups for sample in group]
@@ -123,14 +125,14 @@ def _split_steps(samples: Sequence[SampleSize], *, batch_size: int, seed: str) -
 
 
 def _split_ranks(samples: Sequence[SampleSize], *, ranks: int, limits: PassLimits) -> list[Batch]:
-    """Return as many samples for each rank; groups go whole, the largest first, to where the fewest tokens are."""
+    """Return the same number of samples for each rank: whole groups, the largest first, go to the rank with the fewest tokens."""
     assert len(samples) % ranks == 0, "refused by config.resolve"
     room = len(samples) // ranks
     shares = [_Load() for _ in range(ranks)]
     for group in sorted(_groups(samples), key=limits.cost, reverse=True):
         while group:
             fitting = [share for share in shares if share.samples + len(group) <= room]
-            # A group for which no rank has room is divided into as few parts as there can be.
+            # If no rank has room for a group, divide it into as few parts as possible.
             share = min(fitting, key=attrgetter("tokens")) if fitting else min(shares, key=attrgetter("samples"))
             part, group = group[: room - share.samples], group[room - share.samples :]
             share.add(part, tokens=limits.cost(part))
@@ -138,7 +140,7 @@ def _split_ranks(samples: Sequence[SampleSize], *, ranks: int, limits: PassLimit
 
 
 def _split_passes(samples: Sequence[SampleSize], limits: PassLimits) -> list[Batch]:
-    """Return passes within the limits: each part goes, the largest first, to the first pass that has room for it."""
+    """Return passes within the limits: each part, the largest first, goes to the first pass that has room for it."""
     parts = [part for group in _groups(samples) for part in _parts(group, limits)]
     passes: list[_Load] = []
     for part in sorted(parts, key=limits.cost, reverse=True):
@@ -158,7 +160,7 @@ def _add_to_first(passes: list[_Load], part: Batch, *, tokens: int, limits: Pass
 
 
 def _parts(group: Batch, limits: PassLimits) -> list[Batch]:
-    """Return what of a group stays together: all of it, or as much as the tokens allow, each part with all it begins with."""
+    """Return the parts of a group that stay together: the whole group, or branches as large as the tokens allow."""
     if not limits.share_prefix:
         return [[sample] for sample in group]
     if limits.tokens is None or limits.cost(group) <= limits.tokens:
@@ -167,7 +169,7 @@ def _parts(group: Batch, limits: PassLimits) -> list[Batch]:
     for twig in sorted(_twigs(group, limits), key=limits.cost, reverse=True):
         fitting = [part for part in parts if limits.cost(part + twig) <= limits.tokens]
         if fitting:
-            # Where it has the most in common with what is there.
+            # Add it to the part with which it shares the most tokens.
             best = min(fitting, key=lambda part: limits.cost(part + twig) - limits.cost(part))
             best += twig
         else:
@@ -176,15 +178,15 @@ def _parts(group: Batch, limits: PassLimits) -> list[Batch]:
 
 
 def _twigs(batch: Batch, limits: PassLimits) -> list[Batch]:
-    """Return the largest branches of a tree that fit into a pass, or single samples."""
-    assert limits.tokens is not None, "without a limit all of it fits"
+    """Return the largest branches of the tree that fit into a pass, or single samples."""
+    assert limits.tokens is not None, "without a limit everything fits"
     if len(batch) == 1 or limits.cost(batch) <= limits.tokens:
         return [batch]
     return [twig for branch in _branches(batch) for twig in _twigs(branch, limits)]
 
 
 def _divide(passes: Sequence[Batch], count: int, limits: PassLimits) -> list[Batch]:
-    """Return `count` passes, the largest first: those with the most tokens are divided until there are as many."""
+    """Return `count` passes, the largest first, by dividing the passes with the most tokens."""
     passes = list(passes)
     while len(passes) < count:
         largest = max((batch for batch in passes if len(batch) > 1), key=limits.cost)
@@ -194,7 +196,7 @@ def _divide(passes: Sequence[Batch], count: int, limits: PassLimits) -> list[Bat
 
 
 def _halves(batch: Batch, limits: PassLimits) -> tuple[Batch, Batch]:
-    """Return a pass in two of about as many tokens, between its groups or else branches where they are shared."""
+    """Return two halves of a pass with about the same number of tokens, divided between groups or branches."""
     parts = _branches(batch) if limits.share_prefix else [[sample] for sample in batch]
     one: Batch = []
     other: Batch = []
@@ -205,7 +207,7 @@ def _halves(batch: Batch, limits: PassLimits) -> tuple[Batch, Batch]:
 
 
 def _groups(samples: Sequence[SampleSize]) -> list[Batch]:
-    """Return the samples by group, in the order in which groups come first, and those of a branch side by side."""
+    """Return the samples by group, in the order of their first samples, with those of a branch next to one another."""
     groups: dict[Hashable, Batch] = {}
     for sample in samples:
         groups.setdefault(sample.group, []).append(sample)
@@ -220,7 +222,7 @@ def _in_tree_order(batch: Batch) -> Batch:
 
 
 def _branches(batch: Batch) -> list[Batch]:
-    """Return samples by what they go on with where not all of them go on alike: by group, by node or each by itself."""
+    """Return the samples by the first node of their paths that they do not all share: by group, by branch or singly."""
     for place in range(max(len(sample.path) for sample in batch)):
         branches: dict[Hashable, Batch] = {}
         for sample in batch:
@@ -231,19 +233,19 @@ def _branches(batch: Batch) -> list[Batch]:
 
 
 def prompt_tokens(sample: Experience) -> int:
-    """Return how many tokens of a sample without padding stand before its first loss token; all where it has none."""
+    """Return how many tokens of a sample without padding precede its first loss token; all if it has none."""
     first = sample.action_mask.flatten().nonzero().flatten()[:1]
     # The action mask is about the token after each.
     return int(first) + 1 if len(first) else sample.sequences.numel()
 
 
 def data_parallel_size(group: RayActorGroup) -> int:
-    """Return how many workers of a group get samples of their own."""
+    """Return how many workers of a group get different samples."""
     return len(group._actor_handlers) // group.duplicate_actors
 
 
 def pass_limits(config: PPOConfig, settings: Any, *, share_prefix: bool) -> PassLimits:
-    """Return what one pass may hold by `--rollout.*` or `--train.*`; tokens count per group of GPUs that share a pass."""
+    """Return what one pass may hold by `--rollout.*` or `--train.*`; GPUs that share a pass add up their tokens."""
     by_tokens = config.train.dynamic_batch_enable
     most = config.train.max_tokens_per_gpu
     given = MOST_PASS_TOKENS if most is None else most
@@ -257,7 +259,7 @@ def pass_limits(config: PPOConfig, settings: Any, *, share_prefix: bool) -> Pass
 
 
 def sample_sizes(samples: Sequence[Experience]) -> list[SampleSize]:
-    """Return what matters of experiences of one sample each, without padding; groups have prompt and media in common."""
+    """Return the sizes of experiences of one sample each, without padding; groups share prompt and media."""
     groups: dict[Hashable, list[int]] = {}
     prompts = []
     for index, sample in enumerate(samples):
@@ -282,7 +284,7 @@ def sample_sizes(samples: Sequence[Experience]) -> list[SampleSize]:
 
 
 def _shared(group: Sequence[Experience], *, prompt: int) -> list[tuple[SharedTokens, ...]]:
-    """Return of each sample of a group the nodes behind the prompt that it has in common with others."""
+    """Return for each sample of a group the nodes after the prompt that it shares with others."""
     rows = [
         TreeSample(
             token_ids=sample.sequences.flatten().numpy(),
@@ -297,3 +299,73 @@ def _shared(group: Sequence[Experience], *, prompt: int) -> list[tuple[SharedTok
             for member in node.samples:
                 shared[member].append(SharedTokens(node=number, tokens=tokens))
     return [tuple(parts) for parts in shared]
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdatePasses:
+    """The passes of the optimizer steps on one rollout."""
+
+    steps: list[list[Experience]]
+    """For each optimizer step the passes of all ranks, those of one rank in a row; every rank has as many."""
+    unique_tokens: int
+    """How many tokens the steps would compute if each computed shared prefixes once."""
+
+
+# The fewest tokens that samples can take: what the samples of a group begin with is computed once.
+WITHOUT_REPEATS = PassLimits(samples=None, tokens=None, share_prefix=True)
+
+
+def forward_passes(
+    samples: Sequence[Experience], *, ranks: int, limits: PassLimits, pad_token_id: int
+) -> list[Experience]:
+    """Return the passes of all ranks over a rollout's samples, those of one rank in a row; every rank has as many.
+
+    `index` of each pass holds the places of its samples in the rollout.
+    """
+    for place, sample in enumerate(samples):
+        sample.index = [place]
+    plan = plan_forward(sample_sizes(samples), ranks=ranks, limits=limits)
+    return [
+        Experience.concat_experiences([samples[place] for place in batch], pad_token_id)
+        for rank in plan
+        for batch in rank
+    ]
+
+
+def update_passes(
+    passes: Sequence[Experience], *, batch_size: int, ranks: int, limits: PassLimits, seed: str
+) -> UpdatePasses:
+    """Return the passes of every optimizer step on the samples of the rollout's passes.
+
+    Which samples make up an optimizer step depends only on the seed and the batch size, not on the number of ranks or
+    on how the samples were computed.
+    """
+    places = [place for one in passes for place in one.index]
+    samples = remove_padding_in_sequences([sample for one in passes for sample in split_experience_batch(one)])
+    by_place = dict(zip(places, samples, strict=True))
+    items = [_trained_part(by_place[place]) for place in range(len(places))]
+    sizes = sample_sizes(items)
+    plan = plan_update(sizes, batch_size=batch_size, ranks=ranks, limits=limits, seed=seed)
+    steps = [
+        [make_experience_batch([items[place] for place in batch]) for rank in step for batch in rank] for step in plan
+    ]
+    updated = [[sizes[place] for rank in step for batch in rank for place in batch] for step in plan]
+    return UpdatePasses(steps=steps, unique_tokens=sum(map(WITHOUT_REPEATS.cost, updated)))
+
+
+def _trained_part(sample: Experience) -> Experience:
+    """Return what an update takes of a sample without padding: only the prompt of a masked sample.
+
+    No loss then counts it or divides by it, neither its tokens nor the sample: sum_i M_i A_i L_i / sum_i M_i (Mini-o3,
+    arXiv:2509.07969). Entropy and KL leave it out as well. Its group computes its prompt anyway.
+    """
+    prompt = prompt_tokens(sample)
+    if not sample.info.get("masked") or prompt == len(sample.sequences):
+        return sample
+    cut: dict[str, Any] = {}
+    for name, value in vars(sample).items():
+        if isinstance(value, torch.Tensor) and Experience.is_step_tensor_field(name):
+            cut[name] = value[: prompt if len(value) == len(sample.sequences) else prompt - 1]
+    (media,) = sample.mm_train_inputs
+    kept = tuple(item for item in media if item.start < prompt) if media else ()
+    return replace(sample, **cut, mm_train_inputs=[kept or None])

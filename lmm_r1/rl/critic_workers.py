@@ -8,8 +8,6 @@ from typing import Any
 import ray
 import torch
 
-from lmm_r1 import cpu
-from lmm_r1.config import PPOConfig
 from lmm_r1.host.openrlhf import Experience, get_loss_batch_info
 from lmm_r1.host.openrlhf_workers import CriticModelActor, CriticPPOTrainer, RewardModelActor
 from lmm_r1.host.optimizer import LossScaling, loss_scaling
@@ -25,10 +23,10 @@ class KitCriticPPOTrainer(CriticPPOTrainer):
     def training_step(
         self, experience: Experience, step: int, loss_batch_info: dict | None = None
     ) -> dict[str, float]:
-        """Make one pass of an optimizer step and return its metrics, of which OpenRLHF logs the mean over passes.
+        """Make one pass of an optimizer step and return its metrics; OpenRLHF logs their mean over passes.
 
-        The loss is that of PPO's clipped values (arXiv:1707.06347). The load-balancing loss of experts is left to the
-        policy: it is made by classes with an output layer.
+        The loss is PPO's with clipped values (arXiv:1707.06347). Only the policy has a load-balancing loss of experts:
+        classes with an output layer compute it.
         """
         self.replay_buffer.announce_pass(self.critic, step=step)
         self.critic.train()
@@ -47,7 +45,7 @@ class KitCriticPPOTrainer(CriticPPOTrainer):
         )
         loss = self.critic_loss_fn(values, experience.values, experience.returns, action_mask=mask, **loss_batch_info)
         self.strategy.backward(loss, self.critic, self.critic_optim)
-        # After the optimizer step, the scheduler has the next one's.
+        # Read the rate now: after the optimizer step, the scheduler has the next one.
         rate = self.critic_scheduler.get_last_lr()[0]
         if self.replay_buffer.dynamic_optimizer_step[step]:
             self.strategy.optimizer_step(self.critic_optim, self.critic, self.critic_scheduler, name="critic")
@@ -60,7 +58,7 @@ class KitCriticPPOTrainer(CriticPPOTrainer):
         return status | self._parts_of_steps(experience, status, step=step)
 
     def _parts_of_steps(self, experience: Experience, status: dict[str, float], *, step: int) -> dict[str, float]:
-        """Return metrics whose mean over passes and ranks is that over optimizer steps, and over a step's tokens."""
+        """Return the metrics scaled so that their mean over passes and ranks is a mean over optimizer steps or tokens."""
         buffer = self.replay_buffer
         passes = len(buffer) / sum(buffer.dynamic_optimizer_step)  # of one optimizer step
         loss_mask = experience.action_mask
@@ -74,7 +72,7 @@ class KitCriticPPOTrainer(CriticPPOTrainer):
 
 
 class KitCriticActor(CriticModelActor.__ray_metadata__.modified_class):
-    """OpenRLHF's critic worker with the names of `openrlhf_seams` installed, and with media."""
+    """OpenRLHF's critic worker with the names of `host.seams` replaced, and with media."""
 
     def init_model_from_pretrained(self, strategy: KitStrategy, pretrain: str, max_steps: int) -> None:
         install_seams(strategy.args, trained=True)
@@ -110,24 +108,24 @@ class KitCriticActor(CriticModelActor.__ray_metadata__.modified_class):
             super().save_checkpoint(tag, metric_value, metric_key)
 
     def updates_made(self) -> int:
-        """Return how many optimizer steps the critic's weights have had; those that fp16 leaves out are none."""
+        """Return how many optimizer steps have changed the critic's weights; fp16 skips some."""
         return self.critic.global_steps - self.critic.skipped_steps
 
     def take_feature_counts(self) -> FeatureCounts:
-        """As the policy's."""
+        """Return the counts of image features, as the policy's workers do."""
         return self.critic.module.take_feature_counts()
 
     def loss_scaling(self) -> LossScaling | None:
-        """Return what became of the critic's updates with fp16."""
+        """Return the state of the critic's loss scaling with fp16."""
         return loss_scaling(self.critic)
 
     def settle_checkpoint(self, tag: str) -> None:
-        """Let the saved critic be the newest, and delete what goes beyond the limits."""
+        """Make the saved critic the newest checkpoint, and delete checkpoints beyond the limits."""
         settle(self, "_critic", tag)
 
 
 class KitRewardActor(RewardModelActor.__ray_metadata__.modified_class):
-    """OpenRLHF's reward worker with the names of `openrlhf_seams` installed, and with media."""
+    """OpenRLHF's reward worker with the names of `host.seams` replaced, and with media."""
 
     def init_model_from_pretrained(self, strategy: KitStrategy, pretrain: str) -> None:
         install_seams(strategy.args, trained=False)
@@ -157,8 +155,3 @@ class KitRewardActor(RewardModelActor.__ray_metadata__.modified_class):
 
 CriticWorker = ray.remote(num_gpus=1)(KitCriticActor)
 RewardWorker = ray.remote(num_gpus=1)(KitRewardActor)
-
-
-def shares_device_with_critic(config: PPOConfig) -> bool:
-    """Say whether policy and critic are on the same GPUs; without CUDA all models share the processor's cores."""
-    return not cpu.has_cuda() or (bool(config.train.colocate_all) and not config.train.colocate_critic_reward)

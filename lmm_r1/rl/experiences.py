@@ -1,304 +1,338 @@
-"""From rollouts to what the models train on: their passes over the samples, then the passes of the update."""
+"""What a rollout's samples are trained with: rewards, log-probs, values, the KL and advantages."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import ray
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from lmm_r1 import cpu
 from lmm_r1.config import PPOConfig
+from lmm_r1.config.ppo import AHEAD_TOKENS
 from lmm_r1.data.sample import Sample, media_before
 from lmm_r1.errors import UserError
-from lmm_r1.host.openrlhf import (
-    Experience,
-    apply_length_penalties,
-    make_experience_batch,
-    remove_padding_in_sequences,
-    split_experience_batch,
-)
-from lmm_r1.host.openrlhf_models import compute_approx_kl
-from lmm_r1.host.openrlhf_workers import RayActorGroup, RemoteExperienceMaker
+from lmm_r1.host.openrlhf import Experience
+from lmm_r1.host.openrlhf_workers import RayActorGroup
 from lmm_r1.rl.advantages import ESTIMATORS, RewardedPass, RewardedRollout, group_deviations
-from lmm_r1.rl.batching import (
-    PassLimits,
-    data_parallel_size,
-    pass_limits,
-    plan_forward,
-    plan_update,
-    prompt_tokens,
-    sample_sizes,
-)
-from lmm_r1.rl.mismatch import Mismatch
-from lmm_r1.rl.reference_ahead import ReferenceAhead
-from lmm_r1.rl.rollouts import Rollout, experience_of
+from lmm_r1.rl.batching import PassLimits, data_parallel_size, plan_forward, sample_sizes
+from lmm_r1.rl.mismatch import Mismatch, modality_info, modality_of
+from lmm_r1.rl.model_groups import Models, ask
 from lmm_r1.rl.workers import model_inputs
 
-# What a rollout takes at least: what samples of a group begin with once.
-WITHOUT_REPEATS = PassLimits(samples=None, tokens=None, share_prefix=True)
 REWARD_SOURCES = "check what --reward.remote_url or --reward.model_name_or_path gives for it"
 ADVANTAGE_SOURCES = (
-    "its reward is finite, so look at the log-probs of policy and reference model, of which the KL in the reward is "
-    "made, and at the critic's values"
+    "its reward is finite, so check the critic's values and the log-probs of policy and reference model, from which the "
+    "KL in the reward is computed"
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class UpdatePasses:
-    """The passes of the optimizer steps on one rollout."""
-
-    steps: list[list[Experience]]
-    """For each optimizer step the passes of all ranks, those of one rank in a row; every rank has as many."""
-    unique_tokens: int
-    """How many tokens the steps would compute if each computed once what samples of a group begin with."""
+# The k3 estimator reaches its bound long before; a smaller log-ratio would overflow its exponential.
+_LEAST_LOG_RATIO = -10.0
+_LARGEST_KL = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOutputs:
-    """What the models say of a rollout, one tensor per pass; None of a model that is not asked."""
+    """What the models give for a rollout, one tensor per pass; None for a model that is not run."""
 
     rewards: list[torch.Tensor] | None
-    """(B,) each; those of the others (B, A)."""
+    """(B,) each; the others are (B, A) each."""
     log_probs: list[torch.Tensor] | None
     values: list[torch.Tensor] | None
     reference_log_probs: list[torch.Tensor] | None
 
 
-class KitExperienceMaker(RemoteExperienceMaker):
-    """OpenRLHF's experience maker; passes are cut by groups, and every model gets the media."""
+def experience_of(sample: Sample, *, max_len: int, masks: bool = False) -> Experience:
+    """Return a sample as a batch of one, whose masks and log-probs are about the next token at each place.
 
-    def __init__(self, config: PPOConfig, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self.config = config
-        # Whether the models compute once what a group's samples begin with: they say so when they are loaded.
-        self.share_prefix = False
-        self.is_on_policy = is_on_policy(config)
-        # Where the prompt of each sample of the rollout at hand stands, for errors.
-        self.locations: Sequence[str] = ()
-        # The greedy response to each of its prompts, where the estimator compares with one.
-        self.greedy: Sequence[Sample] = ()
-        # What the reference has computed of it already, where it runs during generation.
-        self.ahead: ReferenceAhead | None = None
-        self.mismatch = Mismatch(config)
+    Its `info` holds values of which the workers log the means.
 
-    def reference_ahead(self) -> ReferenceAhead | None:
-        """Return what computes the reference's log-probs of a new rollout while it is generated; None where nothing does."""
-        if not self.config.ref.during_generation:
-            return None
-        assert self.initial_model_group is not None, "refused by config.checks"
-        return ReferenceAhead(
-            self.initial_model_group,
-            limits=pass_limits(self.config, self.config.rollout, share_prefix=self.share_prefix),
-            pad_token_id=self.tokenizer.pad_token_id,
-            gpus_per_pass=self.initial_model_group.duplicate_actors,
-        )
+    Args:
+        masks: whether single responses may be masked, in addition to episodes.
+    """
+    token_ids, log_probs = sample.token_ids, sample.log_probs
+    assert len(token_ids) <= max_len, f"{sample.row.location}: no engine gives {len(token_ids)} of {max_len} tokens"
+    reward = sample.reward
+    info = {"response_clip_ratio": torch.tensor([len(token_ids) == max_len])}
+    if reward is not None:
+        values = {"reward": reward.reward, "score": reward.score, **reward.parts}
+        info |= {name: torch.tensor([value]) for name, value in values.items()}
+    if masks or sample.played is not None:
+        info["masked"] = torch.tensor([sample.masked])
+    return Experience(
+        sequences=torch.tensor([token_ids]),
+        attention_mask=torch.ones(1, len(token_ids), dtype=torch.long),
+        action_mask=torch.tensor([sample.loss_mask[1:]]).long(),
+        rollout_log_probs=None if log_probs is None else torch.tensor([log_probs[1:]]),
+        prompts=[sample.prompt],
+        labels=[sample.label],
+        images=[None],
+        mm_train_inputs=[sample.media or None],
+        rewards=None if reward is None else torch.tensor([reward.reward]),
+        scores=None if reward is None else torch.tensor([reward.score]),
+        response_length=torch.tensor([sample.generated_tokens]),
+        truncated=torch.tensor([sample.truncated]),
+        total_length=torch.tensor([float(len(token_ids))]),
+        info=info | modality_info(modality_of(sample.row)),
+    )
 
-    def begin(self, rollout: Rollout) -> None:
-        """Take what belongs to the rollout at hand beside its samples."""
-        self.locations, self.greedy, self.ahead = rollout.locations, rollout.greedy, rollout.ahead
 
-    def split_rollout_samples(self, rollout_samples: list[Experience]) -> list[Experience]:
-        """Return the passes of all ranks, those of one rank in a row; every rank has as many."""
-        if self.ahead is not None:
-            self.ahead.finish(rollout_samples)
-        for index, sample in enumerate(rollout_samples):
-            sample.index = [index]
-        limits = pass_limits(self.config, self.config.rollout, share_prefix=self.share_prefix)
-        plan = plan_forward(sample_sizes(rollout_samples), ranks=self._ranks(), limits=limits)
-        return [
-            Experience.concat_experiences([rollout_samples[index] for index in batch], self.tokenizer.pad_token_id)
-            for rank in plan
-            for batch in rank
-        ]
+def is_on_policy(config: PPOConfig) -> bool:
+    """Say whether a rollout is trained on in one optimizer step, in whose own pass the policy is still the old one.
 
-    def update_passes(self, experiences: list[Experience], *, step: int) -> UpdatePasses:
-        """Return the passes of every optimizer step.
+    The old log-probs then need no pass of their own, unless rewards depend on them.
+    """
+    samples = config.rollout.batch_size * config.rollout.n_samples_per_prompt
+    in_reward = config.algo.kl.init_coef > 0 and not config.algo.kl.use_loss
+    one_step = config.train.batch_size == samples and config.train.max_epochs == 1
+    return one_step and not in_reward and config.ds.lora.dropout == 0
 
-        Which samples make up an optimizer step depends on the seed and the step alone, and not on how many ranks there
-        are, or on how the samples were computed.
-        """
-        places = [index for experience in experiences for index in experience.index]
-        parts = [part for experience in experiences for part in split_experience_batch(experience)]
-        by_place = dict(zip(places, remove_padding_in_sequences(parts), strict=True))
-        items = [_learnt_from(by_place[place]) for place in range(len(places))]
-        sizes = sample_sizes(items)
-        plan = plan_update(
-            sizes,
-            batch_size=self.config.train.batch_size,
-            ranks=self._ranks(),
-            limits=pass_limits(self.config, self.config.train, share_prefix=self.share_prefix),
-            seed=f"{self.config.train.seed}-{step}",
-        )
-        steps = [
-            [make_experience_batch([items[index] for index in batch]) for rank in ranks for batch in rank]
-            for ranks in plan
-        ]
-        updated = [[sizes[index] for rank in ranks for batch in rank for index in batch] for ranks in plan]
-        return UpdatePasses(steps=steps, unique_tokens=sum(map(WITHOUT_REPEATS.cost, updated)))
 
-    @torch.no_grad()
-    def make_experience(self, samples_list: list[Experience]) -> list[Experience]:
-        """Run the rollout's models over the passes, and add what they say: rewards, log-probs, values and the KL."""
-        outputs = self._run_models(samples_list)
-        kl = self.config.algo.kl
-        for place, experience in enumerate(samples_list):
-            if outputs.rewards is not None:
-                experience.rewards = experience.info["reward"] = outputs.rewards[place]
-            if outputs.values is not None:
-                experience.values = outputs.values[place]
-            if outputs.log_probs is not None:
-                experience.action_log_probs = outputs.log_probs[place]
-            mask = experience.action_mask
-            experience.kl = difference = torch.zeros_like(mask, dtype=torch.float)  # (B, A)
-            if outputs.reference_log_probs is not None:
-                reference = outputs.reference_log_probs[place]
-                if kl.use_loss:
-                    experience.base_action_log_probs = reference
-                else:
-                    policy = experience.action_log_probs
-                    experience.kl = compute_approx_kl(policy, reference, kl_estimator=kl.estimator)
-                    difference = policy.float() - reference.float()
-            experience.info["kl"] = _means(experience.kl, mask)
-            experience.info["logprobs_diff"] = _means(difference, mask)
+def add_model_outputs(
+    passes: Sequence[Experience],
+    models: Models,
+    config: PPOConfig,
+    *,
+    mismatch: Mismatch,
+    ahead: ReferenceAhead | None = None,
+) -> None:
+    """Run the models on the passes, add what they give, and measure how far the engines' log-probs are from the policy's.
+
+    Raises UserError if they are too far apart in the first step of a run.
+
+    Args:
+        ahead: the reference's passes, if they were started during generation.
+    """
+    one_update = is_on_policy(config)
+    # One update's own pass gives the old log-probs, but the first step compares them with the engines' before it.
+    old_log_probs = not (one_update and mismatch.checked)
+    outputs = run_models(passes, models, config, old_log_probs=old_log_probs, ahead=ahead)
+    add_outputs(passes, outputs, config)
+    if old_log_probs:
+        mismatch.measure(passes)
+    if one_update:
+        for experience in passes:
+            experience.action_log_probs = None
+
+
+def run_models(
+    passes: Sequence[Experience],
+    models: Models,
+    config: PPOConfig,
+    *,
+    old_log_probs: bool,
+    ahead: ReferenceAhead | None = None,
+) -> ModelOutputs:
+    """Run the models on the passes and return their outputs: models that share GPUs run one after the other.
+
+    Args:
+        old_log_probs: whether the policy is run; if not, the update's own pass gives them.
+        ahead: the reference's passes, if they were started during generation.
+    """
+    train, inputs = config.train, model_inputs(passes)
+    masks = [experience.action_mask for experience in passes]
+    with_reference = bool(train.colocate_all or train.colocate_actor_ref)
+    if ahead is not None and with_reference:
+        ahead.wait()
+        assert models.reference is not None, "refused by config.checks"
+        ask(models.reference, "empty_cache")
+    rewards = policy = values = reference = None
+    if passes[0].rewards is None:
+        assert models.reward is not None, "refused by config.checks"
+        padded = [True] * len(passes)
+        rewards = _start(models.reward, wait=bool(train.colocate_all), pad_sequence=padded, **inputs)
+    if old_log_probs:
+        policy = _start(models.policy, wait=with_reference, action_mask=masks, **inputs)
+    if models.critic is not None:
+        if train.colocate_critic_reward and rewards is not None and models.reward is not None:
+            ray.get(rewards)
+            ask(models.reward, "empty_cache")
+        with_reward = bool(train.colocate_all or train.colocate_critic_reward)
+        values = _start(models.critic, wait=with_reward, action_mask=masks, **inputs)
+    if models.reference is not None and ahead is None:
+        reference = _start(models.reference, wait=with_reference, action_mask=masks, **inputs)
+    return ModelOutputs(
+        rewards=_collected(rewards, models.reward),
+        log_probs=_collected(policy, models.policy),
+        values=_collected(values, models.critic),
+        reference_log_probs=_collected(reference, models.reference) if ahead is None else ahead.log_probs(passes),
+    )
+
+
+def _start(group: RayActorGroup, *, wait: bool, **inputs: Any) -> list[ray.ObjectRef]:
+    """Start one model's passes, and wait for them if another model needs its GPUs.
+
+    Without CUDA always wait: two models at a time slow one another down on the same cores.
+    """
+    refs = group.async_run_method_batch(method_name="forward", **inputs)
+    if wait:
+        ray.get(refs)
+        ask(group, "empty_cache")
+    if not cpu.has_cuda():
+        ray.wait(refs, num_returns=len(refs), fetch_local=False)
+    return refs
+
+
+def _collected(refs: list[ray.ObjectRef] | None, group: RayActorGroup | None) -> list[torch.Tensor] | None:
+    """Return one model's outputs, one per pass; of workers that share samples only the first answers."""
+    if refs is None:
+        return None
+    assert group is not None, "its workers gave the references"
+    return [output for part in ray.get(refs)[:: group.duplicate_actors] for output in part]
+
+
+def add_outputs(passes: Sequence[Experience], outputs: ModelOutputs, config: PPOConfig) -> None:
+    """Add the models' outputs to the passes, with the KL between policy and reference."""
+    kl = config.algo.kl
+    for place, experience in enumerate(passes):
+        if outputs.rewards is not None:
+            experience.rewards = experience.info["reward"] = outputs.rewards[place]
+        if outputs.values is not None:
+            experience.values = outputs.values[place]
         if outputs.log_probs is not None:
-            self.mismatch.measure(samples_list)
-        if self.is_on_policy:
-            for experience in samples_list:
-                experience.action_log_probs = None
-        return samples_list
+            experience.action_log_probs = outputs.log_probs[place]
+        mask = experience.action_mask
+        experience.kl = difference = torch.zeros_like(mask, dtype=torch.float)  # (B, A)
+        if outputs.reference_log_probs is not None:
+            reference = outputs.reference_log_probs[place]
+            if kl.use_loss:
+                experience.base_action_log_probs = reference
+            else:
+                difference = experience.action_log_probs.float() - reference.float()
+                experience.kl = estimated_kl(difference, estimator=kl.estimator)
+        experience.info["kl"] = _means(experience.kl, mask)
+        experience.info["logprobs_diff"] = _means(difference, mask)
 
-    def _run_models(self, passes: Sequence[Experience]) -> ModelOutputs:
-        """Start the passes of each model, of those that share GPUs one after the other, and collect what they give."""
-        train = self.args.train
-        inputs = model_inputs(passes)
-        masks = [experience.action_mask for experience in passes]
-        with_reference = train.colocate_all or train.colocate_actor_ref
-        # Its samples' media go with it.
-        ahead, self.ahead = self.ahead, None
-        if ahead is not None and with_reference:
-            ahead.wait()
-            ray.get(self.initial_model_group.async_run_method(method_name="empty_cache"))
-        rewards = policy = values = reference = None
-        if passes[0].rewards is None:
-            padded = [True] * len(passes)
-            rewards = self._dispatch_forward(
-                self.reward_model_group, train.colocate_all, pad_sequence=padded, **inputs
-            )
-        if self.makes_policy_pass:
-            policy = self._dispatch_forward(self.actor_model_group, with_reference, action_mask=masks, **inputs)
-        if self.critic_model_group is not None:
-            if train.colocate_critic_reward and rewards is not None:
-                ray.get(rewards)
-                ray.get(self.reward_model_group.async_run_method(method_name="empty_cache"))
-            with_reward = train.colocate_all or train.colocate_critic_reward
-            values = self._dispatch_forward(self.critic_model_group, with_reward, action_mask=masks, **inputs)
-        if self.initial_model_group is not None and ahead is None:
-            reference = self._dispatch_forward(self.initial_model_group, with_reference, action_mask=masks, **inputs)
-        return ModelOutputs(
-            rewards=_collected(rewards, self.reward_model_group),
-            log_probs=_collected(policy, self.actor_model_group),
-            values=_collected(values, self.critic_model_group),
-            reference_log_probs=(
-                _collected(reference, self.initial_model_group) if ahead is None else ahead.log_probs(passes)
-            ),
-        )
 
-    @property
-    def makes_policy_pass(self) -> bool:
-        """Whether the policy's log-probs are computed before the update: in a first step to compare them with the engine's.
+def estimated_kl(log_ratios: torch.Tensor, *, estimator: str) -> torch.Tensor:
+    """Return the KL divergence of each token by the log-ratios log p - log q of samples from p.
 
-        Later steps that are learnt from once compare those of the update's own pass.
-        """
-        return not (self.is_on_policy and self.mismatch.checked)
+    The estimators are those of joschu.net/blog/kl-approx.html, bounded as in OpenRLHF.
+    """
+    if estimator == "k1":
+        found = log_ratios
+    elif estimator == "k2":
+        found = log_ratios**2 / 2.0
+    else:
+        assert estimator == "k3", "refused by config.checks"
+        bounded = log_ratios.clamp(min=_LEAST_LOG_RATIO)
+        found = (-bounded).exp() - 1 + bounded
+    return found.clamp(min=-_LARGEST_KL, max=_LARGEST_KL)
 
-    @torch.no_grad()
-    def compute_advantages_and_returns(self, experiences: list[Experience]) -> list[Experience]:
-        """Add penalties to the rewards, and the advantages and returns of `--algo.advantage.estimator`.
 
-        Raises UserError, before anything is learnt, where a reward or an advantage is no finite number.
-        """
+def penalize_lengths(experiences: Sequence[Experience], config: PPOConfig) -> None:
+    """Change the rewards of long and of truncated responses by `--reward.overlong_*` and `stop_properly_penalty_coef`.
+
+    A response that reaches into the buffer before the limit pays in proportion (DAPO, arXiv:2503.14476).
+    """
+    reward = config.reward
+    if reward.overlong_buffer_len is not None:
+        buffer, limit = reward.overlong_buffer_len, config.rollout.max_new_tokens or config.data.max_len
+        if buffer > limit:
+            raise UserError(f"--reward.overlong_buffer_len {buffer:g} is more than the {limit} tokens of a response")
         for experience in experiences:
-            experience.rewards = experience.rewards.to(torch.promote_types(experience.rewards.dtype, torch.float))
-            self._check_finite(experience, experience.rewards, what="reward")
-        apply_length_penalties(experiences, self.args)
-        rollout = self._rewarded_rollout(experiences)
-        if self.config.rollout.n_samples_per_prompt > 1:
-            deviations = (
-                group_deviations(rollout.rewards, rollout.counted).expand_as(rollout.rewards).flatten().float()
-            )
-            for experience in experiences:
-                experience.info["group_reward_std"] = deviations[experience.index]
-        estimate = ESTIMATORS[self.config.algo.advantage.estimator](rollout)
-        parts = zip(experiences, estimate.token_rewards, estimate.advantages, estimate.returns, strict=True)
-        for experience, rewards, advantages, returns in parts:
-            # One that is not finite makes all of a whitened batch so; returns still tell whose it is.
-            counted = torch.where(experience.action_mask.bool(), returns, 0.0)
-            self._check_finite(experience, counted.sum(dim=-1), what="advantage")
-            experience.advantages, experience.returns = _unlearnt(experience, advantages, returns)
-            experience.info["return"] = rewards.sum(dim=-1)
-            experience.kl = None
-        return experiences
+            exceeding = (experience.response_length.double() - (limit - buffer)).clamp(min=0, max=buffer)
+            penalties = -exceeding / buffer * reward.overlong_penalty_factor
+            experience.rewards = experience.rewards + penalties.to(experience.rewards.dtype)
+    scale = reward.stop_properly_penalty_coef
+    if scale is not None:
+        if scale > 1:
+            raise UserError(f"--reward.stop_properly_penalty_coef {scale:g} must be at most 1")
+        for experience in experiences:
+            if experience.truncated is not None:
+                rewards = experience.rewards
+                cut = torch.full_like(rewards, scale) if scale < 0 else rewards * scale
+                experience.rewards = torch.where(experience.truncated.bool(), cut, rewards)
+    for experience in experiences:
+        if "reward" in experience.info:
+            experience.info["reward"] = experience.rewards.clone()
 
-    def _rewarded_rollout(self, experiences: Sequence[Experience]) -> RewardedRollout:
-        """Return what the estimator takes: the rewards by groups, in double precision, and the passes."""
-        size, settings = self.config.rollout.n_samples_per_prompt, self.config.algo.advantage
-        check_groups(experiences, size=size)
-        places = torch.tensor([place for experience in experiences for place in experience.index])
-        rewards = torch.cat([experience.rewards for experience in experiences]).double()
-        masked = torch.cat([_masked(experience) for experience in experiences])
-        passes = [
+
+def add_advantages(
+    passes: Sequence[Experience],
+    config: PPOConfig,
+    *,
+    kl_weight: float,
+    locations: Sequence[str] = (),
+    greedy: Sequence[Experience] = (),
+) -> None:
+    """Add penalties to the rewards, then the advantages and returns of `--algo.advantage.estimator`.
+
+    Raises UserError, before any weight changes, if a reward or an advantage is not finite.
+
+    Args:
+        locations: where the prompt of each sample of the rollout comes from, for errors.
+        greedy: the greedy response to each prompt, if the estimator compares with one.
+    """
+    for experience in passes:
+        experience.rewards = experience.rewards.to(torch.promote_types(experience.rewards.dtype, torch.float))
+        _check_finite(experience, experience.rewards, what="reward", locations=locations)
+    penalize_lengths(passes, config)
+    rollout = _rewarded_rollout(passes, config, kl_weight=kl_weight, greedy=greedy)
+    if config.rollout.n_samples_per_prompt > 1:
+        deviations = group_deviations(rollout.rewards, rollout.counted).expand_as(rollout.rewards).flatten().float()
+        for experience in passes:
+            experience.info["group_reward_std"] = deviations[experience.index]
+    estimate = ESTIMATORS[config.algo.advantage.estimator](rollout)
+    parts = zip(passes, estimate.token_rewards, estimate.advantages, estimate.returns, strict=True)
+    for experience, rewards, advantages, returns in parts:
+        # One bad value makes a whole whitened batch non-finite; returns still show which sample it is.
+        counted = torch.where(experience.action_mask.bool(), returns, 0.0)
+        _check_finite(experience, counted.sum(dim=-1), what="advantage", locations=locations)
+        experience.advantages, experience.returns = _without_masked(experience, advantages, returns)
+        experience.info["return"] = rewards.sum(dim=-1)
+        experience.kl = None
+
+
+def _rewarded_rollout(
+    passes: Sequence[Experience], config: PPOConfig, *, kl_weight: float, greedy: Sequence[Experience]
+) -> RewardedRollout:
+    """Return the estimator's input: the rewards by groups, in double precision, and the passes."""
+    size, settings = config.rollout.n_samples_per_prompt, config.algo.advantage
+    check_groups(passes, size=size)
+    places = torch.tensor([place for experience in passes for place in experience.index])
+    rewards = torch.cat([experience.rewards for experience in passes]).double()
+    masked = torch.cat([_masked(experience) for experience in passes])
+    penalize_lengths(greedy, config)
+    return RewardedRollout(
+        rewards=torch.empty_like(rewards).index_put((places,), rewards).view(-1, size),
+        counted=torch.empty_like(masked).index_put((places,), ~masked).view(-1, size) if masked.any() else None,
+        passes=[
             RewardedPass(
                 places=experience.index,
                 mask=experience.action_mask * ~_masked(experience)[:, None],
                 kl=experience.kl,
                 values=experience.values,
             )
-            for experience in experiences
-        ]
-        return RewardedRollout(
-            rewards=torch.empty_like(rewards).index_put((places,), rewards).view(-1, size),
-            counted=torch.empty_like(masked).index_put((places,), ~masked).view(-1, size) if masked.any() else None,
-            passes=passes,
-            kl_coef=self.kl_ctl.value,
-            clip_range=self.config.reward.clip_range,
-            gamma=settings.gamma,
-            lambd=settings.lambd,
-            divide=not settings.no_std_norm,
-            greedy=self._greedy_rewards(),
-            pass_k=settings.pass_k,
-        )
+            for experience in passes
+        ],
+        kl_coef=kl_weight,
+        clip_range=config.reward.clip_range,
+        gamma=settings.gamma,
+        lambd=settings.lambd,
+        divide=not settings.no_std_norm,
+        greedy=torch.stack([experience.rewards for experience in greedy]).double() if greedy else None,
+        pass_k=settings.pass_k,
+    )
 
-    def _greedy_rewards(self) -> torch.Tensor | None:
-        """Return the reward of the greedy response to each prompt, (G, 1), with the penalties that samples get."""
-        if not self.greedy:
-            return None
-        experiences = [experience_of(sample, max_len=self.config.data.max_len) for sample in self.greedy]
-        apply_length_penalties(experiences, self.args)
-        return torch.stack([experience.rewards for experience in experiences]).double()
 
-    def _check_finite(self, experience: Experience, values: torch.Tensor, *, what: str) -> None:
-        """Raise UserError where one of the values (B,) of a pass's samples is not finite."""
-        for place, value in zip(experience.index, values.tolist(), strict=True):
-            if not math.isfinite(value):
-                where = f"{self.locations[place]}: " if self.locations else f"sample {place} of the rollout: "
-                source = REWARD_SOURCES if what == "reward" else ADVANTAGE_SOURCES
-                raise UserError(f"{where}the {what} of a response is {value}, and no number to learn from; {source}")
+def _check_finite(experience: Experience, values: torch.Tensor, *, what: str, locations: Sequence[str]) -> None:
+    """Raise UserError if one of the values (B,) of a pass's samples is not finite."""
+    for place, value in zip(experience.index, values.tolist(), strict=True):
+        if not math.isfinite(value):
+            where = f"{locations[place]}: " if locations else f"sample {place} of the rollout: "
+            source = REWARD_SOURCES if what == "reward" else ADVANTAGE_SOURCES
+            raise UserError(f"{where}the {what} of a response is {value}, which cannot be trained on; {source}")
 
-    def _dispatch_forward(self, group: RayActorGroup, sync_condition: bool, **kwargs: Any) -> list[ray.ObjectRef]:
-        """Start one model's passes; where there is no CUDA, wait for them: two models at a time share the cores badly."""
-        refs = super()._dispatch_forward(group, sync_condition, **kwargs)
-        if not cpu.has_cuda():
-            ray.wait(refs, num_returns=len(refs), fetch_local=False)
-        return refs
 
-    def _ranks(self) -> int:
-        """Return into how many shares the samples are cut, so that each group of workers can take equal numbers."""
-        groups = (self.actor_model_group, self.critic_model_group, self.initial_model_group, self.reward_model_group)
-        return math.lcm(*(data_parallel_size(group) for group in groups if group is not None))
+def note_rewards(samples: Sequence[Experience], passes: Sequence[Experience]) -> None:
+    """Copy the rewards of the passes, which may come from a reward model, into the rollout's samples."""
+    for experience in passes:
+        for place, reward in zip(experience.index, experience.info["reward"], strict=True):
+            samples[place].info["reward"] = reward[None]
 
 
 def _means(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -307,40 +341,22 @@ def _means(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 
 def _masked(experience: Experience) -> torch.Tensor:
-    """Return which of the B samples of a pass nothing is learnt from, (B,)."""
+    """Return which of the B samples of a pass are not trained on, (B,)."""
     noted = experience.info.get("masked")
     return torch.zeros(len(experience.index), dtype=torch.bool) if noted is None else noted.bool()
 
 
-def _unlearnt(
+def _without_masked(
     experience: Experience, advantages: torch.Tensor, returns: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return advantages and returns (B, A) of which masked samples teach policy and critic nothing."""
+    """Return advantages and returns (B, A) that teach neither policy nor critic anything of masked samples."""
     masked = _masked(experience)[:, None]
     kept = returns if experience.values is None else torch.where(masked, experience.values, returns)
     return torch.where(masked, 0.0, advantages), kept
 
 
-def _learnt_from(sample: Experience) -> Experience:
-    """Return what an update takes of a sample without padding: of a masked one its prompt alone.
-
-    No loss then counts it, nor divides by it, by its tokens or as a sample: sum_i M_i A_i L_i / sum_i M_i (Mini-o3,
-    arXiv:2509.07969), nor do entropy and KL. Its prompt, which its group computes anyway, takes no pass any longer.
-    """
-    prompt = prompt_tokens(sample)
-    if not sample.info.get("masked") or prompt == len(sample.sequences):
-        return sample
-    cut: dict[str, Any] = {}
-    for name, value in vars(sample).items():
-        if isinstance(value, torch.Tensor) and Experience.is_step_tensor_field(name):
-            cut[name] = value[: prompt if len(value) == len(sample.sequences) else prompt - 1]
-    (media,) = sample.mm_train_inputs
-    kept = tuple(item for item in media if item.start < prompt) if media else ()
-    return replace(sample, **cut, mm_train_inputs=[kept or None])
-
-
 def check_groups(experiences: Sequence[Experience], *, size: int) -> None:
-    """Assert that the samples of a rollout are whole groups in order: `size` of one prompt behind one another."""
+    """Assert that the samples of a rollout are whole groups in order: `size` samples of one prompt after the other."""
     places = [place for experience in experiences for place in experience.index]
     assert sorted(places) == list(range(len(places))), "every sample of the rollout is there once"
     assert len(places) % size == 0, f"{len(places)} samples are no groups of {size}"
@@ -357,20 +373,93 @@ def check_groups(experiences: Sequence[Experience], *, size: int) -> None:
         assert count == 1, f"samples {start} to {start + size - 1} of a rollout are of {count} prompts"
 
 
-def is_on_policy(config: PPOConfig) -> bool:
-    """Say whether a rollout is learnt from in one optimizer step, in whose own pass the policy is still the old one.
-
-    Then no pass of its own is made for the old log-probs, unless rewards are made of them.
-    """
-    samples = config.rollout.batch_size * config.rollout.n_samples_per_prompt
-    in_reward = config.algo.kl.init_coef > 0 and not config.algo.kl.use_loss
-    one_step = config.train.batch_size == samples and config.train.max_epochs == 1
-    return one_step and not in_reward and config.ds.lora.dropout == 0
+Key: TypeAlias = tuple[bytes, tuple[Hashable, ...]]
 
 
-def _collected(refs: list[ray.ObjectRef] | None, group: RayActorGroup | None) -> list[torch.Tensor] | None:
-    """Return one model's outputs, one per pass; workers that share samples give them once each."""
-    if refs is None:
-        return None
-    assert group is not None, "its workers gave the references"
-    return [output for part in ray.get(refs)[:: group.duplicate_actors] for output in part]
+@dataclass(frozen=True, kw_only=True)
+class _Started:
+    """Passes that the workers have been given."""
+
+    samples: list[list[Experience]]
+    refs: list[ray.ObjectRef]
+
+
+class ReferenceAhead:
+    """The reference's passes over one rollout, which run while the engines generate its other groups."""
+
+    def __init__(self, group: RayActorGroup, *, limits: PassLimits, pad_token_id: int, gpus_per_pass: int = 1) -> None:
+        """Args:
+        limits: of a pass that computes nothing else at the same time.
+        gpus_per_pass: GPUs that share a pass.
+        """
+        tokens = AHEAD_TOKENS * gpus_per_pass
+        self._limits = replace(limits, tokens=tokens if limits.tokens is None else min(tokens, limits.tokens))
+        self._group = group
+        self._ranks = data_parallel_size(group)
+        self._pad_token_id = pad_token_id
+        self._waiting: list[Experience] = []
+        self._started: list[_Started] = []
+        # Keys of the whole rollout's samples, in order.
+        self._keys: list[Key] = []
+
+    def add(self, samples: Sequence[Experience]) -> None:
+        """Take the samples of a finished group; full passes are started at once, when there is one for every rank."""
+        self._waiting += samples
+        assert self._limits.tokens is not None, "made so"
+        full = self._limits.cost(sample_sizes(self._waiting)) >= self._ranks * self._limits.tokens
+        if full and len(self._waiting) % self._ranks == 0:
+            self._start(self._waiting)
+            self._waiting = []
+
+    def finish(self, samples: Sequence[Experience]) -> None:
+        """Start the passes over the samples of the whole rollout that have none yet."""
+        self._keys = [_key(sample) for sample in samples]
+        known = {_key(sample) for started in self._started for batch in started.samples for sample in batch}
+        missing = [sample for sample, key in zip(samples, self._keys, strict=True) if key not in known]
+        if missing:
+            # Every rank computes as many samples.
+            self._start([*missing, *samples[: -len(missing) % self._ranks]])
+
+    def wait(self) -> None:
+        """Wait until all passes that were started are done."""
+        refs = [ref for started in self._started for ref in started.refs]
+        ray.wait(refs, num_returns=len(refs), fetch_local=False)
+
+    def log_probs(self, passes: Sequence[Experience]) -> list[torch.Tensor]:
+        """Return the log-probs of each pass, (B, A), whose `index` holds the places of its samples in the rollout."""
+        known: dict[Key, torch.Tensor] = {}
+        for started in self._started:
+            found = [output for part in ray.get(started.refs)[:: self._group.duplicate_actors] for output in part]
+            for batch, rows in zip(started.samples, found, strict=True):
+                known |= {_key(one): row[: one.sequences.numel() - 1] for one, row in zip(batch, rows, strict=True)}
+        return [
+            pad_sequence([known[self._keys[place]] for place in experience.index], batch_first=True)
+            for experience in passes
+        ]
+
+    def _start(self, samples: Sequence[Experience]) -> None:
+        plan = plan_forward(sample_sizes(samples), ranks=self._ranks, limits=self._limits)
+        batches = [[samples[place] for place in batch] for rank in plan for batch in rank]
+        passes = [
+            Experience.concat_experiences([_asked(one) for one in batch], self._pad_token_id) for batch in batches
+        ]
+        inputs: dict[str, Any] = model_inputs(passes)
+        refs = self._group.async_run_method_batch(
+            method_name="forward", action_mask=[one.action_mask for one in passes], **inputs
+        )
+        self._started.append(_Started(samples=batches, refs=refs))
+
+
+def _asked(sample: Experience) -> Experience:
+    """Return what a model needs of a sample to give its log-probs."""
+    return Experience(
+        sequences=sample.sequences,
+        attention_mask=sample.attention_mask,
+        action_mask=sample.action_mask,
+        mm_train_inputs=sample.mm_train_inputs,
+    )
+
+
+def _key(sample: Experience) -> Key:
+    """Return what log-probs depend on: the tokens (1, T) and the media of a sample."""
+    return sample.sequences.numpy().tobytes(), media_before(sample.mm_train_inputs[0], sample.sequences.numel())

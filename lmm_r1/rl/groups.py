@@ -1,4 +1,4 @@
-"""Which groups a step is made of: filters, and groups that are generated beyond those needed."""
+"""Which groups a step trains on: filters, and groups that are generated in excess."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from lmm_r1.rl.advantages import group_deviations
 
 FLAG = "--algo.experience_filter"
 MODULE_NAME = "experience_filter"
-"""What the module of the user's file is called."""
+"""The module name of the user's file."""
 _SPEC = re.compile(r"(?P<path>.+\.py)(:(?P<name>[A-Za-z_]\w*))?")
 
 
 class ExperienceFilter:
-    """The function of `FILE.py:NAME`, called with the samples of one group at a time.
+    """The user's function `FILE.py:NAME`, called with the samples of one group at a time.
 
     Each sample is a dict of plain values: prompt (messages as JSON), response, label, datasource, location, reward,
     score, parts, response_length, truncated, masked, step.
     """
 
     def __init__(self, spec: str) -> None:
-        """Import the file; raises UserError where it has no such function."""
+        """Import the file; raises UserError if it has no such function."""
         match = _SPEC.fullmatch(spec)
         if match is None:
             raise UserError(f"{FLAG} {spec} names no file; give it as FILE.py or FILE.py:FUNCTION")
@@ -46,15 +46,15 @@ class ExperienceFilter:
         self._function: Any = getattr(module, self._name, None)
         if not callable(self._function):
             raise UserError(
-                f"{FLAG} {spec}: the file defines no {self._name}(samples); add one, or name another function behind a "
+                f"{FLAG} {spec}: the file defines no {self._name}(samples); add one, or name another function after a "
                 f"colon, as in {self._path}:NAME"
             )
 
     def __call__(self, group: Sequence[Sample], *, step: int | None) -> list[bool]:
-        """Return of each sample whether it is kept; raises UserError, with the file's line, where the function fails.
+        """Return for each sample whether it is kept; raises UserError, with the file's line, if the function fails.
 
         Args:
-            step: that learns from the group.
+            step: the step that trains on the group.
         """
         location = group[0].row.location
         try:
@@ -76,7 +76,7 @@ class ExperienceFilter:
 
 
 def _shown(sample: Sample, *, step: int | None) -> dict[str, object]:
-    """Return a sample as the user's function is given it; what it does to it changes nothing."""
+    """Return a copy of a sample as plain values for the user's function."""
     score = sample.scored
     return {
         "prompt": sample.prompt,
@@ -96,31 +96,31 @@ def _shown(sample: Sample, *, step: int | None) -> dict[str, object]:
 
 @dataclass(frozen=True, kw_only=True)
 class DroppedGroup:
-    """A group that nothing is learnt from."""
+    """A group that is not trained on."""
 
     reason: DropReason
     rewards: tuple[float, ...]
     samples: tuple[Sample, ...] = ()
-    """For the records, without their media; empty where others fill them."""
+    """Samples to record, without their media; empty if other groups fill the records."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupFilter:
-    """Decides on a group of samples with rewards; masked samples, which no group is compared with, have no say."""
+    """Decides whether a group of samples with rewards is kept; masked samples do not count."""
 
     bounds: tuple[float, float] | None = None
     """Means strictly between these are kept (DAPO, arXiv:2503.14476); None keeps any."""
     part: str | None = None
-    """The part of the reward whose mean it is; None is the score."""
+    """The part of the reward whose mean must be within the bounds; None is the score."""
     min_std: float | None = None
-    """Least standard deviation of the rewards, n - 1 degrees of freedom, as advantages are divided by; None keeps any."""
+    """The least standard deviation of the rewards, with n - 1 degrees of freedom; None keeps any."""
     function: ExperienceFilter | None = None
     max_batches: int = 0
-    """How many times as many prompts as it has groups a step may take to be full; 0 has no bound."""
+    """How many times its number of groups a step may take as prompts until it is full; 0 has no bound."""
 
     @classmethod
     def of(cls, config: PPOConfig) -> GroupFilter:
-        """Return that of a run; raises UserError where `--algo.experience_filter` is no function of a file."""
+        """Return the filter of a run; raises UserError if `--algo.experience_filter` names no function of a file."""
         algo = config.algo
         function = None if algo.experience_filter is None else ExperienceFilter(algo.experience_filter)
         if not algo.dynamic_filtering_enable:
@@ -134,12 +134,12 @@ class GroupFilter:
         )
 
     def judged(self, group: Sequence[Sample], *, step: int | None = None) -> list[Sample] | DropReason:
-        """Return the group as it is learnt from, with what the user's function leaves out masked, or why it is dropped.
+        """Return the group as it is trained on, with samples that the user's function drops masked, or why it is dropped.
 
-        Raises UserError where a reward has no such part, or the function fails.
+        Raises UserError if a reward has no such part, or the function fails.
 
         Args:
-            step: that learns from it, for the function.
+            step: the step that trains on it, for the function.
         """
         judged = list(group)
         if self.function is not None:
@@ -157,14 +157,14 @@ class GroupFilter:
         if not counted:
             return "range"
         mean, (low, high) = fmean(map(self._level, counted)), bounds
-        # What is no number stops the run where advantages are made, and is not dropped without a word.
+        # Do not drop NaN silently: it stops the run when advantages are computed.
         if not low < mean < high and not math.isnan(mean):
             return "range"
         return "std" if self.min_std is not None and deviation(counted) < self.min_std else None
 
     @property
     def masks(self) -> bool:
-        """Whether it may leave single samples out."""
+        """Whether it may mask single samples."""
         return self.function is not None
 
     def _level(self, sample: Sample) -> float:
@@ -179,7 +179,7 @@ class GroupFilter:
         return sample.scored.parts[self.part]
 
     def why(self, reason: DropReason, count: int) -> tuple[str, str]:
-        """Return how it is told that `count` groups were dropped for a reason, and what can be done about it."""
+        """Return a phrase that `count` groups were dropped for a reason, and what to do about it."""
         if reason == "function":
             assert self.function is not None, "it has dropped them"
             return (
@@ -210,15 +210,15 @@ KEEPS_ALL = GroupFilter()
 
 
 def deviation(samples: Sequence[Sample]) -> float:
-    """Return the standard deviation of samples' rewards, 0 for equal ones and for one alone."""
+    """Return the standard deviation of samples' rewards, 0 for equal rewards and for a single one."""
     return float(group_deviations(torch.tensor([[sample.scored.reward for sample in samples]], dtype=torch.double)))
 
 
 def dropped_group(group: Sequence[Sample], reason: DropReason, *, recorded: bool) -> DroppedGroup:
-    """Return what is kept of a dropped group: nothing that holds memory of the object store.
+    """Return a dropped group without anything that holds memory of the object store.
 
     Args:
-        recorded: whether its samples are for the records.
+        recorded: whether its samples are recorded.
     """
     bare = [
         replace(sample, segments=tuple(replace(segment, media=None) for segment in sample.segments))
@@ -234,7 +234,7 @@ def counts(dropped: Iterable[DroppedGroup]) -> dict[DropReason, int]:
 
 
 def rewards_told(dropped: Sequence[DroppedGroup]) -> str:
-    """Return what the rewards of dropped groups look like: `in 3 groups all are 0, in 1 all are 1, in 2 they differ
+    """Return a summary of the rewards of dropped groups: `in 3 groups all are 0, in 1 all are 1, in 2 they differ
     (0.5 to 1.5)`."""
     equal = Counter(group.rewards[0] for group in dropped if len(set(group.rewards)) == 1)
     told = [f"in {count} groups all are {value:g}" for value, count in equal.most_common(3)]
@@ -253,54 +253,54 @@ _UNDER_WAY = "under_way"
 
 @dataclass(kw_only=True, eq=False)
 class StartedGroup:
-    """A group that an engine was asked for, and no rollout has taken."""
+    """A group that an engine has started and no rollout has taken."""
 
     row: Row
     place: int
-    """Of its row among the run's."""
+    """The place of its row among the run's rows."""
     engine: int
-    """Which one makes it."""
+    """The engine that generates it."""
     ref: Any
-    """What the engine gives."""
+    """The reference to the engine's answer."""
     held_over: int = 0
     """How many rollouts have ended without it."""
     samples: list[Sample] | None = None
-    """None until it has finished."""
+    """None until the group has finished."""
 
 
 class GroupsUnderWay:
-    """The groups that were begun and not taken, in the order in which they were begun.
+    """The groups that were started and not taken, in the order of their start.
 
-    A rollout begins more than it takes. Those of short responses finish first, so that it is rather these that it takes;
-    those of long ones go on where they are, and the next rollouts take them: none is lost, and one that was held over
-    `most_held` times is waited for.
+    A rollout starts more groups than it takes. Groups of short responses finish first and are taken first. Groups of long
+    responses continue, and the next rollouts take them. None is lost: a rollout waits for a group that was held over
+    `most_held` times.
     """
 
     def __init__(self, *, factor: float, most_held: int) -> None:
-        """Args: factor: how many times as many groups as a step has are under way together, 1 to 2."""
-        assert 1 <= factor <= 2, "of more, the next step had no room for all that must be in it"
+        """Args: factor: groups under way at the same time, as a multiple of a step's groups, 1 to 2."""
+        assert 1 <= factor <= 2, "with more, the next step would have no room for all groups that it must take"
         self.factor = factor
         self.most_held = most_held
         self.groups: list[StartedGroup] = []
-        # Of rows that were under way when a session ended, which this one begins with.
+        # The places of rows that were under way when the last session ended; this one starts with them.
         self._again: deque[int] = deque()
 
     @property
     def used(self) -> bool:
-        """Whether rollouts begin more than they take."""
+        """Whether rollouts start more groups than they take."""
         return self.factor > 1
 
     @property
     def unfinished(self) -> list[StartedGroup]:
-        """The groups that an engine is at."""
+        """The groups that engines are generating."""
         return [group for group in self.groups if group.samples is None]
 
     def available(self, prompts: PromptStream, *, batch: int) -> int:
-        """Return how many groups rollouts of `batch` can still take in all."""
+        """Return how many groups rollouts of `batch` groups can still take in total."""
         return len(self.groups) + len(self._again) + prompts.left(batch=batch)
 
     def next_rows(self, prompts: PromptStream, *, batch: int, taken: int) -> list[tuple[int, Row]]:
-        """Return the (place, row) of the groups to begin now, in a rollout that has taken some of its `batch`."""
+        """Return the (place, row) of the groups to start now, in a rollout of `batch` groups that has taken some."""
         wanted = self.target(batch) - taken - len(self.groups)
         found: list[tuple[int, Row]] = []
         while self._again and len(found) < wanted:
@@ -311,14 +311,14 @@ class GroupsUnderWay:
         return found
 
     def target(self, batch: int) -> int:
-        """Return how many groups of a rollout are taken and under way together: 1.25 times 6 are 8."""
-        # 1.1 times 10 are no 12.
+        """Return how many groups of a rollout are taken or under way at the same time: 1.25 times 6 gives 8."""
+        # Round first: 1.1 times 10 must give 11, not 12.
         return math.ceil(round(self.factor * batch, 6))
 
     def take(self, *, room: int) -> StartedGroup | None:
-        """Return the next finished group of a rollout that has room for so many, the oldest first; None where it must wait.
+        """Return the oldest finished group for a rollout with room for `room` more; None if it must wait.
 
-        Room is kept for those that must be in this rollout.
+        Room is kept for groups that must be in this rollout.
         """
         due = [group for group in self.groups if group.held_over >= self.most_held]
         for group in due if room <= len(due) else self.groups:
@@ -328,17 +328,17 @@ class GroupsUnderWay:
         return None
 
     def end_rollout(self) -> None:
-        """Hold over what was not taken."""
+        """Hold over the groups that were not taken."""
         for group in self.groups:
             group.held_over += 1
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what `load_state_dict` goes on from; nothing where none is under way."""
+        """Return the state for `load_state_dict`; empty if no group is under way."""
         places = [group.place for group in self.groups] + list(self._again)
         return {_UNDER_WAY: places} if places else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Begin anew, first of all, what was under way when a state was saved."""
+        """Start the groups again first that were under way when the state was saved."""
         self.groups, self._again = [], deque(state.get(_UNDER_WAY, ()))
 
 
@@ -346,6 +346,6 @@ def kept_tokens(samples: Iterable[Sample], *, updates: int) -> int:
     """Return how many of the samples' tokens were generated in earlier rollouts.
 
     Args:
-        updates: how many the policy has had before the step.
+        updates: how many updates the policy had before the step.
     """
     return sum(span.tokens for sample in samples for span in sample.weights if span.version < updates)

@@ -10,15 +10,14 @@ from typing import Literal, get_args
 import torch
 
 from lmm_r1.config.ppo import LossAggregation, PolicyLossName
-from lmm_r1.host.openrlhf_models import aggregate_loss
 
-# As in OpenRLHF: probabilities are held this far from 0 and 1, whose logarithms would be infinite.
+# As in OpenRLHF: probabilities stay this far from 0 and 1, whose logarithms would be infinite.
 LEAST_PROBABILITY = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
 class Correction:
-    """As the flags `--algo.advantage.is_correction_*` say it."""
+    """The settings of `--algo.advantage.is_correction_*`."""
 
     level: Literal["off", "token", "seq"] = "off"
     mode: Literal["mask", "clip"] = "mask"
@@ -31,24 +30,24 @@ class CorrectionWeights:
     weights: torch.Tensor
     """(B, A) or (B, 1), of the tokens' losses."""
     filtered: torch.Tensor
-    """The share that is outside the bounds, of loss tokens or of sequences that have some."""
+    """The share of loss tokens, or of sequences with loss tokens, that is outside the bounds."""
 
 
 def correction_weights(
     log_probs: torch.Tensor, rollout_log_probs: torch.Tensor, mask: torch.Tensor, correction: Correction
 ) -> CorrectionWeights:
-    """Return what token losses are multiplied by, from the trainer's log-probs and the engine's of the same tokens, (B, A).
+    """Return the weights of token losses, from the trainer's and the engine's log-probs of the same tokens, (B, A).
 
     With r = pi_train / pi_engine of a token:
 
     - level token, mode clip: r within the bounds (truncated importance sampling, fengyao.notion.site/off-policy-rl);
     - level token, mode mask: r, and 0 outside the bounds (IcePop);
-    - level seq: by the geometric mean of a sequence's r, which length does not blow up as it does their product ("When Speed
-      Kills Stability", the geometric level of verl's rollout correction). Mode mask leaves sequences out whose mean is
-      outside the bounds, with tokens of others weighted by their r; mode clip weighs all tokens by the mean within the bounds.
+    - level seq: the geometric mean of a sequence's r, which does not grow with its length as the product does ("When Speed
+      Kills Stability", the geometric level of verl's rollout correction). Mode mask drops sequences whose mean is outside
+      the bounds and weights the tokens of the others by r. Mode clip weights all tokens by the clipped mean.
 
-    The bounds of mode mask may be those of a divergence of each token, or its mean over a sequence, in place of r. All but
-    the geometric mean as a weight is OpenRLHF's.
+    In mode mask the bounds may apply to a divergence of each token, or to its mean over a sequence, instead of r. All but
+    the geometric mean as a weight is as in OpenRLHF.
 
     Args:
         mask: (B, A), 1 for loss tokens.
@@ -74,7 +73,7 @@ def sequence_means(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 
 def _divergences(log_probs: torch.Tensor, rollout_log_probs: torch.Tensor, *, gating: str) -> torch.Tensor:
-    """Return the divergence of each token, (B, A), of the two-valued distributions of being sampled or not."""
+    """Return each token's divergence, (B, A), between the two-valued distributions of being sampled or not."""
     engine, trainer = (
         values.exp().clamp(LEAST_PROBABILITY, 1 - LEAST_PROBABILITY) for values in (rollout_log_probs, log_probs)
     )
@@ -83,8 +82,10 @@ def _divergences(log_probs: torch.Tensor, rollout_log_probs: torch.Tensor, *, ga
     return engine * (engine / trainer).log() + (1 - engine) * ((1 - engine) / (1 - trainer)).log()
 
 
-# As in OpenRLHF: of a log-ratio, beyond which its exponential says nothing.
+# As in OpenRLHF: log-ratios are bounded before their exponential.
 LARGEST_LOG_RATIO = 20.0
+# As in OpenRLHF: added to lengths that divide, which may be 0.
+NO_LENGTH = 1e-8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,29 +103,29 @@ class PolicyPass:
     """1 for loss tokens."""
 
     def log_ratios(self, *, to: torch.Tensor | None = None) -> torch.Tensor:
-        """Return log pi - log pi_old, 0 where there is no loss token; or minus other log-probs than the old ones."""
+        """Return log pi - log pi_old, or the difference to other log-probs; 0 for tokens that are not in the loss."""
         before = self.old_log_probs if to is None else to
         return torch.where(self.mask.bool(), self.log_probs - before, 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LossSettings:
-    """What a run's flags say of its policy loss."""
+    """The settings of a run's policy loss."""
 
     loss: PolicyLossName = "ppo"
     aggregation: LossAggregation = "token-mean"
     length: int = 1
-    """Tokens that seq-mean-token-sum-norm divides by."""
+    """The number that seq-mean-token-sum-norm divides by."""
     clip: tuple[float, float] = (0.2, 0.2)
-    """How far below and above 1 ratios count."""
+    """How far ratios may be below and above 1."""
     dual_clip: float | None = None
     temperatures: tuple[float, float] = (1.0, 1.05)
-    """Of SAPO's gate, where the advantage is positive and where it is not."""
+    """SAPO's temperatures for positive advantages and for the others."""
     correction: Correction = Correction()
 
     @classmethod
     def of(cls, args: SimpleNamespace) -> LossSettings:
-        """Return those of a run, by its arguments as OpenRLHF's workers have them."""
+        """Return the settings of a run, from the arguments of OpenRLHF's workers."""
         actor, advantage = args.actor, args.algo.advantage
         return cls(
             loss=actor.policy_loss_type,
@@ -147,7 +148,7 @@ class TokenLosses:
     losses: torch.Tensor
     """(B, A)."""
     clipped: torch.Tensor
-    """(B, A), where a bound of the ratio holds a gradient back or its weight."""
+    """(B, A), whether a bound of the ratio changes the token's gradient."""
 
 
 PolicyLossFunction = Callable[[PolicyPass, LossSettings], TokenLosses]
@@ -168,9 +169,9 @@ def gspo(given: PolicyPass, settings: LossSettings) -> TokenLosses:
 
 
 def gspo_token(given: PolicyPass, settings: LossSettings) -> TokenLosses:
-    """GSPO-token (arXiv:2507.18071, section 4.3): GSPO with s_t = sg(s) pi_t / sg(pi_t), of which A_t weighs each by itself.
+    """GSPO-token (arXiv:2507.18071, section 4.3): GSPO with s_t = sg(s) pi_t / sg(pi_t), each weighted by its own A_t.
 
-    Where all tokens of a response have one advantage, loss and gradient are GSPO's.
+    If all tokens of a response have the same advantage, loss and gradient are GSPO's.
     """
     means = sequence_means(_response_log_ratios(given, settings), given.mask).detach()
     return _clipped(_exp(means + given.log_ratios(to=given.log_probs.detach())) * given.mask, given, settings)
@@ -179,7 +180,7 @@ def gspo_token(given: PolicyPass, settings: LossSettings) -> TokenLosses:
 def cispo(given: PolicyPass, settings: LossSettings) -> TokenLosses:
     """CISPO (MiniMax-M1, arXiv:2506.13585): -sg(clip(r, 1 - low, 1 + high)) A log pi: no token loses its gradient.
 
-    The paper bounds from above alone: low of 1 or more.
+    The paper has an upper bound only: set the lower one to 1 or more.
     """
     low, high = settings.clip
     ratios = _exp(given.log_ratios()).detach()
@@ -189,9 +190,9 @@ def cispo(given: PolicyPass, settings: LossSettings) -> TokenLosses:
 
 
 def sapo(given: PolicyPass, settings: LossSettings) -> TokenLosses:
-    """SAPO (arXiv:2511.20347): -(4 / tau) sigmoid(tau (r - 1)) A, with one tau where A > 0 and another where it is not.
+    """SAPO (arXiv:2511.20347): -(4 / tau) sigmoid(tau (r - 1)) A, with one tau for A > 0 and another for the rest.
 
-    At r = 1 its gradient is that of the policy gradient, and fades as r leaves 1, without a bound.
+    At r = 1 its gradient is the policy gradient; it fades smoothly as r moves away from 1.
     """
     positive, negative = settings.temperatures
     temperatures = torch.where(given.advantages > 0, positive, negative)
@@ -202,7 +203,7 @@ def sapo(given: PolicyPass, settings: LossSettings) -> TokenLosses:
 POLICY_LOSSES: dict[str, PolicyLossFunction] = {name: globals()[name] for name in get_args(PolicyLossName)}
 """The functions above that `--actor.policy_loss_type` names."""
 SEQUENCE_LOSSES = ("gspo", "gspo_token")
-"""Those whose ratio is that of a sequence: OpenRLHF takes the mean over sequences of them in any case."""
+"""The losses with one ratio per sequence, which are always averaged over sequences, as in OpenRLHF."""
 
 
 class PolicyLoss:
@@ -222,13 +223,14 @@ class PolicyLoss:
         batch_num_tokens: torch.Tensor | float | None = None,
         global_batch_size: torch.Tensor | float | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        """Return the pass's part of the step's loss, and over its loss tokens the share that is clipped and the KL to the old
-        policy; with a correction, the KL to the engine's and the share that is filtered, of tokens or of sequences.
+        """Return the pass's part of the step's loss, the share of clipped tokens and the KL to the old policy.
+
+        With a correction, also return the KL to the engine and the share of filtered tokens or sequences, else None.
 
         Args:
             log_probs, old_log_probs, advantages, action_mask, rollout_log_probs: (B, A).
             dp_size: over how many ranks gradients are averaged.
-            batch_num_tokens, global_batch_size: loss tokens of the whole optimizer step, and its sequences that have some.
+            batch_num_tokens, global_batch_size: loss tokens of the whole optimizer step, and its sequences with loss tokens.
         """
         given = PolicyPass(
             log_probs=log_probs,
@@ -275,9 +277,12 @@ def aggregated(
     if settings.aggregation == "seq-mean-token-sum-norm":
         # Dr. GRPO (arXiv:2503.20783): divided by lengths, long wrong responses would weigh less than short ones.
         return (losses * mask).sum() / (settings.length * sequences) * dp_size
-    per_token = settings.aggregation == "token-mean" and settings.loss not in SEQUENCE_LOSSES
-    counts = {"batch_num_tokens": tokens, "global_batch_size": sequences}
-    return aggregate_loss(losses, mask, token_level_loss=per_token, dp_size=dp_size, **counts)
+    if settings.aggregation == "token-mean" and settings.loss not in SEQUENCE_LOSSES:
+        return (losses * mask).sum() / tokens * dp_size
+    lengths = mask.sum(dim=-1)
+    # A sequence without loss tokens counts 0.
+    means = (losses * mask).sum(dim=-1) / (lengths + NO_LENGTH) * (lengths > 0).float()
+    return means.sum() / sequences * dp_size
 
 
 def _clipped(ratios: torch.Tensor, given: PolicyPass, settings: LossSettings) -> TokenLosses:
@@ -292,7 +297,7 @@ def _clipped(ratios: torch.Tensor, given: PolicyPass, settings: LossSettings) ->
 
 
 def _response_log_ratios(given: PolicyPass, settings: LossSettings) -> torch.Tensor:
-    """Return the log-ratios to the old policy or, where the mismatch is corrected, to the engine's, as OpenRLHF does."""
+    """Return the log-ratios to the old policy or, with a correction, to the engine's, as OpenRLHF does."""
     return given.log_ratios(to=None if settings.correction.level == "off" else given.rollout_log_probs)
 
 
@@ -301,5 +306,5 @@ def _exp(log_ratios: torch.Tensor) -> torch.Tensor:
 
 
 def _mean(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Return the mean over loss tokens, 0 where there is none."""
+    """Return the mean over loss tokens, 0 if there are none."""
     return torch.where(mask.bool(), values, 0.0).sum() / mask.sum().clamp(min=1)

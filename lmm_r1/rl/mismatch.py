@@ -1,7 +1,8 @@
-"""How far the engine's log-probs of the sampled tokens are from the trainer's: measured in every step, checked first.
+"""How far the engines' log-probs of the sampled tokens are from the trainer's: checked in the first step, measured in all.
 
-Both sides compute the same policy, so that all but rounding is a fault: other weights, positions, images or sampling
-settings on one side. Policy gradients are then those of a model that did not write the samples."""
+Both sides compute the same policy, so anything beyond rounding is a fault: different weights, positions, images or sampling
+settings. Policy gradients would then be those of a model that did not write the samples.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +23,11 @@ logger = logging.getLogger(__name__)
 
 Modality = Literal["text", "image", "video"]
 MODALITIES: tuple[Modality, ...] = get_args(Modality)
-# Where an experience's `info` says what its rows are; OpenRLHF logs the means, the shares of such rows.
+# The keys of an experience's `info` that mark rows of a modality; OpenRLHF logs their means, the shares of such rows.
 ROWS_WITH: dict[Modality, str] = {"image": "rows/image", "video": "rows/video"}
 WHERE_TO_LOOK = {
-    "media": "the engine and the trainer see other images: compare the checkpoint's processor files with those it was "
-    "trained with, and what the kit gives to the model's forward",
+    "media": "the engine and the trainer see different images: compare the checkpoint's processor files with those it was "
+    "trained with, and the inputs that the kit gives to the model's forward",
     "late": "it grows along the sequence: compare the checkpoint's rope settings, positions and attention window",
     "all": "compare the weights of both (did the last ones reach the engine?), positions, and --rollout.temperature",
 }
@@ -39,13 +40,13 @@ class Gap:
     tokens: int
     total: float
     total_exp: float
-    """Sum of their exponentials: of the factors by which probabilities are off."""
+    """The sum of their exponentials, the factors between the probabilities."""
     largest: float
 
     @classmethod
     def of(cls, distances: torch.Tensor) -> Gap:
         """Return the gap of a tensor of distances (K,)."""
-        # The exponential of a banned token's distance, 100, is beyond single precision.
+        # The exponential of 100, a banned token's distance, overflows single precision.
         exact = distances.double()
         return cls(
             tokens=len(exact),
@@ -67,38 +68,38 @@ class Gap:
         return self.total / self.tokens
 
     def statistics(self) -> dict[str, float]:
-        """Return what is logged of it."""
+        """Return the metrics of the gap."""
         return {"mean": self.mean, "mean_exp": self.total_exp / self.tokens, "max": self.largest}
 
 
 Gaps = dict[Modality, Gap]
-"""The gap of the rows of each kind that occurs; rows with images and videos are video rows."""
+"""The gap of each kind of rows that occurs; rows with images and videos are video rows."""
 
 
 def modality_of(row: Row) -> Modality:
-    """Return what a row is counted as."""
+    """Return the modality that a row counts as."""
     if videos_of(row.messages):
         return "video"
     return "image" if images_of(row.messages) else "text"
 
 
 def modality_info(modality: Modality) -> dict[str, torch.Tensor]:
-    """Return what the `info` of one sample's experience holds of its modality."""
+    """Return the entries of one sample's `info` that mark its modality."""
     return {name: torch.tensor([float(kind == modality)]) for kind, name in ROWS_WITH.items()}
 
 
 def modalities(experience: Experience) -> list[Modality]:
-    """Return the modality of every row of an experience whose `info` knows them."""
+    """Return the modality of every row of an experience, from its `info`."""
     marks = {kind: [bool(mark) for mark in experience.info[name]] for kind, name in ROWS_WITH.items()}
     rows = range(len(experience.sequences))
     return [next((kind for kind, marked in marks.items() if marked[row]), "text") for row in rows]
 
 
 def distances(log_probs: torch.Tensor, engine_log_probs: torch.Tensor, *, top_p: float) -> torch.Tensor:
-    """Return |trainer's - engine's log-prob| as far as the nucleus does not explain it, in the inputs' shape.
+    """Return the part of |trainer's - engine's log-prob| that the nucleus does not explain, in the inputs' shape.
 
-    The engine reports the distribution that it samples from: with `top_p` below 1 its probabilities are divided by the
-    nucleus's mass, which is between `top_p` and 1, and the trainer's are not. What lies in that band counts as 0.
+    The engine reports the distribution that it samples from. With `top_p` below 1 its probabilities are divided by the
+    mass of the nucleus, between `top_p` and 1, and the trainer's are not. Differences in that band count as 0.
 
     Args:
         top_p: the least that the mass can be, see `least_mass`.
@@ -109,7 +110,7 @@ def distances(log_probs: torch.Tensor, engine_log_probs: torch.Tensor, *, top_p:
 
 
 def least_mass(*, top_p: float, top_k: int) -> float:
-    """Return the least probability that all tokens together can have that are sampled from: with top_k, any."""
+    """Return the least total probability of the tokens that can be sampled; with top_k it has no lower bound."""
     return 0.0 if top_k > 0 else top_p
 
 
@@ -125,7 +126,7 @@ def gaps_of(
 
     Args:
         log_probs: the trainer's, (B, A), as `engine_log_probs` and `action_mask`.
-        kinds: of the B rows.
+        kinds: the modalities of the B rows.
     """
     apart = distances(log_probs.detach(), engine_log_probs, top_p=top_p)
     gaps: Gaps = {}
@@ -146,25 +147,25 @@ def merged(parts: Iterable[Mapping[Modality, Gap]]) -> Gaps:
 
 
 class Mismatch:
-    """The gap of a run: collected over a step, checked in the first, logged in every one."""
+    """The gap of a run: collected over a step, checked in the first step, logged in every step."""
 
     def __init__(self, config: PPOConfig, *, unchecked: frozenset[Modality] = frozenset()) -> None:
-        """Args: unchecked: modalities for which the kit says that this engine cannot agree with the trainer."""
+        """Args: unchecked: modalities for which the kit knows that this engine cannot agree with the trainer."""
         self.limit = mismatch_limit(config)
         self.top_p = least_mass(top_p=config.rollout.top_p, top_k=config.rollout.top_k)
         self.unchecked = unchecked
-        # Samples of older weights than the policy's are apart from it, and no fault.
+        # Samples of older weights differ from the policy, which is not a fault.
         self._drifts = config.train.async_enable or config.rollout.oversample > 1
         self.checked = False
-        # Whether the step's gaps were measured before its update, whose passes then measure them once more.
+        # Whether the step's gaps were measured before its update, whose passes measure them again.
         self.measured = False
         self._gaps: Gaps = {}
         self._warned = False
 
     def measure(self, experiences: Sequence[Experience]) -> None:
-        """Note the gap of a rollout whose log-probs were computed before its update; stop a run that begins with too much.
+        """Note the gap of a rollout whose log-probs were computed before its update.
 
-        Raises UserError.
+        Raises UserError if the gap of a run's first step is beyond the limit.
         """
         self.add(of_experience(experience, top_p=self.top_p) for experience in experiences)
         self.measured = True
@@ -173,11 +174,17 @@ class Mismatch:
             self.checked = True
 
     def add(self, parts: Iterable[Mapping[Modality, Gap]]) -> None:
-        """Note gaps of the step, of whichever rank and pass."""
+        """Add gaps of any rank and pass to the step."""
         self._gaps = merged((self._gaps, *parts))
 
-    def take_metrics(self) -> dict[str, float]:
-        """Return the step's metrics and begin the next one; warn once where a later step is beyond the limit."""
+    def take_metrics(self, update_gaps: Iterable[Mapping[Modality, Gap]] = ()) -> dict[str, float]:
+        """Return the step's metrics and begin the next step; warn once if a later step is beyond the limit.
+
+        Args:
+            update_gaps: of the update's passes, which count if the step was not measured before its update.
+        """
+        if not self.measured:
+            self.add(update_gaps)
         gaps = {kind: gap for kind, gap in self._gaps.items() if gap.tokens}
         self._gaps, self.measured = {}, False
         if not gaps:
@@ -193,7 +200,7 @@ class Mismatch:
 
 
 def of_experience(experience: Experience, *, top_p: float) -> Gaps:
-    """Return the gaps of an experience with both sides' log-probs."""
+    """Return the gaps of an experience that has the log-probs of both sides."""
     return gaps_of(
         experience.action_log_probs,
         experience.rollout_log_probs,
@@ -211,10 +218,10 @@ def check(
     top_p: float,
     unchecked: frozenset[Modality],
 ) -> None:
-    """Raise UserError where the mean distance of the rows of a kind is beyond the limit, or is no number.
+    """Raise UserError if the mean distance of the rows of a kind is beyond the limit or is not a number.
 
-    The mean over the tokens of each kind by itself: a fault with images shows in the rows that have some. The largest
-    distance says little, as rounding alone moves the log-probs of rare tokens by more than many faults do.
+    The mean is over the tokens of each kind separately: a fault with images shows only in rows with images. The largest
+    distance says little: rounding moves the log-probs of rare tokens by more than many faults do.
     """
     found = {kind: gap for kind, gap in gaps.items() if gap.tokens}
     off = {kind for kind, gap in found.items() if kind not in unchecked and not gap.mean <= limit}

@@ -1,4 +1,4 @@
-"""The files that an RL run's workers open, on whichever node they are."""
+"""An RL run from its command to its model: checks, the start of engines and models, training, and restarts."""
 
 from __future__ import annotations
 
@@ -53,8 +53,9 @@ from lmm_r1.generation.ray_engines import (
 )
 from lmm_r1.host.openrlhf_workers import RayActorGroup
 from lmm_r1.host.placement import NodeSortedGroup, Reservation, reserve
-from lmm_r1.host.strategy import check_fp16, make_strategy
+from lmm_r1.host.strategy import KitStrategy, check_fp16, make_strategy
 from lmm_r1.lifecycle.publication import publish
+from lmm_r1.lifecycle.restarts import Restarts
 from lmm_r1.lifecycle.start import Fingerprint, check_start, has_checkpoints, open_run
 from lmm_r1.lifecycle.stopping import StopRequests, told_ends
 from lmm_r1.lmm_kits import Checkpoint
@@ -68,8 +69,9 @@ from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.records.trackers import Trackers, open_trackers
 from lmm_r1.rl.critic_workers import CriticWorker, RewardWorker
 from lmm_r1.rl.groups import GroupFilter
-from lmm_r1.rl.loop import KitPPOTrainer, optimizer_steps, saved_step
-from lmm_r1.rl.restarts import Restarts
+from lmm_r1.rl.loop import RLRun, optimizer_steps
+from lmm_r1.rl.model_groups import Models
+from lmm_r1.rl.resume import choose_checkpoint, saved_step
 from lmm_r1.rl.workers import PolicyWorker, ReferenceWorker
 from lmm_r1.scoring.sources import RowChecker, make_scorer
 from remote_rm.client import RewardUnavailable
@@ -78,9 +80,9 @@ _MODELS = ("actor", "critic", "reward")
 
 
 def shared_paths(config: PPOConfig, *, rows: Sequence[Row], eval_rows: Sequence[Row]) -> list[SharedPath]:
-    """Return the paths that all nodes of a run must see; of images and videos, one in each folder."""
+    """Return the paths that all nodes of a run must see; for images and videos, one per folder."""
     models = {f"--{name}.model_name_or_path": getattr(config, name).model_name_or_path for name in _MODELS}
-    # Others are names of the hub, which each node has in a cache of its own.
+    # Other names are names on the hub; each node has its own cache of them.
     paths = [SharedPath(flag=flag, path=path) for flag, path in models.items() if path and Path(path).exists()]
     function = reward_function(config.reward)
     if function is not None and function.path is not None:
@@ -90,7 +92,7 @@ def shared_paths(config: PPOConfig, *, rows: Sequence[Row], eval_rows: Sequence[
     for flag, some in (("--data.prompt_dataset", rows), ("--eval.dataset", eval_rows)):
         paths += [SharedPath(flag=flag, path=path) for path in _one_per_folder(_files(some))]
     paths.append(SharedPath(flag="--ckpt.output_dir", path=config.ckpt.output_dir, written=True))
-    # The weights of a reference that follows the policy are there as well.
+    # The weights of a moving reference are stored there as well.
     if not config.ckpt.disable_ds or config.ref.refresh_steps:
         paths.append(SharedPath(flag="--ckpt.path", path=str(checkpoint_folder(config)), written=True))
     return paths
@@ -110,24 +112,20 @@ def _one_per_folder(files: Iterator[str]) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Workers:
-    """The Ray actors of a run; models are not loaded yet."""
+    """The Ray actors of a run."""
 
     engines: list[Any]
-    actor: RayActorGroup
-    reference: RayActorGroup | None
-    critic: RayActorGroup | None
-    reward: RayActorGroup | None
+    models: Models
 
     @property
     def handles(self) -> list[Any]:
-        """All of them, one by one."""
-        groups = [group for group in (self.actor, self.reference, self.critic, self.reward) if group is not None]
-        return [*self.engines, *(handle for group in groups for handle in group._actor_handlers)]
+        """All actors, one by one."""
+        return [*self.engines, *(handle for group in self.models.all for handle in group._actor_handlers)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Stage:
-    """What each session of a run starts from."""
+    """The inputs of each session of a run."""
 
     config: PPOConfig
     policy: Checkpoint
@@ -139,10 +137,10 @@ class _Stage:
 
 
 def train(config: PPOConfig, *, reward: Callable[..., Any] | None = None) -> None:
-    """Run one RL stage and write its model to `--ckpt.output_dir`; raises UserError for what the user gave.
+    """Run one RL stage and write its model to `--ckpt.output_dir`; raises UserError for wrong inputs.
 
     Args:
-        reward: the function that gives the rewards, where it is in no file but was given to this process.
+        reward: the reward function, if it was given to this process instead of in a file.
     """
     path = _policy_path(config)
     policy = Checkpoint(path, trust_remote_code=config.train.trust_remote_code)
@@ -159,11 +157,11 @@ def train(config: PPOConfig, *, reward: Callable[..., Any] | None = None) -> Non
     max_images = config.data.max_images_per_prompt or max(len(images_of(row.messages)) for row in rows + eval_rows)
     if config.train.plays:
         max_images += config.agent.max_images if kit.takes_images else 0
-    # What is wrong with the user's filter is told before anything is started.
+    # Report errors of the user's filter before anything starts.
     GroupFilter.of(config)
     if config.reward.remote_url:
         _check_rewards(config, rows + eval_rows, reward=reward)
-    # The critic may start from the reward model, which is then the one that was given.
+    # The critic may start from the reward model that was given.
     paths = _model_paths(config)
     for flag in ("reward.model_name_or_path", "critic.model_name_or_path"):
         _check_value_model(config, flag, paths[flag], policy=policy)
@@ -177,7 +175,7 @@ def train(config: PPOConfig, *, reward: Callable[..., Any] | None = None) -> Non
         model=f"--actor.model_name_or_path {path}",
     )
     tell_factors(policy.config, max_len=config.data.max_len, flag="--data.max_len")
-    # What follows is about the workers, wherever they are.
+    # From here on, the settings of the workers' machines count.
     nodes.follow_cluster()
     check_fp16(config.ds.param_dtype)
     config = without_sleep(with_correction(config, kit=kit, rows=rows))
@@ -227,22 +225,17 @@ def _train(stage: _Stage, restarts: Restarts, trackers: Trackers) -> None:
     config, folder, rows, stops = stage.config, stage.folder, stage.rows, restarts.stops
     Console(highlight=False).print(f"{folder.name}: {len(rows)} prompts, starting Ray, engines and models ...")
     _start_ray(config)
-    # Ray has taken SIGTERM for itself.
+    # Ray has installed its own handler of SIGTERM.
     stops.listen()
     check_shared(shared_paths(config, rows=rows, eval_rows=stage.eval_rows))
     max_videos = max(len(videos_of(row.messages)) for row in rows + stage.eval_rows)
     workers = _start_workers(config, max_images=stage.max_images, max_videos=max_videos, reward=stage.reward)
     restarts.watch(workers.handles)
-    strategy = make_strategy(to_openrlhf_args(config))
-    trainer = KitPPOTrainer(
+    run = RLRun(
         config,
-        strategy,
-        actor_group=workers.actor,
-        critic_group=workers.critic,
-        reward_group=workers.reward,
-        reference_group=workers.reference,
+        models=workers.models,
         engines=workers.engines,
-        tokenizer=stage.policy.tokenizer,
+        pad_token_id=stage.policy.tokenizer.pad_token_id,
         prompts=prompt_stream(config, rows),
         eval_rows=stage.eval_rows,
         folder=folder,
@@ -250,28 +243,29 @@ def _train(stage: _Stage, restarts: Restarts, trackers: Trackers) -> None:
         trackers=trackers,
         disagreeing=frozenset({"image", "video"}) if disagrees(stage.policy.kit) else frozenset(),
     )
-    _load_models(trainer, num_rows=len(rows))
-    done = trainer.fit()
+    _load_models(config, workers, num_rows=len(rows))
+    done = run.fit()
     with stops.held():
-        ray.get(workers.actor.async_save_model())
-        if workers.critic is not None and config.critic.save_value_network:
-            ray.get(workers.critic.async_save_model())
-        told = folder.finish(steps=done)
-    trainer.console.print(told)
+        ray.get(workers.models.policy.async_save_model())
+        if workers.models.critic is not None and config.critic.save_value_network:
+            ray.get(workers.models.critic.async_save_model())
+        summary = folder.finish(steps=done)
+    run.console.print(summary)
     ray.shutdown()
 
 
 def _start_workers(
     config: PPOConfig, *, max_images: int, max_videos: int, reward: Callable[..., Any] | None = None
 ) -> _Workers:
-    """Start the processes of engines and models together: models import their libraries while the engines load."""
+    """Start the processes of engines and models together, so that models import their libraries while engines load."""
     shared = _shared_gpus(config)
     everywhere = shared if config.train.colocate_all else None
     engines = create_engines(config, shared=everywhere, max_images=max_images, max_videos=max_videos, reward=reward)
-    actor = _group(config, PolicyWorker, config.actor, shared)
+    policy = _group(config, PolicyWorker, config.actor, shared)
     reference = _group(config, ReferenceWorker, config.ref, shared) if config.algo.kl.init_coef > 0 else None
     critic, reward = _value_groups(config, everywhere)
-    return _Workers(engines=engines, actor=actor, reference=reference, critic=critic, reward=reward)
+    models = Models(policy=policy, reference=reference, critic=critic, reward=reward)
+    return _Workers(engines=engines, models=models)
 
 
 def _policy_path(config: PPOConfig) -> str:
@@ -281,7 +275,7 @@ def _policy_path(config: PPOConfig) -> str:
 
 
 def _model_paths(config: PPOConfig) -> dict[str, str | None]:
-    """Return the path of each model by its flag, without the dashes; None for one that the run does not have."""
+    """Return the path of each model by its flag, without the dashes; None for a model that the run does not have."""
     return {
         "actor.model_name_or_path": config.actor.model_name_or_path,
         "critic.model_name_or_path": config.critic.model_name_or_path,
@@ -290,7 +284,7 @@ def _model_paths(config: PPOConfig) -> dict[str, str | None]:
 
 
 def _tell_parity(config: PPOConfig) -> None:
-    """Say in a line how far engine and trainer of the policy were apart when that was measured, where it was."""
+    """Print the gap between engine and trainer of the policy, if it was measured before."""
     assert config.ds.param_dtype is not None, "resolve_ppo fills it in"
     device = "CUDA" if cpu.has_cuda() else "CPU"
     kept = kept_for(_policy_path(config), dtype=config.ds.param_dtype, max_len=config.data.max_len, device=device)
@@ -302,30 +296,34 @@ def _fingerprint(config: PPOConfig, rows: list[Row]) -> Fingerprint:
     return Fingerprint.of(config, models=_model_paths(config), rows={"data.prompt_dataset": rows})
 
 
-def _load_models(trainer: KitPPOTrainer, *, num_rows: int) -> None:
+def workers_strategy(config: PPOConfig) -> KitStrategy:
+    """Return what the workers of all models get: the arguments of OpenRLHF, and the checkpoint to resume from."""
+    strategy = make_strategy(to_openrlhf_args(config))
+    # Only this process talks to the trackers; the workers need no key.
+    strategy.args.logger.wandb.key = strategy.args.logger.tensorboard_dir = None
+    choose_checkpoint(config, strategy)
+    return strategy
+
+
+def _load_models(config: PPOConfig, workers: _Workers, *, num_rows: int) -> None:
     """Load the models of all workers, the critic last: two that load at once on a shared GPU take the most memory.
 
     Engines on the same GPUs are ready, and asleep if they sleep, before the first model is loaded.
     """
-    trainer.choose_checkpoint()
-    config, strategy = trainer.config, trainer.strategy
+    strategy, models = workers_strategy(config), workers.models
     if config.train.colocate_all and cpu.has_cuda():
-        settle_engines(config, trainer.vllm_engines)
+        settle_engines(config, workers.engines)
     path = config.actor.model_name_or_path
-    # The critic may learn alone before.
+    # The critic may be trained alone at first.
     steps = optimizer_steps(config, num_rows=num_rows, waits=max(0, config.critic.freezing_steps + 1))
-    refs = trainer.actor_model_group.async_init_model_from_pretrained(strategy, path, steps, trainer.vllm_engines)
-    for group, own_path in (
-        (trainer.reference_model_group, path),
-        (trainer.reward_model_group, config.reward.model_name_or_path),
-    ):
+    refs = models.policy.async_init_model_from_pretrained(strategy, path, steps, workers.engines)
+    for group, own_path in ((models.reference, path), (models.reward, config.reward.model_name_or_path)):
         if group is not None:
             refs += group.async_init_model_from_pretrained(strategy, own_path)
     ray.get(refs)
-    critic = trainer.critic_model_group
-    if critic is not None:
+    if models.critic is not None:
         steps = optimizer_steps(config, num_rows=num_rows)
-        ray.get(critic.async_init_model_from_pretrained(strategy, config.critic.model_name_or_path, steps))
+        ray.get(models.critic.async_init_model_from_pretrained(strategy, config.critic.model_name_or_path, steps))
 
 
 def _prompts(config: PPOConfig, *, check: Callable[[Row], None]) -> KeptRows[Row]:
@@ -343,14 +341,14 @@ def _prompts(config: PPOConfig, *, check: Callable[[Row], None]) -> KeptRows[Row
 
 
 def prompt_stream(config: PPOConfig, rows: Sequence[Row]) -> PromptStream:
-    """Return the rows in the order in which a run takes them."""
+    """Return the stream of rows in the order in which a run takes them."""
     kind = config.data.curriculum
     curriculum = None if kind == "off" else MeasuredCurriculum(kind, rows=len(rows))
     return PromptStream(rows, seed=config.train.seed, episodes=config.train.num_episodes, curriculum=curriculum)
 
 
 def _sized(config: PPOConfig, *, rows: int) -> PPOConfig:
-    """Return the settings with the sizes that were left open, and say what they are."""
+    """Return the settings with the sizes that were left open, and print them."""
     sized, told = sized_ppo(config, rows=rows)
     if told is not None:
         Console(highlight=False, soft_wrap=True).print(told)
@@ -359,7 +357,7 @@ def _sized(config: PPOConfig, *, rows: int) -> PPOConfig:
 
 def _load(config: PPOConfig, path: str, *, split: str, check: Callable[[Row], None]) -> KeptRows[Row]:
     reading = replace(row_reading(config.data, prefix="--data."), plain_template=config.data.input_template or None)
-    # An environment that gives the rewards alone may have its own ways to know what is right.
+    # An environment that gives the rewards itself may know what is right without an answer.
     needs_answer = not config.train.plays or config.reward.remote_url is not None
     file = read_row_file(
         path,
@@ -371,7 +369,7 @@ def _load(config: PPOConfig, path: str, *, split: str, check: Callable[[Row], No
         skip_by=SKIP_BAD_ROWS,
     )
     Console(highlight=False, soft_wrap=True).print(told_of(file.told_as_prompts, file.skipped))
-    # They travel with every group, and few reward sources ask for them.
+    # Columns are sent with every group, and few reward sources need them.
     by_columns = reward_function(config.reward) is not None or "columns" in config.reward.request_fields
     wanted = by_columns or config.train.plays
     rows = {index: row if wanted else replace(row, columns={}) for index, row in file.rows.items()}
@@ -379,19 +377,19 @@ def _load(config: PPOConfig, path: str, *, split: str, check: Callable[[Row], No
 
 
 def _environment(config: PPOConfig) -> Environment | None:
-    """Return the environment of `--train.agent`, None for an agent in a file, whose rows are shown as they are.
+    """Return the environment of `--train.agent`; None for an agent in a file, which gets the rows as they are.
 
-    Raises UserError where there is no such environment, or nothing that gives it rewards.
+    Raises UserError if there is no such environment, or nothing gives it rewards.
     """
     agent, path, settings = config.train.agent, config.train.agent_func_path, config.agent
     if path is not None:
         if executes_itself(agent_class(path)) and (settings.thought.forces or settings.last_turn_regex):
             raise UserError(
-                f"--agent.thought.* and --agent.last_turn_regex: the executor of --train.agent_func_path {path} asks the "
-                "engine for its turns itself, and nobody else forms them; leave them out"
+                f"--agent.thought.* and --agent.last_turn_regex have no effect: the executor of --train.agent_func_path {path} "
+                "requests its turns from the engine itself; leave them out"
             )
         return None
-    assert agent is not None, "episodes are played by one of the two"
+    assert agent is not None, "one of the two plays the episodes"
     environment = load_environment(agent, options=agent_options(settings))
     if not (environment.rewards or config.reward.remote_url):
         raise UserError(
@@ -413,14 +411,14 @@ def _check_row(config: PPOConfig, policy: Checkpoint, environment: Environment |
         )
     if environment is not None:
         if environment.waits:
-            # What it shows may take long to be had, and is encoded when it is there.
+            # Its observations may take long, and are encoded when they arrive.
             return
         row = environment.shown_row(row)
     outlined_row(row, kit=kit, processor=policy.processor, add_generation_prompt=True)
 
 
 def _check_rewards(config: PPOConfig, rows: Sequence[Row], *, reward: Callable[..., Any] | None) -> None:
-    """Raise UserError, before anything is started, when the reward source does not answer, or lacks columns."""
+    """Raise UserError, before anything starts, if the reward source does not answer or lacks columns."""
     urls = config.reward.remote_url
 
     async def check() -> None:
@@ -438,12 +436,12 @@ def _check_rewards(config: PPOConfig, rows: Sequence[Row], *, reward: Callable[.
         raise UserError(f"--reward.remote_url {urls}: {error}") from error
     if verifier := named_verifier(config.reward):
         Console(highlight=False, soft_wrap=True).print(
-            f"rewards: the verifier {verifier}, asked by the engines themselves; --reward names another source"
+            f"rewards: the verifier {verifier}, called by the engines themselves; --reward selects another source"
         )
 
 
 def _check_config(config: PPOConfig, flag: str, path: str | None) -> None:
-    """Raise UserError for a model that the run's settings cannot train."""
+    """Raise UserError if the run's settings cannot train a model."""
     if path is not None:
         model_config = Checkpoint(path, trust_remote_code=config.train.trust_remote_code).config
         check_rope(model_config, model=f"--{flag} {path}")
@@ -451,10 +449,10 @@ def _check_config(config: PPOConfig, flag: str, path: str | None) -> None:
 
 
 def _check_value_model(config: PPOConfig, flag: str, path: str | None, *, policy: Checkpoint) -> None:
-    """Raise UserError where critic or reward model cannot read what the policy writes, or is not whole.
+    """Raise UserError if critic or reward model cannot read the policy's responses, or lacks weights.
 
     Args:
-        flag: of the model's path, without the dashes.
+        flag: the flag of the model's path, without the dashes.
     """
     if path is None or (path == policy.path and flag.startswith("critic.")):
         return
@@ -472,9 +470,9 @@ def _check_value_model(config: PPOConfig, flag: str, path: str | None, *, policy
 
 
 def _start_ray(config: PPOConfig) -> None:
-    """Join the cluster of RAY_ADDRESS, or start one here, which then pretends to have GPUs where there are none."""
+    """Join the cluster of RAY_ADDRESS, or start one here; without CUDA it pretends to have GPUs."""
     if not config.logger.worker_logs:
-        # Each of OpenRLHF's loggers has a level of its own, so the parent's would not reach them.
+        # Each logger of OpenRLHF has its own level, which the parent's level does not change.
         for name in [name for name in logging.root.manager.loggerDict if name.startswith("openrlhf")]:
             logging.getLogger(name).setLevel(logging.WARNING)
     arguments: dict[str, Any] = {
@@ -498,7 +496,7 @@ def _shared_gpus(config: PPOConfig) -> Reservation | None:
 
 
 def _model_groups(config: PPOConfig) -> dict[str, int]:
-    """Return by flag how many consecutive ranks of a model should be on one node."""
+    """Return, by flag, how many consecutive ranks of a model should be on one node."""
     ds = config.ds
     return {
         "--ds.tensor_parallel_size": ds.tensor_parallel_size,
@@ -508,7 +506,7 @@ def _model_groups(config: PPOConfig) -> dict[str, int]:
 
 
 def _value_groups(config: PPOConfig, shared: Reservation | None) -> tuple[RayActorGroup | None, RayActorGroup | None]:
-    """Return the workers of critic and reward model, on the policy's GPUs, on some of their own or on one another's."""
+    """Return the workers of critic and reward model, on the policy's GPUs, on shared GPUs or on GPUs of their own."""
     if config.train.colocate_critic_reward:
         shared = reserve(config.critic.gpus, together=_model_groups(config))
     critic, reward = (

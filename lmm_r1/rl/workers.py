@@ -1,10 +1,8 @@
-"""The reference of an RL run follows the policy: every so many steps it takes the policy's weights, by way of a file."""
+"""The Ray workers that hold the policy and the reference model, and the passes that they train on."""
 
 from __future__ import annotations
 
-import os
-import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -18,117 +16,43 @@ import torch.distributed as dist
 
 from lmm_r1 import cpu
 from lmm_r1.data.sample import SampleMedia, SentMedia
-from lmm_r1.errors import UserError
-from lmm_r1.files.full_disk import writing
 from lmm_r1.generation import media_store
 from lmm_r1.generation.weight_sync import BroadcastChannel, Channel, SharedMemoryChannel, send_buckets, send_files
 from lmm_r1.host import seams
-from lmm_r1.host.checkpoint_folder import REFERENCE_FOLDER
 from lmm_r1.host.openrlhf import Experience, NaiveReplayBuffer
-from lmm_r1.host.openrlhf_workers import ActorPPOTrainer, PolicyModelActor, RayActorGroup, ReferenceModelActor
+from lmm_r1.host.openrlhf_workers import ActorPPOTrainer, PolicyModelActor, ReferenceModelActor
 from lmm_r1.host.optimizer import LossScaling, loss_scaling
 from lmm_r1.host.strategy import KitStrategy
-from lmm_r1.host.zero import DeepSpeedEngine, GatheredParameters, whole_state_dict
+from lmm_r1.host.zero import DeepSpeedEngine
 from lmm_r1.lifecycle.publication import EMA_FOLDER, MovingAverage
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.models.actor import KitActor
-from lmm_r1.models.adapters import merged_state_dict
 from lmm_r1.models.feature_store import share_features
 from lmm_r1.models.image_features import FeatureCounts
 from lmm_r1.models.packed.self_check import check_packing
 from lmm_r1.rl.losses import LossSettings, PolicyLoss
 from lmm_r1.rl.mismatch import Gaps, gaps_of, least_mass, merged, modalities
-
-_NAME = re.compile(r"step(\d+)\.pt")
-
-
-def reference_file(checkpoints: Path, step: int) -> Path:
-    """Return where the weights are that the policy had after a step."""
-    return checkpoints / REFERENCE_FOLDER / f"step{step}.pt"
-
-
-def write_reference(policy: KitActor, file: Path) -> None:
-    """Write the policy's weights, adapters merged, under the names of the bare model; every rank must call it.
-
-    The file is there whole or not at all. Raises UserError where the disk is full.
-    """
-    engine = policy.model
-    weights = whole_state_dict(engine)
-    if dist.get_rank() == 0:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        partial = file.with_name(f".{file.name}.partial")
-        # Of weights that are views of one buffer, saving would write all of it.
-        merged = {
-            name: value.detach().cpu().clone() for name, value in merged_state_dict(engine.module, weights).items()
-        }
-        try:
-            with writing(file), partial.open("wb") as stream:
-                torch.save(merged, stream)
-                stream.flush()
-                os.fsync(stream.fileno())
-            partial.replace(file)
-        finally:
-            partial.unlink(missing_ok=True)
-    dist.barrier()
-
-
-@torch.no_grad()
-def load_reference(reference: KitActor, file: Path) -> None:
-    """Put a file's weights in the place of the reference's; every rank must call it.
-
-    Raises UserError where the file is not there.
-    """
-    if not file.is_file():
-        raise UserError(
-            f"{file}: the reference that the stopped run had (--ref.refresh_steps) is not there; all machines of a run must "
-            "share --ckpt.path. Put it back, or train anew with --ckpt.overwrite"
-        )
-    weights = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
-    for name, parameter in reference.model.module.named_parameters():
-        assert name in weights, f"the policy has no {name}, and the reference is the same model"
-        # With ZeRO-3 rank 0 has the weight whole, and gives all ranks their parts of what it becomes.
-        sharded = hasattr(parameter, "ds_id")
-        with GatheredParameters([parameter], modifier_rank=0, enabled=sharded):
-            if not sharded or dist.get_rank() == 0:
-                parameter.data.copy_(weights[name])
-    reference.forget_features()
-    dist.barrier()
-
-
-def drop_references(checkpoints: Path, *, steps: Iterable[int], kept: Collection[int]) -> None:
-    """Delete the files that no checkpoint goes on with: those are the newest at each of their steps.
-
-    Args:
-        steps: of the run's checkpoints.
-        kept: steps whose files stay: a checkpoint with them may be saved yet.
-    """
-    folder = checkpoints / REFERENCE_FOLDER
-    found = {int(match[1]): path for path in folder.glob("*.pt") if (match := _NAME.fullmatch(path.name))}
-    needed = {max((step for step in found if step <= at), default=0) for at in steps} | set(kept)
-    for step, path in found.items():
-        if step not in needed:
-            path.unlink()
-
+from lmm_r1.rl.resume import load_reference, write_reference
 
 # The weight of a pass without loss tokens in means over tokens.
 NEXT_TO_NO_TOKENS = 1e-6
 
 
 def load_processor(pretrain: str, model: Any, padding_side: str, strategy: KitStrategy, use_fast: bool = True) -> Any:
-    """Return what is saved beside the weights: the kit's processor, or the tokenizer of a language model."""
+    """Return what is saved next to the weights: the kit's processor, or the tokenizer of a language model."""
     return Checkpoint(pretrain, trust_remote_code=strategy.args.train.trust_remote_code).processor
 
 
 @dataclass(frozen=True, kw_only=True)
 class PassMedia:
-    """The media of a pass over samples, which reach a worker as one object: of lists, Ray pickles every item by itself."""
+    """The media of a pass, sent to a worker as one object: Ray would pickle each item of a list by itself."""
 
     rows: Sequence[SentMedia]
     """One entry per sample."""
 
 
 def model_inputs(passes: Sequence[Experience]) -> dict[str, Any]:
-    """Return what every model's workers get of passes over samples, by the names of their `forward`."""
+    """Return the inputs of passes for every model's workers, by the parameter names of their `forward`."""
     return {
         "sequences": [experience.sequences for experience in passes],
         "attention_mask": [experience.attention_mask for experience in passes],
@@ -139,7 +63,7 @@ def model_inputs(passes: Sequence[Experience]) -> dict[str, Any]:
 def media_per_row(mm_train_inputs_list: PassMedia | Sequence[Any], device: Any) -> dict[str, list[SampleMedia]]:
     """Return the media of a micro-batch, one entry per row, as the keyword that `KitActor.forward` takes.
 
-    What came by reference is fetched from Ray's object store: the tensors of a group once, for all of its rows.
+    References are fetched from Ray's object store: the tensors of a group once, for all of its rows.
     """
     if isinstance(mm_train_inputs_list, PassMedia):
         return {"media": media_store.fetched(mm_train_inputs_list.rows)}
@@ -150,7 +74,7 @@ def media_per_row(mm_train_inputs_list: PassMedia | Sequence[Any], device: Any) 
 
 
 def install_seams(args: SimpleNamespace, *, trained: bool) -> None:
-    """Put the names of `openrlhf_seams` in place in a model worker's process, on the cores that it is to work on.
+    """Prepare a model worker's process: its cores, its shared image features and the names of `host.seams`.
 
     Args:
         trained: whether the worker trains its model.
@@ -176,20 +100,20 @@ def install_seams(args: SimpleNamespace, *, trained: bool) -> None:
 
 
 def sees_images_again(args: SimpleNamespace) -> bool:
-    """Whether a model that is not trained may use features twice: in the next epoch over the data, or those of the policy."""
+    """Say whether a model that is not trained may use image features twice: in a later episode, or the policy's."""
     policy_stays = args.actor.freeze_visual_encoder or args.actor.freeze_prefix or args.ds.lora.rank
     return bool(policy_stays) or args.train.num_episodes > 1
 
 
 class KitActorPPOTrainer(ActorPPOTrainer):
-    """OpenRLHF's policy update on planned passes; weights go to the engines as files where there is no CUDA."""
+    """OpenRLHF's policy update on planned passes; without CUDA, the engines get the weights as files."""
 
     actor: KitActor
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
         self.actor_loss_fn: Callable[..., Any] = partial(self._policy_loss, PolicyLoss(LossSettings.of(self.args)))
-        # Of the passes since someone took them, where the policy's log-probs are those of the passes.
+        # Gaps of the passes since they were last taken, if the passes themselves give the old log-probs.
         self.gaps: Gaps = {}
         self.average: MovingAverage | None = None
         self._experience: Experience | None = None
@@ -197,23 +121,23 @@ class KitActorPPOTrainer(ActorPPOTrainer):
     def training_step(
         self, experience: Experience, kl_ctl: float, step: int, loss_batch_info: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        """Make one pass of an optimizer step; its losses are logged as means over its own tokens.
+        """Make one pass of an optimizer step, and return its losses as means over its own tokens.
 
-        They are computed as its part of the step's mean, and OpenRLHF logs the mean over passes, weighted by tokens.
+        The losses are computed as parts of the step's mean. OpenRLHF logs the mean over passes, weighted by tokens.
         """
         self.replay_buffer.announce_pass(self.actor.model, step=step)
         self._experience = experience
         rate = self.actor_scheduler.get_last_lr()[0]
         status = super().training_step(experience, kl_ctl, step, loss_batch_info)
-        # Upstream reads it after the optimizer step, when it is the next one's.
+        # Upstream reads the rate after the optimizer step, when it is already the next one's.
         status["metrics"]["actor_lr"] = rate
         self._experience = None
         if self.average is not None and self.replay_buffer.dynamic_optimizer_step[step]:
-            # With fp16, one that overflows is left out.
+            # With fp16, an update that overflows is skipped.
             if self.actor.model.was_step_applied():
                 self.average.update()
         if not status["num_action_tokens"]:
-            # OpenRLHF divides by the number of tokens: of a pass in which all samples are masked there are none.
+            # OpenRLHF divides by the number of tokens, which is 0 if all samples of a pass are masked.
             status["num_action_tokens"] = NEXT_TO_NO_TOKENS
             status["metrics"] |= {name: 0.0 for name, weight in status["weights"].items() if weight == "token"}
         data_parallel = self.strategy.ds_device_mesh["dp"].size()
@@ -231,7 +155,7 @@ class KitActorPPOTrainer(ActorPPOTrainer):
         *rest: Any,
         **settings: Any,
     ) -> Any:
-        """Return the policy loss; note how far the engine is from a policy whose log-probs are not known before."""
+        """Return the policy loss; measure the gap to the engine if this pass gives the old log-probs."""
         if old_log_probs is None:
             experience = self._experience
             assert experience is not None, "the loss is that of the pass in `training_step`"
@@ -250,7 +174,7 @@ class KitActorPPOTrainer(ActorPPOTrainer):
             super()._init_vllm_sync_group(backend)
 
     def broadcast_to_vllm(self) -> None:
-        """Send the weights to all engines, then let them forget what they computed with the old ones."""
+        """Send the weights to all engines, then clear their caches of values computed with the old ones."""
         if not cpu.has_cuda():
             send_files(self.actor, self.vllm_engines)
         else:
@@ -266,7 +190,7 @@ class KitActorPPOTrainer(ActorPPOTrainer):
         dist.barrier()
 
     def _broadcast(self, buffer: torch.Tensor) -> None:
-        """Send a buffer of rank 0 to all workers of the engines, through the group that OpenRLHF has made."""
+        """Send a buffer of rank 0 to all workers of the engines, through OpenRLHF's process group."""
         if self.args.vllm.sync_with_ray:
             from ray.util import collective
 
@@ -276,18 +200,18 @@ class KitActorPPOTrainer(ActorPPOTrainer):
 
 
 def no_loss(**settings: Any) -> None:
-    """Stand where upstream makes its loss of the flags: `KitActorPPOTrainer` makes its own of more of them."""
+    """Replace upstream's policy loss, which knows fewer settings: `KitActorPPOTrainer` makes its own."""
 
 
 def loss_before_update(
     loss: Callable[..., Any], log_probs: torch.Tensor, old_log_probs: torch.Tensor | None, *rest: Any, **settings: Any
 ) -> Any:
-    """Return the policy loss; where no old log-probs (B, A) are given, the policy is still the old one."""
+    """Return the policy loss; without old log-probs (B, A), the policy is still the old one."""
     return loss(log_probs, log_probs.detach() if old_log_probs is None else old_log_probs, *rest, **settings)
 
 
 class KitPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):
-    """OpenRLHF's policy worker with the names of `openrlhf_seams` installed."""
+    """OpenRLHF's policy worker with the names of `host.seams` replaced."""
 
     def init_model_from_pretrained(
         self, strategy: KitStrategy, pretrain: str, max_steps: int | None = None, vllm_engines: list | None = None
@@ -295,7 +219,7 @@ class KitPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):
         install_seams(strategy.args, trained=True)
         train = strategy.args.train
         averages, train.enable_ema = train.enable_ema, False
-        # Upstream's would be a second model, in the precision of the passes, and take the place of the policy in every save.
+        # Upstream's average is a second model in the precision of the passes, and replaces the policy in every save.
         super().init_model_from_pretrained(strategy, pretrain, max_steps, vllm_engines)
         if averages:
             self._begin_average(beta=train.ema_beta)
@@ -304,7 +228,7 @@ class KitPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):
             self.actor.balance_experts()
 
     def _begin_average(self, *, beta: float) -> None:
-        """Begin a moving average with the weights as they are loaded, or go on with that of their checkpoint."""
+        """Begin a moving average with the loaded weights, or continue the one of their checkpoint."""
         average = MovingAverage(self.actor.model, beta=beta)
         if self.checkpoint_states:
             average.load(Path(self.strategy.args.ckpt.path) / "_actor" / str(self.strategy.loaded_tag))
@@ -312,12 +236,12 @@ class KitPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):
         self.trainer.average = average
 
     def save_model(self) -> None:
-        """Write the policy to `--ckpt.output_dir`, and the moving average of its weights, where there is one."""
+        """Write the policy to `--ckpt.output_dir`, and the moving average of its weights, if there is one."""
         super().save_model()
         self._save_average(Path(self.strategy.args.ckpt.output_dir))
 
     def _save_average(self, folder: Path) -> None:
-        """Write the averaged weights as a model beside the policy's."""
+        """Write the averaged weights as a model next to the policy's."""
         average = self.trainer.average
         if average is None:
             return
@@ -330,7 +254,7 @@ class KitPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):
             self.offload_states()
 
     def write_reference(self, file: str) -> None:
-        """Write the policy's weights for the reference, which takes them from there."""
+        """Write the policy's weights to the file from which the reference loads them."""
         write_reference(self.actor, Path(file))
 
     def save_checkpoint(
@@ -347,45 +271,45 @@ class KitPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):
             self._save_average(Path(self.strategy.args.ckpt.path) / f"{tag}_hf")
 
     def settle_checkpoint(self, tag: str) -> None:
-        """Let the saved policy be the newest, and delete what goes beyond the limits."""
+        """Make the saved policy the newest checkpoint, and delete checkpoints beyond the limits."""
         settle(self, "_actor", tag)
 
     def shares_prefix(self) -> bool:
-        """Say whether the loaded model computes a group's prompt once."""
+        """Say whether the loaded model computes the prompt of a group once."""
         return self.actor.packing_samples and self.actor.share_prefix
 
     def updates_made(self) -> int:
-        """Return how many optimizer steps the policy's weights have had; those that fp16 leaves out are none."""
+        """Return how many optimizer steps have changed the policy's weights; fp16 skips some."""
         return self.actor.model.global_steps - self.actor.model.skipped_steps
 
     def loss_scaling(self) -> LossScaling | None:
-        """Return what became of the policy's updates with fp16."""
+        """Return the state of the policy's loss scaling with fp16."""
         return loss_scaling(self.actor.model)
 
     def take_computed_tokens(self) -> int:
-        """Return how many tokens the policy has computed since this was called last, padding and repeats included."""
+        """Return how many tokens the policy has computed since the last call, including padding and repeats."""
         tokens, self.actor.computed_tokens = self.actor.computed_tokens, 0
         return tokens
 
     def take_feature_counts(self) -> FeatureCounts:
-        """Return how often the policy needed features of images, and made them, since this was called last."""
+        """Return how often the policy needed and computed image features since the last call."""
         return self.actor.take_feature_counts()
 
     def take_gaps(self) -> Gaps:
-        """Return the gaps of the passes since this was called last, where they computed the old log-probs themselves."""
+        """Return the gaps of the passes since the last call, if the passes gave the old log-probs."""
         gaps, self.trainer.gaps = self.trainer.gaps, {}
         return gaps
 
 
 def settle(worker: Any, folder: str, tag: str) -> None:
-    """Let a worker's saved model be the newest in its folder, and delete what goes beyond `--ckpt.max_num` and so on."""
+    """Make a worker's saved model the newest in its folder, and delete checkpoints beyond the `--ckpt.max_*` limits."""
     ckpt = worker.strategy.args.ckpt
     if not worker.disable_ds_ckpt:
         worker.strategy.settle_ckpt(str(Path(ckpt.path) / folder), tag, ckpt.max_num, ckpt.max_mem)
 
 
 class KitReferenceActor(ReferenceModelActor.__ray_metadata__.modified_class):
-    """OpenRLHF's reference worker with the names of `openrlhf_seams` installed."""
+    """OpenRLHF's reference worker with the names of `host.seams` replaced."""
 
     def init_model_from_pretrained(self, strategy: KitStrategy, pretrain: str) -> None:
         install_seams(strategy.args, trained=False)
@@ -397,7 +321,7 @@ class KitReferenceActor(ReferenceModelActor.__ray_metadata__.modified_class):
         load_reference(self.model, Path(file))
 
     def take_feature_counts(self) -> FeatureCounts:
-        """As the policy's."""
+        """Return the counts of image features, as the policy's workers do."""
         return self.model.take_feature_counts()
 
 
@@ -405,24 +329,10 @@ PolicyWorker = ray.remote(num_gpus=1)(KitPolicyActor)
 ReferenceWorker = ray.remote(num_gpus=1)(KitReferenceActor)
 
 
-def feature_metrics(groups: Mapping[str, RayActorGroup | None]) -> dict[str, float]:
-    """Return how many of the images each model was shown it had features of since it was last asked, and what is kept.
-
-    Args:
-        groups: the workers of each model, by its role; None where a run has no such model.
-    """
-    metrics: dict[str, float] = {}
-    for role, group in groups.items():
-        if group is not None:
-            counts = ray.get(group.async_run_method(method_name="take_feature_counts"))
-            metrics |= FeatureCounts.total(counts).metrics(role)
-    return metrics
-
-
 class GroupReplayBuffer(NaiveReplayBuffer):
-    """OpenRLHF's replay buffer; each experience that is appended is one pass and stays one.
+    """OpenRLHF's replay buffer, in which each appended experience stays one pass.
 
-    The passes of an optimizer step come one after the other and hold `--train.batch_size` samples over all ranks.
+    The passes of an optimizer step are consecutive and hold `--train.batch_size` samples over all ranks.
     """
 
     def append(self, experience: Experience) -> None:
@@ -438,13 +348,13 @@ class GroupReplayBuffer(NaiveReplayBuffer):
     def announce_pass(self, engine: DeepSpeedEngine, *, step: int) -> None:
         """Tell DeepSpeed, before a pass, whether an optimizer step ends with it.
 
-        OpenRLHF does not: under ZeRO 1 and 2, DeepSpeed 0.19.6 then drops the gradients of all passes but the last.
+        OpenRLHF does not do this. With ZeRO 1 and 2, DeepSpeed 0.19.6 then drops the gradients of all passes but the last.
         """
         engine.set_gradient_accumulation_boundary(bool(self.dynamic_optimizer_step[step]))
 
     @torch.no_grad()
     def setup_dynamic_batch(self, strategy: KitStrategy) -> None:
-        """Fill in which pass ends an optimizer step, and the tokens and samples of each step over all ranks."""
+        """Note which pass ends an optimizer step, and the tokens and samples of each step over all ranks."""
         dp_group = strategy.ds_device_mesh["dp"].get_group()
         batch_size = strategy.args.train.batch_size // dist.get_world_size(group=dp_group)
         # The data loader takes one entry, a pass, at a time.
@@ -459,14 +369,14 @@ class GroupReplayBuffer(NaiveReplayBuffer):
             tokens = [int(self.items[index].action_mask.sum()) for index in batch]
             counts[step] += counts.new_tensor([sum(tokens), sum(count > 0 for count in tokens)])
         dist.all_reduce(counts, group=dp_group)
-        # Of a step of masked samples alone, all losses are 0 divided by these.
+        # In a step of masked samples only, all losses are 0 and are divided by these.
         counts.clamp_(min=1)
         self.dynamic_batch_num_tokens = counts[steps, 0].float().tolist()
         self.dynamic_global_batch_size = counts[steps, 1].float().tolist()
 
 
 def _ends(sizes: Sequence[int], *, batch_size: int) -> list[bool]:
-    """Return for passes of these numbers of samples whether an optimizer step ends with them."""
+    """Return for each pass, by its number of samples, whether an optimizer step ends with it."""
     totals = list(accumulate(sizes))
     ends = [total % batch_size == 0 for total in totals]
     assert sum(ends) * batch_size == totals[-1], "the plan's steps have batch_size samples"

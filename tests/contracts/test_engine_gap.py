@@ -183,7 +183,7 @@ def test_an_image_that_does_not_arrive_stops_the_run_and_points_at_the_images(ru
         )
         for prompt in run.prompts
     ]
-    with pytest.raises(UserError, match="of image rows .* see other images") as error:
+    with pytest.raises(UserError, match="of image rows .* see different images") as error:
         run.check(media=blank)
     assert "of text rows" not in str(error.value)
 

@@ -25,8 +25,8 @@ from lmm_r1.generation.group import GroupSettings
 from lmm_r1.generation.vllm_engine import InProcessEngine
 from lmm_r1.lmm_kits import KITS, LmmKit, get_kit
 from lmm_r1.models.actor import KitActor
+from lmm_r1.rl.experiences import experience_of
 from lmm_r1.rl.mismatch import gaps_of
-from lmm_r1.rl.rollouts import experience_of
 
 pytestmark = pytest.mark.contract
 

@@ -27,7 +27,7 @@ from lmm_r1.data.sample import Sample
 from lmm_r1.generation.codec import PromptCodec
 from lmm_r1.lmm_kits import KITS, Checkpoint, Media, get_kit
 from lmm_r1.models.actor import KitActor
-from lmm_r1.rl.rollouts import experience_of
+from lmm_r1.rl.experiences import experience_of
 
 pytestmark = pytest.mark.contract
 

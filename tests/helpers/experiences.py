@@ -7,7 +7,7 @@ from helpers.samples import generated_sample
 from openrlhf.trainer.ppo_utils.experience import Experience
 
 from lmm_r1.data.sample import MediaRef
-from lmm_r1.rl.rollouts import experience_of
+from lmm_r1.rl.experiences import experience_of
 
 
 def sample(

@@ -9,7 +9,7 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 from lmm_r1.data.messages import Row
 from lmm_r1.lmm_kits import EncodedPrompt, Media
 from lmm_r1.models.actor import KitActor
-from lmm_r1.rl.rollouts import experience_of
+from lmm_r1.rl.experiences import experience_of
 
 # One list per prompt of its samples: token ids, and the log-probs that the engine reports for them.
 Samples = Sequence[Sequence[tuple[list[int], list[float]]]]

@@ -9,13 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
-from types import SimpleNamespace
 from typing import Any
 
 import ray
 import torch
 from helpers.conversations import message, row
 from helpers.experiences import trained
+from helpers.step_parts import StepParts
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ray.launcher import BaseModelActor, RayActorGroup
 from ray import cloudpickle
@@ -23,16 +23,15 @@ from ray._private.serialization import SerializationContext
 from torch.utils.data import DataLoader
 
 from lmm_r1 import cpu, dotted
-from lmm_r1.config import PPOConfig, resolve, to_openrlhf_args
+from lmm_r1.config import PPOConfig, resolve
 from lmm_r1.data.messages import Row
 from lmm_r1.data.sample import MediaRef, Sample, Segment, placed
 from lmm_r1.data.training_rows import PromptStream
 from lmm_r1.generation import media_store
 from lmm_r1.generation.engine import SamplingSettings
 from lmm_r1.generation.group import GroupSettings, SampledGroup
-from lmm_r1.rl.experiences import KitExperienceMaker
-from lmm_r1.rl.loop import KitPPOTrainer
-from lmm_r1.rl.rollouts import KitSamplesGenerator
+from lmm_r1.rl.generator import KitSamplesGenerator
+from lmm_r1.rl.model_groups import hand_out
 from lmm_r1.rl.workers import GroupReplayBuffer, PassMedia, media_per_row
 
 # Of Qwen2.5-VL: two frames of 14 x 14 pixels in three colours.
@@ -245,14 +244,11 @@ class Step:
             "algo.kl.estimator": "k3",
         }
         config = resolve(dotted.replace(PPOConfig(), flags))
-        args = to_openrlhf_args(config)
-        self.generator = KitSamplesGenerator(args, [engine], settings_of(samples=samples))
-        arguments = (self.policy, self.critic, None, self.reference, None)
-        strategy, tokenizer = SimpleNamespace(args=args), SimpleNamespace(pad_token_id=0)
-        self.maker = KitExperienceMaker(config, *arguments, strategy, tokenizer)
-        self.maker.share_prefix = True
-        # As behind the first step: the update's own pass gives the old log-probs.
-        self.maker.mismatch.checked = True
+        self.generator = KitSamplesGenerator(config, [engine], settings_of(samples=samples))
+        groups = {"policy": self.policy, "critic": self.critic, "reference": self.reference}
+        self.parts = StepParts(config, share_prefix=True, **groups)
+        # As after the first step: the update's own pass gives the old log-probs.
+        self.parts.mismatch.checked = True
         self.rows = [row(message("user", "?"), answer=name_of(patches, number)) for number in range(groups)]
 
     def run(self) -> dict[str, float]:
@@ -262,13 +258,10 @@ class Step:
         for experience in rollout.experiences:
             experience.rewards = torch.zeros(1)
         times.append(time.perf_counter())
-        passes = self.maker.make_experience(self.maker.split_rollout_samples(rollout.experiences))
+        passes = self.parts.with_outputs(self.parts.forward_passes(rollout.experiences))
         times.append(time.perf_counter())
-        steps = self.maker.update_passes([trained(one) for one in passes], step=0).steps
-        trainer = KitPPOTrainer.__new__(KitPPOTrainer)
-        trainer.args = self.generator.args
-        trainer.actor_model_group, trainer.critic_model_group = self.policy, self.critic
-        trainer._hand_out(steps, step=0)
+        steps = self.parts.update_passes([trained(one) for one in passes], step=0).steps
+        hand_out(steps, self.parts.models.trained)
         times.append(time.perf_counter())
         for group in (self.critic, self.policy):
             ray.get(group.async_run_method(method_name="fit"))

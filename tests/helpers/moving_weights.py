@@ -77,7 +77,7 @@ def referred(strategy: Any, engine: Any, folder: Path) -> dict[str, bool]:
     """Give a reference, which begins with other weights, those of the policy."""
     import deepspeed
 
-    from lmm_r1.rl.workers import load_reference, reference_file, write_reference
+    from lmm_r1.rl.resume import load_reference, reference_file, write_reference
 
     torch.manual_seed(7)
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 1))

@@ -1,35 +1,56 @@
-"""Trainers of RL whose models and engines are not there."""
+"""Runs of RL whose models and engines are not there."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import pytest
 
 from lmm_r1 import dotted
-from lmm_r1.config import PPOConfig, to_openrlhf_args
+from lmm_r1.config import PPOConfig
 from lmm_r1.data.messages import Row
-from lmm_r1.host.strategy import make_strategy
 from lmm_r1.records.run_folder import RunFolder
-from lmm_r1.rl.loop import KitPPOTrainer
+from lmm_r1.rl import loop
+from lmm_r1.rl.loop import RLRun
+from lmm_r1.rl.model_groups import Models
+from lmm_r1.rl.rollouts import Rollout
 from lmm_r1.rl.run import prompt_stream
 
-Trainer = TypeVar("Trainer", bound=KitPPOTrainer)
-# Of the policy's workers.
-ANSWERS = {"shares_prefix": True, "get_checkpoint_states": {}, "updates_made": 0, "broadcast_to_vllm": None}
+Run = TypeVar("Run", bound=RLRun)
 
 
-def without_workers(kind: type[Trainer], config: PPOConfig, rows: Sequence[Row], *, folder: Path) -> Trainer:
-    """A trainer of prompts, whose policy's workers answer what is asked of them at once."""
-    return kind(
+class AnsweringPolicy:
+    """The policy's workers, which answer at once."""
+
+    duplicate_actors = 1
+    answers = {"shares_prefix": True, "get_checkpoint_states": {}, "updates_made": 0}
+
+    def __init__(self) -> None:
+        self.broadcast: Callable[[], None] = lambda: None
+
+    def async_run_method(self, method_name: str) -> list[Any]:
+        return [self.broadcast() if method_name == "broadcast_to_vllm" else self.answers[method_name]]
+
+
+def without_workers(kind: type[Run], config: PPOConfig, rows: Sequence[Row], *, folder: Path) -> Run:
+    """A run of prompts, whose policy's workers answer at once."""
+    run = kind(
         config,
-        make_strategy(to_openrlhf_args(config)),
-        actor_group=SimpleNamespace(async_run_method=lambda method_name: [ANSWERS[method_name]]),
-        critic_group=None,
-        reward_group=None,
-        reference_group=None,
+        models=Models(policy=AnsweringPolicy()),
         engines=[],
-        tokenizer=None,
+        pad_token_id=0,
         prompts=prompt_stream(dotted.replace(config, {"train.seed": 1}), rows),
         eval_rows=[],
         folder=RunFolder(path=folder, name="rl", kind="rl"),
     )
+    run.learner.run = run
+    return run
+
+
+def play_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each run's `train_step(rollout, step=...)` take the place of training."""
+
+    def train_on(learner: Any, rollout: Rollout, *, step: int) -> dict[str, float]:
+        return learner.run.train_step(rollout, step=step)
+
+    monkeypatch.setattr(loop, "train_on", train_on)

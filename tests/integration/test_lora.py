@@ -25,7 +25,7 @@ from lmm_r1.lmm_kits import get_kit
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.adapters import ADAPTER_FOLDER, adapted_layers, merged_state_dict, save_adapter
 from lmm_r1.rl import workers
-from lmm_r1.rl.workers import load_reference, reference_file, write_reference
+from lmm_r1.rl.resume import load_reference, reference_file, write_reference
 
 pytestmark = pytest.mark.integration
 KIT = "qwen2_5_vl"

@@ -26,9 +26,9 @@ from lmm_r1.cli import make_task, train_ppo_ray, train_sft
 from lmm_r1.data.messages import Row
 from lmm_r1.data.sample import MediaRef, Sample, Segment
 from lmm_r1.generation.group import GroupSettings
-from lmm_r1.rl import reference_ahead
-from lmm_r1.rl.reference_ahead import ReferenceAhead
-from lmm_r1.rl.rollouts import KitSamplesGenerator
+from lmm_r1.rl import experiences
+from lmm_r1.rl.experiences import ReferenceAhead
+from lmm_r1.rl.generator import KitSamplesGenerator
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -134,7 +134,7 @@ def train(tiny_checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempP
         with pytest.MonkeyPatch.context() as patch, environment_kept():
             patch.setattr(KitSamplesGenerator, "generate", generate)
             # Less than a group has.
-            patch.setattr(reference_ahead, "AHEAD_TOKENS", 40)
+            patch.setattr(experiences, "AHEAD_TOKENS", 40)
             patch.setattr(ReferenceAhead, "_start", counted)
             train_ppo_ray.main([*flags(values), "--algo.kl.use_loss", *switches])
         return Run.of(folder / name, ahead=ahead)

@@ -9,17 +9,17 @@ import pytest
 import ray
 from helpers.conversations import message, row
 from helpers.start_actors import Engine, Events, Model
-from openrlhf.trainer.ppo_trainer import BasePPOTrainer
 from openrlhf.trainer.ray.vllm_engine import RolloutRayActor
 
 from lmm_r1 import cpu, dotted
-from lmm_r1.config import PPOConfig, resolve, to_openrlhf_args
+from lmm_r1.config import PPOConfig, resolve
 from lmm_r1.data.training_rows import PromptStream
 from lmm_r1.generation import ray_engines as engines
 from lmm_r1.generation.engine import SamplingSettings
 from lmm_r1.generation.group import GroupSettings
 from lmm_r1.rl import run
-from lmm_r1.rl.rollouts import KitSamplesGenerator
+from lmm_r1.rl.generator import KitSamplesGenerator
+from lmm_r1.rl.model_groups import send_weights
 
 pytestmark = pytest.mark.integration
 
@@ -48,25 +48,13 @@ def started(config: PPOConfig, *, then: Callable[..., None] = lambda workers: No
     """Start the workers of a run, load their models, do something with them, and return what they wrote down."""
     events = Events.options(name="events").remote()
     workers = run._start_workers(config, max_images=0, max_videos=0)
-    groups = (workers.actor, workers.reference, workers.critic)
-    handles = [*workers.engines, *(handle for group in groups for handle in group._actor_handlers)]
-    trainer = SimpleNamespace(
-        config=config,
-        strategy=None,
-        choose_checkpoint=lambda: None,
-        vllm_engines=workers.engines,
-        actor_model_group=workers.actor,
-        reference_model_group=workers.reference,
-        reward_model_group=None,
-        critic_model_group=workers.critic,
-    )
     try:
-        run._load_models(trainer, num_rows=1)
-        ray.get([handle.__ray_ready__.remote() for handle in handles])
+        run._load_models(config, workers, num_rows=1)
+        ray.get([handle.__ray_ready__.remote() for handle in workers.handles])
         then(workers)
         noted: list[str] = ray.get(events.all.remote())
     finally:
-        for handle in (*handles, events):
+        for handle in (*workers.handles, events):
             ray.kill(handle)
     return noted
 
@@ -74,6 +62,7 @@ def started(config: PPOConfig, *, then: Callable[..., None] = lambda workers: No
 @pytest.fixture
 def configured(tiny_checkpoint, monkeypatch, cluster) -> Callable[..., PPOConfig]:
     monkeypatch.setattr(engines, "RolloutActor", Engine)
+    monkeypatch.setattr(run, "workers_strategy", lambda config: None)
     for name in ("PolicyWorker", "ReferenceWorker", "CriticWorker"):
         monkeypatch.setattr(run, name, Model)
 
@@ -100,16 +89,13 @@ def configured(tiny_checkpoint, monkeypatch, cluster) -> Callable[..., PPOConfig
 @pytest.mark.parametrize("sleep", [True, False])
 def test_on_shared_gpus_engines_stand_and_sleep_before_a_model_loads_and_wake_when_they_are_needed(configured, sleep):
     config = configured(has_cuda=True, sleep=sleep)
-    args = to_openrlhf_args(config)
 
     def two_steps(workers: run._Workers) -> None:
-        generator = KitSamplesGenerator(args, workers.engines, SETTINGS)
-        # What upstream's trainer does between two rollouts.
-        trainer = SimpleNamespace(args=args, vllm_engines=workers.engines, actor_model_group=workers.actor)
+        generator = KitSamplesGenerator(config, workers.engines, SETTINGS)
         question = row(message("user", "1+1?"))
         for _ in range(2):
             generator.rollout(PromptStream([question] * GPUS, seed=0, episodes=1), count=GPUS)
-            BasePPOTrainer.broadcast_to_vllm(trainer)
+            send_weights(workers.models.policy, workers.engines, config)
 
     events = started(config, then=two_steps)
     # Policy, reference and critic on each GPU: their processes start in any order among the engines'.

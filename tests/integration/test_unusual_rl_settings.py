@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ import torch
 import transformers
 from helpers import deepspeed_process
 from helpers.experiences import sample
+from helpers.step_parts import StepParts
 from helpers.tiny_models import make_actor
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ray import ppo_actor
@@ -25,7 +25,6 @@ from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig, resolve, to_openrlhf_args
 from lmm_r1.host.strategy import make_strategy
 from lmm_r1.host.zero import whole_state_dict
-from lmm_r1.rl.experiences import KitExperienceMaker
 from lmm_r1.rl.workers import GroupReplayBuffer, KitActorPPOTrainer, media_per_row, no_loss
 
 pytestmark = pytest.mark.integration
@@ -257,11 +256,8 @@ def as_trained(
     cfg = {"muon": vars(args.actor.muon), "adam": vars(args.actor.adam), "scheduler_steps": 2}
     cfg |= {name: getattr(args.actor, name) for name in names}
     actor, optimizer, scheduler = strategy.prepare((make_actor(folder), cfg))
-    maker = KitExperienceMaker(
-        config, None, None, None, None, SimpleNamespace(value=KL), strategy, SimpleNamespace(pad_token_id=0)
-    )
-    maker.share_prefix = False
-    experiences = maker.compute_advantages_and_returns([whole])
+    maker = StepParts(config, kl_weight=KL)
+    experiences = maker.with_advantages([whole])
     trainer = KitActorPPOTrainer(strategy, actor, None, optimizer, scheduler, dataloader_pin_memory=False)
     steps = maker.update_passes(experiences, step=0).steps
     for experience in (experience for step in steps for experience in step):

@@ -82,7 +82,7 @@ def test_a_run_that_names_no_reward_is_judged_by_the_math_verifier(tiny_checkpoi
     run = asyncio.run(cell())
     assert (dict(os.environ), ray.is_initialized()) == (environment, False)
     said = capfd.readouterr().out
-    assert "rewards: the verifier math, asked by the engines themselves; --reward names another source" in said
+    assert "rewards: the verifier math, called by the engines themselves; --reward selects another source" in said
     assert "rl: 2 steps in 0:0" in said
     assert (run.name, run.steps, run.folder) == ("rl", 2, tmp_path / "run")
     assert [row.step for row in run.metrics.rows] == [1, 2]

@@ -24,7 +24,7 @@ from lmm_r1.generation.engine import SamplingSettings
 from lmm_r1.generation.engine_actor import BranchingRollout
 from lmm_r1.generation.group import GroupSettings
 from lmm_r1.rl.batching import PassLimits, plan_forward, sample_sizes
-from lmm_r1.rl.rollouts import experience_of
+from lmm_r1.rl.experiences import experience_of
 
 pytestmark = pytest.mark.unit
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from helpers.experiences import sample
 from helpers.samples import generated_sample
+from helpers.step_parts import StepParts
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 
@@ -31,7 +32,7 @@ from lmm_r1.rl.advantages import (
     group_deviations,
     whitened,
 )
-from lmm_r1.rl.experiences import KitExperienceMaker, check_groups
+from lmm_r1.rl.experiences import add_advantages, check_groups, experience_of
 
 pytestmark = pytest.mark.unit
 
@@ -217,10 +218,11 @@ def test_remax_compares_with_the_greedy_response_of_the_same_prompt():
 
 def test_the_greedy_response_pays_for_its_length_as_samples_do():
     penalties = {"rollout__max_new_tokens": 4, "reward__overlong_buffer_len": 2.0}
-    _, ours = makers(config("remax", **penalties))
     # Of 3 and 4 tokens, half and all of the buffer of 2.
-    ours.greedy = [greedy(1.0), greedy(1.0, length=3), greedy(1.0, length=4), greedy(0.0)]
-    assert ours._rewarded_rollout(passes([0.0] * 12)).greedy.tolist() == [[1.0], [0.5], [0.0], [0.0]]
+    samples = [greedy(1.0), greedy(1.0, length=3), greedy(1.0, length=4), greedy(0.0)]
+    given = [experience_of(one, max_len=10) for one in samples]
+    add_advantages(passes([0.0] * 12), config("remax", **penalties), kl_weight=0.1, greedy=given)
+    assert [one.rewards.tolist() for one in given] == [[1.0], [0.5], [0.0], [0.0]]
 
 
 def test_the_best_of_k_counts_as_in_the_papers_formulas():
@@ -384,10 +386,10 @@ def config(estimator: str, **changes: object) -> PPOConfig:
     return resolve(dotted.replace(PPOConfig(), settings | {k.replace("__", "."): v for k, v in changes.items()}))
 
 
-def makers(settings: PPOConfig) -> tuple[RemoteExperienceMaker, KitExperienceMaker]:
+def makers(settings: PPOConfig) -> tuple[RemoteExperienceMaker, StepParts]:
     strategy = SimpleNamespace(args=to_openrlhf_args(settings))
     arguments = (None, None, None, None, SimpleNamespace(value=0.1), strategy, SimpleNamespace(pad_token_id=0))
-    ours = KitExperienceMaker(settings, *arguments)
+    ours = StepParts(settings)
     if settings.algo.advantage.estimator == "remax":
         ours.greedy = [greedy(0.25)] * 4
     return RemoteExperienceMaker(*arguments), ours
@@ -429,7 +431,7 @@ def test_on_other_rewards_advantages_are_openrlhfs(estimator, kl, no_std_norm, p
     theirs, ours = makers(settings)
     given = passes(rewards, kl=kl)
     expected = theirs.compute_advantages_and_returns(copy.deepcopy(given))
-    for found, other in zip(ours.compute_advantages_and_returns(given), expected, strict=True):
+    for found, other in zip(ours.with_advantages(given), expected, strict=True):
         # Theirs is in single precision, of values around 1 that are divided by deviations of 0.1 and more.
         close = {"atol": 1e-5, "rtol": 0}
         torch.testing.assert_close(found.advantages * found.action_mask, other.advantages * other.action_mask, **close)
@@ -446,7 +448,7 @@ def test_on_other_rewards_advantages_are_openrlhfs(estimator, kl, no_std_norm, p
 def test_a_rollout_of_equal_rewards_teaches_nothing(estimator, reward):
     _, ours = makers(config(estimator))
     ours.greedy = [greedy(reward)] * len(ours.greedy)
-    for experience in ours.compute_advantages_and_returns(passes([reward] * 12)):
+    for experience in ours.with_advantages(passes([reward] * 12)):
         assert not (experience.advantages * experience.action_mask).any()
         assert not experience.info["group_reward_std"].any()
 
@@ -459,7 +461,7 @@ def test_a_reward_that_is_no_number_stops_with_its_row(estimator, wrong):
     _, ours = makers(config(estimator))
     ours.locations = [f"rows.jsonl, line {place // 3 + 1}" for place in range(12)]
     with pytest.raises(UserError, match=rf"^rows.jsonl, line 3: the reward of a response is {wrong}, .*remote_url"):
-        ours.compute_advantages_and_returns(passes(rewards))
+        ours.with_advantages(passes(rewards))
 
 
 @pytest.mark.parametrize("source", ["kl", "values"])
@@ -470,7 +472,7 @@ def test_an_advantage_that_is_no_number_stops_with_its_row(source):
     # The second sample of the second pass is 7, of which all tokens but the padding are learnt.
     getattr(batches[1], source)[1, 0] = math.nan
     with pytest.raises(UserError, match=r"^rows.jsonl, line 3: the advantage of a response is nan.*reference model"):
-        ours.compute_advantages_and_returns(batches)
+        ours.with_advantages(batches)
 
 
 def test_what_is_compared_is_whole_groups_of_one_prompt():

@@ -18,6 +18,7 @@ from helpers.conversations import message, picture
 from helpers.experiences import sample
 from helpers.samples import generated_sample, media_ref
 from helpers.stage_scripts import STAGES
+from helpers.step_parts import StepParts
 from helpers.tiny_models import encode, make_actor
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ray import ppo_actor
@@ -29,7 +30,6 @@ from lmm_r1.config import PPOConfig, resolve, to_openrlhf_args
 from lmm_r1.generation.compact_media import compact
 from lmm_r1.lmm_kits import get_kit
 from lmm_r1.models.actor import KitActor
-from lmm_r1.rl.experiences import KitExperienceMaker
 from lmm_r1.rl.workers import GroupReplayBuffer, KitActorPPOTrainer, media_per_row, no_loss
 
 pytestmark = [pytest.mark.unit, pytest.mark.full]
@@ -136,14 +136,11 @@ def updated(policy: Policy, config: PPOConfig) -> tuple[torch.Tensor, dict[str, 
     shared = config.train.shared_prefix_enable
     actor.packing_samples, actor.share_prefix = shared or config.ds.packing_samples, shared
     strategy = _Strategy(config, actor)
-    maker = KitExperienceMaker(
-        config, None, None, None, None, SimpleNamespace(value=0.1), strategy, SimpleNamespace(pad_token_id=0)
-    )
-    maker.share_prefix = shared
+    maker = StepParts(config, share_prefix=shared)
     if config.algo.advantage.estimator == "remax":
         maker.greedy = [generated_sample(reward=0.25)] * PROMPTS
     with_values = config.algo.advantage.estimator == "gae"
-    experiences = maker.compute_advantages_and_returns(with_models(policy, values=with_values))
+    experiences = maker.with_advantages(with_models(policy, values=with_values))
     trainer = KitActorPPOTrainer(
         strategy,
         actor,

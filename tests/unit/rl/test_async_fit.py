@@ -7,15 +7,14 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import ray
 from helpers.conversations import message, row
-from helpers.rl_trainers import without_workers
+from helpers.rl_trainers import play_steps, without_workers
 from helpers.samples import of_answer
-from openrlhf.trainer.ppo_trainer import BasePPOTrainer
-from openrlhf.trainer.ppo_utils.experience import Experience
 
 from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig, resolve
@@ -23,10 +22,10 @@ from lmm_r1.data.messages import Row
 from lmm_r1.data.sample import Sample
 from lmm_r1.data.training_rows import PromptStream
 from lmm_r1.errors import UserError
-from lmm_r1.rl import loop
-from lmm_r1.rl.loop import KitPPOTrainer, group_settings
-from lmm_r1.rl.rollout_source import MadeRollout
-from lmm_r1.rl.rollouts import KitSamplesGenerator
+from lmm_r1.rl import model_groups
+from lmm_r1.rl.generator import KitSamplesGenerator, group_settings
+from lmm_r1.rl.loop import RLRun
+from lmm_r1.rl.rollouts import MadeRollout, Rollout
 
 pytestmark = pytest.mark.unit
 
@@ -77,7 +76,7 @@ class ScriptedGenerator(KitSamplesGenerator):
         return [[replace(sample, weight_version=version) for sample in group] for group in of]
 
 
-class ScriptedTrainer(KitPPOTrainer):
+class ScriptedTrainer(RLRun):
     """Notes what it learns from in each step, and what it would save."""
 
     order: Order
@@ -85,24 +84,27 @@ class ScriptedTrainer(KitPPOTrainer):
     fails_at: int | None = None
     killed_in: int | None = None
 
-    def train_step(self, rollout_samples: list[Experience], global_step: int) -> tuple[dict[str, Any], int]:
-        step = global_step + 1
+    def train_step(self, rollout: Rollout, *, step: int) -> dict[str, float]:
         if step == self.killed_in:
             raise Killed
         self.order.note(f"learns {step}")
         if self.updates_after.get(step):
             self.order.await_(self.updates_after[step])
-        self.learnt.append(list(dict.fromkeys(self.experience_maker.locations)))
+        self.learnt.append(list(dict.fromkeys(rollout.locations)))
         self.order.note(f"sends {step}")
-        self.broadcast_to_vllm()
-        return {}, step
+        self.learner.send_weights()
+        return {}
 
-    def _record(self, step: int, status: dict[str, Any], rollout: Any) -> None:
-        self.logged.append(status)
+    def record(self, step: int, metrics: dict[str, Any], rollout: Rollout) -> None:
+        self.logged.append(metrics)
         self.versions.append([sample.weight_version for group in rollout.groups for sample in group])
 
-    def _learn(self, made: MadeRollout, *, began: float) -> dict[str, Any]:
-        states = super()._learn(made, began=began)
+    def sent(self) -> None:
+        self.version += 1
+        self.order.note(f"weights {self.version}")
+
+    def _make_step(self, made: MadeRollout, *, began: float) -> dict[str, Any]:
+        states = super()._make_step(made, began=began)
         self.saved.append(states)
         return states
 
@@ -114,12 +116,7 @@ class ScriptedTrainer(KitPPOTrainer):
 def scripted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., ScriptedTrainer]:
     """A function that makes a trainer on prompts a, b, c, ..."""
     monkeypatch.setattr(ray, "get", lambda refs, timeout=None: refs)
-
-    def sent(self: ScriptedTrainer) -> None:
-        self.version += 1
-        self.order.note(f"weights {self.version}")
-
-    monkeypatch.setattr(BasePPOTrainer, "broadcast_to_vllm", sent)
+    play_steps(monkeypatch)
 
     def made(
         prompts: int,
@@ -148,7 +145,9 @@ def scripted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., S
         trainer = without_workers(ScriptedTrainer, config, rows, folder=tmp_path)
         trainer.order, trainer.learnt, trainer.logged, trainer.saved, trainer.versions = Order(), [], [], [], []
         trainer.ends_after, trainer.updates_after = ends_after or {}, updates_after or {}
-        trainer.generator = ScriptedGenerator(trainer.args, [], group_settings(config), run=trainer)
+        trainer.learner.generator = ScriptedGenerator(config, [], group_settings(config), run=trainer)
+        trainer.recorder = SimpleNamespace(step=trainer.record)
+        trainer.learner.models.policy.broadcast = trainer.sent
         return trainer
 
     return made
@@ -183,7 +182,7 @@ def test_the_next_rollout_is_made_while_the_policy_learns_and_its_weights_are_on
 def test_what_a_curriculum_has_measured_is_logged_with_the_step_that_it_was_measured_in(scripted):
     updates_after = {1: "generated 2", 2: "generated 3"}
     run = scripted(6, updates_after=updates_after, episodes=2, data__curriculum="easy_first")
-    run.generator.solved_in = 1
+    run.learner.generator.solved_in = 1
     assert run.fit() == 6
     # Two of two prompts, of four, of six; then those of the first step come again, and are not solved.
     assert [status["prompts_solved"] for status in run.logged][:3] == [1.0, 0.5, pytest.approx(1 / 3)]
@@ -223,7 +222,7 @@ def test_weights_are_replaced_between_rollouts_where_none_goes_on_across_an_upda
 
 
 def test_partial_rollouts_are_held_up_while_weights_are_replaced_and_go_on_with_them(scripted, monkeypatch):
-    monkeypatch.setattr(loop, "batch_vllm_engine_call", lambda engines, name: run.order.note(name))
+    monkeypatch.setattr(model_groups, "batch_vllm_engine_call", lambda engines, name: run.order.note(name))
     begun = "generates 2: {} {} at 0".format(*order_of(6)[1])
     run = scripted(
         6, updates_after={1: begun}, ends_after={2: "weights 1", 3: "weights 2"}, train__partial_rollout_enable=True

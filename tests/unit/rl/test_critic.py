@@ -5,18 +5,17 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.step_parts import StepParts
 from helpers.tables import table
 from openrlhf.models import ValueLoss
 from openrlhf.trainer.ppo_utils.experience import Experience
-from openrlhf.trainer.ppo_utils.kl_controller import FixedKLController
 from torch.distributed.device_mesh import init_device_mesh
 
 from lmm_r1 import dotted
-from lmm_r1.config import PPOConfig, resolve, to_openrlhf_args
+from lmm_r1.config import PPOConfig, resolve
 from lmm_r1.lmm_kits import Media
 from lmm_r1.rl.critic_workers import KitCriticActor, KitCriticPPOTrainer, KitRewardActor
-from lmm_r1.rl.experiences import KitExperienceMaker
-from lmm_r1.rl.loop import note_rewards
+from lmm_r1.rl.experiences import note_rewards
 from lmm_r1.rl.workers import GroupReplayBuffer
 
 pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("one_process")]
@@ -25,11 +24,10 @@ SETTINGS = table("rl/critic", "settings")
 IMAGE: Media = {"pixel_values": torch.ones(1)}
 
 
-def experience_maker(*, kl_coef: float, **changes: object) -> KitExperienceMaker:
+def experience_maker(*, kl_coef: float, **changes: object) -> StepParts:
     given = {name.replace("__", "."): value for name, value in changes.items()}
     config = resolve(dotted.replace(PPOConfig(), SETTINGS | given))
-    strategy = SimpleNamespace(args=to_openrlhf_args(config))
-    return KitExperienceMaker(config, None, None, None, None, FixedKLController(kl_coef), strategy, None)
+    return StepParts(config, kl_weight=kl_coef)
 
 
 def experience(
@@ -58,7 +56,7 @@ def two_samples(kl: float = 0.0) -> list[Experience]:
 
 
 def test_returns_are_those_of_gae_by_hand():
-    (made,) = experience_maker(kl_coef=0.0).compute_advantages_and_returns(two_samples())
+    (made,) = experience_maker(kl_coef=0.0).with_advantages(two_samples())
     # First:  deltas 8 - 4, 4/2 - 2, 2/2 - 1 = 4, 0, 0; advantages backwards 4, 0 + 4/4 = 1, 0 + 1/4 = 0.25.
     # Second: deltas 0 - 1, 1/2 - 2 = -1, -1.5;         advantages backwards -1, -1.5 - 1/4 = -1.75.
     assert made.returns.tolist() == [[1.25, 3.0, 8.0], [0.25, 0.0, 0.0]]
@@ -69,12 +67,12 @@ def test_returns_are_those_of_gae_by_hand():
 
 def test_advantages_keep_their_size_where_they_are_not_divided():
     maker = experience_maker(kl_coef=0.0, algo__advantage__no_std_norm=True)
-    (made,) = maker.compute_advantages_and_returns(two_samples())
+    (made,) = maker.with_advantages(two_samples())
     assert (made.advantages * made.action_mask).tolist() == [[-0.25, 0.5, 3.5], [-2.25, -1.5, 0.0]]
 
 
 def test_the_kl_penalty_of_a_token_is_part_of_its_reward():
-    (made,) = experience_maker(kl_coef=0.25).compute_advantages_and_returns(two_samples(kl=2.0))
+    (made,) = experience_maker(kl_coef=0.25).with_advantages(two_samples(kl=2.0))
     # The second token's reward is -0.25 x 2: advantages backwards 4, -0.5 + 4/4 = 0.5, 0 + 0.5/4 = 0.125.
     assert made.returns[0].tolist() == [1.125, 2.5, 8.0]
 
@@ -92,8 +90,8 @@ def test_samples_of_several_passes_are_normalized_together():
         )
         for index in range(2)
     ]
-    (together,) = experience_maker(kl_coef=0.0).compute_advantages_and_returns(whole)
-    apart = experience_maker(kl_coef=0.0).compute_advantages_and_returns(parts)
+    (together,) = experience_maker(kl_coef=0.0).with_advantages(whole)
+    apart = experience_maker(kl_coef=0.0).with_advantages(parts)
     torch.testing.assert_close(torch.cat([made.advantages for made in apart]), together.advantages)
     torch.testing.assert_close(torch.cat([made.returns for made in apart]), together.returns)
 

@@ -1,22 +1,22 @@
 """Samples become passes of the rollout's models and of the update, with groups and their media kept together."""
 
 import pickle
-from types import SimpleNamespace
 
 import pytest
 import ray
 import torch
 from helpers.experiences import group, sample, trained
 from helpers.samples import media_ref
+from helpers.step_parts import StepParts
 from helpers.tables import table
 from openrlhf.trainer.ppo_utils.experience import Experience
 
 from lmm_r1 import cpu, dotted
-from lmm_r1.config import PPOConfig, resolve, to_openrlhf_args
+from lmm_r1.config import PPOConfig, resolve
 from lmm_r1.data import prefix_tree
 from lmm_r1.data.sample import PlacedRef, media_before
 from lmm_r1.rl.batching import pass_limits, sample_sizes
-from lmm_r1.rl.experiences import KitExperienceMaker, is_on_policy
+from lmm_r1.rl.experiences import is_on_policy
 
 pytestmark = pytest.mark.unit
 
@@ -61,14 +61,9 @@ def config(**changes: object) -> PPOConfig:
     return resolve(dotted.replace(PPOConfig(), SETTINGS | given))
 
 
-def maker(*, share_prefix: bool = True, **groups: WorkerGroup | PPOConfig) -> KitExperienceMaker:
-    settings = groups.pop("settings", None) or config()
-    workers = [groups.get(name) for name in ("critic", "reward", "reference")]
-    strategy = SimpleNamespace(args=to_openrlhf_args(settings))
-    tokenizer = SimpleNamespace(pad_token_id=0)
-    made = KitExperienceMaker(settings, groups.get("actor", WorkerGroup()), *workers, None, strategy, tokenizer)
-    made.share_prefix = share_prefix
-    return made
+def maker(*, share_prefix: bool = True, settings: PPOConfig | None = None, **groups: WorkerGroup) -> StepParts:
+    groups = {"actor": WorkerGroup(), **groups}
+    return StepParts(settings or config(), share_prefix=share_prefix, policy=groups.pop("actor"), **groups)
 
 
 def rollout() -> list[Experience]:
@@ -151,7 +146,7 @@ def test_limits_are_those_of_the_flags():
 
 
 def test_the_rollouts_models_run_on_whole_groups_of_known_places():
-    passes = maker().split_rollout_samples(rollout())
+    passes = maker().forward_passes(rollout())
     assert sorted(indices(passes)) == [[0, 1], [2, 3], [4, 5], [6, 7]]
     for experience in passes:
         assert len(set(experience.mm_train_inputs)) == 1
@@ -162,7 +157,7 @@ def test_the_rollouts_models_run_on_whole_groups_of_known_places():
 
 def test_without_shared_prefixes_they_run_on_exactly_as_many_samples_as_asked_for():
     settings = config(rollout__micro_batch_size=3)
-    passes = maker(share_prefix=False, settings=settings).split_rollout_samples(rollout())
+    passes = maker(share_prefix=False, settings=settings).forward_passes(rollout())
     assert [len(experience.index) for experience in passes] == [3, 3, 2]
     assert sorted(sum(indices(passes), [])) == list(range(8))
 
@@ -170,7 +165,7 @@ def test_without_shared_prefixes_they_run_on_exactly_as_many_samples_as_asked_fo
 def test_every_worker_of_every_model_gets_as_many_samples_and_passes():
     # 4 workers, of which 2 share samples, beside 4 that do not: 4 shares.
     made = maker(actor=WorkerGroup(actors=4, duplicates=2), reference=WorkerGroup(actors=4))
-    passes = made.split_rollout_samples(rollout())
+    passes = made.forward_passes(rollout())
     assert [len(experience.index) for experience in passes] == [2, 2, 2, 2]
     steps = made.update_passes([trained(experience) for experience in passes], step=0).steps
     assert [[len(experience.sequences) for experience in step] for step in steps] == [[1, 1, 1, 1]] * 2
@@ -192,8 +187,8 @@ def updated_sequences(steps: list[list[Experience]]) -> list[list[list[int]]]:
 @pytest.mark.parametrize("actors", [1, 2])
 @pytest.mark.parametrize("by_tokens", [True, False])
 def test_an_optimizer_step_has_the_same_samples_however_they_are_computed(share_prefix, actors, by_tokens):
-    def steps(made: KitExperienceMaker, step: int) -> list[list[list[int]]]:
-        passes = [trained(experience) for experience in made.split_rollout_samples(rollout())]
+    def steps(made: StepParts, step: int) -> list[list[list[int]]]:
+        passes = [trained(experience) for experience in made.forward_passes(rollout())]
         return updated_sequences(made.update_passes(passes, step=step).steps)
 
     plain = maker(share_prefix=False)
@@ -206,7 +201,7 @@ def test_an_optimizer_step_has_the_same_samples_however_they_are_computed(share_
 
 def test_values_stay_with_their_samples():
     made = maker()
-    passes = [trained(experience) for experience in made.split_rollout_samples(rollout())]
+    passes = [trained(experience) for experience in made.forward_passes(rollout())]
     expected = {}
     for experience in passes:
         for ids, mask, advantages in zip(
@@ -225,12 +220,12 @@ def test_values_stay_with_their_samples():
 @pytest.mark.parametrize("share_prefix", [True, False])
 def test_what_an_update_takes_at_least_has_every_prompt_of_a_step_once(share_prefix):
     made = maker(share_prefix=share_prefix)
-    passes = [trained(experience) for experience in made.split_rollout_samples(rollout())]
+    passes = [trained(experience) for experience in made.forward_passes(rollout())]
     # Prompts of 2, 4, 4 and 1 tokens, and responses of 9 + 1, 2 + 4, 6 + 3 and 1 + 1.
     assert made.update_passes(passes, step=0).unique_tokens == 11 + 27
     # One sample a step: both of a group need its prompt.
     made = maker(share_prefix=share_prefix, settings=config(train__batch_size=1, train__micro_batch_size=1))
-    passes = [trained(experience) for experience in made.split_rollout_samples(rollout())]
+    passes = [trained(experience) for experience in made.forward_passes(rollout())]
     assert made.update_passes(passes, step=0).unique_tokens == 2 * 11 + 27
 
 
@@ -248,7 +243,7 @@ def test_the_policy_makes_a_pass_for_old_log_probs_where_the_update_does_not_giv
     made = maker(actor=worker, settings=settings)
     # The first step's log-probs are compared with the engine's before anything is learnt.
     made.mismatch.measure = lambda experiences: setattr(made.mismatch, "checked", True)
-    first, later = (made.make_experience(made.split_rollout_samples(rollout())) for _ in range(2))
+    first, later = (made.with_outputs(made.forward_passes(rollout())) for _ in range(2))
     assert len(worker.calls) == (1 if expected else 2)
     for experience in first if expected else (*first, *later):
         assert (experience.action_log_probs is None) == expected
@@ -260,7 +255,7 @@ def test_the_policy_makes_a_pass_for_old_log_probs_where_the_update_does_not_giv
 
 def test_passes_know_a_group_by_its_media_on_the_other_side_too():
     made = maker()
-    passes = [trained(experience) for experience in made.split_rollout_samples(rollout())]
+    passes = [trained(experience) for experience in made.forward_passes(rollout())]
     for step in made.update_passes(passes, step=0).steps:
         for experience in pickle.loads(pickle.dumps(step)):
             assert len({media_before(media, 1) for media in experience.mm_train_inputs}) == 1
@@ -276,10 +271,10 @@ def test_every_model_gets_the_media_and_without_cuda_one_runs_after_the_other(ha
     }
     made = maker(**workers)
     made.mismatch.measure = lambda experiences: None
-    passes = made.split_rollout_samples(rollout())
+    passes = made.forward_passes(rollout())
     for experience in passes:
         experience.rewards = None
-    made.make_experience(passes)
+    made.with_outputs(passes)
     for name, group_of_workers in workers.items():
         (call,) = group_of_workers.calls
         assert call["method_name"] == "forward"
@@ -295,10 +290,10 @@ def test_what_the_models_say_stands_in_the_experiences(use_loss, answers):
     workers = {name: WorkerGroup(name=name) for name in ("actor", "critic", "reward", "reference")}
     made = maker(**workers, settings=config(algo__kl__use_loss=use_loss, train__batch_size=2))
     made.mismatch.measure = lambda experiences: None
-    passes = made.split_rollout_samples(rollout())
+    passes = made.forward_passes(rollout())
     for experience in passes:
         experience.rewards = None
-    for experience in made.make_experience(passes):
+    for experience in made.with_outputs(passes):
         count, mask = len(experience.sequences), experience.action_mask
         assert experience.rewards.tolist() == experience.info["reward"].tolist() == [2.0] * count
         assert experience.action_log_probs.tolist() == torch.full(mask.shape, -1.0).tolist()

@@ -8,14 +8,15 @@ import torch
 import torch.distributed as dist
 from helpers.experiences import sample, trained
 from helpers.samples import media_ref
+from helpers.step_parts import StepParts
 from openrlhf.models import aggregate_loss
 from openrlhf.trainer.ppo_utils.experience import Experience
 from torch.distributed.device_mesh import init_device_mesh
 
 from lmm_r1 import dotted
-from lmm_r1.config import PPOConfig, resolve, to_openrlhf_args
+from lmm_r1.config import PPOConfig, resolve
 from lmm_r1.data.sample import MediaRef, PlacedRef
-from lmm_r1.rl.experiences import KitExperienceMaker
+from lmm_r1.rl.experiences import ModelOutputs, add_outputs
 from lmm_r1.rl.workers import GroupReplayBuffer
 
 pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("one_process")]
@@ -45,7 +46,7 @@ def rollout() -> Experience:
     return together
 
 
-def maker(*, ranks: int, share_prefix: bool, **flags: object) -> KitExperienceMaker:
+def maker(*, ranks: int, share_prefix: bool, **flags: object) -> StepParts:
     given = {
         "actor.model_name_or_path": "model",
         "actor.num_gpus_per_node": ranks,
@@ -61,10 +62,7 @@ def maker(*, ranks: int, share_prefix: bool, **flags: object) -> KitExperienceMa
         dotted.replace(PPOConfig(), given | {name.replace("__", "."): value for name, value in flags.items()})
     )
     workers = SimpleNamespace(_actor_handlers=[object()] * ranks, duplicate_actors=1)
-    strategy, tokenizer = SimpleNamespace(args=to_openrlhf_args(config)), SimpleNamespace(pad_token_id=0)
-    made = KitExperienceMaker(config, workers, None, None, None, None, strategy, tokenizer)
-    made.share_prefix = share_prefix
-    return made
+    return StepParts(config, share_prefix=share_prefix, policy=workers)
 
 
 def buffers_of(passes: list[Experience], *, ranks: int, monkeypatch: pytest.MonkeyPatch) -> list[GroupReplayBuffer]:
@@ -154,12 +152,10 @@ def test_a_step_of_masked_samples_alone_is_worth_nothing_and_stays_a_number(monk
 
 
 def test_a_sample_without_loss_tokens_has_a_mean_of_zero():
-    made = maker(ranks=1, share_prefix=True)
-    made._run_models = lambda passes: SimpleNamespace(  # type: ignore[method-assign]
+    outputs = ModelOutputs(
         rewards=None, values=None, log_probs=[torch.full((2, 3), -2.0)], reference_log_probs=[torch.full((2, 3), -3.0)]
     )
-    made.mismatch.measure = lambda experiences: None  # type: ignore[method-assign]
     one = Experience(sequences=torch.zeros(2, 4), action_mask=torch.tensor([[0, 1, 1], [0, 0, 0]]), info={})
-    made.make_experience([one])
+    add_outputs([one], outputs, maker(ranks=1, share_prefix=True).config)
     assert one.info["kl"].tolist() == [1.0, 0.0]
     assert not any(math.isnan(value) for value in one.info["logprobs_diff"])

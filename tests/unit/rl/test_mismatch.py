@@ -14,8 +14,8 @@ from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig, mismatch_limit
 from lmm_r1.config.checks import check_mismatch_limit
 from lmm_r1.errors import UserError
-from lmm_r1.rl.loop import KitPPOTrainer
 from lmm_r1.rl.mismatch import Gap, Mismatch, distances, gaps_of, merged, modalities, modality_info, modality_of
+from lmm_r1.rl.model_groups import take_gaps
 from lmm_r1.rl.workers import KitActorPPOTrainer
 
 pytestmark = pytest.mark.unit
@@ -133,7 +133,7 @@ def test_a_limit_that_nothing_passes_is_refused(limit):
 
 def test_the_rows_of_a_kind_are_checked_by_themselves_and_the_message_says_which():
     # Over all tokens the mean is 0.04.
-    with pytest.raises(UserError, match="0.36 on average over 8 tokens of image rows .* see other images"):
+    with pytest.raises(UserError, match="0.36 on average over 8 tokens of image rows .* see different images"):
         mismatch().measure([far(0.36, kind="image"), far(0.0, kind="text", tokens=64)])
 
 
@@ -194,10 +194,8 @@ def test_workers_that_share_rows_are_counted_once(monkeypatch):
     parts = [{"text": Gap.of(torch.full((2,), distance))} for distance in (0.1, 0.1, 0.4, 0.4)]
     workers = SimpleNamespace(duplicate_actors=2, async_run_method=lambda method_name: parts)
     monkeypatch.setattr(ray, "get", lambda refs: refs)
-    trainer = object.__new__(KitPPOTrainer)
-    trainer.actor_model_group = workers
-    trainer.experience_maker = SimpleNamespace(mismatch=mismatch())
-    assert trainer._mismatch()["mismatch/mean"] == approx(0.25)
+    run = mismatch()
+    assert run.take_metrics(take_gaps(workers))["mismatch/mean"] == approx(0.25)
     # What was measured before the update is not counted again.
-    trainer.experience_maker.mismatch.measure([far(0.05, kind="text")])
-    assert trainer._mismatch()["mismatch/mean"] == approx(0.05)
+    run.measure([far(0.05, kind="text")])
+    assert run.take_metrics(take_gaps(workers))["mismatch/mean"] == approx(0.05)

@@ -12,10 +12,8 @@ from typing import Any
 import pytest
 import ray
 from helpers.conversations import message, row
-from helpers.rl_trainers import without_workers
+from helpers.rl_trainers import play_steps, without_workers
 from helpers.samples import generated_sample, of_answer
-from openrlhf.trainer.ppo_trainer import BasePPOTrainer
-from openrlhf.trainer.ppo_utils.experience import Experience
 
 from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig, resolve
@@ -25,11 +23,11 @@ from lmm_r1.data.training_rows import MeasuredCurriculum, PromptStream
 from lmm_r1.errors import UserError
 from lmm_r1.generation.engine import SamplingSettings
 from lmm_r1.generation.group import GroupSettings
-from lmm_r1.rl import rollouts
+from lmm_r1.rl import generator, model_groups
+from lmm_r1.rl.generator import KitSamplesGenerator, group_settings
 from lmm_r1.rl.groups import GroupFilter, GroupsUnderWay, StartedGroup, kept_tokens
-from lmm_r1.rl.loop import KitPPOTrainer, group_settings
-from lmm_r1.rl.rollout_source import MadeRollout
-from lmm_r1.rl.rollouts import KitSamplesGenerator
+from lmm_r1.rl.loop import RLRun
+from lmm_r1.rl.rollouts import MadeRollout, Rollout
 
 pytestmark = pytest.mark.unit
 
@@ -68,24 +66,20 @@ class Clock(KitSamplesGenerator):
         return [[of_answer(item, score=1.0)] for item in rows]
 
 
-class ScriptedTrainer(KitPPOTrainer):
+class ScriptedTrainer(RLRun):
     """Notes the prompts of each step, and what it would save."""
 
-    generator: Clock
     killed_in: int | None = None
 
-    def train_step(self, rollout_samples: list[Experience], global_step: int) -> tuple[dict[str, Any], int]:
-        if global_step + 1 == self.killed_in:
+    def train_step(self, rollout: Rollout, *, step: int) -> dict[str, float]:
+        if step == self.killed_in:
             raise Killed
-        self.learnt.append(list(dict.fromkeys(self.experience_maker.locations)))
-        self.broadcast_to_vllm()
-        return {}, global_step + 1
+        self.learnt.append(list(dict.fromkeys(rollout.locations)))
+        self.learner.send_weights()
+        return {}
 
-    def _record(self, step: int, status: dict[str, Any], rollout: Any) -> None:
-        self.logged.append(status)
-
-    def _learn(self, made: MadeRollout, *, began: float) -> dict[str, Any]:
-        states = super()._learn(made, began=began)
+    def _make_step(self, made: MadeRollout, *, began: float) -> dict[str, Any]:
+        states = super()._make_step(made, began=began)
         self.saved.append(states)
         return states
 
@@ -102,8 +96,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What all engines are asked for, in order."""
     asked: list[str] = []
     monkeypatch.setattr(ray, "get", lambda refs, timeout=None: refs)
-    monkeypatch.setattr(rollouts, "batch_vllm_engine_call", lambda engines, name: asked.append(name))
-    monkeypatch.setattr(BasePPOTrainer, "broadcast_to_vllm", lambda self: asked.append("new weights"))
+    for module in (generator, model_groups):
+        monkeypatch.setattr(module, "batch_vllm_engine_call", lambda engines, name: asked.append(name))
+    play_steps(monkeypatch)
     return asked
 
 
@@ -133,8 +128,11 @@ def scripted(tmp_path: Path, calls: list[str]) -> Callable[..., ScriptedTrainer]
         trainer.learnt, trainer.logged, trainer.saved = [], [], []
         trainer.prompts._order = list(range(len(trainer.prompts.rows)))
         trainer.prompts._order_of = lambda episode: list(range(len(trainer.prompts.rows)))
-        trainer.generator = Clock(trainer.args, [], group_settings(config), under_way=trainer.generator.under_way)
-        trainer.generator.ticks = ticks or {}
+        under_way = trainer.learner.generator.under_way
+        trainer.learner.generator = Clock(config, [], group_settings(config), under_way=under_way)
+        trainer.learner.generator.ticks = ticks or {}
+        trainer.recorder = SimpleNamespace(step=lambda step, metrics, rollout: trainer.logged.append(metrics))
+        trainer.learner.models.policy.broadcast = lambda: calls.append("new weights")
         return trainer
 
     return made
@@ -146,8 +144,8 @@ def test_a_rollout_ends_with_the_groups_that_finish_first_and_the_others_are_in_
     run = scripted("a b c d e f", ticks={"b": 10, "c": 2, "f": 3})
     assert run.fit() == 3
     assert run.learnt == [["a", "c"], ["d", "b"], ["e", "f"]]
-    assert run.generator.begun == ["a", "b", "c", "d", "e", "f"]
-    assert run.generator.now == 2 + 8 + 3
+    assert run.learner.generator.begun == ["a", "b", "c", "d", "e", "f"]
+    assert run.learner.generator.now == 2 + 8 + 3
     assert [status["rollout/held_over_groups"] for status in run.logged] == [1, 1, 0]
     # e has ended: nothing has to be held up, and behind the last step there is nothing.
     assert calls == ["pause_generation", "new weights", "resume_generation", "new weights", "new weights"]
@@ -160,7 +158,7 @@ def test_a_group_may_be_held_over_as_often_as_the_user_says(scripted):
     # b is begun for the first step, and must be in the third.
     assert run.learnt == [["a", "c"], ["d", "e"], ["f", "b"], ["g", "h"]]
     assert [status["rollout/held_over_groups"] for status in run.logged] == [1, 1, 1, 0]
-    assert scripted("a b c d e f g h", ticks=ticks, rollout__oversample=1.0).generator.under_way.used is False
+    assert scripted("a b c d e f g h", ticks=ticks, rollout__oversample=1.0).learner.generator.under_way.used is False
 
 
 def test_of_a_stream_that_ends_every_prompt_is_used_once_in_each_episode(scripted):
@@ -183,12 +181,12 @@ def test_a_killed_run_begins_anew_what_was_under_way_and_loses_and_repeats_no_pr
         state = killed.saved[-1]["data_loader_state_dict"]
         again.step = killed.saved[-1]["global_step"]
         again.prompts.load_state_dict(state)
-        again.generator.under_way.load_state_dict(state)
+        again.learner.generator.under_way.load_state_dict(state)
     assert again.fit() == 4
     assert sorted(name for step in killed.learnt + again.learnt for name in step) == list("abcdefgh")
     if killed_in == 2:
         assert killed.saved[-1]["data_loader_state_dict"] == {"episode": 0, "position": 3, "under_way": [1]}
-        assert again.generator.begun == ["b", "d", "e", "f", "g", "h"]
+        assert again.learner.generator.begun == ["b", "d", "e", "f", "g", "h"]
 
 
 def test_what_is_dropped_is_replaced_and_the_tail_is_held_over_beside_it(calls):
@@ -219,9 +217,9 @@ def made(ticks: Mapping[str, int] | None = None, **settings: Any) -> Clock:
     room = GroupSettings(
         sampling=sampling, max_len=16, logprobs=False, ignore_eos=False, overlong_prompts="skip", media=True
     )
-    generator = Clock(args, [], room, under_way=GroupsUnderWay(factor=1.5, most_held=1), **settings)
-    generator.ticks = ticks or {}
-    return generator
+    clock = Clock(args, [], room, under_way=GroupsUnderWay(factor=1.5, most_held=1), **settings)
+    clock.ticks = ticks or {}
+    return clock
 
 
 def test_engines_that_sleep_are_held_up_before_and_an_evaluation_lets_them_go_on(calls):

@@ -4,12 +4,13 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import ray
 from helpers.conversations import message, row
-from helpers.rl_trainers import without_workers
+from helpers.rl_trainers import play_steps, without_workers
 from helpers.samples import of_answer
 from openrlhf.trainer.ppo_utils.experience import Experience
 
@@ -19,9 +20,10 @@ from lmm_r1.data.messages import Row
 from lmm_r1.data.sample import Sample
 from lmm_r1.errors import UserError
 from lmm_r1.generation.group import GroupSettings
+from lmm_r1.rl.generator import KitSamplesGenerator, group_settings
 from lmm_r1.rl.groups import GroupFilter
-from lmm_r1.rl.loop import KitPPOTrainer, group_settings
-from lmm_r1.rl.rollouts import KitSamplesGenerator, Rollout
+from lmm_r1.rl.loop import RLRun
+from lmm_r1.rl.rollouts import Rollout
 from lmm_r1.scoring.scored_response import Moment
 
 pytestmark = pytest.mark.unit
@@ -49,19 +51,13 @@ def _scores(item: Row) -> tuple[float, float]:
     return {"right": (1.0, 1.0), "wrong": (0.0, 0.0)}.get(item.answer, (0.0, 1.0))
 
 
-class PlayedTrainer(KitPPOTrainer):
+class PlayedTrainer(RLRun):
     """Keeps what it would learn from in each step, and the states that it would save."""
 
-    def train_step(self, rollout_samples: list[Experience], global_step: int) -> tuple[dict[str, Any], int]:
-        self.learnt.append(self.experience_maker.locations)
-        assert len(rollout_samples) == len(self.experience_maker.locations)
-        return {}, global_step + 1
-
-    def _record(self, step: int, status: dict[str, Any], rollout: Rollout) -> None:
-        self.filtered.append(rollout.filtered)
-
-    def save_logs_and_checkpoints(self, step: int, status: dict[str, Any], states: dict[str, Any]) -> None:
-        """Nothing is saved."""
+    def train_step(self, rollout: Rollout, *, step: int) -> dict[str, float]:
+        self.learnt.append(rollout.locations)
+        assert len(rollout.experiences) == len(rollout.locations)
+        return {}
 
     def _save_before_stop(self, states: dict[str, Any]) -> None:
         self.saved = states
@@ -71,6 +67,7 @@ class PlayedTrainer(KitPPOTrainer):
 def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A function from the answers of a run's prompts to its trainer."""
     monkeypatch.setattr(ray, "get", lambda refs, timeout=None: refs)
+    play_steps(monkeypatch)
 
     def made(answers: Sequence[str], *, episodes: int = 1, limit: int | None = None, **more: object) -> PlayedTrainer:
         flags = {
@@ -93,10 +90,15 @@ def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
             for line, answer in enumerate(answers, start=1)
         ]
         played = without_workers(PlayedTrainer, config, rows, folder=tmp_path)
-        played.generator = PlayedGenerator(
-            played.args, [], group_settings(config), limit=limit, group_filter=GroupFilter.of(config)
+        played.learner.generator = PlayedGenerator(
+            config, [], group_settings(config), limit=limit, group_filter=GroupFilter.of(config)
         )
         played.learnt, played.filtered, played.saved = [], [], None
+        played.recorder = SimpleNamespace(
+            step=lambda step, metrics, rollout: played.filtered.append(rollout.filtered),
+            evaluation=lambda step, groups: {},
+        )
+        played.checkpoints = SimpleNamespace(save=lambda step, states: None, loaded_states=dict)
         return played
 
     return made
@@ -113,15 +115,15 @@ def test_every_group_that_differs_is_learnt_from_and_the_others_are_counted(trai
     assert [len(labels) for labels in run.learnt] == [2 * BATCH] * steps
     learnt = {label for labels in run.learnt for label in labels}
     assert learnt == {f"line {line}" for line, answer in enumerate(MIXED, start=1) if answer in "abcde"}
-    assert run.generator.different == BATCH * steps, "none that was generated is lost"
-    assert sum(run.filtered) == run.generator.asked - run.generator.different
+    assert run.learner.generator.different == BATCH * steps, "none that was generated is lost"
+    assert sum(run.filtered) == run.learner.generator.asked - run.learner.generator.different
 
 
 @pytest.mark.parametrize("in_4bit", [False, True])
-def test_engines_get_what_a_policy_in_4_bits_computes_with_before_they_generate(trainer, monkeypatch, in_4bit):
+def test_engines_get_what_a_policy_in_4_bits_computes_with_before_they_generate(trainer, in_4bit):
     run = trainer(["a", "b", "c"], ds__load_in_4bit=in_4bit, ds__lora__rank=4)
     asked: list[int] = []
-    monkeypatch.setattr(run, "broadcast_to_vllm", lambda: asked.append(run.generator.asked))
+    run.learner.models.policy.broadcast = lambda: asked.append(run.learner.generator.asked)
     assert run.fit() == 1
     assert asked == ([0] if in_4bit else [])
 
@@ -131,17 +133,17 @@ def test_a_step_lets_go_of_its_samples_before_the_next_rollout(trainer):
     run = trainer(MIXED, episodes=3)
     learnt: list[weakref.ref[Experience]] = []
     alive: list[int] = []
-    generate = run.generator.generate
+    generate = run.learner.generator.generate
 
     def generated(*arguments: Any, **others: object) -> list[list[Sample]]:
         alive.append(sum(experience() is not None for experience in learnt))
         return generate(*arguments, **others)
 
-    def train_step(samples: list[Experience], step: int) -> tuple[dict[str, Any], int]:
-        learnt.extend(map(weakref.ref, samples))
-        return {}, step + 1
+    def train_step(rollout: Rollout, *, step: int) -> dict[str, float]:
+        learnt.extend(map(weakref.ref, rollout.experiences))
+        return {}
 
-    run.generator.generate, run.train_step = generated, train_step
+    run.learner.generator.generate, run.train_step = generated, train_step
     steps = run.fit()
     assert len(learnt) == 2 * BATCH * steps >= 4
     assert alive == [0] * len(alive)
@@ -161,7 +163,7 @@ def test_a_run_that_can_make_no_step_is_an_error(trainer):
     ):
         trainer(["a", "wrong", "b", "right"]).fit()
     with pytest.raises(
-        UserError, match="^none of the last 4 prompts, a whole episode, gave a group to learn from: 4 groups"
+        UserError, match="^none of the last 4 prompts, a whole episode, gave a group to train on: 4 groups"
     ):
         trainer(["wrong", "wrong", "right", "right"], episodes=9).fit()
 
@@ -186,13 +188,13 @@ def test_a_run_that_is_stopped_anywhere_learns_the_same_when_it_is_taken_up(limi
 def test_every_rollout_is_told_the_step_that_learns_from_it_also_where_a_run_is_taken_up(trainer):
     run = trainer(MIXED, episodes=3)
     told: list[tuple[int, int, bool]] = []
-    generate = run.generator.generate
+    generate = run.learner.generator.generate
 
     def generated(rows: Sequence[Row], settings: GroupSettings, **others: object) -> list[list[Sample]]:
         told.append((len(run.learnt), settings.moment.step, settings.moment.held_out))
         return generate(rows, settings, **others)
 
-    run.generator.generate, run.step = generated, 4
+    run.learner.generator.generate, run.step = generated, 4
     made = run.fit() - 4
     # Groups that replace dropped ones belong to the same step.
     assert len(told) > made >= 2
@@ -202,7 +204,7 @@ def test_every_rollout_is_told_the_step_that_learns_from_it_also_where_a_run_is_
 def test_an_evaluation_is_told_the_steps_that_its_model_has_had(trainer):
     run = trainer(MIXED)
     told = []
-    run.generator.generate = lambda rows, settings: told.append(settings.moment) or []
+    run.learner.generator.generate = lambda rows, settings: told.append(settings.moment) or []
     for step in (0, 3):
         run._evaluate(step)
     assert told == [Moment(step=0, held_out=True), Moment(step=3, held_out=True)]

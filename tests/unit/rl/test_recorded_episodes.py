@@ -9,6 +9,7 @@ from helpers.conversations import message, picture, row
 from helpers.episode_samples import episode
 from helpers.samples import generated_sample
 from PIL import Image
+from rich.console import Console
 
 from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig, resolve
@@ -18,9 +19,8 @@ from lmm_r1.generation.group import GroupSettings
 from lmm_r1.generation.media_store import put_pictures
 from lmm_r1.records.rollouts import ROLLOUTS_FILE, read_rollouts
 from lmm_r1.records.run_folder import RunFolder
-from lmm_r1.rl.loop import group_settings
-from lmm_r1.rl.recorded_rollouts import RecordedRollouts, recorded_samples
-from lmm_r1.rl.rollouts import KitSamplesGenerator
+from lmm_r1.rl.generator import KitSamplesGenerator, group_settings
+from lmm_r1.rl.records import Recorder, recorded_samples
 
 pytestmark = pytest.mark.unit
 
@@ -55,7 +55,7 @@ def test_engines_are_asked_for_pictures_where_episodes_are_recorded(flags, wante
 @pytest.mark.parametrize(("recorded", "pictured"), [(2, 4), (8, 8), (11, 8)])
 def test_groups_that_may_be_recorded_bring_pictures(recorded, pictured):
     generator = object.__new__(KitSamplesGenerator)
-    generator.args = SimpleNamespace(logger=SimpleNamespace(rollouts_per_step=recorded))
+    generator.config = SimpleNamespace(logger=SimpleNamespace(rollouts_per_step=recorded))
     settings = GroupSettings(
         sampling=SamplingSettings(n_samples=4, temperature=1.0, top_p=1.0, max_new_tokens=4),
         max_len=16,
@@ -93,13 +93,17 @@ def test_one_group_at_least_is_recorded_whole(count, recorded):
     assert list(recorded_samples([], count=count)) == []
 
 
+def recorder(folder: RunFolder, *, count: int) -> Recorder:
+    return Recorder(config=config(logger__rollouts_per_step=count), folder=folder, total_steps=1, console=Console())
+
+
 def test_a_greedy_response_is_recorded_behind_its_group_as_what_it_is(tmp_path):
     greedy = generated_sample(text="greedy", reward=0.5)
     groups = [[replace(generated_sample(text=text), greedy=greedy) for text in "ab"] for _ in range(2)]
     assert group_settings(config(algo__advantage__estimator="remax")).greedy
     folder = RunFolder(path=tmp_path, name="rl", kind="rl")
     folder.open("")
-    shown = RecordedRollouts(folder=folder, count=2).write(1, groups)
+    shown = recorder(folder, count=2).rollouts(1, groups)
     # Trackers show what was sampled.
     assert [generation.response for generation in shown] == ["a", "b"]
     found = read_rollouts(tmp_path / ROLLOUTS_FILE).read([0, 1, 2])
@@ -128,7 +132,7 @@ def test_an_episode_is_recorded_with_the_pictures_that_stayed_with_the_engine(tm
     )
     folder = RunFolder(path=tmp_path, name="rl", kind="rl")
     folder.open("")
-    (generation,) = RecordedRollouts(folder=folder, count=1).write(3, [put_pictures([sample])])
+    (generation,) = recorder(folder, count=1).rollouts(3, [put_pictures([sample])])
 
     (found,) = read_rollouts(tmp_path / ROLLOUTS_FILE).read([0])
     assert [message.role for message in found.messages] == ["system", "user"]

@@ -10,9 +10,9 @@ from helpers.experiences import group, sample
 from helpers.samples import media_ref
 from openrlhf.trainer.ppo_utils.experience import Experience
 
-from lmm_r1.rl import reference_ahead
+from lmm_r1.rl import experiences
 from lmm_r1.rl.batching import PassLimits
-from lmm_r1.rl.reference_ahead import ReferenceAhead
+from lmm_r1.rl.experiences import ReferenceAhead
 
 pytestmark = pytest.mark.unit
 
@@ -50,7 +50,7 @@ class Workers:
 @pytest.fixture
 def workers(monkeypatch: pytest.MonkeyPatch) -> Workers:
     monkeypatch.setattr(ray, "get", lambda refs: refs)
-    monkeypatch.setattr(reference_ahead, "AHEAD_TOKENS", 12)
+    monkeypatch.setattr(experiences, "AHEAD_TOKENS", 12)
     return Workers()
 
 

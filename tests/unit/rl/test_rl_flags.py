@@ -32,8 +32,10 @@ from lmm_r1.generation import ray_engines
 from lmm_r1.generation.group import SampledGroup
 from lmm_r1.rl import loop, run
 from lmm_r1.rl.critic_workers import KitCriticPPOTrainer
+from lmm_r1.rl.generator import KitSamplesGenerator, group_settings
 from lmm_r1.rl.mismatch import distances, least_mass
-from lmm_r1.rl.rollouts import KitSamplesGenerator
+from lmm_r1.rl.model_groups import Models, update_models
+from lmm_r1.rl.resume import BestEvaluation, Checkpoints
 from lmm_r1.rl.workers import KitActorPPOTrainer, KitPolicyActor, no_loss
 
 pytestmark = pytest.mark.unit
@@ -353,7 +355,7 @@ def test_a_row_is_checked_as_its_environment_shows_it():
 
 def test_sampling_is_as_the_flags_say():
     flags = {"temperature": 0.5, "top_p": 0.75, "top_k": 20, "max_new_tokens": 9}
-    settings = loop.group_settings(config(**{f"rollout__{name}": value for name, value in flags.items()}))
+    settings = group_settings(config(**{f"rollout__{name}": value for name, value in flags.items()}))
     assert {name: getattr(settings.sampling, name) for name in flags} == flags
     assert settings.sampling.n_samples == 2
 
@@ -395,7 +397,7 @@ def test_the_engines_have_no_more_prompts_at_one_time_than_asked_for(monkeypatch
         running.clear(), most.clear()
         engines = [Engine(), Engine()]
         own = config(rollout__vllm_generate_batch_size=limit)
-        generator = KitSamplesGenerator(to_openrlhf_args(own), engines, loop.group_settings(own))
+        generator = KitSamplesGenerator(own, engines, group_settings(own))
         monkeypatch.setattr(ray, "get", lambda refs: refs if not isinstance(refs, list) or 0 in refs else get(refs))
         assert generator.generate(rows, generator.settings) == [[1, 1], [2, 2], [3, 3], [4, 4]]
         assert max(most) == expected
@@ -470,15 +472,12 @@ def test_an_evaluation_samples_as_its_flags_say():
     own = config(
         eval__dataset="e", eval__steps=1, eval__temperature=0.25, eval__n_samples_per_prompt=3, rollout__top_k=7
     )
-    generator = KitSamplesGenerator(to_openrlhf_args(own), [], loop.group_settings(own))
+    generator = KitSamplesGenerator(own, [], group_settings(own))
     generator.generate = lambda rows, settings: asked.append(settings.sampling) or []
-    trainer = object.__new__(loop.KitPPOTrainer)
-    trainer.config, trainer.generator, trainer.eval_rows = own, generator, []
-    trainer.trackers = SimpleNamespace(log_eval=lambda step, logs: None)
-    trainer.folder = SimpleNamespace(metrics=lambda step, logs: None)
-    trainer.records = SimpleNamespace(write=lambda step, groups, held_out: None)
-    trainer.console = SimpleNamespace(print=lambda line: None)
-    trainer._evaluate(1)
+    trained = object.__new__(loop.RLRun)
+    trained.config, trained.learner, trained.eval_rows = own, SimpleNamespace(generator=generator), []
+    trained.recorder = SimpleNamespace(evaluation=lambda step, groups: {})
+    trained._evaluate(1)
     (sampling,) = asked
     assert (sampling.temperature, sampling.n_samples, sampling.top_k) == (0.25, 3, 7)
 
@@ -488,14 +487,13 @@ def test_an_evaluation_samples_as_its_flags_say():
 )
 def test_the_best_checkpoint_is_that_of_the_metric_that_is_named(key, saved, monkeypatch):
     tags = []
-    trainer = object.__new__(loop.KitPPOTrainer)
-    args = to_openrlhf_args(config(ckpt__best_metric_key=key))
-    trainer.best_eval_metric_key, trainer.best_eval_metric_value = args.ckpt.best_metric_key, float("-inf")
+    own = config(ckpt__best_metric_key=key)
     group = SimpleNamespace(async_run_method=lambda method_name, tag, **given: tags.append((method_name, tag)) or [])
-    trainer.actor_model_group, trainer.critic_model_group = group, None
-    monkeypatch.setattr(ray, "get", lambda refs: refs)
-    trainer.save_best_checkpoint({"eval_a_pass1": 0.5}, 1)
-    trainer.save_best_checkpoint({"eval_a_pass1": 0.25, "eval_b_pass2": 0.75}, 2)
+    best = BestEvaluation(key=own.ckpt.best_metric_key)
+    checkpoints = Checkpoints(config=own, models=Models(policy=group), best=best)
+    monkeypatch.setattr(ray, "get", lambda refs, timeout=None: refs)
+    checkpoints.save_if_best({"eval_a_pass1": 0.5}, 1, {})
+    checkpoints.save_if_best({"eval_a_pass1": 0.25, "eval_b_pass2": 0.75}, 2, {})
     assert [tag for method, tag in tags if method == "save_checkpoint"] == saved
 
 
@@ -525,9 +523,9 @@ def test_whole_groups_of_a_step_are_kept_as_many_as_fit_in(tmp_path):
     groups = [[generated_sample(of=item, text=text, reward=0.0) for text in "ab"] for item in rows]
     for count, kept in ((0, 0), (1, 2), (2, 2), (5, 4), (100, 6)):
         given, folder = config(logger__rollouts_per_step=count), tmp_path / str(count)
-        trainer = without_workers(loop.KitPPOTrainer, given, rows, folder=folder)
-        trainer.folder.open("")
-        assert len(trainer.records.write(1, groups)) == kept
+        recorded = without_workers(loop.RLRun, given, rows, folder=folder)
+        recorded.folder.open("")
+        assert len(recorded.recorder.rollouts(1, groups)) == kept
 
 
 def test_the_critics_values_are_clipped_to_the_range_of_the_flag(one_process):
@@ -547,16 +545,9 @@ def test_the_critics_values_are_clipped_to_the_range_of_the_flag(one_process):
 @pytest.mark.parametrize("sleeps", [False, True])
 def test_the_trainers_memory_is_freed_while_others_work(sleeps, monkeypatch):
     calls: list[str] = []
-    trainer = object.__new__(loop.KitPPOTrainer)
-    trainer.config = config(ds__enable_sleep=sleeps)
-    trainer.args, trainer.strategy = to_openrlhf_args(trainer.config), SimpleNamespace()
-    trainer.strategy.args, trainer.kl_ctl = trainer.args, SimpleNamespace(value=0.0)
-    trainer.critic_model_group = None
-    trainer.actor_model_group = SimpleNamespace(
-        async_run_method=lambda method_name, **given: calls.append(method_name) or [{}]
-    )
+    policy = SimpleNamespace(async_run_method=lambda method_name, **given: calls.append(method_name) or [{}])
     monkeypatch.setattr(ray, "get", lambda refs: refs)
-    trainer.ppo_train(0)
+    update_models(Models(policy=policy), config(ds__enable_sleep=sleeps), trains_policy=True, kl_weight=0.0)
     assert calls == (["reload_states", "fit", "offload_states"] if sleeps else ["fit"])
 
 

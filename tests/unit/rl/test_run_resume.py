@@ -12,15 +12,17 @@ from helpers.samples import generated_sample
 from helpers.tables import table
 
 from lmm_r1 import dotted
-from lmm_r1.config import PPOConfig, resolve, to_openrlhf_args
+from lmm_r1.config import PPOConfig, resolve
 from lmm_r1.data.sample import Sample
 from lmm_r1.data.training_rows import PromptStream
 from lmm_r1.host.checkpoint_folder import saving_name
 from lmm_r1.host.checkpoint_writing import begin, mark_complete, write_latest
-from lmm_r1.host.strategy import make_strategy
 from lmm_r1.records.run import read_run
 from lmm_r1.records.run_folder import RunFolder
-from lmm_r1.rl.loop import KitPPOTrainer
+from lmm_r1.rl import loop
+from lmm_r1.rl.loop import RLRun
+from lmm_r1.rl.model_groups import Models
+from lmm_r1.rl.run import workers_strategy
 from lmm_r1.scoring.scored_response import Moment
 
 pytestmark = pytest.mark.unit
@@ -47,31 +49,25 @@ def calls() -> list[tuple[str, str, dict]]:
 
 
 @pytest.fixture
-def make_trainer(tmp_path: Path, calls: list, monkeypatch: pytest.MonkeyPatch) -> Callable[..., KitPPOTrainer]:
+def make_trainer(tmp_path: Path, calls: list, monkeypatch: pytest.MonkeyPatch) -> Callable[..., RLRun]:
     monkeypatch.setattr(ray, "get", lambda references, timeout=None: references)
 
-    def make(states: dict[str, Any] | None = None, **changes: object) -> KitPPOTrainer:
+    def make(states: dict[str, Any] | None = None, **changes: object) -> RLRun:
         given = {name.replace("__", "."): value for name, value in changes.items()}
         paths = {"ckpt.path": str(tmp_path / "checkpoints"), "ckpt.output_dir": str(tmp_path / "run")}
         config = resolve(dotted.replace(PPOConfig(), SETTINGS | paths | given))
         prompt = row(message("user", "What is 1+1?"), answer="2")
         folder = RunFolder(path=tmp_path / "run", name="rl", kind="rl")
         folder.open("")
-        trainer = KitPPOTrainer(
+        return RLRun(
             config,
-            make_strategy(to_openrlhf_args(config)),
-            actor_group=PlayedGroup("policy", calls, states),
-            critic_group=PlayedGroup("critic", calls),
-            reward_group=None,
-            reference_group=None,
+            models=Models(policy=PlayedGroup("policy", calls, states), critic=PlayedGroup("critic", calls)),
             engines=[],
-            tokenizer=None,
+            pad_token_id=0,
             prompts=PromptStream([prompt], seed=0, episodes=10),
             eval_rows=[prompt],
             folder=folder,
         )
-        trainer.args.vllm.enable_sleep = False
-        return trainer
 
     return make
 
@@ -83,10 +79,10 @@ def write_checkpoint(folder: Path, tag: str, *, session: str = "one") -> None:
     write_latest(folder, tag)
 
 
-def at(trainer: KitPPOTrainer, step: int) -> dict[str, Any]:
+def at(trainer: RLRun, step: int) -> dict[str, Any]:
     """What is saved of the trainer when it has made so many steps."""
     trainer.step = step
-    return trainer._states()
+    return trainer.states()
 
 
 def asked(calls: list[tuple[str, str, dict]]) -> list[tuple[str, str, str]]:
@@ -100,17 +96,17 @@ def both_save_then_both_settle(tag: str) -> list[tuple[str, str, str]]:
 
 def test_an_earlier_checkpoint_goes_once_both_models_are_saved(make_trainer, calls):
     trainer = make_trainer()
-    trainer.save_logs_and_checkpoints(3, {}, at(trainer, 3))
+    trainer.checkpoints.save(3, at(trainer, 3))
     assert asked(calls) == both_save_then_both_settle("global_step3")
 
 
 def test_the_best_checkpoint_before_goes_once_both_models_are_saved(make_trainer, calls):
     trainer = make_trainer()
-    trainer.save_best_checkpoint({"eval_test_pass1": 0.25}, 4, at(trainer, 4))
+    trainer.checkpoints.save_if_best({"eval_test_pass1": 0.25}, 4, at(trainer, 4))
     assert asked(calls) == both_save_then_both_settle("best_global_step4")
     calls.clear()
-    trainer.save_best_checkpoint({"eval_test_pass1": 0.25}, 6, at(trainer, 6))
-    trainer.save_best_checkpoint({}, 8, at(trainer, 8))
+    trainer.checkpoints.save_if_best({"eval_test_pass1": 0.25}, 6, at(trainer, 6))
+    trainer.checkpoints.save_if_best({}, 8, at(trainer, 8))
     assert calls == [], "none is better"
 
 
@@ -122,7 +118,7 @@ def test_a_step_is_saved_when_it_is_due(make_trainer):
 
 def test_what_is_saved_before_a_stop_knows_the_best_evaluation(make_trainer, calls, capsys):
     trainer = make_trainer()
-    trainer.save_best_checkpoint({"eval_test_pass1": 0.25}, 4, at(trainer, 4))
+    trainer.checkpoints.save_if_best({"eval_test_pass1": 0.25}, 4, at(trainer, 4))
     calls.clear()
     trainer._save_before_stop(at(trainer, 5))
     assert asked(calls) == both_save_then_both_settle("global_step5")
@@ -132,24 +128,26 @@ def test_what_is_saved_before_a_stop_knows_the_best_evaluation(make_trainer, cal
 
 
 @pytest.mark.parametrize(("made", "saved"), [([7, 7], True), ([7, 8], False)])
-def test_a_step_that_ended_in_its_middle_is_saved_only_where_no_weight_was_changed(make_trainer, calls, made, saved):
+def test_a_step_that_ended_in_its_middle_is_saved_only_where_no_weight_was_changed(
+    make_trainer, calls, made, saved, monkeypatch
+):
     trainer = make_trainer()
     states = at(trainer, 5)
     trainer.updates_before = [7, 7]
-    trainer._updates = lambda: made
+    monkeypatch.setattr(loop, "updates_made", lambda models: made)
     trainer._save_before_stop(states)
     assert bool(asked(calls)) == saved
     assert trainer.progress().saved == (5 if saved else None)
 
 
-def test_workers_that_are_gone_do_not_hide_what_ended_the_run(make_trainer, calls, caplog):
+def test_workers_that_are_gone_do_not_hide_what_ended_the_run(make_trainer, calls, caplog, monkeypatch):
     trainer = make_trainer()
     states = at(trainer, 5)
 
-    def gone() -> None:
+    def gone(models: Models) -> None:
         raise ray.exceptions.ActorDiedError
 
-    trainer._updates = gone
+    monkeypatch.setattr(loop, "updates_made", gone)
     trainer.updates_before = [7, 7]
     trainer._save_before_stop(states)
     assert (asked(calls), trainer.progress().saved) == ([], None)
@@ -180,12 +178,12 @@ def test_the_reference_follows_the_policy_and_a_stopped_run_goes_on_with_the_one
 
     given = {"ref__refresh_steps": 2}
     trainer = make_trainer(**given)
-    trainer.reference_model_group = PlayedGroup("reference", calls)
+    trainer.learner.models.reference = PlayedGroup("reference", calls)
     references = tmp_path / "checkpoints" / "_reference"
     references.mkdir(parents=True)
     for step in range(1, 6):
         trainer.step = step
-        trainer._refresh_reference()
+        trainer.reference.follow(trainer.step)
         if step % 2 == 0:
             assert moved() == [("policy", f"step{step}.pt"), ("reference", f"step{step}.pt")]
             (references / f"step{step}.pt").touch()
@@ -198,19 +196,17 @@ def test_the_reference_follows_the_policy_and_a_stopped_run_goes_on_with_the_one
     for step in (6, 8):
         (references / f"step{step}.pt").touch()
         trainer.step = step
-        trainer._refresh_reference()
+        trainer.reference.follow(trainer.step)
     # The checkpoint of step 3 goes on with the reference of step 2, and one of step 7 may be saved yet.
     assert sorted(path.name for path in references.iterdir()) == ["step2.pt", "step6.pt", "step8.pt"]
     moved()
     resumed = make_trainer(states, **given)
-    resumed.reference_model_group = PlayedGroup("reference", calls)
-    resumed.broadcast_to_vllm = lambda: None
+    resumed.learner.models.reference = PlayedGroup("reference", calls)
     assert resumed._resume()
     assert moved() == [("reference", "step4.pt")]
-    assert resumed.reference_step == 4
+    assert resumed.reference.step == 4
     # One that has had none yet is the model of the start, which is loaded anyway.
     early = make_trainer({**states, "reference_step": 0}, **given)
-    early.broadcast_to_vllm = lambda: None
     assert early._resume()
     assert moved() == []
 
@@ -218,26 +214,25 @@ def test_the_reference_follows_the_policy_and_a_stopped_run_goes_on_with_the_one
 def test_an_adaptive_kl_weight_goes_on_where_it_was(make_trainer, calls):
     trainer = make_trainer()
     # Twice the target, of which a fifth counts: 0.1 * (1 + 0.2 * 10 / 100).
-    trainer.kl_ctl.update(1.0, 10)
-    assert trainer.kl_ctl.value == pytest.approx(0.102)
+    trainer.learner.kl_weight.update(1.0, samples=10)
+    assert trainer.learner.kl_weight.value == pytest.approx(0.102)
     states = at(trainer, 1)
     resumed = make_trainer(states)
-    assert resumed.kl_ctl.value == 0.1
+    assert resumed.learner.kl_weight.value == 0.1
     resumed._resume()
     assert resumed.step == resumed.saved_step == 1
-    assert resumed.kl_ctl.value == pytest.approx(0.102)
-    assert resumed.experience_maker.kl_ctl is resumed.kl_ctl
+    assert resumed.learner.kl_weight.value == pytest.approx(0.102)
 
 
 def test_a_fixed_kl_weight_is_that_of_the_command_and_an_older_checkpoint_has_none(make_trainer):
     states = at(make_trainer(), 1)
     fixed = make_trainer(states, algo__kl__target=None, algo__kl__init_coef=0.3)
     fixed._resume()
-    assert (fixed.step, fixed.kl_ctl.value) == (1, 0.3)
+    assert (fixed.step, fixed.learner.kl_weight.value) == (1, 0.3)
     del states["kl_coef"]
     older = make_trainer(states)
     older._resume()
-    assert (older.step, older.kl_ctl.value) == (1, 0.1)
+    assert (older.step, older.learner.kl_weight.value) == (1, 0.1)
 
 
 def test_all_models_are_told_the_newest_step_that_both_have(make_trainer, tmp_path, caplog):
@@ -245,22 +240,19 @@ def test_all_models_are_told_the_newest_step_that_both_have(make_trainer, tmp_pa
     for folder in folders:
         write_checkpoint(folder, "global_step1")
     write_checkpoint(folders[0], "global_step2")
-    trainer = make_trainer()
-    trainer.choose_checkpoint()
-    assert (trainer.strategy.resume_tag, trainer.strategy.args.ckpt.load_enable) == ("global_step1", True)
+    strategy = workers_strategy(make_trainer().config)
+    assert (strategy.resume_tag, strategy.args.ckpt.load_enable) == ("global_step1", True)
     (warning,) = [record.getMessage() for record in caplog.records]
     assert "goes on from global_step1" in warning
     assert "_actor/global_step2" in warning
 
 
 def test_where_both_have_none_nothing_is_loaded(make_trainer, tmp_path, caplog):
-    trainer = make_trainer()
-    trainer.choose_checkpoint()
-    assert (trainer.strategy.args.ckpt.load_enable, caplog.records) == (False, [])
+    strategy = workers_strategy(make_trainer().config)
+    assert (strategy.args.ckpt.load_enable, caplog.records) == (False, [])
     write_checkpoint(tmp_path / "checkpoints/_actor", "global_step1")
-    trainer = make_trainer()
-    trainer.choose_checkpoint()
-    assert (trainer.strategy.resume_tag, trainer.strategy.args.ckpt.load_enable) == (None, False)
+    strategy = workers_strategy(make_trainer().config)
+    assert (strategy.resume_tag, strategy.args.ckpt.load_enable) == (None, False)
     assert "starts anew" in caplog.text
 
 
@@ -275,10 +267,10 @@ def test_an_evaluation_that_a_kill_prevented_is_made_up_for(make_trainer, calls,
     trainer._evaluate = evaluate
     for step in (0, 1, 3):
         trainer.step = step
-        trainer._make_up_evaluation()
+        trainer._catch_up_on_evaluation()
     assert evaluated == []
     trainer.step = 2
-    trainer._make_up_evaluation()
+    trainer._catch_up_on_evaluation()
     assert evaluated == [2]
     assert asked(calls) == both_save_then_both_settle("best_global_step2")
 
@@ -289,10 +281,10 @@ def test_an_evaluation_that_a_kill_prevented_is_made_up_for(make_trainer, calls,
     trainer.folder.metrics(4, {"reward": 1.0})
     trainer.folder.metrics(4, {"eval_test_pass1": 0.75})
     trainer.step = 4
-    trainer._make_up_evaluation()
+    trainer._catch_up_on_evaluation()
     assert evaluated == [2]
     assert asked(calls) == both_save_then_both_settle("best_global_step4")
-    assert trainer.best_eval_metric_value == 0.75
+    assert trainer.checkpoints.best.value == 0.75
 
 
 def test_the_model_that_a_run_starts_from_is_evaluated_once_and_its_answers_are_kept(make_trainer, tmp_path):
@@ -305,9 +297,9 @@ def test_the_model_that_a_run_starts_from_is_evaluated_once_and_its_answers_are_
         # The second prompt was too long.
         return [samples, []]
 
-    for trainer, step, count in ((make_trainer(), 0, 0), (asked, 2, 0), (asked, 0, 1), (asked, 0, 1)):
-        trainer.generator, trainer.step = SimpleNamespace(evaluate=evaluate), step
-        trainer._evaluate_first()
+    for trainer, step, count in ((make_trainer(), 0, 0), (asked, 1, 0), (asked, 0, 1), (asked, 0, 1)):
+        trainer.learner.generator, trainer.step = SimpleNamespace(evaluate=evaluate), step
+        trainer._catch_up_on_evaluation()
         assert len(calls) == count
     assert calls == [{"temperature": 0.6, "n_samples": 2, "moment": Moment(step=0, held_out=True)}]
     (stage,) = read_run(tmp_path / "run").stages

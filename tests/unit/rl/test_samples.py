@@ -19,9 +19,12 @@ from lmm_r1.data.training_rows import PromptStream
 from lmm_r1.errors import UserError
 from lmm_r1.generation.engine import SamplingSettings
 from lmm_r1.generation.group import GroupSettings, SampledGroup
+from lmm_r1.rl.experiences import experience_of
+from lmm_r1.rl.generator import KitSamplesGenerator
 from lmm_r1.rl.groups import GroupFilter
 from lmm_r1.rl.mismatch import ROWS_WITH
-from lmm_r1.rl.rollouts import KitSamplesGenerator, Rollout, experience_of, told_by_workers
+from lmm_r1.rl.model_groups import worker_errors
+from lmm_r1.rl.rollouts import Rollout
 from lmm_r1.rl.workers import media_per_row
 from lmm_r1.scoring.scored_response import Moment
 from remote_rm.client import RewardUnavailable
@@ -119,7 +122,7 @@ def test_what_was_gathered_at_the_end_of_an_episode_is_filled_up_from_the_next()
 @pytest.mark.parametrize("episodes", [1, 50])
 def test_an_episode_without_any_group_stops_with_what_to_change(episodes):
     said = (
-        r"^none of the last 4 prompts, a whole episode, gave a group to learn from: 3 groups had a mean score that was not "
+        r"^none of the last 4 prompts, a whole episode, gave a group to train on: 3 groups had a mean score that was not "
         r"strictly between 0 and 1, as --algo.dynamic_filtering_range asks, and 1 prompts left no room for a response; "
         r"of the dropped groups' rewards, in 2 groups all are 0, in 1 groups all are 2; "
         r"take prompts of another difficulty, raise --rollout.n_samples_per_prompt or leave "
@@ -181,12 +184,12 @@ def test_parts_that_only_some_rewards_have_are_told_with_both_rows():
 @pytest.mark.parametrize("kind", [UserError, RewardUnavailable])
 def test_what_a_worker_has_to_say_is_said_without_its_traceback(kind):
     error = RayTaskError("fit", "the traceback", kind("the actor's loss is nan")).as_instanceof_cause()
-    with pytest.raises(UserError, match="^step 3: the actor's loss is nan$"), told_by_workers(before="step 3: "):
+    with pytest.raises(UserError, match="^step 3: the actor's loss is nan$"), worker_errors(prefix="step 3: "):
         raise error
 
 
 def test_other_errors_of_a_worker_stay_what_they_are():
-    with pytest.raises(ZeroDivisionError), told_by_workers():
+    with pytest.raises(ZeroDivisionError), worker_errors():
         raise RayTaskError("fit", "the traceback", ZeroDivisionError()).as_instanceof_cause()
 
 

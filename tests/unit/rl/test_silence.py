@@ -8,7 +8,7 @@ import pytest
 import ray
 from helpers.conversations import message, row
 
-from lmm_r1.rl.silence import SilenceWatch
+from lmm_r1.rl.generator import SilenceWatch
 
 pytestmark = pytest.mark.unit
 

@@ -1,14 +1,12 @@
 """When policy and critic are updated: in turn where they share cards or cores, at the same time where each has its own."""
 
-from types import SimpleNamespace
-
 import pytest
 import ray
 from helpers.tables import table
 
 from lmm_r1 import cpu, dotted
-from lmm_r1.config import PPOConfig, to_openrlhf_args
-from lmm_r1.rl.loop import KitPPOTrainer
+from lmm_r1.config import PPOConfig
+from lmm_r1.rl.model_groups import Models, hand_out, trains_policy, update_models
 
 pytestmark = pytest.mark.unit
 
@@ -47,19 +45,15 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return noted
 
 
-def trainer_of(calls: list[str], *, critic: bool = True, **flags: object) -> KitPPOTrainer:
-    """Return the trainer of a run with these flags, whose groups note what they are asked for."""
+def models_of(calls: list[str], *, critic: bool = True) -> Models:
+    """Return groups that note what they are asked for."""
+    return Models(policy=PlayedGroup("policy", calls), critic=PlayedGroup("critic", calls) if critic else None)
+
+
+def train(calls: list[str], *, step: int = 1, critic: bool = True, **flags: object) -> dict[str, float]:
     config = dotted.replace(PPOConfig(), {name.replace("__", "."): value for name, value in flags.items()})
-    trainer = KitPPOTrainer.__new__(KitPPOTrainer)
-    trainer.config, trainer.args = config, to_openrlhf_args(config)
-    trainer.kl_ctl = SimpleNamespace(value=0.5)
-    trainer.actor_model_group = PlayedGroup("policy", calls)
-    trainer.critic_model_group = PlayedGroup("critic", calls) if critic else None
-    return trainer
-
-
-def train(calls: list[str], *, step: int = 0, **settings: object) -> dict[str, float]:
-    return trainer_of(calls, **settings).ppo_train(step)
+    models = models_of(calls, critic=critic)
+    return update_models(models, config, trains_policy=trains_policy(config, step=step), kl_weight=0.5)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +69,7 @@ def test_policy_and_critic_are_updated_in_turn_where_they_share_a_device(backend
 @pytest.mark.parametrize("backend", ["cuda", "cpu"])
 def test_a_policy_that_is_not_trained_yet_and_a_run_without_a_critic_wait_for_nobody(backend, calls, monkeypatch):
     monkeypatch.setenv(cpu.BACKEND, backend)
-    assert train(calls, step=1, train__colocate_all=True, critic__freezing_steps=1) == {"critic_loss": 1.0}
+    assert train(calls, step=2, train__colocate_all=True, critic__freezing_steps=1) == {"critic_loss": 1.0}
     assert calls == IN_TURN[:2]
     calls.clear()
     assert train(calls, critic=False, train__colocate_all=True) == {"policy_loss": 1.0}
@@ -83,9 +77,10 @@ def test_a_policy_that_is_not_trained_yet_and_a_run_without_a_critic_wait_for_no
 
 
 def test_a_policy_that_is_not_trained_yet_gets_no_passes_that_it_would_train_on_later(calls):
-    trainer = trainer_of(calls, critic__freezing_steps=1)
+    models, config = models_of(calls), dotted.replace(PPOConfig(), {"critic.freezing_steps": 1})
     for step in range(3):
-        trainer._hand_out([[f"a{step}"], [f"b{step}"]], step=step)
+        groups = models.trained if trains_policy(config, step=step + 1) else models.trained[1:]
+        hand_out([[f"a{step}"], [f"b{step}"]], groups)
     assert calls == [
         *("critic gets a0", "critic gets b0"),
         *("critic gets a1", "critic gets b1"),

@@ -8,19 +8,19 @@ import pytest
 from helpers.conversations import message, picture, row
 from helpers.samples import generated_sample
 from helpers.tracked_runs import of_tensorboard, texts_of_tensorboard
+from rich.console import Console
 
 from lmm_r1 import dotted
-from lmm_r1.config import PPOConfig, resolve, to_openrlhf_args
+from lmm_r1.config import PPOConfig, resolve
 from lmm_r1.config.rewards import WeightedPart
 from lmm_r1.data.sample import Sample
-from lmm_r1.data.training_rows import PromptStream
-from lmm_r1.host.strategy import make_strategy
 from lmm_r1.records.rollouts import read_rollouts
 from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.records.trackers import open_trackers
 from lmm_r1.rl.groups import dropped_group
-from lmm_r1.rl.loop import KitPPOTrainer
+from lmm_r1.rl.records import Recorder
 from lmm_r1.rl.rollouts import Rollout
+from lmm_r1.rl.run import workers_strategy
 
 pytestmark = pytest.mark.unit
 
@@ -55,23 +55,10 @@ def config(tmp_path: Path) -> PPOConfig:
 def test_metrics_and_rollouts_of_a_step_reach_the_trackers(config, tmp_path):
     folder = RunFolder(path=tmp_path / "run", name="rl", kind="rl")
     folder.open("")
-    strategy = make_strategy(to_openrlhf_args(config))
     with open_trackers(config, folder=folder.path, resumed=False) as trackers:
-        trainer = KitPPOTrainer(
-            config,
-            strategy,
-            actor_group=None,
-            critic_group=None,
-            reward_group=None,
-            reference_group=None,
-            engines=[],
-            tokenizer=None,
-            prompts=PromptStream([ROW], seed=0, episodes=3),
-            eval_rows=[],
-            folder=folder,
-            trackers=trackers,
+        recorder = Recorder(
+            config=config, folder=folder, trackers=trackers, total_steps=3, console=Console(soft_wrap=True)
         )
-        assert (trainer.wandb_logger, trainer.tensorboard_logger) == (None, None)
         group = [sample("2", reward=1.0), sample("<b>", reward=0.0)]
         weights = (WeightedPart(name="accuracy", factors=("accuracy",), weight=0.25),)
         apart = [dropped_group([sample("3", reward=3.0)] * 2, "std", recorded=True)]
@@ -83,13 +70,10 @@ def test_metrics_and_rollouts_of_a_step_reach_the_trackers(config, tmp_path):
             dropped=tuple(apart),
             part_weights=weights,
         )
-        status = {"rollout/response_length_mean": 2.0, "timing/step_total": 0.5, "generated_samples": ["text", 1.0]}
+        status = {"rollout/response_length_mean": 2.0, "timing/step_total": 0.5}
         for step in (1, 2, 3):
-            trainer._record(step, status | {"policy_loss": step / 4}, rollout)
-        trainer.generator = SimpleNamespace(
-            evaluate=lambda rows, **settings: [[sample("2", reward=1.0, score=score) for score in (1.0, 0.0)]]
-        )
-        trainer._evaluate(3)
+            recorder.step(step, status | {"policy_loss": step / 4}, rollout)
+        recorder.evaluation(3, [[sample("2", reward=1.0, score=score) for score in (1.0, 0.0)]])
 
     shown = of_tensorboard(tmp_path / "tb/tried")
     # Every second step, as --logger.logging_steps says, and the last one.
@@ -121,17 +105,7 @@ def test_metrics_and_rollouts_of_a_step_reach_the_trackers(config, tmp_path):
     ]
 
 
-def test_the_workers_get_no_key(config, tmp_path):
-    strategy = make_strategy(to_openrlhf_args(dotted.replace(config, {"logger.wandb.key": "hush"})))
-    groups = dict.fromkeys(("actor_group", "critic_group", "reward_group", "reference_group"))
-    KitPPOTrainer(
-        config,
-        strategy,
-        **groups,
-        engines=[],
-        tokenizer=None,
-        prompts=PromptStream([ROW], seed=0, episodes=3),
-        eval_rows=[],
-        folder=RunFolder(path=tmp_path, name="rl", kind="rl"),
-    )
+def test_the_workers_get_no_key(config):
+    strategy = workers_strategy(dotted.replace(config, {"logger.wandb.key": "hush"}))
     assert "hush" not in repr(strategy.args)
+    assert strategy.args.logger.tensorboard_dir is None

@@ -1,4 +1,4 @@
-"""A run that lost a worker goes on by itself from its last saved step: which failures those are, and when it gives up."""
+"""The automatic restart of a run that lost a worker: which failures restart it from its last saved step, and how often."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from lmm_r1.errors import UserError
 from lmm_r1.lifecycle.stopping import StopRequests
 from lmm_r1.records.run_folder import RunFolder
 
-# Of processes, nodes and the network between them; DistError is NCCL's and that of the store that ranks meet at.
+# Failures of processes, nodes and the network; DistError comes from NCCL or from the store where ranks meet.
 _LOSSES = (
     RayActorError,
     WorkerCrashedError,
@@ -38,35 +38,35 @@ _LOSSES = (
     EngineDeadError,
     dist.DistError,
 )
-# Ray knows of a process's death within moments; other workers may be told of a closed connection before.
+# Ray notices the death of a process within moments; other workers may see a closed connection before.
 _PATIENCE_S = 10.0
-# What stays the same where the same worker is lost once more.
+# The part of a message that stays the same if the same worker is lost again.
 _WHO = re.compile(r"^\s*class_name: (\S+)$", re.MULTILINE)
 
 
 @dataclass(kw_only=True)
 class Restarts:
-    """Runs a session of a run again, from what is saved, when it lost a worker: `limit` times at most."""
+    """Repeats a session of a run from its last checkpoint after it lost a worker, at most `limit` times."""
 
     limit: int
     """`--ckpt.max_restarts`."""
     folder: RunFolder
     stops: StopRequests
     saved_step: Callable[[], int]
-    """Returns the step that the run would go on from now; 0 where nothing is saved."""
+    """Returns the step that the run would resume from now; 0 if nothing is saved."""
     made: int = 0
     _workers: Sequence[Any] = field(default=(), init=False)
     _before: tuple[int | None, str] | None = field(default=None, init=False)
 
     def watch(self, workers: Sequence[Any]) -> None:
-        """Take the handles of the session's workers, of which some may be dead when it fails."""
+        """Note the handles of the session's workers; some may be dead when it fails."""
         self._workers = workers
 
     def run(self, session: Callable[[], None]) -> None:
-        """Run a session to its end, and again where it lost a worker.
+        """Run a session to its end, and repeat it if it lost a worker.
 
-        Raises what a session raises: for what the user did, for a failure of another kind, when a stop was asked for,
-        beyond the limit, and where the same is lost at the same step twice in a row.
+        Raises the session's error if it is the user's or of another kind, if a stop was requested, beyond the limit, and
+        if the same worker is lost at the same step twice in a row.
         """
         while True:
             progress, self._workers = self.stops.progress, ()
@@ -76,26 +76,26 @@ class Restarts:
                 if self.limit == 0 or self.stops.asked:
                     raise
                 lost = loss(error, self._workers)
-                # Until a session trains, the progress is that of the session before.
+                # Until a session trains, this is the progress of the previous one.
                 reached = self.stops.progress() if self.stops.progress is not progress else None
                 if lost is None or not self._goes_on(lost, step=None if reached is None else reached.step):
                     raise
 
     def _goes_on(self, lost: str, *, step: int | None) -> bool:
-        """Count a loss, tell of it, and say whether the run goes on; its workers are ended then.
+        """Count a loss, print it, and say whether the run restarts, in which case its workers are ended.
 
         Args:
-            step: the last that the session made; None where it did not come to train.
+            step: the last step of the session; None if it failed before training.
         """
         where = "while it started" if step is None else f"after step {step}"
         again, self._before = self._before == (step, lost), (step, lost)
         if again:
-            self._tell(f"lost the same twice in a row {where} ({lost}), which another restart would not mend")
+            self._tell(f"lost the same twice in a row {where} ({lost}), which another restart would not fix")
             return False
         if self.made == self.limit:
             return False
         self.made += 1
-        # First: what still saves, must not while the checkpoints are looked at.
+        # End the workers first: none may save while the checkpoints are read.
         tear_down(self._workers)
         saved = self.saved_step()
         self.folder.restarted(number=self.made, step=step, saved=saved, lost=lost)
@@ -107,15 +107,15 @@ class Restarts:
 
 
 def loss(error: Exception, workers: Sequence[Any]) -> str | None:
-    """Return what was lost, in words that are the same for the same loss; None where the failure is no loss.
+    """Return what was lost, in the same words for the same loss; None if the failure is not a loss.
 
     Args:
-        workers: handles of Ray actors; where one of them is dead, a failure of another comes of that.
+        workers: handles of Ray actors; if one of them is dead, failures of others are a consequence.
     """
     if isinstance(error, UserError):
         return None
     for cause in _causes(error):
-        # A constructor that raises would raise again.
+        # A constructor that failed would fail again.
         if isinstance(cause, _LOSSES) and not (isinstance(cause, RayActorError) and cause.actor_init_failed):
             return _words(cause)
     dead = _dead(workers)
@@ -127,13 +127,13 @@ def tear_down(workers: Sequence[Any]) -> None:
     if not ray.is_initialized():
         return
     for worker in workers:
-        # Those that wait for a dead one would not end by themselves for an hour.
+        # Workers that wait for a dead one would not end by themselves for an hour.
         ray.kill(worker)
     ray.shutdown()
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error and what it comes from; of one that a worker raised, its own error, as far as Ray hands it on."""
+    """Yield an error and its causes; for an error of a worker, the worker's own error, as far as Ray passes it on."""
     while error is not None:
         if isinstance(error, RayTaskError):
             error = error.cause
@@ -143,13 +143,13 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _dead(workers: Sequence[Any]) -> RayActorError | None:
-    """Return how the first dead worker died, None where all live."""
+    """Return the error of the first dead worker, None if all are alive."""
     refs = [worker.__ray_ready__.remote() for worker in workers]
     waiting = refs
     while waiting:
         done, waiting = ray.wait(waiting, timeout=_PATIENCE_S)
         if not done:
-            # What hangs, lives.
+            # A worker that hangs is alive.
             return None
         try:
             ray.get(done)
@@ -163,6 +163,6 @@ def _words(cause: BaseException) -> str:
     text = str(cause)
     who = _WHO.search(text)
     line = next((line.strip() for line in text.splitlines() if line.strip()), "")
-    # An actor's number, and that of a process or a port, are others each time.
+    # The numbers of actors, processes and ports differ each time.
     said = line if who or not isinstance(cause, ObjectLostError | GetTimeoutError) else ""
     return ": ".join(filter(None, (type(cause).__name__, who and who[1], said)))

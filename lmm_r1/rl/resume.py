@@ -1,0 +1,236 @@
+"""What an RL run saves of its models, and how it resumes: regular and best checkpoints, and a moving reference."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch
+import torch.distributed as dist
+
+from lmm_r1.config import PPOConfig, checkpoint_folder
+from lmm_r1.errors import UserError
+from lmm_r1.files.full_disk import writing
+from lmm_r1.host.checkpoint_folder import REFERENCE_FOLDER, step_of, whole_checkpoints
+from lmm_r1.host.checkpoint_writing import resume_point
+from lmm_r1.host.checkpoints import warn_of_passed_over
+from lmm_r1.host.strategy import KitStrategy, whole_state_dict
+from lmm_r1.host.zero import GatheredParameters
+from lmm_r1.models.actor import KitActor
+from lmm_r1.models.adapters import merged_state_dict
+from lmm_r1.rl.model_groups import Models, ask, ask_all, worker_errors
+
+NEVER_BEST = "none"
+"""The value of `--ckpt.best_metric_key` with which no checkpoint is saved as the best."""
+_REFERENCE_NAME = re.compile(r"step(\d+)\.pt")
+
+
+def model_folders(config: PPOConfig) -> list[Path]:
+    """Return the checkpoint folder of each model that is trained."""
+    names = ["_actor", "_critic"] if config.critic.model_name_or_path else ["_actor"]
+    return [checkpoint_folder(config) / name for name in names]
+
+
+def saved_step(config: PPOConfig) -> int:
+    """Return the step that a run would resume from now; 0 if nothing is saved."""
+    tag = resume_point(model_folders(config)).tag
+    return 0 if tag is None else step_of(tag)
+
+
+def choose_checkpoint(config: PPOConfig, strategy: KitStrategy) -> None:
+    """Choose the checkpoint that all models resume from, before any is loaded: the newest that each has whole.
+
+    The workers get the choice with the strategy.
+    """
+    # A universal checkpoint has a file of its own that names it.
+    if not config.ckpt.load_enable or config.ds.use_universal_ckpt:
+        return
+    point = resume_point(model_folders(config))
+    warn_of_passed_over(point)
+    strategy.resume_tag = point.tag
+    strategy.args.ckpt.load_enable = point.tag is not None
+
+
+@dataclass(kw_only=True)
+class BestEvaluation:
+    """The best evaluation of a run so far, by one of its metrics."""
+
+    key: str
+    """The metric's name; empty until the first evaluation, which then chooses it, or `none`."""
+    value: float = float("-inf")
+    latest: float | None = None
+    """The metric's last value."""
+
+    def improves(self, metrics: Mapping[str, float]) -> bool:
+        """Take in the metrics of an evaluation, and say whether it is the best."""
+        if self.key == NEVER_BEST:
+            return False
+        if not self.key:
+            self.key = next((name for name in sorted(metrics) if name.endswith("_pass1")), "")
+        if self.key not in metrics:
+            return False
+        self.latest = metrics[self.key]
+        if not self.latest > self.value:
+            return False
+        self.value = self.latest
+        return True
+
+    def state(self) -> dict[str, Any]:
+        """Return the entries of a checkpoint that `restore` reads."""
+        return {
+            "best_eval_metric_key": self.key,
+            "best_eval_metric_value": self.value,
+            "latest_eval_metric_value": self.latest,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from the entries of a checkpoint."""
+        self.key = state.get("best_eval_metric_key") or self.key
+        value = state.get("best_eval_metric_value")
+        if value is not None:
+            self.value, self.latest = value, state.get("latest_eval_metric_value", value)
+
+
+@dataclass(kw_only=True)
+class Checkpoints:
+    """Saves the policy and the critic of a run; an earlier checkpoint is deleted only after both are saved."""
+
+    config: PPOConfig
+    models: Models
+    best: BestEvaluation
+
+    def save(self, step: int, states: Mapping[str, Any]) -> None:
+        """Save the models after a step.
+
+        Args:
+            states: what else the run needs to resume.
+        """
+        self._save(f"global_step{step}", {**states, **self.best.state()}, value=self.best.latest)
+
+    def save_if_best(self, metrics: Mapping[str, float], step: int, states: Mapping[str, Any]) -> None:
+        """Save the models after a step as the best, if the metrics of its evaluation are."""
+        if self.best.improves(metrics):
+            states = {**states, **self.best.state(), "checkpoint_metric_key": self.best.key}
+            self._save(f"best_global_step{step}", states, value=self.best.value)
+
+    def _save(self, tag: str, states: Mapping[str, Any], *, value: float | None) -> None:
+        given = {"tag": tag, "metric_value": value, "metric_key": self.best.key or None}
+        refs = self.models.policy.async_run_method(method_name="save_checkpoint", client_states=dict(states), **given)
+        for critic in self.models.trained[1:]:
+            refs = [*refs, *critic.async_run_method(method_name="save_checkpoint", **given)]
+        ray.get(refs)
+        ask_all(self.models.trained, "settle_checkpoint", tag=tag)
+
+    def loaded_states(self) -> dict[str, Any]:
+        """Return what the checkpoint says that the policy's workers have loaded; empty if they loaded none."""
+        if not self.config.ckpt.load_enable:
+            return {}
+        return ask(self.models.policy, "get_checkpoint_states")[0] or {}
+
+
+@dataclass(kw_only=True)
+class MovingReference:
+    """The reference model of a run, which takes the policy's weights every `--ref.refresh_steps` steps."""
+
+    config: PPOConfig
+    models: Models
+    step: int = 0
+    """The step after which the policy had the reference's weights; 0 for the model that the run started from."""
+
+    def follow(self, step: int) -> None:
+        """Give the reference the policy's weights after a step, if it is due, and delete files no longer needed."""
+        every = self.config.ref.refresh_steps
+        if not every or step % every:
+            return
+        folder, before = checkpoint_folder(self.config), self.step
+        ask(self.models.policy, "write_reference", file=str(reference_file(folder, step)))
+        self.load(step)
+        saved = [] if self.config.ckpt.disable_ds else whole_checkpoints(folder / "_actor").values()
+        # If this step fails later, the step before may still be saved, with the reference that it had.
+        drop_references(folder, steps=[checkpoint.step for checkpoint in saved], kept=(before, step))
+
+    def restore(self, states: Mapping[str, Any]) -> None:
+        """Load the reference of a checkpoint; the model that the run started from is loaded anyway."""
+        if self.config.ref.refresh_steps and (step := states.get("reference_step")):
+            self.load(step)
+
+    def load(self, step: int) -> None:
+        """Load the weights that the policy had after a step from their file."""
+        assert self.models.reference is not None, "refused by config.checks"
+        file = str(reference_file(checkpoint_folder(self.config), step))
+        with worker_errors():
+            ask(self.models.reference, "load_reference", file=file)
+        self.step = step
+
+
+def reference_file(checkpoints: Path, step: int) -> Path:
+    """Return the file with the weights that the policy had after a step."""
+    return checkpoints / REFERENCE_FOLDER / f"step{step}.pt"
+
+
+def write_reference(policy: KitActor, file: Path) -> None:
+    """Write the policy's weights, adapters merged, under the names of the bare model; every rank must call it.
+
+    The file is complete or does not exist. Raises UserError if the disk is full.
+    """
+    engine = policy.model
+    weights = whole_state_dict(engine)
+    if dist.get_rank() == 0:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        partial = file.with_name(f".{file.name}.partial")
+        # Clone: saving a view would write its whole buffer.
+        merged = {
+            name: value.detach().cpu().clone() for name, value in merged_state_dict(engine.module, weights).items()
+        }
+        try:
+            with writing(file), partial.open("wb") as stream:
+                torch.save(merged, stream)
+                stream.flush()
+                os.fsync(stream.fileno())
+            partial.replace(file)
+        finally:
+            partial.unlink(missing_ok=True)
+    dist.barrier()
+
+
+@torch.no_grad()
+def load_reference(reference: KitActor, file: Path) -> None:
+    """Replace the reference's weights by those of a file; every rank must call it.
+
+    Raises UserError if the file does not exist.
+    """
+    if not file.is_file():
+        raise UserError(
+            f"{file}: the reference of the stopped run (--ref.refresh_steps) does not exist. All machines of a run must share "
+            "--ckpt.path. Put the file back, or start again with --ckpt.overwrite"
+        )
+    weights = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
+    for name, parameter in reference.model.module.named_parameters():
+        assert name in weights, f"the policy has no {name}, and the reference is the same model"
+        # With ZeRO-3, rank 0 gets the whole weight, and all ranks get their parts of its new value.
+        sharded = hasattr(parameter, "ds_id")
+        with GatheredParameters([parameter], modifier_rank=0, enabled=sharded):
+            if not sharded or dist.get_rank() == 0:
+                parameter.data.copy_(weights[name])
+    reference.forget_features()
+    dist.barrier()
+
+
+def drop_references(checkpoints: Path, *, steps: Iterable[int], kept: Collection[int]) -> None:
+    """Delete the reference files that no checkpoint resumes with: each needs the newest one up to its step.
+
+    Args:
+        steps: the steps of the run's checkpoints.
+        kept: steps whose files stay, because a checkpoint that needs them may still be saved.
+    """
+    folder = checkpoints / REFERENCE_FOLDER
+    found = {int(match[1]): path for path in folder.glob("*.pt") if (match := _REFERENCE_NAME.fullmatch(path.name))}
+    needed = {max((step for step in found if step <= at), default=0) for at in steps} | set(kept)
+    for step, path in found.items():
+        if step not in needed:
+            path.unlink()

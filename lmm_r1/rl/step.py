@@ -1,0 +1,174 @@
+"""One RL step, from the prompts to the engines' new weights.
+
+`make_rollout` and `train_on` are its halves: with `--train.async_enable`, the next rollout is made during an update.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from lmm_r1.config import PPOConfig
+from lmm_r1.data.training_rows import PromptStream
+from lmm_r1.host.optimizer import LossScaling
+from lmm_r1.rl.advantages import KLWeight
+from lmm_r1.rl.batching import PassLimits, forward_passes, pass_limits, update_passes
+from lmm_r1.rl.experiences import (
+    ReferenceAhead,
+    add_advantages,
+    add_model_outputs,
+    experience_of,
+    note_rewards,
+)
+from lmm_r1.rl.generator import KitSamplesGenerator
+from lmm_r1.rl.mismatch import Mismatch
+from lmm_r1.rl.model_groups import (
+    Models,
+    feature_metrics,
+    hand_out,
+    scaling_metrics,
+    send_weights,
+    take_computed_tokens,
+    take_gaps,
+    trains_policy,
+    update_models,
+    worker_errors,
+)
+from lmm_r1.rl.records import rollout_metrics
+from lmm_r1.rl.rollouts import MadeRollout, Rollout, RolloutsAhead, RolloutsInTurn, RolloutSource
+from lmm_r1.scoring.scored_response import Moment
+
+
+@dataclass(kw_only=True)
+class Learner:
+    """What the steps of a run work with."""
+
+    config: PPOConfig
+    models: Models
+    engines: Sequence[Any]
+    pad_token_id: int
+    prompts: PromptStream
+    generator: KitSamplesGenerator
+    kl_weight: KLWeight
+    mismatch: Mismatch
+    """Compares the engines' log-probs with the trainer's."""
+    share_prefix: bool = False
+    """Whether the models compute once what the samples of a group begin with: they say so when they are loaded."""
+    loss_scaling: dict[str, LossScaling] = field(default_factory=dict)
+    """The state of fp16's loss scaling after the last step."""
+    source: RolloutSource = field(init=False)
+
+    def __post_init__(self) -> None:
+        train, make = self.config.train, partial(make_rollout, self)
+        self.source = (
+            RolloutsAhead(make, ahead=train.async_queue_size, across_updates=train.partial_rollout_enable)
+            if train.async_enable
+            else RolloutsInTurn(make)
+        )
+
+    def limits(self, settings: Any) -> PassLimits:
+        """Return what one pass may hold, by `--rollout.*` or `--train.*`."""
+        return pass_limits(self.config, settings, share_prefix=self.share_prefix)
+
+    def reference_ahead(self) -> ReferenceAhead | None:
+        """Return what runs the reference on finished groups while others are generated; None if nothing does."""
+        reference = self.models.reference
+        if not self.config.ref.during_generation:
+            return None
+        assert reference is not None, "refused by config.checks"
+        return ReferenceAhead(
+            reference,
+            limits=self.limits(self.config.rollout),
+            pad_token_id=self.pad_token_id,
+            gpus_per_pass=reference.duplicate_actors,
+        )
+
+    def send_weights(self) -> None:
+        """Send the policy's weights to the engines, which are between rollouts or pause in one."""
+        with self.source.replacing():
+            send_weights(self.models.policy, self.engines, self.config)
+
+
+def make_rollout(learner: Learner, step: int) -> MadeRollout | None:
+    """Return the rollout of a step, counted from 1; None if too few prompts are left for one."""
+    generator, prompts, count = learner.generator, learner.prompts, learner.config.rollout.batch_size
+    if not generator.can_fill(prompts, count=count):
+        return None
+    began = time.perf_counter()
+    moment = Moment(step=step, held_out=False)
+    # The engines generate the responses, and score each as soon as it is finished.
+    rollout = generator.rollout(prompts, count=count, moment=moment, ahead=learner.reference_ahead())
+    return MadeRollout(
+        rollout=rollout,
+        is_whole=len(rollout.groups) == count,
+        position=generator.position(prompts),
+        began=began,
+        ended=time.perf_counter(),
+        solved=prompts.solved,
+    )
+
+
+def train_on(learner: Learner, rollout: Rollout, *, step: int) -> dict[str, float]:
+    """Train on the rollout of a step, send the new weights to the engines and return the step's metrics.
+
+    Raises UserError, before any weight changes, if a reward, a log-prob or an advantage is wrong.
+
+    Args:
+        step: counted from 1.
+    """
+    config, models, kl_weight = learner.config, learner.models, learner.kl_weight
+    samples, began = rollout.experiences, time.perf_counter()
+
+    # Old and reference log-probs, values, and the rewards of a reward model.
+    if rollout.ahead is not None:
+        rollout.ahead.finish(samples)
+    limits = learner.limits(config.rollout)
+    passes = forward_passes(samples, ranks=models.ranks, limits=limits, pad_token_id=learner.pad_token_id)
+    add_model_outputs(passes, models, config, mismatch=learner.mismatch, ahead=rollout.ahead)
+
+    # Advantages.
+    greedy = [experience_of(sample, max_len=config.data.max_len) for sample in rollout.greedy]
+    add_advantages(passes, config, kl_weight=kl_weight.value, locations=rollout.locations, greedy=greedy)
+    made = time.perf_counter()
+    note_rewards(samples, passes)
+    means = rollout_metrics(passes)
+
+    # The passes of every optimizer step.
+    update = update_passes(
+        passes,
+        batch_size=config.train.batch_size,
+        ranks=models.ranks,
+        limits=learner.limits(config.train),
+        seed=f"{config.train.seed}-{step - 1}",
+    )
+    with_policy = trains_policy(config, step=step)
+    hand_out(update.steps, models.trained if with_policy else models.trained[1:])
+    handed_out = time.perf_counter()
+
+    # The update.
+    take_computed_tokens(models.policy)
+    with worker_errors(prefix=f"step {step}: "):
+        metrics = update_models(models, config, trains_policy=with_policy, kl_weight=kl_weight.value)
+    metrics |= scaling_metrics(models, config, learner.loss_scaling)
+    trained = time.perf_counter()
+    metrics["tokens/update_unique"] = update.unique_tokens * config.train.max_epochs
+    metrics["tokens/update_computed"] = take_computed_tokens(models.policy)
+    if config.ds.image_cache_gib:
+        shown = {"policy": models.policy, "reference": models.reference, "critic": models.critic}
+        metrics |= feature_metrics(shown)
+    metrics |= learner.mismatch.take_metrics(take_gaps(models.policy))
+
+    # The engines' weights.
+    learner.send_weights()
+    if "kl" in metrics:
+        kl_weight.update(metrics["kl"], samples=len(samples))
+    timing = {
+        "timing/make_experience": made - began,
+        "timing/hand_out": handed_out - made,
+        "timing/ppo_train": trained - handed_out,
+        "timing/broadcast": time.perf_counter() - trained,
+    }
+    return metrics | timing | means

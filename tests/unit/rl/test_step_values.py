@@ -1,0 +1,83 @@
+"""Small functions of a step that take the place of OpenRLHF's give the same numbers, bit for bit."""
+
+import pytest
+import torch
+from helpers.experiences import sample
+from openrlhf.models.loss import aggregate_loss
+from openrlhf.models.utils import compute_approx_kl
+from openrlhf.trainer.ppo_utils.experience import Experience
+from openrlhf.trainer.ppo_utils.kl_controller import AdaptiveKLController
+from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
+
+from lmm_r1 import dotted
+from lmm_r1.config import PPOConfig, to_openrlhf_args
+from lmm_r1.errors import UserError
+from lmm_r1.rl.advantages import KLWeight
+from lmm_r1.rl.experiences import estimated_kl, penalize_lengths
+from lmm_r1.rl.losses import LossSettings, aggregated
+
+pytestmark = pytest.mark.unit
+
+
+def config(**changes: object) -> PPOConfig:
+    given = {"rollout.max_new_tokens": 6, **{name.replace("__", "."): value for name, value in changes.items()}}
+    return dotted.replace(PPOConfig(), given)
+
+
+def responses() -> list[Experience]:
+    """Two passes of responses of 1 to 6 tokens, of which those of 3 and of 6 are cut."""
+    samples = [sample([1, 2], [5] * length, reward=0.1 * length) for length in (1, 6, 3, 5, 4, 2)]
+    for one in samples:
+        one.truncated = torch.tensor([int(one.response_length) % 3 == 0])
+    return [Experience.concat_experiences(samples[start : start + 3], 0) for start in (0, 3)]
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_the_kl_is_openrlhfs(estimator):
+    generator = torch.Generator().manual_seed(0)
+    policy, reference = (8 * torch.randn(50, 40, generator=generator) for _ in range(2))
+    expected = compute_approx_kl(policy, reference, kl_estimator=estimator)
+    assert torch.equal(estimated_kl(policy - reference, estimator=estimator), expected)
+
+
+@pytest.mark.parametrize("buffer", [None, 2.0, 4.0, 6.0])
+@pytest.mark.parametrize("scale", [None, 0.0, 0.7, 1.0, -0.5])
+def test_length_penalties_are_openrlhfs(buffer, scale):
+    changes = {"reward__overlong_buffer_len": buffer, "reward__overlong_penalty_factor": 0.3}
+    settings = config(**changes, reward__stop_properly_penalty_coef=scale)
+    ours, theirs = responses(), responses()
+    penalize_lengths(ours, settings)
+    apply_length_penalties(theirs, to_openrlhf_args(settings))
+    for found, expected in zip(ours, theirs, strict=True):
+        assert torch.equal(found.rewards, expected.rewards)
+        assert torch.equal(found.info["reward"], expected.info["reward"])
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"reward__overlong_buffer_len": 7.0}, {"reward__stop_properly_penalty_coef": 1.5}], ids=str
+)
+def test_a_penalty_that_makes_no_sense_is_refused(wrong):
+    with pytest.raises(UserError, match=next(iter(wrong)).replace("__", ".")):
+        penalize_lengths(responses(), config(**wrong))
+
+
+def test_an_adaptive_kl_weight_is_openrlhfs():
+    ours, theirs = KLWeight(value=0.1, target=0.5, horizon=100), AdaptiveKLController(0.1, 0.5, 100)
+    for kl in (0.1, 0.45, 0.5, 0.55, 3.0):
+        ours.update(kl, samples=8)
+        theirs.update(kl, 8)
+        assert ours.value == theirs.value
+    fixed = KLWeight(value=0.1)
+    fixed.update(3.0, samples=8)
+    assert fixed.value == 0.1
+
+
+@pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-mean"])
+def test_the_means_of_a_loss_are_openrlhfs(aggregation):
+    losses = torch.randn(5, 7, generator=torch.Generator().manual_seed(0))
+    mask = (torch.arange(7) < torch.tensor([7, 3, 0, 1, 5])[:, None]).long()
+    found = aggregated(
+        losses, mask, settings=LossSettings(aggregation=aggregation), dp_size=2, tokens=40.0, sequences=9.0
+    )
+    given = {"token_level_loss": aggregation == "token-mean", "dp_size": 2}
+    assert torch.equal(found, aggregate_loss(losses, mask, **given, batch_num_tokens=40.0, global_batch_size=9.0))
