@@ -136,7 +136,7 @@ def pairs_of(checkpoint: Any, kind: str, *, count: int, scale: float) -> list[Pa
 def made_run(checkpoint: Any, way: str, *, filler: PairSample, pairs: int) -> DPORun:
     """Return a run of one of the ways, in single precision, with a reference model of its own."""
     from lmm_r1 import dotted
-    from lmm_r1.config import DPOConfig, resolve, to_openrlhf_args
+    from lmm_r1.config import DPOConfig, resolve
     from lmm_r1.host.strategy import make_strategy
     from lmm_r1.lifecycle.stopping import StopRequests
     from lmm_r1.records.run_folder import RunFolder
@@ -155,7 +155,7 @@ def made_run(checkpoint: Any, way: str, *, filler: PairSample, pairs: int) -> DP
         "adam.lr": 0.0,
     }
     config = resolve(dotted.replace(DPOConfig(), flags | WAYS[way]))
-    strategy = make_strategy(to_openrlhf_args(config))
+    strategy = make_strategy(config)
     strategy.setup_distributed()
     session = Session(
         config=config,

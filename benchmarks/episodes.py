@@ -204,10 +204,10 @@ async def timed(
     """Return the seconds that all rows together take, and their samples; the engine knows nothing of them before."""
     from lmm_r1.config.ppo import AgentConfig
     from lmm_r1.data.sample import MediaRef
-    from lmm_r1.generation.compact_media import compact
     from lmm_r1.generation.engine import SamplingSettings
     from lmm_r1.generation.episodes import EpisodeRollout
     from lmm_r1.generation.group import GroupRollout, GroupSettings
+    from lmm_r1.generation.media_store import compact
 
     def store(media: Any) -> MediaRef:
         packed = compact(media)

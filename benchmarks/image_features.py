@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from train_batches import GroupBatch
 
     from lmm_r1.models.actor import KitActor
+from lmm_r1.models.loading import LoadSettings
 
 EPOCHS = (1, 4)
 KEPT_GIB = 1.0
@@ -124,19 +125,21 @@ def load(folder: Path, *, gib: float, trained: bool) -> KitActor:
 
     return KitActor(
         str(folder),
-        attn_implementation="sdpa",
-        param_dtype="fp32",
-        packing_samples=True,
-        share_prefix=True,
-        freeze_visual_encoder=trained,
-        image_cache_gib=gib,
-        trained=trained,
+        LoadSettings(
+            attn_implementation="sdpa",
+            param_dtype="fp32",
+            packing_samples=True,
+            share_prefix=True,
+            freeze_visual_encoder=trained,
+            image_cache_gib=gib,
+            trained=trained,
+        ),
     )
 
 
 def steps(folder: Path, batches: Sequence[GroupBatch], *, epochs: int, repeats: int) -> dict[str, Any]:
     """Return the median CPU seconds of two steps with features made anew and kept, the first with images that are new."""
-    from lmm_r1.models.feature_store import process_store
+    from lmm_r1.models.image_features import process_store
 
     seconds: dict[str, list[float]] = {name: [] for name in ("anew", "kept_first", "kept_again")}
     losses: dict[str, float] = {}

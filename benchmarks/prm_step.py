@@ -113,7 +113,7 @@ def rows_of(kind: str, *, prompts: int) -> list[StepRow]:
 def made_run(folder: Path, way: str, rows: list[StepRow], *, batch: int) -> PRMRun:
     """Return a run of one of the ways, in single precision."""
     from lmm_r1 import dotted
-    from lmm_r1.config import PRMConfig, resolve, to_openrlhf_args
+    from lmm_r1.config import PRMConfig, resolve
     from lmm_r1.host.strategy import make_strategy
     from lmm_r1.lifecycle.stopping import StopRequests
     from lmm_r1.lmm_kits import Checkpoint
@@ -134,7 +134,7 @@ def made_run(folder: Path, way: str, rows: list[StepRow], *, batch: int) -> PRMR
     }
     config = resolve(dotted.replace(PRMConfig(), flags | WAYS[way]))
     checkpoint = Checkpoint(str(folder))
-    strategy = make_strategy(to_openrlhf_args(config))
+    strategy = make_strategy(config)
     strategy.setup_distributed()
     session = Session(
         config=config,

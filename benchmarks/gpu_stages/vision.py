@@ -12,7 +12,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from lmm_r1.lmm_kits import LmmKit
 from lmm_r1.models.loading import multiply_patches
 from lmm_r1.models.packed.attention import PACKED_ATTENTION
-from lmm_r1.models.vision_windows import join_windows
+from lmm_r1.models.packed.varlen_kernel import join_windows
 
 VisionWay: TypeAlias = Callable[[PreTrainedModel], None]
 """Switches a loaded model's vision tower to it, and leaves its text tower as it is."""

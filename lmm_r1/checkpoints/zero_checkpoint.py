@@ -16,10 +16,11 @@ import torch
 from transformers import PreTrainedModel
 
 from lmm_r1.checkpoints.merging import listed
+from lmm_r1.config.shared import LoraConfig
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.lmm_kits.weight_files import check_weights
-from lmm_r1.models.adapters import LoraSettings, add_adapters, chosen_layers, dequantized_tensors
+from lmm_r1.models.adapters import add_adapters, chosen_layers, dequantized_tensors
 
 HEAD = "head.weight"  # a value head's name in training
 _INNER = "model."  # in front of the names of the model inside of a value model
@@ -155,7 +156,7 @@ def load_trained(
         strange = sorted(set(weights.adapted) - set(chosen_layers(model, kit, ("all-linear",))))
         if strange:
             raise _another_model(weights, path, f"no linear layer for the adapters of {listed(strange)}")
-        settings = LoraSettings(
+        settings = LoraConfig(
             rank=weights.rank,
             alpha=lora_alpha,
             dropout=0.0,

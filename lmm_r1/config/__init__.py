@@ -3,7 +3,7 @@
 from typing import TypeVar
 
 from lmm_r1.config.differences import DIFFERENCES, NOT_YET, Difference
-from lmm_r1.config.export import checkpoint_folder, to_openrlhf_args, to_yaml, unplanned, without_secrets
+from lmm_r1.config.export import checkpoint_folder, to_yaml, unplanned, without_secrets
 from lmm_r1.config.ppo import PPOConfig
 from lmm_r1.config.preferences import DPOConfig, KTOConfig, PRMConfig, RMConfig
 from lmm_r1.config.resolve import (

@@ -22,7 +22,7 @@ from lmm_r1.checkpoints.parity_record import kept_for
 from lmm_r1.cluster import nodes
 from lmm_r1.cluster.nodes import SharedPath, check_shared
 from lmm_r1.cluster.worker_processes import run_environment, worker_runtime
-from lmm_r1.config import PPOConfig, checkpoint_folder, sized_ppo, to_openrlhf_args
+from lmm_r1.config import PPOConfig, checkpoint_folder, sized_ppo
 from lmm_r1.config.checks import agent_options
 from lmm_r1.config.hardware import needed_gpus
 from lmm_r1.config.ppo import PlacedModel
@@ -42,8 +42,8 @@ from lmm_r1.data.training_rows import (
     told_of,
 )
 from lmm_r1.errors import UserError
-from lmm_r1.generation.backends import FINE_TUNE, check_backend
 from lmm_r1.generation.codec import check_turn_end, disagrees, with_correction
+from lmm_r1.generation.engine import FINE_TUNE, check_backend
 from lmm_r1.generation.ray_engines import (
     COLOCATED_SHARE,
     create_engines,
@@ -234,7 +234,7 @@ def _train(stage: _Stage, restarts: Restarts, trackers: Trackers) -> None:
     max_videos = max(len(videos_of(row.messages)) for row in rows + stage.eval_rows)
     workers = _start_workers(config, max_images=stage.max_images, max_videos=max_videos, reward=stage.reward)
     restarts.watch(workers.handles)
-    strategy = make_strategy(to_openrlhf_args(config))
+    strategy = make_strategy(config)
     trainer = KitPPOTrainer(
         config,
         strategy,

@@ -21,19 +21,10 @@ from helpers.flag_table import DIFFERENCES_BEGIN, DIFFERENCES_END, DIFFERENCES_P
 
 from lmm_r1 import dotted
 from lmm_r1.cli.arguments import given_flags, parse
-from lmm_r1.config import (
-    DIFFERENCES,
-    DPOConfig,
-    PPOConfig,
-    RMConfig,
-    SFTConfig,
-    resolve,
-    sized_ppo,
-    sized_supervised,
-    to_openrlhf_args,
-)
+from lmm_r1.config import DIFFERENCES, DPOConfig, PPOConfig, RMConfig, SFTConfig, resolve, sized_ppo, sized_supervised
 from lmm_r1.config.differences import differences_line
 from lmm_r1.config.ppo import GPU_COUNTS
+from lmm_r1.host.arguments import to_openrlhf_args
 
 pytestmark = [
     pytest.mark.contract,

@@ -23,13 +23,14 @@ from ray._private.serialization import SerializationContext
 from torch.utils.data import DataLoader
 
 from lmm_r1 import cpu, dotted
-from lmm_r1.config import PPOConfig, resolve, to_openrlhf_args
+from lmm_r1.config import PPOConfig, resolve
 from lmm_r1.data.messages import Row
 from lmm_r1.data.sample import MediaRef, Sample, Segment, placed
 from lmm_r1.data.training_rows import PromptStream
 from lmm_r1.generation import media_store
 from lmm_r1.generation.engine import SamplingSettings
 from lmm_r1.generation.group import GroupSettings, SampledGroup
+from lmm_r1.host.arguments import to_openrlhf_args
 from lmm_r1.rl.experiences import KitExperienceMaker
 from lmm_r1.rl.loop import KitPPOTrainer
 from lmm_r1.rl.rollouts import KitSamplesGenerator

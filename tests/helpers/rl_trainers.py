@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import TypeVar
 
 from lmm_r1 import dotted
-from lmm_r1.config import PPOConfig, to_openrlhf_args
+from lmm_r1.config import PPOConfig
 from lmm_r1.data.messages import Row
 from lmm_r1.host.strategy import make_strategy
 from lmm_r1.records.run_folder import RunFolder
@@ -22,7 +22,7 @@ def without_workers(kind: type[Trainer], config: PPOConfig, rows: Sequence[Row],
     """A trainer of prompts, whose policy's workers answer what is asked of them at once."""
     return kind(
         config,
-        make_strategy(to_openrlhf_args(config)),
+        make_strategy(config),
         actor_group=SimpleNamespace(async_run_method=lambda method_name: [ANSWERS[method_name]]),
         critic_group=None,
         reward_group=None,

@@ -13,11 +13,12 @@ from openrlhf.trainer.ppo_trainer import BasePPOTrainer
 from openrlhf.trainer.ray.vllm_engine import RolloutRayActor
 
 from lmm_r1 import cpu, dotted
-from lmm_r1.config import PPOConfig, resolve, to_openrlhf_args
+from lmm_r1.config import PPOConfig, resolve
 from lmm_r1.data.training_rows import PromptStream
 from lmm_r1.generation import ray_engines as engines
 from lmm_r1.generation.engine import SamplingSettings
 from lmm_r1.generation.group import GroupSettings
+from lmm_r1.host.arguments import to_openrlhf_args
 from lmm_r1.rl import run
 from lmm_r1.rl.rollouts import KitSamplesGenerator
 

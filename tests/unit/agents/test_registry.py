@@ -11,7 +11,7 @@ from lmm_r1.errors import UserError
 pytestmark = pytest.mark.unit
 
 HEAD = """
-from lmm_r1.agents.crop import CropEnvironment
+from lmm_r1.agents.tool_environment import CropEnvironment
 from lmm_r1.agents.environment import Answered, Environment, Episode
 from lmm_r1.data.messages import TextPart
 

@@ -10,8 +10,9 @@ import pytest
 from lmm_r1 import dotted
 from lmm_r1.cli.arguments import parse
 from lmm_r1.cli.help_texts import HELP, attach_help
-from lmm_r1.config import NOT_YET, PPOConfig, SFTConfig, resolve, to_openrlhf_args, to_yaml
+from lmm_r1.config import NOT_YET, PPOConfig, SFTConfig, resolve, to_yaml
 from lmm_r1.errors import UserError
+from lmm_r1.host.arguments import to_openrlhf_args
 
 pytestmark = pytest.mark.unit
 

@@ -12,7 +12,7 @@ from lmm_r1.chat.chat_model import load_model
 from lmm_r1.config.batch_inference import BatchConfig
 from lmm_r1.config.generation import ChatConfig
 from lmm_r1.evaluation import measurement
-from lmm_r1.generation import backends
+from lmm_r1.generation import engine as backends
 from lmm_r1.generation.engine import EngineSettings
 
 pytestmark = pytest.mark.unit

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lmm_r1.agents.crop import box_in_pixels
+from lmm_r1.agents.tool_environment import box_in_pixels
 from lmm_r1.tasks.visual_search import ASKED, NOISE, TILES, Tile, VisualSearchTask, marks
 
 pytestmark = pytest.mark.unit

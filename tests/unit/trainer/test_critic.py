@@ -11,7 +11,8 @@ from openrlhf.trainer.ppo_utils.kl_controller import FixedKLController
 from torch.distributed.device_mesh import init_device_mesh
 
 from lmm_r1 import dotted
-from lmm_r1.config import PPOConfig, resolve, to_openrlhf_args
+from lmm_r1.config import PPOConfig, resolve
+from lmm_r1.host.arguments import to_openrlhf_args
 from lmm_r1.lmm_kits import Media
 from lmm_r1.rl.critic_workers import KitCriticActor, KitCriticPPOTrainer, KitRewardActor
 from lmm_r1.rl.experiences import KitExperienceMaker

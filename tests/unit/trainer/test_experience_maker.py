@@ -11,9 +11,10 @@ from helpers.samples import media_ref
 from openrlhf.trainer.ppo_utils.experience import Experience
 
 from lmm_r1 import cpu, dotted
-from lmm_r1.config import PPOConfig, resolve, to_openrlhf_args
+from lmm_r1.config import PPOConfig, resolve
 from lmm_r1.data import prefix_tree
 from lmm_r1.data.sample import PlacedRef, media_before
+from lmm_r1.host.arguments import to_openrlhf_args
 from lmm_r1.rl.batching import pass_limits, sample_sizes
 from lmm_r1.rl.experiences import KitExperienceMaker, is_on_policy
 

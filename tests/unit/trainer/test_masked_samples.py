@@ -13,8 +13,9 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 from torch.distributed.device_mesh import init_device_mesh
 
 from lmm_r1 import dotted
-from lmm_r1.config import PPOConfig, resolve, to_openrlhf_args
+from lmm_r1.config import PPOConfig, resolve
 from lmm_r1.data.sample import MediaRef, PlacedRef
+from lmm_r1.host.arguments import to_openrlhf_args
 from lmm_r1.rl.experiences import KitExperienceMaker
 from lmm_r1.rl.workers import GroupReplayBuffer
 

@@ -11,7 +11,7 @@ from helpers.conversations import message, row
 from helpers.samples import generated_sample
 
 from lmm_r1 import dotted
-from lmm_r1.config import PPOConfig, resolve, to_openrlhf_args
+from lmm_r1.config import PPOConfig, resolve
 from lmm_r1.data.sample import Sample
 from lmm_r1.data.training_rows import PromptStream
 from lmm_r1.host.checkpoint_folder import saving_name
@@ -78,7 +78,7 @@ def make_trainer(tmp_path: Path, calls: list, monkeypatch: pytest.MonkeyPatch) -
         folder.open("")
         trainer = KitPPOTrainer(
             config,
-            make_strategy(to_openrlhf_args(config)),
+            make_strategy(config),
             actor_group=PlayedGroup("policy", calls, states),
             critic_group=PlayedGroup("critic", calls),
             reward_group=None,

@@ -6,7 +6,8 @@ import pytest
 import ray
 
 from lmm_r1 import cpu, dotted
-from lmm_r1.config import PPOConfig, to_openrlhf_args
+from lmm_r1.config import PPOConfig
+from lmm_r1.host.arguments import to_openrlhf_args
 from lmm_r1.rl.loop import KitPPOTrainer
 
 pytestmark = pytest.mark.unit

@@ -10,7 +10,7 @@ from helpers.samples import generated_sample
 from helpers.tracked_runs import of_tensorboard, texts_of_tensorboard
 
 from lmm_r1 import dotted
-from lmm_r1.config import PPOConfig, resolve, to_openrlhf_args
+from lmm_r1.config import PPOConfig, resolve
 from lmm_r1.config.rewards import WeightedPart
 from lmm_r1.data.sample import Sample
 from lmm_r1.data.training_rows import PromptStream
@@ -55,7 +55,7 @@ def config(tmp_path: Path) -> PPOConfig:
 def test_metrics_and_rollouts_of_a_step_reach_the_trackers(config, tmp_path):
     folder = RunFolder(path=tmp_path / "run", name="rl", kind="rl")
     folder.open("")
-    strategy = make_strategy(to_openrlhf_args(config))
+    strategy = make_strategy(config)
     with open_trackers(config, folder=folder.path, resumed=False) as trackers:
         trainer = KitPPOTrainer(
             config,
@@ -122,7 +122,7 @@ def test_metrics_and_rollouts_of_a_step_reach_the_trackers(config, tmp_path):
 
 
 def test_the_workers_get_no_key(config, tmp_path):
-    strategy = make_strategy(to_openrlhf_args(dotted.replace(config, {"logger.wandb.key": "hush"})))
+    strategy = make_strategy(dotted.replace(config, {"logger.wandb.key": "hush"}))
     groups = dict.fromkeys(("actor_group", "critic_group", "reward_group", "reference_group"))
     KitPPOTrainer(
         config,
