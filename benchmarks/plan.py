@@ -29,6 +29,7 @@ from memory import forget_peak, resident_bytes, resident_peak
 from lmm_r1 import cpu
 
 if TYPE_CHECKING:
+    from lmm_r1.models.loading import LoadSettings
     from lmm_r1.planning.pass_memory import EmptyModel, PassBatch, Role
 
 STEPS = 2
@@ -207,16 +208,19 @@ def compare(name: str, case: Case) -> dict[str, Any]:
     }
 
 
-def load_settings(case: Case) -> dict[str, Any]:
-    return {
-        "attn_implementation": "auto",
-        "param_dtype": case.param_dtype,
-        "packing_samples": True,
-        "share_prefix": True,
-        "freeze_visual_encoder": case.freeze_visual_encoder,
-        "lora_rank": case.lora_rank,
-        "max_len": 16384,
-    }
+def load_settings(case: Case) -> LoadSettings:
+    from lmm_r1.config.shared import LoraConfig
+    from lmm_r1.models.loading import LoadSettings
+
+    return LoadSettings(
+        attn_implementation="auto",
+        param_dtype=case.param_dtype,
+        packing_samples=True,
+        share_prefix=True,
+        freeze_visual_encoder=case.freeze_visual_encoder,
+        lora=LoraConfig(rank=case.lora_rank),
+        max_len=16384,
+    )
 
 
 def batch_of(case: Case, model: Path) -> PassBatch:
@@ -270,7 +274,7 @@ def measure(case: Case, model: Path) -> dict[str, float]:
     from train_batches import optimizer_settings
 
     from lmm_r1 import dotted
-    from lmm_r1.config import PPOConfig, to_openrlhf_args
+    from lmm_r1.config import PPOConfig
     from lmm_r1.host.strategy import default_to_one_process, make_strategy
     from lmm_r1.models.actor import KitActor
     from lmm_r1.models.value_model import KitValueModel
@@ -282,18 +286,19 @@ def measure(case: Case, model: Path) -> dict[str, float]:
         "ds.zero_stage": case.zero_stage,
         "train.batch_size": case.passes,
     }
-    args = to_openrlhf_args(dotted.replace(PPOConfig(), settings))
-    strategy = make_strategy(args)
+    strategy = make_strategy(dotted.replace(PPOConfig(), settings))
+    args = strategy.args
     strategy.setup_distributed()
     batch = batch_of(case, model)
     # What is there before a run's first model is: the libraries' memory, which their first use makes.
     torch.nn.functional.linear(torch.ones(64, 64), torch.ones(64, 64))
     before = resident_bytes()
-    given = {**load_settings(case), "ds_config": strategy.get_ds_train_config()}
+    given = load_settings(case)
+    ds_config = strategy.get_ds_train_config()
     if case.role == "critic":
-        actor: Any = KitValueModel(str(model), "critic", value_head_prefix="score", **given)
+        actor: Any = KitValueModel(str(model), "critic", given, value_head_prefix="score", ds_config=ds_config)
     else:
-        actor = KitActor(str(model), **given)
+        actor = KitActor(str(model), given, ds_config=ds_config)
     if case.checkpointing:
         actor.gradient_checkpointing_enable({"use_reentrant": False})
     actor, _, _ = strategy.prepare((actor, optimizer_settings(args, steps=STEPS)))

@@ -21,14 +21,14 @@ from train_batches import GroupBatch, optimizer_settings
 
 from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig
-from lmm_r1.config.export import to_openrlhf_args
 from lmm_r1.host.strategy import KitStrategy, default_to_one_process, make_strategy
 from lmm_r1.lmm_kits import LmmKit
 from lmm_r1.models.actor import KitActor
+from lmm_r1.models.loading import LoadSettings
 from lmm_r1.rl.workers import media_per_row
 
 # OpenRLHF's own actor, and ours on the padded batch, on packed sequences and on those with shared prefixes.
-OURS = {
+OURS: dict[str, dict[str, Any]] = {
     "padded": {},
     "packed": {"packing_samples": True},
     "shared": {"packing_samples": True, "share_prefix": True},
@@ -100,19 +100,19 @@ class PolicyUpdate:
 def load_updates(kit: LmmKit, folder: Path) -> list[PolicyUpdate]:
     """Return all ways for one checkpoint, in single precision, in a process group of this process alone."""
     default_to_one_process()
-    args = _arguments(folder)
-    strategy = make_strategy(args)
+    strategy = make_strategy(_config(folder))
     strategy.setup_distributed()
+    args = strategy.args
     # There is no plan of passes in a buffer: each is a step.
     args.train.dynamic_batch_enable = False
     actors = {"openrlhf": _openrlhf_actor(kit, folder)}
     for way, settings in OURS.items():
-        actors[way] = KitActor(str(folder), attn_implementation="sdpa", param_dtype="fp32", **settings)
+        actors[way] = KitActor(str(folder), LoadSettings(attn_implementation="sdpa", param_dtype="fp32", **settings))
     return [_prepared(way, actor, strategy, args) for way, actor in actors.items()]
 
 
-def _arguments(folder: Path) -> SimpleNamespace:
-    """Return the trainer's arguments: OpenRLHF's defaults, one pass per step, no reference model."""
+def _config(folder: Path) -> PPOConfig:
+    """Return the trainer's settings: OpenRLHF's defaults, one pass per step, no reference model."""
     settings = {
         "actor.model_name_or_path": str(folder),
         "actor.adam.lr": 0.0,
@@ -122,7 +122,7 @@ def _arguments(folder: Path) -> SimpleNamespace:
         "train.batch_size": 1,
         "train.micro_batch_size": 1,
     }
-    return to_openrlhf_args(dotted.replace(PPOConfig(), settings))
+    return dotted.replace(PPOConfig(), settings)
 
 
 def _openrlhf_actor(kit: LmmKit, folder: Path) -> Actor:

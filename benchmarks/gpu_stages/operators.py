@@ -20,9 +20,9 @@ from torch.utils._pytree import tree_leaves
 from train_batches import GroupBatch
 from transformers.vision_utils import get_vision_position_ids, get_vision_window_index
 
-from lmm_r1.models import vision_windows
 from lmm_r1.models.output_layer import TokenOutcomes, token_outcomes
 from lmm_r1.models.packed import attention
+from lmm_r1.models.packed import varlen_kernel as vision_windows
 from lmm_r1.models.packed.attention import packed_as
 from lmm_r1.models.packed.packing import BatchInputs, Targets
 from lmm_r1.models.packed.varlen_kernel import Stretches, VarlenKernel

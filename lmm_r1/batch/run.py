@@ -24,16 +24,20 @@ from lmm_r1.data.messages import Row, check_asks, images_of, videos_of
 from lmm_r1.data.row_parser import stored_messages
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import lock_of, locked, write_atomically
-from lmm_r1.generation.backends import (
+from lmm_r1.generation.engine import (
     PLAIN_TRANSFORMERS,
     Backend,
+    EngineSettings,
+    EpisodeSettings,
+    Outcome,
+    Responder,
+    SamplingSettings,
     check_backend,
     make_engine,
     playing,
     prepare_process,
     split_adapter,
 )
-from lmm_r1.generation.engine import EngineSettings, EpisodeSettings, Outcome, Responder, SamplingSettings
 from lmm_r1.lmm_kits import Checkpoint, LmmKit
 from lmm_r1.lmm_kits.checkpoint import check_pixel_bounds, check_weights
 from lmm_r1.lmm_kits.plain_text import text_ids

@@ -80,7 +80,7 @@ def _longest(model_config: PretrainedConfig) -> int:
 
 def load_model(config: ChatConfig) -> ChatModel:
     """Load the checkpoint; raises UserError where it cannot be had, before the engine starts where possible."""
-    from lmm_r1.generation.backends import make_engine, playing_engine, prepare_process, split_adapter
+    from lmm_r1.generation.engine import make_engine, playing_engine, prepare_process, split_adapter
     from lmm_r1.lmm_kits import Checkpoint
     from lmm_r1.lmm_kits.checkpoint import check_weights
 

@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
+from lmm_r1.config.shared import LoraConfig
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import written_folder
 from lmm_r1.lmm_kits import Checkpoint, LmmKit
@@ -27,7 +28,7 @@ from lmm_r1.lmm_kits.checkpoint import check_weights
 from lmm_r1.lmm_kits.registry import kit_name_of
 from lmm_r1.models.adapters import (
     BASE_IN_4BIT,
-    LoraSettings,
+    LoraConfig,
     adapted_layers,
     add_adapters,
     chosen_layers,
@@ -391,7 +392,7 @@ def load_trained(
         strange = sorted(set(weights.adapted) - set(chosen_layers(model, kit, ("all-linear",))))
         if strange:
             raise _another_model(weights, path, f"no linear layer for the adapters of {listed(strange)}")
-        settings = LoraSettings(
+        settings = LoraConfig(
             rank=weights.rank,
             alpha=lora_alpha,
             dropout=0.0,

@@ -1,7 +1,7 @@
 """Every flag of the commands, with its default and its help."""
 
 from lmm_r1.config.differences import DIFFERENCES, ONLY_DEFAULTS, Difference
-from lmm_r1.config.export import checkpoint_folder, to_openrlhf_args, to_yaml, unplanned, without_secrets
+from lmm_r1.config.export import checkpoint_folder, to_yaml, unplanned, without_secrets
 from lmm_r1.config.hardware import sized_ppo, sized_supervised
 from lmm_r1.config.ppo import PPOConfig
 from lmm_r1.config.preferences import DPOConfig, KTOConfig, PRMConfig, RMConfig

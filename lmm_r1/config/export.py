@@ -1,15 +1,12 @@
-"""A config as OpenRLHF reads it, as a run folder keeps it, and the part of it that a stopped run must go on with."""
+"""A config as a run folder keeps it, and the part of it that a stopped run must go on with."""
 
 import dataclasses
-import functools
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import yaml
 
 from lmm_r1 import dotted
-from lmm_r1.config.differences import only_defaults
 from lmm_r1.config.model_checks import why_not_during_generation
 from lmm_r1.config.ppo import MOST_PASS_TOKENS, PPOConfig
 from lmm_r1.config.supervised import KDConfig, SupervisedConfig
@@ -105,27 +102,6 @@ def checkpoint_folder(config: PPOConfig | SupervisedConfig) -> Path:
     return Path(ckpt.output_dir) / "checkpoints" if ckpt.path is None else Path(ckpt.path)
 
 
-def to_openrlhf_args(config: PPOConfig | SupervisedConfig) -> SimpleNamespace:
-    """Return the nested namespace that OpenRLHF's own parser and checks make of the same flags; it may be changed."""
-    settings = dataclasses.asdict(unplanned(config))
-    for flag, known in only_defaults(dotted.leaf_types(type(config))).items():
-        *groups, name = flag.split(".")
-        functools.reduce(dict.__getitem__, groups, settings)[name] = known.value
-    args = _namespace(settings)
-    # peft knows the one word as a shorthand; in a list it would be the name of a module.
-    if args.ds.lora.target_modules == ("all-linear",):
-        args.ds.lora.target_modules = "all-linear"
-    # Upstream counts the ranks that get the same samples by this, in its meshes, batches and groups of workers.
-    args.ds.ring_attn_size = config.ds.ulysses_size
-    args.ckpt.path = str(checkpoint_folder(config))
-    if isinstance(config, PPOConfig):
-        # Our engines choose by the model's size; nobody reads this one.
-        args.vllm.enforce_eager = bool(config.vllm.enforce_eager)
-    if isinstance(config, PPOConfig) and config.reward.remote_url:
-        args.reward.remote_url = config.reward.remote_url.split(",")
-    return args
-
-
 def unplanned(config: Config) -> Config:
     """Return the settings with what a plan has left open, or was not made for, as it is without one."""
     shares = isinstance(config, PPOConfig) and config.train.colocate_all
@@ -156,12 +132,6 @@ def without_secrets(config: PPOConfig | SupervisedConfig) -> dict[str, Any]:
             node = node[group]
         node[name] = None
     return {name: _plain(value) for name, value in settings.items()}
-
-
-def _namespace(settings: dict[str, object]) -> SimpleNamespace:
-    return SimpleNamespace(
-        **{name: _namespace(value) if isinstance(value, dict) else value for name, value in settings.items()}
-    )
 
 
 def _plain(value: object) -> object:

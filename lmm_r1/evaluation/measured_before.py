@@ -23,7 +23,7 @@ from lmm_r1.files.json_files import (
     text_field,
     write_json_object,
 )
-from lmm_r1.generation.backends import split_adapter
+from lmm_r1.generation.engine import split_adapter
 from lmm_r1.records.responses import JudgedResponse, read_responses, responses_digest, write_responses
 
 

@@ -23,16 +23,19 @@ from lmm_r1.evaluation.row_set import DEFAULT_VERIFIER, Choices, RowSet, file_ro
 from lmm_r1.evaluation.scoreboard import CheckpointResponses, MeasuredFile
 from lmm_r1.evaluation.scores import check_reward_parts, default_verifiers
 from lmm_r1.files.atomic import lock_of, locked
-from lmm_r1.generation.backends import (
+from lmm_r1.generation.endpoint import AnswerLog, EndpointEngine, EndpointSettings
+from lmm_r1.generation.engine import (
     PLAIN_TRANSFORMERS,
+    EngineSettings,
+    EpisodeSettings,
+    Responder,
+    SamplingSettings,
     check_backend,
     make_engine,
     playing,
     prepare_process,
     split_adapter,
 )
-from lmm_r1.generation.endpoint import AnswerLog, EndpointEngine, EndpointSettings
-from lmm_r1.generation.engine import EngineSettings, EpisodeSettings, Responder, SamplingSettings
 from lmm_r1.lmm_kits import Checkpoint, kit_of
 from lmm_r1.lmm_kits.checkpoint import check_images_taken, check_pixel_bounds, check_weights
 from lmm_r1.scoring.response_scores import Judge

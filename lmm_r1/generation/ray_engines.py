@@ -19,8 +19,16 @@ from lmm_r1.config import PPOConfig
 from lmm_r1.config.export import UNPLANNED
 from lmm_r1.data.messages import Row
 from lmm_r1.errors import UserError
-from lmm_r1.generation.backends import Backend, make_engine, playing, prepare_process
-from lmm_r1.generation.engine import EngineSettings, EpisodeSettings, Outcome, SamplingSettings
+from lmm_r1.generation.engine import (
+    Backend,
+    EngineSettings,
+    EpisodeSettings,
+    Outcome,
+    SamplingSettings,
+    make_engine,
+    playing,
+    prepare_process,
+)
 from lmm_r1.generation.engine_actor import AgentSpec, RolloutActor
 from lmm_r1.generation.engine_arguments import engine_arguments
 from lmm_r1.generation.worker_extension import BucketWeights, FileWeights

@@ -20,9 +20,8 @@ from lmm_r1 import cpu
 from lmm_r1.data.messages import Row
 from lmm_r1.data.sample import WHOLE, Completion
 from lmm_r1.errors import UserError
-from lmm_r1.generation.backends import merged_checkpoint
 from lmm_r1.generation.codec import LimitedCodec, TextStream
-from lmm_r1.generation.engine import EngineSettings, Outcome, SamplingSettings
+from lmm_r1.generation.engine import EngineSettings, Outcome, SamplingSettings, merged_checkpoint
 from lmm_r1.generation.engine_arguments import engine_arguments, free_share
 from lmm_r1.generation.request import Request, Response
 from lmm_r1.generation.sampling import sampling_params

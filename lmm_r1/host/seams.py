@@ -1,6 +1,6 @@
-"""Which names of OpenRLHF are replaced in the processes that hold models, and why.
+"""Which names of OpenRLHF and of other libraries are replaced, and why.
 
-Upstream's worker code finds these names as globals of its own modules; `install` puts ours in their place. Which further
+OpenRLHF's worker code finds its names as globals of its own modules; `install` puts ours in their place. Which further
 names are subclassed or used, and the signatures relied on, are data of a contract test (tests/data/openrlhf_names.yaml).
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,11 +25,11 @@ class Replacement:
 
 
 _ACTOR = {
-    "ours": "lmm_r1.models.actor:KitActor",
+    "ours": "lmm_r1.models.actor:worker_policy",
     "reason": "loading, positions and media tensors depend on the architecture: the kit knows them",
 }
 _VALUE_MODEL = {
-    "ours": "lmm_r1.models.value_model:KitValueModel",
+    "ours": "lmm_r1.models.value_model:worker_value_model",
     "reason": "upstream knows plain language models alone, and computes no images",
 }
 _MEDIA = {
@@ -83,50 +83,75 @@ REPLACEMENTS: tuple[Replacement, ...] = (
 )
 
 
-def install(
-    *,
-    trust_remote_code: bool,
-    share_prefix: bool,
-    freeze_visual_encoder: bool,
-    max_len: int,
-    freeze_prefix: Sequence[str] = (),
-    use_liger_kernel: bool = True,
-    use_dora: bool = False,
-    use_rslora: bool = False,
-    image_cache_gib: float = 0.0,
-    checkpointed_layers: int | None = None,
-    trained: bool = True,
-) -> None:
+_CUDA = {
+    "ours": "lmm_r1.cpu:prepare_worker",
+    "reason": "OpenRLHF calls torch.cuda directly, which fails on a CPU",
+}
+_ONEDNN = {
+    "ours": "lmm_r1.cpu:_pack_alike",
+    "reason": "the layout of packed weights depends on the number of threads, and must be the same for all weights",
+}
+_MUON = {"ours": "lmm_r1.host.optimizer:settle_muon", "reason": "DeepSpeed has no settings for ns_steps and nesterov"}
+
+# Names of other libraries that are replaced. The contract test knows of no other module that replaces any.
+PATCHES: tuple[Replacement, ...] = (
+    Replacement(upstream="torch.cuda:current_device", **_CUDA),
+    Replacement(upstream="torch.cuda:set_device", **_CUDA),
+    Replacement(upstream="torch.cuda:synchronize", **_CUDA),
+    Replacement(upstream="torch.cuda:current_stream", **_CUDA),
+    Replacement(
+        upstream="vllm.v1.worker.cpu_model_runner:CPUModelRunner._bookkeeping_sync",
+        ours="lmm_r1.cpu:_take_seeds",
+        reason="vLLM turns a request's generator back by an offset, which generators of a CPU do not have",
+    ),
+    Replacement(upstream="vllm._custom_ops:create_onednn_mm", **_ONEDNN),
+    Replacement(upstream="vllm._custom_ops:create_onednn_scaled_mm", **_ONEDNN),
+    Replacement(
+        upstream="vllm.utils.cpu_triton_utils:expand_kernel",
+        ours="lmm_r1.cpu:_mend_guesses",
+        reason="vLLM 0.29 rounds the temperature of guessed tokens to a whole number on CPUs",
+    ),
+    Replacement(
+        upstream="tqdm.std:tqdm.__init__",
+        ours="lmm_r1.quiet:prepare_process",
+        reason="progress bars of transformers and vLLM that no setting turns off",
+    ),
+    Replacement(
+        upstream="deepspeed.runtime.zero:Init",
+        ours="lmm_r1.host.zero:weights_alone_cast",
+        reason="DeepSpeed rounds the buffers of a model that is loaded into ZeRO-3 shards",
+    ),
+    Replacement(
+        upstream="deepspeed.comm.torch:build_shm_op",
+        ours="lmm_r1.host.seams:prepare_training",
+        reason="DeepSpeed compiles a shared-memory collective on first use, for 40 s",
+    ),
+    Replacement(
+        upstream="deepspeed.runtime.engine:DeepSpeedEngine._do_optimizer_sanity_check",
+        ours="lmm_r1.host.optimizer:passes_added_up",
+        reason="DeepSpeed honours grad_accum_dtype with ZeRO-3 only",
+    ),
+    Replacement(
+        upstream="deepspeed.runtime.engine:DeepSpeedEngine._configure_basic_optimizer",
+        ours="lmm_r1.host.optimizer:eight_bit_adam",
+        reason="DeepSpeed does not know AdamW in 8 bits",
+    ),
+    Replacement(upstream="deepspeed.runtime.zero.muon.original_muon:muon_update", **_MUON),
+    Replacement(upstream="deepspeed.runtime.zero.stage_1_and_2:muon_update", **_MUON),
+    Replacement(upstream="deepspeed.runtime.zero.stage3:muon_update", **_MUON),
+)
+
+
+def install(settings: object) -> None:
     """Put our names in the place of those that upstream's worker code looks up; may be called again.
 
     Only in processes that hold models. `init_device_mesh` is left to `prepare_training`.
 
     Args:
-        freeze_visual_encoder: of value models, which upstream hands on to the policy alone.
-        max_len: tokens of the run's longest sample.
-        freeze_prefix: of the names of weights that are not trained, of policy and value models.
-        use_liger_kernel: of value models, to which upstream does not hand it on.
-        use_dora, use_rslora: of models that get adapters, whose kinds upstream does not know.
-        image_cache_gib: of all models, for features of their images.
-        checkpointed_layers: how many layers gradient checkpointing is for; None is all.
-        trained: whether the process trains its model.
+        settings: `LoadSettings` of the process's model.
     """
-    both: dict[str, Any] = {"trust_remote_code": trust_remote_code, "share_prefix": share_prefix, "max_len": max_len}
-    both["use_liger_kernel"] = use_liger_kernel
-    both |= {name: True for name, on in {"use_dora": use_dora, "use_rslora": use_rslora}.items() if on}
-    if image_cache_gib:
-        both |= {"image_cache_gib": image_cache_gib, "trained": trained}
-    if checkpointed_layers is not None:
-        both["checkpointed_layers"] = checkpointed_layers
-    if freeze_prefix:
-        both["freeze_prefix"] = tuple(freeze_prefix)
-    built = {
-        path: functools.partial(resolve(path), **both, **settings)
-        for path, settings in (
-            (_ACTOR["ours"], {"ban_media_tokens": True}),
-            (_VALUE_MODEL["ours"], {"freeze_visual_encoder": freeze_visual_encoder}),
-        )
-    }
+    models = (_ACTOR["ours"], _VALUE_MODEL["ours"])
+    built = {path: functools.partial(resolve(path), settings=settings) for path in models}
     for replacement in REPLACEMENTS:
         if replacement.ours.endswith(":prepare_training"):
             continue

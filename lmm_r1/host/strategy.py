@@ -12,7 +12,6 @@ from collections.abc import Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import deepspeed.comm.comm as deepspeed_comm
@@ -25,9 +24,12 @@ from openrlhf.models.ring_attn_utils import set_ring_attn_group
 from torch.distributed.device_mesh import DeviceMesh
 
 from lmm_r1 import cpu, loading
+from lmm_r1.config import PPOConfig, SupervisedConfig
+from lmm_r1.config.export import unplanned
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import written_into
 from lmm_r1.host import seams
+from lmm_r1.host.arguments import to_openrlhf_args
 from lmm_r1.host.checkpoints import CheckpointStrategy
 from lmm_r1.host.openrlhf_models import Actor, HostedModel
 from lmm_r1.host.optimizer import (
@@ -55,6 +57,8 @@ _ERROR = re.compile(r"^(?:\w+\.)*(\w+(?:Error|Exception)\b.*)", re.MULTILINE)
 class KitStrategy(CheckpointStrategy):
     """DeepSpeed set-up for one training process; on a machine without CUDA with gloo and PyTorch's own AdamW."""
 
+    config: Any
+    """The run's PPOConfig or SupervisedConfig, from which the namespace of OpenRLHF's workers is made."""
     _vision_lr: float | None = None
     _losses: tuple[torch.Tensor, ...] = ()
     """Of this rank's passes since the last optimizer step."""
@@ -207,14 +211,16 @@ def split_groups(groups: Sequence[dict[str, Any]], *, members: Set[int], lr: flo
     return split
 
 
-def make_strategy(args: SimpleNamespace) -> KitStrategy:
-    """Return the strategy that OpenRLHF's `get_strategy` would build from the same arguments."""
-    is_rl = hasattr(args, "actor")
+def make_strategy(config: PPOConfig | SupervisedConfig) -> KitStrategy:
+    """Return the strategy that OpenRLHF's `get_strategy` would build from the same settings."""
+    config = unplanned(config)
+    args = to_openrlhf_args(config)
+    is_rl = isinstance(config, PPOConfig)
     if is_rl:
         # Upstream's name for optimizer steps of any number of passes, which ours always are. Whether passes are cut by
         # tokens is asked of the config.
         args.train.dynamic_batch_enable = True
-    return KitStrategy(
+    strategy = KitStrategy(
         seed=args.train.seed,
         full_determinism=args.train.full_determinism_enable,
         max_norm=args.actor.max_norm if is_rl else args.max_norm,
@@ -223,6 +229,8 @@ def make_strategy(args: SimpleNamespace) -> KitStrategy:
         zero_stage=args.ds.zero_stage,
         args=args,
     )
+    strategy.config = config
+    return strategy
 
 
 def default_to_one_process() -> None:

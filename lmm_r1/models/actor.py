@@ -44,16 +44,19 @@ class KitActor(KitModule, Actor):
 
     def __init__(
         self,
-        pretrain_or_model: str,
+        path: str,
+        settings: LoadSettings,
+        *,
         temperature: float = 1.0,
-        trust_remote_code: bool = False,
         ban_media_tokens: bool = False,
-        **settings: Any,
+        ds_config: dict[str, Any] | None = None,
+        empty: bool = False,
     ) -> None:
-        loaded = load_model(pretrain_or_model, LoadSettings.of(trust_remote_code=trust_remote_code, **settings))
+        """Args: those of `load_model`, and how the rollout samples."""
+        loaded = load_model(path, settings, ds_config=ds_config, empty=empty)
         if hasattr(loaded.model.config, "value_head_prefix"):
             raise UserError(
-                f"{pretrain_or_model}: this is a critic or reward model, which has no output layer to generate with; "
+                f"{path}: this is a critic or reward model, which has no output layer to generate with; "
                 "give the checkpoint of a policy"
             )
         super().__init__(loaded.model, temperature=temperature)
@@ -62,7 +65,7 @@ class KitActor(KitModule, Actor):
         self.is_vlm = self.kit.takes_images
         banned: tuple[int, ...] = ()
         if ban_media_tokens:
-            processor = self.kit.load_processor(pretrain_or_model, trust_remote_code=trust_remote_code)
+            processor = self.kit.load_processor(path, trust_remote_code=settings.trust_remote_code)
             banned = self.kit.banned_token_ids(self.model_config, self.kit.tokenizer_of(processor))
         self.banned_token_ids = torch.tensor(banned, dtype=torch.long)
         self.routers: Routers | None = None
@@ -327,6 +330,21 @@ class KitActor(KitModule, Actor):
 
     def _sampler(self, device: torch.device) -> Sampler:
         return Sampler(temperature=self.temperature, banned_token_ids=self.banned_token_ids.to(device))
+
+
+def worker_policy(path: str, settings: LoadSettings, **given: Any) -> KitActor:
+    """Return the policy or reference of an RL run, as OpenRLHF's workers call `Actor`.
+
+    Args:
+        given: what they pass; all but these two is in the settings.
+    """
+    return KitActor(
+        path,
+        settings,
+        temperature=given.get("temperature", 1.0),
+        ban_media_tokens=True,
+        ds_config=given.get("ds_config"),
+    )
 
 
 def wanted_targets(attention_mask: torch.Tensor, action_mask: torch.Tensor | None) -> Targets:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from bitsandbytes.functional import QuantState, dequantize_4bit
 from bitsandbytes.nn import Linear4bit, Params4bit
-from peft import LoraConfig, TaskType, get_peft_model_state_dict, inject_adapter_in_model
+from peft import LoraConfig as PeftConfig
+from peft import TaskType, get_peft_model_state_dict, inject_adapter_in_model
 from peft.tuners.lora import LoraLayer
 from peft.tuners.lora.layer import LoraVariant
 from peft.tuners.lora.variants import DoraLinearVariant
@@ -20,6 +20,7 @@ from peft.utils.transformers_weight_conversion import _MODEL_TO_CONVERSION_PATTE
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
+from lmm_r1.config.shared import LoraConfig
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import LmmKit
 
@@ -126,23 +127,8 @@ _SAVED_PREFIX = "base_model.model."  # in front of every name in peft's files
 BASE_IN_4BIT = "base_in_4bit"
 
 
-@dataclass(frozen=True, kw_only=True)
-class LoraSettings:
-    """What `--ds.lora.*` says."""
-
-    rank: int
-    alpha: int
-    dropout: float
-    target_modules: tuple[str, ...]
-    """Ends of names, such as `q_proj` or `self_attn.q_proj`; `("all-linear",)` takes every linear layer."""
-    use_dora: bool = False
-    """Rows of weights get a length of their own, which is trained; the factors turn them (https://arxiv.org/abs/2402.09353)."""
-    use_rslora: bool = False
-    """Scale by alpha / sqrt(rank) instead of alpha / rank (https://arxiv.org/abs/2312.03732)."""
-
-
 def add_adapters(
-    model: PreTrainedModel, kit: LmmKit, settings: LoraSettings, *, freeze_prefix: tuple[str, ...] = ()
+    model: PreTrainedModel, kit: LmmKit, settings: LoraConfig, *, freeze_prefix: tuple[str, ...] = ()
 ) -> None:
     """Give the language model's linear layers adapters and freeze everything else; raises UserError for bad settings.
 
@@ -159,7 +145,7 @@ def add_adapters(
             f"--actor.freeze_prefix {' '.join(freeze_prefix)} (in SFT --model.freeze_prefix): every layer that "
             "--ds.lora.target_modules adapts is under it, and nothing would be trained; leave one out"
         )
-    config = LoraConfig(
+    config = PeftConfig(
         task_type=TaskType.CAUSAL_LM,
         r=settings.rank,
         lora_alpha=settings.alpha,
@@ -219,7 +205,7 @@ def _ends_with(name: str, target: str) -> bool:
     return name == target or name.endswith(f".{target}")
 
 
-def _check(settings: LoraSettings) -> None:
+def _check(settings: LoraConfig) -> None:
     if settings.rank < 1:
         raise UserError(f"--ds.lora.rank {settings.rank}: must be at least 1, or 0 to train without LoRA")
     if settings.alpha < 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.nn.functional import linear
@@ -13,11 +13,13 @@ from torch.nn.modules.conv import _ConvNd
 from transformers import PreTrainedModel
 
 from lmm_r1 import cpu
+from lmm_r1.config import PPOConfig
+from lmm_r1.config.shared import LoraConfig
 from lmm_r1.errors import UserError
 from lmm_r1.host.openrlhf_models import set_z3_leaf_modules
 from lmm_r1.host.zero import HfDeepSpeedConfig, set_leaf_classes, weights_alone_cast
 from lmm_r1.lmm_kits import Checkpoint, LmmKit
-from lmm_r1.models.adapters import EVERY_LAYER, LoraSettings, add_adapters, language_layers, quantize_layers
+from lmm_r1.models.adapters import add_adapters, language_layers, quantize_layers
 from lmm_r1.models.buffers import (
     Buffers,
     check_buffers,
@@ -28,8 +30,8 @@ from lmm_r1.models.buffers import (
 from lmm_r1.models.image_features import GIB, KeptFeatures, keep_features
 from lmm_r1.models.liger import use_liger
 from lmm_r1.models.packed.attention import packing_refusal, use_packed_attention
+from lmm_r1.models.packed.varlen_kernel import join_windows
 from lmm_r1.models.rope_scaling import check_rope, settle_rope
-from lmm_r1.models.vision_windows import join_windows
 
 
 class _PatchProduct(torch.nn.Conv3d):
@@ -59,89 +61,59 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 @dataclass(frozen=True, kw_only=True)
 class LoadSettings:
-    """How a checkpoint is loaded for training, as the flags of `--ds` say."""
+    """How a run loads one of its models, as its flags say."""
 
-    param_dtype: str
     attn_implementation: str
-    experts_implementation: str | None
-    packing_samples: bool
-    share_prefix: bool
-    freeze_visual_encoder: bool
-    freeze_prefix: tuple[str, ...]
-    """Of the names of weights that are not trained."""
-    lora: LoraSettings | None
-    ds_config: dict | None
-    trust_remote_code: bool
-    max_len: int | None
+    param_dtype: str = "bf16"
+    experts_implementation: str | None = None
+    packing_samples: bool = False
+    share_prefix: bool = False
+    freeze_visual_encoder: bool = False
+    freeze_prefix: tuple[str, ...] = ()
+    """Prefixes of the names of weights that are not trained."""
+    lora: LoraConfig = LoraConfig()
+    """Rank 0 is no adapters."""
+    trust_remote_code: bool = False
+    max_len: int | None = None
     """Tokens of the longest sample; None only for models whose rotary embedding does not depend on it."""
-    in_4bit: bool = False
+    load_in_4bit: bool = False
     """The language model's linear layers are kept in 4 bits."""
-    use_liger: bool = True
-    """Fuse norms, feed-forward layers and rotary embeddings, on GPUs where Liger's kernels run."""
+    use_liger_kernel: bool = True
+    """Fuse norms, feed-forward layers and rotary embeddings, on GPUs that run Liger's kernels."""
     image_cache_gib: float = 0.0
     """Host memory for features of images whose weights stay as they are."""
     checkpointed_layers: int | None = None
     """With gradient checkpointing, how many of the language model's layers have it, from the first on; None is all."""
     trained: bool = True
     """Whether weights that take gradients get them."""
-    empty: bool = False
-    """Build the model of the checkpoint's config alone, with weights on the meta device: to plan with."""
 
-    @classmethod
-    def of(
-        cls,
-        *,
-        attn_implementation: str,
-        param_dtype: str = "bf16",
-        experts_implementation: str | None = None,
-        packing_samples: bool = False,
-        share_prefix: bool = False,
-        freeze_visual_encoder: bool = False,
-        freeze_prefix: Sequence[str] = (),
-        lora_rank: int = 0,
-        lora_alpha: int = 16,
-        lora_dropout: float = 0.0,
-        target_modules: str | Sequence[str] = EVERY_LAYER,
-        use_dora: bool = False,
-        use_rslora: bool = False,
-        load_in_4bit: bool = False,
-        use_liger_kernel: bool = True,
-        image_cache_gib: float = 0.0,
-        checkpointed_layers: int | None = None,
-        trained: bool = True,
-        ds_config: dict | None = None,
-        trust_remote_code: bool = False,
-        max_len: int | None = None,
-        empty: bool = False,
-        **unused: Any,
-    ) -> LoadSettings:
-        """Return what the arguments of OpenRLHF's models say, which it hands on one by one."""
-        return cls(
-            param_dtype=param_dtype,
-            attn_implementation=attn_implementation,
-            experts_implementation=experts_implementation,
-            packing_samples=packing_samples,
-            share_prefix=share_prefix,
-            freeze_visual_encoder=freeze_visual_encoder,
-            freeze_prefix=tuple(freeze_prefix),
-            lora=lora_settings(
-                lora_rank,
-                alpha=lora_alpha,
-                dropout=lora_dropout,
-                target_modules=target_modules,
-                use_dora=use_dora,
-                use_rslora=use_rslora,
-            ),
-            ds_config=ds_config,
-            trust_remote_code=trust_remote_code,
-            max_len=max_len,
-            in_4bit=load_in_4bit,
-            use_liger=use_liger_kernel,
-            image_cache_gib=image_cache_gib,
-            checkpointed_layers=checkpointed_layers,
-            trained=trained,
-            empty=empty,
-        )
+
+Role = Literal["policy", "critic", "reference", "reward"]
+
+
+def rl_settings(config: PPOConfig, role: Role) -> LoadSettings:
+    """Return how an RL run loads one of its models."""
+    trained, actor, ds = role in ("policy", "critic"), config.actor, config.ds
+    assert ds.param_dtype is not None, "resolve_ppo fills it in"
+    # A model that is not trained may need features again: in the next epoch, or those that the policy has made.
+    again = config.train.num_episodes > 1 or actor.freeze_visual_encoder or actor.freeze_prefix or ds.lora.rank
+    return LoadSettings(
+        attn_implementation=ds.attn_implementation,
+        param_dtype=ds.param_dtype,
+        experts_implementation=ds.experts_implementation,
+        packing_samples=ds.packing_samples,
+        share_prefix=config.train.shared_prefix_enable and config.rollout.n_samples_per_prompt > 1,
+        freeze_visual_encoder=actor.freeze_visual_encoder and role != "reference",
+        freeze_prefix=actor.freeze_prefix,
+        lora=ds.lora if trained else LoraConfig(),
+        trust_remote_code=config.train.trust_remote_code,
+        max_len=config.data.max_len,
+        load_in_4bit=ds.load_in_4bit,
+        use_liger_kernel=ds.use_liger_kernel,
+        image_cache_gib=ds.image_cache_gib if trained or again else 0.0,
+        checkpointed_layers=actor.gradient_checkpointing_layers if trained else None,
+        trained=trained,
+    )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -164,13 +136,20 @@ class LoadedModel:
     """What keeps features of its images; None where they are made anew in each pass."""
 
 
-def load_model(path: str, settings: LoadSettings) -> LoadedModel:
-    """Return the checkpoint's model as `settings` say; raises UserError where it cannot be had in this way."""
+def load_model(
+    path: str, settings: LoadSettings, *, ds_config: dict[str, Any] | None = None, empty: bool = False
+) -> LoadedModel:
+    """Return the checkpoint's model as `settings` say; raises UserError if it cannot be loaded in this way.
+
+    Args:
+        ds_config: of the DeepSpeed engine that will hold it; None for a model outside of DeepSpeed.
+        empty: build the model of the checkpoint's config only, with weights on the meta device: to plan with.
+    """
     checkpoint = Checkpoint(path, trust_remote_code=settings.trust_remote_code)
     kit = checkpoint.kit
     check_rope(checkpoint.config, model=path)
-    model, buffers = _built(checkpoint, settings) if settings.empty else _loaded(checkpoint, settings)
-    if not settings.empty and _parameters(model) > FEW_PARAMETERS:
+    model, buffers = _built(checkpoint, settings) if empty else _loaded(checkpoint, settings, ds_config=ds_config)
+    if not empty and _parameters(model) > FEW_PARAMETERS:
         cpu.return_memory()
     settle_rope(model, max_len=settings.max_len)
     multiply_patches(model)
@@ -179,15 +158,15 @@ def load_model(path: str, settings: LoadSettings) -> LoadedModel:
     if settings.freeze_visual_encoder:
         freeze(model, prefixes=(*kit.vision_prefixes, *kit.projector_prefixes))
     freeze_named(model, prefixes=settings.freeze_prefix)
-    if settings.use_liger and not (settings.empty or is_compiled(settings.ds_config)):
+    if settings.use_liger_kernel and not (empty or is_compiled(ds_config)):
         use_liger(model)
-    if settings.in_4bit:
-        _quantize(model, kit, empty=settings.empty)
-    if settings.lora is not None:
-        _refuse_split_layers(settings.ds_config)
+    if settings.load_in_4bit:
+        _quantize(model, kit, empty=empty)
+    if settings.lora.rank:
+        _refuse_split_layers(ds_config)
         # While this object lives, peft gathers the shards that DoRA's magnitudes are computed of.
-        gathers = settings.lora.use_dora and is_sharded(settings.ds_config)
-        sharding = HfDeepSpeedConfig(settings.ds_config) if gathers else None
+        gathers = settings.lora.use_dora and is_sharded(ds_config)
+        sharding = HfDeepSpeedConfig(ds_config) if gathers else None
         add_adapters(model, kit, settings.lora, freeze_prefix=settings.freeze_prefix)
         del sharding
     set_z3_leaf_modules(model, detect_hybrid=False)
@@ -198,8 +177,8 @@ def load_model(path: str, settings: LoadSettings) -> LoadedModel:
     frozen = bool(vision) and not any(
         v.requires_grad for name, v in model.named_parameters() if name.startswith(vision)
     )
-    trains_vision = not (settings.freeze_visual_encoder or settings.lora is not None or frozen)
-    keeps = not (settings.empty or is_compiled(settings.ds_config))
+    trains_vision = not (settings.freeze_visual_encoder or settings.lora.rank or frozen)
+    keeps = not (empty or is_compiled(ds_config))
     limit = int(settings.image_cache_gib * GIB) if keeps else 0
     return LoadedModel(
         kit=kit,
@@ -231,11 +210,13 @@ def _built(checkpoint: Checkpoint, settings: LoadSettings) -> tuple[PreTrainedMo
     return kit.adapt(model), {}
 
 
-def _loaded(checkpoint: Checkpoint, settings: LoadSettings) -> tuple[PreTrainedModel, Buffers]:
+def _loaded(
+    checkpoint: Checkpoint, settings: LoadSettings, *, ds_config: dict[str, Any] | None
+) -> tuple[PreTrainedModel, Buffers]:
     """Return a checkpoint's model with its weights, and what its buffers must stay."""
     path, kit = checkpoint.path, checkpoint.kit
     # While this object lives, transformers loads straight into ZeRO-3 shards.
-    loading = HfDeepSpeedConfig(settings.ds_config) if is_sharded(settings.ds_config) else None
+    loading = HfDeepSpeedConfig(ds_config) if is_sharded(ds_config) else None
     experts = settings.experts_implementation
     dtype = DTYPES[settings.param_dtype]
     with weights_alone_cast():
@@ -246,28 +227,10 @@ def _loaded(checkpoint: Checkpoint, settings: LoadSettings) -> tuple[PreTrainedM
         )
     del loading
     buffers = plain_buffers(model, path=path, dtype=dtype)
-    if is_sharded(settings.ds_config):
+    if is_sharded(ds_config):
         take_stored(model, buffers)
     check_buffers(model, buffers, when="loaded")
     return model, buffers
-
-
-def lora_settings(
-    rank: int,
-    *,
-    alpha: int,
-    dropout: float,
-    target_modules: str | Sequence[str],
-    use_dora: bool,
-    use_rslora: bool,
-) -> LoraSettings | None:
-    """Return what `--ds.lora.*` says, None for rank 0."""
-    if not rank:
-        return None
-    names = (target_modules,) if isinstance(target_modules, str) else tuple(target_modules)
-    return LoraSettings(
-        rank=rank, alpha=alpha, dropout=dropout, target_modules=names, use_dora=use_dora, use_rslora=use_rslora
-    )
 
 
 def is_sharded(ds_config: Mapping[str, Any] | None) -> bool:

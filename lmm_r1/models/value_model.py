@@ -40,34 +40,34 @@ class KitValueModel(KitModule, torch.nn.Module):
 
     def __init__(
         self,
-        model_name_or_path: str,
+        path: str,
         model_type: Literal["critic", "reward"],
+        settings: LoadSettings,
         *,
-        param_dtype: str,
         value_head_prefix: str,
         normalize_reward: bool = False,
-        ds_config: dict | None = None,
-        **settings: Any,
+        ds_config: dict[str, Any] | None = None,
+        empty: bool = False,
     ) -> None:
+        """Args: those of `load_model`, and the name of a value head that the checkpoint's config does not give."""
         super().__init__()
-        settings |= {"param_dtype": param_dtype, "ds_config": ds_config}
-        own = LoadSettings.of(**settings)
-        with _head_expected(
-            Checkpoint(model_name_or_path, trust_remote_code=own.trust_remote_code), default=value_head_prefix
-        ):
-            loaded = load_model(model_name_or_path, own)
+        checkpoint = Checkpoint(path, trust_remote_code=settings.trust_remote_code)
+        with _head_expected(checkpoint, default=value_head_prefix):
+            loaded = load_model(path, settings, ds_config=ds_config, empty=empty)
         drop_output_layer(loaded.model)
         self.model = loaded.model
         self._note(loaded)
         # In the checkpoint; here it is `head`, whatever names that may take.
         self.head_name = head_name(self.model_config, default=value_head_prefix)
         weight = None
-        if not own.empty:
+        if not empty:
             weight = stored_weight(
-                model_name_or_path, name=self.head_name, config=self.model_config, required=model_type == "reward"
+                path, name=self.head_name, config=self.model_config, required=model_type == "reward"
             )
         forget_tokens(self.model_config)
-        self.head = make_head(self.model_config, weight=weight, dtype=DTYPES[param_dtype], ds_config=ds_config)
+        self.head = make_head(
+            self.model_config, weight=weight, dtype=DTYPES[settings.param_dtype], ds_config=ds_config
+        )
         self.normalize_reward = normalize_reward
         # OpenRLHF writes them into the config of the reward models that it trains.
         self.mean: float = getattr(self.model_config, "mean", 0.0)
@@ -156,6 +156,24 @@ class KitValueModel(KitModule, torch.nn.Module):
         self.model.config.value_head_prefix = self.head_name
         self.model.save_pretrained(folder, state_dict={**merged_state_dict(self.model, inner), **head})
         self.kit.save_processor(processor, Path(folder))
+
+
+def worker_value_model(
+    path: str, model_type: Literal["critic", "reward"], settings: LoadSettings, **given: Any
+) -> KitValueModel:
+    """Return the critic or reward model of an RL run, as OpenRLHF's workers call `get_llm_for_sequence_regression`.
+
+    Args:
+        given: what they pass; all but these three is in the settings.
+    """
+    return KitValueModel(
+        path,
+        model_type,
+        settings,
+        value_head_prefix=given["value_head_prefix"],
+        normalize_reward=given["normalize_reward"],
+        ds_config=given["ds_config"],
+    )
 
 
 @contextmanager

@@ -7,9 +7,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 
+from lmm_r1.config.shared import LoraConfig
 from lmm_r1.data.sample import SampleMedia
 from lmm_r1.lmm_kits import Checkpoint
-from lmm_r1.models.loading import language_layer_list
+from lmm_r1.models.loading import LoadSettings, language_layer_list
 from lmm_r1.planning.machine import GIB
 from lmm_r1.planning.pass_memory import (
     SMALL,
@@ -128,21 +129,21 @@ def _built(settings: ModelSettings) -> EmptyModel:
     return empty_model(
         settings.path,
         settings.role,
-        settings={
-            "attn_implementation": settings.attn_implementation,
-            "experts_implementation": settings.experts_implementation,
-            "param_dtype": settings.param_dtype,
-            "packing_samples": settings.packing_samples,
-            "share_prefix": settings.share_prefix,
-            "freeze_visual_encoder": settings.freeze_visual_encoder,
-            "freeze_prefix": settings.freeze_prefix,
-            "lora_rank": settings.lora_rank,
-            "target_modules": settings.target_modules,
-            "use_dora": settings.use_dora,
-            "load_in_4bit": settings.load_in_4bit,
-            "max_len": settings.max_len,
-            "trust_remote_code": settings.trust_remote_code,
-        },
+        settings=LoadSettings(
+            attn_implementation=settings.attn_implementation,
+            experts_implementation=settings.experts_implementation,
+            param_dtype=settings.param_dtype,
+            packing_samples=settings.packing_samples,
+            share_prefix=settings.share_prefix,
+            freeze_visual_encoder=settings.freeze_visual_encoder,
+            freeze_prefix=settings.freeze_prefix,
+            lora=LoraConfig(
+                rank=settings.lora_rank, target_modules=settings.target_modules, use_dora=settings.use_dora
+            ),
+            load_in_4bit=settings.load_in_4bit,
+            max_len=settings.max_len,
+            trust_remote_code=settings.trust_remote_code,
+        ),
         checkpointing=settings.checkpointing,
         reentrant=settings.reentrant,
     )

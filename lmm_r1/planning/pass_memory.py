@@ -20,6 +20,7 @@ from lmm_r1.data.sample import SampleMedia
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.adapters import language_layers, packed_bytes
+from lmm_r1.models.loading import LoadSettings
 from lmm_r1.models.output_layer import two_slices
 from lmm_r1.models.value_model import KitValueModel
 
@@ -248,22 +249,21 @@ def _take_gradient(memory: LiveMemory, size: int, weight: torch.Tensor) -> None:
 
 
 def empty_model(
-    path: str, role: Role, *, settings: dict[str, Any], checkpointing: bool, reentrant: bool = False
+    path: str, role: Role, *, settings: LoadSettings, checkpointing: bool, reentrant: bool = False
 ) -> EmptyModel:
     """Return a checkpoint's model as a run builds it, from its config only.
 
     Args:
-        settings: of `LoadSettings`, by name.
         checkpointing: whether activations are computed again in the backward pass.
     """
     actor: KitActor | KitValueModel
     if role in ("policy", "reference", "teacher"):
-        actor = KitActor(path, empty=True, **settings)
+        actor = KitActor(path, settings, empty=True)
     else:
         kind: Literal["critic", "reward"] = "critic" if role == "critic" else "reward"
-        actor = KitValueModel(path, kind, empty=True, value_head_prefix="score", **settings)
+        actor = KitValueModel(path, kind, settings, value_head_prefix="score", empty=True)
     size = ModelSize.of(actor)
-    if settings.get("load_in_4bit"):
+    if settings.load_in_4bit:
         layers = [name for name in language_layers(actor.model, actor.kit) if ".lora_" not in name]
         size = size.in_4bit([actor.model.get_submodule(name).weight for name in layers])
     take_memory(actor, zeros=size.parameters <= SMALL)

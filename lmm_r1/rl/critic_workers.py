@@ -75,7 +75,7 @@ class KitCriticActor(CriticModelActor.__ray_metadata__.modified_class):
     """OpenRLHF's critic worker with the names of `host.seams` replaced, and with media."""
 
     def init_model_from_pretrained(self, strategy: KitStrategy, pretrain: str, max_steps: int) -> None:
-        install_seams(strategy.args, trained=True)
+        install_seams(strategy.config, "critic")
         super().init_model_from_pretrained(strategy, pretrain, max_steps)
         longest = strategy.args.data.max_len
         check_packing(self.critic.module, run=self.critic, group=strategy.ring_attn_group, longest=longest)
@@ -128,7 +128,7 @@ class KitRewardActor(RewardModelActor.__ray_metadata__.modified_class):
     """OpenRLHF's reward worker with the names of `host.seams` replaced, and with media."""
 
     def init_model_from_pretrained(self, strategy: KitStrategy, pretrain: str) -> None:
-        install_seams(strategy.args, trained=False)
+        install_seams(strategy.config, "reward")
         super().init_model_from_pretrained(strategy, pretrain)
         longest = strategy.args.data.max_len
         check_packing(self.model.module, run=self.model, group=strategy.ring_attn_group, longest=longest)

@@ -22,7 +22,7 @@ from lmm_r1.checkpoints.parity_record import kept_for
 from lmm_r1.cluster import nodes
 from lmm_r1.cluster.nodes import SharedPath, check_shared
 from lmm_r1.cluster.worker_processes import run_environment, worker_runtime
-from lmm_r1.config import PPOConfig, checkpoint_folder, sized_ppo, to_openrlhf_args
+from lmm_r1.config import PPOConfig, checkpoint_folder, sized_ppo
 from lmm_r1.config.checks import agent_options
 from lmm_r1.config.hardware import needed_gpus
 from lmm_r1.config.ppo import PlacedModel
@@ -42,8 +42,8 @@ from lmm_r1.data.training_rows import (
     told_of,
 )
 from lmm_r1.errors import UserError
-from lmm_r1.generation.backends import FINE_TUNE, check_backend
 from lmm_r1.generation.codec import check_turn_end, disagrees, with_correction
+from lmm_r1.generation.engine import FINE_TUNE, check_backend
 from lmm_r1.generation.ray_engines import (
     COLOCATED_SHARE,
     create_engines,
@@ -298,7 +298,7 @@ def _fingerprint(config: PPOConfig, rows: list[Row]) -> Fingerprint:
 
 def workers_strategy(config: PPOConfig) -> KitStrategy:
     """Return what the workers of all models get: the arguments of OpenRLHF, and the checkpoint to resume from."""
-    strategy = make_strategy(to_openrlhf_args(config))
+    strategy = make_strategy(config)
     # Only this process talks to the trackers; the workers need no key.
     strategy.args.logger.wandb.key = strategy.args.logger.tensorboard_dir = None
     choose_checkpoint(config, strategy)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import ray
@@ -15,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from lmm_r1 import cpu
+from lmm_r1.config import PPOConfig
 from lmm_r1.data.sample import SampleMedia, SentMedia
 from lmm_r1.generation import media_store
 from lmm_r1.generation.weight_sync import BroadcastChannel, Channel, SharedMemoryChannel, send_buckets, send_files
@@ -27,8 +27,8 @@ from lmm_r1.host.zero import DeepSpeedEngine
 from lmm_r1.lifecycle.publication import EMA_FOLDER, MovingAverage
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.models.actor import KitActor
-from lmm_r1.models.feature_store import share_features
-from lmm_r1.models.image_features import FeatureCounts
+from lmm_r1.models.image_features import FeatureCounts, share_features
+from lmm_r1.models.loading import Role, rl_settings
 from lmm_r1.models.packed.self_check import check_packing
 from lmm_r1.rl.losses import LossSettings, PolicyLoss
 from lmm_r1.rl.mismatch import Gaps, gaps_of, least_mass, merged, modalities
@@ -73,36 +73,14 @@ def media_per_row(mm_train_inputs_list: PassMedia | Sequence[Any], device: Any) 
     return {"media": media_store.fetched(rows)}
 
 
-def install_seams(args: SimpleNamespace, *, trained: bool) -> None:
-    """Prepare a model worker's process: its cores, its shared image features and the names of `host.seams`.
-
-    Args:
-        trained: whether the worker trains its model.
-    """
-    if args.train.async_enable:
+def install_seams(config: PPOConfig, role: Role) -> None:
+    """Put the names of `host.seams` in place in a model worker's process, on the cores that it is to work on."""
+    if config.train.async_enable:
         cpu.take_cores("models")
     if ray.is_initialized():
         cluster = ray.get_runtime_context()
         share_features(f"{cluster.gcs_address} {cluster.get_job_id()}")
-    seams.install(
-        trust_remote_code=args.train.trust_remote_code,
-        share_prefix=args.train.shared_prefix_enable and args.rollout.n_samples_per_prompt > 1,
-        freeze_visual_encoder=args.actor.freeze_visual_encoder,
-        freeze_prefix=args.actor.freeze_prefix,
-        max_len=args.data.max_len,
-        use_liger_kernel=args.ds.use_liger_kernel,
-        use_dora=args.ds.lora.use_dora,
-        use_rslora=args.ds.lora.use_rslora,
-        image_cache_gib=args.ds.image_cache_gib if trained or sees_images_again(args) else 0.0,
-        checkpointed_layers=args.actor.gradient_checkpointing_layers if trained else None,
-        trained=trained,
-    )
-
-
-def sees_images_again(args: SimpleNamespace) -> bool:
-    """Say whether a model that is not trained may use image features twice: in a later episode, or the policy's."""
-    policy_stays = args.actor.freeze_visual_encoder or args.actor.freeze_prefix or args.ds.lora.rank
-    return bool(policy_stays) or args.train.num_episodes > 1
+    seams.install(rl_settings(config, role))
 
 
 class KitActorPPOTrainer(ActorPPOTrainer):
@@ -216,7 +194,7 @@ class KitPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):
     def init_model_from_pretrained(
         self, strategy: KitStrategy, pretrain: str, max_steps: int | None = None, vllm_engines: list | None = None
     ) -> None:
-        install_seams(strategy.args, trained=True)
+        install_seams(strategy.config, "policy")
         train = strategy.args.train
         averages, train.enable_ema = train.enable_ema, False
         # Upstream's average is a second model in the precision of the passes, and replaces the policy in every save.
@@ -312,7 +290,7 @@ class KitReferenceActor(ReferenceModelActor.__ray_metadata__.modified_class):
     """OpenRLHF's reference worker with the names of `host.seams` replaced."""
 
     def init_model_from_pretrained(self, strategy: KitStrategy, pretrain: str) -> None:
-        install_seams(strategy.args, trained=False)
+        install_seams(strategy.config, "reference")
         super().init_model_from_pretrained(strategy, pretrain)
         check_packing(self.model, group=strategy.ring_attn_group, longest=strategy.args.data.max_len)
 

@@ -18,6 +18,7 @@ from lmm_r1.lmm_kits.checkpoint import check_weights, encode_row
 from lmm_r1.lmm_kits.plain_text import text_ids
 from lmm_r1.lmm_kits.step_tokens import StepTokens, stored_tokens
 from lmm_r1.models.actor import KitActor
+from lmm_r1.models.loading import LoadSettings
 from lmm_r1.models.packed.attention import packing_refusal, use_packed_attention
 from lmm_r1.models.packed.self_check import check_packing
 from lmm_r1.models.rope_scaling import tell_factors
@@ -184,12 +185,9 @@ class RewardModel(ScoringModel[EncodedSample, float]):
             KitValueModel(
                 path,
                 "reward",
-                attn_implementation="auto",
-                param_dtype=dtype,
+                _settings(checkpoint, dtype=dtype, max_len=max_len),
                 value_head_prefix=value_head_prefix,
                 normalize_reward=normalize,
-                trust_remote_code=trust_remote_code,
-                max_len=max_len,
             )
         )
 
@@ -335,15 +333,7 @@ class ProcessRewardModel(ScoringModel[EncodedSteps, list[float]]):
         self.tokens = StepTokens.of(
             self.kit, self.processor, placeholder=placeholder, judging=reward_tokens, flags=TOKEN_FLAGS
         )
-        self._take(
-            KitActor(
-                path,
-                attn_implementation="auto",
-                param_dtype=dtype,
-                trust_remote_code=trust_remote_code,
-                max_len=max_len,
-            )
-        )
+        self._take(KitActor(path, _settings(checkpoint, dtype=dtype, max_len=max_len)))
 
     def score(self, samples: Sequence[EncodedSteps]) -> list[list[float]]:
         """Return the scores of each sample's steps; of a response without steps there is nothing to compute."""
@@ -393,3 +383,12 @@ class ProcessRewardModel(ScoringModel[EncodedSteps, list[float]]):
             )
         scores = (logits[..., 0] - logits[..., 1]).sigmoid().cpu()
         return [scores[number, sample.places].tolist() for number, sample in enumerate(samples)]
+
+
+def _settings(checkpoint: Checkpoint, *, dtype: str, max_len: int) -> LoadSettings:
+    return LoadSettings(
+        attn_implementation="auto",
+        param_dtype=dtype,
+        trust_remote_code=checkpoint.trust_remote_code,
+        max_len=max_len,
+    )

@@ -19,8 +19,7 @@ from lmm_r1 import cpu
 from lmm_r1.config import KDConfig
 from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, VideoPart, images_of, videos_of
 from lmm_r1.errors import UserError
-from lmm_r1.generation.backends import check_backend, prepare_process
-from lmm_r1.generation.engine import EngineSettings, Outcome, SamplingSettings
+from lmm_r1.generation.engine import EngineSettings, Outcome, SamplingSettings, check_backend, prepare_process
 from lmm_r1.generation.weight_sync import send_buckets, written_weights
 from lmm_r1.host.strategy import KitStrategy
 from lmm_r1.lmm_kits import Checkpoint, EncodedPrompt
@@ -145,8 +144,8 @@ class Teacher:
     def prepared(cls, config: KDConfig, strategy: KitStrategy) -> Teacher:
         """Return the teacher under DeepSpeed, sharded with ZeRO-3."""
         offload = config.teacher.offload
-        settings = {**load_settings(config), "ds_config": strategy.get_ds_eval_config(offload=offload)}
-        actor = KitActor(teacher_path(config), **settings)
+        ds_config = strategy.get_ds_eval_config(offload=offload)
+        actor = KitActor(teacher_path(config), load_settings(config), ds_config=ds_config)
         # Where upstream's strategy looks.
         actor._offload = offload
         actor = strategy.prepare(actor)

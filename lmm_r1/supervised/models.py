@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from lmm_r1.config import SupervisedConfig
@@ -10,6 +10,7 @@ from lmm_r1.host.strategy import KitStrategy
 from lmm_r1.lifecycle.stopping import StopRequests
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.models.actor import KitActor
+from lmm_r1.models.loading import LoadSettings
 from lmm_r1.models.packed.self_check import check_packing
 from lmm_r1.models.value_model import KitValueModel
 from lmm_r1.records.run_folder import RunFolder
@@ -40,46 +41,41 @@ def model_path(config: SupervisedConfig) -> str:
     return path
 
 
-def load_settings(config: SupervisedConfig, *, trained: bool = False) -> dict[str, Any]:
-    """Return how every model of a run is loaded, by the names of `LoadSettings`."""
-    return {
-        "trained": trained,
-        "image_cache_gib": config.ds.image_cache_gib,
-        "attn_implementation": config.ds.attn_implementation,
-        "param_dtype": config.ds.param_dtype,
-        "packing_samples": config.ds.packing_samples,
-        "experts_implementation": config.ds.experts_implementation,
-        "trust_remote_code": config.train.trust_remote_code,
-        "max_len": config.data.max_len,
-        "load_in_4bit": config.ds.load_in_4bit,
-        "use_liger_kernel": config.ds.use_liger_kernel,
-    }
+def load_settings(config: SupervisedConfig, *, share_prefix: bool = False) -> LoadSettings:
+    """Return how a run loads a model that it does not train."""
+    ds = config.ds
+    assert ds.param_dtype is not None, "filled in by config.resolve"
+    return LoadSettings(
+        trained=False,
+        image_cache_gib=ds.image_cache_gib,
+        attn_implementation=ds.attn_implementation,
+        param_dtype=ds.param_dtype,
+        packing_samples=ds.packing_samples,
+        share_prefix=share_prefix,
+        experts_implementation=ds.experts_implementation,
+        trust_remote_code=config.train.trust_remote_code,
+        max_len=config.data.max_len,
+        load_in_4bit=ds.load_in_4bit,
+        use_liger_kernel=ds.use_liger_kernel,
+    )
 
 
-def trained_settings(config: SupervisedConfig, strategy: KitStrategy) -> dict[str, Any]:
+def trained_settings(config: SupervisedConfig, *, share_prefix: bool = False) -> LoadSettings:
     """Return how the model that is trained is loaded."""
-    return {
-        **load_settings(config, trained=True),
-        "ds_config": strategy.get_ds_train_config(),
-        "lora_rank": config.ds.lora.rank,
-        "lora_alpha": config.ds.lora.alpha,
-        "lora_dropout": config.ds.lora.dropout,
-        "target_modules": config.ds.lora.target_modules,
-        "use_dora": config.ds.lora.use_dora,
-        "use_rslora": config.ds.lora.use_rslora,
-        "freeze_prefix": config.model.freeze_prefix,
-        "checkpointed_layers": config.model.gradient_checkpointing_layers,
-    }
+    return replace(
+        load_settings(config, share_prefix=share_prefix),
+        trained=True,
+        lora=config.ds.lora,
+        freeze_prefix=config.model.freeze_prefix,
+        checkpointed_layers=config.model.gradient_checkpointing_layers,
+    )
 
 
-def load_policy(session: Session[Any], **own: Any) -> KitActor:
-    """Return the model that is trained, as it is loaded.
-
-    Args:
-        own: how a trainer loads it beside.
-    """
+def load_policy(session: Session[Any], *, share_prefix: bool = False) -> KitActor:
+    """Return the model that is trained, as it is loaded."""
     config = session.config
-    return KitActor(model_path(config), **trained_settings(config, session.strategy), **own)
+    settings = trained_settings(config, share_prefix=share_prefix)
+    return KitActor(model_path(config), settings, ds_config=session.strategy.get_ds_train_config())
 
 
 def prepare_trained(session: Session[Any], model: KitActor | KitValueModel) -> Any:
@@ -98,9 +94,9 @@ def prepare_trained(session: Session[Any], model: KitActor | KitValueModel) -> A
     return prepared
 
 
-def prepare_policy(session: Session[Any], **own: Any) -> KitActor:
-    """Return the model that is trained, under DeepSpeed; the arguments are those of `load_policy`."""
-    return prepare_trained(session, load_policy(session, **own))
+def prepare_policy(session: Session[Any], *, share_prefix: bool = False) -> KitActor:
+    """Return the model that is trained, under DeepSpeed."""
+    return prepare_trained(session, load_policy(session, share_prefix=share_prefix))
 
 
 def _optimizer_settings(config: SupervisedConfig, *, steps: int) -> dict[str, Any]:

@@ -68,9 +68,8 @@ def prepare_reference(config: ReferredConfig, strategy: KitStrategy, *, policy: 
     assert config.ref.model_name_or_path is not None, "resolve fills it in"
     actor = KitActor(
         config.ref.model_name_or_path,
-        share_prefix=config.train.shared_prefix_enable,
+        load_settings(config, share_prefix=config.train.shared_prefix_enable),
         ds_config=strategy.get_ds_eval_config(offload=config.ref.offload),
-        **load_settings(config),
     )
     if config.ref.offload:
         # Where upstream's strategy looks.

@@ -149,9 +149,9 @@ class RMRun(SupervisedRun[RMConfig, PreferenceRow, RewardSample, RewardBatch]):
         model = KitValueModel(
             model_path(config),
             "critic",
+            trained_settings(config, share_prefix=config.train.shared_prefix_enable),
             value_head_prefix=config.ds.value_head_prefix,
-            share_prefix=config.train.shared_prefix_enable,
-            **trained_settings(config, session.strategy),
+            ds_config=session.strategy.get_ds_train_config(),
         )
         return cls(session, prepare_trained(session, model), **learned)
 

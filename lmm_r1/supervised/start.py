@@ -12,7 +12,7 @@ from typing import Any
 import torch.distributed as dist
 from rich.console import Console
 
-from lmm_r1.config import SupervisedConfig, sized_supervised, to_openrlhf_args
+from lmm_r1.config import SupervisedConfig, sized_supervised
 from lmm_r1.data.messages import Row
 from lmm_r1.data.training_rows import AnyRow, KeptRows
 from lmm_r1.errors import UserError
@@ -22,7 +22,7 @@ from lmm_r1.lifecycle.start import Fingerprint, check_start, open_run
 from lmm_r1.lifecycle.stopping import StopRequests, told_ends
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.lmm_kits.checkpoint import check_images_taken, check_pixel_bounds, check_weights
-from lmm_r1.models.feature_store import share_features
+from lmm_r1.models.image_features import share_features
 from lmm_r1.models.load_balancing import check_balanced
 from lmm_r1.models.packed.sequence_parallel import check_heads
 from lmm_r1.models.rope_scaling import check_rope, tell_factors
@@ -168,7 +168,7 @@ def session(
 @contextmanager
 def _joined(config: SupervisedConfig) -> Iterator[KitStrategy]:
     """Set up the group of the run's processes, and leave it after the block, also if that fails."""
-    strategy = make_strategy(to_openrlhf_args(config))
+    strategy = make_strategy(config)
     strategy.setup_distributed()
     try:
         yield strategy

@@ -10,6 +10,7 @@ import pytest
 import torch
 from helpers.conversations import message, picture, row
 from helpers.engines import disturb, running_engine, sampled
+from helpers.flat_models import flat_actor
 from helpers.gaps import Samples, experiences
 from helpers.tiny_models import CORPUS, encode
 
@@ -90,7 +91,7 @@ def first_rollout(request: pytest.FixtureRequest, checkpoint: Path) -> tuple[str
 @pytest.fixture
 def run(checkpoint: Path, first_rollout: tuple[str, list[EncodedPrompt], Samples, Samples]) -> Run:
     dtype, prompts, samples, nucleus = first_rollout
-    actor = KitActor(str(checkpoint), attn_implementation="sdpa", param_dtype=dtype, ban_media_tokens=True).eval()
+    actor = flat_actor(str(checkpoint), attn_implementation="sdpa", param_dtype=dtype, ban_media_tokens=True).eval()
     return Run(actor=actor, rows=ROWS, prompts=prompts, samples=samples, nucleus=nucleus, dtype=dtype)
 
 

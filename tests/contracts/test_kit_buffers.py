@@ -12,7 +12,7 @@ from helpers.deepspeed_process import destroy_engines, one_process
 from helpers.kit_settings import by_turns
 
 from lmm_r1 import dotted
-from lmm_r1.config import SFTConfig, to_openrlhf_args
+from lmm_r1.config import SFTConfig
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import KITS, get_kit
 
@@ -53,7 +53,7 @@ def strategy_of(*, stage: int, precision: str) -> Any:
     from lmm_r1.host.strategy import make_strategy
 
     flags = {"ds.zero_stage": stage, "ds.param_dtype": precision, "train.batch_size": 1, "train.micro_batch_size": 1}
-    strategy = make_strategy(to_openrlhf_args(dotted.replace(SFTConfig(), flags)))
+    strategy = make_strategy(dotted.replace(SFTConfig(), flags))
     strategy.setup_distributed()
     return strategy
 
@@ -83,12 +83,12 @@ def tensor_attributes(model: torch.nn.Module) -> list[str]:
 
 @pytest.mark.parametrize(("name", "stage", "precision"), by_turns(KITS, [*product((1, 2, 3), DTYPES)], turns=4))
 def test_buffers_are_those_of_a_plain_load(name, stage, precision, tiny_checkpoint, one_rank):
-    from lmm_r1.models.actor import KitActor
+    from helpers.flat_models import flat_actor
 
     folder = tiny_checkpoint(name)
     strategy = strategy_of(stage=stage, precision=precision)
     settings = {"attn_implementation": "sdpa", "param_dtype": precision, "max_len": 64}
-    actor = KitActor(str(folder), ds_config=strategy.get_ds_train_config(), **settings)
+    actor = flat_actor(str(folder), ds_config=strategy.get_ds_train_config(), **settings)
     plain = plain_model(name, folder, DTYPES[precision])
     assert_same_buffers(actor.model, plain)
     # What a model keeps outside of its buffers would be nobody's to compare.
@@ -102,33 +102,30 @@ def test_buffers_are_those_of_a_plain_load(name, stage, precision, tiny_checkpoi
 @pytest.mark.parametrize("kind", ["reference", "critic", "reward"])
 @pytest.mark.parametrize("name", ["llm", "qwen2_5_vl"])
 def test_models_that_are_run_and_value_models_have_them_too(name, kind, tiny_checkpoint, tmp_path, one_rank):
+    from helpers.flat_models import flat_actor, flat_value_model
     from helpers.value_models import save_reward_model
-
-    from lmm_r1.models.actor import KitActor
-    from lmm_r1.models.value_model import KitValueModel
 
     folder = tiny_checkpoint(name)
     strategy = strategy_of(stage=3, precision="bf16")
     settings = {"attn_implementation": "sdpa", "param_dtype": "bf16", "value_head_prefix": "score"}
     plain = plain_model(name, folder, torch.bfloat16)
     if kind == "critic":
-        model = KitValueModel(str(folder), kind, ds_config=strategy.get_ds_train_config(), **settings)
+        model = flat_value_model(str(folder), kind, ds_config=strategy.get_ds_train_config(), **settings)
         inner = strategy.prepare((model, OPTIMIZER))[0].module.model
     elif kind == "reward":
         path = save_reward_model(folder, tmp_path / "reward")
-        model = KitValueModel(str(path), kind, ds_config=strategy.get_ds_eval_config(), **settings)
+        model = flat_value_model(str(path), kind, ds_config=strategy.get_ds_eval_config(), **settings)
         inner = strategy.prepare(model).module.model
     else:
-        model = KitActor(str(folder), ds_config=strategy.get_ds_eval_config(), **settings)
+        model = flat_actor(str(folder), ds_config=strategy.get_ds_eval_config(), **settings)
         inner = strategy.prepare(model).model.module
     assert_same_buffers(inner, plain)
 
 
 def test_frequencies_of_another_head_size_and_base_are_exact(tiny_checkpoint, tmp_path, one_rank):
     """Of 48 dimensions per head and a base of 1,000,000: 1,000,000 ** (-2 i / 48)."""
+    from helpers.flat_models import flat_actor
     from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
-
-    from lmm_r1.models.actor import KitActor
 
     tokenizer = AutoTokenizer.from_pretrained(tiny_checkpoint("llm"))
     config = Qwen2Config(
@@ -143,7 +140,7 @@ def test_frequencies_of_another_head_size_and_base_are_exact(tiny_checkpoint, tm
     Qwen2ForCausalLM(config).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     strategy = strategy_of(stage=3, precision="bf16")
-    actor = KitActor(
+    actor = flat_actor(
         str(tmp_path), attn_implementation="sdpa", param_dtype="bf16", ds_config=strategy.get_ds_train_config()
     )
     frequencies = strategy.prepare((actor, OPTIMIZER))[0].model.module.model.rotary_emb.inv_freq
@@ -155,9 +152,8 @@ def test_frequencies_of_another_head_size_and_base_are_exact(tiny_checkpoint, tm
 
 def test_a_stored_buffer_that_stays_in_fp32_does_so_in_shards(tiny_checkpoint, tmp_path, one_rank):
     """DeepSeek-V3 chooses experts by a bias that is no parameter, and that a plain bf16 load leaves in fp32."""
+    from helpers.flat_models import flat_actor
     from transformers import AutoTokenizer, DeepseekV3Config, DeepseekV3ForCausalLM
-
-    from lmm_r1.models.actor import KitActor
 
     tokenizer = AutoTokenizer.from_pretrained(tiny_checkpoint("llm"))
     config = DeepseekV3Config(
@@ -187,7 +183,7 @@ def test_a_stored_buffer_that_stays_in_fp32_does_so_in_shards(tiny_checkpoint, t
     plain = plain_model("llm", tmp_path, torch.bfloat16)
     for stage in (1, 3):
         strategy = strategy_of(stage=stage, precision="bf16")
-        actor = KitActor(
+        actor = flat_actor(
             str(tmp_path), attn_implementation="sdpa", param_dtype="bf16", ds_config=strategy.get_ds_train_config()
         )
         found = actor.model.model.layers[1].mlp.gate.e_score_correction_bias
@@ -198,13 +194,14 @@ def test_a_stored_buffer_that_stays_in_fp32_does_so_in_shards(tiny_checkpoint, t
 @pytest.mark.parametrize("stage", [2, 3])
 def test_a_stored_buffer_is_merged_from_the_shards_of_a_bf16_run_as_it_was(stage, tiny_checkpoint, tmp_path, one_rank):
     """Of a mixture whose routers have a bias, which is no number of bf16."""
+    from helpers.flat_models import flat_actor
+
     from lmm_r1.checkpoints.merging import load_trained, read_weights
-    from lmm_r1.models.actor import KitActor
 
     folder = tiny_checkpoint("glm4v_moe")
     strategy = strategy_of(stage=stage, precision="bf16")
     settings = {"attn_implementation": "sdpa", "param_dtype": "bf16", "max_len": 64}
-    actor = KitActor(str(folder), ds_config=strategy.get_ds_train_config(), **settings)
+    actor = flat_actor(str(folder), ds_config=strategy.get_ds_train_config(), **settings)
     actor, _, _ = strategy.prepare((actor, OPTIMIZER))
     actor.model.save_checkpoint(str(tmp_path), tag="step")
     weights = read_weights(tmp_path / "step")
@@ -217,10 +214,10 @@ def test_a_stored_buffer_is_merged_from_the_shards_of_a_bf16_run_as_it_was(stage
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_a_run_stops_where_a_buffer_is_rounded_in_preparation(stage, tiny_checkpoint, one_rank):
-    from lmm_r1.models.actor import KitActor
+    from helpers.flat_models import flat_actor
 
     strategy = strategy_of(stage=stage, precision="bf16")
-    actor = KitActor(
+    actor = flat_actor(
         str(tiny_checkpoint("llm")),
         attn_implementation="sdpa",
         param_dtype="bf16",
@@ -240,14 +237,15 @@ def test_a_run_stops_where_a_buffer_is_rounded_in_preparation(stage, tiny_checkp
 def test_a_run_stops_where_a_buffer_is_rounded_in_loading(tiny_checkpoint, one_rank, monkeypatch):
     import contextlib
 
+    from helpers.flat_models import flat_actor
+
     from lmm_r1.models import loading
-    from lmm_r1.models.actor import KitActor
 
     monkeypatch.setattr(loading, "weights_alone_cast", contextlib.nullcontext)
     config = strategy_of(stage=3, precision="bf16").get_ds_train_config()
     message = "after the model was loaded, its buffer .*inv_freq is not .* it is bfloat16, and float32 there"
     with pytest.raises(UserError, match=message):
-        KitActor(str(tiny_checkpoint("llm")), attn_implementation="sdpa", param_dtype="bf16", ds_config=config)
+        flat_actor(str(tiny_checkpoint("llm")), attn_implementation="sdpa", param_dtype="bf16", ds_config=config)
 
 
 def test_a_wrong_value_is_named(tiny_checkpoint):

@@ -12,7 +12,7 @@ from helpers.tiny_models import make_actor
 
 from lmm_r1.lmm_kits import KITS, EncodedPrompt, get_kit
 from lmm_r1.models.actor import KitActor
-from lmm_r1.models.feature_store import process_store
+from lmm_r1.models.image_features import process_store
 
 pytestmark = pytest.mark.contract
 

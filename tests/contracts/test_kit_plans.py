@@ -4,12 +4,11 @@ from functools import partial
 from typing import Any
 
 import pytest
+from helpers.flat_models import flat_actor, flat_settings, flat_value_model
 from helpers.tiny_models import MAX_LEN
 
 from lmm_r1.lmm_kits import KITS, Checkpoint
-from lmm_r1.models.actor import KitActor
 from lmm_r1.models.adapters import quantized_layers
-from lmm_r1.models.value_model import KitValueModel
 from lmm_r1.planning import pass_memory
 from lmm_r1.planning.pass_memory import EmptyModel, ModelSize, Unpredictable, empty_model, text_batch
 
@@ -34,8 +33,8 @@ def small_models_have_no_memory_either(monkeypatch: pytest.MonkeyPatch) -> None:
 def held(folder: str, *, role: str, checkpointing: bool, **settings: Any) -> tuple[int, int]:
     """Return the bytes of a pass over two samples with an image, as planned and as computed."""
     settings = SETTINGS | settings
-    planned = empty_model(folder, role, settings=settings, checkpointing=checkpointing)
-    build = KitActor if role == "policy" else partial(KitValueModel, model_type="critic", value_head_prefix="score")
+    planned = empty_model(folder, role, settings=flat_settings(settings)[0], checkpointing=checkpointing)
+    build = flat_actor if role == "policy" else partial(flat_value_model, kind="critic", value_head_prefix="score")
     actor = build(folder, **settings)
     assert ModelSize.of(actor) == planned.size
     if checkpointing:
@@ -63,23 +62,31 @@ def test_a_planned_pass_holds_what_a_computed_one_does(name, tiny_checkpoint):
 @pytest.mark.full
 def test_adapters_a_frozen_tower_and_half_precision_are_planned_as_they_are_computed(tiny_checkpoint):
     folder = str(tiny_checkpoint("qwen2_5_vl"))
-    whole = ModelSize.of(empty_model(folder, "policy", settings=SETTINGS, checkpointing=False).actor)
+    whole = ModelSize.of(empty_model(folder, "policy", settings=flat_settings(SETTINGS)[0], checkpointing=False).actor)
     dora = {"lora_rank": 4, "use_dora": True}
     for settings in ({"lora_rank": 4}, dora, {"freeze_visual_encoder": True}, {"param_dtype": "bf16"}):
         planned, computed = held(folder, role="policy", checkpointing=True, **settings)
         assert planned == computed
-    size = ModelSize.of(empty_model(folder, "policy", settings=SETTINGS | {"lora_rank": 4}, checkpointing=False).actor)
+    size = ModelSize.of(
+        empty_model(
+            folder, "policy", settings=flat_settings(SETTINGS | {"lora_rank": 4})[0], checkpointing=False
+        ).actor
+    )
     assert size.trained < whole.trained / 4
-    half = empty_model(folder, "policy", settings=SETTINGS | {"param_dtype": "bf16"}, checkpointing=False).size
+    half = empty_model(
+        folder, "policy", settings=flat_settings(SETTINGS | {"param_dtype": "bf16"})[0], checkpointing=False
+    ).size
     assert half.weight_bytes == whole.weight_bytes // 2
 
 
 @pytest.mark.parametrize("role", ["policy", "critic"])
 def test_a_model_in_4_bits_is_planned_with_its_scales_and_one_whole_layer(tiny_checkpoint, role):
     folder, settings = str(tiny_checkpoint("qwen2_5_vl")), SETTINGS | {"lora_rank": 4}
-    whole = empty_model(folder, role, settings=settings, checkpointing=False).size
-    planned = empty_model(folder, role, settings=settings | {"load_in_4bit": True}, checkpointing=False).size
-    build = KitActor if role == "policy" else partial(KitValueModel, model_type="critic", value_head_prefix="score")
+    whole = empty_model(folder, role, settings=flat_settings(settings)[0], checkpointing=False).size
+    planned = empty_model(
+        folder, role, settings=flat_settings(settings | {"load_in_4bit": True})[0], checkpointing=False
+    ).size
+    build = flat_actor if role == "policy" else partial(flat_value_model, kind="critic", value_head_prefix="score")
     actor = build(folder, **settings, load_in_4bit=True)
     state = actor.model.state_dict().items()
     scales = sum(value.nbytes for name, value in state if name.endswith(("weight.absmax", "weight.nested_absmax")))

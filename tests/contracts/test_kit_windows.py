@@ -14,10 +14,9 @@ from transformers import PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from lmm_r1.lmm_kits import KITS, LmmKit, Media, get_kit
-from lmm_r1.models import vision_windows
 from lmm_r1.models.actor import KitActor
-from lmm_r1.models.packed.varlen_kernel import varlen_kernel
-from lmm_r1.models.vision_windows import WINDOW_ATTENTION
+from lmm_r1.models.packed import varlen_kernel as vision_windows
+from lmm_r1.models.packed.varlen_kernel import WINDOW_ATTENTION, varlen_kernel
 
 pytestmark = pytest.mark.contract
 

@@ -24,7 +24,7 @@ from transformers.models.auto.modeling_auto import (
 
 from lmm_r1.data.messages import ImagePart, Message, images_of
 from lmm_r1.errors import UserError
-from lmm_r1.generation.compact_media import compact
+from lmm_r1.generation.media_store import compact
 from lmm_r1.lmm_kits import KITS, LmmKit, get_kit, kit_of
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.loading import freeze

@@ -31,10 +31,10 @@ from lmm_r1.config import (
     resolve,
     sized_ppo,
     sized_supervised,
-    to_openrlhf_args,
 )
 from lmm_r1.config.differences import differences_line
 from lmm_r1.config.ppo import GPU_COUNTS
+from lmm_r1.host.arguments import to_openrlhf_args
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "docs"))
 

@@ -12,9 +12,10 @@ from helpers.upstream_names import SEAMS, Seam
 
 import lmm_r1
 from lmm_r1.host import seams
-from lmm_r1.host.seams import REPLACEMENTS, resolve
-from lmm_r1.models.actor import KitActor
-from lmm_r1.models.value_model import KitValueModel
+from lmm_r1.host.seams import PATCHES, REPLACEMENTS, resolve
+from lmm_r1.models.actor import worker_policy
+from lmm_r1.models.loading import LoadSettings
+from lmm_r1.models.value_model import worker_value_model
 
 pytestmark = pytest.mark.contract
 
@@ -22,8 +23,7 @@ PACKAGE = Path(lmm_r1.__file__).parent
 SOURCES = {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py")}
 REPLACED = [seam for seam in SEAMS if seam.how == "replaced"]
 SUBCLASSED = [seam for seam in SEAMS if seam.how == "subclassed"]
-# What each model gets beside what both get.
-MODELS = {KitActor: {"ban_media_tokens": True}, KitValueModel: {"freeze_visual_encoder": True}}
+MODELS = (worker_policy, worker_value_model)
 
 
 def title(seam: Seam) -> str:
@@ -129,15 +129,15 @@ def test_install_puts_ours_in_place_and_may_be_called_again(monkeypatch):
     mesh = resolve("openrlhf.utils.deepspeed.deepspeed:init_device_mesh")
 
     for _ in range(2):
-        seams.install(trust_remote_code=False, share_prefix=True, freeze_visual_encoder=True, max_len=2048)
+        settings = LoadSettings(attn_implementation="sdpa")
+        seams.install(settings)
         for seam in REPLACED:
             now = resolve(seam.upstream)
             if seam.ours.endswith(":prepare_training"):
                 assert now is mesh, "left to prepare_training"
             elif resolve(seam.ours) in MODELS:
                 assert now.func is resolve(seam.ours)
-                given = {"trust_remote_code": False, "share_prefix": True, "max_len": 2048, "use_liger_kernel": True}
-                assert now.keywords == {**given, **MODELS[resolve(seam.ours)]}
+                assert now.keywords == {"settings": settings}
             else:
                 assert now is resolve(seam.ours)
 
@@ -210,3 +210,41 @@ def test_openrlhf_is_changed_in_no_other_place():
     }
     (seam,) = (seam for seam in REPLACED if seam.ours.endswith(":prepare_training"))
     assert seam.upstream == "openrlhf.utils.deepspeed.deepspeed:init_device_mesh"
+
+
+# What a room above the host may not replace anything of, unless `PATCHES` has it.
+LIBRARIES = ("torch", "transformers", "vllm", "peft", "bitsandbytes", "ray", "tqdm", "deepspeed")
+
+
+@pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.upstream)
+def test_a_patched_name_of_another_library_is_there_and_has_a_reason(patch):
+    assert callable(resolve(patch.upstream))
+    assert callable(resolve(patch.ours))
+    assert patch.reason.strip()
+
+
+def library_names(tree: ast.AST) -> set[str]:
+    """Local names of what a module imports from other libraries."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in LIBRARIES:
+            names |= {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, ast.Import):
+            names |= {
+                alias.asname or alias.name.split(".")[0]
+                for alias in node.names
+                if alias.name.split(".")[0] in LIBRARIES
+            }
+    return names
+
+
+def test_other_libraries_are_changed_by_listed_modules_only():
+    listed = {patch.ours.partition(":")[0].removeprefix("lmm_r1.").replace(".", "/") + ".py" for patch in PATCHES}
+    found = {
+        source
+        for source, tree in SOURCES.items()
+        if any(root_name(target) in library_names(tree) for target, _ in writes(tree))
+    }
+    # It takes a process out of its group, and replaces nothing.
+    assert found - {"host/strategy.py"} <= listed
+    assert {"cpu.py", "quiet.py", "host/zero.py"} <= found

@@ -96,7 +96,7 @@ def _steps(case: AccumulationCase) -> Computed:
     from openrlhf.utils.deepspeed import DeepspeedStrategy
 
     from lmm_r1 import dotted
-    from lmm_r1.config import SFTConfig, to_openrlhf_args
+    from lmm_r1.config import SFTConfig
     from lmm_r1.host.strategy import make_strategy
     from lmm_r1.models.loading import DTYPES
 
@@ -110,7 +110,7 @@ def _steps(case: AccumulationCase) -> Computed:
         "max_norm": 0.0,
         **({} if case.accum_dtype is None else {"ds.grad_accum_dtype": case.accum_dtype}),
     }
-    strategy = make_strategy(to_openrlhf_args(dotted.replace(SFTConfig(), settings)))
+    strategy = make_strategy(dotted.replace(SFTConfig(), settings))
     strategy.use_dynamic_batch = case.announced
     strategy.setup_distributed()
     optimizer = {

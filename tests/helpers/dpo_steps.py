@@ -21,6 +21,7 @@ from lmm_r1.data.preferences import PreferenceRow, StepRow, UnpairedRow
 from lmm_r1.lmm_kits import get_kit
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.adapters import adapted_layers, layer_weights, magnitude_of
+from lmm_r1.models.loading import LoadSettings
 
 RANKS, STEPS = 2, 2
 KIT = "qwen2_5_vl"
@@ -282,7 +283,10 @@ def _updates(model: torch.nn.Module, losses_of: Callable[[], tuple[list[torch.Te
 def policy_of(path: str, *, lora: bool, **settings: Any) -> KitActor:
     """Return the policy; of adapters, both factors do something from the start."""
     given = {"lora_rank": LORA_RANK} if lora else {}
-    actor = make_actor(Path(path), **{**settings, **given})
+    return _disturbed(make_actor(Path(path), **{**settings, **given}))
+
+
+def _disturbed(actor: KitActor) -> KitActor:
     generator = torch.Generator().manual_seed(0)
     for layer in adapted_layers(actor.model).values():
         for factor in layer_weights(layer)[1:]:
@@ -353,10 +357,9 @@ def _ranks_updates(case: Case) -> Updates:
     }[case.kind]
     load = supervised_models.KitActor
 
-    def with_adapters_as_by_hand(path: str, **settings: Any) -> KitActor:
-        if not settings.get("lora_rank"):
-            return load(path, **settings)
-        return policy_of(path, lora=True, attention=settings.pop("attn_implementation"), **settings)
+    def with_adapters_as_by_hand(path: str, settings: LoadSettings, **own: Any) -> KitActor:
+        actor = load(path, settings, **own)
+        return _disturbed(actor) if settings.lora.rank else actor
 
     supervised_models.KitActor = with_adapters_as_by_hand
     try:

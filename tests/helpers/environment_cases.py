@@ -13,10 +13,9 @@ from helpers.conversations import message, picture, row
 from helpers.malformed_calls import malformed_turns
 
 from lmm_r1.agents.calls import TOOL_BLOCK
-from lmm_r1.agents.crop import zoom_tool
 from lmm_r1.agents.environment import Environment
 from lmm_r1.agents.registry import load_environment
-from lmm_r1.agents.tool_environment import CropEnvironment, ToolEnvironment
+from lmm_r1.agents.tool_environment import CropEnvironment, ToolEnvironment, zoom_tool
 from lmm_r1.data.messages import Row
 
 Draw = random.Random

@@ -102,7 +102,7 @@ def prepared(stage: int, dtype: str, *, persistent: bool = False) -> tuple[Any, 
     import deepspeed
 
     from lmm_r1 import dotted
-    from lmm_r1.config import SFTConfig, to_openrlhf_args
+    from lmm_r1.config import SFTConfig
     from lmm_r1.host.optimizer import add_up_in_accumulation_dtype, passes_added_up
     from lmm_r1.host.strategy import make_strategy
 
@@ -113,7 +113,7 @@ def prepared(stage: int, dtype: str, *, persistent: bool = False) -> tuple[Any, 
         # As the trainers resolve it.
         "ds.grad_accum_dtype": "fp32" if stage else dtype[:4],
     }
-    strategy = make_strategy(to_openrlhf_args(dotted.replace(SFTConfig(), settings | {"ds.zero_stage": stage})))
+    strategy = make_strategy(dotted.replace(SFTConfig(), settings | {"ds.zero_stage": stage}))
     strategy.setup_distributed()
     torch.manual_seed(0)
     optimizer = {"type": "AdamW", "params": {"lr": 0.01}}

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from lmm_r1 import cpu, dotted
-from lmm_r1.config import SFTConfig, to_openrlhf_args
+from lmm_r1.config import SFTConfig
 from lmm_r1.host.strategy import KitStrategy, make_strategy
 from lmm_r1.host.zero import whole_state_dict
 
@@ -23,7 +23,7 @@ def make_run(stage: int, *, dtype: str = "fp32") -> KitStrategy:
         "ds.zero_stage": stage,
         "ds.param_dtype": dtype,
     }
-    strategy = make_strategy(to_openrlhf_args(dotted.replace(SFTConfig(), settings)))
+    strategy = make_strategy(dotted.replace(SFTConfig(), settings))
     strategy.setup_distributed()
     return strategy
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from lmm_r1.config import SupervisedConfig, to_openrlhf_args
+from lmm_r1.config import SupervisedConfig
 from lmm_r1.lifecycle.stopping import StopRequests
 from lmm_r1.lmm_kits import Checkpoint, LmmKit
 from lmm_r1.records.run_folder import RunFolder
@@ -49,7 +49,7 @@ def begun(
     """Return the session of a run under DeepSpeed, in the processes that this one is of."""
     from lmm_r1.host.strategy import make_strategy
 
-    strategy = make_strategy(to_openrlhf_args(config))
+    strategy = make_strategy(config)
     strategy.setup_distributed()
     checkpoint = checkpoint or Checkpoint(config.model.model_name_or_path)
     return session_of(config, strategy, checkpoint=checkpoint, folder=folder, steps=steps)

@@ -26,14 +26,14 @@ def run_ranks(count: int, job: dict[str, Any], *, folder: Path, timeout_s: float
 def main(folder: Path) -> None:
     """Run this rank's part of all cases."""
     from lmm_r1 import cpu, dotted
-    from lmm_r1.config import SFTConfig, to_openrlhf_args
+    from lmm_r1.config import SFTConfig
     from lmm_r1.host.strategy import make_strategy
 
     torch.set_num_threads(1)
     cpu.prepare_process()
     job = json.loads((folder / "job.json").read_text())
     settings = {"ds.ulysses_size": job["ulysses_size"], "train.batch_size": 128, "train.micro_batch_size": 8}
-    strategy = make_strategy(to_openrlhf_args(dotted.replace(SFTConfig(), settings)))
+    strategy = make_strategy(dotted.replace(SFTConfig(), settings))
     strategy.setup_distributed()
     cases = {"compare": compare, "train": train, "exchange": exchange, "values": values}
     found = {
@@ -112,9 +112,9 @@ def values(
     lengths: Sequence[Sequence[int]],
 ) -> dict[str, Any]:
     """The same for a critic's values."""
-    from lmm_r1.models.value_model import KitValueModel
+    from helpers.flat_models import flat_value_model
 
-    critic = KitValueModel(
+    critic = flat_value_model(
         path,
         "critic",
         attn_implementation="sdpa",

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 import transformers
+from helpers.flat_models import flat_actor
 
 from lmm_r1.data.messages import Message, images_of, videos_of
 from lmm_r1.data.videos import load_video
@@ -68,7 +69,7 @@ def encode(kit: LmmKit, processor: object, messages: Sequence[Message]) -> Encod
 def make_actor(folder: Path, *, attention: str = "sdpa", param_dtype: str = "fp32", **settings: object) -> KitActor:
     """Return the checkpoint's actor, in evaluation mode."""
     settings = {"max_len": MAX_LEN, **settings}
-    return KitActor(str(folder), attn_implementation=attention, param_dtype=param_dtype, **settings).eval()
+    return flat_actor(str(folder), attn_implementation=attention, param_dtype=param_dtype, **settings).eval()
 
 
 def run_kit(kit: LmmKit, folder: Path, messages: Sequence[Message]) -> tuple[list[int], torch.Tensor]:

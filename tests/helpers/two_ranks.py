@@ -20,7 +20,7 @@ from helpers.tiny_models import encode, make_actor
 from lmm_r1.lmm_kits import get_kit
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.adapters import adapted_layers, layer_weights
-from lmm_r1.models.feature_store import process_store, share_features
+from lmm_r1.models.image_features import process_store, share_features
 
 RANKS = 2
 Way = Literal["padded", "packed", "shared"]
@@ -171,7 +171,7 @@ def _step(strategy: Any, actor: KitActor, batches: Sequence[Batch], *, way: Way,
 def _prepared(case: Case) -> tuple[Any, KitActor]:
     """Return the strategy and the actor of a case, as the trainers prepare them."""
     from lmm_r1 import dotted
-    from lmm_r1.config import SFTConfig, to_openrlhf_args
+    from lmm_r1.config import SFTConfig
     from lmm_r1.host.strategy import KitStrategy, make_strategy
 
     class NothingKept(KitStrategy):
@@ -190,7 +190,7 @@ def _prepared(case: Case) -> tuple[Any, KitActor]:
         "ds.param_dtype": "fp32",
         "max_norm": 0.0,
     }
-    strategy = make_strategy(to_openrlhf_args(dotted.replace(SFTConfig(), settings)))
+    strategy = make_strategy(dotted.replace(SFTConfig(), settings))
     if not case.keeps_small_weights:
         strategy.__class__ = NothingKept
     strategy.setup_distributed()

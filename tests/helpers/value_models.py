@@ -6,6 +6,7 @@ from typing import Literal
 
 import torch
 from helpers.engines import disturb
+from helpers.flat_models import flat_value_model
 from helpers.packed_batches import Batch
 from helpers.tiny_models import MAX_LEN
 
@@ -19,7 +20,7 @@ def make_value_model(folder: Path, kind: Literal["critic", "reward"] = "critic",
     torch.manual_seed(0)
     given = {"attn_implementation": "sdpa", "param_dtype": "fp32", "value_head_prefix": HEAD, "max_len": MAX_LEN}
     given |= settings
-    return KitValueModel(str(folder), kind, **given).eval()
+    return flat_value_model(str(folder), kind, **given).eval()
 
 
 def values_of(model: KitValueModel, batch: Batch, *, side: str) -> list[torch.Tensor]:

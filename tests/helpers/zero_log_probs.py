@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from helpers.conversations import message, picture
+from helpers.flat_models import flat_actor
 from helpers.launched_ranks import Ranks, launch
 from helpers.tiny_models import encode
 
@@ -62,13 +63,13 @@ def log_probs_of(
 
 def _prepared(checkpoint: str, *, stage: int) -> KitActor:
     from lmm_r1 import dotted
-    from lmm_r1.config import SFTConfig, to_openrlhf_args
+    from lmm_r1.config import SFTConfig
     from lmm_r1.host.strategy import make_strategy
 
     flags = {"train.batch_size": RANKS, "train.micro_batch_size": 1, "ds.zero_stage": stage, "ds.param_dtype": "bf16"}
-    strategy = make_strategy(to_openrlhf_args(dotted.replace(SFTConfig(), flags)))
+    strategy = make_strategy(dotted.replace(SFTConfig(), flags))
     strategy.setup_distributed()
-    actor = KitActor(
+    actor = flat_actor(
         checkpoint,
         attn_implementation="sdpa",
         param_dtype="bf16",
@@ -94,7 +95,7 @@ def main(folder: Path) -> None:
     job = json.loads((folder / "job.json").read_text())
     checkpoint, responses = job["checkpoint"], job["responses"]
     prompts = prompts_of(kit_of(checkpoint, trust_remote_code=False), Path(checkpoint))
-    plain = KitActor(checkpoint, attn_implementation="sdpa", param_dtype="bf16", ban_media_tokens=True).eval()
+    plain = flat_actor(checkpoint, attn_implementation="sdpa", param_dtype="bf16", ban_media_tokens=True).eval()
     results = {PLAIN: log_probs_of(plain, prompts, responses)}
     for stage in STAGES:
         actor = _prepared(checkpoint, stage=stage)

@@ -9,7 +9,7 @@ from deepspeed import DeepSpeedEngine
 from helpers import deepspeed_process
 
 from lmm_r1 import dotted
-from lmm_r1.config import SFTConfig, to_openrlhf_args
+from lmm_r1.config import SFTConfig
 from lmm_r1.host.strategy import make_strategy
 
 pytestmark = pytest.mark.integration
@@ -37,8 +37,8 @@ def loss_of(model: torch.nn.Module, step: int) -> torch.Tensor:
 def engine_of(stage: int, optim: str) -> DeepSpeedEngine:
     flags = {"train.batch_size": 1, "train.micro_batch_size": 1, "ds.zero_stage": stage, "ds.param_dtype": "fp32"}
     flags |= {"optim": optim, **{f"adam.{name}": value for name, value in ADAM.items()}}
-    args = to_openrlhf_args(dotted.replace(SFTConfig(), flags))
-    strategy = make_strategy(args)
+    strategy = make_strategy(dotted.replace(SFTConfig(), flags))
+    args = strategy.args
     strategy.setup_distributed()
     settings = {"optim": optim, "muon": vars(args.muon), "adam": vars(args.adam), "max_norm": 0.0}
     schedule = {"lr_scheduler": "constant", "lr_warmup_ratio": 0.0, "scheduler_steps": 10}

@@ -15,7 +15,7 @@ from lmm_r1.batch import run as batch_run
 from lmm_r1.cli import batch_inference, evaluate, interactive_chat
 from lmm_r1.data.messages import images_of
 from lmm_r1.evaluation import measurement
-from lmm_r1.generation import backends
+from lmm_r1.generation import engine as backends
 from lmm_r1.generation.engine import EngineSettings
 from lmm_r1.records.responses import read_responses
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from transformers.trainer_utils import SchedulerType
 
 from lmm_r1 import dotted
-from lmm_r1.config import SFTConfig, to_openrlhf_args
+from lmm_r1.config import SFTConfig
 from lmm_r1.config.model_checks import SCHEDULES
 from lmm_r1.host import strategy as strategy_module
 from lmm_r1.host.strategy import KitStrategy, make_strategy
@@ -45,8 +45,8 @@ def one_process() -> Iterator[None]:
 
 def made(*, steps: int, zero_stage: int = 2, lr: float = PEAK, **schedule: Any) -> tuple[KitStrategy, DeepSpeedEngine]:
     given = {"train.batch_size": 1, "train.micro_batch_size": 1, "ds.param_dtype": "fp32", "ds.zero_stage": zero_stage}
-    args = to_openrlhf_args(dotted.replace(SFTConfig(), given | schedule | {"adam.lr": lr, "min_lr_ratio": 0.2}))
-    strategy = make_strategy(args)
+    strategy = make_strategy(dotted.replace(SFTConfig(), given | schedule | {"adam.lr": lr, "min_lr_ratio": 0.2}))
+    args = strategy.args
     strategy.setup_distributed()
     names = ("optim", "lr_scheduler", "lr_warmup_ratio", "min_lr_ratio", "max_norm")
     cfg = {"muon": vars(args.muon), "adam": vars(args.adam), "scheduler_steps": steps}

@@ -9,13 +9,14 @@ import torch
 from helpers import deepspeed_process
 from helpers.conversations import message, picture
 from helpers.engines import largest_difference, running_engine, sampled
+from helpers.flat_models import flat_actor
 from helpers.tiny_models import MIXTURES, build_experts, encode, make_actor
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
 from lmm_r1 import dotted
 from lmm_r1.checkpoints.merging import checkpoint_folder, load_trained, load_with_adapter, merge_adapter, read_weights
-from lmm_r1.config import SFTConfig, to_openrlhf_args
+from lmm_r1.config import SFTConfig
 from lmm_r1.errors import UserError
 from lmm_r1.generation import weight_sync
 from lmm_r1.generation.worker_extension import weights_in
@@ -59,15 +60,14 @@ def make_run(stage: int, **flags: object) -> KitStrategy:
         "ds.lora.rank": 4,
         "adam.lr": 1e-2,
     }
-    args = to_openrlhf_args(dotted.replace(SFTConfig(), settings | flags))
-    strategy = make_strategy(args)
+    strategy = make_strategy(dotted.replace(SFTConfig(), settings | flags))
     strategy.setup_distributed()
     return strategy
 
 
 def prepared(strategy: KitStrategy, folder: Path) -> KitActor:
     args = strategy.args
-    actor = KitActor(
+    actor = flat_actor(
         str(folder),
         attn_implementation="sdpa",
         param_dtype="fp32",
@@ -260,7 +260,7 @@ def test_a_reference_that_follows_the_policy_takes_its_adapters_merged(run, tiny
     train(strategy, actor, steps=2)
     # As its worker makes it: without adapters.
     eval_config = strategy.get_ds_eval_config(offload=False)
-    bare = KitActor(str(folder), attn_implementation="sdpa", param_dtype="fp32", ds_config=eval_config)
+    bare = flat_actor(str(folder), attn_implementation="sdpa", param_dtype="fp32", ds_config=eval_config)
     reference = strategy.prepare(bare)
     before, expected = logits(reference), logits(actor)
     assert (before - expected).abs().max() > 1e-3

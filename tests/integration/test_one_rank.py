@@ -11,7 +11,7 @@ from helpers import deepspeed_process
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lmm_r1 import dotted
-from lmm_r1.config import SFTConfig, to_openrlhf_args
+from lmm_r1.config import SFTConfig
 from lmm_r1.host import strategy as strategy_module
 from lmm_r1.host.optimizer import check_finite
 from lmm_r1.host.strategy import KitStrategy, make_strategy
@@ -55,8 +55,8 @@ def made(monkeypatch) -> Any:
     def make(dtype: str, *, bare: bool = False, **settings: Any) -> tuple[KitStrategy, DeepSpeedEngine]:
         given = {"train.batch_size": PASSES, "train.micro_batch_size": 1, "max_norm": MAX_NORM} | settings
         given |= {"ds.param_dtype": dtype, **{f"adam.{name}": value for name, value in ADAM.items()}}
-        args = to_openrlhf_args(dotted.replace(SFTConfig(), given))
-        strategy = make_strategy(args)
+        strategy = make_strategy(dotted.replace(SFTConfig(), given))
+        args = strategy.args
         strategy.setup_distributed()
         cfg = {"optim": args.optim, "muon": vars(args.muon), "adam": vars(args.adam), "max_norm": MAX_NORM}
         schedule = {"lr_scheduler": "constant", "lr_warmup_ratio": 0.0, "scheduler_steps": 10}

@@ -22,7 +22,7 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ray import ppo_actor
 
 from lmm_r1 import dotted
-from lmm_r1.config import PPOConfig, resolve, to_openrlhf_args
+from lmm_r1.config import PPOConfig, resolve
 from lmm_r1.host.strategy import make_strategy
 from lmm_r1.host.zero import whole_state_dict
 from lmm_r1.rl.workers import GroupReplayBuffer, KitActorPPOTrainer, media_per_row, no_loss
@@ -249,8 +249,8 @@ def as_trained(
     config: PPOConfig, folder: Path, whole: Experience
 ) -> tuple[dict[str, torch.Tensor], list[list[int]], dict[str, Any]]:
     """Return the weights that the trainer makes, which samples were in its updates, and what it logs."""
-    args = to_openrlhf_args(config)
-    strategy = make_strategy(args)
+    strategy = make_strategy(config)
+    args = strategy.args
     strategy.setup_distributed()
     names = ("optim", "lr_scheduler", "lr_warmup_ratio", "min_lr_ratio", "max_norm")
     cfg = {"muon": vars(args.actor.muon), "adam": vars(args.actor.adam), "scheduler_steps": 2}

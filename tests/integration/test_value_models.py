@@ -9,6 +9,7 @@ import torch
 from helpers import deepspeed_process
 from helpers.commands import flags
 from helpers.conversations import message, picture
+from helpers.flat_models import flat_value_model
 from helpers.packed_batches import Arguments, Batch, groups
 from helpers.tiny_models import encode
 from helpers.value_models import HEAD, make_value_model
@@ -16,7 +17,7 @@ from safetensors.torch import load_file
 
 from lmm_r1 import dotted
 from lmm_r1.cli import merge
-from lmm_r1.config import PPOConfig, resolve, to_openrlhf_args
+from lmm_r1.config import PPOConfig, resolve
 from lmm_r1.host.strategy import KitStrategy, make_strategy
 from lmm_r1.host.zero import whole_state_dict
 from lmm_r1.lmm_kits import get_kit
@@ -58,8 +59,7 @@ def make_run(stage: int, folder: Path, **changes: object) -> KitStrategy:
         "ds.zero_stage": stage,
         "ds.param_dtype": "fp32",
     }
-    args = to_openrlhf_args(resolve(dotted.replace(PPOConfig(), settings | changes)))
-    strategy = make_strategy(args)
+    strategy = make_strategy(resolve(dotted.replace(PPOConfig(), settings | changes)))
     strategy.setup_distributed()
     return strategy
 
@@ -67,7 +67,7 @@ def make_run(stage: int, folder: Path, **changes: object) -> KitStrategy:
 def prepared(strategy: KitStrategy, folder: Path) -> Any:
     """Return the engine around a critic, built from what upstream's worker hands on."""
     args = strategy.args
-    critic = KitValueModel(
+    critic = flat_value_model(
         str(folder),
         "critic",
         attn_implementation="sdpa",
@@ -176,7 +176,7 @@ def test_a_reward_model_runs_in_deepspeed_for_evaluation(tiny_checkpoint, batch,
     made.save(tmp_path, processor=processor, weights=made.state_dict())
     for stage in (2, 3):
         strategy = make_run(stage, folder)
-        model = KitValueModel(
+        model = flat_value_model(
             str(tmp_path),
             "reward",
             attn_implementation="sdpa",

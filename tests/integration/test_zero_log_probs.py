@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.flat_models import flat_actor
 from helpers.zero_log_probs import PLAIN, RANKS, STAGES, TOKENS, finish, log_probs_of, prompts_of, start
 
 from lmm_r1.lmm_kits import get_kit
-from lmm_r1.models.actor import KitActor
 
 pytestmark = pytest.mark.integration
 
@@ -24,7 +24,7 @@ def test_no_stage_is_further_from_the_model_than_bf16_itself(
     checkpoint = tmp_path / "bf16"
     kit, original = get_kit("qwen2_5_vl"), tiny_checkpoint("qwen2_5_vl")
     # Weights that bf16 holds exactly: what is left between it and fp32 is the computation.
-    rounded = KitActor(str(original), attn_implementation="sdpa", param_dtype="bf16")
+    rounded = flat_actor(str(original), attn_implementation="sdpa", param_dtype="bf16")
     rounded.model.save_pretrained(checkpoint)
     kit.save_processor(kit.load_processor(str(original), trust_remote_code=False), checkpoint)
     prompts = prompts_of(kit, checkpoint)
@@ -34,7 +34,7 @@ def test_no_stage_is_further_from_the_model_than_bf16_itself(
     ]
     ranks = start(checkpoint, responses, tmp_path / "ranks")
     settings = {"attn_implementation": "sdpa", "ban_media_tokens": True}
-    exact = log_probs_of(KitActor(str(checkpoint), param_dtype="fp32", **settings).eval(), prompts, responses)
+    exact = log_probs_of(flat_actor(str(checkpoint), param_dtype="fp32", **settings).eval(), prompts, responses)
     # Frequencies as DeepSpeed's context would leave them, to see that they would be seen.
     inner = rounded.eval().model.model.language_model.rotary_emb
     inner.inv_freq = inner.inv_freq.bfloat16()

@@ -8,8 +8,8 @@ from helpers.episodes import coordinates_image, image_row
 from PIL import Image
 
 from lmm_r1.agents.calls import BadCall
-from lmm_r1.agents.crop import crop_tool, zoom_tool
-from lmm_r1.agents.images import EpisodeImages, PixelBounds
+from lmm_r1.agents.tool_environment import crop_tool, zoom_tool
+from lmm_r1.agents.tools import EpisodeImages, PixelBounds
 from lmm_r1.data.messages import ImagePart
 from lmm_r1.data.sample import Cut
 from lmm_r1.errors import UserError

@@ -14,8 +14,7 @@ from PIL import Image
 from lmm_r1.agents import http_tool
 from lmm_r1.agents.calls import BadCall
 from lmm_r1.agents.http_tool import HttpTool
-from lmm_r1.agents.images import EpisodeImages, PixelBounds
-from lmm_r1.agents.tools import ToolFailed
+from lmm_r1.agents.tools import EpisodeImages, PixelBounds, ToolFailed
 from lmm_r1.errors import UserError
 
 pytestmark = pytest.mark.unit

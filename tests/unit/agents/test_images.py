@@ -2,7 +2,7 @@ import pytest
 from helpers.episodes import coordinates_image, image_row
 
 from lmm_r1.agents.calls import BadCall
-from lmm_r1.agents.images import EpisodeImages, PixelBounds
+from lmm_r1.agents.tools import EpisodeImages, PixelBounds
 from lmm_r1.data.messages import ImagePart
 
 pytestmark = pytest.mark.unit

@@ -8,9 +8,8 @@ import pytest
 from helpers.conversations import message, row
 from helpers.episodes import answers_of, coordinates_image, image_row, images_in, play, text_of
 
-from lmm_r1.agents.crop import zoom_tool
 from lmm_r1.agents.environment import Answered
-from lmm_r1.agents.tool_environment import CropEnvironment, ToolEnvironment
+from lmm_r1.agents.tool_environment import CropEnvironment, ToolEnvironment, zoom_tool
 from lmm_r1.agents.tools import Tool
 from lmm_r1.data.messages import ImagePart, Row, TextPart
 from lmm_r1.data.sample import CallOutcome, CutImage

@@ -12,8 +12,7 @@ from PIL import Image
 from pydantic import Field
 
 from lmm_r1.agents.calls import BadCall
-from lmm_r1.agents.images import EpisodeImages, PixelBounds
-from lmm_r1.agents.tools import Tool, ToolFailed, ToolResult, as_tools
+from lmm_r1.agents.tools import EpisodeImages, PixelBounds, Tool, ToolFailed, ToolResult, as_tools
 from lmm_r1.data.messages import ImagePart, Row
 from lmm_r1.errors import UserError
 

@@ -4,7 +4,7 @@ import pytest
 from helpers.tiny_models import altered
 
 from lmm_r1.errors import UserError
-from lmm_r1.generation.backends import FINE_TUNE, check_backend
+from lmm_r1.generation.engine import FINE_TUNE, check_backend
 from lmm_r1.lmm_kits import get_kit
 
 pytestmark = pytest.mark.unit

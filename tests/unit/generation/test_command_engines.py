@@ -11,7 +11,7 @@ from lmm_r1.batch import run
 from lmm_r1.chat.chat_model import load_model
 from lmm_r1.config.generation import BatchConfig, ChatConfig
 from lmm_r1.evaluation import measurement
-from lmm_r1.generation import backends
+from lmm_r1.generation import engine as backends
 from lmm_r1.generation.engine import EngineSettings
 
 pytestmark = pytest.mark.unit

@@ -7,7 +7,7 @@ import numpy
 import pytest
 import torch
 
-from lmm_r1.generation.compact_media import CodedTensor, StoredTensor, compact, compact_tensor
+from lmm_r1.generation.media_store import CodedTensor, StoredTensor, compact, compact_tensor
 
 pytestmark = pytest.mark.unit
 

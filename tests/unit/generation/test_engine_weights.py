@@ -10,9 +10,8 @@ from helpers.counting_engine import CountingEngine
 
 from lmm_r1.data.sample import Segment, WeightSpan
 from lmm_r1.generation.engine import SamplingSettings
-from lmm_r1.generation.request import EngineWeights, Request, Response, tokens_under_way
+from lmm_r1.generation.request import EngineWeights, Request, Response, first_tokens, tokens_under_way
 from lmm_r1.generation.sampling import sampling_params
-from lmm_r1.generation.turn_pieces import first_tokens
 from lmm_r1.generation.vllm_engine import InProcessEngine
 
 pytestmark = pytest.mark.unit

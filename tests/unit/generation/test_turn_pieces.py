@@ -8,8 +8,7 @@ from lmm_r1.agents.environment import TurnOptions
 from lmm_r1.config.ppo import ThoughtConfig
 from lmm_r1.data.sample import Segment
 from lmm_r1.errors import UserError
-from lmm_r1.generation.request import Response
-from lmm_r1.generation.turn_pieces import TurnPieces, TurnSettings, tokens_before
+from lmm_r1.generation.request import Response, TurnPieces, TurnSettings, tokens_before
 
 pytestmark = pytest.mark.unit
 

@@ -15,10 +15,13 @@ from openrlhf.trainer.ray import launcher, ppo_actor, ppo_critic
 from openrlhf.utils.deepspeed import deepspeed as upstream
 
 from lmm_r1 import dotted
-from lmm_r1.config import PPOConfig, SFTConfig, to_openrlhf_args
+from lmm_r1.config import PPOConfig, SFTConfig
+from lmm_r1.config.shared import LoraConfig
 from lmm_r1.errors import UserError
 from lmm_r1.host import optimizer, strategy
+from lmm_r1.host.arguments import to_openrlhf_args
 from lmm_r1.host.strategy import make_strategy
+from lmm_r1.models.loading import LoadSettings, rl_settings
 from lmm_r1.rl import workers
 from lmm_r1.supervised import models
 
@@ -62,9 +65,14 @@ class Model(torch.nn.Module):
     mean = std = 0.0
     model = None
 
-    def __init__(self, *names: str, **settings: Any) -> None:
+    def __init__(self, *names: Any, **settings: Any) -> None:
         super().__init__()
         self.names, self.settings = names, settings
+        # Our models take their settings as one object.
+        for given in names:
+            if isinstance(given, LoadSettings):
+                lora = {f"lora_{name}": value for name, value in vars(given.lora).items()}
+                self.settings = vars(given) | vars(given.lora) | lora | settings
 
     def gradient_checkpointing_enable(self, kwargs: Any = None, *, gradient_checkpointing_kwargs: Any = None) -> None:
         self.checkpointing = kwargs or gradient_checkpointing_kwargs
@@ -95,7 +103,7 @@ def prepared(role: str, flags: dict[str, object], monkeypatch: pytest.MonkeyPatc
     is_sft = role == "sft"
     given = {"model.model_name_or_path": "m"} if is_sft else {}
     config = dotted.replace(SFTConfig() if is_sft else PPOConfig(), given | flags)
-    own = Strategy(args=to_openrlhf_args(config))
+    own = Strategy(args=to_openrlhf_args(config), config=config)
     worker = SimpleNamespace(_setup_distributed=lambda strategy: None, strategy=own)
     classes = {
         "actor": ppo_actor.PolicyModelActor,
@@ -125,7 +133,7 @@ def test_a_trained_model_is_loaded_and_optimized_as_its_flags_say(role, group, m
     loaded["load_in_4bit"] = True
     assert loaded.items() <= model.settings.items()
     assert model.checkpointing == {"use_reentrant": True}
-    # In RL the seams hand it on, see below.
+    # In RL `rl_settings` has it, see below.
     assert model.settings.get("checkpointed_layers") == (7 if role == "sft" else None)
     flat = {name: value for name, value in settings.items() if not isinstance(value, dict)}
     flat |= {f"{kind}.{name}": value for kind in ("muon", "adam") for name, value in settings[kind].items()}
@@ -156,13 +164,19 @@ def test_critic_and_reward_model_have_a_head_of_this_name_and_normalize_where_as
 
 def test_frozen_names_reach_the_model_of_supervised_training(monkeypatch):
     flags = {"model.freeze_prefix": ("lm_head.",), "data.max_len": 77, "ds.image_cache_gib": 0.5}
+    flags["ds.param_dtype"] = "fp32"
     model, _ = prepared("sft", flags, monkeypatch)
     given = {"freeze_prefix": ("lm_head.",), "max_len": 77, "image_cache_gib": 0.5, "trained": True}
     assert given.items() <= model.settings.items()
 
 
 def test_the_kind_of_adapters_and_ligers_kernels_reach_the_model_of_supervised_training(monkeypatch):
-    given = LORA | {"ds.lora.use_dora": True, "ds.lora.use_rslora": True, "ds.use_liger_kernel": False}
+    given = LORA | {
+        "ds.lora.use_dora": True,
+        "ds.lora.use_rslora": True,
+        "ds.use_liger_kernel": False,
+        "ds.param_dtype": "fp32",
+    }
     model, _ = prepared("sft", given, monkeypatch)
     assert {**dict.fromkeys(ADAPTER_KINDS, True), "use_liger_kernel": False}.items() <= model.settings.items()
 
@@ -183,14 +197,14 @@ DS = {
 @pytest.mark.parametrize("flag", DS)
 def test_deepspeed_is_told_what_the_flag_says(flag, config_class):
     value, told = DS[flag]
-    default = make_strategy(to_openrlhf_args(config_class())).get_ds_train_config()
+    default = make_strategy(config_class()).get_ds_train_config()
     changed = dotted.replace(config_class(), {flag: value})
-    assert told(make_strategy(to_openrlhf_args(changed)).get_ds_train_config()) == value != told(default)
+    assert told(make_strategy(changed).get_ds_train_config()) == value != told(default)
 
 
 def test_tensor_parallelism_is_deepspeeds():
     config = dotted.replace(SFTConfig(), {"ds.tensor_parallel_size": 2, "ds.param_dtype": "bf16"})
-    told = make_strategy(to_openrlhf_args(config)).get_ds_train_config()
+    told = make_strategy(config).get_ds_train_config()
     assert told["tensor_parallel"]["autotp_size"] == 2
 
 
@@ -214,7 +228,7 @@ def optimizer_of(monkeypatch: pytest.MonkeyPatch, **flags: object) -> dict[str, 
         "scheduler_steps": 10,
     }
     with pytest.raises(Initialized) as found:
-        make_strategy(args)._ds_init_train_model(torch.nn.Linear(2, 2), cfg)
+        make_strategy(config)._ds_init_train_model(torch.nn.Linear(2, 2), cfg)
     return found.value.args[0]["config"]
 
 
@@ -279,37 +293,38 @@ def test_randomness_and_device_of_a_process_are_those_of_the_flags(monkeypatch):
     for flags in ({"train.seed": 7, "local_rank": 3}, {"train.seed": 8, "train.full_determinism_enable": True}):
         config = dotted.replace(SFTConfig(), flags)
         with pytest.raises(Begun):
-            make_strategy(to_openrlhf_args(config)).setup_distributed()
+            make_strategy(config).setup_distributed()
         monkeypatch.setenv("LOCAL_RANK", "0")
     assert calls == [("seed", 7), ("device", 3), ("deterministic", 8), ("device", 0)]
 
 
-def test_frozen_names_reach_policy_and_critic(monkeypatch):
-    given: list[dict[str, Any]] = []
-    monkeypatch.setattr(workers.seams, "install", lambda **settings: given.append(settings))
+def test_settings_of_a_run_reach_its_models(monkeypatch):
     flags = {"actor.freeze_prefix": ("lm_head.",), "data.max_len": 77, "ds.use_liger_kernel": False}
-    flags |= {"ds.image_cache_gib": 0.5, "actor.gradient_checkpointing_layers": 7}
-    config = dotted.replace(PPOConfig(), flags | {"ds.lora.use_dora": True, "ds.lora.use_rslora": True})
-    for trained in (False, True):
-        workers.install_seams(to_openrlhf_args(config), trained=trained)
-    assert {"freeze_prefix": ("lm_head.",), "max_len": 77}.items() <= given[0].items()
-    monkeypatch.undo()
-    for module, name in ((ppo_actor, "Actor"), (ppo_critic, "get_llm_for_sequence_regression")):
-        monkeypatch.setattr(module, name, getattr(module, name))
-    replaced = [tuple(replacement.upstream.split(":")) for replacement in workers.seams.REPLACEMENTS]
-    for module_name, name in replaced:
+    flags |= {"ds.image_cache_gib": 0.5, "actor.gradient_checkpointing_layers": 7, "ds.param_dtype": "fp32"}
+    flags |= {
+        "ds.lora.rank": 3,
+        "ds.lora.use_dora": True,
+        "ds.lora.use_rslora": True,
+        "actor.freeze_visual_encoder": True,
+    }
+    config = dotted.replace(PPOConfig(), flags)
+    for replacement in workers.seams.REPLACEMENTS:
+        module_name, name = replacement.upstream.split(":")
         module = importlib.import_module(module_name)
         monkeypatch.setattr(module, name, getattr(module, name))
-    workers.seams.install(**given[0])
-    for built in (ppo_actor.Actor, ppo_critic.get_llm_for_sequence_regression):
-        assert built.keywords["freeze_prefix"] == ("lm_head.",)
-        assert all(built.keywords[name] is True for name in ADAPTER_KINDS)
-        assert built.keywords["use_liger_kernel"] is False
-        assert {"image_cache_gib": 0.5, "trained": False}.items() <= built.keywords.items()
-        assert "checkpointed_layers" not in built.keywords, "what is not trained has no backward pass"
-    assert given[1]["checkpointed_layers"] == 7
-    workers.seams.install(**given[1])
-    assert ppo_actor.Actor.keywords["checkpointed_layers"] == 7
+    for role in ("policy", "critic", "reference", "reward"):
+        settings = rl_settings(config, role)
+        workers.install_seams(config, role)
+        for built in (ppo_actor.Actor, ppo_critic.get_llm_for_sequence_regression):
+            assert built.keywords == {"settings": settings}
+        trained = role in ("policy", "critic")
+        assert (settings.freeze_prefix, settings.max_len, settings.use_liger_kernel) == (("lm_head.",), 77, False)
+        assert (settings.image_cache_gib, settings.trained) == (0.5, trained)
+        # What is not trained has no adapters and no backward pass.
+        assert settings.lora == (config.ds.lora if trained else LoraConfig())
+        assert settings.checkpointed_layers == (7 if trained else None)
+        # A reference may be a model without a vision tower.
+        assert settings.freeze_visual_encoder is (role != "reference")
 
 
 @pytest.mark.parametrize(
@@ -322,10 +337,7 @@ def test_frozen_names_reach_policy_and_critic(monkeypatch):
         ({"train.max_epochs": 4}, False),
     ],
 )
-def test_a_model_that_is_not_trained_keeps_features_that_it_may_use_again(flags, again, monkeypatch):
-    given: list[dict[str, Any]] = []
-    monkeypatch.setattr(workers.seams, "install", lambda **settings: given.append(settings))
-    args = to_openrlhf_args(dotted.replace(PPOConfig(), {"ds.image_cache_gib": 0.5, **flags}))
-    for trained in (False, True):
-        workers.install_seams(args, trained=trained)
-    assert [settings["image_cache_gib"] for settings in given] == [0.5 * again, 0.5]
+def test_a_model_that_is_not_trained_keeps_features_that_it_may_use_again(flags, again):
+    config = dotted.replace(PPOConfig(), {"ds.image_cache_gib": 0.5, "ds.param_dtype": "fp32", **flags})
+    assert rl_settings(config, "reference").image_cache_gib == 0.5 * again
+    assert rl_settings(config, "policy").image_cache_gib == 0.5

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from vllm.distributed import parallel_state
 
 from lmm_r1 import cpu, dotted
-from lmm_r1.config import PPOConfig, SFTConfig, to_openrlhf_args
+from lmm_r1.config import PPOConfig, SFTConfig
 from lmm_r1.errors import UserError
 from lmm_r1.generation import vllm_engine
 from lmm_r1.generation.ray_engines import ENGINE_DTYPES
@@ -37,7 +37,7 @@ def test_a_group_of_members_only_leaves_no_empty_group():
 
 def test_in_rl_deepspeed_knows_of_no_number_of_passes():
     config = dotted.replace(PPOConfig(), {"train.batch_size": 12, "train.micro_batch_size": 8})
-    made = make_strategy(to_openrlhf_args(config))
+    made = make_strategy(config)
     trained, held = made.get_ds_train_config(), made.get_ds_eval_config()
     assert (trained["train_micro_batch_size_per_gpu"], trained["gradient_accumulation_steps"]) == (1, 1)
     # On its number of processes, whatever that is, DeepSpeed finds a whole number of passes.
@@ -46,13 +46,13 @@ def test_in_rl_deepspeed_knows_of_no_number_of_passes():
 
 def test_in_supervised_training_deepspeed_counts_passes():
     config = dotted.replace(SFTConfig(), {"train.batch_size": 12, "train.micro_batch_size": 4})
-    trained = make_strategy(to_openrlhf_args(config)).get_ds_train_config()
+    trained = make_strategy(config).get_ds_train_config()
     assert (trained["train_micro_batch_size_per_gpu"], trained["train_batch_size"]) == (4, 12)
 
 
 def test_with_fp16_deepspeed_scales_the_loss_and_the_engine_computes_in_it_too():
     config = dotted.replace(PPOConfig(), {"ds.param_dtype": "fp16", "ds.zero_stage": 3})
-    trained = make_strategy(to_openrlhf_args(config)).get_ds_train_config()
+    trained = make_strategy(config).get_ds_train_config()
     assert trained["fp16"]["enabled"]
     assert not trained["bf16"]["enabled"]
     # Without a scale of its own it is a dynamic one.
@@ -100,7 +100,7 @@ def test_adam_is_pytorchs_but_for_a_built_one_on_the_cpu(
     asked = []
     monkeypatch.setattr(strategy, "why_not_built", lambda: asked.append(True) or reason)
     monkeypatch.setattr(strategy.dist, "get_rank", lambda: 0)
-    trained = make_strategy(to_openrlhf_args(config)).get_ds_train_config(optimizer)
+    trained = make_strategy(config).get_ds_train_config(optimizer)
     assert trained["optimizer"] == {"type": optimizer["type"], "params": {"lr": 1e-6, **added}}
     assert optimizer["params"] == {"lr": 1e-6}
     assert asked == ([True] if has_cuda and offload else [])

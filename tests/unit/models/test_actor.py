@@ -8,6 +8,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from helpers.flat_models import flat_actor
 from helpers.tiny_models import altered, make_actor, pad
 from helpers.value_models import make_value_model
 
@@ -106,7 +107,7 @@ def test_the_entropy_is_that_of_the_distribution_of_each_next_token(actor):
 
 
 def test_logits_are_fp32_whatever_the_weights_are(folder):
-    actor = KitActor(str(folder), attn_implementation="sdpa", param_dtype="bf16")
+    actor = flat_actor(str(folder), attn_implementation="sdpa", param_dtype="bf16")
     sequences, mask = pad(ROWS, side="right")
     assert next(actor.parameters()).dtype is torch.bfloat16
     assert actor(sequences, attention_mask=mask)["logits"].dtype is torch.float32

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lmm_r1.models.feature_store import FeatureStore, Links, Place
+from lmm_r1.models.image_features import FeatureStore, Links, Place
 
 pytestmark = pytest.mark.unit
 
@@ -92,7 +92,7 @@ def test_a_process_reads_what_another_keeps_until_it_is_written_over_or_the_othe
     program = f"""
         import sys, torch
         from pathlib import Path
-        from lmm_r1.models.feature_store import FeatureStore, Links
+        from lmm_r1.models.image_features import FeatureStore, Links
         store = FeatureStore(4 * 64, links=Links(folder=Path({str(links.folder)!r}), run={RUN!r}))
         for number in (1, 2, 3):
             store.keep(number.to_bytes(16, "big"), (torch.full((1, 16), float(number)),))

@@ -8,8 +8,7 @@ from helpers.packed_batches import Batch, groups, log_probs_of
 from helpers.tiny_models import encode, make_actor
 
 from lmm_r1.lmm_kits import get_kit
-from lmm_r1.models.feature_store import process_store
-from lmm_r1.models.image_features import FeatureCounts
+from lmm_r1.models.image_features import FeatureCounts, process_store
 from lmm_r1.models.loading import is_compiled
 
 pytestmark = pytest.mark.unit

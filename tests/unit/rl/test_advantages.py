@@ -17,10 +17,11 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 
 from lmm_r1 import dotted
-from lmm_r1.config import PPOConfig, resolve, to_openrlhf_args
+from lmm_r1.config import PPOConfig, resolve
 from lmm_r1.config.ppo import AdvantageConfig
 from lmm_r1.data.sample import Sample
 from lmm_r1.errors import UserError
+from lmm_r1.host.arguments import to_openrlhf_args
 from lmm_r1.rl.advantages import (
     ESTIMATORS,
     Estimate,

@@ -26,8 +26,9 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from lmm_r1 import dotted
 from lmm_r1.cli.arguments import parse
-from lmm_r1.config import PPOConfig, resolve, to_openrlhf_args
-from lmm_r1.generation.compact_media import compact
+from lmm_r1.config import PPOConfig, resolve
+from lmm_r1.generation.media_store import compact
+from lmm_r1.host.arguments import to_openrlhf_args
 from lmm_r1.lmm_kits import get_kit
 from lmm_r1.models.actor import KitActor
 from lmm_r1.rl.workers import GroupReplayBuffer, KitActorPPOTrainer, media_per_row, no_loss

@@ -23,13 +23,14 @@ from openrlhf.trainer.ray import ppo_actor
 
 from lmm_r1 import dotted
 from lmm_r1.cluster import nodes
-from lmm_r1.config import PPOConfig, resolve, to_openrlhf_args
+from lmm_r1.config import PPOConfig, resolve
 from lmm_r1.config.hardware import needed_gpus
 from lmm_r1.data.messages import Row
 from lmm_r1.data.training_rows import check_prompt
 from lmm_r1.errors import UserError
 from lmm_r1.generation import ray_engines
 from lmm_r1.generation.group import SampledGroup
+from lmm_r1.host.arguments import to_openrlhf_args
 from lmm_r1.rl import loop, run
 from lmm_r1.rl.critic_workers import KitCriticPPOTrainer
 from lmm_r1.rl.generator import KitSamplesGenerator, group_settings

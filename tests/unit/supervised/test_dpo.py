@@ -14,6 +14,7 @@ from helpers.table_models import POLICY, AccumulatingStrategy, TableActor, Table
 from lmm_r1 import dotted
 from lmm_r1.config import DPOConfig
 from lmm_r1.data.preferences import PreferenceRow
+from lmm_r1.models.loading import LoadSettings
 from lmm_r1.supervised import models
 from lmm_r1.supervised import reference as references
 from lmm_r1.supervised.dpo import DPORun
@@ -126,9 +127,9 @@ def test_held_out_pairs_are_measured_without_those_that_are_too_long():
 class Model(torch.nn.Module):
     """Keeps what it is built with."""
 
-    def __init__(self, path: str, **settings: Any) -> None:
+    def __init__(self, path: str, loaded: LoadSettings | None = None, **settings: Any) -> None:
         super().__init__()
-        self.path, self.settings = path, settings
+        self.path, self.settings = path, (vars(loaded) if loaded else {}) | settings
 
 
 class Strategy(SimpleNamespace):
@@ -161,7 +162,7 @@ def settled(**flags: object) -> DPOConfig:
 @pytest.mark.usefixtures("loaded")
 def test_policy_and_reference_compute_what_a_pair_has_in_common_once_where_the_flag_says_so():
     for shared in (True, False):
-        settings = settled(train__shared_prefix_enable=shared)
+        settings = settled(train__shared_prefix_enable=shared, ds__param_dtype="fp32")
         run = DPORun.of(session_of(settings, Strategy()), rows=[], encode=None, filler=None)
         policy, reference = run.actor, run.reference
         assert policy.settings["share_prefix"] is reference.actor.settings["share_prefix"] is shared
@@ -180,7 +181,7 @@ def test_the_reference_is_a_model_of_its_own_that_is_not_trained():
     }.items() <= reference.actor.settings.items()
     assert reference.actor._offload
     assert not reference.actor.training
-    assert "lora_rank" not in reference.actor.settings
+    assert reference.actor.settings["lora"].rank == 0
 
 
 @pytest.mark.usefixtures("loaded")
@@ -188,6 +189,6 @@ def test_with_lora_the_policy_without_its_adapter_is_the_reference_unless_anothe
     policy = Model("m")
     own = prepare_reference(settled(ds__lora__rank=4), Strategy(), policy=policy)
     assert (own.actor, own.without_adapters) == (policy, True)
-    other = dotted.replace(settled(ds__lora__rank=4), {"ref.model_name_or_path": "base"})
+    other = dotted.replace(settled(ds__lora__rank=4, ds__param_dtype="fp32"), {"ref.model_name_or_path": "base"})
     assert prepare_reference(other, Strategy(), policy=policy).actor.path == "base"
     assert prepare_reference(settled(model__simpo_enable=True), Strategy(), policy=policy) is None

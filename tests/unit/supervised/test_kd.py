@@ -19,6 +19,7 @@ from lmm_r1.data.messages import ImagePart
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import EncodedPrompt
 from lmm_r1.models.distillation import Divergence
+from lmm_r1.models.loading import LoadSettings
 from lmm_r1.supervised import kd as student_engine
 from lmm_r1.supervised import kd as teachers
 from lmm_r1.supervised.kd import KDRun, StudentEngine, Teacher, check_same_tokens, check_sampled
@@ -166,20 +167,26 @@ def test_images_are_looked_at_where_rows_have_any():
 
 def test_the_teacher_is_a_model_of_its_own_that_is_not_trained(monkeypatch):
     class Model(torch.nn.Module):
-        def __init__(self, path: str, **settings: Any) -> None:
+        def __init__(self, path: str, loaded: LoadSettings, **settings: Any) -> None:
             super().__init__()
-            self.path, self.settings = path, settings
+            self.path, self.settings = path, vars(loaded) | settings
 
     monkeypatch.setattr(teachers, "KitActor", Model)
     monkeypatch.setattr(teachers, "check_packing", lambda *model, **settings: None)
     strategy = SimpleNamespace(
         ring_attn_group=None, prepare=lambda model: model, get_ds_eval_config=lambda offload: f"offloaded: {offload}"
     )
-    flags = {"teacher.model_name_or_path": "t", "teacher.offload": True, "data.max_len": 77, "ds.lora.rank": 4}
+    flags = {
+        "teacher.model_name_or_path": "t",
+        "teacher.offload": True,
+        "data.max_len": 77,
+        "ds.lora.rank": 4,
+        "ds.param_dtype": "fp32",
+    }
     teacher = Teacher.prepared(dotted.replace(KDConfig(), flags), strategy)
     assert (teacher.actor.path, teacher.actor._offload, teacher.actor.training) == ("t", True, False)
     assert {"ds_config": "offloaded: True", "max_len": 77}.items() <= teacher.actor.settings.items()
-    assert "lora_rank" not in teacher.actor.settings
+    assert teacher.actor.settings["lora"].rank == 0
 
 
 class ScriptedEngine:

@@ -11,7 +11,7 @@ import pytest
 from helpers.tables import table
 from PIL import Image
 
-from lmm_r1.agents.crop import box_in_pixels
+from lmm_r1.agents.tool_environment import box_in_pixels
 from lmm_r1.tasks.visual_search import ASKED, NOISE, TILES, Tile, VisualSearchTask, marks
 
 pytestmark = pytest.mark.unit

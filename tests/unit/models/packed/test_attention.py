@@ -22,11 +22,10 @@ from transformers import (
 )
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from lmm_r1.models.packed import attention, cpu_attention
+from lmm_r1.models.packed import attention
 from lmm_r1.models.packed.attention import PACKED_ATTENTION, packed_as, packing_refusal, use_packed_attention
 from lmm_r1.models.packed.layout import PackedLayout, Segment
-from lmm_r1.models.packed.varlen_kernel import varlen_kernel
-from lmm_r1.models.vision_windows import WINDOW_ATTENTION
+from lmm_r1.models.packed.varlen_kernel import WINDOW_ATTENTION, varlen_kernel
 
 pytestmark = pytest.mark.unit
 
@@ -166,7 +165,7 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     monkeypatch.setattr(attention, "_takes_varlen", takes)
     monkeypatch.setattr(attention, "fits_block_kernel", lambda query, key, *, dropout: True)
-    monkeypatch.setattr(cpu_attention, "_kernel", lambda: flex_attention)
+    monkeypatch.setattr(attention, "_kernel", lambda: flex_attention)
     # PyTorch's reference has a backward pass on CPUs, too.
     monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *given: None)
     yield

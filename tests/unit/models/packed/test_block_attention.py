@@ -10,8 +10,8 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from lmm_r1.models.packed import attention, cpu_attention
-from lmm_r1.models.packed.cpu_attention import BLOCK, attend_in_blocks, block_mask, fits_block_kernel, token_mask
+from lmm_r1.models.packed import attention
+from lmm_r1.models.packed.attention import BLOCK, attend_in_blocks, block_mask, fits_block_kernel, token_mask
 from lmm_r1.models.packed.layout import PackedLayout, Segment
 
 pytestmark = pytest.mark.unit
@@ -77,7 +77,7 @@ def test_a_token_sees_what_the_layouts_masks_say_and_nothing_of_other_segments(k
 
 @pytest.mark.parametrize("window", [None, 100])
 def test_blocks_are_those_that_pytorch_finds_in_the_mask_of_all_tokens(window, monkeypatch):
-    monkeypatch.setattr(cpu_attention, "_ROWS", BLOCK)
+    monkeypatch.setattr(attention, "_ROWS", BLOCK)
     layout = layout_of((400, (150, 90, 60)), (200, (300,)), images=((30, 290), (500, 530)))
     mine = block_mask(layout, window=window, device=CPU)
     # 1,200 tokens are filled up to ten blocks.
@@ -100,7 +100,7 @@ def tensors(layout: PackedLayout, *, heads: int, key_heads: int, dtype: torch.dt
 
 @pytest.fixture
 def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_attention, "_kernel", lambda: flex_attention)
+    monkeypatch.setattr(attention, "_kernel", lambda: flex_attention)
     # PyTorch's reference has a backward pass on CPUs, too.
     monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *given: None)
 
@@ -129,7 +129,7 @@ def test_the_mask_is_made_once_for_all_layers_with_one_window(uncompiled, monkey
         made.append(window)
         return block_mask(layout, window=window, device=device)
 
-    monkeypatch.setattr(cpu_attention, "block_mask", noting)
+    monkeypatch.setattr(attention, "block_mask", noting)
     layout = layout_of((6, (3, 4)), images=((1, 4),))
     given = tensors(layout, heads=2, key_heads=2, dtype=torch.float32)
     # No sample is longer than ten tokens.
@@ -143,12 +143,12 @@ def on_gpu(*, dtype: torch.dtype = torch.bfloat16, is_cuda: bool = True) -> Simp
 
 
 def test_it_takes_half_precision_on_gpus_without_dropout_where_it_compiles(monkeypatch):
-    monkeypatch.setattr(cpu_attention, "_compiles", lambda *given: True)
+    monkeypatch.setattr(attention, "_compiles", lambda *given: True)
     assert fits_block_kernel(on_gpu(), on_gpu(), dropout=0.0)
     assert not fits_block_kernel(on_gpu(), on_gpu(), dropout=0.1)
     assert not fits_block_kernel(on_gpu(dtype=torch.float32), on_gpu(), dropout=0.0)
     assert not fits_block_kernel(on_gpu(is_cuda=False), on_gpu(), dropout=0.0)
-    monkeypatch.setattr(cpu_attention, "_compiles", lambda *given: False)
+    monkeypatch.setattr(attention, "_compiles", lambda *given: False)
     assert not fits_block_kernel(on_gpu(), on_gpu(), dropout=0.0)
 
 
@@ -158,7 +158,7 @@ def test_the_kernel_is_compiled_once_with_gradients_and_once_without_whatever_th
     monkeypatch.delenv("TORCHDYNAMO_DISABLE", raising=False)
     counter = CompileCounterWithBackend("eager")
     monkeypatch.setattr(
-        cpu_attention,
+        attention,
         "_kernel",
         lambda: torch.compile(flex_attention, fullgraph=True, dynamic=True, backend=counter),
     )
@@ -180,13 +180,13 @@ def test_the_kernel_is_compiled_once_with_gradients_and_once_without_whatever_th
 @pytest.fixture
 def asked_anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv("TORCHDYNAMO_DISABLE", raising=False)
-    cpu_attention._compiles.cache_clear()
+    attention._compiles.cache_clear()
     yield
-    cpu_attention._compiles.cache_clear()
+    attention._compiles.cache_clear()
 
 
 def compiles() -> bool:
-    return cpu_attention._compiles(CPU, torch.float32, 2, 1, 16)
+    return attention._compiles(CPU, torch.float32, 2, 1, 16)
 
 
 def test_where_it_compiles_the_run_says_so_once(uncompiled, asked_anew, caplog):
@@ -201,7 +201,7 @@ def test_where_it_does_not_the_run_goes_on_and_warns_once(asked_anew, monkeypatc
     def fail() -> None:
         raise RuntimeError("Failed to find C compiler")
 
-    monkeypatch.setattr(cpu_attention, "_kernel", fail)
+    monkeypatch.setattr(attention, "_kernel", fail)
     assert not compiles()
     assert not compiles()
     assert caplog.text.count("Failed to find C compiler") == 1
@@ -211,6 +211,6 @@ def test_it_is_not_taken_where_compiling_is_switched_off(uncompiled, asked_anew,
     """It would compute the scores of all tokens with all."""
     with torch._dynamo.config.patch(disable=True):
         assert not compiles()
-    cpu_attention._compiles.cache_clear()
+    attention._compiles.cache_clear()
     monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
     assert not compiles()

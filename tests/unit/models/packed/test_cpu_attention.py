@@ -5,8 +5,8 @@ import itertools
 import pytest
 import torch
 
-from lmm_r1.models.packed import attention, cpu_attention
-from lmm_r1.models.packed.cpu_attention import attend_on_cpu, fits_cpu_kernel
+from lmm_r1.models.packed import attention
+from lmm_r1.models.packed.attention import attend_on_cpu, fits_cpu_kernel
 from lmm_r1.models.packed.layout import PackedLayout, Segment
 
 pytestmark = pytest.mark.unit
@@ -165,7 +165,7 @@ def test_half_precision_is_off_by_its_own_rounding_only():
 
 @pytest.mark.parametrize("longest", [1, 384], ids=["in bfloat16", "in single precision"])
 def test_so_are_its_gradients_whatever_they_are_computed_in(longest, monkeypatch):
-    monkeypatch.setattr(cpu_attention, "_SHORT", longest)
+    monkeypatch.setattr(attention, "_SHORT", longest)
     halves = tensors(GROUPS, dtype=torch.bfloat16)
     exact = [tensor.detach().double().requires_grad_() for tensor in halves]
     weights = torch.randn(1, GROUPS.length, HEADS, WIDTH, generator=torch.Generator().manual_seed(1))

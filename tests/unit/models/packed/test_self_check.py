@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from helpers.flat_models import flat_actor
 from helpers.tiny_models import make_actor
 from helpers.value_models import make_value_model
 from transformers import AttentionMaskInterface
@@ -127,7 +128,7 @@ def test_what_is_no_number_is_caught(actor):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_rounding_in_half_precision_passes_and_mistakes_do_not(tiny_checkpoint, dtype):
     name = {torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype]
-    actor = KitActor(
+    actor = flat_actor(
         str(tiny_checkpoint("llm")),
         attn_implementation="sdpa",
         param_dtype=name,

@@ -1,4 +1,4 @@
-"""An environment that asks "are you sure?" after the first answer, and judges the second."""
+"""Environments over any row: one turn, or a second one after the question 'are you sure?'."""
 
 from __future__ import annotations
 
@@ -8,6 +8,21 @@ from typing import ClassVar
 from lmm_r1.agents.environment import Answered, Environment, Episode, Turn, is_right, label_of
 from lmm_r1.data.messages import Row, TextPart
 from remote_rm.answers.extraction import final_answer
+
+
+@dataclass(frozen=True, kw_only=True)
+class SingleTurn(Environment):
+    """One turn over any row, which `--reward.remote_url` judges."""
+
+    name: ClassVar[str] = "single"
+
+    def begin(self, row: Row, *, seed: int) -> Episode:
+        return _Once()
+
+
+class _Once(Episode):
+    async def answer(self, turn: Turn) -> Answered:
+        return Answered()
 
 
 @dataclass(frozen=True, kw_only=True)
