@@ -25,7 +25,7 @@ from memory import peak_bytes
 from train_step import times_of
 
 from lmm_r1 import cpu
-from lmm_r1.data.prefix_tree import Node, TreeSample
+from lmm_r1.data.prefix_tree import PrefixNode, TreeSample
 
 if TYPE_CHECKING:
     from branch_batches import BranchBatch
@@ -183,12 +183,12 @@ def _prompts_shared() -> Iterator[None]:
     """Let samples of one prompt have that in common and nothing else."""
     from lmm_r1.models.packed import packing
 
-    def prompt_and_responses(samples: Sequence[TreeSample], *, known: int) -> tuple[Node, ...]:
-        root = Node(start=0, end=known, parent=None, samples=tuple(range(len(samples))))
+    def prompt_and_responses(samples: Sequence[TreeSample], *, known: int) -> tuple[PrefixNode, ...]:
+        root = PrefixNode(start=0, end=known, parent=None, samples=tuple(range(len(samples))))
         return (
             root,
             *(
-                Node(start=known, end=len(sample.token_ids), parent=0, samples=(number,))
+                PrefixNode(start=known, end=len(sample.token_ids), parent=0, samples=(number,))
                 for number, sample in enumerate(samples)
             ),
         )

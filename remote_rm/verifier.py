@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-
 if TYPE_CHECKING:
     from remote_rm.service.judge import PooledJudge, ServiceLimits
     from remote_rm.service.pool import VerifierPool

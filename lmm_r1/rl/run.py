@@ -41,7 +41,7 @@ from lmm_r1.data.training_rows import (
     blend,
     check_prompt,
     parse_dataset_spec,
-    told_of,
+    with_left_out,
 )
 from lmm_r1.errors import UserError
 from lmm_r1.generation.backends import FINE_TUNE, check_backend
@@ -371,7 +371,7 @@ def _load(config: PPOConfig, path: str, *, split: str, check: Callable[[Row], No
         bad_rows=config.data.bad_rows,
         skip_by=SKIP_BAD_ROWS,
     )
-    Console(highlight=False, soft_wrap=True).print(told_of(file.told_as_prompts, file.skipped))
+    Console(highlight=False, soft_wrap=True).print(with_left_out(file.summary_as_prompts, file.skipped))
     # They travel with every group, and few reward sources ask for them.
     by_columns = reward_function(config.reward) is not None or "columns" in config.reward.request_fields
     wanted = by_columns or config.train.plays

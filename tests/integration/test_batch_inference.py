@@ -247,7 +247,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, demo: Path) -> Path:
     [
         ({"data": "nowhere.jsonl"}, "no row file nowhere.jsonl; check the path"),
         ({"data": "empty.jsonl"}, "empty.jsonl holds no rows; check the path"),
-        ({"data": "file"}, "file: unknown kind of row file; known are .jsonl"),
+        ({"data": "file"}, "file: unknown kind of row file; known kinds are .jsonl"),
         ({"model": "nowhere/model"}, "nowhere/model: no such folder, and no model of this name can be had from"),
         ({"model": "."}, ".: no config.json in this folder; is it a Hugging Face checkpoint?"),
         ({"adapter": "nowhere"}, "nowhere: no such folder; give the folder of a LoRA adapter"),

@@ -149,7 +149,7 @@ def test_an_image_of_another_question_is_not_shown(work, capsys):
         ),
         ("--rejudge a.tsv --temperature 1", "--temperature 1.0: --rejudge generates nothing; drop it"),
         ("--rejudge a.tsv", "no file a.tsv; check the path"),
-        ("--rejudge a=rows/a.png", "rows/a.png: unknown kind of file; known are .xlsx, .tsv"),
+        ("--rejudge a=rows/a.png", "rows/a.png: unknown kind of file; known kinds are .xlsx, .tsv"),
         ("--rejudge f=x.tsv --rejudge_data g=rows", "--rejudge_data g=rows: there is no --rejudge g=PATH; it has f"),
         ("--model m --checkpoints a=b --files f=rows --output s.json", "--model m: there is no --endpoint; drop it"),
         ("--rejudge_metric hit --compare a.json", "--rejudge_metric hit: there is no --rejudge; drop it"),

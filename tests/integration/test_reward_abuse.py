@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from helpers.reward_servers import ROOT, RunningServer, running, unruly_command
 
-from remote_rm.client import RewardClient, Sample
+from remote_rm.client import RewardClient, SentSample
 
 pytestmark = pytest.mark.integration
 
@@ -108,7 +108,7 @@ def test_a_huge_batch_is_refused_while_health_answers(tmp_path):
 def test_the_client_splits_what_a_server_does_not_take_at_once(tmp_path):
     async def scenario(server: RunningServer) -> list[float]:
         async with RewardClient([server.endpoint]) as client:
-            samples = [Sample(query="q", prompt="p", label="1", response=str(number)) for number in range(50)]
+            samples = [SentSample(query="q", prompt="p", label="1", response=str(number)) for number in range(50)]
             return [score.reward for score in await client.reward_batch(samples)]
 
     with running(unruly_command(tmp_path, "--workers", "1", "--max-request-items", "8")) as server:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from lmm_r1.config.shared import LoggerConfig
 from lmm_r1.data.sample import Cut
-from lmm_r1.records.rollouts import END_WORDS, Part, SampledResponse
+from lmm_r1.records.rollouts import END_WORDS, RecordedPart, SampledResponse
 
 TRAIN_PREFIX = "train/"
 EVAL_PREFIX = "eval/"
@@ -188,7 +188,7 @@ def _transcript(response: SampledResponse) -> str:
     return "\n\n".join(f"{turn.role}: {''.join(map(_part_text, turn.parts))}" for turn in response.said)
 
 
-def _part_text(part: Part) -> str:
+def _part_text(part: RecordedPart) -> str:
     return part.value if part.kind == "text" else "<image>"
 
 

@@ -9,7 +9,7 @@ from helpers.commands import QUESTION, TWO_ANSWERS, write_rows
 
 from lmm_r1.data.bad_rows import MAX_LISTED, SkippedRow, good_rows, reasons
 from lmm_r1.data.files import read_row_file
-from lmm_r1.data.training_rows import KeptRows, LeftOutRow, check_prompt, told_of
+from lmm_r1.data.training_rows import KeptRows, LeftOutRow, check_prompt, with_left_out
 from lmm_r1.errors import ListedError, UserError
 from lmm_r1.records.run_folder import RunFolder
 
@@ -39,12 +39,12 @@ def test_good_rows_keep_their_places_and_bad_ones_their_reasons():
     ("values", "skip_by", "told"),
     [
         ((2, 3), None, "rows line 2: 3 is odd"),
-        ((2, 3), FLAG, f"rows line 2: 3 is odd, or go on without it by {FLAG}"),
+        ((2, 3), FLAG, f"rows line 2: 3 is odd, or leave it out with {FLAG}"),
         ((1, 2, 3), None, "rows: 2 of its 3 rows cannot be used; correct or remove them:"),
         (
             (1, 2, 3),
             FLAG,
-            f"rows: 2 of its 3 rows cannot be used; correct or remove them, or go on without them by {FLAG}:",
+            f"rows: 2 of its 3 rows cannot be used; correct or remove them, or leave them out with {FLAG}:",
         ),
     ],
 )
@@ -79,11 +79,11 @@ def test_lines_that_are_no_records_are_bad_rows_like_others(tmp_path):
     assert list(file.rows) == [2]
     assert [(row.index, row.reason.partition(": ")[2].split(" at ")[0].split(";")[0]) for row in file.skipped] == [
         (0, "not valid JSON: Expecting property name enclosed in double quotes"),
-        (1, "a JSON object is needed, not int"),
+        (1, "must be a JSON object, not int"),
         (3, "a prompt for RL must not end with one of several assistant turns"),
         (4, "not UTF-8 text ('utf-8' codec can't decode byte 0xff in position 14: invalid start byte)"),
     ]
-    assert told_of(file.told, file.skipped).endswith(
+    assert with_left_out(file.summary, file.skipped).endswith(
         f"; 4 rows that cannot be used are left out, the first: {' '.join(file.skipped[0].reason.split())}"
     )
 

@@ -175,7 +175,7 @@ def test_a_sample_that_cannot_be_scored_fails_its_request_alone():
         [1.0],
         (UnusableItem, "query[1]: the text is too long"),
         [3.0],
-        (UnusableItem, "query[0]: the reward model gives nan for it, which is no reward"),
+        (UnusableItem, "query[0]: the reward model gives nan for it, which is not a reward"),
         (RuntimeError, "out of memory"),
         (IndexError, "a fault of the kit"),
         (UnusableItem, 'prompts[1]: message 1 of "messages" (user) needs a "content" that is text or a list of parts'),
@@ -334,7 +334,7 @@ def test_a_sample_that_cannot_be_scored_is_named(client, model, folder):
         (good | {"prompts": [*good["prompts"][:1], to_json(broken.messages)]}, "prompts[1]: cannot read the image "),
         (
             good | {"prompts": [*good["prompts"][:1], to_json(held.messages)]},
-            "prompts[1]: the prompt only says <image 84x56>",
+            "prompts[1]: the prompt names its image only as <image 84x56>",
         ),
         (
             good | {"prompts": [*good["prompts"][:1], to_json(gone.messages)]},
@@ -442,7 +442,7 @@ def test_a_servers_precision_is_that_of_training(flags, has_gpu, dtype, monkeypa
             ["--placeholder_token", "*", "--value_head_prefix", "v"],
             "--value_head_prefix v: {} is a process reward model",
         ),
-        (["--reward_tokens", "+", "-"], "--reward_tokens: {} is no process reward model, by its config"),
+        (["--reward_tokens", "+", "-"], "--reward_tokens: {} is not a process reward model by its config"),
         ([], "{}: this checkpoint has no value head (no weight score.weight); give a trained reward model, or"),
     ],
 )
