@@ -132,7 +132,7 @@ def test_what_ended_a_response_stands_behind_it(model):
 
 
 def test_text_with_a_media_token_is_refused(model):
-    with pytest.raises(UserError, match=r"holds the media token <\|image_pad\|>, and no image comes with it"):
+    with pytest.raises(UserError, match=r"holds the media token <\|image_pad\|>, but has no image for it"):
         model.encode_text("user\n<|image_pad|>What?")
     with pytest.raises(UserError, match="the text is empty"):
         model.encode_text("")
