@@ -150,7 +150,7 @@ class _TooLarge(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sample:
+class SentSample:
     """The request for one reward."""
 
     query: str
@@ -238,11 +238,11 @@ class RewardClient:
         endpoint gave two. 422 is final: the data are at fault. Other 4xx replies are final when each endpoint gave one.
         """
         (score,) = await self.reward_batch(
-            [Sample(query=query, prompt=prompt, label=label, response=response, further=further or {})]
+            [SentSample(query=query, prompt=prompt, label=label, response=response, further=further or {})]
         )
         return score
 
-    async def reward_batch(self, samples: Sequence[Sample]) -> list[Score]:
+    async def reward_batch(self, samples: Sequence[SentSample]) -> list[Score]:
         """Return the rewards of samples, in their order, asked for in as few requests as the servers take.
 
         Either all samples have a response or none has. Raises RewardUnavailable as `reward` does, for all of them
@@ -259,7 +259,7 @@ class RewardClient:
             for task in asking:
                 task.cancel()
 
-    async def _reward_part(self, samples: Sequence[Sample]) -> list[Score]:
+    async def _reward_part(self, samples: Sequence[SentSample]) -> list[Score]:
         session = self._session_here()
         try:
             async with self._slots:
@@ -378,12 +378,6 @@ async def _text(reply: aiohttp.ClientResponse, *, endpoint: str) -> str:
     return body.decode("utf-8", errors="replace")
 
 
-def parse_reply(body: str, *, endpoint: str) -> Score:
-    """Read the reply to a request of one sample: scalars and lists of one, with or without scores and extra_logs."""
-    (score,) = parse_replies(body, count=1, endpoint=endpoint)
-    return score
-
-
 def parse_replies(body: str, *, count: int, endpoint: str) -> list[Score]:
     """Read the reply to a request of `count` samples, of which each list has one entry."""
     try:
@@ -409,7 +403,7 @@ def parse_replies(body: str, *, count: int, endpoint: str) -> list[Score]:
         ) from error
 
 
-def _payload(samples: Sequence[Sample]) -> dict[str, list[Any]]:
+def _payload(samples: Sequence[SentSample]) -> dict[str, list[Any]]:
     payload: dict[str, list[Any]] = {
         "query": [sample.query for sample in samples],
         "prompts": [sample.prompt for sample in samples],

@@ -1,4 +1,4 @@
-"""What batch inference reads and selects: rows, given responses and trajectories."""
+"""What batch inference reads and selects: rows, given responses and episodes."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from lmm_r1.data.image_sources import kind_of
 from lmm_r1.data.messages import Message, Part, Row, TextPart, demonstration
 from lmm_r1.data.reading import RowReading
 from lmm_r1.data.row_parser import stored_messages
-from lmm_r1.data.sample import WHOLE, Completion, Played, Said
+from lmm_r1.data.sample import WHOLE, Completion, EpisodeResult, Said
 from lmm_r1.errors import UserError
 from lmm_r1.generation.engine import Outcome
 from remote_rm.verifier import Score
 
 MESSAGES = "messages"
-"""Of a response that is an episode: its conversation."""
+"""The field with the conversation of a response that is an episode."""
 END = "end"
 _MARK = "<image>"
 
 
-def episode_fields(played: Played, *, folder: Path, location: str) -> dict[str, Any]:
-    """Return what a line says of an episode beside its last turn.
+def episode_fields(played: EpisodeResult, *, folder: Path, location: str) -> dict[str, Any]:
+    """Return the fields of an episode, in addition to those of its last turn.
 
-    Raises UserError where the places of its pictures are not known.
+    Raises UserError if the places of its pictures are unknown.
 
     Args:
-        folder: of the line's file; pictures in it have a path from there.
-        location: of the row, for messages.
+        folder: the folder of the output file; pictures below it get relative paths.
+        location: the row's location, for messages.
     """
     messages = [*played.shown, *(_message(said, location=location) for said in played.said)]
     within = os.path.abspath(folder)
@@ -53,8 +53,8 @@ def episode_fields(played: Played, *, folder: Path, location: str) -> dict[str, 
     }
 
 
-def with_earned(score: Score | None, played: Played) -> Score | None:
-    """Return the score of an episode's last turn with what its environment has given; None where neither gives any."""
+def with_earned(score: Score | None, played: EpisodeResult) -> Score | None:
+    """Return the score of an episode's last turn plus the environment's rewards; None if there is neither."""
     if not played.rewards:
         return score
     earned = sum(played.rewards.values())
@@ -64,7 +64,7 @@ def with_earned(score: Score | None, played: Played) -> Score | None:
 
 
 def with_paths(messages: Sequence[Mapping[str, Any]], change: Callable[[str], str]) -> list[dict[str, Any]]:
-    """Return stored messages with the path of each image file changed; other images stay."""
+    """Return stored messages with the path of each image file changed; other images are unchanged."""
 
     def changed(part: Mapping[str, Any]) -> dict[str, Any]:
         image = part.get("image")
@@ -84,8 +84,8 @@ def _message(said: Said, *, location: str) -> Message:
     texts = said.text.split(_MARK)
     if len(texts) != len(said.images) + 1:
         raise UserError(
-            f"{location}: the environment shows the word {_MARK} as text, so that the places of its pictures are not "
-            "known; let it write another word"
+            f"{location}: the environment shows the word {_MARK} as text, so the places of its pictures are unknown; "
+            "change the environment to write another word"
         )
     parts: list[Part] = [TextPart(texts[0])]
     for image, text in zip(said.images, texts[1:], strict=True):
@@ -107,11 +107,11 @@ def load_responses(
 ) -> tuple[list[Outcome], list[SkippedRow]]:
     """Return the rows of a file with their responses, and the records that cannot be used.
 
-    Raises UserError where the file is missing, empty or not readable.
+    Raises UserError if the file is missing, empty or not readable.
     """
     outcomes: list[Outcome] = []
     skipped: list[SkippedRow] = []
-    for index, record in _first(all_records(path, split=split), max_rows):
+    for index, record in itertools.islice(enumerate(all_records(path, split=split)), max_rows):
         try:
             outcomes.append(_outcome(index, record, reading=reading, count_tokens=count_tokens))
         except UserError as error:
@@ -120,13 +120,6 @@ def load_responses(
         reason = f"; the first: {skipped[0].reason}" if skipped else ""
         raise UserError(f"{path} holds no rows with responses{reason}; check the path")
     return outcomes, skipped
-
-
-def _first(records: Iterator[Record], count: int | None) -> Iterator[tuple[int, Record]]:
-    for index, record in enumerate(records):
-        if index == count:
-            return
-        yield index, record
 
 
 def _outcome(
@@ -150,14 +143,14 @@ def _outcome(
         raise UserError(f'{location}: "{RESPONSES_KEY}" must be a list with at least one response')
     if any(isinstance(response, Mapping) and MESSAGES in response for response in listed):
         raise UserError(
-            f"{location}: the row holds episodes of several turns, and what scores responses here scores single ones"
+            f"{location}: the row holds episodes of several turns, but only single responses can be scored here"
         )
     completions = tuple(_completion(response, location, count_tokens) for response in listed)
     return Outcome(index=index, row=row, completions=completions)
 
 
 def _row(record: Record, reading: RowReading) -> Row:
-    """Return the row in this project's own format, where none is named."""
+    """Return the row, in this project's own format unless the user named one."""
     fields, location, base_dir = record
     row_format = OWN if reading.format is None else FORMATS[reading.format]
     row = reading.row(
@@ -177,7 +170,7 @@ def _split(row: Row) -> tuple[Row, str]:
     if last.role != "assistant" or not before:
         raise UserError(
             f'{row.location}: there is nothing to score: the row has no "{RESPONSES_KEY}" and does not end with an '
-            "assistant turn behind a prompt"
+            "assistant turn after a prompt"
         )
     texts = [part.text for part in last.parts if isinstance(part, TextPart)]
     if len(texts) < len(last.parts):
@@ -191,7 +184,7 @@ def _completion(response: Any, location: str, count_tokens: Callable[[str], int 
     tokens = response.get("tokens")
     reason = response.get("finish_reason", "stop")
     if reason not in WHOLE:
-        raise UserError(f'{location}: the finish_reason {reason!r} is unknown; it is "stop" or "length"')
+        raise UserError(f'{location}: the finish_reason {reason!r} is unknown; it must be "stop" or "length"')
     return Completion(
         text=response["text"],
         num_tokens=tokens if isinstance(tokens, int) else count_tokens(response["text"]),
@@ -216,7 +209,7 @@ def select(
 
 
 def accepted(record: Mapping[str, Any], *, min_reward: float, max_per_prompt: int) -> Iterator[dict[str, Any]]:
-    """Yield SFT rows of the best different responses that reach `min_reward`; none that was cut off, or ended by a limit.
+    """Yield SFT rows of the best distinct responses that reach `min_reward` and were not cut off by a limit.
 
     Rejection sampling as in RAFT (arXiv 2304.06767).
     """
@@ -232,14 +225,14 @@ def accepted(record: Mapping[str, Any], *, min_reward: float, max_per_prompt: in
 
 
 def preferred(record: Mapping[str, Any], *, min_margin: float, max_per_prompt: int) -> Iterator[dict[str, Any]]:
-    """Yield better responses over worse ones whose rewards differ by `min_margin` and at all: first the best over the worst.
+    """Yield pairs whose rewards differ by at least `min_margin`, and by more than 0: first the best over the worst.
 
-    That one is an iteration of iterative DPO (arXiv 2312.11456): the policy that is trained on the pairs samples the next ones. A
-    reward model can learn from all comparisons of a prompt's responses (InstructGPT, arXiv 2203.02155). An empty response is on
-    neither side, and two that say the same are no pair, however they were rewarded: nothing could be learned.
+    One such pair per prompt is an iteration of iterative DPO (arXiv 2312.11456), in which the trained policy samples the next
+    pairs. A reward model can train on all comparisons of a prompt's responses (InstructGPT, arXiv 2203.02155). Empty responses
+    are left out, and so are pairs of equal texts, because nothing can be learned from them.
     """
     ranked = [response for response in _ranked(record) if response["text"].strip()]
-    # From the outermost to those that stand beside one another.
+    # From the outermost pair to neighbours in the ranking.
     places = sorted(
         itertools.combinations(range(len(ranked)), 2), key=lambda pair: (pair[0] + len(ranked) - pair[1], pair[0])
     )
@@ -263,12 +256,12 @@ def preferred(record: Mapping[str, Any], *, min_margin: float, max_per_prompt: i
 
 
 def _ranked(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the responses by falling reward; of equal ones the first sampled comes first."""
+    """Return the responses by falling reward; equal ones stay in the order of sampling."""
     return sorted(record["responses"], key=lambda response: -response["reward"])
 
 
 def _written(response: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return what the model wrote; of an episode, in each of its turns."""
+    """Return what the model wrote: one text, or one per turn of an episode."""
     if MESSAGES not in response:
         return (response["text"],)
     return tuple(json.dumps(one["content"]) for one in response[MESSAGES] if one["role"] == "assistant")

@@ -1,4 +1,4 @@
-"""A job over rows: responses, scores, and one record per row in the order of the file, whatever order they end in."""
+"""A job over rows: responses, scores, and one record per row in the order of the file, whatever order they finish in."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lmm_r1.batch.inputs import episode_fields, with_earned
-from lmm_r1.data.bad_rows import SkippedRow
+from lmm_r1.data.bad_rows import SkippedRow, read_skipped
 from lmm_r1.data.images import PictureFolder
 from lmm_r1.data.messages import Row
 from lmm_r1.data.row_parser import stored_messages
@@ -19,12 +19,10 @@ from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import check_creatable
 from lmm_r1.files.json_files import (
     append_json_lines,
-    count_field,
     cut_torn_line,
     last_line,
     read_json_lines,
     read_json_object,
-    text_field,
     write_json_object,
 )
 from lmm_r1.generation.engine import Outcome
@@ -35,10 +33,10 @@ INDEX = "index"
 
 
 class RowLog:
-    """One JSON object per finished row, by ascending `index`; rows that were left out stand in a second file.
+    """One JSON object per finished row, by ascending `index`; a second file lists the rows that were left out.
 
-    A row stands in one of the two files, and is written whole before the next: what a killed process leaves behind is
-    at most one torn line, which `open` cuts off.
+    Each row is in one of the two files, and is written completely before the next. A killed process leaves at most one
+    incomplete line, which `open` cuts off.
     """
 
     def __init__(self, path: Path) -> None:
@@ -50,14 +48,14 @@ class RowLog:
         self._begin: Callable[[], None] | None = None
 
     def open(self, settings: Mapping[str, Any], *, overwrite: bool, flag: str) -> int:
-        """Return the index of the first row that is not there yet; nothing is written before the first row.
+        """Return the index of the first row that is not written yet; writes nothing before the first row.
 
         Args:
-            settings: what the rows depend on; an earlier run with other ones is not continued.
+            settings: what the rows depend on; a file with other settings is not continued.
             flag: the flag that names the file, for messages.
 
         Raises:
-            UserError: the file cannot be written, belongs to other settings, or is no file of this kind.
+            UserError: the file cannot be written, belongs to other settings, or is not a file of this kind.
         """
         check_creatable(self.path, flag=flag)
         if self.path.is_dir():
@@ -75,11 +73,10 @@ class RowLog:
         return max(ends, default=-1) + 1
 
     def append(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """Append finished rows; raises UserError, with the file as it was before, where nothing can be written."""
+        """Append finished rows; if that fails, the file is unchanged and a UserError is raised."""
         self._append(self.path, records)
 
     def append_skipped(self, rows: Sequence[SkippedRow]) -> None:
-        """Append rows that were left out."""
         self._append(self.skipped_path, [{INDEX: row.index, "reason": row.reason} for row in rows])
 
     def records(self) -> Iterator[dict[str, Any]]:
@@ -89,16 +86,7 @@ class RowLog:
 
     def skipped(self) -> list[SkippedRow]:
         """Return the rows that were left out."""
-        if not self.skipped_path.exists():
-            return []
-        return [
-            SkippedRow(
-                index=count_field(line.record, INDEX, place=line.place),
-                reason=text_field(line.record, "reason", place=line.place),
-            )
-            for line in read_json_lines(self.skipped_path)
-            if line.record is not None
-        ]
+        return read_skipped(self.skipped_path)
 
     def _begin_anew(self, settings: Mapping[str, Any]) -> None:
         for file in (self.path, self.skipped_path):
@@ -113,13 +101,13 @@ class RowLog:
             append_json_lines(path, records, readable=True)
         except OSError as error:
             raise UserError(
-                f"{path}: cannot be written ({error.strerror}); what was finished before is in it. Make room and run "
-                "the same command again: it goes on from there"
+                f"{path}: cannot be written ({error.strerror}); it holds all rows that were finished. Free space and "
+                "repeat the command, which resumes the job"
             ) from error
 
     def _check_settings(self, settings: Mapping[str, Any], *, flag: str) -> None:
         known = read_json_object(self.settings_path)
-        # Through JSON, where a tuple is a list.
+        # JSON turns tuples into lists.
         wanted = json.loads(json.dumps(settings))
         different = [name for name in {**wanted, **known} if known.get(name) != wanted.get(name)]
         if different:
@@ -131,7 +119,7 @@ class RowLog:
 
 
 def _last_record(path: Path) -> dict[str, Any] | None:
-    """Cut off a torn last line and return the object in the line before it, None where there is none."""
+    """Cut off an incomplete last line and return the object in the line before it, None if there is none."""
     cut_torn_line(path)
     line = last_line(path)
     if not line:
@@ -164,7 +152,7 @@ def run_job(
 ) -> JobTotals:
     """Write every outcome to the log, in `order`, as soon as all before it are written.
 
-    The pictures of episodes go to the folder beside it as they come, and wait in no memory.
+    The pictures of episodes are written to the folder next to the log as they arrive, and not kept in memory.
 
     Args:
         outcomes: one for each index in `order`, in any order.
@@ -173,7 +161,7 @@ def run_job(
         UserError: the log cannot be written.
     """
     totals = JobTotals()
-    pictures = PictureFolder.beside(log.path)
+    pictures = PictureFolder.next_to(log.path)
     kept = (outcome.with_images(pictures.kept) for outcome in outcomes)
     for outcome in in_order(kept, order=order):
         record = None
@@ -199,7 +187,7 @@ def run_job(
 
 
 def in_order(outcomes: Iterable[Outcome], *, order: Sequence[int]) -> Iterator[Outcome]:
-    """Yield outcomes by the place of their index in `order`, each as soon as all before it have been yielded."""
+    """Yield outcomes in the order of their index in `order`, each as soon as all before it have been yielded."""
     waiting: dict[int, Outcome] = {}
     places = iter(order)
     wanted = next(places, None)
@@ -208,12 +196,12 @@ def in_order(outcomes: Iterable[Outcome], *, order: Sequence[int]) -> Iterator[O
         while wanted in waiting:
             yield waiting.pop(wanted)
             wanted = next(places, None)
-    assert wanted is None, f"no outcome came for row {wanted}"
+    assert wanted is None, f"there is no outcome for row {wanted}"
 
 
 def record_of(outcome: Outcome, scores: Sequence[Score] | None, *, folder: Path) -> dict[str, Any]:
-    """Return a row's line in the output, a file in `folder`; raises UserError for an episode that cannot be written."""
-    assert outcome.row is not None, "what was answered is a row"
+    """Return a row's record for an output file in `folder`; raises UserError for an episode that cannot be written."""
+    assert outcome.row is not None, "only valid rows have responses"
     given: Sequence[Score | None] = scores or [None] * len(outcome.completions)
     responses = []
     for completion, score in zip(outcome.completions, given, strict=True):
@@ -229,7 +217,7 @@ def record_of(outcome: Outcome, scores: Sequence[Score] | None, *, folder: Path)
 
 
 def row_fields(index: int, row: Row) -> dict[str, Any]:
-    """Return what the output says of the row itself; with `prompt` as its messages it is a row again."""
+    """Return the fields of the row itself; read with `prompt` as its messages, the record is a row again."""
     return {
         INDEX: index,
         "location": row.location,

@@ -1,4 +1,4 @@
-"""Batch inference: what a file of rows needs, in order: rows, engine, scorer, output, selection."""
+"""Batch inference over a file of rows: engine, scorer, output and selection."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lmm_r1.config.generation import EPISODE_FLAGS, STEP_FLAGS, BatchConfig, che
 from lmm_r1.config.rewards import verifier_from
 from lmm_r1.config.shared import row_reading
 from lmm_r1.data.bad_rows import SkippedRow
-from lmm_r1.data.files import read_good_rows
+from lmm_r1.data.files import read_row_file
 from lmm_r1.data.images import PictureFolder
 from lmm_r1.data.messages import Row, check_asks, images_of, videos_of
 from lmm_r1.data.row_parser import stored_messages
@@ -38,7 +38,7 @@ from lmm_r1.generation.engine import (
     prepare_process,
     split_adapter,
 )
-from lmm_r1.lmm_kits import Checkpoint, LmmKit
+from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.lmm_kits.checkpoint import check_pixel_bounds, check_weights
 from lmm_r1.lmm_kits.plain_text import text_ids
 from lmm_r1.scoring.remote_scorer import RemoteScorer
@@ -48,13 +48,13 @@ from remote_rm.client import RewardUnavailable
 from remote_rm.verifier import Item
 
 BACKENDS: dict[str, Backend] = {"generate_vllm": "vllm", "generate": "transformers"}
-# What may differ between two sessions of one job: it changes no response.
+# Settings that may differ between two sessions of one job, because they change no response.
 NOT_KEPT = (
     *("output", "overwrite", "engines", "batch_rows", "judges", "gpu_memory_utilization", "tensor_parallel_size"),
     *("enforce_eager", "select", "selected", "min_reward", "max_per_prompt", "min_margin"),
 )
 Progress = Callable[..., AbstractContextManager[Callable[[JobTotals], None]]]
-"""(what, *, total, done) -> what is told how far the job is."""
+"""(what, *, total, done) -> a context whose value is called with the totals of the job."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,29 +69,29 @@ class BatchReport:
     skipped: list[SkippedRow] = field(default_factory=list)
     """Rows that were left out, in this session and before."""
     selected: int | None = None
-    told: str | None = None
-    """The file of rows and the format in which they were found."""
+    summary: str | None = None
+    """The file of rows and the format that was detected."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Plan:
-    """The rows of a job and where it goes on."""
+    """The rows of a job, and the indices still to do."""
 
     log: RowLog
     rows: int
     order: list[int]
-    told: str | None = None
-    """What is to be said of the rows."""
+    summary: str | None = None
 
 
 def run_batch(config: BatchConfig, *, progress: Progress) -> BatchReport:
-    """Do the job, or go on with it; raises UserError for what the user gave and for a full disk."""
+    """Do the job, or resume it; raises UserError for invalid input and for a full disk."""
     check_batch(config)
     log = RowLog(config.output)
-    # Outputs of single responses were begun without a word of episodes, those of other scorers without one of steps.
+    # Outputs made before these flags existed do not have them in their settings.
     unused = EPISODE_FLAGS if config.agent is None else ()
     unused += tuple(name for name in STEP_FLAGS if getattr(config, name) == getattr(BatchConfig, name))
-    kept = {name: value for name, value in json.loads(_as_json(config)).items() if name not in (*NOT_KEPT, *unused)}
+    settings = json.loads(json.dumps(asdict(config), default=str))
+    kept = {name: value for name, value in settings.items() if name not in (*NOT_KEPT, *unused)}
     prepare_process()
     began = time.perf_counter()
     task = _score_given if config.eval_task == "rm" else _generate
@@ -99,7 +99,7 @@ def run_batch(config: BatchConfig, *, progress: Progress) -> BatchReport:
         with locked(lock_of(config.output), output=f"--output {config.output}"):
             plan, totals = task(config, log, kept=kept, progress=progress)
     except RewardUnavailable as error:
-        # No fault of a row's: what is done stays, and the same command goes on from there.
+        # Not the fault of a row: finished rows stay, and the same command resumes.
         raise UserError(f"{config.judge_flag} {config.judge}: {error}") from error
     return BatchReport(
         totals=totals,
@@ -108,19 +108,20 @@ def run_batch(config: BatchConfig, *, progress: Progress) -> BatchReport:
         seconds=time.perf_counter() - began,
         skipped=log.skipped(),
         selected=None if config.select is None else _select(config, log),
-        told=plan.told,
+        summary=plan.summary,
     )
 
 
 def _generate(
     config: BatchConfig, log: RowLog, *, kept: dict[str, object], progress: Progress
 ) -> tuple[_Plan, JobTotals]:
-    read = read_good_rows(
+    read = read_row_file(
         config.data,
         split=config.split,
         max_rows=config.max_rows,
         reading=row_reading(config),
         answer_required=config.verifier is not None,
+        bad_rows="skip",
     )
     rows, skipped = read.rows, read.skipped
     path, adapter = split_adapter(config.model, config.adapter)
@@ -129,12 +130,13 @@ def _generate(
     first = log.open(kept, overwrite=config.overwrite, flag="--output")
     _check_same_data(config, log, rows)
     todo = _todo(rows, skipped, first=first)
-    plan = _Plan(log=log, rows=len(rows) + len(skipped), order=list(todo), told=read.told_as_prompts)
+    plan = _Plan(log=log, rows=len(rows) + len(skipped), order=list(todo), summary=read.summary_as_prompts)
     if not todo:
         return plan, JobTotals()
     if episodes is not None and first == 0:
-        PictureFolder.beside(log.path).clear()
-    shown_images = config.agent_max_images if episodes and _kit(config, path).takes_images else 0
+        PictureFolder.next_to(log.path).clear()
+    kit = Checkpoint(path, trust_remote_code=config.trust_remote_code).kit
+    shown_images = config.agent_max_images if episodes and kit.takes_images else 0
     settings = EngineSettings(
         adapter=adapter,
         dtype=config.dtype,
@@ -174,7 +176,7 @@ def _score_given(
 
 
 def _token_counter(config: BatchConfig) -> Callable[[str], int | None]:
-    """Return what counts the tokens of a response as the reward model reads it; behind HTTP nobody here knows."""
+    """Return a function that counts the tokens of a response for the reward model; unknown for a remote one."""
     if config.judge_is_remote:
         return lambda text: None
     checkpoint = Checkpoint(config.model, trust_remote_code=config.trust_remote_code)
@@ -182,13 +184,13 @@ def _token_counter(config: BatchConfig) -> Callable[[str], int | None]:
 
 
 def _check_same_data(config: BatchConfig, log: RowLog, rows: Mapping[int, Row]) -> None:
-    """Raise UserError where the last finished row of an earlier session is another one in the data now."""
+    """Raise UserError if the last finished row of an earlier session differs from that row in the data."""
     if log.last is None:
         return
     row = rows.get(log.last[INDEX])
     if row is None or stored_messages(row.messages) != log.last["prompt"]:
         raise UserError(
-            f"--output {config.output} ends with row {log.last[INDEX]}, which is another one in --data {config.data} now; "
+            f"--output {config.output} ends with row {log.last[INDEX]}, which has changed in --data {config.data}; "
             "choose another file or add --overwrite"
         )
 
@@ -206,7 +208,7 @@ def _run(
 
 
 def _todo(rows: dict[int, Row], skipped: list[SkippedRow], *, first: int) -> dict[int, Row | str]:
-    """Return what is still to do by index, in order: a row, or why a record is none."""
+    """Return what is still to do, by index and in order: a row, or the reason why a record is not a valid row."""
     everything: dict[int, Row | str] = {**rows, **{row.index: row.reason for row in skipped}}
     return {index: everything[index] for index in sorted(everything) if index >= first}
 
@@ -248,7 +250,7 @@ def _responder(
 
 
 def _episodes(config: BatchConfig) -> EpisodeSettings | None:
-    """Return how episodes are played, None for single responses; raises UserError where they cannot be, or not be scored."""
+    """Return how to play episodes, None for single responses; raises UserError if they cannot be played or scored."""
     if config.agent is None:
         return None
     limits = episode_limits(config)
@@ -259,18 +261,14 @@ def _episodes(config: BatchConfig) -> EpisodeSettings | None:
         judged = verifier.failed_score(Item(prompt="", response="", label="")).parts
         if twice := sorted(set(environment.rewards) & set(judged)):
             raise UserError(
-                f"--agent {config.agent} and --verifier {config.verifier} both give {', '.join(twice)}; leave the "
-                "environment to reward alone, without --verifier, or take another of the two"
+                f"--agent {config.agent} and --verifier {config.verifier} both give {', '.join(twice)}; omit --verifier, so "
+                "that only the environment gives rewards, or choose another agent or verifier"
             )
     elif config.select is not None and not environment.rewards:
         raise UserError(
             f"--select {config.select} needs rewards, and the environment {environment.name} gives none: add --verifier math"
         )
     return episodes
-
-
-def _kit(config: BatchConfig, path: str) -> LmmKit:
-    return Checkpoint(path, trust_remote_code=config.trust_remote_code).kit
 
 
 @contextlib.contextmanager
@@ -305,7 +303,7 @@ def _scorer(config: BatchConfig) -> Iterator[ResponseScorer | None]:
 
 
 def _judges_steps(config: BatchConfig, path: str) -> bool:
-    """Say whether a reward model is one of steps; raises UserError for flags of the other kind."""
+    """Return whether a reward model judges steps; raises UserError for flags of the other kind."""
     checkpoint = Checkpoint(path, trust_remote_code=config.trust_remote_code)
     return _judging(config).is_of(checkpoint, of_whole=["--normalize_reward"] if config.normalize_reward else [])
 
@@ -319,9 +317,9 @@ def _judging(config: BatchConfig) -> StepJudging:
 
 
 def _select(config: BatchConfig, log: RowLog) -> int:
-    """Write what is selected from all rows and return how many rows that are."""
-    assert config.select is not None, "asked by the caller"
-    assert config.selected is not None, "the check wants both or neither"
+    """Write the selected rows and return their number."""
+    assert config.select is not None, "the caller checks this"
+    assert config.selected is not None, "the config check requires both or neither"
     rows = list(
         select(
             log.records(),
@@ -338,7 +336,7 @@ def _select(config: BatchConfig, log: RowLog) -> int:
 
 
 def _moved(row: dict[str, Any], *, start: Path, end: Path) -> dict[str, Any]:
-    """Return a selected row whose pictures have paths from its own file's folder, where they had them from the output's."""
+    """Return a selected row whose relative picture paths start at its own file's folder instead of the output's."""
 
     def path_from_there(path: str) -> str:
         return path if os.path.isabs(path) else os.path.relpath(start / path, end)
@@ -347,7 +345,7 @@ def _moved(row: dict[str, Any], *, start: Path, end: Path) -> dict[str, Any]:
 
 
 def _check_models(config: BatchConfig, path: str) -> None:
-    """Raise UserError before anything is loaded for what would otherwise be found by the engine."""
+    """Raise UserError for what the engine would only report after loading the model."""
     model = Checkpoint(path, trust_remote_code=config.trust_remote_code)
     if config.eval_task != "rm":
         instead = PLAIN_TRANSFORMERS if config.agent is None else "play episodes with a model that vLLM has"
@@ -356,7 +354,3 @@ def _check_models(config: BatchConfig, path: str) -> None:
     for checkpoint in filter(None, (path, None if config.judge_is_remote else config.reward_model)):
         _ = Checkpoint(checkpoint, trust_remote_code=config.trust_remote_code).processor
         check_weights(checkpoint)
-
-
-def _as_json(config: BatchConfig) -> str:
-    return json.dumps(asdict(config), default=str)

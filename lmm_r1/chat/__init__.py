@@ -1,1 +1,1 @@
-"""A conversation with a checkpoint in a terminal, or line by line through a pipe."""
+"""Conversations with a checkpoint: in a terminal, line by line through a pipe, or over the OpenAI chat API."""

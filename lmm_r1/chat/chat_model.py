@@ -1,4 +1,4 @@
-"""The checkpoint of a chat: its engine, and what a conversation with it may hold."""
+"""The checkpoint of a chat: its engine, and the limits of a conversation with it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 _OPENED_THOUGHT = "<think>"
-# Enough for the end of a generation prompt.
+# Enough tokens for the end of a generation prompt.
 _LAST_TOKENS = 24
 
 
@@ -30,7 +30,7 @@ class ChatModel:
 
     engine: Engine
     name: str
-    """As the user gave it, the adapter's with it."""
+    """As given by the user, including the adapter's."""
     takes_images: bool
     takes_videos: bool
     max_images: int
@@ -38,12 +38,12 @@ class ChatModel:
     opens_thought: bool
     """Whether the chat template begins each answer with `<think>`, which the model then does not write."""
     episodes: EpisodeEngine | None = None
-    """Plays them on the same engine, where an environment answers the model's turns."""
+    """Plays episodes on the same engine, if an environment answers the model's turns."""
     pictures: PictureFolder | None = None
-    """Where those are written that the environment shows."""
+    """Where pictures shown by the environment are written."""
 
     def check_media(self, messages: Sequence[Message], *, more_images: int = 0, more_videos: int = 0) -> None:
-        """Raise UserError where a conversation with more images or videos in it could not be answered."""
+        """Raise UserError if a conversation with this many more images or videos could not be answered."""
         images, videos = len(images_of(messages)) + more_images, len(videos_of(messages)) + more_videos
         if images and not self.takes_images:
             raise UserError(f"{self.name} is a plain language model and takes no images")
@@ -53,7 +53,7 @@ class ChatModel:
             if count > most:
                 what = f"{count} {kind}s in the conversation are" if count > 1 else f"one {kind} is"
                 raise UserError(
-                    f"{what} more than --max_{kind}s {most}; begin anew with /reset, or start the program with a "
+                    f"{what} more than --max_{kind}s {most}; start over with /reset, or start the program with a "
                     "higher limit"
                 )
 
@@ -64,14 +64,14 @@ def model_name(config: ChatConfig) -> str:
 
 
 def _longest(model_config: PretrainedConfig) -> int:
-    """Return the length of a conversation where the user asks for none: prompts stay within the short factors of longrope."""
+    """Return the default length of a conversation, within which longrope uses its short factors."""
     from lmm_r1.models.rope_scaling import short_length
 
     limit = short_length(model_config)
     if limit is None or limit >= LONGEST_CONVERSATION:
         return LONGEST_CONVERSATION
     logger.warning(
-        "conversations may take %d tokens: for longer ones, which --max_model_len allows, longrope takes its long factors "
+        "conversations may take %d tokens: for longer ones, which --max_model_len allows, longrope uses its long factors "
         "from the first token on",
         limit,
     )
@@ -79,7 +79,7 @@ def _longest(model_config: PretrainedConfig) -> int:
 
 
 def load_model(config: ChatConfig) -> ChatModel:
-    """Load the checkpoint; raises UserError where it cannot be had, before the engine starts where possible."""
+    """Load the checkpoint; raises UserError if that fails, before the engine starts if possible."""
     from lmm_r1.generation.engine import make_engine, playing_engine, prepare_process, split_adapter
     from lmm_r1.lmm_kits import Checkpoint
     from lmm_r1.lmm_kits.checkpoint import check_weights
@@ -112,7 +112,7 @@ def load_model(config: ChatConfig) -> ChatModel:
     if config.agent is not None:
         limits = episode_limits(config)
         episodes = EpisodeSettings(agent=config.agent, limits=limits, seed=config.seed, pictures="whole")
-        # Before the engine is loaded, which takes long.
+        # Check the environment before loading the engine, which takes long.
         episodes.environment()
     engine = make_engine(config.backend, path, settings)
     return ChatModel(

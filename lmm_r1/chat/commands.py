@@ -1,4 +1,4 @@
-"""What a line that begins with a slash does."""
+"""The commands of a chat, which begin with a slash, and how its lines are read."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from prompt_toolkit.output import create_output
 from prompt_toolkit.utils import is_dumb_terminal
 
 from lmm_r1.chat.conversation import NAMES, changed, is_saved_conversation, load, save, saved_path
-from lmm_r1.chat.session import Session, read_image, read_video, sources_of
+from lmm_r1.chat.session import ChatSession, read_image, read_video, sources_of
 from lmm_r1.dotted import nearest
 from lmm_r1.errors import UserError
 
 SIGN = "/"
 WORDS = {"exit": "/exit", "quit": "/exit"}
-"""What is a command without a slash, as in other programs, where nothing else is said."""
+"""Lines that are commands without a slash, as in other programs."""
 _NO_TEXT = ('""', "''")
 _SHOWN = 60
 
@@ -34,14 +34,14 @@ class Command:
     """One command of the chat."""
 
     argument: str
-    """What stands behind it, for the help."""
+    """What follows it, for the help."""
     help: str
-    run: Callable[[Session, str], None]
+    run: Callable[[ChatSession, str], None]
     takes_path: bool = False
 
 
-def run_command(session: Session, line: str) -> None:
-    """Do what `/name argument` says; raises UserError where it cannot be done."""
+def run_command(session: ChatSession, line: str) -> None:
+    """Run `/name argument`; raises UserError if that is not possible."""
     name, argument = (*line.split(maxsplit=1), "")[:2]
     if name not in COMMANDS:
         match = nearest(name, known=COMMANDS)
@@ -49,12 +49,12 @@ def run_command(session: Session, line: str) -> None:
         raise UserError(f"unknown command {name}; {hint}")
     command, argument = COMMANDS[name], argument.strip()
     if argument and not command.argument:
-        raise UserError(f"{name} takes nothing behind it, but got {argument}")
+        raise UserError(f"{name} takes no argument, but got {argument}")
     command.run(session, argument)
 
 
-def attach_images(session: Session, argument: str) -> None:
-    """Attach all images that are named, or none of them where one cannot be had."""
+def attach_images(session: ChatSession, argument: str) -> None:
+    """Attach all images that are named, or none if one is not available."""
     session.check_more(images=1)
     sources = sources_of(argument)
     session.check_more(images=len(sources))
@@ -64,7 +64,7 @@ def attach_images(session: Session, argument: str) -> None:
         session.screen.say(f"attached {image}")
 
 
-def _attach_videos(session: Session, argument: str) -> None:
+def _attach_videos(session: ChatSession, argument: str) -> None:
     session.check_more(videos=1)
     sources = sources_of(argument)
     session.check_more(videos=len(sources))
@@ -74,29 +74,29 @@ def _attach_videos(session: Session, argument: str) -> None:
         session.screen.say(f"attached {video}")
 
 
-def _list_attached(session: Session, argument: str) -> None:
+def _list_attached(session: ChatSession, argument: str) -> None:
     if session.attached:
         session.screen.table([(item.name, item.size) for item in session.attached])
     else:
         session.screen.say("nothing is attached; /image PATH attaches an image to the next message")
 
 
-def _detach(session: Session, argument: str) -> None:
+def _detach(session: ChatSession, argument: str) -> None:
     count, session.attached = len(session.attached), []
     session.screen.say(f"{count} detached" if count else "nothing was attached")
 
 
-def _system(session: Session, argument: str) -> None:
+def _system(session: ChatSession, argument: str) -> None:
     if argument:
         session.conversation.set_system(None if argument in _NO_TEXT else argument)
     prompt = session.conversation.system
     if prompt is None:
-        session.screen.say("no system prompt but what the checkpoint's chat template may add")
+        session.screen.say("no system prompt, except for what the checkpoint's chat template may add")
     else:
-        session.screen.say(f'system prompt: {prompt}\n(/system "" takes it away)')
+        session.screen.say(f'system prompt: {prompt}\n(/system "" removes it)')
 
 
-def _set(session: Session, argument: str) -> None:
+def _set(session: ChatSession, argument: str) -> None:
     if argument:
         name, *values = argument.replace("=", " ").split()
         if len(values) != 1:
@@ -105,39 +105,39 @@ def _set(session: Session, argument: str) -> None:
     session.screen.table([(name, f"{value:g}") for name, value in asdict(session.sampling).items()])
 
 
-def _reset(session: Session, argument: str) -> None:
+def _reset(session: ChatSession, argument: str) -> None:
     session.reset()
     kept = "" if session.conversation.system is None else "; the system prompt stays"
     session.screen.say(f"a new conversation{kept}")
 
 
-def _undo(session: Session, argument: str) -> None:
+def _undo(session: ChatSession, argument: str) -> None:
     said = " ".join(session.undo().split())
     session.screen.say(f"took back: {said if len(said) <= _SHOWN else said[:_SHOWN] + '...'}")
 
 
-def _retry(session: Session, argument: str) -> None:
+def _retry(session: ChatSession, argument: str) -> None:
     session.retry()
 
 
-def _save(session: Session, argument: str) -> None:
+def _save(session: ChatSession, argument: str) -> None:
     path = saved_path(argument)
     if session.conversation.turns == 0:
         raise UserError("there is nothing to save yet")
     if path not in (session.kept, session.asked) and path.is_file() and is_saved_conversation(path):
         session.asked = path
-        raise UserError(f"{path} holds another conversation; the same command once more overwrites it")
+        raise UserError(f"{path} holds another conversation; repeat the command to overwrite it")
     save(path, session.conversation, sampling=session.sampling, model=session.model.name)
     session.kept, session.asked = path, None
     session.screen.say(f"saved to {path}")
 
 
-def _load(session: Session, argument: str) -> None:
+def _load(session: ChatSession, argument: str) -> None:
     path = saved_path(argument)
-    session.take_up(load(path), path=path)
+    session.resume(load(path), path=path)
 
 
-def _help(session: Session, argument: str) -> None:
+def _help(session: ChatSession, argument: str) -> None:
     commands = [(f"{name} {command.argument}".strip(), command.help) for name, command in COMMANDS.items()]
     keys = [
         ("Alt-Enter", "begin a new line; so does a backslash at the end"),
@@ -148,7 +148,7 @@ def _help(session: Session, argument: str) -> None:
     session.screen.table([*commands, *keys])
 
 
-def _leave(session: Session, argument: str) -> None:
+def _leave(session: ChatSession, argument: str) -> None:
     session.leaving = True
 
 
@@ -166,7 +166,7 @@ COMMANDS: dict[str, Command] = {
     "/reset": Command(argument="", help="begin a new conversation", run=_reset),
     "/clear": Command(argument="", help="the same as /reset", run=_reset),
     "/save": Command(argument="FILE", help="write the conversation to a file", run=_save, takes_path=True),
-    "/load": Command(argument="FILE", help="go on with a conversation from a file", run=_load, takes_path=True),
+    "/load": Command(argument="FILE", help="continue a conversation from a file", run=_load, takes_path=True),
     "/help": Command(argument="", help="show this", run=_help),
     "/exit": Command(argument="", help="leave; so do exit and quit by themselves", run=_leave),
 }
@@ -176,13 +176,13 @@ CONTINUED = "\\"
 
 
 def continues(line: str) -> bool:
-    """Say whether a line goes on in the next one: it ends with a backslash that is not one of a pair."""
+    """Return whether a line continues in the next one: it ends with a backslash that is not one of a pair."""
     return (len(line) - len(line.rstrip(CONTINUED))) % 2 == 1
 
 
 def piped_lines() -> Iterator[str]:
-    """Yield the lines of stdin, with those that end with a backslash joined to the next."""
-    assert isinstance(sys.stdin, io.TextIOWrapper), "Python opens it as one"
+    """Yield the lines of stdin; a line that ends with a backslash is joined with the next."""
+    assert isinstance(sys.stdin, io.TextIOWrapper), "Python opens stdin as one"
     sys.stdin.reconfigure(encoding="utf-8-sig", errors="replace")
     entry = ""
     for line in sys.stdin:
@@ -197,7 +197,7 @@ def piped_lines() -> Iterator[str]:
 
 
 def prompted_lines(out: TextIO, *, history: Path | None, before: Callable[[], str]) -> Iterator[str]:
-    """Yield what is entered at the prompt until Ctrl-D; Ctrl-C clears the line."""
+    """Yield what the user enters at the prompt until Ctrl-D; Ctrl-C clears the line."""
     if is_dumb_terminal():
         yield from _typed_lines(out, before=before)
         return
@@ -221,7 +221,7 @@ def prompted_lines(out: TextIO, *, history: Path | None, before: Callable[[], st
 
 
 def _typed_lines(out: TextIO, *, before: Callable[[], str]) -> Iterator[str]:
-    """Do without what a terminal that knows no cursor (TERM=dumb) cannot do."""
+    """Yield lines in a terminal that cannot move its cursor (TERM=dumb)."""
     entry = ""
     while True:
         out.write(". " if entry else before())
@@ -265,13 +265,13 @@ def _keys() -> KeyBindings:
 
 
 class LineCompleter(Completer):
-    """What the Tab key offers: commands, files behind those that take one, and names of settings."""
+    """Completes commands, files after commands that take one, and names of settings."""
 
     def __init__(self) -> None:
         self._paths = PathCompleter(expanduser=True)
 
     def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
-        """Give what may stand where the cursor is."""
+        """Yield the completions at the cursor."""
         line = document.text_before_cursor
         if not line.startswith(SIGN) or "\n" in line:
             return
@@ -291,7 +291,7 @@ class LineCompleter(Completer):
 
 
 def private_file(path: Path) -> Path:
-    """Return a file, made if need be, that no other user may read; raises OSError where it cannot be written."""
+    """Return a file that no other user may read, created if necessary; raises OSError if it cannot be written."""
     file = path.expanduser()
     file.parent.mkdir(parents=True, exist_ok=True)
     file.touch(mode=0o600)

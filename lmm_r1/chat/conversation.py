@@ -1,6 +1,6 @@
-"""The messages of a conversation, what takes turns back, and the conversation as a file.
+"""The messages of a conversation, and the conversation as a file.
 
-The file is one row of the project's schema, with the settings and the model's name beside it."""
+The file is one row of the project's schema, with the settings and the model's name in addition."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from lmm_r1.generation.engine import SamplingSettings
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sampling:
-    """How answers are sampled; raises UserError for values that none can be sampled with."""
+class ChatSampling:
+    """How answers are sampled; raises UserError for invalid values."""
 
     temperature: float
     top_p: float
@@ -33,20 +33,20 @@ class Sampling:
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            raise UserError(f"temperature {self.temperature:g}: must be a number from 0 (greedy) up")
+            raise UserError(f"temperature {self.temperature:g}: must be a number, at least 0 (greedy)")
         if not 0 < self.top_p <= 1:
             raise UserError(f"top_p {self.top_p:g}: must be above 0 and at most 1")
         if self.max_new_tokens < 1:
             raise UserError(f"max_new_tokens {self.max_new_tokens}: must be 1 or more")
 
     def for_one_answer(self) -> SamplingSettings:
-        """Return what an engine takes."""
+        """Return the settings for an engine."""
         return SamplingSettings(
             n_samples=1, temperature=self.temperature, top_p=self.top_p, max_new_tokens=self.max_new_tokens
         )
 
 
-NAMES = tuple(field.name for field in fields(Sampling))
+NAMES = tuple(field.name for field in fields(ChatSampling))
 _READERS: Mapping[str, tuple[Callable[[str], float], str]] = {
     "temperature": (float, "a number"),
     "top_p": (float, "a number"),
@@ -54,8 +54,8 @@ _READERS: Mapping[str, tuple[Callable[[str], float], str]] = {
 }
 
 
-def changed(sampling: Sampling, name: str, value: str) -> Sampling:
-    """Return the settings with one changed; raises UserError for an unknown name and a bad value."""
+def changed(sampling: ChatSampling, name: str, value: str) -> ChatSampling:
+    """Return the settings with one changed; raises UserError for an unknown name or an invalid value."""
     if name not in NAMES:
         match = nearest(name, known=NAMES)
         raise UserError(f"no setting {name}; " + (f"did you mean {match}?" if match else f"try {', '.join(NAMES)}"))
@@ -63,7 +63,7 @@ def changed(sampling: Sampling, name: str, value: str) -> Sampling:
     try:
         number = read(value)
     except ValueError as error:
-        raise UserError(f"{name} {value}: {wanted} is needed") from error
+        raise UserError(f"{name} {value}: must be {wanted}") from error
     return dotted.replace(sampling, {name: number})
 
 
@@ -73,12 +73,12 @@ DATASOURCE = "interactive_chat"
 
 
 class Conversation:
-    """Messages of which the first may be the system prompt; every other turn of the user has its answer."""
+    """Messages, of which the first may be the system prompt; each turn of the user is followed by its answer."""
 
     def __init__(self, messages: Sequence[Message] = (), *, stopped: Sequence[int] = ()) -> None:
         self.messages = list(messages)
         self.stopped = set(stopped)
-        """Places of the answers that were stopped before their end."""
+        """Indices of the answers that were stopped before their end."""
 
     @property
     def system(self) -> str | None:
@@ -89,11 +89,11 @@ class Conversation:
 
     @property
     def turns(self) -> int:
-        """How often the user has spoken."""
+        """The number of turns of the user."""
         return sum(message.role == USER for message in self.messages)
 
     def set_system(self, text: str | None) -> None:
-        """Put another system prompt before the same turns; None or a blank text takes it away."""
+        """Replace the system prompt and keep the turns; None or a blank text removes it."""
         before = len(self.messages)
         turns = self.messages[0 if self.system is None else 1 :]
         prompt = [] if text is None or not text.strip() else [Message(role=SYSTEM, parts=(TextPart(text),))]
@@ -107,7 +107,7 @@ class Conversation:
             self.stopped.add(len(self.messages) - 1)
 
     def without_last_turn(self) -> Conversation | None:
-        """Return the conversation up to the user's last message, None where there is no turn."""
+        """Return the conversation up to the user's last message, None if there is no turn."""
         place = self._last_question()
         if place is None:
             return None
@@ -119,7 +119,7 @@ class Conversation:
         return None if place is None else self.messages[place]
 
     def without_turns(self) -> Conversation:
-        """Return the conversation with nothing but its system prompt."""
+        """Return the conversation with only its system prompt."""
         return Conversation([] if self.system is None else self.messages[:1])
 
     def _last_question(self) -> int | None:
@@ -134,38 +134,38 @@ def text_of(message: Message) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class SavedConversation:
-    """What a file holds."""
+    """The contents of a file."""
 
     conversation: Conversation
     settings: Mapping[str, str]
-    """Settings by name, as /set takes them; empty for a row that was written otherwise."""
+    """Settings by name, as in /set; empty for a row that was not saved by a chat."""
     model: str | None
 
-    def applied_to(self, sampling: Sampling) -> Sampling:
-        """Return the settings with those of the file put in their places."""
+    def applied_to(self, sampling: ChatSampling) -> ChatSampling:
+        """Return the settings, overridden by those of the file."""
         for name, value in self.settings.items():
             sampling = changed(sampling, name, value)
         return sampling
 
 
 def saved_path(argument: str) -> Path:
-    """Return the file that is meant, `.json` added to a name without an ending; raises UserError for another ending."""
+    """Return the named file, with `.json` added to a name without a suffix; raises UserError for another suffix."""
     if not argument.strip():
         raise UserError("give the name of a file, such as talk.json")
     path = Path(argument.strip().strip("'\"")).expanduser()
     path = path if path.suffix else path.with_name(path.name + SUFFIXES[0])
     if path.suffix.lower() not in SUFFIXES:
-        raise UserError(f"{path}: conversations are files that end with {' or '.join(SUFFIXES)}")
+        raise UserError(f"{path}: files of conversations must end with {' or '.join(SUFFIXES)}")
     return path
 
 
-def save(path: Path, conversation: Conversation, *, sampling: Sampling, model: str) -> None:
+def save(path: Path, conversation: Conversation, *, sampling: ChatSampling, model: str) -> None:
     """Write the conversation as a row file of one row.
 
-    Raises UserError where nothing can be written, and for a file that holds anything but a conversation of this kind.
+    Raises UserError if nothing can be written, or the file holds anything but a conversation of this kind.
     """
     if path.is_file() and not is_saved_conversation(path):
-        raise UserError(f"{path}: is there and holds no saved conversation; choose another name")
+        raise UserError(f"{path}: exists and holds no saved conversation; choose another name")
     row = {
         "messages": stored_messages(conversation.messages),
         "datasource": DATASOURCE,
@@ -181,7 +181,7 @@ def save(path: Path, conversation: Conversation, *, sampling: Sampling, model: s
 
 
 def load(path: Path) -> SavedConversation:
-    """Return a saved conversation, or any row that ends with an answer; raises UserError for every other file."""
+    """Return a saved conversation, or any row that ends with an answer; raises UserError for any other file."""
     fields, location, base_dir = _only_record(path)
     row = parse_row(fields, location=location, base_dir=base_dir, answer_required=False)
     for image in images_of(row.messages):
@@ -209,7 +209,7 @@ def _only_record(path: Path) -> Record:
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from error
     if len(records) != 1:
-        raise UserError(f"{path}: holds {len(records)} rows; one conversation is needed")
+        raise UserError(f"{path}: holds {len(records)} rows; it must hold one conversation")
     return records[0]
 
 
@@ -227,8 +227,8 @@ def _settings(value: Any, *, location: str) -> dict[str, str]:
         raise UserError(f'{location}: the "settings" must be an object, not {type(value).__name__}')
     settings = {name: str(number) for name, number in value.items()}
     try:
-        # Which values the others have does not matter here.
-        saved = Sampling(temperature=0, top_p=1, max_new_tokens=1)
+        # The values of the other settings do not matter here.
+        saved = ChatSampling(temperature=0, top_p=1, max_new_tokens=1)
         for name, number in settings.items():
             saved = changed(saved, name, number)
     except UserError as error:
@@ -240,5 +240,5 @@ def _stopped(value: Any, *, roles: Sequence[str], location: str) -> list[int]:
     places = [] if value is None else value
     answers = [place for place, role in enumerate(roles) if role == ASSISTANT]
     if not isinstance(places, list) or any(type(place) is not int or place not in answers for place in places):
-        raise UserError(f'{location}: "stopped" must list places of answers, counted from 0')
+        raise UserError(f'{location}: "stopped" must list indices of answers, counted from 0')
     return places

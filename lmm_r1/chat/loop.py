@@ -1,4 +1,4 @@
-"""A whole chat: the model is loaded, lines are taken until there are no more, and the engine is closed."""
+"""A whole chat: loads the model, handles lines until there are no more, and closes the engine."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from lmm_r1.chat.commands import (
     prompted_lines,
     run_command,
 )
-from lmm_r1.chat.conversation import NAMES, Sampling, SavedConversation, load
+from lmm_r1.chat.conversation import NAMES, ChatSampling, SavedConversation, load
 from lmm_r1.chat.screen import PlainScreen, Screen, Streams, captured_output
-from lmm_r1.chat.session import Session, dragged_image, greeting
+from lmm_r1.chat.session import ChatSession, dragged_image, greeting
 from lmm_r1.config.generation import ChatConfig, check_chat
 from lmm_r1.errors import UserError
 
 
 def run_chat(config: ChatConfig) -> bool:
-    """Have the chat and say whether all lines did; raises UserError for what the user gave to begin with.
+    """Run the chat and return whether all lines succeeded; raises UserError for invalid settings.
 
-    Raises KeyboardInterrupt where Ctrl-C is to end the program: while it loads, and always outside of a terminal.
+    Raises KeyboardInterrupt if Ctrl-C should end the program: while it loads, and always outside of a terminal.
     """
     check_chat(config)
     sampling = _sampling(config)
@@ -45,7 +45,7 @@ def run_chat(config: ChatConfig) -> bool:
         session = _session(config, screen, sampling=sampling)
         with contextlib.closing(session.model.engine):
             if saved is not None:
-                _take_up(session, saved, config=config)
+                _resume(session, saved, config=config)
             if not in_terminal:
                 return converse(session, piped_lines(), ends_when_stopped=True)
             lines = prompted_lines(streams.out, history=history, before=lambda: prompt(session))
@@ -53,10 +53,10 @@ def run_chat(config: ChatConfig) -> bool:
             return True
 
 
-def converse(session: Session, lines: Iterable[str], *, ends_when_stopped: bool) -> bool:
-    """Act on every line until the user leaves, and say whether all of them did.
+def converse(session: ChatSession, lines: Iterable[str], *, ends_when_stopped: bool) -> bool:
+    """Handle every line until the user leaves, and return whether all of them succeeded.
 
-    Raises KeyboardInterrupt after an answer was stopped, where that is to end it.
+    Raises KeyboardInterrupt after an answer was stopped, if `ends_when_stopped`.
     """
     all_well = True
     for line in lines:
@@ -65,7 +65,7 @@ def converse(session: Session, lines: Iterable[str], *, ends_when_stopped: bool)
         except UserError as error:
             session.screen.fail(str(error))
             all_well = False
-        except KeyboardInterrupt:  # in a command, a download for one: an answer is stopped in another way
+        except KeyboardInterrupt:  # in a command, such as a download; an answer is stopped in another way
             session.screen.fail("stopped")
             session.stopped = True
         if session.stopped and ends_when_stopped:
@@ -75,8 +75,8 @@ def converse(session: Session, lines: Iterable[str], *, ends_when_stopped: bool)
     return all_well
 
 
-def respond(session: Session, line: str) -> None:
-    """Do what one line says: a command, an image that was dropped on the terminal, or a message."""
+def respond(session: ChatSession, line: str) -> None:
+    """Handle one line: a command, an image that was dropped on the terminal, or a message."""
     text = line.strip()
     if not text:
         return
@@ -94,15 +94,15 @@ def respond(session: Session, line: str) -> None:
         session.say(text)
 
 
-def prompt(session: Session) -> str:
-    """Return the prompt, which shows how much is attached: `[2 attached] > `."""
+def prompt(session: ChatSession) -> str:
+    """Return the prompt with the number of attachments: `[2 attached] > `."""
     return f"[{len(session.attached)} attached] > " if session.attached else "> "
 
 
-def _take_up(session: Session, saved: SavedConversation, *, config: ChatConfig) -> None:
-    """Go on with the conversation of --load, with what the other flags say where they say anything."""
-    assert config.load is not None, "what is saved comes from there"
-    session.take_up(saved, path=config.load)
+def _resume(session: ChatSession, saved: SavedConversation, *, config: ChatConfig) -> None:
+    """Continue the conversation of --load; other flags override its settings."""
+    assert config.load is not None, "the conversation was loaded from it"
+    session.resume(saved, path=config.load)
     defaults = {field.name: field.default for field in fields(ChatConfig)}
     flags = {name: getattr(config, name) for name in NAMES if getattr(config, name) != defaults[name]}
     session.sampling = replace(session.sampling, **flags)
@@ -111,7 +111,7 @@ def _take_up(session: Session, saved: SavedConversation, *, config: ChatConfig) 
 
 
 def _history(config: ChatConfig, screen: Screen) -> Path | None:
-    """Return the file of the history, None where there is to be none or none can be kept."""
+    """Return the file of the history, None if there is none or it cannot be written."""
     if config.history is None:
         return None
     try:
@@ -121,12 +121,12 @@ def _history(config: ChatConfig, screen: Screen) -> Path | None:
         return None
 
 
-def _session(config: ChatConfig, screen: Screen, *, sampling: Sampling) -> Session:
+def _session(config: ChatConfig, screen: Screen, *, sampling: ChatSampling) -> ChatSession:
     began = time.perf_counter()
     title = " + ".join(os.path.basename(os.path.abspath(path)) for path in (config.model, config.adapter) if path)
     with _no_echo(), screen.loading(f"loading {title}"):
         model = load_model(config)
-    session = Session(model, screen, sampling=sampling, system=config.system, interruption=_interruption)
+    session = ChatSession(model, screen, sampling=sampling, system=config.system, interruption=_interruption)
     screen.say(f"{title} by {config.backend}, loaded in {time.perf_counter() - began:.0f} s; /help for commands")
     if model.episodes is not None:
         screen.say(greeting(model.episodes.environment.name))
@@ -145,16 +145,16 @@ def _terminal_screen(streams: Streams) -> Screen:
     return TerminalScreen(streams)
 
 
-def _sampling(config: ChatConfig) -> Sampling:
+def _sampling(config: ChatConfig) -> ChatSampling:
     try:
-        return Sampling(temperature=config.temperature, top_p=config.top_p, max_new_tokens=config.max_new_tokens)
+        return ChatSampling(temperature=config.temperature, top_p=config.top_p, max_new_tokens=config.max_new_tokens)
     except UserError as error:
         raise UserError(f"--{error}") from error
 
 
 @contextlib.contextmanager
 def _ctrl_c() -> Iterator[Callable[[], bool]]:
-    """Give a function that says whether Ctrl-C was pressed; it raises nothing, as an engine's step must not end halfway."""
+    """Yield a function that returns whether Ctrl-C was pressed; raises nothing, to not end an engine's step halfway."""
     pressed = False
 
     def press(signal_number: int, frame: FrameType | None) -> None:
@@ -170,7 +170,7 @@ def _ctrl_c() -> Iterator[Callable[[], bool]]:
 
 @contextlib.contextmanager
 def _no_echo() -> Iterator[None]:
-    """Let a terminal show nothing that is typed, "^C" among it; what is typed is read at the next prompt."""
+    """Show nothing that is typed, including "^C"; it is read at the next prompt."""
     if not sys.stdin.isatty():
         yield
         return

@@ -1,6 +1,6 @@
-"""Where a chat writes to: what every screen does, the plain one for pipes and files, and text made safe for terminals.
+"""Where a chat writes: the screens for terminals and for pipes, with text made safe for terminals.
 
-What libraries write to stdout and stderr is kept off the screen, and told only if the program breaks."""
+What libraries write to stdout and stderr is kept off the screen, and shown only if the program fails."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from rich.text import Text
 from lmm_r1.errors import UserError
 
 _TOLD_BYTES = 4000
-# Line breaks and tabs stay. C0 controls have pictures in Unicode (U+2400 on); the others are written as escapes.
+# Line breaks and tabs are kept. C0 controls have pictures in Unicode (from U+2400); others are written as escapes.
 _PICTURES = {code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\n\t"} | {0x7F: "\u2421"}
 _C1_CONTROLS = range(0x80, 0xA0)
-# They reverse what is shown behind them, or end what did.
+# They change the direction of the text after them.
 _DIRECTION_CONTROLS = (*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F, 0x061C)
-# Halves of a character, which have no encoding of their own.
+# Lone surrogates, which have no encoding.
 _SURROGATES = range(0xD800, 0xE000)
 _TABLE = (
     _PICTURES
@@ -50,10 +50,10 @@ class Streams:
 
 @contextlib.contextmanager
 def captured_output() -> Iterator[Streams]:
-    """Lead file descriptors 1 and 2 to a temporary file, and give streams to where they led.
+    """Redirect file descriptors 1 and 2 to a temporary file, and yield streams to their original targets.
 
-    Native code and child processes write to the descriptors, past `sys.stdout`. Where anything but what the user did
-    ends the program, the last of what was kept comes out before the traceback.
+    Native code and child processes write to the descriptors instead of `sys.stdout`. If an unexpected error ends the
+    program, the last part of what was captured is written before the traceback.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -67,12 +67,12 @@ def captured_output() -> Iterator[Streams]:
         except (UserError, KeyboardInterrupt):
             raise
         except BrokenPipeError:
-            # What is still in a buffer has no reader.
+            # Discard what is still in a buffer, because it has no reader.
             with open(os.devnull, "wb") as nowhere:
                 for original in saved.values():
                     os.dup2(nowhere.fileno(), original)
             raise
-        except Exception:  # whatever it is: what libraries have said of it is shown, and it goes on up
+        except Exception:  # unexpected: show what libraries wrote, and raise it again
             sys.stdout.flush()
             kept.seek(max(0, kept.seek(0, os.SEEK_END) - _TOLD_BYTES))
             os.write(saved[2], kept.read())
@@ -100,26 +100,26 @@ class AnswerWriter(Protocol):
 
 
 class Screen(Protocol):
-    """Shows answers, what commands say, and what went wrong; lets nothing through that would move the cursor."""
+    """Shows answers, messages of commands and errors, without letting control characters through."""
 
     def say(self, text: str) -> None:
-        """Show a remark of the program, of one or more lines."""
+        """Show a message of the program, of one or more lines."""
 
     def fail(self, sentence: str) -> None:
-        """Show what went wrong, on one line."""
+        """Show an error on one line."""
 
     def table(self, rows: Sequence[tuple[str, str]]) -> None:
-        """Show names with what belongs to them."""
+        """Show names with their values."""
 
     def loading(self, what: str) -> AbstractContextManager[None]:
         """Show that the program is busy."""
 
     def answer(self, *, thinking: bool) -> AnswerWriter:
-        """Begin an answer; `thinking` where the prompt has opened the first thought already."""
+        """Begin an answer; `thinking` if the prompt has already opened the first thought."""
 
 
 class PlainScreen:
-    """Answers on stdout, an empty line between two; everything else on stderr."""
+    """Answers on stdout, separated by empty lines; everything else on stderr."""
 
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
@@ -171,7 +171,7 @@ class _PlainAnswer:
 
 
 def neutral(text: str) -> str:
-    """Return the text with control characters shown instead of obeyed, so that it moves no cursor: an escape sequence begins with "␛"."""
+    """Return the text with control characters made visible, so they have no effect: an escape sequence begins with "␛"."""
     return text.translate(_TABLE)
 
 
@@ -182,7 +182,7 @@ def one_line(text: str) -> str:
 
 Kind = Literal["text", "thinking", "answer", "tag"]
 
-# What follows each tag; a closing tag without its opening one counts as well.
+# The kind of text after each tag; a closing tag counts even without its opening one.
 _FOLLOWED_BY: dict[str, Kind] = {
     "<think>": "thinking",
     "</think>": "text",
@@ -202,28 +202,28 @@ _STYLES: dict[Kind, Style] = {
 
 
 @dataclass(frozen=True)
-class Span:
-    """A stretch of one kind."""
+class StyledSpan:
+    """A piece of text of one kind."""
 
     kind: Kind
     text: str
 
 
 class TagReader:
-    """Takes a text piece by piece and gives it back as spans whose concatenation is the text."""
+    """Splits a text that arrives in pieces into spans, whose concatenation is the text."""
 
     def __init__(self, *, kind: Kind = "text") -> None:
         self._kind: Kind = kind
         self._held = ""
 
-    def feed(self, piece: str) -> list[Span]:
-        """Return the spans that are certain now; an end that may yet become a tag is held back."""
+    def feed(self, piece: str) -> list[StyledSpan]:
+        """Return the spans that are complete; an end that may become a tag is held back."""
         text = self._held + piece
-        spans: list[Span] = []
+        spans: list[StyledSpan] = []
         start = 0
         for tag in _TAG.finditer(text):
             self._add(spans, text[start : tag.start()])
-            spans.append(Span("tag", tag.group()))
+            spans.append(StyledSpan("tag", tag.group()))
             self._kind = _FOLLOWED_BY[tag.group()]
             start = tag.end()
         end = len(text) - _length_of_tag_start(text[start:])
@@ -231,16 +231,16 @@ class TagReader:
         self._held = text[end:]
         return spans
 
-    def rest(self) -> list[Span]:
-        """Return what was held back, when no piece follows."""
-        spans: list[Span] = []
+    def rest(self) -> list[StyledSpan]:
+        """Return what was held back, after the last piece."""
+        spans: list[StyledSpan] = []
         self._add(spans, self._held)
         self._held = ""
         return spans
 
-    def _add(self, spans: list[Span], text: str) -> None:
+    def _add(self, spans: list[StyledSpan], text: str) -> None:
         if text:
-            spans.append(Span(self._kind, text))
+            spans.append(StyledSpan(self._kind, text))
 
 
 def _length_of_tag_start(text: str) -> int:
@@ -250,7 +250,7 @@ def _length_of_tag_start(text: str) -> int:
 
 
 class TerminalScreen:
-    """Writes with rich; lines of running text are left to the terminal to wrap, so that they can be copied whole."""
+    """Writes with rich; the terminal wraps running text, so that it can be copied as a whole."""
 
     def __init__(self, streams: Streams) -> None:
         self._console = Console(file=streams.out, highlight=False, emoji=False, markup=False)
@@ -273,7 +273,7 @@ class TerminalScreen:
 
     @contextlib.contextmanager
     def loading(self, what: str) -> Iterator[None]:
-        # With `redirect_*` what libraries print would be taken onto this screen.
+        # With `redirect_*`, what libraries print would appear on this screen.
         spinner = Spinner("dots", text=Text(one_line(what), style=_REMARK))
         with Live(spinner, console=self._console, transient=True, redirect_stdout=False, redirect_stderr=False):
             yield
@@ -281,16 +281,14 @@ class TerminalScreen:
     def answer(self, *, thinking: bool) -> AnswerWriter:
         return _StyledAnswer(self, TagReader(kind="thinking" if thinking else "text"))
 
-    def show(self, span: Span) -> None:
-        """Show a stretch of an answer."""
+    def show(self, span: StyledSpan) -> None:
         self._write(neutral(span.text), _STYLES[span.kind])
 
     def end_line(self) -> None:
-        """Go on to the next line."""
         self._write("\n")
 
     def _write(self, text: str, style: Style | None = None) -> None:
-        # Not cut where the screen ends: the terminal goes on in the next line by itself.
+        # Without cropping: the terminal wraps long lines itself.
         self._console.print(Segments([Segment(text, style)]), end="", crop=False)
 
 
@@ -308,7 +306,7 @@ class _StyledAnswer:
         if not self._ends_line:
             self._screen.end_line()
 
-    def _show(self, spans: Sequence[Span]) -> None:
+    def _show(self, spans: Sequence[StyledSpan]) -> None:
         for span in spans:
             self._screen.show(span)
             self._ends_line = span.text.endswith("\n")

@@ -1,4 +1,4 @@
-"""The OpenAI chat API in front of a model."""
+"""The OpenAI chat API for a model."""
 
 from __future__ import annotations
 
@@ -31,30 +31,30 @@ logger = logging.getLogger(__name__)
 
 
 class EngineFailed(RuntimeError):
-    """The engine broke while it answered; the log has its traceback."""
+    """The engine failed while it answered; the log has its traceback."""
 
 
 @dataclass(kw_only=True, eq=False)
-class _Job:
+class _QueuedChat:
     row: Row
     sampling: SamplingSettings
     outcome: asyncio.Future[Outcome]
 
 
 class _Taken(Iterator[tuple[int, Row]]):
-    """The conversations at the head of a queue with the settings of the first, by numbers; more may come to it meanwhile."""
+    """The conversations at the head of a queue that have the settings of the first, numbered; more may be added meanwhile."""
 
-    def __init__(self, waiting: deque[_Job]) -> None:
+    def __init__(self, waiting: deque[_QueuedChat]) -> None:
         self._waiting = waiting
         self._number = itertools.count()
         self.sampling = waiting[0].sampling
-        self.jobs: dict[int, _Job] = {}
-        """Those that are being answered."""
+        self.jobs: dict[int, _QueuedChat] = {}
+        """The conversations that are being answered."""
 
     def __next__(self) -> tuple[int, Row]:
         while self._waiting and self._waiting[0].sampling == self.sampling:
             job = self._waiting.popleft()
-            # Else its client has gone away.
+            # If it is done, its client has disconnected.
             if not job.outcome.done():
                 number = next(self._number)
                 self.jobs[number] = job
@@ -63,23 +63,23 @@ class _Taken(Iterator[tuple[int, Row]]):
 
 
 class ServedModel:
-    """Answers conversations in the order in which they come; those with the same sampling settings are computed together.
+    """Answers conversations in the order of arrival; those with the same sampling settings are computed together.
 
-    Belongs to the event loop that `start` ran in. One thread loads the engine and runs it: PyTorch gives each thread that
-    computes threads of its own, which on a CPU would stand in one another's way.
+    Belongs to the event loop in which `start` ran. One thread loads the engine and runs it, because PyTorch gives each
+    computing thread its own threads, which would compete on a CPU.
     """
 
     def __init__(self, load: Callable[[], ChatModel], *, max_waiting: int) -> None:
-        """Load the model, whose errors are raised here.
+        """Load the model; raises its errors.
 
         Args:
-            max_waiting: responses that may wait; a conversation beyond is refused, unless none waits.
+            max_waiting: the most responses that may wait; further conversations are refused, unless none waits.
         """
         self._max_waiting = max_waiting
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
         self.model = self._thread.submit(load).result()
-        self._waiting: deque[_Job] = deque()
-        self._open: set[_Job] = set()
+        self._waiting: deque[_QueuedChat] = deque()
+        self._open: set[_QueuedChat] = set()
         self._has_jobs = asyncio.Event()
         self._is_refusing = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -87,28 +87,28 @@ class ServedModel:
 
     @property
     def waiting(self) -> int:
-        """How many responses wait."""
+        """The number of waiting responses."""
         return sum(job.sampling.n_samples for job in list(self._waiting))
 
     @property
     def open(self) -> int:
-        """How many conversations wait or are being answered."""
+        """The number of conversations that wait or are being answered."""
         return len(self._open)
 
     async def start(self) -> None:
-        """Answer what comes from now on."""
+        """Start answering."""
         self._loop = asyncio.get_running_loop()
         self._answering = self._loop.create_task(self._answer_all())
 
     def refuse(self) -> None:
-        """Take on nothing from now on; `answer` raises PoolUnavailable, for what is at hand too."""
+        """Refuse new conversations; `answer` raises PoolUnavailable, also for those in progress."""
         self._is_refusing = True
         for job in self._open:
             if not job.outcome.done():
                 job.outcome.set_exception(PoolUnavailable(STOPPING, retry_after_seconds=1))
 
     async def stop(self) -> None:
-        """Drop what waits, see the responses at hand through, and free the model's memory."""
+        """Drop what waits, finish the responses in progress, and free the model's memory."""
         self.refuse()
         assert self._answering is not None, "start() comes first"
         self._answering.cancel()
@@ -116,11 +116,11 @@ class ServedModel:
         self._thread.shutdown()
 
     async def answer(self, row: Row, sampling: SamplingSettings) -> Outcome:
-        """Return how a conversation went; cancelled, it frees its place in the queue.
+        """Return the outcome of a conversation; cancelling it frees its place in the queue.
 
         Raises:
             PoolUnavailable: too many wait, or the server is stopping.
-            EngineFailed: the engine broke.
+            EngineFailed: the engine failed.
         """
         if self._is_refusing:
             raise PoolUnavailable(STOPPING, retry_after_seconds=1)
@@ -131,7 +131,7 @@ class ServedModel:
             what="responses wait to be generated",
             retry_after_seconds=1.0,
         )
-        job = _Job(row=row, sampling=sampling, outcome=asyncio.get_running_loop().create_future())
+        job = _QueuedChat(row=row, sampling=sampling, outcome=asyncio.get_running_loop().create_future())
         self._open.add(job)
         self._waiting.append(job)
         self._has_jobs.set()
@@ -149,7 +149,7 @@ class ServedModel:
             await loop.run_in_executor(self._thread, self._answer_waiting)
 
     def _answer_waiting(self) -> None:
-        """Answer until none waits, in the engine's thread."""
+        """Answer in the engine's thread until none waits."""
         while self._waiting:
             taken = _Taken(self._waiting)
             try:
@@ -157,12 +157,12 @@ class ServedModel:
                     self._settle(taken.jobs.pop(outcome.index), outcome)
                     if self._is_refusing:
                         return
-            except Exception:  # whatever an engine raises is reported to all who wait, and the server goes on
+            except Exception:  # report any error to all clients that wait, and continue serving
                 logger.exception("the engine failed in %d conversations", len(taken.jobs))
                 for job in taken.jobs.values():
-                    self._settle(job, EngineFailed("the engine failed; the server's log says how"))
+                    self._settle(job, EngineFailed("the engine failed; see the server's log"))
 
-    def _settle(self, job: _Job, outcome: Outcome | EngineFailed) -> None:
+    def _settle(self, job: _QueuedChat, outcome: Outcome | EngineFailed) -> None:
         def settle() -> None:
             if job.outcome.done():
                 return
@@ -176,12 +176,12 @@ class ServedModel:
 
 
 READERS = 4
-"""Threads that read messages and fetch images, which keeps neither the event loop nor the engine waiting."""
+"""Threads that read messages and fetch images, to not block the event loop or the engine."""
 _LOCATION = "messages"
 
 
 class ChatRequest(BaseModel):
-    """What of OpenAI's chat API is served; any other field is refused by name, since it would change the answer."""
+    """The supported fields of OpenAI's chat API; others are refused by name, because they would change the answer."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -194,14 +194,14 @@ class ChatRequest(BaseModel):
     max_tokens: int | None = Field(default=None, ge=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     stream: Literal[False] | None = None
-    # These say nothing of the answer.
+    # These do not affect the answer.
     user: str | None = None
     metadata: dict[str, Any] | None = None
     store: bool | None = None
 
 
-class Refused(Exception):
-    """A request that gets no answer."""
+class RefusedChat(Exception):
+    """A request that is refused, with its HTTP status."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
@@ -210,7 +210,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class LoggedChat:
-    """A request as the access log shows a share of them."""
+    """A request in the access log, which shows a share of them."""
 
     prompt: str
 
@@ -221,15 +221,15 @@ class LoggedAnswer:
 
 
 class ChatService:
-    """Makes answers of the bodies of requests."""
+    """Answers the bodies of requests."""
 
     def __init__(
         self, model: ServedModel, *, name: str, media: MediaAccess, max_new_tokens: int | None, max_choices: int
     ) -> None:
         """Args:
-        name: what clients call the model.
-        max_new_tokens: longest response to a request that names none; None is what the conversation leaves.
-        max_choices: most responses to one request.
+        name: the model's name for clients.
+        max_new_tokens: the default limit of a response; None allows what the conversation leaves.
+        max_choices: the most responses to one request.
         """
         self.model = model
         self.name = name
@@ -243,7 +243,7 @@ class ChatService:
         self._readers.shutdown(wait=False, cancel_futures=True)
 
     async def reply(self, body: bytes, *, record: RequestRecord, sampler: Sampler) -> dict[str, Any]:
-        """Return the completion as the API has it; raises Refused, PoolUnavailable or EngineFailed."""
+        """Return the completion in the API's form; raises RefusedChat, PoolUnavailable or EngineFailed."""
         request, row = await asyncio.get_running_loop().run_in_executor(self._readers, self._read, body)
         asked = request.max_completion_tokens or request.max_tokens or self._max_new_tokens
         sampling = SamplingSettings(
@@ -255,7 +255,7 @@ class ChatService:
         )
         outcome = await self.model.answer(row, sampling)
         if outcome.reason is not None:
-            raise Refused(400, outcome.reason)
+            raise RefusedChat(400, outcome.reason)
         record.items = len(outcome.completions)
         chats = [LoggedChat(prompt=json.dumps(request.messages, ensure_ascii=False))] * record.items
         record.rollouts = sampler.rollouts(chats, [LoggedAnswer(response=one.text) for one in outcome.completions])
@@ -265,12 +265,15 @@ class ChatService:
         try:
             request = ChatRequest.model_validate_json(body)
         except ValidationError as error:
-            told = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors(include_input=False)[:5]]
-            raise Refused(400, f"{'; '.join(told)}; the fields are {', '.join(ChatRequest.model_fields)}") from error
+            faults = [
+                f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors(include_input=False)[:5]
+            ]
+            fields = ", ".join(ChatRequest.model_fields)
+            raise RefusedChat(400, f"{'; '.join(faults)}; the fields are {fields}") from error
         if request.model != self.name:
-            raise Refused(404, f"there is no model {request.model[:200]!r} here; this server has {self.name!r}")
+            raise RefusedChat(404, f"there is no model {request.model[:200]!r} here; this server has {self.name!r}")
         if request.n > self._max_choices:
-            raise Refused(400, f"n {request.n} is more than --max_request_items {self._max_choices}")
+            raise RefusedChat(400, f"n {request.n} is more than --max_request_items {self._max_choices}")
         try:
             row = self._media.row_of(json.dumps(request.messages), location=_LOCATION)
             if row is None:
@@ -278,7 +281,7 @@ class ChatService:
             if row.messages[-1].role == "assistant":
                 raise UserError(f"{_LOCATION}: the last is the assistant's, so there is nothing to answer")
         except UserError as error:
-            raise Refused(400, str(error)) from error
+            raise RefusedChat(400, str(error)) from error
         return request, row
 
     def _completion(self, outcome: Outcome) -> dict[str, Any]:
@@ -303,11 +306,11 @@ class ChatService:
 
 
 def create_app(service: ChatService, *, limits: ServiceLimits, token: str | None, log_sample_share: float) -> FastAPI:
-    """Return the application, whose model answers from startup to shutdown; `app.state.refuse()` ends all that is open.
+    """Return the application, whose model answers from startup to shutdown; `app.state.refuse()` ends open requests.
 
     Args:
-        token: what a request must bring as its bearer token; None asks for none.
-        log_sample_share: the share of responses, from 0 to 1, that the access log shows whole.
+        token: the bearer token that requests must have; None requires none.
+        log_sample_share: the share of responses, from 0 to 1, that the access log shows in full.
     """
 
     @asynccontextmanager
@@ -321,7 +324,7 @@ def create_app(service: ChatService, *, limits: ServiceLimits, token: str | None
 
     app = FastAPI(title="lmm-r1 chat server", lifespan=lifespan, openapi_url=None)
     guard(app, limits=limits, token=token, on_answered=log_request, refuse=service.model.refuse)
-    app.add_exception_handler(Refused, _refused)
+    app.add_exception_handler(RefusedChat, _refused)
     app.add_exception_handler(EngineFailed, _failed)
     _add_routes(app, service, Sampler(log_sample_share))
     return app
@@ -343,14 +346,14 @@ def _add_routes(app: FastAPI, service: ChatService, sampler: Sampler) -> None:
 
 
 async def _refused(_request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, Refused)
-    return _told(error.status, str(error), kind="invalid_request_error")
+    assert isinstance(error, RefusedChat)
+    return _error_reply(error.status, str(error), kind="invalid_request_error")
 
 
 async def _failed(_request: Request, error: Exception) -> JSONResponse:
-    return _told(500, str(error), kind="server_error")
+    return _error_reply(500, str(error), kind="server_error")
 
 
-def _told(status: int, message: str, *, kind: str) -> JSONResponse:
-    """A reply in the form in which OpenAI's clients read errors."""
+def _error_reply(status: int, message: str, *, kind: str) -> JSONResponse:
+    """Return an error in the form that OpenAI's clients read."""
     return JSONResponse({"error": {"message": message, "type": kind}}, status_code=status)

@@ -1,4 +1,4 @@
-"""A chat under way: the model, the conversation, what is attached to the next message, and the settings."""
+"""A running chat: the model, the conversation, the attachments of the next message, and the settings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from PIL import Image
 
 from lmm_r1.agents.environment import Answered
 from lmm_r1.chat.chat_model import ChatModel
-from lmm_r1.chat.conversation import USER, Conversation, Sampling, SavedConversation
+from lmm_r1.chat.conversation import USER, ChatSampling, Conversation, SavedConversation
 from lmm_r1.chat.screen import AnswerWriter, Screen, one_line
 from lmm_r1.config.ppo import AgentConfig
 from lmm_r1.data.image_sources import describe, kind_of, resolve
@@ -26,13 +26,13 @@ from lmm_r1.errors import UserError
 
 
 class EpisodeScreen:
-    """Shows an episode as it is played: each turn as an answer, and in between what the environment says."""
+    """Shows an episode while it is played: each turn as an answer, followed by the environment's reply."""
 
     def __init__(self, screen: Screen, *, environment: str, thinking: bool, pictures: PictureFolder | None) -> None:
         """Args:
         environment: its name.
-        thinking: whether the prompt has opened the first thought of a turn already.
-        pictures: where those are written that the environment shows; None writes none.
+        thinking: whether the prompt has already opened the first thought of a turn.
+        pictures: where to write pictures that the environment shows; None writes none.
         """
         self._screen, self._environment, self._thinking, self._pictures = screen, environment, thinking, pictures
         self._writer: AnswerWriter | None = None
@@ -55,7 +55,7 @@ class EpisodeScreen:
             self._screen.say(f"{self._environment}: {''.join(parts).strip()}")
 
     def _picture(self, part: object) -> str:
-        """Return what stands in the place of a picture: its size, and the file that it was written to."""
+        """Return the text for a picture: its size, and the file that it was written to."""
         assert isinstance(part, ImagePart), "environments show texts and images"
         image = load_image(part, location=f"a picture of {self._environment}")
         written = ""
@@ -65,15 +65,15 @@ class EpisodeScreen:
 
 
 def greeting(environment: str) -> str:
-    """Return what a user is told of a chat with an environment."""
+    """Return the introduction to a chat with an environment."""
     return (
-        f"each message begins an episode with the environment {environment}; the conversation goes on from its last turn, "
-        "and keeps nothing of those before it"
+        f"each message begins an episode with the environment {environment}; the conversation continues from its last turn "
+        "and keeps none of the earlier ones"
     )
 
 
 def episode_account(completion: Completion, limits: AgentConfig, *, max_new_tokens: int) -> str:
-    """Return how an episode went: `2 turns, tool calls 1, failed calls 0`, and why it ended where a limit did it."""
+    """Return a summary of an episode: `2 turns, tool calls 1, failed calls 0`, and the limit that ended it."""
     played = completion.played
     if played is None:
         return "stopped"
@@ -84,13 +84,13 @@ def episode_account(completion: Completion, limits: AgentConfig, *, max_new_toke
         "tokens": "ended: the conversation fills --max_model_len",
     }
     numbers = {**played.counts, **played.rewards}
-    told = [
+    account = [
         f"{played.turns} {'turn' if played.turns == 1 else 'turns'}",
         *(f"{name.replace('_', ' ')} {value:g}" for name, value in numbers.items()),
         ends[played.end],
         f"the last turn cut off at max_new_tokens {max_new_tokens}" if completion.finish_reason == "length" else "",
     ]
-    return ", ".join(filter(None, told))
+    return ", ".join(filter(None, account))
 
 
 _QUOTES = "'\""
@@ -99,11 +99,11 @@ _PATH_STARTS = ("/", "~", "./", "../", "file://", *_QUOTES)
 
 @dataclass(frozen=True, kw_only=True)
 class Attachment:
-    """What goes with the next message."""
+    """An image or a video that is sent with the next message."""
 
     name: str
     size: str
-    """For the user: `640x480`."""
+    """As shown to the user: `640x480`."""
     part: ImagePart | VideoPart
 
     def __str__(self) -> str:
@@ -111,9 +111,9 @@ class Attachment:
 
 
 def sources_of(argument: str) -> list[str]:
-    """Return the paths and URLs in what was typed or dragged: one as it is, or several apart by spaces or quotes.
+    """Return the paths and URLs that were typed or dragged: a single one, or several separated by spaces or quotes.
 
-    A path with spaces needs no quotes where it exists: `my picture.png` is one, `a.png b.png` are two.
+    An existing path needs no quotes for spaces: `my picture.png` is one path, `a.png b.png` are two.
     """
     whole = argument.strip()
     if not whole:
@@ -129,7 +129,7 @@ def sources_of(argument: str) -> list[str]:
 
 
 def dragged_image(line: str) -> str | None:
-    """Return the path of an image file that a line consists of, as terminals write one that is dropped on them."""
+    """Return the path of an image file if the line is nothing else, as terminals write a dropped file."""
     text = line.strip()
     if not text.startswith(_PATH_STARTS) or "\n" in text:
         return None
@@ -139,9 +139,9 @@ def dragged_image(line: str) -> str | None:
 
 
 def read_image(source: str) -> Attachment:
-    """Return an image, decoded once to know that it is one; one from a URL is kept, as it need not stay there.
+    """Return an image, decoded once to check it; one from a URL is kept, because it may disappear.
 
-    Raises UserError for an image that is missing or broken.
+    Raises UserError for an image that is missing or damaged.
     """
     try:
         image = load_image(ImagePart(source), location="the image")
@@ -152,7 +152,7 @@ def read_image(source: str) -> Attachment:
 
 
 def read_video(source: str) -> Attachment:
-    """Return a video, decoded once to know that it is one; raises UserError where it is missing or broken."""
+    """Return a video, decoded once to check it; raises UserError if it is missing or damaged."""
     if kind_of(source) != "path":
         raise UserError(f"{one_line(describe(source))}: a video must be a file on this machine")
     file = str(resolve(source, base_dir=Path.cwd()))
@@ -192,15 +192,21 @@ def _image_suffixes() -> frozenset[str]:
 
 
 Interruption = Callable[[], AbstractContextManager[Callable[[], bool]]]
-"""() -> context that gives the function which says whether the answer is to stop."""
-_NOT_ADDED = "the turn is not added: /retry asks again, /undo takes back the turn before it, /reset begins anew"
+"""() -> a context whose value is a function that returns whether to stop the answer."""
+_NOT_ADDED = "the turn is not added: /retry asks again, /undo takes back the turn before it, /reset starts over"
 
 
-class Session:
-    """What commands and messages act upon."""
+class ChatSession:
+    """The state of a chat, which commands and messages change."""
 
     def __init__(
-        self, model: ChatModel, screen: Screen, *, sampling: Sampling, system: str | None, interruption: Interruption
+        self,
+        model: ChatModel,
+        screen: Screen,
+        *,
+        sampling: ChatSampling,
+        system: str | None,
+        interruption: Interruption,
     ) -> None:
         self.model = model
         self.screen = screen
@@ -209,18 +215,18 @@ class Session:
         self.conversation.set_system(system)
         self.attached: list[Attachment] = []
         self.unanswered: str | None = None
-        """Text of a message that got no answer; what was attached to it still is."""
+        """Text of a message that got no answer; its attachments are still in `attached`."""
         self.kept: Path | None = None
-        """The file that this conversation was written to, or comes from."""
+        """The file that this conversation was saved to or loaded from."""
         self.asked: Path | None = None
-        """A file of something else that the user has asked to write to, once."""
+        """A file with another conversation that the user has once tried to overwrite."""
         self.leaving = False
         self.stopped = False
         """Whether Ctrl-C ended the last answer."""
         self._interruption = interruption
 
     def check_more(self, *, images: int = 0, videos: int = 0) -> None:
-        """Raise UserError where so many more could not be answered."""
+        """Raise UserError if this many more could not be answered."""
         self.model.check_media(
             self.conversation.messages,
             more_images=images + sum(isinstance(item.part, ImagePart) for item in self.attached),
@@ -228,7 +234,7 @@ class Session:
         )
 
     def say(self, text: str) -> None:
-        """Let the user say something, with what is attached; raises UserError where the turn cannot be had."""
+        """Send a message with the attachments; raises UserError if it cannot be answered."""
         parts = (*(item.part for item in self.attached), TextPart(text))
         self.unanswered = text
         self._answer(self.conversation, Message(role=USER, parts=parts))
@@ -236,7 +242,7 @@ class Session:
         self.attached = []
 
     def retry(self) -> None:
-        """Ask the last question again; its old answer stays where there is no new one."""
+        """Ask the last question again; its old answer is kept if there is no new one."""
         if self.unanswered is not None:
             self.say(self.unanswered)
             return
@@ -246,7 +252,7 @@ class Session:
         self._answer(earlier, question)
 
     def undo(self) -> str:
-        """Take the last turn back and return what the user had said."""
+        """Take the last turn back and return the user's text."""
         earlier, question = self.conversation.without_last_turn(), self.conversation.last_question()
         if earlier is None or question is None:
             raise UserError("there is no turn to take back")
@@ -254,14 +260,14 @@ class Session:
         return "".join(part.text for part in question.parts if isinstance(part, TextPart))
 
     def reset(self) -> None:
-        """Forget all turns and what is attached; the system prompt and the settings stay."""
+        """Forget all turns and attachments; the system prompt and the settings are kept."""
         self.conversation = self.conversation.without_turns()
         self.kept, self.asked = None, None
         self.attached = []
         self.unanswered = None
 
-    def take_up(self, saved: SavedConversation, *, path: Path) -> None:
-        """Go on with a saved conversation instead of this one; raises UserError where the model cannot."""
+    def resume(self, saved: SavedConversation, *, path: Path) -> None:
+        """Continue a saved conversation instead of this one; raises UserError if the model cannot."""
         try:
             self.model.check_media(saved.conversation.messages)
         except UserError as error:
@@ -314,7 +320,7 @@ class Session:
 
     def _account(self, completion: Completion, *, seconds: float) -> str:
         tokens = completion.num_tokens
-        assert tokens is not None, "an engine in this process counts"
+        assert tokens is not None, "an engine in this process counts tokens"
         account = f"{tokens} {'token' if tokens == 1 else 'tokens'}, {tokens / seconds:.1f} tokens/s"
         if self.model.episodes is not None:
             limits, longest = self.model.episodes.settings.limits, self.sampling.max_new_tokens

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, inject_adapter_in_model, set_peft_model_state_dict
+from peft import LoraConfig as PeftConfig
+from peft import inject_adapter_in_model, set_peft_model_state_dict
 from peft.tuners.lora import Linear as LoraLinear
 from peft.tuners.lora.variants import DoraLinearVariant
 from safetensors import SafetensorError, safe_open
@@ -28,7 +29,6 @@ from lmm_r1.lmm_kits.checkpoint import check_weights
 from lmm_r1.lmm_kits.registry import kit_name_of
 from lmm_r1.models.adapters import (
     BASE_IN_4BIT,
-    LoraConfig,
     adapted_layers,
     add_adapters,
     chosen_layers,
@@ -152,7 +152,7 @@ def _told_as_damaged(adapter: Path) -> Iterator[None]:
         raise UserError(f"{adapter / ADAPTER_WEIGHTS}: the weight file is damaged ({error}); copy it again") from error
 
 
-def _lora_config(adapter: Path, settings: Mapping[str, Any]) -> LoraConfig:
+def _lora_config(adapter: Path, settings: Mapping[str, Any]) -> PeftConfig:
     file = adapter / ADAPTER_CONFIG
     beside = [name for name in _BESIDE_FACTORS if settings.get(name)]
     if settings.get("bias", "none") != "none":
@@ -165,7 +165,7 @@ def _lora_config(adapter: Path, settings: Mapping[str, Any]) -> LoraConfig:
             "let peft convert the adapter to plain LoRA (path_initial_model_for_weight_conversion) first"
         )
     try:
-        config = LoraConfig.from_pretrained(str(adapter))
+        config = PeftConfig.from_pretrained(str(adapter))
     except (TypeError, ValueError, KeyError) as error:
         raise UserError(f"{file}: peft cannot read this config ({error}); copy the adapter again") from error
     config.init_lora_weights = True  # every factor is overwritten; an elaborate beginning would only take time

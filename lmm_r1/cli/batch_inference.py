@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _lines(config: BatchConfig, report: BatchReport) -> list[str]:
     totals, seconds = report.totals, report.seconds
-    told = [report.told] if report.told else []
+    told = [report.summary] if report.summary else []
     if report.done_before == report.rows:
         lines = [f"{config.output}: all {report.rows} rows were done before"]
     else:

@@ -83,7 +83,7 @@ def _measure(config: EvaluateConfig, *, told: bool) -> Board:
     taken = _taken(config, *files.values(), *copies.values())
     check_exports(config.export, checkpoints=names, files=samples, taken=taken)
     for row_set in row_sets:
-        for line in (*([row_set.told] if row_set.told else []), *row_set.notes):
+        for line in (*([row_set.summary] if row_set.summary else []), *row_set.notes):
             _say(line)
     checkpoints, measured = measure(config, checkpoints_of, row_sets, report=_say)
     board = _finish(config, measured, checkpoints, baseline=baseline, told=told)

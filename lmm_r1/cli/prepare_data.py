@@ -16,7 +16,7 @@ from lmm_r1.cli import arguments, run_command
 from lmm_r1.errors import UserError
 
 if TYPE_CHECKING:
-    from lmm_r1.data.recipes.preparation import Progress as JobProgress
+    from lmm_r1.data.recipes.preparation import PreparationProgress
     from lmm_r1.data.recipes.recipe import Recipe
     from lmm_r1.data.recipes.sources import Manifest
 
@@ -135,7 +135,7 @@ def _counted(count: int, what: str) -> str:
 
 
 @contextlib.contextmanager
-def _progress(what: str) -> Iterator[Callable[[JobProgress], None]]:
+def _progress(what: str) -> Iterator[Callable[[PreparationProgress], None]]:
     """Yield the function that shows the job's progress: a bar on stderr, or occasional lines in a log."""
     from rich.console import Console
 
@@ -143,7 +143,14 @@ def _progress(what: str) -> Iterator[Callable[[JobProgress], None]]:
     if not console.is_terminal:
         yield _Lines(what).show
         return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        SpinnerColumn,
+        TextColumn,
+        TimeRemainingColumn,
+    )
 
     columns = (
         SpinnerColumn(),
@@ -156,7 +163,7 @@ def _progress(what: str) -> Iterator[Callable[[JobProgress], None]]:
     with Progress(*columns, console=console) as bar:
         task = bar.add_task(what, total=None, kept="0", left_out="")
 
-        def show(state: JobProgress) -> None:
+        def show(state: PreparationProgress) -> None:
             left_out = f"{state.left_out:,} left out  " if state.left_out else ""
             bar.update(task, total=state.total, completed=state.read, kept=f"{state.kept:,}", left_out=left_out)
 
@@ -168,7 +175,7 @@ class _Lines:
         self.what = what
         self.shown = time.perf_counter()
 
-    def show(self, state: JobProgress) -> None:
+    def show(self, state: PreparationProgress) -> None:
         now = time.perf_counter()
         if now - self.shown < LINE_SECONDS:
             return

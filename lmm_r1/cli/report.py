@@ -15,11 +15,11 @@ from rich.text import Text
 from lmm_r1.cli import run_command
 from lmm_r1.cli.arguments import parse, user_errors
 from lmm_r1.errors import UserError
+from lmm_r1.evaluation.page_parts import NONE, duration, percent, points
 from lmm_r1.files.atomic import write_atomically
 from lmm_r1.records.run import Run, read_run
 from lmm_r1.report import build_comparison, build_report, write_summary
 from lmm_r1.report.comparison_page import ComparedRow, compared_rows, distinct_names, row_files
-from lmm_r1.report.page_text import NONE, duration, percent, points
 from lmm_r1.report.rollout_sample import DEFAULT_MAX_ROLLOUTS
 from lmm_r1.report.stages import StageRow, match_stages, stage_rows
 

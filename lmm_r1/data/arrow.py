@@ -1,4 +1,4 @@
-"""Rows of Arrow files: their values as Python objects, and copies of rows on disk."""
+"""Rows of Arrow files as Python objects, and uncompressed copies of row files on disk."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 
 STEP = "\0"
-"""Stands in paths, and in no name: a column's own may have dots."""
+"""Separates the names in a path; unlike a dot, it occurs in no column name."""
 Leaf: TypeAlias = "Callable[[pyarrow.Array, Sequence[int], str], list[Any]]"
-"""Gives the values of a binary array from the array, the row of each value and the array's path in the table."""
+"""Returns the values of a binary array, given the array, the row of each value and the array's path in the table."""
 
 
 def holds_binary(kind: pyarrow.DataType) -> bool:
@@ -40,7 +40,7 @@ def holds_binary(kind: pyarrow.DataType) -> bool:
 
 
 def to_records(table: pyarrow.Table | pyarrow.RecordBatch, leaf: Leaf, *, first_row: int) -> list[dict[str, Any]]:
-    """Return the rows as `to_pylist` does, but for binary values, which are what `leaf` makes of them."""
+    """Return the rows as `to_pylist` does, except that `leaf` makes the binary values."""
     columns = [
         (
             list(column_values(column, leaf, path=name, first_row=first_row))
@@ -55,18 +55,18 @@ def to_records(table: pyarrow.Table | pyarrow.RecordBatch, leaf: Leaf, *, first_
 def column_values(
     column: pyarrow.ChunkedArray | pyarrow.Array, leaf: Leaf, *, path: str, first_row: int
 ) -> Iterator[Any]:
-    """Yield the values of one column, chunk after chunk."""
+    """Yield the values of one column, chunk by chunk."""
     for chunk in getattr(column, "chunks", [column]):
         yield from to_values(chunk, leaf, rows=range(first_row, first_row + len(chunk)), path=path)
         first_row += len(chunk)
 
 
 def to_values(array: pyarrow.Array, leaf: Leaf, *, rows: Sequence[int], path: str) -> list[Any]:
-    """Return an array's values; `leaf` gets the binary arrays in an order that does not depend on how rows are batched.
+    """Return an array's values; the order in which `leaf` gets binary arrays does not depend on how rows are batched.
 
     Args:
         rows: the row of each value.
-        path: the names from the column to this array, with `STEP` between them.
+        path: the names from the column down to this array, joined by `STEP`.
     """
     from pyarrow import types
 
@@ -131,18 +131,18 @@ logger = logging.getLogger(__name__)
 COPIES_FOLDER = "lmm_r1_rows"
 """Below the cache folder of `datasets`."""
 _KEPT_SECONDS = 30 * 24 * 3600
-# By folder: the names of the copies that this process uses, in a file that is locked for as long as it lives. One for
-# all of them, so that thousands of copies take no descriptors; forks have it in common.
+# By folder: a file with the names of the copies that this process uses, locked for the life of the process. One file
+# lists all copies, so that thousands of them need no descriptors; forked processes share it.
 _USERS: dict[Path, IO[str]] = {}
 
 
 def arrow_copy(batches: Iterable[pyarrow.RecordBatch], *, schema: pyarrow.Schema, source: FileState) -> Path:
-    """Return an uncompressed Arrow file of the batches, which stays until this process ends.
+    """Return an uncompressed Arrow file of the batches, which is kept until this process ends.
 
-    Copies that no process uses are deleted: those of the same file as it was before, and any after 30 days.
+    Unused copies are deleted: those of an earlier version of the same file, and any after 30 days.
 
     Raises:
-        UserError: it cannot be written.
+        UserError: the copy cannot be written.
     """
     import datasets
     import filelock
@@ -153,22 +153,24 @@ def arrow_copy(batches: Iterable[pyarrow.RecordBatch], *, schema: pyarrow.Schema
         folder.mkdir(parents=True, exist_ok=True)
         with filelock.FileLock(copy.with_suffix(".lock")):
             if not _used(copy):
-                logger.warning("%s: copied once to %s, as single images of it cannot be read", source.path, copy)
+                logger.warning(
+                    "%s: copied once to %s, because single images cannot be read from it", source.path, copy
+                )
                 _write(batches, schema=schema, copy=copy)
     # filelock raises NotImplementedError for file systems without locks.
     except (OSError, NotImplementedError) as error:
         if isinstance(error, OSError) and error.errno is None:
-            # Not the system's: Arrow cannot read the batches.
+            # Not an error of the system: Arrow cannot read the batches.
             raise
         raise UserError(
             f"{source.path}: its images are read from an uncompressed copy, which cannot be written to {folder} "
-            f"({error}); make room there, or name another folder in the environment variable HF_DATASETS_CACHE"
+            f"({error}); free space there, or set the environment variable HF_DATASETS_CACHE to another folder"
         ) from error
     return copy
 
 
 def _of_file(source: FileState) -> str:
-    """What the names of all copies of a file begin with."""
+    """Return the prefix of the names of all copies of a file."""
     return _digest(os.path.realpath(source.path))
 
 
@@ -177,24 +179,22 @@ def _digest(text: str) -> str:
 
 
 def _used(copy: Path) -> bool:
-    """Say whether the copy is there; it stays then."""
+    """Return whether the copy exists; if it does, mark it as used."""
     with _alone(copy.parent):
         if not copy.exists():
             return False
-        # Not the copy's own time, by which its readers tell that nobody has written to it.
+        # Readers use the copy's own time to check that nobody has written to it, so leave it unchanged.
         os.utime(copy.with_suffix(".lock"))
         _use(copy)
         return True
 
 
 def _write(batches: Iterable[pyarrow.RecordBatch], *, schema: pyarrow.Schema, copy: Path) -> None:
-    """Write the copy, under its lock."""
     import pyarrow
 
     with _alone(copy.parent):
-        # Before there is one more of them.
         _clean(copy)
-    # Only who has the copy's lock writes it, so that what a killed process left is written over.
+    # Only the process that holds the copy's lock writes this file, so leftovers of a killed process are overwritten.
     partial = copy.with_suffix(".partial")
     try:
         with pyarrow.OSFile(str(partial), "wb") as sink, pyarrow.ipc.new_stream(sink, schema) as writer:
@@ -209,7 +209,7 @@ def _write(batches: Iterable[pyarrow.RecordBatch], *, schema: pyarrow.Schema, co
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Keep other processes from saying what they use, and from deleting; for moments only."""
+    """Keep other processes from registering or deleting copies; hold it only briefly."""
     import filelock
 
     with filelock.FileLock(folder / "users.lock"):
@@ -217,7 +217,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _use(copy: Path) -> None:
-    """Say that this process uses a copy."""
+    """Register that this process uses a copy."""
     folder = copy.parent
     if folder not in _USERS:
         descriptor, _ = tempfile.mkstemp(dir=folder, suffix=".user")
@@ -228,7 +228,7 @@ def _use(copy: Path) -> None:
 
 
 def _clean(new: Path) -> None:
-    """Delete the copies that no process uses and the new one replaces, or that are old; and what killed processes left."""
+    """Delete unused copies that the new one replaces or that are old, and the leftovers of killed processes."""
     import filelock
 
     try:
@@ -242,18 +242,18 @@ def _clean(new: Path) -> None:
             with contextlib.suppress(filelock.Timeout), filelock.FileLock(file.with_suffix(".lock"), timeout=0):
                 file.unlink()
     except OSError as error:
-        # Another user's, in a cache that several have: no reason to end a run.
-        logger.warning("%s: old copies of row files stay there (%s)", new.parent, error)
+        # In a shared cache the files may belong to another user, which is no reason to end a run.
+        logger.warning("%s: old copies of row files cannot be deleted (%s)", new.parent, error)
 
 
 def _last_use(copy: Path) -> float:
-    """When it was made, or used again."""
+    """Return when a copy was made or last used."""
     lock = copy.with_suffix(".lock")
     return max(file.stat().st_mtime for file in (copy, lock) if file.exists())
 
 
 def _names(user: Path) -> list[str]:
-    """The copies that a process uses; none of one that has ended, whose file is deleted."""
+    """Return the copies that a process uses; if the process has ended, delete its file and return none."""
     with user.open("r+", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -269,10 +269,10 @@ _MAPS = Path("/proc/self/maps")
 
 
 def arrow_records(file: Path, *, name: str) -> Iterator[list[dict[str, Any]]]:
-    """Yield the rows of an Arrow file, of the file or the stream format, some at a time.
+    """Yield the rows of an Arrow file, in the file or the stream format, in batches.
 
     Raises:
-        UserError: it is no such file, or it is compressed and its copy cannot be written.
+        UserError: it is not an Arrow file, or it is compressed and its copy cannot be written.
     """
     import pyarrow
 
@@ -286,7 +286,7 @@ def arrow_records(file: Path, *, name: str) -> Iterator[list[dict[str, Any]]]:
             if mapped.holds(first):
                 yield from mapped_records(_cut(chain([first], batches)), mapped=mapped)
                 return
-        # Not through the map, of which all would be resident.
+        # Not through the map: all pages that are read through it would stay in memory.
         with pyarrow.OSFile(str(file)) as source:
             schema, batches = _opened(source)
             copy = arrow_copy(batches, schema=schema, source=FileState.of(str(file)))
@@ -298,7 +298,7 @@ def arrow_records(file: Path, *, name: str) -> Iterator[list[dict[str, Any]]]:
 def mapped_records(
     tables: Iterable[pyarrow.Table | pyarrow.RecordBatch], *, mapped: MappedFiles
 ) -> Iterator[list[dict[str, Any]]]:
-    """Yield the rows of tables whose memory may be that of mapped files."""
+    """Yield the rows of tables whose memory may belong to mapped files."""
     row = 1
     for table in tables:
         yield to_records(table, mapped.values, first_row=row)
@@ -306,14 +306,14 @@ def mapped_records(
 
 
 class MappedFiles:
-    """Where files are mapped into this process's memory; of systems that do not tell, nowhere."""
+    """Where files are mapped into this process's memory; finds nothing on systems that do not report it."""
 
     def __init__(self, files: Iterable[str], *, name: str) -> None:
-        """Take note of it.
+        """Read the current mappings.
 
         Args:
-            files: they stay mapped for as long as values are asked for: other memory may come to lie where one has left.
-            name: what the user calls the rows, for messages.
+            files: they must stay mapped while values are read, because other memory may take a freed address.
+            name: the user's name for the rows, for messages.
         """
         self.name = name
         found, wanted = list(_regions()), set(map(_identity, files))
@@ -322,7 +322,7 @@ class MappedFiles:
         self._places: dict[str, FilePlace] = {}
 
     def holds(self, batch: pyarrow.RecordBatch) -> bool:
-        """Return whether the batch's binary values lie in mapped files; True where the system does not tell."""
+        """Return whether the batch's binary values lie in mapped files; True if the system does not report it."""
         found: list[bool] = []
 
         def look(array: pyarrow.Array, rows: Sequence[int], path: str) -> list[None]:
@@ -336,7 +336,7 @@ class MappedFiles:
         return all(found) or not self._regions
 
     def values(self, array: pyarrow.Array, rows: Sequence[int], path: str) -> list[Any]:
-        """Return the values of a binary array, long ones by their place where that is in a mapped file."""
+        """Return the values of a binary array; long values in a mapped file are returned as their place."""
         data = array.buffers()[2]
         found = None if data is None else self._find(data)
         if found is None:
@@ -353,7 +353,7 @@ class MappedFiles:
         return values
 
     def _find(self, data: pyarrow.Buffer) -> tuple[FilePlace, int] | None:
-        """The file in which a buffer lies, and the buffer's offset there."""
+        """Return the file in which a buffer lies, and the buffer's offset in it."""
         place = bisect.bisect_right(self._regions, data.address, key=lambda region: region[0]) - 1
         if place < 0:
             return None
@@ -366,7 +366,7 @@ class MappedFiles:
 
 
 def value_ends(array: pyarrow.Array) -> list[int]:
-    """Return where the values of a binary array begin in its data, and the end of the last one."""
+    """Return the offsets at which the values of a binary array begin, followed by the end of the last one."""
     import numpy as np
     import pyarrow
 
@@ -389,14 +389,14 @@ def _opened(source: Any) -> tuple[pyarrow.Schema, Iterator[pyarrow.RecordBatch]]
 
 
 def _cut(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
-    """Parts of at most `BATCH_ROWS` rows."""
+    """Yield slices of at most `BATCH_ROWS` rows."""
     for batch in batches:
         for start in range(0, batch.num_rows, BATCH_ROWS):
             yield batch.slice(start, BATCH_ROWS)
 
 
 def _identity(path: str) -> tuple[int, int] | None:
-    """What tells a file from others whatever its path is; None where there is none."""
+    """Return what identifies a file independent of its path; None if there is no file."""
     try:
         found = os.stat(path)
     except OSError:
@@ -405,7 +405,7 @@ def _identity(path: str) -> tuple[int, int] | None:
 
 
 def _regions() -> Iterator[tuple[int, int, int, str]]:
-    """Start, end, offset in the file, and path of each mapped file; see proc_pid_maps(5)."""
+    """Yield start, end, offset in the file, and path of each mapped file; see proc_pid_maps(5)."""
     for line in _MAPS.read_text(errors="surrogateescape").splitlines() if _MAPS.exists() else ():
         fields = line.split(maxsplit=5)
         if len(fields) == 6 and fields[5].startswith("/") and not fields[5].endswith(" (deleted)"):

@@ -1,6 +1,6 @@
 """Row files, one record at a time: JSON lines, JSON, Parquet, CSV, TSV, Arrow, saved datasets and Hugging Face names.
 
-Written are folders: rows.jsonl and images/, made beside their place and moved there when complete.
+Rows are written as folders with rows.jsonl and images/, which are moved to their place when complete.
 """
 
 import copy
@@ -31,23 +31,23 @@ from lmm_r1.files.atomic import check_creatable
 from lmm_r1.files.full_disk import writing
 
 ROWS_FILE = "rows.jsonl"
-"""The name of the row file in a folder that `make_task` or `prepare_data` wrote."""
+"""The name of the row file in a folder written by `make_task` or `prepare_data`."""
 IMAGES_FOLDER = "images"
 _BATCH_ROWS = 256
-# Most that the csv module takes on every system: of an image as base64, 1.5 GiB.
+# The largest limit that the csv module accepts on every system: an image of 1.5 GiB as base64.
 _LONGEST_FIELD = 2**31 - 1
 _SEPARATED = {"excel": "comma-separated", "excel-tab": "tab-separated"}
 
 
 def read_records(path: str, *, split: str = "train") -> Iterator[Record]:
-    """Yields (record, location such as `rows.jsonl line 7`, folder that relative image paths start from).
+    """Yield (record, location such as `rows.jsonl line 7`, folder that relative image paths start from).
 
-    Raises UserError where the file is missing, and at a line that cannot be read.
+    Raises UserError if the file is missing or a line cannot be read.
 
     Args:
         path: a .jsonl, .json, .parquet, .csv, .tsv or .arrow file; a folder with rows.jsonl, from `save_to_disk`, or of data
-            files; or a name on the Hugging Face hub. `NAME@SUBFOLDER` reads one subfolder of the last two.
-        split: which split of a dataset that has several; single files have none.
+            files; or a name on the Hugging Face hub. `NAME@SUBFOLDER` reads one subfolder of a folder or a hub dataset.
+        split: the split of a dataset that has several; single files have none.
     """
     for record in all_records(path, split=split):
         if isinstance(record[0], Unreadable):
@@ -56,7 +56,7 @@ def read_records(path: str, *, split: str = "train") -> Iterator[Record]:
 
 
 def all_records(path: str, *, split: str) -> Iterator[Record]:
-    """Yield what `read_records` does; a line that cannot be read is Unreadable, and the next ones follow."""
+    """Yield what `read_records` does, but an `Unreadable` for each line that cannot be read."""
     file = Path(path)
     if file.is_dir() and (file / ROWS_FILE).is_file():
         file = file / ROWS_FILE
@@ -71,29 +71,29 @@ def all_records(path: str, *, split: str) -> Iterator[Record]:
 
 @dataclass(frozen=True, kw_only=True)
 class RowFile:
-    """The rows of one file, and in which format they were found."""
+    """The rows of one file, and the format that was detected."""
 
     path: str
     row_format: RowFormat[RowFields]
     rows: dict[int, Row]
-    """By their place in the file."""
+    """By their index in the file."""
     skipped: list[SkippedRow]
-    """The records that a row could not be made of, where those are left out."""
+    """The invalid records, if these are left out."""
 
     @property
-    def told(self) -> str:
-        """What a command says of it: `rows.jsonl: 6 rows in the format easyr1 (EasyR1)`."""
+    def summary(self) -> str:
+        """One line for the user: `rows.jsonl: 6 rows in the format easyr1 (EasyR1)`."""
         found = f"{self.path}: {len(self.rows)} rows in the format {self.row_format.name} ({self.row_format.source})"
         prefilled = sum(bool(row.prefill) for row in self.rows.values())
         return f"{found}; {prefilled} of them begin the response (prefill)" if prefilled else found
 
     @property
-    def told_as_prompts(self) -> str:
-        """The same, where the rows are asked: what of them a model does not get to see is said, too."""
+    def summary_as_prompts(self) -> str:
+        """The summary for a command that samples responses; says which worked answers the model does not see."""
         worked = sum(row.response is not None and not row.prefill for row in self.rows.values())
         if not worked:
-            return self.told
-        return f"{self.told}; the worked answers of {worked} are no part of the prompts"
+            return self.summary
+        return f"{self.summary}; the worked answers of {worked} are not part of the prompts"
 
 
 def read_row_file(
@@ -107,21 +107,31 @@ def read_row_file(
     bad_rows: BadRows = "stop",
     skip_by: str | None = None,
 ) -> RowFile:
-    """The first `max_rows` rows, all of them validated and their local images and videos known to be there.
+    """Return the first `max_rows` rows, validated, with local images and videos that exist.
 
     Args:
-        check: raises UserError for a row that the command has no use for.
-        bad_rows: whether records that break their format stop it, or are left out as `skipped`.
-        skip_by: how the command is told to leave them out, for messages; None where it cannot be.
+        check: raises UserError for a row that the command cannot use.
+        bad_rows: whether invalid records are an error, or are returned as `skipped`.
+        skip_by: the flag that leaves out bad rows, for messages; None if the command has none.
 
     Raises:
-        UserError: the file is missing or empty, several formats fit its columns, or records break their format (all of
-            them with file and line).
+        UserError: the file is missing or empty, several formats fit its columns, none of its rows is valid, or records
+            are invalid (lists all of them with file and line).
     """
     row_format, records = found_records(path, PROMPT_ROWS, split=split, max_rows=max_rows, reading=reading)
 
     def make(record: Record) -> Row:
-        row = _row(record, row_format, reading=reading, required=answer_required)
+        fields, location, base_dir = record
+        row = as_prompt(
+            reading.row(
+                fields,
+                row_format=row_format,
+                location=location,
+                base_dir=base_dir,
+                answer_required=answer_required,
+                media_required=True,
+            )
+        )
         if check is not None:
             check(row)
         return row
@@ -130,38 +140,14 @@ def read_row_file(
     return RowFile(path=path, row_format=row_format, rows=rows, skipped=skipped)
 
 
-def read_good_rows(
-    path: str,
-    *,
-    split: str = "train",
-    max_rows: int | None = None,
-    reading: RowReading = AS_THEY_ARE,
-    answer_required: bool = True,
-) -> RowFile:
-    """The rows of `read_row_file`, with records that it would raise an error for as `skipped`.
-
-    Raises:
-        UserError: the file is missing, empty or not readable, several formats fit its columns, or none of its rows is
-            good.
-    """
-    return read_row_file(
-        path,
-        split=split,
-        max_rows=max_rows,
-        reading=reading,
-        answer_required=answer_required,
-        bad_rows="skip",
-    )
-
-
 def found_records(
     path: str, formats: FormatSet[Fields], *, split: str, max_rows: int | None, reading: RowReading
 ) -> tuple[RowFormat[Fields], Iterator[Record]]:
-    """Return the format of a file, told by the columns of its first records, and its first `max_rows` records.
+    """Return the format of a file, detected from the columns of its first records, and its first `max_rows` records.
 
     Raises:
-        UserError: the file is missing, several formats fit its columns, or the format that was named is of other rows. Or,
-            where the records are taken, one cannot be read.
+        UserError: the file is missing, several formats fit its columns, or the named format is for another kind of row.
+            While the records are read: one cannot be read.
     """
     records = all_records(path, split=split)
     named = reading.names
@@ -172,7 +158,7 @@ def found_records(
     else:
         first = list(itertools.islice(records, _BATCH_ROWS if max_rows is None else min(max_rows, _BATCH_ROWS)))
         found = {name for fields, _, _ in first for name in fields}
-        # Of lines that cannot be read, each is told as such.
+        # Unreadable lines are reported one by one later on.
         readable = not first or not all(isinstance(fields, Unreadable) for fields, _, _ in first)
         row_format = formats.find(found, file=path, label=named.answer) if readable else formats.own
         records = itertools.chain(first, records)
@@ -182,27 +168,14 @@ def found_records(
 
 
 def first_columns(path: str, *, split: str = "train") -> set[str]:
-    """Return the columns that the first records of a file have, by which its format is told."""
+    """Return the columns of a file's first records, from which its format is detected."""
     first = itertools.islice(all_records(path, split=split), _BATCH_ROWS)
     return {name for fields, _, _ in first for name in fields}
 
 
-def _row(record: Record, row_format: RowFormat[RowFields], *, reading: RowReading, required: bool) -> Row:
-    fields, location, base_dir = record
-    row = reading.row(
-        fields,
-        row_format=row_format,
-        location=location,
-        base_dir=base_dir,
-        answer_required=required,
-        media_required=True,
-    )
-    return as_prompt(row)
-
-
 def _checked(record: Any, *, location: str) -> dict[str, Any]:
     if not isinstance(record, dict):
-        return Unreadable(UserError(f"{location}: a JSON object is needed, not {type(record).__name__}"))
+        return Unreadable(UserError(f"{location}: must be a JSON object, not {type(record).__name__}"))
     return record
 
 
@@ -219,7 +192,7 @@ def _read_jsonl(file: Path) -> Iterator[Record]:
 
 
 def _json_line(line: bytes, *, encoding: str, location: str) -> dict[str, Any] | None:
-    """Return the record in a line, None in a blank one; raises UserError for a line that is no JSON."""
+    """Return the record in a line, None for a blank one; raises UserError if the line is not JSON."""
     try:
         text = line.decode(encoding)
         return _checked(json.loads(text.rstrip("\r\n")), location=location) if text.strip() else None
@@ -246,34 +219,29 @@ def _read_json(file: Path) -> Iterator[Record]:
     except (ValueError, RecursionError) as error:
         raise UserError(f"{file}: cannot be read: {error}; correct the file") from error
     if isinstance(content, dict) and content and all(isinstance(value, dict) for value in content.values()):
-        content = list(content.values())  # rows under a number or a name for each
+        content = list(content.values())  # an object with one row per name or number
     if isinstance(content, dict):
         lists = [value for value in content.values() if isinstance(value, list)]
         if len(lists) != 1:
-            raise UserError(
-                f"{file}: a list of rows, or an object with exactly one list, is needed; found {len(lists)}"
-            )
+            raise UserError(f"{file}: must be a list of rows, or an object with exactly one list; found {len(lists)}")
         content = lists[0]
     if not isinstance(content, list):
-        raise UserError(f"{file}: a list of rows is needed, not {type(content).__name__}")
+        raise UserError(f"{file}: must be a list of rows, not {type(content).__name__}")
     for number, record in enumerate(content, start=1):
         location = f"{file} row {number}"
         yield _checked(record, location=location), location, file.parent
 
 
 def _read_parquet(file: Path) -> Iterator[Record]:
-    yield from _numbered(parquet_records(file), name=str(file), base_dir=file.parent)
+    return _numbered(parquet_records(file), name=str(file), base_dir=file.parent)
 
 
 def _read_arrow_file(file: Path) -> Iterator[Record]:
-    yield from _numbered(arrow_records(file, name=str(file)), name=str(file), base_dir=file.parent)
+    return _numbered(arrow_records(file, name=str(file)), name=str(file), base_dir=file.parent)
 
 
 def _read_separated(file: Path, *, dialect: str) -> Iterator[Record]:
-    """Values under a line of names, all of them text: 007 is no 7, and None is a word.
-
-    An empty value counts as missing, and images are longer than csv allows.
-    """
+    """Yield the lines below a header line; all values are text (007 is not 7), and an empty one counts as missing."""
     csv.field_size_limit(_LONGEST_FIELD)
     with file.open(encoding="utf-8-sig", newline="") as stream:
         records = _separated_values(stream, dialect=dialect)
@@ -297,8 +265,8 @@ def _read_separated(file: Path, *, dialect: str) -> Iterator[Record]:
             raise UserError(f"{file}: not UTF-8 text ({error})") from error
 
 
-class _Lines(Iterator[str]):
-    """The lines of a stream; those that a broken record took can be read again."""
+class _RereadableLines(Iterator[str]):
+    """The lines of a stream; the lines that a broken record consumed can be read again."""
 
     def __init__(self, stream: Iterable[str]) -> None:
         self._source = iter(stream)
@@ -311,18 +279,18 @@ class _Lines(Iterator[str]):
         return line
 
     def give_back(self) -> None:
-        """Let all taken lines but the first be read again."""
+        """Push all lines that were taken, except the first, back into the stream."""
         self._again.extendleft(reversed(self.taken[1:]))
         del self.taken[1:]
 
 
 def _separated_values(stream: Iterable[str], *, dialect: str) -> Iterator[tuple[int, Any]]:
-    """Yield the number of the line where each record begins, with its values or the csv.Error that they are.
+    """Yield the line number at which each record begins, with its values, or a csv.Error if it is broken.
 
-    A quote that is not closed takes the lines after it into its value. These are read again, so that one bad line is
-    one bad record.
+    An unclosed quote takes the following lines into its value. These are read again, so that one bad line is one bad
+    record.
     """
-    lines, first = _Lines(stream), 1
+    lines, first = _RereadableLines(stream), 1
     while True:
         lines.taken = []
         try:
@@ -345,7 +313,7 @@ def _read_dataset(path: str, *, split: str) -> Iterator[Record]:
     if not folder.exists() and name.startswith(("/", ".", "~")):
         raise UserError(f"no row file or folder {name}; check the path")
     if folder.is_file():
-        raise UserError(f"{name}: unknown kind of row file; known are {', '.join(_READERS)}")
+        raise UserError(f"{name}: unknown kind of row file; known kinds are {', '.join(_READERS)}")
     try:
         if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
             dataset = datasets.load_from_disk(name)
@@ -357,7 +325,7 @@ def _read_dataset(path: str, *, split: str) -> Iterator[Record]:
         if folder.exists():
             raise UserError(f"{path}: this folder cannot be loaded as a dataset ({error}); check the path") from error
         raise UserError(
-            f"{path}: no such file or folder, and no dataset of this name can be had from the hub ({error}); "
+            f"{path}: no such file or folder, and no dataset of this name can be loaded from the hub ({error}); "
             "check the path or the name"
         ) from error
     if isinstance(dataset, datasets.DatasetDict):
@@ -368,7 +336,7 @@ def _read_dataset(path: str, *, split: str) -> Iterator[Record]:
 
 
 def _read_arrow(dataset: Any, *, name: str, base_dir: Path) -> Iterator[Record]:
-    # The Arrow view leaves image features encoded: {"bytes": ..., "path": ...} instead of a decoded image per row.
+    # The Arrow view leaves image features encoded ({"bytes": ..., "path": ...}) instead of decoding each image.
     tables = dataset.with_format("arrow").iter(batch_size=_BATCH_ROWS)
     mapped = MappedFiles((file["filename"] for file in dataset.cache_files), name=name)
     yield from _numbered(mapped_records(tables, mapped=mapped), name=name, base_dir=base_dir)
@@ -390,7 +358,7 @@ _READERS: dict[str, Callable[[Path], Iterator[Record]]] = {
 
 
 def check_writable(output: Path, *, overwrite: bool) -> None:
-    """Raises UserError unless `output` can be made and is absent, an empty folder, or (with `overwrite`) a folder of rows."""
+    """Raise UserError unless `output` can be created, or is an empty folder or (with `overwrite`) a folder of rows."""
     check_creatable(output, flag="--output")
     if not output.exists():
         return
@@ -401,14 +369,14 @@ def check_writable(output: Path, *, overwrite: bool) -> None:
         raise UserError(f"--output {output} is not empty; name another folder or add --overwrite")
     if not names <= {ROWS_FILE, IMAGES_FOLDER}:
         foreign = sorted(names - {ROWS_FILE, IMAGES_FOLDER})[0]
-        raise UserError(f"--output {output} holds {foreign}, which is no part of a row folder; name another folder")
+        raise UserError(f"--output {output} holds {foreign}, which is not part of a row folder; name another folder")
 
 
 def write_row_folder(records: Iterable[Mapping[str, Any]], *, output: Path, overwrite: bool = False) -> int:
-    """Writes the records and returns how many; PIL images become PNG files that rows.jsonl names by relative path.
+    """Write the records and return their number; PIL images become PNG files that rows.jsonl names by relative path.
 
-    A folder already at `output` is replaced only when the new one is complete; on an error nothing is left behind.
-    Raises UserError where the disk is full.
+    An existing folder is replaced only when the new one is complete; an error leaves nothing behind.
+    Raises UserError if the disk is full.
     """
     check_writable(output, overwrite=overwrite)
     output = Path(os.path.abspath(output))
@@ -438,7 +406,7 @@ def _write(records: Iterable[Mapping[str, Any]], *, folder: Path) -> int:
 
 
 def _with_image_files(record: Mapping[str, Any], *, folder: Path, row_number: int) -> dict[str, Any]:
-    """A copy of `record` in which each PIL image is a relative path to a PNG file written under `folder`."""
+    """Return a copy of `record` in which each PIL image is the relative path of a PNG file written under `folder`."""
     stored = {**record, "messages": copy.deepcopy(record["messages"])}
     listed = (message["content"] for message in stored["messages"] if not isinstance(message["content"], str))
     parts = [part for content in listed for part in content if isinstance(part.get("image"), Image.Image)]

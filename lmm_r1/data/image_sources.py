@@ -1,4 +1,4 @@
-"""Where an image comes from: a path, a URL, base64, or bytes of a larger file."""
+"""Where an image comes from: a path, a URL, base64 text, or bytes within a larger file."""
 
 from __future__ import annotations
 
@@ -18,47 +18,47 @@ from lmm_r1.errors import UserError
 
 
 class ChangedFile(UserError):
-    """A row file is not what it was when its rows were read: no fault of one row, and none can be read any more."""
+    """A row file has changed since its rows were read, so that none of them can be read any more."""
 
 
 FEWEST_BYTES = 1024
-"""Shorter values are kept as bytes: their place would take as much memory."""
+"""Shorter values are kept as bytes, because their place would take as much memory."""
 
 
-class Place(Protocol):
-    """Where values lie; hashable, and equal where the place is the same."""
+class StoredPlace(Protocol):
+    """A file, or a part of one, that holds values; hashable, and equal for the same place."""
 
     @property
     def name(self) -> str:
-        """What the user calls the rows, for messages."""
+        """The user's name for the rows, for messages."""
 
     def read(self, position: int, length: int) -> bytes:
-        """Return the value; raises OSError where the file is not what it was when the rows were read."""
+        """Return the value; raises OSError if the file has changed since the rows were read."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredBytes:
-    """A value of a row file by its place; equal where the place is the same.
+    """A value of a row file, given by its place; equal if the place is the same.
 
-    Copies share the place. Another process gets the bytes: it may be on a machine that does not have the file.
+    Copies share the place. Pickling sends the bytes, because another machine may not have the file.
     """
 
-    place: Place
+    place: StoredPlace
     position: int
     """Within the place, in its own units."""
     length: int
     """In bytes."""
     row: int = field(compare=False)
-    """Its row in the file, from 1, for messages."""
+    """The row in the file, from 1, for messages."""
 
     def read(self) -> bytes:
-        """Return the bytes; raises ChangedFile, with file and row, where the file has changed or gone since it was read."""
+        """Return the bytes; raises ChangedFile, with file and row, if the file has changed or gone since it was read."""
         try:
             return self.place.read(self.position, self.length)
         except OSError as error:
             raise ChangedFile(
-                f"{self.place.name} row {self.row}: its image cannot be read any more: {error}; rows leave their images "
-                "in the file, so start again, and leave the file as it is while it is in use"
+                f"{self.place.name} row {self.row}: its image cannot be read any more: {error}; images are read from "
+                "the row file when they are needed, so start again and do not change the file while it is in use"
             ) from error
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -73,7 +73,7 @@ class StoredBytes:
 
 @dataclass(frozen=True)
 class FileState:
-    """A file as it was when its rows were read."""
+    """A file's state when its rows were read."""
 
     path: str
     size: int
@@ -85,24 +85,24 @@ class FileState:
         return cls(path, found.st_size, found.st_mtime_ns)
 
     def check(self, found: os.stat_result) -> None:
-        """Raise OSError where the file is another one now, or was written to."""
+        """Raise OSError if the file was replaced or written to."""
         if (found.st_size, found.st_mtime_ns) != (self.size, self.mtime_ns):
             raise OSError(f"{self.path} was changed")
 
 
 @dataclass(frozen=True)
 class FilePlace:
-    """A file that holds values as they are; a position is a value's offset in bytes."""
+    """A file that holds values unencoded; a position is an offset in bytes."""
 
     state: FileState
     name: str = field(compare=False)
 
     def read(self, position: int, length: int) -> bytes:
-        """Return the value; a file is opened for each, so that thousands of them take no descriptors."""
+        """Return the value; the file is opened for each, so that thousands of files need no descriptors."""
         with open(self.state.path, "rb", buffering=0) as file:
             self.state.check(os.fstat(file.fileno()))
             pieces = []
-            # One call gives 2 GiB at most.
+            # One call returns at most 2 GiB.
             while length > 0:
                 piece = os.pread(file.fileno(), length, position)
                 if not piece:
@@ -113,31 +113,21 @@ class FilePlace:
 
 
 ImageSource = str | bytes | StoredBytes | Image.Image
-
-
 SourceKind = Literal["path", "url", "base64", "bytes", "pil"]
-
-
-# No file name holds more characters than this on the systems we run on, so a longer string is base64.
+# A longer string is base64: no path on the supported systems has more characters.
 _LONGEST_PATH = 4096
-
-
 _SHORTEST_BASE64 = 64
-
-
 _BASE64_TEXT = re.compile(r"[A-Za-z0-9+/_\-\s]+={0,2}\s*")
-
-
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
-"""Image formats that are opened, by Pillow's names: a decoder that no training needs is not run on downloaded data."""
+"""The image formats that are opened, by Pillow's names; other decoders are not run on downloaded data."""
 
 
-# How base64 of PNG, JPEG, GIF, WebP, BMP and TIFF (both byte orders) begins.
+# The first characters of base64 of PNG, JPEG, GIF, WebP, BMP and TIFF (both byte orders).
 _BASE64_STARTS = ("iVBORw0KGgo", "/9j/", "R0lGOD", "UklGR", "Qk", "SUkq", "TU0A")
 
 
 def kind_of(source: ImageSource) -> SourceKind:
-    """Which of the five forms `source` has; `file://` counts as a path, a data URI as base64, and stored bytes are bytes."""
+    """Return which of the five forms `source` has; `file://` is a path, a data URI base64, and stored bytes are bytes."""
     if isinstance(source, Image.Image):
         return "pil"
     if isinstance(source, bytes | StoredBytes):
@@ -161,7 +151,7 @@ def _is_bare_base64(text: str) -> bool:
 
 
 def resolve(source: ImageSource, *, base_dir: Path) -> ImageSource:
-    """`source` with a local path made absolute against `base_dir`; every other form is returned unchanged."""
+    """Return `source` with a local path made absolute against `base_dir`; any other form is returned unchanged."""
     if kind_of(source) != "path":
         return source
     return os.path.abspath(base_dir / _strip_scheme(str(source), base_dir=base_dir))
@@ -171,12 +161,12 @@ def _strip_scheme(source: str, *, base_dir: Path) -> str:
     if not source.startswith("file://"):
         return source
     raw = source[len("file://") :].removeprefix("localhost")
-    # Some writers percent-encode file URLs and some do not; a file that is there under its raw name is the one meant.
+    # Some writers percent-encode file URLs and some do not; a file that exists under the raw name is meant.
     return raw if os.path.exists(base_dir / raw) else unquote(raw)
 
 
 def decode_base64(text: str) -> bytes:
-    """The bytes of a data URI or of bare base64 text (standard or URL-safe); raises ValueError if it is not base64."""
+    """Return the bytes of a data URI or of bare base64 text (standard or URL-safe); raises ValueError if it is invalid."""
     if text.startswith("data:"):
         header, comma, text = text.partition(",")
         if not comma or not header.endswith(";base64"):
@@ -189,15 +179,15 @@ def decode_base64(text: str) -> bytes:
 
 
 def open_image(file: IO[bytes]) -> Image.Image:
-    """Return an image of one of `FORMATS`, not decoded yet; raises what Pillow does, OSError for another format."""
+    """Return an image of one of `FORMATS`, not yet decoded; raises what Pillow does, OSError for another format."""
     try:
         return Image.open(file, formats=FORMATS)
     except UnidentifiedImageError as error:
-        raise OSError(f"it is none of the formats {', '.join(FORMATS)}") from error
+        raise OSError(f"it has none of the formats {', '.join(FORMATS)}") from error
 
 
 def describe(source: ImageSource) -> str:
-    """A short name: paths and URLs as they are, everything else as `<image WxH>` (or its size in bytes, if unreadable)."""
+    """Return a short name: paths and URLs unchanged, others as `<image WxH>` (or the size in bytes if unreadable)."""
     kind = kind_of(source)
     if isinstance(source, Image.Image):
         return f"<image {source.width}x{source.height}>"

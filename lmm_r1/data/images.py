@@ -1,4 +1,4 @@
-"""Images of rows: where they come from, how they are decoded, and the files that they are written to."""
+"""Images of rows: reading, decoding, checking, and writing them to files."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from lmm_r1.files.atomic import write_bytes_atomically
 
 _TIMEOUT_SECONDS = 30.0
 _DOWNLOAD_ATTEMPTS = 3
-# What the last bytes of a complete file hold, by the format's name in Pillow.
+# What the last bytes of a complete file contain, by the format's name in Pillow.
 _ENDINGS = {"PNG": b"IEND\xaeB`\x82", "JPEG": b"\xff\xd9"}
 _TAIL_BYTES = 16
-# Orientations in which width and height change places.
+# EXIF orientations that swap width and height.
 _LYING = (5, 6, 7, 8)
-# What Pillow's decoders raise on damaged files besides OSError (which UnidentifiedImageError is).
+# What Pillow's decoders raise on damaged files in addition to OSError (which includes UnidentifiedImageError).
 _DECODE_ERRORS = (
     OSError,
     SyntaxError,
@@ -45,28 +45,28 @@ _DECODE_ERRORS = (
 
 
 def load_image(part: ImagePart, *, location: str) -> Image.Image:
-    """The image in RGB, fully decoded and turned upright by its EXIF tag; transparency is laid on white.
+    """Return the image in RGB, decoded and turned upright by its EXIF tag; transparent pixels become white.
 
     Raises:
-        UserError: the image is missing, cannot be fetched or cannot be decoded; names `location` and the image. Or the
-            row file that holds it has changed.
+        UserError: the image is missing, cannot be fetched or cannot be decoded (names `location` and the image), or
+            the row file that holds it has changed.
     """
     source = part.source.read() if isinstance(part.source, StoredBytes) else part.source
     try:
         image = source if isinstance(source, Image.Image) else open_image(io.BytesIO(_read(source)))
         image.load()
-        # exif_transpose always copies, so no caller draws on an image that the row holds.
+        # exif_transpose always copies, so no caller changes an image that the row holds.
         return _to_rgb(ImageOps.exif_transpose(_in_eight_bits(image)))
     except _DECODE_ERRORS as error:
         raise _image_error(replace(part, source=source), location=location, error=error) from error
 
 
 def encoded_image(part: ImagePart, *, location: str) -> bytes:
-    """The image as it is stored, whatever its format; of one that is held as pixels, a PNG.
+    """Return the image as it is stored, in any format; an image held as pixels becomes a PNG.
 
     Raises:
-        UserError: the image is missing or cannot be fetched; names `location` and the image. Or the row file that holds
-            it has changed.
+        UserError: the image is missing or cannot be fetched (names `location` and the image), or the row file that
+            holds it has changed.
     """
     source = part.source.read() if isinstance(part.source, StoredBytes) else part.source
     try:
@@ -80,7 +80,7 @@ def encoded_image(part: ImagePart, *, location: str) -> bytes:
 
 
 def fetched(part: ImagePart, *, location: str) -> ImagePart:
-    """The part with the encoded bytes in the place of a URL; any other part as it is.
+    """Return the part with the encoded bytes instead of a URL; any other part is returned unchanged.
 
     Raises:
         UserError: the image cannot be fetched; names `location` and the image.
@@ -94,18 +94,18 @@ def fetched(part: ImagePart, *, location: str) -> ImagePart:
 
 
 def check_image_exists(part: ImagePart, *, location: str) -> None:
-    """Raises UserError if a local file is missing, is no image that can be used, or is a PNG or JPEG cut short.
+    """Raise UserError if a local file is missing, is not a usable image, or is a PNG or JPEG that was cut short.
 
-    Other sources are not looked at, and only a file without the usual ending is decoded.
+    Other sources are not checked, and only a file without the usual ending is decoded.
     """
     if isinstance(part.source, str) and kind_of(part.source) == "path":
         image_size(part, location=location)
 
 
 def image_size(part: ImagePart, *, location: str) -> tuple[int, int] | None:
-    """Return the width and height of an image that `load_image` would return; None for a URL, which is not fetched.
+    """Return width and height of the image that `load_image` would return; None for a URL, which is not fetched.
 
-    An image is decoded only if its file lacks the usual ending. Raises what `load_image` does, as far as this shows it.
+    An image is decoded only if its file lacks the usual ending. Raises what `load_image` does, as far as it is detected.
     """
     source = part.source.read() if isinstance(part.source, StoredBytes) else part.source
     if isinstance(source, str) and kind_of(source) == "url":
@@ -138,7 +138,7 @@ def _checked_size(file: IO[bytes]) -> tuple[int, int]:
 
 
 def _upright_size(image: Image.Image) -> tuple[int, int]:
-    # Pillow turns a TIFF upright itself, and decodes a whole PNG to look for a tag that may stand at its end.
+    # Pillow turns a TIFF upright itself, and decodes a whole PNG to look for a tag that may be at its end.
     asks = image.format != "TIFF" and (image.format != "PNG" or "exif" in image.info)
     turned = asks and image.getexif().get(ExifTags.Base.Orientation, 1) in _LYING
     return image.size[::-1] if turned else image.size
@@ -150,7 +150,7 @@ def _image_error(part: ImagePart, *, location: str, error: BaseException) -> Use
             f"{location}: no image file {describe(part.source)}; relative paths start at the row file's folder, "
             "or at --data.image_dir"
         )
-    # strerror leaves out the path, which describe() gives already.
+    # strerror omits the path, which describe() already gives.
     reason = error.strerror if isinstance(error, OSError) and error.strerror else error
     return UserError(
         f"{location}: cannot read the image {describe(part.source)}: {reason}; replace it or drop the row"
@@ -162,7 +162,6 @@ def _path(source: str) -> Path:
 
 
 def _read(source: str | bytes) -> bytes:
-    """The encoded image."""
     if isinstance(source, bytes):
         return source
     kind = kind_of(source)
@@ -172,7 +171,7 @@ def _read(source: str | bytes) -> bytes:
 
 
 def _is_transient(error: BaseException) -> bool:
-    """Connection trouble and server errors pass; 404 and its like do not."""
+    """Return whether a retry may help: connection errors and server errors, but not 404 and the like."""
     if isinstance(error, urllib.error.HTTPError):
         return error.code >= 500 or error.code == 429
     return isinstance(error, (OSError, http.client.HTTPException))
@@ -198,25 +197,25 @@ def _download(url: str) -> bytes:
 
 
 def _in_eight_bits(image: Image.Image) -> Image.Image:
-    """Return an image of 16-bit grey in 8 bits; raises what `_check_range` does."""
+    """Return 16-bit grey images in 8 bits, others unchanged; raises what `_check_range` does."""
     _check_range(image)
     if not image.mode.startswith("I"):
         return image
-    # Pillow clips them at 255, which turns most of the image white.
+    # Pillow clips the values at 255, which turns most of the image white.
     return image.convert("I").point(lambda value: value * (1 / 256)).convert("L")
 
 
 def _check_range(image: Image.Image) -> None:
-    """Raise ValueError for an image of integers or floats without a known range."""
-    # Pillow reads a PGM of more than 8 bits as integers from 0 to 65535.
+    """Raise ValueError for an image of integers or floats whose range is unknown."""
+    # Pillow reads a PGM with more than 8 bits as integers from 0 to 65535.
     if image.mode == "F" or (image.mode == "I" and image.format != "PPM"):
         kind = "32-bit integers" if image.mode == "I" else "floats"
-        raise ValueError(f"its pixels are {kind}, whose range is not known; store it with 8 or 16 bits")
+        raise ValueError(f"its pixels are {kind}, whose range is unknown; store it with 8 or 16 bits")
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
     if image.has_transparency_data:
-        # Dropping alpha shows the hidden colour, often black, under black ink.
+        # Dropping alpha would reveal the hidden colour, often black, under black ink.
         image = image.convert("RGBA")
         canvas = Image.new("RGBA", image.size, "white")
         canvas.alpha_composite(image)
@@ -234,15 +233,15 @@ class PictureFolder:
     path: Path
 
     @classmethod
-    def beside(cls, output: Path) -> PictureFolder:
+    def next_to(cls, output: Path) -> PictureFolder:
         """Return the folder of an output's pictures: `rows.images` for `rows.jsonl`."""
         return cls(output.with_name(output.stem + _SUFFIX))
 
     def kept(self, part: ImagePart) -> ImagePart:
-        """Return a picture with its absolute path here; one that is a file already, or a URL, as it is.
+        """Return a picture stored here, with its absolute path; files and URLs are returned unchanged.
 
         Raises:
-            UserError: it cannot be written.
+            UserError: the picture cannot be written.
         """
         if kind_of(part.source) in ("path", "url"):
             return part
@@ -255,10 +254,10 @@ class PictureFolder:
         return replace(part, source=os.path.abspath(path))
 
     def clear(self, *, but: Collection[str] = ()) -> None:
-        """Take away what an earlier output has left here, and nothing else.
+        """Delete the pictures of an earlier output, and nothing else.
 
         Args:
-            but: paths of pictures that stay.
+            but: paths of pictures to keep.
         """
         kept = {Path(path).name for path in but}
         if self.path.is_dir():

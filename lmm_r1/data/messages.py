@@ -1,4 +1,4 @@
-"""The one row schema: chat messages of text, image and video parts, with an answer."""
+"""The row schema: chat messages of text, image and video parts, with an answer."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -16,13 +16,13 @@ class TextPart:
     text: str
     _: KW_ONLY
     template: str = field(default="{}", compare=False)
-    """Of a plain prompt: what the run writes around the row's own text, which {} stands for."""
+    """For a plain prompt: what the run writes around the row's own text, which replaces {}."""
 
 
 @dataclass(frozen=True)
 class ImagePart:
     source: ImageSource
-    """Absolute path, http(s) URL, data URI, base64 text, encoded bytes (here, or in the row file) or a PIL image."""
+    """Absolute path, http(s) URL, data URI, base64 text, encoded bytes (in memory or in the row file) or a PIL image."""
     _: KW_ONLY
     min_pixels: int | None = None
     """The image processor scales the image up to at least this many pixels; None leaves it to the model's default."""
@@ -33,16 +33,16 @@ class ImagePart:
 @dataclass(frozen=True)
 class VideoPart:
     source: str | tuple[ImageSource, ...]
-    """Absolute path of a video file, or its frames as images, already sampled."""
+    """Absolute path of a video file, or its sampled frames as images."""
     _: KW_ONLY
     fps: float | None = None
-    """Frames taken from each second of a file; of a list of frames, how many of them show one second."""
+    """Frames taken per second of a file; for a list of frames, how many of them show one second."""
     max_frames: int | None = None
-    """At most this many frames are taken, evenly spread."""
+    """At most this many frames are taken, evenly spaced."""
     min_pixels: int | None = None
-    """Each frame is scaled up to at least this many pixels, as far as the model's processor leaves room."""
+    """Each frame is scaled up to at least this many pixels, if the model's processor allows it."""
     max_pixels: int | None = None
-    """Each frame is scaled down to at most this many pixels, as far as the model's processor leaves room."""
+    """Each frame is scaled down to at most this many pixels, if the model's processor allows it."""
 
 
 Part = TextPart | ImagePart | VideoPart
@@ -59,34 +59,34 @@ class Message:
 class Row:
     messages: tuple[Message, ...]
     answer: str
-    """The label for the reward; empty only where the caller did not require one."""
+    """The gold answer for the reward; empty only if the caller did not require one."""
     datasource: str
     location: str
     """File and line, for error messages."""
     response: Message | None = None
-    """The assistant turn that SFT learns behind the messages, where the row's format tells it from them."""
+    """The assistant turn that SFT trains on, which follows the messages; None if the format does not separate them."""
     rejected: Message | None = None
-    """In a preference the worse response, of which `response` is the better."""
+    """In a preference, the worse response; `response` is the better one."""
     prefill: str = ""
-    """How every response begins: the model goes on from it, and what is scored has it in front."""
+    """How every response begins: the model continues it, and the scored text includes it."""
     plain: bool = False
-    """Its text goes to the tokenizer as it stands, without the chat template; it has no images and videos then."""
+    """The text goes to the tokenizer without the chat template; such a row has no images or videos."""
     columns: Mapping[str, Any] = field(default_factory=dict)
-    """The columns of the record, but for those of the prompt and its images and videos."""
+    """The columns of the record, except those of the prompt and its images and videos."""
 
 
 def demonstration(row: Row) -> Row:
-    """Return the row as SFT learns it: its response is the last message."""
+    """Return the row as SFT trains on it: its response is the last message."""
     if row.response is None:
         return row
     return replace(row, messages=(*row.messages, row.response), response=None, prefill="")
 
 
 def as_prompt(row: Row) -> Row:
-    """Return the row as RL asks it: a worked answer, as text behind the messages that ask for it, is its response.
+    """Return the row as RL samples from it: a final assistant turn of text, if it is the only one, becomes the response.
 
-    With several assistant turns the earlier ones may be part of the prompt, or of an episode that is learnt as a whole: such a
-    row stays as it is.
+    With several assistant turns, the earlier ones may belong to the prompt, or all of them to an episode to train on. Such
+    a row is returned unchanged.
     """
     *asked, last = row.messages
     turns = [message for message in row.messages if message.role == "assistant"]
@@ -111,27 +111,27 @@ def with_images(messages: Sequence[Message], change: Callable[[ImagePart], Image
 
 
 def images_of(messages: Sequence[Message]) -> list[ImagePart]:
-    """Every image part, in the order in which the model reads them."""
+    """Return every image part, in the order in which the model reads them."""
     return [part for message in messages for part in message.parts if isinstance(part, ImagePart)]
 
 
 def videos_of(messages: Sequence[Message]) -> list[VideoPart]:
-    """Every video part, in the order in which the model reads them."""
+    """Return every video part, in the order in which the model reads them."""
     return [part for message in messages for part in message.parts if isinstance(part, VideoPart)]
 
 
 def describe_video(part: VideoPart) -> str | list[str]:
-    """The path of a video file; of a list of frames the paths and URLs, and other images as `<image WxH>`."""
+    """Return the path of a video file; for frames, a list of paths and URLs, with other images as `<image WxH>`."""
     return part.source if isinstance(part.source, str) else [describe(frame) for frame in part.source]
 
 
 def to_chat(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """The form chat templates take: `[text]` → `"text"`; `[image, text]` → `[{"type": "image"}, {"type": "text", ...}]`."""
+    """Return the form for chat templates: `[text]` → `"text"`; `[image, text]` → `[{"type": "image"}, {"type": "text", ...}]`."""
     return [{"role": message.role, "content": _content(message, with_sources=False)} for message in messages]
 
 
 def to_json(messages: Sequence[Message]) -> str:
-    """Compact JSON of the messages with paths and URLs kept and other images as `<image WxH>`; a video may be a list."""
+    """Return compact JSON with paths and URLs, and other images as `<image WxH>`; a video of frames is a list."""
     chat = [{"role": message.role, "content": _content(message, with_sources=True)} for message in messages]
     return json.dumps(chat, ensure_ascii=False, separators=(",", ":"))
 

@@ -1,4 +1,4 @@
-"""Rows of Parquet files; images stay in the file, and a row group's are decoded together when one of them is needed."""
+"""Rows of Parquet files. Images stay in the file; needing one decodes all images of its row group."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     import pyarrow
     import pyarrow.parquet
 
-# To read one image of a row group takes about 1 ms for each 2 MiB of it, on one core; files with larger ones are copied.
+# Reading one image of a row group takes about 1 ms per 2 MiB on one core; files with larger groups are copied.
 _LARGEST_GROUP = 8 * 2**20
-# In each process, which can be one of many data workers of a rank; rows that are read in order need no more.
+# Per process, of which a rank may have many (data workers); rows that are read in order need no more.
 _CACHE_BYTES = 64 * 2**20
 _READ_BYTES = 2**18
 
 
 def parquet_records(file: Path) -> Iterator[list[dict[str, Any]]]:
-    """Yield the rows of a Parquet file, some at a time.
+    """Yield the rows of a Parquet file in batches.
 
     Raises:
-        UserError: it is no such file, or has large row groups and their copy cannot be written.
+        UserError: it is not a Parquet file, or it has large row groups and their copy cannot be written.
     """
     import pyarrow
     import pyarrow.parquet
@@ -50,14 +50,14 @@ def parquet_records(file: Path) -> Iterator[list[dict[str, Any]]]:
 
 
 def _opened(path: str, *, metadata: pyarrow.parquet.FileMetaData | None = None) -> pyarrow.parquet.ParquetFile:
-    """The file, to be read page by page: unless told so, pyarrow reads all column chunks ahead, which can be gigabytes."""
+    """Open a file to read it page by page: by default pyarrow reads ahead all column chunks, possibly gigabytes."""
     import pyarrow.parquet
 
     return pyarrow.parquet.ParquetFile(path, metadata=metadata, buffer_size=_READ_BYTES, pre_buffer=False)
 
 
 def _group_bytes(table: pyarrow.parquet.ParquetFile) -> Iterator[int]:
-    """The size in memory of the binary columns of each row group."""
+    """Yield the size in memory of the binary columns of each row group."""
     columns = [
         number
         for number, column in enumerate(table.schema)
@@ -78,7 +78,7 @@ def _records(table: pyarrow.parquet.ParquetFile, state: FileState) -> Iterator[l
 
 
 class _GroupLeaves:
-    """Counts the binary values of a row group, column by column, while they are read in order."""
+    """Numbers the binary values of a row group, column by column, while they are read in order."""
 
     def __init__(self, state: FileState, group: int) -> None:
         self.state = state
@@ -87,7 +87,7 @@ class _GroupLeaves:
         self._counts: dict[str, int] = defaultdict(int)
 
     def values(self, array: pyarrow.Array, rows: Sequence[int], path: str) -> list[Any]:
-        """Return the values of a binary array, long ones by their place."""
+        """Return the values of a binary array; long ones are returned as their place."""
         import pyarrow.compute
 
         first = self._counts[path]
@@ -106,7 +106,7 @@ class _GroupLeaves:
 
 @dataclass(frozen=True)
 class _GroupPlace:
-    """A binary column of a row group; a position is a value's number in it, from 0."""
+    """A binary column of a row group; a position is the index of a value in it."""
 
     state: FileState
     group: int
@@ -124,9 +124,9 @@ class _GroupPlace:
         return value
 
     def _decode(self, position: int) -> bytes | None:
-        """Return a value, and keep the column in the cache unless it is far larger than the file says.
+        """Return a value, and cache the column unless it is far larger than the file states.
 
-        A dictionary of few values that many rows have makes it so.
+        A dictionary with few values that many rows share has this effect.
         """
         import pyarrow
         import pyarrow.parquet
@@ -158,7 +158,7 @@ def _metadata(state: FileState) -> pyarrow.parquet.FileMetaData:
 
 
 def _parts(table: pyarrow.parquet.ParquetFile, place: _GroupPlace) -> Iterator[_DecodedColumn]:
-    """A row group's column, some rows at a time, walked through as when its values were counted."""
+    """Yield a row group's column in batches, traversed in the same order as when its values were numbered."""
     name = place.path.partition(STEP)[0]
     for batch in table.iter_batches(
         batch_size=BATCH_ROWS, row_groups=[place.group], columns=[name], use_threads=False
@@ -176,11 +176,11 @@ def _parts(table: pyarrow.parquet.ParquetFile, place: _GroupPlace) -> Iterator[_
 
 @dataclass
 class _DecodedColumn:
-    """The values of a binary column as Arrow holds them."""
+    """The values of a binary column as Arrow arrays."""
 
     arrays: list[pyarrow.Array] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
-    """The number of each array's first value."""
+    """The index of each array's first value."""
     count: int = 0
     nbytes: int = 0
 
@@ -195,7 +195,6 @@ class _DecodedColumn:
             self.add(array)
 
     def value(self, position: int) -> bytes | None:
-        """Return a value; None where there is none."""
         if position >= self.count:
             return None
         place = bisect.bisect_right(self.starts, position) - 1
@@ -203,7 +202,7 @@ class _DecodedColumn:
 
 
 class _DecodedColumns:
-    """Columns of row groups that were needed last, up to a number of bytes."""
+    """The most recently used columns of row groups, up to a number of bytes."""
 
     def __init__(self, most_bytes: int) -> None:
         self.most_bytes = most_bytes
@@ -218,7 +217,7 @@ class _DecodedColumns:
             return self._columns.get(place)
 
     def put(self, place: _GroupPlace, column: _DecodedColumn) -> None:
-        """Keep a column, and drop those that were not needed for longest."""
+        """Cache a column, and drop the least recently used ones."""
         with self._lock:
             if place in self._columns:
                 return
@@ -229,7 +228,7 @@ class _DecodedColumns:
                 self.nbytes -= dropped.nbytes
 
     def after_fork(self) -> None:
-        """Make the lock anew: a thread that the child does not have may have held it."""
+        """Replace the lock: a thread that the child does not have may have held it."""
         self._lock = threading.Lock()
 
 

@@ -1,4 +1,4 @@
-"""Rows of preference training: pairs, unpaired verdicts and labelled steps."""
+"""Rows of preference training: preference pairs, unpaired responses with labels, and labelled steps."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ _NO = ("false", "0", "0.0", "-")
 
 
 class JudgedParser(RecordParser):
-    """Reads a record whose responses are judged."""
+    """Reads a record with judged responses."""
 
     def asked(self, value: Any, *, plain_template: str | None) -> tuple[tuple[Message, ...], bool]:
-        """Return the prompt, and whether it is plain text; it must end with what is to be answered."""
+        """Return the prompt, which must end with a turn to answer, and whether it is plain text."""
         messages, plain = self.prompt(value, plain_template=plain_template)
         if messages[-1].role not in ("user", "tool"):
             self.fail(
-                f'the prompt "{self.prompt_column}" ends with a turn of the role {messages[-1].role}; it must end with what is '
-                "answered"
+                f'the prompt "{self.prompt_column}" ends with a turn of the role {messages[-1].role}; it must end with the '
+                "turn to answer"
             )
         return messages, plain
 
     def continuation(self, column: Column) -> tuple[Message, ...]:
-        """Return the turns of a response, the first and the last of them the assistant's; a text is one turn."""
+        """Return the turns of a response, of which the first and the last must be the assistant's; a text is one turn."""
         value = chat_message(column.value)
         if isinstance(value, (str, numbers.Number)) and not isinstance(value, bool):
             value = {"role": "assistant", "content": str(value)}
@@ -66,52 +66,48 @@ class JudgedParser(RecordParser):
         return messages
 
     def check_pair(self, chosen: Sequence[Message], rejected: Sequence[Message]) -> None:
-        """Raise UserError where two responses are the same, or only one of them has images or videos."""
+        """Raise UserError if two responses are equal, or only one of them has images or videos."""
         if _essence(chosen) == _essence(rejected):
-            self.fail(
-                "chosen and rejected are the same, so neither is the better; correct one of them, or leave the row out"
-            )
+            self.fail("chosen and rejected are equal, so neither is better; correct one of them, or leave the row out")
         for kind, of in (("image", images_of), ("video", videos_of)):
             counts = len(of(chosen)), len(of(rejected))
             if 0 in counts and counts != (0, 0):
                 side = "chosen" if counts[0] else "rejected"
                 self.fail(
-                    f"the response {side} has {max(counts)} {kind}s and the other one none; put what both see into the "
+                    f"the response {side} has {max(counts)} {kind}s and the other one none; put what both need into the "
                     "prompt, or on both sides"
                 )
 
     def score(self, column: Column) -> float | None:
-        """Return a number, None where there is none."""
+        """Return a number, None for an empty column."""
         if is_empty(column.value):
             return None
         number = _number(column.value)
         if number is None:
-            self.fail(f'"{column.name}" is {_short(column.value)}; a finite number is needed, or nothing')
+            self.fail(f'"{column.name}" is {_short(column.value)}; it must be a finite number, or empty')
         return number
 
     def margin(self, given: Column, better: Column, worse: Column) -> float | None:
-        """Return by how much a response is the better: what a column says, else what the scores of both differ by."""
+        """Return how much better the chosen response is: the given margin, else the difference of the scores."""
         margin, high, low = self.score(given), self.score(better), self.score(worse)
         name = f'"{given.name}"'
         if margin is None and high is not None and low is not None:
-            margin, name = high - low, f'"{better.name}" less "{worse.name}"'
+            margin, name = high - low, f'"{better.name}" minus "{worse.name}"'
         if margin is not None and margin < 0:
-            self.fail(
-                f"{name} is {margin:g}, so the rejected response would be the better; swap the two, or correct it"
-            )
+            self.fail(f"{name} is {margin:g}, so the rejected response would be better; swap the two, or correct it")
         return margin
 
     def desirable(self, column: Column) -> bool:
-        """Return whether a response is to be learned."""
+        """Return whether a response is desirable."""
         value = _label(column.value)
         if value not in (0.0, 1.0):
             self.fail(
-                f'the label "{column.name}" is {_short(column.value)}; true (desirable) or false (undesirable) is needed'
+                f'the label "{column.name}" is {_short(column.value)}; it must be true (desirable) or false (undesirable)'
             )
         return value == 1.0
 
     def steps(self, column: Column) -> tuple[str, ...]:
-        """Return the texts of the steps, without blanks around them."""
+        """Return the texts of the steps, stripped."""
         value = column.value
         if isinstance(value, (str, bytes)) or not isinstance(value, Sequence) or not value:
             self.fail(f'"{column.name}" must be a list with at least one step')
@@ -119,7 +115,7 @@ class JudgedParser(RecordParser):
         for number, step in enumerate(value, start=1):
             if not isinstance(step, str) or not step.strip():
                 self.fail(
-                    f'step {number} of {len(value)} in "{column.name}" is empty or no text; fill it in, or leave it out with its label'
+                    f'step {number} of {len(value)} in "{column.name}" is empty or not text; fill it in, or remove it with its label'
                 )
             self.check_characters(step, where=f'step {number} of "{column.name}"')
             steps.append(step.strip())
@@ -129,7 +125,7 @@ class JudgedParser(RecordParser):
         """Return the labels of `count` steps, from 0 (wrong) to 1 (right)."""
         value = column.value
         if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
-            self.fail(f'the field "{column.name}" must be a list with a label for each step')
+            self.fail(f'the field "{column.name}" must be a list with one label per step')
         if len(value) != count:
             self.fail(f'"{column.name}" has {len(value)} labels for {count} steps; each step needs one')
         labels = []
@@ -137,21 +133,21 @@ class JudgedParser(RecordParser):
             label = _label(given)
             if label is None or not 0 <= label <= 1:
                 self.fail(
-                    f'the label of step {number} in "{column.name}" is {_short(given)}; true or false, + or -, or a number from 0 to 1 '
-                    "is needed"
+                    f'the label of step {number} in "{column.name}" is {_short(given)}; it must be true or false, + or -, or a '
+                    "number from 0 to 1"
                 )
             labels.append(label)
         return tuple(labels)
 
 
 def _label(value: Any) -> float | None:
-    """Return 1.0 for what says yes, 0.0 for what says no, a number as it is, None for anything else."""
+    """Return 1.0 for yes, 0.0 for no, a number unchanged, and None for anything else."""
     text = str(value).strip().lower()
     return 1.0 if text in _YES else 0.0 if text in _NO else _number(value)
 
 
 def _number(value: Any) -> float | None:
-    """Return a finite number, also one that a table holds as text; None for anything else."""
+    """Return a finite number, which may be given as text; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, (str, numbers.Real)):
         return None
     try:
@@ -162,7 +158,7 @@ def _number(value: Any) -> float | None:
 
 
 def _essence(messages: Sequence[Message]) -> list[object]:
-    """Return what makes responses differ: roles, texts less the blanks around them, and media."""
+    """Return what two responses are compared by: roles, stripped texts, and media."""
     found: list[object] = []
     for message in messages:
         found.append(
@@ -182,19 +178,19 @@ JudgedKind: TypeAlias = Literal["preference", "unpaired", "steps"]
 
 @dataclass(frozen=True, kw_only=True)
 class JudgedRow:
-    """What is asked of a row with judged responses."""
+    """The prompt of a row with judged responses."""
 
     messages: tuple[Message, ...]
-    """The prompt with its images and videos; it ends with a turn of the user or of a tool."""
+    """With images and videos; the last turn is the user's or a tool's."""
     location: str
     """File and line, for error messages."""
     datasource: str = "default"
-    """Metrics may be told apart by it."""
+    """Metrics may be reported per value of it."""
     plain: bool = False
-    """Its text goes to the tokenizer as it stands, without the chat template; it has no images and videos then."""
+    """The text goes to the tokenizer without the chat template; such a row has no images or videos."""
 
     def conversation(self, turns: tuple[Message, ...]) -> Row:
-        """Return the prompt with the turns of a response behind it."""
+        """Return the prompt followed by the turns of a response."""
         return Row(
             messages=(*self.messages, *turns),
             answer="",
@@ -209,26 +205,26 @@ class PreferenceRow(JudgedRow):
     """A prompt with a better and a worse response, which differ and are not empty."""
 
     chosen: tuple[Message, ...]
-    """The turns behind the prompt, the first and the last of them the assistant's."""
+    """The turns after the prompt; the first and the last are the assistant's."""
     rejected: tuple[Message, ...]
     margin: float | None
-    """By how much the chosen one is the better, 0 or more (arXiv 2307.09288); None where the row does not say."""
+    """How much better the chosen one is, 0 or more (arXiv 2307.09288); None if the row does not say."""
     chosen_score: float | None = None
-    """What a judge or a reward gave it; None where the row does not say."""
+    """The score of a judge or a reward; None if the row does not say."""
     rejected_score: float | None = None
 
     @property
     def sides(self) -> tuple[Row, Row]:
-        """The conversation that ends with the chosen response, and that with the rejected one."""
+        """The conversations that end with the chosen and with the rejected response."""
         return self.conversation(self.chosen), self.conversation(self.rejected)
 
 
 @dataclass(frozen=True, kw_only=True)
 class UnpairedRow(JudgedRow):
-    """A prompt with one response (KTO, arXiv 2402.01306)."""
+    """A prompt with one labelled response (KTO, arXiv 2402.01306)."""
 
     response: tuple[Message, ...]
-    """The turns behind the prompt, the first and the last of them the assistant's."""
+    """The turns after the prompt; the first and the last are the assistant's."""
     desirable: bool
 
 
@@ -237,20 +233,12 @@ class StepRow(JudgedRow):
     """A prompt with the steps of one response (Math-Shepherd, arXiv 2312.08935)."""
 
     steps: tuple[str, ...]
-    """Their texts in order, without a step tag and without blanks around them."""
+    """Their texts in order, stripped and without a step tag."""
     labels: tuple[float, ...]
-    """Of each step, from 0 (wrong) to 1 (right)."""
+    """One per step, from 0 (wrong) to 1 (right)."""
 
 
 RowT = TypeVar("RowT", bound=JudgedRow)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Asked:
-    """The validated prompt of a row."""
-
-    messages: tuple[Message, ...]
-    plain: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,48 +247,27 @@ class RowKind(Generic[Fields, RowT]):
 
     name: JudgedKind
     formats: FormatSet[Fields]
-    read: Callable[[Fields, JudgedParser, RowReading, Asked], RowT]
-    """Makes a row of what its format found; raises UserError for what is wrong with it."""
+    read: Callable[[Fields, JudgedParser, RowReading, JudgedRow], RowT]
+    """Makes a row of a record's fields and its prompt; raises UserError for invalid ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class JudgedFile(Generic[RowT]):
-    """The rows of one file, and in which format they were found."""
+    """The rows of one file, and the format that was detected."""
 
     path: str
     kind: JudgedKind
     row_format: RowFormat[Any]
     rows: dict[int, RowT]
-    """By their place in the file."""
+    """By their index in the file."""
     skipped: list[SkippedRow]
-    """The records that a row could not be made of, where those are left out."""
+    """The invalid records, if these are left out."""
 
     @property
-    def told(self) -> str:
-        """What a command says of it: `rows.jsonl: 6 rows of the kind unpaired in the format kto (rows with a KTO tag)`."""
+    def summary(self) -> str:
+        """One line for the user: `rows.jsonl: 6 rows of the kind unpaired in the format kto (rows with a KTO tag)`."""
         named = f"{self.row_format.name} ({self.row_format.source})"
         return f"{self.path}: {len(self.rows)} rows of the kind {self.kind} in the format {named}"
-
-
-def load_preference_rows(
-    source: str, *, split: str = "train", max_rows: int | None = None, reading: RowReading = AS_THEY_ARE
-) -> list[PreferenceRow]:
-    """Return the first `max_rows` preferences of a row file, folder or dataset; raises what `read_judged_file` does."""
-    return list(read_judged_file(source, PREFERENCE, split=split, max_rows=max_rows, reading=reading).rows.values())
-
-
-def load_unpaired_rows(
-    source: str, *, split: str = "train", max_rows: int | None = None, reading: RowReading = AS_THEY_ARE
-) -> list[UnpairedRow]:
-    """Return the same of rows with one response and a verdict."""
-    return list(read_judged_file(source, UNPAIRED, split=split, max_rows=max_rows, reading=reading).rows.values())
-
-
-def load_step_rows(
-    source: str, *, split: str = "train", max_rows: int | None = None, reading: RowReading = AS_THEY_ARE
-) -> list[StepRow]:
-    """Return the same of rows with steps."""
-    return list(read_judged_file(source, STEPS, split=split, max_rows=max_rows, reading=reading).rows.values())
 
 
 def read_judged_file(
@@ -314,16 +281,16 @@ def read_judged_file(
     bad_rows: BadRows = "stop",
     skip_by: str | None = None,
 ) -> JudgedFile[RowT]:
-    """Return the first `max_rows` rows, all of them validated and their local images and videos known to be there.
+    """Return the first `max_rows` rows, validated, with local images and videos that exist.
 
     Args:
-        check: raises UserError for a row that the command has no use for.
-        bad_rows: whether records that break their format stop it, or are left out as `skipped`.
-        skip_by: how the command is told to leave them out, for messages; None where it cannot be.
+        check: raises UserError for a row that the command cannot use.
+        bad_rows: whether invalid records are an error, or are returned as `skipped`.
+        skip_by: the flag that leaves out bad rows, for messages; None if the command has none.
 
     Raises:
-        UserError: the file is missing, empty or not readable, several formats fit its columns, or records break their
-            format (all of them with file and line), or all that there are do.
+        UserError: the file is missing, empty or not readable, several formats fit its columns, none of its rows is valid,
+            or records are invalid (lists all of them with file and line).
     """
     row_format, records = found_records(path, kind.formats, split=split, max_rows=max_rows, reading=reading)
 
@@ -340,58 +307,42 @@ def read_judged_file(
 def read_judged_row(
     record: Record, row_format: RowFormat[Fields], kind: RowKind[Fields, RowT], reading: RowReading = AS_THEY_ARE
 ) -> RowT:
-    """Return the validated row of one record; raises UserError, with its location, for what is wrong with it."""
+    """Return the validated row of one record; raises UserError, with its location, for an invalid one."""
     values, location, base_dir = record
     columns = Columns(values, location=location, names=reading.names)
     fields = row_format.adapt(columns)
-    parser = JudgedParser.of(fields, columns, reading.folder(base_dir))
+    parser = JudgedParser(fields, columns, reading.folder(base_dir))
     messages, plain = parser.asked(fields.messages, plain_template=reading.plain_template)
-    shown = reading.laid_over(messages, values, location=location, plain=plain)
-    row = kind.read(fields, parser, reading, Asked(messages=shown, plain=plain))
+    shown = reading.applied(messages, values, location=location, plain=plain)
+    asked = JudgedRow(messages=shown, location=location, datasource=fields.datasource, plain=plain)
+    row = kind.read(fields, parser, reading, asked)
     parser.finish()
     check_shown(row.messages, columns)
     parser.check_media()
     return row
 
 
-def _preference(fields: PairFields, parser: JudgedParser, reading: RowReading, asked: Asked) -> PreferenceRow:
+def _preference(fields: PairFields, parser: JudgedParser, reading: RowReading, asked: JudgedRow) -> PreferenceRow:
     chosen, rejected = parser.continuation(fields.chosen), parser.continuation(fields.rejected)
     parser.check_pair(chosen, rejected)
     return PreferenceRow(
-        messages=asked.messages,
-        plain=asked.plain,
-        location=parser.location,
-        datasource=fields.datasource,
-        chosen=reading.bounded(chosen, location=parser.location),
-        rejected=reading.bounded(rejected, location=parser.location),
+        **vars(asked),
+        chosen=reading.bounded(chosen, location=asked.location),
+        rejected=reading.bounded(rejected, location=asked.location),
         margin=parser.margin(fields.margin, fields.chosen_score, fields.rejected_score),
         chosen_score=parser.score(fields.chosen_score),
         rejected_score=parser.score(fields.rejected_score),
     )
 
 
-def _unpaired(fields: UnpairedFields, parser: JudgedParser, reading: RowReading, asked: Asked) -> UnpairedRow:
-    response = parser.continuation(fields.response)
-    return UnpairedRow(
-        messages=asked.messages,
-        plain=asked.plain,
-        location=parser.location,
-        datasource=fields.datasource,
-        response=reading.bounded(response, location=parser.location),
-        desirable=parser.desirable(fields.label),
-    )
+def _unpaired(fields: UnpairedFields, parser: JudgedParser, reading: RowReading, asked: JudgedRow) -> UnpairedRow:
+    response = reading.bounded(parser.continuation(fields.response), location=asked.location)
+    return UnpairedRow(**vars(asked), response=response, desirable=parser.desirable(fields.label))
 
 
-def _steps(fields: StepFields, parser: JudgedParser, reading: RowReading, asked: Asked) -> StepRow:
+def _steps(fields: StepFields, parser: JudgedParser, reading: RowReading, asked: JudgedRow) -> StepRow:
     steps = parser.steps(fields.steps)
-    return StepRow(
-        messages=asked.messages,
-        plain=asked.plain,
-        location=parser.location,
-        datasource=fields.datasource,
-        steps=steps,
-        labels=parser.step_labels(fields.labels, count=len(steps)),
-    )
+    return StepRow(**vars(asked), steps=steps, labels=parser.step_labels(fields.labels, count=len(steps)))
 
 
 PREFERENCE = RowKind(name="preference", formats=PREFERENCE_ROWS, read=_preference)
@@ -401,7 +352,7 @@ KINDS: tuple[RowKind[Any, Any], ...] = (PREFERENCE, STEPS, UNPAIRED)
 
 
 def find_kind(path: str, *, split: str = "train", reading: RowReading = AS_THEY_ARE) -> RowKind[Any, Any] | None:
-    """Return the kind of judged rows that the columns of a file's first records tell, None where they tell no such kind.
+    """Return the kind of judged rows that a file's first records have, None if they are of no such kind.
 
     Raises:
         UserError: the file is missing or not readable.

@@ -1,4 +1,4 @@
-"""Reading rows: their prompts, templates and formats."""
+"""How a command's flags change the rows that it reads: formats, columns, templates and pixel bounds."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from lmm_r1.data.row_parser import parts_of, read_row, tagged_text
 from lmm_r1.errors import UserError
 
 CONTENT = "content"
-"""What a template calls the prompt's text, in which tags stand for images and videos."""
-# What an expression of a template may end in.
+"""The prompt's text in a template, with tags for images and videos."""
+# What evaluating a template may raise.
 _ERRORS = (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError)
 
 
 class PromptTemplate:
-    """A jinja template; what it asks of a row that has no such column is an error."""
+    """A jinja template; referring to a column that a row does not have is an error."""
 
     def __init__(self, text: str, *, flag: str) -> None:
-        """Compile it; raises UserError for a template that is broken or leaves the prompt out.
+        """Compile it; raises UserError for a template that is broken or omits the prompt.
 
         Args:
-            flag: the flag that gave it, for the messages.
+            flag: the flag that set it, for messages.
         """
         self.text = text.strip()
         self.flag = flag
@@ -41,10 +41,10 @@ class PromptTemplate:
         except jinja2.TemplateSyntaxError as error:
             raise UserError(f"{flag} line {error.lineno}: {error.message}; correct the template") from error
         if CONTENT not in used:
-            raise UserError(f"{flag} leaves the prompt out; write {{{{ {CONTENT} }}}} where it goes")
+            raise UserError(f"{flag} omits the prompt; write {{{{ {CONTENT} }}}} where it belongs")
 
     def render(self, content: str, *, columns: Mapping[str, Any], location: str) -> str:
-        """Return the prompt as the template writes it; raises UserError, with the location, where it cannot."""
+        """Return the prompt as the template writes it; raises UserError, with the location, if that fails."""
         try:
             return self._template.render({**columns, CONTENT: content})
         except _ERRORS as error:
@@ -53,20 +53,20 @@ class PromptTemplate:
 
 @dataclass(frozen=True, kw_only=True)
 class RowReading:
-    """What the flags of a command say of its rows; None leaves a matter to the rows."""
+    """The flags of a command about its rows; None leaves a setting to the rows."""
 
     format: FormatName | None = None
     names: ColumnNames = field(default_factory=ColumnNames)
     image_dir: Path | None = None
-    """Where relative paths of images and videos start, in place of the row file's folder."""
+    """Where relative paths of images and videos start, instead of in the row file's folder."""
     min_pixels: int | None = None
-    """For every image, and frame of a video, that has no bound of its own."""
+    """For every image and video frame without a bound of its own."""
     max_pixels: int | None = None
     system_prompt: str | None = None
-    """Takes the place of a row's system turn, or stands in front where there is none."""
+    """Replaces a row's system turn, or is added if the row has none."""
     prompt_template: PromptTemplate | None = None
     plain_template: str | None = None
-    """What stands around a plain-text prompt, with {} in its place, which is plain then; None leaves it to the chat template."""
+    """What surrounds a plain-text prompt, which replaces {}; None applies the chat template to such prompts."""
 
     def row(
         self,
@@ -78,7 +78,7 @@ class RowReading:
         answer_required: bool,
         media_required: bool = False,
     ) -> Row:
-        """Return the validated row of a record; takes and raises what `read_row` does."""
+        """Return the validated row of a record; arguments and errors are those of `read_row`."""
         columns = Columns(record, location=location, names=self.names, format_is_named=self.format is not None)
         row = read_row(
             row_format,
@@ -88,25 +88,25 @@ class RowReading:
             plain_template=self.plain_template,
             media_required=media_required,
         )
-        messages = self.laid_over(row.messages, record, location=location, plain=row.plain)
+        messages = self.applied(row.messages, record, location=location, plain=row.plain)
         return row if messages is row.messages else replace(row, messages=messages)
 
     def folder(self, base_dir: Path) -> Path:
-        """Return where relative paths of a record start, whose file lies in `base_dir`."""
+        """Return where relative paths of a record start, given the folder of its file."""
         return base_dir if self.image_dir is None else self.image_dir
 
-    def laid_over(
+    def applied(
         self, messages: tuple[Message, ...], record: Mapping[str, Any], *, location: str, plain: bool
     ) -> tuple[Message, ...]:
-        """Return a prompt with the template, the system turn and the pixel bounds of the run.
+        """Return a prompt with the run's template, system turn and pixel bounds applied.
 
         Raises:
-            UserError: one of them does not go with the prompt.
+            UserError: one of them does not fit the prompt.
         """
         if plain and (self.prompt_template is not None or self.system_prompt is not None):
             flag = "--data.system_prompt" if self.prompt_template is None else "--data.prompt_template"
             raise UserError(
-                f"{location}: {flag} is for prompts that the chat template writes, and this one is plain text; "
+                f"{location}: {flag} requires prompts that use the chat template, and this one is plain text; "
                 "add --data.apply_chat_template"
             )
         if self.prompt_template is not None:
@@ -117,7 +117,7 @@ class RowReading:
         return self.bounded(messages, location=location)
 
     def bounded(self, messages: tuple[Message, ...], *, location: str) -> tuple[Message, ...]:
-        """Return messages with the pixel bounds of the run; raises UserError where those of a row contradict them."""
+        """Return messages with the run's pixel bounds; raises UserError if those of a row contradict them."""
         if self.min_pixels is None and self.max_pixels is None:
             return messages
         return tuple(
@@ -132,23 +132,23 @@ class RowReading:
         highest = self.max_pixels if part.max_pixels is None else part.max_pixels
         if lowest is not None and highest is not None and lowest > highest:
             raise UserError(
-                f"{location}: an image's own pixel bound and that of the flags leave min_pixels {lowest} above "
+                f"{location}: an image's own pixel bound and that of the flags put min_pixels {lowest} above "
                 f"max_pixels {highest}; correct one of them"
             )
         return replace(part, min_pixels=lowest, max_pixels=highest)
 
 
 AS_THEY_ARE = RowReading()
-"""Rows in whatever format their columns tell, and nothing laid over them."""
+"""Rows in the format that their columns indicate, unchanged."""
 
 
 def _templated(
     messages: tuple[Message, ...], record: Mapping[str, Any], *, template: PromptTemplate, location: str
 ) -> tuple[Message, ...]:
-    """Return the messages with the last turn of the user written by the template, its images and videos where it says."""
+    """Return the messages with the user's last turn written by the template, which also places its images and videos."""
     place = max((place for place, message in enumerate(messages) if message.role == "user"), default=None)
     if place is None:
-        raise UserError(f"{location}: --data.prompt_template writes the turn of the user, and the row has none")
+        raise UserError(f"{location}: --data.prompt_template writes the user's turn, and the row has none")
     message = messages[place]
     text = template.render(tagged_text(message), columns=record, location=location)
     written = replace(message, parts=parts_of(text, message, location=location))

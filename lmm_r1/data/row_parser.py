@@ -1,4 +1,4 @@
-"""From a record of a row file to a row, every field validated and every error with its place; and messages back."""
+"""From a record of a row file to a validated row, with the location in every error; and from messages back to JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from PIL import Image
-from typing_extensions import Self
 
 from lmm_r1.data.formats import OWN
 from lmm_r1.data.formats.row_format import (
@@ -35,16 +34,16 @@ from lmm_r1.errors import UserError
 MediaT = TypeVar("MediaT", ImagePart, VideoPart)
 IMAGE_TAG = "<image>"
 VIDEO_TAG = "<video>"
-# A string is read as JSON messages only when it opens like them; "[1, 2] sort these" stays a plain prompt.
+# A string is read as JSON messages only if it opens like them; "[1, 2] sort these" stays a plain prompt.
 _JSON_MESSAGES = re.compile(r'\s*\[?\s*\{.*"role"', re.DOTALL)
 _TAGS = re.compile(f"({re.escape(IMAGE_TAG)}|{re.escape(VIDEO_TAG)})")
-# JSON can write it.
+# JSON can contain lone surrogates, which no tokenizer accepts.
 _SURROGATE = re.compile("[\ud800-\udfff]")
-# Names under which writers of chat messages put the source of an image or a video part.
+# The keys under which chat datasets store the source of an image or a video part.
 _SOURCE_KEYS = ("image", "image_url", "url", "path", "base64")
 _VIDEO_KEYS = ("video", "video_url", "url", "path")
 _MEDIA_COLUMNS = {"image": ImagePart, "images": ImagePart, "video": VideoPart, "videos": VideoPart}
-# What writers of chat messages put beside the content, and the chat template would need.
+# Keys next to the content that a chat template would need.
 _BESIDE_CONTENT = ("tool_calls", "function_call", "reasoning_content")
 
 
@@ -61,15 +60,15 @@ def parse_row(
     video_key: str = "videos",
     answer_required: bool = True,
 ) -> Row:
-    """The validated row of one record in this project's own format; relative paths become absolute against `base_dir`.
+    """Return the validated row of a record in this project's own format; relative paths start at `base_dir`.
 
     Args:
-        message_key: the field with the messages (a list, or JSON text of one) or with a plain prompt, which becomes
-            one user turn; None looks for `message` and `messages`.
-        output_key: the field with the response that follows them, as text or messages; None where they hold it.
-        plain_template: what stands around a plain prompt, with {} in its place: the row is plain then. None leaves plain
-            prompts to the chat template.
-        image_key: the field with the images that fill `<image>` tags and image parts without a source, in order.
+        message_key: the field with the messages (a list, or its JSON text) or with a plain prompt, which becomes one user
+            turn; None looks for `message` and `messages`.
+        output_key: the field with the response, as text or messages; None if the messages contain it.
+        plain_template: what surrounds a plain prompt, which replaces {}: the row is plain then. None applies the chat
+            template to plain prompts.
+        image_key: the field with the images for `<image>` tags and for image parts without a source, in order.
         video_key: the same for videos and `<video>` tags; an entry is a path or a list of frame images.
 
     Raises:
@@ -89,23 +88,21 @@ def read_row(
     plain_template: str | None = None,
     media_required: bool = False,
 ) -> Row:
-    """The validated row of one record in any format; takes and raises what `parse_row` does.
+    """Return the validated row of a record in any format; other arguments and errors are those of `parse_row`.
 
     Args:
-        media_required: raise UserError, too, for a local image or video that is missing or damaged.
+        media_required: also raise UserError for a local image or video that is missing or damaged.
     """
     fields = row_format.adapt(columns)
-    parser = RecordParser.of(fields, columns, base_dir)
+    parser = RecordParser(fields, columns, base_dir)
     messages, plain = parser.prompt(fields.messages, plain_template=plain_template)
-    # Before the response, which may be the answer: it says how an answer must be.
+    # Before the response, which may be the same field: this message says what an answer must be.
     answer = parser.answer(fields.answer, found=columns.record, required=answer_required)
     response = parser.response(fields.response, where="the response")
     if columns.names.response is not None:
         output = columns.take(columns.names.response)
-        messages, response = (
-            *messages,
-            *parser.output(output, found=columns.record, plain=plain),
-        ), None
+        messages = (*messages, *parser.output(output, found=columns.record, plain=plain))
+        response = None
     rejected = parser.response(fields.rejected, where="the rejected response")
     parser.finish()
     check_shown(messages, columns)
@@ -120,29 +117,29 @@ def read_row(
         rejected=rejected,
         prefill=fields.prefill,
         plain=plain,
-        columns=columns.beside_prompt(),
+        columns=columns.outside_prompt(),
     )
 
 
 def check_shown(messages: Sequence[Message], columns: Columns) -> None:
-    """Raise UserError where a usual column holds media, and the format has neither taken it nor shows any of that kind."""
+    """Raise UserError if a usual media column is filled, but neither the format nor the messages use it."""
     shown = {type(part) for message in messages for part in message.parts}
     for name, value in columns.rest().items():
         kind = _MEDIA_COLUMNS.get(name)
         if kind is not None and kind not in shown and media_entries(Column(name=name, value=value)):
             columns.fail(
-                f'the field "{name}" holds what the prompt does not show; name the field with --data.image_key, choose '
-                "another row format with --data.format, or empty it"
+                f'the field "{name}" is filled, but the prompt does not show it; name the field with --data.image_key, '
+                "choose another row format with --data.format, or empty it"
             )
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a field holds a text that is not JSON of messages."""
+    """Return whether a field holds a text that is not JSON messages."""
     return isinstance(value, str) and not _JSON_MESSAGES.match(value)
 
 
 class _MediaField:
-    """The entries of a record's field for images or videos, handed out in order."""
+    """The entries of a record's field for images or videos, used in order."""
 
     def __init__(self, kind: str, *, key: str, entries: list[Any]) -> None:
         self.kind = kind
@@ -156,40 +153,26 @@ class _MediaField:
 
     @property
     def place(self) -> str:
-        """Of the entry that was handed out last."""
+        """Where the last used entry is."""
         return f'"{self.key}" entry {self.used}'
 
 
 class RecordParser:
     """Reads one record: media fields fill the places for media in order; every error starts with the location."""
 
-    def __init__(
-        self, *, location: str, base_dir: Path, images: _MediaField, videos: _MediaField, prompt_column: str
-    ) -> None:
-        """Args: prompt_column: where the prompt was found, for messages."""
-        self.prompt_column = prompt_column
-        self.location = location
+    def __init__(self, fields: AskedFields, columns: Columns, base_dir: Path) -> None:
+        self.location = columns.location
         self.base_dir = base_dir
-        self.images = images
-        self.videos = videos
+        self.prompt_column = columns.prompt_column
+        self.images = _MediaField("image", key=fields.images.name, entries=media_entries(fields.images))
+        self.videos = _MediaField("video", key=fields.videos.name, entries=media_entries(fields.videos))
         self._media: list[tuple[ImagePart | VideoPart, str]] = []
-
-    @classmethod
-    def of(cls, fields: AskedFields, columns: Columns, base_dir: Path) -> Self:
-        """Return the parser of a record whose format has found these fields."""
-        return cls(
-            location=columns.location,
-            base_dir=base_dir,
-            prompt_column=columns.prompt_column,
-            images=_MediaField("image", key=fields.images.name, entries=media_entries(fields.images)),
-            videos=_MediaField("video", key=fields.videos.name, entries=media_entries(fields.videos)),
-        )
 
     def fail(self, sentence: str) -> NoReturn:
         raise UserError(f"{self.location}: {sentence}")
 
     def prompt(self, value: Any, *, plain_template: str | None) -> tuple[tuple[Message, ...], bool]:
-        """Return the prompt, and whether it is plain text, which the template is for."""
+        """Return the prompt, and whether it is plain text, which then has the template around it."""
         if plain_template is None or not _is_plain(value):
             return self.messages(value), False
         return (self.plain_prompt(value, template=plain_template),), True
@@ -198,7 +181,7 @@ class RecordParser:
         """Return the messages of a list or of its JSON text.
 
         Args:
-            column: that holds it; None is the prompt's.
+            column: the column that holds it; None is the prompt's.
         """
         column = column or self.prompt_column
         if _is_plain(value):
@@ -215,7 +198,7 @@ class RecordParser:
         )
 
     def plain_prompt(self, text: str, *, template: str) -> Message:
-        """The text in its place in the template, tags and all; images have no place in it."""
+        """Return the text in the template; tags stay text, and images are not possible."""
         if self.images.entries or self.videos.entries or _TAGS.search(text):
             self.fail(
                 "a plain-text prompt with images or videos needs a chat template; add --data.apply_chat_template"
@@ -226,7 +209,7 @@ class RecordParser:
         return Message(role="user", parts=(TextPart(template.replace("{}", text), template=template),))
 
     def output(self, field: Column, *, found: Mapping[str, Any], plain: bool) -> tuple[Message, ...]:
-        """The response in a field of its own: text becomes an assistant turn."""
+        """Return the response in a field of its own; a text becomes an assistant turn."""
         key, value = field.name, field.value
         if value is None and key in found:
             self.fail(f'the response "{key}" is empty; fill it in, or name another field with --data.output_key')
@@ -248,7 +231,7 @@ class RecordParser:
             self.fail(f"{where} has the role {role!r}; known roles are {', '.join(ROLES)}")
         if beside := [name for name in _BESIDE_CONTENT if item.get(name)]:
             self.fail(
-                f'{where} ({role}) has "{beside[0]}", which is not read; write it into the content, or leave it out'
+                f'{where} ({role}) has "{beside[0]}", which is not read; write it into the content, or remove it'
             )
         content = item.get("content")
         if isinstance(content, str):
@@ -265,13 +248,13 @@ class RecordParser:
         return Message(role=role, parts=tuple(parts))
 
     def check_characters(self, text: str, *, where: str) -> None:
-        """What no tokenizer takes would end a training with a traceback."""
+        """Raise UserError for a lone surrogate, which would end a training with a traceback."""
         half = _SURROGATE.search(text)
         if half is not None:
             self.fail(f"{where} holds half of a character, {half[0]!r}; correct it")
 
     def tagged(self, text: str) -> list[Part]:
-        """`"<image>\\nFind x."` → an image part from the image field, then the text `"Find x."`."""
+        """Replace tags by media: `"<image>\\nFind x."` → the next image, then the text `"Find x."`."""
         if _TAGS.search(text) is None:
             return [TextPart(text)]
         parts: list[Part] = []
@@ -309,16 +292,15 @@ class RecordParser:
         self.fail(f"{where} has the type {kind!r}; known types are text, image, image_url, video, video_url")
 
     def seen(self, part: MediaT, *, where: str) -> MediaT:
-        """Note where a record holds a part, and return it."""
+        """Note where the record holds a part, and return the part."""
         self._media.append((part, where))
         return part
 
     def next_image(self) -> ImageSource:
-        """The image field's next entry, for an `<image>` tag or an image part without a source."""
+        """Return the image field's next entry, for an `<image>` tag or an image part without a source."""
         return self.image(self.next_entry(self.images), where=self.images.place)
 
     def next_video(self) -> str | tuple[ImageSource, ...]:
-        """The same for a video."""
         return self.video(self.next_entry(self.videos), where=self.videos.place)
 
     def next_entry(self, field: _MediaField) -> Any:
@@ -331,6 +313,7 @@ class RecordParser:
         return field.entries[field.used - 1]
 
     def finish(self) -> None:
+        """Raise UserError if an entry of a media field was not used."""
         for field in (self.images, self.videos):
             if field.used < len(field.entries):
                 self.fail(
@@ -339,7 +322,7 @@ class RecordParser:
                 )
 
     def check_media(self) -> None:
-        """Raise UserError for a local image or video that is missing or damaged, with its place in the record."""
+        """Raise UserError, with the place in the record, for a local image or video that is missing or damaged."""
         for part, where in self._media:
             try:
                 if isinstance(part, ImagePart):
@@ -350,16 +333,15 @@ class RecordParser:
                 raise UserError(f"{error} (in {where})") from error
 
     def image(self, value: Any, *, where: str) -> ImageSource:
-        if isinstance(
-            value, Mapping
-        ):  # OpenAI's {"url": ...} and Hugging Face's image feature {"bytes": ..., "path": ...}
+        if isinstance(value, Mapping):
+            # OpenAI's {"url": ...}, or Hugging Face's image feature {"bytes": ..., "path": ...}
             value = next((value[key] for key in ("bytes", "url", "path") if value.get(key) is not None), None)
         if isinstance(value, (bytearray, memoryview)):
             value = bytes(value)
         if not isinstance(value, (str, bytes, StoredBytes, Image.Image)) or value in ("", b""):
             self.fail(
-                f"{where} holds no image: a path, file:// or http(s) URL, data URI, base64 text, bytes or a PIL image "
-                f"is needed, not {type(value).__name__}"
+                f"{where} is not an image: it must be a path, file:// or http(s) URL, data URI, base64 text, bytes or a PIL "
+                f"image, not {type(value).__name__}"
             )
         return resolve(value, base_dir=self.base_dir)
 
@@ -376,8 +358,8 @@ class RecordParser:
             "a URL" if isinstance(value, str) and value.startswith(("http://", "https://")) else type(value).__name__
         )
         self.fail(
-            f"{where} holds no video: the path or file:// URL of a video file, or a list of frame images, is needed, "
-            f"not {given}"
+            f"{where} is not a video: it must be the path or file:// URL of a video file, or a list of frame images, not "
+            f"{given}"
         )
 
     def fps(self, part: Mapping[str, Any], *, where: str) -> float | None:
@@ -386,7 +368,7 @@ class RecordParser:
             return None
         number = isinstance(value, numbers.Real) and not isinstance(value, bool)
         if not number or not math.isfinite(value) or value <= 0:
-            self.fail(f"{where} has fps {value!r}; a number of frames per second above 0 is needed")
+            self.fail(f"{where} has fps {value!r}; it must be a number of frames per second above 0")
         return float(value)
 
     def pixel_bounds(self, part: Mapping[str, Any], *, where: str) -> dict[str, int | None]:
@@ -402,7 +384,7 @@ class RecordParser:
             return None
         number = isinstance(value, numbers.Real) and not isinstance(value, bool)
         if not number or value % 1 != 0 or value < 1:
-            self.fail(f"{where} has {key} {value!r}; a whole number of {unit}, 1 or more, is needed")
+            self.fail(f"{where} has {key} {value!r}; it must be a whole number of {unit}, 1 or more")
         return int(value)
 
     def answer(self, column: Column, *, found: Mapping[str, Any], required: bool) -> str:
@@ -429,7 +411,7 @@ class RecordParser:
 
 
 def _other_field(field: _MediaField) -> str:
-    """The second way out of a mismatch, where a flag names the field."""
+    """Return the other way to resolve a mismatch, if a flag names the field."""
     return ", or name another field with --data.image_key" if field.kind == "image" else ""
 
 
@@ -440,17 +422,17 @@ def tagged_text(message: Message) -> str:
 
 
 def parts_of(text: str, message: Message, *, location: str) -> tuple[Part, ...]:
-    """Return the parts of a text in which tags stand for the images and videos of a message, in their order.
+    """Return the parts of a text in which tags mark the images and videos of a message, in order.
 
     Raises:
-        UserError: the text has other than one tag for each of them, or nothing but blanks.
+        UserError: the text does not have exactly one tag for each of them, or is blank.
     """
     media: list[ImagePart | VideoPart] = [part for part in message.parts if not isinstance(part, TextPart)]
     pieces = _TAGS.split(text)
     wanted = [IMAGE_TAG if isinstance(part, ImagePart) else VIDEO_TAG for part in media]
     if sorted(pieces[1::2]) != sorted(wanted):
         raise UserError(
-            f"{location}: the prompt's template writes {len(pieces) // 2} places for the {len(media)} images and videos "
+            f"{location}: the prompt's template has {len(pieces) // 2} tags for the {len(media)} images and videos "
             "of the prompt; each needs one"
         )
     images = iter([part for part in media if isinstance(part, ImagePart)])
@@ -467,9 +449,9 @@ def parts_of(text: str, message: Message, *, location: str) -> tuple[Part, ...]:
 
 
 def stored_messages(messages: Sequence[Message], *, keep_pictures: bool = False) -> list[dict[str, Any]]:
-    """Return messages in the form that `parse_row` reads; images that are not text already become data URIs.
+    """Return messages in the form that `parse_row` reads; images that are not text become data URIs.
 
-    With `keep_pictures`, PIL images stay what they are, as `write_row_folder` takes them.
+    With `keep_pictures`, PIL images are kept for `write_row_folder`.
     """
     return [
         {"role": message.role, "content": _stored_content(message, keep_pictures=keep_pictures)}
@@ -479,7 +461,7 @@ def stored_messages(messages: Sequence[Message], *, keep_pictures: bool = False)
 
 def _stored_content(message: Message, *, keep_pictures: bool) -> str | list[dict[str, Any]]:
     parts = message.parts
-    # Tags stand for images in a message that is one text, and are plain words in a part of its own.
+    # In a message of one text, tags mark images; in a part of its own, they are plain text.
     if len(parts) == 1 and isinstance(parts[0], TextPart) and not _TAGS.search(parts[0].text):
         return parts[0].text
     return [_stored_part(part, keep_pictures=keep_pictures) for part in parts]

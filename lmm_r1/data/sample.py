@@ -1,4 +1,4 @@
-"""What engines give: a sampled trajectory, from the engine to the packed sequence and the records; a plain response."""
+"""What an engine returns: a sampled trajectory for training, or a response outside of training."""
 
 from __future__ import annotations
 
@@ -16,39 +16,39 @@ if TYPE_CHECKING:
 
 
 CallEnd = Literal["done", "malformed", "failed"]
-"""It was carried out; or it could not be, as the policy had written it; or the tool failed."""
+"""It was carried out; the policy had not written it correctly; or the tool failed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CallOutcome:
-    """What became of one call of a tool."""
+    """The outcome of one tool call."""
 
     tool: str
-    """Its name; empty where the call names none that there is."""
+    """Its name; empty if the call names no existing tool."""
     outcome: CallEnd
     problem: str = ""
-    """What went wrong, as the policy is told it; empty where nothing did."""
+    """What went wrong, in the words shown to the policy; empty if nothing did."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cut:
-    """Where a picture was cut out of another one of its episode."""
+    """Where a picture was cut out of an earlier picture of its episode."""
 
     picture: int
-    """The other one, from 0: those of the prompt first, then those that tools have shown, in their order."""
+    """Index of the earlier picture: first those of the prompt, then those shown by tools, in order."""
     name: str
-    """What the policy calls it: `original_image`, `observation_1`."""
+    """The policy's name for it: `original_image`, `observation_1`."""
     box: tuple[int, int, int, int]
-    """Left, upper, right and lower edge in pixels of the other one's full resolution; right and lower are outside."""
+    """Left, upper, right and lower edge in pixels of its full resolution; right and lower are exclusive."""
     size: tuple[int, int]
-    """The other one's width and height in full resolution."""
+    """Its width and height in full resolution."""
     keypoint: tuple[float, float] | None = None
-    """The point that was asked for, where one was and not a box: x and y in the same pixels."""
+    """x and y of the requested point in the same pixels; None if a box was requested."""
 
 
 @dataclass(frozen=True)
 class CutImage(ImagePart):
-    """A picture that knows where it was cut out."""
+    """A picture that was cut out of another one."""
 
     _: KW_ONLY
     cut: Cut
@@ -57,7 +57,7 @@ class CutImage(ImagePart):
 FinishReason = Literal["stop", "length", "aborted"]
 """The model ended it, it reached its limit, or the user stopped it."""
 WHOLE: Final = ("stop", "length")
-"""How a response that is whole has ended."""
+"""The finish reasons of a complete response."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,36 +67,36 @@ class Completion:
     text: str
     """Without the end token."""
     num_tokens: int | None
-    """The end token counts; None where nobody counted, as with many a server and every file of predictions."""
+    """Including the end token; None if unknown, as for many servers and all files of predictions."""
     finish_reason: FinishReason | Literal["unknown"]
-    """`unknown` only for a response that was read from a file which does not say."""
+    """`unknown` only for a response from a file that does not say."""
     image_scales: tuple[tuple[float, float], ...] = ()
-    """Of the prompt's images, as its `EncodedPrompt` has them; empty where nobody encoded it here."""
-    played: Played | None = None
-    """Of an episode: `text` is then its last turn's, and `num_tokens` are those of all turns of the model."""
+    """Of the prompt's images, as in its `EncodedPrompt`; empty if the prompt was not encoded here."""
+    played: EpisodeResult | None = None
+    """For an episode: `text` is then that of the last turn, and `num_tokens` counts all turns of the model."""
 
-    def behind(self, prefill: str) -> Completion:
-        """Return the response with what it was begun with in front of its text; the model wrote none of those tokens."""
+    def with_prefill(self, prefill: str) -> Completion:
+        """Return the response with the prefill before its text; the model did not generate those tokens."""
         return replace(self, text=prefill + self.text) if prefill else self
 
 
 @dataclass(frozen=True, kw_only=True)
 class MediaRef:
-    """Media tensors that stay where the engine has put them: all of them that passes through the driver."""
+    """A reference to media tensors that the engine has stored; only the reference passes through the driver."""
 
     key: str
-    """Samples that have it in common are shown the same media; no other media of a run have it."""
+    """Unique per media of a run: samples with the same key show the same media."""
     stored: ray.ObjectRef
-    """Stands for them in Ray's object store, which frees them when no process holds it any more."""
+    """In Ray's object store, which frees the tensors when no process holds the reference."""
     nbytes: int
-    """How much of the store they take."""
+    """Their size in the store."""
 
 
 class WeightSpan(NamedTuple):
-    """Consecutive tokens that came of the same weights."""
+    """Consecutive tokens sampled with the same weights."""
 
     version: int
-    """How many updates these had had."""
+    """How many weight updates had preceded."""
     tokens: int
 
 
@@ -105,27 +105,26 @@ class Segment:
     """Consecutive tokens of a sample that come from one side."""
 
     kind: Literal["prompt", "generated", "observation"]
-    """`prompt` begins the sample, `generated` is the policy's, `observation` is what an environment answers to it."""
+    """`prompt` begins the sample, `generated` is the policy's, `observation` is the environment's reply."""
     token_ids: tuple[int, ...]
-    """Images and videos are expanded to their full runs of placeholder tokens, as training sees them."""
+    """Images and videos are expanded to their full runs of placeholder tokens, as in training."""
     log_probs: tuple[float, ...] | None = None
-    """The engine's, of each generated token; None where it was not asked for them."""
+    """The engine's log-prob of each generated token; None if not requested."""
     media: MediaRef | None = field(default=None, compare=False)
-    """The tensors for the training forward of the segment's images and videos, put once per group for a prompt's."""
+    """The tensors of the segment's images and videos for training; a prompt's are stored once per group."""
     constrained: bool = False
-    """Whether a regular expression bounded what could be sampled, in which case the loss leaves the tokens out.
+    """Whether a regular expression limited what could be sampled; the loss leaves such tokens out.
 
-    The engine's log-probs are then those of a distribution that holds the allowed tokens alone, which the trainer does
-    not compute: a ratio of the two is none of two policies, and the choice between allowed tokens was not the policy's.
+    The engine's log-probs are then those of the distribution over the allowed tokens, which the trainer does not compute.
+    A ratio of the two would compare different distributions, and the policy did not choose freely.
     """
     weights: tuple[WeightSpan, ...] = ()
-    """Which weights its tokens came of, where updates may come in between; empty where nobody has noted it."""
+    """Which weights its tokens were sampled with, if updates can happen in between; empty if not recorded."""
 
     def __post_init__(self) -> None:
         if self.weights:
-            assert sum(span.tokens for span in self.weights) == len(
-                self.token_ids
-            ), "every sampled token has a version"
+            known = sum(span.tokens for span in self.weights)
+            assert known == len(self.token_ids), "every sampled token has a version"
         if self.log_probs is not None:
             assert self.kind == "generated", f"a segment of kind {self.kind} was not sampled"
             assert len(self.log_probs) == len(self.token_ids), "every sampled token has a log-prob"
@@ -134,19 +133,19 @@ class Segment:
 
     @property
     def in_loss(self) -> bool:
-        """Whether its tokens are loss tokens: sampled, and from the policy's own distribution."""
+        """Whether its tokens are in the loss: sampled, and from the policy's own distribution."""
         return self.kind == "generated" and not self.constrained
 
 
 @dataclass(frozen=True)
 class PlacedRef:
-    """Where the media of one segment stand in a sample, and where they are to be had."""
+    """The position of one segment's media in a sample, and their reference."""
 
     start: int
-    """The segment's first token in its sample, padding not counted: 0 for the prompt."""
+    """Index of the segment's first token in its sample, without padding: 0 for the prompt."""
     ref: MediaRef
     end: int | None = None
-    """The token behind its last; None where nobody has said."""
+    """Index after its last token; None if unknown."""
 
     @property
     def key(self) -> Hashable:
@@ -158,117 +157,117 @@ class PlacedMedia:
     """The media tensors of one segment, in the process of a model."""
 
     start: int
-    """As that of a `PlacedRef`."""
+    """As in `PlacedRef`."""
     tensors: dict[str, torch.Tensor]
     ref_key: str | None = None
-    """The key of the `MediaRef` that they came by; None for tensors that this process made itself."""
+    """The key of the `MediaRef` that they were loaded from; None for tensors made in this process."""
     end: int | None = None
-    """As that of a `PlacedRef`."""
+    """As in `PlacedRef`."""
 
     @property
     def key(self) -> Hashable:
-        """Samples that have it in common are shown the same media."""
+        """Samples with the same key show the same media."""
         return id(self.tensors) if self.ref_key is None else self.ref_key
 
 
 SampleMedia: TypeAlias = "dict[str, torch.Tensor] | tuple[PlacedMedia, ...] | None"
-"""All media of a sample as a model takes them; tensors alone are the prompt's, None stands for text."""
+"""All media of a sample as a model takes them; plain tensors are the prompt's, None is for text only."""
 SentMedia: TypeAlias = "tuple[PlacedRef, ...] | None"
-"""All media of a sample on their way to a model; None stands for text."""
+"""All media of a sample on their way to a model; None is for text only."""
 
 
 def placed(media: SampleMedia) -> tuple[PlacedMedia, ...]:
-    """Return a sample's media segment by segment."""
+    """Return a sample's media per segment."""
     if isinstance(media, tuple):
         return media
     return () if media is None else (PlacedMedia(0, media),)
 
 
 def media_before(media: SampleMedia | SentMedia, end: int) -> tuple[Hashable, ...]:
-    """Return the keys of the media that stand before a token of a sample: samples of a group have those in common."""
+    """Return the keys of the media before a token of a sample; the samples of a group share them."""
     items = media if isinstance(media, tuple) else placed(media)
     return tuple(item.key for item in items if item.start < end)
 
 
 EpisodeEnd = Literal["over", "turns", "images", "tokens", "failed"]
-"""The environment ended it; or it would have gone on beyond its limit of turns, images or tokens; or it failed."""
+"""The environment ended it; it reached its limit of turns, images or tokens; or the environment failed."""
 
 
 class Said(NamedTuple):
-    """One turn of an episode, as people are shown it."""
+    """One turn of an episode, for display."""
 
     role: str
     text: str
-    """With the mark `<image>` in the place of each picture."""
+    """With the mark `<image>` for each picture."""
     images: tuple[ImagePart, ...] = ()
-    """The pictures of the marks, in their order; empty where they are not kept."""
+    """The pictures of the marks, in order; empty if pictures are not kept."""
     calls: tuple[CallOutcome, ...] = ()
-    """What became of the calls in a turn of the policy."""
+    """The outcomes of the tool calls in a turn of the policy."""
     rewards: tuple[tuple[str, float], ...] = ()
-    """The parts of the reward that a turn of the policy has earned, with their names."""
+    """The named parts of the reward that a turn of the policy earned."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Played:
-    """How an episode went in which an environment answered the policy's turns."""
+class EpisodeResult:
+    """How an episode with an environment went."""
 
     end: EpisodeEnd
     images: int
-    """How many the environment has shown, beside the prompt's."""
+    """How many images the environment has shown, not counting the prompt's."""
     rewards: Mapping[str, float]
-    """The named parts of the reward that the environment gave, each summed over the turns."""
+    """The named parts of the environment's reward, each summed over the turns."""
     counts: Mapping[str, int]
     said: tuple[Said, ...]
-    """The turns behind the prompt, the policy's and the environment's."""
+    """The turns after the prompt, the policy's and the environment's."""
     number: int = 0
-    """Which of the episodes of its row it is."""
+    """The episode's index among those of its row."""
     shown: tuple[Message, ...] = ()
-    """The prompt as the policy was shown it; empty where pictures are not kept."""
+    """The prompt as shown to the policy; empty if pictures are not kept."""
     pictures: ray.ObjectRef | None = field(default=None, compare=False)
-    """Stands for `shown` and the pictures of `said` where they stay with the engine: see `picture_store`."""
+    """`shown` and the pictures of `said`, if they stay with the engine: see `picture_store`."""
     score: float | None = None
-    """How right it was, where the environment says so beside its rewards."""
+    """How correct it was, if the environment reports that in addition to its rewards."""
     logs: Mapping[str, float] = field(default_factory=dict)
-    """What else the environment wants logged, under names that it has not stated."""
+    """Other values to log, under names that the environment has not declared."""
 
     @property
     def over_turn(self) -> bool:
-        """Whether a limit ended it, and not the policy or the environment."""
+        """Whether a limit ended it, instead of the policy or the environment."""
         return self.end in ("turns", "images", "tokens")
 
     @property
     def turns(self) -> int:
-        """How often the policy has spoken."""
+        """The number of turns of the policy."""
         return sum(said.role == "assistant" for said in self.said)
 
-    def with_images(self, change: Callable[[ImagePart], ImagePart]) -> Played:
-        """Return it with each picture changed that was shown, those of the prompt too."""
+    def with_images(self, change: Callable[[ImagePart], ImagePart]) -> EpisodeResult:
+        """Return the episode with each shown picture changed, including those of the prompt."""
         said = tuple(one._replace(images=tuple(map(change, one.images))) for one in self.said)
         return replace(self, said=said, shown=with_images(self.shown, change))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """A prompt and what became of it: one generated segment, or several turns with observations between them."""
+    """A prompt with one generated segment, or with several turns and observations between them."""
 
     row: Row
     segments: tuple[Segment, ...]
     response: str
-    """The text that was generated, as it is scored and shown: with what the row says that it begins with in front."""
+    """The generated text as it is scored and shown: it begins with the row's prefill."""
     finish_reason: str
-    """How the last generated segment ended, in vLLM's words: `stop`, or `length` where it was cut off."""
+    """How the last generated segment ended, in vLLM's words: `stop`, or `length` if it was cut off."""
     weight_version: int
-    """How many weight updates the engine had had when it began to generate the sample."""
+    """The number of weight updates before the engine began to generate the sample."""
     image_scales: tuple[tuple[float, float], ...] = ()
-    """Of the prompt's images, as its `EncodedPrompt` has them."""
+    """Of the prompt's images, as in its `EncodedPrompt`."""
     reward: Score | None = None
-    """What it is worth, with the named parts that are logged; None until a reward model says it."""
-    played: Played | None = None
-    """Of several turns with an environment; its `response` is then the last turn's."""
+    """With the named parts that are logged; None until it has been scored."""
+    played: EpisodeResult | None = None
+    """For several turns with an environment; `response` is then that of the last turn."""
     masked: bool = False
-    """Whether nothing is learnt from it, and its group is compared without it."""
+    """Whether it is left out of the loss and of the comparison within its group."""
     greedy: Sample | None = None
-    """The greedy response to its prompt, which its reward is compared with and nothing is learnt from; None without one."""
+    """The greedy response to its prompt, a baseline for its reward that is not trained on; None without one."""
 
     def __post_init__(self) -> None:
         kinds = [segment.kind for segment in self.segments]
@@ -283,7 +282,7 @@ class Sample:
 
     @property
     def weights(self) -> tuple[WeightSpan, ...]:
-        """Which weights its generated tokens came of, as far as that is noted."""
+        """Which weights its generated tokens were sampled with, as far as recorded."""
         spans: list[WeightSpan] = []
         for span in chain.from_iterable(segment.weights for segment in self.generated):
             if spans and spans[-1].version == span.version:
@@ -298,18 +297,18 @@ class Sample:
 
     @property
     def loss_mask(self) -> list[bool]:
-        """Which tokens the policy generated as it liked, (T,): those that the loss is about."""
+        """Which tokens are in the loss, (T,)."""
         return [segment.in_loss for segment in self.segments for _ in segment.token_ids]
 
     @property
     def action_ranges(self) -> list[tuple[int, int]]:
-        """First token and the one behind the last of each generated segment."""
+        """The first token of each generated segment, and the index after its last one."""
         bounds = pairwise(accumulate((len(segment.token_ids) for segment in self.segments), initial=0))
         return [span for span, segment in zip(bounds, self.segments, strict=True) if segment.kind == "generated"]
 
     @property
     def log_probs(self) -> list[float] | None:
-        """The engine's log-prob of each loss token, (T,), 0 for all others; None where it gave none."""
+        """The engine's log-prob of each loss token, (T,), 0 for all others; None if it returned none."""
         if any(segment.log_probs is None for segment in self.generated):
             return None
         known = (segment.log_probs if segment.in_loss else None for segment in self.segments)
@@ -318,7 +317,7 @@ class Sample:
 
     @property
     def media(self) -> tuple[PlacedRef, ...]:
-        """The media of the segments that have some, in the order in which the model reads them."""
+        """The media of all segments that have some, in the order in which the model reads them."""
         spans = pairwise(accumulate((len(segment.token_ids) for segment in self.segments), initial=0))
         places = zip(spans, self.segments, strict=True)
         return tuple(
@@ -327,7 +326,7 @@ class Sample:
 
     @property
     def generated_tokens(self) -> int:
-        """How many tokens the policy generated, end tokens included."""
+        """The number of tokens that the policy generated, end tokens included."""
         return sum(len(segment.token_ids) for segment in self.generated)
 
     @property
@@ -337,12 +336,12 @@ class Sample:
 
     @property
     def prompt(self) -> str:
-        """The prompt's messages as JSON, as OpenRLHF and reward functions take a prompt."""
+        """The prompt's messages as JSON, for OpenRLHF and reward functions."""
         return to_json(self.row.messages)
 
     @property
     def scored(self) -> Score:
-        """Its reward, where it must have one by now."""
+        """The reward, which must be known."""
         assert self.reward is not None, f"{self.row.location}: a sample has no reward"
         return self.reward
 

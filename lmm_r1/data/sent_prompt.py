@@ -1,4 +1,4 @@
-"""Prompts that come over the network: messages as JSON become rows, with images from where the operator allows it."""
+"""Prompts received over the network: JSON messages become rows, with images only from where the operator allows."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from lmm_r1.errors import UserError
 from remote_rm.protocol import without_lone_surrogates
 
 MOST_PIXELS = 2**24
-"""A prompt may ask for images to be scaled up to as much, 4096 x 4096."""
+"""The most pixels that a prompt may ask to scale an image up to: 4096 x 4096."""
 
-# How `data.image_sources.describe` names what it gives no path or URL of.
+# How `data.image_sources.describe` names an image that has neither a path nor a URL.
 _DESCRIPTION = re.compile(r"<image\b[^/]*>")
 _OPENING = re.compile(r"\s*\[\s*\{")
 
 
 @dataclass(frozen=True, kw_only=True)
 class MediaAccess:
-    """Where images and videos of prompts may come from; data URIs and base64 text are always taken."""
+    """Where images and videos of prompts may come from; data URIs and base64 text are always allowed."""
 
     roots: tuple[Path, ...]
-    """Folders on this machine below which files may be read; none by default of the command."""
+    """Folders on this machine below which files may be read."""
     allow_urls: bool
     """Whether http and https URLs are fetched."""
 
     def row_of(self, prompt: str, *, location: str) -> Row | None:
-        """Return the row of a prompt that is JSON text of messages, with URLs fetched; None for any other text.
+        """Return the row of a prompt that is JSON messages, with its URLs fetched; None for any other text.
 
-        Raises UserError for messages that break the row schema, and for media that may not be read.
+        Raises UserError for messages that break the row schema, and for media that must not be read.
         """
         messages = _messages(prompt)
         if messages is None:
@@ -52,7 +52,7 @@ class MediaAccess:
 
     def _read(self, part: Part, *, location: str) -> Part:
         if isinstance(part, ImagePart | VideoPart) and (part.min_pixels or 0) > MOST_PIXELS:
-            raise UserError(f"{location}: min_pixels {part.min_pixels} is too large; ask for {MOST_PIXELS} at most")
+            raise UserError(f"{location}: min_pixels {part.min_pixels} is too large; ask for at most {MOST_PIXELS}")
         if isinstance(part, ImagePart):
             return self._read_image(part, location=location)
         if not isinstance(part, VideoPart):
@@ -75,11 +75,11 @@ class MediaAccess:
         return fetched(part, location=location)
 
     def _check_path(self, source: str, *, location: str, kind: str) -> None:
-        """Refuse a file outside of the folders in the same words whether it is there or not."""
+        """Refuse a file outside the allowed folders; the message is the same whether or not the file exists."""
         name = Path(source).name
         if _DESCRIPTION.fullmatch(name):
             raise UserError(
-                f"{location}: the prompt only says {name} of its image, which was held in memory where it was sent from; "
+                f"{location}: the prompt names its image only as {name}, because the sender held it in memory; "
                 "keep images of rows as files or URLs, or send them as data URIs"
             )
         if not self.roots:
@@ -90,28 +90,28 @@ class MediaAccess:
         if not any(_is_below(source, root) for root in self.roots):
             folders = ", ".join(map(str, self.roots))
             raise UserError(
-                f"{location}: the {kind} {source} is not below a folder given with --image_root ({folders}); give its "
-                "folder, too, or send images as data URIs"
+                f"{location}: the {kind} {source} is not below a folder given with --image_root ({folders}); add its "
+                "folder, or send images as data URIs"
             )
 
 
 def ending_of(query: str, *, response: str) -> str | None:
-    """Return what stands behind the response in the query: an end token, or "" after a cut; None where none tells."""
+    """Return what follows the response in the query: an end token, or "" if it was cut off; None if it is not found."""
     start = query.rfind(response) if response else -1
     return None if start < 0 else query[start + len(response) :]
 
 
 def _is_below(source: str, root: Path) -> bool:
-    """Whether a path leads below a folder, links followed."""
+    """Return whether a path leads below a folder, with links resolved."""
     try:
         return Path(source).resolve().is_relative_to(root.resolve())
     except (OSError, ValueError, RuntimeError):
-        # A zero byte, or links that lead in a circle.
+        # A null byte, or a loop of links.
         return False
 
 
 def _messages(prompt: str) -> list[Any] | None:
-    """The messages of a JSON text; None for text of another kind, such as a rendered prompt."""
+    """Return the messages of a JSON text; None for any other text, such as a rendered prompt."""
     if not _OPENING.match(prompt):
         return None
     try:

@@ -1,4 +1,4 @@
-"""The rows of a run: their order, their curriculum and their digest."""
+"""The rows of a run: their order, their curriculum, their digest, and the rows left out."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from lmm_r1.errors import UserError
 
 CurriculumName = Literal["easy_first", "uncertain"]
 UNKNOWN = 0.5
-"""How often a prompt is taken to be solved that nobody has answered yet."""
+"""The assumed solve rate of a prompt that nobody has answered yet."""
 LEAST_SHARE = 0.1
-"""Of the weight of a prompt that is solved half of the time, what one has that is always or never solved."""
+"""The weight of a prompt that is always or never solved, relative to one that is solved half of the time."""
 
 
 class MeasuredCurriculum:
-    """Orders the prompts of an episode by the solve rates of those before."""
+    """Orders the prompts of an episode by the solve rates measured in earlier episodes."""
 
     def __init__(self, kind: CurriculumName, *, rows: int) -> None:
         self.kind = kind
         self.solved = np.full(rows, np.nan)
-        """The mean score of each prompt's last group, 0 to 1 where scores are, (N,); NaN where there was none."""
+        """The mean score of each prompt's last group, from 0 to 1, (N,); NaN before the first."""
 
     @property
     def mean(self) -> float | None:
@@ -40,21 +40,21 @@ class MeasuredCurriculum:
         return float(known.mean()) if len(known) else None
 
     def note(self, places: Sequence[int], solved: Sequence[float | None]) -> None:
-        """Note how often prompts were solved; None leaves what is known."""
+        """Record solve rates of prompts; None keeps the known rate."""
         for place, rate in zip(places, solved, strict=True):
             if rate is not None:
                 self.solved[place] = rate
 
     def load(self, solved: Sequence[float]) -> None:
-        """Go on from `solved` of a stopped run."""
+        """Continue from `solved` of a stopped run."""
         assert len(solved) == len(self.solved), "the run's rows are those of its checkpoints"
         self.solved = np.array(solved)
 
     def ordered(self, shuffled: Sequence[int], draw: random.Random) -> list[int]:
-        """Return the places of the prompts of an episode, N, from a shuffled order of all of them.
+        """Return the indices of the prompts of an episode, N, given a shuffled order of all of them.
 
-        Before anything is measured it is that order. `easy_first` sorts it from often to seldom solved, `uncertain` draws
-        from it by `weights`, so that an episode has a prompt several times, once or not at all.
+        Before anything is measured, that order is returned. `easy_first` sorts it from often to seldom solved. `uncertain`
+        draws from it by `weights`, so that a prompt may occur several times, once or not at all.
         """
         if np.isnan(self.solved).all():
             return list(shuffled)
@@ -68,17 +68,17 @@ class MeasuredCurriculum:
 
 
 def weights(rates: np.ndarray) -> np.ndarray:
-    """Return how much prompts count that are solved so often, (N,): 4 p (1 - p), the variance of a right answer against the
-    largest there is, and `LEAST_SHARE` at least, so that all of them are measured again."""
+    """Return the weights of prompts with these solve rates p, (N,): 4 p (1 - p), the variance of a right answer relative
+    to its maximum, and at least `LEAST_SHARE`, so that all of them are measured again."""
     inside = np.clip(rates, 0.0, 1.0)
     return np.maximum(4 * inside * (1 - inside), LEAST_SHARE)
 
 
 def systematic(weighted: np.ndarray, *, start: float) -> list[int]:
-    """Return N places drawn in proportion to N weights, each the expected number of times rounded down or up.
+    """Return N indices drawn in proportion to N weights, each its expected number of times rounded down or up.
 
     Args:
-        start: where the first draw is in its N-th, 0 to 1.
+        start: the offset of the first draw within the first of N intervals, 0 to 1.
     """
     count = len(weighted)
     bounds = np.cumsum(weighted) * count / weighted.sum()
@@ -88,23 +88,23 @@ def systematic(weighted: np.ndarray, *, start: float) -> list[int]:
 
 T = TypeVar("T")
 SKIP_BAD_ROWS = "--data.bad_rows skip"
-"""How a training is told to go on without the rows that cannot be used."""
+"""The flag with which a training leaves out rows that it cannot use."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LeftOutRow:
-    """A row that a training goes on without."""
+    """A row that a training leaves out."""
 
     dataset: str
-    """As the flag names it."""
+    """As given in the flag."""
     index: int
-    """Its place among the records of its file, from 0."""
+    """Its index among the records of its file, from 0."""
     reason: str
     """One sentence with the file and the line."""
 
 
 class KeptRows(list[T]):
-    """The rows of one dataset or of several, and those that were left out of them."""
+    """The rows of one or several datasets, and the rows that were left out of them."""
 
     def __init__(
         self,
@@ -113,49 +113,45 @@ class KeptRows(list[T]):
         left_out: Sequence[LeftOutRow] = (),
         origins: Mapping[str, tuple[str, int]] | None = None,
     ) -> None:
-        """Args: origins: by the location of each row, its dataset and its place in it."""
+        """Args: origins: the dataset of each row and the index in it, by the row's location."""
         super().__init__(rows)
         self.left_out = tuple(left_out)
         self.origins = dict(origins or {})
 
     @classmethod
     def of(cls, path: str, rows: Mapping[int, T], skipped: Sequence[SkippedRow]) -> KeptRows[T]:
-        """Return the rows of one file, which are given by their places in it."""
+        """Return the rows of one file, given by their index in it."""
         left_out = [LeftOutRow(dataset=path, index=row.index, reason=row.reason) for row in skipped]
-        origins = {located(row): (path, index) for index, row in rows.items()}
+        any_rows: Mapping[int, Any] = rows  # all kinds of rows have a location
+        origins = {row.location: (path, index) for index, row in any_rows.items()}
         return cls(rows.values(), left_out=left_out, origins=origins)
 
     @classmethod
     def blended(cls, rows: Iterable[T], parts: Sequence[KeptRows[T]]) -> KeptRows[T]:
-        """Return rows that were taken from several datasets."""
+        """Return rows that were drawn from several datasets."""
         left_out = [row for part in parts for row in part.left_out]
         origins = {location: origin for part in parts for location, origin in part.origins.items()}
         return cls(rows, left_out=left_out, origins=origins)
 
 
-def located(row: Any) -> str:
-    """Return the file and the line of a row of any kind."""
-    return row.location
-
-
 def stopped_by(error: UserError) -> UserError:
-    """Return the error of a run that stops at a row which could not be encoded when its turn came, with the way to go on."""
+    """Return the error of a run that stops at a row which could not be encoded, with the way to continue."""
     return UserError(
-        f"{error}. To go on with this run, repeat the command with {SKIP_BAD_ROWS}, which leaves the row out; data without "
-        "the row would be those of another run"
+        f"{error}. To continue this run, repeat the command with {SKIP_BAD_ROWS}, which leaves the row out; do not "
+        "remove it from the data, because a run resumes only with unchanged data"
     )
 
 
-def told_of(told: str, skipped: Sequence[SkippedRow]) -> str:
-    """Return what a training says of a file that it has read: how it was found, and what was left out."""
+def with_left_out(summary: str, skipped: Sequence[SkippedRow]) -> str:
+    """Return the summary of a file that a training has read, with what was left out."""
     if not skipped:
-        return told
+        return summary
     rows = "1 row that cannot be used is" if len(skipped) == 1 else f"{len(skipped):,} rows that cannot be used are"
-    return f"{told}; {rows} left out, the first: {' '.join(skipped[0].reason.split())}"
+    return f"{summary}; {rows} left out, the first: {' '.join(skipped[0].reason.split())}"
 
 
 def parse_dataset_spec(datasets: str, probabilities: str | None = None) -> tuple[list[str], list[float] | None]:
-    """`("a.jsonl,b.jsonl", "0.7,0.3")` → `(["a.jsonl", "b.jsonl"], [0.7, 0.3])`; raises UserError if they do not fit."""
+    """`("a.jsonl,b.jsonl", "0.7,0.3")` → `(["a.jsonl", "b.jsonl"], [0.7, 0.3])`; raises UserError for a mismatch."""
     paths = [path.strip() for path in datasets.split(",")]
     if not all(paths):
         raise UserError(
@@ -172,9 +168,9 @@ def parse_dataset_spec(datasets: str, probabilities: str | None = None) -> tuple
 
 
 def blend(row_lists: Sequence[Sequence[T]], probabilities: Sequence[float] | None, *, seed: int) -> list[T]:
-    """One list of rows: a concatenation without `probabilities`, else a draw that stops at the first list used up.
+    """Return one list: all rows in order without `probabilities`, else draws until the first list is used up.
 
-    Each draw picks a list by its probability and takes that list's next row, so no row comes twice. The order is that
+    Each draw picks a list by its probability and takes that list's next row, so no row occurs twice. The order is that
     of `datasets.interleave_datasets(..., stopping_strategy="first_exhausted")` for the same seed.
 
     Raises:
@@ -188,7 +184,7 @@ def blend(row_lists: Sequence[Sequence[T]], probabilities: Sequence[float] | Non
             raise UserError(
                 f"dataset {number} of --data.prompt_dataset holds no rows, so nothing can be drawn from it"
             )
-    # No more draws than rows can be needed: after that many, one list has been used up.
+    # After this many draws at the latest, one list has been used up.
     shares = np.asarray(probabilities) / sum(probabilities)
     draws = np.random.default_rng(seed).choice(len(row_lists), size=sum(map(len, row_lists)), p=shares)
     taken = [0] * len(row_lists)
@@ -218,7 +214,7 @@ def _check(probabilities: Sequence[float], *, num_datasets: int) -> None:
 
 
 class PromptStream:
-    """Rows in a new order for each episode; it depends on the seed and the episode, and on what a curriculum has measured."""
+    """Rows in a new order per episode, which depends on the seed, the episode and what a curriculum has measured."""
 
     def __init__(
         self, rows: Sequence[Row], *, seed: int, episodes: int, curriculum: MeasuredCurriculum | None = None
@@ -230,11 +226,11 @@ class PromptStream:
         self.episode = 0
         self.position = 0
         self.taken: list[int] = []
-        """The places of the rows that were taken last."""
+        """The indices of the rows that were taken last."""
         self._order = self._order_of(0)
 
     def take(self, count: int) -> list[Row]:
-        """Return the next `count` rows of the current episode, fewer at its end, and none behind the last one."""
+        """Return the next `count` rows of the current episode, fewer at its end, and none after the last episode."""
         if self.episode >= self.episodes:
             return []
         self.taken = list(self._order[self.position : self.position + count])
@@ -242,9 +238,9 @@ class PromptStream:
         return [self.rows[index] for index in self.taken]
 
     def take_of_batches(self, count: int, *, batch: int) -> list[Row]:
-        """Return up to `count` next rows of one episode, none behind the last one; of an episode as many as fill batches.
+        """Return up to `count` next rows of one episode, from those that fill whole batches; none after the last episode.
 
-        What is left of it is passed over, as `has` does.
+        The remainder of an episode is skipped, as in `has`.
         """
         while self.episode < self.episodes:
             if (room := self._of_batches(batch) - self.position) > 0:
@@ -253,7 +249,7 @@ class PromptStream:
         return []
 
     def left(self, *, batch: int) -> int:
-        """Return how many rows `take_of_batches` gives until the last episode ends."""
+        """Return how many rows `take_of_batches` will still return."""
         if self.episode >= self.episodes:
             return 0
         later = self.episodes - self.episode - 1
@@ -263,16 +259,16 @@ class PromptStream:
         return len(self.rows) // batch * batch
 
     def measured(self, solved: Sequence[float | None], *, places: Sequence[int] | None = None) -> None:
-        """Note how often rows were solved, 0 to 1; None where nobody answered them.
+        """Record solve rates of rows, 0 to 1; None for rows that nobody answered.
 
         Args:
-            places: of the rows; None are those that were taken last.
+            places: the indices of the rows; None means the rows that were taken last.
         """
         if self.curriculum is not None:
             self.curriculum.note(self.taken if places is None else places, solved)
 
     def has(self, count: int) -> bool:
-        """Say whether `count` more rows can be taken; moves on to the next episode where this one has too few."""
+        """Return whether `count` more rows can be taken; moves to the next episode if this one has too few."""
         while self.episode < self.episodes:
             if self.position + count <= len(self.rows):
                 return True
@@ -281,29 +277,29 @@ class PromptStream:
 
     @property
     def solved(self) -> float | None:
-        """How often prompts were solved when they came last, over those that were answered; None without a curriculum."""
+        """The mean solve rate of the prompts that were answered; None without a curriculum."""
         return None if self.curriculum is None else self.curriculum.mean
 
     def next_episode(self) -> bool:
-        """Move on to the next episode, whatever is left of this one; say whether there is one."""
+        """Move to the next episode, whatever is left of this one; return whether there is one."""
         self.episode, self.position = self.episode + 1, 0
-        # Freed first, so that no second order adds to the process's memory.
+        # Free the old order first, so that no second one adds to the process's memory.
         self._order = []
         self._order = self._order_of(self.episode)
         return self.episode < self.episodes
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what `load_state_dict` goes on from; nothing that happens later changes it."""
+        """Return a state for `load_state_dict`, which later changes do not affect."""
         state = {"episode": self.episode, "position": self.position}
         if self.curriculum is None:
             return state
-        # The order was made of what was measured before this episode, which is measured anew while it goes on.
+        # The order was made before this episode, whose rates are measured while it goes on.
         return {**state, "order": list(self._order), "solved": self.curriculum.solved.tolist()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state of the same rows."""
+        """Continue from a state of the same rows."""
         self.episode, self.position = state["episode"], state["position"]
-        # A version without curricula has saved nothing of the prompts.
+        # A version without curricula has saved no rates.
         if self.curriculum is None or "solved" not in state:
             self._order = self._order_of(self.episode)
         else:
@@ -322,7 +318,7 @@ def check_prompt(row: Row) -> None:
     if row.messages[-1].role == "assistant":
         raise UserError(
             f"{row.location}: a prompt for RL must not end with one of several assistant turns; such rows are for train_sft "
-            "(where responses are to go on from that turn, give --data.format r1_vlm)"
+            "(if responses are to continue that turn, give --data.format r1_vlm)"
         )
 
 
@@ -330,8 +326,10 @@ AnyRow: TypeAlias = Row | PreferenceRow | StepRow | UnpairedRow
 
 
 def rows_digest(rows: Sequence[AnyRow]) -> str:
-    """Return the number of rows and a digest of what they ask and answer; of an image in a file its name counts,
-    and of one in a row file that file's name, its row and its length: all images of a row file can be terabytes.
+    """Return the number of rows and a digest of their prompts and answers.
+
+    An image file counts by its name. An image in a row file counts by that file's name, its row and its length, because
+    all images of a row file can be terabytes.
     """
     digest = hashlib.sha256()
     for row in rows:
@@ -347,9 +345,9 @@ def rows_digest(rows: Sequence[AnyRow]) -> str:
 
 
 def files_of_rows(rows: Iterable[Row]) -> list[tuple[str, int, int]]:
-    """Return the local files that hold the images and videos of rows: their names, sizes and times of change.
+    """Return the local files that hold the images and videos of rows: their names, sizes and modification times.
 
-    A folder that was moved holds the same ones. A file that is not there has a size and a time of 0.
+    The result is the same for a folder that was moved. A missing file has a size and a time of 0.
     """
     parts = (part for row in rows for message in row.messages for part in message.parts)
     paths = {path for part in parts for path in map(_path_of, _sources_of(part)) if path}
@@ -403,20 +401,20 @@ def _described(part: TextPart | ImagePart | VideoPart) -> bytes:
         return part.text.encode(errors="replace")
     pixels = f" {part.min_pixels} {part.max_pixels}".encode()
     if isinstance(part, VideoPart):
-        video = part.source if isinstance(part.source, str) else [_frame_told(frame) for frame in part.source]
+        video = part.source if isinstance(part.source, str) else [_frame_name(frame) for frame in part.source]
         return f"{video} {part.fps} {part.max_frames}".encode(errors="replace") + pixels
     if isinstance(part.source, bytes):
         return part.source + pixels
     if isinstance(part.source, str):
         return part.source.rpartition("/")[2].encode(errors="replace") + pixels
     if isinstance(part.source, StoredBytes):
-        return _stored_told(part.source).encode(errors="replace") + pixels
+        return _stored_name(part.source).encode(errors="replace") + pixels
     return part.source.tobytes() + pixels
 
 
-def _frame_told(frame: ImageSource) -> str:
-    return _stored_told(frame) if isinstance(frame, StoredBytes) else describe(frame)
+def _frame_name(frame: ImageSource) -> str:
+    return _stored_name(frame) if isinstance(frame, StoredBytes) else describe(frame)
 
 
-def _stored_told(stored: StoredBytes) -> str:
+def _stored_name(stored: StoredBytes) -> str:
     return f"{os.path.basename(stored.place.name)} {stored.row} {stored.length}"

@@ -1,4 +1,4 @@
-"""Videos as sampled frames, the same ones for training and for rollouts."""
+"""Videos as sampled frames, identical in training and in rollouts."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ if TYPE_CHECKING:
     import numpy as np
 
 DEFAULT_FPS = 2.0
-"""Frames per second that are taken from a video, and that a list of frames shows, where the row does not say."""
+"""Frames taken per second of a video, or shown per second by a list of frames, if the row does not say."""
 DEFAULT_MAX_FRAMES = 32
-"""The most frames that are taken from a video where the row does not say; longer ones are sampled more thinly."""
+"""The most frames that are taken from a video if the row does not say; longer videos are sampled more sparsely."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Video:
-    """Frames that were sampled from a video."""
+    """Frames sampled from a video."""
 
     frames: np.ndarray
     """(N, H, W, 3), uint8, RGB, N >= 1."""
     fps: float
-    """How many of these frames stand for one second."""
+    """How many of these frames cover one second."""
 
 
 def load_video(part: VideoPart, *, location: str) -> Video:
-    """Return the part's frames in RGB, at most `max_frames` of them, evenly spread over the video.
+    """Return the part's frames in RGB, at most `max_frames` of them, evenly spaced.
 
     Raises:
         UserError: the video is missing, empty or cannot be decoded; names `location` and the video.
@@ -46,7 +46,7 @@ def load_video(part: VideoPart, *, location: str) -> Video:
 
 
 def check_video_exists(part: VideoPart, *, location: str) -> None:
-    """Raise UserError if a video file is missing or empty, or if one of a list of frames is no image; decodes no video."""
+    """Raise UserError if a video file is missing or empty, or a frame of a list is not an image; decodes no video."""
     if not isinstance(part.source, str):
         for frame in part.source:
             check_image_exists(ImagePart(frame), location=location)
@@ -59,9 +59,9 @@ def check_video_exists(part: VideoPart, *, location: str) -> None:
 
 
 def video_size(part: VideoPart, *, location: str) -> tuple[int, int] | None:
-    """Return the width and height of a video's frames without decoding any; None where the first frame is a URL.
+    """Return the width and height of a video's frames without decoding any; None if the first frame is a URL.
 
-    Raises what `load_video` does, as far as opening the file, or its first frame, shows it.
+    Raises what `load_video` does, as far as opening the file or its first frame detects it.
     """
     if not isinstance(part.source, str):
         return image_size(ImagePart(part.source[0]), location=location)
@@ -72,7 +72,7 @@ def video_size(part: VideoPart, *, location: str) -> tuple[int, int] | None:
 def frame_indices(*, total: int, seconds: float, fps: float, max_frames: int) -> list[int]:
     """Return which of `total` frames to take for `fps` frames per second, at least 1 and at most `max_frames`.
 
-    The video is cut into equal spans, and each gives its first frame: 90 frames in 3 s at 2 fps are 0, 15, ..., 75.
+    The first frame of each of equal spans is taken: 90 frames in 3 s at 2 fps give 0, 15, ..., 75.
     """
     count = max(1, min(math.floor(seconds * fps + 0.5), max_frames, total))
     return [index * total // count for index in range(count)]
@@ -105,7 +105,7 @@ def _load_file(path: str, part: VideoPart, *, location: str) -> Video:
     indices = wanted(total=total, seconds=total / video.fps)
     frames = video.read(indices)
     if len(frames) < len(indices):
-        # Some containers state more frames than they hold.
+        # Some containers state more frames than they contain.
         total = video.count_frames()
         indices = wanted(total=total, seconds=total / video.fps)
         frames = video.read(indices)
@@ -139,7 +139,7 @@ class _VideoFile:
         return UserError(f"{self.location}: cannot read the video {self.path}: {reason}; replace it or drop the row")
 
     def count_frames(self) -> int:
-        """Return how many frames the file holds, by going through all of them; raises UserError if there are none."""
+        """Return how many frames the file holds, by reading all of them; raises UserError if there are none."""
         with self._opened() as capture:
             count = 0
             while capture.grab():
@@ -149,10 +149,10 @@ class _VideoFile:
         return count
 
     def read(self, indices: Sequence[int]) -> dict[int, np.ndarray]:
-        """Return those of the frames that can be decoded, by index: (H, W, 3), uint8, RGB."""
+        """Return the frames that can be decoded, by index: (H, W, 3), uint8, RGB."""
         frames: dict[int, np.ndarray] = {}
         with self._opened() as capture:
-            # In the order of the file: jumping to a frame is exact in few formats.
+            # Read in the order of the file: few formats can seek to an exact frame.
             for index in range(indices[-1] + 1):
                 if not capture.grab():
                     break

@@ -1,1 +1,1 @@
-"""What is in a row file, and what of it a training would stumble over: `lmm-r1 check_data`."""
+"""Checks a row file for what a training would fail at: `lmm-r1 check_data`."""

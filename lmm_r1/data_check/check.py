@@ -1,4 +1,4 @@
-"""The whole check of a row file: what is read, in which order, and what becomes of it."""
+"""The whole check of a row file, and the page with its findings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lmm_r1.config.check_data import CheckDataConfig, Kind
 from lmm_r1.config.rewards import verifier_from
 from lmm_r1.config.shared import row_reading
 from lmm_r1.data.bad_rows import SkippedRow
-from lmm_r1.data.files import read_good_rows
+from lmm_r1.data.files import read_row_file
 from lmm_r1.data.images import load_image
 from lmm_r1.data.messages import Message, Row, TextPart, images_of
 from lmm_r1.data.preferences import KINDS as KINDS_OF_ROWS
@@ -32,43 +32,42 @@ from lmm_r1.data_check.contents import (
 )
 from lmm_r1.data_check.findings import KINDS, Distribution, Finding, JudgedView, counts, sides_of, views
 from lmm_r1.errors import UserError
-from lmm_r1.evaluation.page_parts import MIN_BYTES, data_uri, page_templates
-from lmm_r1.report.page_text import number, percent
+from lmm_r1.evaluation.page_parts import MIN_BYTES, data_uri, number, page_templates, percent
 
 Progress = Callable[[str, int, int], None]
-"""Is told what is done, how many rows of it are done, and of how many."""
+"""Called with what is being done, how many rows are done, and the number of rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckedData:
-    """What a file holds, and what was found in it."""
+    """The contents of a file, and the findings."""
 
     source: str
     kind: Kind
-    """Of its rows."""
+    """The kind of its rows."""
     counts: Mapping[str, int]
-    """Of rows with judged responses, how many there are of what a training depends on."""
+    """For rows with judged responses: the numbers that a training depends on."""
     rows: Mapping[int, Row]
-    """Those that can be used, by their place in the file."""
+    """The valid rows, by their index in the file."""
     count: int
     """All rows of the file."""
     conversations: int
-    """Of the rows that can be used, those that end with a turn to learn from."""
+    """The valid rows that end with a turn to train on."""
     datasources: Mapping[str, int]
     """Rows of each source, the most frequent first."""
     distributions: Sequence[Distribution]
     findings: Sequence[Finding]
     """By kind as in `KINDS`, then by row."""
     notes: Sequence[str]
-    """What the user should know beside that, in sentences."""
+    """What else the user should know, in sentences."""
 
     def of_kind(self, kind: str) -> list[Finding]:
         return [finding for finding in self.findings if finding.kind == kind]
 
 
 def check_rows(config: CheckDataConfig, *, progress: Progress) -> CheckedData:
-    """Return what there is to say of a row file; raises UserError where none of its rows can be used."""
-    # Before minutes are spent on images.
+    """Return the contents and findings of a row file; raises UserError if none of its rows is valid."""
+    # An unknown verifier should be an error before minutes are spent on images.
     for spec in config.verifiers:
         verifier_from(spec)
     reading = row_reading(config)
@@ -77,7 +76,7 @@ def check_rows(config: CheckDataConfig, *, progress: Progress) -> CheckedData:
     _check_flags(config, file.kind)
     rows = file.rows
     others = [OtherFile.of(path, _read(config, path, reading, kind=None).rows) for path in config.against]
-    findings = [_of_skipped(row) for row in file.skipped]
+    findings = [_skipped_finding(row) for row in file.skipped]
     sizes: list[tuple[int, int]] = []
     readable: dict[int, Row] = {}
     repeats = Repeats(tuple(others))
@@ -91,7 +90,7 @@ def check_rows(config: CheckDataConfig, *, progress: Progress) -> CheckedData:
             readable[index] = row
             findings.extend(repeats.findings(index, row, content))
         progress("reading", done, len(rows))
-    distributions, notes = _image_sizes(rows, sizes), [file.told]
+    distributions, notes = _image_sizes(rows, sizes), [file.summary]
     judged = file.kind != "prompts"
     findings.extend(() if judged else _without_answer(readable))
     if config.model is None:
@@ -121,36 +120,40 @@ def check_rows(config: CheckDataConfig, *, progress: Progress) -> CheckedData:
 
 @dataclass(frozen=True, kw_only=True)
 class _File:
-    """A row file as the checks take it."""
+    """A row file in the form that the checks need."""
 
     rows: dict[int, Row]
     skipped: Sequence[SkippedRow]
     kind: Kind
     counts: Mapping[str, int]
-    told: str
+    summary: str
 
 
 def _read(config: CheckDataConfig, path: str, reading: RowReading, *, kind: Kind | None) -> _File:
-    """Return the rows that can be used; the columns tell the kind where it is None."""
+    """Return the rows of a file, including the skipped ones; None detects the kind from the columns."""
     if kind is None:
         judged = find_kind(path, split=config.split, reading=reading)
     else:
         judged = next((known for known in KINDS_OF_ROWS if known.name == kind), None)
     if judged is None:
-        file = read_good_rows(
-            path, split=config.split, max_rows=config.max_rows, reading=reading, answer_required=False
+        file = read_row_file(
+            path, split=config.split, max_rows=config.max_rows, reading=reading, answer_required=False, bad_rows="skip"
         )
-        return _File(rows=file.rows, skipped=file.skipped, kind="prompts", counts={}, told=file.told)
+        return _File(rows=file.rows, skipped=file.skipped, kind="prompts", counts={}, summary=file.summary)
     found = read_judged_file(
         path, judged, split=config.split, max_rows=config.max_rows, reading=reading, bad_rows="skip"
     )
     return _File(
-        rows=views(found.rows), skipped=found.skipped, kind=found.kind, counts=counts(found.rows), told=found.told
+        rows=views(found.rows),
+        skipped=found.skipped,
+        kind=found.kind,
+        counts=counts(found.rows),
+        summary=found.summary,
     )
 
 
-def _of_skipped(row: SkippedRow) -> Finding:
-    # A reason begins with the place.
+def _skipped_finding(row: SkippedRow) -> Finding:
+    # A reason begins with the location.
     location, _, what = row.reason.partition(": ")
     return Finding(kind="row", index=row.index, location=location, what=what)
 
@@ -158,7 +161,7 @@ def _of_skipped(row: SkippedRow) -> Finding:
 def _without_answer(rows: Mapping[int, Row]) -> Iterator[Finding]:
     for index, row in rows.items():
         if not row.answer and row.response is None and not is_conversation(row):
-            what = "has no answer for RL to reward, and no turn for SFT to learn from"
+            what = "has no answer for RL to reward, and no turn for SFT to train on"
             yield Finding(kind="answer", index=index, location=row.location, what=what)
 
 
@@ -177,7 +180,7 @@ def _image_count(row: Row) -> int:
 
 
 def _check_flags(config: CheckDataConfig, kind: Kind) -> None:
-    """Raise UserError for a flag that rows of this kind have no use for."""
+    """Raise UserError for a flag that does not apply to rows of this kind."""
     if kind != "prompts" and config.verifiers != CheckDataConfig.verifiers:
         raise UserError(
             f"--verifiers {' '.join(config.verifiers)}: {config.file} holds rows of the kind {kind}, which have no answers to "
@@ -197,12 +200,12 @@ def _check_flags(config: CheckDataConfig, kind: Kind) -> None:
 def _lengths(
     config: CheckDataConfig, rows: Mapping[int, Row], *, progress: Progress
 ) -> tuple[list[Distribution], list[Finding], str | None]:
-    """Return how long prompts and conversations are, what was found, and a note on the model."""
-    # It loads the model's processor, and with it transformers.
-    from lmm_r1.data_check.lengths import Budget, Lengths
+    """Return the lengths of prompts and conversations, the findings, and a note on the model."""
+    # This module loads the model's processor, and with it transformers.
+    from lmm_r1.data_check.lengths import Lengths, TokenBudget
 
-    assert config.model is not None, "a model whose tokens are counted"
-    budget = Budget(max_len=config.max_len, max_new_tokens=config.max_new_tokens)
+    assert config.model is not None, "tokens are counted with a model"
+    budget = TokenBudget(max_len=config.max_len, max_new_tokens=config.max_new_tokens)
     lengths = Lengths(config.model, budget, trust_remote_code=config.trust_remote_code)
     findings = list(spelled_findings(rows, lengths.control_texts))
     for done, (index, row) in enumerate(rows.items(), start=1):
@@ -218,9 +221,9 @@ def _lengths(
     return found, findings, lengths.too_long_for_model
 
 
-# Findings of one kind that are listed; the JSON has all of them.
+# The page lists this many findings per kind; the JSON has all of them.
 LISTED = 100
-# Of those, so many are shown with their rows.
+# The page shows this many rows with findings per kind.
 SHOWN = 8
 SIDE = 200
 
@@ -254,7 +257,7 @@ def build_page(checked: CheckedData, *, thumbnails: int) -> str:
     """Return the page as HTML.
 
     Args:
-        thumbnails: rows shown beside those with findings, spread evenly over the file.
+        thumbnails: how many rows to show in addition to those with findings, spread evenly over the file.
     """
     indices = list(checked.rows)
     step = max(1, -(-len(indices) // thumbnails)) if thumbnails else len(indices) + 1
@@ -287,7 +290,7 @@ def _card(row: Row) -> Card:
         try:
             images.append(_small(load_image(part, location=row.location)))
         except UserError:
-            # What is wrong with it stands among the findings.
+            # The findings list the reason.
             unreadable += 1
     turns = [(message.role, _text(message)) for message in row.messages]
     turns += [(side.name, _text(message)) for side in sides_of(row) for message in side.turns]

@@ -1,4 +1,4 @@
-"""What rows contain: answers, repeated rows, special tokens that are spelled as text."""
+"""What rows contain: answers, repeated rows, and special tokens written as text."""
 
 from __future__ import annotations
 
@@ -22,31 +22,30 @@ from remote_rm.composition import Composition
 from remote_rm.reward_function import reward_func_of
 from remote_rm.verifier import Verifier
 
-# Rows whose images are in memory at a time, in all threads together.
+# The number of rows whose images are in memory at a time, in all threads together.
 _AT_A_TIME = 64
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowContent:
-    """What one row holds."""
+    """The content of one row. Rows with equal digests are equal in what the digest covers."""
 
     question: bytes
-    """The same for rows with the same prompt: its text, less spaces and capitals, its images and its videos."""
+    """Digest of the prompt: its text, ignoring spaces and case, its images and its videos."""
     opening: bytes | None
-    """The same for rows that begin by asking the same of the same images, whatever is said later and whatever the system turn
-    says: a trajectory and the question that it answers. None where there is no image before the model's first turn."""
+    """Digest of the first question and its images, ignoring the system turn and later turns, so that a trajectory equals the
+    question that it answers. None if there is no image before the model's first turn."""
     repeated: bytes
-    """The same for rows that are one row twice, or that contradict one another: with judged responses, the same ones beside the
-    same question, in whatever order."""
+    """Digest by which rows repeat or contradict one another: the prompt and, in any order, its judged responses."""
     answer: str
     sizes: tuple[tuple[int, int], ...]
     """Width and height of each image."""
     error: str | None
-    """Why an image or a video cannot be read; what the row asks is not known then."""
+    """Why an image or a video cannot be read; the digests are then empty."""
 
 
 def contents(rows: Mapping[int, Row]) -> Iterator[tuple[int, RowContent]]:
-    """Yield what each row holds, in order; images are decoded by several threads and not kept."""
+    """Yield the content of each row, in order; several threads decode images, which are not kept."""
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as threads:
         for chunk in _chunks(rows.items(), size=_AT_A_TIME):
             found = threads.map(content_of, [row for _, row in chunk])
@@ -54,7 +53,7 @@ def contents(rows: Mapping[int, Row]) -> Iterator[tuple[int, RowContent]]:
 
 
 def content_of(row: Row) -> RowContent:
-    """Return what a row holds; what it asks is all but a last turn of the assistant."""
+    """Return the content of a row; its prompt is everything but a last turn of the assistant."""
     prompt = row.messages[:-1] if is_conversation(row) else row.messages
     sides = sides_of(row)
     answer = (
@@ -65,10 +64,10 @@ def content_of(row: Row) -> RowContent:
     digest, asked = hashlib.sha256(), hashlib.sha256()
     sizes: list[tuple[int, int]] = []
     for message in prompt:
-        digest.update(_told(message))
+        digest.update(_normalised(message))
     for message in opening:
         if message.role != "system":
-            asked.update(_told(message))
+            asked.update(_normalised(message))
     try:
         for part in images_of(row.messages):
             pixels = _pixels(part, row, sizes)
@@ -77,7 +76,7 @@ def content_of(row: Row) -> RowContent:
                 asked.update(pixels)
         for video in videos_of(row.messages):
             digest.update(_frames(video, row))
-        beside = sorted(_side(side, row, sizes) for side in sides)
+        judged = sorted(_side(side, row, sizes) for side in sides)
     except UserError as error:
         return RowContent(
             question=b"", opening=None, repeated=b"", answer=answer, sizes=tuple(sizes), error=str(error)
@@ -85,7 +84,7 @@ def content_of(row: Row) -> RowContent:
     return RowContent(
         question=digest.digest(),
         opening=asked.digest() if first else None,
-        repeated=digest.digest() + b"".join(beside),
+        repeated=digest.digest() + b"".join(judged),
         answer=answer,
         sizes=tuple(sizes),
         error=None,
@@ -93,7 +92,7 @@ def content_of(row: Row) -> RowContent:
 
 
 def _pixels(part: ImagePart, row: Row, sizes: list[tuple[int, int]]) -> bytes:
-    """Return what tells an image from others, and note its size."""
+    """Return a digest of an image, and note its size."""
     image = load_image(part, location=row.location)
     sizes.append(image.size)
     return repr(image.size).encode() + hashlib.sha256(image.tobytes()).digest()
@@ -105,10 +104,10 @@ def _frames(part: VideoPart, row: Row) -> bytes:
 
 
 def _side(side: Side, row: Row, sizes: list[tuple[int, int]]) -> bytes:
-    """Return what tells a response from others."""
+    """Return a digest of a response."""
     digest = hashlib.sha256()
     for message in side.turns:
-        digest.update(_told(message))
+        digest.update(_normalised(message))
     for image in images_of(side.turns):
         digest.update(_pixels(image, row, sizes))
     for video in videos_of(side.turns):
@@ -117,11 +116,11 @@ def _side(side: Side, row: Row, sizes: list[tuple[int, int]]) -> bytes:
 
 
 def is_conversation(row: Row) -> bool:
-    """Say whether a row ends with a turn to learn from, and is no prompt."""
+    """Return whether a row ends with a turn to train on, so that it is not a prompt."""
     return row.messages[-1].role == "assistant"
 
 
-def _told(message: Message) -> bytes:
+def _normalised(message: Message) -> bytes:
     return f"{message.role}\0{''.join(_text(message.parts).split()).casefold()}\0".encode()
 
 
@@ -136,11 +135,11 @@ def _chunks(items: Iterable[tuple[int, Row]], *, size: int) -> Iterator[list[tup
 
 
 def answer_findings(rows: Mapping[int, Row], spec: str, *, workers: int, timeout_s: float) -> Iterator[Finding]:
-    """Yield what there is to say of the rows that have an answer.
+    """Yield the findings about the rows that have an answer.
 
     Args:
-        spec: of the verifier, as a command line names it.
-        timeout_s: seconds after which the judging of one answer is cut off.
+        spec: the verifier, as in the flag.
+        timeout_s: seconds after which the judging of one answer is stopped.
     """
     verifier = verifier_from(spec)
     judged: dict[int, Row] = {}
@@ -165,33 +164,33 @@ def answer_findings(rows: Mapping[int, Row], spec: str, *, workers: int, timeout
         judged.items(), accuracies, ungradable, logs["timed_out"], strict=True
     ):
         if unread:
-            what = f"{spec} cannot read the answer {row.answer!r}: no response is right by it"
+            what = f"{spec} cannot read the answer {row.answer!r}, so no response can be correct"
             yield Finding(kind="gold refused", index=index, location=row.location, what=what)
         elif accuracy < 1.0:
-            cause = f"was cut off after {timeout_s:g} s on" if late else "does not take for right"
+            cause = f"was stopped after {timeout_s:g} s on" if late else "does not accept"
             what = f"{spec} {cause} a response that gives the answer {row.answer!r} itself"
             yield Finding(kind="gold wrong", index=index, location=row.location, what=what)
 
 
 def _response(verifier: Verifier, label: str) -> str:
-    """Return the response that a policy would be taught: the thought and the answer, each in its tags."""
+    """Return a response as a policy would be trained to write it: the thought and the answer, each in its tags."""
     gold = verifier.answer_of(label) if isinstance(verifier, (AnswerVerifier, Composition)) else label
     return f"<think>\nThis is known.\n</think>\n<answer>{gold}</answer>"
 
 
 @dataclass(frozen=True, kw_only=True)
 class OtherFile:
-    """What the rows of another file ask."""
+    """The prompts of another file."""
 
     path: str
     questions: Mapping[bytes, str]
-    """From what is asked to the place of the first row that asks it."""
+    """From the digest of a prompt to the location of its first row."""
     openings: Mapping[bytes, str]
-    """The same by what is asked first of images."""
+    """The same for `RowContent.opening`."""
 
     @classmethod
     def of(cls, path: str, rows: Mapping[int, Row]) -> OtherFile:
-        """Return it; rows whose images cannot be read are left out."""
+        """Return the prompts of a file's rows, except for rows whose images cannot be read."""
         questions: dict[bytes, str] = {}
         openings: dict[bytes, str] = {}
         for index, content in contents(rows):
@@ -202,7 +201,7 @@ class OtherFile:
         return cls(path=path, questions=questions, openings=openings)
 
     def place_of(self, content: RowContent) -> str | None:
-        """Return the place of a row that asks the same, None where there is none."""
+        """Return the location of a row with the same prompt, None if there is none."""
         place = self.questions.get(content.question)
         if place is None and content.opening is not None:
             place = self.openings.get(content.opening)
@@ -210,14 +209,14 @@ class OtherFile:
 
 
 class Repeats:
-    """Finds rows that ask what an earlier row of the file asks, or a row of another file."""
+    """Finds rows whose prompt repeats that of an earlier row, or of a row in another file."""
 
     def __init__(self, others: tuple[OtherFile, ...] = ()) -> None:
         self._others = others
         self._seen: dict[bytes, tuple[str, str]] = {}
 
     def findings(self, index: int, row: Row, content: RowContent) -> Iterator[Finding]:
-        """Yield what there is to say of the file's next row, whose images can be read."""
+        """Yield the findings about the file's next row, whose images can be read."""
         for other in self._others:
             place = other.place_of(content)
             if place is not None:
@@ -226,11 +225,11 @@ class Repeats:
         if first == row.location:
             return
         if answer.strip() == content.answer.strip():
-            yield Finding(kind="duplicate", index=index, location=row.location, what=f"is the same as {first}")
+            yield Finding(kind="duplicate", index=index, location=row.location, what=f"repeats {first}")
         else:
             asked = f"judges the responses of {first}" if sides_of(row) else f"asks what {first} asks"
             had = "verdict" if sides_of(row) else "answer"
-            what = f"{asked}, and has the {had} {_short(content.answer)} where that has {_short(answer)}"
+            what = f"{asked}, but has the {had} {_short(content.answer)} instead of {_short(answer)}"
             yield Finding(kind="contradiction", index=index, location=row.location, what=what)
 
 
@@ -238,12 +237,12 @@ def _short(answer: str) -> str:
     return repr(answer if len(answer) <= 60 else f"{answer[:57]}...")
 
 
-# Those of well-known chat templates, where no model says which tokens it has.
+# The special tokens of common chat templates, used if no model is given.
 COMMON = re.compile(r"<\|\w+\|>|<｜[\w▁]+｜>|<(?:start|end)_of_turn>|\[/?INST\]|</s>")
 
 
 def spelled_findings(rows: Mapping[int, Row], control: re.Pattern[str]) -> Iterator[Finding]:
-    """Yield what rows spell of special tokens, one finding per row.
+    """Yield one finding per row that writes special tokens as text.
 
     Args:
         control: matches the spelling of each special token.
@@ -255,8 +254,8 @@ def spelled_findings(rows: Mapping[int, Row], control: re.Pattern[str]) -> Itera
                 if isinstance(part, TextPart) and (found := [one[0] for one in control.finditer(part.text)]):
                     counts.setdefault(message.role, Counter()).update(found)
         if counts:
-            told = "; ".join(f"the {role}'s text: {_listed(of_role)}" for role, of_role in counts.items())
-            yield Finding(kind="special tokens", index=index, location=row.location, what=told)
+            what = "; ".join(f"the {role}'s text: {_listed(of_role)}" for role, of_role in counts.items())
+            yield Finding(kind="special tokens", index=index, location=row.location, what=what)
 
 
 def _messages(row: Row) -> Iterator[Message]:

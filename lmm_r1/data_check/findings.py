@@ -1,4 +1,4 @@
-"""What a check of rows can find, and the figures of a whole file."""
+"""The kinds of findings, and the statistics of a whole file."""
 
 from __future__ import annotations
 
@@ -11,41 +11,41 @@ from lmm_r1.data.messages import Message, Row, TextPart
 from lmm_r1.data.preferences import JudgedRow, PreferenceRow, StepRow, UnpairedRow
 
 KINDS = {
-    "row": "cannot be used: training ends at such a row",
+    "row": "cannot be used: training stops at such a row",
     "image": "has an image or a video that cannot be read",
-    "answer": "has no answer, and is no conversation to learn from",
+    "answer": "has no answer, and is not a conversation to train on",
     "length": "is longer than the training's budget",
     "encoding": "cannot be encoded for the model",
-    "special tokens": "spells special tokens, which are read as text: a turn or an end that was meant is none",
+    "special tokens": "writes special tokens as text, which do not act as a turn or an end",
     "gold refused": "has an answer that a verifier cannot judge by",
-    "gold wrong": "has an answer that a verifier does not take for right",
-    "leak": "is in another file, too",
-    "duplicate": "has been there before",
-    "contradiction": "has been there before, with another answer",
+    "gold wrong": "has an answer that a verifier does not accept",
+    "leak": "is also in another file",
+    "duplicate": "repeats an earlier row",
+    "contradiction": "repeats an earlier row with another answer",
 }
-"""The kinds of findings, in the order in which they are told, and what a row of each does."""
+"""The kinds of findings in the order in which they are reported, each with a predicate for its rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """Something that is wrong with one row."""
+    """A problem with one row."""
 
     kind: str
     """One of `KINDS`."""
     index: int
-    """The row's place in the file, from 0."""
+    """The row's index in the file, from 0."""
     location: str
     """File and line."""
     what: str
 
     def __post_init__(self) -> None:
-        """A kind that nobody tells would be lost."""
+        """An unknown kind would not be reported."""
         assert self.kind in KINDS, self.kind
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bin:
-    """The values from `low` up to `high`; in the last bin, that one included."""
+    """The values from `low` up to `high`; only the last bin includes `high`."""
 
     low: float
     high: float
@@ -54,23 +54,23 @@ class Bin:
 
 @dataclass(frozen=True, kw_only=True)
 class Distribution:
-    """How some number is spread over the rows, or over the images."""
+    """How a number is distributed over the rows or the images."""
 
     name: str
     count: int
     least: float
     median: float
     most_of_90: float
-    """Nine of ten values are no larger."""
+    """90 % of the values are at most this."""
     most_of_99: float
     largest: float
     bins: tuple[Bin, ...]
     limit: float | None = None
-    """What values should not exceed."""
+    """Values should not exceed it."""
 
     @classmethod
     def of(cls, name: str, values: Sequence[float], *, bins: int = 24, limit: float | None = None) -> Distribution:
-        """Return that of one or more values; a quantile is the smallest value that so large a share does not exceed."""
+        """Return the distribution of one or more values; a quantile is the smallest value with that share at or below it."""
         ordered = sorted(values)
 
         def quantile(share: float) -> float:
@@ -107,32 +107,32 @@ class Side:
     """One response to a row's prompt."""
 
     name: str
-    """What it is called: `chosen`."""
+    """Such as `chosen`."""
     turns: tuple[Message, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class JudgedView(Row):
-    """A prompt whose responses are judged."""
+    """A prompt with judged responses."""
 
     judged: JudgedRow
     sides: tuple[Side, ...]
     verdict: str
-    """What was said of them: of two rows with the same prompt and sides that differ in it, one is wrong."""
+    """The judgement of the responses; if two rows differ in it alone, one of them is wrong."""
 
     @property
     def conversations(self) -> list[tuple[str, Row]]:
-        """The prompt with each of its responses, and what that is called."""
+        """The name of each response, and the prompt followed by it."""
         return [(side.name, self.judged.conversation(side.turns)) for side in self.sides]
 
 
 def sides_of(row: Row) -> tuple[Side, ...]:
-    """Return the responses of a row, none where they are not judged."""
+    """Return the responses of a row with judged responses, none for other rows."""
     return row.sides if isinstance(row, JudgedView) else ()
 
 
 def views(rows: Mapping[int, JudgedRow]) -> dict[int, Row]:
-    """Return rows with judged responses as the checks take them."""
+    """Return rows with judged responses in the form that the checks need."""
     return {index: _view(row) for index, row in rows.items()}
 
 
@@ -165,7 +165,7 @@ def _text(turns: Sequence[Message]) -> str:
 
 
 def counts(rows: Mapping[int, JudgedRow]) -> dict[str, int]:
-    """Return how many there are of what a training on such rows depends on."""
+    """Return the numbers that a training on such rows depends on."""
     tally: Counter[str] = Counter()
     for row in rows.values():
         for phrase, count in _tally(row).items():

@@ -1,4 +1,4 @@
-"""How many tokens rows take of a model, and what a training's budgets make of that."""
+"""How many tokens rows have for a model, compared with a training's budget."""
 
 from __future__ import annotations
 
@@ -19,39 +19,36 @@ from lmm_r1.supervised.samples import check_sample
 
 
 @dataclass(frozen=True, kw_only=True)
-class Budget:
-    """What a row may take."""
+class TokenBudget:
+    """The token limits of a training."""
 
     max_len: int
-    """Tokens of prompt, images and response together, in the trainer and in the engine."""
+    """The most tokens of prompt, images and response together, in the trainer and in the engine."""
     max_new_tokens: int | None
-    """Those that a response must have room for; None asks for one."""
+    """Tokens reserved for a response; None reserves one."""
 
     @property
     def prompt(self) -> int:
-        """Tokens of the longest prompt that RL takes."""
+        """The most tokens of a prompt in RL."""
         return self.max_len - (self.max_new_tokens or 1)
 
 
 class Lengths:
-    """Encodes rows as training and engine do, and holds them against a budget."""
+    """Encodes rows as training and engine do, and compares them with a budget."""
 
-    def __init__(self, model: str, budget: Budget, *, trust_remote_code: bool = False) -> None:
+    def __init__(self, model: str, budget: TokenBudget, *, trust_remote_code: bool = False) -> None:
         self._model = model
         self._checkpoint = Checkpoint(model, trust_remote_code=trust_remote_code)
         self.budget = budget
         self.prompts: list[int] = []
         """Tokens of each prompt that was encoded, images included."""
         self.conversations: list[int] = []
-        """The same of rows with a turn to learn from, that turn included."""
+        """The same for rows that end with a turn to train on, including that turn."""
 
     def finding(self, index: int, row: Row) -> Finding | None:
-        """Encode one row, as the prompt that RL takes and as what SFT learns, or with each of its judged responses.
-
-        Return what there is to say of it.
-        """
+        """Encode one row as RL and as SFT take it, or with each of its judged responses; return the first problem."""
         if isinstance(row, JudgedView):
-            # The steps of a solution are encoded without the template, which ends turns alone.
+            # The steps of a solution are encoded without the template, which alone ends turns.
             check = None if isinstance(row.judged, StepRow) else partial(check_response, first=len(row.messages))
             found = [self._finding(index, whole, name=name, check=check) for name, whole in row.conversations]
             return next((finding for finding in found if finding is not None), None)
@@ -61,7 +58,7 @@ class Lengths:
         return self._finding(index, row, check=check) or self._finding(index, demonstration(row), check=check)
 
     def _finding(self, index: int, row: Row, *, check: Callable[..., None] | None, name: str = "") -> Finding | None:
-        """Args: check: what a training asks of a conversation beside its encoding; None asks nothing."""
+        """Args: check: what a training requires of a conversation in addition to its encoding."""
         kit, processor, whole = self._checkpoint.kit, self._checkpoint.processor, is_conversation(row)
         try:
             check_images_taken([row], kit=kit, model=self._model)
@@ -85,13 +82,13 @@ class Lengths:
 
     @property
     def control_texts(self) -> re.Pattern[str]:
-        """What of a text the model's chat template alone may write."""
+        """Matches the texts that only the model's chat template may write."""
         return control_texts(self._checkpoint.kit, self._checkpoint.processor)
 
     @property
     def too_long_for_model(self) -> str | None:
-        """A sentence where the budget is beyond the positions that the model knows."""
+        """A sentence if the budget exceeds the model's positions."""
         known = self._checkpoint.config.get_text_config().max_position_embeddings
         if self.budget.max_len <= known:
             return None
-        return f"--max_len {self.budget.max_len} is more than the {known} positions that {self._model} knows; lower it"
+        return f"--max_len {self.budget.max_len} is more than the {known} positions of {self._model}; lower it"

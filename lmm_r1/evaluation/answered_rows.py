@@ -1,4 +1,4 @@
-"""The responses of a checkpoint to files of rows, from an engine, and what verifiers say of them."""
+"""A checkpoint's responses to files of rows, sampled or saved, with the verdicts of verifiers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from lmm_r1.config.evaluate import RESPONSES_SUFFIX, responses_path
 from lmm_r1.data.bad_rows import SkippedRow
-from lmm_r1.data.files import read_good_rows
+from lmm_r1.data.files import read_row_file
 from lmm_r1.data.images import PictureFolder
 from lmm_r1.data.messages import Row, TextPart, images_of
 from lmm_r1.data.sample import Completion
@@ -20,20 +20,20 @@ from lmm_r1.evaluation.row_set import RowSet
 from lmm_r1.evaluation.scoreboard.board import CheckpointResponses, MeasuredFile
 from lmm_r1.evaluation.scores import environment_scores, episode_of, powers_of_two
 from lmm_r1.generation.engine import Responder, SamplingSettings
-from lmm_r1.records.responses import JudgedResponse, Verdict, by_row, read_responses
-from lmm_r1.scoring.response_scores import Judge
+from lmm_r1.records.responses import JudgedResponse, VerifierVerdict, by_row, read_responses
+from lmm_r1.scoring.response_scores import VerifierJudge
 from remote_rm.verifier import Item
 
-# Rows between two lines about how far an engine is.
+# Progress is reported each time this many rows are done.
 REPORTED_ROWS = 256
 
 
 @dataclass(frozen=True, kw_only=True)
 class AnsweredRows:
-    """What a checkpoint made of the rows of one file."""
+    """A checkpoint's responses to the rows of one file."""
 
     completions: dict[int, tuple[Completion, ...]]
-    """By the row's place in the file, in that order; rows that it could not take are not there."""
+    """By the row's index in the file, in that order, without rows that could not be answered."""
     skipped: tuple[SkippedRow, ...]
     seconds: float
 
@@ -47,14 +47,14 @@ def answer_files(
     report: Callable[[str], None],
     pictures: PictureFolder | None = None,
 ) -> dict[str, AnsweredRows]:
-    """Return what a model answers to the rows of each file; `report` gets a line now and then.
+    """Return a model's responses to the rows of each file; `report` gets a line now and then.
 
-    Raises UserError where the engine cannot be had, and where it can take none of a file's rows.
+    Raises UserError if the engine cannot be started, or cannot take any row of a file.
 
     Args:
-        make: gives the model's engine.
-        model: as the lines name it.
-        pictures: where those go that episodes have shown.
+        make: makes the model's engine.
+        model: the model's name in the lines.
+        pictures: the folder for pictures that episodes have shown.
     """
     with contextlib.closing(make()) as engine:
         return {
@@ -93,13 +93,17 @@ def _answers(
 
 
 def judge_responses(
-    completions: Mapping[int, Sequence[Completion]], *, checkpoint: str, row_set: RowSet, judges: Mapping[str, Judge]
+    completions: Mapping[int, Sequence[Completion]],
+    *,
+    checkpoint: str,
+    row_set: RowSet,
+    judges: Mapping[str, VerifierJudge],
 ) -> list[JudgedResponse]:
-    """Return the responses with the verdicts of the file's verifiers, all samples of a row one after the other.
+    """Return the responses with the verdicts of the file's verifiers, all samples of a row together.
 
     Args:
-        completions: by the row's place in the file.
-        judges: by verifier, but for those that judge by an environment's reward; they are running.
+        completions: by the row's index in the file.
+        judges: the running judges by verifier; verifiers that judge by an environment's reward have none.
     """
     asked = [
         (index, row_set.rows[index], sample, completion)
@@ -134,7 +138,7 @@ def judge_responses(
             response_tokens=completion.num_tokens,
             finish_reason=completion.finish_reason,
             verdicts={
-                verifier: Verdict(
+                verifier: VerifierVerdict(
                     score=scores[place].score, parts=scores[place].parts, timed_out=scores[place].timed_out
                 )
                 for verifier, scores in judged.items()
@@ -157,17 +161,17 @@ def question_of(row: Row) -> str:
     )
 
 
-# How a row's location ends behind its file.
+# The end of a row's location, after its file.
 _PLACE = re.compile(r" (?:line|row) \d+$")
 
 
 def saved_checkpoints(entries: Sequence[str], *, fewest: int = 2) -> list[CheckpointResponses]:
-    """Return the checkpoints in files of responses; of two with one name, both are called `NAME (FILE)`.
+    """Return the checkpoints in files of responses; if two have the same name, both are called `NAME (FILE)`.
 
     Args:
         entries: `PATH` for every checkpoint in a file, `NAME=PATH` for one of them; PATH is a file of responses, or
-            the JSON that it stands beside.
-        fewest: checkpoints that there must be.
+            the JSON next to it.
+        fewest: the number of checkpoints required.
 
     Raises:
         UserError: a file is missing or malformed, lacks the named checkpoint, or there are too few checkpoints.
@@ -197,7 +201,7 @@ def saved_files(checkpoints: Sequence[CheckpointResponses], *, ks: tuple[int, ..
     """Return the files that the checkpoints answered, with the verifiers that judged all of them.
 
     Args:
-        ks: of pass@k and majority@k; by default the powers of two up to the fewest samples of a row.
+        ks: for pass@k and majority@k; by default the powers of two up to the fewest samples of a row.
 
     Raises:
         UserError: no verifier judged a file for all checkpoints, or a row has fewer samples than a k.
@@ -207,9 +211,9 @@ def saved_files(checkpoints: Sequence[CheckpointResponses], *, ks: tuple[int, ..
 
 
 def _parted(entry: str) -> tuple[str | None, Path]:
-    """The name of the checkpoint, if one is asked for, and the file of responses."""
+    """Return the name of the checkpoint, if one is given, and the file of responses."""
     name, equals, path = entry.rpartition("=")
-    # A path may hold the sign, too.
+    # A path may contain the sign, too.
     if equals and not Path(entry).exists():
         return name, _responses_file(Path(path))
     return None, _responses_file(Path(entry))
@@ -249,18 +253,18 @@ def _file(name: str, answered: Sequence[Sequence[JudgedResponse]], *, ks: tuple[
 
 
 def _rows_at_hand(responses: Sequence[JudgedResponse]) -> dict[int, Row]:
-    """Return the rows with images that the responses answer, by their place, where they still lie where they were read.
+    """Return the rows with images that the responses answer, by index, if their file still exists.
 
-    A row counts only with the question that was answered: images of another one would mislead, and no file of this
-    machine may get into a page because a file of responses from elsewhere names it.
+    A row counts only if its question is the one that was answered: other images would mislead. It also keeps files of this
+    machine out of a page if a file of responses from elsewhere names them.
     """
     pictured = {response.row: response for response in responses if response.images}
     found: dict[int, Row] = {}
     for path in {_PLACE.sub("", location) for location in pictured}:
         try:
-            rows = read_good_rows(path, answer_required=False).rows if Path(path).is_file() else {}
+            rows = read_row_file(path, answer_required=False, bad_rows="skip").rows if Path(path).is_file() else {}
         except UserError:
-            # The row file of a suite has columns that its recipe reads.
+            # Only a recipe can read the row file of a suite.
             continue
         for row in rows.values():
             response = pictured.get(row.location)

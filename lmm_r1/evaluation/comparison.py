@@ -1,4 +1,4 @@
-"""Two checkpoints on the same rows: how far apart they are, and how sure that is."""
+"""The paired comparison of two checkpoints on the same rows: the difference and its uncertainty."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from lmm_r1.records.responses import JudgedResponse, by_row
 
 CONFIDENCE = 0.95
 BATCH_VALUES = 4_000_000
-"""How many resampled values are held at a time."""
+"""How many resampled values are in memory at a time."""
 MAX_OPERATIONS = 5_000_000_000
-"""Beyond that, about ten seconds, the signs alone are tested."""
+"""Above this, about ten seconds, the sign test replaces the permutation test."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """A checkpoint less the baseline, in accuracy by one verifier, on the rows that both answered."""
+    """A checkpoint's accuracy minus the baseline's, by one verifier, on the rows that both answered."""
 
     baseline: str
     checkpoint: str
@@ -31,14 +31,14 @@ class Comparison:
     rows: int
     """Rows that both answered."""
     rows_of_one: int
-    """Rows that only one of them answered; they are left out."""
+    """Rows that only one of them answered, which are left out."""
     difference: float
     low: float
     """The 95 % interval of the difference, by a percentile bootstrap over rows."""
     high: float
     p_value: float
     test: str
-    """How the p-value was had."""
+    """The test that gave the p-value."""
     better_rows: int
     """Rows on which the checkpoint's accuracy is above the baseline's."""
     worse_rows: int
@@ -55,7 +55,7 @@ def compare(
     """Return the paired comparison of two checkpoints' responses to one file.
 
     Raises:
-        UserError: they share no row, or the label of a row is not the same in both.
+        UserError: they share no row, or a row's label or question differs between them.
     """
     first = {row[0].index: row for row in by_row(baseline)}
     second = {row[0].index: row for row in by_row(checkpoint)}
@@ -88,10 +88,10 @@ def compare_rows(
     resamples: int,
     seed: int,
 ) -> Comparison:
-    """Return the paired comparison of two sets of rows' accuracies by the rows' places; they share a row at least.
+    """Return the paired comparison of two sets of accuracies by row index, which share at least one row.
 
     Args:
-        baseline: whose the first are; `checkpoint` says whose the second are.
+        baseline: the name of the first set; `checkpoint` is that of the second.
     """
     shared = [index for index in first if index in second]
     differences = [second[index] - first[index] for index in shared]
@@ -138,10 +138,10 @@ class Interval:
 def mean_interval(values: Sequence[float], *, resamples: int, seed: int, confidence: float) -> Interval:
     """Return the percentile interval of the mean of the rows' values, by resampling rows (Efron 1979).
 
-    Of the differences between two checkpoints on the same rows, that is the paired bootstrap.
+    For the differences between two checkpoints on the same rows, this is the paired bootstrap.
 
     Args:
-        confidence: the share of the resampled means inside the interval, 0.95 say.
+        confidence: the share of the resampled means inside the interval, such as 0.95.
     """
     rows = np.asarray(values, dtype=np.float64)  # (R,)
     generator = np.random.default_rng(seed)
@@ -163,10 +163,10 @@ class PairedTest:
 
 
 def paired_test(differences: Sequence[Fraction]) -> PairedTest:
-    """Return the p-value of rows' differences under the hypothesis that each might as well have the other sign.
+    """Return the p-value of rows' differences under the hypothesis that each has either sign with equal probability.
 
-    The test of the sum, by counting all 2^R ways to choose the signs; with one sample per row it is McNemar's exact test.
-    Where the differences are of too many kinds for that, it is the sign test.
+    The test of the sum counts all 2^R choices of signs; with one sample per row it is McNemar's exact test. If there are too
+    many different sums, it is the sign test.
     """
     moved = [difference for difference in differences if difference]
     scale = math.lcm(*(difference.denominator for difference in moved)) if moved else 1
@@ -178,7 +178,7 @@ def paired_test(differences: Sequence[Fraction]) -> PairedTest:
 
 
 def sign_test(differences: Sequence[Fraction]) -> float:
-    """Return the exact two-sided p-value of how many differences are above zero; those that are zero do not count."""
+    """Return the exact two-sided p-value of how many differences are above zero, ignoring those that are zero."""
     from scipy.stats import binomtest
 
     above, count = sum(difference > 0 for difference in differences), sum(map(bool, differences))
@@ -186,10 +186,10 @@ def sign_test(differences: Sequence[Fraction]) -> float:
 
 
 def _share_of_sums(steps: Sequence[int], *, reaching: int) -> float:
-    """The share, over all choices of signs, of sums of the steps whose size is `reaching` or more."""
+    """Return the share, over all choices of signs, of sums of the steps whose absolute value is at least `reaching`."""
     if reaching == 0:
         return 1.0
-    # The sum of the signed steps is 2 * (the sum of those with a plus) - total.
+    # The sum of the signed steps is 2 * (the sum of the positive ones) - total.
     total = sum(steps)
     chances = np.zeros(total + 1)
     chances[0] = 1.0
@@ -204,14 +204,14 @@ def _share_of_sums(steps: Sequence[int], *, reaching: int) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Disagreement:
-    """One row that is right by one and wrong by the other; accuracies are between 0 and 1."""
+    """One row with different verdicts; accuracies are between 0 and 1."""
 
     file: str
     verifier: str
     row: str
     """The row's file and line."""
     key: str
-    """What the harness calls the row."""
+    """The harness's name for the row."""
     question: str
     options: Mapping[str, str]
     label: str
@@ -219,15 +219,15 @@ class Disagreement:
     theirs: float
     ours: float
     images: tuple[str, ...]
-    """Paths, addresses and data URIs."""
+    """Paths, URLs and data URIs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Agreement:
-    """One verifier against the verdicts that a file of predictions holds, on the rows that have one."""
+    """One verifier compared with the verdicts in a file of predictions, on the rows that have one."""
 
     comparison: Comparison
-    """The baseline is the file's own verdict."""
+    """Its baseline is the file's own verdict."""
     theirs: float
     """Mean of the file's verdicts."""
     ours: float
@@ -245,4 +245,4 @@ class Rejudged:
     agreements: tuple[Agreement, ...]
     """One per verifier."""
     disagreements: tuple[Disagreement, ...]
-    """With the first verifier, in the order of the file."""
+    """For the first verifier, in the order of the file."""

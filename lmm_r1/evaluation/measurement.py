@@ -1,28 +1,47 @@
-"""What `lmm-r1 evaluate` measures: the rows of files and suites, answered by every checkpoint, judged and written down."""
+"""What `lmm-r1 evaluate` does: every checkpoint answers the rows of files and suites, and the responses are judged."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import hashlib
+import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
-from lmm_r1.config.evaluate import EvaluateConfig, answers_path, endpoint_fields
-from lmm_r1.config.generation import episode_limits, reward_part
+from lmm_r1.checkpoints.parity_record import checkpoint_state, library_versions
+from lmm_r1.config.evaluate import (
+    ENGINE_FLAGS,
+    EvaluateConfig,
+    answers_path,
+    endpoint_fields,
+    measured_path,
+    responses_path,
+)
+from lmm_r1.config.generation import EPISODE_FLAGS, episode_limits, reward_part
 from lmm_r1.config.shared import row_reading
 from lmm_r1.data.bad_rows import SkippedRow
 from lmm_r1.data.image_sources import kind_of
 from lmm_r1.data.images import PictureFolder
 from lmm_r1.data.messages import Row, images_of, videos_of
+from lmm_r1.data.training_rows import files_of_rows, rows_digest
 from lmm_r1.errors import UserError
 from lmm_r1.evaluation.answered_rows import answer_files, judge_responses
-from lmm_r1.evaluation.measured_before import Measured, MeasuredBefore, measured_key
 from lmm_r1.evaluation.row_set import DEFAULT_VERIFIER, Choices, RowSet, file_rows, get_suite, suite_rows
 from lmm_r1.evaluation.scoreboard import CheckpointResponses, MeasuredFile
 from lmm_r1.evaluation.scores import check_reward_parts, default_verifiers
 from lmm_r1.files.atomic import lock_of, locked
+from lmm_r1.files.json_files import (
+    count_field,
+    number_field,
+    read_json_object,
+    text_field,
+    write_json_object,
+)
 from lmm_r1.generation.endpoint import AnswerLog, EndpointEngine, EndpointSettings
 from lmm_r1.generation.engine import (
     PLAIN_TRANSFORMERS,
@@ -38,13 +57,136 @@ from lmm_r1.generation.engine import (
 )
 from lmm_r1.lmm_kits import Checkpoint, kit_of
 from lmm_r1.lmm_kits.checkpoint import check_images_taken, check_pixel_bounds, check_weights
-from lmm_r1.scoring.response_scores import Judge
+from lmm_r1.records.responses import JudgedResponse, read_responses, responses_digest, write_responses
+from lmm_r1.scoring.response_scores import VerifierJudge
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """One checkpoint on one file of rows."""
+
+    key: str
+    """Digest of everything that the responses and their verdicts depend on."""
+    responses: tuple[JudgedResponse, ...]
+    skipped: tuple[SkippedRow, ...]
+    seconds: float
+
+
+def measured_key(config: EvaluateConfig, path: str, row_set: RowSet) -> str | None:
+    """Return a digest of what an evaluation of a checkpoint on a file depends on; None if that is unknown."""
+    base, adapter = split_adapter(path, None)
+    states = [checkpoint_state(part) for part in (base, adapter and str(adapter)) if part]
+    if None in states:
+        return None
+    rows = list(row_set.rows.values())
+    flags = {name: getattr(config, name) for name in (*ENGINE_FLAGS, *EPISODE_FLAGS, "top_p", "judge_timeout")}
+    depends = {
+        "checkpoint": states,
+        "rows": [rows_digest(rows), list(row_set.rows), files_of_rows(rows)],
+        "sampling": row_set.sampling.model_dump(),
+        "verifiers": row_set.file.verifiers,
+        "flags": flags | {"agent_thought": dataclasses.asdict(config.agent_thought)},
+        "agent": _state_of_code(config.agent),
+        "libraries": library_versions(),
+    }
+    return hashlib.sha256(json.dumps(depends, sort_keys=True, default=str).encode()).hexdigest()[:24]
+
+
+def _state_of_code(agent: str | None) -> str | None:
+    """Return the digest of a file with the user's own environment; does not cover what that imports."""
+    file = Path(agent.rpartition(":")[0]) if agent and ":" in agent else None
+    return hashlib.sha256(file.read_bytes()).hexdigest() if file and file.is_file() else None
+
+
+class MeasuredBefore:
+    """The responses next to an output, and what they depended on, from `STEM.measured.json`."""
+
+    def __init__(self, output: Path) -> None:
+        self.path = responses_path(output)
+        self._record = measured_path(output)
+        self._known: dict[tuple[str, str], Measured] = {}
+        """By checkpoint and file."""
+
+    def read(self) -> None:
+        """Load the responses that match the record; all others are ignored."""
+        if not (self._record.is_file() and self.path.is_file()):
+            return
+        record, place = read_json_object(self._record), str(self._record)
+        entries = record.get("measured")
+        if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+            raise UserError(f"{place}: measured must be a list of objects; delete the file")
+        try:
+            responses = read_responses(self.path)
+        except UserError:
+            # A session was killed while writing them, or there are none yet.
+            return
+        by_place: dict[tuple[str, str], list[JudgedResponse]] = {}
+        for response in responses:
+            by_place.setdefault((response.checkpoint, response.file), []).append(response)
+        for entry in entries:
+            names = text_field(entry, "checkpoint", place=place), text_field(entry, "file", place=place)
+            own = by_place.get(names, [])
+            if responses_digest(own, folder=self.path.parent) == text_field(entry, "responses", place=place):
+                self._known[names] = Measured(
+                    key=text_field(entry, "key", place=place),
+                    responses=tuple(own),
+                    skipped=_skipped(entry.get("skipped"), place=place),
+                    seconds=number_field(entry, "seconds", place=place) or 0.0,
+                )
+
+    def take(self, checkpoint: str, file: str, key: str | None) -> Measured | None:
+        """Return what was measured with the same key, under any name, renamed to this checkpoint and file."""
+        same = [(names, known) for names, known in self._known.items() if key is not None and known.key == key]
+        if not same:
+            return None
+        # If a checkpoint was given under two names, each keeps its own responses.
+        _, found = min(same, key=lambda one: one[0] != (checkpoint, file))
+        renamed = (replace(response, checkpoint=checkpoint, file=file) for response in found.responses)
+        return replace(found, responses=tuple(renamed))
+
+    def write(self, found: Mapping[tuple[str, str], Measured]) -> None:
+        """Write all of this in this order, replacing what was there."""
+        write_responses(self.path, _all_responses(found), append=False)
+        self._write_record(found)
+
+    def add(self, found: Mapping[tuple[str, str], Measured], new: Collection[tuple[str, str]]) -> None:
+        """Append the new responses; the file already holds the others."""
+        write_responses(self.path, _all_responses({names: found[names] for names in new}), append=True)
+        self._write_record(found)
+
+    def _write_record(self, found: Mapping[tuple[str, str], Measured]) -> None:
+        entries = [
+            {
+                "checkpoint": checkpoint,
+                "file": file,
+                "key": measured.key,
+                "responses": responses_digest(measured.responses, folder=self.path.parent),
+                "seconds": measured.seconds,
+                "skipped": [dataclasses.asdict(row) for row in measured.skipped],
+            }
+            for (checkpoint, file), measured in found.items()
+            if measured.key
+        ]
+        write_json_object(self._record, {"measured": entries})
+
+
+def _all_responses(found: Mapping[tuple[str, str], Measured]) -> Sequence[JudgedResponse]:
+    return [response for measured in found.values() for response in measured.responses]
+
+
+def _skipped(value: object, *, place: str) -> tuple[SkippedRow, ...]:
+    if not isinstance(value, list) or not all(isinstance(row, dict) for row in value):
+        raise UserError(f"{place}: skipped must be a list of rows; delete the file")
+    return tuple(
+        SkippedRow(index=count_field(row, "index", place=place), reason=text_field(row, "reason", place=place))
+        for row in value
+    )
 
 
 def remote_models(config: EvaluateConfig, *, log: AnswerLog) -> list[EndpointSettings]:
-    """Return the settings of each `--model`; none where there is no `--endpoint`.
+    """Return the settings of each `--model`; none without `--endpoint`.
 
-    Raises UserError where the key is missing, the server cannot be reached or it refuses the key.
+    Raises UserError if the key is missing, or the server cannot be reached or rejects the key.
     """
     if config.endpoint is None:
         return []
@@ -94,7 +236,7 @@ def read_row_sets(config: EvaluateConfig, *, files: Mapping[str, str], copies: M
         raise UserError(f"--suite {' '.join(config.suite)}: two of them have the same name; give each suite once")
     for name in copies:
         if name not in recipes:
-            raise UserError(f"--suite_data {name}={copies[name]}: there is no --suite {name}; add it or drop this")
+            raise UserError(f"--suite_data {name}={copies[name]}: there is no --suite {name}; add it or remove this")
     for name in recipes:
         if name in files:
             raise UserError(f"--files {name}={files[name]}: the suite {name} has this name; choose another")
@@ -113,18 +255,17 @@ def measure(
 ) -> tuple[list[CheckpointResponses], list[MeasuredFile]]:
     """Return the judged responses of every checkpoint, and the files with the rows that one of them could not take.
 
-    Each checkpoint's responses are written down as soon as it is done, and what the output already holds of the same
-    checkpoint, rows and settings is read again. Raises UserError for a checkpoint that cannot be measured before the
-    first one is.
+    Each checkpoint's responses are written as soon as it is done. Responses that the output already holds for the same
+    checkpoint, rows and settings are reused. Raises UserError for an unusable checkpoint before the first one is measured.
 
     Args:
-        checkpoints: paths by name; the models behind `--endpoint` come after them.
+        checkpoints: paths by name; the models of `--endpoint` come after them.
         report: gets a line now and then.
     """
     named = dict.fromkeys(verifier for row_set in row_sets for verifier in row_set.file.verifiers)
     verifiers = [verifier for verifier in named if reward_part(verifier) is None]
     judges = {
-        verifier: Judge(verifier, workers=config.judge_workers, item_timeout_seconds=config.judge_timeout)
+        verifier: VerifierJudge(verifier, workers=config.judge_workers, item_timeout_seconds=config.judge_timeout)
         for verifier in verifiers
     }
     for row_set in row_sets:
@@ -146,7 +287,7 @@ def measure(
 
 
 def _output_locked(config: EvaluateConfig) -> AbstractContextManager[None]:
-    """Keep a second evaluation out of the output, if there is one."""
+    """Keep other evaluations out of the output, if there is one."""
     if config.output is None:
         return nullcontext()
     return locked(lock_of(config.output), output=f"--output {config.output}")
@@ -157,11 +298,11 @@ def _measure_all(
     subjects: Sequence[_Subject],
     row_sets: Sequence[RowSet],
     *,
-    judges: Mapping[str, Judge],
+    judges: Mapping[str, VerifierJudge],
     report: Callable[[str], None],
 ) -> dict[tuple[str, str], Measured]:
-    """Return what each subject makes of each file, read again as far as it was measured before."""
-    assert config.output is not None, "the checks ask for it where checkpoints answer"
+    """Return the responses of each subject to each file, reused where possible."""
+    assert config.output is not None, "required if checkpoints are measured"
     before = MeasuredBefore(config.output)
     if not config.overwrite:
         before.read()
@@ -176,12 +317,12 @@ def _measure_all(
         missing = [row_set for row_set in row_sets if row_set.file.name not in again]
         if again:
             report(
-                f"{subject.said}: {', '.join(again)} as measured before, in {before.path} (--overwrite measures anew)"
+                f"{subject.said}: {', '.join(again)} as measured before, in {before.path} (--overwrite measures again)"
             )
         if missing:
             new = _measured(config, subject, missing, keys=keys, judges=judges, report=report)
             found |= new
-            # What is there makes room for the first that is new, not for an engine that cannot be had.
+            # Replace the earlier output only when there is a new result, not before an engine has started.
             before.add(found, new.keys()) if written else before.write(found)
             written = True
     ordered = {names: found[names] for names in keys}
@@ -213,15 +354,15 @@ def _with_skipped(file: MeasuredFile, refused: Sequence[SkippedRow]) -> Measured
 
 @dataclass(frozen=True, kw_only=True)
 class _Subject:
-    """What is measured: a checkpoint in this process, or a model behind an endpoint."""
+    """What is measured: a checkpoint in this process, or a model of an endpoint."""
 
     name: str
     path: str
     said: str
-    """As the lines of progress name it."""
+    """The name in progress lines."""
     make: Callable[[], Responder]
     key: Callable[[RowSet], str | None]
-    """What its responses to a file depend on; None where that cannot be told."""
+    """What its responses to a file depend on; None if unknown."""
 
 
 def _local(config: EvaluateConfig, name: str, path: str, row_sets: Sequence[RowSet]) -> _Subject:
@@ -235,31 +376,31 @@ def _local(config: EvaluateConfig, name: str, path: str, row_sets: Sequence[RowS
 
 
 def episode_settings(config: EvaluateConfig) -> EpisodeSettings | None:
-    """Return how episodes are played, None where responses are single ones."""
+    """Return how to play episodes, None for single responses."""
     if config.agent is None:
         return None
     return EpisodeSettings(agent=config.agent, limits=episode_limits(config), seed=config.seed, pictures="small")
 
 
 def _pictures(config: EvaluateConfig) -> PictureFolder:
-    assert config.output is not None, "the checks ask for it where checkpoints answer"
-    return PictureFolder.beside(config.output)
+    assert config.output is not None, "required if checkpoints are measured"
+    return PictureFolder.next_to(config.output)
 
 
 def _remote(config: EvaluateConfig, *, report: Callable[[str], None]) -> list[_Subject]:
     if config.endpoint is None:
         return []
-    assert config.output is not None, "the checks ask for it where an endpoint answers"
+    assert config.output is not None, "required with an endpoint"
     log = AnswerLog(answers_path(config.output))
     if log.known:
-        report(f"{log.path}: holds the answers to {log.known:,} requests, which are not asked again")
+        report(f"{log.path}: holds the answers to {log.known:,} requests, which are not sent again")
     return [
         _Subject(
             name=settings.model,
             path=settings.url,
             said=settings.model,
             make=partial(EndpointEngine, settings, log=log),
-            # Nobody knows what is behind it now; what was answered is in its log.
+            # The model of an endpoint may change; its log holds what was answered.
             key=lambda row_set: None,
         )
         for settings in remote_models(config, log=log)
@@ -272,10 +413,10 @@ def _measured(
     row_sets: Sequence[RowSet],
     *,
     keys: Mapping[tuple[str, str], str | None],
-    judges: Mapping[str, Judge],
+    judges: Mapping[str, VerifierJudge],
     report: Callable[[str], None],
 ) -> dict[tuple[str, str], Measured]:
-    """Return what a subject makes of these files, by its name and theirs."""
+    """Return a subject's responses to these files, by its name and theirs."""
     found = answer_files(
         subject.make,
         model=subject.said,
@@ -288,7 +429,7 @@ def _measured(
         pictures=None if config.agent is None else _pictures(config),
     )
     measured = {}
-    # Only now, with the engine gone: judging would take the cores from it.
+    # Judge only after the engine has stopped, because judging would compete with it for cores.
     with contextlib.ExitStack() as stack:
         running = {verifier: stack.enter_context(judge) for verifier, judge in judges.items()}
         for row_set in row_sets:
@@ -296,7 +437,7 @@ def _measured(
             answered = found[row_set.file.name]
             responses = judge_responses(answered.completions, checkpoint=subject.name, row_set=row_set, judges=running)
             measured[names] = Measured(
-                # What was left out for a reason that may pass is asked for again.
+                # Rows that were left out for a temporary reason are tried again.
                 key="" if answered.skipped and _may_pass(config, row_set) else keys[names] or "",
                 responses=tuple(responses),
                 skipped=answered.skipped,
@@ -306,7 +447,7 @@ def _measured(
 
 
 def _may_pass(config: EvaluateConfig, row_set: RowSet) -> bool:
-    """Return whether rows may be left out for what another attempt would not meet: a network, an environment."""
+    """Return whether rows may have been left out for a temporary reason: a network or an environment."""
     images = (part.source for row in row_set.rows.values() for part in images_of(row.messages))
     return config.agent is not None or any(kind_of(source) == "url" for source in images)
 
@@ -334,7 +475,7 @@ def _engine_settings(config: EvaluateConfig, path: str, row_sets: Sequence[RowSe
 
 
 def _check_checkpoints(config: EvaluateConfig, checkpoints: Mapping[str, str], rows: Sequence[Row]) -> None:
-    """Raise UserError for the last checkpoint, too, before the first is measured."""
+    """Raise UserError for any checkpoint that cannot be used, before the first is measured."""
     for name, path in checkpoints.items():
         path, _ = split_adapter(path, None)
         checkpoint = Checkpoint(path, trust_remote_code=config.trust_remote_code)

@@ -1,4 +1,4 @@
-"""The rows that checkpoints are measured on: of row files, and of suites."""
+"""The rows of files and suites on which checkpoints are measured."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 
 from lmm_r1.config.generation import reward_part
 from lmm_r1.data.bad_rows import SkippedRow
-from lmm_r1.data.files import read_good_rows
+from lmm_r1.data.files import read_row_file
 from lmm_r1.data.messages import Row, check_asks
 from lmm_r1.data.reading import AS_THEY_ARE, RowReading
 from lmm_r1.data.recipes import get_recipe, recipe_names
 from lmm_r1.data.recipes.mapping import check_embedded_images, map_record
-from lmm_r1.data.recipes.recipe import Recipe, RecordView, Sampling
+from lmm_r1.data.recipes.recipe import Recipe, RecordView, SuiteSampling
 from lmm_r1.data.recipes.sources import MediaFiles, SourceFiles, hub_files, local_files, read_manifest
 from lmm_r1.errors import UserError
 from lmm_r1.evaluation.scoreboard.board import MeasuredFile
@@ -23,37 +23,37 @@ from lmm_r1.evaluation.scores import powers_of_two
 
 @cache
 def suite_names() -> tuple[str, ...]:
-    """Return the names of the ready-made suites."""
+    """Return the names of the built-in suites."""
     return tuple(name for name in recipe_names() if get_recipe(name).is_suite)
 
 
 def get_suite(name: str) -> Recipe:
-    """Return a ready-made suite by its name, or the one in a YAML file; raises UserError for an unknown name."""
+    """Return a built-in suite by its name, or the one in a YAML file; raises UserError for an unknown name."""
     if name in recipe_names() and name not in suite_names():
         raise UserError(
-            f"--suite {name}: this recipe is for training, it says nothing of sampling; measure on rows that "
+            f"--suite {name}: this recipe is for training, because it has no field sampling; measure on rows that "
             "`lmm-r1 prepare_data` made of it, with --files"
         )
     suite = get_recipe(name, what="--suite", names=suite_names())
     if not suite.is_suite:
-        raise UserError(f"--suite {name}: the recipe says nothing of sampling; add the field sampling")
+        raise UserError(f"--suite {name}: the recipe has no field sampling; add it")
     return suite
 
 
 def load_suite(
     recipe: Recipe, *, path: str | None = None, max_rows: int | None = None
 ) -> tuple[dict[int, Row], list[SkippedRow]]:
-    """Return the first `max_rows` rows of a suite by their place in its dataset, and those that cannot be used.
+    """Return the first `max_rows` rows of a suite by their index in its dataset, and those that cannot be used.
 
     Args:
-        path: a local copy, a folder that `prepare_data` made, or what `read_records` takes; None takes the hub's dataset.
+        path: a local copy, a folder made by `prepare_data`, or what `read_records` takes; None takes the hub's dataset.
 
     Raises:
-        UserError: the dataset cannot be had or read, or none of its rows can be used.
+        UserError: the dataset is not available or not readable, or none of its rows can be used.
     """
     if path is not None and read_manifest(Path(path)) is not None:
         _check_prepared(recipe, folder=Path(path))
-        prepared = read_good_rows(path, max_rows=max_rows)
+        prepared = read_row_file(path, max_rows=max_rows, bad_rows="skip")
         return prepared.rows, prepared.skipped
     source = _source(recipe, path=path)
     rows: dict[int, Row] = {}
@@ -81,7 +81,7 @@ def load_suite(
 
 def _check_prepared(recipe: Recipe, *, folder: Path) -> None:
     manifest = read_manifest(folder)
-    assert manifest is not None, "the caller looked"
+    assert manifest is not None, "the caller checks this"
     if manifest.settings.recipe_sha256 != recipe.digest:
         same = manifest.settings.recipe == recipe.name
         found = "an older version of it" if same else f"the recipe {manifest.settings.recipe}"
@@ -95,17 +95,17 @@ def _source(recipe: Recipe, *, path: str | None) -> SourceFiles:
     if path is not None:
         if Path(path).exists():
             return local_files(recipe, Path(path))
-        # The name of another dataset on the hub, or a path that `read_records` says is not there.
+        # The name of another dataset on the hub, or a missing path, which `read_records` reports.
         return SourceFiles(folder=Path(), rows=(Path(path),), media=(), revision=None)
     local = f"give a local copy with --suite_data {recipe.name}=PATH"
     if recipe.source.dataset is None:
-        raise UserError(f"suite {recipe.name}: no dataset on the hub holds it; {local}: {recipe.source.obtain}")
+        raise UserError(f"suite {recipe.name}: the hub has no dataset for it; {local}: {recipe.source.obtain}")
     try:
         return hub_files(recipe)
     except UserError as error:
         raise UserError(
-            f"suite {recipe.name}: {recipe.source.dataset}: no such file or folder, and no dataset of this name can be "
-            f"had: {error}; or {local}"
+            f"suite {recipe.name}: {recipe.source.dataset}: no such file or folder, and no dataset of this name is "
+            f"available: {error}; or {local}"
         ) from error
 
 
@@ -114,11 +114,11 @@ DEFAULT_VERIFIER = "math"
 
 @dataclass(frozen=True, kw_only=True)
 class Choices:
-    """What the user chose over the defaults of a file or a suite; None and () leave them."""
+    """The user's settings that override the defaults of a file or a suite; None and () keep them."""
 
     verifiers: tuple[str, ...] = ()
     file_verifiers: tuple[str, ...] = (DEFAULT_VERIFIER,)
-    """Those of files, where none are chosen."""
+    """The verifiers of files, if none are chosen."""
     ks: tuple[int, ...] = ()
     temperature: float | None = None
     n_samples: int | None = None
@@ -128,27 +128,27 @@ class Choices:
 
 @dataclass(frozen=True, kw_only=True)
 class RowSet:
-    """One file or suite, ready to be answered."""
+    """One file or suite with its rows and settings."""
 
     file: MeasuredFile
     rows: dict[int, Row]
-    """By their place in the file."""
-    sampling: Sampling
+    """By their index in the file."""
+    sampling: SuiteSampling
     notes: tuple[str, ...] = ()
-    """What the user should know of these rows, in sentences."""
-    told: str | None = None
-    """Of a file its format, in a sentence."""
+    """What the user should know about these rows, in sentences."""
+    summary: str | None = None
+    """For a file: its rows and its format, in a sentence."""
 
 
 def file_rows(name: str, path: str, *, choices: Choices, reading: RowReading = AS_THEY_ARE) -> RowSet:
-    """Return the rows of a file; raises UserError where it cannot be read or none of its rows can be used."""
+    """Return the rows of a file; raises UserError if it cannot be read or none of its rows can be used."""
     verifiers = choices.verifiers or choices.file_verifiers
     # A part of an environment's reward needs no answer.
     judged = any(reward_part(verifier) is None for verifier in verifiers)
-    read = read_good_rows(path, max_rows=choices.max_rows, reading=reading, answer_required=judged)
+    read = read_row_file(path, max_rows=choices.max_rows, reading=reading, answer_required=judged, bad_rows="skip")
     rows, unusable = _usable(read.rows, path=path)
     skipped = sorted([*read.skipped, *unusable], key=lambda row: row.index)
-    sampling = _chosen(Sampling(), choices)
+    sampling = _chosen(SuiteSampling(), choices)
     file = MeasuredFile(
         name=name,
         source=path,
@@ -159,14 +159,18 @@ def file_rows(name: str, path: str, *, choices: Choices, reading: RowReading = A
         rows=rows,
     )
     return RowSet(
-        file=file, rows=rows, sampling=sampling, notes=tuple(_alike(sampling, name=name)), told=read.told_as_prompts
+        file=file,
+        rows=rows,
+        sampling=sampling,
+        notes=tuple(_alike(sampling, name=name)),
+        summary=read.summary_as_prompts,
     )
 
 
 def suite_rows(recipe: Recipe, *, path: str | None, choices: Choices) -> RowSet:
     """Return the rows of a suite, from a local copy or from the hub; raises UserError as `load_suite` does."""
     rows, skipped = load_suite(recipe, path=path, max_rows=choices.max_rows)
-    assert recipe.sampling is not None, "a suite says how it is sampled"
+    assert recipe.sampling is not None, "a suite has sampling settings"
     sampling = _chosen(recipe.sampling, choices)
     file = MeasuredFile(
         name=recipe.name,
@@ -180,12 +184,12 @@ def suite_rows(recipe: Recipe, *, path: str | None, choices: Choices) -> RowSet:
     found = len(rows) + len(skipped)
     notes = list(_alike(sampling, name=recipe.name))
     if choices.max_rows is None and recipe.rows not in (None, found):
-        notes.append(f"suite {recipe.name}: {found:,} rows were found, where the benchmark has {recipe.rows:,}")
+        notes.append(f"suite {recipe.name}: {found:,} rows were found, but the benchmark has {recipe.rows:,}")
     return RowSet(file=file, rows=rows, sampling=sampling, notes=tuple(notes))
 
 
 def _usable(rows: dict[int, Row], *, path: str) -> tuple[dict[int, Row], list[SkippedRow]]:
-    """The rows that ask something and whose embedded images can be decoded, and the others."""
+    """Return the rows that a model can answer and whose embedded images can be decoded, and the others."""
     good: dict[int, Row] = {}
     skipped: list[SkippedRow] = []
     for index, row in rows.items():
@@ -200,13 +204,13 @@ def _usable(rows: dict[int, Row], *, path: str) -> tuple[dict[int, Row], list[Sk
     return good, skipped
 
 
-def _alike(sampling: Sampling, *, name: str) -> Iterator[str]:
+def _alike(sampling: SuiteSampling, *, name: str) -> Iterator[str]:
     if sampling.n_samples > 1 and sampling.temperature == 0:
-        yield f"{name}: at temperature 0 the {sampling.n_samples} samples of a row are alike; raise --temperature"
+        yield f"{name}: at temperature 0 the {sampling.n_samples} samples of a row are identical; raise --temperature"
 
 
-def _chosen(sampling: Sampling, choices: Choices) -> Sampling:
-    changes = {name: getattr(choices, name) for name in Sampling.model_fields}
+def _chosen(sampling: SuiteSampling, choices: Choices) -> SuiteSampling:
+    changes = {name: getattr(choices, name) for name in SuiteSampling.model_fields}
     return sampling.model_copy(update={name: value for name, value in changes.items() if value is not None})
 
 

@@ -1,4 +1,4 @@
-"""What a set of judged responses amounts to: accuracy, pass@k, majority@k, format, length and truncation."""
+"""The scores of a set of judged responses: accuracy, pass@k, majority@k, format, length and truncation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from lmm_r1.agents.environment import Environment
 from lmm_r1.config.generation import AGENT_VERIFIER, reward_part
-from lmm_r1.data.sample import Played
+from lmm_r1.data.sample import EpisodeResult
 from lmm_r1.errors import UserError
 from lmm_r1.records.responses import JudgedResponse, PlayedEpisode, ShownTurn, by_row
 from remote_rm.answers.choice import read_choice
@@ -22,25 +22,25 @@ from remote_rm.service.pool import QUICK_CHARS
 from remote_rm.verifier import Score
 
 ENDS = ("over", "turns", "images", "tokens")
-"""How an episode can have ended that counts: over, or at a limit. A row whose environment failed is left out."""
+"""The valid ends of an episode: over, or at a limit. A row whose environment failed is left out."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EpisodeScores:
-    """Episodes over a set of rows; means are over episodes."""
+    """Means over the episodes of a set of rows."""
 
     turns: float
     shown_images: float
     counts: dict[str, float]
-    """What the environment counts, per episode: tool calls, malformed calls."""
+    """The environment's counts per episode: tool calls, malformed calls."""
     rewards: dict[str, float]
-    """The parts of the reward that the environment gives."""
+    """The parts of the environment's reward."""
     ends: dict[str, float]
     """Shares by the names of `ENDS`."""
 
 
 def episode_scores(responses: Sequence[JudgedResponse]) -> EpisodeScores | None:
-    """Return what the episodes among the responses amount to; None where there are none."""
+    """Return the scores of the episodes among the responses; None if there are none."""
     episodes = [response.episode for response in responses if response.episode is not None]
     if not episodes:
         return None
@@ -60,33 +60,33 @@ def _means(episodes: Sequence[PlayedEpisode], values: Callable[[PlayedEpisode], 
 
 
 def default_verifiers(environment: Environment, *, otherwise: str) -> tuple[str, ...]:
-    """Return what judges episodes where nothing else is asked for: the first part of the environment's own reward."""
+    """Return the default verifiers for episodes: the first part of the environment's reward, if it gives any."""
     return (f"{AGENT_VERIFIER}:{environment.rewards[0]}",) if environment.rewards else (otherwise,)
 
 
 def check_reward_parts(verifiers: Sequence[str], environment: Environment) -> None:
-    """Raise UserError for a verifier that judges by a part of the reward which the environment does not give."""
+    """Raise UserError for a verifier that uses a part of the reward which the environment does not give."""
     for verifier in verifiers:
         part = reward_part(verifier)
         if part is not None and part not in environment.rewards:
-            known = ", ".join(environment.rewards) or "none, so that a verifier such as math is needed"
+            known = ", ".join(environment.rewards) or "none, so a verifier such as math is needed"
             raise UserError(f"--verifiers {verifier}: the parts that {environment.name} gives are {known}")
 
 
-def environment_scores(verifier: str, played: Sequence[Played | None]) -> list[Score]:
-    """Return what a verifier `agent:PART` makes of episodes: the part as it was earned."""
+def environment_scores(verifier: str, played: Sequence[EpisodeResult | None]) -> list[Score]:
+    """Return the scores of episodes by a verifier `agent:PART`: the part as it was earned."""
     part = reward_part(verifier)
     assert part is not None, f"{verifier} judges responses"
     scores = []
     for one in played:
-        assert one is not None, "the checks ask for episodes"
+        assert one is not None, "the config checks require episodes"
         value = one.rewards[part]
         scores.append(Score(reward=value, score=value, parts={part: value}))
     return scores
 
 
-def episode_of(played: Played) -> PlayedEpisode:
-    """Return an episode as the file of responses holds it; its pictures are files by now."""
+def episode_of(played: EpisodeResult) -> PlayedEpisode:
+    """Return an episode in the form of the file of responses; its pictures must be files."""
     return PlayedEpisode(
         end=played.end,
         turns=played.turns,
@@ -106,32 +106,32 @@ def episode_of(played: Played) -> PlayedEpisode:
 
 QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
 MAX_NORMALIZED_CHARS = 1000
-"""A longer answer is a vote for itself, character by character."""
+"""A longer answer is compared character by character when votes are counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Estimate:
-    """A mean and how sure it is."""
+class ScoreEstimate:
+    """A mean and its uncertainty."""
 
     mean: float
     standard_error: float | None
-    """None for a single row, which says nothing about the spread over rows."""
+    """None for a single row, which does not show the spread over rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class VerifierScores:
-    """What one verifier says of a set of rows."""
+    """The scores of a set of rows by one verifier."""
 
-    accuracy: Estimate
-    """avg@k over all samples of each row: of the scores, which lie between right and wrong by a verifier that measures."""
-    pass_at_k: dict[int, Estimate]
-    majority_at_k: dict[int, Estimate]
+    accuracy: ScoreEstimate
+    """avg@k over all samples of each row; a mean of scores between 0 and 1 for a verifier that gives partial credit."""
+    pass_at_k: dict[int, ScoreEstimate]
+    majority_at_k: dict[int, ScoreEstimate]
     timed_out: int
-    """Responses that were not judged in time; they count as wrong."""
+    """Responses that were not judged in time, which count as wrong."""
     ungradable_rows: int
-    """Rows whose label this verifier cannot read; every answer to them is wrong."""
-    within_turns: dict[int, Estimate] = field(default_factory=dict)
-    """Of episodes, the share that is right and took so many turns at most."""
+    """Rows whose label this verifier cannot read; every answer to them counts as wrong."""
+    within_turns: dict[int, ScoreEstimate] = field(default_factory=dict)
+    """For episodes: the share that is correct within this many turns."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,29 +142,29 @@ class SampleScores:
     samples: int
     """Responses over all rows."""
     format: float
-    """Share of responses that keep to one think block and then one answer block."""
+    """Share of responses with exactly one think block followed by one answer block."""
     no_answer_rate: float
-    """Share of responses in which no answer is found."""
+    """Share of responses without an answer."""
     truncated_rate: float | None
-    """Of the responses of which it is known; None where it is of none."""
+    """Share of the responses for which it is known; None if for none."""
     mean_response_tokens: float | None
-    """Of the responses whose tokens were counted; None where none's were."""
+    """Over the responses whose tokens were counted; None if there are none."""
     response_tokens: dict[str, float]
-    """Quantiles by the names of `QUANTILES`, likewise; empty where none's were."""
+    """Quantiles of the same by the names of `QUANTILES`; empty if there are none."""
     verifiers: dict[str, VerifierScores]
     episodes: EpisodeScores | None = None
-    """Where the responses are the last turns of some."""
+    """If the responses are the last turns of episodes."""
 
 
 def summarize(
     responses: Sequence[JudgedResponse], *, verifiers: Sequence[str], ks: Sequence[int], most_turns: int = 0
 ) -> SampleScores:
-    """Return the scores of the responses to one or more rows of one file by one checkpoint.
+    """Return the scores of one checkpoint's responses to one or more rows of one file.
 
     Args:
-        verifiers: by whose verdicts; every response has theirs.
+        verifiers: every response must have their verdicts.
         ks: the k of pass@k and majority@k; no row may have fewer samples.
-        most_turns: so many turns are allowed at most in `within_turns`; 0 for single responses.
+        most_turns: the highest turn limit in `within_turns`; 0 for single responses.
     """
     rows = by_row(responses)
     tokens = [response.response_tokens for response in responses if response.response_tokens is not None]
@@ -223,7 +223,7 @@ def _verifier_scores(
 
 
 def _solved(response: JudgedResponse, *, verifier: str, turns: int) -> bool:
-    """Whether a response is right and took so many turns at most."""
+    """Return whether a response is correct and took at most this many turns."""
     took = 1 if response.episode is None else response.episode.turns
     return response.verdicts[verifier].right and took <= turns
 
@@ -231,19 +231,19 @@ def _solved(response: JudgedResponse, *, verifier: str, turns: int) -> bool:
 def pass_at_k(*, samples: int, right: int, k: int) -> float:
     """Return the unbiased estimate 1 - C(n - c, k) / C(n, k) for n samples of which c are right.
 
-    As a product of factors in [0, 1], which neither overflows nor cancels: Chen et al. 2021, arXiv 2107.03374.
+    Computed as a product of factors in [0, 1], which neither overflows nor cancels: Chen et al. 2021, arXiv 2107.03374.
 
     Raises:
         ValueError: k is not from 1 to `samples`, or `right` not from 0 to `samples`.
     """
     if not 1 <= k <= samples or not 0 <= right <= samples:
-        raise ValueError(f"pass@{k} cannot be told from {samples} samples of which {right} are right")
+        raise ValueError(f"pass@{k} cannot be computed from {samples} samples of which {right} are right")
     if samples - right < k:
         return 1.0
     return 1.0 - math.prod(1.0 - k / place for place in range(samples - right + 1, samples + 1))
 
 
-def mean_pass_at_k(verdicts: Sequence[Sequence[bool]], *, k: int) -> Estimate:
+def mean_pass_at_k(verdicts: Sequence[Sequence[bool]], *, k: int) -> ScoreEstimate:
     """Return the mean of `pass_at_k` over rows, each given by whether its samples are right."""
     return clustered_mean([[pass_at_k(samples=len(row), right=sum(row), k=k)] for row in verdicts])
 
@@ -255,20 +255,20 @@ def powers_of_two(limit: int) -> list[int]:
 
 @dataclass(frozen=True, kw_only=True)
 class Ballot:
-    """What one sample votes for, and whether it is right."""
+    """The vote of one sample, and whether it is correct."""
 
     vote: str | None
-    """None where the response states no answer: it does not vote."""
+    """None if the response states no answer; it then does not vote."""
     right: bool
 
 
 def vote_of(response: str, *, verifier: str) -> str | None:
     r"""Return the answer that a response votes for, in a form in which equal answers are mostly equal.
 
-    It is found as the verifiers find it, and normalised as the math verifier does it: `\boxed{\dfrac12}` and
+    It is extracted as by the verifiers, and normalised as by the math verifier: `\boxed{\dfrac12}` and
     `<answer>$\frac{1}{2}$</answer>` vote alike, `0.5` does not. For the choice verifier it is the letter.
     """
-    # As long as the pool would read it without a time limit; an answer stands at the end.
+    # The pool reads this many characters without a time limit; the answer is at the end.
     answer = final_answer(response[-QUICK_CHARS:])
     if answer is None or not answer.strip():
         return None
@@ -279,9 +279,9 @@ def vote_of(response: str, *, verifier: str) -> str | None:
 
 
 def majority_is_right(ballots: Sequence[Ballot]) -> bool:
-    """Return whether the answer with the most votes is right; of several with as many, the one given first counts.
+    """Return whether the answer with the most votes is correct; of equally frequent ones, the first counts.
 
-    False where nobody votes.
+    False if no sample votes.
     """
     votes = Counter(ballot.vote for ballot in ballots if ballot.vote is not None)
     if not votes:
@@ -291,28 +291,28 @@ def majority_is_right(ballots: Sequence[Ballot]) -> bool:
     return next(ballot.right for ballot in ballots if ballot.vote == winner)
 
 
-def majority_at_k(rows: Sequence[Sequence[Ballot]], *, k: int) -> Estimate:
+def majority_at_k(rows: Sequence[Sequence[Ballot]], *, k: int) -> ScoreEstimate:
     """Return the mean of `majority_is_right` over groups of k samples and over rows.
 
-    The samples of a row, in their order, are cut into as many groups of k as they give; what is left over is not used.
+    The samples of a row are split, in order, into groups of k; a remainder is not used.
 
     Raises:
         ValueError: k is below 1, or some row has fewer samples than k.
     """
     fewest = min(map(len, rows))
     if not 1 <= k <= fewest:
-        raise ValueError(f"majority@{k} cannot be told from {fewest} samples")
+        raise ValueError(f"majority@{k} cannot be computed from {fewest} samples")
     return clustered_mean(
         [[fmean(majority_is_right(row[start : start + k]) for start in range(0, len(row) - k + 1, k))] for row in rows]
     )
 
 
-def clustered_mean(rows: Sequence[Sequence[float]]) -> Estimate:
+def clustered_mean(rows: Sequence[Sequence[float]]) -> ScoreEstimate:
     """Return the mean over the samples of all rows, with its standard error clustered over rows.
 
-    Samples of one row are alike, so they add less than as many rows would: the squared sums of each row's deviations are
-    added up (Miller 2024, arXiv 2411.00640), times R / (R - 1) for R rows. With one sample per row, or the
-    same number for each, that is the sample standard deviation of the rows' means over the root of R.
+    Samples of one row are correlated, so the squared sums of each row's deviations are added up (Miller 2024, arXiv
+    2411.00640), times R / (R - 1) for R rows. With the same number of samples per row, this is the sample standard
+    deviation of the rows' means divided by the root of R.
 
     Args:
         rows: the samples of each row; at least one row, and at least one sample in each.
@@ -322,6 +322,6 @@ def clustered_mean(rows: Sequence[Sequence[float]]) -> Estimate:
     total = sum(map(len, rows))
     mean = math.fsum(value for row in rows for value in row) / total
     if len(rows) == 1:
-        return Estimate(mean=mean, standard_error=None)
+        return ScoreEstimate(mean=mean, standard_error=None)
     squared = math.fsum(math.fsum(value - mean for value in row) ** 2 for row in rows)
-    return Estimate(mean=mean, standard_error=math.sqrt(squared * len(rows) / (len(rows) - 1)) / total)
+    return ScoreEstimate(mean=mean, standard_error=math.sqrt(squared * len(rows) / (len(rows) - 1)) / total)

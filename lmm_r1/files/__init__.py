@@ -1,1 +1,1 @@
-"""Files that survive a kill: written whole or not at all, or a line at a time."""
+"""Files that survive a kill: written completely or not at all, or line by line."""

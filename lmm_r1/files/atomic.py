@@ -1,4 +1,4 @@
-"""Files and folders that are either complete or not there."""
+"""Files and folders that are either complete or do not exist."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from lmm_r1.files.full_disk import unwritable, writing
 
 
 def check_creatable(path: Path, *, flag: str) -> None:
-    """Raise UserError where `path` could not be made: under a file, or in a folder that may not be written to."""
+    """Raise UserError if `path` could not be created: below a file, or in a folder without write permission."""
     nearest = next(parent for parent in path.absolute().parents if parent.exists())
     if not nearest.is_dir():
-        raise UserError(f"{flag} {path}: cannot be written, as {nearest} is a file; choose another place")
+        raise UserError(f"{flag} {path}: cannot be written, because {nearest} is a file; choose another place")
     if not os.access(nearest, os.W_OK):
-        raise UserError(f"{flag} {path}: {nearest} may not be written to; choose another place")
+        raise UserError(f"{flag} {path}: there is no permission to write to {nearest}; choose another place")
 
 
 def check_new_folder(path: Path, *, flag: str) -> None:
-    """Raise UserError where `path` is anything but a name that is free, or an empty folder, in a writable place."""
+    """Raise UserError unless `path` does not exist, or is an empty folder, in a writable place."""
     check_creatable(path, flag=flag)
     if path.is_file():
         raise UserError(f"{flag} {path} is a file; name a folder")
@@ -38,11 +38,11 @@ def check_new_folder(path: Path, *, flag: str) -> None:
 
 
 def write_atomically(path: Path, *, text: str) -> None:
-    """Write a UTF-8 file under a temporary name beside it, then give it its own name; make its folder if need be.
+    """Write a UTF-8 file under a temporary name next to it, and rename it; creates its folder.
 
-    Raises UserError where nothing can be written.
+    Raises UserError if nothing can be written.
     """
-    # What a model wrote can hold half of a surrogate pair, which has no encoding.
+    # A model's text can contain a lone surrogate, which has no encoding.
     write_bytes_atomically(path, data=text.encode("utf-8", errors="replace"))
 
 
@@ -64,12 +64,12 @@ def write_bytes_atomically(path: Path, *, data: bytes) -> None:
 
 @contextlib.contextmanager
 def written_into(folder: Path, *, moves: bool = True) -> Iterator[Path]:
-    """Give a folder below `folder` to write into, whose files get their places where nothing is raised inside.
+    """Yield a folder below `folder` to write into, whose files are moved to their places unless the block raises.
 
-    Raises UserError where the disk is full.
+    Raises UserError if the disk is full.
 
     Args:
-        moves: whether this process is the one that moves the files, of several that enter the same folder.
+        moves: whether this process moves the files, if several processes enter the same folder.
     """
     partial = folder / ".partial"
     try:
@@ -87,9 +87,9 @@ def written_into(folder: Path, *, moves: bool = True) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def written_folder(path: Path) -> Iterator[Path]:
-    """Give a temporary folder beside `path` to write into, which takes its place where nothing is raised inside.
+    """Yield a temporary folder next to `path` to write into, which is renamed to `path` unless the block raises.
 
-    Raises UserError where nothing can be written, or the disk is full.
+    Raises UserError if nothing can be written, or the disk is full.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -107,25 +107,25 @@ def written_folder(path: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-# What file systems without locks answer.
+# The errors of file systems without locks.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 def lock_of(output: Path) -> Path:
-    """Return the lock file of an output whose folder must stay as it is until there is something to write."""
+    """Return the lock file of an output whose folder must not change before there is something to write."""
     name = hashlib.sha256(os.path.abspath(output).encode()).hexdigest()[:32]
     return Path(tempfile.gettempdir()) / f"lmm-r1-locks-{os.getuid()}" / name
 
 
 @contextmanager
 def locked(path: Path, *, output: str) -> Iterator[None]:
-    """Keep other processes out of an output while the block runs; the lock ends with the process, however it ends.
+    """Keep other processes out of an output while the block runs; the lock ends with the process.
 
-    Processes that this one starts do not hold it. Where the file system has no locks, the block runs without one.
+    Child processes do not hold it. On a file system without locks, the block runs without one.
 
     Args:
-        path: of the lock file, which names the process that holds the lock.
-        output: the flag and what it names, for messages.
+        path: the lock file, which names the process that holds the lock.
+        output: the flag and its value, for messages.
 
     Raises:
         UserError: another process holds the lock, or the file cannot be written.
@@ -135,7 +135,7 @@ def locked(path: Path, *, output: str) -> Iterator[None]:
         try:
             with writing(output):
                 file.truncate(0)
-                # Past Python's buffer, which a full disk would not take when the file is closed, either.
+                # Bypass Python's buffer, which would fail again on a full disk when the file is closed.
                 os.write(file.fileno(), f"process {os.getpid()} on {socket.gethostname()}".encode())
             yield
         finally:
@@ -151,9 +151,9 @@ def _held(path: Path, *, output: str) -> IO[str]:
         except OSError as error:
             raise unwritable(output, error) from error
         try:
-            # Of a process, unlike flock's, which its forks would hold after it was killed.
+            # Unlike flock's, this lock belongs to the process; forks do not keep it after the process was killed.
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Whoever held it may have taken the file away in between.
+            # The previous holder may have deleted the file in the meantime.
             if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
                 return file
         except (BlockingIOError, PermissionError) as error:

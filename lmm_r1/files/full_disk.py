@@ -1,4 +1,4 @@
-"""A disk that takes no more: what Python and libraries raise then, as one sentence that names the file."""
+"""Errors of a full disk: turns what Python and libraries raise into one sentence with the file."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from pathlib import Path
 from lmm_r1.errors import UserError
 
 _ANOTHER = "choose another place"
-# What the system answers, and what to do about it.
+# The system's errors, and what to do about them.
 _REMEDIES = {
-    errno.ENOSPC: f"make room on its disk, or {_ANOTHER}",
-    errno.EDQUOT: f"make room within the quota of its disk, or {_ANOTHER}",
+    errno.ENOSPC: f"free space on its disk, or {_ANOTHER}",
+    errno.EDQUOT: f"free space within the quota of its disk, or {_ANOTHER}",
     errno.EFBIG: f"raise the limit on the size of files (ulimit -f), or {_ANOTHER}",
-    errno.EROFS: f"its file system is mounted to be read only; {_ANOTHER}",
+    errno.EROFS: f"its file system is mounted read-only; {_ANOTHER}",
 }
-# With the name of the file only: without it, what was refused may be anything.
+# Only with a file name: without one, anything may have been refused.
 _REFUSED = (errno.EACCES, errno.EPERM)
-# safetensors and tokenizers, which are written in Rust.
+# safetensors and tokenizers are written in Rust.
 _OF_RUST = re.compile(r"\(os error (\d+)\)")
-# SQLite and Ray.
+# The messages of SQLite and Ray.
 _FULL = re.compile("database or disk is full|the local disk's utilization is over capacity")
-# `torch.save`, which counts what it has written, and tells no reason.
+# `torch.save` compares the number of written bytes and gives no reason.
 _CUT_SHORT = re.compile(
     r"unexpected pos \d+ vs \d+|PytorchStreamWriter failed writing|iostream error|^write\(\): fd \d+ failed with"
 )
-# Python looks for a folder in which it can write a file.
+# Python's error when it finds no folder for temporary files.
 _NO_FOLDER = re.compile(r"No usable temporary directory found in \[(.*)\]")
 
 
 def sentence_of(error: BaseException, *, path: Path | str | None = None) -> str | None:
-    """Return a sentence where an error, or what it comes from, says that a file could not be written; None for any other.
+    """Return a sentence if an error, or its cause, says that a file could not be written; None for other errors.
 
     Args:
-        path: what was to be written; None names the file of the error, if it has one.
+        path: what was being written; None takes the file name of the error, if it has one.
     """
     for cause in _causes(error):
         named = cause.filename if isinstance(cause, OSError) and isinstance(cause.filename, str | bytes) else None
@@ -46,16 +46,16 @@ def sentence_of(error: BaseException, *, path: Path | str | None = None) -> str 
         if number in _REMEDIES:
             return f"{file}: cannot be written ({os.strerror(number)}); {_REMEDIES[number]}"
         if number is None and _CUT_SHORT.search(str(cause)):
-            return f"{file}: cannot be written (only a part of it was taken); {_REMEDIES[errno.ENOSPC]}"
+            return f"{file}: cannot be written (only a part was written); {_REMEDIES[errno.ENOSPC]}"
         if folders := _NO_FOLDER.search(str(cause)):
-            return f"temporary files: cannot be written in {folders[1]}; make room there, or name a folder in TMPDIR"
+            return f"temporary files: cannot be written in {folders[1]}; free space there, or set TMPDIR to another folder"
         if path is None and named and number in _REFUSED:
             return f"{os.fsdecode(named)}: cannot be opened ({os.strerror(number)}); change its permissions, or {_ANOTHER}"
     return None
 
 
 def unwritable(path: Path | str, error: OSError) -> UserError:
-    """Return what tells that a file or folder cannot be written, whatever the reason."""
+    """Return the error for a file or folder that cannot be written, for any reason."""
     return UserError(
         sentence_of(error, path=path) or f"{path}: cannot be written ({error.strerror}); {_ANOTHER}",
     )
@@ -63,12 +63,12 @@ def unwritable(path: Path | str, error: OSError) -> UserError:
 
 @contextlib.contextmanager
 def writing(path: Path | str) -> Iterator[None]:
-    """Raise UserError about `path` where its disk takes no more of what is written inside; other errors pass."""
+    """Raise UserError about `path` if its disk is full; other errors pass."""
     try:
         yield
     except UserError:
         raise
-    except Exception as error:  # each library has an error of its own for it
+    except Exception as error:  # each library has its own error for a full disk
         sentence = sentence_of(error, path=path)
         if sentence is None:
             raise
@@ -76,7 +76,7 @@ def writing(path: Path | str) -> Iterator[None]:
 
 
 def _number(error: BaseException) -> int | None:
-    """Return the system's number of an error, None where it has none."""
+    """Return the system's number of an error, None if it has none."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno
     if found := _OF_RUST.search(str(error)):
@@ -85,7 +85,7 @@ def _number(error: BaseException) -> int | None:
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error and what it comes from; of one that a Ray worker raised, first its own error."""
+    """Yield an error and its causes; for an error from a Ray worker, first the worker's own error."""
     while error is not None:
         raised = getattr(error, "cause", None)
         if isinstance(raised, BaseException):

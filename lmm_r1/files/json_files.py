@@ -1,8 +1,7 @@
 """Files of JSON: one object, or an object per line, and the fields of such objects.
 
-One process appends to a file of lines, perhaps until it is killed, and others read it meanwhile. A line counts once its
-newline is there. What a killed writer leaves is at most one torn line at the end: its successor cuts it off, a reader
-passes over it.
+One process appends to a file of lines while others read it, and it may be killed. A line is complete with its newline. A
+killed writer leaves at most one incomplete line at the end: the next writer cuts it off, and readers skip it.
 """
 
 import contextlib
@@ -16,7 +15,7 @@ from typing import BinaryIO
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import write_atomically
 
-# JSON knows integers of any length. A browser counts without gaps up to here, and differences of numbers stay finite.
+# JSON allows integers of any size. A browser counts without gaps up to this, and differences of numbers stay finite.
 LARGEST_COUNT = 2**53
 LARGEST_NUMBER = 1e300
 
@@ -30,13 +29,13 @@ class JsonLine:
     offset: int
     """Where the line starts, in bytes."""
     raw: bytes
-    """The line as it stands in the file."""
+    """The line as it is in the file."""
     record: dict[str, object] | None
-    """None for a torn last line: cut off by the end of the file, before its newline."""
+    """None for an incomplete last line."""
 
 
 def read_json_lines(path: Path) -> Iterator[JsonLine]:
-    """Yield the lines of a file; a line that is no JSON object is a UserError, unless it is a torn last line."""
+    """Yield the lines of a file; raises UserError for a line that is not a JSON object, unless it is incomplete."""
     offset = 0
     with path.open("rb") as stream:
         for number, raw in enumerate(stream, start=1):
@@ -47,28 +46,28 @@ def read_json_lines(path: Path) -> Iterator[JsonLine]:
 
 
 def append_json_lines(path: Path, records: Iterable[Mapping[str, object]], *, readable: bool = False) -> None:
-    """Append one line per record; where that fails, the file is as it was before, and an OSError names it.
+    """Append one line per record; if that fails, the file is unchanged, and the OSError names it.
 
     Args:
-        readable: write characters beyond ASCII as they are, but in records with text that has no encoding: what a model
-            wrote can hold half of a surrogate pair, which only an escape can carry.
+        readable: write characters beyond ASCII unescaped, except in records with a lone surrogate, which a model can write
+            and which has no encoding.
     """
     before = path.stat().st_size if path.exists() else 0
     try:
         with path.open("ab") as stream:
             stream.writelines(_line(record, readable=readable) for record in records)
     except BaseException as error:
-        # Where not even that can be done, readers pass over the torn line, and the first error is told.
+        # If even this fails, readers skip the incomplete line, and the first error is raised.
         with contextlib.suppress(OSError):
             os.truncate(path, before)
         if isinstance(error, OSError):
-            # What fails while a stream is written to names no file.
+            # Errors of writing to an open stream do not name the file.
             error.filename = str(path)
         raise
 
 
 def cut_torn_line(path: Path) -> None:
-    """Drop what follows the last newline of a file, if there is such a file, so that the next line can be appended."""
+    """Drop what follows the last newline of a file, so that the next line can be appended."""
     if not path.exists():
         return
     size = path.stat().st_size
@@ -79,7 +78,7 @@ def cut_torn_line(path: Path) -> None:
 
 
 def last_line(path: Path) -> bytes:
-    """Return the last line of a file that is not blank; empty where there is none, or no such file."""
+    """Return the last non-blank line of a file; empty if there is none."""
     end = path.stat().st_size if path.exists() else 0
     if end == 0:
         return b""
@@ -116,7 +115,7 @@ def _line(record: Mapping[str, object], *, readable: bool) -> bytes:
 
 
 def _last_newline(stream: BinaryIO, end: int, *, block: int = 2**16) -> int:
-    """Return the place of the last newline before `end`, -1 where there is none."""
+    """Return the position of the last newline before `end`, -1 if there is none."""
     while end > 0:
         begin = max(0, end - block)
         stream.seek(begin)
@@ -128,7 +127,7 @@ def _last_newline(stream: BinaryIO, end: int, *, block: int = 2**16) -> int:
 
 
 def read_json_object(path: Path) -> dict[str, object]:
-    """Return the object in a file; anything else in it is a UserError."""
+    """Return the object in a file; raises UserError for anything else."""
     try:
         value = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
@@ -139,12 +138,12 @@ def read_json_object(path: Path) -> dict[str, object]:
 
 
 def write_json_object(path: Path, record: Mapping[str, object]) -> None:
-    """Write an object to a file, all of it or nothing; raises UserError where nothing can be written."""
+    """Write an object to a file, completely or not at all; raises UserError if nothing can be written."""
     write_atomically(path, text=json.dumps(record, indent=2) + "\n")
 
 
 def text_field(record: dict[str, object], key: str, *, place: str) -> str:
-    """Return a string that must be there."""
+    """Return a required string."""
     value = record.get(key)
     if not isinstance(value, str):
         raise UserError(f"{place}: {key} must be a string, found {_shown(record, key)}")
@@ -152,15 +151,15 @@ def text_field(record: dict[str, object], key: str, *, place: str) -> str:
 
 
 def count_field(record: dict[str, object], key: str, *, place: str) -> int:
-    """Return an integer from 0 up that must be there."""
+    """Return a required integer, at least 0."""
     value = record.get(key)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= LARGEST_COUNT:
-        raise UserError(f"{place}: {key} must be an integer from 0 up, found {_shown(record, key)}")
+        raise UserError(f"{place}: {key} must be an integer, at least 0, found {_shown(record, key)}")
     return value
 
 
 def number_field(record: dict[str, object], key: str, *, place: str) -> float | None:
-    """Return a number, or None where the key is absent, null, not finite or too large to reckon with."""
+    """Return a number; None if the key is absent, or the value is null, not finite or too large to calculate with."""
     value = record.get(key)
     if value is None:
         return None

@@ -16,10 +16,10 @@ def load_user_file(path: str, *, name: str, what: str) -> ModuleType:
     """Import a file as the module `name`.
 
     Args:
-        what: what names the file, for messages: a flag.
+        what: the flag that names the file, for messages.
 
     Raises:
-        UserError: there is no such file, or it cannot be imported.
+            UserError: the file does not exist or cannot be imported.
     """
     if not Path(path).is_file():
         raise UserError(f"{what} {path}: no such file; check the path")
@@ -27,7 +27,7 @@ def load_user_file(path: str, *, name: str, what: str) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    # Dataclasses and pickles of the file's own look their module up by its name.
+    # Dataclasses and pickles look up the file's module by its name.
     sys.modules[spec.name] = module
     try:
         spec.loader.exec_module(module)
@@ -39,7 +39,7 @@ def load_user_file(path: str, *, name: str, what: str) -> ModuleType:
 
 
 def raised_at(error: BaseException, *, modules: Collection[str]) -> tuple[str, int] | None:
-    """Return the file and the line of the user's that an error came from, None where it passed none.
+    """Return the file and line of the user's code that raised an error, None if it did not pass through any.
 
     Args:
         modules: the names of the modules that hold the user's code.

@@ -21,7 +21,7 @@ from lmm_r1.agents.environment import Answered, Environment, Episode, Turn, Turn
 from lmm_r1.config.ppo import AgentConfig
 from lmm_r1.data.images import load_image
 from lmm_r1.data.messages import ImagePart, Message, Row, TextPart
-from lmm_r1.data.sample import EpisodeEnd, Played, Said, Sample, Segment
+from lmm_r1.data.sample import EpisodeEnd, EpisodeResult, Said, Sample, Segment
 from lmm_r1.errors import UserError
 from lmm_r1.generation.codec import with_image_ids
 from lmm_r1.generation.engine import TokenEngine
@@ -252,7 +252,7 @@ class EpisodeRollout(GroupRollout):
     def _sample(self, play: _Play, turn: TurnPieces, end: EpisodeEnd, settings: GroupSettings) -> Sample:
         """Return an episode that is over, with its last turn."""
         assert turn.finish_reason is not None, "a turn that came whole has ended"
-        played = Played(
+        played = EpisodeResult(
             end=end,
             images=play.shown_images,
             rewards=dict(play.rewards),

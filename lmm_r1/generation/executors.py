@@ -16,7 +16,7 @@ from PIL import Image
 
 from lmm_r1.agents.openrlhf_agent import REWARD, AgentFault, ExecutorAgent, field_of, logs_of, number
 from lmm_r1.data.messages import ImagePart, Message
-from lmm_r1.data.sample import WHOLE, EpisodeEnd, Played, Said, Sample, Segment, WeightSpan
+from lmm_r1.data.sample import WHOLE, EpisodeEnd, EpisodeResult, Said, Sample, Segment, WeightSpan
 from lmm_r1.errors import UserError
 from lmm_r1.generation.engine import TokenEngine
 from lmm_r1.generation.episodes import EpisodeRollout
@@ -292,7 +292,7 @@ class ExecutorRollout(EpisodeRollout):
                 "episodes; return one, or give --reward.remote_url"
             )
         shown = len(calls[-1].images) - len(opening.prompt.images)
-        played = Played(
+        played = EpisodeResult(
             end=self._end(len(calls), shown),
             images=shown,
             rewards={} if reward is None else {REWARD: number(reward, what="reward")},

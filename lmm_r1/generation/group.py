@@ -23,7 +23,7 @@ from lmm_r1.generation.engine import SamplingSettings, TokenEngine
 from lmm_r1.generation.request import EngineWeights, Request, Response
 from lmm_r1.generation.sampling import sampling_params
 from lmm_r1.lmm_kits import EncodedPrompt, Media
-from lmm_r1.scoring.functions import failure_told
+from lmm_r1.scoring.functions import failure_message
 from lmm_r1.scoring.scored_response import Moment, ScoredResponse, weighted
 from lmm_r1.scoring.sources import GroupSource, RowSource, Scorer
 from remote_rm.client import RewardUnavailable
@@ -307,7 +307,7 @@ class GroupRollout:
         except Exception as error:  # the user's own code, which may raise anything
             logger.exception("%s: the reward function failed", row.location)
             raise UserError(
-                f"{row.location}: {failure_told(error)}; correct it, with the whole traceback by --logger.worker_logs"
+                f"{row.location}: {failure_message(error)}; correct it, with the whole traceback by --logger.worker_logs"
             ) from error
         for score in scores:
             _check_finite(score, row)

@@ -14,7 +14,7 @@ from PIL import Image
 
 from lmm_r1.data.images import load_image
 from lmm_r1.data.messages import ImagePart, Message
-from lmm_r1.data.sample import MediaRef, PlacedMedia, PlacedRef, Played, Said, Sample, SampleMedia, SentMedia
+from lmm_r1.data.sample import EpisodeResult, MediaRef, PlacedMedia, PlacedRef, Said, Sample, SampleMedia, SentMedia
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import Media
 
@@ -243,7 +243,7 @@ def _put(sample: Sample) -> Sample:
     return replace(sample, played=replace(played, said=said, shown=(), pictures=stored))
 
 
-def _pictures(played: Played, *, location: str) -> _Pictures:
+def _pictures(played: EpisodeResult, *, location: str) -> _Pictures:
     return _Pictures(shown=played.shown, turns=tuple(_decoded(one, location=location) for one in played.said))
 
 

@@ -69,7 +69,8 @@ class TransformersEngine:
             for (index, row), prompt, completions in zip(taken, prompts, samples, strict=True):
                 begun = self.codec.begun_with(row, prompt.engine_token_ids)
                 whole = tuple(
-                    replace(completion.behind(begun), image_scales=prompt.image_scales) for completion in completions
+                    replace(completion.with_prefill(begun), image_scales=prompt.image_scales)
+                    for completion in completions
                 )
                 read = len(prompt.token_ids)
                 yield Outcome(index=index, row=row, completions=whole, seconds=seconds, prompt_tokens=read)

@@ -349,7 +349,7 @@ class VllmEngine:
             return Outcome(index=index, row=row, reason=reason)
         begun = self.codec.begun_with(row, request.prompt["prompt_token_ids"])
         completions = tuple(
-            replace(self._completion(response).behind(begun), image_scales=encoded.image_scales)
+            replace(self._completion(response).with_prefill(begun), image_scales=encoded.image_scales)
             for response in request.responses
         )
         return Outcome(

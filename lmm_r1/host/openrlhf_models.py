@@ -13,7 +13,9 @@ from openrlhf.models.loss import aggregate_loss as aggregate_loss  # means over 
 from openrlhf.models.utils import compute_approx_kl as compute_approx_kl  # KL estimators k1, k2 and k3
 from openrlhf.models.utils import compute_entropy as compute_entropy
 from openrlhf.models.utils import log_probs_from_logits as log_probs_from_logits  # chunked, to save memory
-from openrlhf.models.utils import set_z3_leaf_modules as set_z3_leaf_modules  # keeps unused experts from stalling ZeRO-3
+from openrlhf.models.utils import (
+    set_z3_leaf_modules as set_z3_leaf_modules,
+)  # keeps unused experts from stalling ZeRO-3
 
 
 class HostedModel:

@@ -1,1 +1,1 @@
-"""What stands in a run folder, an evaluation's files and tracking services: writers and readers side by side."""
+"""Run folders, evaluation files and tracking services: how they are written and read."""

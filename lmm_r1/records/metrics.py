@@ -1,9 +1,9 @@
-"""metrics.jsonl of a run folder: a line per step, and one more for an evaluation after a step."""
+"""metrics.jsonl of a run folder: one line per step, and another for an evaluation after a step; and evaluation.json."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -21,18 +21,18 @@ from lmm_r1.files.json_files import (
 METRICS_FILE = "metrics.jsonl"
 STEP, SECONDS = "step", "seconds"
 SPAN_PREFIX = "span/"
-"""Of metrics that say when a part of a step began or ended."""
+"""Prefix of the metrics with the times at which a part of a step began and ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MetricRow:
-    """What was logged at one step."""
+    """The metrics of one step."""
 
     step: int
     seconds: float | None
     """Since the stage started."""
     values: dict[str, float | None]
-    """By metric; None where the logged number was not finite."""
+    """By metric; None if the logged number was not finite."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,15 +42,15 @@ class MetricLog:
     rows: tuple[MetricRow, ...] = ()
     torn_lines: int = 0
     repeated_steps: int = 0
-    """Steps logged again, as after a resume; the last row of a step is the one kept."""
+    """Steps logged more than once, as after a resume; the last row of a step is kept."""
 
     @property
     def names(self) -> list[str]:
-        """Every metric that occurs, in the order of first occurrence."""
+        """All metrics, in the order of first occurrence."""
         return list(dict.fromkeys(name for row in self.rows for name in row.values))
 
     def series(self, name: str) -> list[tuple[int, float | None]]:
-        """Return (step, value) of one metric; steps that did not log it are left out."""
+        """Return (step, value) of one metric, for the steps that logged it."""
         return [(row.step, row.values[name]) for row in self.rows if name in row.values]
 
 
@@ -61,7 +61,7 @@ def append_metrics(path: Path, *, step: int, seconds: float, values: Mapping[str
 
 
 def last_seconds(path: Path) -> float:
-    """Return the seconds of the last line of a file, 0 where there is none; another kind of line is a UserError."""
+    """Return the seconds of a file's last line, 0 if there is none; raises UserError for another kind of line."""
     line = last_line(path)
     if not line:
         return 0.0
@@ -73,7 +73,7 @@ def last_seconds(path: Path) -> float:
 
 
 def read_metrics(path: Path) -> MetricLog:
-    """Return the metrics in a file, none if the file does not exist; a malformed line is a UserError naming it."""
+    """Return the metrics in a file, none if it does not exist; raises UserError, with the line, for a malformed one."""
     if not path.exists():
         return MetricLog()
     rows: dict[int, MetricRow] = {}
@@ -86,7 +86,7 @@ def read_metrics(path: Path) -> MetricLog:
         row = _metric_row(line.record, place=line.place)
         before = rows.get(row.step)
         if before is not None and before is newest and row.values and not before.values.keys() & row.values.keys():
-            # An evaluation during training adds a line of its own to the step just logged.
+            # An evaluation during training adds a second line to the step just logged.
             row = replace(before, values=before.values | row.values)
         elif before is not None:
             repeated.add(row.step)
@@ -121,40 +121,45 @@ class FileScores:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Checkpoint:
-    """One evaluated checkpoint; it carries the name of the stage that made it."""
+class EvaluatedCheckpoint:
+    """One evaluated checkpoint, with the name of the stage that made it."""
 
     name: str
     files: dict[str, FileScores]
-    """By the name of the row file, `text` and `image` in a curriculum."""
+    """By the name of the row file: `text` and `image` in a curriculum."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluation:
-    """Everything in an evaluation.json; no checkpoints where there is no such file."""
+class HeldOutEvaluation:
+    """The contents of an evaluation.json; no checkpoints if there is no such file."""
 
-    checkpoints: tuple[Checkpoint, ...] = ()
+    checkpoints: tuple[EvaluatedCheckpoint, ...] = ()
     settings: dict[str, object] = field(default_factory=dict)
     """What the checkpoints were evaluated with."""
 
     @property
     def file_names(self) -> list[str]:
-        """The row files that occur: `text`, then `image`, then the others in the order of first occurrence."""
-        found = dict.fromkeys(name for checkpoint in self.checkpoints for name in checkpoint.files)
-        first = [name for name in ("text", "image") if name in found]
-        return [*first, *(name for name in found if name not in first)]
+        """The row files: `text`, then `image`, then the others in the order of first occurrence."""
+        return text_first(name for checkpoint in self.checkpoints for name in checkpoint.files)
 
 
-def read_evaluation(path: Path) -> Evaluation:
-    """Return the evaluation in a file, an empty one if there is none; a malformed one is a UserError."""
+def text_first(names: Iterable[str]) -> list[str]:
+    """Return the distinct names: `text`, then `image`, then the others in the order of first occurrence."""
+    found = list(dict.fromkeys(names))
+    first = [name for name in ("text", "image") if name in found]
+    return [*first, *(name for name in found if name not in first)]
+
+
+def read_evaluation(path: Path) -> HeldOutEvaluation:
+    """Return the evaluation in a file, an empty one if there is none; raises UserError for a malformed one."""
     if not path.exists():
-        return Evaluation()
+        return HeldOutEvaluation()
     record = read_json_object(path)
     settings = record.get("settings", {})
     checkpoints = record.get("checkpoints")
     if not isinstance(checkpoints, list) or not all(isinstance(checkpoint, dict) for checkpoint in checkpoints):
         raise UserError(f"{path}: checkpoints must be a list of objects; evaluate again")
-    return Evaluation(
+    return HeldOutEvaluation(
         checkpoints=tuple(
             _checkpoint(checkpoint, place=f"{path}, checkpoint {number}")
             for number, checkpoint in enumerate(checkpoints, start=1)
@@ -163,11 +168,11 @@ def read_evaluation(path: Path) -> Evaluation:
     )
 
 
-def _checkpoint(record: dict[str, object], *, place: str) -> Checkpoint:
+def _checkpoint(record: dict[str, object], *, place: str) -> EvaluatedCheckpoint:
     files = record.get("files")
     if not isinstance(files, dict) or not all(isinstance(scores, dict) for scores in files.values()):
         raise UserError(f"{place}: files must be an object of scores by row file; evaluate again")
-    return Checkpoint(
+    return EvaluatedCheckpoint(
         name=text_field(record, "name", place=place),
         files={name: _file_scores(scores, place=f"{place}, {name}") for name, scores in files.items()},
     )
@@ -186,5 +191,5 @@ def _file_scores(record: dict[str, object], *, place: str) -> FileScores:
 def _share(record: dict[str, object], key: str, *, place: str) -> float | None:
     value = number_field(record, key, place=place)
     if value is not None and not 0 <= value <= 1:
-        raise UserError(f"{place}: {key} must lie between 0 and 1, found {value}")
+        raise UserError(f"{place}: {key} must be between 0 and 1, found {value}")
     return value

@@ -15,46 +15,45 @@ from lmm_r1.files.json_files import append_json_lines, count_field, number_field
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
-    """What one verifier says of a response."""
+class VerifierVerdict:
+    """One verifier's verdict on a response."""
 
     score: float
-    """Right (1.0) or wrong (0.0), or between the two by a verifier that measures."""
+    """Right (1.0) or wrong (0.0), or in between for a verifier that gives partial credit."""
     parts: dict[str, float]
     timed_out: bool = False
-    """The answer was not judged within the time limit, and counts as wrong."""
+    """Whether the answer was not judged within the time limit, which counts as wrong."""
 
     @property
     def right(self) -> bool:
-        """Whether the answer is right."""
         return self.parts.get("accuracy", self.score) > 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShownTurn:
-    """One turn of an episode behind the prompt."""
+    """One turn of an episode after the prompt."""
 
     role: str
     text: str
-    """With the mark `<image>` in the place of each picture."""
+    """With the mark `<image>` for each picture."""
     images: tuple[str, ...] = ()
-    """Files with the pictures of the marks; in the file of responses, from its folder."""
+    """The picture files of the marks; in the file of responses, relative to its folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlayedEpisode:
-    """An episode, of which the response is the last turn."""
+    """An episode; the response is its last turn."""
 
     end: str
     """`over`, or the limit that ended it: `turns`, `images`, `tokens`."""
     turns: int
-    """Of the model."""
+    """The number of turns of the model."""
     shown_images: int
-    """By the environment, beside those of the prompt."""
+    """The number shown by the environment, not counting those of the prompt."""
     rewards: dict[str, float]
-    """The parts of the reward that the environment gave."""
+    """The parts of the environment's reward."""
     counts: dict[str, int]
-    """What it counted: tool calls, malformed calls, moves."""
+    """The environment's counts: tool calls, malformed calls, moves."""
     said: tuple[ShownTurn, ...]
 
 
@@ -66,7 +65,7 @@ class JudgedResponse:
     file: str
     """The name of the row file or the suite."""
     index: int
-    """The row's place among the records of its file, from 0."""
+    """The row's index among the records of its file, from 0."""
     row: str
     """The row's file and line."""
     datasource: str
@@ -77,26 +76,26 @@ class JudgedResponse:
     """From 0."""
     response: str
     response_tokens: int | None
-    """None where nobody counted them."""
+    """None if unknown."""
     finish_reason: str
-    """`stop`, `length`, or `unknown` of a response that was read from a file which does not say."""
-    verdicts: dict[str, Verdict]
+    """`stop`, `length`, or `unknown` for a response from a file that does not say."""
+    verdicts: dict[str, VerifierVerdict]
     """By verifier."""
     episode: PlayedEpisode | None = None
-    """None of a single response."""
+    """None for a single response."""
     images: int = 0
-    """How many the row has; 0 in files of earlier versions."""
+    """The number of the row's images; 0 in files of earlier versions."""
 
     @property
     def truncated(self) -> bool | None:
-        """Whether the response was cut off at the longest length; None where that is not known."""
+        """Whether the response was cut off at the maximum length; None if unknown."""
         return None if self.finish_reason == "unknown" else self.finish_reason == "length"
 
 
 def write_responses(path: Path, responses: Iterable[JudgedResponse], *, append: bool) -> None:
-    """Write one line per response, behind those in the file where `append` is set, else in their place, all at once.
+    """Write one line per response: append to the file, or replace it as a whole.
 
-    Raises UserError where nothing can be written.
+    Raises UserError if nothing can be written.
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
@@ -114,7 +113,7 @@ def write_responses(path: Path, responses: Iterable[JudgedResponse], *, append: 
 
 
 def responses_digest(responses: Iterable[JudgedResponse], *, folder: Path) -> str:
-    """Return what tells responses in a file of `folder` from others."""
+    """Return a digest of responses as they are written to a file in `folder`."""
     digest = hashlib.sha256()
     for response in responses:
         digest.update(json.dumps(_record(response, folder=folder)).encode())
@@ -122,13 +121,13 @@ def responses_digest(responses: Iterable[JudgedResponse], *, folder: Path) -> st
 
 
 def read_responses(path: Path) -> list[JudgedResponse]:
-    """Return what `write_responses` wrote; raises UserError with file and line for anything else."""
+    """Return what `write_responses` wrote; raises UserError, with file and line, for anything else."""
     if not path.is_file():
-        raise UserError(f"no file of responses {path}; `lmm-r1 evaluate` writes one beside its output")
+        raise UserError(f"no file of responses {path}; `lmm-r1 evaluate` writes one next to its output")
     responses = []
     for line in read_json_lines(path):
         if line.record is None:
-            raise UserError(f"{line.place}: the line is cut short; evaluate again")
+            raise UserError(f"{line.place}: the line is incomplete; evaluate again")
         responses.append(_response(line.record, place=line.place, folder=path.parent))
     if not responses:
         raise UserError(f"{path} holds no responses; evaluate again")
@@ -136,7 +135,7 @@ def read_responses(path: Path) -> list[JudgedResponse]:
 
 
 def by_row(responses: Sequence[JudgedResponse]) -> list[list[JudgedResponse]]:
-    """Return the samples of each row, rows in the order of first occurrence; the responses are of one file."""
+    """Return the samples of each row of one file, rows in the order of first occurrence."""
     rows: dict[int, list[JudgedResponse]] = {}
     for response in responses:
         rows.setdefault(response.index, []).append(response)
@@ -144,7 +143,7 @@ def by_row(responses: Sequence[JudgedResponse]) -> list[list[JudgedResponse]]:
 
 
 def _record(response: JudgedResponse, *, folder: Path) -> dict[str, object]:
-    """Return a response as a line of a file in `folder` holds it."""
+    """Return a response as a line of a file in `folder`."""
     record = asdict(response)
     if response.episode is None:
         del record["episode"]
@@ -179,7 +178,7 @@ def _response(record: dict[str, object], *, place: str, folder: Path) -> JudgedR
 def _episode(record: object, *, place: str, folder: Path) -> PlayedEpisode:
     said = record.get("said") if isinstance(record, dict) else None
     if not isinstance(record, dict) or not isinstance(said, list) or not all(isinstance(one, dict) for one in said):
-        raise UserError(f"{place}: an episode must be an object with the turns that were said; evaluate again")
+        raise UserError(f"{place}: an episode must be an object with a list of turns, said; evaluate again")
     return PlayedEpisode(
         end=text_field(record, "end", place=place),
         turns=count_field(record, "turns", place=place),
@@ -192,7 +191,7 @@ def _episode(record: object, *, place: str, folder: Path) -> PlayedEpisode:
 
 def _turn(record: dict[str, object], *, place: str, folder: Path) -> ShownTurn:
     images = record.get("images", [])
-    # A page is made of them, which may be passed on: no other file of this machine may get into it.
+    # They are embedded in pages that may be passed on, so no other file of this machine must get in.
     if not isinstance(images, list) or not all(isinstance(one, str) and _is_below(one) for one in images):
         raise UserError(
             f"{place}: the pictures of an episode must be files below the folder of this one; evaluate again"
@@ -217,18 +216,18 @@ def _numbers(record: dict[str, object], name: str, *, place: str) -> dict[str, f
 
 
 def _tokens(record: dict[str, object], *, place: str) -> int | None:
-    # The key must be there: a file without it is of another kind.
+    # The key must exist: a file without it is of another kind.
     if "response_tokens" in record and record["response_tokens"] is None:
         return None
     return count_field(record, "response_tokens", place=place)
 
 
-def _verdict(record: dict[str, object], *, place: str) -> Verdict:
+def _verdict(record: dict[str, object], *, place: str) -> VerifierVerdict:
     score, parts = number_field(record, "score", place=place), record.get("parts")
     if score is None or not isinstance(parts, dict):
         raise UserError(f"{place}: a verdict needs a score and parts; evaluate again")
     numbers = {name: number_field(parts, name, place=f"{place}, parts") for name in parts}
-    return Verdict(
+    return VerifierVerdict(
         score=score,
         parts={name: value for name, value in numbers.items() if value is not None},
         timed_out=record.get("timed_out") is True,

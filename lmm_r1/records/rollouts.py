@@ -1,4 +1,4 @@
-"""rollouts.jsonl of a run folder: sampled responses and episodes with their prompts, whose images lie beside it."""
+"""rollouts.jsonl of a run folder: sampled responses and episodes with their prompts; images are files next to it."""
 
 from __future__ import annotations
 
@@ -30,36 +30,36 @@ _MARK = "<image>"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class RecordedPart:
     """One part of a message."""
 
     kind: Literal["text", "image"]
     value: str
-    """The text, or where the image lies: a path relative to the stage's folder, or a data URI."""
+    """The text, or the image: a path relative to the stage's folder, or a data URI."""
     cut: Cut | None = None
-    """Where the image was cut out of another one of the episode."""
+    """For an image that was cut out of another one of the episode."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Message:
+class RecordedMessage:
     """One turn of a conversation."""
 
     role: str
-    parts: tuple[Part, ...]
+    parts: tuple[RecordedPart, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Turn(Message):
+class RecordedTurn(RecordedMessage):
     """One turn of an episode, the policy's or the environment's."""
 
     calls: tuple[CallOutcome, ...] = ()
-    """What became of the calls in a turn of the policy."""
+    """The outcomes of the tool calls in a turn of the policy."""
     rewards: Mapping[str, float | None] = field(default_factory=dict)
-    """The parts of the reward that a turn of the policy has earned."""
+    """The parts of the reward that a turn of the policy earned."""
 
 
 def write_message(message: data_messages.Message, *, folder: Path, location: str) -> dict[str, Any]:
-    """Return a message as it stands in a record; its images are kept once each under images/ of `folder`."""
+    """Return a message as a record; each image is stored once under images/ of `folder`."""
     parts: list[dict[str, Any]] = []
     for part in message.parts:
         if isinstance(part, data_messages.ImagePart):
@@ -71,10 +71,10 @@ def write_message(message: data_messages.Message, *, folder: Path, location: str
     return {"role": message.role, "content": parts}
 
 
-def keep_turns(said: Sequence[Said], *, folder: Path, location: str) -> tuple[Turn, ...]:
-    """Return the turns of an episode as they are kept; their pictures are written as those of messages are."""
+def keep_turns(said: Sequence[Said], *, folder: Path, location: str) -> tuple[RecordedTurn, ...]:
+    """Return the turns of an episode in the form for records, with their pictures written like those of messages."""
     return tuple(
-        Turn(
+        RecordedTurn(
             role=one.role,
             parts=_kept_parts(one, folder=folder, location=location),
             calls=one.calls,
@@ -84,8 +84,8 @@ def keep_turns(said: Sequence[Said], *, folder: Path, location: str) -> tuple[Tu
     )
 
 
-def turn_record(turn: Turn) -> dict[str, Any]:
-    """Return a turn as it stands in a record, without what it does not have."""
+def turn_record(turn: RecordedTurn) -> dict[str, Any]:
+    """Return a turn as a record, without empty fields."""
     content: list[dict[str, Any]] = []
     for part in turn.parts:
         cut = {} if part.cut is None else {"cut": asdict(part.cut)}
@@ -95,9 +95,9 @@ def turn_record(turn: Turn) -> dict[str, Any]:
     return {"role": turn.role, "content": content, **calls, **rewards}
 
 
-def _kept_parts(said: Said, *, folder: Path, location: str) -> tuple[Part, ...]:
+def _kept_parts(said: Said, *, folder: Path, location: str) -> tuple[RecordedPart, ...]:
     pictures = [
-        Part(
+        RecordedPart(
             kind="image",
             value=_written_image(image, folder=folder, location=location),
             cut=image.cut if isinstance(image, CutImage) else None,
@@ -106,12 +106,12 @@ def _kept_parts(said: Said, *, folder: Path, location: str) -> tuple[Part, ...]:
     ]
     texts = said.text.split(_MARK)
     if len(texts) != len(pictures) + 1:
-        # Its pictures are not kept, or it writes the mark as text, too: which of them stand for pictures, nobody knows.
+        # The pictures are not kept, or the text contains the mark, so their places are unknown.
         texts = [said.text] + [""] * len(pictures)
-    parts: list[Part] = []
+    parts: list[RecordedPart] = []
     for place, text in enumerate(texts):
         parts += pictures[place - 1 : place] if place else []
-        parts += [Part(kind="text", value=text)] if text else []
+        parts += [RecordedPart(kind="text", value=text)] if text else []
     return tuple(parts)
 
 
@@ -125,24 +125,24 @@ def _written_image(part: data_messages.ImagePart, *, folder: Path, location: str
     return name
 
 
-def read_messages(value: object, *, place: str) -> tuple[Message, ...]:
-    """Return the messages of a record; raises UserError, with its place, where they are malformed."""
+def read_messages(value: object, *, place: str) -> tuple[RecordedMessage, ...]:
+    """Return the messages of a record; raises UserError, with its place, for malformed ones."""
     if not isinstance(value, list) or not all(isinstance(message, dict) for message in value):
         raise UserError(f"{place}: messages must be a list of objects with role and content")
     return tuple(_message(message, place=f"{place}, message {number}") for number, message in enumerate(value, 1))
 
 
-def read_turns(value: object, *, place: str) -> tuple[Turn, ...]:
-    """Return the turns of an episode; raises as `read_messages` does. Earlier versions wrote pairs of role and text."""
+def read_turns(value: object, *, place: str) -> tuple[RecordedTurn, ...]:
+    """Return the turns of an episode; raises like `read_messages`. Earlier versions wrote pairs of role and text."""
     if not isinstance(value, list):
         raise UserError(f"{place}: said must be a list of turns, found {value!r:.80}")
     return tuple(_turn(turn, place=f"{place}, turn {number}") for number, turn in enumerate(value, 1))
 
 
-def _turn(value: object, *, place: str) -> Turn:
+def _turn(value: object, *, place: str) -> RecordedTurn:
     if isinstance(value, list) and len(value) == 2 and all(isinstance(item, str) for item in value):
         role, text = value
-        return Turn(role=role, parts=(Part(kind="text", value=text),))
+        return RecordedTurn(role=role, parts=(RecordedPart(kind="text", value=text),))
     if not isinstance(value, dict):
         raise UserError(f"{place}: a turn must be an object with role and content, found {value!r:.80}")
     message = _message(value, place=place)
@@ -151,7 +151,7 @@ def _turn(value: object, *, place: str) -> Turn:
         raise UserError(f"{place}: calls must be a list of objects, found {calls!r:.80}")
     if not isinstance(rewards, dict):
         raise UserError(f"{place}: rewards must be an object of numbers by name, found {rewards!r:.80}")
-    return Turn(
+    return RecordedTurn(
         role=message.role,
         parts=message.parts,
         calls=tuple(_call(call, place=place) for call in calls),
@@ -172,26 +172,26 @@ def _call(record: dict[str, object], *, place: str) -> CallOutcome:
     )
 
 
-def _message(message: dict[str, object], *, place: str) -> Message:
+def _message(message: dict[str, object], *, place: str) -> RecordedMessage:
     role = text_field(message, "role", place=place)
     content = message.get("content")
     if isinstance(content, str):
-        return Message(role=role, parts=(Part(kind="text", value=content),))
+        return RecordedMessage(role=role, parts=(RecordedPart(kind="text", value=content),))
     if not isinstance(content, list):
         raise UserError(f"{place}: content must be a string or a list of parts, found {type(content).__name__}")
-    return Message(role=role, parts=tuple(_part(part, place=place) for part in content))
+    return RecordedMessage(role=role, parts=tuple(_part(part, place=place) for part in content))
 
 
-def _part(part: object, *, place: str) -> Part:
+def _part(part: object, *, place: str) -> RecordedPart:
     if not isinstance(part, dict):
         raise UserError(f"{place}: a content part must be an object with a type, found {type(part).__name__}")
     kind = text_field(part, "type", place=place)
     if kind == "text":
-        return Part(kind="text", value=text_field(part, "text", place=place))
+        return RecordedPart(kind="text", value=text_field(part, "text", place=place))
     if kind == "image":
         cut = None if part.get("cut") is None else _cut(part["cut"], place=place)
-        return Part(kind="image", value=text_field(part, "image", place=place), cut=cut)
-    return Part(kind="text", value=f"[{kind}]")
+        return RecordedPart(kind="image", value=text_field(part, "image", place=place), cut=cut)
+    return RecordedPart(kind="text", value=f"[{kind}]")
 
 
 def _cut(record: object, *, place: str) -> Cut:
@@ -200,7 +200,7 @@ def _cut(record: object, *, place: str) -> Cut:
     left, upper, right, lower = _whole(record, "box", count=4, place=place)
     width, height = _whole(record, "size", count=2, place=place)
     if not (0 <= left < right <= width and 0 <= upper < lower <= height):
-        raise UserError(f"{place}: the box {record['box']} does not lie in a picture of {width} x {height} pixels")
+        raise UserError(f"{place}: the box {record['box']} is not inside a picture of {width} x {height} pixels")
     return Cut(
         picture=count_field(record, "picture", place=place),
         name=text_field(record, "name", place=place),
@@ -215,7 +215,7 @@ def _whole(record: dict[str, object], key: str, *, count: int, place: str) -> li
     if isinstance(value, list) and len(value) == count:
         if all(type(item) is int and 0 <= item <= LARGEST_COUNT for item in value):
             return value
-    raise UserError(f"{place}: {key} must be a list of {count} whole numbers from 0 up, found {value!r:.80}")
+    raise UserError(f"{place}: {key} must be a list of {count} whole numbers, at least 0, found {value!r:.80}")
 
 
 def _point(value: object, *, place: str) -> tuple[float, float]:
@@ -233,7 +233,7 @@ END_WORDS: dict[str, str] = {
     "tokens": "out of tokens",
     "failed": "the environment failed",
 }
-"""How an episode has ended, by the name in its record."""
+"""How an episode ended, by the name in its record."""
 assert set(END_WORDS) == set(get_args(EpisodeEnd))
 DropReason = Literal["range", "std", "function"]
 """The mean score is out of range, the rewards hardly differ, or the user's function keeps no sample."""
@@ -248,37 +248,37 @@ assert set(DROP_WORDS) == set(get_args(DropReason))
 
 @dataclass(frozen=True, kw_only=True)
 class SampledResponse:
-    """One sampled response with its reward, as a line holds it beside the prompt's `messages`."""
+    """One sampled response with its reward, as a line holds it in addition to the prompt's `messages`."""
 
     step: int
     group: int
     """Responses to the same prompt within a step share this number."""
     response: str
-    """Of an episode, the policy's last turn."""
+    """For an episode, the policy's last turn."""
     label: str
     reward: float | None
     scores: Mapping[str, float | None]
-    """The named parts of the reward, and of an episode what is counted in it."""
+    """The named parts of the reward, and for an episode its counts."""
     response_tokens: int
     truncated: bool
     weight_version: int | None = None
-    """How many weight updates the engine had had; None in records of earlier versions."""
+    """The number of weight updates of the engine; None in records of earlier versions."""
     weights: tuple[tuple[int, int], ...] = ()
-    """Which weight versions its tokens came of, and how many of each; empty where nobody has noted it."""
+    """The weight versions of its tokens, and how many tokens each sampled; empty if not recorded."""
     held_out: bool = False
-    """Whether it answers a row of the evaluation, and nothing was learnt from it."""
-    said: tuple[Turn, ...] = ()
-    """Of an episode, its turns behind the prompt; empty for a single response."""
+    """Whether it answers a row of the evaluation, and was not trained on."""
+    said: tuple[RecordedTurn, ...] = ()
+    """For an episode, its turns after the prompt; empty for a single response."""
     end: str | None = None
-    """How an episode has ended: `EpisodeEnd`."""
+    """How an episode ended: `EpisodeEnd`."""
     masked: bool = False
-    """Whether nothing is learnt from an episode, and its group is compared without it."""
+    """Whether an episode is left out of the loss and of the comparison within its group."""
     greedy: bool = False
-    """Whether it is the greedy response that its group is compared with, and nothing was learnt from it."""
+    """Whether it is the greedy response that its group is compared with, which was not trained on."""
     counts: Mapping[str, float | None] = field(default_factory=dict)
-    """What the environment has counted in an episode; `scores` has it, too."""
+    """The environment's counts in an episode, which `scores` includes."""
     dropped: str | None = None
-    """Why its group was dropped, and nothing learnt from it: `DropReason`."""
+    """Why its group was dropped and not trained on: `DropReason`."""
 
     @classmethod
     def of(
@@ -289,13 +289,13 @@ class SampledResponse:
         group: int,
         held_out: bool = False,
         greedy: bool = False,
-        said: tuple[Turn, ...] = (),
+        said: tuple[RecordedTurn, ...] = (),
         dropped: str | None = None,
     ) -> SampledResponse:
-        """Return what is kept of a sample that has its reward.
+        """Return the record of a sample that has its reward.
 
         Args:
-            said: the turns of an episode, as the run folder keeps them.
+            said: the turns of an episode, as returned by `keep_turns`.
         """
         played = sample.played
         return cls(
@@ -320,20 +320,20 @@ class SampledResponse:
 
 
 def shown_messages(sample: Sample) -> tuple[data_messages.Message, ...]:
-    """Return a sample's prompt as the policy was shown it, as far as that is kept; else as its row has it."""
+    """Return a sample's prompt as shown to the policy, if that is kept; else that of its row."""
     return sample.row.messages if sample.played is None else sample.played.shown or sample.row.messages
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rollout(SampledResponse):
-    """A sampled response that was read, with its prompt."""
+class RecordedRollout(SampledResponse):
+    """A recorded response with its prompt."""
 
-    messages: tuple[Message, ...]
+    messages: tuple[RecordedMessage, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutLog:
-    """Where each rollout of a stage stands in its file: checked and indexed once, then read a few at a time.
+    """The index of a stage's rollout file, which is checked once; rollouts are then read a few at a time.
 
     So a file larger than memory can be sampled.
     """
@@ -342,22 +342,22 @@ class RolloutLog:
     steps: tuple[int, ...] = ()
     """The step of each rollout, in the order of the file."""
     groups: tuple[tuple[int, bool], ...] = ()
-    """Its group within the step, and whether that is one of held-out rows."""
+    """Its group within the step, and whether it answers a held-out row."""
     offsets: tuple[int, ...] = ()
     torn_lines: int = 0
 
     def __len__(self) -> int:
         return len(self.steps)
 
-    def read(self, indices: Iterable[int]) -> list[Rollout]:
-        """Return the rollouts at these positions of the file, in the order asked for."""
+    def read(self, indices: Iterable[int]) -> list[RecordedRollout]:
+        """Return the rollouts at these positions of the file, in the requested order."""
         indices = list(indices)
         if not indices:
             return []
         with self.path.open("rb") as stream:
             return [self._read_at(stream, index) for index in indices]
 
-    def _read_at(self, stream: BinaryIO, index: int) -> Rollout:
+    def _read_at(self, stream: BinaryIO, index: int) -> RecordedRollout:
         stream.seek(self.offsets[index])
         return _rollout(json.loads(stream.readline()), place=f"{self.path}, byte {self.offsets[index]}")
 
@@ -365,9 +365,9 @@ class RolloutLog:
 def append_rollout(
     folder: Path, response: SampledResponse, *, messages: Sequence[data_messages.Message], location: str
 ) -> list[dict[str, Any]]:
-    """Append a response with its prompt to the file in a run folder, and return the prompt as it is written.
+    """Append a response with its prompt to the file in a run folder, and return the prompt as written.
 
-    The prompt's images are kept once each under images/; `location` names its row for messages.
+    Each image of the prompt is stored once under images/; `location` names its row for messages.
     """
     written = [write_message(message, folder=folder, location=location) for message in messages]
     said = [turn_record(turn) for turn in response.said]
@@ -376,7 +376,7 @@ def append_rollout(
 
 
 def read_rollouts(path: Path) -> RolloutLog:
-    """Return the index of a rollout file, empty if there is none; a malformed line is a UserError naming it."""
+    """Return the index of a rollout file, empty if there is none; raises UserError, with the line, for a malformed one."""
     if not path.exists():
         return RolloutLog(path=path)
     steps: list[int] = []
@@ -394,8 +394,8 @@ def read_rollouts(path: Path) -> RolloutLog:
     return RolloutLog(path=path, steps=tuple(steps), groups=tuple(groups), offsets=tuple(offsets), torn_lines=torn)
 
 
-def _rollout(record: dict[str, object], *, place: str) -> Rollout:
-    return Rollout(
+def _rollout(record: dict[str, object], *, place: str) -> RecordedRollout:
+    return RecordedRollout(
         step=count_field(record, "step", place=place),
         group=count_field(record, "group", place=place),
         messages=read_messages(record.get("messages"), place=place),

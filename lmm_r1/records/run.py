@@ -1,4 +1,4 @@
-"""What a run left behind: the stages of a run folder or a curriculum folder, and their held-out evaluation."""
+"""The stages of a run folder or a curriculum folder, and their held-out evaluation."""
 
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
@@ -9,9 +9,9 @@ from lmm_r1.errors import UserError
 from lmm_r1.records.metrics import (
     EVALUATION_FILE,
     METRICS_FILE,
-    Checkpoint,
-    Evaluation,
+    EvaluatedCheckpoint,
     FileScores,
+    HeldOutEvaluation,
     MetricLog,
     MetricRow,
     read_evaluation,
@@ -19,15 +19,15 @@ from lmm_r1.records.metrics import (
 )
 from lmm_r1.records.rollouts import ROLLOUTS_FILE, RolloutLog, read_rollouts
 from lmm_r1.records.run_folder import SETTINGS_FILE, STAGE_FILE, StageSummary, read_stage
-from lmm_r1.records.session import SESSION_FILE, Session, read_session
+from lmm_r1.records.session import SESSION_FILE, TrainingSession, read_session
 
 StageState = Literal["finished", "running", "stopped", "unfinished"]
-"""Unfinished is one of an earlier version, of which nobody knows whether it runs or was stopped."""
+"""Unfinished is a stage of an earlier version, for which it is unknown whether it runs or was stopped."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stage(StageSummary):
-    """One training stage: finished, running or stopped before its end."""
+    """One training stage."""
 
     folder: Path
     metrics: MetricLog
@@ -35,9 +35,9 @@ class Stage(StageSummary):
     settings: str | None
     """The text of run_config.yaml."""
     state: StageState
-    """When it was read."""
+    """At the time of reading."""
     last_sign_at: datetime | None
-    """The last sign of life of one that runs or was stopped."""
+    """The last sign of life of a stage that runs or was stopped."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,12 +48,12 @@ class Run:
     folder: Path
     is_curriculum: bool
     stages: tuple[Stage, ...]
-    """In the order in which they were started."""
-    evaluation: Evaluation = field(default_factory=Evaluation)
+    """In the order of their start."""
+    evaluation: HeldOutEvaluation = field(default_factory=HeldOutEvaluation)
 
     @property
     def state(self) -> StageState:
-        """That of the run as a whole: finished where all of its stages are."""
+        """The state of the whole run: finished if all of its stages are."""
         states = {stage.state for stage in self.stages}
         unfinished: tuple[StageState, ...] = ("running", "stopped", "unfinished")
         return next((state for state in unfinished if state in states), "finished")
@@ -64,12 +64,12 @@ class Run:
         return max((stage.last_sign_at for stage in self.stages if stage.last_sign_at), default=None)
 
     def held_out(self, stage: Stage) -> dict[str, FileScores]:
-        """Return the held-out scores of a stage by row file, empty where it was not evaluated."""
+        """Return the held-out scores of a stage by row file, empty if it was not evaluated."""
         checkpoint = self.checkpoint(stage)
         return checkpoint.files if checkpoint else {}
 
-    def checkpoint(self, stage: Stage) -> Checkpoint | None:
-        """Return the evaluated checkpoint that carries the stage's name, else the one with its folder's name."""
+    def checkpoint(self, stage: Stage) -> EvaluatedCheckpoint | None:
+        """Return the evaluated checkpoint with the stage's name, else the one with its folder's name."""
         for name in (stage.name, stage.folder.name):
             for checkpoint in self.evaluation.checkpoints:
                 if checkpoint.name == name:
@@ -78,7 +78,7 @@ class Run:
 
 
 def read_run(path: Path) -> Run:
-    """Return what a run folder or a curriculum folder holds.
+    """Return the contents of a run folder or a curriculum folder.
 
     Raises:
         UserError: the folder does not exist, holds no stage, or one of its files is malformed or cannot be read.
@@ -97,7 +97,7 @@ def _read_run(path: Path) -> Run:
     folders = [path] if is_stage else sorted(child for child in path.iterdir() if _holds_stage(child))
     if not folders:
         raise UserError(
-            f"{path}: holds no stage: there is neither {METRICS_FILE} nor {STAGE_FILE} in it or in a folder in it; "
+            f"{path}: holds no stage: neither it nor a folder in it contains {METRICS_FILE} or {STAGE_FILE}; "
             "give the output folder of a training stage, or the folder that holds the stages"
         )
     stages = sorted((_read_stage(folder) for folder in folders), key=lambda stage: stage.started_at)
@@ -117,7 +117,7 @@ def _holds_stage(folder: Path) -> bool:
 def _read_stage(folder: Path) -> Stage:
     metrics = read_metrics(folder / METRICS_FILE)
     settings = folder / SETTINGS_FILE
-    # A stage that ends meanwhile writes stage.json before it takes the session away.
+    # A stage that ends in the meantime writes stage.json before it removes the session.
     session = read_session(folder)
     state: StageState
     if (folder / STAGE_FILE).is_file():
@@ -136,7 +136,7 @@ def _read_stage(folder: Path) -> Stage:
     )
 
 
-def _unfinished(folder: Path, *, metrics: MetricLog, session: Session | None) -> StageSummary:
+def _unfinished(folder: Path, *, metrics: MetricLog, session: TrainingSession | None) -> StageSummary:
     last = metrics.rows[-1] if metrics.rows else MetricRow(step=0, seconds=None, values={})
     seconds = last.seconds or 0.0
     if session is None:

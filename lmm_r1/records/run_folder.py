@@ -1,4 +1,4 @@
-"""What a stage writes while it runs: its settings, metrics, sampled rollouts and, at the very end, stage.json."""
+"""What a stage writes while it runs: its settings, metrics, sampled rollouts and, at the end, stage.json."""
 
 from __future__ import annotations
 
@@ -29,13 +29,20 @@ from lmm_r1.files.json_files import (
     write_json_object,
 )
 from lmm_r1.records.metrics import METRICS_FILE, SPAN_PREFIX, STEP, append_metrics, last_seconds
-from lmm_r1.records.rollouts import IMAGES_FOLDER, ROLLOUTS_FILE, SampledResponse, Turn, append_rollout, keep_turns
+from lmm_r1.records.rollouts import (
+    IMAGES_FOLDER,
+    ROLLOUTS_FILE,
+    RecordedTurn,
+    SampledResponse,
+    append_rollout,
+    keep_turns,
+)
 from lmm_r1.records.session import SESSION_FILE, kept_session, running_elsewhere
 from lmm_r1.records.trackers.trackers import TRACKERS_FILE
 
 RESTARTS_FILE = "restarts.jsonl"
 LEFT_OUT_FILE = "left_out_rows.jsonl"
-# What a run adds to.
+# Files and folders that a run appends to.
 _RECORDS = (
     METRICS_FILE,
     ROLLOUTS_FILE,
@@ -47,7 +54,7 @@ _RECORDS = (
 )
 STAGE_FILE = "stage.json"
 ERROR_FILE = "error.txt"
-"""The traceback of what a session failed with."""
+"""The traceback of the error that ended a session."""
 SETTINGS_FILE = "run_config.yaml"
 LOCK_FILE = ".lock"
 
@@ -60,19 +67,18 @@ class RunFolder:
     name: str
     kind: str
     origins: Mapping[str, tuple[str, int]] = field(default_factory=dict)
-    """By the location of each row, its dataset and its place in it."""
+    """The dataset of each row and its index in it, by the row's location."""
     started: float = field(default_factory=time.time)
-    """When the stage would have started without a break: `open` moves it back by the time that earlier sessions took."""
+    """When the stage would have started without a break: `open` subtracts the time of earlier sessions."""
     _first_started: float | None = None
-    """When its first session began, once `session` knows."""
+    """When its first session began, set by `session`."""
     _first: tuple[int, float] | None = None
-    """The first step of this session, and when it was made: with it comes what is done only once."""
+    """The first step of this session and its time; that step includes one-time work."""
 
     def open(self, settings_yaml: str) -> None:
-        """Create the folder, or take up the records of an interrupted stage, and write the resolved settings.
+        """Create the folder, or continue the records of an interrupted stage, and write the resolved settings.
 
-        A line that a killed session left half-written is cut off, so that the next one does not run into it.
-        Raises UserError when the stage is finished.
+        Cuts off incomplete lines of a killed session. Raises UserError if the stage is finished.
         """
         self.check_unfinished(self.path)
         try:
@@ -85,9 +91,9 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other trainings out of the folder while the block runs; raises UserError where one trains in it.
+        """Keep other trainings out of the folder while the block runs; raises UserError if one trains in it.
 
-        A training on another host, whose lock may not reach here, is noticed by its signs of life.
+        A training on another host, to which locks may not reach, is detected by its signs of life.
         """
         output = f"--ckpt.output_dir {self.path}"
         with locked(self.path / LOCK_FILE, output=output):
@@ -100,7 +106,7 @@ class RunFolder:
 
     @contextmanager
     def session(self) -> Iterator[None]:
-        """Let readers of the folder know, while the block runs, that this process trains in it; see `kept_session`."""
+        """Tell readers of the folder, while the block runs, that this process trains in it; see `kept_session`."""
         finished = self.path / STAGE_FILE
         with kept_session(self.path, name=self.name, kind=self.kind, finished=finished) as began:
             self._first_started = began
@@ -108,20 +114,20 @@ class RunFolder:
 
     @staticmethod
     def check_unfinished(path: Path) -> None:
-        """Raise UserError where a folder holds a finished stage."""
+        """Raise UserError if a folder holds a finished stage."""
         if (path / STAGE_FILE).exists():
             raise UserError(
                 f"--ckpt.output_dir {path}: this stage is finished ({STAGE_FILE} is there); "
-                "choose another folder, or give --ckpt.overwrite to delete it and train anew"
+                "choose another folder, or give --ckpt.overwrite to delete it and train again"
             )
 
     @staticmethod
     def files(path: Path) -> list[Path]:
-        """Return what a stage has written into its folder, models and checkpoints left out."""
+        """Return the files that a stage has written into its folder, without models and checkpoints."""
         return [path / name for name in (*_RECORDS, SETTINGS_FILE, STAGE_FILE) if (path / name).exists()]
 
     def clear_records(self) -> None:
-        """Forget the records of sessions that nothing is left of."""
+        """Delete the records of sessions that left no checkpoint."""
         for name in _RECORDS:
             path = self.path / name
             if path.is_dir():
@@ -130,7 +136,7 @@ class RunFolder:
                 path.unlink(missing_ok=True)
 
     def resume(self, step: int) -> None:
-        """Cut off what was recorded of steps after `step`, the one that the run goes on from: they are made again."""
+        """Cut off the records after `step`, from which the run continues: those steps are repeated."""
         before = last_seconds(self.path / METRICS_FILE)
         for file in (METRICS_FILE, ROLLOUTS_FILE):
             _cut_after(self.path / file, step=step)
@@ -153,10 +159,10 @@ class RunFolder:
         append_metrics(self.path / METRICS_FILE, step=step, seconds=now - self.started, values=values)
 
     def spans(self, spans: Mapping[str, tuple[float, float]], *, now: float) -> dict[str, float]:
-        """Return from when to when parts of a step were made, as metrics: in seconds since the stage started.
+        """Return the times at which parts of a step began and ended as metrics, in seconds since the stage started.
 
         Args:
-            spans: beginning and end of each by its name, by a clock that shows `now`.
+            spans: begin and end of each part by name, by a clock that shows `now`.
         """
         seconds = time.time() - self.started
         return {
@@ -166,9 +172,9 @@ class RunFolder:
         }
 
     def time_left(self, step: int, *, total: int) -> str:
-        """Return how long the steps behind `step` will take by those that were made: `  0:02:05 left`.
+        """Return an estimate of the time for the remaining steps, such as `  0:02:05 left`.
 
-        Empty where nothing is left, or only one step was made, which tells little of the others.
+        Empty if nothing is left, or if only one step was made, which is not representative.
         """
         if self._first is None or not self._first[0] < step < total:
             return ""
@@ -178,17 +184,14 @@ class RunFolder:
     def rollout(
         self, response: SampledResponse, *, messages: Sequence[Message], location: str
     ) -> list[dict[str, Any]]:
-        """Append one sampled response with its prompt, and return the prompt as it is written.
-
-        The prompt's images are kept once each under images/.
-        """
+        """Append one sampled response with its prompt, and return the prompt as written; see `append_rollout`."""
         return append_rollout(self.path, response, messages=messages, location=location)
 
-    def turns(self, said: Sequence[Said], *, location: str) -> tuple[Turn, ...]:
-        """Return the turns of an episode as they are kept: their pictures once each under images/.
+    def turns(self, said: Sequence[Said], *, location: str) -> tuple[RecordedTurn, ...]:
+        """Return the turns of an episode as recorded; each picture is stored once under images/.
 
         Args:
-            location: of the row, for messages.
+            location: the row's location, for messages.
         """
         return keep_turns(said, folder=self.path, location=location)
 
@@ -196,9 +199,9 @@ class RunFolder:
         """Append a restart, which a resumed run keeps.
 
         Args:
-            number: of this command's restarts, from 1 up.
-            step: the last that was made; None where none was begun.
-            saved: the step that the run goes on from; 0 where it starts anew.
+            number: counts this command's restarts, from 1.
+            step: the last step that was made; None if none was begun.
+            saved: the step from which the run continues; 0 if it starts over.
             lost: what was lost.
         """
         now = datetime.now(tz=timezone.utc).isoformat(timespec="seconds")
@@ -206,7 +209,7 @@ class RunFolder:
         append_json_lines(self.path / RESTARTS_FILE, [record])
 
     def left_out(self, rows: Sequence[LeftOutRow]) -> None:
-        """Write which rows of its files the run goes on without, those too that sessions before found while they trained."""
+        """Write the rows that the run leaves out, including those that earlier sessions found during training."""
         path = self.path / LEFT_OUT_FILE
         earlier = [line.record for line in read_json_lines(path) if line.record] if path.exists() else []
         records = {_origin(record): record for record in [*map(asdict, rows), *earlier]}
@@ -215,7 +218,7 @@ class RunFolder:
             write_atomically(path, text=lines)
 
     def leave_out(self, reason: str) -> bool:
-        """Add a row that the run was found to go on without while it trains; say whether it is a new one.
+        """Record a row that cannot be used, found during training; return whether it is a new one.
 
         Args:
             reason: one sentence that begins with the row's location.
@@ -230,7 +233,7 @@ class RunFolder:
         return True
 
     def finish(self, *, steps: int) -> str:
-        """Mark the stage as finished, after which nothing of it is written; return what was done, and where the model is."""
+        """Mark the stage as finished; return what was done, and where the model is."""
         now = time.time()
         seconds = now - self.started
         first = self.started if self._first_started is None else self._first_started
@@ -249,19 +252,19 @@ def _clock(seconds: float) -> str:
 
 
 def _step_lines(path: Path) -> Iterator[tuple[int, JsonLine]]:
-    """Yield the lines of a file with their steps; raises UserError for a line that is of no step."""
+    """Yield the lines of a file with their steps; raises UserError for a line without a step."""
     for line in read_json_lines(path) if path.exists() else ():
         record: Any = line.record
         try:
             step = int(record[STEP])
         except (ValueError, KeyError, TypeError) as error:
             shown = line.raw[:80].decode(errors="replace")
-            raise UserError(f"{line.place}: no record of a step ({shown}); repair or delete it") from error
+            raise UserError(f"{line.place}: not a record of a step ({shown}); repair or delete it") from error
         yield step, line
 
 
 def _cut_after(path: Path, *, step: int) -> None:
-    """Drop the records of steps after `step`, all at once."""
+    """Drop the records of steps after `step`, by replacing the file as a whole."""
     lines = list(_step_lines(path))
     kept = [line.raw for at, line in lines if at <= step]
     if len(kept) < len(lines):
@@ -270,16 +273,16 @@ def _cut_after(path: Path, *, step: int) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class StageSummary:
-    """What a stage is called, and what it took."""
+    """The name of a stage, its steps and its times."""
 
     name: str
     kind: str | None
-    """`sft`, `dpo`, `kto`, `prm`, `rm` or `rl`; None of an unfinished stage of an earlier version."""
+    """`sft`, `dpo`, `kto`, `prm`, `rm` or `rl`; None for an unfinished stage of an earlier version."""
     steps: int
     seconds: float
-    """Of training, in all sessions together."""
+    """Training time of all sessions."""
     started_at: datetime
-    """With a time zone: of the first session. Of an unfinished stage of an earlier version, reckoned from its metrics."""
+    """The start of the first session, with a time zone. Derived from the metrics for an unfinished stage of an earlier version."""
     finished_at: datetime | None
     """None before the stage is finished."""
 
@@ -290,7 +293,7 @@ def write_stage(
     """Write the stage.json of a run folder.
 
     Args:
-        started: when its first session began, in seconds since the epoch, as `finished`.
+        started: when its first session began, in seconds since the epoch, like `finished`.
     """
     stage = StageSummary(
         name=name,
@@ -310,12 +313,12 @@ def write_stage(
 
 
 def read_stage(folder: Path) -> StageSummary:
-    """Return what the stage.json of a run folder says; raises UserError for one that is malformed."""
+    """Return the contents of the stage.json of a run folder; raises UserError for a malformed one."""
     path = folder / STAGE_FILE
     record = read_json_object(path)
     seconds = number_field(record, "seconds", place=str(path))
     if seconds is None or seconds < 0:
-        raise UserError(f"{path}: seconds must be a number from 0 up, found {record.get('seconds')!r}")
+        raise UserError(f"{path}: seconds must be a number, at least 0, found {record.get('seconds')!r}")
     return StageSummary(
         name=text_field(record, "name", place=str(path)),
         kind=text_field(record, "kind", place=str(path)),
@@ -329,7 +332,7 @@ def read_stage(folder: Path) -> StageSummary:
 def _moment(record: dict[str, object], key: str, *, place: str) -> datetime:
     text = text_field(record, key, place=place)
     try:
-        # Before Python 3.11, fromisoformat does not know the suffix Z.
+        # Before Python 3.11, fromisoformat does not accept the suffix Z.
         moment = datetime.fromisoformat(text.replace("Z", "+00:00"))
     except ValueError as error:
         raise UserError(

@@ -1,4 +1,4 @@
-"""Whether a stage without stage.json still runs: the process that trains in its folder, and that process's signs of life."""
+"""Whether a stage without stage.json still runs: the process that trains in its folder, and its signs of life."""
 
 from __future__ import annotations
 
@@ -18,28 +18,25 @@ from lmm_r1.records.metrics import METRICS_FILE
 
 SESSION_FILE = "session.json"
 BEAT_S = 15.0
-"""Seconds between two signs of life, each of which is the file's time of change."""
+"""Seconds between two signs of life, each of which sets the file's modification time."""
 SILENT_S = 120.0
-"""A process that cannot be looked up has ended when it has given no sign of life for so long."""
-
-
+"""A process that cannot be looked up counts as ended after this long without a sign of life."""
 _LOOK_S = 1.0
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessTable:
-    """What tells the processes that one machine, or one container on it, has now from all others."""
+    """Identifies the current processes of one machine, or of one container on it."""
 
     host: str
     boot: str
-    """Of the kernel, another one after each start; empty where the system does not say."""
+    """The kernel's id, which changes with each start; empty if the system does not report it."""
     namespace: str
-    """Of process ids; empty where the system does not say."""
+    """The namespace of process ids; empty if the system does not report it."""
 
     @classmethod
     def here(cls) -> ProcessTable:
-        """Return that of this process."""
         return cls(
             host=socket.gethostname(),
             boot=_read(Path("/proc/sys/kernel/random/boot_id")),
@@ -48,34 +45,34 @@ class ProcessTable:
 
     @property
     def is_known(self) -> bool:
-        """Whether an equal one is the same one."""
+        """Whether equal tables are the same one."""
         return bool(self.boot and self.namespace)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Session:
-    """A process that trains in a run folder, or has."""
+class TrainingSession:
+    """A process that trains in a run folder, or has trained there."""
 
     name: str
-    """Of the stage."""
+    """The stage's name."""
     kind: str
-    """`sft`, `rl` and so on, of the stage."""
+    """The stage's kind: `sft`, `rl` and so on."""
     table: ProcessTable
     pid: int
     born: str
-    """When the process began, as the kernel counts: process ids are given out again."""
+    """When the process began, in the kernel's units; process ids are reused."""
     first_started_at: float
     """When the first session of the stage began, in seconds since the epoch."""
     ended_at: float | None
-    """When it ended without a finished stage, where it lived to write that down."""
+    """When it ended without finishing the stage, if it could still write that."""
     last_sign_at: float
-    """Its last sign of life; all moments are seconds since the epoch."""
+    """Its last sign of life; all times are seconds since the epoch."""
 
     def runs(self, *, now: float | None = None) -> bool:
         """Return whether it still runs.
 
-        A process in this process table is looked up. One elsewhere runs as long as its signs of life come, by the
-        clocks of both machines.
+        A process in this process table is looked up. A process elsewhere counts as running while signs of life arrive,
+        by the clocks of both machines.
 
         Args:
             now: seconds since the epoch; None takes the clock.
@@ -87,33 +84,33 @@ class Session:
         return (time.time() if now is None else now) - self.last_sign_at <= SILENT_S
 
 
-def read_session(folder: Path) -> Session | None:
-    """Return the last session in a run folder, None where none has written itself down; malformed ones are a UserError."""
+def read_session(folder: Path) -> TrainingSession | None:
+    """Return the last session in a run folder, None if there is no record; raises UserError for a malformed one."""
     path = folder / SESSION_FILE
     try:
         record, beat = read_json_object(path), path.stat().st_mtime
     except FileNotFoundError:
-        # It may have finished a moment ago.
+        # It may just have finished.
         return None
     place, metrics = str(path), folder / METRICS_FILE
     first, ended = (number_field(record, name, place=place) for name in ("first_started_at", "ended_at"))
     if first is None:
         raise UserError(f"{path}: first_started_at is missing; delete the file")
-    return Session(
+    return TrainingSession(
         **{name: text_field(record, name, place=place) for name in ("name", "kind", "born")},
         table=ProcessTable(**{name: text_field(record, name, place=place) for name in ("host", "boot", "namespace")}),
         pid=count_field(record, "pid", place=place),
         first_started_at=first,
         ended_at=ended,
-        # A step is a sign, too, where a file system takes no times.
+        # A step is a sign, too, for file systems that do not update times.
         last_sign_at=ended or max(beat, metrics.stat().st_mtime if metrics.exists() else 0.0),
     )
 
 
-def running_elsewhere(folder: Path) -> Session | None:
+def running_elsewhere(folder: Path) -> TrainingSession | None:
     """Return the session of another host that trains in a folder, None if there is none.
 
-    A killed process gives no more signs of life: this waits until the next one comes, or has failed to for `SILENT_S`.
+    A killed process gives no more signs of life, so this waits for the next one, or until `SILENT_S` has passed.
     """
     session = read_session(folder)
     if session is None or session.table == ProcessTable.here() or not session.runs():
@@ -136,14 +133,14 @@ def running_elsewhere(folder: Path) -> Session | None:
 
 @contextmanager
 def kept_session(folder: Path, *, name: str, kind: str, finished: Path) -> Iterator[float]:
-    """Write this process down as the one that trains in a folder while the block runs, with signs of life.
+    """Record this process as the one that trains in a folder while the block runs, with signs of life.
 
-    Yields when the first session of the stage began. Behind the block the file is gone where the stage is finished, and
-    else says that the session has ended; a process that is killed says nothing, which is a sign, too.
+    Yields when the first session of the stage began. Afterwards the file is deleted if the stage is finished, and
+    else records that the session has ended. A killed process writes nothing, so its signs of life stop.
 
     Args:
-        name, kind: of the stage.
-        finished: the file that a finished stage has.
+        name, kind: those of the stage.
+        finished: a file that only a finished stage has.
     """
     earlier = read_session(folder)
     began = time.time() if earlier is None else earlier.first_started_at
@@ -171,15 +168,15 @@ def kept_session(folder: Path, *, name: str, kind: str, finished: Path) -> Itera
         if finished.exists():
             path.unlink(missing_ok=True)
         elif path.exists():
-            # A disk that is full may be what ended it, which is what the user must be told; the process ends, too.
+            # The error that ended the block, perhaps a full disk, must reach the user instead of this one.
             with suppress(UserError):
                 write_json_object(path, record | {"ended_at": round(time.time(), 3)})
 
 
 def born(pid: int) -> str:
-    """Return when a process began, as the kernel counts; empty where there is none, or one that only waits to be buried."""
+    """Return when a process began, in the kernel's units; empty if there is none, or only a zombie."""
     stat = _read(Path(f"/proc/{pid}/stat"))
-    # Behind the name, which may hold anything: the state, then 18 numbers, then the start.
+    # After the name, which may contain anything: the state, then 18 numbers, then the start.
     state, *numbers = stat.rpartition(")")[2].split() or ["Z"]
     return "" if state in "ZX" else numbers[18]
 
@@ -189,7 +186,7 @@ def _beat(path: Path, over: threading.Event) -> None:
         try:
             os.utime(path)
         except OSError:
-            # The folder is gone, or its file system takes no times: nothing more can be told by them.
+            # The folder is gone, or its file system does not update times.
             return
 
 

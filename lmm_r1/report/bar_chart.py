@@ -1,17 +1,16 @@
-"""The geometry of the grouped bars: held-out accuracy per stage, with the interval in which it lies."""
+"""The geometry of grouped bars: held-out accuracy per stage with its confidence interval."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lmm_r1.evaluation.page_parts import percent_text
+from lmm_r1.evaluation.page_parts import percent, percent_text
 from lmm_r1.records.metrics import FileScores
 from lmm_r1.report.line_chart import Axis, Tick
-from lmm_r1.report.page_text import percent
 
 LEFT, TOP, BOTTOM, HEIGHT = 38, 18, 208, 238
 BAR_WIDTH, NARROW_BAR_WIDTH, BAR_GAP, GROUP_GAP = 34, 26, 6, 34
-# With more bars than this in a group they are drawn narrow.
+# Groups with more bars than this have narrow ones.
 WIDE_BARS = 4
 LABEL_LENGTH = 16
 # The 97.5 % quantile of the normal distribution.
@@ -20,19 +19,19 @@ Z = 1.96
 
 @dataclass(frozen=True, kw_only=True)
 class BarSpec:
-    """What one bar stands for."""
+    """The data of one bar."""
 
     name: str
     color: int
     scores: FileScores | None
     """None leaves the bar's place empty."""
     run: int | None = None
-    """The place of its run where several are compared."""
+    """The index of its run, if several are compared."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """One accuracy with the interval in which it lies at 95 % confidence, in SVG units."""
+    """One accuracy with its 95 % confidence interval, in SVG units."""
 
     color: int
     run: int | None
@@ -47,7 +46,7 @@ class Bar:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class BarGroup:
     """The bars of one stage."""
 
     name: str
@@ -62,7 +61,7 @@ class BarChart:
 
     width: float
     y_ticks: tuple[Tick, ...]
-    groups: tuple[Group, ...]
+    groups: tuple[BarGroup, ...]
     label: str
 
 
@@ -70,7 +69,7 @@ def bar_chart(stages: Sequence[tuple[str, Sequence[BarSpec]]]) -> BarChart | Non
     """Return the drawing of the stages that were evaluated, None if none was.
 
     Args:
-        stages: one group of bars per stage; all groups have their bars at the same places.
+        stages: one group of bars per stage, with the bars in the same order in all groups.
     """
     evaluated = [(name, bars) for name, bars in stages if any(_accuracy(bar) is not None for bar in bars)]
     if not evaluated:
@@ -79,7 +78,7 @@ def bar_chart(stages: Sequence[tuple[str, Sequence[BarSpec]]]) -> BarChart | Non
     bar_width = BAR_WIDTH if count <= WIDE_BARS else NARROW_BAR_WIDTH
     group_width = count * (bar_width + BAR_GAP) - BAR_GAP
     axis = Axis(low=0.0, high=1.0, step=0.25, start=BOTTOM, end=TOP)
-    # A label needs about seven units per letter.
+    # A label needs about seven units per character.
     pitch = max(group_width + GROUP_GAP, 7 * max(len(_label(name)) for name, _ in evaluated) + 8)
     groups = tuple(
         _group(name, bars=bars, center=LEFT + (index + 0.5) * pitch, width=group_width, bar_width=bar_width, axis=axis)
@@ -93,14 +92,16 @@ def bar_chart(stages: Sequence[tuple[str, Sequence[BarSpec]]]) -> BarChart | Non
     )
 
 
-def _group(name: str, *, bars: Sequence[BarSpec], center: float, width: float, bar_width: float, axis: Axis) -> Group:
+def _group(
+    name: str, *, bars: Sequence[BarSpec], center: float, width: float, bar_width: float, axis: Axis
+) -> BarGroup:
     places = [center - width / 2 + index * (bar_width + BAR_GAP) for index in range(len(bars))]
     drawn = (
         _bar(bar, stage=name, x=x, width=bar_width, axis=axis)
         for bar, x in zip(bars, places, strict=True)
         if _accuracy(bar) is not None
     )
-    return Group(name=name, label=_label(name), center=center, bars=tuple(drawn))
+    return BarGroup(name=name, label=_label(name), center=center, bars=tuple(drawn))
 
 
 def _bar(bar: BarSpec, *, stage: str, x: float, width: float, axis: Axis) -> Bar:
@@ -133,7 +134,7 @@ def _label(name: str) -> str:
 
 
 def wilson_interval(share: float, *, count: int) -> tuple[float, float]:
-    """Return the 95 % confidence interval of a share seen in `count` rows (Wilson, 1927, J. Am. Stat. Assoc. 22)."""
+    """Return the 95 % confidence interval of a share observed in `count` rows (Wilson, 1927, J. Am. Stat. Assoc. 22)."""
     if count == 0:
         return 0.0, 1.0
     middle = (share + Z**2 / (2 * count)) / (1 + Z**2 / count)

@@ -1,4 +1,4 @@
-"""One self-contained HTML page that holds several runs against each other."""
+"""One self-contained HTML page that compares several runs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,13 +6,13 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from lmm_r1.errors import UserError
-from lmm_r1.records.metrics import FileScores
+from lmm_r1.records.metrics import FileScores, text_first
 from lmm_r1.records.run import Run
 from lmm_r1.report.bar_chart import BarChart, BarSpec, bar_chart, difference_interval
 from lmm_r1.report.curves import smoothing_window
 from lmm_r1.report.line_chart import LineChart, line_chart
 from lmm_r1.report.overlay import Overlay, overlays, run_color
-from lmm_r1.report.page_text import render
+from lmm_r1.report.page import render
 from lmm_r1.report.rollout_sample import (
     DEFAULT_MAX_ROLLOUTS,
     Series,
@@ -24,7 +24,7 @@ from lmm_r1.report.stages import StageMatch, StageRow, match_stages, notes, sett
 
 @dataclass(frozen=True, kw_only=True)
 class RunView:
-    """What the page says of one run as a whole."""
+    """The page's summary of one run."""
 
     name: str
     color: int
@@ -35,7 +35,7 @@ class RunView:
 
 @dataclass(frozen=True, kw_only=True)
 class OverlayView:
-    """Stages whose curves share their axes, drawn."""
+    """Charts of stages whose curves share their axes."""
 
     title: str
     anchor: str
@@ -46,10 +46,10 @@ class OverlayView:
 
 
 def build_comparison(runs: Sequence[Run], *, max_rollouts: int = DEFAULT_MAX_ROLLOUTS) -> str:
-    """Return the page of several runs as HTML; differences are those to the first of them.
+    """Return the page of several runs as HTML; differences are relative to the first of them.
 
     Args:
-        max_rollouts: how many rollouts are embedded at most, spread evenly over the steps of all runs.
+        max_rollouts: the most rollouts to embed, spread evenly over the steps of all runs.
 
     Raises:
         UserError: two of the runs are the same folder.
@@ -103,9 +103,9 @@ def _overlay_view(overlay: Overlay, *, number: int) -> OverlayView:
 
 
 def distinct_names(folders: Sequence[Path]) -> list[str]:
-    """Return each folder's name, with as many of the folders above it as it takes to tell it from the others.
+    """Return each folder's name, preceded by as many parent folders as are needed to make it unique.
 
-    `runs/a/demo`, `runs/b/demo` and `runs/c` become `a/demo`, `b/demo` and `c`; the same folder twice is a UserError.
+    `runs/a/demo`, `runs/b/demo` and `runs/c` become `a/demo`, `b/demo` and `c`. Raises UserError for a repeated folder.
     """
     resolved = [folder.resolve() for folder in folders]
     for index, folder in enumerate(resolved):
@@ -133,13 +133,13 @@ class ComparedCell:
 
     scores: FileScores | None
     difference: float | None
-    """Accuracy less that of the first run; None for the first run itself, or where either is unknown."""
+    """Accuracy minus that of the first run; None for the first run itself, or if either is unknown."""
     interval: tuple[float, float] | None
-    """Where the difference lies at 95 % confidence."""
+    """The 95 % confidence interval of the difference."""
 
     @property
     def is_clear(self) -> bool:
-        """Whether chance alone, in which rows were held out, hardly explains the difference."""
+        """Whether the interval excludes zero."""
         return self.interval is not None and not self.interval[0] <= 0 <= self.interval[1]
 
 
@@ -155,9 +155,7 @@ class ComparedRow:
 
 def row_files(runs: Sequence[Run]) -> list[str]:
     """Return the files of held-out rows of all runs, `text` and `image` first."""
-    found = dict.fromkeys(file for run in runs for file in run.evaluation.file_names)
-    first = [name for name in ("text", "image") if name in found]
-    return [*first, *(name for name in found if name not in first)]
+    return text_first(file for run in runs for file in run.evaluation.file_names)
 
 
 def compared_rows(match: StageMatch, *, files: Sequence[str]) -> list[ComparedRow]:
@@ -174,7 +172,7 @@ def compared_rows(match: StageMatch, *, files: Sequence[str]) -> list[ComparedRo
 
 
 def scores_on(row: StageRow, *, file: str) -> FileScores | None:
-    """Return what a stage reached on a file of rows, None where it was not evaluated."""
+    """Return the scores of a stage on a file of rows, None if it was not evaluated."""
     return next((cell.scores for cell in row.held_out if cell.file == file), None)
 
 

@@ -14,11 +14,11 @@ MAX_LINES = 6
 TIMING_PREFIX = "timing/"
 ASYNC_PREFIX = "async/"
 HELD_OUT = re.compile(r"eval_(?P<source>.+)_pass(?P<k>\d+)")
-"""Of an evaluation during training, by data source."""
+"""Metrics of an evaluation during training, by data source."""
 OTHER_SHARES = re.compile(
     r"(rollout/)?truncated(_rate)?|response_clip_ratio|ppo_clip_ratio|timed_out|ungradable|no_answer|rows/\w+"
 )
-"""Metrics between 0 and 1 that no panel below has."""
+"""Metrics between 0 and 1 that are in none of the panels below."""
 
 Point = tuple[float, float | None]
 Points = Sequence[Point]
@@ -36,7 +36,9 @@ class PanelSpec:
     from_zero: bool = False
     smoothed: bool = True
     hidden_at_zero: bool = False
-    """Zero throughout means that nothing measured it (no reference model); it then stands with the other metrics."""
+
+
+"""Whether zeros throughout mean that it was not measured (no reference model); it is then listed with the other metrics."""
 
 
 PANELS = (
@@ -70,7 +72,7 @@ PANELS = (
     PanelSpec(title="Moves", unit="mean per episode", metrics=("moves", "invalid_moves", "pushes"), from_zero=True),
     PanelSpec(title="Loss", unit="nats, per token or per pair", metrics=("loss", "eval_loss")),
     PanelSpec(
-        title="Pairs ranked rightly",
+        title="Pairs ranked correctly",
         unit="share of pairs",
         metrics=("pair_accuracy", "eval_pair_accuracy"),
         is_share=True,
@@ -125,24 +127,24 @@ PANELS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
+class CurveLine:
     """One metric of a panel, or one run's values of the panel's only metric."""
 
     name: str
     color: int
     """From 1 to 8, a colour of the page's style."""
     run: int | None = None
-    """The place of its run where several are compared."""
+    """The index of its run, if several are compared."""
     dash: int = 0
-    """Which of the page's dash patterns: 0 is a line without gaps."""
+    """The index of one of the page's dash patterns: 0 is a solid line."""
     points: Points
-    """(step, value), value None where the number was not finite; averaged in buckets if there were too many."""
+    """(step, value), value None if the number was not finite; averaged in buckets if there are too many."""
     smooth: Points
     """A centred moving average of the points; empty for a short run."""
 
     @property
     def last(self) -> float | None:
-        """The newest value, smoothed if the line is."""
+        """The last value, smoothed if the line is."""
         values = [value for _, value in self.smooth or self.points if value is not None]
         return values[-1] if values else None
 
@@ -152,11 +154,11 @@ class Panel:
     """One small chart."""
 
     spec: PanelSpec
-    lines: tuple[Line, ...]
+    lines: tuple[CurveLine, ...]
 
 
 def panels(metrics: MetricLog) -> list[Panel]:
-    """Return the panels of the known metrics that occur, ending with the weights of parts and the seconds per phase."""
+    """Return the panels of the known metrics, ending with the weights of reward parts and the seconds per phase."""
     weighted = [name for name in metrics.names if name.startswith(WEIGHT_PREFIX)]
     weights = PanelSpec(
         title="Weights of reward parts", unit="", metrics=tuple(weighted[:MAX_LINES]), from_zero=True, smoothed=False
@@ -175,14 +177,14 @@ def panels(metrics: MetricLog) -> list[Panel]:
 
 
 def is_worth_showing(panel: Panel) -> bool:
-    """Return whether a panel has lines, and not only zeros where these say that nothing was measured."""
+    """Return whether a panel has lines, and not only zeros that mean "not measured"."""
     return bool(panel.lines) and not (panel.spec.hidden_at_zero and _is_zero(panel))
 
 
 def other_panels(metrics: MetricLog) -> list[Panel]:
     """Return a panel for each metric that `panels` leaves out."""
     known = {name for panel in panels(metrics) for name in panel.spec.metrics}
-    # Moments are drawn on a line of their own.
+    # Times are drawn on the time line.
     rest = [name for name in metrics.names if name not in known and not name.startswith(SPAN_PREFIX)]
     return [
         _panel(PanelSpec(title=name, unit="", metrics=(name,), is_share=is_share(name)), metrics=metrics)
@@ -191,17 +193,17 @@ def other_panels(metrics: MetricLog) -> list[Panel]:
 
 
 def is_share(metric: str) -> bool:
-    """Return whether a metric that no panel has lies between 0 and 1."""
+    """Return whether a metric that is in no panel is between 0 and 1."""
     return bool(HELD_OUT.fullmatch(metric) or OTHER_SHARES.fullmatch(metric))
 
 
 def smoothing_window(count: int) -> int:
-    """Return over how many points a line of `count` points is averaged: odd, and 1 for a short line."""
+    """Return the number of points over which a line of `count` points is averaged: odd, and 1 for a short line."""
     return 1 if count < MIN_STEPS_TO_SMOOTH else max(5, count // 12) | 1
 
 
 def moving_average(points: Points, *, window: int) -> Points:
-    """Return the mean over a centred window of points, cut off at both ends; values that are None are passed over."""
+    """Return the mean over a centred window of points, truncated at both ends, ignoring None values."""
     half = window // 2
     averaged: list[Point] = []
     for index, (step, _) in enumerate(points):
@@ -211,7 +213,7 @@ def moving_average(points: Points, *, window: int) -> Points:
 
 
 def thinned(points: Points, *, limit: int) -> Points:
-    """Return at most `limit` points, each the mean of a run of neighbours."""
+    """Return at most `limit` points, each the mean of neighbouring points."""
     if len(points) <= limit:
         return points
     bounds = [round(bucket * len(points) / limit) for bucket in range(limit + 1)]
@@ -238,19 +240,19 @@ def _short(metric: str) -> str:
     if held_out:
         return f"{held_out['source']}, pass@{held_out['k']}"
     if metric.startswith(WEIGHT_PREFIX):
-        # It stands in --reward.part_weights by this name.
+        # The name in --reward.part_weights.
         return metric.removeprefix(WEIGHT_PREFIX)
     return metric.removeprefix(TIMING_PREFIX).removeprefix(ASYNC_PREFIX).replace("_", " ")
 
 
 def drawn_line(
     points: Points, *, smoothed: bool, name: str, color: int, run: int | None = None, dash: int = 0
-) -> Line:
-    """Return the line through these values, thinned where there are too many; the rest is as `Line` has it."""
+) -> CurveLine:
+    """Return the line through these values, thinned if there are too many; other arguments are those of `CurveLine`."""
     points = thinned(points, limit=MAX_POINTS)
     window = smoothing_window(len(points)) if smoothed else 1
     smooth = moving_average(points, window=window) if window > 1 else []
-    return Line(name=name, color=color, run=run, dash=dash, points=points, smooth=smooth)
+    return CurveLine(name=name, color=color, run=run, dash=dash, points=points, smooth=smooth)
 
 
 def _is_zero(panel: Panel) -> bool:

@@ -1,15 +1,15 @@
-"""The geometry of a small line chart, and of the axes of any: what a template needs to draw it as SVG."""
+"""The geometry of small line charts, and of axes in general, as a template needs it to draw SVG."""
 
 import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from lmm_r1.evaluation.page_parts import number, percent
 from lmm_r1.report.curves import Panel, Points
-from lmm_r1.report.page_text import number, percent
 
 INTERVALS = 4
-# Closer values than this lie at one place; a quarter of a smaller span could be zero.
+# Smaller spans count as zero, because a quarter of them could be.
 SMALLEST_SPAN = 1e-300
 WIDTH, HEIGHT = 340, 196
 LEFT, RIGHT, TOP, BOTTOM = 54, 330, 10, 162
@@ -20,7 +20,7 @@ HoverPoint = tuple[float, float, str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Tick:
-    """A labelled place on an axis, in SVG units."""
+    """A labelled position on an axis, in SVG units."""
 
     place: float
     label: str
@@ -37,7 +37,7 @@ class Axis:
     end: float
 
     def place(self, value: float) -> float:
-        """Return where a value lies, in SVG units."""
+        """Return the position of a value, in SVG units."""
         return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
 
     def ticks(self, text: Callable[[float], str]) -> list[Tick]:
@@ -53,7 +53,7 @@ def nice_axis(low: float, high: float, *, start: float, end: float, tight: bool 
 
     Args:
         tight: end exactly at low and high instead of at the next ticks.
-        whole: never put ticks closer than 1.
+        whole: place ticks at least 1 apart.
     """
     if high - low <= max(1e-12 * max(abs(low), abs(high)), SMALLEST_SPAN):
         margin = 1.0 if whole or low == 0 else abs(low) / 2
@@ -72,24 +72,24 @@ def _nice_step(rough: float) -> float:
 
 
 def _clean(value: float, *, step: float) -> float:
-    """Take off the rounding error of a multiple of the step, so that 0.30000000000000004 reads 0.3."""
+    """Remove the rounding error of a multiple of the step: 0.30000000000000004 becomes 0.3."""
     digits = 2 - math.floor(math.log10(step))
     return round(value, digits)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DrawnLine:
-    """One line: SVG path data for its values and, where it was smoothed, for the average."""
+    """One line: SVG path data for its values and, if it is smoothed, for the average."""
 
     name: str
     style: str
-    """The classes of its colour and dash pattern."""
+    """The CSS classes of its colour and dash pattern."""
     run: int | None
     last: str
     raw: str
     smooth: str
     dots: tuple[tuple[float, float], ...]
-    """Values without a neighbour, which no path would show."""
+    """Values without a neighbour, which a path would not show."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,18 +99,18 @@ class LineChart:
     title: str
     unit: str
     label: str
-    """The whole chart in one sentence, for who cannot see it."""
+    """The whole chart in one sentence, for screen readers."""
     low: float
     high: float
     """The values at the bottom and at the top."""
     is_share: bool
     from_zero: bool
-    """The axis starts at zero wherever no value is below."""
+    """Whether the axis starts at zero unless a value is below."""
     x_ticks: tuple[Tick, ...]
     y_ticks: tuple[Tick, ...]
     lines: tuple[DrawnLine, ...]
     hover: str
-    """JSON for the pointer: per line its name and (x, y, step, value text) of each point."""
+    """JSON for the pointer: the name of each line and (x, y, step, value text) of each point."""
 
 
 def line_chart(panel: Panel) -> LineChart:
@@ -168,7 +168,7 @@ def _y_axis(panel: Panel, *, is_share: bool) -> Axis:
         return Axis(low=0.0, high=1.0, step=0.25, start=BOTTOM, end=TOP)
     values = _values(panel) or [0.0]
     low, high = min(values), max(values)
-    # An axis that nearly reaches zero anyway is read more easily from zero.
+    # An axis that nearly reaches zero is easier to read from zero.
     if low >= 0 and (panel.spec.from_zero or low < 0.3 * high):
         low, high = 0.0, high or 1.0
     return nice_axis(low, high, start=BOTTOM, end=TOP)
@@ -188,7 +188,7 @@ def _label(panel: Panel, *, show: Show) -> str:
 
 
 def _pieces(points: Points) -> list[list[tuple[float, float]]]:
-    """Split a line where values are missing."""
+    """Split a line at missing values."""
     pieces: list[list[tuple[float, float]]] = [[]]
     for step, value in points:
         if value is None:

@@ -1,10 +1,11 @@
-"""Training curves of several runs on the same axes, one metric a chart."""
+"""Training curves of several runs on shared axes, one metric per chart, and the time line of a stage."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
+from lmm_r1.evaluation.page_parts import duration
 from lmm_r1.records.metrics import SPAN_PREFIX, MetricLog, MetricRow
 from lmm_r1.records.run import Stage
 from lmm_r1.report.curves import (
@@ -17,7 +18,6 @@ from lmm_r1.report.curves import (
     is_worth_showing,
 )
 from lmm_r1.report.line_chart import Tick, nice_axis
-from lmm_r1.report.page_text import duration
 from lmm_r1.report.stages import StageMatch
 
 COLORS = 8
@@ -26,7 +26,7 @@ DASHES = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """One stage of one run as it is drawn."""
+    """The curve of one stage of one run."""
 
     name: str
     run: int
@@ -42,11 +42,11 @@ class Overlay:
     curves: tuple[Curve, ...]
     panels: tuple[Panel, ...]
     other_panels: tuple[Panel, ...]
-    """Of metrics that say less about a run, and of those unknown here."""
+    """Metrics of lesser interest, and unknown ones."""
 
 
 def run_color(run: int) -> int:
-    """Return the colour that a run has on the whole page, from 1 to 8."""
+    """Return the colour of a run on the whole page, from 1 to 8."""
     return run % COLORS + 1
 
 
@@ -70,7 +70,7 @@ def _matched(match: StageMatch, *, names: Sequence[str]) -> list[Curve]:
 
 
 def _unmatched(single: Sequence[tuple[str, int, Stage]], *, names: Sequence[str]) -> list[Curve]:
-    """Return curves of which those of one run share its colour and differ in their dashes."""
+    """Return curves; those of one run share its colour and differ in their dashes."""
     earlier: dict[int, int] = {}
     curves = []
     for stage_name, run, stage in single:
@@ -81,7 +81,7 @@ def _unmatched(single: Sequence[tuple[str, int, Stage]], *, names: Sequence[str]
 
 
 def _turn(run: int) -> int:
-    """Return the dash pattern of a run: from the ninth on, colours come again with dashes."""
+    """Return the dash pattern of a run: after eight runs, colours repeat with dashes."""
     return run // COLORS % DASHES
 
 
@@ -100,7 +100,7 @@ def _overlay(title: str, *, curves: Sequence[Curve]) -> Overlay:
 
 
 def _singles(spec: PanelSpec, *, names: Collection[str]) -> list[PanelSpec]:
-    """Return a panel for each metric of this one that occurs; one alone keeps the title."""
+    """Return a panel for each metric of this panel that occurs; a single one keeps the title."""
     found = [metric for metric in spec.metrics if metric in names]
     titles = [spec.title] if len(found) == 1 else [metric.replace("_", " ").capitalize() for metric in found]
     return [replace(spec, title=title, metrics=(metric,)) for title, metric in zip(titles, found, strict=True)]
@@ -129,7 +129,7 @@ def _panel(spec: PanelSpec, *, curves: Sequence[Curve]) -> Panel:
     return Panel(spec=spec, lines=tuple(lines))
 
 
-# More steps than these would be thinner than their numbers.
+# With more steps, a step would be narrower than its number.
 MAX_STEPS = 24
 WIDTH, LEFT, RIGHT, BOTTOM = 720, 78, 708, 84
 LANES = {"generation": 8.0, "update": 46.0}
@@ -138,7 +138,7 @@ LANE_HEIGHT = 28.0
 
 @dataclass(frozen=True, kw_only=True)
 class TimeBar:
-    """A part of one step, in SVG units."""
+    """One part of a step, in SVG units."""
 
     x: float
     y: float
@@ -147,7 +147,7 @@ class TimeBar:
     """The same for both bars of a step."""
     step: int
     is_named: bool
-    """Whether the step's number has room in it."""
+    """Whether the step's number fits into it."""
     title: str
 
 
@@ -162,7 +162,7 @@ class TimeLine:
 
 
 def time_line(metrics: MetricLog) -> TimeLine | None:
-    """Return the drawing of a stage's last steps; None where it has not noted when their parts were made."""
+    """Return the drawing of a stage's last steps; None if it did not record the times of their parts."""
     steps = [row for row in metrics.rows if all(_span(row, lane) for lane in LANES)][-MAX_STEPS:]
     if not steps:
         return None
@@ -173,7 +173,7 @@ def time_line(metrics: MetricLog) -> TimeLine | None:
     for row in steps:
         for lane, y in LANES.items():
             span = _span(row, lane)
-            assert span is not None, "steps without were left out"
+            assert span is not None, "steps without spans are left out"
             x, end = (round(axis.place(at), 1) for at in span)
             bars.append(
                 TimeBar(
@@ -195,6 +195,6 @@ def _span(row: MetricRow, lane: str) -> tuple[float, float] | None:
 
 
 def _label(steps: Sequence[MetricRow], *, seconds: float) -> str:
-    told = {lane: sum(span[1] - span[0] for row in steps if (span := _span(row, lane))) for lane in LANES}
-    busy = ", ".join(f"{lane} {duration(total)}" for lane, total in told.items())
+    totals = {lane: sum(span[1] - span[0] for row in steps if (span := _span(row, lane))) for lane in LANES}
+    busy = ", ".join(f"{lane} {duration(total)}" for lane, total in totals.items())
     return f"Steps {steps[0].step} to {steps[-1].step} in {duration(seconds)}: {busy}"

@@ -1,31 +1,32 @@
-"""One self-contained HTML page about a run: no network, no file beside it."""
+"""One self-contained HTML page about a run, without external files."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from pathlib import Path
 
+from lmm_r1.evaluation.page_parts import FILTERS, duration, page_templates, percent, points
 from lmm_r1.records.run import Run, Stage
 from lmm_r1.report.bar_chart import BarSpec, bar_chart
 from lmm_r1.report.curves import MAX_POINTS, other_panels, panels, smoothing_window
 from lmm_r1.report.line_chart import LineChart, line_chart
 from lmm_r1.report.overlay import COLORS, TimeLine, time_line
-from lmm_r1.report.page_text import duration, percent, points, render
 from lmm_r1.report.rollout_sample import (
     DEFAULT_MAX_ROLLOUTS,
     Series,
     rollout_data,
     sample_rollouts,
 )
-from lmm_r1.report.stages import HeldOut, StageRow, notes, stage_before, stage_rows, total_seconds, without_secrets
+from lmm_r1.report.stages import HeldOutCell, StageRow, notes, stage_before, stage_rows, total_seconds, without_secrets
 
-# Of the evaluation's settings, those that say how to read an accuracy.
+# The evaluation settings that are needed to interpret an accuracy.
 SAMPLING_SETTINGS = ("temperature", "top_p", "n_samples", "max_new_tokens", "dtype", "seed")
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageView:
-    """What the page shows of one stage below the table."""
+    """The contents of the page for one stage, below the table."""
 
     stage: Stage
     anchor: str
@@ -34,7 +35,7 @@ class StageView:
     time_line: TimeLine | None
     is_smoothed: bool
     steps_per_point: int
-    """More than 1 where a long stage is drawn in means of neighbouring steps."""
+    """More than 1 if points of a long stage are means of neighbouring steps."""
     settings: str | None
 
 
@@ -57,9 +58,9 @@ def build_report(
     """Return the page of a run as HTML.
 
     Args:
-        seconds: how long the whole run took; None takes the sum over the stages.
-        max_rollouts: how many rollouts are embedded at most, spread evenly over the steps.
-        written_at: the moment that the page names as its own; None takes now.
+        seconds: the duration of the whole run; None takes the sum over the stages.
+        max_rollouts: the most rollouts to embed, spread evenly over the steps.
+        written_at: the time of writing shown on the page; None is now.
     """
     rows = stage_rows(run)
     files = run.evaluation.file_names
@@ -81,6 +82,11 @@ def build_report(
         data=rollout_data(series, sample=sample),
         notes=notes([(stage.name, stage) for stage in run.stages], sample=sample),
     )
+
+
+def render(template: str, **values: object) -> str:
+    """Return a page as HTML; all values in a template are escaped."""
+    return page_templates(Path(__file__).parent, filters=FILTERS).get_template(template).render(**values)
 
 
 def _bars(row: StageRow, *, files: Sequence[str]) -> list[BarSpec]:
@@ -126,13 +132,13 @@ def _headlines(run: Run, *, rows: list[StageRow], seconds: float) -> list[Headli
     return [*held_out, took]
 
 
-def _since_before(run: Run, name: str, cell: HeldOut) -> str:
+def _since_before(run: Run, name: str, cell: HeldOutCell) -> str:
     before = next((stage_before(run, stage) for stage in run.stages if stage.name == name), None)
     return f", {points(cell.step)} since {before.name}" if before and cell.step is not None else ""
 
 
 def _evaluated_with(run: Run) -> dict[str, str]:
-    """Return how many rows each held-out file has, and how responses to them were sampled."""
+    """Return the number of rows of each held-out file, and how responses to them were sampled."""
     facts = {}
     for file in run.evaluation.file_names:
         counts = {checkpoint.files[file].rows for checkpoint in run.evaluation.checkpoints if file in checkpoint.files}
@@ -141,7 +147,7 @@ def _evaluated_with(run: Run) -> dict[str, str]:
     return facts | {name: str(settings[name]) for name in SAMPLING_SETTINGS if settings.get(name) is not None}
 
 
-def _newest(rows: list[StageRow], *, column: int) -> tuple[str, HeldOut, float] | None:
+def _newest(rows: list[StageRow], *, column: int) -> tuple[str, HeldOutCell, float] | None:
     """Return the last stage with an accuracy in this column of the table, its cell and that accuracy."""
     for row in reversed(rows):
         cell = row.held_out[column]

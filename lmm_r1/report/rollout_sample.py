@@ -1,4 +1,4 @@
-"""Which rollouts are embedded in a page, and in which form its script gets them and their prompts."""
+"""Which rollouts a page embeds, and the form in which its script gets them and their prompts."""
 
 from __future__ import annotations
 
@@ -11,20 +11,27 @@ from typing import Any
 
 from markupsafe import Markup
 
-from lmm_r1.evaluation.page_parts import MAX_BYTES, MIN_BYTES, ImageError, data_uri
-from lmm_r1.records.rollouts import DROP_WORDS, END_WORDS, Message, Part, Rollout, SampledResponse, Turn
+from lmm_r1.evaluation.page_parts import MAX_BYTES, MIN_BYTES, ImageError, data_uri, script_json
+from lmm_r1.records.rollouts import (
+    DROP_WORDS,
+    END_WORDS,
+    RecordedMessage,
+    RecordedPart,
+    RecordedRollout,
+    RecordedTurn,
+    SampledResponse,
+)
 from lmm_r1.records.run import Stage
-from lmm_r1.report.page_text import script_json
 
-# Where a page shows thousands of images, each may have a share of this.
+# The total size of the images of a page.
 TOTAL_BYTES = 64 * 1024 * 1024
 
 
 class InlineImages:
-    """Collects images: the same content is embedded once, however many rollouts and files show it.
+    """Collects images; the same content is embedded once, however many rollouts and files show it.
 
     Args:
-        count: how many different images are to come at most; the more there are, the smaller heavy ones are made.
+        count: the expected number of different images; with more of them, large ones are scaled down further.
     """
 
     def __init__(self, *, count: int = 1) -> None:
@@ -34,10 +41,10 @@ class InlineImages:
         self._max_bytes = max(MIN_BYTES, min(MAX_BYTES, TOTAL_BYTES // max(1, count)))
 
     def add(self, reference: str, *, folder: Path) -> int:
-        """Return the place in `uris` of an image that a rollout of the stage in `folder` refers to.
+        """Return the index in `uris` of an image that a rollout of the stage in `folder` refers to.
 
         Raises:
-            ImageError: it is missing, unreadable, on the network, or not inside the folder.
+            ImageError: the image is missing, unreadable, a URL, or not inside the folder.
         """
         key = image_key(reference, folder=folder)
         if key not in self._by_reference:
@@ -57,7 +64,7 @@ class InlineImages:
 
 
 def image_key(reference: str, *, folder: Path) -> str:
-    """Return what tells an image of the stage in `folder` from others before it is read."""
+    """Return a key that identifies an image of the stage in `folder` before it is read."""
     return reference if reference.startswith("data:") else str(folder / reference)
 
 
@@ -69,7 +76,7 @@ def _image_bytes(reference: str, *, folder: Path) -> bytes:
             raise ImageError("not a base64 data URI") from error
     if "://" in reference:
         raise ImageError("not in the run folder")
-    # The page may be passed on, so a rollout must not be able to pull any other file of this machine into it.
+    # The page may be passed on, so a rollout must not be able to embed any other file of this machine.
     path = (folder / reference).resolve()
     if not path.is_relative_to(folder.resolve()):
         raise ImageError("not in the run folder")
@@ -80,35 +87,35 @@ def _image_bytes(reference: str, *, folder: Path) -> bytes:
 
 
 NOTED = ("turns", "shown_images", "over_turn", "environment_failed")
-"""What the rollout notes of every episode among the parts of its reward, beside what its environment counts."""
+"""The counts in the scores of every episode, in addition to those of its environment."""
 WHY_ENDED = {
     "over": "the policy gave its answer, or the environment ended the episode",
-    "turns": "it would have gone on beyond the turns of --agent.max_turns",
+    "turns": "it would have continued beyond the turns of --agent.max_turns",
     "images": "it would have been shown more pictures than --agent.max_images",
-    "tokens": "it would have gone on beyond the tokens of --data.max_len",
-    "failed": "it raised an error, showed what cannot be taken, or took longer than --agent.answer_s",
+    "tokens": "it would have continued beyond the tokens of --data.max_len",
+    "failed": "it raised an error, showed something unusable, or took longer than --agent.answer_s",
 }
 assert set(WHY_ENDED) == set(END_WORDS)
 
 
-def episode_record(rollout: Rollout, *, images: InlineImages, folder: Path) -> dict[str, object]:
-    """Return what the page is told of a rollout's episode; of a single response nothing of it is filled.
+def episode_record(rollout: RecordedRollout, *, images: InlineImages, folder: Path) -> dict[str, object]:
+    """Return the page's data about a rollout's episode; empty values for a single response.
 
     Args:
-        folder: the stage's, where its pictures lie.
+        folder: the stage's folder, which holds its pictures.
     """
     noted = [name for name in NOTED if name in rollout.scores] if rollout.end is not None else []
     return {
         "said": [_turn(turn, images=images, folder=folder) for turn in rollout.said],
         "ended": END_WORDS.get(rollout.end, rollout.end) if rollout.end is not None else None,
         "why_ended": WHY_ENDED.get(rollout.end, "") if rollout.end is not None else "",
-        # Those of `scores` that are no reward.
+        # The entries of `scores` that are not rewards.
         "counted": [*rollout.counts, *noted],
     }
 
 
-def shown_part(part: Part, *, images: InlineImages, folder: Path) -> dict[str, object]:
-    """Return a part of a message as the page's script reads it: a text, an image, or why that is missing."""
+def shown_part(part: RecordedPart, *, images: InlineImages, folder: Path) -> dict[str, object]:
+    """Return a part of a message for the page's script: a text, an image, or why that is missing."""
     if part.kind == "text":
         return {"text": part.value}
     cut = {} if part.cut is None else {"cut": asdict(part.cut)}
@@ -119,7 +126,7 @@ def shown_part(part: Part, *, images: InlineImages, folder: Path) -> dict[str, o
         return {"missing": f"{shown}: {error}", **cut}
 
 
-def _turn(turn: Turn, *, images: InlineImages, folder: Path) -> dict[str, object]:
+def _turn(turn: RecordedTurn, *, images: InlineImages, folder: Path) -> dict[str, object]:
     return {
         "role": turn.role,
         "parts": [shown_part(part, images=images, folder=folder) for part in turn.parts],
@@ -133,12 +140,12 @@ DEFAULT_MAX_ROLLOUTS = 5000
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """One stage of one run, as the page names it."""
+    """One stage of one run, with its name and colour on the page."""
 
     run: str
     stage: Stage
     color: int
-    """That of the run where several are compared, else that of the stage."""
+    """That of the run if several are compared, else that of the stage."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,19 +153,19 @@ class RolloutSample:
     """The rollouts of a page."""
 
     total: int
-    """How many the runs logged."""
+    """The number that the runs logged."""
     rollouts: list[dict[str, object]]
     prompts: list[list[dict[str, object]]]
-    """Conversations; a rollout holds the place of its own in this list, the same for the same words and images."""
+    """Distinct conversations; a rollout holds an index into this list."""
     images: list[str]
-    """Data URIs; an image part of a prompt or a turn is a place in this list."""
+    """Data URIs; an image part of a prompt or a turn is an index into this list."""
     missing_images: int
 
 
 def sample_rollouts(series: Sequence[Series], *, limit: int) -> RolloutSample:
-    """Return at most `limit` rollouts of these stages, whole groups spread evenly over their steps.
+    """Return at most `limit` rollouts of these stages, as whole groups spread evenly over their steps.
 
-    Where not even the groups of one step have room, they are parted.
+    Groups are split only if not even those of one step fit.
     """
     stages = [member.stage for member in series]
     steps = [(number, groups) for number, stage in enumerate(stages) for groups in _groups_by_step(stage)]
@@ -189,17 +196,17 @@ def sample_rollouts(series: Sequence[Series], *, limit: int) -> RolloutSample:
 
 
 def rollout_data(series: Sequence[Series], *, sample: RolloutSample) -> dict[str, Markup]:
-    """Return what the page's script reads, ready to stand in two script blocks: `rollouts` as JSON, `images` as lines."""
+    """Return the data for the page's two script blocks: `rollouts` as JSON, `images` as lines."""
     named = [{"run": member.run, "stage": member.stage.name, "color": member.color} for member in series]
     data = {"series": named, "prompts": sample.prompts, "rollouts": sample.rollouts}
-    # A data URI of an image is made here, of a known type and base64: no markup can be in it.
+    # The data URIs are made here, with a known type and base64, so they cannot contain markup.
     return {"rollouts": script_json(data), "images": Markup("\n".join(sample.images))}
 
 
 def spread(sizes: Sequence[int], *, limit: int) -> list[int]:
-    """Return how many to take from each bucket: as equal as the sizes allow, together at most `limit`.
+    """Return how many items to take from each bucket: as equal as the sizes allow, together at most `limit`.
 
-    With fewer places than buckets, the buckets that get one lie evenly from the first to the last:
+    With fewer items than buckets, the chosen buckets are spread evenly from the first to the last:
     `spread([9, 9, 9], limit=2)` is `[1, 0, 1]`, `spread([1, 9, 9], limit=9)` is `[1, 4, 4]`.
     """
     quotas = [0] * len(sizes)
@@ -220,21 +227,21 @@ def spread(sizes: Sequence[int], *, limit: int) -> list[int]:
 
 
 def evenly(size: int, *, count: int) -> list[int]:
-    """Return `count` different places from 0 to size - 1 at equal distances, both ends among them if count > 1."""
+    """Return `count` distinct, evenly spaced indices from 0 to size - 1, including both ends if count > 1."""
     if count <= 1:
         return [0] * count
     return [round(index * (size - 1) / (count - 1)) for index in range(count)]
 
 
 Group = Sequence[int]
-"""The places of a group's rollouts in their file."""
+"""The indices of a group's rollouts in their file."""
 
 
 def whole_groups(steps: Sequence[Sequence[Group]], *, limit: int) -> list[list[Group]]:
-    """Return of each step's groups those that are taken: at most `limit` rollouts, spread evenly over steps and groups.
+    """Return the groups to take from each step: at most `limit` rollouts, spread evenly over steps and groups.
 
-    Groups are parted where none has room for itself: `whole_groups([[[0, 1]], [[2, 3]]], limit=2)` is `[[[0, 1]], []]`,
-    and with a limit of 1 it is `[[[0]], []]`.
+    Groups are split if no whole one fits: `whole_groups([[[0, 1]], [[2, 3]]], limit=2)` is `[[[0, 1]], []]`, and with a
+    limit of 1 it is `[[[0]], []]`.
     """
 
     def taken(count: int) -> list[list[Group]]:
@@ -261,7 +268,7 @@ def _groups_by_step(stage: Stage) -> list[list[Group]]:
     return [list(by_step[step].values()) for step in sorted(by_step)]
 
 
-def _image_count(drawn: Sequence[tuple[int, Rollout]], *, stages: Sequence[Stage]) -> int:
+def _image_count(drawn: Sequence[tuple[int, RecordedRollout]], *, stages: Sequence[Stage]) -> int:
     keys = {
         image_key(part.value, folder=stages[number].folder)
         for number, rollout in drawn
@@ -276,21 +283,21 @@ def _missing(episodes: Sequence[dict[str, Any]]) -> int:
     return sum("missing" in part for episode in episodes for turn in episode["said"] for part in turn["parts"])
 
 
-def _record(rollout: Rollout, *, series: int, prompt: int) -> dict[str, object]:
-    """Return a rollout as the page's script reads it: all that is kept of a sample, and under the same names but one.
+def _record(rollout: RecordedRollout, *, series: int, prompt: int) -> dict[str, object]:
+    """Return a rollout for the page's script: the fields of its record, of which one is renamed.
 
-    What is kept of an episode takes the form of `episode_record`.
+    An episode has the form of `episode_record`.
     """
     kept = {field.name: getattr(rollout, field.name) for field in fields(SampledResponse) if field.name != "said"}
-    # Addresses of pages that were shared have it by this name.
+    # Links to shared pages use this name.
     kept["tokens"] = kept.pop("response_tokens")
     if rollout.dropped is not None:
         kept["dropped"] = DROP_WORDS.get(rollout.dropped, rollout.dropped)
     return {**kept, "series": series, "prompt": prompt, "verdict": verdict(rollout)}
 
 
-def verdict(rollout: Rollout) -> str | None:
-    """Return `right`, `wrong` or, between the two, `partly`; None where accuracy was not scored."""
+def verdict(rollout: RecordedRollout) -> str | None:
+    """Return `right`, `wrong` or `partly` for values in between; None if accuracy was not scored."""
     accuracy = rollout.scores.get("accuracy")
     if accuracy is None:
         return None
@@ -300,17 +307,17 @@ def verdict(rollout: Rollout) -> str | None:
 
 
 class Prompts:
-    """Collects conversations: the same one stands in the page once, whichever run, stage and step it was sampled in."""
+    """Collects conversations; equal ones are embedded once, whatever run, stage and step they are from."""
 
     def __init__(self, images: InlineImages) -> None:
         self.records: list[list[dict[str, object]]] = []
         self.missing_images: list[int] = []
-        """Of each of the records."""
+        """Per record."""
         self._images = images
         self._places: dict[str, int] = {}
 
-    def add(self, messages: Sequence[Message], *, stage: Stage) -> int:
-        """Return the place in `records` of a conversation of this stage."""
+    def add(self, messages: Sequence[RecordedMessage], *, stage: Stage) -> int:
+        """Return the index in `records` of a conversation of this stage."""
         parts = [
             [shown_part(part, images=self._images, folder=stage.folder) for part in message.parts]
             for message in messages

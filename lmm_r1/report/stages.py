@@ -1,4 +1,4 @@
-"""The stages of a run: their table, summary and notes; and which of several runs are compared with each other."""
+"""The stages of a run: their table, summary and notes; and which stages of several runs are compared."""
 
 from __future__ import annotations
 
@@ -13,40 +13,40 @@ import yaml
 
 from lmm_r1.evaluation.page_parts import moment, percent_text
 from lmm_r1.files.json_files import write_json_object
-from lmm_r1.records.metrics import Checkpoint, FileScores
+from lmm_r1.records.metrics import EvaluatedCheckpoint, FileScores
 from lmm_r1.records.run import Run, Stage
 from lmm_r1.records.run_folder import ERROR_FILE, STAGE_FILE
 from lmm_r1.report.rollout_sample import RolloutSample
 
 JUDGED_BY_RULE = "judged_by_rule"
-"""The part of `remote_rm.llm_judge_verifier` that says that there was no judge to ask."""
+"""The reward part of `remote_rm.llm_judge_verifier` that reports that there was no judge to ask."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeldOut:
+class HeldOutCell:
     """A stage on one file of held-out rows."""
 
     file: str
     scores: FileScores | None
-    """None where the stage was not evaluated on this file."""
+    """None if the stage was not evaluated on this file."""
     change: float | None
-    """Accuracy less that of the first stage; None for the first stage itself, or where either is unknown."""
+    """Accuracy minus that of the first stage; None for the first stage itself, or if either is unknown."""
     step: float | None
-    """Accuracy less that of the stage before; None where that is the first one, or where either is unknown."""
+    """Accuracy minus that of the previous stage; None if that is the first one, or if either is unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageRow:
-    """A stage, or a checkpoint that was evaluated without being a stage of this run (a baseline, say)."""
+    """A stage, or a checkpoint that was evaluated but is not a stage of this run, such as a baseline."""
 
     name: str
     stage: Stage | None
-    held_out: tuple[HeldOut, ...]
+    held_out: tuple[HeldOutCell, ...]
     """One per row file of the evaluation."""
 
 
 def stage_rows(run: Run) -> list[StageRow]:
-    """Return the stages in order; checkpoints that are no stage stand before them or after, as they were evaluated."""
+    """Return the stages in order; other checkpoints come before or after them, in the order of evaluation."""
     checkpoints = run.evaluation.checkpoints
     of_stages = {checkpoint.name for checkpoint in map(run.checkpoint, run.stages) if checkpoint}
     first_owned = next((index for index, checkpoint in enumerate(checkpoints) if checkpoint.name in of_stages), 0)
@@ -59,13 +59,13 @@ def stage_rows(run: Run) -> list[StageRow]:
     return [*before, *stages, *after]
 
 
-def _row(run: Run, name: str, checkpoint: Checkpoint | None, *, stage: Stage | None = None) -> StageRow:
+def _row(run: Run, name: str, checkpoint: EvaluatedCheckpoint | None, *, stage: Stage | None = None) -> StageRow:
     files, first = checkpoint.files if checkpoint else {}, run.stages[0]
     return StageRow(
         name=name,
         stage=stage,
         held_out=tuple(
-            HeldOut(
+            HeldOutCell(
                 file=file,
                 scores=files.get(file),
                 change=_change(run, file=file, scores=files.get(file), since=None if stage is first else first),
@@ -77,7 +77,7 @@ def _row(run: Run, name: str, checkpoint: Checkpoint | None, *, stage: Stage | N
 
 
 def stage_before(run: Run, stage: Stage | None) -> Stage | None:
-    """Return the stage that this one went on from where it is not the run's first, None where there is none."""
+    """Return the previous stage, None if there is none or if it is the run's first."""
     place = next((place for place, other in enumerate(run.stages) if other is stage), 0)
     return run.stages[place - 1] if place > 1 else None
 
@@ -95,13 +95,13 @@ class StageMatch:
 
     name: str
     rows: dict[int, StageRow]
-    """By the place of the run among those compared."""
+    """By the index of the run among those compared."""
 
 
 def match_stages(runs: Sequence[Run]) -> list[StageMatch]:
-    """Return the stages of all runs, those of the same name together; of runs with one stage each, all together.
+    """Return the stages of all runs, matched by name; if all runs have one stage, these are matched.
 
-    They keep the order of the first run; what only later runs have follows.
+    They keep the order of the first run, followed by the stages that only later runs have.
     """
     tables = [stage_rows(run) for run in runs]
     if all(len(table) == 1 for table in tables):
@@ -109,7 +109,7 @@ def match_stages(runs: Sequence[Run]) -> list[StageMatch]:
         return [StageMatch(name=", ".join(names), rows={run: table[0] for run, table in enumerate(tables)})]
     matches: dict[tuple[str, int], dict[int, StageRow]] = {}
     for run, table in enumerate(tables):
-        # Two stages of a run may carry one name; the first of them meets the first of another run.
+        # Two stages of a run may have the same name; the first is matched with the first of another run.
         seen: Counter[str] = Counter()
         for row in table:
             matches.setdefault((row.name, seen[row.name]), {})[run] = row
@@ -118,10 +118,10 @@ def match_stages(runs: Sequence[Run]) -> list[StageMatch]:
 
 
 def summarize(run: Run, *, seconds: float | None = None) -> dict[str, object]:
-    """Return the stages with their held-out accuracies, None where not evaluated.
+    """Return the stages with their held-out accuracies, None if not evaluated.
 
     Args:
-        seconds: how long the whole run took; None takes the sum over the stages.
+        seconds: the duration of the whole run; None takes the sum over the stages.
     """
     return {
         "seconds": total_seconds(run) if seconds is None else seconds,
@@ -138,12 +138,11 @@ def summarize(run: Run, *, seconds: float | None = None) -> dict[str, object]:
 
 
 def write_summary(run: Run, *, path: Path, seconds: float | None = None) -> None:
-    """Write the summary of a run to a file, all of it or nothing."""
+    """Write the summary of a run to a file, completely or not at all."""
     write_json_object(path, summarize(run, seconds=seconds))
 
 
 def total_seconds(run: Run) -> float:
-    """Return the seconds of all stages together."""
     return sum(stage.seconds for stage in run.stages)
 
 
@@ -156,11 +155,13 @@ def notes(stages: Sequence[tuple[str, Stage]], *, sample: RolloutSample) -> list
     """Return a sentence for each thing that is missing or was left out.
 
     Args:
-        stages: with the names that they go by on the page.
+        stages: each with its name on the page.
     """
     found = [note for name, stage in stages for note in _stage_notes(stage, name=name)]
     if sample.missing_images:
-        found.append(f"Images of the rollouts below that could not be shown: {sample.missing_images}; each says why.")
+        found.append(
+            f"Images of the rollouts below that could not be shown: {sample.missing_images}; each shows the reason."
+        )
     return found
 
 
@@ -168,7 +169,7 @@ def _stage_notes(stage: Stage, *, name: str) -> list[str]:
     found = []
     torn = stage.metrics.torn_lines + stage.rollouts.torn_lines
     if torn:
-        found.append(f"{name}: {torn} torn last {'line' if torn == 1 else 'lines'} left out (writer stopped).")
+        found.append(f"{name}: {torn} incomplete last {'line' if torn == 1 else 'lines'} left out (writer stopped).")
     if stage.metrics.repeated_steps:
         found.append(
             f"{name}: steps logged more than once, as after a resume: {stage.metrics.repeated_steps}; "
@@ -186,20 +187,22 @@ def _state_notes(stage: Stage, *, name: str) -> list[str]:
         case "running":
             return [f"{name} was running when this page was written; make the page again to see the rest."]
         case "stopped":
-            assert stage.last_sign_at is not None, "who is known to have stopped has given a sign of life"
-            why = f"; what it failed with is in its {ERROR_FILE}" if (stage.folder / ERROR_FILE).is_file() else ""
-            return [f"{name} was stopped before its end, and last seen to run {moment(stage.last_sign_at)}{why}."]
+            assert stage.last_sign_at is not None, "a stopped stage has a last sign of life"
+            why = f"; its error is in {ERROR_FILE}" if (stage.folder / ERROR_FILE).is_file() else ""
+            return [
+                f"{name} was stopped before its end; its last sign of life was at {moment(stage.last_sign_at)}{why}."
+            ]
         case "unfinished":
             return [
-                f"{name} has no {STAGE_FILE}: it is still running, or was stopped before its end. A version that wrote "
-                "down no sessions made it, so nobody can tell."
+                f"{name} has no {STAGE_FILE}: it is still running, or was stopped before its end. It was made by a version "
+                "that did not record sessions, so this is unknown."
             ]
         case "finished":
             return []
 
 
 def _judge_notes(stage: Stage) -> list[str]:
-    """Return from which step on a rule judged in place of a language model, and how often it did before."""
+    """Return from which step on a rule judged instead of a language model, and how often it did before."""
     shares = [(step, share) for step, share in stage.metrics.series(JUDGED_BY_RULE) if share is not None]
     judged = [place for place, (_, share) in enumerate(shares, start=1) if share < 0.5]
     last = judged[-1] if judged else 0
@@ -211,13 +214,13 @@ def _judge_notes(stage: Stage) -> list[str]:
         )
     if shares[last:]:
         found.append(
-            f"from step {shares[last][0]} on the rule judged in place of the judge, which had no budget left or failed "
+            f"from step {shares[last][0]} on the rule judged instead of the judge, which had no budget left or failed "
             f"({JUDGED_BY_RULE})."
         )
     return found
 
 
-# Of an evaluation's settings, those that name its input and output and not how it was done.
+# Evaluation settings that name input and output instead of how it was done.
 EVALUATION_PLACES = ("checkpoints", "files", "output")
 HIDDEN = "(hidden)"
 SETTING = re.compile(r"^(?P<before>\s*(?:-\s+)?(?P<name>[\w.\-\"']+)\s*:\s+)(?P<value>\S.*)$")
@@ -229,17 +232,17 @@ EMPTY_VALUES = ("null", "~", "''", '""', "false", "true")
 
 @dataclass(frozen=True, kw_only=True)
 class SettingsDifference:
-    """The settings of one stage that are not the same in all runs."""
+    """The settings of one stage that differ between runs."""
 
     title: str
     runs: tuple[int, ...]
-    """The places of the runs whose settings are known."""
+    """The indices of the runs whose settings are known."""
     same: int
-    """How many settings are the same in all of them."""
+    """The number of settings that are equal in all of them."""
     rows: dict[str, tuple[str | None, ...]]
-    """By dotted name: the value in each of `runs`, None where it is not set."""
+    """By dotted name: the value in each of `runs`, None if it is not set."""
     unknown: tuple[int, ...]
-    """The runs that have the stage but no settings that could be read."""
+    """The runs that have the stage but no readable settings."""
 
 
 def settings_differences(runs: Sequence[Run], *, matches: Sequence[StageMatch]) -> list[SettingsDifference]:
@@ -274,11 +277,11 @@ def _difference(title: str, settings: Mapping[int, dict[str, str] | None]) -> Se
 
 
 def _settings(text: str | None) -> dict[str, str] | None:
-    """Return the settings in a run_config.yaml, None where there is none or it is no YAML mapping."""
+    """Return the settings in a run_config.yaml, None if there is none or it is not a YAML mapping."""
     if text is None:
         return None
     try:
-        # The base loader leaves values as they are written: 1e-6 stays 1e-6, and no date is made of 2026-01-31.
+        # The base loader keeps values as they are written: 1e-6 stays 1e-6, and 2026-01-31 does not become a date.
         settings = yaml.load(text, Loader=yaml.BaseLoader)
     except (yaml.YAMLError, RecursionError):
         return None
@@ -286,7 +289,7 @@ def _settings(text: str | None) -> dict[str, str] | None:
 
 
 def _flat(settings: Mapping[str, object], *, prefix: str = "") -> dict[str, str]:
-    """Return settings by their dotted names, credentials hidden."""
+    """Return settings by their dotted names, with credentials hidden."""
     flat: dict[str, str] = {}
     for key, value in settings.items():
         name = f"{prefix}{key}"
@@ -300,7 +303,7 @@ def _flat(settings: Mapping[str, object], *, prefix: str = "") -> dict[str, str]
 
 
 def without_secrets(text: str) -> str:
-    """Return settings with the value of every key, token and password replaced, `key: ab12` as `key: (hidden)`."""
+    """Return settings with the value of every key, token and password replaced: `key: ab12` becomes `key: (hidden)`."""
     return "\n".join(_shown(line) for line in text.splitlines())
 
 
@@ -312,5 +315,5 @@ def _shown(line: str) -> str:
 
 
 def is_secret(name: str) -> bool:
-    """Return whether a setting of this dotted name holds a credential."""
+    """Return whether a setting with this dotted name holds a credential."""
     return bool(SECRET_NAME.search(name.rpartition(".")[2].lower().replace("-", "_")))

@@ -39,7 +39,7 @@ from lmm_r1.data.training_rows import (
     blend,
     check_prompt,
     parse_dataset_spec,
-    told_of,
+    with_left_out,
 )
 from lmm_r1.errors import UserError
 from lmm_r1.generation.codec import check_turn_end, disagrees, with_correction
@@ -368,7 +368,7 @@ def _load(config: PPOConfig, path: str, *, split: str, check: Callable[[Row], No
         bad_rows=config.data.bad_rows,
         skip_by=SKIP_BAD_ROWS,
     )
-    Console(highlight=False, soft_wrap=True).print(told_of(file.told_as_prompts, file.skipped))
+    Console(highlight=False, soft_wrap=True).print(with_left_out(file.summary_as_prompts, file.skipped))
     # Columns are sent with every group, and few reward sources need them.
     by_columns = reward_function(config.reward) is not None or "columns" in config.reward.request_fields
     wanted = by_columns or config.train.plays

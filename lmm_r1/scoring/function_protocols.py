@@ -1,4 +1,4 @@
-"""How a user's reward function is called, and how its result is read: OpenRLHF's, by the names of its parameters, EasyR1's."""
+"""The calling conventions of users' reward functions: OpenRLHF's, TRL's, verl's and EasyR1's."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from remote_rm.verifier import Score
 OPENRLHF_PARAMETERS = ("queries", "prompts", "labels")
 BATCH, SEQUENTIAL = "batch", "sequential"
 OVERALL = "overall"
-"""The reward, in what a function of EasyR1's returns."""
+"""The key of the reward in the result of a function of EasyR1's."""
 
 _OWN_PARAMETERS = (*OPENRLHF_PARAMETERS, "responses", "response_lengths", "images", "image_scales")
 _MOMENT_PARAMETERS = tuple(item.name for item in fields(Moment))
 LISTS = (*_OWN_PARAMETERS, "datasources")
-"""What a function may call its parameters to be given lists with an entry for each response."""
+"""Parameter names for which a function is given a list with one entry per response."""
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-# What reading a result of any kind may raise: numbers too large for a float, and tensors of several values, included.
+# What reading any kind of result may raise, including for numbers too large for a float and tensors of several values.
 _UNREADABLE = (ValueError, KeyError, IndexError, TypeError, AttributeError, OverflowError, RuntimeError)
 
 
 class FunctionProtocol(Protocol):
-    """How one kind of function is called, and what it returns."""
+    """How one kind of function is called, and how its result is read."""
 
     calls_at_once: int | None
-    """How many calls may run at one time in a process; None is as many as its threads."""
+    """How many calls may run at a time in a process; None allows as many as it has threads."""
 
     def check_row(self, row: Row) -> None:
         """Raise UserError for a row that lacks a column that the function asks for."""
@@ -41,11 +41,11 @@ class FunctionProtocol(Protocol):
 
 
 class OpenRLHFFunction:
-    """`reward_func(queries, prompts, labels)`, with whatever else it has parameters for.
+    """`reward_func(queries, prompts, labels)`, and further parameters by name.
 
-    One that names nothing else is OpenRLHF's own: it is called with one response at a time and with the prompt's text, as
-    OpenRLHF does. One that names more gets all responses to a prompt at once, and the prompt as messages in JSON.
-    `positional=False` is a function that is given nothing but what it has parameters for: `right(responses, labels)`.
+    A function without further parameters is called as by OpenRLHF: with one response at a time and the prompt's text. With
+    further parameters it gets all responses to a prompt at once, and the prompt as messages in JSON. With
+    `positional=False` it gets only what it has parameters for: `right(responses, labels)`.
     """
 
     calls_at_once: int | None
@@ -77,7 +77,7 @@ class OpenRLHFFunction:
             found = ", ".join(row.columns) or "none"
             raise UserError(
                 f"{row.location}: {self._name} in {self._settings.told} asks for "
-                f"{', '.join(missing)}, which the row has no column for (found: {found})"
+                f"{', '.join(missing)}, but the row has no such column (found: {found})"
             )
 
     def __call__(self, batch: Sequence[ScoredResponse]) -> list[Score]:
@@ -95,7 +95,7 @@ class OpenRLHFFunction:
             raise UserError(
                 f"{self._settings.told}: {self._name} gave no usable reward "
                 f"({type(error).__name__}: {error}) in {str(reply)[:200]}; return {{'rewards': [...]}} with one number "
-                f"for each of the {len(batch)} responses, and scores and extra_logs alike"
+                f"for each of the {len(batch)} responses, and the same for scores and extra_logs"
             ) from error
 
     def _named(self, batch: Sequence[ScoredResponse]) -> dict[str, object]:
@@ -122,14 +122,14 @@ class OpenRLHFFunction:
         return {**further, **self._moment(batch[0].moment), **self._settings.arguments}
 
     def _moment(self, moment: Moment | None) -> dict[str, object]:
-        """Return what is the same for all responses, not lists."""
+        """Return the values that are the same for all responses, which are not lists."""
         if moment is None:
             return {name: None for name in _MOMENT_PARAMETERS if name in self._required}
         wanted = self._required | self._optional
         return {name: value for name, value in asdict(moment).items() if self._takes_all or name in wanted}
 
     def _scores(self, reply: Any, *, count: int) -> list[Score]:
-        # Versions of OpenRLHF before 0.8 took the rewards alone.
+        # OpenRLHF before 0.8 expected only the rewards.
         if not isinstance(reply, Mapping):
             reply = {"rewards": _numbers(reply, count=count)}
         rewards = _numbers(reply["rewards"], count=count)
@@ -150,9 +150,9 @@ class OpenRLHFFunction:
 
 
 class EasyR1Function:
-    """`compute_score`: of a list of dicts, or of one (`REWARD_TYPE = "sequential"`); or of responses and ground truths."""
+    """`compute_score` for a list of dicts, or for one (`REWARD_TYPE = "sequential"`); or for responses and ground truths."""
 
-    # Such a function is never called twice at once where it comes from.
+    # EasyR1 never runs two calls at a time.
     calls_at_once: int | None = 1
 
     def __init__(self, function: Callable[..., Any], *, name: str, settings: RewardFunction, kind: object) -> None:
@@ -179,7 +179,7 @@ class EasyR1Function:
         self._takes_texts = len(open_parameters) == 2
 
     def check_row(self, row: Row) -> None:
-        """All columns are in its inputs, and it is not known which it reads."""
+        """Accept every row: its inputs have all columns, and which of them it reads is unknown."""
 
     def __call__(self, batch: Sequence[ScoredResponse]) -> list[Score]:
         given = list(self._calls(batch))
@@ -243,13 +243,13 @@ class EasyR1Function:
 
 
 def called(function: Callable[..., Any], *arguments: object, **named: object) -> Any:
-    """Return what a function returns; one that is `async` runs in an event loop of its own, in the caller's thread."""
+    """Return the function's result; an `async` one runs in an event loop of its own, in the caller's thread."""
     reply = function(*arguments, **named)
     return asyncio.run(reply) if inspect.iscoroutine(reply) else reply
 
 
 def _available(row: Row) -> dict[str, Any]:
-    """Return what a row has for parameters by their names; a name of ours hides a column of the same name."""
+    """Return a row's values for parameters, by name; our own names hide columns of the same name."""
     columns = {name: value for name, value in row.columns.items() if name not in _MOMENT_PARAMETERS}
     return {**columns, **dict.fromkeys(_OWN_PARAMETERS), "datasources": row.datasource}
 
@@ -258,10 +258,10 @@ def _numbers(values: Any, *, count: int, of: str = "") -> list[float]:
     """Return one number per response from numbers, lists or tensors; raises ValueError for another count.
 
     Args:
-        of: what stands in front of that error.
+        of: the prefix of that error.
     """
     if isinstance(values, Mapping):
-        raise TypeError(f"{of}a dict is no number")
+        raise TypeError(f"{of}a dict is not a number")
     if hasattr(values, "flatten"):
         values = values.flatten().tolist()
     listed = [values] if isinstance(values, (int, float, str)) else list(values)
@@ -271,17 +271,17 @@ def _numbers(values: Any, *, count: int, of: str = "") -> list[float]:
 
 
 COMPLETIONS = "completions"
-"""The parameter that tells a function of TRL's: the responses, as messages."""
+"""The parameter that identifies a function of TRL's: the responses, as messages."""
 SOLUTION = "solution_str"
-"""The parameter that tells a function of verl's: one response."""
+"""The parameter that identifies a function of verl's: one response."""
 _VERL_SCORE = "score"
 
 
 class _NamedFunction:
-    """A function that is called by the names of its parameters."""
+    """A function that is called with keyword arguments."""
 
     own_names: ClassVar[frozenset[str]]
-    """Parameters that are no columns."""
+    """Parameters that are not columns."""
 
     def __init__(
         self, function: Callable[..., Any], *, name: str, settings: RewardFunction, calls_at_once: int | None
@@ -302,7 +302,7 @@ class _NamedFunction:
             found = ", ".join(row.columns) or "none"
             raise UserError(
                 f"{row.location}: {self._name} in {self._settings.told} asks for {', '.join(missing)}, "
-                f"which the row has no column for (found: {found})"
+                f"but the row has no such column (found: {found})"
             )
 
     def _call(self, values: Mapping[str, object]) -> Any:
@@ -316,7 +316,7 @@ class _NamedFunction:
 
 
 class TRLFunction(_NamedFunction):
-    """`accuracy(completions, solution, **kwargs)`: all responses to a prompt, as messages, and columns by their names."""
+    """`accuracy(completions, solution, **kwargs)`: all responses to a prompt, as messages, and columns by name."""
 
     own_names = frozenset(("prompts", COMPLETIONS, "images"))
 
@@ -365,7 +365,7 @@ class VerlFunction(_NamedFunction):
                 return Score.of_reply(reward=float(reply), score=float(reply), extra_logs={})
             reward = float(reply[_VERL_SCORE])
             score = float(reply.get("acc", reward))
-            # What else it returns may be text, which is for verl's own table of samples.
+            # Its other values may be text, for verl's own table of samples.
             logs = {str(name): float(value) for name, value in reply.items() if isinstance(value, bool | int | float)}
         except (TypeError, ValueError, KeyError, OverflowError) as error:
             raise self._unusable(error, reply, wanted="a number, or a dict with one as `score`") from error

@@ -1,4 +1,4 @@
-"""Rewards by a user's Python function, given whole groups: loaded, run in threads of its own, within a deadline."""
+"""Rewards by a user's Python function: loads it, and runs it in threads, for whole groups, within a deadline."""
 
 from __future__ import annotations
 
@@ -32,26 +32,26 @@ from remote_rm.verifier import Score
 
 OPENRLHF_NAME, EASYR1_NAME = "reward_func", "compute_score"
 CALLS_AT_ONCE = "CALLS_AT_ONCE"
-"""What a file says of `reward_func`: how many groups it may be given at a time, where it waits more than it computes."""
+"""The variable with which a file allows several groups at a time for `reward_func`, if it mostly waits."""
 MODULE_NAME = "reward_function"
-"""What the module of a user's file is called in every process."""
-# Of a function that was given itself, in a script or a notebook.
+"""The name of the user's module in every process."""
+# `__main__` is for a function that was passed directly, in a script or a notebook.
 _USERS_MODULES = (MODULE_NAME, "__main__")
 
 
 class FunctionScorer:
-    """A function run in a thread: one call for all responses to one prompt."""
+    """A function that runs in a thread: one call for all responses to one prompt."""
 
     def __init__(self, function: RewardFunction, *, given: Callable[..., Any] | None = None) -> None:
-        """Import the file, or take the function itself; raises UserError where it cannot be used.
+        """Import the file, or take the function itself; raises UserError if it cannot be used.
 
         Args:
-            given: the function, where it is in no file.
+            given: the function, if it is not in a file.
         """
         self.told = function.told
         self._deadline_s = function.deadline_s
         self._protocol = _protocol_of_file(function) if given is None else _protocol(given, function)
-        # Threads of one process that score at the same time, as many as `asyncio.to_thread` would have.
+        # The number of threads per process that score at the same time; the default is that of `asyncio.to_thread`.
         self._slots = asyncio.Semaphore(self._protocol.calls_at_once or min(32, (os.cpu_count() or 1) + 4))
 
     def check_rows(self, rows: Sequence[Row]) -> None:
@@ -60,22 +60,22 @@ class FunctionScorer:
             self._protocol.check_row(row)
 
     async def rewards(self, batch: Sequence[ScoredResponse]) -> list[Score]:
-        """Return what the function says of the responses, in their order; its own errors are not caught.
+        """Return the function's rewards of the responses, in their order; its own errors are not caught.
 
         Raises:
-            UserError: it returns something else than a reward for each response, does not return in time, or ends the
-                process or an iteration, which no event loop may see.
+            UserError: it returns anything but one reward per response, does not return in time, or raises SystemExit or
+                StopIteration, which must not reach an event loop.
         """
         async with self._slots:
             outcome = await self._outcome(batch)
         if isinstance(outcome, BaseException):
             if isinstance(outcome, StopIteration) or not isinstance(outcome, Exception):
-                raise UserError(failure_told(outcome)) from outcome
+                raise UserError(failure_message(outcome)) from outcome
             raise outcome
         return outcome
 
     async def _outcome(self, batch: Sequence[ScoredResponse]) -> list[Score] | BaseException:
-        """Return what the function returned or raised; a waiting call takes none of its time."""
+        """Return what the function returned or raised; waiting for a slot does not count as its time."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[list[Score] | BaseException] = loop.create_future()
 
@@ -87,13 +87,13 @@ class FunctionScorer:
             outcome: list[Score] | BaseException
             try:
                 outcome = self._protocol(batch)
-            except BaseException as error:  # the user's own code, which may raise anything, SystemExit included
+            except BaseException as error:  # the user's own code may raise anything, including SystemExit
                 outcome = error
-            # The loop is closed where nobody waits any more.
+            # The loop is closed if nobody waits any more.
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(settle, outcome)
 
-        # A process must be able to end while a function hangs, which a pool's threads would not let it.
+        # A daemon thread: unlike a pool's threads, it does not keep the process alive if a function hangs.
         threading.Thread(target=call, name=MODULE_NAME, daemon=True).start()
         try:
             return await asyncio.wait_for(answer, timeout=self._deadline_s)
@@ -104,14 +104,14 @@ class FunctionScorer:
             ) from error
 
     async def check_health(self) -> None:
-        """Nothing can be down: the file was loaded."""
+        """Do nothing: the file was loaded."""
 
     async def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing."""
 
 
-def failure_told(error: BaseException) -> str:
-    """Return what a function has raised, and the line of the user's file that it came from."""
+def failure_message(error: BaseException) -> str:
+    """Return what a function raised, with the line of the user's file that raised it."""
     kind = type(error).__name__
     said = f"the reward function raised {kind}: {error}" if str(error) else f"the reward function raised {kind}"
     place = raised_at(error, modules=_USERS_MODULES)
@@ -124,7 +124,7 @@ def failure_told(error: BaseException) -> str:
 def _protocol_of_file(function: RewardFunction) -> FunctionProtocol:
     if function.path is None:
         raise UserError(
-            f"{function.told} is a function that lmm_r1.train_rl was given; give it there again, or write it into a file "
+            f"{function.told} is a function that was passed to lmm_r1.train_rl; pass it again, or write it into a file "
             f"and name that: --reward FILE.py:{function.name}"
         )
     module = load_user_file(function.path, name=MODULE_NAME, what="--reward.remote_url")
@@ -133,7 +133,7 @@ def _protocol_of_file(function: RewardFunction) -> FunctionProtocol:
     if name is None:
         wanted = function.name or f"{OPENRLHF_NAME}({', '.join(OPENRLHF_PARAMETERS)}) and no {EASYR1_NAME}"
         raise UserError(
-            f"{function.told}: the file defines no {wanted}; add one, or name another function behind "
+            f"{function.told}: the file defines no {wanted}; add one, or name another function after "
             f"a colon, as in {function.path}:NAME"
         )
     kind = getattr(module, "REWARD_TYPE", BATCH)
@@ -150,17 +150,17 @@ def _protocol(
     calls_at_once: int | None = None,
     kind: object = BATCH,
 ) -> FunctionProtocol:
-    """Return how a function is called, by its name and its parameters'.
+    """Return the calling convention of a function, detected by its name and its parameters.
 
     Args:
-        name: in its file; None is the name that it was given with.
-        calls_at_once: and `kind` what the file says of it.
+        name: its name in the file; None takes the one from the settings.
+        calls_at_once: like `kind`, from the file.
     """
     name = name or str(function.name)
     try:
         parameters = tuple(inspect.signature(called).parameters)
     except (TypeError, ValueError) as error:
-        raise UserError(f"{function.told}: nothing is known of its parameters ({error}); give a function") from error
+        raise UserError(f"{function.told}: its parameters cannot be determined ({error}); give a function") from error
     if COMPLETIONS in parameters:
         return TRLFunction(called, name=name, settings=function, calls_at_once=calls_at_once)
     if SOLUTION in parameters:
@@ -176,5 +176,5 @@ def _protocol(
 def _calls_at_once(module: ModuleType, function: RewardFunction) -> int | None:
     stated = getattr(module, CALLS_AT_ONCE, None)
     if stated is not None and (not isinstance(stated, int) or stated < 1):
-        raise UserError(f"{function.told}: {CALLS_AT_ONCE} is {stated!r}; make it a whole number from 1 up")
+        raise UserError(f"{function.told}: {CALLS_AT_ONCE} is {stated!r}; make it a whole number, at least 1")
     return stated

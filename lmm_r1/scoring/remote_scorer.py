@@ -14,20 +14,20 @@ from lmm_r1.config.ppo import RequestField
 from lmm_r1.data.images import encoded_image
 from lmm_r1.data.messages import Row, images_of, to_json
 from lmm_r1.errors import UserError
-from lmm_r1.scoring.response_scores import Response
+from lmm_r1.scoring.response_scores import ScorableResponse
 from lmm_r1.scoring.scored_response import ScoredResponse
-from remote_rm.client import RewardClient, RewardRefused, RewardUnavailable, Sample
+from remote_rm.client import RewardClient, RewardRefused, RewardUnavailable, SentSample
 from remote_rm.verifier import Score
 
 
 class RemoteScorer:
-    """Scores by reward servers, from `with RemoteScorer(...)` to the end of the block."""
+    """Scores by reward servers; usable inside `with RemoteScorer(...)`."""
 
     def __init__(self, addresses: str, *, flag: str) -> None:
-        """Take the addresses of servers, separated by commas; raises UserError for what is none.
+        """Take the addresses of servers, separated by commas; raises UserError for invalid ones.
 
         Args:
-            flag: that names them, for messages.
+            flag: the flag that names them, for messages.
         """
         self._flag = f"{flag} {addresses}"
         try:
@@ -51,14 +51,14 @@ class RemoteScorer:
         """Close the connections."""
         self._close()
 
-    def score(self, row: Row, responses: Sequence[Response]) -> list[Score]:
+    def score(self, row: Row, responses: Sequence[ScorableResponse]) -> list[Score]:
         """Return one score per response.
 
-        Raises UserError for a row that a server refuses, and RewardUnavailable where none answers.
+        Raises UserError for a row that a server refuses, and RewardUnavailable if none answers.
         """
         prompt = to_json(row.messages)
         samples = [
-            Sample(
+            SentSample(
                 query=query_of(prompt, response),
                 prompt=prompt,
                 label=row.answer,
@@ -77,16 +77,16 @@ class RemoteScorer:
         self._loop.close()
 
 
-def query_of(prompt: str, response: Response) -> str:
-    """Return prompt and response; a response that was not ended by the model stands at the very end."""
+def query_of(prompt: str, response: ScorableResponse) -> str:
+    """Return prompt and response, followed by a newline if the model ended the response."""
     return f"{prompt}\n{response.text}" + ("\n" if response.finish_reason == "stop" else "")
 
 
 class RowClient:
-    """Scores one response at a time over HTTP, and sends what `--reward.request_fields` names.
+    """Scores one response at a time over HTTP, and sends the fields that `--reward.request_fields` names.
 
     `columns`: `columns` (a JSON object) and `datasources`. `images`: `images`, base64 text of each as it is stored.
-    `step`: `steps` and `held_out`. Each key holds a list of one entry per response, as OpenRLHF's do.
+    `step`: `steps` and `held_out`. Each key holds a list with one entry per response, as in OpenRLHF.
     """
 
     def __init__(self, client: RewardClient, *, fields: Sequence[RequestField]) -> None:
@@ -94,7 +94,7 @@ class RowClient:
         self._fields = fields
 
     def check_rows(self, rows: Sequence[Row]) -> None:
-        """Raise UserError for the first row with a column that JSON has no form for."""
+        """Raise UserError for the first row with a column that JSON cannot represent."""
         if "columns" not in self._fields:
             return
         for row in rows:
@@ -103,8 +103,8 @@ class RowClient:
                     json.dumps(value, allow_nan=False)
                 except (TypeError, ValueError) as error:
                     raise UserError(
-                        f"{row.location}: the column {name} cannot be sent as --reward.request_fields columns asks, since "
-                        f"JSON has no form for it ({error}); change or drop it, or leave columns out"
+                        f"{row.location}: the column {name} cannot be sent for --reward.request_fields columns, because "
+                        f"JSON cannot represent it ({error}); change or drop it, or omit columns"
                     ) from error
 
     async def reward_of(self, item: ScoredResponse) -> Score:
@@ -114,7 +114,7 @@ class RowClient:
             prompt=to_json(item.row.messages),
             label=item.row.answer,
             response=item.response,
-            # Files are read, which must not hold up the engine's event loop.
+            # Reading files must not block the engine's event loop.
             further=await asyncio.to_thread(self._further, item),
         )
 

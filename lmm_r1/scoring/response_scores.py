@@ -1,4 +1,4 @@
-"""Scores of responses: by a verifier, which compares them with the row's answer, or by a reward model, of wholes or steps."""
+"""Scores of responses: by a verifier, which compares them with the row's answer, or by a reward model."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from remote_rm.verifier import Item, Score
 JUDGE_SECONDS = 5.0
 
 
-class Response(Protocol):
-    """What is scored; the completions of every engine are such."""
+class ScorableResponse(Protocol):
+    """A response to score, such as a completion of any engine."""
 
     @property
     def text(self) -> str:
@@ -30,20 +30,20 @@ class Response(Protocol):
 
     @property
     def finish_reason(self) -> str:
-        """`stop` where the model ended it."""
+        """`stop` if the model ended it."""
 
     @property
     def image_scales(self) -> tuple[tuple[float, float], ...]:
-        """Of the prompt's images, as its `EncodedPrompt` has them."""
+        """Of the prompt's images, as in its `EncodedPrompt`."""
 
 
 class ResponseScorer(Protocol):
-    def score(self, row: Row, responses: Sequence[Response]) -> list[Score]:
+    def score(self, row: Row, responses: Sequence[ScorableResponse]) -> list[Score]:
         """Return one score per response; raises UserError for a row that cannot be scored."""
 
 
-class Judge:
-    """Scores by a verifier, from `with Judge(...)` to the end of the block.
+class VerifierJudge:
+    """Scores by a verifier; usable inside `with VerifierJudge(...)`.
 
     Its worker processes are killed at a time limit, so that no response can hang a command.
     """
@@ -51,11 +51,11 @@ class Judge:
     def __init__(
         self, verifier_name: str, *, workers: int, item_timeout_seconds: float, flag: str = "--verifiers"
     ) -> None:
-        """Take a verifier by the name that `verifier_from` reads; raises UserError for one that there is not.
+        """Take a verifier by the name that `verifier_from` reads; raises UserError for an unknown one.
 
         Args:
-            item_timeout_seconds: an answer that is not judged by then is wrong, and its score says so.
-            flag: that names the verifier, for messages.
+            item_timeout_seconds: an answer that takes longer counts as wrong, and its score says so.
+            flag: the flag that names the verifier, for messages.
         """
         self.name = verifier_name
         self._verifier = verifier_from(verifier_name, flag=flag)
@@ -63,12 +63,12 @@ class Judge:
             self._verifier,
             workers=workers,
             item_timeout_seconds=item_timeout_seconds,
-            # One caller waits for its own items, however many: nobody else is to be told to come back later.
+            # The only caller waits for its own items, so the queue needs no limit.
             limits=ServiceLimits(max_queued_items=sys.maxsize),
         )
 
     def __enter__(self) -> Self:
-        """Start the workers; raises RuntimeError where one does not come up, UserError where a judge cannot be asked."""
+        """Start the workers; raises RuntimeError if one does not start, UserError if a judge is not available."""
         try:
             self._pool.start()
         except NotReady as error:
@@ -78,11 +78,11 @@ class Judge:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End the workers, whatever they are at."""
+        """End the workers, even while they judge."""
         self._pool.stop()
 
     def check_labels(self, rows: Sequence[Row]) -> None:
-        """Raise UserError for the first row whose answer the verifier refuses as a label."""
+        """Raise UserError for the first row whose answer the verifier does not accept as a label."""
         for row in rows:
             try:
                 self._verifier.check_label(row.answer)
@@ -90,11 +90,11 @@ class Judge:
                 raise UserError(f"{row.location}: {self.name} cannot judge by this row's answer: {error}") from error
 
     def judge(self, items: Sequence[Item]) -> list[Score]:
-        """Return one score per item, in their order; one that cannot be judged in time is wrong."""
+        """Return one score per item, in their order; an item that is not judged in time is wrong."""
         return self._pool.judge(items)
 
-    def score(self, row: Row, responses: Sequence[Response]) -> list[Score]:
-        """Return one score per response; raises UserError for a row whose answer the verifier cannot judge by."""
+    def score(self, row: Row, responses: Sequence[ScorableResponse]) -> list[Score]:
+        """Return one score per response; raises UserError for a row whose answer the verifier does not accept."""
         self.check_labels([row])
         prompt = to_json(row.messages)
         return self.judge(
@@ -133,22 +133,22 @@ class RewardModelScorer:
         )
         self._path = path
 
-    def score(self, row: Row, responses: Sequence[Response]) -> list[Score]:
+    def score(self, row: Row, responses: Sequence[ScorableResponse]) -> list[Score]:
         """Return the rewards; raises UserError for a row that the model cannot take."""
         samples = [
-            # A response that was cut off has no end token, in training neither.
+            # As in training, a response that was cut off has no end token.
             self._model.encode(row, response.text, ending=None if response.finish_reason == "stop" else "")
             for response in responses
         ]
         rewards = self._model.score(samples)
         for reward in rewards:
             if not math.isfinite(reward):
-                raise UserError(f"{row.location}: {self._path} gives the reward {reward}; is the checkpoint whole?")
+                raise UserError(f"{row.location}: {self._path} gives the reward {reward}; is the checkpoint complete?")
         return [Score(reward=reward, score=reward, parts={}) for reward in rewards]
 
 
 class ProcessRewardScorer:
-    """Scores by a trained process reward model: a response's reward is made of the scores of its steps."""
+    """Scores by a trained process reward model: a response's reward is computed from the scores of its steps."""
 
     def __init__(
         self,
@@ -174,8 +174,8 @@ class ProcessRewardScorer:
         self._path = path
         self._step_scores = judging.step_scores
 
-    def score(self, row: Row, responses: Sequence[Response]) -> list[Score]:
-        """Return the rewards, with the number of steps and what else could be made of their scores as parts.
+    def score(self, row: Row, responses: Sequence[ScorableResponse]) -> list[Score]:
+        """Return the rewards, with the number of steps and all other aggregates of their scores as parts.
 
         Raises UserError for a row that the model cannot take.
         """
@@ -183,17 +183,17 @@ class ProcessRewardScorer:
         samples = [self._model.encode_steps(row, response.text, prompt=prompt) for response in responses]
         found = [score_of_steps(scores, kind=self._step_scores) for scores in self._model.score(samples)]
         if any(not_finite(score) is not None for score in found):
-            raise UserError(f"{row.location}: {self._path} gives a step no finite score; is the checkpoint whole?")
+            raise UserError(f"{row.location}: {self._path} gives a step no finite score; is the checkpoint complete?")
         return found
 
 
-def verifier_scorer(name: str, *, workers: int) -> Judge:
-    """Return the judge of a verifier, to be used in a `with` block."""
-    return Judge(name, workers=workers, item_timeout_seconds=JUDGE_SECONDS)
+def verifier_scorer(name: str, *, workers: int) -> VerifierJudge:
+    """Return the judge of a verifier, for a `with` block."""
+    return VerifierJudge(name, workers=workers, item_timeout_seconds=JUDGE_SECONDS)
 
 
 def _param_dtype(name: str, *, config: Any) -> str:
-    """Return the precision called `name` as `--ds.param_dtype` does; `auto` is the checkpoint's own, else fp32."""
+    """Return the precision that `name` means in `--ds.param_dtype`; `auto` is the checkpoint's own, else fp32."""
     import torch
 
     from lmm_r1.models.loading import DTYPES

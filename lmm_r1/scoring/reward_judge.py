@@ -34,42 +34,42 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 READERS = 4
-"""Threads that parse prompts and fetch images, which keeps neither the event loop nor the model waiting."""
+"""Threads that parse prompts and fetch images, to not block the event loop or the model."""
 
 
 @dataclass(kw_only=True, eq=False)
-class _Job:
+class _QueuedSample:
     item: RewardItem
     place: str
-    """Where the sample stands in its request."""
+    """The sample's place in its request."""
     row: Row | None
     """None for a sample that is text."""
     score: asyncio.Future[Score]
     sample: EncodedSample | None = None
 
 
-Outcome = tuple[_Job, "Score | Exception"]
+Outcome = tuple[_QueuedSample, "Score | Exception"]
 
 
 class RewardModelJudge:
-    """Scores samples in the order in which they come, as many at a time as a batch holds tokens.
+    """Scores samples in the order of arrival, as many at a time as a batch holds tokens.
 
-    Belongs to the event loop that `start` ran in. The model is used by one thread alone, which also loads it: PyTorch
-    gives each thread that computes threads of its own, which on a CPU would stand in one another's way.
+    Belongs to the event loop in which `start` ran. One thread loads the model and uses it, because PyTorch gives each
+    computing thread its own threads, which would compete on a CPU.
     """
 
     workers = 1
 
     def __init__(self, load: Callable[[], ServedRewards[Any]], *, media: MediaAccess, max_queued_items: int) -> None:
-        """Load the model, whose errors are raised here."""
+        """Load the model; raises its errors."""
         self.counts = JudgeCounts()
         self._media = media
         self._max_queued_items = max_queued_items
         self._model_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reward model")
         self._model = self._model_thread.submit(load).result()
         self._readers = ThreadPoolExecutor(max_workers=READERS, thread_name_prefix="prompt reader")
-        self._queue: deque[_Job] = deque()
-        self._open: set[_Job] = set()
+        self._queue: deque[_QueuedSample] = deque()
+        self._open: set[_QueuedSample] = set()
         self._is_refusing = False
         self._reading = 0
         self._busy = 0
@@ -79,26 +79,26 @@ class RewardModelJudge:
 
     @property
     def name(self) -> str:
-        """What the model gives."""
+        """The name of the kind of rewards."""
         return self._model.name
 
     @property
     def waiting(self) -> int:
-        """How many samples wait for the model, or for their prompts to be read."""
+        """The number of samples that wait for the model, or for their prompts to be read."""
         return self._reading + len(self._queue)
 
     @property
     def busy(self) -> int:
-        """How many samples are in the batch that is being computed."""
+        """The number of samples in the batch that is being computed."""
         return self._busy
 
     async def start(self) -> None:
-        """Compute what comes from now on."""
+        """Start computing."""
         self._is_refusing = False
         self._computing = asyncio.get_running_loop().create_task(self._compute())
 
     def refuse(self) -> None:
-        """Take on nothing from now on; `judge` raises PoolUnavailable, for what is at hand too."""
+        """Refuse new samples; `judge` raises PoolUnavailable, also for those in progress."""
         self._is_refusing = True
         self._drop_open(STOPPING)
 
@@ -108,7 +108,7 @@ class RewardModelJudge:
                 job.score.set_exception(PoolUnavailable(reason, retry_after_seconds=1))
 
     async def stop(self) -> None:
-        """End with the batch at hand; what is not answered is dropped, and `judge` raises PoolUnavailable for it."""
+        """Stop after the current batch; `judge` raises PoolUnavailable for unanswered samples."""
         assert self._computing is not None
         self._computing.cancel()
         self._computing = None
@@ -117,9 +117,9 @@ class RewardModelJudge:
         await asyncio.to_thread(self._model_thread.shutdown)
 
     async def judge(self, items: Sequence[RewardItem]) -> list[Score]:
-        """Return the scores in the items' order; cancelled, it frees what still waits.
+        """Return the scores in the items' order; cancelling it frees what still waits.
 
-        Raises UnusableItem for a sample that cannot be scored, and PoolUnavailable where too many wait.
+        Raises UnusableItem for a sample that cannot be scored, and PoolUnavailable if too many wait.
         """
         if self._computing is None:
             raise RuntimeError("the judge is not running; call start() first")
@@ -144,7 +144,7 @@ class RewardModelJudge:
                 job.score.cancel()
                 self._open.discard(job)
 
-    async def _read(self, items: Sequence[RewardItem]) -> list[_Job]:
+    async def _read(self, items: Sequence[RewardItem]) -> list[_QueuedSample]:
         loop = asyncio.get_running_loop()
         self._reading += len(items)
         try:
@@ -155,12 +155,12 @@ class RewardModelJudge:
         finally:
             self._reading -= len(items)
         return [
-            _Job(item=item, place=place, row=row, score=loop.create_future())
+            _QueuedSample(item=item, place=place, row=row, score=loop.create_future())
             for item, (place, row) in zip(items, places, strict=True)
         ]
 
     def _rows_of(self, items: Sequence[RewardItem]) -> list[tuple[str, Row | None]]:
-        """Return each sample's place in its request and its row; those of a group, with one prompt, are read once."""
+        """Return each sample's place in its request and its row; a prompt that several samples share is read once."""
         rows: dict[str, Row | None] = {}
         places: list[tuple[str, Row | None]] = []
         for index, item in enumerate(items):
@@ -189,9 +189,9 @@ class RewardModelJudge:
                 for job, outcome in outcomes:
                     self._settle(job, outcome)
 
-    def _settle(self, job: _Job, outcome: Score | Exception) -> None:
+    def _settle(self, job: _QueuedSample, outcome: Score | Exception) -> None:
         if isinstance(outcome, Score) and (number := not_finite(outcome)) is not None:
-            outcome = UnusableItem(f"{job.place}: the reward model gives {number} for it, which is no reward")
+            outcome = UnusableItem(f"{job.place}: the reward model gives {number} for it, which is not a reward")
         if isinstance(outcome, Score):
             self.counts.worker += 1
         else:
@@ -205,13 +205,13 @@ class RewardModelJudge:
 
     def _next_batch(self) -> list[Outcome]:
         """Encode waiting samples until a batch is full, and score them; runs in the model's thread, never raises."""
-        batch: list[_Job] = []
+        batch: list[_QueuedSample] = []
         outcomes: list[Outcome] = []
         prompts: dict[str, EncodedPrompt] = {}
         tokens = 0
         while self._queue:
             job = self._queue.popleft()
-            # Nobody waits any longer where the request was cancelled, or failed by another of its samples.
+            # The request was cancelled, or another of its samples failed.
             if job.score.done():
                 continue
             try:
@@ -220,7 +220,7 @@ class RewardModelJudge:
                 outcomes.append((job, UnusableItem(_placed(str(error), place=job.place))))
                 continue
             except Exception as error:
-                # A fault of this service: the request must learn of it, and the others go on.
+                # A fault of this service: report it to the request, and continue with the others.
                 logger.exception("%s cannot be encoded", job.place)
                 outcomes.append((job, error))
                 continue
@@ -232,7 +232,7 @@ class RewardModelJudge:
             self._busy = len(batch)
         return outcomes + self._scored(batch)
 
-    def _encoded(self, job: _Job, prompts: dict[str, EncodedPrompt]) -> EncodedSample:
+    def _encoded(self, job: _QueuedSample, prompts: dict[str, EncodedPrompt]) -> EncodedSample:
         item = job.item
         if job.row is None or item.response is None:
             return self._model.encode_text(item)
@@ -240,12 +240,12 @@ class RewardModelJudge:
             prompts[item.prompt] = self._model.encode_prompt(job.row)
         return self._model.encode(item, item.response, row=job.row, prompt=prompts[item.prompt])
 
-    def _scored(self, batch: Sequence[_Job]) -> list[Outcome]:
+    def _scored(self, batch: Sequence[_QueuedSample]) -> list[Outcome]:
         samples = [job.sample for job in batch if job.sample is not None]
         try:
             return list(zip(batch, self._model.score(samples), strict=True))
         except Exception as error:
-            # One sample may be too much for the machine; whichever it is, it must not fail those of other requests.
+            # One sample may be too large for the machine; it must not make those of other requests fail.
             logger.exception("a batch of %d samples failed", len(batch))
             if len(batch) == 1:
                 return [(batch[0], error)]
@@ -253,7 +253,7 @@ class RewardModelJudge:
 
 
 def items_of_request(request: RewardRequest) -> list[RewardItem]:
-    """Return the samples of a request; OpenRLHF's own requests have no responses, but rendered queries."""
+    """Return the samples of a request; OpenRLHF's own requests have rendered queries instead of responses."""
     responses = [None] * len(request.query) if request.responses is None else request.responses
     return [
         RewardItem(query=query, prompt=prompt, response=response, label=label)
@@ -275,7 +275,7 @@ def create_app(
     token: str | None,
     log_sample_share: float,
 ) -> FastAPI:
-    """Return the application of the model that `load` returns, whose errors are raised here."""
+    """Return the application of the model that `load` returns; raises its errors."""
     return create_service(
         RewardModelJudge(load, media=media, max_queued_items=limits.max_queued_items),
         items_of_request=items_of_request,

@@ -1,4 +1,4 @@
-"""Trained models that score: samples are encoded as the RL loop builds them, and computed in batches of many tokens."""
+"""Trained models that score: samples are encoded as in the RL loop, and computed in batches of many tokens."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class EncodedSample:
     """A prompt and its response, as the model reads them."""
 
     token_ids: list[int]
-    """Every image stands as its full run of placeholders."""
+    """Every image is expanded to its full run of placeholders."""
     media: Media | None
     """None for a sample without images and videos."""
 
@@ -48,15 +48,15 @@ ResultT = TypeVar("ResultT")
 
 
 class ScoringModel(ABC, Generic[SampleT, ResultT]):
-    """A checkpoint that scores, on the GPU where there is one; to be used by one thread at a time."""
+    """A checkpoint that scores, on the GPU if there is one; one thread at a time may use it."""
 
     def __init__(self, checkpoint: Checkpoint, *, max_len: int, max_batch_tokens: int | None) -> None:
-        """Load all but the model, which `_take` is to be given; raises UserError where it cannot be loaded.
+        """Load everything but the model, which is passed to `_take`; raises UserError if that fails.
 
         Args:
-            max_len: longest sample, in tokens; a longer one is refused.
-            max_batch_tokens: tokens computed in one forward pass, padding included; only a single sample may exceed it.
-                None takes what suits the device.
+            max_len: the longest sample, in tokens; a longer one is refused.
+            max_batch_tokens: tokens computed in one forward pass, including padding; only a single sample may exceed it.
+                None takes a default for the device.
         """
         self.path = checkpoint.path
         self.max_len = max_len
@@ -67,7 +67,7 @@ class ScoringModel(ABC, Generic[SampleT, ResultT]):
         self._tokenizer = checkpoint.tokenizer
 
     def _take(self, model: Any) -> None:
-        """Take the loaded module, policy or value model, onto the device."""
+        """Move the loaded module, policy or value model, to the device."""
         tell_factors(model.model_config, max_len=self.max_len, flag="--max_len")
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._model = model.to(self.device).eval()
@@ -76,7 +76,7 @@ class ScoringModel(ABC, Generic[SampleT, ResultT]):
         banned = self.kit.banned_token_ids(model.model_config, self._tokenizer)
         self._media_ids = self.kit.placeholder_ids(self.processor) | {token for token in banned if token < known}
         texts = self._tokenizer.convert_ids_to_tokens(sorted(self._media_ids))
-        # Without any, what matches nowhere.
+        # Without any, a pattern that never matches.
         self._media_text = re.compile("|".join(f"({re.escape(text)})" for text in texts) or "(?!)")
 
     @property
@@ -87,13 +87,13 @@ class ScoringModel(ABC, Generic[SampleT, ResultT]):
     def encode_prompt(self, row: Row) -> EncodedPrompt:
         """Return the row's prompt with its images, for several responses to it; raises UserError as `encode` does.
 
-        What a row says that responses begin with is a part of them.
+        A row's prefill belongs to the responses.
         """
         row = replace(row, prefill="")
         return encode_row(row, kit=self.kit, processor=self.processor, add_generation_prompt=True)
 
     def score(self, samples: Sequence[SampleT]) -> list[ResultT]:
-        """Return the result of each sample; nothing is checked, so that one may be no finite number."""
+        """Return the result of each sample; results are not checked, and may not be finite."""
         results: dict[int, ResultT] = {}
         lengths = [len(sample.token_ids) for sample in samples]
         for batch in plan_batches(lengths, max_tokens=self.max_batch_tokens, padded=not self.is_packed):
@@ -123,7 +123,7 @@ class ScoringModel(ABC, Generic[SampleT, ResultT]):
         try:
             check_packing(self._model)
         except UserError as error:
-            # Where a run would stop, padded batches do as well, only slower.
+            # A run would stop here; padded batches give the same scores, only slower.
             self._model.packing_samples = False
             logger.warning("samples are scored in padded batches: %s", error)
 
@@ -136,13 +136,13 @@ class ScoringModel(ABC, Generic[SampleT, ResultT]):
         if not self._media_ids.isdisjoint(ids):
             found = self._media_text.search(text)
             raise UserError(
-                f"the text holds the media token {found[0] if found else 'of an image'}, and no image comes with it; "
-                "send the prompt as messages with the images' places, and the response by itself"
+                f"the text holds the media token {found[0] if found else 'of an image'}, but has no image for it; "
+                "send the prompt as messages with the images in their places, and the response separately"
             )
         return ids
 
     def _response_ids(self, response: str) -> list[int]:
-        """Return the ids of what a policy wrote, which is text, whatever special tokens it spells."""
+        """Return the ids of a policy's response, in which special tokens are plain text."""
         return text_ids(self.kit, self.processor, response)
 
     def _check_length(self, length: int, *, where: str) -> None:
@@ -167,16 +167,14 @@ class RewardModel(ScoringModel[EncodedSample, float]):
         normalize: bool,
         trust_remote_code: bool,
     ) -> None:
-        """Load the checkpoint; raises UserError where it cannot be loaded or has no value head.
+        """Load the checkpoint; raises UserError if it cannot be loaded or has no value head.
 
         Args:
             path: a folder or a hub name.
             dtype: bf16, fp16 or fp32.
-            max_len: longest sample, in tokens; a longer one is refused.
-            max_batch_tokens: tokens computed in one forward pass, padding included; only a single sample may exceed it.
-                None takes what suits the device.
-            value_head_prefix: the name of the value head, for a checkpoint whose config does not tell.
-            normalize: by the mean and the standard deviation in the checkpoint's config.
+            max_len: see `ScoringModel`, like `max_batch_tokens`.
+            value_head_prefix: the name of the value head, for a checkpoint whose config does not state it.
+            normalize: whether to use the mean and the standard deviation in the checkpoint's config.
         """
         checkpoint = Checkpoint(path, trust_remote_code=trust_remote_code)
         super().__init__(checkpoint, max_len=max_len, max_batch_tokens=max_batch_tokens)
@@ -197,9 +195,9 @@ class RewardModel(ScoringModel[EncodedSample, float]):
         """Return the row's prompt with its images, the response and its end token.
 
         Args:
-            ending: the token behind the response where it is not the model's end token; "" for a response that was cut
-                off at the limit.
-            prompt: what `encode_prompt` gave for the row, which is then not encoded again.
+            ending: the token after the response if it is not the model's end token; "" for a response that was cut off at
+                the limit.
+            prompt: the result of `encode_prompt` for the row, which is then not encoded again.
 
         Raises:
             UserError: the kit cannot take the prompt, or the sample is longer than `max_len`; names the row's location.
@@ -211,7 +209,7 @@ class RewardModel(ScoringModel[EncodedSample, float]):
         return EncodedSample(token_ids=token_ids, media=prompt.media)
 
     def known_ending(self, text: str | None) -> str | None:
-        """Return a text that may be the `ending` of a response, a single special token or nothing; None for any other."""
+        """Return a text that can be the `ending` of a response, a single special token or nothing; None for any other."""
         if not text:
             return text
         ids = self._ids(text)
@@ -219,12 +217,12 @@ class RewardModel(ScoringModel[EncodedSample, float]):
         return text if is_end else None
 
     def encode_text(self, query: str, *, prompt: str = "") -> EncodedSample:
-        """Return a prompt and its response that were rendered already.
+        """Return a prompt and its response that are rendered already.
 
-        What stands behind the prompt is the policy's: text, and the token that ended it. The prompt has its special tokens, and
-        so has all of a query that does not begin with it.
+        What follows the prompt is the policy's: text, and the token that ended it. The prompt may contain special tokens, and
+        so may a query that does not begin with the prompt.
 
-        Raises UserError for a text that is empty, too long, or holds a media token: there is no image that it stands for.
+        Raises UserError for a text that is empty, too long, or contains a media token, for which there is no image.
         """
         start = end_of_prompt(query, prompt=prompt) if prompt else 0
         if start:
@@ -238,7 +236,7 @@ class RewardModel(ScoringModel[EncodedSample, float]):
         return EncodedSample(token_ids=token_ids, media=None)
 
     def _without_ending(self, response: str) -> tuple[str, str]:
-        """Return a response without the special token that it ends in, and that token; "" where it ends in none."""
+        """Return a response without the special token at its end, and that token; "" if there is none."""
         texts = [text for text in self._tokenizer.all_special_tokens if self.known_ending(text)]
         ending = max((text for text in texts if response.endswith(text)), key=len, default="")
         return response.removesuffix(ending), ending
@@ -251,7 +249,7 @@ class RewardModel(ScoringModel[EncodedSample, float]):
 
 
 def batch_tokens(*, has_gpu: bool) -> int:
-    """Return how many tokens are best computed together: on a CPU, as many as leave the activations in its caches."""
+    """Return how many tokens to compute together: on a CPU, as many as keep the activations in its caches."""
     return GPU_BATCH_TOKENS if has_gpu else CPU_BATCH_TOKENS
 
 
@@ -279,10 +277,10 @@ def _check_head(checkpoint: Checkpoint, prefix: str) -> None:
     try:
         stored_weight(checkpoint.path, name=name, config=checkpoint.config, required=True)
     except UserError as error:
-        # Flags that stand in a group where models are trained stand alone where they are used.
+        # Flags that belong to a group in training have no prefix here.
         raise UserError(
-            f"{str(error).replace('--ds.', '--')}; a process reward model whose config does not say that it is one is told "
-            "by --placeholder_token and --reward_tokens"
+            f"{str(error).replace('--ds.', '--')}; for a process reward model whose config does not say that it is one, give "
+            "--placeholder_token and --reward_tokens"
         ) from error
 
 
@@ -292,14 +290,14 @@ TOKEN_FLAGS = ("--placeholder_token", "--reward_tokens")
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EncodedSteps(EncodedSample):
     places: list[int]
-    """Of the placeholder behind each step; a response without steps has none, and no tokens."""
+    """The index of the placeholder after each step; a response without steps has none, and no tokens."""
 
 
 NO_STEPS = EncodedSteps(token_ids=[], media=None, places=[])
 
 
 class ProcessRewardModel(ScoringModel[EncodedSteps, list[float]]):
-    """A checkpoint of `train_prm`, or another that predicts one of two tokens at a placeholder behind each step."""
+    """A checkpoint of `train_prm`, or another that predicts one of two tokens at a placeholder after each step."""
 
     def __init__(
         self,
@@ -311,14 +309,13 @@ class ProcessRewardModel(ScoringModel[EncodedSteps, list[float]]):
         judging: StepJudging,
         trust_remote_code: bool,
     ) -> None:
-        """Load the checkpoint; raises UserError where it cannot be loaded or nothing says by which tokens it judges.
+        """Load the checkpoint; raises UserError if it cannot be loaded or its judging tokens are unknown.
 
         Args:
             path: a folder or a hub name.
             dtype: bf16, fp16 or fp32.
-            max_len: longest sample, in tokens; a longer one is refused.
-            max_batch_tokens: see `ScoringModel`.
-            judging: of it the tokens.
+            max_len: see `ScoringModel`, like `max_batch_tokens`.
+            judging: supplies the tokens.
         """
         checkpoint = Checkpoint(path, trust_remote_code=trust_remote_code)
         super().__init__(checkpoint, max_len=max_len, max_batch_tokens=max_batch_tokens)
@@ -327,8 +324,8 @@ class ProcessRewardModel(ScoringModel[EncodedSteps, list[float]]):
         reward_tokens = judging.reward_tokens or tuple(stored.get("reward_tokens", ()))
         if placeholder is None or len(reward_tokens) != 2:
             raise UserError(
-                f"{path}: its config does not say by which tokens it judges steps; give {TOKEN_FLAGS[0]} and the two "
-                f"{TOKEN_FLAGS[1]}, that of a right step first"
+                f"{path}: its config does not say which tokens judge steps; give {TOKEN_FLAGS[0]} and the two "
+                f"{TOKEN_FLAGS[1]}, the one of a right step first"
             )
         self.tokens = StepTokens.of(
             self.kit, self.processor, placeholder=placeholder, judging=reward_tokens, flags=TOKEN_FLAGS
@@ -336,7 +333,7 @@ class ProcessRewardModel(ScoringModel[EncodedSteps, list[float]]):
         self._take(KitActor(path, _settings(checkpoint, dtype=dtype, max_len=max_len)))
 
     def score(self, samples: Sequence[EncodedSteps]) -> list[list[float]]:
-        """Return the scores of each sample's steps; of a response without steps there is nothing to compute."""
+        """Return the scores of each sample's steps; a response without steps needs no computation."""
         judged = iter(super().score([sample for sample in samples if sample.places]))
         return [next(judged) if sample.places else [] for sample in samples]
 
@@ -344,24 +341,26 @@ class ProcessRewardModel(ScoringModel[EncodedSteps, list[float]]):
         """Return the row's prompt with its images and the response's steps.
 
         Args:
-            prompt: what `encode_prompt` gave for the row, which is then not encoded again.
+            prompt: the result of `encode_prompt` for the row, which is then not encoded again.
 
         Raises:
             UserError: the kit cannot take the prompt, or the sample is longer than `max_len`; names the row's location.
         """
         steps = self.tokens.split(response)
-        return self._behind(prompt or self.encode_prompt(row), steps, where=f"{row.location}: ") if steps else NO_STEPS
+        return (
+            self._encoded(prompt or self.encode_prompt(row), steps, where=f"{row.location}: ") if steps else NO_STEPS
+        )
 
     def encode_steps_of_text(self, prompt: str, response: str) -> EncodedSteps:
-        """Return a prompt that was rendered already, special tokens included, and the response's steps.
+        """Return a prompt that is rendered already, with special tokens, and the response's steps.
 
-        Raises UserError where they are too long, or the prompt holds a media token: there is no image that it stands for.
+        Raises UserError if they are too long, or the prompt contains a media token, for which there is no image.
         """
         ids = self._ids_of_text(prompt)
         steps = self.tokens.split(response)
-        return self._behind(EncodedPrompt.of_text(ids), steps, where="") if steps else NO_STEPS
+        return self._encoded(EncodedPrompt.of_text(ids), steps, where="") if steps else NO_STEPS
 
-    def _behind(self, prompt: EncodedPrompt, steps: Sequence[str], *, where: str) -> EncodedSteps:
+    def _encoded(self, prompt: EncodedPrompt, steps: Sequence[str], *, where: str) -> EncodedSteps:
         ids, places = self.tokens.behind(
             prompt.token_ids, steps, tokenize=self._response_ids, end=self._tokenizer.eos_token_id
         )

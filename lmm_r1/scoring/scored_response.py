@@ -1,4 +1,4 @@
-"""One response as whoever scores it is given it: with its row, the row's images, and when in the run it was made."""
+"""A response as it is given to scorers, weights of reward parts, and rewards computed from step scores."""
 
 from __future__ import annotations
 
@@ -22,35 +22,35 @@ from remote_rm.verifier import Score
 
 @dataclass(frozen=True, kw_only=True)
 class Moment:
-    """When in a run responses are scored: one value for all engines, which the driver gives with the prompts."""
+    """When in a run responses are scored: one value for all engines, sent by the driver with the prompts."""
 
     step: int
-    """The step that learns from them, counted from 1; of held-out rows the steps that the model has had."""
+    """The step that trains on them, counted from 1; for held-out rows the number of steps that the model has had."""
     held_out: bool
-    """The row is one of `--eval.dataset`, and nothing learns from its responses."""
+    """Whether the row is from `--eval.dataset`, and its responses are not trained on."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScoredResponse:
-    """One response as a reward function is given it."""
+    """One response as it is given to a reward function."""
 
     row: Row
     prompt: str
-    """The prompt as the model reads it, special tokens included."""
+    """The prompt as the model reads it, with special tokens."""
     query: str
-    """Prompt and response as the model reads and writes them, special tokens included."""
+    """Prompt and response as the model reads and writes them, with special tokens."""
     response: str
-    """The response's text, without its end token."""
+    """Without its end token."""
     num_tokens: int
-    """Of the response; the end token counts."""
+    """Of the response, including the end token."""
     image_scales: tuple[tuple[float, float], ...] = ()
-    """Of the prompt's images, as its `EncodedPrompt` has them."""
+    """Of the prompt's images, as in its `EncodedPrompt`."""
     moment: Moment | None = None
     """None outside of a run."""
 
 
 class RowImages(Sequence[Image.Image]):
-    """The images of a row, each decoded when it is first looked at."""
+    """The images of a row, each decoded when it is first accessed."""
 
     def __init__(self, row: Row) -> None:
         self._parts = images_of(row.messages)
@@ -82,16 +82,16 @@ def images_of_rows(rows: Sequence[Row]) -> list[RowImages]:
 
 
 def weighted(score: Score, weights: Sequence[WeightedPart], *, paid: Collection[str] = (), location: str) -> Score:
-    """Return a score whose reward has the weighted parts added: r + sum of w_i x_i; its `score` and parts are as before.
+    """Return a score whose reward has the weighted parts added: r + sum of w_i x_i; its `score` and parts are unchanged.
 
-    A part of `paid` is in the reward already, at weight 1, and the weight given takes the place of that 1.
+    A part in `paid` is already in the reward, at weight 1; the given weight replaces that 1.
 
     Args:
         paid: the names of the parts that an environment has added to the reward.
-        location: where the sample's row stands, for messages.
+        location: the location of the sample's row, for messages.
 
     Raises:
-        UserError: there is no part of a name.
+        UserError: there is no part of this name.
     """
     reward = score.reward
     for weight in weights:
@@ -108,7 +108,7 @@ def _unknown(name: str, score: Score, *, location: str) -> str:
     known = ", ".join(sorted(score.parts)) or "none"
     match = nearest(name, known=score.parts)
     meant = f"did you mean {match}?" if match else "name one of them"
-    return f"{location}: {FLAG} names {name}, and the parts of a response's reward are: {known}; {meant}"
+    return f"{location}: {FLAG} names {name}, but the parts of a response's reward are: {known}; {meant}"
 
 
 def _mean(scores: Sequence[float]) -> float:
@@ -125,26 +125,26 @@ MADE_OF_STEPS: Mapping[StepScores, Callable[[Sequence[float]], float]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class StepJudging:
-    """How steps are judged, as flags say it."""
+    """How steps are judged, from flags."""
 
     step_scores: StepScores
-    """What their scores make of a response's reward."""
+    """How their scores are combined into a response's reward."""
     placeholder_token: str | None
-    """None takes what the checkpoint's config says."""
+    """None takes the checkpoint's config."""
     reward_tokens: tuple[str, ...]
-    """Of a right step and of a wrong one; none take what the checkpoint's config says."""
+    """For a right step and a wrong one; empty takes the checkpoint's config."""
 
     def is_of(self, checkpoint: Checkpoint, *, of_whole: Sequence[str]) -> bool:
-        """Say whether a reward model is one of steps, by its config or by flags.
+        """Return whether a reward model judges steps, according to its config or to flags.
 
         Args:
-            of_whole: the flags that were given which only a reward model of whole responses has.
+            of_whole: the given flags that apply only to reward models of whole responses.
 
         Raises:
             UserError: flags were given that are for the other kind.
         """
         path, config = checkpoint.path, checkpoint.config
-        # What was trained further keeps what its config said before, and a value head says what it is now.
+        # A model that was trained further keeps its earlier config; a value head shows what it is now.
         stored = stored_tokens(config) is not None and not hasattr(config, "value_head_prefix")
         of_steps = self.placeholder_token is not None or stored
         if of_steps and of_whole:
@@ -154,7 +154,7 @@ class StepJudging:
         if not of_steps and (self.reward_tokens or self.step_scores != DEFAULT_JUDGING.step_scores):
             given = "--reward_tokens" if self.reward_tokens else f"--step_scores {self.step_scores}"
             raise UserError(
-                f"{given}: {path} is no process reward model, by its config; leave it out, or give --placeholder_token"
+                f"{given}: {path} is not a process reward model by its config; leave it out, or give --placeholder_token"
             )
         return of_steps
 
@@ -167,9 +167,9 @@ DEFAULT_JUDGING = StepJudging(
 
 
 def score_of_steps(scores: Sequence[float], *, kind: StepScores) -> Score:
-    """Return the score of a response by those of its steps: the number of steps and all that could be made of them as parts.
+    """Return the score of a response from those of its steps, with the number of steps and all aggregates as parts.
 
-    A response without steps has the reward 0. Nothing is checked: where a step's score is no finite number, some part is none.
+    A response without steps has the reward 0. Nothing is checked: if a step's score is not finite, some part is not.
     """
     found = {name: make(scores) if scores else 0.0 for name, make in MADE_OF_STEPS.items()}
     parts = {"steps": float(len(scores)), **{f"steps_{name}": value for name, value in found.items()}}
@@ -177,6 +177,6 @@ def score_of_steps(scores: Sequence[float], *, kind: StepScores) -> Score:
 
 
 def not_finite(score: Score) -> float | None:
-    """Return a number of the score that is not finite, None where all are."""
+    """Return a number of the score that is not finite, None if all are."""
     numbers = (score.reward, *score.parts.values())
     return next((number for number in numbers if not math.isfinite(number)), None)

@@ -1,4 +1,4 @@
-"""What a reward server's model makes of samples as they are sent: rewards of whole responses, or of their steps."""
+"""How a reward server's model scores samples as they are sent: whole responses, or their steps."""
 
 from __future__ import annotations
 
@@ -32,28 +32,28 @@ class RewardItem:
 
 
 class ServedRewards(ABC, Generic[SampleT]):
-    """A model and what it makes of samples; to be used by one thread at a time."""
+    """A model that scores samples; one thread at a time may use it."""
 
     name: ClassVar[str]
-    """What `GET /health` calls it."""
+    """Its name in `GET /health`."""
     max_batch_tokens: int
     """How many tokens are computed together."""
 
     @abstractmethod
     def encode_prompt(self, row: Row) -> EncodedPrompt:
-        """Return a prompt of messages, for several samples; raises UserError where it cannot be taken."""
+        """Return a prompt of messages, for several samples; raises UserError for an unusable one."""
 
     @abstractmethod
     def encode(self, item: RewardItem, response: str, *, row: Row, prompt: EncodedPrompt) -> SampleT:
-        """Return the sample of a prompt of messages and a response; raises UserError where it cannot be taken."""
+        """Return the sample of a prompt of messages and a response; raises UserError for an unusable one."""
 
     @abstractmethod
     def encode_text(self, item: RewardItem) -> SampleT:
-        """Return the sample of rendered text; raises UserError where it cannot be taken."""
+        """Return the sample of rendered text; raises UserError for an unusable one."""
 
     @abstractmethod
     def score(self, samples: Sequence[SampleT]) -> list[Score]:
-        """Return the score of each sample; nothing is checked, so that a number in it may not be finite."""
+        """Return the score of each sample; its numbers are not checked, and may not be finite."""
 
 
 class ResponseRewards(ServedRewards["EncodedSample"]):
@@ -69,7 +69,7 @@ class ResponseRewards(ServedRewards["EncodedSample"]):
         return self._model.encode_prompt(row)
 
     def encode(self, item: RewardItem, response: str, *, row: Row, prompt: EncodedPrompt) -> EncodedSample:
-        """Return the sample; what ended the response is read from the query."""
+        """Return the sample; the token that ended the response is read from the query."""
         ending = self._model.known_ending(ending_of(item.query, response=response))
         return self._model.encode(row, response, ending=ending, prompt=prompt)
 
@@ -81,7 +81,7 @@ class ResponseRewards(ServedRewards["EncodedSample"]):
 
 
 class StepRewards(ServedRewards["EncodedSteps"]):
-    """Rewards made of the scores of responses' steps, with all that could be made of them as parts."""
+    """Rewards computed from the scores of a response's steps, with all other aggregates as parts."""
 
     name = "process_reward_model"
 
@@ -97,7 +97,7 @@ class StepRewards(ServedRewards["EncodedSteps"]):
         return self._model.encode_steps(row, response, prompt=prompt)
 
     def encode_text(self, item: RewardItem) -> EncodedSteps:
-        """Return the sample; a response that was not sent by itself is what stands behind the prompt in the query."""
+        """Return the sample; a response that was not sent separately is what follows the prompt in the query."""
         response = find_response(item.query, prompt=item.prompt) if item.response is None else item.response
         return self._model.encode_steps_of_text(item.prompt, response)
 

@@ -1,4 +1,4 @@
-"""Where rewards come from: reward servers over HTTP, a Python function, or a verifier by its name."""
+"""The sources of rewards: reward servers over HTTP, a Python function, or a verifier by its name."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from lmm_r1.data.messages import Row, to_json
 from lmm_r1.errors import UserError
 from lmm_r1.scoring.functions import FunctionScorer
 from lmm_r1.scoring.remote_scorer import RowClient
-from lmm_r1.scoring.response_scores import JUDGE_SECONDS, Judge
+from lmm_r1.scoring.response_scores import JUDGE_SECONDS, VerifierJudge
 from lmm_r1.scoring.scored_response import ScoredResponse
 from remote_rm.client import RewardClient
 from remote_rm.service.judge import PoolUnavailable
 from remote_rm.verifier import Item, Score
 
-# Of each engine: one answer takes a millisecond, an expression that must be simplified up to a second.
+# Per engine: one answer takes a millisecond, an expression that must be simplified up to a second.
 MOST_WORKERS = 4
 
 
@@ -28,18 +28,20 @@ class VerifierScorer:
     """A verifier that is given all responses to one prompt at once; its workers start with the first of them."""
 
     def __init__(self, spec: str) -> None:
-        """Take a verifier by the name that `verifier_from` reads; raises UserError for one that there is not."""
+        """Take a verifier by the name that `verifier_from` reads; raises UserError for an unknown one."""
         workers = min(MOST_WORKERS, os.cpu_count() or 1)
-        self._judge = Judge(spec, workers=workers, item_timeout_seconds=JUDGE_SECONDS, flag="--reward.remote_url")
+        self._judge = VerifierJudge(
+            spec, workers=workers, item_timeout_seconds=JUDGE_SECONDS, flag="--reward.remote_url"
+        )
         self._starting = threading.Lock()
         self._started = False
 
     def check_rows(self, rows: Sequence[Row]) -> None:
-        """Raise UserError for the first row whose answer the verifier cannot judge by."""
+        """Raise UserError for the first row whose answer the verifier does not accept."""
         self._judge.check_labels(rows)
 
     async def rewards(self, batch: Sequence[ScoredResponse]) -> list[Score]:
-        """Return the score of each response, in their order; raises UserError where the workers cannot be had."""
+        """Return the score of each response, in their order; raises UserError if the workers do not start."""
         prompt = to_json(batch[0].row.messages)
         items = [
             Item(prompt=prompt, response=item.response, label=item.row.answer, image_scales=item.image_scales)
@@ -61,7 +63,7 @@ class VerifierScorer:
                 self._started = True
 
     async def check_health(self) -> None:
-        """Start the workers; raises UserError where a model that is to judge cannot be asked."""
+        """Start the workers; raises UserError if a model that judges is not available."""
         await asyncio.to_thread(self._start)
 
     async def close(self) -> None:
@@ -78,7 +80,7 @@ class _Source(Protocol):
 
 
 class ResponseSource(_Source, Protocol):
-    """Scores one response as soon as it is there; raises when no reward can be had, and never returns without one."""
+    """Scores one response as soon as it is available; raises an error if there is no reward, and never returns without one."""
 
     async def reward(
         self,
@@ -93,7 +95,7 @@ class ResponseSource(_Source, Protocol):
 
 @runtime_checkable
 class RowSource(_Source, Protocol):
-    """Scores one response, as a `ResponseSource` does, by all that is known of it."""
+    """Scores one response, like a `ResponseSource`, given everything that is known about it."""
 
     async def reward_of(self, item: ScoredResponse) -> Score: ...
 
@@ -110,24 +112,24 @@ Scorer: TypeAlias = ResponseSource | RowSource | GroupSource
 
 @runtime_checkable
 class RowChecker(Protocol):
-    """A source that not every row will do for."""
+    """A source that does not accept every row."""
 
     def check_rows(self, rows: Sequence[Row]) -> None:
         """Raise UserError for the first row that cannot be scored."""
 
 
 def make_scorer(reward: RewardConfig, *, given: Callable[..., Any] | None = None) -> Scorer:
-    """Return what `--reward.remote_url` names: a client of servers, a function, or a verifier.
+    """Return the source that `--reward.remote_url` names: a client of servers, a function, or a verifier.
 
     Args:
-        given: the function itself, where it is in no Python file.
+        given: the function itself, if it is not in a Python file.
     """
     function = reward_function(reward)
     if function is not None:
         return FunctionScorer(function, given=given)
     if (verifier := named_verifier(reward)) is not None:
         return VerifierScorer(verifier)
-    assert reward.remote_url is not None, "only a run with a reward service has a scorer"
+    assert reward.remote_url is not None, "only runs with a reward service have a scorer"
     try:
         client = RewardClient(reward.remote_url.split(","), timeout_s=reward.timeout_s, deadline_s=reward.deadline_s)
     except ValueError as error:

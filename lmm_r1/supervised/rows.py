@@ -22,7 +22,7 @@ from lmm_r1.data.formats.row_format import Fields
 from lmm_r1.data.image_sources import ChangedFile
 from lmm_r1.data.preferences import JudgedFile, JudgedRow, RowKind, read_judged_file
 from lmm_r1.data.reading import RowReading
-from lmm_r1.data.training_rows import SKIP_BAD_ROWS, KeptRows, blend, parse_dataset_spec, stopped_by, told_of
+from lmm_r1.data.training_rows import SKIP_BAD_ROWS, KeptRows, blend, parse_dataset_spec, stopped_by, with_left_out
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import LmmKit
 
@@ -115,7 +115,7 @@ def kept(file: RowFile | JudgedFile[Any], rows: Iterable[RowT]) -> KeptRows[RowT
     """Return the rows that were made of those of a file, and say how they were found."""
     # Every rank reads them, and one says so.
     quiet = os.environ.get("RANK", "0") != "0"
-    Console(highlight=False, quiet=quiet).print(told_of(file.told, file.skipped))
+    Console(highlight=False, quiet=quiet).print(with_left_out(file.summary, file.skipped))
     return KeptRows.of(file.path, dict(zip(file.rows, rows, strict=True)), file.skipped)
 
 

@@ -23,7 +23,7 @@ from lmm_r1.generation.transformers_engine import TransformersEngine
 from lmm_r1.host.strategy import KitStrategy
 from lmm_r1.lmm_kits import Checkpoint, LmmKit
 from lmm_r1.models.packed.sequence_parallel import bare
-from lmm_r1.scoring.response_scores import JUDGE_SECONDS, Judge
+from lmm_r1.scoring.response_scores import JUDGE_SECONDS, VerifierJudge
 from lmm_r1.supervised.held_out import BestMetric as BestMetric
 from lmm_r1.supervised.held_out import HeldOut
 from lmm_r1.supervised.loop import Counts, SupervisedRun, Terms, TokenLosses
@@ -199,7 +199,7 @@ class Answers:
         prompts = {index: prompt_of(row) for index, row in enumerate(rows)}
         with _own_settings(self.engine.model):
             outcomes = list(self.engine.respond(prompts.items(), self.sampling)) if prompts else []
-        with Judge(self.verifier, workers=1, item_timeout_seconds=JUDGE_SECONDS) as judge:
+        with VerifierJudge(self.verifier, workers=1, item_timeout_seconds=JUDGE_SECONDS) as judge:
             for outcome in outcomes:
                 if outcome.reason is None:
                     row = rows[outcome.index]

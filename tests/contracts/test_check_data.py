@@ -166,7 +166,7 @@ def test_preferences_are_told_as_such_and_bad_ones_by_line(folder, tiny_checkpoi
         ("contradiction", 3),
     ]
     told = {(finding["kind"], finding["index"]): finding["what"] for finding in found["findings"]}
-    assert told["row", 4].startswith("chosen and rejected are the same")
+    assert told["row", 4].startswith("chosen and rejected are equal")
     assert "the prompt with chosen takes" in told["length", 5]
     assert told["contradiction", 3].endswith("and has the verdict 'blue' where that has 'red'")
     (lengths,) = (spread for spread in found["distributions"] if spread["name"] == "tokens per conversation")

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.contract
 
 ROOT = Path(__file__).parents[2]
 # PyTorch tells no reason.
-REASONS = ("cannot be written (File too large); ", "cannot be written (only a part of it was taken); make room ")
+REASONS = ("cannot be written (File too large); ", "cannot be written (only a part was written); free space ")
 # Nothing can be written at all; what Python tries temporary folders with; less than a model's weights.
 NOTHING, PROBES, LITTLE = 0, 100, 50_000
 
@@ -216,7 +216,7 @@ def test_a_command_that_finds_no_room_for_temporary_files_says_so(inputs, tmp_pa
     said = ended(sys.executable, "-m", "helpers.full_disk", str(NOTHING), "train_sft", *argv, work=tmp_path)
     assert said.returncode == 1
     assert said.stderr.startswith("lmm-r1 train_sft: error: temporary files: cannot be written in ")
-    assert said.stderr.endswith("; make room there, or name a folder in TMPDIR\n")
+    assert said.stderr.endswith("; free space there, or set TMPDIR to another folder\n")
     assert said.stderr.count("\n") == 1
 
 
@@ -228,6 +228,6 @@ def test_what_a_command_prints_into_a_file_on_a_full_disk_ends_it_with_a_sentenc
         said = ended(sys.executable, "-m", "lmm_r1.cli", *argv, work=tmp_path, stdout=full.fileno())
     assert said.returncode == 1
     assert said.stderr == (
-        "lmm-r1: error: standard output or a file: cannot be written (No space left on device); make room on its disk, or "
+        "lmm-r1: error: standard output or a file: cannot be written (No space left on device); free space on its disk, or "
         "choose another place\n"
     )

@@ -278,7 +278,7 @@ def test_a_sample_becomes_these_rows(name):
     kind, row_format, reading, expected = SAMPLE_ROWS[name]
     file = read_judged_file(str(SAMPLES / name), kind, reading=reading)
     assert file.row_format.name == row_format
-    assert file.told.startswith(f"{SAMPLES / name}: {len(expected)} rows of the kind {kind.name} in the format")
+    assert file.summary.startswith(f"{SAMPLES / name}: {len(expected)} rows of the kind {kind.name} in the format")
     assert [seen(row, like=like) for row, like in zip(file.rows.values(), expected, strict=True)] == expected
     for row in file.rows.values():
         assert [load_image(image, location="").size for image in images_of(row.messages)] in ([], [(56, 56)])

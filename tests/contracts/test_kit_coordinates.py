@@ -17,7 +17,7 @@ from lmm_r1.scoring.remote_scorer import RowClient
 from lmm_r1.scoring.scored_response import ScoredResponse
 from lmm_r1.scoring.sources import VerifierScorer
 from remote_rm.box_verifier import BoxVerifier, reward_func
-from remote_rm.client import Sample, _payload
+from remote_rm.client import SentSample, _payload
 from remote_rm.service.app import create_app
 from remote_rm.verifier import Score
 
@@ -98,7 +98,7 @@ def test_scales_travel_to_a_reward_server_without_a_flag(shown):
     made = shown("qwen2_5_vl", max_pixels=MOST_PIXELS)
     further = RowClient(None, fields=())._further(made.answered(WRITTEN["qwen2_5_vl"]))
     samples = [
-        Sample(query="q", prompt="p", label=made.row.answer, response=text, further=further)
+        SentSample(query="q", prompt="p", label=made.row.answer, response=text, further=further)
         for text in (WRITTEN["qwen2_5_vl"], "[250, 200, 750, 600]")
     ]
     client = TestClient(create_app(BoxVerifier(), workers=1, item_timeout_seconds=1.0))

@@ -270,7 +270,7 @@ def test_a_sample_is_told_by_its_columns_and_fits_no_other_format(name):
     assert [other for other in FORMATS if FORMATS[other].fits(columns)] == [name]
     read = read_row_file(str(sample_of(name)))
     assert read.row_format is FORMATS[name]
-    assert f"{len(EXPECTED[name])} rows in the format {name} ({FORMATS[name].source})" in read.told
+    assert f"{len(EXPECTED[name])} rows in the format {name} ({FORMATS[name].source})" in read.summary
 
 
 @pytest.mark.parametrize("name", FORMATS)

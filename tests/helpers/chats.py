@@ -5,14 +5,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from lmm_r1.chat.chat_model import ChatModel
-from lmm_r1.chat.conversation import Sampling
-from lmm_r1.chat.session import Session
+from lmm_r1.chat.conversation import ChatSampling
+from lmm_r1.chat.session import ChatSession
 from lmm_r1.data.messages import Row
 from lmm_r1.data.sample import Completion
 from lmm_r1.errors import UserError
 from lmm_r1.generation.engine import SamplingSettings
 
-GREEDY = Sampling(temperature=0, top_p=1, max_new_tokens=16)
+GREEDY = ChatSampling(temperature=0, top_p=1, max_new_tokens=16)
 
 
 @dataclass
@@ -74,7 +74,7 @@ def answer(text: str, *, finish_reason: str = "stop", num_tokens: int = 4) -> Co
     return Completion(text=text, num_tokens=num_tokens, finish_reason=finish_reason)
 
 
-def chat(*script: Completion | str, system: str | None = None, **changes: object) -> Session:
+def chat(*script: Completion | str, system: str | None = None, **changes: object) -> ChatSession:
     """A chat whose engine has the script; `changes` are fields of its model."""
     model = ChatModel(
         engine=ScriptedEngine(list(script)),
@@ -85,4 +85,4 @@ def chat(*script: Completion | str, system: str | None = None, **changes: object
         max_videos=0,
         opens_thought=False,
     )
-    return Session(replace(model, **changes), KeptScreen(), sampling=GREEDY, system=system, interruption=never)
+    return ChatSession(replace(model, **changes), KeptScreen(), sampling=GREEDY, system=system, interruption=never)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from lmm_r1.records.responses import JudgedResponse, Verdict
+from lmm_r1.records.responses import JudgedResponse, VerifierVerdict
 
 
 def judged(right: bool = True, **changes: object) -> JudgedResponse:
@@ -19,7 +19,7 @@ def judged(right: bool = True, **changes: object) -> JudgedResponse:
         "response": f"<think>so</think><answer>{4 if right else 5}</answer>",
         "response_tokens": 10,
         "finish_reason": "stop",
-        "verdicts": {"math": Verdict(score=float(right), parts={"accuracy": float(right), "ungradable": 0.0})},
+        "verdicts": {"math": VerifierVerdict(score=float(right), parts={"accuracy": float(right), "ungradable": 0.0})},
     }
     return JudgedResponse(**(values | changes))
 

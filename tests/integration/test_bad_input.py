@@ -171,7 +171,7 @@ def test_all_bad_rows_of_a_file_are_listed_with_what_each_lacks(tiny_models, wor
         "  rows.jsonl line 2: not valid JSON: Expecting property name enclosed in double quotes at column 2",
         f"  rows.jsonl line 3: no image file {work}/no.png",
         "  rows.jsonl line 4: a prompt for RL must not end with one of several assistant turns",
-        "  rows.jsonl line 5: a JSON object is needed, not list",
+        "  rows.jsonl line 5: must be a JSON object, not list",
     ]
     write_rows(work, *[ANSWERED] * 2, *[QUESTION] * 25)
     sentence, *lines = lines_of_error("train_sft", sft(tiny_models["text"]), capfd=capfd)
@@ -276,7 +276,7 @@ BAD_MODELS = {
     ),
     "no config": (remove("config.json"), ["no config.json in this folder; is it a Hugging Face checkpoint?"]),
     "damaged config": (overwrite("config.json", '{"model_type": '), ["config.json: not valid JSON (", "; copy the"]),
-    "config of another kind": (overwrite("config.json", "[]"), ["config.json: a JSON object is needed, not list"]),
+    "config of another kind": (overwrite("config.json", "[]"), ["config.json: must be a JSON object, not list"]),
     "no weights": (remove("model.safetensors"), ["no weights in this folder (model.safetensors or ", "; copy them"]),
     "cut weights": (cut_weights, ["model.safetensors: the weight file has ", " bytes instead of ", "; copy it again"]),
 }

@@ -14,7 +14,7 @@ from lmm_r1.errors import UserError
 from lmm_r1.records.metrics import append_metrics, read_metrics
 from lmm_r1.records.run import read_run
 from lmm_r1.report import build_report
-from lmm_r1.scoring.response_scores import Judge
+from lmm_r1.scoring.response_scores import VerifierJudge
 from remote_rm.verifier import Item, extra_logs_of
 
 pytestmark = pytest.mark.integration
@@ -39,7 +39,7 @@ def test_an_answer_that_keeps_sympy_busy_is_cut_off_and_the_others_are_judged():
         Item(prompt="", response=r"<answer>\sqrt{8}</answer>", label=r"2\sqrt{2}"),
         Item(prompt="", response="<answer>5</answer>", label="2"),
     ]
-    with Judge("math", workers=1, item_timeout_seconds=1.0) as judge:
+    with VerifierJudge("math", workers=1, item_timeout_seconds=1.0) as judge:
         scores = judge.judge(items)
         again = judge.judge(items[:1])
     assert [score.score for score in scores] == [1.0, 0.0, 1.0, 0.0]
@@ -50,7 +50,7 @@ def test_an_answer_that_keeps_sympy_busy_is_cut_off_and_the_others_are_judged():
 def test_no_worker_and_no_thread_is_left_behind():
     # Judges that live as long as their process, of other tests, have threads of their own.
     before = set(threading.enumerate())
-    with Judge("math", workers=2, item_timeout_seconds=5.0) as judge:
+    with VerifierJudge("math", workers=2, item_timeout_seconds=5.0) as judge:
         assert [thread for thread in set(threading.enumerate()) - before if thread.name.startswith("judge ")]
         pids = judge._pool.worker_pids
         assert len(pids) == 2
@@ -61,7 +61,7 @@ def test_no_worker_and_no_thread_is_left_behind():
 
 
 def test_a_judge_may_be_entered_again():
-    judge = Judge("choice", workers=1, item_timeout_seconds=5.0)
+    judge = VerifierJudge("choice", workers=1, item_timeout_seconds=5.0)
     item = Item(prompt="", response="<answer>B</answer>", label="B")
     for _ in range(2):
         with judge:
@@ -69,7 +69,7 @@ def test_a_judge_may_be_entered_again():
 
 
 def test_a_label_that_the_verifier_refuses_is_told_with_its_row():
-    judge = Judge("math", workers=1, item_timeout_seconds=1.0)
+    judge = VerifierJudge("math", workers=1, item_timeout_seconds=1.0)
     judge.check_labels([row("2")])
     with pytest.raises(
         UserError, match=r"^rows.jsonl line 3: math cannot judge by this row's answer: the gold answer"
@@ -93,7 +93,7 @@ def test_a_language_model_is_asked_about_what_the_rule_does_not_take_for_right(t
     with chat_server(reply) as server:
         spec = f"llm_judge:judge_url={server.url},judge_model=m,judge_folder={tmp_path}"
         for _ in range(2):
-            with Judge(spec, workers=1, item_timeout_seconds=4.0) as judge:
+            with VerifierJudge(spec, workers=1, item_timeout_seconds=4.0) as judge:
                 scores = judge.judge(items)
             assert [score.score for score in scores] == [1.0, 1.0, 1.0, 0.0]
             assert [score.parts["judge_asked"] for score in scores] == [0.0, 0.0, 1.0, 1.0]
@@ -108,7 +108,7 @@ def test_at_the_cap_of_its_budget_a_run_goes_on_by_the_rule_and_its_report_says_
     with chat_server(reply) as server:
         (tmp_path / "rl").mkdir()
         spec = f"llm_judge:judge_url={server.url},judge_model=m,judge_folder={tmp_path / 'judge'},judge_max_requests=3"
-        with Judge(spec, workers=1, item_timeout_seconds=5.0) as judge:
+        with VerifierJudge(spec, workers=1, item_timeout_seconds=5.0) as judge:
             for step in (1, 2, 3):
                 answers = [f"<answer>the larger of {step} and {number}</answer>" for number in (1, 2)]
                 scores = judge.judge([Item(prompt="q", response=answer, label=r"\max(a, b)") for answer in answers])

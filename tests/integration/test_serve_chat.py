@@ -12,7 +12,7 @@ import pytest
 from helpers.reward_servers import ROOT, everything
 from helpers.warm_python import warm_python
 
-from lmm_r1.scoring.response_scores import Judge
+from lmm_r1.scoring.response_scores import VerifierJudge
 from remote_rm.verifier import Item
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
@@ -64,7 +64,7 @@ def test_a_checkpoint_is_asked_over_http_and_may_be_a_judge(served: Served, tmp_
         f"llm_judge:judge_url={served.url},judge_model=tiny,judge_folder={tmp_path},judge_attempts=1,"
         'judge_body={"max_tokens": 4}'
     )
-    with Judge(spec, workers=1, item_timeout_seconds=5.0) as judge:
+    with VerifierJudge(spec, workers=1, item_timeout_seconds=5.0) as judge:
         (score,) = judge.judge([Item(prompt="q", response="<answer>the larger</answer>", label=r"\max(a, b)")])
     assert (score.score, score.parts["judge_failed"]) == (0.0, 1.0)
     assert served.statuses() == [200, 200]

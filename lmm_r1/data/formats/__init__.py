@@ -1,11 +1,10 @@
-"""The formats in which rows come, by name, and which of them a file has.
+"""The row formats by name, and detection of a file's format.
 
 A new format is a `RowFormat` in the registry, its name in `FormatName`, and a sample in `datasets/samples/`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Literal, TypeAlias
 
 from lmm_r1.data.formats.chats import CHATS
@@ -31,11 +30,6 @@ FORMATS: dict[str, RowFormat[RowFields]] = {
     row_format.name: row_format for row_format in (*CHATS, *PROBLEMS, *RESPONSES)
 }
 OWN = FORMATS["lmm_r1"]
-"""The format of this project's own rows, and of a file whose prompts are in a column that the user named."""
+"""The format of this project's own rows, and of files whose prompt column the user named."""
 PROMPT_ROWS = FormatSet(formats=tuple(FORMATS.values()), own=OWN, others=UNPAIRED_ROWS.formats)
-"""What RL asks and SFT learns."""
-
-
-def find_format(columns: Iterable[str], *, file: str) -> RowFormat[RowFields]:
-    """Return the one format of prompts that a file with these columns has; raises what `FormatSet.find` does."""
-    return PROMPT_ROWS.find(columns, file=file)
+"""Rows that RL samples from and SFT trains on."""

@@ -1,4 +1,4 @@
-"""Rows that hold conversations: LMM-R1's messages, r1_vlm's with a prefill, ShareGPT's and LLaVA's, Mini-o3's episodes."""
+"""Conversation rows: LMM-R1's messages, r1_vlm's with a prefill, ShareGPT's and LLaVA's, Mini-o3's episodes."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from lmm_r1.data.formats.row_format import Column, Columns, RowFields, RowFormat
 MESSAGES = ("message", "messages")
 DATASOURCE = ("datasource", "data_source")
 PLACEHOLDER = "IMAGE_PLACEHOLDER"
-"""What r1_vlm writes in a message where the row's image goes."""
-# By the name that a conversation gives a speaker; a name that is not here is told as an unknown role.
+"""r1_vlm's placeholder for the row's image in a message."""
+# By a conversation's name for a speaker; other names are reported as unknown roles.
 _ROLES = {
     "human": "user",
     "gpt": "assistant",
@@ -40,15 +40,15 @@ def _lmm_r1(columns: Columns) -> RowFields:
 
 
 def _r1_vlm(columns: Columns) -> RowFields:
-    """A final assistant turn is a prefill only if the row has r1_vlm's placeholder, or if the user named the format.
+    """Take a final assistant turn as a prefill only if the row has r1_vlm's placeholder, or the user named the format.
 
-    Otherwise the row is a whole conversation that happens to have an `image` column, as many datasets do.
+    Otherwise the row is a whole conversation with an `image` column, as in many datasets.
     """
     messages = columns.prompt("messages")
     if not isinstance(messages, Sequence) or isinstance(messages, str):
         columns.fail(f'the messages in "{columns.prompt_column}" must be a list with at least one message')
     messages = with_surroundings(messages, columns=columns)
-    # An addition row asks for the sum, and its label lists the digits.
+    # An addition row asks for the sum, while its label lists the digits.
     sums = ("total",) if columns.record.get("task") == "addition" else ()
     labels = ("answer", *sums, "label")
     answer = columns.first(*labels) if columns.names.answer is None else columns.answer(*labels)
@@ -97,7 +97,7 @@ def _text_of(message: Mapping[str, Any], *, columns: Columns) -> str:
         return content
     texts = [part.get("text") if isinstance(part, Mapping) else None for part in listed(content)]
     if not all(isinstance(text, str) for text in texts):
-        columns.fail(f'the assistant turn in "{columns.prompt_column}" that responses go on from must be text')
+        columns.fail(f'the assistant turn in "{columns.prompt_column}" that responses continue must be text')
     return "".join(map(str, texts))
 
 
@@ -123,13 +123,13 @@ def _conversation(columns: Columns, *, images: Column) -> RowFields:
 
 
 def _mini_o3_cold_start(columns: Columns) -> RowFields:
-    """An episode with the tool: the images in the order of their names, the answer that the last turn gives."""
+    """An episode with the tool: images in the order of their names, and the answer of the last turn."""
     fields = _conversation(columns, images=_ordered(columns))
     return replace(fields, answer=Column(name=fields.answer.name, value=unwrapped(fields.answer.value)))
 
 
 def _ordered(columns: Columns) -> Column:
-    """Return the images as the conversation shows them: the original ones, then observation_1, observation_2 and so on."""
+    """Return the images in the order of the conversation: the original ones, then observation_1, observation_2, ..."""
     images, names = columns.images("images"), listed(columns.take("image_names").value)
     entries = media_entries(images)
     if len(names) != len(entries):
@@ -138,14 +138,14 @@ def _ordered(columns: Columns) -> Column:
         )
     places = [_place_of(str(name)) for name in names]
     if None in places:
-        # Names of another kind say nothing about the order.
+        # Other names do not indicate an order.
         return images
     order = sorted(range(len(entries)), key=lambda index: places[index] or (0, 0))
     return Column(name=images.name, value=[entries[index] for index in order])
 
 
 def _place_of(name: str) -> tuple[int, int] | None:
-    """Return what images are sorted by, None for a name that is neither an original image's nor an observation's."""
+    """Return the sort key of an image's name, None for a name that is neither an original image nor an observation."""
     for kind, pattern in enumerate((_ORIGINAL, _OBSERVATION)):
         if found := pattern.fullmatch(name):
             return kind, int(found[1] or 0)
@@ -153,7 +153,7 @@ def _place_of(name: str) -> tuple[int, int] | None:
 
 
 def _turns(columns: Columns) -> Sequence[Any]:
-    """Return the turns of a conversation: a list, or the text of one as JSON or Python writes it, which is never run."""
+    """Return the turns of a conversation: a list, or its text as JSON or as a Python literal, which is never executed."""
     turns = columns.prompt("conversations")
     if isinstance(turns, str):
         turns = read_list(turns)
@@ -163,7 +163,7 @@ def _turns(columns: Columns) -> Sequence[Any]:
 
 
 def read_list(text: str) -> list[Any] | None:
-    """Return the list that a text writes as JSON or as Python does, None for any other text; nothing of it is run."""
+    """Return the list that a text holds as JSON or as a Python literal, None for any other text; executes nothing."""
     for read in (json.loads, ast.literal_eval):
         try:
             value = read(text)
@@ -175,13 +175,13 @@ def read_list(text: str) -> list[Any] | None:
 
 
 def unwrapped(solution: Any) -> Any:
-    """`"<answer> 3 </answer>"` → `"3"`; what has no such tags, or several, stays as it is."""
+    """`"<answer> 3 </answer>"` → `"3"`; anything without exactly one such block is returned unchanged."""
     held = _ANSWER.findall(solution) if isinstance(solution, str) else []
     return held[0].strip() if len(held) == 1 else solution
 
 
 def _split_last(messages: Sequence[Any]) -> tuple[list[Any], Any]:
-    """Return the messages before the last one, and that one where it is the assistant's; else all of them and None."""
+    """Return the messages before a final assistant turn, and that turn; or all messages and None."""
     last = messages[-1] if messages else None
     if isinstance(last, Mapping) and last.get("role") == "assistant" and len(messages) > 1:
         return list(messages[:-1]), last
@@ -189,13 +189,13 @@ def _split_last(messages: Sequence[Any]) -> tuple[list[Any], Any]:
 
 
 def with_surroundings(prompt: Any, *, columns: Columns) -> Any:
-    """Return a prompt with the columns `system` and `history` in front of it, as chat messages if there are any.
+    """Return a prompt preceded by the columns `system` and `history`; it becomes chat messages if they are filled.
 
     Raises:
-        UserError: the row has tools, a history that is no list of pairs, or two different system turns.
+        UserError: the row has tools, a history that is not a list of pairs, or two different system turns.
     """
     if columns.take("tools").value is not None:
-        columns.fail('the field "tools" is not read; write the tools into a system turn, and leave the field out')
+        columns.fail('the field "tools" is not read; write the tools into a system turn, and remove the field')
     before = [*_system(columns), *_history(columns)]
     if before and isinstance(prompt, str) and _JSON_MESSAGES.match(prompt):
         prompt = read_list(prompt) or prompt
@@ -211,31 +211,31 @@ def _system(columns: Columns) -> list[dict[str, Any]]:
 
 
 def _history(columns: Columns) -> list[dict[str, Any]]:
-    """Return the earlier turns of alpaca's rows: pairs of what was asked and answered."""
+    """Return the earlier turns of alpaca rows: pairs of a prompt and its response."""
     rounds = listed(columns.take("history").value)
     turns: list[dict[str, Any]] = []
     for number, entry in enumerate(rounds, start=1):
         texts = [] if isinstance(entry, str) or not isinstance(entry, Sequence) else entry
         if len(texts) != 2 or not all(isinstance(text, str) for text in texts):
-            columns.fail(f'"history" entry {number} must be a list of two texts, what was asked and what was answered')
+            columns.fail(f'"history" entry {number} must be a list of two texts, a prompt and its response')
         turns += [{"role": role, "content": text} for role, text in zip(("user", "assistant"), texts, strict=True)]
     return turns
 
 
 def _without_repeated_system(before: list[dict[str, Any]], turns: list[Any], *, columns: Columns) -> list[Any]:
-    """Return what comes before a conversation; a system turn that the conversation begins with itself is left out."""
+    """Return what precedes a conversation, without a system turn that the conversation repeats."""
     own = turns[0] if turns and isinstance(turns[0], Mapping) and turns[0].get("role") == "system" else None
     if own is None or not before:
         return before
     if before[0]["role"] != "system" or str(before[0]["content"]).strip() != str(response_text(own)).strip():
-        columns.fail('the messages begin with a system turn, and "system" or "history" is another start; keep one')
+        columns.fail('the messages begin with a system turn, and "system" or "history" differs from it; keep one')
     if len(before) > 1:
         columns.fail('the messages begin with a system turn, which "history" cannot precede; put it into the messages')
     return []
 
 
 def written_messages(value: Any) -> Any:
-    """Return the messages that a text lists as JSON, as tables store them; anything else as it is."""
+    """Return the messages that a text lists as JSON, as in tables; anything else unchanged."""
     if not isinstance(value, str) or not _JSON_MESSAGES.match(value):
         return value
     turns = read_list(value)
@@ -244,7 +244,7 @@ def written_messages(value: Any) -> Any:
 
 
 def chat_message(turn: Any) -> Any:
-    """Return `{"from": "gpt", "value": "4"}` as `{"role": "assistant", "content": "4"}`; anything else as it is."""
+    """Return `{"from": "gpt", "value": "4"}` as `{"role": "assistant", "content": "4"}`; anything else unchanged."""
     if not isinstance(turn, Mapping) or "role" in turn:
         return turn
     speaker = turn.get("from")
@@ -252,7 +252,7 @@ def chat_message(turn: Any) -> Any:
 
 
 def response_text(response: Any) -> str | None:
-    """Return the text of an assistant turn; None where there is none."""
+    """Return the text of an assistant turn; None if there is none."""
     if response is None or isinstance(response, str):
         return response
     content = response.get("content") if isinstance(response, Mapping) else None

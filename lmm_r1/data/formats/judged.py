@@ -1,4 +1,4 @@
-"""Rows with judged responses: whole responses, unpaired verdicts and labelled steps."""
+"""Rows with responses: prompt/response pairs, unpaired responses with labels, and labelled steps."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _pairs(columns: Columns) -> RowFields:
 
 
 def _preference(columns: Columns) -> RowFields:
-    """Where there is no column with the prompt, it is what the two sides have in common."""
+    """Without a prompt column, the common beginning of the two sides is the prompt."""
     prompt, better, worse = sides(columns, images=columns.images(*IMAGES))
     return _fields(
         columns,
@@ -60,7 +60,7 @@ def _fields(columns: Columns, *, prompt: Any, response: Column, rejected: Column
 
 
 def _turn(column: Column, *, columns: Columns) -> Column:
-    """Return a response's text or message; of a list the one message that it holds."""
+    """Return a response's text or message; a list must hold exactly one message."""
     value = chat_message(written_messages(column.value))
     if isinstance(value, Sequence) and not isinstance(value, str):
         if len(value) != 1:
@@ -95,7 +95,7 @@ _UNPAIRED_LABELS = ("kto_tag", "label")
 
 
 def _unpaired(columns: Columns) -> UnpairedFields:
-    """The response has a column of its own, or is the conversation's last turn."""
+    """The response has its own column, or is the conversation's last turn."""
     images = columns.images(*IMAGES)
     prompt = prompt_of(columns, images=images)
     named = columns.names.response
@@ -115,7 +115,7 @@ def _unpaired(columns: Columns) -> UnpairedFields:
 
 
 def _last(prompt: Any, empty: Column, *, columns: Columns) -> tuple[Any, Column]:
-    """Return a conversation without its last turn, and that turn; raises UserError where there is none."""
+    """Return a conversation without its last turn, and that turn; raises UserError if there is none."""
     prompt = written_messages(prompt)
     turns = [] if isinstance(prompt, str) or not isinstance(prompt, Sequence) else list(map(chat_message, prompt))
     if len(turns) < 2 and empty.name in columns.record:
@@ -148,18 +148,18 @@ UNPAIRED_ROWS = FormatSet(
     ),
     own=_UNPAIRED,
 )
-"""What KTO learns from."""
+"""Rows that KTO trains on."""
 
 
 STEP_TAG = "ки"
-"""What Math-Shepherd writes behind every step, where the user names nothing else."""
+"""Math-Shepherd's tag after every step, used if the user names no other."""
 _STEP_LABELS = ("label", "labels", "value", "values")
-# Only this tells where the question ends in a text that holds both.
+# The only mark of where the question ends in a text that holds both.
 _FIRST_STEP = re.compile(r"(?:^|(?<=\s))Step 1\s*:")
 
 
 def _stepwise(columns: Columns) -> StepFields:
-    """The steps are a list of texts beside a list of labels."""
+    """The steps and their labels are two lists."""
     if is_empty(columns.record.get("completions")) and _tagged_column(columns) is not None:
         return _tagged(columns)
     images = columns.images(*IMAGES)
@@ -174,26 +174,24 @@ def _stepwise(columns: Columns) -> StepFields:
 
 
 def _tagged_column(columns: Columns) -> str | None:
-    """Return the column in which question and steps stand together."""
+    """Return the column that holds both question and steps."""
     names = ("input",) if columns.names.prompt is None else (columns.names.prompt,)
     return next((name for name in names if not is_empty(columns.record.get(name))), None)
 
 
 def _tagged(columns: Columns) -> StepFields:
-    """A tag stands behind each step; the labels are a list, or the same text with a sign in the place of each tag."""
+    """A tag follows each step; the labels are a list, or the same text with a sign instead of each tag."""
     images, tag = columns.images(*IMAGES), columns.names.step_tag or STEP_TAG
     text, before = _solution(columns, columns.prompt("input"))
     *steps, rest = text.split(tag)
     if not steps:
         columns.fail(
-            f'no step in "{columns.prompt_column}" ends with the tag "{tag}"; write it behind each step, or name the tag with {columns.names.step_flag}'
+            f'no step in "{columns.prompt_column}" ends with the tag "{tag}"; write it after each step, or name the tag with {columns.names.step_flag}'
         )
-    # An earlier form of Math-Shepherd has a question mark where the labels have their signs.
+    # In an earlier version of Math-Shepherd, steps have a question mark where the labels have their signs.
     steps = [step.strip().removeprefix("?").strip() for step in steps]
     if rest.strip() not in ("", "?"):
-        columns.fail(
-            f'the text ends with {_short(rest)}, which no tag "{tag}" follows; write the tag behind every step'
-        )
+        columns.fail(f'the text ends with {_short(rest)}, and no tag "{tag}" follows; write the tag after every step')
     labels = columns.answer(*_STEP_LABELS)
     if isinstance(labels.value, str):
         labels = Column(
@@ -213,7 +211,7 @@ def _tagged(columns: Columns) -> StepFields:
 
 
 def _solution(columns: Columns, value: Any) -> tuple[str, Any]:
-    """Return the text with the tags, and the messages before it where it is the last turn of a conversation."""
+    """Return the text with the tags, and the messages before it if it is the last turn of a conversation."""
     if isinstance(value, str):
         return value, None
     turns = list(map(chat_message, value)) if isinstance(value, Sequence) else []
@@ -221,8 +219,8 @@ def _solution(columns: Columns, value: Any) -> tuple[str, Any]:
     content = last.get("content")
     if last.get("role") != "assistant" or not isinstance(content, str):
         columns.fail(
-            f'the steps in "{columns.prompt_column}" must be a text, or a conversation that ends with them as the text of the '
-            "assistant"
+            f'the steps in "{columns.prompt_column}" must be a text, or a conversation whose last turn is the assistant\'s and '
+            "holds them as text"
         )
     return content, with_surroundings(turns[:-1], columns=columns)
 
@@ -232,15 +230,15 @@ def _split_question(text: str, *, columns: Columns) -> tuple[str, str]:
     found = list(_FIRST_STEP.finditer(text))
     if not found or not text[: found[-1].start()].strip():
         columns.fail(
-            'nothing tells where the question ends and the steps begin; begin the first step with "Step 1:", or give '
-            "prompt, completions and labels in columns of their own"
+            'it is unclear where the question ends and the steps begin; begin the first step with "Step 1:", or put '
+            "prompt, completions and labels into separate columns"
         )
     start = found[-1].start()
     return text[:start].strip(), text[start:].strip()
 
 
 def _signs(text: str, steps: Sequence[str], *, tag: str, columns: Columns, name: str) -> list[str]:
-    """Return what stands behind each step in a text that repeats the steps."""
+    """Return the sign after each step, from a text that repeats the steps."""
     rest, signs = text.lstrip(), []
     for number, step in enumerate(steps, start=1):
         if not rest.startswith(step):
@@ -253,7 +251,7 @@ def _signs(text: str, steps: Sequence[str], *, tag: str, columns: Columns, name:
         rest = "\n".join([*tail, rest]).lstrip()
     if rest:
         columns.fail(
-            f'"{name}" goes on with {_short(rest)} behind the last of {len(steps)} steps; correct one of them'
+            f'"{name}" continues with {_short(rest)} after the last of {len(steps)} steps; correct one of them'
         )
     return signs
 
@@ -283,4 +281,4 @@ STEP_ROWS = FormatSet(
     ),
     own=_STEPS,
 )
-"""What process reward models learn from."""
+"""Rows that process reward models train on."""

@@ -1,4 +1,4 @@
-"""Rows that hold a better and a worse response: TRL's, OpenRLHF's, ShareGPT's and alpaca's, RLHF-V's, VLFeedback's, our own."""
+"""Rows with a better and a worse response: TRL's, OpenRLHF's, ShareGPT's, alpaca's, RLHF-V's, VLFeedback's, our own."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from lmm_r1.data.formats.row_format import Column, Columns, FormatSet, PairField
 _ASKED = (*PROMPTS, *CONVERSATIONS)
 _BETTER_SCORES = ("chosen_reward", "chosen_score", "score_chosen")
 _WORSE_SCORES = ("rejected_reward", "rejected_score", "score_rejected")
-# How the dialogues of hh-rlhf write who speaks.
+# The speakers in hh-rlhf's dialogues.
 _SPEAKER = re.compile(r"(?:^|\n\n)(Human|Assistant):")
 _SPEAKERS = {"Human": "user", "Assistant": "assistant"}
 
@@ -35,7 +35,7 @@ _SPEAKERS = {"Human": "user", "Assistant": "assistant"}
 def sides(columns: Columns, *, images: Column) -> tuple[Any, Column, Column]:
     """Return the prompt of a preference, and its two responses as text or turns.
 
-    Without a column for the prompt, it is what both sides begin with; with one, it may stand in front of each of them again.
+    Without a prompt column, the prompt is the common beginning of both sides. With one, the sides may repeat it.
     """
     better = columns.take(columns.names.chosen or "chosen")
     worse = columns.take(columns.names.rejected or "rejected")
@@ -49,24 +49,24 @@ def sides(columns: Columns, *, images: Column) -> tuple[Any, Column, Column]:
         return with_surroundings(media_first(prompt, images), columns=columns), better, worse
     plain = columns.prompt(*held_prompts(columns, _ASKED))
     prompt = prompt_of(columns, images=images)
-    return prompt, _behind(plain, better, columns=columns), _behind(plain, worse, columns=columns)
+    return prompt, _without_prompt(plain, better, columns=columns), _without_prompt(plain, worse, columns=columns)
 
 
-def _behind(prompt: Any, side: Column, *, columns: Columns) -> Column:
-    """Return a side without the prompt, where it is a conversation that begins with it."""
+def _without_prompt(prompt: Any, side: Column, *, columns: Columns) -> Column:
+    """Return a side without the prompt, if it is a conversation that begins with it."""
     turns = _turns(side.value)
     if turns is None or _role(turns[0]) not in ("user", "system"):
         return side
     asked = _turns(prompt) or [{"role": "user", "content": prompt}]
     begun = turns[: len(asked)]
     if len(begun) < len(asked) or not all(map(same_turn, begun, asked)):
-        sentence = f'"{side.name}" begins with another prompt than the row has'
+        sentence = f'"{side.name}" begins with a prompt that differs from the row\'s'
         _fail_as_different(asked, begun, sentence, columns=columns)
     return Column(name=side.name, value=turns[len(asked) :])
 
 
 def _common(better: Column, worse: Column, *, columns: Columns) -> tuple[Any, Column, Column]:
-    """Return what two sides begin with, and what is left of each."""
+    """Return the common beginning of two sides, and the rest of each."""
     texts = better.value, worse.value
     if all(isinstance(text, str) for text in texts):
         talks = [_dialogue(text) for text in texts]
@@ -80,7 +80,7 @@ def _common(better: Column, worse: Column, *, columns: Columns) -> tuple[Any, Co
         (place for place, pair in enumerate(zip(one, other, strict=False)) if not same_turn(*pair)),
         min(len(one), len(other)),
     )
-    # Of a conversation that is the beginning of the other one, the last turn is the response.
+    # If one conversation is the beginning of the other, its last turn is the response.
     count = min(count, len(one) - 1, len(other) - 1)
     if _role(one[count]) != "assistant" or _role(other[count]) != "assistant":
         sentence = f'"{better.name}" and "{worse.name}" are answers to different prompts'
@@ -90,10 +90,10 @@ def _common(better: Column, worse: Column, *, columns: Columns) -> tuple[Any, Co
 
 
 def _common_text(better: Column, worse: Column, *, columns: Columns) -> tuple[str, Column, Column]:
-    """`"The sky is blue."`, `"The sky is green."` → `"The sky is"`, `" blue."`, `" green."`: no word is cut in two."""
+    """`"The sky is blue."`, `"The sky is green."` → `"The sky is"`, `" blue."`, `" green."`: words are not split."""
     shared = os.path.commonprefix([better.value, worse.value])
     blank, line = shared.rfind(" "), shared.rfind("\n")
-    # As a tokenizer wants it: a blank begins what follows, and a line ends with its break.
+    # As tokenizers expect: a blank begins the rest, and a line ends with its break.
     count = blank if blank > line else line + 1
     prompt = shared[: max(count, 0)]
     if not prompt.strip():
@@ -110,17 +110,17 @@ def _no_prompt(better: Column, worse: Column, *, flag: str) -> str:
 
 
 def _fail_as_different(one: Sequence[Any], other: Sequence[Any], sentence: str, *, columns: Columns) -> NoReturn:
-    """Raise UserError for two prompts that should be one."""
+    """Raise UserError for two prompts that should be equal."""
     for turn, twin in zip(one, other, strict=False):
         if not same_turn(turn, twin):
             if same_words(turn, twin):
-                sentence = "an image or a video stands on one side only, or not the same one on both"
+                sentence = "an image or a video is on one side only, or differs between the two"
             break
-    columns.fail(f"{sentence}; both responses must answer one prompt")
+    columns.fail(f"{sentence}; both responses must answer the same prompt")
 
 
 def _dialogue(text: str) -> list[dict[str, str]] | None:
-    """Return the turns of a text like `"\\n\\nHuman: Hi.\\n\\nAssistant: Hello."`, None for any other."""
+    """Return the turns of a text like `"\\n\\nHuman: Hi.\\n\\nAssistant: Hello."`, None for any other text."""
     pieces = _SPEAKER.split(text)
     if pieces[0].strip() or "Human" not in pieces[1::2] or "Assistant" not in pieces[1::2]:
         return None
@@ -129,7 +129,7 @@ def _dialogue(text: str) -> list[dict[str, str]] | None:
 
 
 def _turns(value: Any) -> list[Any] | None:
-    """Return chat messages of a list that has any; None for anything else."""
+    """Return the chat messages of a non-empty list; None for anything else."""
     if isinstance(value, str) or not isinstance(value, Sequence) or not value:
         return None
     return [chat_message(turn) for turn in value]
@@ -156,7 +156,7 @@ def _pair(columns: Columns) -> PairFields:
 
 
 def _rlhf_v(columns: Columns) -> PairFields:
-    """Question and responses are in JSON text; the image has no place in it and stands first."""
+    """Question and responses are JSON text; the image comes before the question."""
     text, columns.prompt_column = columns.take("text").value, "text"
     try:
         held = json.loads(text) if isinstance(text, str) else text
@@ -184,14 +184,14 @@ def _rlhf_v(columns: Columns) -> PairFields:
 
 
 def _vlfeedback(columns: Columns) -> PairFields:
-    """The completion with the best mean rating over the one with the worst; of equal ones the first."""
+    """Choose the completions with the best and the worst mean rating; the first of equal ones."""
     completions = _completions(columns)
     rated = [(_mean_rating(completion, number, columns=columns), completion) for number, completion in completions]
     best = max(rated, key=lambda pair: pair[0])
     worst = min(rated, key=lambda pair: pair[0])
     if best[0] == worst[0]:
         columns.fail(
-            f"all {len(rated)} completions have the mean rating {best[0]:g}, so none is the better; leave the row out"
+            f"all {len(rated)} completions have the mean rating {best[0]:g}, so none is better; leave the row out"
         )
     images = columns.images("img_path", *IMAGES)
     return PairFields(
@@ -208,14 +208,12 @@ def _vlfeedback(columns: Columns) -> PairFields:
 
 
 def _completions(columns: Columns) -> list[tuple[int, Mapping[str, Any]]]:
-    """Return the completions with their numbers: a list of objects, or an object of lists, as `datasets` may store them."""
+    """Return the completions with their numbers: a list of objects, or an object of lists, as `datasets` may store it."""
     value = columns.take("completions").value
     if isinstance(value, Mapping):
         lists = {name: listed(entries) for name, entries in value.items()}
         if len({len(entries) for entries in lists.values()}) != 1:
-            columns.fail(
-                'the lists in "completions" are not of one length; each completion needs its entry in all of them'
-            )
+            columns.fail('the lists in "completions" differ in length; each completion needs an entry in all of them')
         value = [dict(zip(lists, entries, strict=True)) for entries in zip(*lists.values(), strict=True)]
     entries = listed(value)
     if len(entries) < 2 or not all(isinstance(entry, Mapping) for entry in entries):
@@ -224,7 +222,7 @@ def _completions(columns: Columns) -> list[tuple[int, Mapping[str, Any]]]:
 
 
 def _mean_rating(completion: Mapping[str, Any], number: int, *, columns: Columns) -> float:
-    """Return the mean of a completion's ratings; aspects that were not rated, as with the text N/A, do not count."""
+    """Return the mean of a completion's ratings, ignoring aspects without a number, such as N/A."""
     aspects = completion.get("annotations")
     given = aspects.values() if isinstance(aspects, Mapping) else ()
     ratings = [rating for aspect in given if (rating := _rating(aspect)) is not None]
@@ -271,4 +269,4 @@ PREFERENCE_ROWS = FormatSet(
     ),
     own=_PREFERENCE,
 )
-"""What DPO and reward models learn from."""
+"""Rows that DPO and reward models train on."""

@@ -1,10 +1,11 @@
-"""Rows that ask one question: problems with labels, and the prompts of other formats."""
+"""Rows with one question: problems with labels, and helpers that read the prompts of other formats."""
 
 from __future__ import annotations
 
 import re
 import string
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from lmm_r1.data.formats.chats import DATASOURCE, MESSAGES, chat_message, read_list, unwrapped, with_surroundings
@@ -23,29 +24,30 @@ from lmm_r1.data.image_sources import StoredBytes
 
 OPTIONS = string.ascii_uppercase[:10]
 CHOOSE = "Answer with the letter of the right option."
-"""Stands behind the options of a multiple-choice question."""
+"""Follows the options of a multiple-choice question."""
 _TAG = re.compile(r"<(image|video)>")
 _JSON_MESSAGES = re.compile(r"\s*\[\s*\{")
 _NUMBERED_IMAGE = re.compile(r"<image (\d+)>")
-# A shorter text is no image, but the index of the row that holds it.
+# A shorter text is not an image, but the index of the row that holds it.
 _SHORTEST_IMAGE = 64
 _CONVERSATIONS = (*MESSAGES, "conversations", "chosen", "rejected")
 
 
-def _easyr1(columns: Columns) -> RowFields:
-    answer = columns.answer("answer")
+def _problem(columns: Columns, *, answer: str, datasource: tuple[str, str] = DATASOURCE) -> RowFields:
+    """A problem with its solution, which is both answer and response."""
+    solution = columns.answer(answer)
     return RowFields(
         messages=with_surroundings(columns.prompt("problem"), columns=columns),
-        answer=answer,
+        answer=solution,
         images=columns.images("images"),
         videos=columns.videos("videos"),
-        datasource=columns.datasource(*DATASOURCE),
-        response=answer,
+        datasource=columns.datasource(*datasource),
+        response=solution,
     )
 
 
 def _r1_v(columns: Columns) -> RowFields:
-    """Its image stands before the problem, which has no place for it; the answer is what its tags hold."""
+    """The image comes before the problem; the answer is the content of the solution's answer tags."""
     solution = columns.answer("solution")
     thinking = columns.text("thinking")
     worked = solution.value
@@ -62,27 +64,15 @@ def _r1_v(columns: Columns) -> RowFields:
     )
 
 
-def _mini_o3(columns: Columns) -> RowFields:
-    solution = columns.answer("solution")
-    return RowFields(
-        messages=with_surroundings(columns.prompt("problem"), columns=columns),
-        answer=solution,
-        images=columns.images("images"),
-        videos=columns.videos("videos"),
-        datasource=columns.datasource("data_source", "datasource"),
-        response=solution,
-    )
-
-
 def media_first(prompt: Any, images: Column) -> Any:
-    """Return a prompt's text with one place for each image in front of it, where it has none of its own."""
+    """Return a prompt's text with one tag per image before it, if it has no tags of its own."""
     if not isinstance(prompt, str) or _TAG.search(prompt) or _JSON_MESSAGES.match(prompt):
         return prompt
     return "<image>" * len(media_entries(images)) + prompt
 
 
 def _vlmeval(columns: Columns) -> RowFields:
-    """One question of a benchmark: the images, a hint, the question and its options, in this order."""
+    """One question of a benchmark: images, hint, question and options, in this order."""
     images = _images(columns)
     columns.prompt("question")
     question = columns.text(columns.prompt_column) or ""
@@ -104,19 +94,19 @@ def _vlmeval(columns: Columns) -> RowFields:
 
 def _images(columns: Columns) -> list[Any]:
     column = columns.images("image", otherwise="image_path")
-    # Tables write several images as the text of a list.
+    # Tables may store several images as the text of a list.
     is_text = isinstance(column.value, str) and column.value.startswith("[")
     images = listed((read_list(column.value) if is_text else None) or column.value)
     for image in images:
         if _is_pointer(image):
             columns.fail(
-                f'the "{column.name}" {image} is no image and no index of a row that has one image; correct it'
+                f'the "{column.name}" {image} is neither an image nor the index of a row with one image; correct it'
             )
     return images
 
 
 def _placed(text: str, images: Sequence[Any], *, columns: Columns) -> list[dict[str, Any]]:
-    """Return parts with the images at `<image 1>` and so on; those that have no such place come first."""
+    """Return parts with the images at `<image 1>` and so on; images without such a place come first."""
     pieces = _NUMBERED_IMAGE.split(text)
     numbers = [int(number) for number in pieces[1::2]]
     if wrong := [number for number in numbers if not 1 <= number <= len(images)]:
@@ -132,14 +122,14 @@ def _placed(text: str, images: Sequence[Any], *, columns: Columns) -> list[dict[
 
 
 def _is_pointer(image: Any) -> bool:
-    """Whether an image is told by the index of another row: as the benchmarks do that ask several things of one."""
+    """Return whether an image is given by the index of another row, as in benchmarks with several questions per image."""
     if isinstance(image, str):
         return len(image) <= _SHORTEST_IMAGE and image.strip().isdecimal()
     return isinstance(image, int)
 
 
 def _linked(records: list[Record]) -> list[Record]:
-    """Return the records with the images of those that they point to; an index of several images is none."""
+    """Return the records with the images of the rows that they refer to; an index with several images is ignored."""
     images: dict[str, Any] = {}
     for record, _, _ in records:
         index, image = str(record.get("index")), record.get("image")
@@ -159,15 +149,15 @@ PROBLEMS = (
         name="easyr1",
         source="EasyR1",
         needs=(("problem",), ("answer",)),
-        # It has no column for a single image, which would be lost.
+        # The format has no column for a single image, which would be lost.
         without=("image", *_CONVERSATIONS),
-        adapt=_easyr1,
+        adapt=partial(_problem, answer="answer"),
     ),
     RowFormat(
         name="r1_v",
         source="R1-V",
         needs=(("problem",), ("solution",)),
-        # Beside an answer, the solution is the working.
+        # In a row with an answer, the solution is the working.
         without=("answer", "images", *_CONVERSATIONS),
         adapt=_r1_v,
     ),
@@ -176,7 +166,7 @@ PROBLEMS = (
         source="Mini-o3",
         needs=(("problem",), ("solution",), ("images",)),
         without=("answer", "image", *_CONVERSATIONS),
-        adapt=_mini_o3,
+        adapt=partial(_problem, answer="solution", datasource=("data_source", "datasource")),
     ),
     RowFormat(
         name="vlmeval",
@@ -197,25 +187,25 @@ _TAGS = re.compile("(<image>|<video>)")
 
 
 def prompt_of(columns: Columns, *, images: Column, names: tuple[str, ...] = (*PROMPTS, *CONVERSATIONS)) -> Any:
-    """Return the prompt in one of these columns: alpaca's `input` behind it, `system` and `history` in front.
+    """Return the prompt in one of these columns, followed by alpaca's `input` and preceded by `system` and `history`.
 
     Raises:
-        UserError: there is none, or what stands beside it cannot be put into it.
+        UserError: there is none, or the other columns cannot be combined with it.
     """
     prompt = columns.prompt(*held_prompts(columns, names))
     if columns.names.prompt != "input" and (more := columns.text("input")) is not None:
         if not isinstance(prompt, str):
             columns.fail(
-                f'"input" goes with a prompt that is text; put it into "{columns.prompt_column}", and empty it'
+                f'"input" requires a prompt that is text; put it into "{columns.prompt_column}", and empty "input"'
             )
         prompt = f"{prompt}\n{more}"
     return with_surroundings(media_first(prompt, images), columns=columns)
 
 
 def held_prompts(columns: Columns, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the columns among these of which one is to hold the prompt: no conversation where there is another one.
+    """Return the columns of which one holds the prompt, without conversations if another one is filled.
 
-    Datasets repeat the prompt in a conversation with a response. Raises UserError for a conversation that begins otherwise.
+    Datasets repeat the prompt in a conversation with a response; raises UserError for one that begins differently.
     """
     held = [name for name in names if not is_empty(columns.record.get(name))]
     prompt = next((name for name in held if name not in CONVERSATIONS), None)
@@ -231,7 +221,7 @@ def held_prompts(columns: Columns, names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _begins(turns: Any, prompt: Any) -> bool:
-    """Say whether a conversation begins with a prompt, but for a system turn."""
+    """Return whether a conversation begins with a prompt, ignoring system turns."""
     if isinstance(turns, str) or not isinstance(turns, Sequence):
         return False
     asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
@@ -245,17 +235,17 @@ def _begins(turns: Any, prompt: Any) -> bool:
 
 
 def same_turn(one: Any, other: Any) -> bool:
-    """Say whether two chat messages are the same, however they write a text and whatever fields they leave empty."""
+    """Return whether two chat messages are equal, however a text is written and whatever empty fields they have."""
     return _written(one) == _written(other)
 
 
 def same_words(one: Any, other: Any) -> bool:
-    """Say whether two chat messages say the same, images and videos aside."""
+    """Return whether two chat messages have the same text, ignoring images and videos."""
     return _words(one) == _words(other)
 
 
 def _written(turn: Any) -> Any:
-    """Return a form of a message that is equal for equal ones: a tag is an image part without a source."""
+    """Return a form of a message that is equal for equal ones: a tag becomes an image part without a source."""
     if not isinstance(turn, Mapping):
         return turn
     role, content = turn.get("role"), turn.get("content")
@@ -271,7 +261,7 @@ def _written(turn: Any) -> Any:
 
 
 def _part(part: Any) -> Any:
-    """Return a part without its empty fields, without blanks around its text, and with bytes that lie in the row file."""
+    """Return a part without empty fields, with its text stripped, and with the bytes of a row file read."""
     if isinstance(part, StoredBytes):
         return part.read()
     if not isinstance(part, Mapping):

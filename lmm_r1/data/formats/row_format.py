@@ -1,4 +1,4 @@
-"""What a row format is: the columns that tell it, and how a record of it becomes messages, answer and media."""
+"""What a row format is: the columns it is detected by, and how a record becomes messages, answer and media."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Record: TypeAlias = tuple[dict[str, Any], str, Path]
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnNames:
-    """Columns that the user named in place of a format's own; None leaves them to the format."""
+    """Columns that the user named instead of a format's own; None leaves them to the format."""
 
     prompt: str | None = None
     response: str | None = None
@@ -26,25 +26,25 @@ class ColumnNames:
     videos: str | None = None
     datasource: str | None = None
     chosen: str | None = None
-    """Of a preference, the better response, or the whole conversation with it."""
+    """For a preference: the better response, or the whole conversation with it."""
     rejected: str | None = None
-    """The worse one."""
+    """The same for the worse response."""
     step_tag: str | None = None
-    """No column, but what stands behind every step of a text with steps."""
+    """Not a column: the text after every step of a text with steps."""
     step_flag: str = "--step_tag"
-    """No column, but the flag that names it on this command's line, for messages."""
+    """Not a column: the command's flag for `step_tag`, for messages."""
     prompt_flag: str = "--data.input_key"
-    """No column, but the flag that names the prompt's on this command's line, for messages."""
+    """Not a column: the command's flag for `prompt`, for messages."""
 
     @property
     def names_sides(self) -> bool:
-        """Whether a preference has its responses in columns of other names than the usual ones."""
+        """Whether the user named other columns than the usual ones for a preference's responses."""
         return self.chosen not in (None, "chosen") or self.rejected not in (None, "rejected")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """A column's name, for messages, and its value, None where a record does not have it."""
+    """A column's name, for messages, and its value, None if the record does not have it."""
 
     name: str
     value: Any
@@ -54,12 +54,12 @@ NOTHING = Column(name="response", value=None)
 
 
 class Columns:
-    """A record's columns as an adapter takes them; those that none took are the row's other columns."""
+    """A record's columns as a format reads them; keeps track of the columns that were read."""
 
     def __init__(
         self, record: Mapping[str, Any], *, location: str, names: ColumnNames, format_is_named: bool = False
     ) -> None:
-        """Args: format_is_named: the user named the row format; it was not detected from the columns."""
+        """Args: format_is_named: the user named the row format instead of having it detected."""
         self.record = record
         self.location = location
         self.names = names
@@ -73,9 +73,9 @@ class Columns:
         raise UserError(f"{self.location}: {sentence}")
 
     def take(self, *names: str) -> Column:
-        """Return the one of these columns that holds something, else the first of them, empty.
+        """Return the one of these columns that is filled, else the first of them, empty.
 
-        Raises UserError where two of them hold different things: one of them would be lost.
+        Raises UserError if two of them differ, because one of them would be lost.
         """
         held = [Column(name=name, value=self.record[name]) for name in names if not is_empty(self.record.get(name))]
         if not held:
@@ -89,15 +89,15 @@ class Columns:
         return held[0]
 
     def first(self, *names: str) -> Column:
-        """Return the first of these columns that holds something, else the first of them, empty."""
+        """Return the first of these columns that is filled, else the first of them, empty."""
         held = next((name for name in names if not is_empty(self.record.get(name))), None)
-        # What is there and empty is what a message is about.
+        # A message should name a column that exists.
         name = held or next((name for name in names if name in self.record), names[0])
         self._taken.add(name)
         return Column(name=name, value=None if held is None else self.record[name])
 
     def text(self, *names: str) -> str | None:
-        """Return the text of `take`, None where there is none; raises UserError for what is neither text nor a number."""
+        """Return the text of `take`, None if empty; raises UserError for anything but text and numbers."""
         found = self.take(*names)
         if found.value is None or isinstance(found.value, str):
             return found.value
@@ -106,7 +106,7 @@ class Columns:
         return str(found.value)
 
     def prompt(self, *names: str) -> Any:
-        """Return the value of the prompt's column; raises UserError where the record has none."""
+        """Return the value of the prompt's column; raises UserError if it is missing or empty."""
         names = names if self.names.prompt is None else (self.names.prompt,)
         found = self._show(*names)
         self.prompt_column = found.name
@@ -129,7 +129,7 @@ class Columns:
         """Return the images of these columns.
 
         Args:
-            otherwise: the column that holds them where none of these does; else it repeats them by their paths.
+            otherwise: the column to use if all of these are empty; otherwise it only repeats them as paths.
         """
         if self.names.images is not None:
             return self._show(self.names.images)
@@ -145,7 +145,7 @@ class Columns:
         return found
 
     def datasource(self, *names: str) -> str:
-        """Return the value by which metrics are told apart; raises UserError where the column that was named is not there."""
+        """Return the value by which metrics are split; raises UserError if the column that the user named is missing."""
         named = self.names.datasource
         if named is not None and named not in self.record:
             self.fail(
@@ -155,22 +155,22 @@ class Columns:
         return "default" if value is None else str(value)
 
     def rest(self) -> dict[str, Any]:
-        """Return the columns that nothing was taken from."""
+        """Return the columns that were not read."""
         return {name: value for name, value in self.record.items() if name not in self._taken}
 
-    def beside_prompt(self) -> dict[str, Any]:
-        """Return all columns but those of the prompt and its media: what reward functions and environments may ask for."""
+    def outside_prompt(self) -> dict[str, Any]:
+        """Return all columns except the prompt and its media, for reward functions and environments."""
         return {name: value for name, value in self.record.items() if name not in self._shown}
 
 
 @dataclass(frozen=True, kw_only=True)
 class AskedFields:
-    """What every format makes of a record, before it is checked: what is asked."""
+    """The prompt of a record in any format, not yet validated."""
 
     messages: Any
-    """The prompt: a list of messages, JSON text of one, or text with `<image>` and `<video>` tags."""
+    """A list of messages, its JSON text, or text with `<image>` and `<video>` tags."""
     images: Column
-    """What fills `<image>` tags, and image parts without a source, in order."""
+    """The images for `<image>` tags and for image parts without a source, in order."""
     videos: Column
     """The same for videos."""
     datasource: str
@@ -178,16 +178,16 @@ class AskedFields:
 
 @dataclass(frozen=True, kw_only=True)
 class RowFields(AskedFields):
-    """A prompt with its answer, and with the response that SFT learns."""
+    """A prompt with its answer and its response."""
 
     answer: Column
     """The gold answer."""
     response: Column = NOTHING
-    """The assistant turn that SFT learns behind the messages, as text or as a message."""
+    """The assistant turn after the messages, as text or as a message, for SFT."""
     rejected: Column = NOTHING
-    """The worse one of a preference, in the same form."""
+    """The worse response of a preference, in the same form."""
     prefill: str = ""
-    """How a response to the messages begins; the model goes on from there."""
+    """How a response begins; the model continues it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,7 +203,7 @@ class PairFields(AskedFields):
 
 @dataclass(frozen=True, kw_only=True)
 class UnpairedFields(AskedFields):
-    """A prompt with a response, as text or turns, and whether that is desirable."""
+    """A prompt with a response, as text or turns, and whether it is desirable."""
 
     response: Column
     label: Column
@@ -211,7 +211,7 @@ class UnpairedFields(AskedFields):
 
 @dataclass(frozen=True, kw_only=True)
 class StepFields(AskedFields):
-    """A prompt with the steps of a response and their labels, a list each."""
+    """A prompt with two lists: the steps of a response and their labels."""
 
     steps: Column
     labels: Column
@@ -222,16 +222,16 @@ Fields = TypeVar("Fields", bound=AskedFields)
 
 @dataclass(frozen=True, kw_only=True)
 class RowFormat(Generic[Fields]):
-    """One kind of row; it is found where a file has one column of each of `needs` and none of `without`."""
+    """One kind of row; a file has it if it has a column of each of `needs` and none of `without`."""
 
     name: str
     source: str
-    """Whose rows they are, in a word or two."""
+    """Whose rows they are, in one or two words."""
     needs: tuple[tuple[str, ...], ...]
     without: tuple[str, ...] = ()
     adapt: Callable[[Columns], Fields]
     link: Callable[[list[Record]], list[Record]] | None = field(default=None)
-    """Where records refer to others of their file: puts what they refer to into them."""
+    """For records that refer to others of their file: replaces references by what they refer to."""
 
     def fits(self, columns: set[str]) -> bool:
         return all(not columns.isdisjoint(names) for names in self.needs) and columns.isdisjoint(self.without)
@@ -244,29 +244,29 @@ class RowFormat(Generic[Fields]):
 
 @dataclass(frozen=True, kw_only=True)
 class FormatSet(Generic[Fields]):
-    """The formats that rows of one kind come in."""
+    """The formats of one kind of rows."""
 
     formats: tuple[RowFormat[Fields], ...]
     own: RowFormat[Fields]
-    """That of a file which fits none, and of one whose columns the user named."""
+    """The format of files that fit none, and of files whose columns the user named."""
     others: tuple[RowFormat[Any], ...] = ()
-    """Formats of another kind that would be taken for one of these, and must not be."""
+    """Formats of another kind of rows that could be mistaken for one of these."""
 
     def find(self, columns: Iterable[str], *, file: str, label: str | None = None) -> RowFormat[Fields]:
-        """Return the one format that a file with these columns has.
+        """Return the format of a file with these columns.
 
         Args:
-            label: a column that the user named as the answer, so that it tells nothing else.
+            label: a column that the user named as the answer, so it indicates no format.
 
         Raises:
-            UserError: several fit, or one of another kind.
+            UserError: several formats fit, or one of another kind.
         """
         names = set(columns)
         for other in self.others:
             if other.fits(names - {label}):
                 raise UserError(
-                    f"{file}: its columns are those of {other.name} ({other.source}), whose responses are not all to be "
-                    "learned; train on them with train_kto, or say with --data.format how the rows are to be read"
+                    f"{file}: its columns are those of {other.name} ({other.source}), which includes undesirable responses; "
+                    "train on them with train_kto, or choose how to read the rows with --data.format"
                 )
         fitting = [row_format for row_format in self.formats if row_format.fits(names)]
         if len(fitting) > 1:
@@ -275,16 +275,18 @@ class FormatSet(Generic[Fields]):
         return fitting[0] if fitting else self.own
 
     def named(self, name: str, *, file: str) -> RowFormat[Fields]:
-        """Return the format of this name; raises UserError where rows of this kind do not come in it."""
+        """Return the format of this name; raises UserError if this kind of rows does not come in it."""
         for row_format in self.formats:
             if row_format.name == name:
                 return row_format
         known = ", ".join(row_format.name for row_format in self.formats)
-        raise UserError(f"{file}: --data.format {name} is of rows of another kind; those wanted here come as {known}")
+        raise UserError(
+            f"{file}: --data.format {name} is for another kind of rows; the formats for this one are {known}"
+        )
 
 
 def listed(value: Any) -> list[Any]:
-    """Return a media column's value as a list: a single entry needs none."""
+    """Return a media column's value as a list; a single entry needs no list."""
     if value is None:
         return []
     if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
@@ -293,24 +295,24 @@ def listed(value: Any) -> list[Any]:
 
 
 def is_empty(value: Any) -> bool:
-    """Return whether a column holds nothing: null, as pandas and CSV files may write it, a blank text, an empty container."""
+    """Return whether a column is empty: null, NaN as pandas may write it, a blank text, an empty container."""
     if isinstance(value, float):
         return math.isnan(value)
     return not filled(value) or (isinstance(value, Sequence | Mapping) and not value)
 
 
 def filled(text: Any) -> bool:
-    """Return whether a column holds text, or anything that is not text."""
+    """Return whether a value is non-blank text, or anything else that is not null."""
     return text is not None and not (isinstance(text, str) and not text.strip())
 
 
 def media_entries(column: Column) -> list[Any]:
-    """Return the images or videos of a column; empty entries are none: null, NaN, "", and a struct of empty fields."""
+    """Return the images or videos of a column, without empty entries: null, NaN, "", and a struct of empty fields."""
     return [entry for entry in listed(column.value) if is_media(entry)]
 
 
 def is_media(entry: Any) -> bool:
-    """Return whether an entry of a media column holds anything."""
+    """Return whether an entry of a media column is filled."""
     if isinstance(entry, Mapping):
         return any(map(is_media, entry.values()))
     is_nan = isinstance(entry, float) and math.isnan(entry)

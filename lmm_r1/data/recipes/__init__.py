@@ -1,4 +1,4 @@
-"""Recipes of public datasets, for training and for evaluation; to add one, put a YAML file into datasets/recipes/."""
+"""Recipes of public datasets, for training and for evaluation; to add one, add a YAML file to datasets/recipes/."""
 
 from functools import cache
 from pathlib import Path
@@ -7,7 +7,7 @@ from lmm_r1.data.recipes.recipe import Recipe, read_recipe
 from lmm_r1.dotted import nearest
 from lmm_r1.errors import UserError
 
-# In an installed wheel the YAML files are beside this module, in the repository they are data of their own.
+# An installed wheel has the YAML files next to this module; the repository has them in a folder of its own.
 _INSTALLED = Path(__file__).parent / "published"
 _IN_REPOSITORY = Path(__file__).parents[3] / "datasets" / "recipes"
 
@@ -19,16 +19,16 @@ def _folder() -> Path:
 
 @cache
 def recipe_names() -> tuple[str, ...]:
-    """Return the names of the ready-made recipes."""
+    """Return the names of the built-in recipes."""
     return tuple(sorted(path.stem for path in _folder().glob("*.yaml")))
 
 
 def get_recipe(name: str, *, what: str = "recipe", names: tuple[str, ...] | None = None) -> Recipe:
-    """Return a ready-made recipe by its name, or the one in a YAML file; raises UserError for an unknown name.
+    """Return a built-in recipe by its name, or the one in a YAML file; raises UserError for an unknown name.
 
     Args:
-        what: how a message calls it, the flag with it where there is one.
-        names: those to choose from; None takes all.
+        what: what a message calls it, including its flag if there is one.
+        names: the names to choose from; None allows all.
     """
     if name.endswith((".yaml", ".yml")):
         return read_recipe(Path(name))

@@ -7,31 +7,26 @@ import string
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from lmm_r1.data.files import Record
+from lmm_r1.data.formats.row_format import listed
 from lmm_r1.data.image_sources import kind_of
 from lmm_r1.data.images import check_image_exists, load_image
 from lmm_r1.data.messages import Row, images_of
 from lmm_r1.data.preferences import PREFERENCE, PreferenceRow, read_judged_row
 from lmm_r1.data.recipes.recipe import CHOICES_FIELD, LETTERS, Recipe, RecordView, template_fields
+from lmm_r1.data.recipes.sources import MediaFiles
 from lmm_r1.data.row_parser import parse_row
 
 _MEDIA_KEYS = ("image", "image_url", "url", "path")
 
 
-class ImageFinder(Protocol):
-    """Knows where the images are that rows name by path."""
-
-    def find(self, path: str, *, base_dir: Path, location: str) -> str | bytes:
-        """Return the path of a file that is there, or the encoded image out of an archive; raises UserError."""
-
-
-def map_record(record: Record, *, recipe: Recipe, finder: ImageFinder | None = None) -> Row:
-    """Return the row that a recipe makes of one record; raises UserError, with its location, where it cannot.
+def map_record(record: Record, *, recipe: Recipe, finder: MediaFiles | None = None) -> Row:
+    """Return the row that a recipe makes of one record; raises UserError, with its location, if it cannot.
 
     Args:
-        finder: where images that are named by path are looked for; None looks beside the row file only.
+        finder: where to look for images that are named by path; None looks next to the row file only.
     """
     columns, location, base_dir = record
     mapper = _Mapper(RecordView(columns, recipe=recipe, location=location), base_dir=base_dir, finder=finder)
@@ -41,8 +36,8 @@ def map_record(record: Record, *, recipe: Recipe, finder: ImageFinder | None = N
     return row
 
 
-def map_preference(record: Record, *, recipe: Recipe, finder: ImageFinder | None = None) -> PreferenceRow:
-    """Return the preference that a recipe with a row format makes of one record; takes and raises what `map_record` does."""
+def map_preference(record: Record, *, recipe: Recipe, finder: MediaFiles | None = None) -> PreferenceRow:
+    """Return the preference that a recipe makes of one record; arguments and errors are those of `map_record`."""
     assert recipe.format is not None, "a recipe of preferences has their format"
     columns, location, base_dir = record
     mapper = _Mapper(RecordView(columns, recipe=recipe, location=location), base_dir=base_dir, finder=finder)
@@ -52,21 +47,21 @@ def map_preference(record: Record, *, recipe: Recipe, finder: ImageFinder | None
 
 
 def check_embedded_images(row: Row) -> None:
-    """Raise UserError for an image that the row itself holds and that cannot be decoded; files are not looked at."""
+    """Raise UserError for an image in the row itself that cannot be decoded; files are not checked."""
     for image in images_of(row.messages):
         if kind_of(image.source) not in ("path", "url"):
             load_image(image, location=row.location)
 
 
 class _Mapper:
-    def __init__(self, view: RecordView, *, base_dir: Path, finder: ImageFinder | None) -> None:
+    def __init__(self, view: RecordView, *, base_dir: Path, finder: MediaFiles | None) -> None:
         self.view = view
         self.recipe = view.recipe
         self.base_dir = base_dir
         self.finder = finder
 
     def fields(self) -> dict[str, Any]:
-        """The row as `parse_row` reads it."""
+        """Return the row as `parse_row` reads it."""
         choices = self.view.choices()
         messages = self._messages(choices)
         if self.recipe.response is not None:
@@ -79,12 +74,10 @@ class _Mapper:
         }
 
     def located_columns(self, columns: Mapping[str, Any]) -> dict[str, Any]:
-        """The record with the paths in its image columns as those of files that are there."""
+        """Return the record with the paths in its image columns replaced by those of existing files."""
         found = {name: columns[name] for name in self.recipe.images if columns.get(name) is not None}
-        return {
-            **columns,
-            **{name: [self._located(image) for image in _as_list(value)] for name, value in found.items()},
-        }
+        located = {name: [self._located(image) for image in listed(value)] for name, value in found.items()}
+        return {**columns, **located}
 
     def _messages(self, choices: Sequence[str]) -> list[Any]:
         recipe = self.recipe
@@ -114,7 +107,7 @@ class _Mapper:
         lettered = "\n".join(f"({letter}) {choice}" for letter, choice in zip(LETTERS, choices, strict=False))
         values = {}
         for field in template_fields(template):
-            # A column of this name in a recipe without choices is a column like any other.
+            # In a recipe without choices, a column of this name is an ordinary column.
             if field == CHOICES_FIELD and self.recipe.choices is not None:
                 values[field] = lettered
                 continue
@@ -128,16 +121,15 @@ class _Mapper:
         if not self.recipe.images:
             return []
         if self.recipe.images_from == "all":
-            found = [self.view.value(name) for name in self.recipe.images]
-            return [image for value in found if value is not None for image in _as_list(value)]
-        return _as_list(self.view.first(self.recipe.images))
+            return [image for name in self.recipe.images for image in listed(self.view.value(name))]
+        return listed(self.view.first(self.recipe.images))
 
     def _image_part(self, image: Any) -> dict[str, Any]:
         bound = {"max_pixels": self.recipe.max_pixels} if self.recipe.max_pixels else {}
         return {"type": "image", "image": self._located(image), **bound}
 
     def _located(self, image: Any) -> Any:
-        # Hugging Face's image feature: the bytes, or where the writer had none, a path.
+        # Hugging Face's image feature holds the bytes, or only a path.
         if isinstance(image, Mapping) and image.get("bytes") is None and isinstance(image.get("path"), str):
             image = image["path"]
         if not isinstance(image, str) or kind_of(image) != "path":
@@ -173,8 +165,3 @@ class _Mapper:
             value = value["url"]
         rest = {key: entry for key, entry in part.items() if key not in _MEDIA_KEYS and entry is not None}
         return {**rest, "type": "image", "image": self._located(value)}
-
-
-def _as_list(value: Any) -> list[Any]:
-    one = isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Sequence)
-    return [value] if one else list(value)

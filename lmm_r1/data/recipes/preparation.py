@@ -1,7 +1,7 @@
-"""A recipe's rows written into a folder: killed and started again it goes on, and ends with the same bytes.
+"""Writes a recipe's rows into a folder; a killed job resumes, with the same bytes at the end.
 
-The folder is made beside its place, under a name that every session of the same job finds again, and moved there when
-it is complete. Images are named after their content, so that an image of many questions lies there once.
+The folder is written next to its final place, under a name that every session of the job finds again, and is moved when
+complete. Images are named after their content, so that an image of many questions is stored once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from lmm_r1.data.bad_rows import SkippedRow
+from lmm_r1.data.bad_rows import SkippedRow, read_skipped
 from lmm_r1.data.files import IMAGES_FOLDER, ROWS_FILE, Record
 from lmm_r1.data.image_sources import StoredBytes, decode_base64, kind_of, open_image
 from lmm_r1.data.images import fetched, load_image
@@ -36,7 +36,6 @@ from lmm_r1.data.recipes.sources import (
     hash_files,
     hub_files,
     local_files,
-    read_left_out,
     read_manifest,
     sha256_of,
 )
@@ -54,44 +53,44 @@ OWN = {STATE_FILE, LOCK_FILE}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Progress:
+class PreparationProgress:
     """How far the job is."""
 
     read: int
     kept: int
     left_out: int
     total: int | None
-    """Records of the source, where that is known."""
+    """Records of the source, if known."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """What a finished job has to tell."""
+    """The result of a finished job."""
 
     manifest: Manifest
     left_out: list[SkippedRow]
     was_complete: bool
-    """Nothing was done: the folder was there already."""
+    """Whether the folder was complete already, so that nothing was done."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Preparation:
-    """One job: a recipe, where its files are, and where the rows go."""
+    """One job: a recipe, its source files, and the output."""
 
     recipe: Recipe
     output: Path
     source: Path | None = None
-    """A local copy; None takes the dataset from the hub."""
+    """A local copy; None downloads the dataset from the hub."""
     max_rows: int | None = None
-    """Rows that count, from the start; None takes all."""
+    """The number of matching rows to take, from the start; None takes all."""
     say: Callable[[str], None] = lambda _: None
-    """Told what is being done, in sentences."""
-    show: Callable[[Progress], None] = lambda _: None
-    """Told how far the job is, after each record."""
+    """Called with a sentence about each step."""
+    show: Callable[[PreparationProgress], None] = lambda _: None
+    """Called after each record."""
 
     @property
     def settings(self) -> JobSettings:
-        """What the rows depend on, apart from the content of the files."""
+        """What the rows depend on, except for the content of the files."""
         origin = str(self.source or self.recipe.source.dataset)
         return JobSettings(
             recipe=self.recipe.name, recipe_sha256=self.recipe.digest, origin=origin, max_rows=self.max_rows
@@ -104,13 +103,13 @@ class Preparation:
         return output.with_name(f".{output.name}.partial")
 
     def run(self, *, overwrite: bool = False) -> Prepared:
-        """Write the rows, or go on with them; nothing is done where the folder is complete.
+        """Write the rows, or resume writing them; does nothing if the folder is complete.
 
         Args:
-            overwrite: replace a folder of rows that is there, and begin anew what was begun with other settings.
+            overwrite: replace an existing folder of rows, and start over a job that was begun with other settings.
 
         Raises:
-            UserError: the dataset cannot be had, the folder is taken or was begun with other settings, no row can be
+            UserError: the dataset is not available, the folder is in use or was begun with other settings, no row can be
                 used, or nothing can be written.
         """
         self._check_output(overwrite=overwrite)
@@ -119,7 +118,7 @@ class Preparation:
             return complete
         source = self._files()
         with _locked(self.partial, output=self.output):
-            # Another session may have finished the job since.
+            # Another session may have finished the job in the meantime.
             complete = None if overwrite else self._complete()
             if complete is not None:
                 shutil.rmtree(self.partial)
@@ -158,22 +157,22 @@ class Preparation:
         foreign = sorted(names - PARTS - OWN)
         if foreign:
             raise UserError(
-                f"--output {self.output} holds {foreign[0]}, which is no part of a row folder; name another folder"
+                f"--output {self.output} holds {foreign[0]}, which is not part of a row folder; name another folder"
             )
 
     def _complete(self) -> Prepared | None:
-        """The finished folder of the same job; raises UserError where it is that of another one."""
+        """Return the finished folder of the same job; raises UserError if it belongs to another job."""
         found = read_manifest(self.output)
         if found is None:
             return None
         difference = found.settings.difference(self.settings)
         if difference:
             raise UserError(
-                f"--output {self.output} was made with another {difference}; name another or add --overwrite"
+                f"--output {self.output} was made with another {difference}; name another folder or add --overwrite"
             )
-        # A session that was killed at its very end left them.
+        # A session that was killed at its very end may have left these.
         _remove(self.output, names=OWN)
-        return Prepared(manifest=found, left_out=read_left_out(self.output / LEFT_OUT_FILE), was_complete=True)
+        return Prepared(manifest=found, left_out=read_skipped(self.output / LEFT_OUT_FILE), was_complete=True)
 
     def _files(self) -> SourceFiles:
         recipe = self.recipe
@@ -181,7 +180,7 @@ class Preparation:
             return local_files(recipe, self.source)
         if recipe.source.dataset is None:
             raise UserError(
-                f"recipe {recipe.name}: no dataset on the hub holds it; give a local copy with --source PATH: "
+                f"recipe {recipe.name}: the hub has no dataset for it; give a local copy with --source PATH: "
                 f"{recipe.source.obtain}"
             )
         self.say(f"asking the Hugging Face hub for {recipe.source.dataset}")
@@ -210,7 +209,7 @@ class Preparation:
             if difference and not overwrite:
                 raise UserError(
                     f"--output {self.output} was begun with another {difference}; name another folder, or add "
-                    "--overwrite to begin anew"
+                    "--overwrite to start over"
                 )
             if difference:
                 _clear(self.partial)
@@ -218,7 +217,7 @@ class Preparation:
         return hashes
 
     def _finish(self, manifest: Manifest) -> None:
-        # What is unpacked, and what a killed session was writing.
+        # Unpacked archives, and files that a killed session was writing.
         _remove(self.partial, names={entry.name for entry in self.partial.iterdir()} - PARTS - OWN)
         _remove(self.partial / IMAGES_FOLDER, names={file.name for file in self.images() if file.name[0] == "."})
         write_json_object(self.partial / MANIFEST_FILE, manifest.record())
@@ -231,7 +230,7 @@ class Preparation:
         _remove(self.output, names=OWN)
 
     def images(self) -> list[Path]:
-        """The images written so far, unfinished ones with them."""
+        """Return the images written so far, including unfinished ones."""
         folder = self.partial / IMAGES_FOLDER
         return list(folder.iterdir()) if folder.is_dir() else []
 
@@ -246,10 +245,10 @@ class _Counts:
 
 
 class _Writer:
-    """Appends rows to the partial folder; what earlier sessions wrote is counted and not made again.
+    """Appends rows to the partial folder; counts what earlier sessions wrote instead of making it again.
 
-    Which records count is decided anew each time, at next to no cost. Whether one of those was kept or left out is
-    known from the lines that are there.
+    The filters are applied again each time, which is cheap. Whether a matching record was kept or left out is known from
+    the lines that exist.
     """
 
     def __init__(self, job: Preparation, *, source: SourceFiles, finder: MediaFiles) -> None:
@@ -265,9 +264,9 @@ class _Writer:
         recipe = self.job.recipe
         written = _count_lines(self.rows_file)
         cut_torn_line(self.left_out_file)
-        known = {row.index: row for row in read_left_out(self.left_out_file)}
+        known = {row.index: row for row in read_skipped(self.left_out_file)}
         if written or known:
-            self.job.say(f"going on behind {written + len(known):,} rows of an earlier session")
+            self.job.say(f"resuming after {written + len(known):,} rows of an earlier session")
         counts = _Counts(filtered=dict.fromkeys(recipe.where, 0))
         total = self.source.row_count()
         for index, record in enumerate(self.source.records(split=recipe.source.split)):
@@ -278,7 +277,10 @@ class _Writer:
                 counts.left_out.append(known[index])
             else:
                 self._take(index, record, counts=counts, written=written)
-            self.job.show(Progress(read=counts.read, kept=counts.kept, left_out=len(counts.left_out), total=total))
+            progress = PreparationProgress(
+                read=counts.read, kept=counts.kept, left_out=len(counts.left_out), total=total
+            )
+            self.job.show(progress)
         if counts.kept == 0:
             _clear(self.job.partial)
             first = f"the first: {counts.left_out[0].reason}" if counts.left_out else f"filtered: {counts.filtered}"
@@ -307,7 +309,7 @@ class _Writer:
             _append(self.left_out_file, asdict(left_out))
             counts.left_out.append(left_out)
             return
-        # Outside of the handler: a full disk ends the job, and is no fault of the row.
+        # Outside of the handler: a full disk ends the job, and is not the row's fault.
         for name, data in images.items():
             write_bytes_atomically(self.images / name, data=data)
             self.names[Path(name).stem] = name
@@ -315,12 +317,12 @@ class _Writer:
         counts.kept += 1
 
     def _stored(self, row: Row, new: dict[str, bytes]) -> dict[str, object]:
-        """The row with images by name; those that are not there yet go into `new`."""
+        """Return the row with images by name; adds images that are not stored yet to `new`."""
         messages = self._named(row.messages, new, location=row.location)
         return {"messages": messages, "answer": row.answer, "datasource": row.datasource}
 
     def _stored_pair(self, row: PreferenceRow, new: dict[str, bytes]) -> dict[str, object]:
-        """The same of a preference, as `batch_inference` writes them."""
+        """Return the same for a preference, in the form that `batch_inference` writes."""
         sides = {"prompt": row.messages, "chosen": row.chosen, "rejected": row.rejected}
         stored: dict[str, object] = {
             name: self._named(messages, new, location=row.location) for name, messages in sides.items()
@@ -330,7 +332,6 @@ class _Writer:
         return {**stored, **given, "datasource": row.datasource}
 
     def _named(self, messages: Sequence[Message], new: dict[str, bytes], *, location: str) -> list[dict[str, object]]:
-
         def stored(part: Part) -> Part:
             if not isinstance(part, ImagePart):
                 return part
@@ -345,7 +346,7 @@ class _Writer:
 
 
 def _encoded(part: ImagePart, *, location: str) -> bytes:
-    """The image as it was published, byte for byte."""
+    """Return the image as published, byte for byte."""
     source = fetched(part, location=location).source
     if isinstance(source, StoredBytes):
         return source.read()
@@ -361,7 +362,7 @@ def _encoded(part: ImagePart, *, location: str) -> bytes:
 
 
 def _format(part: ImagePart, data: bytes, *, location: str) -> str:
-    """The ending of an image's file; raises UserError where the image cannot be decoded whole."""
+    """Return the suffix of an image's file; raises UserError if the image cannot be decoded completely."""
     load_image(replace(part, source=data), location=location)
     with open_image(io.BytesIO(data)) as image:
         return str(image.format).lower()
@@ -372,12 +373,12 @@ def _append(file: Path, line: Mapping[str, object]) -> None:
         append_json_lines(file, [line], readable=True)
     except OSError as error:
         raise UserError(
-            f"{file}: cannot be written ({error.strerror}); make room and run the same command again: it goes on from there"
+            f"{file}: cannot be written ({error.strerror}); free space and repeat the command, which resumes the job"
         ) from error
 
 
 def _count_lines(file: Path) -> int:
-    """How many whole lines there are; a torn last one is cut off."""
+    """Return the number of complete lines; an incomplete last line is cut off."""
     cut_torn_line(file)
     if not file.exists():
         return 0
@@ -390,12 +391,11 @@ def _contents(hashes: list[FileHash]) -> list[tuple[str, str]]:
 
 
 def _clear(folder: Path) -> None:
-    """Remove all but the lock that is held."""
+    """Remove everything but the lock, which is held."""
     _remove(folder, names={entry.name for entry in folder.iterdir()} - {LOCK_FILE})
 
 
 def _remove(folder: Path, *, names: Set[str]) -> None:
-    """Remove entries of a folder, those that are there."""
     for name in sorted(names):
         if (folder / name).is_dir():
             shutil.rmtree(folder / name)
@@ -405,7 +405,7 @@ def _remove(folder: Path, *, names: Set[str]) -> None:
 
 @contextlib.contextmanager
 def _locked(folder: Path, *, output: Path) -> Iterator[None]:
-    """Keep a second session out of the folder; the lock goes with the process."""
+    """Keep other sessions out of the folder; the lock ends with the process."""
     with contextlib.ExitStack() as held:
         while True:
             try:
@@ -419,7 +419,7 @@ def _locked(folder: Path, *, output: Path) -> Iterator[None]:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 raise UserError(f"--output {output}: another prepare_data is writing it; wait for it") from error
-            # One who was ready in between has moved the folder, with the lock that was opened.
+            # A session that finished in the meantime has moved the folder, together with the lock file opened here.
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(lock.fileno()), os.stat(folder / LOCK_FILE)):
                     break

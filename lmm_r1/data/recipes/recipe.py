@@ -1,6 +1,6 @@
-"""What a recipe is: a published dataset, how its columns become rows, and how its answers are judged.
+"""A recipe: a published dataset, how its columns become rows, and how its answers are judged.
 
-A recipe with `sampling` is an evaluation suite as well: that says how responses are drawn."""
+A recipe with `sampling`, which says how responses are drawn, is an evaluation suite as well."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from lmm_r1.errors import UserError
 from remote_rm.answers.extraction import last_boxed
 
 CHOICES_FIELD = "choices"
-"""In a prompt, `{choices}` is the list of lettered choices."""
+"""In a prompt, `{choices}` is replaced by the lettered choices."""
 
 Names = Annotated[tuple[str, ...], Field(min_length=1)]
 Scalar = str | int | bool
 Aspect = Literal["files", "columns", "answer", "split", "rows", "licence"]
-"""What of a recipe can be true or not of the published dataset."""
+"""The aspects of a recipe that can be checked against the published dataset."""
 PreferenceFormat = Literal["preference", "rlhf_v", "vlfeedback"]
 _OF_PREFERENCES = {
     "name",
@@ -50,19 +50,20 @@ class _Checked(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Source(_Checked):
+class RecipeSource(_Checked):
     """Where the rows are."""
 
     dataset: str | None = None
-    """Its name on the Hugging Face hub; None where it has to be put together by hand."""
+    """Its name on the Hugging Face hub; None if users must assemble it themselves."""
     revision: str | None = None
     """A branch, tag or commit of the dataset; None takes its main branch."""
     split: str
     files: tuple[str, ...] = ()
-    """The row files, as patterns (`*` also crosses folders); none takes the Parquet files named after the split."""
+    """Patterns of the row files (`*` also crosses folders); empty takes the Parquet files named after the split."""
     media: tuple[str, ...] = ()
-    """What holds the images that rows name by path, as patterns: archives (zip, tar, tar.gz) or the images themselves."""
+    """Patterns of the images that rows name by path: archives (zip, tar, tar.gz) or image files."""
     obtain: str | None = None
+    """How to get a local copy, if there is no dataset on the hub."""
     """Where there is no dataset: how to get a local copy."""
 
     @model_validator(mode="after")
@@ -73,12 +74,11 @@ class Source(_Checked):
 
     @property
     def row_patterns(self) -> tuple[str, ...]:
-        """The patterns of the row files."""
         return self.files or (f"{self.split}-*.parquet", f"*/{self.split}-*.parquet")
 
 
-class Sampling(_Checked):
-    """How responses are sampled where no flag says otherwise; row files without a recipe have these defaults."""
+class SuiteSampling(_Checked):
+    """How responses are sampled unless a flag says otherwise; the defaults also apply to row files without a recipe."""
 
     temperature: float = Field(default=0.0, ge=0)
     n_samples: int = Field(default=1, ge=1)
@@ -86,12 +86,12 @@ class Sampling(_Checked):
 
 
 class Condition(_Checked):
-    """A test of a column beyond equality."""
+    """A test of a column other than equality."""
 
     matches: str | None = None
-    """A regular expression that is found in the value."""
+    """A regular expression that must be found in the value."""
     filled: bool | None = None
-    """Whether there is a value."""
+    """Whether there must be a value."""
 
     @model_validator(mode="after")
     def _has_one(self) -> Self:
@@ -110,63 +110,63 @@ class Recipe(_Checked):
 
     name: str = Field(pattern=r"^[a-z0-9_]+$")
     description: str
-    source: Source
+    source: RecipeSource
     licence: str
     """An SPDX name, or `unknown`."""
     rows: int | None = Field(default=None, ge=1)
-    """How many rows it makes, where that is known."""
+    """How many rows it makes, if known."""
     unchecked: Mapping[Aspect, str] = Field(default_factory=dict)
-    """What could not be compared with the published files, and what is assumed there instead."""
+    """What could not be compared with the published files, and what is assumed instead."""
     columns: Mapping[str, str] = Field(default_factory=dict)
-    """Names of one's own for columns with other names, or for what lies in them: `conversations.0.value`."""
+    """The recipe's names for columns, or for values inside them: `conversations.0.value`."""
     where: Mapping[str, Scalar | tuple[Scalar, ...] | Condition] = Field(default_factory=dict)
-    """Rows count only where these columns have this value, one of these values, or what the condition asks."""
+    """A row matches only if these columns have this value, have one of these values, or meet the condition."""
     images: tuple[str, ...] = ()
-    """The column with the image or the images: the first of these that a row has; none for text."""
+    """The column with the image or images: the first of these that a row has; empty for text."""
     images_from: Literal["first", "all"] = "first"
-    """`all` takes the images of every one of the columns in `images` that a row has, and no image where it has none."""
+    """`all` takes the images of all columns in `images` that a row has, possibly none."""
     image_prefix: str = ""
-    """Cut off the front of image paths."""
+    """Removed from the start of image paths."""
     image_tag: str | None = None
-    """Where this stands in the prompt, the next image goes; None puts all of them before the text."""
+    """Marks the place of the next image in the prompt; None puts all images before the text."""
     max_pixels: int | None = Field(default=None, ge=1)
-    """Larger images are scaled down to so many pixels."""
+    """Larger images are scaled down to this many pixels."""
     messages: str | None = None
-    """The column with ready-made messages, a list or JSON text of one, instead of `prompt` and `images`."""
+    """The column with ready-made messages, a list or its JSON text, instead of `prompt` and `images`."""
     format: PreferenceFormat | None = None
-    """The rows are preferences, which come in this format of rows; then nothing is said of prompts, answers and verifiers, and
-    `images` are the columns whose paths are looked for."""
+    """For preferences: their row format. Such a recipe has no prompt, answer or verifiers, and `images` lists the columns
+    with image paths."""
     answer: Names = ()
     """The column with the answer: the first of these that a row has."""
     answer_list: Literal["first", "most_common", "joined"] | None = None
-    """What to take of an answer that is a list: its first entry, the most common one, or all, joined by commas."""
+    """For an answer that is a list: take its first entry, its most common one, or all joined by commas."""
     answer_in: Literal["text", "answer_tag", "boxed", "boxed_or_text"] = "text"
-    r"""What of the text is the answer: all of it, what stands in <answer> tags or in the last \boxed{}, if there is one."""
+    r"""Where the answer is in the text: all of it, in <answer> tags, or in the last \boxed{} (with or without fallback)."""
     answer_pattern: str | None = None
-    """A regular expression whose one group is the answer, in the place of `answer_in`; its last match counts."""
+    """A regular expression whose one group is the answer, instead of `answer_in`; its last match counts."""
     choices: str | Names | None = None
-    """The column with the list of choices, or a column for each; they get letters from A, and the letter is the label."""
+    """The column with the list of choices, or one column per choice; they get letters from A, the letter is the label."""
     choices_optional: bool = False
-    """Rows without choices are questions with an open answer, and no error."""
+    """Whether rows without choices are open questions instead of errors."""
     choices_shuffled: bool = False
-    """Choices are put in an order of their own for each row, always the same: for datasets that list the right one first."""
+    """Whether choices are shuffled, with a fixed order per row: for datasets that list the right choice first."""
     choice_prefix: str | None = None
-    """A regular expression for what stands before a choice's text, such as a letter of its own, and is taken off."""
+    """A regular expression for what precedes a choice's text, such as its own letter, and is removed."""
     answer_names: Literal["text", "letter", "index"] = "text"
-    """What the answer names its choice by: its text, its letter, or its place from 0."""
+    """How the answer names its choice: by text, letter, or index from 0."""
     remove: tuple[str, ...] = ()
-    """Pieces that are taken out of columns before they go into the prompt."""
+    """Pieces of text that are removed from columns before they are used in the prompt."""
     system: str | None = None
-    """The system's turn before the user's."""
+    """The system turn before the user's."""
     prompt: str | None = None
-    """The user's turn behind the images: `{column}` stands for a column, `{choices}` for the lettered choices."""
+    """The user's turn after the images: `{column}` is replaced by a column, `{choices}` by the lettered choices."""
     response: str | None = None
-    """The assistant's turn to learn, for supervised training: columns in braces as in the prompt."""
+    """The assistant's turn for supervised training, with columns in braces as in the prompt."""
     group: str | None = None
-    """A column by whose values metrics are told apart: the datasource becomes NAME/VALUE."""
+    """A column by whose values metrics are split: the datasource becomes NAME/VALUE."""
     verifiers: Names = ()
-    """As `--verifiers` takes them; the first one's accuracy is the suite's."""
-    sampling: Sampling | None = None
+    """As in `--verifiers`; the suite's accuracy is that of the first one."""
+    sampling: SuiteSampling | None = None
     """How responses are drawn for evaluation; None for training data."""
 
     @field_validator("answer_pattern", "choice_prefix")
@@ -179,13 +179,11 @@ class Recipe(_Checked):
         if self.format is None:
             for name in ("answer", "verifiers"):
                 if not getattr(self, name):
-                    raise ValueError(
-                        f"{name}: at least one is needed; only preferences, which have a format, do without"
-                    )
+                    raise ValueError(f"{name}: at least one is needed, except for preferences, which have a format")
             return self
         odd = sorted(self.model_fields_set - _OF_PREFERENCES)
         if odd:
-            raise ValueError(f"{odd[0]} has no use in a recipe of preferences, whose format is {self.format}; drop it")
+            raise ValueError(f"{odd[0]} has no use in a recipe of preferences with the format {self.format}; drop it")
         return self
 
     @model_validator(mode="after")
@@ -198,10 +196,10 @@ class Recipe(_Checked):
             odd = [field for field in template_fields(template or "") if not field.isidentifier()]
             if odd:
                 raise ValueError(
-                    f"the prompt has the field {{{odd[0]}}}; a field is the plain name of a column (`columns` can give one)"
+                    f"the prompt has the field {{{odd[0]}}}; a field must be the plain name of a column (`columns` can set one)"
                 )
         if (CHOICES_FIELD in template_fields(self.prompt or "")) != (self.choices is not None):
-            raise ValueError("a prompt with {choices} needs the column of the choices, and the other way round")
+            raise ValueError("a prompt with {choices} needs the column of the choices, and vice versa")
         if self.messages is not None and (self.images or self.system or self.image_tag):
             raise ValueError("messages hold images and system turns themselves: drop images, image_tag and system")
         if self.answer_pattern is not None and re.compile(self.answer_pattern).groups != 1:
@@ -210,13 +208,13 @@ class Recipe(_Checked):
 
     @property
     def is_suite(self) -> bool:
-        """Whether `lmm-r1 evaluate` takes it."""
+        """Whether `lmm-r1 evaluate` accepts it."""
         return self.sampling is not None
 
     @property
     def digest(self) -> str:
-        """SHA-256 of all that the rows depend on: comments and the order of fields do not count."""
-        # Without a field that few have, so that folders of all others stay what they are.
+        """SHA-256 of all that the rows depend on, independent of comments and the order of fields."""
+        # Leave out a field that few recipes have, so that folders made before it existed stay valid.
         fields = self.model_dump(mode="json", exclude={"format"} if self.format is None else None)
         canonical = json.dumps(fields, sort_keys=True, ensure_ascii=False)
         return hashlib.sha256(canonical.encode()).hexdigest()
@@ -231,12 +229,12 @@ def _regular(pattern: str) -> str:
     try:
         re.compile(pattern)
     except re.error as error:
-        raise ValueError(f"{pattern!r} is no regular expression ({error})") from error
+        raise ValueError(f"{pattern!r} is not a regular expression ({error})") from error
     return pattern
 
 
 def read_recipe(path: Path) -> Recipe:
-    """Return the recipe in a YAML file; raises UserError with the file and what is wrong in it."""
+    """Return the recipe in a YAML file; raises UserError with the file and the problem."""
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -252,17 +250,17 @@ def read_recipe(path: Path) -> Recipe:
 def _sentence(fault: ErrorDetails) -> str:
     place = ".".join(map(str, fault["loc"])) or "the recipe"
     if fault["type"] == "extra_forbidden":
-        return f"{place} is no field of a recipe"
+        return f"{place} is not a field of a recipe"
     return f"{place}: {fault['msg'].removeprefix('Value error, ')}"
 
 
 LETTERS = "ABCDEFGHIJ"
-"""As many as the choice verifier knows."""
+"""As many as the choice verifier accepts."""
 _ANSWER_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
 class RecordView:
-    """One record, read as a recipe says; every error opens with the record's place."""
+    """One record as a recipe reads it; every error begins with the record's location."""
 
     def __init__(self, columns: Mapping[str, Any], *, recipe: Recipe, location: str) -> None:
         self.columns = columns
@@ -270,13 +268,13 @@ class RecordView:
         self.location = location
 
     def fail(self, sentence: str) -> UserError:
-        """Return the error; it is for the caller to raise."""
+        """Return the error, for the caller to raise."""
         return UserError(f"{self.location}: {sentence}")
 
     def value(self, name: str) -> Any:
-        """The value of a column, None where there is none."""
+        """Return the value of a column, None if it is empty."""
         value: Any = self.columns
-        # A column's own name may have dots in it; a path is looked for only where the recipe gives one.
+        # A column's own name may contain dots; it is a path only if the recipe gives one.
         path = self.recipe.columns.get(name)
         if path is None or path in self.columns:
             value = self.columns.get(path or name)
@@ -286,7 +284,7 @@ class RecordView:
         return None if _is_empty(value) else value
 
     def first(self, names: Sequence[str]) -> Any:
-        """The value of the first of these columns that the record has; raises UserError where it has none of them."""
+        """Return the value of the first of these columns that is filled; raises UserError if none is."""
         for name in names:
             value = self.value(name)
             if value is not None:
@@ -295,7 +293,7 @@ class RecordView:
         raise self.fail(f"no column {wanted}, or it is empty (found: {', '.join(self.columns) or 'nothing'})")
 
     def failed_filter(self) -> str | None:
-        """The column of the first condition that the record does not meet; None where the row counts."""
+        """Return the column of the first condition that the record does not meet; None if it meets all."""
         return next((name for name, wanted in self.recipe.where.items() if not self._meets(name, wanted)), None)
 
     def _meets(self, name: str, wanted: Any) -> bool:
@@ -310,11 +308,11 @@ class RecordView:
         if isinstance(wanted, Condition):
             return re.search(wanted.matches or "", str(value)) is not None
         known = wanted if isinstance(wanted, tuple) else (wanted,)
-        # CSV files hold text alone.
+        # CSV files hold only text.
         return value in (map(str, known) if isinstance(value, str) else known)
 
     def choices(self) -> list[str]:
-        """The choices in the order of their letters; empty where the question is an open one."""
+        """Return the choices in the order of their letters; none for an open question."""
         published = self._published_choices()
         return _shuffled(published) if self.recipe.choices_shuffled else published
 
@@ -336,12 +334,12 @@ class RecordView:
         return choices
 
     def _without_end(self, choices: Any) -> Any:
-        """The choices without empty ones behind the last; raises UserError for a gap: letters would stand for others."""
+        """Return the choices without trailing empty ones; raises UserError for a gap, which would shift the letters."""
         if not isinstance(choices, list):
             return choices
         held = [place for place, choice in enumerate(choices) if not _is_empty(choice)]
         if held != list(range(len(held))):
-            raise self.fail(f"a choice is empty, and others follow it: {choices!r}")
+            raise self.fail(f"an empty choice is followed by others: {choices!r}")
         return choices[: len(held)]
 
     def _bare(self, choice: str) -> str:
@@ -349,11 +347,11 @@ class RecordView:
         return (re.sub(f"^(?:{prefix})", "", choice.strip()) if prefix else choice).strip()
 
     def label(self, choices: Sequence[str]) -> str:
-        """The answer, or its choice's letter."""
+        """Return the answer, or its choice's letter."""
         answer = self._answer_text()
         if not choices:
             return answer
-        # Letters and indices count the choices as they were published.
+        # Letters and indices refer to the published order.
         published = self._published_choices()
         letters = [
             LETTERS[choices.index(choice) if self.recipe.choices_shuffled else place]
@@ -366,7 +364,7 @@ class RecordView:
         }[self.recipe.answer_names]
         if answer not in named:
             raise self.fail(
-                f"the answer {answer[:80]!r} is not the {self.recipe.answer_names} of one of the {len(choices)} choices"
+                f"the answer {answer[:80]!r} is not the {self.recipe.answer_names} of any of the {len(choices)} choices"
             )
         return named[answer]
 
@@ -420,7 +418,7 @@ def _is_empty(value: Any) -> bool:
 
 
 def _listed(value: Any) -> Any:
-    """A list as it is, or as the text that writers of Parquet files make of it: `"['a', 'b']"` → `["a", "b"]`."""
+    """Return a list, given as such or as the text that Parquet files may hold: `"['a', 'b']"` → `["a", "b"]`."""
     if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
         return list(value)
     if isinstance(value, str) and value.lstrip().startswith("["):
@@ -433,7 +431,7 @@ def _listed(value: Any) -> Any:
 
 
 def _shuffled(choices: list[str]) -> list[str]:
-    """The choices in an order that only they themselves decide."""
+    """Return the choices in an order that depends only on themselves."""
     seed = hashlib.sha256("\0".join(choices).encode()).hexdigest()
     order = sorted(choices)
     random.Random(seed).shuffle(order)

@@ -1,4 +1,4 @@
-"""What a recipe reads: the source's files, its media, and the manifest with their hashes."""
+"""A recipe's source files: row files, media, and the manifest with their hashes."""
 
 from __future__ import annotations
 
@@ -13,30 +13,29 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 
 from lmm_r1 import hub
-from lmm_r1.data.bad_rows import SkippedRow
 from lmm_r1.data.files import ROWS_FILE, Record, read_records
 from lmm_r1.data.image_sources import resolve
 from lmm_r1.data.recipes.recipe import Recipe
 from lmm_r1.errors import UserError
-from lmm_r1.files.json_files import count_field, read_json_lines, read_json_object, text_field
+from lmm_r1.files.json_files import count_field, read_json_object, text_field
 
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz")
 Member = tuple[zipfile.ZipFile, str] | Path
 
 
 def is_archive(path: Path) -> bool:
-    """Whether the name is that of an archive that can be read."""
+    """Return whether the file's name is that of a supported archive."""
     return path.name.lower().endswith(ARCHIVES)
 
 
 class MediaFiles:
     """Finds an image by the end of its path: `train/1.png` is `images/train/1.png`, and never `test/1.png`.
 
-    Zip archives are read in place. Of tar archives only the whole can be read, so they are unpacked.
+    Zip archives are read in place; tar archives have no index, so they are unpacked.
     """
 
     def __init__(self, files: Sequence[Path], *, folder: Path, unpack_into: Path | None) -> None:
-        """Look at files of the dataset's folder; tar archives are unpacked into `unpack_into`, None refuses them."""
+        """List files of the dataset's folder; tar archives are unpacked into `unpack_into`, None refuses them."""
         self._by_name: dict[str, list[tuple[PurePosixPath, Member]]] = {}
         self._open: list[zipfile.ZipFile] = []
         for file in files:
@@ -55,9 +54,9 @@ class MediaFiles:
             archive.close()
 
     def find(self, path: str, *, base_dir: Path, location: str) -> str | bytes:
-        """Return the path of a file that is there, or the encoded image out of an archive.
+        """Return the path of an existing file, or the encoded image from an archive; `path` itself if nothing fits.
 
-        Raises UserError where several would do, or where an archive is damaged; a path that nothing fits comes back.
+        Raises UserError if several files fit equally well, or an archive is damaged.
         """
         beside = resolve(path, base_dir=base_dir)
         if os.path.isfile(str(beside)):
@@ -94,7 +93,7 @@ class MediaFiles:
 
     def _add_tar(self, file: Path, *, folder: Path, unpack_into: Path | None) -> None:
         if unpack_into is None:
-            raise UserError(f"{file}: a tar archive is not read in place; unpack it, and give the folder")
+            raise UserError(f"{file}: tar archives cannot be read in place; unpack it, and give the folder")
         content = unpacked(file, folder=unpack_into / file.relative_to(folder))
         for path in sorted(content.rglob("*")):
             if path.is_file():
@@ -102,7 +101,7 @@ class MediaFiles:
 
 
 def unpacked(file: Path, *, folder: Path) -> Path:
-    """Return the folder with the content of a tar archive; one that was unpacked whole before is taken as it is."""
+    """Return the folder with the content of a tar archive; reuses one that was unpacked completely before."""
     partial = folder.with_name(f".{folder.name}.partial")
     if folder.is_dir():
         return folder
@@ -113,19 +112,19 @@ def unpacked(file: Path, *, folder: Path) -> Path:
             archive.extractall(partial, filter="data")
     except (tarfile.TarError, EOFError, OSError) as error:
         raise UserError(
-            f"{file}: cannot be unpacked into {folder.parent} ({error}); fetch it again, or make room"
+            f"{file}: cannot be unpacked into {folder.parent} ({error}); fetch it again, or free space"
         ) from error
     partial.rename(folder)
     return folder
 
 
 def _ends_alike(asked: PurePosixPath, name: PurePosixPath) -> bool:
-    """Whether the shorter path is the end of the longer one."""
+    """Return whether the shorter path is the end of the longer one."""
     return _shared(asked, name) == min(len(_steps(asked)), len(_steps(name)))
 
 
 def _shared(asked: PurePosixPath, name: PurePosixPath) -> int:
-    """How many steps from the file's name upwards two paths have in common."""
+    """Return how many components two paths share, counted from the file name upwards."""
     count = 0
     for one, other in zip(reversed(_steps(asked)), reversed(_steps(name)), strict=False):
         if one != other:
@@ -159,31 +158,30 @@ _BLOCK_BYTES = 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class SourceFiles:
-    """What a recipe's rows are read from."""
+    """The files that a recipe's rows are read from."""
 
     folder: Path
-    """Their names are relative to it."""
+    """The folder that names are relative to."""
     rows: tuple[Path, ...]
-    """Row files, in the order in which they are read; or one folder that `read_records` takes whole."""
+    """Row files in reading order, or one folder that `read_records` reads as a whole."""
     media: tuple[Path, ...]
-    """Archives and images that are not beside the row files."""
+    """Archives and images that are not next to the row files."""
     revision: str | None
-    """The commit of the hub's dataset; None for a local copy."""
+    """The commit of the dataset on the hub; None for a local copy."""
 
     def records(self, *, split: str) -> Iterator[Record]:
-        """Yield the records of all row files."""
         for path in self.rows:
             yield from read_records(str(path), split=split)
 
     def hashed(self) -> list[Path]:
-        """The files whose hashes identify the source: row files and archives."""
+        """Return the files whose hashes identify the source: row files and archives."""
         found = [*self.rows, *(path for path in self.media if is_archive(path))]
         return [
             file for path in found for file in (sorted(path.rglob("*")) if path.is_dir() else [path]) if file.is_file()
         ]
 
     def row_count(self) -> int | None:
-        """How many records there are, where that can be told without reading them."""
+        """Return the number of records, None if that requires reading them."""
         if not all(path.suffix == ".parquet" for path in self.rows):
             return None
         import pyarrow
@@ -196,12 +194,12 @@ class SourceFiles:
 
 
 def hub_files(recipe: Recipe) -> SourceFiles:
-    """Fetch a recipe's files from the hub, or out of the hub's cache; a download that broke off goes on.
+    """Fetch a recipe's files from the hub or its cache; an interrupted download resumes.
 
-    Raises UserError where they cannot be had, or where the dataset has no such files.
+    Raises UserError if they are not available, or the dataset has no such files.
     """
     source = recipe.source
-    assert source.dataset is not None, "the caller asked where there is no dataset"
+    assert source.dataset is not None, "the caller handles recipes without a dataset"
     folder = hub.dataset_folder(
         source.dataset, patterns=[*source.row_patterns, *source.media], revision=source.revision
     )
@@ -209,7 +207,7 @@ def hub_files(recipe: Recipe) -> SourceFiles:
     rows = _matching(names, source.row_patterns)
     if not rows:
         raise UserError(
-            f"{source.dataset}: the hub's dataset has no files {' or '.join(source.row_patterns)}; its layout has "
+            f"{source.dataset}: the dataset on the hub has no files {' or '.join(source.row_patterns)}; its layout has "
             "changed since the recipe was written"
         )
     return SourceFiles(
@@ -221,20 +219,20 @@ def hub_files(recipe: Recipe) -> SourceFiles:
 
 
 def local_files(recipe: Recipe, path: Path) -> SourceFiles:
-    """Return what of a local copy a recipe reads: a row file, or a folder with the published layout.
+    """Return the files of a local copy: a row file, or a folder with the published layout.
 
-    A folder without the published files is read as `read_records` reads folders.
+    A folder without the published files is read as by `read_records`.
 
     Raises:
-        UserError: there is nothing at `path`, it is an archive, or no row files can be told from others.
+        UserError: `path` does not exist, is an archive, or is a folder whose row files cannot be determined.
     """
     if path.is_file():
         if is_archive(path):
             raise UserError(
-                f"{path}: an archive alone has no rows; give the row file that lies beside it, or the folder of both"
+                f"{path}: an archive alone has no rows; give the row file next to it, or the folder that holds both"
             )
         if path.suffix.lower() not in ROW_SUFFIXES:
-            raise UserError(f"{path}: unknown kind of row file; known are {', '.join(ROW_SUFFIXES)}")
+            raise UserError(f"{path}: unknown kind of row file; known kinds are {', '.join(ROW_SUFFIXES)}")
         return SourceFiles(
             folder=path.parent, rows=(path,), media=_media(recipe, path.parent, _names(path.parent)), revision=None
         )
@@ -251,14 +249,14 @@ def local_files(recipe: Recipe, path: Path) -> SourceFiles:
     whole = {ROWS_FILE, "state.json", "dataset_dict.json"} & set(names)
     if not whole and not any(name.endswith((".parquet", ".arrow")) for name in alone):
         raise UserError(
-            f"{path}: no files {' or '.join(recipe.source.row_patterns)}, and {len(alone)} files that rows could be in; "
+            f"{path}: no files {' or '.join(recipe.source.row_patterns)}, and {len(alone)} files that may hold rows; "
             "give the row file itself"
         )
     return SourceFiles(folder=path, rows=(path,), media=media, revision=None)
 
 
 def _names(folder: Path) -> list[str]:
-    """The files under a folder by their relative paths, hidden ones left out."""
+    """Return the files under a folder by their relative paths, without hidden ones."""
     found = []
     for place, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
@@ -268,19 +266,19 @@ def _names(folder: Path) -> list[str]:
 
 
 def _matching(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
-    """The names that fit, pattern by pattern, none twice."""
+    """Return the names that fit, pattern by pattern, without duplicates."""
     fitting = [name for pattern in patterns for name in names if fnmatch.fnmatchcase(name, pattern)]
     return list(dict.fromkeys(fitting))
 
 
 def _matching_anywhere(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
-    """The same for a copy that lies deeper, or whose files were put into one folder."""
+    """Return the same for a copy in a deeper folder, or with all files in one folder."""
     anywhere = [f"*/{pattern}" for pattern in patterns]
     return _matching(names, anywhere) or _matching(names, [pattern.rpartition("/")[2] for pattern in patterns])
 
 
 def _media(recipe: Recipe, folder: Path, names: Sequence[str]) -> tuple[Path, ...]:
-    """Archives and images: those that the recipe names, and in a local copy the unpacked ones as well."""
+    """Return archives and images: those that the recipe names, and unpacked ones of a local copy."""
     if not recipe.source.media:
         return ()
     named = _matching(names, recipe.source.media) or _matching_anywhere(names, recipe.source.media)
@@ -296,13 +294,13 @@ class FileHash:
     bytes: int
     sha256: str
     modified_ns: int
-    """When it was changed last: with the same size and time it is not read again in a later session."""
+    """When it was last changed; a later session reuses the hash if size and time are unchanged."""
 
 
 def hash_files(
     source: SourceFiles, *, known: Sequence[FileHash] = (), report: Callable[[str], None] = lambda _: None
 ) -> list[FileHash]:
-    """Return the hashes of a source's files; those of `known` are taken over where size and time are the same."""
+    """Return the hashes of a source's files; those of `known` are reused if size and time are unchanged."""
     by_name = {entry.name: entry for entry in known}
     hashes = []
     for file in source.hashed():
@@ -320,7 +318,7 @@ def hash_files(
 
 
 def file_hashes(value: object, *, place: str) -> list[FileHash]:
-    """Return the hashes in the JSON of a state or a manifest; raises UserError, with the place, where it is another."""
+    """Return the hashes in the JSON of a state or a manifest; raises UserError, with the place, for invalid JSON."""
     if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
         raise UserError(f"{place}: files must be a list of objects; delete the folder")
     return [
@@ -335,7 +333,6 @@ def file_hashes(value: object, *, place: str) -> list[FileHash]:
 
 
 def sha256_of(file: Path) -> str:
-    """Return the SHA-256 of a file's bytes."""
     digest = hashlib.sha256()
     with file.open("rb") as stream:
         while block := stream.read(_BLOCK_BYTES):
@@ -345,21 +342,21 @@ def sha256_of(file: Path) -> str:
 
 MANIFEST_FILE = "manifest.json"
 LEFT_OUT_FILE = "left_out.jsonl"
-"""The rows that could not be used, one a line, with their reasons."""
+"""Lists the rows that could not be used, one per line, with the reasons."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobSettings:
-    """What rows depend on, apart from the content of the source files."""
+    """What rows depend on, except for the content of the source files."""
 
     recipe: str
     recipe_sha256: str
     origin: str
-    """The dataset on the hub, or the local copy as it was given."""
+    """The dataset on the hub, or the local copy as given."""
     max_rows: int | None
 
     def difference(self, other: JobSettings) -> str | None:
-        """Say what differs, as `recipe (a, now b)`; None where nothing does."""
+        """Return what differs, as `recipe (a, now b)`; None if nothing does."""
         for name, mine in asdict(self).items():
             theirs = getattr(other, name)
             if mine == theirs:
@@ -371,7 +368,7 @@ class JobSettings:
 
     @staticmethod
     def of(record: dict[str, object], *, place: str) -> JobSettings:
-        """Read the settings back; raises UserError where they are none."""
+        """Read the settings back; raises UserError for invalid ones."""
         return JobSettings(
             recipe=text_field(record, "recipe", place=place),
             recipe_sha256=text_field(record, "recipe_sha256", place=place),
@@ -388,7 +385,7 @@ class Manifest:
     dataset: str | None
     split: str
     revision: str | None
-    """The commit of the hub's dataset; None for a local copy."""
+    """The commit of the dataset on the hub; None for a local copy."""
     licence: str
     unchecked: Mapping[str, str]
     """What of the recipe was not compared with the published files."""
@@ -396,14 +393,14 @@ class Manifest:
     read: int
     kept: int
     filtered: Mapping[str, int]
-    """How many rows each condition of the recipe took away, by its column."""
+    """How many rows each condition of the recipe removed, by its column."""
     left_out: int
-    """Rows that count but could not be used: `LEFT_OUT_FILE` lists them."""
+    """Matching rows that could not be used, listed in `LEFT_OUT_FILE`."""
     images: int
     rows_sha256: str
 
     def record(self) -> dict[str, object]:
-        """The manifest as JSON: the same for the same job, in however many sessions it was done."""
+        """Return the manifest as JSON: the same for the same job, in however many sessions it was done."""
         record: dict[str, object] = asdict(self)
         files = [{"name": file.name, "bytes": file.bytes, "sha256": file.sha256} for file in self.files]
         del record["settings"]
@@ -411,7 +408,7 @@ class Manifest:
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """Return the manifest of a prepared folder, None where there is none; raises UserError for a damaged one."""
+    """Return the manifest of a prepared folder, None if there is none; raises UserError for a damaged one."""
     path = folder / MANIFEST_FILE
     if not path.is_file():
         return None
@@ -445,17 +442,3 @@ def _object(record: dict[str, object], key: str, *, place: str) -> dict[str, obj
     if not isinstance(value, dict):
         raise UserError(f"{place}: {key} must be an object; prepare the folder again")
     return value
-
-
-def read_left_out(path: Path) -> list[SkippedRow]:
-    """Return the rows that were left out, none where there is no such file."""
-    if not path.exists():
-        return []
-    return [
-        SkippedRow(
-            index=count_field(line.record, "index", place=line.place),
-            reason=text_field(line.record, "reason", place=line.place),
-        )
-        for line in read_json_lines(path)
-        if line.record is not None
-    ]

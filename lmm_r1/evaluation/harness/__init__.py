@@ -1,1 +1,1 @@
-"""VLMEvalKit and lmms-eval: what they predicted is read and judged, and our responses are written in their forms."""
+"""VLMEvalKit and lmms-eval: reads and judges their predictions, and exports responses in their formats."""

@@ -1,4 +1,4 @@
-"""Our responses in the forms of VLMEvalKit (predictions) and lmms-eval (samples)."""
+"""Exports responses in the formats of VLMEvalKit (predictions) and lmms-eval (samples)."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from lmm_r1.records.responses import JudgedResponse, by_row
 EXPORT_SUFFIXES = (".xlsx", ".tsv", ".json", SAMPLES_SUFFIX)
 PLACEHOLDERS = ("checkpoint", "file")
 KEPT = ("hint", *LETTERS, *CATEGORIES)
-"""Columns of the rows' own file that go into the export, in this order and where they are there."""
+"""Columns of the rows' own file that go into the export if they exist, in this order."""
 Columns = Mapping[int, Mapping[str, object]]
-"""By the rows' places."""
+"""By row index."""
 _OPTION_LISTS = ("choices", "options")
 
 
 def check_exports(
     templates: Sequence[str], *, checkpoints: Sequence[str], files: Mapping[str, int], taken: Iterable[str | Path] = ()
 ) -> None:
-    """Raise UserError before anything is measured for a name that several exports would have, and a form that cannot be.
+    """Raise UserError, before anything is measured, for an unsupported format or a name that several exports would have.
 
     Args:
         files: samples per row by the name of the file.
-        taken: what else the command reads or writes.
+        taken: other files that the command reads or writes.
     """
     used = {Path(path).resolve() for path in taken}
     for template in templates:
@@ -48,7 +48,7 @@ def check_exports(
             if samples > 1 and suffix != SAMPLES_SUFFIX:
                 raise UserError(
                     f"--export {template}: VLMEvalKit has one prediction per row, and {name} has {samples} samples; "
-                    "take --n_samples 1, or export .jsonl (lmms-eval)"
+                    "use --n_samples 1, or export .jsonl (lmms-eval)"
                 )
         for checkpoint in checkpoints:
             for file in files:
@@ -56,8 +56,7 @@ def check_exports(
                 check_creatable(path, flag="--export")
                 if path.resolve() in used:
                     raise UserError(
-                        f"--export {path}: the command has this file for something else, or would write it twice; choose "
-                        "another name"
+                        f"--export {path}: the command already reads or writes this file; choose another name"
                     )
                 used.add(path.resolve())
                 if path.is_dir():
@@ -71,13 +70,13 @@ def write_exports(
     files: Sequence[MeasuredFile],
     columns: Mapping[str, Columns],
 ) -> list[Path]:
-    """Write what every checkpoint answered to every file and return the paths.
+    """Write every checkpoint's responses to every file and return the paths.
 
     Args:
-        columns: by the name of the file, as `source_columns` gives them.
+        columns: by the name of the file, as returned by `source_columns`.
 
     Raises:
-        UserError: a response does not fit into the form, or a file cannot be written.
+        UserError: a response does not fit the format, or a file cannot be written.
     """
     written = []
     for file in files:
@@ -96,7 +95,7 @@ def write_exports(
 
 
 def export_path(template: str, *, checkpoint: str, file: str) -> Path:
-    """Return the name with its placeholders filled; what is no part of a file's name becomes an underscore."""
+    """Return the name with its placeholders filled; characters outside of file names become underscores."""
     for what, value in zip(PLACEHOLDERS, (checkpoint, file), strict=True):
         template = template.replace(f"{{{what}}}", re.sub(r"[^\w.+-]+", "_", value))
     return Path(template)
@@ -105,24 +104,24 @@ def export_path(template: str, *, checkpoint: str, file: str) -> Path:
 def source_columns(
     file: MeasuredFile, *, checkpoints: Sequence[CheckpointResponses], report: Callable[[str], None]
 ) -> Columns:
-    """Return `index`, `question` and the columns of `KEPT` of the rows' own file by the rows' places.
+    """Return `index`, `question` and the columns of `KEPT` of the rows' own file, by row index.
 
-    Empty, and `report` is told why, where that file is gone or holds other rows than those that were answered.
+    Empty, with the reason given to `report`, if that file is missing or holds other rows than those that were answered.
     """
     if not Path(file.source).exists():
-        report(f"{file.name}: {file.source} is no file here, so what is exported has no columns of its rows' own")
+        report(f"{file.name}: {file.source} is not a file here, so the export has no columns from the rows' own file")
         return {}
     try:
         columns = {place: _kept(record) for place, (record, _, _) in enumerate(read_records(file.source))}
     except UserError as error:
-        report(f"{file.name}: what is exported has no columns of its rows' own: {error}")
+        report(f"{file.name}: the export has no columns from the rows' own file: {error}")
         return {}
     for one in (one for checkpoint in checkpoints for one in checkpoint.files.get(file.name, ())):
         question = shown(columns.get(one.index, {}).get("question"))
         if question.strip() not in one.question:
             report(
-                f"{file.name}: what is exported has no columns of its rows' own, as {file.source} has another question "
-                f"in the place of {one.row}"
+                f"{file.name}: the export has no columns from the rows' own file, because {file.source} has another "
+                f"question at {one.row}"
             )
             return {}
     return columns
@@ -137,7 +136,7 @@ def _kept(record: Mapping[str, object]) -> dict[str, object]:
 
 
 def prediction_rows(responses: Sequence[JudgedResponse], *, columns: Columns) -> list[dict[str, object]]:
-    """Return the rows of a VLMEvalKit file: index, question, options and categories where they are known, prediction."""
+    """Return the rows of a VLMEvalKit file: index, question, known options and categories, prediction."""
     rows = []
     own = {one.index: columns.get(one.index, {}) for one in responses}
     names = [name for name in KEPT if any(name in found for found in own.values())]
@@ -158,7 +157,7 @@ def prediction_rows(responses: Sequence[JudgedResponse], *, columns: Columns) ->
 
 
 def _indices(own: Mapping[int, Mapping[str, object]]) -> dict[int, object]:
-    """The index of each row in its own file; the rows' places where some row has none, or two have the same."""
+    """Return the index of each row in its own file; the row numbers if an index is missing or occurs twice."""
     given = {place: _whole(found.get("index")) for place, found in own.items()}
     if None in given.values() or len(set(given.values())) < len(given):
         return {place: place for place in own}
@@ -166,7 +165,7 @@ def _indices(own: Mapping[int, Mapping[str, object]]) -> dict[int, object]:
 
 
 def _whole(value: object) -> object:
-    """A whole number as VLMEvalKit wants it, where it is one."""
+    """Return a whole number as VLMEvalKit expects it, if the value is one."""
     text = shown(value)
     return int(text) if text.isdecimal() else text or None
 
@@ -179,7 +178,7 @@ def _write_samples(
     columns: Columns,
 ) -> None:
     samples = [_sample(row, file=file, columns=columns) for row in by_row(responses)]
-    # A file from before goes only now, when there is something to take its place.
+    # An earlier file is removed only now, when there is something to replace it.
     write_atomically(path, text="")
     try:
         append_json_lines(path, samples, readable=True)

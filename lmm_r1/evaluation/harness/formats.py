@@ -1,4 +1,4 @@
-"""Result files of evaluation harnesses: lmms-eval and VLMEvalKit."""
+"""Reads the result files of evaluation harnesses: lmms-eval and VLMEvalKit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from lmm_r1.evaluation.harness.predictions import (
 )
 from lmm_r1.files.json_files import read_json_lines
 
-# What a sample says beside its metrics, over the releases.
+# The fields of a sample other than its metrics, in all releases.
 FIELDS = frozenset(
     (
         *("doc_id", "doc", "target", "arguments", "input", "input_media", "resps", "filtered_resps", "filter"),
@@ -37,14 +37,14 @@ _DATE = re.compile(r"^\d[\d_\-T:.]*_samples_|^samples_")
 
 
 def is_lmms_eval(record: Record) -> bool:
-    """Return whether a record is such a sample."""
+    """Return whether a record is a sample of lmms-eval."""
     return "doc_id" in record and ("filtered_resps" in record or "resps" in record)
 
 
 def lmms_eval_predictions(path: Path, records: Sequence[Record], *, metric: str | None) -> Predictions:
     """Return the rows of a file of samples.
 
-    Rows without a target, and those that compare likelihoods and hold no response, are left out.
+    Rows without a target, and rows that compare likelihoods without a response, are left out.
 
     Raises:
         UserError: `metric` holds no verdicts, or the file has several and none was chosen.
@@ -56,12 +56,12 @@ def lmms_eval_predictions(path: Path, records: Sequence[Record], *, metric: str 
 
 
 def _numbers(record: Record, prefix: str = "") -> Iterator[str]:
-    """The dotted names of what may be verdicts: numbers and truths outside of the known fields."""
+    """Yield the dotted names of possible verdicts: numbers and booleans outside of the known fields."""
     for name, value in record.items():
         if isinstance(value, bool | int | float) and (prefix or name not in FIELDS):
             yield f"{prefix}{name}"
         elif isinstance(value, dict) and not prefix and name not in FIELDS:
-            # Of an object only what is surely a verdict: it often holds ids and numbers of the question, too.
+            # Inside an object only booleans count: it often holds ids and numbers of the question, too.
             yield from (f"{name}.{inner}" for inner, said in value.items() if isinstance(said, bool))
 
 
@@ -74,9 +74,9 @@ def _lmms_eval_rows(
         label = shown(record.get("target")).strip()
         responses = _responses(record.get("filtered_resps", record.get("resps")))
         if not label:
-            yield place, f"{location}: the target is empty, so there is nothing to judge by"
+            yield place, f"{location}: the target is empty, so there is nothing to compare with"
         elif responses is None:
-            yield place, f"{location}: the sample holds likelihoods and no response, so there is nothing to judge"
+            yield place, f"{location}: the sample holds likelihoods but no response, so there is nothing to judge"
         else:
             yield place, PredictedRow(
                 key=shown(record.get("doc_id")),
@@ -91,7 +91,7 @@ def _lmms_eval_rows(
 
 
 def _responses(value: object) -> tuple[str, ...] | None:
-    """The texts in `"text"`, `["text", ...]` or `[["text", ...], ...]`; None for pairs of a likelihood and a truth."""
+    """Return the texts of `"text"`, `["text", ...]` or `[["text", ...], ...]`; None for (likelihood, bool) pairs."""
     if isinstance(value, str):
         return (value,)
     if not isinstance(value, list) or not value:
@@ -135,7 +135,7 @@ def lmms_eval_sample(
     responses: Sequence[str],
     metrics: Mapping[str, float],
 ) -> Record:
-    """Return one sample with the fields of every release; the responses are one request each."""
+    """Return one sample with the fields of all releases and one request per response."""
     return {
         "doc_id": doc_id,
         "doc": dict(doc),
@@ -157,17 +157,17 @@ def _hash(text: str) -> str:
 
 LETTERS = string.ascii_uppercase
 METRICS = ("hit", "score", "correct")
-"""Columns that an evaluation adds, the likeliest first."""
+"""Columns that an evaluation adds, the most likely first."""
 CATEGORIES = ("category", "l2-category", "split")
 
 
 def is_vlmevalkit(record: Record) -> bool:
-    """Return whether a record is a row of such a file."""
+    """Return whether a record is a row of a VLMEvalKit file."""
     return "prediction" in record and "doc_id" not in record
 
 
 def vlmevalkit_predictions(path: Path, records: Sequence[Record], *, metric: str | None) -> Predictions:
-    """Return the rows of a file of predictions, or of what an evaluation made of it.
+    """Return the rows of a file of predictions, or of the file that an evaluation made from it.
 
     Rows without an answer, and those whose request failed, are left out.
 
@@ -192,7 +192,7 @@ def _vlmevalkit_rows(
         location = f"{path} row {place + 1}"
         label, prediction = shown(record.get("answer")).strip(), shown(record.get("prediction"))
         if not label:
-            yield place, f"{location}: the answer is empty, so there is nothing to judge by"
+            yield place, f"{location}: the answer is empty, so there is nothing to compare with"
         elif prediction.startswith(FAILED_REQUEST):
             yield place, f"{location}: the prediction is VLMEvalKit's note of a failed request; predict the row again"
         else:
@@ -210,7 +210,7 @@ def _vlmevalkit_rows(
 
 
 def _vlmevalkit_images(record: Record) -> tuple[str, ...]:
-    """The image that the file itself holds, if it does: VLMEvalKit leaves the column out of predictions."""
+    """Return the image if the file holds it; VLMEvalKit omits the column from predictions."""
     image = record.get("image")
     return (image,) if isinstance(image, str) and image else ()
 
@@ -219,14 +219,14 @@ SAMPLES_SUFFIX = ".jsonl"
 
 
 def read_predictions(path: Path, *, metric: str | None = None, max_rows: int | None = None) -> Predictions:
-    """Return what a file of VLMEvalKit or lmms-eval holds.
+    """Return the contents of a file of VLMEvalKit or lmms-eval.
 
     Args:
-        metric: where its own verdicts stand; None looks for them.
-        max_rows: from the start of the file; None takes all.
+        metric: the field with the file's own verdicts; None detects it.
+        max_rows: the number of rows to read; None reads all.
 
     Raises:
-        UserError: it is missing or of neither harness, or none of its rows can be judged.
+        UserError: the file is missing or of neither harness, or none of its rows can be judged.
     """
     records = list(itertools.islice(_records(path), max_rows))
     if all(map(is_lmms_eval, records)):
@@ -249,13 +249,15 @@ def _records(path: Path) -> list[Record]:
     if path.suffix in TABLE_SUFFIXES:
         return read_table(path)
     if path.suffix != SAMPLES_SUFFIX:
-        raise UserError(f"{path}: unknown kind of file; known are {', '.join((*TABLE_SUFFIXES, SAMPLES_SUFFIX))}")
+        raise UserError(
+            f"{path}: unknown kind of file; known kinds are {', '.join((*TABLE_SUFFIXES, SAMPLES_SUFFIX))}"
+        )
     if not path.is_file():
         raise UserError(f"no file {path}; check the path")
     records = []
     for line in read_json_lines(path):
         if line.record is None:
-            raise UserError(f"{line.place}: the line is cut short; write the file again")
+            raise UserError(f"{line.place}: the line is incomplete; write the file again")
         records.append(line.record)
     if not records:
         raise UserError(f"{path} holds no rows; check the path")

@@ -1,4 +1,4 @@
-"""The predictions of another harness: VLMEvalKit's tables and lmms-eval's samples become the same rows."""
+"""Rows of predictions, into which VLMEvalKit's tables and lmms-eval's samples are converted."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import math
 import re
 import sys
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -21,13 +22,13 @@ from lmm_r1.files.atomic import write_atomically, write_bytes_atomically
 
 Harness = Literal["VLMEvalKit", "lmms-eval"]
 FAILED_REQUEST = "Failed to obtain answer"
-"""How the prediction begins that VLMEvalKit writes where no answer came."""
+"""The beginning of VLMEvalKit's prediction if a request failed."""
 MAX_LISTED = 12
 
 
 @dataclass(frozen=True, kw_only=True)
 class PredictedRow:
-    """One row of a benchmark, and what a model said to it."""
+    """One row of a benchmark, and a model's responses to it."""
 
     key: str
     """VLMEvalKit's `index`, lmms-eval's `doc_id`."""
@@ -35,11 +36,11 @@ class PredictedRow:
     question: str
     label: str
     responses: tuple[str, ...]
-    """As they were judged there: behind lmms-eval's filters."""
+    """As they were judged there: after lmms-eval's filters."""
     theirs: float | None = None
-    """The file's own verdict from 0 to 1; None where it has none."""
+    """The file's own verdict, from 0 to 1; None if it has none."""
     datasource: str
-    """The category, else the name of the file."""
+    """The category, or else the name of the file."""
     options: Mapping[str, str] = field(default_factory=dict)
     """The text of each option by its letter."""
     images: tuple[ImageSource, ...] = ()
@@ -52,12 +53,12 @@ class Predictions:
     path: Path
     harness: Harness
     metric: str | None
-    """Where the file's own verdicts are from; None where it has none."""
+    """The field of the file's own verdicts; None if it has none."""
     rows: Mapping[int, PredictedRow]
-    """By their place in the file."""
+    """By their index in the file."""
     skipped: tuple[SkippedRow, ...]
     notes: tuple[str, ...]
-    """What the user should know of the file, in sentences."""
+    """What the user should know about the file, in sentences."""
 
 
 Record = dict[str, object]
@@ -67,15 +68,15 @@ Record = dict[str, object]
 def find_metric(
     records: Sequence[Record], *, path: Path, wanted: str | None, names: Sequence[str], sole: bool
 ) -> tuple[str | None, list[str]]:
-    """Return where the records' own verdicts stand, None where nowhere, and notes on what was passed over.
+    """Return the field of the records' own verdicts, None if there is none, and notes on rejected fields.
 
     Args:
-        wanted: what the user named, with dots into objects.
-        names: where they may stand, the likeliest first.
-        sole: raise an error where there are several, and not take the first.
+        wanted: the field that the user named, with dots into objects.
+        names: the candidate fields, the most likely first.
+        sole: raise an error if several fit, instead of taking the first.
 
     Raises:
-        UserError: the wanted one is missing or holds no verdicts, or there are several to choose from.
+        UserError: the wanted field is missing or holds no verdicts, or there are several to choose from.
     """
     if wanted is not None:
         wrong = _unfit(records, wanted)
@@ -88,14 +89,14 @@ def find_metric(
         if wrong is None:
             fit.append(name)
         else:
-            notes.append(f"{path}: {name} is no verdict, as the file {wrong}")
+            notes.append(f"{path}: {name} is not a verdict, because the file {wrong}")
     if sole and len(fit) > 1:
         raise UserError(f"{path} has several verdicts, {_listed(fit)}: choose one with --rejudge_metric")
     return (fit[0] if fit else None), ([] if fit else notes)
 
 
 def verdict(record: Record, name: str) -> float | None:
-    """Return the number at a dotted name; None where there is none, or where it is a text without one."""
+    """Return the number at a dotted name; None if there is none, or a text that is not a number."""
     value = dotted(record, name)
     if isinstance(value, str):
         try:
@@ -107,7 +108,7 @@ def verdict(record: Record, name: str) -> float | None:
 
 
 def dotted(record: Record, name: str) -> object:
-    """Return the value at `name`, which may lead into objects with dots; None where there is none."""
+    """Return the value at `name`, in which dots lead into objects; None if there is none."""
     if name in record:
         return record[name]
     first, dot, rest = name.partition(".")
@@ -116,7 +117,7 @@ def dotted(record: Record, name: str) -> object:
 
 
 def _unfit(records: Sequence[Record], name: str) -> str | None:
-    """Why these are no verdicts from 0 to 1, or None where they are."""
+    """Return why these are not verdicts from 0 to 1, None if they are."""
     values = [verdict(record, name) for record in records]
     known = [value for value in values if value is not None]
     if not known:
@@ -130,7 +131,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def shown(value: object) -> str:
-    """Return a cell as text: "" for an empty one, and a whole number without the point that a table may give it."""
+    """Return a cell as text: "" for an empty one, and a whole number without the point that tables may add."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return ""
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
@@ -141,7 +142,7 @@ def shown(value: object) -> str:
 def good_rows(
     parsed: Iterator[tuple[int, PredictedRow | str]],
 ) -> tuple[dict[int, PredictedRow], tuple[SkippedRow, ...]]:
-    """Return the rows by their place, and those of which only the reason is there that they cannot be used."""
+    """Return the valid rows by index, and the others, which are given as the reason why they cannot be used."""
     rows: dict[int, PredictedRow] = {}
     skipped: list[SkippedRow] = []
     for index, row in parsed:
@@ -154,18 +155,18 @@ def good_rows(
 
 TABLE_SUFFIXES = (".xlsx", ".tsv", ".csv", ".json")
 MAX_CELL_CHARS = 32_767
-"""Of a cell in xlsx; what is longer is lost there without a word."""
-# What a sheet cannot hold, or would give back changed: control characters, carriage returns, escapes such as _x000D_.
+"""The limit of a cell in xlsx, which silently drops the rest."""
+# What a sheet cannot hold or would change: control characters, carriage returns, escapes such as _x000D_.
 _NOT_IN_SHEETS = re.compile(r"[\x00-\x08\x0b-\x1f\ud800-\udfff\ufffe\uffff]|_x[0-9A-Fa-f]{4}_")
 _NOT_IN_TEXT = re.compile(r"[\x00\ud800-\udfff]")
 
 
 def read_table(path: Path) -> list[dict[str, object]]:
-    """Return the rows of a table by column, cells as the file has them; raises UserError where it is no table."""
+    """Return the rows of a table as columns by name, with unchanged cells; raises UserError if it is not a table."""
     if not path.is_file():
         raise UserError(f"no file {path}; check the path")
     try:
-        rows = {".xlsx": _read_xlsx, ".tsv": _read_tsv, ".csv": _read_csv, ".json": _read_json}[path.suffix](path)
+        rows = _READERS[path.suffix](path)
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 text ({error})") from error
     if not rows:
@@ -174,13 +175,13 @@ def read_table(path: Path) -> list[dict[str, object]]:
 
 
 def write_table(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
-    """Write rows that all have the same columns, in the form of the suffix.
+    """Write rows that all have the same columns, in the format of the suffix.
 
     Raises:
-        UserError: a cell does not fit into the form (the message names one that takes it), or nothing can be written.
+        UserError: a cell does not fit the format (the message names one that it fits), or nothing can be written.
     """
     if path.suffix == ".json":
-        # Beyond ASCII as escapes: that holds half of a surrogate pair, too, which a model may have written.
+        # Escape all characters beyond ASCII, which also works for a lone surrogate from a model.
         write_atomically(path, text=json.dumps(list(map(dict, rows)), indent=4) + "\n")
     elif path.suffix == ".tsv":
         _check_cells(path, rows, pattern=_NOT_IN_TEXT, longest=None, instead="write .json")
@@ -190,7 +191,7 @@ def write_table(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
         writer.writerows(row.values() for row in rows)
         write_bytes_atomically(path, data=buffer.getvalue().encode())
     else:
-        assert path.suffix == ".xlsx", "the caller knows the forms"
+        assert path.suffix == ".xlsx", "the caller checks the suffix"
         instead = "write .tsv or .json (PRED_FORMAT=tsv in VLMEvalKit)"
         _check_cells(path, rows, pattern=_NOT_IN_SHEETS, longest=MAX_CELL_CHARS, instead=instead)
         write_bytes_atomically(path, data=_sheet(rows))
@@ -205,10 +206,10 @@ def _check_cells(
                 continue
             found = pattern.search(value)
             if found:
-                raise UserError(f"{path} row {number}: {name} holds {found[0]!r}, which this form cannot; {instead}")
+                raise UserError(f"{path} row {number}: {name} holds {found[0]!r}, which this format cannot; {instead}")
             if longest is not None and len(value) > longest:
                 raise UserError(
-                    f"{path} row {number}: {name} has {len(value):,} characters, and a cell takes {longest:,}; {instead}"
+                    f"{path} row {number}: {name} has {len(value):,} characters, more than the {longest:,} of a cell; {instead}"
                 )
 
 
@@ -224,7 +225,7 @@ def _sheet(rows: Sequence[Mapping[str, object]]) -> bytes:
         for value in row.values():
             cell = WriteOnlyCell(sheet, value=value)
             if isinstance(value, str):
-                # A prediction that begins with = is no formula, and #N/A no error.
+                # A prediction that begins with = is not a formula, and #N/A not an error.
                 cell.data_type = "s"
             cells.append(cell)
         sheet.append(cells)
@@ -238,21 +239,13 @@ def _read_xlsx(path: Path) -> list[dict[str, object]]:
     from openpyxl.utils.exceptions import InvalidFileException
 
     try:
-        # Not data_only: what is stored as a formula is a prediction that begins with =, and has no value.
+        # Without data_only: a prediction that begins with = was stored as a formula and has no value.
         book = openpyxl.load_workbook(path, read_only=True)
         lines = [list(line) for line in book.worksheets[0].iter_rows(values_only=True)]
         book.close()
     except (InvalidFileException, zipfile.BadZipFile, KeyError, IndexError, ValueError, OSError) as error:
         raise UserError(f"{path}: not a readable xlsx file ({error})") from error
     return _rows(lines)
-
-
-def _read_tsv(path: Path) -> list[dict[str, object]]:
-    return _read_separated(path, delimiter="\t")
-
-
-def _read_csv(path: Path) -> list[dict[str, object]]:
-    return _read_separated(path, delimiter=",")
 
 
 def _read_separated(path: Path, *, delimiter: str) -> list[dict[str, object]]:
@@ -266,7 +259,7 @@ def _read_separated(path: Path, *, delimiter: str) -> list[dict[str, object]]:
     width = len(lines[0]) if lines else 0
     for number, line in enumerate(lines[1:], start=1):
         if len(line) != width:
-            raise UserError(f"{path} row {number}: {len(line)} cells where the table has {width} columns; repair it")
+            raise UserError(f"{path} row {number}: {len(line)} cells, but the table has {width} columns; repair it")
     return _rows(lines)
 
 
@@ -276,15 +269,23 @@ def _read_json(path: Path) -> list[dict[str, object]]:
     except (json.JSONDecodeError, RecursionError) as error:
         raise UserError(f"{path}: not valid JSON ({error})") from error
     if not isinstance(content, list) or not all(isinstance(row, dict) for row in content):
-        raise UserError(f"{path}: a list of objects is needed, one per row")
+        raise UserError(f"{path}: must be a list of objects, one per row")
     return content
 
 
 def _rows(lines: Sequence[list[object]]) -> list[dict[str, object]]:
-    """Rows by the names in the first line; a sheet leaves out empty cells at the end of a line, and whole lines."""
+    """Return rows by the names in the first line; sheets omit empty cells at the end of a line, and empty lines."""
     if not lines:
         return []
-    # A column without a name, such as the one that pandas makes of its row numbers, is left out.
+    # Leave out a column without a name, such as pandas' row numbers.
     names = {place: str(name) for place, name in enumerate(lines[0]) if name is not None}
     filled = (line for line in lines[1:] if any(cell is not None for cell in line))
     return [{name: line[place] if place < len(line) else None for place, name in names.items()} for line in filled]
+
+
+_READERS: dict[str, Callable[[Path], list[dict[str, object]]]] = {
+    ".xlsx": _read_xlsx,
+    ".tsv": partial(_read_separated, delimiter="\t"),
+    ".csv": partial(_read_separated, delimiter=","),
+    ".json": _read_json,
+}

@@ -1,4 +1,4 @@
-"""The predictions of other harnesses, judged again by our verifiers and compared with the verdicts in their files."""
+"""Predictions of other harnesses, judged by our verifiers and compared with the verdicts in their files."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from statistics import fmean
 
 from lmm_r1.config.evaluate import EvaluateConfig
 from lmm_r1.data.bad_rows import SkippedRow
-from lmm_r1.data.files import read_good_rows, read_records
+from lmm_r1.data.files import read_records, read_row_file
 from lmm_r1.data.image_sources import ImageSource, resolve
 from lmm_r1.data.messages import Message, Row, TextPart, images_of
-from lmm_r1.data.recipes.recipe import LETTERS, Sampling
+from lmm_r1.data.recipes.recipe import LETTERS, SuiteSampling
 from lmm_r1.data.sample import Completion
 from lmm_r1.errors import UserError
 from lmm_r1.evaluation.answered_rows import judge_responses, question_of
@@ -26,24 +26,24 @@ from lmm_r1.evaluation.row_set import DEFAULT_VERIFIER, RowSet
 from lmm_r1.evaluation.scoreboard.board import CheckpointResponses, MeasuredFile
 from lmm_r1.evaluation.scores import powers_of_two
 from lmm_r1.records.responses import JudgedResponse, by_row
-from lmm_r1.scoring.response_scores import Judge
+from lmm_r1.scoring.response_scores import VerifierJudge
 
 
 class PredictionImages:
-    """Images by the row of the predictions, each read when it is asked for."""
+    """The images of predicted rows, each read when it is needed."""
 
     def __init__(self, data: str | None, *, predictions: Predictions) -> None:
         """Args:
-        data: a row file, in which `index` or else the place is what the predictions call the row; None for none.
+        data: a row file whose `index`, or else row number, matches the keys of the predictions; None for none.
         """
         self.notes: list[str] = []
-        """What images could not be had, in sentences."""
+        """The images that are missing, in sentences."""
         self._path = predictions.path
         self._data = data
         self._rows = {} if data is None else _rows_by_key(data)
 
     def of(self, index: int, row: PredictedRow) -> tuple[str, ...]:
-        """Return the row's images as small data URIs; what cannot be had is told in `notes`."""
+        """Return the row's images as small data URIs; missing ones are reported in `notes`."""
         try:
             if row.images:
                 sources = [resolve(source, base_dir=self._path.parent) for source in row.images]
@@ -67,8 +67,8 @@ class PredictionImages:
 
 
 def _rows_by_key(path: str) -> dict[str, Row | SkippedRow]:
-    """Return the rows of a file in any format by what predictions call them."""
-    file = read_good_rows(path, answer_required=False)
+    """Return the rows of a file in any format, by the keys that predictions have for them."""
+    file = read_row_file(path, answer_required=False, bad_rows="skip")
     found: dict[int, Row | SkippedRow] = {**file.rows, **{row.index: row for row in file.skipped}}
     return {
         shown(columns.get("index")) or str(place): found[place]
@@ -77,41 +77,41 @@ def _rows_by_key(path: str) -> dict[str, Row | SkippedRow]:
 
 
 def _check_same(question: str, row: PredictedRow, *, location: str) -> None:
-    """Raise UserError where the row file has another question there: its image would mislead."""
+    """Raise UserError if the row file has another question for the row, because its image would mislead."""
     theirs, ours = " ".join(row.question.split()), " ".join(question.split())
     if theirs and ours and theirs not in ours and ours not in theirs:
         raise UserError(f"{row.location}: {location} has another question")
 
 
 CHECKPOINT = "predictions"
-"""Whose the responses are: a file of predictions does not say."""
-# Scores in tables are rounded; exact fractions of them would be too many kinds for the exact test.
+"""The name of the checkpoint, which a file of predictions does not state."""
+# Scores in tables are rounded; exact fractions of them would have too many denominators for the exact test.
 MAX_DENOMINATOR = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
 class RejudgedFiles:
-    """Everything that re-judging gives."""
+    """The result of re-judging."""
 
     checkpoint: CheckpointResponses
     files: tuple[MeasuredFile, ...]
     rejudged: tuple[Rejudged, ...]
-    """Of the files that have verdicts of their own."""
+    """Only files that have verdicts of their own."""
     columns: Mapping[str, dict[int, dict[str, object]]]
-    """What an export keeps of each file's rows."""
+    """The columns of each file's rows for an export."""
 
 
 def rejudge(
     config: EvaluateConfig, files: Mapping[str, str], data: Mapping[str, str], *, report: Callable[[str], None]
 ) -> RejudgedFiles:
-    """Return the verdicts of our verifiers on files of predictions, and where they differ from the files' own.
+    """Return our verifiers' verdicts on files of predictions, and where they differ from the files' own.
 
-    Raises UserError for a file that cannot be read, and one of which no row can be judged.
+    Raises UserError for a file that cannot be read, or without a row that can be judged.
 
     Args:
         files: paths by name.
         data: row files with the images, by the name of the file of predictions.
-        report: gets what the user should know, a line at a time.
+        report: gets notes for the user, line by line.
     """
     for name in data:
         if name not in files:
@@ -125,7 +125,7 @@ def rejudge(
     images = {name: PredictionImages(data.get(name), predictions=found[name]) for name in found}
     sets = {name: _row_set(config, name, predictions) for name, predictions in found.items()}
     judges = {
-        verifier: Judge(verifier, workers=config.judge_workers, item_timeout_seconds=config.judge_timeout)
+        verifier: VerifierJudge(verifier, workers=config.judge_workers, item_timeout_seconds=config.judge_timeout)
         for verifier in dict.fromkeys(verifier for row_set in sets.values() for verifier in row_set.file.verifiers)
     }
     responses: dict[str, list[JudgedResponse]] = {}
@@ -169,7 +169,7 @@ def _row_set(config: EvaluateConfig, name: str, predictions: Predictions) -> Row
         ks=tuple(sorted(set(config.k))) or tuple(powers_of_two(fewest)),
         skipped=predictions.skipped,
     )
-    return RowSet(file=file, rows={index: _row(row) for index, row in rows.items()}, sampling=Sampling())
+    return RowSet(file=file, rows={index: _row(row) for index, row in rows.items()}, sampling=SuiteSampling())
 
 
 def _row(row: PredictedRow) -> Row:
@@ -189,8 +189,8 @@ def _columns(row: PredictedRow) -> dict[str, object]:
     return {"index": row.key, "question": row.question, **row.options}
 
 
-def _gradable(row_set: RowSet, judges: Mapping[str, Judge]) -> RowSet:
-    """The rows whose labels every verifier takes; the others are left out."""
+def _gradable(row_set: RowSet, judges: Mapping[str, VerifierJudge]) -> RowSet:
+    """Return the rows whose labels every verifier accepts; the others are left out."""
     rows: dict[int, Row] = {}
     refused: list[SkippedRow] = []
     for index, row in row_set.rows.items():

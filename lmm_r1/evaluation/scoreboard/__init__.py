@@ -1,4 +1,4 @@
-"""What an evaluation found, for machines (JSON), for a terminal and as a page."""
+"""The results of an evaluation: as JSON, in a terminal and as a page."""
 
 from lmm_r1.evaluation.scoreboard.board import Board, CheckpointResponses, MeasuredFile, board_record, build_board
 from lmm_r1.evaluation.scoreboard.page import build_page

@@ -1,4 +1,4 @@
-"""Checkpoints against files of rows: every score and every comparison of an evaluation, and its JSON."""
+"""Every score and every comparison of an evaluation, and its JSON."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ from lmm_r1.records.responses import JudgedResponse
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredFile:
-    """A row file or a suite, and how its responses were had and judged."""
+    """A row file or a suite, and how its rows were sampled and judged."""
 
     name: str
     source: str
     """Where its rows are from."""
     verifiers: tuple[str, ...]
-    """The first one's accuracy is that of the file."""
+    """The accuracy of the first one is that of the file."""
     ks: tuple[int, ...]
     """For pass@k and majority@k."""
     sampling: Mapping[str, float] = field(default_factory=dict)
-    """temperature, n_samples and max_new_tokens; empty where they are not known any more."""
+    """temperature, n_samples and max_new_tokens; empty if unknown."""
     skipped: tuple[SkippedRow, ...] = ()
     rows: Mapping[int, Row] = field(default_factory=dict, repr=False)
-    """By their place in the file, as far as they are at hand: their images are shown."""
+    """By their index in the file, as far as they are available, to show their images."""
 
     @property
     def verifier(self) -> str:
-        """The one whose accuracy is the file's."""
+        """The verifier whose accuracy is that of the file."""
         return self.verifiers[0]
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointResponses:
-    """What one checkpoint answered."""
+    """The responses of one checkpoint."""
 
     name: str
     path: str
     files: Mapping[str, Sequence[JudgedResponse]]
     """By the name of the file."""
     seconds: Mapping[str, float] = field(default_factory=dict)
-    """How long the responses to a file took, where that is known."""
+    """How long the responses to a file took, if known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ class Board:
     comparisons: tuple[Comparison, ...]
     settings: Mapping[str, object]
     rejudged: tuple[Rejudged, ...] = ()
-    """Of files with the predictions and the verdicts of another harness."""
+    """For files with the predictions and verdicts of another harness."""
 
     def datasources(self, file: MeasuredFile) -> list[str]:
         """Return the data sources of a file's rows, in the order of first occurrence."""
@@ -87,7 +87,7 @@ class Board:
         return found
 
     def best(self, scores: Mapping[str, SampleScores], *, verifier: str) -> set[str]:
-        """Return the checkpoints with the highest accuracy, none where all are equal."""
+        """Return the checkpoints with the highest accuracy, none if all are equal."""
         means = {name: found.verifiers[verifier].accuracy.mean for name, found in scores.items()}
         top = max(means.values())
         best = {name for name, mean in means.items() if mean == top}
@@ -104,15 +104,15 @@ def build_board(
     settings: Mapping[str, object],
     rejudged: Sequence[Rejudged] = (),
 ) -> Board:
-    """Return every score, and the comparison of every other checkpoint with the baseline, per file and verifier.
+    """Return every score, and the comparison of each other checkpoint with the baseline, per file and verifier.
 
     Args:
-        resamples: of the bootstrap; `seed` is its seed.
+        resamples: for the bootstrap, as is `seed`.
     """
     cells: dict[tuple[str, str], Cell] = {}
     for file in files:
         answered = {one.name: one for one in checkpoints if file.name in one.files}
-        # The same for all of them, so that they stand in one table.
+        # The same limit for all of them, so that they fit one table.
         turns = max((_most_turns(one.files[file.name]) for one in answered.values()), default=0)
         asked: dict[str, Any] = {"verifiers": file.verifiers, "ks": file.ks, "most_turns": turns}
         for name, one in answered.items():
@@ -141,7 +141,7 @@ def build_board(
 
 
 def _most_turns(responses: Sequence[JudgedResponse]) -> int:
-    """Return how many turns the longest episode has, 0 where there are none."""
+    """Return the number of turns of the longest episode, 0 without episodes."""
     return max((response.episode.turns for response in responses if response.episode is not None), default=0)
 
 
@@ -169,7 +169,7 @@ def board_record(board: Board) -> dict[str, Any]:
 
 
 def _rejudged(one: Rejudged) -> dict[str, Any]:
-    """Without the disagreements, which have a file of their own."""
+    """Return the record without the disagreements, which have their own file."""
     return {
         "file": one.file,
         "harness": one.harness,
@@ -196,7 +196,7 @@ def _cell(cell: Cell, *, file: MeasuredFile) -> dict[str, Any]:
 
 
 def _scores(scores: SampleScores, *, verifier: str) -> dict[str, Any]:
-    """The accuracy of the file's own verifier beside the scores of all of them."""
+    """Return the scores of all verifiers, preceded by the accuracy of the file's own verifier."""
     accuracy = scores.verifiers[verifier].accuracy
     found = asdict(scores)
     if scores.episodes is None:

@@ -1,4 +1,4 @@
-"""An evaluation as one self-contained HTML page: no script, no network, no file beside it."""
+"""An evaluation as one self-contained HTML page, without scripts or external files."""
 
 from __future__ import annotations
 
@@ -13,17 +13,15 @@ from typing import Literal
 from lmm_r1.data.messages import ImagePart, Row, VideoPart, describe_video
 from lmm_r1.errors import UserError
 from lmm_r1.evaluation.comparison import Agreement, Comparison, Disagreement, Rejudged
-from lmm_r1.evaluation.page_parts import ImageError, data_uri, image_uri, page_templates
+from lmm_r1.evaluation.page_parts import ImageError, data_uri, image_uri, mean, page_templates, points_text
 from lmm_r1.evaluation.scoreboard.board import Board, MeasuredFile
 from lmm_r1.evaluation.scoreboard.terminal import (
     CONFIDENCE_TEXT,
-    change,
     columns,
     count,
     episode_columns,
     estimate,
     interval,
-    mean,
     p_value,
     share,
 )
@@ -35,35 +33,35 @@ _THOUGHT_ENDS = "</think>"
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextPart:
-    """A stretch of a response."""
+class ResponsePart:
+    """A section of a response."""
 
     kind: Literal["think", "answer", "other"]
     opening: str
-    """Its tag; empty where it has none."""
+    """Its tag; empty without one."""
     text: str
     closing: str
-    """Empty as well where the response ends before it."""
+    """Also empty if the response ends before it."""
 
 
-def text_parts(text: str) -> list[TextPart]:
-    """Return the parts of a response, which together are the response.
+def text_parts(text: str) -> list[ResponsePart]:
+    """Return the parts of a response, which together make up the response.
 
-    Where a chat template has already opened the thought, the response starts inside it.
+    If a chat template has already opened the thought, the response starts inside it.
     """
     head, ends, rest = text.partition(_THOUGHT_ENDS)
     parts = []
     if ends and "<think>" not in head and "<answer>" not in head:
-        parts.append(TextPart(kind="think", opening="", text=head, closing=ends))
+        parts.append(ResponsePart(kind="think", opening="", text=head, closing=ends))
         text = rest
     place = 0
     for found in _PART.finditer(text):
-        parts.append(TextPart(kind="other", opening="", text=text[place : found.start()], closing=""))
+        parts.append(ResponsePart(kind="other", opening="", text=text[place : found.start()], closing=""))
         opening, name, inside, closing = found.groups()
         kind: Literal["think", "answer"] = "think" if name == "think" else "answer"
-        parts.append(TextPart(kind=kind, opening=opening, text=inside, closing=closing))
+        parts.append(ResponsePart(kind=kind, opening=opening, text=inside, closing=closing))
         place = found.end()
-    parts.append(TextPart(kind="other", opening="", text=text[place:], closing=""))
+    parts.append(ResponsePart(kind="other", opening="", text=text[place:], closing=""))
     return [part for part in parts if part.kind != "other" or part.text]
 
 
@@ -76,7 +74,7 @@ PICTURE_MARK = "<image>"
 
 @dataclass(frozen=True, kw_only=True)
 class ShownPart:
-    """A stretch of a turn: text, or a picture as a data URI."""
+    """A part of a turn: text, or a picture as a data URI."""
 
     text: str = ""
     picture: str = ""
@@ -92,26 +90,26 @@ class ShownSaid:
 
 @dataclass(frozen=True, kw_only=True)
 class ShownResponse:
-    parts: tuple[TextPart, ...]
-    """The thought and the answer apart."""
+    parts: tuple[ResponsePart, ...]
+    """Thought and answer are separate parts."""
     right: bool
     truncated: bool
     tokens: int | None
     said: tuple[ShownSaid, ...] = ()
-    """Of an episode, its turns."""
+    """For an episode, its turns."""
     told: str = ""
-    """How it went: `3 turns, over, tool calls 2`."""
+    """How an episode went: `3 turns, over, tool calls 2`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShownAnswers:
-    """What one checkpoint made of a row."""
+    """One checkpoint's responses to a row."""
 
     checkpoint: str
     right: int
     samples: int
     responses: tuple[ShownResponse, ...]
-    """The first of them."""
+    """The first `MAX_SAMPLES` of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,11 +119,11 @@ class ShownRow:
     label: str
     answers: tuple[ShownAnswers, ...]
     pictures: tuple[ShownPart, ...]
-    """Its images, or what there is to say of those that cannot be shown."""
+    """Its images, or why they cannot be shown."""
 
 
 def shown_rows(board: Board, file: MeasuredFile) -> list[ShownRow]:
-    """Return up to `MAX_ROWS` rows, those on which the checkpoints differ most first, then in the order of the file."""
+    """Return up to `MAX_ROWS` rows: first those on which the checkpoints differ most, then in the order of the file."""
     answered: dict[int, dict[str, list[JudgedResponse]]] = {}
     for checkpoint in board.checkpoints:
         for row in by_row(checkpoint.files.get(file.name, ())):
@@ -136,11 +134,11 @@ def shown_rows(board: Board, file: MeasuredFile) -> list[ShownRow]:
         return max(means) - min(means)
 
     chosen = sorted(answered, key=lambda index: (-spread(index), index))[:MAX_ROWS]
-    pictures = _Pictures()
+    pictures = _PagePictures()
     return [_shown(answered[index], file=file, pictures=pictures) for index in chosen]
 
 
-def _shown(rows: dict[str, list[JudgedResponse]], *, file: MeasuredFile, pictures: _Pictures) -> ShownRow:
+def _shown(rows: dict[str, list[JudgedResponse]], *, file: MeasuredFile, pictures: _PagePictures) -> ShownRow:
     first = next(iter(rows.values()))[0]
     return ShownRow(
         place=first.row,
@@ -151,25 +149,25 @@ def _shown(rows: dict[str, list[JudgedResponse]], *, file: MeasuredFile, picture
     )
 
 
-def _row_pictures(first: JudgedResponse, *, row: Row | None, pictures: _Pictures) -> list[ShownPart]:
+def _row_pictures(first: JudgedResponse, *, row: Row | None, pictures: _PagePictures) -> list[ShownPart]:
     if row is None:
         count = first.images
         what = "Its image is" if count == 1 else f"Its {count} images are"
-        return [ShownPart(text=f"{what} not at hand: the row is not where it was read.")] if count else []
+        return [ShownPart(text=f"{what} not available: the file of the row has moved or changed.")] if count else []
     parts = [part for message in row.messages for part in message.parts]
     return [
-        pictures.of_row(part, location=row.location) if isinstance(part, ImagePart) else _told_video(part)
+        pictures.of_row(part, location=row.location) if isinstance(part, ImagePart) else _video_part(part)
         for part in parts
         if isinstance(part, ImagePart | VideoPart)
     ]
 
 
-def _told_video(part: VideoPart) -> ShownPart:
+def _video_part(part: VideoPart) -> ShownPart:
     described = describe_video(part)
     return ShownPart(text=f"Video: {described if isinstance(described, str) else f'{len(described)} frames'}")
 
 
-def _answers(name: str, row: Sequence[JudgedResponse], *, file: MeasuredFile, pictures: _Pictures) -> ShownAnswers:
+def _answers(name: str, row: Sequence[JudgedResponse], *, file: MeasuredFile, pictures: _PagePictures) -> ShownAnswers:
     return ShownAnswers(
         checkpoint=name,
         right=sum(_right(response, file) for response in row),
@@ -181,27 +179,27 @@ def _answers(name: str, row: Sequence[JudgedResponse], *, file: MeasuredFile, pi
                 truncated=bool(response.truncated),
                 tokens=response.response_tokens,
                 said=_said(response, pictures=pictures),
-                told=_told(response),
+                told=_course(response),
             )
             for response in row[:MAX_SAMPLES]
         ),
     )
 
 
-class _Pictures:
-    """Pictures as data URIs, so that the page stands alone; as many of them as a page can hold."""
+class _PagePictures:
+    """Pictures as data URIs, up to the number that a page can hold."""
 
     def __init__(self) -> None:
         self._left = MAX_PICTURES
 
     def of_episode(self, path: str) -> str:
-        """Return a picture in a file, empty where it is gone or there are too many."""
+        """Return the picture in a file; empty if it is missing or there are too many."""
         return self._uri(lambda: data_uri(Path(path).read_bytes())).picture
 
     def of_row(self, part: ImagePart, *, location: str) -> ShownPart:
         """Return a row's image, or why it is not shown."""
         found = self._uri(lambda: image_uri(part.source, location=location))
-        # A page that stands alone asks no other place for anything.
+        # A self-contained page loads nothing from the network.
         return found if found.picture.startswith("data:") else ShownPart(text=found.picture or found.text)
 
     def _uri(self, make: Callable[[], str]) -> ShownPart:
@@ -215,23 +213,23 @@ class _Pictures:
         return ShownPart(picture=picture)
 
 
-def _said(response: JudgedResponse, *, pictures: _Pictures) -> tuple[ShownSaid, ...]:
+def _said(response: JudgedResponse, *, pictures: _PagePictures) -> tuple[ShownSaid, ...]:
     if response.episode is None:
         return ()
     return tuple(ShownSaid(role=turn.role, parts=_parts(turn, pictures=pictures)) for turn in response.episode.said)
 
 
-def _parts(turn: ShownTurn, *, pictures: _Pictures) -> tuple[ShownPart, ...]:
+def _parts(turn: ShownTurn, *, pictures: _PagePictures) -> tuple[ShownPart, ...]:
     texts = turn.text.split(PICTURE_MARK, len(turn.images))
     parts = [ShownPart(text=clipped(texts[0]))]
     for path, text in zip(turn.images, texts[1:], strict=False):
         uri = pictures.of_episode(path)
-        # What is not shown keeps its mark.
+        # A picture that is not shown keeps its mark.
         parts += [ShownPart(picture=uri) if uri else ShownPart(text=PICTURE_MARK), ShownPart(text=clipped(text))]
     return tuple(part for part in parts if part.text.strip() or part.picture)
 
 
-def _told(response: JudgedResponse) -> str:
+def _course(response: JudgedResponse) -> str:
     episode = response.episode
     if episode is None:
         return ""
@@ -245,28 +243,32 @@ def _right(response: JudgedResponse, file: MeasuredFile) -> bool:
 
 
 def clipped(text: str) -> str:
-    """Return the text without its middle where it is long: the answer stands at the end."""
+    """Return a long text without its middle, because the answer is at the end."""
     if len(text) <= MAX_CHARS:
         return text
     half = MAX_CHARS // 2
     return f"{text[:half]}\n[{len(text) - 2 * half:,} characters left out]\n{text[-half:]}"
 
 
-FILTERS = {show.__name__: show for show in (share, count, mean, estimate, interval, p_value, change)}
+FILTERS: dict[str, Callable[..., str]] = {
+    "change": points_text,
+    **{show.__name__: show for show in (share, count, mean, estimate, interval, p_value)},
+}
+
 MAX_SKIPPED = 20
 PAGE_SETTINGS = (
     *("agent", "agent_options", "agent_max_turns", "agent_max_images"),
     *("dtype", "top_p", "seed", "max_model_len", "bootstrap_resamples", "judge_timeout"),
 )
-"""Of the evaluation's settings, those that a reader needs beside what stands with each file."""
+"""The settings that a reader needs in addition to those of each file."""
 WIDTH = 200.0
 SMALLEST_REACH = 0.01
-"""An axis reaches at least one percentage point to either side."""
+"""An axis reaches at least one percentage point to each side."""
 MAX_DISAGREEMENTS = 200
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class RowGroup:
     """The rows of the table for a whole file, or for one of its data sources."""
 
     title: str
@@ -274,48 +276,48 @@ class Group:
     scores: dict[str, SampleScores]
     best: set[str]
     played: dict[str, dict[str, str]]
-    """Of episodes, what is told of each checkpoint's, by the column's name."""
+    """For episodes: the cells of each checkpoint, by column."""
 
     @property
     def played_columns(self) -> list[str]:
         return columns(self.played.values())
 
     def most_turns(self, verifier: str) -> int:
-        """Return up to how many turns it is told what was solved within them, 0 where there are no episodes."""
+        """Return the highest turn limit for which the solved share is known, 0 without episodes."""
         return max(len(self.scores[name].verifiers[verifier].within_turns) for name in self.scores)
 
 
 @dataclass(frozen=True, kw_only=True)
 class IntervalMark:
-    """Places on an axis from 0 to `WIDTH` whose middle is no difference."""
+    """Positions on an axis from 0 to `WIDTH`, whose middle is a difference of zero."""
 
     low: float
     high: float
     dot: float
     verdict: str
-    """`up` or `down` where the interval holds no zero, else `even`."""
+    """`up` or `down` if the interval excludes zero, else `even`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileView:
-    """What the page shows of one file."""
+    """The contents of the page for one file."""
 
     file: MeasuredFile
     anchor: str
-    groups: tuple[Group, ...]
+    groups: tuple[RowGroup, ...]
     notes: list[str]
-    """What a reader must know of the verdicts."""
+    """What a reader must know about the verdicts."""
     comparisons: tuple[tuple[Comparison, IntervalMark], ...]
     reach: float
-    """How far the axis of the comparisons reaches on either side of zero."""
+    """How far the axis of the comparisons extends on each side of zero."""
     shown: list[ShownRow]
     rejudged: RejudgedView | None
-    """Where the file has the predictions and verdicts of another harness."""
+    """For a file with the predictions and verdicts of another harness."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RejudgedView:
-    """Our verifiers against a file's own verdicts."""
+    """Our verifiers compared with a file's own verdicts."""
 
     rejudged: Rejudged
     agreements: tuple[tuple[Agreement, IntervalMark], ...]
@@ -328,7 +330,7 @@ def build_page(board: Board, *, written_at: datetime | None = None) -> str:
     """Return the page of an evaluation as HTML.
 
     Args:
-        written_at: the moment that the page names as its own; None takes now.
+        written_at: the time of writing shown on the page; None is now.
     """
     return (
         page_templates(Path(__file__).parent, filters=FILTERS)
@@ -383,19 +385,19 @@ def _notes(board: Board, file: MeasuredFile) -> Iterator[str]:
             cut_off = found.verifiers[verifier].timed_out
             if cut_off:
                 what = "1 response was" if cut_off == 1 else f"{cut_off:,} responses were"
-                yield f"{name}: {what} not judged in time by {verifier}, which counts as wrong."
+                yield f"{name}: {what} not judged in time by {verifier}; this counts as wrong."
         ungradable = max(found.verifiers[verifier].ungradable_rows for found in scores.values())
         if ungradable:
             what = "1 row" if ungradable == 1 else f"{ungradable:,} rows"
-            yield f"The label of {what} cannot be read by {verifier}, so every answer there is wrong."
+            yield f"{verifier} cannot read the label of {what}, so every answer there counts as wrong."
 
 
-def _groups(board: Board, file: MeasuredFile, *, sources: Sequence[str]) -> list[Group]:
+def _groups(board: Board, file: MeasuredFile, *, sources: Sequence[str]) -> list[RowGroup]:
     groups = []
     for source in [None, *(sources if len(sources) > 1 else ())]:
         scores = board.scores(file, datasource=source)
         groups.append(
-            Group(
+            RowGroup(
                 title="All rows" if source is None else source,
                 rows=max(found.rows for found in scores.values()),
                 scores=scores,
@@ -407,7 +409,7 @@ def _groups(board: Board, file: MeasuredFile, *, sources: Sequence[str]) -> list
 
 
 def reach_of(comparisons: Sequence[Comparison]) -> float:
-    """Return how far an axis must reach on either side of zero to hold all of them."""
+    """Return how far an axis must extend on each side of zero to hold all comparisons."""
     sizes = [abs(value) for comparison in comparisons for value in (comparison.low, comparison.high)]
     return max([*sizes, SMALLEST_REACH])
 

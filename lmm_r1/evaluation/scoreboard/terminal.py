@@ -10,25 +10,25 @@ from rich.table import Table
 from rich.text import Text
 
 from lmm_r1.evaluation.comparison import CONFIDENCE, Comparison, Rejudged
-from lmm_r1.evaluation.page_parts import mean_text, percent_text, points_text
+from lmm_r1.evaluation.page_parts import mean, percent_text, points_text
 from lmm_r1.evaluation.scoreboard.board import Board, MeasuredFile
-from lmm_r1.evaluation.scores import Estimate, SampleScores, powers_of_two
+from lmm_r1.evaluation.scores import SampleScores, ScoreEstimate, powers_of_two
 
 BEST = "\N{BLACK STAR}"
 LOG_WIDTH = 160
-"""Columns of a log file; a terminal has its own width."""
+"""Columns of a log file; a terminal uses its own width."""
 CONFIDENCE_TEXT = f"{100 * CONFIDENCE:.0f}\N{NO-BREAK SPACE}%"
 SMALLEST_P = 0.0001
 MOST_TURN_COLUMNS = 8
 END_NAMES = {"over": "over", "turns": "out of turns", "images": "out of images", "tokens": "out of tokens"}
-"""How an episode has ended, as a column."""
+"""How an episode ended, as a column."""
 LISTED_DISAGREEMENTS = 10
 SHOWN_CHARS = 60
 UNKNOWN = "\N{EN DASH}"
 
 
 def print_board(board: Board) -> None:
-    """Print one table per file, and one of the comparisons; a page holds every k, these only the largest."""
+    """Print one table per file, and one of the comparisons, with only the largest k; a page has all of them."""
     console = Console()
     if not console.is_terminal:
         console = Console(width=LOG_WIDTH)
@@ -50,7 +50,7 @@ def _file_table(board: Board, file: MeasuredFile) -> Table:
     skipped = f", {len(file.skipped)} left out" if file.skipped else ""
     rows = max(scores.rows for scores in board.scores(file).values())
     title = f"{file.name}: {rows:,} rows{skipped}, percent \N{PLUS-MINUS SIGN} standard error over rows"
-    # As Text, since a name in square brackets would be taken for markup.
+    # As Text, because a name in square brackets would be read as markup.
     table = Table(title=Text(title), title_justify="left", box=rich.box.SIMPLE_HEAD)
     table.add_column("Checkpoint")
     for name in [*file.verifiers, *_sampled_columns(most), "in format", "mean tokens", "cut off"]:
@@ -85,7 +85,7 @@ def _cells(scores: SampleScores, *, file: MeasuredFile, most: int) -> list[str]:
 
 
 def _episode_tables(board: Board, file: MeasuredFile) -> list[Table]:
-    """Return what a file's episodes were like, and the share solved within so many turns; nothing where there are none."""
+    """Return tables of a file's episodes and of the share solved within a number of turns; none without episodes."""
     found = {name: scores for name, scores in board.scores(file).items() if scores.episodes is not None}
     if not found:
         return []
@@ -95,7 +95,7 @@ def _episode_tables(board: Board, file: MeasuredFile) -> list[Table]:
         means.add_row(*map(Text, [name, *(values.get(column, UNKNOWN) for column in columns(played.values()))]))
     within = {name: scores.verifiers[file.verifier].within_turns for name, scores in found.items()}
     turns = shown_turns(max(map(len, within.values())))
-    title = f"{file.name}: right by {file.verifier} within so many turns, percent \N{PLUS-MINUS SIGN} standard error over rows"
+    title = f"{file.name}: correct by {file.verifier} within a number of turns, percent \N{PLUS-MINUS SIGN} standard error over rows"
     solved = _table(title, [str(number) for number in turns])
     for name, estimates in within.items():
         solved.add_row(*map(Text, [name, *(estimate(estimates[number]) for number in turns)]))
@@ -111,7 +111,7 @@ def _table(title: str, names: Sequence[str]) -> Table:
 
 
 def episode_columns(scores: SampleScores) -> dict[str, str]:
-    """Return what is told of the episodes of a checkpoint, by the column's name; empty where there are none."""
+    """Return a checkpoint's cells about its episodes, by column; empty without episodes."""
     episodes = scores.episodes
     if episodes is None:
         return {}
@@ -123,12 +123,12 @@ def episode_columns(scores: SampleScores) -> dict[str, str]:
 
 
 def columns(rows: Iterable[Mapping[str, str]]) -> list[str]:
-    """Return the columns that some row has, in the order of first occurrence."""
+    """Return the columns that any row has, in the order of first occurrence."""
     return list(dict.fromkeys(name for row in rows for name in row))
 
 
 def shown_turns(most: int) -> list[int]:
-    """Return the turns of which a narrow table shows what was solved within them: 1, 2, 4, 8 and so on, and all."""
+    """Return the turn limits in a narrow table: all of them, or 1, 2, 4, 8 and so on, and the last."""
     return list(range(1, most + 1)) if most <= MOST_TURN_COLUMNS else [*powers_of_two(most - 1), most]
 
 
@@ -147,7 +147,7 @@ def _comparison_table(board: Board) -> Table:
             comparison.file,
             comparison.verifier,
             comparison.checkpoint,
-            change(comparison.difference),
+            points_text(comparison.difference),
             interval(comparison),
             p_value(comparison.p_value),
             f"{comparison.better_rows:,}",
@@ -186,7 +186,7 @@ def _agreement_table(board: Board) -> Table:
                 f"{comparison.rows:,}",
                 share(agreement.theirs),
                 share(agreement.ours),
-                change(comparison.difference),
+                points_text(comparison.difference),
                 interval(comparison),
                 p_value(comparison.p_value),
                 f"{comparison.better_rows:,}",
@@ -212,7 +212,7 @@ def _disagreement_lines(rejudged: Rejudged) -> list[str]:
 
 
 def _short(text: str, *, from_end: bool = False) -> str:
-    """The text on one line, or its end: that is where an answer stands."""
+    """Return the text on one line, cut to its beginning or to its end, which holds the answer."""
     line = " ".join(text.split())
     if len(line) <= SHOWN_CHARS:
         return repr(line)
@@ -222,34 +222,24 @@ def _short(text: str, *, from_end: bool = False) -> str:
 
 
 def share(value: float | None) -> str:
-    """Return 0.5342 as `53.4`, in percent; a dash for what is not known."""
+    """Return 0.5342 as `53.4`, in percent; a dash for an unknown value."""
     return UNKNOWN if value is None else percent_text(value)
 
 
 def count(value: float | None) -> str:
-    """Return 1234.4 as `1,234`; a dash for what is not known."""
+    """Return 1234.4 as `1,234`; a dash for an unknown value."""
     return UNKNOWN if value is None else f"{value:,.0f}"
 
 
-def mean(value: float | None) -> str:
-    """Return a mean of counts, 1234.44 as `1,234.4`; a dash for what is not known."""
-    return UNKNOWN if value is None else mean_text(value)
-
-
-def estimate(value: Estimate) -> str:
+def estimate(value: ScoreEstimate) -> str:
     """Return a mean and its standard error in percent: `53.4 ± 1.2`."""
     error = value.standard_error
     return share(value.mean) if error is None else f"{share(value.mean)} \N{PLUS-MINUS SIGN} {share(error)}"
 
 
-def change(difference: float) -> str:
-    """Return a difference of two shares in percentage points: `+24.1`, and `0.0` without a sign."""
-    return points_text(difference)
-
-
 def interval(comparison: Comparison) -> str:
     """Return the interval of a difference in percentage points: `−1.0 to +4.5`."""
-    return f"{change(comparison.low)} to {change(comparison.high)}"
+    return f"{points_text(comparison.low)} to {points_text(comparison.high)}"
 
 
 def p_value(value: float) -> str:

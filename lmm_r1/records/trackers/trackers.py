@@ -14,7 +14,7 @@ from typing import Any
 from lmm_r1.data.sample import Cut
 from lmm_r1.errors import UserError
 from lmm_r1.files.json_files import write_json_object
-from lmm_r1.records.rollouts import END_WORDS, Part, SampledResponse
+from lmm_r1.records.rollouts import END_WORDS, RecordedPart, SampledResponse
 
 logger = logging.getLogger(__name__)
 
@@ -163,7 +163,7 @@ def _transcript(response: SampledResponse) -> str:
     return "\n\n".join(f"{turn.role}: {''.join(map(_part_text, turn.parts))}" for turn in response.said)
 
 
-def _part_text(part: Part) -> str:
+def _part_text(part: RecordedPart) -> str:
     return part.value if part.kind == "text" else "<image>"
 
 

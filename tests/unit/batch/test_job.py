@@ -53,7 +53,7 @@ def test_outcomes_wait_for_those_before_them():
 
 
 def test_an_engine_that_ends_before_its_rows_loses_none_of_them_silently():
-    with pytest.raises(AssertionError, match="no outcome came for row 5"):
+    with pytest.raises(AssertionError, match="there is no outcome for row 5"):
         list(in_order([Outcome(index=3)], order=[3, 5]))
 
 

@@ -88,7 +88,7 @@ def test_a_folder_and_a_place_under_a_file_are_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="--output .*tmp.* is a folder; name a file"):
         begin(RowLog(tmp_path))
-    with pytest.raises(UserError, match="--output .*: cannot be written, as .*file is a file"):
+    with pytest.raises(UserError, match="--output .*: cannot be written, because .*file is a file"):
         begin(RowLog(tmp_path / "file" / "rows.jsonl"))
 
 
@@ -118,7 +118,9 @@ def test_where_no_more_can_be_written_the_file_keeps_whole_rows_and_the_job_goes
     command = [sys.executable, "-c", FILL, str(output)]
     ended = subprocess.run(command, capture_output=True, text=True, preexec_fn=limit)
     assert ended.returncode == 1
-    assert ended.stderr.startswith(f"{output}: cannot be written (File too large); what was finished before is in it.")
+    assert ended.stderr.startswith(
+        f"{output}: cannot be written (File too large); it holds all rows that were finished."
+    )
     lines = output.read_bytes().splitlines(keepends=True)
     assert [json.loads(line)["index"] for line in lines] == list(range(10))
     assert all(line.endswith(b"\n") for line in lines)

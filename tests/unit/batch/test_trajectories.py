@@ -13,7 +13,7 @@ from PIL import Image
 from lmm_r1.batch.inputs import select, with_earned
 from lmm_r1.batch.job import RowLog, run_job
 from lmm_r1.data.messages import ImagePart, TextPart, images_of
-from lmm_r1.data.sample import Completion, Played, Said
+from lmm_r1.data.sample import Completion, EpisodeResult, Said
 from lmm_r1.generation.engine import Outcome
 from remote_rm.verifier import Score
 
@@ -34,11 +34,11 @@ SAID = (
 )
 
 
-def played(*, end: str = "over", said: tuple[Said, ...] = SAID, **rewards: float) -> Played:
-    return Played(end=end, images=1, rewards=rewards, counts={"tool_calls": 1}, said=said)
+def played(*, end: str = "over", said: tuple[Said, ...] = SAID, **rewards: float) -> EpisodeResult:
+    return EpisodeResult(end=end, images=1, rewards=rewards, counts={"tool_calls": 1}, said=said)
 
 
-def completion(one: Played, *, finish_reason: str = "stop") -> Completion:
+def completion(one: EpisodeResult, *, finish_reason: str = "stop") -> Completion:
     return Completion(text=one.said[-1].text, num_tokens=9, finish_reason=finish_reason, played=one)
 
 

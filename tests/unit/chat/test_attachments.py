@@ -80,7 +80,7 @@ def test_broken_and_missing_images_are_told_in_a_sentence(folder):
     (folder / "cut.png").write_bytes((folder / "a.png").read_bytes()[:50])
     for source, sentence in {
         "nowhere.png": "no image file nowhere.png; check the path",
-        "text.png": "cannot read the image text.png: it is none of the formats PNG, JPEG, WEBP, GIF, BMP, TIFF, PPM",
+        "text.png": "cannot read the image text.png: it has none of the formats PNG, JPEG, WEBP, GIF, BMP, TIFF, PPM",
         ".": "cannot read the image .: Is a directory",
         "\x1b[2J.png": "no image file ␛[2J.png; check the path",
     }.items():

@@ -11,7 +11,7 @@ from prompt_toolkit.completion import CompleteEvent
 from prompt_toolkit.document import Document
 
 from lmm_r1.chat.commands import COMMANDS, LineCompleter, continues, piped_lines, private_file, prompted_lines
-from lmm_r1.chat.conversation import Sampling
+from lmm_r1.chat.conversation import ChatSampling
 from lmm_r1.chat.loop import converse, prompt
 from lmm_r1.data.messages import ImagePart, TextPart
 
@@ -148,14 +148,12 @@ def test_what_is_not_of_this_conversation_is_overwritten_only_on_the_second_dema
     precious = (folder / "old.json").read_text()
     enter(session, "/reset", "2+2?")
     assert (
-        failure(session, "/save old.json")
-        == "old.json holds another conversation; the same command once more overwrites it"
+        failure(session, "/save old.json") == "old.json holds another conversation; repeat the command to overwrite it"
     )
     assert (folder / "old.json").read_text() == precious
     assert enter(session, "/save new.json", "3+3?", "/save new.json"), "its own file is its own"
     assert (
-        failure(session, "/save old.json")
-        == "old.json holds another conversation; the same command once more overwrites it"
+        failure(session, "/save old.json") == "old.json holds another conversation; repeat the command to overwrite it"
     )
     assert enter(session, "/save old.json")
     assert len(json.loads((folder / "old.json").read_text())[0]["messages"]) == 4
@@ -204,25 +202,25 @@ def test_settings_are_checked_and_reach_the_engine():
     assert (asked.n_samples, asked.temperature, asked.top_p, asked.max_new_tokens) == (1, 0.25, 0.5, 16)
     for line, sentence in {
         "/set top_p 0": "top_p 0: must be above 0 and at most 1",
-        "/set temperature -1": "temperature -1: must be a number from 0 (greedy) up",
-        "/set temperature nan": "temperature nan: must be a number from 0 (greedy) up",
-        "/set max_new_tokens 1.5": "max_new_tokens 1.5: a whole number is needed",
+        "/set temperature -1": "temperature -1: must be a number, at least 0 (greedy)",
+        "/set temperature nan": "temperature nan: must be a number, at least 0 (greedy)",
+        "/set max_new_tokens 1.5": "max_new_tokens 1.5: must be a whole number",
         "/set max_new_tokens 0": "max_new_tokens 0: must be 1 or more",
         "/set top_q 1": "no setting top_q; did you mean top_p?",
         "/set top_p": "write /set NAME VALUE; the names are temperature, top_p, max_new_tokens",
     }.items():
         assert failure(session, line) == sentence
-    assert session.sampling == Sampling(temperature=0.25, top_p=0.5, max_new_tokens=16)
+    assert session.sampling == ChatSampling(temperature=0.25, top_p=0.5, max_new_tokens=16)
 
 
 def test_the_system_prompt_is_shown_changed_and_taken_away():
     session = chat(system=" ")
     enter(session, "/system", "/system Be brief.", "/system", '/system ""')
     assert session.screen.said == [
-        "no system prompt but what the checkpoint's chat template may add",
-        'system prompt: Be brief.\n(/system "" takes it away)',
-        'system prompt: Be brief.\n(/system "" takes it away)',
-        "no system prompt but what the checkpoint's chat template may add",
+        "no system prompt, except for what the checkpoint's chat template may add",
+        'system prompt: Be brief.\n(/system "" removes it)',
+        'system prompt: Be brief.\n(/system "" removes it)',
+        "no system prompt, except for what the checkpoint's chat template may add",
     ]
 
 
@@ -246,7 +244,7 @@ def test_unknown_commands_and_stray_arguments():
     session = chat()
     assert failure(session, "/imgae a.png") == "unknown command /imgae; did you mean /image?"
     assert failure(session, "/xyzzy") == "unknown command /xyzzy; /help lists them"
-    assert failure(session, "/undo 2") == "/undo takes nothing behind it, but got 2"
+    assert failure(session, "/undo 2") == "/undo takes no argument, but got 2"
 
 
 def test_help_lists_every_command_and_exit_leaves():

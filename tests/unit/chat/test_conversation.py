@@ -6,13 +6,13 @@ from helpers.row_files import load_rows
 from helpers.tables import table
 from PIL import Image
 
-from lmm_r1.chat.conversation import Conversation, Sampling, load, save, saved_path
+from lmm_r1.chat.conversation import ChatSampling, Conversation, load, save, saved_path
 from lmm_r1.data.messages import ImagePart, Message, TextPart
 from lmm_r1.errors import UserError
 
 pytestmark = pytest.mark.unit
 
-SAMPLING = Sampling(temperature=0.5, top_p=0.9, max_new_tokens=7)
+SAMPLING = ChatSampling(temperature=0.5, top_p=0.9, max_new_tokens=7)
 QUESTION = {"role": "user", "content": "1+1?"}
 ANSWER = {"role": "assistant", "content": "2"}
 
@@ -38,7 +38,7 @@ def test_a_conversation_comes_back_as_it_was_saved(tmp_path, conversation, name)
     save(path, conversation, sampling=SAMPLING, model="models/tiny")
     saved = load(path)
     assert saved.model == "models/tiny"
-    assert saved.applied_to(Sampling(temperature=0, top_p=1, max_new_tokens=1)) == SAMPLING
+    assert saved.applied_to(ChatSampling(temperature=0, top_p=1, max_new_tokens=1)) == SAMPLING
     assert saved.conversation.stopped == {2}
     messages = saved.conversation.messages
     assert [messages[0], *messages[2:]] == [conversation.messages[0], *conversation.messages[2:]]
@@ -89,7 +89,7 @@ def test_only_a_saved_conversation_is_written_over(tmp_path, conversation):
 def test_the_name_of_a_file():
     assert saved_path(" talk ") == Path("talk.json")
     assert saved_path("'my talk.jsonl'") == Path("my talk.jsonl")
-    with pytest.raises(UserError, match=r"talk\.txt: conversations are files that end with \.json or \.jsonl"):
+    with pytest.raises(UserError, match=r"talk\.txt: files of conversations must end with \.json or \.jsonl"):
         saved_path("talk.txt")
     with pytest.raises(UserError, match="give the name of a file"):
         saved_path("")

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from lmm_r1.chat.screen import (
     PlainScreen,
-    Span,
     Streams,
+    StyledSpan,
     TagReader,
     TerminalScreen,
     captured_output,
@@ -29,15 +29,15 @@ HARMLESS = "a␛[31mb␛]0;title␇c␍␈d␡e\\x9b2Jf\\u202eg\ufffdh\ti\n"
 STYLE = re.compile(r"\x1b\[[0-9;]*m")
 TAGGED = "a<think>1<2 <b></think>\n<answer>3</answer>z"
 SPANS = [
-    Span("text", "a"),
-    Span("tag", "<think>"),
-    Span("thinking", "1<2 <b>"),
-    Span("tag", "</think>"),
-    Span("text", "\n"),
-    Span("tag", "<answer>"),
-    Span("answer", "3"),
-    Span("tag", "</answer>"),
-    Span("text", "z"),
+    StyledSpan("text", "a"),
+    StyledSpan("tag", "<think>"),
+    StyledSpan("thinking", "1<2 <b>"),
+    StyledSpan("tag", "</think>"),
+    StyledSpan("text", "\n"),
+    StyledSpan("tag", "<answer>"),
+    StyledSpan("answer", "3"),
+    StyledSpan("tag", "</answer>"),
+    StyledSpan("text", "z"),
 ]
 
 
@@ -158,12 +158,12 @@ def test_it_is_not_told_where_the_user_ended_it(capfd, monkeypatch, error):
     assert capfd.readouterr() == ("", "")
 
 
-def spans_of(pieces: list[str], *, kind: str = "text") -> list[Span]:
+def spans_of(pieces: list[str], *, kind: str = "text") -> list[StyledSpan]:
     """What a reader makes of the pieces, neighbours of one kind joined."""
     reader = TagReader(kind=kind)
     spans = [span for piece in pieces for span in reader.feed(piece)] + reader.rest()
     grouped = itertools.groupby(spans, key=lambda span: (span.kind, span.text if span.kind == "tag" else None))
-    return [Span(kind, "".join(span.text for span in group)) for (kind, _), group in grouped]
+    return [StyledSpan(kind, "".join(span.text for span in group)) for (kind, _), group in grouped]
 
 
 def test_the_spans_do_not_depend_on_where_the_stream_is_cut():
@@ -178,15 +178,20 @@ def test_single_characters_give_the_same_spans():
 @pytest.mark.parametrize(
     ("text", "spans"),
     [
-        ("<think>1 and", [Span("tag", "<think>"), Span("thinking", "1 and")]),
+        ("<think>1 and", [StyledSpan("tag", "<think>"), StyledSpan("thinking", "1 and")]),
         (
             "<think>1<answer>2",
-            [Span("tag", "<think>"), Span("thinking", "1"), Span("tag", "<answer>"), Span("answer", "2")],
+            [
+                StyledSpan("tag", "<think>"),
+                StyledSpan("thinking", "1"),
+                StyledSpan("tag", "<answer>"),
+                StyledSpan("answer", "2"),
+            ],
         ),
-        ("1</think>2", [Span("text", "1"), Span("tag", "</think>"), Span("text", "2")]),
-        ("no tags, <thi and <Think>", [Span("text", "no tags, <thi and <Think>")]),
-        ("a<<think>b", [Span("text", "a<"), Span("tag", "<think>"), Span("thinking", "b")]),
-        ("ends with <answe", [Span("text", "ends with <answe")]),
+        ("1</think>2", [StyledSpan("text", "1"), StyledSpan("tag", "</think>"), StyledSpan("text", "2")]),
+        ("no tags, <thi and <Think>", [StyledSpan("text", "no tags, <thi and <Think>")]),
+        ("a<<think>b", [StyledSpan("text", "a<"), StyledSpan("tag", "<think>"), StyledSpan("thinking", "b")]),
+        ("ends with <answe", [StyledSpan("text", "ends with <answe")]),
         ("", []),
     ],
 )
@@ -196,17 +201,17 @@ def test_unclosed_stray_and_broken_tags(text, spans):
 
 def test_a_thought_that_the_prompt_opened_needs_no_tag():
     assert spans_of(["1</thi", "nk>2"], kind="thinking") == [
-        Span("thinking", "1"),
-        Span("tag", "</think>"),
-        Span("text", "2"),
+        StyledSpan("thinking", "1"),
+        StyledSpan("tag", "</think>"),
+        StyledSpan("text", "2"),
     ]
 
 
 def test_text_is_held_back_only_while_it_may_become_a_tag():
     reader = TagReader()
-    assert reader.feed("a <") == [Span("text", "a ")]
+    assert reader.feed("a <") == [StyledSpan("text", "a ")]
     assert reader.feed("thi") == []
-    assert reader.feed("s") == [Span("text", "<this")]
+    assert reader.feed("s") == [StyledSpan("text", "<this")]
 
 
 @given(st.lists(st.sampled_from(["<", ">", "/", "think", "answer", "<think>", "</answer>", "x", "\n"])))

@@ -10,7 +10,7 @@ from helpers.tables import frozen
 
 from lmm_r1.data.bad_rows import MAX_LISTED, SkippedRow, good_rows, reasons
 from lmm_r1.data.files import read_row_file
-from lmm_r1.data.training_rows import KeptRows, LeftOutRow, check_prompt, told_of
+from lmm_r1.data.training_rows import KeptRows, LeftOutRow, check_prompt, with_left_out
 from lmm_r1.errors import ListedError, UserError
 from lmm_r1.records.run_folder import RunFolder
 
@@ -71,11 +71,11 @@ def test_lines_that_are_no_records_are_bad_rows_like_others(tmp_path):
     assert list(file.rows) == [2]
     assert [(row.index, row.reason.partition(": ")[2].split(" at ")[0].split(";")[0]) for row in file.skipped] == [
         (0, "not valid JSON: Expecting property name enclosed in double quotes"),
-        (1, "a JSON object is needed, not int"),
+        (1, "must be a JSON object, not int"),
         (3, "a prompt for RL must not end with one of several assistant turns"),
         (4, "not UTF-8 text ('utf-8' codec can't decode byte 0xff in position 14: invalid start byte)"),
     ]
-    assert told_of(file.told, file.skipped).endswith(
+    assert with_left_out(file.summary, file.skipped).endswith(
         f"; 4 rows that cannot be used are left out, the first: {' '.join(file.skipped[0].reason.split())}"
     )
 

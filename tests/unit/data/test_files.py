@@ -6,7 +6,7 @@ import pytest
 from helpers.row_files import load_rows
 from PIL import Image
 
-from lmm_r1.data.files import read_good_rows, read_records, write_row_folder
+from lmm_r1.data.files import read_records, read_row_file, write_row_folder
 from lmm_r1.data.images import load_image
 from lmm_r1.data.messages import ImagePart, TextPart, images_of
 from lmm_r1.errors import UserError
@@ -71,14 +71,14 @@ def test_locations_count_lines_from_one_and_blank_lines_too(tmp_path):
     ("name", "content", "sentence"),
     [
         ("rows.jsonl", b'{"a": 1}\n{"a": }\n', "rows.jsonl line 2: not valid JSON: Expecting value at column 7"),
-        ("rows.jsonl", b'{"a": 1}\n[1]\n', "rows.jsonl line 2: a JSON object is needed, not list"),
+        ("rows.jsonl", b'{"a": 1}\n[1]\n', "rows.jsonl line 2: must be a JSON object, not list"),
         ("rows.jsonl", b'{"a": 1}\n{"a": "\xff"}\n', "rows.jsonl line 2: not UTF-8 text"),
         ("rows.json", b'[\n{"a": 1},\n{"a": }]', "rows.json line 3: not valid JSON: Expecting value at column 7"),
-        ("rows.json", b'{"a": [], "b": []}', "an object with exactly one list, is needed; found 2"),
-        ("rows.json", b"3", "rows.json: a list of rows is needed, not int"),
-        ("rows.json", b"[3]", "rows.json row 1: a JSON object is needed, not int"),
+        ("rows.json", b'{"a": [], "b": []}', "an object with exactly one list; found 2"),
+        ("rows.json", b"3", "rows.json: must be a list of rows, not int"),
+        ("rows.json", b"[3]", "rows.json row 1: must be a JSON object, not int"),
         ("rows.parquet", b"PAR1 no", "rows.parquet: not a readable Parquet file"),
-        ("rows.txt", b"hello", "unknown kind of row file; known are .jsonl, .json, .parquet, .csv, .arrow"),
+        ("rows.txt", b"hello", "unknown kind of row file; known kinds are .jsonl, .json, .parquet, .csv, .arrow"),
     ],
 )
 def test_a_malformed_file_is_an_error_with_file_and_line(name, content, sentence, tmp_path):
@@ -180,7 +180,7 @@ def test_rows_that_cannot_be_used_are_left_out_by_place_and_reason(tmp_path):
     good = {"messages": [{"role": "user", "content": "1+1?"}], "answer": 2}
     file.write_text("\n".join(map(json.dumps, [good, broken, {"messages": good["messages"]}, good])))
 
-    read = read_good_rows(str(file))
+    read = read_row_file(str(file), bad_rows="skip")
 
     assert {index: row.location for index, row in read.rows.items()} == {0: f"{file} line 1", 3: f"{file} line 4"}
     assert [row.index for row in read.skipped] == [1, 2]
@@ -194,10 +194,10 @@ def test_a_file_of_which_no_row_can_be_used_is_an_error(tmp_path):
     with pytest.raises(
         UserError, match="none of its 1 rows can be used; the first: .*line 1: the field .messages. is empty"
     ):
-        read_good_rows(str(file))
+        read_row_file(str(file), bad_rows="skip")
     file.write_text("\n")
     with pytest.raises(UserError, match="holds no rows"):
-        read_good_rows(str(file))
+        read_row_file(str(file), bad_rows="skip")
 
 
 def record(*images, answer="1"):
@@ -251,7 +251,7 @@ def test_an_empty_folder_is_filled(tmp_path):
 
 def test_files_of_other_origin_are_never_replaced(tmp_path):
     (tmp_path / "thesis.tex").write_text("precious")
-    with pytest.raises(UserError, match="holds thesis.tex, which is no part of a row folder"):
+    with pytest.raises(UserError, match="holds thesis.tex, which is not part of a row folder"):
         write_row_folder([record()], output=tmp_path, overwrite=True)
     with pytest.raises(UserError, match="is a file; name a folder"):
         write_row_folder([record()], output=tmp_path / "thesis.tex", overwrite=True)

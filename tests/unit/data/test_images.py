@@ -108,7 +108,7 @@ def test_a_png_cut_short_anywhere_is_an_error_with_row_and_file(tmp_path):
     ("source", "sentence"),
     [
         ("/nowhere/a.png", "no image file /nowhere/a.png; relative paths start at the row file's folder"),
-        (b"not an image", "cannot read the image <image, 12 bytes>: it is none of the formats PNG, "),
+        (b"not an image", "cannot read the image <image, 12 bytes>: it has none of the formats PNG, "),
         ("data:image/png;base64,AAAA", "cannot read the image <image, 3 bytes>"),
         ("data:image/png;base64,???", "the text is not base64"),
         ("data:image/png,raw", "the data URI is not of the form data:image/...;base64,..."),

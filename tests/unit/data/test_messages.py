@@ -191,7 +191,7 @@ def test_pixel_bounds_are_kept_per_image():
     [
         (
             {"min_pixels": 0},
-            'message 1 of "messages", part 1 has min_pixels 0; a whole number of pixels, 1 or more, is needed',
+            'message 1 of "messages", part 1 has min_pixels 0; it must be a whole number of pixels, 1 or more',
         ),
         ({"max_pixels": "784"}, "max_pixels '784'"),
         ({"max_pixels": True}, "max_pixels True"),
@@ -253,10 +253,10 @@ def test_tags_of_images_and_videos_are_filled_each_from_its_own_field():
     [
         ([], 'more "<video>" places in "input" than the 0 videos in the field "videos"; add the missing videos'),
         (["a.mp4", "b.mp4"], '2 videos in the field "videos" but 1 "<video>" places in "input"'),
-        ([[]], '"videos" entry 1 holds no video'),
-        ([["a.png", 3]], '"videos" entry 1, frame 2 holds no image'),
-        (["https://host/a.mp4"], "is needed, not a URL"),
-        ([b"raw"], "is needed, not bytes"),
+        ([[]], '"videos" entry 1 is not a video'),
+        ([["a.png", 3]], '"videos" entry 1, frame 2 is not an image'),
+        (["https://host/a.mp4"], "not a URL"),
+        ([b"raw"], "not bytes"),
     ],
 )
 def test_a_video_field_that_does_not_fit_is_an_error(videos, sentence):
@@ -348,7 +348,7 @@ def test_an_answer_may_be_missing_where_none_is_required():
         ),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, 'type "text" but no "text" string'),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "than the 0 images in the field"),
-        ({"messages": [{"role": "user", "content": [{"type": "image", "image": 3}]}]}, "part 1 holds no image"),
+        ({"messages": [{"role": "user", "content": [{"type": "image", "image": 3}]}]}, "part 1 is not an image"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "image": ""}]}]}, "than the 0 images in"),
     ],
 )

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.unit
 
 
 def test_a_picture_is_a_file_named_by_what_it_holds(tmp_path):
-    folder = PictureFolder.beside(tmp_path / "out" / "rows.jsonl")
+    folder = PictureFolder.next_to(tmp_path / "out" / "rows.jsonl")
     assert folder.path == tmp_path / "out" / "rows.images"
     drawn = folder.kept(ImagePart(picture(5, 4), max_pixels=9))
     assert (drawn.max_pixels, drawn.source.endswith(".png")) == (9, True)

@@ -24,9 +24,6 @@ from lmm_r1.data.preferences import (
     STEPS,
     UNPAIRED,
     PreferenceRow,
-    load_preference_rows,
-    load_step_rows,
-    load_unpaired_rows,
     read_judged_file,
 )
 from lmm_r1.data.reading import AS_THEY_ARE, PromptTemplate, RowReading
@@ -55,6 +52,10 @@ def written(folder: Path, *records: object) -> str:
     return str(file)
 
 
+def loaded(kind, path: str, reading: RowReading = AS_THEY_ARE) -> list:
+    return list(read_judged_file(path, kind, reading=reading).rows.values())
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     Image.new("RGB", (8, 4), "red").save(tmp_path / "red.png")
@@ -63,10 +64,10 @@ def folder(tmp_path: Path) -> Path:
 
 BAD = [
     # Both the same, as text, with other blanks, and as turns.
-    (PREFERENCE, {**PAIR, "rejected": "2"}, "chosen and rejected are the same"),
-    (PREFERENCE, {**PAIR, "rejected": " 2\n"}, "chosen and rejected are the same"),
-    (PREFERENCE, {"chosen": [ASKED, said("2")], "rejected": [ASKED, said("2")]}, "chosen and rejected are the same"),
-    (PREFERENCE, {"chosen": "It is 2.", "rejected": "It is 2."}, "chosen and rejected are the same"),
+    (PREFERENCE, {**PAIR, "rejected": "2"}, "chosen and rejected are equal"),
+    (PREFERENCE, {**PAIR, "rejected": " 2\n"}, "chosen and rejected are equal"),
+    (PREFERENCE, {"chosen": [ASKED, said("2")], "rejected": [ASKED, said("2")]}, "chosen and rejected are equal"),
+    (PREFERENCE, {"chosen": "It is 2.", "rejected": "It is 2."}, "chosen and rejected are equal"),
     # An empty side.
     (PREFERENCE, {**PAIR, "chosen": ""}, 'the field "chosen" is empty'),
     (PREFERENCE, {**PAIR, "rejected": []}, 'the field "rejected" is empty'),
@@ -78,7 +79,7 @@ BAD = [
     (
         PREFERENCE,
         {"chosen": [with_image("Which?"), said("red")], "rejected": [said("Which?", "user"), said("blue")]},
-        "an image or a video stands on one side only",
+        "an image or a video is on one side only",
     ),
     (
         PREFERENCE,
@@ -92,7 +93,7 @@ BAD = [
             "chosen": [said("<image>Which?", "user"), said("red")],
             "rejected": [said("Which?", "user"), said("blue")],
         },
-        "an image or a video stands on one side only",
+        "an image or a video is on one side only",
     ),
     # Other prompts.
     (
@@ -100,7 +101,7 @@ BAD = [
         {"chosen": [ASKED, said("2")], "rejected": [said("2 + 2?", "user"), said("3")]},
         '"chosen" and "rejected" are answers to different prompts',
     ),
-    (PREFERENCE, {**PAIR, "rejected": [said("2 + 2?", "user"), said("3")]}, '"rejected" begins with another prompt'),
+    (PREFERENCE, {**PAIR, "rejected": [said("2 + 2?", "user"), said("3")]}, '"rejected" begins with a prompt'),
     (
         PREFERENCE,
         {"chosen": [ASKED, said("2"), said("And?", "user"), said("4")], "rejected": [ASKED, said("2"), said("So?", "user"), said("5")]},
@@ -120,9 +121,9 @@ BAD = [
     (PREFERENCE, {**PAIR, "tools": "[{}]"}, 'the field "tools" is not read'),
     (PREFERENCE, {"instruction": "?", "history": ["x"], "chosen": "2", "rejected": "3"}, '"history" entry 1 must be a list of two'),
     # Scores.
-    (PREFERENCE, {**PAIR, "margin": "much"}, "\"margin\" is 'much'; a finite number is needed"),
-    (PREFERENCE, {**PAIR, "margin": -1}, '"margin" is -1, so the rejected response would be the better'),
-    (PREFERENCE, {**PAIR, "chosen_reward": 0, "rejected_reward": 0.5}, '"chosen_reward" less "rejected_reward" is -0.5'),
+    (PREFERENCE, {**PAIR, "margin": "much"}, "\"margin\" is 'much'; it must be a finite number"),
+    (PREFERENCE, {**PAIR, "margin": -1}, '"margin" is -1, so the rejected response would be better'),
+    (PREFERENCE, {**PAIR, "chosen_reward": 0, "rejected_reward": 0.5}, '"chosen_reward" minus "rejected_reward" is -0.5'),
     # Media.
     (PREFERENCE, {**PAIR, "prompt": "<image>?", "images": ["gone.png"]}, "no image file"),
     (PREFERENCE, {**PAIR, "prompt": [ASKED], "images": ["red.png"]}, '1 images in the field "images" but 0 "<image>" places'),
@@ -136,7 +137,7 @@ BAD = [
         '"rejected" in the field "text" must be a text that is not empty',
     ),
     (PREFERENCE, {"prompt": "?", "completions": [{"response": "2"}]}, "two or more objects"),
-    (PREFERENCE, {"prompt": "?", "completions": {"response": ["2", "3"], "annotations": []}}, "are not of one length"),
+    (PREFERENCE, {"prompt": "?", "completions": {"response": ["2", "3"], "annotations": []}}, "differ in length"),
     (
         PREFERENCE,
         {"prompt": "?", "completions": [{"response": text, "annotations": {"H": {"Rating": "4"}}} for text in "ab"]},
@@ -148,7 +149,7 @@ BAD = [
         'completion 1 of "completions" has no "Rating" that is a number',
     ),
     # One response.
-    (UNPAIRED, {**VERDICT, "label": "maybe"}, "the label \"label\" is 'maybe'; true (desirable) or false"),
+    (UNPAIRED, {**VERDICT, "label": "maybe"}, "the label \"label\" is 'maybe'; it must be true (desirable) or false"),
     (UNPAIRED, {**VERDICT, "label": 0.5}, 'the label "label" is 0.5'),
     (UNPAIRED, {**VERDICT, "label": -1}, 'the label "label" is -1'),
     (UNPAIRED, {**VERDICT, "label": None}, 'the label "label" is None'),
@@ -162,19 +163,19 @@ BAD = [
     ),
     # Steps.
     (STEPS, {**SOLVED, "labels": [True]}, '"labels" has 1 labels for 2 steps'),
-    (STEPS, {**SOLVED, "labels": [True, "good"]}, "the label of step 2 in \"labels\" is 'good'; true or false, + or -"),
+    (STEPS, {**SOLVED, "labels": [True, "good"]}, "the label of step 2 in \"labels\" is 'good'; it must be true or false, + or -"),
     (STEPS, {**SOLVED, "labels": [True, 1.5]}, 'the label of step 2 in "labels" is 1.5'),
-    (STEPS, {**SOLVED, "labels": "++"}, '"labels" must be a list with a label for each step'),
+    (STEPS, {**SOLVED, "labels": "++"}, '"labels" must be a list with one label per step'),
     (STEPS, {**SOLVED, "completions": ["a", " "]}, 'step 2 of 2 in "completions" is empty'),
     (STEPS, {**SOLVED, "completions": [], "labels": []}, '"completions" must be a list with at least one step'),
     (STEPS, {**TAGGED, "input": "1 + 1? Step 1: It is 2."}, 'no step in "input" ends with the tag "ки"'),
-    (STEPS, {**TAGGED, "input": f"{TAGGED['input']} Step 3: So."}, "the text ends with 'Step 3: So.', which no tag"),
-    (STEPS, {**TAGGED, "input": "It is 2. ки So. ки"}, "nothing tells where the question ends"),
+    (STEPS, {**TAGGED, "input": f"{TAGGED['input']} Step 3: So."}, "the text ends with 'Step 3: So.', and no tag"),
+    (STEPS, {**TAGGED, "input": "It is 2. ки So. ки"}, "it is unclear where the question ends"),
     (STEPS, {**TAGGED, "label": ["+"]}, '"label" has 1 labels for 2 steps'),
     (STEPS, {**TAGGED, "label": "1 + 1? Step 1: It is 2. +\nStep 2: Other. +"}, '"label" does not repeat step 2 of 2'),
     (STEPS, {**TAGGED, "label": "1 + 1? Step 1: It is 2. +\nStep 2: Done. ?"}, "the label of step 2 in \"label\" is '?'"),
-    (STEPS, {**TAGGED, "label": "1 + 1? Step 1: It is 2. +\nStep 2: Done. +\nMore"}, "\"label\" goes on with 'More'"),
-    (STEPS, {**TAGGED, "input": [ASKED]}, "a conversation that ends with them as the text of the assistant"),
+    (STEPS, {**TAGGED, "label": "1 + 1? Step 1: It is 2. +\nStep 2: Done. +\nMore"}, "\"label\" continues with 'More'"),
+    (STEPS, {**TAGGED, "input": [ASKED]}, "a conversation whose last turn is the assistant's and holds them as text"),
 ]  # fmt: skip
 
 
@@ -198,7 +199,7 @@ def test_a_file_without_a_good_row_is_an_error_with_the_first(folder):
     with pytest.raises(UserError, match="none of its 2 rows can be used; the first: .* line 1: chosen and rejected"):
         read_judged_file(file, PREFERENCE, bad_rows="skip")
     with pytest.raises(UserError, match="holds no rows"):
-        load_preference_rows(written(folder))
+        loaded(PREFERENCE, written(folder))
 
 
 def only(row: object) -> PreferenceRow:
@@ -217,7 +218,7 @@ def test_a_prompt_is_shared_with_its_images_and_both_sides_go_on_from_it(folder)
         "rejected": [said("Blue.")],
         "margin": 3,
     }
-    row = only(load_preference_rows(written(folder, record)))
+    row = only(loaded(PREFERENCE, written(folder, record)))
     assert row.messages[0].parts == (ImagePart(str(folder / "red.png")), TextPart("Which colour?"))
     assert words(row.chosen) == [("assistant", "<look>"), ("tool", "red"), ("assistant", "It is red.")]
     assert words(row.rejected) == [("assistant", "Blue.")]
@@ -235,7 +236,7 @@ def test_a_prompt_is_shared_with_its_images_and_both_sides_go_on_from_it(folder)
     ],
 )
 def test_an_implicit_prompt_is_what_both_texts_begin_with(chosen, rejected, prompt, rests, folder):
-    row = only(load_preference_rows(written(folder, {"chosen": chosen, "rejected": rejected})))
+    row = only(loaded(PREFERENCE, written(folder, {"chosen": chosen, "rejected": rejected})))
     assert words(row.messages) == [("user", prompt)]
     assert (words(row.chosen), words(row.rejected)) == tuple([("assistant", rest)] for rest in rests)
 
@@ -248,7 +249,7 @@ def test_an_implicit_prompt_of_turns_is_written_either_way(folder):
         said("Sure?", "user"),
         said("No."),
     ]
-    row = only(load_preference_rows(written(folder, {"chosen": one, "rejected": other})))
+    row = only(loaded(PREFERENCE, written(folder, {"chosen": one, "rejected": other})))
     assert words(row.messages) == [("user", "1 + 1?"), ("assistant", "2"), ("user", "Sure?")]
     assert (words(row.chosen), words(row.rejected)) == ([("assistant", "Yes.")], [("assistant", "No.")])
 
@@ -261,7 +262,7 @@ def test_a_tag_and_an_image_part_without_a_source_are_the_same_place(folder):
         "chosen": [said(parts, "user"), said("red")],
         "rejected": [said("<image>\nWhich?", "user"), said("blue")],
     }
-    row = only(load_preference_rows(written(folder, record)))
+    row = only(loaded(PREFERENCE, written(folder, record)))
     assert row.messages[0].parts == (ImagePart(str(folder / "red.png")), TextPart("Which?"))
     assert (words(row.chosen), words(row.rejected)) == ([("assistant", "red")], [("assistant", "blue")])
 
@@ -292,24 +293,24 @@ def test_prompts_with_the_same_image_twice_in_a_row_file_are_one_and_with_anothe
     assert isinstance(image.source, StoredBytes)
     assert load_image(image, location="").size == (32, 32)
     assert [skipped.reason for skipped in read.skipped] == [
-        f"{folder}/rows.parquet row 2: an image or a video stands on one side only, or not the same one on both; "
-        "both responses must answer one prompt"
+        f"{folder}/rows.parquet row 2: an image or a video is on one side only, or differs between the two; "
+        "both responses must answer the same prompt"
     ]
 
 
 def test_plain_text_stays_as_it_is_where_no_chat_template_writes_it(folder):
     reading = RowReading(plain_template="Q: {}\nA:")
-    row = only(load_preference_rows(written(folder, PAIR), reading=reading))
+    row = only(loaded(PREFERENCE, written(folder, PAIR), reading=reading))
     assert (words(row.messages), row.plain) == ([("user", "Q: 1 + 1?\nA:")], True)
-    with pytest.raises(UserError, match="line 1: --data.system_prompt is for prompts that the chat template writes"):
-        load_preference_rows(written(folder, PAIR), reading=RowReading(plain_template="{}", system_prompt="Think."))
+    with pytest.raises(UserError, match="line 1: --data.system_prompt requires prompts that use the chat template"):
+        loaded(PREFERENCE, written(folder, PAIR), reading=RowReading(plain_template="{}", system_prompt="Think."))
 
 
 def test_what_is_laid_over_a_run_lies_over_judged_rows(folder):
     template = PromptTemplate("{{ content }} Answer {{ how }}.", flag="--data.prompt_template")
     reading = RowReading(system_prompt="Think.", prompt_template=template, max_pixels=64)
     record = {"prompt": "<image>Which?", "images": ["red.png"], "chosen": "red", "rejected": "blue", "how": "briefly"}
-    row = only(load_preference_rows(written(folder, record), reading=reading))
+    row = only(loaded(PREFERENCE, written(folder, record), reading=reading))
     assert words(row.messages) == [("system", "Think."), ("user", "Which? Answer briefly.")]
     assert row.messages[1].parts[0] == ImagePart(str(folder / "red.png"), max_pixels=64)
 
@@ -320,18 +321,18 @@ def test_images_within_responses_are_bounded_and_known_to_be_there(folder):
         "chosen": [said("<look>"), with_image("Part."), said("Red.")],
         "rejected": [said("<look>"), with_image("Part."), said("Blue.")],
     }
-    row = only(load_preference_rows(written(folder, record), reading=RowReading(max_pixels=64)))
+    row = only(loaded(PREFERENCE, written(folder, record), reading=RowReading(max_pixels=64)))
     image = ImagePart(str(folder / "red.png"), max_pixels=64)
     assert [side[1].parts[0] for side in (row.chosen, row.rejected)] == [image, image]
     (folder / "red.png").unlink()
     with pytest.raises(UserError, match="rows.jsonl line 1: no image file"):
-        load_preference_rows(written(folder, record))
+        loaded(PREFERENCE, written(folder, record))
 
 
 def test_columns_that_the_user_named_go_before_others(folder):
     record = {"q": "1 + 1?", "good": "2", "bad": "3", "chosen": "x", "rejected": "y", "prompt": "z"}
     names = ColumnNames(prompt="q", chosen="good", rejected="bad")
-    row = only(load_preference_rows(written(folder, record), reading=RowReading(names=names)))
+    row = only(loaded(PREFERENCE, written(folder, record), reading=RowReading(names=names)))
     assert [words(part) for part in (row.messages, row.chosen, row.rejected)] == [
         [("user", "1 + 1?")],
         [("assistant", "2")],
@@ -341,7 +342,7 @@ def test_columns_that_the_user_named_go_before_others(folder):
 
 def test_a_step_tag_of_ones_own_is_named(folder):
     record = {"input": [ASKED, said("It is 2.<step>Done.<step>")], "values": [1, 0]}
-    row = only(load_step_rows(written(folder, record), reading=RowReading(names=ColumnNames(step_tag="<step>"))))
+    row = only(loaded(STEPS, written(folder, record), reading=RowReading(names=ColumnNames(step_tag="<step>"))))
     assert (row.steps, row.labels) == (("It is 2.", "Done."), (1.0, 0.0))
 
 
@@ -349,20 +350,20 @@ def test_a_step_tag_of_ones_own_is_named(folder):
     ("label", "desirable"), [(True, True), (0, False), ("True", True), ("false", False), ("1", True)]
 )
 def test_verdicts_are_read_as_tables_write_them(label, desirable, folder):
-    (row,) = load_unpaired_rows(written(folder, {**VERDICT, "label": label}))
+    (row,) = loaded(UNPAIRED, written(folder, {**VERDICT, "label": label}))
     assert row.desirable is desirable
 
 
 def test_other_formats_of_the_run_are_refused_by_name(folder):
     with pytest.raises(
-        UserError, match="--data.format pairs is of rows of another kind; .* preference, rlhf_v, vlfeedback"
+        UserError, match="--data.format pairs is for another kind of rows; .* preference, rlhf_v, vlfeedback"
     ):
-        load_preference_rows(written(folder, PAIR), reading=RowReading(format="pairs"))
+        loaded(PREFERENCE, written(folder, PAIR), reading=RowReading(format="pairs"))
 
 
 @pytest.mark.parametrize("record", [VERDICT, {"conversations": [ASKED, said("2")], "kto_tag": False}])
 def test_sft_does_not_learn_responses_that_may_be_undesirable(record, folder):
-    with pytest.raises(UserError, match="whose responses are not all to be learned; train on them with train_kto"):
+    with pytest.raises(UserError, match="which includes undesirable responses; train on them with train_kto"):
         read_row_file(written(folder, record))
 
 
@@ -384,7 +385,7 @@ def test_pairs_of_batch_inference_load_as_they_are(folder):
         scored(("2", 1.0), ("2\n", 0.0)),
     ]
     (pair,) = select(records, kind="dpo_pairs", min_reward=1.0, max_per_prompt=1, min_margin=0.0)
-    row = only(load_preference_rows(written(folder, pair)))
+    row = only(loaded(PREFERENCE, written(folder, pair)))
     assert (words(row.messages), words(row.chosen), words(row.rejected)) == (
         [("user", "1 + 1?")],
         [("assistant", "2")],

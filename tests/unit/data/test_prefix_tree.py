@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lmm_r1.data import prefix_tree as module
-from lmm_r1.data.prefix_tree import Node, TreeSample, prefix_tree
+from lmm_r1.data.prefix_tree import PrefixNode, TreeSample, prefix_tree
 from lmm_r1.data.sample import PlacedMedia
 
 pytestmark = pytest.mark.unit
@@ -44,7 +44,7 @@ def image(key: str, start: int, end: int | None) -> PlacedMedia:
 
 
 def test_a_sample_by_itself_is_one_node():
-    assert prefix_tree([sample("pabc")], known=1) == (Node(start=0, end=4, parent=None, samples=(0,)),)
+    assert prefix_tree([sample("pabc")], known=1) == (PrefixNode(start=0, end=4, parent=None, samples=(0,)),)
 
 
 def test_the_first_node_holds_what_all_have_in_common_and_others_what_some_have():

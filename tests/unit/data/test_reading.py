@@ -40,7 +40,7 @@ def test_bounds_hold_where_an_image_or_a_video_has_none_of_its_own():
     assert read(RowReading(max_pixels=50), messages=video).messages[0].parts == (
         VideoPart("/rows/v.mp4", max_pixels=50),
     )
-    with pytest.raises(UserError, match="^line 3: .* leave min_pixels 901 above max_pixels 900"):
+    with pytest.raises(UserError, match="^line 3: .* put min_pixels 901 above max_pixels 900"):
         read(RowReading(min_pixels=901))
 
 
@@ -71,8 +71,8 @@ def test_a_template_may_move_the_image_and_keeps_the_lines_of_a_text():
         ("{{ content }}{{ hint }}", "line 3: --data.prompt_template cannot be filled in: 'hint' is undefined"),
         ("{{ content.upper.__globals__ }}", "line 3: --data.prompt_template cannot be filled in: "),
         ("{{ content + 1 }}", "line 3: --data.prompt_template cannot be filled in"),
-        ("{{ content }}{{ content }}", "line 3: the prompt's template writes 2 places for the 1 images"),
-        ("{{ content[:0] }}", "line 3: the prompt's template writes 0 places for the 1 images"),
+        ("{{ content }}{{ content }}", "line 3: the prompt's template has 2 tags for the 1 images"),
+        ("{{ content[:0] }}", "line 3: the prompt's template has 0 tags for the 1 images"),
     ],
 )
 def test_a_template_that_a_row_cannot_fill_is_told_with_the_rows_place(text, sentence):
@@ -85,7 +85,7 @@ def test_a_template_that_a_row_cannot_fill_is_told_with_the_rows_place(text, sen
     ("text", "sentence"),
     [
         ("{% if %}{{ content }}", "--data.prompt_template line 1: Expected an expression"),
-        ("Solve it.", "--data.prompt_template leaves the prompt out; write {{ content }}"),
+        ("Solve it.", "--data.prompt_template omits the prompt; write {{ content }}"),
     ],
 )
 def test_a_template_that_is_broken_or_leaves_the_prompt_out_is_refused(text, sentence):

@@ -16,7 +16,7 @@ from helpers.recipe_samples import SAMPLES, png
 
 from lmm_r1.data.files import read_row_file
 from lmm_r1.data.messages import TextPart, images_of
-from lmm_r1.data.preferences import load_preference_rows
+from lmm_r1.data.preferences import PREFERENCE, read_judged_file
 from lmm_r1.data.recipes import get_recipe, preparation
 from lmm_r1.data.recipes.preparation import Preparation, Prepared
 from lmm_r1.data.recipes.recipe import Recipe
@@ -173,7 +173,7 @@ def test_a_killed_job_goes_on_and_ends_with_the_same_bytes(tmp_path):
 def test_a_job_that_goes_on_makes_no_row_again(tmp_path, monkeypatch):
     copy = zipped(tmp_path / "copy")
 
-    def stop(progress: preparation.Progress) -> None:
+    def stop(progress: preparation.PreparationProgress) -> None:
         if progress.kept == 3:
             raise KeyboardInterrupt
 
@@ -190,7 +190,7 @@ def test_a_job_that_goes_on_makes_no_row_again(tmp_path, monkeypatch):
     said: list[str] = []
     made = prepared(copy, tmp_path / "out", say=said.append)
     assert mapped == ["q4", "q5"]
-    assert "going on behind 4 rows of an earlier session" in said
+    assert "resuming after 4 rows of an earlier session" in said
     assert (made.manifest.kept, made.manifest.left_out) == (5, 1)
 
 
@@ -206,7 +206,7 @@ def test_a_complete_folder_is_left_as_it_is_and_tells_its_rows_again(tmp_path):
 
 
 def half_done(copy: Path, output: Path) -> None:
-    def stop(progress: preparation.Progress) -> None:
+    def stop(progress: preparation.PreparationProgress) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -243,7 +243,7 @@ def test_a_job_is_not_continued_on_files_that_changed(tmp_path):
 def test_two_jobs_do_not_write_one_folder(tmp_path):
     copy = zipped(tmp_path / "copy")
 
-    def second(progress: preparation.Progress) -> None:
+    def second(progress: preparation.PreparationProgress) -> None:
         with pytest.raises(UserError, match="another prepare_data is writing it; wait for it"):
             prepared(copy, tmp_path / "out")
 
@@ -256,7 +256,7 @@ def test_what_is_no_row_folder_is_never_replaced(tmp_path):
     (tmp_path / "mine/thesis.tex").write_text("x")
     with pytest.raises(UserError, match="mine is not empty; name another folder or add --overwrite"):
         prepared(copy, tmp_path / "mine")
-    with pytest.raises(UserError, match="mine holds thesis.tex, which is no part of a row folder"):
+    with pytest.raises(UserError, match="mine holds thesis.tex, which is not part of a row folder"):
         prepared(copy, tmp_path / "mine", overwrite=True)
     assert not list(tmp_path.glob(".*"))
 
@@ -339,7 +339,7 @@ def test_a_lock_that_was_moved_with_its_folder_is_none(tmp_path, monkeypatch):
 def test_a_full_disk_ends_the_job_and_blames_no_row(tmp_path, monkeypatch):
     copy = zipped(tmp_path / "copy")
     monkeypatch.setattr(preparation, "append_json_lines", full_disk)
-    with pytest.raises(UserError, match=r"rows.jsonl: cannot be written \(No space left.*the same command again"):
+    with pytest.raises(UserError, match=r"rows.jsonl: cannot be written \(No space left.*repeat the command"):
         prepared(copy, tmp_path / "out")
     monkeypatch.undo()
     made = prepared(copy, tmp_path / "out")
@@ -356,7 +356,7 @@ def full_disk(*_: object, **__: object) -> None:
         (lambda path: None, "copy: no such file or folder; check the path"),
         (
             lambda path: path.mkdir(),
-            "copy: no files train-*.parquet or */train-*.parquet, and 0 files that rows could be",
+            "copy: no files train-*.parquet or */train-*.parquet, and 0 files that may hold rows",
         ),
         (
             lambda path: zipfile.ZipFile(path.with_suffix(".zip"), "w").close(),
@@ -364,7 +364,7 @@ def full_disk(*_: object, **__: object) -> None:
         ),
         (
             lambda path: path.with_suffix(".txt").write_text("x"),
-            "copy.txt: unknown kind of row file; known are .jsonl",
+            "copy.txt: unknown kind of row file; known kinds are .jsonl",
         ),
     ],
 )
@@ -391,7 +391,7 @@ def test_without_network_the_dataset_and_the_way_to_local_files_are_named(tmp_pa
     assert "hf download FanqingM/MMK12 --repo-type dataset --local-dir FOLDER" in said
     assert said.endswith("give that folder here with --source FOLDER")
     with pytest.raises(
-        UserError, match="recipe geoqa_test: no dataset on the hub .* --source PATH: put geoqa_test_prom"
+        UserError, match="recipe geoqa_test: the hub has no dataset .* --source PATH: put geoqa_test_prom"
     ):
         Preparation(recipe=get_recipe("geoqa_test"), output=tmp_path / "out").run()
     assert not list(tmp_path.iterdir())
@@ -458,7 +458,7 @@ def test_a_gap_among_choices_moves_no_letter(columns, tmp_path):
     done = prepared(tmp_path / "rows.json", tmp_path / "out", made=made)
     (gap,) = done.left_out
     assert gap.reason.startswith(
-        f"{tmp_path / 'rows.json'} row 2: a choice is empty, and others follow it: ['dog', None"
+        f"{tmp_path / 'rows.json'} row 2: an empty choice is followed by others: ['dog', None"
     )
     rows = read_row_file(str(tmp_path / "out")).rows.values()
     assert [row.messages[0].parts[0].text for row in rows] == [
@@ -513,7 +513,7 @@ def test_a_dataset_of_preferences_becomes_pairs_and_rows_without_a_better_answer
     assert [(row.index, "all 2 completions have the mean rating 4" in row.reason) for row in job.left_out] == [
         (1, True)
     ]
-    (row,) = load_preference_rows(str(tmp_path / "rated"))
+    (row,) = read_judged_file(str(tmp_path / "rated"), PREFERENCE).rows.values()
     image, text = row.messages[0].parts
     assert Path(image.source).parent == tmp_path / "rated" / "images"
     assert text == TextPart("Which?")

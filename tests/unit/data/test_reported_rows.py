@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lmm_r1.data.files import read_good_rows, read_row_file
+from lmm_r1.data.files import read_row_file
 from lmm_r1.data.formats import FORMATS
 from lmm_r1.data.formats.row_format import ColumnNames
 from lmm_r1.data.images import check_image_exists, load_image
@@ -38,7 +38,7 @@ def test_a_worked_answer_is_no_prefill_without_the_placeholder_of_r1_vlm():
         [("user", "3+3?")],
         [("user", "4+4?")],
     ]
-    assert file.told_as_prompts.endswith("; the worked answers of 4 are no part of the prompts")
+    assert file.summary_as_prompts.endswith("; the worked answers of 4 are not part of the prompts")
     # As SFT learns them, they are whole.
     assert texts(demonstration(file.rows[1]).messages) == [("user", "2+2?"), ("assistant", "It is \\boxed{4}")]
 
@@ -51,7 +51,7 @@ def test_every_command_says_how_many_rows_begin_the_response(tmp_path):
     )
     file = read_row_file(rows, reading=RowReading(format="r1_vlm"))
     assert [row.prefill for row in file.rows.values()] == ["It", ""]
-    assert file.told.endswith("rows in the format r1_vlm (r1_vlm); 1 of them begin the response (prefill)")
+    assert file.summary.endswith("rows in the format r1_vlm (r1_vlm); 1 of them begin the response (prefill)")
 
 
 def test_the_answer_of_an_addition_is_the_sum_and_not_the_list_of_digits(tmp_path):
@@ -120,7 +120,7 @@ def test_sixteen_bits_in_a_pgm_keep_their_shades(tmp_path):
 def test_images_of_an_unknown_range_are_refused_when_rows_are_read_and_when_they_are_shown(dtype, kind, tmp_path):
     file = tmp_path / "depth.tiff"
     Image.fromarray(np.array([[0, 1], [2, 3]], dtype=dtype)).save(file)
-    told = f"cannot read the image {file}: its pixels are {kind}, whose range is not known; store it with 8 or 16 bits"
+    told = f"cannot read the image {file}: its pixels are {kind}, whose range is unknown; store it with 8 or 16 bits"
     row = {"problem": "<image>How deep?", "images": [file.name], "answer": "3"}
     for read in (
         lambda: read_row_file(written(tmp_path, row)),
@@ -137,7 +137,7 @@ def test_images_of_an_unknown_range_are_refused_when_rows_are_read_and_when_they
 def test_formats_that_no_training_needs_are_not_decoded(tmp_path):
     file = tmp_path / "picture.png"
     Image.new("RGB", (4, 4)).save(file, format="PCX")
-    with pytest.raises(UserError, match="it is none of the formats PNG, JPEG, WEBP, GIF, BMP, TIFF, PPM"):
+    with pytest.raises(UserError, match="it has none of the formats PNG, JPEG, WEBP, GIF, BMP, TIFF, PPM"):
         load_image(ImagePart(str(file)), location="rows line 1")
 
 
@@ -159,7 +159,7 @@ def test_no_format_takes_an_empty_entry_for_an_image(column, empty):
 
 
 def test_a_quote_in_a_value_costs_its_line_only():
-    file = read_good_rows(str(CASES / "F12_quote_first.tsv"))
+    file = read_row_file(str(CASES / "F12_quote_first.tsv"), bad_rows="skip")
     assert [row.answer for row in file.rows.values()] == ["A", "C"]
     [skipped] = file.skipped
     assert skipped.index == 1
@@ -169,7 +169,7 @@ def test_a_quote_in_a_value_costs_its_line_only():
 def test_a_quote_that_is_never_closed_costs_its_line_only(tmp_path):
     file = tmp_path / "rows.csv"
     file.write_text('problem,answer\n"1+\n1?",2\n"open,3\n2+2?,4\n3+3?,6\n')
-    rows = read_good_rows(str(file))
+    rows = read_row_file(str(file), bad_rows="skip")
     assert [row.answer for row in rows.rows.values()] == ["2", "4", "6"]
     assert [row.location for row in rows.rows.values()] == [f"{file} line {number}" for number in (2, 5, 6)]
     [skipped] = rows.skipped

@@ -9,8 +9,8 @@ import pytest
 from helpers.tables import table
 from PIL import Image
 
-from lmm_r1.data.files import read_good_rows, read_records, read_row_file
-from lmm_r1.data.formats import FORMATS, OWN, find_format
+from lmm_r1.data.files import read_records, read_row_file
+from lmm_r1.data.formats import FORMATS, OWN, PROMPT_ROWS
 from lmm_r1.data.formats.row_format import ColumnNames
 from lmm_r1.data.messages import ImagePart, Row, TextPart
 from lmm_r1.data.reading import AS_THEY_ARE, RowReading
@@ -37,7 +37,7 @@ def png(colour: str) -> str:
     table("data/row_formats", "columns_tell_one_format_and_this_projects_own_where_none_fits"),
 )
 def test_columns_tell_one_format_and_this_projects_own_where_none_fits(columns, name):
-    assert find_format(columns, file="f") is FORMATS[name]
+    assert PROMPT_ROWS.find(columns, file="f") is FORMATS[name]
     assert OWN.name == "lmm_r1"
 
 
@@ -84,7 +84,7 @@ def test_a_label_of_r1_vlm_may_be_a_list_and_a_conversation_without_a_last_turn_
 def test_a_turn_to_go_on_from_must_be_text():
     turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": [{"type": "image", "image": "b.png"}]}]
     with pytest.raises(
-        UserError, match="^rows line 3: the assistant turn in .messages. that responses go on from must be text"
+        UserError, match="^rows line 3: the assistant turn in .messages. that responses continue must be text"
     ):
         row_of({"messages": turns, "answer": "1"}, "r1_vlm", reading=RowReading(format="r1_vlm"))
 
@@ -183,12 +183,12 @@ def test_an_index_of_two_images_points_to_neither(tmp_path):
     lines = ["index\timage\tquestion\tanswer", *(f"7\t{png(colour)}\t{colour}?\tyes" for colour in ("red", "blue"))]
     file = tmp_path / "rows.tsv"
     file.write_text("\n".join([*lines, "8\t7\tWhich?\tred", f"9\t{png('red')}\t?\tred", "10\t9\t?\tred"]))
-    read = read_good_rows(str(file))
+    read = read_row_file(str(file), bad_rows="skip")
     assert [row.messages[0].parts[0].source for row in read.rows.values()] == [
         png(colour) for colour in ("red", "blue", "red", "red")
     ]
     assert [row.reason.partition(";")[0] for row in read.skipped] == [
-        f'{file} line 4: the "image" 7 is no image and no index of a row that has one image'
+        f'{file} line 4: the "image" 7 is neither an image nor the index of a row with one image'
     ]
 
 
@@ -210,7 +210,9 @@ def test_media_that_a_format_would_leave_out_are_told_though_the_first_rows_had_
     # The columns of the first rows tell `r1_v`, which has no column `images`, and `easyr1`, which has no `image`.
     answer = "solution" if column == "images" else "answer"
     record = {"problem": "2+1?", answer: "3"}
-    with pytest.raises(UserError, match=f'rows line 3: the field "{column}" holds what the prompt does not show'):
+    with pytest.raises(
+        UserError, match=f'rows line 3: the field "{column}" is filled, but the prompt does not show it'
+    ):
         row_of(record | {column: value}, "r1_v" if column == "images" else "easyr1")
     empty = {"image": {"bytes": None, "path": None}, "images": [], "video": ""}
     assert row_of(record | empty, "easyr1", reading=RowReading(names=ColumnNames(answer=answer))).answer == "3"
@@ -231,11 +233,11 @@ def test_a_benchmarks_rows_point_to_images_before_and_behind_them(tmp_path):
     ]
     file = tmp_path / "rows.tsv"
     file.write_text("\n".join(lines))
-    read = read_good_rows(str(file))
+    read = read_row_file(str(file), bad_rows="skip")
     assert [row.messages[0].parts[0].source for row in read.rows.values()] == [png("red")] * 2
     assert [row.datasource for row in read.rows.values()] == ["default", "x"]
     (skipped,) = read.skipped
-    assert skipped.reason.startswith(f'{file} line 4: the "image" 9 is no image and no index')
+    assert skipped.reason.startswith(f'{file} line 4: the "image" 9 is neither an image nor the index')
     assert len(read_row_file(str(file), max_rows=1).rows) == 1
 
 

@@ -100,7 +100,7 @@ def test_without_folders_no_file_is_read(folder):
 def test_an_image_that_is_only_described_is_told_as_such():
     sent = to_json(row(message("user", picture(84, 56), "What?")).messages)
     assert refusal_of(sent, roots=(Path("/"),)) == (
-        "prompts[1]: the prompt only says <image 84x56> of its image, which was held in memory where it was sent from; "
+        "prompts[1]: the prompt names its image only as <image 84x56>, because the sender held it in memory; "
         "keep images of rows as files or URLs, or send them as data URIs"
     )
 
@@ -118,7 +118,7 @@ def test_images_within_the_request_are_always_taken():
 
 def test_an_image_is_not_scaled_up_to_any_size():
     assert refusal_of(prompt_with("data:image/png;base64,AAAA", min_pixels=10**12)) == (
-        "prompts[1]: min_pixels 1000000000000 is too large; ask for 16777216 at most"
+        "prompts[1]: min_pixels 1000000000000 is too large; ask for at most 16777216"
     )
 
 

@@ -49,4 +49,4 @@ def test_what_a_verifier_does_not_take_for_right_is_told_in_words(monkeypatch):
     monkeypatch.setattr(ExactVerifier, "matches", lambda self, answer, label: answer != "5")
     (finding,) = answer_findings(rows("4", "5"), "exact", workers=1, timeout_s=5.0)
     assert (finding.kind, finding.index) == ("gold wrong", 1)
-    assert finding.what == "exact does not take for right a response that gives the answer '5' itself"
+    assert finding.what == "exact does not accept a response that gives the answer '5' itself"

@@ -62,8 +62,8 @@ def test_repeated_rows_and_those_of_another_file_are_told_with_their_places():
     held_out = OtherFile.of("test.jsonl", {0: row("Which?", "1", line=9), 1: row("a", "1", b"no image")})
     rows = [row("2+2?"), row("2 + 2?", " 4", line=2), row("2+2?", "5", line=3), row("WHICH?", "2", line=4)]
     assert told(Repeats((held_out,)), *rows) == [
-        ("duplicate", 1, "is the same as rows.jsonl line 1"),
-        ("contradiction", 2, "asks what rows.jsonl line 1 asks, and has the answer '5' where that has '4'"),
+        ("duplicate", 1, "repeats rows.jsonl line 1"),
+        ("contradiction", 2, "asks what rows.jsonl line 1 asks, but has the answer '5' instead of '4'"),
         ("leak", 3, "asks what rows.jsonl line 9 asks"),
     ]
 

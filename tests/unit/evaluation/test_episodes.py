@@ -8,7 +8,7 @@ from helpers.conversations import picture
 from helpers.judged_responses import judged
 
 from lmm_r1.agents.registry import load_environment
-from lmm_r1.data.sample import Played
+from lmm_r1.data.sample import EpisodeResult
 from lmm_r1.errors import UserError
 from lmm_r1.evaluation.scoreboard import (
     Board,
@@ -135,7 +135,7 @@ def test_a_file_of_responses_keeps_episodes_and_its_pictures_lie_below_it(tmp_pa
 
 
 def test_a_part_of_the_environments_reward_judges():
-    one = Played(end="over", images=0, rewards={"solved": 1.0, "valid_moves": 0.25}, counts={}, said=())
+    one = EpisodeResult(end="over", images=0, rewards={"solved": 1.0, "valid_moves": 0.25}, counts={}, said=())
     [score] = environment_scores("agent:valid_moves", [one])
     assert (score.score, score.parts) == (0.25, {"valid_moves": 0.25})
     sokoban, crop = load_environment("sokoban"), load_environment("crop")

@@ -6,14 +6,13 @@ from helpers.report_text import PageText
 from helpers.run_folders import scores, write_stage
 from helpers.tables import table
 
-from lmm_r1.evaluation.page_parts import percent_text, points_text
+from lmm_r1.evaluation.page_parts import percent, percent_text, points, points_text
 from lmm_r1.evaluation.scoreboard import MeasuredFile, board_record, build_board, build_page
 from lmm_r1.evaluation.scoreboard.board import CheckpointResponses
-from lmm_r1.evaluation.scoreboard.terminal import change, share
+from lmm_r1.evaluation.scoreboard.terminal import share
 from lmm_r1.files.json_files import write_json_object
 from lmm_r1.records.run import read_run
 from lmm_r1.report import build_report
-from lmm_r1.report.page_text import percent, points
 
 pytestmark = pytest.mark.unit
 
@@ -26,7 +25,7 @@ def test_a_share_is_rounded_to_the_nearest_tenth_of_a_percent(value, text):
     assert percent_text(value) == share(value) == text
     assert percent(value) == f"{text}\N{NO-BREAK SPACE}%"
     signed = text if value < 0 or text == "0.0" else f"+{text}"
-    assert points_text(value) == points(value) == change(value) == signed
+    assert points_text(value) == points(value) == signed
 
 
 def test_a_difference_has_one_figure_however_it_was_reckoned():

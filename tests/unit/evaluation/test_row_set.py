@@ -56,9 +56,9 @@ def test_a_k_beyond_the_samples_is_refused(rows):
 
 
 def test_a_suite_of_another_size_and_samples_that_are_alike_are_noted(rows):
-    assert suite_set(rows).notes == ("suite superclevr_200: 3 rows were found, where the benchmark has 200",)
+    assert suite_set(rows).notes == ("suite superclevr_200: 3 rows were found, but the benchmark has 200",)
     assert file_set(rows, n_samples=2).notes == (
-        "held_out: at temperature 0 the 2 samples of a row are alike; raise --temperature",
+        "held_out: at temperature 0 the 2 samples of a row are identical; raise --temperature",
     )
 
 

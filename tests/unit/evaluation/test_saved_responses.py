@@ -8,11 +8,11 @@ from helpers.run_folders import write_image
 from lmm_r1.data.messages import images_of
 from lmm_r1.errors import UserError
 from lmm_r1.evaluation.answered_rows import saved_checkpoints, saved_files
-from lmm_r1.records.responses import Verdict, read_responses, write_responses
+from lmm_r1.records.responses import VerifierVerdict, read_responses, write_responses
 
 pytestmark = pytest.mark.unit
 
-BOTH = {"math": Verdict(score=1.0, parts={}), "exact": Verdict(score=0.0, parts={})}
+BOTH = {"math": VerifierVerdict(score=1.0, parts={}), "exact": VerifierVerdict(score=0.0, parts={})}
 
 
 @pytest.fixture

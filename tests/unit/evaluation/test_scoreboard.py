@@ -24,7 +24,7 @@ from lmm_r1.evaluation.scoreboard import (
     print_board,
 )
 from lmm_r1.records.metrics import read_evaluation
-from lmm_r1.records.responses import Verdict
+from lmm_r1.records.responses import VerifierVerdict
 
 pytestmark = pytest.mark.unit
 
@@ -145,7 +145,7 @@ def test_hostile_text_is_shown_and_never_obeyed():
                 datasource=source,
                 checkpoint=NASTY,
                 index=index,
-                verdicts={"math": Verdict(score=0.0, parts={"ungradable": 1.0}, timed_out=True)},
+                verdicts={"math": VerifierVerdict(score=0.0, parts={"ungradable": 1.0}, timed_out=True)},
             )
             for index, source in enumerate((NASTY, "other"))
         ]
@@ -156,8 +156,8 @@ def test_hostile_text_is_shown_and_never_obeyed():
     assert "<script" not in page
     # The title, the heading, and per row its place, label, question and answer among them.
     assert page.count("&lt;script&gt;") > 10
-    assert "not judged in time by math, which counts as wrong." in page
-    assert "The label of 2 rows cannot be read by math, so every answer there is wrong." in page
+    assert "not judged in time by math; this counts as wrong." in page
+    assert "math cannot read the label of 2 rows, so every answer there counts as wrong." in page
 
 
 def test_long_responses_lose_their_middle_and_keep_their_answer():
@@ -206,7 +206,7 @@ def test_a_row_shows_its_images_and_says_why_one_is_missing():
     assert "https://example.org/a.png" not in PageText(page).addresses
     assert "/gone.png" in text
     assert "Video: /clip.mp4" in text
-    assert "Its 3 images are not at hand: the row is not where it was read." in build_page(pictured(rows={}))
+    assert "Its 3 images are not available: the file of the row has moved or changed." in build_page(pictured(rows={}))
 
 
 def test_thought_and_answer_stand_apart():

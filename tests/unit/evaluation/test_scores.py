@@ -16,7 +16,7 @@ from lmm_r1.evaluation.scores import (
     summarize,
     vote_of,
 )
-from lmm_r1.records.responses import Verdict
+from lmm_r1.records.responses import VerifierVerdict
 
 pytestmark = pytest.mark.unit
 
@@ -48,8 +48,8 @@ def test_format_length_truncation_and_missing_answers():
 
 def test_every_verifier_has_its_own_scores():
     verdicts = {
-        "math": Verdict(score=1.0, parts={"accuracy": 1.0, "ungradable": 0.0}),
-        "choice": Verdict(score=0.0, parts={"accuracy": 0.0, "ungradable": 1.0}, timed_out=True),
+        "math": VerifierVerdict(score=1.0, parts={"accuracy": 1.0, "ungradable": 0.0}),
+        "choice": VerifierVerdict(score=0.0, parts={"accuracy": 0.0, "ungradable": 1.0}, timed_out=True),
     }
     responses = [judged(verdicts=verdicts, sample=sample) for sample in range(2)]
     scores = summarize(responses, verifiers=["math", "choice"], ks=[1]).verifiers
@@ -89,7 +89,7 @@ def test_binomials_beyond_any_float_are_no_trouble():
 
 @pytest.mark.parametrize(("samples", "right", "k"), [(4, 2, 5), (4, 2, 0), (4, 5, 2)])
 def test_what_cannot_be_told_is_refused(samples, right, k):
-    with pytest.raises(ValueError, match=f"pass@{k} cannot be told from {samples} samples of which {right}"):
+    with pytest.raises(ValueError, match=f"pass@{k} cannot be computed from {samples} samples of which {right}"):
         pass_at_k(samples=samples, right=right, k=k)
 
 
@@ -135,7 +135,7 @@ def test_samples_are_cut_into_groups_of_k():
 
 
 def test_more_samples_than_there_are_is_refused():
-    with pytest.raises(ValueError, match="majority@3 cannot be told from 2 samples"):
+    with pytest.raises(ValueError, match="majority@3 cannot be computed from 2 samples"):
         majority_at_k([[RIGHT] * 4, [RIGHT] * 2], k=3)
 
 

@@ -180,7 +180,7 @@ def own_recipe(folder: Path, **changes: object) -> str:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"promt": "x"}, "own.yaml: promt is no field of a recipe"),
+        ({"promt": "x"}, "own.yaml: promt is not a field of a recipe"),
         ({"prompt": "{question.__class__}"}, "own.yaml: the recipe: the prompt has the field {question.__class__}; a"),
         ({"prompt": "{choices}"}, "own.yaml: the recipe: a prompt with {choices} needs the column of the choices"),
         ({"source": {"split": "test"}}, "own.yaml: source: give either dataset, a name on the hub, or obtain"),
@@ -203,7 +203,7 @@ def test_unknown_names_and_files_are_told():
 
 def test_a_suite_that_no_hub_holds_says_how_to_get_a_copy():
     with pytest.raises(
-        UserError, match=r"suite geoqa_test: no dataset on the hub .* --suite_data geoqa_test=PATH: put"
+        UserError, match=r"suite geoqa_test: the hub has no dataset .* --suite_data geoqa_test=PATH: put"
     ):
         load_suite(get_suite("geoqa_test"))
 
@@ -234,7 +234,7 @@ def test_rows_that_cannot_be_used_are_left_out_with_their_reason(tmp_path):
     assert {index: row.answer for index, row in rows.items()} == {5: "B"}
     assert [row.index for row in skipped] == [0, 1, 2, 3, 4]
     expected = [
-        "line 1: the answer 'c' is not the text of one of the 2 choices",
+        "line 1: the answer 'c' is not the text of any of the 2 choices",
         "line 2: no image file",
         'line 3: no column "question", or it is empty (found: question, options, answer, image)',
         "line 4: options must be a list of 2 to 10 choices, found ['a']",
@@ -282,7 +282,9 @@ def test_a_suite_reads_images_out_of_an_archive(tmp_path):
 
 
 def test_a_recipe_without_sampling_is_no_suite(tmp_path):
-    with pytest.raises(UserError, match="--suite math12k: this recipe is for training, it says nothing of sampling"):
+    with pytest.raises(
+        UserError, match="--suite math12k: this recipe is for training, because it has no field sampling"
+    ):
         get_suite("math12k")
-    with pytest.raises(UserError, match="own.yaml: the recipe says nothing of sampling; add the field sampling"):
+    with pytest.raises(UserError, match="own.yaml: the recipe has no field sampling; add it"):
         get_suite(own_recipe(tmp_path, sampling=None))

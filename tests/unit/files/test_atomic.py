@@ -31,7 +31,7 @@ def test_files_get_their_places_in_a_folder_only_when_all_of_them_are_written(tm
     with pytest.raises(UserError) as raised:
         write("half", to="/dev/full")
     assert str(raised.value) == (
-        f"{tmp_path}: cannot be written (No space left on device); make room on its disk, or choose another place"
+        f"{tmp_path}: cannot be written (No space left on device); free space on its disk, or choose another place"
     )
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"old.txt": "old"}
     write("whole", to="file")
@@ -47,6 +47,6 @@ def test_a_folder_on_a_full_disk_is_not_there_and_told_with_its_name(tmp_path):
             with open("/dev/full", "w") as stream:
                 stream.write("x")
 
-    with pytest.raises(UserError, match=r"out: cannot be written \(No space left on device\); make room"):
+    with pytest.raises(UserError, match=r"out: cannot be written \(No space left on device\); free space"):
         write()
     assert list(tmp_path.iterdir()) == []

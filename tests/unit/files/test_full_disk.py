@@ -20,8 +20,8 @@ from lmm_r1.files.json_files import append_json_lines
 
 pytestmark = pytest.mark.unit
 
-FULL = "cannot be written (No space left on device); make room on its disk, or choose another place"
-CUT = "cannot be written (only a part of it was taken); make room on its disk, or choose another place"
+FULL = "cannot be written (No space left on device); free space on its disk, or choose another place"
+CUT = "cannot be written (only a part was written); free space on its disk, or choose another place"
 
 
 def _text(file):
@@ -67,7 +67,7 @@ def test_an_error_of_safetensors_that_a_ray_worker_raised_is_told_with_its_reaso
     told = safetensors.SafetensorError("Error while serializing: I/O error: Disk quota exceeded (os error 122)")
     error = RayTaskError("save", "Traceback ...", pickle.loads(pickle.dumps(told))).as_instanceof_cause()
     assert sentence_of(error, path="model") == (
-        "model: cannot be written (Disk quota exceeded); make room within the quota of its disk, or choose another place"
+        "model: cannot be written (Disk quota exceeded); free space within the quota of its disk, or choose another place"
     )
 
 
@@ -75,7 +75,7 @@ def test_a_ray_worker_that_names_the_file_of_its_error_is_quoted_with_it():
     error = OSError(errno.EROFS, os.strerror(errno.EROFS), "run/metrics.jsonl")
     of_worker = RayTaskError("fit", "Traceback ...", error).as_instanceof_cause()
     assert sentence_of(of_worker) == (
-        "run/metrics.jsonl: cannot be written (Read-only file system); its file system is mounted to be read only; choose "
+        "run/metrics.jsonl: cannot be written (Read-only file system); its file system is mounted read-only; choose "
         "another place"
     )
 
@@ -95,7 +95,7 @@ def test_what_may_not_be_opened_is_named_and_nothing_is_said_of_what_has_no_name
 def test_no_folder_for_temporary_files_is_told():
     error = FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp', '/var/tmp']")
     assert sentence_of(error) == (
-        "temporary files: cannot be written in '/tmp', '/var/tmp'; make room there, or name a folder in TMPDIR"
+        "temporary files: cannot be written in '/tmp', '/var/tmp'; free space there, or set TMPDIR to another folder"
     )
 
 

@@ -139,7 +139,7 @@ def test_a_full_disk_is_told_with_its_file_and_how_to_go_on_and_leaves_no_traceb
     with pytest.raises(UserError) as ended, told_ends(stops, folder=tmp_path):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "run/metrics.jsonl")
     assert str(ended.value) == (
-        "run/metrics.jsonl: cannot be written (No space left on device); make room on its disk, or choose another place. "
+        "run/metrics.jsonl: cannot be written (No space left on device); free space on its disk, or choose another place. "
         + progress().describe()
     )
     assert list(tmp_path.iterdir()) == []

@@ -11,7 +11,7 @@ from PIL import Image
 from lmm_r1.data.messages import ImagePart
 from lmm_r1.data.sample import CallOutcome, Cut, CutImage, Said
 from lmm_r1.errors import UserError
-from lmm_r1.records.rollouts import Part, Turn, keep_turns, read_rollouts, read_turns, turn_record
+from lmm_r1.records.rollouts import RecordedPart, RecordedTurn, keep_turns, read_rollouts, read_turns, turn_record
 
 pytestmark = pytest.mark.unit
 
@@ -64,7 +64,7 @@ def test_marks_that_are_not_of_the_pictures_stay_text(tmp_path):
     shown, lost = kept(tmp_path, Said("user", "write <image>: <image>", (image,)), Said("user", "see <image>"))
     assert [part.kind for part in shown.parts] == ["text", "image"]
     assert shown.parts[0].value == "write <image>: <image>"
-    assert lost.parts == (Part(kind="text", value="see <image>"),)
+    assert lost.parts == (RecordedPart(kind="text", value="see <image>"),)
 
 
 def test_turns_of_earlier_versions_are_pairs_of_role_and_text(tmp_path):
@@ -98,11 +98,11 @@ def image(**fields):
         ),
         (turn(rewards=[1]), "turn 1: rewards must be an object of numbers by name, found [1]"),
         (turn(rewards={"step": "1"}), "turn 1, rewards: step must be a number, found '1'"),
-        (image(box=[2, 0, 6]), "turn 1: box must be a list of 4 whole numbers from 0 up, found [2, 0, 6]"),
-        (image(box=[2, 0, 6, -5]), "turn 1: box must be a list of 4 whole numbers from 0 up"),
-        (image(box=[6, 0, 2, 5]), "turn 1: the box [6, 0, 2, 5] does not lie in a picture of 8 x 6 pixels"),
-        (image(box=[2, 0, 9, 5]), "turn 1: the box [2, 0, 9, 5] does not lie in a picture of 8 x 6 pixels"),
-        (image(picture=-1), "turn 1: picture must be an integer from 0 up, found -1"),
+        (image(box=[2, 0, 6]), "turn 1: box must be a list of 4 whole numbers, at least 0, found [2, 0, 6]"),
+        (image(box=[2, 0, 6, -5]), "turn 1: box must be a list of 4 whole numbers, at least 0"),
+        (image(box=[6, 0, 2, 5]), "turn 1: the box [6, 0, 2, 5] is not inside a picture of 8 x 6 pixels"),
+        (image(box=[2, 0, 9, 5]), "turn 1: the box [2, 0, 9, 5] is not inside a picture of 8 x 6 pixels"),
+        (image(picture=-1), "turn 1: picture must be an integer, at least 0, found -1"),
         (image(keypoint=[1, float("nan")]), "turn 1: keypoint must be a list of two numbers"),
         (turn(content=[{"type": "image", "image": "a.png", "cut": 3}]), "turn 1: cut must be an object with picture"),
     ],
@@ -118,7 +118,7 @@ def test_malformed_turns_are_named_with_file_line_and_turn(tmp_path, said, compl
 
 def test_an_episode_whose_line_is_torn_is_passed_over(tmp_path):
     path = tmp_path / "rollouts.jsonl"
-    write_lines(path, [rollout(step=1, said=[turn_record(Turn(role="assistant", parts=()))])])
+    write_lines(path, [rollout(step=1, said=[turn_record(RecordedTurn(role="assistant", parts=()))])])
     with path.open("a") as stream:
         stream.write('{"step": 2, "said": [{"role": "assist')
     log = read_rollouts(path)

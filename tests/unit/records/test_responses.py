@@ -6,7 +6,7 @@ from helpers.judged_responses import judged, judged_rows
 
 from lmm_r1.config.evaluate import responses_path
 from lmm_r1.errors import UserError
-from lmm_r1.records.responses import Verdict, read_responses, write_responses
+from lmm_r1.records.responses import VerifierVerdict, read_responses, write_responses
 
 pytestmark = pytest.mark.unit
 
@@ -15,7 +15,9 @@ def test_what_is_written_is_read_again(tmp_path: Path):
     path = responses_path(tmp_path / "new" / "scores.json")
     assert path.name == "scores.responses.jsonl"
     first = judged_rows([[True, False], [True, True]])
-    odd = judged(response="half \ud800 a pair\u2028\x00", verdicts={"m": Verdict(score=0, parts={}, timed_out=True)})
+    odd = judged(
+        response="half \ud800 a pair\u2028\x00", verdicts={"m": VerifierVerdict(score=0, parts={}, timed_out=True)}
+    )
     write_responses(path, first, append=False)
     write_responses(path, [odd], append=True)
     assert read_responses(path) == [*first, odd]
@@ -29,7 +31,7 @@ def test_what_is_written_is_read_again(tmp_path: Path):
         ({"verdicts": {}}, "line 1: verdicts must be an object by verifier; evaluate again"),
         ({"verdicts": {"math": {"parts": {}}}}, "line 1, math: a verdict needs a score and parts"),
         ({"label": 3}, "line 1: label must be a string, found 3"),
-        ({"index": -1}, "line 1: index must be an integer from 0 up"),
+        ({"index": -1}, "line 1: index must be an integer, at least 0"),
     ],
 )
 def test_a_damaged_file_is_told_with_its_line(change, sentence, tmp_path):
@@ -59,4 +61,4 @@ def test_a_missing_or_empty_file_is_refused(tmp_path):
     ],
 )
 def test_a_verifier_that_measures_says_what_is_right_beside_its_score(score, parts, is_right):
-    assert Verdict(score=score, parts=parts).right is is_right
+    assert VerifierVerdict(score=score, parts=parts).right is is_right

@@ -118,11 +118,11 @@ def test_numbers_that_are_not_finite_are_missing_values(tmp_path):
     [
         ("{'step': 1}", "not a JSON object"),
         ("[1, 2]", "expected a JSON object, found list"),
-        ('{"reward": 1.0}', "step must be an integer from 0 up, found nothing"),
-        (f'{{"step": {2**53 + 1}}}', "step must be an integer from 0 up, found 9007199254740993"),
+        ('{"reward": 1.0}', "step must be an integer, at least 0, found nothing"),
+        (f'{{"step": {2**53 + 1}}}', "step must be an integer, at least 0, found 9007199254740993"),
         (f'{{"step": 1, "reward": {"[" * 200_000}', "not a JSON object (maximum recursion depth"),
-        ('{"step": 1.5}', "step must be an integer from 0 up, found 1.5"),
-        ('{"step": true}', "step must be an integer from 0 up, found True"),
+        ('{"step": 1.5}', "step must be an integer, at least 0, found 1.5"),
+        ('{"step": true}', "step must be an integer, at least 0, found True"),
         ('{"step": 1, "reward": "high"}', "reward must be a number, found 'high'"),
         ('{"step": 1, "seconds": -2}', "seconds must be 0 or more, found -2.0"),
     ],
@@ -222,7 +222,7 @@ def test_a_share_above_one_in_an_evaluation_is_refused(tmp_path):
     evaluation["checkpoints"][1]["files"]["image"]["accuracy"] = 36.0
     (tmp_path / "evaluation.json").write_text(json.dumps(evaluation))
 
-    with pytest.raises(UserError, match=r"evaluation\.json, checkpoint 2, image: accuracy must lie between 0 and 1"):
+    with pytest.raises(UserError, match=r"evaluation\.json, checkpoint 2, image: accuracy must be between 0 and 1"):
         read_run(tmp_path)
 
 

@@ -152,7 +152,7 @@ def test_records_that_are_all_kept_are_not_written_again(tmp_path):
 def test_a_line_of_no_step_is_a_user_error_with_its_number(tmp_path):
     (tmp_path / "rollouts.jsonl").write_text('{"step": 1}\n{"group": 1}\n{"step": 3}\n')
     folder = opened(tmp_path)
-    with pytest.raises(UserError, match="rollouts.jsonl, line 2: no record of a step"):
+    with pytest.raises(UserError, match="rollouts.jsonl, line 2: not a record of a step"):
         folder.resume(1)
 
 

@@ -8,7 +8,7 @@ from aiohttp import web
 from helpers.tables import table
 
 from remote_rm import client as client_module
-from remote_rm.client import RewardClient, RewardUnavailable, Sample, parse_reply
+from remote_rm.client import RewardClient, RewardUnavailable, SentSample, parse_replies
 from remote_rm.verifier import Score
 
 pytestmark = pytest.mark.unit
@@ -71,7 +71,7 @@ async def ask(*endpoints: str, **settings: float) -> Score:
     ],
 )
 def test_scalars_and_lists_of_one_are_read(body, expected):
-    assert parse_reply(body, endpoint="http://h/get_reward") == expected
+    assert parse_replies(body, count=1, endpoint="http://h/get_reward") == [expected]
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_scalars_and_lists_of_one_are_read(body, expected):
 )
 def test_a_reply_without_one_finite_reward_is_an_error_that_names_the_endpoint(body):
     with pytest.raises(RewardUnavailable, match="http://h/get_reward sent no usable reward"):
-        parse_reply(body, endpoint="http://h/get_reward")
+        parse_replies(body, count=1, endpoint="http://h/get_reward")
 
 
 def test_the_request_is_openrlhfs_with_the_response_added():
@@ -379,8 +379,8 @@ def test_health_names_the_endpoint_where_nothing_listens():
         asyncio.run(scenario())
 
 
-def samples_of(count: int) -> list[Sample]:
-    return [Sample(query="q", prompt="p", label=str(number), response="r") for number in range(count)]
+def samples_of(count: int) -> list[SentSample]:
+    return [SentSample(query="q", prompt="p", label=str(number), response="r") for number in range(count)]
 
 
 async def reward_labels(request: web.Request, *, most: int, seen: list[int], says: bool = True) -> web.Response:
@@ -435,7 +435,7 @@ def test_one_sample_that_is_too_large_is_final():
 def test_a_batch_with_some_responses_is_refused():
     async def scenario() -> None:
         async with RewardClient(["http://127.0.0.1:1/get_reward"]) as client:
-            await client.reward_batch([*samples_of(1), Sample(query="q", prompt="p", label="1")])
+            await client.reward_batch([*samples_of(1), SentSample(query="q", prompt="p", label="1")])
 
     with pytest.raises(ValueError, match="1 of 2 samples have a response"):
         asyncio.run(scenario())

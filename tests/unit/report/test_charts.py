@@ -3,12 +3,11 @@ from datetime import datetime
 
 import pytest
 
-from lmm_r1.evaluation.page_parts import moment
+from lmm_r1.evaluation.page_parts import duration, moment, number, percent, points
 from lmm_r1.records.metrics import MetricLog, MetricRow
 from lmm_r1.report.bar_chart import difference_interval, wilson_interval
 from lmm_r1.report.curves import moving_average, other_panels, panels, smoothing_window, thinned
 from lmm_r1.report.line_chart import BOTTOM, TOP, Axis, line_chart, nice_axis
-from lmm_r1.report.page_text import duration, number, percent, points
 
 pytestmark = pytest.mark.unit
 

@@ -132,7 +132,7 @@ def test_a_running_stage_torn_lines_and_repeated_steps_are_told(tmp_path):
     text = PageText(build_report(read_run(tmp_path))).text
 
     assert "fre unfinished 2 0.0 s" in text
-    assert "fre: 1 torn last line left out" in text
+    assert "fre: 1 incomplete last line left out" in text
     assert "fre: steps logged more than once, as after a resume: 1;" in text
     assert "fre: values that are not finite, gaps in the curves: 1." in text
     assert "Not evaluated on held-out rows" in text
@@ -182,7 +182,7 @@ def test_the_page_says_from_when_a_rule_judged_in_place_of_a_judge(tmp_path, sha
     text = PageText(build_report(read_run(tmp_path))).text
 
     assert all(sentence in text for sentence in told)
-    assert text.count("the rule judged in place of the judge") + text.count("the judge gave no verdict") == len(told)
+    assert text.count("the rule judged instead of the judge") + text.count("the judge gave no verdict") == len(told)
 
 
 def test_the_page_says_of_an_unfinished_stage_whether_it_runs_or_was_stopped(tmp_path):
@@ -205,10 +205,7 @@ def test_the_page_says_of_an_unfinished_stage_whether_it_runs_or_was_stopped(tmp
     seen = moment(run.last_sign_at)
     assert f", stopped {seen} Results" in page
     assert "fre rl stopped 3" in page
-    assert (
-        f"fre was stopped before its end, and last seen to run {seen}; what it failed with is in its error.txt."
-        in page
-    )
+    assert f"fre was stopped before its end; its last sign of life was at {seen}; its error is in error.txt." in page
     assert "running" not in page.replace("seen to run", "")
     assert "fre (stopped)" in [cell for row in table_rows(tmp_path) for cell in row]
 

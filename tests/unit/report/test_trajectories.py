@@ -49,7 +49,7 @@ def test_counts_stand_apart_from_the_parts_of_the_reward_and_the_end_is_in_words
     rewards = [name for name in record["scores"] if name not in record["counted"]]
     assert rewards == ["accuracy", "looked"]
     assert (record["ended"], record["masked"]) == ("out of tokens", True)
-    assert record["why_ended"] == "it would have gone on beyond the tokens of --data.max_len"
+    assert record["why_ended"] == "it would have continued beyond the tokens of --data.max_len"
     assert "Turns and pictures shown" in page.text
     assert "Tool calls" in page.text
 

@@ -348,7 +348,7 @@ def test_a_file_says_how_many_groups_its_function_may_wait_for_at_a_time(tmp_pat
 @pytest.mark.parametrize("stated", ["0", "'many'", "2.5"])
 def test_a_number_of_calls_that_is_none_is_refused(tmp_path, stated):
     code = f"CALLS_AT_ONCE = {stated}\n\ndef reward_func(queries, prompts, labels):\n    return [0]\n"
-    with pytest.raises(UserError, match="CALLS_AT_ONCE is .*; make it a whole number from 1 up"):
+    with pytest.raises(UserError, match="CALLS_AT_ONCE is .*; make it a whole number, at least 1"):
         scorer(tmp_path, code)
 
 

@@ -45,11 +45,11 @@ def test_it_is_given_lists_by_the_names_of_its_parameters_with_what_it_uses_of_i
 
 
 def test_where_it_fails_the_line_of_its_cell_is_told():
-    from lmm_r1.scoring.functions import failure_told
+    from lmm_r1.scoring.functions import failure_message
 
     with pytest.raises(ZeroDivisionError) as error:
         scores(of_a_notebook(BROKEN), "2")
-    assert failure_told(error.value).startswith(
+    assert failure_message(error.value).startswith(
         "--reward.remote_url <cell 3>, line 2: the reward function raised Zero"
     )
 
@@ -57,13 +57,13 @@ def test_where_it_fails_the_line_of_its_cell_is_told():
 def test_a_column_that_the_rows_lack_is_told_before_anything_starts():
     scorer = make_scorer(RewardConfig(remote_url="python:right"), given=lambda responses, boxes: responses)
     with pytest.raises(
-        UserError, match="right in --reward.remote_url python:right asks for boxes, which the row has no"
+        UserError, match="right in --reward.remote_url python:right asks for boxes, but the row has no"
     ):
         scorer.check_rows([ROW])
 
 
 def test_settings_that_name_it_without_it_say_where_it_came_from():
-    told = "python:right is a function that lmm_r1.train_rl was given; give it there again, or write it into a file"
+    told = "python:right is a function that was passed to lmm_r1.train_rl; pass it again, or write it into a file"
     with pytest.raises(UserError, match=told):
         make_scorer(RewardConfig(remote_url="python:right"))
 

@@ -145,13 +145,11 @@ def test_a_checkpoint_is_a_process_reward_model_by_its_config_or_by_flags(folder
     path = str(folder)
     assert not _judges_steps(config(tmp_path), path)
     assert _judges_steps(config(tmp_path, placeholder_token="*"), path)
-    with pytest.raises(UserError, match="--step_scores last: .* is no process reward model, by its config"):
+    with pytest.raises(UserError, match="--step_scores last: .* is not a process reward model by its config"):
         _judges_steps(config(tmp_path, step_scores="last"), path)
     with pytest.raises(UserError, match="--normalize_reward: .* is a process reward model"):
         _judges_steps(config(tmp_path, placeholder_token="*", normalize_reward=True), path)
-    with pytest.raises(
-        UserError, match="its config does not say by which tokens it judges steps; give --placeholder_token"
-    ):
+    with pytest.raises(UserError, match="its config does not say which tokens judge steps; give --placeholder_token"):
         ProcessRewardModel(path, judging=replace(JUDGING, reward_tokens=()), **SETTINGS)
 
 

@@ -1,7 +1,7 @@
 import pytest
 
 from lmm_r1.errors import UserError
-from lmm_r1.scoring.response_scores import Judge
+from lmm_r1.scoring.response_scores import VerifierJudge
 
 pytestmark = pytest.mark.unit
 
@@ -11,4 +11,4 @@ def test_a_judge_that_cannot_be_asked_is_a_user_error(tmp_path):
     with pytest.raises(
         UserError, match="^--judge-url http://127.0.0.1:9/v1: .* cannot be asked: .*; start the server or"
     ):
-        Judge(spec, workers=1, item_timeout_seconds=1.0).__enter__()
+        VerifierJudge(spec, workers=1, item_timeout_seconds=1.0).__enter__()

@@ -176,7 +176,7 @@ def test_a_sample_that_cannot_be_scored_fails_its_request_alone():
         [1.0],
         (UnusableItem, "query[1]: the text is too long"),
         [3.0],
-        (UnusableItem, "query[0]: the reward model gives nan for it, which is no reward"),
+        (UnusableItem, "query[0]: the reward model gives nan for it, which is not a reward"),
         (RuntimeError, "out of memory"),
         (IndexError, "a fault of the kit"),
         (UnusableItem, 'prompts[1]: message 1 of "messages" (user) needs a "content" that is text or a list of parts'),
@@ -335,7 +335,7 @@ def test_a_sample_that_cannot_be_scored_is_named(client, model, folder):
         (good | {"prompts": [*good["prompts"][:1], to_json(broken.messages)]}, "prompts[1]: cannot read the image "),
         (
             good | {"prompts": [*good["prompts"][:1], to_json(held.messages)]},
-            "prompts[1]: the prompt only says <image 84x56>",
+            "prompts[1]: the prompt names its image only as <image 84x56>",
         ),
         (
             good | {"prompts": [*good["prompts"][:1], to_json(gone.messages)]},

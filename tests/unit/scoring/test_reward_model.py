@@ -132,7 +132,7 @@ def test_what_ended_a_response_stands_behind_it(model):
 
 
 def test_text_with_a_media_token_is_refused(model):
-    with pytest.raises(UserError, match=r"holds the media token <\|image_pad\|>, and no image comes with it"):
+    with pytest.raises(UserError, match=r"holds the media token <\|image_pad\|>, but has no image for it"):
         model.encode_text("user\n<|image_pad|>What?")
     with pytest.raises(UserError, match="the text is empty"):
         model.encode_text("")
@@ -179,8 +179,8 @@ def test_a_checkpoint_without_a_value_head_is_refused(tiny_checkpoint, tmp_path)
         load(bare, value_head_prefix="reward_head")
     assert str(refused.value) == (
         f"{bare}: this checkpoint has no value head (no weight reward_head.weight); give a trained reward model, or the "
-        "name of its head with --value_head_prefix; a process reward model whose config does not say that it is one is told "
-        "by --placeholder_token and --reward_tokens"
+        "name of its head with --value_head_prefix; for a process reward model whose config does not say that it is one, give "
+        "--placeholder_token and --reward_tokens"
     )
     with pytest.raises(UserError, match="no such folder"):
         load(tmp_path / "nothing")

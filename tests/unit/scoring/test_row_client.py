@@ -103,7 +103,7 @@ def test_a_column_that_json_has_no_form_for_is_told_before_anything_is_sent(valu
     rows = [ROW, replace(ROW, location="rows.jsonl, line 2", columns={"level": value})]
     client = RewardClient([ADDRESS])
     with pytest.raises(
-        UserError, match="^rows.jsonl, line 2: the column level cannot be sent as --reward.request_fields"
+        UserError, match="^rows.jsonl, line 2: the column level cannot be sent for --reward.request_fields"
     ):
         RowClient(client, fields=("columns",)).check_rows(rows)
     RowClient(client, fields=("step", "images")).check_rows(rows)

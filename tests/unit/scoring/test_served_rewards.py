@@ -127,7 +127,7 @@ def test_openrlhfs_requests_have_the_steps_behind_the_prompt(server, model, fold
     assert reply["rewards"] == expected(model, TEXT)["steps_product"]
     status, reply = post(server, sent_by_openrlhf(model, image_row(folder), RESPONSES))
     assert status == 422
-    assert reply["detail"].startswith("query[0]: the text holds the media token <|vision_start|>, and no image comes")
+    assert reply["detail"].startswith("query[0]: the text holds the media token <|vision_start|>, but has no image")
     status, reply = post(server, sent_by_rollouts(model, TEXT, ["4", "word " * 300]))
     assert status == 422
     assert reply["detail"].startswith("prompts[1]: the prompt and the response take ")

@@ -52,8 +52,8 @@ def test_a_schedule_counts_as_it_stands_in_the_step():
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("formt", "names formt, and the parts .* are: accuracy, format, tool_calls, used_tool; did you mean format"),
-        ("format * zoom", "names zoom, and the parts"),
+        ("formt", "names formt, but the parts .* are: accuracy, format, tool_calls, used_tool; did you mean format"),
+        ("format * zoom", "names zoom, but the parts"),
     ],
 )
 def test_a_part_that_there_is_not_is_refused_with_those_that_there_are(name, said):

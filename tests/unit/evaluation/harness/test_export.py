@@ -98,9 +98,9 @@ def test_columns_come_from_the_file_of_the_rows(tmp_path):
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        (None, "held_out: nowhere.jsonl is no file here, so what is exported has no columns"),
-        ({"question": "Another?"}, "has another question in the place of rows.jsonl line 1"),
-        ("{", "what is exported has no columns of its rows' own: "),
+        (None, "held_out: nowhere.jsonl is not a file here, so the export has no columns"),
+        ({"question": "Another?"}, "has another question at rows.jsonl line 1"),
+        ("{", "the export has no columns from the rows' own file: "),
     ],
 )
 def test_columns_of_other_rows_are_not_taken_and_that_is_told(content, sentence, tmp_path):
@@ -117,7 +117,7 @@ def test_columns_of_other_rows_are_not_taken_and_that_is_told(content, sentence,
         ("a.csv", ["m"], {"f": 1}, "--export a.csv: the name must end in .xlsx, .tsv or .json"),
         ("a.tsv", ["m", "n"], {"f": 1}, "there are 2 checkpoints; put {checkpoint} into the name"),
         ("{checkpoint}.tsv", ["m", "n"], {"f": 1, "g": 1}, "there are 2 files; put {file} into the name"),
-        ("a.tsv", ["m"], {"f": 4}, "f has 4 samples; take --n_samples 1, or export .jsonl"),
+        ("a.tsv", ["m"], {"f": 4}, "f has 4 samples; use --n_samples 1, or export .jsonl"),
     ],
 )
 def test_exports_that_cannot_be_are_refused(template, checkpoints, files, sentence):
@@ -132,7 +132,7 @@ def test_exports_that_cannot_be_are_refused(template, checkpoints, files, senten
 )
 def test_an_export_takes_the_place_of_no_file_that_was_read_or_written_here(templates, checkpoints, tmp_path):
     named = [str(tmp_path / template) for template in templates]
-    with pytest.raises(UserError, match="the command has this file for something else, or would write it twice"):
+    with pytest.raises(UserError, match="the command already reads or writes this file"):
         check_exports(named, checkpoints=checkpoints, files={"f": 1}, taken=[tmp_path / "bench.tsv"])
 
 

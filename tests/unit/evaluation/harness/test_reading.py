@@ -52,7 +52,7 @@ def test_rows_that_cannot_be_judged_are_left_out_with_the_reason(tmp_path):
     found = read_predictions(path)
     assert list(found.rows) == [2]
     assert [(row.index, row.reason.removeprefix(str(path))) for row in found.skipped] == [
-        (0, " row 1: the answer is empty, so there is nothing to judge by"),
+        (0, " row 1: the answer is empty, so there is nothing to compare with"),
         (1, " row 2: the prediction is VLMEvalKit's note of a failed request; predict the row again"),
     ]
 
@@ -99,7 +99,7 @@ def test_what_is_no_verdict_is_told_and_a_wanted_one_must_be_one(tmp_path):
     write_table(path, [rated])
     found = read_predictions(path)
     assert (found.metric, found.rows[0].theirs) == (None, None)
-    assert found.notes == (f"{path}: score is no verdict, as the file has 7 there, which is not from 0 to 1",)
+    assert found.notes == (f"{path}: score is not a verdict, because the file has 7 there, which is not from 0 to 1",)
     with pytest.raises(UserError, match="--rejudge_metric score: .* has 7 there, which is not from 0 to 1; it may be"):
         read_predictions(path, metric="score")
     with pytest.raises(UserError, match="--rejudge_metric hits: .* has no numbers there"):
@@ -111,7 +111,7 @@ def test_what_is_no_verdict_is_told_and_a_wanted_one_must_be_one(tmp_path):
     [
         ("a.jsonl", '{"doc_id": 1}\n', r"holds no predictions: .* \(found: doc_id\)"),
         ("a.json", '[{"index": 1, "prediction": "x"}]', "no column 'answer'"),
-        ("a.pkl", "", "unknown kind of file; known are .xlsx, .tsv, .csv, .json, .jsonl"),
+        ("a.pkl", "", "unknown kind of file; known kinds are .xlsx, .tsv, .csv, .json, .jsonl"),
         ("a.jsonl", "", "holds no rows"),
     ],
 )

@@ -44,7 +44,7 @@ def test_what_an_xlsx_file_would_lose_is_refused_with_the_form_that_keeps_it(tmp
         write_table(path, [{"prediction": "x"}, {"prediction": "x" * 32_768}])
     for text in ("\x0b", "a\rb", "_x000D_", "\ud800"):
         with pytest.raises(
-            UserError, match="a.xlsx row 1: prediction holds .*, which this form cannot; write .tsv or"
+            UserError, match="a.xlsx row 1: prediction holds .*, which this format cannot; write .tsv or"
         ):
             write_table(path, [{"prediction": text}])
     with pytest.raises(UserError, match="a.tsv row 1: prediction holds .*; write .json"):
@@ -72,9 +72,9 @@ def test_a_cell_may_be_as_long_as_an_image(tmp_path):
     ("name", "content", "sentence"),
     [
         ("a.tsv", b"", "holds no rows"),
-        ("a.tsv", b"a\tb\n1\n", "row 1: 1 cells where the table has 2 columns; repair it"),
+        ("a.tsv", b"a\tb\n1\n", "row 1: 1 cells, but the table has 2 columns; repair it"),
         ("a.csv", b"a\n\xff\n", "not UTF-8 text"),
-        ("a.json", b'{"a": 1}', "a list of objects is needed"),
+        ("a.json", b'{"a": 1}', "must be a list of objects"),
         ("a.json", b"[1", "not valid JSON"),
         ("a.xlsx", b"no zip", "not a readable xlsx file"),
     ],

@@ -13,7 +13,7 @@ from lmm_r1 import dotted
 from lmm_r1.config import SFTConfig
 from lmm_r1.data.sample import Cut
 from lmm_r1.errors import UserError
-from lmm_r1.records.rollouts import Part, SampledResponse, Turn
+from lmm_r1.records.rollouts import RecordedPart, RecordedTurn, SampledResponse
 from lmm_r1.records.trackers import Generation, Trackers, check_trackers, open_trackers
 from lmm_r1.records.trackers.backends import BACKENDS
 from lmm_r1.records.trackers.trackers import make_generation, shown_images, table
@@ -189,9 +189,9 @@ def test_a_rollout_becomes_a_row_of_the_table():
 
 def test_an_episode_becomes_a_row_with_all_its_turns_and_the_boxes_of_its_pictures():
     cut = Cut(picture=0, name="original_image", box=(100, 60, 200, 120), size=(400, 300))
-    seen = Turn(
+    seen = RecordedTurn(
         role="user",
-        parts=(Part(kind="text", value="See "), Part(kind="image", value="images/b.png", cut=cut)),
+        parts=(RecordedPart(kind="text", value="See "), RecordedPart(kind="image", value="images/b.png", cut=cut)),
     )
     response = SampledResponse(
         step=1,
@@ -203,9 +203,9 @@ def test_an_episode_becomes_a_row_with_all_its_turns_and_the_boxes_of_its_pictur
         response_tokens=4,
         truncated=False,
         said=(
-            Turn(role="assistant", parts=(Part(kind="text", value="crop"),)),
+            RecordedTurn(role="assistant", parts=(RecordedPart(kind="text", value="crop"),)),
             seen,
-            Turn(role="assistant", parts=()),
+            RecordedTurn(role="assistant", parts=()),
         ),
         end="images",
     )
