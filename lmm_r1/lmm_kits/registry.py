@@ -46,6 +46,7 @@ _MEDIA_WORDS = ("vision", "visual", "image", "img", "audio")
 _MEDIA_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 
 
+@functools.cache
 def get_kit(model_type: str) -> LmmKit:
     """Return the kit named `model_type`; raises UserError that lists the known ones."""
     if model_type not in KITS:
