@@ -28,7 +28,7 @@ demo: $(STAMP)
 KEEP_MEMORY := MALLOC_MMAP_THRESHOLD_=1000000000 MALLOC_TRIM_THRESHOLD_=4000000000 MALLOC_TOP_PAD_=67108864
 
 # Rooms that load neither torch nor the training stack: at most a minute on two cores.
-QUICK := $(addprefix tests/unit/,config data files remote_rm) $(wildcard tests/unit/records/*.py)
+QUICK := $(addprefix tests/unit/,config data files) $(wildcard tests/unit/records/*.py)
 
 quick: $(STAMP)
 	$(VENV)/bin/python -m pytest -n $(WORKERS) -m "not full and not slow" $(QUICK)
