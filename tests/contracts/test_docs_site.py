@@ -48,6 +48,12 @@ def test_a_page_shows_a_file_as_it_is(site, tmp_path, monkeypatch):
     assert shown == "The step:\n\n```python\ndef step() -> None: ...\n```\n\nThat is all.\n"
 
 
+def test_the_rl_step_in_the_docs_is_the_file(site, tmp_path):
+    site.stage(tmp_path)
+    step = (ROOT / "lmm_r1/rl/step.py").read_text(encoding="utf-8")
+    assert f"```python\n{step}```" in (tmp_path / "docs/algorithms.md").read_text(encoding="utf-8")
+
+
 def test_every_page_of_docs_stands_in_the_menu():
     menu = set(re.findall(r": (\S+\.md)$", (ROOT / "docs/mkdocs.yml").read_text(), flags=re.MULTILINE))
     assert {f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")} <= menu
