@@ -68,7 +68,7 @@ def test_everything_that_is_wrong_is_found_by_line_and_shown(folder, tiny_checkp
     assert spreads["tokens per prompt"]["count"] == 8
     assert (spreads["tokens per prompt"]["limit"], spreads["tokens per conversation"]["limit"]) == (192, 256)
     said = capsys.readouterr().out
-    assert f"leak: 1 row, which is in another file, too\n  {file} line 1: asks what {other} line 1 asks\n" in said
+    assert f"leak: 1 row, which is also in another file\n  {file} line 1: asks what {other} line 1 asks\n" in said
     page = Path("check_data.html").read_text()
     assert "data:image/png;base64," in page
     assert "takes" in page
@@ -168,7 +168,7 @@ def test_preferences_are_told_as_such_and_bad_ones_by_line(folder, tiny_checkpoi
     told = {(finding["kind"], finding["index"]): finding["what"] for finding in found["findings"]}
     assert told["row", 4].startswith("chosen and rejected are equal")
     assert "the prompt with chosen takes" in told["length", 5]
-    assert told["contradiction", 3].endswith("and has the verdict 'blue' where that has 'red'")
+    assert told["contradiction", 3].endswith("but has the verdict 'blue' instead of 'red'")
     (lengths,) = (spread for spread in found["distributions"] if spread["name"] == "tokens per conversation")
     assert lengths["count"] == 10
     said = capsys.readouterr().out
@@ -211,7 +211,7 @@ def test_the_kind_is_named_where_the_columns_do_not_tell_it(folder):
         (["--verifiers", "exact"], "--verifiers exact: "),
         (["--step_tag", "x"], "--step_tag x: is for rows of the kind steps"),
         (["--kind", "unpaired", "--chosen_key", "x"], "--chosen_key x: is for preferences"),
-        (["--kind", "preference", "--format", "pairs"], "format pairs is of rows of another kind"),
+        (["--kind", "preference", "--format", "pairs"], "--data.format pairs is for another kind of rows"),
     ],
 )
 def test_flags_that_judged_rows_have_no_use_for_are_refused(folder, capsys, flags, told):
@@ -237,7 +237,10 @@ def test_rows_that_spell_special_tokens_are_found_with_how_often_they_do(folder,
     other = {} if model == "llm" else {1: "the user's text: </s>"}
     assert told == {0: "the user's text: <|im_end|> (2 x), <|im_start|>; the assistant's text: <|im_end|>", **other}
     rows = "2 rows, each of which" if other else "1 row, which"
-    assert f"special tokens: {rows} spells special tokens, which are read as text" in capsys.readouterr().out
+    assert (
+        f"special tokens: {rows} writes special tokens as text, which do not act as a turn or an end"
+        in capsys.readouterr().out
+    )
 
 
 def test_judged_responses_that_spell_special_tokens_are_found(folder, tiny_checkpoint):

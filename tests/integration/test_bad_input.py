@@ -165,7 +165,7 @@ def test_all_bad_rows_of_a_file_are_listed_with_what_each_lacks(tiny_models, wor
     write_rows(work, QUESTION, "{]", with_image("no.png"), TWO_ANSWERS, [], QUESTION)
     sentence, *lines = lines_of_error("train_ppo_ray", ppo(tiny_models["image"]), capfd=capfd)
     assert sentence == (
-        "rows.jsonl: 4 of its 6 rows cannot be used; correct or remove them, or go on without them by --data.bad_rows skip:"
+        "rows.jsonl: 4 of its 6 rows cannot be used; correct or remove them, or leave them out with --data.bad_rows skip:"
     )
     assert [line.split(";")[0] for line in lines] == [
         "  rows.jsonl line 2: not valid JSON: Expecting property name enclosed in double quotes at column 2",
@@ -276,7 +276,7 @@ BAD_MODELS = {
     ),
     "no config": (remove("config.json"), ["no config.json in this folder; is it a Hugging Face checkpoint?"]),
     "damaged config": (overwrite("config.json", '{"model_type": '), ["config.json: not valid JSON (", "; copy the"]),
-    "config of another kind": (overwrite("config.json", "[]"), ["config.json: must be a JSON object, not list"]),
+    "config of another kind": (overwrite("config.json", "[]"), ["config.json: a JSON object is needed, not list"]),
     "no weights": (remove("model.safetensors"), ["no weights in this folder (model.safetensors or ", "; copy them"]),
     "cut weights": (cut_weights, ["model.safetensors: the weight file has ", " bytes instead of ", "; copy it again"]),
 }
@@ -301,7 +301,7 @@ def test_a_model_that_is_nowhere_is_told_at_once_without_network(model, work, ca
     started = time.monotonic()
     for command, argv in (("train_ppo_ray", ppo), ("train_sft", sft)):
         sentence = error_of(command, argv(model), capfd=capfd)
-        assert sentence.startswith(f"{model}: no such folder, and no model of this name can be had from the hub (")
+        assert sentence.startswith(f"{model}: no such folder, and no model of this name can be loaded from the hub (")
         assert sentence.endswith("; check the path or the name")
     assert time.monotonic() - started < 20  # the imports; the hub's retries would take 35 s each
 
@@ -393,7 +393,7 @@ def test_a_finished_stage_is_never_overwritten(command, argv, tiny_models, work,
     sentence = error_of(command, argv(tiny_models["image"]), capfd=capfd)
     assert sentence == (
         "--ckpt.output_dir out: this stage is finished (stage.json is there); choose another folder, or give "
-        "--ckpt.overwrite to delete it and train anew"
+        "--ckpt.overwrite to delete it and train again"
     )
     assert {name: data for name, data in tree(work).items() if "__pycache__" not in name} == before
 
@@ -440,7 +440,7 @@ def test_a_bad_settings_file_is_told_with_its_line(command, content, sentence, w
         (["digit"], "unknown task 'digit'; known tasks are digits"),
         (["digits", "--rows", "0"], "--rows 0: one row or more is needed"),
         (["digits", "--output", "file"], "--output file is a file; name a folder"),
-        (["digits", "--output", "file/rows"], "--output file/rows: cannot be written, as "),
+        (["digits", "--output", "file/rows"], "--output file/rows: cannot be written, because "),
         (["digits", "--output", "."], "--output . is not empty; name another folder or add --overwrite"),
     ],
 )
@@ -457,7 +457,7 @@ def test_make_task_writes_nothing_on_bad_input(argv, sentence, work, capfd):
         (["--arch", "martian_vl"], "no kit for model_type 'martian_vl'; known: "),
         (["--arch", "llm", "--hidden_size", "65"], "--hidden_size 65 must be a positive multiple of 64"),
         (["--arch", "llm", "--output", "file"], "--output file is a file; name a folder"),
-        (["--arch", "llm", "--output", "file/model"], "--output file/model: cannot be written, as "),
+        (["--arch", "llm", "--output", "file/model"], "--output file/model: cannot be written, because "),
         (["--arch", "llm", "--output", "."], "--output . exists and is not empty; choose another folder"),
     ],
 )

@@ -156,7 +156,7 @@ def test_a_job_is_not_continued_on_other_data(demo, rows, greedy, tmp_path):
     before = output.read_bytes()
     other.write_text("\n".join([lines[0], lines[2]]))
     said = run(argv, cwd=tmp_path, code=1).stderr
-    assert f"--output {output} ends with row 1, which is another one in --data {other} now; choose another" in said
+    assert f"--output {output} ends with row 1, which has changed in --data {other}; choose another" in said
     assert output.read_bytes() == before
 
 

@@ -119,4 +119,4 @@ def test_at_the_cap_of_its_budget_a_run_goes_on_by_the_rule_and_its_report_says_
     assert lines.series("judged_by_rule") == [(1, 0.0), (2, 0.5), (3, 1.0)]
     assert len(server.requests) == 3
     said = PageText(build_report(read_run(tmp_path))).text
-    assert "rl: from step 2 on the rule judged in place of the judge, which had no budget left or failed" in said
+    assert "rl: from step 2 on the rule judged instead of the judge, which had no budget left or failed" in said

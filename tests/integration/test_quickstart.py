@@ -36,7 +36,7 @@ def test_the_project_of_the_quickstart_trains_measures_and_chats(tmp_path):
         assert ended.code == 0, ended.stderr
         said[name] = ended.stdout
     assert "sizes for 40 rows: --train.batch_size 8 an update" in said["train_sft"]
-    assert "the worked answers of 40 are no part of the prompts" in said["train_ppo_ray"]
+    assert "the worked answers of 40 are not part of the prompts" in said["train_ppo_ray"]
     assert "the worked answers of 40" not in said["train_sft"]
     assert "sizes for 40 prompts: --rollout.batch_size 8 x --rollout.n_samples_per_prompt 8" in said["train_ppo_ray"]
     metrics = [json.loads(line) for line in (folder / "runs/rl/metrics.jsonl").read_text().splitlines()]

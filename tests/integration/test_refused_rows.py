@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("own_environment"
 
 CASES = Path(__file__).resolve().parents[1] / "data" / "cases"
 REFUSED_IMAGE = "the processor refuses the images or videos (10x5000): absolute aspect ratio must be smaller than 200"
-SKIP = "or go on without it by --data.bad_rows skip"
+SKIP = "or leave it out with --data.bad_rows skip"
 
 
 @pytest.fixture(scope="module")
@@ -261,7 +261,7 @@ def test_pixels_that_break_in_a_run_stop_it_with_advice_that_leads_on(workers, m
         learned(argv, monkeypatch)
     said = capfd.readouterr().err
     assert "step 3: rows.jsonl line 6: cannot read the image " in said
-    assert "To go on with this run, repeat the command with --data.bad_rows skip, which leaves the row out" in said
+    assert "To continue this run, repeat the command with --data.bad_rows skip, which leaves the row out" in said
     assert steps_of(Path("out")) == [1, 2]
     learned([*argv, "--data.bad_rows", "skip"], monkeypatch)
     assert steps_of(Path("out")) == [1, 2, 3]

@@ -317,7 +317,7 @@ def test_an_episode_is_shown_turn_by_turn_with_the_box_on_its_source(browser, tm
             "Environment, as user",
             "original_image, x 100 to 180, y 60 to 120 of 400 × 300 pixels",
             last,
-            "Out of turns: it would have gone on beyond the turns of --agent.max_turns.",
+            "Out of turns: it would have continued beyond the turns of --agent.max_turns.",
             "tool calls 2",
         ):
             assert words in shown

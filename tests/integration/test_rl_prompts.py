@@ -107,7 +107,7 @@ def test_an_image_that_cannot_be_decoded_is_left_out_and_listed_or_stops_the_run
     ended = train(reward__remote_url="reward.py:lengths")
     assert ended.code == 1
     assert "rows.jsonl line 1: cannot read the image " in ended.stderr
-    assert "To go on with this run, repeat the command with --data.bad_rows skip" in ended.stderr
+    assert "To continue this run, repeat the command with --data.bad_rows skip" in ended.stderr
     ended = train(reward__remote_url="reward.py:lengths", data__bad_rows="skip")
     assert ended.code == 0, ended.stderr
     assert "(1 prompts that cannot be encoded left out)" in ended.stdout

@@ -157,7 +157,7 @@ def test_what_cannot_be_scored_is_refused_by_its_place(served):
     assert reply["detail"].startswith("prompts[1]: the prompt and the response take ")
     for image, told in (
         (ImagePart("/etc/hostname"), "is not below a folder given with --image_root"),
-        (picture(84, 56), "only says <image 84x56> of its image"),
+        (picture(84, 56), "names its image only as <image 84x56>"),
     ):
         prompt = to_json([message("user", image, "?")])
         status, reply, _ = served.post({"query": ["?"], "prompts": [prompt], "labels": [""], "responses": ["4"]})

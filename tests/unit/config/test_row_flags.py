@@ -56,7 +56,7 @@ def test_prompts_may_stand_in_files(tmp_path):
         ({"min_pixels": 9, "max_pixels": 8}, "--data.min_pixels 9 must not be above --data.max_pixels 8"),
         ({"system_prompt": "prompts/no.txt"}, "--data.system_prompt prompts/no.txt: cannot be read"),
         ({"system_prompt": " "}, "--data.system_prompt is empty"),
-        ({"prompt_template": "Solve it."}, "--data.prompt_template leaves the prompt out"),
+        ({"prompt_template": "Solve it."}, "--data.prompt_template omits the prompt"),
     ],
 )
 def test_a_flag_that_makes_no_sense_is_refused_by_name(flags, sentence):

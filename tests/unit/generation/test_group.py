@@ -313,7 +313,7 @@ def test_a_prompt_that_cannot_be_encoded_is_a_group_without_samples_where_rows_a
     small, skips = row(message("user", Image.new("RGB", (1, 1)))), replace(SETTINGS, bad_rows="skip")
     with pytest.raises(RefusedPrompt, match="rows.jsonl, line 1: an image is too small"):
         run(small, settings=skips)
-    with pytest.raises(UserError, match="an image is too small. To go on with this run, .* --data.bad_rows skip"):
+    with pytest.raises(UserError, match="an image is too small. To continue this run, .* --data.bad_rows skip"):
         run(small, settings=replace(SETTINGS, bad_rows="stop"))
 
     class Groups:
@@ -505,5 +505,5 @@ def test_parts_count_in_the_reward_as_their_weights_of_the_step_say():
 
 
 def test_weights_hold_for_what_scores_whole_groups_and_an_unknown_part_is_told_with_the_row():
-    with pytest.raises(UserError, match="^rows.jsonl, line 1: --reward.part_weights names accuracy, and .* are: none"):
+    with pytest.raises(UserError, match="^rows.jsonl, line 1: --reward.part_weights names accuracy, but .* are: none"):
         run(scorer=WholeGroupScorer(), settings=replace(SETTINGS, part_weights=WEIGHTS))

@@ -151,7 +151,7 @@ def test_a_step_that_holds_the_placeholder_is_refused_with_the_rows_place():
     ("flags", "said"),
     [
         ({"model__placeholder_token": "##"}, "--model.placeholder_token ## is 2 tokens"),
-        ({"model__placeholder_token": "#"}, "--model.placeholder_token # stands for an image"),
+        ({"model__placeholder_token": "#"}, "--model.placeholder_token # represents an image"),
         ({"model__reward_tokens": ("yes", "n")}, "--model.reward_tokens yes is 3 tokens"),
         ({"model__reward_tokens": ("*", "n")}, "must be three different tokens"),
     ],
