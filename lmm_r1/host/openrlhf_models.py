@@ -9,8 +9,6 @@ from typing import Any
 
 import torch
 from openrlhf.models import Actor as Actor  # base class of the policy, by which OpenRLHF's strategy tells it apart
-from openrlhf.models.loss import aggregate_loss as aggregate_loss  # means over the passes of an optimizer step
-from openrlhf.models.utils import compute_approx_kl as compute_approx_kl  # KL estimators k1, k2 and k3
 from openrlhf.models.utils import compute_entropy as compute_entropy
 from openrlhf.models.utils import log_probs_from_logits as log_probs_from_logits  # chunked, to save memory
 from openrlhf.models.utils import (

@@ -1,7 +1,5 @@
 """Names of OpenRLHF's trainer and of its workers that hold models; they load Ray, DeepSpeed and vLLM."""
 
-from openrlhf.trainer.ppo_trainer import BasePPOTrainer as BasePPOTrainer
-from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker as RemoteExperienceMaker
 from openrlhf.trainer.ray.launcher import RayActorGroup as RayActorGroup  # calls the workers of a model
 from openrlhf.trainer.ray.launcher import ReferenceModelActor as ReferenceModelActor
 from openrlhf.trainer.ray.launcher import RewardModelActor as RewardModelActor

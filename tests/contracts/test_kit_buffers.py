@@ -107,14 +107,18 @@ def test_models_that_are_run_and_value_models_have_them_too(name, kind, tiny_che
 
     folder = tiny_checkpoint(name)
     strategy = strategy_of(stage=3, precision="bf16")
-    settings = {"attn_implementation": "sdpa", "param_dtype": "bf16", "value_head_prefix": "score"}
+    settings = {"attn_implementation": "sdpa", "param_dtype": "bf16"}
     plain = plain_model(name, folder, torch.bfloat16)
     if kind == "critic":
-        model = flat_value_model(str(folder), kind, ds_config=strategy.get_ds_train_config(), **settings)
+        model = flat_value_model(
+            str(folder), kind, ds_config=strategy.get_ds_train_config(), value_head_prefix="score", **settings
+        )
         inner = strategy.prepare((model, OPTIMIZER))[0].module.model
     elif kind == "reward":
         path = save_reward_model(folder, tmp_path / "reward")
-        model = flat_value_model(str(path), kind, ds_config=strategy.get_ds_eval_config(), **settings)
+        model = flat_value_model(
+            str(path), kind, ds_config=strategy.get_ds_eval_config(), value_head_prefix="score", **settings
+        )
         inner = strategy.prepare(model).module.model
     else:
         model = flat_actor(str(folder), ds_config=strategy.get_ds_eval_config(), **settings)

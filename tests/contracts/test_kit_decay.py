@@ -14,8 +14,8 @@ MATRICES = (torch.nn.Linear, torch.nn.Embedding, torch.nn.Conv2d, torch.nn.Conv3
 
 @pytest.mark.parametrize("arch", sorted(KITS))
 def test_matrices_decay_and_norms_biases_and_vectors_do_not(arch, tiny_checkpoint):
-    settings = LoadSettings.of(attn_implementation="sdpa", param_dtype="fp32", max_len=64, empty=True)
-    model = load_model(str(tiny_checkpoint(arch)), settings).model
+    settings = LoadSettings(attn_implementation="sdpa", param_dtype="fp32", max_len=64)
+    model = load_model(str(tiny_checkpoint(arch)), settings, empty=True).model
     decaying, others = decay_groups(model, weight_decay=0.1)
     assert (decaying["weight_decay"], others["weight_decay"]) == (0.1, 0.0)
     groups = [{id(weight) for weight in group["params"]} for group in (decaying, others)]

@@ -245,8 +245,8 @@ class Step:
         }
         config = resolve(dotted.replace(PPOConfig(), flags))
         self.generator = KitSamplesGenerator(config, [engine], settings_of(samples=samples))
-        groups = {"policy": self.policy, "critic": self.critic, "reference": self.reference}
-        self.parts = StepParts(config, share_prefix=True, **groups)
+        workers = {"policy": self.policy, "critic": self.critic, "reference": self.reference}
+        self.parts = StepParts(config, share_prefix=True, **workers)
         # As after the first step: the update's own pass gives the old log-probs.
         self.parts.mismatch.checked = True
         self.rows = [row(message("user", "?"), answer=name_of(patches, number)) for number in range(groups)]

@@ -124,7 +124,7 @@ def test_openrlhfs_requests_get_the_rewards_of_the_model(served):
     status, reply, _ = served.post(sent_by_openrlhf(served.model, image, RESPONSES))
     assert status == 422
     assert reply["detail"].startswith(
-        "query[0]: the text holds the media token <|vision_start|>, but has no image with"
+        "query[0]: the text holds the media token <|vision_start|>, but has no image for it"
     )
 
 

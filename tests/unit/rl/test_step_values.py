@@ -10,8 +10,9 @@ from openrlhf.trainer.ppo_utils.kl_controller import AdaptiveKLController
 from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
 
 from lmm_r1 import dotted
-from lmm_r1.config import PPOConfig, to_openrlhf_args
+from lmm_r1.config import PPOConfig
 from lmm_r1.errors import UserError
+from lmm_r1.host.arguments import to_openrlhf_args
 from lmm_r1.rl.advantages import KLWeight
 from lmm_r1.rl.experiences import estimated_kl, penalize_lengths
 from lmm_r1.rl.losses import LossSettings, aggregated

@@ -235,7 +235,7 @@ def test_rows_that_cannot_be_learned_from_are_refused_with_their_place(tmp_path)
     record = {"prompt": "1?", "completion": "2", "label": True}
     path = write(tmp_path / "rows.jsonl", record, record | {"label": "maybe"})
     with pytest.raises(
-        UserError, match="rows.jsonl line 2: the label \"label\" is 'maybe'; true .desirable. or false"
+        UserError, match="rows.jsonl line 2: the label \"label\" is 'maybe'; it must be true .desirable. or false"
     ):
         training_rows(config(train__batch_size=1, data__dataset=path))
     single = write(tmp_path / "one.jsonl", record)
