@@ -13,7 +13,7 @@ import torch
 from gpu_stages.record import Result, Save, Task
 from gpu_stages.setting import Setting
 
-from lmm_r1.generation.worker_extension import empty_buffer, handle_of, opened, slots_of, weights_in
+from lmm_r1.generation.weight_bucket import empty_buffer, handle_of, opened, slots_of, weights_in
 
 # 800 tensors of some sizes in turn, 6 GB in bf16 together, as large models have them.
 TENSORS = 800

@@ -31,7 +31,7 @@ from lmm_r1.generation.executors import ExecutorRollout
 from lmm_r1.generation.group import GroupRollout, GroupSettings, Opening, RefusedPrompt, SampledGroup
 from lmm_r1.generation.request import EngineWeights, tokens_under_way
 from lmm_r1.generation.vllm_engine import InProcessEngine
-from lmm_r1.generation.worker_extension import WeightSlot
+from lmm_r1.generation.weight_bucket import WeightSlot
 from lmm_r1.host.openrlhf_engines import RolloutRayActor
 from lmm_r1.scoring.sources import make_scorer
 

@@ -19,7 +19,7 @@ from lmm_r1.config.ppo import (
 )
 from lmm_r1.config.shared import OptimizerConfig
 from lmm_r1.generation.media_store import compact
-from lmm_r1.generation.worker_extension import BUCKET_BYTES
+from lmm_r1.generation.weight_bucket import BUCKET_BYTES
 from lmm_r1.planning import machine as machines
 from lmm_r1.planning.estimates import WIDTHS, ModelSettings, PlanImage, estimate, kept_bytes
 from lmm_r1.planning.machine import Machine

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from lmm_r1.config import DPOConfig, KDConfig, RMConfig, SupervisedConfig
 from lmm_r1.config.preferences import ReferredConfig
-from lmm_r1.generation.worker_extension import BUCKET_BYTES
+from lmm_r1.generation.weight_bucket import BUCKET_BYTES
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.planning import machine as machines
 from lmm_r1.planning.estimates import WIDTHS, ModelSettings, PlanImage, estimate, kept_bytes

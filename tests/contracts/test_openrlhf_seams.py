@@ -50,7 +50,7 @@ def test_the_upstream_name_is_there_with_the_signature_relied_on(seam):
 @pytest.mark.parametrize("seam", SEAMS, ids=title)
 def test_ours_is_there_and_has_a_reason(seam):
     assert seam.ours.startswith("lmm_r1.")
-    assert resolve(seam.ours) is not None
+    assert callable(resolve(seam.ours))
     assert seam.reason.strip()
 
 
@@ -218,8 +218,10 @@ LIBRARIES = ("torch", "transformers", "vllm", "peft", "bitsandbytes", "ray", "tq
 
 @pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.upstream)
 def test_a_patched_name_of_another_library_is_there_and_has_a_reason(patch):
-    assert resolve(patch.upstream) is not None
-    assert resolve(patch.ours) is not None
+    upstream = resolve(patch.upstream)
+    # A kernel is launched as `kernel[grid](...)`.
+    assert callable(upstream) or callable(upstream[1,])
+    assert callable(resolve(patch.ours))
     assert patch.reason.strip()
 
 

@@ -10,7 +10,7 @@ from lmm_r1 import cpu, dotted
 from lmm_r1.cli import main
 from lmm_r1.config import DPOConfig, KDConfig, PPOConfig, SFTConfig, resolve, unplanned
 from lmm_r1.errors import UserError
-from lmm_r1.generation.worker_extension import BUCKET_BYTES
+from lmm_r1.generation.weight_bucket import BUCKET_BYTES
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.models.actor import KitActor
 from lmm_r1.planning import run_plan

@@ -19,7 +19,7 @@ from lmm_r1.checkpoints.merging import checkpoint_folder, load_trained, load_wit
 from lmm_r1.config import SFTConfig
 from lmm_r1.errors import UserError
 from lmm_r1.generation import weight_sync
-from lmm_r1.generation.worker_extension import weights_in
+from lmm_r1.generation.weight_bucket import weights_in
 from lmm_r1.host.strategy import KitStrategy, make_strategy
 from lmm_r1.host.zero import whole_state_dict
 from lmm_r1.lmm_kits import get_kit

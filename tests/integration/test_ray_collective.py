@@ -12,8 +12,9 @@ import torch
 from ray import cloudpickle
 from ray.util import collective
 
+from lmm_r1.generation.weight_bucket import WeightSlot
 from lmm_r1.generation.weight_sync import BroadcastChannel
-from lmm_r1.generation.worker_extension import BucketWeights, WeightSlot
+from lmm_r1.generation.worker_extension import BucketWeights
 from lmm_r1.rl.workers import KitActorPPOTrainer
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]

@@ -114,9 +114,6 @@ def test_gpu_check_ends_on_the_cpu_with_all_results_of_all_stages(tmp_path):
         assert sent[name]["seconds"] > 0
 
 
-@pytest.mark.xfail(
-    reason="merged modules made stages import OpenRLHF: models.loading, generation.worker_extension", strict=True
-)
 def test_gpu_check_needs_nothing_of_the_training_stack():
     code = (
         "import sys; sys.path.insert(0, sys.argv[1]); import gpu_check; "

@@ -8,15 +8,8 @@ import pytest
 import torch
 
 from lmm_r1.generation import worker_extension
-from lmm_r1.generation.worker_extension import (
-    BucketWeights,
-    WeightSlot,
-    empty_buffer,
-    handle_of,
-    opened,
-    slots_of,
-    weights_in,
-)
+from lmm_r1.generation.weight_bucket import WeightSlot, empty_buffer, handle_of, opened, slots_of, weights_in
+from lmm_r1.generation.worker_extension import BucketWeights
 
 pytestmark = pytest.mark.unit
 

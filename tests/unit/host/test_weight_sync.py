@@ -12,8 +12,9 @@ from torch.nn import Parameter
 
 from lmm_r1 import cpu
 from lmm_r1.generation import weight_sync
+from lmm_r1.generation.weight_bucket import weights_in
 from lmm_r1.generation.weight_sync import BroadcastChannel, SharedMemoryChannel, StoredWeights, buckets
-from lmm_r1.generation.worker_extension import BucketWeights, weights_in
+from lmm_r1.generation.worker_extension import BucketWeights
 from lmm_r1.rl.workers import KitActorPPOTrainer
 
 pytestmark = pytest.mark.unit
