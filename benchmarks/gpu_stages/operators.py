@@ -20,9 +20,9 @@ from torch.utils._pytree import tree_leaves
 from train_batches import GroupBatch
 from transformers.vision_utils import get_vision_position_ids, get_vision_window_index
 
+from lmm_r1.models import vision_tower
 from lmm_r1.models.output_layer import TokenOutcomes, token_outcomes
 from lmm_r1.models.packed import attention
-from lmm_r1.models.packed import varlen_kernel as vision_windows
 from lmm_r1.models.packed.attention import packed_as
 from lmm_r1.models.packed.packing import BatchInputs, Targets
 from lmm_r1.models.packed.varlen_kernel import Stretches, VarlenKernel
@@ -201,8 +201,8 @@ def stand_in_attention(count: OperatorCount) -> Iterator[None]:
     with (
         patch.object(attention, "varlen_kernel", lambda: found),
         patch.object(attention, "_takes_varlen", taken),
-        patch.object(vision_windows, "varlen_kernel", lambda: found),
-        patch.object(vision_windows, "_takes_varlen", taken),
+        patch.object(vision_tower, "varlen_kernel", lambda: found),
+        patch.object(vision_tower, "_takes_varlen", taken),
     ):
         yield
 

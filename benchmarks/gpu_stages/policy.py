@@ -23,8 +23,7 @@ from lmm_r1.lmm_kits import LmmKit
 from lmm_r1.models.output_layer import Sampler, TokenOutcomes, token_outcomes
 from lmm_r1.models.packed.attention import PACKED_ATTENTION, packed_as
 from lmm_r1.models.packed.packing import BatchInputs, Targets
-from lmm_r1.models.packed.varlen_kernel import join_windows
-from lmm_r1.models.vision_tower import multiply_patches
+from lmm_r1.models.vision_tower import join_windows, multiply_patches
 
 VisionWay: TypeAlias = Callable[[PreTrainedModel], None]
 """Switches a loaded model's vision tower to it, and leaves its text tower as it is."""

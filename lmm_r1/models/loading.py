@@ -29,9 +29,8 @@ from lmm_r1.models.buffers import (
 from lmm_r1.models.image_features import GIB, KeptFeatures, keep_features
 from lmm_r1.models.liger import use_liger
 from lmm_r1.models.packed.attention import packing_refusal, use_packed_attention
-from lmm_r1.models.packed.varlen_kernel import join_windows
 from lmm_r1.models.rope_scaling import check_rope, settle_rope
-from lmm_r1.models.vision_tower import multiply_patches
+from lmm_r1.models.vision_tower import join_windows, multiply_patches
 
 logger = logging.getLogger(__name__)
 

@@ -14,9 +14,10 @@ from transformers import PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from lmm_r1.lmm_kits import KITS, LmmKit, Media, get_kit
+from lmm_r1.models import vision_tower
 from lmm_r1.models.actor import KitActor
-from lmm_r1.models.packed import varlen_kernel as vision_windows
-from lmm_r1.models.packed.varlen_kernel import WINDOW_ATTENTION, varlen_kernel
+from lmm_r1.models.packed.varlen_kernel import varlen_kernel
+from lmm_r1.models.vision_tower import WINDOW_ATTENTION
 
 pytestmark = pytest.mark.contract
 
@@ -30,7 +31,7 @@ DOUBLE = 1e-12
 @pytest.fixture
 def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
-    monkeypatch.setattr(vision_windows, "_takes_varlen", lambda *given, **settings: True)
+    monkeypatch.setattr(vision_tower, "_takes_varlen", lambda *given, **settings: True)
     varlen_kernel.cache_clear()
     yield
     varlen_kernel.cache_clear()
@@ -95,7 +96,7 @@ def test_without_such_a_kernel_windows_of_one_length_in_a_row_are_a_batch(loaded
         batches.append((len(query), query.shape[2]))
         return sdpa_attention_forward(module, query, *given, **settings)
 
-    monkeypatch.setattr(vision_windows, "sdpa_attention_forward", attend)
+    monkeypatch.setattr(vision_tower, "sdpa_attention_forward", attend)
     mine = tower_run(model, kit, media)
     assert max(count for count, _ in batches) > 1
     kit.windowed_tower_of(model).config._attn_implementation = "sdpa"
@@ -113,11 +114,11 @@ def test_a_run_of_windows_of_one_length_is_one_call(monkeypatch):
         batches.append(tuple(query.shape))
         return sdpa_attention_forward(module, query, *given, **settings)
 
-    monkeypatch.setattr(vision_windows, "sdpa_attention_forward", attend)
+    monkeypatch.setattr(vision_tower, "sdpa_attention_forward", attend)
     query, key, value = torch.randn(3, 1, 4, 11, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     ends = torch.tensor([0, 2, 4, 7, 9, 11])
     module = torch.nn.Module()
-    found, _ = vision_windows._attention(
+    found, _ = vision_tower._attention(
         module, query, key, value, None, scaling=0.3, is_causal=False, cu_seq_lens_q=ends, cu_seq_lens_k=ends
     )
     assert batches == [(2, 4, 2, 5), (1, 4, 3, 5), (2, 4, 2, 5)]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from lmm_r1.generation import worker_extension
+from lmm_r1.generation import weight_bucket, worker_extension
 from lmm_r1.generation.weight_bucket import WeightSlot, empty_buffer, handle_of, opened, slots_of, weights_in
 from lmm_r1.generation.worker_extension import BucketWeights
 
@@ -93,10 +93,8 @@ def named(*arguments: Any) -> tuple[Any, ...]:
 
 
 def test_a_buffer_on_a_gpu_is_opened_under_the_number_that_the_worker_has_for_it(monkeypatch):
-    monkeypatch.setattr(worker_extension, "rebuild_cuda_tensor", named)
-    monkeypatch.setattr(
-        worker_extension, "reduce_tensor", lambda buffer: (named, ("a", "b", "c", "d", "e", "f", 0, "h"))
-    )
+    monkeypatch.setattr(weight_bucket, "rebuild_cuda_tensor", named)
+    monkeypatch.setattr(weight_bucket, "reduce_tensor", lambda buffer: (named, ("a", "b", "c", "d", "e", "f", 0, "h")))
     handle = handle_of(torch.empty(1))
     # Where PyTorch has the device's number.
     assert opened(handle, device=torch.device("cuda:3")) == ("a", "b", "c", "d", "e", "f", 3, "h")

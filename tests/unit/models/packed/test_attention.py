@@ -25,7 +25,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from lmm_r1.models.packed import attention
 from lmm_r1.models.packed.attention import PACKED_ATTENTION, packed_as, packing_refusal, use_packed_attention
 from lmm_r1.models.packed.layout import PackedLayout, Segment
-from lmm_r1.models.packed.varlen_kernel import WINDOW_ATTENTION, varlen_kernel
+from lmm_r1.models.packed.varlen_kernel import varlen_kernel
+from lmm_r1.models.vision_tower import WINDOW_ATTENTION
 
 pytestmark = pytest.mark.unit
 
