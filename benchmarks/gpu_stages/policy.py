@@ -29,7 +29,7 @@ VisionWay: TypeAlias = Callable[[PreTrainedModel], None]
 """Switches a loaded model's vision tower to it, and leaves its text tower as it is."""
 
 LOOP = "loop"
-# Implementations of ours that are registered with transformers, whatever they are called behind it.
+# The prefix of our attention implementations in transformers' registry.
 PREFIX = "lmm_"
 
 LAYOUTS = ("padded", "packed", "shared")
@@ -120,7 +120,7 @@ def prepare_tower(model: PreTrainedModel, kit: LmmKit) -> None:
 
 
 def vision_ways() -> Mapping[str, VisionWay]:
-    """Return the ways by name; a switch that is no name of an attention implementation is added here, in one line.
+    """Return the ways by name; add a switch here if it is not an attention implementation.
 
     `loop` is a call of PyTorch's SDPA per window and image; the others take all of them in one call.
     """

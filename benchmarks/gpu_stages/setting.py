@@ -31,7 +31,7 @@ class Device:
 
     @classmethod
     def of(cls, kind: str, *, peak_tflops: float | None = None) -> Device:
-        """Return the device of this process; raises UserError where there is none of the kind."""
+        """Return the device of this process; raises UserError if there is no such device."""
         place = torch.device(kind)
         if place.type == "cuda" and not torch.cuda.is_available():
             raise UserError(f"--device {kind}: PyTorch {torch.__version__} finds no GPU here; give --device cpu")

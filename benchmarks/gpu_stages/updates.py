@@ -110,7 +110,7 @@ def pass_tasks(setting: Setting) -> list[Task]:
 
 
 def _with_adam(setting: Setting) -> tuple[Bench, torch.Tensor]:
-    """Return a bench of many groups, and memory in the place of a card's share of Adam's state."""
+    """Return a bench of many groups, and memory that stands in for a GPU's share of Adam's state."""
     bench = Bench.of(setting, groups=setting.scaled(GROUPS, least=2))
     model = bench.subject.policy.model
     vision_ways()[ways_of_vision()[0]](model)

@@ -14,7 +14,7 @@ _UNSAFE = re.compile(r"[^\w +\-.,:;!?'\"()\[\]{}/=*%#@&$~^…]")
 
 
 class BadCall(Exception):
-    """A call that cannot be read, or not be carried out as it stands; the message is a clause for the policy."""
+    """A call that cannot be parsed or executed; the message is a clause for the policy."""
 
 
 def harmless(text: str, *, most: int) -> str:

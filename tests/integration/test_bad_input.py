@@ -301,7 +301,7 @@ def test_a_model_that_is_nowhere_is_told_at_once_without_network(model, work, ca
     started = time.monotonic()
     for command, argv in (("train_ppo_ray", ppo), ("train_sft", sft)):
         sentence = error_of(command, argv(model), capfd=capfd)
-        assert sentence.startswith(f"{model}: no such folder, and no model of this name can be loaded from the hub (")
+        assert sentence.startswith(f"{model}: no such folder, and no model of this name can be had from the hub (")
         assert sentence.endswith("; check the path or the name")
     assert time.monotonic() - started < 20  # the imports; the hub's retries would take 35 s each
 
