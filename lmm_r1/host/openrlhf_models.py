@@ -12,9 +12,7 @@ import torch
 from openrlhf.models import Actor as Actor  # base class of the policy, by which OpenRLHF's strategy tells it apart
 from openrlhf.models.utils import compute_entropy as compute_entropy
 from openrlhf.models.utils import log_probs_from_logits as log_probs_from_logits  # chunked, to save memory
-from openrlhf.models.utils import (
-    set_z3_leaf_modules as set_z3_leaf_modules,
-)  # keeps unused experts from stalling ZeRO-3
+from openrlhf.models.utils import set_z3_leaf_modules as set_z3_leaf_modules  # unused experts would stall ZeRO-3
 
 
 class HostedModel(ABC):
