@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar
 
 from typing_extensions import Self
 
@@ -24,6 +24,29 @@ class Weights:
 
 
 DEFAULT_WEIGHTS = Weights()
+_EMPTY_LABEL = (
+    "the gold answer is empty ({!r}), so no response can be judged; "
+    "name the column that holds the answers (OpenRLHF's --data.label_key) or drop such rows"
+)
+
+
+def setting(default: Any, **flag: object) -> Any:
+    """Return a field of a verifier that its command has as a flag too; False makes a switch.
+
+    Args:
+        flag: further arguments of `ArgumentParser.add_argument`.
+    """
+    if default is False:
+        flag["action"] = "store_true"
+    elif not flag.get("required"):
+        flag["default"] = default
+    return field(default=default, metadata=flag)
+
+
+def check_text(label: str) -> None:
+    """Raise a ValueError for a label of white space only."""
+    if not label.strip():
+        raise ValueError(_EMPTY_LABEL.format(label))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,18 +109,22 @@ class AnswerVerifier(ABC):
 
     @classmethod
     def add_arguments(cls, parser: argparse.ArgumentParser) -> None:
-        """Add the flags of the weights."""
+        """Add the flags of the weights and of the fields that are a `setting`."""
         parser.add_argument(
             "--accuracy-weight", type=finite_number, default=DEFAULT_WEIGHTS.accuracy, help="reward for being right"
         )
         parser.add_argument(
             "--format-weight", type=finite_number, default=DEFAULT_WEIGHTS.format, help="reward for the format"
         )
+        for setting_field in fields(cls):
+            if setting_field.metadata:
+                parser.add_argument(f"--{setting_field.name.replace('_', '-')}", **setting_field.metadata)
 
     @classmethod
     def from_arguments(cls, args: argparse.Namespace) -> Self:
-        """Return the verifier that the flags of `add_arguments` describe."""
-        return cls(weights=Weights(accuracy=args.accuracy_weight, format=args.format_weight))
+        """Return the verifier that the flags of `add_arguments` describe; raises ValueError for a value that is refused."""
+        given = {own.name: getattr(args, own.name) for own in fields(cls) if own.metadata}
+        return cls(weights=Weights(accuracy=args.accuracy_weight, format=args.format_weight), **given)
 
 
 def finite_number(text: str) -> float:
@@ -160,11 +187,7 @@ class GradedVerifier(AnswerVerifier):
 
     def check_label(self, label: str) -> None:
         """Raise a ValueError for a label of white space only."""
-        if not label.strip():
-            raise ValueError(
-                f"the gold answer is empty ({label!r}), so no response can be judged; "
-                "name the column that holds the answers (OpenRLHF's --data.label_key) or drop such rows"
-            )
+        check_text(label)
 
     def matches(self, answer: str, label: str) -> bool:
         """Return whether the answer is right."""

@@ -1,23 +1,239 @@
 """Judges answers that are bounding boxes by their intersection over union (IoU) with those of the label.
 
 python -m remote_rm.box_verifier --port 5000
-python -m remote_rm.box_verifier --iou-threshold 0.75 --match-labels
-"""
+python -m remote_rm.box_verifier --iou-threshold 0.75 --match-labels"""
 
-import argparse
-from dataclasses import dataclass
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import fsum
+from math import fsum, inf
 from typing import ClassVar
 
-from typing_extensions import Self
-
-from remote_rm import verifier_command
-from remote_rm.answer_verifier import Grade, GradedVerifier, Weights, finite_number
-from remote_rm.answers.boxes import Box, best_pairs, boxes_in, iou, is_matchable, same_class, scaled
+from remote_rm import registry
+from remote_rm.answer_verifier import Grade, GradedVerifier, finite_number, setting
+from remote_rm.answers.comparison import is_matchable
 from remote_rm.answers.extraction import concluding_text
 from remote_rm.reward_function import reward_func_of
 from remote_rm.verifier import Item
+
+MAX_CHARS = 20_000
+"""A longer text names no boxes."""
+MAX_BOXES = 100
+"""A text of more names none; COCO looks at as many of an image."""
+MAX_COORDINATE = 1e6
+"""Of a box that an image can have."""
+BOX_KEYS = ("bbox_2d", "bbox", "box")
+
+_INSIDE = r"[^()\[\]{}<>]"
+_LIST = rf"[\[(](?P<list>{_INSIDE}{{1,200}})[\])]"
+_CORNERS = rf"\((?P<first>{_INSIDE}{{1,100}})\)\s{{0,4}}(?:,\s{{0,4}})?\((?P<second>{_INSIDE}{{1,100}})\)"
+_REFERENCE = r"<\|object_ref_start\|>(?P<reference>[^<]{0,200})<\|object_ref_end\|>"
+_OBJECT = r"(?P<object>\{[^{}]{0,2000}\})"
+_FORMS = re.compile(rf"{_OBJECT}|{_REFERENCE}|{_CORNERS}|{_LIST}")
+_LISTS = re.compile(_LIST)
+# For what is nearly JSON: single quotes, a comma too many, no quotes.
+_LABEL = re.compile(r"""\blabel["']?\s{0,4}:\s{0,4}(?:"([^"]*)"|'([^']*)')""")
+_EMPTY = re.compile(r"(?:```(?:json)?)?\s*\[\s*\]\s*(?:```)?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Box:
+    """A box as it is written."""
+
+    corners: tuple[float, float, float, float] | None
+    """(x0, y0, x1, y1), the upper left corner first; None where what is written is no box of an image: not four numbers
+    from 0 to MAX_COORDINATE, corners that are swapped, or no area."""
+    label: str | None = None
+    """Its class, where one is named."""
+
+    @property
+    def area(self) -> float:
+        """In the square of the coordinates' unit; 0.0 where it is no box."""
+        if self.corners is None:
+            return 0.0
+        left, top, right, bottom = self.corners
+        return (right - left) * (bottom - top)
+
+
+def boxes_in(text: str, *, xywh: bool = False) -> list[Box] | None:
+    """Return the boxes that a text names, in their order; None where it names none and is no empty list.
+
+    Only a text that is `[]` and nothing else says that there is no box. Never raises.
+
+    Args:
+        xywh: four numbers are x, y, width and height; two corners are two corners all the same.
+    """
+    if len(text) > MAX_CHARS:
+        return None
+    if _EMPTY.fullmatch(text.strip()):
+        return []
+    boxes: list[Box] = []
+    reference: str | None = None
+    for form in _FORMS.finditer(text):
+        if form["object"] is not None:
+            boxes += _of_object(form["object"], xywh=xywh)
+        elif form["reference"] is not None:
+            reference = form["reference"].strip()
+        elif form["first"] is not None:
+            first, second = _numbers(form["first"]), _numbers(form["second"])
+            if len(first) == len(second) == 2:
+                boxes.append(_box([*first, *second], label=reference, xywh=False))
+        elif len(numbers := _numbers(form["list"])) == 4:
+            boxes.append(_box(numbers, label=reference, xywh=xywh))
+        if len(boxes) > MAX_BOXES:
+            return None
+    return boxes or None
+
+
+def iou(one: Box, other: Box) -> float:
+    """Return the intersection over the union, from 0.0 to 1.0; 0.0 where one of both is no box."""
+    if one.corners is None or other.corners is None:
+        return 0.0
+    (left, top, right, bottom), (other_left, other_top, other_right, other_bottom) = one.corners, other.corners
+    width = min(right, other_right) - max(left, other_left)
+    height = min(bottom, other_bottom) - max(top, other_top)
+    if width <= 0 or height <= 0:
+        return 0.0
+    shared = width * height
+    return min(1.0, shared / (one.area + other.area - shared))
+
+
+def scaled(box: Box, *, x: float, y: float) -> Box:
+    """Return a box with its coordinates multiplied."""
+    if box.corners is None:
+        return box
+    left, top, right, bottom = box.corners
+    return replace(box, corners=(left * x, top * y, right * x, bottom * y))
+
+
+def same_class(one: str | None, other: str | None) -> bool:
+    """Return whether two classes are the same text, whatever its case and its white space."""
+    return _folded(one) == _folded(other)
+
+
+def _folded(label: str | None) -> str | None:
+    return None if label is None else " ".join(label.casefold().split())
+
+
+def _of_object(text: str, *, xywh: bool) -> list[Box]:
+    """The boxes of one JSON object, by its keys; of what is nearly one, all lists of four numbers."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = {}
+    label = found.get("label")
+    boxes = [box for key in BOX_KEYS if key in found for box in _of_value(found[key], label=label, xywh=xywh)]
+    if boxes:
+        return boxes
+    named = _LABEL.search(text)
+    label = None if named is None else named[1] if named[1] is not None else named[2]
+    listed = [_numbers(numbers["list"]) for numbers in _LISTS.finditer(text)]
+    return [_box(numbers, label=label, xywh=xywh) for numbers in listed if len(numbers) == 4]
+
+
+def _of_value(value: object, *, label: object, xywh: bool) -> list[Box]:
+    """The boxes of a key's value: four numbers, or lists of them."""
+    rows = value if isinstance(value, list) and all(isinstance(row, list) for row in value) else [value]
+    name = label if isinstance(label, str) else None
+    return [_box(row if isinstance(row, list) else [], label=name, xywh=xywh) for row in rows]
+
+
+def _numbers(text: str) -> list[float]:
+    """The numbers between commas or spaces; none where something else stands there."""
+    try:
+        return [float(word) for word in text.replace(",", " ").split()]
+    except ValueError:
+        return []
+
+
+def _box(numbers: Sequence[object], *, label: str | None, xywh: bool) -> Box:
+    # A nan is within no bounds, and a whole number of hundreds of digits is not converted.
+    fitting = [
+        float(number)
+        for number in numbers
+        if isinstance(number, (int, float)) and not isinstance(number, bool) and 0 <= number <= MAX_COORDINATE
+    ]
+    if len(fitting) != 4 or len(numbers) != 4:
+        return Box(corners=None, label=label)
+    left, top, right, bottom = fitting
+    if xywh:
+        right, bottom = left + right, top + bottom
+    box = Box(corners=(left, top, right, bottom), label=label)
+    # A side can be so short that the area is rounded to 0.
+    return box if left < right and top < bottom and box.area > 0 else Box(corners=None, label=label)
+
+
+def best_pairs(weights: Sequence[Sequence[float]]) -> list[tuple[int, int]]:
+    """Return the pairs (row, column) of the largest sum, as many as the shorter side is long, in the order of the rows.
+
+    The Hungarian method, by shortest augmenting paths, O(shorter² · longer): Kuhn 1955; Jonker and Volgenant 1987. In
+    plain Python: scipy's arrays and threads would take much of the address space that a worker is given.
+
+    Args:
+        weights: finite numbers, by row and column; every row has as many.
+    """
+    if not weights or not weights[0]:
+        return []
+    if len(weights) > len(weights[0]):
+        return sorted((row, column) for column, row in best_pairs(list(zip(*weights, strict=True))))
+    assignment = _Assignment(weights)
+    for row in range(len(weights)):
+        assignment.add(row)
+    return list(enumerate(assignment.column_of))
+
+
+class _Assignment:
+    """The best pairs of the rows that were added; there are at least as many columns as rows.
+
+    No pair costs less than the prices of its row and its column together, and those that were taken cost just that.
+    """
+
+    def __init__(self, weights: Sequence[Sequence[float]]) -> None:
+        self._weights = weights
+        self._row_price = [0.0] * len(weights)
+        self._column_price = [0.0] * len(weights[0])
+        self._row_of: dict[int, int] = {}
+        self.column_of: list[int] = []
+
+    def add(self, row: int) -> None:
+        """Give the next row a column, and others new ones where that is better."""
+        distance = [inf] * len(self._column_price)
+        reached_from = [row] * len(distance)
+        unseen, length, at = set(range(len(distance))), 0.0, row
+        path: list[int] = []
+        while True:
+            for column in unseen:
+                cost = -self._weights[at][column] - self._row_price[at] - self._column_price[column]
+                if length + cost < distance[column]:
+                    distance[column], reached_from[column] = length + cost, at
+            nearest = min(unseen, key=distance.__getitem__)
+            unseen.remove(nearest)
+            length = distance[nearest]
+            if nearest not in self._row_of:
+                break
+            path.append(nearest)
+            at = self._row_of[nearest]
+        self._row_price[row] += length
+        for column in path:
+            self._row_price[self._row_of[column]] += length - distance[column]
+            self._column_price[column] -= length - distance[column]
+        self._take(row, nearest, reached_from)
+
+    def _take(self, row: int, column: int, reached_from: Sequence[int]) -> None:
+        """Walk the path from a free column back to the new row, and pair along it."""
+        self.column_of.append(-1)
+        while True:
+            taker = reached_from[column]
+            left = self.column_of[taker]
+            self._row_of[column], self.column_of[taker] = taker, column
+            if taker == row:
+                return
+            column = left
+
 
 MAX_QUICK_PAIRS = 256
 """Pairs of boxes that are compared without a worker."""
@@ -39,15 +255,20 @@ class BoxVerifier(GradedVerifier):
     name: ClassVar[str] = "box"
     measures: ClassVar[tuple[str, ...]] = ("iou",)
 
-    iou_threshold: float = 0.5
-    """An answer is right if as many boxes as the label has can be paired with its own, each by this IoU at least."""
-    xywh: bool = False
-    """Four numbers are x, y, width and height, in labels and answers."""
-    match_labels: bool = False
-    """A box of the label that names its class is met only by a box that names the same one."""
-
-    unscaled: bool = False
-    """Labels have the coordinates that the model writes, and answers are compared with them as they are."""
+    iou_threshold: float = setting(
+        0.5,
+        type=finite_number,
+        help="IoU from which on a box counts as right for the accuracy; the reward follows the IoU itself",
+    )
+    xywh: bool = setting(False, help="read four numbers as x, y, width and height, in labels and answers")
+    match_labels: bool = setting(
+        False, help="want the class of a box too, where the label names one: {'bbox_2d': [...], 'label': 'cat'}"
+    )
+    unscaled: bool = setting(
+        False,
+        help="labels have the coordinates that the model writes; without it they are pixels of the stored image, to which "
+        "answers are scaled",
+    )
 
     def __post_init__(self) -> None:
         """Raise a ValueError for a threshold that every answer or none would reach."""
@@ -105,42 +326,6 @@ class BoxVerifier(GradedVerifier):
         is_other_class = self.match_labels and gold.label is not None and not same_class(box.label, gold.label)
         return 0.0 if is_other_class else iou(box, gold)
 
-    @classmethod
-    def add_arguments(cls, parser: argparse.ArgumentParser) -> None:
-        """Add the flags of the weights and of the boxes."""
-        super().add_arguments(parser)
-        parser.add_argument(
-            "--iou-threshold",
-            type=finite_number,
-            default=cls.iou_threshold,
-            help="IoU from which on a box counts as right for the accuracy; the reward follows the IoU itself",
-        )
-        parser.add_argument(
-            "--xywh", action="store_true", help="read four numbers as x, y, width and height, in labels and answers"
-        )
-        parser.add_argument(
-            "--match-labels",
-            action="store_true",
-            help="want the class of a box too, where the label names one: {'bbox_2d': [...], 'label': 'cat'}",
-        )
-        parser.add_argument(
-            "--unscaled",
-            action="store_true",
-            help="labels have the coordinates that the model writes; without it they are pixels of the stored image, to "
-            "which answers are scaled",
-        )
-
-    @classmethod
-    def from_arguments(cls, args: argparse.Namespace) -> Self:
-        """Return the verifier that the flags of `add_arguments` describe; raises ValueError for a threshold that is none."""
-        return cls(
-            weights=Weights(accuracy=args.accuracy_weight, format=args.format_weight),
-            iou_threshold=args.iou_threshold,
-            xywh=args.xywh,
-            match_labels=args.match_labels,
-            unscaled=args.unscaled,
-        )
-
 
 @lru_cache(maxsize=4096)
 def _golds(label: str, *, xywh: bool) -> list[Box] | None:
@@ -158,4 +343,4 @@ VERIFIER = BoxVerifier
 reward_func = reward_func_of("box")
 
 if __name__ == "__main__":
-    verifier_command.run("box", None, prog="python -m remote_rm.box_verifier")
+    registry.run("box", None, prog="python -m remote_rm.box_verifier")

@@ -6,7 +6,7 @@ python -m remote_rm.choice_verifier --port 5000
 from dataclasses import dataclass
 from typing import ClassVar
 
-from remote_rm import verifier_command
+from remote_rm import registry
 from remote_rm.answer_verifier import AnswerVerifier
 from remote_rm.answers import choice
 from remote_rm.reward_function import reward_func_of
@@ -32,4 +32,4 @@ VERIFIER = ChoiceVerifier
 reward_func = reward_func_of("choice")
 
 if __name__ == "__main__":
-    verifier_command.run("choice", None, prog="python -m remote_rm.choice_verifier")
+    registry.run("choice", None, prog="python -m remote_rm.choice_verifier")

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from typing_extensions import Self
 
-from remote_rm import verifier_command
+from remote_rm import registry
 from remote_rm.answer_verifier import AnswerVerifier, finite_number
 from remote_rm.registry import get_verifier
 from remote_rm.reward_function import reward_func_of
@@ -162,4 +162,4 @@ VERIFIER = Composition
 reward_func = reward_func_of("composition")
 
 if __name__ == "__main__":
-    verifier_command.run("composition", None, prog="python -m remote_rm.composition")
+    registry.run("composition", None, prog="python -m remote_rm.composition")

@@ -3,15 +3,12 @@
 python -m remote_rm.exact_verifier --ignore-case --port 5000
 """
 
-import argparse
 import unicodedata
 from dataclasses import dataclass
 from typing import ClassVar
 
-from typing_extensions import Self
-
-from remote_rm import verifier_command
-from remote_rm.answer_verifier import AnswerVerifier, Weights
+from remote_rm import registry
+from remote_rm.answer_verifier import AnswerVerifier, check_text, setting
 from remote_rm.answers.extraction import last_boxed
 from remote_rm.reward_function import reward_func_of
 
@@ -35,7 +32,7 @@ class ExactVerifier(AnswerVerifier):
 
     name: ClassVar[str] = "exact"
 
-    ignore_case: bool = False
+    ignore_case: bool = setting(False, help="take upper and lower case for the same")
 
     def matches(self, answer: str, label: str) -> bool:
         """Return whether the answer is the label."""
@@ -43,27 +40,11 @@ class ExactVerifier(AnswerVerifier):
 
     def check_label(self, label: str) -> None:
         """Raise a ValueError for a label of white space only; every other text can be met."""
-        if not _canonical(label, ignore_case=False):
-            raise ValueError(
-                f"the gold answer is empty ({label!r}), so no response can be judged; "
-                "name the column that holds the answers (OpenRLHF's --data.label_key) or drop such rows"
-            )
-
-    @classmethod
-    def add_arguments(cls, parser: argparse.ArgumentParser) -> None:
-        """Add the flags of the weights and of the comparison."""
-        super().add_arguments(parser)
-        parser.add_argument("--ignore-case", action="store_true", help="take upper and lower case for the same")
-
-    @classmethod
-    def from_arguments(cls, args: argparse.Namespace) -> Self:
-        """Return the verifier that the flags of `add_arguments` describe."""
-        weights = Weights(accuracy=args.accuracy_weight, format=args.format_weight)
-        return cls(weights=weights, ignore_case=args.ignore_case)
+        check_text(_canonical(label, ignore_case=False))
 
 
 VERIFIER = ExactVerifier
 reward_func = reward_func_of("exact")
 
 if __name__ == "__main__":
-    verifier_command.run("exact", None, prog="python -m remote_rm.exact_verifier")
+    registry.run("exact", None, prog="python -m remote_rm.exact_verifier")

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from typing_extensions import Self
 
-from remote_rm import verifier_command
+from remote_rm import registry
 from remote_rm.answer_verifier import finite_number
 from remote_rm.answers.extraction import format_score
 from remote_rm.reward_function import reward_func_of
@@ -61,4 +61,4 @@ VERIFIER = FormatVerifier
 reward_func = reward_func_of("format")
 
 if __name__ == "__main__":
-    verifier_command.run("format", None, prog="python -m remote_rm.format_verifier")
+    registry.run("format", None, prog="python -m remote_rm.format_verifier")

@@ -3,18 +3,15 @@ r"""Judges answers that are several values, in order or (`--unordered`) in any o
 python -m remote_rm.list_verifier --unordered --port 5000
 """
 
-import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from typing_extensions import Self
-
-from remote_rm import verifier_command
-from remote_rm.answer_verifier import AnswerVerifier, Weights
+from remote_rm import registry
+from remote_rm.answer_verifier import AnswerVerifier, setting
 from remote_rm.answers import accuracy, lexicon
-from remote_rm.answers.boxes import is_matchable
-from remote_rm.answers.gold import is_gradable
+from remote_rm.answers.accuracy import is_gradable
+from remote_rm.answers.comparison import is_matchable
 from remote_rm.answers.normalization import enclosing_delimiters, normalize
 from remote_rm.answers.reading import elements
 from remote_rm.answers.statement import BULLET, is_prose, read
@@ -106,7 +103,7 @@ class ListVerifier(AnswerVerifier):
     name: ClassVar[str] = "list"
     reports_ungradable: ClassVar[bool] = True
 
-    unordered: bool = False
+    unordered: bool = setting(False, help="accept the elements in any order")
 
     def matches(self, answer: str, label: str) -> bool:
         """Return whether the answer has the label's elements, by sympy if necessary."""
@@ -120,21 +117,9 @@ class ListVerifier(AnswerVerifier):
         """Return whether the label is a list."""
         return is_list(label)
 
-    @classmethod
-    def add_arguments(cls, parser: argparse.ArgumentParser) -> None:
-        """Add the flags of the weights and of the order."""
-        super().add_arguments(parser)
-        parser.add_argument("--unordered", action="store_true", help="accept the elements in any order")
-
-    @classmethod
-    def from_arguments(cls, args: argparse.Namespace) -> Self:
-        """Return the verifier that the flags of `add_arguments` describe."""
-        weights = Weights(accuracy=args.accuracy_weight, format=args.format_weight)
-        return cls(weights=weights, unordered=args.unordered)
-
 
 VERIFIER = ListVerifier
 reward_func = reward_func_of("list")
 
 if __name__ == "__main__":
-    verifier_command.run("list", None, prog="python -m remote_rm.list_verifier")
+    registry.run("list", None, prog="python -m remote_rm.list_verifier")

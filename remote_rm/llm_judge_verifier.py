@@ -3,7 +3,6 @@
 python -m remote_rm.llm_judge_verifier --judge-url http://127.0.0.1:8000/v1 --judge-model Qwen/Qwen3-8B --port 5000
 """
 
-import argparse
 import json
 import threading
 from collections.abc import Mapping, Sequence
@@ -11,19 +10,16 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlsplit
 
-from typing_extensions import Self
-
-from remote_rm import verifier_command
-from remote_rm.answer_verifier import AnswerVerifier, Weights
-from remote_rm.registry import get_verifier, verifier_with
+from remote_rm import registry
+from remote_rm.answer_verifier import AnswerVerifier, setting
+from remote_rm.registry import get_verifier, positive, verifier_with
 from remote_rm.reward_function import RewardFunction, reward_func_of
 from remote_rm.verifier import Item, Score
-from remote_rm.verifier_command import positive
 
 if TYPE_CHECKING:
-    from remote_rm.llm_judge.asking_judge import AskingJudge
-    from remote_rm.service.judge import ServiceLimits
+    from remote_rm.llm_judge.asker import AskingJudge
     from remote_rm.service.pool import VerifierPool
+    from remote_rm.verifier import ServiceLimits
 
 PARTS = ("judge_asked", "judge_disagrees", "judge_failed", "judged_by_rule")
 PREFIX, WEIGHTS = "judge_", ("accuracy_weight", "format_weight")
@@ -49,21 +45,62 @@ class LlmJudge(AnswerVerifier):
 
     name: ClassVar[str] = "llm_judge"
 
-    judge_url: str = ""
-    judge_model: str = ""
-    judge_rule: str = "math"
-    judge_always: bool = False
-    judge_folder: str | None = "llm_judge"
-    judge_key_env: str | None = None
-    judge_max_requests: int | None = None
-    judge_max_tokens: int | None = None
-    judge_concurrency: int = 16
-    judge_timeout_seconds: float = 20.0
-    judge_deadline_seconds: float = 45.0
-    judge_attempts: int = 3
-    judge_max_answer_chars: int = 500
-    judge_max_question_chars: int = 4000
-    judge_body: str = "{}"
+    judge_url: str = setting(
+        "", required=True, help="base of an OpenAI-compatible API: vLLM's http://127.0.0.1:8000/v1, a hosted one"
+    )
+    judge_model: str = setting("", required=True, help="name of the model there")
+    judge_key_env: str | None = setting(
+        None,
+        metavar="NAME",
+        help="environment variable with the API key; without the flag LLM_JUDGE_API_KEY is sent where it is set",
+    )
+    judge_rule: str = setting(
+        "math",
+        metavar="VERIFIER",
+        help="the verifier that judges first, and alone where the judge fails or its budget is used up",
+    )
+    judge_always: bool = setting(
+        False,
+        help="ask also where the rule says right; by default it is not asked then, since the rules are strict: what they "
+        "take for right is right but for rare cases, and most of a trained policy's answers would be paid for in vain",
+    )
+    judge_folder: str | None = setting(
+        "llm_judge",
+        metavar="FOLDER",
+        help="verdicts, what was spent, and disagreements with the rule; with the same folder nothing is paid for twice and "
+        "the budget goes on; on a disk of this machine, where several processes may share it",
+    )
+    judge_body: str = setting(
+        "{}", metavar="JSON", help='fields put into every request, such as {"max_tokens": 64}; null takes one out'
+    )
+    judge_max_requests: int | None = setting(
+        None, type=positive(int), help="requests that the folder may hold in all, after which the rule judges"
+    )
+    judge_max_tokens: int | None = setting(
+        None, type=positive(int), help="tokens likewise, by the replies' usage; requests under way may exceed it"
+    )
+    judge_concurrency: int = setting(16, type=positive(int), help="requests under way at a time")
+    judge_timeout_seconds: float = setting(20.0, type=positive(float), help="time of one request")
+    judge_deadline_seconds: float = setting(
+        45.0,
+        type=positive(float),
+        help="time of one item for its turn, all requests and pauses, after which the rule judges it; keep it below the "
+        "time that clients allow a reward (--reward.timeout_s)",
+    )
+    judge_attempts: int = setting(
+        3,
+        type=positive(int),
+        help="requests for one item: another follows a time-out, a connection error, 408, 429, 5xx or a reply that is no "
+        "verdict",
+    )
+    judge_max_answer_chars: int = setting(
+        500,
+        type=positive(int),
+        help="characters of the final answer that the judge is shown; of a longer one both ends",
+    )
+    judge_max_question_chars: int = setting(
+        4000, type=positive(int), help="characters of the question, and of the label, likewise"
+    )
     rule: AnswerVerifier = field(init=False, repr=False, compare=False)
     """The verifier for items that the judge does not decide; made from `judge_rule`."""
 
@@ -119,7 +156,7 @@ class LlmJudge(AnswerVerifier):
 
     def judge_around(self, rules: "VerifierPool", *, limits: "ServiceLimits") -> "AskingJudge":
         """Return a judge that uses the rule's pool and asks the language model."""
-        from remote_rm.llm_judge.asking_judge import AskingJudge
+        from remote_rm.llm_judge.asker import AskingJudge
 
         return AskingJudge(self, rules=rules, max_queued_items=limits.max_queued_items)
 
@@ -128,113 +165,6 @@ class LlmJudge(AnswerVerifier):
         from remote_rm.llm_judge import asker
 
         await asker.check_ready(self)
-
-    @classmethod
-    def add_arguments(cls, parser: argparse.ArgumentParser) -> None:
-        """Add the flags of the weights and of the judge."""
-        super().add_arguments(parser)
-        _add_judge(parser)
-        _add_limits(parser)
-
-    @classmethod
-    def from_arguments(cls, args: argparse.Namespace) -> Self:
-        """Return the verifier that the flags of `add_arguments` describe."""
-        weights = Weights(accuracy=args.accuracy_weight, format=args.format_weight)
-        own = {name: value for name, value in vars(args).items() if name.startswith(PREFIX)}
-        return cls(weights=weights, **own)
-
-
-def _add_judge(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--judge-url",
-        required=True,
-        help="base of an OpenAI-compatible API: vLLM's http://127.0.0.1:8000/v1, a hosted one",
-    )
-    parser.add_argument("--judge-model", required=True, help="name of the model there")
-    parser.add_argument(
-        "--judge-key-env",
-        metavar="NAME",
-        default=LlmJudge.judge_key_env,
-        help="environment variable with the API key; without the flag LLM_JUDGE_API_KEY is sent where it is set",
-    )
-    parser.add_argument(
-        "--judge-rule",
-        metavar="VERIFIER",
-        default=LlmJudge.judge_rule,
-        help="the verifier that judges first, and alone where the judge fails or its budget is used up",
-    )
-    parser.add_argument(
-        "--judge-always",
-        action="store_true",
-        help="ask also where the rule says right; by default it is not asked then, since the rules are strict: what they "
-        "take for right is right but for rare cases, and most of a trained policy's answers would be paid for in vain",
-    )
-    parser.add_argument(
-        "--judge-folder",
-        metavar="FOLDER",
-        default=LlmJudge.judge_folder,
-        help="verdicts, what was spent, and disagreements with the rule; with the same folder nothing is paid for twice and "
-        "the budget goes on; on a disk of this machine, where several processes may share it",
-    )
-    parser.add_argument(
-        "--judge-body",
-        metavar="JSON",
-        default=LlmJudge.judge_body,
-        help='fields put into every request, such as {"max_tokens": 64}; null takes one out',
-    )
-
-
-def _add_limits(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--judge-max-requests",
-        type=positive(int),
-        default=LlmJudge.judge_max_requests,
-        help="requests that the folder may hold in all, after which the rule judges",
-    )
-    parser.add_argument(
-        "--judge-max-tokens",
-        type=positive(int),
-        default=LlmJudge.judge_max_tokens,
-        help="tokens likewise, by the replies' usage; requests under way may exceed it",
-    )
-    parser.add_argument(
-        "--judge-concurrency",
-        type=positive(int),
-        default=LlmJudge.judge_concurrency,
-        help="requests under way at a time",
-    )
-    parser.add_argument(
-        "--judge-timeout-seconds",
-        type=positive(float),
-        default=LlmJudge.judge_timeout_seconds,
-        help="time of one request",
-    )
-    parser.add_argument(
-        "--judge-deadline-seconds",
-        type=positive(float),
-        default=LlmJudge.judge_deadline_seconds,
-        help="time of one item for its turn, all requests and pauses, after which the rule judges it; keep it below the "
-        "time that clients allow a reward (--reward.timeout_s)",
-    )
-    parser.add_argument(
-        "--judge-attempts",
-        type=positive(int),
-        default=LlmJudge.judge_attempts,
-        help="requests for one item: another follows a time-out, a connection error, 408, 429, 5xx or a reply that is no "
-        "verdict",
-    )
-    parser.add_argument(
-        "--judge-max-answer-chars",
-        type=positive(int),
-        default=LlmJudge.judge_max_answer_chars,
-        help="characters of the final answer that the judge is shown; of a longer one both ends",
-    )
-    parser.add_argument(
-        "--judge-max-question-chars",
-        type=positive(int),
-        default=LlmJudge.judge_max_question_chars,
-        help="characters of the question, and of the label, likewise",
-    )
 
 
 VERIFIER = LlmJudge
@@ -269,4 +199,4 @@ def reward_func(
 
 
 if __name__ == "__main__":
-    verifier_command.run("llm_judge", None, prog="python -m remote_rm.llm_judge_verifier")
+    registry.run("llm_judge", None, prog="python -m remote_rm.llm_judge_verifier")

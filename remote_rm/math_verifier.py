@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from remote_rm import verifier_command
+from remote_rm import registry
 from remote_rm.answer_verifier import DEFAULT_WEIGHTS, AnswerVerifier, Weights
 from remote_rm.answers import accuracy
-from remote_rm.answers.gold import is_gradable
+from remote_rm.answers.accuracy import is_gradable
 from remote_rm.reward_function import reward_func_of
 from remote_rm.verifier import Item, Score
 
@@ -53,12 +53,12 @@ def quick_score(response: str, label: str, *, weights: Weights = DEFAULT_WEIGHTS
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    return verifier_command.build_parser("math", prog=PROG)
+    return registry.build_parser("math", prog=PROG)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Parse the command line and serve until SIGINT or SIGTERM."""
-    verifier_command.run("math", argv, prog=PROG)
+    registry.run("math", argv, prog=PROG)
 
 
 VERIFIER = MathVerifier

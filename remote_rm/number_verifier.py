@@ -6,10 +6,10 @@ python -m remote_rm.number_verifier --port 5000
 from dataclasses import dataclass
 from typing import ClassVar
 
-from remote_rm import verifier_command
+from remote_rm import registry
 from remote_rm.answer_verifier import AnswerVerifier
 from remote_rm.answers import accuracy
-from remote_rm.answers.gold import is_gradable
+from remote_rm.answers.accuracy import is_gradable
 from remote_rm.answers.normalization import normalize
 from remote_rm.answers.quantity import parse_quantity
 from remote_rm.reward_function import reward_func_of
@@ -48,4 +48,4 @@ VERIFIER = NumberVerifier
 reward_func = reward_func_of("number")
 
 if __name__ == "__main__":
-    verifier_command.run("number", None, prog="python -m remote_rm.number_verifier")
+    registry.run("number", None, prog="python -m remote_rm.number_verifier")

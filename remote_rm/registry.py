@@ -1,13 +1,18 @@
 """The verifiers by name; a verifier's module is imported on demand."""
 
+from __future__ import annotations
+
 import argparse
 import difflib
 import importlib
-from collections.abc import Mapping
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
-from remote_rm.verifier import Verifier
+from remote_rm.verifier import DEFAULT_LIMITS, Verifier
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,3 +83,194 @@ def verifier_with(name: str, settings: Mapping[str, object]) -> Verifier:
     flags = {setting: f"--{setting.replace('_', '-')}" for setting in given}
     argv = [flags[setting] if value is True else f"{flags[setting]}={value}" for setting, value in given.items()]
     return kind.from_arguments(parser.parse_args(argv))
+
+
+MIB = 2**20
+DEFAULT_WORKERS = min(4, os.cpu_count() or 1)
+
+
+def add_serving_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of the HTTP server and its worker pool."""
+    add_listening_arguments(parser)
+    _add_pool_arguments(parser)
+
+
+def add_listening_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of the HTTP server."""
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on; 0.0.0.0 opens it to the network")
+    parser.add_argument("--port", type=_port, default=5000, help="port to listen on; 0 picks a free one")
+    parser.add_argument("--port-file", type=Path, default=None, help="file to write the port to once it listens")
+    _add_limits(parser)
+    parser.add_argument(
+        "--token-env",
+        metavar="NAME",
+        default=None,
+        help="environment variable with the bearer token that requests must bring, such as REMOTE_RM_TOKEN",
+    )
+    parser.add_argument(
+        "--access-log",
+        type=Path,
+        metavar="FILE",
+        default=None,
+        help="file for one JSON line per request; without it they go to stderr",
+    )
+    parser.add_argument(
+        "--log-sample-share",
+        type=_share,
+        default=0.001,
+        help="share of the items that the access log shows whole: prompt, response, label and score",
+    )
+
+
+def _add_limits(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--max-connections",
+        type=positive(int),
+        default=DEFAULT_LIMITS.max_connections,
+        help="open connections from which on another one is refused with 503",
+    )
+    parser.add_argument(
+        "--max-request-items",
+        type=positive(int),
+        default=DEFAULT_LIMITS.max_request_items,
+        help="samples of one request from which on it is refused with 413",
+    )
+    parser.add_argument(
+        "--max-queued-items",
+        type=positive(int),
+        default=DEFAULT_LIMITS.max_queued_items,
+        help="waiting items beyond which requests are refused with 503 and Retry-After",
+    )
+    parser.add_argument(
+        "--max-request-mib",
+        type=positive(float),
+        default=DEFAULT_LIMITS.max_request_bytes / MIB,
+        help="size of a request from which on it is refused with 413",
+    )
+    parser.add_argument(
+        "--max-open-mib",
+        type=positive(float),
+        default=DEFAULT_LIMITS.max_open_bytes / MIB,
+        help="size of all requests that are being read or judged, beyond which one is refused with 503",
+    )
+    parser.add_argument(
+        "--head-timeout-seconds",
+        type=positive(float),
+        default=DEFAULT_LIMITS.head_seconds,
+        help="time for the head of a request, after which it is answered 408 and its connection closed",
+    )
+    parser.add_argument(
+        "--body-timeout-seconds",
+        type=positive(float),
+        default=DEFAULT_LIMITS.body_seconds,
+        help="time for the body of a request, after which it is answered 408 and its connection closed",
+    )
+    parser.add_argument(
+        "--grace-seconds",
+        type=positive(float),
+        default=20.0,
+        help="time to answer what is open when told to stop; what is not answered by then is refused with 503",
+    )
+
+
+def _add_pool_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--workers", type=positive(int), default=DEFAULT_WORKERS, help="judging processes")
+    parser.add_argument(
+        "--item-timeout-seconds",
+        type=positive(float),
+        default=5.0,
+        help="wall time after which one answer counts as wrong and its worker is replaced",
+    )
+    parser.add_argument(
+        "--worker-memory-mib",
+        type=positive(int),
+        default=DEFAULT_LIMITS.worker_memory_bytes // MIB,
+        help="memory of one worker, beyond which an answer counts as wrong",
+    )
+
+
+def parse_flags(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
+    """Return what the flags say, with hyphens or underscores; an unknown one ends the process with code 2.
+
+    Args:
+        argv: None reads `sys.argv`.
+    """
+    args, unknown = parser.parse_known_args(_with_hyphens(sys.argv[1:] if argv is None else argv))
+    if unknown:
+        parser.error(_unknown_flag(unknown[0], parser=parser))
+    return args
+
+
+def _with_hyphens(argv: Sequence[str]) -> list[str]:
+    """The arguments with `--port_file` written `--port-file`: lmm-r1's other commands take both."""
+    parted = [argument.partition("=") for argument in argv]
+    return [
+        f"{name.replace('_', '-') if name.startswith('--') else name}{equals}{value}" for name, equals, value in parted
+    ]
+
+
+def _unknown_flag(argument: str, *, parser: argparse.ArgumentParser) -> str:
+    flag = argument.partition("=")[0]
+    match = difflib.get_close_matches(flag, parser._option_string_actions, n=1)
+    return f"unknown argument {argument}; " + (f"did you mean {match[0]}?" if match else "--help lists the flags")
+
+
+def _port(text: str) -> int:
+    port = int(text)
+    if not 0 <= port <= 65535:
+        raise argparse.ArgumentTypeError(f"{port} is no port: give 0 to 65535")
+    return port
+
+
+def _share(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is no share: give 0 to 1")
+    return value
+
+
+def positive(number: type[int] | type[float]) -> Callable[[str], int | float]:
+    """Return the type of a flag that takes numbers above 0."""
+
+    def parse(text: str) -> int | float:
+        value = number(text)
+        if not 0 < value < float("inf"):
+            raise argparse.ArgumentTypeError(f"{text} is no number above 0")
+        return value
+
+    parse.__name__ = number.__name__
+    return parse
+
+
+def build_parser(name: str, *, prog: str) -> argparse.ArgumentParser:
+    """Return the parser for the verifier called `name`; raises ValueError for an unknown one."""
+    verifier = verifier_class(name)
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        description=f"Serve rewards over HTTP, in OpenRLHF's remote reward protocol: {VERIFIERS[name].purpose}.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        allow_abbrev=False,
+    )
+    verifier.add_arguments(parser)
+    add_serving_arguments(parser)
+    return parser
+
+
+def run(name: str, argv: Sequence[str] | None, *, prog: str) -> None:
+    """Parse the command line and serve until SIGINT or SIGTERM; a bad flag or value ends the process with code 2.
+
+    Raises ValueError for an unknown name.
+
+    Args:
+        argv: the arguments after the verifier's name; None reads `sys.argv`.
+    """
+    parser = build_parser(name, prog=prog)
+    args = parse_flags(parser, argv)
+    try:
+        verifier = verifier_class(name).from_arguments(args)
+    except ValueError as error:
+        parser.error(str(error))
+    # The HTTP stack is imported after parsing, so that --help and a bad flag answer at once.
+    from remote_rm.service.server import ServingOptions, serve
+
+    serve(verifier, options=ServingOptions.from_arguments(args))

@@ -3,19 +3,16 @@
 A file of one's own: `reward_func = reward_func_of(get_verifier("exact", ignore_case=True))`.
 """
 
-import logging
 import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from remote_rm.answers.response import find_response
+from remote_rm.answers.extraction import find_response
 from remote_rm.registry import get_verifier
-from remote_rm.verifier import AskingVerifier, Item, Score, Verifier, extra_logs_of
+from remote_rm.verifier import AskingVerifier, Item, Score, Verifier, extra_logs_of, quick_score
 
 if TYPE_CHECKING:
     from remote_rm.service.pool import BlockingPool
-
-logger = logging.getLogger(__name__)
 
 RewardFunction = Callable[..., dict[str, Any]]
 
@@ -101,7 +98,7 @@ class _Judge:
                 raise ValueError(f"labels[{index}]: {error}") from error
         # For a verifier that asks others, this is only the rule's score.
         asks = isinstance(verifier, AskingVerifier)
-        quick = [None if asks else self._quick_score(verifier, item) for item in items]
+        quick = [None if asks else quick_score(verifier, item) for item in items]
         open_items = [item for item, score in zip(items, quick, strict=True) if score is None]
         slow = iter(self._running_pool(verifier).judge(open_items) if open_items else ())
         return [next(slow) if score is None else score for score in quick]
@@ -112,14 +109,6 @@ class _Judge:
             if self._verifier is None:
                 self._verifier = get_verifier(self._given) if isinstance(self._given, str) else self._given
             return self._verifier
-
-    def _quick_score(self, verifier: Verifier, item: Item) -> Score | None:
-        try:
-            return verifier.quick_score(item)
-        except Exception:
-            # The text comes from a model: whatever a rule makes of it, a worker has another go at it.
-            logger.exception("quick_score raised for label %r", item.label[:100])
-            return None
 
     def _running_pool(self, verifier: Verifier) -> "BlockingPool":
         # The pool's own dependencies are imported only by verifiers that have slow items.

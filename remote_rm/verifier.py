@@ -1,14 +1,17 @@
-"""What a verifier is: the item it judges, the score it gives, and the four methods the service calls."""
+"""Verifiers and judges: the item that is judged, its score, and the methods and limits of both."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from math import ceil
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
-    from remote_rm.service.judge import PooledJudge, ServiceLimits
     from remote_rm.service.pool import VerifierPool
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +24,11 @@ class Item:
     image_scales: Sequence[Sequence[float]] = ()
     """For each image, the factors (x, y) that turn coordinates which the model writes into pixels of the stored image.
     Empty if they are not known."""
+
+    @property
+    def excerpt(self) -> str:
+        """The item in a line of a log."""
+        return f"label {self.label[:100]!r}, response ending in {self.response[-200:]!r}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +79,16 @@ class Verifier(Protocol):
         """The score of an item whose `score` was killed or raised; must be quick and must not raise."""
 
 
+def quick_score(verifier: Verifier, item: Item) -> Score | None:
+    """Return the verifier's quick score; None if it has none or raises."""
+    try:
+        return verifier.quick_score(item)
+    except Exception:
+        # The text comes from a model: whatever a rule makes of it, a worker tries again.
+        logger.exception("quick_score raised for %s", item.excerpt)
+        return None
+
+
 @runtime_checkable
 class AskingVerifier(Verifier, Protocol):
     """A verifier that waits for others over a network: no worker process and no `score` may wait so long.
@@ -83,3 +101,142 @@ class AskingVerifier(Verifier, Protocol):
 
     async def check_ready(self) -> None:
         """Raise NotReady if the judge cannot be asked, before anything is started."""
+
+
+MAX_RETRY_AFTER_SECONDS = 60
+STOPPING = "the server is stopping; ask another one, or this one when it is back"
+
+
+@dataclass(kw_only=True)
+class JudgeCounts:
+    """What has been judged since the start."""
+
+    items: int = 0
+    quick: int = 0
+    """Decided in the server process."""
+    worker: int = 0
+    """Decided by a worker."""
+    timed_out: int = 0
+    failed: int = 0
+    """Items whose verifier raised, or whose worker died of them, or that a model could not score."""
+    lost_workers: int = 0
+    """Workers killed from outside; their items were judged again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceLimits:
+    """What the service accepts, and what one of its workers may use.
+
+    The server's flags have the same defaults.
+    """
+
+    max_connections: int = 4096
+    """A further connection is answered 503 and closed: 64 ranks with 64 connections each still find room at one server."""
+    max_request_items: int = 10_000
+    """A request with more is refused with 413."""
+    max_queued_items: int = 10_000
+    """A request that would make more items wait is refused with 503, unless no item is waiting."""
+    max_request_bytes: int = 64 * 2**20
+    """A larger body is refused with 413."""
+    max_open_bytes: int = 2**30
+    """Bodies of all open requests together; a request beyond is refused with 503."""
+    head_seconds: float = 10.0
+    """From the first byte of a request (of a connection, from its start) to the end of its head; then 408."""
+    body_seconds: float = 60.0
+    """From the head of a request to the end of its body; then 408."""
+    worker_memory_bytes: int = 2**30
+    """Address space: an expression that outgrows it fails with a MemoryError instead of filling the machine."""
+
+    def __post_init__(self) -> None:
+        """Raise a ValueError unless every count is at least 1 and every time is above 0."""
+        for name, value in vars(self).items():
+            if isinstance(value, int) and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+            if value <= 0:
+                raise ValueError(f"{name} must be above 0, got {value}")
+
+
+DEFAULT_LIMITS = ServiceLimits()
+
+
+class PoolUnavailable(RuntimeError):
+    """No more items can be taken on now."""
+
+    def __init__(self, reason: str, *, retry_after_seconds: int) -> None:
+        super().__init__(reason)
+        self.retry_after_seconds = retry_after_seconds
+
+
+def check_room(
+    *,
+    waiting: int,
+    more: int,
+    max_queued_items: int,
+    retry_after_seconds: float,
+    what: str = "items wait to be judged",
+) -> None:
+    """Raise PoolUnavailable if `more` items would make too many wait.
+
+    Where none waits, a request is taken on whole: one larger than the queue would else be refused for ever.
+    """
+    if waiting and waiting + more > max_queued_items:
+        raise PoolUnavailable(
+            f"{waiting} {what}, and the limit is {max_queued_items}; try again later",
+            retry_after_seconds=min(max(1, ceil(retry_after_seconds)), MAX_RETRY_AFTER_SECONDS),
+        )
+
+
+class NotReady(RuntimeError):
+    """A judge cannot start, for a reason that the user can fix; the message says what to do."""
+
+
+class UnusableItem(ValueError):
+    """An item that cannot be judged, by the fault of whoever sent it; the message names its place in the request."""
+
+
+class Judge(Protocol):
+    """Judges the items of requests, which are dataclasses of whatever kind it takes.
+
+    Belongs to the event loop that `start` ran in.
+    """
+
+    counts: JudgeCounts
+
+    @property
+    def name(self) -> str:
+        """What `GET /health` calls it."""
+
+    @property
+    def waiting(self) -> int:
+        """How many items wait."""
+
+    @property
+    def busy(self) -> int:
+        """How many items are being judged."""
+
+    @property
+    def workers(self) -> int:
+        """How many items, or batches of them, can be judged at a time."""
+
+    async def start(self) -> None:
+        """Get ready for items; raises a RuntimeError if that fails."""
+
+    def refuse(self) -> None:
+        """Refuse new items from now on: `judge` raises PoolUnavailable, also for items in progress."""
+
+    async def stop(self) -> None:
+        """Drop items in progress and free all resources."""
+
+    async def judge(self, items: Sequence[Any]) -> list[Score]:
+        """Return one score per item, in their order; raises PoolUnavailable or UnusableItem.
+
+        Cancelled, it frees what the items hold: those that wait, and the workers of those that are being judged.
+        """
+
+
+class PooledJudge(Judge, Protocol):
+    """A judge with worker processes."""
+
+    @property
+    def worker_pids(self) -> list[int]:
+        """The process ids of the workers."""

@@ -1,23 +1,100 @@
 """Judges answers by how many of the people who were asked gave them: the VQA accuracy (Antol et al. 2015).
 
 python -m remote_rm.vqa_verifier --port 5000
-python -m remote_rm.vqa_verifier --accuracy-weight 0.5 --soft-weight 0.5
-"""
+python -m remote_rm.vqa_verifier --accuracy-weight 0.5 --soft-weight 0.5"""
 
-import argparse
+from __future__ import annotations
+
+import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import fmean
 from typing import ClassVar
 
-from typing_extensions import Self
-
-from remote_rm import verifier_command
-from remote_rm.answer_verifier import Grade, GradedVerifier, Weights, finite_number
-from remote_rm.answers.gold import listed_golds
-from remote_rm.answers.vqa import ENOUGH_PEOPLE, normalize_answer, similarity, vqa_accuracy
+from remote_rm import registry
+from remote_rm.answer_verifier import Grade, GradedVerifier, finite_number, setting
+from remote_rm.answers.accuracy import listed_golds
+from remote_rm.edit_distance_verifier import similarity
 from remote_rm.reward_function import reward_func_of
+
+PEOPLE = 10
+"""So many answers have the questions of VQA; the mean over every nine of them is taken."""
+ENOUGH_PEOPLE = 3
+"""An answer that so many people gave is fully right."""
+
+_ARTICLES = frozenset(("a", "an", "the"))
+_NUMBERS = {
+    "none": "0",
+    "zero": "0",
+    "one": "1",
+    "two": "2",
+    "three": "3",
+    "four": "4",
+    "five": "5",
+    "six": "6",
+    "seven": "7",
+    "eight": "8",
+    "nine": "9",
+    "ten": "10",
+}
+_PUNCTUATION = ';/[]"{}()=+\\_-><@`,?!'
+_DIGIT_GROUPS = re.compile(r"\d,\d")
+_PERIOD = re.compile(r"\.(?!\d)")
+_CONTRACTED = """
+    ain't aren't can't could've couldn't couldn't've didn't doesn't don't hadn't hadn't've hasn't haven't he'd he'd've he's
+    how'd how'll how's isn't it'd it'd've it'll ma'am mightn't mightn't've might've mustn't must've needn't not've o'clock
+    oughtn't 'ow's'at shan't she'd've should've shouldn't shouldn't've somebody'd somebody'd've somebody'll somebody's
+    someone'd someone'd've someone'll someone's something'd something'd've something'll that's there'd there'd've there're
+    there's they'd they'd've they'll they're they've 'twas wasn't we'd've we've weren't what'll what're what's what've when's
+    where'd where's where've who'd who'd've who'll who's who've why'll why're why's won't would've wouldn't wouldn't've
+    y'all y'all'll y'all'd've you'd you'd've you'll you're you've
+""".split()
+_APOSTROPHE_LEFT_OUT = {
+    word[:place] + word[place + 1 :]: word
+    for word in _CONTRACTED
+    for place, character in enumerate(word)
+    if character == "'"
+}
+
+
+def normalize_answer(text: str) -> str:
+    """Return an answer as the evaluation of VQA spells it: `Two dogs, isnt it?` → `2 dogs isn't it`.
+
+    Lower case, no punctuation, no articles, digits for the words up to ten, contractions with their apostrophe. An answer
+    of articles alone (the letter `A`) keeps them, which the script would make the same as no answer.
+    """
+    words = _without_punctuation(text.replace("\n", " ").replace("\t", " ").strip()).lower().split()
+    words = [_NUMBERS.get(word, word) for word in words]
+    kept = [word for word in words if word not in _ARTICLES] or words
+    return " ".join(_APOSTROPHE_LEFT_OUT.get(word, word) for word in kept)
+
+
+def vqa_accuracy(answer: str, golds: Sequence[str]) -> float:
+    """Return min(1, people / 3) of the people who gave the answer, each side normalised.
+
+    Of ten answers, the mean over every nine of them: 0.3, 0.6, 0.9 and 1.0 for one to four people. Where fewer than three
+    people answered, all of them are enough.
+    """
+    people = sum(gold == answer for gold in golds) if answer else 0
+    if len(golds) != PEOPLE:
+        return min(1.0, people / min(ENOUGH_PEOPLE, len(golds))) if golds else 0.0
+    others = [people - (gold == answer) for gold in golds]
+    return fmean(min(1.0, other / ENOUGH_PEOPLE) for other in others) if people else 0.0
+
+
+def _without_punctuation(text: str) -> str:
+    """A mark that stands beside a space anywhere is left out everywhere, and so is each in a text with `1,000`; others
+    become spaces. A period stays in front of a digit only.
+    """
+    has_digit_groups = _DIGIT_GROUPS.search(text) is not None
+    spaced = text
+    for mark in _PUNCTUATION:
+        is_left_out = has_digit_groups or f"{mark} " in text or f" {mark}" in text
+        spaced = spaced.replace(mark, "" if is_left_out else " ")
+    return _PERIOD.sub("", spaced)
+
 
 MAX_ANSWER_CHARS = 1000
 """A longer answer is wrong."""
@@ -40,7 +117,11 @@ class VqaVerifier(GradedVerifier):
     name: ClassVar[str] = "vqa"
     measures: ClassVar[tuple[str, ...]] = ("vqa", "soft")
 
-    soft_weight: float = 0.0
+    soft_weight: float = setting(
+        0.0,
+        type=finite_number,
+        help="reward for likeness: the mean of the three highest 1 - normalised edit distance to a person's answer",
+    )
 
     @property
     def measure_weights(self) -> tuple[float, ...]:
@@ -70,23 +151,6 @@ class VqaVerifier(GradedVerifier):
         golds = Counter(filter(None, _golds(label)))
         return golds.most_common(1)[0][0] if golds else label
 
-    @classmethod
-    def add_arguments(cls, parser: argparse.ArgumentParser) -> None:
-        """Add the flags of the weights."""
-        super().add_arguments(parser)
-        parser.add_argument(
-            "--soft-weight",
-            type=finite_number,
-            default=cls.soft_weight,
-            help="reward for likeness: the mean of the three highest 1 - normalised edit distance to a person's answer",
-        )
-
-    @classmethod
-    def from_arguments(cls, args: argparse.Namespace) -> Self:
-        """Return the verifier that the flags of `add_arguments` describe."""
-        weights = Weights(accuracy=args.accuracy_weight, format=args.format_weight)
-        return cls(weights=weights, soft_weight=args.soft_weight)
-
 
 @lru_cache(maxsize=4096)
 def _golds(label: str) -> tuple[str, ...]:
@@ -99,4 +163,4 @@ VERIFIER = VqaVerifier
 reward_func = reward_func_of("vqa")
 
 if __name__ == "__main__":
-    verifier_command.run("vqa", None, prog="python -m remote_rm.vqa_verifier")
+    registry.run("vqa", None, prog="python -m remote_rm.vqa_verifier")

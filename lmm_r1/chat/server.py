@@ -24,8 +24,8 @@ from lmm_r1.data.messages import Row
 from lmm_r1.data.sent_prompt import MediaAccess
 from lmm_r1.errors import UserError
 from lmm_r1.generation.engine import Outcome, SamplingSettings
-from remote_rm.service.judge import STOPPING, PoolUnavailable, ServiceLimits, check_room
 from remote_rm.service.middleware import RequestRecord, Sampler, guard, log_request
+from remote_rm.verifier import STOPPING, PoolUnavailable, ServiceLimits, check_room
 
 logger = logging.getLogger(__name__)
 

@@ -86,9 +86,9 @@ def _words(hint: object) -> Sequence[str] | None:
 
 
 def _of_verifier(name: str) -> Known:
-    from remote_rm import verifier_command
+    from remote_rm.registry import build_parser
 
-    return _of_parser(verifier_command.build_parser(name, prog=name))
+    return _of_parser(build_parser(name, prog=name))
 
 
 def _of_parser(parser: argparse.ArgumentParser) -> Known:

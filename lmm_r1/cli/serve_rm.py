@@ -10,7 +10,7 @@ from lmm_r1.cli.model_server import add_access_arguments, media_access, model_se
 from lmm_r1.config.generation import BatchConfig, StepScores
 from lmm_r1.config.hardware import default_param_dtype
 from lmm_r1.config.preferences import RMDeepSpeedConfig
-from remote_rm.verifier_command import add_listening_arguments, parse_flags, positive
+from remote_rm.registry import add_listening_arguments, parse_flags, positive
 
 if TYPE_CHECKING:
     from lmm_r1.scoring.served_rewards import ServedRewards

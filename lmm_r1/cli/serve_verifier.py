@@ -5,8 +5,7 @@ from collections.abc import Sequence
 
 from lmm_r1.cli import run_command
 from lmm_r1.cli.arguments import user_errors
-from remote_rm import verifier_command
-from remote_rm.registry import VERIFIERS, verifier_class
+from remote_rm.registry import VERIFIERS, run, verifier_class
 
 PROG = "lmm-r1 serve_verifier"
 
@@ -25,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     except ValueError as error:
         _exit(str(error))
     with user_errors(PROG):
-        verifier_command.run(name, arguments[1:], prog=f"{PROG} {name}")
+        run(name, arguments[1:], prog=f"{PROG} {name}")
 
 
 def _exit(sentence: str) -> None:

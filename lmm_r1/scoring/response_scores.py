@@ -14,9 +14,8 @@ from lmm_r1.config.rewards import verifier_from
 from lmm_r1.data.messages import Row, to_json
 from lmm_r1.errors import UserError
 from lmm_r1.scoring.scored_response import StepJudging, not_finite, score_of_steps
-from remote_rm.service.judge import NotReady, ServiceLimits
 from remote_rm.service.pool import BlockingPool
-from remote_rm.verifier import Item, Score
+from remote_rm.verifier import Item, NotReady, Score, ServiceLimits
 
 JUDGE_SECONDS = 5.0
 

@@ -23,9 +23,8 @@ from lmm_r1.scoring.scored_response import not_finite
 from lmm_r1.scoring.served_rewards import RewardItem, ServedRewards
 from remote_rm.protocol import RewardRequest
 from remote_rm.service.app import create_service
-from remote_rm.service.judge import STOPPING, JudgeCounts, PoolUnavailable, ServiceLimits, UnusableItem, check_room
 from remote_rm.service.server import ListeningOptions, serve_app
-from remote_rm.verifier import Score
+from remote_rm.verifier import STOPPING, JudgeCounts, PoolUnavailable, Score, ServiceLimits, UnusableItem, check_room
 
 if TYPE_CHECKING:
     from lmm_r1.lmm_kits import EncodedPrompt

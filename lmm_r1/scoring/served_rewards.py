@@ -11,7 +11,7 @@ from lmm_r1.config.generation import StepScores
 from lmm_r1.data.messages import Row
 from lmm_r1.data.sent_prompt import ending_of
 from lmm_r1.scoring.scored_response import score_of_steps
-from remote_rm.answers.response import find_response
+from remote_rm.answers.extraction import find_response
 from remote_rm.verifier import Score
 
 if TYPE_CHECKING:

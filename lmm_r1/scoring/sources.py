@@ -17,8 +17,7 @@ from lmm_r1.scoring.remote_scorer import RowClient
 from lmm_r1.scoring.response_scores import JUDGE_SECONDS, VerifierJudge
 from lmm_r1.scoring.scored_response import ScoredResponse
 from remote_rm.client import RewardClient
-from remote_rm.service.judge import PoolUnavailable
-from remote_rm.verifier import Item, Score
+from remote_rm.verifier import Item, PoolUnavailable, Score
 
 # Per engine: one answer takes a millisecond, an expression that must be simplified up to a second.
 MOST_WORKERS = 4

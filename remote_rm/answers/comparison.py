@@ -4,22 +4,15 @@ The gold value says how an answer is read: as a choice, a text, a sequence, a re
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from remote_rm.answers.algebra import same_algebra
-from remote_rm.answers.bracketed import (
-    Region,
-    Span,
-    as_vector,
-    is_plain_pair,
-    parse_matrix,
-    parse_region,
-    without_membership,
-)
-from remote_rm.answers.kinds import SEQUENCES, Kind, are_compared
 from remote_rm.answers.normalization import enclosing_delimiters, normalize, split_top_level
 from remote_rm.answers.notation import (
+    SEQUENCES,
+    Kind,
+    are_compared,
     code_of,
     is_choices,
     read_notation,
@@ -32,14 +25,17 @@ from remote_rm.answers.notation import (
 from remote_rm.answers.quantity import parse_quantity, rounded_places, same_quantity
 from remote_rm.answers.reading import (
     TUPLE_ASSIGNMENT,
+    Region,
+    Span,
+    as_vector,
     both_signs,
     elements,
 )
 from remote_rm.answers.reading import gold_sequence as gold_sequence
 from remote_rm.answers.reading import has_relation as has_relation
-from remote_rm.answers.reading import inside_of
+from remote_rm.answers.reading import inside_of, is_plain_pair
 from remote_rm.answers.reading import is_text as is_text
-from remote_rm.answers.reading import kind_of
+from remote_rm.answers.reading import kind_of, parse_matrix, parse_region, without_membership
 from remote_rm.answers.units import split_unit
 
 _CHOICE = re.compile(
@@ -405,3 +401,22 @@ def _as_words(text: str) -> str:
 def is_choice(gold: str) -> bool:
     """Return whether a normalised gold answer is a letter from A to J, with or without the text of its option."""
     return _GOLD_CHOICE.fullmatch(gold) is not None
+
+
+def is_matchable(table: Sequence[Sequence[bool]]) -> bool:
+    """Return whether each row can be given a column of its own where it is true.
+
+    Where what fits is not transitive, taking the first fitting column might be a mistake.
+    """
+    row_of: dict[int, int] = {}
+
+    def find_column(row: int, seen: set[int]) -> bool:
+        for column, fits in enumerate(table[row]):
+            if fits and column not in seen:
+                seen.add(column)
+                if column not in row_of or find_column(row_of[column], seen):
+                    row_of[column] = row
+                    return True
+        return False
+
+    return all(find_column(row, set()) for row in range(len(table)))

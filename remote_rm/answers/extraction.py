@@ -1,4 +1,4 @@
-"""Finds the final answer in a response: the answer block, else the last \boxed{}, else the last stated value.
+"""Finds the final answer in a response: the answer block, else the last oxed{}, else the last stated value.
 
 The thinking is cut off first: what a model wrote while it was thinking is no answer.
 A block that was never closed runs to the end; where the thinking was not closed either, the last answer block ends it.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from remote_rm.answers import lexicon
 from remote_rm.answers.statement import (
@@ -23,6 +24,122 @@ from remote_rm.answers.statement import (
     unit_in_prose,
     words_of,
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatMarkers:
+    """How one family of chat templates opens and closes an assistant turn."""
+
+    opening: str
+    closing: str
+
+
+CHAT_MARKERS = {
+    "chatml": ChatMarkers(opening="<|im_start|>assistant", closing="<|im_end|>"),
+    "phi4": ChatMarkers(opening="<|im_start|>assistant<|im_sep|>", closing="<|im_end|>"),
+    "phi": ChatMarkers(opening="<|assistant|>", closing="<|end|>"),
+    "gemma": ChatMarkers(opening="<start_of_turn>model", closing="<end_of_turn>"),
+    "llama2": ChatMarkers(opening="[/INST]", closing="</s>"),
+    "llama3": ChatMarkers(opening="<|start_header_id|>assistant<|end_header_id|>", closing="<|eot_id|>"),
+    "llama4": ChatMarkers(opening="<|header_start|>assistant<|header_end|>", closing="<|eot|>"),
+}
+
+# End-of-text and padding tokens; a turn's own closing marker is cut before these are looked for.
+TRAILING_TOKENS = (
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<|finetune_right_pad_id|>",
+    "<|finetune_right_pad|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<|eot_id|>",
+    "<|eot|>",
+    "<end_of_turn>",
+    "<|dummy_85|>",
+    "<eos>",
+    "<pad>",
+    "<unk>",
+    "</s>",
+    "<s>",
+    "[PAD]",
+)
+_SPECIAL_TOKEN = re.compile(r"<[^<>\s]{1,60}>|\[[A-Z_]{1,30}\]")
+_WHITE_SPACE = " \t\n\r\f\v"
+
+
+def find_response(query: str, *, prompt: str = "") -> str:
+    """Return the text of the last assistant turn, without markers, end tokens and padding.
+
+    What the prompt opened is the turn, also where the response writes markers of its own. A query without any known
+    marker is plain text: `prompt`, with any number of image tokens in it, is cut off its front, or it is all response.
+    """
+    markers = _markers_of(prompt) or _markers_of(query)
+    if markers is None:
+        return strip_end_tokens(query[end_of_prompt(query, prompt=prompt) :])
+    start = _start_of_turn(query, markers.opening, turn=_opened_by(prompt, markers))
+    if start < 0:
+        return strip_end_tokens(query)
+    return strip_end_tokens(query[start:].split(markers.closing, 1)[0])
+
+
+def strip_end_tokens(text: str) -> str:
+    """Return the text without white space around it and without end tokens and padding after it."""
+    end = len(text.rstrip())
+    while (token := next((token for token in TRAILING_TOKENS if text.endswith(token, 0, end)), None)) is not None:
+        end -= len(token)
+        # Index by index: half a million padding tokens must not copy the text as often.
+        while end > 0 and text[end - 1] in _WHITE_SPACE:
+            end -= 1
+    return text[:end].strip()
+
+
+def _markers_of(text: str) -> ChatMarkers | None:
+    """The family whose assistant marker ends last; of two that end alike, the longer one."""
+    found = [(text.rfind(markers.opening), markers) for markers in CHAT_MARKERS.values()]
+    ends = [(start + len(markers.opening), -start, markers) for start, markers in found if start >= 0]
+    return max(ends, key=lambda end: end[:2])[2] if ends else None
+
+
+def _opened_by(prompt: str, markers: ChatMarkers) -> int:
+    """Which assistant turn, from 1, follows the prompt; 0 where the prompt shows none."""
+    turns = prompt.count(markers.opening)
+    is_closed = markers.closing in prompt[prompt.rfind(markers.opening) :]
+    return turns + 1 if turns and is_closed else turns
+
+
+def _start_of_turn(query: str, opening: str, *, turn: int) -> int:
+    """Where the text of the given assistant turn (from 1) starts; of the last one if there are fewer, or turn is 0.
+
+    A trainer may cut a long prompt from its front, and with it earlier turns.
+    """
+    starts = [match.end() for match in re.finditer(re.escape(opening), query)]
+    if not starts:
+        return -1
+    return starts[turn - 1] if 0 < turn <= len(starts) else starts[-1]
+
+
+def end_of_prompt(query: str, *, prompt: str) -> int:
+    """Where the prompt ends in the query; 0 where the query does not start with it.
+
+    What stands between the special tokens of the prompt is looked for piece by piece, since a trainer's query repeats
+    an image token as often as the image has patches, and may start with padding.
+    """
+    if query.startswith(prompt):
+        return len(prompt)
+    position = 0
+    for piece in _SPECIAL_TOKEN.split(prompt):
+        found = query.find(piece, position)
+        if found < 0 or not _is_special(query[position:found]):
+            return 0
+        position = found + len(piece)
+    while (token := _SPECIAL_TOKEN.match(query, position)) and prompt.endswith(token[0]):
+        position = token.end()
+    return position
+
+
+def _is_special(text: str) -> bool:
+    return not _SPECIAL_TOKEN.sub("", text).strip()
+
 
 MAX_TAIL_CHARS = 2000
 """How much of a response without an answer block and without a box is searched for a stated value, from its end."""

@@ -11,9 +11,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from remote_rm.answers import lexicon
-from remote_rm.answers.kinds import Kind
 from remote_rm.answers.normalization import normalize, without_environments
-from remote_rm.answers.notation import read_notation
+from remote_rm.answers.notation import Kind, read_notation
 from remote_rm.answers.numerals import changes_number, parse_words
 from remote_rm.answers.quantity import parse_number_words, parse_quantity
 from remote_rm.answers.units import NAMES, canonical_unit, conversion, split_unit, unit_behind

@@ -18,12 +18,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 from pydantic import ValidationError
 
-from remote_rm.answers.response import find_response
+from remote_rm.answers.extraction import find_response
 from remote_rm.protocol import Health, Refusal, RewardReply, RewardRequest
-from remote_rm.service.judge import DEFAULT_LIMITS, Judge, ServiceLimits, UnusableItem
 from remote_rm.service.middleware import RequestRecord, Sampler, guard, log_request, refusal
 from remote_rm.service.pool import judge_of
-from remote_rm.verifier import Item, Score, Verifier, extra_logs_of
+from remote_rm.verifier import DEFAULT_LIMITS, Item, Judge, Score, ServiceLimits, UnusableItem, Verifier, extra_logs_of
 
 INLINE_BYTES = 64 * 2**10
 """Up to so much is read without changing threads, which would take longer than the reading."""

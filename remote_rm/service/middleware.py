@@ -23,7 +23,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from remote_rm.service.judge import STOPPING, PoolUnavailable, ServiceLimits
+from remote_rm.verifier import STOPPING, PoolUnavailable, ServiceLimits
 
 
 class Cutoff:

@@ -12,17 +12,21 @@ from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
-from remote_rm.service.judge import (
+from remote_rm.service.worker import VerifierFailed, WorkerLimits, WorkerLost, WorkerProcess, start_context
+from remote_rm.verifier import (
     DEFAULT_LIMITS,
     STOPPING,
+    AskingVerifier,
+    Item,
     JudgeCounts,
     PooledJudge,
     PoolUnavailable,
+    Score,
     ServiceLimits,
+    Verifier,
     check_room,
+    quick_score,
 )
-from remote_rm.service.worker import VerifierFailed, WorkerLimits, WorkerLost, WorkerProcess, start_context
-from remote_rm.verifier import AskingVerifier, Item, Score, Verifier
 
 T = TypeVar("T")
 
@@ -248,14 +252,7 @@ class VerifierPool:
         return scores
 
     def _quick_score(self, item: Item) -> Score | None:
-        if len(item.response) > QUICK_CHARS:
-            return None
-        try:
-            return self._verifier.quick_score(item)
-        except Exception:
-            # The text comes from a model: whatever a rule makes of it, the worker has another go at it.
-            logger.exception("quick_score raised for %s", _excerpt(item))
-            return None
+        return None if len(item.response) > QUICK_CHARS else quick_score(self._verifier, item)
 
     def _check_room(self, more: int) -> None:
         if not self._is_running:
@@ -337,7 +334,7 @@ class VerifierPool:
         except TimeoutError:
             self._end(worker)
             self.counts.timed_out += 1
-            logger.warning("no verdict within %g s: %s", self._item_timeout_seconds, _excerpt(job.item))
+            logger.warning("no verdict within %g s: %s", self._item_timeout_seconds, job.item.excerpt)
             return replace(self._verifier.failed_score(job.item), timed_out=True)
         except VerifierFailed as error:
             self._release(worker)
@@ -419,12 +416,8 @@ class VerifierPool:
 
     def _failed(self, job: _Job, error: Exception) -> Score:
         self.counts.failed += 1
-        logger.warning("the verifier failed with %s: %s", error, _excerpt(job.item))
+        logger.warning("the verifier failed with %s: %s", error, job.item.excerpt)
         return self._verifier.failed_score(job.item)
-
-
-def _excerpt(item: Item) -> str:
-    return f"label {item.label[:100]!r}, response ending in {item.response[-200:]!r}"
 
 
 def judge_of(verifier: Verifier, *, workers: int, item_timeout_seconds: float, limits: ServiceLimits) -> PooledJudge:

@@ -23,11 +23,10 @@ import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
+from remote_rm.registry import MIB
 from remote_rm.service.app import create_app
-from remote_rm.service.judge import DEFAULT_LIMITS, NotReady, ServiceLimits
 from remote_rm.service.middleware import open_access_log
-from remote_rm.verifier import AskingVerifier, Verifier
-from remote_rm.verifier_command import MIB
+from remote_rm.verifier import DEFAULT_LIMITS, AskingVerifier, NotReady, ServiceLimits, Verifier
 
 logger = logging.getLogger(__name__)
 
@@ -172,7 +171,7 @@ REWARD_SERVER = Announced(name="reward server", path="/get_reward")
 
 @dataclass(frozen=True, kw_only=True)
 class ListeningOptions:
-    """Where a service listens and what it accepts; the defaults are those of the flags in `verifier_command`."""
+    """Where a service listens and what it accepts; the defaults are those of the flags in `registry`."""
 
     host: str
     port: int

@@ -4,7 +4,7 @@ The first use of each kind of function in sympy and the LaTeX grammar takes up t
 items of every worker.
 """
 
-from remote_rm.answers.expression import same_expression
+from remote_rm.answers.algebra import same_expression
 
 same_expression(r"\sqrt{8}+x", r"x+2\sqrt{2}")
 same_expression(r"\frac{x^2-1}{x-1}", "x+1")

@@ -65,7 +65,7 @@ import sys
 sys.path.insert(0, {folder!r})
 from unruly_verifier import UnrulyVerifier
 from remote_rm.service.server import ServingOptions, serve
-from remote_rm.verifier_command import add_serving_arguments
+from remote_rm.registry import add_serving_arguments
 import argparse
 parser = argparse.ArgumentParser()
 add_serving_arguments(parser)

@@ -16,9 +16,8 @@ import psutil
 import pytest
 from helpers.reward_servers import UNRULY_VERIFIER, running, unruly_command
 
-from remote_rm.service.judge import ServiceLimits
 from remote_rm.service.pool import QUICK_CHARS, PoolUnavailable, VerifierPool
-from remote_rm.verifier import Item, Verifier
+from remote_rm.verifier import Item, ServiceLimits, Verifier
 
 pytestmark = pytest.mark.integration
 

@@ -17,7 +17,7 @@ from lmm_r1.data.messages import Row
 from lmm_r1.data.sample import Completion
 from lmm_r1.data.sent_prompt import MediaAccess
 from lmm_r1.generation.engine import Outcome, SamplingSettings
-from remote_rm.service.judge import PoolUnavailable, ServiceLimits
+from remote_rm.verifier import PoolUnavailable, ServiceLimits
 
 pytestmark = pytest.mark.unit
 

@@ -1,7 +1,7 @@
 import pytest
 
 from lmm_r1.cli.serve_chat import build_parser, main
-from remote_rm.verifier_command import parse_flags
+from remote_rm.registry import parse_flags
 
 pytestmark = pytest.mark.unit
 

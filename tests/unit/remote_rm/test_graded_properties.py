@@ -6,12 +6,11 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from remote_rm.answers.boxes import Box, iou
-from remote_rm.answers.vqa import edit_distance, normalize_answer, similarity
-from remote_rm.box_verifier import BoxVerifier
-from remote_rm.edit_distance_verifier import EditDistanceVerifier
+from remote_rm.box_verifier import Box, BoxVerifier, iou
+from remote_rm.edit_distance_verifier import EditDistanceVerifier, edit_distance, similarity
 from remote_rm.registry import get_verifier
 from remote_rm.verifier import Item, Score
+from remote_rm.vqa_verifier import normalize_answer
 
 pytestmark = pytest.mark.unit
 generated = settings(max_examples=150, deadline=None, derandomize=True, database=None)

@@ -28,8 +28,8 @@ from lmm_r1.scoring.reward_model import EncodedSample, RewardModel
 from lmm_r1.scoring.scored_response import StepJudging
 from lmm_r1.scoring.served_rewards import ResponseRewards, RewardItem
 from remote_rm.protocol import RewardRequest
-from remote_rm.service.judge import PoolUnavailable, ServiceLimits, UnusableItem
 from remote_rm.service.middleware import Abandonment
+from remote_rm.verifier import PoolUnavailable, ServiceLimits, UnusableItem
 
 pytestmark = pytest.mark.unit
 TEXT = row(message("user", "What is 12 + 34?"), answer="")

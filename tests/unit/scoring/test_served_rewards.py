@@ -28,7 +28,7 @@ from lmm_r1.scoring.reward_judge import create_app
 from lmm_r1.scoring.reward_model import ProcessRewardModel
 from lmm_r1.scoring.scored_response import StepJudging, not_finite
 from lmm_r1.scoring.served_rewards import StepRewards
-from remote_rm.service.judge import ServiceLimits
+from remote_rm.verifier import ServiceLimits
 
 pytestmark = pytest.mark.unit
 

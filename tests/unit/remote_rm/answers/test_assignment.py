@@ -2,7 +2,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remote_rm.answers.boxes import best_pairs, is_matchable
+from remote_rm.answers.comparison import is_matchable
+from remote_rm.box_verifier import best_pairs
 
 pytestmark = pytest.mark.unit
 generated = settings(max_examples=150, deadline=None, derandomize=True, database=None)

@@ -3,7 +3,7 @@ import time
 import pytest
 from helpers.tables import frozen, table
 
-from remote_rm.answers.boxes import Box, boxes_in, iou, same_class
+from remote_rm.box_verifier import Box, boxes_in, iou, same_class
 
 pytestmark = pytest.mark.unit
 

@@ -5,7 +5,7 @@ from helpers.tables import table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remote_rm.answers.vqa import edit_distance, similarity
+from remote_rm.edit_distance_verifier import edit_distance, similarity
 
 pytestmark = pytest.mark.unit
 generated = settings(max_examples=200, deadline=None, derandomize=True, database=None)

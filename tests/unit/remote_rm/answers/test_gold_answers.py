@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 from helpers.tables import table
 
-from remote_rm.answers.accuracy import matches, quick_match
+from remote_rm.answers.accuracy import is_gradable, listed_golds, matches, quick_match
 from remote_rm.answers.extraction import final_answer
-from remote_rm.answers.gold import is_gradable, listed_golds
 from remote_rm.answers.normalization import normalize
 
 pytestmark = pytest.mark.unit

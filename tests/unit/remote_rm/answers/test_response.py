@@ -3,7 +3,7 @@ import time
 import pytest
 from helpers.tables import table
 
-from remote_rm.answers.response import find_response
+from remote_rm.answers.extraction import find_response
 
 pytestmark = pytest.mark.unit
 

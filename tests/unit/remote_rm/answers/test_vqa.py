@@ -1,7 +1,7 @@
 import pytest
 from helpers.tables import table
 
-from remote_rm.answers.vqa import normalize_answer, vqa_accuracy
+from remote_rm.vqa_verifier import normalize_answer, vqa_accuracy
 
 pytestmark = pytest.mark.unit
 

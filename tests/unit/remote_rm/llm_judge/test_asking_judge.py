@@ -14,13 +14,12 @@ from aiohttp import web
 from helpers.judge_server import Answer, Asked, JudgeServer, asked_of, completion, failure, fair
 
 from remote_rm.llm_judge import asker as asker_module
-from remote_rm.llm_judge.asking_judge import AskingJudge
+from remote_rm.llm_judge.asker import AskingJudge
 from remote_rm.llm_judge.endpoint import DISAGREEMENTS, Budget, Ledger, Spending
 from remote_rm.llm_judge_verifier import LlmJudge
 from remote_rm.service.app import create_service, items_of
-from remote_rm.service.judge import NotReady, PoolUnavailable, ServiceLimits
 from remote_rm.service.pool import judge_of
-from remote_rm.verifier import Item, Score
+from remote_rm.verifier import Item, NotReady, PoolUnavailable, Score, ServiceLimits
 
 pytestmark = pytest.mark.unit
 

@@ -8,7 +8,7 @@ from fastapi.testclient import TestClient
 
 from remote_rm.math_verifier import MathVerifier
 from remote_rm.service.app import create_app
-from remote_rm.service.judge import ServiceLimits
+from remote_rm.verifier import ServiceLimits
 
 pytestmark = pytest.mark.unit
 

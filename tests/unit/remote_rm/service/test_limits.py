@@ -15,8 +15,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from remote_rm.math_verifier import MathVerifier
 from remote_rm.service.app import create_app
-from remote_rm.service.judge import ServiceLimits
 from remote_rm.service.server import MAX_HEAD_BYTES, guarded_protocol
+from remote_rm.verifier import ServiceLimits
 
 pytestmark = pytest.mark.unit
 
