@@ -3,8 +3,6 @@
 python -m remote_rm.box_verifier --port 5000
 python -m remote_rm.box_verifier --iou-threshold 0.75 --match-labels"""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence

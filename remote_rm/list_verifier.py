@@ -9,12 +9,13 @@ from typing import ClassVar
 
 from remote_rm import registry
 from remote_rm.answer_verifier import AnswerVerifier, setting
-from remote_rm.answers import accuracy, lexicon
+from remote_rm.answers import accuracy
 from remote_rm.answers.accuracy import is_gradable
 from remote_rm.answers.comparison import is_matchable
+from remote_rm.answers.lexer import Token, introductions
 from remote_rm.answers.normalization import enclosing_delimiters, normalize
 from remote_rm.answers.reading import elements
-from remote_rm.answers.statement import BULLET, is_prose, read
+from remote_rm.answers.statement import is_prose, read
 from remote_rm.reward_function import reward_func_of
 
 MAX_CHARS = 1000
@@ -33,7 +34,7 @@ def items_of(text: str) -> list[str]:
 
     `[1, 3, 5]`, `1; 3; 5`, `1, 3 and 5`, `1 3 5` → `1`, `3`, `5`. A comma always separates, in `1,234` too.
     """
-    lines = [BULLET.sub("", line, count=1).strip().rstrip(",;") for line in text.splitlines() if line.strip()]
+    lines = [Token.BULLET.sub("", line, count=1).strip().rstrip(",;") for line in text.splitlines() if line.strip()]
     inside = _unwrapped(normalize(", ".join(lines) if len(lines) > 1 else text.strip()))
     return [normalize(item) for item in elements(inside)]
 
@@ -65,7 +66,7 @@ def _compared(
         return False
     gold = items_of(label)
     # A sentence may be a list of phrases, unless it introduces its answer, or state the list in its last clause.
-    readings = [] if lexicon.introductions(answer) else [answer]
+    readings = [] if introductions(answer) else [answer]
     readings += [read(answer).value] if is_prose(answer) else []
     candidates = [items for items in map(items_of, readings) if len(items) == len(gold) and all(items)]
     if not any("," in item for item in gold):

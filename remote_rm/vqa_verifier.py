@@ -3,8 +3,6 @@
 python -m remote_rm.vqa_verifier --port 5000
 python -m remote_rm.vqa_verifier --accuracy-weight 0.5 --soft-weight 0.5"""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Sequence

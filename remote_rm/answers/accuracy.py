@@ -22,11 +22,12 @@ from remote_rm.answers.comparison import (
     refuse,
     work_out,
 )
+from remote_rm.answers.lexer import Token
 from remote_rm.answers.normalization import normalize
 from remote_rm.answers.notation import Kind
 from remote_rm.answers.quantity import parse_quantity, same_quantity
 from remote_rm.answers.reading import kind_of
-from remote_rm.answers.statement import POLAR_START, clause_of, is_prose, read, without_remark
+from remote_rm.answers.statement import clause_of, is_prose, read, without_remark
 from remote_rm.answers.units import CURRENCIES, NAMES, SIZES, split_unit
 
 _ESCAPED = re.compile(r"\\[{}\\$%#&_]")
@@ -244,7 +245,7 @@ def _match(answer: str, label: str, rules: Rules) -> bool | None:
     if (
         (sides := whole.split("="))
         and len(sides) == 2
-        and all(POLAR_START.fullmatch(f"{side.strip()}.") for side in sides)
+        and all(Token.POLAR.fullmatch(f"{side.strip()}.") for side in sides)
     ):
         return False
     if _changes(whole, answer, gold):

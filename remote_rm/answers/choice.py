@@ -5,52 +5,15 @@ import unicodedata
 from dataclasses import dataclass
 from functools import lru_cache
 
-from remote_rm.answers import lexicon
+from remote_rm.answers.lexer import Token, introductions
 from remote_rm.answers.normalization import normalize
 from remote_rm.answers.statement import clause_of
 
 MAX_CHARS = 1000
 """A longer text names no choice."""
 
-_NAMED = r"(?:option|choice|answer|statement|picture|figure|diagram|graph|point|tile|选项|选)\s*"
-_LETTER = re.compile(
-    rf"(?P<named>{_NAMED})?(?:\(\s*(?P<round>[A-J])\s*\)|\[\s*(?P<square>[A-J])\s*\]|(?P<bare>[A-J])(?![A-Za-z0-9_]|['’]))",
-    re.IGNORECASE,
-)
-_MARK = re.compile(r"\s*[.):,;：、，。]\s*|-(?!>)\s*|\s+(?=[\d\\$(]|-\d)|(?=\([^()]*\)$)")
-_CONCLUDED = re.compile(rf"(?:{lexicon.CONSEQUENCE.pattern})(?:{_NAMED})?\(?(?P<letter>[A-J])\)?[.。]?$")
-_JOINED = r"(?:\b(?:or|and|nor|versus|vs)\b|或者|or\s?者|[,;/&|+、和与或\\])"
-_OTHER_JOINED = re.compile(
-    rf"\s*\(?{_JOINED}\s*(?:{_JOINED}\s*)?(?:maybe\s+)?(?:{_NAMED})?\(?[A-J](?![A-Za-z0-9_'])", re.IGNORECASE
-)
-_OTHER_AT_ONCE = re.compile(rf"[\s.:()\[\]-]*(?:{_NAMED})?[(\[]?(?P<letter>[A-J])(?:[^\w\s]|\s*$)")
-_MARKED = re.compile(r"(?<![A-Za-z_])(?:\((?P<round>[A-J])\)|\[(?P<square>[A-J])\]|(?P<marked>[A-J])[.):]\s?(?=\S))")
-_STATED = re.compile(
-    rf"(?:^|{lexicon.LEAD_IN.pattern})[\s*_:：$\\(\"']{{0,8}}(?:{_NAMED})?(?-i:\([A-J]\)|\[[A-J]\]|[A-J](?:\s?[.:]\W|\s?\)|，|,\s+(?:[Ii]t|[Tt]his|[Tt]hat|so|thus|hence|therefore)\b|-[A-Za-z$\\]|\s+(?=-?\d)|\*\*|\s*$|,?\s+(?:because|since|is)\b))",
-    re.IGNORECASE,
-)
-_JOINED_LATER = re.compile(
-    r"(?:[,;/、~&|和与或]|还是|以及|或者|or\s?者|\\+(?:quad|lor|land)?|\b(?:or|and|vs\.?|versus|but|unless|else|otherwise|nor)(?![A-Za-z]))[^A-Za-z0-9]{0,4}"
-    rf"(?:(?:else|maybe|possibly|either)\s+)?(?:{_NAMED})?(?P<last>[A-J])(?![A-Za-z0-9_'’])|(?<!vitamin )(?<!point )(?<!Point )(?<!type )(?<!line )(?<!group )(?<!Figure )(?<!angle )(?<![A-Za-z])(?<=[\s(~])(?P<end>[A-HJ])\)?\W*$"
-)
-_SAID = re.compile(
-    rf"(?<![A-Za-z0-9_])(?:{_NAMED})?\(?(?P<letter>[A-J])\)?(?:[.:]\s.{{0,60}}?)?\s*(?:"
-    r"(?:is|are|must be)\s+(?:(?:also|the|only|most)\s+)*(?P<verdict>correct|right|true|best|answer|wrong|incorrect|false|not)(?![A-Za-z])"
-    r"|(?:选?项)?是?(?P<chinese>正确|对的|错误|错的|不对|不正确))"
-)
-_REASON = re.compile(
-    r"\s*[,，;；]?\s*(?:(?:is|must be)\s+(?:the\s+)?(?:only\s+)?(?:correct|right|best|answer|true)\b|\b(?:because|since|as|for|so|due)\b|因为|由于|正确|是正确|对)"
-)
 _SURE_REASONS = ("is", "must", "because", "since")
 _WRONG = ("wrong", "incorrect", "false", "not", "错误", "错的", "不对", "不正确")
-_OPTION_LINE = re.compile(r"\*{0,2}(?:\([A-J]\)|[A-J][.):])\*{0,2}(?:\s.{1,200})?")
-_OTHERWISE = re.compile(
-    r"[?？]|,\s*no\W*$|吗|其他|别的|不对|错误|错的|不正确|\b(?:ruled out|out of the question|impossible|cannot be|can['’]t be|isn['’]t|or (?:whatever|none|anything|another|something|not)"
-    r"|alternatively|maybe|perhaps|possibly|wrong|incorrect|not right|not correct|not the|unless"
-    r"|(?:so|thus|hence|therefore),?\s+(?:yes|no|true|false))\b",
-    re.IGNORECASE,
-)
-_LETTERS_ONLY = re.compile(r"(?:[\W_]|\b(?:or|and|[a-j])\b)*", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,26 +30,26 @@ def read_choice(text: str) -> Choice | None:
     text = _first_line(text)
     if text.rstrip().endswith(("?", "？")):
         return None
-    if lexicon.introductions(text):
+    if introductions(text):
         text = clause_of(text) or ""
-    text = lexicon.CONTRAST.sub("", _clean(text))
+    text = Token.CONTRAST.sub("", _clean(text))
     led_in = [
         (match.end(), letter)
-        for match in lexicon.introductions(text)
-        if (letter := _LETTER.match(text, _behind(text, match.end()))) is not None
+        for match in introductions(text)
+        if (letter := Token.OPTION.match(text, _behind(text, match.end()))) is not None
     ]
     if len({_letter_of(letter) for _, letter in led_in}) > 1:
         return None
-    if concluded := _CONCLUDED.search(text):
+    if concluded := Token.OPTION_CONCLUDED.search(text):
         return Choice(letter=concluded["letter"], text="")
     said = _by_verdict(text)
     if said is not None and not led_in:
         return Choice(letter=said, text="") if said else None
-    match = led_in[0][1] if led_in else _LETTER.match(text)
+    match = led_in[0][1] if led_in else Token.OPTION.match(text)
     if match is None or (said and said != _letter_of(match)):
         return None
     rest = text[match.end() :]
-    reason = lexicon.COMMENT.search(rest)
+    reason = Token.COMMENT.search(rest)
     if _is_left_open(rest[: reason.start()] if reason else rest, _letter_of(match)):
         return None
     return _choice(match, rest=rest, is_led_in=bool(led_in))
@@ -95,8 +58,8 @@ def read_choice(text: str) -> Choice | None:
 def read_label(text: str) -> Choice | None:
     """Return the choice that a label is, or None: unlike an answer, its text may hold whatever letters it likes."""
     text = _clean(text)
-    match = _LETTER.match(text)
-    if match is None or _OTHER_JOINED.match(text[match.end() :]):
+    match = Token.OPTION.match(text)
+    if match is None or Token.OPTION_JOINED.match(text[match.end() :]):
         return None
     return _choice(match, rest=text[match.end() :], is_led_in=False)
 
@@ -104,17 +67,17 @@ def read_label(text: str) -> Choice | None:
 def names_letter(text: str) -> bool:
     """Return whether the text names options by their letters, one or several."""
     text = _clean(text)
-    return read_choice(text) is not None or _MARKED.search(text) is not None or states_option(text)
+    return read_choice(text) is not None or Token.OPTION_MARKED.search(text) is not None or states_option(text)
 
 
 @lru_cache(maxsize=4096)
 def states_option(text: str) -> bool:
     """Return whether the text answers by the letters of options: it then says nothing else, whatever their texts are."""
     forms = (text, _clean(text))
-    named = any(_STATED.search(form) or len(set(_MARKED.findall(form))) > 1 for form in forms)
+    named = any(Token.OPTION_STATED.search(form) or len(set(Token.OPTION_MARKED.findall(form))) > 1 for form in forms)
     if named or _by_verdict(forms[1]) is not None:
         return True
-    choice = read_choice(text) if lexicon.introductions(text) else None
+    choice = read_choice(text) if introductions(text) else None
     return choice is not None and choice.letter in text
 
 
@@ -124,7 +87,9 @@ def matches(answer: str, label: str) -> bool:
     if gold is None or len(answer) > MAX_CHARS:
         return False
     stated = _clean(answer).casefold()
-    if stated == _clean(label).casefold() or (stated == gold.text.casefold() and not _LETTERS_ONLY.fullmatch(stated)):
+    if stated == _clean(label).casefold() or (
+        stated == gold.text.casefold() and not Token.OPTIONS_ONLY.fullmatch(stated)
+    ):
         return True
     choice = read_choice(answer)
     return choice is not None and choice.letter == gold.letter and not _texts_differ(choice.text, gold.text)
@@ -134,12 +99,10 @@ def _texts_differ(stated: str, gold: str) -> bool:
     """Whether an option's text is another one than the gold's: another number, or words that have none in common."""
     if not stated or not gold:
         return False
-    numbers = [re.findall(r"\d+(?:\.\d+)?", text) for text in (stated, gold)]
+    numbers = [Token.DECIMAL.findall(text) for text in (stated, gold)]
     if any(numbers):
         return not set(numbers[0]) & set(numbers[1])
-    words = [
-        {word.casefold() for word in re.findall(r"[^\W\d_]{2,}|[\u4e00-\u9fff]", text)} for text in (stated, gold)
-    ]
+    words = [{word.casefold() for word in Token.TELLING_WORD.findall(text)} for text in (stated, gold)]
     return all(words) and not words[0] & words[1]
 
 
@@ -150,14 +113,14 @@ def _clean(text: str) -> str:
 def _first_line(text: str) -> str:
     """The first line where it is an option and no other line is: the answer, then the reasons."""
     first, *others = [line for line in text.strip().splitlines() if line.strip()] or [""]
-    is_alone = _OPTION_LINE.fullmatch(first.strip()) and not any(
-        _OPTION_LINE.fullmatch(line.strip()) or len(line.strip()) == 1 for line in others
+    is_alone = Token.OPTION_LINE.fullmatch(first.strip()) and not any(
+        Token.OPTION_LINE.fullmatch(line.strip()) or len(line.strip()) == 1 for line in others
     )
-    return first if is_alone and not any(map(lexicon.introductions, others)) else text
+    return first if is_alone and not any(map(introductions, others)) else text
 
 
 def _behind(text: str, position: int) -> int:
-    filling = lexicon.FILLING.match(text, position)
+    filling = Token.FILLING.match(text, position)
     return filling.end() if filling else position
 
 
@@ -167,26 +130,32 @@ def _letter_of(match: re.Match[str]) -> str:
 
 def _by_verdict(text: str) -> str | None:
     """The letter that is called right; "" where several are or only wrong ones; None where none is called anything."""
-    if re.search(r"\bboth\b", text, re.IGNORECASE):
+    if Token.BOTH.search(text):
         return ""
-    verdicts = [(match["letter"], match["verdict"] or match["chinese"]) for match in _SAID.finditer(text)]
+    verdicts = [
+        (match["letter"], match["verdict"] or match["chinese"]) for match in Token.OPTION_JUDGED.finditer(text)
+    ]
     if not verdicts:
         return None
     wrong = {letter for letter, verdict in verdicts if verdict in _WRONG}
     right = {letter for letter, verdict in verdicts if verdict not in _WRONG} - wrong
     if right:
         return right.pop() if len(right) == 1 else ""
-    first = _LETTER.match(text)
+    first = Token.OPTION.match(text)
     return "" if first is None or _letter_of(first) in wrong else None
 
 
 def _is_left_open(rest: str, letter: str) -> bool:
     """Whether another letter is named behind the first, or what follows takes it back."""
-    if _OTHER_JOINED.match(rest) or _OTHER_AT_ONCE.match(rest):
+    if Token.OPTION_JOINED.match(rest) or Token.OPTION_AT_ONCE.match(rest):
         return True
-    if _OTHERWISE.search(rest):
+    if Token.OPTION_DENIED.search(rest):
         return True
-    others = {other[other.lastgroup or 0] for pattern in (_MARKED, _JOINED_LATER) for other in pattern.finditer(rest)}
+    others = {
+        other[other.lastgroup or 0]
+        for pattern in (Token.OPTION_MARKED, Token.OPTION_LATER)
+        for other in pattern.finditer(rest)
+    }
     return bool(others - {letter})
 
 
@@ -195,11 +164,11 @@ def _choice(match: re.Match[str], *, rest: str, is_led_in: bool) -> Choice | Non
     letter = _letter_of(match)
     if not rest:
         return Choice(letter=letter, text="")
-    if mark := _MARK.match(rest):
+    if mark := Token.OPTION_MARK.match(rest):
         return Choice(letter=letter, text=rest[mark.end() :])
     if match["bare"] is None:
         return Choice(letter=letter, text=rest.strip())
-    reason = _REASON.match(rest)
+    reason = Token.OPTION_REASON.match(rest)
     if reason is None:
         return None
     # "A for effort" and "I for one" are words; "A because ..." is not, nor is "option A for ...".

@@ -10,17 +10,14 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from remote_rm.answers import lexicon
+from remote_rm.answers.lexer import Token, introductions, span_content
 from remote_rm.answers.statement import (
-    MATH_SPAN,
-    NUMBER,
     clause_of,
     in_one_line,
     is_plain,
     is_prose,
     measured,
     read,
-    span_content,
     unit_in_prose,
     words_of,
 )
@@ -160,7 +157,6 @@ TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 _LAYOUT = re.compile(r"\s*<think>.*</think>\s*<answer>.*</answer>\s*", re.DOTALL)
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _SEVERAL = re.compile(r"\b(?:or|and)\b|[,;]\s")
-_OPTION_LINE = re.compile(r"\*{0,2}(?:\([A-J]\)|[A-J][.):])\*{0,2}(?:\s.{1,200})?")
 
 
 def final_answer(response: str) -> str | None:
@@ -273,17 +269,17 @@ def _last_stated_value(text: str) -> str | None:
     """What the end of a text without an answer block and without a box states."""
     # A response ends in its answer: its last lines are looked through first.
     for end in (text[-MAX_END_CHARS:], text) if len(text) > MAX_END_CHARS else (text,):
-        if lexicon.introductions(end):
+        if introductions(end):
             end = in_one_line(end)
-            return _introduced(end, lexicon.introductions(end))
+            return _introduced(end, introductions(end))
     text = in_one_line(text)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if not lines:
         return None
     last = lines[-1]
-    if lexicon.IGNORANCE.search(last):
+    if Token.IGNORANCE.search(last):
         return None
-    if _OPTION_LINE.fullmatch(lines[0]) and not any(map(_OPTION_LINE.fullmatch, lines[1:])):
+    if Token.OPTION_LINE.fullmatch(lines[0]) and not any(map(Token.OPTION_LINE.fullmatch, lines[1:])):
         return lines[0]
     # "42", "B", "yes", "x = 5" are values as they stand; "so 42" and "12 apples" are not.
     if not is_prose(last) and not (words_of(last) and re.search(r"\d|\$", last)):
@@ -304,20 +300,15 @@ def _introduced(text: str, introduced: Sequence[re.Match[str]]) -> str:
 
 def _of_line(line: str, text: str) -> str | None:
     """What the last line states: the value that is read from it, the line where it is words, else the last value of all."""
-    if (
-        lexicon.DENIED.search(line)
-        or lexicon.OPEN.search(line)
-        or lexicon.BOUND.search(line)
-        or lexicon.OR.search(line)
-    ):
+    if Token.DENIED.search(line) or Token.LEFT_OPEN.search(line) or Token.BOUND.search(line) or Token.OR.search(line):
         return line
     stated = read(line)
     if stated.value:
         return stated.value
-    if lexicon.IS.search(line):
+    if Token.VERB.search(line):
         return line
-    found = [(match.end(), span_content(match)) for match in MATH_SPAN.finditer(text)]
-    found += [(match.end(), match.group()) for match in NUMBER.finditer(text)]
+    found = [(match.end(), span_content(match)) for match in Token.FORMULA.finditer(text)]
+    found += [(match.end(), match.group()) for match in Token.NUMBER.finditer(text)]
     if not found:
         return line if len(line.split()) <= MAX_NAME_WORDS or ": " in line else None
     end, value = max(found)

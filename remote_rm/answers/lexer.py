@@ -1,0 +1,327 @@
+r"""Splits texts into typed spans: values, options, and the words that state, deny, bound and leave open, English and Chinese.
+
+The regular expressions for sentences are here only: a new wording is an addition to a row of `Token`.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from functools import lru_cache
+
+_BOUNDED = r"(?:\$|[£€¥]|\\\(|-|about |the |year )?(?:[\d\\]|(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve)\b)"
+_AFTER_VALUE = r"(?=,? (?:when|where|at|for|if|since|because|which|with|by|as|achieved|attained|in total|in all|altogether|because of)\b)"
+_NAMED = r"(?:option|choice|answer|statement|picture|figure|diagram|graph|point|tile|选项|选)\s*"
+_JOINED = r"(?:\b(?:or|and|nor|versus|vs)\b|或者|or\s?者|[,;/&|+、和与或\\])"
+
+
+class Token:
+    """The types of spans, each with the pattern that finds it."""
+
+    # Stands between a subject and what is said of it.
+    VERB = re.compile(
+        r"\b(?:is|are|was|were|be|been|equals?|becomes?|such that|satisfying|namely|gives?|yields?|reads?|says?|shows?|displays?|made of"
+        r"|called|named|(?:signed|written|painted|made|composed|won) by|consists? of|comes? (?:to|out to)|amounts? to|lasts?|takes?|costs?"
+        r"|measures?|weighs?|contains?|has|have|had|takes? place|occurs?|happens?|located)\b"
+        r"|(?:(?<=\bit)|(?<=that)|(?<=here)|(?<=what))['’]s\b(?=\s)|[是为](?!\W*$)|等于|等於|共有|一共|总共|合计|得到|得出|写着|显示",
+        re.IGNORECASE,
+    )
+    # Introduces a final answer.
+    LEAD_IN = re.compile(
+        r"(?<!wrong )(?<!incorrect )(?<!not the )\b(?:answers?(?=:)|answer|option|choice)\b(?:\s?\d)?[\s*_\"')\]]{0,5}(?:(?:(?:should|must|would|will|has to|to) be\b|(?:is|are|was)\b|[:：=])[\s*_]*)+"
+        r"|\bI(?:\s+would|\s+will|['’]ll|['’]d)?\s+(?:choose|chose|pick|picked|select|selected|go with)\b"
+        r"|\b(?:corresponds to|matches)\s+(?=(?:option|choice)\s+\(?[A-J]\b)"
+        r"|\b(?:it|this|that)(?:\s+is|['’]s)\s+(?=[\s*$]{0,4}(?:\\[a-z]+\{)?(?:option |choice )?(?-i:[(\[]?[A-J](?:[)\]]\s*[^\s(),;]{0,12}\W*|\s?\([^\s(),;]{1,12}\)\W*|\.\s\w{1,12}\W*|[\s.*$})]*)$))"
+        r"|####|【答案】|\b(?:it|this) (?:should|must|has to) be\b"
+        r"|(?:答案|选项)[\s*]{0,4}(?:应该|应当|应|就)?(?:[是为选]\s*[:：=]?|[:：=])"
+        r"|(?:故选|应选|选择|(?<![可不别要])选)(?:项|答案)?\s*[:：]?(?=[\s(（\[【$\\*{]{0,6}(?:text|mathrm|boxed)?[{(\s]{0,3}[A-JＡ-Ｊ])"
+        r"|(?:^|[\n。])\s*答\s*[:：]",
+        re.IGNORECASE,
+    )
+    # May stand between the verb and what is said.
+    FILLING = re.compile(
+        r"(?:(?:[\s:：=]|\*\*|__)+|(?:an?|the|exactly|simply|just|only|therefore|thus|hence|then|also|equal to|given by|either)\s+"
+        r"|(?:option|choice|about|approximately|around|roughly)\s+(?=[\d$\\(A-J])|(?:大约|大概|约|选项?)\s*(?=[\d$\\(A-J]))+"
+    )
+    # Denies, or says that nothing is known.
+    DENIED = re.compile(
+        r"\b(?:not|never|cannot|neither|nor|except|unlike|wrong|incorrect|impossible|unsure|unclear|doubt\w*|unlikely|hardly|unknown"
+        r"|anything but|other than|bounded by|far from|ruled? out|exclude[sd]?|opposite|no longer|mistaken?|no way|nobody|no one|none of (?:them|these)|who says|out of the question|false that|differs? from|different from|nowhere near|unequal)\b|n['’]t\b|,\s*no\b\W*$"
+        r"|不是|并非|不可能|不能|不对|不正确|错误|排除|不等于|不应|不选|无法|不确定|未必|绝非|怎么会|不认为|不一定|不会|不要|别选|除了|以外|吗",
+        re.IGNORECASE,
+    )
+    # Denies something else next to a value: `5, not 6`.
+    CONTRAST = re.compile(
+        r"(?:,\s+(?:and\s+|but\s+)?not|[.,]?\s+(?:rather than|instead of|as opposed to))(?:\s+|(?=\())(?!only\b|sure\b|certain\b)[^,;.]{1,40}(?=[,;.]|$)"
+        r"|\bnot\s+[^,;.]{1,40}?,?\s+but\s+(?:rather\s+)?"
+        r"|[，,]?\s*(?:而不是|而非)[^，。,;]{1,30}(?=[，。,;]|$)|[，,]\s*不是[^，。,;]{1,30}(?=[，。,;]|$)",
+        re.IGNORECASE,
+    )
+    # Leaves open whether that is the answer.
+    LEFT_OPEN = re.compile(
+        r"\b(?:maybe|perhaps|candidates?|wonder|one of|possibly|might|could|guess\w*|whether|depends|unless|likely|alternatively|otherwise|or else|if so|if\b.*\belse|for this\b.*\bfor that)\b|(?-i:\bmay\b)(?! \d)|可能|也许|或许|抑或|要么|还是",
+        re.IGNORECASE,
+    )
+    # Joins alternatives.
+    OR = re.compile(r"\bor\b|或者?|还是")
+    # A number that bounds the answer and is not the answer.
+    BOUND = re.compile(
+        r"\b(?:at least|at most|up to|(?:more|less|greater|fewer|other|larger|smaller|bigger|higher|lower|later|earlier|longer|shorter|older"
+        rf"|younger) than|(?<!\d )(?:over|under|above|below|after|before)|since|until|exceed\w*|nearly|almost|divisible by|multiples? of)[\s:]+{_BOUNDED}"
+        r"|\band (?:above|below|over|under|more|up)\b|\bor (?:more|less|fewer|greater|later|earlier|above|below|over|under)\b"
+        r"|(?:超过|至少|至多|最多|大于|小于|不到|多于|少于|不足|不超过|高于|低于)[有是为需要\s]{0,3}[-−£€¥\d一二两三四五六七八九十百$\\]|\d\s*[^\d\s，。,]{0,3}(?:以上|以下|多[个人只])",
+        re.IGNORECASE,
+    )
+    # Begins a sentence that takes back the one before.
+    CORRECTED = re.compile(
+        r"(?:(?:oh|but|no|hmm),?\s+)?(?:actually|wait|no|correction|sorry|on second thoughts?|scratch that|hmm|不对|不，|等等|更正|其实)(?:[\s,:;!.，：。]+|(?<=[，]))",
+        re.IGNORECASE,
+    )
+    # Begins a sentence that names a further answer.
+    ALTERNATIVE = re.compile(
+        r"(?:but\s+)?(?:or|alternatively|maybe|perhaps|possibly|otherwise|also|it (?:could|might|may)|could|might|then again)\b"
+        r"|或者?|但?也?可能|或许|也许|还是|但也",
+        re.IGNORECASE,
+    )
+    # Begins a conclusion within a sentence.
+    CONSEQUENCE = re.compile(
+        r"(?:^|[,;，；。]\s*|\s+(?=therefore|thus|hence))(?:(?:and\s+)?(?:so|thus|hence|therefore|consequently|meaning|which means)\b(?! that\b)|(?:for|giving|making) a total of|(?:that is|i\.e\.|in other words),|所以|因此|因而|故)[\s,，:：]*",
+        re.IGNORECASE,
+    )
+    # Begins a comment on what was said before it.
+    COMMENT = re.compile(
+        r"[,;，；—–]\s*(?:(?:which|because|since|as|in|to the|on the|next to|where|when|with|whose|while|who|though|although|making|and (?:it|this|they|he|she)|at|for|by|but"
+        r"|followed by|due to|according to)\b|因为|由于|其中)|(?:因为|由于)|\s+(?:because|since)\b(?! \d)",
+        re.IGNORECASE,
+    )
+    # Is said of a subject that is itself the answer: `B is the answer`, `Evelyn is the fastest`.
+    VERDICT = re.compile(
+        r"(?:the\s+)?(?:only\s+|most\s+)?(?:correct|right|true|best|accurate|answer|final answer|one|solution|appropriate)"
+        r"(?:\s+(?:answer|one|option|choice|statement|value|result|solution))?(?:\s+(?:here|to\b.*|for\b.*|among\b.*|of\b.*))?[.!]?$"
+        r"|the\s+(?:\w+\s+){0,3}?(?:\w{2,}est|most|least|first|last|winner|only|one)\b.*$"
+        r"|(?:\w{2,}er|more \w+|less \w+) than\b.*$"
+        r"|正确的?(?:答案|选项)?(?:的)?[。！]?$|对的[。！]?$|最\S+[。！]?$",
+        re.IGNORECASE,
+    )
+    # Is said of a number of things without being the answer: `48 tiles are needed`.
+    USED = re.compile(
+        r"(?!undefined)\w{2,}ed|left|there|visible|possible|present|available|remaining|sold|made|won|lost|seen|shown|taken|eaten|given|born|built|drawn"
+        r"|written|known|found|in total|in all|altogether",
+        re.IGNORECASE,
+    )
+    # Says that the writer has no answer.
+    IGNORANCE = re.compile(
+        r"\bI(?:['’]m| am)? (?:do not|don['’]t|cannot|can['’]t|could not|couldn['’]t|not|have no) (?:know|tell|say|determine|see|sure|idea|able)\b|不知道",
+        re.IGNORECASE,
+    )
+    # Begins a sentence by saying when or where: `After 3 hours it has gone 150 km`.
+    ADVERBIAL = re.compile(
+        r"(?:after|before|since|in|on|at|by|from|for|with|over|under|when|if)\s[^,]*?(?:,\s*|\s(?=(?:it|he|she|they|we|there|the)\s))",
+        re.IGNORECASE,
+    )
+    # Makes the number after it another one: `half of 5`.
+    CHANGED_BEFORE = re.compile(
+        r"\b(?:half|thirds?|quarters?|twice|double|triple|times|squared?|cubed?|root|reciprocal|inverse|opposite|negative|minus|factorial"
+        r"|logarithm|multiples?|power)\s+(?:of\s+)?(?:the\s+)?$",
+        re.IGNORECASE,
+    )
+    # Makes the number before it another one, in Chinese.
+    CHANGED_AFTER = re.compile(
+        r"\s*(?:的(?:平方|立方|一半|两倍|[一二三四五六七八九十]倍|倒数|阶乘|相反数)|分之|折|又|除以|乘以?|加上?|减去?|半)"
+    )
+    # Its one group that is not None is the formula without its signs.
+    FORMULA = re.compile(
+        r"\$\$([^$]+)\$\$|(?<!\\)\$([^$\n]+)\$|\\\(([^\n]{1,300}?)\\\)|\\\[(.{1,300}?)\\\]", re.DOTALL
+    )
+    # With its currency, scale, denominator and percent sign.
+    NUMBER = re.compile(
+        r"(?<![A-Za-z0-9_.,/£€¥])(?:(?:\\?\$|[£€¥])\s?)?-?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+)[百千万亿]*(?:/\d+|\s?\\?%|\s?[€£¥元](?!\d))?(?![A-Za-z0-9_/€£]|[.,]\d)"
+    )
+    # `3-5`.
+    NUMBER_RANGE = re.compile(r"(?<![\d.,-])(\d[\d,.]*)\s?[-–~～]\s?(\d[\d,.]*\d|\d)(?![\d-])")
+    # `from 3 to 5`.
+    RANGE_IN_WORDS = re.compile(r"\b(?:from|between)\s+(\S*\d\S*)\s+(?:to|and|until)\s+(\S*\d[^\s.,]*)")
+    # At the end: `2, 3 and 5`.
+    NUMBER_LIST = re.compile(r"\d[\d,.]*(?:(?:,| and|, and) \d[\d,.]*)+$")
+    # The last two numbers of a chain of equations.
+    CHAIN = re.compile(
+        r"(?<![\^_\w\\{.,])\d[\d,]*(?:\.\d+)?\)?(?: ?[A-Za-z]{1,3})?\s*=\s*(\$?-?\d[\d,]*(?:\.\d+)?(?:/\d+)?%?)(?![\w\\^*/+(€£-]|[.,]\d)"
+    )
+    # A number or an expression of numbers.
+    PLAIN_VALUE = re.compile(
+        r"[-+]?(?:[\d.,{}/^ ]|\\d?frac|\\pi|\\sqrt|\\cdot|\\times)*\d(?:[\d.,{}/^ ]|\\d?frac|\\pi|\\sqrt|\\cdot|\\times)*"
+    )
+    # Only digits.
+    BARE_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+    CHINESE_NUMERALS = re.compile(r"[零一二两三四五六七八九十百千万亿]{2,}(?=[^零一二两三四五六七八九十百千万亿]|$)")
+    # `(1, 2)`.
+    POINT = re.compile(r"\([^(),=]{1,20}(?:,[^(),=]{1,20})+\)")
+    # `x = 5`.
+    NAMED_VALUE = re.compile(r"\s*([a-z])\s*=\s*([^\s=]{1,20})\s*")
+    # Yes or no at the start.
+    POLAR = re.compile(
+        r"[\s*\"$~]*(yes|no|true|false|是的?|不是|否|对的?|不对|错误?|正确)[*\"]{0,3}(?:[,.;:!，。；！、]|\s[-–—])",
+        re.IGNORECASE,
+    )
+    NO = re.compile(r"\b(?:no|false)\b(?=\W*$|\s?[,.;!])|否|错误|不对", re.IGNORECASE)
+    YES = re.compile(r"\b(?:yes|true)\b|(?<![^\W\d_])(?:是|对)(?![^\W\d_])", re.IGNORECASE)
+    CHINESE_UNIT = re.compile(r"\s?([\u4e00-\u9fff]{1,4})")
+    # Between a number and its unit.
+    ATTACHED_UNIT = re.compile(r"(?<=\d)(?=(?:[kcdm]?m|[km]?g|m?[Ll]|km/h|m/s|s|h|min|N|J|W|V|A|Hz|Pa)(?![A-Za-z]))")
+    ATTACHED_WORD = re.compile(r" ?([A-Za-zμ][a-zμ]*|[\u4e00-\u9fff]{1,3})[A-Za-zμ]*")
+    # Up to three words after a number.
+    WORDS_AFTER = re.compile(r"(?:[ -][A-Za-z]+){0,3}")
+    # `5 (five)`.
+    IN_FIGURES = re.compile(r"(\S+) \(([A-Za-z][A-Za-z -]*)\)")
+    # A value at the start, before what does not change it.
+    LEADING_VALUE = re.compile(r"(\$[^$]{1,200}\$|\\\([^\n]{1,200}?\\\)|-?\d[\d,]*(?:\.\d+)?)" + _AFTER_VALUE)
+    QUOTED = re.compile(r"[\"“‘「]([^\"“”‘’「」\n]{1,60})[\"”’」][.!]?$")
+    BOLD_AT_END = re.compile(r"\*\*([^*\n]{1,60})\*\*[.!]?$")
+    # Says that what is listed is the answer.
+    SOLUTIONS = re.compile(r"\b(?:solutions?|roots?|zeros?|answers?|values?|factors?|elements?|points?)\b")
+    SENTENCE_END = re.compile(
+        r"(?:(?<!^[A-Z])(?<![^A-Za-z][A-Z])(?<!\b[ap]\.m)(?<!\b(?:Dr|Mr|Ms|St|No|vs|Jr|Sr))(?<!\b(?:Mrs|etc|Fig|e\.g|i\.e)))(?<=[^\s.])\.{1,2}[*_]{0,2}\s+(?=[A-Z(\"'$\\*\d]|(?:or|maybe)\b)"
+        r"|\.\s+(?=(?:Or|It|But|Maybe|Perhaps|Alternatively|Actually|Wait|The|This|So)\b)"
+        r"|(?<=[^\s!?])[!?][*_]{0,2}\s+|[。！？]\s*|\n+",
+    )
+    SENTENCE_WITHIN = re.compile(r"[.。!！]\D")
+    PREPOSITION = re.compile(
+        r"(?:\b(?:of|by|in|on|at|from|to|with|near|behind)\b|\b(?:the|an?)\b)\s+(?:(?:the|an?)\s+)?"
+    )
+    PREPOSITION_OF_TIME = re.compile(r"\b(?:in|on|at|by)\s+(?=\d)")
+    SUBORDINATE = re.compile(r"\b(?:when|if|where|that|which|who|whose|because|since|while|whether)\b[^,;]*$")
+    JOINED_BEFORE = re.compile(r"[,，、;；/|&~\\]|和|与|以及|或者?|\b(?:or|and|vs|versus|but)\b")
+    # `Evelyn wins`.
+    HAS_SUBJECT = re.compile(r"\**([A-Z][a-z]+)\**\s+(?:wins?|won|ran|got|took|does|did|finishe[sd])\b")
+    # How many things a Chinese list has named.
+    KINDS_AFTER = re.compile(r"(?<=[\u4e00-\u9fff])[一二两三四五六七八九十\d]+[种个者]$")
+    # A sentence that denies the one before.
+    TAKEN_BACK = re.compile(
+        r"(?:but )?(?:it|this|that)\s?(?:is|was|'s)?\s?(?:n['’]t|not)\W*$|(?:no|wrong|not)\W*$", re.IGNORECASE
+    )
+    # `1/3, or about 0.33`.
+    ROUNDED = re.compile(
+        r"(?<=\S),?\s+(?:\((?:that is|i\.e\.|about|approximately|≈|=)[^()]*\)"
+        r"|(?:or|which is) (?:about|approximately|roughly) \$?\\?\$?[\d.,]+\\?%?\$?)(?=[.\s*$]*$)"
+    )
+    # `6, 8, 10 (in increasing order)`.
+    REMARK = re.compile(
+        r"\s\((?!.*\bor\b|alternatively|maybe|perhaps|not\b|wrong)[a-z]{2,}(?: [a-z]+){1,8}\)(?=[.\s$*]*$)"
+    )
+    # Between a subject and its verb.
+    ASIDE = re.compile(r",\s[^,]{1,40},\s(?=(?:is|are|was|were|equals?)\b)")
+    TEXT_COMMAND = re.compile(r"\\text\s*\{([^{}]{1,300})\}")
+    # A displayed formula.
+    DISPLAY = re.compile(
+        r"\\\[.{1,1500}?\\\]|\$\$[^$]{1,1500}\$\$|\\begin\{(\w+\*?)\}.{1,1500}?\\end\{\1\}", re.DOTALL
+    )
+    BULLET = re.compile(r"\s*(?:[-*•]|\d{1,2}[.)])\s+(?=\S)")
+    # A bulleted list at the end.
+    BULLETS = re.compile(r"(?:(?:^|\n)[ \t]*(?:[-*•]|\d{1,2}[.)])[ \t]+\S[^\n]*){2,}\s*$")
+    # A line break after an introduction.
+    GAP = re.compile(rf"({LEAD_IN.pattern})[\s*_:：]*\n\s*", re.IGNORECASE)
+    TAG = re.compile(r"</?(?:answer|think)>")
+    WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
+    CHINESE = re.compile(r"[\u4e00-\u9fff]")
+    # A letter at the start, with or without brackets.
+    OPTION = re.compile(
+        rf"(?P<named>{_NAMED})?(?:\(\s*(?P<round>[A-J])\s*\)|\[\s*(?P<square>[A-J])\s*\]|(?P<bare>[A-J])(?![A-Za-z0-9_]|['’]))",
+        re.IGNORECASE,
+    )
+    # Between a letter and the option's text.
+    OPTION_MARK = re.compile(r"\s*[.):,;：、，。]\s*|-(?!>)\s*|\s+(?=[\d\\$(]|-\d)|(?=\([^()]*\)$)")
+    # `..., so B`.
+    OPTION_CONCLUDED = re.compile(rf"(?:{CONSEQUENCE.pattern})(?:{_NAMED})?\(?(?P<letter>[A-J])\)?[.。]?$")
+    # A second letter right after the first: `A or B`.
+    OPTION_JOINED = re.compile(
+        rf"\s*\(?{_JOINED}\s*(?:{_JOINED}\s*)?(?:maybe\s+)?(?:{_NAMED})?\(?[A-J](?![A-Za-z0-9_'])", re.IGNORECASE
+    )
+    # The same without a word between them: `(A) (B)`.
+    OPTION_AT_ONCE = re.compile(rf"[\s.:()\[\]-]*(?:{_NAMED})?[(\[]?(?P<letter>[A-J])(?:[^\w\s]|\s*$)")
+    # A letter with a mark, anywhere.
+    OPTION_MARKED = re.compile(
+        r"(?<![A-Za-z_])(?:\((?P<round>[A-J])\)|\[(?P<square>[A-J])\]|(?P<marked>[A-J])[.):]\s?(?=\S))"
+    )
+    # A letter that the text answers by.
+    OPTION_STATED = re.compile(
+        rf"(?:^|{LEAD_IN.pattern})[\s*_:：$\\(\"']{{0,8}}(?:{_NAMED})?(?-i:\([A-J]\)|\[[A-J]\]|[A-J](?:\s?[.:]\W|\s?\)|，|,\s+(?:[Ii]t|[Tt]his|[Tt]hat|so|thus|hence|therefore)\b|-[A-Za-z$\\]|\s+(?=-?\d)|\*\*|\s*$|,?\s+(?:because|since|is)\b))",
+        re.IGNORECASE,
+    )
+    # A further letter, joined or at the end.
+    OPTION_LATER = re.compile(
+        r"(?:[,;/、~&|和与或]|还是|以及|或者|or\s?者|\\+(?:quad|lor|land)?|\b(?:or|and|vs\.?|versus|but|unless|else|otherwise|nor)(?![A-Za-z]))[^A-Za-z0-9]{0,4}"
+        rf"(?:(?:else|maybe|possibly|either)\s+)?(?:{_NAMED})?(?P<last>[A-J])(?![A-Za-z0-9_'’])|(?<!vitamin )(?<!point )(?<!Point )(?<!type )(?<!line )(?<!group )(?<!Figure )(?<!angle )(?<![A-Za-z])(?<=[\s(~])(?P<end>[A-HJ])\)?\W*$"
+    )
+    # A letter that is called right or wrong.
+    OPTION_JUDGED = re.compile(
+        rf"(?<![A-Za-z0-9_])(?:{_NAMED})?\(?(?P<letter>[A-J])\)?(?:[.:]\s.{{0,60}}?)?\s*(?:"
+        r"(?:is|are|must be)\s+(?:(?:also|the|only|most)\s+)*(?P<verdict>correct|right|true|best|answer|wrong|incorrect|false|not)(?![A-Za-z])"
+        r"|(?:选?项)?是?(?P<chinese>正确|对的|错误|错的|不对|不正确))"
+    )
+    # Begins the reason for a letter.
+    OPTION_REASON = re.compile(
+        r"\s*[,，;；]?\s*(?:(?:is|must be)\s+(?:the\s+)?(?:only\s+)?(?:correct|right|best|answer|true)\b|\b(?:because|since|as|for|so|due)\b|因为|由于|正确|是正确|对)"
+    )
+    # A line that is an option.
+    OPTION_LINE = re.compile(r"\*{0,2}(?:\([A-J]\)|[A-J][.):])\*{0,2}(?:\s.{1,200})?")
+    # Takes back a letter.
+    OPTION_DENIED = re.compile(
+        r"[?？]|,\s*no\W*$|吗|其他|别的|不对|错误|错的|不正确|\b(?:ruled out|out of the question|impossible|cannot be|can['’]t be|isn['’]t|or (?:whatever|none|anything|another|something|not)"
+        r"|alternatively|maybe|perhaps|possibly|wrong|incorrect|not right|not correct|not the|unless"
+        r"|(?:so|thus|hence|therefore),?\s+(?:yes|no|true|false))\b",
+        re.IGNORECASE,
+    )
+    OPTIONS_ONLY = re.compile(r"(?:[\W_]|\b(?:or|and|[a-j])\b)*", re.IGNORECASE)
+    # Between the parts of a sentence.
+    PAUSE = re.compile(r"[,;:，；：]")
+    # Joins a second introduction.
+    FURTHER = re.compile(r"[\w$][^\w]+(?:and|but)\s|;")
+    OR_NOT = re.compile(r"\b(?:or not|alternatively|wrong)\b")
+    # Before the subject.
+    SUBJECT_LEAD = re.compile(r"^(?:so|thus|hence|therefore|option|choice|statement|point|选项)[\s,]+", re.IGNORECASE)
+    PROPER_NAME = re.compile(r"(?:[A-Z][\w.-]+ ?)+")
+    FIRST_WORD = re.compile(r"[^\s,;，；]+")
+    SIMPLE_WORD = re.compile(r"(?<!-)\b[^\W\d_]+\b(?!-)")
+    WORDS_ONLY = re.compile(r"[^,、|/;:$\\\d()]+")
+    NUMBER_START = re.compile(r"-?[\d.]")
+    SEVERAL_LINES = re.compile(r"\n|\\\[|\$\$")
+    # Tells options apart by their text.
+    DECIMAL = re.compile(r"\d+(?:\.\d+)?")
+    TELLING_WORD = re.compile(r"[^\W\d_]{2,}|[\u4e00-\u9fff]")
+    BOTH = re.compile(r"\bboth\b", re.IGNORECASE)
+
+
+POLAR = {"yes": True, "true": True, "no": False, "false": False, "是": True, "对": True, "否": False, "错": False}
+SIDES = frozenset(
+    "left right up down top bottom above below north south east west 左 右 上 下 左边 右边 上面 下面".split()
+)
+NOT_PROSE = frozenset("sin cos tan cot sec csc log ln exp sqrt pi lim mod max min gcd lcm and or".split())
+NO_NUMBERS = frozenset(("one", "hundred", "thousand", "million"))
+NO_UNIT_IN_PROSE = frozenset(("in", "a", "A", "at"))
+_FULL_WIDTH = {0xFEE0 + ord(sign): sign for sign in string.digits + string.ascii_letters}
+_INTRODUCING = (
+    "answer", "option", "choice", "choose", "chose", "pick", "select", "go with", " be", "####", "答", "选", "【", "corresponds", "matches",
+    "it is", "it's", "it’s", "this is", "that is", "that's", "that’s", "this's",
+)  # fmt: skip
+
+
+@lru_cache(maxsize=4096)
+def introductions(text: str) -> tuple[re.Match[str], ...]:
+    """Return where the text introduces an answer, in order."""
+    lowered = text.lower()
+    return tuple(Token.LEAD_IN.finditer(text)) if any(words in lowered for words in _INTRODUCING) else ()
+
+
+def span_content(match: re.Match[str]) -> str:
+    """Return the formula of a match of `Token.FORMULA`."""
+    return next(group for group in match.groups() if group is not None).strip()
+
+
+def places_of(number: str, text: str) -> list[int]:
+    """Return the ends of a number's places in a text; `5` is not in `15` or `5.2`."""
+    return [match.end() for match in re.finditer(rf"(?<![\d.,]){re.escape(number)}(?!\d|[.,]\d)", text)]
+
+
+def with_half_width(text: str) -> str:
+    """Return the text with the full-width letters and digits of Chinese keyboards as ASCII."""
+    return text.translate(_FULL_WIDTH)
