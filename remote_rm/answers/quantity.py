@@ -1,14 +1,163 @@
-r"""Numbers as answers write them, read exactly: `1,234.50`, `3\frac{1}{2}`, `50%`, `1.5\times10^3`, `12 cm`, `five`, `3 quarters`."""
+"""Numbers as answers write them, read exactly: `1,234.50`, `3\frac{1}{2}`, `50%`, `1.5\times10^3`, `12 cm`, `five`, `3 quarters`."""
+
+from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 
-from remote_rm.answers.numerals import CHINESE_NUMERAL, CHINESE_SCALES, PART_WORDS
-from remote_rm.answers.numerals import parse_number_words as parse_number_words
-from remote_rm.answers.numerals import parse_words
+from remote_rm.answers.lexer import PART_WORDS, TEN_WORDS, WORD_SCALES, WORD_VALUES
 from remote_rm.answers.units import canonical_unit, conversion, is_unit
+
+_NUMBER_WORDS = re.compile(r"[a-z]+(?:(?:-| and |[ ])[a-z]+){0,8}")
+
+_DIGITS = "零一二三四五六七八九"
+_DIGIT_VALUES = {digit: value for value, digit in enumerate(_DIGITS)} | {"〇": 0, "两": 2}
+_STEPS = {"十": 10, "百": 100, "千": 1000}
+_MYRIADS = {"亿": 10**8, "万": 10**4}
+CHINESE_SCALES = {
+    "百": 10**2,
+    "千": 10**3,
+    "万": 10**4,
+    "十万": 10**5,
+    "百万": 10**6,
+    "千万": 10**7,
+    "亿": 10**8,
+    "万亿": 10**12,
+}
+CHINESE_NUMERAL = (
+    rf"负?(?:一?半|百分之[{_DIGITS}〇两十百点]+|[{_DIGITS}〇两十](?:[{_DIGITS}〇两十百千万亿点又]|(?<!\d)分之)*)"
+)
+"""A pattern for what may be a number in Chinese characters."""
+_DIGIT_FRACTION = re.compile(r"(\d{1,20})分之(\d{1,20})", re.ASCII)
+MAX_WORDS_CHARS = 100
+
+
+def parse_number_words(text: str) -> int | None:
+    """Return the whole number that the English words are, or None for anything else."""
+    lowered = text.lower()
+    if not _NUMBER_WORDS.fullmatch(lowered):
+        return None
+    words = [word for word in re.split("[- ]", lowered) if word != "and"]
+    if not words or not all(word in WORD_VALUES or word in WORD_SCALES for word in words) or words[0] in WORD_SCALES:
+        return None
+    total, group = 0, 0
+    for before, word in zip(["", *words], words, strict=False):
+        if word == "hundred":
+            group *= 100
+        elif word in WORD_SCALES:
+            total, group = total + group * WORD_SCALES[word], 0
+        elif before in TEN_WORDS and 0 < WORD_VALUES[word] < 10 or not before or before in WORD_SCALES:
+            group += WORD_VALUES[word]
+        else:
+            return None
+    return total + group
+
+
+def parse_words(text: str) -> Fraction | None:
+    """Return the number that the words of one language are, fractions and signs included, or None for anything else.
+
+    `three quarters` → 3/4, `two and a half` → 5/2, `minus five` → -5, `三点五` → 7/2; a percentage in words is one
+    hundredth of its number: `百分之二十` → 1/5.
+    """
+    if len(text) > MAX_WORDS_CHARS:
+        return None
+    if not text.isascii():
+        return _chinese(text)
+    words = text.lower()
+    sign, bare = (-1, words.split(" ", 1)[1]) if words.startswith(("minus ", "negative ")) else (1, words)
+    value = _english(bare)
+    return None if value is None else sign * value
+
+
+def _english(text: str) -> Fraction | None:
+    whole = parse_number_words(text)
+    if whole is not None:
+        return Fraction(whole)
+    before, _, after = text.partition(" point ")
+    if after:
+        return _spoken_decimal(before, after.split())
+    before, _, part = text.rpartition(" and ")
+    fraction = _spoken_fraction(part)
+    if fraction is None or not before:
+        return fraction
+    whole = parse_number_words(before)
+    return None if whole is None or fraction >= 1 else whole + fraction
+
+
+def _spoken_decimal(whole: str, digits: list[str]) -> Fraction | None:
+    value = parse_number_words(whole)
+    places = [WORD_VALUES.get(digit, 10) for digit in digits]
+    if value is None or max(places) > 9:
+        return None
+    return Fraction(f"{value}.{''.join(map(str, places))}")
+
+
+def _spoken_fraction(text: str) -> Fraction | None:
+    """`three quarters`, `one-half`, `a third`, `half`; `third` alone is a rank."""
+    *count, part = re.split("[- ]", text)
+    if part not in PART_WORDS:
+        return None
+    if not count:
+        return PART_WORDS[part] if part == "half" else None
+    number = 1 if count in (["a"], ["an"]) else parse_number_words(" ".join(count))
+    return None if number is None else number * PART_WORDS[part]
+
+
+def _chinese(text: str) -> Fraction | None:
+    if text.startswith("负"):
+        value = _chinese(text[1:])
+        return None if value is None else -value
+    in_digits = _DIGIT_FRACTION.fullmatch(text)
+    if in_digits is not None:
+        return Fraction(int(in_digits[2]), int(in_digits[1])) if int(in_digits[1]) else None
+    if text in ("半", "一半"):
+        return Fraction(1, 2)
+    whole, _, fraction = text.rpartition("又")
+    bottom, _, top = fraction.partition("分之")
+    if not top:
+        return None if whole else _chinese_decimal(text)
+    parts = 100 if bottom == "百" else _chinese_integer(bottom)
+    number, added = _chinese_decimal(top), _chinese_integer(whole) if whole else 0
+    return None if number is None or added is None or not parts else added + number / parts
+
+
+def _chinese_decimal(text: str) -> Fraction | None:
+    before, _, after = text.partition("点")
+    whole = _chinese_integer(before)
+    if whole is None or not after:
+        return None if whole is None or "点" in text else Fraction(whole)
+    return Fraction(f"{whole}.{_in_digits(after)}") if set(after) <= set(_DIGIT_VALUES) else None
+
+
+def _chinese_integer(text: str) -> int | None:
+    """`两百零五` → 205, `二〇二四` → 2024; what is left open in speech, as `一百二`, is none."""
+    if len(text) > 1 and set(text) <= set(_DIGIT_VALUES):
+        return int(_in_digits(text))
+    for mark, size in _MYRIADS.items():
+        before, found, after = text.partition(mark)
+        if found:
+            high, low = _chinese_integer(before), _chinese_integer(after.removeprefix("零")) if after else 0
+            return None if high is None or low is None or low >= size else high * size + low
+    total, digit, last_step = 0, None, 10_000
+    for position, character in enumerate(text):
+        if character in _STEPS and _STEPS[character] < last_step and (digit or (character == "十" and position == 0)):
+            last_step = _STEPS[character]
+            total, digit = total + (digit or 1) * last_step, None
+        elif character == "零" and len(text) > 1 and digit is None:
+            last_step = min(last_step, 100)
+        elif character in _DIGIT_VALUES and digit is None and (character != "零" or len(text) == 1):
+            digit = _DIGIT_VALUES[character]
+        else:
+            return None
+    is_short_for_more = digit and last_step in (100, 1000) and "零" not in text and total
+    return None if not text or is_short_for_more else total + (digit or 0)
+
+
+def _in_digits(text: str) -> str:
+    return "".join(str(_DIGIT_VALUES[character]) for character in text)
+
 
 ROUNDED_FROM_PLACES = 2
 """A gold with fewer decimal places than this, or fewer significant digits, is exact; any other counts as rounded."""

@@ -25,9 +25,8 @@ from remote_rm.answers.lexer import (
 )
 from remote_rm.answers.normalization import normalize, without_environments
 from remote_rm.answers.notation import Kind, read_notation
-from remote_rm.answers.numerals import changes_number, parse_number_words, parse_words
-from remote_rm.answers.quantity import parse_quantity
-from remote_rm.answers.units import NAMES, canonical_unit, conversion, split_unit, unit_behind
+from remote_rm.answers.quantity import parse_number_words, parse_quantity, parse_words
+from remote_rm.answers.units import NAMES, canonical_unit, changes_number, conversion, split_unit, unit_behind
 
 MAX_CHARS = 600
 """How much of a text is read, from its end."""

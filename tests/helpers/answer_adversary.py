@@ -22,35 +22,15 @@ from remote_rm.verifier import Item
 
 MAX_JUDGED = 3
 
-VERBS = (
-    "is", "are", "was", "be", "equals", "becomes", "=", ":", "is equal to", "must be", "should be", "would be",
-    "could be", "means", "is not", "isn't", "can't be", "namely", "such that", r"\approx", "gives", "->", "是", "为",
-    "等于", "不是", "==", r"\equiv", "is the",
-)  # fmt: skip
-CONNECTIVES = (
-    " or ", " and ", ", ", "; ", " / ", "/", " but ", " not ", ", not ", " rather than ", " except ", " unless ",
-    " because ", " since ", ". ", ".\n", "\n", "\n\n", " vs ", " | ", " - ", "-", ":", " : ", "?", "? ", "! ", " (",
-    ") ", "、", "，", "。", "或", "和", "，不是", " to ", " = ", " if so, else ", " so ", ", so ", ", thus ", ". Wait, ",
-    ". Actually, ", ". No, ", " or maybe ", ". Or maybe ", " for this, ", " that is ", " i.e. ", ", or equivalently ",
-    " when ", " where ", " with ", " of ", " times ", " plus ", " minus ", " over ", " per ", " in ", " at ",
-    r"\text{ or }", r"\quad ",
-)  # fmt: skip
+VERBS = tuple(table("helpers/answer_adversary", "verbs"))
+CONNECTIVES = tuple(table("helpers/answer_adversary", "connectives"))
 PAIR_FRAMES = tuple(table("helpers/answer_adversary", "pair_frames"))
 MANY_FRAMES = tuple(table("helpers/answer_adversary", "many_frames"))
 LETTER_FRAMES = tuple(table("helpers/answer_adversary", "letter_frames"))
 NUMBER_FORMS = tuple(table("helpers/answer_adversary", "number_forms"))
 BLOCK_FRAMES = tuple(table("helpers/answer_adversary", "block_frames"))
-WRAPPERS = (
-    *("{}",) * 4, *("<answer>{}</answer>",) * 4, "<think>hm</think><answer>{}</answer>", r"\boxed{{{}}}",
-    r"\boxed{{{}}}", "The answer is {}.", "The answer is {}", "So {}.", "答案是{}", r"\boxed{{\text{{{}}}}}",
-    "**Answer:** {}", "Thus, ${}$.", "It is {}.",
-)  # fmt: skip
-GLUE = (
-    *CONNECTIVES, *(f" {verb} " for verb in VERBS), " ", " ", " ", ".", ",", "$", "$", "**", "(", ")", "{", "}",
-    r"\text{", r"\boxed{", "<answer>", "</answer>", "The answer is ", "Answer: ", "答案是", "选", "It is ", "the ", "x = ",
-    "-", "+", "~", "^", "_", "'", '"', "#### ", "Option ", "(A) ", "B. ", "not ", "maybe ", "%", " cm", r"\frac", "1",
-    "0", "7",
-)  # fmt: skip
+WRAPPERS = tuple(table("helpers/answer_adversary", "wrappers"))
+GLUE = tuple(table("helpers/answer_adversary", "glue"))
 
 
 @dataclass(frozen=True, kw_only=True)

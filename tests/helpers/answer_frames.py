@@ -30,29 +30,16 @@ BLOCKS = tuple(table("helpers/answer_frames", "blocks"))
 
 DENIED = tuple(table("helpers/answer_frames", "denied"))
 """What denies an answer, doubts it or asks for it: never right for it."""
-FORMULA_DENIED = (
-    r"\ne {}", r"x \neq {}", r"x \ne {}", "x != {}", "≠ {}", r"$x \neq {}$", r"\neg {}", r"\text{{not }} {}",
-)  # fmt: skip
+FORMULA_DENIED = tuple(table("helpers/answer_frames", "formula_denied"))
 _NO_FORMULA = re.compile(r"\$|(?<![\\A-Za-z{])[A-Za-z]{3,}|[^\x00-\x7f]")
-BOUNDED = (
-    "more than {}", "It is more than {}.", "less than {}", "fewer than {}", "greater than {}", "larger than {}",
-    "smaller than {}", "at least {}", "at most {}", "over {}", "under {}", "above {}", "below {}", "up to {}",
-    "no more than {}", "not more than {}", "> {}", "< {}", "x > {}", r"x \ge {}", r"\ge {}", r"\leq {}", "{}+",
-    "{} or more", "{} or less", "{} or fewer", "{} and above", "The answer is more than {}.",
-    "The answer is at least {}.", "It exceeds {}.", "It is bounded by {}.", "It is a multiple of {}.",
-    "It is divisible by {}.", "大于{}", "小于{}", "超过{}", "至少{}", "至多{}", "不到{}", "不超过{}", "{}以上", "{}以下", "答案大于{}。",
-)  # fmt: skip
+BOUNDED = tuple(table("helpers/answer_frames", "bounded"))
 """What only bounds a number."""
 
 HEDGED = tuple(table("helpers/answer_frames", "hedged"))
 """What gives two different answers and settles on none: right for neither."""
 SECOND = tuple(table("helpers/answer_frames", "second"))
 """What gives a second, different answer: right for at most one of the two."""
-LEFT_OPEN = (
-    "{} or something else", "{} or another value", "{} or not", "It is {} or not.", "{} or anything else",
-    "{} or whatever", "{}, or not.", "Possibly {}, possibly not.", "It may or may not be {}.", "{} unless it is not",
-    "I cannot tell whether it is {}.", "{} or none of these", "{}或其他", "{}或别的", "也许是{}，也许不是", "可能是{}，也可能不是。",
-)  # fmt: skip
+LEFT_OPEN = tuple(table("helpers/answer_frames", "left_open"))
 """What gives one answer and keeps the rest open: not right for it."""
 
 CHANGED = tuple(table("helpers/answer_frames", "changed"))

@@ -8,9 +8,13 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 import psutil
+import pytest
+
+from remote_rm.verifier import Verifier
 
 ROOT = Path(__file__).resolve().parents[2]
 UNRULY_VERIFIER = '''
@@ -107,6 +111,14 @@ def unruly_command(folder: Path, *flags: str) -> list[str]:
     script = folder / "serve_unruly.py"
     script.write_text(SERVE_UNRULY.format(folder=str(folder)))
     return [sys.executable, str(script), "--port", "0", *flags]
+
+
+def import_unruly(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Verifier:
+    """The verifier that does what the response says, in a module that worker processes can import too."""
+    (folder / "unruly_verifier.py").write_text(UNRULY_VERIFIER)
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.delitem(sys.modules, "unruly_verifier", raising=False)
+    return import_module("unruly_verifier").UnrulyVerifier()
 
 
 def everything(env: dict[str, str] | None = None) -> dict[str, str]:

@@ -4,17 +4,15 @@ import asyncio
 import contextlib
 import os
 import signal
-import sys
 import threading
 import time
 import urllib.request
 from collections.abc import Awaitable, Callable
-from importlib import import_module
 from pathlib import Path
 
 import psutil
 import pytest
-from helpers.reward_servers import UNRULY_VERIFIER, running, unruly_command
+from helpers.reward_servers import import_unruly, running, unruly_command
 
 from remote_rm.service.pool import QUICK_CHARS, PoolUnavailable, VerifierPool
 from remote_rm.verifier import Item, ServiceLimits, Verifier
@@ -24,11 +22,7 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture
 def unruly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Verifier:
-    """A verifier in a module that worker processes can import too."""
-    (tmp_path / "unruly_verifier.py").write_text(UNRULY_VERIFIER)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "unruly_verifier", raising=False)
-    return import_module("unruly_verifier").UnrulyVerifier()
+    return import_unruly(tmp_path, monkeypatch)
 
 
 def items(*responses: str) -> list[Item]:

@@ -10,10 +10,10 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 
 import pytest
+from helpers.reward_servers import import_unruly
 
 from remote_rm.client import RewardClient, RewardUnavailable
 from remote_rm.math_verifier import MathVerifier
@@ -26,49 +26,10 @@ ROOT = Path(__file__).resolve().parents[2]
 COMMAND = [sys.executable, "-m", "remote_rm.math_verifier"]
 ENDLESS = "<think>t</think><answer>$9^{9^{9^{9}}}$</answer>"
 
-UNRULY_VERIFIER = '''
-import os
-import time
-from dataclasses import dataclass
-
-from remote_rm.verifier import Score
-
-
-@dataclass(frozen=True)
-class UnrulyVerifier:
-    """Does what the response says."""
-
-    name: str = "unruly"
-
-    def check_label(self, label):
-        pass
-
-    def quick_score(self, item):
-        return None
-
-    def score(self, item):
-        if item.response == "sleep":
-            time.sleep(60)
-        if item.response == "raise":
-            raise RecursionError("too deep")
-        if item.response == "die":
-            os._exit(3)
-        if item.response == "allocate":
-            bytearray(64 * 2**30)
-        return Score(reward=float(item.response), score=1.0, parts={"accuracy": 1.0})
-
-    def failed_score(self, item):
-        return Score(reward=0.0, score=0.0, parts={"accuracy": 0.0})
-'''
-
 
 @pytest.fixture
 def unruly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Verifier:
-    """A verifier in a module that worker processes can import too."""
-    (tmp_path / "unruly_verifier.py").write_text(UNRULY_VERIFIER)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "unruly_verifier", raising=False)
-    return import_module("unruly_verifier").UnrulyVerifier()
+    return import_unruly(tmp_path, monkeypatch)
 
 
 def items(*responses: str, label: str = "42") -> list[Item]:
@@ -158,21 +119,22 @@ def test_a_port_in_use_is_one_sentence_and_exit_code_1():
     assert ended.stderr.count("\n") == 1
 
 
-def test_a_wrong_port_is_told_at_start():
+@pytest.mark.parametrize(
+    ("ask", "told"),
+    [
+        (RewardClient.check_health, "is no reward server: something else"),
+        (
+            lambda client: client.reward(query="q", prompt="p", label="1", response="1"),
+            "501.*check the port and the path",
+        ),
+    ],
+)
+def test_a_wrong_port_is_told_at_start_and_is_final_for_a_request(ask, told):
     async def scenario(port: int) -> None:
         async with RewardClient([f"http://127.0.0.1:{port}/get_reward"]) as client:
-            await client.check_health()
+            await ask(client)
 
-    with plain_http_server() as port, pytest.raises(RewardUnavailable, match="is no reward server: something else"):
-        asyncio.run(scenario(port))
-
-
-def test_a_wrong_port_is_final_for_a_request():
-    async def scenario(port: int) -> None:
-        async with RewardClient([f"http://127.0.0.1:{port}/get_reward"]) as client:
-            await client.reward(query="q", prompt="p", label="1", response="1")
-
-    with plain_http_server() as port, pytest.raises(RewardUnavailable, match="501.*check the port and the path"):
+    with plain_http_server() as port, pytest.raises(RewardUnavailable, match=told):
         asyncio.run(scenario(port))
 
 
@@ -193,7 +155,7 @@ def test_a_server_that_is_down_at_start_is_told_within_seconds():
 
 def test_one_bad_item_never_fails_its_batch_and_the_order_is_kept(unruly):
     pool = VerifierPool(unruly, workers=2, item_timeout_seconds=1.0)
-    batch = items("1", "sleep", "2", "raise", "3", "die", "4", "allocate", "not a number", "5")
+    batch = items("1", "sleep 60", "2", "raise", "3", "die", "4", "allocate 65536", "not a number", "5")
     started = time.monotonic()
     rewards = asyncio.run(judged_by(pool, batch, items("6", "7", "8")))
     assert rewards == [[1.0, 0.0, 2.0, 0.0, 3.0, 0.0, 4.0, 0.0, 0.0, 5.0], [6.0, 7.0, 8.0]]

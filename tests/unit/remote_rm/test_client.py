@@ -2,6 +2,7 @@ import asyncio
 import socket
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 
 import pytest
 from aiohttp import web
@@ -46,6 +47,31 @@ def free_port() -> int:
 async def ask(*endpoints: str, **settings: float) -> Score:
     async with RewardClient(endpoints, **settings) as client:
         return await client.reward(**SAMPLE)
+
+
+async def good(_request: web.Request) -> web.Response:
+    return web.json_response(GOOD)
+
+
+def answering(*replies: Callable[[], web.Response]) -> Handler:
+    """A handler that gives one reply after another, the last one from then on."""
+    left = list(replies)
+
+    async def handler(_request: web.Request) -> web.Response:
+        return (left.pop(0) if len(left) > 1 else left[0])()
+
+    return handler
+
+
+def asked(*handlers: Handler, **settings: float) -> Score:
+    """The score of one sample, asked of a server for each handler."""
+
+    async def scenario() -> Score:
+        async with AsyncExitStack() as servers:
+            endpoints = [await servers.enter_async_context(Server(handler)) for handler in handlers]
+            return await ask(*endpoints, **settings)
+
+    return asyncio.run(scenario())
 
 
 @pytest.mark.parametrize(
@@ -95,34 +121,26 @@ def test_the_request_is_openrlhfs_with_the_response_added():
         seen.append(await request.json())
         return web.json_response(GOOD)
 
-    async def scenario() -> Score:
-        async with Server(handler) as endpoint:
-            return await ask(endpoint)
-
-    assert asyncio.run(scenario()) == Score(reward=1.5, score=1.0, parts={"accuracy": 1.0})
+    assert asked(handler) == Score(reward=1.5, score=1.0, parts={"accuracy": 1.0})
     assert seen == [{"query": ["q"], "prompts": ["p"], "labels": ["42"], "responses": ["r"]}]
 
 
-def test_server_errors_are_tried_again():
-    statuses = [500, 503, 200]
+def status(code: int) -> Callable[[], web.Response]:
+    return lambda: web.json_response(GOOD, status=code)
 
-    async def handler(_request: web.Request) -> web.Response:
-        return web.json_response(GOOD, status=statuses.pop(0))
 
-    async def scenario() -> Score:
-        async with Server(handler) as endpoint:
-            return await ask(endpoint)
-
-    assert asyncio.run(scenario()).reward == 1.5
-    assert statuses == []
+@pytest.mark.parametrize(
+    "replies",
+    [[status(500), status(503)], [status(408)], [status(429)], [web.Response]],
+    ids=["errors", "too slow", "too many requests", "no rewards"],
+)
+def test_what_may_pass_is_tried_again(replies):
+    assert asked(answering(*replies, status(200))).reward == 1.5
 
 
 def test_a_dead_endpoint_is_passed_over_for_a_live_one():
-    async def handler(_request: web.Request) -> web.Response:
-        return web.json_response(GOOD)
-
     async def scenario() -> Score:
-        async with Server(handler) as endpoint:
+        async with Server(good) as endpoint:
             return await ask(f"http://127.0.0.1:{free_port()}/get_reward", endpoint)
 
     assert asyncio.run(scenario()).reward == 1.5
@@ -137,11 +155,7 @@ def test_a_busy_server_is_left_alone_for_as_long_as_it_asks():
             return web.json_response({"detail": "full"}, status=503, headers={"Retry-After": "1"})
         return web.json_response(GOOD)
 
-    async def scenario() -> Score:
-        async with Server(handler) as endpoint:
-            return await ask(endpoint)
-
-    assert asyncio.run(scenario()).reward == 1.5
+    assert asked(handler).reward == 1.5
     assert 1.0 <= asked_at[1] - asked_at[0] < 2.0
 
 
@@ -149,11 +163,8 @@ def test_while_one_server_is_busy_the_other_is_asked_at_once():
     async def busy(_request: web.Request) -> web.Response:
         return web.json_response({"detail": "full"}, status=503, headers={"Retry-After": "30"})
 
-    async def free(_request: web.Request) -> web.Response:
-        return web.json_response(GOOD)
-
     async def scenario() -> list[float]:
-        async with Server(busy) as first, Server(free) as second, RewardClient([first, second]) as client:
+        async with Server(busy) as first, Server(good) as second, RewardClient([first, second]) as client:
             return [item.reward for item in await asyncio.gather(*(client.reward(**SAMPLE) for _ in range(20)))]
 
     started = time.monotonic()
@@ -210,19 +221,9 @@ def test_the_token_is_sent_with_every_request(monkeypatch, token, variable, sent
 
 
 def test_a_4xx_reply_is_final_and_its_reason_is_told():
-    calls = []
-
-    async def handler(request: web.Request) -> web.Response:
-        calls.append(request)
-        return web.json_response({"detail": "labels[0]: the gold answer is empty"}, status=422)
-
-    async def scenario() -> None:
-        async with Server(handler) as endpoint:
-            await ask(endpoint)
-
+    replies = [lambda: web.json_response({"detail": "labels[0]: the gold answer is empty"}, status=422), status(200)]
     with pytest.raises(RewardUnavailable, match=r"/get_reward refused the request with 422: labels\[0\]"):
-        asyncio.run(scenario())
-    assert len(calls) == 1
+        asked(answering(*replies))
 
 
 WRONG = {
@@ -239,22 +240,7 @@ WRONG = {
 @pytest.mark.parametrize("kind", WRONG)
 def test_a_wrong_reply_is_not_final_where_another_endpoint_is_well(kind, monkeypatch):
     monkeypatch.setattr(client_module, "LONGEST_REPLY_BYTES", 2**20)
-    asked = []
-
-    async def wrong(_request: web.Request) -> web.Response:
-        asked.append("wrong")
-        return WRONG[kind]()
-
-    async def well(_request: web.Request) -> web.Response:
-        asked.append("well")
-        return web.json_response(GOOD)
-
-    async def scenario() -> Score:
-        async with Server(wrong) as first, Server(well) as second:
-            return await ask(first, second)
-
-    assert asyncio.run(scenario()).reward == 1.5
-    assert asked == ["wrong", "well"]
+    assert asked(answering(WRONG[kind]), good).reward == 1.5
 
 
 @pytest.mark.parametrize(
@@ -263,32 +249,15 @@ def test_a_wrong_reply_is_not_final_where_another_endpoint_is_well(kind, monkeyp
 )
 def test_wrong_replies_are_final_when_every_endpoint_has_given_them(kind, times, told, monkeypatch):
     monkeypatch.setattr(client_module, "LONGEST_REPLY_BYTES", 2**20)
-    asked = []
+    given = []
 
     async def wrong(_request: web.Request) -> web.Response:
-        asked.append(kind)
+        given.append(kind)
         return WRONG[kind]()
 
-    async def scenario() -> None:
-        async with Server(wrong) as first, Server(wrong) as second:
-            await ask(first, second)
-
     with pytest.raises(RewardUnavailable, match=told):
-        asyncio.run(scenario())
-    assert len(asked) == 2 * times
-
-
-def test_an_endpoint_that_was_wrong_once_is_asked_again():
-    replies = [web.Response, lambda: web.json_response(GOOD)]
-
-    async def handler(_request: web.Request) -> web.Response:
-        return replies.pop(0)()
-
-    async def scenario() -> Score:
-        async with Server(handler) as endpoint:
-            return await ask(endpoint)
-
-    assert asyncio.run(scenario()).reward == 1.5
+        asked(wrong, wrong)
+    assert len(given) == 2 * times
 
 
 def test_a_server_that_stays_silent_is_given_up_at_the_deadline():
@@ -338,14 +307,11 @@ def test_hundreds_of_requests_share_few_connections_and_none_is_lost():
 
 
 def test_one_client_serves_one_event_loop_after_another():
-    async def handler(_request: web.Request) -> web.Response:
-        return web.json_response(GOOD)
-
     port = free_port()
     client = RewardClient([f"http://127.0.0.1:{port}/get_reward"])
 
     async def scenario() -> float:
-        async with Server(handler, port=port), client:
+        async with Server(good, port=port), client:
             return (await client.reward(**SAMPLE)).reward
 
     assert [asyncio.run(scenario()), asyncio.run(scenario())] == [1.5, 1.5]
@@ -357,26 +323,23 @@ def test_endpoints_that_are_no_addresses_are_refused(endpoints):
         RewardClient(endpoints)
 
 
-def test_health_accepts_a_foreign_server_of_the_same_protocol():
-    async def handler(_request: web.Request) -> web.Response:
-        return web.json_response({"rewards": []})
+async def check_health(endpoint: str) -> None:
+    async with RewardClient([endpoint]) as client:
+        await client.check_health()
 
+
+def test_health_accepts_a_foreign_server_of_the_same_protocol():
     async def scenario() -> None:
-        async with Server(handler) as endpoint, RewardClient([endpoint]) as client:
-            await client.check_health()
+        async with Server(answering(lambda: web.json_response({"rewards": []}))) as endpoint:
+            await check_health(endpoint)
 
     asyncio.run(scenario())
 
 
 def test_health_names_the_endpoint_where_nothing_listens():
     endpoint = f"http://127.0.0.1:{free_port()}/get_reward"
-
-    async def scenario() -> None:
-        async with RewardClient([endpoint]) as client:
-            await client.check_health()
-
     with pytest.raises(RewardUnavailable, match=f"no reward server listens at {endpoint}"):
-        asyncio.run(scenario())
+        asyncio.run(check_health(endpoint))
 
 
 def samples_of(count: int) -> list[SentSample]:
@@ -419,17 +382,10 @@ def test_a_batch_is_split_until_the_server_takes_it(says, sizes, again):
 
 
 def test_one_sample_that_is_too_large_is_final():
-    async def handler(_request: web.Request) -> web.Response:
-        return web.json_response({"detail": "the request is larger than 64 MiB"}, status=413)
-
-    async def scenario() -> None:
-        async with Server(handler) as endpoint:
-            await ask(endpoint)
-
-    with pytest.raises(
-        RewardUnavailable, match="413: the request is larger than 64 MiB; the request itself is at fault"
-    ):
-        asyncio.run(scenario())
+    large = answering(lambda: web.json_response({"detail": "the request is larger than 64 MiB"}, status=413))
+    told = "413: the request is larger than 64 MiB; the request itself is at fault"
+    with pytest.raises(RewardUnavailable, match=told):
+        asked(large)
 
 
 def test_a_batch_with_some_responses_is_refused():
@@ -441,31 +397,13 @@ def test_a_batch_with_some_responses_is_refused():
         asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("status", [408, 429, 503])
-def test_a_server_that_is_busy_or_was_too_slow_is_asked_again(status):
-    statuses = [status, 200]
-
-    async def handler(_request: web.Request) -> web.Response:
-        return web.json_response(GOOD, status=statuses.pop(0))
-
-    async def scenario() -> Score:
-        async with Server(handler) as endpoint:
-            return await ask(endpoint)
-
-    assert asyncio.run(scenario()).reward == 1.5
-
-
 def test_each_attempt_after_a_timeout_has_twice_the_time():
     async def handler(_request: web.Request) -> web.Response:
         await asyncio.sleep(0.5)
         return web.json_response(GOOD)
 
-    async def scenario() -> Score:
-        async with Server(handler) as endpoint:
-            # 0.2 s and 0.4 s are not enough, and would not be for ever.
-            return await ask(endpoint, timeout_s=0.2, deadline_s=20.0)
-
-    assert asyncio.run(scenario()).reward == 1.5
+    # 0.2 s and 0.4 s are not enough, and would not be for ever.
+    assert asked(handler, timeout_s=0.2, deadline_s=20.0).reward == 1.5
 
 
 def test_a_caller_that_is_cancelled_closes_its_connections():

@@ -7,7 +7,7 @@ from helpers.tables import frozen, table
 
 from remote_rm.answers.accuracy import matches
 from remote_rm.answers.extraction import final_answer
-from remote_rm.answers.numerals import parse_number_words
+from remote_rm.answers.quantity import parse_number_words
 from remote_rm.answers.statement import clause_of, read, unit_in_prose, without_remark
 from remote_rm.answers.units import conversion
 
