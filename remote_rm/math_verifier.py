@@ -3,19 +3,14 @@
 python -m remote_rm.math_verifier --host 127.0.0.1 --port 5000 --workers 4
 """
 
-import argparse
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from remote_rm import registry
-from remote_rm.answer_verifier import DEFAULT_WEIGHTS, AnswerVerifier, Weights
+from remote_rm.answer_verifier import AnswerVerifier
 from remote_rm.answers import accuracy
 from remote_rm.answers.accuracy import is_gradable
 from remote_rm.reward_function import reward_func_of
-from remote_rm.verifier import Item, Score
-
-PROG = "python -m remote_rm.math_verifier"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,31 +33,8 @@ class MathVerifier(AnswerVerifier):
         return is_gradable(label)
 
 
-def score(response: str, label: str, *, weights: Weights = DEFAULT_WEIGHTS) -> Score:
-    """Return the score of a response: its parts, each 0.0 or 1.0, and the weighted sum of accuracy and format.
-
-    Raises ValueError for an empty label. An answer may keep sympy busy without end: `VerifierPool` bounds the time.
-    """
-    return MathVerifier(weights=weights).score(Item(prompt="", response=response, label=label))
-
-
-def quick_score(response: str, label: str, *, weights: Weights = DEFAULT_WEIGHTS) -> Score | None:
-    """Return the same as `score` if that is possible without sympy, else None."""
-    return MathVerifier(weights=weights).quick_score(Item(prompt="", response=response, label=label))
-
-
-def build_parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line."""
-    return registry.build_parser("math", prog=PROG)
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """Parse the command line and serve until SIGINT or SIGTERM."""
-    registry.run("math", argv, prog=PROG)
-
-
 VERIFIER = MathVerifier
 reward_func = reward_func_of("math")
 
 if __name__ == "__main__":
-    main()
+    registry.run("math", None, prog="python -m remote_rm.math_verifier")

@@ -1,5 +1,6 @@
 import pytest
 from helpers.tables import table
+from helpers.verifier_scores import scored
 
 from remote_rm.box_verifier import BoxVerifier
 from remote_rm.verifier import Item, Score
@@ -10,16 +11,8 @@ ONE = "[0, 0, 10, 10]"
 TWO = "[[0, 0, 10, 10], [20, 0, 30, 10]]"
 
 
-def scored(answer: str, label: str, **settings) -> Score:
-    response = f"<think>t</think><answer>{answer}</answer>"
-    verifier, item = BoxVerifier(**settings), Item(prompt="p", response=response, label=label)
-    score = verifier.score(item)
-    assert verifier.quick_score(item) in (score, None)
-    return score
-
-
 def iou(answer: str, label: str, **settings) -> float:
-    return scored(answer, label, **settings).parts["iou"]
+    return scored("box", answer, label, **settings).parts["iou"]
 
 
 @pytest.mark.parametrize(
@@ -27,15 +20,15 @@ def iou(answer: str, label: str, **settings) -> float:
     table("remote_rm/box_verifier", "the_score_is_the_iou_and_the_accuracy_whether_it_reaches_the_threshold"),
 )
 def test_the_score_is_the_iou_and_the_accuracy_whether_it_reaches_the_threshold(answer, expected, is_right):
-    score = scored(answer, ONE)
+    score = scored("box", answer, ONE)
     parts = {"accuracy": is_right, "iou": expected, "format": 1.0, "ungradable": 0.0}
     assert score.parts == pytest.approx(parts)
     assert (score.score, score.reward) == pytest.approx((expected, expected + 0.5))
 
 
 def test_the_threshold_is_a_setting():
-    assert scored("[0, 0, 10, 7]", ONE, iou_threshold=0.75).parts["accuracy"] == 0.0
-    assert scored("[0, 0, 10, 8]", ONE, iou_threshold=0.75).parts["accuracy"] == 1.0
+    assert scored("box", "[0, 0, 10, 7]", ONE, iou_threshold=0.75).parts["accuracy"] == 0.0
+    assert scored("box", "[0, 0, 10, 8]", ONE, iou_threshold=0.75).parts["accuracy"] == 1.0
     for threshold in (0.0, 1.1, float("nan")):
         with pytest.raises(ValueError, match="--iou-threshold must be above 0 and at most 1"):
             BoxVerifier(iou_threshold=threshold)
@@ -46,7 +39,7 @@ def test_the_threshold_is_a_setting():
     table("remote_rm/box_verifier", "several_boxes_are_matched_one_to_one"),
 )
 def test_several_boxes_are_matched_one_to_one(answer, expected, is_right):
-    score = scored(answer, TWO)
+    score = scored("box", answer, TWO)
     assert score.parts["iou"] == pytest.approx(expected)
     assert score.parts["accuracy"] == is_right
 
@@ -68,9 +61,9 @@ def test_naming_many_boxes_to_hit_one_pays_nothing():
 
 
 def test_an_empty_label_list_is_met_by_an_empty_list_alone():
-    assert scored("[]", "[]").parts == {"accuracy": 1.0, "iou": 1.0, "format": 1.0, "ungradable": 0.0}
+    assert scored("box", "[]", "[]").parts == {"accuracy": 1.0, "iou": 1.0, "format": 1.0, "ungradable": 0.0}
     for answer in ("", "none", "ok", "no box", "{}", "[[]]", ONE, "[nan, 0, 1, 1]", '{"bbox_2d": null}'):
-        assert scored(answer, "[]").score == 0.0, answer
+        assert scored("box", answer, "[]").score == 0.0, answer
     for response in ("", "<think>[]</think>", "<answer></answer>", "<think>t</think>"):
         score = BoxVerifier().score(Item(prompt="p", response=response, label="[]"))
         assert (score.reward, score.score) == (0.0, 0.0), response
@@ -96,14 +89,6 @@ def test_a_box_in_the_thinking_is_no_answer():
     assert (score.score, score.parts["format"]) == (0.0, 1.0)
 
 
-@pytest.mark.parametrize(
-    "label", ["cat", "[1, 2, 3]", "[10, 10, 0, 0]", f"{ONE}, [nan, 0, 1, 1]", "[0.5]", f"[{ONE * 101}]"]
-)
-def test_a_label_that_names_no_boxes_is_reported_as_ungradable_and_never_scores(label):
-    for answer in (label, ONE, "[]"):
-        assert scored(answer, label).parts == {"accuracy": 0.0, "iou": 0.0, "format": 1.0, "ungradable": 1.0}
-
-
 def test_classes_count_where_they_are_asked_for():
     label = '[{"bbox_2d": [0, 0, 10, 10], "label": "cat"}, {"bbox_2d": [20, 0, 30, 10], "label": "dog"}]'
     swapped = label.replace("cat", "?").replace("dog", "Cat").replace("?", "dog")
@@ -118,7 +103,7 @@ def test_classes_count_where_they_are_asked_for():
 def test_boxes_by_width_and_height():
     assert iou("[20, 0, 10, 10]", "[20, 0, 10, 10]", xywh=True) == 1.0
     # Read as corners, they are no boxes.
-    assert scored("[20, 0, 10, 10]", "[20, 0, 10, 10]").parts["ungradable"] == 1.0
+    assert scored("box", "[20, 0, 10, 10]", "[20, 0, 10, 10]").parts["ungradable"] == 1.0
 
 
 def test_many_boxes_are_left_to_a_worker():
