@@ -178,59 +178,38 @@ def best_pairs(weights: Sequence[Sequence[float]]) -> list[tuple[int, int]]:
         return []
     if len(weights) > len(weights[0]):
         return sorted((row, column) for column, row in best_pairs(list(zip(*weights, strict=True))))
-    assignment = _Assignment(weights)
+    # No pair costs less than the prices of its row and its column together, and those that are taken cost just that.
+    row_price, column_price = [0.0] * len(weights), [0.0] * len(weights[0])
+    row_of: dict[int, int] = {}
     for row in range(len(weights)):
-        assignment.add(row)
-    return list(enumerate(assignment.column_of))
-
-
-class _Assignment:
-    """The best pairs of the rows that were added; there are at least as many columns as rows.
-
-    No pair costs less than the prices of its row and its column together, and those that were taken cost just that.
-    """
-
-    def __init__(self, weights: Sequence[Sequence[float]]) -> None:
-        self._weights = weights
-        self._row_price = [0.0] * len(weights)
-        self._column_price = [0.0] * len(weights[0])
-        self._row_of: dict[int, int] = {}
-        self.column_of: list[int] = []
-
-    def add(self, row: int) -> None:
-        """Give the next row a column, and others new ones where that is better."""
-        distance = [inf] * len(self._column_price)
-        reached_from = [row] * len(distance)
-        unseen, length, at = set(range(len(distance))), 0.0, row
+        distance = [inf] * len(column_price)
+        reached_from = [row] * len(column_price)
+        unseen, length, at = set(range(len(column_price))), 0.0, row
         path: list[int] = []
         while True:
             for column in unseen:
-                cost = -self._weights[at][column] - self._row_price[at] - self._column_price[column]
-                if length + cost < distance[column]:
-                    distance[column], reached_from[column] = length + cost, at
+                cost = length - weights[at][column] - row_price[at] - column_price[column]
+                if cost < distance[column]:
+                    distance[column], reached_from[column] = cost, at
             nearest = min(unseen, key=distance.__getitem__)
             unseen.remove(nearest)
             length = distance[nearest]
-            if nearest not in self._row_of:
+            if nearest not in row_of:
                 break
             path.append(nearest)
-            at = self._row_of[nearest]
-        self._row_price[row] += length
+            at = row_of[nearest]
+        row_price[row] += length
         for column in path:
-            self._row_price[self._row_of[column]] += length - distance[column]
-            self._column_price[column] -= length - distance[column]
-        self._take(row, nearest, reached_from)
-
-    def _take(self, row: int, column: int, reached_from: Sequence[int]) -> None:
-        """Walk the path from a free column back to the new row, and pair along it."""
-        self.column_of.append(-1)
-        while True:
-            taker = reached_from[column]
-            left = self.column_of[taker]
-            self._row_of[column], self.column_of[taker] = taker, column
-            if taker == row:
-                return
-            column = left
+            row_price[row_of[column]] += length - distance[column]
+            column_price[column] -= length - distance[column]
+        # From the free column back to the new row, each row gives its column to the one that it was reached from.
+        taken = {taker: column for column, taker in row_of.items()}
+        column, taker = nearest, reached_from[nearest]
+        while taker != row:
+            row_of[column] = taker
+            column, taker = taken[taker], reached_from[taken[taker]]
+        row_of[column] = row
+    return sorted((row, column) for column, row in row_of.items())
 
 
 MAX_QUICK_PAIRS = 256
@@ -308,7 +287,6 @@ class BoxVerifier(GradedVerifier):
         return Grade(values=(min(1.0, mean),), is_right=len(golds) == len(boxes) and is_matchable(reached))
 
     def is_quick(self, answer: str, label: str) -> bool:
-        """Return whether there are few enough pairs to compare."""
         golds, boxes = _golds(label, xywh=self.xywh) or [], boxes_in(answer, xywh=self.xywh) or []
         return len(golds) * len(boxes) <= MAX_QUICK_PAIRS
 

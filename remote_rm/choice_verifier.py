@@ -20,7 +20,6 @@ class ChoiceVerifier(AnswerVerifier):
     reports_ungradable: ClassVar[bool] = True
 
     def matches(self, answer: str, label: str) -> bool:
-        """Return whether the answer names the label's letter."""
         return choice.matches(answer, label)
 
     def is_gradable(self, label: str) -> bool:

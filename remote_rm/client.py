@@ -494,7 +494,7 @@ def _understood(*, status: int, body: str) -> bool:
     return reply is not None and (status in (400, 422) or (status == 200 and "rewards" in reply))
 
 
-def _json_object(body: str) -> dict[str, Any] | None:
+def _json_object(body: str) -> Mapping[str, object] | None:
     try:
         reply = json.loads(body)
     except (ValueError, RecursionError):

@@ -31,7 +31,6 @@ class Part:
 
     @property
     def name(self) -> str:
-        """The verifier's name."""
         return self.verifier.name
 
 
@@ -88,25 +87,21 @@ class Composition:
             part.verifier.check_label(gold)
 
     def quick_score(self, item: Item) -> Score | None:
-        """The score if every part can determine it quickly; raises ValueError for a refused label."""
         self.check_label(item.label)
         return self._composed(item, lambda verifier, own: verifier.quick_score(own))
 
     def score(self, item: Item) -> Score:
-        """The score; raises ValueError for a refused label."""
         self.check_label(item.label)
         composed = self._composed(item, lambda verifier, own: verifier.score(own))
         assert composed is not None
         return composed
 
     def failed_score(self, item: Item) -> Score:
-        """What the parts give for a failed item: the format counts as it is, and no answer is right."""
         composed = self._composed(item, lambda verifier, own: verifier.failed_score(own))
         assert composed is not None
         return composed
 
     def answer_of(self, label: str) -> str:
-        """Return the answer that a label wants, without the name of the verifier that it selects."""
         chosen, gold = self._selected(label)
         for part in (*chosen, *self.parts):
             if isinstance(part.verifier, AnswerVerifier):
@@ -137,7 +132,6 @@ class Composition:
 
     @classmethod
     def add_arguments(cls, parser: argparse.ArgumentParser) -> None:
-        """Add the flags of the parts."""
         parser.add_argument(
             "--part",
             action="append",

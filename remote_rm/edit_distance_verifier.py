@@ -38,7 +38,6 @@ class EditDistanceVerifier(GradedVerifier):
             raise ValueError(f"--anls-threshold must be above 0 and at most 1, got {self.anls_threshold:g}")
 
     def grade(self, answer: str, label: str) -> Grade:
-        """Return the likeness to the nearest gold."""
         answer = _folded(answer)
         if not answer or len(answer) > MAX_CHARS:
             return Grade(values=(0.0,), is_right=False)
@@ -46,7 +45,6 @@ class EditDistanceVerifier(GradedVerifier):
         return Grade(values=(best,), is_right=best == 1.0)
 
     def is_quick(self, answer: str, label: str) -> bool:
-        """Return whether the texts are short."""
         return len(answer) * len(label) <= MAX_QUICK_CELLS
 
     def is_gradable(self, label: str) -> bool:
@@ -54,7 +52,6 @@ class EditDistanceVerifier(GradedVerifier):
         return bool(_golds(label))
 
     def answer_of(self, label: str) -> str:
-        """Return the first gold."""
         return next(iter(_golds(label)), label)
 
     def _likeness(self, answer: str, *, gold: str) -> float:

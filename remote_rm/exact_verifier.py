@@ -13,13 +13,6 @@ from remote_rm.answers.extraction import last_boxed
 from remote_rm.reward_function import reward_func_of
 
 
-def matches(answer: str, label: str, *, ignore_case: bool = False) -> bool:
-    r"""Return whether the answer is the label, character by character; a label `\boxed{x}` is met by `x` too."""
-    boxed = last_boxed(label)
-    golds = {_canonical(gold, ignore_case=ignore_case) for gold in (label, boxed) if gold is not None}
-    return _canonical(answer, ignore_case=ignore_case) in golds - {""}
-
-
 def _canonical(text: str, *, ignore_case: bool) -> str:
     text = unicodedata.normalize("NFKC", text).strip()
     # After case folding, a text may not be in normal form.
@@ -35,8 +28,10 @@ class ExactVerifier(AnswerVerifier):
     ignore_case: bool = setting(False, help="take upper and lower case for the same")
 
     def matches(self, answer: str, label: str) -> bool:
-        """Return whether the answer is the label."""
-        return matches(answer, label, ignore_case=self.ignore_case)
+        r"""Return whether the answer is the label, character by character; a label `\boxed{x}` is met by `x` too."""
+        texts = (answer, label, last_boxed(label) or "")
+        stated, *golds = (_canonical(text, ignore_case=self.ignore_case) for text in texts)
+        return stated != "" and stated in golds
 
     def check_label(self, label: str) -> None:
         """Raise a ValueError for a label of white space only; every other text can be met."""

@@ -33,11 +33,9 @@ class FormatVerifier:
             )
 
     def quick_score(self, item: Item) -> Score:
-        """The score; raises ValueError for an empty label."""
         return self.score(item)
 
     def score(self, item: Item) -> Score:
-        """The score; raises ValueError for an empty label."""
         self.check_label(item.label)
         return self.failed_score(item)
 
@@ -48,12 +46,10 @@ class FormatVerifier:
 
     @classmethod
     def add_arguments(cls, parser: argparse.ArgumentParser) -> None:
-        """Add the flag of the weight."""
         parser.add_argument("--format-weight", type=finite_number, default=1.0, help="reward for the format")
 
     @classmethod
     def from_arguments(cls, args: argparse.Namespace) -> Self:
-        """Return the verifier that the flags of `add_arguments` describe."""
         return cls(weight=args.format_weight)
 
 

@@ -5,6 +5,7 @@ python -m remote_rm.list_verifier --unordered --port 5000
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import ClassVar
 
 from remote_rm import registry
@@ -39,47 +40,6 @@ def items_of(text: str) -> list[str]:
     return [normalize(item) for item in elements(inside)]
 
 
-def is_list(label: str) -> bool:
-    """Return whether the label is a list of one or more elements that can each be read; an empty one cannot."""
-    return len(label) <= MAX_CHARS and all(map(is_gradable, items_of(label)))
-
-
-def matches(answer: str, label: str, *, unordered: bool = False) -> bool:
-    """Return whether the answer has the label's elements and no others; may run for as long as sympy likes."""
-    return bool(_compared(answer, label, unordered=unordered, equal=accuracy.matches))
-
-
-def quick_match(answer: str, label: str, *, unordered: bool = False) -> Verdict:
-    """Return the same as `matches` if that is possible without sympy, else None."""
-    return _compared(answer, label, unordered=unordered, equal=accuracy.quick_match, max_pairs=MAX_QUICK_PAIRS)
-
-
-def _compared(
-    answer: str,
-    label: str,
-    *,
-    unordered: bool,
-    equal: Callable[[str, str], Verdict],
-    max_pairs: int | None = None,
-) -> Verdict:
-    if not is_list(label) or len(answer) > MAX_CHARS:
-        return False
-    gold = items_of(label)
-    # A sentence may be a list of phrases, unless it introduces its answer, or state the list in its last clause.
-    readings = [] if introductions(answer) else [answer]
-    readings += [read(answer).value] if is_prose(answer) else []
-    candidates = [items for items in map(items_of, readings) if len(items) == len(gold) and all(items)]
-    if not any("," in item for item in gold):
-        # 1, 3, 5 (red, blue) names others.
-        candidates = [items for items in candidates if not any("," in item for item in items)]
-    pairs = len(gold) ** 2 if unordered else len(gold)
-    if candidates and max_pairs is not None and pairs > max_pairs:
-        return None
-    same = _same_in_any_order if unordered else _same_in_order
-    verdicts = [same(items, gold, equal) for items in candidates]
-    return True if True in verdicts else None if None in verdicts else False
-
-
 def _same_in_order(items: Sequence[str], gold: Sequence[str], equal: Callable[[str, str], Verdict]) -> Verdict:
     verdicts = [equal(item, gold_item) for item, gold_item in zip(items, gold, strict=True)]
     return False if False in verdicts else None if None in verdicts else True
@@ -107,16 +67,33 @@ class ListVerifier(AnswerVerifier):
     unordered: bool = setting(False, help="accept the elements in any order")
 
     def matches(self, answer: str, label: str) -> bool:
-        """Return whether the answer has the label's elements, by sympy if necessary."""
-        return matches(answer, label, unordered=self.unordered)
+        """Return whether the answer has the label's elements and no others."""
+        return bool(self._compared(answer, label, equal=accuracy.matches, max_pairs=inf))
 
     def quick_match(self, answer: str, label: str) -> Verdict:
-        """Return whether the answer has the label's elements if simple rules can decide, else None."""
-        return quick_match(answer, label, unordered=self.unordered)
+        """Return the same as `matches` if that is possible without sympy, else None."""
+        return self._compared(answer, label, equal=accuracy.quick_match, max_pairs=MAX_QUICK_PAIRS)
 
     def is_gradable(self, label: str) -> bool:
-        """Return whether the label is a list."""
-        return is_list(label)
+        """Return whether the label is a list of one or more elements that can each be read; an empty one cannot."""
+        return len(label) <= MAX_CHARS and all(map(is_gradable, items_of(label)))
+
+    def _compared(self, answer: str, label: str, *, equal: Callable[[str, str], Verdict], max_pairs: float) -> Verdict:
+        if not self.is_gradable(label) or len(answer) > MAX_CHARS:
+            return False
+        gold = items_of(label)
+        # A sentence may be a list of phrases, unless it introduces its answer, or state the list in its last clause.
+        readings = [] if introductions(answer) else [answer]
+        readings += [read(answer).value] if is_prose(answer) else []
+        candidates = [items for items in map(items_of, readings) if len(items) == len(gold) and all(items)]
+        if not any("," in item for item in gold):
+            # 1, 3, 5 (red, blue) names others.
+            candidates = [items for items in candidates if not any("," in item for item in items)]
+        if candidates and (len(gold) ** 2 if self.unordered else len(gold)) > max_pairs:
+            return None
+        same = _same_in_any_order if self.unordered else _same_in_order
+        verdicts = [same(items, gold, equal) for items in candidates]
+        return True if True in verdicts else None if None in verdicts else False
 
 
 VERIFIER = ListVerifier

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from remote_rm import registry
 from remote_rm.answer_verifier import AnswerVerifier, setting
 from remote_rm.registry import get_verifier, positive, verifier_with
-from remote_rm.reward_function import RewardFunction, reward_func_of
+from remote_rm.reward_function import FunctionReply, RewardFunction, reward_func_of
 from remote_rm.verifier import Item, Score
 
 if TYPE_CHECKING:
@@ -127,19 +127,15 @@ class LlmJudge(AnswerVerifier):
             )
 
     def matches(self, answer: str, label: str) -> bool:
-        """Return whether they are equal by the rule."""
         return self.rule.matches(answer, label)
 
     def quick_match(self, answer: str, label: str) -> bool | None:
-        """Return whether they are equal by the rule if it can decide quickly, else None."""
         return self.rule.quick_match(answer, label)
 
     def check_label(self, label: str) -> None:
-        """Raise a ValueError for a label that the rule refuses."""
         self.rule.check_label(label)
 
     def weighted(self, item: Item, *, is_right: bool) -> Score:
-        """Return the score of an item that only the rule judges."""
         return self.marked(super().weighted(item, is_right=is_right), judged_by_rule=1.0)
 
     def marked(self, score: Score, **parts: float) -> Score:
@@ -180,7 +176,7 @@ def reward_func(
     *,
     responses: Sequence[str] | None = None,
     **given: Any,
-) -> dict[str, Any]:
+) -> FunctionReply:
     """Return the reply for parallel lists; the flags are given by name: judge_url, judge_model and so on.
 
     Raises ValueError for unequal lengths, a label without answer and a wrong setting, and RuntimeError where the judge

@@ -18,16 +18,6 @@ MAX_LABEL_CHARS = 1000
 """A longer label is ungradable."""
 
 
-def is_number(label: str) -> bool:
-    """Return whether the label is one number, with or without a unit or percent sign."""
-    return len(label) <= MAX_LABEL_CHARS and is_gradable(label) and parse_quantity(normalize(label)) is not None
-
-
-def matches(answer: str, label: str) -> bool:
-    """Return whether the answer states the number of the label; an expression that is not worked out does not."""
-    return is_number(label) and accuracy.is_stated(answer, label)
-
-
 @dataclass(frozen=True, kw_only=True)
 class NumberVerifier(AnswerVerifier):
     """One number; a label that is none is ungradable."""
@@ -36,12 +26,12 @@ class NumberVerifier(AnswerVerifier):
     reports_ungradable: ClassVar[bool] = True
 
     def matches(self, answer: str, label: str) -> bool:
-        """Return whether the answer states the number of the label."""
-        return matches(answer, label)
+        """Return whether the answer states the number of the label; an expression that is not worked out does not."""
+        return self.is_gradable(label) and accuracy.is_stated(answer, label)
 
     def is_gradable(self, label: str) -> bool:
-        """Return whether the label is one number."""
-        return is_number(label)
+        """Return whether the label is one number, with or without a unit or percent sign."""
+        return len(label) <= MAX_LABEL_CHARS and is_gradable(label) and parse_quantity(normalize(label)) is not None
 
 
 VERIFIER = NumberVerifier

@@ -87,12 +87,30 @@ def verifier_with(name: str, settings: Mapping[str, object]) -> Verifier:
 
 MIB = 2**20
 DEFAULT_WORKERS = min(4, os.cpu_count() or 1)
+LIMITS: tuple[tuple[str, type[int] | type[float], float, str], ...] = (
+    ("--max-connections", int, DEFAULT_LIMITS.max_connections, "open connections from which on another one is refused with 503"),
+    ("--max-request-items", int, DEFAULT_LIMITS.max_request_items, "samples of one request from which on it is refused with 413"),
+    ("--max-queued-items", int, DEFAULT_LIMITS.max_queued_items, "waiting items beyond which requests are refused with 503 and Retry-After"),
+    ("--max-request-mib", float, DEFAULT_LIMITS.max_request_bytes / MIB, "size of a request from which on it is refused with 413"),
+    ("--max-open-mib", float, DEFAULT_LIMITS.max_open_bytes / MIB, "size of all requests that are being read or judged, beyond which one is refused with 503"),
+    ("--head-timeout-seconds", float, DEFAULT_LIMITS.head_seconds, "time for the head of a request, after which it is answered 408 and its connection closed"),
+    ("--body-timeout-seconds", float, DEFAULT_LIMITS.body_seconds, "time for the body of a request, after which it is answered 408 and its connection closed"),
+    ("--grace-seconds", float, 20.0, "time to answer what is open when told to stop; what is not answered by then is refused with 503"),
+)  # fmt: skip
+"""The flags of what a server accepts: name, type, default, purpose."""
+POOL_LIMITS: tuple[tuple[str, type[int] | type[float], float, str], ...] = (
+    ("--item-timeout-seconds", float, 5.0, "wall time after which one answer counts as wrong and its worker is replaced"),
+    ("--worker-memory-mib", int, DEFAULT_LIMITS.worker_memory_bytes // MIB, "memory of one worker, beyond which an answer counts as wrong"),
+)  # fmt: skip
+"""The same of its worker processes."""
 
 
 def add_serving_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of the HTTP server and its worker pool."""
     add_listening_arguments(parser)
-    _add_pool_arguments(parser)
+    parser.add_argument("--workers", type=positive(int), default=DEFAULT_WORKERS, help="judging processes")
+    for flag, kind, default, purpose in POOL_LIMITS:
+        parser.add_argument(flag, type=positive(kind), default=default, help=purpose)
 
 
 def add_listening_arguments(parser: argparse.ArgumentParser) -> None:
@@ -100,7 +118,8 @@ def add_listening_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on; 0.0.0.0 opens it to the network")
     parser.add_argument("--port", type=_port, default=5000, help="port to listen on; 0 picks a free one")
     parser.add_argument("--port-file", type=Path, default=None, help="file to write the port to once it listens")
-    _add_limits(parser)
+    for flag, kind, default, purpose in LIMITS:
+        parser.add_argument(flag, type=positive(kind), default=default, help=purpose)
     parser.add_argument(
         "--token-env",
         metavar="NAME",
@@ -119,73 +138,6 @@ def add_listening_arguments(parser: argparse.ArgumentParser) -> None:
         type=_share,
         default=0.001,
         help="share of the items that the access log shows whole: prompt, response, label and score",
-    )
-
-
-def _add_limits(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--max-connections",
-        type=positive(int),
-        default=DEFAULT_LIMITS.max_connections,
-        help="open connections from which on another one is refused with 503",
-    )
-    parser.add_argument(
-        "--max-request-items",
-        type=positive(int),
-        default=DEFAULT_LIMITS.max_request_items,
-        help="samples of one request from which on it is refused with 413",
-    )
-    parser.add_argument(
-        "--max-queued-items",
-        type=positive(int),
-        default=DEFAULT_LIMITS.max_queued_items,
-        help="waiting items beyond which requests are refused with 503 and Retry-After",
-    )
-    parser.add_argument(
-        "--max-request-mib",
-        type=positive(float),
-        default=DEFAULT_LIMITS.max_request_bytes / MIB,
-        help="size of a request from which on it is refused with 413",
-    )
-    parser.add_argument(
-        "--max-open-mib",
-        type=positive(float),
-        default=DEFAULT_LIMITS.max_open_bytes / MIB,
-        help="size of all requests that are being read or judged, beyond which one is refused with 503",
-    )
-    parser.add_argument(
-        "--head-timeout-seconds",
-        type=positive(float),
-        default=DEFAULT_LIMITS.head_seconds,
-        help="time for the head of a request, after which it is answered 408 and its connection closed",
-    )
-    parser.add_argument(
-        "--body-timeout-seconds",
-        type=positive(float),
-        default=DEFAULT_LIMITS.body_seconds,
-        help="time for the body of a request, after which it is answered 408 and its connection closed",
-    )
-    parser.add_argument(
-        "--grace-seconds",
-        type=positive(float),
-        default=20.0,
-        help="time to answer what is open when told to stop; what is not answered by then is refused with 503",
-    )
-
-
-def _add_pool_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--workers", type=positive(int), default=DEFAULT_WORKERS, help="judging processes")
-    parser.add_argument(
-        "--item-timeout-seconds",
-        type=positive(float),
-        default=5.0,
-        help="wall time after which one answer counts as wrong and its worker is replaced",
-    )
-    parser.add_argument(
-        "--worker-memory-mib",
-        type=positive(int),
-        default=DEFAULT_LIMITS.worker_memory_bytes // MIB,
-        help="memory of one worker, beyond which an answer counts as wrong",
     )
 
 

@@ -5,7 +5,7 @@ A file of one's own: `reward_func = reward_func_of(get_verifier("exact", ignore_
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from remote_rm.answers.extraction import find_response
 from remote_rm.registry import get_verifier
@@ -14,7 +14,16 @@ from remote_rm.verifier import AskingVerifier, Item, Score, Verifier, extra_logs
 if TYPE_CHECKING:
     from remote_rm.service.pool import BlockingPool
 
-RewardFunction = Callable[..., dict[str, Any]]
+
+class FunctionReply(TypedDict):
+    """The reply of a reward function, one entry per sample: OpenRLHF reads it as it reads a server's."""
+
+    rewards: list[float]
+    scores: list[float]
+    extra_logs: dict[str, list[float]]
+
+
+RewardFunction = Callable[..., FunctionReply]
 
 
 def reward_func_of(verifier: Verifier | str, *, workers: int = 1, item_timeout_seconds: float = 5.0) -> RewardFunction:
@@ -36,9 +45,14 @@ def reward_func_of(verifier: Verifier | str, *, workers: int = 1, item_timeout_s
         responses: Sequence[str] | None = None,
         image_scales: Sequence[Sequence[Sequence[float]]] | None = None,
         **_other: Any,
-    ) -> dict[str, Any]:
+    ) -> FunctionReply:
         """Return the reply for parallel lists; raises ValueError for unequal lengths and for a label without answer."""
-        return _reply(judge(_items(queries, prompts, labels, responses=responses, image_scales=image_scales)))
+        scores = judge(_items(queries, prompts, labels, responses=responses, image_scales=image_scales))
+        return {
+            "rewards": [score.reward for score in scores],
+            "scores": [score.score for score in scores],
+            "extra_logs": extra_logs_of(scores),
+        }
 
     return reward_func
 
@@ -66,15 +80,6 @@ def _items(
         Item(prompt=prompt, response=response, label=label, image_scales=of_images)
         for prompt, response, label, of_images in zip(prompts, responses, labels, scales, strict=True)
     ]
-
-
-def _reply(scores: Sequence[Score]) -> dict[str, Any]:
-    """The reply of the server as a dict: OpenRLHF reads both alike."""
-    return {
-        "rewards": [score.reward for score in scores],
-        "scores": [score.score for score in scores],
-        "extra_logs": extra_logs_of(scores),
-    }
 
 
 class _Judge:

@@ -23,20 +23,8 @@ ENOUGH_PEOPLE = 3
 """An answer that so many people gave is fully right."""
 
 _ARTICLES = frozenset(("a", "an", "the"))
-_NUMBERS = {
-    "none": "0",
-    "zero": "0",
-    "one": "1",
-    "two": "2",
-    "three": "3",
-    "four": "4",
-    "five": "5",
-    "six": "6",
-    "seven": "7",
-    "eight": "8",
-    "nine": "9",
-    "ten": "10",
-}
+_NUMBER_WORDS = "zero one two three four five six seven eight nine ten".split()
+_NUMBERS = {"none": "0", **{word: str(value) for value, word in enumerate(_NUMBER_WORDS)}}
 _PUNCTUATION = ';/[]"{}()=+\\_-><@`,?!'
 _DIGIT_GROUPS = re.compile(r"\d,\d")
 _PERIOD = re.compile(r"\.(?!\d)")
@@ -123,11 +111,9 @@ class VqaVerifier(GradedVerifier):
 
     @property
     def measure_weights(self) -> tuple[float, ...]:
-        """How much the VQA accuracy and the soft score count."""
         return (self.weights.accuracy, self.soft_weight)
 
     def grade(self, answer: str, label: str) -> Grade:
-        """Return the VQA accuracy and the soft score."""
         answer = normalize_answer(answer) if len(answer) <= MAX_ANSWER_CHARS else ""
         golds = _golds(label)
         if not answer or not golds:
@@ -137,7 +123,6 @@ class VqaVerifier(GradedVerifier):
         return Grade(values=(accuracy, fmean(nearest)), is_right=accuracy >= RIGHT_FROM)
 
     def is_quick(self, answer: str, label: str) -> bool:
-        """Return whether the texts are short."""
         return len(answer) > MAX_ANSWER_CHARS or len(answer) * len(label) <= MAX_QUICK_CELLS
 
     def is_gradable(self, label: str) -> bool:
@@ -145,7 +130,6 @@ class VqaVerifier(GradedVerifier):
         return bool(_golds(label))
 
     def answer_of(self, label: str) -> str:
-        """Return the answer that most people gave."""
         golds = Counter(filter(None, _golds(label)))
         return golds.most_common(1)[0][0] if golds else label
 

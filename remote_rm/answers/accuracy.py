@@ -14,10 +14,7 @@ from remote_rm.answers import choice
 from remote_rm.answers.algebra import same_expression
 from remote_rm.answers.comparison import (
     Rules,
-    gold_sequence,
-    has_relation,
     is_choice,
-    is_text,
     match_value,
     refuse,
     work_out,
@@ -26,7 +23,7 @@ from remote_rm.answers.lexer import Token
 from remote_rm.answers.normalization import normalize
 from remote_rm.answers.notation import Kind
 from remote_rm.answers.quantity import parse_quantity, same_quantity
-from remote_rm.answers.reading import kind_of
+from remote_rm.answers.reading import gold_sequence, has_relation, is_text, kind_of
 from remote_rm.answers.statement import clause_of, is_prose, read, without_remark
 from remote_rm.answers.units import CURRENCIES, NAMES, SIZES, split_unit
 

@@ -30,12 +30,16 @@ from remote_rm.answers.reading import (
     as_vector,
     both_signs,
     elements,
+    gold_sequence,
+    has_relation,
+    inside_of,
+    is_plain_pair,
+    is_text,
+    kind_of,
+    parse_matrix,
+    parse_region,
+    without_membership,
 )
-from remote_rm.answers.reading import gold_sequence as gold_sequence
-from remote_rm.answers.reading import has_relation as has_relation
-from remote_rm.answers.reading import inside_of, is_plain_pair
-from remote_rm.answers.reading import is_text as is_text
-from remote_rm.answers.reading import kind_of, parse_matrix, parse_region, without_membership
 from remote_rm.answers.units import split_unit
 
 _CHOICE = re.compile(

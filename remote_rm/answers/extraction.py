@@ -43,23 +43,9 @@ CHAT_MARKERS = {
 
 # End-of-text and padding tokens; a turn's own closing marker is cut before these are looked for.
 TRAILING_TOKENS = (
-    "<|endoftext|>",
-    "<|end_of_text|>",
-    "<|finetune_right_pad_id|>",
-    "<|finetune_right_pad|>",
-    "<|im_end|>",
-    "<|end|>",
-    "<|eot_id|>",
-    "<|eot|>",
-    "<end_of_turn>",
-    "<|dummy_85|>",
-    "<eos>",
-    "<pad>",
-    "<unk>",
-    "</s>",
-    "<s>",
-    "[PAD]",
-)
+    "<|endoftext|>", "<|end_of_text|>", "<|finetune_right_pad_id|>", "<|finetune_right_pad|>", "<|im_end|>", "<|end|>",
+    "<|eot_id|>", "<|eot|>", "<end_of_turn>", "<|dummy_85|>", "<eos>", "<pad>", "<unk>", "</s>", "<s>", "[PAD]",
+)  # fmt: skip
 _SPECIAL_TOKEN = re.compile(r"<[^<>\s]{1,60}>|\[[A-Z_]{1,30}\]")
 _WHITE_SPACE = " \t\n\r\f\v"
 

@@ -360,7 +360,6 @@ class AskingJudge:
 
     @property
     def name(self) -> str:
-        """The registered name of the verifier."""
         return self._rules.name
 
     @property
@@ -375,12 +374,10 @@ class AskingJudge:
 
     @property
     def workers(self) -> int:
-        """How many worker processes of the rule are alive."""
         return self._rules.workers
 
     @property
     def worker_pids(self) -> list[int]:
-        """The process ids of the rule's workers."""
         return self._rules.worker_pids
 
     async def start(self) -> None:
@@ -394,7 +391,6 @@ class AskingJudge:
         await self._rules.start()
 
     def refuse(self) -> None:
-        """Refuse new items from now on; `judge` raises PoolUnavailable, also for the items in progress."""
         self._rules.refuse()
         self._give_up()
 

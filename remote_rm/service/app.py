@@ -263,7 +263,6 @@ class _JudgeCollector(Collector):
         self._judge = judge
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the families of metrics."""
         items = CounterMetricFamily("remote_rm_items", "Items judged, by where that ended.", labels=("kind",))
         for kind in ITEM_KINDS:
             items.add_metric((kind,), getattr(self._judge.counts, kind))
@@ -280,7 +279,6 @@ class RewardService(FastAPI):
     """The application, whose document also describes the requests, which FastAPI does not read itself."""
 
     def openapi(self) -> dict[str, Any]:
-        """Return the OpenAPI document."""
         document = super().openapi()
         document["components"]["schemas"]["RewardRequest"] = RewardRequest.model_json_schema()
         return document

@@ -9,7 +9,7 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from logging.handlers import WatchedFileHandler
@@ -100,7 +100,7 @@ class RequestRecord:
     """The status of the reply; 500 if the application raised an error instead."""
     seconds: float = 0.0
     items: int = 0
-    rollouts: list[dict[str, Any]] = field(default_factory=list)
+    rollouts: list[Mapping[str, object]] = field(default_factory=list)
     """Sampled items with their scores."""
 
 
@@ -112,7 +112,6 @@ class Observer:
         self._on_answered = on_answered
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass one request on and record it; other events than requests pass through."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -143,7 +142,6 @@ class TokenGate:
         self._expected = None if token is None else token.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass one request on or refuse it, before any of its body is read."""
         if self._expected is None or scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._is_known(scope):
             await self._app(scope, receive, send)
             return
@@ -220,7 +218,6 @@ class BodyLimit:
         self._open = open_bodies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass one request on, counting the bytes of its body while they come in."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -270,7 +267,6 @@ class Abandonment:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass one request on; if it takes long after its body was received, check whether its client has disconnected."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -386,7 +382,7 @@ class Sampler:
         self._step = round(1 / share) if share else None
         self._seen = 0
 
-    def rollouts(self, items: Sequence[Any], scores: Sequence[Any]) -> list[dict[str, Any]]:
+    def rollouts(self, items: Sequence[Any], scores: Sequence[Any]) -> list[Mapping[str, object]]:
         """Return those of the items whose turn it is, with their scores."""
         if self._step is None:
             return []
@@ -428,7 +424,7 @@ def open_access_log(file: Path | None) -> None:
     logger.propagate = False
 
 
-def _rollout(item: Any, score: Any) -> dict[str, Any]:
+def _rollout(item: Any, score: Any) -> Mapping[str, object]:
     given = {name: value for name, value in asdict(item).items() if value not in (None, ())}
     clipped = {name: _clipped(value) for name, value in given.items() if isinstance(value, str)}
     return given | clipped | asdict(score)

@@ -55,7 +55,6 @@ class FairQueue(Generic[T]):
         self._firsts = 0
 
     def __len__(self) -> int:
-        """How many items wait."""
         return self._length
 
     def add(self, items: Iterable[T]) -> Line[T]:
@@ -163,27 +162,22 @@ class VerifierPool:
 
     @property
     def name(self) -> str:
-        """The registered name of the verifier."""
         return self._verifier.name
 
     @property
     def waiting(self) -> int:
-        """How many items wait for a worker."""
         return len(self._waiting)
 
     @property
     def busy(self) -> int:
-        """How many items are with a worker."""
         return self._busy + self._stalled
 
     @property
     def workers(self) -> int:
-        """How many worker processes are alive."""
         return len(self._alive)
 
     @property
     def worker_pids(self) -> list[int]:
-        """The process ids of the workers."""
         return [worker.pid for worker in self._alive]
 
     async def start(self) -> None:
@@ -450,7 +444,6 @@ class BlockingPool:
 
     @property
     def worker_pids(self) -> list[int]:
-        """The process ids of the workers."""
         return self._pool.worker_pids
 
     def start(self) -> None:

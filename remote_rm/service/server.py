@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from http import HTTPStatus
 from math import ceil
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import Any, cast
 
 import uvicorn
 from fastapi import FastAPI
+from typing_extensions import Self
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from remote_rm.registry import MIB
@@ -52,7 +53,6 @@ class ConnectionGuard(asyncio.Protocol):
     _head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take a connection on, or refuse it."""
         if len(self.server_state.connections) >= self.max_connections:
             self._is_refused = True
             # uvloop's transports are not a subclass of asyncio's.
@@ -65,7 +65,6 @@ class ConnectionGuard(asyncio.Protocol):
         self._await_head()
 
     def data_received(self, data: bytes) -> None:
-        """Pass data on, and refuse a head that grows too large."""
         if self._is_refused:
             return
         super().data_received(data)
@@ -82,7 +81,6 @@ class ConnectionGuard(asyncio.Protocol):
             self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "the head of the request is too large")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection."""
         self._forget_head()
         if self.transport is not None and self in self.server_state.connections:
             super().connection_lost(exc)
@@ -183,9 +181,10 @@ class ListeningOptions:
     grace_seconds: float
 
     @classmethod
-    def from_arguments(cls, args: argparse.Namespace) -> ListeningOptions:
-        """Read the flags of `add_listening_arguments`."""
-        return cls(**_listening(args, worker_memory_bytes=DEFAULT_LIMITS.worker_memory_bytes))
+    def from_arguments(cls, args: argparse.Namespace) -> Self:
+        """Read the flags of `add_listening_arguments`, and for a subclass also those of its own fields."""
+        given = {own.name: getattr(args, own.name) for own in fields(cls) if own.name != "limits"}
+        return cls(limits=limits_of(args), **given)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,36 +194,20 @@ class ServingOptions(ListeningOptions):
     workers: int
     item_timeout_seconds: float
 
-    @classmethod
-    def from_arguments(cls, args: argparse.Namespace) -> ServingOptions:
-        """Read the flags of `add_serving_arguments`."""
-        return cls(
-            **_listening(args, worker_memory_bytes=args.worker_memory_mib * MIB),
-            workers=args.workers,
-            item_timeout_seconds=args.item_timeout_seconds,
-        )
 
-
-def _listening(args: argparse.Namespace, *, worker_memory_bytes: int) -> dict[str, Any]:
-    return {
-        "host": args.host,
-        "port": args.port,
-        "port_file": args.port_file,
-        "limits": ServiceLimits(
-            max_connections=args.max_connections,
-            max_request_items=args.max_request_items,
-            max_queued_items=args.max_queued_items,
-            max_request_bytes=ceil(args.max_request_mib * MIB),
-            max_open_bytes=ceil(args.max_open_mib * MIB),
-            head_seconds=args.head_timeout_seconds,
-            body_seconds=args.body_timeout_seconds,
-            worker_memory_bytes=worker_memory_bytes,
-        ),
-        "token_env": args.token_env,
-        "access_log": args.access_log,
-        "log_sample_share": args.log_sample_share,
-        "grace_seconds": args.grace_seconds,
-    }
+def limits_of(args: argparse.Namespace) -> ServiceLimits:
+    """Return the limits that the flags give; a service without workers has no flag for their memory."""
+    has_workers = "worker_memory_mib" in vars(args)
+    return ServiceLimits(
+        max_connections=args.max_connections,
+        max_request_items=args.max_request_items,
+        max_queued_items=args.max_queued_items,
+        max_request_bytes=ceil(args.max_request_mib * MIB),
+        max_open_bytes=ceil(args.max_open_mib * MIB),
+        head_seconds=args.head_timeout_seconds,
+        body_seconds=args.body_timeout_seconds,
+        worker_memory_bytes=args.worker_memory_mib * MIB if has_workers else DEFAULT_LIMITS.worker_memory_bytes,
+    )
 
 
 class AnnouncingServer(uvicorn.Server):
@@ -275,7 +258,6 @@ class AnnouncingServer(uvicorn.Server):
         refusing.cancel()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Stop gracefully at a first signal, and at once at a second one."""
         self.force_exit = self.should_exit
         super().handle_exit(sig, frame)
 

@@ -38,6 +38,9 @@ UNKNOWN_EXIT_CODE = 255
 
 _LENGTH = struct.Struct("!I")
 
+Message = dict[str, Any]
+"""An item, or its score, as JSON."""
+
 
 class VerifierFailed(Exception):
     """The verifier raised, or the item made its worker crash."""
@@ -89,7 +92,6 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """The process id."""
         assert self._process.pid is not None
         return self._process.pid
 
@@ -151,7 +153,7 @@ class _Channel(asyncio.Protocol):
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
         self._received = bytearray()
-        self._messages: deque[dict[str, Any]] = deque()
+        self._messages: deque[Message] = deque()
         self._awaited: asyncio.Future[None] | None = None
 
     @property
@@ -159,14 +161,14 @@ class _Channel(asyncio.Protocol):
         """Whether both ends are."""
         return self._transport is not None and not self._transport.is_closing()
 
-    def send(self, message: dict[str, Any]) -> None:
+    def send(self, message: Message) -> None:
         """Send a message; raises ConnectionError if the worker is gone."""
         if self._transport is None or not self.is_open:
             raise ConnectionResetError("the worker's socket is closed")
         body = json.dumps(message).encode()
         self._transport.write(_LENGTH.pack(len(body)) + body)
 
-    async def receive(self, *, timeout_seconds: float) -> dict[str, Any]:
+    async def receive(self, *, timeout_seconds: float) -> Message:
         """Return the next message; raises ConnectionError if the worker is gone, and TimeoutError."""
         if not self._messages:
             if not self.is_open:
@@ -181,17 +183,14 @@ class _Channel(asyncio.Protocol):
         return self._messages.popleft()
 
     def close(self) -> None:
-        """Close the socket."""
         if self._transport is not None:
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport."""
         # uvloop's transports are not a subclass of asyncio's.
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        """Take in what came, and wake the receiver once a message is whole."""
         self._received += data
         while len(self._received) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._received)
@@ -202,7 +201,6 @@ class _Channel(asyncio.Protocol):
             _settle(self._awaited, None)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Tell the receiver."""
         _settle(self._awaited, ConnectionResetError(f"the worker closed its socket ({error!r})"))
 
 
@@ -242,7 +240,7 @@ def work(channel: socket.socket, verifier: Verifier, limits: WorkerLimits) -> No
             _send(channel, reply | {"retires": retires})
 
 
-def _verdict(verifier: Verifier, item: Item) -> dict[str, Any]:
+def _verdict(verifier: Verifier, item: Item) -> Message:
     try:
         return asdict(verifier.score(item))
     except Exception as error:
@@ -254,12 +252,12 @@ def _peak_memory_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def _send(channel: socket.socket, message: dict[str, Any]) -> None:
+def _send(channel: socket.socket, message: Message) -> None:
     body = json.dumps(message).encode()
     channel.sendall(_LENGTH.pack(len(body)) + body)
 
 
-def _read(requests: BinaryIO) -> dict[str, Any] | None:
+def _read(requests: BinaryIO) -> Message | None:
     """The next message, or None when the server has closed the channel, also in the midst of one."""
     header = requests.read(_LENGTH.size)
     if len(header) < _LENGTH.size:

@@ -7,7 +7,7 @@ from helpers.verifier_scores import scored, scored_response
 from remote_rm.answer_verifier import Weights
 from remote_rm.answers.choice import matches, read_choice
 from remote_rm.format_verifier import FormatVerifier
-from remote_rm.list_verifier import items_of, quick_match
+from remote_rm.list_verifier import items_of
 from remote_rm.registry import build_parser, get_verifier
 from remote_rm.verifier import Item
 
@@ -127,12 +127,13 @@ def test_the_elements_of_a_list(text, items):
 
 @pytest.mark.parametrize("unordered", [False, True])
 def test_expressions_and_long_lists_are_left_to_a_worker(unordered):
-    assert quick_match(r"\sqrt[3]{16}, 1", r"2\sqrt[3]{2}, 1", unordered=unordered) is None
-    assert quick_match("3, 2", r"2\sqrt[3]{2}, 1", unordered=unordered) is False
+    verifier = get_verifier("list", unordered=unordered)
+    assert verifier.quick_match(r"\sqrt[3]{16}, 1", r"2\sqrt[3]{2}, 1") is None
+    assert verifier.quick_match("3, 2", r"2\sqrt[3]{2}, 1") is False
     hundred = ", ".join(str(number) for number in range(100))
-    assert quick_match(hundred, hundred, unordered=unordered) is None
-    assert get_verifier("list", unordered=unordered).matches(hundred, hundred)
-    assert quick_match(f"{hundred}, 100", hundred, unordered=unordered) is False
+    assert verifier.quick_match(hundred, hundred) is None
+    assert verifier.matches(hundred, hundred)
+    assert verifier.quick_match(f"{hundred}, 100", hundred) is False
 
 
 # choice
