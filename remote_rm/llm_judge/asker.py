@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import random
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from remote_rm.answers.extraction import final_answer
 from remote_rm.llm_judge import MalformedVerdict, Question, question_of, read_verdict
-from remote_rm.llm_judge.endpoint import Budget, ChatEndpoint, EndpointSettings, Ledger, Refused, TryAgain
+from remote_rm.llm_judge.endpoint import Budget, ChatEndpoint, Ledger, Refused, TryAgain
 from remote_rm.service.pool import QUICK_CHARS, VerifierPool
 from remote_rm.verifier import STOPPING, Item, NotReady, PoolUnavailable, Score, check_room
 
@@ -56,34 +55,25 @@ class Verdict:
     """Asked for by this caller, not found."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Patience:
-    """The attempts and the time for one question."""
-
-    attempts: int
-    """Requests for one question, the first included."""
-    deadline_seconds: float
-    """From when a question is put to its verdict: waiting for a free connection, attempts and pauses."""
-    concurrency: int
-    """Requests under way at a time."""
-
-
 class Asker:
     """Asks each question once, whoever wants to know; belongs to the event loop that it is first used in.
 
     Its own thread writes its records, so that a slow disk does not block the loop.
     """
 
-    def __init__(self, *, model: str, endpoint: ChatEndpoint, ledger: Ledger, patience: Patience, limits: str) -> None:
-        """Args:
-        limits: the flags of the budget, for the message when it is used up.
-        """
-        self._model = model
-        self._endpoint = endpoint
-        self._ledger = ledger
-        self._patience = patience
-        self._limits = limits
-        self._slots = asyncio.Semaphore(patience.concurrency)
+    def __init__(self, settings: LlmJudge) -> None:
+        """Raise NotReady if no endpoint or no key is given."""
+        if not settings.judge_url or not settings.judge_model:
+            raise NotReady("the verifier llm_judge asks a server: give its --judge-url and the --judge-model there")
+        self._settings = settings
+        self._endpoint = ChatEndpoint(settings, api_key=_api_key(settings.judge_key_env))
+        budget = Budget(max_requests=settings.judge_max_requests, max_tokens=settings.judge_max_tokens)
+        self._ledger = Ledger(settings.judge_folder, budget=budget)
+        self._limits = (
+            f"--judge-max-requests {settings.judge_max_requests}, --judge-max-tokens {settings.judge_max_tokens}, "
+            f"counted in --judge-folder {settings.judge_folder}"
+        )
+        self._slots = asyncio.Semaphore(settings.judge_concurrency)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="judge records")
         self._flights: dict[str, _Flight] = {}
         self._rest = Rest()
@@ -96,11 +86,23 @@ class Asker:
         return self._used_up
 
     async def start(self) -> None:
-        """Open the records and try the endpoint; raises OSError, sqlite3.Error or Refused."""
-        await self._recorded(self._ledger.open)
-        await self._endpoint.check()
-        if not await self._recorded(self._ledger.has_room):
-            await self._note_used_up()
+        """Open the records and try the endpoint; raises NotReady if one of them cannot be used."""
+        settings = self._settings
+        try:
+            await self._recorded(self._ledger.open)
+            await self._endpoint.check()
+            if not await self._recorded(self._ledger.has_room):
+                await self._note_used_up()
+        except Refused as error:
+            raise NotReady(
+                f"--judge-url {settings.judge_url}: {error}; start the server or correct the address, and put its key, if "
+                f"it wants one, into the environment variable {settings.judge_key_env or KEY_ENV}"
+            ) from error
+        except (OSError, sqlite3.Error) as error:
+            raise NotReady(
+                f"--judge-folder {settings.judge_folder} cannot be used ({error}); name a folder that can be written to, on "
+                "a disk of this machine"
+            ) from error
 
     async def stop(self) -> None:
         """Cancel open questions, and close connections and records."""
@@ -117,7 +119,7 @@ class Asker:
         The same question is under way once: those who want to know wait for one answer, and it is given up with the last
         of them.
         """
-        key = question.key(model=self._model)
+        key = question.key(model=self._settings.judge_model)
         flight = self._flights.get(key)
         is_first = flight is None
         if flight is None:
@@ -154,9 +156,9 @@ class Asker:
     async def _asked(self, question: Question) -> bool:
         """Ask until there is a verdict; raises NoVerdict, and logs the reason."""
         try:
-            is_right = await asyncio.wait_for(self._attempts(question), timeout=self._patience.deadline_seconds)
+            is_right = await asyncio.wait_for(self._attempts(question), timeout=self._settings.judge_deadline_seconds)
         except (asyncio.TimeoutError, TryAgain, Refused) as error:
-            late = f"no verdict within {self._patience.deadline_seconds:g} s"
+            late = f"no verdict within {self._settings.judge_deadline_seconds:g} s"
             reason = late if isinstance(error, asyncio.TimeoutError) else str(error)
             self._rest.failed()
             logger.warning("the judge gave no verdict, the rule judges: %s", reason)
@@ -180,10 +182,10 @@ class Asker:
             except TryAgain as failure:
                 # It holds for all that it asks for patience.
                 self._resumes_at = max(self._resumes_at, time.monotonic() + failure.wait_seconds)
-                if attempt == self._patience.attempts:
+                if attempt == self._settings.judge_attempts:
                     raise
             except MalformedVerdict:
-                if attempt == self._patience.attempts:
+                if attempt == self._settings.judge_attempts:
                     raise
             longest = min(MAX_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** (attempt - 1))
             await asyncio.sleep(longest * random.uniform(0.5, 1.0))
@@ -275,57 +277,11 @@ KEY_ENV = "LLM_JUDGE_API_KEY"
 """Where the key is looked for that the endpoint is sent, unless a flag names another variable."""
 
 
-def asker_of(settings: LlmJudge) -> Asker:
-    """Return the asker, which is not started; raises NotReady if no endpoint or no key is given."""
-    if not settings.judge_url or not settings.judge_model:
-        raise NotReady("the verifier llm_judge asks a server: give its --judge-url and the --judge-model there")
-    return Asker(
-        model=settings.judge_model,
-        endpoint=ChatEndpoint(
-            EndpointSettings(
-                url=settings.judge_url,
-                model=settings.judge_model,
-                api_key=_api_key(settings.judge_key_env),
-                connections=settings.judge_concurrency,
-                timeout_seconds=settings.judge_timeout_seconds,
-                body=json.loads(settings.judge_body),
-            )
-        ),
-        ledger=Ledger(
-            settings.judge_folder,
-            budget=Budget(max_requests=settings.judge_max_requests, max_tokens=settings.judge_max_tokens),
-        ),
-        patience=Patience(
-            attempts=settings.judge_attempts,
-            deadline_seconds=settings.judge_deadline_seconds,
-            concurrency=settings.judge_concurrency,
-        ),
-        limits=f"--judge-max-requests {settings.judge_max_requests}, --judge-max-tokens {settings.judge_max_tokens}, "
-        f"counted in --judge-folder {settings.judge_folder}",
-    )
-
-
-async def start(asker: Asker, settings: LlmJudge) -> None:
-    """Start an asker; raises NotReady if its endpoint cannot be asked, or its records cannot be kept."""
-    try:
-        await asker.start()
-    except Refused as error:
-        raise NotReady(
-            f"--judge-url {settings.judge_url}: {error}; start the server or correct the address, and put its key, if it "
-            f"wants one, into the environment variable {settings.judge_key_env or KEY_ENV}"
-        ) from error
-    except (OSError, sqlite3.Error) as error:
-        raise NotReady(
-            f"--judge-folder {settings.judge_folder} cannot be used ({error}); name a folder that can be written to, on a "
-            "disk of this machine"
-        ) from error
-
-
 async def check_ready(settings: LlmJudge) -> None:
     """Raise NotReady if an asker with these settings cannot be started."""
-    asker = asker_of(settings)
+    asker = Asker(settings)
     try:
-        await start(asker, settings)
+        await asker.start()
     finally:
         await asker.stop()
 
@@ -382,9 +338,9 @@ class AskingJudge:
 
     async def start(self) -> None:
         """Try the judge and start the rule's workers; raises RuntimeError, NotReady if a user can mend it."""
-        self._asker = asker_of(self._verifier)
+        self._asker = Asker(self._verifier)
         try:
-            await start(self._asker, self._verifier)
+            await self._asker.start()
         except BaseException:
             await self.stop()
             raise
@@ -433,7 +389,7 @@ class AskingJudge:
         return task.result()
 
     async def _judged(self, items: Sequence[Item], by_rule: Sequence[Score], is_open: Sequence[bool]) -> list[Score]:
-        asker = self._asker = self._asker or asker_of(self._verifier)
+        asker = self._asker = self._asker or Asker(self._verifier)
         turns = asyncio.Semaphore(self._verifier.judge_concurrency)
 
         async def in_turn(item: Item, score: Score) -> Score:

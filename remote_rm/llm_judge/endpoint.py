@@ -8,16 +8,19 @@ import json
 import sqlite3
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timezone
 from email.utils import parsedate_to_datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import aiohttp
 import tenacity
+
+if TYPE_CHECKING:
+    from remote_rm.llm_judge_verifier import LlmJudge
 
 RETRIED_STATUSES = frozenset((408, 429))
 """Besides 5xx: another attempt may not fail so."""
@@ -42,22 +45,6 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EndpointSettings:
-    """Where requests go and how they are made."""
-
-    url: str
-    """The base of the API, `http://127.0.0.1:8000/v1`; `/chat/completions` is appended."""
-    model: str
-    api_key: str | None = field(repr=False)
-    """Sent as a bearer token, and never written or shown."""
-    connections: int
-    timeout_seconds: float
-    """Of one request."""
-    body: Mapping[str, Any]
-    """Fields put into every request; None takes one out."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Reply:
     """What the model said."""
 
@@ -69,9 +56,13 @@ class Reply:
 class ChatEndpoint:
     """Asks for one reply at a time over pooled connections; belongs to the event loop that it is first used in."""
 
-    def __init__(self, settings: EndpointSettings) -> None:
+    def __init__(self, settings: LlmJudge, *, api_key: str | None) -> None:
+        """Args:
+        api_key: sent as a bearer token, and never written or shown.
+        """
         self._settings = settings
-        self._base = settings.url.rstrip("/")
+        self._api_key = api_key
+        self._base = settings.judge_url.rstrip("/")
         self._session: aiohttp.ClientSession | None = None
         self._at_exit: Callable[[], None] | None = None
 
@@ -87,7 +78,8 @@ class ChatEndpoint:
 
     async def reply(self, messages: Sequence[Mapping[str, str]]) -> Reply:
         """Return the model's reply; raises TryAgain or Refused."""
-        body = {"model": self._settings.model, "messages": messages, "temperature": 0.0, **self._settings.body}
+        own = json.loads(self._settings.judge_body)
+        body = {"model": self._settings.judge_model, "messages": messages, "temperature": 0.0, **own}
         sent = {name: value for name, value in body.items() if value is not None}
         url = f"{self._base}/chat/completions"
         try:
@@ -115,11 +107,11 @@ class ChatEndpoint:
 
     def _connected(self) -> aiohttp.ClientSession:
         if self._session is None:
-            key = self._settings.api_key
+            key = self._api_key
             self._session = aiohttp.ClientSession(
                 headers={} if key is None else {"Authorization": f"Bearer {key}"},
-                timeout=aiohttp.ClientTimeout(total=self._settings.timeout_seconds),
-                connector=aiohttp.TCPConnector(limit=self._settings.connections),
+                timeout=aiohttp.ClientTimeout(total=self._settings.judge_timeout_seconds),
+                connector=aiohttp.TCPConnector(limit=self._settings.judge_concurrency),
                 # The proxies that the environment names; what runs on this machine needs none.
                 trust_env=urlsplit(self._base).hostname not in ("localhost", "127.0.0.1", "::1"),
             )
@@ -148,13 +140,13 @@ class ChatEndpoint:
 
     def _named(self, error: BaseException) -> str:
         if isinstance(error, asyncio.TimeoutError):
-            return f"no answer within {self._settings.timeout_seconds:g} s"
+            return f"no answer within {self._settings.judge_timeout_seconds:g} s"
         return self._clean(str(error)) or type(error).__name__
 
     def _clean(self, text: str) -> str:
         """On one line, short, and without the key, which some servers repeat."""
-        if self._settings.api_key:
-            text = text.replace(self._settings.api_key, "***")
+        if self._api_key:
+            text = text.replace(self._api_key, "***")
         text = " ".join(text.split())
         return text if len(text) <= LONGEST_REASON else f"{text[:LONGEST_REASON]} ..."
 

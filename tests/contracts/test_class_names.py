@@ -13,7 +13,6 @@ NOT_YET_RENAMED = {
     "Checkpoint",
     "ConvertConfig",
     "Difference",
-    "EndpointSettings",
     "Evaluation",
     "Gap",
     "Generation",
