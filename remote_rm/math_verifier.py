@@ -25,9 +25,11 @@ class MathVerifier(AnswerVerifier):
         return accuracy.matches(answer, label)
 
     def quick_match(self, answer: str, label: str) -> bool | None:
+        """Return the same if simple rules and exact algebra can decide, else None."""
         return accuracy.quick_match(answer, label)
 
     def is_gradable(self, label: str) -> bool:
+        """Return whether the label can be read, as mathematics or as plain words."""
         return is_gradable(label)
 
 

@@ -223,7 +223,7 @@ def test_the_threshold_is_a_setting():
     assert scored("box", "[0, 0, 10, 7]", ONE, iou_threshold=0.75).parts["accuracy"] == 0.0
     assert scored("box", "[0, 0, 10, 8]", ONE, iou_threshold=0.75).parts["accuracy"] == 1.0
     for threshold in (0.0, 1.1, float("nan")):
-        with pytest.raises(ValueError, match="--measured-threshold must be above 0 and at most 1"):
+        with pytest.raises(ValueError, match="--iou-threshold must be above 0 and at most 1"):
             BoxVerifier(iou_threshold=threshold)
 
 
