@@ -1,7 +1,11 @@
 """Judges answers that are bounding boxes by their intersection over union (IoU) with those of the label.
 
 python -m remote_rm.box_verifier --port 5000
-python -m remote_rm.box_verifier --iou-threshold 0.75 --match-labels"""
+python -m remote_rm.box_verifier --iou-threshold 0.75 --match-labels
+
+Boxes are `[x0, y0, x1, y1]`, JSON with `bbox_2d`, `bbox` or `box` and a `label` (Qwen2.5-VL, Mini-o3), or Qwen2-VL's
+`<|object_ref_start|>cat<|object_ref_end|><|box_start|>(x0,y0),(x1,y1)<|box_end|>`, with or without these tokens.
+"""
 
 import json
 import re
@@ -43,14 +47,14 @@ class Box:
     """A box as it is written."""
 
     corners: tuple[float, float, float, float] | None
-    """(x0, y0, x1, y1), the upper left corner first; None where what is written is no box of an image: not four numbers
+    """(x0, y0, x1, y1), the upper left corner first; None if what is written is no box of an image: not four numbers
     from 0 to MAX_COORDINATE, corners that are swapped, or no area."""
     label: str | None = None
-    """Its class, where one is named."""
+    """Its class, if one is named."""
 
     @property
     def area(self) -> float:
-        """In the square of the coordinates' unit; 0.0 where it is no box."""
+        """In the square of the coordinates' unit; 0.0 if it is no box."""
         if self.corners is None:
             return 0.0
         left, top, right, bottom = self.corners
@@ -58,7 +62,7 @@ class Box:
 
 
 def boxes_in(text: str, *, xywh: bool = False) -> list[Box] | None:
-    """Return the boxes that a text names, in their order; None where it names none and is no empty list.
+    """Return the boxes that a text names, in their order; None if it names none and is no empty list.
 
     Only a text that is `[]` and nothing else says that there is no box. Never raises.
 
@@ -88,7 +92,7 @@ def boxes_in(text: str, *, xywh: bool = False) -> list[Box] | None:
 
 
 def iou(one: Box, other: Box) -> float:
-    """Return the intersection over the union, from 0.0 to 1.0; 0.0 where one of both is no box."""
+    """Return the intersection over the union, from 0.0 to 1.0; 0.0 if one of them is no box."""
     if one.corners is None or other.corners is None:
         return 0.0
     (left, top, right, bottom), (other_left, other_top, other_right, other_bottom) = one.corners, other.corners
@@ -141,7 +145,7 @@ def _of_value(value: object, *, label: object, xywh: bool) -> list[Box]:
 
 
 def _numbers(text: str) -> list[float]:
-    """The numbers between commas or spaces; none where something else stands there."""
+    """The numbers between commas or spaces; none if something else is between them."""
     try:
         return [float(word) for word in text.replace(",", " ").split()]
     except ValueError:

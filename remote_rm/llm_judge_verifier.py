@@ -35,7 +35,7 @@ class LlmJudge(AnswerVerifier):
     Its settings are those of its flags.
 
     `quick_score`, `score` and `failed_score` are only the rule's, as workers need them; `judge_around` asks the judge.
-    Beside `accuracy` and `format` the parts of its scores are, each 0.0 or 1.0:
+    In addition to `accuracy` and `format` the parts of its scores are, each 0.0 or 1.0:
 
     - judge_asked: the judge's verdict counts, asked for now or earlier;
     - judge_disagrees: it is not the rule's;
@@ -179,7 +179,7 @@ def reward_func(
 ) -> FunctionReply:
     """Return the reply for parallel lists; the flags are given by name: judge_url, judge_model and so on.
 
-    Raises ValueError for unequal lengths, a label without answer and a wrong setting, and RuntimeError where the judge
+    Raises ValueError for unequal lengths, a label without answer and a wrong setting, and RuntimeError if the judge
     cannot be asked from the start.
     """
     settings = {

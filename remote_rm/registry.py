@@ -1,4 +1,4 @@
-"""The verifiers by name; a verifier's module is imported on demand."""
+"""The verifiers by name, and the command that serves each; a verifier's module is imported on demand."""
 
 from __future__ import annotations
 

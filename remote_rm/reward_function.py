@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from remote_rm.answers.extraction import find_response
 from remote_rm.registry import get_verifier
-from remote_rm.verifier import AskingVerifier, Item, Score, Verifier, extra_logs_of, quick_score
+from remote_rm.verifier import AskingVerifier, Item, Score, Verifier, check_labels, extra_logs_of, quick_score
 
 if TYPE_CHECKING:
     from remote_rm.service.pool import BlockingPool
@@ -47,7 +47,7 @@ def reward_func_of(verifier: Verifier | str, *, workers: int = 1, item_timeout_s
         **_other: Any,
     ) -> FunctionReply:
         """Return the reply for parallel lists; raises ValueError for unequal lengths and for a label without answer."""
-        scores = judge(_items(queries, prompts, labels, responses=responses, image_scales=image_scales))
+        scores = judge(items_from(queries, prompts, labels, responses=responses, image_scales=image_scales))
         return {
             "rewards": [score.reward for score in scores],
             "scores": [score.score for score in scores],
@@ -57,7 +57,7 @@ def reward_func_of(verifier: Verifier | str, *, workers: int = 1, item_timeout_s
     return reward_func
 
 
-def _items(
+def items_from(
     queries: Sequence[str],
     prompts: Sequence[str],
     labels: Sequence[str],
@@ -65,6 +65,7 @@ def _items(
     responses: Sequence[str] | None,
     image_scales: Sequence[Sequence[Sequence[float]]] | None,
 ) -> list[Item]:
+    """Return the items of parallel lists; without responses, each is found in its query. Raises ValueError for unequal lengths."""
     lengths = {"queries": len(queries), "prompts": len(prompts), "labels": len(labels)}
     if responses is not None:
         lengths["responses"] = len(responses)
@@ -96,11 +97,7 @@ class _Judge:
     def __call__(self, items: Sequence[Item]) -> list[Score]:
         """Return one score per item, in order; raises ValueError for a label without answer."""
         verifier = self._resolved()
-        for index, item in enumerate(items):
-            try:
-                verifier.check_label(item.label)
-            except ValueError as error:
-                raise ValueError(f"labels[{index}]: {error}") from error
+        check_labels(items, verifier=verifier)
         # For a verifier that asks others, this is only the rule's score.
         asks = isinstance(verifier, AskingVerifier)
         quick = [None if asks else quick_score(verifier, item) for item in items]

@@ -39,7 +39,7 @@ class Score:
     """What the policy is trained on."""
     score: float
     """By a verifier, right (1.0) or wrong (0.0), or how right, between the two, by one that measures; the reward itself
-    where nothing else is known."""
+    if nothing else is known."""
     parts: dict[str, float]
     """Named numbers for the log. Of a verifier, the unweighted verdicts that the reward is formed from, the same names in
     each of its scores: {"accuracy": 1.0, "format": 0.0}. Of a server or a function, all of its `extra_logs`."""
@@ -87,6 +87,15 @@ def quick_score(verifier: Verifier, item: Item) -> Score | None:
         # The text comes from a model: whatever a rule makes of it, a worker tries again.
         logger.exception("quick_score raised for %s", item.excerpt)
         return None
+
+
+def check_labels(items: Sequence[Item], *, verifier: Verifier) -> None:
+    """Raise an UnusableItem that names the place of a label which the verifier refuses."""
+    for index, item in enumerate(items):
+        try:
+            verifier.check_label(item.label)
+        except ValueError as error:
+            raise UnusableItem(f"labels[{index}]: {error}") from error
 
 
 @runtime_checkable

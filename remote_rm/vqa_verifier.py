@@ -1,7 +1,8 @@
-"""Judges answers by how many of the people who were asked gave them: the VQA accuracy (Antol et al. 2015).
+"""Judges answers by how many of the people who were asked gave them: the VQA accuracy (Antol et al. 2015, arXiv 1505.00468).
 
 python -m remote_rm.vqa_verifier --port 5000
-python -m remote_rm.vqa_verifier --accuracy-weight 0.5 --soft-weight 0.5"""
+python -m remote_rm.vqa_verifier --accuracy-weight 0.5 --soft-weight 0.5
+"""
 
 import re
 from collections import Counter
@@ -71,7 +72,7 @@ def vqa_accuracy(answer: str, golds: Sequence[str]) -> float:
 
 
 def _without_punctuation(text: str) -> str:
-    """A mark that stands beside a space anywhere is left out everywhere, and so is each in a text with `1,000`; others
+    """A mark next to a space anywhere is left out everywhere, and so is each mark of a text with `1,000`; others
     become spaces. A period stays in front of a digit only.
     """
     has_digit_groups = _DIGIT_GROUPS.search(text) is not None

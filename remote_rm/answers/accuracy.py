@@ -1,7 +1,9 @@
-"""Is an answer equivalent to a label: read by simple rules and exact algebra where they decide, else by math-verify.
+r"""Is an answer equivalent to a label: read by simple rules and exact algebra if they decide, else by math-verify.
 
 The gold answer says how an answer is read: as a choice, a text, a sequence, a region, a matrix, a number, or an
-expression. `quick_match` and `matches` walk the same rules; they differ in nothing but what the rules leave open."""
+expression. `quick_match` and `matches` use the same rules and differ only in what the rules leave open. A label that is cut
+off, such as `\frac{1}{`, is not gradable.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from remote_rm.answers.comparison import (
     refuse,
     work_out,
 )
-from remote_rm.answers.lexer import Token
+from remote_rm.answers.lexer import POLAR, Token
 from remote_rm.answers.normalization import normalize
 from remote_rm.answers.notation import Kind
 from remote_rm.answers.quantity import parse_quantity, same_quantity
@@ -134,22 +136,10 @@ MAX_ANSWER_CHARS = 1000
 
 _RESTATED = re.compile(r",?\s+(?:or equivalently|or,? in other words|equivalently|i\.e\.|that is|or)[,:]?\s+")
 _OR = re.compile(r"\bor\b")
-_SINGLE = frozenset(
-    (
-        Kind.NUMBER,
-        Kind.QUANTITY,
-        Kind.MONEY,
-        Kind.RANGE,
-        Kind.DATE,
-        Kind.CLOCK,
-        Kind.RATIO,
-        Kind.TELEPHONE,
-        Kind.CODE,
-        Kind.RESIDUE,
-        Kind.EXPRESSION,
-        Kind.BASED,
-    )
-)
+_SINGLE = frozenset({
+    Kind.NUMBER, Kind.QUANTITY, Kind.MONEY, Kind.RANGE, Kind.DATE, Kind.CLOCK, Kind.RATIO, Kind.TELEPHONE, Kind.CODE,
+    Kind.RESIDUE, Kind.EXPRESSION, Kind.BASED,
+})  # fmt: skip
 MAX_WORDS = 8
 EMPTY_SET = r"\emptyset"
 _SINGLE_OR_EQUATION = _SINGLE | {Kind.EQUATION}
@@ -160,17 +150,7 @@ _SEVERAL = re.compile(
 )
 """Numbered answers, and two equations."""
 _CHANGED_IN_CHINESE = re.compile(r"\d\s*(?:个半|折|半)$")
-_POLAR_WORDS = {
-    "yes": True,
-    "true": True,
-    "是": True,
-    "对": True,
-    "no": False,
-    "false": False,
-    "否": False,
-    "错": False,
-    "不是": False,
-}
+_POLAR_WORDS = POLAR | {"不是": False}
 _POLAR_WORD = re.compile("yes|true|no|false|不是|是|对|否|错")
 _POLAR_IN_ENGLISH = re.compile(r"(?<![A-Za-z])(?:yes|no|true|false)(?![A-Za-z])", re.IGNORECASE)
 _POLAR_IN_CHINESE = re.compile(
@@ -201,7 +181,7 @@ def check_label(label: str) -> None:
 
 
 def quick_match(answer: str, label: str, *, ordered: bool = False) -> bool | None:
-    """Return whether the answer equals the label where simple rules can tell, else None."""
+    """Return whether the answer equals the label if simple rules can decide, else None."""
     return _match(answer, label, Rules(undecided=work_out, ordered=ordered))
 
 
@@ -209,7 +189,7 @@ def matches(answer: str, label: str, *, ordered: bool = False) -> bool:
     r"""Return whether the answer equals the label; may run for as long as sympy likes.
 
     A list without brackets has an order only with `ordered`: `2, -1` meets `-1, 2`; tuples have one and sets none.
-    False for every answer where `gold.is_gradable(label)` is False.
+    False for every answer if `is_gradable(label)` is False.
     """
     return bool(_match(answer, label, Rules(undecided=_ask_sympy, ordered=ordered)))
 
@@ -323,14 +303,14 @@ def _currencies(whole: str, answer: str) -> set[str]:
 
 
 def _is_otherwise_in_chinese(answer: str) -> bool:
-    """Whether yes and no stand in it, both in Chinese or one in English."""
+    """Whether yes and no are in it, both in Chinese or one in English."""
     words, said = (_POLAR_IN_ENGLISH, _POLAR_IN_CHINESE), clause_of(answer) or answer
     english, chinese = ({_POLAR_WORDS[word.lower()] for word in pattern.findall(said)} for pattern in words)
     return len(chinese) > 1 or bool(english and chinese and not english & chinese)
 
 
 def _match_choice(answer: str, label: str, rules: Rules) -> bool | None:
-    """Compare with a gold letter, or with the text of its option where it has one and the answer names no letter."""
+    """Compare with a gold letter, or with the text of its option if it has one and the answer names no letter."""
     if choice.matches(answer, label):
         return True
     gold = choice.read_label(label)
@@ -360,5 +340,5 @@ def _alternatives_agree(answer: str, gold: str, rules: Rules) -> bool:
 
 
 def _without_name(answer: str, label: str) -> str:
-    r"""The answer without what it is called: `\text{Area}=12\pi` → `12\pi`; as it is where the label has a relation, too."""
+    r"""The answer without what it is called: `\text{Area}=12\pi` → `12\pi`; as it is if the label has a relation, too."""
     return answer if has_relation(label) else _NAME_BEFORE.sub("", answer, count=1)

@@ -1,7 +1,8 @@
-"""Compares sums, products, powers and quotients of numbers, square roots and letters exactly, without sympy.
+r"""Compares expressions: exactly, without sympy, or by math-verify, which only workers load.
 
-An expression becomes a quotient of two polynomials whose terms are a rational number, the root of an integer without
-square factors, and letters: `\frac{6}{\\sqrt{2}}` and `3\\sqrt{2}` are equal if the cross products are, term by term.
+Sums, products, powers and quotients of numbers, square roots and letters become a quotient of two polynomials whose terms
+are a rational number, the root of an integer without square factors, and letters: `\frac{6}{\sqrt{2}}` and `3\sqrt{2}` are
+equal if the cross products are, term by term. math-verify compares to the gold's own precision.
 """
 
 from __future__ import annotations
@@ -60,10 +61,10 @@ class _Quotient:
 
 
 def same_algebra(answer: str, gold: str) -> bool | None:
-    r"""Return whether two normalised expressions are equal for all values of their letters; None where that is not told.
+    r"""Return whether two normalised expressions are equal for all values of their letters; None if that is not decided.
 
     `(x+2)(x+3)` and `x^2+5x+6` are, `2\sqrt{13}` and `2\sqrt{10}` are not; `\sin x`, `n!` and inequalities
-    are left open. Of two equations it is told whether they say the same: `2y=4x+6` and `y-2x=3` do.
+    are left open. Two equations are the same if one is a multiple of the other: `2y=4x+6` and `y-2x=3` do.
     """
     if len(answer) > MAX_CHARS or len(gold) > MAX_CHARS:
         return None
@@ -84,7 +85,7 @@ def same_algebra(answer: str, gold: str) -> bool | None:
 
 
 def _same_equation(answer: str, gold: str) -> bool | None:
-    """Whether one equation is a multiple of the other; only of linear ones is it told that they are not."""
+    """Whether one equation is a multiple of the other; only linear ones are found to be different."""
     first, second = _parsed_equation(answer), _parsed_equation(gold)
     if not first or not second:
         return None
@@ -146,7 +147,7 @@ def _tokens(latex: str) -> list[str]:
 
 @dataclass(kw_only=True)
 class _Parser:
-    """A parser by recursive descent; every method reads one thing and leaves `position` behind it."""
+    """A parser by recursive descent; every method reads one thing and leaves `position` after it."""
 
     tokens: list[str]
     position: int = 0

@@ -18,7 +18,7 @@ _WRONG = ("wrong", "incorrect", "false", "not", "错误", "错的", "不对", "�
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """A letter and the text of the option, which is "" where none is written."""
+    """A letter and the text of the option, which is "" if none is written."""
 
     letter: str
     text: str
@@ -26,7 +26,7 @@ class Choice:
 
 @lru_cache(maxsize=4096)
 def read_choice(text: str) -> Choice | None:
-    """Return the choice that an answer names, or None where it names none or several."""
+    """Return the choice that an answer names, or None if it names none or several."""
     text = _first_line(text)
     if text.rstrip().endswith(("?", "？")):
         return None
@@ -111,7 +111,7 @@ def _clean(text: str) -> str:
 
 
 def _first_line(text: str) -> str:
-    """The first line where it is an option and no other line is: the answer, then the reasons."""
+    """The first line if it is an option and no other line is: the answer, then the reasons."""
     first, *others = [line for line in text.strip().splitlines() if line.strip()] or [""]
     is_alone = Token.OPTION_LINE.fullmatch(first.strip()) and not any(
         Token.OPTION_LINE.fullmatch(line.strip()) or len(line.strip()) == 1 for line in others
@@ -129,7 +129,7 @@ def _letter_of(match: re.Match[str]) -> str:
 
 
 def _by_verdict(text: str) -> str | None:
-    """The letter that is called right; "" where several are or only wrong ones; None where none is called anything."""
+    """The letter that is called right; "" if several are, or only wrong ones; None if none is called anything."""
     if Token.BOTH.search(text):
         return ""
     verdicts = [
@@ -146,7 +146,7 @@ def _by_verdict(text: str) -> str | None:
 
 
 def _is_left_open(rest: str, letter: str) -> bool:
-    """Whether another letter is named behind the first, or what follows takes it back."""
+    """Whether another letter is named after the first, or what follows takes it back."""
     if Token.OPTION_JOINED.match(rest) or Token.OPTION_AT_ONCE.match(rest):
         return True
     if Token.OPTION_DENIED.search(rest):
@@ -160,7 +160,7 @@ def _is_left_open(rest: str, letter: str) -> bool:
 
 
 def _choice(match: re.Match[str], *, rest: str, is_led_in: bool) -> Choice | None:
-    """The choice, or None where the letter is only a word: `A dog`, `I think so`."""
+    """The choice, or None if the letter is only a word: `A dog`, `I think so`."""
     letter = _letter_of(match)
     if not rest:
         return Choice(letter=letter, text="")

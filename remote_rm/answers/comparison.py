@@ -1,4 +1,4 @@
-r"""Are two values equal: compared by kind, by simple rules and exact algebra where they decide.
+r"""Are two values equal: compared by kind, by simple rules and exact algebra if they decide.
 
 The gold value says how an answer is read: as a choice, a text, a sequence, a region, a matrix, a number, or an expression.
 """
@@ -72,7 +72,7 @@ class Rules:
 
 
 def work_out(answer: str, gold: str) -> bool | None:
-    """Return whether both are equal by exact arithmetic where that tells; a rounded gold is met by what rounds to it, which is left open."""
+    """Return whether both are equal by exact arithmetic, or None; what may round to a rounded gold is left open."""
     is_equal = same_algebra(answer, gold)
     number = None if is_equal is not False else parse_quantity(gold)
     return None if number is not None and rounded_places(number) is not None else is_equal
@@ -84,7 +84,7 @@ def refuse(_answer: str, _gold: str) -> bool:
 
 
 def match_value(answer: str, gold: str, rules: Rules) -> bool | None:
-    """Return whether two normalised texts are the same value; None where `undecided` said so."""
+    """Return whether two normalised texts are the same value; None if `undecided` says so."""
     if not answer or not gold:
         return False
     if answer.casefold() == gold.casefold() and (answer == gold or is_text(gold)):
@@ -103,7 +103,7 @@ def match_value(answer: str, gold: str, rules: Rules) -> bool | None:
 
 
 def _match_notation(answer: str, gold: str, *, is_vague: bool) -> bool | None:
-    """Compare where the gold, or an answer to a plain value, is in a notation of its own; None where neither is."""
+    """Compare if the gold, or an answer to a plain value, is in a notation of its own; None if neither is."""
     read, wanted = read_notation(answer), read_notation(gold)
     if read is not None and wanted is not None:
         return same_written(read, wanted)
@@ -140,7 +140,7 @@ def _match_open(answer: str, gold: str, rules: Rules) -> bool | None:
 
 
 def _match_choice(answer: str, gold: str, rules: Rules) -> bool | None:
-    """Compare with the gold's letter, or with its option text where it has one; None for a text that only looks so."""
+    """Compare with the gold's letter, or with its option text if it has one; None for a text that only looks so."""
     letter = _choice(gold)
     if letter is None:
         return None
@@ -195,13 +195,13 @@ def _match_spans(answer: Span, gold: Span, rules: Rules) -> bool | None:
 
 
 def _match_single(answer: str, gold: str, rules: Rules) -> bool | None:
-    """Compare where the gold is one value, relation or text, and the two differ as strings."""
+    """Compare if the gold is one value, relation or text, and the two differ as strings."""
     gold_number, answer_number = parse_quantity(gold), parse_quantity(answer)
     if gold_number is not None and answer_number is not None:
         return same_quantity(answer_number, gold=gold_number)
     (gold_value, gold_unit), (answer_value, answer_unit) = split_unit(gold), split_unit(answer)
     if gold_unit and "=" in answer and not has_relation(gold):
-        # The unit of x = 12 m stands in its last side.
+        # The unit of x = 12 m is in its last side.
         last = _end_of_chain(answer)
         return last is not None and match_value(last, gold, rules)
     if gold_unit or answer_unit:
@@ -234,7 +234,7 @@ def _match_single(answer: str, gold: str, rules: Rules) -> bool | None:
 
 
 def _end_of_chain(text: str) -> str | None:
-    """The value that a chain of equations ends in: `3+4=7` → `7`, `7=x` → `7`, `m+n=7` → `7`; None where it has none.
+    """The value that a chain of equations ends in: `3+4=7` → `7`, `7=x` → `7`, `m+n=7` → `7`; None if it has none.
 
     A side in other letters is what the value is called, unless it has a factor: `3x+4y=12` is an equation. A side in the
     letters of the end, or without any, has to be equal to it: `3x=2x` and `0=7` are wrong.
@@ -314,9 +314,9 @@ def _order_is_free(answer: str, gold: str, gold_items: list[str], rules: Rules) 
 def _aligned(
     answer_items: list[str], gold_items: list[str], *, is_placed: tuple[bool, bool]
 ) -> tuple[list[str], list[str]] | None:
-    """Both lists by name where the names of one are all different, else None: `y=2, x=1` is `x=1, y=2` and `1, 2`.
+    """Both lists by name if the names of one are all different, else None: `y=2, x=1` is `x=1, y=2` and `1, 2`.
 
-    Names that one side alone has are dropped; it is then in the order of `(x,y)=`, where it stands so, or of the alphabet.
+    Names that only one side has are dropped; it is then in the order of `(x,y)=`, if it is written so, or of the alphabet.
     """
     answers, golds = _values_by_name(answer_items), _values_by_name(gold_items)
     if answers is not None and golds is not None:
@@ -408,9 +408,9 @@ def is_choice(gold: str) -> bool:
 
 
 def is_matchable(table: Sequence[Sequence[bool]]) -> bool:
-    """Return whether each row can be given a column of its own where it is true.
+    """Return whether each row can be given a column of its own in which it is true.
 
-    Where what fits is not transitive, taking the first fitting column might be a mistake.
+    The first fitting column may be the wrong one if what fits is not transitive.
     """
     row_of: dict[int, int] = {}
 

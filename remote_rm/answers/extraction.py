@@ -1,8 +1,9 @@
-"""Finds the final answer in a response: the answer block, else the last oxed{}, else the last stated value.
+r"""Finds the response in a query, and the final answer in a response.
 
-The thinking is cut off first: what a model wrote while it was thinking is no answer.
-A block that was never closed runs to the end; where the thinking was not closed either, the last answer block ends it.
-The format that the model is taught is one think block, then one answer block."""
+The response is the last assistant turn, by the markers of the chat template. Its answer is the answer block, else the last
+\boxed{}, else the last stated value. Thinking is cut off first. A block that was never closed runs to the end; if the
+thinking was not closed either, the last answer block ends it. The format is one think block, then one answer block.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +54,7 @@ _WHITE_SPACE = " \t\n\r\f\v"
 def find_response(query: str, *, prompt: str = "") -> str:
     """Return the text of the last assistant turn, without markers, end tokens and padding.
 
-    What the prompt opened is the turn, also where the response writes markers of its own. A query without any known
+    What the prompt opened is the turn, even if the response writes markers of its own. A query without any known
     marker is plain text: `prompt`, with any number of image tokens in it, is cut off its front, or it is all response.
     """
     markers = _markers_of(prompt) or _markers_of(query)
@@ -84,7 +85,7 @@ def _markers_of(text: str) -> ChatMarkers | None:
 
 
 def _opened_by(prompt: str, markers: ChatMarkers) -> int:
-    """Which assistant turn, from 1, follows the prompt; 0 where the prompt shows none."""
+    """Which assistant turn, from 1, follows the prompt; 0 if the prompt shows none."""
     turns = prompt.count(markers.opening)
     is_closed = markers.closing in prompt[prompt.rfind(markers.opening) :]
     return turns + 1 if turns and is_closed else turns
@@ -102,9 +103,9 @@ def _start_of_turn(query: str, opening: str, *, turn: int) -> int:
 
 
 def end_of_prompt(query: str, *, prompt: str) -> int:
-    """Where the prompt ends in the query; 0 where the query does not start with it.
+    """Where the prompt ends in the query; 0 if the query does not start with it.
 
-    What stands between the special tokens of the prompt is looked for piece by piece, since a trainer's query repeats
+    The text between the special tokens of the prompt is looked for piece by piece, since a trainer's query repeats
     an image token as often as the image has patches, and may start with padding.
     """
     if query.startswith(prompt):
@@ -146,7 +147,7 @@ _SEVERAL = re.compile(r"\b(?:or|and)\b|[,;]\s")
 
 
 def final_answer(response: str) -> str | None:
-    """Return the final answer as written, or None where the response states none."""
+    """Return the final answer as written, or None if the response states none."""
     conclusion = without_thinking(response)
     block = _last_answer_block(conclusion)
     if block is not None:
@@ -159,7 +160,7 @@ def final_answer(response: str) -> str | None:
 def concluding_text(response: str) -> str | None:
     r"""Return the last answer block, or else all that stands outside the thinking; of either the last box, if it has one.
 
-    For answers that may stand on many lines, such as a list of objects. None where that is no text.
+    For answers that may have many lines, such as a list of objects. None if that is no text.
     """
     conclusion = without_thinking(response)
     block = _last_answer_block(conclusion)
@@ -169,9 +170,9 @@ def concluding_text(response: str) -> str | None:
 
 
 def without_thinking(response: str) -> str:
-    """Return what stands outside the think blocks; a block that was never opened or never closed is cut too.
+    """Return the text outside the think blocks; a block that was never opened or never closed is cut too.
 
-    Of thinking that was never closed, what stands from the last complete answer block on is kept.
+    Of thinking that was never closed, the text from the last complete answer block on is kept.
     """
     outside, position = [], 0
     while (start := response.find("<think>", position)) >= 0:
@@ -190,7 +191,7 @@ def without_thinking(response: str) -> str:
 def format_score(response: str, *, prompt: str = "") -> float:
     """Return 1.0 for exactly one think block followed by exactly one answer block, else 0.0.
 
-    White space may stand between the two blocks and around them, and nothing else. A prompt whose chat template ends in
+    Only white space is allowed between the two blocks and around them. A prompt whose chat template ends in
     `<think>` has opened the first block.
     """
     if prompt.rstrip().endswith(THINK):
@@ -210,7 +211,7 @@ def last_boxed(text: str) -> str | None:
 
 
 def _boxed_with_unit(text: str) -> str | None:
-    r"""The last box with the unit behind it: `\boxed{12} cm` → `12 cm`."""
+    r"""The last box with the unit after it: `\boxed{12} cm` → `12 cm`."""
     place = _last_box(text)
     if place is None:
         return None
@@ -267,25 +268,25 @@ def _last_stated_value(text: str) -> str | None:
         return None
     if Token.OPTION_LINE.fullmatch(lines[0]) and not any(map(Token.OPTION_LINE.fullmatch, lines[1:])):
         return lines[0]
-    # "42", "B", "yes", "x = 5" are values as they stand; "so 42" and "12 apples" are not.
+    # "42", "B", "yes", "x = 5" are values as they are; "so 42" and "12 apples" are not.
     if not is_prose(last) and not (words_of(last) and re.search(r"\d|\$", last)):
         return (last if last.count("=") > 1 and _SEVERAL.search(last) else last.rpartition("=")[2].strip()) or None
     return _of_line(last, text)
 
 
 def _introduced(text: str, introduced: Sequence[re.Match[str]]) -> str:
-    """What stands from the line of the last introduction on."""
-    behind = introduced[-1]
-    if not text[behind.end() :].strip(" *_:\n") and len(introduced) > 1:
-        behind = introduced[-2]
-    start = text.rfind("\n", 0, behind.start() + 1) + 1
-    segment = text[max(start, behind.start() - MAX_CHARS_BEFORE) :]
+    """The text from the line of the last introduction on."""
+    last = introduced[-1]
+    if not text[last.end() :].strip(" *_:\n") and len(introduced) > 1:
+        last = introduced[-2]
+    start = text.rfind("\n", 0, last.start() + 1) + 1
+    segment = text[max(start, last.start() - MAX_CHARS_BEFORE) :]
     clause = clause_of(segment)
     return segment if clause is None else clause.strip(" *\t").rstrip("。.").strip(" *\t")
 
 
 def _of_line(line: str, text: str) -> str | None:
-    """What the last line states: the value that is read from it, the line where it is words, else the last value of all."""
+    """What the last line states: the value that is read from it, the line if it is words, else the last value of all."""
     if Token.DENIED.search(line) or Token.LEFT_OPEN.search(line) or Token.BOUND.search(line) or Token.OR.search(line):
         return line
     stated = read(line)
@@ -312,7 +313,7 @@ def turns_kept(turns: Sequence[str], *, prompt: str = "", call_tags: Sequence[st
     """Return of each turn whether it keeps to the format.
 
     All but the last are one think block and then one or more tool calls, `<tool_call>...</tool_call>`; the last is what
-    `format_score` wants. White space may stand around the blocks, and nothing else; no turn both calls and answers. Without
+    `format_score` wants. Only white space is allowed around the blocks; no turn both calls and answers. Without
     call tags no turn calls, and each is what the last must be.
 
     Args:
@@ -329,7 +330,7 @@ def turns_kept(turns: Sequence[str], *, prompt: str = "", call_tags: Sequence[st
 
 
 def turn_format_score(turns: Sequence[str], *, prompt: str = "", call_tags: Sequence[str] = CALL_TAGS) -> float:
-    """Return 1.0 where every turn keeps to the format, as `turns_kept` has it, else 0.0; 0.0 for no turns."""
+    """Return 1.0 if every turn keeps to the format, as `turns_kept` has it, else 0.0; 0.0 for no turns."""
     kept = turns_kept(turns, prompt=prompt, call_tags=call_tags)
     return float(bool(kept) and all(kept))
 
@@ -343,7 +344,7 @@ class _Calls:
         self._call = re.compile(rf"\s*<({names})>.*?</\1>", re.DOTALL)
 
     def are_named(self, turn: str) -> bool:
-        """Whether a tag stands anywhere in it."""
+        """Whether a tag is anywhere in it."""
         return self._tag.search(turn) is not None
 
     def are_all_after_thinking(self, turn: str) -> bool:

@@ -308,7 +308,7 @@ _INTRODUCING = (
 
 @lru_cache(maxsize=4096)
 def introductions(text: str) -> tuple[re.Match[str], ...]:
-    """Return where the text introduces an answer, in order."""
+    """Return the places at which the text introduces an answer, in order."""
     lowered = text.lower()
     return tuple(Token.LEAD_IN.finditer(text)) if any(words in lowered for words in _INTRODUCING) else ()
 

@@ -1,4 +1,4 @@
-r"""Writes an answer in one canonical form, so that equal answers compare equal as strings where that is possible.
+r"""Writes an answer in one canonical form, so that equal answers compare equal as strings if possible.
 
 `$ \dfrac{1}{2} $.` → `\frac{1}{2}`, `90°` → `90^\circ`, `\text{12 cm}` → `12 cm`.
 """
@@ -147,7 +147,7 @@ _BARE_LATEX = (
 
 
 def normalize(text: str) -> str:
-    """Return the canonical form of an answer or a label; the empty string where nothing is left."""
+    """Return the canonical form of an answer or a label; the empty string if nothing is left."""
     return _normalized(text) if len(text) <= MAX_CACHED_CHARS else _normalized.__wrapped__(text)
 
 
@@ -207,7 +207,7 @@ def enclosing_delimiters(text: str) -> tuple[str, str] | None:
 
 
 def split_top_level(text: str) -> list[str]:
-    """Return the parts between the commas and semicolons that stand outside all brackets; one part if there are none."""
+    """Return the parts between the commas and semicolons outside all brackets; one part if there are none."""
     depths = _depths(text)
     cuts = [index for index, character in enumerate(text) if character in ",;" and depths[index] == 0]
     starts, ends = [0, *(cut + 1 for cut in cuts)], [*cuts, len(text)]
@@ -237,6 +237,6 @@ def _strip_wrapping(text: str) -> str:
 
 
 def _without_quotes(text: str) -> str:
-    """Without quotes around the text; those behind a number are feet, inches or derivatives: `5'10"`, `y'`."""
+    """Without quotes around the text; those after a number are feet, inches or derivatives: `5'10"`, `y'`."""
     is_quoted = len(text) > 1 and text[0] in "\"'" and text[-1] == text[0]
     return text[1:-1].strip() if is_quoted else text

@@ -1,6 +1,7 @@
-"""Notations with a meaning of their own, each read into what it stands for: a date, a clock reading, a ratio, a code, ...
+r"""The kinds of values, and notations with a meaning of their own: a date, a clock reading, a ratio, a code, ...
 
-Two texts of one such kind are the same if their keys agree: `14:30` and `2:30 PM`, `January 5, 2024` and `2024-01-05`.
+`COMPARED` says which kinds are compared. Two texts in one such notation are the same if their keys agree: `14:30` and
+`2:30 PM`, `January 5, 2024` and `2024-01-05`.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ _PLAIN_DIGITS = re.compile(r"[-+]?[\d.]+", re.ASCII)
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """A text in one of the notations, as what it stands for."""
+    """A text in one of the notations, as what it means."""
 
     kind: Kind
     key: Hashable
@@ -88,7 +89,7 @@ class Written:
 
 @lru_cache(maxsize=4096)
 def read_notation(text: str) -> Written | None:
-    """Return what a normalised text in one of the notations stands for, or None for any other text."""
+    """Return what a normalised text in one of the notations means, or None for any other text."""
     if len(text) > MAX_CHARS or _PLAIN_DIGITS.fullmatch(text):
         return None
     for hint, kind, reader in _READERS:
@@ -173,7 +174,7 @@ _NAMED_TIMES = {"noon": (0, "P"), "midday": (0, "P"), "midnight": (0, "A")}
 
 
 def _date(text: str) -> tuple[int | None, int, int | None] | None:
-    """Year, month and day; of `01/05/2024` the month stands first, unless it cannot be one or full stops stand between."""
+    """Year, month and day; in `01/05/2024` the month is first, unless it cannot be one or full stops separate them."""
     for pattern in _DATES:
         match = pattern.fullmatch(text)
         if match is None:
@@ -201,9 +202,9 @@ def _month(name: str) -> int | None:
 
 
 def _clock(text: str) -> tuple[int, int, int, str] | None:
-    """Hour, minute, second, and the half of the day, "24" where the hour tells it, "" where nothing does.
+    """Hour, minute, second, and the half of the day, "24" if the hour determines it, "" if nothing does.
 
-    With a colon alone it is a reading of a clock by its form: two digits up to 59 behind an hour up to 24.
+    With a colon alone it is a reading of a clock by its form: two digits up to 59 after an hour up to 24.
     """
     named = _NAMED_TIMES.get(text.lower().removeprefix("12 "))
     if named is not None:
@@ -326,7 +327,7 @@ def _telephone(text: str) -> tuple[str, ...] | None:
 
 
 def _code(text: str) -> str | None:
-    """A capital and digits right behind a letter are no product: `A4`, `V8`; `H_2O` and `H2O` are the same."""
+    """A capital and digits right after a letter are no product: `A4`, `V8`; `H_2O` and `H2O` are the same."""
     if not _CODE.fullmatch(text) or _FUNCTION.search(text):
         return None
     if text.islower():
@@ -337,7 +338,7 @@ def _code(text: str) -> str | None:
 
 
 def code_of(text: str) -> str:
-    """The text without its subscripts' marks, and without its case where it has several letters."""
+    """The text without its subscripts' marks, and without its case if it has several letters."""
     bare = re.sub(r"[_{} ]", "", text)
     return bare if sum(map(str.isalpha, bare)) == 1 else bare.casefold()
 
@@ -397,7 +398,7 @@ def is_choices(text: str) -> bool:
 
 
 def same_choices(answer: str, gold: str) -> bool | None:
-    """`A and C` is `AC`; None where either is no such thing."""
+    """`A and C` is `AC`; None if either is something else."""
     if not _CHOICES.fullmatch(gold) or not _LISTED_CHOICES.fullmatch(answer):
         return None
     return sorted(re.findall("[A-J]", answer)) == list(gold)

@@ -1,4 +1,4 @@
-"""Numbers as answers write them, read exactly: `1,234.50`, `3\frac{1}{2}`, `50%`, `1.5\times10^3`, `12 cm`, `five`, `3 quarters`."""
+r"""Numbers as answers write them, read exactly: `1,234.50`, `3\frac{1}{2}`, `50%`, `1.5\times10^3`, `12 cm`, `five`, `十二`."""
 
 from __future__ import annotations
 
@@ -199,20 +199,20 @@ MAX_CACHED = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class Quantity:
-    """A number with what was written beside it."""
+    """A number with what was written next to it."""
 
     value: Fraction
     places: int
     """Decimal places as written; 0 for integers, fractions and powers of ten, which are exact."""
     percent: bool
     unit: str
-    """The canonical unit, or "" where none is written."""
+    """The canonical unit, or "" if none is written."""
 
 
 # Both sides of a comparison are asked several times what they are, and the samples of a prompt share their gold.
 @lru_cache(maxsize=MAX_CACHED)
 def parse_quantity(text: str) -> Quantity | None:
-    """Return the number that a normalised text is, or None where it is anything more than one number and its unit."""
+    """Return the number that a normalised text is, or None if it is anything more than one number and its unit."""
     match = _QUANTITY.fullmatch(text) if len(text) <= MAX_DIGITS else None
     if match is None or "分之" in text:
         return _in_words(text) if text[:1].isalpha() or "分之" in text else None
@@ -252,7 +252,7 @@ def same_quantity(answer: Quantity, *, gold: Quantity) -> bool:
 
 
 def rounded_places(gold: Quantity) -> int | None:
-    """Return to how many decimal places a gold is rounded, or None where it is exact.
+    """Return to how many decimal places a gold is rounded, or None if it is exact.
 
     It counts as rounded from two decimal places and two significant digits on: 3.14 and 0.33 do, 16.2 and 0.01 do not,
     as an answer may be half as large again as 0.01 and still round to it.
@@ -269,7 +269,7 @@ def _rounded(value: Fraction, places: int) -> Fraction:
 
 
 def _readings(answer: Quantity, *, gold: Quantity) -> list[Fraction]:
-    """The values that the answer may stand for on the gold's scale; below one, 0.5% can only mean 0.005."""
+    """The values that the answer may mean on the gold's scale; below one, 0.5% can only mean 0.005."""
     if answer.percent == gold.percent:
         return [answer.value]
     factor = 100 if gold.percent else Fraction(1, 100)
@@ -293,7 +293,7 @@ def _in_words(text: str) -> Quantity | None:
 
 
 def _in_english(text: str) -> Quantity | None:
-    """The longest run of number words in front, and the unit behind it."""
+    """The longest run of number words in front, and the unit after it."""
     words = text.split(" ")
     for end in range(len(words), 0, -1):
         value = parse_words(" ".join(words[:end])) if words[end - 1] != "and" else None
@@ -329,7 +329,7 @@ def _compound(text: str) -> Quantity | None:
 
 
 def _measured(part: str) -> tuple[Fraction, str] | None:
-    """The value and the unit of one part of a compound quantity, where one letter may follow the number: `1h30m`."""
+    """The value and the unit of one part of a compound quantity, in which one letter may follow the number: `1h30m`."""
     match = _QUANTITY.fullmatch(part)
     if (
         match is None

@@ -1,4 +1,8 @@
-"""What kind of value a normalised text is, told by its form."""
+r"""What kind of value a normalised text is by its form, and how intervals, matrices and lists are read.
+
+An interval is read into end points (an inequality is one as well, `-2\le x<7` is `[-2,7)`); a matrix
+(`\begin{pmatrix}1&2\\3&4\end{pmatrix}`, `[[1,2],[3,4]]`) into cells.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +42,7 @@ class Span:
     left: str
     right: str
     brackets: tuple[str, str]
-    """`("[", ")")` where the left end belongs to it and the right end does not."""
+    """`("[", ")")` if the left end belongs to it and the right end does not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +54,7 @@ class Region:
 
 
 def parse_region(text: str) -> Region | None:
-    """Return the region that a normalised text states, or None where it states none."""
+    """Return the region that a normalised text states, or None if it states none."""
     hole = _HOLE.fullmatch(text)
     if hole is not None:
         ends = (_end(hole[2]), "\\infty")
@@ -132,7 +136,7 @@ def _end(written: str) -> str:
 
 
 def parse_matrix(text: str) -> Rows | None:
-    """Return the cells of the matrix that a normalised text is, row by row, or None where it is none."""
+    """Return the cells of the matrix that a normalised text is, row by row, or None if it is none."""
     match = _MATRIX.fullmatch(text)
     if match is None:
         return _nested_lists(text)

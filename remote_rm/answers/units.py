@@ -1,4 +1,4 @@
-r"""Units and counted things as they are written behind a value: `12 cm`, `36\pi square inches`, `3 apples`."""
+r"""Units and counted things as they are written after a value: `12 cm`, `36\pi square inches`, `3 apples`."""
 
 from __future__ import annotations
 
@@ -257,7 +257,7 @@ def unit_behind(text: str, position: int) -> str:
 
 
 def conversion(unit: str, *, into: str) -> Fraction | None:
-    """Return what one `unit` is in the other, both canonical, or None where they measure different things."""
+    """Return what one `unit` is in the other, both canonical, or None if they measure different things."""
     factors = [_scaled(unit), _scaled(into)]
     if factors[0] is None or factors[1] is None or factors[0][0] != factors[1][0]:
         return None
@@ -265,7 +265,7 @@ def conversion(unit: str, *, into: str) -> Fraction | None:
 
 
 def _scaled(unit: str) -> tuple[tuple[tuple[str, int], ...], Fraction] | None:
-    """The base units with their powers, and how many of them the unit is; None where a part has no base unit here."""
+    """The base units with their powers, and how many of them the unit is; None if a part has no base unit here."""
     powers: dict[str, int] = {}
     factor = Fraction(1)
     for index, part in enumerate(unit.split("/")):
@@ -337,7 +337,7 @@ _MEASURES = frozenset(
         "intersection root pair set group row column table chair room house tree flower ball card coin ticket family"
     ).split()
 )
-"""What may stand in the singular, as behind one and behind a fraction."""
+"""May be in the singular, as after one and after a fraction."""
 
 
 _JOINTS = frozenset("of in on per with from at for to inside within among".split())
@@ -388,7 +388,7 @@ def counted_thing(text: str) -> str | None:
 
 
 def changes_number(words: str) -> bool:
-    """Return whether words behind a number make it another one, or none: `halves`, `below zero`, `divided by two`, `or 6`."""
+    """Return whether words after a number make it another one, or none: `halves`, `below zero`, `divided by two`, `or 6`."""
     return any(
         word in _NUMBER_CHANGING or word in NUMBER_WORDS or _ORDINALS.fullmatch(word) is not None
         for word in re.split(r"[\s-]+", words.lower())

@@ -1,4 +1,8 @@
-"""Verdicts of a judge: read from the folder if it has them, else requested within limits of time, attempts and money."""
+"""Asks a language model for verdicts that the rule leaves open, within limits of time, attempts and money.
+
+Verdicts are read from the folder if it has them. Coroutines of the event loop wait for the network: workers have a time
+limit that is meant for sympy, and the pool gives only the rule's score.
+"""
 
 from __future__ import annotations
 

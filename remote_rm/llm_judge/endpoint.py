@@ -225,7 +225,7 @@ class Ledger:
         self._connection: sqlite3.Connection | None = None
 
     def open(self) -> None:
-        """Connect; raises OSError or sqlite3.Error where the folder or its database cannot be used."""
+        """Connect; raises OSError or sqlite3.Error if the folder or its database cannot be used."""
         self._database()
 
     def close(self) -> None:

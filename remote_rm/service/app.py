@@ -18,11 +18,21 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 from pydantic import ValidationError
 
-from remote_rm.answers.extraction import find_response
 from remote_rm.protocol import Health, Refusal, RewardReply, RewardRequest
+from remote_rm.reward_function import items_from
 from remote_rm.service.middleware import RequestRecord, Sampler, guard, log_request, refusal
 from remote_rm.service.pool import judge_of
-from remote_rm.verifier import DEFAULT_LIMITS, Item, Judge, Score, ServiceLimits, UnusableItem, Verifier, extra_logs_of
+from remote_rm.verifier import (
+    DEFAULT_LIMITS,
+    Item,
+    Judge,
+    Score,
+    ServiceLimits,
+    UnusableItem,
+    Verifier,
+    check_labels,
+    extra_logs_of,
+)
 
 INLINE_BYTES = 64 * 2**10
 """Up to so much is read without changing threads, which would take longer than the reading."""
@@ -296,8 +306,9 @@ def create_app(
     """Return the application of a verifier, whose worker processes run from startup to shutdown; see `create_service`."""
 
     def items_of_request(request: RewardRequest) -> list[Item]:
-        check_labels(request.labels, verifier=verifier)
-        return items_of(request)
+        items = items_of(request)
+        check_labels(items, verifier=verifier)
+        return items
 
     return create_service(
         judge_of(verifier, workers=workers, item_timeout_seconds=item_timeout_seconds, limits=limits),
@@ -406,27 +417,15 @@ async def refuse_item(_request: Request, error: Exception) -> JSONResponse:
     return refusal(422, str(error))
 
 
-def check_labels(labels: Sequence[str], *, verifier: Verifier) -> None:
-    """Refuse a request with an unusable label (422), naming its place."""
-    for index, label in enumerate(labels):
-        try:
-            verifier.check_label(label)
-        except ValueError as error:
-            raise UnusableItem(f"labels[{index}]: {error}") from error
-
-
 def items_of(request: RewardRequest) -> list[Item]:
     """Return the items of a request; without `responses`, each response is looked up inside its query."""
-    responses = request.responses
-    if responses is None:
-        responses = [
-            find_response(query, prompt=prompt) for query, prompt in zip(request.query, request.prompts, strict=True)
-        ]
-    scales = request.image_scales or [[] for _ in request.labels]
-    return [
-        Item(prompt=prompt, response=response, label=label, image_scales=of_images)
-        for prompt, response, label, of_images in zip(request.prompts, responses, request.labels, scales, strict=True)
-    ]
+    return items_from(
+        request.query,
+        request.prompts,
+        request.labels,
+        responses=request.responses,
+        image_scales=request.image_scales,
+    )
 
 
 def reply_from(scores: Sequence[Score]) -> RewardReply:

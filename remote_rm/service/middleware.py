@@ -410,7 +410,7 @@ def log_request(record: RequestRecord) -> None:
 def open_access_log(file: Path | None) -> None:
     """Send only the lines to a file, or to stderr for None; raises OSError if it cannot be written.
 
-    The file is appended to, and opened anew when something else has moved it away.
+    The file is appended to, and opened again when something else has moved it away.
     """
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -35,7 +35,7 @@ FIRST_SERVED = 3
 
 
 class Line(Generic[T]):
-    """What waits of one request."""
+    """The items of one request that wait."""
 
     def __init__(self, items: Iterable[T]) -> None:
         self.items = deque(items)
@@ -447,7 +447,7 @@ class BlockingPool:
         return self._pool.worker_pids
 
     def start(self) -> None:
-        """Start the workers; raises RuntimeError if one does not come up, NotReady where nobody can be asked."""
+        """Start the workers; raises RuntimeError if one does not come up, NotReady if nobody can be asked."""
         assert self._loop is None, "a pool is started once at a time"
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name=f"judge {self._pool.name}", daemon=True)

@@ -39,7 +39,7 @@ SPARE_FILES = 256
 
 
 class ConnectionGuard(asyncio.Protocol):
-    """Stands in front of one of uvicorn's protocols for HTTP; made by `guarded_protocol`."""
+    """Guards one of uvicorn's protocols for HTTP; made by `guarded_protocol`."""
 
     max_connections: int
     head_seconds: float
@@ -157,7 +157,7 @@ KEEP_ALIVE_SECONDS = 60
 
 @dataclass(frozen=True, kw_only=True)
 class Announced:
-    """The service's name in messages about where it listens, or why it cannot."""
+    """The service's name in messages about its address, or the reason why it has none."""
 
     name: str
     path: str
