@@ -24,10 +24,6 @@ class Weights:
 
 
 DEFAULT_WEIGHTS = Weights()
-_EMPTY_LABEL = (
-    "the gold answer is empty ({!r}), so no response can be judged; "
-    "name the column that holds the answers (OpenRLHF's --data.label_key) or drop such rows"
-)
 
 
 def setting(default: Any, **flag: object) -> Any:
@@ -46,7 +42,7 @@ def setting(default: Any, **flag: object) -> Any:
 def check_text(label: str) -> None:
     """Raise a ValueError for a label of white space only."""
     if not label.strip():
-        raise ValueError(_EMPTY_LABEL.format(label))
+        raise ValueError(accuracy.EMPTY_LABEL.format(label))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,8 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from typing_extensions import Self
 
+from remote_rm.verifier import check_parallel
+
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -52,14 +54,8 @@ class RewardRequest(BaseModel):
 
     @model_validator(mode="after")
     def _lists_are_parallel(self) -> Self:
-        lengths = {"query": len(self.query), "prompts": len(self.prompts), "labels": len(self.labels)}
-        if self.responses is not None:
-            lengths["responses"] = len(self.responses)
-        if self.image_scales is not None:
-            lengths["image_scales"] = len(self.image_scales)
-        if len(set(lengths.values())) > 1:
-            listed = ", ".join(f"{name} has {length}" for name, length in lengths.items())
-            raise ValueError(f"the lists of one request must be equally long, but {listed}")
+        columns = {name: getattr(self, name) for name in type(self).model_fields}
+        check_parallel("the lists of one request", columns)
         return self
 
 

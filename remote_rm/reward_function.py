@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from remote_rm.answers.extraction import find_response
 from remote_rm.registry import get_verifier
-from remote_rm.verifier import AskingVerifier, Item, Score, Verifier, check_labels, extra_logs_of, quick_score
+from remote_rm.verifier import (
+    AskingVerifier,
+    Item,
+    Score,
+    Verifier,
+    check_labels,
+    check_parallel,
+    extra_logs_of,
+    quick_score,
+)
 
 if TYPE_CHECKING:
     from remote_rm.service.pool import BlockingPool
@@ -66,14 +75,8 @@ def items_from(
     image_scales: Sequence[Sequence[Sequence[float]]] | None,
 ) -> list[Item]:
     """Return the items of parallel lists; without responses, each is found in its query. Raises ValueError for unequal lengths."""
-    lengths = {"queries": len(queries), "prompts": len(prompts), "labels": len(labels)}
-    if responses is not None:
-        lengths["responses"] = len(responses)
-    if image_scales is not None:
-        lengths["image_scales"] = len(image_scales)
-    if len(set(lengths.values())) > 1:
-        listed = ", ".join(f"{name} has {length}" for name, length in lengths.items())
-        raise ValueError(f"the lists given to reward_func must be equally long, but {listed}")
+    columns = {"queries": queries, "prompts": prompts, "labels": labels}
+    check_parallel("the lists given to reward_func", {**columns, "responses": responses, "image_scales": image_scales})
     if responses is None:
         responses = [find_response(query, prompt=prompt) for query, prompt in zip(queries, prompts, strict=True)]
     scales = [()] * len(labels) if image_scales is None else image_scales

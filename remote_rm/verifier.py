@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -87,6 +87,14 @@ def quick_score(verifier: Verifier, item: Item) -> Score | None:
         # The text comes from a model: whatever a rule makes of it, a worker tries again.
         logger.exception("quick_score raised for %s", item.excerpt)
         return None
+
+
+def check_parallel(subject: str, columns: Mapping[str, Sequence[object] | None]) -> None:
+    """Raise a ValueError unless all lists are equally long; None is no list."""
+    lengths = {name: len(column) for name, column in columns.items() if column is not None}
+    if len(set(lengths.values())) > 1:
+        listed = ", ".join(f"{name} has {length}" for name, length in lengths.items())
+        raise ValueError(f"{subject} must be equally long, but {listed}")
 
 
 def check_labels(items: Sequence[Item], *, verifier: Verifier) -> None:

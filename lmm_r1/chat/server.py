@@ -24,7 +24,7 @@ from lmm_r1.data.messages import Row
 from lmm_r1.data.sent_prompt import MediaAccess
 from lmm_r1.errors import UserError
 from lmm_r1.generation.engine import Outcome, SamplingSettings
-from remote_rm.service.middleware import RequestRecord, Sampler, guard, log_request
+from remote_rm.service.middleware import RequestRecord, RolloutSampler, guard, log_request
 from remote_rm.verifier import STOPPING, PoolUnavailable, ServiceLimits, check_room
 
 logger = logging.getLogger(__name__)
@@ -242,7 +242,7 @@ class ChatService:
         """End the readers, without waiting for them."""
         self._readers.shutdown(wait=False, cancel_futures=True)
 
-    async def reply(self, body: bytes, *, record: RequestRecord, sampler: Sampler) -> dict[str, Any]:
+    async def reply(self, body: bytes, *, record: RequestRecord, sampler: RolloutSampler) -> dict[str, Any]:
         """Return the completion in the API's form; raises RefusedChat, PoolUnavailable or EngineFailed."""
         request, row = await asyncio.get_running_loop().run_in_executor(self._readers, self._read, body)
         asked = request.max_completion_tokens or request.max_tokens or self._max_new_tokens
@@ -326,11 +326,11 @@ def create_app(service: ChatService, *, limits: ServiceLimits, token: str | None
     guard(app, limits=limits, token=token, on_answered=log_request, refuse=service.model.refuse)
     app.add_exception_handler(RefusedChat, _refused)
     app.add_exception_handler(EngineFailed, _failed)
-    _add_routes(app, service, Sampler(log_sample_share))
+    _add_routes(app, service, RolloutSampler(log_sample_share))
     return app
 
 
-def _add_routes(app: FastAPI, service: ChatService, sampler: Sampler) -> None:
+def _add_routes(app: FastAPI, service: ChatService, sampler: RolloutSampler) -> None:
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> JSONResponse:
         body = await request.body()

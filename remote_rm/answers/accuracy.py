@@ -171,13 +171,16 @@ _NAME_BEFORE = re.compile(
 )
 
 
+EMPTY_LABEL = (
+    "the gold answer is empty ({!r}), so no response can be judged; "
+    "name the column that holds the answers (OpenRLHF's --data.label_key) or drop such rows"
+)
+
+
 def check_label(label: str) -> None:
     """Raise a ValueError for a label that no answer could be judged by."""
     if not normalize(label.strip()[:MAX_ANSWER_CHARS]):
-        raise ValueError(
-            f"the gold answer is empty ({label[:80]!r}), so no response can be judged; "
-            "name the column that holds the answers (OpenRLHF's --data.label_key) or drop such rows"
-        )
+        raise ValueError(EMPTY_LABEL.format(label[:80]))
 
 
 def quick_match(answer: str, label: str, *, ordered: bool = False) -> bool | None:

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from remote_rm.protocol import Health, Refusal, RewardReply, RewardRequest
 from remote_rm.reward_function import items_from
-from remote_rm.service.middleware import RequestRecord, Sampler, guard, log_request, refusal
+from remote_rm.service.middleware import RequestRecord, RolloutSampler, guard, log_request, refusal
 from remote_rm.service.pool import judge_of
 from remote_rm.verifier import (
     DEFAULT_LIMITS,
@@ -355,7 +355,7 @@ def create_service(
     app.add_exception_handler(RequestValidationError, refuse_invalid)
     app.add_exception_handler(TooManyItems, refuse_large)
     app.add_exception_handler(UnusableItem, refuse_item)
-    _add_routes(app, judge=judge, reader=reader, metrics=metrics, sampler=Sampler(log_sample_share))
+    _add_routes(app, judge=judge, reader=reader, metrics=metrics, sampler=RolloutSampler(log_sample_share))
     return app
 
 
@@ -365,7 +365,7 @@ def _add_routes(
     judge: Judge,
     reader: RequestReader,
     metrics: ServiceMetrics,
-    sampler: Sampler,
+    sampler: RolloutSampler,
 ) -> None:
     @app.post("/get_reward", summary="Judge samples", responses=REFUSALS, openapi_extra=REQUEST_BODY)
     async def get_reward(request: Request) -> RewardReply:

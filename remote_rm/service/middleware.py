@@ -370,7 +370,7 @@ class _FileHandler(WatchedFileHandler):
         self._fails = False
 
 
-class Sampler:
+class RolloutSampler:
     """Takes every Nth item over all requests, starting with the first.
 
     Raises ValueError for a share outside 0 to 1.

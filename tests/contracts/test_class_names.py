@@ -20,7 +20,6 @@ NOT_YET_RENAMED = {
     "Phi3VForCausalLM",
     "Phi3VImageEmbedding",
     "Plan",
-    "Sampler",
     "Segment",
     "Session",
     "Source",

@@ -7,11 +7,12 @@ import signal
 import threading
 import time
 import urllib.request
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import psutil
 import pytest
+from helpers.event_loops import in_a_loop
 from helpers.reward_servers import import_unruly, running, unruly_command
 
 from remote_rm.service.pool import QUICK_CHARS, PoolUnavailable, VerifierPool
@@ -33,35 +34,29 @@ async def rewards(pool: VerifierPool, *responses: str) -> list[float]:
     return [score.reward for score in await pool.judge(items(*responses))]
 
 
-def run_with(pool: VerifierPool, scenario: Callable[[], Awaitable[object]]) -> object:
-    async def started() -> object:
-        await pool.start()
-        try:
-            return await scenario()
-        finally:
-            await pool.stop()
-
-    return asyncio.run(started())
+@contextlib.asynccontextmanager
+async def started(pool: VerifierPool) -> AsyncIterator[VerifierPool]:
+    await pool.start()
+    try:
+        yield pool
+    finally:
+        await pool.stop()
 
 
-def test_stalled_items_do_not_hold_up_those_behind_them(unruly):
-    pool = VerifierPool(unruly, workers=1, item_timeout_seconds=2.0)
-
-    async def scenario() -> tuple[list[float], float]:
-        started = time.monotonic()
-        scored = await rewards(pool, "sleep 60", "sleep 60", "sleep 60", "1", "2")
-        return scored, time.monotonic() - started
-
-    scored, seconds = run_with(pool, scenario)
-    assert scored == [0.0, 0.0, 0.0, 1.0, 2.0]
-    # One after another they would take 6 s; the third starts after 2 * STALLED_SECONDS, and ends 2 s later.
-    assert 2.3 < seconds < 4.0
+@in_a_loop
+async def test_stalled_items_do_not_hold_up_those_behind_them(unruly):
+    async with started(VerifierPool(unruly, workers=1, item_timeout_seconds=2.0)) as pool:
+        began = time.monotonic()
+        assert await rewards(pool, "sleep 60", "sleep 60", "sleep 60", "1", "2") == [0.0, 0.0, 0.0, 1.0, 2.0]
+        # One after another they would take 6 s; the third starts after 2 * STALLED_SECONDS, and ends 2 s later.
+        assert 2.3 < time.monotonic() - began < 4.0
 
 
-def test_a_full_queue_refuses_what_needs_a_worker_and_nothing_else(unruly):
-    pool = VerifierPool(unruly, workers=1, item_timeout_seconds=10.0, limits=ServiceLimits(max_queued_items=2))
-
-    async def scenario() -> None:
+@in_a_loop
+async def test_a_full_queue_refuses_what_needs_a_worker_and_nothing_else(unruly):
+    async with started(
+        VerifierPool(unruly, workers=1, item_timeout_seconds=10.0, limits=ServiceLimits(max_queued_items=2))
+    ) as pool:
         # One is with the worker, and two wait: the queue is as long as it may be.
         accepted = asyncio.create_task(rewards(pool, "sleep 0.4", "1", "2"))
         await asyncio.sleep(0.1)
@@ -72,15 +67,12 @@ def test_a_full_queue_refuses_what_needs_a_worker_and_nothing_else(unruly):
         assert await rewards(pool, "quick") == [7.0]
         assert await accepted == [0.4, 1.0, 2.0]
         assert await rewards(pool, "3") == [3.0]
-
-    run_with(pool, scenario)
     assert (pool.counts.items, pool.counts.worker, pool.counts.quick) == (5, 4, 1)
 
 
-def test_a_request_that_is_given_up_frees_its_places_and_its_worker(unruly):
-    pool = VerifierPool(unruly, workers=1, item_timeout_seconds=30.0)
-
-    async def scenario() -> list[float]:
+@in_a_loop
+async def test_a_request_that_is_given_up_frees_its_places_and_its_worker(unruly):
+    async with started(VerifierPool(unruly, workers=1, item_timeout_seconds=30.0)) as pool:
         judging = asyncio.create_task(rewards(pool, "sleep 20", "sleep 20", "1"))
         await asyncio.sleep(0.1)
         assert (pool.busy, pool.waiting) == (1, 2)
@@ -89,43 +81,36 @@ def test_a_request_that_is_given_up_frees_its_places_and_its_worker(unruly):
             await judging
         await asyncio.sleep(0.05)
         assert (pool.busy, pool.waiting) == (0, 0)
-        return await asyncio.wait_for(rewards(pool, "2"), timeout=10)
-
-    assert run_with(pool, scenario) == [2.0]
+        assert await asyncio.wait_for(rewards(pool, "2"), timeout=10) == [2.0]
     assert (pool.counts.worker, pool.counts.timed_out, pool.counts.lost_workers) == (1, 0, 0)
 
 
-def test_requests_given_up_while_their_workers_start_leave_no_process_behind(unruly):
-    pool = VerifierPool(unruly, workers=1, item_timeout_seconds=30.0)
-
-    async def scenario() -> tuple[list[float], int]:
+@in_a_loop
+async def test_requests_given_up_while_their_workers_start_leave_no_process_behind(unruly):
+    async with started(VerifierPool(unruly, workers=1, item_timeout_seconds=30.0)) as pool:
         # Each kills the worker of the one before it, so that the next finds none and starts one.
         for _ in range(6):
             judging = asyncio.create_task(rewards(pool, "sleep 20"))
             await asyncio.sleep(0.02)
             judging.cancel()
-        return await asyncio.wait_for(rewards(pool, "2"), timeout=20), pool.workers
-
-    assert run_with(pool, scenario) == ([2.0], 1)
+        assert (await asyncio.wait_for(rewards(pool, "2"), timeout=20), pool.workers) == ([2.0], 1)
 
 
-def test_a_large_request_does_not_hold_up_a_small_one(unruly):
-    pool = VerifierPool(unruly, workers=1, item_timeout_seconds=30.0)
-
-    async def scenario() -> None:
+@in_a_loop
+async def test_a_large_request_does_not_hold_up_a_small_one(unruly):
+    async with started(VerifierPool(unruly, workers=1, item_timeout_seconds=30.0)) as pool:
         large = asyncio.create_task(rewards(pool, *["sleep 0.1"] * 50))
         await asyncio.sleep(0.15)
         assert await rewards(pool, "1") == [1.0]
         assert pool.waiting > 40
         large.cancel()
 
-    run_with(pool, scenario)
 
-
-def test_a_request_larger_than_the_queue_waits_for_an_empty_one(unruly):
-    pool = VerifierPool(unruly, workers=1, item_timeout_seconds=10.0, limits=ServiceLimits(max_queued_items=4))
-
-    async def scenario() -> None:
+@in_a_loop
+async def test_a_request_larger_than_the_queue_waits_for_an_empty_one(unruly):
+    async with started(
+        VerifierPool(unruly, workers=1, item_timeout_seconds=10.0, limits=ServiceLimits(max_queued_items=4))
+    ) as pool:
         accepted = asyncio.create_task(rewards(pool, "sleep 0.3", "1", "2"))
         await asyncio.sleep(0.1)
         with pytest.raises(PoolUnavailable, match="2 items wait to be judged, and the limit is 4"):
@@ -134,13 +119,10 @@ def test_a_request_larger_than_the_queue_waits_for_an_empty_one(unruly):
         assert await accepted == [0.3, 1.0, 2.0]
         assert await rewards(pool, *["1"] * 9) == [1.0] * 9
 
-    run_with(pool, scenario)
 
-
-def test_a_pool_that_refuses_drops_what_it_has_and_keeps_its_workers(unruly):
-    pool = VerifierPool(unruly, workers=1, item_timeout_seconds=30.0)
-
-    async def scenario() -> None:
+@in_a_loop
+async def test_a_pool_that_refuses_drops_what_it_has_and_keeps_its_workers(unruly):
+    async with started(VerifierPool(unruly, workers=1, item_timeout_seconds=30.0)) as pool:
         judging = asyncio.create_task(rewards(pool, "sleep 20", "1"))
         await asyncio.sleep(0.1)
         pool.refuse()
@@ -148,96 +130,77 @@ def test_a_pool_that_refuses_drops_what_it_has_and_keeps_its_workers(unruly):
             with pytest.raises(PoolUnavailable, match="the server is stopping"):
                 await refused
 
-    run_with(pool, scenario)
 
-
-def test_a_worker_has_only_the_memory_it_is_given(unruly):
-    pool = VerifierPool(
-        unruly, workers=1, item_timeout_seconds=5.0, limits=ServiceLimits(worker_memory_bytes=400 * 2**20)
-    )
-
-    async def scenario() -> list[float]:
-        return await rewards(pool, "allocate 50", "allocate 500", "5")
-
-    assert run_with(pool, scenario) == [50.0, 0.0, 5.0]
+@in_a_loop
+async def test_a_worker_has_only_the_memory_it_is_given(unruly):
+    async with started(
+        VerifierPool(
+            unruly, workers=1, item_timeout_seconds=5.0, limits=ServiceLimits(worker_memory_bytes=400 * 2**20)
+        )
+    ) as pool:
+        assert await rewards(pool, "allocate 50", "allocate 500", "5") == [50.0, 0.0, 5.0]
     assert pool.counts.failed == 1
 
 
-def test_a_worker_that_held_much_memory_is_replaced(unruly):
-    pool = VerifierPool(
-        unruly, workers=1, item_timeout_seconds=5.0, limits=ServiceLimits(worker_memory_bytes=600 * 2**20)
-    )
-
-    async def scenario() -> tuple[bool, bool]:
+@in_a_loop
+async def test_a_worker_that_held_much_memory_is_replaced(unruly):
+    async with started(
+        VerifierPool(
+            unruly, workers=1, item_timeout_seconds=5.0, limits=ServiceLimits(worker_memory_bytes=600 * 2**20)
+        )
+    ) as pool:
         before = pool.worker_pids
         await rewards(pool, "1", "2")
         kept = pool.worker_pids == before
         # bytearray zeroes what it allocates, so that all of it is resident.
         await rewards(pool, "allocate 350", "1")
-        return kept, pool.worker_pids != before
-
-    assert run_with(pool, scenario) == (True, True)
+        assert (kept, pool.worker_pids != before) == (True, True)
 
 
-def test_an_item_is_judged_again_when_its_worker_is_killed(unruly):
-    pool = VerifierPool(unruly, workers=2, item_timeout_seconds=10.0)
-
-    async def scenario() -> list[float]:
+@in_a_loop
+async def test_an_item_is_judged_again_when_its_worker_is_killed(unruly):
+    async with started(VerifierPool(unruly, workers=2, item_timeout_seconds=10.0)) as pool:
         judging = asyncio.create_task(rewards(pool, "sleep 0.5", "sleep 0.6"))
         await asyncio.sleep(0.2)
         for pid in pool.worker_pids:
             os.kill(pid, signal.SIGKILL)
-        return await judging
-
-    assert run_with(pool, scenario) == [0.5, 0.6]
+        assert await judging == [0.5, 0.6]
     assert (pool.counts.lost_workers, pool.counts.failed) == (2, 0)
 
 
-def test_an_item_that_always_costs_its_worker_fails_in_the_end(unruly):
-    pool = VerifierPool(unruly, workers=2, item_timeout_seconds=10.0)
-
-    async def scenario() -> list[float]:
-        return await rewards(pool, "killed", "1")
-
-    assert run_with(pool, scenario) == [0.0, 1.0]
+@in_a_loop
+async def test_an_item_that_always_costs_its_worker_fails_in_the_end(unruly):
+    async with started(VerifierPool(unruly, workers=2, item_timeout_seconds=10.0)) as pool:
+        assert await rewards(pool, "killed", "1") == [0.0, 1.0]
     assert (pool.counts.lost_workers, pool.counts.failed) == (10, 1)
 
 
-def test_a_faulty_verifier_is_told_instead_of_waited_for(unruly):
-    pool = VerifierPool(unruly, workers=1, item_timeout_seconds=0.5)
-
-    async def scenario() -> list[float]:
+@in_a_loop
+async def test_a_faulty_verifier_is_told_instead_of_waited_for(unruly):
+    async with started(VerifierPool(unruly, workers=1, item_timeout_seconds=0.5)) as pool:
         for response in ("raise", "sleep 60"):
             with pytest.raises(ZeroDivisionError, match="a fault of the verifier"):
                 await pool.judge([Item(prompt="p", response=response, label="cannot fail")])
         assert (pool.busy, pool.waiting) == (0, 0)
-        return await rewards(pool, "nonsense", "1")
-
-    assert run_with(pool, scenario) == [0.0, 1.0]
+        assert await rewards(pool, "nonsense", "1") == [0.0, 1.0]
 
 
-def test_the_process_that_workers_are_forked_from_may_be_killed_too(unruly):
-    pool = VerifierPool(unruly, workers=1, item_timeout_seconds=10.0)
-
-    async def scenario() -> list[float]:
+@in_a_loop
+async def test_the_process_that_workers_are_forked_from_may_be_killed_too(unruly):
+    async with started(VerifierPool(unruly, workers=1, item_timeout_seconds=10.0)) as pool:
         (worker,) = pool.worker_pids
         parent = psutil.Process(worker).parent()
         assert parent.pid != os.getpid()
         parent.kill()
         os.kill(worker, signal.SIGKILL)
-        return await rewards(pool, "1", "2")
-
-    assert run_with(pool, scenario) == [1.0, 2.0]
+        assert await rewards(pool, "1", "2") == [1.0, 2.0]
 
 
-def test_a_long_response_is_judged_where_the_limit_holds(unruly):
-    pool = VerifierPool(unruly, workers=1, item_timeout_seconds=5.0)
+@in_a_loop
+async def test_a_long_response_is_judged_where_the_limit_holds(unruly):
     long = "1." + "0" * QUICK_CHARS
-
-    async def scenario() -> list[float]:
-        return await rewards(pool, long, "quick")
-
-    assert run_with(pool, scenario) == [1.0, 7.0]
+    async with started(VerifierPool(unruly, workers=1, item_timeout_seconds=5.0)) as pool:
+        assert await rewards(pool, long, "quick") == [1.0, 7.0]
     assert (pool.counts.quick, pool.counts.worker) == (1, 1)
 
 

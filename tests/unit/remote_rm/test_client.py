@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 from aiohttp import web
+from helpers.event_loops import in_a_loop
 from helpers.tables import table
 
 from remote_rm import client as client_module
@@ -337,12 +338,10 @@ async def check_health(endpoint: str) -> None:
         await client.check_health()
 
 
-def test_health_accepts_a_foreign_server_of_the_same_protocol():
-    async def scenario() -> None:
-        async with Server(answering(lambda: web.json_response({"rewards": []}))) as endpoint:
-            await check_health(endpoint)
-
-    asyncio.run(scenario())
+@in_a_loop
+async def test_health_accepts_a_foreign_server_of_the_same_protocol():
+    async with Server(answering(lambda: web.json_response({"rewards": []}))) as endpoint:
+        await check_health(endpoint)
 
 
 def test_health_names_the_endpoint_where_nothing_listens():
@@ -372,22 +371,20 @@ async def reward_labels(request: web.Request, *, most: int, seen: list[int], say
         (False, [10, 5, 2, 3, 5, 2, 3], [5, 2, 3]),
     ],
 )
-def test_a_batch_is_split_until_the_server_takes_it(says, sizes, again):
+@in_a_loop
+async def test_a_batch_is_split_until_the_server_takes_it(says, sizes, again):
     seen: list[int] = []
 
     async def handler(request: web.Request) -> web.Response:
         return await reward_labels(request, most=4, seen=seen, says=says)
 
-    async def scenario() -> None:
-        async with Server(handler) as endpoint, RewardClient([endpoint], connections=1) as client:
-            for count, expected in ((10, sizes), (5, again)):
-                scores = await client.reward_batch(samples_of(count))
-                assert [score.reward for score in scores] == [float(number) for number in range(count)]
-                assert seen == expected
-                seen.clear()
-            assert await client.reward_batch([]) == []
-
-    asyncio.run(scenario())
+    async with Server(handler) as endpoint, RewardClient([endpoint], connections=1) as client:
+        for count, expected in ((10, sizes), (5, again)):
+            scores = await client.reward_batch(samples_of(count))
+            assert [score.reward for score in scores] == [float(number) for number in range(count)]
+            assert seen == expected
+            seen.clear()
+        assert await client.reward_batch([]) == []
 
 
 def test_one_sample_that_is_too_large_is_final():
@@ -415,7 +412,8 @@ def test_each_attempt_after_a_timeout_has_twice_the_time():
     assert asked(handler, timeout_s=0.2, deadline_s=20.0).reward == 1.5
 
 
-def test_a_caller_that_is_cancelled_closes_its_connections():
+@in_a_loop
+async def test_a_caller_that_is_cancelled_closes_its_connections():
     open_at_once, closed = 0, 0
 
     async def handler(request: web.Request) -> web.Response:
@@ -427,21 +425,18 @@ def test_a_caller_that_is_cancelled_closes_its_connections():
         closed += 1
         return web.json_response(GOOD)
 
-    async def scenario() -> None:
-        async with Server(handler) as endpoint, RewardClient([endpoint]) as client:
-            client._most_items = 1
-            asking = asyncio.create_task(client.reward_batch(samples_of(3)))
-            while open_at_once < 3:
-                await asyncio.sleep(0.01)
-            asking.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await asking
-            until = time.monotonic() + 5
-            while closed < 3:
-                assert time.monotonic() < until
-                await asyncio.sleep(0.01)
-
-    asyncio.run(scenario())
+    async with Server(handler) as endpoint, RewardClient([endpoint]) as client:
+        client._most_items = 1
+        asking = asyncio.create_task(client.reward_batch(samples_of(3)))
+        while open_at_once < 3:
+            await asyncio.sleep(0.01)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        until = time.monotonic() + 5
+        while closed < 3:
+            assert time.monotonic() < until
+            await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("is_ours", [True, False])

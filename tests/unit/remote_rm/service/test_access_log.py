@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from remote_rm.service import middleware as access_log
-from remote_rm.service.middleware import MAX_TEXT_CHARS, RequestRecord, Sampler, log_request, open_access_log
+from remote_rm.service.middleware import MAX_TEXT_CHARS, RequestRecord, RolloutSampler, log_request, open_access_log
 from remote_rm.verifier import Item, Score
 
 pytestmark = pytest.mark.unit
@@ -17,7 +17,7 @@ def batch(*responses: str) -> tuple[list[Item], list[Score]]:
 
 
 def test_every_third_item_is_taken_across_requests():
-    sampler = Sampler(1 / 3)
+    sampler = RolloutSampler(1 / 3)
     taken = [
         [rollout["response"] for rollout in sampler.rollouts(*batch(*group))] for group in ("ab", "c", "", "defg", "h")
     ]
@@ -25,18 +25,18 @@ def test_every_third_item_is_taken_across_requests():
 
 
 def test_a_share_of_zero_takes_none_and_of_one_takes_all():
-    assert Sampler(0.0).rollouts(*batch("a", "b")) == []
-    assert len(Sampler(1.0).rollouts(*batch("a", "b"))) == 2
+    assert RolloutSampler(0.0).rollouts(*batch("a", "b")) == []
+    assert len(RolloutSampler(1.0).rollouts(*batch("a", "b"))) == 2
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.1, float("nan")])
 def test_a_share_that_is_none_is_refused(share):
     with pytest.raises(ValueError, match="from 0 to 1"):
-        Sampler(share)
+        RolloutSampler(share)
 
 
 def test_a_rollout_shows_the_sample_and_its_score():
-    (rollout,) = Sampler(1.0).rollouts(*batch("r"))
+    (rollout,) = RolloutSampler(1.0).rollouts(*batch("r"))
     assert rollout == {
         "prompt": "p",
         "response": "r",
@@ -50,7 +50,7 @@ def test_a_rollout_shows_the_sample_and_its_score():
 
 def test_a_long_text_is_logged_without_its_middle():
     text = "a" * MAX_TEXT_CHARS + "b" * 10
-    (rollout,) = Sampler(1.0).rollouts(*batch(text))
+    (rollout,) = RolloutSampler(1.0).rollouts(*batch(text))
     half = MAX_TEXT_CHARS // 2
     assert rollout["response"] == "a" * half + " [10 characters left out] " + "a" * (half - 10) + "b" * 10
 
@@ -59,7 +59,7 @@ def test_a_request_is_one_line_of_json_whatever_it_holds(caplog):
     record = RequestRecord(
         method="POST", path="/get_reward", client="127.0.0.1:9", status=200, seconds=0.0123, items=2
     )
-    record.rollouts = Sampler(1.0).rollouts(*batch("two\nlines \u2028\ud800\0"))
+    record.rollouts = RolloutSampler(1.0).rollouts(*batch("two\nlines \u2028\ud800\0"))
     with caplog.at_level(logging.INFO, logger="remote_rm.service.middleware"):
         log_request(record)
     (message,) = caplog.messages

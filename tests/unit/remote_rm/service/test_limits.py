@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 import uvicorn
 from fastapi import FastAPI
+from helpers.event_loops import in_a_loop
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -79,114 +80,102 @@ async def is_closed(reader: asyncio.StreamReader) -> bool:
     return await asyncio.wait_for(reader.read(), timeout=10) == b""
 
 
-def test_a_connection_too_many_is_refused_and_closed(protocol):
-    async def scenario() -> None:
-        async with served(protocol, max_connections=2) as (connect, _app):
-            first, _ = await connect(), await connect()
-            await asyncio.sleep(0.05)
-            reader, _ = await connect()
-            status, head, body = await reply_of(reader)
-            assert (status, body["detail"]) == (503, "2 connections are open already; try again later")
-            assert "retry-after: 1" in head
-            assert await is_closed(reader)
-            first[1].write(HEALTH)
-            assert (await reply_of(first[0]))[0] == 200
-            first[1].close()
-            await asyncio.sleep(0.05)
-            reader, writer = await connect()
-            writer.write(HEALTH)
-            assert (await reply_of(reader))[0] == 200
-
-    asyncio.run(scenario())
+@in_a_loop
+async def test_a_connection_too_many_is_refused_and_closed(protocol):
+    async with served(protocol, max_connections=2) as (connect, _app):
+        first, _ = await connect(), await connect()
+        await asyncio.sleep(0.05)
+        reader, _ = await connect()
+        status, head, body = await reply_of(reader)
+        assert (status, body["detail"]) == (503, "2 connections are open already; try again later")
+        assert "retry-after: 1" in head
+        assert await is_closed(reader)
+        first[1].write(HEALTH)
+        assert (await reply_of(first[0]))[0] == 200
+        first[1].close()
+        await asyncio.sleep(0.05)
+        reader, writer = await connect()
+        writer.write(HEALTH)
+        assert (await reply_of(reader))[0] == 200
 
 
-def test_a_head_that_comes_slowly_ends_with_408_and_the_connection(protocol):
-    async def scenario() -> None:
-        async with served(protocol, head_seconds=0.3) as (connect, _app):
-            silent, _ = await connect()
-            reader, writer = await connect()
-            # Also after a first request, and counted from the first byte of the second.
-            writer.write(HEALTH)
-            assert (await reply_of(reader))[0] == 200
-            await asyncio.sleep(0.5)
-            for part in (HEALTH[:10], HEALTH[10:15]):
-                writer.write(part)
-                await asyncio.sleep(0.1)
-            assert (await reply_of(reader))[0] == 408
-            assert await is_closed(reader)
-            assert await is_closed(silent)
-
-    asyncio.run(scenario())
-
-
-def test_a_head_without_end_is_refused(protocol):
-    async def scenario() -> None:
-        async with served(protocol) as (connect, _app):
-            reader, writer = await connect()
-            writer.write(b"GET /health HTTP/1.1\r\n")
-            for number in range(64):
-                writer.write(f"x-{number:02}: {'y' * 1000}\r\n".encode())
-            await asyncio.sleep(0.2)
-            # What it has not read when it closes would make the system drop its reply.
-            writer.write(f"x-64: {'y' * 1000}\r\n".encode())
-            assert (await reply_of(reader))[0] == 431
-
-    asyncio.run(scenario())
-
-
-def test_a_body_that_comes_slowly_ends_with_408_and_the_connection(protocol):
-    async def scenario() -> None:
-        async with served(protocol, body_seconds=0.3) as (connect, _app):
-            reader, writer = await connect()
-            body = json.dumps(RIGHT).encode()
-            writer.write(post(body))
-            assert (await reply_of(reader))[2]["scores"] == [1.0]
-            await asyncio.sleep(0.4)
-            writer.write(post(body[:5], length=len(body)))
+@in_a_loop
+async def test_a_head_that_comes_slowly_ends_with_408_and_the_connection(protocol):
+    async with served(protocol, head_seconds=0.3) as (connect, _app):
+        silent, _ = await connect()
+        reader, writer = await connect()
+        # Also after a first request, and counted from the first byte of the second.
+        writer.write(HEALTH)
+        assert (await reply_of(reader))[0] == 200
+        await asyncio.sleep(0.5)
+        for part in (HEALTH[:10], HEALTH[10:15]):
+            writer.write(part)
             await asyncio.sleep(0.1)
-            writer.write(body[5:8])
-            status, head, told = await reply_of(reader)
-            assert (status, told["detail"][:39]) == (408, "the body did not come in within 0.3 s; ")
-            assert "connection: close" in head
-            assert await is_closed(reader)
-
-    asyncio.run(scenario())
+        assert (await reply_of(reader))[0] == 408
+        assert await is_closed(reader)
+        assert await is_closed(silent)
 
 
-def test_bodies_that_leave_no_room_for_others_are_refused(protocol):
+@in_a_loop
+async def test_a_head_without_end_is_refused(protocol):
+    async with served(protocol) as (connect, _app):
+        reader, writer = await connect()
+        writer.write(b"GET /health HTTP/1.1\r\n")
+        for number in range(64):
+            writer.write(f"x-{number:02}: {'y' * 1000}\r\n".encode())
+        await asyncio.sleep(0.2)
+        # What it has not read when it closes would make the system drop its reply.
+        writer.write(f"x-64: {'y' * 1000}\r\n".encode())
+        assert (await reply_of(reader))[0] == 431
+
+
+@in_a_loop
+async def test_a_body_that_comes_slowly_ends_with_408_and_the_connection(protocol):
+    async with served(protocol, body_seconds=0.3) as (connect, _app):
+        reader, writer = await connect()
+        body = json.dumps(RIGHT).encode()
+        writer.write(post(body))
+        assert (await reply_of(reader))[2]["scores"] == [1.0]
+        await asyncio.sleep(0.4)
+        writer.write(post(body[:5], length=len(body)))
+        await asyncio.sleep(0.1)
+        writer.write(body[5:8])
+        status, head, told = await reply_of(reader)
+        assert (status, told["detail"][:39]) == (408, "the body did not come in within 0.3 s; ")
+        assert "connection: close" in head
+        assert await is_closed(reader)
+
+
+@in_a_loop
+async def test_bodies_that_leave_no_room_for_others_are_refused(protocol):
     body = json.dumps(RIGHT | {"query": ["x" * 3000]}).encode()
 
-    async def scenario() -> None:
-        async with served(protocol, max_open_bytes=5000) as (connect, _app):
-            first, writer = await connect()
-            writer.write(post(body)[:-1])
-            await asyncio.sleep(0.1)
-            second, other = await connect()
-            other.write(post(body))
-            status, head, _ = await reply_of(second)
-            assert status == 503
-            assert "retry-after: 1" in head
-            writer.write(body[-1:])
-            assert (await reply_of(first))[0] == 200
-            other.write(post(body))
-            assert (await reply_of(second))[0] == 200
-
-    asyncio.run(scenario())
+    async with served(protocol, max_open_bytes=5000) as (connect, _app):
+        first, writer = await connect()
+        writer.write(post(body)[:-1])
+        await asyncio.sleep(0.1)
+        second, other = await connect()
+        other.write(post(body))
+        status, head, _ = await reply_of(second)
+        assert status == 503
+        assert "retry-after: 1" in head
+        writer.write(body[-1:])
+        assert (await reply_of(first))[0] == 200
+        other.write(post(body))
+        assert (await reply_of(second))[0] == 200
 
 
-def test_a_service_that_stops_refuses_bodies_that_are_still_coming_in(protocol):
-    async def scenario() -> None:
-        async with served(protocol) as (connect, app):
-            reader, writer = await connect()
-            writer.write(post(b'{"query"', length=100))
-            await asyncio.sleep(0.1)
-            app.state.refuse()
-            status, head, body = await reply_of(reader)
-            assert status == 503
-            assert "the server is stopping" in body["detail"]
-            assert await is_closed(reader)
-
-    asyncio.run(scenario())
+@in_a_loop
+async def test_a_service_that_stops_refuses_bodies_that_are_still_coming_in(protocol):
+    async with served(protocol) as (connect, app):
+        reader, writer = await connect()
+        writer.write(post(b'{"query"', length=100))
+        await asyncio.sleep(0.1)
+        app.state.refuse()
+        status, head, body = await reply_of(reader)
+        assert status == 503
+        assert "the server is stopping" in body["detail"]
+        assert await is_closed(reader)
 
 
 def test_a_client_that_goes_away_while_it_sends_is_no_error(protocol, caplog):
