@@ -329,12 +329,6 @@ def turns_kept(turns: Sequence[str], *, prompt: str = "", call_tags: Sequence[st
     ]
 
 
-def turn_format_score(turns: Sequence[str], *, prompt: str = "", call_tags: Sequence[str] = CALL_TAGS) -> float:
-    """Return 1.0 if every turn keeps to the format, as `turns_kept` has it, else 0.0; 0.0 for no turns."""
-    kept = turns_kept(turns, prompt=prompt, call_tags=call_tags)
-    return float(bool(kept) and all(kept))
-
-
 class _Calls:
     """Tool calls between some tags."""
 

@@ -11,7 +11,6 @@ from remote_rm.answers.extraction import (
     find_response,
     format_score,
     last_boxed,
-    turn_format_score,
     turns_kept,
     without_thinking,
 )
@@ -128,7 +127,6 @@ ANSWER = "<think>So.</think>\n<answer>B</answer>"
 )
 def test_every_turn_thinks_and_calls_and_the_last_thinks_and_answers(turns):
     assert turns_kept(turns) == [True] * len(turns)
-    assert turn_format_score(turns) == 1.0
 
 
 @pytest.mark.parametrize(
@@ -137,7 +135,6 @@ def test_every_turn_thinks_and_calls_and_the_last_thinks_and_answers(turns):
 )
 def test_a_turn_before_the_last_that_does_anything_else(turn):
     assert turns_kept([CROP, turn, ANSWER]) == [True, False, True]
-    assert turn_format_score([CROP, turn, ANSWER]) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -146,12 +143,10 @@ def test_a_turn_before_the_last_that_does_anything_else(turn):
 )
 def test_a_last_turn_that_does_anything_else(turn):
     assert turns_kept([CROP, turn]) == [True, False]
-    assert turn_format_score([CROP, turn]) == 0.0
 
 
 def test_no_turns_keep_to_no_format():
     assert turns_kept([]) == []
-    assert turn_format_score([]) == 0.0
 
 
 def test_each_turn_may_be_opened_by_the_template():
