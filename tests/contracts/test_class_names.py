@@ -22,7 +22,6 @@ NOT_YET_RENAMED = {
     "Phi3VImageEmbedding",
     "Plan",
     "Sampler",
-    "Segment",
     "Session",
     "Source",
     "TokenLosses",
