@@ -13,7 +13,6 @@ NOT_YET_RENAMED = {
     "Checkpoint",
     "ConvertConfig",
     "Difference",
-    "EndpointSettings",
     "Evaluation",
     "Gap",
     "Generation",
@@ -21,11 +20,9 @@ NOT_YET_RENAMED = {
     "Phi3VForCausalLM",
     "Phi3VImageEmbedding",
     "Plan",
-    "Sampler",
     "Session",
     "Source",
     "TokenLosses",
-    "_Game",
     "_Lines",
 }
 """Names that still have several classes. Remove a name when its classes are renamed; never add one."""
