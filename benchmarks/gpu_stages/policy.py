@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from lmm_r1.lmm_kits import LmmKit
-from lmm_r1.models.output_layer import Sampler, TokenOutcomes, token_outcomes
+from lmm_r1.models.output_layer import TokenDistribution, TokenOutcomes, token_outcomes
 from lmm_r1.models.packed.attention import PACKED_ATTENTION, packed_as
 from lmm_r1.models.packed.packing import BatchInputs, Targets
 from lmm_r1.models.vision_tower import join_windows, multiply_patches
@@ -45,14 +45,14 @@ class Policy:
     model: PreTrainedModel
     run: Callable[..., Any]
     """What is called: the model, or DeepSpeed's engine around it."""
-    sampler: Sampler
+    sampler: TokenDistribution
 
     @classmethod
     def of(cls, kit: LmmKit, model: PreTrainedModel, *, banned: tuple[int, ...], temperature: float = 1.0) -> Policy:
         """Return the policy of a model, whose rollout never samples `banned` tokens."""
         place = next(model.parameters()).device
         banned_token_ids = torch.tensor(banned, dtype=torch.long, device=place)
-        sampler = Sampler(temperature=temperature, banned_token_ids=banned_token_ids)
+        sampler = TokenDistribution(temperature=temperature, banned_token_ids=banned_token_ids)
         return cls(kit=kit, model=model, run=model, sampler=sampler)
 
     def log_probs(self, batch: GroupBatch, *, layout: str, logits: str) -> torch.Tensor:

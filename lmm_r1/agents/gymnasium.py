@@ -252,7 +252,7 @@ class GymnasiumEnvironment(Environment):
 
     def begin(self, row: Row, *, seed: int) -> Episode:
         """Return an episode; raises UserError where the row's seed is none."""
-        return _Game(self, row, row_seed=_seed_of(row), seed=seed)
+        return _GymnasiumEpisode(self, row, row_seed=_seed_of(row), seed=seed)
 
     def seen(self, env: Env, observation: Any) -> tuple[Part, ...]:
         """Return what the policy is shown of a state."""
@@ -267,7 +267,7 @@ class GymnasiumEnvironment(Environment):
         return tuple(parts)
 
 
-class _Game(Episode):
+class _GymnasiumEpisode(Episode):
     def __init__(self, source: GymnasiumEnvironment, row: Row, *, row_seed: int, seed: int) -> None:
         self.source = source
         self.prefill = row.prefill

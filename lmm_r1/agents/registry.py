@@ -24,10 +24,10 @@ ENVIRONMENTS: dict[str, str] = {
     "tool": "lmm_r1.agents.tool_environment:ToolEnvironment",
     "sokoban": "lmm_r1.agents.sokoban:SokobanSteps",
     "sokoban-plan": "lmm_r1.agents.sokoban:SokobanPlan",
-    "double-check": "lmm_r1.agents.short_episodes:DoubleCheck",
+    "double-check": "lmm_r1.agents.environment:DoubleCheck",
     "digits-lookup": "lmm_r1.agents.digits_lookup:DigitsLookup",
     "gymnasium": "lmm_r1.agents.gymnasium:GymnasiumEnvironment",
-    "single": "lmm_r1.agents.short_episodes:SingleTurn",
+    "single": "lmm_r1.agents.environment:SingleTurn",
 }
 TOOLS = "TOOLS"
 """What a file calls its tools that has no environment: they make one."""

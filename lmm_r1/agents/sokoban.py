@@ -130,7 +130,7 @@ class SokobanSteps(_Sokoban):
         return _StepsEpisode(self, row)
 
 
-class _Game(Episode):
+class _SokobanEpisode(Episode):
     """What both environments keep of an episode."""
 
     def __init__(self, environment: _Sokoban, row: Row) -> None:
@@ -174,13 +174,13 @@ class _Game(Episode):
         return plan, played, self._parts.pay(standing), counts
 
 
-class _PlanEpisode(_Game):
+class _PlanEpisode(_SokobanEpisode):
     async def answer(self, turn: Turn) -> Answered:
         _, _, rewards, counts = await self.play(turn)
         return Answered(rewards=rewards, counts=counts)
 
 
-class _StepsEpisode(_Game):
+class _StepsEpisode(_SokobanEpisode):
     def __init__(self, environment: SokobanSteps, row: Row) -> None:
         super().__init__(environment, row)
         self.environment = environment

@@ -148,7 +148,7 @@ class Parameter:
     """One argument that a call may bring."""
 
     name: str
-    schema: dict[str, Any]
+    schema: dict[str, object]
     is_required: bool
     is_image: bool
     """Whether a call names an image, which the function gets as one."""
@@ -195,7 +195,7 @@ class Parameters:
                 self.own[parameter.name] = _parameter(parameter, hint, tool=tool, description=description)
 
     @property
-    def schema(self) -> dict[str, Any]:
+    def schema(self) -> dict[str, object]:
         """A JSON schema of the arguments, as an object."""
         required = [name for name, one in self.own.items() if one.is_required]
         return {
@@ -230,7 +230,7 @@ def _check_is_json(default: object, *, where: str) -> None:
         raise UserError(f"{where}: its default {default!r} is none that a call could bring ({error})") from error
 
 
-def _hints(function: Callable[..., object], *, tool: str) -> dict[str, Any]:
+def _hints(function: Callable[..., object], *, tool: str) -> dict[str, object]:
     # A callable object has its annotations on its class.
     annotated = function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004
     try:
@@ -329,7 +329,7 @@ class Tool:
         self._left_behind: list[threading.Thread] = []
 
     @property
-    def schema(self) -> dict[str, Any]:
+    def schema(self) -> dict[str, object]:
         """The description that chat templates take: `{"type": "function", "function": {"name": ...}}`."""
         described = {"name": self.name, "description": self.description, "parameters": self.parameters.schema}
         return {"type": "function", "function": described}

@@ -42,7 +42,7 @@ from lmm_r1.files.json_files import (
     text_field,
     write_json_object,
 )
-from lmm_r1.generation.endpoint import AnswerLog, EndpointEngine, EndpointSettings
+from lmm_r1.generation.endpoint import AnswerLog, EndpointEngine, GeneratorEndpoint
 from lmm_r1.generation.engine import (
     PLAIN_TRANSFORMERS,
     EngineSettings,
@@ -183,7 +183,7 @@ def _skipped(value: object, *, place: str) -> tuple[SkippedRow, ...]:
     )
 
 
-def remote_models(config: EvaluateConfig, *, log: AnswerLog) -> list[EndpointSettings]:
+def remote_models(config: EvaluateConfig, *, log: AnswerLog) -> list[GeneratorEndpoint]:
     """Return the settings of each `--model`; none without `--endpoint`.
 
     Raises UserError if the key is missing, or the server cannot be reached or rejects the key.
@@ -191,7 +191,7 @@ def remote_models(config: EvaluateConfig, *, log: AnswerLog) -> list[EndpointSet
     if config.endpoint is None:
         return []
     models = [
-        EndpointSettings(
+        GeneratorEndpoint(
             url=config.endpoint,
             model=model,
             api_key=_api_key(config.api_key_env),

@@ -30,7 +30,7 @@ from lmm_r1.generation.engine import Outcome, SamplingSettings
 FINISH_REASONS: dict[object, FinishReason] = {"stop": "stop", "eos_token": "stop", "length": "length"}
 
 
-def openai_messages(row: Row) -> list[dict[str, Any]]:
+def openai_messages(row: Row) -> list[dict[str, object]]:
     """Return a row's messages with its images as PNG data URLs: the pixels that an engine in this process would see.
 
     Raises:
@@ -69,13 +69,13 @@ def completion_of(choice: object, *, num_tokens: int | None, location: str) -> C
     return Completion(text=text, num_tokens=num_tokens, finish_reason=ended)
 
 
-def _content(message: Message, *, location: str) -> str | list[dict[str, Any]]:
+def _content(message: Message, *, location: str) -> str | list[dict[str, object]]:
     if all(isinstance(part, TextPart) for part in message.parts):
         return "".join(part.text for part in message.parts if isinstance(part, TextPart))
     return [_part(part, location=location) for part in message.parts]
 
 
-def _part(part: Part, *, location: str) -> dict[str, Any]:
+def _part(part: Part, *, location: str) -> dict[str, object]:
     if isinstance(part, TextPart):
         return {"type": "text", "text": part.text}
     assert isinstance(part, ImagePart), "videos are refused before"
@@ -169,7 +169,7 @@ _BACKOFF = tenacity.wait_exponential(multiplier=0.5, max=LONGEST_WAIT_SECONDS) +
 
 
 @dataclass(frozen=True, kw_only=True)
-class EndpointSettings:
+class GeneratorEndpoint:
     """Where requests go and how they are made."""
 
     url: str
@@ -202,7 +202,7 @@ class _Transient(Exception):
 class EndpointEngine:
     """Asks a server for responses; it gives no token ids, and where it does not count tokens, nobody does."""
 
-    def __init__(self, settings: EndpointSettings, *, log: AnswerLog) -> None:
+    def __init__(self, settings: GeneratorEndpoint, *, log: AnswerLog) -> None:
         """Args:
         log: whatever it holds is not asked again, and what is answered goes there at once.
         """
@@ -272,7 +272,7 @@ class EndpointEngine:
             self.log.add(key, completions)
         return Outcome(index=index, row=row, completions=completions, seconds=time.perf_counter() - began)
 
-    def _body(self, row: Row, sampling: SamplingSettings) -> dict[str, Any]:
+    def _body(self, row: Row, sampling: SamplingSettings) -> dict[str, object]:
         body = {
             "model": self.settings.model,
             "messages": openai_messages(row),
@@ -283,7 +283,7 @@ class EndpointEngine:
         }
         return {name: value for name, value in body.items() if value is not None}
 
-    async def _completions(self, body: dict[str, Any], *, count: int, location: str) -> tuple[Completion, ...]:
+    async def _completions(self, body: Mapping[str, object], *, count: int, location: str) -> tuple[Completion, ...]:
         """Ask until there are `count`: some servers take no `n`, and give one response whatever it says."""
         found: list[Completion] = []
         while len(found) < count:
@@ -299,7 +299,7 @@ class EndpointEngine:
             found += [completion_of(choice, num_tokens=only, location=location) for choice in choices[:wanted]]
         return tuple(found)
 
-    async def _reply(self, body: dict[str, Any], *, location: str) -> dict[str, Any]:
+    async def _reply(self, body: Mapping[str, object], *, location: str) -> dict[str, object]:
         attempts = tenacity.AsyncRetrying(
             retry=tenacity.retry_if_exception_type(_Transient),
             stop=tenacity.stop_after_attempt(self.settings.attempts),
@@ -312,7 +312,7 @@ class EndpointEngine:
             tries = "1 attempt" if self.settings.attempts == 1 else f"{self.settings.attempts} attempts"
             raise UserError(f"{location}: no answer from the endpoint in {tries}; the last: {error}") from error
 
-    async def _attempt(self, body: dict[str, Any], *, location: str) -> dict[str, Any]:
+    async def _attempt(self, body: Mapping[str, object], *, location: str) -> dict[str, object]:
         url = f"{self._base}/chat/completions"
         try:
             async with self._connected().post(url, json=body, allow_redirects=False) as reply:

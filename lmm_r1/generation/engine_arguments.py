@@ -7,7 +7,6 @@ import math
 import os
 import subprocess
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from transformers import PretrainedConfig
@@ -19,7 +18,7 @@ from lmm_r1.lmm_kits import LmmKit
 _DRAFTED, _ACCEPTED = "vllm:spec_decode_num_draft_tokens", "vllm:spec_decode_num_accepted_tokens"
 
 
-def speculative_arguments(speculation: Speculation | None) -> dict[str, Any]:
+def speculative_arguments(speculation: Speculation | None) -> dict[str, object]:
     """Return what of vLLM's `EngineArgs` says how tokens are guessed; nothing where they are not."""
     if speculation is None:
         return {}
@@ -205,7 +204,7 @@ def engine_arguments(
     gpu_memory_utilization: float,
     enforce_eager: bool | None,
     speculation: Speculation | None = None,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return arguments of vLLM's `EngineArgs` and `LLM`.
 
     Args:

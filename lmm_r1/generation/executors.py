@@ -21,8 +21,7 @@ from lmm_r1.errors import UserError
 from lmm_r1.generation.engine import TokenEngine
 from lmm_r1.generation.episodes import EpisodeRollout
 from lmm_r1.generation.group import GroupSettings, Opening
-from lmm_r1.generation.request import EngineWeights, Request
-from lmm_r1.generation.sampling import as_asked
+from lmm_r1.generation.request import EngineWeights, Request, as_asked
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -246,7 +245,7 @@ class ExecutorRollout(EpisodeRollout):
         finally:
             playing.cancel()
 
-    def _arguments(self, engine: CalledEngine, opening: Opening, settings: GroupSettings) -> dict[str, Any]:
+    def _arguments(self, engine: CalledEngine, opening: Opening, settings: GroupSettings) -> dict[str, object]:
         """Return the arguments of `execute`, as OpenRLHF gives them."""
         images = list(opening.prompt.images)
         if opening.prompt.videos:

@@ -20,8 +20,7 @@ from lmm_r1.data.training_rows import stopped_by
 from lmm_r1.errors import UserError
 from lmm_r1.generation.codec import PromptCodec
 from lmm_r1.generation.engine import SamplingSettings, TokenEngine
-from lmm_r1.generation.request import EngineWeights, Request, Response
-from lmm_r1.generation.sampling import sampling_params
+from lmm_r1.generation.request import EngineWeights, Request, Response, sampling_params
 from lmm_r1.lmm_kits import EncodedPrompt, Media
 from lmm_r1.scoring.functions import failure_message
 from lmm_r1.scoring.scored_response import Moment, ScoredResponse, weighted

@@ -23,8 +23,7 @@ from lmm_r1.errors import UserError
 from lmm_r1.generation.codec import LimitedCodec, TextStream
 from lmm_r1.generation.engine import EngineSettings, Outcome, SamplingSettings, merged_checkpoint
 from lmm_r1.generation.engine_arguments import engine_arguments, free_share
-from lmm_r1.generation.request import Request, Response
-from lmm_r1.generation.sampling import sampling_params
+from lmm_r1.generation.request import Request, Response, sampling_params
 from lmm_r1.generation.worker_extension import FileWeights
 from lmm_r1.lmm_kits import Checkpoint, EncodedPrompt
 

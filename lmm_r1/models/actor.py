@@ -26,7 +26,7 @@ from lmm_r1.models.distillation import (
 from lmm_r1.models.kit_module import KitModule
 from lmm_r1.models.load_balancing import Routers, routers_of
 from lmm_r1.models.loading import LoadSettings, load_model
-from lmm_r1.models.output_layer import LayerOutcomes, Sampler, TokenOutcomes, only_tokens, token_outcomes
+from lmm_r1.models.output_layer import LayerOutcomes, TokenDistribution, TokenOutcomes, only_tokens, token_outcomes
 from lmm_r1.models.packed.packing import Targets
 from lmm_r1.models.packed.sequence_parallel import bare, running
 
@@ -49,7 +49,7 @@ class KitActor(KitModule, Actor):
         *,
         temperature: float = 1.0,
         ban_media_tokens: bool = False,
-        ds_config: dict[str, Any] | None = None,
+        ds_config: Mapping[str, Any] | None = None,
         empty: bool = False,
     ) -> None:
         """Args: those of `load_model`, and how the rollout samples."""
@@ -328,8 +328,8 @@ class KitActor(KitModule, Actor):
 
             yield add_loss
 
-    def _sampler(self, device: torch.device) -> Sampler:
-        return Sampler(temperature=self.temperature, banned_token_ids=self.banned_token_ids.to(device))
+    def _sampler(self, device: torch.device) -> TokenDistribution:
+        return TokenDistribution(temperature=self.temperature, banned_token_ids=self.banned_token_ids.to(device))
 
 
 def worker_policy(path: str, settings: LoadSettings, **given: Any) -> KitActor:

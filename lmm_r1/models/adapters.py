@@ -59,7 +59,7 @@ class FrozenLinear4bit(Linear4bit):
         """Return the weight (N, M) that the layer computes with, in the precision that it was quantized from."""
         return dequantize_4bit(self.weight.data, self.weight.quant_state)
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+    def _load_from_state_dict(self, state_dict: dict[str, torch.Tensor], prefix: str, *rest: Any) -> None:
         place = f"{prefix}weight."
         stored = {
             name.removeprefix(place): state_dict.pop(name) for name in list(state_dict) if name.startswith(place)

@@ -492,9 +492,9 @@ def keep_features(model: PreTrainedModel, kit: LmmKit, *, limit: int, trained: b
     return None
 
 
-def _named(signature: inspect.Signature, args: tuple, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def _named(signature: inspect.Signature, args: tuple, kwargs: Mapping[str, Any]) -> dict[str, object]:
     """Return a call's arguments by their names, which the call takes all of them by."""
-    named: dict[str, Any] = {}
+    named: dict[str, object] = {}
     for name, value in signature.bind(*args, **kwargs).arguments.items():
         if signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
             named |= value

@@ -45,7 +45,7 @@ class KitModule(HostedModel):
         # Since someone set it to 0, padding and repeated prompts included.
         self.computed_tokens = 0
 
-    def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: dict[str, Any] | None = None) -> None:
+    def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: dict[str, bool] | None = None) -> None:
         """Compute activations again in the backward pass; a frozen vision tower stays out of it."""
         enable_checkpointing(
             self.model,

@@ -117,7 +117,7 @@ class LoadedModel:
 
 
 def load_model(
-    path: str, settings: LoadSettings, *, ds_config: dict[str, Any] | None = None, empty: bool = False
+    path: str, settings: LoadSettings, *, ds_config: Mapping[str, Any] | None = None, empty: bool = False
 ) -> LoadedModel:
     """Return the checkpoint's model as `settings` say; raises UserError if it cannot be loaded in this way.
 
@@ -191,7 +191,7 @@ def _built(checkpoint: Checkpoint, settings: LoadSettings) -> tuple[PreTrainedMo
 
 
 def _loaded(
-    checkpoint: Checkpoint, settings: LoadSettings, *, ds_config: dict[str, Any] | None
+    checkpoint: Checkpoint, settings: LoadSettings, *, ds_config: Mapping[str, Any] | None
 ) -> tuple[PreTrainedModel, Buffers]:
     """Return a checkpoint's model with its weights, and what its buffers must stay."""
     path, kit = checkpoint.path, checkpoint.kit
@@ -229,7 +229,7 @@ def enable_checkpointing(
     kit: LmmKit,
     trains_vision: bool,
     layers: int | None = None,
-    settings: dict[str, Any] | None = None,
+    settings: dict[str, bool] | None = None,
 ) -> None:
     """Compute activations again in the backward pass; a frozen vision tower stays out of it.
 
@@ -275,7 +275,7 @@ def _require_gradient(module: torch.nn.Module, inputs: tuple[Any, ...], output: 
     output.requires_grad_(True)
 
 
-def _refuse_split_layers(ds_config: dict | None) -> None:
+def _refuse_split_layers(ds_config: Mapping[str, Any] | None) -> None:
     pieces = 1 if ds_config is None else ds_config["tensor_parallel"]["autotp_size"]
     if pieces > 1:
         raise UserError(

@@ -28,7 +28,7 @@ _computed: ContextVar[int | None] = ContextVar("computed", default=None)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sampler:
+class TokenDistribution:
     """How the rollout makes a distribution of logits."""
 
     temperature: float
@@ -92,7 +92,7 @@ class _TokenOutcomes(torch.autograd.Function):
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         targets: torch.Tensor,
-        sampler: Sampler,
+        sampler: TokenDistribution,
         entropy: bool,
     ) -> torch.Tensor:
         dtype = torch.promote_types(hidden.dtype, torch.float32)
@@ -206,7 +206,7 @@ class LayerOutcomes(ABC):
 class TokenOutcomes(LayerOutcomes):
     """The log-prob of each target, and the entropy of the distribution that it is drawn from."""
 
-    sampler: Sampler
+    sampler: TokenDistribution
     entropy: bool
 
     @property

@@ -101,7 +101,7 @@ def keep_cache(model: PreTrainedModel) -> None:
     prepare = model.prepare_inputs_for_generation
 
     @functools.wraps(prepare)
-    def without_limit(*args: Any, **kwargs: Any) -> dict[str, Any]:
+    def without_limit(*args: Any, **kwargs: Any) -> Mapping[str, object]:
         config = model.config
         limit = config.original_max_position_embeddings
         config.original_max_position_embeddings = sys.maxsize
@@ -113,7 +113,9 @@ def keep_cache(model: PreTrainedModel) -> None:
     model.prepare_inputs_for_generation = without_limit
 
 
-def _append_position(module: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+def _append_position(
+    module: torch.nn.Module, args: tuple, kwargs: Mapping[str, object]
+) -> tuple[tuple, dict[str, Any]]:
     named = {**inspect.signature(module.forward).bind_partial(*args).arguments, **kwargs}
     positions = named["position_ids"]  # (..., T)
     beyond = positions.new_full((*positions.shape[:-1], 1), short_length(module.config))

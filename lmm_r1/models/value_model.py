@@ -46,7 +46,7 @@ class KitValueModel(KitModule, torch.nn.Module):
         *,
         value_head_prefix: str,
         normalize_reward: bool = False,
-        ds_config: dict[str, Any] | None = None,
+        ds_config: Mapping[str, Any] | None = None,
         empty: bool = False,
     ) -> None:
         """Args: those of `load_model`, and the name of a value head that the checkpoint's config does not give."""
@@ -233,7 +233,11 @@ def head_name(config: PretrainedConfig, *, default: str) -> str:
 
 
 def make_head(
-    config: PretrainedConfig, *, weight: torch.Tensor | None, dtype: torch.dtype, ds_config: dict | None
+    config: PretrainedConfig,
+    *,
+    weight: torch.Tensor | None,
+    dtype: torch.dtype,
+    ds_config: Mapping[str, Any] | None,
 ) -> ValueHead:
     """Return the head with the stored weight (1, H), or with a random one of OpenRLHF's size; sharded under ZeRO-3."""
     size = config.get_text_config().hidden_size

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch.nn.functional import linear
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from lmm_r1.lmm_kits import LmmKit
@@ -52,7 +52,7 @@ def join_windows(model: PreTrainedModel, kit: LmmKit) -> None:
     assert tower.config._attn_implementation == WINDOW_ATTENTION, "a part of the model's config"
 
 
-def _parts(model: PreTrainedModel) -> dict[str, Any]:
+def _parts(model: PreTrainedModel) -> dict[str, PretrainedConfig]:
     parts = {key: getattr(model.config, key) for key in model.config.sub_configs}
     return {key: config for key, config in parts.items() if config is not None}
 

@@ -20,11 +20,9 @@ NOT_YET_RENAMED = {
     "Phi3VForCausalLM",
     "Phi3VImageEmbedding",
     "Plan",
-    "Segment",
     "Session",
     "Source",
     "TokenLosses",
-    "_Game",
     "_Lines",
 }
 """Names that still have several classes. Remove a name when its classes are renamed; never add one."""

@@ -12,8 +12,7 @@ from helpers.conversations import message, picture, row
 from helpers.engines import running_engine
 from helpers.tiny_models import make_actor
 
-from lmm_r1.agents.environment import Answered, Environment, Episode, Turn, TurnOptions
-from lmm_r1.agents.short_episodes import SingleTurn
+from lmm_r1.agents.environment import Answered, Environment, Episode, SingleTurn, Turn, TurnOptions
 from lmm_r1.config.ppo import AgentConfig, ThoughtConfig
 from lmm_r1.data.messages import ImagePart, Row, TextPart
 from lmm_r1.data.sample import MediaRef, PlacedMedia, Sample

@@ -21,7 +21,7 @@ from vllm.v1.engine.core import EngineCore, EngineCoreProc
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 from lmm_r1.generation import weight_sync, worker_extension
-from lmm_r1.generation.engine_actor import KitRolloutActor
+from lmm_r1.generation.ray_engines import KitRolloutActor
 from lmm_r1.generation.weight_sync import BroadcastChannel, SharedMemoryChannel
 from lmm_r1.generation.worker_extension import BucketWeights, FileWeights
 

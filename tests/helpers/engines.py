@@ -115,7 +115,7 @@ def sampled(
     from vllm.inputs import TokensPrompt
 
     from lmm_r1.generation.engine import SamplingSettings
-    from lmm_r1.generation.sampling import sampling_params
+    from lmm_r1.generation.request import sampling_params
 
     requests = []
     for prompt in prompts:

@@ -25,7 +25,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PretrainedC
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from lmm_r1.models.packed.layout import PackedLayout, Segment, repeat_prefixes
+from lmm_r1.models.packed.layout import PackedLayout, PackedSegment, repeat_prefixes
 from lmm_r1.models.packed.varlen_kernel import varlen_kernel
 
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -214,7 +214,7 @@ def token_mask(layout: PackedLayout, *, window: int | None, device: torch.device
     in a tensor: else the kernel would be compiled for each.
     """
     end = layout.length
-    segments = (*layout.segments, Segment(start=end, end=_filled(end)))
+    segments = (*layout.segments, PackedSegment(start=end, end=_filled(end)))
     lengths = torch.tensor([segment.length for segment in segments])
 
     def of_tokens(values: list[int]) -> torch.Tensor:
@@ -289,7 +289,7 @@ def _compiles(device: torch.device, dtype: torch.dtype, heads: int, key_heads: i
     # The first is read whenever something is compiled, the second's variable when PyTorch is imported.
     if os.environ.get("TORCHDYNAMO_DISABLE") == "1" or torch._dynamo.config.disable:
         return False
-    layout = PackedLayout(segments=(Segment(start=0, end=2 * BLOCK),))
+    layout = PackedLayout(segments=(PackedSegment(start=0, end=2 * BLOCK),))
     try:
         with torch.enable_grad():
             query, key, value = (

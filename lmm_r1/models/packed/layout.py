@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Segment:
+class PackedSegment:
     """Tokens `start` to `end`; each attends to those before it in the segment, to itself and to all of the prefix."""
 
     start: int
@@ -37,7 +37,7 @@ class PackedLayout:
     None where there are none. No run crosses the border of a segment.
     """
 
-    segments: tuple[Segment, ...]
+    segments: tuple[PackedSegment, ...]
     block_ids: torch.Tensor | None = None
     _made: dict[Hashable, Any] = field(default_factory=dict, repr=False)
 
@@ -87,7 +87,7 @@ class PackedLayout:
                 ends[index] = segment.end
         return tuple(ends)
 
-    def prefix_length(self, segment: Segment) -> int:
+    def prefix_length(self, segment: PackedSegment) -> int:
         return 0 if segment.prefix is None else self.key_lengths[segment.prefix]
 
     def is_plain(self, index: int, *, window: int | None) -> bool:
@@ -136,11 +136,11 @@ class PackedLayout:
         """Return the layout as varlen kernels take it."""
         return self.once(("varlen", device), lambda: VarlenLayout.of(self, device=device))
 
-    def _is_cut(self, segment: Segment, window: int | None) -> bool:
+    def _is_cut(self, segment: PackedSegment, window: int | None) -> bool:
         return window is not None and self.prefix_length(segment) + segment.length > window
 
     def _make_mask(
-        self, segment: Segment, *, window: int | None, has_block: bool, device: torch.device
+        self, segment: PackedSegment, *, window: int | None, has_block: bool, device: torch.device
     ) -> torch.Tensor:
         offset = self.prefix_length(segment)
         keys = torch.arange(offset + segment.length, device=device)

@@ -13,7 +13,7 @@ from transformers import PretrainedConfig
 from lmm_r1.data.prefix_tree import TreeSample, prefix_tree
 from lmm_r1.data.sample import PlacedMedia, SampleMedia, media_before, placed
 from lmm_r1.lmm_kits import LmmKit, Media
-from lmm_r1.models.packed.layout import PackedLayout, Segment
+from lmm_r1.models.packed.layout import PackedLayout, PackedSegment
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +154,7 @@ class _Parts:
         self.kit = kit
         self.config = config
         self.token_ids: list[torch.Tensor] = []
-        self.segments: list[Segment] = []
+        self.segments: list[PackedSegment] = []
         self.inputs: list[dict[str, torch.Tensor]] = []
         self.media: list[Media] = []
         self.media_names: set[str] = set()
@@ -187,7 +187,7 @@ class _Parts:
             self.add_targets(sample, wanted, tokens=torch.cat([torch.arange(0), *own]))
 
     def add_segment(self, token_ids: torch.Tensor, *, prefix: int | None = None) -> None:
-        self.segments.append(Segment(start=self.length, end=self.length + len(token_ids), prefix=prefix))
+        self.segments.append(PackedSegment(start=self.length, end=self.length + len(token_ids), prefix=prefix))
         self.token_ids.append(token_ids)
 
     def _inputs_by_row(self, group: Sequence[_Sample]) -> dict[int, dict[str, torch.Tensor]]:

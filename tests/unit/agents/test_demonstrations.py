@@ -6,8 +6,7 @@ import pytest
 from helpers.episodes import answers_of, coordinates_image, image_row
 from helpers.played_episodes import row_of
 
-from lmm_r1.agents.environment import demonstration_of
-from lmm_r1.agents.short_episodes import DoubleCheck
+from lmm_r1.agents.environment import DoubleCheck, demonstration_of
 from lmm_r1.agents.tool_environment import CropEnvironment
 from lmm_r1.data.messages import ImagePart, TextPart, images_of
 from lmm_r1.errors import UserError

@@ -1,7 +1,7 @@
 import pytest
 from helpers.played_episodes import play_episode, row_of, texts_of
 
-from lmm_r1.agents.short_episodes import DoubleCheck
+from lmm_r1.agents.environment import DoubleCheck
 from lmm_r1.errors import UserError
 from lmm_r1.tasks.digits import DigitsTask
 

@@ -21,8 +21,8 @@ from lmm_r1.data.sample import MediaRef, Sample
 from lmm_r1.errors import UserError
 from lmm_r1.generation.codec import PromptCodec
 from lmm_r1.generation.engine import SamplingSettings
-from lmm_r1.generation.engine_actor import BranchingRollout
 from lmm_r1.generation.group import GroupSettings
+from lmm_r1.generation.ray_engines import BranchingRollout
 from lmm_r1.rl.batching import PassLimits, plan_forward, sample_sizes
 from lmm_r1.rl.experiences import experience_of
 

@@ -10,7 +10,7 @@ from PIL import Image
 
 from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, VideoPart
 from lmm_r1.errors import UserError
-from lmm_r1.generation.endpoint import AnswerLog, EndpointEngine, EndpointError, EndpointSettings
+from lmm_r1.generation.endpoint import AnswerLog, EndpointEngine, EndpointError, GeneratorEndpoint
 from lmm_r1.generation.engine import Outcome, SamplingSettings
 
 pytestmark = pytest.mark.unit
@@ -30,7 +30,7 @@ def ask(
         **{"url": server.url, "model": "m", "api_key": KEY, "concurrency": 4},
         **{"timeout_seconds": 5.0, "attempts": 3, "body": {}},
     }
-    engine = EndpointEngine(EndpointSettings(**(values | changes)), log=AnswerLog(log))
+    engine = EndpointEngine(GeneratorEndpoint(**(values | changes)), log=AnswerLog(log))
     sampling = SamplingSettings(n_samples=n_samples, temperature=0.5, top_p=0.9, max_new_tokens=max_new_tokens)
     try:
         return {outcome.index: outcome for outcome in engine.respond(enumerate(rows), sampling)}
@@ -171,7 +171,7 @@ def test_a_server_that_is_not_there_or_refuses_the_key_is_told_before_anything_i
     settings = {"model": "m", "api_key": None, "concurrency": 1, "timeout_seconds": 5.0, "attempts": 1, "body": {}}
 
     def check(url: str) -> None:
-        engine = EndpointEngine(EndpointSettings(url=url, **settings), log=AnswerLog(log))
+        engine = EndpointEngine(GeneratorEndpoint(url=url, **settings), log=AnswerLog(log))
         try:
             engine.check()
         finally:
@@ -220,7 +220,7 @@ def test_what_the_api_has_no_form_for_is_left_out(log):
 
 
 def test_the_settings_do_not_show_the_key():
-    settings = EndpointSettings(
+    settings = GeneratorEndpoint(
         url="http://h/v1", model="m", api_key=KEY, concurrency=1, timeout_seconds=1.0, attempts=1, body={}
     )
     assert KEY not in repr(settings)

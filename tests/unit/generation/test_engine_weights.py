@@ -10,8 +10,7 @@ from helpers.counting_engine import CountingEngine
 
 from lmm_r1.data.sample import Segment, WeightSpan
 from lmm_r1.generation.engine import SamplingSettings
-from lmm_r1.generation.request import EngineWeights, Request, Response, first_tokens, tokens_under_way
-from lmm_r1.generation.sampling import sampling_params
+from lmm_r1.generation.request import EngineWeights, Request, Response, first_tokens, sampling_params, tokens_under_way
 from lmm_r1.generation.vllm_engine import InProcessEngine
 
 pytestmark = pytest.mark.unit

@@ -19,8 +19,8 @@ from lmm_r1.data.sample import MediaRef, Sample
 from lmm_r1.errors import UserError
 from lmm_r1.generation.codec import PromptCodec
 from lmm_r1.generation.engine import SamplingSettings
-from lmm_r1.generation.engine_actor import KitRolloutActor
 from lmm_r1.generation.group import GroupRollout, GroupSettings, RefusedPrompt
+from lmm_r1.generation.ray_engines import KitRolloutActor
 from lmm_r1.generation.request import EngineWeights
 from lmm_r1.scoring.scored_response import Moment, ScoredResponse
 from remote_rm.client import RewardUnavailable

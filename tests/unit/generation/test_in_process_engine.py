@@ -8,7 +8,7 @@ import pytest
 from helpers.counting_engine import CountingEngine
 
 from lmm_r1.generation.engine import SamplingSettings
-from lmm_r1.generation.sampling import sampling_params
+from lmm_r1.generation.request import sampling_params
 from lmm_r1.generation.vllm_engine import InProcessEngine
 
 pytestmark = pytest.mark.unit

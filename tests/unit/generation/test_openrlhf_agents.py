@@ -18,8 +18,7 @@ from lmm_r1.errors import UserError
 from lmm_r1.generation.engine import SamplingSettings
 from lmm_r1.generation.episodes import EpisodeRollout
 from lmm_r1.generation.executors import CalledEngine, ExecutorRollout
-from lmm_r1.generation.request import EngineWeights
-from lmm_r1.generation.sampling import sampling_params
+from lmm_r1.generation.request import EngineWeights, sampling_params
 from remote_rm.verifier import Score
 
 pytestmark = pytest.mark.unit

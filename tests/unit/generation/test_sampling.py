@@ -2,7 +2,7 @@ import pytest
 from vllm.sampling_params import RequestOutputKind
 
 from lmm_r1.generation.engine import SamplingSettings
-from lmm_r1.generation.sampling import sampling_params
+from lmm_r1.generation.request import sampling_params
 
 pytestmark = pytest.mark.unit
 

@@ -12,7 +12,7 @@ from helpers.packed_batches import ShapeLog
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lmm_r1.models import output_layer
-from lmm_r1.models.output_layer import Sampler, TokenOutcomes, token_outcomes, two_slices
+from lmm_r1.models.output_layer import TokenDistribution, TokenOutcomes, token_outcomes, two_slices
 from lmm_r1.planning.pass_memory import LiveMemory
 
 pytestmark = pytest.mark.unit
@@ -46,7 +46,9 @@ def results(
 TARGETS = torch.randint(VOCABULARY, (1, TOKENS), generator=torch.Generator().manual_seed(1))
 
 
-def from_logits(sampler: Sampler, *, entropy: bool) -> Callable[[torch.nn.Linear, torch.Tensor], torch.Tensor]:
+def from_logits(
+    sampler: TokenDistribution, *, entropy: bool
+) -> Callable[[torch.nn.Linear, torch.Tensor], torch.Tensor]:
     def run(layer: torch.nn.Linear, hidden: torch.Tensor) -> torch.Tensor:
         table = sampler(layer(hidden)).log_softmax(-1)
         log_probs = table.gather(-1, TARGETS[..., None])[..., 0]
@@ -56,7 +58,9 @@ def from_logits(sampler: Sampler, *, entropy: bool) -> Callable[[torch.nn.Linear
     return run
 
 
-def from_hidden(sampler: Sampler, *, entropy: bool) -> Callable[[torch.nn.Linear, torch.Tensor], torch.Tensor]:
+def from_hidden(
+    sampler: TokenDistribution, *, entropy: bool
+) -> Callable[[torch.nn.Linear, torch.Tensor], torch.Tensor]:
     def run(layer: torch.nn.Linear, hidden: torch.Tensor) -> torch.Tensor:
         outcomes = TokenOutcomes(targets=TARGETS, sampler=sampler, entropy=entropy)
         with token_outcomes(layer, outcomes):
@@ -73,7 +77,7 @@ def from_hidden(sampler: Sampler, *, entropy: bool) -> Callable[[torch.nn.Linear
 @pytest.mark.parametrize(("temperature", "entropy"), [(1.0, True), (0.7, True), (2.5, False)])
 def test_values_and_gradients_are_those_of_the_logits(monkeypatch, chunk, bias, banned, temperature, entropy):
     monkeypatch.setattr(output_layer, "CHUNK_BYTES", chunk * 4 * VOCABULARY)
-    sampler = Sampler(temperature=temperature, banned_token_ids=torch.tensor(banned, dtype=torch.long))
+    sampler = TokenDistribution(temperature=temperature, banned_token_ids=torch.tensor(banned, dtype=torch.long))
     expected, found = (
         results(way(sampler, entropy=entropy), bias=bias, dtype=torch.double) for way in (from_logits, from_hidden)
     )
@@ -85,7 +89,7 @@ def test_values_and_gradients_are_those_of_the_logits(monkeypatch, chunk, bias, 
 
 def test_half_precision_rounds_the_logits_alone(monkeypatch):
     monkeypatch.setattr(output_layer, "CHUNK_BYTES", 5 * 4 * VOCABULARY)
-    sampler = Sampler(temperature=1.0, banned_token_ids=torch.tensor([], dtype=torch.long))
+    sampler = TokenDistribution(temperature=1.0, banned_token_ids=torch.tensor([], dtype=torch.long))
     expected, found = (
         results(way(sampler, entropy=True), bias=False, dtype=torch.bfloat16) for way in (from_logits, from_hidden)
     )
@@ -99,7 +103,7 @@ def test_half_precision_rounds_the_logits_alone(monkeypatch):
 def test_the_gradient_of_the_weight_is_written_once_and_never_added_up(monkeypatch):
     """Of 23 tokens and 41 words in slices of 7 words: one product of 7 x 5 for each, and no sum of 41 x 5."""
     monkeypatch.setattr(output_layer, "CHUNK_BYTES", 7 * 4 * TOKENS)
-    sampler = Sampler(temperature=1.0, banned_token_ids=torch.tensor([2]))
+    sampler = TokenDistribution(temperature=1.0, banned_token_ids=torch.tensor([2]))
     made: Counter[tuple[str, tuple[int, ...]]] = Counter()
 
     class Log(TorchDispatchMode):
@@ -119,7 +123,7 @@ def test_the_gradient_of_the_weight_is_written_once_and_never_added_up(monkeypat
 
 @pytest.mark.parametrize("frozen", ["weight", "hidden"])
 def test_what_is_frozen_gets_no_gradient(frozen):
-    sampler = Sampler(temperature=1.0, banned_token_ids=torch.tensor([], dtype=torch.long))
+    sampler = TokenDistribution(temperature=1.0, banned_token_ids=torch.tensor([], dtype=torch.long))
     layer = torch.nn.Linear(HIDDEN, VOCABULARY)
     layer.requires_grad_(frozen != "weight")
     hidden = torch.randn(1, TOKENS, HIDDEN, requires_grad=frozen != "hidden")
@@ -129,7 +133,7 @@ def test_what_is_frozen_gets_no_gradient(frozen):
 
 def test_no_tensor_of_all_tokens_and_the_vocabulary_is_made(monkeypatch):
     monkeypatch.setattr(output_layer, "CHUNK_BYTES", 4 * 4 * VOCABULARY)
-    sampler = Sampler(temperature=0.7, banned_token_ids=torch.tensor([2]))
+    sampler = TokenDistribution(temperature=0.7, banned_token_ids=torch.tensor([2]))
     sizes = {}
     for way in (from_logits, from_hidden):
         with ShapeLog() as log:
@@ -144,7 +148,7 @@ def test_no_tensor_of_all_tokens_and_the_vocabulary_is_made(monkeypatch):
     "change", [lambda logits: logits * 2, lambda logits: logits.mul_(2), lambda logits: logits[:1, 1:]]
 )
 def test_what_a_model_makes_of_its_logits_is_noticed(change: Callable[[torch.Tensor], Any]):
-    sampler = Sampler(temperature=1.0, banned_token_ids=torch.tensor([], dtype=torch.long))
+    sampler = TokenDistribution(temperature=1.0, banned_token_ids=torch.tensor([], dtype=torch.long))
     outcomes = TokenOutcomes(targets=TARGETS, sampler=sampler, entropy=False)
     layer, hidden = torch.nn.Linear(HIDDEN, VOCABULARY), torch.randn(1, TOKENS, HIDDEN)
     with torch.no_grad(), token_outcomes(layer, outcomes):
@@ -160,7 +164,7 @@ def test_what_a_model_makes_of_its_logits_is_noticed(change: Callable[[torch.Ten
 def test_the_peak_of_two_slices_is_that_of_all(monkeypatch, entropy, dtype):
     """Ten tokens a chunk and 17 words a slice; of both there are three."""
     monkeypatch.setattr(output_layer, "CHUNK_BYTES", 10 * 4 * VOCABULARY)
-    sampler = Sampler(temperature=0.7, banned_token_ids=torch.tensor([2]))
+    sampler = TokenDistribution(temperature=0.7, banned_token_ids=torch.tensor([2]))
     peaks = {}
     for slices in (nullcontext, two_slices):
         with slices(), LiveMemory() as memory, ShapeLog() as log:

@@ -24,7 +24,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from lmm_r1.models.packed import attention
 from lmm_r1.models.packed.attention import PACKED_ATTENTION, packed_as, packing_refusal, use_packed_attention
-from lmm_r1.models.packed.layout import PackedLayout, Segment
+from lmm_r1.models.packed.layout import PackedLayout, PackedSegment
 from lmm_r1.models.packed.varlen_kernel import varlen_kernel
 from lmm_r1.models.vision_tower import WINDOW_ATTENTION
 
@@ -33,27 +33,27 @@ pytestmark = pytest.mark.unit
 HEADS, GROUPS, WIDTH = 4, 2, 8
 # Two groups, the first with two responses and the second with one, and a sample by itself between them.
 SEGMENTS = (
-    Segment(start=0, end=4),
-    Segment(start=4, end=7, prefix=0),
-    Segment(start=7, end=8, prefix=0),
-    Segment(start=8, end=13),
-    Segment(start=13, end=15),
-    Segment(start=15, end=18, prefix=4),
+    PackedSegment(start=0, end=4),
+    PackedSegment(start=4, end=7, prefix=0),
+    PackedSegment(start=7, end=8, prefix=0),
+    PackedSegment(start=8, end=13),
+    PackedSegment(start=13, end=15),
+    PackedSegment(start=15, end=18, prefix=4),
 )
 # A prompt, two turns behind one another with two last ones, another branch from the prompt, and a sample by itself.
 TREES = (
-    Segment(start=0, end=3),
-    Segment(start=3, end=5, prefix=0),
-    Segment(start=5, end=9, prefix=1),
-    Segment(start=9, end=10, prefix=2),
-    Segment(start=10, end=13, prefix=2),
-    Segment(start=13, end=15, prefix=0),
-    Segment(start=15, end=18),
+    PackedSegment(start=0, end=3),
+    PackedSegment(start=3, end=5, prefix=0),
+    PackedSegment(start=5, end=9, prefix=1),
+    PackedSegment(start=9, end=10, prefix=2),
+    PackedSegment(start=10, end=13, prefix=2),
+    PackedSegment(start=13, end=15, prefix=0),
+    PackedSegment(start=15, end=18),
 )
 # In the first prompt, across all of the second, and in a response.
 BLOCKS = torch.tensor([-1, 0, 0, -1, -1, 1, 1, -1, -1, -1, -1, -1, -1, 2, 2, -1, -1, -1])
 LAYOUTS = {
-    "samples by themselves": PackedLayout(segments=(Segment(start=0, end=11), Segment(start=11, end=18))),
+    "samples by themselves": PackedLayout(segments=(PackedSegment(start=0, end=11), PackedSegment(start=11, end=18))),
     "shared prefixes": PackedLayout(segments=SEGMENTS),
     "runs that attend in both directions": PackedLayout(segments=SEGMENTS, block_ids=BLOCKS),
     "trees": PackedLayout(segments=TREES),
@@ -66,10 +66,10 @@ MODULE = SimpleNamespace(training=False, is_causal=True)
 def sees(layout: PackedLayout, query: int, key: int, *, window: int | None) -> bool:
     """Say token by token what the layout means."""
 
-    def segment_of(token: int) -> Segment:
+    def segment_of(token: int) -> PackedSegment:
         return next(segment for segment in layout.segments if segment.start <= token < segment.end)
 
-    def prefix_of(segment: Segment) -> list[Segment]:
+    def prefix_of(segment: PackedSegment) -> list[PackedSegment]:
         if segment.prefix is None:
             return []
         prefix = layout.segments[segment.prefix]

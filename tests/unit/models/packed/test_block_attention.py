@@ -12,7 +12,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from lmm_r1.models.packed import attention
 from lmm_r1.models.packed.attention import BLOCK, attend_in_blocks, block_mask, fits_block_kernel, token_mask
-from lmm_r1.models.packed.layout import PackedLayout, Segment
+from lmm_r1.models.packed.layout import PackedLayout, PackedSegment
 
 pytestmark = pytest.mark.unit
 
@@ -21,13 +21,13 @@ CPU = torch.device("cpu")
 
 def layout_of(*groups: tuple[int, tuple[int, ...]], images: tuple[tuple[int, int], ...] = ()) -> PackedLayout:
     """Return prompts of some tokens with responses behind each; images are runs of tokens from one place to another."""
-    segments: list[Segment] = []
+    segments: list[PackedSegment] = []
     for prompt, responses in groups:
         prefix, start = len(segments), segments[-1].end if segments else 0
-        segments.append(Segment(start=start, end=start + prompt))
+        segments.append(PackedSegment(start=start, end=start + prompt))
         for response in responses:
             start = segments[-1].end
-            segments.append(Segment(start=start, end=start + response, prefix=prefix))
+            segments.append(PackedSegment(start=start, end=start + response, prefix=prefix))
     blocks = torch.full((segments[-1].end,), -1)
     for number, (start, end) in enumerate(images):
         blocks[start:end] = number
@@ -36,10 +36,10 @@ def layout_of(*groups: tuple[int, tuple[int, ...]], images: tuple[tuple[int, int
 
 def tree_of(*nodes: tuple[int, int | None], image: tuple[int, int]) -> PackedLayout:
     """Return segments of some tokens, each with the segment that it goes on from; and an image of some tokens."""
-    segments: list[Segment] = []
+    segments: list[PackedSegment] = []
     for length, prefix in nodes:
         start = segments[-1].end if segments else 0
-        segments.append(Segment(start=start, end=start + length, prefix=prefix))
+        segments.append(PackedSegment(start=start, end=start + length, prefix=prefix))
     blocks = torch.full((segments[-1].end,), -1)
     blocks[slice(*image)] = 0
     return PackedLayout(segments=tuple(segments), block_ids=blocks)

@@ -7,33 +7,33 @@ import torch
 
 from lmm_r1.models.packed import attention
 from lmm_r1.models.packed.attention import attend_on_cpu, fits_cpu_kernel
-from lmm_r1.models.packed.layout import PackedLayout, Segment
+from lmm_r1.models.packed.layout import PackedLayout, PackedSegment
 
 pytestmark = pytest.mark.unit
 
 # A prompt with two responses, a sample by itself, and a prompt with one response behind it.
 GROUPS = PackedLayout(
     segments=(
-        Segment(start=0, end=5),
-        Segment(start=5, end=8, prefix=0),
-        Segment(start=8, end=9, prefix=0),
-        Segment(start=9, end=13),
-        Segment(start=13, end=15),
-        Segment(start=15, end=19, prefix=4),
+        PackedSegment(start=0, end=5),
+        PackedSegment(start=5, end=8, prefix=0),
+        PackedSegment(start=8, end=9, prefix=0),
+        PackedSegment(start=9, end=13),
+        PackedSegment(start=13, end=15),
+        PackedSegment(start=15, end=19, prefix=4),
     )
 )
 # A prompt, two turns behind one another with two last ones, another branch from the prompt, and another tree.
 TREES = PackedLayout(
     segments=(
-        Segment(start=0, end=3),
-        Segment(start=3, end=5, prefix=0),
-        Segment(start=5, end=9, prefix=1),
-        Segment(start=9, end=10, prefix=2),
-        Segment(start=10, end=13, prefix=2),
-        Segment(start=13, end=15, prefix=0),
-        Segment(start=15, end=17),
-        Segment(start=17, end=18, prefix=6),
-        Segment(start=18, end=20, prefix=7),
+        PackedSegment(start=0, end=3),
+        PackedSegment(start=3, end=5, prefix=0),
+        PackedSegment(start=5, end=9, prefix=1),
+        PackedSegment(start=9, end=10, prefix=2),
+        PackedSegment(start=10, end=13, prefix=2),
+        PackedSegment(start=13, end=15, prefix=0),
+        PackedSegment(start=15, end=17),
+        PackedSegment(start=17, end=18, prefix=6),
+        PackedSegment(start=18, end=20, prefix=7),
     )
 )
 HEADS, WIDTH = 4, 8
@@ -100,7 +100,7 @@ def check(layout: PackedLayout, *, window: int | None = None, keys: int = 2) -> 
 
 
 def test_two_keys_of_a_prompt_and_one_of_its_own_weigh_as_in_one_softmax():
-    layout = PackedLayout(segments=(Segment(start=0, end=2), Segment(start=2, end=3, prefix=0)))
+    layout = PackedLayout(segments=(PackedSegment(start=0, end=2), PackedSegment(start=2, end=3, prefix=0)))
     query = torch.ones(1, 1, 3, 1)
     key = torch.log(torch.tensor([1.0, 2.0, 5.0])).view(1, 1, 3, 1)
     value = torch.tensor([8.0, 16.0, 24.0]).view(1, 1, 3, 1)
@@ -130,7 +130,7 @@ def test_tokens_of_a_block_attend_in_both_directions_and_responses_to_all_of_it(
 
 
 def test_a_window_may_cut_samples_but_not_a_prompt_from_its_responses():
-    layout = PackedLayout(segments=(*GROUPS.segments[:3], Segment(start=9, end=19)))
+    layout = PackedLayout(segments=(*GROUPS.segments[:3], PackedSegment(start=9, end=19)))
     check(layout, window=8)
     query, _, value = tensors(layout)
     assert fits_cpu_kernel(query, value, layout, window=8, dropout=0.0)

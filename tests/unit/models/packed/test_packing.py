@@ -12,7 +12,7 @@ from lmm_r1.data import prefix_tree
 from lmm_r1.data.sample import PlacedMedia, SampleMedia
 from lmm_r1.lmm_kits import Media
 from lmm_r1.models.actor import wanted_targets
-from lmm_r1.models.packed.layout import Segment
+from lmm_r1.models.packed.layout import PackedSegment
 from lmm_r1.models.packed.packing import PackedSequence, Targets, pack_batch
 
 pytestmark = pytest.mark.unit
@@ -84,7 +84,11 @@ GROUP = [([11, 12], [21, 22, 23]), ([13], [31, 32]), ([11, 12], [24])]
 def test_samples_stand_one_behind_the_other_without_padding():
     packed = pack(GROUP, share=False)
     assert packed.token_ids.tolist() == [[11, 12, 21, 22, 23, 13, 31, 32, 11, 12, 24]]
-    assert packed.layout.segments == (Segment(start=0, end=5), Segment(start=5, end=8), Segment(start=8, end=11))
+    assert packed.layout.segments == (
+        PackedSegment(start=0, end=5),
+        PackedSegment(start=5, end=8),
+        PackedSegment(start=8, end=11),
+    )
     assert packed.layout.block_ids is None
     assert packed.inputs["position_ids"].tolist() == [
         [[0, 1, 2, 3, 4, 0, 1, 2, 0, 1, 2]],
@@ -100,10 +104,10 @@ def test_a_groups_prompt_stands_once_and_its_responses_go_on_from_it():
     packed = pack(GROUP)
     assert packed.token_ids.tolist() == [[11, 12, 21, 22, 23, 24, 13, 31, 32]]
     assert packed.layout.segments == (
-        Segment(start=0, end=2),
-        Segment(start=2, end=5, prefix=0),
-        Segment(start=5, end=6, prefix=0),
-        Segment(start=6, end=9),
+        PackedSegment(start=0, end=2),
+        PackedSegment(start=2, end=5, prefix=0),
+        PackedSegment(start=5, end=6, prefix=0),
+        PackedSegment(start=6, end=9),
     )
     assert packed.inputs["position_ids"][0].tolist() == [[0, 1, 2, 3, 4, 2, 0, 1, 2]]
     # The first token of each response is predicted from the prompt's last one.
@@ -151,9 +155,9 @@ def test_a_response_may_be_empty_and_a_sample_may_have_nothing_wanted():
     packed = pack([([11, 12], [21]), ([11, 12], []), ([11, 12, 21], [])])
     assert packed.token_ids.tolist() == [[11, 12, 21, 11, 12, 21]]
     assert packed.layout.segments == (
-        Segment(start=0, end=2),
-        Segment(start=2, end=3, prefix=0),
-        Segment(start=3, end=6),
+        PackedSegment(start=0, end=2),
+        PackedSegment(start=2, end=3, prefix=0),
+        PackedSegment(start=3, end=6),
     )
     assert (packed.sources.tolist(), packed.target_ids.tolist()) == ([1], [21])
 
@@ -238,13 +242,13 @@ def test_samples_that_go_on_alike_are_a_tree(nodes_of_single_tokens):
     packed = pack(samples)
     assert packed.token_ids.tolist() == [[11, 12, 21, 22, 31, 32, 34, 35, 33, 24]]
     assert packed.layout.segments == (
-        Segment(start=0, end=2),
-        Segment(start=2, end=4, prefix=0),
-        Segment(start=4, end=5, prefix=1),
-        Segment(start=5, end=6, prefix=2),
-        Segment(start=6, end=8, prefix=2),
-        Segment(start=8, end=9, prefix=1),
-        Segment(start=9, end=10, prefix=0),
+        PackedSegment(start=0, end=2),
+        PackedSegment(start=2, end=4, prefix=0),
+        PackedSegment(start=4, end=5, prefix=1),
+        PackedSegment(start=5, end=6, prefix=2),
+        PackedSegment(start=6, end=8, prefix=2),
+        PackedSegment(start=8, end=9, prefix=1),
+        PackedSegment(start=9, end=10, prefix=0),
     )
     assert packed.inputs["position_ids"].tolist() == [
         [[0, 1, 2, 3, 4, 5, 5, 6, 4, 2]],
@@ -393,7 +397,7 @@ def test_a_sequence_of_texts_gets_a_filler_where_all_ranks_must_run_the_vision_t
     packed = pack([([11], [21]), ([11], [22])], fill=True)
     assert packed.filled
     assert packed.token_ids.tolist() == [[11, 21, 22, *FILLER]]
-    assert packed.layout.segments[-1] == Segment(start=3, end=6)
+    assert packed.layout.segments[-1] == PackedSegment(start=3, end=6)
     assert packed.inputs["position_ids"][0].tolist() == [[0, 1, 1, 0, 1, 2]]
     assert packed.inputs["pixels"].tolist() == [[0.0, 0.0]]
     assert packed.target_ids.tolist() == [21, 22]
@@ -408,7 +412,7 @@ def test_a_sequence_with_an_image_needs_no_filler():
 def test_a_sequence_is_filled_up_to_a_multiple_of_the_ranks_that_share_it():
     packed = pack([([11, 12], [21]), ([13], [22])], multiple_of=4)
     assert packed.token_ids.tolist() == [[11, 12, 21, 13, 22, 11, 11, 11]]
-    assert packed.layout.segments[-1] == Segment(start=5, end=8)
+    assert packed.layout.segments[-1] == PackedSegment(start=5, end=8)
     assert packed.inputs["position_ids"][0].tolist() == [[0, 1, 2, 0, 1, 0, 1, 2]]
     assert packed.target_ids.tolist() == [21, 22]
     packed = pack([([11, 12], [21]), ([13], [])], multiple_of=4)

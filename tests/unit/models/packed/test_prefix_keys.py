@@ -9,7 +9,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lmm_r1.models.packed import attention
-from lmm_r1.models.packed.layout import PackedLayout, Segment, repeat_prefixes
+from lmm_r1.models.packed.layout import PackedLayout, PackedSegment, repeat_prefixes
 from lmm_r1.models.packed.varlen_kernel import varlen_kernel
 
 pytestmark = pytest.mark.unit
@@ -18,12 +18,12 @@ CPU = torch.device("cpu")
 # A prompt of two tokens with responses of one and two, and a sample of one token between the prompt and another.
 LAYOUT = PackedLayout(
     segments=(
-        Segment(start=0, end=2),
-        Segment(start=2, end=3, prefix=0),
-        Segment(start=3, end=5, prefix=0),
-        Segment(start=5, end=6),
-        Segment(start=6, end=7),
-        Segment(start=7, end=8, prefix=4),
+        PackedSegment(start=0, end=2),
+        PackedSegment(start=2, end=3, prefix=0),
+        PackedSegment(start=3, end=5, prefix=0),
+        PackedSegment(start=5, end=6),
+        PackedSegment(start=6, end=7),
+        PackedSegment(start=7, end=8, prefix=4),
     )
 )
 # bfloat16 keeps eight bits, the leading one among them.
@@ -45,7 +45,9 @@ def test_keys_go_to_every_segment_and_their_gradients_come_back_as_a_sum(dim):
 def test_keys_of_a_prefix_of_a_prefix_go_to_all_that_is_behind_both():
     # A prompt of one token, a turn of two, two turns that go on from it, and one that goes on from the prompt.
     parts = [(0, 1, None), (1, 3, 0), (3, 4, 1), (4, 5, 1), (5, 6, 0)]
-    layout = PackedLayout(segments=tuple(Segment(start=start, end=end, prefix=prefix) for start, end, prefix in parts))
+    layout = PackedLayout(
+        segments=tuple(PackedSegment(start=start, end=end, prefix=prefix) for start, end, prefix in parts)
+    )
     tokens = torch.arange(1.0, 7.0).view(-1, 1, 1).requires_grad_()
     repeated = repeat_prefixes(tokens, layout.varlen(device=CPU), dim=0)
     assert repeated.flatten().tolist() == [1, 1, 2, 3, 1, 2, 3, 4, 1, 2, 3, 5, 1, 6]
@@ -55,7 +57,7 @@ def test_keys_of_a_prefix_of_a_prefix_go_to_all_that_is_behind_both():
 
 
 def test_without_prefixes_nothing_is_copied():
-    alone = PackedLayout(segments=(Segment(start=0, end=3),))
+    alone = PackedLayout(segments=(PackedSegment(start=0, end=3),))
     keys = torch.zeros(3, 1, 1)
     assert repeat_prefixes(keys, alone.varlen(device=CPU), dim=0) is keys
 
@@ -64,8 +66,8 @@ def group(*, prompt: int = 24, responses: int = 16, length: int = 8) -> PackedLa
     starts = [prompt + index * length for index in range(responses)]
     return PackedLayout(
         segments=(
-            Segment(start=0, end=prompt),
-            *(Segment(start=start, end=start + length, prefix=0) for start in starts),
+            PackedSegment(start=0, end=prompt),
+            *(PackedSegment(start=start, end=start + length, prefix=0) for start in starts),
         )
     )
 

@@ -10,7 +10,7 @@ from transformers import Qwen2Config
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import get_kit
 from lmm_r1.models.packed import sequence_parallel
-from lmm_r1.models.packed.layout import PackedLayout, Segment
+from lmm_r1.models.packed.layout import PackedLayout, PackedSegment
 from lmm_r1.models.packed.packing import PackedSequence, Targets, pack_batch
 from lmm_r1.models.packed.sequence_parallel import check_heads, check_not_shared, share_of
 
@@ -21,7 +21,7 @@ def sequence(*, length: int, sources: list[int]) -> PackedSequence:
     return PackedSequence(
         token_ids=torch.zeros(1, length, dtype=torch.long),
         inputs={},
-        layout=PackedLayout(segments=(Segment(start=0, end=length),)),
+        layout=PackedLayout(segments=(PackedSegment(start=0, end=length),)),
         sources=torch.tensor(sources),
         target_ids=torch.tensor([10 * source for source in sources]),
         places=(torch.zeros(len(sources), dtype=torch.long), torch.tensor(sources)),
