@@ -17,10 +17,10 @@ from lmm_r1.batch.job import INDEX, JobTotals, RowLog, run_job
 from lmm_r1.config.generation import EPISODE_FLAGS, STEP_FLAGS, BatchConfig, check_batch, episode_limits
 from lmm_r1.config.rewards import verifier_from
 from lmm_r1.config.shared import row_reading
-from lmm_r1.data.bad_rows import SkippedRow
 from lmm_r1.data.files import read_row_file
 from lmm_r1.data.images import PictureFolder
 from lmm_r1.data.messages import Row, check_asks, images_of, videos_of
+from lmm_r1.data.reading import SkippedRow
 from lmm_r1.data.row_parser import stored_messages
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import lock_of, locked, write_atomically

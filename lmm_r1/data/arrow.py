@@ -15,7 +15,7 @@ from itertools import chain, pairwise, repeat
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
-from lmm_r1.data.image_sources import FEWEST_BYTES, FilePlace, FileState, StoredBytes
+from lmm_r1.data.messages import FEWEST_BYTES, FilePlace, FileState, StoredBytes
 from lmm_r1.errors import UserError
 
 if TYPE_CHECKING:

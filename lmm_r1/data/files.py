@@ -20,15 +20,13 @@ from PIL import Image
 
 from lmm_r1 import hub
 from lmm_r1.data.arrow import MappedFiles, arrow_records, mapped_records
-from lmm_r1.data.bad_rows import BadRows, SkippedRow, Unreadable, good_rows
 from lmm_r1.data.formats import PROMPT_ROWS
 from lmm_r1.data.formats.row_format import Fields, FormatSet, Record, RowFields, RowFormat
 from lmm_r1.data.messages import Row, as_prompt
 from lmm_r1.data.parquet_files import parquet_records
-from lmm_r1.data.reading import AS_THEY_ARE, RowReading
+from lmm_r1.data.reading import AS_THEY_ARE, BadRows, RowReading, SkippedRow, Unreadable, good_rows
 from lmm_r1.errors import UserError
-from lmm_r1.files.atomic import check_creatable
-from lmm_r1.files.full_disk import writing
+from lmm_r1.files.atomic import check_creatable, writing
 
 ROWS_FILE = "rows.jsonl"
 """The name of the row file in a folder written by `make_task` or `prepare_data`."""

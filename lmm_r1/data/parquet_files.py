@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmm_r1.data.arrow import BATCH_ROWS, STEP, arrow_copy, arrow_records, column_values, to_records
-from lmm_r1.data.image_sources import FEWEST_BYTES, FileState, StoredBytes
+from lmm_r1.data.messages import FEWEST_BYTES, FileState, StoredBytes
 from lmm_r1.errors import UserError
 
 if TYPE_CHECKING:

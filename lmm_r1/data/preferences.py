@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
-from lmm_r1.data.bad_rows import BadRows, SkippedRow, good_rows
 from lmm_r1.data.files import first_columns, found_records
 from lmm_r1.data.formats.chats import chat_message
 from lmm_r1.data.formats.judged import STEP_ROWS, UNPAIRED_ROWS
@@ -26,7 +25,7 @@ from lmm_r1.data.formats.row_format import (
     is_empty,
 )
 from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, VideoPart, images_of, videos_of
-from lmm_r1.data.reading import AS_THEY_ARE, RowReading
+from lmm_r1.data.reading import AS_THEY_ARE, BadRows, RowReading, SkippedRow, good_rows
 from lmm_r1.data.row_parser import RecordParser, check_shown
 
 _YES = ("true", "1", "1.0", "+")

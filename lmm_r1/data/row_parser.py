@@ -25,10 +25,21 @@ from lmm_r1.data.formats.row_format import (
     is_media,
     media_entries,
 )
-from lmm_r1.data.image_sources import ImageSource, StoredBytes, kind_of, open_image, resolve
-from lmm_r1.data.images import check_image_exists
-from lmm_r1.data.messages import ROLES, ImagePart, Message, Part, Row, TextPart, VideoPart
-from lmm_r1.data.videos import check_video_exists
+from lmm_r1.data.images import check_image_exists, check_video_exists
+from lmm_r1.data.messages import (
+    ROLES,
+    ImagePart,
+    ImageSource,
+    Message,
+    Part,
+    Row,
+    StoredBytes,
+    TextPart,
+    VideoPart,
+    kind_of,
+    open_image,
+    resolve,
+)
 from lmm_r1.errors import UserError
 
 MediaT = TypeVar("MediaT", ImagePart, VideoPart)

@@ -12,10 +12,19 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 
-from lmm_r1.data.bad_rows import SkippedRow
-from lmm_r1.data.image_sources import ImageSource, StoredBytes, describe, kind_of
-from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, VideoPart
+from lmm_r1.data.messages import (
+    ImagePart,
+    ImageSource,
+    Message,
+    Row,
+    StoredBytes,
+    TextPart,
+    VideoPart,
+    describe,
+    kind_of,
+)
 from lmm_r1.data.preferences import PreferenceRow, StepRow, UnpairedRow
+from lmm_r1.data.reading import SkippedRow
 from lmm_r1.errors import UserError
 
 CurriculumName = Literal["easy_first", "uncertain"]

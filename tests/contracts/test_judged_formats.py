@@ -7,9 +7,8 @@ import pytest
 
 from lmm_r1.data.files import read_records
 from lmm_r1.data.formats.row_format import ColumnNames
-from lmm_r1.data.image_sources import describe
 from lmm_r1.data.images import load_image
-from lmm_r1.data.messages import ImagePart, Message, TextPart, images_of
+from lmm_r1.data.messages import ImagePart, Message, TextPart, describe, images_of
 from lmm_r1.data.preferences import PREFERENCE, STEPS, UNPAIRED, JudgedRow, RowKind, read_judged_file
 from lmm_r1.data.reading import AS_THEY_ARE, RowReading
 from lmm_r1.errors import UserError

@@ -10,9 +10,8 @@ import pytest
 
 from lmm_r1.data.files import read_records, read_row_file
 from lmm_r1.data.formats import FORMATS, FormatName
-from lmm_r1.data.image_sources import describe
 from lmm_r1.data.images import load_image
-from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, demonstration, images_of
+from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, demonstration, describe, images_of
 from lmm_r1.data.reading import RowReading
 from lmm_r1.data.training_rows import check_prompt
 from lmm_r1.errors import UserError

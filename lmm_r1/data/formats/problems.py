@@ -20,7 +20,7 @@ from lmm_r1.data.formats.row_format import (
     listed,
     media_entries,
 )
-from lmm_r1.data.image_sources import StoredBytes
+from lmm_r1.data.messages import StoredBytes
 
 OPTIONS = string.ascii_uppercase[:10]
 CHOOSE = "Answer with the letter of the right option."

@@ -11,9 +11,8 @@ from typing import Any
 
 from lmm_r1.data.files import Record
 from lmm_r1.data.formats.row_format import listed
-from lmm_r1.data.image_sources import kind_of
 from lmm_r1.data.images import check_image_exists, load_image
-from lmm_r1.data.messages import Row, images_of
+from lmm_r1.data.messages import Row, images_of, kind_of
 from lmm_r1.data.preferences import PREFERENCE, PreferenceRow, read_judged_row
 from lmm_r1.data.recipes.recipe import CHOICES_FIELD, LETTERS, Recipe, RecordView, template_fields
 from lmm_r1.data.recipes.sources import MediaFiles

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 
 from lmm_r1 import hub
 from lmm_r1.data.files import ROWS_FILE, Record, read_records
-from lmm_r1.data.image_sources import resolve
+from lmm_r1.data.messages import resolve
 from lmm_r1.data.recipes.recipe import Recipe
 from lmm_r1.errors import UserError
 from lmm_r1.files.json_files import count_field, read_json_object, text_field
