@@ -320,22 +320,20 @@ def _select(config: BatchConfig, log: RowLog) -> int:
     """Write the selected rows and return their number."""
     assert config.select is not None, "the caller checks this"
     assert config.selected is not None, "the config check requires both or neither"
-    rows = list(
-        select(
-            log.records(),
-            kind=config.select,
-            min_reward=config.min_reward,
-            max_per_prompt=config.max_per_prompt,
-            min_margin=config.min_margin,
-        )
+    selected = select(
+        log.records(),
+        kind=config.select,
+        min_reward=config.min_reward,
+        max_per_prompt=config.max_per_prompt,
+        min_margin=config.min_margin,
     )
     start, end = config.output.absolute().parent, config.selected.absolute().parent
-    rows = [_moved(row, start=start, end=end) for row in rows]
+    rows = [_moved(row, start=start, end=end) for row in selected]
     write_atomically(config.selected, text="".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     return len(rows)
 
 
-def _moved(row: dict[str, Any], *, start: Path, end: Path) -> dict[str, Any]:
+def _moved(row: Mapping[str, Any], *, start: Path, end: Path) -> Mapping[str, Any]:
     """Return a selected row whose relative picture paths start at its own file's folder instead of the output's."""
 
     def path_from_there(path: str) -> str:

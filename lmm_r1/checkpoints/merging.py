@@ -107,7 +107,7 @@ def _check_architecture(checkpoint: Checkpoint, adapter: Path) -> None:
         )
 
 
-def _adapter_settings(adapter: Path) -> dict[str, Any]:
+def _adapter_settings(adapter: Path) -> Mapping[str, Any]:
     if not adapter.is_dir():
         raise UserError(f"{adapter}: no such folder; give the folder of a LoRA adapter")
     for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):

@@ -15,6 +15,7 @@ from itertools import chain, pairwise, repeat
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
+from lmm_r1.data.formats.row_format import RawRow
 from lmm_r1.data.messages import FEWEST_BYTES, FilePlace, FileState, StoredBytes
 from lmm_r1.errors import UserError
 
@@ -39,7 +40,7 @@ def holds_binary(kind: pyarrow.DataType) -> bool:
     return types.is_binary(kind) or types.is_large_binary(kind)
 
 
-def to_records(table: pyarrow.Table | pyarrow.RecordBatch, leaf: Leaf, *, first_row: int) -> list[dict[str, Any]]:
+def to_records(table: pyarrow.Table | pyarrow.RecordBatch, leaf: Leaf, *, first_row: int) -> list[RawRow]:
     """Return the rows as `to_pylist` does, except that `leaf` makes the binary values."""
     columns = [
         (
@@ -268,7 +269,7 @@ _FILE_MAGIC = b"ARROW1"
 _MAPS = Path("/proc/self/maps")
 
 
-def arrow_records(file: Path, *, name: str) -> Iterator[list[dict[str, Any]]]:
+def arrow_records(file: Path, *, name: str) -> Iterator[list[RawRow]]:
     """Yield the rows of an Arrow file, in the file or the stream format, in batches.
 
     Raises:
@@ -297,7 +298,7 @@ def arrow_records(file: Path, *, name: str) -> Iterator[list[dict[str, Any]]]:
 
 def mapped_records(
     tables: Iterable[pyarrow.Table | pyarrow.RecordBatch], *, mapped: MappedFiles
-) -> Iterator[list[dict[str, Any]]]:
+) -> Iterator[list[RawRow]]:
     """Yield the rows of tables whose memory may belong to mapped files."""
     row = 1
     for table in tables:

@@ -325,7 +325,7 @@ def describe_video(part: VideoPart) -> str | list[str]:
     return part.source if isinstance(part.source, str) else [describe(frame) for frame in part.source]
 
 
-def to_chat(messages: Sequence[Message]) -> list[dict[str, Any]]:
+def to_chat(messages: Sequence[Message]) -> list[dict[str, object]]:
     """Return the form for chat templates: `[text]` → `"text"`; `[image, text]` → `[{"type": "image"}, {"type": "text", ...}]`."""
     return [{"role": message.role, "content": _content(message, with_sources=False)} for message in messages]
 
@@ -336,10 +336,10 @@ def to_json(messages: Sequence[Message]) -> str:
     return json.dumps(chat, ensure_ascii=False, separators=(",", ":"))
 
 
-def _content(message: Message, *, with_sources: bool) -> str | list[dict[str, Any]]:
+def _content(message: Message, *, with_sources: bool) -> str | list[dict[str, object]]:
     if len(message.parts) == 1 and isinstance(message.parts[0], TextPart):
         return message.parts[0].text
-    content: list[dict[str, Any]] = []
+    content: list[dict[str, object]] = []
     for part in message.parts:
         if isinstance(part, TextPart):
             content.append({"type": "text", "text": part.text})

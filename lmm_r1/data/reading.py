@@ -12,7 +12,7 @@ import jinja2.meta
 import jinja2.sandbox
 
 from lmm_r1.data.formats import FormatName
-from lmm_r1.data.formats.row_format import ColumnNames, Columns, Record, RowFields, RowFormat
+from lmm_r1.data.formats.row_format import ColumnNames, Columns, RawRow, Record, RowFields, RowFormat
 from lmm_r1.data.messages import ImagePart, Message, Part, Row, TextPart, VideoPart
 from lmm_r1.data.row_parser import parts_of, read_row, tagged_text
 from lmm_r1.errors import ListedError, UserError
@@ -172,7 +172,7 @@ class SkippedRow:
     """One sentence with the file and the line."""
 
 
-class Unreadable(dict[str, Any]):
+class Unreadable(RawRow):
     """Takes the place of a record that its file does not hold in a readable form."""
 
     def __init__(self, error: UserError) -> None:

@@ -459,7 +459,7 @@ def parts_of(text: str, message: Message, *, location: str) -> tuple[Part, ...]:
     return tuple(parts)
 
 
-def stored_messages(messages: Sequence[Message], *, keep_pictures: bool = False) -> list[dict[str, Any]]:
+def stored_messages(messages: Sequence[Message], *, keep_pictures: bool = False) -> list[dict[str, object]]:
     """Return messages in the form that `parse_row` reads; images that are not text become data URIs.
 
     With `keep_pictures`, PIL images are kept for `write_row_folder`.
@@ -470,7 +470,7 @@ def stored_messages(messages: Sequence[Message], *, keep_pictures: bool = False)
     ]
 
 
-def _stored_content(message: Message, *, keep_pictures: bool) -> str | list[dict[str, Any]]:
+def _stored_content(message: Message, *, keep_pictures: bool) -> str | list[dict[str, object]]:
     parts = message.parts
     # In a message of one text, tags mark images; in a part of its own, they are plain text.
     if len(parts) == 1 and isinstance(parts[0], TextPart) and not _TAGS.search(parts[0].text):
@@ -478,7 +478,7 @@ def _stored_content(message: Message, *, keep_pictures: bool) -> str | list[dict
     return [_stored_part(part, keep_pictures=keep_pictures) for part in parts]
 
 
-def _stored_part(part: TextPart | ImagePart | VideoPart, *, keep_pictures: bool) -> dict[str, Any]:
+def _stored_part(part: TextPart | ImagePart | VideoPart, *, keep_pictures: bool) -> dict[str, object]:
     if isinstance(part, TextPart):
         return {"type": "text", "text": part.text}
     bounds = {name: getattr(part, name) for name in ("min_pixels", "max_pixels") if getattr(part, name) is not None}

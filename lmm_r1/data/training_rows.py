@@ -297,9 +297,9 @@ class PromptStream:
         self._order = self._order_of(self.episode)
         return self.episode < self.episodes
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """Return a state for `load_state_dict`, which later changes do not affect."""
-        state = {"episode": self.episode, "position": self.position}
+        state: dict[str, object] = {"episode": self.episode, "position": self.position}
         if self.curriculum is None:
             return state
         # The order was made before this episode, whose rates are measured while it goes on.
