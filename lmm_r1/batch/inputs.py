@@ -163,7 +163,6 @@ def _row(record: Record, reading: RowReading) -> Row:
 
 
 def _split(row: Row) -> tuple[Row, str]:
-    """Return the row without its last turn, and the text of that turn."""
     *before, last = row.messages
     if last.role != "assistant" or not before:
         raise UserError(
@@ -259,7 +258,6 @@ def _ranked(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _written(response: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return what the model wrote: one text, or one per turn of an episode."""
     if MESSAGES not in response:
         return (response["text"],)
     return tuple(json.dumps(one["content"]) for one in response[MESSAGES] if one["role"] == "assistant")

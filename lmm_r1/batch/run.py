@@ -75,8 +75,6 @@ class BatchReport:
 
 @dataclass(frozen=True, kw_only=True)
 class _Plan:
-    """The rows of a job, and the indices still to do."""
-
     log: RowLog
     rows: int
     order: list[int]
@@ -208,7 +206,6 @@ def _run(
 
 
 def _todo(rows: dict[int, Row], skipped: list[SkippedRow], *, first: int) -> dict[int, Row | str]:
-    """Return what is still to do, by index and in order: a row, or the reason why a record is not a valid row."""
     everything: dict[int, Row | str] = {**rows, **{row.index: row.reason for row in skipped}}
     return {index: everything[index] for index in sorted(everything) if index >= first}
 
@@ -250,7 +247,6 @@ def _responder(
 
 
 def _episodes(config: BatchConfig) -> EpisodeSettings | None:
-    """Return how to play episodes, None for single responses; raises UserError if they cannot be played or scored."""
     if config.agent is None:
         return None
     limits = episode_limits(config)
@@ -303,7 +299,6 @@ def _scorer(config: BatchConfig) -> Iterator[ResponseScorer | None]:
 
 
 def _judges_steps(config: BatchConfig, path: str) -> bool:
-    """Return whether a reward model judges steps; raises UserError for flags of the other kind."""
     checkpoint = Checkpoint(path, trust_remote_code=config.trust_remote_code)
     return _judging(config).is_of(checkpoint, of_whole=["--normalize_reward"] if config.normalize_reward else [])
 
@@ -317,7 +312,6 @@ def _judging(config: BatchConfig) -> StepJudging:
 
 
 def _select(config: BatchConfig, log: RowLog) -> int:
-    """Write the selected rows and return their number."""
     assert config.select is not None, "the caller checks this"
     assert config.selected is not None, "the config check requires both or neither"
     selected = select(

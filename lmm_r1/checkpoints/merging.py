@@ -248,7 +248,6 @@ def write_checkpoint(
 
 
 def _copy_companions(base: str, folder: Path) -> None:
-    """Copy the other files of a checkpoint folder: its licence and its code."""
     if not Path(base).is_dir():
         return
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))

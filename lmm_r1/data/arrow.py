@@ -171,7 +171,6 @@ def arrow_copy(batches: Iterable[pyarrow.RecordBatch], *, schema: pyarrow.Schema
 
 
 def _of_file(source: FileState) -> str:
-    """Return the prefix of the names of all copies of a file."""
     return _digest(os.path.realpath(source.path))
 
 
@@ -180,7 +179,6 @@ def _digest(text: str) -> str:
 
 
 def _used(copy: Path) -> bool:
-    """Return whether the copy exists; if it does, mark it as used."""
     with _alone(copy.parent):
         if not copy.exists():
             return False
@@ -218,7 +216,6 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _use(copy: Path) -> None:
-    """Register that this process uses a copy."""
     folder = copy.parent
     if folder not in _USERS:
         descriptor, _ = tempfile.mkstemp(dir=folder, suffix=".user")
@@ -248,7 +245,6 @@ def _clean(new: Path) -> None:
 
 
 def _last_use(copy: Path) -> float:
-    """Return when a copy was made or last used."""
     lock = copy.with_suffix(".lock")
     return max(file.stat().st_mtime for file in (copy, lock) if file.exists())
 

@@ -379,8 +379,6 @@ def _load_file(path: str, part: VideoPart, *, location: str) -> Video:
 
 
 class _VideoFile:
-    """One video file, read with OpenCV."""
-
     def __init__(self, path: str, *, location: str) -> None:
         try:
             import cv2

@@ -58,7 +58,6 @@ def _opened(path: str, *, metadata: pyarrow.parquet.FileMetaData | None = None) 
 
 
 def _group_bytes(table: pyarrow.parquet.ParquetFile) -> Iterator[int]:
-    """Yield the size in memory of the binary columns of each row group."""
     columns = [
         number
         for number, column in enumerate(table.schema)

@@ -10,8 +10,7 @@ from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 from lmm_r1.data.files import first_columns, found_records
 from lmm_r1.data.formats.chats import chat_message
-from lmm_r1.data.formats.judged import STEP_ROWS, UNPAIRED_ROWS
-from lmm_r1.data.formats.preferences import PREFERENCE_ROWS
+from lmm_r1.data.formats.judged import PREFERENCE_ROWS, STEP_ROWS, UNPAIRED_ROWS
 from lmm_r1.data.formats.row_format import (
     Column,
     Columns,
@@ -146,7 +145,6 @@ def _label(value: Any) -> float | None:
 
 
 def _number(value: Any) -> float | None:
-    """Return a finite number, which may be given as text; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, (str, numbers.Real)):
         return None
     try:

@@ -145,7 +145,6 @@ def check_shown(messages: Sequence[Message], columns: Columns) -> None:
 
 
 def _is_plain(value: Any) -> bool:
-    """Return whether a field holds a text that is not JSON messages."""
     return isinstance(value, str) and not _JSON_MESSAGES.match(value)
 
 

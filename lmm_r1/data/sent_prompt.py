@@ -101,7 +101,6 @@ def ending_of(query: str, *, response: str) -> str | None:
 
 
 def _is_below(source: str, root: Path) -> bool:
-    """Return whether a path leads below a folder, with links resolved."""
     try:
         return Path(source).resolve().is_relative_to(root.resolve())
     except (OSError, ValueError, RuntimeError):

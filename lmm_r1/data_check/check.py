@@ -125,8 +125,6 @@ def check_rows(config: CheckDataConfig, *, progress: Progress) -> CheckedData:
 
 @dataclass(frozen=True, kw_only=True)
 class _File:
-    """A row file in the form that the checks need."""
-
     rows: dict[int, Row]
     skipped: Sequence[SkippedRow]
     kind: Kind
@@ -185,7 +183,6 @@ def _image_count(row: Row) -> int:
 
 
 def _check_flags(config: CheckDataConfig, kind: Kind) -> None:
-    """Raise UserError for a flag that does not apply to rows of this kind."""
     if kind != "prompts" and config.verifiers != CheckDataConfig.verifiers:
         raise UserError(
             f"--verifiers {' '.join(config.verifiers)}: {config.file} holds rows of the kind {kind}, which have no answers to "

@@ -264,7 +264,6 @@ def content_of(row: Row) -> RowContent:
 
 
 def _pixels(part: ImagePart, row: Row, sizes: list[tuple[int, int]]) -> bytes:
-    """Return a digest of an image, and note its size."""
     image = load_image(part, location=row.location)
     sizes.append(image.size)
     return repr(image.size).encode() + hashlib.sha256(image.tobytes()).digest()
@@ -276,7 +275,6 @@ def _frames(part: VideoPart, row: Row) -> bytes:
 
 
 def _side(side: Side, row: Row, sizes: list[tuple[int, int]]) -> bytes:
-    """Return a digest of a response."""
     digest = hashlib.sha256()
     for message in side.turns:
         digest.update(_normalised(message))

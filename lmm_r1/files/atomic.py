@@ -83,7 +83,6 @@ def writing(path: Path | str) -> Iterator[None]:
 
 
 def _number(error: BaseException) -> int | None:
-    """Return the system's number of an error, None if it has none."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno
     if found := _OF_RUST.search(str(error)):
@@ -225,7 +224,6 @@ def locked(path: Path, *, output: str) -> Iterator[None]:
 
 
 def _held(path: Path, *, output: str) -> IO[str]:
-    """Return the lock file, open and locked."""
     while True:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -129,7 +129,6 @@ def _mini_o3_cold_start(columns: Columns) -> RowFields:
 
 
 def _ordered(columns: Columns) -> Column:
-    """Return the images in the order of the conversation: the original ones, then observation_1, observation_2, ..."""
     images, names = columns.images("images"), listed(columns.take("image_names").value)
     entries = media_entries(images)
     if len(names) != len(entries):
@@ -181,7 +180,6 @@ def unwrapped(solution: Any) -> Any:
 
 
 def _split_last(messages: Sequence[Any]) -> tuple[list[Any], Any]:
-    """Return the messages before a final assistant turn, and that turn; or all messages and None."""
     last = messages[-1] if messages else None
     if isinstance(last, Mapping) and last.get("role") == "assistant" and len(messages) > 1:
         return list(messages[:-1]), last

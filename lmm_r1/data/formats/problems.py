@@ -221,7 +221,6 @@ def held_prompts(columns: Columns, names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _begins(turns: Any, prompt: Any) -> bool:
-    """Return whether a conversation begins with a prompt, ignoring system turns."""
     if isinstance(turns, str) or not isinstance(turns, Sequence):
         return False
     asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt

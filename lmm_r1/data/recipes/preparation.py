@@ -345,7 +345,6 @@ class _Writer:
 
 
 def _encoded(part: ImagePart, *, location: str) -> bytes:
-    """Return the image as published, byte for byte."""
     source = fetched(part, location=location).source
     if isinstance(source, StoredBytes):
         return source.read()
@@ -361,7 +360,6 @@ def _encoded(part: ImagePart, *, location: str) -> bytes:
 
 
 def _format(part: ImagePart, data: bytes, *, location: str) -> str:
-    """Return the suffix of an image's file; raises UserError if the image cannot be decoded completely."""
     load_image(replace(part, source=data), location=location)
     with open_image(io.BytesIO(data)) as image:
         return str(image.format).lower()
@@ -390,7 +388,6 @@ def _contents(hashes: list[FileHash]) -> list[tuple[str, str]]:
 
 
 def _clear(folder: Path) -> None:
-    """Remove everything but the lock, which is held."""
     _remove(folder, names={entry.name for entry in folder.iterdir()} - {LOCK_FILE})
 
 
