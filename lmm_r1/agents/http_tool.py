@@ -13,8 +13,7 @@ from PIL import Image
 
 from lmm_r1.agents.calls import BadCall, harmless
 from lmm_r1.agents.tools import DEADLINE_S, EpisodeImages, Tool, ToolFailed, ToolResult, shown
-from lmm_r1.data.image_sources import decode_base64
-from lmm_r1.data.messages import ImagePart, Row
+from lmm_r1.data.messages import ImagePart, Row, decode_base64
 from lmm_r1.errors import UserError
 
 _MOST_BYTES = 64 * 2**20

@@ -10,13 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from lmm_r1.data.bad_rows import SkippedRow, Unreadable
 from lmm_r1.data.files import all_records
 from lmm_r1.data.formats import FORMATS, OWN
 from lmm_r1.data.formats.row_format import Record
-from lmm_r1.data.image_sources import kind_of
-from lmm_r1.data.messages import Message, Part, Row, TextPart, demonstration
-from lmm_r1.data.reading import RowReading
+from lmm_r1.data.messages import Message, Part, Row, TextPart, demonstration, kind_of
+from lmm_r1.data.reading import RowReading, SkippedRow, Unreadable
 from lmm_r1.data.row_parser import stored_messages
 from lmm_r1.data.sample import WHOLE, Completion, EpisodeResult, Said
 from lmm_r1.errors import UserError
@@ -29,7 +27,7 @@ END = "end"
 _MARK = "<image>"
 
 
-def episode_fields(played: EpisodeResult, *, folder: Path, location: str) -> dict[str, Any]:
+def episode_fields(played: EpisodeResult, *, folder: Path, location: str) -> dict[str, object]:
     """Return the fields of an episode, in addition to those of its last turn.
 
     Raises UserError if the places of its pictures are unknown.
@@ -63,10 +61,10 @@ def with_earned(score: Score | None, played: EpisodeResult) -> Score | None:
     return replace(score, reward=score.reward + earned, parts={**score.parts, **played.rewards})
 
 
-def with_paths(messages: Sequence[Mapping[str, Any]], change: Callable[[str], str]) -> list[dict[str, Any]]:
+def with_paths(messages: Sequence[Mapping[str, Any]], change: Callable[[str], str]) -> list[dict[str, object]]:
     """Return stored messages with the path of each image file changed; other images are unchanged."""
 
-    def changed(part: Mapping[str, Any]) -> dict[str, Any]:
+    def changed(part: Mapping[str, Any]) -> dict[str, object]:
         image = part.get("image")
         if not isinstance(image, str) or kind_of(image) != "path":
             return dict(part)
@@ -165,7 +163,6 @@ def _row(record: Record, reading: RowReading) -> Row:
 
 
 def _split(row: Row) -> tuple[Row, str]:
-    """Return the row without its last turn, and the text of that turn."""
     *before, last = row.messages
     if last.role != "assistant" or not before:
         raise UserError(
@@ -197,7 +194,7 @@ Selection = Literal["best_of_n", "rejection_sampling", "dpo_pairs"]
 
 def select(
     records: Iterable[Mapping[str, Any]], *, kind: Selection, min_reward: float, max_per_prompt: int, min_margin: float
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[dict[str, object]]:
     """Yield the selected rows of a job's records, whose responses have rewards."""
     for record in records:
         if kind == "best_of_n":
@@ -208,7 +205,7 @@ def select(
             yield from preferred(record, min_margin=min_margin, max_per_prompt=max_per_prompt)
 
 
-def accepted(record: Mapping[str, Any], *, min_reward: float, max_per_prompt: int) -> Iterator[dict[str, Any]]:
+def accepted(record: Mapping[str, Any], *, min_reward: float, max_per_prompt: int) -> Iterator[dict[str, object]]:
     """Yield SFT rows of the best distinct responses that reach `min_reward` and were not cut off by a limit.
 
     Rejection sampling as in RAFT (arXiv 2304.06767).
@@ -224,7 +221,7 @@ def accepted(record: Mapping[str, Any], *, min_reward: float, max_per_prompt: in
             yield _answered(record, response)
 
 
-def preferred(record: Mapping[str, Any], *, min_margin: float, max_per_prompt: int) -> Iterator[dict[str, Any]]:
+def preferred(record: Mapping[str, Any], *, min_margin: float, max_per_prompt: int) -> Iterator[dict[str, object]]:
     """Yield pairs whose rewards differ by at least `min_margin`, and by more than 0: first the best over the worst.
 
     One such pair per prompt is an iteration of iterative DPO (arXiv 2312.11456), in which the trained policy samples the next
@@ -261,17 +258,16 @@ def _ranked(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _written(response: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return what the model wrote: one text, or one per turn of an episode."""
     if MESSAGES not in response:
         return (response["text"],)
     return tuple(json.dumps(one["content"]) for one in response[MESSAGES] if one["role"] == "assistant")
 
 
-def _answered(record: Mapping[str, Any], response: Mapping[str, Any]) -> dict[str, Any]:
+def _answered(record: Mapping[str, Any], response: Mapping[str, Any]) -> dict[str, object]:
     turn = {"role": "assistant", "content": response["text"]}
     messages = response[MESSAGES] if MESSAGES in response else [*record["prompt"], turn]
     return {"messages": messages, "reward": response["reward"], **_origin(record)}
 
 
-def _origin(record: Mapping[str, Any]) -> dict[str, Any]:
+def _origin(record: Mapping[str, Any]) -> dict[str, object]:
     return {name: record[name] for name in ("answer", "datasource")}

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from lmm_r1.batch.inputs import episode_fields, with_earned
-from lmm_r1.data.bad_rows import SkippedRow, read_skipped
 from lmm_r1.data.images import PictureFolder
 from lmm_r1.data.messages import Row
+from lmm_r1.data.reading import SkippedRow, read_skipped
 from lmm_r1.data.row_parser import stored_messages
 from lmm_r1.data.sample import Completion
 from lmm_r1.errors import UserError
@@ -43,7 +43,7 @@ class RowLog:
         self.path = path
         self.skipped_path = path.parent / f"{path.name}.skipped"
         self.settings_path = path.parent / f"{path.name}.settings.json"
-        self.last: dict[str, Any] | None = None
+        self.last: Mapping[str, Any] | None = None
         """The last finished row of an earlier session."""
         self._begin: Callable[[], None] | None = None
 
@@ -79,7 +79,7 @@ class RowLog:
     def append_skipped(self, rows: Sequence[SkippedRow]) -> None:
         self._append(self.skipped_path, [{INDEX: row.index, "reason": row.reason} for row in rows])
 
-    def records(self) -> Iterator[dict[str, Any]]:
+    def records(self) -> Iterator[Mapping[str, Any]]:
         """Yield the finished rows."""
         if self.path.exists():
             yield from (line.record for line in read_json_lines(self.path) if line.record is not None)
@@ -118,7 +118,7 @@ class RowLog:
             )
 
 
-def _last_record(path: Path) -> dict[str, Any] | None:
+def _last_record(path: Path) -> Mapping[str, Any] | None:
     """Cut off an incomplete last line and return the object in the line before it, None if there is none."""
     cut_torn_line(path)
     line = last_line(path)
@@ -199,7 +199,7 @@ def in_order(outcomes: Iterable[Outcome], *, order: Sequence[int]) -> Iterator[O
     assert wanted is None, f"there is no outcome for row {wanted}"
 
 
-def record_of(outcome: Outcome, scores: Sequence[Score] | None, *, folder: Path) -> dict[str, Any]:
+def record_of(outcome: Outcome, scores: Sequence[Score] | None, *, folder: Path) -> dict[str, object]:
     """Return a row's record for an output file in `folder`; raises UserError for an episode that cannot be written."""
     assert outcome.row is not None, "only valid rows have responses"
     given: Sequence[Score | None] = scores or [None] * len(outcome.completions)
@@ -216,7 +216,7 @@ def record_of(outcome: Outcome, scores: Sequence[Score] | None, *, folder: Path)
     return {**row_fields(outcome.index, outcome.row), "responses": responses, "seconds": round(outcome.seconds, 4)}
 
 
-def row_fields(index: int, row: Row) -> dict[str, Any]:
+def row_fields(index: int, row: Row) -> dict[str, object]:
     """Return the fields of the row itself; read with `prompt` as its messages, the record is a row again."""
     return {
         INDEX: index,
@@ -227,5 +227,5 @@ def row_fields(index: int, row: Row) -> dict[str, Any]:
     }
 
 
-def _response(completion: Completion) -> dict[str, Any]:
+def _response(completion: Completion) -> dict[str, object]:
     return {"text": completion.text, "tokens": completion.num_tokens, "finish_reason": completion.finish_reason}

@@ -17,10 +17,10 @@ from lmm_r1.batch.job import INDEX, JobTotals, RowLog, run_job
 from lmm_r1.config.generation import EPISODE_FLAGS, STEP_FLAGS, BatchConfig, check_batch, episode_limits
 from lmm_r1.config.rewards import verifier_from
 from lmm_r1.config.shared import row_reading
-from lmm_r1.data.bad_rows import SkippedRow
 from lmm_r1.data.files import read_row_file
 from lmm_r1.data.images import PictureFolder
 from lmm_r1.data.messages import Row, check_asks, images_of, videos_of
+from lmm_r1.data.reading import SkippedRow
 from lmm_r1.data.row_parser import stored_messages
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import lock_of, locked, write_atomically
@@ -75,8 +75,6 @@ class BatchReport:
 
 @dataclass(frozen=True, kw_only=True)
 class _Plan:
-    """The rows of a job, and the indices still to do."""
-
     log: RowLog
     rows: int
     order: list[int]
@@ -208,7 +206,6 @@ def _run(
 
 
 def _todo(rows: dict[int, Row], skipped: list[SkippedRow], *, first: int) -> dict[int, Row | str]:
-    """Return what is still to do, by index and in order: a row, or the reason why a record is not a valid row."""
     everything: dict[int, Row | str] = {**rows, **{row.index: row.reason for row in skipped}}
     return {index: everything[index] for index in sorted(everything) if index >= first}
 
@@ -250,7 +247,6 @@ def _responder(
 
 
 def _episodes(config: BatchConfig) -> EpisodeSettings | None:
-    """Return how to play episodes, None for single responses; raises UserError if they cannot be played or scored."""
     if config.agent is None:
         return None
     limits = episode_limits(config)
@@ -303,7 +299,6 @@ def _scorer(config: BatchConfig) -> Iterator[ResponseScorer | None]:
 
 
 def _judges_steps(config: BatchConfig, path: str) -> bool:
-    """Return whether a reward model judges steps; raises UserError for flags of the other kind."""
     checkpoint = Checkpoint(path, trust_remote_code=config.trust_remote_code)
     return _judging(config).is_of(checkpoint, of_whole=["--normalize_reward"] if config.normalize_reward else [])
 
@@ -317,25 +312,22 @@ def _judging(config: BatchConfig) -> StepJudging:
 
 
 def _select(config: BatchConfig, log: RowLog) -> int:
-    """Write the selected rows and return their number."""
     assert config.select is not None, "the caller checks this"
     assert config.selected is not None, "the config check requires both or neither"
-    rows = list(
-        select(
-            log.records(),
-            kind=config.select,
-            min_reward=config.min_reward,
-            max_per_prompt=config.max_per_prompt,
-            min_margin=config.min_margin,
-        )
+    selected = select(
+        log.records(),
+        kind=config.select,
+        min_reward=config.min_reward,
+        max_per_prompt=config.max_per_prompt,
+        min_margin=config.min_margin,
     )
     start, end = config.output.absolute().parent, config.selected.absolute().parent
-    rows = [_moved(row, start=start, end=end) for row in rows]
+    rows = [_moved(row, start=start, end=end) for row in selected]
     write_atomically(config.selected, text="".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     return len(rows)
 
 
-def _moved(row: dict[str, Any], *, start: Path, end: Path) -> dict[str, Any]:
+def _moved(row: Mapping[str, Any], *, start: Path, end: Path) -> Mapping[str, Any]:
     """Return a selected row whose relative picture paths start at its own file's folder instead of the output's."""
 
     def path_from_there(path: str) -> str:

@@ -13,10 +13,9 @@ from typing import Any
 
 from lmm_r1 import dotted
 from lmm_r1.data.files import Record, read_records
-from lmm_r1.data.images import check_image_exists
+from lmm_r1.data.images import check_image_exists, check_video_exists
 from lmm_r1.data.messages import Message, TextPart, images_of, videos_of
 from lmm_r1.data.row_parser import parse_row, stored_messages
-from lmm_r1.data.videos import check_video_exists
 from lmm_r1.dotted import nearest
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import write_atomically

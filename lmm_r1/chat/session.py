@@ -17,11 +17,9 @@ from lmm_r1.chat.chat_model import ChatModel
 from lmm_r1.chat.conversation import USER, ChatSampling, Conversation, SavedConversation
 from lmm_r1.chat.screen import AnswerWriter, Screen, one_line
 from lmm_r1.config.ppo import AgentConfig
-from lmm_r1.data.image_sources import describe, kind_of, resolve
-from lmm_r1.data.images import PictureFolder, load_image
-from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, VideoPart
+from lmm_r1.data.images import PictureFolder, load_image, load_video
+from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, VideoPart, describe, kind_of, resolve
 from lmm_r1.data.sample import Completion
-from lmm_r1.data.videos import load_video
 from lmm_r1.errors import UserError
 
 

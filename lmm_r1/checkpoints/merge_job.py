@@ -282,7 +282,6 @@ def _named_head(loaded: LoadedWeights, *, default: str) -> dict[str, torch.Tenso
 
 @contextlib.contextmanager
 def _quiet_transformers() -> Iterator[None]:
-    """Keep reports of layers that a value model does not have off the terminal."""
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()
     try:

@@ -107,7 +107,7 @@ def _check_architecture(checkpoint: Checkpoint, adapter: Path) -> None:
         )
 
 
-def _adapter_settings(adapter: Path) -> dict[str, Any]:
+def _adapter_settings(adapter: Path) -> Mapping[str, Any]:
     if not adapter.is_dir():
         raise UserError(f"{adapter}: no such folder; give the folder of a LoRA adapter")
     for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
@@ -248,7 +248,6 @@ def write_checkpoint(
 
 
 def _copy_companions(base: str, folder: Path) -> None:
-    """Copy the other files of a checkpoint folder: its licence and its code."""
     if not Path(base).is_dir():
         return
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))

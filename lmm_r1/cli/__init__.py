@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from lmm_r1 import cpu
 from lmm_r1.dotted import nearest
-from lmm_r1.files.full_disk import sentence_of
+from lmm_r1.files.atomic import sentence_of
 
 # Set here, because a command may load torch before it knows what it does.
 cpu.choose_waiting()

@@ -30,7 +30,7 @@ from lmm_r1.config.differences import only_defaults
 from lmm_r1.config.shared import JsonText
 from lmm_r1.dotted import nearest
 from lmm_r1.errors import ListedError, RunStopped, UserError
-from lmm_r1.files.full_disk import sentence_of
+from lmm_r1.files.atomic import sentence_of
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

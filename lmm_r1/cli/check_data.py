@@ -69,7 +69,7 @@ class _Lines:
 
 
 def _print(checked: CheckedData) -> None:
-    from lmm_r1.data_check.findings import KINDS
+    from lmm_r1.data_check.contents import KINDS
 
     console = Console(highlight=False, soft_wrap=True)
     console.print(f"{checked.source}: {_what(checked)}", markup=False)

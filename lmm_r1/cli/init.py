@@ -9,8 +9,7 @@ from tyro.conf import Positional
 
 from lmm_r1.cli import arguments, run_command
 from lmm_r1.data.files import write_row_folder
-from lmm_r1.files.atomic import check_new_folder, write_atomically
-from lmm_r1.files.full_disk import unwritable
+from lmm_r1.files.atomic import check_new_folder, unwritable, write_atomically
 from lmm_r1.tasks import Split
 from lmm_r1.tasks.digits import TASK
 

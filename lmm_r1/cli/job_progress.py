@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
-from lmm_r1.data.bad_rows import SkippedRow, reasons
+from lmm_r1.data.reading import SkippedRow, reasons
 
 if TYPE_CHECKING:
     from lmm_r1.batch.job import JobTotals

@@ -9,10 +9,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, NewType
 
-from lmm_r1.data.bad_rows import BadRows
 from lmm_r1.data.formats import FormatName
 from lmm_r1.data.formats.row_format import ColumnNames
-from lmm_r1.data.reading import PromptTemplate, RowReading
+from lmm_r1.data.reading import BadRows, PromptTemplate, RowReading
 from lmm_r1.errors import UserError
 
 # A value with one of these suffixes and without a blank is a file name, not a text.

@@ -15,7 +15,8 @@ from itertools import chain, pairwise, repeat
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
-from lmm_r1.data.image_sources import FEWEST_BYTES, FilePlace, FileState, StoredBytes
+from lmm_r1.data.formats.row_format import RawRow
+from lmm_r1.data.messages import FEWEST_BYTES, FilePlace, FileState, StoredBytes
 from lmm_r1.errors import UserError
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def holds_binary(kind: pyarrow.DataType) -> bool:
     return types.is_binary(kind) or types.is_large_binary(kind)
 
 
-def to_records(table: pyarrow.Table | pyarrow.RecordBatch, leaf: Leaf, *, first_row: int) -> list[dict[str, Any]]:
+def to_records(table: pyarrow.Table | pyarrow.RecordBatch, leaf: Leaf, *, first_row: int) -> list[RawRow]:
     """Return the rows as `to_pylist` does, except that `leaf` makes the binary values."""
     columns = [
         (
@@ -170,7 +171,6 @@ def arrow_copy(batches: Iterable[pyarrow.RecordBatch], *, schema: pyarrow.Schema
 
 
 def _of_file(source: FileState) -> str:
-    """Return the prefix of the names of all copies of a file."""
     return _digest(os.path.realpath(source.path))
 
 
@@ -179,7 +179,6 @@ def _digest(text: str) -> str:
 
 
 def _used(copy: Path) -> bool:
-    """Return whether the copy exists; if it does, mark it as used."""
     with _alone(copy.parent):
         if not copy.exists():
             return False
@@ -217,7 +216,6 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _use(copy: Path) -> None:
-    """Register that this process uses a copy."""
     folder = copy.parent
     if folder not in _USERS:
         descriptor, _ = tempfile.mkstemp(dir=folder, suffix=".user")
@@ -247,7 +245,6 @@ def _clean(new: Path) -> None:
 
 
 def _last_use(copy: Path) -> float:
-    """Return when a copy was made or last used."""
     lock = copy.with_suffix(".lock")
     return max(file.stat().st_mtime for file in (copy, lock) if file.exists())
 
@@ -268,7 +265,7 @@ _FILE_MAGIC = b"ARROW1"
 _MAPS = Path("/proc/self/maps")
 
 
-def arrow_records(file: Path, *, name: str) -> Iterator[list[dict[str, Any]]]:
+def arrow_records(file: Path, *, name: str) -> Iterator[list[RawRow]]:
     """Yield the rows of an Arrow file, in the file or the stream format, in batches.
 
     Raises:
@@ -297,7 +294,7 @@ def arrow_records(file: Path, *, name: str) -> Iterator[list[dict[str, Any]]]:
 
 def mapped_records(
     tables: Iterable[pyarrow.Table | pyarrow.RecordBatch], *, mapped: MappedFiles
-) -> Iterator[list[dict[str, Any]]]:
+) -> Iterator[list[RawRow]]:
     """Yield the rows of tables whose memory may belong to mapped files."""
     row = 1
     for table in tables:

@@ -20,15 +20,13 @@ from PIL import Image
 
 from lmm_r1 import hub
 from lmm_r1.data.arrow import MappedFiles, arrow_records, mapped_records
-from lmm_r1.data.bad_rows import BadRows, SkippedRow, Unreadable, good_rows
 from lmm_r1.data.formats import PROMPT_ROWS
-from lmm_r1.data.formats.row_format import Fields, FormatSet, Record, RowFields, RowFormat
+from lmm_r1.data.formats.row_format import Fields, FormatSet, RawRow, Record, RowFields, RowFormat
 from lmm_r1.data.messages import Row, as_prompt
 from lmm_r1.data.parquet_files import parquet_records
-from lmm_r1.data.reading import AS_THEY_ARE, RowReading
+from lmm_r1.data.reading import AS_THEY_ARE, BadRows, RowReading, SkippedRow, Unreadable, good_rows
 from lmm_r1.errors import UserError
-from lmm_r1.files.atomic import check_creatable
-from lmm_r1.files.full_disk import writing
+from lmm_r1.files.atomic import check_creatable, writing
 
 ROWS_FILE = "rows.jsonl"
 """The name of the row file in a folder written by `make_task` or `prepare_data`."""
@@ -173,7 +171,7 @@ def first_columns(path: str, *, split: str = "train") -> set[str]:
     return {name for fields, _, _ in first for name in fields}
 
 
-def _checked(record: Any, *, location: str) -> dict[str, Any]:
+def _checked(record: Any, *, location: str) -> RawRow:
     if not isinstance(record, dict):
         return Unreadable(UserError(f"{location}: must be a JSON object, not {type(record).__name__}"))
     return record
@@ -191,7 +189,7 @@ def _read_jsonl(file: Path) -> Iterator[Record]:
                 yield record, location, file.parent
 
 
-def _json_line(line: bytes, *, encoding: str, location: str) -> dict[str, Any] | None:
+def _json_line(line: bytes, *, encoding: str, location: str) -> RawRow | None:
     """Return the record in a line, None for a blank one; raises UserError if the line is not JSON."""
     try:
         text = line.decode(encoding)
@@ -342,7 +340,7 @@ def _read_arrow(dataset: Any, *, name: str, base_dir: Path) -> Iterator[Record]:
     yield from _numbered(mapped_records(tables, mapped=mapped), name=name, base_dir=base_dir)
 
 
-def _numbered(batches: Iterator[list[dict[str, Any]]], *, name: str, base_dir: Path) -> Iterator[Record]:
+def _numbered(batches: Iterator[list[RawRow]], *, name: str, base_dir: Path) -> Iterator[Record]:
     for number, record in enumerate(itertools.chain.from_iterable(batches), start=1):
         yield record, f"{name} row {number}", base_dir
 
@@ -405,7 +403,7 @@ def _write(records: Iterable[Mapping[str, Any]], *, folder: Path) -> int:
     return count
 
 
-def _with_image_files(record: Mapping[str, Any], *, folder: Path, row_number: int) -> dict[str, Any]:
+def _with_image_files(record: Mapping[str, Any], *, folder: Path, row_number: int) -> RawRow:
     """Return a copy of `record` in which each PIL image is the relative path of a PNG file written under `folder`."""
     stored = {**record, "messages": copy.deepcopy(record["messages"])}
     listed = (message["content"] for message in stored["messages"] if not isinstance(message["content"], str))

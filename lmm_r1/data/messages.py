@@ -1,12 +1,212 @@
-"""The row schema: chat messages of text, image and video parts, with an answer."""
+"""The row schema: chat messages of text, image and video parts, with an answer; an image is a path, a URL, base64 text or bytes."""
 
+from __future__ import annotations
+
+import base64
+import binascii
+import io
 import json
+import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import Any
+from pathlib import Path
+from typing import IO, Any, Literal, Protocol
+from urllib.parse import unquote
 
-from lmm_r1.data.image_sources import ImageSource, describe
+from PIL import Image, UnidentifiedImageError
+
 from lmm_r1.errors import UserError
+
+
+class ChangedFile(UserError):
+    """A row file has changed since its rows were read, so that none of them can be read any more."""
+
+
+FEWEST_BYTES = 1024
+"""Shorter values are kept as bytes, because their place would take as much memory."""
+
+
+class StoredPlace(Protocol):
+    """A file, or a part of one, that holds values; hashable, and equal for the same place."""
+
+    @property
+    def name(self) -> str:
+        """The user's name for the rows, for messages."""
+
+    def read(self, position: int, length: int) -> bytes:
+        """Return the value; raises OSError if the file has changed since the rows were read."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBytes:
+    """A value of a row file, given by its place; equal if the place is the same.
+
+    Copies share the place. Pickling sends the bytes, because another machine may not have the file.
+    """
+
+    place: StoredPlace
+    position: int
+    """Within the place, in its own units."""
+    length: int
+    """In bytes."""
+    row: int = field(compare=False)
+    """The row in the file, from 1, for messages."""
+
+    def read(self) -> bytes:
+        """Return the bytes; raises ChangedFile, with file and row, if the file has changed or gone since it was read."""
+        try:
+            return self.place.read(self.position, self.length)
+        except OSError as error:
+            raise ChangedFile(
+                f"{self.place.name} row {self.row}: its image cannot be read any more: {error}; images are read from "
+                "the row file when they are needed, so start again and do not change the file while it is in use"
+            ) from error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return bytes, (self.read(),)
+
+    def __copy__(self) -> StoredBytes:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> StoredBytes:
+        return self
+
+
+@dataclass(frozen=True)
+class FileState:
+    """A file's state when its rows were read."""
+
+    path: str
+    size: int
+    mtime_ns: int
+
+    @classmethod
+    def of(cls, path: str) -> FileState:
+        found = os.stat(path)
+        return cls(path, found.st_size, found.st_mtime_ns)
+
+    def check(self, found: os.stat_result) -> None:
+        """Raise OSError if the file was replaced or written to."""
+        if (found.st_size, found.st_mtime_ns) != (self.size, self.mtime_ns):
+            raise OSError(f"{self.path} was changed")
+
+
+@dataclass(frozen=True)
+class FilePlace:
+    """A file that holds values unencoded; a position is an offset in bytes."""
+
+    state: FileState
+    name: str = field(compare=False)
+
+    def read(self, position: int, length: int) -> bytes:
+        """Return the value; the file is opened for each, so that thousands of files need no descriptors."""
+        with open(self.state.path, "rb", buffering=0) as file:
+            self.state.check(os.fstat(file.fileno()))
+            pieces = []
+            # One call returns at most 2 GiB.
+            while length > 0:
+                piece = os.pread(file.fileno(), length, position)
+                if not piece:
+                    raise OSError(f"{self.state.path} was cut short")
+                pieces.append(piece)
+                position, length = position + len(piece), length - len(piece)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+ImageSource = str | bytes | StoredBytes | Image.Image
+SourceKind = Literal["path", "url", "base64", "bytes", "pil"]
+# A longer string is base64: no path on the supported systems has more characters.
+_LONGEST_PATH = 4096
+_SHORTEST_BASE64 = 64
+_BASE64_TEXT = re.compile(r"[A-Za-z0-9+/_\-\s]+={0,2}\s*")
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
+"""The image formats that are opened, by Pillow's names; other decoders are not run on downloaded data."""
+
+
+# The first characters of base64 of PNG, JPEG, GIF, WebP, BMP and TIFF (both byte orders).
+_BASE64_STARTS = ("iVBORw0KGgo", "/9j/", "R0lGOD", "UklGR", "Qk", "SUkq", "TU0A")
+
+
+def kind_of(source: ImageSource) -> SourceKind:
+    """Return which of the five forms `source` has; `file://` is a path, a data URI base64, and stored bytes are bytes."""
+    if isinstance(source, Image.Image):
+        return "pil"
+    if isinstance(source, bytes | StoredBytes):
+        return "bytes"
+    if source.startswith(("http://", "https://")):
+        return "url"
+    if source.startswith("data:") or _is_bare_base64(source):
+        return "base64"
+    return "path"
+
+
+def _is_bare_base64(text: str) -> bool:
+    if len(text) > _LONGEST_PATH:
+        return True
+    return (
+        len(text) >= _SHORTEST_BASE64
+        and text.startswith(_BASE64_STARTS)
+        and _BASE64_TEXT.fullmatch(text) is not None
+        and not os.path.exists(text)
+    )
+
+
+def resolve(source: ImageSource, *, base_dir: Path) -> ImageSource:
+    """Return `source` with a local path made absolute against `base_dir`; any other form is returned unchanged."""
+    if kind_of(source) != "path":
+        return source
+    return os.path.abspath(base_dir / _strip_scheme(str(source), base_dir=base_dir))
+
+
+def _strip_scheme(source: str, *, base_dir: Path) -> str:
+    if not source.startswith("file://"):
+        return source
+    raw = source[len("file://") :].removeprefix("localhost")
+    # Some writers percent-encode file URLs and some do not; a file that exists under the raw name is meant.
+    return raw if os.path.exists(base_dir / raw) else unquote(raw)
+
+
+def decode_base64(text: str) -> bytes:
+    """Return the bytes of a data URI or of bare base64 text (standard or URL-safe); raises ValueError if it is invalid."""
+    if text.startswith("data:"):
+        header, comma, text = text.partition(",")
+        if not comma or not header.endswith(";base64"):
+            raise ValueError("the data URI is not of the form data:image/...;base64,...")
+    compact = "".join(text.split()).translate(str.maketrans("-_", "+/"))
+    try:
+        return base64.b64decode(compact + "=" * (-len(compact) % 4), validate=True)
+    except binascii.Error as error:
+        raise ValueError(f"the text is not base64 ({error})") from error
+
+
+def open_image(file: IO[bytes]) -> Image.Image:
+    """Return an image of one of `FORMATS`, not yet decoded; raises what Pillow does, OSError for another format."""
+    try:
+        return Image.open(file, formats=FORMATS)
+    except UnidentifiedImageError as error:
+        raise OSError(f"it has none of the formats {', '.join(FORMATS)}") from error
+
+
+def describe(source: ImageSource) -> str:
+    """Return a short name: paths and URLs unchanged, others as `<image WxH>` (or the size in bytes if unreadable)."""
+    kind = kind_of(source)
+    if isinstance(source, Image.Image):
+        return f"<image {source.width}x{source.height}>"
+    if kind in ("path", "url"):
+        return str(source)
+    if isinstance(source, StoredBytes):
+        source = source.read()
+    try:
+        data = source if isinstance(source, bytes) else decode_base64(source)
+    except ValueError:
+        return f"<image as text, {len(source)} characters>"
+    try:
+        with open_image(io.BytesIO(data)) as image:
+            return f"<image {image.width}x{image.height}>"
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
+        return f"<image, {len(data)} bytes>"
+
 
 ROLES = ("system", "user", "assistant", "tool")
 
@@ -125,7 +325,7 @@ def describe_video(part: VideoPart) -> str | list[str]:
     return part.source if isinstance(part.source, str) else [describe(frame) for frame in part.source]
 
 
-def to_chat(messages: Sequence[Message]) -> list[dict[str, Any]]:
+def to_chat(messages: Sequence[Message]) -> list[dict[str, object]]:
     """Return the form for chat templates: `[text]` → `"text"`; `[image, text]` → `[{"type": "image"}, {"type": "text", ...}]`."""
     return [{"role": message.role, "content": _content(message, with_sources=False)} for message in messages]
 
@@ -136,10 +336,10 @@ def to_json(messages: Sequence[Message]) -> str:
     return json.dumps(chat, ensure_ascii=False, separators=(",", ":"))
 
 
-def _content(message: Message, *, with_sources: bool) -> str | list[dict[str, Any]]:
+def _content(message: Message, *, with_sources: bool) -> str | list[dict[str, object]]:
     if len(message.parts) == 1 and isinstance(message.parts[0], TextPart):
         return message.parts[0].text
-    content: list[dict[str, Any]] = []
+    content: list[dict[str, object]] = []
     for part in message.parts:
         if isinstance(part, TextPart):
             content.append({"type": "text", "text": part.text})

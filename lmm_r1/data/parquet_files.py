@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmm_r1.data.arrow import BATCH_ROWS, STEP, arrow_copy, arrow_records, column_values, to_records
-from lmm_r1.data.image_sources import FEWEST_BYTES, FileState, StoredBytes
+from lmm_r1.data.formats.row_format import RawRow
+from lmm_r1.data.messages import FEWEST_BYTES, FileState, StoredBytes
 from lmm_r1.errors import UserError
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ _CACHE_BYTES = 64 * 2**20
 _READ_BYTES = 2**18
 
 
-def parquet_records(file: Path) -> Iterator[list[dict[str, Any]]]:
+def parquet_records(file: Path) -> Iterator[list[RawRow]]:
     """Yield the rows of a Parquet file in batches.
 
     Raises:
@@ -57,7 +58,6 @@ def _opened(path: str, *, metadata: pyarrow.parquet.FileMetaData | None = None) 
 
 
 def _group_bytes(table: pyarrow.parquet.ParquetFile) -> Iterator[int]:
-    """Yield the size in memory of the binary columns of each row group."""
     columns = [
         number
         for number, column in enumerate(table.schema)
@@ -68,7 +68,7 @@ def _group_bytes(table: pyarrow.parquet.ParquetFile) -> Iterator[int]:
         yield sum(group.column(column).total_uncompressed_size for column in columns)
 
 
-def _records(table: pyarrow.parquet.ParquetFile, state: FileState) -> Iterator[list[dict[str, Any]]]:
+def _records(table: pyarrow.parquet.ParquetFile, state: FileState) -> Iterator[list[RawRow]]:
     row = 1
     for group in range(table.num_row_groups):
         leaves = _GroupLeaves(state, group)

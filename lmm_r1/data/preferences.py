@@ -8,11 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
-from lmm_r1.data.bad_rows import BadRows, SkippedRow, good_rows
 from lmm_r1.data.files import first_columns, found_records
 from lmm_r1.data.formats.chats import chat_message
-from lmm_r1.data.formats.judged import STEP_ROWS, UNPAIRED_ROWS
-from lmm_r1.data.formats.preferences import PREFERENCE_ROWS
+from lmm_r1.data.formats.judged import PREFERENCE_ROWS, STEP_ROWS, UNPAIRED_ROWS
 from lmm_r1.data.formats.row_format import (
     Column,
     Columns,
@@ -26,7 +24,7 @@ from lmm_r1.data.formats.row_format import (
     is_empty,
 )
 from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, VideoPart, images_of, videos_of
-from lmm_r1.data.reading import AS_THEY_ARE, RowReading
+from lmm_r1.data.reading import AS_THEY_ARE, BadRows, RowReading, SkippedRow, good_rows
 from lmm_r1.data.row_parser import RecordParser, check_shown
 
 _YES = ("true", "1", "1.0", "+")
@@ -147,7 +145,6 @@ def _label(value: Any) -> float | None:
 
 
 def _number(value: Any) -> float | None:
-    """Return a finite number, which may be given as text; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, (str, numbers.Real)):
         return None
     try:

@@ -25,10 +25,21 @@ from lmm_r1.data.formats.row_format import (
     is_media,
     media_entries,
 )
-from lmm_r1.data.image_sources import ImageSource, StoredBytes, kind_of, open_image, resolve
-from lmm_r1.data.images import check_image_exists
-from lmm_r1.data.messages import ROLES, ImagePart, Message, Part, Row, TextPart, VideoPart
-from lmm_r1.data.videos import check_video_exists
+from lmm_r1.data.images import check_image_exists, check_video_exists
+from lmm_r1.data.messages import (
+    ROLES,
+    ImagePart,
+    ImageSource,
+    Message,
+    Part,
+    Row,
+    StoredBytes,
+    TextPart,
+    VideoPart,
+    kind_of,
+    open_image,
+    resolve,
+)
 from lmm_r1.errors import UserError
 
 MediaT = TypeVar("MediaT", ImagePart, VideoPart)
@@ -134,7 +145,6 @@ def check_shown(messages: Sequence[Message], columns: Columns) -> None:
 
 
 def _is_plain(value: Any) -> bool:
-    """Return whether a field holds a text that is not JSON messages."""
     return isinstance(value, str) and not _JSON_MESSAGES.match(value)
 
 
@@ -448,7 +458,7 @@ def parts_of(text: str, message: Message, *, location: str) -> tuple[Part, ...]:
     return tuple(parts)
 
 
-def stored_messages(messages: Sequence[Message], *, keep_pictures: bool = False) -> list[dict[str, Any]]:
+def stored_messages(messages: Sequence[Message], *, keep_pictures: bool = False) -> list[dict[str, object]]:
     """Return messages in the form that `parse_row` reads; images that are not text become data URIs.
 
     With `keep_pictures`, PIL images are kept for `write_row_folder`.
@@ -459,7 +469,7 @@ def stored_messages(messages: Sequence[Message], *, keep_pictures: bool = False)
     ]
 
 
-def _stored_content(message: Message, *, keep_pictures: bool) -> str | list[dict[str, Any]]:
+def _stored_content(message: Message, *, keep_pictures: bool) -> str | list[dict[str, object]]:
     parts = message.parts
     # In a message of one text, tags mark images; in a part of its own, they are plain text.
     if len(parts) == 1 and isinstance(parts[0], TextPart) and not _TAGS.search(parts[0].text):
@@ -467,7 +477,7 @@ def _stored_content(message: Message, *, keep_pictures: bool) -> str | list[dict
     return [_stored_part(part, keep_pictures=keep_pictures) for part in parts]
 
 
-def _stored_part(part: TextPart | ImagePart | VideoPart, *, keep_pictures: bool) -> dict[str, Any]:
+def _stored_part(part: TextPart | ImagePart | VideoPart, *, keep_pictures: bool) -> dict[str, object]:
     if isinstance(part, TextPart):
         return {"type": "text", "text": part.text}
     bounds = {name: getattr(part, name) for name in ("min_pixels", "max_pixels") if getattr(part, name) is not None}

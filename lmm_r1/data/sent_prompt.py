@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lmm_r1.data.image_sources import describe, kind_of
 from lmm_r1.data.images import fetched
-from lmm_r1.data.messages import ImagePart, Part, Row, VideoPart
+from lmm_r1.data.messages import ImagePart, Part, Row, VideoPart, describe, kind_of
 from lmm_r1.data.row_parser import parse_row
 from lmm_r1.errors import UserError
 from remote_rm.protocol import without_lone_surrogates
@@ -18,7 +17,7 @@ from remote_rm.protocol import without_lone_surrogates
 MOST_PIXELS = 2**24
 """The most pixels that a prompt may ask to scale an image up to: 4096 x 4096."""
 
-# How `data.image_sources.describe` names an image that has neither a path nor a URL.
+# How `data.messages.describe` names an image that has neither a path nor a URL.
 _DESCRIPTION = re.compile(r"<image\b[^/]*>")
 _OPENING = re.compile(r"\s*\[\s*\{")
 
@@ -102,7 +101,6 @@ def ending_of(query: str, *, response: str) -> str | None:
 
 
 def _is_below(source: str, root: Path) -> bool:
-    """Return whether a path leads below a folder, with links resolved."""
     try:
         return Path(source).resolve().is_relative_to(root.resolve())
     except (OSError, ValueError, RuntimeError):

@@ -12,10 +12,19 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 
-from lmm_r1.data.bad_rows import SkippedRow
-from lmm_r1.data.image_sources import ImageSource, StoredBytes, describe, kind_of
-from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, VideoPart
+from lmm_r1.data.messages import (
+    ImagePart,
+    ImageSource,
+    Message,
+    Row,
+    StoredBytes,
+    TextPart,
+    VideoPart,
+    describe,
+    kind_of,
+)
 from lmm_r1.data.preferences import PreferenceRow, StepRow, UnpairedRow
+from lmm_r1.data.reading import SkippedRow
 from lmm_r1.errors import UserError
 
 CurriculumName = Literal["easy_first", "uncertain"]
@@ -288,9 +297,9 @@ class PromptStream:
         self._order = self._order_of(self.episode)
         return self.episode < self.episodes
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """Return a state for `load_state_dict`, which later changes do not affect."""
-        state = {"episode": self.episode, "position": self.position}
+        state: dict[str, object] = {"episode": self.episode, "position": self.position}
         if self.curriculum is None:
             return state
         # The order was made before this episode, whose rates are measured while it goes on.

@@ -14,23 +14,28 @@ from PIL import Image
 from lmm_r1.config.check_data import CheckDataConfig, Kind
 from lmm_r1.config.rewards import verifier_from
 from lmm_r1.config.shared import row_reading
-from lmm_r1.data.bad_rows import SkippedRow
 from lmm_r1.data.files import read_row_file
 from lmm_r1.data.images import load_image
 from lmm_r1.data.messages import Message, Row, TextPart, images_of
 from lmm_r1.data.preferences import KINDS as KINDS_OF_ROWS
 from lmm_r1.data.preferences import find_kind, read_judged_file
-from lmm_r1.data.reading import RowReading
+from lmm_r1.data.reading import RowReading, SkippedRow
 from lmm_r1.data_check.contents import (
     COMMON,
+    KINDS,
+    Distribution,
+    Finding,
+    JudgedView,
     OtherFile,
     Repeats,
     answer_findings,
     contents,
+    counts,
     is_conversation,
+    sides_of,
     spelled_findings,
+    views,
 )
-from lmm_r1.data_check.findings import KINDS, Distribution, Finding, JudgedView, counts, sides_of, views
 from lmm_r1.errors import UserError
 from lmm_r1.evaluation.page_parts import MIN_BYTES, data_uri, number, page_templates, percent
 
@@ -120,8 +125,6 @@ def check_rows(config: CheckDataConfig, *, progress: Progress) -> CheckedData:
 
 @dataclass(frozen=True, kw_only=True)
 class _File:
-    """A row file in the form that the checks need."""
-
     rows: dict[int, Row]
     skipped: Sequence[SkippedRow]
     kind: Kind
@@ -180,7 +183,6 @@ def _image_count(row: Row) -> int:
 
 
 def _check_flags(config: CheckDataConfig, kind: Kind) -> None:
-    """Raise UserError for a flag that does not apply to rows of this kind."""
     if kind != "prompts" and config.verifiers != CheckDataConfig.verifiers:
         raise UserError(
             f"--verifiers {' '.join(config.verifiers)}: {config.file} holds rows of the kind {kind}, which have no answers to "

@@ -9,8 +9,7 @@ from functools import partial
 
 from lmm_r1.data.messages import Row, demonstration
 from lmm_r1.data.preferences import StepRow
-from lmm_r1.data_check.contents import is_conversation
-from lmm_r1.data_check.findings import Finding, JudgedView
+from lmm_r1.data_check.contents import Finding, JudgedView, is_conversation
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.checkpoint import Checkpoint, check_images_taken, encode_row
 from lmm_r1.lmm_kits.plain_text import control_texts

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lmm_r1.config.evaluate import RESPONSES_SUFFIX, responses_path
-from lmm_r1.data.bad_rows import SkippedRow
 from lmm_r1.data.files import read_row_file
 from lmm_r1.data.images import PictureFolder
 from lmm_r1.data.messages import Row, TextPart, images_of
+from lmm_r1.data.reading import SkippedRow
 from lmm_r1.data.sample import Completion
 from lmm_r1.errors import UserError
 from lmm_r1.evaluation.row_set import RowSet

@@ -17,9 +17,8 @@ import PIL.Image
 import PIL.ImageOps
 from markupsafe import Markup
 
-from lmm_r1.data.image_sources import ImageSource, kind_of
 from lmm_r1.data.images import encoded_image, load_image
-from lmm_r1.data.messages import ImagePart
+from lmm_r1.data.messages import ImagePart, ImageSource, kind_of
 
 SETTING_WORDS = {
     "dtype": "precision",

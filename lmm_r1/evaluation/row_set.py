@@ -8,10 +8,9 @@ from functools import cache
 from pathlib import Path
 
 from lmm_r1.config.generation import reward_part
-from lmm_r1.data.bad_rows import SkippedRow
 from lmm_r1.data.files import read_row_file
 from lmm_r1.data.messages import Row, check_asks
-from lmm_r1.data.reading import AS_THEY_ARE, RowReading
+from lmm_r1.data.reading import AS_THEY_ARE, RowReading, SkippedRow
 from lmm_r1.data.recipes import get_recipe, recipe_names
 from lmm_r1.data.recipes.mapping import check_embedded_images, map_record
 from lmm_r1.data.recipes.recipe import Recipe, RecordView, SuiteSampling

@@ -115,7 +115,6 @@ def _line(record: Mapping[str, object], *, readable: bool) -> bytes:
 
 
 def _last_newline(stream: BinaryIO, end: int, *, block: int = 2**16) -> int:
-    """Return the position of the last newline before `end`, -1 if there is none."""
     while end > 0:
         begin = max(0, end - block)
         stream.seek(begin)

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
 from lmm_r1.agents.environment import Answered, Environment, Episode, Turn
 from lmm_r1.agents.tools import told
-from lmm_r1.data.image_sources import kind_of
 from lmm_r1.data.images import encoded_image, load_image
-from lmm_r1.data.messages import ImagePart, Row
+from lmm_r1.data.messages import ImagePart, Row, kind_of
 from lmm_r1.data.sample import Completion, Sample
 from lmm_r1.errors import UserError
 from lmm_r1.generation.codec import PromptCodec, TextStream

@@ -12,9 +12,8 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
 from lmm_r1.config.rewards import WeightedPart
-from lmm_r1.data.bad_rows import BadRows
-from lmm_r1.data.image_sources import ChangedFile
-from lmm_r1.data.messages import Row
+from lmm_r1.data.messages import ChangedFile, Row
+from lmm_r1.data.reading import BadRows
 from lmm_r1.data.sample import WHOLE, MediaRef, Sample, Segment
 from lmm_r1.data.training_rows import stopped_by
 from lmm_r1.errors import UserError

@@ -28,7 +28,7 @@ from transformers.core_model_loading import (
     revert_weight_conversion,
 )
 
-from lmm_r1.files.full_disk import writing
+from lmm_r1.files.atomic import writing
 from lmm_r1.generation.weight_bucket import BUCKET_BYTES, WeightSlot, empty_buffer, handle_of, slots_of, weights_in
 from lmm_r1.host.openrlhf import torch_dist_barrier_and_cuda_sync
 from lmm_r1.host.openrlhf_engines import get_physical_gpu_id

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lmm_r1.errors import UserError
-from lmm_r1.files.full_disk import writing
+from lmm_r1.files.atomic import writing
 from lmm_r1.host.checkpoint_folder import (
     LATEST,
     MARKER,

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from openrlhf.utils.deepspeed import DeepspeedStrategy
 
 from lmm_r1.errors import UserError
-from lmm_r1.files import full_disk
+from lmm_r1.files import atomic
 from lmm_r1.host import checkpoint_writing
 from lmm_r1.host.checkpoint_folder import defect, saving_name
 from lmm_r1.host.checkpoint_writing import ResumePoint, resume_point
@@ -71,7 +71,7 @@ class CheckpointStrategy(DeepspeedStrategy):
             checkpoint_writing.begin(folder, tag)
         dist.barrier()
         try:
-            with full_disk.writing(folder):
+            with atomic.writing(folder):
                 model.save_checkpoint(
                     save_dir, tag=saving_name(tag), client_state=client_state or {}, save_latest=False
                 )

@@ -17,8 +17,7 @@ from typing import Any
 
 from lmm_r1.config.shared import CheckpointConfig
 from lmm_r1.errors import RunStopped, UserError
-from lmm_r1.files.atomic import write_atomically
-from lmm_r1.files.full_disk import sentence_of
+from lmm_r1.files.atomic import sentence_of, write_atomically
 from lmm_r1.records.run_folder import ERROR_FILE
 
 _NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}

@@ -13,9 +13,8 @@ import jinja2
 from PIL import Image
 
 from lmm_r1.config.shared import RowReadingConfig
-from lmm_r1.data.images import image_size, load_image
+from lmm_r1.data.images import DEFAULT_FPS, Video, image_size, load_image, load_video, video_size
 from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, VideoPart, images_of, videos_of
-from lmm_r1.data.videos import DEFAULT_FPS, Video, load_video, video_size
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.encoding import chat_ids, placed
 from lmm_r1.lmm_kits.kit import Config, EncodedPrompt, LmmKit, Processor
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from PIL import Image
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-    from lmm_r1.data.videos import Video
+    from lmm_r1.data.images import Video
 
 
 # The trained model adds this to the logits of banned tokens, while engines use minus infinity. The exponential of both

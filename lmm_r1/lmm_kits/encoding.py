@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PretrainedConfig, PreTrainedTokenizerBase, ProcessorMixin
 
-    from lmm_r1.data.videos import Video
+    from lmm_r1.data.images import Video
 
 FRAMES_PER_STEP = 2
 """Frames that a processor which takes frames in pairs joins into one step of time."""

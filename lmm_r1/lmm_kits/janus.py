@@ -14,8 +14,8 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from lmm_r1.data.images import Video
 from lmm_r1.data.messages import Message
-from lmm_r1.data.videos import Video
 from lmm_r1.lmm_kits.encoding import part_lists
 from lmm_r1.lmm_kits.features import FeaturePoint
 from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, RawMedia, TinyModelSpec

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from PIL import Image
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
 
+    from lmm_r1.data.images import Video
     from lmm_r1.data.messages import ImagePart, Message, VideoPart
-    from lmm_r1.data.videos import Video
     from lmm_r1.lmm_kits.features import FeaturePoint
     from lmm_r1.lmm_kits.tiny_model import TinyTokens
 

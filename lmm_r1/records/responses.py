@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from lmm_r1.errors import UserError
-from lmm_r1.files.full_disk import unwritable
+from lmm_r1.files.atomic import unwritable
 from lmm_r1.files.json_files import append_json_lines, count_field, number_field, read_json_lines, text_field
 
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from lmm_r1.config import PPOConfig, checkpoint_folder
 from lmm_r1.errors import UserError
-from lmm_r1.files.full_disk import writing
+from lmm_r1.files.atomic import writing
 from lmm_r1.host.checkpoint_folder import REFERENCE_FOLDER, step_of, whole_checkpoints
 from lmm_r1.host.checkpoint_writing import resume_point
 from lmm_r1.host.checkpoints import warn_of_passed_over

@@ -29,8 +29,7 @@ from lmm_r1.config.ppo import PlacedModel
 from lmm_r1.config.rewards import named_verifier, reward_function
 from lmm_r1.config.shared import row_reading
 from lmm_r1.data.files import read_row_file
-from lmm_r1.data.image_sources import kind_of
-from lmm_r1.data.messages import Row, images_of, videos_of
+from lmm_r1.data.messages import Row, images_of, kind_of, videos_of
 from lmm_r1.data.training_rows import (
     SKIP_BAD_ROWS,
     KeptRows,

@@ -15,8 +15,7 @@ from typing_extensions import Self
 
 from lmm_r1.config import PRMConfig
 from lmm_r1.config.shared import named_reading
-from lmm_r1.data.image_sources import ImageSource, StoredBytes
-from lmm_r1.data.messages import ImagePart, Part, Row, VideoPart
+from lmm_r1.data.messages import ImagePart, ImageSource, Part, Row, StoredBytes, VideoPart
 from lmm_r1.data.preferences import STEPS, JudgedRow, StepRow
 from lmm_r1.data.training_rows import KeptRows
 from lmm_r1.errors import UserError

@@ -16,12 +16,11 @@ from torch.utils.data import DataLoader, Dataset
 from typing_extensions import Self
 
 from lmm_r1.config import SupervisedConfig
-from lmm_r1.data.bad_rows import BadRows
 from lmm_r1.data.files import RowFile
 from lmm_r1.data.formats.row_format import Fields
-from lmm_r1.data.image_sources import ChangedFile
+from lmm_r1.data.messages import ChangedFile
 from lmm_r1.data.preferences import JudgedFile, JudgedRow, RowKind, read_judged_file
-from lmm_r1.data.reading import RowReading
+from lmm_r1.data.reading import BadRows, RowReading
 from lmm_r1.data.training_rows import SKIP_BAD_ROWS, KeptRows, blend, parse_dataset_spec, stopped_by, with_left_out
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import LmmKit

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from helpers.tables import frozen
 
 from lmm_r1.data.files import read_records, read_row_file
 from lmm_r1.data.formats import FORMATS, FormatName
-from lmm_r1.data.image_sources import describe
 from lmm_r1.data.images import load_image
-from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, demonstration, images_of
+from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, demonstration, describe, images_of
 from lmm_r1.data.reading import RowReading
 from lmm_r1.data.training_rows import check_prompt
 from lmm_r1.errors import UserError
@@ -20,14 +20,13 @@ from lmm_r1.errors import UserError
 pytestmark = pytest.mark.contract
 
 SAMPLES = Path(__file__).resolve().parents[2] / "datasets" / "samples"
-THINK = ("system", "Think inside <think></think>, then answer inside <answer></answer>.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
     """What a row of a sample must be, its images written as [file] or [WxH]."""
 
-    turns: list[tuple[str, str]]
+    turns: tuple[tuple[str, str], ...]
     answer: str
     datasource: str = "default"
     columns: dict[str, object] = field(default_factory=dict)
@@ -37,197 +36,9 @@ class Expected:
 
 
 EXPECTED = {
-    "lmm_r1": [
-        Expected(
-            turns=[THINK, ("user", "[three.png]How many dots are there?")],
-            answer="$3$",
-            datasource="dots",
-            columns={"difficulty": 1},
-        ),
-        Expected(
-            turns=[THINK, ("user", "What is 7 + 5?")], answer="$12$", datasource="sums", columns={"difficulty": 2}
-        ),
-    ],
-    "easyr1": [
-        Expected(
-            turns=[
-                (
-                    "user",
-                    "[four.png]Here are some dots,[five.png]and here are more. How many are there together?",
-                )
-            ],
-            answer="9",
-            columns={"level": "easy"},
-            response="9",
-        ),
-        Expected(turns=[("user", "What is 6 times 4?")], answer="24", columns={"level": "easy"}, response="24"),
-    ],
-    "r1_v": [
-        Expected(
-            turns=[("user", "[two.png]How many dots are in the picture?")],
-            answer="2",
-            columns={"scene": 17},
-            response="<answer> 2 </answer>",
-        ),
-        Expected(
-            turns=[("user", "[six.png]How many dots are in the picture?")],
-            answer="6",
-            columns={"scene": 18},
-            response="<think>Two rows of three dots.</think>\n\n<answer> 6 </answer>",
-        ),
-    ],
-    "r1_vlm": [
-        Expected(
-            turns=[THINK, ("user", f"Look at the picture.[{name}.png]How many dots does it show?")],
-            answer=answer,
-            datasource="count",
-            columns={"seed": seed},
-            response="<think> Let me count them one by one.\n",
-            prefill="<think> Let me count them one by one.\n",
-        )
-        for name, answer, seed in (("one", "1", 41), ("seven", "7", 47))
-    ],
-    "mini_o3": [
-        Expected(
-            turns=[("user", "[eight.png]How many blue dots can be found in the picture?")],
-            answer="8",
-            datasource="visual_probe_train",
-            columns={"doc_id": "dots_0001"},
-            response="8",
-        ),
-        Expected(
-            turns=[("user", "[red.png]Which colour do the dots have?")],
-            answer="red",
-            datasource="visual_probe_easy",
-            columns={"doc_id": "dots_0002"},
-            response="red",
-        ),
-    ],
-    "sharegpt": [
-        Expected(
-            turns=[
-                ("system", "You count dots."),
-                ("user", "[four.png]How many dots are there?"),
-                ("assistant", "4"),
-                ("user", "[two.png]And here?"),
-            ],
-            answer="2",
-            columns={"id": "talk-1"},
-            response="2",
-        ),
-        Expected(turns=[("user", "What is half of 18?")], answer="9", columns={"id": "talk-2"}, response="9"),
-    ],
-    "mini_o3_cold_start": [
-        Expected(
-            turns=[
-                ("system", "Look closely by <grounding>."),
-                ("user", "[original.png]How many dots are in the upper row?"),
-                (
-                    "assistant",
-                    "<think>The upper row is small.</think>"
-                    '<grounding>{"bbox_2d": [0.0, 0.0, 1.0, 0.5], "source": "original_image"}</grounding>',
-                ),
-                ("user", "After Action 0, this is Observation 1:[part.png].\nGo on."),
-            ],
-            answer="2",
-            datasource="dots",
-            columns={"sample_index": 7, "rollout_index": 0},
-            response="<think>It has two.</think><answer> 2 </answer>",
-        ),
-        Expected(
-            turns=[
-                ("user", "[original.png]Are all dots alike?"),
-                (
-                    "assistant",
-                    "<think>I look at the left ones.</think>"
-                    '<grounding>{"bbox_2d": [0.0, 0.0, 0.5, 1.0], "source": "original_image"}</grounding>',
-                ),
-                ("user", "This isn't all of it:[part.png]"),
-            ],
-            answer="yes",
-            datasource="dots",
-            columns={"sample_index": 8, "rollout_index": 3},
-            response="<answer>yes</answer>",
-        ),
-    ],
-    "llava": [
-        Expected(
-            turns=[("user", "[five.png]How many dots are there?")],
-            answer="5",
-            columns={"id": "000005"},
-            response="5",
-        ),
-        Expected(turns=[("user", "Which is larger, 3 or 8?")], answer="8", columns={"id": "000006"}, response="8"),
-    ],
-    "vlmeval": [
-        Expected(
-            turns=[
-                (
-                    "user",
-                    "[<image 56x56>]All of them are red.\nHow many dots are there?\nA. four\nB. six\nC. eight\n"
-                    "Answer with the letter of the right option.",
-                )
-            ],
-            answer="B",
-            datasource="counting",
-            columns={"index": "0", "split": "dev"},
-            response="B",
-        ),
-        Expected(
-            turns=[
-                (
-                    "user",
-                    "[<image 56x56>]Which colour do the dots have?\nA. red\nB. blue\n"
-                    "Answer with the letter of the right option.",
-                )
-            ],
-            answer="A",
-            datasource="colour",
-            columns={"index": "1", "split": "dev"},
-            response="A",
-        ),
-        Expected(
-            turns=[("user", "How many more dots does[<image 56x56>]have than[<image 56x56>]?")],
-            answer="2",
-            datasource="counting",
-            columns={"index": "2", "split": "dev"},
-            response="2",
-        ),
-    ],
-    "pairs": [
-        Expected(
-            turns=[("user", "[three.png]How many dots are there?")],
-            answer="3",
-            columns={"writer": "a"},
-            response="<think>Three in a row.</think><answer>3</answer>",
-        ),
-        Expected(turns=[("user", "What is 15 - 6?")], answer="9", columns={"writer": "b"}, response="9"),
-    ],
-    "preference": [
-        Expected(
-            turns=[("user", "[seven.png]How many dots are there?")],
-            answer="7",
-            columns={"rater": 3},
-            response="7",
-            rejected="There are many dots.",
-        ),
-        Expected(turns=[("user", "What is 9 + 9?")], answer="18", columns={"rater": 4}, response="18", rejected="99"),
-    ],
+    name: tuple(Expected(**row) for row in rows) for name, rows in frozen("contracts/row_formats", "rows").items()
 }
-# What each sample's first row lacks for its format to be kept to, and what is said of it.
-BROKEN = {
-    "lmm_r1": ("message", 'no field "message" or "messages"'),
-    "easyr1": ("problem", 'no field "problem"'),
-    "r1_v": ("problem", 'no field "problem"'),
-    "r1_vlm": ("image", "than the 0 images"),
-    "mini_o3": ("images", "than the 0 images"),
-    "sharegpt": ("images", "than the 0 images"),
-    "mini_o3_cold_start": ("image_names", '"image_names" has 0 names for 2 images'),
-    "llava": ("conversations", 'no field "conversations"'),
-    "vlmeval": ("question", 'no field "question"'),
-    "pairs": ("response", 'the field "response" is empty'),
-    "preference": ("rejected", 'the field "rejected" is empty'),
-}
+BROKEN = frozen("contracts/row_formats", "broken")
 
 
 def sample_of(name: str) -> Path:
@@ -249,7 +60,7 @@ def written(message: Message | None) -> str | None:
 def seen(row: Row, *, columns: Collection[str]) -> Expected:
     """Return what a row is, of its columns these."""
     return Expected(
-        turns=[(message.role, str(written(message))) for message in row.messages],
+        turns=tuple((message.role, str(written(message))) for message in row.messages),
         answer=row.answer,
         datasource=row.datasource,
         columns={name: row.columns[name] for name in columns},
@@ -277,7 +88,7 @@ def test_a_sample_is_told_by_its_columns_and_fits_no_other_format(name):
 def test_a_sample_becomes_these_rows_found_or_named(name):
     read = read_row_file(str(sample_of(name)))
     pairs = zip(read.rows.values(), EXPECTED[name], strict=True)
-    assert [seen(row, columns=one.columns) for row, one in pairs] == EXPECTED[name]
+    assert tuple(seen(row, columns=one.columns) for row, one in pairs) == EXPECTED[name]
     assert read_row_file(str(sample_of(name)), reading=RowReading(format=name)).rows == read.rows
     for row in read.rows.values():
         for image in images_of(row.messages):

@@ -7,8 +7,8 @@ import torch
 import transformers
 from helpers.flat_models import flat_actor
 
+from lmm_r1.data.images import load_video
 from lmm_r1.data.messages import Message, images_of, videos_of
-from lmm_r1.data.videos import load_video
 from lmm_r1.lmm_kits import EncodedPrompt, LmmKit, TinyModelSpec, get_kit
 from lmm_r1.models.actor import KitActor
 

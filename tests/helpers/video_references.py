@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from lmm_r1.data.images import Video, load_video
 from lmm_r1.data.messages import Message, TextPart, VideoPart, images_of, videos_of
-from lmm_r1.data.videos import Video, load_video
 
 # Their processor refuses a lone frame, which the kit shows it twice.
 GLM = ("Glm4vProcessor", "Glm46VProcessor")

@@ -129,7 +129,6 @@ def _mini_o3_cold_start(columns: Columns) -> RowFields:
 
 
 def _ordered(columns: Columns) -> Column:
-    """Return the images in the order of the conversation: the original ones, then observation_1, observation_2, ..."""
     images, names = columns.images("images"), listed(columns.take("image_names").value)
     entries = media_entries(images)
     if len(names) != len(entries):
@@ -181,7 +180,6 @@ def unwrapped(solution: Any) -> Any:
 
 
 def _split_last(messages: Sequence[Any]) -> tuple[list[Any], Any]:
-    """Return the messages before a final assistant turn, and that turn; or all messages and None."""
     last = messages[-1] if messages else None
     if isinstance(last, Mapping) and last.get("role") == "assistant" and len(messages) > 1:
         return list(messages[:-1]), last
@@ -205,15 +203,15 @@ def with_surroundings(prompt: Any, *, columns: Columns) -> Any:
     return [*before, {"role": "user", "content": prompt}] if before else prompt
 
 
-def _system(columns: Columns) -> list[dict[str, Any]]:
+def _system(columns: Columns) -> list[dict[str, object]]:
     system = columns.text("system")
     return [] if system is None else [{"role": "system", "content": system}]
 
 
-def _history(columns: Columns) -> list[dict[str, Any]]:
+def _history(columns: Columns) -> list[dict[str, object]]:
     """Return the earlier turns of alpaca rows: pairs of a prompt and its response."""
     rounds = listed(columns.take("history").value)
-    turns: list[dict[str, Any]] = []
+    turns: list[dict[str, object]] = []
     for number, entry in enumerate(rounds, start=1):
         texts = [] if isinstance(entry, str) or not isinstance(entry, Sequence) else entry
         if len(texts) != 2 or not all(isinstance(text, str) for text in texts):
@@ -222,7 +220,7 @@ def _history(columns: Columns) -> list[dict[str, Any]]:
     return turns
 
 
-def _without_repeated_system(before: list[dict[str, Any]], turns: list[Any], *, columns: Columns) -> list[Any]:
+def _without_repeated_system(before: list[dict[str, object]], turns: list[Any], *, columns: Columns) -> list[Any]:
     """Return what precedes a conversation, without a system turn that the conversation repeats."""
     own = turns[0] if turns and isinstance(turns[0], Mapping) and turns[0].get("role") == "system" else None
     if own is None or not before:

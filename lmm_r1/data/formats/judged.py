@@ -1,27 +1,287 @@
-"""Rows with responses: prompt/response pairs, unpaired responses with labels, and labelled steps."""
+"""Formats of judged responses: preferences with their two sides, single responses with a label, and steps with labels."""
 
 from __future__ import annotations
 
+import json
+import math
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 from lmm_r1.data.formats.chats import DATASOURCE, chat_message, response_text, with_surroundings, written_messages
-from lmm_r1.data.formats.preferences import sides
-from lmm_r1.data.formats.problems import CONVERSATIONS, IMAGES, PROMPTS, VIDEOS, media_first, prompt_of
+from lmm_r1.data.formats.problems import (
+    CONVERSATIONS,
+    IMAGES,
+    PROMPTS,
+    VIDEOS,
+    held_prompts,
+    media_first,
+    prompt_of,
+    same_turn,
+    same_words,
+)
 from lmm_r1.data.formats.row_format import (
     NOTHING,
     Column,
     Columns,
     FormatSet,
+    PairFields,
     RowFields,
     RowFormat,
     StepFields,
     UnpairedFields,
     filled,
     is_empty,
+    listed,
 )
+
+_ASKED = (*PROMPTS, *CONVERSATIONS)
+_BETTER_SCORES = ("chosen_reward", "chosen_score", "score_chosen")
+_WORSE_SCORES = ("rejected_reward", "rejected_score", "score_rejected")
+# The speakers in hh-rlhf's dialogues.
+_SPEAKER = re.compile(r"(?:^|\n\n)(Human|Assistant):")
+_SPEAKERS = {"Human": "user", "Assistant": "assistant"}
+
+
+def sides(columns: Columns, *, images: Column) -> tuple[Any, Column, Column]:
+    """Return the prompt of a preference, and its two responses as text or turns.
+
+    Without a prompt column, the prompt is the common beginning of both sides. With one, the sides may repeat it.
+    """
+    better = columns.take(columns.names.chosen or "chosen")
+    worse = columns.take(columns.names.rejected or "rejected")
+    for side, flag in ((better, "--data.chosen_key"), (worse, "--data.rejected_key")):
+        if side.value is None:
+            columns.fail(f'the field "{side.name}" is empty; fill it in, or name another with {flag}')
+    better, worse = (replace(side, value=written_messages(side.value)) for side in (better, worse))
+    if columns.names.prompt is None and all(is_empty(columns.record.get(name)) for name in _ASKED):
+        columns.prompt_column = better.name
+        prompt, better, worse = _common(better, worse, columns=columns)
+        return with_surroundings(media_first(prompt, images), columns=columns), better, worse
+    plain = columns.prompt(*held_prompts(columns, _ASKED))
+    prompt = prompt_of(columns, images=images)
+    return prompt, _without_prompt(plain, better, columns=columns), _without_prompt(plain, worse, columns=columns)
+
+
+def _without_prompt(prompt: Any, side: Column, *, columns: Columns) -> Column:
+    """Return a side without the prompt, if it is a conversation that begins with it."""
+    turns = _turns(side.value)
+    if turns is None or _role(turns[0]) not in ("user", "system"):
+        return side
+    asked = _turns(prompt) or [{"role": "user", "content": prompt}]
+    begun = turns[: len(asked)]
+    if len(begun) < len(asked) or not all(map(same_turn, begun, asked)):
+        sentence = f'"{side.name}" begins with a prompt that differs from the row\'s'
+        _fail_as_different(asked, begun, sentence, columns=columns)
+    return Column(name=side.name, value=turns[len(asked) :])
+
+
+def _common(better: Column, worse: Column, *, columns: Columns) -> tuple[Any, Column, Column]:
+    texts = better.value, worse.value
+    if all(isinstance(text, str) for text in texts):
+        talks = [_dialogue(text) for text in texts]
+        if None in talks:
+            return _common_text(better, worse, columns=columns)
+        better, worse = (Column(name=side.name, value=talk) for side, talk in zip((better, worse), talks, strict=True))
+    one, other = _turns(better.value), _turns(worse.value)
+    if one is None or other is None or "assistant" in (_role(one[0]), _role(other[0])):
+        columns.fail(_no_prompt(better, worse, flag=columns.names.prompt_flag))
+    count = next(
+        (place for place, pair in enumerate(zip(one, other, strict=False)) if not same_turn(*pair)),
+        min(len(one), len(other)),
+    )
+    # If one conversation is the beginning of the other, its last turn is the response.
+    count = min(count, len(one) - 1, len(other) - 1)
+    if _role(one[count]) != "assistant" or _role(other[count]) != "assistant":
+        sentence = f'"{better.name}" and "{worse.name}" are answers to different prompts'
+        _fail_as_different(one, other, sentence, columns=columns)
+    rest = [Column(name=side.name, value=turns[count:]) for side, turns in ((better, one), (worse, other))]
+    return one[:count], rest[0], rest[1]
+
+
+def _common_text(better: Column, worse: Column, *, columns: Columns) -> tuple[str, Column, Column]:
+    """`"The sky is blue."`, `"The sky is green."` → `"The sky is"`, `" blue."`, `" green."`: words are not split."""
+    shared = os.path.commonprefix([better.value, worse.value])
+    blank, line = shared.rfind(" "), shared.rfind("\n")
+    # As tokenizers expect: a blank begins the rest, and a line ends with its break.
+    count = blank if blank > line else line + 1
+    prompt = shared[: max(count, 0)]
+    if not prompt.strip():
+        columns.fail(_no_prompt(better, worse, flag=columns.names.prompt_flag))
+    rest = [Column(name=side.name, value=side.value[len(prompt) :]) for side in (better, worse)]
+    return prompt, rest[0], rest[1]
+
+
+def _no_prompt(better: Column, worse: Column, *, flag: str) -> str:
+    return (
+        f'no field {" or ".join(_ASKED)} with the prompt, and "{better.name}" and "{worse.name}" do not begin with the '
+        f"same; name it with {flag}"
+    )
+
+
+def _fail_as_different(one: Sequence[Any], other: Sequence[Any], sentence: str, *, columns: Columns) -> NoReturn:
+    for turn, twin in zip(one, other, strict=False):
+        if not same_turn(turn, twin):
+            if same_words(turn, twin):
+                sentence = "an image or a video is on one side only, or differs between the two"
+            break
+    columns.fail(f"{sentence}; both responses must answer the same prompt")
+
+
+def _dialogue(text: str) -> list[dict[str, str]] | None:
+    """Return the turns of a text like `"\\n\\nHuman: Hi.\\n\\nAssistant: Hello."`, None for any other text."""
+    pieces = _SPEAKER.split(text)
+    if pieces[0].strip() or "Human" not in pieces[1::2] or "Assistant" not in pieces[1::2]:
+        return None
+    spoken = zip(pieces[1::2], pieces[2::2], strict=True)
+    return [{"role": _SPEAKERS[speaker], "content": said.strip()} for speaker, said in spoken]
+
+
+def _turns(value: Any) -> list[Any] | None:
+    """Return the chat messages of a non-empty list; None for anything else."""
+    if isinstance(value, str) or not isinstance(value, Sequence) or not value:
+        return None
+    return [chat_message(turn) for turn in value]
+
+
+def _role(turn: Any) -> Any:
+    return turn.get("role") if isinstance(turn, Mapping) else None
+
+
+def _pair(columns: Columns) -> PairFields:
+    images = columns.images(*IMAGES)
+    prompt, better, worse = sides(columns, images=images)
+    return PairFields(
+        messages=prompt,
+        images=images,
+        videos=columns.videos(*VIDEOS),
+        datasource=columns.datasource(*DATASOURCE),
+        chosen=better,
+        rejected=worse,
+        chosen_score=columns.take(*_BETTER_SCORES),
+        rejected_score=columns.take(*_WORSE_SCORES),
+        margin=columns.take("margin"),
+    )
+
+
+def _rlhf_v(columns: Columns) -> PairFields:
+    """Question and responses are JSON text; the image comes before the question."""
+    text, columns.prompt_column = columns.take("text").value, "text"
+    try:
+        held = json.loads(text) if isinstance(text, str) else text
+    except (ValueError, RecursionError) as error:
+        columns.fail(f'the field "text" is not valid JSON: {error}')
+    if not isinstance(held, Mapping):
+        columns.fail(
+            'the field "text" must be an object with "question", "chosen" and "rejected", or JSON text of one'
+        )
+    for name in ("question", "chosen", "rejected"):
+        if not isinstance(held.get(name), str) or not held[name].strip():
+            columns.fail(f'"{name}" in the field "text" must be a text that is not empty')
+    images = columns.images("image", "images", otherwise="image_path")
+    return PairFields(
+        messages=media_first(held["question"], images),
+        images=images,
+        videos=columns.videos(*VIDEOS),
+        datasource=columns.datasource(*DATASOURCE, "origin_dataset"),
+        chosen=Column(name="chosen", value=held["chosen"]),
+        rejected=Column(name="rejected", value=held["rejected"]),
+        chosen_score=Column(name="chosen_score", value=None),
+        rejected_score=Column(name="rejected_score", value=None),
+        margin=columns.take("margin"),
+    )
+
+
+def _vlfeedback(columns: Columns) -> PairFields:
+    """Choose the completions with the best and the worst mean rating; the first of equal ones."""
+    completions = _completions(columns)
+    rated = [(_mean_rating(completion, number, columns=columns), completion) for number, completion in completions]
+    best = max(rated, key=lambda pair: pair[0])
+    worst = min(rated, key=lambda pair: pair[0])
+    if best[0] == worst[0]:
+        columns.fail(
+            f"all {len(rated)} completions have the mean rating {best[0]:g}, so none is better; leave the row out"
+        )
+    images = columns.images("img_path", *IMAGES)
+    return PairFields(
+        messages=prompt_of(columns, images=images),
+        images=images,
+        videos=columns.videos(*VIDEOS),
+        datasource=columns.datasource(*DATASOURCE),
+        chosen=Column(name="the best of completions", value=best[1].get("response")),
+        rejected=Column(name="the worst of completions", value=worst[1].get("response")),
+        chosen_score=Column(name="the best rating", value=best[0]),
+        rejected_score=Column(name="the worst rating", value=worst[0]),
+        margin=columns.take("margin"),
+    )
+
+
+def _completions(columns: Columns) -> list[tuple[int, Mapping[str, Any]]]:
+    """Return the completions with their numbers: a list of objects, or an object of lists, as `datasets` may store it."""
+    value = columns.take("completions").value
+    if isinstance(value, Mapping):
+        lists = {name: listed(entries) for name, entries in value.items()}
+        if len({len(entries) for entries in lists.values()}) != 1:
+            columns.fail('the lists in "completions" differ in length; each completion needs an entry in all of them')
+        value = [dict(zip(lists, entries, strict=True)) for entries in zip(*lists.values(), strict=True)]
+    entries = listed(value)
+    if len(entries) < 2 or not all(isinstance(entry, Mapping) for entry in entries):
+        columns.fail('"completions" must be a list of two or more objects with "response" and "annotations"')
+    return list(enumerate(entries, start=1))
+
+
+def _mean_rating(completion: Mapping[str, Any], number: int, *, columns: Columns) -> float:
+    """Return the mean of a completion's ratings, ignoring aspects without a number, such as N/A."""
+    aspects = completion.get("annotations")
+    given = aspects.values() if isinstance(aspects, Mapping) else ()
+    ratings = [rating for aspect in given if (rating := _rating(aspect)) is not None]
+    if not ratings:
+        columns.fail(
+            f'completion {number} of "completions" has no "Rating" that is a number in its "annotations"; rate it, or leave it '
+            "out"
+        )
+    return sum(ratings) / len(ratings)
+
+
+def _rating(aspect: Any) -> float | None:
+    value = aspect.get("Rating") if isinstance(aspect, Mapping) else None
+    try:
+        rating = float(value) if isinstance(value, (str, int, float)) else math.nan
+    except (ValueError, OverflowError):
+        return None
+    return rating if math.isfinite(rating) else None
+
+
+_PREFERENCE = RowFormat(
+    name="preference",
+    source="preferences",
+    needs=(("chosen",), ("rejected",)),
+    adapt=_pair,
+)
+PREFERENCE_ROWS = FormatSet(
+    formats=(
+        _PREFERENCE,
+        RowFormat(
+            name="rlhf_v",
+            source="RLHF-V",
+            needs=(("text",), ("ds_name", "origin_dataset", "origin_split"), ("image", "images", "image_path")),
+            without=("chosen", "rejected"),
+            adapt=_rlhf_v,
+        ),
+        RowFormat(
+            name="vlfeedback",
+            source="VLFeedback",
+            needs=(("prompt",), ("completions",)),
+            without=("chosen", "rejected", "labels"),
+            adapt=_vlfeedback,
+        ),
+    ),
+    own=_PREFERENCE,
+)
+"""Rows that DPO and reward models train on."""
+
 
 _RESPONSES = ("response", "completion", "output")
 
@@ -115,7 +375,6 @@ def _unpaired(columns: Columns) -> UnpairedFields:
 
 
 def _last(prompt: Any, empty: Column, *, columns: Columns) -> tuple[Any, Column]:
-    """Return a conversation without its last turn, and that turn; raises UserError if there is none."""
     prompt = written_messages(prompt)
     turns = [] if isinstance(prompt, str) or not isinstance(prompt, Sequence) else list(map(chat_message, prompt))
     if len(turns) < 2 and empty.name in columns.record:
@@ -159,7 +418,6 @@ _FIRST_STEP = re.compile(r"(?:^|(?<=\s))Step 1\s*:")
 
 
 def _stepwise(columns: Columns) -> StepFields:
-    """The steps and their labels are two lists."""
     if is_empty(columns.record.get("completions")) and _tagged_column(columns) is not None:
         return _tagged(columns)
     images = columns.images(*IMAGES)
@@ -174,7 +432,6 @@ def _stepwise(columns: Columns) -> StepFields:
 
 
 def _tagged_column(columns: Columns) -> str | None:
-    """Return the column that holds both question and steps."""
     names = ("input",) if columns.names.prompt is None else (columns.names.prompt,)
     return next((name for name in names if not is_empty(columns.record.get(name))), None)
 
@@ -238,7 +495,6 @@ def _split_question(text: str, *, columns: Columns) -> tuple[str, str]:
 
 
 def _signs(text: str, steps: Sequence[str], *, tag: str, columns: Columns, name: str) -> list[str]:
-    """Return the sign after each step, from a text that repeats the steps."""
     rest, signs = text.lstrip(), []
     for number, step in enumerate(steps, start=1):
         if not rest.startswith(step):

@@ -20,7 +20,7 @@ from lmm_r1.data.formats.row_format import (
     listed,
     media_entries,
 )
-from lmm_r1.data.image_sources import StoredBytes
+from lmm_r1.data.messages import StoredBytes
 
 OPTIONS = string.ascii_uppercase[:10]
 CHOOSE = "Answer with the letter of the right option."
@@ -105,14 +105,14 @@ def _images(columns: Columns) -> list[Any]:
     return images
 
 
-def _placed(text: str, images: Sequence[Any], *, columns: Columns) -> list[dict[str, Any]]:
+def _placed(text: str, images: Sequence[Any], *, columns: Columns) -> list[dict[str, object]]:
     """Return parts with the images at `<image 1>` and so on; images without such a place come first."""
     pieces = _NUMBERED_IMAGE.split(text)
     numbers = [int(number) for number in pieces[1::2]]
     if wrong := [number for number in numbers if not 1 <= number <= len(images)]:
         columns.fail(f"the question names <image {wrong[0]}>, and the row has {len(images)} images; correct it")
     unplaced = [image for number, image in enumerate(images, start=1) if number not in numbers]
-    parts: list[dict[str, Any]] = [{"type": "image", "image": image} for image in unplaced]
+    parts: list[dict[str, object]] = [{"type": "image", "image": image} for image in unplaced]
     for place, piece in enumerate(pieces):
         if place % 2:
             parts.append({"type": "image", "image": images[int(piece) - 1]})
@@ -130,13 +130,13 @@ def _is_pointer(image: Any) -> bool:
 
 def _linked(records: list[Record]) -> list[Record]:
     """Return the records with the images of the rows that they refer to; an index with several images is ignored."""
-    images: dict[str, Any] = {}
+    images: dict[str, object] = {}
     for record, _, _ in records:
         index, image = str(record.get("index")), record.get("image")
         if image is not None and not _is_pointer(image):
             images[index] = image if images.get(index, image) == image else None
 
-    def with_image(record: dict[str, Any]) -> dict[str, Any]:
+    def with_image(record: dict[str, object]) -> dict[str, object]:
         image = record.get("image")
         pointed = images.get(str(image).strip()) if _is_pointer(image) else None
         return record if pointed is None else {**record, "image": pointed}
@@ -221,7 +221,6 @@ def held_prompts(columns: Columns, names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _begins(turns: Any, prompt: Any) -> bool:
-    """Return whether a conversation begins with a prompt, ignoring system turns."""
     if isinstance(turns, str) or not isinstance(turns, Sequence):
         return False
     asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt

@@ -11,7 +11,9 @@ from typing import Any, Generic, NoReturn, TypeAlias, TypeVar
 
 from lmm_r1.errors import UserError
 
-Record: TypeAlias = tuple[dict[str, Any], str, Path]
+RawRow: TypeAlias = dict[str, Any]
+"""The columns of a row as its file holds them."""
+Record: TypeAlias = tuple[RawRow, str, Path]
 """A row file's record, its location such as `rows.jsonl line 7`, and the folder that relative paths start from."""
 
 
@@ -154,11 +156,11 @@ class Columns:
         value = self.first(*(names if named is None else (named,))).value
         return "default" if value is None else str(value)
 
-    def rest(self) -> dict[str, Any]:
+    def rest(self) -> RawRow:
         """Return the columns that were not read."""
         return {name: value for name, value in self.record.items() if name not in self._taken}
 
-    def outside_prompt(self) -> dict[str, Any]:
+    def outside_prompt(self) -> RawRow:
         """Return all columns except the prompt and its media, for reward functions and environments."""
         return {name: value for name, value in self.record.items() if name not in self._shown}
 

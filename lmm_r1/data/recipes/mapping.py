@@ -11,9 +11,8 @@ from typing import Any
 
 from lmm_r1.data.files import Record
 from lmm_r1.data.formats.row_format import listed
-from lmm_r1.data.image_sources import kind_of
 from lmm_r1.data.images import check_image_exists, load_image
-from lmm_r1.data.messages import Row, images_of
+from lmm_r1.data.messages import Row, images_of, kind_of
 from lmm_r1.data.preferences import PREFERENCE, PreferenceRow, read_judged_row
 from lmm_r1.data.recipes.recipe import CHOICES_FIELD, LETTERS, Recipe, RecordView, template_fields
 from lmm_r1.data.recipes.sources import MediaFiles
@@ -60,7 +59,7 @@ class _Mapper:
         self.base_dir = base_dir
         self.finder = finder
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         """Return the row as `parse_row` reads it."""
         choices = self.view.choices()
         messages = self._messages(choices)
@@ -73,7 +72,7 @@ class _Mapper:
             "datasource": f"{self.recipe.name}{group}",
         }
 
-    def located_columns(self, columns: Mapping[str, Any]) -> dict[str, Any]:
+    def located_columns(self, columns: Mapping[str, Any]) -> dict[str, object]:
         """Return the record with the paths in its image columns replaced by those of existing files."""
         found = {name: columns[name] for name in self.recipe.images if columns.get(name) is not None}
         located = {name: [self._located(image) for image in listed(value)] for name, value in found.items()}
@@ -89,14 +88,14 @@ class _Mapper:
         system = [{"role": "system", "content": recipe.system}] if recipe.system else []
         return [*system, {"role": "user", "content": content}]
 
-    def _content(self, text: str, images: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def _content(self, text: str, images: list[dict[str, object]]) -> list[dict[str, object]]:
         tag = self.recipe.image_tag
         if tag is None:
             return [*images, {"type": "text", "text": text}]
         pieces = text.split(tag)
         if len(pieces) - 1 != len(images):
             raise self.view.fail(f"{len(images)} images, but {len(pieces) - 1} places {tag} in the prompt")
-        content = []
+        content: list[dict[str, object]] = []
         for place, piece in enumerate(pieces):
             if piece.strip():
                 content.append({"type": "text", "text": piece.strip()})
@@ -124,7 +123,7 @@ class _Mapper:
             return [image for name in self.recipe.images for image in listed(self.view.value(name))]
         return listed(self.view.first(self.recipe.images))
 
-    def _image_part(self, image: Any) -> dict[str, Any]:
+    def _image_part(self, image: Any) -> dict[str, object]:
         bound = {"max_pixels": self.recipe.max_pixels} if self.recipe.max_pixels else {}
         return {"type": "image", "image": self._located(image), **bound}
 

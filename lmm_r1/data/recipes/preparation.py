@@ -16,12 +16,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from lmm_r1.data.bad_rows import SkippedRow, read_skipped
 from lmm_r1.data.files import IMAGES_FOLDER, ROWS_FILE, Record
-from lmm_r1.data.image_sources import StoredBytes, decode_base64, kind_of, open_image
 from lmm_r1.data.images import fetched, load_image
-from lmm_r1.data.messages import ImagePart, Message, Part, Row
+from lmm_r1.data.messages import ImagePart, Message, Part, Row, StoredBytes, decode_base64, kind_of, open_image
 from lmm_r1.data.preferences import PreferenceRow
+from lmm_r1.data.reading import SkippedRow, read_skipped
 from lmm_r1.data.recipes.mapping import map_preference, map_record
 from lmm_r1.data.recipes.recipe import Recipe, RecordView
 from lmm_r1.data.recipes.sources import (
@@ -346,7 +345,6 @@ class _Writer:
 
 
 def _encoded(part: ImagePart, *, location: str) -> bytes:
-    """Return the image as published, byte for byte."""
     source = fetched(part, location=location).source
     if isinstance(source, StoredBytes):
         return source.read()
@@ -362,7 +360,6 @@ def _encoded(part: ImagePart, *, location: str) -> bytes:
 
 
 def _format(part: ImagePart, data: bytes, *, location: str) -> str:
-    """Return the suffix of an image's file; raises UserError if the image cannot be decoded completely."""
     load_image(replace(part, source=data), location=location)
     with open_image(io.BytesIO(data)) as image:
         return str(image.format).lower()
@@ -391,7 +388,6 @@ def _contents(hashes: list[FileHash]) -> list[tuple[str, str]]:
 
 
 def _clear(folder: Path) -> None:
-    """Remove everything but the lock, which is held."""
     _remove(folder, names={entry.name for entry in folder.iterdir()} - {LOCK_FILE})
 
 

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 
 from lmm_r1 import hub
 from lmm_r1.data.files import ROWS_FILE, Record, read_records
-from lmm_r1.data.image_sources import resolve
+from lmm_r1.data.messages import resolve
 from lmm_r1.data.recipes.recipe import Recipe
 from lmm_r1.errors import UserError
 from lmm_r1.files.json_files import count_field, read_json_object, text_field
@@ -119,7 +119,6 @@ def unpacked(file: Path, *, folder: Path) -> Path:
 
 
 def _ends_alike(asked: PurePosixPath, name: PurePosixPath) -> bool:
-    """Return whether the shorter path is the end of the longer one."""
     return _shared(asked, name) == min(len(_steps(asked)), len(_steps(name)))
 
 
@@ -256,7 +255,6 @@ def local_files(recipe: Recipe, path: Path) -> SourceFiles:
 
 
 def _names(folder: Path) -> list[str]:
-    """Return the files under a folder by their relative paths, without hidden ones."""
     found = []
     for place, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
@@ -266,7 +264,6 @@ def _names(folder: Path) -> list[str]:
 
 
 def _matching(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
-    """Return the names that fit, pattern by pattern, without duplicates."""
     fitting = [name for pattern in patterns for name in names if fnmatch.fnmatchcase(name, pattern)]
     return list(dict.fromkeys(fitting))
 

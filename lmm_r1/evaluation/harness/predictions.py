@@ -15,8 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from lmm_r1.data.bad_rows import SkippedRow
-from lmm_r1.data.image_sources import ImageSource
+from lmm_r1.data.messages import ImageSource
+from lmm_r1.data.reading import SkippedRow
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import write_atomically, write_bytes_atomically
 

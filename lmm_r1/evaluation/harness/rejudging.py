@@ -10,10 +10,9 @@ from pathlib import Path
 from statistics import fmean
 
 from lmm_r1.config.evaluate import EvaluateConfig
-from lmm_r1.data.bad_rows import SkippedRow
 from lmm_r1.data.files import read_records, read_row_file
-from lmm_r1.data.image_sources import ImageSource, resolve
-from lmm_r1.data.messages import Message, Row, TextPart, images_of
+from lmm_r1.data.messages import ImageSource, Message, Row, TextPart, images_of, resolve
+from lmm_r1.data.reading import SkippedRow
 from lmm_r1.data.recipes.recipe import LETTERS, SuiteSampling
 from lmm_r1.data.sample import Completion
 from lmm_r1.errors import UserError

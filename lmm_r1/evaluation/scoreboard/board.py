@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from lmm_r1.data.bad_rows import SkippedRow
 from lmm_r1.data.messages import Row
+from lmm_r1.data.reading import SkippedRow
 from lmm_r1.evaluation.comparison import Comparison, Rejudged, compare
 from lmm_r1.evaluation.scores import SampleScores, by_datasource, summarize
 from lmm_r1.records.responses import JudgedResponse

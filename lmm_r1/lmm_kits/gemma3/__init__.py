@@ -18,8 +18,8 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from lmm_r1.data.images import Video
 from lmm_r1.data.messages import Message, to_chat
-from lmm_r1.data.videos import Video
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.encoding import with_one_text
 from lmm_r1.lmm_kits.features import FeaturePoint

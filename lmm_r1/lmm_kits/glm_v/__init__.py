@@ -22,8 +22,8 @@ from transformers import (
     ProcessorMixin,
 )
 
+from lmm_r1.data.images import Video
 from lmm_r1.data.messages import Message, TextPart, VideoPart, to_chat
-from lmm_r1.data.videos import Video
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.encoding import bounded_steps, image_limits, with_one_text
 from lmm_r1.lmm_kits.kit import EncodedPrompt, RouterScores, TinyModelSpec

@@ -28,8 +28,8 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.models.smolvlm.processing_smolvlm import DEFAULT_CHAT_TEMPLATE
 from transformers.video_utils import VideoMetadata
 
+from lmm_r1.data.images import Video
 from lmm_r1.data.messages import Message, videos_of
-from lmm_r1.data.videos import Video
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.encoding import channels_first, check_tokens, part_lists, video_metadata
 from lmm_r1.lmm_kits.features import FeaturePoint, exact_patch_positions

@@ -16,7 +16,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from lmm_r1.data.videos import Video
+from lmm_r1.data.images import Video
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.encoding import channels_first
 from lmm_r1.lmm_kits.features import FeaturePoint

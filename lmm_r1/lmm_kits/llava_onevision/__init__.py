@@ -22,8 +22,8 @@ from transformers import (
 )
 from transformers.models.llava_onevision.modeling_llava_onevision import LlavaOnevisionModel, image_size_to_num_patches
 
+from lmm_r1.data.images import Video
 from lmm_r1.data.messages import Message, images_of
-from lmm_r1.data.videos import Video
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.encoding import bounded_image, channels_first, part_lists
 from lmm_r1.lmm_kits.features import FeaturePoint

@@ -26,8 +26,8 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from lmm_r1.data.images import Video
 from lmm_r1.data.messages import ImagePart, Message, TextPart, VideoPart, images_of
-from lmm_r1.data.videos import Video
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.encoding import (
     check_image_marks,

@@ -23,8 +23,8 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from lmm_r1.data.images import Video
 from lmm_r1.data.messages import ImagePart, Message, Part, TextPart, VideoPart, images_of
-from lmm_r1.data.videos import Video
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.encoding import bounded_image, bounded_image_size, check_tokens, images_refused
 from lmm_r1.lmm_kits.features import FeaturePoint

@@ -18,8 +18,8 @@ from transformers import (
     Qwen2VLVideoProcessor,
 )
 
+from lmm_r1.data.images import Video
 from lmm_r1.data.messages import ImagePart, Message, VideoPart, images_of, videos_of
-from lmm_r1.data.videos import Video
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.encoding import (
     bounded_image,

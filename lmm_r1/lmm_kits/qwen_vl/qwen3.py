@@ -20,8 +20,8 @@ from transformers.conversion_mapping import register_checkpoint_conversion_mappi
 from transformers.core_model_loading import ConversionOps, WeightConverter
 from transformers.models.qwen3_vl.modeling_qwen3_vl import BaseModelOutputWithDeepstackFeatures
 
+from lmm_r1.data.images import Video
 from lmm_r1.data.messages import VideoPart
-from lmm_r1.data.videos import Video
 from lmm_r1.lmm_kits.encoding import bounded_steps
 from lmm_r1.lmm_kits.features import GridPoint, Parts
 from lmm_r1.lmm_kits.kit import TinyModelSpec

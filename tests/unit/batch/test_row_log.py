@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from lmm_r1.batch.job import RowLog
-from lmm_r1.data.bad_rows import SkippedRow
+from lmm_r1.data.reading import SkippedRow
 from lmm_r1.errors import UserError
 
 pytestmark = pytest.mark.unit

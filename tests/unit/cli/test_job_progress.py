@@ -1,7 +1,7 @@
 import pytest
 
 from lmm_r1.cli.job_progress import SKIPPED_ROWS_CODE, report_skipped
-from lmm_r1.data.bad_rows import MAX_LISTED, SkippedRow
+from lmm_r1.data.reading import MAX_LISTED, SkippedRow
 
 pytestmark = pytest.mark.unit
 

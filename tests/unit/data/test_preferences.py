@@ -16,9 +16,8 @@ from PIL import Image
 from lmm_r1.batch.inputs import select
 from lmm_r1.data.files import read_row_file
 from lmm_r1.data.formats.row_format import ColumnNames
-from lmm_r1.data.image_sources import StoredBytes
 from lmm_r1.data.images import load_image
-from lmm_r1.data.messages import ImagePart, Message, TextPart
+from lmm_r1.data.messages import ImagePart, Message, StoredBytes, TextPart
 from lmm_r1.data.preferences import (
     PREFERENCE,
     STEPS,

@@ -19,9 +19,8 @@ from PIL import Image
 from lmm_r1.data import parquet_files
 from lmm_r1.data.arrow import MappedFiles
 from lmm_r1.data.files import read_records
-from lmm_r1.data.image_sources import FEWEST_BYTES, StoredBytes, describe, kind_of
 from lmm_r1.data.images import load_image
-from lmm_r1.data.messages import ImagePart, images_of
+from lmm_r1.data.messages import FEWEST_BYTES, ImagePart, StoredBytes, describe, images_of, kind_of
 from lmm_r1.data.row_parser import stored_messages
 from lmm_r1.errors import UserError
 

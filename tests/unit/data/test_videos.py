@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from lmm_r1.data.images import DEFAULT_FPS, DEFAULT_MAX_FRAMES, check_video_exists, frame_indices, load_video
 from lmm_r1.data.messages import VideoPart
-from lmm_r1.data.videos import DEFAULT_FPS, DEFAULT_MAX_FRAMES, check_video_exists, frame_indices, load_video
 from lmm_r1.errors import UserError
 
 pytestmark = pytest.mark.unit

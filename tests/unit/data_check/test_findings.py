@@ -2,7 +2,7 @@
 
 import pytest
 
-from lmm_r1.data_check.findings import Bin, Distribution
+from lmm_r1.data_check.contents import Bin, Distribution
 
 pytestmark = pytest.mark.unit
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from helpers.judged_responses import judged_rows
 
-from lmm_r1.data.bad_rows import SkippedRow
+from lmm_r1.data.reading import SkippedRow
 from lmm_r1.evaluation import measurement
 from lmm_r1.evaluation.measurement import Measured
 from lmm_r1.evaluation.scoreboard import MeasuredFile

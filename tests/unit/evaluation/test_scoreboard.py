@@ -12,8 +12,8 @@ from helpers.judged_responses import judged, judged_rows
 from helpers.report_text import PageText
 from PIL import Image
 
-from lmm_r1.data.bad_rows import SkippedRow
 from lmm_r1.data.messages import ImagePart, VideoPart
+from lmm_r1.data.reading import SkippedRow
 from lmm_r1.evaluation.scoreboard import (
     Board,
     CheckpointResponses,

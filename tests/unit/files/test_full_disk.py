@@ -15,7 +15,7 @@ from PIL import Image
 from ray.exceptions import OutOfDiskError, RayTaskError
 
 from lmm_r1.errors import UserError
-from lmm_r1.files.full_disk import sentence_of, writing
+from lmm_r1.files.atomic import sentence_of, writing
 from lmm_r1.files.json_files import append_json_lines
 
 pytestmark = pytest.mark.unit

@@ -14,7 +14,7 @@ from helpers.samples import media_ref
 from PIL import Image
 
 from lmm_r1.config.rewards import WeightedPart
-from lmm_r1.data.image_sources import ChangedFile
+from lmm_r1.data.messages import ChangedFile
 from lmm_r1.data.sample import MediaRef, Sample
 from lmm_r1.errors import UserError
 from lmm_r1.generation.codec import PromptCodec

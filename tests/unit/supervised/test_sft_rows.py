@@ -11,8 +11,7 @@ from PIL import Image
 
 from lmm_r1 import dotted
 from lmm_r1.config import SFTConfig
-from lmm_r1.data.image_sources import ChangedFile
-from lmm_r1.data.messages import Row, images_of
+from lmm_r1.data.messages import ChangedFile, Row, images_of
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.checkpoint import encode_row
 from lmm_r1.supervised.rows import check_left_out, first_fitting
