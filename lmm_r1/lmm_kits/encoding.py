@@ -67,7 +67,7 @@ def chat_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     return tokenizer(text, add_special_tokens=adds_special_tokens(tokenizer, text=text))["input_ids"]
 
 
-def part_lists(messages: Sequence[Message]) -> list[dict[str, Any]]:
+def part_lists(messages: Sequence[Message]) -> list[dict[str, object]]:
     """Return the turns for a chat template with every content as a list of parts, for templates that skip strings."""
     return [
         {**turn, "content": [{"type": "text", "text": turn["content"]}]} if isinstance(turn["content"], str) else turn
@@ -302,7 +302,7 @@ def channels_first(video: Video) -> np.ndarray:
     return np.ascontiguousarray(video.frames.transpose(0, 3, 1, 2))
 
 
-def video_metadata(video: Video) -> dict[str, Any]:
+def video_metadata(video: Video) -> dict[str, object]:
     """Return the metadata by which a processor takes all frames as they are."""
     import numpy as np
 

@@ -110,7 +110,9 @@ def exact_patch_positions(embeddings: torch.nn.Module) -> None:
     embeddings.get_submodule("patch_embedding").register_forward_pre_hook(_pixels_in_the_weights_dtype)
 
 
-def _pixels_in_fp32(module: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+def _pixels_in_fp32(
+    module: torch.nn.Module, args: tuple, kwargs: dict[str, torch.Tensor]
+) -> tuple[tuple, dict[str, torch.Tensor]]:
     return args, kwargs | {"pixel_values": kwargs["pixel_values"].float()}
 
 

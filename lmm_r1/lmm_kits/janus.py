@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from transformers import (
@@ -157,7 +156,7 @@ class JanusKit(LmmKit):
             tie_word_embeddings=spec.tie_embeddings,
         )
 
-    def tiny_parts(self) -> dict[str, Any]:
+    def tiny_parts(self) -> dict[str, object]:
         return {
             "image_processor": JanusImageProcessor(size={"height": IMAGE_SIZE, "width": IMAGE_SIZE}),
             "use_default_system_prompt": True,

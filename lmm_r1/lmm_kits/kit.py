@@ -43,6 +43,8 @@ Config: TypeAlias = Any
 """What `load_config` returns: a `PretrainedConfig` of the kit's `config_class`."""
 Processor: TypeAlias = Any
 """What `load_processor` returns: a processor of the kit's `processor_class`, or a plain tokenizer."""
+EngineArguments: TypeAlias = dict[str, dict[str, Any]]
+"""What `engine_arguments` returns: settings of vLLM with the names of its arguments."""
 RouterScores = Literal["softmax", "sigmoid"]
 """Whether routers score all experts together or each expert by itself."""
 
@@ -423,7 +425,7 @@ class LmmKit(ABC):
         """Return ids that end a response by the checkpoint's generation config but belong to its text; most have none."""
         return frozenset()
 
-    def engine_arguments(self, config: Config, *, max_images: int, max_videos: int) -> dict[str, Any]:
+    def engine_arguments(self, config: Config, *, max_images: int, max_videos: int) -> EngineArguments:
         """Return extra arguments for vLLM's engine, such as `hf_overrides`.
 
         Args:
@@ -431,7 +433,7 @@ class LmmKit(ABC):
         """
         counts = {"image": (self.takes_images, max_images), "video": (self.takes_videos, max_videos)}
         limits = {kind: most for kind, (taken, most) in counts.items() if taken}
-        arguments: dict[str, Any] = {"limit_mm_per_prompt": limits} if limits else {}
+        arguments: EngineArguments = {"limit_mm_per_prompt": limits} if limits else {}
         if self.engine_architecture is not None:
             arguments["hf_overrides"] = {"architectures": [self.engine_architecture]}
         return arguments
@@ -510,7 +512,9 @@ class LmmKit(ABC):
         """
         return model.model.language_model
 
-    def cut_inputs(self, language_model: PreTrainedModel, inputs: Mapping[str, Any], tokens: slice) -> dict[str, Any]:
+    def cut_inputs(
+        self, language_model: PreTrainedModel, inputs: Mapping[str, Any], tokens: slice
+    ) -> dict[str, object]:
         """Return a language model's inputs for some of a sequence's T tokens, images merged in.
 
         By default these are ids (1, T) or merged embeddings (1, T, H), and positions.
@@ -542,7 +546,7 @@ class LmmKit(ABC):
         """Change those fresh weights with which the tiny model could not learn."""
         return None
 
-    def tiny_parts(self) -> dict[str, Any]:
+    def tiny_parts(self) -> dict[str, object]:
         """Return the tiny processor's arguments besides tokenizer and chat template."""
         return {}
 

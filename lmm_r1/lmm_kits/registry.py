@@ -130,7 +130,7 @@ def _read_config(model_path: str) -> dict:
 
 
 def _llm_refusal(
-    model_path: str, model_type: str | None, config: dict[str, Any], *, trust_remote_code: bool
+    model_path: str, model_type: str | None, config: Mapping[str, Any], *, trust_remote_code: bool
 ) -> str | None:
     """Return why a checkpoint is not a plain causal language model; None if it is one."""
     media = [key for key in config if any(word in key for word in _MEDIA_WORDS)]

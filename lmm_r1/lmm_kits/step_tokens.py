@@ -57,7 +57,7 @@ class StepTokens:
         )
 
     @property
-    def in_config(self) -> dict[str, Any]:
+    def in_config(self) -> dict[str, object]:
         """The entry in a checkpoint's config."""
         return {"placeholder_token": self.placeholder, "reward_tokens": [self.right, self.wrong]}
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
@@ -65,7 +65,7 @@ def heads_of(spec: TinyModelSpec) -> int:
     return max(2, spec.hidden_size // HEAD_DIM)
 
 
-def text_settings(spec: TinyModelSpec, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+def text_settings(spec: TinyModelSpec, tokenizer: PreTrainedTokenizerBase) -> dict[str, object]:
     """Return the settings of a small language model, by their names in a config."""
     return {
         "vocab_size": len(tokenizer),
@@ -84,7 +84,7 @@ def text_settings(spec: TinyModelSpec, tokenizer: PreTrainedTokenizerBase) -> di
     }
 
 
-def tower_settings(spec: TinyModelSpec, *, image_size: int, patch_size: int) -> dict[str, Any]:
+def tower_settings(spec: TinyModelSpec, *, image_size: int, patch_size: int) -> dict[str, object]:
     """Return the settings of a small vision tower, by their names in a config of SigLIP or CLIP."""
     return {
         "hidden_size": spec.hidden_size,

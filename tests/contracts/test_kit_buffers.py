@@ -81,7 +81,7 @@ def tensor_attributes(model: torch.nn.Module) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize(("name", "stage", "precision"), by_turns(KITS, [*product((1, 2, 3), DTYPES)], turns=4))
+@pytest.mark.parametrize(("name", "stage", "precision"), by_turns(KITS, [*product((1, 2, 3), DTYPES)], turns=6))
 def test_buffers_are_those_of_a_plain_load(name, stage, precision, tiny_checkpoint, one_rank):
     from helpers.flat_models import flat_actor
 

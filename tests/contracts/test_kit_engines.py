@@ -14,6 +14,7 @@ from helpers.engines import (
     running_engine,
     sampled,
 )
+from helpers.kit_settings import by_turns
 from helpers.longrope import LONGROPE, with_longrope
 from helpers.tiny_models import CORPUS, MIXTURES, build_experts, encode, make_actor
 from safetensors.torch import load_file
@@ -56,8 +57,7 @@ def make_checkpoint(kit: LmmKit, folder: Path, *, tied: bool) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
-@pytest.mark.parametrize("name", ENGINE_KITS)
+@pytest.mark.parametrize(("name", "tied"), by_turns(ENGINE_KITS, [(False,), (True,)], turns=2))
 def test_the_engine_samples_what_it_may_with_the_log_probs_of_the_training_forward_at_load_and_after_updates(
     name, tied, tmp_path
 ):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.conversations import message, picture
+from helpers.kit_settings import by_turns
 from helpers.tiny_models import encode, make_actor, pad
 from PIL import Image
 
@@ -68,8 +69,7 @@ def encode_image(name: str, processor: object, image: Image.Image) -> EncodedPro
     return encode(get_kit(name), processor, [message("user", image, "Which digit?")])
 
 
-@pytest.mark.parametrize("kind", FILES)
-@pytest.mark.parametrize("name", IMAGE_KITS)
+@pytest.mark.parametrize(("name", "kind"), by_turns(IMAGE_KITS, [(kind,) for kind in FILES], turns=len(FILES)))
 def test_a_file_of_any_kind_is_what_it_shows(actor_of, name, kind):
     _, processor = actor_of(name)
     content, shown = FILES[kind]

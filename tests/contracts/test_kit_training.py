@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.conversations import message, picture
+from helpers.kit_settings import SOME, by_turns
 from helpers.tiny_models import encode, make_actor, pad, run_kit
 
 from lmm_r1 import cpu
@@ -26,6 +27,13 @@ TEXT = [message("user", "What is 12 + 34?")]
 IMAGE = [message("user", picture(84, 56), "Which digit is this?")]
 RESPONSES = ([11, 5, 7, 30, 9], [8, 40, 6])
 LORA = {"lora_rank": 4, "lora_alpha": 8}
+# Settings and whether checkpointing is reentrant.
+CHECKPOINTED = [
+    ({}, False),
+    ({"checkpointed_layers": 1}, False),
+    (LORA, False),
+    (LORA | {"checkpointed_layers": 1}, True),
+]
 SCALING = 8 / 4
 
 
@@ -178,11 +186,7 @@ def test_a_merged_checkpoint_computes_what_the_adapted_model_does(tiny_checkpoin
         assert differ(actor, again, batch).max() <= 1e-12
 
 
-@pytest.mark.parametrize(
-    ("settings", "reentrant"),
-    [({}, False), ({"checkpointed_layers": 1}, False), (LORA, False), (LORA | {"checkpointed_layers": 1}, True)],
-)
-@pytest.mark.parametrize("name", KITS)
+@pytest.mark.parametrize(("name", "settings", "reentrant"), by_turns(KITS, CHECKPOINTED, turns=len(CHECKPOINTED)))
 def test_gradient_checkpointing_changes_no_log_prob_and_no_gradient(
     tiny_checkpoint, batch_of, name, settings, reentrant
 ):
@@ -212,7 +216,7 @@ def test_gradient_checkpointing_changes_no_log_prob_and_no_gradient(
         assert not any(through_vision), "the frozen tower's gradients were computed for nothing"
 
 
-@pytest.mark.parametrize("name", KITS)
+@pytest.mark.parametrize("name", sorted(SOME))
 def test_a_pickled_kit_encodes_and_runs_as_before(tiny_checkpoint, name):
     kit = get_kit(name)
     copy = pickle.loads(pickle.dumps(kit))

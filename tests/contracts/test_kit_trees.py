@@ -127,7 +127,7 @@ def test_random_trees_are_their_samples_one_by_one(load, prompts_of, name, seed)
     check(mine, theirs, tolerance=DOUBLE, zero=zeros(theirs.gradients))
 
 
-@pytest.mark.parametrize("name", IMAGE_KITS)
+@pytest.mark.parametrize("name", sorted(SOME & set(IMAGE_KITS)))
 def test_pictures_of_turns_in_common_are_encoded_once(load, prompts_of, name):
     prompt, seen, other = prompts_of(name, ONE_IMAGE, CROP, CROPS)
     batch, actor = fork(prompt, seen, other), load(name).packing
@@ -148,7 +148,7 @@ def test_pictures_of_turns_in_common_are_encoded_once(load, prompts_of, name):
     assert (counts, len(merged[-1])) == ([1, 2, 2], 5)
 
 
-@pytest.mark.parametrize("name", IMAGE_KITS)
+@pytest.mark.parametrize("name", sorted(SOME & set(IMAGE_KITS)))
 def test_pixels_that_branches_share_change_what_is_behind_them_and_nothing_else(load, prompts_of, name):
     prompt, seen, other = prompts_of(name, ONE_IMAGE, CROP, CROPS)
     batch = fork(prompt, seen, other)

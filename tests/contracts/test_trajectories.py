@@ -16,6 +16,7 @@ import torch
 from helpers.conversations import message
 from helpers.engines import disturb
 from helpers.environment_cases import CASES
+from helpers.kit_settings import SOME
 from helpers.packed_batches import Batch, DoubleThroughout, log_probs_of
 from helpers.random_policies import RandomPolicy, Spoken
 from helpers.random_trajectories import GROUP, MAX_LEN, Rollouts, build_checkpoint, packed_sample
@@ -33,7 +34,7 @@ pytestmark = pytest.mark.contract
 
 PLAYING = [name for name in KITS if get_kit(name).engine_refusal is None]
 # Of each environment; a kit has some two hundred of all of them.
-COUNTS = [24]
+COUNT = 24
 # A turn's limit, drawn for each group: some of them cut calls off.
 MAX_NEW_TOKENS = (12, 60, 200, 200)
 SINGLE, DOUBLE = 1e-5, 1e-12
@@ -42,6 +43,7 @@ WAYS = ("packed", "shared")
 PASS_SAMPLES = 20
 # Of the module's scope, for which pytest runs the tests of a kit one behind another: they share what was played.
 of_kits = pytest.mark.parametrize("name", PLAYING, scope="module")
+PRECISIONS = [(name, dtype) for name in PLAYING for dtype in ("fp32", "fp64") if dtype == "fp64" or name in SOME]
 
 
 class Trajectories:
@@ -89,13 +91,12 @@ def test_every_environment_has_a_case():
     assert {case.partition(",")[0] for case in CASES} == set(ENVIRONMENTS)
 
 
-@pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("case", CASES)
 @of_kits
-def test_what_is_trained_on_is_what_was_shown_and_generated_to_the_token(trajectories, name, case, count):
-    played = trajectories(name, case, count)
+def test_what_is_trained_on_is_what_was_shown_and_generated_to_the_token(trajectories, name, case):
+    played = trajectories(name, case, COUNT)
     samples, tokenizer = played.samples, played.policy.tokenizer
-    assert len(samples) == count
+    assert len(samples) == COUNT
     # Each turn of each sample is one that the engine made of all tokens before it, and there are no others.
     made = Counter((turn.read, turn.generated) for turn in played.policy.spoken)
     trained = [
@@ -232,14 +233,12 @@ def precision(dtype: str) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("count", COUNTS)
-@pytest.mark.parametrize("dtype", ["fp32", "fp64"])
-@of_kits
-def test_log_probs_of_trajectories_together_are_those_of_each_alone(trajectories, folder_of, name, dtype, count):
-    per_case = -(-count // len(CASES) // GROUP) * GROUP
+@pytest.mark.parametrize(("name", "dtype"), PRECISIONS, scope="module")
+def test_log_probs_of_trajectories_together_are_those_of_each_alone(trajectories, folder_of, name, dtype):
+    per_case = -(-COUNT // len(CASES) // GROUP) * GROUP
     played = [trajectories(name, case, per_case) for case in CASES]
     samples = [packed_sample(sample, one.media) for one in played for sample in one.samples]
-    assert len(samples) >= count
+    assert len(samples) >= COUNT
     models = Models(folder_of(name), dtype=dtype)
     with precision(dtype):
         alone = [log_probs_of(models.alone, Batch((sample,)))[0] for sample in samples]

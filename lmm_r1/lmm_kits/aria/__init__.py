@@ -144,5 +144,5 @@ class AriaKit(LmmKit):
             tie_word_embeddings=spec.tie_embeddings,
         )
 
-    def tiny_parts(self) -> dict[str, Any]:
+    def tiny_parts(self) -> dict[str, object]:
         return {"image_processor": AriaImageProcessor(), "size_conversion": IMAGE_TOKENS}

@@ -262,7 +262,7 @@ class Gemma3Kit(LmmKit):
         show_places(model.model.vision_tower.embeddings.position_embedding.weight)
         model.generation_config.bos_token_id = model.config.text_config.bos_token_id
 
-    def tiny_parts(self) -> dict[str, Any]:
+    def tiny_parts(self) -> dict[str, object]:
         image_processor = Gemma3ImageProcessor(
             size={"height": IMAGE_SIZE, "width": IMAGE_SIZE}, image_mean=[0.5] * 3, image_std=[0.5] * 3
         )

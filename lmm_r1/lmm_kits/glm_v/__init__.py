@@ -26,7 +26,7 @@ from lmm_r1.data.images import Video
 from lmm_r1.data.messages import Message, TextPart, VideoPart, to_chat
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.encoding import bounded_steps, image_limits, with_one_text
-from lmm_r1.lmm_kits.kit import EncodedPrompt, RouterScores, TinyModelSpec
+from lmm_r1.lmm_kits.kit import EncodedPrompt, EngineArguments, RouterScores, TinyModelSpec
 from lmm_r1.lmm_kits.qwen_vl import IMAGE, VIDEO, QwenVlKit
 from lmm_r1.lmm_kits.tiny_model import HEAD_DIM, TinyTokens
 
@@ -180,10 +180,10 @@ class GlmVKit(QwenVlKit):
         steps[:, 0] = 1
         return steps
 
-    def engine_arguments(self, config: PretrainedConfig, *, max_images: int, max_videos: int) -> dict[str, Any]:
+    def engine_arguments(self, config: PretrainedConfig, *, max_images: int, max_videos: int) -> EngineArguments:
         """Return vLLM's limits, and for rows with videos the class of `engine_model`, which takes several."""
         limits = super().engine_arguments(config, max_images=max_images, max_videos=max_videos)
-        overrides: dict[str, Any] = {"text_config": dict(self.engine_text_config)}
+        overrides: dict[str, object] = {"text_config": dict(self.engine_text_config)}
         if max_videos:
             overrides["architectures"] = [self.engine_class]
         return {**limits, "hf_overrides": overrides}
@@ -195,7 +195,7 @@ class GlmVKit(QwenVlKit):
             media["video"] = [(frames, {**times, "do_sample_frames": False}) for frames, times in media["video"]]
         return media
 
-    def tiny_vision(self, spec: TinyModelSpec) -> dict[str, Any]:
+    def tiny_vision(self, spec: TinyModelSpec) -> dict[str, object]:
         return {
             "image_size": IMAGE_SIDE,
             # Its output width, which is also the width of its layers' MLPs.
@@ -204,7 +204,7 @@ class GlmVKit(QwenVlKit):
             "intermediate_size": 2 * spec.hidden_size,
         }
 
-    def tiny_text(self, spec: TinyModelSpec) -> dict[str, Any]:
+    def tiny_text(self, spec: TinyModelSpec) -> dict[str, object]:
         return {"rope_parameters": dict(ROPE)}
 
     def tiny_token_ids(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
@@ -240,7 +240,7 @@ class Glm4vKit(GlmVKit):
     # It reads the weight of its position embedding without running the module, and ZeRO-3 gathers only what runs.
     zero3_leaf_classes = ("Glm4vVisionEmbeddings",)
 
-    def tiny_parts(self) -> dict[str, Any]:
+    def tiny_parts(self) -> dict[str, object]:
         return {
             "image_processor": Glm4vImageProcessor(size=dict(IMAGE_PIXELS)),
             "video_processor": Glm4vVideoProcessor(size=dict(VIDEO_PIXELS)),
@@ -268,12 +268,12 @@ class Glm4vMoeKit(GlmVKit):
     def router_scores(self, config: Glm4vMoeConfig) -> RouterScores:
         return "sigmoid"
 
-    def engine_arguments(self, config: Glm4vMoeConfig, *, max_images: int, max_videos: int) -> dict[str, Any]:
+    def engine_arguments(self, config: Glm4vMoeConfig, *, max_images: int, max_videos: int) -> EngineArguments:
         """Return vLLM's arguments with the class of `engine_model`, whose output layer may be tied, also without videos."""
         arguments = super().engine_arguments(config, max_images=max_images, max_videos=max_videos)
         return {**arguments, "hf_overrides": {**arguments["hf_overrides"], "architectures": [self.engine_class]}}
 
-    def tiny_text(self, spec: TinyModelSpec) -> dict[str, Any]:
+    def tiny_text(self, spec: TinyModelSpec) -> dict[str, object]:
         return {
             **super().tiny_text(spec),
             **TINY_ROUTING,
@@ -289,7 +289,7 @@ class Glm4vMoeKit(GlmVKit):
                 # As large as differences of scores, and not exact in bf16.
                 bias.normal_(std=0.1)
 
-    def tiny_parts(self) -> dict[str, Any]:
+    def tiny_parts(self) -> dict[str, object]:
         return {
             "image_processor": Glm46VImageProcessor(size=dict(IMAGE_PIXELS)),
             "video_processor": Glm46VVideoProcessor(size=dict(VIDEO_PIXELS)),

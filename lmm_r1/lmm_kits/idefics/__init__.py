@@ -207,7 +207,7 @@ class IdeficsKit(LmmKit):
             tie_word_embeddings=spec.tie_embeddings,
         )
 
-    def tiny_parts(self) -> dict[str, Any]:
+    def tiny_parts(self) -> dict[str, object]:
         return {
             "image_processor": Idefics3ImageProcessor(**SIZES),
             "image_seq_len": (TILE // PATCH_SIZE // SCALE) ** 2,
@@ -326,7 +326,7 @@ class SmolVlmKit(IdeficsKit):
         )
         return self.collapsed(processor, processor.tokenizer(written, add_special_tokens=False)["input_ids"])
 
-    def tiny_parts(self) -> dict[str, Any]:
+    def tiny_parts(self) -> dict[str, object]:
         return {
             **super().tiny_parts(),
             "image_processor": SmolVLMImageProcessor(**SIZES),

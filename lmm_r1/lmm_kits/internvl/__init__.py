@@ -20,7 +20,7 @@ from lmm_r1.data.images import Video
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.encoding import channels_first
 from lmm_r1.lmm_kits.features import FeaturePoint
-from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, RawMedia, TinyModelSpec
+from lmm_r1.lmm_kits.kit import EncodedPrompt, EngineArguments, LmmKit, Media, RawMedia, TinyModelSpec
 from lmm_r1.lmm_kits.tiny_model import TinyTokens, text_settings, tower_settings
 
 BOX_TOKENS = ("<quad>", "</quad>", "<ref>", "</ref>", "<box>", "</box>")
@@ -170,7 +170,7 @@ class InternVlKit(LmmKit):
         media = {"pixel_values": torch.zeros(1, vision.num_channels, height, width)}
         return [config.image_token_id] * placeholders, media
 
-    def engine_arguments(self, config: InternVLConfig, *, max_images: int, max_videos: int) -> dict[str, Any]:
+    def engine_arguments(self, config: InternVLConfig, *, max_images: int, max_videos: int) -> EngineArguments:
         """Return vLLM's limits, the class of `engine_model`, and the name of the language model, which vLLM looks up."""
         arguments = super().engine_arguments(config, max_images=max_images, max_videos=max_videos)
         language_model = LANGUAGE_MODELS[config.text_config.model_type]
@@ -191,8 +191,8 @@ class InternVlKit(LmmKit):
             tie_word_embeddings=spec.tie_embeddings,
         )
 
-    def tiny_parts(self) -> dict[str, Any]:
-        settings: dict[str, Any] = {
+    def tiny_parts(self) -> dict[str, object]:
+        settings: dict[str, object] = {
             "size": {"height": TILE_SIDE, "width": TILE_SIDE},
             "image_mean": MEAN,
             "image_std": STD,

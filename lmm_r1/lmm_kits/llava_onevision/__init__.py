@@ -306,8 +306,8 @@ class LlavaOnevisionKit(LmmKit):
             tie_word_embeddings=spec.tie_embeddings,
         )
 
-    def tiny_parts(self) -> dict[str, Any]:
-        settings: dict[str, Any] = {
+    def tiny_parts(self) -> dict[str, object]:
+        settings: dict[str, object] = {
             "size": {"height": CROP, "width": CROP},
             "image_mean": [0.5] * 3,
             "image_std": [0.5] * 3,

@@ -219,7 +219,7 @@ class Phi3VKit(LmmKit):
     def language_model_of(self, model: Phi3VForCausalLM) -> Phi3VModel:
         return model.model
 
-    def cut_inputs(self, language_model: Phi3VModel, inputs: Mapping[str, Any], tokens: slice) -> dict[str, Any]:
+    def cut_inputs(self, language_model: Phi3VModel, inputs: Mapping[str, Any], tokens: slice) -> dict[str, object]:
         """Return the inputs for some tokens; the model would merge images into all embeddings, so this method merges them first."""
         if inputs.get("pixel_values") is None:
             return super().cut_inputs(language_model, inputs, tokens)
@@ -259,7 +259,7 @@ class Phi3VKit(LmmKit):
             for branch in (layer.self_attn.out_proj, layer.mlp.fc2):
                 branch.weight *= BRANCH_SCALE
 
-    def tiny_parts(self) -> dict[str, Any]:
+    def tiny_parts(self) -> dict[str, object]:
         return {"image_processor": Phi3VImageProcessor(num_img_tokens=CROP_TOKENS)}
 
 

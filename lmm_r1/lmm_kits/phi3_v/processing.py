@@ -220,7 +220,7 @@ class Phi3VProcessor(ProcessorMixin):
         return self.image_processor.num_image_tokens(width=width, height=height)
 
 
-def with_image_tags(conversation: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], int]:
+def with_image_tags(conversation: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, object]], int]:
     """Return the conversation with only text, and the number of its images.
 
     [image, "Which?"] -> "<|image_1|>\\nWhich?": numbers count through the conversation, and each tag has its own line.

@@ -197,7 +197,7 @@ class Phi4MultimodalKit(LmmKit):
 
     def cut_inputs(
         self, language_model: Phi4MultimodalModel, inputs: Mapping[str, Any], tokens: slice
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """Return the inputs for some tokens; the model would merge images into all embeddings, so this method merges them first."""
         ids, images = inputs["input_ids"], {name: inputs.get(name) for name in self.media_keys}
         embeds = language_model.embed_tokens_extend(ids, language_model.embed_tokens(ids), **images)
@@ -250,7 +250,7 @@ class Phi4MultimodalKit(LmmKit):
                 torch.nn.init.normal_(weight, std=weight.shape[-1] ** -0.5)
         show_places(model.get_parameter(f"{towers.VISION_TOWER}embeddings.position_embedding.weight"))
 
-    def tiny_parts(self) -> dict[str, Any]:
+    def tiny_parts(self) -> dict[str, object]:
         return {
             "image_processor": Phi4MultimodalImageProcessor(),
             "audio_processor": Phi4MultimodalFeatureExtractor(),

@@ -193,7 +193,7 @@ def _refuse_variants(config: Mapping[str, Any], image: Mapping[str, Any]) -> Non
             raise UserError(f"config.json: {key} cannot be converted; transformers' class has no such bias")
 
 
-def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
+def _rope(config: Mapping[str, Any]) -> dict[str, object]:
     """Return the rotary embedding's settings, which are separate settings in the original."""
     rope = {key: config[key] for key in ("rope_theta", "partial_rotary_factor") if key in config}
     scaling = config.get("rope_scaling")
@@ -268,7 +268,7 @@ def _read_json(file: Path) -> dict[str, Any]:
         raise UserError(f"{file}: cannot be read ({error}); copy it from the original checkpoint again") from error
 
 
-def _open_weights(source: Path, stack: ExitStack) -> dict[str, Any]:
+def _open_weights(source: Path, stack: ExitStack) -> dict[str, safe_open]:
     """Return for every weight the memory-mapped file that holds it."""
     index = source / "model.safetensors.index.json"
     names = {"model.safetensors"}

@@ -53,7 +53,7 @@ class Phi4DummyInputs(BaseDummyInputsBuilder[Phi4ProcessingInfo]):
 
     def get_dummy_mm_data(
         self, seq_len: int, mm_counts: Mapping[str, int], mm_options: Mapping[str, Any]
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         # One column of crops: every row of tokens ends with a separator, and this has the most rows.
         image_processor = self.info.get_hf_processor().image_processor
         side = image_processor.size["height"]

@@ -331,11 +331,11 @@ class QwenVlKit(LmmKit):
             **self.tiny_token_ids(tokenizer),
         )
 
-    def tiny_vision(self, spec: TinyModelSpec) -> dict[str, Any]:
+    def tiny_vision(self, spec: TinyModelSpec) -> dict[str, object]:
         """Return what the tiny tower's config has in addition to the family's settings."""
         return {}
 
-    def tiny_text(self, spec: TinyModelSpec) -> dict[str, Any]:
+    def tiny_text(self, spec: TinyModelSpec) -> dict[str, object]:
         """Return what the tiny language model's config has in addition to the family's settings."""
         return {}
 
@@ -346,7 +346,7 @@ class QwenVlKit(LmmKit):
         ids = tokenizer.convert_tokens_to_ids(list(tokens))
         return {f"{name}_token_id": token for name, token in zip(names, ids, strict=True)}
 
-    def tiny_parts(self) -> dict[str, Any]:
+    def tiny_parts(self) -> dict[str, object]:
         return {
             "image_processor": Qwen2VLImageProcessor(),
             "video_processor": Qwen2VLVideoProcessor(size=dict(VIDEO_PIXELS)),
@@ -359,7 +359,7 @@ def _merged_side(processor: ProcessorMixin) -> int:
 
 
 def _call(processor: ProcessorMixin, text: str, raw: RawMedia) -> Mapping[str, Any]:
-    media: dict[str, Any] = {"images": list(raw.images)} if raw.images else {}
+    media: dict[str, object] = {"images": list(raw.images)} if raw.images else {}
     if raw.videos:
         media["videos"] = [channels_first(video) for video in raw.videos]
         media["video_metadata"] = [video_metadata(video) for video in raw.videos]

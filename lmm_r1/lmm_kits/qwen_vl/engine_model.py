@@ -33,7 +33,7 @@ class TimedVideoInfo(Qwen2_5_VLProcessingInfo):
 class TimedVideoDummies(Qwen2VLDummyInputsBuilder):
     """The inputs with which vLLM measures its memory."""
 
-    def _get_dummy_videos(self, **size: Any) -> list[tuple[Any, dict[str, Any]]]:
+    def _get_dummy_videos(self, **size: Any) -> list[tuple[Any, dict[str, object]]]:
         videos = super()._get_dummy_videos(**size)
         return [
             (frames, {"fps": 2.0, "total_num_frames": len(frames), "frames_indices": list(range(len(frames)))})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from transformers import (
     Qwen2_5_VLConfig,
@@ -14,7 +13,7 @@ from transformers import (
     Qwen2VLProcessor,
 )
 
-from lmm_r1.lmm_kits.kit import EncodedPrompt, TinyModelSpec
+from lmm_r1.lmm_kits.kit import EncodedPrompt, EngineArguments, TinyModelSpec
 from lmm_r1.lmm_kits.qwen_vl import QwenVlKit
 from lmm_r1.lmm_kits.tiny_model import VISION_LAYERS
 
@@ -29,7 +28,7 @@ class Qwen2VlKit(QwenVlKit):
     processor_class = Qwen2VLProcessor
     writes_thousandths = True
 
-    def tiny_vision(self, spec: TinyModelSpec) -> dict[str, Any]:
+    def tiny_vision(self, spec: TinyModelSpec) -> dict[str, object]:
         # The tower's own width is `embed_dim`; `hidden_size` is the language model's.
         return {"embed_dim": spec.hidden_size, "mlp_ratio": 2}
 
@@ -59,12 +58,12 @@ class Qwen25VlKit(QwenVlKit):
             for (width, height), (_, rows, columns) in zip(sizes, grids, strict=True)
         )
 
-    def engine_arguments(self, config: Qwen2_5_VLConfig, *, max_images: int, max_videos: int) -> dict[str, Any]:
+    def engine_arguments(self, config: Qwen2_5_VLConfig, *, max_images: int, max_videos: int) -> EngineArguments:
         """Return vLLM's limits, and for rows with videos the class of `engine_model`, which uses their times."""
         limits = super().engine_arguments(config, max_images=max_images, max_videos=max_videos)
         return {**limits, "hf_overrides": {"architectures": [ENGINE_CLASS]}} if max_videos else limits
 
-    def tiny_vision(self, spec: TinyModelSpec) -> dict[str, Any]:
+    def tiny_vision(self, spec: TinyModelSpec) -> dict[str, object]:
         return {
             "intermediate_size": 2 * spec.hidden_size,
             "out_hidden_size": spec.hidden_size,

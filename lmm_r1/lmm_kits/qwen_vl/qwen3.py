@@ -24,7 +24,7 @@ from lmm_r1.data.images import Video
 from lmm_r1.data.messages import VideoPart
 from lmm_r1.lmm_kits.encoding import bounded_steps
 from lmm_r1.lmm_kits.features import GridPoint, Parts
-from lmm_r1.lmm_kits.kit import TinyModelSpec
+from lmm_r1.lmm_kits.kit import EngineArguments, TinyModelSpec
 from lmm_r1.lmm_kits.qwen_vl import ROPE, SPECIAL_TOKENS, TURNS, QwenVlKit
 from lmm_r1.lmm_kits.tiny_model import HEAD_DIM, TinyTokens
 
@@ -64,7 +64,7 @@ class DeepstackKit(QwenVlKit):
     def bounded_video(self, processor: Qwen3VLProcessor, video: Video, part: VideoPart) -> Video:
         return bounded_steps(processor, video, part)
 
-    def engine_arguments(self, config: PretrainedConfig, *, max_images: int, max_videos: int) -> dict[str, Any]:
+    def engine_arguments(self, config: PretrainedConfig, *, max_images: int, max_videos: int) -> EngineArguments:
         """Return vLLM's limits, and the name of the language model's class.
 
         vLLM 0.29's CPU platform needs that name (platforms/cpu.py asks for `use_mla`).
@@ -72,7 +72,9 @@ class DeepstackKit(QwenVlKit):
         limits = super().engine_arguments(config, max_images=max_images, max_videos=max_videos)
         return {**limits, "hf_overrides": {"text_config": {"architectures": [self.engine_language_model]}}}
 
-    def cut_inputs(self, language_model: torch.nn.Module, inputs: Mapping[str, Any], tokens: slice) -> dict[str, Any]:
+    def cut_inputs(
+        self, language_model: torch.nn.Module, inputs: Mapping[str, Any], tokens: slice
+    ) -> dict[str, object]:
         """Return the inputs for some tokens, with what the first layers add to embeddings of images (V, H)."""
         cut = super().cut_inputs(language_model, inputs, tokens)
         visual = inputs["visual_pos_masks"]  # (1, T)
@@ -82,7 +84,7 @@ class DeepstackKit(QwenVlKit):
         added = [embeds[before : before + inside] for embeds in inputs["deepstack_visual_embeds"]]
         return {**cut, "visual_pos_masks": visual[:, tokens], "deepstack_visual_embeds": added}
 
-    def tiny_vision(self, spec: TinyModelSpec) -> dict[str, Any]:
+    def tiny_vision(self, spec: TinyModelSpec) -> dict[str, object]:
         return {
             "depth": VISION_LAYERS,
             "intermediate_size": 2 * spec.hidden_size,
@@ -91,12 +93,12 @@ class DeepstackKit(QwenVlKit):
             "deepstack_visual_indexes": list(range(min(VISION_LAYERS - 1, spec.layers - 1))),
         }
 
-    def tiny_text(self, spec: TinyModelSpec) -> dict[str, Any]:
+    def tiny_text(self, spec: TinyModelSpec) -> dict[str, object]:
         # Time, height and width alternate along the rotations instead of having a section each.
         rope = {**ROPE, "mrope_section": [6, 5, 5], "mrope_interleaved": True}
         return {"head_dim": HEAD_DIM, "rope_parameters": rope}
 
-    def tiny_parts(self) -> dict[str, Any]:
+    def tiny_parts(self) -> dict[str, object]:
         return {
             "image_processor": Qwen2VLImageProcessor(
                 patch_size=16, size=dict(IMAGE_PIXELS), image_mean=HALF, image_std=HALF
@@ -147,7 +149,7 @@ class FromFile(ConversionOps):
 
     @torch.no_grad()
     def convert(
-        self, input_dict: dict[str, Any], source_patterns: list[str], target_patterns: list[str], **kwargs: Any
+        self, input_dict: dict[str, object], source_patterns: list[str], target_patterns: list[str], **kwargs: Any
     ) -> dict[str, torch.Tensor]:
         tensor, (name,) = _only(input_dict), target_patterns
         released = is_released(name, tensor.shape, hidden_size=kwargs["config"].get_text_config().hidden_size)
@@ -163,7 +165,7 @@ class ToFile(ConversionOps):
 
     @torch.no_grad()
     def convert(
-        self, input_dict: dict[str, Any], source_patterns: list[str], target_patterns: list[str], **kwargs: Any
+        self, input_dict: dict[str, object], source_patterns: list[str], target_patterns: list[str], **kwargs: Any
     ) -> dict[str, torch.Tensor]:
         (name,) = target_patterns
         return {name: _only(input_dict).transpose(1, 2).contiguous()}
@@ -173,7 +175,7 @@ class ToFile(ConversionOps):
         return FromFile()
 
 
-def _only(tensors: dict[str, Any]) -> torch.Tensor:
+def _only(tensors: Mapping[str, Any]) -> torch.Tensor:
     (value,) = tensors.values()
     return value[0] if isinstance(value, list) else value
 
@@ -193,7 +195,7 @@ class Qwen3VlMoeKit(DeepstackKit):
     engine_language_model = "Qwen3MoeForCausalLM"
     zero3_leaf_classes = ("Qwen3VLMoeTextSparseMoeBlock",)
 
-    def engine_arguments(self, config: Qwen3VLMoeConfig, *, max_images: int, max_videos: int) -> dict[str, Any]:
+    def engine_arguments(self, config: Qwen3VLMoeConfig, *, max_images: int, max_videos: int) -> EngineArguments:
         """Return vLLM's limits, the class of `engine_model`, and how a token's experts are weighted.
 
         In transformers the weights of a token's experts always sum to 1; vLLM reads `norm_topk_prob` from the config.
@@ -203,7 +205,7 @@ class Qwen3VlMoeKit(DeepstackKit):
         text = {**overrides["text_config"], "norm_topk_prob": True}
         return {**arguments, "hf_overrides": {**overrides, "text_config": text, "architectures": [ENGINE_CLASS]}}
 
-    def tiny_text(self, spec: TinyModelSpec) -> dict[str, Any]:
+    def tiny_text(self, spec: TinyModelSpec) -> dict[str, object]:
         return {
             **super().tiny_text(spec),
             # All sizes of a layer differ, so that a transposed tensor fits nowhere.
