@@ -160,20 +160,7 @@ def train(config: PPOConfig, *, reward: Callable[..., Any] | None = None) -> Non
     GroupFilter.of(config)
     if config.reward.remote_url:
         _check_rewards(config, rows + eval_rows, reward=reward)
-    # The critic may start from the reward model that was given.
-    paths = _model_paths(config)
-    for flag in ("reward.model_name_or_path", "critic.model_name_or_path"):
-        _check_value_model(config, flag, paths[flag], policy=policy)
-    for flag, own_path in paths.items():
-        _check_config(config, flag, own_path)
-    check_balanced(
-        policy.config,
-        kit=kit,
-        coef=config.actor.aux_loss_coef,
-        flag="actor.aux_loss_coef",
-        model=f"--actor.model_name_or_path {path}",
-    )
-    tell_factors(policy.config, max_len=config.data.max_len, flag="--data.max_len")
+    _check_models(config, policy)
     # From here on, the settings of the workers' machines count.
     nodes.follow_cluster()
     check_fp16(config.ds.param_dtype)
@@ -204,6 +191,24 @@ def train(config: PPOConfig, *, reward: Callable[..., Any] | None = None) -> Non
             )
             restarts.run(lambda: _session(stage, restarts, resumed=resumed))
     publish(config, folder.path)
+
+
+def _check_models(config: PPOConfig, policy: Checkpoint) -> None:
+    """Raise UserError if a model of the run does not fit the policy or its settings."""
+    # The critic may start from the reward model that was given.
+    paths = _model_paths(config)
+    for flag in ("reward.model_name_or_path", "critic.model_name_or_path"):
+        _check_value_model(config, flag, paths[flag], policy=policy)
+    for flag, own_path in paths.items():
+        _check_config(config, flag, own_path)
+    check_balanced(
+        policy.config,
+        kit=policy.kit,
+        coef=config.actor.aux_loss_coef,
+        flag="actor.aux_loss_coef",
+        model=f"--actor.model_name_or_path {_policy_path(config)}",
+    )
+    tell_factors(policy.config, max_len=config.data.max_len, flag="--data.max_len")
 
 
 def _session(stage: _Stage, restarts: Restarts, *, resumed: bool) -> None:
