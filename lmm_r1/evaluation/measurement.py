@@ -30,9 +30,17 @@ from lmm_r1.data.images import PictureFolder
 from lmm_r1.data.messages import Row, images_of, videos_of
 from lmm_r1.data.training_rows import files_of_rows, rows_digest
 from lmm_r1.errors import UserError
-from lmm_r1.evaluation.answered_rows import answer_files, judge_responses
-from lmm_r1.evaluation.row_set import DEFAULT_VERIFIER, Choices, RowSet, file_rows, get_suite, suite_rows
-from lmm_r1.evaluation.scoreboard import CheckpointResponses, MeasuredFile
+from lmm_r1.evaluation.board import CheckpointResponses, MeasuredFile
+from lmm_r1.evaluation.rows import (
+    DEFAULT_VERIFIER,
+    Choices,
+    RowSet,
+    answer_files,
+    file_rows,
+    get_suite,
+    judge_responses,
+    suite_rows,
+)
 from lmm_r1.evaluation.scores import check_reward_parts, default_verifiers
 from lmm_r1.files.atomic import lock_of, locked
 from lmm_r1.files.json_files import (

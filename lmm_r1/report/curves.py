@@ -1,13 +1,18 @@
-"""Training curves of one stage: which metrics share a panel, and how they are smoothed."""
+"""Training curves: which metrics share a panel, how they are smoothed, and the curves of several runs on shared axes."""
+
+from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 
 from lmm_r1.config.rewards import WEIGHT_PREFIX
 from lmm_r1.records.metrics import SPAN_PREFIX, MetricLog
 from lmm_r1.records.rollouts import DROP_WORDS
+from lmm_r1.records.run_folder import Stage
+from lmm_r1.report.stages import StageMatch
 
+COLORS = 8
 MAX_POINTS = 400
 MIN_STEPS_TO_SMOOTH = 16
 MAX_LINES = 6
@@ -36,9 +41,7 @@ class PanelSpec:
     from_zero: bool = False
     smoothed: bool = True
     hidden_at_zero: bool = False
-
-
-"""Whether zeros throughout mean that it was not measured (no reference model); it is then listed with the other metrics."""
+    """Whether zeros throughout mean that it was not measured (no reference model); it is then with the other metrics."""
 
 
 PANELS = (
@@ -262,3 +265,111 @@ def _is_zero(panel: Panel) -> bool:
 def _mean(points: Points) -> float:
     values = [value for _, value in points if value is not None]
     return sum(values) / len(values) if values else 0.0
+
+
+DASHES = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """The curve of one stage of one run."""
+
+    name: str
+    run: int
+    dash: int
+    stage: Stage
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overlay:
+    """Stages whose curves share their axes."""
+
+    title: str
+    curves: tuple[Curve, ...]
+    panels: tuple[Panel, ...]
+    other_panels: tuple[Panel, ...]
+    """Metrics of lesser interest, and unknown ones."""
+
+
+def run_color(run: int) -> int:
+    """Return the colour of a run on the whole page, from 1 to 8."""
+    return run % COLORS + 1
+
+
+def overlays(matches: Sequence[StageMatch], *, names: Sequence[str]) -> list[Overlay]:
+    """Return one overlay for each stage that several runs have, and one for all stages that only one run has."""
+    shared = [match for match in matches if len(_stages(match)) > 1]
+    drawn = [_overlay(match.name, curves=_matched(match, names=names)) for match in shared]
+    single = [(match.name, run, stage) for match in matches if match not in shared for run, stage in _stages(match)]
+    if single:
+        title = "Stages that only one run has" if shared else "Stages"
+        drawn.append(_overlay(title, curves=_unmatched(single, names=names)))
+    return drawn
+
+
+def _stages(match: StageMatch) -> list[tuple[int, Stage]]:
+    return [(run, row.stage) for run, row in match.rows.items() if row.stage]
+
+
+def _matched(match: StageMatch, *, names: Sequence[str]) -> list[Curve]:
+    return [Curve(name=names[run], run=run, dash=_turn(run), stage=stage) for run, stage in _stages(match)]
+
+
+def _unmatched(single: Sequence[tuple[str, int, Stage]], *, names: Sequence[str]) -> list[Curve]:
+    """Return curves; those of one run share its colour and differ in their dashes."""
+    earlier: dict[int, int] = {}
+    curves = []
+    for stage_name, run, stage in single:
+        dash = (_turn(run) + earlier.get(run, 0)) % DASHES
+        curves.append(Curve(name=f"{names[run]}: {stage_name}", run=run, dash=dash, stage=stage))
+        earlier[run] = earlier.get(run, 0) + 1
+    return curves
+
+
+def _turn(run: int) -> int:
+    """Return the dash pattern of a run: after eight runs, colours repeat with dashes."""
+    return run // COLORS % DASHES
+
+
+def _overlay(title: str, *, curves: Sequence[Curve]) -> Overlay:
+    names = dict.fromkeys(name for curve in curves for name in curve.stage.metrics.names)
+    known = [single for spec in PANELS for single in _singles(spec, names=names)]
+    main = [panel for spec in known if is_worth_showing(panel := _shared_panel(spec, curves=curves))]
+    shown = {panel.spec.metrics[0] for panel in main}
+    rest = [_rest(metric) for metric in names if metric not in shown]
+    return Overlay(
+        title=title,
+        curves=tuple(curves),
+        panels=tuple(main),
+        other_panels=tuple(_shared_panel(spec, curves=curves) for spec in rest),
+    )
+
+
+def _singles(spec: PanelSpec, *, names: Collection[str]) -> list[PanelSpec]:
+    """Return a panel for each metric of this panel that occurs; a single one keeps the title."""
+    found = [metric for metric in spec.metrics if metric in names]
+    titles = [spec.title] if len(found) == 1 else [metric.replace("_", " ").capitalize() for metric in found]
+    return [replace(spec, title=title, metrics=(metric,)) for title, metric in zip(titles, found, strict=True)]
+
+
+def _rest(metric: str) -> PanelSpec:
+    is_timing = metric.startswith(TIMING_PREFIX)
+    unit = "seconds" if is_timing else ""
+    return PanelSpec(title=metric, unit=unit, metrics=(metric,), from_zero=is_timing, is_share=is_share(metric))
+
+
+def _shared_panel(spec: PanelSpec, *, curves: Sequence[Curve]) -> Panel:
+    (metric,) = spec.metrics
+    found = ((curve, points) for curve in curves if (points := curve.stage.metrics.series(metric)))
+    lines = (
+        drawn_line(
+            points,
+            smoothed=spec.smoothed,
+            name=curve.name,
+            color=run_color(curve.run),
+            run=curve.run,
+            dash=curve.dash,
+        )
+        for curve, points in found
+    )
+    return Panel(spec=spec, lines=tuple(lines))

@@ -21,7 +21,7 @@ from lmm_r1.records.rollouts import (
     RecordedTurn,
     SampledResponse,
 )
-from lmm_r1.records.run import Stage
+from lmm_r1.records.run_folder import Stage
 
 # The total size of the images of a page.
 TOTAL_BYTES = 64 * 1024 * 1024

@@ -14,8 +14,7 @@ import yaml
 from lmm_r1.evaluation.page_parts import moment, percent_text
 from lmm_r1.files.json_files import write_json_object
 from lmm_r1.records.metrics import EvaluatedCheckpoint, FileScores
-from lmm_r1.records.run import Run, Stage
-from lmm_r1.records.run_folder import ERROR_FILE, STAGE_FILE
+from lmm_r1.records.run_folder import ERROR_FILE, STAGE_FILE, Run, Stage
 from lmm_r1.report.rollout_sample import RolloutSample
 
 JUDGED_BY_RULE = "judged_by_rule"

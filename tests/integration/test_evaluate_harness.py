@@ -13,7 +13,7 @@ from helpers.tables import table
 from PIL import Image
 
 from lmm_r1.cli.evaluate import main
-from lmm_r1.evaluation.harness.predictions import write_table
+from lmm_r1.evaluation.predictions import write_table
 from lmm_r1.records.responses import read_responses
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("own_environment")]

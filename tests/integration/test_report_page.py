@@ -11,9 +11,10 @@ from helpers.trajectories import cropped
 
 from lmm_r1.cli.report import main
 from lmm_r1.data.messages import ImagePart
+from lmm_r1.evaluation.board import CheckpointResponses, MeasuredFile, build_board
+from lmm_r1.evaluation.page import build_page
 from lmm_r1.evaluation.page_parts import number
-from lmm_r1.evaluation.scoreboard import CheckpointResponses, MeasuredFile, build_board, build_page
-from lmm_r1.report.line_chart import nice_axis
+from lmm_r1.report.charts import nice_axis
 
 pytestmark = [
     pytest.mark.integration,

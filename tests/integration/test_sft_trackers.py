@@ -10,7 +10,7 @@ from helpers.deepspeed_process import start_anew
 from helpers.tracked_runs import keep_offline, of_swanlab, of_tensorboard, of_wandb
 
 from lmm_r1.cli import train_sft
-from lmm_r1.records.trackers.backends import BACKENDS
+from lmm_r1.records.tracker_backends import BACKENDS
 from lmm_r1.supervised import sft
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]

@@ -10,9 +10,17 @@ from PIL import Image
 from prompt_toolkit.completion import CompleteEvent
 from prompt_toolkit.document import Document
 
-from lmm_r1.chat.commands import COMMANDS, LineCompleter, continues, piped_lines, private_file, prompted_lines
 from lmm_r1.chat.conversation import ChatSampling
-from lmm_r1.chat.loop import converse, prompt
+from lmm_r1.chat.loop import (
+    COMMANDS,
+    LineCompleter,
+    continues,
+    converse,
+    piped_lines,
+    private_file,
+    prompt,
+    prompted_lines,
+)
 from lmm_r1.data.messages import ImagePart, TextPart
 
 pytestmark = pytest.mark.unit

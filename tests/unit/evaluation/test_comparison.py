@@ -5,7 +5,7 @@ import pytest
 from helpers.judged_responses import judged_rows
 
 from lmm_r1.errors import UserError
-from lmm_r1.evaluation.comparison import Comparison, Interval, compare, mean_interval, paired_test, sign_test
+from lmm_r1.evaluation.board import Comparison, Interval, compare, mean_interval, paired_test, sign_test
 from lmm_r1.records.responses import JudgedResponse
 
 pytestmark = pytest.mark.unit
@@ -87,7 +87,7 @@ def test_the_seed_decides_and_batches_change_nothing(monkeypatch):
     assert interval(values, resamples=50, seed=3) == interval(values, resamples=50, seed=3)
     assert interval(values, resamples=50, seed=3) != interval(values, resamples=50, seed=4)
     whole = interval(values, resamples=50)
-    monkeypatch.setattr("lmm_r1.evaluation.comparison.BATCH_VALUES", 40)
+    monkeypatch.setattr("lmm_r1.evaluation.board.BATCH_VALUES", 40)
     batched = interval(values, resamples=50)
     assert (batched.low, batched.high) == (pytest.approx(whole.low), pytest.approx(whole.high))
 
@@ -131,6 +131,6 @@ def test_it_counts_what_going_through_all_signs_counts():
 
 
 def test_what_would_take_too_long_is_tested_by_the_signs(monkeypatch):
-    monkeypatch.setattr("lmm_r1.evaluation.comparison.MAX_OPERATIONS", 1)
+    monkeypatch.setattr("lmm_r1.evaluation.board.MAX_OPERATIONS", 1)
     found = paired_test([Fraction(1), HALF, HALF])
     assert (found.p_value, found.method) == (0.25, "sign test")

@@ -6,12 +6,12 @@ from helpers.report_text import PageText
 from helpers.run_folders import scores, write_stage
 from helpers.tables import table
 
+from lmm_r1.evaluation.board import CheckpointResponses, MeasuredFile, board_record, build_board
+from lmm_r1.evaluation.page import build_page
 from lmm_r1.evaluation.page_parts import percent, percent_text, points, points_text
-from lmm_r1.evaluation.scoreboard import MeasuredFile, board_record, build_board, build_page
-from lmm_r1.evaluation.scoreboard.board import CheckpointResponses
-from lmm_r1.evaluation.scoreboard.terminal import share
+from lmm_r1.evaluation.terminal import share
 from lmm_r1.files.json_files import write_json_object
-from lmm_r1.records.run import read_run
+from lmm_r1.records.run_folder import read_run
 from lmm_r1.report import build_report
 
 pytestmark = pytest.mark.unit

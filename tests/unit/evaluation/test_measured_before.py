@@ -8,8 +8,8 @@ from helpers.judged_responses import judged_rows
 
 from lmm_r1.data.bad_rows import SkippedRow
 from lmm_r1.evaluation import measurement
+from lmm_r1.evaluation.board import MeasuredFile
 from lmm_r1.evaluation.measurement import Measured
-from lmm_r1.evaluation.scoreboard import MeasuredFile
 from lmm_r1.records.responses import read_responses
 
 pytestmark = pytest.mark.unit

@@ -7,7 +7,7 @@ from helpers.run_folders import write_image
 
 from lmm_r1.data.messages import images_of
 from lmm_r1.errors import UserError
-from lmm_r1.evaluation.answered_rows import saved_checkpoints, saved_files
+from lmm_r1.evaluation.rows import saved_checkpoints, saved_files
 from lmm_r1.records.responses import VerifierVerdict, read_responses, write_responses
 
 pytestmark = pytest.mark.unit

@@ -14,15 +14,9 @@ from PIL import Image
 
 from lmm_r1.data.bad_rows import SkippedRow
 from lmm_r1.data.messages import ImagePart, VideoPart
-from lmm_r1.evaluation.scoreboard import (
-    Board,
-    CheckpointResponses,
-    MeasuredFile,
-    board_record,
-    build_board,
-    build_page,
-    print_board,
-)
+from lmm_r1.evaluation.board import Board, CheckpointResponses, MeasuredFile, board_record, build_board
+from lmm_r1.evaluation.page import build_page
+from lmm_r1.evaluation.terminal import print_board
 from lmm_r1.records.metrics import read_evaluation
 from lmm_r1.records.responses import VerifierVerdict
 

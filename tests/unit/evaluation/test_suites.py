@@ -14,7 +14,7 @@ from lmm_r1.cli.prepare_data import main as prepare_data
 from lmm_r1.config.rewards import verifier_from
 from lmm_r1.data.messages import ImagePart, Row, TextPart
 from lmm_r1.errors import UserError
-from lmm_r1.evaluation.row_set import get_suite, load_suite, suite_names
+from lmm_r1.evaluation.rows import get_suite, load_suite, suite_names
 
 pytestmark = pytest.mark.unit
 

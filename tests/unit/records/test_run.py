@@ -8,8 +8,7 @@ from helpers.tables import table
 from lmm_r1.data.messages import ImagePart, Message, TextPart
 from lmm_r1.errors import UserError
 from lmm_r1.records.rollouts import SampledResponse
-from lmm_r1.records.run import read_run
-from lmm_r1.records.run_folder import RunFolder
+from lmm_r1.records.run_folder import RunFolder, read_run
 
 pytestmark = pytest.mark.unit
 

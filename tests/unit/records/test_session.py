@@ -15,8 +15,7 @@ import pytest
 
 from lmm_r1.errors import UserError
 from lmm_r1.records import session
-from lmm_r1.records.run import Stage, read_run
-from lmm_r1.records.run_folder import RunFolder
+from lmm_r1.records.run_folder import RunFolder, Stage, read_run
 from lmm_r1.records.session import SESSION_FILE, SILENT_S, ProcessTable, born, read_session
 
 pytestmark = pytest.mark.unit

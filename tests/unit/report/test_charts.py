@@ -5,9 +5,8 @@ import pytest
 
 from lmm_r1.evaluation.page_parts import duration, moment, number, percent, points
 from lmm_r1.records.metrics import MetricLog, MetricRow
-from lmm_r1.report.bar_chart import difference_interval, wilson_interval
+from lmm_r1.report.charts import BOTTOM, TOP, Axis, difference_interval, line_chart, nice_axis, wilson_interval
 from lmm_r1.report.curves import moving_average, other_panels, panels, smoothing_window, thinned
-from lmm_r1.report.line_chart import BOTTOM, TOP, Axis, line_chart, nice_axis
 
 pytestmark = pytest.mark.unit
 

@@ -5,10 +5,10 @@ from helpers.report_text import PageText
 from helpers.run_folders import rollout, scores, write_curriculum, write_lines, write_stage
 
 from lmm_r1.errors import UserError
-from lmm_r1.records.run import read_run
+from lmm_r1.records.run_folder import read_run
 from lmm_r1.report import build_comparison
-from lmm_r1.report.comparison_page import compared_rows, distinct_names
-from lmm_r1.report.overlay import overlays
+from lmm_r1.report.curves import overlays
+from lmm_r1.report.pages import compared_rows, distinct_names
 from lmm_r1.report.stages import match_stages, settings_differences
 
 pytestmark = pytest.mark.unit

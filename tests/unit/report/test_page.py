@@ -10,8 +10,7 @@ from helpers.tables import table
 
 from lmm_r1.cli.report import _stage_cells, main
 from lmm_r1.evaluation.page_parts import moment
-from lmm_r1.records.run import read_run
-from lmm_r1.records.run_folder import RunFolder
+from lmm_r1.records.run_folder import RunFolder, read_run
 from lmm_r1.report import build_report, summarize, write_summary
 from lmm_r1.report.stages import stage_rows, without_secrets
 

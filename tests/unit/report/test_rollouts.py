@@ -7,7 +7,7 @@ from helpers.run_folders import rollout, write_image, write_lines, write_stage
 from helpers.tables import table
 
 from lmm_r1.evaluation.page_parts import ImageError, data_uri
-from lmm_r1.records.run import read_run
+from lmm_r1.records.run_folder import read_run
 from lmm_r1.report.rollout_sample import InlineImages, Series, evenly, sample_rollouts, spread, verdict
 
 pytestmark = pytest.mark.unit

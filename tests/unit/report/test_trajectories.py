@@ -8,7 +8,7 @@ from helpers.run_folders import write_lines, write_stage
 from helpers.trajectories import cropped
 
 from lmm_r1.data.sample import EpisodeEnd
-from lmm_r1.records.run import read_run
+from lmm_r1.records.run_folder import read_run
 from lmm_r1.report import build_report
 from lmm_r1.report.rollout_sample import WHY_ENDED
 

@@ -7,10 +7,9 @@ from helpers.commands import write_rows
 from helpers.judged_responses import judged, judged_rows
 
 from lmm_r1.errors import UserError
-from lmm_r1.evaluation.harness.export import check_exports, export_path, source_columns, write_exports
-from lmm_r1.evaluation.harness.formats import read_predictions
-from lmm_r1.evaluation.harness.predictions import read_table
-from lmm_r1.evaluation.scoreboard import CheckpointResponses, MeasuredFile
+from lmm_r1.evaluation.board import CheckpointResponses, MeasuredFile
+from lmm_r1.evaluation.exports import check_exports, export_path, source_columns, write_exports
+from lmm_r1.evaluation.predictions import read_predictions, read_table
 from lmm_r1.records.responses import JudgedResponse
 
 pytestmark = pytest.mark.unit

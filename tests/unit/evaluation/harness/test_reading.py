@@ -5,8 +5,7 @@ import pytest
 from helpers.tables import table
 
 from lmm_r1.errors import UserError
-from lmm_r1.evaluation.harness.formats import read_predictions
-from lmm_r1.evaluation.harness.predictions import write_table
+from lmm_r1.evaluation.predictions import read_predictions, write_table
 
 pytestmark = pytest.mark.unit
 

@@ -6,7 +6,7 @@ import openpyxl
 import pytest
 
 from lmm_r1.errors import UserError
-from lmm_r1.evaluation.harness.predictions import read_table, write_table
+from lmm_r1.evaluation.predictions import read_table, write_table
 
 pytestmark = pytest.mark.unit
 

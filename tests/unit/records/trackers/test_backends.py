@@ -13,8 +13,8 @@ from helpers.tracked_runs import of_swanlab, of_tensorboard, of_wandb, texts_of_
 from lmm_r1 import dotted
 from lmm_r1.config import SFTConfig
 from lmm_r1.data.sample import Cut
-from lmm_r1.records.trackers import Generation, Trackers, open_trackers
-from lmm_r1.records.trackers.trackers import TurnImage
+from lmm_r1.records.tracker_backends import open_trackers
+from lmm_r1.records.trackers import Generation, Trackers, TurnImage
 
 pytestmark = pytest.mark.unit
 

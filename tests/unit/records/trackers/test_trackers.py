@@ -14,9 +14,8 @@ from lmm_r1.config import SFTConfig
 from lmm_r1.data.sample import Cut
 from lmm_r1.errors import UserError
 from lmm_r1.records.rollouts import RecordedPart, RecordedTurn, SampledResponse
-from lmm_r1.records.trackers import Generation, Trackers, check_trackers, open_trackers
-from lmm_r1.records.trackers.backends import BACKENDS
-from lmm_r1.records.trackers.trackers import make_generation, shown_images, table
+from lmm_r1.records.tracker_backends import BACKENDS, check_trackers, open_trackers
+from lmm_r1.records.trackers import Generation, Trackers, make_generation, shown_images, table
 
 pytestmark = pytest.mark.unit
 

@@ -9,9 +9,16 @@ from statistics import fmean
 
 from lmm_r1.data.files import read_records
 from lmm_r1.errors import UserError
-from lmm_r1.evaluation.harness.formats import CATEGORIES, LETTERS, SAMPLES_SUFFIX, lmms_eval_sample
-from lmm_r1.evaluation.harness.predictions import Record, shown, write_table
-from lmm_r1.evaluation.scoreboard.board import CheckpointResponses, MeasuredFile
+from lmm_r1.evaluation.board import CheckpointResponses, MeasuredFile
+from lmm_r1.evaluation.predictions import (
+    CATEGORIES,
+    LETTERS,
+    SAMPLES_SUFFIX,
+    Record,
+    lmms_eval_sample,
+    shown,
+    write_table,
+)
 from lmm_r1.files.atomic import check_creatable, write_atomically
 from lmm_r1.files.json_files import append_json_lines
 from lmm_r1.records.responses import JudgedResponse, by_row

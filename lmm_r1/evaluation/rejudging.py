@@ -17,13 +17,10 @@ from lmm_r1.data.messages import Message, Row, TextPart, images_of
 from lmm_r1.data.recipes.recipe import LETTERS, SuiteSampling
 from lmm_r1.data.sample import Completion
 from lmm_r1.errors import UserError
-from lmm_r1.evaluation.answered_rows import judge_responses, question_of
-from lmm_r1.evaluation.comparison import Agreement, Disagreement, Rejudged, compare_rows
-from lmm_r1.evaluation.harness.formats import read_predictions
-from lmm_r1.evaluation.harness.predictions import PredictedRow, Predictions, shown
+from lmm_r1.evaluation.board import Agreement, CheckpointResponses, Disagreement, MeasuredFile, Rejudged, compare_rows
 from lmm_r1.evaluation.page_parts import image_uri
-from lmm_r1.evaluation.row_set import DEFAULT_VERIFIER, RowSet
-from lmm_r1.evaluation.scoreboard.board import CheckpointResponses, MeasuredFile
+from lmm_r1.evaluation.predictions import PredictedRow, Predictions, read_predictions, shown
+from lmm_r1.evaluation.rows import DEFAULT_VERIFIER, RowSet, judge_responses, question_of
 from lmm_r1.evaluation.scores import powers_of_two
 from lmm_r1.records.responses import JudgedResponse, by_row
 from lmm_r1.scoring.response_scores import VerifierJudge

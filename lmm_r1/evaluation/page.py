@@ -12,10 +12,10 @@ from typing import Literal
 
 from lmm_r1.data.messages import ImagePart, Row, VideoPart, describe_video
 from lmm_r1.errors import UserError
-from lmm_r1.evaluation.comparison import Agreement, Comparison, Disagreement, Rejudged
+from lmm_r1.evaluation.board import Agreement, Board, Comparison, Disagreement, MeasuredFile, Rejudged
 from lmm_r1.evaluation.page_parts import ImageError, data_uri, image_uri, mean, page_templates, points_text
-from lmm_r1.evaluation.scoreboard.board import Board, MeasuredFile
-from lmm_r1.evaluation.scoreboard.terminal import (
+from lmm_r1.evaluation.scores import SampleScores
+from lmm_r1.evaluation.terminal import (
     CONFIDENCE_TEXT,
     columns,
     count,
@@ -25,7 +25,6 @@ from lmm_r1.evaluation.scoreboard.terminal import (
     p_value,
     share,
 )
-from lmm_r1.evaluation.scores import SampleScores
 from lmm_r1.records.responses import JudgedResponse, ShownTurn, by_row
 
 _PART = re.compile(r"(<(think|answer)>)(.*?)(</\2>|\Z)", re.DOTALL)
@@ -334,7 +333,7 @@ def build_page(board: Board, *, written_at: datetime | None = None) -> str:
     """
     return (
         page_templates(Path(__file__).parent, filters=FILTERS)
-        .get_template("page.html.j2")
+        .get_template("scoreboard.html.j2")
         .render(
             board=board,
             views=[_view(board, file, number=number) for number, file in enumerate(board.files, start=1)],

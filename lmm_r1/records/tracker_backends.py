@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from lmm_r1.config import PPOConfig, SupervisedConfig, without_secrets
 from lmm_r1.config.shared import LoggerConfig, TrackerName
 from lmm_r1.errors import UserError
-from lmm_r1.records.trackers.trackers import (
+from lmm_r1.records.trackers import (
     EVAL_PREFIX,
     TRACKERS_FILE,
     TRAIN_PREFIX,
@@ -35,6 +35,7 @@ from lmm_r1.records.trackers.trackers import (
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
+
 
 GENERATIONS = "train/generated_samples"
 IMAGES = "train/generated_samples_images"

@@ -9,9 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lmm_r1.evaluation.comparison import CONFIDENCE, Comparison, Rejudged
+from lmm_r1.evaluation.board import CONFIDENCE, Board, Comparison, MeasuredFile, Rejudged
 from lmm_r1.evaluation.page_parts import mean, percent_text, points_text
-from lmm_r1.evaluation.scoreboard.board import Board, MeasuredFile
 from lmm_r1.evaluation.scores import SampleScores, ScoreEstimate, powers_of_two
 
 BEST = "\N{BLACK STAR}"
