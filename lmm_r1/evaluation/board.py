@@ -56,11 +56,7 @@ def compare(
     resamples: int,
     seed: int,
 ) -> Comparison:
-    """Return the paired comparison of two checkpoints' responses to one file.
-
-    Raises:
-        UserError: they share no row, or a row's label or question differs between them.
-    """
+    """Return the paired comparison of two checkpoints' responses to one file."""
     first = {row[0].index: row for row in by_row(baseline)}
     second = {row[0].index: row for row in by_row(checkpoint)}
     shared = [index for index in first if index in second]

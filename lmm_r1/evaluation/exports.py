@@ -81,9 +81,6 @@ def write_exports(
 
     Args:
         columns: by the name of the file, as returned by `source_columns`.
-
-    Raises:
-        UserError: a response does not fit the format, or a file cannot be written.
     """
     written = []
     for file in files:

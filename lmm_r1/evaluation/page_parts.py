@@ -67,11 +67,7 @@ class ImageError(ValueError):
 
 
 def image_uri(source: ImageSource, *, location: str) -> str:
-    """Return a row's image as a data URI, upright; a URL is returned unchanged.
-
-    Raises:
-        UserError: the image is missing or unreadable.
-    """
+    """Return a row's image as a data URI, upright; a URL is returned unchanged."""
     if isinstance(source, str) and kind_of(source) == "url":
         return source
     part = ImagePart(source)

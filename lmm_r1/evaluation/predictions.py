@@ -78,9 +78,6 @@ def find_metric(
         wanted: the field that the user named, with dots into objects.
         names: the candidate fields, the most likely first.
         sole: raise an error if several fit, instead of taking the first.
-
-    Raises:
-        UserError: the wanted field is missing or holds no verdicts, or there are several to choose from.
     """
     if wanted is not None:
         wrong = _unfit(records, wanted)
@@ -179,11 +176,7 @@ def read_table(path: Path) -> list[dict[str, object]]:
 
 
 def write_table(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
-    """Write rows that all have the same columns, in the format of the suffix.
-
-    Raises:
-        UserError: a cell does not fit the format (the message names one that it fits), or nothing can be written.
-    """
+    """Write rows that all have the same columns, in the format of the suffix."""
     if path.suffix == ".json":
         # Escape all characters beyond ASCII, which also works for a lone surrogate from a model.
         write_atomically(path, text=json.dumps(list(map(dict, rows)), indent=4) + "\n")
@@ -315,9 +308,6 @@ def lmms_eval_predictions(path: Path, records: Sequence[Record], *, metric: str 
     """Return the rows of a file of samples.
 
     Rows without a target, and rows that compare likelihoods without a response, are left out.
-
-    Raises:
-        UserError: `metric` holds no verdicts, or the file has several and none was chosen.
     """
     names = list(dict.fromkeys(name for record in records for name in _numbers(record)))
     found, notes = find_metric(records, path=path, wanted=metric, names=names, sole=True)
@@ -440,9 +430,6 @@ def vlmevalkit_predictions(path: Path, records: Sequence[Record], *, metric: str
     """Return the rows of a file of predictions, or of the file that an evaluation made from it.
 
     Rows without an answer, and those whose request failed, are left out.
-
-    Raises:
-        UserError: a column is missing, or `metric` holds no verdicts.
     """
     for name in ("answer", "prediction"):
         if not any(name in record for record in records):
@@ -494,9 +481,6 @@ def read_predictions(path: Path, *, metric: str | None = None, max_rows: int | N
     Args:
         metric: the field with the file's own verdicts; None detects it.
         max_rows: the number of rows to read; None reads all.
-
-    Raises:
-        UserError: the file is missing or of neither harness, or none of its rows can be judged.
     """
     records = list(itertools.islice(_records(path), max_rows))
     if all(map(is_lmms_eval, records)):

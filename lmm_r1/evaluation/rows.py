@@ -57,9 +57,6 @@ def load_suite(
 
     Args:
         path: a local copy, a folder made by `prepare_data`, or what `read_records` takes; None takes the hub's dataset.
-
-    Raises:
-        UserError: the dataset is not available or not readable, or none of its rows can be used.
     """
     if path is not None and read_manifest(Path(path)) is not None:
         _check_prepared(recipe, folder=Path(path))
@@ -382,9 +379,6 @@ def saved_checkpoints(entries: Sequence[str], *, fewest: int = 2) -> list[Checkp
         entries: `PATH` for every checkpoint in a file, `NAME=PATH` for one of them; PATH is a file of responses, or
             the JSON next to it.
         fewest: the number of checkpoints required.
-
-    Raises:
-        UserError: a file is missing or malformed, lacks the named checkpoint, or there are too few checkpoints.
     """
     found: list[tuple[str, Path, list[JudgedResponse]]] = []
     for entry in entries:
@@ -412,9 +406,6 @@ def saved_files(checkpoints: Sequence[CheckpointResponses], *, ks: tuple[int, ..
 
     Args:
         ks: for pass@k and majority@k; by default the powers of two up to the fewest samples of a row.
-
-    Raises:
-        UserError: no verifier judged a file for all checkpoints, or a row has fewer samples than a k.
     """
     names = dict.fromkeys(name for checkpoint in checkpoints for name in checkpoint.files)
     return [_file(name, [own.files[name] for own in checkpoints if name in own.files], ks=ks) for name in names]

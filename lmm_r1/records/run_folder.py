@@ -414,11 +414,7 @@ class Run:
 
 
 def read_run(path: Path) -> Run:
-    """Return the contents of a run folder or a curriculum folder.
-
-    Raises:
-        UserError: the folder does not exist, holds no stage, or one of its files is malformed or cannot be read.
-    """
+    """Return the contents of a run folder or a curriculum folder."""
     if not path.is_dir():
         found = "is a file" if path.exists() else "no such folder"
         raise UserError(f"{path}: {found}; give a run folder or a curriculum folder")

@@ -215,9 +215,6 @@ def build_comparison(runs: Sequence[Run], *, max_rollouts: int = DEFAULT_MAX_ROL
 
     Args:
         max_rollouts: the most rollouts to embed, spread evenly over the steps of all runs.
-
-    Raises:
-        UserError: two of the runs are the same folder.
     """
     names = distinct_names([run.folder for run in runs])
     matches = match_stages(runs)
