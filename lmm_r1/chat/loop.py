@@ -48,8 +48,6 @@ _SHOWN = 60
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """One command of the chat."""
-
     argument: str
     """What follows it, for the help."""
     help: str
@@ -71,7 +69,6 @@ def run_command(session: ChatSession, line: str) -> None:
 
 
 def attach_images(session: ChatSession, argument: str) -> None:
-    """Attach all images that are named, or none if one is not available."""
     session.check_more(images=1)
     sources = sources_of(argument)
     session.check_more(images=len(sources))
@@ -238,7 +235,6 @@ def prompted_lines(out: TextIO, *, history: Path | None, before: Callable[[], st
 
 
 def _typed_lines(out: TextIO, *, before: Callable[[], str]) -> Iterator[str]:
-    """Yield lines in a terminal that cannot move its cursor (TERM=dumb)."""
     entry = ""
     while True:
         out.write(". " if entry else before())
@@ -288,7 +284,6 @@ class LineCompleter(Completer):
         self._paths = PathCompleter(expanduser=True)
 
     def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
-        """Yield the completions at the cursor."""
         line = document.text_before_cursor
         if not line.startswith(SIGN) or "\n" in line:
             return
@@ -397,7 +392,6 @@ def _resume(session: ChatSession, saved: SavedConversation, *, config: ChatConfi
 
 
 def _history(config: ChatConfig, screen: Screen) -> Path | None:
-    """Return the file of the history, None if there is none or it cannot be written."""
     if config.history is None:
         return None
     try:

@@ -49,7 +49,6 @@ class _Taken(Iterator[tuple[int, Row]]):
         self._number = itertools.count()
         self.sampling = waiting[0].sampling
         self.jobs: dict[int, _QueuedChat] = {}
-        """The conversations that are being answered."""
 
     def __next__(self) -> tuple[int, Row]:
         while self._waiting and self._waiting[0].sampling == self.sampling:
@@ -87,16 +86,13 @@ class ServedModel:
 
     @property
     def waiting(self) -> int:
-        """The number of waiting responses."""
         return sum(job.sampling.n_samples for job in list(self._waiting))
 
     @property
     def open(self) -> int:
-        """The number of conversations that wait or are being answered."""
         return len(self._open)
 
     async def start(self) -> None:
-        """Start answering."""
         self._loop = asyncio.get_running_loop()
         self._answering = self._loop.create_task(self._answer_all())
 
@@ -149,7 +145,6 @@ class ServedModel:
             await loop.run_in_executor(self._thread, self._answer_waiting)
 
     def _answer_waiting(self) -> None:
-        """Answer in the engine's thread until none waits."""
         while self._waiting:
             taken = _Taken(self._waiting)
             try:
@@ -221,8 +216,6 @@ class LoggedAnswer:
 
 
 class ChatService:
-    """Answers the bodies of requests."""
-
     def __init__(
         self, model: ServedModel, *, name: str, media: MediaAccess, max_new_tokens: int | None, max_choices: int
     ) -> None:
@@ -239,7 +232,6 @@ class ChatService:
         self._readers = ThreadPoolExecutor(max_workers=READERS, thread_name_prefix="chat reader")
 
     def close(self) -> None:
-        """End the readers, without waiting for them."""
         self._readers.shutdown(wait=False, cancel_futures=True)
 
     async def reply(self, body: bytes, *, record: RequestRecord, sampler: Sampler) -> dict[str, Any]:
@@ -355,5 +347,4 @@ async def _failed(_request: Request, error: Exception) -> JSONResponse:
 
 
 def _error_reply(status: int, message: str, *, kind: str) -> JSONResponse:
-    """Return an error in the form that OpenAI's clients read."""
     return JSONResponse({"error": {"message": message, "type": kind}}, status_code=status)

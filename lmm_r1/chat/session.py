@@ -55,7 +55,6 @@ class EpisodeScreen:
             self._screen.say(f"{self._environment}: {''.join(parts).strip()}")
 
     def _picture(self, part: object) -> str:
-        """Return the text for a picture: its size, and the file that it was written to."""
         assert isinstance(part, ImagePart), "environments show texts and images"
         image = load_image(part, location=f"a picture of {self._environment}")
         written = ""
@@ -65,7 +64,6 @@ class EpisodeScreen:
 
 
 def greeting(environment: str) -> str:
-    """Return the introduction to a chat with an environment."""
     return (
         f"each message begins an episode with the environment {environment}; the conversation continues from its last turn "
         "and keeps none of the earlier ones"
@@ -103,7 +101,6 @@ class Attachment:
 
     name: str
     size: str
-    """As shown to the user: `640x480`."""
     part: ImagePart | VideoPart
 
     def __str__(self) -> str:
@@ -226,7 +223,6 @@ class ChatSession:
         self._interruption = interruption
 
     def check_more(self, *, images: int = 0, videos: int = 0) -> None:
-        """Raise UserError if this many more could not be answered."""
         self.model.check_media(
             self.conversation.messages,
             more_images=images + sum(isinstance(item.part, ImagePart) for item in self.attached),
@@ -260,7 +256,6 @@ class ChatSession:
         return "".join(part.text for part in question.parts if isinstance(part, TextPart))
 
     def reset(self) -> None:
-        """Forget all turns and attachments; the system prompt and the settings are kept."""
         self.conversation = self.conversation.without_turns()
         self.kept, self.asked = None, None
         self.attached = []

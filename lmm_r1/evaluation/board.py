@@ -33,7 +33,6 @@ class Comparison:
     file: str
     verifier: str
     rows: int
-    """Rows that both answered."""
     rows_of_one: int
     """Rows that only one of them answered, which are left out."""
     difference: float
@@ -42,9 +41,7 @@ class Comparison:
     high: float
     p_value: float
     test: str
-    """The test that gave the p-value."""
     better_rows: int
-    """Rows on which the checkpoint's accuracy is above the baseline's."""
     worse_rows: int
 
 
@@ -156,8 +153,6 @@ def mean_interval(values: Sequence[float], *, resamples: int, seed: int, confide
 
 @dataclass(frozen=True, kw_only=True)
 class PairedTest:
-    """The two-sided p-value of a test."""
-
     p_value: float
     method: str
 
@@ -209,9 +204,7 @@ class Disagreement:
     file: str
     verifier: str
     row: str
-    """The row's file and line."""
     key: str
-    """The harness's name for the row."""
     question: str
     options: Mapping[str, str]
     label: str
@@ -219,7 +212,6 @@ class Disagreement:
     theirs: float
     ours: float
     images: tuple[str, ...]
-    """Paths, URLs and data URIs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,9 +221,7 @@ class Agreement:
     comparison: Comparison
     """Its baseline is the file's own verdict."""
     theirs: float
-    """Mean of the file's verdicts."""
     ours: float
-    """Mean of the verifier's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,7 +233,6 @@ class Rejudged:
     metric: str
     """The file's own verdict."""
     agreements: tuple[Agreement, ...]
-    """One per verifier."""
     disagreements: tuple[Disagreement, ...]
     """For the first verifier, in the order of the file."""
 
@@ -254,11 +243,9 @@ class MeasuredFile:
 
     name: str
     source: str
-    """Where its rows are from."""
     verifiers: tuple[str, ...]
     """The accuracy of the first one is that of the file."""
     ks: tuple[int, ...]
-    """For pass@k and majority@k."""
     sampling: Mapping[str, float] = field(default_factory=dict)
     """temperature, n_samples and max_new_tokens; empty if unknown."""
     skipped: tuple[SkippedRow, ...] = ()
@@ -267,26 +254,19 @@ class MeasuredFile:
 
     @property
     def verifier(self) -> str:
-        """The verifier whose accuracy is that of the file."""
         return self.verifiers[0]
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointResponses:
-    """The responses of one checkpoint."""
-
     name: str
     path: str
     files: Mapping[str, Sequence[JudgedResponse]]
-    """By the name of the file."""
     seconds: Mapping[str, float] = field(default_factory=dict)
-    """How long the responses to a file took, if known."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One checkpoint on one file."""
-
     all: SampleScores
     datasources: dict[str, SampleScores]
     seconds: float | None
@@ -294,17 +274,13 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class Board:
-    """An evaluation."""
-
     files: tuple[MeasuredFile, ...]
     checkpoints: tuple[CheckpointResponses, ...]
     baseline: str
     cells: dict[tuple[str, str], Cell]
-    """By checkpoint and file."""
     comparisons: tuple[Comparison, ...]
     settings: Mapping[str, object]
     rejudged: tuple[Rejudged, ...] = ()
-    """For files with the predictions and verdicts of another harness."""
 
     def datasources(self, file: MeasuredFile) -> list[str]:
         """Return the data sources of a file's rows, in the order of first occurrence."""
@@ -376,7 +352,6 @@ def build_board(
 
 
 def _most_turns(responses: Sequence[JudgedResponse]) -> int:
-    """Return the number of turns of the longest episode, 0 without episodes."""
     return max((response.episode.turns for response in responses if response.episode is not None), default=0)
 
 
@@ -404,7 +379,6 @@ def board_record(board: Board) -> dict[str, Any]:
 
 
 def _rejudged(one: Rejudged) -> dict[str, Any]:
-    """Return the record without the disagreements, which have their own file."""
     return {
         "file": one.file,
         "harness": one.harness,

@@ -28,7 +28,6 @@ PLACEHOLDERS = ("checkpoint", "file")
 KEPT = ("hint", *LETTERS, *CATEGORIES)
 """Columns of the rows' own file that go into the export if they exist, in this order."""
 Columns = Mapping[int, Mapping[str, object]]
-"""By row index."""
 _OPTION_LISTS = ("choices", "options")
 
 
@@ -169,7 +168,6 @@ def _indices(own: Mapping[int, Mapping[str, object]]) -> dict[int, object]:
 
 
 def _whole(value: object) -> object:
-    """Return a whole number as VLMEvalKit expects it, if the value is one."""
     text = shown(value)
     return int(text) if text.isdecimal() else text or None
 

@@ -71,8 +71,6 @@ from lmm_r1.scoring.response_scores import VerifierJudge
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """One checkpoint on one file of rows."""
-
     key: str
     """Digest of everything that the responses and their verdicts depend on."""
     responses: tuple[JudgedResponse, ...]
@@ -295,7 +293,6 @@ def measure(
 
 
 def _output_locked(config: EvaluateConfig) -> AbstractContextManager[None]:
-    """Keep other evaluations out of the output, if there is one."""
     if config.output is None:
         return nullcontext()
     return locked(lock_of(config.output), output=f"--output {config.output}")
@@ -309,7 +306,6 @@ def _measure_all(
     judges: Mapping[str, VerifierJudge],
     report: Callable[[str], None],
 ) -> dict[tuple[str, str], Measured]:
-    """Return the responses of each subject to each file, reused where possible."""
     assert config.output is not None, "required if checkpoints are measured"
     before = MeasuredBefore(config.output)
     if not config.overwrite:
@@ -367,7 +363,6 @@ class _Subject:
     name: str
     path: str
     said: str
-    """The name in progress lines."""
     make: Callable[[], Responder]
     key: Callable[[RowSet], str | None]
     """What its responses to a file depend on; None if unknown."""
@@ -384,7 +379,6 @@ def _local(config: EvaluateConfig, name: str, path: str, row_sets: Sequence[RowS
 
 
 def episode_settings(config: EvaluateConfig) -> EpisodeSettings | None:
-    """Return how to play episodes, None for single responses."""
     if config.agent is None:
         return None
     return EpisodeSettings(agent=config.agent, limits=episode_limits(config), seed=config.seed, pictures="small")
@@ -424,7 +418,6 @@ def _measured(
     judges: Mapping[str, VerifierJudge],
     report: Callable[[str], None],
 ) -> dict[tuple[str, str], Measured]:
-    """Return a subject's responses to these files, by its name and theirs."""
     found = answer_files(
         subject.make,
         model=subject.said,
@@ -483,7 +476,6 @@ def _engine_settings(config: EvaluateConfig, path: str, row_sets: Sequence[RowSe
 
 
 def _check_checkpoints(config: EvaluateConfig, checkpoints: Mapping[str, str], rows: Sequence[Row]) -> None:
-    """Raise UserError for any checkpoint that cannot be used, before the first is measured."""
     for name, path in checkpoints.items():
         path, _ = split_adapter(path, None)
         checkpoint = Checkpoint(path, trust_remote_code=config.trust_remote_code)

@@ -135,7 +135,6 @@ LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def percent(share: float | None) -> str:
-    """Return 0.534 as `53.4 %`."""
     return NONE if share is None else f"{percent_text(share)}\N{NO-BREAK SPACE}%"
 
 
@@ -145,7 +144,6 @@ def points(change: float | None) -> str:
 
 
 def mean(value: float | None) -> str:
-    """Return a mean of counts in tenths: `31.2`."""
     return NONE if value is None else mean_text(value)
 
 

@@ -35,7 +35,6 @@ class PredictedRow:
     """One row of a benchmark, and a model's responses to it."""
 
     key: str
-    """VLMEvalKit's `index`, lmms-eval's `doc_id`."""
     location: str
     question: str
     label: str
@@ -44,25 +43,19 @@ class PredictedRow:
     theirs: float | None = None
     """The file's own verdict, from 0 to 1; None if it has none."""
     datasource: str
-    """The category, or else the name of the file."""
     options: Mapping[str, str] = field(default_factory=dict)
-    """The text of each option by its letter."""
     images: tuple[ImageSource, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Predictions:
-    """A file of predictions."""
-
     path: Path
     harness: Harness
     metric: str | None
     """The field of the file's own verdicts; None if it has none."""
     rows: Mapping[int, PredictedRow]
-    """By their index in the file."""
     skipped: tuple[SkippedRow, ...]
     notes: tuple[str, ...]
-    """What the user should know about the file, in sentences."""
 
 
 Record = dict[str, object]
@@ -118,7 +111,6 @@ def dotted(record: Record, name: str) -> object:
 
 
 def _unfit(records: Sequence[Record], name: str) -> str | None:
-    """Return why these are not verdicts from 0 to 1, None if they are."""
     values = [verdict(record, name) for record in records]
     known = [value for value in values if value is not None]
     if not known:
@@ -300,7 +292,6 @@ _DATE = re.compile(r"^\d[\d_\-T:.]*_samples_|^samples_")
 
 
 def is_lmms_eval(record: Record) -> bool:
-    """Return whether a record is a sample of lmms-eval."""
     return "doc_id" in record and ("filtered_resps" in record or "resps" in record)
 
 
@@ -422,7 +413,6 @@ CATEGORIES = ("category", "l2-category", "split")
 
 
 def is_vlmevalkit(record: Record) -> bool:
-    """Return whether a record is a row of a VLMEvalKit file."""
     return "prediction" in record and "doc_id" not in record
 
 
@@ -467,7 +457,6 @@ def _vlmevalkit_rows(
 
 
 def _vlmevalkit_images(record: Record) -> tuple[str, ...]:
-    """Return the image if the file holds it; VLMEvalKit omits the column from predictions."""
     image = record.get("image")
     return (image,) if isinstance(image, str) and image else ()
 

@@ -139,10 +139,8 @@ class RowSet:
 
     file: MeasuredFile
     rows: dict[int, Row]
-    """By their index in the file."""
     sampling: SuiteSampling
     notes: tuple[str, ...] = ()
-    """What the user should know about these rows, in sentences."""
     summary: str | None = None
     """For a file: its rows and its format, in a sentence."""
 

@@ -34,9 +34,7 @@ class EpisodeScores:
     counts: dict[str, float]
     """The environment's counts per episode: tool calls, malformed calls."""
     rewards: dict[str, float]
-    """The parts of the environment's reward."""
     ends: dict[str, float]
-    """Shares by the names of `ENDS`."""
 
 
 def episode_scores(responses: Sequence[JudgedResponse]) -> EpisodeScores | None:
@@ -111,8 +109,6 @@ MAX_NORMALIZED_CHARS = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreEstimate:
-    """A mean and its uncertainty."""
-
     mean: float
     standard_error: float | None
     """None for a single row, which does not show the spread over rows."""
@@ -120,18 +116,14 @@ class ScoreEstimate:
 
 @dataclass(frozen=True, kw_only=True)
 class VerifierScores:
-    """The scores of a set of rows by one verifier."""
-
     accuracy: ScoreEstimate
     """avg@k over all samples of each row; a mean of scores between 0 and 1 for a verifier that gives partial credit."""
     pass_at_k: dict[int, ScoreEstimate]
     majority_at_k: dict[int, ScoreEstimate]
     timed_out: int
-    """Responses that were not judged in time, which count as wrong."""
     ungradable_rows: int
     """Rows whose label this verifier cannot read; every answer to them counts as wrong."""
     within_turns: dict[int, ScoreEstimate] = field(default_factory=dict)
-    """For episodes: the share that is correct within this many turns."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,20 +132,16 @@ class SampleScores:
 
     rows: int
     samples: int
-    """Responses over all rows."""
     format: float
     """Share of responses with exactly one think block followed by one answer block."""
     no_answer_rate: float
     """Share of responses without an answer."""
     truncated_rate: float | None
-    """Share of the responses for which it is known; None if for none."""
     mean_response_tokens: float | None
-    """Over the responses whose tokens were counted; None if there are none."""
     response_tokens: dict[str, float]
     """Quantiles of the same by the names of `QUANTILES`; empty if there are none."""
     verifiers: dict[str, VerifierScores]
     episodes: EpisodeScores | None = None
-    """If the responses are the last turns of episodes."""
 
 
 def summarize(
@@ -188,7 +176,6 @@ def summarize(
 def by_datasource(
     responses: Sequence[JudgedResponse], *, verifiers: Sequence[str], ks: Sequence[int], most_turns: int = 0
 ) -> dict[str, SampleScores]:
-    """Return `summarize` of each data source, in the order of first occurrence."""
     sources: dict[str, list[JudgedResponse]] = {}
     for response in responses:
         sources.setdefault(response.datasource, []).append(response)
@@ -223,7 +210,6 @@ def _verifier_scores(
 
 
 def _solved(response: JudgedResponse, *, verifier: str, turns: int) -> bool:
-    """Return whether a response is correct and took at most this many turns."""
     took = 1 if response.episode is None else response.episode.turns
     return response.verdicts[verifier].right and took <= turns
 

@@ -84,7 +84,6 @@ def _cells(scores: SampleScores, *, file: MeasuredFile, most: int) -> list[str]:
 
 
 def _episode_tables(board: Board, file: MeasuredFile) -> list[Table]:
-    """Return tables of a file's episodes and of the share solved within a number of turns; none without episodes."""
     found = {name: scores for name, scores in board.scores(file).items() if scores.episodes is not None}
     if not found:
         return []
@@ -122,7 +121,6 @@ def episode_columns(scores: SampleScores) -> dict[str, str]:
 
 
 def columns(rows: Iterable[Mapping[str, str]]) -> list[str]:
-    """Return the columns that any row has, in the order of first occurrence."""
     return list(dict.fromkeys(name for row in rows for name in row))
 
 

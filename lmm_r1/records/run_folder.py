@@ -143,7 +143,6 @@ class RunFolder:
         return [path / name for name in (*_RECORDS, SETTINGS_FILE, STAGE_FILE) if (path / name).exists()]
 
     def clear_records(self) -> None:
-        """Delete the records of sessions that left no checkpoint."""
         for name in _RECORDS:
             path = self.path / name
             if path.is_dir():
@@ -169,7 +168,6 @@ class RunFolder:
         }
 
     def metrics(self, step: int, values: Mapping[str, object]) -> None:
-        """Append one step's metrics; values that are not numbers are left out."""
         now = time.time()
         self._first = self._first or (step, now)
         append_metrics(self.path / METRICS_FILE, step=step, seconds=now - self.started, values=values)
@@ -280,7 +278,6 @@ def _step_lines(path: Path) -> Iterator[tuple[int, JsonLine]]:
 
 
 def _cut_after(path: Path, *, step: int) -> None:
-    """Drop the records of steps after `step`, by replacing the file as a whole."""
     lines = list(_step_lines(path))
     kept = [line.raw for at, line in lines if at <= step]
     if len(kept) < len(lines):
@@ -296,11 +293,9 @@ class StageSummary:
     """`sft`, `dpo`, `kto`, `prm`, `rm` or `rl`; None for an unfinished stage of an earlier version."""
     steps: int
     seconds: float
-    """Training time of all sessions."""
     started_at: datetime
     """The start of the first session, with a time zone. Derived from the metrics for an unfinished stage of an earlier version."""
     finished_at: datetime | None
-    """None before the stage is finished."""
 
 
 def write_stage(
@@ -363,15 +358,11 @@ StageState = Literal["finished", "running", "stopped", "unfinished"]
 
 @dataclass(frozen=True, kw_only=True)
 class Stage(StageSummary):
-    """One training stage."""
-
     folder: Path
     metrics: MetricLog
     rollouts: RolloutLog
     settings: str | None
-    """The text of run_config.yaml."""
     state: StageState
-    """At the time of reading."""
     last_sign_at: datetime | None
     """The last sign of life of a stage that runs or was stopped."""
 
@@ -384,19 +375,16 @@ class Run:
     folder: Path
     is_curriculum: bool
     stages: tuple[Stage, ...]
-    """In the order of their start."""
     evaluation: HeldOutEvaluation = field(default_factory=HeldOutEvaluation)
 
     @property
     def state(self) -> StageState:
-        """The state of the whole run: finished if all of its stages are."""
         states = {stage.state for stage in self.stages}
         unfinished: tuple[StageState, ...] = ("running", "stopped", "unfinished")
         return next((state for state in unfinished if state in states), "finished")
 
     @property
     def last_sign_at(self) -> datetime | None:
-        """The last sign of life of a run that runs or was stopped."""
         return max((stage.last_sign_at for stage in self.stages if stage.last_sign_at), default=None)
 
     def held_out(self, stage: Stage) -> dict[str, FileScores]:

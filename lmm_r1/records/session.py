@@ -45,7 +45,6 @@ class ProcessTable:
 
     @property
     def is_known(self) -> bool:
-        """Whether equal tables are the same one."""
         return bool(self.boot and self.namespace)
 
 
@@ -54,9 +53,7 @@ class TrainingSession:
     """A process that trains in a run folder, or has trained there."""
 
     name: str
-    """The stage's name."""
     kind: str
-    """The stage's kind: `sft`, `rl` and so on."""
     table: ProcessTable
     pid: int
     born: str

@@ -49,11 +49,8 @@ _LONGEST_PARAM = 500
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """What a tracker is opened with."""
-
     logger: LoggerConfig
     folder: Path
-    """The run folder."""
     settings: Mapping[str, Any]
     """Every flag by its nested name, without keys of services."""
     earlier: str | None
@@ -62,14 +59,10 @@ class Session:
 
 @dataclass(frozen=True, kw_only=True)
 class Backend:
-    """A tracking service."""
-
     library: str
     """The library's import name; it is imported only if the tracker is requested."""
     pip: str
-    """What to install."""
     open: Callable[[Session], Tracker]
-    """Starts a new run, or continues the earlier one."""
     check: Callable[[LoggerConfig], None] = lambda logger: None
     """Raises UserError for a missing setting without which the library would ask, or fail late."""
 
@@ -125,7 +118,6 @@ def _tagged(images: Sequence[ShownImage]) -> Iterator[tuple[str, ShownImage]]:
 
 
 def _add_image(writer: SummaryWriter, tag: str, shown: ShownImage, *, step: int) -> None:
-    """Add an image with the boxes of what was cut out of it."""
     import numpy as np
     from PIL import Image
 
@@ -199,7 +191,6 @@ def _open_wandb(session: Session) -> Tracker:
 
 
 def _boxes(image: ShownImage) -> dict[str, Any] | None:
-    """Return what was cut out of an image, in the form that wandb draws; None if nothing was."""
     if not image.cuts:
         return None
     data = [
@@ -321,7 +312,6 @@ def _open_mlflow(session: Session) -> Tracker:
 
 
 def _new_mlflow_run(client: Any, session: Session) -> str:
-    """Return the id of a new run in the experiment that the flags name."""
     from mlflow.entities import Param
 
     shared = session.logger.wandb

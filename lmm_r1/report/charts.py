@@ -23,8 +23,6 @@ HoverPoint = tuple[float, float, str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Tick:
-    """A labelled position on an axis, in SVG units."""
-
     place: float
     label: str
 
@@ -40,7 +38,6 @@ class Axis:
     end: float
 
     def place(self, value: float) -> float:
-        """Return the position of a value, in SVG units."""
         return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
 
     def ticks(self, text: Callable[[float], str]) -> list[Tick]:
@@ -86,7 +83,6 @@ class DrawnLine:
 
     name: str
     style: str
-    """The CSS classes of its colour and dash pattern."""
     run: int | None
     last: str
     raw: str
@@ -102,7 +98,6 @@ class LineChart:
     title: str
     unit: str
     label: str
-    """The whole chart in one sentence, for screen readers."""
     low: float
     high: float
     """The values at the bottom and at the top."""
@@ -117,7 +112,6 @@ class LineChart:
 
 
 def line_chart(panel: Panel) -> LineChart:
-    """Return the drawing of a panel."""
     spec = panel.spec
     is_share = spec.is_share and all(0 <= value <= 1 for value in _values(panel))
     show = percent if is_share else number
@@ -191,7 +185,6 @@ def _label(panel: Panel, *, show: Show) -> str:
 
 
 def _pieces(points: Points) -> list[list[tuple[float, float]]]:
-    """Split a line at missing values."""
     pieces: list[list[tuple[float, float]]] = [[]]
     for step, value in points:
         if value is None:
@@ -236,10 +229,8 @@ class TimeBar:
     y: float
     width: float
     color: int
-    """The same for both bars of a step."""
     step: int
     is_named: bool
-    """Whether the step's number fits into it."""
     title: str
 
 
@@ -250,7 +241,6 @@ class TimeLine:
     bars: tuple[TimeBar, ...]
     ticks: tuple[Tick, ...]
     label: str
-    """The whole drawing in one sentence."""
 
 
 def time_line(metrics: MetricLog) -> TimeLine | None:
@@ -307,14 +297,10 @@ Z = 1.96
 
 @dataclass(frozen=True, kw_only=True)
 class BarSpec:
-    """The data of one bar."""
-
     name: str
     color: int
     scores: FileScores | None
-    """None leaves the bar's place empty."""
     run: int | None = None
-    """The index of its run, if several are compared."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -335,8 +321,6 @@ class Bar:
 
 @dataclass(frozen=True, kw_only=True)
 class BarGroup:
-    """The bars of one stage."""
-
     name: str
     label: str
     center: float
@@ -345,8 +329,6 @@ class BarGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class BarChart:
-    """Groups of bars in SVG units."""
-
     width: float
     y_ticks: tuple[Tick, ...]
     groups: tuple[BarGroup, ...]

@@ -37,7 +37,6 @@ class PanelSpec:
     unit: str
     metrics: tuple[str, ...]
     is_share: bool = False
-    """Between 0 and 1, shown in percent."""
     from_zero: bool = False
     smoothed: bool = True
     hidden_at_zero: bool = False
@@ -135,11 +134,8 @@ class CurveLine:
 
     name: str
     color: int
-    """From 1 to 8, a colour of the page's style."""
     run: int | None = None
-    """The index of its run, if several are compared."""
     dash: int = 0
-    """The index of one of the page's dash patterns: 0 is a solid line."""
     points: Points
     """(step, value), value None if the number was not finite; averaged in buckets if there are too many."""
     smooth: Points
@@ -154,8 +150,6 @@ class CurveLine:
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """One small chart."""
-
     spec: PanelSpec
     lines: tuple[CurveLine, ...]
 
@@ -272,8 +266,6 @@ DASHES = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """The curve of one stage of one run."""
-
     name: str
     run: int
     dash: int
@@ -288,7 +280,6 @@ class Overlay:
     curves: tuple[Curve, ...]
     panels: tuple[Panel, ...]
     other_panels: tuple[Panel, ...]
-    """Metrics of lesser interest, and unknown ones."""
 
 
 def run_color(run: int) -> int:
@@ -327,7 +318,6 @@ def _unmatched(single: Sequence[tuple[str, int, Stage]], *, names: Sequence[str]
 
 
 def _turn(run: int) -> int:
-    """Return the dash pattern of a run: after eight runs, colours repeat with dashes."""
     return run // COLORS % DASHES
 
 

@@ -57,8 +57,6 @@ SAMPLING_SETTINGS = ("temperature", "top_p", "n_samples", "max_new_tokens", "dty
 
 @dataclass(frozen=True, kw_only=True)
 class StageView:
-    """The contents of the page for one stage, below the table."""
-
     stage: Stage
     anchor: str
     charts: tuple[LineChart, ...]
@@ -72,8 +70,6 @@ class StageView:
 
 @dataclass(frozen=True, kw_only=True)
 class Headline:
-    """One large number at the top of the page."""
-
     title: str
     value: str
     remark: str
@@ -169,7 +165,6 @@ def _since_before(run: Run, name: str, cell: HeldOutCell) -> str:
 
 
 def _evaluated_with(run: Run) -> dict[str, str]:
-    """Return the number of rows of each held-out file, and how responses to them were sampled."""
     facts = {}
     for file in run.evaluation.file_names:
         counts = {checkpoint.files[file].rows for checkpoint in run.evaluation.checkpoints if file in checkpoint.files}
@@ -179,7 +174,6 @@ def _evaluated_with(run: Run) -> dict[str, str]:
 
 
 def _newest(rows: list[StageRow], *, column: int) -> tuple[str, HeldOutCell, float] | None:
-    """Return the last stage with an accuracy in this column of the table, its cell and that accuracy."""
     for row in reversed(rows):
         cell = row.held_out[column]
         if cell.scores and cell.scores.accuracy is not None:
@@ -189,8 +183,6 @@ def _newest(rows: list[StageRow], *, column: int) -> tuple[str, HeldOutCell, flo
 
 @dataclass(frozen=True, kw_only=True)
 class RunView:
-    """The page's summary of one run."""
-
     name: str
     color: int
     run: Run
@@ -200,8 +192,6 @@ class RunView:
 
 @dataclass(frozen=True, kw_only=True)
 class OverlayView:
-    """Charts of stages whose curves share their axes."""
-
     title: str
     anchor: str
     runs: int
@@ -297,22 +287,17 @@ class ComparedCell:
     difference: float | None
     """Accuracy minus that of the first run; None for the first run itself, or if either is unknown."""
     interval: tuple[float, float] | None
-    """The 95 % confidence interval of the difference."""
 
     @property
     def is_clear(self) -> bool:
-        """Whether the interval excludes zero."""
         return self.interval is not None and not self.interval[0] <= 0 <= self.interval[1]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedRow:
-    """One stage of one run."""
-
     run: int
     row: StageRow
     cells: tuple[ComparedCell, ...]
-    """One per row file of all evaluations."""
 
 
 def row_files(runs: Sequence[Run]) -> list[str]:
@@ -321,7 +306,6 @@ def row_files(runs: Sequence[Run]) -> list[str]:
 
 
 def compared_rows(match: StageMatch, *, files: Sequence[str]) -> list[ComparedRow]:
-    """Return the rows of one stage, in the order of the runs."""
     first = match.rows.get(0)
     return [
         ComparedRow(
@@ -334,7 +318,6 @@ def compared_rows(match: StageMatch, *, files: Sequence[str]) -> list[ComparedRo
 
 
 def scores_on(row: StageRow, *, file: str) -> FileScores | None:
-    """Return the scores of a stage on a file of rows, None if it was not evaluated."""
     return next((cell.scores for cell in row.held_out if cell.file == file), None)
 
 

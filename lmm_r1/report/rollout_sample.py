@@ -150,10 +150,7 @@ class Series:
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutSample:
-    """The rollouts of a page."""
-
     total: int
-    """The number that the runs logged."""
     rollouts: list[dict[str, object]]
     prompts: list[list[dict[str, object]]]
     """Distinct conversations; a rollout holds an index into this list."""
@@ -234,7 +231,6 @@ def evenly(size: int, *, count: int) -> list[int]:
 
 
 Group = Sequence[int]
-"""The indices of a group's rollouts in their file."""
 
 
 def whole_groups(steps: Sequence[Sequence[Group]], *, limit: int) -> list[list[Group]]:
@@ -312,7 +308,6 @@ class Prompts:
     def __init__(self, images: InlineImages) -> None:
         self.records: list[list[dict[str, object]]] = []
         self.missing_images: list[int] = []
-        """Per record."""
         self._images = images
         self._places: dict[str, int] = {}
 

@@ -27,7 +27,6 @@ class HeldOutCell:
 
     file: str
     scores: FileScores | None
-    """None if the stage was not evaluated on this file."""
     change: float | None
     """Accuracy minus that of the first stage; None for the first stage itself, or if either is unknown."""
     step: float | None
@@ -41,7 +40,6 @@ class StageRow:
     name: str
     stage: Stage | None
     held_out: tuple[HeldOutCell, ...]
-    """One per row file of the evaluation."""
 
 
 def stage_rows(run: Run) -> list[StageRow]:
@@ -90,8 +88,6 @@ def _change(run: Run, *, file: str, scores: FileScores | None, since: Stage | No
 
 @dataclass(frozen=True, kw_only=True)
 class StageMatch:
-    """One stage, in each run that has it."""
-
     name: str
     rows: dict[int, StageRow]
     """By the index of the run among those compared."""
@@ -137,7 +133,6 @@ def summarize(run: Run, *, seconds: float | None = None) -> dict[str, object]:
 
 
 def write_summary(run: Run, *, path: Path, seconds: float | None = None) -> None:
-    """Write the summary of a run to a file, completely or not at all."""
     write_json_object(path, summarize(run, seconds=seconds))
 
 
@@ -235,13 +230,10 @@ class SettingsDifference:
 
     title: str
     runs: tuple[int, ...]
-    """The indices of the runs whose settings are known."""
     same: int
-    """The number of settings that are equal in all of them."""
     rows: dict[str, tuple[str | None, ...]]
     """By dotted name: the value in each of `runs`, None if it is not set."""
     unknown: tuple[int, ...]
-    """The runs that have the stage but no readable settings."""
 
 
 def settings_differences(runs: Sequence[Run], *, matches: Sequence[StageMatch]) -> list[SettingsDifference]:
@@ -276,7 +268,6 @@ def _difference(title: str, settings: Mapping[int, dict[str, str] | None]) -> Se
 
 
 def _settings(text: str | None) -> dict[str, str] | None:
-    """Return the settings in a run_config.yaml, None if there is none or it is not a YAML mapping."""
     if text is None:
         return None
     try:
