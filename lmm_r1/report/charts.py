@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from lmm_r1.evaluation.page_parts import duration, number, percent, percent_text
 from lmm_r1.records.metrics import SPAN_PREFIX, FileScores, MetricLog, MetricRow
-from lmm_r1.report.curves import COLORS, Panel, Points
+from lmm_r1.report.curves import COLORS, Panel, PanelSpec, Points
 
 INTERVALS = 4
 # Smaller spans count as zero, because a quarter of them could be.
@@ -98,9 +98,9 @@ class LineChart:
     title: str
     unit: str
     label: str
+    """The whole chart in one sentence, for screen readers."""
     low: float
     high: float
-    """The values at the bottom and at the top."""
     is_share: bool
     from_zero: bool
     """Whether the axis starts at zero unless a value is below."""
@@ -111,80 +111,86 @@ class LineChart:
     """JSON for the pointer: the name of each line and (x, y, step, value text) of each point."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Axes:
+    """The axes of a panel, and what its lines are on them."""
+
+    x: Axis
+    y: Axis
+    show: Show
+
+    def path(self, points: Points) -> str:
+        return "".join(
+            "M" + "L".join(f"{self.x.place(step):.1f} {self.y.place(value):.2f}" for step, value in piece)
+            for piece in _pieces(points)
+            if len(piece) > 1
+        )
+
+    def dots(self, points: Points) -> tuple[tuple[float, float], ...]:
+        alone = (piece[0] for piece in _pieces(points) if len(piece) == 1)
+        return tuple((round(self.x.place(step), 1), round(self.y.place(value), 1)) for step, value in alone)
+
+    def hover(self, points: Points) -> list[HoverPoint]:
+        return [
+            (round(self.x.place(step), 1), round(self.y.place(value), 2), f"{step:.0f}", self.show(value))
+            for step, value in points
+            if value is not None
+        ]
+
+
 def line_chart(panel: Panel) -> LineChart:
-    spec = panel.spec
-    is_share = spec.is_share and all(0 <= value <= 1 for value in _values(panel))
-    show = percent if is_share else number
-    x_axis, y_axis = _x_axis(panel), _y_axis(panel, is_share=is_share)
+    spec, lines = panel.spec, panel.lines
+    steps = [step for line in lines for step, _ in line.points]
+    values = [value for line in lines for _, value in line.points if value is not None]
+    is_share = spec.is_share and all(0 <= value <= 1 for value in values)
+    axes = _Axes(
+        x=nice_axis(min(steps), max(steps), start=LEFT, end=RIGHT, tight=True, whole=True),
+        y=_y_axis(values or [0.0], spec=spec, is_share=is_share),
+        show=percent if is_share else number,
+    )
+    ends = (
+        f"{line.name} from {axes.show(line.points[0][1])} at step {line.points[0][0]:g} "
+        f"to {axes.show(line.points[-1][1])} at step {line.points[-1][0]:g}"
+        for line in lines
+    )
     return LineChart(
         title=spec.title,
         unit=spec.unit,
-        label=_label(panel, show=show),
-        low=y_axis.low,
-        high=y_axis.high,
+        label=f"{spec.title}: {'; '.join(ends)}",
+        low=axes.y.low,
+        high=axes.y.high,
         is_share=is_share,
         from_zero=spec.from_zero or is_share,
-        x_ticks=tuple(x_axis.ticks(number)),
-        y_ticks=tuple(y_axis.ticks(_tick_percent if is_share else number)),
+        x_ticks=tuple(axes.x.ticks(number)),
+        y_ticks=tuple(axes.y.ticks((lambda share: f"{100 * share:.3g}%") if is_share else number)),
         lines=tuple(
             DrawnLine(
                 name=line.name,
                 style=f"c{line.color} dash{line.dash}" if line.dash else f"c{line.color}",
                 run=line.run,
-                last=show(line.last),
-                raw=_path(line.points, x_axis=x_axis, y_axis=y_axis),
-                smooth=_path(line.smooth, x_axis=x_axis, y_axis=y_axis),
-                dots=_dots(line.points, x_axis=x_axis, y_axis=y_axis),
+                last=axes.show(line.last),
+                raw=axes.path(line.points),
+                smooth=axes.path(line.smooth),
+                dots=axes.dots(line.points),
             )
-            for line in panel.lines
+            for line in lines
         ),
-        hover=json.dumps(
-            [
-                {
-                    "name": line.name,
-                    "run": line.run,
-                    "points": _hover(line.points, x_axis=x_axis, y_axis=y_axis, show=show),
-                }
-                for line in panel.lines
-            ]
-        ),
+        hover=json.dumps([{"name": line.name, "run": line.run, "points": axes.hover(line.points)} for line in lines]),
     )
 
 
-def _x_axis(panel: Panel) -> Axis:
-    steps = [step for line in panel.lines for step, _ in line.points]
-    return nice_axis(min(steps), max(steps), start=LEFT, end=RIGHT, tight=True, whole=True)
-
-
-def _values(panel: Panel) -> list[float]:
-    return [value for line in panel.lines for _, value in line.points if value is not None]
-
-
-def _y_axis(panel: Panel, *, is_share: bool) -> Axis:
+def _y_axis(values: Sequence[float], *, spec: PanelSpec, is_share: bool) -> Axis:
     if is_share:
         return Axis(low=0.0, high=1.0, step=0.25, start=BOTTOM, end=TOP)
-    values = _values(panel) or [0.0]
     low, high = min(values), max(values)
     # An axis that nearly reaches zero is easier to read from zero.
-    if low >= 0 and (panel.spec.from_zero or low < 0.3 * high):
+    if low >= 0 and (spec.from_zero or low < 0.3 * high):
         low, high = 0.0, high or 1.0
     return nice_axis(low, high, start=BOTTOM, end=TOP)
 
 
-def _tick_percent(share: float) -> str:
-    return f"{100 * share:.3g}%"
-
-
-def _label(panel: Panel, *, show: Show) -> str:
-    ends = [
-        f"{line.name} from {show(line.points[0][1])} at step {line.points[0][0]:g} "
-        f"to {show(line.points[-1][1])} at step {line.points[-1][0]:g}"
-        for line in panel.lines
-    ]
-    return f"{panel.spec.title}: {'; '.join(ends)}"
-
-
 def _pieces(points: Points) -> list[list[tuple[float, float]]]:
+    """Split a line at missing values."""
     pieces: list[list[tuple[float, float]]] = [[]]
     for step, value in points:
         if value is None:
@@ -192,27 +198,6 @@ def _pieces(points: Points) -> list[list[tuple[float, float]]]:
         else:
             pieces[-1].append((step, value))
     return [piece for piece in pieces if piece]
-
-
-def _path(points: Points, *, x_axis: Axis, y_axis: Axis) -> str:
-    return "".join(
-        "M" + "L".join(f"{x_axis.place(step):.1f} {y_axis.place(value):.2f}" for step, value in piece)
-        for piece in _pieces(points)
-        if len(piece) > 1
-    )
-
-
-def _dots(points: Points, *, x_axis: Axis, y_axis: Axis) -> tuple[tuple[float, float], ...]:
-    alone = (piece[0] for piece in _pieces(points) if len(piece) == 1)
-    return tuple((round(x_axis.place(step), 1), round(y_axis.place(value), 1)) for step, value in alone)
-
-
-def _hover(points: Points, *, x_axis: Axis, y_axis: Axis, show: Show) -> list[HoverPoint]:
-    return [
-        (round(x_axis.place(step), 1), round(y_axis.place(value), 2), f"{step:.0f}", show(value))
-        for step, value in points
-        if value is not None
-    ]
 
 
 # With more steps, a step would be narrower than its number.
@@ -245,48 +230,47 @@ class TimeLine:
 
 def time_line(metrics: MetricLog) -> TimeLine | None:
     """Return the drawing of a stage's last steps; None if it did not record the times of their parts."""
-    steps = [row for row in metrics.rows if all(_span(row, lane) for lane in LANES)][-MAX_STEPS:]
-    if not steps:
+    parts = [(row.step, spans) for row in metrics.rows if len(spans := _spans(row)) == len(LANES)][-MAX_STEPS:]
+    if not parts:
         return None
-    spans = [span for row in steps for lane in LANES if (span := _span(row, lane))]
-    low, high = min(began for began, _ in spans), max(ended for _, ended in spans)
-    axis = nice_axis(low, high, start=TIME_LEFT, end=TIME_RIGHT, tight=True)
+    moments = [moment for _, spans in parts for span in spans.values() for moment in span]
+    axis = nice_axis(min(moments), max(moments), start=TIME_LEFT, end=TIME_RIGHT, tight=True)
     bars = []
-    for row in steps:
-        for lane, y in LANES.items():
-            span = _span(row, lane)
-            assert span is not None, "steps without spans are left out"
+    for step, spans in parts:
+        for lane, span in spans.items():
             x, end = (round(axis.place(at), 1) for at in span)
             bars.append(
                 TimeBar(
                     x=x,
-                    y=y,
+                    y=LANES[lane],
                     width=max(round(end - x, 1), 0.5),
-                    color=row.step % COLORS + 1,
-                    step=row.step,
-                    is_named=end - x >= 8 * len(str(row.step)) + 4,
-                    title=f"{lane} of step {row.step}: {span[1] - span[0]:.1f} s",
+                    color=step % COLORS + 1,
+                    step=step,
+                    is_named=end - x >= 8 * len(str(step)) + 4,
+                    title=f"{lane} of step {step}: {span[1] - span[0]:.1f} s",
                 )
             )
+    totals = {lane: sum(spans[lane][1] - spans[lane][0] for _, spans in parts) for lane in LANES}
+    busy = ", ".join(f"{lane} {duration(total)}" for lane, total in totals.items())
+    took = duration(max(moments) - min(moments))
     return TimeLine(
-        bars=tuple(bars), ticks=tuple(axis.ticks(duration)), label=_time_line_label(steps, seconds=high - low)
+        bars=tuple(bars),
+        ticks=tuple(axis.ticks(duration)),
+        label=f"Steps {parts[0][0]} to {parts[-1][0]} in {took}: {busy}",
     )
 
 
-def _span(row: MetricRow, lane: str) -> tuple[float, float] | None:
-    began, ended = (row.values.get(f"{SPAN_PREFIX}{lane}_{end}") for end in ("began", "ended"))
-    return None if began is None or ended is None else (began, ended)
+def _spans(row: MetricRow) -> dict[str, tuple[float, float]]:
+    """Return when the parts of a step began and ended, for the parts that recorded both."""
+    found = {}
+    for lane in LANES:
+        began, ended = (row.values.get(f"{SPAN_PREFIX}{lane}_{end}") for end in ("began", "ended"))
+        if began is not None and ended is not None:
+            found[lane] = (began, ended)
+    return found
 
 
-def _time_line_label(steps: Sequence[MetricRow], *, seconds: float) -> str:
-    totals = {lane: sum(span[1] - span[0] for row in steps if (span := _span(row, lane))) for lane in LANES}
-    busy = ", ".join(f"{lane} {duration(total)}" for lane, total in totals.items())
-    return f"Steps {steps[0].step} to {steps[-1].step} in {duration(seconds)}: {busy}"
-
-
-BARS_LEFT = 38
-BARS_TOP = 18
-BARS_BOTTOM = 208
+BARS_LEFT, BARS_TOP, BARS_BOTTOM = 38, 18, 208
 BAR_WIDTH, NARROW_BAR_WIDTH, BAR_GAP, GROUP_GAP = 34, 26, 6, 34
 # Groups with more bars than this have narrow ones.
 WIDE_BARS = 4
@@ -300,7 +284,13 @@ class BarSpec:
     name: str
     color: int
     scores: FileScores | None
+    """None leaves the bar's place empty."""
     run: int | None = None
+    """The index of its run, if several are compared."""
+
+    @property
+    def accuracy(self) -> float | None:
+        return self.scores.accuracy if self.scores else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -321,6 +311,8 @@ class Bar:
 
 @dataclass(frozen=True, kw_only=True)
 class BarGroup:
+    """The bars of one stage."""
+
     name: str
     label: str
     center: float
@@ -341,7 +333,7 @@ def bar_chart(stages: Sequence[tuple[str, Sequence[BarSpec]]]) -> BarChart | Non
     Args:
         stages: one group of bars per stage, with the bars in the same order in all groups.
     """
-    evaluated = [(name, bars) for name, bars in stages if any(_accuracy(bar) is not None for bar in bars)]
+    evaluated = [(name, bars) for name, bars in stages if any(bar.accuracy is not None for bar in bars)]
     if not evaluated:
         return None
     count = max(len(bars) for _, bars in evaluated)
@@ -350,42 +342,30 @@ def bar_chart(stages: Sequence[tuple[str, Sequence[BarSpec]]]) -> BarChart | Non
     axis = Axis(low=0.0, high=1.0, step=0.25, start=BARS_BOTTOM, end=BARS_TOP)
     # A label needs about seven units per character.
     pitch = max(group_width + GROUP_GAP, 7 * max(len(_stage_label(name)) for name, _ in evaluated) + 8)
-    groups = tuple(
-        _group(
-            name,
-            bars=bars,
-            center=BARS_LEFT + (index + 0.5) * pitch,
-            width=group_width,
-            bar_width=bar_width,
-            axis=axis,
-        )
-        for index, (name, bars) in enumerate(evaluated)
-    )
+    groups = []
+    for index, (name, bars) in enumerate(evaluated):
+        center = BARS_LEFT + (index + 0.5) * pitch
+        drawn = [
+            _bar(
+                bar, stage=name, x=center - group_width / 2 + place * (bar_width + BAR_GAP), width=bar_width, axis=axis
+            )
+            for place, bar in enumerate(bars)
+            if bar.accuracy is not None
+        ]
+        groups.append(BarGroup(name=name, label=_stage_label(name), center=center, bars=tuple(drawn)))
     return BarChart(
         width=BARS_LEFT + len(evaluated) * pitch + 4,
         y_ticks=tuple(axis.ticks(lambda share: f"{100 * share:.0f}%")),
-        groups=groups,
+        groups=tuple(groups),
         label="Held-out accuracy. " + "; ".join(bar.title for group in groups for bar in group.bars),
     )
 
 
-def _group(
-    name: str, *, bars: Sequence[BarSpec], center: float, width: float, bar_width: float, axis: Axis
-) -> BarGroup:
-    places = [center - width / 2 + index * (bar_width + BAR_GAP) for index in range(len(bars))]
-    drawn = (
-        _bar(bar, stage=name, x=x, width=bar_width, axis=axis)
-        for bar, x in zip(bars, places, strict=True)
-        if _accuracy(bar) is not None
-    )
-    return BarGroup(name=name, label=_stage_label(name), center=center, bars=tuple(drawn))
-
-
 def _bar(bar: BarSpec, *, stage: str, x: float, width: float, axis: Axis) -> Bar:
-    scores, accuracy = bar.scores, _accuracy(bar)
-    assert scores is not None
-    assert accuracy is not None
-    low, high = wilson_interval(accuracy, count=scores.rows)
+    assert bar.scores is not None
+    assert bar.scores.accuracy is not None
+    accuracy, rows = bar.scores.accuracy, bar.scores.rows
+    low, high = wilson_interval(accuracy, count=rows)
     top = axis.place(accuracy)
     return Bar(
         color=bar.color,
@@ -397,13 +377,9 @@ def _bar(bar: BarSpec, *, stage: str, x: float, width: float, axis: Axis) -> Bar
         value=percent_text(accuracy),
         low=round(axis.place(low), 1),
         high=round(axis.place(high), 1),
-        title=f"{stage}, {bar.name}: {percent(accuracy)} of {scores.rows} rows "
+        title=f"{stage}, {bar.name}: {percent(accuracy)} of {rows} rows "
         f"(95 % interval {percent(low)} to {percent(high)})",
     )
-
-
-def _accuracy(bar: BarSpec) -> float | None:
-    return bar.scores.accuracy if bar.scores else None
 
 
 def _stage_label(name: str) -> str:

@@ -29,7 +29,7 @@ Point = tuple[float, float | None]
 Points = Sequence[Point]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class PanelSpec:
     """Metrics that are drawn on the same axes."""
 
@@ -44,87 +44,52 @@ class PanelSpec:
 
 
 PANELS = (
-    PanelSpec(title="Reward", unit="mean per response", metrics=("reward",)),
-    PanelSpec(title="Accuracy and format", unit="share of responses", metrics=("accuracy", "format"), is_share=True),
+    PanelSpec("Reward", "mean per response", ("reward",)),
+    PanelSpec("Accuracy and format", "share of responses", ("accuracy", "format"), is_share=True),
     PanelSpec(
-        title="Judge",
-        unit="share of responses",
-        metrics=("judge_asked", "judge_disagrees", "judge_failed", "judged_by_rule"),
+        *("Judge", "share of responses", ("judge_asked", "judge_disagrees", "judge_failed", "judged_by_rule")),
         is_share=True,
         hidden_at_zero=True,
     ),
+    PanelSpec("Turns and pictures shown", "mean per episode", ("turns", "shown_images"), from_zero=True),
+    PanelSpec("Tool calls", "mean per episode", ("tool_calls", "malformed_calls", "failed_calls"), from_zero=True),
+    PanelSpec("Episodes cut short", "share of episodes", ("over_turn", "environment_failed", "masked"), is_share=True),
+    PanelSpec("Levels", "mean per episode", ("solved", "boxes_on_goals", "optimality"), from_zero=True),
+    PanelSpec("Moves", "mean per episode", ("moves", "invalid_moves", "pushes"), from_zero=True),
+    PanelSpec("Loss", "nats, per token or per pair", ("loss", "eval_loss")),
+    PanelSpec("Pairs ranked correctly", "share of pairs", ("pair_accuracy", "eval_pair_accuracy"), is_share=True),
+    PanelSpec("Reward margin", "mean per pair", ("reward_margin", "eval_reward_margin")),
+    PanelSpec("Rewards of both responses", "mean per response", ("chosen_reward", "rejected_reward")),
+    PanelSpec("Log-probs of responses", "nats per response", ("chosen_log_prob", "rejected_log_prob")),
     PanelSpec(
-        title="Turns and pictures shown", unit="mean per episode", metrics=("turns", "shown_images"), from_zero=True
-    ),
-    PanelSpec(
-        title="Tool calls",
-        unit="mean per episode",
-        metrics=("tool_calls", "malformed_calls", "failed_calls"),
-        from_zero=True,
-    ),
-    PanelSpec(
-        title="Episodes cut short",
-        unit="share of episodes",
-        metrics=("over_turn", "environment_failed", "masked"),
-        is_share=True,
-    ),
-    PanelSpec(
-        title="Levels", unit="mean per episode", metrics=("solved", "boxes_on_goals", "optimality"), from_zero=True
-    ),
-    PanelSpec(title="Moves", unit="mean per episode", metrics=("moves", "invalid_moves", "pushes"), from_zero=True),
-    PanelSpec(title="Loss", unit="nats, per token or per pair", metrics=("loss", "eval_loss")),
-    PanelSpec(
-        title="Pairs ranked correctly",
-        unit="share of pairs",
-        metrics=("pair_accuracy", "eval_pair_accuracy"),
-        is_share=True,
-    ),
-    PanelSpec(title="Reward margin", unit="mean per pair", metrics=("reward_margin", "eval_reward_margin")),
-    PanelSpec(
-        title="Rewards of both responses", unit="mean per response", metrics=("chosen_reward", "rejected_reward")
-    ),
-    PanelSpec(
-        title="Log-probs of responses", unit="nats per response", metrics=("chosen_log_prob", "rejected_log_prob")
-    ),
-    PanelSpec(
-        title="Groups dropped",
-        unit="per step",
-        metrics=("filtered_groups", *(f"filtered_groups/{reason}" for reason in DROP_WORDS)),
+        *("Groups dropped", "per step", ("filtered_groups", *(f"filtered_groups/{reason}" for reason in DROP_WORDS))),
         from_zero=True,
         hidden_at_zero=True,
     ),
-    PanelSpec(title="Response length", unit="tokens", metrics=("response_length",), from_zero=True),
-    PanelSpec(title="Truncated", unit="share of responses", metrics=("truncated_rate",), is_share=True),
-    PanelSpec(title="KL divergence", unit="nats, to the reference", metrics=("kl",), hidden_at_zero=True),
-    PanelSpec(title="Policy loss", unit="per update", metrics=("policy_loss",)),
-    PanelSpec(title="Critic loss", unit="per update", metrics=("critic_loss",)),
-    PanelSpec(title="Values and returns", unit="mean per token", metrics=("values", "returns")),
+    PanelSpec("Response length", "tokens", ("response_length",), from_zero=True),
+    PanelSpec("Truncated", "share of responses", ("truncated_rate",), is_share=True),
+    PanelSpec("KL divergence", "nats, to the reference", ("kl",), hidden_at_zero=True),
+    PanelSpec("Policy loss", "per update", ("policy_loss",)),
+    PanelSpec("Critic loss", "per update", ("critic_loss",)),
+    PanelSpec("Values and returns", "mean per token", ("values", "returns")),
+    PanelSpec("Gradient norm", "before clipping", ("actor_grad_norm", "critic_grad_norm", "grad_norm")),
     PanelSpec(
-        title="Gradient norm", unit="before clipping", metrics=("actor_grad_norm", "critic_grad_norm", "grad_norm")
-    ),
-    PanelSpec(
-        title="Updates skipped",
-        unit="per step, overflow of fp16",
-        metrics=("skipped_updates", "critic_skipped_updates"),
+        *("Updates skipped", "per step, overflow of fp16", ("skipped_updates", "critic_skipped_updates")),
         from_zero=True,
         smoothed=False,
         hidden_at_zero=True,
     ),
-    PanelSpec(title="Learning rate", unit="", metrics=("actor_lr", "critic_lr", "lr"), from_zero=True, smoothed=False),
+    PanelSpec("Learning rate", "", ("actor_lr", "critic_lr", "lr"), from_zero=True, smoothed=False),
     PanelSpec(
-        title="Age of weights",
-        unit="updates, of a step's samples",
-        metrics=(f"{ASYNC_PREFIX}staleness_mean", f"{ASYNC_PREFIX}staleness_max"),
+        *("Age of weights", "updates, of a step's samples", ("async/staleness_mean", "async/staleness_max")),
         from_zero=True,
         smoothed=False,
     ),
     PanelSpec(
-        title="Samples of older weights",
-        unit="share of responses",
-        metrics=(f"{ASYNC_PREFIX}stale_samples", f"{ASYNC_PREFIX}partial_samples"),
+        *("Samples of older weights", "share of responses", ("async/stale_samples", "async/partial_samples")),
         is_share=True,
     ),
-    PanelSpec(title="Throughput", unit="tokens per second", metrics=("tokens_per_second",), from_zero=True),
+    PanelSpec("Throughput", "tokens per second", ("tokens_per_second",), from_zero=True),
 )
 
 
@@ -157,18 +122,12 @@ class Panel:
 def panels(metrics: MetricLog) -> list[Panel]:
     """Return the panels of the known metrics, ending with the weights of reward parts and the seconds per phase."""
     weighted = [name for name in metrics.names if name.startswith(WEIGHT_PREFIX)]
-    weights = PanelSpec(
-        title="Weights of reward parts", unit="", metrics=tuple(weighted[:MAX_LINES]), from_zero=True, smoothed=False
-    )
-    held_out = PanelSpec(
-        title="Held-out rows",
-        unit="share solved, by data source",
-        metrics=tuple(filter(HELD_OUT.fullmatch, metrics.names))[:MAX_LINES],
-        is_share=True,
-    )
+    weights = PanelSpec("Weights of reward parts", "", tuple(weighted[:MAX_LINES]), from_zero=True, smoothed=False)
+    evaluated = tuple(filter(HELD_OUT.fullmatch, metrics.names))
+    held_out = PanelSpec("Held-out rows", "share solved, by data source", evaluated[:MAX_LINES], is_share=True)
     phases = [name for name in metrics.names if name.startswith(TIMING_PREFIX)]
     phases.sort(key=lambda name: -_mean(metrics.series(name)))
-    timing = PanelSpec(title="Time per phase", unit="seconds", metrics=tuple(phases[:MAX_LINES]), from_zero=True)
+    timing = PanelSpec("Time per phase", "seconds", tuple(phases[:MAX_LINES]), from_zero=True)
     drawn = [_panel(spec, metrics=metrics) for spec in (held_out, *PANELS, weights, timing)]
     return [panel for panel in drawn if is_worth_showing(panel)]
 
@@ -183,10 +142,7 @@ def other_panels(metrics: MetricLog) -> list[Panel]:
     known = {name for panel in panels(metrics) for name in panel.spec.metrics}
     # Times are drawn on the time line.
     rest = [name for name in metrics.names if name not in known and not name.startswith(SPAN_PREFIX)]
-    return [
-        _panel(PanelSpec(title=name, unit="", metrics=(name,), is_share=is_share(name)), metrics=metrics)
-        for name in rest
-    ]
+    return [_panel(PanelSpec(name, "", (name,), is_share=is_share(name)), metrics=metrics) for name in rest]
 
 
 def is_share(metric: str) -> bool:
@@ -345,7 +301,7 @@ def _singles(spec: PanelSpec, *, names: Collection[str]) -> list[PanelSpec]:
 def _rest(metric: str) -> PanelSpec:
     is_timing = metric.startswith(TIMING_PREFIX)
     unit = "seconds" if is_timing else ""
-    return PanelSpec(title=metric, unit=unit, metrics=(metric,), from_zero=is_timing, is_share=is_share(metric))
+    return PanelSpec(metric, unit, (metric,), from_zero=is_timing, is_share=is_share(metric))
 
 
 def _shared_panel(spec: PanelSpec, *, curves: Sequence[Curve]) -> Panel:
