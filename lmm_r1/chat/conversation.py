@@ -152,10 +152,7 @@ def saved_path(argument: str) -> Path:
 
 
 def save(path: Path, conversation: Conversation, *, sampling: ChatSampling, model: str) -> None:
-    """Write the conversation as a row file of one row.
-
-    Raises UserError if nothing can be written, or the file holds anything but a conversation of this kind.
-    """
+    """Write the conversation as a row file of one row."""
     if path.is_file() and not is_saved_conversation(path):
         raise UserError(f"{path}: exists and holds no saved conversation; choose another name")
     row = {

@@ -335,10 +335,7 @@ def run_chat(config: ChatConfig) -> bool:
 
 
 def converse(session: ChatSession, lines: Iterable[str], *, ends_when_stopped: bool) -> bool:
-    """Handle every line until the user leaves, and return whether all of them succeeded.
-
-    Raises KeyboardInterrupt after an answer was stopped, if `ends_when_stopped`.
-    """
+    """Handle every line until the user leaves, and return whether all of them succeeded."""
     all_well = True
     for line in lines:
         try:

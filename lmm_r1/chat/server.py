@@ -64,16 +64,12 @@ class _Taken(Iterator[tuple[int, Row]]):
 class ServedModel:
     """Answers conversations in the order of arrival; those with the same sampling settings are computed together.
 
-    Belongs to the event loop in which `start` ran. One thread loads the engine and runs it, because PyTorch gives each
+    At most `max_waiting` responses may wait, unless none waits. It belongs to the event loop of `start`. One thread loads the engine and runs it, because PyTorch gives each
     computing thread its own threads, which would compete on a CPU.
     """
 
     def __init__(self, load: Callable[[], ChatModel], *, max_waiting: int) -> None:
-        """Load the model; raises its errors.
-
-        Args:
-            max_waiting: the most responses that may wait; further conversations are refused, unless none waits.
-        """
+        """Load the model; raises its errors."""
         self._max_waiting = max_waiting
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
         self.model = self._thread.submit(load).result()
@@ -219,11 +215,7 @@ class ChatService:
     def __init__(
         self, model: ServedModel, *, name: str, media: MediaAccess, max_new_tokens: int | None, max_choices: int
     ) -> None:
-        """Args:
-        name: the model's name for clients.
-        max_new_tokens: the default limit of a response; None allows what the conversation leaves.
-        max_choices: the most responses to one request.
-        """
+        # Without `max_new_tokens`, a response may take what the conversation leaves.
         self.model = model
         self.name = name
         self._media = media
@@ -298,12 +290,7 @@ class ChatService:
 
 
 def create_app(service: ChatService, *, limits: ServiceLimits, token: str | None, log_sample_share: float) -> FastAPI:
-    """Return the application, whose model answers from startup to shutdown; `app.state.refuse()` ends open requests.
-
-    Args:
-        token: the bearer token that requests must have; None requires none.
-        log_sample_share: the share of responses, from 0 to 1, that the access log shows in full.
-    """
+    """Return the application, whose model answers from startup to shutdown; `app.state.refuse()` ends open requests."""
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:

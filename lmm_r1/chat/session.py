@@ -29,11 +29,6 @@ class EpisodeScreen:
     """Shows an episode while it is played: each turn as an answer, followed by the environment's reply."""
 
     def __init__(self, screen: Screen, *, environment: str, thinking: bool, pictures: PictureFolder | None) -> None:
-        """Args:
-        environment: its name.
-        thinking: whether the prompt has already opened the first thought of a turn.
-        pictures: where to write pictures that the environment shows; None writes none.
-        """
         self._screen, self._environment, self._thinking, self._pictures = screen, environment, thinking, pictures
         self._writer: AnswerWriter | None = None
 
@@ -136,10 +131,7 @@ def dragged_image(line: str) -> str | None:
 
 
 def read_image(source: str) -> Attachment:
-    """Return an image, decoded once to check it; one from a URL is kept, because it may disappear.
-
-    Raises UserError for an image that is missing or damaged.
-    """
+    """Return an image, decoded once to check it; one from a URL is kept, because it may disappear."""
     try:
         image = load_image(ImagePart(source), location="the image")
     except UserError as error:

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from fractions import Fraction
+from functools import partial
 from statistics import fmean
-from typing import Any
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from lmm_r1.errors import UserError
 from lmm_r1.evaluation.scores import SampleScores, by_datasource, summarize
 from lmm_r1.records.responses import JudgedResponse, by_row
 
+Record = dict[str, object]
 CONFIDENCE = 0.95
 BATCH_VALUES = 4_000_000
 """How many resampled values are in memory at a time."""
@@ -85,16 +86,12 @@ def compare_rows(
     resamples: int,
     seed: int,
 ) -> Comparison:
-    """Return the paired comparison of two sets of accuracies by row index, which share at least one row.
-
-    Args:
-        baseline: the name of the first set; `checkpoint` is that of the second.
-    """
+    """Return the paired comparison of two sets of accuracies by row index, which share at least one row."""
     shared = [index for index in first if index in second]
     differences = [second[index] - first[index] for index in shared]
     values = [float(difference) for difference in differences]
-    interval = mean_interval(values, resamples=resamples, seed=seed, confidence=CONFIDENCE)
-    test = paired_test(differences)
+    low, high = mean_interval(values, resamples=resamples, seed=seed)
+    p_value, test = paired_test(differences)
     return Comparison(
         baseline=baseline,
         checkpoint=checkpoint,
@@ -103,10 +100,10 @@ def compare_rows(
         rows=len(shared),
         rows_of_one=len(first) + len(second) - 2 * len(shared),
         difference=fmean(values),
-        low=interval.low,
-        high=interval.high,
-        p_value=test.p_value,
-        test=test.method,
+        low=low,
+        high=high,
+        p_value=p_value,
+        test=test,
         better_rows=sum(difference > 0 for difference in differences),
         worse_rows=sum(difference < 0 for difference in differences),
     )
@@ -126,19 +123,11 @@ def _check_same(first: JudgedResponse, second: JudgedResponse) -> None:
             )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Interval:
-    low: float
-    high: float
-
-
-def mean_interval(values: Sequence[float], *, resamples: int, seed: int, confidence: float) -> Interval:
+def mean_interval(values: Sequence[float], *, resamples: int, seed: int) -> tuple[float, float]:
     """Return the percentile interval of the mean of the rows' values, by resampling rows (Efron 1979).
 
-    For the differences between two checkpoints on the same rows, this is the paired bootstrap.
-
-    Args:
-        confidence: the share of the resampled means inside the interval, such as 0.95.
+    It holds `CONFIDENCE` of the resampled means. For the differences between two checkpoints on the same rows, this is
+    the paired bootstrap.
     """
     rows = np.asarray(values, dtype=np.float64)  # (R,)
     generator = np.random.default_rng(seed)
@@ -147,18 +136,12 @@ def mean_interval(values: Sequence[float], *, resamples: int, seed: int, confide
         rows[generator.integers(len(rows), size=(min(batch, resamples - start), len(rows)))].mean(axis=1)
         for start in range(0, resamples, batch)
     ]
-    low, high = np.quantile(np.concatenate(means), [(1 - confidence) / 2, (1 + confidence) / 2])
-    return Interval(low=float(low), high=float(high))
+    low, high = np.quantile(np.concatenate(means), [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    return float(low), float(high)
 
 
-@dataclass(frozen=True, kw_only=True)
-class PairedTest:
-    p_value: float
-    method: str
-
-
-def paired_test(differences: Sequence[Fraction]) -> PairedTest:
-    """Return the p-value of rows' differences under the hypothesis that each has either sign with equal probability.
+def paired_test(differences: Sequence[Fraction]) -> tuple[float, str]:
+    """Return the two-sided p-value of rows' differences if each has either sign with equal probability, and the test.
 
     The test of the sum counts all 2^R choices of signs; with one sample per row it is McNemar's exact test. If there are too
     many different sums, it is the sign test.
@@ -167,9 +150,9 @@ def paired_test(differences: Sequence[Fraction]) -> PairedTest:
     scale = math.lcm(*(difference.denominator for difference in moved)) if moved else 1
     steps = [int(abs(difference) * scale) for difference in moved]
     if len(steps) * sum(steps) > MAX_OPERATIONS:
-        return PairedTest(p_value=sign_test(moved), method="sign test")
+        return sign_test(moved), "sign test"
     observed = int(abs(sum(moved, Fraction(0))) * scale)
-    return PairedTest(p_value=_share_of_sums(steps, reaching=observed), method="sign-flip permutation test")
+    return _share_of_sums(steps, reaching=observed), "sign-flip permutation test"
 
 
 def sign_test(differences: Sequence[Fraction]) -> float:
@@ -315,21 +298,17 @@ def build_board(
     settings: Mapping[str, object],
     rejudged: Sequence[Rejudged] = (),
 ) -> Board:
-    """Return every score, and the comparison of each other checkpoint with the baseline, per file and verifier.
-
-    Args:
-        resamples: for the bootstrap, as is `seed`.
-    """
+    """Return every score, and the comparison of each other checkpoint with the baseline, per file and verifier."""
     cells: dict[tuple[str, str], Cell] = {}
     for file in files:
         answered = {one.name: one for one in checkpoints if file.name in one.files}
         # The same limit for all of them, so that they fit one table.
         turns = max((_most_turns(one.files[file.name]) for one in answered.values()), default=0)
-        asked: dict[str, Any] = {"verifiers": file.verifiers, "ks": file.ks, "most_turns": turns}
+        scored = partial(summarize, verifiers=file.verifiers, ks=file.ks, most_turns=turns)
         for name, one in answered.items():
             cells[name, file.name] = Cell(
-                all=summarize(one.files[file.name], **asked),
-                datasources=by_datasource(one.files[file.name], **asked),
+                all=scored(one.files[file.name]),
+                datasources={name: scored(own) for name, own in by_datasource(one.files[file.name]).items()},
                 seconds=one.seconds.get(file.name),
             )
     (first,) = (checkpoint for checkpoint in checkpoints if checkpoint.name == baseline)
@@ -355,7 +334,7 @@ def _most_turns(responses: Sequence[JudgedResponse]) -> int:
     return max((response.episode.turns for response in responses if response.episode is not None), default=0)
 
 
-def board_record(board: Board) -> dict[str, Any]:
+def board_record(board: Board) -> Record:
     """Return an evaluation as plain values: settings, files, checkpoints with their scores per file, comparisons."""
     return {
         "settings": dict(board.settings),
@@ -378,7 +357,7 @@ def board_record(board: Board) -> dict[str, Any]:
     }
 
 
-def _rejudged(one: Rejudged) -> dict[str, Any]:
+def _rejudged(one: Rejudged) -> Record:
     return {
         "file": one.file,
         "harness": one.harness,
@@ -388,7 +367,7 @@ def _rejudged(one: Rejudged) -> dict[str, Any]:
     }
 
 
-def _file(file: MeasuredFile) -> dict[str, Any]:
+def _file(file: MeasuredFile) -> Record:
     return {
         "source": file.source,
         "verifiers": list(file.verifiers),
@@ -398,13 +377,13 @@ def _file(file: MeasuredFile) -> dict[str, Any]:
     }
 
 
-def _cell(cell: Cell, *, file: MeasuredFile) -> dict[str, Any]:
+def _cell(cell: Cell, *, file: MeasuredFile) -> Record:
     sources = {name: _scores(scores, verifier=file.verifier) for name, scores in cell.datasources.items()}
     seconds = {} if cell.seconds is None else {"seconds": cell.seconds}
     return {**_scores(cell.all, verifier=file.verifier), **seconds, "datasources": sources}
 
 
-def _scores(scores: SampleScores, *, verifier: str) -> dict[str, Any]:
+def _scores(scores: SampleScores, *, verifier: str) -> Record:
     """Return the scores of all verifiers, preceded by the accuracy of the file's own verifier."""
     accuracy = scores.verifiers[verifier].accuracy
     found = asdict(scores)

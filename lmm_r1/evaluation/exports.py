@@ -34,12 +34,7 @@ _OPTION_LISTS = ("choices", "options")
 def check_exports(
     templates: Sequence[str], *, checkpoints: Sequence[str], files: Mapping[str, int], taken: Iterable[str | Path] = ()
 ) -> None:
-    """Raise UserError, before anything is measured, for an unsupported format or a name that several exports would have.
-
-    Args:
-        files: samples per row by the name of the file.
-        taken: other files that the command reads or writes.
-    """
+    """Raise UserError, before anything is measured, for an unsupported format or a name that several exports would have."""
     used = {Path(path).resolve() for path in taken}
     for template in templates:
         suffix = Path(template).suffix
@@ -76,11 +71,7 @@ def write_exports(
     files: Sequence[MeasuredFile],
     columns: Mapping[str, Columns],
 ) -> list[Path]:
-    """Write every checkpoint's responses to every file and return the paths.
-
-    Args:
-        columns: by the name of the file, as returned by `source_columns`.
-    """
+    """Write every checkpoint's responses to every file and return the paths."""
     written = []
     for file in files:
         for checkpoint in checkpoints:

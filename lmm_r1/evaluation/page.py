@@ -302,11 +302,7 @@ class RejudgedView:
 
 
 def build_page(board: Board, *, written_at: datetime | None = None) -> str:
-    """Return the page of an evaluation as HTML.
-
-    Args:
-        written_at: the time of writing shown on the page; None is now.
-    """
+    """Return the page of an evaluation as HTML."""
     return (
         page_templates(Path(__file__).parent, filters=FILTERS)
         .get_template("scoreboard.html.j2")

@@ -81,11 +81,7 @@ def image_uri(source: ImageSource, *, location: str) -> str:
 
 
 def data_uri(content: bytes, *, max_bytes: int = MAX_BYTES) -> str:
-    """Return an image as a data URI; one larger than `max_bytes` is scaled down to 320 or 640 pixels per side.
-
-    Raises:
-        ImageError: the bytes are not a PNG, JPEG, WebP or GIF image.
-    """
+    """Return an image as a data URI; one larger than `max_bytes` is scaled down to 320 or 640 pixels per side."""
     try:
         with PIL.Image.open(io.BytesIO(content), formats=list(MIME_TYPES)) as image:
             image.load()

@@ -65,13 +65,7 @@ Record = dict[str, object]
 def find_metric(
     records: Sequence[Record], *, path: Path, wanted: str | None, names: Sequence[str], sole: bool
 ) -> tuple[str | None, list[str]]:
-    """Return the field of the records' own verdicts, None if there is none, and notes on rejected fields.
-
-    Args:
-        wanted: the field that the user named, with dots into objects.
-        names: the candidate fields, the most likely first.
-        sole: raise an error if several fit, instead of taking the first.
-    """
+    """Return the field of the records' own verdicts, None if there is none, and notes on rejected fields."""
     if wanted is not None:
         wrong = _unfit(records, wanted)
         if wrong is not None:
@@ -465,12 +459,7 @@ SAMPLES_SUFFIX = ".jsonl"
 
 
 def read_predictions(path: Path, *, metric: str | None = None, max_rows: int | None = None) -> Predictions:
-    """Return the contents of a file of VLMEvalKit or lmms-eval.
-
-    Args:
-        metric: the field with the file's own verdicts; None detects it.
-        max_rows: the number of rows to read; None reads all.
-    """
+    """Return the contents of a file of VLMEvalKit or lmms-eval."""
     records = list(itertools.islice(_records(path), max_rows))
     if all(map(is_lmms_eval, records)):
         found = lmms_eval_predictions(path, records, metric=metric)

@@ -101,15 +101,7 @@ class RejudgedFiles:
 def rejudge(
     config: EvaluateConfig, files: Mapping[str, str], data: Mapping[str, str], *, report: Callable[[str], None]
 ) -> RejudgedFiles:
-    """Return our verifiers' verdicts on files of predictions, and where they differ from the files' own.
-
-    Raises UserError for a file that cannot be read, or without a row that can be judged.
-
-    Args:
-        files: paths by name.
-        data: row files with the images, by the name of the file of predictions.
-        report: gets notes for the user, line by line.
-    """
+    """Return our verifiers' verdicts on files of predictions, and where they differ from the files' own."""
     for name in data:
         if name not in files:
             raise UserError(

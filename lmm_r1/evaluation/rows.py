@@ -252,15 +252,7 @@ def answer_files(
     report: Callable[[str], None],
     pictures: PictureFolder | None = None,
 ) -> dict[str, AnsweredRows]:
-    """Return a model's responses to the rows of each file; `report` gets a line now and then.
-
-    Raises UserError if the engine cannot be started, or cannot take any row of a file.
-
-    Args:
-        make: makes the model's engine.
-        model: the model's name in the lines.
-        pictures: the folder for pictures that episodes have shown.
-    """
+    """Return a model's responses to the rows of each file; `report` gets a line now and then."""
     with contextlib.closing(make()) as engine:
         return {
             name: _answers(engine, rows, sampling[name], what=f"{model}: {name}", report=report, pictures=pictures)
@@ -304,12 +296,7 @@ def judge_responses(
     row_set: RowSet,
     judges: Mapping[str, VerifierJudge],
 ) -> list[JudgedResponse]:
-    """Return the responses with the verdicts of the file's verifiers, all samples of a row together.
-
-    Args:
-        completions: by the row's index in the file.
-        judges: the running judges by verifier; verifiers that judge by an environment's reward have none.
-    """
+    """Return the responses with the verdicts of the file's verifiers, all samples of a row together."""
     asked = [
         (index, row_set.rows[index], sample, completion)
         for index, samples in completions.items()
@@ -400,11 +387,7 @@ def saved_checkpoints(entries: Sequence[str], *, fewest: int = 2) -> list[Checkp
 
 
 def saved_files(checkpoints: Sequence[CheckpointResponses], *, ks: tuple[int, ...] = ()) -> list[MeasuredFile]:
-    """Return the files that the checkpoints answered, with the verifiers that judged all of them.
-
-    Args:
-        ks: for pass@k and majority@k; by default the powers of two up to the fewest samples of a row.
-    """
+    """Return the files that the checkpoints answered, with the verifiers that judged all of them."""
     names = dict.fromkeys(name for checkpoint in checkpoints for name in checkpoint.files)
     return [_file(name, [own.files[name] for own in checkpoints if name in own.files], ks=ks) for name in names]
 

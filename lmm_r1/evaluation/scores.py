@@ -147,13 +147,7 @@ class SampleScores:
 def summarize(
     responses: Sequence[JudgedResponse], *, verifiers: Sequence[str], ks: Sequence[int], most_turns: int = 0
 ) -> SampleScores:
-    """Return the scores of one checkpoint's responses to one or more rows of one file.
-
-    Args:
-        verifiers: every response must have their verdicts.
-        ks: the k of pass@k and majority@k; no row may have fewer samples.
-        most_turns: the highest turn limit in `within_turns`; 0 for single responses.
-    """
+    """Return the scores of one checkpoint's responses to one or more rows of one file."""
     rows = by_row(responses)
     tokens = [response.response_tokens for response in responses if response.response_tokens is not None]
     truncated = [response.truncated for response in responses if response.truncated is not None]
@@ -173,13 +167,12 @@ def summarize(
     )
 
 
-def by_datasource(
-    responses: Sequence[JudgedResponse], *, verifiers: Sequence[str], ks: Sequence[int], most_turns: int = 0
-) -> dict[str, SampleScores]:
+def by_datasource(responses: Sequence[JudgedResponse]) -> dict[str, list[JudgedResponse]]:
+    """Return the responses of each data source, in the order of first occurrence."""
     sources: dict[str, list[JudgedResponse]] = {}
     for response in responses:
         sources.setdefault(response.datasource, []).append(response)
-    return {name: summarize(own, verifiers=verifiers, ks=ks, most_turns=most_turns) for name, own in sources.items()}
+    return sources
 
 
 def _verifier_scores(
@@ -196,7 +189,9 @@ def _verifier_scores(
     right = [[verdict.right for verdict in row] for row in verdicts]
     return VerifierScores(
         accuracy=clustered_mean([[verdict.score for verdict in row] for row in verdicts]),
-        pass_at_k={k: mean_pass_at_k(right, k=k) for k in ks},
+        pass_at_k={
+            k: clustered_mean([[pass_at_k(samples=len(row), right=sum(row), k=k)] for row in right]) for k in ks
+        },
         majority_at_k={k: majority_at_k(ballots, k=k) for k in ks},
         timed_out=sum(verdict.timed_out for row in verdicts for verdict in row),
         ungradable_rows=sum(row[0].parts.get("ungradable", 0.0) > 0 for row in verdicts),
@@ -227,11 +222,6 @@ def pass_at_k(*, samples: int, right: int, k: int) -> float:
     if samples - right < k:
         return 1.0
     return 1.0 - math.prod(1.0 - k / place for place in range(samples - right + 1, samples + 1))
-
-
-def mean_pass_at_k(verdicts: Sequence[Sequence[bool]], *, k: int) -> ScoreEstimate:
-    """Return the mean of `pass_at_k` over rows, each given by whether its samples are right."""
-    return clustered_mean([[pass_at_k(samples=len(row), right=sum(row), k=k)] for row in verdicts])
 
 
 def powers_of_two(limit: int) -> list[int]:
@@ -265,10 +255,7 @@ def vote_of(response: str, *, verifier: str) -> str | None:
 
 
 def majority_is_right(ballots: Sequence[Ballot]) -> bool:
-    """Return whether the answer with the most votes is correct; of equally frequent ones, the first counts.
-
-    False if no sample votes.
-    """
+    """Return whether the answer with the most votes is correct; of equally frequent ones, the first counts."""
     votes = Counter(ballot.vote for ballot in ballots if ballot.vote is not None)
     if not votes:
         return False

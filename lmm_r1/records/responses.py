@@ -81,10 +81,7 @@ class JudgedResponse:
 
 
 def write_responses(path: Path, responses: Iterable[JudgedResponse], *, append: bool) -> None:
-    """Write one line per response: append to the file, or replace it as a whole.
-
-    Raises UserError if nothing can be written.
-    """
+    """Write one line per response: append to the file, or replace it as a whole."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

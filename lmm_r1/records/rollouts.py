@@ -282,11 +282,7 @@ class SampledResponse:
         said: tuple[RecordedTurn, ...] = (),
         dropped: str | None = None,
     ) -> SampledResponse:
-        """Return the record of a sample that has its reward.
-
-        Args:
-            said: the turns of an episode, as returned by `keep_turns`.
-        """
+        """Return the record of a sample that has its reward."""
         played = sample.played
         return cls(
             step=step,

@@ -173,11 +173,7 @@ class RunFolder:
         append_metrics(self.path / METRICS_FILE, step=step, seconds=now - self.started, values=values)
 
     def spans(self, spans: Mapping[str, tuple[float, float]], *, now: float) -> dict[str, float]:
-        """Return the times at which parts of a step began and ended as metrics, in seconds since the stage started.
-
-        Args:
-            spans: begin and end of each part by name, by a clock that shows `now`.
-        """
+        """Return the times at which parts of a step began and ended as metrics, in seconds since the stage started."""
         seconds = time.time() - self.started
         return {
             f"{SPAN_PREFIX}{name}_{end}": round(seconds + at - now, 3)
@@ -202,22 +198,11 @@ class RunFolder:
         return append_rollout(self.path, response, messages=messages, location=location)
 
     def turns(self, said: Sequence[Said], *, location: str) -> tuple[RecordedTurn, ...]:
-        """Return the turns of an episode as recorded; each picture is stored once under images/.
-
-        Args:
-            location: the row's location, for messages.
-        """
+        """Return the turns of an episode as recorded; each picture is stored once under images/."""
         return keep_turns(said, folder=self.path, location=location)
 
     def restarted(self, *, number: int, step: int | None, saved: int, lost: str) -> None:
-        """Append a restart, which a resumed run keeps.
-
-        Args:
-            number: counts this command's restarts, from 1.
-            step: the last step that was made; None if none was begun.
-            saved: the step from which the run continues; 0 if it starts over.
-            lost: what was lost.
-        """
+        """Append a restart, which a resumed run keeps."""
         now = datetime.now(tz=timezone.utc).isoformat(timespec="seconds")
         record = {"restart": number, "at": now, STEP: step, "saved": saved, "lost": lost}
         append_json_lines(self.path / RESTARTS_FILE, [record])
@@ -301,11 +286,7 @@ class StageSummary:
 def write_stage(
     folder: Path, *, name: str, kind: str, steps: int, seconds: float, started: float, finished: float
 ) -> None:
-    """Write the stage.json of a run folder.
-
-    Args:
-        started: when its first session began, in seconds since the epoch, like `finished`.
-    """
+    """Write the stage.json of a run folder."""
     stage = StageSummary(
         name=name,
         kind=kind,
@@ -386,6 +367,14 @@ class Run:
     @property
     def last_sign_at(self) -> datetime | None:
         return max((stage.last_sign_at for stage in self.stages if stage.last_sign_at), default=None)
+
+    @property
+    def steps(self) -> int:
+        return sum(stage.steps for stage in self.stages)
+
+    @property
+    def seconds(self) -> float:
+        return sum(stage.seconds for stage in self.stages)
 
     def held_out(self, stage: Stage) -> dict[str, FileScores]:
         """Return the held-out scores of a stage by row file, empty if it was not evaluated."""

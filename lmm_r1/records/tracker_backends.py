@@ -417,10 +417,7 @@ def check_trackers(logger: LoggerConfig) -> None:
 
 
 def open_trackers(config: PPOConfig | SupervisedConfig, *, folder: Path, resumed: bool) -> Trackers:
-    """Return the run's trackers, each of which continues its earlier run if the training is `resumed`.
-
-    Raises UserError, with none left open, when one cannot be opened.
-    """
+    """Return the run's trackers, each of which continues its earlier run if the training is `resumed`."""
     logger = config.logger
     check_trackers(logger)
     record = TrackerRecord(folder / TRACKERS_FILE, resumed=resumed)

@@ -122,11 +122,7 @@ def _images_of(sample: Generation, *, index: int) -> list[ShownImage]:
 
 
 def make_generation(response: SampledResponse, *, messages: Sequence[Mapping[str, Any]], folder: Path) -> Generation:
-    """Return a rollout as it is shown.
-
-    Args:
-        messages: its prompt as the run folder keeps it.
-    """
+    """Return a rollout as it is shown."""
     assert response.reward is not None, "only a line that is read can lack its reward"
     parts = [part for message in messages for part in message["content"]]
     return Generation(
@@ -175,10 +171,7 @@ class TrackerRecord:
     """The content of trackers.json, which is rewritten atomically at every change."""
 
     def __init__(self, path: Path, *, resumed: bool) -> None:
-        """Read the records of an earlier session if `resumed`; a new run discards them.
-
-        Raises UserError if the file cannot be read.
-        """
+        """Read the records of an earlier session if `resumed`; a new run discards them."""
         self.path = path
         self._entries = _read(path) if resumed and path.exists() else {}
         self._before = {name: dict(entry.last_steps) for name, entry in self._entries.items()}

@@ -49,12 +49,7 @@ class Axis:
 
 
 def nice_axis(low: float, high: float, *, start: float, end: float, tight: bool = False, whole: bool = False) -> Axis:
-    """Return an axis that covers `low` to `high` with about four round intervals.
-
-    Args:
-        tight: end exactly at low and high instead of at the next ticks.
-        whole: place ticks at least 1 apart.
-    """
+    """Return an axis that covers `low` to `high` with about four round intervals."""
     if high - low <= max(1e-12 * max(abs(low), abs(high)), SMALLEST_SPAN):
         margin = 1.0 if whole or low == 0 else abs(low) / 2
         low, high = low - margin, high + margin
@@ -328,11 +323,7 @@ class BarChart:
 
 
 def bar_chart(stages: Sequence[tuple[str, Sequence[BarSpec]]]) -> BarChart | None:
-    """Return the drawing of the stages that were evaluated, None if none was.
-
-    Args:
-        stages: one group of bars per stage, with the bars in the same order in all groups.
-    """
+    """Return the drawing of the stages that were evaluated, None if none was."""
     evaluated = [(name, bars) for name, bars in stages if any(bar.accuracy is not None for bar in bars)]
     if not evaluated:
         return None

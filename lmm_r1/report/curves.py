@@ -237,6 +237,10 @@ class Overlay:
     panels: tuple[Panel, ...]
     other_panels: tuple[Panel, ...]
 
+    @property
+    def is_smoothed(self) -> bool:
+        return any(smoothing_window(len(curve.stage.metrics.rows)) > 1 for curve in self.curves)
+
 
 def run_color(run: int) -> int:
     """Return the colour of a run on the whole page, from 1 to 8."""

@@ -15,7 +15,6 @@ from lmm_r1.records.run_folder import Run, Stage
 from lmm_r1.report.charts import (
     BarChart,
     BarSpec,
-    LineChart,
     TimeLine,
     bar_chart,
     difference_interval,
@@ -25,7 +24,7 @@ from lmm_r1.report.charts import (
 from lmm_r1.report.curves import (
     COLORS,
     MAX_POINTS,
-    Overlay,
+    Panel,
     other_panels,
     overlays,
     panels,
@@ -47,7 +46,6 @@ from lmm_r1.report.stages import (
     settings_differences,
     stage_before,
     stage_rows,
-    total_seconds,
     without_secrets,
 )
 
@@ -59,8 +57,8 @@ SAMPLING_SETTINGS = ("temperature", "top_p", "n_samples", "max_new_tokens", "dty
 class StageView:
     stage: Stage
     anchor: str
-    charts: tuple[LineChart, ...]
-    other_charts: tuple[LineChart, ...]
+    panels: Sequence[Panel]
+    other_panels: Sequence[Panel]
     time_line: TimeLine | None
     is_smoothed: bool
     steps_per_point: int
@@ -82,18 +80,12 @@ def build_report(
     max_rollouts: int = DEFAULT_MAX_ROLLOUTS,
     written_at: datetime | None = None,
 ) -> str:
-    """Return the page of a run as HTML.
-
-    Args:
-        seconds: the duration of the whole run; None takes the sum over the stages.
-        max_rollouts: the most rollouts to embed, spread evenly over the steps.
-        written_at: the time of writing shown on the page; None is now.
-    """
+    """Return the page of a run as HTML, with at most `max_rollouts` rollouts; `seconds` replaces the sum over its stages."""
     rows = stage_rows(run)
     files = run.evaluation.file_names
     series = [Series(run=run.name, stage=stage, color=at % COLORS + 1) for at, stage in enumerate(run.stages)]
     sample = sample_rollouts(series, limit=max_rollouts)
-    seconds = total_seconds(run) if seconds is None else seconds
+    seconds = run.seconds if seconds is None else seconds
     return render(
         "page.html.j2",
         run=run,
@@ -113,7 +105,8 @@ def build_report(
 
 def render(template: str, **values: object) -> str:
     """Return a page as HTML; all values in a template are escaped."""
-    return page_templates(Path(__file__).parent, filters=FILTERS).get_template(template).render(**values)
+    filters = FILTERS | {"line_chart": line_chart}
+    return page_templates(Path(__file__).parent, filters=filters).get_template(template).render(**values)
 
 
 def _bars(row: StageRow, *, files: Sequence[str]) -> list[BarSpec]:
@@ -125,8 +118,8 @@ def _stage_view(stage: Stage, *, number: int) -> StageView:
     return StageView(
         stage=stage,
         anchor=f"stage-{number}",
-        charts=tuple(line_chart(panel) for panel in panels(stage.metrics)),
-        other_charts=tuple(line_chart(panel) for panel in other_panels(stage.metrics)),
+        panels=panels(stage.metrics),
+        other_panels=other_panels(stage.metrics),
         time_line=time_line(stage.metrics),
         is_smoothed=smoothing_window(len(stage.metrics.rows)) > 1,
         steps_per_point=math.ceil(len(stage.metrics.rows) / MAX_POINTS),
@@ -149,12 +142,11 @@ def _headlines(run: Run, *, rows: list[StageRow], seconds: float) -> list[Headli
         )
         for name, cell, accuracy in filter(None, reached)
     ]
-    steps = sum(stage.steps for stage in run.stages)
     count = len(run.stages)
     took = Headline(
         title="Time",
         value=duration(seconds),
-        remark=f"{steps:,} steps in {count} {'stage' if count == 1 else 'stages'}",
+        remark=f"{run.steps:,} steps in {count} {'stage' if count == 1 else 'stages'}",
     )
     return [*held_out, took]
 
@@ -181,31 +173,8 @@ def _newest(rows: list[StageRow], *, column: int) -> tuple[str, HeldOutCell, flo
     return None
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunView:
-    name: str
-    color: int
-    run: Run
-    steps: int
-    seconds: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class OverlayView:
-    title: str
-    anchor: str
-    runs: int
-    charts: tuple[LineChart, ...]
-    other_charts: tuple[LineChart, ...]
-    is_smoothed: bool
-
-
 def build_comparison(runs: Sequence[Run], *, max_rollouts: int = DEFAULT_MAX_ROLLOUTS) -> str:
-    """Return the page of several runs as HTML; differences are relative to the first of them.
-
-    Args:
-        max_rollouts: the most rollouts to embed, spread evenly over the steps of all runs.
-    """
+    """Return the page of several runs as HTML; differences are relative to the first of them."""
     names = distinct_names([run.folder for run in runs])
     matches = match_stages(runs)
     files = row_files(runs)
@@ -219,38 +188,17 @@ def build_comparison(runs: Sequence[Run], *, max_rollouts: int = DEFAULT_MAX_ROL
         "comparison.html.j2",
         title=f"{len(runs)} runs",
         written_at=datetime.now(tz=timezone.utc),
-        runs=[_run_view(run, name=name, at=at) for at, (name, run) in enumerate(zip(names, runs, strict=True))],
+        runs=runs,
+        names=names,
+        colors=[run_color(at) for at in range(len(runs))],
         files=files,
         bars=accuracy_charts(matches, files=files, names=names),
         stages=[(match.name, compared_rows(match, files=files)) for match in matches],
-        overlays=[
-            _overlay_view(overlay, number=number) for number, overlay in enumerate(overlays(matches, names=names), 1)
-        ],
+        overlays=overlays(matches, names=names),
         differences=settings_differences(runs, matches=matches),
         sample=sample,
         data=rollout_data(series, sample=sample),
         notes=notes([(f"{member.run}, {member.stage.name}", member.stage) for member in series], sample=sample),
-    )
-
-
-def _run_view(run: Run, *, name: str, at: int) -> RunView:
-    return RunView(
-        name=name,
-        color=run_color(at),
-        run=run,
-        steps=sum(stage.steps for stage in run.stages),
-        seconds=total_seconds(run),
-    )
-
-
-def _overlay_view(overlay: Overlay, *, number: int) -> OverlayView:
-    return OverlayView(
-        title=overlay.title,
-        anchor=f"curves-{number}",
-        runs=len({curve.run for curve in overlay.curves}),
-        charts=tuple(map(line_chart, overlay.panels)),
-        other_charts=tuple(map(line_chart, overlay.other_panels)),
-        is_smoothed=any(smoothing_window(len(curve.stage.metrics.rows)) > 1 for curve in overlay.curves),
     )
 
 
@@ -263,16 +211,16 @@ def distinct_names(folders: Sequence[Path]) -> list[str]:
     for index, folder in enumerate(resolved):
         if folder in resolved[:index]:
             raise UserError(f"{folders[index]}: this run is given twice; leave one of them out")
-    return [_name(folder, others=[other for other in resolved if other != folder]) for folder in resolved]
+    names = []
+    for folder in resolved:
+        others = [other for other in resolved if other != folder]
+        tails = (_tail(folder, depth) for depth in range(1, len(folder.parts)) if not _shared(folder, others, depth))
+        names.append(next(tails, str(folder)))
+    return names
 
 
-def _name(folder: Path, *, others: Sequence[Path]) -> str:
-    depths = range(1, len(folder.parts))
-    return next((name for depth in depths if (name := _tail(folder, depth)) not in _tails(others, depth)), str(folder))
-
-
-def _tails(folders: Sequence[Path], depth: int) -> set[str]:
-    return {_tail(folder, depth) for folder in folders}
+def _shared(folder: Path, others: Sequence[Path], depth: int) -> bool:
+    return _tail(folder, depth) in {_tail(other, depth) for other in others}
 
 
 def _tail(folder: Path, depth: int) -> str:
@@ -306,12 +254,14 @@ def row_files(runs: Sequence[Run]) -> list[str]:
 
 
 def compared_rows(match: StageMatch, *, files: Sequence[str]) -> list[ComparedRow]:
-    first = match.rows.get(0)
+    reference = {file: scores_on(match.rows[0], file=file) for file in files if 0 in match.rows}
     return [
         ComparedRow(
             run=run,
             row=row,
-            cells=tuple(_cell(scores_on(row, file=file), first=_first(first, run=run, file=file)) for file in files),
+            cells=tuple(
+                _cell(scores_on(row, file=file), first=reference.get(file) if run != 0 else None) for file in files
+            ),
         )
         for run, row in sorted(match.rows.items())
     ]
@@ -342,10 +292,6 @@ def _compared_bars(match: StageMatch, *, file: str, names: Sequence[str]) -> lis
         )
         for run, name in enumerate(names)
     ]
-
-
-def _first(first: StageRow | None, *, run: int, file: str) -> FileScores | None:
-    return scores_on(first, file=file) if first and run != 0 else None
 
 
 def _cell(scores: FileScores | None, *, first: FileScores | None) -> ComparedCell:

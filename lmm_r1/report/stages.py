@@ -113,18 +113,17 @@ def match_stages(runs: Sequence[Run]) -> list[StageMatch]:
 
 
 def summarize(run: Run, *, seconds: float | None = None) -> dict[str, object]:
-    """Return the stages with their held-out accuracies, None if not evaluated.
+    """Return the stages with their held-out accuracies, None if not evaluated."""
 
-    Args:
-        seconds: the duration of the whole run; None takes the sum over the stages.
-    """
+    def scores_of(stage: Stage) -> dict[str, FileScores | None]:
+        return {file: run.held_out(stage).get(file) for file in ("text", "image")}
+
     return {
-        "seconds": total_seconds(run) if seconds is None else seconds,
+        "seconds": run.seconds if seconds is None else seconds,
         "stages": [
             {
                 "name": stage.name,
-                "text_accuracy": _accuracy(run, stage=stage, file="text"),
-                "image_accuracy": _accuracy(run, stage=stage, file="image"),
+                **{f"{file}_accuracy": scores and scores.accuracy for file, scores in scores_of(stage).items()},
                 "steps": stage.steps,
             }
             for stage in run.stages
@@ -136,21 +135,8 @@ def write_summary(run: Run, *, path: Path, seconds: float | None = None) -> None
     write_json_object(path, summarize(run, seconds=seconds))
 
 
-def total_seconds(run: Run) -> float:
-    return sum(stage.seconds for stage in run.stages)
-
-
-def _accuracy(run: Run, *, stage: Stage, file: str) -> float | None:
-    scores = run.held_out(stage).get(file)
-    return scores.accuracy if scores else None
-
-
 def notes(stages: Sequence[tuple[str, Stage]], *, sample: RolloutSample) -> list[str]:
-    """Return a sentence for each thing that is missing or was left out.
-
-    Args:
-        stages: each with its name on the page.
-    """
+    """Return a sentence for each thing that is missing or was left out."""
     found = [note for name, stage in stages for note in _stage_notes(stage, name=name)]
     if sample.missing_images:
         found.append(
