@@ -52,7 +52,6 @@ def test_a_stopped_run_goes_on_in_every_tracker(tiny_checkpoint, tmp_path, own_e
     assert "step 3/4; step 2 is saved" in capfd.readouterr().err
     monkeypatch.setattr(sft, "encode_sample", encode)
     train(tiny_checkpoint("llm"), tmp_path, monkeypatch=monkeypatch)
-
     run = tmp_path / "run"
     left_out = [json.loads(line) for line in (run / "left_out_rows.jsonl").read_text().splitlines()]
     assert [(row["index"], row["reason"].split(": ")[:2]) for row in left_out] == [

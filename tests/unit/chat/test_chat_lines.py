@@ -144,12 +144,6 @@ def test_a_word_by_itself_leaves_and_in_a_message_it_does_not(word):
     assert session.leaving
 
 
-def test_clear_begins_anew_as_reset_does():
-    session = chat(answer("2"), system="Count.")
-    assert enter(session, "1+1?", "/clear")
-    assert texts(session) == [("system", "Count.")]
-
-
 def test_what_is_not_of_this_conversation_is_overwritten_only_on_the_second_demand(folder):
     session = chat(answer("2"), answer("4"), answer("6"))
     enter(session, "1+1?", "/save old.json")

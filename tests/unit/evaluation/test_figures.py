@@ -57,9 +57,7 @@ def test_the_report_and_the_page_of_the_evaluation_show_the_same_figures(tmp_pat
             accuracy=checkpoint["files"]["text"]["accuracy"], form=1.0, tokens=9.0, rows=80
         )
     write_json_object(tmp_path / "evaluation.json", record)
-
     report, page = PageText(build_report(read_run(tmp_path))).text, PageText(build_page(board)).text
-
     for text in (report, page):
         assert "26.2" in text
         assert "47.5" in text
