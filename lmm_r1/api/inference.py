@@ -16,7 +16,7 @@ from lmm_r1.data.files import SkippedRow
 from lmm_r1.errors import UserError
 
 if TYPE_CHECKING:
-    from lmm_r1.evaluation.scoreboard import Board
+    from lmm_r1.evaluation.board import Board
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,11 +26,8 @@ _LAST_TOKENS = 24
 
 @dataclass(frozen=True, kw_only=True)
 class ChatModel:
-    """A loaded checkpoint."""
-
     engine: Engine
     name: str
-    """As given by the user, including the adapter's."""
     takes_images: bool
     takes_videos: bool
     max_images: int
@@ -38,9 +35,7 @@ class ChatModel:
     opens_thought: bool
     """Whether the chat template begins each answer with `<think>`, which the model then does not write."""
     episodes: EpisodeEngine | None = None
-    """Plays episodes on the same engine, if an environment answers the model's turns."""
     pictures: PictureFolder | None = None
-    """Where pictures shown by the environment are written."""
 
     def check_media(self, messages: Sequence[Message], *, more_images: int = 0, more_videos: int = 0) -> None:
         """Raise UserError if a conversation with this many more images or videos could not be answered."""
@@ -59,7 +54,6 @@ class ChatModel:
 
 
 def model_name(config: ChatConfig) -> str:
-    """Return the checkpoint's name for the user."""
     return config.model if config.adapter is None else f"{config.model} + {config.adapter}"
 
 

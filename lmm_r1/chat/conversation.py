@@ -39,7 +39,6 @@ class ChatSampling:
             raise UserError(f"max_new_tokens {self.max_new_tokens}: must be 1 or more")
 
     def for_one_answer(self) -> SamplingSettings:
-        """Return the settings for an engine."""
         return SamplingSettings(
             n_samples=1, temperature=self.temperature, top_p=self.top_p, max_new_tokens=self.max_new_tokens
         )
@@ -81,14 +80,12 @@ class Conversation:
 
     @property
     def system(self) -> str | None:
-        """The text of the system prompt."""
         if not self.messages or self.messages[0].role != SYSTEM:
             return None
         return text_of(self.messages[0])
 
     @property
     def turns(self) -> int:
-        """The number of turns of the user."""
         return sum(message.role == USER for message in self.messages)
 
     def set_system(self, text: str | None) -> None:
@@ -100,7 +97,6 @@ class Conversation:
         self.stopped = {place + len(self.messages) - before for place in self.stopped}
 
     def add(self, question: Message, answer: str, *, stopped: bool) -> None:
-        """Append a turn."""
         self.messages += [question, Message(role=ASSISTANT, parts=(TextPart(answer),))]
         if stopped:
             self.stopped.add(len(self.messages) - 1)
@@ -113,12 +109,10 @@ class Conversation:
         return Conversation(self.messages[:place], stopped=[index for index in self.stopped if index < place])
 
     def last_question(self) -> Message | None:
-        """Return the user's last message."""
         place = self._last_question()
         return None if place is None else self.messages[place]
 
     def without_turns(self) -> Conversation:
-        """Return the conversation with only its system prompt."""
         return Conversation([] if self.system is None else self.messages[:1])
 
     def _last_question(self) -> int | None:
@@ -133,8 +127,6 @@ def text_of(message: Message) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class SavedConversation:
-    """The contents of a file."""
-
     conversation: Conversation
     settings: Mapping[str, str]
     """Settings by name, as in /set; empty for a row that was not saved by a chat."""
@@ -159,10 +151,7 @@ def saved_path(argument: str) -> Path:
 
 
 def save(path: Path, conversation: Conversation, *, sampling: ChatSampling, model: str) -> None:
-    """Write the conversation as a row file of one row.
-
-    Raises UserError if nothing can be written, or the file holds anything but a conversation of this kind.
-    """
+    """Write the conversation as a row file of one row."""
     if path.is_file() and not is_saved_conversation(path):
         raise UserError(f"{path}: exists and holds no saved conversation; choose another name")
     row = {

@@ -90,29 +90,23 @@ def _stream(descriptor: int) -> TextIO:
 
 
 class AnswerWriter(Protocol):
-    """Takes one answer while it is generated."""
+    """Takes one answer while it is generated; `close` ends its last line."""
 
-    def write(self, piece: str) -> None:
-        """Show the next piece of text."""
+    def write(self, piece: str) -> None: ...
 
-    def close(self) -> None:
-        """End the last line."""
+    def close(self) -> None: ...
 
 
 class Screen(Protocol):
     """Shows answers, messages of commands and errors, without letting control characters through."""
 
-    def say(self, text: str) -> None:
-        """Show a message of the program, of one or more lines."""
+    def say(self, text: str) -> None: ...
 
-    def fail(self, sentence: str) -> None:
-        """Show an error on one line."""
+    def fail(self, sentence: str) -> None: ...
 
-    def table(self, rows: Sequence[tuple[str, str]]) -> None:
-        """Show names with their values."""
+    def table(self, rows: Sequence[tuple[str, str]]) -> None: ...
 
-    def loading(self, what: str) -> AbstractContextManager[None]:
-        """Show that the program is busy."""
+    def loading(self, what: str) -> AbstractContextManager[None]: ...
 
     def answer(self, *, thinking: bool) -> AnswerWriter:
         """Begin an answer; `thinking` if the prompt has already opened the first thought."""
@@ -146,7 +140,6 @@ class PlainScreen:
         return _PlainAnswer(self)
 
     def write(self, text: str) -> None:
-        """Write a part of an answer."""
         self._streams.out.write(text)
         self._streams.out.flush()
 
@@ -203,8 +196,6 @@ _STYLES: dict[Kind, Style] = {
 
 @dataclass(frozen=True)
 class StyledSpan:
-    """A piece of text of one kind."""
-
     kind: Kind
     text: str
 

@@ -49,7 +49,6 @@ class _Taken(Iterator[tuple[int, Row]]):
         self._number = itertools.count()
         self.sampling = waiting[0].sampling
         self.jobs: dict[int, _QueuedChat] = {}
-        """The conversations that are being answered."""
 
     def __next__(self) -> tuple[int, Row]:
         while self._waiting and self._waiting[0].sampling == self.sampling:
@@ -65,16 +64,12 @@ class _Taken(Iterator[tuple[int, Row]]):
 class ServedModel:
     """Answers conversations in the order of arrival; those with the same sampling settings are computed together.
 
-    Belongs to the event loop in which `start` ran. One thread loads the engine and runs it, because PyTorch gives each
+    At most `max_waiting` responses may wait, unless none waits. It belongs to the event loop of `start`. One thread loads the engine and runs it, because PyTorch gives each
     computing thread its own threads, which would compete on a CPU.
     """
 
     def __init__(self, load: Callable[[], ChatModel], *, max_waiting: int) -> None:
-        """Load the model; raises its errors.
-
-        Args:
-            max_waiting: the most responses that may wait; further conversations are refused, unless none waits.
-        """
+        """Load the model; raises its errors."""
         self._max_waiting = max_waiting
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
         self.model = self._thread.submit(load).result()
@@ -87,16 +82,13 @@ class ServedModel:
 
     @property
     def waiting(self) -> int:
-        """The number of waiting responses."""
         return sum(job.sampling.n_samples for job in list(self._waiting))
 
     @property
     def open(self) -> int:
-        """The number of conversations that wait or are being answered."""
         return len(self._open)
 
     async def start(self) -> None:
-        """Start answering."""
         self._loop = asyncio.get_running_loop()
         self._answering = self._loop.create_task(self._answer_all())
 
@@ -149,7 +141,6 @@ class ServedModel:
             await loop.run_in_executor(self._thread, self._answer_waiting)
 
     def _answer_waiting(self) -> None:
-        """Answer in the engine's thread until none waits."""
         while self._waiting:
             taken = _Taken(self._waiting)
             try:
@@ -221,16 +212,10 @@ class LoggedAnswer:
 
 
 class ChatService:
-    """Answers the bodies of requests."""
-
     def __init__(
         self, model: ServedModel, *, name: str, media: MediaAccess, max_new_tokens: int | None, max_choices: int
     ) -> None:
-        """Args:
-        name: the model's name for clients.
-        max_new_tokens: the default limit of a response; None allows what the conversation leaves.
-        max_choices: the most responses to one request.
-        """
+        # Without `max_new_tokens`, a response may take what the conversation leaves.
         self.model = model
         self.name = name
         self._media = media
@@ -239,7 +224,6 @@ class ChatService:
         self._readers = ThreadPoolExecutor(max_workers=READERS, thread_name_prefix="chat reader")
 
     def close(self) -> None:
-        """End the readers, without waiting for them."""
         self._readers.shutdown(wait=False, cancel_futures=True)
 
     async def reply(self, body: bytes, *, record: RequestRecord, sampler: RolloutSampler) -> dict[str, Any]:
@@ -306,12 +290,7 @@ class ChatService:
 
 
 def create_app(service: ChatService, *, limits: ServiceLimits, token: str | None, log_sample_share: float) -> FastAPI:
-    """Return the application, whose model answers from startup to shutdown; `app.state.refuse()` ends open requests.
-
-    Args:
-        token: the bearer token that requests must have; None requires none.
-        log_sample_share: the share of responses, from 0 to 1, that the access log shows in full.
-    """
+    """Return the application, whose model answers from startup to shutdown; `app.state.refuse()` ends open requests."""
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -355,5 +334,4 @@ async def _failed(_request: Request, error: Exception) -> JSONResponse:
 
 
 def _error_reply(status: int, message: str, *, kind: str) -> JSONResponse:
-    """Return an error in the form that OpenAI's clients read."""
     return JSONResponse({"error": {"message": message, "type": kind}}, status_code=status)

@@ -27,11 +27,6 @@ class EpisodeScreen:
     """Shows an episode while it is played: each turn as an answer, followed by the environment's reply."""
 
     def __init__(self, screen: Screen, *, environment: str, thinking: bool, pictures: PictureFolder | None) -> None:
-        """Args:
-        environment: its name.
-        thinking: whether the prompt has already opened the first thought of a turn.
-        pictures: where to write pictures that the environment shows; None writes none.
-        """
         self._screen, self._environment, self._thinking, self._pictures = screen, environment, thinking, pictures
         self._writer: AnswerWriter | None = None
 
@@ -53,7 +48,6 @@ class EpisodeScreen:
             self._screen.say(f"{self._environment}: {''.join(parts).strip()}")
 
     def _picture(self, part: object) -> str:
-        """Return the text for a picture: its size, and the file that it was written to."""
         assert isinstance(part, ImagePart), "environments show texts and images"
         image = load_image(part, location=f"a picture of {self._environment}")
         written = ""
@@ -63,7 +57,6 @@ class EpisodeScreen:
 
 
 def greeting(environment: str) -> str:
-    """Return the introduction to a chat with an environment."""
     return (
         f"each message begins an episode with the environment {environment}; the conversation continues from its last turn "
         "and keeps none of the earlier ones"
@@ -101,7 +94,6 @@ class Attachment:
 
     name: str
     size: str
-    """As shown to the user: `640x480`."""
     part: ImagePart | VideoPart
 
     def __str__(self) -> str:
@@ -137,10 +129,7 @@ def dragged_image(line: str) -> str | None:
 
 
 def read_image(source: str) -> Attachment:
-    """Return an image, decoded once to check it; one from a URL is kept, because it may disappear.
-
-    Raises UserError for an image that is missing or damaged.
-    """
+    """Return an image, decoded once to check it; one from a URL is kept, because it may disappear."""
     try:
         image = load_image(ImagePart(source), location="the image")
     except UserError as error:
@@ -224,7 +213,6 @@ class ChatSession:
         self._interruption = interruption
 
     def check_more(self, *, images: int = 0, videos: int = 0) -> None:
-        """Raise UserError if this many more could not be answered."""
         self.model.check_media(
             self.conversation.messages,
             more_images=images + sum(isinstance(item.part, ImagePart) for item in self.attached),
@@ -258,7 +246,6 @@ class ChatSession:
         return "".join(part.text for part in question.parts if isinstance(part, TextPart))
 
     def reset(self) -> None:
-        """Forget all turns and attachments; the system prompt and the settings are kept."""
         self.conversation = self.conversation.without_turns()
         self.kept, self.asked = None, None
         self.attached = []

@@ -29,8 +29,7 @@ from lmm_r1.files.atomic import write_atomically
 from lmm_r1.files.json_files import write_json_object
 
 if TYPE_CHECKING:
-    from lmm_r1.evaluation.comparison import Rejudged
-    from lmm_r1.evaluation.scoreboard import Board, CheckpointResponses, MeasuredFile
+    from lmm_r1.evaluation.board import Board, CheckpointResponses, MeasuredFile, Rejudged
 
 CONFIG = EvaluateConfig
 PROG = "lmm-r1 evaluate"
@@ -75,7 +74,7 @@ def _measure(config: EvaluateConfig, *, told: bool) -> Board:
     names = [*checkpoints_of, *config.model]
     baseline = _baseline(config, names)
     files, copies = named(config.files, flag="--files"), named(config.suite_data, flag="--suite_data", bare=False)
-    from lmm_r1.evaluation.harness.export import check_exports
+    from lmm_r1.evaluation.exports import check_exports
     from lmm_r1.evaluation.measurement import measure, read_row_sets
 
     row_sets = read_row_sets(config, files=files, copies=copies)
@@ -103,8 +102,8 @@ def _taken(config: EvaluateConfig, *read: str) -> list[str | Path]:
 
 
 def _compare(config: EvaluateConfig) -> Board:
-    from lmm_r1.evaluation.answered_rows import saved_checkpoints, saved_files
-    from lmm_r1.evaluation.harness.export import check_exports
+    from lmm_r1.evaluation.exports import check_exports
+    from lmm_r1.evaluation.rows import saved_checkpoints, saved_files
 
     # A single checkpoint cannot be compared, but it can be exported.
     checkpoints = saved_checkpoints(config.compare, fewest=1 if config.export else 2)
@@ -120,8 +119,8 @@ def _compare(config: EvaluateConfig) -> Board:
 
 
 def _rejudge(config: EvaluateConfig) -> Board:
-    from lmm_r1.evaluation.harness.export import check_exports, write_exports
-    from lmm_r1.evaluation.harness.rejudging import CHECKPOINT, rejudge
+    from lmm_r1.evaluation.exports import check_exports, write_exports
+    from lmm_r1.evaluation.rejudging import CHECKPOINT, rejudge
     from lmm_r1.records.responses import write_responses
 
     files = named(config.rejudge, flag="--rejudge")
@@ -152,7 +151,7 @@ def _most_samples(files: Sequence[MeasuredFile], checkpoints: Sequence[Checkpoin
 def _export(config: EvaluateConfig, files: Sequence[MeasuredFile], checkpoints: Sequence[CheckpointResponses]) -> None:
     if not config.export:
         return
-    from lmm_r1.evaluation.harness.export import source_columns, write_exports
+    from lmm_r1.evaluation.exports import source_columns, write_exports
 
     columns = {file.name: source_columns(file, checkpoints=checkpoints, report=_say) for file in files}
     try:
@@ -178,7 +177,9 @@ def _finish(
     told: bool = True,
 ) -> Board:
     """Print the tables, write the JSON and the page, and print their paths."""
-    from lmm_r1.evaluation.scoreboard import board_record, build_board, build_page, print_board
+    from lmm_r1.evaluation.board import board_record, build_board
+    from lmm_r1.evaluation.page import build_page
+    from lmm_r1.evaluation.terminal import print_board
 
     board = build_board(
         files=files,
@@ -229,7 +230,7 @@ def _baseline(config: EvaluateConfig, names: Sequence[str]) -> str:
 
 
 def _print_suites() -> None:
-    from lmm_r1.evaluation.row_set import get_suite, suite_names
+    from lmm_r1.evaluation.rows import get_suite, suite_names
 
     for recipe in map(get_suite, suite_names()):
         source = recipe.source.dataset or "no dataset on the hub, so --suite_data is needed"

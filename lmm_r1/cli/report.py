@@ -17,9 +17,9 @@ from lmm_r1.cli.arguments import parse, user_errors
 from lmm_r1.errors import UserError
 from lmm_r1.evaluation.page_parts import NONE, duration, percent, points
 from lmm_r1.files.atomic import write_atomically
-from lmm_r1.records.run import Run, read_run
+from lmm_r1.records.run_folder import Run, read_run
 from lmm_r1.report import build_comparison, build_report, write_summary
-from lmm_r1.report.comparison_page import ComparedRow, compared_rows, distinct_names, row_files
+from lmm_r1.report.pages import ComparedRow, compared_rows, distinct_names, row_files
 from lmm_r1.report.rollout_sample import DEFAULT_MAX_ROLLOUTS
 from lmm_r1.report.stages import StageRow, match_stages, stage_rows
 

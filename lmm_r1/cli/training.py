@@ -35,7 +35,7 @@ def prepare_training(config: PPOConfig | SupervisedConfig) -> None:
     """Prepare this process for the training stack; refusals come before the stack is loaded."""
     from lmm_r1 import cpu
     from lmm_r1.lmm_kits.registry import kit_name_of
-    from lmm_r1.records.trackers import check_trackers
+    from lmm_r1.records.tracker_backends import check_trackers
 
     check_trackers(config.logger)
     if config.ckpt.push_to_hub is not None:

@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -29,9 +29,17 @@ from lmm_r1.data.messages import Row, images_of, kind_of, videos_of
 from lmm_r1.data.reading import SkippedRow
 from lmm_r1.data.training_rows import files_of_rows, rows_digest
 from lmm_r1.errors import UserError
-from lmm_r1.evaluation.answered_rows import answer_files, judge_responses
-from lmm_r1.evaluation.row_set import DEFAULT_VERIFIER, Choices, RowSet, file_rows, get_suite, suite_rows
-from lmm_r1.evaluation.scoreboard import CheckpointResponses, MeasuredFile
+from lmm_r1.evaluation.board import CheckpointResponses, MeasuredFile
+from lmm_r1.evaluation.rows import (
+    DEFAULT_VERIFIER,
+    Choices,
+    RowSet,
+    answer_files,
+    file_rows,
+    get_suite,
+    judge_responses,
+    suite_rows,
+)
 from lmm_r1.evaluation.scores import check_reward_parts, default_verifiers
 from lmm_r1.files.atomic import lock_of, locked
 from lmm_r1.files.json_files import (
@@ -62,8 +70,6 @@ from lmm_r1.scoring.response_scores import VerifierJudge
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """One checkpoint on one file of rows."""
-
     key: str
     """Digest of everything that the responses and their verdicts depend on."""
     responses: tuple[JudgedResponse, ...]
@@ -79,22 +85,18 @@ def measured_key(config: EvaluateConfig, path: str, row_set: RowSet) -> str | No
         return None
     rows = list(row_set.rows.values())
     flags = {name: getattr(config, name) for name in (*ENGINE_FLAGS, *EPISODE_FLAGS, "top_p", "judge_timeout")}
+    code = Path(config.agent.rpartition(":")[0]) if config.agent and ":" in config.agent else None
     depends = {
         "checkpoint": states,
         "rows": [rows_digest(rows), list(row_set.rows), files_of_rows(rows)],
         "sampling": row_set.sampling.model_dump(),
         "verifiers": row_set.file.verifiers,
         "flags": flags | {"agent_thought": dataclasses.asdict(config.agent_thought)},
-        "agent": _state_of_code(config.agent),
+        # The file with the user's own environment, without what that imports.
+        "agent": hashlib.sha256(code.read_bytes()).hexdigest() if code and code.is_file() else None,
         "libraries": library_versions(),
     }
     return hashlib.sha256(json.dumps(depends, sort_keys=True, default=str).encode()).hexdigest()[:24]
-
-
-def _state_of_code(agent: str | None) -> str | None:
-    """Return the digest of a file with the user's own environment; does not cover what that imports."""
-    file = Path(agent.rpartition(":")[0]) if agent and ":" in agent else None
-    return hashlib.sha256(file.read_bytes()).hexdigest() if file and file.is_file() else None
 
 
 class MeasuredBefore:
@@ -182,18 +184,20 @@ def _skipped(value: object, *, place: str) -> tuple[SkippedRow, ...]:
     )
 
 
-def remote_models(config: EvaluateConfig, *, log: AnswerLog) -> list[GeneratorEndpoint]:
-    """Return the settings of each `--model`; none without `--endpoint`.
-
-    Raises UserError if the key is missing, or the server cannot be reached or rejects the key.
-    """
-    if config.endpoint is None:
-        return []
+def _remote_models(config: EvaluateConfig, *, log: AnswerLog) -> list[GeneratorEndpoint]:
+    """Return the settings of each `--model`, after a check that the server can be reached and accepts the key."""
+    api_key = None
+    if config.api_key_env is not None:
+        api_key = os.environ.get(config.api_key_env, "").strip()
+        if not api_key:
+            raise UserError(
+                f"--api_key_env {config.api_key_env}: this environment variable is not set or empty; export the key"
+            )
     models = [
         GeneratorEndpoint(
-            url=config.endpoint,
+            url=str(config.endpoint),
             model=model,
-            api_key=_api_key(config.api_key_env),
+            api_key=api_key,
             concurrency=config.endpoint_concurrency,
             timeout_seconds=config.endpoint_timeout,
             attempts=config.endpoint_attempts,
@@ -206,22 +210,8 @@ def remote_models(config: EvaluateConfig, *, log: AnswerLog) -> list[GeneratorEn
     return models
 
 
-def _api_key(variable: str | None) -> str | None:
-    if variable is None:
-        return None
-    key = os.environ.get(variable, "").strip()
-    if not key:
-        raise UserError(f"--api_key_env {variable}: this environment variable is not set or empty; export the key")
-    return key
-
-
 def read_row_sets(config: EvaluateConfig, *, files: Mapping[str, str], copies: Mapping[str, str]) -> list[RowSet]:
-    """Return the rows of every file and suite; raises UserError for the first that cannot be read.
-
-    Args:
-        files: paths of row files by name.
-        copies: local copies of suites' datasets by suite.
-    """
+    """Return the rows of every file and suite; raises UserError for the first that cannot be read."""
     chosen = ("temperature", "n_samples", "max_new_tokens", "max_rows", "verifiers")
     choices = Choices(ks=config.k, **{name: getattr(config, name) for name in chosen})
     episodes = episode_settings(config)
@@ -273,23 +263,16 @@ def measure(
     if checkpoints:
         prepare_process()
         _check_checkpoints(config, checkpoints, [row for row_set in row_sets for row in row_set.rows.values()])
-    with _output_locked(config):
+    output = config.output
+    with nullcontext() if output is None else locked(lock_of(output), output=f"--output {output}"):
         subjects = [_local(config, name, path, row_sets) for name, path in checkpoints.items()]
         subjects += _remote(config, report=report)
         found = _measure_all(config, subjects, row_sets, judges=judges, report=report)
-    return [_responses_of(subject, row_sets, found) for subject in subjects], [
-        _with_skipped(
-            row_set.file, [row for names, one in found.items() if names[1] == row_set.file.name for row in one.skipped]
-        )
-        for row_set in row_sets
-    ]
-
-
-def _output_locked(config: EvaluateConfig) -> AbstractContextManager[None]:
-    """Keep other evaluations out of the output, if there is one."""
-    if config.output is None:
-        return nullcontext()
-    return locked(lock_of(config.output), output=f"--output {config.output}")
+    files = []
+    for file in (row_set.file for row_set in row_sets):
+        refused = (row for names, one in found.items() if names[1] == file.name for row in one.skipped)
+        files.append(replace(file, skipped=tuple(sorted({*file.skipped, *refused}, key=lambda row: row.index))))
+    return [_responses_of(subject, row_sets, found) for subject in subjects], files
 
 
 def _measure_all(
@@ -300,7 +283,6 @@ def _measure_all(
     judges: Mapping[str, VerifierJudge],
     report: Callable[[str], None],
 ) -> dict[tuple[str, str], Measured]:
-    """Return the responses of each subject to each file, reused where possible."""
     assert config.output is not None, "required if checkpoints are measured"
     before = MeasuredBefore(config.output)
     if not config.overwrite:
@@ -347,10 +329,6 @@ def _responses_of(
     )
 
 
-def _with_skipped(file: MeasuredFile, refused: Sequence[SkippedRow]) -> MeasuredFile:
-    return replace(file, skipped=tuple(sorted({*file.skipped, *refused}, key=lambda row: row.index)))
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Subject:
     """What is measured: a checkpoint in this process, or a model of an endpoint."""
@@ -358,7 +336,6 @@ class _Subject:
     name: str
     path: str
     said: str
-    """The name in progress lines."""
     make: Callable[[], Responder]
     key: Callable[[RowSet], str | None]
     """What its responses to a file depend on; None if unknown."""
@@ -375,7 +352,6 @@ def _local(config: EvaluateConfig, name: str, path: str, row_sets: Sequence[RowS
 
 
 def episode_settings(config: EvaluateConfig) -> EpisodeSettings | None:
-    """Return how to play episodes, None for single responses."""
     if config.agent is None:
         return None
     return EpisodeSettings(agent=config.agent, limits=episode_limits(config), seed=config.seed, pictures="small")
@@ -402,7 +378,7 @@ def _remote(config: EvaluateConfig, *, report: Callable[[str], None]) -> list[_S
             # The model of an endpoint may change; its log holds what was answered.
             key=lambda row_set: None,
         )
-        for settings in remote_models(config, log=log)
+        for settings in _remote_models(config, log=log)
     ]
 
 
@@ -415,7 +391,6 @@ def _measured(
     judges: Mapping[str, VerifierJudge],
     report: Callable[[str], None],
 ) -> dict[tuple[str, str], Measured]:
-    """Return a subject's responses to these files, by its name and theirs."""
     found = answer_files(
         subject.make,
         model=subject.said,
@@ -474,7 +449,6 @@ def _engine_settings(config: EvaluateConfig, path: str, row_sets: Sequence[RowSe
 
 
 def _check_checkpoints(config: EvaluateConfig, checkpoints: Mapping[str, str], rows: Sequence[Row]) -> None:
-    """Raise UserError for any checkpoint that cannot be used, before the first is measured."""
     for name, path in checkpoints.items():
         path, _ = split_adapter(path, None)
         checkpoint = Checkpoint(path, trust_remote_code=config.trust_remote_code)

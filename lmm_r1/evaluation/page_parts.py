@@ -66,11 +66,7 @@ class ImageError(ValueError):
 
 
 def image_uri(source: ImageSource, *, location: str) -> str:
-    """Return a row's image as a data URI, upright; a URL is returned unchanged.
-
-    Raises:
-        UserError: the image is missing or unreadable.
-    """
+    """Return a row's image as a data URI, upright; a URL is returned unchanged."""
     if isinstance(source, str) and kind_of(source) == "url":
         return source
     part = ImagePart(source)
@@ -84,11 +80,7 @@ def image_uri(source: ImageSource, *, location: str) -> str:
 
 
 def data_uri(content: bytes, *, max_bytes: int = MAX_BYTES) -> str:
-    """Return an image as a data URI; one larger than `max_bytes` is scaled down to 320 or 640 pixels per side.
-
-    Raises:
-        ImageError: the bytes are not a PNG, JPEG, WebP or GIF image.
-    """
+    """Return an image as a data URI; one larger than `max_bytes` is scaled down to 320 or 640 pixels per side."""
     try:
         with PIL.Image.open(io.BytesIO(content), formats=list(MIME_TYPES)) as image:
             image.load()
@@ -138,7 +130,6 @@ LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def percent(share: float | None) -> str:
-    """Return 0.534 as `53.4 %`."""
     return NONE if share is None else f"{percent_text(share)}\N{NO-BREAK SPACE}%"
 
 
@@ -148,7 +139,6 @@ def points(change: float | None) -> str:
 
 
 def mean(value: float | None) -> str:
-    """Return a mean of counts in tenths: `31.2`."""
     return NONE if value is None else mean_text(value)
 
 

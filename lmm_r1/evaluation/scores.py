@@ -34,9 +34,7 @@ class EpisodeScores:
     counts: dict[str, float]
     """The environment's counts per episode: tool calls, malformed calls."""
     rewards: dict[str, float]
-    """The parts of the environment's reward."""
     ends: dict[str, float]
-    """Shares by the names of `ENDS`."""
 
 
 def episode_scores(responses: Sequence[JudgedResponse]) -> EpisodeScores | None:
@@ -111,8 +109,6 @@ MAX_NORMALIZED_CHARS = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreEstimate:
-    """A mean and its uncertainty."""
-
     mean: float
     standard_error: float | None
     """None for a single row, which does not show the spread over rows."""
@@ -120,18 +116,14 @@ class ScoreEstimate:
 
 @dataclass(frozen=True, kw_only=True)
 class VerifierScores:
-    """The scores of a set of rows by one verifier."""
-
     accuracy: ScoreEstimate
     """avg@k over all samples of each row; a mean of scores between 0 and 1 for a verifier that gives partial credit."""
     pass_at_k: dict[int, ScoreEstimate]
     majority_at_k: dict[int, ScoreEstimate]
     timed_out: int
-    """Responses that were not judged in time, which count as wrong."""
     ungradable_rows: int
     """Rows whose label this verifier cannot read; every answer to them counts as wrong."""
     within_turns: dict[int, ScoreEstimate] = field(default_factory=dict)
-    """For episodes: the share that is correct within this many turns."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,32 +132,22 @@ class SampleScores:
 
     rows: int
     samples: int
-    """Responses over all rows."""
     format: float
     """Share of responses with exactly one think block followed by one answer block."""
     no_answer_rate: float
     """Share of responses without an answer."""
     truncated_rate: float | None
-    """Share of the responses for which it is known; None if for none."""
     mean_response_tokens: float | None
-    """Over the responses whose tokens were counted; None if there are none."""
     response_tokens: dict[str, float]
     """Quantiles of the same by the names of `QUANTILES`; empty if there are none."""
     verifiers: dict[str, VerifierScores]
     episodes: EpisodeScores | None = None
-    """If the responses are the last turns of episodes."""
 
 
 def summarize(
     responses: Sequence[JudgedResponse], *, verifiers: Sequence[str], ks: Sequence[int], most_turns: int = 0
 ) -> SampleScores:
-    """Return the scores of one checkpoint's responses to one or more rows of one file.
-
-    Args:
-        verifiers: every response must have their verdicts.
-        ks: the k of pass@k and majority@k; no row may have fewer samples.
-        most_turns: the highest turn limit in `within_turns`; 0 for single responses.
-    """
+    """Return the scores of one checkpoint's responses to one or more rows of one file."""
     rows = by_row(responses)
     tokens = [response.response_tokens for response in responses if response.response_tokens is not None]
     truncated = [response.truncated for response in responses if response.truncated is not None]
@@ -185,14 +167,12 @@ def summarize(
     )
 
 
-def by_datasource(
-    responses: Sequence[JudgedResponse], *, verifiers: Sequence[str], ks: Sequence[int], most_turns: int = 0
-) -> dict[str, SampleScores]:
-    """Return `summarize` of each data source, in the order of first occurrence."""
+def by_datasource(responses: Sequence[JudgedResponse]) -> dict[str, list[JudgedResponse]]:
+    """Return the responses of each data source, in the order of first occurrence."""
     sources: dict[str, list[JudgedResponse]] = {}
     for response in responses:
         sources.setdefault(response.datasource, []).append(response)
-    return {name: summarize(own, verifiers=verifiers, ks=ks, most_turns=most_turns) for name, own in sources.items()}
+    return sources
 
 
 def _verifier_scores(
@@ -209,7 +189,9 @@ def _verifier_scores(
     right = [[verdict.right for verdict in row] for row in verdicts]
     return VerifierScores(
         accuracy=clustered_mean([[verdict.score for verdict in row] for row in verdicts]),
-        pass_at_k={k: mean_pass_at_k(right, k=k) for k in ks},
+        pass_at_k={
+            k: clustered_mean([[pass_at_k(samples=len(row), right=sum(row), k=k)] for row in right]) for k in ks
+        },
         majority_at_k={k: majority_at_k(ballots, k=k) for k in ks},
         timed_out=sum(verdict.timed_out for row in verdicts for verdict in row),
         ungradable_rows=sum(row[0].parts.get("ungradable", 0.0) > 0 for row in verdicts),
@@ -223,7 +205,6 @@ def _verifier_scores(
 
 
 def _solved(response: JudgedResponse, *, verifier: str, turns: int) -> bool:
-    """Return whether a response is correct and took at most this many turns."""
     took = 1 if response.episode is None else response.episode.turns
     return response.verdicts[verifier].right and took <= turns
 
@@ -241,11 +222,6 @@ def pass_at_k(*, samples: int, right: int, k: int) -> float:
     if samples - right < k:
         return 1.0
     return 1.0 - math.prod(1.0 - k / place for place in range(samples - right + 1, samples + 1))
-
-
-def mean_pass_at_k(verdicts: Sequence[Sequence[bool]], *, k: int) -> ScoreEstimate:
-    """Return the mean of `pass_at_k` over rows, each given by whether its samples are right."""
-    return clustered_mean([[pass_at_k(samples=len(row), right=sum(row), k=k)] for row in verdicts])
 
 
 def powers_of_two(limit: int) -> list[int]:
@@ -279,10 +255,7 @@ def vote_of(response: str, *, verifier: str) -> str | None:
 
 
 def majority_is_right(ballots: Sequence[Ballot]) -> bool:
-    """Return whether the answer with the most votes is correct; of equally frequent ones, the first counts.
-
-    False if no sample votes.
-    """
+    """Return whether the answer with the most votes is correct; of equally frequent ones, the first counts."""
     votes = Counter(ballot.vote for ballot in ballots if ballot.vote is not None)
     if not votes:
         return False

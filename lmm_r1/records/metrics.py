@@ -26,8 +26,6 @@ SPAN_PREFIX = "span/"
 
 @dataclass(frozen=True, kw_only=True)
 class MetricRow:
-    """The metrics of one step."""
-
     step: int
     seconds: float | None
     """Since the stage started."""
@@ -46,7 +44,6 @@ class MetricLog:
 
     @property
     def names(self) -> list[str]:
-        """All metrics, in the order of first occurrence."""
         return list(dict.fromkeys(name for row in self.rows for name in row.values))
 
     def series(self, name: str) -> list[tuple[int, float | None]]:
@@ -122,8 +119,6 @@ class FileScores:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluatedCheckpoint:
-    """One evaluated checkpoint, with the name of the stage that made it."""
-
     name: str
     files: dict[str, FileScores]
     """By the name of the row file: `text` and `image` in a curriculum."""
@@ -135,11 +130,9 @@ class HeldOutEvaluation:
 
     checkpoints: tuple[EvaluatedCheckpoint, ...] = ()
     settings: dict[str, object] = field(default_factory=dict)
-    """What the checkpoints were evaluated with."""
 
     @property
     def file_names(self) -> list[str]:
-        """The row files: `text`, then `image`, then the others in the order of first occurrence."""
         return text_first(name for checkpoint in self.checkpoints for name in checkpoint.files)
 
 

@@ -16,8 +16,6 @@ from lmm_r1.files.json_files import append_json_lines, count_field, number_field
 
 @dataclass(frozen=True, kw_only=True)
 class VerifierVerdict:
-    """One verifier's verdict on a response."""
-
     score: float
     """Right (1.0) or wrong (0.0), or in between for a verifier that gives partial credit."""
     parts: dict[str, float]
@@ -31,8 +29,6 @@ class VerifierVerdict:
 
 @dataclass(frozen=True, kw_only=True)
 class ShownTurn:
-    """One turn of an episode after the prompt."""
-
     role: str
     text: str
     """With the mark `<image>` for each picture."""
@@ -47,11 +43,9 @@ class PlayedEpisode:
     end: str
     """`over`, or the limit that ended it: `turns`, `images`, `tokens`."""
     turns: int
-    """The number of turns of the model."""
     shown_images: int
     """The number shown by the environment, not counting those of the prompt."""
     rewards: dict[str, float]
-    """The parts of the environment's reward."""
     counts: dict[str, int]
     """The environment's counts: tool calls, malformed calls, moves."""
     said: tuple[ShownTurn, ...]
@@ -67,22 +61,16 @@ class JudgedResponse:
     index: int
     """The row's index among the records of its file, from 0."""
     row: str
-    """The row's file and line."""
     datasource: str
     label: str
     question: str
-    """The text of the user's turns."""
     sample: int
-    """From 0."""
     response: str
     response_tokens: int | None
-    """None if unknown."""
     finish_reason: str
     """`stop`, `length`, or `unknown` for a response from a file that does not say."""
     verdicts: dict[str, VerifierVerdict]
-    """By verifier."""
     episode: PlayedEpisode | None = None
-    """None for a single response."""
     images: int = 0
     """The number of the row's images; 0 in files of earlier versions."""
 
@@ -93,10 +81,7 @@ class JudgedResponse:
 
 
 def write_responses(path: Path, responses: Iterable[JudgedResponse], *, append: bool) -> None:
-    """Write one line per response: append to the file, or replace it as a whole.
-
-    Raises UserError if nothing can be written.
-    """
+    """Write one line per response: append to the file, or replace it as a whole."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -143,7 +128,6 @@ def by_row(responses: Sequence[JudgedResponse]) -> list[list[JudgedResponse]]:
 
 
 def _record(response: JudgedResponse, *, folder: Path) -> dict[str, object]:
-    """Return a response as a line of a file in `folder`."""
     record = asdict(response)
     if response.episode is None:
         del record["episode"]

@@ -31,8 +31,6 @@ _MARK = "<image>"
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedPart:
-    """One part of a message."""
-
     kind: Literal["text", "image"]
     value: str
     """The text, or the image: a path relative to the stage's folder, or a data URI."""
@@ -53,9 +51,7 @@ class RecordedTurn(RecordedMessage):
     """One turn of an episode, the policy's or the environment's."""
 
     calls: tuple[CallOutcome, ...] = ()
-    """The outcomes of the tool calls in a turn of the policy."""
     rewards: Mapping[str, float | None] = field(default_factory=dict)
-    """The parts of the reward that a turn of the policy earned."""
 
 
 def write_message(message: data_messages.Message, *, folder: Path, location: str) -> dict[str, Any]:
@@ -236,7 +232,6 @@ END_WORDS: dict[str, str] = {
 """How an episode ended, by the name in its record."""
 assert set(END_WORDS) == set(get_args(EpisodeEnd))
 DropReason = Literal["range", "std", "function"]
-"""The mean score is out of range, the rewards hardly differ, or the user's function keeps no sample."""
 DROP_WORDS: dict[str, str] = {
     "range": "mean out of range",
     "std": "rewards hardly differ",
@@ -254,7 +249,6 @@ class SampledResponse:
     group: int
     """Responses to the same prompt within a step share this number."""
     response: str
-    """For an episode, the policy's last turn."""
     label: str
     reward: float | None
     scores: Mapping[str, float | None]
@@ -266,11 +260,8 @@ class SampledResponse:
     weights: tuple[tuple[int, int], ...] = ()
     """The weight versions of its tokens, and how many tokens each sampled; empty if not recorded."""
     held_out: bool = False
-    """Whether it answers a row of the evaluation, and was not trained on."""
     said: tuple[RecordedTurn, ...] = ()
-    """For an episode, its turns after the prompt; empty for a single response."""
     end: str | None = None
-    """How an episode ended: `EpisodeEnd`."""
     masked: bool = False
     """Whether an episode is left out of the loss and of the comparison within its group."""
     greedy: bool = False
@@ -278,7 +269,6 @@ class SampledResponse:
     counts: Mapping[str, float | None] = field(default_factory=dict)
     """The environment's counts in an episode, which `scores` includes."""
     dropped: str | None = None
-    """Why its group was dropped and not trained on: `DropReason`."""
 
     @classmethod
     def of(
@@ -292,11 +282,7 @@ class SampledResponse:
         said: tuple[RecordedTurn, ...] = (),
         dropped: str | None = None,
     ) -> SampledResponse:
-        """Return the record of a sample that has its reward.
-
-        Args:
-            said: the turns of an episode, as returned by `keep_turns`.
-        """
+        """Return the record of a sample that has its reward."""
         played = sample.played
         return cls(
             step=step,
@@ -326,8 +312,6 @@ def shown_messages(sample: Sample) -> tuple[data_messages.Message, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedRollout(SampledResponse):
-    """A recorded response with its prompt."""
-
     messages: tuple[RecordedMessage, ...]
 
 

@@ -1,4 +1,4 @@
-"""What a stage writes while it runs: its settings, metrics, sampled rollouts and, at the end, stage.json."""
+"""A run folder: what a stage writes while it runs, and the stages of a run or a curriculum as they are read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from lmm_r1.data.messages import Message
 from lmm_r1.data.sample import Said
@@ -28,17 +28,33 @@ from lmm_r1.files.json_files import (
     text_field,
     write_json_object,
 )
-from lmm_r1.records.metrics import METRICS_FILE, SPAN_PREFIX, STEP, append_metrics, last_seconds
+from lmm_r1.records.metrics import (
+    EVALUATION_FILE,
+    METRICS_FILE,
+    SPAN_PREFIX,
+    STEP,
+    EvaluatedCheckpoint,
+    FileScores,
+    HeldOutEvaluation,
+    MetricLog,
+    MetricRow,
+    append_metrics,
+    last_seconds,
+    read_evaluation,
+    read_metrics,
+)
 from lmm_r1.records.rollouts import (
     IMAGES_FOLDER,
     ROLLOUTS_FILE,
     RecordedTurn,
+    RolloutLog,
     SampledResponse,
     append_rollout,
     keep_turns,
+    read_rollouts,
 )
-from lmm_r1.records.session import SESSION_FILE, kept_session, running_elsewhere
-from lmm_r1.records.trackers.trackers import TRACKERS_FILE
+from lmm_r1.records.session import SESSION_FILE, TrainingSession, kept_session, read_session, running_elsewhere
+from lmm_r1.records.trackers import TRACKERS_FILE
 
 RESTARTS_FILE = "restarts.jsonl"
 LEFT_OUT_FILE = "left_out_rows.jsonl"
@@ -127,7 +143,6 @@ class RunFolder:
         return [path / name for name in (*_RECORDS, SETTINGS_FILE, STAGE_FILE) if (path / name).exists()]
 
     def clear_records(self) -> None:
-        """Delete the records of sessions that left no checkpoint."""
         for name in _RECORDS:
             path = self.path / name
             if path.is_dir():
@@ -153,17 +168,12 @@ class RunFolder:
         }
 
     def metrics(self, step: int, values: Mapping[str, object]) -> None:
-        """Append one step's metrics; values that are not numbers are left out."""
         now = time.time()
         self._first = self._first or (step, now)
         append_metrics(self.path / METRICS_FILE, step=step, seconds=now - self.started, values=values)
 
     def spans(self, spans: Mapping[str, tuple[float, float]], *, now: float) -> dict[str, float]:
-        """Return the times at which parts of a step began and ended as metrics, in seconds since the stage started.
-
-        Args:
-            spans: begin and end of each part by name, by a clock that shows `now`.
-        """
+        """Return the times at which parts of a step began and ended as metrics, in seconds since the stage started."""
         seconds = time.time() - self.started
         return {
             f"{SPAN_PREFIX}{name}_{end}": round(seconds + at - now, 3)
@@ -188,22 +198,11 @@ class RunFolder:
         return append_rollout(self.path, response, messages=messages, location=location)
 
     def turns(self, said: Sequence[Said], *, location: str) -> tuple[RecordedTurn, ...]:
-        """Return the turns of an episode as recorded; each picture is stored once under images/.
-
-        Args:
-            location: the row's location, for messages.
-        """
+        """Return the turns of an episode as recorded; each picture is stored once under images/."""
         return keep_turns(said, folder=self.path, location=location)
 
     def restarted(self, *, number: int, step: int | None, saved: int, lost: str) -> None:
-        """Append a restart, which a resumed run keeps.
-
-        Args:
-            number: counts this command's restarts, from 1.
-            step: the last step that was made; None if none was begun.
-            saved: the step from which the run continues; 0 if it starts over.
-            lost: what was lost.
-        """
+        """Append a restart, which a resumed run keeps."""
         now = datetime.now(tz=timezone.utc).isoformat(timespec="seconds")
         record = {"restart": number, "at": now, STEP: step, "saved": saved, "lost": lost}
         append_json_lines(self.path / RESTARTS_FILE, [record])
@@ -264,7 +263,6 @@ def _step_lines(path: Path) -> Iterator[tuple[int, JsonLine]]:
 
 
 def _cut_after(path: Path, *, step: int) -> None:
-    """Drop the records of steps after `step`, by replacing the file as a whole."""
     lines = list(_step_lines(path))
     kept = [line.raw for at, line in lines if at <= step]
     if len(kept) < len(lines):
@@ -280,21 +278,15 @@ class StageSummary:
     """`sft`, `dpo`, `kto`, `prm`, `rm` or `rl`; None for an unfinished stage of an earlier version."""
     steps: int
     seconds: float
-    """Training time of all sessions."""
     started_at: datetime
     """The start of the first session, with a time zone. Derived from the metrics for an unfinished stage of an earlier version."""
     finished_at: datetime | None
-    """None before the stage is finished."""
 
 
 def write_stage(
     folder: Path, *, name: str, kind: str, steps: int, seconds: float, started: float, finished: float
 ) -> None:
-    """Write the stage.json of a run folder.
-
-    Args:
-        started: when its first session began, in seconds since the epoch, like `finished`.
-    """
+    """Write the stage.json of a run folder."""
     stage = StageSummary(
         name=name,
         kind=kind,
@@ -339,3 +331,136 @@ def _moment(record: dict[str, object], key: str, *, place: str) -> datetime:
             f"{place}: {key} must be an ISO 8601 time like 2026-01-31T12:00:00+00:00, found {text!r}"
         ) from error
     return moment if moment.tzinfo else moment.astimezone()
+
+
+StageState = Literal["finished", "running", "stopped", "unfinished"]
+"""Unfinished is a stage of an earlier version, for which it is unknown whether it runs or was stopped."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage(StageSummary):
+    folder: Path
+    metrics: MetricLog
+    rollouts: RolloutLog
+    settings: str | None
+    state: StageState
+    last_sign_at: datetime | None
+    """The last sign of life of a stage that runs or was stopped."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A run folder (one stage) or a curriculum folder (one stage per folder in it)."""
+
+    name: str
+    folder: Path
+    is_curriculum: bool
+    stages: tuple[Stage, ...]
+    evaluation: HeldOutEvaluation = field(default_factory=HeldOutEvaluation)
+
+    @property
+    def state(self) -> StageState:
+        states = {stage.state for stage in self.stages}
+        unfinished: tuple[StageState, ...] = ("running", "stopped", "unfinished")
+        return next((state for state in unfinished if state in states), "finished")
+
+    @property
+    def last_sign_at(self) -> datetime | None:
+        return max((stage.last_sign_at for stage in self.stages if stage.last_sign_at), default=None)
+
+    @property
+    def steps(self) -> int:
+        return sum(stage.steps for stage in self.stages)
+
+    @property
+    def seconds(self) -> float:
+        return sum(stage.seconds for stage in self.stages)
+
+    def held_out(self, stage: Stage) -> dict[str, FileScores]:
+        """Return the held-out scores of a stage by row file, empty if it was not evaluated."""
+        checkpoint = self.checkpoint(stage)
+        return checkpoint.files if checkpoint else {}
+
+    def checkpoint(self, stage: Stage) -> EvaluatedCheckpoint | None:
+        """Return the evaluated checkpoint with the stage's name, else the one with its folder's name."""
+        for name in (stage.name, stage.folder.name):
+            for checkpoint in self.evaluation.checkpoints:
+                if checkpoint.name == name:
+                    return checkpoint
+        return None
+
+
+def read_run(path: Path) -> Run:
+    """Return the contents of a run folder or a curriculum folder."""
+    if not path.is_dir():
+        found = "is a file" if path.exists() else "no such folder"
+        raise UserError(f"{path}: {found}; give a run folder or a curriculum folder")
+    try:
+        return _read_run(path)
+    except OSError as error:
+        raise UserError(f"{error.filename or path}: cannot be read ({error.strerror}); check the file") from error
+
+
+def _read_run(path: Path) -> Run:
+    is_stage = _holds_stage(path)
+    folders = [path] if is_stage else sorted(child for child in path.iterdir() if _holds_stage(child))
+    if not folders:
+        raise UserError(
+            f"{path}: holds no stage: neither it nor a folder in it contains {METRICS_FILE} or {STAGE_FILE}; "
+            "give the output folder of a training stage, or the folder that holds the stages"
+        )
+    stages = sorted((_read_any_stage(folder) for folder in folders), key=lambda stage: stage.started_at)
+    return Run(
+        name=path.resolve().name,
+        folder=path,
+        is_curriculum=not is_stage,
+        stages=tuple(stages),
+        evaluation=read_evaluation(path / EVALUATION_FILE),
+    )
+
+
+def _holds_stage(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in (STAGE_FILE, METRICS_FILE, SESSION_FILE))
+
+
+def _read_any_stage(folder: Path) -> Stage:
+    metrics = read_metrics(folder / METRICS_FILE)
+    settings = folder / SETTINGS_FILE
+    # A stage that ends in the meantime writes stage.json before it removes the session.
+    session = read_session(folder)
+    state: StageState
+    if (folder / STAGE_FILE).is_file():
+        summary, state = read_stage(folder), "finished"
+    else:
+        summary = _unfinished(folder, metrics=metrics, session=session)
+        state = "unfinished" if session is None else "running" if session.runs() else "stopped"
+    return Stage(
+        **vars(summary),
+        folder=folder,
+        metrics=metrics,
+        rollouts=read_rollouts(folder / ROLLOUTS_FILE),
+        settings=settings.read_text(encoding="utf-8", errors="replace") if settings.is_file() else None,
+        state=state,
+        last_sign_at=_utc(session.last_sign_at) if session and state != "finished" else None,
+    )
+
+
+def _unfinished(folder: Path, *, metrics: MetricLog, session: TrainingSession | None) -> StageSummary:
+    last = metrics.rows[-1] if metrics.rows else MetricRow(step=0, seconds=None, values={})
+    seconds = last.seconds or 0.0
+    if session is None:
+        began_at = _utc((folder / METRICS_FILE).stat().st_mtime) - timedelta(seconds=seconds)
+    else:
+        began_at = _utc(session.first_started_at)
+    return StageSummary(
+        name=session.name if session else folder.resolve().name,
+        kind=session.kind if session else None,
+        steps=last.step,
+        seconds=seconds,
+        started_at=began_at,
+        finished_at=None,
+    )
+
+
+def _utc(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, tz=timezone.utc)

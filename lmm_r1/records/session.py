@@ -45,7 +45,6 @@ class ProcessTable:
 
     @property
     def is_known(self) -> bool:
-        """Whether equal tables are the same one."""
         return bool(self.boot and self.namespace)
 
 
@@ -54,9 +53,7 @@ class TrainingSession:
     """A process that trains in a run folder, or has trained there."""
 
     name: str
-    """The stage's name."""
     kind: str
-    """The stage's kind: `sft`, `rl` and so on."""
     table: ProcessTable
     pid: int
     born: str
@@ -69,14 +66,7 @@ class TrainingSession:
     """Its last sign of life; all times are seconds since the epoch."""
 
     def runs(self, *, now: float | None = None) -> bool:
-        """Return whether it still runs.
-
-        A process in this process table is looked up. A process elsewhere counts as running while signs of life arrive,
-        by the clocks of both machines.
-
-        Args:
-            now: seconds since the epoch; None takes the clock.
-        """
+        """Return whether it still runs."""
         if self.ended_at is not None:
             return False
         if self.table.is_known and self.table == ProcessTable.here():

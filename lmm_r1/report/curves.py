@@ -1,13 +1,18 @@
-"""Training curves of one stage: which metrics share a panel, and how they are smoothed."""
+"""Training curves: which metrics share a panel, how they are smoothed, and the curves of several runs on shared axes."""
+
+from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 
 from lmm_r1.config.rewards import WEIGHT_PREFIX
 from lmm_r1.records.metrics import SPAN_PREFIX, MetricLog
 from lmm_r1.records.rollouts import DROP_WORDS
+from lmm_r1.records.run_folder import Stage
+from lmm_r1.report.stages import StageMatch
 
+COLORS = 8
 MAX_POINTS = 400
 MIN_STEPS_TO_SMOOTH = 16
 MAX_LINES = 6
@@ -24,7 +29,7 @@ Point = tuple[float, float | None]
 Points = Sequence[Point]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class PanelSpec:
     """Metrics that are drawn on the same axes."""
 
@@ -32,97 +37,59 @@ class PanelSpec:
     unit: str
     metrics: tuple[str, ...]
     is_share: bool = False
-    """Between 0 and 1, shown in percent."""
     from_zero: bool = False
     smoothed: bool = True
     hidden_at_zero: bool = False
-
-
-"""Whether zeros throughout mean that it was not measured (no reference model); it is then listed with the other metrics."""
+    """Whether zeros throughout mean that it was not measured (no reference model); it is then with the other metrics."""
 
 
 PANELS = (
-    PanelSpec(title="Reward", unit="mean per response", metrics=("reward",)),
-    PanelSpec(title="Accuracy and format", unit="share of responses", metrics=("accuracy", "format"), is_share=True),
+    PanelSpec("Reward", "mean per response", ("reward",)),
+    PanelSpec("Accuracy and format", "share of responses", ("accuracy", "format"), is_share=True),
     PanelSpec(
-        title="Judge",
-        unit="share of responses",
-        metrics=("judge_asked", "judge_disagrees", "judge_failed", "judged_by_rule"),
+        *("Judge", "share of responses", ("judge_asked", "judge_disagrees", "judge_failed", "judged_by_rule")),
         is_share=True,
         hidden_at_zero=True,
     ),
+    PanelSpec("Turns and pictures shown", "mean per episode", ("turns", "shown_images"), from_zero=True),
+    PanelSpec("Tool calls", "mean per episode", ("tool_calls", "malformed_calls", "failed_calls"), from_zero=True),
+    PanelSpec("Episodes cut short", "share of episodes", ("over_turn", "environment_failed", "masked"), is_share=True),
+    PanelSpec("Levels", "mean per episode", ("solved", "boxes_on_goals", "optimality"), from_zero=True),
+    PanelSpec("Moves", "mean per episode", ("moves", "invalid_moves", "pushes"), from_zero=True),
+    PanelSpec("Loss", "nats, per token or per pair", ("loss", "eval_loss")),
+    PanelSpec("Pairs ranked correctly", "share of pairs", ("pair_accuracy", "eval_pair_accuracy"), is_share=True),
+    PanelSpec("Reward margin", "mean per pair", ("reward_margin", "eval_reward_margin")),
+    PanelSpec("Rewards of both responses", "mean per response", ("chosen_reward", "rejected_reward")),
+    PanelSpec("Log-probs of responses", "nats per response", ("chosen_log_prob", "rejected_log_prob")),
     PanelSpec(
-        title="Turns and pictures shown", unit="mean per episode", metrics=("turns", "shown_images"), from_zero=True
-    ),
-    PanelSpec(
-        title="Tool calls",
-        unit="mean per episode",
-        metrics=("tool_calls", "malformed_calls", "failed_calls"),
-        from_zero=True,
-    ),
-    PanelSpec(
-        title="Episodes cut short",
-        unit="share of episodes",
-        metrics=("over_turn", "environment_failed", "masked"),
-        is_share=True,
-    ),
-    PanelSpec(
-        title="Levels", unit="mean per episode", metrics=("solved", "boxes_on_goals", "optimality"), from_zero=True
-    ),
-    PanelSpec(title="Moves", unit="mean per episode", metrics=("moves", "invalid_moves", "pushes"), from_zero=True),
-    PanelSpec(title="Loss", unit="nats, per token or per pair", metrics=("loss", "eval_loss")),
-    PanelSpec(
-        title="Pairs ranked correctly",
-        unit="share of pairs",
-        metrics=("pair_accuracy", "eval_pair_accuracy"),
-        is_share=True,
-    ),
-    PanelSpec(title="Reward margin", unit="mean per pair", metrics=("reward_margin", "eval_reward_margin")),
-    PanelSpec(
-        title="Rewards of both responses", unit="mean per response", metrics=("chosen_reward", "rejected_reward")
-    ),
-    PanelSpec(
-        title="Log-probs of responses", unit="nats per response", metrics=("chosen_log_prob", "rejected_log_prob")
-    ),
-    PanelSpec(
-        title="Groups dropped",
-        unit="per step",
-        metrics=("filtered_groups", *(f"filtered_groups/{reason}" for reason in DROP_WORDS)),
+        *("Groups dropped", "per step", ("filtered_groups", *(f"filtered_groups/{reason}" for reason in DROP_WORDS))),
         from_zero=True,
         hidden_at_zero=True,
     ),
-    PanelSpec(title="Response length", unit="tokens", metrics=("response_length",), from_zero=True),
-    PanelSpec(title="Truncated", unit="share of responses", metrics=("truncated_rate",), is_share=True),
-    PanelSpec(title="KL divergence", unit="nats, to the reference", metrics=("kl",), hidden_at_zero=True),
-    PanelSpec(title="Policy loss", unit="per update", metrics=("policy_loss",)),
-    PanelSpec(title="Critic loss", unit="per update", metrics=("critic_loss",)),
-    PanelSpec(title="Values and returns", unit="mean per token", metrics=("values", "returns")),
+    PanelSpec("Response length", "tokens", ("response_length",), from_zero=True),
+    PanelSpec("Truncated", "share of responses", ("truncated_rate",), is_share=True),
+    PanelSpec("KL divergence", "nats, to the reference", ("kl",), hidden_at_zero=True),
+    PanelSpec("Policy loss", "per update", ("policy_loss",)),
+    PanelSpec("Critic loss", "per update", ("critic_loss",)),
+    PanelSpec("Values and returns", "mean per token", ("values", "returns")),
+    PanelSpec("Gradient norm", "before clipping", ("actor_grad_norm", "critic_grad_norm", "grad_norm")),
     PanelSpec(
-        title="Gradient norm", unit="before clipping", metrics=("actor_grad_norm", "critic_grad_norm", "grad_norm")
-    ),
-    PanelSpec(
-        title="Updates skipped",
-        unit="per step, overflow of fp16",
-        metrics=("skipped_updates", "critic_skipped_updates"),
+        *("Updates skipped", "per step, overflow of fp16", ("skipped_updates", "critic_skipped_updates")),
         from_zero=True,
         smoothed=False,
         hidden_at_zero=True,
     ),
-    PanelSpec(title="Learning rate", unit="", metrics=("actor_lr", "critic_lr", "lr"), from_zero=True, smoothed=False),
+    PanelSpec("Learning rate", "", ("actor_lr", "critic_lr", "lr"), from_zero=True, smoothed=False),
     PanelSpec(
-        title="Age of weights",
-        unit="updates, of a step's samples",
-        metrics=(f"{ASYNC_PREFIX}staleness_mean", f"{ASYNC_PREFIX}staleness_max"),
+        *("Age of weights", "updates, of a step's samples", ("async/staleness_mean", "async/staleness_max")),
         from_zero=True,
         smoothed=False,
     ),
     PanelSpec(
-        title="Samples of older weights",
-        unit="share of responses",
-        metrics=(f"{ASYNC_PREFIX}stale_samples", f"{ASYNC_PREFIX}partial_samples"),
+        *("Samples of older weights", "share of responses", ("async/stale_samples", "async/partial_samples")),
         is_share=True,
     ),
-    PanelSpec(title="Throughput", unit="tokens per second", metrics=("tokens_per_second",), from_zero=True),
+    PanelSpec("Throughput", "tokens per second", ("tokens_per_second",), from_zero=True),
 )
 
 
@@ -132,11 +99,8 @@ class CurveLine:
 
     name: str
     color: int
-    """From 1 to 8, a colour of the page's style."""
     run: int | None = None
-    """The index of its run, if several are compared."""
     dash: int = 0
-    """The index of one of the page's dash patterns: 0 is a solid line."""
     points: Points
     """(step, value), value None if the number was not finite; averaged in buckets if there are too many."""
     smooth: Points
@@ -151,8 +115,6 @@ class CurveLine:
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """One small chart."""
-
     spec: PanelSpec
     lines: tuple[CurveLine, ...]
 
@@ -160,18 +122,12 @@ class Panel:
 def panels(metrics: MetricLog) -> list[Panel]:
     """Return the panels of the known metrics, ending with the weights of reward parts and the seconds per phase."""
     weighted = [name for name in metrics.names if name.startswith(WEIGHT_PREFIX)]
-    weights = PanelSpec(
-        title="Weights of reward parts", unit="", metrics=tuple(weighted[:MAX_LINES]), from_zero=True, smoothed=False
-    )
-    held_out = PanelSpec(
-        title="Held-out rows",
-        unit="share solved, by data source",
-        metrics=tuple(filter(HELD_OUT.fullmatch, metrics.names))[:MAX_LINES],
-        is_share=True,
-    )
+    weights = PanelSpec("Weights of reward parts", "", tuple(weighted[:MAX_LINES]), from_zero=True, smoothed=False)
+    evaluated = tuple(filter(HELD_OUT.fullmatch, metrics.names))
+    held_out = PanelSpec("Held-out rows", "share solved, by data source", evaluated[:MAX_LINES], is_share=True)
     phases = [name for name in metrics.names if name.startswith(TIMING_PREFIX)]
     phases.sort(key=lambda name: -_mean(metrics.series(name)))
-    timing = PanelSpec(title="Time per phase", unit="seconds", metrics=tuple(phases[:MAX_LINES]), from_zero=True)
+    timing = PanelSpec("Time per phase", "seconds", tuple(phases[:MAX_LINES]), from_zero=True)
     drawn = [_panel(spec, metrics=metrics) for spec in (held_out, *PANELS, weights, timing)]
     return [panel for panel in drawn if is_worth_showing(panel)]
 
@@ -186,10 +142,7 @@ def other_panels(metrics: MetricLog) -> list[Panel]:
     known = {name for panel in panels(metrics) for name in panel.spec.metrics}
     # Times are drawn on the time line.
     rest = [name for name in metrics.names if name not in known and not name.startswith(SPAN_PREFIX)]
-    return [
-        _panel(PanelSpec(title=name, unit="", metrics=(name,), is_share=is_share(name)), metrics=metrics)
-        for name in rest
-    ]
+    return [_panel(PanelSpec(name, "", (name,), is_share=is_share(name)), metrics=metrics) for name in rest]
 
 
 def is_share(metric: str) -> bool:
@@ -262,3 +215,111 @@ def _is_zero(panel: Panel) -> bool:
 def _mean(points: Points) -> float:
     values = [value for _, value in points if value is not None]
     return sum(values) / len(values) if values else 0.0
+
+
+DASHES = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    name: str
+    run: int
+    dash: int
+    stage: Stage
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overlay:
+    """Stages whose curves share their axes."""
+
+    title: str
+    curves: tuple[Curve, ...]
+    panels: tuple[Panel, ...]
+    other_panels: tuple[Panel, ...]
+
+    @property
+    def is_smoothed(self) -> bool:
+        return any(smoothing_window(len(curve.stage.metrics.rows)) > 1 for curve in self.curves)
+
+
+def run_color(run: int) -> int:
+    """Return the colour of a run on the whole page, from 1 to 8."""
+    return run % COLORS + 1
+
+
+def overlays(matches: Sequence[StageMatch], *, names: Sequence[str]) -> list[Overlay]:
+    """Return one overlay for each stage that several runs have, and one for all stages that only one run has."""
+    shared = [match for match in matches if len(_stages(match)) > 1]
+    drawn = [_overlay(match.name, curves=_matched(match, names=names)) for match in shared]
+    single = [(match.name, run, stage) for match in matches if match not in shared for run, stage in _stages(match)]
+    if single:
+        title = "Stages that only one run has" if shared else "Stages"
+        drawn.append(_overlay(title, curves=_unmatched(single, names=names)))
+    return drawn
+
+
+def _stages(match: StageMatch) -> list[tuple[int, Stage]]:
+    return [(run, row.stage) for run, row in match.rows.items() if row.stage]
+
+
+def _matched(match: StageMatch, *, names: Sequence[str]) -> list[Curve]:
+    return [Curve(name=names[run], run=run, dash=_turn(run), stage=stage) for run, stage in _stages(match)]
+
+
+def _unmatched(single: Sequence[tuple[str, int, Stage]], *, names: Sequence[str]) -> list[Curve]:
+    """Return curves; those of one run share its colour and differ in their dashes."""
+    earlier: dict[int, int] = {}
+    curves = []
+    for stage_name, run, stage in single:
+        dash = (_turn(run) + earlier.get(run, 0)) % DASHES
+        curves.append(Curve(name=f"{names[run]}: {stage_name}", run=run, dash=dash, stage=stage))
+        earlier[run] = earlier.get(run, 0) + 1
+    return curves
+
+
+def _turn(run: int) -> int:
+    return run // COLORS % DASHES
+
+
+def _overlay(title: str, *, curves: Sequence[Curve]) -> Overlay:
+    names = dict.fromkeys(name for curve in curves for name in curve.stage.metrics.names)
+    known = [single for spec in PANELS for single in _singles(spec, names=names)]
+    main = [panel for spec in known if is_worth_showing(panel := _shared_panel(spec, curves=curves))]
+    shown = {panel.spec.metrics[0] for panel in main}
+    rest = [_rest(metric) for metric in names if metric not in shown]
+    return Overlay(
+        title=title,
+        curves=tuple(curves),
+        panels=tuple(main),
+        other_panels=tuple(_shared_panel(spec, curves=curves) for spec in rest),
+    )
+
+
+def _singles(spec: PanelSpec, *, names: Collection[str]) -> list[PanelSpec]:
+    """Return a panel for each metric of this panel that occurs; a single one keeps the title."""
+    found = [metric for metric in spec.metrics if metric in names]
+    titles = [spec.title] if len(found) == 1 else [metric.replace("_", " ").capitalize() for metric in found]
+    return [replace(spec, title=title, metrics=(metric,)) for title, metric in zip(titles, found, strict=True)]
+
+
+def _rest(metric: str) -> PanelSpec:
+    is_timing = metric.startswith(TIMING_PREFIX)
+    unit = "seconds" if is_timing else ""
+    return PanelSpec(metric, unit, (metric,), from_zero=is_timing, is_share=is_share(metric))
+
+
+def _shared_panel(spec: PanelSpec, *, curves: Sequence[Curve]) -> Panel:
+    (metric,) = spec.metrics
+    found = ((curve, points) for curve in curves if (points := curve.stage.metrics.series(metric)))
+    lines = (
+        drawn_line(
+            points,
+            smoothed=spec.smoothed,
+            name=curve.name,
+            color=run_color(curve.run),
+            run=curve.run,
+            dash=curve.dash,
+        )
+        for curve, points in found
+    )
+    return Panel(spec=spec, lines=tuple(lines))

@@ -21,7 +21,7 @@ from lmm_r1.records.rollouts import (
     RecordedTurn,
     SampledResponse,
 )
-from lmm_r1.records.run import Stage
+from lmm_r1.records.run_folder import Stage
 
 # The total size of the images of a page.
 TOTAL_BYTES = 64 * 1024 * 1024
@@ -41,11 +41,7 @@ class InlineImages:
         self._max_bytes = max(MIN_BYTES, min(MAX_BYTES, TOTAL_BYTES // max(1, count)))
 
     def add(self, reference: str, *, folder: Path) -> int:
-        """Return the index in `uris` of an image that a rollout of the stage in `folder` refers to.
-
-        Raises:
-            ImageError: the image is missing, unreadable, a URL, or not inside the folder.
-        """
+        """Return the index in `uris` of an image that a rollout of the stage in `folder` refers to."""
         key = image_key(reference, folder=folder)
         if key not in self._by_reference:
             try:
@@ -99,11 +95,7 @@ assert set(WHY_ENDED) == set(END_WORDS)
 
 
 def episode_record(rollout: RecordedRollout, *, images: InlineImages, folder: Path) -> dict[str, object]:
-    """Return the page's data about a rollout's episode; empty values for a single response.
-
-    Args:
-        folder: the stage's folder, which holds its pictures.
-    """
+    """Return the page's data about a rollout's episode; empty values for a single response."""
     noted = [name for name in NOTED if name in rollout.scores] if rollout.end is not None else []
     return {
         "said": [_turn(turn, images=images, folder=folder) for turn in rollout.said],
@@ -150,10 +142,7 @@ class Series:
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutSample:
-    """The rollouts of a page."""
-
     total: int
-    """The number that the runs logged."""
     rollouts: list[dict[str, object]]
     prompts: list[list[dict[str, object]]]
     """Distinct conversations; a rollout holds an index into this list."""
@@ -234,7 +223,6 @@ def evenly(size: int, *, count: int) -> list[int]:
 
 
 Group = Sequence[int]
-"""The indices of a group's rollouts in their file."""
 
 
 def whole_groups(steps: Sequence[Sequence[Group]], *, limit: int) -> list[list[Group]]:
@@ -284,10 +272,7 @@ def _missing(episodes: Sequence[dict[str, Any]]) -> int:
 
 
 def _record(rollout: RecordedRollout, *, series: int, prompt: int) -> dict[str, object]:
-    """Return a rollout for the page's script: the fields of its record, of which one is renamed.
-
-    An episode has the form of `episode_record`.
-    """
+    """Return a rollout for the page's script: the fields of its record, of which one is renamed."""
     kept = {field.name: getattr(rollout, field.name) for field in fields(SampledResponse) if field.name != "said"}
     # Links to shared pages use this name.
     kept["tokens"] = kept.pop("response_tokens")
@@ -312,7 +297,6 @@ class Prompts:
     def __init__(self, images: InlineImages) -> None:
         self.records: list[list[dict[str, object]]] = []
         self.missing_images: list[int] = []
-        """Per record."""
         self._images = images
         self._places: dict[str, int] = {}
 

@@ -14,8 +14,7 @@ import yaml
 from lmm_r1.evaluation.page_parts import moment, percent_text
 from lmm_r1.files.json_files import write_json_object
 from lmm_r1.records.metrics import EvaluatedCheckpoint, FileScores
-from lmm_r1.records.run import Run, Stage
-from lmm_r1.records.run_folder import ERROR_FILE, STAGE_FILE
+from lmm_r1.records.run_folder import ERROR_FILE, STAGE_FILE, Run, Stage
 from lmm_r1.report.rollout_sample import RolloutSample
 
 JUDGED_BY_RULE = "judged_by_rule"
@@ -28,7 +27,6 @@ class HeldOutCell:
 
     file: str
     scores: FileScores | None
-    """None if the stage was not evaluated on this file."""
     change: float | None
     """Accuracy minus that of the first stage; None for the first stage itself, or if either is unknown."""
     step: float | None
@@ -42,7 +40,6 @@ class StageRow:
     name: str
     stage: Stage | None
     held_out: tuple[HeldOutCell, ...]
-    """One per row file of the evaluation."""
 
 
 def stage_rows(run: Run) -> list[StageRow]:
@@ -91,8 +88,6 @@ def _change(run: Run, *, file: str, scores: FileScores | None, since: Stage | No
 
 @dataclass(frozen=True, kw_only=True)
 class StageMatch:
-    """One stage, in each run that has it."""
-
     name: str
     rows: dict[int, StageRow]
     """By the index of the run among those compared."""
@@ -118,18 +113,17 @@ def match_stages(runs: Sequence[Run]) -> list[StageMatch]:
 
 
 def summarize(run: Run, *, seconds: float | None = None) -> dict[str, object]:
-    """Return the stages with their held-out accuracies, None if not evaluated.
+    """Return the stages with their held-out accuracies, None if not evaluated."""
 
-    Args:
-        seconds: the duration of the whole run; None takes the sum over the stages.
-    """
+    def scores_of(stage: Stage) -> dict[str, FileScores | None]:
+        return {file: run.held_out(stage).get(file) for file in ("text", "image")}
+
     return {
-        "seconds": total_seconds(run) if seconds is None else seconds,
+        "seconds": run.seconds if seconds is None else seconds,
         "stages": [
             {
                 "name": stage.name,
-                "text_accuracy": _accuracy(run, stage=stage, file="text"),
-                "image_accuracy": _accuracy(run, stage=stage, file="image"),
+                **{f"{file}_accuracy": scores and scores.accuracy for file, scores in scores_of(stage).items()},
                 "steps": stage.steps,
             }
             for stage in run.stages
@@ -138,25 +132,11 @@ def summarize(run: Run, *, seconds: float | None = None) -> dict[str, object]:
 
 
 def write_summary(run: Run, *, path: Path, seconds: float | None = None) -> None:
-    """Write the summary of a run to a file, completely or not at all."""
     write_json_object(path, summarize(run, seconds=seconds))
 
 
-def total_seconds(run: Run) -> float:
-    return sum(stage.seconds for stage in run.stages)
-
-
-def _accuracy(run: Run, *, stage: Stage, file: str) -> float | None:
-    scores = run.held_out(stage).get(file)
-    return scores.accuracy if scores else None
-
-
 def notes(stages: Sequence[tuple[str, Stage]], *, sample: RolloutSample) -> list[str]:
-    """Return a sentence for each thing that is missing or was left out.
-
-    Args:
-        stages: each with its name on the page.
-    """
+    """Return a sentence for each thing that is missing or was left out."""
     found = [note for name, stage in stages for note in _stage_notes(stage, name=name)]
     if sample.missing_images:
         found.append(
@@ -236,13 +216,10 @@ class SettingsDifference:
 
     title: str
     runs: tuple[int, ...]
-    """The indices of the runs whose settings are known."""
     same: int
-    """The number of settings that are equal in all of them."""
     rows: dict[str, tuple[str | None, ...]]
     """By dotted name: the value in each of `runs`, None if it is not set."""
     unknown: tuple[int, ...]
-    """The runs that have the stage but no readable settings."""
 
 
 def settings_differences(runs: Sequence[Run], *, matches: Sequence[StageMatch]) -> list[SettingsDifference]:
@@ -277,7 +254,6 @@ def _difference(title: str, settings: Mapping[int, dict[str, str] | None]) -> Se
 
 
 def _settings(text: str | None) -> dict[str, str] | None:
-    """Return the settings in a run_config.yaml, None if there is none or it is not a YAML mapping."""
     if text is None:
         return None
     try:

@@ -65,7 +65,8 @@ from lmm_r1.models.rope_scaling import check_rope, tell_factors
 from lmm_r1.models.value_model import head_name, stored_weight
 from lmm_r1.planning.run_plan import planned_ppo
 from lmm_r1.records.run_folder import RunFolder
-from lmm_r1.records.trackers import Trackers, open_trackers
+from lmm_r1.records.tracker_backends import open_trackers
+from lmm_r1.records.trackers import Trackers
 from lmm_r1.rl.critic_workers import CriticWorker, RewardWorker
 from lmm_r1.rl.groups import GroupFilter
 from lmm_r1.rl.loop import RLRun, optimizer_steps

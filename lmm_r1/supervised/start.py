@@ -28,7 +28,8 @@ from lmm_r1.models.packed.sequence_parallel import check_heads
 from lmm_r1.models.rope_scaling import check_rope, tell_factors
 from lmm_r1.planning.run_plan import planned_supervised
 from lmm_r1.records.run_folder import RunFolder
-from lmm_r1.records.trackers import Trackers, open_trackers
+from lmm_r1.records.tracker_backends import open_trackers
+from lmm_r1.records.trackers import Trackers
 from lmm_r1.supervised.loop import SupervisedRun
 from lmm_r1.supervised.models import ConfigT, Session, model_path
 from lmm_r1.supervised.rows import SampleEncoder, chat_template, first_fitting

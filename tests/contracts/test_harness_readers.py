@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from helpers.judged_responses import judged
 
-from lmm_r1.evaluation.harness.export import write_exports
-from lmm_r1.evaluation.harness.formats import read_predictions
-from lmm_r1.evaluation.scoreboard import CheckpointResponses, MeasuredFile
+from lmm_r1.evaluation.board import CheckpointResponses, MeasuredFile
+from lmm_r1.evaluation.exports import write_exports
+from lmm_r1.evaluation.predictions import read_predictions
 from lmm_r1.records.responses import JudgedResponse
 
 pytestmark = pytest.mark.contract

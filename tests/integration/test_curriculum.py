@@ -117,7 +117,6 @@ def test_two_stages_of_two_steps_survive_a_kill_and_leave_a_report(inputs):
         os.kill(int(pid), signal.SIGKILL)
     assert first.wait(timeout=300) != 0
     assert not (root / "fre/stage.json").exists()
-
     assert start(inputs, PYTHON=warm_python()).wait(timeout=1200) == 0
     for stage in ("cold_start", "fre", "mgt"):
         record = json.loads((root / stage / "stage.json").read_text())

@@ -12,7 +12,7 @@ from helpers.report_text import PageText
 from lmm_r1.data.messages import Message, Row, TextPart
 from lmm_r1.errors import UserError
 from lmm_r1.records.metrics import append_metrics, read_metrics
-from lmm_r1.records.run import read_run
+from lmm_r1.records.run_folder import read_run
 from lmm_r1.report import build_report
 from lmm_r1.scoring.response_scores import VerifierJudge
 from remote_rm.verifier import Item, extra_logs_of

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from lmm_r1.data.training_rows import PromptStream
 from lmm_r1.host.checkpoint_folder import SAVING
 from lmm_r1.host.checkpoint_writing import DELETING
-from lmm_r1.records.run import read_run
+from lmm_r1.records.run_folder import read_run
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 STEPS = 6

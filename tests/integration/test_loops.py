@@ -119,7 +119,6 @@ def test_a_reward_model_is_trained_and_rl_goes_on_against_it_after_it_was_stoppe
     lines = [json.loads(line) for line in (output / "rm/metrics.jsonl").read_text().splitlines()]
     assert any("eval_pair_accuracy" in line for line in lines)
     trained_at = (output / "rm/model.safetensors").stat().st_mtime_ns
-
     loop("train_rm.sh", "RL")
     assert (output / "rm/model.safetensors").stat().st_mtime_ns == trained_at
     assert finished(output / "rl")["steps"] == 2

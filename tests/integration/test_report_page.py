@@ -11,9 +11,10 @@ from helpers.trajectories import cropped
 
 from lmm_r1.cli.report import main
 from lmm_r1.data.messages import ImagePart
+from lmm_r1.evaluation.board import CheckpointResponses, MeasuredFile, build_board
+from lmm_r1.evaluation.page import build_page
 from lmm_r1.evaluation.page_parts import number
-from lmm_r1.evaluation.scoreboard import CheckpointResponses, MeasuredFile, build_board, build_page
-from lmm_r1.report.line_chart import nice_axis
+from lmm_r1.report.charts import nice_axis
 
 pytestmark = [
     pytest.mark.integration,
@@ -111,9 +112,7 @@ def test_only_the_rows_in_sight_are_in_the_document(page):
 
 def test_ranges_verdict_stage_and_search_narrow_the_list_together(page):
     choose(page, stage="mgt", verdict="wrong", step_low="5", step_high="9", tokens_low="20", text="THE CARD SHOWS")
-
     found = matching(page)
-
     assert found
     assert {rollout["series"] for rollout in found} == {2}
     assert {rollout["verdict"] for rollout in found} == {"wrong"}
@@ -131,7 +130,6 @@ def test_ranges_verdict_stage_and_search_narrow_the_list_together(page):
 def test_rewards_are_ranges_and_an_order(page):
     choose(page, reward_low="0.5", reward_high="1", sort="-tokens")
     lengths = [rollout["tokens"] for rollout in matching(page)]
-
     assert lengths == sorted(lengths, reverse=True)
     assert {rollout["reward"] for rollout in matching(page)} == {0.5}
     choose(page, reward_low="", reward_high="", verdict="truncated", sort="reward")
@@ -154,9 +152,7 @@ def test_the_keyboard_walks_through_the_list_and_the_address_keeps_the_place(bro
     page.until("location.hash.includes('at=')")
     chosen = page.evaluate("document.querySelector('[aria-selected=true]').id")
     page.until(f"location.hash.endsWith('at={chosen[4:]}')")
-
     again = browser.open(page.evaluate("location.href"))
-
     assert again.evaluate(COUNT) == found
     assert again.evaluate("document.getElementById('filters').elements.text.value") == "ones 8"
     assert again.evaluate("document.querySelector('[aria-selected=true]').id") == chosen
@@ -175,9 +171,7 @@ def test_all_responses_to_a_prompt_stand_together(page):
     assert sorted(indices) == same
     assert len(same) >= 4
     assert page.evaluate(DETAIL).count("What is 7 + 11?") == 1
-
     page.click(".tools button:nth-child(3)")
-
     assert page.evaluate(COUNT).startswith(f"{len(same)} of 192")
 
 
@@ -201,7 +195,6 @@ def test_pointing_at_a_chart_tells_the_values_of_the_nearest_step(page):
       svg.dispatchEvent(new PointerEvent("pointermove", { clientX: box.right - 1, clientY: box.top + 40 }));
       return document.getElementById("tip").textContent;
     })()"""
-
     assert page.evaluate(point).startswith("step 12\nreward  1.")
 
 
@@ -210,9 +203,7 @@ def test_a_run_can_be_switched_off_and_on(comparison):
     colors = "[...document.querySelectorAll('#curves-2 .lines > g')].map((line) => getComputedStyle(line).color)"
     assert comparison.evaluate(visible)[:2] == ["inline", "inline"]
     assert len(set(comparison.evaluate(colors))) == 2
-
     comparison.click("[data-switch='1']")
-
     assert comparison.evaluate(visible)[:2] == ["inline", "none"]
     assert comparison.evaluate("document.querySelector('[data-switch=\"1\"]').ariaPressed") == "false"
     comparison.click("[data-switch='1']")
@@ -225,9 +216,7 @@ def test_an_axis_fits_the_runs_that_are_left(comparison, demo):
     rows = (demo / "one" / "demo" / "fre" / "metrics.jsonl").read_text().splitlines()
     rewards = [json.loads(row)["reward"] for row in rows]
     axis = nice_axis(min(rewards), max(rewards), start=0, end=1)
-
     comparison.click("[data-switch='1']")
-
     # The second run has half the reward of the first, so the axis of both starts lower.
     assert float(both[0]) < axis.low
     assert comparison.evaluate(ticks) == [tick.label for tick in axis.ticks(number)]
@@ -246,7 +235,6 @@ def test_an_axis_fits_the_runs_that_are_left(comparison, demo):
 
 def test_rollouts_of_one_run_can_be_listed_and_both_answer_the_same_prompt(comparison):
     choose(comparison, run="two/demo", stage="fre")
-
     assert {rollout["series"] for rollout in matching(comparison)} == {4}
     comparison.press("a")
     assert {"one/demo", "two/demo"} <= set(comparison.evaluate(DETAIL).replace(" / ", "\n").split("\n"))
@@ -261,9 +249,7 @@ def test_hostile_responses_are_shown_as_text(browser, tmp_path):
     lines = [rollout(step=1, group=group, response=text, messages=asked) for group, text in enumerate(HOSTILE)]
     write_lines(tmp_path / "rollouts.jsonl", lines)
     main([str(tmp_path)])
-
     tab = browser.open((tmp_path / "report.html").as_uri())
-
     shown = "document.querySelector('.response').textContent"
     expected = [
         HOSTILE[0],
@@ -289,7 +275,6 @@ def test_an_episode_is_shown_turn_by_turn_with_the_box_on_its_source(browser, tm
     lines = [cropped(tmp_path, last=last, end="turns"), cropped(tmp_path, step=2), rollout(step=3)]
     write_lines(tmp_path / "rollouts.jsonl", lines)
     main([str(tmp_path)])
-
     for width in (1280, 400):
         tab = browser.open((tmp_path / "report.html").as_uri(), width=width)
         tab.until(
@@ -326,7 +311,6 @@ def test_an_episode_is_shown_turn_by_turn_with_the_box_on_its_source(browser, tm
         assert tab.evaluate("window.hacked ?? null") is None
         assert [text for text in tab.complaints() if "favicon" not in text] == []
         tab.close()
-
     tab = browser.open((tmp_path / "report.html").as_uri())
     choose(tab, ended="finished")
     assert [found["step"] for found in matching(tab)] == [2]
@@ -412,7 +396,6 @@ def test_a_response_stands_with_its_group_and_with_all_to_its_prompt(browser, tm
     tab.evaluate("document.getElementById('rollouts').scrollIntoView({ behavior: 'instant' })")
     shown = "[...document.querySelectorAll('.reply')].map((reply) => Number(reply.dataset.index))"
     buttons = "[...document.querySelectorAll('.tools button')].map((button) => button.textContent)"
-
     assert tab.evaluate(shown) == [0]
     assert tab.evaluate(buttons)[:3] == ["This response", "Its group of 3", "All 6 responses to this prompt"]
     tab.click(".tools button:nth-child(2)")

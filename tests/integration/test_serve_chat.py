@@ -58,7 +58,6 @@ def test_a_checkpoint_is_asked_over_http_and_may_be_a_judge(served: Served, tmp_
     assert all(isinstance(choice["message"]["content"], str) for choice in told["choices"])
     assert told["usage"]["prompt_tokens"] > 0
     assert 2 <= told["usage"]["completion_tokens"] <= 10
-
     # A random model writes no verdict, so that the rule's stands.
     spec = (
         f"llm_judge:judge_url={served.url},judge_model=tiny,judge_folder={tmp_path},judge_attempts=1,"

@@ -10,7 +10,7 @@ from helpers.deepspeed_process import start_anew
 from helpers.tracked_runs import keep_offline, of_swanlab, of_tensorboard, of_wandb
 
 from lmm_r1.cli import train_sft
-from lmm_r1.records.trackers.backends import BACKENDS
+from lmm_r1.records.tracker_backends import BACKENDS
 from lmm_r1.supervised import sft
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
@@ -52,7 +52,6 @@ def test_a_stopped_run_goes_on_in_every_tracker(tiny_checkpoint, tmp_path, own_e
     assert "step 3/4; step 2 is saved" in capfd.readouterr().err
     monkeypatch.setattr(sft, "encode_sample", encode)
     train(tiny_checkpoint("llm"), tmp_path, monkeypatch=monkeypatch)
-
     run = tmp_path / "run"
     left_out = [json.loads(line) for line in (run / "left_out_rows.jsonl").read_text().splitlines()]
     assert [(row["index"], row["reason"].split(": ")[:2]) for row in left_out] == [

@@ -39,8 +39,3 @@ def test_an_image_counts_per_patch_and_per_pair_of_patches_in_its_windows():
 def test_an_image_smaller_than_a_window_sees_itself_alone():
     one, none = (GroupWork(prompt=1, responses=(1,), images=images) for images in ((1,), ()))
     assert useful_operations(SIZES, [one]) - useful_operations(SIZES, [none]) == 6 * (10 + 10) + 12 * 4 * 4 == 312
-
-
-def test_groups_add_up():
-    groups = [GroupWork(prompt=3, responses=(2, 1)), GroupWork(prompt=1, responses=(1,), images=(8,))]
-    assert useful_operations(SIZES, groups) == 8148 + 8412

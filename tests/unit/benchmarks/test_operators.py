@@ -3,6 +3,7 @@
 import pytest
 import torch
 from gpu_stages.operators import OperatorCount, group_of, kernel
+from helpers.tables import table
 
 pytestmark = pytest.mark.unit
 
@@ -46,14 +47,7 @@ def test_a_fused_kernel_counts_once_forwards_and_once_backwards():
 
 
 @pytest.mark.parametrize(
-    ("operator", "group"),
-    [
-        ("addmm", "matmul"),
-        ("_to_copy", "copy"),
-        ("attention backward", "attention"),
-        ("liger rope forward", "fused"),
-        ("mul", "norm/elementwise"),
-    ],
+    ("operator", "group"), table("benchmarks/operators", "test_operators_are_grouped_by_their_names")
 )
 def test_operators_are_grouped_by_their_names(operator, group):
     assert group_of(operator) == group

@@ -33,10 +33,6 @@ def test_a_figure_is_right_within_its_tolerance(value, reference, tolerance, dif
     assert difference is None or judged["difference"] == pytest.approx(difference)
 
 
-def test_without_a_reference_a_figure_is_neither_right_nor_wrong():
-    assert gpu_smoke.compared(1.0, None, 0.1) == {"difference": None, "ok": None}
-
-
 def test_the_summary_tells_what_passed_failed_and_was_not_run():
     figures = {
         "train_sft": {"loss/1": gpu_smoke.figure(2.001, tolerance=1e-3)},
@@ -114,3 +110,7 @@ with open(sys.argv[sys.argv.index("--port-file") + 1], "w") as stream:
     stream.write(str(server.server_port))
 server.serve_forever()
 """
+
+
+def test_without_a_reference_a_figure_is_neither_right_nor_wrong():
+    assert gpu_smoke.compared(1.0, None, 0.1) == {"difference": None, "ok": None}

@@ -10,9 +10,17 @@ from PIL import Image
 from prompt_toolkit.completion import CompleteEvent
 from prompt_toolkit.document import Document
 
-from lmm_r1.chat.commands import COMMANDS, LineCompleter, continues, piped_lines, private_file, prompted_lines
 from lmm_r1.chat.conversation import ChatSampling
-from lmm_r1.chat.loop import converse, prompt
+from lmm_r1.chat.loop import (
+    COMMANDS,
+    LineCompleter,
+    continues,
+    converse,
+    piped_lines,
+    private_file,
+    prompt,
+    prompted_lines,
+)
 from lmm_r1.data.messages import ImagePart, TextPart
 
 pytestmark = pytest.mark.unit
@@ -134,12 +142,6 @@ def test_a_word_by_itself_leaves_and_in_a_message_it_does_not(word):
     assert enter(session, "exit how?", word, "never read")
     assert texts(session) == [("user", "exit how?"), ("assistant", "Type it.")]
     assert session.leaving
-
-
-def test_clear_begins_anew_as_reset_does():
-    session = chat(answer("2"), system="Count.")
-    assert enter(session, "1+1?", "/clear")
-    assert texts(session) == [("system", "Count.")]
 
 
 def test_what_is_not_of_this_conversation_is_overwritten_only_on_the_second_demand(folder):

@@ -171,10 +171,6 @@ def test_the_spans_do_not_depend_on_where_the_stream_is_cut():
         assert spans_of([TAGGED[:first], TAGGED[first:second], TAGGED[second:]]) == SPANS, (first, second)
 
 
-def test_single_characters_give_the_same_spans():
-    assert spans_of(list(TAGGED)) == SPANS
-
-
 @pytest.mark.parametrize(
     ("text", "spans"),
     [
@@ -197,14 +193,6 @@ def test_single_characters_give_the_same_spans():
 )
 def test_unclosed_stray_and_broken_tags(text, spans):
     assert spans_of(list(text)) == spans_of([text]) == spans
-
-
-def test_a_thought_that_the_prompt_opened_needs_no_tag():
-    assert spans_of(["1</thi", "nk>2"], kind="thinking") == [
-        StyledSpan("thinking", "1"),
-        StyledSpan("tag", "</think>"),
-        StyledSpan("text", "2"),
-    ]
 
 
 def test_text_is_held_back_only_while_it_may_become_a_tag():

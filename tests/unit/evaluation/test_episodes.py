@@ -10,15 +10,8 @@ from helpers.judged_responses import judged
 from lmm_r1.agents.registry import load_environment
 from lmm_r1.data.sample import EpisodeResult
 from lmm_r1.errors import UserError
-from lmm_r1.evaluation.scoreboard import (
-    Board,
-    CheckpointResponses,
-    MeasuredFile,
-    board_record,
-    build_board,
-    build_page,
-    print_board,
-)
+from lmm_r1.evaluation.board import Board, CheckpointResponses, MeasuredFile, board_record, build_board
+from lmm_r1.evaluation.page import build_page
 from lmm_r1.evaluation.scores import (
     check_reward_parts,
     default_verifiers,
@@ -26,6 +19,7 @@ from lmm_r1.evaluation.scores import (
     episode_scores,
     summarize,
 )
+from lmm_r1.evaluation.terminal import print_board
 from lmm_r1.records.responses import JudgedResponse, PlayedEpisode, ShownTurn, read_responses, write_responses
 
 pytestmark = pytest.mark.unit
@@ -151,7 +145,7 @@ def test_a_part_of_the_environments_reward_judges():
 
 
 def test_rows_without_an_answer_are_taken_where_the_environment_judges(tmp_path):
-    from lmm_r1.evaluation.row_set import Choices, file_rows
+    from lmm_r1.evaluation.rows import Choices, file_rows
 
     rows = Path(tmp_path / "rows.jsonl")
     rows.write_text(json.dumps({"messages": [{"role": "user", "content": "?"}], "state": "#"}) + "\n")

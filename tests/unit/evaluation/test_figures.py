@@ -6,12 +6,12 @@ from helpers.report_text import PageText
 from helpers.run_folders import scores, write_stage
 from helpers.tables import table
 
+from lmm_r1.evaluation.board import CheckpointResponses, MeasuredFile, board_record, build_board
+from lmm_r1.evaluation.page import build_page
 from lmm_r1.evaluation.page_parts import percent, percent_text, points, points_text
-from lmm_r1.evaluation.scoreboard import MeasuredFile, board_record, build_board, build_page
-from lmm_r1.evaluation.scoreboard.board import CheckpointResponses
-from lmm_r1.evaluation.scoreboard.terminal import share
+from lmm_r1.evaluation.terminal import share
 from lmm_r1.files.json_files import write_json_object
-from lmm_r1.records.run import read_run
+from lmm_r1.records.run_folder import read_run
 from lmm_r1.report import build_report
 
 pytestmark = pytest.mark.unit
@@ -57,9 +57,7 @@ def test_the_report_and_the_page_of_the_evaluation_show_the_same_figures(tmp_pat
             accuracy=checkpoint["files"]["text"]["accuracy"], form=1.0, tokens=9.0, rows=80
         )
     write_json_object(tmp_path / "evaluation.json", record)
-
     report, page = PageText(build_report(read_run(tmp_path))).text, PageText(build_page(board)).text
-
     for text in (report, page):
         assert "26.2" in text
         assert "47.5" in text

@@ -8,8 +8,8 @@ from helpers.judged_responses import judged_rows
 
 from lmm_r1.data.reading import SkippedRow
 from lmm_r1.evaluation import measurement
+from lmm_r1.evaluation.board import MeasuredFile
 from lmm_r1.evaluation.measurement import Measured
-from lmm_r1.evaluation.scoreboard import MeasuredFile
 from lmm_r1.records.responses import read_responses
 
 pytestmark = pytest.mark.unit
@@ -69,10 +69,8 @@ BOTH = {"base": {"text": "1", "image": "2"}, "grpo": {"text": "3", "image": "4"}
 def test_what_has_not_changed_is_read_again_and_only_what_has_is_measured(evaluation):
     first = evaluation.run(BOTH)
     assert evaluation.asked == [("base", ("text", "image")), ("grpo", ("text", "image"))]
-
     assert evaluation.run(BOTH) == first
     assert evaluation.asked == []
-
     changed = {"base": {"text": "1", "image": "new"}, "grpo": {"text": "3", "image": "4"}}
     assert evaluation.run(changed)["base", "text"] == first["base", "text"]
     assert evaluation.asked == [("base", ("image",))]
@@ -80,7 +78,6 @@ def test_what_has_not_changed_is_read_again_and_only_what_has_is_measured(evalua
     assert evaluation.places() == order, "in the order of the command, whatever was measured last"
     assert evaluation.run(changed)["base", "image"].skipped == (LEFT_OUT,)
     assert evaluation.asked == []
-
     evaluation.run(changed, overwrite=True)
     assert evaluation.asked == [("base", ("text", "image")), ("grpo", ("text", "image"))]
 

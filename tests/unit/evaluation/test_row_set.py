@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from lmm_r1.errors import UserError
-from lmm_r1.evaluation.row_set import Choices, RowSet, file_rows, get_suite, suite_rows
+from lmm_r1.evaluation.rows import Choices, RowSet, file_rows, get_suite, suite_rows
 
 pytestmark = pytest.mark.unit
 

@@ -4,10 +4,11 @@ from pathlib import Path
 import pytest
 from helpers.judged_responses import judged, judged_rows
 from helpers.run_folders import write_image
+from helpers.tables import table
 
 from lmm_r1.data.messages import images_of
 from lmm_r1.errors import UserError
-from lmm_r1.evaluation.answered_rows import saved_checkpoints, saved_files
+from lmm_r1.evaluation.rows import saved_checkpoints, saved_files
 from lmm_r1.records.responses import VerifierVerdict, read_responses, write_responses
 
 pytestmark = pytest.mark.unit
@@ -54,13 +55,7 @@ def test_files_are_measured_by_what_all_checkpoints_have(folder):
 
 
 @pytest.mark.parametrize(
-    ("entries", "sentence"),
-    [
-        (["grpo={}/first.json"], "has no checkpoint grpo; it has base, sft"),
-        (["{}/second.json"], "two checkpoints are needed to compare, found 1"),
-        (["{}/second.json", "{}/second.json"], "the same checkpoint is given twice"),
-        (["{}/third.json"], "no file of responses"),
-    ],
+    ("entries", "sentence"), table("evaluation/saved_responses", "test_what_cannot_be_compared_is_refused")
 )
 def test_what_cannot_be_compared_is_refused(entries, sentence, folder):
     with pytest.raises(UserError, match=sentence):
@@ -89,9 +84,7 @@ def test_rows_are_found_again_for_their_images_where_they_lie_with_the_same_ques
     # Of the second line another question was answered.
     write_responses(tmp_path / "a.responses.jsonl", responses, append=False)
     (checkpoint,) = saved_checkpoints([str(tmp_path / "a.responses.jsonl")], fewest=1)
-
     (file,) = saved_files([checkpoint])
-
     assert list(file.rows) == [0]
     assert images_of(file.rows[0].messages)[0].source == str(tmp_path / "a.png")
     assert [one.images for one in checkpoint.files["held_out"]] == [1, 1, 1]

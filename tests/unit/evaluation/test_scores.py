@@ -10,9 +10,7 @@ from lmm_r1.evaluation.scores import (
     clustered_mean,
     majority_at_k,
     majority_is_right,
-    mean_pass_at_k,
     pass_at_k,
-    powers_of_two,
     summarize,
     vote_of,
 )
@@ -59,12 +57,10 @@ def test_every_verifier_has_its_own_scores():
     assert scores["choice"].timed_out == 2
 
 
-def test_data_sources_are_told_apart():
+def test_responses_are_parted_by_their_data_source():
     responses = [*judged_rows([[True], [True]]), judged(False, index=2, datasource="words")]
-    sources = by_datasource(responses, verifiers=["math"], ks=[1])
-    assert list(sources) == ["sums", "words"]
-    assert [scores.verifiers["math"].accuracy.mean for scores in sources.values()] == [1.0, 0.0]
-    assert [scores.rows for scores in sources.values()] == [2, 1]
+    sources = by_datasource(responses)
+    assert sources == {"sums": responses[:2], "words": responses[2:]}
 
 
 @pytest.mark.parametrize(
@@ -91,20 +87,6 @@ def test_binomials_beyond_any_float_are_no_trouble():
 def test_what_cannot_be_told_is_refused(samples, right, k):
     with pytest.raises(ValueError, match=f"pass@{k} cannot be computed from {samples} samples of which {right}"):
         pass_at_k(samples=samples, right=right, k=k)
-
-
-def test_the_mean_is_over_rows():
-    verdicts = [[True, True, False, False, False], [False] * 5]
-    estimate = mean_pass_at_k(verdicts, k=2)
-    assert estimate.mean == pytest.approx(0.35)
-    # The rows have 0.7 and 0: half their distance.
-    assert estimate.standard_error == pytest.approx(0.35)
-
-
-def test_powers_of_two_end_at_the_limit():
-    assert powers_of_two(1) == [1]
-    assert powers_of_two(8) == [1, 2, 4, 8]
-    assert powers_of_two(12) == [1, 2, 4, 8]
 
 
 RIGHT, WRONG, OTHER = Ballot(vote="4", right=True), Ballot(vote="5", right=False), Ballot(vote="6", right=False)

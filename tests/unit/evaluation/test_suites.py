@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 import yaml
+from helpers.tables import table
 from PIL import Image
 
 from lmm_r1.cli.prepare_data import main as prepare_data
 from lmm_r1.config.rewards import verifier_from
-from lmm_r1.data.messages import ImagePart, Row, TextPart
+from lmm_r1.data.messages import ImagePart
 from lmm_r1.errors import UserError
-from lmm_r1.evaluation.row_set import get_suite, load_suite, suite_names
+from lmm_r1.evaluation.rows import get_suite, load_suite
 
 pytestmark = pytest.mark.unit
 
@@ -23,27 +24,6 @@ def png(color: str = "white") -> bytes:
     data = io.BytesIO()
     Image.new("RGB", (20, 10), color).save(data, format="PNG")
     return data.getvalue()
-
-
-def superclevr(folder: Path) -> Path:
-    import datasets
-
-    features = datasets.Features(
-        {"image": datasets.Image(), "question": datasets.Value("string"), "ground_truth": datasets.Value("int64")}
-    )
-    row = {"image": {"bytes": png(), "path": None}, "question": "How many different items are there in the image?"}
-    datasets.Dataset.from_list([row | {"ground_truth": 4}, row | {"ground_truth": 10}], features=features).to_parquet(
-        folder / "test.parquet"
-    )
-    return folder / "test.parquet"
-
-
-def geoqa(folder: Path) -> Path:
-    (folder / "Geo170K/images/test").mkdir(parents=True)
-    (folder / "Geo170K/images/test/0.png").write_bytes(png())
-    row = {"image_path": "./Geo170K/images/test/0.png", "question": "∠1 = ()", "ground_truth": "40°"}
-    (folder / "geoqa_test_prompts.jsonl").write_text(json.dumps(row) + "\n")
-    return folder / "geoqa_test_prompts.jsonl"
 
 
 def geometry(folder: Path) -> Path:
@@ -95,24 +75,6 @@ def mathvista(folder: Path) -> Path:
     return folder
 
 
-def visual_probe(folder: Path) -> Path:
-    (folder / "images").mkdir()
-    (folder / "images/1.jpg").write_bytes(png())
-    row = {
-        "images": ["VisualProbe_Hard/images/1.jpg"],
-        "doc_id": 1,
-        "problem": "<image>\nWhat does the sign say?",
-        "solution": "STOP",
-        "data_source": "visual_probe_hard",
-    }
-    (folder / "val.json").write_text(json.dumps([row]))
-    return folder / "val.json"
-
-
-def text_of(row: Row) -> str:
-    return "".join(part.text for part in row.messages[0].parts if isinstance(part, TextPart))
-
-
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import datasets
@@ -123,11 +85,8 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("name", "write", "index", "label", "prompt"),
     [
-        ("superclevr_200", superclevr, 1, "10", "How many different items are there in the image? First output the"),
-        ("geoqa_test", geoqa, 0, "40°", "∠1 = ()  Output the thinking process in <think> </think> and final answer"),
         ("geometry3k", geometry, 0, r"2\sqrt{2}", "Find x. First output the thinking process in <think> </think>"),
         ("mathvista_mc", mathvista, 1, "B", "Is it red?\n(A) Yes\n(B) No\n(C) {unsure}\nFirst output the thinking"),
-        ("visual_probe", visual_probe, 0, "STOP", "What does the sign say? First output the thinking process in"),
     ],
 )
 def test_a_suite_reads_a_local_copy_of_its_dataset(
@@ -154,14 +113,6 @@ def test_rows_that_do_not_count_are_neither_taken_nor_skipped(tmp_path):
     assert (list(rows), skipped) == ([1], [])
 
 
-def test_every_ready_made_suite_is_a_sound_recipe():
-    assert {"geometry3k", "geoqa_test", "mathvista_mc", "superclevr_200", "visual_probe"} <= set(suite_names())
-    for name in suite_names():
-        recipe = get_suite(name)
-        assert recipe.name == name
-        assert [verifier_from(verifier).name for verifier in recipe.verifiers]
-
-
 def own_recipe(folder: Path, **changes: object) -> str:
     recipe = {
         "name": "own",
@@ -177,17 +128,7 @@ def own_recipe(folder: Path, **changes: object) -> str:
     return str(folder / "own.yaml")
 
 
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"promt": "x"}, "own.yaml: promt is not a field of a recipe"),
-        ({"prompt": "{question.__class__}"}, "own.yaml: the recipe: the prompt has the field {question.__class__}; a"),
-        ({"prompt": "{choices}"}, "own.yaml: the recipe: a prompt with {choices} needs the column of the choices"),
-        ({"source": {"split": "test"}}, "own.yaml: source: give either dataset, a name on the hub, or obtain"),
-        ({"sampling": {"n_samples": 0}}, "own.yaml: sampling.n_samples: Input should be greater than or equal to 1"),
-        ({"verifiers": []}, "own.yaml: verifiers: Tuple should have at least 1 item"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "sentence"), table("evaluation/suites", "test_a_recipe_that_is_wrong_says_where"))
 def test_a_recipe_that_is_wrong_says_where(changes, sentence, tmp_path):
     with pytest.raises(UserError) as refused:
         get_suite(own_recipe(tmp_path, **changes))
@@ -247,14 +188,6 @@ def test_rows_that_cannot_be_used_are_left_out_with_their_reason(tmp_path):
         UserError, match="suite own, .*: none of its 1 rows can be used; the first: .* line 1: the answer"
     ):
         load_suite(recipe, path=str(file))
-
-
-@pytest.mark.parametrize(("names", "answer"), [("letter", "B"), ("index", 1)])
-def test_an_answer_may_name_its_choice_by_letter_or_place(names, answer, tmp_path):
-    recipe = get_suite(own_recipe(tmp_path, choices="options", answer_names=names, prompt="{question}\n{choices}"))
-    (tmp_path / "r.jsonl").write_text(json.dumps({"question": "q", "options": ["a", "b"], "answer": answer}))
-    rows, _ = load_suite(recipe, path=str(tmp_path / "r.jsonl"))
-    assert (rows[0].answer, text_of(rows[0])) == ("B", "q\n(A) a\n(B) b")
 
 
 def test_a_folder_that_prepare_data_made_is_a_copy_of_its_suite_alone(tmp_path):

@@ -1,7 +1,7 @@
 import pytest
 from helpers.tables import table
 
-from lmm_r1.evaluation.scoreboard.page import text_parts
+from lmm_r1.evaluation.page import text_parts
 
 pytestmark = pytest.mark.unit
 

@@ -11,7 +11,7 @@ from PIL import Image
 from lmm_r1.data.messages import ImagePart
 from lmm_r1.data.sample import CallOutcome, Cut, CutImage, Said
 from lmm_r1.errors import UserError
-from lmm_r1.records.rollouts import RecordedPart, RecordedTurn, keep_turns, read_rollouts, read_turns, turn_record
+from lmm_r1.records.rollouts import RecordedPart, keep_turns, read_rollouts, read_turns, turn_record
 
 pytestmark = pytest.mark.unit
 
@@ -51,12 +51,6 @@ def test_turns_are_written_with_pictures_boxes_calls_and_rewards_and_read_again(
     ]
     assert Image.open(tmp_path / first).tobytes() == picture(8, 6).tobytes()
     assert read_turns(json.loads(json.dumps(records)), place="line 1") == turns
-
-
-def test_a_picture_is_kept_once_however_often_it_is_shown(tmp_path):
-    turns = kept(tmp_path, *[Said("user", "<image>", (ImagePart(picture(8, 6)),))] * 3)
-    assert len({turn.parts for turn in turns}) == 1
-    assert len(list((tmp_path / "images").iterdir())) == 1
 
 
 def test_marks_that_are_not_of_the_pictures_stay_text(tmp_path):
@@ -114,12 +108,3 @@ def test_malformed_turns_are_named_with_file_line_and_turn(tmp_path, said, compl
         read_rollouts(path)
     assert str(caught.value).startswith(f"{path}, line 2")
     assert complaint in str(caught.value)
-
-
-def test_an_episode_whose_line_is_torn_is_passed_over(tmp_path):
-    path = tmp_path / "rollouts.jsonl"
-    write_lines(path, [rollout(step=1, said=[turn_record(RecordedTurn(role="assistant", parts=()))])])
-    with path.open("a") as stream:
-        stream.write('{"step": 2, "said": [{"role": "assist')
-    log = read_rollouts(path)
-    assert (log.steps, log.torn_lines) == ((1,), 1)

@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 from helpers.judged_responses import judged, judged_rows
+from helpers.tables import table
 
 from lmm_r1.config.evaluate import responses_path
 from lmm_r1.errors import UserError
@@ -26,13 +27,7 @@ def test_what_is_written_is_read_again(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        ({"verdicts": {}}, "line 1: verdicts must be an object by verifier; evaluate again"),
-        ({"verdicts": {"math": {"parts": {}}}}, "line 1, math: a verdict needs a score and parts"),
-        ({"label": 3}, "line 1: label must be a string, found 3"),
-        ({"index": -1}, "line 1: index must be an integer, at least 0"),
-    ],
+    ("change", "sentence"), table("records/responses", "test_a_damaged_file_is_told_with_its_line")
 )
 def test_a_damaged_file_is_told_with_its_line(change, sentence, tmp_path):
     path = tmp_path / "a.responses.jsonl"

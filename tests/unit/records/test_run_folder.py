@@ -36,13 +36,6 @@ def lines(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_a_new_folder_holds_the_settings(tmp_path):
-    opened(tmp_path / "runs" / "fre")
-    files = {file.name for file in (tmp_path / "runs" / "fre").iterdir()}
-    assert files == {"run_config.yaml"}
-    assert (tmp_path / "runs" / "fre" / "run_config.yaml").read_text() == "train:\n  seed: 1\n"
-
-
 def test_metrics_are_one_line_a_step_and_hold_numbers_only(tmp_path):
     folder = opened(tmp_path)
     folder.metrics(1, {"reward": 0.5, "tokens": 12, "tensor": [1, 2], "name": "x"})
@@ -59,7 +52,6 @@ def test_a_rollout_is_kept_with_its_prompt_and_each_image_once(tmp_path):
     turns = (message("system", "Think."), message("user", picture(8, 6), "And", picture(8, 6), picture(6, 8)))
     folder.rollout(RESPONSE, messages=turns, location="rows.jsonl, line 1")
     folder.rollout(replace(RESPONSE, step=2), messages=turns, location="rows.jsonl, line 1")
-
     first, second = lines(tmp_path / "rollouts.jsonl")
     system, user = first.pop("messages")
     assert first == RECORD
@@ -99,7 +91,6 @@ def test_a_resumed_stage_cuts_a_torn_line_and_counts_its_seconds_on(tmp_path):
     (tmp_path / "rollouts.jsonl").write_text('{"step": 1}\n{"response": "caf')
     folder = opened(tmp_path)
     assert (tmp_path / "rollouts.jsonl").read_text() == '{"step": 1}\n'
-
     folder.metrics(3, {"reward": 1.0})
     folder.rollout(RESPONSE, messages=(message("user", "hi"),), location="rows.jsonl, line 1")
     assert [line["step"] for line in lines(tmp_path / "metrics.jsonl")] == [1, 2, 3]
@@ -129,15 +120,6 @@ def test_a_stage_that_goes_on_from_an_earlier_step_makes_the_later_records_again
     assert [line["step"] for line in made] == [6, 7]
     # The time of the steps that count, which ended with the evaluation of step 5.
     assert made[0]["seconds"] == pytest.approx(55.0, abs=5)
-
-
-def test_a_stage_without_a_checkpoint_begins_its_records_anew(tmp_path):
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "seconds": 40.0}\n')
-    (tmp_path / "rollouts.jsonl").write_text('{"step": 1}\n{"step": 1}\n')
-    folder = opened(tmp_path)
-    folder.resume(0)
-    assert (tmp_path / "metrics.jsonl").read_text() == (tmp_path / "rollouts.jsonl").read_text() == ""
-    assert folder.started == pytest.approx(time.time(), abs=5)
 
 
 def test_records_that_are_all_kept_are_not_written_again(tmp_path):

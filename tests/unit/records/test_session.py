@@ -15,9 +15,8 @@ import pytest
 
 from lmm_r1.errors import UserError
 from lmm_r1.records import session
-from lmm_r1.records.run import Stage, read_run
-from lmm_r1.records.run_folder import RunFolder
-from lmm_r1.records.session import SESSION_FILE, SILENT_S, ProcessTable, born, read_session
+from lmm_r1.records.run_folder import RunFolder, Stage, read_run
+from lmm_r1.records.session import SESSION_FILE, SILENT_S, born, read_session
 
 pytestmark = pytest.mark.unit
 
@@ -62,7 +61,6 @@ def test_a_process_that_is_killed_has_stopped_at_once_and_one_that_goes_on_runs(
     assert (stage.state, stage.name, stage.kind, stage.steps) == ("running", "fre", "rl", 1)
     process.send_signal(signal.SIGSTOP)
     assert stage_of(tmp_path).state == "running", "it can go on"
-
     process.kill()
     # Nobody has buried it yet.
     while Path(f"/proc/{process.pid}/stat").read_text().rpartition(") ")[2][0] != "Z":
@@ -72,7 +70,6 @@ def test_a_process_that_is_killed_has_stopped_at_once_and_one_that_goes_on_runs(
     stopped = stage_of(tmp_path)
     assert (stopped.state, stopped.steps, stopped.finished_at) == ("stopped", 1, None)
     assert abs(stopped.last_sign_at.timestamp() - time.time()) < 30
-
     # The same command goes on.
     again = training(tmp_path)
     assert stage_of(tmp_path).state == "running"
@@ -159,13 +156,6 @@ def test_records_that_are_cleared_take_the_first_start_with_them(tmp_path):
         raise KeyboardInterrupt
     RunFolder(path=tmp_path, name="fre", kind="rl").clear_records()
     assert read_session(tmp_path) is None
-
-
-def test_this_process_table_is_told_from_others():
-    here = ProcessTable.here()
-    assert here.host == socket.gethostname()
-    assert here.is_known == Path("/proc/self/ns/pid").is_symlink()
-    assert not ProcessTable(host=here.host, boot="", namespace="").is_known
 
 
 def test_what_ended_a_session_is_told_though_nothing_can_be_written_any_more(tmp_path, monkeypatch):

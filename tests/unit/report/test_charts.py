@@ -2,12 +2,12 @@ import json
 from datetime import datetime
 
 import pytest
+from helpers.tables import table
 
 from lmm_r1.evaluation.page_parts import duration, moment, number, percent, points
 from lmm_r1.records.metrics import MetricLog, MetricRow
-from lmm_r1.report.bar_chart import difference_interval, wilson_interval
+from lmm_r1.report.charts import BOTTOM, TOP, difference_interval, line_chart, nice_axis, wilson_interval
 from lmm_r1.report.curves import moving_average, other_panels, panels, smoothing_window, thinned
-from lmm_r1.report.line_chart import BOTTOM, TOP, Axis, line_chart, nice_axis
 
 pytestmark = pytest.mark.unit
 
@@ -28,39 +28,19 @@ def labels(axis):
 
 def test_an_axis_ends_at_round_numbers_and_its_ticks_carry_no_rounding_error():
     axis = nice_axis(0.0, 0.31, start=100, end=0)
-
     assert labels(axis) == ["0", "0.1", "0.2", "0.3", "0.4"]
     assert [tick.place for tick in axis.ticks(number)] == [100.0, 75.0, 50.0, 25.0, 0.0]
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "expected"),
-    [
-        (-0.02, 0.019, ["−0.02", "−0.01", "0", "0.01", "0.02"]),
-        (0.0, 1.5e-4, ["0", "5e-5", "1e-4", "1.5e-4"]),
-        (7.0, 7.0, ["2", "4", "6", "8", "10", "12"]),
-        (0.0, 0.0, ["−1", "−0.5", "0", "0.5", "1"]),
-        (0.0, 5e-324, ["−1", "−0.5", "0", "0.5", "1"]),
-        (0.0, 52_000.0, ["0", "20k", "40k", "60k"]),
-    ],
+    ("low", "high", "expected"), table("report/charts", "test_axes_of_every_size_have_a_handful_of_round_ticks")
 )
 def test_axes_of_every_size_have_a_handful_of_round_ticks(low, high, expected):
     assert labels(nice_axis(low, high, start=0, end=100)) == expected
 
 
-def test_an_axis_of_steps_ends_at_the_last_step_and_shows_whole_steps():
-    axis = nice_axis(1, 3, start=0, end=100, tight=True, whole=True)
-
-    assert (axis.low, axis.high, labels(axis)) == (1, 3, ["1", "2", "3"])
-
-
-def test_a_place_on_an_axis_is_linear():
-    assert Axis(low=0, high=2, step=1, start=10, end=30).place(0.5) == 15
-
-
 def test_a_moving_average_is_centred_cut_off_at_the_ends_and_passes_over_gaps():
     averaged = moving_average([(1, 1.0), (2, 4.0), (3, None), (4, 6.0), (5, 8.0)], window=3)
-
     assert averaged == [(1, 2.5), (2, 2.5), (3, 5.0), (4, 7.0), (5, 7.0)]
 
 
@@ -77,25 +57,20 @@ def test_metrics_that_belong_together_share_a_panel_and_unknown_ones_stand_alone
     metrics = log(
         format=[0.9], entropy=[1.0], accuracy=[0.5], **{"timing/broadcast": [0.1], "timing/generation": [3.0]}
     )
-
     shown = {panel.spec.title: [line.name for line in panel.lines] for panel in panels(metrics)}
-
     assert shown == {"Accuracy and format": ["accuracy", "format"], "Time per phase": ["generation", "broadcast"]}
     assert [panel.spec.title for panel in other_panels(metrics)] == ["entropy"]
 
 
 def test_a_seventh_phase_gets_a_chart_of_its_own():
     metrics = log(**{f"timing/{name}": [float(at)] for at, name in enumerate("abcdefg")})
-
     assert [line.name for line in panels(metrics)[0].lines] == ["g", "f", "e", "d", "c", "b"]
     assert [panel.spec.title for panel in other_panels(metrics)] == ["timing/a"]
 
 
 def test_the_weights_of_reward_parts_are_drawn_together():
     metrics = log(**{"part_weight/format": [0.5, 0.5], "part_weight/accuracy x used_tool": [0.0, -0.1]})
-
     (panel,) = panels(metrics)
-
     assert panel.spec.title == "Weights of reward parts"
     assert [line.name for line in panel.lines] == ["format", "accuracy x used_tool"]
     assert line_chart(panel).lines[1].last == "−0.1"
@@ -109,7 +84,6 @@ def test_a_divergence_that_nothing_measured_stands_with_the_other_metrics():
 
 def test_a_line_is_broken_at_missing_values_and_a_lonely_value_is_a_dot():
     chart = line_chart(panels(log(accuracy=[0.0, 1.0, None, 0.5]))[0])
-
     (line,) = chart.lines
     assert line.raw == "M54.0 162.00L146.0 10.00"
     assert line.dots == ((330.0, 86.0),)
@@ -121,16 +95,13 @@ def test_a_line_is_broken_at_missing_values_and_a_lonely_value_is_a_dot():
 @pytest.mark.parametrize("metric", ["truncated_rate", "accuracy", "eval_geo_pass1", "rollout/truncated_rate"])
 def test_a_share_has_an_axis_from_0_to_100_percent(metric, values):
     (panel,) = [*panels(log(**{metric: values})), *other_panels(log(**{metric: values}))]
-
     chart = line_chart(panel)
-
     assert [tick.label for tick in chart.y_ticks] == ["0%", "25%", "50%", "75%", "100%"]
     assert (chart.y_ticks[0].place, chart.y_ticks[-1].place) == (BOTTOM, TOP)
 
 
 def test_held_out_shares_of_a_run_are_drawn_together_by_their_data_source():
     (panel,) = panels(log(eval_geo_pass1=[0.25, 0.5], eval_geo_pass4=[0.5, 0.75]))
-
     assert panel.spec.title == "Held-out rows"
     assert [line.name for line in panel.lines] == ["geo, pass@1", "geo, pass@4"]
 
@@ -141,25 +112,21 @@ def test_held_out_shares_of_a_run_are_drawn_together_by_their_data_source():
 )
 def test_what_is_never_below_zero_has_no_axis_below_it_where_all_is_zero(metric, expected):
     chart = line_chart(panels(log(**{metric: [0.0, 0.0]}))[0])
-
     assert [tick.label for tick in chart.y_ticks] == expected
 
 
 def test_a_share_outside_zero_and_one_is_drawn_as_a_plain_number():
     chart = line_chart(panels(log(accuracy=[-1.0, 3.0]))[0])
-
     assert [tick.label for tick in chart.y_ticks] == ["−1", "0", "1", "2", "3"]
 
 
 def test_a_metric_that_was_never_finite_still_draws():
     chart = line_chart(panels(log(kl=[None, None]))[0])
-
     assert (chart.lines[0].raw, chart.lines[0].last) == ("", "–")
 
 
 def test_the_wilson_interval_of_eight_in_ten():
     low, high = wilson_interval(0.8, count=10)
-
     assert (round(low, 3), round(high, 3)) == (0.490, 0.943)
     assert wilson_interval(0.0, count=0) == (0.0, 1.0)
 
@@ -167,7 +134,6 @@ def test_the_wilson_interval_of_eight_in_ten():
 def test_the_interval_of_a_difference_is_that_of_newcombes_tenth_method():
     # Newcombe (1998), table II, case (a): 56/70 and 48/80.
     low, high = difference_interval(56 / 70, count=70, reference=48 / 80, reference_count=80)
-
     assert (round(low, 4), round(high, 4)) == (0.0524, 0.3339)
     low, high = difference_interval(1.0, count=10, reference=1.0, reference_count=10)
     assert (round(low, 3), round(high, 3)) == (-0.278, 0.278)

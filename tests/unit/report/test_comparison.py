@@ -5,10 +5,10 @@ from helpers.report_text import PageText
 from helpers.run_folders import rollout, scores, write_curriculum, write_lines, write_stage
 
 from lmm_r1.errors import UserError
-from lmm_r1.records.run import read_run
+from lmm_r1.records.run_folder import read_run
 from lmm_r1.report import build_comparison
-from lmm_r1.report.comparison_page import compared_rows, distinct_names
-from lmm_r1.report.overlay import overlays
+from lmm_r1.report.curves import overlays
+from lmm_r1.report.pages import compared_rows, distinct_names
 from lmm_r1.report.stages import match_stages, settings_differences
 
 pytestmark = pytest.mark.unit
@@ -33,7 +33,6 @@ def write_run(folder, *, stages, settings=None, accuracies=(), **metrics):
 
 def test_names_take_as_many_folders_as_it_needs_to_tell_them_apart(tmp_path):
     folders = [tmp_path / name for name in ("a/x/demo", "b/x/demo", "c")]
-
     assert distinct_names(folders) == ["a/x/demo", "b/x/demo", "c"]
     assert distinct_names([tmp_path / "demo", tmp_path / "demo" / "demo"]) == [f"{tmp_path.name}/demo", "demo/demo"]
     with pytest.raises(UserError, match="given twice"):
@@ -45,7 +44,6 @@ def test_stages_of_one_name_meet_and_those_of_single_stage_runs_always_do(tmp_pa
     second = write_run(tmp_path / "second", stages=["fre", "mgt"])
     lonely = read_run(write_run(tmp_path / "third", stages=["direct"]).folder / "direct")
     other = read_run(tmp_path / "second" / "mgt")
-
     assert [(match.name, sorted(match.rows)) for match in match_stages([first, second, lonely])] == [
         ("cold", [0]), ("fre", [0, 1]), ("mgt", [1]), ("direct", [2]),
     ]  # fmt: skip
@@ -57,9 +55,7 @@ def test_differences_are_to_the_same_stage_of_the_first_run(tmp_path):
         write_run(tmp_path / "first", stages=["fre", "mgt"], accuracies=[0.5, 0.75]),
         write_run(tmp_path / "second", stages=["fre", "mgt"], accuracies=[0.75, 0.7]),
     ]
-
     fre, mgt = (compared_rows(match, files=["text"]) for match in match_stages(runs))
-
     assert [row.cells[0].difference for row in fre] == [None, 0.25]
     assert fre[1].cells[0].is_clear
     assert mgt[1].cells[0].difference == pytest.approx(-0.05)
@@ -72,9 +68,7 @@ def test_a_stage_that_was_not_evaluated_has_no_difference(tmp_path):
         write_run(tmp_path / "first", stages=["fre"]),
         write_run(tmp_path / "second", stages=["fre"], accuracies=[0.5]),
     ]
-
     rows = [row for match in match_stages(runs) for row in compared_rows(match, files=["text"])]
-
     assert [(row.cells[0].scores is None, row.cells[0].difference) for row in rows] == [(True, None), (False, None)]
 
 
@@ -84,9 +78,7 @@ def test_a_metric_of_all_runs_shares_one_chart_and_a_run_keeps_its_colour(tmp_pa
         write_run(tmp_path / "second", stages=["fre"], reward=2.0, entropy=0.1),
         write_run(tmp_path / "third", stages=["mgt", "later"], reward=3.0),
     ]
-
     shared, single = overlays(match_stages(runs), names=["first", "second", "third"])
-
     drawn = {
         panel.spec.title: [(line.name, line.color, line.run, line.dash) for line in panel.lines]
         for panel in shared.panels
@@ -104,9 +96,7 @@ def test_a_metric_of_all_runs_shares_one_chart_and_a_run_keeps_its_colour(tmp_pa
 
 def test_the_ninth_run_has_the_first_colour_with_dashes(tmp_path):
     runs = [write_run(tmp_path / str(number), stages=["fre"], reward=1.0) for number in range(9)]
-
     (drawn,) = overlays(match_stages(runs), names=[str(number) for number in range(9)])
-
     assert [(line.color, line.dash) for line in drawn.panels[0].lines][-2:] == [(8, 0), (1, 1)]
 
 
@@ -119,9 +109,7 @@ def test_only_settings_that_differ_are_listed_and_no_credential(tmp_path):
         ),
         write_run(tmp_path / "c", stages=["fre"], settings="a: [", accuracies=[0.5]),
     ]
-
     fre, evaluation = settings_differences(runs, matches=match_stages(runs))
-
     assert (fre.title, fre.runs, fre.unknown, fre.same) == ("fre", (0, 1), (2,), 3)
     assert fre.rows == {"actor.adam.lr": ("1e-6", "2e-6"), "new": (None, "")}
     assert (evaluation.title, evaluation.runs, evaluation.rows, evaluation.same) == ("evaluation", (0, 1, 2), {}, 1)
@@ -136,9 +124,7 @@ def test_the_page_of_two_curricula_holds_both_and_refers_to_nothing_outside(tmp_
     evaluation = json.loads((tmp_path / "two" / "demo" / "evaluation.json").read_text())
     evaluation["checkpoints"][2]["files"]["image"]["accuracy"] = 0.6
     (tmp_path / "two" / "demo" / "evaluation.json").write_text(json.dumps(evaluation))
-
     page = PageText(build_comparison([read_run(tmp_path / name / "demo") for name in ("one", "two")]))
-
     assert "mgt rl two/demo 3 1 min 16 s 0.0 72.0 % 97.2 % 45.6 −21.5 60.0 % 95.2 % 56.8" in page.text
     assert "one/demo reference 2026-01-31 09:00 UTC 3 156 2 min 56 s" in page.text
     assert "96 of the 96 logged rollouts" in page.text
@@ -157,9 +143,7 @@ def test_names_of_runs_stages_and_settings_cannot_become_markup(tmp_path):
         write_lines(folder / "rollouts.jsonl", [rollout(step=1, response="</script><b>", scores={"<b>": 1.0})])
         (folder / "run_config.yaml").write_text(f"<b>key: {name}</b>\n")
         runs.append(read_run(folder))
-
     html = build_comparison(runs)
-
     assert "<b>a" not in html
     assert "<b>fre" not in html
     assert "<b>odd" not in html

@@ -10,8 +10,7 @@ from helpers.tables import table
 
 from lmm_r1.cli.report import _stage_cells, main
 from lmm_r1.evaluation.page_parts import moment
-from lmm_r1.records.run import read_run
-from lmm_r1.records.run_folder import RunFolder
+from lmm_r1.records.run_folder import RunFolder, read_run
 from lmm_r1.report import build_report, summarize, write_summary
 from lmm_r1.report.stages import stage_rows, without_secrets
 
@@ -36,7 +35,6 @@ def curriculum(tmp_path):
 
 def test_the_page_shows_each_stage_with_its_change_over_the_first(curriculum):
     text = PageText(build_report(curriculum)).text
-
     assert "cold_start sft 150 23.4 s 53.5 % 95.4 % 41.9 31.0 % 88.9 % 46.7" in text
     assert "fre rl 20 8 min 30 s +17.0 70.5 % 97.0 % 45.3 +5.0 36.0 % 89.5 % 47.7" in text
     assert (
@@ -48,13 +46,11 @@ def test_the_page_shows_each_stage_with_its_change_over_the_first(curriculum):
 
 def test_the_page_says_how_many_rows_were_answered_and_how(curriculum):
     text = PageText(build_report(curriculum)).text
-
     assert "text rows 200 image rows 200 temperature 0.0 responses per row 1 longest response, tokens 96 Stage" in text
 
 
 def test_the_page_names_its_run_when_it_ran_and_how_long(curriculum):
     text = PageText(build_report(curriculum, written_at=datetime(2026, 2, 1, 8, 30, tzinfo=timezone.utc))).text
-
     assert "Started 2026-01-31 09:00 UTC , finished 2026-01-31 12:50 UTC" in text
     assert "Time 17 min 23 s 190 steps in 3 stages" in text
     assert "Written 2026-02-01 08:30 UTC" in text
@@ -63,7 +59,6 @@ def test_the_page_names_its_run_when_it_ran_and_how_long(curriculum):
 
 def test_the_page_refers_to_nothing_outside_itself(curriculum):
     html = build_report(curriculum)
-
     assert all(address.startswith("#") for address in PageText(html).addresses)
     assert "default-src 'none'" in html
     assert "http://" not in html
@@ -72,7 +67,6 @@ def test_the_page_refers_to_nothing_outside_itself(curriculum):
 
 def test_the_page_says_how_many_of_how_many_rollouts_it_holds(curriculum):
     page = PageText(build_report(curriculum, max_rollouts=100))
-
     assert (
         "100 of the 320 logged rollouts are in this page, in whole groups spread evenly over the steps." in page.text
     )
@@ -86,9 +80,7 @@ def test_what_a_model_wrote_cannot_become_markup(tmp_path):
     write_lines(tmp_path / "metrics.jsonl", [{"step": 1, "<i>odd</i>": 1.0}])
     write_lines(tmp_path / "rollouts.jsonl", [rollout(step=1, response=nasty, label="<b>", reward=float("nan"))])
     (tmp_path / "run_config.yaml").write_text("prompt: </pre><script>alert(2)</script>\n")
-
     html = build_report(read_run(tmp_path))
-
     assert html.count("</script>") == 3
     assert "<b>fre" not in html
     assert "<i>odd" not in html
@@ -98,7 +90,6 @@ def test_what_a_model_wrote_cannot_become_markup(tmp_path):
 
 def test_the_settings_are_shown_without_credentials(curriculum):
     html = build_report(curriculum)
-
     assert "estimator: group_norm" in html
     assert "key: (hidden)" in html
     assert "0123456789abcdef" not in html
@@ -109,7 +100,6 @@ def test_only_credentials_are_hidden():
         "logger:\n  wandb:\n    key: abc\n    key: null\nlogger.wandb.key: abc\nhf_token: 'x'\nmax_new_tokens: 96\n"
         "image_token: <image>\ninput_key: message\napi-key: z"
     )
-
     assert without_secrets(text).splitlines() == [
         "logger:",
         "  wandb:",
@@ -128,9 +118,7 @@ def test_a_running_stage_torn_lines_and_repeated_steps_are_told(tmp_path):
     write_lines(tmp_path / "fre" / "metrics.jsonl", [{"step": 1, "kl": float("nan")}, {"step": 2}, {"step": 2}])
     with (tmp_path / "fre" / "metrics.jsonl").open("a") as stream:
         stream.write('{"step": 3')
-
     text = PageText(build_report(read_run(tmp_path))).text
-
     assert "fre unfinished 2 0.0 s" in text
     assert "fre: 1 incomplete last line left out" in text
     assert "fre: steps logged more than once, as after a resume: 1;" in text
@@ -142,16 +130,13 @@ def test_a_running_stage_torn_lines_and_repeated_steps_are_told(tmp_path):
 def test_a_long_stage_says_how_many_steps_a_point_of_its_curves_stands_for(tmp_path):
     for steps, caption in ((5, "UTC ."), (400, "Faint: each step."), (1001, "Faint: means over 3 steps or fewer.")):
         write_lines(tmp_path / "metrics.jsonl", ({"step": step, "reward": 1.0} for step in range(steps)))
-
         assert caption in PageText(build_report(read_run(tmp_path))).text
 
 
 def test_an_evaluated_checkpoint_that_is_no_stage_keeps_its_place_in_the_table(tmp_path):
     write_stage(tmp_path / "fre", name="fre", steps=1, seconds=1.0, hour=9)
     (tmp_path / "evaluation.json").write_text(json.dumps(evaluation(base=0.25, fre=0.5, direct=0.625)))
-
     rows = stage_rows(read_run(tmp_path))
-
     assert [(row.name, row.held_out[0].change) for row in rows] == [("base", -0.25), ("fre", None), ("direct", 0.125)]
 
 
@@ -160,13 +145,11 @@ def test_the_summary_holds_null_where_a_stage_was_not_evaluated(tmp_path):
     write_stage(tmp_path / "mgt", name="mgt", steps=6, seconds=20.0, hour=10)
     (tmp_path / "evaluation.json").write_text(json.dumps(evaluation(fre=0.5)))
     run = read_run(tmp_path)
-
     expected = [
         {"name": "fre", "text_accuracy": 0.5, "image_accuracy": None, "steps": 4},
         {"name": "mgt", "text_accuracy": None, "image_accuracy": None, "steps": 6},
     ]
     assert summarize(run) == {"seconds": 30.5, "stages": expected}
-
     write_summary(run, path=tmp_path / "summary.json", seconds=44.0)
     assert json.loads((tmp_path / "summary.json").read_text()) == {"seconds": 44.0, "stages": expected}
 
@@ -178,9 +161,7 @@ def test_the_summary_holds_null_where_a_stage_was_not_evaluated(tmp_path):
 def test_the_page_says_from_when_a_rule_judged_in_place_of_a_judge(tmp_path, shares, told):
     lines = [{"step": step, "judged_by_rule": share} for step, share in enumerate(shares, start=1)]
     write_lines(tmp_path / "fre" / "metrics.jsonl", lines)
-
     text = PageText(build_report(read_run(tmp_path))).text
-
     assert all(sentence in text for sentence in told)
     assert text.count("the rule judged instead of the judge") + text.count("the judge gave no verdict") == len(told)
 
@@ -198,10 +179,8 @@ def test_the_page_says_of_an_unfinished_stage_whether_it_runs_or_was_stopped(tmp
         assert "fre was running when this page was written; make the page again to see the rest." in page
         raise KeyboardInterrupt
     (tmp_path / "fre" / "error.txt").write_text("Traceback")
-
     run = read_run(tmp_path)
     page = PageText(build_report(run)).text
-
     seen = moment(run.last_sign_at)
     assert f", stopped {seen} Results" in page
     assert "fre rl stopped 3" in page

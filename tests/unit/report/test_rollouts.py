@@ -7,7 +7,7 @@ from helpers.run_folders import rollout, write_image, write_lines, write_stage
 from helpers.tables import table
 
 from lmm_r1.evaluation.page_parts import ImageError, data_uri
-from lmm_r1.records.run import read_run
+from lmm_r1.records.run_folder import read_run
 from lmm_r1.report.rollout_sample import InlineImages, Series, evenly, sample_rollouts, spread, verdict
 
 pytestmark = pytest.mark.unit
@@ -54,9 +54,7 @@ def test_a_sample_is_spread_over_the_steps_of_all_stages(tmp_path):
         write_stage(tmp_path / name, name=name, steps=3, seconds=1.0, hour=hour)
         lines = [rollout(step=step, group=group) for step in (1, 2, 3) for group in range(10)]
         write_lines(tmp_path / name / "rollouts.jsonl", lines)
-
     sample = sample_of(tmp_path, limit=12)
-
     assert sample.total == 60
     assert [(record["series"], record["step"], record["group"]) for record in sample.rollouts] == [
         (series, step, group) for series in (0, 1) for step in (1, 2, 3) for group in (0, 9)
@@ -81,9 +79,7 @@ def test_groups_stay_whole_in_a_page_that_has_room_for_some_only(tmp_path, limit
     write_stage(tmp_path, name="fre", steps=3, seconds=1.0, hour=9)
     lines = [rollout(step=step, group=group) for step in (1, 2, 3) for group in (0, 1) for _ in range(4)]
     write_lines(tmp_path / "rollouts.jsonl", lines)
-
     sample = sample_of(tmp_path, limit=limit)
-
     found = [(record["step"], record["group"]) for record in sample.rollouts]
     assert found == [group for group in taken for _ in range(1 if limit == 3 else 4)]
 
@@ -92,26 +88,7 @@ def test_a_group_of_held_out_rows_is_another_than_that_of_the_step(tmp_path):
     write_stage(tmp_path, name="fre", steps=1, seconds=1.0, hour=9)
     held_out = [rollout(step=1, held_out=True)]
     write_lines(tmp_path / "rollouts.jsonl", [*(rollout(step=1) for _ in range(4)), *held_out])
-
     assert [record["held_out"] for record in sample_of(tmp_path, limit=4).rollouts] == [False] * 4
-
-
-def test_an_image_is_embedded_once_however_many_rollouts_show_it(tmp_path):
-    write_stage(tmp_path, name="mgt", steps=1, seconds=1.0, hour=9)
-    write_image(tmp_path / "images" / "a.png", number=3)
-    write_image(tmp_path / "images" / "b.png", number=4)
-    names = ("images/a.png", "images/b.png", "images/a.png")
-    write_lines(
-        tmp_path / "rollouts.jsonl",
-        [rollout(step=1, group=group, messages=image_message(name)) for group, name in enumerate(names)],
-    )
-
-    sample = sample_of(tmp_path, limit=3)
-
-    shown = [parts_of(sample, record) for record in sample.rollouts]
-    assert shown == [[{"image": index}, {"text": "What?"}] for index in (0, 1, 0)]
-    content = base64.b64decode(sample.images[1].removeprefix("data:image/png;base64,"))
-    assert content == (tmp_path / "images" / "b.png").read_bytes()
 
 
 def test_the_same_prompt_stands_in_the_page_once_whichever_run_and_step_it_was_sampled_in(tmp_path):
@@ -120,9 +97,7 @@ def test_the_same_prompt_stands_in_the_page_once_whichever_run_and_step_it_was_s
         write_image(tmp_path / run / name, number=3)
         lines = [rollout(step=step, messages=image_message(name)) for step in (1, 2)]
         write_lines(tmp_path / run / "rollouts.jsonl", [*lines, rollout(step=2)])
-
     sample = sample_of(tmp_path / "a", tmp_path / "b", limit=9)
-
     assert len(sample.images) == 1
     assert [(record["series"], record["prompt"]) for record in sample.rollouts] == [
         (0, 0), (0, 0), (0, 1), (1, 0), (1, 0), (1, 1),
@@ -142,9 +117,7 @@ def test_an_image_that_cannot_be_shown_says_why_and_is_counted(tmp_path):
         "notes.png": "not a readable image",
     }
     write_lines(run / "rollouts.jsonl", [rollout(step=1, messages=image_message(name)) for name in reasons])
-
     sample = sample_of(run, limit=9)
-
     parts = [parts_of(sample, record)[0] for record in sample.rollouts]
     assert parts == [{"missing": f"{name}: {reason}"} for name, reason in reasons.items()]
     assert (sample.images, sample.missing_images) == ([], 5)
@@ -153,7 +126,6 @@ def test_an_image_that_cannot_be_shown_says_why_and_is_counted(tmp_path):
 def test_a_heavy_image_is_reduced_and_a_light_one_kept_as_it_is():
     light = png(30, 20)
     heavy = png(900, 600, noise=True)
-
     assert data_uri(light) == f"data:image/png;base64,{base64.b64encode(light).decode()}"
     kind, _, content = data_uri(heavy).partition(",")
     assert kind == "data:image/webp;base64"
@@ -163,16 +135,13 @@ def test_a_heavy_image_is_reduced_and_a_light_one_kept_as_it_is():
 def test_of_thousands_of_images_heavy_ones_are_made_smaller(tmp_path):
     (tmp_path / "a.png").write_bytes(png(400, 300, noise=True))
     images = InlineImages(count=5000)
-
     images.add("a.png", folder=tmp_path)
-
     content = base64.b64decode(images.uris[0].removeprefix("data:image/webp;base64,"))
     assert PIL.Image.open(io.BytesIO(content)).size == (320, 240)
 
 
 def test_a_data_uri_is_checked_like_a_file(tmp_path):
     images = InlineImages()
-
     assert images.add(data_uri(png(4, 4)), folder=tmp_path) == 0
     with pytest.raises(ImageError, match="not a readable image"):
         images.add("data:image/svg+xml;base64,PHN2Zy8+", folder=tmp_path)
@@ -181,20 +150,12 @@ def test_a_data_uri_is_checked_like_a_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("scores", "expected"),
-    [
-        ({"accuracy": 1.0}, "right"),
-        ({"accuracy": 0.0}, "wrong"),
-        ({"accuracy": 0.4}, "partly"),
-        ({"format": 1.0}, None),
-    ],
+    ("scores", "expected"), table("report/rollouts", "test_the_verdict_follows_from_the_accuracy_score")
 )
 def test_the_verdict_follows_from_the_accuracy_score(tmp_path, scores, expected):
     write_stage(tmp_path, name="fre", steps=1, seconds=1.0, hour=9)
     write_lines(tmp_path / "rollouts.jsonl", [rollout(step=1, scores=scores)])
-
     (found,) = read_run(tmp_path).stages[0].rollouts.read([0])
-
     assert verdict(found) == expected
 
 

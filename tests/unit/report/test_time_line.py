@@ -1,8 +1,8 @@
 import pytest
 
 from lmm_r1.records.metrics import MetricLog, MetricRow
+from lmm_r1.report.charts import MAX_STEPS, TIME_LEFT, TIME_RIGHT, time_line
 from lmm_r1.report.curves import other_panels, panels
-from lmm_r1.report.overlay import LEFT, MAX_STEPS, RIGHT, time_line
 
 pytestmark = pytest.mark.unit
 
@@ -25,8 +25,10 @@ ROWS = (
 
 def test_two_bars_of_each_step_stand_where_they_were_made():
     drawn = time_line(MetricLog(rows=ROWS))
-    pixels = (RIGHT - LEFT) / 10
-    places = [(bar.step, bar.title.split()[0], round((bar.x - LEFT) / pixels, 6), bar.width) for bar in drawn.bars]
+    pixels = (TIME_RIGHT - TIME_LEFT) / 10
+    places = [
+        (bar.step, bar.title.split()[0], round((bar.x - TIME_LEFT) / pixels, 6), bar.width) for bar in drawn.bars
+    ]
     assert places == [
         (1, "generation", 0, 4 * pixels),
         (1, "update", 4, 4 * pixels),

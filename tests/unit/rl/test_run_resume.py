@@ -17,8 +17,7 @@ from lmm_r1.data.sample import Sample
 from lmm_r1.data.training_rows import PromptStream
 from lmm_r1.host.checkpoint_folder import saving_name
 from lmm_r1.host.checkpoint_writing import begin, mark_complete, write_latest
-from lmm_r1.records.run import read_run
-from lmm_r1.records.run_folder import RunFolder
+from lmm_r1.records.run_folder import RunFolder, read_run
 from lmm_r1.rl import loop
 from lmm_r1.rl.loop import RLRun
 from lmm_r1.rl.model_groups import Models

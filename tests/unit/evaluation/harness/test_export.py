@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 from helpers.commands import write_rows
 from helpers.judged_responses import judged, judged_rows
+from helpers.tables import table
 
 from lmm_r1.errors import UserError
-from lmm_r1.evaluation.harness.export import check_exports, export_path, source_columns, write_exports
-from lmm_r1.evaluation.harness.formats import read_predictions
-from lmm_r1.evaluation.harness.predictions import read_table
-from lmm_r1.evaluation.scoreboard import CheckpointResponses, MeasuredFile
+from lmm_r1.evaluation.board import CheckpointResponses, MeasuredFile
+from lmm_r1.evaluation.exports import check_exports, export_path, source_columns, write_exports
+from lmm_r1.evaluation.predictions import read_predictions, read_table
 from lmm_r1.records.responses import JudgedResponse
 
 pytestmark = pytest.mark.unit
@@ -80,12 +80,6 @@ def test_a_sample_has_the_fields_of_lmms_eval_and_its_hashes(tmp_path):
     assert (row.responses, row.theirs, row.question) == ((right, wrong), 0.5, QUESTION)
 
 
-def test_an_export_takes_the_place_of_an_earlier_one(tmp_path):
-    for _ in range(2):
-        path = exported(tmp_path / "a.jsonl", [judged()])
-    assert len(path.read_text().splitlines()) == 1
-
-
 def test_columns_come_from_the_file_of_the_rows(tmp_path):
     row = {"messages": [], "answer": "4", "question": QUESTION, "choices": ["4", "5"], "hint": None, "image": "x"}
     source = write_rows(tmp_path, row)
@@ -113,12 +107,7 @@ def test_columns_of_other_rows_are_not_taken_and_that_is_told(content, sentence,
 
 @pytest.mark.parametrize(
     ("template", "checkpoints", "files", "sentence"),
-    [
-        ("a.csv", ["m"], {"f": 1}, "--export a.csv: the name must end in .xlsx, .tsv or .json"),
-        ("a.tsv", ["m", "n"], {"f": 1}, "there are 2 checkpoints; put {checkpoint} into the name"),
-        ("{checkpoint}.tsv", ["m", "n"], {"f": 1, "g": 1}, "there are 2 files; put {file} into the name"),
-        ("a.tsv", ["m"], {"f": 4}, "f has 4 samples; use --n_samples 1, or export .jsonl"),
-    ],
+    table("evaluation/harness/export", "test_exports_that_cannot_be_are_refused"),
 )
 def test_exports_that_cannot_be_are_refused(template, checkpoints, files, sentence):
     with pytest.raises(UserError) as error:

@@ -10,8 +10,8 @@ import pyarrow.parquet
 import pytest
 from PIL import Image
 
-from lmm_r1.evaluation.harness.predictions import PredictedRow, Predictions
-from lmm_r1.evaluation.harness.rejudging import PredictionImages
+from lmm_r1.evaluation.predictions import PredictedRow, Predictions
+from lmm_r1.evaluation.rejudging import PredictionImages
 
 pytestmark = pytest.mark.unit
 

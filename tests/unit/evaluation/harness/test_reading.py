@@ -5,8 +5,7 @@ import pytest
 from helpers.tables import table
 
 from lmm_r1.errors import UserError
-from lmm_r1.evaluation.harness.formats import read_predictions
-from lmm_r1.evaluation.harness.predictions import write_table
+from lmm_r1.evaluation.predictions import read_predictions, write_table
 
 pytestmark = pytest.mark.unit
 
@@ -108,12 +107,7 @@ def test_what_is_no_verdict_is_told_and_a_wanted_one_must_be_one(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "content", "sentence"),
-    [
-        ("a.jsonl", '{"doc_id": 1}\n', r"holds no predictions: .* \(found: doc_id\)"),
-        ("a.json", '[{"index": 1, "prediction": "x"}]', "no column 'answer'"),
-        ("a.pkl", "", "unknown kind of file; known kinds are .xlsx, .tsv, .csv, .json, .jsonl"),
-        ("a.jsonl", "", "holds no rows"),
-    ],
+    table("evaluation/harness/reading", "test_what_is_no_file_of_predictions_is_refused"),
 )
 def test_what_is_no_file_of_predictions_is_refused(name, content, sentence, tmp_path):
     (tmp_path / name).write_text(content)

@@ -6,7 +6,7 @@ import openpyxl
 import pytest
 
 from lmm_r1.errors import UserError
-from lmm_r1.evaluation.harness.predictions import read_table, write_table
+from lmm_r1.evaluation.predictions import read_table, write_table
 
 pytestmark = pytest.mark.unit
 
@@ -29,11 +29,6 @@ def test_what_is_written_is_read_again_cell_by_cell(suffix, tmp_path):
 def test_a_tsv_has_every_cell_in_quotes(tmp_path):
     write_table(tmp_path / "a.tsv", [{"index": 0, "prediction": 'a "b"'}])
     assert (tmp_path / "a.tsv").read_bytes() == b'"index"\t"prediction"\n"0"\t"a ""b"""\n'
-
-
-def test_a_json_file_is_a_list_of_records(tmp_path):
-    write_table(tmp_path / "a.json", [{"index": 0, "prediction": "\ud800"}])
-    assert json.loads((tmp_path / "a.json").read_text()) == [{"index": 0, "prediction": "\ud800"}]
 
 
 def test_what_an_xlsx_file_would_lose_is_refused_with_the_form_that_keeps_it(tmp_path):
@@ -93,3 +88,8 @@ def test_a_column_without_a_name_moves_no_other(tmp_path: Path) -> None:
     book.save(tmp_path / "a.xlsx")
     rows = read_table(tmp_path / "a.xlsx")
     assert rows == [{"index": 17, "prediction": "A"}, {"index": 18, "prediction": None}]
+
+
+def test_a_json_file_is_a_list_of_records(tmp_path):
+    write_table(tmp_path / "a.json", [{"index": 0, "prediction": "\ud800"}])
+    assert json.loads((tmp_path / "a.json").read_text()) == [{"index": 0, "prediction": "\ud800"}]

@@ -13,8 +13,8 @@ from helpers.tracked_runs import of_swanlab, of_tensorboard, of_wandb, texts_of_
 from lmm_r1 import dotted
 from lmm_r1.config import SFTConfig
 from lmm_r1.data.sample import Cut
-from lmm_r1.records.trackers import Generation, Trackers, open_trackers
-from lmm_r1.records.trackers.trackers import TurnImage
+from lmm_r1.records.tracker_backends import open_trackers
+from lmm_r1.records.trackers import Generation, Trackers, TurnImage
 
 pytestmark = pytest.mark.unit
 
@@ -119,7 +119,6 @@ def test_wandb_has_every_step_once_in_one_run(tmp_path):
     first, second = sorted((tmp_path / "wandb").glob("offline-run-*"))
     assert first.name.endswith(identity)
     assert second.name.endswith(identity)
-
     for folder, row in zip((first, first, second), found, strict=True):
         shown = json.loads((folder / "files" / row["train/generated_samples/path"]).read_text())
         assert shown == {"columns": COLUMNS, "data": rows(row["_step"])}
@@ -143,7 +142,6 @@ def test_swanlab_has_every_step_once_in_one_run(tmp_path):
         assert [(step, pytest.approx(value, abs=1e-6)) for step, value in FIRST_STAY] == found[name]
     assert [(step, len(files)) for step, files in found["train/generated_samples"]] == [(1, 2), (2, 2), (3, 2)]
     assert [step for step, _ in found["train/generated_samples_images"]] == [1, 2, 3]
-
     identity = json.loads((tmp_path / "trackers.json").read_text())["swanlab"]["identity"]
     first, second = sorted((tmp_path / "swanlog").glob("run-*"), key=lambda path: path.stat().st_mtime_ns)
     assert first.name.endswith(identity)

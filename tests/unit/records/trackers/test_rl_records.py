@@ -16,7 +16,7 @@ from lmm_r1.config.rewards import WeightedPart
 from lmm_r1.data.sample import Sample
 from lmm_r1.records.rollouts import read_rollouts
 from lmm_r1.records.run_folder import RunFolder
-from lmm_r1.records.trackers import open_trackers
+from lmm_r1.records.tracker_backends import open_trackers
 from lmm_r1.rl.groups import dropped_group
 from lmm_r1.rl.records import Recorder
 from lmm_r1.rl.rollouts import Rollout
@@ -74,7 +74,6 @@ def test_metrics_and_rollouts_of_a_step_reach_the_trackers(config, tmp_path):
         for step in (1, 2, 3):
             recorder.step(step, status | {"policy_loss": step / 4}, rollout)
         recorder.evaluation(3, [[sample("2", reward=1.0, score=score) for score in (1.0, 0.0)]])
-
     shown = of_tensorboard(tmp_path / "tb/tried")
     # Every second step, as --logger.logging_steps says, and the last one.
     assert shown["train/policy_loss"] == [(2, 0.5), (3, 0.75)]

@@ -10,7 +10,7 @@ import pytest
 from lmm_r1 import dotted
 from lmm_r1.config import SFTConfig
 from lmm_r1.config.shared import LoggerConfig
-from lmm_r1.records.trackers.backends import BACKENDS, Session
+from lmm_r1.records.tracker_backends import BACKENDS, Session
 
 pytestmark = pytest.mark.unit
 

@@ -14,9 +14,8 @@ from lmm_r1.config import SFTConfig
 from lmm_r1.data.sample import Cut
 from lmm_r1.errors import UserError
 from lmm_r1.records.rollouts import RecordedPart, RecordedTurn, SampledResponse
-from lmm_r1.records.trackers import Generation, Trackers, check_trackers, open_trackers
-from lmm_r1.records.trackers.backends import BACKENDS
-from lmm_r1.records.trackers.trackers import make_generation, shown_images, table
+from lmm_r1.records.tracker_backends import BACKENDS, check_trackers, open_trackers
+from lmm_r1.records.trackers import Generation, make_generation, shown_images, table
 
 pytestmark = pytest.mark.unit
 
@@ -61,13 +60,6 @@ def test_a_tracker_that_goes_on_failing_rests_longer_each_time(tmp_path, caplog)
         trackers.close(failed=False)
     assert tried == [1, 3, 7, 15, 31]
     assert len(caplog.records) == 2
-
-
-def test_no_trackers_do_nothing(tmp_path):
-    with Trackers() as trackers:
-        assert not trackers
-        trackers.log(1, {"loss": 1.0})
-        trackers.log_generations(1, [sample()])
 
 
 def test_a_tracker_that_is_not_installed_is_told_with_what_to_install(monkeypatch):

@@ -1,12 +1,15 @@
-"""Rows of predictions, into which VLMEvalKit's tables and lmms-eval's samples are converted."""
+"""Predictions in the files of VLMEvalKit and lmms-eval, read as rows of one form, and tables of them."""
 
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
+import itertools
 import json
 import math
 import re
+import string
 import sys
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +22,7 @@ from lmm_r1.data.messages import ImageSource
 from lmm_r1.data.reading import SkippedRow
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import write_atomically, write_bytes_atomically
+from lmm_r1.files.json_files import read_json_lines
 
 Harness = Literal["VLMEvalKit", "lmms-eval"]
 FAILED_REQUEST = "Failed to obtain answer"
@@ -31,7 +35,6 @@ class PredictedRow:
     """One row of a benchmark, and a model's responses to it."""
 
     key: str
-    """VLMEvalKit's `index`, lmms-eval's `doc_id`."""
     location: str
     question: str
     label: str
@@ -40,25 +43,19 @@ class PredictedRow:
     theirs: float | None = None
     """The file's own verdict, from 0 to 1; None if it has none."""
     datasource: str
-    """The category, or else the name of the file."""
     options: Mapping[str, str] = field(default_factory=dict)
-    """The text of each option by its letter."""
     images: tuple[ImageSource, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Predictions:
-    """A file of predictions."""
-
     path: Path
     harness: Harness
     metric: str | None
     """The field of the file's own verdicts; None if it has none."""
     rows: Mapping[int, PredictedRow]
-    """By their index in the file."""
     skipped: tuple[SkippedRow, ...]
     notes: tuple[str, ...]
-    """What the user should know about the file, in sentences."""
 
 
 Record = dict[str, object]
@@ -68,16 +65,7 @@ Record = dict[str, object]
 def find_metric(
     records: Sequence[Record], *, path: Path, wanted: str | None, names: Sequence[str], sole: bool
 ) -> tuple[str | None, list[str]]:
-    """Return the field of the records' own verdicts, None if there is none, and notes on rejected fields.
-
-    Args:
-        wanted: the field that the user named, with dots into objects.
-        names: the candidate fields, the most likely first.
-        sole: raise an error if several fit, instead of taking the first.
-
-    Raises:
-        UserError: the wanted field is missing or holds no verdicts, or there are several to choose from.
-    """
+    """Return the field of the records' own verdicts, None if there is none, and notes on rejected fields."""
     if wanted is not None:
         wrong = _unfit(records, wanted)
         if wrong is not None:
@@ -117,7 +105,6 @@ def dotted(record: Record, name: str) -> object:
 
 
 def _unfit(records: Sequence[Record], name: str) -> str | None:
-    """Return why these are not verdicts from 0 to 1, None if they are."""
     values = [verdict(record, name) for record in records]
     known = [value for value in values if value is not None]
     if not known:
@@ -175,11 +162,7 @@ def read_table(path: Path) -> list[dict[str, object]]:
 
 
 def write_table(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
-    """Write rows that all have the same columns, in the format of the suffix.
-
-    Raises:
-        UserError: a cell does not fit the format (the message names one that it fits), or nothing can be written.
-    """
+    """Write rows that all have the same columns, in the format of the suffix."""
     if path.suffix == ".json":
         # Escape all characters beyond ASCII, which also works for a lone surrogate from a model.
         write_atomically(path, text=json.dumps(list(map(dict, rows)), indent=4) + "\n")
@@ -289,3 +272,225 @@ _READERS: dict[str, Callable[[Path], list[dict[str, object]]]] = {
     ".csv": partial(_read_separated, delimiter=","),
     ".json": _read_json,
 }
+
+
+# The fields of a sample other than its metrics, in all releases.
+FIELDS = frozenset(
+    (
+        *("doc_id", "doc", "target", "arguments", "input", "input_media", "resps", "filtered_resps", "filter"),
+        *("doc_hash", "prompt_hash", "target_hash", "token_counts", "metrics"),
+    )
+)
+_LIKELIHOOD = re.compile(r"-?(?:\d+\.\d+(?:e[+-]?\d+)?|inf)")
+_DATE = re.compile(r"^\d[\d_\-T:.]*_samples_|^samples_")
+
+
+def is_lmms_eval(record: Record) -> bool:
+    return "doc_id" in record and ("filtered_resps" in record or "resps" in record)
+
+
+def lmms_eval_predictions(path: Path, records: Sequence[Record], *, metric: str | None) -> Predictions:
+    """Return the rows of a file of samples.
+
+    Rows without a target, and rows that compare likelihoods without a response, are left out.
+    """
+    names = list(dict.fromkeys(name for record in records for name in _numbers(record)))
+    found, notes = find_metric(records, path=path, wanted=metric, names=names, sole=True)
+    rows, skipped = good_rows(_lmms_eval_rows(path, records, metric=found))
+    return Predictions(path=path, harness="lmms-eval", metric=found, rows=rows, skipped=skipped, notes=tuple(notes))
+
+
+def _numbers(record: Record, prefix: str = "") -> Iterator[str]:
+    """Yield the dotted names of possible verdicts: numbers and booleans outside of the known fields."""
+    for name, value in record.items():
+        if isinstance(value, bool | int | float) and (prefix or name not in FIELDS):
+            yield f"{prefix}{name}"
+        elif isinstance(value, dict) and not prefix and name not in FIELDS:
+            # Inside an object only booleans count: it often holds ids and numbers of the question, too.
+            yield from (f"{name}.{inner}" for inner, said in value.items() if isinstance(said, bool))
+
+
+def _lmms_eval_rows(
+    path: Path, records: Sequence[Record], *, metric: str | None
+) -> Iterator[tuple[int, PredictedRow | str]]:
+    task = _DATE.sub("", path.stem)
+    for place, record in enumerate(records):
+        location = f"{path} line {place + 1}"
+        label = shown(record.get("target")).strip()
+        responses = _responses(record.get("filtered_resps", record.get("resps")))
+        if not label:
+            yield place, f"{location}: the target is empty, so there is nothing to compare with"
+        elif responses is None:
+            yield place, f"{location}: the sample holds likelihoods but no response, so there is nothing to judge"
+        else:
+            yield place, PredictedRow(
+                key=shown(record.get("doc_id")),
+                location=location,
+                question=_question(record),
+                label=label,
+                responses=responses,
+                theirs=None if metric is None else verdict(record, metric),
+                datasource=task,
+                images=_lmms_eval_images(record),
+            )
+
+
+def _responses(value: object) -> tuple[str, ...] | None:
+    """Return the texts of `"text"`, `["text", ...]` or `[["text", ...], ...]`; None for (likelihood, bool) pairs."""
+    if isinstance(value, str):
+        return (value,)
+    if not isinstance(value, list) or not value:
+        return None
+    texts: list[str] = []
+    for item in value:
+        inner = item if isinstance(item, list) else [item]
+        if len(inner) == 2 and _LIKELIHOOD.fullmatch(str(inner[0])) and str(inner[1]) in ("True", "False"):
+            return None
+        if not all(isinstance(text, str) for text in inner):
+            return None
+        texts += inner
+    return tuple(texts)
+
+
+def _question(record: Record) -> str:
+    if isinstance(record.get("input"), str):
+        return str(record["input"])
+    arguments = record.get("arguments")
+    # [[prompt, settings, ...]], or {"gen_args_0": {"arg_0": prompt}}.
+    while isinstance(arguments, list | dict) and arguments:
+        arguments = arguments[0] if isinstance(arguments, list) else next(iter(arguments.values()))
+    if isinstance(arguments, str):
+        return arguments
+    doc = record.get("doc")
+    return shown(doc.get("question")) if isinstance(doc, dict) else ""
+
+
+def _lmms_eval_images(record: Record) -> tuple[str, ...]:
+    media = record.get("input_media")
+    return tuple(item for item in media if isinstance(item, str)) if isinstance(media, list) else ()
+
+
+def lmms_eval_sample(
+    *,
+    doc_id: int,
+    doc: Mapping[str, object],
+    prompt: str,
+    target: str,
+    settings: Mapping[str, object],
+    responses: Sequence[str],
+    metrics: Mapping[str, float],
+) -> Record:
+    """Return one sample with the fields of all releases and one request per response."""
+    return {
+        "doc_id": doc_id,
+        "doc": dict(doc),
+        "target": target,
+        "arguments": [[prompt, dict(settings)]],
+        "input": prompt,
+        "resps": [[response] for response in responses],
+        "filtered_resps": list(responses),
+        "doc_hash": _hash(json.dumps(dict(doc), indent=2, ensure_ascii=False)),
+        "prompt_hash": _hash(prompt),
+        "target_hash": _hash(target),
+        **metrics,
+    }
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", errors="surrogatepass")).hexdigest()
+
+
+LETTERS = string.ascii_uppercase
+METRICS = ("hit", "score", "correct")
+"""Columns that an evaluation adds, the most likely first."""
+CATEGORIES = ("category", "l2-category", "split")
+
+
+def is_vlmevalkit(record: Record) -> bool:
+    return "prediction" in record and "doc_id" not in record
+
+
+def vlmevalkit_predictions(path: Path, records: Sequence[Record], *, metric: str | None) -> Predictions:
+    """Return the rows of a file of predictions, or of the file that an evaluation made from it.
+
+    Rows without an answer, and those whose request failed, are left out.
+    """
+    for name in ("answer", "prediction"):
+        if not any(name in record for record in records):
+            raise UserError(
+                f"{path}: no column {name!r} (found: {', '.join(records[0])}); is it a file of predictions?"
+            )
+    names = [name for name in METRICS if any(name in record for record in records)]
+    found, notes = find_metric(records, path=path, wanted=metric, names=names, sole=False)
+    rows, skipped = good_rows(_vlmevalkit_rows(path, records, metric=found))
+    return Predictions(path=path, harness="VLMEvalKit", metric=found, rows=rows, skipped=skipped, notes=tuple(notes))
+
+
+def _vlmevalkit_rows(
+    path: Path, records: Sequence[Record], *, metric: str | None
+) -> Iterator[tuple[int, PredictedRow | str]]:
+    for place, record in enumerate(records):
+        location = f"{path} row {place + 1}"
+        label, prediction = shown(record.get("answer")).strip(), shown(record.get("prediction"))
+        if not label:
+            yield place, f"{location}: the answer is empty, so there is nothing to compare with"
+        elif prediction.startswith(FAILED_REQUEST):
+            yield place, f"{location}: the prediction is VLMEvalKit's note of a failed request; predict the row again"
+        else:
+            yield place, PredictedRow(
+                key=shown(record.get("index")) or str(place),
+                location=location,
+                question=shown(record.get("question")),
+                label=label,
+                responses=(prediction,),
+                theirs=None if metric is None else verdict(record, metric),
+                datasource=next((text for name in CATEGORIES if (text := shown(record.get(name)))), path.stem),
+                options={letter: text for letter in LETTERS if (text := shown(record.get(letter)))},
+                images=_vlmevalkit_images(record),
+            )
+
+
+def _vlmevalkit_images(record: Record) -> tuple[str, ...]:
+    image = record.get("image")
+    return (image,) if isinstance(image, str) and image else ()
+
+
+SAMPLES_SUFFIX = ".jsonl"
+
+
+def read_predictions(path: Path, *, metric: str | None = None, max_rows: int | None = None) -> Predictions:
+    """Return the contents of a file of VLMEvalKit or lmms-eval."""
+    records = list(itertools.islice(_records(path), max_rows))
+    if all(map(is_lmms_eval, records)):
+        found = lmms_eval_predictions(path, records, metric=metric)
+    elif any(map(is_vlmevalkit, records)):
+        found = vlmevalkit_predictions(path, records, metric=metric)
+    else:
+        raise UserError(
+            f"{path} holds no predictions: VLMEvalKit's have a column prediction, lmms-eval's a doc_id and "
+            f"filtered_resps (found: {', '.join(records[0]) or 'nothing'}); with lmms-eval, add --log_samples"
+        )
+    if not found.rows:
+        raise UserError(
+            f"{path}: none of its {len(found.skipped)} rows can be judged; the first: {found.skipped[0].reason}"
+        )
+    return found
+
+
+def _records(path: Path) -> list[Record]:
+    if path.suffix in TABLE_SUFFIXES:
+        return read_table(path)
+    if path.suffix != SAMPLES_SUFFIX:
+        raise UserError(
+            f"{path}: unknown kind of file; known kinds are {', '.join((*TABLE_SUFFIXES, SAMPLES_SUFFIX))}"
+        )
+    if not path.is_file():
+        raise UserError(f"no file {path}; check the path")
+    records = []
+    for line in read_json_lines(path):
+        if line.record is None:
+            raise UserError(f"{line.place}: the line is incomplete; write the file again")
+        records.append(line.record)
+    if not records:
+        raise UserError(f"{path} holds no rows; check the path")
+    return records

@@ -12,10 +12,10 @@ from typing import Literal
 
 from lmm_r1.data.messages import ImagePart, Row, VideoPart, describe_video
 from lmm_r1.errors import UserError
-from lmm_r1.evaluation.comparison import Agreement, Comparison, Disagreement, Rejudged
+from lmm_r1.evaluation.board import Agreement, Board, Comparison, Disagreement, MeasuredFile, Rejudged
 from lmm_r1.evaluation.page_parts import ImageError, data_uri, image_uri, mean, page_templates, points_text
-from lmm_r1.evaluation.scoreboard.board import Board, MeasuredFile
-from lmm_r1.evaluation.scoreboard.terminal import (
+from lmm_r1.evaluation.scores import SampleScores
+from lmm_r1.evaluation.terminal import (
     CONFIDENCE_TEXT,
     columns,
     count,
@@ -25,7 +25,6 @@ from lmm_r1.evaluation.scoreboard.terminal import (
     p_value,
     share,
 )
-from lmm_r1.evaluation.scores import SampleScores
 from lmm_r1.records.responses import JudgedResponse, ShownTurn, by_row
 
 _PART = re.compile(r"(<(think|answer)>)(.*?)(</\2>|\Z)", re.DOTALL)
@@ -34,14 +33,10 @@ _THOUGHT_ENDS = "</think>"
 
 @dataclass(frozen=True, kw_only=True)
 class ResponsePart:
-    """A section of a response."""
-
     kind: Literal["think", "answer", "other"]
     opening: str
-    """Its tag; empty without one."""
     text: str
     closing: str
-    """Also empty if the response ends before it."""
 
 
 def text_parts(text: str) -> list[ResponsePart]:
@@ -74,16 +69,12 @@ PICTURE_MARK = "<image>"
 
 @dataclass(frozen=True, kw_only=True)
 class ShownPart:
-    """A part of a turn: text, or a picture as a data URI."""
-
     text: str = ""
     picture: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShownSaid:
-    """A turn of an episode."""
-
     role: str
     parts: tuple[ShownPart, ...]
 
@@ -91,25 +82,20 @@ class ShownSaid:
 @dataclass(frozen=True, kw_only=True)
 class ShownResponse:
     parts: tuple[ResponsePart, ...]
-    """Thought and answer are separate parts."""
     right: bool
     truncated: bool
     tokens: int | None
     said: tuple[ShownSaid, ...] = ()
-    """For an episode, its turns."""
     told: str = ""
     """How an episode went: `3 turns, over, tool calls 2`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShownAnswers:
-    """One checkpoint's responses to a row."""
-
     checkpoint: str
     right: int
     samples: int
     responses: tuple[ShownResponse, ...]
-    """The first `MAX_SAMPLES` of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,11 +179,9 @@ class _PagePictures:
         self._left = MAX_PICTURES
 
     def of_episode(self, path: str) -> str:
-        """Return the picture in a file; empty if it is missing or there are too many."""
         return self._uri(lambda: data_uri(Path(path).read_bytes())).picture
 
     def of_row(self, part: ImagePart, *, location: str) -> ShownPart:
-        """Return a row's image, or why it is not shown."""
         found = self._uri(lambda: image_uri(part.source, location=location))
         # A self-contained page loads nothing from the network.
         return found if found.picture.startswith("data:") else ShownPart(text=found.picture or found.text)
@@ -276,7 +260,6 @@ class RowGroup:
     scores: dict[str, SampleScores]
     best: set[str]
     played: dict[str, dict[str, str]]
-    """For episodes: the cells of each checkpoint, by column."""
 
     @property
     def played_columns(self) -> list[str]:
@@ -295,46 +278,34 @@ class IntervalMark:
     high: float
     dot: float
     verdict: str
-    """`up` or `down` if the interval excludes zero, else `even`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileView:
-    """The contents of the page for one file."""
-
     file: MeasuredFile
     anchor: str
     groups: tuple[RowGroup, ...]
     notes: list[str]
-    """What a reader must know about the verdicts."""
     comparisons: tuple[tuple[Comparison, IntervalMark], ...]
     reach: float
     """How far the axis of the comparisons extends on each side of zero."""
     shown: list[ShownRow]
     rejudged: RejudgedView | None
-    """For a file with the predictions and verdicts of another harness."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RejudgedView:
-    """Our verifiers compared with a file's own verdicts."""
-
     rejudged: Rejudged
     agreements: tuple[tuple[Agreement, IntervalMark], ...]
     reach: float
     shown: tuple[Disagreement, ...]
-    """The first of them, with clipped texts."""
 
 
 def build_page(board: Board, *, written_at: datetime | None = None) -> str:
-    """Return the page of an evaluation as HTML.
-
-    Args:
-        written_at: the time of writing shown on the page; None is now.
-    """
+    """Return the page of an evaluation as HTML."""
     return (
         page_templates(Path(__file__).parent, filters=FILTERS)
-        .get_template("page.html.j2")
+        .get_template("scoreboard.html.j2")
         .render(
             board=board,
             views=[_view(board, file, number=number) for number, file in enumerate(board.files, start=1)],

@@ -9,9 +9,16 @@ from statistics import fmean
 
 from lmm_r1.data.files import read_records
 from lmm_r1.errors import UserError
-from lmm_r1.evaluation.harness.formats import CATEGORIES, LETTERS, SAMPLES_SUFFIX, lmms_eval_sample
-from lmm_r1.evaluation.harness.predictions import Record, shown, write_table
-from lmm_r1.evaluation.scoreboard.board import CheckpointResponses, MeasuredFile
+from lmm_r1.evaluation.board import CheckpointResponses, MeasuredFile
+from lmm_r1.evaluation.predictions import (
+    CATEGORIES,
+    LETTERS,
+    SAMPLES_SUFFIX,
+    Record,
+    lmms_eval_sample,
+    shown,
+    write_table,
+)
 from lmm_r1.files.atomic import check_creatable, write_atomically
 from lmm_r1.files.json_files import append_json_lines
 from lmm_r1.records.responses import JudgedResponse, by_row
@@ -21,19 +28,13 @@ PLACEHOLDERS = ("checkpoint", "file")
 KEPT = ("hint", *LETTERS, *CATEGORIES)
 """Columns of the rows' own file that go into the export if they exist, in this order."""
 Columns = Mapping[int, Mapping[str, object]]
-"""By row index."""
 _OPTION_LISTS = ("choices", "options")
 
 
 def check_exports(
     templates: Sequence[str], *, checkpoints: Sequence[str], files: Mapping[str, int], taken: Iterable[str | Path] = ()
 ) -> None:
-    """Raise UserError, before anything is measured, for an unsupported format or a name that several exports would have.
-
-    Args:
-        files: samples per row by the name of the file.
-        taken: other files that the command reads or writes.
-    """
+    """Raise UserError, before anything is measured, for an unsupported format or a name that several exports would have."""
     used = {Path(path).resolve() for path in taken}
     for template in templates:
         suffix = Path(template).suffix
@@ -70,14 +71,7 @@ def write_exports(
     files: Sequence[MeasuredFile],
     columns: Mapping[str, Columns],
 ) -> list[Path]:
-    """Write every checkpoint's responses to every file and return the paths.
-
-    Args:
-        columns: by the name of the file, as returned by `source_columns`.
-
-    Raises:
-        UserError: a response does not fit the format, or a file cannot be written.
-    """
+    """Write every checkpoint's responses to every file and return the paths."""
     written = []
     for file in files:
         for checkpoint in checkpoints:
@@ -165,7 +159,6 @@ def _indices(own: Mapping[int, Mapping[str, object]]) -> dict[int, object]:
 
 
 def _whole(value: object) -> object:
-    """Return a whole number as VLMEvalKit expects it, if the value is one."""
     text = shown(value)
     return int(text) if text.isdecimal() else text or None
 

@@ -9,9 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lmm_r1.evaluation.comparison import CONFIDENCE, Comparison, Rejudged
+from lmm_r1.evaluation.board import CONFIDENCE, Board, Comparison, MeasuredFile, Rejudged
 from lmm_r1.evaluation.page_parts import mean, percent_text, points_text
-from lmm_r1.evaluation.scoreboard.board import Board, MeasuredFile
 from lmm_r1.evaluation.scores import SampleScores, ScoreEstimate, powers_of_two
 
 BEST = "\N{BLACK STAR}"
@@ -50,11 +49,8 @@ def _file_table(board: Board, file: MeasuredFile) -> Table:
     skipped = f", {len(file.skipped)} left out" if file.skipped else ""
     rows = max(scores.rows for scores in board.scores(file).values())
     title = f"{file.name}: {rows:,} rows{skipped}, percent \N{PLUS-MINUS SIGN} standard error over rows"
-    # As Text, because a name in square brackets would be read as markup.
-    table = Table(title=Text(title), title_justify="left", box=rich.box.SIMPLE_HEAD)
-    table.add_column("Checkpoint")
-    for name in [*file.verifiers, *_sampled_columns(most), "in format", "mean tokens", "cut off"]:
-        table.add_column(Text(name), justify="right", no_wrap=True)
+    sampled = [f"pass@{most}", f"majority@{most}"] if most > 1 else []
+    table = _table(title, [*file.verifiers, *sampled, "in format", "mean tokens", "cut off"])
     for source in [None, *(sources if len(sources) > 1 else ())]:
         scores = board.scores(file, datasource=source)
         best = board.best(scores, verifier=file.verifier)
@@ -66,10 +62,6 @@ def _file_table(board: Board, file: MeasuredFile) -> Table:
             table.add_row(*map(Text, cells), style="bold" if name in best else None)
         table.add_section()
     return table
-
-
-def _sampled_columns(most: int) -> list[str]:
-    return [f"pass@{most}", f"majority@{most}"] if most > 1 else []
 
 
 def _cells(scores: SampleScores, *, file: MeasuredFile, most: int) -> list[str]:
@@ -85,7 +77,6 @@ def _cells(scores: SampleScores, *, file: MeasuredFile, most: int) -> list[str]:
 
 
 def _episode_tables(board: Board, file: MeasuredFile) -> list[Table]:
-    """Return tables of a file's episodes and of the share solved within a number of turns; none without episodes."""
     found = {name: scores for name, scores in board.scores(file).items() if scores.episodes is not None}
     if not found:
         return []
@@ -102,10 +93,13 @@ def _episode_tables(board: Board, file: MeasuredFile) -> list[Table]:
     return [means, solved]
 
 
-def _table(title: str, names: Sequence[str]) -> Table:
+def _table(title: str, numbers: Sequence[str], *, names: Sequence[str] = ("Checkpoint",)) -> Table:
+    """Return an empty table with columns of names and of numbers."""
+    # As Text, because a name in square brackets would be read as markup.
     table = Table(title=Text(title), title_justify="left", box=rich.box.SIMPLE_HEAD)
-    table.add_column("Checkpoint")
     for name in names:
+        table.add_column(name)
+    for name in numbers:
         table.add_column(Text(name), justify="right", no_wrap=True)
     return table
 
@@ -123,7 +117,6 @@ def episode_columns(scores: SampleScores) -> dict[str, str]:
 
 
 def columns(rows: Iterable[Mapping[str, str]]) -> list[str]:
-    """Return the columns that any row has, in the order of first occurrence."""
     return list(dict.fromkeys(name for row in rows for name in row))
 
 
@@ -133,15 +126,11 @@ def shown_turns(most: int) -> list[int]:
 
 
 def _comparison_table(board: Board) -> Table:
-    table = Table(
-        title=Text(f"Against {board.baseline}, row by row, in percentage points"),
-        title_justify="left",
-        box=rich.box.SIMPLE_HEAD,
+    table = _table(
+        f"Against {board.baseline}, row by row, in percentage points",
+        ("Difference", f"{CONFIDENCE_TEXT} interval", "p-value", "Rows better", "Rows worse"),
+        names=("File", "Verifier", "Checkpoint"),
     )
-    for name in ("File", "Verifier", "Checkpoint"):
-        table.add_column(name)
-    for name in ("Difference", f"{CONFIDENCE_TEXT} interval", "p-value", "Rows better", "Rows worse"):
-        table.add_column(name, justify="right", no_wrap=True)
     for comparison in board.comparisons:
         cells = (
             comparison.file,
@@ -158,24 +147,12 @@ def _comparison_table(board: Board) -> Table:
 
 
 def _agreement_table(board: Board) -> Table:
-    table = Table(
-        title=Text("Ours against the files' own verdicts on the same predictions, row by row, in percent"),
-        title_justify="left",
-        box=rich.box.SIMPLE_HEAD,
+    compared = ("Difference", f"{CONFIDENCE_TEXT} interval", "p-value", "Ours higher", "Theirs higher")
+    table = _table(
+        "Ours against the files' own verdicts on the same predictions, row by row, in percent",
+        ("Rows", "Theirs", "Ours", *compared),
+        names=("File", "Theirs", "Ours"),
     )
-    for name in ("File", "Theirs", "Ours"):
-        table.add_column(name)
-    for name in (
-        "Rows",
-        "Theirs",
-        "Ours",
-        "Difference",
-        f"{CONFIDENCE_TEXT} interval",
-        "p-value",
-        "Ours higher",
-        "Theirs higher",
-    ):
-        table.add_column(name, justify="right", no_wrap=True)
     for rejudged in board.rejudged:
         for agreement in rejudged.agreements:
             comparison = agreement.comparison

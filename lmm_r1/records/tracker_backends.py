@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from lmm_r1.config import PPOConfig, SupervisedConfig, without_secrets
 from lmm_r1.config.shared import LoggerConfig, TrackerName
 from lmm_r1.errors import UserError
-from lmm_r1.records.trackers.trackers import (
+from lmm_r1.records.trackers import (
     EVAL_PREFIX,
     TRACKERS_FILE,
     TRAIN_PREFIX,
@@ -36,6 +36,7 @@ from lmm_r1.records.trackers.trackers import (
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
+
 GENERATIONS = "train/generated_samples"
 IMAGES = "train/generated_samples_images"
 # As OpenRLHF names it in Weights & Biases.
@@ -48,11 +49,8 @@ _LONGEST_PARAM = 500
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """What a tracker is opened with."""
-
     logger: LoggerConfig
     folder: Path
-    """The run folder."""
     settings: Mapping[str, Any]
     """Every flag by its nested name, without keys of services."""
     earlier: str | None
@@ -61,14 +59,10 @@ class Session:
 
 @dataclass(frozen=True, kw_only=True)
 class Backend:
-    """A tracking service."""
-
     library: str
     """The library's import name; it is imported only if the tracker is requested."""
     pip: str
-    """What to install."""
     open: Callable[[Session], Tracker]
-    """Starts a new run, or continues the earlier one."""
     check: Callable[[LoggerConfig], None] = lambda logger: None
     """Raises UserError for a missing setting without which the library would ask, or fail late."""
 
@@ -124,7 +118,6 @@ def _tagged(images: Sequence[ShownImage]) -> Iterator[tuple[str, ShownImage]]:
 
 
 def _add_image(writer: SummaryWriter, tag: str, shown: ShownImage, *, step: int) -> None:
-    """Add an image with the boxes of what was cut out of it."""
     import numpy as np
     from PIL import Image
 
@@ -198,7 +191,6 @@ def _open_wandb(session: Session) -> Tracker:
 
 
 def _boxes(image: ShownImage) -> dict[str, Any] | None:
-    """Return what was cut out of an image, in the form that wandb draws; None if nothing was."""
     if not image.cuts:
         return None
     data = [
@@ -320,7 +312,6 @@ def _open_mlflow(session: Session) -> Tracker:
 
 
 def _new_mlflow_run(client: Any, session: Session) -> str:
-    """Return the id of a new run in the experiment that the flags name."""
     from mlflow.entities import Param
 
     shared = session.logger.wandb
@@ -426,10 +417,7 @@ def check_trackers(logger: LoggerConfig) -> None:
 
 
 def open_trackers(config: PPOConfig | SupervisedConfig, *, folder: Path, resumed: bool) -> Trackers:
-    """Return the run's trackers, each of which continues its earlier run if the training is `resumed`.
-
-    Raises UserError, with none left open, when one cannot be opened.
-    """
+    """Return the run's trackers, each of which continues its earlier run if the training is `resumed`."""
     logger = config.logger
     check_trackers(logger)
     record = TrackerRecord(folder / TRACKERS_FILE, resumed=resumed)

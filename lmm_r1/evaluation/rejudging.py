@@ -16,13 +16,10 @@ from lmm_r1.data.reading import SkippedRow
 from lmm_r1.data.recipes.recipe import LETTERS, SuiteSampling
 from lmm_r1.data.sample import Completion
 from lmm_r1.errors import UserError
-from lmm_r1.evaluation.answered_rows import judge_responses, question_of
-from lmm_r1.evaluation.comparison import Agreement, Disagreement, Rejudged, compare_rows
-from lmm_r1.evaluation.harness.formats import read_predictions
-from lmm_r1.evaluation.harness.predictions import PredictedRow, Predictions, shown
+from lmm_r1.evaluation.board import Agreement, CheckpointResponses, Disagreement, MeasuredFile, Rejudged, compare_rows
 from lmm_r1.evaluation.page_parts import image_uri
-from lmm_r1.evaluation.row_set import DEFAULT_VERIFIER, RowSet
-from lmm_r1.evaluation.scoreboard.board import CheckpointResponses, MeasuredFile
+from lmm_r1.evaluation.predictions import PredictedRow, Predictions, read_predictions, shown
+from lmm_r1.evaluation.rows import DEFAULT_VERIFIER, RowSet, judge_responses, question_of
 from lmm_r1.evaluation.scores import powers_of_two
 from lmm_r1.records.responses import JudgedResponse, by_row
 from lmm_r1.scoring.response_scores import VerifierJudge
@@ -103,15 +100,7 @@ class RejudgedFiles:
 def rejudge(
     config: EvaluateConfig, files: Mapping[str, str], data: Mapping[str, str], *, report: Callable[[str], None]
 ) -> RejudgedFiles:
-    """Return our verifiers' verdicts on files of predictions, and where they differ from the files' own.
-
-    Raises UserError for a file that cannot be read, or without a row that can be judged.
-
-    Args:
-        files: paths by name.
-        data: row files with the images, by the name of the file of predictions.
-        report: gets notes for the user, line by line.
-    """
+    """Return our verifiers' verdicts on files of predictions, and where they differ from the files' own."""
     for name in data:
         if name not in files:
             raise UserError(

@@ -35,15 +35,11 @@ class TurnImage:
 
 @dataclass(frozen=True, kw_only=True)
 class ShownImage:
-    """An image as a tracker shows it."""
-
     path: Path
     sample: int
-    """As the table counts them."""
     turn: int | None = None
     """As that of a `TurnImage`; None for an image of the prompt."""
     cuts: tuple[Cut, ...] = ()
-    """What was cut out of it in later turns."""
 
     @property
     def caption(self) -> str:
@@ -68,14 +64,11 @@ class Generation:
     label: str
     reward: float
     scores: Mapping[str, float | None]
-    """The parts of the reward by name."""
     truncated: bool
     images: tuple[Path, ...] = ()
-    """Files of the prompt's images."""
     turn_images: tuple[TurnImage, ...] = ()
     """Images of an episode's turns, in their order."""
     ended: str | None = None
-    """How an episode has ended, in words."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,11 +122,7 @@ def _images_of(sample: Generation, *, index: int) -> list[ShownImage]:
 
 
 def make_generation(response: SampledResponse, *, messages: Sequence[Mapping[str, Any]], folder: Path) -> Generation:
-    """Return a rollout as it is shown.
-
-    Args:
-        messages: its prompt as the run folder keeps it.
-    """
+    """Return a rollout as it is shown."""
     assert response.reward is not None, "only a line that is read can lack its reward"
     parts = [part for message in messages for part in message["content"]]
     return Generation(
@@ -159,7 +148,6 @@ def _text(content: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _transcript(response: SampledResponse) -> str:
-    """Return all turns of an episode; empty for a single response."""
     return "\n\n".join(f"{turn.role}: {''.join(map(_part_text, turn.parts))}" for turn in response.said)
 
 
@@ -174,8 +162,6 @@ def _encodable(text: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class _Entry:
-    """One service in trackers.json."""
-
     identity: str
     last_steps: dict[str, int]
     """The last step that was sent, by kind."""
@@ -185,10 +171,7 @@ class TrackerRecord:
     """The content of trackers.json, which is rewritten atomically at every change."""
 
     def __init__(self, path: Path, *, resumed: bool) -> None:
-        """Read the records of an earlier session if `resumed`; a new run discards them.
-
-        Raises UserError if the file cannot be read.
-        """
+        """Read the records of an earlier session if `resumed`; a new run discards them."""
         self.path = path
         self._entries = _read(path) if resumed and path.exists() else {}
         self._before = {name: dict(entry.last_steps) for name, entry in self._entries.items()}
@@ -209,7 +192,6 @@ class TrackerRecord:
         return step <= self._before.get(name, {}).get(kind, -1)
 
     def note(self, name: str, *, kind: str, step: int) -> None:
-        """Note that something has been sent."""
         self._entries[name].last_steps[kind] = step
         self._write()
 
@@ -252,16 +234,13 @@ class Trackers:
         self._send("train", step, lambda tracker: tracker.log(step, numbers))
 
     def log_eval(self, step: int, values: Mapping[str, object]) -> None:
-        """Log an evaluation after a step."""
         numbers = _numbers(values, prefix=EVAL_PREFIX)
         self._send("eval", step, lambda tracker: tracker.log(step, numbers))
 
     def log_generations(self, step: int, samples: Sequence[Generation]) -> None:
-        """Log sampled responses."""
         self._send("generations", step, lambda tracker: tracker.log_generations(step, samples))
 
     def close(self, *, failed: bool) -> None:
-        """Close every tracker, once."""
         while self._trackers:
             name, tracker = self._trackers.popitem()
             try:

@@ -1,1 +1,0 @@
-"""VLMEvalKit and lmms-eval: reads and judges their predictions, and exports responses in their formats."""

@@ -1,0 +1,454 @@
+"""The rows of files and suites on which checkpoints are measured, and their judged responses, sampled or saved."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+from lmm_r1.config.evaluate import RESPONSES_SUFFIX, responses_path
+from lmm_r1.config.generation import reward_part
+from lmm_r1.data.files import read_row_file
+from lmm_r1.data.images import PictureFolder
+from lmm_r1.data.messages import Row, TextPart, check_asks, images_of
+from lmm_r1.data.reading import AS_THEY_ARE, RowReading, SkippedRow
+from lmm_r1.data.recipes import get_recipe, recipe_names
+from lmm_r1.data.recipes.mapping import check_embedded_images, map_record
+from lmm_r1.data.recipes.recipe import Recipe, RecordView, SuiteSampling
+from lmm_r1.data.recipes.sources import MediaFiles, SourceFiles, hub_files, local_files, read_manifest
+from lmm_r1.data.sample import Completion
+from lmm_r1.errors import UserError
+from lmm_r1.evaluation.board import CheckpointResponses, MeasuredFile
+from lmm_r1.evaluation.scores import environment_scores, episode_of, powers_of_two
+from lmm_r1.generation.engine import Responder, SamplingSettings
+from lmm_r1.records.responses import JudgedResponse, VerifierVerdict, by_row, read_responses
+from lmm_r1.scoring.response_scores import VerifierJudge
+from remote_rm.verifier import Item
+
+
+@cache
+def suite_names() -> tuple[str, ...]:
+    """Return the names of the built-in suites."""
+    return tuple(name for name in recipe_names() if get_recipe(name).is_suite)
+
+
+def get_suite(name: str) -> Recipe:
+    """Return a built-in suite by its name, or the one in a YAML file; raises UserError for an unknown name."""
+    if name in recipe_names() and name not in suite_names():
+        raise UserError(
+            f"--suite {name}: this recipe is for training, because it has no field sampling; measure on rows that "
+            "`lmm-r1 prepare_data` made of it, with --files"
+        )
+    suite = get_recipe(name, what="--suite", names=suite_names())
+    if not suite.is_suite:
+        raise UserError(f"--suite {name}: the recipe has no field sampling; add it")
+    return suite
+
+
+def load_suite(
+    recipe: Recipe, *, path: str | None = None, max_rows: int | None = None
+) -> tuple[dict[int, Row], list[SkippedRow]]:
+    """Return the first `max_rows` rows of a suite by their index in its dataset, and those that cannot be used.
+
+    Args:
+        path: a local copy, a folder made by `prepare_data`, or what `read_records` takes; None takes the hub's dataset.
+    """
+    if path is not None and read_manifest(Path(path)) is not None:
+        _check_prepared(recipe, folder=Path(path))
+        prepared = read_row_file(path, max_rows=max_rows, bad_rows="skip")
+        return prepared.rows, prepared.skipped
+    source = _source(recipe, path=path)
+    rows: dict[int, Row] = {}
+    skipped: list[SkippedRow] = []
+    with MediaFiles(source.media, folder=source.folder, unpack_into=None) as finder:
+        for index, record in enumerate(source.records(split=recipe.source.split)):
+            if max_rows is not None and len(rows) + len(skipped) == max_rows:
+                break
+            try:
+                columns, location, _ = record
+                if RecordView(columns, recipe=recipe, location=location).failed_filter() is not None:
+                    continue
+                row = map_record(record, recipe=recipe, finder=finder)
+                check_embedded_images(row)
+                rows[index] = row
+            except UserError as error:
+                skipped.append(SkippedRow(index=index, reason=str(error)))
+    if not rows:
+        first = (
+            f"none of its {len(skipped)} rows can be used; the first: {skipped[0].reason}" if skipped else "no rows"
+        )
+        raise UserError(f"suite {recipe.name}, {path or recipe.source.dataset}: {first}")
+    return rows, skipped
+
+
+def _check_prepared(recipe: Recipe, *, folder: Path) -> None:
+    manifest = read_manifest(folder)
+    assert manifest is not None, "the caller checks this"
+    if manifest.settings.recipe_sha256 != recipe.digest:
+        same = manifest.settings.recipe == recipe.name
+        found = "an older version of it" if same else f"the recipe {manifest.settings.recipe}"
+        raise UserError(
+            f"suite {recipe.name}: {folder} was prepared with {found}; run `lmm-r1 prepare_data {recipe.name} --output "
+            "FOLDER` and give that folder"
+        )
+
+
+def _source(recipe: Recipe, *, path: str | None) -> SourceFiles:
+    if path is not None:
+        if Path(path).exists():
+            return local_files(recipe, Path(path))
+        # The name of another dataset on the hub, or a missing path, which `read_records` reports.
+        return SourceFiles(folder=Path(), rows=(Path(path),), media=(), revision=None)
+    local = f"give a local copy with --suite_data {recipe.name}=PATH"
+    if recipe.source.dataset is None:
+        raise UserError(f"suite {recipe.name}: the hub has no dataset for it; {local}: {recipe.source.obtain}")
+    try:
+        return hub_files(recipe)
+    except UserError as error:
+        raise UserError(
+            f"suite {recipe.name}: {recipe.source.dataset}: no such file or folder, and no dataset of this name is "
+            f"available: {error}; or {local}"
+        ) from error
+
+
+DEFAULT_VERIFIER = "math"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choices:
+    """The user's settings that override the defaults of a file or a suite; None and () keep them."""
+
+    verifiers: tuple[str, ...] = ()
+    file_verifiers: tuple[str, ...] = (DEFAULT_VERIFIER,)
+    """The verifiers of files, if none are chosen."""
+    ks: tuple[int, ...] = ()
+    temperature: float | None = None
+    n_samples: int | None = None
+    max_new_tokens: int | None = None
+    max_rows: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowSet:
+    """One file or suite with its rows and settings."""
+
+    file: MeasuredFile
+    rows: dict[int, Row]
+    sampling: SuiteSampling
+    notes: tuple[str, ...] = ()
+    summary: str | None = None
+    """For a file: its rows and its format, in a sentence."""
+
+
+def file_rows(name: str, path: str, *, choices: Choices, reading: RowReading = AS_THEY_ARE) -> RowSet:
+    """Return the rows of a file; raises UserError if it cannot be read or none of its rows can be used."""
+    verifiers = choices.verifiers or choices.file_verifiers
+    # A part of an environment's reward needs no answer.
+    judged = any(reward_part(verifier) is None for verifier in verifiers)
+    read = read_row_file(path, max_rows=choices.max_rows, reading=reading, answer_required=judged, bad_rows="skip")
+    rows, unusable = _usable(read.rows, path=path)
+    skipped = sorted([*read.skipped, *unusable], key=lambda row: row.index)
+    sampling = _chosen(SuiteSampling(), choices)
+    file = MeasuredFile(
+        name=name,
+        source=path,
+        verifiers=verifiers,
+        ks=_ks(choices.ks, n_samples=sampling.n_samples, name=name),
+        sampling=sampling.model_dump(),
+        skipped=tuple(skipped),
+        rows=rows,
+    )
+    return RowSet(
+        file=file,
+        rows=rows,
+        sampling=sampling,
+        notes=tuple(_alike(sampling, name=name)),
+        summary=read.summary_as_prompts,
+    )
+
+
+def suite_rows(recipe: Recipe, *, path: str | None, choices: Choices) -> RowSet:
+    """Return the rows of a suite, from a local copy or from the hub; raises UserError as `load_suite` does."""
+    rows, skipped = load_suite(recipe, path=path, max_rows=choices.max_rows)
+    assert recipe.sampling is not None, "a suite has sampling settings"
+    sampling = _chosen(recipe.sampling, choices)
+    file = MeasuredFile(
+        name=recipe.name,
+        source=path or str(recipe.source.dataset),
+        verifiers=choices.verifiers or recipe.verifiers,
+        ks=_ks(choices.ks, n_samples=sampling.n_samples, name=recipe.name),
+        sampling=sampling.model_dump(),
+        skipped=tuple(skipped),
+        rows=rows,
+    )
+    found = len(rows) + len(skipped)
+    notes = list(_alike(sampling, name=recipe.name))
+    if choices.max_rows is None and recipe.rows not in (None, found):
+        notes.append(f"suite {recipe.name}: {found:,} rows were found, but the benchmark has {recipe.rows:,}")
+    return RowSet(file=file, rows=rows, sampling=sampling, notes=tuple(notes))
+
+
+def _usable(rows: dict[int, Row], *, path: str) -> tuple[dict[int, Row], list[SkippedRow]]:
+    """Return the rows that a model can answer and whose embedded images can be decoded, and the others."""
+    good: dict[int, Row] = {}
+    skipped: list[SkippedRow] = []
+    for index, row in rows.items():
+        try:
+            check_asks(row)
+            check_embedded_images(row)
+            good[index] = row
+        except UserError as error:
+            skipped.append(SkippedRow(index=index, reason=str(error)))
+    if not good:
+        raise UserError(f"{path}: none of its rows can be used; the first: {skipped[0].reason}")
+    return good, skipped
+
+
+def _alike(sampling: SuiteSampling, *, name: str) -> Iterator[str]:
+    if sampling.n_samples > 1 and sampling.temperature == 0:
+        yield f"{name}: at temperature 0 the {sampling.n_samples} samples of a row are identical; raise --temperature"
+
+
+def _chosen(sampling: SuiteSampling, choices: Choices) -> SuiteSampling:
+    changes = {name: getattr(choices, name) for name in SuiteSampling.model_fields}
+    return sampling.model_copy(update={name: value for name, value in changes.items() if value is not None})
+
+
+def _ks(chosen: tuple[int, ...], *, n_samples: int, name: str) -> tuple[int, ...]:
+    too_many = [k for k in chosen if not 1 <= k <= n_samples]
+    if too_many:
+        raise UserError(
+            f"--k {too_many[0]}: {name} has {n_samples} samples per row, so k must be from 1 to {n_samples}; "
+            "raise --n_samples"
+        )
+    return tuple(sorted(set(chosen))) or tuple(powers_of_two(n_samples))
+
+
+# Progress is reported each time this many rows are done.
+REPORTED_ROWS = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnsweredRows:
+    """A checkpoint's responses to the rows of one file."""
+
+    completions: dict[int, tuple[Completion, ...]]
+    """By the row's index in the file, in that order, without rows that could not be answered."""
+    skipped: tuple[SkippedRow, ...]
+    seconds: float
+
+
+def answer_files(
+    make: Callable[[], Responder],
+    *,
+    model: str,
+    files: Mapping[str, Mapping[int, Row]],
+    sampling: Mapping[str, SamplingSettings],
+    report: Callable[[str], None],
+    pictures: PictureFolder | None = None,
+) -> dict[str, AnsweredRows]:
+    """Return a model's responses to the rows of each file; `report` gets a line now and then."""
+    with contextlib.closing(make()) as engine:
+        return {
+            name: _answers(engine, rows, sampling[name], what=f"{model}: {name}", report=report, pictures=pictures)
+            for name, rows in files.items()
+        }
+
+
+def _answers(
+    engine: Responder,
+    rows: Mapping[int, Row],
+    sampling: SamplingSettings,
+    *,
+    what: str,
+    report: Callable[[str], None],
+    pictures: PictureFolder | None,
+) -> AnsweredRows:
+    began = time.perf_counter()
+    found: dict[int, tuple[Completion, ...]] = {}
+    skipped: list[SkippedRow] = []
+    for done, outcome in enumerate(engine.respond(rows.items(), sampling), start=1):
+        if outcome.reason is None:
+            kept = outcome if pictures is None else outcome.with_images(pictures.kept)
+            found[outcome.index] = kept.completions
+        else:
+            skipped.append(SkippedRow(index=outcome.index, reason=outcome.reason))
+        if done % REPORTED_ROWS == 0 or done == len(rows):
+            report(f"{what} {done}/{len(rows)} rows")
+    if not found:
+        raise UserError(f"none of {len(rows)} rows can be answered; the first: {skipped[0].reason}")
+    return AnsweredRows(
+        completions={index: found[index] for index in rows if index in found},
+        skipped=tuple(skipped),
+        seconds=time.perf_counter() - began,
+    )
+
+
+def judge_responses(
+    completions: Mapping[int, Sequence[Completion]],
+    *,
+    checkpoint: str,
+    row_set: RowSet,
+    judges: Mapping[str, VerifierJudge],
+) -> list[JudgedResponse]:
+    """Return the responses with the verdicts of the file's verifiers, all samples of a row together."""
+    asked = [
+        (index, row_set.rows[index], sample, completion)
+        for index, samples in completions.items()
+        for sample, completion in enumerate(samples)
+    ]
+    items = [
+        Item(
+            prompt=question_of(row),
+            response=completion.text,
+            label=row.answer,
+            image_scales=completion.image_scales,
+        )
+        for _, row, _, completion in asked
+    ]
+    played = [completion.played for _, _, _, completion in asked]
+    judged = {
+        verifier: judges[verifier].judge(items) if verifier in judges else environment_scores(verifier, played)
+        for verifier in row_set.file.verifiers
+    }
+    return [
+        JudgedResponse(
+            checkpoint=checkpoint,
+            file=row_set.file.name,
+            index=index,
+            row=row.location,
+            datasource=row.datasource,
+            label=row.answer,
+            question=items[place].prompt,
+            sample=sample,
+            response=completion.text,
+            response_tokens=completion.num_tokens,
+            finish_reason=completion.finish_reason,
+            verdicts={
+                verifier: VerifierVerdict(
+                    score=scores[place].score, parts=scores[place].parts, timed_out=scores[place].timed_out
+                )
+                for verifier, scores in judged.items()
+            },
+            episode=None if completion.played is None else episode_of(completion.played),
+            images=len(images_of(row.messages)),
+        )
+        for place, (index, row, sample, completion) in enumerate(asked)
+    ]
+
+
+def question_of(row: Row) -> str:
+    """Return the text of the user's turns."""
+    return "\n".join(
+        part.text
+        for message in row.messages
+        if message.role == "user"
+        for part in message.parts
+        if isinstance(part, TextPart)
+    )
+
+
+# The end of a row's location, after its file.
+_PLACE = re.compile(r" (?:line|row) \d+$")
+
+
+def saved_checkpoints(entries: Sequence[str], *, fewest: int = 2) -> list[CheckpointResponses]:
+    """Return the checkpoints in files of responses; if two have the same name, both are called `NAME (FILE)`.
+
+    Args:
+        entries: `PATH` for every checkpoint in a file, `NAME=PATH` for one of them; PATH is a file of responses, or
+            the JSON next to it.
+        fewest: the number of checkpoints required.
+    """
+    found: list[tuple[str, Path, list[JudgedResponse]]] = []
+    for entry in entries:
+        wanted, path = _parted(entry)
+        by_name: dict[str, list[JudgedResponse]] = {}
+        for response in read_responses(path):
+            by_name.setdefault(response.checkpoint, []).append(response)
+        if wanted is not None and wanted not in by_name:
+            raise UserError(f"--compare {entry}: {path} has no checkpoint {wanted}; it has {', '.join(by_name)}")
+        found += [(name, path, own) for name, own in by_name.items() if wanted in (None, name)]
+    if len(found) < fewest:
+        raise UserError(f"--compare {' '.join(entries)}: two checkpoints are needed to compare, found {len(found)}")
+    names = [name for name, _, _ in found]
+    titles = [
+        f"{name} ({path.name.removesuffix(RESPONSES_SUFFIX)})" if names.count(name) > 1 else name
+        for name, path, _ in found
+    ]
+    if len(set(titles)) < len(titles):
+        raise UserError(f"--compare {' '.join(entries)}: the same checkpoint is given twice")
+    return [_checkpoint(title, path, own) for title, (_, path, own) in zip(titles, found, strict=True)]
+
+
+def saved_files(checkpoints: Sequence[CheckpointResponses], *, ks: tuple[int, ...] = ()) -> list[MeasuredFile]:
+    """Return the files that the checkpoints answered, with the verifiers that judged all of them."""
+    names = dict.fromkeys(name for checkpoint in checkpoints for name in checkpoint.files)
+    return [_file(name, [own.files[name] for own in checkpoints if name in own.files], ks=ks) for name in names]
+
+
+def _parted(entry: str) -> tuple[str | None, Path]:
+    """Return the name of the checkpoint, if one is given, and the file of responses."""
+    name, equals, path = entry.rpartition("=")
+    # A path may contain the sign, too.
+    if equals and not Path(entry).exists():
+        return name, _responses_file(Path(path))
+    return None, _responses_file(Path(entry))
+
+
+def _responses_file(path: Path) -> Path:
+    return responses_path(path) if path.suffix == ".json" else path
+
+
+def _checkpoint(title: str, path: Path, responses: Sequence[JudgedResponse]) -> CheckpointResponses:
+    files: dict[str, list[JudgedResponse]] = {}
+    for response in responses:
+        files.setdefault(response.file, []).append(replace(response, checkpoint=title))
+    return CheckpointResponses(name=title, path=str(path), files=files)
+
+
+def _file(name: str, answered: Sequence[Sequence[JudgedResponse]], *, ks: tuple[int, ...]) -> MeasuredFile:
+    everything = [response for responses in answered for response in responses]
+    verifiers = tuple(
+        verifier
+        for verifier in everything[0].verdicts
+        if all(verifier in response.verdicts for response in everything)
+    )
+    if not verifiers:
+        raise UserError(f"{name}: no verifier judged it for all checkpoints; evaluate with the same --verifiers")
+    fewest = min(len(row) for responses in answered for row in by_row(responses))
+    too_many = [k for k in ks if not 1 <= k <= fewest]
+    if too_many:
+        raise UserError(f"--k {too_many[0]}: {name} has rows with {fewest} samples, so k must be from 1 to {fewest}")
+    return MeasuredFile(
+        name=name,
+        source=_PLACE.sub("", everything[0].row),
+        rows=_rows_at_hand(everything),
+        verifiers=verifiers,
+        ks=tuple(sorted(set(ks))) or tuple(powers_of_two(fewest)),
+    )
+
+
+def _rows_at_hand(responses: Sequence[JudgedResponse]) -> dict[int, Row]:
+    """Return the rows with images that the responses answer, by index, if their file still exists.
+
+    A row counts only if its question is the one that was answered: other images would mislead. It also keeps files of this
+    machine out of a page if a file of responses from elsewhere names them.
+    """
+    pictured = {response.row: response for response in responses if response.images}
+    found: dict[int, Row] = {}
+    for path in {_PLACE.sub("", location) for location in pictured}:
+        try:
+            rows = read_row_file(path, answer_required=False, bad_rows="skip").rows if Path(path).is_file() else {}
+        except UserError:
+            # Only a recipe can read the row file of a suite.
+            continue
+        for row in rows.values():
+            response = pictured.get(row.location)
+            if response is not None and question_of(row) == response.question:
+                found[response.index] = row
+    return found
