@@ -213,8 +213,7 @@ def prepare_process() -> None:
             os.environ.setdefault(name, value)
         if _share is not None and _share < _FREE_SHARE and os.environ.get("RANK", "0") == "0":
             logger.warning(
-                "threads: others use the cores, of which this process gets %.0f %%; threads sleep while they wait for one "
-                "another (GOMP_SPINCOUNT=0)",
+                "CPU is shared (%.0f %% available): threads sleep instead of spinning (GOMP_SPINCOUNT=0)",
                 100 * _share,
             )
     quiet.prepare_process()
