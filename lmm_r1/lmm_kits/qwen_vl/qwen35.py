@@ -57,8 +57,6 @@ class Qwen35Kit(DeltaNetKit):
     config_class = Qwen3_5Config
     model_class = Qwen3_5ForConditionalGeneration
     engine_language_model = "Qwen3_5ForCausalLM"
-    # It reads the weight of its convolution without running the module, and ZeRO-3 gathers only what runs.
-    zero3_leaf_classes = ("Qwen3_5GatedDeltaNet",)
 
 
 # Of the tiny mixture.
@@ -73,7 +71,7 @@ class Qwen35MoeKit(DeltaNetKit):
     config_class = Qwen3_5MoeConfig
     model_class = Qwen3_5MoeForConditionalGeneration
     engine_language_model = "Qwen3_5MoeForCausalLM"
-    zero3_leaf_classes = ("Qwen3_5MoeGatedDeltaNet", "Qwen3_5MoeSparseMoeBlock")
+    zero3_leaf_classes = ("Qwen3_5MoeSparseMoeBlock",)
 
     def tiny_text(self, spec: TinyModelSpec) -> dict[str, object]:
         return {
