@@ -263,6 +263,10 @@ def written_calls(text: str, formats: Sequence[CallFormat]) -> list[WrittenCall]
     return calls or [call for start, call in alone if start > answered][:1]
 
 
+_FUNCTION = re.compile(r"\s*<function=(?P<name>[^>\n]+)>(?P<parameters>.*)</function>\s*", re.DOTALL)
+_PARAMETER = re.compile(r"\s*<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>", re.DOTALL)
+
+
 def _object(value: JsonValue, *, holds: str) -> dict[str, JsonValue]:
     if not isinstance(value, dict):
         raise BadCall(f"the call must hold one JSON object with {holds}, not {quoted(value)}")
@@ -274,7 +278,29 @@ def _grounding(body: str) -> Call:
 
 
 def _tool_call(body: str) -> Call:
+    """Read JSON, or a function with its parameters as tags."""
+    if body.lstrip().startswith("<function"):
+        return _function(body)
     return _named(_object(read_json(body), holds="name and arguments"), loose=False)
+
+
+def _function(body: str) -> Call:
+    if len(body) > MOST_CHARACTERS:
+        raise BadCall(f"the call has {len(body)} characters, and no more than {MOST_CHARACTERS} are read")
+    found = _FUNCTION.fullmatch(body)
+    if found is None:
+        raise BadCall("the call is not of the form <function=NAME> parameters </function>")
+    arguments: dict[str, JsonValue] = {}
+    rest = found["parameters"]
+    while parameter := _PARAMETER.match(rest):
+        key = parameter["key"].strip()
+        if key in arguments:
+            raise BadCall(f"the parameter {quoted(key)} is given twice")
+        arguments[key] = _line_value(parameter["value"])
+        rest = rest[parameter.end() :]
+    if rest.strip():
+        raise BadCall(f"{quoted(rest.strip())} is not of the form <parameter=NAME> value </parameter>")
+    return Call(name=found["name"].strip(), arguments=arguments)
 
 
 def _tool_block(body: str) -> Call:
@@ -334,6 +360,7 @@ def _listed(values: Mapping[str, JsonValue]) -> str:
 GROUNDING = CallFormat(tag="grounding", read=_grounding)
 """Mini-o3's: `<grounding>{"bbox_2d": [x0, y0, x1, y1], "source": "original_image"}</grounding>`."""
 TOOL_CALL = CallFormat(tag="tool_call", read=_tool_call)
-"""Of Hermes, and of the chat templates that follow it: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`."""
+"""Of Hermes, and of the chat templates that follow it: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`. Later
+templates have `<function=NAME><parameter=KEY>VALUE</parameter></function>` in the place of the JSON."""
 TOOL_BLOCK = CallFormat(tag="tool", read=_tool_block)
 """r1_vlm's: a `<tool>` block of `key: value` lines with the tool's `name`, or of JSON."""

@@ -14,6 +14,7 @@ from transformers import PretrainedConfig
 from lmm_r1 import cpu
 from lmm_r1.config.shared import LOOKUP, Speculation
 from lmm_r1.lmm_kits import LmmKit
+from lmm_r1.lmm_kits.delta_rule import linear_layers, state_numbers
 
 _DRAFTED, _ACCEPTED = "vllm:spec_decode_num_draft_tokens", "vllm:spec_decode_num_accepted_tokens"
 
@@ -84,7 +85,7 @@ CPU_SHARE = 0.85
 
 
 def kv_bytes_per_token(config: PretrainedConfig, *, width: int) -> int:
-    """Return the bytes of a token's keys and values in all layers.
+    """Return the bytes of a token's keys and values in all layers that keep them.
 
     Args:
         width: bytes of a number.
@@ -92,7 +93,7 @@ def kv_bytes_per_token(config: PretrainedConfig, *, width: int) -> int:
     text = config.get_text_config()
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    return 2 * text.num_hidden_layers * heads * head_dim * width
+    return 2 * (text.num_hidden_layers - linear_layers(text)) * heads * head_dim * width
 
 
 def engine_bytes(
@@ -108,7 +109,7 @@ def engine_bytes(
     """Return what an engine needs of each of its GPUs to make so many responses of the longest length at a time.
 
     These are its weights, its workspace with the logits and the prefill of a batch, and the keys and values of the responses,
-    of which vLLM computes no more than its limit together.
+    of which vLLM computes no more than its limit together. Linear layers have a state for each, in single precision.
 
     Args:
         weights: bytes of all weights.
@@ -119,7 +120,8 @@ def engine_bytes(
     at_once, batched = (1024, 16384) if gpu_bytes >= LARGE_GPU else (256, 8192)
     logits = 8 * min(at_once, responses) * text.vocab_size
     prefill = width * min(batched, responses * max_len) * (4 * text.hidden_size + 2 * _widest(text))
-    cache = kv_bytes_per_token(config, width=width) * max_len * min(at_once, responses)
+    per_response = kv_bytes_per_token(config, width=width) * max_len + 4 * state_numbers(text)
+    cache = per_response * min(at_once, responses)
     return (weights + prefill + cache) // gpus + logits + WORKSPACE + SPARE_CACHE
 
 

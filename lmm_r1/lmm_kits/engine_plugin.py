@@ -24,6 +24,8 @@ ENGINE_CLASSES: dict[str, str] = {
     "LmmR1SmolVLMForConditionalGeneration": "lmm_r1.lmm_kits.idefics.engine_model:SmolVLMEngineModel",
     "Phi4MultimodalForCausalLM": "lmm_r1.lmm_kits.phi4_multimodal.engine_model:Phi4MultimodalEngineModel",
     "Phi3VForCausalLM": "lmm_r1.lmm_kits.phi3_v.engine_model:Phi3VForCausalLM",
+    "Qwen3_5ForConditionalGeneration": "lmm_r1.lmm_kits.qwen_vl.qwen35_engine:DenseModel",
+    "Qwen3_5MoeForConditionalGeneration": "lmm_r1.lmm_kits.qwen_vl.qwen35_engine:MixtureModel",
 }
 """Architecture in a checkpoint's `config.json` or a kit's `hf_overrides` -> "module:class" of the model that vLLM runs."""
 AUTO_CLASS_MODULES: tuple[str, ...] = ("lmm_r1.lmm_kits.phi3_v",)

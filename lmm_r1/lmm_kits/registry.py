@@ -31,6 +31,8 @@ KITS: dict[str, str] = {
     "phi4_multimodal": "lmm_r1.lmm_kits.phi4_multimodal:Phi4MultimodalKit",
     "qwen2_5_vl": "lmm_r1.lmm_kits.qwen_vl.qwen2:Qwen25VlKit",
     "qwen2_vl": "lmm_r1.lmm_kits.qwen_vl.qwen2:Qwen2VlKit",
+    "qwen3_5": "lmm_r1.lmm_kits.qwen_vl.qwen35:Qwen35Kit",
+    "qwen3_5_moe": "lmm_r1.lmm_kits.qwen_vl.qwen35:Qwen35MoeKit",
     "qwen3_vl": "lmm_r1.lmm_kits.qwen_vl.qwen3:Qwen3VlKit",
     "qwen3_vl_moe": "lmm_r1.lmm_kits.qwen_vl.qwen3:Qwen3VlMoeKit",
     "smolvlm": "lmm_r1.lmm_kits.idefics:SmolVlmKit",

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.contract
 
 CASES = Path(__file__).resolve().parents[1] / "data" / "cases"
 IMAGE_KITS = [name for name in KITS if get_kit(name).takes_images]
-THOUSANDTHS = {"qwen2_vl", "qwen3_vl", "qwen3_vl_moe", "glm4v", "glm4v_moe", "internvl"}
+THOUSANDTHS = {"qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe", "glm4v", "glm4v_moe", "internvl"}
 # Of 1000 x 800 pixels there are 36 x 29 squares of 28 x 28. Of 100 at most, sides shrink by sqrt(78400 / 800000) = 0.313,
 # to 11.2 and 8.9 squares: 11 x 8, which are 308 x 224 pixels.
 MOST_PIXELS = 100 * 28 * 28

@@ -23,7 +23,10 @@ pytestmark = pytest.mark.contract
 IMAGE_KITS = [name for name in KITS if get_kit(name).takes_images]
 # What becomes of an image of 1 x 1 and of 10,000 x 20 pixels, as datasets/README.md says.
 EXTREMES = {"1x1": (1, 1), "10000x20": (10_000, 20)}
-REFUSED = {(name, "10000x20") for name in ("glm4v", "glm4v_moe", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe")}
+REFUSED = {
+    (name, "10000x20")
+    for name in ("glm4v", "glm4v_moe", "qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe")
+}
 SEASCAPE = picture(84, 56)
 
 

@@ -24,6 +24,9 @@ MORE = {
     "glm4v_moe": {NORMS: 11, LAYERS: 4, ROTATIONS: 4},
     "qwen2_5_vl": {NORMS: 10, LAYERS: 4, ROTATIONS: 4},
     "qwen2_vl": {ROTATIONS: 4},
+    # One of its layers has linear attention.
+    "qwen3_5": {NORMS: 7, ROTATIONS: 4},
+    "qwen3_5_moe": {NORMS: 7, ROTATIONS: 4},
     "qwen3_vl": {NORMS: 9, ROTATIONS: 5},
     # Experts are no modules.
     "qwen3_vl_moe": {NORMS: 9, ROTATIONS: 5, LAYERS: 0},

@@ -31,6 +31,7 @@ from helpers.tiny_models import altered
 from lmm_r1.data.sample import PlacedMedia
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import KITS, EncodedPrompt, LmmKit, Media, get_kit
+from lmm_r1.lmm_kits.delta_rule import linear_layers
 from lmm_r1.models.actor import wanted_targets
 from lmm_r1.models.packed import attention
 from lmm_r1.models.packed.layout import PackedLayout
@@ -158,7 +159,8 @@ def test_so_they_are_with_gradient_checkpointing_a_frozen_vision_tower_and_adapt
         mine = together(actor, batch_of(name), side="right")
         if checkpointing is not None:
             actor.gradient_checkpointing_disable()
-    layers = actor.model_config.get_text_config().num_hidden_layers
+    text = actor.model_config.get_text_config()
+    layers = text.num_hidden_layers - linear_layers(text)
     assert len(layouts) == (layers if checkpointing is None else 2 * layers)
 
     # What a frozen tower lacks are its own gradients; nothing else is different.

@@ -55,7 +55,7 @@ METHODS = {
     "qlora": {**LORA, "ds.load_in_4bit": True, "model.gradient_checkpointing_enable": True},
 }
 # Of which bitsandbytes has no layers in 4 bits.
-MIXTURES = {"aria", "glm4v_moe", "qwen3_vl_moe"}
+MIXTURES = {"aria", "glm4v_moe", "qwen3_5_moe", "qwen3_vl_moe"}
 # Of which peft takes the names of an MLP's layers for those of experts, so that these get no adapter.
 ATTENTION_ALONE = {"glm4v_moe"}
 FLAGS = table("contracts/kit_trainers", "flags")

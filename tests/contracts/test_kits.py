@@ -85,6 +85,8 @@ BOUNDED_PLACEHOLDERS = {
     "phi4_multimodal": (477, 494, 477),
     "qwen2_5_vl": (12, 4, 30),
     "qwen2_vl": (12, 4, 30),
+    "qwen3_5": (12, 2, 24),
+    "qwen3_5_moe": (12, 2, 24),
     "qwen3_vl": (12, 2, 24),
     "qwen3_vl_moe": (12, 2, 24),
     "smolvlm": (20, 20, 20),

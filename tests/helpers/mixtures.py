@@ -12,7 +12,7 @@ from helpers.tiny_models import make_actor, pad
 from lmm_r1.lmm_kits import EncodedPrompt, LmmKit
 
 # Those whose load can be balanced. Their experts are computed by a grouped matmul, which takes no fp64, unless told otherwise.
-BALANCED_KITS = ("glm4v_moe", "qwen3_vl_moe")
+BALANCED_KITS = ("glm4v_moe", "qwen3_5_moe", "qwen3_vl_moe")
 
 
 def reshaped(kit: LmmKit, tiny: Path, folder: Path, settings: Mapping[str, object]) -> Path:

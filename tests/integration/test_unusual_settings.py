@@ -99,6 +99,12 @@ CASES = {
         flags={"ds.packing_samples": True, "ds.zero_stage": 3, "lr_scheduler": "inverse_sqrt", "lr_warmup_ratio": 0.0},
         expected=Expected(rates=(LR, LR * 0.99995)),
     ),
+    # The convolution's weight is read without its module, which ZeRO-3 must see.
+    "linear layers, packed, stage 3": Case(
+        kit="qwen3_5",
+        flags={"ds.packing_samples": True, "ds.zero_stage": 3, "lr_scheduler": "constant"},
+        expected=Expected(),
+    ),
     "a vision tower at its own rate, decay": Case(
         kit="qwen2_5_vl",
         flags={"adam.vision_lr": 2e-3, "adam.weight_decay": 0.5, "lr_warmup_ratio": 1.0, "train.micro_batch_size": 2},

@@ -48,14 +48,12 @@ class DeepstackPoint(GridPoint):
         return BaseModelOutputWithDeepstackFeatures(pooler_output=parts[0], deepstack_features=list(parts[1:]))
 
 
-class DeepstackKit(QwenVlKit):
-    """Features of the tower's inner layers are added after the language model's first layers."""
+class TimedStepsKit(QwenVlKit):
+    """The processor writes the time of each step of a video as text before the step's placeholders."""
 
     processor_class = Qwen3VLProcessor
     writes_thousandths = True
     vision_prefixes = (*QwenVlKit.vision_prefixes, "model.visual.pos_embed.")
-    projector_prefixes = (*QwenVlKit.projector_prefixes, "model.visual.deepstack_merger_list.")
-    feature_points = (DeepstackPoint(owner="model.visual", projects=True),)
     engine_language_model: ClassVar[str]
     """vLLM's class of the language model."""
     # No default system turn, unlike in earlier releases.
@@ -72,9 +70,30 @@ class DeepstackKit(QwenVlKit):
         limits = super().engine_arguments(config, max_images=max_images, max_videos=max_videos)
         return {**limits, "hf_overrides": {"text_config": {"architectures": [self.engine_language_model]}}}
 
-    def cut_inputs(
-        self, language_model: torch.nn.Module, inputs: Mapping[str, Any], tokens: slice
-    ) -> dict[str, object]:
+    def tiny_vision(self, spec: TinyModelSpec) -> dict[str, object]:
+        return {
+            "depth": VISION_LAYERS,
+            "intermediate_size": 2 * spec.hidden_size,
+            "out_hidden_size": spec.hidden_size,
+            "num_position_embeddings": POSITIONS,
+        }
+
+    def tiny_parts(self) -> dict[str, object]:
+        return {
+            "image_processor": Qwen2VLImageProcessor(
+                patch_size=16, size=dict(IMAGE_PIXELS), image_mean=HALF, image_std=HALF
+            ),
+            "video_processor": Qwen3VLVideoProcessor(size=dict(VIDEO_PIXELS)),
+        }
+
+
+class DeepstackKit(TimedStepsKit):
+    """Features of the tower's inner layers are added after the language model's first layers."""
+
+    projector_prefixes = (*QwenVlKit.projector_prefixes, "model.visual.deepstack_merger_list.")
+    feature_points = (DeepstackPoint(owner="model.visual", projects=True),)
+
+    def cut_inputs(self, language_model: torch.nn.Module, inputs: Mapping[str, Any], tokens: slice) -> dict[str, object]:
         """Return the inputs for some tokens, with what the first layers add to embeddings of images (V, H)."""
         cut = super().cut_inputs(language_model, inputs, tokens)
         visual = inputs["visual_pos_masks"]  # (1, T)
@@ -85,26 +104,13 @@ class DeepstackKit(QwenVlKit):
         return {**cut, "visual_pos_masks": visual[:, tokens], "deepstack_visual_embeds": added}
 
     def tiny_vision(self, spec: TinyModelSpec) -> dict[str, object]:
-        return {
-            "depth": VISION_LAYERS,
-            "intermediate_size": 2 * spec.hidden_size,
-            "out_hidden_size": spec.hidden_size,
-            "num_position_embeddings": POSITIONS,
-            "deepstack_visual_indexes": list(range(min(VISION_LAYERS - 1, spec.layers - 1))),
-        }
+        added = list(range(min(VISION_LAYERS - 1, spec.layers - 1)))
+        return {**super().tiny_vision(spec), "deepstack_visual_indexes": added}
 
     def tiny_text(self, spec: TinyModelSpec) -> dict[str, object]:
         # Time, height and width alternate along the rotations instead of having a section each.
         rope = {**ROPE, "mrope_section": [6, 5, 5], "mrope_interleaved": True}
         return {"head_dim": HEAD_DIM, "rope_parameters": rope}
-
-    def tiny_parts(self) -> dict[str, object]:
-        return {
-            "image_processor": Qwen2VLImageProcessor(
-                patch_size=16, size=dict(IMAGE_PIXELS), image_mean=HALF, image_std=HALF
-            ),
-            "video_processor": Qwen3VLVideoProcessor(size=dict(VIDEO_PIXELS)),
-        }
 
 
 class Qwen3VlKit(DeepstackKit):

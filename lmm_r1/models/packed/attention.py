@@ -25,7 +25,9 @@ from transformers import AttentionInterface, AttentionMaskInterface, PretrainedC
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from lmm_r1.lmm_kits.delta_rule import LINEAR_LAYER
 from lmm_r1.models.packed.layout import PackedLayout, PackedSegment, repeat_prefixes
+from lmm_r1.models.packed.linear_attention import has_delta_rule, use_packed_delta_rule
 from lmm_r1.models.packed.varlen_kernel import varlen_kernel
 
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -347,19 +349,20 @@ def packing_refusal(model: PreTrainedModel) -> str | None:
     """Return why a model's text tower cannot take packed sequences, for a message; None where it can."""
     text = model.config.get_text_config()
     name = type(model).__name__
-    tower = next(module for module in model.modules() if isinstance(module, PreTrainedModel) and module.config is text)
-    if not tower._supports_attention_backend:
+    tower, layers = _tower_of(model), set(getattr(text, "layer_types", None) or ())
+    is_linear = LINEAR_LAYER in layers and has_delta_rule(tower)
+    if not (tower._supports_attention_backend or is_linear):
         return f"{name} has no attention that transformers can replace"
-    if tower._is_stateful:
+    if tower._is_stateful and not is_linear:
         return f"{name} has layers of another kind than attention"
     # Not every config has these, and some have them switched off.
     if getattr(text, "attention_chunk_size", None):
         return f"{name} attends in chunks of tokens"
     if getattr(text, "attn_logit_softcapping", None):
         return f"{name} caps its attention scores"
-    layers = set(getattr(text, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
-    if layers:
-        return f"{name} has layers of another kind than attention ({', '.join(sorted(layers))})"
+    others = layers - {"full_attention", "sliding_attention", *([LINEAR_LAYER] if is_linear else [])}
+    if others:
+        return f"{name} has layers of another kind than attention ({', '.join(sorted(others))})"
     if any(weight.endswith(".sinks") for weight, _ in model.named_parameters()):
         return f"{name} attends to sinks"
     return None
@@ -375,6 +378,21 @@ def use_packed_attention(model: PreTrainedModel) -> None:
     }
     names["" if text is model.config else _key_of(model.config, text)] = PACKED_ATTENTION
     model.set_attn_implementation(names)
+    tower = _tower_of(model)
+    if has_delta_rule(tower):
+        use_packed_delta_rule(tower, _current_layout)
+
+
+def _tower_of(model: PreTrainedModel) -> PreTrainedModel:
+    """Return the language model: with a config of its own, it is an inner module."""
+    text = model.config.get_text_config()
+    towers = [module for module in model.modules() if isinstance(module, PreTrainedModel) and module.config is text]
+    return towers[-1]
+
+
+def _current_layout() -> PackedLayout | None:
+    current = _current.get()
+    return None if current is None else current.layout
 
 
 def _key_of(config: PretrainedConfig, inner: PretrainedConfig) -> str:

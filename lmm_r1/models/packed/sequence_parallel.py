@@ -21,6 +21,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from lmm_r1.errors import UserError
 from lmm_r1.host.zero import DeepSpeedEngine
 from lmm_r1.lmm_kits import LmmKit
+from lmm_r1.lmm_kits.delta_rule import linear_layers
 from lmm_r1.models.packed.attention import packed_as, packing_refusal
 from lmm_r1.models.packed.packing import PackedSequence
 
@@ -97,11 +98,16 @@ def running(share: SequenceShare, *, model: torch.nn.Module, kit: LmmKit) -> Ite
 
 
 def check_heads(config: PretrainedConfig, *, size: int, model: str) -> None:
-    """Raise UserError where the ranks do not divide a model's attention heads.
+    """Raise UserError where the ranks do not divide a model's attention heads, or a layer's state follows the tokens.
 
     Args:
         model: the flag and the path, for the message.
     """
+    if size > 1 and linear_layers(config.get_text_config()):
+        raise UserError(
+            f"--ds.ulysses_size {size}: {model} has linear attention layers, whose state passes from token to token; "
+            "GPUs cannot share its sequences: leave the flag out"
+        )
     heads = config.get_text_config().num_attention_heads
     if heads % size:
         divisors = ", ".join(str(divisor) for divisor in range(1, heads + 1) if heads % divisor == 0)

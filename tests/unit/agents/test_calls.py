@@ -43,6 +43,17 @@ def read(text):
         ('<tool>{"name": "zoom", "args": {"keypoint": [3, 4], "source": "observation_1"}}</tool>', ZOOM),
         ("<tool>name: find\ntext: what is 3: 4?</tool>", Call(name="find", arguments={"text": "what is 3: 4?"})),
         ('<tool_call>{"name": "now"}</tool_call>', Call(name="now", arguments={})),
+        # As the chat template of Qwen3.5 asks for calls.
+        (
+            "<tool_call>\n<function=zoom>\n<parameter=keypoint>\n[3, 4]\n</parameter>\n<parameter=source>\nobservation_1\n"
+            "</parameter>\n</function>\n</tool_call>",
+            ZOOM,
+        ),
+        (
+            "<tool_call><function=find><parameter=text>\none\ntwo\n</parameter></function></tool_call>",
+            Call(name="find", arguments={"text": "one\ntwo"}),
+        ),
+        ("<tool_call>\n<function=now>\n</function>\n</tool_call>", Call(name="now", arguments={})),
     ],
 )
 def test_each_format_is_read(text, call):
