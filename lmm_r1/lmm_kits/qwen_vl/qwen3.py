@@ -93,7 +93,9 @@ class DeepstackKit(TimedStepsKit):
     projector_prefixes = (*QwenVlKit.projector_prefixes, "model.visual.deepstack_merger_list.")
     feature_points = (DeepstackPoint(owner="model.visual", projects=True),)
 
-    def cut_inputs(self, language_model: torch.nn.Module, inputs: Mapping[str, Any], tokens: slice) -> dict[str, object]:
+    def cut_inputs(
+        self, language_model: torch.nn.Module, inputs: Mapping[str, Any], tokens: slice
+    ) -> dict[str, object]:
         """Return the inputs for some tokens, with what the first layers add to embeddings of images (V, H)."""
         cut = super().cut_inputs(language_model, inputs, tokens)
         visual = inputs["visual_pos_masks"]  # (1, T)
