@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 ENGINE_CLASSES: dict[str, str] = {
     "AriaForConditionalGeneration": "lmm_r1.lmm_kits.aria.engine_model:AriaForConditionalGeneration",
     "LmmR1Gemma3ForConditionalGeneration": "lmm_r1.lmm_kits.gemma3.engine_model:Gemma3ForConditionalGeneration",
+    "LmmR1Gemma4ForConditionalGeneration": "lmm_r1.lmm_kits.gemma4.engine_model:Gemma4EngineModel",
     "LmmR1Glm4vForConditionalGeneration": "lmm_r1.lmm_kits.glm_v.engine_model:SeveralVideosModel",
     "LmmR1Glm4vMoeForConditionalGeneration": "lmm_r1.lmm_kits.glm_v.engine_model:TiedMixtureModel",
     "LmmR1Idefics3ForConditionalGeneration": "lmm_r1.lmm_kits.idefics.engine_model:Idefics3EngineModel",
@@ -28,6 +29,8 @@ ENGINE_CLASSES: dict[str, str] = {
     "Qwen3_5MoeForConditionalGeneration": "lmm_r1.lmm_kits.qwen_vl.qwen35_engine:MixtureModel",
 }
 """Architecture in a checkpoint's `config.json` or a kit's `hf_overrides` -> "module:class" of the model that vLLM runs."""
+CONFIGURED_LIKE: dict[str, str] = {"LmmR1Gemma4ForConditionalGeneration": "Gemma4ForConditionalGeneration"}
+"""Architecture of ours -> the one of vLLM's whose settings it needs, such as an attention backend."""
 AUTO_CLASS_MODULES: tuple[str, ...] = ("lmm_r1.lmm_kits.phi3_v",)
 """Modules with a `register_auto_classes()` for configs and processors that transformers lacks."""
 
@@ -35,6 +38,7 @@ AUTO_CLASS_MODULES: tuple[str, ...] = ("lmm_r1.lmm_kits.phi3_v",)
 def register() -> None:
     """Register the classes with vLLM and transformers, and prepare the process like our others; may be called again."""
     from vllm import ModelRegistry
+    from vllm.model_executor.models.config import MODELS_CONFIG_MAP
 
     quiet.prepare_process()
     cpu.prepare_engine()
@@ -42,6 +46,8 @@ def register() -> None:
         importlib.import_module(module).register_auto_classes()
     for architecture, place in ENGINE_CLASSES.items():
         ModelRegistry.register_model(architecture, place)
+    for architecture, known in CONFIGURED_LIKE.items():
+        MODELS_CONFIG_MAP[architecture] = MODELS_CONFIG_MAP[known]
 
 
 def new_tower_names() -> WeightsMapper:

@@ -146,6 +146,10 @@ class LmmKit(ABC):
     engine_disagreement: ClassVar[str | None] = None
     """Why vLLM's CPU backend computes other log-probs than the model; None if they agree."""
 
+    logit_cap: ClassVar[str | None] = None
+    """What the text config calls the cap of the logits; None if models of the architecture have none."""
+    bidirectional_within_window: ClassVar[bool] = False
+    """Whether only layers with a sliding window let `bidirectional_token_ids` attend in both directions."""
     vision_prefixes: ClassVar[tuple[str, ...]] = ()
     """Prefixes of the names of vision tower parameters in `model.named_parameters()`."""
     projector_prefixes: ClassVar[tuple[str, ...]] = ()

@@ -20,6 +20,7 @@ from lmm_r1.lmm_kits.kit import LmmKit
 KITS: dict[str, str] = {
     "aria": "lmm_r1.lmm_kits.aria:AriaKit",
     "gemma3": "lmm_r1.lmm_kits.gemma3:Gemma3Kit",
+    "gemma4": "lmm_r1.lmm_kits.gemma4:Gemma4Kit",
     "glm4v": "lmm_r1.lmm_kits.glm_v:Glm4vKit",
     "glm4v_moe": "lmm_r1.lmm_kits.glm_v:Glm4vMoeKit",
     "idefics3": "lmm_r1.lmm_kits.idefics:Idefics3Kit",

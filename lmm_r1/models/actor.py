@@ -303,8 +303,9 @@ class KitActor(KitModule, Actor):
             balanced: makes the context of a run, see `_balanced`.
         """
         layer = bare(self.model).get_output_embeddings()
-        if type(layer) is torch.nn.Linear and not self.changes_logits:
-            with token_outcomes(layer, outcomes), balanced() as add_loss:
+        takes_cap = outcomes.takes_cap or self._logit_cap is None
+        if type(layer) is torch.nn.Linear and takes_cap and not self.changes_logits:
+            with token_outcomes(layer, outcomes), self._uncapped(), balanced() as add_loss:
                 output = add_loss(self.model(**arguments, use_cache=False))
             found = outcomes.of(output["logits"])
             if found is not None:
@@ -313,6 +314,25 @@ class KitActor(KitModule, Actor):
         with balanced() as add_loss:
             output = add_loss(self.model(**arguments, use_cache=False))
         return *outcomes.of_logits(output["logits"]), output
+
+    @property
+    def _logit_cap(self) -> float | None:
+        name = self.kit.logit_cap
+        return None if name is None else getattr(self.model_config.get_text_config(), name)
+
+    @contextmanager
+    def _uncapped(self) -> Iterator[None]:
+        """Keep the model from capping its logits, which the sampler does within `token_outcomes`."""
+        name, text = self.kit.logit_cap, bare(self.model).config.get_text_config()
+        if name is None:
+            yield
+            return
+        cap = getattr(text, name)
+        setattr(text, name, None)
+        try:
+            yield
+        finally:
+            setattr(text, name, cap)
 
     @contextmanager
     def _balanced(self, routers: Routers | None, counted: torch.Tensor) -> Iterator[Callable[[Any], Any]]:
@@ -329,7 +349,9 @@ class KitActor(KitModule, Actor):
             yield add_loss
 
     def _sampler(self, device: torch.device) -> TokenDistribution:
-        return TokenDistribution(temperature=self.temperature, banned_token_ids=self.banned_token_ids.to(device))
+        return TokenDistribution(
+            temperature=self.temperature, banned_token_ids=self.banned_token_ids.to(device), cap=self._logit_cap
+        )
 
 
 def worker_policy(path: str, settings: LoadSettings, **given: Any) -> KitActor:

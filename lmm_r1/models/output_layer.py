@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.autograd.function import once_differentiable
@@ -33,6 +33,8 @@ class TokenDistribution:
 
     temperature: float
     banned_token_ids: torch.Tensor
+    cap: float | None = None
+    """What an output layer's product is capped at before tokens are banned: cap * tanh(product / cap)."""
 
     def __call__(self, logits: torch.Tensor) -> torch.Tensor:
         """Return the logits (..., V) of the distribution that is sampled from, in single precision at least."""
@@ -42,15 +44,31 @@ class TokenDistribution:
         return logits if self.temperature == 1.0 else logits / self.temperature
 
     def shift(self, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor | None:
-        """Return the bias (V,) with which an output layer's product gives logits in which tokens are banned already."""
-        if not len(self.banned_token_ids):
+        """Return the bias (V,) of an output layer's product; it bans tokens unless a cap would undo that."""
+        if not len(self.banned_token_ids) or self.cap is not None:
             return bias
         return ban(weight.new_zeros(len(weight)) if bias is None else bias, self.banned_token_ids)
 
-    def scaled(self, logits: torch.Tensor) -> torch.Tensor:
-        """Return the logits of the distribution, in memory of their own, from those in which tokens are banned."""
-        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    def of_product(self, product: torch.Tensor, *, words: slice = slice(None)) -> torch.Tensor:
+        """Return the logits of the distribution, in memory of their own, from an output layer's product with its shift.
+
+        Args:
+            words: which part of the vocabulary the product (k, v) is for.
+        """
+        wide = product.to(torch.promote_types(product.dtype, torch.float32))
+        if self.cap is not None:
+            wide = wide.div_(self.cap).tanh_().mul_(self.cap)
+            if len(self.banned_token_ids):
+                places = self.banned_token_ids.to(wide.device) - (words.start or 0)
+                wide[:, places[(places >= 0) & (places < wide.shape[1])]] += BAN_BIAS
         return wide if self.temperature == 1.0 else wide.div_(self.temperature)
+
+    def slope(self, product: torch.Tensor) -> torch.Tensor | float:
+        """Return the derivative of `of_product` by the product."""
+        if self.cap is None:
+            return 1 / self.temperature
+        wide = product.to(torch.promote_types(product.dtype, torch.float32))
+        return (wide / self.cap).tanh_().square_().neg_().add_(1).div_(self.temperature)
 
 
 def ban(logits: torch.Tensor, banned_token_ids: torch.Tensor) -> torch.Tensor:
@@ -100,7 +118,7 @@ class _TokenOutcomes(torch.autograd.Function):
         lse = hidden.new_empty(len(hidden), dtype=dtype)
         shift = sampler.shift(weight, bias)
         for tokens in _slices(len(hidden), of=len(weight)):
-            logits = sampler.scaled(linear(hidden[tokens], weight, shift))
+            logits = sampler.of_product(linear(hidden[tokens], weight, shift))
             lse[tokens] = logits.logsumexp(-1)
             outcomes[tokens, 0] = logits.gather(-1, targets[tokens, None])[:, 0] - lse[tokens]
             if entropy:
@@ -124,8 +142,9 @@ class _TokenOutcomes(torch.autograd.Function):
         of_log_prob, of_entropy = gradient[:, :1], gradient[:, 1:]
         for words in _slices(len(weight), of=len(hidden)):
             part = weight[words]
-            logits = linear(hidden, part, None if shift is None else shift[words])
-            log_probs = ctx.sampler.scaled(logits).sub_(lse[:, None])  # (k, v)
+            product = linear(hidden, part, None if shift is None else shift[words])
+            slope = ctx.sampler.slope(product)
+            log_probs = ctx.sampler.of_product(product, words=words).sub_(lse[:, None])  # (k, v)
             if ctx.entropy:
                 # dH / dx_j = -p_j (log p_j + H)
                 scale = (log_probs + outcomes[:, 1:]).nan_to_num_(neginf=0.0).mul_(of_entropy).add_(of_log_prob)
@@ -135,7 +154,7 @@ class _TokenOutcomes(torch.autograd.Function):
             places = targets[:, None] - words.start
             inside = (places >= 0) & (places < len(part))
             products.scatter_add_(1, places.clamp(0, len(part) - 1), of_log_prob * inside)
-            of_logits = ctx.sampler.scaled(products).to(weight.dtype)
+            of_logits = products.mul_(slope).to(weight.dtype)
             if of_hidden is not None:
                 of_hidden += of_logits @ part
             if of_weight is not None:
@@ -166,6 +185,8 @@ def two_slices() -> Iterator[None]:
 class LayerOutcomes(ABC):
     """What a forward pass within `token_outcomes` gave for each token that its output layer saw: two numbers."""
 
+    takes_cap: ClassVar[bool] = False
+    """Whether `of_hidden` caps the logits of a model that would cap them itself."""
     targets: torch.Tensor
     """The token that each of them predicts, of the shape of the output layer's input without its last dimension."""
     _given: torch.Tensor | None = field(default=None, init=False)
@@ -208,6 +229,7 @@ class TokenOutcomes(LayerOutcomes):
 
     sampler: TokenDistribution
     entropy: bool
+    takes_cap = True
 
     @property
     def has_second(self) -> bool:

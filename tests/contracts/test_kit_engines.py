@@ -154,7 +154,9 @@ def check_single_weights(llm: Any, actor: KitActor, folder: Path) -> None:
     whole = loaded_one_by_one(llm, load_file(folder / "model.safetensors"))
     assert single.keys() == whole.keys()
     for name, weight in whole.items():
-        assert torch.equal(single[name], weight) or torch.isnan(weight).all(), name
+        # Of a fused weight, the keys of a layer that shares those of another are in no checkpoint.
+        same = torch.allclose(single[name], weight, rtol=0, atol=0, equal_nan=True)
+        assert same or torch.isnan(weight).all(), name
     assert any(not torch.isnan(weight).any() for weight in whole.values())
 
 

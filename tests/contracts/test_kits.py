@@ -75,6 +75,7 @@ IMAGES = {
 BOUNDED_PLACEHOLDERS = {
     "aria": (16, 16, 16),
     "gemma3": (16, 16, 16),
+    "gemma4": (63, 63, 63),
     "glm4v": (12, 4, 30),
     "glm4v_moe": (12, 4, 30),
     "idefics3": (20, 20, 20),
@@ -92,9 +93,9 @@ BOUNDED_PLACEHOLDERS = {
     "smolvlm": (20, 20, 20),
 }
 # Their processor takes an image of 300 x 1 pixels.
-ANY_SHAPE = ("aria", "gemma3", "idefics3", "internvl", "janus", "llava_onevision", "phi3_v", "smolvlm")
+ANY_SHAPE = ("aria", "gemma3", "gemma4", "idefics3", "internvl", "janus", "llava_onevision", "phi3_v", "smolvlm")
 # Their chat template takes white space off both ends of a text, as the released one does.
-TRIMMING = ("gemma3", "janus")
+TRIMMING = ("gemma3", "gemma4", "janus")
 # Their chat template takes a list of parts from the user alone, and a string for all other turns.
 PLAIN_TURNS = ("glm4v", "glm4v_moe")
 # Their tokenizer puts the start token before a rendered chat, and their processor a default system prompt.

@@ -425,7 +425,7 @@ def _attention(
     assert all(kwargs.get(name) is None for name in _UNSUPPORTED), "refused by packing_refusal"
     # Not every architecture makes a mask of its own for its sliding layers; each names the window to them.
     window = attention_mask.window or kwargs.get("sliding_window")
-    layout, group = attention_mask.layout, attention_mask.group
+    layout, group = attention_mask.layout.seen_with(window=window), attention_mask.group
     if group is not None:
         query, key, value = tokens_for_heads(query, key, value, group=group)
     if _takes_varlen(query, value, layout, window=window, dropout=dropout):

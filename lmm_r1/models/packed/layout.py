@@ -39,6 +39,8 @@ class PackedLayout:
 
     segments: tuple[PackedSegment, ...]
     block_ids: torch.Tensor | None = None
+    blocks_within_window: bool = False
+    """Whether only layers with a sliding window have these runs."""
     _made: dict[Hashable, Any] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -86,6 +88,12 @@ class PackedLayout:
             for index in prefix:
                 ends[index] = segment.end
         return tuple(ends)
+
+    def seen_with(self, *, window: int | None) -> PackedLayout:
+        """Return the layout for layers with this window."""
+        if window is not None or not self.blocks_within_window or self.block_ids is None:
+            return self
+        return self.once("causal", lambda: PackedLayout(segments=self.segments))
 
     def prefix_length(self, segment: PackedSegment) -> int:
         return 0 if segment.prefix is None else self.key_lengths[segment.prefix]

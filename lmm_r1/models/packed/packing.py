@@ -220,7 +220,11 @@ class _Parts:
 
     def packed(self, *, filled: bool, filler: int, device: torch.device) -> PackedSequence:
         token_ids = torch.cat(self.token_ids)
-        layout = PackedLayout(segments=tuple(self.segments), block_ids=self._block_ids(token_ids))
+        layout = PackedLayout(
+            segments=tuple(self.segments),
+            block_ids=self._block_ids(token_ids),
+            blocks_within_window=self.kit.bidirectional_within_window,
+        )
         inputs = {name: self._joined(name) for name in dict.fromkeys(name for part in self.inputs for name in part)}
         if self.media:
             media = self.kit.merge_media(self.media)

@@ -1,0 +1,324 @@
+"""The kit of Gemma 4 with text and images: the aspect ratio of an image is kept, its number of tokens is bounded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import AddedToken
+from transformers import (
+    Gemma4AudioFeatureExtractor,
+    Gemma4Config,
+    Gemma4ForConditionalGeneration,
+    Gemma4ImageProcessor,
+    Gemma4Processor,
+    Gemma4VideoProcessor,
+    GemmaTokenizer,
+    PreTrainedTokenizerBase,
+)
+
+from lmm_r1.data.messages import ImagePart, Message, VideoPart, to_chat
+from lmm_r1.data.videos import Video
+from lmm_r1.errors import UserError
+from lmm_r1.lmm_kits.encoding import images_refused, with_one_text
+from lmm_r1.lmm_kits.features import FeaturePoint, Item
+from lmm_r1.lmm_kits.kit import LmmKit, Media, Processor, TinyModelSpec
+from lmm_r1.lmm_kits.tiny_model import (
+    HEAD_DIM,
+    VISION_LAYERS,
+    TinyTokens,
+    heads_of,
+    show_places,
+    text_settings,
+    train_character_bpe,
+)
+
+END_OF_TURN = "<turn|>"
+TINY_TOKENS = TinyTokens(
+    special=(
+        *("<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "<|tool>", "<tool|>", "<|tool_call>", "<tool_call|>"),
+        *("<|tool_response>", "<tool_response|>", '<|"|>', "<|think|>", "<|channel>", "<channel|>", "<|turn>"),
+        END_OF_TURN,
+    ),
+    # After all other tokens.
+    names={
+        "boi_token": "<|image>",
+        "eoi_token": "<image|>",
+        "image_token": "<|image|>",
+        "boa_token": "<|audio>",
+        "eoa_token": "<audio|>",
+        "audio_token": "<|audio|>",
+    },
+    # The model stops after a tool call, too: the environment writes what follows the last of these.
+    generation_ends=("<eos>", END_OF_TURN, "<|tool_response>"),
+    # Texts lose white space at both ends, answers lose their thoughts, and successive answers are one turn.
+    chat_template="""\
+{%- macro visible(text) -%}
+{%- set kept = namespace(text='') -%}
+{%- for piece in text.split('<channel|>') -%}
+{%- set kept.text = kept.text + piece.split('<|channel>')[0] -%}
+{%- endfor -%}
+{{- kept.text | trim -}}
+{%- endmacro -%}
+{{- bos_token -}}
+{%- for turn in messages -%}
+{%- set role = 'model' if turn.role == 'assistant' else turn.role -%}
+{%- if not (role == 'model' and not loop.first and messages[loop.index0 - 1].role == 'assistant') -%}
+{{- '<|turn>' + role + '\\n' -}}
+{%- endif -%}
+{%- set parts = [{'type': 'text', 'text': turn.content}] if turn.content is string else turn.content -%}
+{%- for part in parts -%}
+{%- if part.type == 'image' -%}
+{{- '<|image|>' -}}
+{%- elif part.type == 'text' -%}
+{{- visible(part.text) if role == 'model' else part.text | trim -}}
+{%- endif -%}
+{%- endfor -%}
+{{- '<turn|>\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|turn>model\\n' -}}{%- endif -%}
+""",
+)
+LINE_BREAKS = tuple("\n" * count for count in range(1, 9))
+BYTES = tuple(f"<0x{value:02X}>" for value in range(256))
+VIDEO_TOKEN = "<|video|>"
+ORDINARY_TOKENS = 256
+VOCAB_MULTIPLE = 64
+# 70 is the smallest budget that the processor takes; 280 in the releases, with 3 x 3 patches of 16 pixels a token.
+TOKENS_PER_IMAGE, PATCH_SIZE, POOLED = 70, 8, 2
+PLACES = 1024
+# Longer than an image and shorter than long prompts, so that it has an effect.
+SLIDING_WINDOW = 96
+PER_LAYER_SIZE = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaddedPatches(FeaturePoint):
+    """A call that gets the patches (N, P, C) of images, padded to one number, and their places (N, P, 2), -1 for padding."""
+
+    def rows(self, owner: torch.nn.Module, item: Item) -> int:
+        config: Any = owner.config
+        real = (item[self.beside[0]] != -1).all(dim=-1).sum()
+        return int(real) // config.pooling_kernel_size**2
+
+
+class Gemma4Kit(LmmKit):
+    """Text and images; audio and videos are refused.
+
+    Pixel bounds of an image change nothing: the processor scales every image to the same number of pixels.
+    """
+
+    model_type = "gemma4"
+    checkpoints = "Gemma 4 (E2B, E4B, 31B, 26B-A4B)"
+    config_class = Gemma4Config
+    model_class = Gemma4ForConditionalGeneration
+    processor_class = Gemma4Processor
+    media_tokens = (*TINY_TOKENS.names.values(), VIDEO_TOKEN)
+    media_keys = ("pixel_values", "image_position_ids")
+    tokenizer_adds_start = True
+    bidirectional_within_window = True
+    logit_cap = "final_logit_softcapping"
+    # A name of its own: a server in the same environment that takes chats keeps vLLM's class.
+    engine_architecture = "LmmR1Gemma4ForConditionalGeneration"
+    vision_prefixes = ("model.vision_tower.",)
+    projector_prefixes = ("model.embed_vision.",)
+    untrained_prefixes = ("model.audio_tower.", "model.embed_audio.")
+    feature_points = (
+        PaddedPatches(owner="model.vision_tower", beside=("pixel_position_ids",), reads="last_hidden_state"),
+    )
+    tiny_tokens = TINY_TOKENS
+
+    def load_model(self, path: str, **settings: Any) -> Gemma4ForConditionalGeneration:
+        """Load the model; raises UserError for flash attention.
+
+        The heads of full attention layers are wider than flash attention takes, and it takes no mask for images.
+        """
+        attention = settings["attn_implementation"]
+        if "flash" in attention:
+            raise UserError(
+                f"--ds.attn_implementation {attention}: flash attention does not take Gemma 4's heads of 512 dimensions "
+                "and its attention within images; give --ds.attn_implementation sdpa"
+            )
+        return super().load_model(path, **settings)
+
+    def prepare_processor(self, processor: Gemma4Processor, path: str) -> None:
+        """Set the end token to the one that ends an assistant's turn; released tokenizers name `<eos>`."""
+        tokenizer = processor.tokenizer
+        if END_OF_TURN in str(processor.chat_template) and END_OF_TURN in tokenizer.get_vocab():
+            tokenizer.eos_token = END_OF_TURN
+
+    def apply_template(
+        self, processor: Gemma4Processor, messages: Sequence[Message], *, add_generation_prompt: bool
+    ) -> str:
+        # The released template joins the texts of a system turn with spaces and ends them with one.
+        chat = [
+            with_one_text(turn, separator="\n") if turn["role"] == "system" else turn for turn in to_chat(messages)
+        ]
+        return processor.apply_chat_template(chat, tokenize=False, add_generation_prompt=add_generation_prompt)
+
+    def engine_ids(self, processor: Gemma4Processor, text: str, *, videos: Sequence[Video]) -> list[int]:
+        image = f"{processor.boi_token}{processor.image_token}{processor.eoi_token}"
+        return self.text_ids(processor, text.replace(processor.image_token, image))
+
+    def media_token_ids(self, config: Gemma4Config, tokenizer: PreTrainedTokenizerBase) -> set[int]:
+        named = (config.boi_token_id, config.eoi_token_id, config.boa_token_id, config.eoa_token_index)
+        more = {token for token in (*named, config.audio_token_id, config.video_token_id) if token is not None}
+        return super().media_token_ids(config, tokenizer) | more
+
+    def check_size(self, processor: Processor, part: ImagePart | VideoPart, *, width: int, height: int) -> None:
+        """Raise UserError for an image that the processor would scale to nothing."""
+        from transformers.models.gemma4.image_processing_gemma4 import get_aspect_ratio_preserving_size
+
+        images = processor.image_processor
+        try:
+            get_aspect_ratio_preserving_size(
+                height=height,
+                width=width,
+                patch_size=images.patch_size,
+                max_patches=images.max_soft_tokens * images.pooling_kernel_size**2,
+                pooling_kernel_size=images.pooling_kernel_size,
+            )
+        except ValueError as error:
+            raise images_refused([(width, height)], error) from error
+
+    def forward_inputs(
+        self, config: Gemma4Config, sequences: torch.Tensor, attention_mask: torch.Tensor, media: Media | None
+    ) -> dict[str, torch.Tensor]:
+        """Return positions (B, T), and for a batch with images its media and which tokens are an image's, (B, T)."""
+        inputs = super().forward_inputs(config, sequences, attention_mask, media)
+        if media is None or not self.bidirectional_token_ids(config):
+            return inputs
+        return {**inputs, "mm_token_type_ids": (sequences == config.image_token_id).long()}
+
+    def bidirectional_token_ids(self, config: Gemma4Config) -> frozenset[int]:
+        """Return the placeholder if the tokens of an image see each other, which only sliding layers allow."""
+        visible = config.get_text_config().use_bidirectional_attention == "vision"
+        return frozenset({config.image_token_id}) if visible else frozenset()
+
+    def filler_media(self, config: Gemma4Config) -> tuple[list[int], Media]:
+        """Return a black image of one token between its markers."""
+        vision = config.vision_config
+        side = vision.pooling_kernel_size
+        rows, columns = torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij")
+        places = torch.stack([columns.flatten(), rows.flatten()], dim=-1)[None]
+        pixels = torch.zeros(1, side**2, 3 * vision.patch_size**2)
+        return [config.boi_token_id, config.image_token_id, config.eoi_token_id], {
+            "pixel_values": pixels,
+            "image_position_ids": places,
+        }
+
+    def merge_media(self, media: Sequence[Media]) -> Media:
+        """Join the images of several prompts, padded to the most patches."""
+        most = max(item["pixel_values"].shape[1] for item in media)
+        return {key: torch.cat([_padded(item[key], most) for item in media]) for key in self.media_keys}
+
+    def cut_inputs(self, language_model: Any, inputs: Mapping[str, Any], tokens: slice) -> dict[str, Any]:
+        """Return a language model's inputs for some of a sequence's T tokens, with their per-layer inputs (1, T, L, C)."""
+        cut = super().cut_inputs(language_model, inputs, tokens)
+        if inputs.get("per_layer_inputs") is not None:
+            cut["per_layer_inputs"] = inputs["per_layer_inputs"][:, tokens]
+        return cut
+
+    def tiny_tokenizer(self, spec: TinyModelSpec, corpus: Iterable[str], folder: str | Path) -> GemmaTokenizer:
+        """Return a tokenizer of the released class, which names `<eos>` as its end token, as the released ones do."""
+        special, media = TINY_TOKENS.special, TINY_TOKENS.names
+        pieces, merges = train_character_bpe(corpus, vocab_size=spec.tokens or ORDINARY_TOKENS)
+        tokens = dict.fromkeys((*special, *LINE_BREAKS, *BYTES, *pieces, *media.values(), VIDEO_TOKEN))
+        tokenizer = GemmaTokenizer(
+            vocab={token: index for index, token in enumerate(tokens)},
+            merges=merges,
+            extra_special_tokens=dict(media),
+            add_bos_token=True,
+            clean_up_tokenization_spaces=False,
+            model_max_length=32768,
+            chat_template=TINY_TOKENS.chat_template,
+        )
+        tokenizer.add_tokens([AddedToken(token, special=True, normalized=False) for token in special])
+        tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in LINE_BREAKS])
+        return tokenizer
+
+    def tiny_config(self, spec: TinyModelSpec, tokenizer: PreTrainedTokenizerBase) -> Gemma4Config:
+        """Return a config with both kinds of layers, of which the last ones share keys and values."""
+        vocab_size = -(-len(tokenizer) // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
+        ids = tokenizer.convert_tokens_to_ids
+        return Gemma4Config(
+            text_config={
+                **text_settings(spec, tokenizer),
+                "vocab_size": vocab_size,
+                "vocab_size_per_layer_input": vocab_size,
+                "hidden_size_per_layer_input": PER_LAYER_SIZE,
+                "num_hidden_layers": 2 + spec.layers,
+                "layer_types": ["sliding_attention", "full_attention"]
+                + ["full_attention" if layer % 2 else "sliding_attention" for layer in range(spec.layers, 0, -1)],
+                "num_kv_shared_layers": spec.layers,
+                "head_dim": HEAD_DIM,
+                "global_head_dim": 2 * HEAD_DIM,
+                "num_global_key_value_heads": 1,
+                "attention_k_eq_v": True,
+                "use_double_wide_mlp": True,
+                "sliding_window": SLIDING_WINDOW,
+                "final_logit_softcapping": 30.0,
+                "rope_parameters": {
+                    "full_attention": {
+                        "rope_type": "proportional",
+                        "partial_rotary_factor": 0.25,
+                        "rope_theta": 10_000.0,
+                    },
+                    "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+                },
+            },
+            vision_config={
+                "hidden_size": spec.hidden_size,
+                "intermediate_size": 2 * spec.hidden_size,
+                "num_hidden_layers": VISION_LAYERS,
+                "num_attention_heads": heads_of(spec),
+                "num_key_value_heads": heads_of(spec),
+                "head_dim": HEAD_DIM,
+                "patch_size": PATCH_SIZE,
+                "pooling_kernel_size": POOLED,
+                "position_embedding_size": PLACES,
+                "default_output_length": TOKENS_PER_IMAGE,
+                "standardize": True,
+                "use_clipped_linears": True,
+                "initializer_range": spec.hidden_size**-0.5,
+            },
+            audio_config=None,
+            boi_token_id=ids(TINY_TOKENS.names["boi_token"]),
+            eoi_token_id=ids(TINY_TOKENS.names["eoi_token"]),
+            image_token_id=ids(TINY_TOKENS.names["image_token"]),
+            boa_token_id=ids(TINY_TOKENS.names["boa_token"]),
+            eoa_token_index=ids(TINY_TOKENS.names["eoa_token"]),
+            audio_token_id=ids(TINY_TOKENS.names["audio_token"]),
+            video_token_id=ids(VIDEO_TOKEN),
+            initializer_range=spec.hidden_size**-0.5,
+            tie_word_embeddings=spec.tie_embeddings,
+        )
+
+    def tune_tiny(self, model: Gemma4ForConditionalGeneration, spec: TinyModelSpec) -> None:
+        show_places(model.model.vision_tower.patch_embedder.position_embedding_table)
+        # Scores have no factor of their own: the releases' norms make them small.
+        for name, weight in model.named_parameters():
+            if name.endswith("q_norm.weight"):
+                torch.nn.init.constant_(weight, len(weight) ** -0.5)
+        # Released models have other values than those of a fresh model, and no gradient changes them.
+        for layer in model.model.language_model.layers:
+            layer.layer_scalar.fill_(0.75)
+        model.generation_config.bos_token_id = model.config.text_config.bos_token_id
+
+    def tiny_parts(self) -> dict[str, Any]:
+        sizes = {"patch_size": PATCH_SIZE, "pooling_kernel_size": POOLED, "max_soft_tokens": TOKENS_PER_IMAGE}
+        return {
+            "image_processor": Gemma4ImageProcessor(**sizes),
+            "video_processor": Gemma4VideoProcessor(**sizes),
+            "feature_extractor": Gemma4AudioFeatureExtractor(),
+            "image_seq_length": TOKENS_PER_IMAGE,
+        }
+
+
+def _padded(tensor: torch.Tensor, patches: int) -> torch.Tensor:
+    """Return patches (N, P, C) or their places (N, P, 2) of images with as many patches, padded as the processor does."""
+    value = 0 if tensor.is_floating_point() else -1
+    return torch.nn.functional.pad(tensor, (0, 0, 0, patches - tensor.shape[1]), value=value)
