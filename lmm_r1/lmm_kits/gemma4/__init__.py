@@ -20,8 +20,8 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from lmm_r1.data.images import Video
 from lmm_r1.data.messages import ImagePart, Message, VideoPart, to_chat
-from lmm_r1.data.videos import Video
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.encoding import images_refused, with_one_text
 from lmm_r1.lmm_kits.features import FeaturePoint, Item

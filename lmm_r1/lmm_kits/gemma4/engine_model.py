@@ -27,7 +27,7 @@ class MarkedImages(gemma4_mm.Gemma4MultiModalProcessor):
         out_mm_kwargs: MultiModalKwargsItems,
     ) -> Sequence[PromptUpdate]:
         token, given = self.info.get_hf_processor().image_token_id, out_mm_kwargs.get_data()
-        per_token = self.info.get_hf_config().vision_config.pooling_kernel_size ** 2
+        per_token = self.info.get_hf_config().vision_config.pooling_kernel_size**2
 
         def placeholders(image: int) -> list[int]:
             patches = (given["pixel_position_ids"][image] != -1).all(dim=-1).sum()
@@ -50,7 +50,9 @@ class Gemma4EngineModel(gemma4_mm.Gemma4ForConditionalGeneration):
         unused = {
             name
             for name, _ in self.named_parameters()
-            if name.startswith("language_model.") and name.endswith(".k_norm.weight") and self._shares_keys(name.removesuffix(".k_norm.weight"))
+            if name.startswith("language_model.")
+            and name.endswith(".k_norm.weight")
+            and self._shares_keys(name.removesuffix(".k_norm.weight"))
         }
         return super().load_weights(weights) | unused
 
