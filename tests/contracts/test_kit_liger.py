@@ -19,6 +19,8 @@ TEXT = {NORMS: 5, LAYERS: 2, ROTATIONS: 2}
 MORE = {
     # Norms of queries and keys, and norms after each part of a layer.
     "gemma3": {NORMS: 14},
+    # Four layers of text and two of the tower; no kernel computes its norms, some without a weight, and its rotations.
+    "gemma4": {NORMS: 0, LAYERS: 6, ROTATIONS: 0},
     # Towers with norms, gated layers and rotations of their own; the text of GLM-4.1V rotates pairs, not halves.
     "glm4v": {NORMS: 15, LAYERS: 4},
     "glm4v_moe": {NORMS: 11, LAYERS: 4, ROTATIONS: 4},

@@ -50,7 +50,10 @@ def from_logits(
     sampler: TokenDistribution, *, entropy: bool
 ) -> Callable[[torch.nn.Linear, torch.Tensor], torch.Tensor]:
     def run(layer: torch.nn.Linear, hidden: torch.Tensor) -> torch.Tensor:
-        table = sampler(layer(hidden)).log_softmax(-1)
+        logits = layer(hidden)
+        if sampler.cap is not None:
+            logits = sampler.cap * torch.tanh(logits / sampler.cap)
+        table = sampler(logits).log_softmax(-1)
         log_probs = table.gather(-1, TARGETS[..., None])[..., 0]
         entropies = -(table.exp() * table).sum(-1) if entropy else torch.zeros_like(log_probs)
         return torch.cat([log_probs, entropies])
@@ -74,10 +77,15 @@ def from_hidden(
 @pytest.mark.parametrize("chunk", [1, 7, 23, 100])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("banned", [[], [3, 40]])
-@pytest.mark.parametrize(("temperature", "entropy"), [(1.0, True), (0.7, True), (2.5, False)])
-def test_values_and_gradients_are_those_of_the_logits(monkeypatch, chunk, bias, banned, temperature, entropy):
+@pytest.mark.parametrize(
+    ("temperature", "entropy", "cap"),
+    [(1.0, True, None), (0.7, True, None), (2.5, False, None), (1.0, False, 1.5), (0.7, True, 1.5)],
+)
+def test_values_and_gradients_are_those_of_the_logits(monkeypatch, chunk, bias, banned, temperature, entropy, cap):
     monkeypatch.setattr(output_layer, "CHUNK_BYTES", chunk * 4 * VOCABULARY)
-    sampler = TokenDistribution(temperature=temperature, banned_token_ids=torch.tensor(banned, dtype=torch.long))
+    sampler = TokenDistribution(
+        temperature=temperature, banned_token_ids=torch.tensor(banned, dtype=torch.long), cap=cap
+    )
     expected, found = (
         results(way(sampler, entropy=entropy), bias=bias, dtype=torch.double) for way in (from_logits, from_hidden)
     )

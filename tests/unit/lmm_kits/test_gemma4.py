@@ -1,0 +1,153 @@
+import json
+import shutil
+from collections.abc import Callable
+from importlib import resources
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jinja2
+import pytest
+import torch
+from helpers.conversations import message, picture
+from helpers.packed_actors import DOUBLE, check, make_actors
+from helpers.packed_batches import Batch, groups, one_by_one, together
+from helpers.tiny_models import encode, make_actor, pad
+from transformers import Gemma4AudioConfig, Gemma4Processor
+
+from lmm_r1.data.messages import to_chat
+from lmm_r1.errors import UserError
+from lmm_r1.lmm_kits import get_kit
+from lmm_r1.models.actor import KitActor
+from lmm_r1.models.packed.layout import PackedLayout, PackedSegment
+
+pytestmark = pytest.mark.unit
+
+KIT = get_kit("gemma4")
+WIDE, TALL = picture(140, 84), picture(30, 300)
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_checkpoint: Callable[[str], Path]) -> Path:
+    return tiny_checkpoint("gemma4")
+
+
+@pytest.fixture(scope="module")
+def processor(folder: Path) -> Gemma4Processor:
+    return KIT.load_processor(str(folder), trust_remote_code=False)
+
+
+@pytest.fixture(scope="module")
+def bidirectional(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny checkpoint as the 26B and 31B releases are: tokens of an image see each other in sliding layers."""
+    copy = tmp_path_factory.mktemp("gemma4") / "bidirectional"
+    shutil.copytree(folder, copy)
+    config = json.loads((copy / "config.json").read_text())
+    config["text_config"]["use_bidirectional_attention"] = "vision"
+    (copy / "config.json").write_text(json.dumps(config))
+    return copy
+
+
+def log_probs(actor: KitActor, prompt: Any) -> torch.Tensor:
+    sequences, mask = pad([prompt.token_ids], side="right")
+    with torch.no_grad():
+        return actor(sequences, attention_mask=mask, return_logprobs=True, media=[prompt.media])
+
+
+def prompts(processor: Gemma4Processor, *conversations: list) -> list:
+    return [encode(KIT, processor, messages) for messages in conversations]
+
+
+@pytest.mark.parametrize(
+    "turns",
+    [
+        [message("user", " What is 12 + 34?\n")],
+        [message("system", "Think first."), message("user", "Which digit ", WIDE, " is this?")],
+        [
+            message("user", WIDE, "or", TALL),
+            message("assistant", "<|channel>thought\nA four.<channel|><answer>4</answer>"),
+            message("user", "And 46 + 1?"),
+        ],
+        [message("user", "Think."), message("assistant", "One."), message("assistant", "Two."), message("user", "?")],
+    ],
+    ids=["text", "system turn", "thoughts of an earlier answer", "successive answers"],
+)
+def test_the_tiny_template_writes_what_the_released_one_writes(processor, turns):
+    text = (resources.files("trl") / "chat_templates" / "gemma4.jinja").read_text(encoding="utf-8")
+    released = jinja2.Environment(trim_blocks=True, lstrip_blocks=True).from_string(text)
+    wanted = released.render(messages=to_chat(turns), bos_token="<bos>", add_generation_prompt=True)
+    assert KIT.apply_template(processor, turns, add_generation_prompt=True) == wanted
+
+
+def test_an_image_has_the_tokens_of_its_aspect_ratio(processor):
+    # 280 patches of 8 x 8 pixels are 17,920 pixels, and two patches of each side make a token. 140 x 84 is scaled to
+    # 172 x 103 and cut to 160 x 96, 30 x 300 to 42 x 423 and cut to 32 x 416.
+    (encoded,) = prompts(processor, [message("user", WIDE, TALL)])
+    counts = [10 * 6, 2 * 26]
+    assert encoded.token_ids.count(processor.image_token_id) == sum(counts)
+    assert [(item >= 0).all(-1).sum().item() for item in encoded.media["image_position_ids"]] == [
+        4 * count for count in counts
+    ]
+    assert encoded.engine_token_ids.count(processor.image_token_id) == 2
+
+
+def test_prompts_with_fewer_patches_are_padded_to_the_most(folder):
+    config = KIT.load_config(str(folder), trust_remote_code=False)
+    _, small = KIT.filler_media(config)
+    large = {"pixel_values": torch.ones(1, 12, 192), "image_position_ids": torch.ones(1, 12, 2, dtype=torch.long)}
+    merged = KIT.merge_media([small, large])
+    assert merged["pixel_values"].shape == (2, 12, 192)
+    assert merged["image_position_ids"][0].tolist() == [[0, 0], [1, 0], [0, 1], [1, 1], *[[-1, -1]] * 8]
+
+
+def test_flash_attention_is_refused(folder):
+    with pytest.raises(UserError, match="--ds.attn_implementation sdpa"):
+        KIT.load_model(str(folder), attn_implementation="flash_attention_2")
+
+
+def test_an_audio_tower_is_no_part_of_training(folder, tmp_path):
+    config = KIT.load_config(str(folder), trust_remote_code=False)
+    config.audio_config = Gemma4AudioConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2)
+    names = [name for name, _ in KIT.model_class(config).named_parameters()]
+    heard = [name for name in names if "audio" in name]
+    assert heard
+    assert all(name.startswith(KIT.untrained_prefixes) for name in heard)
+
+
+def test_tokens_of_an_image_see_each_other_in_sliding_layers_only():
+    blocks = torch.tensor([-1, 0, 0, -1])
+    layout = PackedLayout(segments=(PackedSegment(start=0, end=4),), block_ids=blocks, blocks_within_window=True)
+    sliding = layout.seen_with(window=3).mask(0, window=3, device=torch.device("cpu"))
+    full = layout.seen_with(window=None)
+    assert sliding.int().tolist() == [[1, 0, 0, 0], [1, 1, 1, 0], [1, 1, 1, 0], [0, 1, 1, 1]]
+    assert full.is_plain(0, window=None)
+    assert layout.seen_with(window=None) is full, "made once"
+
+
+def test_bidirectional_attention_changes_log_probs_and_packs_exactly(folder, bidirectional, processor):
+    encoded = prompts(processor, [message("user", WIDE, "Which digit?")], [message("user", "What is 12 + 34?")])
+    causal, both = log_probs(make_actor(folder), encoded[0]), log_probs(make_actor(bidirectional), encoded[0])
+    assert (causal - both).abs().max() > 1e-3
+    batch = Batch(tuple(groups(encoded, [(4, 2, 7), (5,)])))
+    actors = make_actors(bidirectional)
+    with actors.in_double_precision():
+        alone = one_by_one(actors.stock, batch)
+        for way in ("padded", "packed", "shared"):
+            with actors.running(way) as actor:
+                check(together(actor, batch, side="left"), alone, tolerance=DOUBLE, zero=set())
+
+
+def test_media_tokens_of_every_kind_are_banned(folder, processor):
+    config = KIT.load_config(str(folder), trust_remote_code=False)
+    banned = processor.tokenizer.convert_ids_to_tokens(sorted(KIT.media_token_ids(config, processor.tokenizer)))
+    assert set(banned) == {"<|image>", "<image|>", "<|image|>", "<|audio>", "<audio|>", "<|audio|>", "<|video|>"}
+
+
+@pytest.mark.parametrize("size", [(1, 4000), (4000, 1), (3, 3)])
+def test_extreme_images_have_as_many_tokens_in_the_text_as_in_the_tower(processor, folder, size):
+    (encoded,) = prompts(processor, [message("user", picture(*size), "?")])
+    places = encoded.media["image_position_ids"]
+    config = KIT.load_config(str(folder), trust_remote_code=False).vision_config
+    (point,) = KIT.feature_points
+    rows = point.rows(SimpleNamespace(config=config), {"pixel_position_ids": places})
+    assert encoded.token_ids.count(processor.image_token_id) == rows <= 70
