@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from helpers.tiny_models import make_actor, pad
 
-from lmm_r1.lmm_kits import EncodedPrompt, LmmKit
+from lmm_r1.lmm_kits import EncodedPrompt, LmmKit, TinyModelSpec
 
 # Those whose load can be balanced. Their experts are computed by a grouped matmul, which takes no fp64, unless told otherwise.
 BALANCED_KITS = ("glm4v_moe", "qwen3_5_moe", "qwen3_vl_moe")
@@ -22,6 +22,16 @@ def reshaped(kit: LmmKit, tiny: Path, folder: Path, settings: Mapping[str, objec
     config["text_config"] |= settings
     torch.manual_seed(0)
     model = kit.model_class(kit.config_class(**config))
+    text = model.config.get_text_config()
+    kit.tune_tiny(
+        model,
+        TinyModelSpec(
+            hidden_size=text.hidden_size,
+            layers=text.num_hidden_layers,
+            seed=0,
+            tie_embeddings=model.config.tie_word_embeddings,
+        ),
+    )
     stored = model.state_dict()
     for name, buffer in model.named_buffers():
         if name in stored:
