@@ -117,7 +117,9 @@ def test_ranks_that_do_not_divide_the_heads_are_refused_with_those_that_do():
 
 
 def test_linear_attention_layers_are_refused_by_name_and_flag():
-    config = Qwen3_5TextConfig(num_attention_heads=2, layer_types=["linear_attention", "full_attention"])
+    config = Qwen3_5TextConfig(
+        num_attention_heads=2, num_hidden_layers=2, layer_types=["linear_attention", "full_attention"]
+    )
     check_heads(config, size=1, model="--actor.model_name_or_path m")
     with pytest.raises(
         UserError, match="--ds.ulysses_size 2: --actor.model_name_or_path m has linear attention layers"
