@@ -360,7 +360,9 @@ def _listed(values: Mapping[str, JsonValue]) -> str:
 GROUNDING = CallFormat(tag="grounding", read=_grounding)
 """Mini-o3's: `<grounding>{"bbox_2d": [x0, y0, x1, y1], "source": "original_image"}</grounding>`."""
 TOOL_CALL = CallFormat(tag="tool_call", read=_tool_call)
-"""Of Hermes, and of the chat templates that follow it: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`. Later
-templates have `<function=NAME><parameter=KEY>VALUE</parameter></function>` in the place of the JSON."""
+"""The form of Hermes and of chat templates that follow it: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
+
+Later templates write `<function=NAME><parameter=KEY>VALUE</parameter></function>` instead of the JSON.
+"""
 TOOL_BLOCK = CallFormat(tag="tool", read=_tool_block)
 """r1_vlm's: a `<tool>` block of `key: value` lines with the tool's `name`, or of JSON."""

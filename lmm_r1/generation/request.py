@@ -57,7 +57,7 @@ def sampling_params(
         top_k=sampling.top_k,
         max_tokens=max_tokens,
         # No seed per request: vLLM's CPU backend fails on it. The engine's own seed makes runs repeatable.
-        # Beside those of the checkpoint's generation config, which some released checkpoints fill in wrongly.
+        # In addition to those of the checkpoint's generation config, which some released checkpoints fill in wrongly.
         stop_token_ids=[] if ignore_eos else [end_token_id],
         ignore_eos=ignore_eos,
         skip_special_tokens=False,
@@ -66,7 +66,7 @@ def sampling_params(
         stop=list(stops),
         include_stop_str_in_output=bool(stops),
         structured_outputs=None if regex is None else StructuredOutputsParams(regex=regex),
-        # The sampled token's alone, and no top ones beside it.
+        # Only the sampled token's log-prob, without the most likely tokens.
         logprobs=0 if logprobs else None,
         output_kind=RequestOutputKind.FINAL_ONLY if output_per == "prompt" else RequestOutputKind.DELTA,
         stream_interval=max_tokens if output_per == "response" else None,

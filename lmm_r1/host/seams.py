@@ -93,7 +93,8 @@ _ONEDNN = {
 }
 _MUON = {"ours": "lmm_r1.host.optimizer:settle_muon", "reason": "DeepSpeed has no settings for ns_steps and nesterov"}
 
-# Names of other libraries that are replaced. The contract test knows of no other module that replaces any.
+# Names of other libraries that are replaced. Those of one architecture are in `lmm_kits.delta_rule`, which names it.
+# The contract test knows of no other module that replaces any.
 PATCHES: tuple[Replacement, ...] = (
     Replacement(upstream="torch.cuda:current_device", **_CUDA),
     Replacement(upstream="torch.cuda:set_device", **_CUDA),

@@ -15,6 +15,17 @@ from transformers import PretrainedConfig
 
 LINEAR_LAYER = "linear_attention"
 """What the configs of transformers call a layer with this rule in `layer_types`."""
+REPLACED_FUNCTIONS = ("causal_conv1d_fn", "torch_chunk_gated_delta_rule")
+"""What layers with this rule call in their module of transformers: the convolution and the rule.
+
+`models.packed.linear_attention` replaces both, because transformers passes the state of a packed sample on to the next.
+"""
+PACKED_MODULES = (
+    "transformers.models.qwen3_5.modeling_qwen3_5",
+    "transformers.models.qwen3_5_moe.modeling_qwen3_5_moe",
+    "transformers.models.qwen3_next.modeling_qwen3_next",
+)
+"""The modules whose models take packed sequences (tests/contracts/test_kit_linear_layers.py); no other one is tested."""
 CHUNK = 32
 """Tokens of a chunk, within which the rule is a few products of matrices. On CPUs, 16 and 64 were slower."""
 _NORM_EPSILON = 1e-6
@@ -167,7 +178,7 @@ def gated_delta_rule(
     Args:
         query, key: (T, H, K).
         value: (T, H, V).
-        decay: logarithms of what is kept of the state at each token, (T, H).
+        decay: logarithms of the share of the state that each token keeps, (T, H).
         beta: how much of a key's old value is replaced, (T, H).
         initial: the states before segments without a prefix, in their order, (R, H, K, V); zeros by default.
     """
@@ -213,7 +224,7 @@ def _through_levels(
         roots = int((level.parents < 0).sum())
         begun = state.new_zeros(roots, *state.shape[1:]) if initial is None else initial[first : first + roots].to(new)
         first += roots
-        # Roots stand behind the level before, in their order.
+        # The states of first chunks follow those of the level before, in their order.
         above = level.parents.clone()
         above[level.parents < 0] = torch.arange(len(state), len(state) + roots, device=above.device)
         state = torch.cat([state, begun]).index_select(0, above)
@@ -240,7 +251,7 @@ class Borders:
 
     tokens: torch.Tensor  # (B,)
     inputs: torch.Tensor
-    """The tokens that each convolution takes, its own last, (B, W); T in the place of none."""
+    """The tokens that each convolution takes, its own last, (B, W); T if there is no token."""
 
     @classmethod
     def of(cls, tree: SegmentTree, *, width: int) -> Borders:

@@ -19,7 +19,7 @@ _JOINED = r"(?:\b(?:or|and|nor|versus|vs)\b|或者|or\s?者|[,;/&|+、和与或\
 class Token:
     """The types of spans, each with the pattern that finds it."""
 
-    # Stands between a subject and what is said of it.
+    # The verb between a subject and its predicate.
     VERB = re.compile(
         r"\b(?:is|are|was|were|be|been|equals?|becomes?|such that|satisfying|namely|gives?|yields?|reads?|says?|shows?|displays?|made of"
         r"|called|named|(?:signed|written|painted|made|composed|won) by|consists? of|comes? (?:to|out to)|amounts? to|lasts?|takes?|costs?"

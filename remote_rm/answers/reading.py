@@ -81,7 +81,7 @@ def is_plain_pair(region: Region) -> bool:
 
 
 def without_membership(text: str) -> tuple[str, str]:
-    r"""Return what stands behind a leading `x\in`, and the variable; the text and "" where there is none."""
+    r"""Return the text after a leading `x\in`, and the variable; the whole text and "" if there is none."""
     match = _MEMBERSHIP.match(text)
     return (text[match.end() :].strip(), match[1]) if match else (text, "")
 

@@ -13,6 +13,7 @@ from helpers.upstream_names import SEAMS, Seam
 import lmm_r1
 from lmm_r1.host import seams
 from lmm_r1.host.seams import PATCHES, REPLACEMENTS, resolve
+from lmm_r1.lmm_kits.delta_rule import PACKED_MODULES, REPLACED_FUNCTIONS
 from lmm_r1.models.actor import worker_policy
 from lmm_r1.models.loading import LoadSettings
 from lmm_r1.models.value_model import worker_value_model
@@ -225,6 +226,14 @@ def test_a_patched_name_of_another_library_is_there_and_has_a_reason(patch):
     assert patch.reason.strip()
 
 
+@pytest.mark.parametrize("module", PACKED_MODULES)
+def test_layers_of_the_delta_rule_call_the_replaced_functions_of_their_module(module):
+    source = inspect.getsource(importlib.import_module(module))
+    for name in REPLACED_FUNCTIONS:
+        assert callable(resolve(f"{module}:{name}"))
+        assert f"= {name}(" in source, "layers look it up in their module"
+
+
 def library_names(tree: ast.AST) -> set[str]:
     """Local names of what a module imports from other libraries."""
     names = set()
@@ -240,13 +249,26 @@ def library_names(tree: ast.AST) -> set[str]:
     return names
 
 
+def looked_up(tree: ast.AST) -> set[str]:
+    """Local names of modules that are looked up among the loaded ones."""
+    return {
+        target.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and ast.unparse(node.value).startswith("sys.modules[")
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+
+
 def test_other_libraries_are_changed_by_listed_modules_only():
     listed = {patch.ours.partition(":")[0].removeprefix("lmm_r1.").replace(".", "/") + ".py" for patch in PATCHES}
+    # What it replaces is in PACKED_MODULES.
+    listed.add("models/packed/linear_attention.py")
     found = {
         source
         for source, tree in SOURCES.items()
-        if any(root_name(target) in library_names(tree) for target, _ in writes(tree))
+        if any(root_name(target) in library_names(tree) | looked_up(tree) for target, _ in writes(tree))
     }
     # It takes a process out of its group, and replaces nothing.
     assert found - {"host/strategy.py"} <= listed
-    assert {"cpu.py", "quiet.py", "host/zero.py"} <= found
+    assert {"cpu.py", "quiet.py", "host/zero.py", "models/packed/linear_attention.py"} <= found

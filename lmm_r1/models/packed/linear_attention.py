@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import logging
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -18,17 +19,24 @@ from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 
-from lmm_r1.lmm_kits.delta_rule import Borders, SegmentTree, convolved_at_borders, gated_delta_rule
+from lmm_r1.lmm_kits.delta_rule import (
+    PACKED_MODULES,
+    REPLACED_FUNCTIONS,
+    Borders,
+    SegmentTree,
+    convolved_at_borders,
+    gated_delta_rule,
+)
 from lmm_r1.models.packed.layout import PackedLayout
 
+logger = logging.getLogger(__name__)
+
 PACKED_ARGUMENT = "packed_layout"
-_CONVOLUTION, _RULE = "causal_conv1d_fn", "torch_chunk_gated_delta_rule"
 
 
 def has_delta_rule(tower: PreTrainedModel) -> bool:
-    """Return whether a language model's linear layers are Gated DeltaNets that can be replaced."""
-    module = sys.modules[type(tower).__module__]
-    return hasattr(module, _CONVOLUTION) and hasattr(module, _RULE)
+    """Return whether a language model's linear layers are Gated DeltaNets that take packed sequences."""
+    return type(tower).__module__ in PACKED_MODULES
 
 
 def use_packed_delta_rule(tower: PreTrainedModel, layout: Callable[[], PackedLayout | None]) -> RemovableHandle:
@@ -38,7 +46,8 @@ def use_packed_delta_rule(tower: PreTrainedModel, layout: Callable[[], PackedLay
         layout: returns that of the sequence on which the model is being run; None if it is not packed.
     """
     module = sys.modules[type(tower).__module__]
-    for name, replacement in ((_CONVOLUTION, _packed_convolution), (_RULE, _packed_rule)):
+    ours: tuple[Callable[..., Any], ...] = (_packed_convolution, _packed_rule)
+    for name, replacement in zip(REPLACED_FUNCTIONS, ours, strict=True):
         function = getattr(module, name)
         if not hasattr(function, "takes_packed"):
             replaced: Any = functools.partial(replacement, function)
@@ -91,10 +100,27 @@ def _packed_rule(
     assert kwargs["use_qk_l2norm_in_kernel"], "queries and keys are normalised"
     decay, beta = kwargs["g"], kwargs["beta"]
     tree = _tree(packed_layout, query.device)
-    if query.is_cuda and importlib.util.find_spec("fla") is not None:
-        return by_depth(function, query, key, value, decay, beta, tree), None
+    kernel = _flash_linear_attention() if query.is_cuda else None
+    if kernel is not None:
+        return by_depth(kernel, query, key, value, decay, beta, tree), None
     outputs, _ = gated_delta_rule(query[0], key[0], value[0], decay[0], beta[0], tree)
     return outputs[None].to(value.dtype), None
+
+
+@functools.cache
+def _flash_linear_attention() -> Callable[..., tuple[torch.Tensor, torch.Tensor | None]] | None:
+    """Return flash-linear-attention's delta rule, which takes several sequences at once; None if it cannot be imported.
+
+    The function of transformers does not do: if the package is broken, it runs in PyTorch and ignores where sequences end.
+    """
+    if importlib.util.find_spec("fla") is None:
+        return None
+    try:
+        from fla.ops.gated_delta_rule import chunk_gated_delta_rule
+    except (ImportError, AttributeError, OSError, RuntimeError) as error:
+        logger.warning("flash-linear-attention cannot be imported; linear attention runs in PyTorch: %s", error)
+        return None
+    return chunk_gated_delta_rule
 
 
 def by_depth(

@@ -1,5 +1,6 @@
 """The gated delta rule over trees of segments against the rule token by token, and its convolution."""
 
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -16,6 +17,7 @@ from lmm_r1.lmm_kits.delta_rule import (
     one_token_each,
     state_numbers,
 )
+from lmm_r1.models.packed import linear_attention
 from lmm_r1.models.packed.linear_attention import by_depth
 
 pytestmark = pytest.mark.unit
@@ -176,3 +178,13 @@ def test_the_numbers_of_a_state_are_a_matrix_per_head_and_the_inputs_of_the_conv
     # Two layers: 6 matrices of 8 x 16, and three inputs of 2 x 16 + 96 channels.
     assert state_numbers(text) == 2 * (768 + 384)
     assert state_numbers(SimpleNamespace()) == 0
+
+
+def test_a_broken_flash_linear_attention_is_not_called(monkeypatch, caplog):
+    """Transformers would fall back to its own rule, which passes the state of one sample on to the next."""
+    monkeypatch.setattr(linear_attention.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setitem(sys.modules, "fla", None)
+    linear_attention._flash_linear_attention.cache_clear()
+    assert linear_attention._flash_linear_attention() is None
+    assert "flash-linear-attention cannot be imported" in caplog.text
+    linear_attention._flash_linear_attention.cache_clear()

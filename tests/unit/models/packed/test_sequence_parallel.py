@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
-from transformers import Qwen2Config
+from transformers import Qwen2Config, Qwen3_5TextConfig
 
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import get_kit
@@ -114,6 +114,17 @@ def test_ranks_that_do_not_divide_the_heads_are_refused_with_those_that_do():
         "--ds.ulysses_size 8: --actor.model_name_or_path m has 12 attention heads, which 8 GPUs cannot share equally; "
         "take one of 1, 2, 3, 4, 6, 12"
     )
+
+
+def test_linear_attention_layers_are_refused_by_name_and_flag():
+    config = Qwen3_5TextConfig(
+        num_attention_heads=2, num_hidden_layers=2, layer_types=["linear_attention", "full_attention"]
+    )
+    check_heads(config, size=1, model="--actor.model_name_or_path m")
+    with pytest.raises(
+        UserError, match="--ds.ulysses_size 2: --actor.model_name_or_path m has linear attention layers"
+    ):
+        check_heads(config, size=2, model="--actor.model_name_or_path m")
 
 
 def test_a_model_that_runs_padded_is_not_shared(ranks, monkeypatch):
