@@ -18,7 +18,7 @@ from lmm_r1.config import PPOConfig, mismatch_limit, resolve
 from lmm_r1.config.hardware import check_machine
 from lmm_r1.config.rewards import GIVEN
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits.registry import KitFacts, kit_name_of, read_facts
+from lmm_r1.lmm_kits.registry import kit_name_of, read_facts
 from lmm_r1.records.metrics import METRICS_FILE, MetricLog, read_metrics
 from lmm_r1.tasks import get_task
 
@@ -58,6 +58,8 @@ def certify(path: str, *, max_len: int, dtype: str | None, settings: str | None)
         prepare_training(config)
         write_rows(rows, path=path, max_len=max_len, takes_images=facts.takes_images)
         begin_workers(config)
+        from lmm_r1.generation.codec import disagrees
+        from lmm_r1.lmm_kits import Checkpoint
         from lmm_r1.rl.run import train
 
         train(config, reward=spread)
@@ -67,7 +69,7 @@ def certify(path: str, *, max_len: int, dtype: str | None, settings: str | None)
         f"{facts.model_type}: {path} in {config.ds.param_dtype}, {PROMPTS} prompts x {SAMPLES} responses of {max_len} tokens "
         f"together; a mean |d| of {limit:g} is rounding"
     )
-    gaps = gaps_of(log, facts=facts, limit=limit)
+    gaps = gaps_of(log, corrected=disagrees(Checkpoint(path)), limit=limit)
     assert config.ds.param_dtype is not None, "resolve fills it in"
     keep(
         Parity(
@@ -161,7 +163,7 @@ def _content(content: str | list[dict[str, Any]], *, image: Path) -> list[dict[s
     return parts
 
 
-def gaps_of(log: MetricLog, *, facts: KitFacts, limit: float) -> list[Gap]:
+def gaps_of(log: MetricLog, *, corrected: bool, limit: float) -> list[Gap]:
     """Return the gaps that a run has logged; raises UserError if its first step changed nothing."""
     steps: Mapping[int, Mapping[str, float | None]] = {row.step: row.values for row in log.rows}
     if not steps[1].get("actor_grad_norm"):
@@ -177,7 +179,7 @@ def gaps_of(log: MetricLog, *, facts: KitFacts, limit: float) -> list[Gap]:
                     float("inf") if (value := values[name]) is None else value for name in names
                 )
                 verdict = "agree" if mean <= limit else "apart"
-                if verdict == "apart" and rows == "image" and facts.engine_disagreement and not cpu.has_cuda():
+                if verdict == "apart" and rows == "image" and corrected:
                     verdict = "apart, corrected on CPUs"
                 gaps.append(
                     Gap(rows=rows, weights=weights, mean_exp=mean_exp, mean=mean, largest=largest, verdict=verdict)

@@ -259,21 +259,23 @@ def _end_tokens(path: str, tokenizer: PreTrainedTokenizerBase) -> set[int]:
     return {tokenizer.eos_token_id, *(listed if isinstance(listed, list) else [listed])} - {None}
 
 
-def disagrees(kit: LmmKit) -> bool:
+def disagrees(policy: Checkpoint) -> bool:
     """Say whether the engine of this machine cannot agree with the trainer on rows with images or videos."""
-    return kit.engine_disagreement is not None and not cpu.has_cuda()
+    return not cpu.has_cuda() and policy.kit.engine_disagrees(policy.config)
 
 
-def with_correction(config: PPOConfig, *, kit: LmmKit, rows: Sequence[Row]) -> PPOConfig:
+def with_correction(config: PPOConfig, *, policy: Checkpoint, rows: Sequence[Row]) -> PPOConfig:
     """Return the configuration with the mismatch correction on where the engine cannot agree with the trainer.
 
     That is so for image rows of a kit with `engine_disagreement`, on vLLM's CPU backend; the run warns of it once.
     """
-    if not disagrees(kit) or not any(images_of(row.messages) for row in rows):
+    if not disagrees(policy) or not any(images_of(row.messages) for row in rows):
         return config
     corrected = config.algo.advantage.is_correction_level
     if corrected == "off":
         corrected = "token"
         config = dotted.replace(config, {CORRECTION: corrected})
-    logger.warning("%s; its samples are corrected for that (--%s %s)", kit.engine_disagreement, CORRECTION, corrected)
+    logger.warning(
+        "%s; its samples are corrected for that (--%s %s)", policy.kit.engine_disagreement, CORRECTION, corrected
+    )
     return config

@@ -144,7 +144,7 @@ class LmmKit(ABC):
     engine_refusal: ClassVar[str | None] = None
     """Why vLLM cannot run this architecture, which can then be trained with SFT but not with RL; None if vLLM can."""
     engine_disagreement: ClassVar[str | None] = None
-    """Why vLLM's CPU backend computes other log-probs than the model; None if they agree."""
+    """Why vLLM's CPU backend computes other log-probs than the model does of images; None if they agree."""
 
     logit_cap: ClassVar[str | None] = None
     """What the text config calls the cap of the logits; None if models of the architecture have none."""
@@ -473,6 +473,10 @@ class LmmKit(ABC):
     def bidirectional_token_ids(self, config: Config) -> frozenset[int]:
         """Return the ids whose runs attend to each other in both directions in the language model; none for most."""
         return frozenset()
+
+    def engine_disagrees(self, config: Config) -> bool:
+        """Say whether `engine_disagreement` holds for this checkpoint."""
+        return self.engine_disagreement is not None
 
     def filler_media(self, config: Config) -> tuple[list[int], Media] | None:
         """Return ids and media of the smallest legal image sample; None if there is no image tower."""

@@ -165,7 +165,7 @@ def train(config: PPOConfig, *, reward: Callable[..., Any] | None = None) -> Non
     # From here on, the settings of the workers' machines count.
     nodes.follow_cluster()
     check_fp16(config.ds.param_dtype)
-    config = without_sleep(with_correction(config, kit=kit, rows=rows))
+    config = without_sleep(with_correction(config, policy=policy, rows=rows))
     _tell_parity(config)
     config = planned_ppo(config, console=Console(highlight=False), rows=rows)
     fingerprint = _fingerprint(config, rows)
@@ -246,7 +246,7 @@ def _train(stage: _Stage, restarts: Restarts, trackers: Trackers) -> None:
         folder=folder,
         stops=stops,
         trackers=trackers,
-        disagreeing=frozenset({"image", "video"}) if disagrees(stage.policy.kit) else frozenset(),
+        disagreeing=frozenset({"image", "video"}) if disagrees(stage.policy) else frozenset(),
     )
     _load_models(config, workers, num_rows=len(rows))
     done = run.fit()

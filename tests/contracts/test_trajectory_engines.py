@@ -96,7 +96,7 @@ def run_of(folder_of: Callable[[str], Path], tmp_path: Path) -> Iterator[Callabl
         llm = engine.__enter__()
         assert llm.llm_engine.vllm_config.cache_config.enable_prefix_caching
         # What the engine cannot agree with the trainer on is not asked for.
-        return Run(saved, llm, actor, images=kit.takes_images and kit.engine_disagreement is None)
+        return Run(saved, llm, actor, images=kit.takes_images and not kit.engine_disagrees(actor.model.config))
 
     yield run
     for engine in engines:

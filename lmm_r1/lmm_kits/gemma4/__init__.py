@@ -106,10 +106,7 @@ class PaddedPatches(FeaturePoint):
 
 
 class Gemma4Kit(LmmKit):
-    """Text and images; audio and videos are refused.
-
-    Pixel bounds of an image change nothing: the processor scales every image to the same number of pixels.
-    """
+    """Text and images; audio and videos are refused, as are pixel bounds: the processor's budget of tokens sets the size."""
 
     model_type = "gemma4"
     checkpoints = "Gemma 4 (E2B, E4B, 31B, 26B-A4B)"
@@ -123,6 +120,10 @@ class Gemma4Kit(LmmKit):
     logit_cap = "final_logit_softcapping"
     # A name of its own: a server in the same environment that takes chats keeps vLLM's class.
     engine_architecture = "LmmR1Gemma4ForConditionalGeneration"
+    engine_disagreement = (
+        "in the 26B and 31B releases, tokens of an image attend to each other; vLLM's CPU backend lets a token attend only "
+        "to those before it"
+    )
     vision_prefixes = ("model.vision_tower.",)
     projector_prefixes = ("model.embed_vision.",)
     untrained_prefixes = ("model.audio_tower.", "model.embed_audio.")
@@ -197,6 +198,9 @@ class Gemma4Kit(LmmKit):
         """Return the placeholder if the tokens of an image see each other, which only sliding layers allow."""
         visible = config.get_text_config().use_bidirectional_attention == "vision"
         return frozenset({config.image_token_id}) if visible else frozenset()
+
+    def engine_disagrees(self, config: Gemma4Config) -> bool:
+        return bool(self.bidirectional_token_ids(config))
 
     def filler_media(self, config: Gemma4Config) -> tuple[list[int], Media]:
         """Return a black image of one token between its markers."""

@@ -137,6 +137,13 @@ def test_bidirectional_attention_changes_log_probs_and_packs_exactly(folder, bid
                 check(together(actor, batch, side="left"), alone, tolerance=DOUBLE, zero=set())
 
 
+def test_the_engine_disagrees_only_if_tokens_of_an_image_see_each_other(folder, bidirectional):
+    said = [
+        KIT.engine_disagrees(KIT.load_config(str(path), trust_remote_code=False)) for path in (folder, bidirectional)
+    ]
+    assert said == [False, True]
+
+
 def test_media_tokens_of_every_kind_are_banned(folder, processor):
     config = KIT.load_config(str(folder), trust_remote_code=False)
     banned = processor.tokenizer.convert_ids_to_tokens(sorted(KIT.media_token_ids(config, processor.tokenizer)))
