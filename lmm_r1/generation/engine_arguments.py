@@ -91,9 +91,15 @@ def kv_bytes_per_token(config: PretrainedConfig, *, width: int) -> int:
         width: bytes of a number.
     """
     text = config.get_text_config()
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    return 2 * (text.num_hidden_layers - linear_layers(text)) * heads * head_dim * width
+    # The last layers may take their keys and values from earlier ones.
+    keeping = text.num_hidden_layers - linear_layers(text) - (getattr(text, "num_kv_shared_layers", None) or 0)
+    return 2 * width * sum(_kv_numbers(layer) for layer in text.per_layer_config[:keeping])
+
+
+def _kv_numbers(layer: PretrainedConfig) -> int:
+    """Return how many numbers a layer with this config keeps of a token's keys."""
+    heads = getattr(layer, "num_key_value_heads", None) or layer.num_attention_heads
+    return heads * (getattr(layer, "head_dim", None) or layer.hidden_size // layer.num_attention_heads)
 
 
 def engine_bytes(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import Qwen2Config
+from transformers import Gemma4TextConfig, Qwen2Config, Qwen3Config
 
 from lmm_r1 import cpu, dotted
 from lmm_r1.config import PPOConfig
@@ -186,11 +186,20 @@ def test_suffixes_are_looked_up_in_earlier_responses_by_a_package_with_bounds_of
     assert arguments["speculative_config"] == {"method": "suffix", "num_speculative_tokens": 8}
 
 
+def test_keys_and_values_of_layers_that_differ_are_added_up_and_those_of_other_layers_count_once():
+    kinds = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
+    text = Gemma4TextConfig(
+        num_hidden_layers=4, layer_types=kinds, num_key_value_heads=2, head_dim=8, attention_k_eq_v=True,
+        num_global_key_value_heads=1, global_head_dim=32, num_kv_shared_layers=2,
+    )  # fmt: skip
+    # 2 x 8 of the first layer and 1 x 32 of the second, keys and values, of 2 bytes; the others take theirs.
+    assert kv_bytes_per_token(text, width=2) == 2 * 2 * (16 + 32)
+
+
 def test_an_engine_needs_weights_workspace_and_the_cache_of_its_responses():
-    text = SimpleNamespace(
+    config = Qwen3Config(
         num_hidden_layers=2, num_key_value_heads=1, head_dim=8, hidden_size=16, intermediate_size=32, vocab_size=100
     )
-    config = SimpleNamespace(get_text_config=lambda: text)
     # Keys and values of 2 layers, 8 numbers of 2 bytes each.
     assert kv_bytes_per_token(config, width=2) == 64
     settings: dict[str, Any] = {"weights": 1000, "width": 2, "max_len": 50}
