@@ -162,6 +162,11 @@ def _by_token(by_character: Sequence[bool], pieces: Sequence[str]) -> list[bool]
     return flags
 
 
+def _begins(ids: Sequence[int], part: Sequence[int]) -> bool:
+    """Return whether ids begin with a part, whose last token may have grown together with the text after it."""
+    return list(ids[: len(part) - 1]) == list(part[:-1])
+
+
 def _span(row: Row, *, turn: int, kit: LmmKit, processor: Any, whole: EncodedPrompt) -> tuple[int, int]:
     """Return [start, end) of an assistant turn in the ids with one placeholder per image or video, end token included."""
     ids, videos = whole.engine_token_ids, whole.videos
@@ -172,8 +177,16 @@ def _span(row: Row, *, turn: int, kit: LmmKit, processor: Any, whole: EncodedPro
             if turn + 1 == len(row.messages)
             else kit.render(processor, row.messages[: turn + 1], add_generation_prompt=False, videos=videos)
         )
-    # The last token of either may have grown together with the text behind it.
-    if any(ids[: len(part) - 1] != part[:-1] for part in (before, through)):
+    if not _begins(ids, before):
+        with placed(row.location):
+            closed = kit.render(processor, row.messages[:turn], add_generation_prompt=False, videos=videos)
+        if _begins(ids, closed):
+            raise UserError(
+                f"{row.location}: the chat template's generation prompt is not how it begins message {turn + 1} (does it end "
+                "a thought, and the message has one?); give another template by --data.tokenizer_chat_template: the "
+                "checkpoint's own with {%- set enable_thinking = true %} in front, if it reads that"
+            )
+    if not (_begins(ids, before) and _begins(ids, through)):
         raise RewrittenHistory(
             f"{row.location}: the chat template writes the messages up to {turn + 1} differently when more follow, so "
             "the tokens of that turn cannot be told apart; a training takes another template by --data.tokenizer_chat_template"
