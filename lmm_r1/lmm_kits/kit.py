@@ -141,6 +141,8 @@ class LmmKit(ABC):
     """The name in `engine_plugin` of our own class for vLLM, if the kit always needs it."""
     takes_flash_attention: ClassVar[bool] = False
     """Whether `--ds.attn_implementation auto` may choose flash attention, which supports only causal attention."""
+    takes_4bit: ClassVar[bool] = True
+    """Whether `--ds.load_in_4bit` takes its models: not those whose experts are one tensor a layer."""
     engine_refusal: ClassVar[str | None] = None
     """Why vLLM cannot run this architecture, which can then be trained with SFT but not with RL; None if vLLM can."""
     engine_disagreement: ClassVar[str | None] = None

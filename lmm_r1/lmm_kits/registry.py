@@ -167,6 +167,7 @@ class KitFacts:
     checkpoints: str
     takes_images: bool
     takes_videos: bool
+    takes_4bit: bool
     engine_refusal: str | None
     engine_disagreement: str | None
 

@@ -52,17 +52,17 @@ def test_a_row_says_what_the_kit_and_the_flags_say(monkeypatch):
     (row,) = kits.kit_rows(vllm_version="1.2.3")
     named = dict(zip(kits.COLUMNS, row, strict=True))
     assert named == {
-        "kit": "llm", "images": "yes", "video": "no", "SFT": "yes", "RL": "no", "LoRA": "yes", "packing": "yes", "critic": "no",
-        "vLLM": "no class", "checkpoints": "Some-1B",
+        "kit": "llm", "images": "yes", "video": "no", "SFT": "yes", "DPO": "yes", "RL": "no", "critic": "no", "LoRA": "yes",
+        "QLoRA": "yes", "packed": "yes", "shared prefix": "yes", "vLLM": "no class", "checkpoints": "Some-1B",
     }  # fmt: skip
     assert kits.kit_notes() == ["llm takes no part in RL: it has no class for it."]
 
 
 def test_the_terminals_table_leaves_out_what_is_the_same_for_all():
-    rows = [("a", "yes", "no", "yes", "yes", "yes", "yes", "yes", "1.0", "A"), ("b", "no", *["no"] * 6, "1.0", "B")]
+    rows = [("a", "yes", "no", *["yes"] * 8, "1.0", "A"), ("b", "no", "no", *["no"] * 8, "1.0", "B")]
     places, sentence = kits.apart(rows)
     assert [kits.COLUMNS[place] for place in places] == [
-        "kit", "images", "SFT", "RL", "LoRA", "packing", "critic", "checkpoints",
+        "kit", "images", "SFT", "DPO", "RL", "critic", "LoRA", "QLoRA", "packed", "shared prefix", "checkpoints",
     ]  # fmt: skip
     assert sentence == "All kits: video no, vLLM 1.0."
 

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
+from lmm_r1.cli.kits import COLUMNS, kit_rows
+
 # One without images, one with bidirectional attention to them, one with M-RoPE and videos.
 SOME = frozenset({"llm", "gemma3", "qwen2_5_vl"})
 
@@ -17,3 +19,9 @@ def by_turns(names: Iterable[str], settings: Sequence[tuple], *, turns: int) -> 
         for number, setting in enumerate(settings)
         if name in SOME or number % turns == turn % turns
     ]
+
+
+def kits_with(column: str) -> list[str]:
+    """Return the kits that have a `yes` in a column of `lmm-r1 kits`: the contracts that show it are asked of all of them."""
+    place = COLUMNS.index(column)
+    return [row[0] for row in kit_rows(vllm_version="") if row[place] == "yes"]

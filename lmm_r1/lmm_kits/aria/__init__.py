@@ -94,6 +94,7 @@ class AriaKit(LmmKit):
     # The projector reads the last layer's output, before this norm.
     untrained_prefixes = ("model.vision_tower.post_layernorm.",)
     zero3_leaf_classes = ("AriaTextMoELayer",)
+    takes_4bit = False
     tiny_tokens = TINY_TOKENS
 
     def load_model(self, path: str, **settings: Any) -> AriaForConditionalGeneration:

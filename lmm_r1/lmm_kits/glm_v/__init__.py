@@ -264,6 +264,7 @@ class Glm4vMoeKit(GlmVKit):
     # Neither transformers' model nor any release with images has norms of queries and keys.
     engine_text_config = {"use_qk_norm": False}
     zero3_leaf_classes = ("Glm4vMoeVisionEmbeddings", "Glm4vMoeTextMoE")
+    takes_4bit = False
 
     def router_scores(self, config: Glm4vMoeConfig) -> RouterScores:
         return "sigmoid"

@@ -202,6 +202,7 @@ class Qwen3VlMoeKit(DeepstackKit):
     model_class = Qwen3VLMoeForConditionalGeneration
     engine_language_model = "Qwen3MoeForCausalLM"
     zero3_leaf_classes = ("Qwen3VLMoeTextSparseMoeBlock",)
+    takes_4bit = False
 
     def engine_arguments(self, config: Qwen3VLMoeConfig, *, max_images: int, max_videos: int) -> EngineArguments:
         """Return vLLM's limits, the class of `engine_model`, and how a token's experts are weighted.

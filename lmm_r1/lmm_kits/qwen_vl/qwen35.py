@@ -72,6 +72,7 @@ class Qwen35MoeKit(DeltaNetKit):
     model_class = Qwen3_5MoeForConditionalGeneration
     engine_language_model = "Qwen3_5MoeForCausalLM"
     zero3_leaf_classes = ("Qwen3_5MoeSparseMoeBlock",)
+    takes_4bit = False
 
     def tiny_text(self, spec: TinyModelSpec) -> dict[str, object]:
         return {
