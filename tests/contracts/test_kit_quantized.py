@@ -35,7 +35,8 @@ def test_adapters_over_4_bits_get_gradients_and_log_probs_are_those_of_the_round
         torch.testing.assert_close(given, wanted, atol=TOLERANCE, rtol=0)
         assert (wanted - other).abs().max() > 100 * TOLERANCE, "4 bits would not have shown"
     # The first of an adapter's two matrices has no gradient while the second is zero.
-    assert found.gradients and all(".lora_" in name for name in found.gradients)
+    assert found.gradients
+    assert all(".lora_" in name for name in found.gradients)
     assert all(gradient.isfinite().all() for gradient in found.gradients.values())
     assert any(gradient.abs().max() > 0 for gradient in found.gradients.values())
 
