@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 from filelock import FileLock
-from helpers.garbage import keep_frozen, thaw
+from helpers.processes import keep_frozen, thaw
 
 from lmm_r1.config import shared
 
@@ -197,6 +197,6 @@ def tiny_checkpoint(built_once: Callable[..., Path]) -> Callable[[str], Path]:
 @pytest.fixture(scope="session")
 def demo(built_once: Callable[..., Path]) -> Path:
     """The demo's model after a short cold start, and held-out rows: `model`, `tiny` (untrained), `text`, `image`."""
-    from helpers.demo_model import build_demo
+    from helpers.tiny_models import build_demo
 
     return built_once("demo", build_demo)

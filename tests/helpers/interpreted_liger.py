@@ -37,8 +37,7 @@ def main(name: str, folder: str) -> None:
     interpret()
     from helpers.conversations import message, picture
     from helpers.engines import disturb
-    from helpers.packed_actors import SINGLE, check, norm_of
-    from helpers.packed_batches import groups, shuffled, together
+    from helpers.packed_batches import SINGLE, check, groups, norm_of, shuffled, together
     from helpers.tiny_models import encode, make_actor
 
     from lmm_r1.lmm_kits import get_kit

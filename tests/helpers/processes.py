@@ -1,9 +1,8 @@
-"""A Python that has loaded the training stack: each process of it is a fork of one that the process of the tests keeps.
+"""Processes of tests: a Python that has loaded the training stack, of which others are forks, and the garbage collector of a test process."""
 
-It starts what is no test of its own start. A fork ends with the process that was started in its place, but has its command
-line and environment in no list of processes: for what is looked up by them there is `sys.executable`.
-"""
+from __future__ import annotations
 
+import gc
 import os
 import runpy
 import select
@@ -13,6 +12,26 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+
+_FREEZE, _UNFREEZE = gc.freeze, gc.unfreeze
+
+
+def keep_frozen() -> None:
+    """Freeze what there is, and let nothing but `thaw` end that; what is made from now on is collected as always."""
+    gc.collect()
+    _FREEZE()
+    gc.freeze = gc.unfreeze = _leave
+
+
+def thaw() -> None:
+    """Undo `keep_frozen`, for libraries that count their objects at the end of the process."""
+    gc.freeze, gc.unfreeze = _FREEZE, _UNFREEZE
+    gc.unfreeze()
+
+
+def _leave() -> None:
+    """Neither freeze nor thaw."""
+
 
 CLIENT = "LMM_R1_TEST_CLIENT"
 
