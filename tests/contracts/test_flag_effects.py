@@ -10,16 +10,17 @@ from pathlib import Path
 
 import pytest
 import yaml
-from flags_page import CONFIGS, FLAGS_PAGE, flags_page
 from helpers.tables import FOLDER
 
 from lmm_r1 import dotted
 from lmm_r1.cli.arguments import parse
 from lmm_r1.config.differences import only_defaults
 
-sys.path.append(str(Path(__file__).resolve().parents[2] / "docs"))
-
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "docs"))
+
+from flags_page import CONFIGS, FLAGS_PAGE, flags_page  # noqa: E402
+
 # The parts of flag_effects.yaml that apply to a command, besides its own.
 PARTS = {
     "train_ppo_ray": ("all",),

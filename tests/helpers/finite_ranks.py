@@ -162,10 +162,6 @@ def main(folder: Path) -> None:
     dist.destroy_process_group()
 
 
-if __name__ == "__main__":
-    importlib.import_module("helpers.finite_ranks").main(Path(sys.argv[1]))
-
-
 BETA = 0.75
 
 
@@ -250,3 +246,7 @@ def referred(strategy: Any, engine: Any, folder: Path) -> dict[str, bool]:
     same_output = torch.equal(reference(given), engine(given))
     dist.barrier()
     return {"referred": not same(before, policy) and same(whole_of(reference), policy) and same_output}
+
+
+if __name__ == "__main__":
+    importlib.import_module("helpers.finite_ranks").main(Path(sys.argv[1]))

@@ -74,6 +74,8 @@ def _writes(arguments: tuple) -> bool:
     return any(letter in mode for letter in "wxa+")
 
 
+# `python -m helpers.interrupted_writes BYTES COMMAND ...` runs a command where no file can grow beyond so many bytes.
+# A full disk does the same: a write ends early, or fails. It needs no mount, and holds for what libraries write, too.
 if __name__ == "__main__":
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), hard))
