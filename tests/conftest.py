@@ -123,6 +123,14 @@ def pytest_sessionfinish() -> None:
     thaw()
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Name a failed test at once: pytest's summary comes after the last test, and workers print one letter for each."""
+    if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+        sys.__stdout__.write(f"\nFAILED {report.nodeid} ({report.when})\n")
+        sys.__stdout__.flush()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def one_minute() -> Iterator[None]:
     """Runs that are not given a name are all named after one minute: two that are compared may be made in two."""
