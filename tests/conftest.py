@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 from filelock import FileLock
-from helpers.garbage import keep_frozen, thaw
+from helpers.processes import keep_frozen, thaw
 
 from lmm_r1.config import shared
 
@@ -123,6 +123,14 @@ def pytest_sessionfinish() -> None:
     thaw()
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Name a failed test at once: pytest's summary comes after the last test, and workers print one letter for each."""
+    if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+        sys.__stdout__.write(f"\nFAILED {report.nodeid} ({report.when})\n")
+        sys.__stdout__.flush()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def one_minute() -> Iterator[None]:
     """Runs that are not given a name are all named after one minute: two that are compared may be made in two."""
@@ -197,6 +205,6 @@ def tiny_checkpoint(built_once: Callable[..., Path]) -> Callable[[str], Path]:
 @pytest.fixture(scope="session")
 def demo(built_once: Callable[..., Path]) -> Path:
     """The demo's model after a short cold start, and held-out rows: `model`, `tiny` (untrained), `text`, `image`."""
-    from helpers.demo_model import build_demo
+    from helpers.tiny_models import build_demo
 
     return built_once("demo", build_demo)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from helpers.kit_settings import SOME
+from helpers.tables import SOME
 
 if TYPE_CHECKING:
     from lmm_r1.data.messages import Message

@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from helpers.stage_scripts import STAGES, printed_commands, trainer_config
+from helpers.commands import STAGES, printed_commands, trainer_config
 
 from lmm_r1 import dotted
 from lmm_r1.cli.arguments import parse

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from helpers.conversion_examples import (
+from helpers.original_checkpoints import (
     EASYR1_FLAGS,
     EASYR1_KEYS,
     EASYR1_LEFT_OUT,

@@ -1,7 +1,7 @@
 """Runs without flags of memory start on the GPUs that there are: what they choose is what fits, on machines that are named."""
 
 import pytest
-from helpers.stage_scripts import STAGES
+from helpers.commands import STAGES
 
 from lmm_r1 import cpu, dotted
 from lmm_r1.cli.arguments import parse

@@ -1,5 +1,7 @@
 """What a first step's check of a real engine against the trainer stops, and what it lets pass."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,9 +12,9 @@ import pytest
 import torch
 from helpers.conversations import message, picture, row
 from helpers.engines import disturb, running_engine, sampled
-from helpers.flat_models import flat_actor
-from helpers.gaps import Samples, experiences
-from helpers.tiny_models import CORPUS, encode
+from helpers.samples import generated_sample, unrewarded
+from helpers.tiny_models import CORPUS, encode, flat_actor
+from openrlhf.trainer.ppo_utils.experience import Experience
 
 from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig
@@ -20,7 +22,43 @@ from lmm_r1.data.messages import Row
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import EncodedPrompt, Media, TinyModelSpec, get_kit
 from lmm_r1.models.actor import KitActor
+from lmm_r1.rl.experiences import experience_of
 from lmm_r1.rl.mismatch import Mismatch
+
+# One list per prompt of its samples: token ids, and the log-probs that the engine reports for them.
+Samples = Sequence[Sequence[tuple[list[int], list[float]]]]
+
+
+def experiences(
+    actor: KitActor,
+    rows: Sequence[Row],
+    prompts: Sequence[EncodedPrompt],
+    samples: Samples,
+    *,
+    media: Sequence[Media | None] | None = None,
+) -> list[Experience]:
+    """Return an experience of each group, with the actor's log-probs beside the engine's.
+
+    Args:
+        media: what the actor gets in the place of the prompts' own.
+    """
+    groups = []
+    for asked, prompt, group, given in zip(rows, prompts, samples, media or [p.media for p in prompts], strict=True):
+        made = [
+            unrewarded(generated_sample(prompt.token_ids, token_ids, of=asked, log_probs=log_probs))
+            for token_ids, log_probs in group
+        ]
+        experience = Experience.concat_experiences([experience_of(one, max_len=10**6) for one in made], 0)
+        with torch.no_grad():
+            experience.action_log_probs = actor(
+                experience.sequences,
+                experience.action_mask,
+                attention_mask=experience.attention_mask,
+                media=[given] * len(group),
+            )
+        groups.append(experience)
+    return groups
+
 
 pytestmark = pytest.mark.contract
 

@@ -5,10 +5,8 @@ import re
 from random import Random
 
 import pytest
-from helpers.environment_cases import CASES
-from helpers.episodes import answers_of, coordinates_image, image_row, text_of, turn
-from helpers.malformed_calls import malformed_turns
-from helpers.played_episodes import row_of
+from helpers.environments import CASES, malformed_turns
+from helpers.episodes import answers_of, coordinates_image, image_row, row_of, text_of, turn
 from helpers.tables import table
 
 from lmm_r1.agents.environment import Answered, Environment

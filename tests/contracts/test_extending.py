@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from helpers.commands import flags, write_rows
-from helpers.deepspeed_process import start_anew
+from helpers.commands_here import start_anew
 
 pytestmark = [pytest.mark.contract, pytest.mark.slow]
 

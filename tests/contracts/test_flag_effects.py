@@ -1,21 +1,51 @@
 """No flag that lies: each has an effect that a named test sees, or is refused by name. docs/flags.md is as it is built."""
 
+from __future__ import annotations
+
 import ast
 import re
 import sys
 from functools import cache
+from pathlib import Path
 
 import pytest
-from helpers.flag_effects import CONFIGS, ROOT, effects_of
+import yaml
 from helpers.tables import FOLDER
 
 from lmm_r1 import dotted
 from lmm_r1.cli.arguments import parse
 from lmm_r1.config.differences import only_defaults
 
+ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "docs"))
 
-from flags_page import FLAGS_PAGE, flags_page
+from flags_page import CONFIGS, FLAGS_PAGE, flags_page  # noqa: E402
+
+# The parts of flag_effects.yaml that apply to a command, besides its own.
+PARTS = {
+    "train_ppo_ray": ("all",),
+    "train_sft": ("all", "supervised"),
+    "train_kd": ("all", "supervised", "train_sft"),
+    "train_dpo": ("all", "supervised", "pairs"),
+    "train_kto": ("all", "supervised"),
+    "train_prm": ("all", "supervised"),
+    "train_rm": ("all", "supervised", "pairs"),
+}
+assert PARTS.keys() == CONFIGS.keys()
+
+
+def effects_of(command: str) -> dict[str, list[str]]:
+    """Return the tests of each flag of a command: `unit/rl/test_steps.py::a_name_without_test_`."""
+    parts = yaml.safe_load((ROOT / "tests" / "data" / "flag_effects.yaml").read_text(encoding="utf-8"))
+    found: dict[str, list[str]] = {}
+    for part in (*PARTS[command], command):
+        for test, flags in parts[part].items():
+            for flag in flags:
+                found.setdefault(flag, []).append(test)
+    return found
+
+
+sys.path.append(str(ROOT / "docs"))
 
 pytestmark = pytest.mark.contract
 

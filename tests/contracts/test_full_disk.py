@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 from helpers.commands import ANSWERED, QUESTION, SMALL_RUN, flags, tree, write_rows
+from helpers.processes import warm_python
 from helpers.recipe_samples import SAMPLES, png
 from helpers.run_folders import rollout, write_lines, write_stage
-from helpers.warm_python import warm_python
 
 from lmm_r1.cli import COMMANDS
 
@@ -130,7 +130,7 @@ def cases(inputs: Inputs) -> dict[str, list[Case]]:
 
 @pytest.fixture(scope="module")
 def inputs(tiny_checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Inputs:
-    from helpers.original_phi4 import build_original
+    from helpers.original_checkpoints import build_original
     from helpers.tiny_models import make_actor
     from helpers.value_models import save_reward_model
 
@@ -196,7 +196,7 @@ def test_a_command_that_cannot_write_ends_with_a_sentence_and_leaves_nothing_hal
         work = tmp_path / str(number)
         work.mkdir()
         said = ended(
-            *(warm_python(), "-m", "helpers.full_disk", str(case.room), command, *case.argv),
+            *(warm_python(), "-m", "helpers.interrupted_writes", str(case.room), command, *case.argv),
             work=work,
             stdin=case.stdin,
         )
@@ -213,7 +213,7 @@ def test_a_command_that_cannot_write_ends_with_a_sentence_and_leaves_nothing_hal
 
 def test_a_command_that_finds_no_room_for_temporary_files_says_so(inputs, tmp_path):
     argv = supervised(inputs, "answered.jsonl")
-    said = ended(sys.executable, "-m", "helpers.full_disk", str(NOTHING), "train_sft", *argv, work=tmp_path)
+    said = ended(sys.executable, "-m", "helpers.interrupted_writes", str(NOTHING), "train_sft", *argv, work=tmp_path)
     assert said.returncode == 1
     assert said.stderr.startswith("lmm-r1 train_sft: error: temporary files: cannot be written in ")
     assert said.stderr.endswith("; free space there, or set TMPDIR to another folder\n")

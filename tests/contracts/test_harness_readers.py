@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from helpers.judged_responses import judged
+from helpers.run_folders import judged
 
 from lmm_r1.evaluation.board import CheckpointResponses, MeasuredFile
 from lmm_r1.evaluation.exports import write_exports

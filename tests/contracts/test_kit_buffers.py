@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from helpers.deepspeed_process import destroy_engines, one_process
-from helpers.kit_settings import by_turns
+from helpers.commands_here import destroy_engines, one_process
+from helpers.tables import by_turns
 
 from lmm_r1 import dotted
 from lmm_r1.config import SFTConfig
@@ -83,7 +83,7 @@ def tensor_attributes(model: torch.nn.Module) -> list[str]:
 
 @pytest.mark.parametrize(("name", "stage", "precision"), by_turns(KITS, [*product((1, 2, 3), DTYPES)], turns=6))
 def test_buffers_are_those_of_a_plain_load(name, stage, precision, tiny_checkpoint, one_rank):
-    from helpers.flat_models import flat_actor
+    from helpers.tiny_models import flat_actor
 
     folder = tiny_checkpoint(name)
     strategy = strategy_of(stage=stage, precision=precision)
@@ -102,7 +102,7 @@ def test_buffers_are_those_of_a_plain_load(name, stage, precision, tiny_checkpoi
 @pytest.mark.parametrize("kind", ["reference", "critic", "reward"])
 @pytest.mark.parametrize("name", ["llm", "qwen2_5_vl"])
 def test_models_that_are_run_and_value_models_have_them_too(name, kind, tiny_checkpoint, tmp_path, one_rank):
-    from helpers.flat_models import flat_actor, flat_value_model
+    from helpers.tiny_models import flat_actor, flat_value_model
     from helpers.value_models import save_reward_model
 
     folder = tiny_checkpoint(name)
@@ -128,7 +128,7 @@ def test_models_that_are_run_and_value_models_have_them_too(name, kind, tiny_che
 
 def test_frequencies_of_another_head_size_and_base_are_exact(tiny_checkpoint, tmp_path, one_rank):
     """Of 48 dimensions per head and a base of 1,000,000: 1,000,000 ** (-2 i / 48)."""
-    from helpers.flat_models import flat_actor
+    from helpers.tiny_models import flat_actor
     from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
     tokenizer = AutoTokenizer.from_pretrained(tiny_checkpoint("llm"))
@@ -156,7 +156,7 @@ def test_frequencies_of_another_head_size_and_base_are_exact(tiny_checkpoint, tm
 
 def test_a_stored_buffer_that_stays_in_fp32_does_so_in_shards(tiny_checkpoint, tmp_path, one_rank):
     """DeepSeek-V3 chooses experts by a bias that is no parameter, and that a plain bf16 load leaves in fp32."""
-    from helpers.flat_models import flat_actor
+    from helpers.tiny_models import flat_actor
     from transformers import AutoTokenizer, DeepseekV3Config, DeepseekV3ForCausalLM
 
     tokenizer = AutoTokenizer.from_pretrained(tiny_checkpoint("llm"))
@@ -198,7 +198,7 @@ def test_a_stored_buffer_that_stays_in_fp32_does_so_in_shards(tiny_checkpoint, t
 @pytest.mark.parametrize("stage", [2, 3])
 def test_a_stored_buffer_is_merged_from_the_shards_of_a_bf16_run_as_it_was(stage, tiny_checkpoint, tmp_path, one_rank):
     """Of a mixture whose routers have a bias, which is no number of bf16."""
-    from helpers.flat_models import flat_actor
+    from helpers.tiny_models import flat_actor
 
     from lmm_r1.checkpoints.merging import load_trained, read_weights
 
@@ -218,7 +218,7 @@ def test_a_stored_buffer_is_merged_from_the_shards_of_a_bf16_run_as_it_was(stage
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_a_run_stops_where_a_buffer_is_rounded_in_preparation(stage, tiny_checkpoint, one_rank):
-    from helpers.flat_models import flat_actor
+    from helpers.tiny_models import flat_actor
 
     strategy = strategy_of(stage=stage, precision="bf16")
     actor = flat_actor(
@@ -241,7 +241,7 @@ def test_a_run_stops_where_a_buffer_is_rounded_in_preparation(stage, tiny_checkp
 def test_a_run_stops_where_a_buffer_is_rounded_in_loading(tiny_checkpoint, one_rank, monkeypatch):
     import contextlib
 
-    from helpers.flat_models import flat_actor
+    from helpers.tiny_models import flat_actor
 
     from lmm_r1.models import loading
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from helpers.conversations import message, picture, row
 from helpers.kd_steps import BETA, TEMPERATURE, losses_by_hand
-from helpers.kit_settings import SOME
+from helpers.tables import SOME
 from helpers.tiny_models import make_actor
 
 from lmm_r1.lmm_kits import Checkpoint, get_kit

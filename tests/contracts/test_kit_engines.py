@@ -14,9 +14,8 @@ from helpers.engines import (
     running_engine,
     sampled,
 )
-from helpers.kit_settings import by_turns
-from helpers.longrope import LONGROPE, with_longrope
-from helpers.tiny_models import CORPUS, MIXTURES, build_experts, encode, make_actor
+from helpers.tables import by_turns
+from helpers.tiny_models import CORPUS, LONGROPE, MIXTURES, build_experts, encode, make_actor, with_longrope
 from safetensors.torch import load_file
 
 from lmm_r1.generation.weight_sync import as_stored, stored_weights

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.conversations import clip
-from helpers.longrope import LONGROPE, with_longrope
-from helpers.tiny_models import encode
+from helpers.tiny_models import LONGROPE, encode, with_longrope
 from PIL import Image
 
 from lmm_r1.data.messages import ImagePart, Message, Row, TextPart

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.conversations import message, picture
-from helpers.kit_settings import by_turns
+from helpers.tables import by_turns
 from helpers.tiny_models import encode, make_actor, pad
 from PIL import Image
 

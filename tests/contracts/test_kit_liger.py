@@ -1,18 +1,15 @@
 """Liger's kernels, run by Triton's interpreter, against the modules they replace: every kit's log-probs and gradients."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 
 import pytest
+from helpers.interpreted_liger import compare, interpreting_process
 
 from lmm_r1.lmm_kits import KITS
 
 pytestmark = [pytest.mark.contract, pytest.mark.slow]
 
-TESTS = Path(__file__).resolve().parents[1]
 NORMS, LAYERS, ROTATIONS = "norms", "feed-forward layers", "rotary embeddings"
 # Of two layers of text: two norms each and the last one, a feed-forward layer and a rotation each.
 TEXT = {NORMS: 5, LAYERS: 2, ROTATIONS: 2}
@@ -35,14 +32,14 @@ MORE = {
 }
 
 
+@pytest.fixture(scope="module")
+def interpreting() -> Iterator[ProcessPoolExecutor]:
+    with interpreting_process() as process:
+        yield process
+
+
 @pytest.mark.parametrize("name", KITS)
-def test_log_probs_and_gradients_are_those_without_the_kernels(name, tiny_checkpoint):
+def test_log_probs_and_gradients_are_those_without_the_kernels(name, tiny_checkpoint, interpreting):
     """Of groups with a shared prefix, in fp32: all weights, then adapters with gradient checkpointing."""
-    # A process of its own: Triton reads the variable when it is imported.
-    command = [sys.executable, "-m", "helpers.interpreted_liger", name, str(tiny_checkpoint(name))]
-    paths = os.pathsep.join([str(TESTS.parent), str(TESTS), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": paths}
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stderr[-3000:]
-    expected = {kind: count for kind, count in {**TEXT, **MORE.get(name, {})}.items() if count}
-    assert json.loads(ended.stdout.splitlines()[-1]) == expected
+    counts = interpreting.submit(compare, name, tiny_checkpoint(name)).result()
+    assert counts == {kind: count for kind, count in {**TEXT, **MORE.get(name, {})}.items() if count}

@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.mixtures import reshaped
-from helpers.packed_actors import check, make_actors, zeros
-from helpers.packed_batches import Batch, Sample, one_by_one, shuffled, together
-from helpers.tiny_models import build_experts
+from helpers.packed_batches import Batch, Sample, check, make_actors, one_by_one, shuffled, together, zeros
+from helpers.tiny_models import build_experts, reshaped
 
 from lmm_r1.data import prefix_tree
 from lmm_r1.errors import UserError

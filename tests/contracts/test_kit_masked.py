@@ -3,8 +3,8 @@
 import pytest
 import torch
 from helpers.conversations import message, picture
-from helpers.kit_settings import SOME
 from helpers.packed_batches import Batch, Sample, groups, together
+from helpers.tables import SOME
 from helpers.tiny_models import encode, make_actor
 
 from lmm_r1.lmm_kits import get_kit

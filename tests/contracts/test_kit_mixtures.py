@@ -6,10 +6,9 @@ import pytest
 import torch
 from helpers.conversations import message, picture
 from helpers.engines import largest_difference, running_engine, sampled
-from helpers.mixtures import BALANCED_KITS, logits, reshaped
 from helpers.packed_batches import Batch, groups
 from helpers.tables import table
-from helpers.tiny_models import make_actor
+from helpers.tiny_models import BALANCED_KITS, logits, make_actor, reshaped
 
 from lmm_r1.lmm_kits import EncodedPrompt, get_kit
 from lmm_r1.models.load_balancing import check_balanced, routers_of

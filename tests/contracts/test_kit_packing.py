@@ -10,23 +10,26 @@ import pytest
 import torch
 import torch.distributed as dist
 from helpers.conversations import clip, message, picture
-from helpers.kit_settings import SOME, by_turns
-from helpers.longrope import LONGROPE, with_longrope
-from helpers.packed_actors import DOUBLE, SINGLE, Actors, check, make_actors, zeros
 from helpers.packed_batches import (
+    DOUBLE,
+    SINGLE,
+    Actors,
     Batch,
     Results,
     Sample,
     ShapeLog,
+    check,
     groups,
     log_probs_of,
+    make_actors,
     one_by_one,
     shuffled,
     together,
     turns,
+    zeros,
 )
-from helpers.tables import table
-from helpers.tiny_models import altered
+from helpers.tables import SOME, by_turns, table
+from helpers.tiny_models import LONGROPE, altered, with_longrope
 
 from lmm_r1.data.sample import PlacedMedia
 from lmm_r1.errors import UserError

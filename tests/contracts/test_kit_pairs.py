@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.conversations import clip, message, picture
-from helpers.kit_settings import SOME
+from helpers.tables import SOME
 from helpers.tiny_models import make_actor
 from helpers.value_models import make_value_model
 

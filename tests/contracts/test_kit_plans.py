@@ -4,8 +4,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from helpers.flat_models import flat_actor, flat_settings, flat_value_model
-from helpers.tiny_models import MAX_LEN
+from helpers.tiny_models import MAX_LEN, flat_actor, flat_settings, flat_value_model
 
 from lmm_r1.lmm_kits import KITS, Checkpoint
 from lmm_r1.models.adapters import quantized_layers

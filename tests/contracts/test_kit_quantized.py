@@ -3,7 +3,7 @@
 import pytest
 import torch
 from helpers.conversations import message, picture
-from helpers.kit_settings import kits_with
+from helpers.tables import kits_with
 from helpers.packed_batches import Batch, groups, log_probs_of, together
 from helpers.tiny_models import encode, make_actor
 

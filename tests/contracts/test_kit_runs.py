@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from helpers.deepspeed_process import start_anew
-from helpers.kit_settings import SOME
+from helpers.commands_here import start_anew
 from helpers.reward_servers import math_command, running
+from helpers.tables import SOME
 
 from lmm_r1.cli import make_task, train_ppo_ray, train_sft
 from lmm_r1.lmm_kits import Checkpoint, get_kit, kit_of

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.commands_here import destroy_engines, one_process
 from helpers.conversations import clip, message, picture
-from helpers.deepspeed_process import destroy_engines, one_process
 from helpers.sessions import begun, run_of
 from helpers.tables import table
 from helpers.tiny_models import make_actor

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.conversations import message, picture
-from helpers.kit_settings import SOME, by_turns
+from helpers.tables import SOME, by_turns
 from helpers.tiny_models import encode, make_actor, pad, run_kit
 
 from lmm_r1 import cpu

@@ -7,11 +7,22 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.branches import fork, random_branches
 from helpers.conversations import clip, message, picture
-from helpers.kit_settings import SOME
-from helpers.packed_actors import DOUBLE, SINGLE, Actors, check, make_actors, zeros
-from helpers.packed_batches import Batch, log_probs_of, one_by_one, together
+from helpers.packed_batches import (
+    DOUBLE,
+    SINGLE,
+    Actors,
+    Batch,
+    check,
+    fork,
+    log_probs_of,
+    make_actors,
+    one_by_one,
+    random_branches,
+    together,
+    zeros,
+)
+from helpers.tables import SOME
 from helpers.tiny_models import altered
 
 from lmm_r1.data import prefix_tree

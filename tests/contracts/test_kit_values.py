@@ -12,8 +12,8 @@ import pytest
 import torch
 from helpers.conversations import message, picture
 from helpers.engines import disturb
-from helpers.kit_settings import SOME, by_turns
 from helpers.packed_batches import Batch, groups
+from helpers.tables import SOME, by_turns
 from helpers.tiny_models import encode, make_actor
 from helpers.value_models import HEAD, make_value_model, one_by_one, rewards_of, values_of
 from safetensors.torch import load_file, save_file

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers.stage_scripts import SCRIPTS, STAGES, TRAINERS, printed_commands, trainer_config
+from helpers.commands import SCRIPTS, STAGES, TRAINERS, printed_commands, trainer_config
 
 from lmm_r1.cli.arguments import parse
 from lmm_r1.config import DPOConfig, KDConfig, PPOConfig, RMConfig, SFTConfig, SupervisedConfig

@@ -1,14 +1,18 @@
 """Every OpenRLHF name that is subclassed, replaced or used is there as expected, and none is used beside the list."""
 
+from __future__ import annotations
+
 import ast
 import importlib
 import inspect
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import openrlhf
 import pytest
-from helpers.upstream_names import SEAMS, Seam
+import yaml
 
 import lmm_r1
 from lmm_r1.host import seams
@@ -17,6 +21,32 @@ from lmm_r1.lmm_kits.delta_rule import PACKED_MODULES, REPLACED_FUNCTIONS
 from lmm_r1.models.actor import worker_policy
 from lmm_r1.models.loading import LoadSettings
 from lmm_r1.models.value_model import worker_value_model
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seam:
+    upstream: str
+    """`module:name`, or `module:class.method`."""
+    how: Literal["subclassed", "replaced", "used"]
+    ours: str
+    """`module:name` of what takes its place or builds on it. `lmm_r1.host.seams` states it for a replaced name."""
+    reason: str
+    signature: str
+    """Parameter names of the callable or of the class's constructor, in order."""
+
+
+def _seam(row: dict[str, str]) -> Seam:
+    if row["how"] != "replaced":
+        return Seam(**row)
+    (known,) = (replacement for replacement in REPLACEMENTS if replacement.upstream == row["upstream"])
+    return Seam(**row, ours=known.ours, reason=known.reason)
+
+
+_FILE = Path(__file__).resolve().parents[1] / "data" / "openrlhf_names.yaml"
+SEAMS: tuple[Seam, ...] = tuple(
+    _seam(row) for rows in yaml.safe_load(_FILE.read_text(encoding="utf-8")).values() for row in rows
+)
+
 
 pytestmark = pytest.mark.contract
 

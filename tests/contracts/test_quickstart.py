@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from helpers.commands import error_of
-from helpers.page_commands import ROOT, commands_of
+from helpers.tables import ROOT, commands_of
 
 from lmm_r1.cli import init
 from lmm_r1.cli.arguments import parse

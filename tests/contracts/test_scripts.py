@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers.stage_scripts import SCRIPTS, STAGES, TRAINERS, printed_commands, trainer_config
+from helpers.commands import SCRIPTS, STAGES, TRAINERS, printed_commands, trainer_config
 from helpers.tables import table
 
 from lmm_r1 import dotted

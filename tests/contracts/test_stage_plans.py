@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from helpers.stage_scripts import STAGES, printed_commands, trainer_config
+from helpers.commands import STAGES, printed_commands, trainer_config
 from helpers.tables import table
 
 from lmm_r1 import dotted

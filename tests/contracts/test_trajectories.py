@@ -15,11 +15,10 @@ import pytest
 import torch
 from helpers.conversations import message
 from helpers.engines import disturb
-from helpers.environment_cases import CASES
-from helpers.kit_settings import SOME
+from helpers.environments import CASES
 from helpers.packed_batches import Batch, DoubleThroughout, log_probs_of
-from helpers.random_policies import RandomPolicy, Spoken
-from helpers.random_trajectories import GROUP, MAX_LEN, Rollouts, build_checkpoint, packed_sample
+from helpers.random_trajectories import GROUP, MAX_LEN, RandomPolicy, Rollouts, Spoken, build_checkpoint, packed_sample
+from helpers.tables import SOME
 from helpers.tiny_models import encode, make_actor
 
 from lmm_r1.agents.registry import ENVIRONMENTS

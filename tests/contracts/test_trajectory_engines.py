@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 from helpers.engines import disturb, load_weights, running_engine
-from helpers.environment_cases import CASES
-from helpers.kit_settings import by_turns
+from helpers.environments import CASES
 from helpers.packed_batches import Batch, log_probs_of
 from helpers.random_trajectories import GROUP, LIMITS, MAX_LEN, Overheard, Rollouts, build_checkpoint, packed_sample
+from helpers.tables import by_turns
 from helpers.tiny_models import make_actor
 from PIL import Image
 
@@ -170,6 +170,6 @@ def test_an_engine_takes_an_image_by_its_name_for_what_it_showed_before(run_of, 
     distances = []
     for _ in range(2):
         noise = Image.effect_noise((84, 84), 80).convert("RGB")
-        monkeypatch.setattr("helpers.environment_cases.picture", lambda width, height, noise=noise: noise)
+        monkeypatch.setattr("helpers.environments.picture", lambda width, height, noise=noise: noise)
         distances.append(run.play("double-check", count=GROUP, seed=5)[1])
     assert distances[0] <= TOLERANCE < 10 * TOLERANCE < distances[1]

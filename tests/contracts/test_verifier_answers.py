@@ -4,9 +4,19 @@ import random
 from collections.abc import Iterator
 
 import pytest
-from helpers.answer_catalogue import CATALOGUE, Label
-from helpers.answer_frames import BLOCKS, DENIED, HEDGED, LEFT_OPEN, SECOND, denials, rivals
-from helpers.answer_verdicts import expect_none, time_limit
+from helpers.answers import (
+    BLOCKS,
+    CATALOGUE,
+    DENIED,
+    HEDGED,
+    LEFT_OPEN,
+    SECOND,
+    Label,
+    denials,
+    expect_none,
+    rivals,
+    time_limit,
+)
 
 from remote_rm.registry import get_verifier
 from remote_rm.verifier import Item, Verifier

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from helpers.chat_server import chat_server, completion
-from helpers.hostile_texts import label as any_label
-from helpers.hostile_texts import response as any_response
+from helpers.http_servers import chat_server, completion
 from helpers.judge_server import asked_of
+from helpers.verifiers import label as any_label
+from helpers.verifiers import response as any_response
 from hypothesis import given, settings
 
 import remote_rm

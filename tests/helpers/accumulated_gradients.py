@@ -156,7 +156,7 @@ def policy_gradients() -> dict[str, list[float]]:
     """Return the loss and the gradients of one step by each policy loss and aggregation, averaged over ranks."""
     from typing import get_args
 
-    from helpers.policy_passes import random_pass
+    from helpers.rl_steps import random_pass
     from torch.distributed.device_mesh import init_device_mesh
 
     from lmm_r1.config.ppo import LossAggregation, PolicyLossName

@@ -1,7 +1,12 @@
-"""Conversations for tests: images and videos that differ everywhere, messages and rows."""
+"""Conversations for tests: images and videos that differ everywhere, messages, rows and files of rows."""
+
+from __future__ import annotations
+
+from typing import Any
 
 from PIL import Image, ImageChops
 
+from lmm_r1.data.files import read_row_file
 from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, VideoPart
 
 # Their chat template writes a space before an assistant's words, behind the generation prompt.
@@ -33,3 +38,8 @@ def as_written(name: str, text: str) -> str:
 
 def row(*messages: Message, answer: str = "46") -> Row:
     return Row(messages=messages, answer=answer, datasource="test", location="rows.jsonl, line 1")
+
+
+def load_rows(path: str, **options: Any) -> list[Row]:
+    """Return the rows of `read_row_file`."""
+    return list(read_row_file(path, **options).rows.values())

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.garbage import keep_frozen
+from helpers.processes import keep_frozen
 
 from lmm_r1 import cpu
 from lmm_r1.config.shared import Speculation

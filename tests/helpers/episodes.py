@@ -1,15 +1,19 @@
-"""Episodes of environments for tests: rows to begin with, turns to answer, and what was shown."""
+"""Episodes of the shipped environments, played turn by turn, and small Sokoban levels with optima derived by hand."""
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter, deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from helpers.conversations import message, row
 from PIL import Image
 
 from lmm_r1.agents.environment import Answered, Environment, Turn
-from lmm_r1.data.messages import ImagePart, Row, TextPart
+from lmm_r1.data.messages import ImagePart, Message, Row, TextPart
+from lmm_r1.tasks.sokoban.board import MOVES
+from lmm_r1.tasks.sokoban.notation import read_state
 
 
 def coordinates_image(width: int, height: int) -> Image.Image:
@@ -47,3 +51,75 @@ def text_of(answered: Answered) -> str:
 def images_in(answered: Answered) -> list[Image.Image]:
     """Return the images of an answer, each in full resolution."""
     return [part.source for part in answered.shown if isinstance(part, ImagePart)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Played:
+    answers: list[Answered]
+    rewards: dict[str, float]
+    """Summed over the turns."""
+    counts: Counter
+
+
+def row_of(text="Solve it.", *, answer="", **columns):
+    message = Message(role="user", parts=(TextPart(text),))
+    return Row(messages=(message,), answer=answer, datasource="", location="rows.jsonl, line 3", columns=columns)
+
+
+def play_episode(environment, row, *texts):
+    """Give the turns to a new episode; it must be over with the last of them or go on after it, and not before."""
+
+    async def run():
+        episode = environment.begin(row, seed=0)
+        answers = []
+        for number, text in enumerate(texts):
+            assert not answers or not answers[-1].is_over, f"over before turn {number}"
+            answers.append(await episode.answer(Turn(text=text, number=number, ended=True)))
+        await episode.close()
+        return answers
+
+    answers = asyncio.run(run())
+    rewards: dict[str, float] = {}
+    counts: Counter = Counter()
+    for answered in answers:
+        counts.update(answered.counts)
+        for name, value in answered.rewards.items():
+            rewards[name] = rewards.get(name, 0.0) + value
+    return Played(answers=answers, rewards=rewards, counts=counts)
+
+
+def texts_of(parts):
+    return "".join(part.text for part in parts if isinstance(part, TextPart))
+
+
+ONE_PUSH = "#####\n#@$.#\n#####"
+# L pushes the box left, U and L walk around it, D pushes it down: 4 moves, 2 of them pushes.
+CORNER = "######\n#    #\n# $@ #\n#.   #\n######"
+# The box must go left, and the player can't get to its right.
+WRONG_SIDE = "#######\n#@ .$ #\n#######"
+IN_A_CORNER = "#####\n#$ @#\n# . #\n#####"
+# Neither box is on a dead square; side by side at the wall they hold each other.
+FROZEN = "######\n#.$$.#\n#  @ #\n######"
+
+
+def level(text):
+    return read_state(text)
+
+
+def shortest(state, *, fewest):
+    """The cost of the best solution, by plain search over single moves; None where there is none."""
+    costs = {state: 0}
+    waiting = deque([state])
+    while waiting:
+        current = waiting.popleft()
+        if current.is_solved:
+            return costs[current]
+        for move in MOVES:
+            following = current.after(move)
+            added = int(current.is_push(move)) if fewest == "pushes" else 1
+            if following is None or costs.get(following, costs[current] + added + 1) <= costs[current] + added:
+                continue
+            costs[following] = costs[current] + added
+            # Steps of no cost go first, so that the cheapest state is always looked at next.
+            waiting.append(following) if added else waiting.appendleft(following)
+    return None

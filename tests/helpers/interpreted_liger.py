@@ -1,14 +1,27 @@
 """Compare a kit's passes with and without Liger's kernels, which Triton's interpreter runs on a CPU.
 
-TRITON_INTERPRET=1 python -m helpers.interpreted_liger NAME FOLDER; prints a line of JSON: how many modules of each kind
-have a kernel. Ends with an error if log-probs, entropies or gradients differ by more than rounding.
+Triton reads TRITON_INTERPRET when it is imported, so this needs a process that starts with it. One process serves all kits.
 """
 
-import json
 import os
-import sys
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
+
+import pytest
+
+
+@contextmanager
+def interpreting_process() -> Iterator[ProcessPoolExecutor]:
+    """A process that loads the training stack once and interprets the kernels of what is submitted to it."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=interpret) as pool:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("TRITON_INTERPRET", "1")
+            pool.submit(os.getpid).result()
+        yield pool
 
 
 def interpret() -> None:
@@ -33,28 +46,27 @@ def interpret() -> None:
     libdevice.tanh = lambda values: 2 * tl.sigmoid(2 * values) - 1
 
 
-def main(name: str, folder: str) -> None:
-    interpret()
+def compare(name: str, folder: Path) -> dict[str, int]:
+    """Return how many modules of each kind have a kernel; raises if results differ by more than rounding."""
     from helpers.conversations import message, picture
     from helpers.engines import disturb
-    from helpers.packed_actors import SINGLE, check, norm_of
-    from helpers.packed_batches import groups, shuffled, together
+    from helpers.packed_batches import SINGLE, check, groups, norm_of, shuffled, together
     from helpers.tiny_models import encode, make_actor
 
     from lmm_r1.lmm_kits import get_kit
     from lmm_r1.models.liger import fuse
 
     kit = get_kit(name)
-    processor = kit.load_processor(folder, trust_remote_code=False)
+    processor = kit.load_processor(str(folder), trust_remote_code=False)
     conversations = [[message("user", "What is 12 + 34?")]]
     if kit.takes_images:
         conversations.append([message("user", picture(84, 56), "Which digit is this?")])
     prompts = [encode(kit, processor, messages) for messages in conversations]
     batch = shuffled(groups(prompts, [(5, 4), (3, 2)][: len(prompts)], gap=True))
-    counts = {}
+    counts: dict[str, int] = {}
     # All weights; adapters, with activations computed again in the backward pass.
     for settings in ({}, {"lora_rank": 4, "lora_alpha": 8}):
-        actor = make_actor(Path(folder), packing_samples=True, share_prefix=True, **settings).train()
+        actor = make_actor(folder, packing_samples=True, share_prefix=True, **settings).train()
         # Adapters start at zero, as does the projector of a kit.
         disturb(actor, seed=1)
         theirs = together(actor, batch, side="left")
@@ -68,8 +80,4 @@ def main(name: str, folder: str) -> None:
         total = norm_of(theirs.gradients)
         zero = {weight for weight, part in theirs.gradients.items() if part.norm() < SINGLE * total}
         check(mine, theirs, tolerance=SINGLE, zero=zero)
-    sys.stdout.write(f"{json.dumps(counts)}\n")
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    return dict(counts)

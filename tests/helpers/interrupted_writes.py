@@ -1,8 +1,13 @@
 """An action that is cut off right before its k-th operation on files."""
 
+from __future__ import annotations
+
 import os
+import resource
 import sys
 from collections.abc import Callable
+
+from lmm_r1.cli import main
 
 OPERATIONS = ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.chmod", "open")
 
@@ -67,3 +72,11 @@ def _writes(arguments: tuple) -> bool:
     if mode is None:
         return bool(flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
     return any(letter in mode for letter in "wxa+")
+
+
+# `python -m helpers.interrupted_writes BYTES COMMAND ...` runs a command where no file can grow beyond so many bytes.
+# A full disk does the same: a write ends early, or fails. It needs no mount, and holds for what libraries write, too.
+if __name__ == "__main__":
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), hard))
+    main(sys.argv[2:])

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from helpers.warm_python import warm_python
+from helpers.processes import warm_python
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,7 @@ from typing import Any
 import ray
 import torch
 from helpers.conversations import message, row
-from helpers.experiences import trained
-from helpers.step_parts import StepParts
+from helpers.rl_steps import StepParts, trained
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ray.launcher import BaseModelActor, RayActorGroup
 from ray import cloudpickle
@@ -41,7 +40,7 @@ RESPONSE = tuple(range(50, 66))
 
 def pickle_helpers() -> None:
     """Let workers have what stands beside the tests, and what they can't import."""
-    for name in ("helpers.media_steps", "helpers.experiences", "helpers.samples", "helpers.conversations"):
+    for name in ("helpers.media_steps", "helpers.rl_steps", "helpers.samples", "helpers.conversations"):
         cloudpickle.register_pickle_by_value(sys.modules[name])
 
 

@@ -1,13 +1,20 @@
-"""Run folders and curriculum folders as training leaves them behind, written without training."""
+"""Folders of runs and evaluations as commands write them, and what a reader sees of their report."""
+
+from __future__ import annotations
 
 import json
 import math
 import random
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
+from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import PIL.Image
 import PIL.ImageDraw
+
+from lmm_r1.records.responses import JudgedResponse, VerifierVerdict
 
 
 def write_lines(path: Path, records: Iterable[object]) -> None:
@@ -177,3 +184,125 @@ def _sampled(
         response_tokens=len(response) // 3,
         truncated=truncated,
     )
+
+
+def judged(right: bool = True, **changes: object) -> JudgedResponse:
+    """One response, right or wrong by the math verifier."""
+    values = {
+        "checkpoint": "base",
+        "file": "held_out",
+        "index": 0,
+        "row": "rows.jsonl line 1",
+        "datasource": "sums",
+        "label": "4",
+        "question": "What is 2 + 2?",
+        "sample": 0,
+        "response": f"<think>so</think><answer>{4 if right else 5}</answer>",
+        "response_tokens": 10,
+        "finish_reason": "stop",
+        "verdicts": {"math": VerifierVerdict(score=float(right), parts={"accuracy": float(right), "ungradable": 0.0})},
+    }
+    return JudgedResponse(**(values | changes))
+
+
+def judged_rows(rows: Sequence[Sequence[bool]], **changes: object) -> list[JudgedResponse]:
+    """The responses to rows that are given by whether each sample is right."""
+    return [
+        judged(right, **({"index": index, "row": f"rows.jsonl line {index + 1}", "sample": sample} | changes))
+        for index, row in enumerate(rows)
+        for sample, right in enumerate(row)
+    ]
+
+
+def write_scene(folder: Path) -> tuple[str, str]:
+    """Write a picture of 400 x 300 pixels and the part of it from (100, 60) to (180, 120); return both names."""
+    scene = PIL.Image.new("RGB", (400, 300), "#dfe6ee")
+    draw = PIL.ImageDraw.Draw(scene)
+    draw.rectangle((20, 180, 380, 290), fill="#9db48a")
+    draw.rectangle((100, 60, 180, 120), fill="#f4f0e6", outline="#333333")
+    draw.text((118, 84), "OPEN 7", fill="#a02020")
+    names = ("images/scene.png", "images/part.png")
+    (folder / "images").mkdir(parents=True, exist_ok=True)
+    scene.save(folder / names[0])
+    scene.crop((100, 60, 180, 120)).save(folder / names[1])
+    return names
+
+
+def cropped(folder: Path, *, step: int = 1, last: str = "<answer>7</answer>", **fields: Any) -> dict[str, object]:
+    """A line of rollouts.jsonl: a call that is refused, one that shows the part of the scene, the answer."""
+    scene, part = write_scene(folder)
+    call = '<grounding>{"bbox_2d": [0.25, 0.2, 0.45, 0.4], "source": "original_image"}</grounding>'
+    problem = "bbox_2d [0.45, 0.2, 0.25, 0.4] has swapped corners"
+    cut = {"picture": 0, "name": "original_image", "box": [100, 60, 180, 120], "size": [400, 300], "keypoint": None}
+    return rollout(
+        step=step,
+        response=last,
+        label="7",
+        messages=[
+            {"role": "system", "content": "Look closer by one call."},
+            {"role": "user", "content": [{"type": "image", "image": scene}, {"type": "text", "text": "Which?"}]},
+        ],
+        **{
+            "said": [
+                {
+                    "role": "assistant",
+                    "content": [{"type": "text", "text": f"<think>Where is the sign?</think>{call}"}],
+                    "calls": [{"tool": "crop", "outcome": "malformed", "problem": problem}],
+                },
+                {"role": "user", "content": [{"type": "text", "text": f"This call was not carried out: {problem}."}]},
+                {
+                    "role": "assistant",
+                    "content": [{"type": "text", "text": f"<think>The other way round.</think>{call}"}],
+                    "calls": [{"tool": "crop", "outcome": "done", "problem": ""}],
+                    "rewards": {"looked": 0.25},
+                },
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "text", "text": "This is observation_1:\n"},
+                        {"type": "image", "image": part, "cut": cut},
+                        {"type": "text", "text": "\nGo on."},
+                    ],
+                },
+                {"role": "assistant", "content": [{"type": "text", "text": last}]},
+            ],
+            "end": "over",
+            "scores": {
+                "accuracy": 1.0,
+                "looked": 0.25,
+                "tool_calls": 2.0,
+                "malformed_calls": 1.0,
+                "turns": 3.0,
+                "shown_images": 1.0,
+                "over_turn": 0.0,
+                "environment_failed": 0.0,
+            },
+            "counts": {"tool_calls": 2, "malformed_calls": 1},
+            **fields,
+        },
+    )
+
+
+class PageText(HTMLParser):
+    """The words of a page, the data for its script and the addresses it refers to."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.html = html
+        self.words, self.addresses, self.within = [], [], []
+        data = re.search(r'id="rollout-data">(.*?)</script>', html, re.S)
+        self.data = json.loads(data[1]) if data else None
+        self.feed(html)
+        self.text = re.sub(r"[\s\N{NO-BREAK SPACE}]+", " ", " ".join(self.words))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.within.append(tag)
+        self.addresses += [value for name, value in attrs if name in ("src", "href", "action", "srcset") and value]
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in self.within:
+            del self.within[len(self.within) - 1 - self.within[::-1].index(tag) :]
+
+    def handle_data(self, data: str) -> None:
+        if not {"script", "style"} & set(self.within):
+            self.words.append(data)

@@ -1,12 +1,15 @@
-"""Samples as an engine gives them, of tokens that are written down."""
+"""Samples and episodes as an engine gives them, of tokens and turns that are written down."""
+
+from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from helpers.conversations import message, row
 
 from lmm_r1.data.messages import Row
-from lmm_r1.data.sample import MediaRef, Sample, Segment
+from lmm_r1.data.sample import EpisodeResult, MediaRef, Said, Sample, Segment
 from remote_rm.verifier import Score
 
 QUESTION = row(message("user", "?"), answer="2")
@@ -56,3 +59,12 @@ def of_answer(item: Row, *, score: float) -> Sample:
 def unrewarded(sample: Sample) -> Sample:
     """The sample as it is before a reward model gives its reward."""
     return replace(sample, reward=None)
+
+
+def episode(
+    *said: Said, of: Row = QUESTION, reward: float = 0.0, parts: dict[str, float] | None = None, **played: Any
+) -> Sample:
+    """An episode of these turns; all else as the defaults of `EpisodeResult`."""
+    known = {"end": "over", "images": sum(len(one.images) for one in said), "rewards": {}, "counts": {}} | played
+    sample = generated_sample(of=of, text=said[-1].text, reward=reward, parts=parts)
+    return replace(sample, played=EpisodeResult(said=said, **known))

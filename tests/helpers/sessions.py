@@ -1,6 +1,11 @@
-"""Supervised runs between their start and their end, without a command around them."""
+"""Supervised sessions without processes: a strategy in the place of DeepSpeed's, and models that are tables."""
+
+from __future__ import annotations
 
 from typing import Any
+
+import torch
+from torch.distributed.device_mesh import init_device_mesh
 
 from lmm_r1.config import SupervisedConfig
 from lmm_r1.lifecycle.stopping import StopRequests
@@ -8,6 +13,7 @@ from lmm_r1.lmm_kits import Checkpoint, LmmKit
 from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.records.trackers import Trackers
 from lmm_r1.supervised.models import Session
+from lmm_r1.supervised.samples import SFTBatch, SFTSample
 
 
 def session_of(
@@ -61,3 +67,61 @@ def run_of(run_class: Any, session: Session, rows: Any) -> Any:
     encode = run_class.encoder.of(session.config, kit=checkpoint.kit, processor=checkpoint.processor)
     learned = run_class.learned(rows)
     return run_class.of(session, rows=learned, encode=encode, filler=encode(next(iter(learned))).filler)
+
+
+class AccumulatingStrategy:
+    """Takes a step's gradients as DeepSpeed does: the mean over its micro-batches."""
+
+    ring_attn_group = None
+
+    def __init__(self, *, micro_batches: int = 1) -> None:
+        self.ds_device_mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("dp",))
+        self.micro_batches = micro_batches
+        self.steps = 0
+
+    def is_rank_0(self) -> bool:
+        return True
+
+    def backward(self, loss: torch.Tensor, model: object, optimizer: object) -> None:
+        (loss / self.micro_batches).backward()
+
+    def optimizer_step(self, optimizer: object, model: object, scheduler: object) -> None:
+        self.steps += 1
+
+
+POLICY, REFERENCE = [0.0, -1.0, -2.0, -4.0], [0.0, -1.5, -2.0, -3.0]
+"""Log-probs of the tokens 0 to 3: their log-ratios are 0, 0.5, 0 and -1."""
+
+
+class TableActor:
+    """A model whose log-prob of a loss token is its entry in a table, whatever came before."""
+
+    def __init__(self, table: list[float]) -> None:
+        self.table = torch.tensor(table, requires_grad=True)
+        self.modes: list[str] = []
+
+    def __call__(self, sequences: torch.Tensor, action_mask: torch.Tensor, **arguments: object) -> torch.Tensor:
+        return self.table[sequences[:, 1:]] * action_mask
+
+    def eval(self) -> None:
+        self.modes.append("eval")
+
+    def train(self) -> None:
+        self.modes.append("train")
+
+
+class TableReference:
+    """A reference whose log-probs stand in a table; it counts the conversations of each batch that it is asked for."""
+
+    def __init__(self, table: list[float] | None = None) -> None:
+        self.table = torch.tensor(REFERENCE if table is None else table)
+        self.asked: list[int] = []
+
+    def log_probs(self, batch: SFTBatch) -> torch.Tensor:
+        self.asked.append(len(batch.sequences))
+        return self.table[batch.sequences[:, 1:]] * batch.loss_mask
+
+
+def responding(ids: list[int]) -> SFTSample:
+    """A response behind a prompt of the token 0."""
+    return SFTSample(token_ids=[0, *ids], loss_mask=[False, *[True] * len(ids)], media=None)

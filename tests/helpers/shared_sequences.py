@@ -112,7 +112,7 @@ def values(
     lengths: Sequence[Sequence[int]],
 ) -> dict[str, Any]:
     """The same for a critic's values."""
-    from helpers.flat_models import flat_value_model
+    from helpers.tiny_models import flat_value_model
 
     critic = flat_value_model(
         path,
@@ -199,8 +199,7 @@ def _disturb(model: torch.nn.Module, *, dtype: str) -> None:
 
 
 def _batch(kit: str, path: str, messages: str, lengths: Sequence[Sequence[int]]) -> Any:
-    from helpers.branches import fork
-    from helpers.packed_batches import Batch, groups
+    from helpers.packed_batches import Batch, fork, groups
     from helpers.tiny_models import encode
 
     from lmm_r1.data import prefix_tree

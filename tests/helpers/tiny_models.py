@@ -1,16 +1,47 @@
-"""Small random checkpoints of every kit, and their actors."""
+"""Tiny checkpoints and the models made of them: of every kit, with other sizes or rope parameters, and the demo's."""
 
-from collections.abc import Sequence
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, Literal
 
 import torch
 import transformers
-from helpers.flat_models import flat_actor
+from helpers.processes import warm_python
 
+from lmm_r1.config.shared import LoraConfig
 from lmm_r1.data.images import load_video
 from lmm_r1.data.messages import Message, images_of, videos_of
 from lmm_r1.lmm_kits import EncodedPrompt, LmmKit, TinyModelSpec, get_kit
 from lmm_r1.models.actor import KitActor
+from lmm_r1.models.loading import LoadSettings
+from lmm_r1.models.value_model import KitValueModel
+
+_LORA = {"lora_rank": "rank", "lora_alpha": "alpha", "lora_dropout": "dropout"}
+_LORA |= {name: name for name in ("target_modules", "use_dora", "use_rslora")}
+_OWN = ("temperature", "ban_media_tokens", "ds_config", "empty", "value_head_prefix", "normalize_reward")
+
+
+def flat_settings(given: dict[str, Any]) -> tuple[LoadSettings, dict[str, Any]]:
+    """Return the settings, and what a model's constructor takes next to them."""
+    lora = LoraConfig(**{_LORA[name]: value for name, value in given.items() if name in _LORA})
+    loaded = {name: value for name, value in given.items() if name not in _LORA and name not in _OWN}
+    return LoadSettings(**loaded, lora=lora), {name: given[name] for name in _OWN if name in given}
+
+
+def flat_actor(path: str, **given: Any) -> KitActor:
+    settings, own = flat_settings(given)
+    return KitActor(path, settings, **own)
+
+
+def flat_value_model(path: str, kind: Literal["critic", "reward"], **given: Any) -> KitValueModel:
+    settings, own = flat_settings(given)
+    return KitValueModel(path, kind, settings, **own)
+
 
 CORPUS = (
     "system\nYou are a helpful assistant.",
@@ -95,3 +126,96 @@ def pad(rows: Sequence[Sequence[int]], *, side: str) -> tuple[torch.Tensor, torc
         sequences[index, place] = torch.tensor(ids)
         mask[index, place] = 1
     return sequences, mask
+
+
+# Released with them.
+LONGROPE = ("llm", "phi3_v", "phi4_multimodal")
+
+
+def with_rope(folder: Path, copy: Path, **rope: Any) -> Path:
+    """Copy a checkpoint with other rope parameters beside its own."""
+    shutil.copytree(folder, copy)
+    config = json.loads((copy / "config.json").read_text())
+    config["rope_parameters"] |= rope
+    (copy / "config.json").write_text(json.dumps(config))
+    return copy
+
+
+def with_longrope(folder: Path, length: int, *, copy: Path, **rope: Any) -> Path:
+    """Copy a checkpoint with other factors for samples longer than `length`."""
+    config = json.loads((folder / "config.json").read_text())
+    head = config["hidden_size"] // config["num_attention_heads"]
+    frequencies = int(head * config["rope_parameters"].get("partial_rotary_factor", 1.0)) // 2
+    factors = {"short_factor": [1.0] * frequencies, "long_factor": [1.0 + index for index in range(frequencies)]}
+    with_rope(folder, copy, rope_type="longrope", original_max_position_embeddings=length, **factors | rope)
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | {"original_max_position_embeddings": length}))
+    return copy
+
+
+# Those whose load can be balanced. Their experts are computed by a grouped matmul, which takes no fp64, unless told otherwise.
+BALANCED_KITS = ("glm4v_moe", "qwen3_5_moe", "qwen3_vl_moe")
+
+
+def reshaped(kit: LmmKit, tiny: Path, folder: Path, settings: Mapping[str, object]) -> Path:
+    """Write a checkpoint like the tiny one, with other sizes in its language model and buffers that do something."""
+    shutil.copytree(tiny, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["text_config"] |= settings
+    torch.manual_seed(0)
+    model = kit.model_class(kit.config_class(**config))
+    text = model.config.get_text_config()
+    kit.tune_tiny(
+        model,
+        TinyModelSpec(
+            hidden_size=text.hidden_size,
+            layers=text.num_hidden_layers,
+            seed=0,
+            tie_embeddings=model.config.tie_word_embeddings,
+        ),
+    )
+    stored = model.state_dict()
+    for name, buffer in model.named_buffers():
+        if name in stored:
+            buffer.normal_(std=0.1)
+    model.save_pretrained(folder)
+    return folder
+
+
+def logits(folder: Path, prompt: EncodedPrompt, **settings: Any) -> torch.Tensor:
+    """Return a prompt's logits (1, T, V) as the checkpoint's actor with these settings computes them."""
+    actor = make_actor(folder, **settings)
+    sequences, mask = pad([prompt.token_ids], side="right")
+    with torch.no_grad():
+        return actor(sequences, attention_mask=mask, media=[prompt.media])["logits"]
+
+
+COLD_START = Path(__file__).parents[2] / "examples/scripts/lmm_r1/configs/demo/cold_start.yaml"
+STEPS = 100
+DIGITS = ("--min_digits", "1", "--max_digits", "2", "--max_image_digits", "1", "--seed", "1")
+
+
+def run_command(command: str, *arguments: object) -> None:
+    """Run a command to its end; raises CalledProcessError where it fails."""
+    subprocess.run([warm_python(), "-m", f"lmm_r1.cli.{command}", *map(str, arguments)], check=True)
+
+
+def build_demo(folder: Path) -> None:
+    """Write `tiny`, `model` and the rows `text` and `image` into a folder."""
+    run_command("make_tiny_model", "--arch", "qwen2_5_vl", "--seed", 1, "--output", folder / "tiny")
+    task = ("make_task", "digits", *DIGITS)
+    run_command(*task, "--modality", "mixed", "--solutions", "--rows", 32 * STEPS, "--output", folder / "solutions")
+    for modality in ("text", "image"):
+        run_command(*task, "--modality", modality, "--split", "test", "--rows", 16, "--output", folder / modality)
+    run_command(
+        "train_sft",
+        *(
+            "--config",
+            COLD_START,
+            "--model.model_name_or_path",
+            folder / "tiny",
+            "--data.dataset",
+            folder / "solutions",
+        ),
+        *("--ckpt.output_dir", folder / "model", "--ckpt.disable_ds", "--train.max_steps", STEPS),
+    )

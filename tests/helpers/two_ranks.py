@@ -1,26 +1,44 @@
 """Optimizer steps of two DeepSpeed processes over gloo, and the same steps of one process that sees all samples."""
 
+from __future__ import annotations
+
 import importlib
 import os
 import pickle
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 from helpers.conversations import clip, message, picture
-from helpers.double_precision import in_double_precision
 from helpers.launched_ranks import Ranks, launch
 from helpers.packed_batches import Batch, groups
 from helpers.tiny_models import encode, make_actor
 
+from lmm_r1.checkpoints.merge_job import DoublePrecision
 from lmm_r1.lmm_kits import get_kit
+from lmm_r1.models import loading
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.adapters import adapted_layers, layer_weights
 from lmm_r1.models.image_features import process_store, share_features
+
+
+@contextmanager
+def in_double_precision() -> Iterator[None]:
+    """Let models be loaded as `param_dtype="fp64"`, and whatever would be in fp32, be it DeepSpeed's, be in fp64."""
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with mock.patch.dict(loading.DTYPES, {"fp64": torch.float64}), DoublePrecision():
+            yield
+    finally:
+        torch.set_default_dtype(default)
+
 
 RANKS = 2
 Way = Literal["padded", "packed", "shared"]

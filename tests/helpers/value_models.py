@@ -1,16 +1,19 @@
-"""Critics and reward models of small random checkpoints."""
+"""Value models and their checkpoints, and requests to reward servers that serve them."""
+
+from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from helpers.engines import disturb
-from helpers.flat_models import flat_value_model
 from helpers.packed_batches import Batch
-from helpers.tiny_models import MAX_LEN
+from helpers.tiny_models import MAX_LEN, flat_value_model
 
+from lmm_r1.data.messages import Row, to_json
 from lmm_r1.models.value_model import KitValueModel
+from lmm_r1.scoring.reward_model import ScoringModel
 
 HEAD = "score"
 
@@ -54,3 +57,23 @@ def save_reward_model(checkpoint: Path, folder: Path, **settings: object) -> Pat
     processor = model.kit.load_processor(str(checkpoint), trust_remote_code=False)
     model.save(folder, processor=processor, weights=model.state_dict())
     return folder
+
+
+def sent_by_rollouts(model: ScoringModel[Any, Any], row: Row, responses: Sequence[str]) -> dict[str, Any]:
+    """Return the request for responses to a row: the prompt as messages, and the whole sample as decoded ids."""
+    tokenizer = model.kit.tokenizer_of(model.processor)
+    prompt = tokenizer.decode(model.encode_prompt(row).engine_token_ids, skip_special_tokens=False)
+    return {
+        "query": [f"{prompt}{response}{tokenizer.eos_token}" for response in responses],
+        "prompts": [to_json(row.messages)] * len(responses),
+        "labels": [row.answer] * len(responses),
+        "responses": list(responses),
+    }
+
+
+def sent_by_openrlhf(model: ScoringModel[Any, Any], row: Row, responses: Sequence[str]) -> dict[str, Any]:
+    """Return the same as OpenRLHF's executor sends it: rendered text, and no responses."""
+    request = sent_by_rollouts(model, row, responses)
+    del request["responses"]
+    ends = [response + model.kit.tokenizer_of(model.processor).eos_token for response in responses]
+    return request | {"prompts": [query.removesuffix(end) for query, end in zip(request["query"], ends, strict=True)]}

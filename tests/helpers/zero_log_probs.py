@@ -10,9 +10,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from helpers.conversations import message, picture
-from helpers.flat_models import flat_actor
 from helpers.launched_ranks import Ranks, launch
-from helpers.tiny_models import encode
+from helpers.tiny_models import encode, flat_actor
 
 from lmm_r1.lmm_kits import EncodedPrompt, LmmKit, kit_of
 from lmm_r1.models.actor import KitActor

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.commands import write_rows
+from helpers.commands_here import start_anew
 from helpers.conversations import picture
-from helpers.deepspeed_process import start_anew
 from PIL import Image
 from safetensors.torch import load_file
 

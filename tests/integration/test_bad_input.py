@@ -29,8 +29,8 @@ from helpers.commands import (
     with_image,
     write_rows,
 )
+from helpers.processes import warm_python
 from helpers.tables import table
-from helpers.warm_python import warm_python
 from PIL import Image
 
 from lmm_r1 import hub

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from helpers.commands import error_of, flags, tree, write_rows
 from helpers.commands_here import Ended, run_here
-from helpers.row_files import load_rows
+from helpers.conversations import load_rows
+from helpers.processes import kill, warm_python
 from helpers.tables import table
 from helpers.value_models import save_reward_model
-from helpers.warm_python import kill, warm_python
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

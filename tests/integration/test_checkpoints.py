@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.deepspeed_process import one_process
+from helpers.commands_here import one_process
 from helpers.interrupted_writes import Interrupter
 from helpers.launched_ranks import launch
-from helpers.saved_modules import make_run, prepared, train, weight
-from helpers.whole_checkpoints import complete_steps
+from helpers.saved_checkpoints import complete_steps, make_run, prepared, train, weight
 from openrlhf.utils.deepspeed import DeepspeedStrategy
 
 from lmm_r1.errors import UserError
@@ -209,7 +208,7 @@ def test_deepspeed_writes_no_latest_where_it_is_told_not_to_and_takes_any_folder
 
 @pytest.mark.parametrize("stage", [2, 3])
 def test_two_ranks_come_to_the_same_decision_and_save_all_shards(stage, tmp_path):
-    launch("helpers.saved_modules", str(stage), str(tmp_path / "run"), count=2, folder=tmp_path / "logs").wait()
+    launch("helpers.saved_checkpoints", str(stage), str(tmp_path / "run"), count=2, folder=tmp_path / "logs").wait()
     marker = json.loads((tmp_path / "run/global_step2/complete.json").read_text())
     ranks = [f"zero_pp_rank_{rank}_mp_rank_00_" for rank in (0, 1)]
     models = ["mp_rank_00_model_states.pt"] if stage == 2 else [f"{rank}model_states.pt" for rank in ranks]

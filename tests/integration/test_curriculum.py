@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from helpers.warm_python import warm_python
+from helpers.processes import warm_python
 
 from lmm_r1.cli import make_task
 

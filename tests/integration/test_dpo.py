@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from helpers.commands import flags
-from helpers.deepspeed_process import start_anew
+from helpers.commands_here import start_anew
 from helpers.killed_runs import KillableCommand, lines_in, python
 from PIL import Image
 from safetensors.torch import load_file

@@ -6,7 +6,7 @@ import pytest
 import torch
 from bitsandbytes.optim import AdamW8bit
 from deepspeed import DeepSpeedEngine
-from helpers import deepspeed_process
+from helpers import commands_here
 
 from lmm_r1 import dotted
 from lmm_r1.config import SFTConfig
@@ -19,7 +19,7 @@ ADAM = {"lr": 1e-2, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.01}
 @pytest.fixture(scope="module")
 def one_process() -> Iterator[None]:
     """DeepSpeed with this process alone, once for all tests."""
-    with deepspeed_process.one_process():
+    with commands_here.one_process():
         yield
 
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 from helpers.commands import flags
-from helpers.conversations import picture
-from helpers.row_files import load_rows
+from helpers.conversations import load_rows, picture
 
 from lmm_r1.batch import run as batch_run
 from lmm_r1.cli import batch_inference, evaluate, interactive_chat

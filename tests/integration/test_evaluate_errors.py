@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from helpers.commands import QUESTION, error_of, flags, tree, with_image, write_rows
+from helpers.processes import warm_python
 from helpers.tables import table
-from helpers.warm_python import warm_python
 from PIL import Image
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("own_environment")]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
-from helpers.chat_server import chat_server, completion, failure
 from helpers.commands import error_of, tree, write_rows
+from helpers.http_servers import chat_server, completion, failure
 from helpers.tables import table
 from PIL import Image
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pexpect
 import pytest
 from helpers.commands import flags, one_sentence
-from helpers.longrope import with_longrope
-from helpers.row_files import load_rows
-from helpers.warm_python import warm_python
+from helpers.conversations import load_rows
+from helpers.processes import warm_python
+from helpers.tiny_models import with_longrope
 from PIL import Image
 
 from lmm_r1.chat.chat_model import load_model

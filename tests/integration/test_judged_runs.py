@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 from helpers.commands import flags
-from helpers.commands_here import run_here
-from helpers.deepspeed_process import start_anew
+from helpers.commands_here import run_here, start_anew
 from helpers.killed_runs import KillableCommand, lines_in, python
 from helpers.reward_servers import running
 from PIL import Image

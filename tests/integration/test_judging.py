@@ -5,9 +5,9 @@ from statistics import fmean
 
 import psutil
 import pytest
-from helpers.chat_server import chat_server, completion
+from helpers.http_servers import chat_server, completion
 from helpers.judge_server import asked_of
-from helpers.report_text import PageText
+from helpers.run_folders import PageText
 
 from lmm_r1.data.messages import Message, Row, TextPart
 from lmm_r1.errors import UserError

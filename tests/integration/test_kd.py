@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from helpers.commands import flags
-from helpers.deepspeed_process import start_anew
+from helpers.commands_here import start_anew
 from helpers.kd_steps import build_teacher
 from helpers.killed_runs import KillableCommand, lines_in, python
 from helpers.launched_ranks import launch
@@ -96,4 +96,4 @@ def test_two_ranks_sample_from_the_student_as_it_is_after_each_update(
 ):
     build_teacher(get_kit(KIT), tmp_path / "teacher")
     (tmp_path / "student").symlink_to(tiny_checkpoint(KIT))
-    launch("helpers.own_responses", str(tmp_path), "3", count=2, folder=tmp_path / "logs").wait(seconds=240)
+    launch("helpers.kd_steps", str(tmp_path), "3", count=2, folder=tmp_path / "logs").wait(seconds=240)

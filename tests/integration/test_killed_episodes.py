@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from helpers.commands import flags, write_rows
 from helpers.killed_runs import KillableCommand, kills, python
-from helpers.whole_checkpoints import complete_steps
+from helpers.saved_checkpoints import complete_steps
 
 from lmm_r1.data.training_rows import PromptStream
 

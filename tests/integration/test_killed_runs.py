@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from helpers.commands import error_of, flags, write_rows
 from helpers.killed_runs import KillableCommand, Moment, appears, lines_in, python
-from helpers.whole_checkpoints import complete_steps, newest_common_step
+from helpers.saved_checkpoints import complete_steps, newest_common_step
 from safetensors.torch import load_file
 
 from lmm_r1.data.training_rows import PromptStream

@@ -8,7 +8,7 @@ import pytest
 import torch
 from deepspeed import DeepSpeedEngine
 from deepspeed.utils import safe_get_full_fp32_param
-from helpers import deepspeed_process
+from helpers import commands_here
 from helpers.commands_here import run_here
 from helpers.tables import table
 from safetensors.torch import load_file
@@ -39,7 +39,7 @@ class Sum(torch.nn.Module):
 @pytest.fixture(scope="module", autouse=True)
 def one_process() -> Iterator[None]:
     """DeepSpeed with this process alone, once for all tests."""
-    with deepspeed_process.one_process():
+    with commands_here.one_process():
         yield
 
 

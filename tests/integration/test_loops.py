@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from helpers.warm_python import warm_python
+from helpers.processes import warm_python
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.full]
 

@@ -6,11 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import deepspeed_process
+from helpers import commands_here
 from helpers.conversations import message, picture
 from helpers.engines import largest_difference, running_engine, sampled
-from helpers.flat_models import flat_actor
-from helpers.tiny_models import MIXTURES, build_experts, encode, make_actor
+from helpers.tiny_models import MIXTURES, build_experts, encode, flat_actor, make_actor
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
@@ -47,7 +46,7 @@ RUNS: dict[str, tuple[int, dict[str, object]]] = {
 @pytest.fixture(scope="module")
 def one_process() -> Iterator[None]:
     """DeepSpeed with this process alone, once for all tests."""
-    with deepspeed_process.one_process():
+    with commands_here.one_process():
         yield
 
 

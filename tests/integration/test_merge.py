@@ -10,10 +10,9 @@ import huggingface_hub.constants
 import pytest
 import torch
 from helpers.commands import ANSWERED, error_of, flags, tree, with_image, write_rows
-from helpers.commands_here import run_here
+from helpers.commands_here import run_here, run_in_ranks
 from helpers.conversations import picture
-from helpers.hub_server import hub_server
-from helpers.several_commands import run_in_ranks
+from helpers.http_servers import hub_server
 from safetensors.torch import load_file
 
 from lmm_r1 import hub

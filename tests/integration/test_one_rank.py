@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from deepspeed import DeepSpeedEngine
-from helpers import deepspeed_process
+from helpers import commands_here
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lmm_r1 import dotted
@@ -44,7 +44,7 @@ class Model(torch.nn.Module):
 @pytest.fixture(scope="module", autouse=True)
 def one_process() -> Iterator[None]:
     """DeepSpeed with this process alone, once for all tests."""
-    with deepspeed_process.one_process():
+    with commands_here.one_process():
         yield
 
 

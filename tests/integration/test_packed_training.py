@@ -18,7 +18,7 @@ import pytest
 import ray
 import torch
 from helpers.commands import flags, write_rows
-from helpers.deepspeed_process import start_anew
+from helpers.commands_here import start_anew
 from openrlhf.trainer.ppo_utils.experience import Experience
 from safetensors.torch import load_file
 

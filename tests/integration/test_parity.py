@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from helpers.deepspeed_process import start_anew
+from helpers.commands_here import start_anew
 
 from lmm_r1.checkpoints.parity_record import kept_for
 from lmm_r1.cli.parity import certify

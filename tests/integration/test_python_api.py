@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 from helpers.commands import ANSWERED, QUESTION
-from helpers.hub_server import hub_server
+from helpers.http_servers import hub_server
 
 import lmm_r1
 from lmm_r1.supervised import sft

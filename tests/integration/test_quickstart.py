@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from helpers.commands_here import run_here
-from helpers.page_commands import commands_of
-from helpers.warm_python import warm_python
+from helpers.processes import warm_python
+from helpers.tables import commands_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.full]
 

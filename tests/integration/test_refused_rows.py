@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import ray
 from helpers.commands import error_of, flags, lines_of_error, tree, write_rows
-from helpers.deepspeed_process import start_anew
+from helpers.commands_here import start_anew
 from PIL import Image
 
 from lmm_r1.cli import check_data, train_sft

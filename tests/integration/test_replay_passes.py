@@ -10,9 +10,9 @@ import deepspeed
 import pytest
 import ray
 import torch
-from helpers import deepspeed_process
-from helpers.experiences import group, trained
+from helpers import commands_here
 from helpers.media_steps import Engine, Step, Worker, counted_bytes, mark_of, start_cluster, stored_objects
+from helpers.rl_steps import group, trained
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ray.launcher import RayActorGroup
 from ray import cloudpickle
@@ -146,7 +146,7 @@ def test_the_media_of_an_engine_that_died_are_told_as_lost():
 @pytest.fixture
 def one_process() -> Iterator[None]:
     """A process group of this process alone, which DeepSpeed takes for its own."""
-    with deepspeed_process.one_process():
+    with commands_here.one_process():
         deepspeed.init_distributed("gloo")
         yield
 

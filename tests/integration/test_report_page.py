@@ -5,9 +5,7 @@ import json
 import pytest
 from helpers.chromium import CHROMIUM, Browser
 from helpers.conversations import message, row
-from helpers.judged_responses import judged_rows
-from helpers.run_folders import rollout, write_curriculum, write_image, write_lines, write_stage
-from helpers.trajectories import cropped
+from helpers.run_folders import cropped, judged_rows, rollout, write_curriculum, write_image, write_lines, write_stage
 
 from lmm_r1.cli.report import main
 from lmm_r1.data.messages import ImagePart

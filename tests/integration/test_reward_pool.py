@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from helpers.event_loops import in_a_loop
+from helpers.http_servers import in_a_loop
 from helpers.reward_servers import import_unruly, running, unruly_command
 
 from remote_rm.service.pool import QUICK_CHARS, PoolUnavailable, VerifierPool

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from helpers.commands import flags
-from helpers.deepspeed_process import start_anew
+from helpers.commands_here import start_anew
 from PIL import Image
 
 from lmm_r1.cli import train_rm

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from helpers.processes import warm_python
 from helpers.reward_servers import ROOT, everything
-from helpers.warm_python import warm_python
 
 from lmm_r1.scoring.response_scores import VerifierJudge
 from remote_rm.verifier import Item

@@ -18,9 +18,8 @@ from typing import Any
 import pytest
 from helpers.commands import error_of_process
 from helpers.conversations import message, picture, row
-from helpers.reward_requests import sent_by_openrlhf, sent_by_rollouts
 from helpers.reward_servers import ROOT, RunningServer, running
-from helpers.value_models import save_reward_model
+from helpers.value_models import save_reward_model, sent_by_openrlhf, sent_by_rollouts
 
 from lmm_r1.data.messages import ImagePart, Row, to_json
 from lmm_r1.scoring.reward_model import RewardModel

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from helpers.commands import flags, write_rows
-from helpers.deepspeed_process import start_anew
+from helpers.commands_here import start_anew
 
 from lmm_r1.cli import train_sft
 from lmm_r1.host.checkpoint_folder import tags

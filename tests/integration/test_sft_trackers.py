@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from helpers.commands import ANSWERED, flags, write_rows
-from helpers.deepspeed_process import start_anew
+from helpers.commands_here import start_anew
 from helpers.tracked_runs import keep_offline, of_swanlab, of_tensorboard, of_wandb
 
 from lmm_r1.cli import train_sft

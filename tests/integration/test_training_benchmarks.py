@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.warm_python import warm_python
+from helpers.processes import warm_python
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

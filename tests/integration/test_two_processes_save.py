@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 from helpers.commands import ANSWERED, flags, with_image, write_rows
-from helpers.commands_here import Ended
+from helpers.commands_here import Ended, run_in_ranks
 from helpers.conversations import picture
-from helpers.several_commands import run_in_ranks
 from helpers.tables import table
 from helpers.tiny_models import build_experts
 from safetensors.torch import load_file

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.mixtures import BALANCED_KITS
+from helpers.tiny_models import BALANCED_KITS
 from helpers.two_ranks import WAYS, Case, Step, finish, one_process, start
 
 from lmm_r1.lmm_kits import KITS, get_kit

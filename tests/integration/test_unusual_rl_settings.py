@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from helpers import deepspeed_process
-from helpers.experiences import sample
-from helpers.step_parts import StepParts
+from helpers import commands_here
+from helpers.rl_steps import StepParts, sample
 from helpers.tiny_models import make_actor
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ray import ppo_actor
@@ -95,7 +94,7 @@ CASES = {
 
 @pytest.fixture(scope="module", autouse=True)
 def one_process() -> Iterator[None]:
-    with deepspeed_process.one_process():
+    with commands_here.one_process():
         yield
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from helpers import deepspeed_process
+from helpers import commands_here
 from helpers.conversations import message, picture, row
 from helpers.sessions import begun, run_of
 
@@ -145,7 +145,7 @@ def rows(*, images: bool) -> list[Row]:
 
 @pytest.fixture(scope="module", autouse=True)
 def one_process() -> Iterator[None]:
-    with deepspeed_process.one_process():
+    with commands_here.one_process():
         yield
 
 

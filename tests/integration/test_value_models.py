@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import deepspeed_process
+from helpers import commands_here
 from helpers.commands import flags
 from helpers.conversations import message, picture
-from helpers.flat_models import flat_value_model
 from helpers.packed_batches import Arguments, Batch, groups
-from helpers.tiny_models import encode
+from helpers.tiny_models import encode, flat_value_model
 from helpers.value_models import HEAD, make_value_model
 from safetensors.torch import load_file
 
@@ -30,7 +29,7 @@ KIT = "qwen2_5_vl"
 @pytest.fixture(scope="module")
 def one_process() -> Iterator[None]:
     """DeepSpeed with this process alone, once for all tests."""
-    with deepspeed_process.one_process():
+    with commands_here.one_process():
         yield
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.flat_models import flat_actor
+from helpers.tiny_models import flat_actor
 from helpers.zero_log_probs import PLAIN, RANKS, STAGES, TOKENS, finish, log_probs_of, prompts_of, start
 
 from lmm_r1.lmm_kits import get_kit

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers.warm_python import warm_python
+from helpers.processes import warm_python
 
 from lmm_r1 import cpu
 from lmm_r1.cluster.worker_processes import run_environment

@@ -3,8 +3,7 @@
 import asyncio
 
 import pytest
-from helpers.episodes import answers_of, coordinates_image, image_row
-from helpers.played_episodes import row_of
+from helpers.episodes import answers_of, coordinates_image, image_row, row_of
 
 from lmm_r1.agents.environment import DoubleCheck, demonstration_of
 from lmm_r1.agents.tool_environment import CropEnvironment

@@ -1,6 +1,6 @@
 import pytest
-from helpers.hostile_texts import LARGE, pieced
-from helpers.played_episodes import play_episode, row_of, texts_of
+from helpers.episodes import play_episode, row_of, texts_of
+from helpers.verifiers import LARGE, pieced
 from hypothesis import given, settings
 
 from lmm_r1.agents.digits_lookup import DigitsLookup, look_up, read_cell

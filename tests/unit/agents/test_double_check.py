@@ -1,5 +1,5 @@
 import pytest
-from helpers.played_episodes import play_episode, row_of, texts_of
+from helpers.episodes import play_episode, row_of, texts_of
 
 from lmm_r1.agents.environment import DoubleCheck
 from lmm_r1.errors import UserError

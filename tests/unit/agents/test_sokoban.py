@@ -2,9 +2,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from helpers.hostile_texts import pieced
-from helpers.played_episodes import play_episode, row_of, texts_of
-from helpers.sokoban_levels import CORNER, FROZEN, ONE_PUSH, level
+from helpers.episodes import CORNER, FROZEN, ONE_PUSH, level, play_episode, row_of, texts_of
+from helpers.verifiers import pieced
 from hypothesis import given, settings
 
 from lmm_r1.agents.sokoban import SokobanPlan, SokobanSteps

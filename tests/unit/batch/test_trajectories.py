@@ -6,8 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from helpers.conversations import message, picture, row
-from helpers.row_files import load_rows
+from helpers.conversations import load_rows, message, picture, row
 from PIL import Image
 
 from lmm_r1.batch.inputs import select, with_earned

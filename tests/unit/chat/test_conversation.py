@@ -2,7 +2,7 @@ import json
 from pathlib import Path
 
 import pytest
-from helpers.row_files import load_rows
+from helpers.conversations import load_rows
 from helpers.tables import table
 from PIL import Image
 

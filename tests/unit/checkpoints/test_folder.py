@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from helpers.commands import tree
 from helpers.interrupted_writes import Interrupter, killed_at
-from helpers.whole_checkpoints import complete_steps
+from helpers.saved_checkpoints import complete_steps
 
 from lmm_r1.errors import UserError
 from lmm_r1.host.checkpoint_folder import defect, read_latest, saving_name, whole_checkpoints

@@ -8,7 +8,7 @@ import pytest
 import torch
 from helpers.commands import error_of
 from helpers.conversations import message, picture
-from helpers.original_phi4 import CONFIG, IMAGE, RANK, SCALING, build_original
+from helpers.original_checkpoints import CONFIG, IMAGE, RANK, SCALING, build_original
 from helpers.tiny_models import run_kit
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file

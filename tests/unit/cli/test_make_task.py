@@ -4,7 +4,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from helpers.row_files import load_rows
+from helpers.conversations import load_rows
 from helpers.tables import table
 
 from lmm_r1.cli.make_task import TaskSettings, main

@@ -6,8 +6,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from helpers.conversations import load_rows
 from helpers.recipe_samples import SAMPLES, png
-from helpers.row_files import load_rows
 
 from lmm_r1.cli.prepare_data import main
 from lmm_r1.data.recipes import recipe_names

@@ -3,7 +3,7 @@ import json
 
 import datasets
 import pytest
-from helpers.row_files import load_rows
+from helpers.conversations import load_rows
 from PIL import Image
 
 from lmm_r1.data.files import read_records, read_row_file, write_row_folder

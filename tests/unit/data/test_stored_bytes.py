@@ -13,7 +13,7 @@ import datasets
 import pyarrow
 import pyarrow.parquet
 import pytest
-from helpers.row_files import load_rows
+from helpers.conversations import load_rows
 from PIL import Image
 
 from lmm_r1.data import parquet_files

@@ -2,7 +2,7 @@ import itertools
 from fractions import Fraction
 
 import pytest
-from helpers.judged_responses import judged_rows
+from helpers.run_folders import judged_rows
 
 from lmm_r1.errors import UserError
 from lmm_r1.evaluation.board import Comparison, compare, mean_interval, paired_test, sign_test

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from helpers.conversations import picture
-from helpers.judged_responses import judged
+from helpers.run_folders import judged
 
 from lmm_r1.agents.registry import load_environment
 from lmm_r1.data.sample import EpisodeResult

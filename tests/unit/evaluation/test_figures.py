@@ -1,9 +1,7 @@
 """One figure everywhere: what is equal is shown as equal, however it was reckoned."""
 
 import pytest
-from helpers.judged_responses import judged_rows
-from helpers.report_text import PageText
-from helpers.run_folders import scores, write_stage
+from helpers.run_folders import PageText, judged_rows, scores, write_stage
 from helpers.tables import table
 
 from lmm_r1.evaluation.board import CheckpointResponses, MeasuredFile, board_record, build_board

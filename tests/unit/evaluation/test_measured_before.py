@@ -4,7 +4,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from helpers.judged_responses import judged_rows
+from helpers.run_folders import judged_rows
 
 from lmm_r1.data.reading import SkippedRow
 from lmm_r1.evaluation import measurement

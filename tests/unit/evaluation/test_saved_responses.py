@@ -2,8 +2,7 @@ import json
 from pathlib import Path
 
 import pytest
-from helpers.judged_responses import judged, judged_rows
-from helpers.run_folders import write_image
+from helpers.run_folders import judged, judged_rows, write_image
 from helpers.tables import table
 
 from lmm_r1.data.messages import images_of

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 from helpers.conversations import message, picture, row
-from helpers.judged_responses import judged, judged_rows
-from helpers.report_text import PageText
+from helpers.run_folders import PageText, judged, judged_rows
 from PIL import Image
 
 from lmm_r1.data.messages import ImagePart, VideoPart

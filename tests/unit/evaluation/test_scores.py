@@ -2,7 +2,7 @@ import math
 from fractions import Fraction
 
 import pytest
-from helpers.judged_responses import judged, judged_rows
+from helpers.run_folders import judged, judged_rows
 
 from lmm_r1.evaluation.scores import (
     Ballot,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
-from helpers.chat_server import ChatServer, chat_server, completion, failure
+from helpers.http_servers import ChatServer, chat_server, completion, failure
 from PIL import Image
 
 from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, VideoPart

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from helpers.counting_engine import CountingEngine
+from helpers.scripted_engines import CountingEngine
 
 from lmm_r1.data.sample import Segment, WeightSpan
 from lmm_r1.generation.engine import SamplingSettings

@@ -5,7 +5,7 @@ import threading
 from functools import partial
 
 import pytest
-from helpers.counting_engine import CountingEngine
+from helpers.scripted_engines import CountingEngine
 
 from lmm_r1.generation.engine import SamplingSettings
 from lmm_r1.generation.request import sampling_params

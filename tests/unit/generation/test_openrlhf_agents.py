@@ -8,8 +8,8 @@ from functools import partial
 import pytest
 from helpers.character_kit import AFTER_IMAGE, END, IMAGE, NEWLINE, PATCHES, PLACEHOLDER, CharacterTokenizer
 from helpers.conversations import clip, message, row
+from helpers.scripted_engines import LIMITS, SETTINGS, TalkingEngine, play_group
 from helpers.tables import table
-from helpers.talking_engine import LIMITS, SETTINGS, TalkingEngine, play_group
 
 from lmm_r1.agents.openrlhf_agent import ExecutorAgent, StepAgent, agent_class, load_agent
 from lmm_r1.config.ppo import AgentConfig

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 import ray
 from helpers.conversations import message, picture
-from helpers.episode_samples import episode
-from helpers.samples import generated_sample
+from helpers.samples import episode, generated_sample
 
 from lmm_r1.data.messages import ImagePart
 from lmm_r1.data.sample import Cut, CutImage, Said

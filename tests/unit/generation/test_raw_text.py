@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 from helpers.character_kit import AFTER_IMAGE, END, IMAGE, NEWLINE, PATCHES, PLACEHOLDER
 from helpers.conversations import message, row
-from helpers.talking_engine import LIMITS, SETTINGS, TalkingEngine, play_group
+from helpers.scripted_engines import LIMITS, SETTINGS, TalkingEngine, play_group
 from vllm import SamplingParams
 
 from lmm_r1.agents.environment import Answered, Environment, Episode, RawText

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from helpers.conversations import message, picture, row
-from helpers.counting_engine import CountingEngine
+from helpers.scripted_engines import CountingEngine
 
 from lmm_r1 import cpu
 from lmm_r1.data.messages import ImagePart, Row

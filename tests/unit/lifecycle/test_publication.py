@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from helpers.commands import error_of
-from helpers.hub_server import hub_server
+from helpers.http_servers import hub_server
 
 from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig, SFTConfig

@@ -12,8 +12,7 @@ import pytest
 import torch
 from helpers.conversations import message, picture, row
 from helpers.engines import largest_difference, running_engine, sampled
-from helpers.mixtures import reshaped
-from helpers.tiny_models import encode, make_actor
+from helpers.tiny_models import encode, make_actor, reshaped
 from safetensors.torch import load_file, save_file
 from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
 

@@ -8,8 +8,7 @@ from types import ModuleType
 
 import pytest
 import torch
-from helpers.flat_models import flat_actor
-from helpers.tiny_models import altered, make_actor, pad
+from helpers.tiny_models import altered, flat_actor, make_actor, pad
 from helpers.value_models import make_value_model
 
 from lmm_r1.errors import UserError

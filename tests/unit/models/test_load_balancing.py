@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.conversations import message
-from helpers.mixtures import BALANCED_KITS
 from helpers.packed_batches import Batch, groups
-from helpers.tiny_models import build_experts, encode, make_actor, pad
+from helpers.tiny_models import BALANCED_KITS, build_experts, encode, make_actor, pad
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from lmm_r1.errors import UserError

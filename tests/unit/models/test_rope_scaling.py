@@ -4,8 +4,7 @@ import math
 
 import pytest
 import torch
-from helpers.longrope import with_longrope, with_rope
-from helpers.tiny_models import make_actor
+from helpers.tiny_models import make_actor, with_longrope, with_rope
 
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import get_kit

@@ -2,7 +2,7 @@ import json
 from pathlib import Path
 
 import pytest
-from helpers.judged_responses import judged, judged_rows
+from helpers.run_folders import judged, judged_rows
 from helpers.tables import table
 
 from lmm_r1.config.evaluate import responses_path

@@ -1,7 +1,7 @@
 """Responses put together from labels and words are not right for two labels of which no answer may be both."""
 
 import pytest
-from helpers.answer_adversary import search
+from helpers.answers import search
 from helpers.tables import table
 
 from remote_rm.registry import get_verifier

@@ -5,18 +5,24 @@ from collections import Counter
 from fractions import Fraction
 
 import pytest
-from helpers.answer_catalogue import CATALOGUE, KINDS, Label, are_apart, expected
-from helpers.answer_frames import (
+from helpers.answers import (
+    CATALOGUE,
     CHANGED,
     CHANGED_NUMBERS,
     HEDGED,
+    KINDS,
     LEFT_OPEN,
     SECOND,
+    Label,
+    are_apart,
     denials,
+    expect_none,
+    expected,
+    is_right,
+    right_ones,
     rivals,
     said,
 )
-from helpers.answer_verdicts import expect_none, is_right, right_ones
 from helpers.tables import table
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st

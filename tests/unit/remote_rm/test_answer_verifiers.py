@@ -2,7 +2,7 @@
 
 import pytest
 from helpers.tables import table
-from helpers.verifier_scores import scored, scored_response
+from helpers.verifiers import scored, scored_response
 
 from remote_rm.answer_verifier import Weights
 from remote_rm.answers.choice import matches, read_choice

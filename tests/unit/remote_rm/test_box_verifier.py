@@ -4,7 +4,7 @@ import time
 
 import pytest
 from helpers.tables import frozen, table
-from helpers.verifier_scores import scored
+from helpers.verifiers import scored
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

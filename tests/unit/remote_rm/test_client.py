@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 from aiohttp import web
-from helpers.event_loops import in_a_loop
+from helpers.http_servers import in_a_loop
 from helpers.tables import table
 
 from remote_rm import client as client_module

@@ -2,7 +2,7 @@ import argparse
 import pickle
 
 import pytest
-from helpers.chat_server import chat_server, completion
+from helpers.http_servers import chat_server, completion
 from helpers.judge_server import asked_of
 from helpers.tables import table
 

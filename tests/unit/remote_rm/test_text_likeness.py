@@ -5,7 +5,7 @@ import time
 
 import pytest
 from helpers.tables import table
-from helpers.verifier_scores import scored
+from helpers.verifiers import scored
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

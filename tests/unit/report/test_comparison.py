@@ -1,8 +1,7 @@
 import json
 
 import pytest
-from helpers.report_text import PageText
-from helpers.run_folders import rollout, scores, write_curriculum, write_lines, write_stage
+from helpers.run_folders import PageText, rollout, scores, write_curriculum, write_lines, write_stage
 
 from lmm_r1.errors import UserError
 from lmm_r1.records.run_folder import read_run

@@ -4,8 +4,7 @@ import os
 from datetime import datetime, timezone
 
 import pytest
-from helpers.report_text import PageText
-from helpers.run_folders import rollout, scores, write_curriculum, write_lines, write_stage
+from helpers.run_folders import PageText, rollout, scores, write_curriculum, write_lines, write_stage
 from helpers.tables import table
 
 from lmm_r1.cli.report import _stage_cells, main

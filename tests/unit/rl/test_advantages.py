@@ -10,9 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers.experiences import sample
+from helpers.rl_steps import StepParts, sample
 from helpers.samples import generated_sample
-from helpers.step_parts import StepParts
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 

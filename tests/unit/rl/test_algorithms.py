@@ -14,11 +14,10 @@ from typing import Any
 import pytest
 import ray
 import torch
+from helpers.commands import STAGES
 from helpers.conversations import message, picture
-from helpers.experiences import sample
+from helpers.rl_steps import StepParts, sample
 from helpers.samples import generated_sample, media_ref
-from helpers.stage_scripts import STAGES
-from helpers.step_parts import StepParts
 from helpers.tiny_models import encode, make_actor
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ray import ppo_actor

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.step_parts import StepParts
+from helpers.rl_steps import StepParts
 from helpers.tables import table
 from openrlhf.models import ValueLoss
 from openrlhf.trainer.ppo_utils.experience import Experience

@@ -5,9 +5,8 @@ import pickle
 import pytest
 import ray
 import torch
-from helpers.experiences import group, sample, trained
+from helpers.rl_steps import StepParts, group, sample, trained
 from helpers.samples import media_ref
-from helpers.step_parts import StepParts
 from helpers.tables import table
 from openrlhf.trainer.ppo_utils.experience import Experience
 

@@ -6,9 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
-from helpers.experiences import sample, trained
+from helpers.rl_steps import StepParts, sample, trained
 from helpers.samples import media_ref
-from helpers.step_parts import StepParts
 from openrlhf.models import aggregate_loss
 from openrlhf.trainer.ppo_utils.experience import Experience
 from torch.distributed.device_mesh import init_device_mesh

@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 import pytest
 import torch
-from helpers.policy_passes import Pass, random_pass
+from helpers.rl_steps import Pass, random_pass
 from helpers.tables import frozen
 from openrlhf.models.loss import PolicyLoss as TheirPolicyLoss
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import ray
 from helpers.conversations import message, row
-from helpers.rl_trainers import play_steps, without_workers
+from helpers.rl_steps import play_steps, without_workers
 from helpers.samples import of_answer
 from openrlhf.trainer.ppo_utils.experience import Experience
 

@@ -6,8 +6,7 @@ from types import SimpleNamespace
 import pytest
 import ray
 from helpers.conversations import message, picture, row
-from helpers.episode_samples import episode
-from helpers.samples import generated_sample
+from helpers.samples import episode, generated_sample
 from PIL import Image
 from rich.console import Console
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import ray
 import torch
-from helpers.experiences import group, sample
+from helpers.rl_steps import group, sample
 from helpers.samples import media_ref
 from openrlhf.trainer.ppo_utils.experience import Experience
 

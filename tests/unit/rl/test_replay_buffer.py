@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers.experiences import group, sample, trained
+from helpers.rl_steps import group, sample, trained
 from openrlhf.models import aggregate_loss
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.utils.loss_utils import get_loss_batch_info

@@ -13,7 +13,7 @@ import ray
 import torch
 from helpers.character_kit import CharacterKit
 from helpers.conversations import message, picture, row
-from helpers.rl_trainers import without_workers
+from helpers.rl_steps import without_workers
 from helpers.samples import generated_sample
 from helpers.sessions import checkpoint_of
 from helpers.tables import frozen, table

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers.experiences import sample
+from helpers.rl_steps import sample
 from openrlhf.models.loss import aggregate_loss
 from openrlhf.models.utils import compute_approx_kl
 from openrlhf.trainer.ppo_utils.experience import Experience

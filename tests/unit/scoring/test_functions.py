@@ -6,10 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from helpers.chat_server import chat_server, completion
-from helpers.conversations import message, picture, row
+from helpers.conversations import load_rows, message, picture, row
+from helpers.http_servers import chat_server, completion
 from helpers.judge_server import asked_of
-from helpers.row_files import load_rows
 
 from lmm_r1.config.ppo import PPOConfig, RewardConfig
 from lmm_r1.config.rewards import reward_function

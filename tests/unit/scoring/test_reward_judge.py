@@ -13,9 +13,8 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from helpers.conversations import message, picture, row
-from helpers.reward_requests import sent_by_openrlhf, sent_by_rollouts
 from helpers.tables import table
-from helpers.value_models import save_reward_model
+from helpers.value_models import save_reward_model, sent_by_openrlhf, sent_by_rollouts
 
 from lmm_r1.cli import serve_rm
 from lmm_r1.config import hardware

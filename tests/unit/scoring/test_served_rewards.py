@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import uvicorn
 from helpers.conversations import message, picture, row
-from helpers.reward_requests import sent_by_openrlhf, sent_by_rollouts
+from helpers.value_models import sent_by_openrlhf, sent_by_rollouts
 
 from lmm_r1.batch.run import BatchReport, run_batch
 from lmm_r1.config.generation import BatchConfig

@@ -8,8 +8,7 @@ import pytest
 import torch
 from helpers.character_kit import CharacterKit
 from helpers.conversations import message
-from helpers.sessions import session_of
-from helpers.table_models import POLICY, AccumulatingStrategy, TableActor, TableReference, responding
+from helpers.sessions import POLICY, AccumulatingStrategy, TableActor, TableReference, responding, session_of
 
 from lmm_r1 import dotted
 from lmm_r1.config import DPOConfig

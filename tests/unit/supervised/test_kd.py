@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.accumulating_strategy import AccumulatingStrategy
 from helpers.character_kit import IMAGE, CharacterKit
 from helpers.conversations import message, row
-from helpers.sessions import session_of
+from helpers.sessions import AccumulatingStrategy, session_of
 
 from lmm_r1 import dotted
 from lmm_r1.config import KDConfig

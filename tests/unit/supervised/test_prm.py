@@ -8,8 +8,7 @@ import pytest
 import torch
 from helpers.character_kit import END, IMAGE, NEWLINE, PLACEHOLDER, CharacterKit
 from helpers.conversations import message
-from helpers.sessions import session_of
-from helpers.table_models import AccumulatingStrategy
+from helpers.sessions import AccumulatingStrategy, session_of
 from PIL import Image
 
 from lmm_r1 import dotted

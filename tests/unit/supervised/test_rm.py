@@ -9,8 +9,7 @@ import pytest
 import torch
 from helpers.character_kit import END, CharacterKit
 from helpers.conversations import message
-from helpers.sessions import session_of
-from helpers.table_models import AccumulatingStrategy
+from helpers.sessions import AccumulatingStrategy, session_of
 
 from lmm_r1 import dotted
 from lmm_r1.config import RMConfig, resolve

@@ -5,10 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers.accumulating_strategy import AccumulatingStrategy
 from helpers.character_kit import CharacterKit
 from helpers.conversations import message, row
-from helpers.sessions import session_of
+from helpers.sessions import AccumulatingStrategy, session_of
 
 from lmm_r1 import dotted
 from lmm_r1.config import SFTConfig

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.policy_passes import Pass, random_pass
+from helpers.rl_steps import Pass, random_pass
 from helpers.tables import frozen
 from trl.experimental.cpo.cpo_trainer import CPOTrainer
 from trl.experimental.gkd.gkd_trainer import GKDTrainer

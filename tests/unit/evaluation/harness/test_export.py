@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from helpers.commands import write_rows
-from helpers.judged_responses import judged, judged_rows
+from helpers.run_folders import judged, judged_rows
 from helpers.tables import table
 
 from lmm_r1.errors import UserError

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from helpers.flat_models import flat_actor
-from helpers.tiny_models import make_actor
+from helpers.tiny_models import flat_actor, make_actor
 from helpers.value_models import make_value_model
 from transformers import AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 import uvicorn
 from fastapi import FastAPI
-from helpers.event_loops import in_a_loop
+from helpers.http_servers import in_a_loop
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 

@@ -1,7 +1,7 @@
 import random
 
 import pytest
-from helpers.sokoban_levels import CORNER, level, shortest
+from helpers.episodes import CORNER, level, shortest
 from helpers.tables import table
 
 from lmm_r1.errors import UserError

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from helpers.sokoban_levels import level
+from helpers.episodes import level
 
 from lmm_r1.tasks.sokoban.notation import BOX, BOX_ON_GOAL, FLOOR, GOAL, PLAYER, WALL, board_text, draw_board
 

@@ -1,8 +1,8 @@
 import random
 
 import pytest
-from helpers.hostile_texts import LARGE
 from helpers.tables import table
+from helpers.verifiers import LARGE
 
 from lmm_r1.tasks.sokoban.notation import read_plan
 

@@ -1,5 +1,5 @@
 import pytest
-from helpers.sokoban_levels import CORNER, ONE_PUSH, level
+from helpers.episodes import CORNER, ONE_PUSH, level
 
 from lmm_r1.tasks.sokoban.board import play
 from lmm_r1.tasks.sokoban.notation import LevelError, board_text, coordinates_text, read_state, state_record

@@ -1,5 +1,5 @@
 import pytest
-from helpers.sokoban_levels import CORNER, FROZEN, IN_A_CORNER, ONE_PUSH, WRONG_SIDE, level, shortest
+from helpers.episodes import CORNER, FROZEN, IN_A_CORNER, ONE_PUSH, WRONG_SIDE, level, shortest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

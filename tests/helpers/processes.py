@@ -1,9 +1,16 @@
-"""A Python that has loaded the training stack: each process of it is a fork of one that the process of the tests keeps.
+"""Processes of tests.
 
-It starts what is no test of its own start. A fork ends with the process that was started in its place, but has its command
-line and environment in no list of processes: for what is looked up by them there is `sys.executable`.
+A Python that has loaded the training stack starts what is no test of its own start: each process of it is a fork. A fork
+ends with the process that was started in its place. No list of processes has its command line and environment: what is
+looked up by them needs `sys.executable`.
+
+The garbage collector of a test process does not look again at what stays: the collected tests and the libraries. That
+took a fifth of the unit tests' time. An engine of vLLM freezes what it holds and thaws all that is frozen when it ends.
 """
 
+from __future__ import annotations
+
+import gc
 import os
 import runpy
 import select
@@ -13,6 +20,26 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+
+_FREEZE, _UNFREEZE = gc.freeze, gc.unfreeze
+
+
+def keep_frozen() -> None:
+    """Freeze what there is, and let nothing but `thaw` end that; what is made from now on is collected as always."""
+    gc.collect()
+    _FREEZE()
+    gc.freeze = gc.unfreeze = _leave
+
+
+def thaw() -> None:
+    """Undo `keep_frozen`, for libraries that count their objects at the end of the process."""
+    gc.freeze, gc.unfreeze = _FREEZE, _UNFREEZE
+    gc.unfreeze()
+
+
+def _leave() -> None:
+    """Neither freeze nor thaw."""
+
 
 CLIENT = "LMM_R1_TEST_CLIENT"
 

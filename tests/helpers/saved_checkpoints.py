@@ -1,7 +1,10 @@
-"""A small module under DeepSpeed that is trained, saved, killed and loaded, in one process or as one of two ranks."""
+"""What checkpoints hold: which steps a run could resume at, and the modules that are saved."""
+
+from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +13,23 @@ import torch.distributed as dist
 
 from lmm_r1 import cpu, dotted
 from lmm_r1.config import SFTConfig
+from lmm_r1.host.checkpoint_folder import whole_checkpoints
 from lmm_r1.host.strategy import KitStrategy, make_strategy
 from lmm_r1.host.zero import whole_state_dict
+
+
+def complete_steps(folder: Path) -> list[int]:
+    """Return the steps whose checkpoint is whole, the newest last."""
+    return sorted({checkpoint.step for checkpoint in whole_checkpoints(folder).values()})
+
+
+def newest_common_step(folders: Sequence[Path]) -> int | None:
+    """Return the newest step that every folder has whole and from the same session, None where there is none."""
+    found = [
+        {(entry.step, entry.tag, entry.session) for entry in whole_checkpoints(folder).values()} for folder in folders
+    ]
+    return max((step for step, *_ in set.intersection(*found)), default=None)
+
 
 ADAM = {"lr": 0.1, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.0}
 
