@@ -1,4 +1,4 @@
-"""The rows of a supervised run: blended from datasets, taken in an order that a resumed run repeats, encoded ahead."""
+"""The rows of a supervised run: blended from datasets, in an order that a resumed run repeats, encoded ahead."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 from typing_extensions import Self
 
 from lmm_r1.config import SupervisedConfig
+from lmm_r1.config.shared import SequenceConfig
 from lmm_r1.data.files import RowFile
 from lmm_r1.data.formats.row_format import Fields
 from lmm_r1.data.messages import ChangedFile
@@ -31,14 +32,14 @@ JudgedT = TypeVar("JudgedT", bound=JudgedRow)
 FoundT_co = TypeVar("FoundT_co", covariant=True)
 
 RowCheck: TypeAlias = Callable[[RowT], None]
-"""Raises UserError for a row that a run has no use for."""
+"""Raises UserError for a row that a run cannot use."""
 
-# Rows that each worker has encoded before they are asked for.
+# Rows that each worker encodes ahead.
 _AHEAD = 16
 
 
 class Rows(Protocol[FoundT_co]):
-    """What a run learns from: a list of rows, or what gives more than a row for a place."""
+    """The rows of a run: a list, or an object that returns more than a row for a place."""
 
     def __len__(self) -> int: ...
 
@@ -49,7 +50,7 @@ class Rows(Protocol[FoundT_co]):
 
 @dataclass(frozen=True, kw_only=True)
 class SampleEncoder(ABC):
-    """What a trainer makes samples of rows with; it is called with one."""
+    """Encodes the rows of a trainer."""
 
     kit: LmmKit
     processor: Any
@@ -57,30 +58,38 @@ class SampleEncoder(ABC):
 
     @classmethod
     def of(cls, config: Any, *, kit: LmmKit, processor: Any) -> Self:
-        """Return the encoder of a run; raises UserError where the processor lacks what the flags ask for."""
+        """Return the encoder of a run; raises UserError if the processor lacks what the flags need."""
         return cls(kit=kit, processor=processor, max_len=config.data.max_len)
 
     @abstractmethod
     def __call__(self, row: Any) -> Any:
-        """Return the row's sample, None where it is too long; raises UserError for media that cannot be taken."""
+        """Return the row's sample, None if it is too long; raises UserError for media that cannot be used."""
 
     @abstractmethod
     def check(self, row: Any) -> None:
-        """Raise UserError where a call with the row would, as far as that is told without reading pixels.
+        """Raise UserError if a call with the row would, as far as that is known without reading pixels.
 
-        Rows are checked by it before a run, which takes a small part of the time that encoding them does.
+        All rows are checked before a run, in a small part of the time that encoding takes.
         """
 
 
 def passes(row: Any) -> None:
-    """Check nothing."""
+    """Accept every row."""
+
+
+def judged_template(data: SequenceConfig, *, column: str | None) -> str | None:
+    """Return the template of plain prompts in judged rows, with {} for the prompt; None applies the chat template.
+
+    As in OpenRLHF, text in a named column is used as it is unless a chat template is requested.
+    """
+    return None if column is None or data.apply_chat_template else data.input_template or "{}"
 
 
 def blended_rows(config: SupervisedConfig, load: Callable[[str], KeptRows[RowT]]) -> KeptRows[RowT]:
-    """Return the rows of `--data.dataset`; raises UserError where they are too few for an update.
+    """Return the rows of `--data.dataset`; raises UserError if they are too few for an update.
 
     Args:
-        load: gives the rows of one of the datasets that it names.
+        load: returns the rows of one dataset.
     """
     assert config.data.dataset is not None, "required by config.resolve"
     paths, probabilities = parse_dataset_spec(config.data.dataset, config.data.dataset_probs)
@@ -101,9 +110,9 @@ def judged_rows(
     split: str,
     reading: RowReading,
     bad_rows: BadRows,
-    check: RowCheck[JudgedT] = passes,
+    check: RowCheck[JudgedT],
 ) -> KeptRows[JudgedT]:
-    """Return the rows of a file of judged responses, and say how they were found; takes and raises what `read_judged_file` does."""
+    """Return the rows of a file of judged responses, and print its summary; see `read_judged_file`."""
     file = read_judged_file(
         path, kind, split=split, reading=reading, check=check, bad_rows=bad_rows, skip_by=SKIP_BAD_ROWS
     )
@@ -111,17 +120,17 @@ def judged_rows(
 
 
 def kept(file: RowFile | JudgedFile[Any], rows: Iterable[RowT]) -> KeptRows[RowT]:
-    """Return the rows that were made of those of a file, and say how they were found."""
-    # Every rank reads them, and one says so.
+    """Return rows that correspond to those of a file, and print its summary."""
+    # Every rank reads the file, and one prints.
     quiet = os.environ.get("RANK", "0") != "0"
     Console(highlight=False, quiet=quiet).print(with_left_out(file.summary, file.skipped))
     return KeptRows.of(file.path, dict(zip(file.rows, rows, strict=True)), file.skipped)
 
 
 def first_fitting(config: SupervisedConfig, rows: Iterable[RowT], encode: Callable[[RowT], SampleT | None]) -> SampleT:
-    """Return the sample of the first row that is not too long; raises UserError where there is none.
+    """Return the sample of the first row that is not too long; raises UserError if there is none.
 
-    A row that cannot be encoded stops the run, or is passed over, by `--data.bad_rows`.
+    A row that cannot be encoded stops the run or is skipped, by `--data.bad_rows`.
     """
     for row in rows:
         sample = attempt(encode, row)
@@ -135,7 +144,7 @@ def first_fitting(config: SupervisedConfig, rows: Iterable[RowT], encode: Callab
 
 
 def attempt(encode: Callable[[RowT], SampleT | None], row: RowT) -> SampleT | UserError | None:
-    """Return a row's sample, None where it is too long, or why it cannot be encoded."""
+    """Return a row's sample, None if it is too long, or the error if it cannot be encoded."""
     try:
         return encode(row)
     except UserError as error:
@@ -143,7 +152,7 @@ def attempt(encode: Callable[[RowT], SampleT | None], row: RowT) -> SampleT | Us
 
 
 def check_left_out(error: UserError, *, bad_rows: BadRows) -> None:
-    """Raise UserError for a row that cannot be encoded, unless the run goes on without it."""
+    """Raise UserError for a row that cannot be encoded, unless the run continues without it."""
     if isinstance(error, ChangedFile):
         raise error
     if bad_rows == "stop":
@@ -151,9 +160,9 @@ def check_left_out(error: UserError, *, bad_rows: BadRows) -> None:
 
 
 def chat_template(config: SupervisedConfig) -> str | None:
-    """Return the template of `--data.tokenizer_chat_template`, which is one, or names a file with one.
+    """Return the template of `--data.tokenizer_chat_template`, which is a template or names a file with one.
 
-    Raises UserError where it is neither.
+    Raises UserError if it is neither.
     """
     given = config.data.tokenizer_chat_template
     if given is None or "{" in given:
@@ -168,10 +177,10 @@ def chat_template(config: SupervisedConfig) -> str | None:
 
 
 def batch_indices(*, num_rows: int, batch_size: int, seed: int, step: int, keep_order: bool) -> list[int]:
-    """Return the row indices of update `step` (from 0), the last short batch of each epoch dropped.
+    """Return the row indices of update `step` (from 0); the last short batch of each epoch is dropped.
 
-    Each epoch is a new permutation, or with `keep_order` the rows as they stand. A function of the step alone, so
-    that a resumed run sees the rows that it would have seen.
+    Each epoch is a new permutation, or with `keep_order` the order of the rows. The indices depend only on the step, so
+    that a resumed run sees the same rows.
     """
     per_epoch = num_rows // batch_size
     epoch, position = divmod(step, per_epoch)
@@ -182,7 +191,7 @@ def batch_indices(*, num_rows: int, batch_size: int, seed: int, step: int, keep_
 
 
 class _EncodedRows(Dataset):
-    """What a row gives, as a worker process hands it on: what it raised would come back as a traceback."""
+    """Rows as a worker process encodes them. Errors are returned, because a raised one arrives as a traceback."""
 
     def __init__(self, rows: Rows[Any], encode: Callable[[Any], Any]) -> None:
         self.rows = rows
@@ -195,18 +204,18 @@ class _EncodedRows(Dataset):
 def read_ahead(
     rows: Rows[RowT], encode: Callable[[RowT], SampleT | None], *, indices: Iterable[Any], workers: int
 ) -> Generator[SampleT | UserError | None, None, None]:
-    """Yield what `attempt` gives for rows in the order of `indices`, ahead of it by worker processes, which `close` ends."""
+    """Yield `attempt` of rows in the order of `indices`, encoded ahead by worker processes, which `close` ends."""
     loader: DataLoader[Any] = DataLoader(
         _EncodedRows(rows, encode),
         batch_size=None,
         sampler=indices,
         num_workers=workers,
-        # Rows are not sent to a fork: sent, each would read its images out of their file.
+        # A fork has the rows already; sending them would read each image from its file.
         multiprocessing_context="fork",
         prefetch_factor=_AHEAD,
         collate_fn=_as_it_is,
         worker_init_fn=_begin_worker,
-        # Of its own, so that dropout is the same with any number of workers.
+        # A generator of its own, so that dropout is the same with any number of workers.
         generator=torch.Generator().manual_seed(0),
     )
     yield from loader
@@ -217,7 +226,7 @@ def _as_it_is(item: Any) -> Any:
 
 
 def _begin_worker(number: int) -> None:
-    """Leave Ctrl-C, which reaches the whole group of processes, to the one that trains."""
+    """Ignore Ctrl-C, which reaches all processes of the group; the training process handles it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"

@@ -22,7 +22,6 @@ NOT_YET_RENAMED = {
     "Plan",
     "Session",
     "Source",
-    "TokenLosses",
     "_Lines",
 }
 """Names that still have several classes. Remove a name when its classes are renamed; never add one."""

@@ -16,8 +16,8 @@ from lmm_r1.data.preferences import PreferenceRow, StepRow, UnpairedRow
 from lmm_r1.lmm_kits import KITS, get_kit
 from lmm_r1.lmm_kits.step_tokens import StepTokens
 from lmm_r1.models.actor import KitActor
+from lmm_r1.supervised.dpo import PairSample, collate_pairs, encode_pair
 from lmm_r1.supervised.kto import Neighbours, UnpairedEncoder
-from lmm_r1.supervised.preferences import PairSample, collate_pairs, encode_pair
 from lmm_r1.supervised.prm import StepEncoder, collate_steps
 from lmm_r1.supervised.rm import RewardSample, collate_rewards
 from lmm_r1.supervised.samples import collate, encode_sample

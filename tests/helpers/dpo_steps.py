@@ -137,7 +137,7 @@ def by_hand(case: Case) -> Updates:
 
 
 def _pairs_by_hand(case: Case) -> Updates:
-    from lmm_r1.supervised.preferences import encode_pair
+    from lmm_r1.supervised.dpo import encode_pair
 
     kit, processor = _kit_of(case)
     samples = [encode_pair(row, kit=kit, processor=processor, max_len=4096) for row in rows()]

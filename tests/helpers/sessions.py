@@ -1,13 +1,21 @@
 """Supervised runs between their start and their end, without a command around them."""
 
-from typing import Any
+from typing import Any, TypeVar
 
+from lmm_r1 import dotted
 from lmm_r1.config import SupervisedConfig
 from lmm_r1.lifecycle.stopping import StopRequests
 from lmm_r1.lmm_kits import Checkpoint, LmmKit
 from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.records.trackers import Trackers
 from lmm_r1.supervised.models import Session
+
+ConfigT = TypeVar("ConfigT")
+
+
+def configured(config_class: type[ConfigT], **flags: object) -> ConfigT:
+    """Return a command's settings with these flags: `train__batch_size` is `--train.batch_size`."""
+    return dotted.replace(config_class(), {name.replace("__", "."): value for name, value in flags.items()})
 
 
 def session_of(

@@ -17,6 +17,7 @@ class AccumulatingStrategy:
     def __init__(self, *, micro_batches: int = 1) -> None:
         self.ds_device_mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("dp",))
         self.micro_batches = micro_batches
+        self.steps = 0
 
     def is_rank_0(self) -> bool:
         return True
@@ -25,7 +26,7 @@ class AccumulatingStrategy:
         (loss / self.micro_batches).backward()
 
     def optimizer_step(self, optimizer: object, model: object, scheduler: object) -> None:
-        pass
+        self.steps += 1
 
 
 class TableActor:
