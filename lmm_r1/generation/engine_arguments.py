@@ -63,7 +63,7 @@ def guesses_so_far() -> Guesses:
 
 # Tokens of a cache block on CPUs: of vLLM's 128 there, samples of a group would compute up to 127 of the prompt each.
 CPU_BLOCK_SIZE = 32
-SCHEDULER = "lmm_r1.generation.picture_scheduler.picture_scheduler"
+SCHEDULER = "lmm_r1.generation.worker_extension.picture_scheduler"
 """For vLLM, whose process imports it: any request may have to make room for others, and then needs its pictures again."""
 
 GIB = 2**30

@@ -21,8 +21,8 @@ from lmm_r1.generation.codec import PromptCodec
 from lmm_r1.generation.engine import SamplingSettings, TokenEngine
 from lmm_r1.generation.request import EngineWeights, Request, Response, sampling_params
 from lmm_r1.lmm_kits import EncodedPrompt, Media
+from lmm_r1.scoring import Moment, ScoredResponse, weighted
 from lmm_r1.scoring.functions import failure_message
-from lmm_r1.scoring.scored_response import Moment, ScoredResponse, weighted
 from lmm_r1.scoring.sources import GroupSource, RowSource, Scorer
 from remote_rm.client import RewardUnavailable
 from remote_rm.verifier import Score

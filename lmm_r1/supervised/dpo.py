@@ -20,10 +20,10 @@ from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import EncodedPrompt, LmmKit
 from lmm_r1.lmm_kits.checkpoint import encode_row, outlined_row
 from lmm_r1.lmm_kits.encoding import placed
+from lmm_r1.supervised import RowCheck, SampleEncoder, judged_rows, judged_template
 from lmm_r1.supervised.held_out import LOSS, HeldOut
 from lmm_r1.supervised.loop import BatchT, Counts, RowT, SampleT, SupervisedRun, Terms
-from lmm_r1.supervised.models import Reference, Session, prepare_policy, prepare_reference
-from lmm_r1.supervised.rows import RowCheck, SampleEncoder, judged_rows, judged_template
+from lmm_r1.supervised.models import Reference, SupervisedSession, prepare_policy, prepare_reference
 from lmm_r1.supervised.samples import SFTBatch, SFTSample, check_turns, collate, encode_sample, mask_of_turns
 
 ACCURACY, MARGIN = "pair_accuracy", "reward_margin"
@@ -280,7 +280,7 @@ class ReferredRun(SupervisedRun[ReferredT, RowT, SampleT, BatchT]):
         return {**super().models(config), **own}
 
     @classmethod
-    def of(cls, session: Session[ReferredT], **learned: Any) -> Self:
+    def of(cls, session: SupervisedSession[ReferredT], **learned: Any) -> Self:
         policy = prepare_policy(session, share_prefix=session.config.train.shared_prefix_enable)
         reference = prepare_reference(session.config, session.strategy, policy=policy)
         return cls(session, policy, reference=reference, **learned)

@@ -29,7 +29,7 @@ from lmm_r1.models.distillation import Distillation, Divergence, TeacherTokens
 from lmm_r1.models.packed.sequence_parallel import check_heads
 from lmm_r1.models.rope_scaling import check_rope
 from lmm_r1.supervised.loop import Terms, TokenTerms
-from lmm_r1.supervised.models import Session, prepare_frozen, prepare_policy
+from lmm_r1.supervised.models import SupervisedSession, prepare_frozen, prepare_policy
 from lmm_r1.supervised.samples import SFTBatch, SFTSample
 from lmm_r1.supervised.sft import SFTRun, engine_settings, prompt_of
 
@@ -271,7 +271,7 @@ class KDRun(SFTRun[KDConfig]):
             check_sampled(config, checkpoint)
 
     @classmethod
-    def of(cls, session: Session[KDConfig], **learned: Any) -> Self:
+    def of(cls, session: SupervisedSession[KDConfig], **learned: Any) -> Self:
         student, config = prepare_policy(session), session.config
         teacher = Teacher.prepared(config, session.strategy)
         engine = StudentEngine(config, session.checkpoint, learned["rows"]) if config.rollout.on_policy_share else None

@@ -17,11 +17,11 @@ from lmm_r1.data.preferences import UNPAIRED, PreferenceRow, UnpairedRow
 from lmm_r1.data.training_rows import KeptRows
 from lmm_r1.errors import UserError
 from lmm_r1.models.actor import KitActor
+from lmm_r1.supervised import RowCheck, SampleEncoder, judged_rows, judged_template
 from lmm_r1.supervised.dpo import PairSample, ReferredRun, check_response, collate_pairs, encode_pair
 from lmm_r1.supervised.held_out import LOSS, HeldOut
 from lmm_r1.supervised.loop import Counts, Terms
 from lmm_r1.supervised.models import Reference
-from lmm_r1.supervised.rows import RowCheck, SampleEncoder, judged_rows, judged_template
 from lmm_r1.supervised.samples import SFTBatch
 
 

@@ -22,9 +22,7 @@ from lmm_r1.errors import UserError
 from lmm_r1.host.optimizer import LossScaling, loss_scaling
 from lmm_r1.lifecycle.stopping import Progress, SaveSchedule
 from lmm_r1.lmm_kits import Checkpoint
-from lmm_r1.supervised.held_out import BestMetric, HeldOut
-from lmm_r1.supervised.models import ConfigT, Session, model_path
-from lmm_r1.supervised.rows import (
+from lmm_r1.supervised import (
     RowCheck,
     Rows,
     SampleEncoder,
@@ -35,6 +33,8 @@ from lmm_r1.supervised.rows import (
     passes,
     read_ahead,
 )
+from lmm_r1.supervised.held_out import BestMetric, HeldOut
+from lmm_r1.supervised.models import ConfigT, SupervisedSession, model_path
 from lmm_r1.supervised.samples import SFTBatch
 
 RowT = TypeVar("RowT")
@@ -90,7 +90,7 @@ class SupervisedRun(ABC, Generic[ConfigT, RowT, SampleT, BatchT]):
 
     def __init__(
         self,
-        session: Session[ConfigT],
+        session: SupervisedSession[ConfigT],
         actor: Any,
         *,
         rows: Rows[RowT],
@@ -171,7 +171,7 @@ class SupervisedRun(ABC, Generic[ConfigT, RowT, SampleT, BatchT]):
 
     @classmethod
     @abstractmethod
-    def of(cls, session: Session[ConfigT], **learned: Any) -> Self:
+    def of(cls, session: SupervisedSession[ConfigT], **learned: Any) -> Self:
         """Return the run of a session, with its models loaded.
 
         Args:

@@ -27,7 +27,7 @@ ConfigT = TypeVar("ConfigT", bound=SupervisedConfig)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Session(Generic[ConfigT]):
+class SupervisedSession(Generic[ConfigT]):
     """A run between its start and its end, as each process has it."""
 
     config: ConfigT
@@ -78,13 +78,13 @@ def trained_settings(config: SupervisedConfig, *, share_prefix: bool = False) ->
     )
 
 
-def load_policy(session: Session[Any], *, share_prefix: bool = False) -> KitActor:
+def load_policy(session: SupervisedSession[Any], *, share_prefix: bool = False) -> KitActor:
     """Return the trained model, without DeepSpeed."""
     settings = trained_settings(session.config, share_prefix=share_prefix)
     return KitActor(model_path(session.config), settings, ds_config=session.strategy.get_ds_train_config())
 
 
-def prepare_trained(session: Session[Any], model: KitActor | KitValueModel) -> Any:
+def prepare_trained(session: SupervisedSession[Any], model: KitActor | KitValueModel) -> Any:
     """Return a loaded model with its optimizer under DeepSpeed, which wraps all of a value model.
 
     Raises UserError if it does not run on packed sequences.
@@ -110,7 +110,7 @@ def prepare_trained(session: Session[Any], model: KitActor | KitValueModel) -> A
     return prepared
 
 
-def prepare_policy(session: Session[Any], *, share_prefix: bool = False) -> KitActor:
+def prepare_policy(session: SupervisedSession[Any], *, share_prefix: bool = False) -> KitActor:
     """Return the trained model under DeepSpeed."""
     return prepare_trained(session, load_policy(session, share_prefix=share_prefix))
 

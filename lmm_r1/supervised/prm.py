@@ -24,10 +24,10 @@ from lmm_r1.lmm_kits.checkpoint import encode_row, outlined_row
 from lmm_r1.lmm_kits.plain_text import text_ids
 from lmm_r1.lmm_kits.step_tokens import CONFIG_KEY, StepTokens
 from lmm_r1.models.actor import KitActor
+from lmm_r1.supervised import RowCheck, SampleEncoder, judged_rows
 from lmm_r1.supervised.held_out import LOSS, HeldOut
 from lmm_r1.supervised.loop import Counts, SupervisedRun, Terms
-from lmm_r1.supervised.models import Session, load_policy, prepare_trained
-from lmm_r1.supervised.rows import RowCheck, SampleEncoder, judged_rows
+from lmm_r1.supervised.models import SupervisedSession, load_policy, prepare_trained
 from lmm_r1.supervised.samples import SFTBatch, SFTSample, collate
 
 TOKEN_FLAGS = ("--model.placeholder_token", "--model.reward_tokens")
@@ -259,7 +259,7 @@ class PRMRun(SupervisedRun[PRMConfig, StepRow, StepSample, StepBatch]):
         return [row.conversation(()) for row in rows]
 
     @classmethod
-    def of(cls, session: Session[PRMConfig], **learned: Any) -> Self:
+    def of(cls, session: SupervisedSession[PRMConfig], **learned: Any) -> Self:
         """Return the run of a session, whose model keeps the judging tokens in its config."""
         config = session.config
         actor = load_policy(session, share_prefix=config.ds.packing_samples and config.train.shared_prefix_enable)

@@ -16,6 +16,7 @@ from lmm_r1.data.preferences import PreferenceRow
 from lmm_r1.data.training_rows import KeptRows
 from lmm_r1.errors import UserError
 from lmm_r1.models.value_model import KitValueModel
+from lmm_r1.supervised import RowCheck, passes
 from lmm_r1.supervised.dpo import (
     ACCURACY,
     MARGIN,
@@ -28,8 +29,7 @@ from lmm_r1.supervised.dpo import (
 )
 from lmm_r1.supervised.held_out import LOSS, HeldOut
 from lmm_r1.supervised.loop import Counts, SupervisedRun, Terms
-from lmm_r1.supervised.models import Session, model_path, prepare_trained, trained_settings
-from lmm_r1.supervised.rows import RowCheck, passes
+from lmm_r1.supervised.models import SupervisedSession, model_path, prepare_trained, trained_settings
 from lmm_r1.supervised.samples import SFTSample
 
 
@@ -189,7 +189,7 @@ class RMRun(SupervisedRun[RMConfig, PreferenceRow, RewardSample, RewardBatch]):
         return sides_of(rows)
 
     @classmethod
-    def of(cls, session: Session[RMConfig], **learned: Any) -> Self:
+    def of(cls, session: SupervisedSession[RMConfig], **learned: Any) -> Self:
         """Return the run of a session, with the value head of the checkpoint if it has one."""
         config = session.config
         model = KitValueModel(

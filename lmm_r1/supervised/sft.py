@@ -23,10 +23,10 @@ from lmm_r1.generation.transformers_engine import TransformersEngine
 from lmm_r1.lmm_kits import Checkpoint, LmmKit
 from lmm_r1.models.packed.sequence_parallel import bare
 from lmm_r1.scoring.response_scores import JUDGE_SECONDS, VerifierJudge
+from lmm_r1.supervised import RowCheck, SampleEncoder, kept
 from lmm_r1.supervised.held_out import LOSS, HeldOut
 from lmm_r1.supervised.loop import Counts, SupervisedRun, Terms, TokenTerms
-from lmm_r1.supervised.models import Session, prepare_policy
-from lmm_r1.supervised.rows import RowCheck, SampleEncoder, kept
+from lmm_r1.supervised.models import SupervisedSession, prepare_policy
 from lmm_r1.supervised.samples import SFTBatch, SFTSample, check_sample, collate, encode_sample, loss_turns
 
 
@@ -209,7 +209,7 @@ class SFTRun(SupervisedRun[SFTConfigT, Row, SFTSample, SFTBatch]):
         return kept(file, map(demonstration, file.rows.values()))
 
     @classmethod
-    def of(cls, session: Session[SFTConfigT], **learned: Any) -> Self:
+    def of(cls, session: SupervisedSession[SFTConfigT], **learned: Any) -> Self:
         return cls(session, prepare_policy(session), **learned)
 
     def collate(self, samples: Sequence[SFTSample]) -> SFTBatch:

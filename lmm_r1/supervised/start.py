@@ -30,9 +30,9 @@ from lmm_r1.planning.run_plan import planned_supervised
 from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.records.tracker_backends import open_trackers
 from lmm_r1.records.trackers import Trackers
+from lmm_r1.supervised import SampleEncoder, chat_template, first_fitting
 from lmm_r1.supervised.loop import SupervisedRun
-from lmm_r1.supervised.models import ConfigT, Session, model_path
-from lmm_r1.supervised.rows import SampleEncoder, chat_template, first_fitting
+from lmm_r1.supervised.models import ConfigT, SupervisedSession, model_path
 
 
 def train(run_class: type[SupervisedRun[ConfigT, Any, Any, Any]], config: ConfigT) -> None:
@@ -101,7 +101,7 @@ def session(
     rows: Sequence[AnyRow],
     shown: Sequence[Row],
     every: KeptRows[Any] | None = None,
-) -> Iterator[Session[ConfigT]]:
+) -> Iterator[SupervisedSession[ConfigT]]:
     """Start a run's processes and its folder, and finish both after the block.
 
     Raises UserError, before anything is written, for a run that must not begin; RunStopped and UserError if it ends early.
@@ -148,7 +148,7 @@ def session(
         console.print(f"{folder.name}: {len(rows)} rows, loading {checkpoint.path} ...")
         with kept:
             with trackers:
-                yield Session(
+                yield SupervisedSession(
                     config=config,
                     checkpoint=checkpoint,
                     strategy=strategy,

@@ -12,7 +12,7 @@ from helpers.packed_actors import check, make_actors, zeros
 from helpers.packed_batches import Batch, Sample, one_by_one, shuffled, together
 from helpers.tiny_models import build_experts
 
-from lmm_r1.data import prefix_tree
+from lmm_r1.data import sample
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import KITS, get_kit
 from lmm_r1.models.packed import linear_attention
@@ -50,7 +50,7 @@ CASES = [("qwen3_5", shape) for shape in SHAPES] + [(name, "as built") for name 
 
 @pytest.fixture(autouse=True)
 def nodes_of_single_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefix_tree, "LEAST_SHARED", 1)
+    monkeypatch.setattr(sample, "LEAST_SHARED", 1)
 
 
 def trees(prompt: int) -> Batch:

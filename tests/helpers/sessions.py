@@ -8,7 +8,7 @@ from lmm_r1.lifecycle.stopping import StopRequests
 from lmm_r1.lmm_kits import Checkpoint, LmmKit
 from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.records.trackers import Trackers
-from lmm_r1.supervised.models import Session
+from lmm_r1.supervised.models import SupervisedSession
 
 ConfigT = TypeVar("ConfigT")
 
@@ -26,13 +26,13 @@ def session_of(
     checkpoint: Checkpoint | None = None,
     folder: RunFolder | None = None,
     steps: int = 1,
-) -> Session:
+) -> SupervisedSession:
     """Return the session of a strategy, without a folder unless one is given.
 
     Args:
         kit: of a checkpoint that has no files, and no processor.
     """
-    return Session(
+    return SupervisedSession(
         config=config,
         checkpoint=checkpoint or checkpoint_of(kit),
         strategy=strategy,
@@ -53,7 +53,7 @@ def checkpoint_of(kit: Any) -> Checkpoint:
 
 def begun(
     config: SupervisedConfig, *, checkpoint: Checkpoint | None = None, folder: RunFolder | None = None, steps: int
-) -> Session:
+) -> SupervisedSession:
     """Return the session of a run under DeepSpeed, in the processes that this one is of."""
     from lmm_r1.host.strategy import make_strategy
 
@@ -63,7 +63,7 @@ def begun(
     return session_of(config, strategy, checkpoint=checkpoint, folder=folder, steps=steps)
 
 
-def run_of(run_class: Any, session: Session, rows: Any) -> Any:
+def run_of(run_class: Any, session: SupervisedSession, rows: Any) -> Any:
     """Return the run of a session on rows, of which the first fits."""
     checkpoint = session.checkpoint
     encode = run_class.encoder.of(session.config, kit=checkpoint.kit, processor=checkpoint.processor)

@@ -10,8 +10,8 @@ from helpers.conversations import message, picture, row
 from helpers.row_files import load_rows
 from PIL import Image
 
+from lmm_r1.batch import RowLog, run_job
 from lmm_r1.batch.inputs import select, with_earned
-from lmm_r1.batch.job import RowLog, run_job
 from lmm_r1.data.messages import ImagePart, TextPart, images_of
 from lmm_r1.data.sample import Completion, EpisodeResult, Said
 from lmm_r1.generation.engine import Outcome

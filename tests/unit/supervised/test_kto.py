@@ -19,6 +19,7 @@ from lmm_r1.data.messages import ImagePart, Message, TextPart, images_of
 from lmm_r1.data.preferences import UnpairedRow
 from lmm_r1.data.training_rows import rows_digest
 from lmm_r1.errors import UserError
+from lmm_r1.supervised import read_ahead
 from lmm_r1.supervised.kto import (
     KTORun,
     NeighbourRows,
@@ -29,7 +30,6 @@ from lmm_r1.supervised.kto import (
     collate_unpaired,
     kto_loss,
 )
-from lmm_r1.supervised.rows import read_ahead
 
 pytestmark = pytest.mark.unit
 

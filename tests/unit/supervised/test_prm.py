@@ -17,8 +17,8 @@ from lmm_r1.data.messages import ImagePart, Message, TextPart, images_of
 from lmm_r1.data.preferences import StepRow
 from lmm_r1.data.training_rows import rows_digest
 from lmm_r1.errors import UserError
+from lmm_r1.supervised import read_ahead
 from lmm_r1.supervised.prm import PRMRun, StepEncoder, collate_steps, step_losses
-from lmm_r1.supervised.rows import read_ahead
 
 pytestmark = pytest.mark.unit
 

@@ -7,7 +7,7 @@ from helpers.conversations import message, row
 from PIL import Image
 
 from lmm_r1.errors import UserError
-from lmm_r1.supervised.rows import batch_indices
+from lmm_r1.supervised import batch_indices
 from lmm_r1.supervised.samples import SFTSample, collate, encode_sample
 
 pytestmark = pytest.mark.unit
