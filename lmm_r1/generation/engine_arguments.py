@@ -126,7 +126,7 @@ def engine_bytes(
 
 
 def _is_small(config: PretrainedConfig) -> bool:
-    """Say whether capturing CUDA graphs of a model takes longer than they save."""
+    """Return whether capturing CUDA graphs of a model takes longer than they save."""
     text = config.get_text_config()
     # A layer's attention and feed-forward matrices have some twelve times the square of its width.
     return 12 * text.num_hidden_layers * text.hidden_size**2 < FEWEST_PARAMETERS
