@@ -93,7 +93,7 @@ def generate(
             output=folder / "responses.jsonl" if output is None else Path(output),
         )
         config = read_config(BatchConfig, config, settings, given)
-        from lmm_r1.batch.job import RowLog
+        from lmm_r1.batch import RowLog
         from lmm_r1.batch.run import run_batch
         from lmm_r1.cli.job_progress import job_progress
 

@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lmm_r1.batch import INDEX, JobTotals, RowLog, run_job
 from lmm_r1.batch.inputs import MESSAGES, load_responses, select, with_paths
-from lmm_r1.batch.job import INDEX, JobTotals, RowLog, run_job
 from lmm_r1.config.generation import EPISODE_FLAGS, STEP_FLAGS, BatchConfig, check_batch, episode_limits
 from lmm_r1.config.rewards import verifier_from
 from lmm_r1.config.shared import row_reading
@@ -41,9 +41,14 @@ from lmm_r1.generation.engine import (
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.lmm_kits.checkpoint import check_pixel_bounds, check_weights
 from lmm_r1.lmm_kits.plain_text import text_ids
-from lmm_r1.scoring.remote_scorer import RemoteScorer
-from lmm_r1.scoring.response_scores import ProcessRewardScorer, ResponseScorer, RewardModelScorer, verifier_scorer
-from lmm_r1.scoring.scored_response import StepJudging
+from lmm_r1.scoring import StepJudging
+from lmm_r1.scoring.response_scores import (
+    ProcessRewardScorer,
+    RemoteScorer,
+    ResponseScorer,
+    RewardModelScorer,
+    verifier_scorer,
+)
 from remote_rm.client import RewardUnavailable
 from remote_rm.verifier import Item
 

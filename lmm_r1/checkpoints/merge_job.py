@@ -47,7 +47,7 @@ Outputs = list[torch.Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Difference:
+class MergeDifference:
     """The largest difference of two outputs, and their largest absolute value."""
 
     largest: float
@@ -102,17 +102,17 @@ def outputs_of(loaded: LoadedWeights, kit: LmmKit, prompts: Sequence[EncodedProm
     return found
 
 
-def difference(one: Outputs, other: Outputs) -> Difference:
+def difference(one: Outputs, other: Outputs) -> MergeDifference:
     """Return how far two outputs for the same prompts are apart."""
     pairs = list(zip(one, other, strict=True))
-    return Difference(
+    return MergeDifference(
         largest=max(float((a - b).abs().max()) for a, b in pairs),
         scale=max(float(a.abs().max()) for a, _ in pairs),
     )
 
 
 def judge_merge(
-    found: Difference, *, load: Callable[[], LoadedWeights], kit: LmmKit, prompts: Sequence[EncodedPrompt]
+    found: MergeDifference, *, load: Callable[[], LoadedWeights], kit: LmmKit, prompts: Sequence[EncodedPrompt]
 ) -> str:
     """Return a few words about the difference that merging made in fp32; raises UserError if it is an error.
 
@@ -141,7 +141,7 @@ def judge_merge(
 
 def _difference_in_double(
     load: Callable[[], LoadedWeights], kit: LmmKit, prompts: Sequence[EncodedPrompt]
-) -> Difference | None:
+) -> MergeDifference | None:
     """Return the difference that merging makes in double precision, None if it does not fit into memory."""
     available = psutil.virtual_memory().available
     loaded = load()
@@ -206,7 +206,7 @@ _FOLDERS_ABOVE = 3  # that are searched for the settings of the run which wrote 
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Source:
+class MergeSource:
     """The settings of a merge."""
 
     base: str
@@ -230,7 +230,7 @@ def write_merged(config: MergeConfig) -> list[str]:
         return _write(config, _checkpoint_source(config, config.checkpoint, base=config.base))
 
 
-def _write(config: MergeConfig, source: Source) -> list[str]:
+def _write(config: MergeConfig, source: MergeSource) -> list[str]:
     base = Checkpoint(source.base, trust_remote_code=config.trust_remote_code)
     kit, processor = base.kit, base.processor
     dtype = torch_dtype(config.dtype, config=base.config)
@@ -290,7 +290,7 @@ def _quiet_transformers() -> Iterator[None]:
         logging.set_verbosity(verbosity)
 
 
-def _adapter_source(config: MergeConfig, adapter: Path) -> Source:
+def _adapter_source(config: MergeConfig, adapter: Path) -> MergeSource:
     base = config.base or adapter_base(adapter)
     if base is None:
         raise UserError(f"--adapter {adapter}: its config names no base model; give one with --base")
@@ -303,10 +303,10 @@ def _adapter_source(config: MergeConfig, adapter: Path) -> Source:
     described = f"merged the adapter {adapter} into {base}"
     if quantized_from(adapter) is not None:
         described += ", whose language model is rounded to 4 bits as in training"
-    return Source(base=base, load=load, described=described, against="the unmerged model")
+    return MergeSource(base=base, load=load, described=described, against="the unmerged model")
 
 
-def _checkpoint_source(config: MergeConfig, checkpoint: Path, *, base: str) -> Source:
+def _checkpoint_source(config: MergeConfig, checkpoint: Path, *, base: str) -> MergeSource:
     # Told before the shards are read.
     kit_of(base, trust_remote_code=config.trust_remote_code)
     folder = checkpoint_folder(checkpoint, tag=config.tag)
@@ -330,7 +330,7 @@ def _checkpoint_source(config: MergeConfig, checkpoint: Path, *, base: str) -> S
             f" and merged adapters of {len(weights.adapted)} layers: rank {weights.rank}, alpha {alpha} ({where})"
         )
     against = "the unmerged model" if weights.adapted else "the gathered weights"
-    return Source(base=base, load=load, described=described, against=against)
+    return MergeSource(base=base, load=load, described=described, against=against)
 
 
 def _lora_scale(config: MergeConfig, weights: TrainedWeights) -> tuple[int, bool, str]:

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from lmm_r1.data.reading import SkippedRow, reasons
 
 if TYPE_CHECKING:
-    from lmm_r1.batch.job import JobTotals
+    from lmm_r1.batch import JobTotals
 
 LINE_SECONDS = 10.0
 SKIPPED_ROWS_CODE = 3

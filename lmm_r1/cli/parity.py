@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lmm_r1 import cpu, dotted
-from lmm_r1.checkpoints.parity_record import Gap, Parity, checkpoint_state, full_name, keep, library_versions
+from lmm_r1.checkpoints import Parity, ParityGap, checkpoint_state, full_name, keep, library_versions
 from lmm_r1.cli.training import begin_workers, prepare_training
 from lmm_r1.cli.yaml_file import read_settings
 from lmm_r1.config import PPOConfig, mismatch_limit, resolve
@@ -36,7 +36,7 @@ def spread(queries: Sequence[str], prompts: Sequence[str], labels: Sequence[str]
     return {"rewards": [zlib.crc32(response.encode()) / 2**32 for response in responses]}
 
 
-def certify(path: str, *, max_len: int, dtype: str | None, settings: str | None) -> tuple[str, list[Gap]]:
+def certify(path: str, *, max_len: int, dtype: str | None, settings: str | None) -> tuple[str, list[ParityGap]]:
     """Return what was measured, in a sentence, and the gaps of text and of image rows, both before and after an update.
 
     The engine, the trainer and the way of weights between them are those of `train_ppo_ray`. What is found is kept for
@@ -163,7 +163,7 @@ def _content(content: str | list[dict[str, Any]], *, image: Path) -> list[dict[s
     return parts
 
 
-def gaps_of(log: MetricLog, *, corrected: bool, limit: float) -> list[Gap]:
+def gaps_of(log: MetricLog, *, corrected: bool, limit: float) -> list[ParityGap]:
     """Return the gaps that a run has logged; raises UserError if its first step changed nothing."""
     steps: Mapping[int, Mapping[str, float | None]] = {row.step: row.values for row in log.rows}
     if not steps[1].get("actor_grad_norm"):
@@ -182,6 +182,8 @@ def gaps_of(log: MetricLog, *, corrected: bool, limit: float) -> list[Gap]:
                 if verdict == "apart" and rows == "image" and corrected:
                     verdict = "apart, corrected on CPUs"
                 gaps.append(
-                    Gap(rows=rows, weights=weights, mean_exp=mean_exp, mean=mean, largest=largest, verdict=verdict)
+                    ParityGap(
+                        rows=rows, weights=weights, mean_exp=mean_exp, mean=mean, largest=largest, verdict=verdict
+                    )
                 )
     return gaps

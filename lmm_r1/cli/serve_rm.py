@@ -13,7 +13,7 @@ from lmm_r1.config.preferences import RMDeepSpeedConfig
 from remote_rm.registry import add_listening_arguments, parse_flags, positive
 
 if TYPE_CHECKING:
-    from lmm_r1.scoring.served_rewards import ServedRewards
+    from lmm_r1.scoring.reward_judge import ServedRewards
 
 PROG = "lmm-r1 serve_rm"
 DESCRIPTION = (
@@ -109,9 +109,9 @@ def _serve(args: argparse.Namespace) -> None:
 def _load(args: argparse.Namespace, *, dtype: str) -> "ServedRewards[Any]":
     """Return the loaded reward model; raises UserError for a checkpoint that is not a reward model."""
     from lmm_r1.lmm_kits import Checkpoint
+    from lmm_r1.scoring import StepJudging
+    from lmm_r1.scoring.reward_judge import ResponseRewards, StepRewards
     from lmm_r1.scoring.reward_model import ProcessRewardModel, RewardModel
-    from lmm_r1.scoring.scored_response import StepJudging
-    from lmm_r1.scoring.served_rewards import ResponseRewards, StepRewards
 
     judging = StepJudging(
         step_scores=args.step_scores,

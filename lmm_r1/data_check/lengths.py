@@ -13,7 +13,7 @@ from lmm_r1.data_check.contents import Finding, JudgedView, is_conversation
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.checkpoint import Checkpoint, check_images_taken, encode_row
 from lmm_r1.lmm_kits.plain_text import control_texts
-from lmm_r1.supervised.preferences import check_response
+from lmm_r1.supervised.dpo import check_response
 from lmm_r1.supervised.samples import check_sample
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from lmm_r1.checkpoints.parity_record import checkpoint_state, library_versions
+from lmm_r1.checkpoints import checkpoint_state, library_versions
 from lmm_r1.config.evaluate import (
     ENGINE_FLAGS,
     EvaluateConfig,

@@ -86,7 +86,7 @@ def _part(part: Part, *, location: str) -> dict[str, object]:
 
 
 def _within(image: Image.Image, part: ImagePart) -> Image.Image:
-    """The image with as many pixels as the row asks for: the server has its own image processor, not its limits."""
+    """Return the image with the pixels that the row asks for; the server's image processor does not know these limits."""
     pixels = image.width * image.height
     wanted = pixels if part.min_pixels is None else max(pixels, part.min_pixels)
     wanted = wanted if part.max_pixels is None else min(wanted, part.max_pixels)
@@ -109,7 +109,7 @@ class AnswerLog:
     """
 
     def __init__(self, path: Path) -> None:
-        """Read what earlier sessions left; raises UserError where the file is of another kind."""
+        """Read the answers of earlier sessions; raises UserError for a file of another kind."""
         self.path = path
         self._known: dict[str, list[tuple[Completion, ...]]] = defaultdict(list)
         cut_torn_line(path)
@@ -192,7 +192,7 @@ class EndpointError(UserError):
 
 
 class _Transient(Exception):
-    """An attempt failed in a way that may pass."""
+    """An attempt failed, and a retry may succeed."""
 
     def __init__(self, reason: str, *, wait_seconds: float | None = None) -> None:
         super().__init__(reason)
@@ -284,7 +284,7 @@ class EndpointEngine:
         return {name: value for name, value in body.items() if value is not None}
 
     async def _completions(self, body: Mapping[str, object], *, count: int, location: str) -> tuple[Completion, ...]:
-        """Ask until there are `count`: some servers take no `n`, and give one response whatever it says."""
+        """Ask until there are `count` responses: some servers ignore `n` and return one."""
         found: list[Completion] = []
         while len(found) < count:
             wanted = count - len(found)
@@ -355,7 +355,7 @@ class EndpointEngine:
         return f"{where}; {advice.get(status, 'no row can be answered')}"
 
     def _said(self, status: int, text: str) -> str:
-        """The status, and the server's own words where there are any."""
+        """Return the status and the server's message, if any."""
         try:
             error = json.loads(text).get("error", text)
             message = error.get("message", text) if isinstance(error, dict) else error
@@ -365,7 +365,7 @@ class EndpointEngine:
         return f"status {status} ({words})" if words else f"status {status}"
 
     def _clean(self, text: str) -> str:
-        """On one line, short, and without the key, which some servers repeat."""
+        """Return a message as a short line without the API key, which some servers repeat."""
         if self.settings.api_key:
             text = text.replace(self.settings.api_key, "***")
         text = " ".join(text.split())
@@ -373,7 +373,7 @@ class EndpointEngine:
 
 
 async def _ended(tasks: set[asyncio.Task[Outcome]]) -> None:
-    """Wait for tasks that were cancelled, or failed beside the one whose error is raised."""
+    """Wait for tasks that were cancelled, or that failed in addition to the one whose error is raised."""
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
@@ -384,7 +384,7 @@ def _named(error: BaseException) -> str:
 
 
 def _seconds(value: str | None) -> float | None:
-    """What `Retry-After` asks for; it may also name a date, which is not read."""
+    """Return the seconds of `Retry-After`; a date is ignored."""
     try:
         return None if value is None else max(0.0, float(value))
     except ValueError:
@@ -392,7 +392,7 @@ def _seconds(value: str | None) -> float | None:
 
 
 def _wait(state: tenacity.RetryCallState) -> float:
-    """How long the server asks to wait, else longer from one attempt to the next."""
+    """Return the wait that the server asks for, otherwise one that grows with each attempt."""
     error = None if state.outcome is None else state.outcome.exception()
     asked = error.wait_seconds if isinstance(error, _Transient) else None
     return _BACKOFF(state) if asked is None else min(asked, LONGEST_WAIT_SECONDS)

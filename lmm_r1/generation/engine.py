@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from lmm_r1 import loading
 from lmm_r1.agents.environment import Environment
@@ -29,13 +29,16 @@ if TYPE_CHECKING:
     from lmm_r1.generation.episode_engine import EpisodeEngine
 
 
+EngineDtype: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class EngineSettings:
     """How a checkpoint is loaded."""
 
     adapter: Path | None
     """A LoRA adapter that is merged into the checkpoint's weights."""
-    dtype: Literal["auto", "float32", "bfloat16", "float16"]
+    dtype: EngineDtype
     max_model_len: int
     """Longest prompt and response together, in tokens; never more than the model takes."""
     max_images: int

@@ -63,7 +63,7 @@ def guesses_so_far() -> Guesses:
 
 # Tokens of a cache block on CPUs: of vLLM's 128 there, samples of a group would compute up to 127 of the prompt each.
 CPU_BLOCK_SIZE = 32
-SCHEDULER = "lmm_r1.generation.picture_scheduler.picture_scheduler"
+SCHEDULER = "lmm_r1.generation.worker_extension.picture_scheduler"
 """For vLLM, whose process imports it: any request may have to make room for others, and then needs its pictures again."""
 
 GIB = 2**30
@@ -132,7 +132,7 @@ def engine_bytes(
 
 
 def _is_small(config: PretrainedConfig) -> bool:
-    """Say whether capturing CUDA graphs of a model takes longer than they save."""
+    """Return whether capturing CUDA graphs of a model takes longer than they save."""
     text = config.get_text_config()
     # A layer's attention and feed-forward matrices have some twelve times the square of its width.
     return 12 * text.num_hidden_layers * text.hidden_size**2 < FEWEST_PARAMETERS

@@ -59,7 +59,7 @@ class EpisodeEngine:
     """Plays episodes with a checkpoint in this process; many rows at a time, as it gives single responses."""
 
     def __init__(self, engine: VllmEngine, settings: EpisodeSettings) -> None:
-        """Load the environment; raises UserError where it cannot be had, or the chat template knows no turns."""
+        """Load the environment; raises UserError if that fails, or if the chat template has no turns."""
         self.engine = engine
         self.settings = settings
         self.environment = settings.environment()
@@ -147,7 +147,7 @@ class EpisodeEngine:
         return replace(made, seconds=time.perf_counter() - began)
 
     def _check(self, row: Row, samples: Sequence[Sample]) -> None:
-        """Raise UserError where the environment has failed."""
+        """Raise UserError if the environment has failed."""
         problem = self._problems.pop(row.location, "what it gave cannot be taken; the log says why")
         failed = sum(sample.played is not None and sample.played.end == "failed" for sample in samples)
         if failed:
@@ -173,7 +173,7 @@ class EpisodeEngine:
         )
 
     def _kept(self, part: ImagePart) -> ImagePart:
-        """Return a picture as encoded bytes, which take little memory and can be written as they are; paths and URLs stay."""
+        """Return a picture as encoded bytes, which are small and can be written unchanged; paths and URLs stay."""
         location = f"a picture of the environment {self.environment.name}"
         if self.settings.pictures == "whole":
             is_file = kind_of(part.source) in ("path", "url")
@@ -186,7 +186,7 @@ class EpisodeEngine:
 
 
 def _number(completion: Completion) -> int:
-    """Which of its row's episodes it is, whichever ended first."""
+    """Return its number among the row's episodes, whatever the order in which they end."""
     assert completion.played is not None, "an episode was played"
     return completion.played.number
 
@@ -196,7 +196,7 @@ def _stores_nothing(media: Any) -> NoReturn:
 
 
 class _Spoken:
-    """What a watcher is told of the turns, and what has come of them."""
+    """The turns so far, as a watcher is told of them."""
 
     def __init__(self, watcher: EpisodeWatcher, codec: PromptCodec) -> None:
         self.watcher, self._codec = watcher, codec
@@ -250,7 +250,7 @@ _PLAYING: ContextVar[_Playing] = ContextVar("episode")
 
 
 class _Wrapped:
-    """Stands for an object, but for what its subclass does itself."""
+    """Forwards to an object everything that the subclass does not define."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
@@ -260,7 +260,7 @@ class _Wrapped:
 
 
 class _PlayedEngine(_Wrapped):
-    """An engine whose requests are pieces of turns: each has a seed of its own, and may be watched token by token."""
+    """An engine whose requests are pieces of turns; each has its own seed, and may be watched token by token."""
 
     def __init__(self, engine: TokenEngine, *, seed: int | None, spoken: _Spoken | None = None) -> None:
         """Args:
@@ -288,7 +288,7 @@ class _PlayedEngine(_Wrapped):
 
 
 class _PlayedEnvironment(_Wrapped):
-    """An environment that keeps why it has failed, and whose answers may be watched."""
+    """An environment that keeps its error, and whose answers may be watched."""
 
     def __init__(
         self, environment: Environment, *, problems: dict[str, str], answer_s: float, spoken: _Spoken | None
@@ -324,7 +324,7 @@ class _PlayedEnvironment(_Wrapped):
 
     @contextlib.contextmanager
     def _naming(self, row: Row) -> Iterator[None]:
-        """Raise what the environment raises for a row as a UserError that names both."""
+        """Raise the environment's error for a row as a UserError that names both."""
         try:
             yield
         except UserError:

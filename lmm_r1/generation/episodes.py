@@ -1,4 +1,4 @@
-"""Groups whose samples are episodes: turns of the policy and answers of an environment, ids in and ids out."""
+"""Groups whose samples are episodes: turns of the policy and answers of an environment, as token ids."""
 
 from __future__ import annotations
 
@@ -44,35 +44,35 @@ class _Play:
     """An episode so far."""
 
     number: int
-    """Which of its group it is."""
+    """Its number in the group."""
     opening: Opening
     engine_ids: list[int]
     """All tokens as the engine takes them, one placeholder per image."""
     images: list[Image.Image]
     image_ids: tuple[str, ...]
-    """The engine is sent all images in every turn, and need not look at their pixels each time."""
+    """Names by which the engine knows the images, which it gets in every turn, without hashing their pixels again."""
     segments: list[Segment]
     begun: str
-    """How the next turn is begun."""
+    """The text with which the next turn begins."""
     options: TurnOptions = field(default_factory=TurnOptions)
-    """Of the next turn."""
+    """The options of the next turn."""
     said: list[Said] = field(default_factory=list)
     rewards: Counter[str] = field(default_factory=Counter)
     counts: Counter[str] = field(default_factory=Counter)
     logs: dict[str, float] = field(default_factory=dict)
     score: float | None = None
-    """What the environment says that the episode is worth beside its rewards."""
+    """The environment's score of the episode, in addition to its rewards."""
     sampled_by: SamplingParams | None = None
-    """The last piece of the last turn."""
+    """The parameters of the last piece of the last turn."""
     asked: SamplingParams | None = None
-    """What the environment wants turns to be sampled by."""
+    """The parameters that the environment asks for."""
 
     opened: bool = False
-    """Whether a raw episode has opened; a branch goes on from one that has."""
+    """Whether a raw episode has opened; branches start from an opened one."""
 
     @classmethod
     def of(cls, opening: Opening, *, number: int) -> _Play:
-        """Return an episode in which nothing has been said."""
+        """Return an episode without turns."""
         return cls(
             number=number,
             opening=opening,
@@ -85,7 +85,6 @@ class _Play:
 
     @property
     def tokens(self) -> int:
-        """How many tokens training sees so far."""
         return sum(len(segment.token_ids) for segment in self.segments)
 
     @property
@@ -94,11 +93,11 @@ class _Play:
 
     @property
     def turns(self) -> int:
-        """How many turns the policy has had."""
+        """The number of the policy's turns."""
         return sum(said.role == "assistant" for said in self.said)
 
     def branched(self) -> _Play:
-        """Return an episode that goes on from here by itself; segments, their media and pictures stay the same objects."""
+        """Return an independent copy; segments, their media and pictures stay the same objects."""
         kept: dict[str, Any] = {
             name: copy(value) for name, value in vars(self).items() if isinstance(value, list | dict)
         }
@@ -106,14 +105,14 @@ class _Play:
 
 
 class EpisodeRollout(GroupRollout):
-    """Generates groups of episodes on one engine; each goes from turn to turn by itself."""
+    """Generates groups of episodes on one engine; each proceeds independently."""
 
     def __init__(self, *, environment: Environment, limits: AgentConfig, guesses: bool = False, **group: Any) -> None:
-        """Args: guesses: the engine guesses tokens ahead."""
+        """Args: guesses: the engine uses speculative decoding."""
         super().__init__(**group)
         self.guesses = guesses
         if not environment.raw:
-            # A chat template that knows no turns stops the run here, and not each of its episodes.
+            # A chat template without turns stops the run here instead of each episode.
             encode_turn(self.codec.kit, self.codec.processor, Message(role="user", parts=(TextPart("?"),)), images=())
         self.environment = environment
         self.paid_parts = environment.rewards
@@ -123,10 +122,9 @@ class EpisodeRollout(GroupRollout):
                 self._appended_ids(text)
 
     async def shown_row(self, row: Row) -> Row:
-        """Return the row with what the policy is told of the environment.
+        """Return the row with the environment's text for the policy.
 
-        Raises UserError for a row that is no conversation where the environment adds turns to one, and where the
-        environment takes too long.
+        Raises UserError for plain text if the environment adds turns, and if the environment takes too long.
         """
         if row.plain and not self.environment.raw:
             raise UserError(
@@ -144,13 +142,13 @@ class EpisodeRollout(GroupRollout):
             ) from None
 
     def encoded_prompt(self, shown: Row) -> EncodedPrompt:
-        """Return the row's prompt, whose images are sent to the engine in every turn."""
+        """Return the row's prompt, whose images the engine gets in every turn."""
         return with_image_ids(super().encoded_prompt(shown))
 
     async def sampled(
         self, engine: TokenEngine, opening: Opening, settings: GroupSettings
     ) -> AsyncGenerator[Sample, None]:
-        """Yield the group's episodes, without rewards, as they end; raises UserError where a turn does not come whole."""
+        """Yield the group's episodes, without rewards, as they end; raises UserError if a turn does not come whole."""
         tasks = [
             asyncio.create_task(self._episode(engine, opening, settings, number=number))
             for number in range(settings.sampling.n_samples)
@@ -160,16 +158,16 @@ class EpisodeRollout(GroupRollout):
                 yield sample
 
     async def _as_they_end(self, tasks: Sequence[asyncio.Task[Sample]]) -> AsyncGenerator[Sample, None]:
-        """Yield the samples of a group's episodes; where one fails, the others are ended first."""
+        """Yield the samples of a group's episodes; if one fails, the others are ended first."""
         try:
             for done in asyncio.as_completed(tasks):
                 yield await done
         finally:
             for task in tasks:
-                # The first error is the group's; of the others nobody asks.
+                # Only the first error is the group's; mark the others as retrieved.
                 task.add_done_callback(lambda task: task.cancelled() or task.exception())
                 task.cancel()
-            # What the others hold is let go of before the error is told; `_closed` waits for no environment for ever.
+            # The others release their resources before the error is raised; `_closed` has a time limit.
             await asyncio.wait(tasks)
 
     async def _episode(self, engine: TokenEngine, opening: Opening, settings: GroupSettings, *, number: int) -> Sample:
@@ -178,7 +176,7 @@ class EpisodeRollout(GroupRollout):
         return await self._played(engine, episode, play, settings)
 
     def _begun(self, opening: Opening, *, seed: int, number: int) -> tuple[Episode | None, _Play]:
-        """Return an episode of the environment, None where that fails, and what is played of it so far."""
+        """Return an episode of the environment, None if that fails, and its state."""
         episode, options = self._first_turn(opening.row, seed=seed)
         play = _Play.of(opening, number=number)
         play.options = options
@@ -193,7 +191,7 @@ class EpisodeRollout(GroupRollout):
         *,
         before_turn: Callable[[], None] | None = None,
     ) -> Sample:
-        """Play an episode from where it is to its end.
+        """Play an episode from its present state to its end.
 
         Args:
             before_turn: called before each turn that is played.
@@ -216,14 +214,14 @@ class EpisodeRollout(GroupRollout):
     async def _unplayed(
         self, engine: TokenEngine, opening: Opening, settings: GroupSettings, *, number: int
     ) -> Sample:
-        """Return what stands for an episode that failed before its first turn: one turn to the row, and nothing to learn."""
+        """Return the sample of an episode that failed before its first turn: one masked turn after the prompt."""
         play = _Play.of(opening, number=number)
         turn = await self._turn(engine, play, settings)
         play.said.append(Said("assistant", self._text(play, turn)))
         return self._sample(play, turn, "failed", settings)
 
     async def _opened(self, episode: Episode, play: _Play, settings: GroupSettings) -> bool:
-        """Let a raw episode open; return whether it has, with something that leaves room for a turn."""
+        """Open a raw episode; return whether that worked and its text leaves room for a turn."""
         prompt = self.codec.prompt_text(play.opening.shown)
         text = await self._awaited(episode.open(prompt), play)
         if text is None or text == prompt:
@@ -241,7 +239,7 @@ class EpisodeRollout(GroupRollout):
                 settings.max_len,
             )
             return False
-        # The images are the row's own, and so are their tensors.
+        # The images and their tensors are those of the row.
         play.segments = [replace(play.opening.segment, token_ids=tuple(encoded.token_ids))]
         play.engine_ids = list(encoded.engine_token_ids)
         play.begun = self.codec.begun_with(replace(play.opening.shown, prefill=""), play.engine_ids)
@@ -249,7 +247,6 @@ class EpisodeRollout(GroupRollout):
         return True
 
     def _sample(self, play: _Play, turn: TurnPieces, end: EpisodeEnd, settings: GroupSettings) -> Sample:
-        """Return an episode that is over, with its last turn."""
         assert turn.finish_reason is not None, "a turn that came whole has ended"
         played = EpisodeResult(
             end=end,
@@ -270,14 +267,14 @@ class EpisodeRollout(GroupRollout):
             weight_version=play.opening.weight_version,
             image_scales=play.opening.prompt.image_scales,
             played=played,
-            # What an environment did not judge says nothing of the policy.
+            # An episode that the environment did not judge says nothing about the policy.
             masked=end == "failed" or (played.over_turn and self.limits.overturn == "mask"),
         )
 
     def _first_turn(self, row: Row, *, seed: int) -> tuple[Episode | None, TurnOptions]:
-        """Return an episode of the environment, None where that fails, and its first turn's options.
+        """Return an episode of the environment, None if that fails, and the options of its first turn.
 
-        Raises UserError for a row that the environment cannot take.
+        Raises UserError for a row that the environment cannot use.
         """
         try:
             return self.environment.begin(row, seed=seed), self.environment.first_turn(row)
@@ -289,7 +286,7 @@ class EpisodeRollout(GroupRollout):
             return None, TurnOptions()
 
     async def _closed(self, episode: Episode | None, play: _Play) -> None:
-        """Let an episode go; one that fails to close, or takes too long, costs nothing but a line in the log."""
+        """Close an episode; a failure or a timeout is only logged."""
         if episode is None:
             return
         try:
@@ -300,7 +297,7 @@ class EpisodeRollout(GroupRollout):
             logger.exception("%s: the environment failed to close", self._place(play))
 
     async def _turn(self, engine: TokenEngine, play: _Play, settings: GroupSettings) -> TurnPieces:
-        """Generate the policy's next turn, and add it."""
+        """Generate the policy's next turn and add it to the episode."""
         room = settings.max_len - play.tokens
         asked = TurnSettings.of(
             self._options(play),
@@ -322,7 +319,7 @@ class EpisodeRollout(GroupRollout):
         return turn
 
     def _options(self, play: _Play) -> TurnOptions:
-        """Return the next turn's options; the last that may be has the run's form where the environment gives it none."""
+        """Return the next turn's options; the last possible turn gets the run's regex unless the environment has one."""
         regex = self.limits.last_turn_regex
         if regex is None or play.options.regex is not None or play.turns + 1 < self.limits.max_turns:
             return play.options
@@ -362,7 +359,7 @@ class EpisodeRollout(GroupRollout):
     async def _answer(
         self, episode: Episode | None, play: _Play, spoken: TurnPieces, settings: GroupSettings
     ) -> EpisodeEnd | None:
-        """Let the environment answer a turn, and add what it shows; return how the episode has ended, None if it goes on."""
+        """Get the environment's answer to a turn and add it; return how the episode ended, None if it continues."""
         text, number = self._text(play, spoken), play.turns
         play.said.append(Said("assistant", text))
         turn = Turn(
@@ -394,7 +391,7 @@ class EpisodeRollout(GroupRollout):
         return None
 
     async def _show(self, answered: Answered, encoded: EncodedPrompt, play: _Play, settings: GroupSettings) -> None:
-        """Add what the environment shows, and how the policy's next turn begins."""
+        """Add the environment's answer and the beginning of the policy's next turn."""
         media = await self.in_thread(self.store, encoded.media) if settings.media and encoded.media else None
         if encoded.token_ids:
             play.segments.append(Segment(kind="observation", token_ids=tuple(encoded.token_ids), media=media))
@@ -408,12 +405,12 @@ class EpisodeRollout(GroupRollout):
         play.said.append(Said(answered.role, told, _pictures(answered) if settings.pictures else ()))
 
     def _text(self, play: _Play, spoken: TurnPieces) -> str:
-        """What the policy has said in a turn, with what that was begun with, and without its end token."""
+        """Return the text of the policy's turn with its given beginning, without the end token."""
         ended = spoken.finish_reason == "stop" and not spoken.ended_by_text
         return play.begun + self.codec.text(spoken.token_ids, ended=ended)
 
     async def _asked(self, episode: Episode | None, play: _Play, turn: Turn) -> Answered | None:
-        """Return the environment's answer; None where it fails or takes too long, which costs this episode alone."""
+        """Return the environment's answer; None if it fails or takes too long, which only ends this episode."""
         if episode is None:
             return None
 
@@ -423,7 +420,6 @@ class EpisodeRollout(GroupRollout):
         return await self._awaited(answer(), play)
 
     async def _awaited(self, said: Awaitable[Outcome], play: _Play) -> Outcome | None:
-        """Return what the environment says; None where it fails or takes too long, which costs this episode alone."""
         try:
             return await within(self.limits.answer_s, said)
         except DeadlinePassed:
@@ -449,7 +445,7 @@ class EpisodeRollout(GroupRollout):
         return kit.encode_text(processor, text, images=opening.prompt.images, opens=True)
 
     def _appended_ids(self, text: str) -> list[int]:
-        """Return the ids of a text that is appended to a thought; raises UserError where one may not be sampled."""
+        """Return the ids of a text that is appended to a thought; raises UserError for banned tokens."""
         ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         if not ids or not set(self.codec.banned_token_ids).isdisjoint(ids):
             raise UserError(
@@ -459,7 +455,7 @@ class EpisodeRollout(GroupRollout):
         return ids
 
     def _note(self, play: _Play, answered: Answered) -> None:
-        """Add up what a turn has earned and counted; raises UserError for what the environment does not state, or no number."""
+        """Add a turn's rewards and counts; raises UserError for names that the environment does not declare and for NaN."""
         for given, known, what in (
             (answered.rewards, self.environment.rewards, "rewards"),
             (answered.counts, self.environment.counts, "counts"),
@@ -478,7 +474,7 @@ class EpisodeRollout(GroupRollout):
             play.logs = dict(answered.logs)
         if answered.score is not None:
             play.score = answered.score
-        # Those that are given back as they were handed out ask for nothing.
+        # Parameters that are returned unchanged ask for nothing.
         if answered.parameters is not None and answered.parameters != play.sampled_by:
             play.asked = answered.parameters
 
@@ -489,7 +485,7 @@ class EpisodeRollout(GroupRollout):
         return f"{row.location}, environment {self.environment.name}"
 
     async def _scored(self, sample: Sample, prompt: EncodedPrompt, settings: GroupSettings) -> Sample:
-        """Return an episode with its reward, to which its environment adds its own."""
+        """Return an episode with its reward, including the environment's."""
         return self._rewarded(await super()._scored(sample, prompt, settings))
 
     async def _scored_at_once(self, samples: list[Sample], *arguments: Any) -> list[Sample]:
@@ -526,7 +522,7 @@ class EpisodeRollout(GroupRollout):
         return replace(sample, reward=replace(score, reward=score.reward + earned, parts=parts))
 
     def _query(self, sample: Sample, prompt: EncodedPrompt) -> str:
-        """Return an episode as the model reads and writes it; one that has opened with a text of its own begins with that."""
+        """Return an episode as the model reads and writes it; an opening text of its own replaces the prompt."""
         if sample.segments[0].token_ids == tuple(prompt.token_ids):
             return super()._query(sample, prompt)
         ids = self.codec.kit.collapsed(self.codec.processor, sample.token_ids)
@@ -534,13 +530,13 @@ class EpisodeRollout(GroupRollout):
 
 
 def episode_seed(opening: Opening, settings: GroupSettings, *, number: int) -> int:
-    """Return the seed of one of a group's episodes, the same in a run that was resumed."""
+    """Return the seed of one of a group's episodes, the same in a resumed run."""
     step = None if settings.moment is None else settings.moment.step
     return zlib.crc32(f"{opening.row.location} {number} {step}".encode())
 
 
 def _told(answered: Answered) -> str:
-    """What an environment has shown, with marks in the place of pictures."""
+    """Return the text of an environment's answer, with marks for its pictures."""
     return "".join(part.text if isinstance(part, TextPart) else "<image>" for part in answered.shown)
 
 

@@ -169,7 +169,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class _Piece:
-    """A segment of an episode, and what people are shown of it."""
+    """A segment of an episode, and its text for people."""
 
     segment: Segment
     said: Said | None
@@ -225,7 +225,7 @@ class ExecutorRollout(EpisodeRollout):
         return await self._unplayed(engine, opening, settings, number=number)
 
     async def _executed(self, engine: CalledEngine, opening: Opening, settings: GroupSettings) -> Any:
-        """Return what `execute` returns; None where it fails, or leaves the engine idle for too long."""
+        """Return the result of `execute`; None if it fails, or leaves the engine idle for too long."""
         agent, limit, began = self.environment, self.limits.answer_s, time.monotonic()
         given = self._arguments(engine, opening, settings)
         playing = asyncio.ensure_future(agent.loop.run(agent.executor.execute(**given)))
@@ -312,13 +312,13 @@ class ExecutorRollout(EpisodeRollout):
         )
 
     def _end(self, turns: int, shown: int) -> EpisodeEnd:
-        """How an episode counts whose executor knows no limits but that of tokens."""
+        """Return the end of an episode; an executor only knows the limit of tokens."""
         if turns > self.limits.max_turns:
             return "turns"
         return "images" if shown > self.limits.max_images else "over"
 
     async def _pieces(self, calls: Sequence[EngineCall], opening: Opening, settings: GroupSettings) -> list[_Piece]:
-        """Return prompt, turns and what stands between them; raises AgentFault where the calls are no one episode."""
+        """Return the prompt, the turns and the text between them; raises AgentFault if the calls are not one episode."""
         known, shown = calls[0].read, calls[0].images
         if not _same(shown, opening.prompt.images):
             raise AgentFault("execute has the engine read other images in its first prompt than the row's")
@@ -363,7 +363,7 @@ class ExecutorRollout(EpisodeRollout):
         return Segment(kind="observation", token_ids=token_ids, media=media)
 
     def _turn_text(self, call: EngineCall, opening: Opening) -> str:
-        """Return what was generated, with what it was begun with."""
+        """Return the generated text with its given beginning."""
         if call.read == opening.segment.token_ids:
             begun = opening.begun
         else:
@@ -375,7 +375,7 @@ class ExecutorRollout(EpisodeRollout):
 
 
 def _tokens_of(result: Any) -> tuple[list[int], list[tuple[int, int]]]:
-    """Return an episode's tokens, and from where to where those of its turns go; raises AgentFault for anything else."""
+    """Return an episode's tokens and the ranges of its turns; raises AgentFault for anything else."""
     tokens, spans = (field_of(result, name, by="execute") for name in ("observation_tokens", "action_ranges"))
     try:
         token_ids = [int(token) for token in tokens]
@@ -393,7 +393,7 @@ def _tokens_of(result: Any) -> tuple[list[int], list[tuple[int, int]]]:
 
 
 def _same(some: Sequence[Image.Image], others: Sequence[Image.Image]) -> bool:
-    """Whether images show the same."""
+    """Return whether images are equal."""
     return len(some) == len(others) and all(
         one is other or (one.size == other.size and one.convert("RGB").tobytes() == other.convert("RGB").tobytes())
         for one, other in zip(some, others, strict=True)

@@ -21,8 +21,8 @@ from lmm_r1.generation.codec import PromptCodec
 from lmm_r1.generation.engine import SamplingSettings, TokenEngine
 from lmm_r1.generation.request import EngineWeights, Request, Response, sampling_params
 from lmm_r1.lmm_kits import EncodedPrompt, Media
+from lmm_r1.scoring import Moment, ScoredResponse, weighted
 from lmm_r1.scoring.functions import failure_message
-from lmm_r1.scoring.scored_response import Moment, ScoredResponse, weighted
 from lmm_r1.scoring.sources import GroupSource, RowSource, Scorer
 from remote_rm.client import RewardUnavailable
 from remote_rm.verifier import Score
@@ -179,7 +179,7 @@ class GroupRollout:
         return [replace(sample, greedy=greedy) for sample in samples]
 
     async def _shown_prompt(self, row: Row, settings: GroupSettings) -> tuple[Row, EncodedPrompt]:
-        """Return the row as the policy is shown it, and its prompt."""
+        """Return the row as the policy sees it, and its prompt."""
         try:
             shown = await self.shown_row(row)
             return shown, await self.in_thread(self.encoded_prompt, shown)
@@ -266,7 +266,7 @@ class GroupRollout:
         return self._weighted(await self._scored(sample, prompt, settings), settings)
 
     def _weighted(self, sample: Sample, settings: GroupSettings) -> Sample:
-        """Return a sample in whose reward its parts count as they are to."""
+        """Return a sample whose reward has the weighted parts."""
         if not settings.part_weights:
             return sample
         reward = weighted(sample.scored, settings.part_weights, paid=self.paid_parts, location=sample.row.location)
@@ -338,7 +338,7 @@ def generated_segment(response: Response, settings: GroupSettings) -> Segment:
 
 
 def _placed(error: Exception, row: Row) -> str:
-    """Return what an error says behind the row's place, which that of an image has already."""
+    """Return an error's message after the row's place, which errors of images already have."""
     said = str(error)
     return said if said.startswith(f"{row.location}:") else f"{row.location}: {said}"
 
@@ -362,7 +362,7 @@ def check_whole(request: Request, row: Row) -> None:
 
 
 def _check_finite(scored: Score, row: Row) -> None:
-    """Raise UserError where a reward, a score or a part of it is no finite number."""
+    """Raise UserError if a reward, a score or a part of it is not finite."""
     values = {"reward": scored.reward, "score": scored.score, **scored.parts}
     wrong = ", ".join(f"{name} {value}" for name, value in values.items() if not math.isfinite(value))
     if wrong:

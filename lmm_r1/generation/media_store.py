@@ -207,7 +207,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class _Pictures:
-    """What stays behind of an episode."""
+    """The pictures of an episode that are kept after it."""
 
     shown: tuple[Message, ...]
     turns: tuple[tuple[ImagePart, ...], ...]
@@ -248,7 +248,7 @@ def _pictures(played: EpisodeResult, *, location: str) -> _Pictures:
 
 
 def _decoded(said: Said, *, location: str) -> tuple[ImagePart, ...]:
-    """The pictures of a turn as any machine can show them, no larger than the policy saw them."""
+    """Return the pictures of a turn, decoded and no larger than the policy saw them."""
     try:
         return tuple(
             replace(part, source=_bounded(load_image(part, location=location), part.max_pixels))

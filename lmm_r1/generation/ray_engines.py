@@ -66,7 +66,7 @@ PARTING = 0.5
 
 @dataclass(kw_only=True)
 class _Fork:
-    """Where the branches of one trunk part."""
+    """The point at which the branches of a trunk diverge."""
 
     passed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once the branches have parted, or the trunk has ended before."""
@@ -109,7 +109,7 @@ class BranchingRollout(EpisodeRollout):
     async def _trunk(
         self, engine: TokenEngine, opening: Opening, settings: GroupSettings, *, number: int, fork: _Fork
     ) -> Sample:
-        """Play an episode, and let the others of its tree go on from where they part; it is itself one of them."""
+        """Play an episode, and start the other branches of its tree where they diverge; it is one of them."""
         seed = episode_seed(opening, settings, number=number)
         draw = random.Random(seed)
         episode, play = self._begun(opening, seed=seed, number=number)
@@ -194,7 +194,7 @@ class KitRolloutActor(RolloutRayActor.__ray_metadata__.modified_class):
         beside_models: bool = False,
         **engine_arguments: Any,
     ) -> None:
-        """Args: beside_models: it generates while models are trained."""
+        """Args: beside_models: it generates while models are trained, as in asynchronous runs."""
         self.llm: TokenEngine
         in_thread: Callable[..., Awaitable[Any]]
         loading.done()

@@ -1,4 +1,4 @@
-"""A prompt that is sent to an engine: how its responses are sampled, and what is known of them so far."""
+"""A request to an engine: its sampling parameters and its responses so far."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from vllm.outputs import CompletionOutput, RequestOutput
 
 
-# The most tokens of a request's logit_bias that vLLM's sampler on GPUs takes; a longer one ends the engine.
+# The most entries of a request's logit_bias that vLLM's sampler on GPUs takes; more of them stop the engine.
 LOGIT_BIASES = 1024
 
 
@@ -42,13 +42,13 @@ def sampling_params(
     """Return vLLM's parameters for all responses to one prompt.
 
     Args:
-        max_tokens: longest response to this prompt.
-        output_per: what the engine gives at once: every token, each response when it ends (and its first token before),
-            or all responses when the last has ended.
+        max_tokens: the longest response to this prompt.
+        output_per: when the engine returns output: for every token, for each response when it ends (and for its first
+            token), or for all responses when the last has ended.
         logprobs: the engine reports the log-probs of the sampled tokens.
         ignore_eos: responses run to `max_tokens`.
-        stops: texts that end a response, which belong to it.
-        regex: what the whole response matches, unless its longest length cuts it off.
+        stops: texts that end a response and belong to it.
+        regex: the whole response matches it, unless it is cut off.
     """
     return SamplingParams(
         n=sampling.n_samples,
@@ -74,16 +74,16 @@ def sampling_params(
 
 
 def as_asked(asked: Any, *, needed: SamplingParams, engine_guesses: bool = False) -> SamplingParams:
-    """Return the parameters that an agent asks for, changed where training would not be token-exact with them.
+    """Return the parameters that an agent asks for, changed so that training is token-exact.
 
-    One response, of no more tokens than `needed` allows, which ends at its end token, with the log-probs and in the pieces
-    that `needed` asks for. All else is as the agent asks: temperature, stop texts, and so on. The engine's workers ban tokens.
+    There is one response of at most the tokens of `needed`. It ends at its end token, and has the log-probs and pieces of
+    `needed`. Everything else, such as temperature and stop texts, is as the agent asks. The engine's workers ban tokens.
 
     Args:
-        engine_guesses: the engine guesses tokens ahead.
+        engine_guesses: the engine uses speculative decoding.
 
     Raises:
-        UserError: they are no vLLM parameters, or none that vLLM takes.
+        UserError: they are no vLLM parameters, or vLLM refuses them.
     """
     if not isinstance(asked, SamplingParams):
         raise UserError(f"the agent's sampling_params are a {type(asked).__name__}; give a vllm.SamplingParams")
@@ -134,15 +134,15 @@ def as_asked(asked: Any, *, needed: SamplingParams, engine_guesses: bool = False
 
 @dataclass(kw_only=True)
 class EngineWeights:
-    """The weights of one engine: their version, and the requests that they generate for."""
+    """The weights of one engine: their version, and the requests in progress."""
 
     version: int = 0
-    """How many updates of the run they have had."""
+    """The number of updates so far."""
     _under_way: dict[str, Request] = field(default_factory=dict)
 
     @contextmanager
     def generating(self, request_id: str, request: Request) -> Iterator[None]:
-        """Tell a request, while the block runs, of each update that comes in the middle of its responses."""
+        """Within the block, tell the request of each update that comes in the middle of its responses."""
         self._under_way[request_id] = request
         try:
             yield
@@ -153,8 +153,8 @@ class EngineWeights:
         """Count an update.
 
         Args:
-            counts: how many tokens the unfinished responses had before it, by request and place; a request that the engine
-                has not begun is not among them.
+            counts: the tokens of unfinished responses before it, by request and place; without requests that the engine has
+                not begun.
         """
         self.version += 1
         for request_id, request in self._under_way.items():
@@ -162,9 +162,9 @@ class EngineWeights:
 
 
 def tokens_under_way(engine: Any) -> dict[str, dict[int, int]]:
-    """Return how many tokens each unfinished response has that a vLLM engine generates, by request and place.
+    """Return the number of tokens of each unfinished response of a paused vLLM engine, by request and place.
 
-    Of an engine that is paused: of one with a process of its own, what has come from there by then.
+    For an engine in a process of its own, these are the tokens that have arrived.
     """
     counts: dict[str, dict[int, int]] = {}
     for state in engine.output_processor.request_states.values():
@@ -174,21 +174,21 @@ def tokens_under_way(engine: Any) -> dict[str, dict[int, int]]:
 
 @dataclass(kw_only=True)
 class Response:
-    """What the engine has given of one response so far."""
+    """One response so far."""
 
     token_ids: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
-    """Of every token, where the request asks for them."""
+    """Of every token, if requested."""
     finish_reason: Literal["stop", "length", "abort", "error", "repetition"] | None = None
-    """How it has ended, in vLLM's words."""
+    """Why it ended, in vLLM's words."""
     stop_text: str | None = None
-    """The text that has ended it, where one did: the last token is then no end token."""
+    """The text that ended it, if any; the last token is then no end token."""
     begins: list[tuple[int, int]] = field(default_factory=list)
-    """From which token on it came of which weight version; empty where nobody notes that."""
+    """The first token of each weight version, with the version; empty if that is not recorded."""
 
     @property
     def weights(self) -> tuple[WeightSpan, ...]:
-        """Which weight versions its tokens came of, as far as that is noted."""
+        """The weight versions of its tokens, as far as recorded."""
         bounds = pairwise([*self.begins, (len(self.token_ids), 0)])
         spans = (WeightSpan(version, end - start) for (start, version), (end, _) in bounds)
         return tuple(span for span in spans if span.tokens > 0)
@@ -208,20 +208,20 @@ class Request:
     def __init__(
         self, prompt: TokensPrompt, parameters: SamplingParams, *, weights: EngineWeights | None = None
     ) -> None:
-        """Args: weights: of the engine that it will be sent to; None where nobody updates them."""
+        """Args: weights: those of the engine; None if they are never updated."""
         self.prompt = prompt
         self.parameters = parameters
         self._weights = weights
         self.responses = [Response() for _ in range(parameters.n)]
         self.read_token_ids: list[int] | None = None
-        """The prompt as the engine has read it, its placeholders expanded; None until it has said so."""
+        """The prompt as the engine read it, with expanded placeholders; None before its first output."""
         self.output: RequestOutput | None = None
-        """What the engine has given last, as it gave it."""
+        """The engine's last output."""
 
     async def sent_to(self, engine: TokenEngine) -> AsyncGenerator[Response, None]:
-        """Yield each response whenever it has grown, for the last time when it has ended; leaving early aborts them all.
+        """Yield each response whenever it has grown, and when it has ended; leaving early aborts all of them.
 
-        How often that is, is the parameters' `output_kind` and `stream_interval`.
+        The parameters' `output_kind` and `stream_interval` decide how often.
         """
         request_id = uuid.uuid4().hex
         with self._noting_weights(request_id):
@@ -241,36 +241,36 @@ class Request:
         return self._weights.generating(request_id, self)
 
     def note_update(self, counts: Mapping[int, int], *, version: int) -> None:
-        """Note that what the engine generates from now on comes of new weights.
+        """Record that the following tokens come from new weights.
 
         Args:
-            counts: how many tokens the unfinished responses have; none where the engine has not begun.
+            counts: the tokens of unfinished responses; empty if the engine has not begun.
         """
         for place, response in enumerate(self.responses):
-            # One that is not among the others has ended.
+            # A response that is missing among others has ended.
             if response.finish_reason is None and (place in counts or not counts):
                 response.begins.append((counts.get(place, 0), version))
 
     @property
     def broken(self) -> Counter[str | None]:
-        """How the responses ended that are not whole; None for those that never did."""
+        """Why incomplete responses ended; None for those that did not end."""
         return Counter(response.finish_reason for response in self.responses if response.finish_reason not in WHOLE)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TurnSettings:
-    """How a turn is sampled, whoever says so."""
+    """How a turn is sampled."""
 
     stops: tuple[str, ...]
     regex: str | None
     room: int
-    """Longest turn in tokens, those included that are appended to it."""
+    """The longest turn in tokens, including appended ones."""
     thought: ThoughtConfig | None
-    """None where thoughts are as the policy has them."""
+    """None if thoughts are not forced."""
 
     @classmethod
     def of(cls, options: TurnOptions, *, stops: tuple[str, ...], thought: ThoughtConfig, room: int) -> TurnSettings:
-        """Return a turn's settings: its own, else the environment's stops and the run's thought."""
+        """Return a turn's settings: its own options, otherwise the environment's stops and the run's thought."""
         free = options.regex is None
         forced = options.thought or (thought if free else None)
         return cls(
@@ -283,25 +283,25 @@ class TurnSettings:
 
 @dataclass(kw_only=True)
 class TurnPieces:
-    """A turn so far, and what its next piece is asked for with.
+    """A turn so far, and the parameters of its next piece.
 
-    Budget forcing (s1, arXiv:2501.19393), token-exact: what stays of a piece are the first ids that were generated, whose
-    log-probs nothing that follows changes. The ids that hold the end of a thought are taken back where it is gone on with,
-    and appended text is no token of the loss: neither is the policy's choice.
+    Budget forcing (s1, arXiv:2501.19393), token-exact: the first generated ids of a piece are kept, whose log-probs do not
+    depend on what follows. If a thought is continued, the ids of its end are removed. Appended text is not in the loss,
+    because it is not the policy's choice.
     """
 
     settings: TurnSettings
     ids_of: Callable[[str], Sequence[int]]
-    """Tokenizes what is appended."""
+    """Tokenizes appended text."""
     text_of: Callable[[Sequence[int]], str]
-    """Decodes what was generated."""
+    """Decodes generated tokens."""
     segments: list[Segment] = field(default_factory=list)
     finish_reason: str | None = None
-    """How the turn has ended, in vLLM's words; None while it goes on."""
+    """Why the turn ended, in vLLM's words; None before its end."""
     ended_by_text: bool = False
-    """Whether a text has ended it: its last token is then no end token."""
+    """Whether a text ended it; its last token is then no end token."""
     _continuations: int = 0
-    """How often its thought was gone on with."""
+    """How often its thought was continued."""
     _thought_tokens: int = 0
     _thinks: bool = field(init=False)
 
@@ -310,7 +310,7 @@ class TurnPieces:
 
     @property
     def token_ids(self) -> list[int]:
-        """All tokens of the turn so far, those included that were appended."""
+        """All tokens of the turn so far, including appended ones."""
         return [token for segment in self.segments for token in segment.token_ids]
 
     @property
@@ -323,14 +323,14 @@ class TurnPieces:
 
     @property
     def max_tokens(self) -> int:
-        """Longest next piece."""
+        """The longest next piece."""
         thought = self.settings.thought
         if thought is None or not self._thinks or thought.max_tokens is None:
             return self._left
         return min(self._left, thought.max_tokens - self._thought_tokens)
 
     def add(self, response: Response) -> None:
-        """Add a piece that has come whole, and what is appended to it."""
+        """Add a complete piece and the text that is appended to it."""
         thought = self.settings.thought if self._thinks else None
         if thought is not None and response.stop_text == thought.end:
             self._end_thought(response, thought)
@@ -341,7 +341,7 @@ class TurnPieces:
             self._end(response)
 
     def _end_thought(self, response: Response, thought: ThoughtConfig) -> None:
-        """Add a piece that ends with the end of a thought: go on with the thought, or else with what follows it."""
+        """Add a piece that ends a thought; continue the thought if that is due, otherwise the turn."""
         kept = tokens_before(thought.end, response.token_ids, text_of=self.text_of)
         appended = self.ids_of(thought.continue_with)
         tokens = self._thought_tokens + kept
@@ -362,7 +362,7 @@ class TurnPieces:
             self.finish_reason = "length"
 
     def _cut_thought(self, response: Response, thought: ThoughtConfig) -> None:
-        """Add a piece that reached the longest thought, and end the thought where an answer has room behind it."""
+        """Add a piece that reached the longest thought, and end the thought if there is room for an answer."""
         self._keep(response)
         appended = self.ids_of(thought.end)
         if len(appended) >= self._left:
@@ -376,7 +376,7 @@ class TurnPieces:
         return self.settings.room - len(self.token_ids)
 
     def _keep(self, response: Response, *, count: int | None = None) -> None:
-        """Add the first `count` tokens of a piece, or all; with the piece before where nothing stands between them."""
+        """Add the first `count` tokens of a piece, or all; adjacent pieces become one segment."""
         ids, log_probs = tuple(response.token_ids[:count]), tuple(response.log_probs[:count])
         weights = first_tokens(response.weights, len(ids))
         if not ids:
@@ -417,7 +417,7 @@ def first_tokens(spans: Sequence[WeightSpan], count: int) -> tuple[WeightSpan, .
 
 
 def tokens_before(text: str, token_ids: Sequence[int], *, text_of: Callable[[Sequence[int]], str]) -> int:
-    """Return how many of a piece's first tokens hold nothing of a text in it; all where the text is not in it.
+    """Return the number of a piece's first tokens that hold nothing of a text; all if the text is not in it.
 
     A token that holds something before the text as well, as in `." </`, goes with it.
     """

@@ -152,7 +152,7 @@ class TransformersEngine:
 
 
 class _TokenStreamer(BaseStreamer):
-    """Hands on the text of one response; transformers puts the prompt in first."""
+    """Streams the text of one response; transformers sends the prompt first."""
 
     def __init__(self, text: TextStream, *, stop_token_ids: Sequence[int], on_text: Callable[[str], None]) -> None:
         self._text = text

@@ -395,7 +395,7 @@ class VllmEngine:
             self._end(tasks)
 
     def _turn(self, *, wait_s: float = 0.0) -> None:
-        """Let the event loop do what is to be done now, or whatever comes within some seconds."""
+        """Run the event loop for what is due now, or for what comes within some seconds."""
         if wait_s:
             self._loop.call_later(wait_s, self._loop.stop)
         else:
@@ -403,7 +403,7 @@ class VllmEngine:
         self._loop.run_forever()
 
     def _end(self, tasks: Collection[asyncio.Task[None]]) -> None:
-        """Cancel what has not ended, and see it through."""
+        """Cancel unfinished tasks and wait for them."""
         pending = [task for task in tasks if not task.done()]
         for task in pending:
             task.cancel()
@@ -419,7 +419,7 @@ class VllmEngine:
 
 
 def _leave_group() -> None:
-    """Leave the group of processes that vLLM has set up in this one, however this ends: NCCL warns of one that is left over."""
+    """Leave the process group that vLLM set up in this process; NCCL warns about a remaining one."""
     from vllm.distributed.parallel_state import destroy_distributed_environment, destroy_model_parallel
 
     destroy_model_parallel()

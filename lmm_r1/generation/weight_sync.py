@@ -68,7 +68,7 @@ def as_stored(model: PreTrainedModel, weights: Mapping[str, torch.Tensor]) -> di
 
 
 def _reversed(model: PreTrainedModel) -> tuple[list[WeightRenaming], list[WeightConverter]]:
-    """Return what `revert_weight_conversion` does to a name, in order."""
+    """Return the changes that `revert_weight_conversion` makes to a name, in order."""
     # Those that were used when the model was loaded; a model that was not has them all, as there.
     used = getattr(model, "_weight_conversions", None)
     if used is None:
@@ -203,7 +203,7 @@ def buckets(groups: Sequence[StoredWeights], weights: Weights, *, limit: int) ->
 
 
 def _bytes_of(weight: torch.nn.Parameter) -> int:
-    """Return the bytes of a whole weight, of which ZeRO-3 leaves a part here, or QLoRA four bits of a number."""
+    """Return the bytes of a whole weight; ZeRO-3 keeps only a part here, and QLoRA four bits per number."""
     if isinstance(weight, Params4bit):
         return weight.quant_state.shape.numel() * weight.quant_state.dtype.itemsize
     count = weight.ds_numel if hasattr(weight, "ds_numel") else weight.numel()

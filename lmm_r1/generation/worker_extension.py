@@ -1,7 +1,10 @@
-"""What vLLM's worker can do in addition to its own methods (`worker_extension_cls`): take weights, ban tokens.
+"""Our parts of vLLM's processes: the worker takes weights and bans tokens, the scheduler sends all pictures.
 
-The worker may be another process than the caller. A contract test sends the arguments of each public method through
-vLLM's msgpack encoder (tests/contracts/test_worker_calls.py)."""
+The worker (`worker_extension_cls`) may be another process than the caller. A contract test sends the arguments of each
+public method through vLLM's msgpack encoder (tests/contracts/test_worker_calls.py). The scheduler sends all pictures,
+because vLLM 0.29 drops those of a request whose keys and values are in the prefix cache. If the caches are emptied for
+new weights, or make room for others, the worker computes these pictures again and needs them.
+"""
 
 from __future__ import annotations
 
@@ -10,26 +13,55 @@ from functools import wraps
 from typing import Any
 
 import torch
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
 
 from lmm_r1.generation.weight_bucket import WeightSlot, empty_buffer, opened, received_slots, weights_in
 from lmm_r1.host.openrlhf_engines import WorkerWrap, get_physical_gpu_id
 
 
+class PictureScheduler(Scheduler):
+    """vLLM's scheduler that plans a step after the previous one has ended."""
+
+    def schedule(self, *arguments: Any, **settings: Any) -> SchedulerOutput:
+        return _with_pictures(super().schedule(*arguments, **settings), self.requests)
+
+
+class AsyncPictureScheduler(AsyncScheduler):
+    """vLLM's scheduler that plans steps ahead."""
+
+    def schedule(self, *arguments: Any, **settings: Any) -> SchedulerOutput:
+        return _with_pictures(super().schedule(*arguments, **settings), self.requests)
+
+
+def picture_scheduler(*, vllm_config: Any, **settings: Any) -> Scheduler:
+    """Return the scheduler that vLLM would choose, with all pictures."""
+    ahead = vllm_config.scheduler_config.async_scheduling
+    return (AsyncPictureScheduler if ahead else PictureScheduler)(vllm_config=vllm_config, **settings)
+
+
+def _with_pictures(planned: SchedulerOutput, requests: Any) -> SchedulerOutput:
+    for begun in planned.scheduled_new_reqs:
+        begun.mm_features = requests[begun.req_id].mm_features
+    return planned
+
+
 class TokenBan:
-    """Keeps tokens from being sampled, whatever a request asks for."""
+    """Keeps tokens from being sampled in any request."""
 
     # Of vLLM's worker.
     model_runner: Any
     device: torch.device
 
     def ban_tokens(self, token_ids: Sequence[int]) -> None:
-        """Give these tokens no probability from now on; the last call holds.
+        """Give these tokens no probability from now on; each call replaces the previous ones.
 
-        Not by the `logit_bias` of requests: vLLM takes at most 1,024 of them on GPUs and none where it guesses tokens.
-        No bias of a request, which is added later, can lift a ban.
+        The `logit_bias` of requests is no alternative: vLLM takes at most 1,024 entries on GPUs, and none with speculative
+        decoding. A request's own bias, which is added later, cannot lift a ban.
         """
         model = self.model_runner.get_model()
-        # Its class's own, where tokens were banned before.
+        # Restore the class's own method if tokens were banned before.
         vars(model).pop("compute_logits", None)
         compute = model.compute_logits
         banned = torch.tensor(list(token_ids), dtype=torch.long, device=self.device)
@@ -84,9 +116,9 @@ class FileWeights(TokenBan):
     reload_weights: Callable[..., None]
 
     def load_weights_from(self, folder: str) -> None:
-        """Replace all weights by those in `folder`, which holds weights only.
+        """Replace all weights by those in `folder`, which holds only weights.
 
-        Features of images stay, as they do where buckets are loaded: the scheduler, which counts on them, is not told here.
+        Features of images stay, as with buckets, because the scheduler counts on them.
         """
         config = self.model_runner.model_config
         original, features = (config.model, config.revision), dict(self._image_features())
@@ -107,14 +139,14 @@ class FileWeights(TokenBan):
         self.model_runner.model.load_weights(weights=list(weights.items()))
 
     def _image_features(self) -> dict[str, torch.Tensor]:
-        """Return what the worker keeps of images, by their hashes; vLLM's two model runners have it in two places."""
+        """Return the worker's image features by hash; vLLM's two model runners keep them in different places."""
         cache = self.model_runner.encoder_cache
         if cache is None:
             return {}
         return cache if isinstance(cache, dict) else cache.encoder_outputs
 
     def _refresh_tied_heads(self) -> None:
-        """Pack the output layers again: a tied one has no weights of its own in the folder and keeps its old copy."""
+        """Pack the output layers again: the folder has no weights for a tied one, which would keep its old copy."""
         from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
         for module in self.model_runner.model.modules():
@@ -122,7 +154,7 @@ class FileWeights(TokenBan):
                 module.quant_method.process_weights_after_loading(module)
 
     def _refresh_experts(self) -> None:
-        """Pack the experts' weights for the CPU kernel again: vLLM does that after its first load alone."""
+        """Pack the experts' weights for the CPU kernel again: vLLM does that only after its first load."""
         from vllm.model_executor.layers.fused_moe.oracle.unquantized import UnquantizedMoeBackend
         from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
         from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod

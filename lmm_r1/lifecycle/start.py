@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lmm_r1 import dotted
-from lmm_r1.checkpoints.parity_record import model_digest
+from lmm_r1.checkpoints import model_digest
 from lmm_r1.config import KDConfig, PPOConfig, SupervisedConfig, checkpoint_folder, to_yaml
 from lmm_r1.config.export import settings_of_the_run
 from lmm_r1.config.preferences import ReferredConfig

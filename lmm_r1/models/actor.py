@@ -1,4 +1,4 @@
-"""The policy (and reference) model: OpenRLHF's `Actor` with everything architectural asked of the kit."""
+"""The policy and reference model: OpenRLHF's `Actor`, which takes everything architectural from the kit."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from lmm_r1.models.load_balancing import Routers, routers_of
 from lmm_r1.models.loading import LoadSettings, load_model
 from lmm_r1.models.output_layer import LayerOutcomes, TokenDistribution, TokenOutcomes, only_tokens, token_outcomes
 from lmm_r1.models.packed.packing import Targets
-from lmm_r1.models.packed.sequence_parallel import bare, running
+from lmm_r1.models.packed.sequence_parallel import SequenceShare, bare, running
 
 MakeOutcomes = Callable[[torch.Tensor, Callable[[], WantedTokens]], LayerOutcomes]
-"""Makes what the output layer computes of the tokens that it sees, from their targets and from which of them are wanted."""
+"""Returns what the output layer computes, given its targets and a function that returns which of them are wanted."""
 
 
 class KitActor(KitModule, Actor):
     """A causal model whose loading, positions and media tensors come from its kit.
 
-    Takes the place of OpenRLHF's `Actor` wherever that is built; `forward` keeps its meaning and return values.
-    With `ban_media_tokens` the log-probs are those of the distribution that the rollout samples from, in which media
-    tokens and ids beyond the tokenizer are banned.
+    Replaces OpenRLHF's `Actor`; `forward` keeps its meaning and return values. With `ban_media_tokens` the log-probs are
+    those of the distribution that the rollout samples from, in which media tokens and ids beyond the tokenizer are
+    banned.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class KitActor(KitModule, Actor):
         ds_config: Mapping[str, Any] | None = None,
         empty: bool = False,
     ) -> None:
-        """Args: those of `load_model`, and how the rollout samples."""
+        """Args: see `load_model`; `temperature` is the rollout's."""
         loaded = load_model(path, settings, ds_config=ds_config, empty=empty)
         if hasattr(loaded.model.config, "value_head_prefix"):
             raise UserError(
@@ -69,23 +69,23 @@ class KitActor(KitModule, Actor):
             banned = self.kit.banned_token_ids(self.model_config, self.kit.tokenizer_of(processor))
         self.banned_token_ids = torch.tensor(banned, dtype=torch.long)
         self.routers: Routers | None = None
-        # Whether it scales or caps what its output layer gives; known once it has run.
+        # Whether the model scales or caps the output layer's logits; known after the first pass.
         self.changes_logits = False
 
     @property
     def saves_itself(self) -> bool:  # type: ignore[override]
-        """Whether it has adapters, which are merged into what is saved."""
+        """Whether it has adapters, which are merged when it is saved."""
         return bool(adapted_layers(bare(self.model)))
 
     def save(self, folder: str | Path, *, processor: Any, weights: Mapping[str, torch.Tensor]) -> None:
-        """Write a checkpoint with the adapters merged in, and the adapters themselves into a folder of it."""
+        """Write a checkpoint with the adapters merged in, and the adapters in a subfolder."""
         module = bare(self.model)
         module.save_pretrained(folder, state_dict=merged_state_dict(module, weights))
         save_adapter(module, Path(folder) / ADAPTER_FOLDER, weights)
         processor.save_pretrained(folder)
 
     def balance_experts(self) -> None:
-        """Add the load-balancing loss of its mixture of experts, as `aux_loss`, to every output that is returned."""
+        """Add the load-balancing loss of a mixture of experts to every returned output, as `aux_loss`."""
         self.routers = routers_of(self.model_config, kit=self.kit)
         assert self.routers is not None, "refused by check_balanced"
 
@@ -105,12 +105,12 @@ class KitActor(KitModule, Actor):
     ) -> Any:
         """Return log-probs of the response tokens, (B, A), or of all next tokens, (B, T - 1), and/or the output.
 
-        `media` holds one entry per row of `sequences` (B, T). Where samples are packed, the prompt's media of one group's
-        rows have one key. The ranks of `ring_attn_group` get the same batch and share its tokens: the log-probs are all
-        of them on every rank. The output has logits only where no log-probs are asked for. With a distillation its `divergence`
-        (B, T - 1) is how far the response tokens' distributions are from the teacher's, 0 elsewhere.
+        `media` holds one entry per row of `sequences` (B, T). In packed samples, the prompt's media have the same key in all
+        rows of a group. The ranks of `ring_attn_group` get the same batch and share its tokens; every rank returns all
+        log-probs. The output has logits only if no log-probs are requested. With a distillation, its `divergence`
+        (B, T - 1) is that of the response tokens' distributions from the teacher's, 0 elsewhere.
         """
-        assert attention_mask is not None, "OpenRLHF's workers and ours all give it"
+        assert attention_mask is not None, "all workers pass it"
         routers = self.routers if return_output else None
         if action_mask is None and not return_logprobs:
             return self._run(sequences, attention_mask, media, routers=routers)
@@ -143,7 +143,7 @@ class KitActor(KitModule, Actor):
         ring_attn_group: dist.ProcessGroup | None,
         media: Sequence[SampleMedia],
     ) -> TeacherTokens:
-        """Return what makes its logits at the targets of `action_mask` (B, T - 1); the arguments are those of `forward`."""
+        """Return its logits at the targets of `action_mask` (B, T - 1); the other arguments are those of `forward`."""
         kept: list[KeptInputs] = []
 
         def make(target_ids: torch.Tensor, wanted: Callable[[], WantedTokens]) -> LayerOutcomes:
@@ -167,13 +167,9 @@ class KitActor(KitModule, Actor):
         group: dist.ProcessGroup | None,
         routers: Routers | None,
     ) -> tuple[torch.Tensor, torch.Tensor | None, Any]:
-        """Return both numbers of the targets, (B, T - 1), the second where it is asked for, and the output."""
-        if self.packing_samples:
-            return self._run_packed(
-                sequences, attention_mask, media, targets=targets, make=make, group=group, routers=routers
-            )
-        self._check_padded(group)
-        return self._run_padded(sequences, attention_mask, media, targets=targets, make=make, routers=routers)
+        """Return both numbers of the targets, (B, T - 1), the second only if it is requested, and the output."""
+        run = self._run_packed if self.packing_samples else self._run_padded
+        return run(sequences, attention_mask, media, targets=targets, make=make, group=group, routers=routers)
 
     def token_logits(
         self,
@@ -189,34 +185,27 @@ class KitActor(KitModule, Actor):
         """Return the logits of a few tokens of the vocabulary, (B, T - 1, K), and the load-balancing loss of experts.
 
         Args:
-            wanted: whether the prediction of the next token is asked for, (B, T - 1); all other logits are 0.
+            wanted: whether the prediction of the next token is requested, (B, T - 1); all other logits are 0.
             token_ids: which tokens, (K,).
-            prompt_lengths: (B,), where packed rows of one prompt are to share what they begin with; media as in `forward`.
+            prompt_lengths: (B,), if packed rows of one prompt share their common prefix; media as in `forward`.
         """
         rows, width = sequences.shape
         if self.packing_samples:
             targets = Targets(wanted=wanted, shared=prompt_lengths is not None, prompts=prompt_lengths)
-            share, inputs = self._packed_inputs(
+            share, arguments, counted = self._packed_arguments(
                 sequences, attention_mask, media, targets=targets, group=ring_attn_group
             )
-            counted = torch.ones_like(share.sequence.token_ids[0])
-            counted[len(counted) - share.sequence.filler :] = 0
-            arguments = {**inputs, "logits_to_keep": share.sources}
             with running(share, model=self.model, kit=self.kit):
-                logits, aux_loss = self._few_logits(arguments, token_ids, counted=counted[share.tokens])
+                logits, aux_loss = self._few_logits(arguments, token_ids, counted=counted)
             columns = [share.sequence.scatter(share.gather(column), like=wanted) for column in logits[0].unbind(-1)]
             return torch.stack(columns, dim=-1), aux_loss
-        self._check_padded(ring_attn_group)
-        padded = self._padded_inputs(sequences, attention_mask, media)
-        counted = padded["attention_mask"].clone()
-        counted[rows:] = 0
+        padded, counted = self._padded_arguments(sequences, attention_mask, media, group=ring_attn_group)
         logits, aux_loss = self._few_logits(padded, token_ids, counted=counted)
         return torch.where(wanted[..., None], logits[:rows, : width - 1], 0.0), aux_loss
 
     def _few_logits(
         self, arguments: Mapping[str, Any], token_ids: torch.Tensor, *, counted: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor | float]:
-        """Run the model and return the logits of some tokens, (..., K) in single precision at least."""
         layer = bare(self.model).get_output_embeddings()
         plain = type(layer) is torch.nn.Linear
         with (
@@ -225,7 +214,7 @@ class KitActor(KitModule, Actor):
         ):
             output = add_loss(self.model(**arguments, use_cache=False))
         logits = output["logits"] if plain else output["logits"][..., token_ids]
-        assert logits.shape[-1] == len(token_ids), "a model hands on what its output layer gives, scaled or capped"
+        assert logits.shape[-1] == len(token_ids), "a model returns what its output layer computes, scaled or capped"
         aux_loss = 0.0 if self.routers is None else output.aux_loss
         return logits.to(torch.promote_types(logits.dtype, torch.float32)), aux_loss
 
@@ -238,13 +227,40 @@ class KitActor(KitModule, Actor):
         routers: Routers | None,
     ) -> Any:
         rows, width = sequences.shape
-        inputs = self._padded_inputs(sequences, attention_mask, media)
-        counted = inputs["attention_mask"].clone()
-        counted[rows:] = 0
+        inputs, counted = self._padded_arguments(sequences, attention_mask, media)
         with self._balanced(routers, counted) as add_loss:
             output = add_loss(self.model(**inputs, use_cache=False))
         output["logits"] = self._sampler(sequences.device)(output["logits"][:rows, :width])
         return output
+
+    def _padded_arguments(
+        self,
+        sequences: torch.Tensor,
+        attention_mask: torch.Tensor,
+        media: Sequence[SampleMedia],
+        *,
+        group: dist.ProcessGroup | None = None,
+    ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        """Return the model's arguments, and which tokens count for the load-balancing loss."""
+        inputs = self._padded_inputs(sequences, attention_mask, media, group=group)
+        counted = inputs["attention_mask"].clone()
+        counted[len(sequences) :] = 0
+        return inputs, counted
+
+    def _packed_arguments(
+        self,
+        sequences: torch.Tensor,
+        attention_mask: torch.Tensor,
+        media: Sequence[SampleMedia],
+        *,
+        targets: Targets,
+        group: dist.ProcessGroup | None,
+    ) -> tuple[SequenceShare, dict[str, Any], torch.Tensor]:
+        """As `_padded_arguments`, for this process's share of a packed sequence."""
+        share, inputs = self._packed_inputs(sequences, attention_mask, media, targets=targets, group=group)
+        counted = torch.ones_like(share.sequence.token_ids[0])
+        counted[len(counted) - share.sequence.filler :] = 0
+        return share, {**inputs, "logits_to_keep": share.sources}, counted[share.tokens]
 
     def _run_padded(
         self,
@@ -254,15 +270,14 @@ class KitActor(KitModule, Actor):
         *,
         targets: Targets,
         make: MakeOutcomes,
+        group: dist.ProcessGroup | None,
         routers: Routers | None,
     ) -> tuple[torch.Tensor, torch.Tensor | None, Any]:
-        """Run on the batch as it is; tokens that are no targets have numbers, too."""
+        """Run on the batch as it is; tokens that are no targets get numbers, too."""
         rows, width = sequences.shape
-        inputs = self._padded_inputs(sequences, attention_mask, media)
+        inputs, counted = self._padded_arguments(sequences, attention_mask, media, group=group)
         target_ids = torch.zeros_like(inputs["input_ids"])
         target_ids[:rows, : width - 1] = sequences[:, 1:]
-        counted = inputs["attention_mask"].clone()
-        counted[rows:] = 0
         outcomes = make(target_ids, partial(WantedTokens.in_batch, targets, width=target_ids.shape[1]))
         balanced = partial(self._balanced, routers, counted)
         first, second, output = self._predictions(inputs, outcomes, balanced=balanced)
@@ -279,13 +294,12 @@ class KitActor(KitModule, Actor):
         group: dist.ProcessGroup | None,
         routers: Routers | None,
     ) -> tuple[torch.Tensor, torch.Tensor | None, Any]:
-        """As `_run_padded`, over a packed sequence: only for the targets, all others get 0."""
-        share, inputs = self._packed_inputs(sequences, attention_mask, media, targets=targets, group=group)
-        counted = torch.ones_like(share.sequence.token_ids[0])
-        counted[len(counted) - share.sequence.filler :] = 0
-        arguments = {**inputs, "logits_to_keep": share.sources}
+        """As `_run_padded`, on a packed sequence; tokens that are no targets get 0."""
+        share, arguments, counted = self._packed_arguments(
+            sequences, attention_mask, media, targets=targets, group=group
+        )
         outcomes = make(share.target_ids[None], partial(WantedTokens.in_share, targets, share))
-        balanced = partial(self._balanced, routers, counted[share.tokens])
+        balanced = partial(self._balanced, routers, counted)
         with running(share, model=self.model, kit=self.kit):
             first, second, output = self._predictions(arguments, outcomes, balanced=balanced)
 
@@ -300,7 +314,7 @@ class KitActor(KitModule, Actor):
         """Run the model; return both numbers of the tokens for which it computes logits, (B, K) each, and the output.
 
         Args:
-            balanced: makes the context of a run, see `_balanced`.
+            balanced: returns the context of `_balanced`.
         """
         layer = bare(self.model).get_output_embeddings()
         takes_cap = outcomes.takes_cap or self._logit_cap is None
@@ -336,7 +350,7 @@ class KitActor(KitModule, Actor):
 
     @contextmanager
     def _balanced(self, routers: Routers | None, counted: torch.Tensor) -> Iterator[Callable[[Any], Any]]:
-        """Yield what adds the load-balancing loss of the counted tokens to the output of a forward pass within."""
+        """Yield a function that adds the load-balancing loss of the counted tokens to a forward pass's output."""
         if routers is None:
             yield lambda output: output
             return
@@ -355,10 +369,10 @@ class KitActor(KitModule, Actor):
 
 
 def worker_policy(path: str, settings: LoadSettings, **given: Any) -> KitActor:
-    """Return the policy or reference of an RL run, as OpenRLHF's workers call `Actor`.
+    """Return the policy or reference of an RL run, with the arguments that OpenRLHF's workers pass to `Actor`.
 
     Args:
-        given: what they pass; all but these two is in the settings.
+        given: those arguments; all but two of them are in the settings.
     """
     return KitActor(
         path,

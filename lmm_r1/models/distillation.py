@@ -1,7 +1,8 @@
-"""A student's distance to its teacher, token by token, without the logits of either at more than a few tokens at a time.
+"""A student's divergence from its teacher, token by token; logits exist for a few tokens at a time.
 
-The teacher's pass keeps what its output layer reads; within the student's output layer both make logits chunk by chunk,
-and again in the backward pass."""
+The teacher's pass keeps the inputs of its output layer. Within the student's output layer, the logits of both are
+computed chunk by chunk, and again in the backward pass.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ from lmm_r1.models.packed.sequence_parallel import SequenceShare
 class Divergence:
     """A divergence of Q from P: KL(P || Q), KL(Q || P), or the generalized Jensen-Shannon divergence of both.
 
-    Vocabularies padded to different sizes are compared over the ids that both have; the rest is beyond the tokenizer.
+    Vocabularies padded to different sizes are compared over the ids that both have; other ids are beyond the tokenizer.
     """
 
     name: DivergenceName
@@ -64,7 +65,6 @@ class Divergence:
         return torch.nn.functional.pad(of_logits, (0, beyond)).div_(self.temperature)
 
     def _log_probs(self, student: torch.Tensor, teacher: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return log Q and log P over the ids that both have."""
         ids = min(student.shape[-1], teacher.shape[-1])
         log_q, log_p = (
             (logits[..., :ids] / self.temperature).log_softmax(-1) for logits in (student, teacher.to(student))
@@ -76,22 +76,21 @@ class Divergence:
 
 
 def _kl(log_a: torch.Tensor, log_b: torch.Tensor) -> torch.Tensor:
-    """Return KL(A || B) over the last dimension."""
     return (log_a.exp() * (log_a - log_b)).sum(-1)
 
 
-# Of one model's logits of a chunk in single precision; some ten tensors of the size are held at a time.
+# For one model's logits of a chunk in single precision; about ten tensors of this size exist at a time.
 CHUNK_BYTES = 2**26
 
 
 @dataclass(frozen=True, kw_only=True)
 class WantedTokens:
-    """Which of the tokens that an output layer sees predict a target, and the places of these among all targets."""
+    """The tokens seen by an output layer that predict a target, and the places of these among all targets."""
 
     seen: torch.Tensor
-    """Of the layer's flattened input, (k,)."""
+    """Indices into the layer's flattened input, (k,)."""
     places: torch.Tensor
-    """Among the batch's N targets, row by row, (k,); ranks that share a sequence have a part of them each."""
+    """Indices into the batch's N targets, row by row, (k,); ranks that share a sequence have a part of them each."""
     count: int
     """N."""
 
@@ -103,7 +102,7 @@ class WantedTokens:
 
     @classmethod
     def in_share(cls, targets: Targets, share: SequenceShare) -> WantedTokens:
-        """Return those of a share of a packed sequence, in which no target stands for several."""
+        """Return those of a share of a packed sequence in which every target belongs to one sample."""
         assert share.sequence.copies is None, "samples by themselves have no targets in common"
         rows, columns = share.sequence.places
         wanted = targets.wanted.to(rows.device)
@@ -114,18 +113,18 @@ class WantedTokens:
 
 @dataclass(frozen=True, kw_only=True)
 class TeacherTokens:
-    """What makes a teacher's logits at the N targets of a batch, row by row."""
+    """A teacher's logits at the N targets of a batch, row by row, in the form of what they are computed from."""
 
     inputs: torch.Tensor
-    """Of its output layer, (N, H); the logits themselves, (N, V), where it scales or caps what the layer gives."""
+    """The inputs of its output layer, (N, H); the logits themselves, (N, V), if the model scales or caps them."""
     layer: torch.nn.Linear | None
 
     @contextmanager
     def whole(self) -> Iterator[None]:
-        """Have the output layer's weight whole, of which ZeRO-3 leaves a part here; every rank must call it."""
+        """Gather the output layer's weight, of which ZeRO-3 keeps a part on each rank; every rank must call it."""
         with ExitStack() as stack:
             for weight in () if self.layer is None else self.layer.parameters():
-                # One by one: of several that gloo gathers together DeepSpeed waits for the last alone.
+                # One by one: DeepSpeed only waits for the last of several that gloo gathers together.
                 stack.enter_context(GatheredParameters(weight))
             yield
 
@@ -137,7 +136,7 @@ class TeacherTokens:
 
 @dataclass(frozen=True, kw_only=True)
 class Distillation:
-    """What a student is compared with at the targets of a batch, and how."""
+    """The teacher's tokens that a student is compared with, and the divergence."""
 
     teacher: TeacherTokens
     divergence: Divergence
@@ -145,7 +144,7 @@ class Distillation:
 
 @dataclass(kw_only=True)
 class KeptInputs(LayerOutcomes):
-    """In the teacher's pass: keeps what its output layer reads at the targets, and computes nothing."""
+    """In the teacher's pass: keeps the inputs of the output layer at the targets, and computes nothing."""
 
     wanted: WantedTokens
     group: dist.ProcessGroup | None
@@ -155,18 +154,18 @@ class KeptInputs(LayerOutcomes):
     has_second = False
 
     def of_hidden(self, layer: torch.nn.Linear, hidden: torch.Tensor) -> torch.Tensor:
-        """Keep it; the numbers mean nothing."""
+        """Keep the inputs; the returned numbers mean nothing."""
         self.tokens = TeacherTokens(inputs=self._in_order(hidden), layer=layer)
         return hidden.new_zeros(len(hidden), 2)
 
     def of_logits(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keep the logits themselves; the numbers mean nothing."""
+        """Keep the logits themselves; the returned numbers mean nothing."""
         self.tokens = TeacherTokens(inputs=self._in_order(logits.flatten(0, -2)), layer=None)
         nothing = torch.zeros_like(self.targets, dtype=logits.dtype)
         return nothing, nothing
 
     def _in_order(self, values: torch.Tensor) -> torch.Tensor:
-        """Return what there is of the tokens (T, D) at all targets (N, D), on every rank that shares the sequence."""
+        """Return the values (T, D) of this rank's tokens at all targets (N, D), on every rank of the sequence."""
         found = values.new_zeros(self.wanted.count, values.shape[-1])
         found[self.wanted.places] = values[self.wanted.seen]
         if self.group is not None:
@@ -176,23 +175,21 @@ class KeptInputs(LayerOutcomes):
 
 @dataclass(kw_only=True)
 class DistilledOutcomes(LayerOutcomes):
-    """In the student's pass: the log-prob of each target, and how far the student is from its teacher there."""
+    """In the student's pass: the log-prob of each target, and the divergence from the teacher."""
 
     wanted: WantedTokens
     distillation: Distillation
     has_second = True
 
     def of_hidden(self, layer: torch.nn.Linear, hidden: torch.Tensor) -> torch.Tensor:
-        """Return log-probs and distances, (k, 2), 0 where no target is wanted."""
         return self._distilled(hidden, layer.weight, layer.bias)
 
     def of_logits(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return log-probs and distances from logits."""
         found = self._distilled(logits.flatten(0, -2), None, None)
         return found[:, 0].view(self.targets.shape), found[:, 1].view(self.targets.shape)
 
     def _distilled(self, inputs: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None) -> torch.Tensor:
-        """Return both numbers of each token (T, 2), 0 where no target is wanted."""
+        """Return both numbers of each token (T, 2), 0 for tokens that are no wanted targets."""
         seen = self.wanted.seen
         targets = self.targets.flatten()[seen]
         found = _Distilled.apply(inputs[seen], weight, bias, targets, self.wanted.places, self.distillation)
@@ -200,7 +197,7 @@ class DistilledOutcomes(LayerOutcomes):
 
 
 class _Distilled(torch.autograd.Function):
-    """Of each token (k,) the log-prob of its target and the divergence from the teacher, (k, 2)."""
+    """The log-prob of each token's target and the divergence from the teacher, (k, 2)."""
 
     @staticmethod
     def forward(
@@ -250,16 +247,15 @@ class _LayerGradients:
     def __init__(
         self, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *, needed: Sequence[bool]
     ) -> None:
-        """Args: needed: whether gradients are asked for, of each of the three."""
+        """Args: needed: for each of the three, whether its gradient is needed."""
         self.hidden, self.weight = hidden, weight
-        # Summed over chunks in single precision at least, as one product over all tokens sums them.
+        # Summed over chunks in single precision at least, as in one product over all tokens.
         dtype = torch.promote_types(hidden.dtype, torch.float32)
         self.of_hidden = torch.empty_like(hidden) if needed[0] else None
         self.of_weight = torch.zeros_like(weight, dtype=dtype) if needed[1] else None
         self.of_bias = torch.zeros_like(bias, dtype=dtype) if bias is not None and needed[2] else None
 
     def add(self, tokens: slice, of_logits: torch.Tensor) -> None:
-        """Add what the logits (c, V) of some tokens make of them."""
         of_logits = of_logits.to(self.weight.dtype)
         if self.of_hidden is not None:
             self.of_hidden[tokens] = of_logits @ self.weight
@@ -270,13 +266,12 @@ class _LayerGradients:
 
     @property
     def summed(self) -> tuple[torch.Tensor | None, ...]:
-        """All three, in the weight's precision; None for what is not needed."""
+        """All three in the weight's precision; None for those that are not needed."""
         found = (self.of_hidden, self.of_weight, self.of_bias)
         return tuple(None if gradient is None else gradient.to(self.weight.dtype) for gradient in found)
 
 
 def _chunks(inputs: torch.Tensor, weight: torch.Tensor | None) -> Iterator[slice]:
-    """Yield the tokens of which logits are made together."""
     vocabulary = inputs.shape[-1] if weight is None else len(weight)
     size = max(1, CHUNK_BYTES // (4 * vocabulary))
     for start in range(0, len(inputs), size):
@@ -284,6 +279,5 @@ def _chunks(inputs: torch.Tensor, weight: torch.Tensor | None) -> Iterator[slice
 
 
 def _logits(inputs: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None) -> torch.Tensor:
-    """Return logits (c, V) in single precision at least."""
     logits = inputs if weight is None else linear(inputs, weight, bias)
     return logits.to(torch.promote_types(logits.dtype, torch.float32))

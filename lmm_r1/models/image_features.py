@@ -1,6 +1,6 @@
-"""Features of images, kept for towers whose weights stay: each image of a run goes through such a tower once a machine.
+"""Cached features of images, for vision towers whose weights do not change: each machine computes an image once per run.
 
-They are found by the pixels that the tower gets, so that whatever changes an image, or cuts it otherwise, makes another of it.
+They are found by the tower's input pixels, so an image that is changed or cropped differently has other features.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -29,45 +29,41 @@ from transformers import PreTrainedModel
 from lmm_r1.lmm_kits import LmmKit
 from lmm_r1.lmm_kits.features import FeaturePoint, Item, Parts
 
-if TYPE_CHECKING:
-    from lmm_r1.lmm_kits.features import Parts
-
-
 KEY_BYTES = 16
-# Numbers of all types begin at multiples of it.
+# Tensors of all types begin at multiples of it.
 ALIGNED = 64
 _NAME = "lmm-r1-features"
-# The run whose processes read each other's features; None where there is but one.
+# The run whose processes read each other's features; None for a single process.
 _run: str | None = None
 
 
 def share_features(run: str) -> None:
-    """Let this process read what others of the same run, whatever its name, keep of images on this machine."""
+    """Let this process read the features that other processes of the same run have on this machine."""
     global _run
     _run = blake2b(run.encode(), digest_size=8).hexdigest()
 
 
 @cache
 def process_store(limit: int) -> FeatureStore:
-    """Return the store of this process, which its models share, with room for so many bytes."""
+    """Return the store of this process, which all its models share, with room for `limit` bytes."""
     return FeatureStore(limit, links=None if _run is None else Links.of(_run))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where a process keeps an entry, and what its tensors are like."""
+    """The place of an entry in a process, and the types and shapes of its tensors."""
 
     process: int
     file: int
     """The memory's descriptor in that process."""
     start: int
-    """Of the key, behind which the tensors lie."""
+    """The start of the key, which is followed by the tensors."""
     tensors: Sequence[tuple[str, Sequence[int]]]
     """Types and shapes."""
 
     @property
     def spans(self) -> list[tuple[int, torch.dtype, Sequence[int]]]:
-        """Where each tensor begins, its type and its shape."""
+        """The start, type and shape of each tensor."""
         found, offset = [], self.start + ALIGNED
         for name, shape in self.tensors:
             dtype = getattr(torch, name)
@@ -85,7 +81,6 @@ class Place:
         return self.start + self.size
 
     def tensors_in(self, memory: mmap.mmap, *, device: torch.device) -> Parts:
-        """Return copies of the tensors."""
         return tuple(
             torch.frombuffer(memory, dtype=dtype, count=torch.Size(shape).numel(), offset=offset)
             .view(tuple(shape))
@@ -95,13 +90,13 @@ class Place:
 
 
 class FeatureStore:
-    """A ring of memory: what was kept first is written over first."""
+    """A ring buffer, which overwrites the oldest entries first."""
 
     def __init__(self, limit: int, *, links: Links | None) -> None:
         self.limit = limit
         self.nbytes = 0
         self._links = links
-        # Its pages are taken one by one, as they are written.
+        # The system allocates its pages when they are written.
         self._file = os.memfd_create(_NAME)
         weakref.finalize(self, os.close, self._file)
         os.ftruncate(self._file, limit)
@@ -111,25 +106,25 @@ class FeatureStore:
         self._others: dict[tuple[int, int], tuple[int, mmap.mmap]] = {}
 
     def find(self, key: bytes, *, device: torch.device) -> Parts | None:
-        """Return copies of what is kept under a key, here or in another process of the run."""
+        """Return copies of the features under a key, from here or from another process of the run."""
         place = self._places.get(key)
         if place is not None:
             return place.tensors_in(self._memory, device=device)
         return None if self._links is None else self._found_elsewhere(key, self._links, device=device)
 
     def keep(self, key: bytes, parts: Parts) -> None:
-        """Keep copies of features under a key that has none here; nothing where they are larger than all of the memory."""
+        """Keep copies of features under a new key, unless they are larger than the whole buffer."""
         tensors = [(str(part.dtype).removeprefix("torch."), list(part.shape)) for part in parts]
         place = Place(process=os.getpid(), file=self._file, start=self._end, tensors=tensors)
         if place.size > self.limit:
             return
         if place.end > self.limit:
             place = Place(process=place.process, file=self._file, start=0, tensors=tensors)
-            # What lies behind the end of the last one is older than what lies at the start.
+            # Entries after the end of the last one are older than those at the start.
             self._drop(from_start=self._end, until=self.limit)
         self._drop(from_start=place.start, until=place.end)
         with _locked(self._file, fcntl.LOCK_EX):
-            # A process may end at any point, and its lock with it: the key stands there only with all that it is the key of.
+            # A process, and its lock, may end at any point: the key is written last, when its tensors are complete.
             self._memory[place.start : place.start + KEY_BYTES] = bytes(KEY_BYTES)
             for (offset, dtype, shape), part in zip(place.spans, parts, strict=True):
                 there = torch.frombuffer(self._memory, dtype=dtype, count=part.numel(), offset=offset)
@@ -142,7 +137,7 @@ class FeatureStore:
             self._links.put(key, place)
 
     def _drop(self, *, from_start: int, until: int) -> None:
-        """Forget the oldest entries as long as they lie, in part, between these places."""
+        """Forget the oldest entries while they overlap this range."""
         while self._places:
             key, place = next(iter(self._places.items()))
             if place.end <= from_start or place.start >= until:
@@ -161,19 +156,19 @@ class FeatureStore:
             return None
         with _locked(memory[0], fcntl.LOCK_SH):
             if memory[1][place.start : place.start + KEY_BYTES] != key:
-                # Written over since.
+                # Overwritten since.
                 return None
             return place.tensors_in(memory[1], device=device)
 
     def _memory_of(self, place: Place) -> tuple[int, mmap.mmap] | None:
-        """Return another process's memory, None where that has ended."""
+        """Return another process's memory, None if the process has ended."""
         name = (place.process, place.file)
         if name not in self._others:
             path = f"/proc/{place.process}/fd/{place.file}"
             try:
                 if not os.readlink(path).startswith(f"/memfd:{_NAME}"):
                     return None
-                # Written to by nobody here: PyTorch has no tensors that can only be read.
+                # It is never written here, but PyTorch has no read-only tensors.
                 file = os.open(path, os.O_RDWR)
             except OSError:
                 return None
@@ -184,14 +179,14 @@ class FeatureStore:
 
 @dataclass(frozen=True, kw_only=True)
 class Links:
-    """The places of a run's entries, which a folder holds as symbolic links."""
+    """The places of a run's entries, as symbolic links in a folder."""
 
     folder: Path
     run: str
 
     @classmethod
     def of(cls, run: str) -> Links | None:
-        """Return those of a run, without those of processes that have ended; None where the folder is another user's."""
+        """Return the links of a run, and delete those of processes that have ended; None if another user owns the folder."""
         folder = Path(tempfile.gettempdir()) / f"{_NAME}-{os.getuid()}"
         folder.mkdir(mode=0o700, exist_ok=True)
         if folder.stat().st_uid != os.getuid():
@@ -206,7 +201,6 @@ class Links:
         return _read(self._link(key))
 
     def put(self, key: bytes, place: Place) -> None:
-        """Point to a place, also where there was another one."""
         link = self._link(key)
         new = link.with_name(f"{link.name}.{place.process}")
         new.symlink_to(json.dumps([place.process, place.file, place.start, place.tensors]))
@@ -235,7 +229,6 @@ def _aligned(size: int) -> int:
 
 @contextmanager
 def _locked(file: int, kind: int) -> Iterator[None]:
-    """Hold a lock between processes on a memory."""
     fcntl.flock(file, kind)
     try:
         yield
@@ -243,26 +236,25 @@ def _locked(file: int, kind: int) -> Iterator[None]:
         fcntl.flock(file, fcntl.LOCK_UN)
 
 
-# Numbers of 16 bits are added up, each times a random number of 64 bits of its place in a line of so many; then so are the
-# sums of all lines, as numbers of 16 bits, until one is left.
+# Words of 16 bits are summed in lines of this many, each multiplied by a random number of 64 bits for its place. The sums
+# are again split into words and summed, until one line is left.
 LINE = 4096
 ROUNDS = 5
-# So many lines at a time: a number of 16 bits takes 64 while it is multiplied.
+# Lines at a time: a word of 16 bits takes 64 while it is multiplied.
 CHUNK = 1024
 
 
 def fingerprints(tensors: Iterable[torch.Tensor]) -> list[tuple[int, int]]:
-    """Return a name of each tensor's bits, whatever their shape and type.
+    """Return a hash of each tensor's bits, which ignores shape and type and is the same in all processes.
 
-    Two contents that differ have the same name with a probability below 2 ** -80 (multilinear hashing,
-    https://arxiv.org/abs/1202.4961), over the random numbers, which are the same in all processes. A GPU is waited for once.
+    Different contents have the same hash with a probability below 2 ** -80 (multilinear hashing,
+    https://arxiv.org/abs/1202.4961). All tensors take one synchronization with the GPU.
     """
     found = [_hashes(tensor) for tensor in tensors]
     return [(one, other) for one, other in torch.stack(found).tolist()] if found else []
 
 
 def _hashes(tensor: torch.Tensor) -> torch.Tensor:
-    """Return both hashes, (2,)."""
     words = _words(tensor)
     for numbers in _numbers(str(tensor.device)):
         lines = torch.nn.functional.pad(words, (0, -len(words) % LINE)).view(-1, LINE)
@@ -296,7 +288,7 @@ def _numbers(device: str) -> torch.Tensor:
 
 
 def settings_of_chance(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module, str, float]]:
-    """Yield the name of each module with such a number, the module, its attribute and the number, 0 or more."""
+    """Yield the dropout and noise settings of a model: the module's name, the module, the attribute and its value."""
     for name, module in model.named_modules():
         for attribute, value in vars(module).items():
             if isinstance(value, float) and _is_chance(module, attribute):
@@ -304,12 +296,11 @@ def settings_of_chance(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.M
 
 
 def chances(model: torch.nn.Module) -> list[str]:
-    """Return the names of the attributes by which something of the model is left to chance."""
+    """Return the names of the settings that make the model's passes random."""
     return [f"{name}.{attribute}" for name, _, attribute, value in settings_of_chance(model) if value]
 
 
 def _is_chance(module: torch.nn.Module, name: str) -> bool:
-    """Whether an attribute is the probability of a dropout or the strength of a noise."""
     return any(word in name for word in ("drop", "jitter", "noise")) or (
         name == "p" and "Dropout" in type(module).__name__
     )
@@ -322,18 +313,17 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureCounts:
-    """How often a model's pass needed features, and what is kept of them."""
+    """How often a model's passes needed features, and how many bytes of them are kept."""
 
     needed: int = 0
-    """Images, crops and videos, as often as a pass had them."""
+    """Images, crops and videos, counted once per pass."""
     computed: int = 0
-    """How many of these went through the tower."""
+    """How many of them went through the tower."""
     kept_bytes: int = 0
-    """Of all models of the process."""
+    """The bytes of all models of the process."""
 
     @classmethod
     def total(cls, counts: Sequence[FeatureCounts]) -> FeatureCounts:
-        """Return the counts of several processes together."""
         return cls(
             needed=sum(one.needed for one in counts),
             computed=sum(one.computed for one in counts),
@@ -341,7 +331,7 @@ class FeatureCounts:
         )
 
     def metrics(self, role: str) -> dict[str, float]:
-        """Return what is logged of them; nothing of a model that keeps none, or had no images."""
+        """Return the logged metrics; none for a model without images."""
         if not self.needed:
             return {}
         return {
@@ -351,16 +341,16 @@ class FeatureCounts:
 
 
 class KeptFeatures:
-    """Stands in the place of the method at a model's feature point, and calls it for items that it has not seen.
+    """Replaces the method at a model's feature point, and calls it only for new items.
 
-    With ZeRO-3 it calls it in every pass, as the ranks do whose images are new, with an item of the least work if need be:
-    the ranks gather a layer's weights together, and would wait for one that has all it needs.
+    With ZeRO-3 it calls the method in every pass, if need be with the smallest item. The ranks gather a layer's weights
+    together, so those with new images would wait for a rank that computes nothing.
     """
 
     def __init__(
         self, model: PreTrainedModel, point: FeaturePoint, weights: tuple[str, ...], store: FeatureStore
     ) -> None:
-        """Args: weights: the beginnings of the names of all weights that the features are made with."""
+        """Args: weights: the prefixes of the names of all weights that the features depend on."""
         self.point = point
         self.store = store
         self.counts = FeatureCounts()
@@ -374,17 +364,17 @@ class KeptFeatures:
         setattr(self._owner, point.method, self._call)
 
     def forget(self) -> None:
-        """Take nothing for granted of the weights: others may have been loaded."""
+        """Hash the weights again before the next pass, because others may have been loaded."""
         self._origin = None
 
     def take_counts(self) -> FeatureCounts:
-        """Return the counts since this was called last."""
+        """Return the counts since the last call."""
         counts, self.counts = self.counts, FeatureCounts()
         return replace(counts, kept_bytes=self.store.nbytes)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Let the model compute everything anew, and keep nothing of it, while the block runs."""
+        """Compute all features within the block, and keep none."""
         self._paused = True
         try:
             yield
@@ -420,13 +410,12 @@ class KeptFeatures:
         return point.give(tuple(torch.cat(column) for column in columns))
 
     def _run(self, items: Sequence[Item], arguments: Mapping[str, Any]) -> list[Parts]:
-        """Return the features of each item."""
         output = self._original(**{**arguments, **self.point.joined(items)})
         rows = [self.point.rows(self._owner, item) for item in items]
         return list(zip(*(part.split(rows) for part in self.point.take(output)), strict=True))
 
     def _settings(self, arguments: Mapping[str, Any]) -> list[tuple[str, str]]:
-        """Return what the features depend on beside the items."""
+        """Return the arguments besides the items that the features depend on."""
         point = self.point
         others = {
             name: value
@@ -447,14 +436,14 @@ class KeptFeatures:
         ]
 
     def _made_by(self) -> bytes:
-        """Return what tells these features from those of other weights, or of other ways to compute with them."""
+        """Return a digest of the weights and of the way in which they compute."""
         if self._origin is None:
-            # DeepSpeed may have put others in the place of those that were loaded.
+            # DeepSpeed may have replaced the loaded parameters.
             weights = [value for name, value in self._model.named_parameters() if name.startswith(self._weights)]
             self._sharded = any(hasattr(value, "ds_tensor") for value in weights)
             prints: Any = fingerprints(value.ds_tensor if self._sharded else value for value in weights)
             if self._sharded:
-                # All ranks are in their first pass with a vision tower. Their parts together are the weights.
+                # All ranks are in their first pass with a vision tower; their shards together are the weights.
                 ranks: list[Any] = [None] * dist.get_world_size()
                 dist.all_gather_object(ranks, prints)
                 prints = ranks
@@ -469,10 +458,10 @@ def _digest(*parts: Any) -> bytes:
 
 
 def keep_features(model: PreTrainedModel, kit: LmmKit, *, limit: int, trained: bool) -> KeptFeatures | None:
-    """Let a model keep features of its images up to `limit` bytes; None where their weights change, or it has no images.
+    """Cache the features of a model's images up to `limit` bytes; None if their weights change, or it takes no images.
 
     Args:
-        trained: whether its weights that take gradients get them.
+        trained: whether the model is trained, so that weights that require gradients change.
     """
     if not kit.feature_points or not limit:
         return None
@@ -493,7 +482,6 @@ def keep_features(model: PreTrainedModel, kit: LmmKit, *, limit: int, trained: b
 
 
 def _named(signature: inspect.Signature, args: tuple, kwargs: Mapping[str, Any]) -> dict[str, object]:
-    """Return a call's arguments by their names, which the call takes all of them by."""
     named: dict[str, object] = {}
     for name, value in signature.bind(*args, **kwargs).arguments.items():
         if signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:

@@ -1,4 +1,4 @@
-"""What policy and value models have in common: a kit's model that takes padded batches or packed sequences."""
+"""The common part of policy and value models: a kit's model that takes padded batches or packed sequences."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from transformers import PreTrainedModel
 from lmm_r1.data.sample import SampleMedia
 from lmm_r1.host.openrlhf_models import HostedModel
 from lmm_r1.lmm_kits import LmmKit
-from lmm_r1.models.buffers import check_buffers
 from lmm_r1.models.image_features import FeatureCounts
-from lmm_r1.models.loading import LoadedModel, enable_checkpointing
+from lmm_r1.models.loading import LoadedModel, check_buffers, enable_checkpointing
 from lmm_r1.models.packed.packing import BatchInputs, Targets
 from lmm_r1.models.packed.sequence_parallel import SequenceShare, check_not_shared, group_size, share_of
 
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class KitModule(HostedModel):
-    """The part of a module that holds a kit's model (mix-in); OpenRLHF's Actor makes the rest of a policy."""
+    """The mix-in that holds a kit's model; OpenRLHF's Actor is the other part of a policy."""
 
     kit: LmmKit
     model: PreTrainedModel | DeepSpeedEngine
@@ -32,7 +31,6 @@ class KitModule(HostedModel):
     __call__: Callable[..., Any]
 
     def _note(self, loaded: LoadedModel) -> None:
-        """Keep all that was found out when the model was loaded, but the model itself."""
         self.kit = loaded.kit
         self.packing_samples = loaded.packs_samples
         self.share_prefix = loaded.share_prefix
@@ -42,11 +40,11 @@ class KitModule(HostedModel):
         self.features = loaded.features
         # DeepSpeed's engine may show its own config under `.config`.
         self.model_config = loaded.model.config
-        # Since someone set it to 0, padding and repeated prompts included.
+        # Counted since a caller last set it to 0, including padding and repeated prompts.
         self.computed_tokens = 0
 
     def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: dict[str, bool] | None = None) -> None:
-        """Compute activations again in the backward pass; a frozen vision tower stays out of it."""
+        """Compute activations again in the backward pass, except those of a frozen vision tower."""
         enable_checkpointing(
             self.model,
             kit=self.kit,
@@ -62,23 +60,23 @@ class KitModule(HostedModel):
         check_buffers(loaded, self.plain_buffers, when="prepared by DeepSpeed")
 
     def vision_weights(self) -> list[torch.nn.Parameter]:
-        # The kit's names are those of the model inside of a policy or a value model.
+        # The kit's names are those of the model within the policy or value model.
         prefixes = (*self.kit.vision_prefixes, *self.kit.projector_prefixes)
         return [weight for name, weight in self.model.named_parameters() if prefixes and name.startswith(prefixes)]
 
     def forget_features(self) -> None:
-        """Take nothing that was computed of images for what its weights, which may be others now, make of them."""
+        """Use kept features only if the weights, which may have been loaded anew, are still the same."""
         if self.features is not None:
             self.features.forget()
 
     @contextmanager
     def computing_images(self) -> Iterator[None]:
-        """Let every pass within run all images through the vision tower, whatever is known of them."""
+        """Run all images of the passes within through the vision tower."""
         with nullcontext() if self.features is None else self.features.paused():
             yield
 
     def take_feature_counts(self) -> FeatureCounts:
-        """Return how often features of images were needed and made since this was called last."""
+        """Return how often image features were needed and computed since the last call."""
         return FeatureCounts() if self.features is None else self.features.take_counts()
 
     @property
@@ -86,9 +84,18 @@ class KitModule(HostedModel):
         return BatchInputs.of(self.model, kit=self.kit, config=self.model_config)
 
     def _padded_inputs(
-        self, sequences: torch.Tensor, attention_mask: torch.Tensor, media: Sequence[SampleMedia]
+        self,
+        sequences: torch.Tensor,
+        attention_mask: torch.Tensor,
+        media: Sequence[SampleMedia],
+        *,
+        group: dist.ProcessGroup | None = None,
     ) -> dict[str, torch.Tensor]:
-        """Return the model's arguments for a padded batch, which may have a row more than given."""
+        """Return the model's arguments for a padded batch, which may have one more row.
+
+        Raises UserError if ranks share the sequences of this model.
+        """
+        check_not_shared(self.model, group=group)
         inputs = self._inputs.padded(sequences, attention_mask, media)
         self.computed_tokens += inputs["input_ids"].numel()
         return inputs
@@ -113,7 +120,3 @@ class KitModule(HostedModel):
         )
         self.computed_tokens += sequence.token_ids.numel()
         return share_of(sequence, group=group), inputs
-
-    def _check_padded(self, group: dist.ProcessGroup | None) -> None:
-        """Raise UserError where ranks should share the sequences of this model, which runs on padded batches."""
-        check_not_shared(self.model, group=group)

@@ -1,8 +1,8 @@
 """Log-probs and entropies of tokens straight from hidden states: logits exist for a few tokens at a time.
 
-A vocabulary of 152,000 makes 0.6 MB of logits a token in single precision, and a loss over them several times as much.
-Here the output layer is computed chunk by chunk, and again in the backward pass, so that memory grows with the hidden
-size alone.
+With a vocabulary of 152,000, one token's logits take 0.6 MB in single precision, and a loss over them several times as
+much. Here the output layer is computed chunk by chunk, and again in the backward pass, so that memory only grows with
+the hidden size.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from torch.nn.functional import linear
 
 from lmm_r1.lmm_kits.checkpoint import BAN_BIAS
 
-# Of the logits of one chunk in single precision; some four tensors of the size are held at a time.
+# For the logits of one chunk in single precision; about four tensors of this size exist at a time.
 CHUNK_BYTES = 2**27
-# How many slices are computed, None for all: see `two_slices`.
+# The number of slices to compute, None for all: see `two_slices`.
 _computed: ContextVar[int | None] = ContextVar("computed", default=None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenDistribution:
-    """How the rollout makes a distribution of logits."""
+    """The distribution that the rollout samples from, given logits."""
 
     temperature: float
     banned_token_ids: torch.Tensor
@@ -80,10 +80,7 @@ def ban(logits: torch.Tensor, banned_token_ids: torch.Tensor) -> torch.Tensor:
 
 @contextmanager
 def only_tokens(layer: torch.nn.Linear, token_ids: torch.Tensor) -> Iterator[None]:
-    """Let an output layer compute the logits of a few tokens of the vocabulary alone, (K,), in their order.
-
-    As in `token_outcomes`, its module is still called.
-    """
+    """Make an output layer compute only the logits of these tokens, (K,), in their order; its module is still called."""
 
     def compute(hidden: torch.Tensor) -> torch.Tensor:
         return linear(hidden, layer.weight[token_ids], None if layer.bias is None else layer.bias[token_ids])
@@ -96,11 +93,11 @@ def only_tokens(layer: torch.nn.Linear, token_ids: torch.Tensor) -> Iterator[Non
 
 
 class _TokenOutcomes(torch.autograd.Function):
-    """Of each token (k,) the log-prob of its target and the entropy of its distribution, (k, 2).
+    """The log-prob of each token's target and the entropy of its distribution, (k, 2).
 
-    The forward pass takes the tokens chunk by chunk. The backward pass knows each token's log-sum-exp, so it takes the
-    vocabulary slice by slice instead: each slice of the weight's gradient is one product over all tokens. Chunks of
-    tokens would each add to a gradient of the whole weight, in single precision.
+    The forward pass goes over chunks of tokens. The backward pass knows each token's log-sum-exp, so it goes over slices
+    of the vocabulary instead: each slice of the weight's gradient is one product over all tokens. Chunks of tokens would
+    each add to a gradient of the whole weight, in single precision.
     """
 
     @staticmethod
@@ -122,7 +119,7 @@ class _TokenOutcomes(torch.autograd.Function):
             lse[tokens] = logits.logsumexp(-1)
             outcomes[tokens, 0] = logits.gather(-1, targets[tokens, None])[:, 0] - lse[tokens]
             if entropy:
-                # Of what has no probability, minus infinity included, there is none.
+                # Logits of minus infinity have no probability and add nothing.
                 logits -= lse[tokens, None]
                 outcomes[tokens, 1] = torch.special.entr(logits.exp_()).sum(-1)
         ctx.save_for_backward(hidden, weight, bias, targets, lse, outcomes)
@@ -134,7 +131,7 @@ class _TokenOutcomes(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         hidden, weight, bias, targets, lse, outcomes = ctx.saved_tensors
         for_hidden, for_weight, for_bias = ctx.needs_input_grad[:3]
-        # Summed over slices in single precision at least, as one product over the whole vocabulary sums it.
+        # Summed over slices in single precision at least, as in one product over the whole vocabulary.
         of_hidden = torch.zeros_like(hidden, dtype=lse.dtype) if for_hidden else None
         of_weight = torch.empty_like(weight) if for_weight else None
         of_bias = torch.empty_like(bias) if for_bias else None
@@ -173,7 +170,7 @@ def _slices(length: int, *, of: int) -> Iterator[slice]:
 
 @contextmanager
 def two_slices() -> Iterator[None]:
-    """Compute only the first two slices of each product, whose peak of memory is that of all; the results are wrong."""
+    """Compute only the first two slices of each product, with the memory peak of all; the results are wrong."""
     token = _computed.set(2)
     try:
         yield
@@ -183,39 +180,39 @@ def two_slices() -> Iterator[None]:
 
 @dataclass(kw_only=True)
 class LayerOutcomes(ABC):
-    """What a forward pass within `token_outcomes` gave for each token that its output layer saw: two numbers."""
+    """Two numbers per token, which the output layer computes instead of logits within `token_outcomes`."""
 
     takes_cap: ClassVar[bool] = False
     """Whether `of_hidden` caps the logits of a model that would cap them itself."""
     targets: torch.Tensor
-    """The token that each of them predicts, of the shape of the output layer's input without its last dimension."""
+    """The token that each position predicts, in the shape of the output layer's input without its last dimension."""
     _given: torch.Tensor | None = field(default=None, init=False)
     _version: int = field(default=0, init=False)
 
     @property
     @abstractmethod
     def has_second(self) -> bool:
-        """Whether the second number was asked for; else it is 0."""
+        """Whether the second number was requested; otherwise it is 0."""
 
     @abstractmethod
     def of_hidden(self, layer: torch.nn.Linear, hidden: torch.Tensor) -> torch.Tensor:
-        """Return both numbers of each token, (k, 2), from what the output layer gets, (k, H)."""
+        """Return both numbers of each token, (k, 2), from the input of the output layer, (k, H)."""
 
     @abstractmethod
     def of_logits(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return both numbers, each of the targets' shape, from the logits of a model that scales or caps them."""
+        """Return both numbers, each in the targets' shape, for a model that scales or caps its logits."""
 
     def compute(self, layer: torch.nn.Linear, hidden: torch.Tensor) -> torch.Tensor:
-        """Return both numbers in the place of the logits, (..., 2)."""
+        """Return both numbers instead of the logits, (..., 2)."""
         self._given = self.of_hidden(layer, hidden.flatten(0, -2)).view(*hidden.shape[:-1], 2)
         self._version = self._given._version
         return self._given
 
     def of(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Return both numbers from a model's output; None where it makes something else of its logits."""
+        """Return both numbers from a model's output; None if the model changes its logits."""
         given = self._given
         assert given is not None, "a causal model calls its output layer"
-        # Hooks of ZeRO-3 hand on the same memory as another tensor.
+        # Hooks of ZeRO-3 return the same memory as another tensor.
         if logits.shape != given.shape or logits.data_ptr() != given.data_ptr():
             return None
         if logits._version != self._version:
@@ -225,7 +222,7 @@ class LayerOutcomes(ABC):
 
 @dataclass(kw_only=True)
 class TokenOutcomes(LayerOutcomes):
-    """The log-prob of each target, and the entropy of the distribution that it is drawn from."""
+    """The log-prob of each target, and the entropy of the distribution that it is sampled from."""
 
     sampler: TokenDistribution
     entropy: bool
@@ -233,18 +230,15 @@ class TokenOutcomes(LayerOutcomes):
 
     @property
     def has_second(self) -> bool:
-        """Whether entropies were asked for."""
         return self.entropy
 
     def of_hidden(self, layer: torch.nn.Linear, hidden: torch.Tensor) -> torch.Tensor:
-        """Return log-probs and entropies, (k, 2)."""
         return _TokenOutcomes.apply(
             hidden, layer.weight, layer.bias, self.targets.flatten(), self.sampler, self.entropy
         )
 
     def of_logits(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return log-probs and entropies."""
-        # Here, since chunks need no OpenRLHF, nor do the GPU checks.
+        # Imported here, because chunks and the GPU checks work without OpenRLHF.
         from lmm_r1.host.openrlhf_models import compute_entropy, log_probs_from_logits
 
         logits = self.sampler(logits)
@@ -254,11 +248,11 @@ class TokenOutcomes(LayerOutcomes):
 
 @contextmanager
 def token_outcomes(layer: torch.nn.Linear, outcomes: LayerOutcomes) -> Iterator[None]:
-    """Let an output layer compute two numbers of each token in the place of logits.
+    """Make an output layer compute two numbers per token instead of logits.
 
-    Its module is still called, so that ZeRO-3 gathers its weight and gives it back, in the backward pass as well.
+    Its module is still called, so that ZeRO-3 gathers and releases its weight, also in the backward pass.
     """
-    # In the instance, where it comes before the class's own.
+    # The instance's attribute hides the method of the class.
     vars(layer)["forward"] = partial(outcomes.compute, layer)
     try:
         yield

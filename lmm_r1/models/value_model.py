@@ -1,4 +1,4 @@
-"""The critic and the reward model: a kit's backbone with a value head in the place of its output layer."""
+"""The critic and the reward model: a kit's backbone with a value head instead of its output layer."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ _MODEL = "model."  # in front of the names of the backbone's weights in the modu
 class KitValueModel(KitModule, torch.nn.Module):
     """A value for every response token (critic), or one for every sample, at its last token (reward model).
 
-    Takes the place of what OpenRLHF's `get_llm_for_sequence_regression` makes. No logits are computed, the output
-    layer is gone, and of the hidden states only the last layer's are kept.
+    Replaces the model of OpenRLHF's `get_llm_for_sequence_regression`. It has no output layer, computes no logits, and
+    keeps only the hidden states of the last layer.
     """
 
     saves_itself = True
@@ -49,7 +49,7 @@ class KitValueModel(KitModule, torch.nn.Module):
         ds_config: Mapping[str, Any] | None = None,
         empty: bool = False,
     ) -> None:
-        """Args: those of `load_model`, and the name of a value head that the checkpoint's config does not give."""
+        """Args: see `load_model`; `value_head_prefix` names a value head that the checkpoint's config does not name."""
         super().__init__()
         checkpoint = Checkpoint(path, trust_remote_code=settings.trust_remote_code)
         with _head_expected(checkpoint, default=value_head_prefix):
@@ -57,7 +57,7 @@ class KitValueModel(KitModule, torch.nn.Module):
         drop_output_layer(loaded.model)
         self.model = loaded.model
         self._note(loaded)
-        # In the checkpoint; here it is `head`, whatever names that may take.
+        # The name in the checkpoint; the module here is always `head`.
         self.head_name = head_name(self.model_config, default=value_head_prefix)
         weight = None
         if not empty:
@@ -90,20 +90,17 @@ class KitValueModel(KitModule, torch.nn.Module):
 
         Args:
             media: one entry per row of `input_ids` (B, T).
-            return_output: also the backbone's output.
-            prompt_lengths: tokens of each row's prompt, (B,), where rewards of packed rows share what is alike.
+            return_output: also return the backbone's output.
+            prompt_lengths: tokens of each row's prompt, (B,), if packed rows share their common prefix.
         """
-        assert attention_mask is not None, "OpenRLHF's workers and ours all give it"
+        assert attention_mask is not None, "all workers pass it"
         targets = (
             last_tokens(attention_mask, prompt_lengths)
             if action_mask is None
             else wanted_targets(attention_mask, action_mask)
         )
-        if self.packing_samples:
-            values, output = self._run_packed(input_ids, attention_mask, media, targets=targets, group=ring_attn_group)
-        else:
-            self._check_padded(ring_attn_group)
-            values, output = self._run_padded(input_ids, attention_mask, media, targets=targets)
+        run = self._run_packed if self.packing_samples else self._run_padded
+        values, output = run(input_ids, attention_mask, media, targets=targets, group=ring_attn_group)
         if action_mask is None:
             values = values.sum(dim=1)
             values = values if self.training else self._normalized(values)
@@ -121,9 +118,10 @@ class KitValueModel(KitModule, torch.nn.Module):
         media: Sequence[SampleMedia],
         *,
         targets: Targets,
+        group: dist.ProcessGroup | None,
     ) -> tuple[torch.Tensor, Any]:
-        """Return the values at the targets' sources in zeros of their shape, and the backbone's output."""
-        inputs = self._padded_inputs(sequences, attention_mask, media)
+        """Return the values at the targets' sources, 0 elsewhere, and the backbone's output."""
+        inputs = self._padded_inputs(sequences, attention_mask, media, group=group)
         output = self.kit.backbone_of(self.model)(**inputs, use_cache=False)
         places = targets.wanted.nonzero(as_tuple=True)
         values = self.head(output.last_hidden_state[places])
@@ -138,7 +136,7 @@ class KitValueModel(KitModule, torch.nn.Module):
         targets: Targets,
         group: dist.ProcessGroup | None,
     ) -> tuple[torch.Tensor, Any]:
-        """As `_run_padded`, over a packed sequence, whose tokens the ranks of `group` share."""
+        """As `_run_padded`, on a packed sequence, whose tokens the ranks of `group` share."""
         share, inputs = self._packed_inputs(sequences, attention_mask, media, targets=targets, group=group)
         with running(share, model=self.model, kit=self.kit):
             output = self.kit.backbone_of(self.model)(**inputs, use_cache=False)
@@ -149,7 +147,7 @@ class KitValueModel(KitModule, torch.nn.Module):
         """Write a checkpoint that loads again as a critic or reward model, with adapters merged in.
 
         Args:
-            weights: the whole state dict of this module, which itself may hold only shards of it.
+            weights: the whole state dict of this module, which itself may hold only shards.
         """
         inner = {name.removeprefix(_MODEL): value for name, value in weights.items() if name.startswith(_MODEL)}
         head = {f"{self.head_name}.weight": weights["head.weight"]}
@@ -161,10 +159,10 @@ class KitValueModel(KitModule, torch.nn.Module):
 def worker_value_model(
     path: str, model_type: Literal["critic", "reward"], settings: LoadSettings, **given: Any
 ) -> KitValueModel:
-    """Return the critic or reward model of an RL run, as OpenRLHF's workers call `get_llm_for_sequence_regression`.
+    """Return the critic or reward model of an RL run, with the arguments that OpenRLHF's workers pass.
 
     Args:
-        given: what they pass; all but these three is in the settings.
+        given: arguments of `get_llm_for_sequence_regression`; all but three of them are in the settings.
     """
     return KitValueModel(
         path,
@@ -178,7 +176,7 @@ def worker_value_model(
 
 @contextmanager
 def _head_expected(checkpoint: Checkpoint, *, default: str) -> Iterator[None]:
-    """Let transformers report weights that are amiss, and neither a value head nor the output layer that it stands for."""
+    """Let transformers report missing and unexpected weights, except the output layer and the value head."""
     model_class = checkpoint.kit.model_class_of(checkpoint.config)
     head = re.escape(head_name(checkpoint.config, default=default))
     expected = {
@@ -196,7 +194,7 @@ def _head_expected(checkpoint: Checkpoint, *, default: str) -> Iterator[None]:
 
 
 def drop_output_layer(model: PreTrainedModel) -> None:
-    """Take the output layer out of a model; embeddings that it shares its weight with stay."""
+    """Remove a model's output layer; embeddings that share its weight stay."""
     output_layer = model.get_output_embeddings()
     name = next(name for name, module in model.named_modules() if module is output_layer)
     parent, _, own_name = name.rpartition(".")
@@ -204,10 +202,10 @@ def drop_output_layer(model: PreTrainedModel) -> None:
 
 
 def last_tokens(attention_mask: torch.Tensor, prompts: torch.Tensor | None = None) -> Targets:
-    """Return the last token of each sample (B, T) as the place whose value is wanted, whatever comes after it.
+    """Return the last token of each sample (B, T) as the target.
 
     Args:
-        prompts: tokens of each sample's prompt, (B,), for those of one prompt to share what they begin with.
+        prompts: tokens of each sample's prompt, (B,), if samples of one prompt share their prefix.
     """
     last = attention_mask.shape[1] - 1 - attention_mask.long().fliplr().argmax(dim=1)
     wanted = torch.zeros_like(attention_mask, dtype=torch.bool)
@@ -228,7 +226,7 @@ class ValueHead(torch.nn.Linear):
 
 
 def head_name(config: PretrainedConfig, *, default: str) -> str:
-    """Return the name of a checkpoint's value head: what its config says, as OpenRLHF's has it, or the default."""
+    """Return the name of a checkpoint's value head, from its config (OpenRLHF writes it there) or the default."""
     return getattr(config, "value_head_prefix", default)
 
 

@@ -12,8 +12,7 @@ import torch
 
 from lmm_r1.config import PPOConfig
 from lmm_r1.config.ppo import MOST_PASS_TOKENS
-from lmm_r1.data.prefix_tree import TreeSample, prefix_tree
-from lmm_r1.data.sample import media_before
+from lmm_r1.data.sample import TreeSample, media_before, prefix_tree
 from lmm_r1.host.openrlhf import Experience, make_experience_batch, remove_padding_in_sequences, split_experience_batch
 from lmm_r1.host.openrlhf_workers import RayActorGroup
 

@@ -41,7 +41,7 @@ from lmm_r1.rl.groups import (
 )
 from lmm_r1.rl.model_groups import sleep, wake, worker_errors
 from lmm_r1.rl.rollouts import Rollout, check_loss_tokens, check_parts, with_all_logs
-from lmm_r1.scoring.scored_response import Moment
+from lmm_r1.scoring import Moment
 
 logger = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from lmm_r1.rl.records import Recorder
 from lmm_r1.rl.resume import BestEvaluation, Checkpoints, MovingReference
 from lmm_r1.rl.rollouts import MadeRollout, Rollout, RolloutsAhead, ages
 from lmm_r1.rl.step import Learner, train_on
-from lmm_r1.scoring.scored_response import Moment
+from lmm_r1.scoring import Moment
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from lmm_r1 import cpu, dotted, loading
 from lmm_r1.agents.environment import Environment
 from lmm_r1.agents.openrlhf_agent import agent_class, executes_itself
 from lmm_r1.agents.registry import load_environment
-from lmm_r1.checkpoints.parity_record import kept_for
+from lmm_r1.checkpoints import kept_for
 from lmm_r1.cluster import nodes
 from lmm_r1.cluster.nodes import SharedPath, check_shared
 from lmm_r1.cluster.worker_processes import run_environment, worker_runtime

@@ -39,7 +39,7 @@ from lmm_r1.rl.model_groups import (
 )
 from lmm_r1.rl.records import rollout_metrics
 from lmm_r1.rl.rollouts import MadeRollout, Rollout, RolloutsAhead, RolloutsInTurn, RolloutSource
-from lmm_r1.scoring.scored_response import Moment
+from lmm_r1.scoring import Moment
 
 
 @dataclass(kw_only=True)

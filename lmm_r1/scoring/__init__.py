@@ -1,1 +1,185 @@
-"""Rewards of responses: verifiers in process and over HTTP, user functions, reward models and their service."""
+"""Rewards of responses: verifiers in process and over HTTP, user functions, reward models and their service.
+
+This module holds what all of them share: a response with its row, weights of reward parts, and scores of steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import overload
+
+from PIL import Image
+
+from lmm_r1.config.generation import BatchConfig, StepScores
+from lmm_r1.config.rewards import FLAG, WeightedPart
+from lmm_r1.data.images import load_image
+from lmm_r1.data.messages import Row, images_of
+from lmm_r1.dotted import nearest
+from lmm_r1.errors import UserError
+from lmm_r1.lmm_kits import Checkpoint
+from lmm_r1.lmm_kits.step_tokens import stored_tokens
+from remote_rm.verifier import Score
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moment:
+    """When in a run responses are scored: one value for all engines, sent by the driver with the prompts."""
+
+    step: int
+    """The step that trains on them, counted from 1; for held-out rows the number of steps that the model has had."""
+    held_out: bool
+    """Whether the row is from `--eval.dataset`, and its responses are not trained on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoredResponse:
+    """One response as it is given to a reward function."""
+
+    row: Row
+    prompt: str
+    """The prompt as the model reads it, with special tokens."""
+    query: str
+    """Prompt and response as the model reads and writes them, with special tokens."""
+    response: str
+    """Without its end token."""
+    num_tokens: int
+    """Of the response, including the end token."""
+    image_scales: tuple[tuple[float, float], ...] = ()
+    """Of the prompt's images, as in its `EncodedPrompt`."""
+    moment: Moment | None = None
+    """None outside of a run."""
+
+
+class RowImages(Sequence[Image.Image]):
+    """The images of a row, each decoded when it is first accessed."""
+
+    def __init__(self, row: Row) -> None:
+        self._parts = images_of(row.messages)
+        self._location = row.location
+        self._decoded: dict[int, Image.Image] = {}
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    @overload
+    def __getitem__(self, index: int) -> Image.Image: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Image.Image]: ...
+
+    def __getitem__(self, index: int | slice) -> Image.Image | list[Image.Image]:
+        places = range(len(self._parts))[index]
+        if isinstance(places, range):
+            return [self[place] for place in places]
+        if places not in self._decoded:
+            self._decoded[places] = load_image(self._parts[places], location=self._location)
+        return self._decoded[places]
+
+
+def images_of_rows(rows: Sequence[Row]) -> list[RowImages]:
+    """Return the images of each row; those of one row are decoded once."""
+    by_row = {id(row): RowImages(row) for row in rows}
+    return [by_row[id(row)] for row in rows]
+
+
+def weighted(score: Score, weights: Sequence[WeightedPart], *, paid: Collection[str] = (), location: str) -> Score:
+    """Return a score whose reward has the weighted parts added: r + sum of w_i x_i; its `score` and parts are unchanged.
+
+    A part in `paid` is already in the reward, at weight 1; the given weight replaces that 1.
+
+    Args:
+        paid: the names of the parts that an environment has added to the reward.
+        location: the location of the sample's row, for messages.
+
+    Raises:
+        UserError: there is no part of this name.
+    """
+    reward = score.reward
+    for weight in weights:
+        for factor in weight.factors:
+            if factor not in score.parts:
+                raise UserError(_unknown(factor, score, location=location))
+        reward += weight.earned(score.parts)
+        if len(weight.factors) == 1 and weight.factors[0] in paid:
+            reward -= score.parts[weight.factors[0]]
+    return replace(score, reward=reward)
+
+
+def _unknown(name: str, score: Score, *, location: str) -> str:
+    known = ", ".join(sorted(score.parts)) or "none"
+    match = nearest(name, known=score.parts)
+    meant = f"did you mean {match}?" if match else "name one of them"
+    return f"{location}: {FLAG} names {name}, but the parts of a response's reward are: {known}; {meant}"
+
+
+def _mean(scores: Sequence[float]) -> float:
+    return math.fsum(scores) / len(scores)
+
+
+MADE_OF_STEPS: Mapping[StepScores, Callable[[Sequence[float]], float]] = {
+    "min": min,
+    "product": math.prod,
+    "last": lambda scores: scores[-1],
+    "mean": _mean,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepJudging:
+    """How steps are judged, from flags."""
+
+    step_scores: StepScores
+    """How their scores are combined into a response's reward."""
+    placeholder_token: str | None
+    """None takes the checkpoint's config."""
+    reward_tokens: tuple[str, ...]
+    """For a right step and a wrong one; empty takes the checkpoint's config."""
+
+    def is_of(self, checkpoint: Checkpoint, *, of_whole: Sequence[str]) -> bool:
+        """Return whether a reward model judges steps, according to its config or to flags.
+
+        Args:
+            of_whole: the given flags that apply only to reward models of whole responses.
+
+        Raises:
+            UserError: flags were given that are for the other kind.
+        """
+        path, config = checkpoint.path, checkpoint.config
+        # A model that was trained further keeps its earlier config; a value head shows what it is now.
+        stored = stored_tokens(config) is not None and not hasattr(config, "value_head_prefix")
+        of_steps = self.placeholder_token is not None or stored
+        if of_steps and of_whole:
+            raise UserError(
+                f"{of_whole[0]}: {path} is a process reward model, whose scores are probabilities; leave it out"
+            )
+        if not of_steps and (self.reward_tokens or self.step_scores != DEFAULT_JUDGING.step_scores):
+            given = "--reward_tokens" if self.reward_tokens else f"--step_scores {self.step_scores}"
+            raise UserError(
+                f"{given}: {path} is not a process reward model by its config; leave it out, or give --placeholder_token"
+            )
+        return of_steps
+
+
+DEFAULT_JUDGING = StepJudging(
+    step_scores=BatchConfig.step_scores,
+    placeholder_token=BatchConfig.placeholder_token,
+    reward_tokens=BatchConfig.reward_tokens,
+)
+
+
+def score_of_steps(scores: Sequence[float], *, kind: StepScores) -> Score:
+    """Return the score of a response from those of its steps, with the number of steps and all aggregates as parts.
+
+    A response without steps has the reward 0. Nothing is checked: if a step's score is not finite, some part is not.
+    """
+    found = {name: make(scores) if scores else 0.0 for name, make in MADE_OF_STEPS.items()}
+    parts = {"steps": float(len(scores)), **{f"steps_{name}": value for name, value in found.items()}}
+    return Score(reward=found[kind], score=found[kind], parts=parts)
+
+
+def not_finite(score: Score) -> float | None:
+    """Return a number of the score that is not finite, None if all are."""
+    numbers = (score.reward, *score.parts.values())
+    return next((number for number in numbers if not math.isfinite(number)), None)

@@ -11,13 +11,19 @@ from typing import Any, ClassVar, Protocol
 from lmm_r1.config.rewards import RewardFunction
 from lmm_r1.data.messages import Row, to_chat, to_json
 from lmm_r1.errors import UserError
-from lmm_r1.scoring.scored_response import Moment, ScoredResponse, images_of_rows
+from lmm_r1.scoring import Moment, ScoredResponse, images_of_rows
 from remote_rm.verifier import Score
 
 OPENRLHF_PARAMETERS = ("queries", "prompts", "labels")
 BATCH, SEQUENTIAL = "batch", "sequential"
 OVERALL = "overall"
 """The key of the reward in the result of a function of EasyR1's."""
+
+COMPLETIONS = "completions"
+"""The parameter that identifies a function of TRL's: the responses, as messages."""
+SOLUTION = "solution_str"
+"""The parameter that identifies a function of verl's: one response."""
+_VERL_SCORE = "score"
 
 _OWN_PARAMETERS = (*OPENRLHF_PARAMETERS, "responses", "response_lengths", "images", "image_scales")
 _MOMENT_PARAMETERS = tuple(item.name for item in fields(Moment))
@@ -40,7 +46,38 @@ class FunctionProtocol(Protocol):
     def __call__(self, batch: Sequence[ScoredResponse]) -> list[Score]: ...
 
 
-class OpenRLHFFunction:
+class _UserFunction:
+    """A function with its settings and its parameters."""
+
+    def __init__(
+        self, function: Callable[..., Any], *, name: str, settings: RewardFunction, calls_at_once: int | None
+    ) -> None:
+        self.calls_at_once = calls_at_once
+        self._function = function
+        self._name = name
+        self._settings = settings
+        self._parameters = list(inspect.signature(function).parameters.values())
+        self._takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in self._parameters)
+
+    def _required_of(self, parameters: Sequence[inspect.Parameter]) -> set[str]:
+        """Return the parameters without a default and without a value in the settings."""
+        return {one.name for one in parameters if one.default is one.empty} - self._settings.arguments.keys()
+
+    def _check_columns(self, row: Row, missing: set[str]) -> None:
+        if missing:
+            found = ", ".join(row.columns) or "none"
+            raise UserError(
+                f"{row.location}: {self._name} in {self._settings.told} asks for {', '.join(sorted(missing))}, "
+                f"but the row has no such column (found: {found})"
+            )
+
+    def _unusable(self, reason: object, reply: object, *, wanted: str) -> UserError:
+        return UserError(
+            f"{self._settings.told}: {self._name} gave no usable reward ({reason}) in {str(reply)[:200]}; {wanted}"
+        )
+
+
+class OpenRLHFFunction(_UserFunction):
     """`reward_func(queries, prompts, labels)`, and further parameters by name.
 
     A function without further parameters is called as by OpenRLHF: with one response at a time and the prompt's text. With
@@ -48,37 +85,17 @@ class OpenRLHFFunction:
     `positional=False` it gets only what it has parameters for: `right(responses, labels)`.
     """
 
-    calls_at_once: int | None
-
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        *,
-        name: str,
-        settings: RewardFunction,
-        calls_at_once: int | None,
-        positional: bool = True,
-    ) -> None:
-        self._function = function
+    def __init__(self, function: Callable[..., Any], *, positional: bool = True, **settings: Any) -> None:
+        super().__init__(function, **settings)
         self._positional = positional
-        self._name = name
-        self._settings = settings
-        self.calls_at_once = calls_at_once
-        parameters = list(inspect.signature(function).parameters.values())
-        self._takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-        named = parameters[len(OPENRLHF_PARAMETERS) :] if positional else parameters
+        named = self._parameters[len(OPENRLHF_PARAMETERS) :] if positional else self._parameters
         more = [parameter for parameter in named if parameter.kind not in _VARIADIC]
         self._optional = {parameter.name for parameter in more if parameter.default is not parameter.empty}
-        self._required = {parameter.name for parameter in more} - self._optional - settings.arguments.keys()
+        self._required = self._required_of(more)
         self._one_at_a_time = positional and not more
 
     def check_row(self, row: Row) -> None:
-        if missing := sorted(self._required - _available(row).keys() - set(_MOMENT_PARAMETERS)):
-            found = ", ".join(row.columns) or "none"
-            raise UserError(
-                f"{row.location}: {self._name} in {self._settings.told} asks for "
-                f"{', '.join(missing)}, but the row has no such column (found: {found})"
-            )
+        self._check_columns(row, self._required - _available(row).keys() - set(_MOMENT_PARAMETERS))
 
     def __call__(self, batch: Sequence[ScoredResponse]) -> list[Score]:
         if not self._one_at_a_time:
@@ -92,11 +109,11 @@ class OpenRLHFFunction:
         try:
             return self._scores(reply, count=len(batch))
         except _UNREADABLE as error:
-            raise UserError(
-                f"{self._settings.told}: {self._name} gave no usable reward "
-                f"({type(error).__name__}: {error}) in {str(reply)[:200]}; return {{'rewards': [...]}} with one number "
-                f"for each of the {len(batch)} responses, and the same for scores and extra_logs"
-            ) from error
+            wanted = (
+                f"return {{'rewards': [...]}} with one number for each of the {len(batch)} responses, and the same for "
+                "scores and extra_logs"
+            )
+            raise self._unusable(f"{type(error).__name__}: {error}", reply, wanted=wanted) from error
 
     def _named(self, batch: Sequence[ScoredResponse]) -> dict[str, object]:
         rows = [item.row for item in batch]
@@ -149,34 +166,23 @@ class OpenRLHFFunction:
         ]
 
 
-class EasyR1Function:
+class EasyR1Function(_UserFunction):
     """`compute_score` for a list of dicts, or for one (`REWARD_TYPE = "sequential"`); or for responses and ground truths."""
-
-    # EasyR1 never runs two calls at a time.
-    calls_at_once: int | None = 1
 
     def __init__(self, function: Callable[..., Any], *, name: str, settings: RewardFunction, kind: object) -> None:
         if kind not in (BATCH, SEQUENTIAL):
             raise UserError(f"{settings.told}: REWARD_TYPE {kind!r} must be {BATCH!r} or {SEQUENTIAL!r}")
-        self._function = function
-        self._name = name
-        self._settings = settings
+        # EasyR1 never runs two calls at a time.
+        super().__init__(function, name=name, settings=settings, calls_at_once=1)
         self._kind = kind
-        given = settings.arguments.keys()
-        parameters = inspect.signature(function).parameters.values()
-        open_parameters = [
-            parameter
-            for parameter in parameters
-            if parameter.kind not in (*_VARIADIC, inspect.Parameter.KEYWORD_ONLY)
-            and parameter.default is parameter.empty
-            and parameter.name not in given
-        ]
-        if len(open_parameters) not in (1, 2):
+        keywords = (*_VARIADIC, inspect.Parameter.KEYWORD_ONLY)
+        texts = self._required_of([parameter for parameter in self._parameters if parameter.kind not in keywords])
+        if len(texts) not in (1, 2):
             raise UserError(
                 f"{settings.told}: {name}{inspect.signature(function)} takes neither a reward input "
                 "nor a response and its ground truth; give its other arguments with --reward.function_kwargs"
             )
-        self._takes_texts = len(open_parameters) == 2
+        self._takes_texts = len(texts) == 2
 
     def check_row(self, row: Row) -> None:
         """Accept every row: its inputs have all columns, and which of them it reads is unknown."""
@@ -185,11 +191,11 @@ class EasyR1Function:
         given = list(self._calls(batch))
         replies: Any = [reply for arguments in given for reply in self._replies(arguments)]
         if len(replies) != len(batch):
-            raise self._unusable(f"{len(replies)} scores for {len(batch)} responses", replies)
+            raise self._refusal(f"{len(replies)} scores for {len(batch)} responses", replies)
         scores = [self._score(reply) for reply in replies]
         for reply, score in zip(replies, scores, strict=True):
             if differing := sorted(score.parts.keys() ^ scores[0].parts.keys()):
-                raise self._unusable(f"{', '.join(differing)} not for every response", reply)
+                raise self._refusal(f"{', '.join(differing)} not for every response", reply)
         return scores
 
     def _calls(self, batch: Sequence[ScoredResponse]) -> Iterator[tuple[object, ...]]:
@@ -220,7 +226,7 @@ class EasyR1Function:
         if self._kind == SEQUENTIAL:
             return [reply]
         if not isinstance(reply, (list, tuple)):
-            raise self._unusable("no list of scores", reply)
+            raise self._refusal("no list of scores", reply)
         return list(reply)
 
     def _score(self, reply: Any) -> Score:
@@ -230,16 +236,16 @@ class EasyR1Function:
             key = self._settings.score_key
             score = reward if key in (None, OVERALL) else values[str(key)]
         except _UNREADABLE as error:
-            raise self._unusable(f"{type(error).__name__}: {error}", reply) from error
+            raise self._refusal(f"{type(error).__name__}: {error}", reply) from error
         return Score.of_reply(reward=reward, score=score, extra_logs=values)
 
-    def _unusable(self, reason: str, reply: object) -> UserError:
+    def _refusal(self, reason: str, reply: object) -> UserError:
         key = f", and {self._settings.score_key} for --reward.score_key" if self._settings.score_key else ""
-        return UserError(
-            f"{self._settings.told}: {self._name} gave no usable reward ({reason}) in "
-            f"{str(reply)[:200]}; with REWARD_TYPE {self._kind!r} return a dict of numbers with {OVERALL!r}{key} for each "
-            "response, with the same names in all"
+        wanted = (
+            f"with REWARD_TYPE {self._kind!r} return a dict of numbers with {OVERALL!r}{key} for each response, with the "
+            "same names in all"
         )
+        return self._unusable(reason, reply, wanted=wanted)
 
 
 def called(function: Callable[..., Any], *arguments: object, **named: object) -> Any:
@@ -270,49 +276,25 @@ def _numbers(values: Any, *, count: int, of: str = "") -> list[float]:
     return [float(item.item() if hasattr(item, "item") else item) for item in listed]
 
 
-COMPLETIONS = "completions"
-"""The parameter that identifies a function of TRL's: the responses, as messages."""
-SOLUTION = "solution_str"
-"""The parameter that identifies a function of verl's: one response."""
-_VERL_SCORE = "score"
-
-
-class _NamedFunction:
+class _NamedFunction(_UserFunction):
     """A function that is called with keyword arguments."""
 
     own_names: ClassVar[frozenset[str]]
     """Parameters that are not columns."""
 
-    def __init__(
-        self, function: Callable[..., Any], *, name: str, settings: RewardFunction, calls_at_once: int | None
-    ) -> None:
-        self.calls_at_once = calls_at_once
-        self._function = function
-        self._name = name
-        self._settings = settings
-        parameters = inspect.signature(function).parameters.values()
-        self._takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-        named = [one for one in parameters if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)]
+    def __init__(self, function: Callable[..., Any], **settings: Any) -> None:
+        super().__init__(function, **settings)
+        named = [parameter for parameter in self._parameters if parameter.kind not in _VARIADIC]
         self._names = {parameter.name for parameter in named}
-        self._required = {one.name for one in named if one.default is one.empty} - settings.arguments.keys()
+        self._required = self._required_of(named)
 
     def check_row(self, row: Row) -> None:
         """Raise UserError for a row that lacks a column that the function asks for."""
-        if missing := sorted(self._required - self.own_names - row.columns.keys()):
-            found = ", ".join(row.columns) or "none"
-            raise UserError(
-                f"{row.location}: {self._name} in {self._settings.told} asks for {', '.join(missing)}, "
-                f"but the row has no such column (found: {found})"
-            )
+        self._check_columns(row, self._required - self.own_names - row.columns.keys())
 
     def _call(self, values: Mapping[str, object]) -> Any:
         given = {name: value for name, value in values.items() if self._takes_all or name in self._names}
         return called(self._function, **{**given, **self._settings.arguments})
-
-    def _unusable(self, reason: object, reply: object, *, wanted: str) -> UserError:
-        return UserError(
-            f"{self._settings.told}: {self._name} gave no usable reward ({reason}) in {str(reply)[:200]}; return {wanted}"
-        )
 
 
 class TRLFunction(_NamedFunction):
@@ -331,7 +313,7 @@ class TRLFunction(_NamedFunction):
             "images": images_of_rows(rows),
         }
         reply = self._call(values)
-        wanted = f"a list with one number for each of the {len(batch)} completions"
+        wanted = f"return a list with one number for each of the {len(batch)} completions"
         try:
             rewards = [float(reward) for reward in reply]
         except (TypeError, ValueError, OverflowError) as error:
@@ -368,6 +350,6 @@ class VerlFunction(_NamedFunction):
             # Its other values may be text, for verl's own table of samples.
             logs = {str(name): float(value) for name, value in reply.items() if isinstance(value, bool | int | float)}
         except (TypeError, ValueError, KeyError, OverflowError) as error:
-            raise self._unusable(error, reply, wanted="a number, or a dict with one as `score`") from error
+            raise self._unusable(error, reply, wanted="return a number, or a dict with one as `score`") from error
         del logs[_VERL_SCORE]
         return Score.of_reply(reward=reward, score=score, extra_logs=logs)

@@ -15,6 +15,7 @@ from lmm_r1.config.rewards import RewardFunction
 from lmm_r1.data.messages import Row
 from lmm_r1.errors import UserError
 from lmm_r1.files.user_code import load_user_file, raised_at
+from lmm_r1.scoring import ScoredResponse
 from lmm_r1.scoring.function_protocols import (
     BATCH,
     COMPLETIONS,
@@ -27,7 +28,6 @@ from lmm_r1.scoring.function_protocols import (
     TRLFunction,
     VerlFunction,
 )
-from lmm_r1.scoring.scored_response import ScoredResponse
 from remote_rm.verifier import Score
 
 OPENRLHF_NAME, EASYR1_NAME = "reward_func", "compute_score"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import sys
 from collections.abc import Sequence
@@ -13,7 +14,8 @@ from typing_extensions import Self
 from lmm_r1.config.rewards import verifier_from
 from lmm_r1.data.messages import Row, to_json
 from lmm_r1.errors import UserError
-from lmm_r1.scoring.scored_response import StepJudging, not_finite, score_of_steps
+from lmm_r1.scoring import StepJudging, not_finite, score_of_steps
+from remote_rm.client import RewardClient, RewardRefused, RewardUnavailable, SentSample
 from remote_rm.service.pool import BlockingPool
 from remote_rm.verifier import Item, NotReady, Score, ServiceLimits
 
@@ -199,3 +201,65 @@ def _param_dtype(name: str, *, config: Any) -> str:
 
     dtype = config.dtype if name == "auto" else getattr(torch, name)
     return next((short for short, known in DTYPES.items() if known == dtype), "fp32")
+
+
+class RemoteScorer:
+    """Scores by reward servers; usable inside `with RemoteScorer(...)`."""
+
+    def __init__(self, addresses: str, *, flag: str) -> None:
+        """Take the addresses of servers, separated by commas; raises UserError for invalid ones.
+
+        Args:
+            flag: the flag that names them, for messages.
+        """
+        self._flag = f"{flag} {addresses}"
+        try:
+            self._client = RewardClient(addresses.split(","))
+        except ValueError as error:
+            raise UserError(f"{flag}: {error}") from error
+        self._loop = asyncio.new_event_loop()
+
+    def __enter__(self) -> Self:
+        """Raise UserError unless a reward server answers at every address."""
+        try:
+            self._loop.run_until_complete(self._client.check_health())
+        except RewardUnavailable as error:
+            self._close()
+            raise UserError(f"{self._flag}: {error}") from error
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the connections."""
+        self._close()
+
+    def score(self, row: Row, responses: Sequence[ScorableResponse]) -> list[Score]:
+        """Return one score per response.
+
+        Raises UserError for a row that a server refuses, and RewardUnavailable if none answers.
+        """
+        prompt = to_json(row.messages)
+        samples = [
+            SentSample(
+                query=query_of(prompt, response),
+                prompt=prompt,
+                label=row.answer,
+                response=response.text,
+                further={"image_scales": response.image_scales} if response.image_scales else {},
+            )
+            for response in responses
+        ]
+        try:
+            return self._loop.run_until_complete(self._client.reward_batch(samples))
+        except RewardRefused as error:
+            raise UserError(f"{row.location}: {error}") from error
+
+    def _close(self) -> None:
+        self._loop.run_until_complete(self._client.close())
+        self._loop.close()
+
+
+def query_of(prompt: str, response: ScorableResponse) -> str:
+    """Return prompt and response, followed by a newline if the model ended the response."""
+    return f"{prompt}\n{response.text}" + ("\n" if response.finish_reason == "stop" else "")

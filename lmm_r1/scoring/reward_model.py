@@ -23,7 +23,7 @@ from lmm_r1.models.packed.attention import packing_refusal, use_packed_attention
 from lmm_r1.models.packed.self_check import check_packing
 from lmm_r1.models.rope_scaling import tell_factors
 from lmm_r1.models.value_model import KitValueModel, head_name, stored_weight
-from lmm_r1.scoring.scored_response import StepJudging
+from lmm_r1.scoring import StepJudging
 from remote_rm.answers.extraction import end_of_prompt
 
 logger = logging.getLogger(__name__)

@@ -1,1 +1,235 @@
-"""Supervised trainers: SFT, preference training, reward models, distillation."""
+"""Supervised trainers: SFT, preference training, reward models, distillation.
+
+This module holds their rows: blended from datasets, in an order that a resumed run repeats, encoded ahead.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+import torch
+from rich.console import Console
+from torch.utils.data import DataLoader, Dataset
+from typing_extensions import Self
+
+from lmm_r1.config import SupervisedConfig
+from lmm_r1.config.shared import SequenceConfig
+from lmm_r1.data.files import RowFile
+from lmm_r1.data.formats.row_format import Fields
+from lmm_r1.data.messages import ChangedFile
+from lmm_r1.data.preferences import JudgedFile, JudgedRow, RowKind, read_judged_file
+from lmm_r1.data.reading import BadRows, RowReading
+from lmm_r1.data.training_rows import SKIP_BAD_ROWS, KeptRows, blend, parse_dataset_spec, stopped_by, with_left_out
+from lmm_r1.errors import UserError
+from lmm_r1.lmm_kits import LmmKit
+
+RowT = TypeVar("RowT")
+SampleT = TypeVar("SampleT")
+JudgedT = TypeVar("JudgedT", bound=JudgedRow)
+FoundT_co = TypeVar("FoundT_co", covariant=True)
+
+RowCheck: TypeAlias = Callable[[RowT], None]
+"""Raises UserError for a row that a run cannot use."""
+
+# Rows that each worker encodes ahead.
+_AHEAD = 16
+
+
+class Rows(Protocol[FoundT_co]):
+    """The rows of a run: a list, or an object that returns more than a row for a place."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[FoundT_co]: ...
+
+    def __getitem__(self, place: Any, /) -> FoundT_co: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleEncoder(ABC):
+    """Encodes the rows of a trainer."""
+
+    kit: LmmKit
+    processor: Any
+    max_len: int
+
+    @classmethod
+    def of(cls, config: Any, *, kit: LmmKit, processor: Any) -> Self:
+        """Return the encoder of a run; raises UserError if the processor lacks what the flags need."""
+        return cls(kit=kit, processor=processor, max_len=config.data.max_len)
+
+    @abstractmethod
+    def __call__(self, row: Any) -> Any:
+        """Return the row's sample, None if it is too long; raises UserError for media that cannot be used."""
+
+    @abstractmethod
+    def check(self, row: Any) -> None:
+        """Raise UserError if a call with the row would, as far as that is known without reading pixels.
+
+        All rows are checked before a run, in a small part of the time that encoding takes.
+        """
+
+
+def passes(row: Any) -> None:
+    """Accept every row."""
+
+
+def judged_template(data: SequenceConfig, *, column: str | None) -> str | None:
+    """Return the template of plain prompts in judged rows, with {} for the prompt; None applies the chat template.
+
+    As in OpenRLHF, text in a named column is used as it is unless a chat template is requested.
+    """
+    return None if column is None or data.apply_chat_template else data.input_template or "{}"
+
+
+def blended_rows(config: SupervisedConfig, load: Callable[[str], KeptRows[RowT]]) -> KeptRows[RowT]:
+    """Return the rows of `--data.dataset`; raises UserError if they are too few for an update.
+
+    Args:
+        load: returns the rows of one dataset.
+    """
+    assert config.data.dataset is not None, "required by config.resolve"
+    paths, probabilities = parse_dataset_spec(config.data.dataset, config.data.dataset_probs)
+    lists = [load(path) for path in paths]
+    rows = blend(lists, probabilities, seed=config.train.seed)[: config.data.max_samples]
+    if len(rows) < config.train.batch_size:
+        raise UserError(
+            f"--data.dataset {config.data.dataset} gives {len(rows)} rows, fewer than "
+            f"--train.batch_size {config.train.batch_size}; lower it or add rows"
+        )
+    return KeptRows.blended(rows, lists)
+
+
+def judged_rows(
+    path: str,
+    kind: RowKind[Fields, JudgedT],
+    *,
+    split: str,
+    reading: RowReading,
+    bad_rows: BadRows,
+    check: RowCheck[JudgedT],
+) -> KeptRows[JudgedT]:
+    """Return the rows of a file of judged responses, and print its summary; see `read_judged_file`."""
+    file = read_judged_file(
+        path, kind, split=split, reading=reading, check=check, bad_rows=bad_rows, skip_by=SKIP_BAD_ROWS
+    )
+    return kept(file, file.rows.values())
+
+
+def kept(file: RowFile | JudgedFile[Any], rows: Iterable[RowT]) -> KeptRows[RowT]:
+    """Return rows that correspond to those of a file, and print its summary."""
+    # Every rank reads the file, and one prints.
+    quiet = os.environ.get("RANK", "0") != "0"
+    Console(highlight=False, quiet=quiet).print(with_left_out(file.summary, file.skipped))
+    return KeptRows.of(file.path, dict(zip(file.rows, rows, strict=True)), file.skipped)
+
+
+def first_fitting(config: SupervisedConfig, rows: Iterable[RowT], encode: Callable[[RowT], SampleT | None]) -> SampleT:
+    """Return the sample of the first row that is not too long; raises UserError if there is none.
+
+    A row that cannot be encoded stops the run or is skipped, by `--data.bad_rows`.
+    """
+    for row in rows:
+        sample = attempt(encode, row)
+        if isinstance(sample, UserError):
+            check_left_out(sample, bad_rows=config.data.bad_rows)
+        elif sample is not None:
+            return sample
+    raise UserError(
+        f"every row of --data.dataset {config.data.dataset} is longer than --data.max_len {config.data.max_len}; raise it"
+    )
+
+
+def attempt(encode: Callable[[RowT], SampleT | None], row: RowT) -> SampleT | UserError | None:
+    """Return a row's sample, None if it is too long, or the error if it cannot be encoded."""
+    try:
+        return encode(row)
+    except UserError as error:
+        return error
+
+
+def check_left_out(error: UserError, *, bad_rows: BadRows) -> None:
+    """Raise UserError for a row that cannot be encoded, unless the run continues without it."""
+    if isinstance(error, ChangedFile):
+        raise error
+    if bad_rows == "stop":
+        raise stopped_by(error) from error
+
+
+def chat_template(config: SupervisedConfig) -> str | None:
+    """Return the template of `--data.tokenizer_chat_template`, which is a template or names a file with one.
+
+    Raises UserError if it is neither.
+    """
+    given = config.data.tokenizer_chat_template
+    if given is None or "{" in given:
+        return given
+    try:
+        return Path(given).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"--data.tokenizer_chat_template {given} is no template, which has {{ in it, and no file that can be read "
+            f"({error})"
+        ) from error
+
+
+def batch_indices(*, num_rows: int, batch_size: int, seed: int, step: int, keep_order: bool) -> list[int]:
+    """Return the row indices of update `step` (from 0); the last short batch of each epoch is dropped.
+
+    Each epoch is a new permutation, or with `keep_order` the order of the rows. The indices depend only on the step, so
+    that a resumed run sees the same rows.
+    """
+    per_epoch = num_rows // batch_size
+    epoch, position = divmod(step, per_epoch)
+    if keep_order:
+        return list(range(position * batch_size, (position + 1) * batch_size))
+    order = torch.randperm(num_rows, generator=torch.Generator().manual_seed(seed + epoch))
+    return order[position * batch_size : (position + 1) * batch_size].tolist()
+
+
+class _EncodedRows(Dataset):
+    """Rows as a worker process encodes them. Errors are returned, because a raised one arrives as a traceback."""
+
+    def __init__(self, rows: Rows[Any], encode: Callable[[Any], Any]) -> None:
+        self.rows = rows
+        self.encode = encode
+
+    def __getitem__(self, index: Any) -> Any:
+        return attempt(self.encode, self.rows[index])
+
+
+def read_ahead(
+    rows: Rows[RowT], encode: Callable[[RowT], SampleT | None], *, indices: Iterable[Any], workers: int
+) -> Generator[SampleT | UserError | None, None, None]:
+    """Yield `attempt` of rows in the order of `indices`, encoded ahead by worker processes, which `close` ends."""
+    loader: DataLoader[Any] = DataLoader(
+        _EncodedRows(rows, encode),
+        batch_size=None,
+        sampler=indices,
+        num_workers=workers,
+        # A fork has the rows already; sending them would read each image from its file.
+        multiprocessing_context="fork",
+        prefetch_factor=_AHEAD,
+        collate_fn=_as_it_is,
+        worker_init_fn=_begin_worker,
+        # A generator of its own, so that dropout is the same with any number of workers.
+        generator=torch.Generator().manual_seed(0),
+    )
+    yield from loader
+
+
+def _as_it_is(item: Any) -> Any:
+    return item
+
+
+def _begin_worker(number: int) -> None:
+    """Ignore Ctrl-C, which reaches all processes of the group; the training process handles it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"

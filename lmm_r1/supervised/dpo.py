@@ -1,41 +1,83 @@
-"""Direct preference optimization: the policy learns to prefer one of two responses to a prompt over the other."""
+"""Direct preference optimization: its losses, pairs of responses as samples, and the run."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import torch
+import torch.nn.functional as F
+from typing_extensions import Self
 
-from lmm_r1.config import DPOConfig
-from lmm_r1.config.preferences import DPOModelConfig
+from lmm_r1.config import DPOConfig, RMConfig
+from lmm_r1.config.preferences import DPOModelConfig, ReferredConfig
+from lmm_r1.config.shared import named_reading
 from lmm_r1.data.messages import Row
-from lmm_r1.data.preferences import PreferenceRow
+from lmm_r1.data.preferences import PREFERENCE, PreferenceRow
 from lmm_r1.data.training_rows import KeptRows
-from lmm_r1.supervised.held_out import LOSS, RunHeldOut
-from lmm_r1.supervised.loop import Counts, Terms
-from lmm_r1.supervised.preferences import (
-    PairBatch,
-    PairEncoder,
-    PairSample,
-    collate_pairs,
-    dpo_loss,
-    evaluation_pairs,
-    ipo_loss,
-    nll_loss,
-    sides_of,
-    simpo_loss,
-    training_pairs,
-)
-from lmm_r1.supervised.reference import ReferredRun
-from lmm_r1.supervised.rows import RowCheck
+from lmm_r1.errors import UserError
+from lmm_r1.lmm_kits import EncodedPrompt, LmmKit
+from lmm_r1.lmm_kits.checkpoint import encode_row, outlined_row
+from lmm_r1.lmm_kits.encoding import placed
+from lmm_r1.supervised import RowCheck, SampleEncoder, judged_rows, judged_template
+from lmm_r1.supervised.held_out import LOSS, HeldOut
+from lmm_r1.supervised.loop import BatchT, Counts, RowT, SampleT, SupervisedRun, Terms
+from lmm_r1.supervised.models import Reference, SupervisedSession, prepare_policy, prepare_reference
+from lmm_r1.supervised.samples import SFTBatch, SFTSample, check_turns, collate, encode_sample, mask_of_turns
 
 ACCURACY, MARGIN = "pair_accuracy", "reward_margin"
+
+ReferredT = TypeVar("ReferredT", bound=ReferredConfig)
+
+
+def dpo_loss(
+    chosen: torch.Tensor, rejected: torch.Tensor, *, beta: float, label_smoothing: float = 0.0
+) -> torch.Tensor:
+    """Return -(1 - e) log s(b d) - e log s(-b d), with d = chosen - rejected of log-ratios and the sigmoid s.
+
+    With e = `label_smoothing` 0: DPO, equation 7 of https://arxiv.org/abs/2305.18290. Otherwise conservative DPO,
+    equation 3 of https://ericmitchell.ai/cdpo.pdf, for labels that are wrong with probability e.
+    """
+    logits = beta * (chosen - rejected)
+    return -(1 - label_smoothing) * F.logsigmoid(logits) - label_smoothing * F.logsigmoid(-logits)
+
+
+def ipo_loss(chosen: torch.Tensor, rejected: torch.Tensor, *, beta: float) -> torch.Tensor:
+    """Return (d - 1 / (2 b))^2, with d = chosen - rejected of log-ratios.
+
+    IPO, equation 17 of https://arxiv.org/abs/2310.12036, where b is called tau.
+    """
+    return (chosen - rejected - 1 / (2 * beta)) ** 2
+
+
+def simpo_loss(
+    chosen: torch.Tensor, rejected: torch.Tensor, *, beta: float, gamma: float, label_smoothing: float = 0.0
+) -> torch.Tensor:
+    """Return `dpo_loss` with b d - g instead of b d, where d is of the policy's mean log-probs per token.
+
+    SimPO, equation 6 of https://arxiv.org/abs/2405.14734. It has no reference; the chosen response's reward must be
+    larger by g = `gamma`.
+    """
+    return dpo_loss(chosen - gamma / beta, rejected, beta=beta, label_smoothing=label_smoothing)
+
+
+def nll_loss(log_probs: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """Return the negative mean log-prob per token of responses; 0 for one without tokens.
+
+    Section 4.1.4 of https://arxiv.org/abs/2407.21783 adds it to DPO's loss, and https://arxiv.org/abs/2404.19733 does so
+    with other weights.
+
+    Args:
+        log_probs: of each response, summed over its tokens.
+        lengths: the number of its tokens.
+    """
+    return -log_probs / lengths.clamp(min=1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Preferences:
-    """What a loss makes of a batch of pairs; each is (B,)."""
+    """The losses, rewards and log-probs of a batch of pairs; each is (B,)."""
 
     loss: torch.Tensor
     nll: torch.Tensor
@@ -48,7 +90,7 @@ class Preferences:
 
     @property
     def logged(self) -> Mapping[str, torch.Tensor]:
-        """What is logged of each pair beside its loss."""
+        """What is logged in addition to the loss."""
         margin = self.chosen_reward - self.rejected_reward
         return {
             ACCURACY: (margin > 0).to(margin),
@@ -64,10 +106,10 @@ class Preferences:
 def preferences(
     policy: torch.Tensor, reference: torch.Tensor | None, loss_mask: torch.Tensor, *, model: DPOModelConfig
 ) -> Preferences:
-    """Return the loss of pairs that the flags ask for, and the responses' implicit rewards.
+    """Return the loss that the flags select and the implicit rewards of the responses.
 
     Args:
-        policy: log-probs of loss tokens, (2 B, T - 1), 0 elsewhere; the chosen responses stand first.
+        policy: log-probs of loss tokens, (2 B, T - 1), 0 elsewhere; the chosen responses come first.
         reference: the same of the reference; None for SimPO.
         loss_mask: (2 B, T - 1).
     """
@@ -95,36 +137,198 @@ def preferences(
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class PairSample:
+    """Two conversations with the same prompt; their loss tokens are those of the responses."""
+
+    chosen: SFTSample
+    rejected: SFTSample
+
+    @property
+    def filler(self) -> Self:
+        """A pair without loss tokens."""
+        return replace(self, chosen=self.chosen.filler, rejected=self.rejected.filler)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairBatch:
+    tokens: SFTBatch
+    """2 B conversations: first the chosen ones, then the rejected ones in the same order."""
+
+    @property
+    def weights(self) -> torch.Tensor:
+        """1 for a pair, 0 for a filler, (B,)."""
+        return self.tokens.loss_mask.any(-1).chunk(2)[0].float()
+
+
+class PairEncoder(SampleEncoder):
+    """Encodes pairs."""
+
+    def check(self, row: PreferenceRow) -> None:
+        for side in row.sides:
+            check_response(side, first=len(row.messages), kit=self.kit, processor=self.processor)
+
+    def __call__(self, row: PreferenceRow) -> PairSample | None:
+        return encode_pair(row, kit=self.kit, processor=self.processor, max_len=self.max_len)
+
+
+def encode_pair(row: PreferenceRow, *, kit: LmmKit, processor: Any, max_len: int) -> PairSample | None:
+    """Return the row's sample, or None if one of its sides is longer than `max_len` tokens.
+
+    Raises UserError, with the row's place, for media that cannot be used, and for a side without loss tokens.
+    """
+    if row.plain:
+        chosen, rejected = (
+            encode_sample(side, kit=kit, processor=processor, max_len=max_len, every_turn=True) for side in row.sides
+        )
+        return None if chosen is None or rejected is None else _pair(chosen, rejected)
+    better, worse = row.sides
+    encoded = encode_row(better, kit=kit, processor=processor, add_generation_prompt=False)
+    other = _continued(encoded, worse, kit=kit, processor=processor)
+    if other is None:
+        other = encode_row(worse, kit=kit, processor=processor, add_generation_prompt=False)
+    if max(len(encoded.token_ids), len(other.token_ids)) > max_len:
+        return None
+    first = len(row.messages)
+    return _pair(
+        _side(better, encoded, first=first, kit=kit, processor=processor),
+        _side(worse, other, first=first, kit=kit, processor=processor),
+    )
+
+
+def check_response(row: Row, *, first: int, kit: LmmKit, processor: Any) -> None:
+    """Raise UserError if one side of a pair cannot be encoded, as far as that is known without reading pixels.
+
+    Args:
+        row: a conversation whose response begins with message number `first`.
+    """
+    outline = outlined_row(row, kit=kit, processor=processor, add_generation_prompt=False)
+    if not row.plain:
+        check_turns(row, _response_turns(row, first=first), outline=outline, kit=kit, processor=processor)
+
+
+def collate_pairs(samples: Sequence[PairSample], *, pad_token_id: int) -> PairBatch:
+    """Pad pairs on the right into one batch."""
+    sides = [*(sample.chosen for sample in samples), *(sample.rejected for sample in samples)]
+    return PairBatch(tokens=collate(sides, pad_token_id=pad_token_id))
+
+
+def _continued(encoded: EncodedPrompt, row: Row, *, kit: LmmKit, processor: Any) -> EncodedPrompt | None:
+    """Encode a conversation with the media of another one that begins alike; return None if their media differ."""
+    try:
+        with placed(row.location):
+            ids = kit.render(processor, row.messages, add_generation_prompt=False, videos=encoded.videos)
+    except UserError:
+        # The caller encodes it by itself, which raises the error with the row's place.
+        return None
+    others = encoded.engine_token_ids
+    same = next((place for place, pair in enumerate(zip(ids, others, strict=False)) if pair[0] != pair[1]), None)
+    same = min(len(ids), len(others)) if same is None else same
+    placeholders = kit.placeholder_ids(processor)
+    if not placeholders.isdisjoint([*ids[same:], *others[same:]]):
+        return None
+    expanded = len(encoded.token_ids) - len(others)
+    token_ids = [*encoded.token_ids[: same + expanded], *ids[same:]]
+    return replace(encoded, token_ids=token_ids, engine_token_ids=ids)
+
+
+def _side(row: Row, encoded: EncodedPrompt, *, first: int, kit: LmmKit, processor: Any) -> SFTSample:
+    turns = _response_turns(row, first=first)
+    mask = mask_of_turns(row, turns, encoded=encoded, kit=kit, processor=processor)
+    return SFTSample(token_ids=encoded.token_ids, loss_mask=mask, media=encoded.media)
+
+
+def _response_turns(row: Row, *, first: int) -> list[int]:
+    turns = [place for place, message in enumerate(row.messages) if place >= first and message.role == "assistant"]
+    if first == 0 or not turns:
+        raise UserError(f"{row.location}: a response of the assistant must follow a prompt, chosen and rejected alike")
+    return turns
+
+
+def _pair(chosen: SFTSample, rejected: SFTSample) -> PairSample:
+    for side in (chosen, rejected):
+        assert any(side.loss_mask[1:]), "an assistant turn has its end token at least"
+    return PairSample(chosen=chosen, rejected=rejected)
+
+
+def load_pairs(
+    config: DPOConfig | RMConfig, path: str, *, split: str, check: RowCheck[PreferenceRow]
+) -> KeptRows[PreferenceRow]:
+    """Return the pairs of a file, read from the columns that the flags name."""
+    data = config.data
+    reading = named_reading(data, prompt=data.prompt_key, prefix="--data.")
+    names = replace(reading.names, chosen=data.chosen_key, rejected=data.rejected_key, prompt_flag="--data.prompt_key")
+    reading = replace(reading, names=names, plain_template=judged_template(data, column=data.prompt_key))
+    return judged_rows(path, PREFERENCE, split=split, reading=reading, bad_rows=data.bad_rows, check=check)
+
+
+def sides_of(rows: Sequence[PreferenceRow]) -> list[Row]:
+    """Return the conversations of pairs, two of each."""
+    return [side for row in rows for side in row.sides]
+
+
+class ReferredRun(SupervisedRun[ReferredT, RowT, SampleT, BatchT]):
+    """A run whose loss compares the policy with a reference."""
+
+    def __init__(self, *given: Any, reference: Reference | None, **learned: Any) -> None:
+        super().__init__(*given, **learned)
+        self.reference = reference
+
+    @classmethod
+    def models(cls, config: ReferredT) -> dict[str, str | None]:
+        own = {"ref.model_name_or_path": config.ref.model_name_or_path} if config.needs_reference_model else {}
+        return {**super().models(config), **own}
+
+    @classmethod
+    def of(cls, session: SupervisedSession[ReferredT], **learned: Any) -> Self:
+        policy = prepare_policy(session, share_prefix=session.config.train.shared_prefix_enable)
+        reference = prepare_reference(session.config, session.strategy, policy=policy)
+        return cls(session, policy, reference=reference, **learned)
+
+
+class PairEvaluation(HeldOut["DPORun", PairSample]):
+    """The means over all held-out pairs."""
+
+    NAMES = (LOSS, ACCURACY, MARGIN, "chosen_reward", "rejected_reward")
+    of_sources = (LOSS, ACCURACY)
+
+    def _measured(self, samples: Sequence[PairSample]) -> torch.Tensor:
+        found, _ = self.run.preferences(self.run.collate(samples))
+        loss = found.loss + self.config.model.nll_loss_coef * found.nll
+        values = [loss, *(found.logged[name] for name in self.NAMES[1:]), torch.ones_like(loss)]
+        return torch.stack(values, dim=-1).double()
+
+    def _metrics(self, sums: torch.Tensor) -> dict[str, float]:
+        *values, count = sums.tolist()
+        return {name: value / count for name, value in zip(self.NAMES, values, strict=True)} if count else {}
+
+
 class DPORun(ReferredRun[DPOConfig, PreferenceRow, PairSample, PairBatch]):
     """The loss is the mean over pairs."""
 
     kind = "dpo"
     shown = (ACCURACY, MARGIN)
     encoder = PairEncoder
+    evaluator = PairEvaluation
 
     @classmethod
-    def read(
-        cls, config: DPOConfig, check: RowCheck[PreferenceRow]
-    ) -> tuple[KeptRows[PreferenceRow], KeptRows[PreferenceRow]]:
-        return training_pairs(config, check=check), evaluation_pairs(config, check=check)
+    def load(
+        cls, config: DPOConfig, path: str, *, split: str, check: RowCheck[PreferenceRow], held_out: bool
+    ) -> KeptRows[PreferenceRow]:
+        return load_pairs(config, path, split=split, check=check)
 
     @classmethod
     def conversations(cls, rows: Sequence[PreferenceRow]) -> list[Row]:
         return sides_of(rows)
 
-    def held_out(self, rows: Sequence[PreferenceRow]) -> PairEvaluation:
-        return PairEvaluation(self, rows=rows)
-
     def collate(self, samples: Sequence[PairSample]) -> PairBatch:
-        """Return pairs as one padded batch."""
         return collate_pairs(samples, pad_token_id=self.pad_token_id)
 
     def counts(self, batch: PairBatch) -> Counts:
-        """Return the number of pairs, and of the tokens of both responses."""
         return Counts(units=int(batch.weights.sum()), tokens=int(batch.tokens.loss_mask.sum()))
 
     def terms(self, batch: PairBatch) -> Terms:
-        """Return the preference loss of the batch's pairs, with the weighted loss of the chosen responses."""
+        """Return the preference loss of the batch, plus the weighted loss of the chosen responses."""
         found, aux_loss = self.preferences(batch)
         weights = batch.weights.to(found.loss)
         loss = found.loss + self.config.model.nll_loss_coef * found.nll
@@ -132,33 +336,8 @@ class DPORun(ReferredRun[DPOConfig, PreferenceRow, PairSample, PairBatch]):
         return Terms(loss=(loss * weights).sum(), aux_loss=aux_loss, sums=sums)
 
     def preferences(self, batch: PairBatch) -> tuple[Preferences, torch.Tensor | float]:
-        """Return what the loss makes of a batch, and the load-balancing loss of experts."""
+        """Return the losses and rewards of a batch, and the load-balancing loss of experts."""
         reference = None if self.reference is None else self.reference.log_probs(batch.tokens)
         policy, aux_loss = self.policy_log_probs(batch.tokens)
         mask = batch.tokens.loss_mask.to(policy.device)
         return preferences(policy, reference, mask, model=self.config.model), aux_loss
-
-
-class PairEvaluation(RunHeldOut[PreferenceRow, PairSample]):
-    """The means over all held-out pairs, and of each data source where there are several."""
-
-    NAMES = (LOSS, *(f"eval_{name}" for name in (ACCURACY, MARGIN, "chosen_reward", "rejected_reward")))
-    OF_SOURCES = (LOSS, f"eval_{ACCURACY}")
-
-    def __init__(self, run: DPORun, *, rows: Sequence[PreferenceRow]) -> None:
-        super().__init__(run, rows=rows)
-        self.pairs = run
-
-    def _measured(self, samples: Sequence[PairSample]) -> torch.Tensor:
-        batch = self.pairs.collate(samples)
-        found, _ = self.pairs.preferences(batch)
-        loss = found.loss + self.pairs.config.model.nll_loss_coef * found.nll
-        values = [loss, *(found.logged[name.removeprefix("eval_")] for name in self.NAMES[1:]), torch.ones_like(loss)]
-        return torch.stack(values, dim=-1).double()
-
-    def _metrics(self, sums: torch.Tensor, *, source: str | None) -> dict[str, float]:
-        *values, count = sums.tolist()
-        means = {name: value / count for name, value in zip(self.NAMES, values, strict=True)} if count else {}
-        if source is None:
-            return means
-        return {f"eval_{source}_{name.removeprefix('eval_')}": means[name] for name in self.OF_SOURCES if means}

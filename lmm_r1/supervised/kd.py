@@ -7,7 +7,7 @@ import random
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,36 +19,35 @@ from lmm_r1 import cpu
 from lmm_r1.config import KDConfig
 from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, VideoPart, images_of, videos_of
 from lmm_r1.errors import UserError
-from lmm_r1.generation.engine import EngineSettings, Outcome, SamplingSettings, check_backend, prepare_process
+from lmm_r1.generation.engine import EngineDtype, Outcome, SamplingSettings, check_backend, prepare_process
 from lmm_r1.generation.weight_sync import send_buckets, written_weights
 from lmm_r1.host.strategy import KitStrategy
 from lmm_r1.lmm_kits import Checkpoint, EncodedPrompt
 from lmm_r1.lmm_kits.checkpoint import check_images_taken, check_weights, encode_row
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.distillation import Distillation, Divergence, TeacherTokens
-from lmm_r1.models.packed.self_check import check_packing
 from lmm_r1.models.packed.sequence_parallel import check_heads
 from lmm_r1.models.rope_scaling import check_rope
-from lmm_r1.supervised.loop import Terms, TokenLosses
-from lmm_r1.supervised.models import Session, load_settings, prepare_policy
+from lmm_r1.supervised.loop import Terms, TokenTerms
+from lmm_r1.supervised.models import SupervisedSession, prepare_frozen, prepare_policy
 from lmm_r1.supervised.samples import SFTBatch, SFTSample
-from lmm_r1.supervised.sft import SFTRun, prompt_of
+from lmm_r1.supervised.sft import SFTRun, engine_settings, prompt_of
 
-# What is shown to both models, to see whether their processors make the same of it.
+# The size of the probes that compare the processors of both models.
 _WIDTH, _HEIGHT, _FRAMES = 280, 196, 4
 
 
 def teacher_path(config: KDConfig) -> str:
-    """Return the checkpoint of the teacher."""
+    """Return the teacher's checkpoint."""
     path = config.teacher.model_name_or_path
     assert path is not None, "required by config.resolve"
     return path
 
 
 def check_teacher(config: KDConfig, student: Checkpoint, rows: Sequence[Row]) -> None:
-    """Raise UserError where the teacher cannot grade what the student's kit makes of the rows.
+    """Raise UserError if the teacher cannot read the rows as the student's kit encodes them.
 
-    Its tokenizer must give every token the student's id, and its processor must make the same tensors of images and videos.
+    Its tokenizer must have the student's ids, and its processor must make the same tensors of images and videos.
     """
     path = teacher_path(config)
     flag = f"--teacher.model_name_or_path {path}"
@@ -66,7 +65,7 @@ def check_teacher(config: KDConfig, student: Checkpoint, rows: Sequence[Row]) ->
 def check_same_tokens(
     student: PreTrainedTokenizerBase, teacher: PreTrainedTokenizerBase, *, teacher_flag: str
 ) -> None:
-    """Raise UserError, naming the first token that differs, where two tokenizers do not give the same ids.
+    """Raise UserError, naming the first token that differs, if two tokenizers do not have the same ids.
 
     Args:
         teacher_flag: the flag and the path, for the message.
@@ -86,7 +85,7 @@ def check_same_tokens(
 
 
 def _probes(rows: Sequence[Row]) -> list[ImagePart | VideoPart]:
-    """Return an image and a video, as far as the rows have any."""
+    """Return an image if the rows have images, and a video if they have videos."""
     still = Image.linear_gradient("L").resize((_WIDTH, _HEIGHT)).convert("RGB")
     pictures = [ImageChops.offset(still, 9 * number) for number in range(_FRAMES)]
     probes: list[ImagePart | VideoPart] = []
@@ -118,7 +117,7 @@ def _check_same_media(part: ImagePart | VideoPart, student: Checkpoint, teacher:
 
 
 def _placeholders(encoded: EncodedPrompt, checkpoint: Checkpoint) -> list[int]:
-    """Return the ids from the first placeholder of a prompt to the last one."""
+    """Return the ids from the first placeholder to the last one."""
     known = checkpoint.kit.placeholder_ids(checkpoint.processor)
     places = [place for place, token in enumerate(encoded.token_ids) if token in known]
     return encoded.token_ids[places[0] : places[-1] + 1] if places else []
@@ -134,7 +133,7 @@ def _same_tensors(ours: EncodedPrompt, theirs: EncodedPrompt) -> bool:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Teacher:
-    """A model that stays as it is; every rank asks it equally often."""
+    """The teacher model, which is not trained; every rank calls it equally often."""
 
     actor: KitActor
     group: dist.ProcessGroup | None
@@ -143,18 +142,11 @@ class Teacher:
     @classmethod
     def prepared(cls, config: KDConfig, strategy: KitStrategy) -> Teacher:
         """Return the teacher under DeepSpeed, sharded with ZeRO-3."""
-        offload = config.teacher.offload
-        ds_config = strategy.get_ds_eval_config(offload=offload)
-        actor = KitActor(teacher_path(config), load_settings(config), ds_config=ds_config)
-        # Where upstream's strategy looks.
-        actor._offload = offload
-        actor = strategy.prepare(actor)
-        actor.eval()
-        check_packing(actor, group=strategy.ring_attn_group, longest=config.data.max_len)
+        actor = prepare_frozen(config, strategy, path=teacher_path(config), offload=config.teacher.offload)
         return cls(actor=actor, group=strategy.ring_attn_group)
 
     def tokens(self, batch: SFTBatch) -> TeacherTokens:
-        """Return what makes its logits at the batch's loss tokens."""
+        """Return the hidden states and the output layer that make its logits at the batch's loss tokens."""
         device = torch.cuda.current_device()
         return self.actor.teacher_tokens(
             batch.sequences.to(device),
@@ -165,15 +157,11 @@ class Teacher:
         )
 
 
-_DTYPES: dict[str, Literal["bfloat16", "float16", "float32"]] = {
-    "bf16": "bfloat16",
-    "fp16": "float16",
-    "fp32": "float32",
-}
+_DTYPES: dict[str, EngineDtype] = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
 def check_sampled(config: KDConfig, checkpoint: Checkpoint) -> None:
-    """Raise UserError where the student cannot sample responses in vLLM as the run is launched."""
+    """Raise UserError if the student cannot sample responses in vLLM in a run that is launched like this."""
     share = f"--rollout.on_policy_share {config.rollout.on_policy_share:g}"
     check_backend("vllm", checkpoint.kit, model=f"{share}: {checkpoint.path}", instead="leave it out")
     processes = os.environ.get("WORLD_SIZE", "1")
@@ -185,14 +173,13 @@ def check_sampled(config: KDConfig, checkpoint: Checkpoint) -> None:
 
 
 class StudentEngine:
-    """Samples responses from the student as it is; every rank asks for new weights at the same step.
+    """Samples responses from the student; every rank renews its weights at the same step.
 
-    It ends with the process: vLLM's shutdown would end the training's group of processes, too.
+    It lives as long as the process, because vLLM's shutdown would also end the training's process group.
     """
 
     def __init__(self, config: KDConfig, checkpoint: Checkpoint, rows: Sequence[Row]) -> None:
-        """Args: rows: all that prompts are taken from."""
-        # vLLM reads it when it is imported: its engine gets the tensors themselves.
+        # vLLM reads these variables when it is imported.
         prepare_process()
         from lmm_r1.generation.vllm_engine import VllmEngine
 
@@ -205,23 +192,17 @@ class StudentEngine:
             top_p=rollout.top_p,
             max_new_tokens=rollout.max_new_tokens,
         )
-        settings = EngineSettings(
-            adapter=None,
+        settings = engine_settings(
+            config,
+            rows,
             dtype=_DTYPES[config.ds.param_dtype],
-            max_model_len=config.data.max_len,
-            max_images=max(len(images_of(row.messages)) for row in rows),
-            max_videos=max(len(videos_of(row.messages)) for row in rows),
-            batch_rows=config.train.micro_batch_size,
-            tensor_parallel_size=1,
             gpu_memory_utilization=engine.gpu_memory_utilization,
             enforce_eager=engine.enforce_eager,
-            seed=config.train.seed,
-            trust_remote_code=config.train.trust_remote_code,
         )
         self.engine = VllmEngine(checkpoint.path, settings, checkpoint=checkpoint, in_training=True)
 
     def renew(self, student: KitActor) -> None:
-        """Give the engine the student's weights as they are now, and let it forget what it computed with the old ones."""
+        """Send the student's weights to the engine, and clear what it computed with the old ones."""
         if cpu.has_cuda():
             send_buckets(student, self, split=False)
         else:
@@ -230,14 +211,14 @@ class StudentEngine:
         self.engine.forget(keep_images=not student.trains_vision)
 
     def send(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Take whole weights by the checkpoint's names, as a `Channel` does: the engine is in this process."""
+        """Load whole weights by the checkpoint's names, as a `Channel` does, because the engine is in this process."""
         self.engine.call_workers("take_weights", dict(weights))
 
     def samples(self, rows: Sequence[Row], *, step: int, numbers: Sequence[int]) -> list[SFTSample | None]:
-        """Return a response to each row's prompt as a sample; None where the prompt leaves no room for one.
+        """Return a response to each row's prompt as a sample; None if the prompt leaves no room for one.
 
         Args:
-            numbers: of the rows; with the step they decide what is drawn, so that a resumed run draws it again.
+            numbers: of the rows; with the step they seed the sampling, so that a resumed run repeats it.
         """
         found: dict[int, SFTSample] = {}
 
@@ -273,14 +254,10 @@ class KDRun(SFTRun[KDConfig]):
     def __init__(
         self, *given: Any, teacher: Teacher, student_engine: StudentEngine | None = None, **learned: Any
     ) -> None:
-        """Args:
-        student_engine: samples the student's own responses.
-        given, learned: those of `SFTRun`.
-        """
         super().__init__(*given, **learned)
         self.teacher = teacher
         self.student_engine = student_engine
-        # Whether the update's responses are the student's own.
+        # Whether the update trains on the student's own responses.
         self.on_policy = False
 
     @classmethod
@@ -294,7 +271,7 @@ class KDRun(SFTRun[KDConfig]):
             check_sampled(config, checkpoint)
 
     @classmethod
-    def of(cls, session: Session[KDConfig], **learned: Any) -> Self:
+    def of(cls, session: SupervisedSession[KDConfig], **learned: Any) -> Self:
         student, config = prepare_policy(session), session.config
         teacher = Teacher.prepared(config, session.strategy)
         engine = StudentEngine(config, session.checkpoint, learned["rows"]) if config.rollout.on_policy_share else None
@@ -302,7 +279,7 @@ class KDRun(SFTRun[KDConfig]):
 
     @property
     def divergence(self) -> Divergence:
-        """The distance that is made small."""
+        """The distance that the training minimizes."""
         model = self.config.model
         return Divergence(name=model.kd_loss, beta=model.kd_beta, temperature=model.kd_temperature)
 
@@ -312,14 +289,14 @@ class KDRun(SFTRun[KDConfig]):
         self.on_policy = random.Random(f"{self.config.train.seed} {step}").random() < share
         if not self.on_policy:
             return super()._micro_batches(step)
-        assert self.student_engine is not None, "made where there is a share"
+        assert self.student_engine is not None, "made if there is a share"
         self.student_engine.renew(self.actor)
         numbers = self._own_indices(step)
         rows = [self.rows[number] for number in numbers]
         return self._in_passes(self.student_engine.samples(rows, step=step, numbers=numbers))
 
     def terms(self, batch: SFTBatch) -> Terms:
-        """Return the mixed loss; of the student's own responses, which nobody wants it to repeat, the distance alone."""
+        """Return the mixed loss; on the student's own responses only the distance, without their cross-entropy."""
         if not self.on_policy:
             return super().terms(batch)
         found = self.token_losses(batch)
@@ -327,8 +304,8 @@ class KDRun(SFTRun[KDConfig]):
         loss = self.config.model.kd_coef * found.parts[DISTANCE].sum()
         return Terms(loss=loss, aux_loss=found.aux_loss, sums={**sums, ON_POLICY: batch.loss_mask.sum().to(loss)})
 
-    def token_losses(self, batch: SFTBatch) -> TokenLosses:
-        """Return the loss of each loss token, and the two parts that it is mixed of."""
+    def token_losses(self, batch: SFTBatch) -> TokenTerms:
+        """Return the loss of each loss token, and its two parts."""
         device = torch.cuda.current_device()
         log_probs, output = self.actor(
             batch.sequences.to(device),
@@ -340,7 +317,7 @@ class KDRun(SFTRun[KDConfig]):
             distillation=Distillation(teacher=self.teacher.tokens(batch), divergence=self.divergence),
         )
         coef, distance = self.config.model.kd_coef, output.divergence
-        return TokenLosses(
+        return TokenTerms(
             loss=coef * distance - (1 - coef) * log_probs,
             parts={DISTANCE: distance, NLL: -log_probs},
             aux_loss=output.aux_loss if self.config.model.aux_loss_coef > 0 else 0.0,

@@ -1,14 +1,14 @@
-"""Kahneman-Tversky optimization."""
+"""Kahneman-Tversky optimization: its loss, rows with their neighbours as samples, and the run."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from operator import attrgetter
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 
 from lmm_r1.config import KTOConfig
 from lmm_r1.config.shared import named_reading
@@ -17,17 +17,39 @@ from lmm_r1.data.preferences import UNPAIRED, PreferenceRow, UnpairedRow
 from lmm_r1.data.training_rows import KeptRows
 from lmm_r1.errors import UserError
 from lmm_r1.models.actor import KitActor
-from lmm_r1.supervised.held_out import LOSS, RunHeldOut
+from lmm_r1.supervised import RowCheck, SampleEncoder, judged_rows, judged_template
+from lmm_r1.supervised.dpo import PairSample, ReferredRun, check_response, collate_pairs, encode_pair
+from lmm_r1.supervised.held_out import LOSS, HeldOut
 from lmm_r1.supervised.loop import Counts, Terms
-from lmm_r1.supervised.preferences import PairSample, check_response, collate_pairs, encode_pair, kto_loss
-from lmm_r1.supervised.reference import Reference, ReferredRun
-from lmm_r1.supervised.rows import RowCheck, SampleEncoder, blended_rows, judged_rows, passes
+from lmm_r1.supervised.models import Reference
 from lmm_r1.supervised.samples import SFTBatch
+
+
+def kto_loss(
+    ratios: torch.Tensor,
+    desirable: torch.Tensor,
+    *,
+    kl: torch.Tensor,
+    beta: float,
+    desirable_weight: float = 1.0,
+    undesirable_weight: float = 1.0,
+) -> torch.Tensor:
+    """Return w (1 - s(b (r - kl))) of desirable responses' log-ratios r, and w (1 - s(b (kl - r))) of the others.
+
+    KTO, equation 8 of https://arxiv.org/abs/2402.01306, with the sigmoid s.
+
+    Args:
+        desirable: whether each response is to become more likely, bool.
+        kl: an estimate of the policy's KL divergence from the reference, not negative, (), treated as a constant.
+    """
+    logits = beta * (ratios - kl.detach())
+    # 1 - s(x) = s(-x), without the loss of digits near 1.
+    return torch.where(desirable, desirable_weight * F.sigmoid(-logits), undesirable_weight * F.sigmoid(logits))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Neighbours:
-    """A row, and the one whose response stands in for its own where the KL is estimated."""
+    """A row, and the next one, whose response estimates the KL."""
 
     row: UnpairedRow
     following: UnpairedRow
@@ -35,7 +57,7 @@ class Neighbours:
 
 @dataclass(frozen=True)
 class NeighbourRows:
-    """Gives the rows at two places, as a run takes them from its batches."""
+    """Returns the rows at two places, which a run takes from one batch."""
 
     rows: Sequence[UnpairedRow]
 
@@ -43,7 +65,6 @@ class NeighbourRows:
         return len(self.rows)
 
     def __iter__(self) -> Iterator[Neighbours]:
-        """Give each row with the one after it, and the last with the first."""
         return map(self.__getitem__, shifted(range(len(self.rows))))
 
     def __getitem__(self, places: tuple[int, int]) -> Neighbours:
@@ -52,21 +73,16 @@ class NeighbourRows:
 
 
 @dataclass(frozen=True, kw_only=True)
-class UnpairedSample:
-    pair: PairSample
+class UnpairedSample(PairSample):
     """The row's conversation, called chosen, and its prompt with the following row's response, called rejected."""
-    desirable: bool
 
-    @property
-    def filler(self) -> UnpairedSample:
-        """A sample that teaches nothing."""
-        return replace(self, pair=self.pair.filler)
+    desirable: bool
 
 
 @dataclass(frozen=True, kw_only=True)
 class UnpairedBatch:
     both: SFTBatch
-    """Of 2 B conversations: those of the rows, and then their prompts with the following rows' responses."""
+    """2 B conversations: those of the rows, then their prompts with the following rows' responses."""
     desirable: torch.Tensor
     """Bool, (B,)."""
     reference: torch.Tensor | None = None
@@ -97,31 +113,30 @@ class UnpairedBatch:
 
 
 class UnpairedEncoder(SampleEncoder):
-    """Makes samples of rows and their neighbours."""
+    """Encodes rows with their neighbours."""
 
     def check(self, row: UnpairedRow) -> None:
-        """Raise UserError for a row, without its neighbour, that cannot be encoded."""
         conversation = row.conversation(row.response)
         check_response(conversation, first=len(row.messages), kit=self.kit, processor=self.processor)
 
     def __call__(self, found: Neighbours) -> UnpairedSample | None:
-        """Return the row's sample, None where it is too long; raises UserError for media that cannot be taken.
+        """Return the row's sample, None if it is too long; raises UserError for media that cannot be used.
 
-        Where only the mismatched conversation is too long, or cannot be encoded, the row takes no part in the estimate of
+        If only the mismatched conversation is too long, or cannot be encoded, the row takes no part in the estimate of
         the KL.
         """
         row, other = found.row, found.following.response
         try:
             pair = self._pair(row, other)
         except UserError:
-            # What is wrong with the row itself is told below.
+            # The row is encoded by itself below, which raises its own errors.
             pair = None
         if pair is None:
-            alone = self._pair(row, row.response)
-            if alone is None:
+            pair = self._pair(row, row.response)
+            if pair is None:
                 return None
-            pair = PairSample(chosen=alone.chosen, rejected=alone.filler.rejected)
-        return UnpairedSample(pair=pair, desirable=row.desirable)
+            pair = replace(pair, rejected=pair.rejected.filler)
+        return UnpairedSample(chosen=pair.chosen, rejected=pair.rejected, desirable=row.desirable)
 
     def _pair(self, row: UnpairedRow, other: tuple[Any, ...]) -> PairSample | None:
         sides = PreferenceRow(
@@ -139,7 +154,7 @@ class UnpairedEncoder(SampleEncoder):
 def collate_unpaired(samples: Sequence[UnpairedSample], *, pad_token_id: int) -> UnpairedBatch:
     """Pad samples on the right into one batch."""
     return UnpairedBatch(
-        both=collate_pairs([sample.pair for sample in samples], pad_token_id=pad_token_id).tokens,
+        both=collate_pairs(samples, pad_token_id=pad_token_id).tokens,
         desirable=torch.tensor([sample.desirable for sample in samples]),
     )
 
@@ -149,42 +164,50 @@ def shifted(rows: Sequence[Any]) -> list[tuple[Any, Any]]:
     return list(zip(rows, [*rows[1:], *rows[:1]], strict=True))
 
 
-def training_rows(config: KTOConfig, *, check: RowCheck[UnpairedRow] = passes) -> KeptRows[UnpairedRow]:
-    """Return the rows of `--data.dataset`; raises UserError where they cannot be learned from, or are too few."""
-    return blended_rows(config, lambda path: _load(config, path, split=config.data.dataset_split, check=check))
-
-
-def evaluation_rows(config: KTOConfig, *, check: RowCheck[UnpairedRow] = passes) -> KeptRows[UnpairedRow]:
-    """Return the rows of `--eval.dataset`, none without; raises UserError for a single one."""
-    path = config.eval.dataset
-    rows = KeptRows() if path is None else _load(config, path, split=config.eval.split, check=check)
-    if len(rows) == 1:
-        raise UserError(
-            f"--eval.dataset {path} has one row; the KL is estimated by the responses to others, so add some"
-        )
-    return rows
-
-
-def conversations_of(rows: Sequence[UnpairedRow]) -> list[Row]:
-    """Return the conversations of rows."""
-    return [row.conversation(row.response) for row in rows]
-
-
-def _load(config: KTOConfig, path: str, *, split: str, check: RowCheck[UnpairedRow]) -> KeptRows[UnpairedRow]:
-    data = config.data
-    reading = named_reading(data, prompt=data.input_key, answer=data.label_key, prefix="--data.")
-    # As in OpenRLHF, a column of text that is named goes in as it stands where no chat template is asked for.
-    is_plain = data.input_key is not None and not data.apply_chat_template
-    reading = replace(
-        reading,
-        names=replace(reading.names, response=data.output_key),
-        plain_template=(data.input_template or "{}") if is_plain else None,
-    )
-    return judged_rows(path, UNPAIRED, split=split, reading=reading, bad_rows=data.bad_rows, check=check)
-
-
 ACCURACY, KL, MARGIN = "accuracy", "kl", "reward_margin"
 KINDS = ("desirable", "undesirable")
+
+
+class UnpairedEvaluation(HeldOut["KTORun", UnpairedSample]):
+    """The means over all held-out rows, with the KL that is estimated over all of them."""
+
+    of_sources = (LOSS, ACCURACY)
+    _estimates = False
+
+    def source_of(self, row: Neighbours) -> str:
+        return row.row.datasource
+
+    def _sums(self) -> torch.Tensor:
+        # Two passes, because every loss needs the KL of all rows.
+        self._estimates = True
+        sums = super()._sums()
+        self.run.estimate(sums[:, :2].sum(0))
+        self._estimates = False
+        return super()._sums()
+
+    def _measured(self, samples: Sequence[UnpairedSample]) -> torch.Tensor:
+        batch = self.run.collate(samples)
+        if self._estimates:
+            return self.run.mismatched(batch)
+        loss, logged, _ = self.run.losses(batch)
+        desirable = batch.desirable.to(loss)
+        rewards = logged["reward"]
+        values = [loss, logged[ACCURACY], rewards * desirable, desirable, rewards * (1 - desirable), 1 - desirable]
+        return torch.stack(values, dim=-1).double()
+
+    def _metrics(self, sums: torch.Tensor) -> dict[str, float]:
+        loss, correct, good, num_good, bad, num_bad = sums.tolist()
+        count = num_good + num_bad
+        if not count:
+            return {}
+        metrics = {LOSS: loss / count, ACCURACY: correct / count, KL: self.run.kl.item()}
+        if num_good:
+            metrics["desirable_reward"] = good / num_good
+        if num_bad:
+            metrics["undesirable_reward"] = bad / num_bad
+        if num_good and num_bad:
+            metrics[MARGIN] = good / num_good - bad / num_bad
+        return metrics
 
 
 class KTORun(ReferredRun[KTOConfig, Neighbours, UnpairedSample, UnpairedBatch]):
@@ -193,52 +216,54 @@ class KTORun(ReferredRun[KTOConfig, Neighbours, UnpairedSample, UnpairedBatch]):
     kind = "kto"
     shown = (KL, ACCURACY)
     encoder = UnpairedEncoder
+    evaluator = UnpairedEvaluation
     actor: KitActor
     reference: Reference
 
     def __init__(self, *given: Any, **learned: Any) -> None:
-        """Args:
-        given, learned: those of `ReferredRun`.
-        """
         super().__init__(*given, **learned)
-        # Of the update, or the evaluation, that is being made.
+        # Estimated for the present update or evaluation.
         self.kl = torch.zeros(())
         self.numbers = dict.fromkeys(KINDS, 0.0)
 
     @classmethod
-    def read(
-        cls, config: KTOConfig, check: RowCheck[UnpairedRow]
-    ) -> tuple[KeptRows[UnpairedRow], KeptRows[UnpairedRow]]:
-        return training_rows(config, check=check), evaluation_rows(config, check=check)
+    def load(
+        cls, config: KTOConfig, path: str, *, split: str, check: RowCheck[UnpairedRow], held_out: bool
+    ) -> KeptRows[UnpairedRow]:
+        data = config.data
+        reading = named_reading(data, prompt=data.input_key, answer=data.label_key, prefix="--data.")
+        names = replace(reading.names, response=data.output_key)
+        reading = replace(reading, names=names, plain_template=judged_template(data, column=data.input_key))
+        rows = judged_rows(path, UNPAIRED, split=split, reading=reading, bad_rows=data.bad_rows, check=check)
+        if held_out and len(rows) == 1:
+            raise UserError(
+                f"--eval.dataset {path} has one row; the KL is estimated by the responses to others, so add some"
+            )
+        return rows
 
     @classmethod
     def conversations(cls, rows: Sequence[UnpairedRow]) -> list[Row]:
-        return conversations_of(rows)
+        return [row.conversation(row.response) for row in rows]
 
     @classmethod
     def learned(cls, rows: Sequence[UnpairedRow]) -> NeighbourRows:
         return NeighbourRows(rows)
-
-    def held_out(self, rows: Sequence[UnpairedRow]) -> UnpairedEvaluation:
-        return UnpairedEvaluation(self, rows=list(self.learned(rows)))
 
     def indices(self, step: int) -> list[Any]:
         """Return the rows of an update, each with the one after it in the batch and the last with the first."""
         return shifted(super().indices(step))
 
     def collate(self, samples: Sequence[UnpairedSample]) -> UnpairedBatch:
-        """Return samples as one padded batch."""
         return collate_unpaired(samples, pad_token_id=self.pad_token_id)
 
     def counts(self, batch: UnpairedBatch) -> Counts:
-        """Return the number of rows, and of the tokens of their own responses."""
         return Counts(units=int(batch.weights[0].sum()), tokens=int(batch.matched.loss_mask.sum()))
 
     @torch.no_grad()
     def prepared(self, batches: Sequence[UnpairedBatch]) -> Sequence[UnpairedBatch]:
-        """Return the batches with the reference's log-probs, once the KL of all ranks' rows is estimated.
+        """Estimate the KL over all ranks' rows, and return the batches with the reference's log-probs.
 
-        The reference computes what a row's two conversations have in common once.
+        The reference computes the common prompt of a row's two conversations once.
         """
         known = [replace(batch, reference=self.reference.log_probs(batch.both).sum(-1)) for batch in batches]
         self.actor.eval()
@@ -263,18 +288,16 @@ class KTORun(ReferredRun[KTOConfig, Neighbours, UnpairedSample, UnpairedBatch]):
         return torch.stack([ratios * weights, weights], dim=-1).double()
 
     def estimate(self, sums: torch.Tensor) -> None:
-        """Take the mean of mismatched log-ratios (their sum and number over all ranks), 0 at least, for the KL."""
+        """Set the KL to the mean of mismatched log-ratios, at least 0; `sums` are their sum and number over all ranks."""
         self.kl = (sums[0] / sums[1].clamp(min=1)).clamp(min=0).float()
 
     def terms(self, batch: UnpairedBatch) -> Terms:
-        """Return the loss of the batch's rows by the KL of the update."""
         loss, logged, aux_loss = self.losses(batch)
         weights = batch.weights[0].to(loss)
         sums = {name: (logged[name] * weights).sum() for name in (ACCURACY, "logits")}
         total = sum(self.numbers.values())
         for kind, of_kind in zip(KINDS, (batch.desirable, ~batch.desirable), strict=True):
             if not self.numbers[kind]:
-                # An update without such rows says nothing of them.
                 continue
             # The loop divides by the number of all rows.
             share = weights * of_kind.to(weights) * (total / self.numbers[kind])
@@ -286,7 +309,7 @@ class KTORun(ReferredRun[KTOConfig, Neighbours, UnpairedSample, UnpairedBatch]):
         return Terms(loss=(loss * weights).sum(), aux_loss=aux_loss, sums=sums)
 
     def losses(self, batch: UnpairedBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor], torch.Tensor | float]:
-        """Return each row's loss, what else is known of it, (B,) each, and the load-balancing loss of experts."""
+        """Return each row's loss and logged values, (B,) each, and the load-balancing loss of experts."""
         model = self.config.model
         ratios, log_probs, aux_loss = self._ratios(batch, side=0)
         desirable = batch.desirable.to(ratios.device)
@@ -300,7 +323,7 @@ class KTORun(ReferredRun[KTOConfig, Neighbours, UnpairedSample, UnpairedBatch]):
             undesirable_weight=model.undesirable_loss_weight,
         )
         with torch.no_grad():
-            # Above 0 where the response is on the right side of the KL.
+            # Positive if the response is on the right side of the KL.
             logits = model.beta * torch.where(desirable, ratios - kl, kl - ratios)
             logged = {
                 ACCURACY: (logits > 0).to(logits),
@@ -324,46 +347,3 @@ class KTORun(ReferredRun[KTOConfig, Neighbours, UnpairedSample, UnpairedBatch]):
         policy, aux_loss = self.policy_log_probs(tokens)
         log_probs = policy.sum(-1)
         return log_probs - reference.to(log_probs), log_probs, aux_loss
-
-
-class UnpairedEvaluation(RunHeldOut[Neighbours, UnpairedSample]):
-    """The means over all held-out rows, by the KL that is estimated over all of them."""
-
-    def __init__(self, run: KTORun, *, rows: Sequence[Neighbours]) -> None:
-        super().__init__(run, rows=rows, source_of=attrgetter("row.datasource"))
-        self.unpaired = run
-        self._estimates = False
-
-    def _sums(self) -> torch.Tensor:
-        """Go over the rows twice: every loss needs the KL of all of them."""
-        self._estimates = True
-        sums = super()._sums()
-        self.unpaired.estimate(sums[:, :2].sum(0))
-        self._estimates = False
-        return super()._sums()
-
-    def _measured(self, samples: Sequence[UnpairedSample]) -> torch.Tensor:
-        batch = self.unpaired.collate(samples)
-        if self._estimates:
-            return self.unpaired.mismatched(batch)
-        loss, logged, _ = self.unpaired.losses(batch)
-        desirable = batch.desirable.to(loss)
-        rewards = logged["reward"]
-        values = [loss, logged[ACCURACY], rewards * desirable, desirable, rewards * (1 - desirable), 1 - desirable]
-        return torch.stack(values, dim=-1).double()
-
-    def _metrics(self, sums: torch.Tensor, *, source: str | None) -> dict[str, float]:
-        loss, correct, good, num_good, bad, num_bad = sums.tolist()
-        count = num_good + num_bad
-        if not count:
-            return {}
-        if source is not None:
-            return {f"eval_{source}_loss": loss / count, f"eval_{source}_{ACCURACY}": correct / count}
-        metrics = {LOSS: loss / count, f"eval_{ACCURACY}": correct / count, f"eval_{KL}": self.unpaired.kl.item()}
-        if num_good:
-            metrics["eval_desirable_reward"] = good / num_good
-        if num_bad:
-            metrics["eval_undesirable_reward"] = bad / num_bad
-        if num_good and num_bad:
-            metrics[f"eval_{MARGIN}"] = good / num_good - bad / num_bad
-        return metrics

@@ -1,4 +1,4 @@
-"""The loop of every supervised trainer: updates, logs, evaluations, checkpoints, stops; what is learned is filled in."""
+"""The loop of every supervised trainer: updates, logs, evaluations, checkpoints and stops."""
 
 from __future__ import annotations
 
@@ -22,17 +22,19 @@ from lmm_r1.errors import UserError
 from lmm_r1.host.optimizer import LossScaling, loss_scaling
 from lmm_r1.lifecycle.stopping import Progress, SaveSchedule
 from lmm_r1.lmm_kits import Checkpoint
-from lmm_r1.supervised.held_out import BestMetric, HeldOut
-from lmm_r1.supervised.models import ConfigT, Session, model_path
-from lmm_r1.supervised.rows import (
+from lmm_r1.supervised import (
     RowCheck,
     Rows,
     SampleEncoder,
     attempt,
     batch_indices,
+    blended_rows,
     check_left_out,
+    passes,
     read_ahead,
 )
+from lmm_r1.supervised.held_out import BestMetric, HeldOut
+from lmm_r1.supervised.models import ConfigT, SupervisedSession, model_path
 from lmm_r1.supervised.samples import SFTBatch
 
 RowT = TypeVar("RowT")
@@ -42,53 +44,53 @@ BatchT = TypeVar("BatchT")
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """How much of what is learned there is in a micro-batch."""
+    """The size of a micro-batch."""
 
     units: int
-    """Of which the loss is the mean: loss tokens, pairs of responses."""
+    """What the loss is the mean over: loss tokens or pairs of responses."""
     tokens: int
     """Loss tokens, for the throughput."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """What one forward pass over a micro-batch gives."""
+    """The result of a forward pass over a micro-batch."""
 
     loss: torch.Tensor
     """Summed over the micro-batch's units."""
     aux_loss: torch.Tensor | float = 0.0
     """The load-balancing loss of experts, a mean."""
     sums: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """What else is logged, by name, without gradients and summed over units: its mean over the update's is shown."""
+    """Other logged values by name, without gradients, summed over units; their means over the update are logged."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenLosses:
-    """What a pass gives for each token of a batch, (B, T - 1); 0 where it is no loss token."""
+class TokenTerms:
+    """The result of a forward pass for each token, (B, T - 1), 0 for tokens that are no loss tokens."""
 
     loss: torch.Tensor
     parts: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """What else is logged of it, by name."""
+    """Other logged values by name."""
     aux_loss: torch.Tensor | float = 0.0
     """The load-balancing loss of experts."""
 
 
 class SupervisedRun(ABC, Generic[ConfigT, RowT, SampleT, BatchT]):
-    """The training loop and what it needs; a trainer says what its rows and models are, what a batch is and what its loss.
+    """The training loop; a trainer defines its rows, its models, its batches and its loss.
 
     An update's loss is the mean over the units of all micro-batches of all ranks, however they are spread.
     """
 
     kind: ClassVar[str]
-    """Of the stage, as its stage.json says it."""
+    """The kind of the stage in stage.json."""
     encoder: ClassVar[type[SampleEncoder]]
-    """Makes samples of rows."""
+    evaluator: ClassVar[type[HeldOut[Any, Any]]]
     shown: ClassVar[tuple[str, ...]] = ()
-    """Of the names in `Terms.sums`, those that are printed with each step."""
+    """The names in `Terms.sums` that are printed with each step."""
 
     def __init__(
         self,
-        session: Session[ConfigT],
+        session: SupervisedSession[ConfigT],
         actor: Any,
         *,
         rows: Rows[RowT],
@@ -96,9 +98,9 @@ class SupervisedRun(ABC, Generic[ConfigT, RowT, SampleT, BatchT]):
         filler: SampleT,
     ) -> None:
         """Args:
-        actor: what is trained, as the strategy has prepared it.
-        encode: gives a row's sample, None where it is too long.
-        filler: a sample that teaches nothing: DeepSpeed counts micro-batches, so that one in which no row fits is filled.
+        actor: the trained model under DeepSpeed.
+        encode: returns a row's sample, None if it is too long.
+        filler: a sample without loss tokens, for a micro-batch in which no row fits: DeepSpeed counts micro-batches.
         """
         self.config = config = session.config
         self.strategy = strategy = session.strategy
@@ -110,37 +112,52 @@ class SupervisedRun(ABC, Generic[ConfigT, RowT, SampleT, BatchT]):
         self.rows = rows
         self.encode = encode
         self.filler = filler
-        # Of the steps that follow, where workers encode them; None encodes each step's when they are needed.
+        # Samples of the following steps, if worker processes encode them; None encodes each step's when it begins.
         self.ahead: Generator[SampleT | UserError | None, None, None] | None = None
-        # Why rows of this rank could not be encoded, until all ranks are told.
+        # Errors of this rank's rows that have not been reported to all ranks yet.
         self.refused: list[UserError] = []
-        self.evaluation: HeldOut[RowT, SampleT] | None = None
+        self.evaluation: HeldOut[Any, SampleT] | None = None
         self.best = BestMetric(config)
         self.console = Console(highlight=False, markup=False, soft_wrap=True, quiet=not strategy.is_rank_0())
         self.skipped = 0
         self.schedule = SaveSchedule.of(config.ckpt)
         self.step = self.saved_step = 0
-        # Of the last update, by the names of `Terms.sums`.
+        # The means of `Terms.sums` over the last update.
         self.means: dict[str, float] = {}
         self._scaled: LossScaling | None = None
 
     @classmethod
     @abstractmethod
-    def read(cls, config: ConfigT, check: RowCheck[Any]) -> tuple[KeptRows[Any], KeptRows[Any]]:
-        """Return the rows to learn from and the held-out ones; raises UserError where they cannot be learned from.
+    def load(cls, config: ConfigT, path: str, *, split: str, check: RowCheck[Any], held_out: bool) -> KeptRows[Any]:
+        """Return the rows of a file; raises UserError if they cannot be trained or evaluated on.
 
         Args:
             check: raises UserError for a row that cannot be encoded.
+            held_out: the rows are for evaluation.
         """
 
     @classmethod
+    def training_rows(cls, config: ConfigT, *, check: RowCheck[Any] = passes) -> KeptRows[Any]:
+        """Return the rows of `--data.dataset`; raises UserError if they cannot be trained on, or are too few."""
+        split = config.data.dataset_split
+        return blended_rows(config, lambda path: cls.load(config, path, split=split, check=check, held_out=False))
+
+    @classmethod
+    def evaluation_rows(cls, config: ConfigT, *, check: RowCheck[Any] = passes) -> KeptRows[Any]:
+        """Return the rows of `--eval.dataset`; none without it."""
+        path = config.eval.dataset
+        if path is None:
+            return KeptRows()
+        return cls.load(config, path, split=config.eval.split, check=check, held_out=True)
+
+    @classmethod
     def conversations(cls, rows: Sequence[Any]) -> list[Row]:
-        """Return the conversations of rows, which hold their images."""
+        """Return the conversations of rows, with their images."""
         return list(rows)
 
     @classmethod
     def learned(cls, rows: Sequence[Any]) -> Rows[RowT]:
-        """Return rows as the loop takes them."""
+        """Return rows in the form in which the loop takes them."""
         return rows
 
     @classmethod
@@ -150,11 +167,11 @@ class SupervisedRun(ABC, Generic[ConfigT, RowT, SampleT, BatchT]):
 
     @classmethod
     def check(cls, config: ConfigT, checkpoint: Checkpoint, rows: Sequence[Row]) -> None:
-        """Raise UserError where the flags ask for what cannot be had of these conversations."""
+        """Raise UserError if the flags do not fit these conversations."""
 
     @classmethod
     @abstractmethod
-    def of(cls, session: Session[ConfigT], **learned: Any) -> Self:
+    def of(cls, session: SupervisedSession[ConfigT], **learned: Any) -> Self:
         """Return the run of a session, with its models loaded.
 
         Args:
@@ -163,12 +180,11 @@ class SupervisedRun(ABC, Generic[ConfigT, RowT, SampleT, BatchT]):
 
     @property
     def engine(self) -> Any:
-        """DeepSpeed's engine around what is trained."""
+        """DeepSpeed's engine around the trained model."""
         return self.actor.model
 
     @property
     def pad_token_id(self) -> int:
-        """What fills batches up."""
         return self.checkpoint.tokenizer.pad_token_id
 
     @abstractmethod
@@ -177,28 +193,23 @@ class SupervisedRun(ABC, Generic[ConfigT, RowT, SampleT, BatchT]):
 
     @abstractmethod
     def counts(self, batch: BatchT) -> Counts:
-        """Return what a batch counts for in the update's mean."""
+        """Return the number of units and loss tokens of a batch."""
 
     @abstractmethod
     def terms(self, batch: BatchT) -> Terms:
         """Run the model on a batch; every rank calls it equally often."""
 
     def prepared(self, batches: Sequence[BatchT]) -> Sequence[BatchT]:
-        """Return an update's micro-batches with what has to be known of all of them before the first is learned from."""
+        """Return an update's micro-batches with values that depend on all of them."""
         return batches
-
-    @abstractmethod
-    def held_out(self, rows: Sequence[Any]) -> HeldOut[RowT, SampleT]:
-        """Return what evaluates the run on held-out rows."""
 
     def evaluate_on(self, rows: Sequence[Any]) -> None:
         """Evaluate the run on held-out rows, by `--eval.*`, and keep its best checkpoint."""
-        self.evaluation = self.held_out(rows)
-        self.evaluation.encode = self.taken
+        self.evaluation = self.evaluator(self, list(self.learned(rows)))
         self.best.resume()
 
     def train(self, *, steps: int) -> None:
-        """Run the updates up to so many that are left, from the newest checkpoint where there is one, and write the model."""
+        """Run the updates up to `steps`, from the newest checkpoint if there is one, and write the model."""
         start = self._resume()
         if self.strategy.is_rank_0():
             self.folder.resume(start)
@@ -208,7 +219,6 @@ class SupervisedRun(ABC, Generic[ConfigT, RowT, SampleT, BatchT]):
             self.strategy.save_model(self.actor, self.checkpoint.processor, self.config.ckpt.output_dir)
 
     def _resume(self) -> int:
-        """Load the newest checkpoint where asked to, and return the step to go on from."""
         if not self.config.ckpt.load_enable:
             return 0
         _, states = self.strategy.load_ckpt(self.engine, str(checkpoint_folder(self.config)))
@@ -218,7 +228,7 @@ class SupervisedRun(ABC, Generic[ConfigT, RowT, SampleT, BatchT]):
     def fit(self, *, start: int, steps: int) -> None:
         """Run the updates `start` to `steps`; each sees the same rows whether or not the run was interrupted.
 
-        Ctrl-C and SIGTERM end it after an update, which is saved.
+        Ctrl-C and SIGTERM end the run after the current update, which is saved.
         """
         self.actor.train()
         self.step = self.saved_step = start
@@ -231,7 +241,8 @@ class SupervisedRun(ABC, Generic[ConfigT, RowT, SampleT, BatchT]):
         if start:
             self.console.print(f"{self.folder.name} resumed at step {start}/{steps}")
         if start == 0 and self.config.eval.before_training:
-            self._evaluate_first(steps=steps)
+            assert self.evaluation is not None, "the checks ask for --eval.dataset"
+            self._log_evaluation(0, self._evaluated(self.evaluation), steps=steps)
         try:
             for step in range(start, steps):
                 with self.stops.held():
@@ -239,7 +250,7 @@ class SupervisedRun(ABC, Generic[ConfigT, RowT, SampleT, BatchT]):
                 if stop:
                     raise KeyboardInterrupt
         finally:
-            # Its workers would live as long as whatever still refers to this run.
+            # Otherwise its workers live as long as this run is referred to.
             if self.ahead is not None:
                 self.ahead.close()
         if self.skipped:
@@ -248,16 +259,16 @@ class SupervisedRun(ABC, Generic[ConfigT, RowT, SampleT, BatchT]):
             )
 
     def finish(self) -> None:
-        """Do what a trainer does once all updates are made, before its model is saved."""
+        """Do what a trainer does after all updates, before its model is saved."""
 
     def _make_step(self, step: int, *, steps: int) -> bool:
-        """Make one update, log it, save it where that is due, and return whether the run is to end with it.
+        """Make one update, log it, save it if that is due, and return whether the run ends with it.
 
-        Raises UserError on every rank where it cannot be made; the updates before it are saved then.
+        If it fails, save the updates before it and raise UserError on every rank.
         """
         began = time.perf_counter()
         batches = self._micro_batches(step)
-        # After the update, the engine has the next one's.
+        # After the update, the engine has the rate of the next one.
         rate = self.engine.get_lr()[0]
         try:
             self._settle_refused()
@@ -276,7 +287,7 @@ class SupervisedRun(ABC, Generic[ConfigT, RowT, SampleT, BatchT]):
         return stop
 
     def _any_rank(self, *answers: bool) -> list[bool]:
-        """Return for each question whether any rank says yes: a signal, and the time, reach ranks at different steps."""
+        """Return for each question whether any rank answers yes: signals and times reach ranks at different steps."""
         counts = torch.tensor(answers, dtype=torch.long, device=torch.cuda.current_device())
         dist.all_reduce(counts)
         return [bool(count) for count in counts.tolist()]
@@ -294,7 +305,7 @@ class SupervisedRun(ABC, Generic[ConfigT, RowT, SampleT, BatchT]):
         )
 
     def indices(self, step: int) -> list[Any]:
-        """Return which rows an update takes, over all ranks: by what `rows` gives each of them."""
+        """Return the rows of an update over all ranks, as keys of `rows`."""
         train = self.config.train
         return batch_indices(
             num_rows=len(self.rows),
@@ -305,12 +316,10 @@ class SupervisedRun(ABC, Generic[ConfigT, RowT, SampleT, BatchT]):
         )
 
     def _own_indices(self, step: int) -> list[Any]:
-        """Return the rows of an update that are this rank's."""
         share = self.strategy.ds_device_mesh["dp"]
         return self.indices(step)[share.get_local_rank() :: share.size()]
 
     def _micro_batches(self, step: int) -> list[BatchT]:
-        """Return this rank's micro-batches of an update; rows too long for `max_len` are left out and counted."""
         indices = self._own_indices(step)
         if self.ahead is None:
             return self._in_passes([self.taken(self.rows[index]) for index in indices])
@@ -318,7 +327,7 @@ class SupervisedRun(ABC, Generic[ConfigT, RowT, SampleT, BatchT]):
         return self._in_passes([self._noted(sample) for sample in found])
 
     def taken(self, row: RowT) -> SampleT | None:
-        """Return a row's sample, None where it is too long or cannot be encoded, which `_settle_refused` is about."""
+        """Return a row's sample, None if it is too long or cannot be encoded, which `_settle_refused` handles."""
         return self._noted(attempt(self.encode, row))
 
     def _noted(self, sample: SampleT | UserError | None) -> SampleT | None:
@@ -328,9 +337,9 @@ class SupervisedRun(ABC, Generic[ConfigT, RowT, SampleT, BatchT]):
         return None
 
     def _settle_refused(self) -> None:
-        """List the rows that could not be encoded among those that the run goes on without; every rank calls it.
+        """Record the rows that could not be encoded; every rank calls it.
 
-        Raises UserError on every rank where the run does not go on without them.
+        Raises UserError on every rank unless the run continues without them.
         """
         if not any(self._any_rank(bool(self.refused))):
             return
@@ -343,7 +352,7 @@ class SupervisedRun(ABC, Generic[ConfigT, RowT, SampleT, BatchT]):
                 self.console.print(f"{self.folder.name}: a row is left out: {error}")
 
     def _in_passes(self, samples: Sequence[SampleT | None]) -> list[BatchT]:
-        """Return an update's samples as micro-batches; None, for a row that is left out, is counted."""
+        """Return an update's samples as micro-batches; rows that are left out (None) are counted."""
         self.skipped += samples.count(None) - len(self.refused)
         size = self.config.train.micro_batch_size
         parts = [samples[start : start + size] for start in range(0, len(samples), size)]
@@ -353,7 +362,7 @@ class SupervisedRun(ABC, Generic[ConfigT, RowT, SampleT, BatchT]):
     def _update(self, batches: Sequence[BatchT]) -> tuple[float, int]:
         """Make one optimizer step on the mean loss over all units of all ranks; return it and the number of loss tokens.
 
-        Raises UserError on every rank, before the step, where loss or gradients are not finite.
+        Raises UserError on every rank, before the step, if loss or gradients are not finite.
         """
         device = torch.cuda.current_device()
         batches = self.prepared(batches)
@@ -361,7 +370,7 @@ class SupervisedRun(ABC, Generic[ConfigT, RowT, SampleT, BatchT]):
         totals = torch.tensor(
             [float(sum(one.units for one in counted)), float(sum(one.tokens for one in counted))], device=device
         )
-        # Ranks that share rows have the same samples, and the same loss.
+        # Ranks that share rows have the same samples and the same loss.
         data_parallel = self.strategy.ds_device_mesh["dp"]
         dist.all_reduce(totals, group=data_parallel.get_group())
         units, tokens = totals.unbind()
@@ -370,8 +379,8 @@ class SupervisedRun(ABC, Generic[ConfigT, RowT, SampleT, BatchT]):
         for batch in batches:
             terms = self.terms(batch)
             loss = terms.loss / units.clamp(min=1)
-            # DeepSpeed divides by the number of micro-batches and averages over ranks; the loss above is a sum, and
-            # that of the experts' load a mean.
+            # DeepSpeed divides by the number of micro-batches and averages over ranks. The loss above is a sum; the
+            # load-balancing loss is a mean.
             whole = loss * len(batches) * data_parallel.size() + self.config.model.aux_loss_coef * terms.aux_loss
             self.strategy.backward(whole, self.actor, None)
             self.strategy.optimizer_step(None, self.actor, None)
@@ -384,10 +393,7 @@ class SupervisedRun(ABC, Generic[ConfigT, RowT, SampleT, BatchT]):
         return mean, int(tokens.item())
 
     def policy_log_probs(self, batch: SFTBatch) -> tuple[torch.Tensor, torch.Tensor | float]:
-        """Return the log-probs of loss tokens, (B, T - 1), 0 elsewhere, and the load-balancing loss of experts.
-
-        The latter is 0 where it is not asked for.
-        """
+        """Return the log-probs of loss tokens, (B, T - 1), 0 elsewhere, and the load-balancing loss (0 if unused)."""
         device = torch.cuda.current_device()
         balanced = self.config.model.aux_loss_coef > 0
         returned = self.actor(
@@ -403,13 +409,8 @@ class SupervisedRun(ABC, Generic[ConfigT, RowT, SampleT, BatchT]):
         log_probs, output = returned
         return log_probs, output.aux_loss
 
-    def _evaluate_first(self, *, steps: int) -> None:
-        """Evaluate the model that the run starts from; it is no step, and not saved."""
-        assert self.evaluation is not None, "the checks ask for --eval.dataset"
-        self._log_evaluation(0, self._evaluated(self.evaluation), steps=steps)
-
     def _evaluate(self, step: int, *, steps: int) -> None:
-        """Evaluate where that is due, log it, and save the step where it is the best so far."""
+        """Evaluate if that is due, log it, and save the step if it is the best so far."""
         per_epoch = len(self.rows) // self.config.train.batch_size
         if self.evaluation is None or not self.evaluation.is_due(step, per_epoch=per_epoch, steps=steps):
             return
@@ -418,13 +419,12 @@ class SupervisedRun(ABC, Generic[ConfigT, RowT, SampleT, BatchT]):
         if self.best.improves(metrics) and not self.config.ckpt.disable_ds:
             self._save(step, best=True)
 
-    def _evaluated(self, evaluation: HeldOut[RowT, SampleT]) -> dict[str, float]:
-        metrics = evaluation.run(self.actor)
+    def _evaluated(self, evaluation: HeldOut[Any, SampleT]) -> dict[str, float]:
+        metrics = evaluation.evaluate(self.actor)
         self._settle_refused()
         return metrics
 
     def _loss_scaling(self) -> LossScaling | None:
-        """Return what became of the updates so far with fp16, None with another precision."""
         return loss_scaling(self.engine) if self.config.ds.param_dtype == "fp16" else None
 
     def _log_evaluation(self, step: int, metrics: dict[str, float], *, steps: int) -> None:
@@ -460,10 +460,10 @@ class SupervisedRun(ABC, Generic[ConfigT, RowT, SampleT, BatchT]):
             )
 
     def _save(self, step: int, *, best: bool = False) -> None:
-        """Save a checkpoint; the best one stays until another is better, whatever `--ckpt.max_num` says."""
+        """Save a checkpoint; `--ckpt.max_num` does not apply to the best one, which a better one replaces."""
         ckpt, folder = self.config.ckpt, str(checkpoint_folder(self.config))
         tag = f"best_global_step{step}" if best else f"global_step{step}"
-        # Before the checkpoint, so that one that is whole has a whole copy.
+        # Written first, so that every complete checkpoint has a complete copy.
         if ckpt.save_hf:
             self.strategy.save_model(self.actor, self.checkpoint.processor, f"{folder}/{tag}_hf")
         self.strategy.save_ckpt(

@@ -1,37 +1,44 @@
-"""A supervised run between its start and its end, as each of its processes has it."""
+"""The models of a supervised run, and the session that its processes share."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Generic, TypeVar
 
+import torch
+import torch.distributed as dist
+
 from lmm_r1.config import SupervisedConfig
+from lmm_r1.config.preferences import ReferredConfig
 from lmm_r1.host.strategy import KitStrategy
 from lmm_r1.lifecycle.stopping import StopRequests
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.models.actor import KitActor
+from lmm_r1.models.adapters import adapters_off
 from lmm_r1.models.loading import LoadSettings
 from lmm_r1.models.packed.self_check import check_packing
+from lmm_r1.models.packed.sequence_parallel import bare
 from lmm_r1.models.value_model import KitValueModel
 from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.records.trackers import Trackers
+from lmm_r1.supervised.samples import SFTBatch
 
 ConfigT = TypeVar("ConfigT", bound=SupervisedConfig)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Session(Generic[ConfigT]):
-    """What its models and its loop are made with."""
+class SupervisedSession(Generic[ConfigT]):
+    """A run between its start and its end, as each process has it."""
 
     config: ConfigT
     checkpoint: Checkpoint
-    """Of the model that is trained."""
+    """The model that is trained."""
     strategy: KitStrategy
     folder: RunFolder
     stops: StopRequests
     trackers: Trackers
     steps: int
-    """Updates of the whole run, over which the learning rate follows its schedule."""
+    """Updates of the whole run, which the schedule of the learning rate covers."""
 
 
 def model_path(config: SupervisedConfig) -> str:
@@ -42,7 +49,7 @@ def model_path(config: SupervisedConfig) -> str:
 
 
 def load_settings(config: SupervisedConfig, *, share_prefix: bool = False) -> LoadSettings:
-    """Return how a run loads a model that it does not train."""
+    """Return how a model that is not trained is loaded."""
     ds = config.ds
     assert ds.param_dtype is not None, "filled in by config.resolve"
     return LoadSettings(
@@ -61,7 +68,7 @@ def load_settings(config: SupervisedConfig, *, share_prefix: bool = False) -> Lo
 
 
 def trained_settings(config: SupervisedConfig, *, share_prefix: bool = False) -> LoadSettings:
-    """Return how the model that is trained is loaded."""
+    """Return how the trained model is loaded."""
     return replace(
         load_settings(config, share_prefix=share_prefix),
         trained=True,
@@ -71,37 +78,21 @@ def trained_settings(config: SupervisedConfig, *, share_prefix: bool = False) ->
     )
 
 
-def load_policy(session: Session[Any], *, share_prefix: bool = False) -> KitActor:
-    """Return the model that is trained, as it is loaded."""
-    config = session.config
-    settings = trained_settings(config, share_prefix=share_prefix)
-    return KitActor(model_path(config), settings, ds_config=session.strategy.get_ds_train_config())
+def load_policy(session: SupervisedSession[Any], *, share_prefix: bool = False) -> KitActor:
+    """Return the trained model, without DeepSpeed."""
+    settings = trained_settings(session.config, share_prefix=share_prefix)
+    return KitActor(model_path(session.config), settings, ds_config=session.strategy.get_ds_train_config())
 
 
-def prepare_trained(session: Session[Any], model: KitActor | KitValueModel) -> Any:
-    """Return a loaded model with its optimizer under DeepSpeed, which is around all of a value model.
+def prepare_trained(session: SupervisedSession[Any], model: KitActor | KitValueModel) -> Any:
+    """Return a loaded model with its optimizer under DeepSpeed, which wraps all of a value model.
 
-    Raises UserError where it does not run on packed sequences.
+    Raises UserError if it does not run on packed sequences.
     """
     config, strategy = session.config, session.strategy
     if config.model.gradient_checkpointing_enable:
         model.gradient_checkpointing_enable({"use_reentrant": config.model.gradient_checkpointing_reentrant})
-    prepared, _, _ = strategy.prepare((model, _optimizer_settings(config, steps=session.steps)))
-    run = None if prepared is model else prepared
-    check_packing(model, run=run, group=strategy.ring_attn_group, longest=config.data.max_len)
-    if config.model.aux_loss_coef:
-        prepared.balance_experts()
-    return prepared
-
-
-def prepare_policy(session: Session[Any], *, share_prefix: bool = False) -> KitActor:
-    """Return the model that is trained, under DeepSpeed."""
-    return prepare_trained(session, load_policy(session, share_prefix=share_prefix))
-
-
-def _optimizer_settings(config: SupervisedConfig, *, steps: int) -> dict[str, Any]:
-    """Return the optimizer and its schedule over so many steps, as the strategy takes them."""
-    return {
+    optimizer = {
         "optim": config.optim,
         "muon": asdict(config.muon),
         "adam": asdict(config.adam),
@@ -109,5 +100,79 @@ def _optimizer_settings(config: SupervisedConfig, *, steps: int) -> dict[str, An
         "lr_warmup_ratio": config.lr_warmup_ratio,
         "min_lr_ratio": config.min_lr_ratio,
         "max_norm": config.max_norm,
-        "scheduler_steps": steps,
+        "scheduler_steps": session.steps,
     }
+    prepared, _, _ = strategy.prepare((model, optimizer))
+    run = None if prepared is model else prepared
+    check_packing(model, run=run, group=strategy.ring_attn_group, longest=config.data.max_len)
+    if config.model.aux_loss_coef:
+        prepared.balance_experts()
+    return prepared
+
+
+def prepare_policy(session: SupervisedSession[Any], *, share_prefix: bool = False) -> KitActor:
+    """Return the trained model under DeepSpeed."""
+    return prepare_trained(session, load_policy(session, share_prefix=share_prefix))
+
+
+def prepare_frozen(
+    config: SupervisedConfig, strategy: KitStrategy, *, path: str, offload: bool, share_prefix: bool = False
+) -> KitActor:
+    """Return a model that is not trained, under DeepSpeed."""
+    settings = load_settings(config, share_prefix=share_prefix)
+    actor = KitActor(path, settings, ds_config=strategy.get_ds_eval_config(offload=offload))
+    # OpenRLHF's strategy reads it.
+    actor._offload = offload
+    actor = strategy.prepare(actor)
+    actor.eval()
+    check_packing(actor, group=strategy.ring_attn_group, longest=config.data.max_len)
+    return actor
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Reference:
+    """Computes log-probs without gradients; every rank asks for them equally often."""
+
+    actor: KitActor
+    """The reference model, or the policy."""
+    without_adapters: bool
+    """Whether it is the policy, with its adapters switched off."""
+    group: dist.ProcessGroup | None
+    """The ranks that share sequences."""
+
+    @torch.no_grad()
+    def log_probs(self, batch: SFTBatch) -> torch.Tensor:
+        """Return those of loss tokens, (B, T - 1), 0 elsewhere, without dropout."""
+        if not self.without_adapters:
+            return self._run(batch)
+        model: Any = self.actor.model
+        trains = model.training
+        model.eval()
+        try:
+            with adapters_off(bare(model)):
+                return self._run(batch)
+        finally:
+            model.train(trains)
+
+    def _run(self, batch: SFTBatch) -> torch.Tensor:
+        device = torch.cuda.current_device()
+        return self.actor(
+            batch.sequences.to(device),
+            batch.loss_mask.to(device),
+            attention_mask=batch.attention_mask.to(device),
+            ring_attn_group=self.group,
+            media=batch.media,
+        )
+
+
+def prepare_reference(config: ReferredConfig, strategy: KitStrategy, *, policy: KitActor) -> Reference | None:
+    """Return the reference of a run's loss, None if it has none."""
+    group = strategy.ring_attn_group
+    if config.refers_to_base:
+        return Reference(actor=policy, without_adapters=True, group=group)
+    if not config.needs_reference_model:
+        return None
+    path, shares = config.ref.model_name_or_path, config.train.shared_prefix_enable
+    assert path is not None, "resolve fills it in"
+    actor = prepare_frozen(config, strategy, path=path, offload=config.ref.offload, share_prefix=shares)
+    return Reference(actor=actor, without_adapters=False, group=group)

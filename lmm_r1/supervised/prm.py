@@ -1,4 +1,4 @@
-"""Training of process reward models."""
+"""Training of process reward models: steps of solutions as samples, rows grouped by prompt, and the run."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from lmm_r1.lmm_kits.checkpoint import encode_row, outlined_row
 from lmm_r1.lmm_kits.plain_text import text_ids
 from lmm_r1.lmm_kits.step_tokens import CONFIG_KEY, StepTokens
 from lmm_r1.models.actor import KitActor
-from lmm_r1.supervised.held_out import LOSS, RunHeldOut
+from lmm_r1.supervised import RowCheck, SampleEncoder, judged_rows
+from lmm_r1.supervised.held_out import LOSS, HeldOut
 from lmm_r1.supervised.loop import Counts, SupervisedRun, Terms
-from lmm_r1.supervised.models import Session, load_policy, prepare_trained
-from lmm_r1.supervised.rows import RowCheck, SampleEncoder, blended_rows, judged_rows, passes
+from lmm_r1.supervised.models import SupervisedSession, load_policy, prepare_trained
 from lmm_r1.supervised.samples import SFTBatch, SFTSample, collate
 
 TOKEN_FLAGS = ("--model.placeholder_token", "--model.reward_tokens")
@@ -36,15 +36,15 @@ TOKEN_FLAGS = ("--model.placeholder_token", "--model.reward_tokens")
 @dataclass(frozen=True, kw_only=True)
 class StepSample:
     tokens: SFTSample
-    """Its loss tokens are those behind the placeholders: at a placeholder the prediction of what follows is judged."""
+    """The loss tokens follow the placeholders: a placeholder's prediction of the next token is judged."""
     labels: tuple[float, ...]
-    """Of each step, from 0 (wrong) to 1 (right)."""
+    """One per step, from 0 (wrong) to 1 (right)."""
     prompt_length: int
-    """Of its tokens so many stand before the first step."""
+    """The number of tokens before the first step."""
 
     @property
     def filler(self) -> StepSample:
-        """A sample that teaches nothing."""
+        """A sample without loss tokens."""
         return replace(self, tokens=self.tokens.filler, labels=())
 
 
@@ -52,19 +52,19 @@ class StepSample:
 class StepBatch:
     tokens: SFTBatch
     labels: torch.Tensor
-    """Of the step that is judged at each place, (B, T - 1); 0 elsewhere."""
+    """The label of the step that is judged at each place, (B, T - 1); 0 elsewhere."""
     prompt_lengths: torch.Tensor  # (B,)
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepEncoder(SampleEncoder):
-    """Makes samples of rows."""
+    """Encodes prompts with their steps."""
 
     tokens: StepTokens
 
     @classmethod
     def of(cls, config: PRMConfig, *, kit: LmmKit, processor: Any) -> StepEncoder:
-        """Return the encoder of a run; raises UserError where a token of the flags is none of the tokenizer's."""
+        """Return the encoder of a run; raises UserError if the tokenizer lacks a token of the flags."""
         placeholder = config.model.placeholder_token
         assert placeholder is not None, "required by resolve"
         tokens = StepTokens.of(
@@ -78,9 +78,9 @@ class StepEncoder(SampleEncoder):
         self._behind(outline.token_ids, row)
 
     def __call__(self, row: StepRow) -> StepSample | None:
-        """Return the row's sample, None where it is too long.
+        """Return the row's sample, None if it is too long.
 
-        Raises UserError, with the row's place, for media that cannot be taken, and for a step that holds the placeholder.
+        Raises UserError, with the row's place, for media that cannot be used, and for a step with the placeholder in it.
         """
         prompt = encode_row(row.conversation(()), kit=self.kit, processor=self.processor, add_generation_prompt=True)
         ids, places = self._behind(prompt.token_ids, row)
@@ -96,7 +96,7 @@ class StepEncoder(SampleEncoder):
         )
 
     def _behind(self, prompt: Sequence[int], row: StepRow) -> tuple[list[int], list[int]]:
-        """Return the ids of a prompt and the steps of a row behind it, and the places of their placeholders."""
+        """Return the ids of a prompt followed by a row's steps, and the places of the placeholders."""
         return self.tokens.behind(
             prompt,
             row.steps,
@@ -105,7 +105,6 @@ class StepEncoder(SampleEncoder):
         )
 
     def _ids(self, step: str, *, location: str) -> list[int]:
-        # Steps that it ends were told apart by it, unless another tag was named.
         if (
             self.tokens.placeholder_id
             in self.kit.tokenizer_of(self.processor)(step, add_special_tokens=False)["input_ids"]
@@ -118,7 +117,7 @@ class StepEncoder(SampleEncoder):
 
 
 def collate_steps(samples: Sequence[StepSample], *, pad_token_id: int) -> StepBatch:
-    """Pad samples on the right into one batch, in which those of one prompt have one object for its media."""
+    """Pad samples on the right into one batch; samples of one prompt share one object for its media."""
     tokens = collate([sample.tokens for sample in samples], pad_token_id=pad_token_id)
     tokens = replace(tokens, media=_in_common(tokens.media))
     labels = torch.zeros(tokens.loss_mask.shape)
@@ -128,7 +127,7 @@ def collate_steps(samples: Sequence[StepSample], *, pad_token_id: int) -> StepBa
 
 
 def _in_common(media: Sequence[Media | None]) -> list[Media | None]:
-    """Return media with the first of those that are equal in the place of each."""
+    """Replace media that are equal to earlier ones by those objects."""
     found: list[Media] = []
     given: list[Media | None] = []
     for item in media:
@@ -145,34 +144,10 @@ def _are_equal(one: Media, other: Media) -> bool:
     return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
 
 
-def training_steps(config: PRMConfig, *, check: RowCheck[StepRow] = passes) -> KeptRows[StepRow]:
-    """Return the rows of `--data.dataset`; raises UserError where they cannot be learned from, or are too few."""
-    return blended_rows(config, lambda path: _load(config, path, split=config.data.dataset_split, check=check))
-
-
-def evaluation_steps(config: PRMConfig, *, check: RowCheck[StepRow] = passes) -> KeptRows[StepRow]:
-    """Return the rows of `--eval.dataset`, none without."""
-    path = config.eval.dataset
-    return KeptRows() if path is None else _load(config, path, split=config.eval.split, check=check)
-
-
-def solutions_of(rows: Sequence[StepRow]) -> list[Row]:
-    """Return the prompts of rows, which hold their images."""
-    return [row.conversation(()) for row in rows]
-
-
-def _load(config: PRMConfig, path: str, *, split: str, check: RowCheck[StepRow]) -> KeptRows[StepRow]:
-    data = config.data
-    reading = named_reading(data, prompt=data.input_key, answer=data.label_key, prefix="--data.")
-    tag = data.step_tag or config.model.placeholder_token
-    reading = replace(reading, names=replace(reading.names, step_tag=tag, step_flag="--data.step_tag"))
-    return judged_rows(path, STEPS, split=split, reading=reading, bad_rows=data.bad_rows, check=check)
-
-
 def prompt_numbers(rows: Iterable[JudgedRow]) -> torch.Tensor:
-    """Return the number of each row's prompt, (N,), from 0 in the order in which these come first.
+    """Return the number of each row's prompt, (N,), from 0 in the order of their first rows.
 
-    Of images and videos that are named by a path or an address the name counts, of others what is in them.
+    Images and videos given by a path or an address are compared by name, others by content.
     """
     known: dict[Hashable, int] = {}
     return torch.tensor([known.setdefault(_key(row), len(known)) for row in rows])
@@ -210,7 +185,6 @@ def _key(row: JudgedRow) -> Hashable:
 
 
 def _known(part: Part) -> Hashable:
-    """Return a part as it is compared with others: encoded images by their contents."""
     if isinstance(part, ImagePart):
         return replace(part, source=_content(part.source))
     if isinstance(part, VideoPart) and not isinstance(part.source, str):
@@ -244,61 +218,75 @@ def step_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return -labels * F.logsigmoid(difference) - (1 - labels) * F.logsigmoid(-difference)
 
 
+class StepEvaluation(HeldOut["PRMRun", StepSample]):
+    """The means over the steps of all held-out rows."""
+
+    of_sources = (LOSS, ACCURACY)
+
+    def _measured(self, samples: Sequence[StepSample]) -> torch.Tensor:
+        batch = self.run.collate(samples)
+        judged, _ = self.run.judged(batch)
+        counts = batch.tokens.loss_mask.sum(-1, keepdim=True).to(judged)
+        return torch.cat([judged.sum(1), counts], dim=-1).double()
+
+    def _metrics(self, sums: torch.Tensor) -> dict[str, float]:
+        loss, correct, score, count = sums.tolist()
+        return {LOSS: loss / count, ACCURACY: correct / count, SCORE: score / count} if count else {}
+
+
 class PRMRun(SupervisedRun[PRMConfig, StepRow, StepSample, StepBatch]):
     """The loss is the mean over steps."""
 
     kind = "prm"
     shown = (ACCURACY,)
     encoder = StepEncoder
+    evaluator = StepEvaluation
     actor: KitActor
     encode: StepEncoder
 
     @classmethod
-    def read(cls, config: PRMConfig, check: RowCheck[StepRow]) -> tuple[KeptRows[StepRow], KeptRows[StepRow]]:
-        return training_steps(config, check=check), evaluation_steps(config, check=check)
+    def load(
+        cls, config: PRMConfig, path: str, *, split: str, check: RowCheck[StepRow], held_out: bool
+    ) -> KeptRows[StepRow]:
+        data = config.data
+        reading = named_reading(data, prompt=data.input_key, answer=data.label_key, prefix="--data.")
+        tag = data.step_tag or config.model.placeholder_token
+        reading = replace(reading, names=replace(reading.names, step_tag=tag, step_flag="--data.step_tag"))
+        return judged_rows(path, STEPS, split=split, reading=reading, bad_rows=data.bad_rows, check=check)
 
     @classmethod
     def conversations(cls, rows: Sequence[StepRow]) -> list[Row]:
-        return solutions_of(rows)
+        return [row.conversation(()) for row in rows]
 
     @classmethod
-    def of(cls, session: Session[PRMConfig], **learned: Any) -> Self:
-        """Return the run of a session; whatever is saved of its model says by which tokens it judges."""
+    def of(cls, session: SupervisedSession[PRMConfig], **learned: Any) -> Self:
+        """Return the run of a session, whose model keeps the judging tokens in its config."""
         config = session.config
         actor = load_policy(session, share_prefix=config.ds.packing_samples and config.train.shared_prefix_enable)
         setattr(actor.model_config, CONFIG_KEY, learned["encode"].tokens.in_config)
         return cls(session, prepare_trained(session, actor), **learned)
 
     def __init__(self, *given: Any, **learned: Any) -> None:
-        """Args:
-        given, learned: those of `SupervisedRun`.
-        """
         super().__init__(*given, **learned)
-        # Of each row, where the rows of a prompt are to stay together.
+        # The prompt of each row, if the rows of a prompt stay together.
         self.prompts = prompt_numbers(self.rows) if self.config.train.group_prompts_enable else None
 
     def indices(self, step: int) -> list[Any]:
-        """Return the rows of an update; those of one prompt fall to one rank, one after another, where that is asked for."""
+        """Return the rows of an update; with `--train.group_prompts_enable`, those of one prompt are on one rank."""
         if self.prompts is None:
             return super().indices(step)
         train = self.config.train
         found = grouped_indices(self.prompts, batch_size=train.batch_size, seed=train.seed, step=step)
         return in_turns(found, ranks=self.strategy.ds_device_mesh["dp"].size())
 
-    def held_out(self, rows: Sequence[StepRow]) -> StepEvaluation:
-        return StepEvaluation(self, rows=rows)
-
     def collate(self, samples: Sequence[StepSample]) -> StepBatch:
-        """Return samples as one padded batch."""
         return collate_steps(samples, pad_token_id=self.pad_token_id)
 
     def counts(self, batch: StepBatch) -> Counts:
-        """Return the number of steps, which are tokens of the loss."""
         steps = int(batch.tokens.loss_mask.sum())
         return Counts(units=steps, tokens=steps)
 
     def terms(self, batch: StepBatch) -> Terms:
-        """Return the loss of the batch's steps."""
         judged, aux_loss = self.judged(batch)
         sums = judged.sum((0, 1))
         names = (ACCURACY, SCORE)
@@ -306,9 +294,9 @@ class PRMRun(SupervisedRun[PRMConfig, StepRow, StepSample, StepBatch]):
         return Terms(loss=sums[0], aux_loss=aux_loss, sums=logged)
 
     def judged(self, batch: StepBatch) -> tuple[torch.Tensor, torch.Tensor | float]:
-        """Return of each step its loss, whether it is judged as its label says, and its score, (B, T - 1, 3), 0 elsewhere.
+        """Return each step's loss, accuracy and score, (B, T - 1, 3), 0 elsewhere, and the load-balancing loss of experts.
 
-        And the load-balancing loss of experts. Every rank calls it equally often.
+        Every rank calls it equally often.
         """
         device = torch.cuda.current_device()
         tokens = batch.tokens
@@ -327,25 +315,3 @@ class PRMRun(SupervisedRun[PRMConfig, StepRow, StepSample, StepBatch]):
         correct = (scores >= 0.5) == (labels >= 0.5)
         values = torch.stack([step_losses(logits, labels), correct.to(logits), scores], dim=-1)
         return torch.where(wanted[..., None], values, 0.0), aux_loss
-
-
-class StepEvaluation(RunHeldOut[StepRow, StepSample]):
-    """The means over the steps of all held-out rows, and of each data source where there are several."""
-
-    def __init__(self, run: PRMRun, *, rows: Sequence[StepRow]) -> None:
-        super().__init__(run, rows=rows)
-        self.steps = run
-
-    def _measured(self, samples: Sequence[StepSample]) -> torch.Tensor:
-        batch = self.steps.collate(samples)
-        judged, _ = self.steps.judged(batch)
-        counts = batch.tokens.loss_mask.sum(-1, keepdim=True).to(judged)
-        return torch.cat([judged.sum(1), counts], dim=-1).double()
-
-    def _metrics(self, sums: torch.Tensor, *, source: str | None) -> dict[str, float]:
-        loss, correct, score, count = sums.tolist()
-        if not count:
-            return {}
-        if source is not None:
-            return {f"eval_{source}_loss": loss / count, f"eval_{source}_{ACCURACY}": correct / count}
-        return {LOSS: loss / count, f"eval_{ACCURACY}": correct / count, f"eval_{SCORE}": score / count}

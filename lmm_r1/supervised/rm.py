@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from typing_extensions import Self
 
 from lmm_r1.config import RMConfig
@@ -15,65 +16,72 @@ from lmm_r1.data.preferences import PreferenceRow
 from lmm_r1.data.training_rows import KeptRows
 from lmm_r1.errors import UserError
 from lmm_r1.models.value_model import KitValueModel
-from lmm_r1.supervised.held_out import LOSS, RunHeldOut
-from lmm_r1.supervised.loop import Counts, SupervisedRun, Terms
-from lmm_r1.supervised.models import Session, model_path, prepare_trained, trained_settings
-from lmm_r1.supervised.preferences import (
+from lmm_r1.supervised import RowCheck, passes
+from lmm_r1.supervised.dpo import (
+    ACCURACY,
+    MARGIN,
     PairBatch,
+    PairEncoder,
     PairSample,
-    bradley_terry_loss,
-    check_pair,
     collate_pairs,
-    encode_pair,
-    evaluation_pairs,
-    score_loss,
+    load_pairs,
     sides_of,
-    training_pairs,
 )
-from lmm_r1.supervised.rows import RowCheck, SampleEncoder, passes
+from lmm_r1.supervised.held_out import LOSS, HeldOut
+from lmm_r1.supervised.loop import Counts, SupervisedRun, Terms
+from lmm_r1.supervised.models import SupervisedSession, model_path, prepare_trained, trained_settings
 from lmm_r1.supervised.samples import SFTSample
 
 
+def bradley_terry_loss(chosen: torch.Tensor, rejected: torch.Tensor, *, margin: torch.Tensor | None) -> torch.Tensor:
+    """Return -log s(chosen - rejected - margin) of rewards, with the sigmoid s.
+
+    Equation 1 of https://arxiv.org/abs/2203.02155 (InstructGPT), after Bradley and Terry (1952); with a margin equation 2
+    of https://arxiv.org/abs/2307.09288, section 3.2.2.
+    """
+    difference = chosen - rejected
+    return -F.logsigmoid(difference if margin is None else difference - margin)
+
+
+def score_loss(chosen: torch.Tensor, rejected: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    """Return the mean over both responses of (reward - score)^2.
+
+    Args:
+        scores: of the chosen responses and of the rejected ones, (2, B).
+    """
+    return (torch.stack([chosen, rejected]) - scores).square().mean(0)
+
+
 @dataclass(frozen=True, kw_only=True)
-class RewardSample:
-    pair: PairSample
+class RewardSample(PairSample):
     margin: float
     scores: tuple[float, float]
-    """Of the chosen and of the rejected response; of use where the row gives them."""
-
-    @property
-    def filler(self) -> RewardSample:
-        """A sample that teaches nothing."""
-        return replace(self, pair=self.pair.filler)
+    """Of the chosen and of the rejected response; unused if the row has none."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class RewardBatch:
-    pairs: PairBatch
+class RewardBatch(PairBatch):
     margins: torch.Tensor  # (B,)
     scores: torch.Tensor  # (2, B)
 
     @property
     def prompt_lengths(self) -> torch.Tensor:
-        """How many tokens stand before the response of each of the 2 B conversations; of a filler all, (2 B,)."""
-        mask = self.pairs.tokens.loss_mask
-        whole = self.pairs.tokens.attention_mask.sum(-1)
+        """The number of tokens before the response of each of the 2 B conversations; all tokens of a filler, (2 B,)."""
+        mask = self.tokens.loss_mask
+        whole = self.tokens.attention_mask.sum(-1)
         return torch.where(mask.any(-1), mask.long().argmax(-1) + 1, whole)
 
 
-class RewardEncoder(SampleEncoder):
-    """Makes samples of pairs."""
-
-    def check(self, row: PreferenceRow) -> None:
-        check_pair(row, kit=self.kit, processor=self.processor)
+class RewardEncoder(PairEncoder):
+    """Encodes pairs with their margins and scores."""
 
     def __call__(self, row: PreferenceRow) -> RewardSample | None:
-        """Return the row's sample, None where it is too long; raises UserError for media that cannot be taken."""
-        pair = encode_pair(row, kit=self.kit, processor=self.processor, max_len=self.max_len)
+        pair = super().__call__(row)
         if pair is None:
             return None
         return RewardSample(
-            pair=PairSample(chosen=_to_end(pair.chosen), rejected=_to_end(pair.rejected)),
+            chosen=_to_end(pair.chosen),
+            rejected=_to_end(pair.rejected),
             margin=row.margin or 0.0,
             scores=(row.chosen_score or 0.0, row.rejected_score or 0.0),
         )
@@ -82,28 +90,10 @@ class RewardEncoder(SampleEncoder):
 def collate_rewards(samples: Sequence[RewardSample], *, pad_token_id: int) -> RewardBatch:
     """Pad pairs on the right into one batch."""
     return RewardBatch(
-        pairs=collate_pairs([sample.pair for sample in samples], pad_token_id=pad_token_id),
+        tokens=collate_pairs(samples, pad_token_id=pad_token_id).tokens,
         margins=torch.tensor([sample.margin for sample in samples]),
         scores=torch.tensor([sample.scores for sample in samples]).T,
     )
-
-
-def reward_rows(
-    config: RMConfig, *, check: RowCheck[PreferenceRow] = passes
-) -> tuple[KeptRows[PreferenceRow], KeptRows[PreferenceRow]]:
-    """Return the pairs to learn from and the held-out ones; raises UserError where they lack what the loss needs."""
-
-    def check_row(row: PreferenceRow) -> None:
-        if config.model.loss_type == "regression":
-            _check_scores(row)
-        check(row)
-
-    rows, held_out = training_pairs(config, check=check_row), evaluation_pairs(config, check=check_row)
-    if config.model.margin_loss_enable and not any(row.margin for row in rows):
-        raise UserError(
-            f"--model.margin_loss_enable: no row of --data.dataset {config.data.dataset} has a margin; leave the flag out"
-        )
-    return rows, held_out
 
 
 def _check_scores(row: PreferenceRow) -> None:
@@ -115,14 +105,54 @@ def _check_scores(row: PreferenceRow) -> None:
 
 
 def _to_end(sample: SFTSample) -> SFTSample:
-    """Return a sample up to its last loss token, the end token, at which responses are scored when the model is served."""
+    """Return a sample up to its end token, at which a served model scores responses."""
     end = len(sample.loss_mask) - sample.loss_mask[::-1].index(True)
     return replace(sample, token_ids=sample.token_ids[:end], loss_mask=sample.loss_mask[:end])
 
 
-ACCURACY, MARGIN = "pair_accuracy", "reward_margin"
 # Bins of the confidence with which a pair is ranked, from 0.5 to 1.
 BINS = 10
+
+
+class RewardEvaluation(HeldOut["RMRun", RewardSample]):
+    """The means over all held-out pairs, and the calibration of the model's rankings."""
+
+    of_sources = (LOSS, ACCURACY)
+
+    def _measured(self, samples: Sequence[RewardSample]) -> torch.Tensor:
+        batch = self.run.collate(samples)
+        chosen, rejected = (rewards.double() for rewards in self.run.rewards(batch))
+        margin = chosen - rejected
+        correct = (margin > 0).to(margin)
+        values = [
+            self.run.losses(batch, chosen, rejected),
+            correct,
+            margin,
+            chosen + rejected,
+            chosen.square() + rejected.square(),
+            torch.ones_like(margin),
+        ]
+        # The model's confidence in its ranking, right or wrong, is at least 0.5.
+        confidence = margin.abs().sigmoid()
+        places = ((confidence - 0.5) * 2 * BINS).long().clamp(max=BINS - 1)
+        chosen_bin = F.one_hot(places, BINS).to(margin)  # (B, BINS)
+        binned = torch.cat([chosen_bin * confidence[:, None], chosen_bin * correct[:, None]], dim=-1)
+        return torch.cat([torch.stack(values, dim=-1), binned], dim=-1)
+
+    def _metrics(self, sums: torch.Tensor) -> dict[str, float]:
+        loss, correct, margin, total, squares, count = sums[:6].tolist()
+        if not count:
+            return {}
+        mean = total / (2 * count)
+        confidence, right = sums[6:].chunk(2)
+        return {
+            LOSS: loss / count,
+            ACCURACY: correct / count,
+            MARGIN: margin / count,
+            "reward_mean": mean,
+            "reward_std": max(0.0, squares / (2 * count) - mean**2) ** 0.5,
+            "calibration_error": float((confidence - right).abs().sum()) / count,
+        }
 
 
 class RMRun(SupervisedRun[RMConfig, PreferenceRow, RewardSample, RewardBatch]):
@@ -131,20 +161,36 @@ class RMRun(SupervisedRun[RMConfig, PreferenceRow, RewardSample, RewardBatch]):
     kind = "rm"
     shown = (ACCURACY, MARGIN)
     encoder = RewardEncoder
+    evaluator = RewardEvaluation
 
     @classmethod
-    def read(
-        cls, config: RMConfig, check: RowCheck[PreferenceRow]
-    ) -> tuple[KeptRows[PreferenceRow], KeptRows[PreferenceRow]]:
-        return reward_rows(config, check=check)
+    def load(
+        cls, config: RMConfig, path: str, *, split: str, check: RowCheck[PreferenceRow], held_out: bool
+    ) -> KeptRows[PreferenceRow]:
+        def check_row(row: PreferenceRow) -> None:
+            if config.model.loss_type == "regression":
+                _check_scores(row)
+            check(row)
+
+        return load_pairs(config, path, split=split, check=check_row)
+
+    @classmethod
+    def training_rows(cls, config: RMConfig, *, check: RowCheck[PreferenceRow] = passes) -> KeptRows[PreferenceRow]:
+        rows = super().training_rows(config, check=check)
+        if config.model.margin_loss_enable and not any(row.margin for row in rows):
+            raise UserError(
+                f"--model.margin_loss_enable: no row of --data.dataset {config.data.dataset} has a margin; "
+                "leave the flag out"
+            )
+        return rows
 
     @classmethod
     def conversations(cls, rows: Sequence[PreferenceRow]) -> list[Row]:
         return sides_of(rows)
 
     @classmethod
-    def of(cls, session: Session[RMConfig], **learned: Any) -> Self:
-        """Return the run of a session; the reward model's head is the checkpoint's where that has one."""
+    def of(cls, session: SupervisedSession[RMConfig], **learned: Any) -> Self:
+        """Return the run of a session, with the value head of the checkpoint if it has one."""
         config = session.config
         model = KitValueModel(
             model_path(config),
@@ -157,37 +203,27 @@ class RMRun(SupervisedRun[RMConfig, PreferenceRow, RewardSample, RewardBatch]):
 
     @property
     def engine(self) -> Any:
-        """DeepSpeed's engine, which is around all of a value model."""
+        """DeepSpeed's engine, which wraps all of a value model."""
         return self.actor
 
-    def held_out(self, rows: Sequence[PreferenceRow]) -> RewardEvaluation:
-        return RewardEvaluation(self, rows=rows)
-
     def finish(self) -> None:
-        """Note mean and deviation of held-out rewards in the model, by which they may be normalized where it is used."""
-        evaluation = self.evaluation
-        if evaluation is None:
+        """Write the mean and deviation of held-out rewards to the model's config; its users may normalize with them."""
+        if self.evaluation is None:
             return
-        assert isinstance(evaluation, RewardEvaluation), "made by evaluate_on"
-        if evaluation.spread is None:
-            # Of a run that was stopped between its last evaluation and its end.
-            evaluation.run(self.actor)
-        assert evaluation.spread is not None, "an evaluation finds it out"
+        # A run that was stopped between its last evaluation and its end has no metrics yet.
+        metrics = self.evaluation.last or self.evaluation.evaluate(self.actor)
         config = self.engine.module.model.config
-        config.mean, config.std = evaluation.spread
+        config.mean, config.std = metrics["eval_reward_mean"], max(metrics["eval_reward_std"], 1e-8)
 
     def collate(self, samples: Sequence[RewardSample]) -> RewardBatch:
-        """Return pairs as one padded batch."""
         return collate_rewards(samples, pad_token_id=self.pad_token_id)
 
     def counts(self, batch: RewardBatch) -> Counts:
-        """Return the number of pairs, and of the tokens of both responses."""
-        return Counts(units=int(batch.pairs.weights.sum()), tokens=int(batch.pairs.tokens.loss_mask.sum()))
+        return Counts(units=int(batch.weights.sum()), tokens=int(batch.tokens.loss_mask.sum()))
 
     def terms(self, batch: RewardBatch) -> Terms:
-        """Return the loss of the batch's pairs."""
         chosen, rejected = self.rewards(batch)
-        weights = batch.pairs.weights.to(chosen)
+        weights = batch.weights.to(chosen)
         logged = {
             ACCURACY: (chosen > rejected).to(chosen),
             MARGIN: chosen - rejected,
@@ -198,9 +234,9 @@ class RMRun(SupervisedRun[RMConfig, PreferenceRow, RewardSample, RewardBatch]):
         return Terms(loss=(self.losses(batch, chosen, rejected) * weights).sum(), sums=sums)
 
     def rewards(self, batch: RewardBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return those of the chosen and of the rejected responses, (B,) each; every rank calls it equally often."""
+        """Return the rewards of chosen and of rejected responses, (B,) each; every rank calls it equally often."""
         device = torch.cuda.current_device()
-        tokens = batch.pairs.tokens
+        tokens = batch.tokens
         shares = self.config.train.shared_prefix_enable
         rewards = self.engine(
             tokens.sequences.to(device),
@@ -213,57 +249,8 @@ class RMRun(SupervisedRun[RMConfig, PreferenceRow, RewardSample, RewardBatch]):
         return chosen, rejected
 
     def losses(self, batch: RewardBatch, chosen: torch.Tensor, rejected: torch.Tensor) -> torch.Tensor:
-        """Return the loss of each pair, (B,), as the flags ask for it."""
+        """Return the loss of each pair, (B,)."""
         if self.config.model.loss_type == "regression":
             return score_loss(chosen, rejected, batch.scores.to(chosen))
         margin = batch.margins.to(chosen) if self.config.model.margin_loss_enable else None
         return bradley_terry_loss(chosen, rejected, margin=margin)
-
-
-class RewardEvaluation(RunHeldOut[PreferenceRow, RewardSample]):
-    """The means over all held-out pairs, and how well the model knows how sure it may be of a ranking."""
-
-    def __init__(self, run: RMRun, *, rows: Sequence[PreferenceRow]) -> None:
-        super().__init__(run, rows=rows)
-        self.pairs = run
-        self.spread: tuple[float, float] | None = None
-        """Mean and deviation of the rewards in the last evaluation."""
-
-    def _measured(self, samples: Sequence[RewardSample]) -> torch.Tensor:
-        batch = self.pairs.collate(samples)
-        chosen, rejected = (rewards.double() for rewards in self.pairs.rewards(batch))
-        margin = chosen - rejected
-        correct = (margin > 0).to(margin)
-        values = [
-            self.pairs.losses(batch, chosen, rejected),
-            correct,
-            margin,
-            chosen + rejected,
-            chosen.square() + rejected.square(),
-            torch.ones_like(margin),
-        ]
-        # How sure the model is of its ranking, whichever it is: from 0.5 up.
-        confidence = margin.abs().sigmoid()
-        places = ((confidence - 0.5) * 2 * BINS).long().clamp(max=BINS - 1)
-        chosen_bin = torch.nn.functional.one_hot(places, BINS).to(margin)  # (B, BINS)
-        binned = torch.cat([chosen_bin * confidence[:, None], chosen_bin * correct[:, None]], dim=-1)
-        return torch.cat([torch.stack(values, dim=-1), binned], dim=-1)
-
-    def _metrics(self, sums: torch.Tensor, *, source: str | None) -> dict[str, float]:
-        loss, correct, margin, total, squares, count = sums[:6].tolist()
-        if not count:
-            return {}
-        if source is not None:
-            return {f"eval_{source}_loss": loss / count, f"eval_{source}_{ACCURACY}": correct / count}
-        mean = total / (2 * count)
-        deviation = max(0.0, squares / (2 * count) - mean**2) ** 0.5
-        self.spread = (mean, max(deviation, 1e-8))
-        confidence, right = sums[6:].chunk(2)
-        return {
-            LOSS: loss / count,
-            f"eval_{ACCURACY}": correct / count,
-            f"eval_{MARGIN}": margin / count,
-            "eval_reward_mean": mean,
-            "eval_reward_std": deviation,
-            "eval_calibration_error": float((confidence - right).abs().sum()) / count,
-        }

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from lmm_r1.data.messages import Row
 from lmm_r1.errors import UserError
@@ -13,24 +15,19 @@ from lmm_r1.lmm_kits import EncodedPrompt, LmmKit, Media
 from lmm_r1.lmm_kits.checkpoint import bordered_ids, encode_row, outlined_row, plain_ids
 from lmm_r1.lmm_kits.encoding import placed
 from lmm_r1.lmm_kits.plain_text import control_ids
-from lmm_r1.supervised.rows import batch_indices as batch_indices
-
-if TYPE_CHECKING:
-    import torch
-
 
 # How SentencePiece writes a space; some tokenizers put one before each piece of text.
 _SPACE = "▁"
-# Tokens at the end of a turn that messages show.
+# Tokens at the end of a turn that messages quote.
 _SHOWN_END = 4
 
 
 class RewrittenHistory(UserError):
-    """A chat template writes a turn in another way once more turns follow."""
+    """A chat template writes a turn differently when more turns follow."""
 
 
 def check_turns(row: Row, turns: Sequence[int], *, outline: EncodedPrompt, kit: LmmKit, processor: Any) -> None:
-    """Raise UserError where `mask_of_turns` cannot tell those turns of a conversation apart."""
+    """Raise UserError if `mask_of_turns` cannot find these turns in a conversation."""
     for turn in turns:
         _span(row, turn=turn, kit=kit, processor=processor, whole=outline)
 
@@ -38,12 +35,12 @@ def check_turns(row: Row, turns: Sequence[int], *, outline: EncodedPrompt, kit: 
 def mask_of_turns(
     row: Row, turns: Sequence[int], *, encoded: EncodedPrompt, kit: LmmKit, processor: Any
 ) -> list[bool]:
-    """Return which tokens of an encoded conversation those turns consist of, their end tokens included.
+    """Return which tokens of an encoded conversation belong to these turns, including their end tokens.
 
-    Of a turn with images or videos these are the tokens of its texts: not what a medium expands to (placeholders, markers,
-    times of frames, line breaks), and not what the template puts next to it.
+    In a turn with images or videos these are the tokens of its texts. The tokens of a medium (placeholders, markers, times
+    of frames, line breaks) and those that the template writes next to it do not count.
 
-    Raises UserError where the chat template does not let turns, or texts and media, be told apart.
+    Raises UserError if the chat template does not allow turns, or texts and media, to be separated.
     """
     spans = {turn: _span(row, turn=turn, kit=kit, processor=processor, whole=encoded) for turn in turns}
     mask = [False] * len(encoded.token_ids)
@@ -60,7 +57,7 @@ def mask_of_turns(
 
 @dataclass(kw_only=True)
 class _Turns:
-    """The turns of a conversation with media, in its expanded ids."""
+    """Finds the turns of a conversation with media in its expanded ids."""
 
     row: Row
     encoded: EncodedPrompt
@@ -73,7 +70,7 @@ class _Turns:
 
     @cached_property
     def _anchors(self) -> frozenset[int]:
-        """Tokens that the chat template alone writes: the same ones, in the same order, however media are expanded."""
+        """Tokens that only the chat template writes: the same ones, in the same order, however media are expanded."""
         end = self.kit.tokenizer_of(self.processor).eos_token_id
         return (control_ids(self.kit, self.processor) | {end}) - self._media
 
@@ -82,15 +79,15 @@ class _Turns:
         return bordered_ids(self.row, kit=self.kit, processor=self.processor)
 
     def kept(self, turn: int, span: tuple[int, int]) -> tuple[int, list[bool]]:
-        """Return where a turn begins in the expanded ids, and for each of its tokens whether the loss takes it.
+        """Return where a turn begins in the expanded ids, and which of its tokens are loss tokens.
 
         Args:
-            span: from where to where it goes in the ids with one placeholder per medium.
+            span: its start and end in the ids with one placeholder per medium.
         """
         start, end = span
         ids, whole = self.encoded.engine_token_ids, self.encoded.token_ids
         last = self._place(end, turn=turn, among=whole)
-        # A template may write media where it otherwise ends the line that opens a turn.
+        # A template may write media in place of the line break that opens a turn.
         while ids[start - 1] in self._media:
             start -= 1
         if self._media.isdisjoint(ids[start:end]):
@@ -114,12 +111,12 @@ class _Turns:
         return others[len(before) - 1] + position - before[-1]
 
     def _carried(self, known: Sequence[int], token_ids: Sequence[int], *, border: int) -> list[bool] | None:
-        """Return which tokens of a turn are its text's, as its ids with borders tell; None where they are not the same text."""
+        """Return which tokens of a turn are text, by its ids with borders; None if these are of a different text."""
         flags = self._kept_with_borders(known, border=border)
         known = [token for token in known if token != border]
         if known == token_ids:
             return flags
-        # Next to a border, text may have been cut into tokens otherwise.
+        # Next to a border, text may be tokenized differently.
         for left_out in ("", _SPACE):
             pieces, others = (self._pieces(ids, left_out=left_out) for ids in (known, token_ids))
             if "".join(pieces) == "".join(others):
@@ -128,7 +125,7 @@ class _Turns:
         return None
 
     def _kept_with_borders(self, known: Sequence[int], *, border: int) -> list[bool]:
-        """Return for each token but the borders whether it is kept: outside of texts, only where no medium stands."""
+        """Return which tokens other than borders are kept: those in texts, and those between texts without media."""
         flags: list[bool] = []
         stretch: list[int] = []
         inside = False
@@ -138,7 +135,7 @@ class _Turns:
                 continue
             flags += [inside or self._media.isdisjoint(stretch)] * len(stretch)
             stretch, inside = [], not inside
-        # The end token stands behind a medium where the turn ends in one.
+        # The end token follows the last medium if the turn ends in one.
         return [*flags[:-1], True]
 
     def _pieces(self, token_ids: Sequence[int], *, left_out: str) -> list[str]:
@@ -153,7 +150,7 @@ class _Turns:
 
 
 def _by_token(by_character: Sequence[bool], pieces: Sequence[str]) -> list[bool]:
-    """Return for each token whether all of its characters are kept; of none, whether those next to it are."""
+    """Return which tokens have only kept characters; a token without characters counts as its neighbours do."""
     flags, start = [], 0
     for piece in pieces:
         end = start + len(piece)
@@ -168,7 +165,7 @@ def _begins(ids: Sequence[int], part: Sequence[int]) -> bool:
 
 
 def _span(row: Row, *, turn: int, kit: LmmKit, processor: Any, whole: EncodedPrompt) -> tuple[int, int]:
-    """Return [start, end) of an assistant turn in the ids with one placeholder per image or video, end token included."""
+    """Return [start, end) of an assistant turn with its end token, in the ids with one placeholder per medium."""
     ids, videos = whole.engine_token_ids, whole.videos
     with placed(row.location):
         before = kit.render(processor, row.messages[:turn], add_generation_prompt=True, videos=videos)
@@ -193,7 +190,7 @@ def _span(row: Row, *, turn: int, kit: LmmKit, processor: Any, whole: EncodedPro
         )
     start, end = len(before), len(through)
     tokenizer = kit.tokenizer_of(processor)
-    # What the template puts behind the end token (a newline) is never sampled, so the loss leaves it out.
+    # The template's text after the end token (a newline) is never sampled, so it is not in the loss.
     while end > start and ids[end - 1] != tokenizer.eos_token_id:
         end -= 1
     if end == start:
@@ -211,12 +208,12 @@ def _span(row: Row, *, turn: int, kit: LmmKit, processor: Any, whole: EncodedPro
 class SFTSample:
     token_ids: list[int]
     loss_mask: list[bool]
-    """True for each token of an assistant turn's text, and for its end token; in pre-training for all but tokens of media."""
+    """True for tokens of an assistant turn's text and for its end token; in pre-training for all but tokens of media."""
     media: Media | None
 
     @property
     def filler(self) -> SFTSample:
-        """A sample that teaches nothing."""
+        """The sample without loss tokens."""
         return replace(self, loss_mask=[False] * len(self.loss_mask))
 
 
@@ -234,8 +231,8 @@ def encode_sample(
     """Return the row's sample, or None when it is longer than `max_len` tokens (an image prompt cannot be cut).
 
     Args:
-        every_turn: the loss takes all assistant turns, not the last alone.
-        every_token: the loss takes every token but those of media, as in pre-training.
+        every_turn: all assistant turns are in the loss, not only the last one.
+        every_token: all tokens except those of media are in the loss, as in pre-training.
     """
     if row.plain:
         sample = _plain_sample(row, kit=kit, processor=processor, every_token=every_token)
@@ -252,7 +249,7 @@ def encode_sample(
 
 
 def check_sample(row: Row, *, kit: LmmKit, processor: Any, every_turn: bool, every_token: bool = False) -> None:
-    """Raise UserError where `encode_sample` would, as far as that is told without reading pixels; see `outlined_row`."""
+    """Raise UserError if `encode_sample` would, as far as that is known without reading pixels; see `outlined_row`."""
     outline = outlined_row(row, kit=kit, processor=processor, add_generation_prompt=False)
     if row.plain or every_token:
         return
@@ -269,7 +266,6 @@ def _plain_sample(row: Row, *, kit: LmmKit, processor: Any, every_token: bool) -
     parts = plain_ids(row, kit=kit, processor=processor)
     mask = [every_token or message.role == "assistant" for message in row.messages]
     if every_token and row.messages[-1].role != "assistant":
-        # Where one text ends and another begins in generation.
         parts[-1] = [*parts[-1], kit.tokenizer_of(processor).eos_token_id]
     return SFTSample(
         token_ids=[token for part in parts for token in part],
@@ -280,8 +276,6 @@ def _plain_sample(row: Row, *, kit: LmmKit, processor: Any, every_token: bool) -
 
 def collate(samples: Sequence[SFTSample], *, pad_token_id: int) -> SFTBatch:
     """Pad samples on the right into one batch."""
-    import torch
-
     width = max(len(sample.token_ids) for sample in samples)
     sequences = torch.full((len(samples), width), pad_token_id)
     attention_mask = torch.zeros(len(samples), width, dtype=torch.long)
@@ -300,7 +294,7 @@ def collate(samples: Sequence[SFTSample], *, pad_token_id: int) -> SFTBatch:
 
 
 def loss_turns(row: Row, *, every_turn: bool) -> list[int]:
-    """Return the indices of the assistant turns that the loss takes, all or the last; raises UserError where there is none."""
+    """Return the indices of the assistant turns in the loss, all or the last; raises UserError if there is none."""
     turns = [index for index, message in enumerate(row.messages) if message.role == "assistant"]
     turns = turns if every_turn else turns[-1:]
     if not turns or turns[0] == 0:

@@ -1,8 +1,8 @@
-"""Supervised fine-tuning."""
+"""Supervised fine-tuning: its rows, its evaluation with generated answers, and the run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -18,59 +18,20 @@ from lmm_r1.data.files import read_row_file
 from lmm_r1.data.messages import Row, demonstration, images_of, videos_of
 from lmm_r1.data.training_rows import SKIP_BAD_ROWS, KeptRows
 from lmm_r1.generation.codec import LimitedCodec
-from lmm_r1.generation.engine import EngineSettings, SamplingSettings
+from lmm_r1.generation.engine import EngineDtype, EngineSettings, SamplingSettings
 from lmm_r1.generation.transformers_engine import TransformersEngine
-from lmm_r1.host.strategy import KitStrategy
 from lmm_r1.lmm_kits import Checkpoint, LmmKit
 from lmm_r1.models.packed.sequence_parallel import bare
 from lmm_r1.scoring.response_scores import JUDGE_SECONDS, VerifierJudge
-from lmm_r1.supervised.held_out import BestMetric as BestMetric
-from lmm_r1.supervised.held_out import HeldOut
-from lmm_r1.supervised.loop import Counts, SupervisedRun, Terms, TokenLosses
-from lmm_r1.supervised.models import Session, prepare_policy
-from lmm_r1.supervised.rows import RowCheck, SampleEncoder, blended_rows
-from lmm_r1.supervised.rows import chat_template as chat_template
-from lmm_r1.supervised.rows import kept, passes
-from lmm_r1.supervised.rows import read_ahead as read_ahead
+from lmm_r1.supervised import RowCheck, SampleEncoder, kept
+from lmm_r1.supervised.held_out import LOSS, HeldOut
+from lmm_r1.supervised.loop import Counts, SupervisedRun, Terms, TokenTerms
+from lmm_r1.supervised.models import SupervisedSession, prepare_policy
 from lmm_r1.supervised.samples import SFTBatch, SFTSample, check_sample, collate, encode_sample, loss_turns
 
 
-def training_rows(config: SFTConfig, *, check: RowCheck[Row] = passes) -> KeptRows[Row]:
-    """Return the rows of `--data.dataset`; raises UserError where they cannot be learned from, or are too few."""
-    return blended_rows(config, lambda path: _load(config, path, split=config.data.dataset_split, check=check))
-
-
-def evaluation_rows(config: SFTConfig, *, check: RowCheck[Row] = passes) -> KeptRows[Row]:
-    """Return the rows of `--eval.dataset`, none without; they have answers where a verifier is to judge by them."""
-    if config.eval.dataset is None:
-        return KeptRows()
-    judged = config.eval.verifier is not None
-    return _load(config, config.eval.dataset, split=config.eval.split, check=check, judged=judged)
-
-
-def _load(config: SFTConfig, path: str, *, split: str, check: RowCheck[Row], judged: bool = False) -> KeptRows[Row]:
-    def check_row(row: Row) -> None:
-        learned = demonstration(row)
-        _check_turns(config, learned)
-        check(learned)
-
-    reading = row_reading(config.data, prefix="--data.")
-    names = replace(reading.names, response=config.data.output_key)
-    reading = replace(reading, names=names, plain_template=plain_template(config))
-    file = read_row_file(
-        path,
-        split=split,
-        reading=reading,
-        answer_required=judged,
-        check=check_row,
-        bad_rows=config.data.bad_rows,
-        skip_by=SKIP_BAD_ROWS,
-    )
-    return kept(file, map(demonstration, file.rows.values()))
-
-
 def plain_template(config: SFTConfig) -> str | None:
-    """Return what stands around a plain-text prompt, with {} in its place; None where the chat template writes it."""
+    """Return the template of plain-text prompts, with {} for the prompt; None applies the chat template."""
     data = config.data
     if data.apply_chat_template:
         return None
@@ -79,21 +40,15 @@ def plain_template(config: SFTConfig) -> str | None:
     return "{}" if config.model.pretrain_mode_enable else None
 
 
-def _check_turns(config: SFTConfig, row: Row) -> None:
-    if not config.model.pretrain_mode_enable:
-        loss_turns(row, every_turn=config.data.multiturn)
-
-
 @dataclass(frozen=True, kw_only=True)
 class RowEncoder(SampleEncoder):
-    """Makes samples of rows."""
+    """Encodes conversations and plain texts."""
 
     every_turn: bool
     every_token: bool
 
     @classmethod
     def of(cls, config: SFTConfig, *, kit: LmmKit, processor: Any) -> RowEncoder:
-        """Return the encoder of a run."""
         return cls(
             kit=kit,
             processor=processor,
@@ -108,7 +63,6 @@ class RowEncoder(SampleEncoder):
         )
 
     def __call__(self, row: Row) -> SFTSample | None:
-        """Return the row's sample, None where it is too long; raises UserError for media that cannot be taken."""
         return encode_sample(
             row,
             kit=self.kit,
@@ -119,32 +73,15 @@ class RowEncoder(SampleEncoder):
         )
 
 
-class Evaluation(HeldOut[Row, SFTSample]):
-    """The mean loss per loss token of all ranks' rows, and of each data source where there are several."""
+class SFTEvaluation(HeldOut["SFTRun[Any]", SFTSample]):
+    """The mean loss per loss token of all ranks' rows, and the accuracies that a verifier finds."""
 
-    def __init__(
-        self,
-        config: SFTConfig,
-        strategy: KitStrategy,
-        *,
-        rows: Sequence[Row],
-        encode: RowEncoder,
-        filler: SFTSample,
-        losses: Callable[[SFTBatch], TokenLosses],
-        answers: Answers | None = None,
-    ) -> None:
-        """Args:
-        filler: a sample without loss tokens.
-        losses: gives those of a batch's tokens.
-        """
-        super().__init__(
-            config, strategy, rows=rows, source_of=lambda row: row.datasource, encode=encode, filler=filler
-        )
-        self.pad_token_id = encode.kit.tokenizer_of(encode.processor).pad_token_id
-        self.losses = losses
-        # Of what is measured beside the loss; known after the first pass.
+    def __init__(self, run: SFTRun[Any], rows: Sequence[Row]) -> None:
+        super().__init__(run, rows)
+        # The names of other measured values; known after the first pass.
         self.parts: tuple[str, ...] = ()
-        self.answers = answers
+        asked = self.config.eval.verifier is not None
+        self.answers = Answers(self.config, run.engine, checkpoint=run.checkpoint, rows=rows) if asked else None
 
     def _all_metrics(self) -> dict[str, float]:
         metrics = super()._all_metrics()
@@ -153,48 +90,35 @@ class Evaluation(HeldOut[Row, SFTSample]):
         return metrics
 
     def _measured(self, samples: Sequence[SFTSample]) -> torch.Tensor:
-        batch = collate(samples, pad_token_id=self.pad_token_id)
-        found = self.losses(batch)
+        batch = self.run.collate(samples)
+        found = self.run.token_losses(batch)
         self.parts = tuple(found.parts)
         sums = [values.double().sum(-1) for values in (found.loss, *found.parts.values())]
         return torch.stack([*sums, batch.loss_mask.sum(-1).to(sums[0])], dim=-1)
 
-    def _metrics(self, sums: torch.Tensor, *, source: str | None) -> dict[str, float]:
+    def _metrics(self, sums: torch.Tensor) -> dict[str, float]:
         *totals, tokens = sums.tolist()
-        of_source = "eval_" if source is None else f"eval_{source}_"
-        names = (f"{of_source}{name}" for name in ("loss", *self.parts))
+        names = (LOSS, *self.parts)
         return {name: total / tokens for name, total in zip(names, totals, strict=True)} if tokens else {}
 
 
 class Answers:
-    """Greedy answers of the model that is trained, judged by a verifier; each rank generates and judges its own."""
+    """Greedy answers of the trained model, judged by a verifier; each rank generates and judges its own."""
 
     def __init__(self, config: SFTConfig, model: Any, *, checkpoint: Checkpoint, rows: Sequence[Row]) -> None:
-        """Args: model: as DeepSpeed has it."""
-        assert config.eval.verifier is not None, "made where one is asked for"
+        """Args: model: the module that DeepSpeed wraps."""
+        assert config.eval.verifier is not None, "the caller checks it"
         self.verifier = config.eval.verifier
         self.sampling = SamplingSettings(
             n_samples=1, temperature=0.0, top_p=1.0, max_new_tokens=config.eval.max_new_tokens
         )
-        settings = EngineSettings(
-            adapter=None,
-            dtype="auto",
-            max_model_len=config.data.max_len,
-            max_images=max(len(images_of(row.messages)) for row in rows),
-            max_videos=max(len(videos_of(row.messages)) for row in rows),
-            batch_rows=config.train.micro_batch_size,
-            tensor_parallel_size=1,
-            gpu_memory_utilization=1.0,
-            enforce_eager=True,
-            seed=config.train.seed,
-            trust_remote_code=config.train.trust_remote_code,
-        )
+        settings = engine_settings(config, rows, dtype="auto", gpu_memory_utilization=1.0, enforce_eager=True)
         codec = LimitedCodec(checkpoint.path, settings, checkpoint=checkpoint)
         self.engine = TransformersEngine.around(bare(model), codec=codec, batch_rows=settings.batch_rows)
 
     def accuracies(self, rows: Sequence[Row], sources: Sequence[str], *, group: dist.ProcessGroup) -> dict[str, float]:
         """Return pass@1 by data source over the rows of all ranks; rows too long for an answer are left out."""
-        # By data source: right answers, and all of them.
+        # Right answers and all answers by data source.
         sums = torch.zeros(len(sources), 2, dtype=torch.double, device=torch.cuda.current_device())
         prompts = {index: prompt_of(row) for index, row in enumerate(rows)}
         with _own_settings(self.engine.model):
@@ -213,6 +137,30 @@ class Answers:
         }
 
 
+def engine_settings(
+    config: SFTConfig,
+    rows: Sequence[Row],
+    *,
+    dtype: EngineDtype,
+    gpu_memory_utilization: float | None,
+    enforce_eager: bool | None,
+) -> EngineSettings:
+    """Return the settings of an engine that answers these rows."""
+    return EngineSettings(
+        adapter=None,
+        dtype=dtype,
+        max_model_len=config.data.max_len,
+        max_images=max(len(images_of(row.messages)) for row in rows),
+        max_videos=max(len(videos_of(row.messages)) for row in rows),
+        batch_rows=config.train.micro_batch_size,
+        tensor_parallel_size=1,
+        gpu_memory_utilization=gpu_memory_utilization,
+        enforce_eager=enforce_eager,
+        seed=config.train.seed,
+        trust_remote_code=config.train.trust_remote_code,
+    )
+
+
 def prompt_of(row: Row) -> Row:
     """Return a row without the assistant turn at its end."""
     ends_answered = row.messages[-1].role == "assistant"
@@ -221,7 +169,7 @@ def prompt_of(row: Row) -> Row:
 
 @contextmanager
 def _own_settings(model: Any) -> Iterator[None]:
-    """Generate without what the checkpoint asks for (a repetition penalty, say), which is saved with the model."""
+    """Generate without the checkpoint's generation config (such as a repetition penalty), which is saved with it."""
     of_checkpoint, model.generation_config = model.generation_config, GenerationConfig()
     try:
         yield
@@ -237,44 +185,46 @@ class SFTRun(SupervisedRun[SFTConfigT, Row, SFTSample, SFTBatch]):
 
     kind = "sft"
     encoder = RowEncoder
-    encode: RowEncoder
+    evaluator = SFTEvaluation
 
     @classmethod
-    def read(cls, config: SFTConfigT, check: RowCheck[Row]) -> tuple[KeptRows[Row], KeptRows[Row]]:
-        return training_rows(config, check=check), evaluation_rows(config, check=check)
+    def load(cls, config: SFTConfigT, path: str, *, split: str, check: RowCheck[Row], held_out: bool) -> KeptRows[Row]:
+        def check_row(row: Row) -> None:
+            learned = demonstration(row)
+            if not config.model.pretrain_mode_enable:
+                loss_turns(learned, every_turn=config.data.multiturn)
+            check(learned)
+
+        reading = row_reading(config.data, prefix="--data.")
+        names = replace(reading.names, response=config.data.output_key)
+        file = read_row_file(
+            path,
+            split=split,
+            reading=replace(reading, names=names, plain_template=plain_template(config)),
+            answer_required=held_out and config.eval.verifier is not None,
+            check=check_row,
+            bad_rows=config.data.bad_rows,
+            skip_by=SKIP_BAD_ROWS,
+        )
+        return kept(file, map(demonstration, file.rows.values()))
 
     @classmethod
-    def of(cls, session: Session[SFTConfigT], **learned: Any) -> Self:
+    def of(cls, session: SupervisedSession[SFTConfigT], **learned: Any) -> Self:
         return cls(session, prepare_policy(session), **learned)
 
-    def held_out(self, rows: Sequence[Row]) -> Evaluation:
-        asked = self.config.eval.verifier is not None
-        return Evaluation(
-            self.config,
-            self.strategy,
-            rows=rows,
-            encode=self.encode,
-            filler=self.filler,
-            losses=self.token_losses,
-            answers=Answers(self.config, self.engine, checkpoint=self.checkpoint, rows=rows) if asked else None,
-        )
-
     def collate(self, samples: Sequence[SFTSample]) -> SFTBatch:
-        """Return samples as one padded batch."""
         return collate(samples, pad_token_id=self.pad_token_id)
 
     def counts(self, batch: SFTBatch) -> Counts:
-        """Return the number of loss tokens."""
         tokens = int(batch.loss_mask.sum())
         return Counts(units=tokens, tokens=tokens)
 
     def terms(self, batch: SFTBatch) -> Terms:
-        """Return the loss of the batch's loss tokens."""
         found = self.token_losses(batch)
         sums = {name: values.detach().sum() for name, values in found.parts.items()}
         return Terms(loss=found.loss.sum(), aux_loss=found.aux_loss, sums=sums)
 
-    def token_losses(self, batch: SFTBatch) -> TokenLosses:
+    def token_losses(self, batch: SFTBatch) -> TokenTerms:
         """Return the negative log-likelihood of each loss token."""
         log_probs, aux_loss = self.policy_log_probs(batch)
-        return TokenLosses(loss=-log_probs, aux_loss=aux_loss)
+        return TokenTerms(loss=-log_probs, aux_loss=aux_loss)

@@ -1,4 +1,4 @@
-"""A supervised run from its flags to its model: checks, the processes' group, the run's folder, and the loop in them."""
+"""A supervised run from its flags to its model: checks, the process group, the run's folder and the loop."""
 
 from __future__ import annotations
 
@@ -30,17 +30,18 @@ from lmm_r1.planning.run_plan import planned_supervised
 from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.records.tracker_backends import open_trackers
 from lmm_r1.records.trackers import Trackers
+from lmm_r1.supervised import SampleEncoder, chat_template, first_fitting
 from lmm_r1.supervised.loop import SupervisedRun
-from lmm_r1.supervised.models import ConfigT, Session, model_path
-from lmm_r1.supervised.rows import SampleEncoder, chat_template, first_fitting
+from lmm_r1.supervised.models import ConfigT, SupervisedSession, model_path
 
 
 def train(run_class: type[SupervisedRun[ConfigT, Any, Any, Any]], config: ConfigT) -> None:
-    """Train on `--data.dataset` and write the model to `--ckpt.output_dir`; raises UserError for what the user gave."""
+    """Train on `--data.dataset` and write the model to `--ckpt.output_dir`; raises UserError for wrong flags or rows."""
     checkpoint = _opened(config)
     check_pixel_bounds(config.data, checkpoint, model=_model(checkpoint), prefix="--data.")
     encode = run_class.encoder.of(config, kit=checkpoint.kit, processor=checkpoint.processor)
-    rows, held_out = run_class.read(config, partial(_check_row, run_class, checkpoint, encode))
+    check = partial(_check_row, run_class, checkpoint, encode)
+    rows, held_out = run_class.training_rows(config, check=check), run_class.evaluation_rows(config, check=check)
     default_to_one_process()
     config = _sized(config, rows=len(rows))
     shown = run_class.conversations(rows)
@@ -56,7 +57,7 @@ def train(run_class: type[SupervisedRun[ConfigT, Any, Any, Any]], config: Config
 
 
 def _sized(config: ConfigT, *, rows: int) -> ConfigT:
-    """Return the settings with the sizes that were left open; rank 0 says what they are."""
+    """Return the settings with the sizes that were left open; rank 0 prints them."""
     sized, told = sized_supervised(config, rows=rows, processes=int(os.environ["WORLD_SIZE"]))
     if told is not None:
         Console(highlight=False, soft_wrap=True, quiet=os.environ["RANK"] != "0").print(told)
@@ -64,13 +65,13 @@ def _sized(config: ConfigT, *, rows: int) -> ConfigT:
 
 
 def _opened(config: SupervisedConfig) -> Checkpoint:
-    """Return the checkpoint that the run trains; raises UserError where it cannot be trained as the flags say."""
+    """Return the checkpoint that the run trains; raises UserError if it cannot be trained with these flags."""
     path = model_path(config)
     checkpoint = Checkpoint(
         path, trust_remote_code=config.train.trust_remote_code, chat_template=chat_template(config)
     )
     model = _model(checkpoint)
-    # What a checkpoint lacks is told in this order: a kit, a processor, weights.
+    # Missing parts of a checkpoint are reported in this order: kit, processor, weights.
     _ = checkpoint.kit, checkpoint.processor
     check_weights(path)
     check_heads(checkpoint.config, size=config.ds.ulysses_size, model=model)
@@ -83,7 +84,6 @@ def _opened(config: SupervisedConfig) -> Checkpoint:
 def _check_row(
     run_class: type[SupervisedRun[Any, Any, Any, Any]], checkpoint: Checkpoint, encode: SampleEncoder, row: Any
 ) -> None:
-    """Raise UserError for a row that the model cannot take, or that cannot be encoded."""
     check_images_taken(run_class.conversations([row]), kit=checkpoint.kit, model=_model(checkpoint))
     encode.check(row)
 
@@ -101,15 +101,15 @@ def session(
     rows: Sequence[AnyRow],
     shown: Sequence[Row],
     every: KeptRows[Any] | None = None,
-) -> Iterator[Session[ConfigT]]:
-    """Start a run's processes and its folder, and finish both when what is inside has trained.
+) -> Iterator[SupervisedSession[ConfigT]]:
+    """Start a run's processes and its folder, and finish both after the block.
 
-    Raises UserError, before anything is written, for a run that must not begin; RunStopped and UserError for how it ends.
+    Raises UserError, before anything is written, for a run that must not begin; RunStopped and UserError if it ends early.
 
     Args:
-        rows: what is learned from.
-        shown: conversations of the rows, of which the plan takes one with an image.
-        every: where all rows are from, held-out ones too, and which the run goes on without.
+        rows: the training rows.
+        shown: conversations of the rows; the plan uses one with an image.
+        every: the origins of all rows, including held-out ones, and the rows that were left out.
     """
     every = KeptRows() if every is None else every
     folder = RunFolder(
@@ -123,7 +123,7 @@ def session(
     fingerprint = Fingerprint.of(config, models=run_class.models(config), rows={"data.dataset": rows})
     check_start(config, fingerprint)
     tell_factors(checkpoint.config, max_len=config.data.max_len, flag="--data.max_len")
-    # One process stands for all ranks, which end together.
+    # One process acts for all ranks, which end together.
     is_first = os.environ["RANK"] == "0"
     with (
         StopRequests() as stops,
@@ -137,7 +137,7 @@ def session(
         if strategy.is_rank_0():
             resumed = open_run(config, fingerprint, folder=folder)
             folder.left_out(every.left_out)
-        # What is deleted or written there must be so for all ranks.
+        # The folder must be ready for all ranks.
         dist.barrier()
         steps = (len(rows) // config.train.batch_size) * config.train.max_epochs
         if config.train.max_steps > 0:
@@ -148,7 +148,7 @@ def session(
         console.print(f"{folder.name}: {len(rows)} rows, loading {checkpoint.path} ...")
         with kept:
             with trackers:
-                yield Session(
+                yield SupervisedSession(
                     config=config,
                     checkpoint=checkpoint,
                     strategy=strategy,
@@ -160,7 +160,7 @@ def session(
             if strategy.is_rank_0():
                 console.print(folder.finish(steps=steps))
         first = strategy.is_rank_0()
-        # Whoever goes on from here finds the run finished, whichever rank it is.
+        # Every rank continues only after the run is finished.
         dist.barrier()
     if first:
         publish(config, folder.path)
@@ -168,7 +168,6 @@ def session(
 
 @contextmanager
 def _joined(config: SupervisedConfig) -> Iterator[KitStrategy]:
-    """Set up the group of the run's processes, and leave it after the block, also if that fails."""
     strategy = make_strategy(config)
     strategy.setup_distributed()
     try:
@@ -186,7 +185,7 @@ def _check_processes(config: SupervisedConfig, *, count: int) -> None:
 
 
 def _planned(config: ConfigT, rows: Sequence[Row]) -> ConfigT:
-    """Return the settings with what memory decides, alike on every rank; rank 0 says what the run will take.
+    """Return the settings that fit into memory, the same on every rank; rank 0 prints the estimate.
 
     Raises UserError, on every rank, for a run that cannot fit.
     """

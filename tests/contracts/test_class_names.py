@@ -12,17 +12,11 @@ ROOT = Path(__file__).parents[2]
 NOT_YET_RENAMED = {
     "Checkpoint",
     "ConvertConfig",
-    "Difference",
-    "Evaluation",
-    "Gap",
     "Generation",
     "Grid",
     "Phi3VForCausalLM",
     "Phi3VImageEmbedding",
     "Plan",
-    "Session",
-    "Source",
-    "TokenLosses",
     "_Lines",
 }
 """Names that still have several classes. Remove a name when its classes are renamed; never add one."""

@@ -37,7 +37,7 @@ def run(folder: Path, command: str, *arguments: str) -> subprocess.CompletedProc
     ("module", "line", "said"),
     [
         ("lmm_r1/data/messages.py", "import lmm_r1.lmm_kits", "lmm_r1.data is not allowed to import lmm_r1.lmm_kits"),
-        ("lmm_r1/chat/loop.py", "import lmm_r1.batch.job", "lmm_r1.chat is not allowed to import lmm_r1.batch"),
+        ("lmm_r1/chat/loop.py", "import lmm_r1.batch", "lmm_r1.chat is not allowed to import lmm_r1.batch"),
         ("remote_rm/client.py", "import lmm_r1.errors", "remote_rm is not allowed to import lmm_r1"),
         ("lmm_r1/newroom.py", "", "newroom"),
     ],

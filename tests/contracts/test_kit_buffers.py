@@ -253,7 +253,7 @@ def test_a_run_stops_where_a_buffer_is_rounded_in_loading(tiny_checkpoint, one_r
 
 
 def test_a_wrong_value_is_named(tiny_checkpoint):
-    from lmm_r1.models.buffers import check_buffers, plain_buffers
+    from lmm_r1.models.loading import check_buffers, plain_buffers
 
     folder = tiny_checkpoint("llm")
     model = plain_model("llm", folder, torch.float32)

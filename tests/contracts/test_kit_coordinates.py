@@ -13,9 +13,8 @@ from lmm_r1.data.messages import Row
 from lmm_r1.data.reading import RowReading
 from lmm_r1.generation.codec import PromptCodec
 from lmm_r1.lmm_kits import KITS, EncodedPrompt, get_kit
-from lmm_r1.scoring.remote_scorer import RowClient
-from lmm_r1.scoring.scored_response import ScoredResponse
-from lmm_r1.scoring.sources import VerifierScorer
+from lmm_r1.scoring import ScoredResponse
+from lmm_r1.scoring.sources import RowClient, VerifierScorer
 from remote_rm.box_verifier import BoxVerifier, reward_func
 from remote_rm.client import SentSample, _payload
 from remote_rm.service.app import create_app

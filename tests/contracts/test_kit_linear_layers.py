@@ -10,7 +10,7 @@ import torch
 from helpers.packed_batches import Batch, Sample, check, make_actors, one_by_one, shuffled, together, zeros
 from helpers.tiny_models import build_experts, reshaped
 
-from lmm_r1.data import prefix_tree
+from lmm_r1.data import sample
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import KITS, get_kit
 from lmm_r1.models.packed import linear_attention
@@ -48,7 +48,7 @@ CASES = [("qwen3_5", shape) for shape in SHAPES] + [(name, "as built") for name 
 
 @pytest.fixture(autouse=True)
 def nodes_of_single_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefix_tree, "LEAST_SHARED", 1)
+    monkeypatch.setattr(sample, "LEAST_SHARED", 1)
 
 
 def trees(prompt: int) -> Batch:

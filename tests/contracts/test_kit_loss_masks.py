@@ -12,7 +12,7 @@ from lmm_r1.data.preferences import PreferenceRow
 from lmm_r1.data.row_parser import parse_row
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import KITS, Checkpoint, get_kit
-from lmm_r1.supervised.preferences import encode_pair
+from lmm_r1.supervised.dpo import encode_pair
 from lmm_r1.supervised.samples import SFTSample, encode_sample
 
 pytestmark = pytest.mark.contract

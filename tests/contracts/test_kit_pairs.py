@@ -16,8 +16,8 @@ from lmm_r1.data.preferences import PreferenceRow, StepRow, UnpairedRow
 from lmm_r1.lmm_kits import KITS, get_kit
 from lmm_r1.lmm_kits.step_tokens import StepTokens
 from lmm_r1.models.actor import KitActor
+from lmm_r1.supervised.dpo import PairSample, collate_pairs, encode_pair
 from lmm_r1.supervised.kto import Neighbours, UnpairedEncoder
-from lmm_r1.supervised.preferences import PairSample, collate_pairs, encode_pair
 from lmm_r1.supervised.prm import StepEncoder, collate_steps
 from lmm_r1.supervised.rm import RewardSample, collate_rewards
 from lmm_r1.supervised.samples import collate, encode_sample
@@ -158,9 +158,9 @@ def test_a_mismatched_conversation_is_the_prompt_with_its_images_and_the_next_ro
             max_len=8192,
             every_turn=False,
         )
-        assert found.pair.rejected.token_ids == expected.token_ids
-        assert found.pair.rejected.loss_mask == expected.loss_mask
-        assert found.pair.rejected.media is found.pair.chosen.media
+        assert found.rejected.token_ids == expected.token_ids
+        assert found.rejected.loss_mask == expected.loss_mask
+        assert found.rejected.media is found.chosen.media
 
 
 @pytest.mark.parametrize("name", sorted(SOME))
@@ -195,9 +195,9 @@ def test_a_pair_in_one_packed_sequence_has_the_rewards_of_its_sides_by_themselve
     sample = encode(name, row(messages, *SIDES[0]))
     folder = tiny_checkpoint(name)
     shared, stock = make_value_model(folder, share_prefix=True), make_value_model(folder)
-    rewards = RewardSample(pair=sample, margin=0.0, scores=(0.0, 0.0))
+    rewards = RewardSample(chosen=sample.chosen, rejected=sample.rejected, margin=0.0, scores=(0.0, 0.0))
     batch = collate_rewards([rewards, rewards.filler], pad_token_id=0)
-    tokens = batch.pairs.tokens
+    tokens = batch.tokens
     with torch.no_grad():
         together = shared(
             tokens.sequences,

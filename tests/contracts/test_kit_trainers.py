@@ -26,12 +26,11 @@ from lmm_r1.models.adapters import adapted_layers, quantized_layers
 from lmm_r1.models.packed.sequence_parallel import bare
 from lmm_r1.models.value_model import KitValueModel
 from lmm_r1.records.run_folder import RunFolder
-from lmm_r1.supervised.dpo import DPORun
+from lmm_r1.supervised.dpo import DPORun, ReferredRun
 from lmm_r1.supervised.kd import KDRun
 from lmm_r1.supervised.kto import KTORun
 from lmm_r1.supervised.loop import SupervisedRun
 from lmm_r1.supervised.prm import PRMRun
-from lmm_r1.supervised.reference import ReferredRun
 from lmm_r1.supervised.rm import RMRun
 from lmm_r1.supervised.sft import SFTRun
 

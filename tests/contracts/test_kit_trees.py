@@ -25,7 +25,6 @@ from helpers.packed_batches import (
 from helpers.tables import SOME
 from helpers.tiny_models import altered
 
-from lmm_r1.data import prefix_tree
 from lmm_r1.lmm_kits import KITS, EncodedPrompt, LmmKit, Media, get_kit
 from lmm_r1.models.actor import wanted_targets
 
@@ -46,7 +45,7 @@ VIDEO = [message("user", clip(2, 56, 84), "?")]
 
 @pytest.fixture(autouse=True)
 def nodes_of_single_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefix_tree, "LEAST_SHARED", 1)
+    monkeypatch.setattr("lmm_r1.data.sample.LEAST_SHARED", 1)
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 from PIL import Image, ImageChops
@@ -43,3 +45,9 @@ def row(*messages: Message, answer: str = "46") -> Row:
 def load_rows(path: str, **options: Any) -> list[Row]:
     """Return the rows of `read_row_file`."""
     return list(read_row_file(path, **options).rows.values())
+
+
+def write_rows(path: Path, *records: object) -> str:
+    """Write records as JSON lines and return the path."""
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    return str(path)

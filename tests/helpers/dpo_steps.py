@@ -137,7 +137,7 @@ def by_hand(case: Case) -> Updates:
 
 
 def _pairs_by_hand(case: Case) -> Updates:
-    from lmm_r1.supervised.preferences import encode_pair
+    from lmm_r1.supervised.dpo import encode_pair
 
     kit, processor = _kit_of(case)
     samples = [encode_pair(row, kit=kit, processor=processor, max_len=4096) for row in rows()]
@@ -177,7 +177,7 @@ def _rewards_by_hand(case: Case) -> Updates:
     def losses() -> tuple[list[torch.Tensor], dict[str, float]]:
         found, pairs = [], []
         for sample in samples:
-            chosen, rejected = reward(sample.pair.chosen), reward(sample.pair.rejected)
+            chosen, rejected = reward(sample.chosen), reward(sample.rejected)
             found.append(-F.logsigmoid(chosen - rejected - sample.margin))
             pairs.append([value.item() for value in (chosen - rejected, chosen, rejected)])
         return found, _means(pairs, "reward_margin", "chosen_reward", "rejected_reward")
@@ -200,10 +200,10 @@ def _unpaired_by_hand(case: Case) -> Updates:
 
     def losses() -> tuple[list[torch.Tensor], dict[str, float]]:
         with torch.no_grad():
-            kl = torch.stack([ratio(sample.pair.rejected) for sample in samples]).mean().clamp(min=0)
+            kl = torch.stack([ratio(sample.rejected) for sample in samples]).mean().clamp(min=0)
         found, rewards = [], {True: [], False: []}
         for sample in samples:
-            own = ratio(sample.pair.chosen)
+            own = ratio(sample.chosen)
             rewards[sample.desirable].append(BETA * own.item())
             value = BETA * (own - kl) if sample.desirable else BETA * (kl - own)
             found.append((DESIRABLE if sample.desirable else UNDESIRABLE) * (1 - F.sigmoid(value)))

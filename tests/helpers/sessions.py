@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 
+from lmm_r1 import dotted
 from lmm_r1.config import SupervisedConfig
 from lmm_r1.lifecycle.stopping import StopRequests
 from lmm_r1.lmm_kits import Checkpoint, LmmKit
 from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.records.trackers import Trackers
-from lmm_r1.supervised.models import Session
+from lmm_r1.supervised.models import SupervisedSession
 from lmm_r1.supervised.samples import SFTBatch, SFTSample
+
+ConfigT = TypeVar("ConfigT")
+
+
+def configured(config_class: type[ConfigT], **flags: object) -> ConfigT:
+    """Return a command's settings with these flags: `train__batch_size` is `--train.batch_size`."""
+    return dotted.replace(config_class(), {name.replace("__", "."): value for name, value in flags.items()})
 
 
 def session_of(
@@ -24,13 +32,13 @@ def session_of(
     checkpoint: Checkpoint | None = None,
     folder: RunFolder | None = None,
     steps: int = 1,
-) -> Session:
+) -> SupervisedSession:
     """Return the session of a strategy, without a folder unless one is given.
 
     Args:
         kit: of a checkpoint that has no files, and no processor.
     """
-    return Session(
+    return SupervisedSession(
         config=config,
         checkpoint=checkpoint or checkpoint_of(kit),
         strategy=strategy,
@@ -51,7 +59,7 @@ def checkpoint_of(kit: Any) -> Checkpoint:
 
 def begun(
     config: SupervisedConfig, *, checkpoint: Checkpoint | None = None, folder: RunFolder | None = None, steps: int
-) -> Session:
+) -> SupervisedSession:
     """Return the session of a run under DeepSpeed, in the processes that this one is of."""
     from lmm_r1.host.strategy import make_strategy
 
@@ -61,7 +69,7 @@ def begun(
     return session_of(config, strategy, checkpoint=checkpoint, folder=folder, steps=steps)
 
 
-def run_of(run_class: Any, session: Session, rows: Any) -> Any:
+def run_of(run_class: Any, session: SupervisedSession, rows: Any) -> Any:
     """Return the run of a session on rows, of which the first fits."""
     checkpoint = session.checkpoint
     encode = run_class.encoder.of(session.config, kit=checkpoint.kit, processor=checkpoint.processor)
@@ -77,6 +85,7 @@ class AccumulatingStrategy:
     def __init__(self, *, micro_batches: int = 1) -> None:
         self.ds_device_mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("dp",))
         self.micro_batches = micro_batches
+        self.steps = 0
         self.steps = 0
 
     def is_rank_0(self) -> bool:

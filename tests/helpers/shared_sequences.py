@@ -202,7 +202,7 @@ def _batch(kit: str, path: str, messages: str, lengths: Sequence[Sequence[int]])
     from helpers.packed_batches import Batch, fork, groups
     from helpers.tiny_models import encode
 
-    from lmm_r1.data import prefix_tree
+    from lmm_r1.data import sample as samples
     from lmm_r1.lmm_kits import get_kit
 
     own = get_kit(kit)
@@ -210,7 +210,7 @@ def _batch(kit: str, path: str, messages: str, lengths: Sequence[Sequence[int]])
     prompts = [encode(own, processor, conversation) for conversation in _conversations(messages)]
     if messages == "branches":
         # Nodes of single tokens.
-        prefix_tree.LEAST_SHARED = 1
+        samples.LEAST_SHARED = 1
         return fork(*prompts).padded("left")
     return Batch(tuple(groups(prompts, lengths))).padded("left")
 

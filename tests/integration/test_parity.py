@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from helpers.commands_here import start_anew
 
-from lmm_r1.checkpoints.parity_record import kept_for
+from lmm_r1.checkpoints import kept_for
 from lmm_r1.cli.parity import certify
 
 pytestmark = [pytest.mark.integration, pytest.mark.full]

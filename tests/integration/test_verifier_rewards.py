@@ -11,7 +11,7 @@ import lmm_r1
 from lmm_r1.config.ppo import RewardConfig
 from lmm_r1.data.messages import Message, Row, TextPart
 from lmm_r1.errors import UserError
-from lmm_r1.scoring.scored_response import ScoredResponse
+from lmm_r1.scoring import ScoredResponse
 from lmm_r1.scoring.sources import MOST_WORKERS, GroupSource, RowChecker, make_scorer
 from remote_rm.verifier import Score
 

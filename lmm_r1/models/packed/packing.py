@@ -10,8 +10,7 @@ import torch
 import torch.distributed as dist
 from transformers import PretrainedConfig
 
-from lmm_r1.data.prefix_tree import TreeSample, prefix_tree
-from lmm_r1.data.sample import PlacedMedia, SampleMedia, media_before, placed
+from lmm_r1.data.sample import PlacedMedia, SampleMedia, TreeSample, media_before, placed, prefix_tree
 from lmm_r1.lmm_kits import LmmKit, Media
 from lmm_r1.models.packed.layout import PackedLayout, PackedSegment
 

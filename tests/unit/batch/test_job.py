@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lmm_r1.batch.job import RowLog, in_order, record_of, run_job
+from lmm_r1.batch import RowLog, in_order, record_of, run_job
 from lmm_r1.data.messages import Message, Row, TextPart
 from lmm_r1.data.sample import Completion
 from lmm_r1.errors import UserError

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from lmm_r1.batch.job import RowLog
+from lmm_r1.batch import RowLog
 from lmm_r1.data.reading import SkippedRow
 from lmm_r1.errors import UserError
 
@@ -96,7 +96,7 @@ FILL = """
 import sys
 from pathlib import Path
 from lmm_r1.errors import UserError
-from lmm_r1.batch.job import RowLog
+from lmm_r1.batch import RowLog
 log = RowLog(Path(sys.argv[1]))
 first = log.open({}, overwrite=False, flag="--output")
 try:

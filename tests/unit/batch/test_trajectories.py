@@ -9,8 +9,8 @@ import pytest
 from helpers.conversations import load_rows, message, picture, row
 from PIL import Image
 
+from lmm_r1.batch import RowLog, run_job
 from lmm_r1.batch.inputs import select, with_earned
-from lmm_r1.batch.job import RowLog, run_job
 from lmm_r1.data.messages import ImagePart, TextPart, images_of
 from lmm_r1.data.sample import Completion, EpisodeResult, Said
 from lmm_r1.generation.engine import Outcome

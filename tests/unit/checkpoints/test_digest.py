@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from lmm_r1.checkpoints import parity_record
-from lmm_r1.checkpoints.parity_record import checkpoint_state, model_digest
+from lmm_r1 import checkpoints
+from lmm_r1.checkpoints import checkpoint_state, model_digest
 
 pytestmark = pytest.mark.unit
 
@@ -51,5 +51,5 @@ def test_what_trainings_and_evaluations_write_into_the_folder_is_no_part_of_the_
 
 def test_a_name_of_the_hub_stands_for_the_commit_in_the_cache(monkeypatch):
     for commit, state in (("abc", "org/model abc"), (None, None)):
-        monkeypatch.setattr(parity_record, "cached_commit", lambda name, commit=commit: commit)
+        monkeypatch.setattr(checkpoints, "cached_commit", lambda name, commit=commit: commit)
         assert checkpoint_state("org/model") == state

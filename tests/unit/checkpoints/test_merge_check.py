@@ -13,8 +13,8 @@ from helpers.tiny_models import make_actor
 from lmm_r1.checkpoints import merge_job
 from lmm_r1.checkpoints.merge_job import (
     LIMIT,
-    Difference,
     LoadedWeights,
+    MergeDifference,
     check_written,
     difference,
     judge_merge,
@@ -53,7 +53,7 @@ def adapted(base: Path, *, std: float) -> LoadedWeights:
     return LoadedWeights(model=model)
 
 
-def made_by_merging(base: Path, prompts: list[EncodedPrompt], *, std: float) -> Difference:
+def made_by_merging(base: Path, prompts: list[EncodedPrompt], *, std: float) -> MergeDifference:
     loaded = adapted(base, std=std)
     unmerged = outputs_of(loaded, KIT, prompts)
     merge_adapter(loaded.model)
@@ -63,13 +63,13 @@ def made_by_merging(base: Path, prompts: list[EncodedPrompt], *, std: float) -> 
 def test_the_difference_is_the_largest_of_all_prompts():
     one = [torch.tensor([[1.0, -4.0]]), torch.tensor([[2.0]])]
     other = [torch.tensor([[1.5, -4.0]]), torch.tensor([[1.0]])]
-    assert difference(one, other) == Difference(largest=1.0, scale=4.0)
+    assert difference(one, other) == MergeDifference(largest=1.0, scale=4.0)
 
 
 def test_a_limit_is_a_share_of_values_above_one():
-    assert Difference(largest=3e-5, scale=4.0).within(1e-5)
-    assert not Difference(largest=5e-5, scale=4.0).within(1e-5)
-    assert not Difference(largest=2e-5, scale=0.1).within(1e-5)
+    assert MergeDifference(largest=3e-5, scale=4.0).within(1e-5)
+    assert not MergeDifference(largest=5e-5, scale=4.0).within(1e-5)
+    assert not MergeDifference(largest=2e-5, scale=0.1).within(1e-5)
 
 
 @pytest.mark.parametrize("name", ["llm", "qwen2_5_vl"])
@@ -86,7 +86,7 @@ def test_small_adapters_need_no_explanation(base, prompts):
     def load() -> LoadedWeights:
         raise AssertionError("nothing is to be repeated")
 
-    said = judge_merge(Difference(largest=LIMIT, scale=4.0), load=load, kit=KIT, prompts=prompts)
+    said = judge_merge(MergeDifference(largest=LIMIT, scale=4.0), load=load, kit=KIT, prompts=prompts)
     assert said == "largest difference 1.0e-05 in fp32, of values up to 4.0"
 
 
@@ -108,16 +108,16 @@ def test_a_wrong_merge_is_told_from_rounding(base, prompts, monkeypatch):
     monkeypatch.setattr(merge_job, "merge_adapter", twice)
     with pytest.raises(UserError, match=r"the merged model is not the adapted one: .* in fp64"):
         judge_merge(
-            Difference(largest=2e-5, scale=4.0), load=lambda: adapted(base, std=0.02), kit=KIT, prompts=prompts
+            MergeDifference(largest=2e-5, scale=4.0), load=lambda: adapted(base, std=0.02), kit=KIT, prompts=prompts
         )
 
 
 def test_without_the_memory_the_size_of_the_logits_decides(base, prompts, monkeypatch):
     monkeypatch.setattr(merge_job.psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
     settings = {"load": lambda: adapted(base, std=0.02), "kit": KIT, "prompts": prompts}
-    assert "rounding by its size" in judge_merge(Difference(largest=2e-5, scale=4.0), **settings)
+    assert "rounding by its size" in judge_merge(MergeDifference(largest=2e-5, scale=4.0), **settings)
     with pytest.raises(UserError, match="not the memory to tell .* --no_check"):
-        judge_merge(Difference(largest=5e-5, scale=4.0), **settings)
+        judge_merge(MergeDifference(largest=5e-5, scale=4.0), **settings)
 
 
 @pytest.fixture

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from lmm_r1.checkpoints import parity_record
-from lmm_r1.checkpoints.parity_record import (
-    Gap,
+from lmm_r1 import checkpoints
+from lmm_r1.checkpoints import (
     Parity,
+    ParityGap,
     all_kept,
     checkpoint_state,
     full_name,
@@ -20,7 +20,7 @@ from lmm_r1.cli import kits
 
 pytestmark = pytest.mark.unit
 
-AGREES = Gap(rows="text", weights="as loaded", mean_exp=1.000001, mean=7e-7, largest=4e-6, verdict="agree")
+AGREES = ParityGap(rows="text", weights="as loaded", mean_exp=1.000001, mean=7e-7, largest=4e-6, verdict="agree")
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_what_is_kept_is_read_again_and_a_later_figure_takes_its_place(model):
 
 def test_a_figure_is_stale_where_weights_or_libraries_are_others_now(model, monkeypatch):
     parity = measured(model)
-    monkeypatch.setattr(parity_record, "library_versions", lambda: {**parity.libraries, "transformers": "9.9"})
+    monkeypatch.setattr(checkpoints, "library_versions", lambda: {**parity.libraries, "transformers": "9.9"})
     before = parity.libraries["transformers"]
     assert parity.line.endswith(f"; stale: transformers was {before} and is 9.9")
     (model / "model.safetensors").write_text("others")

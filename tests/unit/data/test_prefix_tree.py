@@ -5,9 +5,8 @@ import random
 import numpy as np
 import pytest
 
-from lmm_r1.data import prefix_tree as module
-from lmm_r1.data.prefix_tree import PrefixNode, TreeSample, prefix_tree
-from lmm_r1.data.sample import PlacedMedia
+from lmm_r1.data import sample as module
+from lmm_r1.data.sample import PlacedMedia, PrefixNode, TreeSample, prefix_tree
 
 pytestmark = pytest.mark.unit
 

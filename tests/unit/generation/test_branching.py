@@ -5,22 +5,22 @@ import threading
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from helpers import talking_engine
 from helpers.character_kit import END, IMAGE, NEWLINE, PATCHES, PLACEHOLDER, CharacterKit
 from helpers.conversations import message, row
-from helpers.samples import media_ref
+from helpers.scripted_engines import play_group
 
 from lmm_r1.agents.environment import Answered, Environment, Episode, Turn
 from lmm_r1.config.ppo import AgentConfig
-from lmm_r1.data import prefix_tree
 from lmm_r1.data.messages import ImagePart, Row, TextPart
-from lmm_r1.data.sample import MediaRef, Sample
+from lmm_r1.data.sample import Sample
 from lmm_r1.errors import UserError
 from lmm_r1.generation.codec import PromptCodec
-from lmm_r1.generation.engine import SamplingSettings
 from lmm_r1.generation.group import GroupSettings
 from lmm_r1.generation.ray_engines import BranchingRollout
 from lmm_r1.rl.batching import PassLimits, plan_forward, sample_sizes
@@ -28,15 +28,8 @@ from lmm_r1.rl.experiences import experience_of
 
 pytestmark = pytest.mark.unit
 
-SETTINGS = GroupSettings(
-    sampling=SamplingSettings(n_samples=4, temperature=1.0, top_p=1.0, max_new_tokens=4),
-    max_len=200,
-    logprobs=True,
-    ignore_eos=False,
-    overlong_prompts="error",
-    media=True,
-    branches=4,
-)
+FOUR = replace(talking_engine.SETTINGS.sampling, n_samples=4)
+SETTINGS = replace(talking_engine.SETTINGS, sampling=FOUR, max_len=200, branches=4)
 LIMITS = AgentConfig(max_turns=4, max_images=9, answer_s=5.0, overturn="keep")
 PROMPT = row(message("user", "?"), answer="2")
 
@@ -108,22 +101,16 @@ def play(
     environment: Environment, *, settings: GroupSettings = SETTINGS, stored: list[Any] | None = None, **limits: Any
 ) -> tuple[list[Sample], CountingEngine]:
     engine = CountingEngine()
-    kept = [] if stored is None else stored
-
-    def store(media: Any) -> MediaRef:
-        kept.append(media)
-        return media_ref(f"object {len(kept)}")
-
-    rollout = BranchingRollout(
-        environment=environment,
+    samples = play_group(
+        partial(BranchingRollout, environment=environment),
+        engine,
+        PROMPT,
+        n_samples=settings.sampling.n_samples,
+        settings=settings,
         limits=replace(LIMITS, **limits),
-        codec=PromptCodec(kit=CharacterKit(), processor=None, banned_token_ids=()),
-        scorer=None,
-        in_thread=asyncio.to_thread,
-        store=store,
+        stored=stored,
     )
-    made = rollout.run(engine, PROMPT, settings, weight_version=7)
-    return asyncio.run(asyncio.wait_for(made, timeout=20)), engine
+    return list(samples), engine
 
 
 def generated(sample: Sample) -> str:
@@ -245,7 +232,7 @@ def test_a_failure_of_one_branch_costs_that_branch_alone():
 
 
 def test_training_knows_what_branches_have_in_common(monkeypatch):
-    monkeypatch.setattr(prefix_tree, "LEAST_SHARED", 1)
+    monkeypatch.setattr("lmm_r1.data.sample.LEAST_SHARED", 1)
     settings = replace(SETTINGS, branches=2)
     samples, _ = play(Counting(turns=3, picture=True), branch_turn=2, settings=settings)
     sizes = sample_sizes([experience_of(sample, max_len=200) for sample in samples])

@@ -142,7 +142,7 @@ def test_engines_of_a_run_and_all_others_are_told_the_same(has_cuda, checkpoint,
 )
 def test_engines_of_several_workers_send_them_all_pictures_too(settings, checkpoint, monkeypatch):
     told = in_training(checkpoint, monkeypatch, has_cuda=True, **{"vllm.tensor_parallel_size": 2, **settings})
-    assert told["scheduler_cls"] == "lmm_r1.generation.picture_scheduler.picture_scheduler"
+    assert told["scheduler_cls"] == "lmm_r1.generation.worker_extension.picture_scheduler"
 
 
 def test_weights_reach_a_runs_engines_by_broadcast_on_gpus_and_by_files_without(checkpoint, monkeypatch):

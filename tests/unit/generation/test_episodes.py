@@ -5,13 +5,16 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from helpers import talking_engine
 from helpers.character_kit import AFTER_IMAGE, END, IMAGE, NEWLINE, PATCHES, PLACEHOLDER, CharacterKit
 from helpers.conversations import message, row
 from helpers.samples import media_ref
+from helpers.scripted_engines import LIMITS, play_group
 from PIL import Image
 
 from lmm_r1.agents.environment import Answered, Environment, Episode, Turn, TurnOptions
@@ -21,25 +24,16 @@ from lmm_r1.agents.tools import Tool
 from lmm_r1.config.ppo import AgentConfig, ThoughtConfig
 from lmm_r1.config.rewards import WeightedPart
 from lmm_r1.data.messages import ImagePart, Row, TextPart
-from lmm_r1.data.sample import Cut, MediaRef, Said, Sample
+from lmm_r1.data.sample import Cut, Said, Sample
 from lmm_r1.errors import UserError
 from lmm_r1.generation.codec import PromptCodec
-from lmm_r1.generation.engine import SamplingSettings
 from lmm_r1.generation.episodes import EpisodeRollout
 from lmm_r1.generation.group import GroupSettings
 from remote_rm.verifier import Score
 
 pytestmark = pytest.mark.unit
 
-SETTINGS = GroupSettings(
-    sampling=SamplingSettings(n_samples=1, temperature=1.0, top_p=1.0, max_new_tokens=4),
-    max_len=60,
-    logprobs=True,
-    ignore_eos=False,
-    overlong_prompts="error",
-    media=True,
-)
-LIMITS = AgentConfig(max_turns=4, max_images=2, answer_s=5.0, overturn="mask", overturn_penalty=0.5)
+SETTINGS = replace(talking_engine.SETTINGS, max_len=60)
 PROMPT = row(message("user", "1+1?"), answer="2")
 PROMPT_IDS = [*b"u1+1?", END, NEWLINE, ord("a")]
 Scripted = tuple[bytes, str, str | None]
@@ -149,23 +143,17 @@ def play(
     engine: TalkingEngine | None = None,
 ) -> tuple[list[Sample], TalkingEngine]:
     engine = engine or TalkingEngine(*scripts)
-    kept = [] if stored is None else stored
-
-    def store(media: Any) -> MediaRef:
-        kept.append(media)
-        return media_ref(f"object {len(kept)}")
-
-    rollout = EpisodeRollout(
-        environment=environment,
+    samples = play_group(
+        partial(EpisodeRollout, environment=environment),
+        engine,
+        prompt,
+        n_samples=max(1, len(scripts)),
+        settings=settings,
         limits=limits,
-        codec=PromptCodec(kit=CharacterKit(), processor=None, banned_token_ids=()),
         scorer=scorer,
-        in_thread=asyncio.to_thread,
-        store=store,
+        stored=stored,
     )
-    sampling = replace(settings.sampling, n_samples=max(1, len(scripts)))
-    made = rollout.run(engine, prompt, replace(settings, sampling=sampling), weight_version=7)
-    return asyncio.run(asyncio.wait_for(made, timeout=20)), engine
+    return list(samples), engine
 
 
 def test_an_episode_is_the_ids_that_were_generated_and_shown_and_nothing_is_tokenized_again():

@@ -22,7 +22,7 @@ from lmm_r1.generation.engine import SamplingSettings
 from lmm_r1.generation.group import GroupRollout, GroupSettings, RefusedPrompt
 from lmm_r1.generation.ray_engines import KitRolloutActor
 from lmm_r1.generation.request import EngineWeights
-from lmm_r1.scoring.scored_response import Moment, ScoredResponse
+from lmm_r1.scoring import Moment, ScoredResponse
 from remote_rm.client import RewardUnavailable
 from remote_rm.verifier import Score
 

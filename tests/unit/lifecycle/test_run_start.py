@@ -8,7 +8,7 @@ import yaml
 from PIL import Image
 
 from lmm_r1 import dotted
-from lmm_r1.checkpoints.parity_record import model_digest
+from lmm_r1.checkpoints import model_digest
 from lmm_r1.config import PPOConfig, SFTConfig
 from lmm_r1.config.export import is_free, settings_of_the_run
 from lmm_r1.data.messages import FilePlace, FileState, ImagePart, Message, Row, StoredBytes, TextPart

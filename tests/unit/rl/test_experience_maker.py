@@ -12,7 +12,6 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 
 from lmm_r1 import cpu, dotted
 from lmm_r1.config import PPOConfig, resolve
-from lmm_r1.data import prefix_tree
 from lmm_r1.data.sample import PlacedRef, media_before
 from lmm_r1.rl.batching import pass_limits, sample_sizes
 from lmm_r1.rl.experiences import is_on_policy
@@ -108,7 +107,7 @@ def test_media_behind_the_prompt_make_no_other_group():
 
 
 def test_what_samples_of_a_group_go_on_alike_with_is_known(monkeypatch):
-    monkeypatch.setattr(prefix_tree, "LEAST_SHARED", 1)
+    monkeypatch.setattr("lmm_r1.data.sample.LEAST_SHARED", 1)
     samples = [sample([1, 2], [4, 5, 6]), sample([1, 2], [4, 5, 7]), sample([1, 2], [8]), sample([3], [4, 5, 6])]
     assert [size.shared for size in sample_sizes(samples)] == [((1, 2),), ((1, 2),), (), ()]
     # What all of them go on with belongs to the first node, with the prompt.

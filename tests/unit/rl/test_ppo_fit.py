@@ -24,7 +24,7 @@ from lmm_r1.rl.generator import KitSamplesGenerator, group_settings
 from lmm_r1.rl.groups import GroupFilter
 from lmm_r1.rl.loop import RLRun
 from lmm_r1.rl.rollouts import Rollout
-from lmm_r1.scoring.scored_response import Moment
+from lmm_r1.scoring import Moment
 
 pytestmark = pytest.mark.unit
 

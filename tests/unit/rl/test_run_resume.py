@@ -22,7 +22,7 @@ from lmm_r1.rl import loop
 from lmm_r1.rl.loop import RLRun
 from lmm_r1.rl.model_groups import Models
 from lmm_r1.rl.run import workers_strategy
-from lmm_r1.scoring.scored_response import Moment
+from lmm_r1.scoring import Moment
 
 pytestmark = pytest.mark.unit
 

@@ -26,7 +26,7 @@ from lmm_r1.rl.mismatch import ROWS_WITH
 from lmm_r1.rl.model_groups import worker_errors
 from lmm_r1.rl.rollouts import Rollout
 from lmm_r1.rl.workers import media_per_row
-from lmm_r1.scoring.scored_response import Moment
+from lmm_r1.scoring import Moment
 from remote_rm.client import RewardUnavailable
 from remote_rm.verifier import Score
 

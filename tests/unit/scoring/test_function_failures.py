@@ -16,7 +16,7 @@ from lmm_r1.errors import UserError
 from lmm_r1.generation.codec import PromptCodec
 from lmm_r1.generation.engine import SamplingSettings
 from lmm_r1.generation.group import GroupRollout, GroupSettings
-from lmm_r1.scoring.scored_response import Moment, ScoredResponse
+from lmm_r1.scoring import Moment, ScoredResponse
 from lmm_r1.scoring.sources import GroupSource, make_scorer
 
 pytestmark = pytest.mark.unit

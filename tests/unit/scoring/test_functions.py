@@ -14,8 +14,8 @@ from lmm_r1.config.ppo import PPOConfig, RewardConfig
 from lmm_r1.config.rewards import reward_function
 from lmm_r1.errors import UserError
 from lmm_r1.rl.run import shared_paths
+from lmm_r1.scoring import Moment, ScoredResponse
 from lmm_r1.scoring.functions import FunctionScorer
-from lmm_r1.scoring.scored_response import Moment, ScoredResponse
 from remote_rm import llm_judge_verifier
 from remote_rm.verifier import Score
 

@@ -9,7 +9,7 @@ from ray import cloudpickle
 from lmm_r1.api.training import train_rl
 from lmm_r1.config.ppo import RewardConfig
 from lmm_r1.errors import UserError
-from lmm_r1.scoring.scored_response import ScoredResponse
+from lmm_r1.scoring import ScoredResponse
 from lmm_r1.scoring.sources import make_scorer
 from remote_rm.verifier import Score
 

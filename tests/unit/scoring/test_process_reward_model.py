@@ -18,9 +18,9 @@ from lmm_r1.data.sample import Completion
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import Checkpoint, get_kit
 from lmm_r1.lmm_kits.step_tokens import CONFIG_KEY, StepTokens
+from lmm_r1.scoring import DEFAULT_JUDGING, StepJudging
 from lmm_r1.scoring.response_scores import ProcessRewardScorer
 from lmm_r1.scoring.reward_model import ProcessRewardModel
-from lmm_r1.scoring.scored_response import DEFAULT_JUDGING, StepJudging
 
 pytestmark = pytest.mark.unit
 

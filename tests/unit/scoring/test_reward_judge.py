@@ -22,10 +22,9 @@ from lmm_r1.data.messages import ImagePart, Row, to_json
 from lmm_r1.data.sent_prompt import MediaAccess
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import EncodedPrompt
-from lmm_r1.scoring.reward_judge import RewardModelJudge, create_app, items_of_request
+from lmm_r1.scoring import StepJudging
+from lmm_r1.scoring.reward_judge import ResponseRewards, RewardItem, RewardModelJudge, create_app, items_of_request
 from lmm_r1.scoring.reward_model import EncodedSample, RewardModel
-from lmm_r1.scoring.scored_response import StepJudging
-from lmm_r1.scoring.served_rewards import ResponseRewards, RewardItem
 from remote_rm.protocol import RewardRequest
 from remote_rm.service.middleware import Abandonment
 from remote_rm.verifier import PoolUnavailable, ServiceLimits, UnusableItem

@@ -23,11 +23,10 @@ from lmm_r1.data.messages import ImagePart, Row
 from lmm_r1.data.sample import Completion
 from lmm_r1.data.sent_prompt import MediaAccess, ending_of
 from lmm_r1.errors import UserError
-from lmm_r1.scoring.remote_scorer import query_of
-from lmm_r1.scoring.reward_judge import create_app
+from lmm_r1.scoring import StepJudging, not_finite
+from lmm_r1.scoring.response_scores import query_of
+from lmm_r1.scoring.reward_judge import StepRewards, create_app
 from lmm_r1.scoring.reward_model import ProcessRewardModel
-from lmm_r1.scoring.scored_response import StepJudging, not_finite
-from lmm_r1.scoring.served_rewards import StepRewards
 from remote_rm.verifier import ServiceLimits
 
 pytestmark = pytest.mark.unit

@@ -7,7 +7,7 @@ import pytest
 from lmm_r1.config.ppo import RewardConfig
 from lmm_r1.config.rewards import WeightedPart, part_weights
 from lmm_r1.errors import UserError
-from lmm_r1.scoring.scored_response import weighted
+from lmm_r1.scoring import weighted
 from remote_rm.verifier import Score
 
 pytestmark = pytest.mark.unit

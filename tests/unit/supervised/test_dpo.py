@@ -1,6 +1,7 @@
 """A preference run: its update is the mean over pairs, its evaluation too, and its reference what the flags say."""
 
 import math
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,23 +9,20 @@ import pytest
 import torch
 from helpers.character_kit import CharacterKit
 from helpers.conversations import message
-from helpers.sessions import POLICY, AccumulatingStrategy, TableActor, TableReference, responding, session_of
+from helpers.sessions import AccumulatingStrategy, POLICY, TableActor, TableReference, configured, responding, session_of
 
 from lmm_r1 import dotted
 from lmm_r1.config import DPOConfig
 from lmm_r1.data.preferences import PreferenceRow
 from lmm_r1.models.loading import LoadSettings
 from lmm_r1.supervised import models
-from lmm_r1.supervised import reference as references
-from lmm_r1.supervised.dpo import DPORun
-from lmm_r1.supervised.preferences import PairBatch, PairEncoder, PairSample, collate_pairs
-from lmm_r1.supervised.reference import prepare_reference
+from lmm_r1.supervised.dpo import DPORun, PairBatch, PairEncoder, PairSample, collate_pairs
+from lmm_r1.supervised.models import prepare_reference
 
 pytestmark = pytest.mark.unit
 
 
-def config(**flags: object) -> DPOConfig:
-    return dotted.replace(DPOConfig(), {name.replace("__", "."): value for name, value in flags.items()})
+config = partial(configured, DPOConfig)
 
 
 def sample(chosen: list[int], rejected: list[int]) -> PairSample:
@@ -105,7 +103,7 @@ def test_held_out_pairs_are_measured_without_those_that_are_too_long():
     reference[ord("b")], reference[1] = -2.0, -0.5
     run.reference = SimpleNamespace(log_probs=lambda batch: reference[batch.sequences[:, 1:]] * batch.loss_mask)
     run.evaluate_on(rows)
-    metrics = run.evaluation.run(run.actor)
+    metrics = run.evaluation.evaluate(run.actor)
     # d = 0.5 - 2.5 = -2 in source x, and 4.5 - 2.5 = 2 in source y.
     losses = [-math.log(sigmoid(-1.0)), -math.log(sigmoid(1.0))]
     assert metrics == {
@@ -149,9 +147,8 @@ class Strategy(SimpleNamespace):
 
 @pytest.fixture
 def loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (models, references):
-        monkeypatch.setattr(module, "KitActor", Model)
-        monkeypatch.setattr(module, "check_packing", lambda *model, **settings: None)
+    monkeypatch.setattr(models, "KitActor", Model)
+    monkeypatch.setattr(models, "check_packing", lambda *model, **settings: None)
 
 
 def settled(**flags: object) -> DPOConfig:

@@ -1,18 +1,16 @@
 """Pairs of a preference run: the columns that they are read from, and which of their texts are plain."""
 
-import json
-from pathlib import Path
-
 import pytest
+from helpers.conversations import write_rows
+from helpers.sessions import configured
 from PIL import Image
 
-from lmm_r1 import dotted
 from lmm_r1.config import DPOConfig
 from lmm_r1.data.messages import TextPart, images_of
 from lmm_r1.data.preferences import PreferenceRow
 from lmm_r1.data.training_rows import rows_digest
 from lmm_r1.errors import UserError
-from lmm_r1.supervised.preferences import evaluation_pairs, training_pairs
+from lmm_r1.supervised.dpo import DPORun
 
 pytestmark = pytest.mark.unit
 
@@ -21,13 +19,7 @@ ROW = {"prompt": PROMPT, "chosen": "2", "rejected": "3"}
 
 
 def config(**flags: object) -> DPOConfig:
-    given = {"train__batch_size": 1} | flags
-    return dotted.replace(DPOConfig(), {name.replace("__", "."): value for name, value in given.items()})
-
-
-def write(path: Path, *records: dict[str, object]) -> str:
-    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
-    return str(path)
+    return configured(DPOConfig, **{"train__batch_size": 1} | flags)
 
 
 def said(row: PreferenceRow) -> list[str]:
@@ -39,25 +31,27 @@ def said(row: PreferenceRow) -> list[str]:
 def test_pairs_are_read_from_the_columns_that_the_flags_name(tmp_path):
     Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
     question = [{"role": "user", "content": "<image>1?"}]
-    path = write(
+    path = write_rows(
         tmp_path / "rows.jsonl", {"q": question, "good": "2", "bad": "3", "pictures": ["a.png"], "margin": 0.5}
     )
     flags = {"data__chosen_key": "good", "data__rejected_key": "bad", "data__image_key": "pictures"}
-    (row,) = training_pairs(config(data__dataset=path, data__prompt_key="q", **flags))
+    (row,) = DPORun.training_rows(config(data__dataset=path, data__prompt_key="q", **flags))
     assert said(row) == ["1?", "2", "3"]
     assert [part.source for part in images_of(row.messages)] == [str(tmp_path / "a.png")]
     assert (row.margin, row.plain) == (0.5, False)
     with pytest.raises(UserError, match="rows.jsonl line 1: "):
-        training_pairs(config(data__dataset=path, data__prompt_key="q", data__image_key="pictures"))
+        DPORun.training_rows(config(data__dataset=path, data__prompt_key="q", data__image_key="pictures"))
 
 
 def test_a_prompt_that_is_text_goes_in_plain_where_its_column_is_named_and_no_chat_template_is_asked_for(tmp_path):
-    path = write(tmp_path / "rows.jsonl", {"prompt": "1?", "chosen": "2", "rejected": "3"})
-    (by_format,) = training_pairs(config(data__dataset=path))
-    (named,) = training_pairs(config(data__dataset=path, data__prompt_key="prompt"))
-    (templated,) = training_pairs(config(data__dataset=path, data__prompt_key="prompt", data__input_template="Q: {}"))
+    path = write_rows(tmp_path / "rows.jsonl", {"prompt": "1?", "chosen": "2", "rejected": "3"})
+    (by_format,) = DPORun.training_rows(config(data__dataset=path))
+    (named,) = DPORun.training_rows(config(data__dataset=path, data__prompt_key="prompt"))
+    (templated,) = DPORun.training_rows(
+        config(data__dataset=path, data__prompt_key="prompt", data__input_template="Q: {}")
+    )
     chat = config(data__dataset=path, data__prompt_key="prompt", data__apply_chat_template=True)
-    (by_template,) = training_pairs(chat)
+    (by_template,) = DPORun.training_rows(chat)
     assert [row.plain for row in (by_format, named, templated, by_template)] == [False, True, True, False]
     assert [said(row)[0] for row in (by_format, named, templated, by_template)] == ["1?", "1?", "Q: 1?", "1?"]
 
@@ -68,28 +62,30 @@ def test_evaluation_pairs_come_from_their_own_dataset(tmp_path):
     splits = {name: datasets.Dataset.from_list([ROW | {"chosen": name}]) for name in ("test", "held_out")}
     folder = str(tmp_path / "saved")
     datasets.DatasetDict(splits).save_to_disk(folder)
-    assert evaluation_pairs(config()) == []
-    assert said(evaluation_pairs(config(eval__dataset=folder))[0])[1] == "test"
-    assert said(evaluation_pairs(config(eval__dataset=folder, eval__split="held_out"))[0])[1] == "held_out"
+    assert DPORun.evaluation_rows(config()) == []
+    assert said(DPORun.evaluation_rows(config(eval__dataset=folder))[0])[1] == "test"
+    assert said(DPORun.evaluation_rows(config(eval__dataset=folder, eval__split="held_out"))[0])[1] == "held_out"
 
 
 def test_rows_that_are_no_pairs_are_refused_with_their_place(tmp_path):
-    same = write(tmp_path / "same.jsonl", ROW, ROW | {"rejected": "2"})
+    same = write_rows(tmp_path / "same.jsonl", ROW, ROW | {"rejected": "2"})
     with pytest.raises(UserError, match="same.jsonl line 2: "):
-        training_pairs(config(data__dataset=same))
+        DPORun.training_rows(config(data__dataset=same))
     with pytest.raises(UserError, match="gives 1 rows, fewer than --train.batch_size 2"):
-        training_pairs(config(data__dataset=write(tmp_path / "few.jsonl", ROW), train__batch_size=2))
+        DPORun.training_rows(config(data__dataset=write_rows(tmp_path / "few.jsonl", ROW), train__batch_size=2))
 
 
 def test_the_digest_of_pairs_tells_their_sides_apart(tmp_path):
     scored = ROW | {"margin": 1.0, "chosen_score": 2.0, "rejected_score": 1.0}
-    path = write(tmp_path / "rows.jsonl", ROW, ROW | {"chosen": "3", "rejected": "2"}, ROW | {"margin": 1.0}, scored)
-    digests = {rows_digest([row]) for row in training_pairs(config(data__dataset=path))}
+    path = write_rows(
+        tmp_path / "rows.jsonl", ROW, ROW | {"chosen": "3", "rejected": "2"}, ROW | {"margin": 1.0}, scored
+    )
+    digests = {rows_digest([row]) for row in DPORun.training_rows(config(data__dataset=path))}
     assert len(digests) == 4
 
 
 def test_a_prompt_that_is_missing_is_named_by_the_flag_of_this_command(tmp_path):
-    path = write(tmp_path / "rows.jsonl", {"chosen": "2", "rejected": "3"})
+    path = write_rows(tmp_path / "rows.jsonl", {"chosen": "2", "rejected": "3"})
     for flags in ({}, {"data__prompt_key": "q"}):
         with pytest.raises(UserError, match="rows.jsonl line 1: no field .*name it with --data.prompt_key"):
-            training_pairs(config(data__dataset=path, **flags))
+            DPORun.training_rows(config(data__dataset=path, **flags))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from helpers.character_kit import IMAGE, CharacterKit
 from helpers.conversations import message, row
-from helpers.sessions import AccumulatingStrategy, session_of
+from helpers.sessions import AccumulatingStrategy, configured, session_of
 
 from lmm_r1 import dotted
 from lmm_r1.config import KDConfig
@@ -19,8 +19,7 @@ from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import EncodedPrompt
 from lmm_r1.models.distillation import Divergence
 from lmm_r1.models.loading import LoadSettings
-from lmm_r1.supervised import kd as student_engine
-from lmm_r1.supervised import kd as teachers
+from lmm_r1.supervised import kd, models
 from lmm_r1.supervised.kd import KDRun, StudentEngine, Teacher, check_same_tokens, check_sampled
 from lmm_r1.supervised.samples import SFTBatch, SFTSample, collate
 from lmm_r1.supervised.sft import RowEncoder
@@ -50,7 +49,7 @@ class TableActor:
 
 
 def kd_run(*, micro_batches: int = 1, **flags: object) -> KDRun:
-    config = dotted.replace(KDConfig(), {name.replace("__", "."): value for name, value in flags.items()})
+    config = configured(KDConfig, **flags)
     kit = CharacterKit()
     return KDRun(
         session_of(config, AccumulatingStrategy(micro_batches=micro_batches), kit=kit),
@@ -95,7 +94,7 @@ def test_held_out_rows_are_measured_by_the_loss_and_by_both_of_its_parts():
     run = kd_run(model__kd_coef=0.5, eval__dataset="held.jsonl", train__micro_batch_size=2)
     run.actor.table = -torch.arange(128.0)
     run.evaluate_on([row(message("user", "q"), message("assistant", "\4"))])
-    metrics = run.evaluation.run(run.actor)
+    metrics = run.evaluation.evaluate(run.actor)
     # The tokens 4 and 1, which ends the response.
     assert metrics == {
         "eval_loss": pytest.approx(0.5 * (8 + 0.5) / 2 + 0.5 * 5 / 2),
@@ -153,15 +152,15 @@ class PictureKit(CharacterKit):
 )
 def test_a_processor_that_makes_something_else_of_images_is_refused(teacher, said):
     ours, theirs = (SimpleNamespace(kit=kit, processor=None, path="s") for kit in (PictureKit(), teacher))
-    teachers._check_same_media(ImagePart(IMAGE), ours, ours, flag="--teacher.model_name_or_path t")
+    kd._check_same_media(ImagePart(IMAGE), ours, ours, flag="--teacher.model_name_or_path t")
     with pytest.raises(UserError, match=f"^--teacher.model_name_or_path t: its processor makes {said} "):
-        teachers._check_same_media(ImagePart(IMAGE), ours, theirs, flag="--teacher.model_name_or_path t")
+        kd._check_same_media(ImagePart(IMAGE), ours, theirs, flag="--teacher.model_name_or_path t")
 
 
 def test_images_are_looked_at_where_rows_have_any():
     text, picture = row(message("user", "q")), row(message("user", IMAGE, "q"))
-    assert teachers._probes([text]) == []
-    assert [type(part) for part in teachers._probes([text, picture])] == [ImagePart]
+    assert kd._probes([text]) == []
+    assert [type(part) for part in kd._probes([text, picture])] == [ImagePart]
 
 
 def test_the_teacher_is_a_model_of_its_own_that_is_not_trained(monkeypatch):
@@ -170,8 +169,8 @@ def test_the_teacher_is_a_model_of_its_own_that_is_not_trained(monkeypatch):
             super().__init__()
             self.path, self.settings = path, vars(loaded) | settings
 
-    monkeypatch.setattr(teachers, "KitActor", Model)
-    monkeypatch.setattr(teachers, "check_packing", lambda *model, **settings: None)
+    monkeypatch.setattr(models, "KitActor", Model)
+    monkeypatch.setattr(models, "check_packing", lambda *model, **settings: None)
     strategy = SimpleNamespace(
         ring_attn_group=None, prepare=lambda model: model, get_ds_eval_config=lambda offload: f"offloaded: {offload}"
     )
@@ -273,7 +272,7 @@ def test_the_engine_is_built_and_asked_as_the_flags_say(monkeypatch):
             return EncodedPrompt.of_text([5, 6]), [7, 1]
 
     monkeypatch.setitem(sys.modules, "lmm_r1.generation.vllm_engine", SimpleNamespace(VllmEngine=Engine))
-    monkeypatch.setattr(student_engine, "prepare_process", lambda: None)
+    monkeypatch.setattr(kd, "prepare_process", lambda: None)
     flags = {
         "ds.param_dtype": "fp32",
         "data.max_len": 77,
@@ -310,8 +309,8 @@ def test_the_engine_is_built_and_asked_as_the_flags_say(monkeypatch):
     ],
 )
 def test_without_cuda_an_engine_reads_weights_of_this_machine_alone(monkeypatch, cuda, processes, here, refused):
-    monkeypatch.setattr(student_engine.cpu, "has_cuda", lambda: cuda)
-    monkeypatch.setattr(student_engine, "check_backend", lambda *given, **named: None)
+    monkeypatch.setattr(kd.cpu, "has_cuda", lambda: cuda)
+    monkeypatch.setattr(kd, "check_backend", lambda *given, **named: None)
     monkeypatch.setenv("WORLD_SIZE", processes)
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     if here:

@@ -1,14 +1,14 @@
 """KTO: the loss by hand, the KL of an update's rows however they are spread, mismatched conversations, and its rows."""
 
-import json
 import math
-from pathlib import Path
+from functools import partial
 
 import pytest
 import torch
 from helpers.character_kit import END, IMAGE, NEWLINE, PLACEHOLDER, CharacterKit
 from helpers.conversations import message
-from helpers.sessions import POLICY, AccumulatingStrategy, TableActor, TableReference, responding, session_of
+from helpers.sessions import AccumulatingStrategy, POLICY, TableActor, TableReference, configured, responding, session_of
+from helpers.conversations import write_rows
 from helpers.tables import table
 from PIL import Image
 
@@ -18,6 +18,7 @@ from lmm_r1.data.messages import ImagePart, Message, TextPart, images_of
 from lmm_r1.data.preferences import UnpairedRow
 from lmm_r1.data.training_rows import rows_digest
 from lmm_r1.errors import UserError
+from lmm_r1.supervised import read_ahead
 from lmm_r1.supervised.kto import (
     KTORun,
     NeighbourRows,
@@ -26,11 +27,8 @@ from lmm_r1.supervised.kto import (
     UnpairedEncoder,
     UnpairedSample,
     collate_unpaired,
-    evaluation_rows,
-    training_rows,
+    kto_loss,
 )
-from lmm_r1.supervised.preferences import PairSample, kto_loss
-from lmm_r1.supervised.rows import read_ahead
 
 pytestmark = pytest.mark.unit
 
@@ -39,12 +37,11 @@ def sigmoid(value: float) -> float:
     return 1 / (1 + math.exp(-value))
 
 
-def config(**flags: object) -> KTOConfig:
-    return dotted.replace(KTOConfig(), {name.replace("__", "."): value for name, value in flags.items()})
+config = partial(configured, KTOConfig)
 
 
 def sample(own: list[int], other: list[int], *, desirable: bool) -> UnpairedSample:
-    return UnpairedSample(pair=PairSample(chosen=responding(own), rejected=responding(other)), desirable=desirable)
+    return UnpairedSample(chosen=responding(own), rejected=responding(other), desirable=desirable)
 
 
 def batch(*samples: UnpairedSample) -> UnpairedBatch:
@@ -140,7 +137,7 @@ def test_a_row_is_mismatched_with_the_next_one_of_its_batch():
     assert first.mismatched.sequences.tolist() == [[*prompt, *letter, END, NEWLINE] for letter in (b"b", b"c")]
     assert second.mismatched.sequences[:, 5].tolist() == list(b"da")
     ahead = list(read_ahead(run.rows, run.encode, indices=run.indices(0)[2:], workers=1))
-    assert [sample.pair.rejected.token_ids[5] for sample in ahead] == list(b"da")
+    assert [sample.rejected.token_ids[5] for sample in ahead] == list(b"da")
 
 
 def test_a_mismatched_conversation_keeps_the_images_of_its_own_prompt():
@@ -148,7 +145,7 @@ def test_a_mismatched_conversation_keeps_the_images_of_its_own_prompt():
     pictured = UnpairedRow(
         messages=(asked,), response=(message("assistant", "a"),), desirable=True, location="rows.jsonl line 1"
     )
-    found = encoder()(Neighbours(row=pictured, following=row("bb", prompt="other"))).pair
+    found = encoder()(Neighbours(row=pictured, following=row("bb", prompt="other")))
     assert found.rejected.media is found.chosen.media is not None
     assert found.rejected.token_ids.count(PLACEHOLDER) == found.chosen.token_ids.count(PLACEHOLDER) == 3
     assert bytes(found.rejected.token_ids[-4:-2]) == b"bb"
@@ -175,7 +172,7 @@ def test_held_out_rows_are_measured_by_the_kl_of_all_of_them():
     table[ord("a")], table[ord("b")] = -2.0, -1.0
     run.reference = TableReference(table)
     run.evaluate_on(rows)
-    metrics = run.evaluation.run(run.actor)
+    metrics = run.evaluation.evaluate(run.actor)
     # The mismatched responses: b behind the first prompt; behind the second one the too long one, which is left out.
     losses = [1 - sigmoid(0.5 * (2 - 1)), 1 - sigmoid(0.5 * (1 - 1))]
     assert metrics == {
@@ -193,32 +190,27 @@ def test_held_out_rows_are_measured_by_the_kl_of_all_of_them():
     }
 
 
-def write(path: Path, *records: dict[str, object]) -> str:
-    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
-    return str(path)
-
-
 def test_rows_are_read_from_the_columns_that_the_flags_name(tmp_path):
     Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
     question = [{"role": "user", "content": "<image>1?"}]
     record = {"q": question, "said": "2", "good": False, "pictures": ["a.png"]}
-    path = write(tmp_path / "rows.jsonl", record)
+    path = write_rows(tmp_path / "rows.jsonl", record)
     flags = {"data__input_key": "q", "data__output_key": "said", "data__label_key": "good"}
     given = {"train__batch_size": 1, "data__dataset": path, "data__image_key": "pictures"} | flags
-    (found,) = training_rows(config(**given))
+    (found,) = KTORun.training_rows(config(**given))
     assert found.response[0].parts[0].text == "2"
     assert not found.desirable
     assert [part.source for part in images_of(found.messages)] == [str(tmp_path / "a.png")]
     with pytest.raises(UserError, match='rows.jsonl line 1: the field "answer" is empty'):
-        training_rows(config(**given | {"data__output_key": "answer"}))
+        KTORun.training_rows(config(**given | {"data__output_key": "answer"}))
 
 
 def test_a_prompt_that_is_text_goes_in_plain_where_its_column_is_named_and_no_chat_template_is_asked_for(tmp_path):
-    path = write(tmp_path / "rows.jsonl", {"prompt": "1?", "completion": "2", "label": True})
+    path = write_rows(tmp_path / "rows.jsonl", {"prompt": "1?", "completion": "2", "label": True})
     base = {"train__batch_size": 1, "data__dataset": path}
     named = base | {"data__input_key": "prompt"}
     found = [
-        training_rows(config(**given))[0]
+        KTORun.training_rows(config(**given))[0]
         for given in (
             base,
             named,
@@ -232,17 +224,17 @@ def test_a_prompt_that_is_text_goes_in_plain_where_its_column_is_named_and_no_ch
 
 def test_rows_that_cannot_be_learned_from_are_refused_with_their_place(tmp_path):
     record = {"prompt": "1?", "completion": "2", "label": True}
-    path = write(tmp_path / "rows.jsonl", record, record | {"label": "maybe"})
+    path = write_rows(tmp_path / "rows.jsonl", record, record | {"label": "maybe"})
     with pytest.raises(
         UserError, match="rows.jsonl line 2: the label \"label\" is 'maybe'; it must be true .desirable. or false"
     ):
-        training_rows(config(train__batch_size=1, data__dataset=path))
-    single = write(tmp_path / "one.jsonl", record)
-    assert evaluation_rows(config()) == []
+        KTORun.training_rows(config(train__batch_size=1, data__dataset=path))
+    single = write_rows(tmp_path / "one.jsonl", record)
+    assert KTORun.evaluation_rows(config()) == []
     with pytest.raises(UserError, match="--eval.dataset .*one.jsonl has one row"):
-        evaluation_rows(config(eval__dataset=single))
-    other = write(tmp_path / "other.jsonl", record, record | {"label": False}, record | {"completion": "3"})
-    assert len({rows_digest([one]) for one in evaluation_rows(config(eval__dataset=other))}) == 3
+        KTORun.evaluation_rows(config(eval__dataset=single))
+    other = write_rows(tmp_path / "other.jsonl", record, record | {"label": False}, record | {"completion": "3"})
+    assert len({rows_digest([one]) for one in KTORun.evaluation_rows(config(eval__dataset=other))}) == 3
 
 
 @pytest.mark.parametrize(

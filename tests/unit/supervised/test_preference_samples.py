@@ -7,8 +7,8 @@ from helpers.conversations import message
 from lmm_r1.data.messages import Message
 from lmm_r1.data.preferences import PreferenceRow
 from lmm_r1.errors import UserError
-from lmm_r1.supervised.preferences import PairEncoder, PairSample, collate_pairs, encode_pair
-from lmm_r1.supervised.rows import read_ahead
+from lmm_r1.supervised import read_ahead
+from lmm_r1.supervised.dpo import PairEncoder, PairSample, collate_pairs, encode_pair
 
 pytestmark = pytest.mark.unit
 

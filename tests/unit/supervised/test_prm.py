@@ -1,14 +1,13 @@
 """A process reward model's training: where a step is judged, the loss by hand, its evaluation, and its rows."""
 
-import json
 import math
-from pathlib import Path
 
 import pytest
 import torch
 from helpers.character_kit import END, IMAGE, NEWLINE, PLACEHOLDER, CharacterKit
 from helpers.conversations import message
-from helpers.sessions import AccumulatingStrategy, session_of
+from helpers.sessions import AccumulatingStrategy, configured, session_of
+from helpers.conversations import write_rows
 from PIL import Image
 
 from lmm_r1 import dotted
@@ -17,8 +16,8 @@ from lmm_r1.data.messages import ImagePart, Message, TextPart, images_of
 from lmm_r1.data.preferences import StepRow
 from lmm_r1.data.training_rows import rows_digest
 from lmm_r1.errors import UserError
-from lmm_r1.supervised.prm import PRMRun, StepEncoder, collate_steps, evaluation_steps, step_losses, training_steps
-from lmm_r1.supervised.rows import read_ahead
+from lmm_r1.supervised import read_ahead
+from lmm_r1.supervised.prm import PRMRun, StepEncoder, collate_steps, step_losses
 
 pytestmark = pytest.mark.unit
 
@@ -45,8 +44,7 @@ class Actor:
 
 
 def config(**flags: object) -> PRMConfig:
-    given = {"model__placeholder_token": "*"} | flags
-    return dotted.replace(PRMConfig(), {name.replace("__", "."): value for name, value in given.items()})
+    return configured(PRMConfig, **{"model__placeholder_token": "*"} | flags)
 
 
 def encoder(**flags: object) -> StepEncoder:
@@ -127,7 +125,7 @@ def test_held_out_steps_are_measured_without_rows_that_are_too_long():
         row("d" * 20, labels=(1.0,)),
     ]
     run.evaluate_on(held_out)
-    metrics = run.evaluation.run(run.actor)
+    metrics = run.evaluation.evaluate(run.actor)
     scores = [1 / (1 + math.exp(-difference)) for difference in (2, 1, 3)]
     assert metrics == {
         "eval_loss": pytest.approx((loss(2) + loss(-1) + loss(3)) / 3),
@@ -162,42 +160,37 @@ def test_tokens_that_the_tokenizer_does_not_have_are_refused(flags, said, monkey
     assert said in str(refused.value)
 
 
-def write(path: Path, *records: dict[str, object]) -> str:
-    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
-    return str(path)
-
-
 def test_rows_are_read_from_the_columns_and_by_the_tag_that_the_flags_name(tmp_path):
     Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
     question = [{"role": "user", "content": "<image>1?"}, {"role": "assistant", "content": "One. <s>\nTwo. <s>"}]
-    path = write(tmp_path / "rows.jsonl", {"q": question, "good": [True, 0.5], "pictures": ["a.png"]})
+    path = write_rows(tmp_path / "rows.jsonl", {"q": question, "good": [True, 0.5], "pictures": ["a.png"]})
     given = {"train__batch_size": 1, "data__dataset": path, "data__input_key": "q", "data__label_key": "good"}
     given |= {"data__image_key": "pictures"}
-    (found,) = training_steps(config(**given, data__step_tag="<s>"))
+    (found,) = PRMRun.training_rows(config(**given, data__step_tag="<s>"))
     assert (found.steps, found.labels) == (("One.", "Two."), (1.0, 0.5))
     assert [part.source for part in images_of(found.messages)] == [str(tmp_path / "a.png")]
     # Left out, the tag is the placeholder.
-    (found,) = training_steps(config(**given, model__placeholder_token="<s>"))
+    (found,) = PRMRun.training_rows(config(**given, model__placeholder_token="<s>"))
     assert found.steps == ("One.", "Two.")
     with pytest.raises(
         UserError, match=r'rows.jsonl line 1: no step in .q. ends with the tag "\*"; .* with --data.step_tag'
     ):
-        training_steps(config(**given))
+        PRMRun.training_rows(config(**given))
 
 
 def test_held_out_rows_come_from_their_own_dataset_and_digests_tell_labels_apart(tmp_path):
     record = {"prompt": "1?", "completions": ["One.", "Two."], "labels": [True, False]}
-    path = write(
+    path = write_rows(
         tmp_path / "rows.jsonl", record, record | {"labels": [True, True]}, record | {"completions": ["1.", "2."]}
     )
-    assert evaluation_steps(config()) == []
-    rows = evaluation_steps(config(eval__dataset=path))
+    assert PRMRun.evaluation_rows(config()) == []
+    rows = PRMRun.evaluation_rows(config(eval__dataset=path))
     assert len({rows_digest([one]) for one in rows}) == 3
     encoded = list(read_ahead(rows, encoder(), indices=[2, 0], workers=1))
     assert [sample.labels for sample in encoded] == [(1.0, 0.0)] * 2
-    path = write(tmp_path / "bad.jsonl", record, record | {"labels": [True]})
+    path = write_rows(tmp_path / "bad.jsonl", record, record | {"labels": [True]})
     with pytest.raises(UserError, match='bad.jsonl line 2: "labels" has 1 labels for 2 steps'):
-        training_steps(config(train__batch_size=1, data__dataset=path))
+        PRMRun.training_rows(config(train__batch_size=1, data__dataset=path))
 
 
 @pytest.mark.parametrize(

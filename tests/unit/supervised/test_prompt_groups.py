@@ -18,8 +18,8 @@ from lmm_r1.data.messages import ImagePart
 from lmm_r1.data.preferences import StepRow
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import Checkpoint
+from lmm_r1.supervised import batch_indices
 from lmm_r1.supervised.prm import PRMRun, StepEncoder, grouped_indices, in_turns, prompt_numbers
-from lmm_r1.supervised.rows import batch_indices
 
 pytestmark = pytest.mark.unit
 

@@ -1,21 +1,20 @@
 """A reward model's training: losses over pairs, its evaluation with calibration, and where a response is scored."""
 
-import json
 import math
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from helpers.character_kit import END, CharacterKit
 from helpers.conversations import message
-from helpers.sessions import AccumulatingStrategy, session_of
+from helpers.sessions import AccumulatingStrategy, configured, session_of
+from helpers.conversations import write_rows
 
 from lmm_r1 import dotted
 from lmm_r1.config import RMConfig, resolve
 from lmm_r1.data.preferences import PreferenceRow
 from lmm_r1.errors import UserError
-from lmm_r1.supervised.rm import RewardEncoder, RewardSample, RMRun, collate_rewards, reward_rows
+from lmm_r1.supervised.rm import RewardEncoder, RewardSample, RMRun, collate_rewards
 
 pytestmark = pytest.mark.unit
 
@@ -52,7 +51,7 @@ def encoder() -> RewardEncoder:
 
 
 def rm_run(*, micro_batches: int = 1, **flags: object) -> RMRun:
-    config = dotted.replace(RMConfig(), {name.replace("__", "."): value for name, value in flags.items()})
+    config = configured(RMConfig, **flags)
     sample = encoder()(pair("a", "b"))
     return RMRun(
         session_of(config, AccumulatingStrategy(micro_batches=micro_batches), kit=CharacterKit()),
@@ -72,7 +71,7 @@ def loss(difference: float) -> float:
 
 
 def test_a_response_ends_with_its_end_token_where_it_is_scored():
-    sample = encoder()(pair("ab", "c")).pair
+    sample = encoder()(pair("ab", "c"))
     # Without the line break that the chat template writes behind it.
     assert sample.chosen.token_ids[-3:] == [*b"ab", END]
     assert sample.rejected.token_ids[-2:] == [*b"c", END]
@@ -122,7 +121,7 @@ def test_held_out_pairs_say_how_well_rankings_are_right_and_how_sure_the_model_m
     run = rm_run(eval__dataset="held.jsonl", train__micro_batch_size=2)
     # Margins 2, 2 and -1: confidences 0.880797 twice, and 0.731059 in a bin of its own, which is wrong.
     run.evaluate_on([pair("c", "a"), pair("d", "b"), pair("a", "b")])
-    metrics = run.evaluation.run(run.actor)
+    metrics = run.evaluation.evaluate(run.actor)
     high, low = 1 / (1 + math.exp(-2)), 1 / (1 + math.exp(-1))
     rewards = [2, 0, 3, 1, 0, 1]
     mean = sum(rewards) / 6
@@ -141,24 +140,18 @@ def test_held_out_pairs_say_how_well_rankings_are_right_and_how_sure_the_model_m
     assert (config.mean, config.std) == (pytest.approx(mean), pytest.approx(deviation))
 
 
-def write(path: Path, *records: dict[str, object]) -> str:
-    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
-    return str(path)
-
-
 def test_rows_without_what_the_loss_needs_are_refused(tmp_path):
     row = {"prompt": "1?", "chosen": "2", "rejected": "3"}
-    path = write(tmp_path / "rows.jsonl", row | {"chosen_score": 1.0, "rejected_score": 0.0}, row)
+    path = write_rows(tmp_path / "rows.jsonl", row | {"chosen_score": 1.0, "rejected_score": 0.0}, row)
     base = {"data.dataset": path, "train.batch_size": 1}
 
     def read(**flags: object) -> int:
-        given = base | {name.replace("__", "."): value for name, value in flags.items()}
-        return len(reward_rows(dotted.replace(RMConfig(), given))[0])
+        return len(RMRun.training_rows(dotted.replace(configured(RMConfig, **flags), base)))
 
     assert read() == read(model__margin_loss_enable=True) == 2
     with pytest.raises(UserError, match="rows.jsonl line 2: --model.loss_type regression needs the scores of both"):
         read(model__loss_type="regression")
-    base["data.dataset"] = write(tmp_path / "plain.jsonl", row)
+    base["data.dataset"] = write_rows(tmp_path / "plain.jsonl", row)
     with pytest.raises(UserError, match="--model.margin_loss_enable: no row of .* has a margin"):
         read(model__margin_loss_enable=True)
 

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,15 +11,16 @@ import torch
 import torch.distributed as dist
 from helpers.character_kit import CharacterKit
 from helpers.conversations import message, row
+from helpers.sessions import configured
 
-from lmm_r1 import dotted
 from lmm_r1.config import SFTConfig
 from lmm_r1.data.messages import Row
 from lmm_r1.errors import UserError
 from lmm_r1.host.checkpoint_folder import METRIC, best_metric
-from lmm_r1.supervised.loop import TokenLosses
-from lmm_r1.supervised.samples import SFTBatch, SFTSample
-from lmm_r1.supervised.sft import BestMetric, Evaluation, RowEncoder, prompt_of
+from lmm_r1.supervised.held_out import BestMetric
+from lmm_r1.supervised.loop import TokenTerms
+from lmm_r1.supervised.samples import SFTBatch, SFTSample, collate
+from lmm_r1.supervised.sft import RowEncoder, SFTEvaluation, prompt_of
 
 pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("one_process")]
 
@@ -51,8 +53,7 @@ class Model:
         self.training = True
 
 
-def config(**flags: object) -> SFTConfig:
-    return dotted.replace(SFTConfig(), {name.replace("__", "."): value for name, value in flags.items()})
+config = partial(configured, SFTConfig)
 
 
 def answered(text: str, *, source: str = "a") -> Row:
@@ -64,16 +65,17 @@ def log_probs(batch: SFTBatch) -> torch.Tensor:
     return -(batch.sequences[:, 1:] - ord("a")).abs() * batch.loss_mask
 
 
-def evaluation(rows: list[Row], *, rank: int = 0, ranks: int = 1, **flags: object) -> Evaluation:
+def evaluation(rows: list[Row], *, rank: int = 0, ranks: int = 1, **flags: object) -> SFTEvaluation:
     settings = config(train__micro_batch_size=2, data__max_len=12, eval__dataset="held_out.jsonl", **flags)
-    return Evaluation(
-        settings,
-        SimpleNamespace(ds_device_mesh={"dp": Share(rank, ranks)}),
-        rows=rows,
-        encode=RowEncoder.of(settings, kit=CharacterKit(), processor=None),
+    run = SimpleNamespace(
+        config=settings,
+        strategy=SimpleNamespace(ds_device_mesh={"dp": Share(rank, ranks)}),
+        taken=RowEncoder.of(settings, kit=CharacterKit(), processor=None),
         filler=SFTSample(token_ids=[1, 1], loss_mask=[False, False], media=None),
-        losses=lambda batch: TokenLosses(loss=-log_probs(batch)),
+        collate=partial(collate, pad_token_id=0),
+        token_losses=lambda batch: TokenTerms(loss=-log_probs(batch)),
     )
+    return SFTEvaluation(run, rows)
 
 
 # Losses of loss tokens: b 1, end 96; c 2, d 3, end 96; c 2, end 96.
@@ -83,7 +85,7 @@ MEAN = (1 + 96 + 2 + 3 + 96 + 2 + 96) / 7
 
 def test_the_loss_is_the_mean_over_all_loss_tokens():
     model = Model()
-    metrics = evaluation(ROWS).run(model)
+    metrics = evaluation(ROWS).evaluate(model)
     assert metrics == {
         "eval_loss": pytest.approx(MEAN),
         "eval_overlong_rows": 1,
@@ -100,12 +102,13 @@ def test_ranks_take_shares_of_the_rows_in_as_many_passes_and_their_sums_make_the
     for rank in range(ranks):
         own = evaluation(ROWS, rank=rank, ranks=ranks)
         count = []
-        own.log_probs = lambda batch, count=count: (count.append(1), log_probs(batch))[1]
+        measured = own._measured
+        own._measured = lambda samples, count=count, measured=measured: (count.append(1), measured(samples))[1]
         if rank < len(ROWS) and rank != 2:
-            own.run(Model())
+            own.evaluate(Model())
         else:  # It has no row of its own that fits.
             with pytest.raises(UserError):
-                own.run(Model())
+                own.evaluate(Model())
         passes.append(len(count))
     assert len(set(passes)) == 1
     total, tokens, overlong = torch.stack(sums).sum((0, 1)).tolist()
@@ -114,7 +117,7 @@ def test_ranks_take_shares_of_the_rows_in_as_many_passes_and_their_sums_make_the
 
 def test_rows_of_which_none_fits_are_refused():
     with pytest.raises(UserError, match="every row of --eval.dataset held_out.jsonl is longer than --data.max_len 12"):
-        evaluation([answered("c" * 20)]).run(Model())
+        evaluation([answered("c" * 20)]).evaluate(Model())
 
 
 @pytest.mark.parametrize(("every", "due"), [(-1, [3, 6, 8]), (2, [2, 4, 6, 8]), (5, [5])])

@@ -1,34 +1,26 @@
 """Plain text, pre-training, columns and reading ahead in supervised runs."""
 
-import json
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 
 import pytest
 from helpers.character_kit import END, IMAGE, NEWLINE, CharacterKit
 from helpers.conversations import message, row
+from helpers.conversations import write_rows
+from helpers.sessions import configured
 from PIL import Image
 
-from lmm_r1 import dotted
 from lmm_r1.config import SFTConfig
 from lmm_r1.data.messages import ChangedFile, Row, images_of
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.checkpoint import encode_row
-from lmm_r1.supervised.rows import check_left_out, first_fitting
-from lmm_r1.supervised.sft import (
-    RowEncoder,
-    chat_template,
-    evaluation_rows,
-    plain_template,
-    read_ahead,
-    training_rows,
-)
+from lmm_r1.supervised import chat_template, check_left_out, first_fitting, read_ahead
+from lmm_r1.supervised.sft import RowEncoder, SFTRun, plain_template
 
 pytestmark = pytest.mark.unit
 
 
-def config(**flags: object) -> SFTConfig:
-    return dotted.replace(SFTConfig(), {name.replace("__", "."): value for name, value in flags.items()})
+config = partial(configured, SFTConfig)
 
 
 def encoder(**flags: object) -> RowEncoder:
@@ -37,11 +29,6 @@ def encoder(**flags: object) -> RowEncoder:
 
 def plain(*texts: tuple[str, str]) -> Row:
     return replace(row(*(message(role, text) for role, text in texts)), plain=True)
-
-
-def write(path: Path, *records: dict[str, object]) -> str:
-    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
-    return str(path)
 
 
 def test_of_plain_text_the_loss_takes_the_response_and_its_end():
@@ -83,48 +70,48 @@ def test_which_prompts_are_plain():
 
 
 def test_the_columns_of_the_rows_are_those_of_the_flags(tmp_path):
-    path = write(tmp_path / "rows.jsonl", {"q": "1?", "a": "2"})
+    path = write_rows(tmp_path / "rows.jsonl", {"q": "1?", "a": "2"})
     flags = {"data__dataset": path, "data__input_key": "q", "data__output_key": "a", "train__batch_size": 1}
-    (found,) = training_rows(config(**flags))
+    (found,) = SFTRun.training_rows(config(**flags))
     sample = encoder()(found)
     assert sample.token_ids == [*b"User: 1?\nAssistant: 2", END]
-    (turns,) = training_rows(config(**flags, data__apply_chat_template=True))
+    (turns,) = SFTRun.training_rows(config(**flags, data__apply_chat_template=True))
     assert encoder()(turns).token_ids == [*b"u1?", END, NEWLINE, *b"a2", END, NEWLINE]
 
 
 def test_a_column_of_text_is_for_pre_training(tmp_path):
-    path = write(tmp_path / "texts.jsonl", {"text": "a <image> b"})
+    path = write_rows(tmp_path / "texts.jsonl", {"text": "a <image> b"})
     flags = {"data__dataset": path, "data__input_key": "text", "train__batch_size": 1}
     with pytest.raises(UserError, match="--data.output_key, or learn plain text with --model.pretrain_mode_enable"):
-        training_rows(config(**flags | {"data__dataset": write(tmp_path / "one.jsonl", {"text": "a"})}))
+        SFTRun.training_rows(config(**flags | {"data__dataset": write_rows(tmp_path / "one.jsonl", {"text": "a"})}))
     with pytest.raises(UserError, match="texts.jsonl line 1: a plain-text prompt with images"):
-        training_rows(config(**flags, model__pretrain_mode_enable=True))
-    path = write(tmp_path / "texts.jsonl", {"text": "ab"})
-    (found,) = training_rows(config(**flags, model__pretrain_mode_enable=True))
+        SFTRun.training_rows(config(**flags, model__pretrain_mode_enable=True))
+    path = write_rows(tmp_path / "texts.jsonl", {"text": "ab"})
+    (found,) = SFTRun.training_rows(config(**flags, model__pretrain_mode_enable=True))
     assert encoder(model__pretrain_mode_enable=True)(found).token_ids == [*b"ab", END]
 
 
 def test_evaluation_rows_have_answers_where_a_verifier_judges(tmp_path):
     turns = [{"role": "user", "content": "1?"}, {"role": "assistant", "content": "2"}]
-    path = write(tmp_path / "rows.jsonl", {"messages": turns, "gold": "2"})
-    assert evaluation_rows(config()) == []
-    (found,) = evaluation_rows(config(eval__dataset=path))
+    path = write_rows(tmp_path / "rows.jsonl", {"messages": turns, "gold": "2"})
+    assert SFTRun.evaluation_rows(config()) == []
+    (found,) = SFTRun.evaluation_rows(config(eval__dataset=path))
     assert found.answer == ""
-    (found,) = evaluation_rows(config(eval__dataset=path, eval__verifier="math", data__label_key="gold"))
+    (found,) = SFTRun.evaluation_rows(config(eval__dataset=path, eval__verifier="math", data__label_key="gold"))
     assert found.answer == "2"
     with pytest.raises(UserError, match='rows.jsonl line 1: the answer "answer" is missing'):
-        evaluation_rows(config(eval__dataset=path, eval__verifier="math"))
+        SFTRun.evaluation_rows(config(eval__dataset=path, eval__verifier="math"))
 
 
 def test_images_come_from_the_column_that_the_flag_names(tmp_path):
     Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
     turns = [{"role": "user", "content": "<image>?"}, {"role": "assistant", "content": "2"}]
-    path = write(tmp_path / "rows.jsonl", {"messages": turns, "pictures": ["a.png"]})
+    path = write_rows(tmp_path / "rows.jsonl", {"messages": turns, "pictures": ["a.png"]})
     flags = {"data__dataset": path, "train__batch_size": 1}
-    (found,) = training_rows(config(**flags, data__image_key="pictures"))
+    (found,) = SFTRun.training_rows(config(**flags, data__image_key="pictures"))
     assert [part.source for part in images_of(found.messages)] == [str(tmp_path / "a.png")]
     with pytest.raises(UserError, match="--data.image_key"):
-        training_rows(config(**flags))
+        SFTRun.training_rows(config(**flags))
 
 
 def test_a_chat_template_is_text_or_a_file(tmp_path):
@@ -180,13 +167,13 @@ def texts(rows: list[Row]) -> set[str]:
 
 def test_datasets_are_mixed_by_their_shares_and_cut_to_so_many_rows(tmp_path):
     turns = {name: [{"role": "user", "content": name}, {"role": "assistant", "content": "x"}] for name in "ab"}
-    one, other = (write(tmp_path / f"{name}.jsonl", *([{"messages": turns[name]}] * 20)) for name in "ab")
+    one, other = (write_rows(tmp_path / f"{name}.jsonl", *([{"messages": turns[name]}] * 20)) for name in "ab")
     flags = {"data__dataset": f"{one},{other}", "train__batch_size": 1}
-    assert len(training_rows(config(**flags))) == 40
-    assert len(training_rows(config(**flags, data__max_samples=7))) == 7
-    assert texts(training_rows(config(**flags, data__dataset_probs="0.0,1.0"))) == {"b"}
+    assert len(SFTRun.training_rows(config(**flags))) == 40
+    assert len(SFTRun.training_rows(config(**flags, data__max_samples=7))) == 7
+    assert texts(SFTRun.training_rows(config(**flags, data__dataset_probs="0.0,1.0"))) == {"b"}
     with pytest.raises(UserError, match="gives 7 rows, fewer than --train.batch_size 8"):
-        training_rows(config(**flags | {"train__batch_size": 8}, data__max_samples=7))
+        SFTRun.training_rows(config(**flags | {"train__batch_size": 8}, data__max_samples=7))
 
 
 def test_the_split_is_the_one_that_is_named(tmp_path):
@@ -201,8 +188,8 @@ def test_the_split_is_the_one_that_is_named(tmp_path):
     folder = str(tmp_path / "saved")
     datasets.DatasetDict(splits).save_to_disk(folder)
     flags = {"data__dataset": folder, "data__dataset_split": "test", "train__batch_size": 1}
-    assert texts(training_rows(config(**flags))) == {"test"}
-    assert texts(evaluation_rows(config(eval__dataset=folder, eval__split="held_out"))) == {"held_out"}
+    assert texts(SFTRun.training_rows(config(**flags))) == {"test"}
+    assert texts(SFTRun.evaluation_rows(config(eval__dataset=folder, eval__split="held_out"))) == {"held_out"}
 
 
 def test_the_last_turn_alone_is_learnt_where_asked_for():

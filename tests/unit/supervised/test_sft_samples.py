@@ -6,9 +6,9 @@ from helpers.character_kit import AFTER_IMAGE, END, IMAGE, NEWLINE, PLACEHOLDER,
 from helpers.conversations import message, row
 from PIL import Image
 
-from lmm_r1.data.messages import Message, Row, TextPart
 from lmm_r1.errors import UserError
-from lmm_r1.supervised.samples import SFTSample, batch_indices, collate, encode_sample, loss_turns
+from lmm_r1.supervised import batch_indices
+from lmm_r1.supervised.samples import SFTSample, collate, encode_sample
 
 pytestmark = pytest.mark.unit
 
@@ -187,20 +187,3 @@ def test_the_rows_of_a_step_depend_on_the_step_alone():
         for index in batch_indices(num_rows=6, batch_size=3, seed=0, step=step, keep_order=False)
     ]
     assert sorted(full) == list(range(6))
-
-
-def row_of(*roles):
-    messages = tuple(Message(role=role, parts=(TextPart("x"),)) for role in roles)
-    return Row(messages=messages, answer="1", datasource="default", location="rows.jsonl line 1")
-
-
-def test_the_loss_takes_the_last_or_every_assistant_turn():
-    conversation = row_of("system", "user", "assistant", "user", "assistant")
-    assert loss_turns(conversation, every_turn=False) == [4]
-    assert loss_turns(conversation, every_turn=True) == [2, 4]
-
-
-@pytest.mark.parametrize("roles", [("user",), ("assistant",)])
-def test_a_row_without_a_turn_to_learn_is_refused(roles):
-    with pytest.raises(UserError, match="rows.jsonl line 1: an assistant turn must follow a prompt"):
-        loss_turns(row_of(*roles), every_turn=False)

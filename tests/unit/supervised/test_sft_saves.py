@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 from helpers.character_kit import CharacterKit
-from helpers.sessions import session_of
+from helpers.sessions import configured, session_of
 
-from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig, SFTConfig
 from lmm_r1.lifecycle.stopping import SaveSchedule
 from lmm_r1.models.image_features import FeatureCounts
@@ -38,10 +37,9 @@ class Strategy(SimpleNamespace):
 
 
 def run(tmp_path: Path, **flags: object) -> tuple[SFTRun, Strategy]:
-    given = {"ckpt.output_dir": str(tmp_path)} | {name.replace("__", "."): value for name, value in flags.items()}
     strategy = Strategy()
     actor = SimpleNamespace(model=None, take_feature_counts=FeatureCounts)
-    config = dotted.replace(SFTConfig(), given)
+    config = configured(SFTConfig, ckpt__output_dir=str(tmp_path), **flags)
     folder = RunFolder(path=tmp_path, name=config.logger.stage_name, kind="sft")
     session = session_of(config, strategy, kit=CharacterKit(), folder=folder)
     return SFTRun(session, actor, rows=[], encode=None, filler=None), strategy
@@ -75,7 +73,7 @@ def test_every_so_many_steps_and_the_last_one_are_told(tmp_path, capsys):
 
 @pytest.mark.parametrize("config_class", [PPOConfig, SFTConfig])
 def test_checkpoints_are_due_by_steps_and_by_minutes(config_class):
-    config = dotted.replace(config_class(), {"ckpt.save_steps": 2, "ckpt.save_minutes": 5.0})
+    config = configured(config_class, ckpt__save_steps=2, ckpt__save_minutes=5.0)
     schedule = SaveSchedule.of(config.ckpt)
     assert [schedule.is_due(step) for step in (1, 2, 3)] == [False, True, False]
     schedule.saved_at -= 5 * 60

@@ -7,9 +7,8 @@ import pytest
 import torch
 from helpers.character_kit import CharacterKit
 from helpers.conversations import message, row
-from helpers.sessions import AccumulatingStrategy, session_of
+from helpers.sessions import AccumulatingStrategy, POLICY, TableActor, configured, session_of
 
-from lmm_r1 import dotted
 from lmm_r1.config import SFTConfig
 from lmm_r1.data.messages import Row
 from lmm_r1.errors import UserError
@@ -20,23 +19,13 @@ from lmm_r1.supervised.start import _check_processes
 pytestmark = pytest.mark.unit
 
 
-class TableActor:
-    """A model whose log-prob of a loss token is its entry in a table, whatever came before."""
-
-    def __init__(self) -> None:
-        self.table = torch.tensor([0.0, -1.0, -2.0, -4.0], requires_grad=True)
-
-    def __call__(self, sequences: torch.Tensor, action_mask: torch.Tensor, **arguments: object) -> torch.Tensor:
-        return self.table[sequences[:, 1:]] * action_mask
-
-
 def batch(*rows: tuple[list[int], list[int]]) -> SFTBatch:
     samples = [SFTSample(token_ids=ids, loss_mask=list(map(bool, mask)), media=None) for ids, mask in rows]
     return collate(samples, pad_token_id=0)
 
 
 def sft_run(strategy: AccumulatingStrategy, actor: TableActor, *, rows: Sequence[Row] = (), **flags: float) -> SFTRun:
-    config = dotted.replace(SFTConfig(), {name.replace("__", "."): value for name, value in flags.items()})
+    config = configured(SFTConfig, **flags)
     kit = CharacterKit()
     encode = RowEncoder.of(config, kit=kit, processor=None)
     filler = SFTSample(token_ids=[1, 1], loss_mask=[False, False], media=None)
@@ -49,7 +38,7 @@ def test_the_loss_is_the_mean_over_all_loss_tokens_of_the_update():
         batch(([1, 2, 3], [0, 1, 1]), ([1, 1], [0, 1])),  # loss tokens: 2, 3 and 1
         batch(([3, 3, 3, 2], [0, 0, 0, 1])),  # loss tokens: 2
     ]
-    strategy, actor = AccumulatingStrategy(micro_batches=2), TableActor()
+    strategy, actor = AccumulatingStrategy(micro_batches=2), TableActor(POLICY)
     loss, tokens = sft_run(strategy, actor)._update(batches)
 
     assert tokens == 4
@@ -71,7 +60,7 @@ class BalancedActor(TableActor):
 @pytest.mark.parametrize("coef", [0.0, 0.5])
 def test_the_loss_of_the_experts_load_is_a_mean_over_micro_batches(coef):
     batches = [batch(([1, 2, 3], [0, 1, 1]), ([1, 1], [0, 1])), batch(([3, 3, 3, 2], [0, 0, 0, 1]))]
-    actor = BalancedActor()
+    actor = BalancedActor(POLICY)
     loss, _ = sft_run(AccumulatingStrategy(micro_batches=2), actor, model__aux_loss_coef=coef)._update(batches)
     assert loss == pytest.approx((2 + 4 + 1 + 2) / 4), "what is logged is that of the tokens"
     assert actor.table.grad.tolist() == pytest.approx([coef + value for value in (0, -1 / 4, -2 / 4, -1 / 4)])
@@ -81,7 +70,7 @@ def test_the_loss_of_the_experts_load_is_a_mean_over_micro_batches(coef):
 def test_an_update_has_all_its_micro_batches_where_rows_are_too_long():
     rows = [row(message("user", text), message("assistant", "b")) for text in ("a", "a" * 50, "a", "a" * 50)]
     flags = {"train__batch_size": 4, "train__micro_batch_size": 1, "data__max_len": 20}
-    run = sft_run(AccumulatingStrategy(micro_batches=4), TableActor(), rows=rows, **flags)
+    run = sft_run(AccumulatingStrategy(micro_batches=4), TableActor(POLICY), rows=rows, **flags)
     batches = run._micro_batches(0)
 
     # "b" and the end token of each of the two rows that fit; the others' places teach nothing.
@@ -90,7 +79,7 @@ def test_an_update_has_all_its_micro_batches_where_rows_are_too_long():
 
 
 def test_processes_that_do_not_divide_into_groups_that_share_rows_are_refused():
-    config = dotted.replace(SFTConfig(), {"ds.ulysses_size": 2})
+    config = configured(SFTConfig, ds__ulysses_size=2)
     _check_processes(config, count=4)
     with pytest.raises(UserError, match="--ds.ulysses_size 2 does not divide the 3 processes of this run"):
         _check_processes(config, count=3)

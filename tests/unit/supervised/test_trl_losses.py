@@ -18,7 +18,9 @@ from trl.trainer.reward_trainer import RewardTrainer
 
 from lmm_r1.models.distillation import Divergence
 from lmm_r1.rl.losses import LossSettings, PolicyLoss
-from lmm_r1.supervised.preferences import bradley_terry_loss, dpo_loss, ipo_loss, kto_loss, simpo_loss
+from lmm_r1.supervised.dpo import dpo_loss, ipo_loss, simpo_loss
+from lmm_r1.supervised.kto import kto_loss
+from lmm_r1.supervised.rm import bradley_terry_loss
 
 pytestmark = pytest.mark.unit
 

@@ -8,8 +8,7 @@ import pytest
 import torch
 from helpers.tiny_models import pad
 
-from lmm_r1.data import prefix_tree
-from lmm_r1.data.sample import PlacedMedia, SampleMedia
+from lmm_r1.data.sample import LEAST_SHARED, PlacedMedia, SampleMedia
 from lmm_r1.lmm_kits import Media
 from lmm_r1.models.actor import wanted_targets
 from lmm_r1.models.packed.layout import PackedSegment
@@ -226,7 +225,7 @@ def test_media_behind_the_prompt_are_a_samples_own():
 
 @pytest.fixture
 def nodes_of_single_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefix_tree, "LEAST_SHARED", 1)
+    monkeypatch.setattr("lmm_r1.data.sample.LEAST_SHARED", 1)
 
 
 def test_samples_that_go_on_alike_are_a_tree(nodes_of_single_tokens):
@@ -321,7 +320,7 @@ def test_media_of_a_turn_come_once_for_all_that_goes_on_from_it(nodes_of_single_
 
 
 def test_a_few_tokens_in_common_are_no_node_of_their_own():
-    run = list(range(30, 30 + prefix_tree.LEAST_SHARED))
+    run = list(range(30, 30 + LEAST_SHARED))
     alike = [([11], [*run, 21]), ([11], [*run, 22]), ([11], [23])]
     assert pack(alike).layout.lengths == (1, len(run), 1, 1, 1)
     assert pack([([11], [*run[1:], 21]), ([11], [*run[1:], 22]), ([11], [23])]).layout.lengths == (
