@@ -2,9 +2,6 @@
 
 from openrlhf.trainer.ppo_utils import NaiveReplayBuffer as NaiveReplayBuffer  # base class of the planned passes
 from openrlhf.trainer.ppo_utils.experience import Experience as Experience  # the samples that its workers take
-from openrlhf.trainer.ppo_utils.experience import make_experience_batch as make_experience_batch  # samples to a pass
-from openrlhf.trainer.ppo_utils.experience import remove_padding_in_sequences as remove_padding_in_sequences
-from openrlhf.trainer.ppo_utils.experience import split_experience_batch as split_experience_batch  # a pass to samples
 from openrlhf.utils.agent import AgentExecutorBase as AgentExecutorBase  # base class of users' agents
 from openrlhf.utils.agent import MultiTurnAgentExecutor as MultiTurnAgentExecutor  # base class of users' agents
 from openrlhf.utils.distributed_util import torch_dist_barrier_and_cuda_sync as torch_dist_barrier_and_cuda_sync

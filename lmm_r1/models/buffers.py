@@ -1,7 +1,7 @@
 """Tensors of a model that are not trained (rotary frequencies, positions, scales), kept as a plain load makes them.
 
 DeepSpeed rounds them if transformers loads a model into ZeRO-3 shards: rotary frequencies in bf16 are off by up to 0.4 %,
-and log-probs of long sequences by tenths. `host.zero.weights_alone_cast` prevents that, and every load is checked here.
+and log-probs of long sequences by tenths. `host.models.weights_alone_cast` prevents that, and every load is checked here.
 """
 
 from __future__ import annotations

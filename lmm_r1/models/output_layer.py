@@ -223,7 +223,7 @@ class TokenOutcomes(LayerOutcomes):
     def of_logits(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return log-probs and entropies."""
         # Here, since chunks need no OpenRLHF, nor do the GPU checks.
-        from lmm_r1.host.openrlhf_models import compute_entropy, log_probs_from_logits
+        from lmm_r1.host.models import compute_entropy, log_probs_from_logits
 
         logits = self.sampler(logits)
         log_probs = log_probs_from_logits(logits, self.targets)

@@ -146,7 +146,7 @@ class KitSamplesGenerator:
         check_parts(groups)
         check_loss_tokens(groups)
         return Rollout(
-            experiences=[experience for group in groups for experience in self._experiences(group)],
+            experiences=self._experiences([sample for group in groups for sample in group]),
             groups=groups,
             overlong=gathered.overlong,
             refused=gathered.refused,
@@ -244,9 +244,10 @@ class KitSamplesGenerator:
         if not isinstance(judged, str):
             gathered.ahead.add(self._experiences(judged))
 
-    def _experiences(self, group: Sequence[Sample]) -> list[Experience]:
+    def _experiences(self, samples: Sequence[Sample]) -> list[Experience]:
+        max_len, masks = self.settings.max_len, self.group_filter.masks
         return [
-            experience_of(sample, max_len=self.settings.max_len, masks=self.group_filter.masks) for sample in group
+            experience_of(sample, place=place, max_len=max_len, masks=masks) for place, sample in enumerate(samples)
         ]
 
     def _check_filling(self, gathered: _Gathered, prompts: PromptStream) -> None:

@@ -1,6 +1,7 @@
 """OpenRLHF's experiences as the samples generator makes them of responses."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from helpers.samples import generated_sample
@@ -29,3 +30,23 @@ def trained(experience: Experience) -> Experience:
     experience.returns = torch.rand(shape)
     experience.advantages = torch.rand(shape)
     return experience
+
+
+def samples_of(batches: Sequence[Experience]) -> list[Experience]:
+    """The samples of batches by their places, each as a batch of one without padding."""
+    found = {}
+    for batch in batches:
+        for row, place in enumerate(batch.index):
+            length = int(batch.attention_mask[row].sum())
+            parts: dict[str, Any] = {"index": [place]}
+            for name, value in vars(batch).items():
+                if isinstance(value, torch.Tensor):
+                    parts[name] = value[row : row + 1]
+                    if Experience.is_step_tensor_field(name):
+                        parts[name] = parts[name][:, : length - batch.sequences.shape[1] + value.shape[1]]
+                elif isinstance(value, dict):
+                    parts[name] = {key: values[row : row + 1] for key, values in value.items()}
+                elif name == "mm_train_inputs" and value:
+                    parts[name] = [value[row]]
+            found[place] = Experience(**parts)
+    return [found[place] for place in sorted(found)]

@@ -10,8 +10,8 @@ import torch.distributed as dist
 
 from lmm_r1 import cpu, dotted
 from lmm_r1.config import SFTConfig
+from lmm_r1.host.models import whole_state_dict
 from lmm_r1.host.strategy import KitStrategy, make_strategy
-from lmm_r1.host.zero import whole_state_dict
 
 ADAM = {"lr": 0.1, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.0}
 

@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
+from helpers.experiences import samples_of
 from openrlhf.trainer.ppo_utils.experience import Experience
 
 from lmm_r1.config import PPOConfig
 from lmm_r1.data.sample import Sample
-from lmm_r1.rl.batching import UpdatePasses, forward_passes, pass_limits, update_passes
+from lmm_r1.rl.batching import PassLimits, UpdatePasses, forward_plan, pass_limits, pass_of, update_passes
 from lmm_r1.rl.experiences import add_advantages, add_model_outputs, experience_of
 from lmm_r1.rl.mismatch import Mismatch
 from lmm_r1.rl.model_groups import Models
@@ -27,13 +28,17 @@ class StepParts:
         self.locations: Sequence[str] = ()
         self.greedy: Sequence[Sample] = ()
 
-    def forward_passes(self, samples: list[Experience]) -> list[Experience]:
-        limits = pass_limits(self.config, self.config.rollout, share_prefix=self.share_prefix)
-        return forward_passes(samples, ranks=self.models.ranks, limits=limits, pad_token_id=0)
+    def limits(self, settings: Any) -> PassLimits:
+        return pass_limits(self.config, settings, share_prefix=self.share_prefix)
 
-    def with_outputs(self, passes: list[Experience]) -> list[Experience]:
-        add_model_outputs(passes, self.models, self.config, mismatch=self.mismatch)
-        return passes
+    def forward_passes(self, samples: list[Experience]) -> list[Experience]:
+        plan = forward_plan(numbered(samples), ranks=self.models.ranks, limits=self.limits(self.config.rollout))
+        return [pass_of([samples[place] for place in batch]) for batch in plan]
+
+    def with_outputs(self, samples: list[Experience]) -> list[Experience]:
+        limits = self.limits(self.config.rollout)
+        add_model_outputs(numbered(samples), self.models, self.config, limits=limits, mismatch=self.mismatch)
+        return samples
 
     def with_advantages(self, passes: list[Experience]) -> list[Experience]:
         greedy = [experience_of(sample, max_len=self.config.data.max_len) for sample in self.greedy]
@@ -48,9 +53,16 @@ class StepParts:
             step: counted from 0.
         """
         return update_passes(
-            passes,
+            samples_of(passes),
             batch_size=self.config.train.batch_size,
             ranks=self.models.ranks if self.models.all else 1,
-            limits=pass_limits(self.config, self.config.train, share_prefix=self.share_prefix),
+            limits=self.limits(self.config.train),
             seed=f"{self.config.train.seed}-{step}",
         )
+
+
+def numbered(samples: Sequence[Experience]) -> Sequence[Experience]:
+    """Let samples know their places in the rollout."""
+    for place, sample in enumerate(samples):
+        sample.index = [place]
+    return samples
