@@ -296,17 +296,22 @@ def add_advantages(
         for sample in samples:
             sample.info["group_reward_std"] = deviations[sample.index]
     estimate = ESTIMATORS[config.algo.advantage.estimator](rollout)
-    first = 0
+    (every_reward,), (every_advantage,), (every_return,) = (
+        estimate.token_rewards,
+        estimate.advantages,
+        estimate.returns,
+    )
+    end = 0
     for sample in samples:
-        rows, width = sample.action_mask.shape
-        parts = (estimate.token_rewards, estimate.advantages, estimate.returns)
-        rewards, advantages, returns = (whole[first : first + rows, :width] for (whole,) in parts)
-        first += rows
+        count, width = sample.action_mask.shape
+        rows, end = slice(end, end + count), end + count
+        advantages, returns = every_advantage[rows, :width], every_return[rows, :width]
         # One bad value makes a whole whitened batch non-finite; returns still show which sample it is.
         counted = torch.where(sample.action_mask.bool(), returns, 0.0)
         _check_finite(sample, counted.sum(dim=-1), what="advantage", locations=locations)
         sample.advantages, sample.returns = _without_masked(sample, advantages, returns)
-        sample.info["return"] = rewards.sum(dim=-1)
+        # A masked sample has no last token: its reward is in the last column.
+        sample.info["return"] = every_reward[rows].sum(dim=-1)
         sample.kl = None
 
 
