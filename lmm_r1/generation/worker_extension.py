@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from lmm_r1.generation.weight_bucket import WeightSlot, empty_buffer, opened, received_slots, weights_in
-from lmm_r1.host.openrlhf_engines import WorkerWrap, get_physical_gpu_id
+from lmm_r1.host.openrlhf import WorkerWrap, get_physical_gpu_id
 
 
 class TokenBan:

@@ -333,7 +333,7 @@ _MAKES_OPTIMIZER = "_configure_basic_optimizer"
 
 @contextmanager
 def eight_bit_adam(optim: str) -> Iterator[None]:
-    """While it is entered, engines that are told to take AdamW get the one in 8 bits; for other optimizers nothing changes.
+    """Build engines in the block with AdamW in 8 bits if `optim` names it.
 
     ZeRO-1, 2 and 3 let it update the flat single-precision weights that a rank owns. Raises UserError for pages on CPUs.
     """

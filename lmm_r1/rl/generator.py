@@ -25,8 +25,7 @@ from lmm_r1.errors import UserError
 from lmm_r1.generation.engine import SamplingSettings
 from lmm_r1.generation.engine_arguments import Guesses
 from lmm_r1.generation.group import GroupSettings, SampledGroup
-from lmm_r1.host.openrlhf import Experience
-from lmm_r1.host.openrlhf_engines import batch_vllm_engine_call
+from lmm_r1.host.openrlhf import Experience, batch_vllm_engine_call
 from lmm_r1.rl.experiences import ReferenceAhead, experience_of
 from lmm_r1.rl.groups import (
     KEEPS_ALL,
@@ -37,7 +36,7 @@ from lmm_r1.rl.groups import (
     StartedGroup,
     counts,
     dropped_group,
-    rewards_told,
+    rewards_summary,
 )
 from lmm_r1.rl.model_groups import sleep, wake, worker_errors
 from lmm_r1.rl.rollouts import Rollout, check_loss_tokens, check_parts, with_all_logs
@@ -316,16 +315,16 @@ class KitSamplesGenerator:
 
     def why_dropped(self, dropped: Sequence[DroppedGroup], *, overlong: int, refused: int) -> str:
         """Return why a step's groups were dropped, which rewards they had, and what to do about it."""
-        told = [self.group_filter.why(reason, count) for reason, count in counts(dropped).items()]
+        phrases = [self.group_filter.why(reason, count) for reason, count in counts(dropped).items()]
         if overlong:
-            told.append(
+            phrases.append(
                 (f"{overlong} prompts left no room for a response", f"raise --data.max_len {self.settings.max_len}")
             )
         if refused:
-            told.append((f"{refused} prompts cannot be encoded", "correct them: left_out_rows.jsonl lists them"))
-        reasons = ", and ".join(reason for reason, _ in told)
-        rewards = [f"of the dropped groups' rewards, {rewards_told(dropped)}"] if dropped else []
-        return "; ".join([reasons, *rewards, *dict.fromkeys(advice for _, advice in told)])
+            phrases.append((f"{refused} prompts cannot be encoded", "correct them: left_out_rows.jsonl lists them"))
+        reasons = ", and ".join(reason for reason, _ in phrases)
+        rewards = [f"of the dropped groups' rewards, {rewards_summary(dropped)}"] if dropped else []
+        return "; ".join([reasons, *rewards, *dict.fromkeys(advice for _, advice in phrases)])
 
     def evaluate(
         self, rows: Sequence[Row], *, temperature: float, n_samples: int, moment: Moment | None = None

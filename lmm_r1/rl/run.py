@@ -55,7 +55,7 @@ from lmm_r1.host.workers import NodeSortedGroup, RayActorGroup, Reservation, res
 from lmm_r1.lifecycle.publication import publish
 from lmm_r1.lifecycle.restarts import Restarts
 from lmm_r1.lifecycle.start import Fingerprint, check_start, has_checkpoints, open_run
-from lmm_r1.lifecycle.stopping import StopRequests, told_ends
+from lmm_r1.lifecycle.stopping import StopRequests, reported_ends
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.lmm_kits.checkpoint import check_images_taken, check_pixel_bounds, check_weights, outlined_row
 from lmm_r1.models.load_balancing import check_balanced
@@ -166,7 +166,7 @@ def train(config: PPOConfig, *, reward: Callable[..., Any] | None = None) -> Non
     nodes.follow_cluster()
     check_fp16(config.ds.param_dtype)
     config = without_sleep(with_correction(config, kit=kit, rows=rows))
-    _tell_parity(config)
+    _print_parity(config)
     config = planned_ppo(config, console=Console(highlight=False), rows=rows)
     fingerprint = Fingerprint.of(config, models=_model_paths(config), rows={"data.prompt_dataset": rows})
     check_start(config, fingerprint)
@@ -186,7 +186,7 @@ def train(config: PPOConfig, *, reward: Callable[..., Any] | None = None) -> Non
     with folder.locked():
         resumed = open_run(config, fingerprint, folder=folder)
         folder.left_out(every.left_out)
-        with StopRequests() as stops, told_ends(stops, folder=folder.path), folder.session():
+        with StopRequests() as stops, reported_ends(stops, folder=folder.path), folder.session():
             restarts = Restarts(
                 limit=config.ckpt.max_restarts, folder=folder, stops=stops, saved_step=partial(saved_step, config)
             )
@@ -286,7 +286,7 @@ def _model_paths(config: PPOConfig) -> dict[str, str | None]:
     return {f"{name}.model_name_or_path": getattr(config, name).model_name_or_path for name in _MODELS}
 
 
-def _tell_parity(config: PPOConfig) -> None:
+def _print_parity(config: PPOConfig) -> None:
     """Print the gap between engine and trainer of the policy, if it was measured before."""
     assert config.ds.param_dtype is not None, "resolve_ppo fills it in"
     device = "CUDA" if cpu.has_cuda() else "CPU"
