@@ -332,7 +332,7 @@ def read_weights(folder: Path) -> TrainedWeights:
 
     The files are pickles, which can run code.
     """
-    from lmm_r1.host.zero import get_fp32_state_dict_from_zero_checkpoint
+    from lmm_r1.host.models import get_fp32_state_dict_from_zero_checkpoint
 
     try:
         # It prints its progress.

@@ -24,7 +24,7 @@ def main() -> None:
     server.sendall(text[sent:])
     server.shutdown(socket.SHUT_WR)
     code = server.recv(1)
-    # Killed, it has told none.
+    # A killed server sends no code.
     raise SystemExit(code[0] if code else 1)
 
 

@@ -1,4 +1,4 @@
-"""The nodes of a Ray cluster, and whether the GPUs that they offer are there or pretended."""
+"""The nodes of a Ray cluster, whether their GPUs are real, and whether all of them see the files of a run."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from lmm_r1.errors import UserError
 logger = logging.getLogger(__name__)
 
 ADDRESS = "RAY_ADDRESS"
-# Ray names the kind of card beside the count, where it finds one; of `ray start --num-gpus` it believes the count.
+# Ray names the kind of the GPUs that it finds; for `ray start --num-gpus` it knows only the number.
 _KIND = "accelerator_type:"
 STARTS = 4
-"""How often a node is started here, at most, where the machine is too busy for it."""
-# What Ray says of one that did not come up.
+"""How often at most a node is started on a machine that is too busy."""
+# Ray's words for a node that did not start.
 _NOT_UP = "timed out during startup"
 Started = TypeVar("Started")
 
@@ -41,7 +41,7 @@ class Node:
     address: str
     gpus: float
     names_gpus: bool
-    """Whether Ray found out what kind of GPU it has."""
+    """Whether Ray knows its kind of GPU."""
 
 
 def joins() -> bool:
@@ -55,16 +55,16 @@ def living_nodes() -> list[Node]:
 
 
 def gpus_by_node() -> list[int]:
-    """Return how many GPUs each node of the cluster of RAY_ADDRESS has, of those that have any.
+    """Return the number of GPUs of each node of the cluster of RAY_ADDRESS that has any.
 
-    Raises UserError where no cluster answers.
+    Raises UserError if no cluster answers.
     """
     with _joined():
         return [int(node.gpus) for node in living_nodes() if node.gpus >= 1]
 
 
 def gpus_here() -> int:
-    """Return how many GPUs a Ray that is started on this machine finds, as CUDA_VISIBLE_DEVICES leaves them."""
+    """Return how many GPUs a Ray that is started on this machine finds, limited by CUDA_VISIBLE_DEVICES."""
     manager = get_accelerator_manager_for_resource("GPU")
     found = manager.get_current_node_num_accelerators()
     visible = manager.get_current_process_visible_accelerator_ids()
@@ -83,10 +83,9 @@ def read_node(entry: Mapping[str, Any]) -> Node:
 
 
 def has_gpus(nodes: Sequence[Node], *, here: str, own_cuda: bool) -> bool:
-    """Say whether a cluster's GPUs are there, and not pretended for machines without.
+    """Say whether a cluster's GPUs are real, and not pretended for machines without.
 
-    They are where Ray names their kind on some node. Where it names none, this machine may know better: it is a node
-    itself, and has CUDA.
+    They are if Ray names their kind on any node, or if this machine is a node and has CUDA.
 
     Args:
         here: id of the node that the driver is on.
@@ -97,10 +96,10 @@ def has_gpus(nodes: Sequence[Node], *, here: str, own_cuda: bool) -> bool:
 
 
 def follow_cluster() -> None:
-    """Let `cpu.has_cuda` tell what the cluster of RAY_ADDRESS has, instead of what this machine has.
+    """Let `cpu.has_cuda` say what the cluster of RAY_ADDRESS has, instead of what this machine has.
 
-    Before the run joins it: what workers find in their environment is settled then. LMM_R1_BACKEND, where the user has
-    set it, and a run on a cluster of its own are left as they are. Raises UserError where no cluster answers.
+    Call it before the run joins the cluster, which fixes the environment of its workers. It changes nothing if the user has
+    set LMM_R1_BACKEND, or if the run has a cluster of its own. Raises UserError if no cluster answers.
     """
     if not joins() or cpu.BACKEND in os.environ:
         return
@@ -124,7 +123,7 @@ def follow_cluster() -> None:
 def connect(**settings: Any) -> None:
     """Join the cluster of RAY_ADDRESS, or start one here, as `ray.init` does with these settings.
 
-    Raises UserError where no cluster answers at the address, or none can be started.
+    Raises UserError if no cluster answers at the address, or none can be started.
     """
     if not joins():
         # Ray would join what `ray start`, or a test of another project, has left on this machine.
@@ -134,7 +133,7 @@ def connect(**settings: Any) -> None:
                 "a Ray cluster was started on this machine, at %s; this run starts its own: set %s=%s to join that one",
                 *(started, ADDRESS, started),
             )
-    # Otherwise Ray warns that it will leave this alone in future.
+    # Otherwise Ray warns that it will not change this variable in future.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     # Read by a Ray that is started here: an engine's own process would outlive its worker, and keep the GPU's memory.
     os.environ.setdefault("RAY_process_group_cleanup_enabled", "true")
@@ -143,8 +142,8 @@ def connect(**settings: Any) -> None:
     # Seconds: on a slow machine forked workers answer once their libraries are loaded.
     os.environ.setdefault("RAY_worker_register_timeout_seconds", "600")
     if settings.get("log_to_driver") is False:
-        # Of several workers that fail alike, one is told where their results are awaited; Ray would print the others, each
-        # with its traceback, behind what the run ends with.
+        # If several workers fail alike, the run reports one of them. Ray would print the others, each with its traceback,
+        # after the run's last line.
         os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
     try:
         patiently(lambda: ray.init(**settings, logging_level=logging.WARNING))
@@ -158,12 +157,12 @@ def connect(**settings: Any) -> None:
 
 
 def patiently(start: Callable[[], Started]) -> Started:
-    """Return what `start` returns, which starts a Ray node here; a node that comes up too slowly is started again.
+    """Return what `start` returns, which starts a Ray node here; a node that starts too slowly is started again.
 
     Ray's node gives its two agents 15 seconds to load their libraries, and its starter gives up after 30, which no setting
     changes. On a busy machine a later start is quicker: the libraries' files are in memory then.
 
-    Raises UserError where no start succeeds.
+    Raises UserError if no start succeeds.
     """
     for number in range(1, STARTS + 1):
         try:
@@ -183,7 +182,7 @@ def patiently(start: Callable[[], Started]) -> Started:
 
 
 def _node_of(error: BaseException) -> ray_node.Node | None:
-    """Return the node whose start has failed; Ray hands it to nobody, and its processes would run on."""
+    """Return the node that failed to start; Ray does not return it, and its processes would keep running."""
     found = (frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__))
     return next((node for node in found if isinstance(node, ray_node.Node)), None)
 
@@ -201,7 +200,7 @@ def _joined() -> Iterator[None]:
         ray.shutdown()
 
 
-# A node's first worker imports PyTorch, from a network drive perhaps.
+# A node's first worker imports PyTorch, perhaps from a network drive.
 _PATIENCE_S = 300.0
 
 
@@ -214,14 +213,14 @@ class SharedPath:
     path: str
     """As workers will open it."""
     written: bool = False
-    """Whether it is a folder that they write into, too."""
+    """Whether it is a folder that they also write into."""
 
 
 def check_shared(paths: Sequence[SharedPath]) -> None:
-    """Raise UserError where a node that has GPUs does not see a path, or cannot write into it; one node alone sees all.
+    """Raise UserError if a node that has GPUs does not see a path, or cannot write into it; a single node sees all.
 
-    Into folders that are written to, the driver puts a file that the nodes look for: a folder of the same name on a
-    disk of their own is another one.
+    The driver writes a file into folders that are written to, and the nodes look for it: a folder of the same name on
+    their own disk is another one.
     """
     nodes = living_nodes()
     if len(nodes) < 2:

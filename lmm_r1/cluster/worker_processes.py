@@ -59,10 +59,10 @@ class ForkServer:
         return shlex.join([sys.executable, "-ES", str(_CLIENT), str(self.folder / "socket")])
 
     def close(self) -> None:
-        """End the server; its forks go on."""
+        """End the server; its forks continue."""
         assert self.process.stdin is not None, "it is a pipe"
         self.process.stdin.close()
-        # It may be loading still.
+        # It may still be loading.
         self.process.kill()
         self.process.wait()
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -210,7 +210,7 @@ def _end(clients: Sequence[socket.socket], codes: Sequence[int]) -> None:
 def _main() -> None:
     # In place of this file's folder, whose modules have names that are not meant for all.
     sys.path[0] = str(_ROOT)
-    # Registered before libraries are loaded, it comes behind what they do at the end.
+    # Registered before libraries are loaded, so that it runs after their own handlers.
     clients: list[socket.socket] = []
     codes = [1]
     atexit.register(_end, clients, codes)

@@ -51,8 +51,8 @@ from lmm_r1.generation.request import EngineWeights, tokens_under_way
 from lmm_r1.generation.vllm_engine import InProcessEngine
 from lmm_r1.generation.weight_bucket import WeightSlot
 from lmm_r1.generation.worker_extension import BucketWeights, FileWeights
-from lmm_r1.host.openrlhf_engines import RolloutRayActor, batch_vllm_engine_call
-from lmm_r1.host.placement import Reservation, reserve
+from lmm_r1.host.openrlhf import RolloutRayActor, batch_vllm_engine_call
+from lmm_r1.host.workers import Reservation, reserve
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.scoring.sources import make_scorer
 

@@ -18,7 +18,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from lmm_r1.generation.weight_bucket import WeightSlot, empty_buffer, opened, received_slots, weights_in
-from lmm_r1.host.openrlhf_engines import WorkerWrap, get_physical_gpu_id
+from lmm_r1.host.openrlhf import WorkerWrap, get_physical_gpu_id
 
 
 class PictureScheduler(Scheduler):

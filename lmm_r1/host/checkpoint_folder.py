@@ -1,18 +1,22 @@
-"""The checkpoints in a folder, and which of them are whole.
-
-A checkpoint is written as `.saving-TAG`. It gets its tag's name once every rank has written its shards, and with it a
-marker that lists them; what goes is renamed before it is deleted. So a run may be killed at any moment, as long as
-renaming is atomic and all ranks see the same folder."""
+"""The checkpoints in a folder: which are complete, and how they are written and deleted."""
 
 from __future__ import annotations
 
+import errno
+import itertools
 import json
+import logging
 import math
+import os
 import re
+import shutil
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from lmm_r1.errors import UserError
+from lmm_r1.files.atomic import writing
 
 MARKER = "complete.json"
 LATEST = "latest"
@@ -72,8 +76,8 @@ def whole_checkpoints(folder: Path) -> dict[str, Checkpoint]:
 def defect(folder: Path, tag: str) -> str | None:
     """Return what a checkpoint lacks; None if it is complete.
 
-    One with a marker is whole when every listed shard is there in its size. One without is of OpenRLHF or of an older
-    version: it is whole when the save had ended (`latest` names it, or its metric file is there), no shard's number is
+    A checkpoint with a marker is complete if every listed shard exists and has its size. One without a marker was written
+    by OpenRLHF or an older version. It is complete if its save ended (`latest` names it, or its metric file exists), no shard's number is
     missing, and every file is closed.
     """
     path = folder / tag
@@ -172,3 +176,229 @@ def _unmarked_defect(path: Path) -> str | None:
             return f"the {kind} states of rank {rank} (of model-parallel rank {group}) are missing"
     torn = sorted(name for name in names if not zipfile.is_zipfile(path / name))
     return f"{torn[0]} was not written to its end" if torn else None
+
+
+logger = logging.getLogger(__name__)
+
+DELETING = ".deleting-"
+_GIB = 1024**3
+
+
+def begin(folder: Path, tag: str) -> None:
+    """Delete unfinished saves of killed sessions before a save. Raises ValueError for an invalid tag."""
+    step_of(tag)
+    folder.mkdir(parents=True, exist_ok=True)
+    finish_interrupted(folder)
+    _discard_leftovers(folder)
+
+
+def flush(path: Path) -> int:
+    """Wait until a file is on the disk, and return its size in bytes."""
+    with path.open("rb") as stream:
+        os.fsync(stream.fileno())
+        return os.fstat(stream.fileno()).st_size
+
+
+def mark_complete(folder: Path, tag: str, *, files: Mapping[str, int], session: str) -> None:
+    """Give a saved checkpoint its tag's name, in place of an earlier one of that name.
+
+    Args:
+        files: sizes of the shards that all ranks report as written, by name.
+
+    Raises UserError if one of them is not seen here: the ranks do not share the folder.
+    """
+    saving = folder / saving_name(tag)
+    lost = lost_shard(saving, files)
+    if lost is not None:
+        raise UserError(
+            f"--ckpt.path: {lost} in {saving.absolute()}, though a rank has written it; "
+            "all machines of a run must share this folder"
+        )
+    marker = {"step": step_of(tag), "session": session, "files": dict(files)}
+    _write(saving / MARKER, json.dumps(marker, indent=2) + "\n")
+    _put_in_place(folder, tag)
+
+
+def write_latest(folder: Path, tag: str) -> None:
+    """Let `latest` name a checkpoint; the file holds the tag before it or this one, and is never empty."""
+    _write(folder / LATEST, tag)
+
+
+def evict(folder: Path, *, saved: str, max_num: int, max_mem: float) -> list[str]:
+    """Delete checkpoints down to the limits after `saved` was saved, and return a line about each that was torn.
+
+    What goes first: torn ones, then those without a metric, then those with the worst one, then the oldest. Neither
+    `saved` nor what `latest` names goes, nor the best checkpoint, unless `saved` is a new best one. The best one does
+    not count towards `max_num`, and saving it takes no other's place.
+
+    Args:
+        max_num: of checkpoints that are kept.
+        max_mem: GiB that all of them may take.
+    """
+    _discard_leftovers(folder)
+    kept = {saved, read_latest(folder)}
+    gone: list[str] = []
+    if is_best(saved):
+        for tag in tags(folder):
+            if is_best(tag) and tag not in kept:
+                _discard(folder, tag)
+    while True:
+        regular = [tag for tag in tags(folder) if not is_best(tag)]
+        too_many = not is_best(saved) and len(regular) > max_num
+        if not too_many and _bytes_in(folder) <= max_mem * _GIB:
+            return gone
+        candidates = sorted((_rank(folder, tag), tag) for tag in regular if tag not in kept)
+        if not candidates:
+            return gone
+        (whole, *_), tag = candidates[0]
+        _discard(folder, tag)
+        # That others go is what the limits ask for.
+        if not whole:
+            gone.append(f"deleted {folder / tag}, a checkpoint that is not whole")
+
+
+def finish_interrupted(folder: Path) -> None:
+    """Give those saves their tags' names that were killed between the marker and the rename."""
+    if not folder.is_dir():
+        return
+    for path in sorted(folder.glob(f"{SAVING}*")):
+        marker = read_marker(path / MARKER)
+        if marker is not None and lost_shard(path, marker.files) is None:
+            _put_in_place(folder, path.name.removeprefix(SAVING))
+
+
+def _rank(folder: Path, tag: str) -> tuple[bool, bool, float, float, int]:
+    """Return the sort key of a checkpoint: those to be deleted first come first."""
+    metric = metric_of(folder / tag / METRIC)
+    age = (folder / tag).stat().st_mtime
+    return defect(folder, tag) is None, metric is not None, -math.inf if metric is None else metric, age, step_of(tag)
+
+
+def _put_in_place(folder: Path, tag: str) -> None:
+    old = _free_name(folder, tag)
+    if (folder / tag).exists():
+        (folder / tag).rename(old)
+    (folder / saving_name(tag)).rename(folder / tag)
+    _flush_folder(folder)
+    _delete(old)
+
+
+def _free_name(folder: Path, name: str) -> Path:
+    """Return an unused name for a folder to be deleted; earlier ones may still exist."""
+    numbers = itertools.count()
+    return next(path for number in numbers if not (path := folder / f"{DELETING}{name}.{number}").exists())
+
+
+def _discard(folder: Path, tag: str) -> None:
+    """Delete a checkpoint and the copy in Hugging Face format next to it."""
+    for name in (tag, f"{tag}_hf"):
+        if (folder / name).is_dir():
+            going = _free_name(folder, name)
+            (folder / name).rename(going)
+            _delete(going)
+
+
+def _discard_leftovers(folder: Path) -> None:
+    for pattern in (f"{SAVING}*", f"{DELETING}*"):
+        for path in folder.glob(pattern):
+            _delete(path)
+
+
+def _delete(path: Path) -> None:
+    if not path.exists():
+        return
+    try:
+        shutil.rmtree(path)
+    except OSError as error:
+        # It counts no longer, and is tried again at the next save.
+        logger.warning("%s could not be deleted (%s)", path, error)
+
+
+def _bytes_in(folder: Path) -> int:
+    files = (file for child in folder.iterdir() if child.is_dir() for file in child.rglob("*"))
+    return sum(file.stat().st_size for file in files if file.is_file())
+
+
+def _write(path: Path, text: str) -> None:
+    partial = path.with_name(f".{path.name}.partial")
+    with writing(path), partial.open("w", encoding="utf-8") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+    partial.replace(path)
+    _flush_folder(path.parent)
+
+
+def _flush_folder(folder: Path) -> None:
+    """Wait until the renames in a folder are on the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some network file systems support this only for files.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResumePoint:
+    """The checkpoint from which a run resumes."""
+
+    tag: str | None
+    """None if no checkpoint is complete in every folder."""
+    passed_over: tuple[str, ...] = ()
+    """What should have been taken and could not be, and why."""
+
+
+def resume_point(folders: Sequence[Path]) -> ResumePoint:
+    """Return the checkpoint from which a run resumes: one tag for all of its models, complete in each one's folder.
+
+    It is the one in `latest` if that is complete and the same everywhere; else the newest that all folders have. A
+    save that was killed between its marker and its rename is brought to its end.
+    """
+    for folder in folders:
+        finish_interrupted(folder)
+    common, named = _common(folders), [read_latest(folder) for folder in folders]
+    first = named[0]
+    if first in common and all(tag == first for tag in named):
+        return ResumePoint(tag=first)
+    newest = max(common.values(), key=lambda checkpoint: (checkpoint.step, checkpoint.is_best), default=None)
+    if all(tag is None for tag in named) and not any(tags(folder) for folder in folders):
+        return ResumePoint(tag=None)
+    chosen = None if newest is None else newest.tag
+    reasons = [_not_followed(folder, tag, chosen=chosen) for folder, tag in zip(folders, named, strict=True)]
+    reasons += [
+        f"{folder / tag} has no counterpart in {other.name}"
+        for folder in folders
+        for tag, checkpoint in whole_checkpoints(folder).items()
+        for other in folders
+        if tag not in common and checkpoint.step > (-1 if newest is None else newest.step)
+        if other != folder and defect(other, tag) is not None
+    ]
+    return ResumePoint(tag=chosen, passed_over=tuple(reason for reason in reasons if reason))
+
+
+def _common(folders: Sequence[Path]) -> dict[str, Checkpoint]:
+    """Return the checkpoints that every folder has whole, and that were saved together."""
+    first, *others = [whole_checkpoints(folder) for folder in folders]
+    return {
+        tag: checkpoint
+        for tag, checkpoint in first.items()
+        if all(tag in other and other[tag].session == checkpoint.session for other in others)
+    }
+
+
+def _not_followed(folder: Path, tag: str | None, *, chosen: str | None) -> str | None:
+    """Return why a run does not resume from the checkpoint that `latest` names; None if it does."""
+    if tag is None:
+        return f"{folder / LATEST} is missing"
+    if not tag:
+        return f"{folder / LATEST} is empty"
+    if not is_tag(tag):
+        return f"{folder / LATEST} names {tag!r}, which is no checkpoint"
+    lack = defect(folder, tag)
+    if lack is not None:
+        return f"{folder / tag}: {lack}"
+    return None if tag == chosen else f"{folder / tag}, which is not there for every model"

@@ -1,4 +1,4 @@
-"""Saving and loading DeepSpeed checkpoints so that a run may be killed at any moment."""
+"""Saving and loading DeepSpeed checkpoints such that a run can be killed at any moment."""
 
 from __future__ import annotations
 
@@ -18,22 +18,21 @@ from openrlhf.utils.deepspeed import DeepspeedStrategy
 
 from lmm_r1.errors import UserError
 from lmm_r1.files import atomic
-from lmm_r1.host import checkpoint_writing
-from lmm_r1.host.checkpoint_folder import defect, saving_name
-from lmm_r1.host.checkpoint_writing import ResumePoint, resume_point
+from lmm_r1.host import checkpoint_folder
+from lmm_r1.host.checkpoint_folder import ResumePoint, defect, resume_point, saving_name
 
 logger = logging.getLogger(__name__)
 
 
 class CheckpointStrategy(DeepspeedStrategy):
-    """OpenRLHF's strategy, which saves a checkpoint before it deletes another and takes up whole ones only.
+    """OpenRLHF's strategy, which saves a checkpoint before it deletes another, and resumes only from complete ones.
 
     All ranks must see the same folder of checkpoints, in which renaming is atomic.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        # A run's workers get copies of one strategy, so that this stands in what they save together.
+        # A run's workers get copies of one strategy, so this is the same in all that they save together.
         self.session = uuid.uuid4().hex
         self.resume_tag: str | None = None
         """The checkpoint that all models of a run load; None lets `load_ckpt` find one in its own folder."""
@@ -41,7 +40,12 @@ class CheckpointStrategy(DeepspeedStrategy):
         """The checkpoint that `load_ckpt` has loaded last."""
         self._settles = True
         self.write_beside: Callable[[Path], Path] | None = None
-        """Writes a file of this rank's own, which no other rank has the name of, into a checkpoint that is being saved."""
+        """Writes a file of this rank, with a name of its own, into a checkpoint that is being saved."""
+
+    def resume_from(self, tag: str | None) -> None:
+        """Let all models of a run load this checkpoint; None lets them load none."""
+        self.resume_tag = tag
+        self.args.ckpt.load_enable = tag is not None
 
     def save_ckpt(
         self,
@@ -57,18 +61,18 @@ class CheckpointStrategy(DeepspeedStrategy):
     ) -> None:
         """Save a checkpoint, let `latest` name it, then delete others down to the limits; every rank must call it.
 
-        Raises ValueError for a tag that is not like global_step12, and UserError where the ranks do not share the
-        folder, or its disk is full.
+        Raises ValueError for a tag that is not like global_step12, and UserError if the ranks do not share the folder or
+        its disk is full.
 
         Args:
             max_mem: GiB that all checkpoints in the folder may take.
-            save_latest: without it the checkpoint is whole, but nothing else changes until `settle_ckpt` is called.
+            save_latest: if False, the checkpoint is complete, but nothing else changes until `settle_ckpt` is called.
         """
         assert isinstance(model, deepspeed.DeepSpeedEngine)
         tag = tag or f"global_step{model.global_steps}"
         folder = Path(save_dir)
         if self.is_rank_0():
-            checkpoint_writing.begin(folder, tag)
+            checkpoint_folder.begin(folder, tag)
         dist.barrier()
         try:
             with atomic.writing(folder):
@@ -78,9 +82,9 @@ class CheckpointStrategy(DeepspeedStrategy):
                 own = _own_shards(model, folder, tag)
                 if self.write_beside is not None:
                     own.append(self.write_beside(folder / saving_name(tag)))
-                written = {file.name: checkpoint_writing.flush(file) for file in own}
+                written = {file.name: checkpoint_folder.flush(file) for file in own}
         except UserError:
-            # What there is of it would take the room that is needed.
+            # An unfinished save would take disk space that is needed.
             shutil.rmtree(folder / saving_name(tag), ignore_errors=True)
             raise
         shards: list[Any] = [None] * dist.get_world_size()
@@ -88,7 +92,7 @@ class CheckpointStrategy(DeepspeedStrategy):
         if self.is_rank_0():
             self._write_ckpt_metric(str(folder / saving_name(tag)), metric_value, metric_key=metric_key)
             files = {name: size for rank in shards for name, size in rank.items()}
-            checkpoint_writing.mark_complete(folder, tag, files=files, session=self.session)
+            checkpoint_folder.mark_complete(folder, tag, files=files, session=self.session)
         dist.barrier()
         if save_latest and self._settles:
             self.settle_ckpt(save_dir, tag, max_num, max_mem)
@@ -99,13 +103,13 @@ class CheckpointStrategy(DeepspeedStrategy):
         if not self.is_rank_0():
             return
         folder = Path(save_dir)
-        checkpoint_writing.write_latest(folder, tag)
-        for line in checkpoint_writing.evict(folder, saved=tag, max_num=max_num, max_mem=max_mem):
+        checkpoint_folder.write_latest(folder, tag)
+        for line in checkpoint_folder.evict(folder, saved=tag, max_num=max_num, max_mem=max_mem):
             self.print(line)
 
     @contextlib.contextmanager
     def unsettled(self) -> Iterator[None]:
-        """Saves inside leave `latest` and other checkpoints as they are: models of a run are settled together."""
+        """Let saves in the block leave `latest` and other checkpoints unchanged: models of a run are settled together."""
         self._settles = False
         try:
             yield
@@ -122,10 +126,10 @@ class CheckpointStrategy(DeepspeedStrategy):
         load_lr_scheduler_states: bool = True,
         load_module_only: bool = False,
     ) -> tuple[str | None, dict[str, Any]]:
-        """Load a checkpoint and return its path and the run's states, (None, {}) where none is whole.
+        """Load a checkpoint and return its path and the run's states, (None, {}) if none is complete.
 
         Every rank must call it, and all load the same one: `tag`, or the run's `resume_tag`, or what rank 0 finds.
-        Raises UserError where a rank does not see it.
+        Raises UserError if a rank does not see it.
         """
         # A universal checkpoint has files of its own, one of which names it.
         if not self.use_ds_universal_ckpt:
@@ -160,7 +164,7 @@ class CheckpointStrategy(DeepspeedStrategy):
 
 
 def warn_of_passed_over(point: ResumePoint) -> None:
-    """Say in one warning which checkpoints a run should have gone on from and cannot."""
+    """Warn once about the checkpoints from which a run should have resumed and cannot."""
     if point.passed_over:
         start = "starts anew" if point.tag is None else f"goes on from {point.tag}"
         logger.warning("the run %s; passed over: %s", start, "; ".join(point.passed_over))

@@ -1,10 +1,13 @@
-"""Names of OpenRLHF that load neither Ray, DeepSpeed nor vLLM."""
+"""Names of OpenRLHF that do not load DeepSpeed: samples, agents, and rollout engines, which vLLM's own processes import."""
+
+from __future__ import annotations
 
 from openrlhf.trainer.ppo_utils import NaiveReplayBuffer as NaiveReplayBuffer  # base class of the planned passes
 from openrlhf.trainer.ppo_utils.experience import Experience as Experience  # the samples that its workers take
-from openrlhf.trainer.ppo_utils.experience import make_experience_batch as make_experience_batch  # samples to a pass
-from openrlhf.trainer.ppo_utils.experience import remove_padding_in_sequences as remove_padding_in_sequences
-from openrlhf.trainer.ppo_utils.experience import split_experience_batch as split_experience_batch  # a pass to samples
+from openrlhf.trainer.ray.utils import get_physical_gpu_id as get_physical_gpu_id  # which GPU a weight bucket is on
+from openrlhf.trainer.ray.vllm_engine import RolloutRayActor as RolloutRayActor  # base class of the engine's actor
+from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call as batch_vllm_engine_call  # a call of all engines
+from openrlhf.trainer.ray.vllm_worker_wrap import WorkerWrap as WorkerWrap  # base class of vLLM's worker extension
 from openrlhf.utils.agent import AgentExecutorBase as AgentExecutorBase  # base class of users' agents
 from openrlhf.utils.agent import MultiTurnAgentExecutor as MultiTurnAgentExecutor  # base class of users' agents
 from openrlhf.utils.distributed_util import torch_dist_barrier_and_cuda_sync as torch_dist_barrier_and_cuda_sync

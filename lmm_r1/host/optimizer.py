@@ -31,12 +31,11 @@ LARGEST_NORM = torch.finfo(torch.float).max ** 0.5
 
 @contextmanager
 def passes_added_up() -> Iterator[None]:
-    """While it is entered, engines are built with ZeRO's own optimizer at every stage.
+    """Build engines in the block with ZeRO's own optimizer at every stage.
 
-    DeepSpeed 0.19.6 takes `grad_accum_dtype` as ZeRO-3 does alone. With fp32 beside weights in half precision, ZeRO-1
-    goes to an optimizer that ends in an assertion on gradients of zero, and whose checkpoints are no ZeRO checkpoints
-    (bf16), or takes every rank's own gradients for the mean over ranks (with offloading, or in fp16); ZeRO-2 adds up in
-    half precision all the same. Here ZeRO's own optimizer does what it was asked for.
+    DeepSpeed 0.19.6 supports `grad_accum_dtype` only with ZeRO-3. With fp32 and weights in half precision, ZeRO-1 selects
+    an optimizer that fails on gradients of zero and writes no ZeRO checkpoints (bf16), or that takes each rank's own
+    gradients for the mean over ranks (with offloading, or in fp16). ZeRO-2 still accumulates in half precision.
     """
     engine = engine_module.DeepSpeedEngine
     choose = getattr(engine, _WRAPPER_OF)
@@ -53,7 +52,7 @@ def passes_added_up() -> Iterator[None]:
 
 
 def settle_muon(*, ns_steps: int, nesterov: bool) -> None:
-    """Let Muon make its updates as asked for, in all of this process; DeepSpeed's own settings have no place for either.
+    """Set how Muon makes its updates in this process; DeepSpeed has no settings for this.
 
     Args:
         ns_steps: Newton-Schulz iterations.
@@ -63,11 +62,11 @@ def settle_muon(*, ns_steps: int, nesterov: bool) -> None:
 
 
 def add_up_in_accumulation_dtype(optimizer: Any) -> None:
-    """Let an engine's optimizer of ZeRO-1 or 2 add up gradients in its accumulation precision; others do already."""
+    """Let an optimizer of ZeRO-1 or 2 accumulate gradients in its accumulation precision; others already do."""
     if not isinstance(optimizer, DeepSpeedZeroOptimizer) or not optimizer.use_separate_grad_accum:
         return
     if optimizer.use_grad_accum_attribute:  # ZeRO-1
-        # Upstream reduces a rounded copy over the ranks, and then takes the sum of one rank that it was made from.
+        # Upstream reduces a rounded copy over the ranks, and then uses the sum of one rank.
         optimizer.get_gradient_for_reduction = optimizer.get_param_gradient_attribute
     elif optimizer.cpu_offload:
         optimizer.async_accumulate_grad_in_cpu_via_gpu = partial(_add_up_in_cpu, optimizer)
@@ -81,7 +80,7 @@ def _gradients(
     weights: Sequence[torch.nn.Parameter],
     dtype: torch.dtype,
 ) -> list[torch.Tensor]:
-    """Return a pass's gradients of some weights; those that others are added to are in `dtype`."""
+    """Return a pass's gradients of some weights; those to which others are added are in `dtype`."""
     gradients = get(weights, dtype)
     group = next(index for index, own in enumerate(optimizer.params_in_partition) if own is weights)
     added_to = optimizer.all_grad_tensors.get(group) is None and not optimizer.is_gradient_accumulation_boundary()
@@ -89,7 +88,7 @@ def _gradients(
 
 
 def _add_up_in_cpu(optimizer: DeepSpeedZeroOptimizer, weight: torch.nn.Parameter) -> None:
-    """Add a weight's gradient to the sum of the passes before, which waits in CPU memory, and keep the new sum there."""
+    """Add a weight's gradient to the sum of earlier passes in CPU memory."""
     sums, number = optimizer.accumulated_grads_in_cpu, optimizer.get_param_id(weight)
     gradient = weight.grad
     assert gradient is not None, "DeepSpeed calls this when the weight has got its gradient"
@@ -116,7 +115,7 @@ class SummedGradients(list[torch.Tensor]):
         self.flat_partition = torch.zeros_like(
             optimizer.single_partition_of_fp32_groups[group], dtype=optimizer.gradient_accumulation_dtype
         )
-        # The rest fills the flat tensor up to a multiple of two numbers.
+        # The rest is DeepSpeed's padding.
         parts = self.flat_partition[: sum(sizes)].split(sizes)
         super().__init__(part.view_as(weight) for part, weight in zip(parts, weights, strict=True))
 
@@ -130,8 +129,8 @@ def add_up_on_one_rank(optimizer: Any) -> None:
     """Let an optimizer of ZeRO-2 that shares nothing with other ranks do only what mixed precision needs.
 
     Upstream copies each gradient into a bucket, from there into the rank's part, and all of these into a flat tensor.
-    Here each gradient is added to that flat tensor when it is there, and freed. Weights in fp32 are their own masters.
-    What is saved, and how it is loaded, stays the same. Muon and offloaded optimizers keep the way of upstream.
+    Here each gradient is added to that flat tensor as soon as it is computed, and freed. Weights in fp32 are their own
+    masters. Checkpoints stay the same. Muon and offloaded optimizers work as upstream.
     """
     if not isinstance(optimizer, DeepSpeedZeroOptimizer) or not optimizer.partition_gradients:
         return
@@ -170,7 +169,7 @@ def _add_gradient(
 
 
 def _hand_over(optimizer: DeepSpeedZeroOptimizer, sums: dict[int, SummedGradients]) -> None:
-    """After the last pass of an update, give the sums to the optimizer; those of weights without a gradient are zero."""
+    """After the last pass of an update, give the sums to the optimizer; weights without a gradient have zeros."""
     if optimizer.is_gradient_accumulation_boundary():
         for group in range(len(optimizer.bit16_groups)):
             optimizer.averaged_gradients[group] = sums.pop(group, None) or SummedGradients(optimizer, group)
@@ -183,51 +182,54 @@ def _norm_of(gradients: SummedGradients, weights: object, norm_type: float = 2) 
 
 
 def _overflows(optimizer: DeepSpeedZeroOptimizer, partition_gradients: bool = True) -> bool:
-    """Say whether some gradient is not finite, by which DeepSpeed leaves the step out."""
+    """Say whether a gradient is not finite; DeepSpeed then skips the step."""
     norms = [gradients.norm for gradients in optimizer.averaged_gradients.values()]
     return not bool(torch.stack(norms).isfinite().all())
 
 
 @dataclass(frozen=True, kw_only=True)
 class LossScaling:
-    """With fp16, losses are scaled up so that small gradients are not lost, and an update whose gradients overflow is left
-    out, with a lower scale for the next one (arXiv:1710.03740)."""
+    """The state of loss scaling with fp16 (arXiv:1710.03740).
+
+    Losses are scaled up so that small gradients are not lost. An update whose gradients overflow is skipped, and the next
+    one has a lower scale.
+    """
 
     skipped: int
-    """Updates that were not made, since the run began."""
+    """Updates skipped since the run began."""
     scale: float
 
     def metrics(self, before: LossScaling | None, *, prefix: str = "") -> dict[str, float]:
-        """Return what is logged of the updates since `before`, or of all."""
+        """Return the metrics of the updates since `before`, or of all updates."""
         skipped = self.skipped - (0 if before is None else before.skipped)
         return {f"{prefix}skipped_updates": float(skipped), f"{prefix}loss_scale": self.scale}
 
 
 def check_finite(engine: DeepSpeedEngine, losses: Sequence[torch.Tensor], *, name: str) -> None:
-    """Raise UserError on every rank, before any weight is changed, where the step at hand has no finite gradients.
+    """Raise UserError on every rank, before any weight changes, if the gradients of this step are not finite.
 
-    DeepSpeed 0.19.6 does not: with bf16 ZeRO-1 and 2 skip the step without a word, every time; with fp32, and with
-    ZeRO-3, weights become NaN, and the norm of such gradients is logged as 1.
+    DeepSpeed 0.19.6 does not. With bf16, ZeRO-1 and 2 silently skip every such step. With fp32, and with ZeRO-3, weights
+    become NaN, and the norm of such gradients is logged as 1.
 
-    With fp16, an overflow of the gradients is for DeepSpeed's loss scaling to answer, until it can't lower the scale.
+    With fp16, DeepSpeed's loss scaling handles overflows until it cannot lower the scale any more.
 
     Args:
         engine: after the last backward pass of an optimizer step.
         losses: of this rank's passes.
-        name: whose losses, for the message.
+        name: the model, for the message.
     """
     wrong = _wrong_loss(losses)
     if wrong is not None:
         raise UserError(f"the {name}'s loss is {wrong}; {_advice(name)}")
     if _can_scale(engine):
         return
-    # DeepSpeed gives -1 for what is no number. The optimizer squares gradients in single precision.
+    # DeepSpeed returns -1 for NaN. The optimizer squares gradients in single precision.
     if not all(0 <= float(norm) <= LARGEST_NORM for norm in _gradient_norms(engine)):
         raise UserError(f"the {name}'s gradients are not finite, or too large to be squared; {_advice(name)}")
 
 
 def _wrong_loss(losses: Sequence[torch.Tensor]) -> str | None:
-    """Return what some rank's loss is where it is not finite."""
+    """Return `nan` or `inf` if the loss of any rank is; else None."""
     values = torch.stack([loss.detach().float() for loss in losses])
     flags = torch.stack([values.isnan().any(), values.isinf().any()]).int()
     dist.all_reduce(flags, op=dist.ReduceOp.MAX)
@@ -255,14 +257,14 @@ def _gradient_norms(engine: DeepSpeedEngine) -> list[torch.Tensor]:
 
 
 def loss_scaling(engine: DeepSpeedEngine) -> LossScaling | None:
-    """Return what became of an engine's updates so far with fp16, None with another precision."""
+    """Return an engine's state of loss scaling; None without fp16."""
     if not engine.fp16_enabled():
         return None
     return LossScaling(skipped=engine.skipped_steps, scale=float(engine.optimizer.loss_scale))
 
 
 def _can_scale(engine: DeepSpeedEngine) -> bool:
-    """Say whether DeepSpeed answers an overflow with a lower loss scale."""
+    """Say whether DeepSpeed lowers the loss scale after an overflow."""
     if not engine.fp16_enabled():
         return False
     if engine.zero_optimization_stage() == 0:
@@ -283,21 +285,21 @@ def _advice(name: str) -> str:
     )
 
 
-# The schedule that knows no warm-up.
+# The schedule without a warm-up.
 _CONSTANT = "constant"
 
 
 def learns(scheduler: LambdaLR, *, steps: int) -> bool:
-    """Say whether some of so many updates has a rate above 0."""
+    """Say whether any of the first `steps` updates has a rate above 0."""
     pairs = list(zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True))
     return any(peak * share(made) > 0 for made in range(steps) for peak, share in pairs)
 
 
 def warm_from_first_update(scheduler: LambdaLR, *, name: str, warmup: int, steps: int) -> None:
-    """Let the n updates of a warm-up learn at 1/n, 2/n, ..., n/n of the peak; later updates learn as scheduled.
+    """Give the n updates of a warm-up 1/n, 2/n, ..., n/n of the peak rate; later updates follow the schedule.
 
-    transformers counts from 0, so that the first update would change nothing. The same holds after a resume: a
-    checkpoint has the number of updates that were made, and the rates of the optimizer.
+    transformers counts from 0, so the first update would change nothing. The same holds after a resume: a checkpoint has
+    the number of updates that were made, and the rates of the optimizer.
 
     Args:
         scheduler: as made for an optimizer that has not made a step.
@@ -331,7 +333,7 @@ _MAKES_OPTIMIZER = "_configure_basic_optimizer"
 
 @contextmanager
 def eight_bit_adam(optim: str) -> Iterator[None]:
-    """While it is entered, engines that are told to take AdamW get the one in 8 bits; for other optimizers nothing changes.
+    """Build engines in the block with AdamW in 8 bits if `optim` names it.
 
     ZeRO-1, 2 and 3 let it update the flat single-precision weights that a rank owns. Raises UserError for pages on CPUs.
     """

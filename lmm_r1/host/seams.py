@@ -1,18 +1,18 @@
-"""Which names of OpenRLHF and of other libraries are replaced, and why.
-
-OpenRLHF's worker code finds its names as globals of its own modules; `install` puts ours in their place. Which further
-names are subclassed or used, and the signatures relied on, are data of a contract test (tests/data/openrlhf_names.yaml).
-"""
+"""What OpenRLHF's workers find: which names are replaced and why, and the settings that they read."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
-from lmm_r1 import cpu
+from lmm_r1 import cpu, dotted
+from lmm_r1.config import PPOConfig, SupervisedConfig, checkpoint_folder, unplanned
+from lmm_r1.config.differences import only_defaults
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ REPLACEMENTS: tuple[Replacement, ...] = (
     ),
     Replacement(
         upstream="openrlhf.trainer.ray.ppo_critic:CriticPPOTrainer",
-        ours="lmm_r1.rl.critic_workers:KitCriticPPOTrainer",
+        ours="lmm_r1.rl.workers:KitCriticPPOTrainer",
         reason="upstream hands a critic no media",
     ),
     Replacement(
@@ -119,7 +119,7 @@ PATCHES: tuple[Replacement, ...] = (
     ),
     Replacement(
         upstream="deepspeed.runtime.zero:Init",
-        ours="lmm_r1.host.zero:weights_alone_cast",
+        ours="lmm_r1.host.models:weights_alone_cast",
         reason="DeepSpeed rounds the buffers of a model that is loaded into ZeRO-3 shards",
     ),
     Replacement(
@@ -184,3 +184,30 @@ def resolve(path: str) -> Callable[..., Any]:
         if hasattr(target, "__ray_metadata__"):
             target = target.__ray_metadata__.modified_class
     return target
+
+
+def to_openrlhf_args(config: PPOConfig | SupervisedConfig) -> SimpleNamespace:
+    """Return the nested namespace that OpenRLHF's own parser and checks make of the same flags; it may be changed."""
+    settings = dataclasses.asdict(unplanned(config))
+    for flag, known in only_defaults(dotted.leaf_types(type(config))).items():
+        *groups, name = flag.split(".")
+        functools.reduce(dict.__getitem__, groups, settings)[name] = known.value
+    args = _namespace(settings)
+    # peft knows the one word as a shorthand; in a list it would be the name of a module.
+    if args.ds.lora.target_modules == ("all-linear",):
+        args.ds.lora.target_modules = "all-linear"
+    # Upstream counts the ranks that get the same samples by this, in its meshes, batches and groups of workers.
+    args.ds.ring_attn_size = config.ds.ulysses_size
+    args.ckpt.path = str(checkpoint_folder(config))
+    if isinstance(config, PPOConfig):
+        # Our engines choose by the model's size; nobody reads this one.
+        args.vllm.enforce_eager = bool(config.vllm.enforce_eager)
+    if isinstance(config, PPOConfig) and config.reward.remote_url:
+        args.reward.remote_url = config.reward.remote_url.split(",")
+    return args
+
+
+def _namespace(settings: dict[str, Any]) -> SimpleNamespace:
+    return SimpleNamespace(
+        **{name: _namespace(value) if isinstance(value, dict) else value for name, value in settings.items()}
+    )

@@ -23,15 +23,14 @@ from deepspeed.runtime.engine import DeepSpeedEngine
 from openrlhf.models.ring_attn_utils import set_ring_attn_group
 from torch.distributed.device_mesh import DeviceMesh
 
-from lmm_r1 import cpu, loading
+from lmm_r1 import cpu, dotted, loading
 from lmm_r1.config import PPOConfig, SupervisedConfig
 from lmm_r1.config.export import unplanned
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import written_into
 from lmm_r1.host import seams
-from lmm_r1.host.arguments import to_openrlhf_args
 from lmm_r1.host.checkpoints import CheckpointStrategy
-from lmm_r1.host.openrlhf_models import Actor, HostedModel
+from lmm_r1.host.models import Actor, HostedModel, whole_state_dict
 from lmm_r1.host.optimizer import (
     add_up_in_accumulation_dtype,
     add_up_on_one_rank,
@@ -42,15 +41,16 @@ from lmm_r1.host.optimizer import (
     settle_muon,
     warm_from_first_update,
 )
-from lmm_r1.host.zero import whole_state_dict
+from lmm_r1.host.seams import to_openrlhf_args
 
 logger = logging.getLogger(__name__)
 
 _NORMS = (torch.nn.LayerNorm, torch.nn.GroupNorm, torch.nn.RMSNorm, torch.nn.modules.batchnorm._BatchNorm)
 # Loads DeepSpeed's Adam for CPUs: as installed, from PyTorch's folder of built extensions, or built by the compiler.
 _BUILD = "from deepspeed.ops.op_builder import CPUAdamBuilder; CPUAdamBuilder().load()"
-# A build takes about one minute. One that was killed leaves a lock, for which others wait for ever.
+# A build takes about one minute. A killed build leaves a lock, and other builds wait for it forever.
 BUILD_SECONDS = 600
+_TRACKERS = ("logger.wandb.key", "logger.swanlab.key", "logger.tensorboard_dir")
 _ERROR = re.compile(r"^(?:\w+\.)*(\w+(?:Error|Exception)\b.*)", re.MULTILINE)
 
 
@@ -70,14 +70,14 @@ class KitStrategy(CheckpointStrategy):
         super().setup_distributed(timeout)
 
     def setup_ring_attn(self, ds_device_mesh: DeviceMesh) -> None:
-        """Name the ranks that share rows; how they do is up to the models, and to no kernel of ring attention."""
+        """Set the group of ranks that share rows; the models share them, not a kernel of ring attention."""
         group = ds_device_mesh["sp"].get_group() if self.ring_attn_size > 1 else None
         self.ring_attn_rank = 0 if group is None else dist.get_rank(group)
         set_ring_attn_group(group)
 
     def get_ds_train_config(self, optim_dict: dict | None = None, *, max_norm: float | None = None) -> dict[str, Any]:
         if optim_dict is not None:
-            # Muon updates some weights by AdamW, whose settings of its own DeepSpeed does not pass on.
+            # Muon updates some weights by AdamW, whose settings DeepSpeed does not pass on.
             own = torch_adam(offload=self.args.ds.adam_offload)
             optim_dict = {**optim_dict, "params": {**optim_dict["params"], **own}}
         config = super().get_ds_train_config(optim_dict, max_norm=max_norm)
@@ -142,7 +142,7 @@ class KitStrategy(CheckpointStrategy):
         super().backward(loss, model, _optimizer, **kwargs)
 
     def optimizer_step(self, _optimizer: Any, model: Any, _scheduler: Any, name: str = "model", **kwargs: Any) -> None:
-        """Make an optimizer step where one is due; raises UserError on all ranks, before it, where it is not finite."""
+        """Make an optimizer step if one is due; raises UserError on all ranks, before the step, if it is not finite."""
         engine = model.model if isinstance(model, Actor) else model
         if engine.is_gradient_accumulation_boundary():
             losses, self._losses = self._losses, ()
@@ -150,10 +150,10 @@ class KitStrategy(CheckpointStrategy):
         super().optimizer_step(_optimizer, model, _scheduler, name=name, **kwargs)
 
     def save_model(self, model: Any, tokenizer: Any, output_dir: str, **kwargs: Any) -> None:
-        """Write a checkpoint that transformers and vLLM load; adapters are merged in, and saved beside it as well.
+        """Write a checkpoint that transformers and vLLM load; adapters are merged in, and also saved next to it.
 
-        A critic is written with its value head and without an output layer. The folder is left as it was where not all
-        can be written; raises UserError where the disk is full.
+        A critic is written with its value head and without an output layer. If not all can be written, the folder stays
+        unchanged. Raises UserError if the disk is full.
         """
         with written_into(Path(output_dir), moves=self.is_rank_0()) as folder:
             self._write_model(model, tokenizer, str(folder), **kwargs)
@@ -171,7 +171,7 @@ class KitStrategy(CheckpointStrategy):
 
 
 def check_fp16(param_dtype: str | None) -> None:
-    """Raise UserError where weights in fp16 cannot be trained on this machine."""
+    """Raise UserError if this machine cannot train weights in fp16."""
     if param_dtype == "fp16" and not cpu.has_cuda() and not get_accelerator().is_fp16_supported():
         raise UserError(
             "--ds.param_dtype fp16: this machine has no GPU, and its processor no fp16 instructions, without which DeepSpeed "
@@ -214,12 +214,17 @@ def split_groups(groups: Sequence[dict[str, Any]], *, members: Set[int], lr: flo
 def make_strategy(config: PPOConfig | SupervisedConfig) -> KitStrategy:
     """Return the strategy that OpenRLHF's `get_strategy` would build from the same settings."""
     config = unplanned(config)
-    args = to_openrlhf_args(config)
     is_rl = isinstance(config, PPOConfig)
+    if is_rl:
+        # Only the driver talks to the trackers; workers need no key.
+        config = dotted.replace(config, dict.fromkeys(_TRACKERS))
+    args = to_openrlhf_args(config)
     if is_rl:
         # Upstream's name for optimizer steps of any number of passes, which ours always are. Whether passes are cut by
         # tokens is asked of the config.
         args.train.dynamic_batch_enable = True
+        # Upstream's average is a second model in the precision of the passes, and replaces the policy in every save.
+        args.train.enable_ema = False
     strategy = KitStrategy(
         seed=args.train.seed,
         full_determinism=args.train.full_determinism_enable,
@@ -237,7 +242,7 @@ def default_to_one_process() -> None:
     """Fill in what a launcher such as torchrun would set, for a program started plainly."""
     defaults = {
         "MASTER_ADDR": "127.0.0.1",
-        # Any: the store takes one that is free, where one looked for here could be taken by then.
+        # The store takes any free port; one that was chosen here could be in use by then.
         "MASTER_PORT": "0",
         "WORLD_SIZE": "1",
         "RANK": "0",
@@ -248,12 +253,12 @@ def default_to_one_process() -> None:
 
 
 def leave_group(*, failed: bool = False) -> None:
-    """Leave the processes' group, so that another training can begin in this process; without one nothing is done.
+    """Leave the process group, if there is one, so that another training can begin in this process.
 
-    DeepSpeed keeps the first one for good, and would go on in a group that is no more.
+    DeepSpeed would keep using the first group.
 
     Args:
-        failed: other processes may not leave it, for which NCCL would wait.
+        failed: whether other processes may not leave it; NCCL would wait for them.
     """
     if dist.is_initialized():
         if failed and dist.get_backend() == "nccl" and dist.get_world_size() > 1:
@@ -266,9 +271,9 @@ def leave_group(*, failed: bool = False) -> None:
 
 
 def torch_adam(*, offload: bool) -> dict[str, bool]:
-    """Return the settings with which DeepSpeed takes PyTorch's AdamW; empty if its own one for CPUs is built.
+    """Return the settings that make DeepSpeed use PyTorch's AdamW; empty if DeepSpeed's Adam for CPUs is built.
 
-    On GPUs that is PyTorch's fused one: DeepSpeed compiles its own at the first step, and a failing build ends the run.
+    On GPUs it is PyTorch's fused AdamW: DeepSpeed compiles its own at the first step, and a failing build ends the run.
 
     Args:
         offload: whether the optimizer is on the CPU.
@@ -291,7 +296,7 @@ def torch_adam(*, offload: bool) -> dict[str, bool]:
 def why_not_built() -> str | None:
     """Return why DeepSpeed's Adam for CPUs cannot be loaded here; None if it is built.
 
-    A process of its own builds it if it is not, so that nothing that goes wrong there ends the run.
+    If it is not built yet, a separate process builds it, so that a failing build does not end the run.
     """
     try:
         built = subprocess.run(

@@ -14,7 +14,7 @@ from rich.console import Console
 from lmm_r1 import hub
 from lmm_r1.config import PPOConfig, SupervisedConfig
 from lmm_r1.errors import UserError
-from lmm_r1.host.zero import DeepSpeedEngine
+from lmm_r1.host.models import DeepSpeedEngine
 from lmm_r1.lifecycle.stopping import ERROR_FILE
 from lmm_r1.models.adapters import ADAPTER_FOLDER
 from lmm_r1.records.run_folder import RunFolder

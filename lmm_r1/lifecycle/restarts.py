@@ -90,7 +90,7 @@ class Restarts:
         where = "while it started" if step is None else f"after step {step}"
         again, self._before = self._before == (step, lost), (step, lost)
         if again:
-            self._tell(f"lost the same twice in a row {where} ({lost}), which another restart would not fix")
+            self._print(f"lost the same twice in a row {where} ({lost}), which another restart would not fix")
             return False
         if self.made == self.limit:
             return False
@@ -99,10 +99,10 @@ class Restarts:
         tear_down(self._workers)
         saved = self.saved_step()
         self.folder.restarted(number=self.made, step=step, saved=saved, lost=lost)
-        self._tell(f"lost a worker {where} ({lost}); restart {self.made} of {self.limit} from step {saved}")
+        self._print(f"lost a worker {where} ({lost}); restart {self.made} of {self.limit} from step {saved}")
         return True
 
-    def _tell(self, what: str) -> None:
+    def _print(self, what: str) -> None:
         Console(highlight=False, soft_wrap=True).print(f"{self.folder.name} {what}", markup=False)
 
 

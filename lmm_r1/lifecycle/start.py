@@ -20,8 +20,7 @@ from lmm_r1.data.training_rows import AnyRow, rows_digest
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import check_creatable
 from lmm_r1.files.json_files import write_json_object
-from lmm_r1.host.checkpoint_folder import REFERENCE_FOLDER, SAVING
-from lmm_r1.host.checkpoint_writing import DELETING
+from lmm_r1.host.checkpoint_folder import DELETING, REFERENCE_FOLDER, SAVING
 from lmm_r1.records.run_folder import ERROR_FILE, STAGE_FILE, RunFolder
 
 FINGERPRINT_FILE = "fingerprint.json"

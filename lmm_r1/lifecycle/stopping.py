@@ -155,7 +155,7 @@ class Progress:
 
 
 @contextlib.contextmanager
-def told_ends(stops: StopRequests, *, folder: Path) -> Iterator[None]:
+def reported_ends(stops: StopRequests, *, folder: Path) -> Iterator[None]:
     """Turn whatever ends a run in the block into sentences: where it stopped, what is saved, how to resume.
 
     The traceback of a failure that is not the user's is written to `error.txt` of the run folder.

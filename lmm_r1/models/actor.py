@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from lmm_r1.data.sample import SampleMedia
 from lmm_r1.errors import UserError
-from lmm_r1.host.openrlhf_models import Actor
+from lmm_r1.host.models import Actor
 from lmm_r1.lmm_kits.step_tokens import forget_tokens
 from lmm_r1.models.adapters import ADAPTER_FOLDER, adapted_layers, merged_state_dict, save_adapter
 from lmm_r1.models.distillation import (

@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 
 from lmm_r1.config.supervised import DivergenceName
-from lmm_r1.host.zero import GatheredParameters
+from lmm_r1.host.models import GatheredParameters
 from lmm_r1.models.output_layer import LayerOutcomes
 from lmm_r1.models.packed.packing import Targets
 from lmm_r1.models.packed.sequence_parallel import SequenceShare

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from transformers import PreTrainedModel
 
 from lmm_r1.data.sample import SampleMedia
-from lmm_r1.host.openrlhf_models import HostedModel
+from lmm_r1.host.models import HostedModel
 from lmm_r1.lmm_kits import LmmKit
 from lmm_r1.models.image_features import FeatureCounts
 from lmm_r1.models.loading import LoadedModel, check_buffers, enable_checkpointing
@@ -19,7 +19,7 @@ from lmm_r1.models.packed.packing import BatchInputs, Targets
 from lmm_r1.models.packed.sequence_parallel import SequenceShare, check_not_shared, group_size, share_of
 
 if TYPE_CHECKING:
-    from lmm_r1.host.zero import DeepSpeedEngine
+    from lmm_r1.host.models import DeepSpeedEngine
 
 
 class KitModule(HostedModel):

@@ -19,8 +19,7 @@ from lmm_r1 import cpu
 from lmm_r1.config import PPOConfig
 from lmm_r1.config.shared import LoraConfig
 from lmm_r1.errors import UserError
-from lmm_r1.host.openrlhf_models import set_z3_leaf_modules
-from lmm_r1.host.zero import HfDeepSpeedConfig, set_leaf_classes, weights_alone_cast
+from lmm_r1.host.models import HfDeepSpeedConfig, set_leaf_classes, set_z3_leaf_modules, weights_alone_cast
 from lmm_r1.lmm_kits import Checkpoint, LmmKit
 from lmm_r1.lmm_kits.checkpoint import read_tensors
 from lmm_r1.models.adapters import add_adapters, language_layers, quantize_layers

@@ -239,7 +239,7 @@ class TokenOutcomes(LayerOutcomes):
 
     def of_logits(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         # Imported here, because chunks and the GPU checks work without OpenRLHF.
-        from lmm_r1.host.openrlhf_models import compute_entropy, log_probs_from_logits
+        from lmm_r1.host.models import compute_entropy, log_probs_from_logits
 
         logits = self.sampler(logits)
         log_probs = log_probs_from_logits(logits, self.targets)

@@ -15,7 +15,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from lmm_r1.data.sample import SampleMedia
 from lmm_r1.errors import UserError
-from lmm_r1.host.zero import GatheredParameters, Init
+from lmm_r1.host.models import GatheredParameters, Init
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.lmm_kits.checkpoint import read_tensors
 from lmm_r1.lmm_kits.step_tokens import forget_tokens, stored_tokens

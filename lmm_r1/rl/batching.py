@@ -13,8 +13,8 @@ import torch
 from lmm_r1.config import PPOConfig
 from lmm_r1.config.ppo import MOST_PASS_TOKENS
 from lmm_r1.data.sample import TreeSample, media_before, prefix_tree
-from lmm_r1.host.openrlhf import Experience, make_experience_batch, remove_padding_in_sequences, split_experience_batch
-from lmm_r1.host.openrlhf_workers import RayActorGroup
+from lmm_r1.host.openrlhf import Experience
+from lmm_r1.host.workers import RayActorGroup
 
 Batch = list["SampleSize"]
 
@@ -314,57 +314,49 @@ class UpdatePasses:
 WITHOUT_REPEATS = PassLimits(samples=None, tokens=None, share_prefix=True)
 
 
-def forward_passes(
-    samples: Sequence[Experience], *, ranks: int, limits: PassLimits, pad_token_id: int
-) -> list[Experience]:
-    """Return the passes of all ranks over a rollout's samples, those of one rank in a row; every rank has as many.
+def forward_plan(samples: Sequence[Experience], *, ranks: int, limits: PassLimits) -> list[list[int]]:
+    """Return the passes of all ranks over a rollout, as places of its samples.
 
-    `index` of each pass holds the places of its samples in the rollout.
+    Those of one rank are in a row, and every rank has as many.
     """
-    for place, sample in enumerate(samples):
-        sample.index = [place]
     plan = plan_forward(sample_sizes(samples), ranks=ranks, limits=limits)
-    return [
-        Experience.concat_experiences([samples[place] for place in batch], pad_token_id)
-        for rank in plan
-        for batch in rank
-    ]
+    return [batch for rank in plan for batch in rank]
+
+
+def pass_of(samples: Sequence[Experience]) -> Experience:
+    """Return samples as one batch, with zeros after the shorter ones."""
+    return Experience.concat_experiences(list(samples), 0)
 
 
 def update_passes(
-    passes: Sequence[Experience], *, batch_size: int, ranks: int, limits: PassLimits, seed: str
+    samples: Sequence[Experience], *, batch_size: int, ranks: int, limits: PassLimits, seed: str
 ) -> UpdatePasses:
-    """Return the passes of every optimizer step on the samples of the rollout's passes.
+    """Return the passes of every optimizer step on a rollout's samples.
 
     Which samples make up an optimizer step depends only on the seed and the batch size, not on the number of ranks or
     on how the samples were computed.
     """
-    places = [place for one in passes for place in one.index]
-    samples = remove_padding_in_sequences([sample for one in passes for sample in split_experience_batch(one)])
-    by_place = dict(zip(places, samples, strict=True))
-    items = [_trained_part(by_place[place]) for place in range(len(places))]
+    items = [_trained_part(sample) for sample in samples]
     sizes = sample_sizes(items)
     plan = plan_update(sizes, batch_size=batch_size, ranks=ranks, limits=limits, seed=seed)
-    steps = [
-        [make_experience_batch([items[place] for place in batch]) for rank in step for batch in rank] for step in plan
-    ]
+    steps = [[pass_of([items[place] for place in batch]) for rank in step for batch in rank] for step in plan]
     updated = [[sizes[place] for rank in step for batch in rank for place in batch] for step in plan]
     return UpdatePasses(steps=steps, unique_tokens=sum(map(WITHOUT_REPEATS.cost, updated)))
 
 
 def _trained_part(sample: Experience) -> Experience:
-    """Return what an update takes of a sample without padding: only the prompt of a masked sample.
+    """Return what an update takes of a sample: only the prompt of a masked sample.
 
     No loss then counts it or divides by it, neither its tokens nor the sample: sum_i M_i A_i L_i / sum_i M_i (Mini-o3,
     arXiv:2509.07969). Entropy and KL leave it out as well. Its group computes its prompt anyway.
     """
-    prompt = prompt_tokens(sample)
-    if not sample.info.get("masked") or prompt == len(sample.sequences):
+    prompt, length = prompt_tokens(sample), sample.sequences.numel()
+    if not sample.info.get("masked") or prompt == length:
         return sample
     cut: dict[str, Any] = {}
     for name, value in vars(sample).items():
         if isinstance(value, torch.Tensor) and Experience.is_step_tensor_field(name):
-            cut[name] = value[: prompt if len(value) == len(sample.sequences) else prompt - 1]
+            cut[name] = value[:, : prompt if value.shape[1] == length else prompt - 1]
     (media,) = sample.mm_train_inputs
     kept = tuple(item for item in media if item.start < prompt) if media else ()
     return replace(sample, **cut, mm_train_inputs=[kept or None])

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import ray
 import torch
-from torch.nn.utils.rnn import pad_sequence
+from torch.nn.functional import pad
 
 from lmm_r1 import cpu
 from lmm_r1.config import PPOConfig
@@ -17,9 +17,9 @@ from lmm_r1.config.ppo import AHEAD_TOKENS
 from lmm_r1.data.sample import Sample, media_before
 from lmm_r1.errors import UserError
 from lmm_r1.host.openrlhf import Experience
-from lmm_r1.host.openrlhf_workers import RayActorGroup
+from lmm_r1.host.workers import RayActorGroup
 from lmm_r1.rl.advantages import ESTIMATORS, RewardedPass, RewardedRollout, group_deviations
-from lmm_r1.rl.batching import PassLimits, data_parallel_size, plan_forward, sample_sizes
+from lmm_r1.rl.batching import PassLimits, data_parallel_size, forward_plan, pass_of, sample_sizes
 from lmm_r1.rl.mismatch import Mismatch, modality_info, modality_of
 from lmm_r1.rl.model_groups import Models, ask
 from lmm_r1.rl.workers import model_inputs
@@ -36,21 +36,22 @@ _LARGEST_KL = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOutputs:
-    """What the models give for a rollout, one tensor per pass; None for a model that is not run."""
+    """What the models give for a rollout, one tensor per sample; None for a model that is not run."""
 
     rewards: list[torch.Tensor] | None
-    """(B,) each; the others are (B, A) each."""
+    """(1,) each; the others are (1, A) each."""
     log_probs: list[torch.Tensor] | None
     values: list[torch.Tensor] | None
     reference_log_probs: list[torch.Tensor] | None
 
 
-def experience_of(sample: Sample, *, max_len: int, masks: bool = False) -> Experience:
+def experience_of(sample: Sample, *, max_len: int, place: int = 0, masks: bool = False) -> Experience:
     """Return a sample as a batch of one, whose masks and log-probs are about the next token at each place.
 
     Its `info` holds values of which the workers log the means.
 
     Args:
+        place: its place in the rollout.
         masks: whether single responses may be masked, in addition to episodes.
     """
     token_ids, log_probs = sample.token_ids, sample.log_probs
@@ -76,6 +77,7 @@ def experience_of(sample: Sample, *, max_len: int, masks: bool = False) -> Exper
         response_length=torch.tensor([sample.generated_tokens]),
         truncated=torch.tensor([sample.truncated]),
         total_length=torch.tensor([float(len(token_ids))]),
+        index=[place],
         info=info | modality_info(modality_of(sample.row)),
     )
 
@@ -92,58 +94,62 @@ def is_on_policy(config: PPOConfig) -> bool:
 
 
 def add_model_outputs(
-    passes: Sequence[Experience],
+    samples: Sequence[Experience],
     models: Models,
     config: PPOConfig,
     *,
+    limits: PassLimits,
     mismatch: Mismatch,
     ahead: ReferenceAhead | None = None,
 ) -> None:
-    """Run the models on the passes, add what they give, and measure how far the engines' log-probs are from the policy's.
+    """Run the models on a rollout, add what they give, and measure how far the engines' log-probs are from the policy's.
 
     Raises UserError if they are too far apart in the first step of a run.
 
     Args:
+        limits: of a pass.
         ahead: the reference's passes, if they were started during generation.
     """
     one_update = is_on_policy(config)
     # One update's own pass gives the old log-probs, but the first step compares them with the engines' before it.
     old_log_probs = not (one_update and mismatch.checked)
-    outputs = run_models(passes, models, config, old_log_probs=old_log_probs, ahead=ahead)
-    add_outputs(passes, outputs, config)
+    plan = forward_plan(samples, ranks=models.ranks, limits=limits)
+    outputs = run_models(samples, plan, models, config, old_log_probs=old_log_probs, ahead=ahead)
+    add_outputs(samples, outputs, config)
     if old_log_probs:
-        mismatch.measure(passes)
+        mismatch.measure(samples)
     if one_update:
-        for experience in passes:
-            experience.action_log_probs = None
+        for sample in samples:
+            sample.action_log_probs = None
 
 
 def run_models(
-    passes: Sequence[Experience],
+    samples: Sequence[Experience],
+    plan: Sequence[Sequence[int]],
     models: Models,
     config: PPOConfig,
     *,
     old_log_probs: bool,
     ahead: ReferenceAhead | None = None,
 ) -> ModelOutputs:
-    """Run the models on the passes and return their outputs: models that share GPUs run one after the other.
+    """Run the models on the passes of a plan and return their outputs: models that share GPUs run one after the other.
 
     Args:
         old_log_probs: whether the policy is run; if not, the update's own pass gives them.
         ahead: the reference's passes, if they were started during generation.
     """
-    train, inputs = config.train, model_inputs(passes)
-    masks = [experience.action_mask for experience in passes]
+    train = config.train
+    passes = [pass_of([samples[place] for place in batch]) for batch in plan]
+    inputs, masks = model_inputs(passes), [one.action_mask for one in passes]
     with_reference = bool(train.colocate_all or train.colocate_actor_ref)
     if ahead is not None and with_reference:
         ahead.wait()
         assert models.reference is not None, "refused by config.checks"
         ask(models.reference, "empty_cache")
     rewards = policy = values = reference = None
-    if passes[0].rewards is None:
+    if samples[0].rewards is None:
         assert models.reward is not None, "refused by config.checks"
-        padded = [True] * len(passes)
-        rewards = _start(models.reward, wait=bool(train.colocate_all), pad_sequence=padded, **inputs)
+        rewards = _start(models.reward, wait=bool(train.colocate_all), **inputs)
     if old_log_probs:
         policy = _start(models.policy, wait=with_reference, action_mask=masks, **inputs)
     if models.critic is not None:
@@ -154,11 +160,15 @@ def run_models(
         values = _start(models.critic, wait=with_reward, action_mask=masks, **inputs)
     if models.reference is not None and ahead is None:
         reference = _start(models.reference, wait=with_reference, action_mask=masks, **inputs)
+
+    def collected(refs: list[ray.ObjectRef] | None, group: RayActorGroup | None) -> list[torch.Tensor] | None:
+        return None if refs is None or group is None else _per_sample(_collected(refs, group), samples, plan)
+
     return ModelOutputs(
-        rewards=_collected(rewards, models.reward),
-        log_probs=_collected(policy, models.policy),
-        values=_collected(values, models.critic),
-        reference_log_probs=_collected(reference, models.reference) if ahead is None else ahead.log_probs(passes),
+        rewards=collected(rewards, models.reward),
+        log_probs=collected(policy, models.policy),
+        values=collected(values, models.critic),
+        reference_log_probs=collected(reference, models.reference) if ahead is None else ahead.log_probs(),
     )
 
 
@@ -176,35 +186,44 @@ def _start(group: RayActorGroup, *, wait: bool, **inputs: Any) -> list[ray.Objec
     return refs
 
 
-def _collected(refs: list[ray.ObjectRef] | None, group: RayActorGroup | None) -> list[torch.Tensor] | None:
+def _collected(refs: Sequence[ray.ObjectRef], group: RayActorGroup) -> list[torch.Tensor]:
     """Return one model's outputs, one per pass; of workers that share samples only the first answers."""
-    if refs is None:
-        return None
-    assert group is not None, "its workers gave the references"
     return [output for part in ray.get(refs)[:: group.duplicate_actors] for output in part]
 
 
-def add_outputs(passes: Sequence[Experience], outputs: ModelOutputs, config: PPOConfig) -> None:
-    """Add the models' outputs to the passes, with the KL between policy and reference."""
+def _per_sample(
+    outputs: Sequence[torch.Tensor], samples: Sequence[Experience], plan: Sequence[Sequence[int]]
+) -> list[torch.Tensor]:
+    """Return each sample's part of the outputs of passes, without padding."""
+    found: dict[int, torch.Tensor] = {}
+    for batch, rows in zip(plan, outputs, strict=True):
+        for place, row in zip(batch, rows, strict=True):
+            # (1,) for a reward, (1, A) for the others.
+            found[place] = row[None] if row.dim() == 0 else row[None, : samples[place].sequences.numel() - 1]
+    return [found[place] for place in range(len(samples))]
+
+
+def add_outputs(samples: Sequence[Experience], outputs: ModelOutputs, config: PPOConfig) -> None:
+    """Add the models' outputs to the samples, with the KL between policy and reference."""
     kl = config.algo.kl
-    for place, experience in enumerate(passes):
+    for place, sample in enumerate(samples):
         if outputs.rewards is not None:
-            experience.rewards = experience.info["reward"] = outputs.rewards[place]
+            sample.rewards = sample.info["reward"] = outputs.rewards[place]
         if outputs.values is not None:
-            experience.values = outputs.values[place]
+            sample.values = outputs.values[place]
         if outputs.log_probs is not None:
-            experience.action_log_probs = outputs.log_probs[place]
-        mask = experience.action_mask
-        experience.kl = difference = torch.zeros_like(mask, dtype=torch.float)  # (B, A)
+            sample.action_log_probs = outputs.log_probs[place]
+        mask = sample.action_mask
+        sample.kl = difference = torch.zeros_like(mask, dtype=torch.float)  # (1, A)
         if outputs.reference_log_probs is not None:
             reference = outputs.reference_log_probs[place]
             if kl.use_loss:
-                experience.base_action_log_probs = reference
+                sample.base_action_log_probs = reference
             else:
-                difference = experience.action_log_probs.float() - reference.float()
-                experience.kl = estimated_kl(difference, estimator=kl.estimator)
-        experience.info["kl"] = _means(experience.kl, mask)
-        experience.info["logprobs_diff"] = _means(difference, mask)
+                difference = sample.action_log_probs.float() - reference.float()
+                sample.kl = estimated_kl(difference, estimator=kl.estimator)
+        sample.info["kl"] = _means(sample.kl, mask)
+        sample.info["logprobs_diff"] = _means(difference, mask)
 
 
 def estimated_kl(log_ratios: torch.Tensor, *, estimator: str) -> torch.Tensor:
@@ -252,7 +271,7 @@ def penalize_lengths(experiences: Sequence[Experience], config: PPOConfig) -> No
 
 
 def add_advantages(
-    passes: Sequence[Experience],
+    samples: Sequence[Experience],
     config: PPOConfig,
     *,
     kl_weight: float,
@@ -267,56 +286,69 @@ def add_advantages(
         locations: where the prompt of each sample of the rollout comes from, for errors.
         greedy: the greedy response to each prompt, if the estimator compares with one.
     """
-    for experience in passes:
-        experience.rewards = experience.rewards.to(torch.promote_types(experience.rewards.dtype, torch.float))
-        _check_finite(experience, experience.rewards, what="reward", locations=locations)
-    penalize_lengths(passes, config)
-    rollout = _rewarded_rollout(passes, config, kl_weight=kl_weight, greedy=greedy)
+    for sample in samples:
+        sample.rewards = sample.rewards.to(torch.promote_types(sample.rewards.dtype, torch.float))
+        _check_finite(sample, sample.rewards, what="reward", locations=locations)
+    penalize_lengths(samples, config)
+    rollout = _rewarded_rollout(samples, config, kl_weight=kl_weight, greedy=greedy)
     if config.rollout.n_samples_per_prompt > 1:
         deviations = group_deviations(rollout.rewards, rollout.counted).expand_as(rollout.rewards).flatten().float()
-        for experience in passes:
-            experience.info["group_reward_std"] = deviations[experience.index]
+        for sample in samples:
+            sample.info["group_reward_std"] = deviations[sample.index]
     estimate = ESTIMATORS[config.algo.advantage.estimator](rollout)
-    parts = zip(passes, estimate.token_rewards, estimate.advantages, estimate.returns, strict=True)
-    for experience, rewards, advantages, returns in parts:
+    (every_reward,), (every_advantage,), (every_return,) = (
+        estimate.token_rewards,
+        estimate.advantages,
+        estimate.returns,
+    )
+    end = 0
+    for sample in samples:
+        count, width = sample.action_mask.shape
+        rows, end = slice(end, end + count), end + count
+        advantages, returns = every_advantage[rows, :width], every_return[rows, :width]
         # One bad value makes a whole whitened batch non-finite; returns still show which sample it is.
-        counted = torch.where(experience.action_mask.bool(), returns, 0.0)
-        _check_finite(experience, counted.sum(dim=-1), what="advantage", locations=locations)
-        experience.advantages, experience.returns = _without_masked(experience, advantages, returns)
-        experience.info["return"] = rewards.sum(dim=-1)
-        experience.kl = None
+        counted = torch.where(sample.action_mask.bool(), returns, 0.0)
+        _check_finite(sample, counted.sum(dim=-1), what="advantage", locations=locations)
+        sample.advantages, sample.returns = _without_masked(sample, advantages, returns)
+        # A masked sample has no last token: its reward is in the last column.
+        sample.info["return"] = every_reward[rows].sum(dim=-1)
+        sample.kl = None
 
 
 def _rewarded_rollout(
-    passes: Sequence[Experience], config: PPOConfig, *, kl_weight: float, greedy: Sequence[Experience]
+    samples: Sequence[Experience], config: PPOConfig, *, kl_weight: float, greedy: Sequence[Experience]
 ) -> RewardedRollout:
-    """Return the estimator's input: the rewards by groups, in double precision, and the passes."""
+    """Return the estimator's input: the rewards by groups, in double precision, and the tokens of all samples."""
     size, settings = config.rollout.n_samples_per_prompt, config.algo.advantage
-    check_groups(passes, size=size)
-    places = torch.tensor([place for experience in passes for place in experience.index])
-    rewards = torch.cat([experience.rewards for experience in passes]).double()
-    masked = torch.cat([_masked(experience) for experience in passes])
+    check_groups(samples, size=size)
+    places = torch.tensor([place for sample in samples for place in sample.index])
+    rewards = torch.cat([sample.rewards for sample in samples]).double()
+    masked = torch.cat([_masked(sample) for sample in samples])
     penalize_lengths(greedy, config)
+    tokens = RewardedPass(
+        places=places.tolist(),
+        mask=_stacked([sample.action_mask for sample in samples]) * ~masked[:, None],
+        kl=_stacked([sample.kl for sample in samples]),
+        values=None if samples[0].values is None else _stacked([sample.values for sample in samples]),
+    )
     return RewardedRollout(
         rewards=torch.empty_like(rewards).index_put((places,), rewards).view(-1, size),
         counted=torch.empty_like(masked).index_put((places,), ~masked).view(-1, size) if masked.any() else None,
-        passes=[
-            RewardedPass(
-                places=experience.index,
-                mask=experience.action_mask * ~_masked(experience)[:, None],
-                kl=experience.kl,
-                values=experience.values,
-            )
-            for experience in passes
-        ],
+        passes=[tokens],
         kl_coef=kl_weight,
         clip_range=config.reward.clip_range,
         gamma=settings.gamma,
         lambd=settings.lambd,
         divide=not settings.no_std_norm,
-        greedy=torch.stack([experience.rewards for experience in greedy]).double() if greedy else None,
+        greedy=torch.stack([sample.rewards for sample in greedy]).double() if greedy else None,
         pass_k=settings.pass_k,
     )
+
+
+def _stacked(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the rows of all parts (B, A) in one tensor, with zeros after the shorter ones."""
+    width = max(part.shape[1] for part in parts)
+    return torch.cat([pad(part, (0, width - part.shape[1])) for part in parts])
 
 
 def _check_finite(experience: Experience, values: torch.Tensor, *, what: str, locations: Sequence[str]) -> None:
@@ -326,13 +358,6 @@ def _check_finite(experience: Experience, values: torch.Tensor, *, what: str, lo
             where = f"{locations[place]}: " if locations else f"sample {place} of the rollout: "
             source = REWARD_SOURCES if what == "reward" else ADVANTAGE_SOURCES
             raise UserError(f"{where}the {what} of a response is {value}, which cannot be trained on; {source}")
-
-
-def note_rewards(samples: Sequence[Experience], passes: Sequence[Experience]) -> None:
-    """Copy the rewards of the passes, which may come from a reward model, into the rollout's samples."""
-    for experience in passes:
-        for place, reward in zip(experience.index, experience.info["reward"], strict=True):
-            samples[place].info["reward"] = reward[None]
 
 
 def _means(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -387,7 +412,7 @@ class _Started:
 class ReferenceAhead:
     """The reference's passes over one rollout, which run while the engines generate its other groups."""
 
-    def __init__(self, group: RayActorGroup, *, limits: PassLimits, pad_token_id: int, gpus_per_pass: int = 1) -> None:
+    def __init__(self, group: RayActorGroup, *, limits: PassLimits, gpus_per_pass: int = 1) -> None:
         """Args:
         limits: of a pass that computes nothing else at the same time.
         gpus_per_pass: GPUs that share a pass.
@@ -396,7 +421,6 @@ class ReferenceAhead:
         self._limits = replace(limits, tokens=tokens if limits.tokens is None else min(tokens, limits.tokens))
         self._group = group
         self._ranks = data_parallel_size(group)
-        self._pad_token_id = pad_token_id
         self._waiting: list[Experience] = []
         self._started: list[_Started] = []
         # Keys of the whole rollout's samples, in order.
@@ -425,39 +449,21 @@ class ReferenceAhead:
         refs = [ref for started in self._started for ref in started.refs]
         ray.wait(refs, num_returns=len(refs), fetch_local=False)
 
-    def log_probs(self, passes: Sequence[Experience]) -> list[torch.Tensor]:
-        """Return the log-probs of each pass, (B, A), whose `index` holds the places of its samples in the rollout."""
+    def log_probs(self) -> list[torch.Tensor]:
+        """Return the log-probs of the samples that `finish` was given, (1, A) each."""
         known: dict[Key, torch.Tensor] = {}
         for started in self._started:
-            found = [output for part in ray.get(started.refs)[:: self._group.duplicate_actors] for output in part]
-            for batch, rows in zip(started.samples, found, strict=True):
+            for batch, rows in zip(started.samples, _collected(started.refs, self._group), strict=True):
                 known |= {_key(one): row[: one.sequences.numel() - 1] for one, row in zip(batch, rows, strict=True)}
-        return [
-            pad_sequence([known[self._keys[place]] for place in experience.index], batch_first=True)
-            for experience in passes
-        ]
+        return [known[key][None] for key in self._keys]
 
     def _start(self, samples: Sequence[Experience]) -> None:
-        plan = plan_forward(sample_sizes(samples), ranks=self._ranks, limits=self._limits)
-        batches = [[samples[place] for place in batch] for rank in plan for batch in rank]
-        passes = [
-            Experience.concat_experiences([_asked(one) for one in batch], self._pad_token_id) for batch in batches
-        ]
-        inputs: dict[str, Any] = model_inputs(passes)
-        refs = self._group.async_run_method_batch(
-            method_name="forward", action_mask=[one.action_mask for one in passes], **inputs
-        )
+        plan = forward_plan(samples, ranks=self._ranks, limits=self._limits)
+        batches = [[samples[place] for place in batch] for batch in plan]
+        passes = [pass_of(batch) for batch in batches]
+        masks = [one.action_mask for one in passes]
+        refs = self._group.async_run_method_batch(method_name="forward", action_mask=masks, **model_inputs(passes))
         self._started.append(_Started(samples=batches, refs=refs))
-
-
-def _asked(sample: Experience) -> Experience:
-    """Return what a model needs of a sample to give its log-probs."""
-    return Experience(
-        sequences=sample.sequences,
-        attention_mask=sample.attention_mask,
-        action_mask=sample.action_mask,
-        mm_train_inputs=sample.mm_train_inputs,
-    )
 
 
 def _key(sample: Experience) -> Key:

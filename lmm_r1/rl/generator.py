@@ -25,8 +25,7 @@ from lmm_r1.errors import UserError
 from lmm_r1.generation.engine import SamplingSettings
 from lmm_r1.generation.engine_arguments import Guesses
 from lmm_r1.generation.group import GroupSettings, SampledGroup
-from lmm_r1.host.openrlhf import Experience
-from lmm_r1.host.openrlhf_engines import batch_vllm_engine_call
+from lmm_r1.host.openrlhf import Experience, batch_vllm_engine_call
 from lmm_r1.rl.experiences import ReferenceAhead, experience_of
 from lmm_r1.rl.groups import (
     KEEPS_ALL,
@@ -37,7 +36,7 @@ from lmm_r1.rl.groups import (
     StartedGroup,
     counts,
     dropped_group,
-    rewards_told,
+    rewards_summary,
 )
 from lmm_r1.rl.model_groups import sleep, wake, worker_errors
 from lmm_r1.rl.rollouts import Rollout, check_loss_tokens, check_parts, with_all_logs
@@ -146,7 +145,7 @@ class KitSamplesGenerator:
         check_parts(groups)
         check_loss_tokens(groups)
         return Rollout(
-            experiences=[experience for group in groups for experience in self._experiences(group)],
+            experiences=self._experiences([sample for group in groups for sample in group]),
             groups=groups,
             overlong=gathered.overlong,
             refused=gathered.refused,
@@ -244,9 +243,10 @@ class KitSamplesGenerator:
         if not isinstance(judged, str):
             gathered.ahead.add(self._experiences(judged))
 
-    def _experiences(self, group: Sequence[Sample]) -> list[Experience]:
+    def _experiences(self, samples: Sequence[Sample]) -> list[Experience]:
+        max_len, masks = self.settings.max_len, self.group_filter.masks
         return [
-            experience_of(sample, max_len=self.settings.max_len, masks=self.group_filter.masks) for sample in group
+            experience_of(sample, place=place, max_len=max_len, masks=masks) for place, sample in enumerate(samples)
         ]
 
     def _check_filling(self, gathered: _Gathered, prompts: PromptStream) -> None:
@@ -315,16 +315,16 @@ class KitSamplesGenerator:
 
     def why_dropped(self, dropped: Sequence[DroppedGroup], *, overlong: int, refused: int) -> str:
         """Return why a step's groups were dropped, which rewards they had, and what to do about it."""
-        told = [self.group_filter.why(reason, count) for reason, count in counts(dropped).items()]
+        phrases = [self.group_filter.why(reason, count) for reason, count in counts(dropped).items()]
         if overlong:
-            told.append(
+            phrases.append(
                 (f"{overlong} prompts left no room for a response", f"raise --data.max_len {self.settings.max_len}")
             )
         if refused:
-            told.append((f"{refused} prompts cannot be encoded", "correct them: left_out_rows.jsonl lists them"))
-        reasons = ", and ".join(reason for reason, _ in told)
-        rewards = [f"of the dropped groups' rewards, {rewards_told(dropped)}"] if dropped else []
-        return "; ".join([reasons, *rewards, *dict.fromkeys(advice for _, advice in told)])
+            phrases.append((f"{refused} prompts cannot be encoded", "correct them: left_out_rows.jsonl lists them"))
+        reasons = ", and ".join(reason for reason, _ in phrases)
+        rewards = [f"of the dropped groups' rewards, {rewards_summary(dropped)}"] if dropped else []
+        return "; ".join([reasons, *rewards, *dict.fromkeys(advice for _, advice in phrases)])
 
     def evaluate(
         self, rows: Sequence[Row], *, temperature: float, n_samples: int, moment: Moment | None = None

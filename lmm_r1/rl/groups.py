@@ -233,19 +233,19 @@ def counts(dropped: Iterable[DroppedGroup]) -> dict[DropReason, int]:
     return {reason: found[reason] for reason in get_args(DropReason) if found[reason]}
 
 
-def rewards_told(dropped: Sequence[DroppedGroup]) -> str:
+def rewards_summary(dropped: Sequence[DroppedGroup]) -> str:
     """Return a summary of the rewards of dropped groups: `in 3 groups all are 0, in 1 all are 1, in 2 they differ
     (0.5 to 1.5)`."""
     equal = Counter(group.rewards[0] for group in dropped if len(set(group.rewards)) == 1)
-    told = [f"in {count} groups all are {value:g}" for value, count in equal.most_common(3)]
+    phrases = [f"in {count} groups all are {value:g}" for value, count in equal.most_common(3)]
     others = sum(equal.values()) - sum(count for _, count in equal.most_common(3))
     if others:
-        told.append(f"in {others} all are equal to some other number")
+        phrases.append(f"in {others} all are equal to some other number")
     differing = [value for group in dropped if len(set(group.rewards)) > 1 for value in group.rewards]
     if differing:
         number = sum(len(set(group.rewards)) > 1 for group in dropped)
-        told.append(f"in {number} they differ ({min(differing):g} to {max(differing):g})")
-    return ", ".join(told)
+        phrases.append(f"in {number} they differ ({min(differing):g} to {max(differing):g})")
+    return ", ".join(phrases)
 
 
 _UNDER_WAY = "under_way"

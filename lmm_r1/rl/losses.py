@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Literal, get_args
 
 import torch
 
+from lmm_r1.config import PPOConfig
 from lmm_r1.config.ppo import LossAggregation, PolicyLossName
 
 # As in OpenRLHF: probabilities stay this far from 0 and 1, whose logarithms would be infinite.
@@ -124,9 +124,11 @@ class LossSettings:
     correction: Correction = Correction()
 
     @classmethod
-    def of(cls, args: SimpleNamespace) -> LossSettings:
-        """Return the settings of a run, from the arguments of OpenRLHF's workers."""
-        actor, advantage = args.actor, args.algo.advantage
+    def of(cls, config: PPOConfig) -> LossSettings:
+        """Return the settings of a run."""
+        actor, advantage = config.actor, config.algo.advantage
+        assert actor.eps_clip_low_high is not None, "config.resolve fills it in"
+        least, most = advantage.is_correction_threshold
         return cls(
             loss=actor.policy_loss_type,
             aggregation=actor.loss_agg_mode,
@@ -138,7 +140,7 @@ class LossSettings:
                 level=advantage.is_correction_level,
                 mode=advantage.is_correction_mode,
                 gating=advantage.is_correction_gating,
-                bounds=advantage.is_correction_threshold,
+                bounds=(least, most),
             ),
         )
 

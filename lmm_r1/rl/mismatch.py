@@ -167,7 +167,10 @@ class Mismatch:
 
         Raises UserError if the gap of a run's first step is beyond the limit.
         """
-        self.add(of_experience(experience, top_p=self.top_p) for experience in experiences)
+        self.add(
+            gaps_of(one.action_log_probs, one.rollout_log_probs, one.action_mask, modalities(one), top_p=self.top_p)
+            for one in experiences
+        )
         self.measured = True
         if not self.checked:
             check(self._gaps, experiences, limit=self.limit, top_p=self.top_p, unchecked=self.unchecked)
@@ -197,17 +200,6 @@ class Mismatch:
         whole = sum(list(gaps.values())[1:], start=next(iter(gaps.values())))
         named = {"mismatch": whole, **{f"mismatch/{kind}": gap for kind, gap in gaps.items()}}
         return {f"{name}/{key}": value for name, gap in named.items() for key, value in gap.statistics().items()}
-
-
-def of_experience(experience: Experience, *, top_p: float) -> Gaps:
-    """Return the gaps of an experience that has the log-probs of both sides."""
-    return gaps_of(
-        experience.action_log_probs,
-        experience.rollout_log_probs,
-        experience.action_mask,
-        modalities(experience),
-        top_p=top_p,
-    )
 
 
 def check(

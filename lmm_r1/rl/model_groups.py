@@ -13,10 +13,9 @@ import ray
 from lmm_r1 import cpu
 from lmm_r1.config import PPOConfig
 from lmm_r1.errors import UserError
-from lmm_r1.host.openrlhf import Experience
-from lmm_r1.host.openrlhf_engines import batch_vllm_engine_call
-from lmm_r1.host.openrlhf_workers import RayActorGroup
+from lmm_r1.host.openrlhf import Experience, batch_vllm_engine_call
 from lmm_r1.host.optimizer import LossScaling
+from lmm_r1.host.workers import RayActorGroup
 from lmm_r1.models.image_features import FeatureCounts
 from lmm_r1.rl.batching import data_parallel_size
 from lmm_r1.rl.mismatch import Gaps

@@ -100,14 +100,14 @@ class Recorder:
         )
 
 
-def rollout_metrics(passes: Sequence[Experience]) -> dict[str, float]:
+def rollout_metrics(samples: Sequence[Experience]) -> dict[str, float]:
     """Return the metrics of the rewards, with penalties, and of the lengths of a rollout."""
-    rewards = torch.cat([one.info["reward"] for one in passes]).float()
+    rewards = torch.cat([one.info["reward"] for one in samples]).float()
     return {
         "rollout/reward_mean": rewards.mean().item(),
         "rollout/reward_std": rewards.std().item() if len(rewards) > 1 else 0.0,
-        "rollout/response_length_mean": torch.cat([one.response_length for one in passes]).float().mean().item(),
-        "rollout/truncated_rate": torch.cat([one.truncated for one in passes]).float().mean().item(),
+        "rollout/response_length_mean": torch.cat([one.response_length for one in samples]).float().mean().item(),
+        "rollout/truncated_rate": torch.cat([one.truncated for one in samples]).float().mean().item(),
         "rollout/num_samples": float(len(rewards)),
     }
 

@@ -16,11 +16,10 @@ import torch.distributed as dist
 from lmm_r1.config import PPOConfig, checkpoint_folder
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import writing
-from lmm_r1.host.checkpoint_folder import REFERENCE_FOLDER, step_of, whole_checkpoints
-from lmm_r1.host.checkpoint_writing import resume_point
+from lmm_r1.host.checkpoint_folder import REFERENCE_FOLDER, resume_point, step_of, whole_checkpoints
 from lmm_r1.host.checkpoints import warn_of_passed_over
-from lmm_r1.host.strategy import KitStrategy, whole_state_dict
-from lmm_r1.host.zero import GatheredParameters
+from lmm_r1.host.models import GatheredParameters
+from lmm_r1.host.strategy import KitStrategy, make_strategy, whole_state_dict
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.adapters import merged_state_dict
 from lmm_r1.rl.model_groups import Models, ask, ask_all, worker_errors
@@ -42,18 +41,18 @@ def saved_step(config: PPOConfig) -> int:
     return 0 if tag is None else step_of(tag)
 
 
-def choose_checkpoint(config: PPOConfig, strategy: KitStrategy) -> None:
-    """Choose the checkpoint that all models resume from, before any is loaded: the newest that each has whole.
+def workers_strategy(config: PPOConfig) -> KitStrategy:
+    """Return the strategy of the workers of all models, which names the checkpoint that they resume from.
 
-    The workers get the choice with the strategy.
+    It is the newest checkpoint that is complete for each model.
     """
+    strategy = make_strategy(config)
     # A universal checkpoint has a file of its own that names it.
-    if not config.ckpt.load_enable or config.ds.use_universal_ckpt:
-        return
-    point = resume_point(model_folders(config))
-    warn_of_passed_over(point)
-    strategy.resume_tag = point.tag
-    strategy.args.ckpt.load_enable = point.tag is not None
+    if config.ckpt.load_enable and not config.ds.use_universal_ckpt:
+        point = resume_point(model_folders(config))
+        warn_of_passed_over(point)
+        strategy.resume_from(point.tag)
+    return strategy
 
 
 @dataclass(kw_only=True)

@@ -6,10 +6,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Any, Protocol
+from typing import Any
 
 from lmm_r1.config.rewards import WeightedPart
 from lmm_r1.data.sample import Sample
@@ -99,22 +99,6 @@ Make = Callable[[int], MadeRollout | None]
 """Makes the rollout of a step, counted from 1; returns None if too few prompts are left."""
 
 
-class RolloutSource(Protocol):
-    """Gives the rollouts of a run's steps in their order."""
-
-    def start(self, step: int) -> None:
-        """Begin, with the rollout of this step."""
-
-    def take(self, step: int) -> MadeRollout | None:
-        """Return the rollout of the next step, None after the last one; raises what its generation has raised."""
-
-    def replacing(self) -> AbstractContextManager[None]:
-        """Wait until the engines' weights may be replaced; replace them in the block."""
-
-    def close(self) -> None:
-        """Make no more."""
-
-
 class RolloutsInTurn:
     """Makes each rollout when it is taken."""
 
@@ -125,11 +109,12 @@ class RolloutsInTurn:
         """Do nothing: no rollout begins ahead."""
 
     def take(self, step: int) -> MadeRollout | None:
+        """Return the rollout of this step; None after the last one."""
         return self._make(step)
 
-    @contextmanager
-    def replacing(self) -> Iterator[None]:
-        yield
+    def replacing(self) -> AbstractContextManager[None]:
+        """Return a block in which the engines' weights may be replaced: no rollout is under way."""
+        return nullcontext()
 
     def close(self) -> None:
         """Do nothing: no rollout is under way."""

@@ -50,13 +50,12 @@ from lmm_r1.generation.ray_engines import (
     settle_engines,
     without_sleep,
 )
-from lmm_r1.host.openrlhf_workers import RayActorGroup
-from lmm_r1.host.placement import NodeSortedGroup, Reservation, reserve
-from lmm_r1.host.strategy import KitStrategy, check_fp16, make_strategy
+from lmm_r1.host.strategy import check_fp16
+from lmm_r1.host.workers import NodeSortedGroup, RayActorGroup, Reservation, reserve
 from lmm_r1.lifecycle.publication import publish
 from lmm_r1.lifecycle.restarts import Restarts
 from lmm_r1.lifecycle.start import Fingerprint, check_start, has_checkpoints, open_run
-from lmm_r1.lifecycle.stopping import StopRequests, told_ends
+from lmm_r1.lifecycle.stopping import StopRequests, reported_ends
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.lmm_kits.checkpoint import check_images_taken, check_pixel_bounds, check_weights, outlined_row
 from lmm_r1.models.load_balancing import check_balanced
@@ -67,12 +66,11 @@ from lmm_r1.planning.run_plan import planned_ppo
 from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.records.tracker_backends import open_trackers
 from lmm_r1.records.trackers import Trackers
-from lmm_r1.rl.critic_workers import CriticWorker, RewardWorker
 from lmm_r1.rl.groups import GroupFilter
 from lmm_r1.rl.loop import RLRun, optimizer_steps
 from lmm_r1.rl.model_groups import Models
-from lmm_r1.rl.resume import choose_checkpoint, saved_step
-from lmm_r1.rl.workers import PolicyWorker, ReferenceWorker
+from lmm_r1.rl.resume import saved_step, workers_strategy
+from lmm_r1.rl.workers import CriticWorker, PolicyWorker, ReferenceWorker, RewardWorker
 from lmm_r1.scoring.sources import RowChecker, make_scorer
 from remote_rm.client import RewardUnavailable
 
@@ -81,16 +79,20 @@ _MODELS = ("actor", "critic", "reward")
 
 def shared_paths(config: PPOConfig, *, rows: Sequence[Row], eval_rows: Sequence[Row]) -> list[SharedPath]:
     """Return the paths that all nodes of a run must see; for images and videos, one per folder."""
-    models = {f"--{name}.model_name_or_path": getattr(config, name).model_name_or_path for name in _MODELS}
     # Other names are names on the hub; each node has its own cache of them.
-    paths = [SharedPath(flag=flag, path=path) for flag, path in models.items() if path and Path(path).exists()]
+    paths = [
+        SharedPath(flag=f"--{flag}", path=path)
+        for flag, path in _model_paths(config).items()
+        if path and Path(path).exists()
+    ]
     function = reward_function(config.reward)
     if function is not None and function.path is not None:
         paths.append(SharedPath(flag="--reward.remote_url", path=function.path))
     if config.train.agent_func_path is not None:
         paths.append(SharedPath(flag="--train.agent_func_path", path=config.train.agent_func_path))
     for flag, some in (("--data.prompt_dataset", rows), ("--eval.dataset", eval_rows)):
-        paths += [SharedPath(flag=flag, path=path) for path in _one_per_folder(_files(some))]
+        one_per_folder = {os.path.dirname(file): file for file in _files(some)}
+        paths += [SharedPath(flag=flag, path=path) for path in one_per_folder.values()]
     paths.append(SharedPath(flag="--ckpt.output_dir", path=config.ckpt.output_dir, written=True))
     # The weights of a moving reference are stored there as well.
     if not config.ckpt.disable_ds or config.ref.refresh_steps:
@@ -104,10 +106,6 @@ def _files(rows: Sequence[Row]) -> Iterator[str]:
         for video in videos_of(row.messages):
             sources += [video.source] if isinstance(video.source, str) else video.source
         yield from (source for source in sources if isinstance(source, str) and kind_of(source) == "path")
-
-
-def _one_per_folder(files: Iterator[str]) -> list[str]:
-    return list({os.path.dirname(file): file for file in files}.values())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +149,9 @@ def train(config: PPOConfig, *, reward: Callable[..., Any] | None = None) -> Non
     check_pixel_bounds(config.data, policy, model=f"--actor.model_name_or_path {path}", prefix="--data.")
     check = partial(_check_row, config, policy, _environment(config) if config.train.plays else None)
     rows = _prompts(config, check=check)
-    config = _sized(config, rows=len(rows))
+    config, sizes = sized_ppo(config, rows=len(rows))
+    if sizes is not None:
+        Console(highlight=False, soft_wrap=True).print(sizes)
     held_out = config.eval.dataset
     eval_rows = _load(config, held_out, split=config.eval.split, check=check) if held_out else KeptRows()
     max_images = config.data.max_images_per_prompt or max(len(images_of(row.messages)) for row in rows + eval_rows)
@@ -166,9 +166,9 @@ def train(config: PPOConfig, *, reward: Callable[..., Any] | None = None) -> Non
     nodes.follow_cluster()
     check_fp16(config.ds.param_dtype)
     config = without_sleep(with_correction(config, policy=policy, rows=rows))
-    _tell_parity(config)
+    _print_parity(config)
     config = planned_ppo(config, console=Console(highlight=False), rows=rows)
-    fingerprint = _fingerprint(config, rows)
+    fingerprint = Fingerprint.of(config, models=_model_paths(config), rows={"data.prompt_dataset": rows})
     check_start(config, fingerprint)
     every: KeptRows[Row] = KeptRows.blended((), [rows, eval_rows])
     folder = RunFolder(
@@ -186,7 +186,7 @@ def train(config: PPOConfig, *, reward: Callable[..., Any] | None = None) -> Non
     with folder.locked():
         resumed = open_run(config, fingerprint, folder=folder)
         folder.left_out(every.left_out)
-        with StopRequests() as stops, told_ends(stops, folder=folder.path), folder.session():
+        with StopRequests() as stops, reported_ends(stops, folder=folder.path), folder.session():
             restarts = Restarts(
                 limit=config.ckpt.max_restarts, folder=folder, stops=stops, saved_step=partial(saved_step, config)
             )
@@ -240,7 +240,6 @@ def _train(stage: _Stage, restarts: Restarts, trackers: Trackers) -> None:
         config,
         models=workers.models,
         engines=workers.engines,
-        pad_token_id=stage.policy.tokenizer.pad_token_id,
         prompts=prompt_stream(config, rows),
         eval_rows=stage.eval_rows,
         folder=folder,
@@ -263,8 +262,11 @@ def _start_workers(
     config: PPOConfig, *, max_images: int, max_videos: int, reward: Callable[..., Any] | None = None
 ) -> _Workers:
     """Start the processes of engines and models together, so that models import their libraries while engines load."""
-    shared = _shared_gpus(config)
-    everywhere = shared if config.train.colocate_all else None
+    train, shared = config.train, None
+    if train.colocate_all or train.colocate_actor_ref:
+        together = _model_groups(config) | (engine_groups(config) if train.colocate_all else {})
+        shared = reserve(config.actor.gpus, together=together)
+    everywhere = shared if train.colocate_all else None
     engines = create_engines(config, shared=everywhere, max_images=max_images, max_videos=max_videos, reward=reward)
     policy = _group(config, PolicyWorker, config.actor, shared)
     reference = _group(config, ReferenceWorker, config.ref, shared) if config.algo.kl.init_coef > 0 else None
@@ -281,33 +283,16 @@ def _policy_path(config: PPOConfig) -> str:
 
 def _model_paths(config: PPOConfig) -> dict[str, str | None]:
     """Return the path of each model by its flag, without the dashes; None for a model that the run does not have."""
-    return {
-        "actor.model_name_or_path": config.actor.model_name_or_path,
-        "critic.model_name_or_path": config.critic.model_name_or_path,
-        "reward.model_name_or_path": config.reward.model_name_or_path,
-    }
+    return {f"{name}.model_name_or_path": getattr(config, name).model_name_or_path for name in _MODELS}
 
 
-def _tell_parity(config: PPOConfig) -> None:
+def _print_parity(config: PPOConfig) -> None:
     """Print the gap between engine and trainer of the policy, if it was measured before."""
     assert config.ds.param_dtype is not None, "resolve_ppo fills it in"
     device = "CUDA" if cpu.has_cuda() else "CPU"
     kept = kept_for(_policy_path(config), dtype=config.ds.param_dtype, max_len=config.data.max_len, device=device)
     if kept is not None:
         Console(highlight=False, soft_wrap=True).print(f"parity, as measured before: {kept.line}", markup=False)
-
-
-def _fingerprint(config: PPOConfig, rows: list[Row]) -> Fingerprint:
-    return Fingerprint.of(config, models=_model_paths(config), rows={"data.prompt_dataset": rows})
-
-
-def workers_strategy(config: PPOConfig) -> KitStrategy:
-    """Return what the workers of all models get: the arguments of OpenRLHF, and the checkpoint to resume from."""
-    strategy = make_strategy(config)
-    # Only this process talks to the trackers; the workers need no key.
-    strategy.args.logger.wandb.key = strategy.args.logger.tensorboard_dir = None
-    choose_checkpoint(config, strategy)
-    return strategy
 
 
 def _load_models(config: PPOConfig, workers: _Workers, *, num_rows: int) -> None:
@@ -319,7 +304,7 @@ def _load_models(config: PPOConfig, workers: _Workers, *, num_rows: int) -> None
     if config.train.colocate_all and cpu.has_cuda():
         settle_engines(config, workers.engines)
     path = config.actor.model_name_or_path
-    # The critic may be trained alone at first.
+    # At first, only the critic may be trained.
     steps = optimizer_steps(config, num_rows=num_rows, waits=max(0, config.critic.freezing_steps + 1))
     refs = models.policy.async_init_model_from_pretrained(strategy, path, steps, workers.engines)
     for group, own_path in ((models.reference, path), (models.reward, config.reward.model_name_or_path)):
@@ -350,14 +335,6 @@ def prompt_stream(config: PPOConfig, rows: Sequence[Row]) -> PromptStream:
     kind = config.data.curriculum
     curriculum = None if kind == "off" else MeasuredCurriculum(kind, rows=len(rows))
     return PromptStream(rows, seed=config.train.seed, episodes=config.train.num_episodes, curriculum=curriculum)
-
-
-def _sized(config: PPOConfig, *, rows: int) -> PPOConfig:
-    """Return the settings with the sizes that were left open, and print them."""
-    sized, told = sized_ppo(config, rows=rows)
-    if told is not None:
-        Console(highlight=False, soft_wrap=True).print(told)
-    return sized
 
 
 def _load(config: PPOConfig, path: str, *, split: str, check: Callable[[Row], None]) -> KeptRows[Row]:
@@ -491,13 +468,6 @@ def _start_ray(config: PPOConfig) -> None:
             arguments |= {"num_gpus": needed, "num_cpus": max(os.cpu_count() or 1, needed)}
     loading.done()
     nodes.connect(**arguments)
-
-
-def _shared_gpus(config: PPOConfig) -> Reservation | None:
-    if not (config.train.colocate_all or config.train.colocate_actor_ref):
-        return None
-    together = _model_groups(config) | (engine_groups(config) if config.train.colocate_all else {})
-    return reserve(config.actor.gpus, together=together)
 
 
 def _model_groups(config: PPOConfig) -> dict[str, int]:

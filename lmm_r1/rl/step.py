@@ -1,6 +1,9 @@
 """One RL step, from the prompts to the engines' new weights.
 
 `make_rollout` and `train_on` are its halves: with `--train.async_enable`, the next rollout is made during an update.
+
+An engine encodes a `Row` as an `EncodedPrompt` and returns `Sample`s of it. Here a sample becomes an `Experience`: tensors
+without padding, to which models and estimator add theirs. A pass is a batch of these, which its worker packs.
 """
 
 from __future__ import annotations
@@ -15,14 +18,8 @@ from lmm_r1.config import PPOConfig
 from lmm_r1.data.training_rows import PromptStream
 from lmm_r1.host.optimizer import LossScaling
 from lmm_r1.rl.advantages import KLWeight
-from lmm_r1.rl.batching import PassLimits, forward_passes, pass_limits, update_passes
-from lmm_r1.rl.experiences import (
-    ReferenceAhead,
-    add_advantages,
-    add_model_outputs,
-    experience_of,
-    note_rewards,
-)
+from lmm_r1.rl.batching import PassLimits, pass_limits, update_passes
+from lmm_r1.rl.experiences import ReferenceAhead, add_advantages, add_model_outputs, experience_of
 from lmm_r1.rl.generator import KitSamplesGenerator
 from lmm_r1.rl.mismatch import Mismatch
 from lmm_r1.rl.model_groups import (
@@ -38,7 +35,7 @@ from lmm_r1.rl.model_groups import (
     worker_errors,
 )
 from lmm_r1.rl.records import rollout_metrics
-from lmm_r1.rl.rollouts import MadeRollout, Rollout, RolloutsAhead, RolloutsInTurn, RolloutSource
+from lmm_r1.rl.rollouts import MadeRollout, Rollout, RolloutsAhead, RolloutsInTurn
 from lmm_r1.scoring import Moment
 
 
@@ -49,7 +46,6 @@ class Learner:
     config: PPOConfig
     models: Models
     engines: Sequence[Any]
-    pad_token_id: int
     prompts: PromptStream
     generator: KitSamplesGenerator
     kl_weight: KLWeight
@@ -59,7 +55,7 @@ class Learner:
     """Whether the models compute once what the samples of a group begin with: they say so when they are loaded."""
     loss_scaling: dict[str, LossScaling] = field(default_factory=dict)
     """The state of fp16's loss scaling after the last step."""
-    source: RolloutSource = field(init=False)
+    source: RolloutsInTurn | RolloutsAhead = field(init=False)
 
     def __post_init__(self) -> None:
         train, make = self.config.train, partial(make_rollout, self)
@@ -82,7 +78,6 @@ class Learner:
         return ReferenceAhead(
             reference,
             limits=self.limits(self.config.rollout),
-            pad_token_id=self.pad_token_id,
             gpus_per_pass=reference.duplicate_actors,
         )
 
@@ -126,19 +121,17 @@ def train_on(learner: Learner, rollout: Rollout, *, step: int) -> dict[str, floa
     if rollout.ahead is not None:
         rollout.ahead.finish(samples)
     limits = learner.limits(config.rollout)
-    passes = forward_passes(samples, ranks=models.ranks, limits=limits, pad_token_id=learner.pad_token_id)
-    add_model_outputs(passes, models, config, mismatch=learner.mismatch, ahead=rollout.ahead)
+    add_model_outputs(samples, models, config, limits=limits, mismatch=learner.mismatch, ahead=rollout.ahead)
 
     # Advantages.
     greedy = [experience_of(sample, max_len=config.data.max_len) for sample in rollout.greedy]
-    add_advantages(passes, config, kl_weight=kl_weight.value, locations=rollout.locations, greedy=greedy)
+    add_advantages(samples, config, kl_weight=kl_weight.value, locations=rollout.locations, greedy=greedy)
     made = time.perf_counter()
-    note_rewards(samples, passes)
-    means = rollout_metrics(passes)
+    means = rollout_metrics(samples)
 
     # The passes of every optimizer step.
     update = update_passes(
-        passes,
+        samples,
         batch_size=config.train.batch_size,
         ranks=models.ranks,
         limits=learner.limits(config.train),

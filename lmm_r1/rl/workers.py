@@ -1,9 +1,9 @@
-"""The Ray workers that hold the policy and the reference model, and the passes that they train on."""
+"""The Ray workers that hold the models of a run, and the passes that they train on."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
@@ -14,16 +14,23 @@ import torch
 import torch.distributed as dist
 
 from lmm_r1 import cpu
-from lmm_r1.config import PPOConfig
+from lmm_r1.config import PPOConfig, checkpoint_folder
 from lmm_r1.data.sample import SampleMedia, SentMedia
 from lmm_r1.generation import media_store
 from lmm_r1.generation.weight_sync import BroadcastChannel, Channel, SharedMemoryChannel, send_buckets, send_files
 from lmm_r1.host import seams
-from lmm_r1.host.openrlhf import Experience, NaiveReplayBuffer
-from lmm_r1.host.openrlhf_workers import ActorPPOTrainer, PolicyModelActor, ReferenceModelActor
+from lmm_r1.host.models import DeepSpeedEngine
+from lmm_r1.host.openrlhf import Experience, NaiveReplayBuffer, get_loss_batch_info
 from lmm_r1.host.optimizer import LossScaling, loss_scaling
 from lmm_r1.host.strategy import KitStrategy
-from lmm_r1.host.zero import DeepSpeedEngine
+from lmm_r1.host.workers import (
+    ActorPPOTrainer,
+    CriticModelActor,
+    CriticPPOTrainer,
+    PolicyModelActor,
+    ReferenceModelActor,
+    RewardModelActor,
+)
 from lmm_r1.lifecycle.publication import EMA_FOLDER, MovingAverage
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.models.actor import KitActor
@@ -40,7 +47,7 @@ NEXT_TO_NO_TOKENS = 1e-6
 
 def load_processor(pretrain: str, model: Any, padding_side: str, strategy: KitStrategy, use_fast: bool = True) -> Any:
     """Return what is saved next to the weights: the kit's processor, or the tokenizer of a language model."""
-    return Checkpoint(pretrain, trust_remote_code=strategy.args.train.trust_remote_code).processor
+    return Checkpoint(pretrain, trust_remote_code=strategy.config.train.trust_remote_code).processor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +97,9 @@ class KitActorPPOTrainer(ActorPPOTrainer):
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
-        self.actor_loss_fn: Callable[..., Any] = partial(self._policy_loss, PolicyLoss(LossSettings.of(self.args)))
+        self.actor_loss_fn: Callable[..., Any] = partial(
+            self._policy_loss, PolicyLoss(LossSettings.of(self.strategy.config))
+        )
         # Gaps of the passes since they were last taken, if the passes themselves give the old log-probs.
         self.gaps: Gaps = {}
         self.average: MovingAverage | None = None
@@ -120,7 +129,7 @@ class KitActorPPOTrainer(ActorPPOTrainer):
             status["metrics"] |= {name: 0.0 for name, weight in status["weights"].items() if weight == "token"}
         data_parallel = self.strategy.ds_device_mesh["dp"].size()
         of_step = self.replay_buffer.dynamic_batch_num_tokens[step] / data_parallel
-        parts = {"policy_loss", "entropy_loss"} | ({"kl"} if self.args.algo.kl.use_loss else set())
+        parts = {"policy_loss", "entropy_loss"} | ({"kl"} if self.strategy.config.algo.kl.use_loss else set())
         for name in parts & status["metrics"].keys():
             status["metrics"][name] = status["metrics"][name] * of_step / max(status["num_action_tokens"], 1)
         return status
@@ -137,15 +146,18 @@ class KitActorPPOTrainer(ActorPPOTrainer):
         if old_log_probs is None:
             experience = self._experience
             assert experience is not None, "the loss is that of the pass in `training_step`"
+            rollout = self.strategy.config.rollout
             gaps = gaps_of(
                 log_probs,
                 experience.rollout_log_probs,
                 experience.action_mask,
                 modalities(experience),
-                top_p=least_mass(top_p=self.args.rollout.top_p, top_k=self.args.rollout.top_k),
+                top_p=least_mass(top_p=rollout.top_p, top_k=rollout.top_k),
             )
             self.gaps = merged((self.gaps, gaps))
-        return loss_before_update(loss, log_probs, old_log_probs, *rest, **settings)
+            # The policy is still the old one.
+            old_log_probs = log_probs.detach()
+        return loss(log_probs, old_log_probs, *rest, **settings)
 
     def _init_vllm_sync_group(self, backend: str) -> None:
         if cpu.has_cuda():
@@ -161,7 +173,7 @@ class KitActorPPOTrainer(ActorPPOTrainer):
                 if self.use_cuda_ipc
                 else BroadcastChannel(self.vllm_engines, self._broadcast)
             )
-            send_buckets(self.actor, channel, split=self.args.ds.tensor_parallel_size > 1)
+            send_buckets(self.actor, channel, split=self.strategy.config.ds.tensor_parallel_size > 1)
         if dist.get_rank() == 0:
             keep_images = not self.actor.trains_vision
             ray.get([engine.reset_caches.remote(keep_images=keep_images) for engine in self.vllm_engines])
@@ -169,7 +181,7 @@ class KitActorPPOTrainer(ActorPPOTrainer):
 
     def _broadcast(self, buffer: torch.Tensor) -> None:
         """Send a buffer of rank 0 to all workers of the engines, through OpenRLHF's process group."""
-        if self.args.vllm.sync_with_ray:
+        if self.strategy.config.vllm.sync_with_ray:
             from ray.util import collective
 
             collective.broadcast(buffer, 0, group_name=self._model_update_group)
@@ -181,49 +193,40 @@ def no_loss(**settings: Any) -> None:
     """Replace upstream's policy loss, which knows fewer settings: `KitActorPPOTrainer` makes its own."""
 
 
-def loss_before_update(
-    loss: Callable[..., Any], log_probs: torch.Tensor, old_log_probs: torch.Tensor | None, *rest: Any, **settings: Any
-) -> Any:
-    """Return the policy loss; without old log-probs (B, A), the policy is still the old one."""
-    return loss(log_probs, log_probs.detach() if old_log_probs is None else old_log_probs, *rest, **settings)
-
-
 class KitPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):
     """OpenRLHF's policy worker with the names of `host.seams` replaced."""
 
     def init_model_from_pretrained(
         self, strategy: KitStrategy, pretrain: str, max_steps: int | None = None, vllm_engines: list | None = None
     ) -> None:
-        install_seams(strategy.config, "policy")
-        train = strategy.args.train
-        averages, train.enable_ema = train.enable_ema, False
-        # Upstream's average is a second model in the precision of the passes, and replaces the policy in every save.
+        config = strategy.config
+        install_seams(config, "policy")
         super().init_model_from_pretrained(strategy, pretrain, max_steps, vllm_engines)
-        if averages:
-            self._begin_average(beta=train.ema_beta)
-        check_packing(self.actor, group=strategy.ring_attn_group, longest=strategy.args.data.max_len)
-        if strategy.args.actor.aux_loss_coef:
+        if config.train.enable_ema:
+            self._begin_average(beta=config.train.ema_beta)
+        check_packing(self.actor, group=strategy.ring_attn_group, longest=config.data.max_len)
+        if config.actor.aux_loss_coef:
             self.actor.balance_experts()
 
     def _begin_average(self, *, beta: float) -> None:
         """Begin a moving average with the loaded weights, or continue the one of their checkpoint."""
         average = MovingAverage(self.actor.model, beta=beta)
         if self.checkpoint_states:
-            average.load(Path(self.strategy.args.ckpt.path) / "_actor" / str(self.strategy.loaded_tag))
+            average.load(checkpoint_folder(self.strategy.config) / "_actor" / str(self.strategy.loaded_tag))
         self.strategy.write_beside = average.save
         self.trainer.average = average
 
     def save_model(self) -> None:
         """Write the policy to `--ckpt.output_dir`, and the moving average of its weights, if there is one."""
         super().save_model()
-        self._save_average(Path(self.strategy.args.ckpt.output_dir))
+        self._save_average(Path(self.strategy.config.ckpt.output_dir))
 
     def _save_average(self, folder: Path) -> None:
         """Write the averaged weights as a model next to the policy's."""
         average = self.trainer.average
         if average is None:
             return
-        sleeps = self.strategy.args.ds.enable_sleep
+        sleeps = self.strategy.config.ds.enable_sleep
         if sleeps:
             self.reload_states()
         with average.in_weights():
@@ -246,7 +249,7 @@ class KitPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):
         with self.strategy.unsettled():
             super().save_checkpoint(tag, client_states, metric_value, metric_key)
         if self.save_hf_ckpt:
-            self._save_average(Path(self.strategy.args.ckpt.path) / f"{tag}_hf")
+            self._save_average(checkpoint_folder(self.strategy.config) / f"{tag}_hf")
 
     def settle_checkpoint(self, tag: str) -> None:
         """Make the saved policy the newest checkpoint, and delete checkpoints beyond the limits."""
@@ -281,9 +284,10 @@ class KitPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):
 
 def settle(worker: Any, folder: str, tag: str) -> None:
     """Make a worker's saved model the newest in its folder, and delete checkpoints beyond the `--ckpt.max_*` limits."""
-    ckpt = worker.strategy.args.ckpt
-    if not worker.disable_ds_ckpt:
-        worker.strategy.settle_ckpt(str(Path(ckpt.path) / folder), tag, ckpt.max_num, ckpt.max_mem)
+    config = worker.strategy.config
+    if not config.ckpt.disable_ds:
+        saved = str(checkpoint_folder(config) / folder)
+        worker.strategy.settle_ckpt(saved, tag, config.ckpt.max_num, config.ckpt.max_mem)
 
 
 class KitReferenceActor(ReferenceModelActor.__ray_metadata__.modified_class):
@@ -292,7 +296,7 @@ class KitReferenceActor(ReferenceModelActor.__ray_metadata__.modified_class):
     def init_model_from_pretrained(self, strategy: KitStrategy, pretrain: str) -> None:
         install_seams(strategy.config, "reference")
         super().init_model_from_pretrained(strategy, pretrain)
-        check_packing(self.model, group=strategy.ring_attn_group, longest=strategy.args.data.max_len)
+        check_packing(self.model, group=strategy.ring_attn_group, longest=strategy.config.data.max_len)
 
     def load_reference(self, file: str) -> None:
         """Take the weights of a file that the policy wrote."""
@@ -308,20 +312,25 @@ ReferenceWorker = ray.remote(num_gpus=1)(KitReferenceActor)
 
 
 class GroupReplayBuffer(NaiveReplayBuffer):
-    """OpenRLHF's replay buffer, in which each appended experience stays one pass.
+    """OpenRLHF's replay buffer, whose items are passes.
 
     The passes of an optimizer step are consecutive and hold `--train.batch_size` samples over all ranks.
     """
 
     def append(self, experience: Experience) -> None:
         """Add one forward and backward pass."""
-        start = len(self.items)
-        super().append(experience)
-        self.dynamic_indices.append(list(range(start, len(self.items))))
+        self.items.append(experience)
 
-    def clear(self) -> None:
-        super().clear()
-        self.dynamic_indices: list[list[int]] = []
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> Experience:
+        return self.items[index]
+
+    def collate_fn(self, batch: Sequence[Experience]) -> Experience:
+        """Return a copy of the one pass that the data loader takes, which the trainer moves to its device and adds to."""
+        (one,) = batch
+        return replace(one, info=dict(one.info))
 
     def announce_pass(self, engine: DeepSpeedEngine, *, step: int) -> None:
         """Tell DeepSpeed, before a pass, whether an optimizer step ends with it.
@@ -334,23 +343,23 @@ class GroupReplayBuffer(NaiveReplayBuffer):
     def setup_dynamic_batch(self, strategy: KitStrategy) -> None:
         """Note which pass ends an optimizer step, and the tokens and samples of each step over all ranks."""
         dp_group = strategy.ds_device_mesh["dp"].get_group()
-        batch_size = strategy.args.train.batch_size // dist.get_world_size(group=dp_group)
-        # The data loader takes one entry, a pass, at a time.
+        batch_size = strategy.config.train.batch_size // dist.get_world_size(group=dp_group)
+        # The data loader takes one pass at a time.
         self.sample_batch_size = 1
-        ends = _ends([len(batch) for batch in self.dynamic_indices], batch_size=batch_size)
+        tokens = [item.action_mask.sum(dim=-1).tolist() for item in self.items]
+        ends = _ends(list(map(len, tokens)), batch_size=batch_size)
         self.dynamic_optimizer_step = list(map(int, ends))
-        self.dynamic_sample_loss_scale = [len(batch) / batch_size for batch in self.dynamic_indices]
+        self.dynamic_sample_loss_scale = [len(counts) / batch_size for counts in tokens]
 
         steps = [before - end for before, end in zip(accumulate(ends), ends, strict=True)]  # of each pass
-        counts = torch.zeros(sum(ends), 2, dtype=torch.long, device=torch.cuda.current_device())
-        for step, batch in zip(steps, self.dynamic_indices, strict=True):
-            tokens = [int(self.items[index].action_mask.sum()) for index in batch]
-            counts[step] += counts.new_tensor([sum(tokens), sum(count > 0 for count in tokens)])
-        dist.all_reduce(counts, group=dp_group)
+        totals = torch.zeros(sum(ends), 2, dtype=torch.long, device=torch.cuda.current_device())
+        for step, counts in zip(steps, tokens, strict=True):
+            totals[step] += totals.new_tensor([sum(counts), sum(count > 0 for count in counts)])
+        dist.all_reduce(totals, group=dp_group)
         # In a step of masked samples only, all losses are 0 and are divided by these.
-        counts.clamp_(min=1)
-        self.dynamic_batch_num_tokens = counts[steps, 0].float().tolist()
-        self.dynamic_global_batch_size = counts[steps, 1].float().tolist()
+        totals.clamp_(min=1)
+        self.dynamic_batch_num_tokens = totals[steps, 0].float().tolist()
+        self.dynamic_global_batch_size = totals[steps, 1].float().tolist()
 
 
 def _ends(sizes: Sequence[int], *, batch_size: int) -> list[bool]:
@@ -359,3 +368,143 @@ def _ends(sizes: Sequence[int], *, batch_size: int) -> list[bool]:
     ends = [total % batch_size == 0 for total in totals]
     assert sum(ends) * batch_size == totals[-1], "the plan's steps have batch_size samples"
     return ends
+
+
+class KitCriticPPOTrainer(CriticPPOTrainer):
+    """OpenRLHF's critic update on planned passes with media."""
+
+    def training_step(
+        self, experience: Experience, step: int, loss_batch_info: dict | None = None
+    ) -> dict[str, float]:
+        """Make one pass of an optimizer step and return its metrics; OpenRLHF logs their mean over passes.
+
+        The loss is PPO's with clipped values (arXiv:1707.06347). Only the policy has a load-balancing loss of experts:
+        classes with an output layer compute it.
+        """
+        self.replay_buffer.announce_pass(self.critic, step=step)
+        self.critic.train()
+        mask = experience.action_mask
+        if loss_batch_info is None:
+            loss_batch_info = get_loss_batch_info(
+                self.strategy, mask, replay_buffer=self.replay_buffer, step=step, dynamic_batch=True
+            )
+        values, _ = self.critic(
+            experience.sequences,
+            action_mask=mask,
+            attention_mask=experience.attention_mask,
+            return_output=True,
+            ring_attn_group=self.strategy.ring_attn_group,
+            **media_per_row(experience.mm_train_inputs, experience.sequences.device),
+        )
+        loss = self.critic_loss_fn(values, experience.values, experience.returns, action_mask=mask, **loss_batch_info)
+        self.strategy.backward(loss, self.critic, self.critic_optim)
+        # Read the rate now: after the optimizer step, the scheduler has the next one.
+        rate = self.critic_scheduler.get_last_lr()[0]
+        if self.replay_buffer.dynamic_optimizer_step[step]:
+            self.strategy.optimizer_step(self.critic_optim, self.critic, self.critic_scheduler, name="critic")
+        status = {
+            "critic_loss": loss.item(),
+            "values": (values * mask).sum().item(),
+            "critic_lr": rate,
+            "critic_grad_norm": self.strategy.get_grad_norm(self.critic),
+        }
+        return status | self._parts_of_steps(experience, status, step=step)
+
+    def _parts_of_steps(self, experience: Experience, status: dict[str, float], *, step: int) -> dict[str, float]:
+        """Return the metrics scaled so that their mean over passes and ranks is a mean over optimizer steps or tokens."""
+        buffer = self.replay_buffer
+        passes = len(buffer) / sum(buffer.dynamic_optimizer_step)  # of one optimizer step
+        loss_mask = experience.action_mask
+        share = passes * self.strategy.ds_device_mesh["dp"].size() / buffer.dynamic_batch_num_tokens[step]
+        return {
+            "critic_loss": passes * status["critic_loss"],
+            "critic_grad_norm": passes * status["critic_grad_norm"] * buffer.dynamic_optimizer_step[step],
+            "values": share * status["values"],
+            "returns": share * (experience.returns * loss_mask).sum().item(),
+        }
+
+
+class KitCriticActor(CriticModelActor.__ray_metadata__.modified_class):
+    """OpenRLHF's critic worker with the names of `host.seams` replaced, and with media."""
+
+    def init_model_from_pretrained(self, strategy: KitStrategy, pretrain: str, max_steps: int) -> None:
+        install_seams(strategy.config, "critic")
+        super().init_model_from_pretrained(strategy, pretrain, max_steps)
+        longest = strategy.config.data.max_len
+        check_packing(self.critic.module, run=self.critic, group=strategy.ring_attn_group, longest=longest)
+
+    def forward(
+        self,
+        sequences: torch.Tensor,
+        action_mask: torch.Tensor,
+        attention_mask: torch.Tensor,
+        packed_seq_lens: list[int] | None = None,
+        mm_train_inputs_list: Sequence[Any] | None = None,
+    ) -> torch.Tensor:
+        """Return the values (B, A) of the response tokens."""
+        device = torch.cuda.current_device()
+        self.critic.eval()
+        with torch.no_grad():
+            values = self.critic(
+                sequences.to(device),
+                action_mask.to(device),
+                attention_mask.to(device),
+                ring_attn_group=self.strategy.ring_attn_group,
+                **media_per_row(mm_train_inputs_list or (), device),
+            )
+        self.critic.train()
+        return values.to("cpu")
+
+    def save_checkpoint(self, tag: str, metric_value: float | None = None, metric_key: str | None = None) -> None:
+        """Save the critic; `latest` names it once all models of the run are saved and `settle_checkpoint` is called."""
+        with self.strategy.unsettled():
+            super().save_checkpoint(tag, metric_value, metric_key)
+
+    def updates_made(self) -> int:
+        """Return how many optimizer steps have changed the critic's weights; fp16 skips some."""
+        return self.critic.global_steps - self.critic.skipped_steps
+
+    def take_feature_counts(self) -> FeatureCounts:
+        """Return the counts of image features, as the policy's workers do."""
+        return self.critic.module.take_feature_counts()
+
+    def loss_scaling(self) -> LossScaling | None:
+        """Return the state of the critic's loss scaling with fp16."""
+        return loss_scaling(self.critic)
+
+    def settle_checkpoint(self, tag: str) -> None:
+        """Make the saved critic the newest checkpoint, and delete checkpoints beyond the limits."""
+        settle(self, "_critic", tag)
+
+
+class KitRewardActor(RewardModelActor.__ray_metadata__.modified_class):
+    """OpenRLHF's reward worker with the names of `host.seams` replaced, and with media."""
+
+    def init_model_from_pretrained(self, strategy: KitStrategy, pretrain: str) -> None:
+        install_seams(strategy.config, "reward")
+        super().init_model_from_pretrained(strategy, pretrain)
+        longest = strategy.config.data.max_len
+        check_packing(self.model.module, run=self.model, group=strategy.ring_attn_group, longest=longest)
+
+    def forward(
+        self,
+        sequences: torch.Tensor,
+        attention_mask: torch.Tensor,
+        packed_seq_lens: list[int] | None = None,
+        pad_sequence: bool = False,
+        mm_train_inputs_list: Sequence[Any] | None = None,
+    ) -> torch.Tensor:
+        """Return the rewards (B,) of whole samples."""
+        device = torch.cuda.current_device()
+        with torch.no_grad():
+            rewards = self.model(
+                sequences.to(device),
+                attention_mask=attention_mask.to(device),
+                ring_attn_group=self.strategy.ring_attn_group,
+                **media_per_row(mm_train_inputs_list or (), device),
+            )
+        return rewards.to("cpu")
+
+
+CriticWorker = ray.remote(num_gpus=1)(KitCriticActor)
+RewardWorker = ray.remote(num_gpus=1)(KitRewardActor)

@@ -19,7 +19,7 @@ from lmm_r1.errors import UserError
 from lmm_r1.host.strategy import KitStrategy, default_to_one_process, leave_group, make_strategy
 from lmm_r1.lifecycle.publication import publish
 from lmm_r1.lifecycle.start import Fingerprint, check_start, open_run
-from lmm_r1.lifecycle.stopping import StopRequests, told_ends
+from lmm_r1.lifecycle.stopping import StopRequests, reported_ends
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.lmm_kits.checkpoint import check_images_taken, check_pixel_bounds, check_weights
 from lmm_r1.models.image_features import share_features
@@ -128,7 +128,7 @@ def session(
     with (
         StopRequests() as stops,
         folder.locked() if is_first else nullcontext(),
-        told_ends(stops, folder=folder.path),
+        reported_ends(stops, folder=folder.path),
         _joined(config) as strategy,
     ):
         if dist.get_world_size() > 1:

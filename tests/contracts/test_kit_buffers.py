@@ -270,7 +270,7 @@ def test_deepspeed_rounds_what_is_made_in_its_context(one_rank):
     """Upstream's behaviour that is undone; once it is another, `_WeightsOnlyInit` has nothing to do."""
     import deepspeed
 
-    from lmm_r1.host.zero import weights_alone_cast
+    from lmm_r1.host.models import weights_alone_cast
 
     config = strategy_of(stage=3, precision="bf16").get_ds_train_config()
     made: dict[str, Callable[[], torch.Tensor]] = {

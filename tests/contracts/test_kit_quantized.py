@@ -3,8 +3,8 @@
 import pytest
 import torch
 from helpers.conversations import message, picture
-from helpers.tables import kits_with
 from helpers.packed_batches import Batch, groups, log_probs_of, together
+from helpers.tables import kits_with
 from helpers.tiny_models import encode, make_actor
 
 from lmm_r1.errors import UserError

@@ -301,4 +301,22 @@ def test_other_libraries_are_changed_by_listed_modules_only():
     }
     # It takes a process out of its group, and replaces nothing.
     assert found - {"host/strategy.py"} <= listed
-    assert {"cpu.py", "quiet.py", "host/zero.py", "models/packed/linear_attention.py"} <= found
+    assert {"cpu.py", "quiet.py", "host/models.py", "models/packed/linear_attention.py"} <= found
+
+
+def host_settings(tree: ast.AST) -> Iterator[str]:
+    """Reads and writes of the namespace that OpenRLHF's workers need: `strategy.args`, or a setting of any `.args`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            text = ast.unparse(node)
+            if text.endswith("strategy.args") or (isinstance(node.value, ast.Attribute) and node.value.attr == "args"):
+                yield text
+
+
+def test_only_the_host_uses_the_settings_of_openrlhfs_workers():
+    assert [*host_settings(ast.parse("self.strategy.args\ntrainer.args.ckpt\nerror.args[0]"))] == [
+        "self.strategy.args",
+        "trainer.args.ckpt",
+    ]
+    used = {name: found for name, tree in SOURCES.items() if (found := [*host_settings(tree)])}
+    assert {name for name in used if not name.startswith("host/")} == set(), used

@@ -159,6 +159,8 @@ def policy_gradients() -> dict[str, list[float]]:
     from helpers.rl_steps import random_pass
     from torch.distributed.device_mesh import init_device_mesh
 
+    from lmm_r1 import dotted
+    from lmm_r1.config import PPOConfig
     from lmm_r1.config.ppo import LossAggregation, PolicyLossName
     from lmm_r1.rl.losses import Correction, LossSettings, PolicyLoss
     from lmm_r1.rl.workers import GroupReplayBuffer
@@ -171,12 +173,10 @@ def policy_gradients() -> dict[str, list[float]]:
         range(first + sum(passes[rank][:number]), first + sum(passes[rank][: number + 1]))
         for number in range(len(passes[rank]))
     ]
-    own = [place for part in places for place in part]
-    buffer.items = [SimpleNamespace(action_mask=given["action_mask"][place]) for place in own]
-    buffer.dynamic_indices = [[own.index(place) for place in part] for part in places]
+    buffer.items = [SimpleNamespace(action_mask=given["action_mask"][list(part)]) for part in places]
     mesh = init_device_mesh("cpu", (ranks, 1, 1), mesh_dim_names=("dp", "sp", "tp"))
-    args = SimpleNamespace(train=SimpleNamespace(batch_size=len(LENGTHS)))
-    buffer.setup_dynamic_batch(SimpleNamespace(args=args, ds_device_mesh=mesh))
+    config = dotted.replace(PPOConfig(), {"train.batch_size": len(LENGTHS)})
+    buffer.setup_dynamic_batch(SimpleNamespace(config=config, ds_device_mesh=mesh))
     found = {}
     for loss in get_args(PolicyLossName):
         for aggregation in get_args(LossAggregation):

@@ -370,7 +370,7 @@ def _ranks_updates(case: Case) -> Updates:
 
 def updates_made(run: Any) -> Updates:
     """Return the updates that a run makes."""
-    from lmm_r1.host.zero import whole_state_dict
+    from lmm_r1.host.models import whole_state_dict
 
     run.actor.train()
     losses, means, norms = [], [], []

@@ -257,9 +257,9 @@ class Step:
         for experience in rollout.experiences:
             experience.rewards = torch.zeros(1)
         times.append(time.perf_counter())
-        passes = self.parts.with_outputs(self.parts.forward_passes(rollout.experiences))
+        samples = self.parts.with_outputs(rollout.experiences)
         times.append(time.perf_counter())
-        steps = self.parts.update_passes([trained(one) for one in passes], step=0).steps
+        steps = self.parts.update_passes([trained(one) for one in samples], step=0).steps
         hand_out(steps, self.parts.models.trained)
         times.append(time.perf_counter())
         for group in (self.critic, self.policy):

@@ -17,7 +17,7 @@ from lmm_r1.data.messages import Row
 from lmm_r1.data.sample import MediaRef, Sample
 from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.rl import loop
-from lmm_r1.rl.batching import UpdatePasses, forward_passes, pass_limits, update_passes
+from lmm_r1.rl.batching import PassLimits, UpdatePasses, forward_plan, pass_limits, pass_of, update_passes
 from lmm_r1.rl.experiences import add_advantages, add_model_outputs, experience_of
 from lmm_r1.rl.loop import RLRun
 from lmm_r1.rl.mismatch import Mismatch
@@ -61,13 +61,17 @@ class StepParts:
         self.locations: Sequence[str] = ()
         self.greedy: Sequence[Sample] = ()
 
-    def forward_passes(self, samples: list[Experience]) -> list[Experience]:
-        limits = pass_limits(self.config, self.config.rollout, share_prefix=self.share_prefix)
-        return forward_passes(samples, ranks=self.models.ranks, limits=limits, pad_token_id=0)
+    def limits(self, settings: Any) -> PassLimits:
+        return pass_limits(self.config, settings, share_prefix=self.share_prefix)
 
-    def with_outputs(self, passes: list[Experience]) -> list[Experience]:
-        add_model_outputs(passes, self.models, self.config, mismatch=self.mismatch)
-        return passes
+    def forward_passes(self, samples: list[Experience]) -> list[Experience]:
+        plan = forward_plan(numbered(samples), ranks=self.models.ranks, limits=self.limits(self.config.rollout))
+        return [pass_of([samples[place] for place in batch]) for batch in plan]
+
+    def with_outputs(self, samples: list[Experience]) -> list[Experience]:
+        limits = self.limits(self.config.rollout)
+        add_model_outputs(numbered(samples), self.models, self.config, limits=limits, mismatch=self.mismatch)
+        return samples
 
     def with_advantages(self, passes: list[Experience]) -> list[Experience]:
         greedy = [experience_of(sample, max_len=self.config.data.max_len) for sample in self.greedy]
@@ -82,10 +86,10 @@ class StepParts:
             step: counted from 0.
         """
         return update_passes(
-            passes,
+            samples_of(passes),
             batch_size=self.config.train.batch_size,
             ranks=self.models.ranks if self.models.all else 1,
-            limits=pass_limits(self.config, self.config.train, share_prefix=self.share_prefix),
+            limits=self.limits(self.config.train),
             seed=f"{self.config.train.seed}-{step}",
         )
 
@@ -134,7 +138,6 @@ def without_workers(kind: type[Run], config: PPOConfig, rows: Sequence[Row], *, 
         config,
         models=Models(policy=AnsweringPolicy()),
         engines=[],
-        pad_token_id=0,
         prompts=prompt_stream(dotted.replace(config, {"train.seed": 1}), rows),
         eval_rows=[],
         folder=RunFolder(path=folder, name="rl", kind="rl"),
@@ -150,3 +153,30 @@ def play_steps(monkeypatch: pytest.MonkeyPatch) -> None:
         return learner.run.train_step(rollout, step=step)
 
     monkeypatch.setattr(loop, "train_on", train_on)
+
+
+def samples_of(batches: Sequence[Experience]) -> list[Experience]:
+    """The samples of batches by their places, each as a batch of one without padding."""
+    found = {}
+    for batch in batches:
+        for row, place in enumerate(batch.index):
+            length = int(batch.attention_mask[row].sum())
+            parts: dict[str, Any] = {"index": [place]}
+            for name, value in vars(batch).items():
+                if isinstance(value, torch.Tensor):
+                    parts[name] = value[row : row + 1]
+                    if Experience.is_step_tensor_field(name):
+                        parts[name] = parts[name][:, : length - batch.sequences.shape[1] + value.shape[1]]
+                elif isinstance(value, dict):
+                    parts[name] = {key: values[row : row + 1] for key, values in value.items()}
+                elif name == "mm_train_inputs" and value:
+                    parts[name] = [value[row]]
+            found[place] = Experience(**parts)
+    return [found[place] for place in sorted(found)]
+
+
+def numbered(samples: Sequence[Experience]) -> Sequence[Experience]:
+    """Let samples know their places in the rollout."""
+    for place, sample in enumerate(samples):
+        sample.index = [place]
+    return samples

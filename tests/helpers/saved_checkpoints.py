@@ -14,8 +14,8 @@ import torch.distributed as dist
 from lmm_r1 import cpu, dotted
 from lmm_r1.config import SFTConfig
 from lmm_r1.host.checkpoint_folder import whole_checkpoints
+from lmm_r1.host.models import whole_state_dict
 from lmm_r1.host.strategy import KitStrategy, make_strategy
-from lmm_r1.host.zero import whole_state_dict
 
 
 def complete_steps(folder: Path) -> list[int]:

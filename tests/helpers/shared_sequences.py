@@ -241,7 +241,7 @@ def train(*, group: dist.ProcessGroup, kit: str, path: str, ulysses_size: int, s
 
     from lmm_r1 import dotted
     from lmm_r1.config import SFTConfig
-    from lmm_r1.host.zero import whole_state_dict
+    from lmm_r1.host.models import whole_state_dict
     from lmm_r1.lmm_kits import get_kit
     from lmm_r1.supervised.sft import RowEncoder, SFTRun
 

@@ -165,7 +165,7 @@ def _two_processes(case: Case) -> list[Step]:
 def _step(strategy: Any, actor: KitActor, batches: Sequence[Batch], *, way: Way, trained: bool) -> Step:
     from deepspeed.utils import safe_get_full_grad
 
-    from lmm_r1.host.zero import whole_state_dict
+    from lmm_r1.host.models import whole_state_dict
 
     engine = actor.model
     gradients, log_probs = {}, []

@@ -20,8 +20,8 @@ from lmm_r1.cluster import nodes
 from lmm_r1.cluster.nodes import SharedPath, check_shared
 from lmm_r1.config import PPOConfig, resolve
 from lmm_r1.errors import UserError
-from lmm_r1.host import placement
-from lmm_r1.host.placement import NodeSortedGroup, reserve
+from lmm_r1.host import workers
+from lmm_r1.host.workers import NodeSortedGroup, reserve
 from lmm_r1.lifecycle.stopping import StopRequests
 from lmm_r1.rl import run
 
@@ -74,9 +74,9 @@ def cluster() -> Iterator[Cluster]:
 
 def test_a_driver_without_gpus_starts_gpu_workers_whose_neighbours_share_a_node(cluster, monkeypatch):
     assert cpu.has_cuda()
-    spread = placement.placement_group
+    spread = workers.placement_group
     # As on a busy cluster: one bundle here, one there.
-    monkeypatch.setattr(placement, "placement_group", lambda bundles, strategy: spread(bundles, strategy="SPREAD"))
+    monkeypatch.setattr(workers, "placement_group", lambda bundles, strategy: spread(bundles, strategy="SPREAD"))
     reservation = reserve(2 * GPUS, together={"--ds.ulysses_size": GPUS})
     group = NodeSortedGroup(2, GPUS, Model, pg=reservation, num_gpus_per_actor=0.2, duplicate_actors=GPUS)
     try:
@@ -100,7 +100,7 @@ def test_counts_that_nobody_names_are_those_of_the_clusters_nodes_with_gpus(clus
 
 def test_groups_that_no_node_has_room_for_are_told_and_gpus_are_waited_for(cluster, monkeypatch, caplog):
     caplog.set_level(logging.WARNING)
-    monkeypatch.setattr(placement, "_PATIENCE_S", 0.5)
+    monkeypatch.setattr(workers, "_PATIENCE_S", 0.5)
     held = placement_group([{"GPU": 1}] * (2 * GPUS))
     ray.get(held.ready())
     threading.Timer(2, remove_placement_group, [held]).start()

@@ -11,8 +11,7 @@ from helpers.saved_checkpoints import complete_steps, newest_common_step
 from safetensors.torch import load_file
 
 from lmm_r1.data.training_rows import PromptStream
-from lmm_r1.host.checkpoint_folder import SAVING
-from lmm_r1.host.checkpoint_writing import DELETING
+from lmm_r1.host.checkpoint_folder import DELETING, SAVING
 from lmm_r1.records.run_folder import read_run
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]

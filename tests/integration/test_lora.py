@@ -19,8 +19,8 @@ from lmm_r1.config import SFTConfig
 from lmm_r1.errors import UserError
 from lmm_r1.generation import weight_sync
 from lmm_r1.generation.weight_bucket import weights_in
+from lmm_r1.host.models import whole_state_dict
 from lmm_r1.host.strategy import KitStrategy, make_strategy
-from lmm_r1.host.zero import whole_state_dict
 from lmm_r1.lmm_kits import get_kit
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.adapters import ADAPTER_FOLDER, adapted_layers, merged_state_dict, save_adapter

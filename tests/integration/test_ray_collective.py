@@ -12,6 +12,8 @@ import torch
 from ray import cloudpickle
 from ray.util import collective
 
+from lmm_r1 import dotted
+from lmm_r1.config import PPOConfig
 from lmm_r1.generation.weight_bucket import WeightSlot
 from lmm_r1.generation.weight_sync import BroadcastChannel
 from lmm_r1.generation.worker_extension import BucketWeights
@@ -28,7 +30,7 @@ class Trainer:
 
     def __init__(self) -> None:
         self.trainer = object.__new__(KitActorPPOTrainer)
-        self.trainer.args = SimpleNamespace(vllm=SimpleNamespace(sync_with_ray=True))
+        self.trainer.strategy = SimpleNamespace(config=dotted.replace(PPOConfig(), {"vllm.sync_with_ray": True}))
         self.trainer._model_update_group = GROUP
 
     def join(self, size: int) -> None:

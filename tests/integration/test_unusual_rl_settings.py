@@ -22,8 +22,8 @@ from openrlhf.trainer.ray import ppo_actor
 
 from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig, resolve
+from lmm_r1.host.models import whole_state_dict
 from lmm_r1.host.strategy import make_strategy
-from lmm_r1.host.zero import whole_state_dict
 from lmm_r1.rl.workers import GroupReplayBuffer, KitActorPPOTrainer, media_per_row, no_loss
 
 pytestmark = pytest.mark.integration

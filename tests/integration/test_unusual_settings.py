@@ -19,7 +19,7 @@ from helpers.sessions import begun, run_of
 from lmm_r1 import dotted
 from lmm_r1.config import SFTConfig, resolve
 from lmm_r1.data.messages import Row
-from lmm_r1.host.zero import whole_state_dict
+from lmm_r1.host.models import whole_state_dict
 from lmm_r1.models.adapters import adapted_layers, merged_state_dict
 from lmm_r1.supervised.samples import SFTSample
 from lmm_r1.supervised.sft import SFTRun

@@ -17,8 +17,8 @@ from safetensors.torch import load_file
 from lmm_r1 import dotted
 from lmm_r1.cli import merge
 from lmm_r1.config import PPOConfig, resolve
+from lmm_r1.host.models import whole_state_dict
 from lmm_r1.host.strategy import KitStrategy, make_strategy
-from lmm_r1.host.zero import whole_state_dict
 from lmm_r1.lmm_kits import get_kit
 from lmm_r1.models.value_model import KitValueModel
 

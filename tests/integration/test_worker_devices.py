@@ -19,7 +19,6 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 class Worker:
     def state(self) -> tuple[str, bool]:
         """The GPU that is assigned, and what the run's code takes the worker for once all of it is imported."""
-        import lmm_r1.rl.critic_workers
         import lmm_r1.rl.workers  # noqa: F401
 
         return os.environ["CUDA_VISIBLE_DEVICES"], cpu.has_cuda()

@@ -25,7 +25,7 @@ from lmm_r1.models.image_features import settings_of_chance
 from lmm_r1.models.kit_module import KitModule
 
 if TYPE_CHECKING:
-    from lmm_r1.host.zero import DeepSpeedEngine
+    from lmm_r1.host.models import DeepSpeedEngine
 
 
 # At least so many tokens of text around each image, in the two responses behind them, and in the other sample.

@@ -19,7 +19,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers import PretrainedConfig, PreTrainedModel
 
 from lmm_r1.errors import UserError
-from lmm_r1.host.zero import DeepSpeedEngine
+from lmm_r1.host.models import DeepSpeedEngine
 from lmm_r1.lmm_kits import LmmKit
 from lmm_r1.lmm_kits.delta_rule import linear_layers
 from lmm_r1.models.packed.attention import packed_as, packing_refusal

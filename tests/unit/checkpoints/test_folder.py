@@ -14,8 +14,18 @@ from helpers.interrupted_writes import Interrupter, killed_at
 from helpers.saved_checkpoints import complete_steps
 
 from lmm_r1.errors import UserError
-from lmm_r1.host.checkpoint_folder import defect, read_latest, saving_name, whole_checkpoints
-from lmm_r1.host.checkpoint_writing import begin, evict, flush, mark_complete, resume_point, write_latest
+from lmm_r1.host.checkpoint_folder import (
+    begin,
+    defect,
+    evict,
+    flush,
+    mark_complete,
+    read_latest,
+    resume_point,
+    saving_name,
+    whole_checkpoints,
+    write_latest,
+)
 
 pytestmark = pytest.mark.unit
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lmm_r1.host.placement import by_node, groups_apart
+from lmm_r1.host.workers import by_node, groups_apart
 
 pytestmark = pytest.mark.unit
 

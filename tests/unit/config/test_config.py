@@ -12,7 +12,7 @@ from lmm_r1 import dotted
 from lmm_r1.cli.arguments import HELP, attach_help, parse
 from lmm_r1.config import PPOConfig, SFTConfig, resolve, to_yaml
 from lmm_r1.errors import UserError
-from lmm_r1.host.arguments import to_openrlhf_args
+from lmm_r1.host.seams import to_openrlhf_args
 
 pytestmark = pytest.mark.unit
 

@@ -19,7 +19,7 @@ from lmm_r1.config import PPOConfig, SFTConfig
 from lmm_r1.config.shared import LoraConfig
 from lmm_r1.errors import UserError
 from lmm_r1.host import optimizer, strategy
-from lmm_r1.host.arguments import to_openrlhf_args
+from lmm_r1.host.seams import to_openrlhf_args
 from lmm_r1.host.strategy import make_strategy
 from lmm_r1.models.loading import LoadSettings, rl_settings
 from lmm_r1.rl import workers

@@ -10,7 +10,8 @@ import torch
 from ray.util import collective
 from torch.nn import Parameter
 
-from lmm_r1 import cpu
+from lmm_r1 import cpu, dotted
+from lmm_r1.config import PPOConfig
 from lmm_r1.generation import weight_sync
 from lmm_r1.generation.weight_bucket import weights_in
 from lmm_r1.generation.weight_sync import BroadcastChannel, SharedMemoryChannel, StoredWeights, buckets
@@ -137,9 +138,10 @@ class RayCollective:
 def played_trainer(*, engines: list[Any]) -> KitActorPPOTrainer:
     """A trainer of which only the part that sends weights through Ray is set up."""
     trainer = object.__new__(KitActorPPOTrainer)
-    vllm = SimpleNamespace(num_engines=len(engines), tensor_parallel_size=2, sync_with_ray=True)
-    trainer.strategy = SimpleNamespace(args=SimpleNamespace(vllm=vllm))
-    trainer.args, trainer.vllm_engines = trainer.strategy.args, engines
+    config = dotted.replace(
+        PPOConfig(), {"vllm.num_engines": len(engines), "vllm.tensor_parallel_size": 2, "vllm.sync_with_ray": True}
+    )
+    trainer.strategy, trainer.vllm_engines = SimpleNamespace(args=config, config=config), engines
     return trainer
 
 

@@ -12,7 +12,7 @@ import pytest
 from lmm_r1.cli.arguments import user_errors
 from lmm_r1.errors import RunStopped, UserError
 from lmm_r1.lifecycle import stopping
-from lmm_r1.lifecycle.stopping import Progress, SaveSchedule, StopRequests, told_ends
+from lmm_r1.lifecycle.stopping import Progress, SaveSchedule, StopRequests, reported_ends
 
 pytestmark = pytest.mark.unit
 
@@ -44,7 +44,7 @@ def test_a_request_ends_the_run_at_once_and_says_how_to_go_on(number, reason, co
     before = signal.getsignal(number)
     stops = StopRequests()
     stops.progress = progress
-    with pytest.raises(RunStopped) as stopped, stops, told_ends(stops, folder=tmp_path):
+    with pytest.raises(RunStopped) as stopped, stops, reported_ends(stops, folder=tmp_path):
         send(number)
     assert str(stopped.value) == (
         f"{reason}: fre stopped at step 7/10; step 5 is saved in run/checkpoints, the same command goes on from there"
@@ -115,7 +115,7 @@ def test_what_is_saved_is_told(changes, end):
 def test_a_failure_leaves_its_traceback_in_the_run_folder(tmp_path):
     stops = StopRequests()
     stops.progress = progress
-    with pytest.raises(UserError) as ended, told_ends(stops, folder=tmp_path):
+    with pytest.raises(UserError) as ended, reported_ends(stops, folder=tmp_path):
         raise RuntimeError("out of memory\nand a stack dump\n")
     sentence = str(ended.value)
     assert sentence.startswith(
@@ -128,7 +128,7 @@ def test_a_failure_leaves_its_traceback_in_the_run_folder(tmp_path):
 def test_a_failure_where_nothing_can_be_written_shows_its_traceback(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="the whole traceback is above"):
-        with told_ends(StopRequests(), folder=tmp_path / "file"):
+        with reported_ends(StopRequests(), folder=tmp_path / "file"):
             raise OSError("no space left")
     assert "no space left" in capsys.readouterr().err
 
@@ -136,7 +136,7 @@ def test_a_failure_where_nothing_can_be_written_shows_its_traceback(tmp_path, ca
 def test_a_full_disk_is_told_with_its_file_and_how_to_go_on_and_leaves_no_traceback(tmp_path, capsys):
     stops = StopRequests()
     stops.progress = progress
-    with pytest.raises(UserError) as ended, told_ends(stops, folder=tmp_path):
+    with pytest.raises(UserError) as ended, reported_ends(stops, folder=tmp_path):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "run/metrics.jsonl")
     assert str(ended.value) == (
         "run/metrics.jsonl: cannot be written (No space left on device); free space on its disk, or choose another place. "
@@ -148,7 +148,7 @@ def test_a_full_disk_is_told_with_its_file_and_how_to_go_on_and_leaves_no_traceb
 
 def test_what_the_user_gave_keeps_its_sentence(tmp_path):
     with pytest.raises(UserError, match=r"^--adam.lr: too high$"):
-        with told_ends(StopRequests(), folder=tmp_path):
+        with reported_ends(StopRequests(), folder=tmp_path):
             raise UserError("--adam.lr: too high")
     assert not list(tmp_path.iterdir())
 

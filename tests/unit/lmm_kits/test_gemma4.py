@@ -10,8 +10,7 @@ import jinja2
 import pytest
 import torch
 from helpers.conversations import message, picture
-from helpers.packed_batches import DOUBLE, check, make_actors
-from helpers.packed_batches import Batch, groups, one_by_one, together
+from helpers.packed_batches import DOUBLE, Batch, check, groups, make_actors, one_by_one, together
 from helpers.tiny_models import encode, make_actor, pad
 from transformers import Gemma4AudioConfig, Gemma4Processor
 

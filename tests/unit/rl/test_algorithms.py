@@ -27,7 +27,7 @@ from lmm_r1 import dotted
 from lmm_r1.cli.arguments import parse
 from lmm_r1.config import PPOConfig, resolve
 from lmm_r1.generation.media_store import compact
-from lmm_r1.host.arguments import to_openrlhf_args
+from lmm_r1.host.seams import to_openrlhf_args
 from lmm_r1.lmm_kits import get_kit
 from lmm_r1.models.actor import KitActor
 from lmm_r1.rl.workers import GroupReplayBuffer, KitActorPPOTrainer, media_per_row, no_loss
@@ -161,7 +161,7 @@ class _Strategy:
     """What a trainer asks of DeepSpeed, of one process by torch alone."""
 
     def __init__(self, config: PPOConfig, actor: KitActor) -> None:
-        self.args = to_openrlhf_args(config)
+        self.args, self.config = to_openrlhf_args(config), config
         # As `KitStrategy` has it: passes come as they were planned.
         self.args.train.dynamic_batch_enable = True
         self.ring_attn_group = None

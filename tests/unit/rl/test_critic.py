@@ -14,9 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig, resolve
 from lmm_r1.lmm_kits import Media
-from lmm_r1.rl.critic_workers import KitCriticActor, KitCriticPPOTrainer, KitRewardActor
-from lmm_r1.rl.experiences import note_rewards
-from lmm_r1.rl.workers import GroupReplayBuffer
+from lmm_r1.rl.workers import GroupReplayBuffer, KitCriticActor, KitCriticPPOTrainer, KitRewardActor
 
 pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("one_process")]
 
@@ -143,9 +141,8 @@ class PlayedCritic:
 
 
 def played_strategy() -> SimpleNamespace:
-    train = SimpleNamespace(dynamic_batch_enable=True, batch_size=3)
     return SimpleNamespace(
-        args=SimpleNamespace(actor=SimpleNamespace(aux_loss_coef=0.0), train=train),
+        config=dotted.replace(PPOConfig(), {"train.batch_size": 3}),
         ds_device_mesh=init_device_mesh("cpu", (1, 1, 1), mesh_dim_names=("dp", "sp", "tp")),
         ring_attn_group=None,
         backward=lambda loss, model, optimizer: model.backward(loss),
@@ -158,7 +155,6 @@ def critic_trainer(critic: PlayedCritic, passes: list[Experience]) -> KitCriticP
     """A trainer of which only what the passes need is set up."""
     trainer = object.__new__(KitCriticPPOTrainer)
     trainer.critic, trainer.strategy = critic, played_strategy()
-    trainer.args, trainer.aux_loss = trainer.strategy.args, False
     trainer.critic_loss_fn, trainer.critic_optim = ValueLoss(0.5), None
     # Of the next update, once one is made.
     trainer.critic_scheduler = SimpleNamespace(get_last_lr=lambda: [0.5 if ("step", None) in critic.calls else 0.25])
@@ -244,13 +240,3 @@ def test_a_reward_worker_asks_for_the_rewards_of_whole_samples_with_their_media(
     (given,) = asked
     assert given.keys() == {"attention_mask", "ring_attn_group", "media"}
     assert given["media"] == [None, IMAGE]
-
-
-def test_a_reward_models_rewards_are_noted_at_the_samples_they_belong_to():
-    samples = [Experience(info={}) for _ in range(3)]
-    passes = [
-        Experience(index=[2, 0], info={"reward": torch.tensor([0.25, 0.5])}),
-        Experience(index=[1], info={"reward": torch.tensor([-1.0])}),
-    ]
-    note_rewards(samples, passes)
-    assert [sample.info["reward"].tolist() for sample in samples] == [[0.5], [-1.0], [0.25]]

@@ -37,13 +37,13 @@ class WorkerGroup:
 
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
-    """The value that each model gives everywhere; the workers that share samples answer alike."""
+    """The value that each model adds to a sample's first token; the workers that share samples answer alike."""
     values: dict[str, float] = {}
 
     def get(refs: list[tuple[str, dict]]) -> list[list[torch.Tensor]]:
         return [
             [
-                torch.full((len(one),) if name == "reward" else (len(one), one.shape[1] - 1), values.get(name, 0.0))
+                values.get(name, 0.0) + (one[:, 0] if name == "reward" else one[:, :1].expand_as(one[:, 1:])).float()
                 for one in kwargs["sequences"]
             ]
             for name, kwargs in refs
@@ -241,7 +241,7 @@ def test_the_policy_makes_a_pass_for_old_log_probs_where_the_update_does_not_giv
     made = maker(actor=worker, settings=settings)
     # The first step's log-probs are compared with the engine's before anything is learnt.
     made.mismatch.measure = lambda experiences: setattr(made.mismatch, "checked", True)
-    first, later = (made.with_outputs(made.forward_passes(rollout())) for _ in range(2))
+    first, later = (made.with_outputs(rollout()) for _ in range(2))
     assert len(worker.calls) == (1 if expected else 2)
     for experience in first if expected else (*first, *later):
         assert (experience.action_log_probs is None) == expected
@@ -269,16 +269,17 @@ def test_every_model_gets_the_media_and_without_cuda_one_runs_after_the_other(ha
     }
     made = maker(**workers)
     made.mismatch.measure = lambda experiences: None
-    passes = made.forward_passes(rollout())
-    for experience in passes:
+    samples = rollout()
+    for experience in samples:
         experience.rewards = None
-    made.with_outputs(passes)
+    passes = made.forward_passes(samples)
+    made.with_outputs(samples)
     for name, group_of_workers in workers.items():
         (call,) = group_of_workers.calls
         assert call["method_name"] == "forward"
         assert [media.rows for media in call["mm_train_inputs_list"]] == [one.mm_train_inputs for one in passes]
         for entry in ("sequences", "attention_mask", *(["action_mask"] if name != "reward" else [])):
-            assert all(given is getattr(one, entry) for given, one in zip(call[entry], passes, strict=True))
+            assert all(given.equal(getattr(one, entry)) for given, one in zip(call[entry], passes, strict=True))
     assert len(waited) == (0 if has_cuda else 4)
 
 
@@ -288,19 +289,19 @@ def test_what_the_models_say_stands_in_the_experiences(use_loss, answers):
     workers = {name: WorkerGroup(name=name) for name in ("actor", "critic", "reward", "reference")}
     made = maker(**workers, settings=config(algo__kl__use_loss=use_loss, train__batch_size=2))
     made.mismatch.measure = lambda experiences: None
-    passes = made.forward_passes(rollout())
-    for experience in passes:
+    samples = rollout()
+    for experience in samples:
         experience.rewards = None
-    for experience in made.with_outputs(passes):
-        count, mask = len(experience.sequences), experience.action_mask
-        assert experience.rewards.tolist() == experience.info["reward"].tolist() == [2.0] * count
-        assert experience.action_log_probs.tolist() == torch.full(mask.shape, -1.0).tolist()
-        assert experience.values.tolist() == torch.full(mask.shape, 3.0).tolist()
+    for experience in made.with_outputs(samples):
+        mask, first = experience.action_mask, float(experience.sequences[0, 0])
+        assert experience.rewards.tolist() == experience.info["reward"].tolist() == [first + 2.0]
+        assert experience.action_log_probs.tolist() == torch.full(mask.shape, first - 1.0).tolist()
+        assert experience.values.tolist() == torch.full(mask.shape, first + 3.0).tolist()
         # In the loss, or per token in the reward: log p - log q.
         if use_loss:
-            assert experience.base_action_log_probs.tolist() == torch.full(mask.shape, -1.5).tolist()
+            assert experience.base_action_log_probs.tolist() == torch.full(mask.shape, first - 1.5).tolist()
         else:
             assert experience.base_action_log_probs is None
         assert experience.kl.tolist() == torch.full(mask.shape, 0.0 if use_loss else 0.5).tolist()
         for name in ("kl", "logprobs_diff"):
-            assert experience.info[name].tolist() == [0.0 if use_loss else 0.5] * count
+            assert experience.info[name].tolist() == [0.0 if use_loss else 0.5]

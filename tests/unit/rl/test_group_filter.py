@@ -12,7 +12,7 @@ from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig
 from lmm_r1.data.sample import Sample
 from lmm_r1.errors import UserError
-from lmm_r1.rl.groups import ExperienceFilter, GroupFilter, counts, deviation, dropped_group, rewards_told
+from lmm_r1.rl.groups import ExperienceFilter, GroupFilter, counts, deviation, dropped_group, rewards_summary
 
 pytestmark = pytest.mark.unit
 
@@ -78,10 +78,10 @@ def test_what_dropped_rewards_look_like_is_told_in_one_line():
     dropped = [
         dropped_group(group(*rewards), "range", recorded=False) for rewards in ((0, 0), (0, 0), (1, 1), (5, 6.5))
     ]
-    assert rewards_told(dropped) == "in 2 groups all are 0, in 1 groups all are 1, in 1 they differ (5 to 6.5)"
+    assert rewards_summary(dropped) == "in 2 groups all are 0, in 1 groups all are 1, in 1 they differ (5 to 6.5)"
     assert counts(dropped) == {"range": 4}
     many = [dropped_group(group(value, value), "std", recorded=False) for value in (1, 1, 2, 3, 4, 5)]
-    assert rewards_told(many).endswith("in 2 all are equal to some other number")
+    assert rewards_summary(many).endswith("in 2 all are equal to some other number")
 
 
 def test_a_runs_flags_make_its_filter(tmp_path):

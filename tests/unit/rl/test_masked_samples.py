@@ -67,7 +67,7 @@ def maker(*, ranks: int, share_prefix: bool, **flags: object) -> StepParts:
 def buffers_of(passes: list[Experience], *, ranks: int, monkeypatch: pytest.MonkeyPatch) -> list[GroupReplayBuffer]:
     """The replay buffer of each rank, which know what all ranks have together."""
     mesh = init_device_mesh("cpu", (1, 1, 1), mesh_dim_names=("dp", "sp", "tp"))
-    strategy = SimpleNamespace(args=SimpleNamespace(train=SimpleNamespace(batch_size=4)), ds_device_mesh=mesh)
+    strategy = SimpleNamespace(config=dotted.replace(PPOConfig(), {"train.batch_size": 4}), ds_device_mesh=mesh)
     each = len(passes) // ranks
     buffers = []
     for rank in range(ranks):

@@ -14,7 +14,17 @@ from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig, mismatch_limit
 from lmm_r1.config.checks import check_mismatch_limit
 from lmm_r1.errors import UserError
-from lmm_r1.rl.mismatch import Gap, Mismatch, distances, gaps_of, merged, modalities, modality_info, modality_of
+from lmm_r1.rl.mismatch import (
+    Gap,
+    Mismatch,
+    distances,
+    gaps_of,
+    least_mass,
+    merged,
+    modalities,
+    modality_info,
+    modality_of,
+)
 from lmm_r1.rl.model_groups import take_gaps
 from lmm_r1.rl.workers import KitActorPPOTrainer
 
@@ -95,6 +105,9 @@ def test_what_the_nucleus_explains_is_no_distance():
     found = distances(policy, torch.full((4,), -1.0), top_p=0.8)
     assert found.tolist() == pytest.approx([0.0, 0.0, 0.3 + math.log(0.8), 0.1], abs=1e-6)
     assert distances(policy, torch.full((4,), -1.0), top_p=1.0).tolist() == pytest.approx([0, 0.2, 0.3, 0.1], abs=1e-6)
+    # With top_k, the mass has no lower bound.
+    assert (least_mass(top_p=0.8, top_k=-1), least_mass(top_p=0.8, top_k=20)) == (0.8, 0.0)
+    assert distances(torch.tensor([-3.0, -0.5]), torch.full((2,), -1.0), top_p=0.0).tolist() == [0.0, 0.5]
 
 
 def test_a_banned_token_does_not_overflow():
@@ -172,16 +185,20 @@ def test_a_later_step_beyond_the_limit_is_told_once_and_does_not_stop_the_run(ca
 def pass_of(policy: torch.Tensor, old: torch.Tensor | None) -> KitActorPPOTrainer:
     """The policy's trainer after the loss of one pass."""
     trainer = object.__new__(KitActorPPOTrainer)
-    trainer.args, trainer.gaps = SimpleNamespace(rollout=SimpleNamespace(top_p=1.0, top_k=-1)), {}
+    trainer.strategy, trainer.gaps = SimpleNamespace(config=PPOConfig()), {}
     trainer._experience = experience(POLICY, ENGINE, MASK, ["text", "image"])
     settings = {"action_mask": MASK, "rollout_log_probs": ENGINE}
-    trainer._policy_loss(PolicyLoss(), policy, old, torch.ones_like(policy), **settings)
+    trainer.loss, *_ = trainer._policy_loss(PolicyLoss(), policy, old, torch.ones_like(policy), **settings)
     return trainer
 
 
 def test_a_pass_that_computes_the_old_log_probs_itself_notes_its_gap():
-    trainer = pass_of(POLICY.clone().requires_grad_(), None)
+    log_probs = POLICY.clone().requires_grad_()
+    trainer = pass_of(log_probs, None)
     assert trainer.gaps == gaps_of(POLICY, ENGINE, MASK, ["text", "image"], top_p=1.0)
+    # The policy is still the old one: ratios of 1, so that the gradient is minus the mean advantage, here 1 for each token.
+    trainer.loss.backward()
+    torch.testing.assert_close(log_probs.grad, -MASK / MASK.sum())
 
 
 def test_a_pass_whose_old_log_probs_are_known_notes_none():

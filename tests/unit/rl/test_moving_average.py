@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from openrlhf.trainer.ray.ppo_actor import ActorPPOTrainer
 
+from lmm_r1 import dotted
+from lmm_r1.config import PPOConfig
 from lmm_r1.rl import workers
 from lmm_r1.rl.workers import KitActorPPOTrainer, KitPolicyActor
 
@@ -37,8 +39,7 @@ def test_an_average_moves_with_the_updates_that_were_made(applied, updates, monk
     monkeypatch.setattr(ActorPPOTrainer, "training_step", lambda *given: status)
     trainer = object.__new__(KitActorPPOTrainer)
     trainer.average, trainer.actor_scheduler = NotedAverage(), SimpleNamespace(get_last_lr=lambda: [0.5])
-    trainer.args = SimpleNamespace(algo=SimpleNamespace(kl=SimpleNamespace(use_loss=False)))
-    trainer.strategy = SimpleNamespace(ds_device_mesh={"dp": SimpleNamespace(size=lambda: 1)})
+    trainer.strategy = SimpleNamespace(config=PPOConfig(), ds_device_mesh={"dp": SimpleNamespace(size=lambda: 1)})
     trainer.actor = SimpleNamespace(model=SimpleNamespace(was_step_applied=lambda: applied))
     trainer.replay_buffer = SimpleNamespace(
         announce_pass=lambda engine, step: None, dynamic_optimizer_step=[0, 1], dynamic_batch_num_tokens=[1, 1]
@@ -55,7 +56,7 @@ def test_a_workers_average_is_updated_with_the_weights_and_saved_beside_the_mode
     worker = object.__new__(KitPolicyActor)
     worker.actor, worker.trainer = SimpleNamespace(model=None), SimpleNamespace(average=None)
     worker.strategy = SimpleNamespace(
-        args=SimpleNamespace(ckpt=SimpleNamespace(path="/checkpoints")), loaded_tag="global_step4", write_beside=None
+        config=dotted.replace(PPOConfig(), {"ckpt.path": "/checkpoints"}), loaded_tag="global_step4", write_beside=None
     )
     worker.checkpoint_states = {"global_step": 4} if resumed else {}
     worker._begin_average(beta=0.9)

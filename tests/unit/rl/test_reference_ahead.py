@@ -16,7 +16,6 @@ from lmm_r1.rl.experiences import ReferenceAhead
 
 pytestmark = pytest.mark.unit
 
-PAD = 0
 MEDIA = {"image": 1000.0, "other": 2000.0}
 
 
@@ -56,7 +55,7 @@ def workers(monkeypatch: pytest.MonkeyPatch) -> Workers:
 
 def ahead(workers: Workers, *, tokens: int | None = None) -> ReferenceAhead:
     limits = PassLimits(samples=None, tokens=tokens, share_prefix=True)
-    return ReferenceAhead(workers, limits=limits, pad_token_id=PAD)
+    return ReferenceAhead(workers, limits=limits)
 
 
 def groups() -> list[list[Experience]]:
@@ -71,19 +70,10 @@ def groups() -> list[list[Experience]]:
     ]
 
 
-def passes_of(samples: Sequence[Experience], places: Sequence[Sequence[int]]) -> list[Experience]:
-    for place, one in enumerate(samples):
-        one.index = [place]
-    return [Experience.concat_experiences([samples[place] for place in batch], PAD) for batch in places]
-
-
-def check(found: Sequence[torch.Tensor], passes: Sequence[Experience]) -> None:
-    for values, one in zip(found, passes, strict=True):
+def check(found: Sequence[torch.Tensor], samples: Sequence[Experience]) -> None:
+    for values, one in zip(found, samples, strict=True):
         assert values.shape == one.action_mask.shape
-        for row, ids, mask, media in zip(values, one.sequences, one.attention_mask, one.mm_train_inputs, strict=True):
-            length = int(mask.sum())
-            torch.testing.assert_close(row[: length - 1], log_probs(ids[:length], media), rtol=0, atol=1e-6)
-            assert not row[length - 1 :].any()
+        torch.testing.assert_close(values[0], log_probs(one.sequences[0], one.mm_train_inputs[0]), rtol=0, atol=1e-6)
 
 
 def test_passes_are_started_when_there_is_a_full_one_for_every_rank(workers):
@@ -108,8 +98,7 @@ def test_log_probs_are_those_of_passes_that_were_cut_otherwise(workers):
         started.add(rollout[number])
     samples = [one for number in (5, 1, 0, 4, 2) for one in rollout[number]]
     started.finish(samples)
-    passes = passes_of(samples, [[9, 0, 4], [1], [2, 3, 5, 8], [6, 7]])
-    check(started.log_probs(passes), passes)
+    check(started.log_probs(), samples)
 
 
 def test_ranks_get_as_many_samples_where_alike_ones_leave_an_odd_number(workers):
@@ -120,13 +109,12 @@ def test_ranks_get_as_many_samples_where_alike_ones_leave_an_odd_number(workers)
     started.finish(samples)
     # Of the second group, the first sample is known: the other one goes with one that has been computed.
     assert [sum(count) for count in workers.passes] == [2, 2]
-    passes = passes_of(samples, [[0, 3], [1, 2]])
-    check(started.log_probs(passes), passes)
+    check(started.log_probs(), samples)
 
 
 def test_a_flag_may_say_smaller_passes_and_no_larger_ones(workers):
     assert ahead(workers, tokens=5)._limits.tokens == 5
     assert ahead(workers, tokens=100)._limits.tokens == 12
     assert ReferenceAhead(
-        workers, limits=PassLimits(samples=4, tokens=None, share_prefix=False), pad_token_id=PAD, gpus_per_pass=2
+        workers, limits=PassLimits(samples=4, tokens=None, share_prefix=False), gpus_per_pass=2
     )._limits == PassLimits(samples=4, tokens=24, share_prefix=False)

@@ -11,6 +11,8 @@ from openrlhf.utils.loss_utils import get_loss_batch_info
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.data import DataLoader
 
+from lmm_r1 import dotted
+from lmm_r1.config import PPOConfig
 from lmm_r1.rl.workers import GroupReplayBuffer
 
 pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("one_process")]
@@ -18,7 +20,7 @@ pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("one_process")]
 
 def strategy(*, batch_size: int) -> SimpleNamespace:
     mesh = init_device_mesh("cpu", (1, 1, 1), mesh_dim_names=("dp", "sp", "tp"))
-    return SimpleNamespace(args=SimpleNamespace(train=SimpleNamespace(batch_size=batch_size)), ds_device_mesh=mesh)
+    return SimpleNamespace(config=dotted.replace(PPOConfig(), {"train.batch_size": batch_size}), ds_device_mesh=mesh)
 
 
 def passes_of(samples: list[Experience], *sizes: int) -> list[Experience]:
@@ -42,7 +44,7 @@ def test_each_pass_knows_what_its_optimizer_step_holds():
     # Two steps of 4 samples: responses of 3, 1, 2 and 4 tokens, then of 5, none, 1 and 1.
     samples = [*group([1, 2], [3, 1, 2, 4]), sample([3], [4] * 5), sample([3], []), *group([5, 6], [1, 1])]
     buffer = filled(passes_of(samples, 3, 1, 2, 2), batch_size=4)
-    assert buffer.dynamic_indices == [[0, 1, 2], [3], [4, 5], [6, 7]]
+    assert [len(item.sequences) for item in buffer.items] == [3, 1, 2, 2]
     assert buffer.dynamic_optimizer_step == [0, 1, 0, 1]
     assert buffer.dynamic_batch_num_tokens == [10, 10, 7, 7]
     # The sample without a response is none for the loss.
@@ -67,7 +69,7 @@ def test_a_cleared_buffer_takes_the_next_rollout():
     assert len(buffer) == 0
     buffer.append(*passes_of(group([1], [2, 4]), 2))
     buffer.setup_dynamic_batch(strategy(batch_size=2))
-    assert buffer.dynamic_indices == [[0, 1]]
+    assert len(buffer) == 1
     assert buffer.dynamic_batch_num_tokens == [6]
 
 

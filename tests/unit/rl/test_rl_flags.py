@@ -30,14 +30,12 @@ from lmm_r1.data.training_rows import check_prompt
 from lmm_r1.errors import UserError
 from lmm_r1.generation import ray_engines
 from lmm_r1.generation.group import SampledGroup
-from lmm_r1.host.arguments import to_openrlhf_args
+from lmm_r1.host.seams import to_openrlhf_args
 from lmm_r1.rl import loop, run
-from lmm_r1.rl.critic_workers import KitCriticPPOTrainer
 from lmm_r1.rl.generator import KitSamplesGenerator, group_settings
-from lmm_r1.rl.mismatch import distances, least_mass
 from lmm_r1.rl.model_groups import Models, update_models
 from lmm_r1.rl.resume import BestEvaluation, Checkpoints
-from lmm_r1.rl.workers import KitActorPPOTrainer, KitPolicyActor, no_loss
+from lmm_r1.rl.workers import KitActorPPOTrainer, KitCriticPPOTrainer, KitPolicyActor, no_loss
 
 pytestmark = pytest.mark.unit
 
@@ -56,10 +54,12 @@ def trainer(monkeypatch: pytest.MonkeyPatch, one_process: None) -> Any:
     monkeypatch.setattr(ppo_actor, "PolicyLoss", no_loss)
 
     def make(log_probs: torch.Tensor, **flags: object) -> KitActorPPOTrainer:
-        args = to_openrlhf_args(config(**flags))
+        settings = config(**flags)
+        args = to_openrlhf_args(settings)
         args.train.dynamic_batch_enable = True
         strategy = SimpleNamespace(
             args=args,
+            config=settings,
             ring_attn_group=None,
             ds_device_mesh={"dp": SimpleNamespace(size=lambda: 1, get_group=lambda: None)},
             backward=lambda loss, *rest: setattr(made, "loss", loss.item()) or loss.backward(),
@@ -96,7 +96,7 @@ class Played:
         return self.log_probs, SimpleNamespace(entropy=self.entropy, aux_loss=torch.tensor(8.0))
 
 
-def loss_of(
+def played_pass(
     make: Any,
     ratios: Sequence[Sequence[float]],
     advantages: Sequence[float],
@@ -104,8 +104,8 @@ def loss_of(
     rollout: float = 1.0,
     reference: float = 1.0,
     **flags: object,
-) -> float:
-    """The loss of a pass; `ratios` are probabilities over the old ones, which are `rollout` times the engine's.
+) -> Any:
+    """The trainer after a pass; `ratios` are probabilities over the old ones, which are `rollout` times the engine's.
 
     Args:
         reference: the policy's old probabilities over the reference model's.
@@ -129,7 +129,11 @@ def loss_of(
     status = made.training_step(experience, 0.5, 0, loss_batch_info=count)
     assert (made.updates, status["metrics"]["actor_lr"]) == (1, 0.25), "the rate is that of the update"
     made.gradient = log_probs.grad
-    return made.loss
+    return made
+
+
+def loss_of(*given: Any, **flags: Any) -> float:
+    return played_pass(*given, **flags).loss
 
 
 def test_ratios_are_clipped_on_each_side(trainer):
@@ -221,27 +225,16 @@ def test_the_kl_to_the_reference_is_a_loss_by_its_estimator(estimator, kl, train
 
 
 def test_the_gradient_of_the_kl_may_be_the_exact_one(trainer):
-    found = []
-    for unbiased in (False, True):
-        flags = {"algo__kl__use_loss": True, "algo__kl__estimator": "k3", "algo__kl__unbiased_gradient": unbiased}
-        mask = torch.ones(1, 1)
-        log_probs = torch.zeros(1, 1, requires_grad=True)
-        experience = Experience(
-            sequences=torch.zeros(1, 2, dtype=torch.long),
-            attention_mask=torch.ones(1, 2),
-            action_mask=mask,
-            action_log_probs=torch.zeros(1, 1),
-            rollout_log_probs=torch.zeros(1, 1),
-            base_action_log_probs=torch.full((1, 1), -math.log(2)),
-            advantages=torch.zeros(1, 1),
-            info={},
-        )
-        count = {"dp_size": 1, "batch_num_tokens": mask.sum(), "global_batch_size": 1}
-        trainer(log_probs, **flags).training_step(experience, 1.0, 0, loss_batch_info=count)
-        found.append(log_probs.grad.item())
-    # k3's own derivative is 1 - exp(-log 2); the exact one adds k3's value times that of the sample's log-prob.
-    assert found[0] == pytest.approx(0.5, abs=1e-5)
-    assert found[1] != pytest.approx(found[0], abs=1e-3)
+    flags = {"algo__kl__use_loss": True, "algo__kl__estimator": "k3"}
+    biased, exact = (
+        played_pass(
+            trainer, [[1.0]], [0.0], reference=2.0, algo__kl__unbiased_gradient=unbiased, **flags
+        ).gradient.item()
+        for unbiased in (False, True)
+    )
+    # Half of k3's own derivative, 1 - exp(-log 2); the exact one adds k3's value times that of the sample's log-prob.
+    assert biased == pytest.approx(0.25, abs=1e-5)
+    assert exact != pytest.approx(biased, abs=1e-3)
 
 
 def rewarded(rewards: list[float], lengths: list[int], truncated: list[bool]) -> Experience:
@@ -352,19 +345,6 @@ def test_a_row_is_checked_as_its_environment_shows_it():
     # What takes long to be shown is encoded when it is there.
     Shrinking.waits = True
     run._check_row(config(), policy, Shrinking(), large)
-
-
-def test_sampling_is_as_the_flags_say():
-    flags = {"temperature": 0.5, "top_p": 0.75, "top_k": 20, "max_new_tokens": 9}
-    settings = group_settings(config(**{f"rollout__{name}": value for name, value in flags.items()}))
-    assert {name: getattr(settings.sampling, name) for name in flags} == flags
-    assert settings.sampling.n_samples == 2
-
-
-def test_what_the_likeliest_tokens_share_out_is_no_distance_of_engine_and_trainer():
-    assert (least_mass(top_p=0.8, top_k=-1), least_mass(top_p=0.8, top_k=20)) == (0.8, 0.0)
-    policy = torch.tensor([-3.0, -1.0, -0.5])
-    assert distances(policy, torch.full((3,), -1.0), top_p=0.0).tolist() == [0.0, 0.0, 0.5]
 
 
 def test_the_engines_have_no_more_prompts_at_one_time_than_asked_for(monkeypatch):
@@ -503,7 +483,8 @@ def test_a_checkpoint_of_the_policy_has_a_copy_in_hugging_face_format_where_aske
     saved = []
     worker = object.__new__(KitPolicyActor)
     worker.strategy = SimpleNamespace(
-        args=to_openrlhf_args(config(ckpt__output_dir=str(tmp_path))),
+        args=to_openrlhf_args(settings := config(ckpt__output_dir=str(tmp_path))),
+        config=settings,
         unsettled=contextlib.nullcontext,
         save_model=lambda model, tokenizer, folder: saved.append(folder),
     )

@@ -15,8 +15,7 @@ from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig, resolve
 from lmm_r1.data.sample import Sample
 from lmm_r1.data.training_rows import PromptStream
-from lmm_r1.host.checkpoint_folder import saving_name
-from lmm_r1.host.checkpoint_writing import begin, mark_complete, write_latest
+from lmm_r1.host.checkpoint_folder import begin, mark_complete, saving_name, write_latest
 from lmm_r1.records.run_folder import RunFolder, read_run
 from lmm_r1.rl import loop
 from lmm_r1.rl.loop import RLRun
@@ -62,7 +61,6 @@ def make_trainer(tmp_path: Path, calls: list, monkeypatch: pytest.MonkeyPatch) -
             config,
             models=Models(policy=PlayedGroup("policy", calls, states), critic=PlayedGroup("critic", calls)),
             engines=[],
-            pad_token_id=0,
             prompts=PromptStream([prompt], seed=0, episodes=10),
             eval_rows=[prompt],
             folder=folder,
@@ -312,19 +310,19 @@ def test_the_model_that_a_run_starts_from_is_evaluated_once_and_its_answers_are_
 
 def test_workers_keep_what_latest_names_until_they_are_told(tmp_path):
     """The order of a worker's own calls; what they do to files is tested with DeepSpeed."""
-    from lmm_r1.rl.critic_workers import KitCriticActor
-    from lmm_r1.rl.workers import KitPolicyActor
+    from lmm_r1.rl.workers import KitCriticActor, KitPolicyActor
 
     for worker_class, name in ((KitPolicyActor, "_actor"), (KitCriticActor, "_critic")):
         settled = []
+        kept = {"ckpt.path": str(tmp_path), "ckpt.max_num": 2, "ckpt.max_mem": 3.0}
         strategy = SimpleNamespace(
-            args=SimpleNamespace(ckpt=SimpleNamespace(path=str(tmp_path), max_num=2, max_mem=3.0)),
+            config=dotted.replace(PPOConfig(), kept),
             settle_ckpt=lambda *given, settled=settled: settled.append(given),
         )
         worker = object.__new__(worker_class)
-        worker.strategy, worker.disable_ds_ckpt = strategy, False
+        worker.strategy = strategy
         worker.settle_checkpoint("global_step1")
         assert settled == [(str(tmp_path / name), "global_step1", 2, 3.0)]
-        worker.disable_ds_ckpt = True
+        strategy.config = dotted.replace(strategy.config, {"ckpt.disable_ds": True})
         worker.settle_checkpoint("global_step2")
         assert len(settled) == 1

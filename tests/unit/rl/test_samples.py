@@ -228,6 +228,8 @@ def test_an_experience_of_one_response_is_openrlhfs(response, rewarded):
         max_len=15,
     )
     ours = experience_of(given, max_len=15)
+    # Upstream gives samples no places.
+    ours.index = None
     for kind, name in ROWS_WITH.items():
         assert ours.info.pop(name).tolist() == [0.0], kind
     exactly = partial(torch.testing.assert_close, rtol=0, atol=0)

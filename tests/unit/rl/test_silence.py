@@ -38,14 +38,13 @@ def test_nothing_is_said_while_groups_come(caplog, monkeypatch):
     assert watched(caplog, monkeypatch, ready_after=[1, 2, 3, 4, 5], count=5) == []
 
 
-def test_where_none_comes_the_rows_that_are_awaited_are_named(caplog, monkeypatch):
-    said, *_ = watched(caplog, monkeypatch, ready_after=[2, 2], count=4)
+@pytest.mark.parametrize(
+    ("ready", "count", "named"),
+    [(2, 4, "(rows.jsonl, line 3; rows.jsonl, line 4): "), (0, 12, "rows.jsonl, line 8 and 4 more): ")],
+)
+def test_a_few_of_the_rows_that_are_awaited_are_named(ready, count, named, caplog, monkeypatch):
+    said, *_ = watched(caplog, monkeypatch, ready_after=[ready, ready], count=count)
     assert said.startswith(
-        "no group has come for 0.01 s, and 2 of 4 are awaited (rows.jsonl, line 3; rows.jsonl, line 4): "
+        f"no group has come for 0.01 s, and {count - ready} of {count} are awaited (rows.jsonl, line "
     )
-
-
-def test_of_many_rows_a_few_are_named(caplog, monkeypatch):
-    said, *_ = watched(caplog, monkeypatch, ready_after=[0, 0], count=12)
-    assert "12 of 12 are awaited (rows.jsonl, line 1; " in said
-    assert "rows.jsonl, line 8 and 4 more)" in said
+    assert named in said

@@ -3,7 +3,6 @@
 import pytest
 import torch
 from helpers.rl_steps import sample
-from openrlhf.models.loss import aggregate_loss
 from openrlhf.models.utils import compute_approx_kl
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ppo_utils.kl_controller import AdaptiveKLController
@@ -12,10 +11,9 @@ from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
 from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig
 from lmm_r1.errors import UserError
-from lmm_r1.host.arguments import to_openrlhf_args
+from lmm_r1.host.seams import to_openrlhf_args
 from lmm_r1.rl.advantages import KLWeight
 from lmm_r1.rl.experiences import estimated_kl, penalize_lengths
-from lmm_r1.rl.losses import LossSettings, aggregated
 
 pytestmark = pytest.mark.unit
 
@@ -71,14 +69,3 @@ def test_an_adaptive_kl_weight_is_openrlhfs():
     fixed = KLWeight(value=0.1)
     fixed.update(3.0, samples=8)
     assert fixed.value == 0.1
-
-
-@pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-mean"])
-def test_the_means_of_a_loss_are_openrlhfs(aggregation):
-    losses = torch.randn(5, 7, generator=torch.Generator().manual_seed(0))
-    mask = (torch.arange(7) < torch.tensor([7, 3, 0, 1, 5])[:, None]).long()
-    found = aggregated(
-        losses, mask, settings=LossSettings(aggregation=aggregation), dp_size=2, tokens=40.0, sequences=9.0
-    )
-    given = {"token_level_loss": aggregation == "token-mean", "dp_size": 2}
-    assert torch.equal(found, aggregate_loss(losses, mask, **given, batch_num_tokens=40.0, global_batch_size=9.0))

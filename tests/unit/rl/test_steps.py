@@ -42,6 +42,7 @@ def test_groups_are_generated_as_the_flags_say():
         rollout__n_samples_per_prompt=8,
         rollout__temperature=0.7,
         rollout__top_p=0.9,
+        rollout__top_k=20,
         rollout__max_new_tokens=64,
         data__max_len=512,
         data__overlong_prompts="skip",
@@ -50,7 +51,7 @@ def test_groups_are_generated_as_the_flags_say():
         agent__branches=4,
     )
     expected = GroupSettings(
-        sampling=SamplingSettings(n_samples=8, temperature=0.7, top_p=0.9, max_new_tokens=64),
+        sampling=SamplingSettings(n_samples=8, temperature=0.7, top_p=0.9, top_k=20, max_new_tokens=64),
         max_len=512,
         logprobs=True,
         ignore_eos=False,

@@ -9,7 +9,15 @@ import pytest
 import torch
 from helpers.character_kit import CharacterKit
 from helpers.conversations import message
-from helpers.sessions import AccumulatingStrategy, POLICY, TableActor, TableReference, configured, responding, session_of
+from helpers.sessions import (
+    POLICY,
+    AccumulatingStrategy,
+    TableActor,
+    TableReference,
+    configured,
+    responding,
+    session_of,
+)
 
 from lmm_r1 import dotted
 from lmm_r1.config import DPOConfig

@@ -6,9 +6,16 @@ from functools import partial
 import pytest
 import torch
 from helpers.character_kit import END, IMAGE, NEWLINE, PLACEHOLDER, CharacterKit
-from helpers.conversations import message
-from helpers.sessions import AccumulatingStrategy, POLICY, TableActor, TableReference, configured, responding, session_of
-from helpers.conversations import write_rows
+from helpers.conversations import message, write_rows
+from helpers.sessions import (
+    POLICY,
+    AccumulatingStrategy,
+    TableActor,
+    TableReference,
+    configured,
+    responding,
+    session_of,
+)
 from helpers.tables import table
 from PIL import Image
 

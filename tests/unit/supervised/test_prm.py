@@ -5,9 +5,8 @@ import math
 import pytest
 import torch
 from helpers.character_kit import END, IMAGE, NEWLINE, PLACEHOLDER, CharacterKit
-from helpers.conversations import message
+from helpers.conversations import message, write_rows
 from helpers.sessions import AccumulatingStrategy, configured, session_of
-from helpers.conversations import write_rows
 from PIL import Image
 
 from lmm_r1 import dotted

@@ -6,9 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from helpers.character_kit import END, CharacterKit
-from helpers.conversations import message
+from helpers.conversations import message, write_rows
 from helpers.sessions import AccumulatingStrategy, configured, session_of
-from helpers.conversations import write_rows
 
 from lmm_r1 import dotted
 from lmm_r1.config import RMConfig, resolve

@@ -5,8 +5,7 @@ from functools import partial
 
 import pytest
 from helpers.character_kit import END, IMAGE, NEWLINE, CharacterKit
-from helpers.conversations import message, row
-from helpers.conversations import write_rows
+from helpers.conversations import message, row, write_rows
 from helpers.sessions import configured
 from PIL import Image
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from helpers.character_kit import CharacterKit
 from helpers.conversations import message, row
-from helpers.sessions import AccumulatingStrategy, POLICY, TableActor, configured, session_of
+from helpers.sessions import POLICY, AccumulatingStrategy, TableActor, configured, session_of
 
 from lmm_r1.config import SFTConfig
 from lmm_r1.data.messages import Row

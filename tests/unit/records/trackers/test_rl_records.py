@@ -106,5 +106,5 @@ def test_metrics_and_rollouts_of_a_step_reach_the_trackers(config, tmp_path):
 
 def test_the_workers_get_no_key(config):
     strategy = workers_strategy(dotted.replace(config, {"logger.wandb.key": "hush"}))
-    assert "hush" not in repr(strategy.args)
-    assert strategy.args.logger.tensorboard_dir is None
+    assert "hush" not in repr((strategy.args, strategy.config))
+    assert strategy.config.logger.tensorboard_dir is None

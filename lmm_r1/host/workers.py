@@ -1,7 +1,4 @@
-"""Which GPU each rank of a group of workers gets: ranks that exchange the most lie on one node.
-
-Ray gives the bundles of a placement group to nodes in any order. Tensor-parallel engines, Ulysses groups and ZeRO++
-partitions are consecutive ranks, so bundles are taken node by node."""
+"""OpenRLHF's workers of models, and which GPU each rank of a group of workers gets."""
 
 from __future__ import annotations
 
@@ -12,7 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
-from openrlhf.trainer.ray.launcher import RayActorGroup
+from openrlhf.trainer.ray.launcher import RayActorGroup  # calls the workers of a model
+from openrlhf.trainer.ray.launcher import ReferenceModelActor as ReferenceModelActor
+from openrlhf.trainer.ray.launcher import RewardModelActor as RewardModelActor
+from openrlhf.trainer.ray.ppo_actor import ActorPPOTrainer as ActorPPOTrainer  # the policy's update
+from openrlhf.trainer.ray.ppo_actor import PolicyModelActor as PolicyModelActor
+from openrlhf.trainer.ray.ppo_critic import CriticModelActor as CriticModelActor
+from openrlhf.trainer.ray.ppo_critic import CriticPPOTrainer as CriticPPOTrainer  # the critic's update
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -31,7 +34,7 @@ class Reservation:
     """By rank: the bundle that it gets."""
 
     def place(self, rank: int, **settings: Any) -> PlacementGroupSchedulingStrategy:
-        """Return where Ray is to start a rank's worker."""
+        """Return the scheduling strategy that starts a rank's worker on its GPU."""
         return PlacementGroupSchedulingStrategy(
             placement_group=self.group, placement_group_bundle_index=self.bundles[rank], **settings
         )
@@ -71,7 +74,7 @@ def reserve(gpus: int, *, together: Mapping[str, int]) -> Reservation:
 
 
 def by_node(nodes: Mapping[int, str], *, sizes: Sequence[int]) -> list[int]:
-    """Return the bundles of a placement group node by node, in which groups of each size are whole where they can be.
+    """Return the bundles of a placement group node by node, with as few groups of each size on two nodes as possible.
 
     First come whole groups of the largest size; of what is left on each node, whole groups of the next one, and so on.
 
@@ -107,7 +110,7 @@ class NodeSortedGroup(RayActorGroup):
     """OpenRLHF's workers of one model, each on the GPU that a reservation has for its rank."""
 
     def _initiate_actors(self, pg: Reservation, num_gpus_per_actor: float) -> None:
-        """Start the workers; all but the first are told the address of the first."""
+        """Start the workers; all but the first get the address of the first."""
         ranks = self._num_nodes * self._num_gpus_per_node
         self._actor_handlers: list[Any] = []
         address: Sequence[Any] = (None, None)

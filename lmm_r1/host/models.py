@@ -1,9 +1,11 @@
-"""DeepSpeed's names and ZeRO's helpers, as models and weight updates use them."""
+"""Names of OpenRLHF and DeepSpeed that models and weight updates use, and what the strategy asks of our models."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import deepspeed
@@ -13,11 +15,34 @@ from deepspeed.module_inject.layers import GatherReplacedLayerParams
 from deepspeed.runtime.zero import GatheredParameters as GatheredParameters  # whole weights of ZeRO-3
 from deepspeed.runtime.zero import Init as Init  # splits the weights of modules that are made within
 from deepspeed.runtime.zero.partition_parameters import DeepSpeedTensorOverride
-from deepspeed.utils import set_z3_leaf_modules
+from deepspeed.utils import set_z3_leaf_modules as set_whole_modules
 from deepspeed.utils.zero_to_fp32 import (
     get_fp32_state_dict_from_zero_checkpoint as get_fp32_state_dict_from_zero_checkpoint,
 )
+from openrlhf.models import Actor as Actor  # base class of the policy, by which OpenRLHF's strategy recognizes it
+from openrlhf.models.utils import compute_entropy as compute_entropy
+from openrlhf.models.utils import log_probs_from_logits as log_probs_from_logits  # chunked, to save memory
+from openrlhf.models.utils import set_z3_leaf_modules as set_z3_leaf_modules  # unused experts would stall ZeRO-3
 from transformers.integrations.deepspeed import HfDeepSpeedConfig as HfDeepSpeedConfig  # loads straight into shards
+
+
+class HostedModel(ABC):
+    """What the strategy asks of a policy or value model (mix-in); models implement it."""
+
+    saves_itself: bool
+    """Whether `save` writes it, and not OpenRLHF's strategy."""
+
+    @abstractmethod
+    def keeping_buffers(self) -> AbstractContextManager[None]:
+        """Raise UserError at the end of the block if a buffer has changed within; DeepSpeed prepares the model there."""
+
+    @abstractmethod
+    def vision_weights(self) -> Sequence[torch.nn.Parameter]:
+        """Return the weights of the vision tower and its projector, none for a language model."""
+
+    @abstractmethod
+    def save(self, folder: str | Path, *, processor: Any, weights: Mapping[str, torch.Tensor]) -> None:
+        """Write a checkpoint from the whole weights."""
 
 
 class _WeightsOnlyInit(Init):
@@ -52,15 +77,15 @@ def weights_alone_cast() -> Iterator[None]:
 
 def set_leaf_classes(model: torch.nn.Module, classes: Sequence[str]) -> None:
     """Let ZeRO-3 gather modules of these classes as a whole, whichever of their parts a pass reaches."""
-    set_z3_leaf_modules(model, list(classes))
+    set_whole_modules(model, list(classes))
 
 
 @contextmanager
 def whole_weights(weights: Sequence[torch.nn.Parameter], *, model: torch.nn.Module, split: bool) -> Iterator[None]:
-    """Let all ranks have these weights whole, which ZeRO-3 or tensor parallelism splits.
+    """Give all ranks these weights as a whole; ZeRO-3 or tensor parallelism splits them.
 
     Args:
-        split: whether tensor parallelism does.
+        split: whether tensor parallelism splits them.
     """
     with ExitStack() as stack:
         if split:
