@@ -8,6 +8,9 @@ import signal
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_file_location
+from pathlib import Path
 
 from lmm_r1 import cpu
 from lmm_r1.dotted import nearest
@@ -45,6 +48,20 @@ COMMANDS = {
 }
 
 HELP = ("-h", "--help", "help")
+
+
+class _Trainers:
+    """Finds `lmm_r1.cli.train_sft` and the other trainers, which differ by name only, in `trainer.py`."""
+
+    @staticmethod
+    def find_spec(name: str, path: object, target: object = None) -> ModuleSpec | None:
+        package, _, command = name.rpartition(".")
+        if package != __name__ or not command.startswith("train_") or command not in COMMANDS:
+            return None
+        return spec_from_file_location(name, Path(__file__).with_name("trainer.py"))
+
+
+sys.meta_path.append(_Trainers)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -12,7 +12,7 @@ from torch.nn.modules.conv import _ConvNd
 from transformers import PreTrainedModel
 
 from lmm_r1 import cpu
-from lmm_r1.config import PPOConfig
+from lmm_r1.config import PPOConfig, SupervisedConfig
 from lmm_r1.config.shared import LoraConfig
 from lmm_r1.errors import UserError
 from lmm_r1.host.openrlhf_models import set_z3_leaf_modules
@@ -93,6 +93,36 @@ def rl_settings(config: PPOConfig, role: Role) -> LoadSettings:
         image_cache_gib=ds.image_cache_gib if trained or again else 0.0,
         checkpointed_layers=actor.gradient_checkpointing_layers if trained else None,
         trained=trained,
+    )
+
+
+def load_settings(config: SupervisedConfig, *, share_prefix: bool = False) -> LoadSettings:
+    """Return how a supervised run loads a model that it does not train."""
+    ds = config.ds
+    assert ds.param_dtype is not None, "filled in by config.resolve"
+    return LoadSettings(
+        trained=False,
+        image_cache_gib=ds.image_cache_gib,
+        attn_implementation=ds.attn_implementation,
+        param_dtype=ds.param_dtype,
+        packing_samples=ds.packing_samples,
+        share_prefix=share_prefix,
+        experts_implementation=ds.experts_implementation,
+        trust_remote_code=config.train.trust_remote_code,
+        max_len=config.data.max_len,
+        load_in_4bit=ds.load_in_4bit,
+        use_liger_kernel=ds.use_liger_kernel,
+    )
+
+
+def trained_settings(config: SupervisedConfig, *, share_prefix: bool = False) -> LoadSettings:
+    """Return how a supervised run loads the model that it trains."""
+    return replace(
+        load_settings(config, share_prefix=share_prefix),
+        trained=True,
+        lora=config.ds.lora,
+        freeze_prefix=config.model.freeze_prefix,
+        checkpointed_layers=config.model.gradient_checkpointing_layers,
     )
 
 

@@ -26,11 +26,12 @@ from lmm_r1.lmm_kits import Checkpoint, EncodedPrompt
 from lmm_r1.lmm_kits.checkpoint import check_images_taken, check_weights, encode_row
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.distillation import Distillation, Divergence, TeacherTokens
+from lmm_r1.models.loading import load_settings
 from lmm_r1.models.packed.self_check import check_packing
 from lmm_r1.models.packed.sequence_parallel import check_heads
 from lmm_r1.models.rope_scaling import check_rope
 from lmm_r1.supervised.loop import Terms, TokenLosses
-from lmm_r1.supervised.models import Session, load_settings, prepare_policy
+from lmm_r1.supervised.models import Session, prepare_policy
 from lmm_r1.supervised.samples import SFTBatch, SFTSample
 from lmm_r1.supervised.sft import SFTRun, prompt_of
 

@@ -13,10 +13,11 @@ from lmm_r1.config.preferences import ReferredConfig
 from lmm_r1.host.strategy import KitStrategy
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.adapters import adapters_off
+from lmm_r1.models.loading import load_settings
 from lmm_r1.models.packed.self_check import check_packing
 from lmm_r1.models.packed.sequence_parallel import bare
 from lmm_r1.supervised.loop import BatchT, RowT, SampleT, SupervisedRun
-from lmm_r1.supervised.models import Session, load_settings, prepare_policy
+from lmm_r1.supervised.models import Session, prepare_policy
 from lmm_r1.supervised.samples import SFTBatch
 
 ReferredT = TypeVar("ReferredT", bound=ReferredConfig)
