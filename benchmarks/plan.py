@@ -242,8 +242,7 @@ def batch_of(case: Case, model: Path) -> PassBatch:
 
 def predict(case: Case, model: Path) -> tuple[int, dict[str, Any]]:
     """Return the bytes that the case will take, and the sizes of model and batch."""
-    from lmm_r1.planning.pass_memory import empty_model
-    from lmm_r1.planning.zero_memory import ZeroSettings, trained_states
+    from lmm_r1.planning.pass_memory import ZeroSettings, empty_model, trained_states
 
     empty: EmptyModel = empty_model(
         str(model), case.role, settings=load_settings(case), checkpointing=case.checkpointing

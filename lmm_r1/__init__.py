@@ -1,6 +1,6 @@
 """LMM-R1: rule-based reinforcement learning for large multimodal models, text first, then images.
 
-What Python code uses are attributes of this package, loaded when they are asked for: every `import torch` imports it.
+The names of the Python API are attributes of this package, imported on first use.
 """
 
 from typing import TYPE_CHECKING
@@ -10,8 +10,17 @@ from lmm_r1 import quiet
 quiet.begin()
 
 if TYPE_CHECKING:
-    from lmm_r1.api.inference import AnsweredRow, Evaluation, GeneratedResponse, Generation, evaluate, generate
-    from lmm_r1.api.training import TrainedRun, train_rl, train_sft
+    from lmm_r1.api.functions import (
+        AnsweredRow,
+        Evaluation,
+        GeneratedResponse,
+        Generation,
+        TrainedRun,
+        evaluate,
+        generate,
+        train_rl,
+        train_sft,
+    )
     from lmm_r1.config import PPOConfig, SFTConfig
     from lmm_r1.errors import RunStopped, UserError
     from lmm_r1.lmm_kits.registry import KITS, get_kit
@@ -40,8 +49,10 @@ __all__ = [
     "train_sft",
 ]
 _HOMES = {
-    "lmm_r1.api.inference": ("AnsweredRow", "Evaluation", "GeneratedResponse", "Generation", "evaluate", "generate"),
-    "lmm_r1.api.training": ("TrainedRun", "train_rl", "train_sft"),
+    "lmm_r1.api.functions": (
+        *("AnsweredRow", "Evaluation", "GeneratedResponse", "Generation", "TrainedRun"),
+        *("evaluate", "generate", "train_rl", "train_sft"),
+    ),
     "lmm_r1.config": ("PPOConfig", "SFTConfig"),
     "lmm_r1.errors": ("RunStopped", "UserError"),
     "lmm_r1.lmm_kits.registry": ("KITS", "get_kit"),
@@ -52,13 +63,13 @@ _HOMES = {
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
-        """Return what is asked for by name from the module that has it."""
+        """Return an attribute from the module that defines it."""
         import importlib
 
         home = next((module for module, names in _HOMES.items() if name in names), None)
         if home is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        # Kept, so that it is looked up once.
+        # Stored, so that it is looked up once.
         return globals().setdefault(name, getattr(importlib.import_module(home), name))
 
     def __dir__() -> list[str]:

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from lmm_r1 import loading, quiet
+from lmm_r1 import quiet
 from lmm_r1.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -207,7 +207,7 @@ def _environment() -> dict[str, str]:
 
 def prepare_process() -> None:
     """Do for this process what Ray's runtime environment and hook do for a worker; before DeepSpeed is imported."""
-    loading.begin()
+    quiet.begin_loading()
     if not own_cuda():
         for name, value in _environment().items():
             os.environ.setdefault(name, value)
@@ -222,7 +222,7 @@ def prepare_process() -> None:
 
 def prepare_worker() -> None:
     """Point OpenRLHF's direct calls into `torch.cuda` at the CPU (Ray's worker set-up hook)."""
-    loading.begin()
+    quiet.begin_loading()
     if own_cuda():
         return
     import torch
@@ -269,7 +269,7 @@ def return_memory() -> None:
         libc.mallopt(_M_MMAP_THRESHOLD, MAPPED_FROM)
 
 
-def zero_settings() -> dict[str, Any]:
+def zero_settings() -> dict[str, bool | int]:
     """Return how DeepSpeed is to gather the weights that ZeRO-3 shards: one by one, and none ahead of its use.
 
     Of gathers that it starts together it waits for the last one only. NCCL runs them in order; gloo's threads do not,

@@ -1,4 +1,4 @@
-"""Fields of nested dataclasses under dotted names, as in `actor.adam.lr`, and the name that a mistyped one was meant to be."""
+"""Fields of nested dataclasses by dotted names, such as `actor.adam.lr`, and the nearest known name to a mistyped one."""
 
 import dataclasses
 import difflib
@@ -14,7 +14,7 @@ Config = TypeVar("Config", bound="DataclassInstance")
 
 
 def leaf_types(config_class: type, *, prefix: str = "") -> dict[str, object]:
-    """Return the type of every field that is no group itself: `{"actor.adam.lr": float, ...}`."""
+    """Return the type of every field that is not a group: `{"actor.adam.lr": float, ...}`."""
     hints = typing.get_type_hints(config_class)
     leaves: dict[str, object] = {}
     for field in dataclasses.fields(config_class):
@@ -27,7 +27,7 @@ def leaf_types(config_class: type, *, prefix: str = "") -> dict[str, object]:
 
 
 def is_switch(hint: object) -> bool:
-    """Say whether a flag of this type needs no value: a bool, or one that None leaves open."""
+    """Return whether a flag of this type needs no value: a bool, or a bool that may be None."""
     return hint in (bool, bool | None)
 
 
@@ -37,7 +37,7 @@ def get(config: object, name: str) -> object:
 
 
 def replace(config: Config, values: Mapping[str, object]) -> Config:
-    """Return a copy of `config` with `values`, given by dotted names, in their places."""
+    """Return a copy of `config` with other `values`, by dotted names."""
     fields: dict[str, object] = {}
     groups: dict[str, dict[str, object]] = {}
     for name, value in values.items():

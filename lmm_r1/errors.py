@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 
 class UserError(ValueError):
-    """Something the user gave is wrong; the message says what, where (file and line, flag and value) and what to do."""
+    """The user's input is wrong; the message says what, where (file and line, flag and value) and what to do."""
 
 
 class ListedError(UserError):
-    """Several things that the user gave are wrong; each has a line of its own below the sentence."""
+    """Several inputs are wrong; each has its own line below the sentence."""
 
     def __init__(self, sentence: str, lines: Sequence[str]) -> None:
         super().__init__("\n  ".join((sentence, *lines)))
@@ -17,7 +17,7 @@ class ListedError(UserError):
 
 
 class RunStopped(Exception):
-    """A run was ended from outside; the message says where it stopped, what is saved and how to go on."""
+    """A run was stopped from outside; the message says where it stopped, what is saved and how to resume."""
 
     def __init__(self, message: str, *, exit_code: int) -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""The Hugging Face hub: whether it can be reached, so that a name that is nowhere is told at once, downloads and uploads."""
+"""The Hugging Face hub: whether it can be reached, downloads and uploads."""
 
 import functools
 from collections.abc import Sequence
@@ -11,9 +11,9 @@ TIMEOUT_SECONDS = 5.0
 
 @functools.cache
 def is_reachable() -> bool:
-    """Ask the hub once; where it does not answer, Hugging Face's libraries are told to keep to their caches.
+    """Return whether the hub answers; it is asked once. If it does not, Hugging Face's libraries use their caches only.
 
-    Otherwise they ask six times, over half a minute, for each file that is not in the cache.
+    Otherwise they would retry for half a minute for each file that is not in the cache.
     """
     import httpx
     import huggingface_hub.constants
@@ -29,9 +29,9 @@ def is_reachable() -> bool:
 
 
 def dataset_folder(dataset: str, *, patterns: Sequence[str], revision: str | None) -> Path:
-    """Fetch files of a dataset, or find them in the hub's cache, and return their folder, named after its commit.
+    """Download files of a dataset, or find them in the hub's cache, and return their folder, named after its commit.
 
-    A download that broke off goes on where it stopped.
+    An interrupted download continues where it stopped.
 
     Args:
         patterns: which files, as `fnmatch` reads them.
@@ -50,12 +50,12 @@ def dataset_folder(dataset: str, *, patterns: Sequence[str], revision: str | Non
     # The hub's own errors are those of HTTP, of files or of values.
     except (httpx.HTTPError, OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise UserError(f"{dataset}: cannot be had from the Hugging Face hub ({reason})") from error
+        raise UserError(f"{dataset}: cannot be downloaded from the Hugging Face hub ({reason})") from error
     return Path(folder)
 
 
 def check_uploadable(repo: str, *, flag: str) -> None:
-    """Raise UserError where an upload to `repo` is bound to fail: a bad name, no way to the hub, nobody logged in."""
+    """Raise UserError if an upload to `repo` cannot succeed: a bad name, no connection, nobody logged in."""
     import huggingface_hub
     from huggingface_hub.errors import HFValidationError
 
@@ -75,10 +75,10 @@ def check_uploadable(repo: str, *, flag: str) -> None:
 
 
 def upload(folder: Path, repo: str, *, private: bool, flag: str, files: list[str] | None = None) -> str:
-    """Upload a checkpoint folder to a repository, which is made if need be, and return its address.
+    """Upload a checkpoint folder to a repository, which is created if necessary, and return its address.
 
     Args:
-        files: paths in the folder, of which a `*` stands for any text; None takes all of them.
+        files: paths in the folder, in which `*` matches any text; None takes all of them.
 
     Raises:
         UserError: the hub refuses it, or the connection fails.
@@ -106,7 +106,7 @@ def upload(folder: Path, repo: str, *, private: bool, flag: str, files: list[str
 
 
 def cached_commit(repo: str) -> str | None:
-    """Return the commit of a model that the hub's cache gives for its name, None where the cache does not have it."""
+    """Return the commit of a model in the hub's cache by its name; None if the cache does not have it."""
     import huggingface_hub
 
     try:

@@ -1,9 +1,10 @@
-"""What libraries print that no user can do anything about, kept off the terminal: each with its reason, all in one place."""
+"""What libraries print that no user can act on, kept off the terminal, and the garbage collector while they load."""
 
 from __future__ import annotations
 
 import atexit
 import functools
+import gc
 import io
 import logging
 import os
@@ -17,29 +18,29 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
-# OpenRLHF requires the shim `pynvml`, at which every process warns that imports torch.
+# OpenRLHF requires the shim `pynvml`, and torch warns about it in every process that imports it.
 _PYNVML = "The pynvml package is deprecated"
-# DeepSpeed calls both of them; on GPUs with each gathering of weights and sum of gradients.
+# DeepSpeed calls both, on GPUs whenever weights are gathered or gradients summed.
 _RENAMED = r"`torch\.distributed\.(all_gather_into_tensor|reduce_scatter_tensor)` is deprecated"
-# In OpenRLHF's `"\%"`, which is what it means; from Python 3.12 on shown wherever the file has not been compiled yet.
+# In OpenRLHF's `"\%"`. From Python 3.12 on it is shown whenever the file has not been compiled yet.
 _ESCAPE, _ESCAPED_IN = r".*invalid escape sequence", r".*openrlhf.utils.math_utils"
-# vLLM wants prompts from its renderer; ours are token ids with media, which its engine takes as they are.
+# vLLM expects prompts from its renderer. Ours are token ids with media, which its engine accepts directly.
 _RAW_PROMPTS = "Passing raw prompts to InputProcessor is deprecated"
-# Bars of transformers: of a model that is in memory, and of a save that a line of ours reports. One for each rank.
-# Bars of vLLM: of an engine's warm-up on GPUs, some of which no setting of its turns off.
+# Progress bars of transformers, one per rank: a model that is loaded, and a save that a line of ours reports.
+# Progress bars of vLLM: the warm-up of an engine on GPUs, where no setting turns all of them off.
 _BARS = re.compile(
     "Loading weights|Writing model shards|"
     "Capturing .*CUDA graphs|JIT kernel warmup|DeepGEMM warmup|Compiling CuTeDSL kernels"
 )
-# Asks each of DeepSpeed's operators whether it could be compiled, none of which is: a line for each that could not be.
+# Checks whether each of DeepSpeed's operators could be compiled, and prints a line per operator that cannot. We use none.
 _PROBES = "deepspeed.git_version_info"
-# Writes what its kernels for inference have learned of their speed, which none of ours use, into ~/.triton at the end of
-# each process, with a traceback where that cannot be written.
+# Writes timings of inference kernels, which we do not use, into ~/.triton at the end of each process. If it cannot
+# write, it prints a traceback.
 _TABLES, _AT_EXIT = "deepspeed.ops.transformer.inference.triton.matmul_ext", "matmul_ext_update_autotune_table"
 
 
 def begin() -> None:
-    """Keep warnings off the terminal that come while libraries are imported, or later; called before anything large is imported."""
+    """Suppress warnings of libraries during and after their import; called before anything large is imported."""
     warnings.filterwarnings("ignore", message=_PYNVML, category=FutureWarning)
     warnings.filterwarnings("ignore", message=_RENAMED, category=FutureWarning)
     # Before Python 3.12 it is a DeprecationWarning.
@@ -50,7 +51,7 @@ def begin() -> None:
 
 
 class _QuietModules:
-    """Finds modules that print, while they are imported or at the end of the process, and do not here."""
+    """Imports modules without the output that they write during import or at the end of the process."""
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
@@ -64,13 +65,13 @@ class _QuietModules:
 
 
 def _without_tables(run: Callable[[ModuleType], None], module: ModuleType) -> None:
-    """Import a module, and take back what it has registered for the end of the process."""
+    """Import a module and unregister its function for the end of the process."""
     run(module)
     atexit.unregister(vars(module)[_AT_EXIT])
 
 
 def _silently(run: Callable[[ModuleType], None], module: ModuleType) -> None:
-    """Import a module; neither it nor a compiler that it starts reaches the terminal."""
+    """Import a module while its output, and that of compilers that it starts, is discarded."""
     terminal, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 2)
     try:
@@ -83,22 +84,22 @@ def _silently(run: Callable[[ModuleType], None], module: ModuleType) -> None:
 
 
 def prepare_process() -> None:
-    """Keep what libraries print while a model is loaded, trained and saved off the terminal, here and in processes started here.
+    """Suppress output of libraries while a model is loaded, trained and saved, here and in processes started here.
 
-    vLLM's plugin calls it in an engine's own process.
+    vLLM's plugin calls this in an engine's own process.
     """
     known = os.environ.get("PYTHONWARNINGS", "")
     if _PYNVML not in known:
         # An engine's own process imports torch before it imports anything of ours.
         os.environ["PYTHONWARNINGS"] = ",".join(filter(None, (known, f"ignore:{_PYNVML}:FutureWarning")))
-    # On CPUs with bfloat16 instructions it warns, when imported, of a 4-bit kernel, which layers of ours do not use.
+    # On CPUs with bfloat16 instructions it warns on import about a 4-bit kernel that we do not use.
     logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
     logging.getLogger("vllm.v1.engine.input_processor").addFilter(_no_raw_prompts)
     from huggingface_hub.utils import disable_progress_bars
     from tqdm.std import tqdm
 
     if os.environ.get("RANK", "0") != "0":
-        # All ranks download the same files, and one shows how far it is.
+        # All ranks download the same files, so only rank 0 shows its progress.
         disable_progress_bars()
     if not hasattr(tqdm.__init__, "_of_lmm_r1"):
         tqdm.__init__ = _without_bars(tqdm.__init__)
@@ -109,7 +110,7 @@ def _no_raw_prompts(record: logging.LogRecord) -> bool:
 
 
 def _without_bars(make: Any) -> Any:
-    """Return the constructor of tqdm's bars, all of whose classes call it, without those of `_BARS`."""
+    """Return tqdm's constructor with the bars of `_BARS` disabled."""
 
     @functools.wraps(make)
     def made(bar: Any, iterable: Any = None, desc: str | None = None, *args: Any, **settings: Any) -> None:
@@ -119,3 +120,22 @@ def _without_bars(make: Any) -> Any:
 
     made._of_lmm_r1 = True  # type: ignore[attr-defined]
     return made
+
+
+# PyTorch, vLLM, DeepSpeed and transformers create a million objects that stay. With Python's own thresholds, the
+# collector takes a fifth of the time of loading them. These are the thresholds of its three generations.
+_LOADING = (50_000, 20, 100)
+_USUAL = gc.get_threshold()
+
+
+def begin_loading() -> None:
+    """Run the collector rarely. A process that loads a model calls this before it imports anything large."""
+    gc.set_threshold(*_LOADING)
+
+
+def done_loading() -> None:
+    """Run the collector as usual again, but never on what has been loaded so far."""
+    gc.set_threshold(*_USUAL)
+    gc.freeze()
+    # Libraries that count their objects at the end of the process would report frozen ones as leaked.
+    atexit.register(gc.unfreeze)

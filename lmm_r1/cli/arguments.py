@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import contextlib
 import dataclasses
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
     from lmm_r1.config.shared import Example, FirstHelp
+    from lmm_r1.data.sent_prompt import MediaAccess
 
 
 HELP = "help"
@@ -228,9 +230,7 @@ def given_flags(config_class: type[DataclassInstance], argv: Sequence[str] | Non
     flags = dotted.leaf_types(config_class)
     spelled = {_in_full(argument, flags).partition("=")[0] for argument in arguments if argument.startswith("--")}
     named = {flag[2:].replace("-", "_") for flag in spelled}
-    for group, dot, name in (flag.rpartition(".") for flag in tuple(named)):
-        named.add(f"{group}{dot}{name.removeprefix('no_')}")
-    return named | {key for file in config_files for key in read_settings(file, flags)}
+    return {*named, *map(_turned_off, named)} | {key for file in config_files for key in read_settings(file, flags)}
 
 
 @contextlib.contextmanager
@@ -295,14 +295,19 @@ def _in_full(argument: str, flags: dict[str, object]) -> str:
     return f"--{full}{equals}{value}" if full in flags else argument
 
 
+def _turned_off(name: str) -> str:
+    """Return `ds.packing_samples` for `ds.no_packing_samples`, and another name as it is."""
+    group, dot, last = name.rpartition(".")
+    return f"{group}{dot}{last.removeprefix('no_')}"
+
+
 def _open_switches_valued(arguments: Sequence[str], flags: dict[str, object]) -> Iterator[str]:
     """Yield the arguments with the value that tyro asks for after a switch that may be open: `--x True`, `--x False`."""
     switches = {name for name, hint in flags.items() if hint == bool | None}
     for argument, following in itertools.zip_longest(arguments, arguments[1:]):
         name, equals, value = argument.partition("=")
         name = name[2:].replace("-", "_") if argument.startswith("--") else ""
-        group, dot, last = name.rpartition(".")
-        off = f"{group}{dot}{last.removeprefix('no_')}"
+        off = _turned_off(name)
         if name in switches and equals:
             yield f"--{name}={value.capitalize()}"
         elif name in switches:
@@ -323,10 +328,8 @@ def _without_only_defaults(arguments: Sequence[str], flags: dict[str, object], *
     for argument in remaining:
         spelled, equals, text = argument.partition("=")
         name = spelled[2:].replace("-", "_") if spelled.startswith("--") else ""
-        group, dot, last = name.rpartition(".")
-        negated = f"{group}{dot}{last.removeprefix('no_')}"
         known = accepted.get(name)
-        if known is None and negated not in accepted:
+        if known is None and _turned_off(name) not in accepted:
             rest.append(argument)
         elif known is not None and not isinstance(known.value, bool):
             text = text if equals else next(remaining, "")
@@ -429,3 +432,51 @@ def _defaults(config_class: type[Config]) -> Config:
         if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
     )
     return config_class(**dict.fromkeys(required, tyro.MISSING))
+
+
+def model_server_parser(*, prog: str, description: str, model: str) -> argparse.ArgumentParser:
+    """Return a parser with the flag of the checkpoint.
+
+    Args:
+        model: what --model takes.
+    """
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        description=description,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--model", required=True, metavar="CHECKPOINT", help=model)
+    return parser
+
+
+def add_access_arguments(parser: argparse.ArgumentParser, *, named_by: str) -> None:
+    """Add the flags of what the server may read and run.
+
+    Args:
+        named_by: what names images in the requests.
+    """
+    parser.add_argument(
+        "--image-root",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FOLDER",
+        help=f"folder below which images and videos that {named_by} name by their path are read; may be given several times",
+    )
+    parser.add_argument(
+        "--allow-urls", action="store_true", help=f"fetch images that {named_by} name by an http(s) URL"
+    )
+    parser.add_argument(
+        "--trust-remote-code", action="store_true", help="run Python code that comes with the checkpoint"
+    )
+
+
+def media_access(args: argparse.Namespace) -> MediaAccess:
+    """Return the allowed sources of images and videos; raises UserError if a root is not a folder."""
+    for root in args.image_root:
+        if not root.is_dir():
+            raise UserError(f"--image_root {root}: no such folder; check the path")
+    from lmm_r1.data.sent_prompt import MediaAccess
+
+    return MediaAccess(roots=tuple(args.image_root), allow_urls=args.allow_urls)

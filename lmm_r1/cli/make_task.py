@@ -1,9 +1,8 @@
 """`lmm-r1 make_task digits --modality image --rows 1000 --output data/digits`: row files of a procedural task."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
 
 from tyro.conf import Positional
 
@@ -134,7 +133,7 @@ def run(config: MakeTaskConfig) -> None:
     print(f"wrote {count} {kind} of {config.task} ({config.modality}, {config.split}) to {config.output}")
 
 
-def _recording(config: MakeTaskConfig) -> Callable[[TaskRow], dict[str, Any]]:
+def _recording(config: MakeTaskConfig) -> Callable[[TaskRow], Mapping[str, object]]:
     """Return what writes a row of the task; raises UserError for an environment that cannot be had."""
     if config.agent is None:
         if config.agent_options is not None:
@@ -151,7 +150,7 @@ def _recording(config: MakeTaskConfig) -> Callable[[TaskRow], dict[str, Any]]:
     options = agent_options(AgentConfig(options=config.agent_options), flag="--agent_options")
     environment = load_environment(config.agent, options=options)
 
-    def played(made: TaskRow) -> dict[str, Any]:
+    def played(made: TaskRow) -> Mapping[str, object]:
         record = made.record(solution=False)
         row = parse_row(record, location=f"task {config.task}", base_dir=Path(), answer_required=False)
         messages = demonstration_of(environment, row, made.turns or (made.solution,))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lmm_r1.cli import run_command
 from lmm_r1.cli.arguments import parse, user_errors
-from lmm_r1.config.merge import MergeConfig, check
+from lmm_r1.config.file_commands import MergeConfig, check_merge
 
 CONFIG = MergeConfig
 PROG = "lmm-r1 merge"
@@ -18,7 +18,7 @@ DESCRIPTION = (
 def main(argv: list[str] | None = None) -> None:
     config = parse(MergeConfig, argv, prog=PROG, description=DESCRIPTION)
     with user_errors(PROG):
-        check(config)
+        check_merge(config)
         merge(config)
 
 

@@ -32,8 +32,7 @@ from lmm_r1.config.shared import Example, FirstHelp
 from lmm_r1.lmm_kits.registry import released_configs, released_folder
 
 if TYPE_CHECKING:
-    from lmm_r1.planning.estimates import PlanImage
-    from lmm_r1.planning.machine import Machine
+    from lmm_r1.planning.estimates import Machine, PlanImage
     from lmm_r1.planning.plan import Plan
 
 PROG = "lmm-r1 plan"
@@ -218,10 +217,9 @@ def _print(
     from rich.console import Console
 
     from lmm_r1.lmm_kits import Checkpoint
-    from lmm_r1.planning.choices import choices_line, chosen, filled
-    from lmm_r1.planning.machine import machine_of
+    from lmm_r1.planning.choices import choices_line, chosen, filled, judge, plan_image, unpredictable_refused
+    from lmm_r1.planning.estimates import machine_of
     from lmm_r1.planning.plan import print_plan
-    from lmm_r1.planning.run_plan import judge, plan_image, unpredictable_refused
 
     assert path is not None, "resolve requires it"
     machine = machine_of(gpu_gib=given.gpu_memory_gib, host_gib=given.host_memory_gib)

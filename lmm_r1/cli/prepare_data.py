@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from tyro.conf import Positional
 
 from lmm_r1.cli import arguments, run_command
+from lmm_r1.config.shared import check_least
 from lmm_r1.errors import UserError
 
 if TYPE_CHECKING:
@@ -69,8 +70,7 @@ def run(config: PrepareDataConfig) -> None:
         raise UserError("RECIPE is missing: name one (--list_recipes), or give a YAML file of your own")
     if config.output is None:
         raise UserError("--output is missing: name the folder to write")
-    if config.max_rows is not None and config.max_rows < 1:
-        raise UserError(f"--max_rows {config.max_rows}: must be 1 or more")
+    check_least(config, "max_rows")
     recipe = get_recipe(config.recipe)
     for line in _warnings(recipe):
         _say(line)

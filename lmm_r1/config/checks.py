@@ -5,7 +5,6 @@ import logging
 import math
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from lmm_r1 import dotted
 from lmm_r1.config.model_checks import (
@@ -35,7 +34,7 @@ from lmm_r1.config.ppo import (
     ThoughtConfig,
 )
 from lmm_r1.config.rewards import named_verifier, part_weights, reward_function
-from lmm_r1.config.shared import DeepSpeedConfig, check_speculation
+from lmm_r1.config.shared import DeepSpeedConfig, check_least, check_positive, check_speculation
 from lmm_r1.config.supervised import SupervisedConfig, TrainedModelConfig
 from lmm_r1.errors import UserError
 
@@ -116,7 +115,7 @@ def check_mismatch_limit(config: PPOConfig) -> None:
         raise UserError(f"--algo.mismatch_limit {limit:g} must be above 0; inf lets every run pass")
 
 
-def agent_options(agent: AgentConfig, *, flag: str = "--agent.options") -> dict[str, Any]:
+def agent_options(agent: AgentConfig, *, flag: str = "--agent.options") -> dict[str, object]:
     """Return the arguments of `--agent.options`; raises UserError if it is not a JSON object.
 
     Args:
@@ -137,9 +136,8 @@ def check_thought(thought: ThoughtConfig, *, prefix: str) -> None:
     Args:
         prefix: prefix of a setting's name in messages.
     """
-    for name, least in (("continuations", 0), ("min_tokens", 1), ("max_tokens", 1)):
-        if (value := getattr(thought, name)) is not None and value < least:
-            raise UserError(f"{prefix}{name} {value} must be at least {least}")
+    check_least(thought, "continuations", least=0, prefix=prefix)
+    check_least(thought, "min_tokens", "max_tokens", prefix=prefix)
     if not thought.end:
         raise UserError(f"{prefix}end is empty; give the text that ends a thought, such as {ThoughtConfig.end}")
     if not thought.continue_with or thought.end in thought.continue_with:
@@ -199,13 +197,11 @@ def _check_agent(config: PPOConfig) -> None:
         raise UserError(
             f"--agent.thought.max_tokens {longest} leaves no room for an answer in --rollout.max_new_tokens {turn}"
         )
-    for name, least in (("max_turns", 1), ("max_images", 0)):
-        if getattr(settings, name) < least:
-            raise UserError(f"--agent.{name} {getattr(settings, name)} must be at least {least}")
+    check_least(config, "agent.max_turns")
+    check_least(config, "agent.max_images", least=0)
     if settings.last_turn_regex is not None:
         _check_last_turn(settings, config.rollout)
-    if not settings.answer_s > 0:
-        raise UserError(f"--agent.answer_s {settings.answer_s:g} must be above 0")
+    check_positive(config, "agent.answer_s")
     if settings.overturn_penalty != AgentConfig.overturn_penalty and settings.overturn != "penalise":
         raise UserError(
             f"--agent.overturn_penalty {settings.overturn_penalty:g} needs --agent.overturn penalise; it is "
@@ -327,9 +323,8 @@ def check_checkpointing(model: ActorConfig | TrainedModelConfig, *, prefix: str)
 
 
 def _check_restarts(config: PPOConfig) -> None:
+    check_least(config, "ckpt.max_restarts", least=0)
     ckpt = config.ckpt
-    if ckpt.max_restarts < 0:
-        raise UserError(f"--ckpt.max_restarts {ckpt.max_restarts} must be 0 or more")
     if ckpt.max_restarts and ckpt.disable_ds:
         raise UserError(
             f"--ckpt.max_restarts {ckpt.max_restarts}: with --ckpt.disable_ds no step is saved to go on from; leave one out"
@@ -389,8 +384,7 @@ def check_ulysses(ds: DeepSpeedConfig, *, packs: bool, gpus: Mapping[str, int]) 
         gpus: number of GPUs of each model, by the name of its flag group.
     """
     size = ds.ulysses_size
-    if size < 1:
-        raise UserError(f"--ds.ulysses_size {size} must be at least 1")
+    check_least(ds, "ulysses_size", prefix="--ds.")
     if size == 1:
         return
     if ds.tensor_parallel_size > 1:
@@ -420,15 +414,8 @@ def check_open_sizes(config: PPOConfig | SupervisedConfig, *flags: str) -> None:
 def check_batches(config: PPOConfig) -> None:
     """Raise UserError if the samples of a step cannot be divided among processes or updates; sizes may be open."""
     rollout, train = config.rollout, config.train
-    counts: dict[str, int | None] = {
-        "rollout.micro_batch_size": rollout.micro_batch_size,
-        "rollout.max_tokens_per_gpu": rollout.max_tokens_per_gpu,
-        "train.micro_batch_size": train.micro_batch_size,
-        "train.max_tokens_per_gpu": train.max_tokens_per_gpu,
-    }
-    for flag, value in counts.items():
-        if value is not None and value < 1:
-            raise UserError(f"--{flag} {value} must be at least 1")
+    for group in ("rollout", "train"):
+        check_least(config, f"{group}.micro_batch_size", f"{group}.max_tokens_per_gpu")
     if rollout.batch_size and (rollout.vllm_generate_batch_size or 0) > rollout.batch_size:
         raise UserError(
             f"--rollout.vllm_generate_batch_size {rollout.vllm_generate_batch_size} must not be above "

@@ -16,6 +16,8 @@ from lmm_r1.config.shared import (
     FirstHelp,
     RowsConfig,
     SpeculationFlags,
+    check_least,
+    check_positive,
     check_speculation,
     refuse_row_flags,
 )
@@ -328,28 +330,14 @@ def endpoint_fields(config: EvaluateConfig) -> dict[str, object]:
 
 
 def _check_numbers(config: EvaluateConfig) -> None:
-    counts = (
-        "n_samples",
-        "max_new_tokens",
-        "max_model_len",
-        "max_rows",
-        "tensor_parallel_size",
-        "judge_workers",
-        "batch_rows",
-        "endpoint_concurrency",
-        "endpoint_attempts",
+    check_least(
+        config,
+        *("n_samples", "max_new_tokens", "max_model_len", "max_rows", "tensor_parallel_size", "judge_workers"),
+        *("batch_rows", "endpoint_concurrency", "endpoint_attempts", "bootstrap_resamples"),
     )
-    for name in (*counts, "bootstrap_resamples"):
-        value = getattr(config, name)
-        if value is not None and value < 1:
-            raise UserError(f"--{name} {value}: must be 1 or more")
     check_sampling(temperature=config.temperature, top_p=config.top_p)
-    if config.judge_timeout <= 0:
-        raise UserError(f"--judge_timeout {config.judge_timeout}: must be above 0")
-    if config.endpoint_timeout <= 0:
-        raise UserError(f"--endpoint_timeout {config.endpoint_timeout}: must be above 0")
-    if config.bootstrap_seed < 0:
-        raise UserError(f"--bootstrap_seed {config.bootstrap_seed}: must be 0 or more")
+    check_positive(config, "judge_timeout", "endpoint_timeout")
+    check_least(config, "bootstrap_seed", least=0)
 
 
 def responses_path(output: Path) -> Path:

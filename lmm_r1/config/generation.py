@@ -11,7 +11,16 @@ from lmm_r1 import dotted
 from lmm_r1.config.checks import agent_options, check_eager, check_sampling, check_thought
 from lmm_r1.config.ppo import AgentConfig, ThoughtConfig
 from lmm_r1.config.rewards import verifier_from
-from lmm_r1.config.shared import Example, FirstHelp, JsonText, RowsConfig, SpeculationFlags, check_speculation
+from lmm_r1.config.shared import (
+    Example,
+    FirstHelp,
+    JsonText,
+    RowsConfig,
+    SpeculationFlags,
+    check_least,
+    check_positive,
+    check_speculation,
+)
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import check_creatable
 
@@ -55,11 +64,9 @@ def check_episodes(flags: EpisodeFlags, *, backend: str, vllm: str) -> None:
         return
     if backend != vllm:
         raise UserError(f"--agent {flags.agent} with {backend}: only vLLM plays episodes; take {vllm}")
-    for name, least in (("agent_max_turns", 1), ("agent_max_images", 0)):
-        if getattr(flags, name) < least:
-            raise UserError(f"--{name} {getattr(flags, name)} must be at least {least}")
-    if not flags.agent_answer_s > 0:
-        raise UserError(f"--agent_answer_s {flags.agent_answer_s:g} must be above 0")
+    check_least(flags, "agent_max_turns")
+    check_least(flags, "agent_max_images", least=0)
+    check_positive(flags, "agent_answer_s")
     agent_options(episode_limits(flags), flag="--agent_options")
     check_thought(flags.agent_thought, prefix="--agent_thought.")
     try:
@@ -97,8 +104,6 @@ def reward_part(verifier: str) -> str | None:
 
 LONGEST_CONVERSATION = 8192
 """Tokens of a conversation if `max_model_len` is None; never more than the model's maximum."""
-POSITIVE = ("max_model_len", "tensor_parallel_size")
-NOT_NEGATIVE = ("max_images", "max_videos")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,13 +152,8 @@ class ChatConfig(EpisodeFlags):
 
 def check_chat(config: ChatConfig) -> None:
     """Raise UserError for a number that no conversation can be had with; `Sampling` checks those that /set changes."""
-    for name in POSITIVE:
-        value = getattr(config, name)
-        if value is not None and value < 1:
-            raise UserError(f"--{name} {value}: must be 1 or more")
-    for name in NOT_NEGATIVE:
-        if getattr(config, name) < 0:
-            raise UserError(f"--{name} {getattr(config, name)}: must be 0 or more")
+    check_least(config, "max_model_len", "tensor_parallel_size")
+    check_least(config, "max_images", "max_videos", least=0)
     check_eager(config.enforce_eager, backend=f"--backend {config.backend}", uses_vllm=config.backend == "vllm")
     check_episodes(config, backend=f"--backend {config.backend}", vllm="--backend vllm")
     if config.agent_pictures is not None:
@@ -170,16 +170,8 @@ STEP_FLAGS = ("step_scores", "placeholder_token", "reward_tokens")
 LOCAL_FLAGS = ("normalize_reward", "max_batch_tokens")
 StepScores = Literal["min", "product", "last", "mean"]
 COUNTS = (
-    "n_samples",
-    "max_new_tokens",
-    "max_model_len",
-    "engines",
-    "tensor_parallel_size",
-    "batch_rows",
-    "max_batch_tokens",
-    "max_per_prompt",
-    "judges",
-    "max_rows",
+    *("n_samples", "max_new_tokens", "max_model_len", "engines", "tensor_parallel_size"),
+    *("batch_rows", "max_batch_tokens", "max_per_prompt", "judges", "max_rows"),
 )
 
 
@@ -311,10 +303,7 @@ class BatchConfig(RowsConfig, EpisodeFlags, SpeculationFlags):
 
 def check_batch(config: BatchConfig) -> None:
     """Raise UserError for contradictions between flags and for files that cannot be written."""
-    for name in COUNTS:
-        value = getattr(config, name)
-        if value is not None and value < 1:
-            raise UserError(f"--{name} {value}: must be 1 or more")
+    check_least(config, *COUNTS)
     check_sampling(temperature=config.temperature, top_p=config.top_p)
     uses_vllm = config.eval_task == "generate_vllm"
     check_eager(config.enforce_eager, backend=f"--eval_task {config.eval_task}", uses_vllm=uses_vllm)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from lmm_r1.config.ppo import ActorConfig, AdvantageConfig, AlgoConfig, PPOConfig, PPOTrainConfig, RolloutConfig
-from lmm_r1.config.shared import DeepSpeedConfig, OptimizerConfig
+from lmm_r1.config.shared import DeepSpeedConfig, OptimizerConfig, check_least, check_positive
 from lmm_r1.errors import UserError
 
 EIGHT_BIT = ("adamw_8bit", "paged_adamw_8bit")
@@ -153,11 +153,8 @@ _POLYNOMIAL_END = 1e-7
 
 def check_optimizer(model: OptimizerConfig, *, prefix: str) -> None:
     """Raise UserError for settings of the optimizer or its schedule that have no effect, or no meaning."""
-    if model.muon.ns_steps < 1:
-        raise UserError(f"--{prefix}muon.ns_steps {model.muon.ns_steps} must be at least 1")
-    for name, rate in (("adam.lr", model.adam.lr), ("muon.lr", model.muon.lr)):
-        if rate < 0:
-            raise UserError(f"--{prefix}{name} {rate:g} must not be negative")
+    check_least(model, "muon.ns_steps", prefix=f"--{prefix}")
+    check_least(model, "adam.lr", "muon.lr", least=0, prefix=f"--{prefix}")
     _check_schedule(model, prefix=prefix)
 
 
@@ -232,9 +229,8 @@ def _check_policy_loss(actor: ActorConfig) -> None:
                 "--actor.sapo_temperature_pos"
             )
     for name in ("sapo_temperature_pos", "sapo_temperature_neg"):
+        check_positive(actor, name, prefix="--actor.")
         value = getattr(actor, name)
-        if not value > 0:
-            raise UserError(f"--actor.{name} {value:g} must be above 0")
         if value != getattr(ActorConfig, name) and loss != "sapo":
             raise UserError(f"--actor.{name} {value:g} has no part in --actor.policy_loss_type {loss}; leave it out")
     if actor.dual_clip is None:
@@ -261,9 +257,7 @@ def _check_aggregation(actor: ActorConfig) -> None:
             f"--actor.loss_agg_mode {CONSTANT} sums over tokens, and --actor.policy_loss_type {actor.policy_loss_type} has "
             "one ratio for all tokens of a sequence; take seq-mean-token-mean"
         )
-    assert length is not None, "resolve_ppo fills it in"
-    if length < 1:
-        raise UserError(f"--actor.loss_agg_length {length} must be at least 1")
+    check_least(actor, "loss_agg_length", prefix="--actor.")
 
 
 def _check_correction(advantage: AdvantageConfig) -> None:
@@ -291,8 +285,7 @@ def _check_pass_k(config: PPOConfig) -> None:
         if k != AdvantageConfig.pass_k:
             raise UserError(f"--algo.advantage.pass_k {k} is for --algo.advantage.estimator grpo_passk; leave it out")
         return
-    if k < 1:
-        raise UserError(f"--algo.advantage.pass_k {k} must be at least 1")
+    check_least(config, "algo.advantage.pass_k")
     if samples <= k:
         raise UserError(
             f"--algo.advantage.estimator grpo_passk compares sets of --algo.advantage.pass_k {k} responses: "
@@ -358,8 +351,7 @@ def check_oversampling(config: PPOConfig) -> None:
             f"{given} must be between 1, with which every rollout waits for all of its groups, and 2: of more, those that are held "
             "over would not all find room in the next step"
         )
-    if held < 1:
-        raise UserError(f"--rollout.oversample_max_held {held} must be at least 1")
+    check_least(config, "rollout.oversample_max_held")
     if rollout.oversample == 1:
         if held != RolloutConfig.oversample_max_held:
             raise UserError(

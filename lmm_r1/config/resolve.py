@@ -1,16 +1,22 @@
-"""Values that follow from several flags: open ones are filled in, and `checks` refuses contradictions."""
+"""The settings of a run: completed and checked, as its folder keeps them, and those that a resumed run must keep."""
 
+from __future__ import annotations
+
+import dataclasses
 import logging
 import typing
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
+
+import yaml
 
 from lmm_r1 import dotted
 from lmm_r1.config.checks import check_counts, check_open_sizes, check_ppo, require
 from lmm_r1.config.hardware import Offer, default_param_dtype, group_size, offered_gpus, settled_counts
-from lmm_r1.config.model_checks import CONSTANT
-from lmm_r1.config.ppo import DEFAULT_VERIFIER, PPOConfig
+from lmm_r1.config.model_checks import CONSTANT, why_not_during_generation
+from lmm_r1.config.ppo import DEFAULT_VERIFIER, MOST_PASS_TOKENS, PPOConfig
 from lmm_r1.config.preferences import DPOConfig, KTOConfig, PRMConfig, ReferredConfig, RMConfig
 from lmm_r1.config.shared import RUNS, TrackerName
 from lmm_r1.config.supervised import KDConfig, SFTConfig, SupervisedConfig
@@ -218,3 +224,146 @@ def mismatch_limit(config: PPOConfig) -> float:
         return config.algo.mismatch_limit
     assert config.ds.param_dtype is not None, "resolve_ppo fills it in"
     return MISMATCH_LIMITS[config.ds.param_dtype]
+
+
+Trained = TypeVar("Trained", bound=PPOConfig | SupervisedConfig)
+SECRETS = (("logger", "wandb", "key"), ("logger", "swanlab", "key"))
+
+# Values without a plan for settings that a plan chooses by memory: OpenRLHF's defaults.
+UNPLANNED: dict[str, object] = {
+    "actor.gradient_checkpointing_enable": False,
+    "ds.adam_offload": False,
+    "ds.enable_sleep": False,
+    "ds.zero_stage": 2,
+    "model.gradient_checkpointing_enable": False,
+    "ref.during_generation": False,
+    "ref.offload": False,
+    "train.colocate_all": False,
+    "train.max_tokens_per_gpu": MOST_PASS_TOKENS,
+    "vllm.enable_sleep": False,
+    "vllm.gpu_memory_utilization": 0.95,
+}
+# The same for models and engines that share GPUs.
+_SHARED_UNPLANNED: dict[str, object] = {"vllm.enable_sleep": True, "vllm.gpu_memory_utilization": 0.5}
+# The same for an engine next to a student and a teacher.
+_STUDENT_UNPLANNED: dict[str, object] = {"vllm.gpu_memory_utilization": 0.3}
+
+# Settings that a resumed run may change: display, storage, placement and passes. A trailing dot is
+# for a whole group. Models and rows are compared by their content, not by these names.
+_FREE = (
+    "actor.gradient_checkpointing_enable",
+    "actor.gradient_checkpointing_layers",
+    "actor.gradient_checkpointing_reentrant",
+    "actor.model_name_or_path",
+    "ckpt.",
+    "critic.model_name_or_path",
+    "critic.save_value_network",
+    "data.dataloader_num_workers",
+    "data.dataset",
+    # What these make of the rows is in the rows' digest.
+    "data.bad_rows",
+    "data.datasource_key",
+    "data.format",
+    "data.image_dir",
+    "data.prompt_dataset",
+    "data.prompt_template",
+    "data.system_prompt",
+    "ds.attn_implementation",
+    "ds.deepcompile",
+    "ds.enable_sleep",
+    "ds.experts_implementation",
+    "ds.overlap_comm",
+    "eval.",
+    "local_rank",
+    "logger.",
+    "model.gradient_checkpointing_enable",
+    "model.gradient_checkpointing_layers",
+    "model.gradient_checkpointing_reentrant",
+    "model.model_name_or_path",
+    "ref.during_generation",
+    "ref.model_name_or_path",
+    "ref.num_gpus_per_node",
+    "ref.num_nodes",
+    "ref.offload",
+    "reward.deadline_s",
+    "reward.model_name_or_path",
+    "reward.num_gpus_per_node",
+    "reward.num_nodes",
+    "reward.offload",
+    "reward.remote_url",
+    "reward.request_fields",
+    "reward.timeout_s",
+    "rollout.max_tokens_per_gpu",
+    "rollout.micro_batch_size",
+    "rollout.vllm_generate_batch_size",
+    "teacher.",
+    "train.colocate_actor_ref",
+    "train.colocate_all",
+    "train.colocate_critic_reward",
+    "train.dynamic_batch_enable",
+    "train.max_tokens_per_gpu",
+    "train.memory_check",
+    "train.micro_batch_size",
+    "train.shared_prefix_enable",
+    "train.trust_remote_code",
+    "ds.packing_samples",
+    "vllm.",
+)
+
+
+def checkpoint_folder(config: PPOConfig | SupervisedConfig) -> Path:
+    """Return the folder of the run's checkpoints."""
+    ckpt = config.ckpt
+    return Path(ckpt.output_dir) / "checkpoints" if ckpt.path is None else Path(ckpt.path)
+
+
+def unplanned(config: Trained) -> Trained:
+    """Return the settings with what a plan has left open, or was not made for, as it is without one."""
+    shares = isinstance(config, PPOConfig) and config.train.colocate_all
+    defaults = UNPLANNED | (_SHARED_UNPLANNED if shares else {})
+    if isinstance(config, PPOConfig) and not shares and why_not_during_generation(config) is None:
+        # Its GPUs have nothing else to do then.
+        defaults["ref.during_generation"] = True
+    if isinstance(config, KDConfig):
+        defaults |= _STUDENT_UNPLANNED
+    known = dotted.leaf_types(type(config))
+    return dotted.replace(
+        config,
+        {flag: value for flag, value in defaults.items() if flag in known and dotted.get(config, flag) is None},
+    )
+
+
+def to_yaml(config: PPOConfig | SupervisedConfig) -> str:
+    """Return the config as nested YAML that `--config` reads back; keys of other services are left out."""
+    return yaml.safe_dump(without_secrets(config), sort_keys=False, allow_unicode=True)
+
+
+def without_secrets(config: PPOConfig | SupervisedConfig) -> dict[str, object]:
+    """Return the config as nested dicts of plain values, in which keys of other services are None."""
+    settings = dataclasses.asdict(config)
+    for *groups, name in SECRETS:
+        node = settings
+        for group in groups:
+            node = node[group]
+        node[name] = None
+    return {name: _plain(value) for name, value in settings.items()}
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, dict):
+        return {name: _plain(inner) for name, inner in value.items()}
+    return list(value) if isinstance(value, tuple) else value
+
+
+def settings_of_the_run(config: PPOConfig | SupervisedConfig) -> dict[str, object]:
+    """Return by flag what decides what a run learns, as JSON would give it back."""
+    return {flag: _as_json(dotted.get(config, flag)) for flag in dotted.leaf_types(type(config)) if not is_free(flag)}
+
+
+def is_free(flag: str) -> bool:
+    """Return whether a stopped run may resume with another value of the flag."""
+    return any(flag.startswith(free) if free.endswith(".") else flag == free for free in _FREE)
+
+
+def _as_json(value: object) -> object:
+    return [_as_json(inner) for inner in value] if isinstance(value, tuple) else value

@@ -7,12 +7,16 @@ from dataclasses import dataclass, field, fields
 from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal, NewType
+from typing import TYPE_CHECKING, Literal, NewType
 
+from lmm_r1 import dotted
 from lmm_r1.data.formats import FormatName
 from lmm_r1.data.formats.row_format import ColumnNames
 from lmm_r1.data.reading import BadRows, PromptTemplate, RowReading
 from lmm_r1.errors import UserError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 # A value with one of these suffixes and without a blank is a file name, not a text.
 _TEXT_FILES = (".txt", ".md", ".jinja", ".jinja2", ".j2")
@@ -104,9 +108,7 @@ def refuse_row_flags(config: RowsConfig, *, because: str, prefix: str = "--") ->
 
 def _check_bounds(config: RowReadingConfig, *, prefix: str) -> None:
     lowest, highest = config.min_pixels, config.max_pixels
-    for name, bound in (("min_pixels", lowest), ("max_pixels", highest)):
-        if bound is not None and bound < 1:
-            raise UserError(f"{prefix}{name} {bound} must be at least 1")
+    check_least(config, "min_pixels", "max_pixels", prefix=prefix)
     if lowest is not None and highest is not None and lowest > highest:
         raise UserError(f"{prefix}min_pixels {lowest} must not be above {prefix}max_pixels {highest}")
 
@@ -457,6 +459,22 @@ class SpeculationFlags:
         if not self.speculative_tokens:
             return None
         return Speculation(method=self.speculative_method, tokens=self.speculative_tokens)
+
+
+def check_least(config: DataclassInstance, *flags: str, least: int = 1, prefix: str = "--") -> None:
+    """Raise UserError for the first of the flags, by dotted names, that is below a number; None is open."""
+    for flag in flags:
+        value = dotted.get(config, flag)
+        if isinstance(value, int | float) and value < least:
+            raise UserError(f"{prefix}{flag} {value:g} must be at least {least}")
+
+
+def check_positive(config: DataclassInstance, *flags: str, prefix: str = "--") -> None:
+    """Raise UserError for the first of the flags, by dotted names, that is not above 0; None is open."""
+    for flag in flags:
+        value = dotted.get(config, flag)
+        if isinstance(value, int | float) and not value > 0:
+            raise UserError(f"{prefix}{flag} {value:g} must be above 0")
 
 
 def check_speculation(flags: SpeculationFlags, *, prefix: str = "", other_engine: str | None = None) -> None:

@@ -30,6 +30,7 @@ from lmm_r1.config.preferences import (
     RMModelConfig,
 )
 from lmm_r1.config.rewards import verifier_from
+from lmm_r1.config.shared import check_least, check_positive
 from lmm_r1.config.supervised import (
     KDConfig,
     KDModelConfig,
@@ -94,10 +95,7 @@ def check_rm(config: RMConfig) -> None:
 def check_kto(config: KTOConfig) -> None:
     """Raise UserError for the first contradiction in a config in which every value is filled in but the reference."""
     _check_supervised(config)
-    for name in ("beta", "desirable_loss_weight", "undesirable_loss_weight"):
-        value = getattr(config.model, name)
-        if not value > 0:
-            raise UserError(f"--model.{name} {value:g} must be above 0")
+    check_positive(config, "model.beta", "model.desirable_loss_weight", "model.undesirable_loss_weight")
     if config.train.batch_size == 1:
         raise UserError(
             f"--train.batch_size {config.train.batch_size}: the KL is estimated by the responses to other rows of the batch; "
@@ -157,8 +155,7 @@ def _check_answers(config: SFTConfig) -> None:
                 f"--eval.verifier {asked.verifier}: with --ds.{name} {getattr(config.ds, name)} no rank has the whole model "
                 "to generate answers with; take --ds.zero_stage 2, or judge checkpoints with lmm-r1 evaluate"
             )
-        if asked.max_new_tokens < 1:
-            raise UserError(f"--eval.max_new_tokens {asked.max_new_tokens} must be at least 1")
+        check_least(config, "eval.max_new_tokens")
 
 
 def _check_best_metric(config: SupervisedConfig, *, metrics: str) -> None:
@@ -194,8 +191,7 @@ def _check_distillation(model: KDModelConfig) -> None:
         raise UserError(
             f"--model.kd_coef {model.kd_coef:g} must be above 0, so that the teacher counts, and at most 1"
         )
-    if not model.kd_temperature > 0:
-        raise UserError(f"--model.kd_temperature {model.kd_temperature:g} must be above 0")
+    check_positive(model, "kd_temperature", prefix="--model.")
     if model.kd_loss == "jsd" and not 0 < model.kd_beta < 1:
         raise UserError(
             f"--model.kd_beta {model.kd_beta:g} must be above 0 and below 1; at those ends take --model.kd_loss forward_kl "
@@ -222,8 +218,7 @@ def _check_own_responses(config: KDConfig) -> None:
         return
     share = f"--rollout.on_policy_share {rollout.on_policy_share:g}"
     check_sampling(temperature=rollout.temperature, top_p=rollout.top_p, prefix="rollout.")
-    if rollout.max_new_tokens < 1:
-        raise UserError(f"--rollout.max_new_tokens {rollout.max_new_tokens} must be at least 1")
+    check_least(config, "rollout.max_new_tokens")
     if config.ds.ulysses_size > 1:
         raise UserError(
             f"{share}: ranks that share sequences would each sample others; leave --ds.ulysses_size out, or sample in rounds "
@@ -253,8 +248,7 @@ def _check_grouped_prompts(config: PRMConfig) -> None:
 
 
 def _check_preference_loss(model: DPOModelConfig) -> None:
-    if not model.beta > 0:
-        raise UserError(f"--model.beta {model.beta:g} must be above 0")
+    check_positive(model, "beta", prefix="--model.")
     if not 0 <= model.label_smoothing < 0.5:
         raise UserError(
             f"--model.label_smoothing {model.label_smoothing:g}: must be at least 0 and below 0.5, because above it the "
@@ -268,10 +262,7 @@ def _check_preference_loss(model: DPOModelConfig) -> None:
         )
     if model.simpo_gamma != DPOModelConfig.simpo_gamma and not model.simpo_enable:
         raise UserError(f"--model.simpo_gamma {model.simpo_gamma:g} needs --model.simpo_enable")
-    if model.simpo_gamma < 0:
-        raise UserError(f"--model.simpo_gamma {model.simpo_gamma:g} must not be negative")
-    if model.nll_loss_coef < 0:
-        raise UserError(f"--model.nll_loss_coef {model.nll_loss_coef:g} must not be negative")
+    check_least(model, "simpo_gamma", "nll_loss_coef", least=0, prefix="--model.")
 
 
 def _check_no_reference(config: DPOConfig) -> None:

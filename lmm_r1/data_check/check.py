@@ -11,7 +11,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from lmm_r1.config.check_data import CheckDataConfig, Kind
+from lmm_r1.config.file_commands import CheckDataConfig, Kind
 from lmm_r1.config.rewards import verifier_from
 from lmm_r1.config.shared import row_reading
 from lmm_r1.data.files import read_row_file
@@ -204,7 +204,7 @@ def _lengths(
 ) -> tuple[list[Distribution], list[Finding], str | None]:
     """Return the lengths of prompts and conversations, the findings, and a note on the model."""
     # This module loads the model's processor, and with it transformers.
-    from lmm_r1.data_check.lengths import Lengths, TokenBudget
+    from lmm_r1.data_check.contents import Lengths, TokenBudget
 
     assert config.model is not None, "tokens are counted with a model"
     budget = TokenBudget(max_len=config.max_len, max_new_tokens=config.max_new_tokens)

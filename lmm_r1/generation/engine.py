@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
-from lmm_r1 import loading
+from lmm_r1 import quiet
 from lmm_r1.agents.environment import Environment
 from lmm_r1.agents.registry import load_environment
 from lmm_r1.config.checks import agent_options
@@ -209,11 +209,11 @@ def make_engine(backend: Backend, path: str, settings: EngineSettings) -> Engine
     if backend == "vllm":
         from lmm_r1.generation.vllm_engine import VllmEngine
 
-        loading.done()
+        quiet.done_loading()
         return VllmEngine(path, settings)
     from lmm_r1.generation.transformers_engine import TransformersEngine
 
-    loading.done()
+    quiet.done_loading()
     return TransformersEngine(path, settings)
 
 

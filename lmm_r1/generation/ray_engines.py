@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.exceptions import RayActorError
 
-from lmm_r1 import cpu, dotted, loading
+from lmm_r1 import cpu, dotted, quiet
 from lmm_r1.agents.environment import Episode
 from lmm_r1.agents.openrlhf_agent import ExecutorAgent, load_agent
 from lmm_r1.agents.registry import load_environment
@@ -25,8 +25,8 @@ from lmm_r1.cluster import nodes
 from lmm_r1.cluster.worker_processes import worker_runtime
 from lmm_r1.config import PPOConfig
 from lmm_r1.config.checks import agent_options
-from lmm_r1.config.export import UNPLANNED
 from lmm_r1.config.ppo import AgentConfig, RewardConfig
+from lmm_r1.config.resolve import UNPLANNED
 from lmm_r1.data.messages import Row
 from lmm_r1.data.sample import Sample
 from lmm_r1.errors import UserError
@@ -197,7 +197,7 @@ class KitRolloutActor(RolloutRayActor.__ray_metadata__.modified_class):
         """Args: beside_models: it generates while models are trained, as in asynchronous runs."""
         self.llm: TokenEngine
         in_thread: Callable[..., Awaitable[Any]]
-        loading.done()
+        quiet.done_loading()
         if beside_models:
             cpu.take_cores("engines")
         # Which updates of the run its weights have had.

@@ -23,9 +23,9 @@ from deepspeed.runtime.engine import DeepSpeedEngine
 from openrlhf.models.ring_attn_utils import set_ring_attn_group
 from torch.distributed.device_mesh import DeviceMesh
 
-from lmm_r1 import cpu, dotted, loading
+from lmm_r1 import cpu, dotted, quiet
 from lmm_r1.config import PPOConfig, SupervisedConfig
-from lmm_r1.config.export import unplanned
+from lmm_r1.config.resolve import unplanned
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import written_into
 from lmm_r1.host import seams
@@ -64,7 +64,7 @@ class KitStrategy(CheckpointStrategy):
     """Of this rank's passes since the last optimizer step."""
 
     def setup_distributed(self, timeout: timedelta = timedelta(minutes=60)) -> None:
-        loading.done()
+        quiet.done_loading()
         seams.prepare_training()
         check_fp16(self.args.ds.param_dtype)
         super().setup_distributed(timeout)

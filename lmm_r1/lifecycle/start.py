@@ -14,8 +14,8 @@ from pathlib import Path
 from lmm_r1 import dotted
 from lmm_r1.checkpoints import model_digest
 from lmm_r1.config import KDConfig, PPOConfig, SupervisedConfig, checkpoint_folder, to_yaml
-from lmm_r1.config.export import settings_of_the_run
 from lmm_r1.config.preferences import ReferredConfig
+from lmm_r1.config.resolve import settings_of_the_run
 from lmm_r1.data.training_rows import AnyRow, rows_digest
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import check_creatable

@@ -6,14 +6,13 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from lmm_r1.errors import UserError
 from lmm_r1.migrate.easyr1 import EASYR1
 from lmm_r1.migrate.openrlhf_06 import TABLES
-from lmm_r1.migrate.table import Table
+from lmm_r1.migrate.table import Table, put
 from lmm_r1.migrate.verl import VERL
 
 _NAME = r"[A-Za-z_][A-Za-z0-9_]*"
@@ -395,7 +394,7 @@ class _Loader(yaml.SafeLoader):
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(_FRACTION.pattern + "$"), list("-+0123456789."))
 
 
-def _mapping(text: str, *, path: Path) -> dict[str, Any]:
+def _mapping(text: str, *, path: Path) -> dict[str, object]:
     try:
         tree = yaml.load(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
@@ -411,7 +410,7 @@ def _mapping(text: str, *, path: Path) -> dict[str, Any]:
     return tree
 
 
-def _table_of(tree: Mapping[str, Any], *, path: Path) -> Table:
+def _table_of(tree: Mapping[str, object], *, path: Path) -> Table:
     if "actor_rollout_ref" in tree:
         return VERL
     if tree.keys() & {"worker", "algorithm", "trainer"}:
@@ -422,7 +421,7 @@ def _table_of(tree: Mapping[str, Any], *, path: Path) -> Table:
     )
 
 
-def _base(config: Path, *, script: Path, line: int) -> dict[str, Any]:
+def _base(config: Path, *, script: Path, line: int) -> dict[str, object]:
     """Read the file that a script names, which starts from the folder in which it was meant to be run."""
     folders = [Path(), *script.absolute().parents]
     found = next((folder / config for folder in folders if (folder / config).is_file()), None)
@@ -433,7 +432,7 @@ def _base(config: Path, *, script: Path, line: int) -> dict[str, Any]:
     return _mapping(_read(found), path=found)
 
 
-def _of_tree(tree: dict[str, Any], words: Sequence[Word], *, source: str, path: Path, table: Table) -> RunOfAnother:
+def _of_tree(tree: dict[str, object], words: Sequence[Word], *, source: str, path: Path, table: Table) -> RunOfAnother:
     for word in words:
         if word.unreadable is not None:
             raise word.unreadable
@@ -445,7 +444,7 @@ def _of_tree(tree: dict[str, Any], words: Sequence[Word], *, source: str, path: 
             value = yaml.load(text, Loader=_Loader)
         except yaml.YAMLError as error:
             raise UserError(f"{where}: the value of {name} is not valid YAML: {text}") from error
-        _put(tree, name.lstrip("+").split("."), value, where=where)
+        put(tree, name.lstrip("+"), value, where=where)
     given = dict(_flat(tree, {*table.by_name, *table.names}, prefix=""))
     values = {table.names.get(name, name): value for name, value in given.items()}
     # EasyR1's names of earlier versions are shown only if they are given.
@@ -453,19 +452,7 @@ def _of_tree(tree: dict[str, Any], words: Sequence[Word], *, source: str, path: 
     return RunOfAnother(source=source, table=table, values=values, shown=shown)
 
 
-def _put(tree: dict[str, Any], keys: Sequence[str], value: object, *, where: str) -> None:
-    *groups, last = keys
-    for group in groups:
-        inner = tree.get(group)
-        if inner is None:
-            inner = tree[group] = {}
-        if not isinstance(inner, dict):
-            raise UserError(f"{where}: {group} is a setting, and no group of settings")
-        tree = inner
-    tree[last] = value
-
-
-def _flat(tree: Mapping[str, Any], leaves: set[str], *, prefix: str) -> Iterator[tuple[str, object]]:
+def _flat(tree: Mapping[str, object], leaves: set[str], *, prefix: str) -> Iterator[tuple[str, object]]:
     for key, value in tree.items():
         name = f"{prefix}{key}"
         if isinstance(value, dict) and value and name not in leaves:

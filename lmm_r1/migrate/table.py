@@ -6,13 +6,13 @@ import enum
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import yaml
 
 from lmm_r1 import dotted
-from lmm_r1.config.export import unplanned
 from lmm_r1.config.ppo import PPOConfig
+from lmm_r1.config.resolve import unplanned
 from lmm_r1.config.supervised import SFTConfig
 from lmm_r1.errors import UserError
 
@@ -256,13 +256,26 @@ def to_document(conversion: Conversion, *, source: str, system: str) -> str:
     return head + settings
 
 
-def _nested(conversion: Conversion) -> dict[str, Any]:
-    tree: dict[str, Any] = {}
+def _nested(conversion: Conversion) -> dict[str, object]:
+    tree: dict[str, object] = {}
     for name, value in conversion.flags.items():
-        *groups, last = name.split(".")
-        node = tree
-        for group in groups:
-            node = node.setdefault(group, {})
         # A copy: YAML would write the second place of one list as a reference to the first.
-        node[last] = list(value) if isinstance(value, list) else value
+        put(tree, name, list(value) if isinstance(value, list) else value, where=name)
     return tree
+
+
+def put(tree: dict[str, object], name: str, value: object, *, where: str) -> None:
+    """Set the value under a dotted name in nested mappings; raises UserError if a part of the name is no group.
+
+    Args:
+        where: the place of the setting, for the message.
+    """
+    *groups, last = name.split(".")
+    for group in groups:
+        inner = tree.get(group)
+        if inner is None:
+            inner = tree[group] = {}
+        if not isinstance(inner, dict):
+            raise UserError(f"{where}: {group} is a setting, and no group of settings")
+        tree = inner
+    tree[last] = value

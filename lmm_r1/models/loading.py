@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -16,7 +16,7 @@ from transformers.core_model_loading import WeightConverter, WeightRenaming, bui
 from transformers.utils.generic import ContextManagers
 
 from lmm_r1 import cpu
-from lmm_r1.config import PPOConfig
+from lmm_r1.config import PPOConfig, SupervisedConfig
 from lmm_r1.config.shared import LoraConfig
 from lmm_r1.errors import UserError
 from lmm_r1.host.models import HfDeepSpeedConfig, set_leaf_classes, set_z3_leaf_modules, weights_alone_cast
@@ -218,6 +218,36 @@ def rl_settings(config: PPOConfig, role: Role) -> LoadSettings:
         image_cache_gib=ds.image_cache_gib if trained or again else 0.0,
         checkpointed_layers=actor.gradient_checkpointing_layers if trained else None,
         trained=trained,
+    )
+
+
+def load_settings(config: SupervisedConfig, *, share_prefix: bool = False) -> LoadSettings:
+    """Return how a supervised run loads a model that it does not train."""
+    ds = config.ds
+    assert ds.param_dtype is not None, "filled in by config.resolve"
+    return LoadSettings(
+        trained=False,
+        image_cache_gib=ds.image_cache_gib,
+        attn_implementation=ds.attn_implementation,
+        param_dtype=ds.param_dtype,
+        packing_samples=ds.packing_samples,
+        share_prefix=share_prefix,
+        experts_implementation=ds.experts_implementation,
+        trust_remote_code=config.train.trust_remote_code,
+        max_len=config.data.max_len,
+        load_in_4bit=ds.load_in_4bit,
+        use_liger_kernel=ds.use_liger_kernel,
+    )
+
+
+def trained_settings(config: SupervisedConfig, *, share_prefix: bool = False) -> LoadSettings:
+    """Return how a supervised run loads the model that it trains."""
+    return replace(
+        load_settings(config, share_prefix=share_prefix),
+        trained=True,
+        lora=config.ds.lora,
+        freeze_prefix=config.model.freeze_prefix,
+        checkpointed_layers=config.model.gradient_checkpointing_layers,
     )
 
 

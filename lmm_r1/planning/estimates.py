@@ -1,17 +1,20 @@
-"""What passes of a run's models take for any number of tokens, from a few of them run without memory."""
+"""The memory of a machine, and what passes of a run's models take of it, from a few passes run without memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import os
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
+from pathlib import Path
 
-from lmm_r1.config.shared import LoraConfig
+from lmm_r1 import cpu
 from lmm_r1.data.sample import SampleMedia
+from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.models.loading import LoadSettings, language_layer_list
-from lmm_r1.planning.machine import GIB
 from lmm_r1.planning.pass_memory import (
     SMALL,
     EmptyModel,
@@ -22,6 +25,92 @@ from lmm_r1.planning.pass_memory import (
     padded_batch,
     text_batch,
 )
+
+GIB = 2**30
+MIB = 2**20
+# A model's process on a GPU: CUDA's context, NCCL's buffers, workspaces of libraries.
+CONTEXT = 900 * MIB
+# An engine that sleeps on a GPU: the same, and CUDA graphs.
+SLEEPING_ENGINE = 1536 * MIB
+# Share of a GPU that PyTorch's allocator cannot fill.
+LOST_SHARE = 0.04
+# A Ray worker with its libraries: torch, vLLM, DeepSpeed.
+PROCESS = 900 * MIB
+# The run's own process and Ray's.
+DRIVER = 1536 * MIB
+_CGROUP = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """One of a run's machines, which are assumed to be equal."""
+
+    gpu_bytes: int | None
+    """Memory of each GPU; None without GPUs, when models are in host memory."""
+    host_bytes: int | None
+    """None if it is not known, which is possible only for a machine with GPUs."""
+
+    @property
+    def usable(self) -> int:
+        """Bytes of a GPU, or of host memory without GPUs, that a run's tensors can take."""
+        if self.gpu_bytes is not None:
+            return int(self.gpu_bytes * (1 - LOST_SHARE))
+        assert self.host_bytes is not None, "models are in it"
+        return self.host_bytes
+
+
+def machine_of(*, gpu_gib: float | None, host_gib: float | None) -> Machine:
+    """Return the machine with this much memory; None takes this machine's.
+
+    Args:
+        gpu_gib: of each GPU; 0 is a machine without GPUs. The host memory of another machine with GPUs is unknown.
+
+    Raises:
+        UserError: this machine's GPUs do not say how much they have.
+    """
+    if gpu_gib is None:
+        gpu = smallest_gpu_bytes() if cpu.has_cuda() else None
+    else:
+        gpu = int(gpu_gib * GIB) or None
+    if host_gib is not None:
+        return Machine(gpu_bytes=gpu, host_bytes=int(host_gib * GIB))
+    return Machine(gpu_bytes=gpu, host_bytes=None if gpu_gib else host_bytes())
+
+
+def smallest_gpu_bytes() -> int:
+    """Return the memory of this machine's smallest GPU, without CUDA, which would use some of it.
+
+    Raises UserError if nvidia-smi does not report it.
+    """
+    command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
+        return min(int(line) for line in said.split()) * MIB
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        raise UserError(
+            f"the memory of this machine's GPUs is not known, as nvidia-smi gives no answer ({error}); give "
+            "--gpu_memory_gib to lmm-r1 plan"
+        ) from error
+
+
+def host_bytes() -> int:
+    """Return the memory that processes of this machine, or of this container, may take."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([total, *(limit for file in _CGROUP if (limit := _limit(file)) is not None)])
+
+
+def _limit(file: Path) -> int | None:
+    try:
+        text = file.read_text(encoding="ascii").strip()
+    except OSError:
+        return None
+    return int(text) if text.isdecimal() else None
+
+
+def on_other_machines(environment: Mapping[str, str]) -> bool:
+    """Return whether a run joins a Ray cluster, whose machines may differ from this one."""
+    return bool(environment.get("RAY_ADDRESS"))
+
 
 # Bytes of a number, by `--ds.param_dtype`.
 WIDTHS = {"bf16": 2, "fp16": 2, "fp32": 4}
@@ -40,25 +129,15 @@ class ModelSettings:
 
     path: str
     role: Role
-    param_dtype: str
-    packing_samples: bool
-    share_prefix: bool
-    max_len: int
-    attn_implementation: str = "auto"
-    experts_implementation: str | None = None
-    freeze_visual_encoder: bool = False
-    freeze_prefix: tuple[str, ...] = ()
-    lora_rank: int = 0
-    target_modules: tuple[str, ...] = ("all-linear",)
-    use_dora: bool = False
-    load_in_4bit: bool = False
-    trust_remote_code: bool = False
+    load: LoadSettings
     checkpointing: bool = False
-    checkpointed_layers: int | None = None
-    """Layers of the language model that recompute, if not all do."""
     reentrant: bool = False
     entropy: bool = False
     bytes_per_gradient: int = 0
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        return Checkpoint(self.path, trust_remote_code=self.load.trust_remote_code)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -129,20 +208,14 @@ def _built(settings: ModelSettings) -> EmptyModel:
     return empty_model(
         settings.path,
         settings.role,
-        settings=LoadSettings(
-            attn_implementation=settings.attn_implementation,
-            experts_implementation=settings.experts_implementation,
-            param_dtype=settings.param_dtype,
-            packing_samples=settings.packing_samples,
-            share_prefix=settings.share_prefix,
-            freeze_visual_encoder=settings.freeze_visual_encoder,
-            freeze_prefix=settings.freeze_prefix,
-            lora=LoraConfig(
-                rank=settings.lora_rank, target_modules=settings.target_modules, use_dora=settings.use_dora
-            ),
-            load_in_4bit=settings.load_in_4bit,
-            max_len=settings.max_len,
-            trust_remote_code=settings.trust_remote_code,
+        # What has no part in the memory of weights and passes, or is counted apart from them.
+        settings=replace(
+            settings.load,
+            lora=replace(settings.load.lora, dropout=0.0),
+            use_liger_kernel=True,
+            image_cache_gib=0.0,
+            checkpointed_layers=None,
+            trained=True,
         ),
         checkpointing=settings.checkpointing,
         reentrant=settings.reentrant,
@@ -156,12 +229,11 @@ def estimate(settings: ModelSettings, image: PlanImage | None = None) -> ModelEs
     If only some layers recompute activations, a pass is assumed to hold its share of what it holds without and
     with all of them. It holds a little less: a layer is computed again when the later ones' activations are gone.
     """
-    checkpoint = Checkpoint(settings.path, trust_remote_code=settings.trust_remote_code)
-    if settings.checkpointed_layers is not None:
-        none, every = (
-            estimate(replace(settings, checkpointing=on, checkpointed_layers=None), image) for on in (False, True)
-        )
-        share = min(1.0, settings.checkpointed_layers / checkpoint.config.get_text_config().num_hidden_layers)
+    checkpoint, layers = settings.checkpoint, settings.load.checkpointed_layers
+    if layers is not None:
+        load = replace(settings.load, checkpointed_layers=None)
+        none, every = (estimate(replace(settings, load=load, checkpointing=on), image) for on in (False, True))
+        share = min(1.0, layers / checkpoint.config.get_text_config().num_hidden_layers)
         return replace(none, passes=none.passes.between(every.passes, share=share))
     model = _built(settings)
 
@@ -234,9 +306,9 @@ def kept_bytes(settings: ModelSettings, image: PlanImage | None, *, limit_gib: f
     Args:
         keeps: whether it keeps them whatever is frozen, as one that is not trained.
     """
-    frozen = settings.freeze_visual_encoder or settings.freeze_prefix or settings.lora_rank
+    load = settings.load
+    frozen = load.freeze_visual_encoder or load.freeze_prefix or load.lora.rank
     if image is None or not (frozen or keeps):
         return 0
-    checkpoint = Checkpoint(settings.path, trust_remote_code=settings.trust_remote_code)
-    width = checkpoint.config.get_text_config().hidden_size * WIDTHS[settings.param_dtype]
+    width = settings.checkpoint.config.get_text_config().hidden_size * WIDTHS[load.param_dtype]
     return min(int(limit_gib * GIB), MOST_IMAGES * len(image.token_ids) * width)

@@ -13,12 +13,19 @@ from rich.table import Table
 from lmm_r1.config import KDConfig, PPOConfig
 from lmm_r1.config.hardware import MOST_PROMPTS
 from lmm_r1.generation.engine_arguments import WORKSPACE, engine_bytes, kv_bytes_per_token, share_of
-from lmm_r1.lmm_kits import Checkpoint
-from lmm_r1.lmm_kits.kit import Config
-from lmm_r1.planning.estimates import WIDTHS, ModelEstimate, ModelSettings, PassEstimate, size_of
-from lmm_r1.planning.machine import GIB, PROCESS, SLEEPING_ENGINE, Machine
-from lmm_r1.planning.pass_memory import Role
-from lmm_r1.planning.zero_memory import TrainedStates, gathered_bytes
+from lmm_r1.models.loading import rl_settings
+from lmm_r1.planning.estimates import (
+    GIB,
+    PROCESS,
+    SLEEPING_ENGINE,
+    WIDTHS,
+    Machine,
+    ModelEstimate,
+    ModelSettings,
+    PassEstimate,
+    size_of,
+)
+from lmm_r1.planning.pass_memory import Role, TrainedStates, gathered_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,21 +185,12 @@ def planned_engine(config: PPOConfig, machine: Machine, *, room: int | None = No
     Args:
         room: bytes of a GPU that it may take if no flag sets its share.
     """
-    path, dtype = config.actor.model_name_or_path, config.ds.param_dtype
+    path = config.actor.model_name_or_path
     assert path is not None, "resolve_ppo requires it"
-    assert dtype is not None, "resolve_ppo fills it in"
     vllm = config.vllm
-    settings = ModelSettings(
-        path=path,
-        role="reference",
-        param_dtype=dtype,
-        packing_samples=config.ds.packing_samples,
-        share_prefix=config.train.shared_prefix_enable and config.rollout.n_samples_per_prompt > 1,
-        max_len=config.data.max_len,
-        attn_implementation=config.ds.attn_implementation,
-        experts_implementation=config.ds.experts_implementation,
-        trust_remote_code=config.train.trust_remote_code,
-    )
+    # vLLM holds the weights whole and unquantized, whatever the training does with them.
+    load = replace(rl_settings(config, "reference"), load_in_4bit=False, freeze_prefix=())
+    settings = ModelSettings(path=path, role="reference", load=load)
     ranks = max(1, vllm.gpus // config.actor.nodes)
     if machine.gpu_bytes is None:
         engine = _engine_on_cpus(settings, ranks=ranks)
@@ -252,15 +250,17 @@ def _engine_on_gpu(
     Args:
         responses: that it makes at a time, at most.
     """
-    whole, width, config = size_of(settings).weight_bytes, WIDTHS[settings.param_dtype], _config(settings)
-    weights, cached = whole // gpus, _kv_bytes(settings) // gpus
-    least = weights + WORKSPACE + cached * settings.max_len
+    load, config = settings.load, settings.checkpoint.config
+    assert load.max_len is not None, "a run has a longest sample"
+    whole, width = size_of(settings).weight_bytes, WIDTHS[load.param_dtype]
+    weights, cached = whole // gpus, kv_bytes_per_token(config, width=width) // gpus
+    least = weights + WORKSPACE + cached * load.max_len
     if utilization is None:
         needed = engine_bytes(
             config,
             weights=whole,
             width=width,
-            max_len=settings.max_len,
+            max_len=load.max_len,
             responses=responses,
             gpu_bytes=gpu_bytes,
             gpus=gpus,
@@ -289,19 +289,11 @@ def _engine_on_cpus(settings: ModelSettings, *, ranks: int) -> PlannedEngine:
         utilization=None,
         share=share,
         asleep=share,
-        kv_bytes_per_token=_kv_bytes(settings),
+        kv_bytes_per_token=kv_bytes_per_token(settings.checkpoint.config, width=WIDTHS[settings.load.param_dtype]),
         least=0,
         host=0,
         ranks=ranks,
     )
-
-
-def _config(settings: ModelSettings) -> Config:
-    return Checkpoint(settings.path, trust_remote_code=settings.trust_remote_code).config
-
-
-def _kv_bytes(settings: ModelSettings) -> int:
-    return kv_bytes_per_token(_config(settings), width=WIDTHS[settings.param_dtype])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from lmm_r1.config import PPOConfig, SupervisedConfig
-from lmm_r1.config.export import UNPLANNED
 from lmm_r1.config.hardware import MOST_PROMPTS, MOST_SAMPLES
 from lmm_r1.config.ppo import (
     AHEAD_TOKENS,
@@ -17,15 +16,24 @@ from lmm_r1.config.ppo import (
     RefConfig,
     RewardConfig,
 )
+from lmm_r1.config.resolve import UNPLANNED
 from lmm_r1.config.shared import OptimizerConfig
 from lmm_r1.generation.media_store import compact
 from lmm_r1.generation.weight_bucket import BUCKET_BYTES
-from lmm_r1.planning import machine as machines
-from lmm_r1.planning.estimates import WIDTHS, ModelSettings, PlanImage, estimate, kept_bytes
-from lmm_r1.planning.machine import Machine
-from lmm_r1.planning.pass_memory import Role
+from lmm_r1.models.loading import Role, rl_settings
+from lmm_r1.planning.estimates import (
+    CONTEXT,
+    DRIVER,
+    PROCESS,
+    WIDTHS,
+    Machine,
+    ModelSettings,
+    PlanImage,
+    estimate,
+    kept_bytes,
+)
+from lmm_r1.planning.pass_memory import MASTER_BYTES, ZeroSettings, gathered_bytes, moment_bytes, trained_states
 from lmm_r1.planning.plan import Device, GroupLimit, Phase, Plan, PlannedEngine, PlannedModel, planned_engine
-from lmm_r1.planning.zero_memory import MASTER_BYTES, ZeroSettings, gathered_bytes, moment_bytes, trained_states
 
 # Sizes of passes are multiples of it.
 TOKEN_STEP = 256
@@ -121,26 +129,15 @@ def _log_prob_tokens(
         for model in device.models:
             passes = model.passes
             if model.states is not None:
-                role: Role = "reference" if model.role == "policy" else "reward"
-                settings = replace(_settings(config, model.role, bytes_per_gradient=0), role=role, checkpointing=False)
-                passes = estimate(_untrained(settings), image).passes
+                # As it would be built if it were not trained.
+                trained: Role = "policy" if model.role == "policy" else "critic"
+                frozen: Role = "reference" if trained == "policy" else "reward"
+                settings = _settings(config, frozen, path=model_path(config, trained))
+                passes = estimate(settings, image).passes
             room = device.beside_engine(usable=usable, sleeps=True, tokens=0) - model.gathered
             asleep = 0 if device.engine is None else device.engine.asleep
             found.append(passes.tokens(room - asleep, step=TOKEN_STEP))
     return max(update, min(found))
-
-
-def _untrained(settings: ModelSettings) -> ModelSettings:
-    """Return how a model that is trained would be built if it were not."""
-    return replace(
-        settings,
-        freeze_visual_encoder=False,
-        freeze_prefix=(),
-        lora_rank=0,
-        use_dora=False,
-        checkpointed_layers=None,
-        entropy=False,
-    )
 
 
 def _engine(config: PPOConfig, machine: Machine, models: dict[Role, PlannedModel]) -> PlannedEngine:
@@ -175,28 +172,13 @@ def model_path(config: PPOConfig, role: Role) -> str:
     return path
 
 
-def _settings(config: PPOConfig, role: Role, *, bytes_per_gradient: int) -> ModelSettings:
-    assert config.ds.param_dtype is not None, "resolve_ppo fills it in"
-    trained = role in ("policy", "critic")
-    actor = config.actor
+def _settings(config: PPOConfig, role: Role, *, path: str, bytes_per_gradient: int = 0) -> ModelSettings:
+    trained, actor, load = role in ("policy", "critic"), config.actor, rl_settings(config, role)
     return ModelSettings(
-        path=model_path(config, role),
+        path=path,
         role=role,
-        param_dtype=config.ds.param_dtype,
-        packing_samples=config.ds.packing_samples,
-        share_prefix=config.train.shared_prefix_enable and config.rollout.n_samples_per_prompt > 1,
-        max_len=config.data.max_len,
-        attn_implementation=config.ds.attn_implementation,
-        experts_implementation=config.ds.experts_implementation,
-        freeze_visual_encoder=trained and actor.freeze_visual_encoder,
-        freeze_prefix=actor.freeze_prefix if trained else (),
-        lora_rank=config.ds.lora.rank if trained else 0,
-        target_modules=config.ds.lora.target_modules,
-        use_dora=config.ds.lora.use_dora,
-        load_in_4bit=config.ds.load_in_4bit,
-        trust_remote_code=config.train.trust_remote_code,
+        load=load if trained else replace(load, freeze_visual_encoder=False, freeze_prefix=()),
         checkpointing=trained and bool(actor.gradient_checkpointing_enable),
-        checkpointed_layers=actor.gradient_checkpointing_layers if trained else None,
         reentrant=actor.gradient_checkpointing_reentrant,
         entropy=role == "policy" and actor.entropy_coef is not None,
         bytes_per_gradient=bytes_per_gradient,
@@ -228,7 +210,7 @@ def _model(config: PPOConfig, machine: Machine, role: Role, *, image: PlanImage 
         muon=isinstance(group, OptimizerConfig) and group.optim == "muon",
     )
     per_gradient = width if not on_gpu and zero.stage in (1, 2) and not zero.sums_alone else 0
-    settings = _settings(config, role, bytes_per_gradient=per_gradient)
+    settings = _settings(config, role, path=model_path(config, role), bytes_per_gradient=per_gradient)
     estimated = estimate(settings, image)
     size = estimated.size
     actor = config.actor
@@ -242,7 +224,7 @@ def _model(config: PPOConfig, machine: Machine, role: Role, *, image: PlanImage 
         resident=0,
         gathered=gathered_bytes(size) if zero.stage == 3 else 0,
         sleeps=False,
-        context=machines.CONTEXT if on_gpu else machines.PROCESS + kept,
+        context=CONTEXT if on_gpu else PROCESS + kept,
         pass_tokens=0,
         host=0,
         ranks=group.gpus_per_node,
@@ -312,7 +294,7 @@ def _fitting_tokens(devices: Sequence[Device], machine: Machine) -> int:
             if model.states is not None:
                 usable = machine.usable
                 if machine.gpu_bytes is None:
-                    usable -= machines.DRIVER
+                    usable -= DRIVER
                 found.append(model.passes.tokens(device.room(model, usable=usable), step=TOKEN_STEP))
     return min(found)
 
@@ -326,11 +308,11 @@ def _host(config: PPOConfig, machine: Machine, devices: list[Device]) -> list[Ph
     """Return the phases of one machine's host memory."""
     models = [model for device in devices for model in device.models]
     engine = next(device.engine for device in devices if device.engine is not None)
-    parts = [Phase(name="the run's process and Ray's", size=machines.DRIVER)]
+    parts = [Phase(name="the run's process and Ray's", size=DRIVER)]
     if machine.gpu_bytes is None:
         return parts
     processes = sum(model.ranks for model in models) + engine.ranks
-    parts.append(Phase(name="workers", size=machines.PROCESS * processes))
+    parts.append(Phase(name="workers", size=PROCESS * processes))
     for model in models:
         if model.host:
             parts.append(Phase(name=f"{model.role}, offloaded", size=model.host * model.ranks))

@@ -9,13 +9,11 @@ from lmm_r1.config import DPOConfig, KDConfig, RMConfig, SupervisedConfig
 from lmm_r1.config.preferences import ReferredConfig
 from lmm_r1.generation.weight_bucket import BUCKET_BYTES
 from lmm_r1.lmm_kits import Checkpoint
-from lmm_r1.planning import machine as machines
-from lmm_r1.planning.estimates import WIDTHS, ModelSettings, PlanImage, estimate, kept_bytes
-from lmm_r1.planning.machine import Machine
-from lmm_r1.planning.pass_memory import Role
+from lmm_r1.models.loading import load_settings, trained_settings
+from lmm_r1.planning.estimates import CONTEXT, PROCESS, WIDTHS, Machine, ModelSettings, PlanImage, estimate, kept_bytes
+from lmm_r1.planning.pass_memory import Role, ZeroSettings, gathered_bytes, moment_bytes, trained_states
 from lmm_r1.planning.plan import Device, Phase, Plan, PlannedEngine, PlannedModel, student_engine
 from lmm_r1.planning.ppo_plan import TOKEN_STEP, stage_of
-from lmm_r1.planning.zero_memory import ZeroSettings, gathered_bytes, moment_bytes, trained_states
 
 # A pair of responses, or a response and a mismatched one.
 SIDES = 2
@@ -72,7 +70,8 @@ def _plan_kd(run: _Run, config: KDConfig) -> Plan:
     engine = None
     if config.rollout.on_policy_share:
         # vLLM holds the weights whole and unquantized, whatever the training does with them.
-        settings = replace(run.settings(role="reference"), load_in_4bit=False)
+        settings = run.settings(role="reference")
+        settings = replace(settings, load=replace(settings.load, load_in_4bit=False))
         models = Device(name="", models=[student, teacher], engine=None, bucket=BUCKET_BYTES)
         room = models.beside_engine(usable=machine.usable, sleeps=False, tokens=longest)
         engine = student_engine(config, machine, settings=settings, ranks=run.per_machine, room=room)
@@ -132,7 +131,7 @@ class _Run:
             resident=0,
             gathered=gathered_bytes(estimated.size) if zero.stage == 3 else 0,
             sleeps=False,
-            context=machines.CONTEXT if self.on_gpu else machines.PROCESS + kept,
+            context=CONTEXT if self.on_gpu else PROCESS + kept,
             pass_tokens=pass_tokens,
             host=states.host,
             ranks=self.per_machine,
@@ -176,23 +175,12 @@ class _Run:
         assert path is not None, "resolve requires it"
         assert config.ds.param_dtype is not None, "resolve fills it in"
         in_backward = trained and not self.on_gpu and stage_of(config) in (1, 2)
+        load_as = trained_settings if trained else load_settings
         return ModelSettings(
             path=path,
             role=role,
-            param_dtype=config.ds.param_dtype,
-            packing_samples=config.ds.packing_samples,
-            share_prefix=self.share_prefix,
-            max_len=config.data.max_len,
-            attn_implementation=config.ds.attn_implementation,
-            experts_implementation=config.ds.experts_implementation,
-            lora_rank=config.ds.lora.rank if trained else 0,
-            target_modules=config.ds.lora.target_modules,
-            use_dora=config.ds.lora.use_dora,
-            load_in_4bit=config.ds.load_in_4bit,
-            trust_remote_code=config.train.trust_remote_code,
-            freeze_prefix=config.model.freeze_prefix if trained else (),
+            load=load_as(config, share_prefix=self.share_prefix),
             checkpointing=trained and bool(config.model.gradient_checkpointing_enable),
-            checkpointed_layers=config.model.gradient_checkpointing_layers if trained else None,
             reentrant=config.model.gradient_checkpointing_reentrant,
             bytes_per_gradient=WIDTHS[config.ds.param_dtype] if in_backward else 0,
         )
@@ -227,7 +215,7 @@ class _Run:
 
     def _host(self, models: Sequence[PlannedModel]) -> list[Phase]:
         policy, per_machine = models[0], self.per_machine
-        host = [Phase(name="processes", size=machines.PROCESS * per_machine)]
+        host = [Phase(name="processes", size=PROCESS * per_machine)]
         if policy.host:
             host.append(Phase(name="optimizer, offloaded", size=policy.host * per_machine))
         host += [

@@ -14,7 +14,7 @@ from typing import Any
 import ray
 from rich.console import Console
 
-from lmm_r1 import cpu, dotted, loading
+from lmm_r1 import cpu, dotted, quiet
 from lmm_r1.agents.environment import Environment
 from lmm_r1.agents.openrlhf_agent import agent_class, executes_itself
 from lmm_r1.agents.registry import load_environment
@@ -62,7 +62,7 @@ from lmm_r1.models.load_balancing import check_balanced
 from lmm_r1.models.packed.sequence_parallel import check_heads
 from lmm_r1.models.rope_scaling import check_rope, tell_factors
 from lmm_r1.models.value_model import head_name, stored_weight
-from lmm_r1.planning.run_plan import planned_ppo
+from lmm_r1.planning.choices import planned_ppo
 from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.records.tracker_backends import open_trackers
 from lmm_r1.records.trackers import Trackers
@@ -466,7 +466,7 @@ def _start_ray(config: PPOConfig) -> None:
         if not cpu.has_cuda():
             needed = needed_gpus(config)
             arguments |= {"num_gpus": needed, "num_cpus": max(os.cpu_count() or 1, needed)}
-    loading.done()
+    quiet.done_loading()
     nodes.connect(**arguments)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -15,7 +15,7 @@ from lmm_r1.lifecycle.stopping import StopRequests
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.adapters import adapters_off
-from lmm_r1.models.loading import LoadSettings
+from lmm_r1.models.loading import load_settings, trained_settings
 from lmm_r1.models.packed.self_check import check_packing
 from lmm_r1.models.packed.sequence_parallel import bare
 from lmm_r1.models.value_model import KitValueModel
@@ -46,36 +46,6 @@ def model_path(config: SupervisedConfig) -> str:
     path = config.model.model_name_or_path
     assert path is not None, "required by config.resolve"
     return path
-
-
-def load_settings(config: SupervisedConfig, *, share_prefix: bool = False) -> LoadSettings:
-    """Return how a model that is not trained is loaded."""
-    ds = config.ds
-    assert ds.param_dtype is not None, "filled in by config.resolve"
-    return LoadSettings(
-        trained=False,
-        image_cache_gib=ds.image_cache_gib,
-        attn_implementation=ds.attn_implementation,
-        param_dtype=ds.param_dtype,
-        packing_samples=ds.packing_samples,
-        share_prefix=share_prefix,
-        experts_implementation=ds.experts_implementation,
-        trust_remote_code=config.train.trust_remote_code,
-        max_len=config.data.max_len,
-        load_in_4bit=ds.load_in_4bit,
-        use_liger_kernel=ds.use_liger_kernel,
-    )
-
-
-def trained_settings(config: SupervisedConfig, *, share_prefix: bool = False) -> LoadSettings:
-    """Return how the trained model is loaded."""
-    return replace(
-        load_settings(config, share_prefix=share_prefix),
-        trained=True,
-        lora=config.ds.lora,
-        freeze_prefix=config.model.freeze_prefix,
-        checkpointed_layers=config.model.gradient_checkpointing_layers,
-    )
 
 
 def load_policy(session: SupervisedSession[Any], *, share_prefix: bool = False) -> KitActor:

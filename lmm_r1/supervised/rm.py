@@ -15,6 +15,7 @@ from lmm_r1.data.messages import Row
 from lmm_r1.data.preferences import PreferenceRow
 from lmm_r1.data.training_rows import KeptRows
 from lmm_r1.errors import UserError
+from lmm_r1.models.loading import trained_settings
 from lmm_r1.models.value_model import KitValueModel
 from lmm_r1.supervised import RowCheck, passes
 from lmm_r1.supervised.dpo import (
@@ -29,7 +30,7 @@ from lmm_r1.supervised.dpo import (
 )
 from lmm_r1.supervised.held_out import LOSS, HeldOut
 from lmm_r1.supervised.loop import Counts, SupervisedRun, Terms
-from lmm_r1.supervised.models import SupervisedSession, model_path, prepare_trained, trained_settings
+from lmm_r1.supervised.models import SupervisedSession, model_path, prepare_trained
 from lmm_r1.supervised.samples import SFTSample
 
 

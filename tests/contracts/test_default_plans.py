@@ -9,7 +9,7 @@ from lmm_r1.config import PPOConfig, SFTConfig, resolve, resolve_ppo, sized_ppo,
 from lmm_r1.config.hardware import Offer, shared_counts
 from lmm_r1.lmm_kits.registry import released_folder
 from lmm_r1.planning.choices import choices_line, chosen, filled
-from lmm_r1.planning.machine import GIB, Machine
+from lmm_r1.planning.estimates import GIB, Machine
 from lmm_r1.planning.plan import Plan
 from lmm_r1.planning.ppo_plan import plan_ppo
 from lmm_r1.planning.supervised_plan import plan_supervised

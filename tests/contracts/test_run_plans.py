@@ -13,13 +13,11 @@ from lmm_r1.errors import UserError
 from lmm_r1.generation.weight_bucket import BUCKET_BYTES
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.models.actor import KitActor
-from lmm_r1.planning import run_plan
-from lmm_r1.planning.choices import refuse_excess
-from lmm_r1.planning.estimates import PlanImage, estimate
-from lmm_r1.planning.machine import GIB, Machine
+from lmm_r1.planning import choices
+from lmm_r1.planning.choices import planned_ppo, planned_supervised, refuse_excess
+from lmm_r1.planning.estimates import GIB, Machine, PlanImage, estimate
 from lmm_r1.planning.plan import WORKSPACE, Plan
 from lmm_r1.planning.ppo_plan import plan_ppo, rollout_bytes
-from lmm_r1.planning.run_plan import planned_ppo, planned_supervised
 from lmm_r1.planning.supervised_plan import plan_supervised
 
 pytestmark = pytest.mark.contract
@@ -57,7 +55,7 @@ def with_memory(monkeypatch: pytest.MonkeyPatch):
 
     def give(size: float) -> None:
         machine = Machine(gpu_bytes=None, host_bytes=int(size * GIB))
-        monkeypatch.setattr(run_plan, "machine_of", lambda **given: machine)
+        monkeypatch.setattr(choices, "machine_of", lambda **given: machine)
 
     return give
 
@@ -123,7 +121,7 @@ def test_an_episode_may_take_all_that_its_prompt_leaves(rl_run, with_memory):
 def test_passes_get_smaller_where_memory_is_short_and_what_is_given_is_kept(rl_run, with_memory):
     with_memory(24)
     base = rl_run(data__max_len=256, rollout__max_new_tokens=64)
-    plan = run_plan.plan_ppo(base, Machine(gpu_bytes=None, host_bytes=24 * GIB))
+    plan = choices.plan_ppo(base, Machine(gpu_bytes=None, host_bytes=24 * GIB))
     (device,) = plan.devices
     (policy,) = device.models
     beside = plan.host_peak - policy.busy() + policy.busy(5000)

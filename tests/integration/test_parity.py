@@ -7,7 +7,7 @@ import pytest
 from helpers.commands_here import start_anew
 
 from lmm_r1.checkpoints import kept_for
-from lmm_r1.cli.parity import certify
+from lmm_r1.cli.kits import certify
 
 pytestmark = [pytest.mark.integration, pytest.mark.full]
 

@@ -10,11 +10,11 @@ pytestmark = pytest.mark.unit
 PROGRAM = """
 import gc
 usual = gc.get_threshold()
-from lmm_r1 import loading
-loading.begin()
+from lmm_r1 import quiet
+quiet.begin_loading()
 assert gc.get_threshold()[0] > 10 * usual[0]
 held = [[] for _ in range(1000)]
-loading.done()
+quiet.done_loading()
 assert gc.get_threshold() == usual
 assert gc.get_freeze_count() > 1000
 class Told:
@@ -35,14 +35,14 @@ def test_garbage_of_later_is_collected_and_nothing_stays_frozen_at_the_end():
 
 
 def test_a_second_model_in_one_process_finds_the_usual_settings_again():
-    from lmm_r1 import loading
+    from lmm_r1 import quiet
 
     before = gc.get_threshold()
     try:
         for _ in range(2):
-            loading.begin()
-            loading.done()
-            assert gc.get_threshold() == loading._USUAL
+            quiet.begin_loading()
+            quiet.done_loading()
+            assert gc.get_threshold() == quiet._USUAL
     finally:
         gc.unfreeze()
         gc.set_threshold(*before)

@@ -1,1 +1,1 @@
-"""What `lmm-r1 init` writes beside the rows; each file is copied as it stands."""
+"""What `lmm-r1 init` writes next to the rows; each file is copied unchanged."""

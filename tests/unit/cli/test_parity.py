@@ -3,7 +3,7 @@
 import pytest
 
 from lmm_r1 import dotted
-from lmm_r1.cli import kits, parity
+from lmm_r1.cli import kits
 from lmm_r1.config import PPOConfig, resolve
 from lmm_r1.errors import UserError
 from lmm_r1.records.metrics import MetricLog, MetricRow
@@ -25,27 +25,27 @@ IMAGE = {"image/mean_exp": 1.3, "image/mean": 0.2, "image/max": 2.0}
 
 def test_both_steps_and_both_kinds_of_rows_have_a_line_whose_verdict_is_that_of_the_mean():
     # The largest distance says little: rounding alone moves rare tokens by more.
-    gaps = parity.gaps_of(logged(TEXT | IMAGE, TEXT), corrected=False, limit=0.1)
+    gaps = kits.gaps_of(logged(TEXT | IMAGE, TEXT), corrected=False, limit=0.1)
     assert [gap.cells for gap in gaps] == [
         ("text", "as loaded", "1.001000", "0.001", "0.5", "agree"),
         ("image", "as loaded", "1.300000", "0.2", "2", "apart"),
         ("text", "after an update", "1.001000", "0.001", "0.5", "agree"),
     ]
-    assert parity.gaps_of(logged(IMAGE, IMAGE), corrected=True, limit=0.1)[0].verdict == "apart, corrected on CPUs"
+    assert kits.gaps_of(logged(IMAGE, IMAGE), corrected=True, limit=0.1)[0].verdict == "apart, corrected on CPUs"
     nothing = {"text/mean_exp": None, "text/mean": None, "text/max": None}
-    assert parity.gaps_of(logged(nothing, nothing), corrected=False, limit=0.1)[0].verdict == "apart"
+    assert kits.gaps_of(logged(nothing, nothing), corrected=False, limit=0.1)[0].verdict == "apart"
 
 
 def test_a_first_step_that_changed_no_weight_certifies_nothing():
     with pytest.raises(UserError, match="had no gradient"):
-        parity.gaps_of(logged(TEXT, TEXT, grad_norm=0.0), corrected=False, limit=0.1)
+        kits.gaps_of(logged(TEXT, TEXT, grad_norm=0.0), corrected=False, limit=0.1)
 
 
 def test_the_run_that_measures_is_one_that_the_trainer_takes(tmp_path):
-    given = parity.parity_flags("models/vlm", max_len=256, dtype="fp32", folder=tmp_path)
+    given = kits.parity_flags("models/vlm", max_len=256, dtype="fp32", folder=tmp_path)
     config = resolve(dotted.replace(PPOConfig(), given))
     assert (config.data.max_len, config.ds.param_dtype, config.rollout.n_samples_per_prompt) == (256, "fp32", 2)
-    rewards = parity.spread(["?"] * 2, ["?"] * 2, [""] * 2, ["a", "b"])["rewards"]
+    rewards = kits.spread(["?"] * 2, ["?"] * 2, [""] * 2, ["a", "b"])["rewards"]
     assert 0 <= min(rewards) < max(rewards) < 1
 
 

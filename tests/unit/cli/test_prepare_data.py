@@ -65,7 +65,7 @@ def test_a_dataset_that_cannot_be_had_ends_with_what_to_do(tmp_path, capsys):
         main(["math12k", "--output", str(tmp_path / "out")])
     assert ended.value.code == 1
     err = capsys.readouterr().err
-    assert "recipe math12k: hiyouga/math12k: cannot be had from the Hugging Face hub" in err
+    assert "recipe math12k: hiyouga/math12k: cannot be downloaded from the Hugging Face hub" in err
     assert "give that folder here with --source FOLDER" in err
 
 
@@ -82,7 +82,7 @@ def test_every_recipe_is_listed(capsys):
     [
         (["--output", "x"], "RECIPE is missing: name one (--list_recipes)"),
         (["math12k"], "--output is missing: name the folder to write"),
-        (["math12k", "--output", "x", "--max_rows", "0"], "--max_rows 0: must be 1 or more"),
+        (["math12k", "--output", "x", "--max_rows", "0"], "--max_rows 0 must be at least 1"),
         (["math12", "--output", "x"], "recipe math12: no such recipe; did you mean math12k?"),
         (["no.yaml", "--output", "x"], "no.yaml: No such file or directory; check the path"),
     ],

@@ -18,7 +18,7 @@ def test_it_listens_on_this_machine_alone_unless_told_otherwise():
     ("flags", "told"),
     [
         (["--image_root", "/no/such/folder"], "--image_root /no/such/folder: no such folder; check the path"),
-        (["--max_images", "-1"], "--max_images -1: must be 0 or more"),
+        (["--max_images", "-1"], "--max_images -1 must be at least 0"),
         (["--gpu_memory_utilization", "2"], "--gpu_memory_utilization 2.0: must be above 0 and at most 1"),
         (["--backend", "transformers", "--enforce_eager"], "--enforce_eager switches vLLM's CUDA graphs off"),
     ],

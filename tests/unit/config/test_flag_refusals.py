@@ -1,10 +1,10 @@
-"""Values of flags that would have no effect are refused by name, with what to take instead."""
+"""Values of flags that contradict each other or have no effect are refused by name, with what to take instead."""
 
 import pytest
 from helpers.tables import frozen, table
 
 from lmm_r1 import dotted
-from lmm_r1.config import PPOConfig, SFTConfig, resolve
+from lmm_r1.config import DPOConfig, KDConfig, PPOConfig, SFTConfig, resolve
 from lmm_r1.errors import UserError
 
 pytestmark = pytest.mark.unit
@@ -18,13 +18,23 @@ RL = {
     "rollout.n_samples_per_prompt": 8,
 }
 SFT = {"model.model_name_or_path": "model", "data.dataset": "rows.jsonl"}
-LORA = {"ds.lora.rank": 8}
+KD = SFT | {"teacher.model_name_or_path": "t"}
 REFUSED_IN_RL = frozen("config/flag_refusals", "refused_in_rl")
-REFUSED_IN_SFT = table("config/flag_refusals", "refused_in_sft")
+SUPERVISED = {"sft": (SFTConfig, SFT), "dpo": (DPOConfig, SFT), "kd": (KDConfig, KD)}
+REFUSED_IN_SUPERVISED = [
+    pytest.param(trainer, changes, instead, id=f"{trainer} {' '.join(changes)}")
+    for trainer in SUPERVISED
+    for changes, instead in table("config/flag_refusals", f"refused_in_{trainer}")
+]
 
 
 def case(changes: dict[str, object]) -> str:
     return " ".join(changes)
+
+
+def dpo(**changes: object) -> DPOConfig:
+    given = {name.replace("__", "."): value for name, value in changes.items()}
+    return resolve(dotted.replace(DPOConfig(), SFT | given))
 
 
 @pytest.mark.parametrize(("changes", "instead"), REFUSED_IN_RL, ids=[case(changes) for changes, _ in REFUSED_IN_RL])
@@ -35,17 +45,38 @@ def test_what_has_no_effect_in_rl_is_refused(changes, instead):
     assert instead in str(refused.value)
 
 
-@pytest.mark.parametrize(("changes", "instead"), REFUSED_IN_SFT, ids=[case(changes) for changes, _ in REFUSED_IN_SFT])
-def test_what_has_no_effect_in_supervised_training_is_refused(changes, instead):
+@pytest.mark.parametrize(("trainer", "changes", "instead"), REFUSED_IN_SUPERVISED)
+def test_what_has_no_effect_in_supervised_training_is_refused(trainer, changes, instead):
+    config_class, needed = SUPERVISED[trainer]
     with pytest.raises(UserError) as refused:
-        resolve(dotted.replace(SFTConfig(), SFT | changes))
+        resolve(dotted.replace(config_class(), needed | changes))
     assert instead in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    table("config/flag_refusals", "what_goes_together_is_taken"),
-    ids=case,
-)
+@pytest.mark.parametrize("changes", table("config/flag_refusals", "what_goes_together_is_taken"), ids=case)
 def test_what_goes_together_is_taken(changes):
     resolve(dotted.replace(SFTConfig(), SFT | changes))
+
+
+def test_distillation_needs_only_the_teacher_in_addition():
+    model = resolve(dotted.replace(KDConfig(), KD)).model
+    assert (model.kd_coef, model.kd_loss, model.kd_temperature) == (0.4, "forward_kl", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reference", "second_model", "refers_to_base"),
+    [
+        ({}, "model", True, False),
+        ({"ref__model_name_or_path": "r"}, "r", True, False),
+        ({"ds__lora__rank": 8}, "model", False, True),
+        ({"ds__lora__rank": 8, "ref__model_name_or_path": "r"}, "r", True, False),
+        ({"model__simpo_enable": True}, None, False, False),
+        ({"ds__lora__rank": 8, "model__simpo_enable": True}, None, False, False),
+    ],
+)
+def test_a_second_model_is_loaded_unless_the_reference_is_the_policy_without_its_adapter(
+    changes, reference, second_model, refers_to_base
+):
+    config = dpo(**changes)
+    assert config.ref.model_name_or_path == reference
+    assert (config.needs_reference_model, config.refers_to_base) == (second_model, refers_to_base)

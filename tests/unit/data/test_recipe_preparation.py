@@ -387,7 +387,7 @@ def test_without_network_the_dataset_and_the_way_to_local_files_are_named(tmp_pa
     with pytest.raises(UserError) as refused:
         Preparation(recipe=get_recipe("mmk12"), output=tmp_path / "out").run()
     said = str(refused.value)
-    assert said.startswith("recipe mmk12: FanqingM/MMK12: cannot be had from the Hugging Face hub (")
+    assert said.startswith("recipe mmk12: FanqingM/MMK12: cannot be downloaded from the Hugging Face hub (")
     assert "hf download FanqingM/MMK12 --repo-type dataset --local-dir FOLDER" in said
     assert said.endswith("give that folder here with --source FOLDER")
     with pytest.raises(

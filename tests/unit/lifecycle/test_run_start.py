@@ -10,7 +10,7 @@ from PIL import Image
 from lmm_r1 import dotted
 from lmm_r1.checkpoints import model_digest
 from lmm_r1.config import PPOConfig, SFTConfig
-from lmm_r1.config.export import is_free, settings_of_the_run
+from lmm_r1.config.resolve import is_free, settings_of_the_run
 from lmm_r1.data.messages import FilePlace, FileState, ImagePart, Message, Row, StoredBytes, TextPart
 from lmm_r1.data.training_rows import rows_digest
 from lmm_r1.errors import UserError

@@ -9,11 +9,9 @@ from lmm_r1.config import PPOConfig, unplanned
 from lmm_r1.errors import UserError
 from lmm_r1.planning import choices
 from lmm_r1.planning.choices import choices_line, chosen, filled, refuse_excess
-from lmm_r1.planning.estimates import ModelEstimate, PassEstimate
-from lmm_r1.planning.machine import GIB, Machine
-from lmm_r1.planning.pass_memory import ModelSize
+from lmm_r1.planning.estimates import GIB, Machine, ModelEstimate, PassEstimate
+from lmm_r1.planning.pass_memory import ModelSize, TrainedStates
 from lmm_r1.planning.plan import Device, Phase, Plan, PlannedEngine, PlannedModel
-from lmm_r1.planning.zero_memory import TrainedStates
 
 pytestmark = pytest.mark.unit
 

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from lmm_r1.models.adapters import packed_bytes
-from lmm_r1.planning.pass_memory import ModelSize
-from lmm_r1.planning.zero_memory import BUCKET, ZeroSettings, gathered_bytes, moment_bytes, trained_states
+from lmm_r1.planning.pass_memory import BUCKET, ModelSize, ZeroSettings, gathered_bytes, moment_bytes, trained_states
 
 pytestmark = pytest.mark.unit
 

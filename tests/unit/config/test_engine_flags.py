@@ -1,13 +1,14 @@
-"""Flags of episodes outside of training: refused by name where they would be ignored."""
+"""Flags of episodes, guessed tokens and CUDA graphs outside of training: refused by name if they would be ignored."""
 
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
-from lmm_r1.config import evaluate, generation
+from lmm_r1.config import PPOConfig, evaluate, generation, shared
 from lmm_r1.config.generation import EPISODE_FLAGS, episode_limits, reward_part
 from lmm_r1.config.ppo import AgentConfig, ThoughtConfig
+from lmm_r1.config.shared import Speculation, SpeculationFlags, check_speculation
 from lmm_r1.errors import UserError
 
 pytestmark = pytest.mark.unit
@@ -20,12 +21,34 @@ COMMANDS = {
 SAMPLED = {"n_samples": 2, "temperature": 1.0, "selected": Path("selected.jsonl")}
 
 
-def refusal(command: str, folder: Path, **changes: object) -> str:
-    config, check, given = COMMANDS[command]
+WITHOUT_VLLM = [
+    ("interactive_chat", "backend", "transformers"),
+    ("evaluate", "backend", "transformers"),
+    ("batch_inference", "eval_task", "generate"),
+    ("batch_inference", "eval_task", "rm"),
+]
+
+
+def checked(command: str, folder: Path, **changes: object) -> generation.EpisodeFlags:
+    config_class, check, given = COMMANDS[command]
     output = {} if command == "interactive_chat" else {"output": folder / "out.json"}
+    config = config_class(**given, **output, **changes)
+    check(config)
+    return config
+
+
+def refusal(command: str, folder: Path, **changes: object) -> str:
     with pytest.raises(UserError) as refused:
-        check(config(**given, **output, **changes))
+        checked(command, folder, **changes)
     return str(refused.value)
+
+
+@pytest.mark.parametrize(("command", "flag", "value"), WITHOUT_VLLM)
+def test_switching_cuda_graphs_off_is_refused_where_nothing_has_them(command, flag, value, tmp_path):
+    checked(command, tmp_path, enforce_eager=True)
+    checked(command, tmp_path, **{flag: value})
+    said = refusal(command, tmp_path, enforce_eager=True, **{flag: value})
+    assert said == f"--enforce_eager switches vLLM's CUDA graphs off, and --{flag} {value} has none; leave it out"
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -103,3 +126,41 @@ def test_a_part_of_the_reward_is_named_behind_the_colon():
     assert [reward_part(name) for name in ("agent:solved", "agent", "math:agent", "list:unordered")] == [
         "solved", None, None, None,
     ]  # fmt: skip
+
+
+def test_tokens_are_guessed_only_where_that_is_asked_for():
+    assert PPOConfig().vllm.speculation is None
+    assert SpeculationFlags(speculative_tokens=3).speculation == Speculation(method="ngram", tokens=3)
+
+
+@pytest.mark.parametrize(("command", "flag", "value"), WITHOUT_VLLM[1:])
+def test_what_generates_without_vllm_is_not_asked_to_guess(command, flag, value, tmp_path):
+    assert checked(command, tmp_path, speculative_tokens=3).speculation == Speculation(method="ngram", tokens=3)
+    assert checked(command, tmp_path, **{flag: value}).speculation is None
+    said = refusal(command, tmp_path, speculative_tokens=3, **{flag: value})
+    told = f"--speculative_tokens 3 has vLLM guess tokens, and --{flag} {value} generates without it; leave it out"
+    assert said == told
+
+
+def test_an_endpoint_guesses_by_itself(tmp_path):
+    served = {"checkpoints": (), "endpoint": "http://127.0.0.1:8000/v1", "model": ("m",), "files": ("b=rows.jsonl",)}
+    config = evaluate.EvaluateConfig(**served, output=tmp_path / "scores.json", speculative_tokens=3)
+    with pytest.raises(UserError, match="^--speculative_tokens 3: an endpoint has an engine of its own"):
+        evaluate.check(config)
+
+
+@pytest.mark.parametrize("tokens", [-1, 129])
+def test_a_number_of_tokens_that_vllm_cannot_guess_is_refused(tokens):
+    with pytest.raises(UserError, match=f"^--vllm.speculative_tokens {tokens} must be between 0, .* most, 128$"):
+        check_speculation(SpeculationFlags(speculative_tokens=tokens), prefix="vllm.")
+
+
+def test_a_method_without_tokens_or_its_package_is_refused(monkeypatch):
+    with pytest.raises(UserError, match="^--vllm.speculative_method suffix .*; give --vllm.speculative_tokens, too$"):
+        check_speculation(SpeculationFlags(speculative_method="suffix"), prefix="vllm.")
+    asked = SpeculationFlags(speculative_method="suffix", speculative_tokens=8)
+    monkeypatch.setattr(shared, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match="needs the package arctic-inference, .*take --speculative_method ngram$"):
+        check_speculation(asked)
+    monkeypatch.setattr(shared, "find_spec", lambda name: name)
+    check_speculation(asked)

@@ -1,0 +1,144 @@
+"""Every flag of the commands that work on files: `lmm-r1 merge` and `lmm-r1 check_data`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal, TypeAlias
+
+import tyro
+
+from lmm_r1.config.ppo import PPODataConfig, PPODeepSpeedConfig
+from lmm_r1.config.shared import RowsConfig, check_least, check_positive
+from lmm_r1.errors import UserError
+from lmm_r1.files.atomic import check_creatable, check_new_folder
+
+_SIZE = re.compile(r"[1-9]\d*(\.\d+)?\s*([KMGT]i?)?B", re.IGNORECASE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MergeConfig:
+    adapter: Path | None = None
+    """Folder of a LoRA adapter in peft's format, such as adapter/ next to a model trained with --ds.lora.rank."""
+    checkpoint: Path | None = None
+    """DeepSpeed checkpoint (pickles): the folder --ckpt.path of train_sft, or _actor or _critic in that of
+    train_ppo_ray."""
+    tag: str | None = None
+    """Name of the checkpoint in that folder, such as global_step20; None takes the newest."""
+    base: str | None = None
+    """Model that the run started from, a folder or a hub name; None takes the one named by the adapter."""
+    output: Path
+    """Folder to write; must not exist yet or be empty."""
+    lora_alpha: int | None = None
+    """--ds.lora.alpha of the run, for a DeepSpeed checkpoint with adapters; None reads it from the run's settings."""
+    use_rslora: bool = False
+    """With --lora_alpha: the run had --ds.lora.use_rslora."""
+    run_config: Path | None = None
+    """run_config.yaml of the run; None looks for it in the three folders above the checkpoint."""
+    value_head_prefix: str = PPODeepSpeedConfig.value_head_prefix
+    """Name of a critic's value head, if the config of the base does not name it."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Precision of the written weights, which are merged in fp32; auto takes the base's."""
+    max_shard_size: str = "5GB"
+    """Largest weight file."""
+    check: bool = True
+    """Load the written folder and compare its logits with the unmerged model's. This needs the memory of two models in
+    fp32, or three for a DeepSpeed checkpoint."""
+    push_to_hub: str | None = None
+    """Upload the folder to this repository on the Hugging Face Hub, OWNER/NAME."""
+    private: bool = True
+    """Make the repository private if it does not exist yet."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with the base."""
+
+
+def check_merge(config: MergeConfig) -> None:
+    """Raise UserError for contradictions between flags, and for an output folder that must not be written to."""
+    if (config.adapter is None) == (config.checkpoint is None):
+        raise UserError("give either --adapter or --checkpoint")
+    if config.checkpoint is not None and config.base is None:
+        raise UserError("--checkpoint needs --base, the model that the run started from")
+    for flag in ("tag", "lora_alpha", "run_config"):
+        if config.checkpoint is None and getattr(config, flag) is not None:
+            raise UserError(f"--{flag} belongs to --checkpoint; leave it out")
+    check_least(config, "lora_alpha")
+    if config.use_rslora and config.lora_alpha is None:
+        raise UserError(
+            "--use_rslora belongs to --lora_alpha; leave it out: without, both are read from the run's settings"
+        )
+    if not _SIZE.fullmatch(config.max_shard_size):
+        raise UserError(f"--max_shard_size {config.max_shard_size}: write a number and a unit, such as 5GB or 500MB")
+    check_new_folder(config.output, flag="--output")
+    if config.push_to_hub is not None:
+        from lmm_r1.hub import check_uploadable
+
+        check_uploadable(config.push_to_hub, flag="--push_to_hub")
+
+
+Kind: TypeAlias = Literal["prompts", "preference", "unpaired", "steps"]
+"""What rows are for: RL and SFT; DPO and reward models; KTO; process reward models."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckDataConfig(RowsConfig):
+    file: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
+    """Row file, folder or dataset to check, as --data.prompt_dataset and --data.dataset take it."""
+    model: str | None = None
+    """Model whose processor counts the tokens, a folder or a hub name; None leaves lengths unchecked."""
+    kind: Kind | None = None
+    """Kind of the rows; None detects it from the columns of the file."""
+    chosen_key: str | None = None
+    """Column of a preference with the better response; None takes `chosen`."""
+    rejected_key: str | None = None
+    """Column of a preference with the worse response; None takes `rejected`."""
+    step_tag: str | None = None
+    """Text after each step in a text with steps; None takes Math-Shepherd's."""
+    against: tuple[str, ...] = ()
+    """Other row files, for example held-out ones; rows that also occur there are reported."""
+    verifiers: tuple[str, ...] = ("math",)
+    """Verifiers, as named by `serve_verifier`, that must accept every row's own answer."""
+    max_len: int = PPODataConfig.max_len
+    """Longest sequence of the training, in tokens."""
+    max_new_tokens: int | None = None
+    """Longest response. A prompt must leave this much room in max_len; None requires one token."""
+    split: str = "train"
+    """Split of a dataset that has several."""
+    max_rows: int | None = None
+    """Rows taken from the start of each file; None takes all."""
+    html: Path = Path("check_data.html")
+    """Page to write: statistics, findings, and rows with their images."""
+    output: Path | None = None
+    """JSON file to write with all findings."""
+    thumbnails: int = 48
+    """Rows shown on the page in addition to those with findings, spread evenly over the file."""
+    judge_workers: int = 2
+    """Processes per verifier for answers that simple rules cannot judge."""
+    judge_timeout: float = 5.0
+    """Seconds after which judging an answer is cut off; this is also a finding."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with the model's checkpoint."""
+
+
+def check(config: CheckDataConfig) -> None:
+    """Raise UserError for contradictions between flags."""
+    for flag, value in (("--chosen_key", config.chosen_key), ("--rejected_key", config.rejected_key)):
+        if value is not None and config.kind not in (None, "preference"):
+            raise UserError(
+                f"{flag} {value}: is for preferences, and --kind {config.kind} is given; leave one of them out"
+            )
+    check_least(config, "max_len", "max_new_tokens", "max_rows", "judge_workers")
+    if config.max_new_tokens is not None and config.max_new_tokens >= config.max_len:
+        raise UserError(
+            f"--max_new_tokens {config.max_new_tokens}: leaves no room for a prompt in --max_len {config.max_len}; "
+            "raise that, or lower this"
+        )
+    check_least(config, "thumbnails", least=0)
+    check_positive(config, "judge_timeout")
+    for flag, path in (("--html", config.html), ("--output", config.output)):
+        if path is not None:
+            check_creatable(path, flag=flag)
+            if path.is_dir():
+                raise UserError(f"{flag} {path} is a folder; name a file")
+    if config.output == config.html:
+        raise UserError(f"--output {config.output} is also the path of the page; choose another file")
