@@ -45,6 +45,7 @@ from lmm_r1.scoring.remote_scorer import RemoteScorer
 from lmm_r1.scoring.response_scores import ProcessRewardScorer, ResponseScorer, RewardModelScorer, verifier_scorer
 from lmm_r1.scoring.scored_response import StepJudging
 from remote_rm.client import RewardUnavailable
+from remote_rm.redaction import hidden_settings
 from remote_rm.verifier import Item
 
 BACKENDS: dict[str, Backend] = {"generate_vllm": "vllm", "generate": "transformers"}
@@ -89,7 +90,9 @@ def run_batch(config: BatchConfig, *, progress: Progress) -> BatchReport:
     unused = EPISODE_FLAGS if config.agent is None else ()
     unused += tuple(name for name in STEP_FLAGS if getattr(config, name) == getattr(BatchConfig, name))
     settings = json.loads(json.dumps(asdict(config), default=str))
-    kept = {name: value for name, value in settings.items() if name not in (*NOT_KEPT, *unused)}
+    kept = {
+        name: hidden_settings(value, name=name) for name, value in settings.items() if name not in (*NOT_KEPT, *unused)
+    }
     prepare_process()
     began = time.perf_counter()
     task = _score_given if config.eval_task == "rm" else _generate

@@ -4,7 +4,9 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lmm_r1.data.media_access import MEGAPIXELS, MediaLimits
 from lmm_r1.errors import UserError
+from remote_rm.registry import positive
 
 if TYPE_CHECKING:
     from lmm_r1.data.sent_prompt import MediaAccess
@@ -44,6 +46,18 @@ def add_access_arguments(parser: argparse.ArgumentParser, *, named_by: str) -> N
         "--allow-urls", action="store_true", help=f"fetch images that {named_by} name by an http(s) URL"
     )
     parser.add_argument(
+        "--allow-private-urls",
+        action="store_true",
+        help="with --allow-urls: fetch from this machine and from private networks, too",
+    )
+    parser.add_argument(
+        "--max-image-megapixels",
+        type=positive(float),
+        default=MEGAPIXELS,
+        metavar="NUMBER",
+        help="refuse images with more pixels, in millions, before they are decoded",
+    )
+    parser.add_argument(
         "--trust-remote-code", action="store_true", help="run Python code that comes with the checkpoint"
     )
 
@@ -55,4 +69,5 @@ def media_access(args: argparse.Namespace) -> "MediaAccess":
             raise UserError(f"--image_root {root}: no such folder; check the path")
     from lmm_r1.data.sent_prompt import MediaAccess
 
+    MediaLimits(max_megapixels=args.max_image_megapixels, allow_private_urls=args.allow_private_urls).apply()
     return MediaAccess(roots=tuple(args.image_root), allow_urls=args.allow_urls)

@@ -10,6 +10,8 @@ from lmm_r1 import dotted
 from lmm_r1.config.model_checks import why_not_during_generation
 from lmm_r1.config.ppo import MOST_PASS_TOKENS, PPOConfig
 from lmm_r1.config.supervised import KDConfig, SupervisedConfig
+from lmm_r1.errors import UserError
+from remote_rm.redaction import HIDDEN, hidden_settings
 
 Config = TypeVar("Config", bound=PPOConfig | SupervisedConfig)
 SECRETS = (("logger", "wandb", "key"), ("logger", "swanlab", "key"))
@@ -119,19 +121,31 @@ def unplanned(config: Config) -> Config:
 
 
 def to_yaml(config: PPOConfig | SupervisedConfig) -> str:
-    """Return the config as nested YAML that `--config` reads back; keys of other services are left out."""
+    """Return the config as nested YAML that `--config` reads back; secrets are hidden."""
     return yaml.safe_dump(without_secrets(config), sort_keys=False, allow_unicode=True)
 
 
 def without_secrets(config: PPOConfig | SupervisedConfig) -> dict[str, Any]:
-    """Return the config as nested dicts of plain values, in which keys of other services are None."""
+    """Return the config as nested dicts of plain values, with None for keys of other services and other secrets hidden."""
     settings = dataclasses.asdict(config)
     for *groups, name in SECRETS:
         node = settings
         for group in groups:
             node = node[group]
         node[name] = None
-    return {name: _plain(value) for name, value in settings.items()}
+    hidden = hidden_settings({name: _plain(value) for name, value in settings.items()})
+    assert isinstance(hidden, dict)
+    return hidden
+
+
+def check_not_hidden(config: PPOConfig | SupervisedConfig) -> None:
+    """Raise UserError for a flag that has the place holder of a secret, read from the settings in a run folder."""
+    for flag in dotted.leaf_types(type(config)):
+        if HIDDEN in str(dotted.get(config, flag)):
+            raise UserError(
+                f"--{flag} holds {HIDDEN}: run_config.yaml has no secrets; give the flag with the secret on the command line, "
+                "or in a file for --config"
+            )
 
 
 def _plain(value: object) -> object:
@@ -141,8 +155,12 @@ def _plain(value: object) -> object:
 
 
 def settings_of_the_run(config: PPOConfig | SupervisedConfig) -> dict[str, object]:
-    """Return by flag what decides what a run learns, as JSON would give it back."""
-    return {flag: _as_json(dotted.get(config, flag)) for flag in dotted.leaf_types(type(config)) if not is_free(flag)}
+    """Return by flag what decides what a run learns, as JSON would give it back, with secrets hidden."""
+    return {
+        flag: hidden_settings(_as_json(dotted.get(config, flag)), name=flag)
+        for flag in dotted.leaf_types(type(config))
+        if not is_free(flag)
+    }
 
 
 def is_free(flag: str) -> bool:

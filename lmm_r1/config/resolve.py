@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from lmm_r1 import dotted
 from lmm_r1.config.checks import check_counts, check_open_sizes, check_ppo, require
+from lmm_r1.config.export import check_not_hidden
 from lmm_r1.config.hardware import Offer, default_param_dtype, group_size, offered_gpus, settled_counts
 from lmm_r1.config.model_checks import CONSTANT
 from lmm_r1.config.ppo import DEFAULT_VERIFIER, PPOConfig
@@ -77,6 +78,7 @@ def resolve(config: Config) -> Config:
     Raises:
         UserError: a flag is missing, not available in this version, or contradicts another one.
     """
+    check_not_hidden(config)
     if isinstance(config, PPOConfig):
         return resolve_ppo(config)
     resolved = _resolved(config)

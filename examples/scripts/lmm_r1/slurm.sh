@@ -30,6 +30,10 @@ read -r head < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 read -r address _ < <(srun --overlap --nodes 1 --ntasks 1 --nodelist "$head" hostname --ip-address)
 # The reward service is asked from every node.
 export RAY_ADDRESS=$address:$RAY_PORT REWARD_HOST=$address
+# Only processes with these keys may join Ray, ask for rewards or run code in the cluster; srun hands them on.
+key() { head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \n'; }
+: "${RAY_AUTH_TOKEN:=$(key)}" "${REMOTE_RM_TOKEN:=$(key)}"
+export RAY_AUTH_MODE=token RAY_AUTH_TOKEN REMOTE_RM_TOKEN
 # What a killed worker started would keep its GPU's memory.
 export RAY_process_group_cleanup_enabled=true
 ray=(ray start --num-gpus "$NUM_GPUS" --disable-usage-stats --block)
