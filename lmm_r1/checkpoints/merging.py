@@ -268,7 +268,7 @@ _SHARDS = "*_optim_states.pt"
 # Of ZeRO 1 and 2, with the whole weights in the precision of the training.
 _WHOLE = "mp_rank_00_model_states.pt"
 # What torch says of an object that is not on its list.
-_FORBIDDEN = re.compile(r"(?:GLOBAL|global|function|class|type)\W+([\w.]+\.[\w.]+)")
+_FORBIDDEN = re.compile(r"(?:GLOBAL|instantiate class <class ')\s*([\w.]+)")
 _DAMAGED = (OSError, ValueError, KeyError, IndexError, RuntimeError, EOFError, pickle.UnpicklingError)
 
 

@@ -48,10 +48,12 @@ _FREE = (
     "data.dataloader_num_workers",
     "data.dataset",
     # What these make of the rows is in the rows' digest.
+    "data.allow_private_urls",
     "data.bad_rows",
     "data.datasource_key",
     "data.format",
     "data.image_dir",
+    "data.max_image_megapixels",
     "data.prompt_dataset",
     "data.prompt_template",
     "data.system_prompt",
