@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import traceback
@@ -159,12 +160,8 @@ def connect(**settings: Any) -> None:
             patiently(lambda: ray.init(**settings, logging_level=logging.WARNING))
         return
     address = os.environ[ADDRESS]
-    if os.environ.get(AUTH_MODE) != "token" and not is_local(urlsplit(f"//{address}").hostname or ""):
-        logger.warning(
-            "%s=%s: the cluster runs without tokens, so that everyone who reaches its ports can run code on it; set "
-            "%s=token before `ray start` and here (docs/security.md)",
-            *(ADDRESS, address, AUTH_MODE),
-        )
+    if os.environ.get(AUTH_MODE) != "token":
+        _warn_of_open_cluster(address)
     try:
         patiently(lambda: ray.init(**settings, logging_level=logging.WARNING))
     except (ConnectionError, AuthenticationError) as error:
@@ -173,6 +170,17 @@ def connect(**settings: Any) -> None:
             f"process the cluster's {AUTH_MODE} and RAY_AUTH_TOKEN if it has tokens, or unset {ADDRESS} for a cluster on this "
             "machine alone"
         ) from error
+
+
+@functools.cache
+def _warn_of_open_cluster(address: str) -> None:
+    """Warn once, because a run connects several times."""
+    if not is_local(urlsplit(f"//{address.rpartition('//')[2]}").hostname or ""):
+        logger.warning(
+            "%s=%s: the cluster runs without tokens, so that everyone who reaches its ports can run code on it; set "
+            "%s=token before `ray start` and here (docs/security.md)",
+            *(ADDRESS, address, AUTH_MODE),
+        )
 
 
 @contextlib.contextmanager

@@ -225,7 +225,7 @@ def main() -> None:
             )
             hostile = round(args.clients * args.hostile_share)
             sizes = asyncio.run(run(load, clients=args.clients, hostile=hostile, pid=server.pid))
-            print(json.dumps(report(load, sizes), indent=1))
+            sys.stdout.write(json.dumps(report(load, sizes), indent=1) + "\n")
         finally:
             server.terminate()
             server.wait(60)
