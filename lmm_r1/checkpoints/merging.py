@@ -336,6 +336,7 @@ def read_weights(folder: Path, *, trust: bool = False) -> TrainedWeights:
     Args:
         trust: load pickles that hold anything but tensors and DeepSpeed's settings, and can run code.
     """
+    from lmm_r1.host.checkpoint_folder import damaged_shard
     from lmm_r1.host.zero import get_fp32_state_dict_from_zero_checkpoint, only_known_objects
 
     try:
@@ -355,6 +356,8 @@ def read_weights(folder: Path, *, trust: bool = False) -> TrainedWeights:
                 "trust who made them, add --trust_checkpoint"
             ) from error
         raise UserError(f"{folder}: this ZeRO checkpoint cannot be read ({reason}); copy it again") from error
+    if (lack := damaged_shard(folder)) is not None:
+        raise UserError(f"{folder}: {lack}; copy it again")
     plain = dequantized_tensors(whole)
     restored = {name: plain[name] for name in plain if plain[name] is not whole[name]}
     # DeepSpeed omits frozen weights from a stage 1 checkpoint; the file of whole weights has them.

@@ -6,6 +6,7 @@ renaming is atomic and all ranks see the same folder."""
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import re
@@ -85,6 +86,27 @@ def defect(folder: Path, tag: str) -> str | None:
     if read_latest(folder) != tag and not (path / METRIC).is_file():
         return "its save has not ended"
     return _unmarked_defect(path)
+
+
+def damaged_shard(path: Path) -> str | None:
+    """Return a sentence about a shard of a checkpoint whose bytes have changed since it was written; None if all are intact.
+
+    Reads all of them, and compares them with the checksums that PyTorch writes.
+    """
+    for file in sorted(path.glob("*_states.pt")):
+        found = file.stat()
+        if not _is_intact(file, found.st_size, found.st_mtime_ns):
+            return f"{file.name} is damaged: its bytes are not those that were written"
+    return None
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_intact(file: Path, size: int, mtime_ns: int) -> bool:
+    try:
+        with zipfile.ZipFile(file) as archive:
+            return archive.testzip() is None
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, RuntimeError):
+        return False
 
 
 def read_latest(folder: Path) -> str | None:

@@ -21,6 +21,7 @@ from lmm_r1.host.checkpoint_folder import (
     METRIC,
     SAVING,
     Checkpoint,
+    damaged_shard,
     defect,
     is_best,
     is_tag,
@@ -212,11 +213,29 @@ def resume_point(folders: Sequence[Path]) -> ResumePoint:
     """Return the checkpoint from which a run resumes: one tag for all of its models, complete in each one's folder.
 
     It is the one in `latest` if that is complete and the same everywhere; else the newest that all folders have. A
-    save that was killed between its marker and its rename is brought to its end.
+    save that was killed between its marker and its rename is brought to its end. One with changed bytes is passed over.
     """
     for folder in folders:
         finish_interrupted(folder)
     common, named = _common(folders), [read_latest(folder) for folder in folders]
+    damaged: tuple[str, ...] = ()
+    while (point := _point(folders, common, named)).tag is not None:
+        found = [f"{folder / point.tag}: {lack}" for folder in folders if (lack := damaged_shard(folder / point.tag))]
+        if not found:
+            break
+        damaged += tuple(found)
+        del common[point.tag]
+    # The same checkpoint may have been named as the one in `latest`.
+    others = (
+        reason
+        for reason in point.passed_over
+        if not any(one.startswith(f"{reason.split(',')[0]}:") for one in damaged)
+    )
+    return ResumePoint(tag=point.tag, passed_over=(*damaged, *others))
+
+
+def _point(folders: Sequence[Path], common: Mapping[str, Checkpoint], named: Sequence[str | None]) -> ResumePoint:
+    """Return the checkpoint of the common ones from which a run resumes, given what each folder's `latest` names."""
     first = named[0]
     if first in common and all(tag == first for tag in named):
         return ResumePoint(tag=first)
