@@ -61,6 +61,9 @@ class _Taken(Iterator[tuple[int, Row]]):
                 return number, job.row
         raise StopIteration
 
+    def is_abandoned(self, index: int) -> bool:
+        return index in self.jobs and self.jobs[index].outcome.done()
+
 
 class ServedModel:
     """Answers conversations in the order of arrival; those with the same sampling settings are computed together.

@@ -298,13 +298,13 @@ def serve_app(
     hide_in_logs()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     token = _token(options.token_env, announced)
-    try:
-        check_access(options.host, token=token, is_insecure=options.insecure)
-    except ValueError as error:
-        sys.exit(f"{announced.name}: error: {error}")
     _open_access_log(options.access_log, announced)
     listener = bind(options.host, port=options.port, announced=announced)
     try:
+        try:
+            check_access(options.host, token=token, is_insecure=options.insecure)
+        except ValueError as error:
+            sys.exit(f"{announced.name}: error: {error}")
         if options.port_file is not None:
             _clear(options.port_file, announced)
         app = make_app(token)

@@ -54,15 +54,13 @@ def test_a_killed_command_leaves_all_of_its_output_or_none(name, tmp_path):
     prepare(tmp_path / "input")
     argv = [warm_python(), "-m", f"lmm_r1.cli.{name}", *arguments]
     command, written = KillableCommand(argv=argv, cwd=tmp_path), tmp_path / output
-    began = time.monotonic()
-    ended = command.run(limit_s=300)
-    seconds = time.monotonic() - began
-    assert ended.code == 0, ended.output
+    # The first try also starts what the others are forked from.
+    seconds = min(_seconds(command, written) for _ in range(2))
     whole, inputs = digests(written), digests(tmp_path / "input")
     draw, killed = random.Random(name), 0
     for _ in range(KILLS):
         _remove(written)
-        moment = time.monotonic() + draw.uniform(0.3, 1.0) * seconds
+        moment = time.monotonic() + draw.uniform(0.1, 1.0) * seconds
         ended = command.run(kill=lambda moment=moment: time.monotonic() > moment, limit_s=300)
         killed += ended.killed
         found = digests(written) if written.exists() else {}
@@ -73,6 +71,14 @@ def test_a_killed_command_leaves_all_of_its_output_or_none(name, tmp_path):
     assert ended.code == 0, ended.output
     assert digests(written) == whole
     assert killed > 0, "it was too quick for each of the moments"
+
+
+def _seconds(command: KillableCommand, written: Path) -> float:
+    _remove(written)
+    began = time.monotonic()
+    ended = command.run(limit_s=300)
+    assert ended.code == 0, ended.output
+    return time.monotonic() - began
 
 
 def _remove(path: Path) -> None:
