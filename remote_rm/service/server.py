@@ -140,7 +140,8 @@ def connections_within(asked: int) -> int:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return asked
-    room = max(1, soft - SPARE_FILES)
+    # Of a low limit, such as 256, half is for connections.
+    room = max(1, soft - min(SPARE_FILES, soft // 2))
     logger.warning(
         "--max-connections %d: the system allows this process %d open files (ulimit -n), room for %d connections",
         asked,
