@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import http.client
 import ipaddress
 import socket
@@ -11,7 +12,7 @@ import time
 import urllib.request
 from contextlib import closing, suppress
 from dataclasses import dataclass
-from urllib.parse import quote, urljoin, urlsplit
+from urllib.parse import quote, unquote, urljoin, urlsplit
 
 import tenacity
 
@@ -123,9 +124,8 @@ def _left(deadline: float) -> float:
 
 
 def _asked(connection: http.client.HTTPConnection, target: _Target) -> _Reply:
-    connection.request(
-        "GET", target.path, headers={"User-Agent": "lmm-r1", "Accept": "image/*", "Host": target.authority}
-    )
+    headers = {"User-Agent": "lmm-r1", "Accept": "image/*", "Host": target.authority}
+    connection.request("GET", target.path, headers=headers | (target.proxy_headers if target.scheme == "http" else {}))
     reply = connection.getresponse()
     location = reply.headers.get("location")
     if reply.status in _REDIRECTS and location:
@@ -205,8 +205,17 @@ class _Target:
         proxy = urlsplit(self.proxy if "://" in self.proxy else f"http://{self.proxy}")
         made = kind(proxy.hostname or "", proxy.port or 80, timeout=timeout)
         if self.scheme == "https":
-            made.set_tunnel(self.host, self.port)
+            made.set_tunnel(self.host, self.port, headers=self.proxy_headers)
         return made
+
+    @property
+    def proxy_headers(self) -> dict[str, str]:
+        """The headers that the proxy asks for; none without a user in its address."""
+        parts = urlsplit(self.proxy or "")
+        if parts.username is None:
+            return {}
+        user = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+        return {"Proxy-Authorization": f"Basic {base64.b64encode(user.encode()).decode()}"}
 
 
 def _addresses(host: str, port: int) -> list[str]:

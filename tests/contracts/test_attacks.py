@@ -199,6 +199,22 @@ def test_what_is_allowed_is_fetched_also_after_a_redirect_and_after_an_error(ser
     assert fetch(f"{server.url}/a.png") == b"an image"
 
 
+def test_a_proxy_is_asked_with_its_user_for_a_name_that_it_looks_up(server, monkeypatch):
+    monkeypatch.setattr(
+        fetching.urllib.request, "getproxies", lambda: {"http": server.url.replace("//", "//me:p%40w@")}
+    )
+    monkeypatch.setattr(fetching.urllib.request, "proxy_bypass", lambda host: False)
+    seen = []
+
+    def reply(handler: Any) -> None:
+        seen.append((handler.headers["Proxy-Authorization"], handler.headers["Host"]))
+        handler.wfile.write(b"HTTP/1.1 200 OK\r\n\r\nhere")
+
+    server.replies = {"http://images.example/a.png": reply}
+    assert fetch("http://images.example/a.png") == b"here"
+    assert seen == [("Basic bWU6cEB3", "images.example")]
+
+
 def test_private_addresses_are_fetched_if_the_user_allows_them(server, monkeypatch):
     monkeypatch.setattr(fetching, "is_public", lambda address: False)
     server.replies = {"/a.png": lambda handler: handler.wfile.write(b"HTTP/1.1 200 OK\r\n\r\nhere")}
