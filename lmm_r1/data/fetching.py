@@ -38,7 +38,7 @@ class RefusedURL(OSError):
     """A URL that is not fetched, or a reply that is not taken; another attempt would end alike."""
 
 
-class _Transient(OSError):
+class _BrokenDownload(OSError):
     """A failure of a server or a connection, which may not come again."""
 
 
@@ -50,7 +50,7 @@ def fetch(url: str) -> bytes:
     """
     deadline = time.monotonic() + DEADLINE_S
     attempts = tenacity.Retrying(
-        retry=tenacity.retry_if_exception_type(_Transient),
+        retry=tenacity.retry_if_exception_type(_BrokenDownload),
         stop=tenacity.stop_after_attempt(_ATTEMPTS) | tenacity.stop_after_delay(DEADLINE_S),
         wait=tenacity.wait_exponential(multiplier=0.5),
         reraise=True,
@@ -112,8 +112,8 @@ def _get(url: str, deadline: float) -> _Reply:
         if late.is_set() or isinstance(error, TimeoutError):
             raise RefusedURL(f"it took longer than {DEADLINE_S:g} s") from error
         if isinstance(error, http.client.HTTPException):
-            raise _Transient(f"the download broke off ({type(error).__name__}: {error})") from error
-        raise _Transient(error.strerror or str(error)) from error
+            raise _BrokenDownload(f"the download broke off ({type(error).__name__}: {error})") from error
+        raise _BrokenDownload(error.strerror or str(error)) from error
 
 
 def _left(deadline: float) -> float:
@@ -131,7 +131,7 @@ def _asked(connection: http.client.HTTPConnection, target: _Target) -> _Reply:
     if reply.status in _REDIRECTS and location:
         return _Reply(body=b"", location=location)
     if reply.status >= 500 or reply.status == 429:
-        raise _Transient(f"HTTP Error {reply.status}: {reply.reason}")
+        raise _BrokenDownload(f"HTTP Error {reply.status}: {reply.reason}")
     if reply.status != 200:
         raise RefusedURL(f"HTTP Error {reply.status}: {reply.reason}")
     announced = reply.headers.get("content-length", "")
@@ -144,7 +144,7 @@ def _asked(connection: http.client.HTTPConnection, target: _Target) -> _Reply:
         if size > MAX_BYTES:
             raise RefusedURL(f"it is larger than {MAX_BYTES // 2**20} MiB")
     if announced.isdecimal() and size < int(announced[:20]):
-        raise _Transient(f"the download broke off after {size} of {announced[:20]} bytes")
+        raise _BrokenDownload(f"the download broke off after {size} of {announced[:20]} bytes")
     return _Reply(body=b"".join(parts), location=None)
 
 
@@ -223,7 +223,7 @@ def _addresses(host: str, port: int) -> list[str]:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
-        raise _Transient(f"no address of {host} is known ({error.strerror or error})") from error
+        raise _BrokenDownload(f"no address of {host} is known ({error.strerror or error})") from error
     addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
     for address in addresses:
         _check_address(ipaddress.ip_address(address.partition("%")[0]), host=host)
