@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from lmm_r1 import quiet
 from lmm_r1.errors import UserError
+from remote_rm.redaction import hide_in_logs
 
 logger = logging.getLogger(__name__)
 
@@ -223,6 +224,7 @@ def prepare_process() -> None:
 def prepare_worker() -> None:
     """Point OpenRLHF's direct calls into `torch.cuda` at the CPU (Ray's worker set-up hook)."""
     quiet.begin_loading()
+    hide_in_logs()
     if own_cuda():
         return
     import torch

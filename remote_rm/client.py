@@ -17,6 +17,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import aiohttp
 
+from remote_rm.redaction import hidden_text
 from remote_rm.verifier import Score
 
 FIRST_PAUSE_SECONDS = 0.2
@@ -120,7 +121,10 @@ START_HINT = (
 
 
 class RewardUnavailable(RuntimeError):
-    """No reward could be had; the message names the endpoint, the cause, and what to do."""
+    """No reward could be had; the message names the endpoint, without its secrets, the cause, and what to do."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(hidden_text(reason))
 
 
 class RewardRefused(RewardUnavailable):
@@ -135,7 +139,7 @@ class _TryAgain(Exception):
     """A failure that another attempt, or another endpoint, may not have."""
 
     def __init__(self, reason: str, *, retry_after_seconds: float = 0.0, is_timeout: bool = False) -> None:
-        super().__init__(reason)
+        super().__init__(hidden_text(reason))
         self.retry_after_seconds = retry_after_seconds
         self.is_timeout = is_timeout
 
@@ -193,7 +197,7 @@ class RewardClient:
         for endpoint in endpoints:
             if urlsplit(endpoint).scheme not in ("http", "https") or not urlsplit(endpoint).netloc:
                 raise ValueError(
-                    f"{endpoint!r} is no address of a reward server: expected http://HOST:PORT/get_reward"
+                    f"{hidden_text(repr(endpoint))} is no address of a reward server: expected http://HOST:PORT/get_reward"
                 )
         if timeout_s <= 0 or deadline_s <= 0 or connections < 1:
             raise ValueError(

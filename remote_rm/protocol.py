@@ -120,3 +120,32 @@ class Health(BaseModel):
     """Worker processes alive now."""
     max_request_items: int
     """Samples that one request may hold; one with more is refused with 413."""
+
+
+MAX_DEPTH = 64
+"""Brackets that may be open at once; messages with images have about ten."""
+MAX_DIGITS = 400
+"""Digits in a row; a float has at most 309 before its point."""
+
+_LONG_NUMBER = re.compile(rf"[0-9]{{{MAX_DIGITS + 1}}}")
+_SIGN = re.compile(rf'"(?:[^"\\]|\\.)*"|[\[\]{{}}]|[0-9]{{{MAX_DIGITS + 1}}}', re.DOTALL)
+
+
+def check_json(text: str) -> None:
+    """Raise ValueError for JSON that is nested too deeply or has too long a number; strings may hold anything.
+
+    Text that is not JSON may pass: the parser refuses it.
+    """
+    if text.count("[") + text.count("{") <= MAX_DEPTH and not _LONG_NUMBER.search(text):
+        return
+    depth = 0
+    for found in _SIGN.finditer(text):
+        sign = found[0]
+        if sign in "[{":
+            depth += 1
+            if depth > MAX_DEPTH:
+                raise ValueError(f"it is nested more than {MAX_DEPTH} levels deep (character {found.start()})")
+        elif sign in "]}":
+            depth -= 1
+        elif not sign.startswith('"'):
+            raise ValueError(f"a number has more than {MAX_DIGITS} digits (character {found.start()})")

@@ -124,7 +124,11 @@ def add_listening_arguments(parser: argparse.ArgumentParser) -> None:
         "--token-env",
         metavar="NAME",
         default=None,
-        help="environment variable with the bearer token that requests must bring, such as REMOTE_RM_TOKEN",
+        help="environment variable with the bearer token that requests must bring, such as REMOTE_RM_TOKEN; required if "
+        "--host is not an address of this machine only",
+    )
+    parser.add_argument(
+        "--insecure", action="store_true", help="answer everyone on the network: --host without --token-env"
     )
     parser.add_argument(
         "--access-log",

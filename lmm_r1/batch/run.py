@@ -50,6 +50,7 @@ from lmm_r1.scoring.response_scores import (
     verifier_scorer,
 )
 from remote_rm.client import RewardUnavailable
+from remote_rm.redaction import hidden_settings
 from remote_rm.verifier import Item
 
 BACKENDS: dict[str, Backend] = {"generate_vllm": "vllm", "generate": "transformers"}
@@ -94,7 +95,9 @@ def run_batch(config: BatchConfig, *, progress: Progress) -> BatchReport:
     unused = EPISODE_FLAGS if config.agent is None else ()
     unused += tuple(name for name in STEP_FLAGS if getattr(config, name) == getattr(BatchConfig, name))
     settings = json.loads(json.dumps(asdict(config), default=str))
-    kept = {name: value for name, value in settings.items() if name not in (*NOT_KEPT, *unused)}
+    kept = {
+        name: hidden_settings(value, name=name) for name, value in settings.items() if name not in (*NOT_KEPT, *unused)
+    }
     prepare_process()
     began = time.perf_counter()
     task = _score_given if config.eval_task == "rm" else _generate

@@ -24,6 +24,7 @@ from lmm_r1.data.messages import Row
 from lmm_r1.data.sent_prompt import MediaAccess
 from lmm_r1.errors import UserError
 from lmm_r1.generation.engine import Outcome, SamplingSettings
+from remote_rm.protocol import check_json
 from remote_rm.service.middleware import RequestRecord, RolloutSampler, guard, log_request
 from remote_rm.verifier import STOPPING, PoolUnavailable, ServiceLimits, check_room
 
@@ -59,6 +60,9 @@ class _Taken(Iterator[tuple[int, Row]]):
                 self.jobs[number] = job
                 return number, job.row
         raise StopIteration
+
+    def is_abandoned(self, index: int) -> bool:
+        return index in self.jobs and self.jobs[index].outcome.done()
 
 
 class ServedModel:
@@ -246,6 +250,10 @@ class ChatService:
         return self._completion(outcome)
 
     def _read(self, body: bytes) -> tuple[ChatRequest, Row]:
+        try:
+            check_json(body.decode("utf-8", "replace"))
+        except ValueError as error:
+            raise RefusedChat(400, f"the body is not usable JSON: {error}") from error
         try:
             request = ChatRequest.model_validate_json(body)
         except ValidationError as error:

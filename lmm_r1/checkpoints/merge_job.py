@@ -310,7 +310,7 @@ def _checkpoint_source(config: MergeConfig, checkpoint: Path, *, base: str) -> M
     # Told before the shards are read.
     kit_of(base, trust_remote_code=config.trust_remote_code)
     folder = checkpoint_folder(checkpoint, tag=config.tag)
-    weights = read_weights(folder)
+    weights = read_weights(folder, trust=config.trust_checkpoint)
     alpha, use_rslora, where = _lora_scale(config, weights) if weights.adapted else (None, False, "")
 
     def load() -> LoadedWeights:

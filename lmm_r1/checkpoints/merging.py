@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import pickle
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -266,6 +267,8 @@ _LATEST = "latest"
 _SHARDS = "*_optim_states.pt"
 # Of ZeRO 1 and 2, with the whole weights in the precision of the training.
 _WHOLE = "mp_rank_00_model_states.pt"
+# What torch says of an object that is not on its list.
+_FORBIDDEN = re.compile(r"(?:GLOBAL|instantiate class <class ')\s*([\w.]+)")
 _DAMAGED = (OSError, ValueError, KeyError, IndexError, RuntimeError, EOFError, pickle.UnpicklingError)
 
 
@@ -327,21 +330,34 @@ def checkpoint_folder(path: Path, *, tag: str | None) -> Path:
     return folder
 
 
-def read_weights(folder: Path) -> TrainedWeights:
+def read_weights(folder: Path, *, trust: bool = False) -> TrainedWeights:
     """Gather a checkpoint's weights with DeepSpeed's own functions; raises UserError if shards are missing.
 
-    The files are pickles, which can run code.
+    Args:
+        trust: load pickles that hold anything but tensors and DeepSpeed's settings, and can run code.
     """
-    from lmm_r1.host.models import get_fp32_state_dict_from_zero_checkpoint
+    from lmm_r1.host.checkpoint_folder import damaged_shard
+    from lmm_r1.host.models import get_fp32_state_dict_from_zero_checkpoint, only_known_objects
 
     try:
         # It prints its progress.
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        with (
+            contextlib.nullcontext() if trust else only_known_objects(),
+            contextlib.redirect_stdout(io.StringIO()),
+            contextlib.redirect_stderr(io.StringIO()),
+        ):
             gathered = get_fp32_state_dict_from_zero_checkpoint(str(folder.parent), tag=folder.name)
             whole = _whole_weights(folder / _WHOLE)
     except _DAMAGED as error:
         reason = " ".join(str(error).split())
+        if isinstance(error, pickle.UnpicklingError) and (found := _FORBIDDEN.search(reason)):
+            raise UserError(
+                f"{folder}: its files hold {found[1]}, which is not part of a ZeRO checkpoint and could run code; if you "
+                "trust who made them, add --trust_checkpoint"
+            ) from error
         raise UserError(f"{folder}: this ZeRO checkpoint cannot be read ({reason}); copy it again") from error
+    if (lack := damaged_shard(folder)) is not None:
+        raise UserError(f"{folder}: {lack}; copy it again")
     plain = dequantized_tensors(whole)
     restored = {name: plain[name] for name in plain if plain[name] is not whole[name]}
     # DeepSpeed omits frozen weights from a stage 1 checkpoint; the file of whole weights has them.
@@ -355,6 +371,7 @@ def read_weights(folder: Path) -> TrainedWeights:
 def _whole_weights(file: Path) -> dict[str, torch.Tensor]:
     if not file.is_file():
         return {}
+    # `only_known_objects` decides whether anything else is loaded.
     return torch.load(file, map_location="cpu", weights_only=False, mmap=True)["module"]
 
 

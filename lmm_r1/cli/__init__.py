@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from lmm_r1 import cpu
 from lmm_r1.dotted import nearest
 from lmm_r1.files.atomic import sentence_of
+from remote_rm.redaction import hide_in_logs
 
 # Set here, because a command may load torch before it knows what it does.
 cpu.choose_waiting()
@@ -57,6 +58,7 @@ def run_command(main: Callable[[], None]) -> None:
 
     If its standard output is a file on a full disk, it ends with a sentence and exit code 1.
     """
+    hide_in_logs()
     try:
         try:
             main()

@@ -29,9 +29,11 @@ from lmm_r1 import dotted
 from lmm_r1.cli.yaml_file import YamlError, read_settings, refused_value
 from lmm_r1.config.differences import only_defaults
 from lmm_r1.config.shared import JsonText
+from lmm_r1.data.media_access import MEGAPIXELS, MediaLimits
 from lmm_r1.dotted import nearest
 from lmm_r1.errors import ListedError, RunStopped, UserError
 from lmm_r1.files.atomic import sentence_of
+from remote_rm.registry import positive
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -468,6 +470,18 @@ def add_access_arguments(parser: argparse.ArgumentParser, *, named_by: str) -> N
         "--allow-urls", action="store_true", help=f"fetch images that {named_by} name by an http(s) URL"
     )
     parser.add_argument(
+        "--allow-private-urls",
+        action="store_true",
+        help="with --allow-urls: fetch from this machine and from private networks, too",
+    )
+    parser.add_argument(
+        "--max-image-megapixels",
+        type=positive(float),
+        default=MEGAPIXELS,
+        metavar="NUMBER",
+        help="refuse images with more pixels, in millions, before they are decoded",
+    )
+    parser.add_argument(
         "--trust-remote-code", action="store_true", help="run Python code that comes with the checkpoint"
     )
 
@@ -479,4 +493,5 @@ def media_access(args: argparse.Namespace) -> MediaAccess:
             raise UserError(f"--image_root {root}: no such folder; check the path")
     from lmm_r1.data.sent_prompt import MediaAccess
 
+    MediaLimits(max_megapixels=args.max_image_megapixels, allow_private_urls=args.allow_private_urls).apply()
     return MediaAccess(roots=tuple(args.image_root), allow_urls=args.allow_urls)

@@ -27,6 +27,7 @@ from lmm_r1.config.generation import EPISODE_FLAGS
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import write_atomically
 from lmm_r1.files.json_files import write_json_object
+from remote_rm.redaction import hidden_settings
 
 if TYPE_CHECKING:
     from lmm_r1.evaluation.board import Board, CheckpointResponses, MeasuredFile, Rejudged
@@ -220,7 +221,7 @@ def _settings(config: EvaluateConfig, files: Sequence[MeasuredFile]) -> dict[str
         settings |= dict.fromkeys(ENGINE_FLAGS)
     if not config.checkpoints and config.endpoint is None:
         settings["top_p"] = None
-    return settings
+    return {name: hidden_settings(value, name=name) for name, value in settings.items()}
 
 
 def _baseline(config: EvaluateConfig, names: Sequence[str]) -> str:

@@ -10,8 +10,8 @@ CONFIG = MergeConfig
 PROG = "lmm-r1 merge"
 DESCRIPTION = (
     "Write a checkpoint in Hugging Face format from a LoRA adapter, which is merged into its base model, or from a "
-    "DeepSpeed ZeRO checkpoint. The files of a ZeRO checkpoint are pickles, which can run any code when they are read: "
-    "give only files of a run that you trust."
+    "DeepSpeed ZeRO checkpoint. The files of a ZeRO checkpoint are pickles: anything in them but tensors and DeepSpeed's "
+    "settings is refused, because it could run code."
 )
 
 

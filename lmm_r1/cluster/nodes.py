@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import traceback
@@ -11,19 +12,27 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import ray
 from ray._private import node as ray_node
+from ray._private import ray_constants
 from ray._private.accelerators import get_accelerator_manager_for_resource
 from ray._private.services import find_bootstrap_address
+from ray.exceptions import AuthenticationError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from lmm_r1 import cpu
 from lmm_r1.errors import UserError
+from remote_rm.service.access import is_local
 
 logger = logging.getLogger(__name__)
 
 ADDRESS = "RAY_ADDRESS"
+AUTH_MODE = "RAY_AUTH_MODE"
+# vLLM and gloo would listen on the address by which other machines reach this one.
+LOOPBACK_ENVIRONMENT = {"VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
+"""The environment variables of workers whose run has this machine to itself."""
 # Ray names the kind of the GPUs that it finds; for `ray start --num-gpus` it knows only the number.
 _KIND = "accelerator_type:"
 STARTS = 4
@@ -145,15 +154,51 @@ def connect(**settings: Any) -> None:
         # If several workers fail alike, the run reports one of them. Ray would print the others, each with its traceback,
         # after the run's last line.
         os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
+    if not joins():
+        with on_loopback():
+            patiently(lambda: ray.init(**settings, logging_level=logging.WARNING))
+        return
+    address = os.environ[ADDRESS]
+    if os.environ.get(AUTH_MODE) != "token":
+        _warn_of_open_cluster(address)
     try:
         patiently(lambda: ray.init(**settings, logging_level=logging.WARNING))
-    except ConnectionError as error:
-        if not joins():
-            raise
+    except (ConnectionError, AuthenticationError) as error:
         raise UserError(
-            f"{ADDRESS}={os.environ[ADDRESS]}: no Ray cluster answers there ({error}); start one with `ray start --head`, "
-            "or unset it for a cluster on this machine alone"
+            f"{ADDRESS}={address}: no Ray cluster answers there ({error}); start one with `ray start --head`, give this "
+            f"process the cluster's {AUTH_MODE} and RAY_AUTH_TOKEN if it has tokens, or unset {ADDRESS} for a cluster on this "
+            "machine alone"
         ) from error
+
+
+@functools.cache
+def _warn_of_open_cluster(address: str) -> None:
+    """Warn once, because a run connects several times."""
+    if not is_local(urlsplit(f"//{address.rpartition('//')[2]}").hostname or ""):
+        logger.warning(
+            "%s=%s: the cluster runs without tokens, so that everyone who reaches its ports can run code on it; set "
+            "%s=token before `ray start` and here (docs/security.md)",
+            *(ADDRESS, address, AUTH_MODE),
+        )
+
+
+@contextlib.contextmanager
+def on_loopback() -> Iterator[None]:
+    """Let a Ray node that is started in the block, and its processes, listen on 127.0.0.1 only.
+
+    Ray replaces that address by the machine's, except on systems on which it does not support clusters by default.
+    """
+    switch = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR
+    before, supported = os.environ.get(switch), ray_constants.ENABLE_RAY_CLUSTER
+    os.environ[switch], ray_constants.ENABLE_RAY_CLUSTER = "0", False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = supported
+        if before is None:
+            del os.environ[switch]
+        else:
+            os.environ[switch] = before
 
 
 def patiently(start: Callable[[], Started]) -> Started:

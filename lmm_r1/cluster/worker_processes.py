@@ -75,8 +75,10 @@ _running: list[ForkServer] = []
 def run_environment() -> dict[str, str]:
     """Return the environment variables of a training run's workers; what the user has set stays."""
     from lmm_r1 import cpu
+    from lmm_r1.cluster import nodes
 
     variables = {"TOKENIZERS_PARALLELISM": "true", "VLLM_LOGGING_LEVEL": "WARNING", **cpu.worker_environment()}
+    variables |= {} if nodes.joins() else nodes.LOOPBACK_ENVIRONMENT
     return {name: os.environ.get(name, value) for name, value in variables.items()}
 
 

@@ -49,6 +49,8 @@ class MergeConfig:
     """Upload the folder to this repository on the Hugging Face Hub, OWNER/NAME."""
     private: bool = True
     """Make the repository private if it does not exist yet."""
+    trust_checkpoint: bool = False
+    """Load --checkpoint even if its files hold objects that can run code."""
     trust_remote_code: bool = False
     """Run Python code that comes with the base."""
 
@@ -62,6 +64,8 @@ def check_merge(config: MergeConfig) -> None:
     for flag in ("tag", "lora_alpha", "run_config"):
         if config.checkpoint is None and getattr(config, flag) is not None:
             raise UserError(f"--{flag} belongs to --checkpoint; leave it out")
+    if config.checkpoint is None and config.trust_checkpoint:
+        raise UserError("--trust_checkpoint belongs to --checkpoint; leave it out")
     check_least(config, "lora_alpha")
     if config.use_rslora and config.lora_alpha is None:
         raise UserError(

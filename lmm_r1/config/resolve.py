@@ -22,6 +22,7 @@ from lmm_r1.config.shared import RUNS, TrackerName
 from lmm_r1.config.supervised import KDConfig, SFTConfig, SupervisedConfig
 from lmm_r1.config.supervised_checks import check_dpo, check_kd, check_kto, check_prm, check_rm, check_sft
 from lmm_r1.errors import UserError
+from remote_rm.redaction import HIDDEN, hidden_settings
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +84,7 @@ def resolve(config: Config) -> Config:
     Raises:
         UserError: a flag is missing, not available in this version, or contradicts another one.
     """
+    check_not_hidden(config)
     if isinstance(config, PPOConfig):
         return resolve_ppo(config)
     resolved = _resolved(config)
@@ -261,10 +263,12 @@ _FREE = (
     "data.dataloader_num_workers",
     "data.dataset",
     # What these make of the rows is in the rows' digest.
+    "data.allow_private_urls",
     "data.bad_rows",
     "data.datasource_key",
     "data.format",
     "data.image_dir",
+    "data.max_image_megapixels",
     "data.prompt_dataset",
     "data.prompt_template",
     "data.system_prompt",
@@ -334,19 +338,31 @@ def unplanned(config: Trained) -> Trained:
 
 
 def to_yaml(config: PPOConfig | SupervisedConfig) -> str:
-    """Return the config as nested YAML that `--config` reads back; keys of other services are left out."""
+    """Return the config as nested YAML that `--config` reads back; secrets are hidden."""
     return yaml.safe_dump(without_secrets(config), sort_keys=False, allow_unicode=True)
 
 
 def without_secrets(config: PPOConfig | SupervisedConfig) -> dict[str, object]:
-    """Return the config as nested dicts of plain values, in which keys of other services are None."""
+    """Return the config as nested dicts of plain values, with None for keys of other services and other secrets hidden."""
     settings = dataclasses.asdict(config)
     for *groups, name in SECRETS:
         node = settings
         for group in groups:
             node = node[group]
         node[name] = None
-    return {name: _plain(value) for name, value in settings.items()}
+    hidden = hidden_settings({name: _plain(value) for name, value in settings.items()})
+    assert isinstance(hidden, dict)
+    return hidden
+
+
+def check_not_hidden(config: PPOConfig | SupervisedConfig) -> None:
+    """Raise UserError for a flag that has the place holder of a secret, read from the settings in a run folder."""
+    for flag in dotted.leaf_types(type(config)):
+        if HIDDEN in str(dotted.get(config, flag)):
+            raise UserError(
+                f"--{flag} holds {HIDDEN}: run_config.yaml has no secrets; give the flag with the secret on the command line, "
+                "or in a file for --config"
+            )
 
 
 def _plain(value: object) -> object:
@@ -356,8 +372,12 @@ def _plain(value: object) -> object:
 
 
 def settings_of_the_run(config: PPOConfig | SupervisedConfig) -> dict[str, object]:
-    """Return by flag what decides what a run learns, as JSON would give it back."""
-    return {flag: _as_json(dotted.get(config, flag)) for flag in dotted.leaf_types(type(config)) if not is_free(flag)}
+    """Return by flag what decides what a run learns, as JSON would give it back, with secrets hidden."""
+    return {
+        flag: hidden_settings(_as_json(dotted.get(config, flag)), name=flag)
+        for flag in dotted.leaf_types(type(config))
+        if not is_free(flag)
+    }
 
 
 def is_free(flag: str) -> bool:

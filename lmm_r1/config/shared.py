@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass, field, fields
 from datetime import datetime
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Literal, NewType
 from lmm_r1 import dotted
 from lmm_r1.data.formats import FormatName
 from lmm_r1.data.formats.row_format import ColumnNames
+from lmm_r1.data.media_access import MEGAPIXELS, MediaLimits
 from lmm_r1.data.reading import BadRows, PromptTemplate, RowReading
 from lmm_r1.errors import UserError
 
@@ -35,7 +37,12 @@ class RowReadingConfig:
     datasource_key: str | None = None
     """Column whose values group the metrics; None takes the format's: `datasource`, `data_source` or `category`."""
     image_dir: str | None = None
-    """Folder that relative paths of images and videos start from; None is the folder of the row file."""
+    """Folder that relative paths of images and videos start from; None is the folder of the row file. Rows of a
+    downloaded dataset read files only below it and below the dataset's own folder."""
+    allow_private_urls: bool = False
+    """Fetch images from this machine and from private networks, too."""
+    max_image_megapixels: float = MEGAPIXELS
+    """Refuse images with more pixels, in millions, before they are decoded."""
     min_pixels: int | None = None
     """Scale smaller images and video frames up to this many pixels; a value in the row has precedence."""
     max_pixels: int | None = None
@@ -76,6 +83,7 @@ def named_reading(
     _check_bounds(config, prefix=prefix)
     if config.image_dir is not None and not Path(config.image_dir).is_dir():
         raise UserError(f"{prefix}image_dir {config.image_dir}: no such folder; check the path")
+    MediaLimits(max_megapixels=config.max_image_megapixels, allow_private_urls=config.allow_private_urls).apply()
     template = config.prompt_template
     return RowReading(
         format=config.format,
@@ -107,6 +115,8 @@ def refuse_row_flags(config: RowsConfig, *, because: str, prefix: str = "--") ->
 
 
 def _check_bounds(config: RowReadingConfig, *, prefix: str) -> None:
+    if not 0 < config.max_image_megapixels < math.inf:
+        raise UserError(f"{prefix}max_image_megapixels {config.max_image_megapixels} must be a number above 0")
     lowest, highest = config.min_pixels, config.max_pixels
     check_least(config, "min_pixels", "max_pixels", prefix=prefix)
     if lowest is not None and highest is not None and lowest > highest:

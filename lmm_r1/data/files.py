@@ -22,6 +22,7 @@ from lmm_r1 import hub
 from lmm_r1.data.arrow import MappedFiles, arrow_records, mapped_records
 from lmm_r1.data.formats import PROMPT_ROWS
 from lmm_r1.data.formats.row_format import Fields, FormatSet, RawRow, Record, RowFields, RowFormat
+from lmm_r1.data.media_access import hub_folder
 from lmm_r1.data.messages import Row, as_prompt
 from lmm_r1.data.parquet_files import parquet_records
 from lmm_r1.data.reading import AS_THEY_ARE, BadRows, RowReading, SkippedRow, Unreadable, good_rows
@@ -330,7 +331,7 @@ def _read_dataset(path: str, *, split: str) -> Iterator[Record]:
         if split not in dataset:
             raise UserError(f"{path} has no split {split!r}; its splits are {', '.join(dataset)}: choose one of them")
         dataset = dataset[split]
-    yield from _read_arrow(dataset, name=path, base_dir=folder if folder.is_dir() else Path.cwd())
+    yield from _read_arrow(dataset, name=path, base_dir=folder if folder.is_dir() else hub_folder(name))
 
 
 def _read_arrow(dataset: Any, *, name: str, base_dir: Path) -> Iterator[Record]:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import http.client
 import io
 import math
 import os
 import re
 import struct
-import urllib.error
-import urllib.request
 import zlib
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,9 +16,10 @@ from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-import tenacity
 from PIL import ExifTags, Image, ImageOps
 
+from lmm_r1.data.fetching import fetch
+from lmm_r1.data.media_access import open_file
 from lmm_r1.data.messages import (
     ImagePart,
     StoredBytes,
@@ -39,8 +37,10 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-_TIMEOUT_SECONDS = 30.0
-_DOWNLOAD_ATTEMPTS = 3
+MOST_BYTES = 2**29
+"""The largest image file that is read whole; others are decoded from their file."""
+# Rows of a 16-bit image that are brought to 8 bits at once, because that takes four bytes per pixel.
+_BAND = 256
 # What the last bytes of a complete file contain, by the format's name in Pillow.
 _ENDINGS = {"PNG": b"IEND\xaeB`\x82", "JPEG": b"\xff\xd9"}
 _TAIL_BYTES = 16
@@ -59,8 +59,11 @@ _DECODE_ERRORS = (
 )
 
 
-def load_image(part: ImagePart, *, location: str) -> Image.Image:
+def load_image(part: ImagePart, *, location: str, side: int | None = None) -> Image.Image:
     """Return the image in RGB, decoded and turned upright by its EXIF tag; transparent pixels become white.
+
+    Args:
+        side: what is shown of it, in pixels: a larger JPEG is decoded at a half, a quarter or an eighth of its size.
 
     Raises:
         UserError: the image is missing, cannot be fetched or cannot be decoded (names `location` and the image), or
@@ -68,10 +71,13 @@ def load_image(part: ImagePart, *, location: str) -> Image.Image:
     """
     source = part.source.read() if isinstance(part.source, StoredBytes) else part.source
     try:
-        image = source if isinstance(source, Image.Image) else open_image(io.BytesIO(_read(source)))
-        image.load()
-        # exif_transpose always copies, so no caller changes an image that the row holds.
-        return _to_rgb(ImageOps.exif_transpose(_in_eight_bits(image)))
+        if isinstance(source, Image.Image):
+            return _upright(source)
+        with _opened(source) as file:
+            image = open_image(file)
+            if side is not None:
+                image.draft("RGB", (side, side))
+            return _upright(image)
     except _DECODE_ERRORS as error:
         raise _image_error(replace(part, source=source), location=location, error=error) from error
 
@@ -103,7 +109,7 @@ def fetched(part: ImagePart, *, location: str) -> ImagePart:
     if not isinstance(part.source, str) or kind_of(part.source) != "url":
         return part
     try:
-        return replace(part, source=_download(part.source))
+        return replace(part, source=fetch(part.source))
     except OSError as error:
         raise _image_error(part, location=location, error=error) from error
 
@@ -137,7 +143,7 @@ def image_size(part: ImagePart, *, location: str) -> tuple[int, int] | None:
 
 def _opened(source: str | bytes) -> IO[bytes]:
     if isinstance(source, str) and kind_of(source) == "path":
-        return _path(source).open("rb")
+        return open_file(_path(source))
     return io.BytesIO(_read(source))
 
 
@@ -181,34 +187,20 @@ def _read(source: str | bytes) -> bytes:
         return source
     kind = kind_of(source)
     if kind == "url":
-        return _download(source)
-    return decode_base64(source) if kind == "base64" else _path(source).read_bytes()
+        return fetch(source)
+    if kind == "base64":
+        return decode_base64(source)
+    with open_file(_path(source)) as file:
+        content = file.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise OSError(f"the file is larger than {MOST_BYTES // 2**20} MiB")
+    return content
 
 
-def _is_transient(error: BaseException) -> bool:
-    """Return whether a retry may help: connection errors and server errors, but not 404 and the like."""
-    if isinstance(error, urllib.error.HTTPError):
-        return error.code >= 500 or error.code == 429
-    return isinstance(error, (OSError, http.client.HTTPException))
-
-
-@tenacity.retry(
-    retry=tenacity.retry_if_exception(_is_transient),
-    stop=tenacity.stop_after_attempt(_DOWNLOAD_ATTEMPTS),
-    wait=tenacity.wait_exponential(multiplier=0.5),
-    reraise=True,
-)
-def _fetch(url: str) -> bytes:
-    request = urllib.request.Request(url, headers={"User-Agent": "lmm-r1"})
-    with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS) as reply:
-        return reply.read()
-
-
-def _download(url: str) -> bytes:
-    try:
-        return _fetch(url)
-    except http.client.HTTPException as error:
-        raise OSError(f"the download broke off ({type(error).__name__}: {error})") from error
+def _upright(image: Image.Image) -> Image.Image:
+    image.load()
+    # exif_transpose always copies, so no caller changes an image that the row holds.
+    return _to_rgb(ImageOps.exif_transpose(_in_eight_bits(image)))
 
 
 def _in_eight_bits(image: Image.Image) -> Image.Image:
@@ -217,7 +209,12 @@ def _in_eight_bits(image: Image.Image) -> Image.Image:
     if not image.mode.startswith("I"):
         return image
     # Pillow clips the values at 255, which turns most of the image white.
-    return image.convert("I").point(lambda value: value * (1 / 256)).convert("L")
+    small = Image.new("L", image.size)
+    small.info = image.info
+    for top in range(0, image.height, _BAND):
+        band = image.crop((0, top, image.width, min(top + _BAND, image.height)))
+        small.paste(band.convert("I").point(lambda value: value * (1 / 256)).convert("L"), (0, top))
+    return small
 
 
 def _check_range(image: Image.Image) -> None:

@@ -8,6 +8,7 @@ import io
 import json
 import os
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from urllib.parse import unquote
 
 from PIL import Image, UnidentifiedImageError
 
+from lmm_r1.data.media_access import media_limits
 from lmm_r1.errors import UserError
 
 
@@ -120,6 +122,8 @@ SourceKind = Literal["path", "url", "base64", "bytes", "pil"]
 _LONGEST_PATH = 4096
 _SHORTEST_BASE64 = 64
 _BASE64_TEXT = re.compile(r"[A-Za-z0-9+/_\-\s]+={0,2}\s*")
+# The limit of `open_image` is checked instead.
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 """The image formats that are opened, by Pillow's names; other decoders are not run on downloaded data."""
 
@@ -181,11 +185,27 @@ def decode_base64(text: str) -> bytes:
 
 
 def open_image(file: IO[bytes]) -> Image.Image:
-    """Return an image of one of `FORMATS`, not yet decoded; raises what Pillow does, OSError for another format."""
+    """Return an image of one of `FORMATS`, not yet decoded.
+
+    Raises what Pillow does, OSError for another format, and ValueError for more pixels than `MediaLimits` allow.
+    """
+    limits = media_limits()
+    if Image.MAX_IMAGE_PIXELS is not None and limits.max_pixels > Image.MAX_IMAGE_PIXELS:
+        Image.MAX_IMAGE_PIXELS = limits.max_pixels
     try:
-        return Image.open(file, formats=FORMATS)
+        image = Image.open(file, formats=FORMATS)
     except UnidentifiedImageError as error:
         raise OSError(f"it has none of the formats {', '.join(FORMATS)}") from error
+    except Image.DecompressionBombError as error:
+        raise ValueError(
+            f"it has more than {limits.max_megapixels:g} megapixels, the most that are decoded"
+        ) from error
+    if image.width * image.height > limits.max_pixels:
+        raise ValueError(
+            f"it has {image.width}x{image.height} pixels, more than the {limits.max_megapixels:g} megapixels that are "
+            "decoded at most (max_image_megapixels)"
+        )
+    return image
 
 
 def describe(source: ImageSource) -> str:

@@ -6,6 +6,7 @@ import math
 import numbers
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 from lmm_r1.data.files import first_columns, found_records
@@ -23,6 +24,7 @@ from lmm_r1.data.formats.row_format import (
     UnpairedFields,
     is_empty,
 )
+from lmm_r1.data.media_access import media_roots
 from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, VideoPart, images_of, videos_of
 from lmm_r1.data.reading import AS_THEY_ARE, BadRows, RowReading, SkippedRow, good_rows
 from lmm_r1.data.row_parser import RecordParser, check_shown
@@ -302,13 +304,24 @@ def read_judged_file(
 
 
 def read_judged_row(
-    record: Record, row_format: RowFormat[Fields], kind: RowKind[Fields, RowT], reading: RowReading = AS_THEY_ARE
+    record: Record,
+    row_format: RowFormat[Fields],
+    kind: RowKind[Fields, RowT],
+    reading: RowReading = AS_THEY_ARE,
+    *,
+    roots: Sequence[Path] | None = None,
 ) -> RowT:
-    """Return the validated row of one record; raises UserError, with its location, for an invalid one."""
+    """Return the validated row of one record; raises UserError, with its location, for an invalid one.
+
+    Args:
+        roots: the folders below which files may be named; None takes those of `media_roots`.
+    """
     values, location, base_dir = record
     columns = Columns(values, location=location, names=reading.names)
     fields = row_format.adapt(columns)
-    parser = JudgedParser(fields, columns, reading.folder(base_dir))
+    if roots is None:
+        roots = media_roots(base_dir, image_dir=reading.image_dir)
+    parser = JudgedParser(fields, columns, reading.folder(base_dir), roots=roots)
     messages, plain = parser.asked(fields.messages, plain_template=reading.plain_template)
     shown = reading.applied(messages, values, location=location, plain=plain)
     asked = JudgedRow(messages=shown, location=location, datasource=fields.datasource, plain=plain)

@@ -13,6 +13,7 @@ import jinja2.sandbox
 
 from lmm_r1.data.formats import FormatName
 from lmm_r1.data.formats.row_format import ColumnNames, Columns, RawRow, Record, RowFields, RowFormat
+from lmm_r1.data.media_access import media_roots
 from lmm_r1.data.messages import ImagePart, Message, Part, Row, TextPart, VideoPart
 from lmm_r1.data.row_parser import parts_of, read_row, tagged_text
 from lmm_r1.errors import ListedError, UserError
@@ -88,6 +89,7 @@ class RowReading:
             answer_required=answer_required,
             plain_template=self.plain_template,
             media_required=media_required,
+            roots=media_roots(base_dir, image_dir=self.image_dir),
         )
         messages = self.applied(row.messages, record, location=location, plain=row.plain)
         return row if messages is row.messages else replace(row, messages=messages)

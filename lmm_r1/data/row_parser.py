@@ -26,6 +26,7 @@ from lmm_r1.data.formats.row_format import (
     media_entries,
 )
 from lmm_r1.data.images import check_image_exists, check_video_exists
+from lmm_r1.data.media_access import is_below, media_roots
 from lmm_r1.data.messages import (
     ROLES,
     ImagePart,
@@ -36,6 +37,7 @@ from lmm_r1.data.messages import (
     StoredBytes,
     TextPart,
     VideoPart,
+    describe,
     kind_of,
     open_image,
     resolve,
@@ -70,6 +72,7 @@ def parse_row(
     image_key: str = "images",
     video_key: str = "videos",
     answer_required: bool = True,
+    roots: Sequence[Path] | None = None,
 ) -> Row:
     """Return the validated row of a record in this project's own format; relative paths start at `base_dir`.
 
@@ -81,13 +84,16 @@ def parse_row(
             template to plain prompts.
         image_key: the field with the images for `<image>` tags and for image parts without a source, in order.
         video_key: the same for videos and `<video>` tags; an entry is a path or a list of frame images.
+        roots: the folders below which files may be named; None takes those of `media_roots`.
 
     Raises:
         UserError: the record breaks the schema; the message begins with `location`.
     """
     names = ColumnNames(prompt=message_key, response=output_key, answer=answer_key, images=image_key, videos=video_key)
     columns = Columns(record, location=location, names=names)
-    return read_row(OWN, columns, base_dir, answer_required=answer_required, plain_template=plain_template)
+    return read_row(
+        OWN, columns, base_dir, answer_required=answer_required, plain_template=plain_template, roots=roots
+    )
 
 
 def read_row(
@@ -98,6 +104,7 @@ def read_row(
     answer_required: bool,
     plain_template: str | None = None,
     media_required: bool = False,
+    roots: Sequence[Path] | None = None,
 ) -> Row:
     """Return the validated row of a record in any format; other arguments and errors are those of `parse_row`.
 
@@ -105,7 +112,7 @@ def read_row(
         media_required: also raise UserError for a local image or video that is missing or damaged.
     """
     fields = row_format.adapt(columns)
-    parser = RecordParser(fields, columns, base_dir)
+    parser = RecordParser(fields, columns, base_dir, roots=roots)
     messages, plain = parser.prompt(fields.messages, plain_template=plain_template)
     # Before the response, which may be the same field: this message says what an answer must be.
     answer = parser.answer(fields.answer, found=columns.record, required=answer_required)
@@ -170,9 +177,12 @@ class _MediaField:
 class RecordParser:
     """Reads one record: media fields fill the places for media in order; every error starts with the location."""
 
-    def __init__(self, fields: AskedFields, columns: Columns, base_dir: Path) -> None:
+    def __init__(
+        self, fields: AskedFields, columns: Columns, base_dir: Path, *, roots: Sequence[Path] | None = None
+    ) -> None:
         self.location = columns.location
         self.base_dir = base_dir
+        self.roots = media_roots(base_dir) if roots is None else roots
         self.prompt_column = columns.prompt_column
         self.images = _MediaField("image", key=fields.images.name, entries=media_entries(fields.images))
         self.videos = _MediaField("video", key=fields.videos.name, entries=media_entries(fields.videos))
@@ -353,13 +363,23 @@ class RecordParser:
                 f"{where} is not an image: it must be a path, file:// or http(s) URL, data URI, base64 text, bytes or a PIL "
                 f"image, not {type(value).__name__}"
             )
-        return resolve(value, base_dir=self.base_dir)
+        return self.allowed(value)
+
+    def allowed(self, value: ImageSource) -> ImageSource:
+        """Return a source with a local path made absolute; raises UserError for one that the row may not name."""
+        source = resolve(value, base_dir=self.base_dir)
+        if self.roots is None or kind_of(source) != "path" or is_below(str(source), self.roots):
+            return source
+        self.fail(
+            f"the file {describe(source)} is not below {' or '.join(map(str, self.roots))}: rows of a downloaded dataset may name no "
+            "other files; if you trust this one, give the folder of the file with --data.image_dir"
+        )
 
     def video(self, value: Any, *, where: str) -> str | tuple[ImageSource, ...]:
         if isinstance(value, Mapping):
             value = next((value[key] for key in ("url", "path") if value.get(key) is not None), None)
         if isinstance(value, str) and value and kind_of(value) == "path":
-            return str(resolve(value, base_dir=self.base_dir))
+            return str(self.allowed(value))
         if isinstance(value, Sequence) and not isinstance(value, (str, bytes)) and value:
             return tuple(
                 self.image(frame, where=f"{where}, frame {number}") for number, frame in enumerate(value, start=1)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lmm_r1.data.images import fetched
+from lmm_r1.data.media_access import is_below
 from lmm_r1.data.messages import ImagePart, Part, Row, VideoPart, describe, kind_of
 from lmm_r1.data.row_parser import parse_row
 from lmm_r1.errors import UserError
@@ -86,7 +87,7 @@ class MediaAccess:
                 f"{location}: this server reads no {kind} files ({source}); start it with --image_root FOLDER, or send "
                 "images as data URIs"
             )
-        if not any(_is_below(source, root) for root in self.roots):
+        if not is_below(source, self.roots):
             folders = ", ".join(map(str, self.roots))
             raise UserError(
                 f"{location}: the {kind} {source} is not below a folder given with --image_root ({folders}); add its "
@@ -98,14 +99,6 @@ def ending_of(query: str, *, response: str) -> str | None:
     """Return what follows the response in the query: an end token, or "" if it was cut off; None if it is not found."""
     start = query.rfind(response) if response else -1
     return None if start < 0 else query[start + len(response) :]
-
-
-def _is_below(source: str, root: Path) -> bool:
-    try:
-        return Path(source).resolve().is_relative_to(root.resolve())
-    except (OSError, ValueError, RuntimeError):
-        # A null byte, or a loop of links.
-        return False
 
 
 def _messages(prompt: str) -> list[Any] | None:

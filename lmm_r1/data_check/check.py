@@ -290,7 +290,7 @@ def _card(row: Row) -> Card:
     images, unreadable = [], 0
     for part in images_of([*row.messages, *(turn for side in sides_of(row) for turn in side.turns)]):
         try:
-            images.append(_small(load_image(part, location=row.location)))
+            images.append(_small(load_image(part, location=row.location, side=SIDE)))
         except UserError:
             # The findings list the reason.
             unreadable += 1

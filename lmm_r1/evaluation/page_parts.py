@@ -18,7 +18,7 @@ import PIL.ImageOps
 from markupsafe import Markup
 
 from lmm_r1.data.images import encoded_image, load_image
-from lmm_r1.data.messages import ImagePart, ImageSource, kind_of
+from lmm_r1.data.messages import ImagePart, ImageSource, kind_of, open_image
 
 SETTING_WORDS = {
     "dtype": "precision",
@@ -82,12 +82,12 @@ def image_uri(source: ImageSource, *, location: str) -> str:
 def data_uri(content: bytes, *, max_bytes: int = MAX_BYTES) -> str:
     """Return an image as a data URI; one larger than `max_bytes` is scaled down to 320 or 640 pixels per side."""
     try:
-        with PIL.Image.open(io.BytesIO(content), formats=list(MIME_TYPES)) as image:
+        with open_image(io.BytesIO(content)) as image:
             image.load()
             mime_type = MIME_TYPES[str(image.format)]
             if len(content) > max_bytes:
                 content, mime_type = _reduced(image, max_bytes=max_bytes), "image/webp"
-    except (OSError, ValueError, SyntaxError, PIL.Image.DecompressionBombError) as error:
+    except (OSError, ValueError, SyntaxError, KeyError) as error:
         raise ImageError("not a readable image") from error
     return f"data:{mime_type};base64,{base64.b64encode(content).decode('ascii')}"
 

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 from lmm_r1 import quiet
 from lmm_r1.agents.environment import Environment
@@ -147,6 +147,14 @@ class TokenEngine(Protocol):
 
     async def reset_mm_cache(self) -> None:
         """Forget processed images and videos."""
+
+
+@runtime_checkable
+class AbandonableRows(Protocol):
+    """Rows whose askers may go away while they are answered."""
+
+    def is_abandoned(self, index: int) -> bool:
+        """Return whether nobody waits for a row any more."""
 
 
 class Responder(Protocol):

@@ -27,6 +27,7 @@ from lmm_r1.config import PPOConfig
 from lmm_r1.config.checks import agent_options
 from lmm_r1.config.ppo import AgentConfig, RewardConfig
 from lmm_r1.config.resolve import UNPLANNED
+from lmm_r1.data.media_access import limits_environment
 from lmm_r1.data.messages import Row
 from lmm_r1.data.sample import Sample
 from lmm_r1.errors import UserError
@@ -381,6 +382,8 @@ def _start_ray(*, count: int) -> None:
     environment = {
         "VLLM_LOGGING_LEVEL": "WARNING",
         **cpu.worker_environment(),
+        **limits_environment(),
+        **({} if nodes.joins() else nodes.LOOPBACK_ENVIRONMENT),
         # Engines that run at the same time share the cores: each taking all of them is several times slower.
         **({} if cpu.has_cuda() else {"OMP_NUM_THREADS": str(max(1, cores // count))}),
     }

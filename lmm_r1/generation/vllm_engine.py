@@ -21,7 +21,7 @@ from lmm_r1.data.messages import Row
 from lmm_r1.data.sample import WHOLE, Completion
 from lmm_r1.errors import UserError
 from lmm_r1.generation.codec import LimitedCodec, TextStream
-from lmm_r1.generation.engine import EngineSettings, Outcome, SamplingSettings, merged_checkpoint
+from lmm_r1.generation.engine import AbandonableRows, EngineSettings, Outcome, SamplingSettings, merged_checkpoint
 from lmm_r1.generation.engine_arguments import engine_arguments, free_share
 from lmm_r1.generation.request import Request, Response, sampling_params
 from lmm_r1.generation.worker_extension import FileWeights
@@ -232,15 +232,24 @@ class VllmEngine:
     ) -> Iterator[Outcome]:
         """Yield what `outcome_of` returns for each (index, row), in the order in which they end.
 
-        It asks `engine` for tokens, for several rows at a time.
+        It asks `engine` for tokens, for several rows at a time. Rows that are abandoned meanwhile have no outcome.
         """
+        is_abandoned = rows.is_abandoned if isinstance(rows, AbandonableRows) else lambda index: False
         source = iter(rows)
         ended: deque[Outcome] = deque()
+        running: dict[int, asyncio.Future[Outcome]] = {}
 
         async def work() -> None:
             # Begins the next row where the last one ended, so that the engine's next step has it already.
             for index, row in source:
-                ended.append(await outcome_of(index, row))
+                running[index] = asyncio.ensure_future(outcome_of(index, row))
+                try:
+                    ended.append(await running[index])
+                except asyncio.CancelledError:
+                    if not is_abandoned(index):
+                        raise
+                finally:
+                    running.pop(index, None)
 
         at_once = max(2, self.responses // responses_per_row)
         workers = [self._loop.create_task(work()) for _ in range(at_once)]
@@ -248,6 +257,9 @@ class VllmEngine:
             for _ in turns:
                 while ended:
                     yield ended.popleft()
+                # A request that is cancelled frees its place in the engine.
+                for index in filter(is_abandoned, tuple(running)):
+                    running[index].cancel()
 
     def stream(
         self,

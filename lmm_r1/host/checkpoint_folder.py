@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import itertools
 import json
 import logging
@@ -89,6 +90,27 @@ def defect(folder: Path, tag: str) -> str | None:
     if read_latest(folder) != tag and not (path / METRIC).is_file():
         return "its save has not ended"
     return _unmarked_defect(path)
+
+
+def damaged_shard(path: Path) -> str | None:
+    """Return a sentence about a shard of a checkpoint whose bytes have changed since it was written; None if all are intact.
+
+    Reads all of them, and compares them with the checksums that PyTorch writes.
+    """
+    for file in sorted(path.glob("*_states.pt")):
+        found = file.stat()
+        if not _is_intact(file, found.st_size, found.st_mtime_ns):
+            return f"{file.name} is damaged: its bytes are not those that were written"
+    return None
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_intact(file: Path, size: int, mtime_ns: int) -> bool:
+    try:
+        with zipfile.ZipFile(file) as archive:
+            return archive.testzip() is None
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, RuntimeError):
+        return False
 
 
 def read_latest(folder: Path) -> str | None:
@@ -356,11 +378,29 @@ def resume_point(folders: Sequence[Path]) -> ResumePoint:
     """Return the checkpoint from which a run resumes: one tag for all of its models, complete in each one's folder.
 
     It is the one in `latest` if that is complete and the same everywhere; else the newest that all folders have. A
-    save that was killed between its marker and its rename is brought to its end.
+    save that was killed between its marker and its rename is brought to its end. One with changed bytes is passed over.
     """
     for folder in folders:
         finish_interrupted(folder)
     common, named = _common(folders), [read_latest(folder) for folder in folders]
+    damaged: tuple[str, ...] = ()
+    while (point := _point(folders, common, named)).tag is not None:
+        found = [f"{folder / point.tag}: {lack}" for folder in folders if (lack := damaged_shard(folder / point.tag))]
+        if not found:
+            break
+        damaged += tuple(found)
+        del common[point.tag]
+    # The same checkpoint may have been named as the one in `latest`.
+    others = (
+        reason
+        for reason in point.passed_over
+        if not any(one.startswith(f"{reason.split(',')[0]}:") for one in damaged)
+    )
+    return ResumePoint(tag=point.tag, passed_over=(*damaged, *others))
+
+
+def _point(folders: Sequence[Path], common: Mapping[str, Checkpoint], named: Sequence[str | None]) -> ResumePoint:
+    """Return the checkpoint of the common ones from which a run resumes, given what each folder's `latest` names."""
     first = named[0]
     if first in common and all(tag == first for tag in named):
         return ResumePoint(tag=first)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -12,10 +14,13 @@ import deepspeed
 import torch
 from deepspeed import DeepSpeedEngine as DeepSpeedEngine
 from deepspeed.module_inject.layers import GatherReplacedLayerParams
+from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
 from deepspeed.runtime.zero import GatheredParameters as GatheredParameters  # whole weights of ZeRO-3
 from deepspeed.runtime.zero import Init as Init  # splits the weights of modules that are made within
+from deepspeed.runtime.zero.config import ZeroStageEnum
 from deepspeed.runtime.zero.partition_parameters import DeepSpeedTensorOverride
 from deepspeed.utils import set_z3_leaf_modules as set_whole_modules
+from deepspeed.utils.tensor_fragment import fragment_address
 from deepspeed.utils.zero_to_fp32 import (
     get_fp32_state_dict_from_zero_checkpoint as get_fp32_state_dict_from_zero_checkpoint,
 )
@@ -24,6 +29,10 @@ from openrlhf.models.utils import compute_entropy as compute_entropy
 from openrlhf.models.utils import log_probs_from_logits as log_probs_from_logits  # chunked, to save memory
 from openrlhf.models.utils import set_z3_leaf_modules as set_z3_leaf_modules  # unused experts would stall ZeRO-3
 from transformers.integrations.deepspeed import HfDeepSpeedConfig as HfDeepSpeedConfig  # loads straight into shards
+
+_FORCED = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+# What a ZeRO checkpoint holds next to tensors and plain values.
+_OBJECTS = (ZeroStageEnum, LossScaler, DynamicLossScaler, fragment_address, argparse.Namespace)
 
 
 class HostedModel(ABC):
@@ -73,6 +82,24 @@ def weights_alone_cast() -> Iterator[None]:
         yield
     finally:
         deepspeed.zero.Init = original
+
+
+@contextmanager
+def only_known_objects() -> Iterator[None]:
+    """Let `torch.load` refuse, by pickle.UnpicklingError, what no ZeRO checkpoint holds, in this block and process.
+
+    DeepSpeed asks it to load everything, and PyTorch's environment variable overrides that.
+    """
+    before = os.environ.get(_FORCED)
+    os.environ[_FORCED] = "1"
+    try:
+        with torch.serialization.safe_globals(list(_OBJECTS)):
+            yield
+    finally:
+        if before is None:
+            del os.environ[_FORCED]
+        else:
+            os.environ[_FORCED] = before
 
 
 def set_leaf_classes(model: torch.nn.Module, classes: Sequence[str]) -> None:

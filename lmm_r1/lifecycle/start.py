@@ -22,6 +22,7 @@ from lmm_r1.files.atomic import check_creatable
 from lmm_r1.files.json_files import write_json_object
 from lmm_r1.host.checkpoint_folder import DELETING, REFERENCE_FOLDER, SAVING
 from lmm_r1.records.run_folder import ERROR_FILE, STAGE_FILE, RunFolder
+from remote_rm.redaction import hidden_settings
 
 FINGERPRINT_FILE = "fingerprint.json"
 # The entries of a checkpoint folder: RL's policy and critic, SFT's checkpoints, the best ones, and the name of the newest.
@@ -159,9 +160,10 @@ class Fingerprint:
             if digest != earlier.rows.get(flag)
         ]
         phrases += [
-            f"--{flag} {_shown(earlier.settings[flag])} there, {_shown(value)} here"
+            f"--{flag} {_shown(hidden_settings(earlier.settings[flag], name=flag))} there, {_shown(value)} here"
             for flag, value in self.settings.items()
-            if flag in earlier.settings and earlier.settings[flag] != value
+            # Earlier versions wrote secrets.
+            if flag in earlier.settings and hidden_settings(earlier.settings[flag], name=flag) != value
         ]
         return phrases
 

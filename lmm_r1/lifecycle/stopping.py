@@ -19,6 +19,7 @@ from lmm_r1.config.shared import CheckpointConfig
 from lmm_r1.errors import RunStopped, UserError
 from lmm_r1.files.atomic import sentence_of, write_atomically
 from lmm_r1.records.run_folder import ERROR_FILE
+from remote_rm.redaction import hidden_text
 
 _NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
 _ONE_REQUEST_S = 2.0
@@ -185,7 +186,7 @@ def reported_ends(stops: StopRequests, *, folder: Path) -> Iterator[None]:
 
 def _kept(error: Exception, *, folder: Path) -> str:
     """Write the traceback to the run folder, or to stderr if that fails, and return where it is."""
-    text = "".join(traceback.format_exception(error))
+    text = hidden_text("".join(traceback.format_exception(error)))
     try:
         write_atomically(folder / ERROR_FILE, text=text)
     except UserError:

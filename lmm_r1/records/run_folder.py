@@ -55,6 +55,7 @@ from lmm_r1.records.rollouts import (
 )
 from lmm_r1.records.session import SESSION_FILE, TrainingSession, kept_session, read_session, running_elsewhere
 from lmm_r1.records.trackers import TRACKERS_FILE
+from remote_rm.redaction import hidden_text
 
 RESTARTS_FILE = "restarts.jsonl"
 LEFT_OUT_FILE = "left_out_rows.jsonl"
@@ -204,7 +205,7 @@ class RunFolder:
     def restarted(self, *, number: int, step: int | None, saved: int, lost: str) -> None:
         """Append a restart, which a resumed run keeps."""
         now = datetime.now(tz=timezone.utc).isoformat(timespec="seconds")
-        record = {"restart": number, "at": now, STEP: step, "saved": saved, "lost": lost}
+        record = {"restart": number, "at": now, STEP: step, "saved": saved, "lost": hidden_text(lost)}
         append_json_lines(self.path / RESTARTS_FILE, [record])
 
     def left_out(self, rows: Sequence[LeftOutRow]) -> None:

@@ -16,6 +16,7 @@ from lmm_r1.files.json_files import write_json_object
 from lmm_r1.records.metrics import EvaluatedCheckpoint, FileScores
 from lmm_r1.records.run_folder import ERROR_FILE, STAGE_FILE, Run, Stage
 from lmm_r1.report.rollout_sample import RolloutSample
+from remote_rm.redaction import HIDDEN, hidden_settings, hidden_text, is_secret
 
 JUDGED_BY_RULE = "judged_by_rule"
 """The reward part of `remote_rm.llm_judge_verifier` that reports that there was no judge to ask."""
@@ -202,11 +203,7 @@ def _judge_notes(stage: Stage) -> list[str]:
 
 # Evaluation settings that name input and output instead of how it was done.
 EVALUATION_PLACES = ("checkpoints", "files", "output")
-HIDDEN = "(hidden)"
 SETTING = re.compile(r"^(?P<before>\s*(?:-\s+)?(?P<name>[\w.\-\"']+)\s*:\s+)(?P<value>\S.*)$")
-SECRET_NAME = re.compile(
-    r"^(key|token|password|secret|credentials)$|(api_key|hf_token|access_token|auth_token)$|(_password|_secret)$"
-)
 EMPTY_VALUES = ("null", "~", "''", '""', "false", "true")
 
 
@@ -269,17 +266,19 @@ def _flat(settings: Mapping[str, object], *, prefix: str = "") -> dict[str, str]
     flat: dict[str, str] = {}
     for key, value in settings.items():
         name = f"{prefix}{key}"
-        if is_secret(name) and value not in ("", "null", None):
-            flat[name] = HIDDEN
-        elif isinstance(value, dict):
+        if isinstance(value, dict) and not is_secret(name):
             flat |= _flat(value, prefix=f"{name}.")
         else:
-            flat[name] = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            shown = value if value == "null" else hidden_settings(value, name=name)
+            flat[name] = shown if isinstance(shown, str) else json.dumps(shown, ensure_ascii=False)
     return flat
 
 
 def without_secrets(text: str) -> str:
-    """Return settings with the value of every key, token and password replaced: `key: ab12` becomes `key: (hidden)`."""
+    """Return settings with the value of every key, token and password replaced: `key: ab12` becomes `key: (hidden)`.
+
+    Runs of earlier versions have written some of them.
+    """
     return "\n".join(_shown(line) for line in text.splitlines())
 
 
@@ -287,9 +286,4 @@ def _shown(line: str) -> str:
     setting = SETTING.match(line)
     if not setting or setting["value"].strip().lower() in EMPTY_VALUES:
         return line
-    return f"{setting['before']}{HIDDEN}" if is_secret(setting["name"].strip("\"'")) else line
-
-
-def is_secret(name: str) -> bool:
-    """Return whether a setting with this dotted name holds a credential."""
-    return bool(SECRET_NAME.search(name.rpartition(".")[2].lower().replace("-", "_")))
+    return f"{setting['before']}{HIDDEN}" if is_secret(setting["name"].strip("\"'")) else hidden_text(line)

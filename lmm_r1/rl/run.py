@@ -29,6 +29,7 @@ from lmm_r1.config.ppo import PlacedModel
 from lmm_r1.config.rewards import named_verifier, reward_function
 from lmm_r1.config.shared import row_reading
 from lmm_r1.data.files import read_row_file
+from lmm_r1.data.media_access import limits_environment
 from lmm_r1.data.messages import Row, images_of, kind_of, videos_of
 from lmm_r1.data.training_rows import (
     SKIP_BAD_ROWS,
@@ -458,7 +459,7 @@ def _start_ray(config: PPOConfig) -> None:
         for name in [name for name in logging.root.manager.loggerDict if name.startswith("openrlhf")]:
             logging.getLogger(name).setLevel(logging.WARNING)
     arguments: dict[str, Any] = {
-        "runtime_env": worker_runtime(run_environment()),
+        "runtime_env": worker_runtime({**run_environment(), **limits_environment()}),
         "log_to_driver": config.logger.worker_logs,
     }
     if not nodes.joins():

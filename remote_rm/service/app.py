@@ -18,7 +18,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 from pydantic import ValidationError
 
-from remote_rm.protocol import Health, Refusal, RewardReply, RewardRequest
+from remote_rm.protocol import Health, Refusal, RewardReply, RewardRequest, check_json
 from remote_rm.reward_function import items_from
 from remote_rm.service.middleware import RequestRecord, RolloutSampler, guard, log_request, refusal
 from remote_rm.service.pool import judge_of
@@ -76,7 +76,12 @@ class RequestReader:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _items(self, body: bytes) -> Sequence[Any]:
-        request = self._small(body) if len(body) <= INLINE_BYTES else columns_of(_text_of(body), most=self.max_items)
+        text = _text_of(body)
+        try:
+            check_json(text)
+        except ValueError as error:
+            _refuse(str(error), place=0)
+        request = self._small(text) if len(body) <= INLINE_BYTES else columns_of(text, most=self.max_items)
         try:
             return self._items_of_request(RewardRequest.model_validate(request))
         except ValidationError as error:
@@ -84,13 +89,11 @@ class RequestReader:
                 *error.errors(include_url=False, include_context=False, include_input=False)[:20]
             ) from error
 
-    def _small(self, body: bytes) -> Any:
+    def _small(self, text: str) -> Any:
         try:
-            request = json.loads(_text_of(body))
+            request = json.loads(text)
         except json.JSONDecodeError as error:
             _refuse(error.msg, place=error.pos)
-        except RecursionError:
-            _refuse("too many brackets", place=0)
         if isinstance(request, dict) and any(
             isinstance(column, list) and len(column) > self.max_items for column in request.values()
         ):

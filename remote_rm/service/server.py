@@ -24,7 +24,9 @@ from fastapi import FastAPI
 from typing_extensions import Self
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
+from remote_rm.redaction import hide_in_logs
 from remote_rm.registry import MIB
+from remote_rm.service.access import HostGate, check_access, is_local
 from remote_rm.service.app import create_app
 from remote_rm.service.middleware import open_access_log
 from remote_rm.verifier import DEFAULT_LIMITS, AskingVerifier, NotReady, ServiceLimits, Verifier
@@ -138,7 +140,8 @@ def connections_within(asked: int) -> int:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return asked
-    room = max(1, soft - SPARE_FILES)
+    # Of a low limit, such as 256, half is for connections.
+    room = max(1, soft - min(SPARE_FILES, soft // 2))
     logger.warning(
         "--max-connections %d: the system allows this process %d open files (ulimit -n), room for %d connections",
         asked,
@@ -176,6 +179,7 @@ class ListeningOptions:
     port_file: Path | None
     limits: ServiceLimits
     token_env: str | None
+    insecure: bool
     access_log: Path | None
     log_sample_share: float
     grace_seconds: float
@@ -292,14 +296,21 @@ def serve_app(
         make_app: (token) -> application, such as one of `create_service`, whose `state.refuse()` ends all that is open; called
             once the address is had, since it may take long.
     """
+    hide_in_logs()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     token = _token(options.token_env, announced)
     _open_access_log(options.access_log, announced)
     listener = bind(options.host, port=options.port, announced=announced)
     try:
+        try:
+            check_access(options.host, token=token, is_insecure=options.insecure)
+        except ValueError as error:
+            sys.exit(f"{announced.name}: error: {error}")
         if options.port_file is not None:
             _clear(options.port_file, announced)
         app = make_app(token)
+        if is_local(options.host):
+            app.add_middleware(HostGate)
         server = _server(app, options=options, port=listener.getsockname()[1], announced=announced)
         # uvicorn stops gracefully and then raises the signal again: end by exiting, so that temporary files are removed.
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))

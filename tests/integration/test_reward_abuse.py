@@ -89,7 +89,7 @@ def test_a_server_told_to_stop_refuses_at_the_end_of_its_grace_what_it_has_not_a
         endless = threads.submit(post, server, body_of("sleep 50", "sleep 50"))
         short = threads.submit(post, server, body_of("sleep 0.9"))
         with socket.create_connection(("127.0.0.1", int(server.address.rsplit(":", 1)[1]))) as slow:
-            slow.sendall(b"POST /get_reward HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n")
+            slow.sendall(b"POST /get_reward HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n")
             slow.sendall(b"Content-Length: 100\r\n\r\n{")
             wait_for(lambda: health_of(server)["busy"] == 2)
             server.process.send_signal(signal.SIGTERM)

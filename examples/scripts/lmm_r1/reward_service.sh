@@ -2,6 +2,7 @@
 # Sourced by common.sh: a reward service of the script's own, on a free port, until the script ends.
 #   REWARD_URL     /get_reward of a service that is already running; empty: one is started here
 #   REWARD_HOST    address of this machine that it listens on; other nodes of a run do not reach the default
+#   REMOTE_RM_TOKEN  key of the service; made here if it is empty. On a cluster, export one before Ray starts on its nodes.
 #   REWARD_WAIT_S  seconds that it may take to start
 : "${REWARD_URL:=}"
 : "${REWARD_HOST:=127.0.0.1}"
@@ -14,8 +15,10 @@ start_reward_service() {
   fi
   [[ -z $REWARD_URL ]] || return 0
   REWARD_FOLDER=$(mktemp -d)
+  : "${REMOTE_RM_TOKEN:=$(head -c 16 /dev/urandom | od -An -tx1 | tr -d ' \n')}"
+  export REMOTE_RM_TOKEN
   "$PYTHON" -m remote_rm.math_verifier --host "$REWARD_HOST" --port 0 --port-file "$REWARD_FOLDER/port" \
-    >"$REWARD_FOLDER/log" 2>&1 &
+    --token-env REMOTE_RM_TOKEN >"$REWARD_FOLDER/log" 2>&1 &
   local deadline=$((SECONDS + REWARD_WAIT_S))
   until [[ -s $REWARD_FOLDER/port ]] && answers "http://$REWARD_HOST:$(<"$REWARD_FOLDER/port")/health"; do
     if ! kill -0 "$!" 2>/dev/null || ((SECONDS > deadline)); then

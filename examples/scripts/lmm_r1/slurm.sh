@@ -28,10 +28,11 @@ flags=(
 
 read -r head < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 read -r address _ < <(srun --overlap --nodes 1 --ntasks 1 --nodelist "$head" hostname --ip-address)
-# The reward service is asked from every node.
 export RAY_ADDRESS=$address:$RAY_PORT REWARD_HOST=$address
-# What a killed worker started would keep its GPU's memory.
-export RAY_process_group_cleanup_enabled=true
+# Keys of Ray and the reward service, which srun hands on: without, everyone in the network could run code.
+: "${RAY_AUTH_TOKEN:=$(head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \n')}" "${REMOTE_RM_TOKEN:=$RAY_AUTH_TOKEN}"
+export RAY_AUTH_MODE=token RAY_AUTH_TOKEN REMOTE_RM_TOKEN
+export RAY_process_group_cleanup_enabled=true # what a killed worker started would keep its GPU's memory
 ray=(ray start --num-gpus "$NUM_GPUS" --disable-usage-stats --block)
 trap 'kill $(jobs -pr) 2>/dev/null || true' EXIT
 srun --overlap --nodes 1 --ntasks 1 --nodelist "$head" \

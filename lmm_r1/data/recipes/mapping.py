@@ -12,6 +12,7 @@ from typing import Any
 from lmm_r1.data.files import Record
 from lmm_r1.data.formats.row_format import listed
 from lmm_r1.data.images import check_image_exists, load_image
+from lmm_r1.data.media_access import media_roots
 from lmm_r1.data.messages import Row, images_of, kind_of
 from lmm_r1.data.preferences import PREFERENCE, PreferenceRow, read_judged_row
 from lmm_r1.data.recipes.recipe import CHOICES_FIELD, LETTERS, Recipe, RecordView, template_fields
@@ -29,7 +30,7 @@ def map_record(record: Record, *, recipe: Recipe, finder: MediaFiles | None = No
     """
     columns, location, base_dir = record
     mapper = _Mapper(RecordView(columns, recipe=recipe, location=location), base_dir=base_dir, finder=finder)
-    row = parse_row(mapper.fields(), location=location, base_dir=base_dir)
+    row = parse_row(mapper.fields(), location=location, base_dir=base_dir, roots=_roots(base_dir, finder))
     for image in images_of(row.messages):
         check_image_exists(image, location=location)
     return row
@@ -41,8 +42,15 @@ def map_preference(record: Record, *, recipe: Recipe, finder: MediaFiles | None 
     columns, location, base_dir = record
     mapper = _Mapper(RecordView(columns, recipe=recipe, location=location), base_dir=base_dir, finder=finder)
     row_format = PREFERENCE.formats.named(recipe.format, file=location)
-    row = read_judged_row((mapper.located_columns(columns), location, base_dir), row_format, PREFERENCE)
+    located = (mapper.located_columns(columns), location, base_dir)
+    row = read_judged_row(located, row_format, PREFERENCE, roots=_roots(base_dir, finder))
     return replace(row, datasource=recipe.name)
+
+
+def _roots(base_dir: Path, finder: MediaFiles | None) -> tuple[Path, ...] | None:
+    """Return the folders below which rows may name files, with that of unpacked archives; None if they may name all."""
+    roots = media_roots(base_dir)
+    return roots if roots is None or finder is None else (*roots, *finder.folders)
 
 
 def check_embedded_images(row: Row) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 
 from lmm_r1 import hub
 from lmm_r1.data.files import ROWS_FILE, Record, read_records
+from lmm_r1.data.media_access import downloaded_folder, is_below
 from lmm_r1.data.messages import resolve
 from lmm_r1.data.recipes.recipe import Recipe
 from lmm_r1.errors import UserError
@@ -38,6 +39,7 @@ class MediaFiles:
         """List files of the dataset's folder; tar archives are unpacked into `unpack_into`, None refuses them."""
         self._by_name: dict[str, list[tuple[PurePosixPath, Member]]] = {}
         self._open: list[zipfile.ZipFile] = []
+        self.folders = (folder,) if unpack_into is None else (folder, unpack_into)
         for file in files:
             if not is_archive(file):
                 self._add(PurePosixPath(file.relative_to(folder).as_posix()), file)
@@ -58,9 +60,10 @@ class MediaFiles:
 
         Raises UserError if several files fit equally well, or an archive is damaged.
         """
-        beside = resolve(path, base_dir=base_dir)
-        if os.path.isfile(str(beside)):
-            return str(beside)
+        beside = str(resolve(path, base_dir=base_dir))
+        is_own = downloaded_folder(base_dir) is None or is_below(beside, self.folders)
+        if is_own and os.path.isfile(beside):
+            return beside
         asked = PurePosixPath(os.path.normpath(path.removeprefix("file://")))
         fitting = [
             (_shared(asked, name), member)

@@ -56,8 +56,9 @@ def test_an_image_has_its_name_and_size_and_stays_a_path(folder):
 
 
 @pytest.fixture
-def url(folder) -> Iterator[str]:
+def url(folder, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Where the folder is served on loopback."""
+    monkeypatch.setenv("LMM_R1_ALLOW_PRIVATE_URLS", "1")
     handler = functools.partial(SimpleHTTPRequestHandler, directory=str(folder))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.02,))
@@ -81,7 +82,7 @@ def test_broken_and_missing_images_are_told_in_a_sentence(folder):
     for source, sentence in {
         "nowhere.png": "no image file nowhere.png; check the path",
         "text.png": "cannot read the image text.png: it has none of the formats PNG, JPEG, WEBP, GIF, BMP, TIFF, PPM",
-        ".": "cannot read the image .: Is a directory",
+        ".": "cannot read the image .: it is a folder, not a file",
         "\x1b[2J.png": "no image file ␛[2J.png; check the path",
     }.items():
         with pytest.raises(UserError) as caught:

@@ -3,12 +3,14 @@
 import json
 import logging
 import os
+import random
 import shutil
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+import torch
 from helpers.commands import tree
 from helpers.interrupted_writes import Interrupter, killed_at
 from helpers.saved_checkpoints import complete_steps
@@ -125,6 +127,34 @@ def test_a_checkpoint_that_lost_a_shard_is_torn(name, tmp_path):
     (tmp_path / "global_step2" / name).unlink()
     assert complete_steps(tmp_path) == [1]
     assert resume_point([tmp_path]).passed_over == (f"{tmp_path}/global_step2: {name} is missing",)
+
+
+@pytest.mark.parametrize("name", shard_names())
+def test_a_checkpoint_with_a_flipped_byte_is_named_and_the_one_before_is_taken(name, tmp_path):
+    draw = random.Random(name)
+    for step in (1, 2, 3):
+        save(tmp_path, f"global_step{step}")
+    for step in (3, 2):
+        file = tmp_path / f"global_step{step}" / name
+        torch.save({"weights": torch.arange(1000)}, file)
+        content = bytearray(file.read_bytes())
+        place = content.index(torch.arange(1000).numpy().tobytes()[:64]) + draw.randrange(8000)
+        content[place] ^= 1 << draw.randrange(8)
+        file.write_bytes(content)
+        _mark(tmp_path / f"global_step{step}")
+    point = resume_point([tmp_path])
+    assert point.tag == "global_step1"
+    assert [reason.split(" is ")[0] for reason in point.passed_over] == [
+        f"{tmp_path}/global_step3: {name}",
+        f"{tmp_path}/global_step2: {name}",
+    ]
+
+
+def _mark(checkpoint: Path) -> None:
+    """Let the marker have the sizes of the shards."""
+    marker = json.loads((checkpoint / "complete.json").read_text())
+    marker["files"] = {name: (checkpoint / name).stat().st_size for name in marker["files"]}
+    (checkpoint / "complete.json").write_text(json.dumps(marker))
 
 
 def test_a_checkpoint_with_half_a_shard_or_an_unreadable_marker_is_torn(tmp_path):

@@ -145,3 +145,17 @@ def test_another_error_of_a_start_passes_and_is_not_tried_again(error):
         cluster_nodes.patiently(start)
     assert raised.value is error
     assert tries == [1]
+
+
+@pytest.mark.parametrize(
+    ("address", "mode", "warned"),
+    [("10.0.0.1:6379", None, True), ("10.0.0.1:6379", "token", False), ("127.0.0.1:6379", None, False)],
+)
+def test_a_cluster_without_tokens_on_the_network_is_named(address, mode, warned, monkeypatch, caplog):
+    monkeypatch.setattr(ray, "init", lambda **settings: None)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    cluster_nodes._warn_of_open_cluster.cache_clear()
+    environment |= {"RAY_ADDRESS": address} | ({} if mode is None else {"RAY_AUTH_MODE": mode})
+    monkeypatch.setattr(os, "environ", environment)
+    cluster_nodes.connect()
+    assert ("without tokens" in caplog.text) is warned

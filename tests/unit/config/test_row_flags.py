@@ -11,6 +11,7 @@ from lmm_r1.config.evaluate import EvaluateConfig, check
 from lmm_r1.config.generation import BatchConfig
 from lmm_r1.config.shared import RowsConfig, row_reading
 from lmm_r1.data.formats.row_format import ColumnNames
+from lmm_r1.data.media_access import VARIABLES, MediaLimits, limits_environment, media_limits
 from lmm_r1.data.reading import AS_THEY_ARE
 from lmm_r1.errors import UserError
 
@@ -52,6 +53,7 @@ def test_prompts_may_stand_in_files(tmp_path):
     ("flags", "sentence"),
     [
         ({"image_dir": "no/such"}, "--data.image_dir no/such: no such folder"),
+        ({"max_image_megapixels": 0.0}, "--data.max_image_megapixels 0.0 must be a number above 0"),
         ({"min_pixels": 0}, "--data.min_pixels 0 must be at least 1"),
         ({"min_pixels": 9, "max_pixels": 8}, "--data.min_pixels 9 must not be above --data.max_pixels 8"),
         ({"system_prompt": "prompts/no.txt"}, "--data.system_prompt prompts/no.txt: cannot be read"),
@@ -63,6 +65,17 @@ def test_a_flag_that_makes_no_sense_is_refused_by_name(flags, sentence):
     with pytest.raises(UserError) as raised:
         row_reading(RowsConfig(**flags), prefix="--data.")
     assert str(raised.value).startswith(sentence)
+
+
+def test_what_images_may_cost_and_reach_holds_for_the_process(monkeypatch):
+    for name in VARIABLES:
+        monkeypatch.setenv(name, "")
+    assert media_limits() == MediaLimits(max_megapixels=64.0, allow_private_urls=False)
+    row_reading(RowsConfig(allow_private_urls=True, max_image_megapixels=8.5))
+    assert media_limits() == MediaLimits(max_megapixels=8.5, allow_private_urls=True)
+    assert limits_environment() == {VARIABLES[0]: "8.5", VARIABLES[1]: "1"}
+    row_reading(RowsConfig())
+    assert limits_environment() == {}
 
 
 def test_flags_for_files_are_refused_where_only_suites_are_measured(tmp_path):

@@ -34,8 +34,9 @@ def picture():
 
 
 @pytest.fixture
-def web(tmp_path):
+def web(tmp_path, monkeypatch: pytest.MonkeyPatch):
     """The address of a server of `tmp_path`."""
+    monkeypatch.setenv("LMM_R1_ALLOW_PRIVATE_URLS", "1")
     handler = functools.partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()

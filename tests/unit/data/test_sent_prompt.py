@@ -123,7 +123,9 @@ def test_an_image_is_not_scaled_up_to_any_size():
 
 
 @pytest.fixture
-def address() -> Iterator[str]:
+def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setenv("LMM_R1_ALLOW_PRIVATE_URLS", "1")
+
     class Images(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(200 if self.path == "/red.png" else 404)

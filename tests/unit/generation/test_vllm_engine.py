@@ -121,6 +121,30 @@ def test_leaving_early_aborts_what_runs(load):
     assert len(list(engine.respond(questions("?"), ONE))) == 1, "the engine goes on"
 
 
+class AskedRows(list[tuple[int, Row]]):
+    """Rows of clients, of which some have gone away."""
+
+    def __init__(self, rows: list[tuple[int, Row]]) -> None:
+        super().__init__(rows)
+        self.gone: set[int] = set()
+
+    def is_abandoned(self, index: int) -> bool:
+        return index in self.gone
+
+
+def test_a_row_that_nobody_waits_for_any_more_frees_its_place(load):
+    counting = CountingEngine(lambda prompt: [length(prompt) ** 2])
+    engine = load(counting)
+    rows = AskedRows(questions("a", "a longer one", "one that is longer still", "?"))
+    engine.responses = 3
+    outcomes = engine.respond(rows, ONE)
+    assert next(outcomes).index == 0
+    rows.gone.add(2)
+    assert sorted(outcome.index for outcome in outcomes) == [1, 3]
+    assert len(counting.aborted) == 1
+    assert counting.left == {}
+
+
 def test_a_response_that_was_broken_off_is_told_with_its_row(load):
     engine = load(CountingEngine(lambda prompt: [3], ends=lambda prompt: "stop" if length(prompt) < 30 else "error"))
     good, broken = engine.respond(questions("?", "long " * 20), ONE)

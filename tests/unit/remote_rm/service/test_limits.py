@@ -15,6 +15,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from remote_rm.math_verifier import MathVerifier
+from remote_rm.service import server
 from remote_rm.service.app import create_app
 from remote_rm.service.server import MAX_HEAD_BYTES, guarded_protocol
 from remote_rm.verifier import ServiceLimits
@@ -190,3 +191,10 @@ def test_a_client_that_goes_away_while_it_sends_is_no_error(protocol, caplog):
     asyncio.run(scenario())
     assert "Traceback" not in caplog.text
     assert not [record for record in caplog.records if record.exc_info]
+
+
+@pytest.mark.parametrize(("files", "room"), [(256, 128), (300, 150), (1024, 768), (1, 1), (100_000, 1000)])
+def test_connections_fit_the_systems_limit_of_open_files(files, room, monkeypatch):
+    monkeypatch.setattr(server.resource, "getrlimit", lambda kind: (files, files))
+    monkeypatch.setattr(server.resource, "setrlimit", lambda kind, limits: None)
+    assert server.connections_within(1000) == room

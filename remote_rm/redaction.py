@@ -1,0 +1,96 @@
+"""Hides secrets in settings and messages before they are written down: by the names of keys, and in addresses."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Mapping
+
+HIDDEN = "(hidden)"
+"""What is written instead of a secret."""
+
+_WHOLE = (
+    r"key|token|auth|sig|pass|pwd|passwd|password|passphrase|secret|credentials?|authorization|cookie|bearer|signature"
+)
+# A part of a longer name, such as `my_api_key`; `input_key` and `placeholder_token` name no secrets.
+_END = (
+    r"(?:api|access|secret|private|subscription|auth|account|encryption|master)[_-]?key|"
+    r"(?:hf|access|auth|api|bearer|refresh|session|security|id|bot|rm)[_-]?token|"
+    r"password|passwd|passphrase|secret|credentials?|authorization|cookies?|signature"
+)
+_SECRET_NAME = re.compile(rf"(?:{_WHOLE})|(?:.*_)?(?:{_END})")
+_HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_NAME_IN_TEXT = rf"(?:[\w\-]*[_\-])?(?:{_END})"
+# `"api_key": "abc"`, `api_key=abc`, `api-key: abc` and `Authorization: Bearer abc`. Hiding twice changes nothing, because
+# errors are pickled, and made of one another.
+_PAIR = re.compile(
+    rf"(?P<before>\b{_NAME_IN_TEXT}\b\\?[\"']?\s*[:=]\s*)(?!\(hidden\))"
+    r"(?P<value>(?:(?:Bearer|Basic|Token)\s+)?(?:\\?\"[^\"\\]*\\?\"|'[^']*'|[^\s,;&\"'}\])]+))",
+    re.IGNORECASE,
+)
+_BEARER = re.compile(r"(?P<before>\b(?:Bearer|Basic)\s+)(?P<value>[A-Za-z0-9._~+/\-]{6,}=*)")
+# The forms of keys that can be told from other words by themselves.
+_KEY = re.compile(r"\b(?:sk|hf|ghp|gho|pk|xoxb|glpat)[-_][A-Za-z0-9_\-]{16,}|\bAKIA[A-Z0-9]{16}\b")
+_USER = re.compile(r"(?P<before>\b[a-z][a-z0-9+.\-]*://)[^/?#\s\"'@]*@", re.IGNORECASE)
+_QUERY = re.compile(
+    r"(?P<before>\b[a-z][a-z0-9+.\-]*://[^\s\"'<>?#,]*[?#])(?!\(hidden\))[^\s\"'<>,)\]]+", re.IGNORECASE
+)
+
+
+def is_secret(name: str) -> bool:
+    """Return whether the last part of a dotted name, such as `logger.wandb.key` or `apiKey`, is that of a secret."""
+    last = _HUMP.sub("_", name.rpartition(".")[2]).lower().replace("-", "_")
+    return _SECRET_NAME.fullmatch(last) is not None
+
+
+def hidden_address(text: str) -> str:
+    """Return a text in which addresses have neither user nor query: `http://(hidden)@host/path?(hidden)`."""
+    if "://" not in text:
+        return text
+    return _QUERY.sub(rf"\g<before>{HIDDEN}", _USER.sub(rf"\g<before>{HIDDEN}@", text))
+
+
+def hidden_text(text: str) -> str:
+    """Return a message without secrets: in addresses, after the name of a secret, and in headers."""
+    text = hidden_address(text)
+    text = _PAIR.sub(rf"\g<before>{HIDDEN}", text)
+    return _KEY.sub(HIDDEN, _BEARER.sub(rf"\g<before>{HIDDEN}", text))
+
+
+def hidden_settings(value: object, *, name: str = "") -> object:
+    """Return settings without secrets: nested mappings and lists, and JSON and addresses in texts.
+
+    A text of several words is not changed, because it may be a prompt.
+    """
+    if isinstance(value, Mapping):
+        return {key: hidden_settings(inner, name=str(key)) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [hidden_settings(inner, name=name) for inner in value]
+    if value in (None, "", HIDDEN) or isinstance(value, bool):
+        return value
+    if is_secret(name):
+        return HIDDEN
+    return _hidden_value(value) if isinstance(value, str) else value
+
+
+def _hidden_value(text: str) -> str:
+    if text.lstrip().startswith(("{", "[")):
+        try:
+            inner = json.loads(text)
+        except (ValueError, RecursionError):
+            return hidden_text(text)
+        hidden = hidden_settings(inner)
+        return text if hidden == inner else json.dumps(hidden, ensure_ascii=False)
+    return text if any(map(str.isspace, text)) else hidden_text(text)
+
+
+def hide_in_logs() -> None:
+    """Let every logger of this process write its messages and tracebacks without secrets."""
+    if logging.getLogRecordFactory() is logging.LogRecord:
+        logging.setLogRecordFactory(_Record)
+
+
+class _Record(logging.LogRecord):
+    def getMessage(self) -> str:
+        return hidden_text(super().getMessage())

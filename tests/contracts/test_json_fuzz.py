@@ -1,0 +1,217 @@
+"""Random JSON for every endpoint and random row files for every reader: an answer or a sentence, and never a traceback.
+
+FUZZ_CASES sets how many cases each test tries.
+"""
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from lmm_r1.chat.chat_model import ChatModel
+from lmm_r1.chat.server import ChatService, ServedModel
+from lmm_r1.chat.server import create_app as chat_app
+from lmm_r1.data.files import read_row_file
+from lmm_r1.data.preferences import KINDS, read_judged_file
+from lmm_r1.data.row_parser import parse_row
+from lmm_r1.data.sent_prompt import MediaAccess
+from lmm_r1.errors import UserError
+from lmm_r1.generation.engine import Outcome
+from remote_rm.math_verifier import MathVerifier
+from remote_rm.service.app import create_app
+from remote_rm.verifier import ServiceLimits
+
+pytestmark = pytest.mark.contract
+
+FUZZED = settings(
+    max_examples=int(os.environ.get("FUZZ_CASES", "60")),
+    deadline=None,
+    database=None,
+    derandomize="FUZZ_CASES" not in os.environ,
+    suppress_health_check=list(HealthCheck),
+)
+KEYS = (
+    *(
+        "query",
+        "prompts",
+        "labels",
+        "responses",
+        "image_scales",
+        "model",
+        "messages",
+        "role",
+        "content",
+        "type",
+        "text",
+    ),
+    *(
+        "image",
+        "image_url",
+        "url",
+        "path",
+        "bytes",
+        "video",
+        "videos",
+        "images",
+        "fps",
+        "min_pixels",
+        "max_pixels",
+        "n",
+    ),
+    *("temperature", "top_p", "max_tokens", "stream", "answer", "solution", "problem", "prompt", "response", "chosen"),
+    *(
+        "rejected",
+        "conversations",
+        "from",
+        "value",
+        "completions",
+        "score",
+        "steps",
+        "label",
+        "data_source",
+        "extra_info",
+    ),
+)
+WORDS = (
+    "user",
+    "assistant",
+    "system",
+    "tool",
+    "text",
+    "image",
+    "m",
+    "",
+    "1",
+    "\\frac{1}{2}",
+    "<image>",
+    "/etc/passwd",
+)
+WORDS += (
+    "<image><image>",
+    "../a.png",
+    "data:image/png;base64,AAAA",
+    "http://127.0.0.1/",
+    "\ud800",
+    "\0",
+    "[{",
+    "nan",
+    "1e999",
+)
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.integers(min_value=10**300, max_value=10**310),
+    st.floats(),
+    st.sampled_from(WORDS),
+    st.text(max_size=20),
+)
+JSON = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=4)
+    | st.dictionaries(st.sampled_from(KEYS) | st.text(max_size=5), inner, max_size=5),
+    max_leaves=25,
+)
+MESSAGE = st.fixed_dictionaries({"role": st.sampled_from(WORDS[:4]) | JSON, "content": JSON})
+RECORD = st.dictionaries(st.sampled_from(KEYS), st.lists(MESSAGE, max_size=3) | JSON, max_size=6)
+BODY = st.one_of(
+    JSON.map(json.dumps).map(str.encode),
+    RECORD.map(json.dumps).map(str.encode),
+    st.fixed_dictionaries({"model": st.just("m"), "messages": st.lists(MESSAGE, max_size=3)}, optional={"n": JSON, "stream": JSON})
+    .map(json.dumps)
+    .map(str.encode),
+    st.fixed_dictionaries({key: st.lists(st.sampled_from(WORDS) | JSON, max_size=3) for key in KEYS[:4]})
+    .map(json.dumps)
+    .map(str.encode),
+    st.binary(max_size=200),
+    st.tuples(JSON.map(json.dumps).map(str.encode), st.binary(max_size=5)).map(b"".join),
+)  # fmt: skip
+
+
+class _Engine:
+    def respond(self, rows: Iterable[tuple[int, Any]], sampling: object) -> Iterator[Outcome]:
+        for index, row in rows:
+            yield Outcome(index=index, row=row, reason="messages: nothing is said")
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def clients() -> Iterator[dict[str, TestClient]]:
+    model = ChatModel(
+        engine=_Engine(), name="m", takes_images=True, takes_videos=True, max_images=8, max_videos=8, opens_thought=False
+    )  # fmt: skip
+    service = ChatService(
+        ServedModel(lambda: model, max_waiting=4),
+        name="m",
+        media=MediaAccess(roots=(), allow_urls=True),
+        max_new_tokens=16,
+        max_choices=3,
+    )
+    chat = chat_app(service, limits=ServiceLimits(), token=None, log_sample_share=0.0)
+    rewards = create_app(MathVerifier(), workers=1, item_timeout_seconds=5.0)
+    with (
+        TestClient(chat, raise_server_exceptions=False) as chatting,
+        TestClient(rewards, raise_server_exceptions=False) as rewarding,
+    ):
+        yield {"/v1/chat/completions": chatting, "/get_reward": rewarding}
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/get_reward"])
+def test_an_endpoint_answers_or_refuses_every_body(path, clients):
+    @FUZZED
+    @given(BODY)
+    def answered(body: bytes) -> None:
+        reply = clients[path].post(path, content=body, headers={"content-type": "application/json"})
+        assert reply.status_code == 200 or 400 <= reply.status_code < 500, (reply.status_code, reply.text)
+        assert "Traceback" not in reply.text
+        json.loads(reply.content)
+
+    answered()
+
+
+def test_a_record_is_a_row_or_a_sentence():
+    @FUZZED
+    @given(RECORD)
+    def parsed(record: dict[str, Any]) -> None:
+        said = "rows.jsonl line 1: "
+        try:
+            parse_row(record, location="rows.jsonl line 1", base_dir=Path("/nowhere"))
+        except UserError as error:
+            said = str(error)
+        assert said.startswith("rows.jsonl line 1: ")
+
+    parsed()
+
+
+FILES = st.one_of(
+    st.lists(RECORD.map(json.dumps), max_size=4).map("\n".join).map(str.encode),
+    st.lists(RECORD, max_size=4).map(json.dumps).map(str.encode),
+    st.binary(max_size=300),
+    st.binary(max_size=50).map(b"PAR1".__add__),
+    st.text(max_size=200).map(lambda text: text.encode("utf-8", "replace")),
+)
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "json", "csv", "tsv", "parquet", "arrow"])
+def test_a_row_file_is_read_or_refused_by_every_reader(suffix, tmp_path):
+    file = tmp_path / f"rows.{suffix}"
+    readers = [read_row_file, *(lambda path, kind=kind: read_judged_file(path, kind) for kind in KINDS)]
+
+    @FUZZED
+    @given(FILES, st.integers(min_value=0, max_value=len(readers) - 1))
+    def read(content: bytes, which: int) -> None:
+        file.write_bytes(content)
+        # Any other error fails the test.
+        with suppress(UserError):
+            readers[which](str(file))
+
+    read()
