@@ -6,6 +6,7 @@ r"""Writes an answer in one canonical form, so that equal answers compare equal 
 import re
 from functools import lru_cache
 
+_FRACTIONS = dict(zip("½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞", ("12", "13", "23", "14", "34", "15", "25", "35", "45", "16", "56", "18", "38", "58", "78")))
 _UNICODE_TO_LATEX = str.maketrans(
     {
         "−": "-",
@@ -21,15 +22,18 @@ _UNICODE_TO_LATEX = str.maketrans(
         "±": r"\pm ",
         "∪": r"\cup ",
         "°": r"^\circ ",
+        "º": r"^\circ ",
+        "˚": r"^\circ ",
+        "∶": ":",
+        "′": "'",
+        "″": '"',
         "⌊": r"\lfloor ",
         "⌋": r"\rfloor ",
         "⌈": r"\lceil ",
         "⌉": r"\rceil ",
         "∅": r"\emptyset ",
         "√": r"\sqrt ",
-        "½": r"\frac{1}{2}",
-        "¼": r"\frac{1}{4}",
-        "¾": r"\frac{3}{4}",
+        **{sign: rf"\frac{{{top}}}{{{bottom}}}" for sign, (top, bottom) in _FRACTIONS.items()},
         "θ": r"\theta ",
         "α": r"\alpha ",
         "β": r"\beta ",
@@ -53,8 +57,8 @@ _DROPPED_COMMANDS = re.compile(
 )
 _SPACE_COMMANDS = re.compile(r"\\(?:quad|qquad)(?![A-Za-z])|(?<!\\)\\[,;: ]|~")
 _SPACED_THOUSANDS = re.compile(r"(?<=\d),\s?\\!\s*(?=\d{3})")
-_RAISED = re.compile("[⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+")
-_RAISED_DIGITS = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")
+_RAISED = re.compile("[⁻⁺⁰¹²³⁴⁵⁶⁷⁸⁹]+")
+_RAISED_DIGITS = str.maketrans("⁻⁺⁰¹²³⁴⁵⁶⁷⁸⁹", "-+0123456789")
 _LOWERED = re.compile("[₀₁₂₃₄₅₆₇₈₉]+")
 _LOWERED_DIGITS = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
 # Which integers a family of solutions is about: "..., k \\in \\mathbb{Z}".
@@ -73,9 +77,13 @@ _CURRENCY_SIGN = re.compile("[€£¥￥₹]")
 _NUMBER_TO_NUMBER = re.compile(r"(?<=\d)\s?[~～∼—]\s?(?=\d)")
 _MATH_BRACKETS = re.compile(r"(?<!\\)\\[()\[\]]")
 _TEXT_COMMANDS = re.compile(
-    r"\\(?:text|textbf|textit|textrm|textsf|texttt|mathrm|mathbf|mathit|mathsf|bold|emph|mbox|hbox|boxed|fbox)"
+    r"\\(?:text|textbf|textit|textrm|textsf|texttt|textnormal|mathrm|mathbf|mathit|mathsf|bold|emph|mbox|hbox|boxed|fbox)"
     r"\s*\{([^{}]*)\}"
 )
+_CHEMISTRY = re.compile(r"\\(?:ce|mathrm)\s*\{(?=[A-Z])([A-Za-z\d()^+-]+(?:\^?\{[\d+-]+\})?)\}")
+_CASES = re.compile(r"\\begin\{(?:cases|aligned)\}((?:[^&\\=]|\\(?![\\a-z]*(?:text|if)))*?=(?:(?!\\end|\btext|\bif\b)[^&])*)\\end\{(?:cases|aligned)\}")
+_INVERSE_UNIT = re.compile(r"(?<=[A-Za-z}])\s*(?:\\cdot\s?|\s)(?:\\mathrm\{)?([A-Za-z]{1,3})\}?\^\{-(\d)\}")
+_UNITS_OVER = frozenset("s m h min cm mm km kg g L mL mol K N J C A V W d".split())
 _FOR_ALL = re.compile(
     r"(=.*?)[\s,]+for (?:all|every|any|each)(?:\s(?:real|complex|rational|natural|positive|nonnegative|non-negative|integers?"
     r"|numbers?|reals?|values? of))*(?:\s?[A-Za-z])?(?:\s?\\in\s?\\mathbb\s?\{[A-Z]\})?[\s.*]*$"
@@ -118,7 +126,7 @@ _SPELLINGS = (
     (re.compile(r"^all (?:the )?real (?:numbers|x)(?: x)? except(?: for)? (?:x\s*=)?\s*", re.IGNORECASE), r"x\\ne "),
     (re.compile(r"^all (?:integers|real numbers|reals|numbers|positive integers) (?=[a-z]\s*(?:[<>]|\\[lg]e))"), ""),
     (re.compile(r"^([^<>]+?)(<|\\le)\s*([a-z])\s+and\s+\3\s*(<|\\le)([^<>]+)$"), r"\1\2 \3\4\5"),
-    (re.compile(r"\^\{(\w)\}"), r"^\1"),
+    (re.compile(r"\^\{([\w+-])\}"), r"^\1"),
     (_FOR_ALL, r"\1"),
 )
 _AROUND_VALUE = re.compile(
@@ -160,6 +168,10 @@ def _normalized(text: str) -> str:
     text = _LOWERED.sub(lambda match: "_{" + match[0].translate(_LOWERED_DIGITS) + "}", text)
     text = _CONDITION.sub("", text)
     text = text.replace("{,}", ",")
+    if r"\ce" in text:
+        text = _CHEMISTRY.sub(_as_formula, text)
+    if r"\begin{" in text:
+        text = _CASES.sub(lambda cases: ", ".join(row.strip(" ,") for row in cases[1].split(r"\\") if row.strip(" ,")), text)
     if "$" in text:
         text = _DOLLARS.sub(r"\1\2 dollars", _ESCAPED_DOLLARS.sub(r"\1 dollars", text))
     if _CURRENCY_SIGN.search(text):
@@ -170,16 +182,35 @@ def _normalized(text: str) -> str:
     text = text.translate(_UNICODE_TO_LATEX).replace(r"\$", "").replace("$", "")
     text = _MATH_BRACKETS.sub(" ", text).replace(r"\%", "%")
     text = _SPACE_COMMANDS.sub(" ", _DROPPED_COMMANDS.sub("", text))
+    if "^{-" in text:
+        text = _INVERSE_UNIT.sub(_over_unit, text)
     for _ in range(MAX_NESTED_COMMANDS):
         text, count = _TEXT_COMMANDS.subn(r"\1", text)
         if not count:
             break
     text = " ".join(text.split())
+    if "^{-" in text:
+        text = _INVERSE_UNIT.sub(_over_unit, text)
     for pattern, spelling in _SPELLINGS:
         text = pattern.sub(spelling, text)
     text = _LOOSE_SPACE.sub(r"\1\2", " ".join(text.split()))
     text = _SPACE_AFTER_COMMAND.sub(r"\1", _SPACED_SIGN.sub(r"\1", text))
     return _strip_wrapping(text)
+
+
+def _as_formula(chemistry: re.Match[str]) -> str:
+    r"""A formula of mhchem in LaTeX: `\ce{SO4^2-}` → `SO_4^{2-}`, `\ce{Na+}` → `Na^+`."""
+    formula, charge = chemistry[1], ""
+    if found := re.search(r"(?:\^\{?(\d*[+-])\}?|(?<=[A-Za-z\d)])([+-]))$", formula):
+        formula, charge = formula[: found.start()], f"^{{{found[1] or found[2]}}}"
+    return re.sub(r"(?<=[A-Za-z)])(\d+)", r"_{\1}", formula) + charge
+
+
+def _over_unit(unit: re.Match[str]) -> str:
+    """`s^{-2}` after another unit as `/s^2`."""
+    if unit[1] not in _UNITS_OVER:
+        return unit[0]
+    return f"/{unit[1]}" + ("" if unit[2] == "1" else f"^{unit[2]}")
 
 
 def to_latex(text: str) -> str:

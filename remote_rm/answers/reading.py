@@ -153,6 +153,25 @@ def as_vector(text: str, *, length: int) -> tuple[str, ...] | None:
     return items if items is not None and len(items) == length else None
 
 
+_UNIT_VECTOR = re.compile(r"\\(?:hat|vec|mathbf|boldsymbol|overrightarrow|bm)\s*\{?\s*(?:\\[ij]math|([ijk]))\s*\}?|\\hat\s?([ijk])")
+_COMPONENTS = re.compile(
+    r"(?P<i>[-+]?[^-+ijk=,]*?)i(?P<j>[-+][^-+ijk=,]*?)j(?:(?P<k>[-+][^-+ijk=,]*?)k)?|(?P<i_only>[-+]?[^-+ijk=,]*?)i(?P<k_only>[-+][^-+ijk=,]*?)k"
+)
+
+
+def as_components(text: str) -> str | None:
+    r"""Return a sum of unit vectors as a tuple, `3i+4j` → `(3, 4)`; None for any other text, complex numbers included."""
+    plain = _UNIT_VECTOR.sub(lambda vector: vector[1] or vector[2] or "", text).replace(" ", "")
+    match = _COMPONENTS.fullmatch(plain)
+    if match is None or _LONG_WORD.search(plain):
+        return None
+    if match["i"] is None:
+        factors = [match["i_only"], "0", match["k_only"]]
+    else:
+        factors = [match["i"], match["j"], *([match["k"]] if match["k"] is not None else [])]
+    return f"({', '.join(f'{factor}1' if factor in ('', '+', '-') else factor for factor in factors)})"
+
+
 def _nested_lists(text: str) -> Rows | None:
     outer = _items(text)
     rows = [_items(item) for item in outer or () if item[:1] in ("[", "(")]
