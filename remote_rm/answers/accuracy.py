@@ -21,15 +21,13 @@ from remote_rm.answers.comparison import (
     refuse,
     work_out,
 )
-from remote_rm.answers.languages import word_in_english
 from remote_rm.answers.lexer import POLAR, Token
-from remote_rm.answers.normalization import normalize
 from remote_rm.answers.notation import Kind
 from remote_rm.answers.quantity import parse_quantity, same_quantity
-from remote_rm.answers.reading import gold_sequence, has_relation, is_text, kind_of
+from remote_rm.answers.reading import gold_sequence, has_relation, is_text, kind_of, normalize
 from remote_rm.answers.statement import clause_of, is_prose, read, without_remark
 from remote_rm.answers.units import CURRENCIES, NAMES, SIZES, split_unit
-from remote_rm.answers.wording import plain
+from remote_rm.answers.wording import plain, word_in_english
 
 _ESCAPED = re.compile(r"\\[{}\\$%#&_]")
 _COMMANDS_WITH_ARGUMENTS = re.compile(r"\\(?P<name>[dtc]?frac|[dt]?binom|sqrt|text|mathrm|boxed)(?![A-Za-z])")
@@ -166,7 +164,9 @@ _DENIED_OUTRIGHT = re.compile(
     re.IGNORECASE,
 )
 _REDUCED = re.compile(r"(\d{1,30})\s?(?:\\pmod\{|\(?mod )(\d{1,30})[})]?")
-_AT_START = re.compile(r"^\s*(?:(?:in|on|at|by)\s+(?=\d)(?!\S+, [a-z])|(?:thus|so|hence|therefore|then),?\s+)", re.IGNORECASE)
+_AT_START = re.compile(
+    r"^\s*(?:(?:in|on|at|by)\s+(?=\d)(?!\S+, [a-z])|(?:thus|so|hence|therefore|then),?\s+)", re.IGNORECASE
+)
 _NAME_BEFORE = re.compile(
     r"^[\s$]*(?:\\(?:text|mathrm|vec|mathbf|overrightarrow|overline)\s*\{[^{}]{1,40}\}(?:_\{?\w+\}?)?"
     r"|[A-Z]\s*\\c[au]p\s*[A-Z]|\((?:[a-z],\s?)+[a-z]\)(?=\s*\\in)|(?:[A-Za-z]{2,}\s){0,4}[A-Za-z]{4,})\s*(?:=|\\in(?![a-z]))\s*(?=\S)"
@@ -221,9 +221,9 @@ def _match(answer: str, label: str, rules: Rules) -> bool | None:
     if Token.OPEN_END.search(answer) and not Token.OPEN_END.search(label):
         return False
     label, answer = word_in_english(label), plain(answer.strip()).strip("` ")
-    for name, bare in ((Token.POINT_NAME, Token.BARE_POINT), (Token.RATIO_NAME, Token.BARE_RATIO)):
+    for named, bare in ((Token.POINT_NAME, Token.BARE_POINT), (Token.RATIO_NAME, Token.BARE_RATIO)):
         if bare.match(answer) or bare.match(label):
-            answer, label = name.sub("", answer), name.sub("", label)
+            answer, label = named.sub("", answer), named.sub("", label)
     gold = normalize(label)
     if is_choice(gold) and choice.read_label(label) is not None:
         return _match_choice(answer, label, rules)

@@ -14,8 +14,8 @@ from fractions import Fraction
 from functools import lru_cache
 from math import gcd, isqrt, pi, sqrt
 
-from remote_rm.answers.normalization import to_latex
 from remote_rm.answers.quantity import parse_quantity, rounded_places
+from remote_rm.answers.reading import to_latex
 
 MAX_CHARS = 300
 MAX_DIGITS = 30

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from remote_rm.answers.lexer import Token, introductions
-from remote_rm.answers.normalization import normalize
+from remote_rm.answers.reading import normalize
 from remote_rm.answers.statement import clause_of
 from remote_rm.answers.wording import plain
 
@@ -91,7 +91,7 @@ def stated_text(text: str) -> str:
     chosen = read_choice(text) if said else None
     if chosen is None or chosen.letter != letter or introductions(said):
         return ""
-    is_more = any(map((lambda pattern: pattern.search(said)), (Token.VERB, Token.CONSEQUENCE, Token.COMMENT, Token.DENIED)))
+    is_more = any(pattern.search(said) for pattern in (Token.VERB, Token.CONSEQUENCE, Token.COMMENT, Token.DENIED))
     return "" if is_more else said
 
 
@@ -205,7 +205,11 @@ def _choice(match: re.Match[str], *, rest: str, is_led_in: bool) -> Choice | Non
     if not rest:
         return Choice(letter=letter, text="")
     if mark := Token.OPTION_MARK.match(rest):
-        if match["bare"] in ("A", "a") and not mark[0].strip() and not (match["named"] or Token.VALUE_AFTER_A.match(rest)):
+        if (
+            match["bare"] in ("A", "a")
+            and not mark[0].strip()
+            and not (match["named"] or Token.VALUE_AFTER_A.match(rest))
+        ):
             return None
         return Choice(letter=letter, text=rest[mark.end() :])
     if match["bare"] is None:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from remote_rm.answers.algebra import same_algebra
-from remote_rm.answers.normalization import enclosing_delimiters, normalize, split_top_level
 from remote_rm.answers.notation import (
     SEQUENCES,
     Kind,
@@ -32,14 +31,17 @@ from remote_rm.answers.reading import (
     as_vector,
     both_signs,
     elements,
+    enclosing_delimiters,
     gold_sequence,
     has_relation,
     inside_of,
     is_plain_pair,
     is_text,
     kind_of,
+    normalize,
     parse_matrix,
     parse_region,
+    split_top_level,
     without_membership,
 )
 from remote_rm.answers.units import same_unit, split_unit

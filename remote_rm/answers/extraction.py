@@ -11,7 +11,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from remote_rm.answers.languages import in_english
 from remote_rm.answers.lexer import Token, introductions, span_content
 from remote_rm.answers.statement import (
     clause_of,
@@ -23,7 +22,7 @@ from remote_rm.answers.statement import (
     unit_in_prose,
     words_of,
 )
-from remote_rm.answers.wording import without_sign_off
+from remote_rm.answers.wording import in_english, without_sign_off
 
 
 @dataclass(frozen=True, kw_only=True)

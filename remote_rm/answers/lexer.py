@@ -289,7 +289,7 @@ class Token:
     # At the end: says goodbye, and nothing of the answer.
     SIGN_OFF = re.compile(
         r"(?:(?<=[.!?。！？*}$])|(?<=\n)|(?<=\\\]))\s*(?:I\s+)?(?:really\s+)?(?:hope(?:fully)?,?\s+(?:this|that|it|these|my explanation)\s+(?:all\s+)?"
-        r"(?:helps?|helped|answers?|clarif\w+|makes? sense|was helpful|is helpful)|(?:please\s+)?(?:let|tell)\s+me\s+know\b|(?:please\s+)?(?:do not hesitate|don['’]t hesitate|feel free)\b"
+        r"(?:helps?|helped|answers?|clarif\w+|makes? sense|was helpful|is helpful)|(?:please\s+)?(?:let|tell)\s+me\s+know\b|I\s+hope\s+(?:it|this)\s+is\s+(?:correct|right)\b|(?:please\s+)?(?:do not hesitate|don['’]t hesitate|feel free)\b"
         r"|(?:is|was)\s+there\s+anything\s+else|do\s+you\s+(?:have|need)\s+any|would\s+you\s+like\b|if\s+you\s+(?:have|need)\s+(?:any|more|further)"
         r"|(?:I['’]m\s+|I\s+am\s+)?(?:happy|glad)\s+to\s+help|thank(?:s| you)\b|have a (?:great|nice|good)|you['’]re welcome|good luck|happy (?:learning|studying)"
         r"|希望(?:这|以上|对你|能)|如果(?:你|您)?还?有(?:任何|其他|更多))[^\n]*\s*$",
@@ -298,7 +298,10 @@ class Token:
     # A block of code around the whole text.
     FENCE = re.compile(r"\s*```\w*\s*\n(.*?)\n?\s*```\s*", re.DOTALL)
     # A heading that says that the answer follows.
-    HEADING = re.compile(r"\s*#{1,6}\s*\**(?:final |the |my )*(?:answer|solution|result|答案)\**\s*[:：]?\**\s*(?:\n+\s*|(?<=[:：*])\s*)", re.IGNORECASE)
+    HEADING = re.compile(
+        r"\s*#{1,6}\s*\**(?:final |the |my )*(?:answer|solution|result|答案)\**\s*[:：]?\**\s*(?:\n+\s*|(?<=[:：*])\s*)",
+        re.IGNORECASE,
+    )
     # What a value is called.
     VALUE_NAME = re.compile(r"(?:[A-Za-z]|\\[a-z]+)(?:_\{?\w+\}?|\([A-Za-z]\))?|[A-Za-z]{2,12}|\\angle ?[A-Z]{1,3}")
     # What a number is compared with, and when or where it is so: `below 40`, `in 2010`, `at x = 4`.
@@ -314,10 +317,14 @@ class Token:
     CHINESE_LEAD = re.compile(
         r"^\s*(?:答\s*[:：]\s*)?(?:一?共有?是?|总共有?|合计|总计|等于|大?约[为是]?|[为是得])\s*(?=[-−+]?(?:[\d¥￥零一二两三四五六七八九十百千负]|\$\s*[-+]?[\d\\]|\\(?:d?frac|sqrt|pi|boxed)))"
     )
-    CHINESE_OPTION = re.compile(r"^\s*(?:应?选择?)?\s*[(（]?([A-JＡ-Ｊ])[)）]?\s*(?:选?项)[。.]?\s*$|^\s*(?:应?选择?)\s*[(（]?([A-J])[)）]?\s*项?[。.]?\s*$")
+    CHINESE_OPTION = re.compile(
+        r"^\s*(?:应?选择?)?\s*[(（]?([A-JＡ-Ｊ])[)）]?\s*(?:选?项)[。.]?\s*$|^\s*(?:应?选择?)\s*[(（]?([A-J])[)）]?\s*项?[。.]?\s*$"
+    )
     # The name of a point before its coordinates, and of a ratio before its terms: `P(3,-2)`, `S_1:S=7:32`.
     POINT_NAME = re.compile(r"^[\s$]*[A-Z]'?(?:_\{?\w\}?)?\s?(?=(?:\\left)?\((?=[^()]*\d)[^()]*,[^()]*\)[\s$.]*$)")
-    RATIO_NAME = re.compile(r"^[\s$]*[A-Za-z]\w*(?:_\{?\w+\}?)?\s?:\s?[A-Za-z]\w*(?:_\{?\w+\}?)?\s?=\s?(?=\d+\s?:\s?\d+[\s$.]*$)")
+    RATIO_NAME = re.compile(
+        r"^[\s$]*[A-Za-z]\w*(?:_\{?\w+\}?)?\s?:\s?[A-Za-z]\w*(?:_\{?\w+\}?)?\s?=\s?(?=\d+\s?:\s?\d+[\s$.]*$)"
+    )
     BARE_POINT = re.compile(r"[\s$]*(?:\\left)?\(")
     BARE_RATIO = re.compile(r"[\s$]*\d+\s?:\s?\d")
     # A number that has a verb after it: `a profit of 120 is reached`.
@@ -337,7 +344,9 @@ class Token:
     )
     # `8 (units)` and `8, because 3+5=8`.
     UNIT_REMARK = re.compile(r"^([^()\n]{1,60}?)\s*\(((?:sq\.?|square|cubic|cu\.?)?\s?[A-Za-z]{1,20})\)\W*$")
-    REASON = re.compile(r"^([^,;()\n]{1,60}?)(?:,\s*(?:because|since|as)\b(?!\s+(?:well|opposed)).*|\s*\((?:because|since|as)\b(?!\s+well).*\)\W*)$")
+    REASON = re.compile(
+        r"^([^,;()\n]{1,60}?)(?:,\s*(?:because|since|as)\b(?!\s+(?:well|opposed)).*|\s*\((?:because|since|as)\b(?!\s+well).*\)\W*)$"
+    )
     # Between a letter and a text that is the option's, whatever it denies or names.
     OPTION_BEFORE_TEXT = re.compile(r"\s*[.):]?\s*")
     # Takes a marked letter back at the start of what follows it: `B. is wrong`.
@@ -376,7 +385,9 @@ class Token:
         re.IGNORECASE,
     )
     # A whole value after a bare A: `A 12`; `A 12 cm rod` is a thing.
-    VALUE_AFTER_A = re.compile(r"\s(?:-?[\d.,]+\s?%?|\\?\$.*|\\.*|\(.*\))\.?$|\s-?[\d.,/]+\s(?:[kcm]?m|[km]?g|s|min|h|degrees|\^\\circ|m/s|km/h|J|N|W|V)\.?$")
+    VALUE_AFTER_A = re.compile(
+        r"\s(?:-?[\d.,]+\s?%?|\\?\$.*|\\.*|\(.*\))\.?$|\s-?[\d.,/]+\s(?:[kcm]?m|[km]?g|s|min|h|degrees|\^\\circ|m/s|km/h|J|N|W|V)\.?$"
+    )
     OPTIONS_ONLY = re.compile(r"(?:[\W_]|\b(?:or|and|[a-j])\b)*", re.IGNORECASE)
     # Between the parts of a sentence.
     PAUSE = re.compile(r"[,;:，；：]")

@@ -23,9 +23,9 @@ from remote_rm.answers.lexer import (
     span_content,
     with_half_width,
 )
-from remote_rm.answers.normalization import normalize, without_environments
 from remote_rm.answers.notation import Kind, read_notation
 from remote_rm.answers.quantity import parse_number_words, parse_quantity, parse_words
+from remote_rm.answers.reading import normalize, without_environments
 from remote_rm.answers.units import NAMES, canonical_unit, changes_number, conversion, split_unit, unit_behind
 
 MAX_CHARS = 600
@@ -532,7 +532,10 @@ def _sole_value(text: str) -> str:
         return ""
     value = values.pop()
     after = [Token.WORDS_AFTER.match(text, match.end()) for match in found if not formulas]
-    if any(words is not None and (changes_number(words[0].partition(" with ")[0]) or text[words.end() :][:1] == "/") for words in after):
+    if any(
+        words is not None and (changes_number(words[0].partition(" with ")[0]) or text[words.end() :][:1] == "/")
+        for words in after
+    ):
         return ""
     units = {unit_in_prose(text, match.end()) for match in found} - {""}
     if not units or not is_plain(value):

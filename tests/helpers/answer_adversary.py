@@ -5,6 +5,7 @@ numbers, from several boxes and blocks, and from fragments at random.
 """
 
 import random
+import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -124,7 +125,7 @@ def _judge(attack: Attack, found: Search, *, max_by_sympy: int) -> None:
         found.breaks += [
             Break(family=attack.family, verifier=verifier, response=attack.response, labels=(one.text, other.text))
             for one, other in combinations(right, 2)
-            if _must_differ(one, other, attack.said)
+            if _must_differ(one, other, attack.said) and not _is_one_option(attack.response, one, other)
         ]
 
 
@@ -142,6 +143,14 @@ def _must_differ(one: Label, other: Label, said: tuple[Label, ...]) -> bool:
     ):
         return False
     return all(label.kind in DIMENSIONS for label in said) and {one.text, other.text} <= {label.text for label in said}
+
+
+def _is_one_option(response: str, one: Label, other: Label) -> bool:
+    """Whether it says one option with its text, `(B) no`: right for the letter and for the text, of which a row has one."""
+    letter, text = (one, other) if one.kind == "choice" else (other, one)
+    written = "|".join(re.escape(spelling) for spelling in text.spellings)
+    option = rf"(?i:\(?{re.escape(letter.text.strip('().'))}[).:])\s*(?:{written})"
+    return letter.kind == "choice" and text.kind != "choice" and re.search(option, response) is not None
 
 
 @lru_cache(maxsize=4096)
