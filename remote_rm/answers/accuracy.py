@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 
@@ -27,7 +28,7 @@ from remote_rm.answers.quantity import parse_quantity, same_quantity
 from remote_rm.answers.reading import gold_sequence, has_relation, is_text, kind_of, normalize
 from remote_rm.answers.statement import clause_of, is_prose, read, without_remark
 from remote_rm.answers.units import CURRENCIES, NAMES, SIZES, split_unit
-from remote_rm.answers.wording import plain, word_in_english
+from remote_rm.answers.wording import is_copied, plain, word_in_english
 
 _ESCAPED = re.compile(r"\\[{}\\$%#&_]")
 _COMMANDS_WITH_ARGUMENTS = re.compile(r"\\(?P<name>[dtc]?frac|[dt]?binom|sqrt|text|mathrm|boxed)(?![A-Za-z])")
@@ -218,12 +219,9 @@ def _match(answer: str, label: str, rules: Rules) -> bool | None:
         return False
     if answer.strip() == label.strip():
         return True
-    if Token.OPEN_END.search(answer) and not Token.OPEN_END.search(label):
+    if any(says(answer) and not says(label) for says in _STATES_NOTHING):
         return False
-    label, answer = word_in_english(label), plain(answer.strip()).strip("` ")
-    for named, bare in ((Token.POINT_NAME, Token.BARE_POINT), (Token.RATIO_NAME, Token.BARE_RATIO)):
-        if bare.match(answer) or bare.match(label):
-            answer, label = named.sub("", answer), named.sub("", label)
+    answer, label = _reworded(answer, label)
     gold = normalize(label)
     if is_choice(gold) and choice.read_label(label) is not None:
         return _match_choice(answer, label, rules)
@@ -270,6 +268,19 @@ def _match(answer: str, label: str, rules: Rules) -> bool | None:
     if value != gold and kind_of(gold) in _SINGLE and kind_of(value) is Kind.LIST:
         return False
     return _match_approximation(value, gold, rules) if r"\approx" in value else match_value(value, gold, rules)
+
+
+_STATES_NOTHING: tuple[Callable[[str], object], ...] = (Token.OPEN_END.search, Token.UNEQUAL.search, is_copied)
+"""An answer of which one is true is wrong, unless it is true of the label, too."""
+
+
+def _reworded(answer: str, label: str) -> tuple[str, str]:
+    """Both in plain words, without the name of a point or of a ratio that only one of them has."""
+    label, answer = word_in_english(label), plain(answer.strip()).strip("` ")
+    for named, bare in ((Token.POINT_NAME, Token.BARE_POINT), (Token.RATIO_NAME, Token.BARE_RATIO)):
+        if bare.match(answer) or bare.match(label):
+            answer, label = named.sub("", answer), named.sub("", label)
+    return answer, label
 
 
 def _changes(whole: str, answer: str, gold: str) -> bool:

@@ -207,7 +207,7 @@ def _choice(match: re.Match[str], *, rest: str, is_led_in: bool) -> Choice | Non
     if mark := Token.OPTION_MARK.match(rest):
         if (
             match["bare"] in ("A", "a")
-            and not mark[0].strip()
+            and mark[0].isspace()
             and not (match["named"] or Token.VALUE_AFTER_A.match(rest))
         ):
             return None

@@ -6,8 +6,10 @@ The gold value says how an answer is read: as a choice, a text, a sequence, a re
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import inf, isclose
 
-from remote_rm.answers.algebra import same_algebra
+from remote_rm.answers.algebra import numeric_value, same_algebra
 from remote_rm.answers.notation import (
     SEQUENCES,
     Kind,
@@ -64,6 +66,7 @@ _NAMED_LETTER = re.compile(r"(?!(?i:not|or|and|non|either|neither)\b)[A-Za-z]{3,
 # What can be no number: of red and blue, `red or blue` names one.
 _NAME_ONLY = re.compile(r"[A-Za-z\u4e00-\u9fff][A-Za-z\u4e00-\u9fff -]*")
 _OF_X = re.compile(r"[fgh]\(x\)")
+_INFINITE_ENDS = {"-\\infty": -inf, "\\infty": inf}
 _SIDE = re.compile(r"^([左右上下前后东南西北])[边面侧方]$")
 _ARTICLE = re.compile(r"^(?:a|an|the)\s+(?=[a-z]{3})")
 
@@ -186,6 +189,8 @@ def _match_matrix(answer: str, gold: str, gold_rows: tuple[tuple[str, ...], ...]
 
 def _match_regions(answer: str, gold: str, answer_region: Region, gold_region: Region, rules: Rules) -> bool | None:
     names = {answer_region.variable, gold_region.variable} - {""}
+    if len(names) < 2 and _differ_in_numbers(answer_region, gold_region):
+        return False
     if len(names) > 1 or len(answer_region.spans) != len(gold_region.spans):
         return rules.undecided(answer, gold)
     if len(gold_region.spans) == 1:
@@ -197,6 +202,35 @@ def _match_regions(answer: str, gold: str, answer_region: Region, gold_region: R
             return rules.undecided(answer, gold)
         left.remove(met)
     return True
+
+
+def _differ_in_numbers(answer: Region, gold: Region) -> bool:
+    """Whether both are intervals apart from each other, with numbers for ends, and not the same ones."""
+    ends = [_numeric_spans(answer), _numeric_spans(gold)]
+    if ends[0] is None or ends[1] is None:
+        return False
+    if len(ends[0]) != len(ends[1]):
+        return True
+    pairs = zip(ends[0], ends[1], strict=True)
+    return any(
+        not isclose(one, other, rel_tol=1e-6, abs_tol=1e-9) for pair in pairs for one, other in zip(*pair, strict=True)
+    )
+
+
+def _numeric_spans(region: Region) -> list[tuple[float, float]] | None:
+    """The ends in order; None if one is no number, or two intervals may be one."""
+    spans = []
+    for span in region.spans:
+        ends = [_INFINITE_ENDS.get(end, numeric_value(normalize(end))) for end in (span.left, span.right)]
+        if ends[0] is None or ends[1] is None or ends[0] >= ends[1]:
+            return None
+        spans.append((ends[0], ends[1], span.brackets))
+    spans.sort(key=lambda span: span[:2])
+    for before, after in pairwise(spans):
+        is_apart = before[1] < after[0] or (before[1] == after[0] and (before[2][1], after[2][0]) == (")", "("))
+        if not is_apart:
+            return None
+    return [(left, right) for left, right, _ in spans]
 
 
 def _match_spans(answer: Span, gold: Span, rules: Rules) -> bool | None:

@@ -22,7 +22,7 @@ from remote_rm.answers.statement import (
     unit_in_prose,
     words_of,
 )
-from remote_rm.answers.wording import in_english, without_sign_off
+from remote_rm.answers.wording import in_english, is_copied, without_sign_off, without_struck_out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +159,7 @@ def final_answer(response: str) -> str | None:
     boxed = _boxed_with_unit(conclusion)
     if boxed is not None:
         return boxed
-    return _last_stated_value(in_english(without_sign_off(conclusion[-MAX_TAIL_CHARS:].strip())))
+    return _last_stated_value(in_english(without_sign_off(without_struck_out(conclusion[-MAX_TAIL_CHARS:]).strip())))
 
 
 def concluding_text(response: str) -> str | None:
@@ -274,10 +274,10 @@ def _last_stated_value(text: str) -> str | None:
         if introductions(end):
             end = in_one_line(end)
             return _introduced(end, introductions(end))
+    is_question = is_copied(text)
     text = in_one_line(text)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    if not lines or len({line[:4] for line in lines[-2:] if Token.OPTION_LINE.fullmatch(line)}) > 1:
-        # The options of the question, copied.
+    if not lines or is_question or len({line[:4] for line in lines[-2:] if Token.OPTION_LINE.fullmatch(line)}) > 1:
         return None
     last = lines[-1]
     if Token.IGNORANCE.search(last):
@@ -311,7 +311,13 @@ def _introduced(text: str, introduced: Sequence[re.Match[str]]) -> str:
 
 def _of_line(line: str, text: str) -> str | None:
     """What the last line states: the value that is read from it, the line if it is words, else the last value of all."""
-    if Token.DENIED.search(line) or Token.LEFT_OPEN.search(line) or Token.BOUND.search(line) or Token.OR.search(line):
+    if (
+        Token.OPEN_END.search(line)
+        or Token.DENIED.search(line)
+        or Token.LEFT_OPEN.search(line)
+        or Token.BOUND.search(line)
+        or Token.OR.search(line)
+    ):
         return line
     stated = read(line)
     if stated.value:

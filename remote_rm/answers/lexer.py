@@ -56,7 +56,7 @@ class Token:
         r"\b(?:not|never|cannot|neither|nor|except|unlike|wrong|incorrect|impossible|unsure|unclear|doubt\w*|unlikely|hardly|unknown"
         r"|anything but|other than|bounded by|far from|ruled? out|exclude[sd]?|opposite|no longer|mistaken?|no way|nobody|no one|none of (?:them|these)|who says|out of the question|false that|differs? from|different from|nowhere near|unequal|apart from|(?:just )?(?:kidding|joking)|was joking|lied|is a lie|everything but|so I thought)\b"
         r"|^\W*(?:instead of|rather than|as opposed to|in place of)\b|n['’]t\b|,\s*no\b\W*$|\\not(?![a-z])"
-        r"|不是|并非|不可能|不能|不对|不正确|错误|排除|不等于|不应|不选|无法|不确定|未必|绝非|怎么会|不认为|不一定|不会|不要|别选|除了|以外|吗",
+        r"|不是|并非|不可能|不能|不对|不正确|错误|排除|不等于|不应|不选|无法|不确定|未必|绝非|怎么会|没有(?=\s*[\dA-Za-z$\\])|不认为|不一定|不会|不要|别选|除了|以外|吗",
         re.IGNORECASE,
     )
     # Denies something else next to a value: `5, not 6`.
@@ -276,18 +276,25 @@ class Token:
     # Takes back a letter.
     OPTION_DENIED = re.compile(
         r"[?？]|,\s*no\W*$|吗|其他|别的|不对|错误|错的|不正确|\b(?:ruled out|out of the question|impossible|cannot be|can['’]t be|isn['’]t|or (?:whatever|none|anything|another|something|not)"
-        r"|alternatively|maybe|perhaps|possibly|wrong|incorrect|not right|not correct|not the|unless"
+        r"|alternatively|maybe|perhaps|possibly|wrong|incorrect|not right|not correct|not the|unless|kidding|joking"
         r"|(?:so|thus|hence|therefore),?\s+(?:yes|no|true|false))\b",
         re.IGNORECASE,
     )
     # At the end: a question, or a list that goes on.
-    OPEN_END = re.compile(r"[?？][\s*_$.)\"'”]*$|,\s*(?:\.{3}|…|\\[lc]?dots)[\s$.]*$")
+    OPEN_END = re.compile(
+        r"[?？][\s*_$.)\"'”]*(?:(?:[Nn]o|[Nn]ot|不)\b[\s.!。*]*)?$|,\s*(?:\.{3}|…|\\[lc]?dots)[\s$.]*$"
+    )
+    # Says that a value is not equal, without what.
+    UNEQUAL = re.compile(r"^[\s$*]*(?:\\n(?:e|eq|ot\s?=)(?![a-z])|≠|!=)|\\not(?![a-z])")
+    # A question with a list of what to choose from, at the end.
+    ASKED_LIST = re.compile(r"[?？][^\n]{0,40}\n\s*(?:(?:[-*•]|\d{1,2}[.)])\s[^\n]*\s*){2,}$")
     # Parts that are crossed out.
     STRUCK_OUT = re.compile(
         r"~~[^~\n]{1,200}~~|<(del|s|strike)>.{0,200}?</\1>|\\(?:x|b)?(?:cancel|sout|st)\s*\{[^{}]{0,100}\}", re.DOTALL
     )
     # At the end: says goodbye, and nothing of the answer.
     SIGN_OFF = re.compile(
+        r"(?!\s*[^\n]*\b(?:otherwise|but|actually|wait|instead|correction|or (?:is|it|maybe))\b)"
         r"(?:(?<=[.!?。！？*}$])|(?<=\n)|(?<=\\\]))\s*(?:I\s+)?(?:really\s+)?(?:hope(?:fully)?,?\s+(?:this|that|it|these|my explanation)\s+(?:all\s+)?"
         r"(?:helps?|helped|answers?|clarif\w+|makes? sense|was helpful|is helpful)|(?:please\s+)?(?:let|tell)\s+me\s+know\b|I\s+hope\s+(?:it|this)\s+is\s+(?:correct|right)\b|(?:please\s+)?(?:do not hesitate|don['’]t hesitate|feel free)\b"
         r"|(?:is|was)\s+there\s+anything\s+else|do\s+you\s+(?:have|need)\s+any|would\s+you\s+like\b|if\s+you\s+(?:have|need)\s+(?:any|more|further)"
@@ -393,7 +400,7 @@ class Token:
     PAUSE = re.compile(r"[,;:，；：]")
     # Joins a second introduction.
     FURTHER = re.compile(r"[\w$][^\w]+(?:and|but)\s|;")
-    OR_NOT = re.compile(r"\b(?:or not|alternatively|wrong)\b")
+    OR_NOT = re.compile(r"\b(?:or not|alternatively|wrong|kidding|joking)\b")
     # Before the subject.
     SUBJECT_LEAD = re.compile(r"^(?:so|thus|hence|therefore|option|choice|statement|point|选项)[\s,]+", re.IGNORECASE)
     PROPER_NAME = re.compile(r"(?:[A-Z][\w.-]+ ?)+")

@@ -283,7 +283,7 @@ def _number_list(clause: Clause) -> Statement | None:
     """`They are 2, 3 and 5`, with all numbers of the sentence."""
     plain = Token.PREPOSITION_OF_TIME.sub("", clause.said)
     listed = Token.NUMBER_LIST.search(plain)
-    if listed is None or Token.JOINED_BEFORE.search(plain[: listed.start()]):
+    if listed is None or Token.JOINED_BEFORE.search(plain[: listed.start()]) or Token.BOUND.search(plain):
         return None
     if len(Token.NUMBER.findall(plain)) != len(Token.NUMBER.findall(listed[0])):
         return None

@@ -274,6 +274,9 @@ def _introduced(text: str, *, otherwise: str) -> str:
     return f"The answer is {word_in_english(said.rstrip('।'))}" if said.strip(_AROUND) else otherwise
 
 
+MIN_OPTIONS = 3
+MAX_OPTION_CHARS = 60
+ALPHABET = "ABCDEFGHIJ"
 _KEYS = ("answer", "final_answer", "Answer")
 
 
@@ -292,8 +295,20 @@ def without_sign_off(text: str) -> str:
     return text
 
 
-def _without_struck_out(text: str) -> str:
+def without_struck_out(text: str) -> str:
     return Token.STRUCK_OUT.sub(" ", text).strip() if "~~" in text or "<" in text or "\\" in text else text
+
+
+def is_copied(text: str) -> bool:
+    """Return whether the text ends in the options of a question: `A. 5 B. 6 C. 7`, or a question with a list."""
+    if Token.ASKED_LIST.search(text):
+        return True
+    marks = list(Token.OPTION_MARKED.finditer(text))[-MIN_OPTIONS:]
+    letters = "".join(mark[mark.lastgroup or 0] for mark in marks)
+    if len(letters) < MIN_OPTIONS or letters not in ALPHABET:
+        return False
+    rest = text[marks[-1].end() :].strip()
+    return len(rest) <= MAX_OPTION_CHARS and "\n" not in rest and not Token.VERB.search(rest)
 
 
 def _from_code(text: str) -> str:
@@ -341,7 +356,7 @@ def _from_chinese(text: str) -> str:
 
 
 STEPS: tuple[Callable[[str], str], ...] = (
-    _without_struck_out,
+    without_struck_out,
     without_sign_off,
     _from_code,
     _without_layout,
