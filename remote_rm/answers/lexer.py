@@ -294,8 +294,7 @@ class Token:
     )
     # At the end: says goodbye, and nothing of the answer.
     SIGN_OFF = re.compile(
-        r"(?!\s*[^\n]*\b(?:otherwise|but|actually|wait|instead|correction|or (?:is|it|maybe))\b)"
-        r"(?:(?<=[.!?。！？*}$])|(?<=\n)|(?<=\\\]))\s*(?:I\s+)?(?:really\s+)?(?:hope(?:fully)?,?\s+(?:this|that|it|these|my explanation)\s+(?:all\s+)?"
+        r"(?:(?<=[.!?。！？*}$])|(?<=\n)|(?<=\\\]))\s*(?![^\n]*\b(?:otherwise|but|actually|wait|instead|correction|or (?:is|it|maybe))\b)(?:I\s+)?(?:really\s+)?(?:hope(?:fully)?,?\s+(?:this|that|it|these|my explanation)\s+(?:all\s+)?"
         r"(?:helps?|helped|answers?|clarif\w+|makes? sense|was helpful|is helpful)|(?:please\s+)?(?:let|tell)\s+me\s+know\b|I\s+hope\s+(?:it|this)\s+is\s+(?:correct|right)\b|(?:please\s+)?(?:do not hesitate|don['’]t hesitate|feel free)\b"
         r"|(?:is|was)\s+there\s+anything\s+else|do\s+you\s+(?:have|need)\s+any|would\s+you\s+like\b|if\s+you\s+(?:have|need)\s+(?:any|more|further)"
         r"|(?:I['’]m\s+|I\s+am\s+)?(?:happy|glad)\s+to\s+help|thank(?:s| you)\b|have a (?:great|nice|good)|you['’]re welcome|good luck|happy (?:learning|studying)"

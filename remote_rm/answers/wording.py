@@ -274,6 +274,11 @@ def _introduced(text: str, *, otherwise: str) -> str:
     return f"The answer is {word_in_english(said.rstrip('।'))}" if said.strip(_AROUND) else otherwise
 
 
+MAX_SIGN_OFF_CHARS = 300
+_GOODBYES = (
+    "hope", "me know", "anything else", "free to", "hesitate", "if you", "do you", "would you", "to help", "thank", "have a ",
+    "welcome", "good luck", "happy ", "希望", "如果",
+)  # fmt: skip
 MIN_OPTIONS = 3
 MAX_OPTION_CHARS = 60
 ALPHABET = "ABCDEFGHIJ"
@@ -290,9 +295,13 @@ def plain(answer: str) -> str:
 
 def without_sign_off(text: str) -> str:
     """Return the text without the goodbyes at its end: `I hope this helps! Let me know if …`."""
-    while (shorter := Token.SIGN_OFF.sub("", text, count=1)) != text and shorter.strip():
-        text = shorter.rstrip()
-    return text
+    while True:
+        start = max(0, len(text) - MAX_SIGN_OFF_CHARS)
+        end = text[start:].lower()
+        found = Token.SIGN_OFF.search(text, start) if any(word in end for word in _GOODBYES) else None
+        if found is None or not text[: found.start()].strip():
+            return text
+        text = text[: found.start()].rstrip()
 
 
 def without_struck_out(text: str) -> str:
