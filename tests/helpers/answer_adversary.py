@@ -148,9 +148,12 @@ def _must_differ(one: Label, other: Label, said: tuple[Label, ...]) -> bool:
 def _is_one_option(response: str, one: Label, other: Label) -> bool:
     """Whether it says one option with its text, `(B) no`: right for the letter and for the text, of which a row has one."""
     letter, text = (one, other) if one.kind == "choice" else (other, one)
-    written = "|".join(re.escape(spelling) for spelling in text.spellings)
-    option = rf"(?i:\(?{re.escape(letter.text.strip('().'))}[).:])\s*(?:{written})"
-    return letter.kind == "choice" and text.kind != "choice" and re.search(option, response) is not None
+    if letter.kind != "choice" or text.kind == "choice":
+        return False
+    same = [label for label in CATALOGUE if label is text or expected(label, text)]
+    written = "|".join(re.escape(spelling) for label in same for spelling in label.spellings)
+    option = rf"(?i:{re.escape(letter.text.strip('().'))}[)}}]*\s?[).:])\s*(?:{written})"
+    return re.search(option, response) is not None
 
 
 @lru_cache(maxsize=4096)
