@@ -29,25 +29,25 @@ def main() -> None:
 
 
 def measure(file: Path) -> dict:
-    """Return the agreement with the verdicts of a file, over all answers and per verifier."""
+    """Return the agreement with the verdicts of a file, over all answers, per verifier and per kind."""
     content = file.read_bytes()
     rows = [json.loads(line) for line in content.splitlines()]
     outcomes: dict[str, Counter[str]] = {}
-    missed: Counter[str] = Counter()
+    kinds: dict[str, Counter[str]] = {}
     for name in sorted({row["verifier"] for row in rows}):
         own = [row for row in rows if row["verifier"] == name]
         outcomes[name] = Counter()
         for row, paid in zip(own, asyncio.run(judge(name, own)), strict=True):
-            outcomes[name][OUTCOMES[row["verdict"], paid]] += 1
-            if row["verdict"] and not paid:
-                missed[row["kind"]] += 1
+            outcome = OUTCOMES[row["verdict"], paid]
+            outcomes[name][outcome] += 1
+            kinds.setdefault(row["kind"], Counter())[outcome] += 1
     total = sum(outcomes.values(), Counter())
     return {
         "item_timeout_seconds": ITEM_SECONDS,
         "sha256": hashlib.sha256(content).hexdigest(),
         "all": _shares(total),
         "verifiers": {name: _shares(counts) for name, counts in outcomes.items()},
-        "right_but_unpaid_by_kind": dict(missed.most_common()),
+        "kinds": {kind: _shares(counts) for kind, counts in sorted(kinds.items())},
     }
 
 

@@ -10,8 +10,8 @@ from remote_rm import registry
 from remote_rm.answer_verifier import AnswerVerifier
 from remote_rm.answers import accuracy
 from remote_rm.answers.accuracy import is_gradable
-from remote_rm.answers.normalization import normalize
 from remote_rm.answers.quantity import parse_quantity
+from remote_rm.answers.reading import normalize
 from remote_rm.reward_function import reward_func_of
 
 MAX_LABEL_CHARS = 1000

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 
 from remote_rm.answers import choice
-from remote_rm.answers.algebra import same_expression
+from remote_rm.answers.algebra import numeric_value, same_expression
 from remote_rm.answers.comparison import (
     Rules,
     is_choice,
@@ -22,12 +23,12 @@ from remote_rm.answers.comparison import (
     work_out,
 )
 from remote_rm.answers.lexer import POLAR, Token
-from remote_rm.answers.normalization import normalize
 from remote_rm.answers.notation import Kind
 from remote_rm.answers.quantity import parse_quantity, same_quantity
-from remote_rm.answers.reading import gold_sequence, has_relation, is_text, kind_of
+from remote_rm.answers.reading import gold_sequence, has_relation, is_text, kind_of, normalize
 from remote_rm.answers.statement import clause_of, is_prose, read, without_remark
 from remote_rm.answers.units import CURRENCIES, NAMES, SIZES, split_unit
+from remote_rm.answers.wording import is_copied, plain, word_in_english
 
 _ESCAPED = re.compile(r"\\[{}\\$%#&_]")
 _COMMANDS_WITH_ARGUMENTS = re.compile(r"\\(?P<name>[dtc]?frac|[dt]?binom|sqrt|text|mathrm|boxed)(?![A-Za-z])")
@@ -164,7 +165,9 @@ _DENIED_OUTRIGHT = re.compile(
     re.IGNORECASE,
 )
 _REDUCED = re.compile(r"(\d{1,30})\s?(?:\\pmod\{|\(?mod )(\d{1,30})[})]?")
-_AT_START = re.compile(r"^\s*(?:(?:in|on|at|by)\s+(?=\d)|(?:thus|so|hence|therefore|then),?\s+)", re.IGNORECASE)
+_AT_START = re.compile(
+    r"^\s*(?:(?:in|on|at|by)\s+(?=\d)(?!\S+, [a-z])|(?:thus|so|hence|therefore|then),?\s+)", re.IGNORECASE
+)
 _NAME_BEFORE = re.compile(
     r"^[\s$]*(?:\\(?:text|mathrm|vec|mathbf|overrightarrow|overline)\s*\{[^{}]{1,40}\}(?:_\{?\w+\}?)?"
     r"|[A-Z]\s*\\c[au]p\s*[A-Z]|\((?:[a-z],\s?)+[a-z]\)(?=\s*\\in)|(?:[A-Za-z]{2,}\s){0,4}[A-Za-z]{4,})\s*(?:=|\\in(?![a-z]))\s*(?=\S)"
@@ -199,7 +202,8 @@ def matches(answer: str, label: str, *, ordered: bool = False) -> bool:
 
 def is_stated(answer: str, label: str) -> bool:
     """Return whether the answer equals the label as it stands, with nothing worked out: `2^4` does not state `16`."""
-    return bool(_match(answer, label, Rules(undecided=refuse, ordered=False)))
+    is_option = choice.states_option(answer) and not choice.names_letter(label)
+    return not is_option and bool(_match(answer, label, Rules(undecided=refuse, ordered=False)))
 
 
 def _ask_sympy(answer: str, gold: str) -> bool:
@@ -213,11 +217,16 @@ def _match(answer: str, label: str, rules: Rules) -> bool | None:
         return answer.strip() == label.strip() and is_gradable(label)
     if not is_gradable(label):
         return False
-    gold, answer = normalize(label), answer.strip("` ")
+    if answer.strip() == label.strip():
+        return True
+    if any(says(answer) and not says(label) for says in _STATES_NOTHING):
+        return False
+    answer, label = _reworded(answer, label)
+    gold = normalize(label)
     if is_choice(gold) and choice.read_label(label) is not None:
         return _match_choice(answer, label, rules)
     if choice.states_option(answer) and not choice.names_letter(label):
-        return False
+        return match_value(normalize(choice.stated_text(answer)), gold, rules)
     answer = _AT_START.sub("", _without_name(without_remark(answer), label))
     whole = normalize(answer)
     if r"\approx" in whole[1:] and not is_prose(answer):
@@ -258,7 +267,20 @@ def _match(answer: str, label: str, rules: Rules) -> bool | None:
         value = normalize(", ".join(stated.listed))
     if value != gold and kind_of(gold) in _SINGLE and kind_of(value) is Kind.LIST:
         return False
-    return match_value(value, gold, rules)
+    return _match_approximation(value, gold, rules) if r"\approx" in value else match_value(value, gold, rules)
+
+
+_STATES_NOTHING: tuple[Callable[[str], object], ...] = (Token.OPEN_END.search, Token.UNEQUAL.search, is_copied)
+"""An answer of which one is true is wrong, unless it is true of the label, too."""
+
+
+def _reworded(answer: str, label: str) -> tuple[str, str]:
+    """Both in plain words, without the name of a point or of a ratio that only one of them has."""
+    label, answer = word_in_english(label), plain(answer.strip()).strip("` ")
+    for named, bare in ((Token.POINT_NAME, Token.BARE_POINT), (Token.RATIO_NAME, Token.BARE_RATIO)):
+        if bare.match(answer) or bare.match(label):
+            answer, label = named.sub("", answer), named.sub("", label)
+    return answer, label
 
 
 def _changes(whole: str, answer: str, gold: str) -> bool:
@@ -323,13 +345,23 @@ def _match_choice(answer: str, label: str, rules: Rules) -> bool | None:
 
 
 def _match_approximation(answer: str, gold: str, rules: Rules) -> bool | None:
-    r"""Compare a value and what it is about: `\sqrt{2} \approx 1.414`, each of which is right if they agree."""
-    sides = [side.strip() for side in answer.split(r"\approx")]
-    exact = replace(rules, undecided=_ask_sympy)
-    if not all(match_value(side, sides[-1], exact) for side in sides[:-1]):
+    r"""Compare a value and what it is about, each of which is right if they agree: `V=36\pi \approx 113.1`, `x\approx 11`."""
+    *exact, about = [side.strip() for side in answer.split(r"\approx")]
+    values = [side for each in exact for side in each.split("=") if not Token.VALUE_NAME.fullmatch(side.strip())]
+    exactly = replace(rules, undecided=_ask_sympy)
+    if not all(_is_about(value, about) or match_value(normalize(value), about, exactly) for value in values):
         return False
-    verdicts = [match_value(side, gold, rules) for side in sides]
+    verdicts = [match_value(normalize(side), gold, rules) for side in (*values, about)]
     return True if True in verdicts else None if None in verdicts else False
+
+
+def _is_about(exact: str, about: str) -> bool:
+    r"""Whether a decimal is what the exact value rounds to, to all its places: 113.1 and `36\pi`."""
+    rounded = parse_quantity(normalize(split_unit(about)[0]))
+    value = numeric_value(normalize(split_unit(exact)[0]))
+    if rounded is None or value is None:
+        return False
+    return abs(value - float(rounded.value)) <= 0.5001 * 10.0**-rounded.places and rounded.value.denominator != 1
 
 
 def _alternatives_agree(answer: str, gold: str, rules: Rules) -> bool:

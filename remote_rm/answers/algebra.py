@@ -12,10 +12,10 @@ import re
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import lru_cache
-from math import gcd, isqrt
+from math import gcd, isqrt, pi, sqrt
 
-from remote_rm.answers.normalization import to_latex
 from remote_rm.answers.quantity import parse_quantity, rounded_places
+from remote_rm.answers.reading import to_latex
 
 MAX_CHARS = 300
 MAX_DIGITS = 30
@@ -82,6 +82,22 @@ def same_algebra(answer: str, gold: str) -> bool | None:
     # Whether `X` may stand for `x` is not for this module to say.
     has_capitals = re.search(r"(?<!\\)[A-Z]", answer + gold) is not None
     return None if has_capitals else False
+
+
+def numeric_value(text: str) -> float | None:
+    r"""Return the value of a normalised expression of numbers, roots and \pi; None for any other text."""
+    quotient = _parsed(text) if len(text) <= MAX_CHARS else None
+    top, bottom = (None, None) if quotient is None else (_approximated(quotient.top), _approximated(quotient.bottom))
+    return top / bottom if top is not None and bottom else None
+
+
+def _approximated(polynomial: Polynomial) -> float | None:
+    total = 0.0
+    for (root, letters), number in polynomial.items():
+        if root < 0 or any(letter != r"\pi" for letter, _ in letters):
+            return None
+        total += float(number) * sqrt(root) * pi ** sum(power for _, power in letters)
+    return total
 
 
 def _same_equation(answer: str, gold: str) -> bool | None:

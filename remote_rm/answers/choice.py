@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from remote_rm.answers.lexer import Token, introductions
-from remote_rm.answers.normalization import normalize
+from remote_rm.answers.reading import normalize
 from remote_rm.answers.statement import clause_of
+from remote_rm.answers.wording import plain
 
 MAX_CHARS = 1000
 """A longer text names no choice."""
@@ -30,8 +31,13 @@ def read_choice(text: str) -> Choice | None:
     text = _first_line(text)
     if text.rstrip().endswith(("?", "？")):
         return None
+    marked = _with_own_text(_clean(text))
+    if marked is not None:
+        return marked
     if introductions(text):
         text = clause_of(text) or ""
+        if (marked := _with_own_text(_clean(text))) is not None:
+            return marked
     text = Token.CONTRAST.sub("", _clean(text))
     led_in = [
         (match.end(), letter)
@@ -53,6 +59,40 @@ def read_choice(text: str) -> Choice | None:
     if _is_left_open(rest[: reason.start()] if reason else rest, _letter_of(match)):
         return None
     return _choice(match, rest=rest, is_led_in=bool(led_in))
+
+
+def _marked(text: str) -> tuple[str, str]:
+    """The letter and the text of what begins as an option of a question, `(B) no` or `B. no`; "" and "" for anything else."""
+    match = Token.OPTION.match(text)
+    mark = None if match is None or match["named"] else Token.OPTION_BEFORE_TEXT.match(text, match.end())
+    if match is None or mark is None or (match["bare"] and not mark[0].strip()):
+        return "", ""
+    return _letter_of(match), text[mark.end() :]
+
+
+def _with_own_text(text: str) -> Choice | None:
+    """The choice of a text that is one option whose text itself denies or names letters: `D. Cannot be determined`."""
+    letter, said = _marked(text)
+    if not said or Token.VERDICT_ON_OPTION.match(said) or Token.OPTION_OPEN.search(said):
+        return None
+    if Token.ABOUT_OPTIONS.fullmatch(said):
+        return None if Token.OPTION_OTHER.search(said) else Choice(letter=letter, text=said)
+    plain_text = Token.NAMED_BY_NOUN.sub(" ", said)
+    is_own = Token.DENIAL_AS_TEXT.match(said) or plain_text != said
+    if not is_own or any(pattern.search(plain_text) for pattern in (Token.OPTION_MARKED, Token.OPTION_LATER)):
+        return None
+    return Choice(letter=letter, text=said)
+
+
+def stated_text(text: str) -> str:
+    """Return the text of the one option that a text states with its letter, "" if it says anything more: `(B) no` → `no`."""
+    text = (clause_of(text) or "") if introductions(text) else text
+    letter, said = _marked(_clean(text))
+    chosen = read_choice(text) if said else None
+    if chosen is None or chosen.letter != letter or introductions(said):
+        return ""
+    is_more = any(pattern.search(said) for pattern in (Token.VERB, Token.CONSEQUENCE, Token.COMMENT, Token.DENIED))
+    return "" if is_more else said
 
 
 def read_label(text: str) -> Choice | None:
@@ -91,7 +131,7 @@ def matches(answer: str, label: str) -> bool:
         stated == gold.text.casefold() and not Token.OPTIONS_ONLY.fullmatch(stated)
     ):
         return True
-    choice = read_choice(answer)
+    choice = read_choice(plain(answer))
     return choice is not None and choice.letter == gold.letter and not _texts_differ(choice.text, gold.text)
 
 
@@ -165,6 +205,12 @@ def _choice(match: re.Match[str], *, rest: str, is_led_in: bool) -> Choice | Non
     if not rest:
         return Choice(letter=letter, text="")
     if mark := Token.OPTION_MARK.match(rest):
+        if (
+            match["bare"] in ("A", "a")
+            and mark[0].isspace()
+            and not (match["named"] or Token.VALUE_AFTER_A.match(rest))
+        ):
+            return None
         return Choice(letter=letter, text=rest[mark.end() :])
     if match["bare"] is None:
         return Choice(letter=letter, text=rest.strip())

@@ -6,14 +6,16 @@ The gold value says how an answer is read: as a choice, a text, a sequence, a re
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import inf, isclose
 
-from remote_rm.answers.algebra import same_algebra
-from remote_rm.answers.normalization import enclosing_delimiters, normalize, split_top_level
+from remote_rm.answers.algebra import numeric_value, same_algebra
 from remote_rm.answers.notation import (
     SEQUENCES,
     Kind,
     are_compared,
     code_of,
+    in_full,
     is_choices,
     read_notation,
     same_as_quotient,
@@ -27,20 +29,24 @@ from remote_rm.answers.reading import (
     TUPLE_ASSIGNMENT,
     Region,
     Span,
+    as_components,
     as_vector,
     both_signs,
     elements,
+    enclosing_delimiters,
     gold_sequence,
     has_relation,
     inside_of,
     is_plain_pair,
     is_text,
     kind_of,
+    normalize,
     parse_matrix,
     parse_region,
+    split_top_level,
     without_membership,
 )
-from remote_rm.answers.units import split_unit
+from remote_rm.answers.units import same_unit, split_unit
 
 _CHOICE = re.compile(
     r"(?:(?:option|choice|point|figure|graph|statement|diagram|picture|curve|line|box|region|vertex)\s*)?"
@@ -57,6 +63,10 @@ _TERM_WITH_FACTOR = re.compile(
 _CONTAINERS = SEQUENCES | {Kind.EQUATION}
 _OR = re.compile(r"\sor\s")
 _NAMED_LETTER = re.compile(r"(?!(?i:not|or|and|non|either|neither)\b)[A-Za-z]{3,10} ([A-Z])")
+# What can be no number: of red and blue, `red or blue` names one.
+_NAME_ONLY = re.compile(r"[A-Za-z\u4e00-\u9fff][A-Za-z\u4e00-\u9fff -]*")
+_OF_X = re.compile(r"[fgh]\(x\)")
+_INFINITE_ENDS = {"-\\infty": -inf, "\\infty": inf}
 _SIDE = re.compile(r"^([左右上下前后东南西北])[边面侧方]$")
 _ARTICLE = re.compile(r"^(?:a|an|the)\s+(?=[a-z]{3})")
 
@@ -96,6 +106,10 @@ def match_value(answer: str, gold: str, rules: Rules) -> bool | None:
     if several is not None:
         return several
     answer_kind, gold_kind = kind_of(answer), kind_of(gold)
+    if Kind.TUPLE in (answer_kind, gold_kind) and answer_kind is not gold_kind:
+        components = as_components(gold if answer_kind is Kind.TUPLE else answer)
+        if components is not None:
+            return match_value(*((answer, components) if answer_kind is Kind.TUPLE else (components, gold)), rules)
     if not are_compared(answer_kind, gold_kind):
         return False
     by_notation = _match_notation(answer, gold, is_vague=answer_kind in _CONTAINERS)
@@ -175,6 +189,8 @@ def _match_matrix(answer: str, gold: str, gold_rows: tuple[tuple[str, ...], ...]
 
 def _match_regions(answer: str, gold: str, answer_region: Region, gold_region: Region, rules: Rules) -> bool | None:
     names = {answer_region.variable, gold_region.variable} - {""}
+    if len(names) < 2 and _differ_in_numbers(answer_region, gold_region):
+        return False
     if len(names) > 1 or len(answer_region.spans) != len(gold_region.spans):
         return rules.undecided(answer, gold)
     if len(gold_region.spans) == 1:
@@ -186,6 +202,35 @@ def _match_regions(answer: str, gold: str, answer_region: Region, gold_region: R
             return rules.undecided(answer, gold)
         left.remove(met)
     return True
+
+
+def _differ_in_numbers(answer: Region, gold: Region) -> bool:
+    """Whether both are intervals apart from each other, with numbers for ends, and not the same ones."""
+    ends = [_numeric_spans(answer), _numeric_spans(gold)]
+    if ends[0] is None or ends[1] is None:
+        return False
+    if len(ends[0]) != len(ends[1]):
+        return True
+    pairs = zip(ends[0], ends[1], strict=True)
+    return any(
+        not isclose(one, other, rel_tol=1e-6, abs_tol=1e-9) for pair in pairs for one, other in zip(*pair, strict=True)
+    )
+
+
+def _numeric_spans(region: Region) -> list[tuple[float, float]] | None:
+    """The ends in order; None if one is no number, or two intervals may be one."""
+    spans = []
+    for span in region.spans:
+        ends = [_INFINITE_ENDS.get(end, numeric_value(normalize(end))) for end in (span.left, span.right)]
+        if ends[0] is None or ends[1] is None or ends[0] >= ends[1]:
+            return None
+        spans.append((ends[0], ends[1], span.brackets))
+    spans.sort(key=lambda span: span[:2])
+    for before, after in pairwise(spans):
+        is_apart = before[1] < after[0] or (before[1] == after[0] and (before[2][1], after[2][0]) == (")", "("))
+        if not is_apart:
+            return None
+    return [(left, right) for left, right, _ in spans]
 
 
 def _match_spans(answer: Span, gold: Span, rules: Rules) -> bool | None:
@@ -205,16 +250,16 @@ def _match_single(answer: str, gold: str, rules: Rules) -> bool | None:
         last = _end_of_chain(answer)
         return last is not None and match_value(last, gold, rules)
     if gold_unit or answer_unit:
-        differ = gold_unit and answer_unit and gold_unit != answer_unit
-        return False if differ else match_value(answer_value, gold_value, rules)
+        is_same = same_unit(answer_unit, gold_unit)
+        return match_value(answer_value, gold_value, rules) if is_same else False
     named_letter = _NAMED_LETTER.fullmatch(answer)
     if named_letter is not None and re.fullmatch("[A-Z]", gold):
         return named_letter[1] == gold
     if is_text(gold) or is_text(answer):
-        return _as_words(answer) == _as_words(gold)
+        return in_full(_as_words(answer), gold=_as_words(gold)) == _as_words(gold)
     gold_assigned, answer_assigned = _ASSIGNMENT.fullmatch(gold), _ASSIGNMENT.fullmatch(answer)
     if gold_assigned and (answer_assigned or not has_relation(answer)):
-        if answer_assigned and answer_assigned[1] != gold_assigned[1]:
+        if answer_assigned and not _same_name(answer_assigned[1], gold_assigned[1]):
             return rules.undecided(answer, gold)
         return match_value(answer_assigned[2] if answer_assigned else answer, gold_assigned[2], rules)
     if gold_assigned and answer.count("=") == 1 and parse_quantity(gold_assigned[2]) is not None:
@@ -231,6 +276,11 @@ def _match_single(answer: str, gold: str, rules: Rules) -> bool | None:
         last = _end_of_chain(answer)
         return last is not None and match_value(last, gold, rules)
     return rules.undecided(answer, gold)
+
+
+def _same_name(answer: str, gold: str) -> bool:
+    """Whether both name one value: `f(x)` is called `y`, too."""
+    return answer == gold or ({answer, gold} >= {"y"} and any(_OF_X.fullmatch(name) for name in (answer, gold)))
 
 
 def _end_of_chain(text: str) -> str | None:
@@ -261,6 +311,8 @@ def _match_sequence(answer: str, gold: str, gold_items: list[str], rules: Rules)
         return False
     pairs = {pair[0] for pair in (answer_pair, gold_pair) if pair is not None}
     if "(" in pairs and (_OR.search(answer) or _OR.search(gold)):
+        return False
+    if _OR.search(answer) and not _OR.search(gold) and all(map(_NAME_ONLY.fullmatch, gold_items)):
         return False
     gold_items = gold_items if named_gold == gold else split_top_level(inside_of(named_gold, gold_pair))
     answer_items = [

@@ -22,6 +22,7 @@ from remote_rm.answers.statement import (
     unit_in_prose,
     words_of,
 )
+from remote_rm.answers.wording import in_english, is_copied, without_sign_off, without_struck_out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,22 +140,26 @@ MAX_CHARS_BEFORE = 120
 MAX_NAME_WORDS = 6
 """Up to how many words a last line without a verb and without a number counts as a name."""
 
+USER_TURN = "<|im_start|>user"
 THINK = "<think>"
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
-_LAYOUT = re.compile(r"\s*<think>.*</think>\s*<answer>.*</answer>\s*", re.DOTALL)
+_LAYOUT = re.compile(r"\s*<think>(?=.*\S.*</think>).*</think>\s*<answer>(?=.*\S.*</answer>).*</answer>\s*", re.DOTALL)
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _SEVERAL = re.compile(r"\b(?:or|and)\b|[,;]\s")
 
 
 def final_answer(response: str) -> str | None:
     """Return the final answer as written, or None if the response states none."""
-    conclusion = without_thinking(response)
+    # What follows a marker is a turn that the response writes for the user.
+    conclusion = without_thinking(response).partition(USER_TURN)[0]
     block = _last_answer_block(conclusion)
     if block is not None:
         boxed = _boxed_with_unit(block)
         return block.strip() if boxed is None else boxed
     boxed = _boxed_with_unit(conclusion)
-    return _last_stated_value(conclusion[-MAX_TAIL_CHARS:].strip()) if boxed is None else boxed
+    if boxed is not None:
+        return boxed
+    return _last_stated_value(in_english(without_sign_off(without_struck_out(conclusion[-MAX_TAIL_CHARS:]).strip())))
 
 
 def concluding_text(response: str) -> str | None:
@@ -189,7 +194,7 @@ def without_thinking(response: str) -> str:
 
 
 def format_score(response: str, *, prompt: str = "") -> float:
-    """Return 1.0 for exactly one think block followed by exactly one answer block, else 0.0.
+    """Return 1.0 for exactly one think block followed by exactly one answer block, neither of them empty, else 0.0.
 
     Only white space is allowed between the two blocks and around them. A prompt whose chat template ends in
     `<think>` has opened the first block.
@@ -211,18 +216,28 @@ def last_boxed(text: str) -> str | None:
 
 
 def _boxed_with_unit(text: str) -> str | None:
-    r"""The last box with the unit after it: `\boxed{12} cm` → `12 cm`."""
+    r"""The last box with the unit after it: `\boxed{12} cm` → `12 cm`; boxes that are joined, as a list."""
     place = _last_box(text)
     if place is None:
         return None
     boxed = text[slice(*place)].strip()
     unit = unit_in_prose(text, place[1] + 1) if is_plain(boxed) else ""
+    listed = [boxed]
+    while len(listed) < MAX_BOXES:
+        start = text.rfind("\\", 0, place[0])
+        before = _last_box(text, end=start)
+        between = None if before is None else Token.BETWEEN_BOXES.fullmatch(text, before[1] + 1, start)
+        if before is None or between is None:
+            break
+        place, listed = before, [text[slice(*before)].strip(), *listed]
+    if len(set(listed)) > 1:
+        return ", ".join(listed)
     return f"{boxed} {unit}" if unit else boxed
 
 
-def _last_box(text: str) -> tuple[int, int] | None:
-    """Where the content of the last complete box starts and ends."""
-    end = len(text)
+def _last_box(text: str, *, end: int | None = None) -> tuple[int, int] | None:
+    """Where the content of the last complete box before `end` starts and ends."""
+    end = len(text) if end is None else end
     for _ in range(MAX_BOXES):
         end = max(text.rfind(r"\boxed", 0, end), text.rfind(r"\fbox", 0, end))
         opening = _BOX.match(text, max(end, 0))
@@ -259,9 +274,10 @@ def _last_stated_value(text: str) -> str | None:
         if introductions(end):
             end = in_one_line(end)
             return _introduced(end, introductions(end))
+    is_question = is_copied(text)
     text = in_one_line(text)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    if not lines:
+    if not lines or is_question or len({line[:4] for line in lines[-2:] if Token.OPTION_LINE.fullmatch(line)}) > 1:
         return None
     last = lines[-1]
     if Token.IGNORANCE.search(last):
@@ -270,8 +286,16 @@ def _last_stated_value(text: str) -> str | None:
         return lines[0]
     # "42", "B", "yes", "x = 5" are values as they are; "so 42" and "12 apples" are not.
     if not is_prose(last) and not (words_of(last) and re.search(r"\d|\$", last)):
-        return (last if last.count("=") > 1 and _SEVERAL.search(last) else last.rpartition("=")[2].strip()) or None
+        is_whole = (last.count("=") > 1 and _SEVERAL.search(last)) or _is_equation(last)
+        return (last if is_whole else last.rpartition("=")[2].strip()) or None
     return _of_line(last, text)
+
+
+def _is_equation(line: str) -> bool:
+    """Whether it says something of letters, and is not what a value is called: `2x + y = 0`, not `x = 5`."""
+    left, _, right = line.strip(" $*.").partition("=")
+    is_name = Token.VALUE_NAME.fullmatch(left.strip()) is not None
+    return not is_name and "=" not in right and re.search(r"(?<!\\)\b\d*[a-z]\b", left) is not None
 
 
 def _introduced(text: str, introduced: Sequence[re.Match[str]]) -> str:
@@ -287,7 +311,13 @@ def _introduced(text: str, introduced: Sequence[re.Match[str]]) -> str:
 
 def _of_line(line: str, text: str) -> str | None:
     """What the last line states: the value that is read from it, the line if it is words, else the last value of all."""
-    if Token.DENIED.search(line) or Token.LEFT_OPEN.search(line) or Token.BOUND.search(line) or Token.OR.search(line):
+    if (
+        Token.OPEN_END.search(line)
+        or Token.DENIED.search(line)
+        or Token.LEFT_OPEN.search(line)
+        or Token.BOUND.search(line)
+        or Token.OR.search(line)
+    ):
         return line
     stated = read(line)
     if stated.value:

@@ -16,6 +16,13 @@ _NAMED = r"(?:option|choice|answer|statement|picture|figure|diagram|graph|point|
 _JOINED = r"(?:\b(?:or|and|nor|versus|vs)\b|或者|or\s?者|[,;/&|+、和与或\\])"
 
 
+_SMALL_WORDS = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
+    "eighteen nineteen"
+).split()
+TEN_WORDS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
+
+
 class Token:
     """The types of spans, each with the pattern that finds it."""
 
@@ -47,8 +54,9 @@ class Token:
     # Denies, or says that nothing is known.
     DENIED = re.compile(
         r"\b(?:not|never|cannot|neither|nor|except|unlike|wrong|incorrect|impossible|unsure|unclear|doubt\w*|unlikely|hardly|unknown"
-        r"|anything but|other than|bounded by|far from|ruled? out|exclude[sd]?|opposite|no longer|mistaken?|no way|nobody|no one|none of (?:them|these)|who says|out of the question|false that|differs? from|different from|nowhere near|unequal)\b|n['’]t\b|,\s*no\b\W*$"
-        r"|不是|并非|不可能|不能|不对|不正确|错误|排除|不等于|不应|不选|无法|不确定|未必|绝非|怎么会|不认为|不一定|不会|不要|别选|除了|以外|吗",
+        r"|anything but|other than|bounded by|far from|ruled? out|exclude[sd]?|opposite|no longer|mistaken?|no way|nobody|no one|none of (?:them|these)|who says|out of the question|false that|differs? from|different from|nowhere near|unequal|apart from|(?:just )?(?:kidding|joking)|was joking|lied|is a lie|everything but|so I thought)\b"
+        r"|^\W*(?:instead of|rather than|as opposed to|in place of)\b|n['’]t\b|,\s*no\b\W*$|\\not(?![a-z])"
+        r"|不是|并非|不可能|不能|不对|不正确|错误|排除|不等于|不应|不选|无法|不确定|未必|绝非|怎么会|没有(?=\s*[\dA-Za-z$\\])|不认为|不一定|不会|不要|别选|除了|以外|吗",
         re.IGNORECASE,
     )
     # Denies something else next to a value: `5, not 6`.
@@ -60,7 +68,7 @@ class Token:
     )
     # Leaves open whether that is the answer.
     LEFT_OPEN = re.compile(
-        r"\b(?:maybe|perhaps|candidates?|wonder|one of|possibly|might|could|guess\w*|whether|depends|unless|likely|alternatively|otherwise|or else|if so|if\b.*\belse|for this\b.*\bfor that)\b|(?-i:\bmay\b)(?! \d)|可能|也许|或许|抑或|要么|还是",
+        r"\b(?:maybe|perhaps|candidates?|wonder|one of|possibly|might|could|guess\w*|whether|depends|unless|likely|alternatively|otherwise|or else|if so|if\b.*\belse|for this\b.*\bfor that|such as|for example|e\.g|something like|not sure|would have said|first thought|etc)\b|,\s*(?:\.{3}|…|\\[lc]?dots)|\.{3}\W*$|(?-i:\bmay\b)(?! \d)|可能|也许|或许|抑或|要么|还是",
         re.IGNORECASE,
     )
     # Joins alternatives.
@@ -97,7 +105,7 @@ class Token:
     )
     # Is said of a subject that is itself the answer: `B is the answer`, `Evelyn is the fastest`.
     VERDICT = re.compile(
-        r"(?:the\s+)?(?:only\s+|most\s+)?(?:correct|right|true|best|accurate|answer|final answer|one|solution|appropriate)"
+        r"(?:(?:the|our|my)\s+)?(?:only\s+|most\s+)?(?:correct|right|true|best|accurate|answer|final answer|one|solution|appropriate)"
         r"(?:\s+(?:answer|one|option|choice|statement|value|result|solution))?(?:\s+(?:here|to\b.*|for\b.*|among\b.*|of\b.*))?[.!]?$"
         r"|the\s+(?:\w+\s+){0,3}?(?:\w{2,}est|most|least|first|last|winner|only|one)\b.*$"
         r"|(?:\w{2,}er|more \w+|less \w+) than\b.*$"
@@ -146,7 +154,7 @@ class Token:
     NUMBER_LIST = re.compile(r"\d[\d,.]*(?:(?:,| and|, and) \d[\d,.]*)+$")
     # The last two numbers of a chain of equations.
     CHAIN = re.compile(
-        r"(?<![\^_\w\\{.,])\d[\d,]*(?:\.\d+)?\)?(?: ?[A-Za-z]{1,3})?\s*=\s*(\$?-?\d[\d,]*(?:\.\d+)?(?:/\d+)?%?)(?![\w\\^*/+(€£-]|[.,]\d)"
+        r"(?<![\^_\w\\{.,])\d[\d,]*(?:\.\d+)?\)?(?: ?[A-Za-z]{1,4}(?:/[A-Za-z]{1,3})?)?\s*=\s*(\$?-?\d[\d,]*(?:\.\d+)?(?:/\d+)?%?)(?![\w\\^*/+(€£-]|[.,]\d)"
     )
     # A number or an expression of numbers.
     PLAIN_VALUE = re.compile(
@@ -207,7 +215,7 @@ class Token:
     )
     # `6, 8, 10 (in increasing order)`.
     REMARK = re.compile(
-        r"\s\((?!.*\bor\b|alternatively|maybe|perhaps|not\b|wrong)[a-z]{2,}(?: [a-z]+){1,8}\)(?=[.\s$*]*$)"
+        r"\s\((?!.*\b(?:or|kidding|joking|guess|sure|unsure|lie|doubt|rejected)\b|alternatively|maybe|perhaps|not\b|wrong)[a-z]{2,}(?: [a-z]+){1,8}\)(?=[.\s$*]*$)"
     )
     # Between a subject and its verb.
     ASIDE = re.compile(r",\s[^,]{1,40},\s(?=(?:is|are|was|were|equals?)\b)")
@@ -268,16 +276,130 @@ class Token:
     # Takes back a letter.
     OPTION_DENIED = re.compile(
         r"[?？]|,\s*no\W*$|吗|其他|别的|不对|错误|错的|不正确|\b(?:ruled out|out of the question|impossible|cannot be|can['’]t be|isn['’]t|or (?:whatever|none|anything|another|something|not)"
-        r"|alternatively|maybe|perhaps|possibly|wrong|incorrect|not right|not correct|not the|unless"
+        r"|alternatively|maybe|perhaps|possibly|wrong|incorrect|not right|not correct|not the|unless|kidding|joking"
         r"|(?:so|thus|hence|therefore),?\s+(?:yes|no|true|false))\b",
         re.IGNORECASE,
+    )
+    # At the end: a question, or a list that goes on.
+    OPEN_END = re.compile(
+        r"[?？][\s*_$.)\"'”]*(?:(?:[Nn]o|[Nn]ot|不)\b[\s.!。*]*)?$|,\s*(?:\.{3}|…|\\[lc]?dots)[\s$.]*$"
+    )
+    # Says that a value is not equal, without what.
+    UNEQUAL = re.compile(r"^[\s$*]*(?:\\n(?:e|eq|ot\s?=)(?![a-z])|≠|!=)|\\not(?![a-z])")
+    # A question with a list of what to choose from, at the end.
+    ASKED_LIST = re.compile(r"[?？][^\n]{0,40}\n\s*(?:(?:[-*•]|\d{1,2}[.)])\s[^\n]*\s*){2,}$")
+    # Parts that are crossed out.
+    STRUCK_OUT = re.compile(
+        r"~~[^~\n]{1,200}~~|<(del|s|strike)>.{0,200}?</\1>|\\(?:x|b)?(?:cancel|sout|st)\s*\{[^{}]{0,100}\}", re.DOTALL
+    )
+    # At the end: says goodbye, and nothing of the answer.
+    SIGN_OFF = re.compile(
+        r"(?:(?<=[.!?。！？*}$])|(?<=\n)|(?<=\\\]))\s*(?![^\n]*\b(?:otherwise|but|actually|wait|instead|correction|or (?:is|it|maybe))\b)(?:I\s+)?(?:really\s+)?(?:hope(?:fully)?,?\s+(?:this|that|it|these|my explanation)\s+(?:all\s+)?"
+        r"(?:helps?|helped|answers?|clarif\w+|makes? sense|was helpful|is helpful)|(?:please\s+)?(?:let|tell)\s+me\s+know\b|I\s+hope\s+(?:it|this)\s+is\s+(?:correct|right)\b|(?:please\s+)?(?:do not hesitate|don['’]t hesitate|feel free)\b"
+        r"|(?:is|was)\s+there\s+anything\s+else|do\s+you\s+(?:have|need)\s+any|would\s+you\s+like\b|if\s+you\s+(?:have|need)\s+(?:any|more|further)"
+        r"|(?:I['’]m\s+|I\s+am\s+)?(?:happy|glad)\s+to\s+help|thank(?:s| you)\b|have a (?:great|nice|good)|you['’]re welcome|good luck|happy (?:learning|studying)"
+        r"|希望(?:这|以上|对你|能)|如果(?:你|您)?还?有(?:任何|其他|更多))[^\n]*\s*$",
+        re.IGNORECASE,
+    )
+    # A block of code around the whole text.
+    FENCE = re.compile(r"\s*```\w*\s*\n(.*?)\n?\s*```\s*", re.DOTALL)
+    # A heading that says that the answer follows.
+    HEADING = re.compile(
+        r"\s*#{1,6}\s*\**(?:final |the |my )*(?:answer|solution|result|答案)\**\s*[:：]?\**\s*(?:\n+\s*|(?<=[:：*])\s*)",
+        re.IGNORECASE,
+    )
+    # What a value is called.
+    VALUE_NAME = re.compile(r"(?:[A-Za-z]|\\[a-z]+)(?:_\{?\w+\}?|\([A-Za-z]\))?|[A-Za-z]{2,12}|\\angle ?[A-Z]{1,3}")
+    # What a number is compared with, and when or where it is so: `below 40`, `in 2010`, `at x = 4`.
+    CONDITION = re.compile(
+        r"\b(?:at least|at most|up to|(?:more|less|greater|fewer|other|larger|smaller|bigger|higher|lower|later|earlier|longer|shorter|older|younger"
+        r"|cheaper|heavier|lighter|taller|faster|slower|warmer|colder) than(?: or equal to)?|(?<!\d )(?:over|under|above|below|after|before)|exceed\w*|not exceeding|divisible by|multiples? of)"
+        rf"\s+(?:an?\s+)?(?:the\s+)?(?:(?:\\?\$|[£€¥])?-?(?:\d[\d,]*(?:\.\d+)?|\.\d+)\s?\\?%?|(?:{'|'.join((*_SMALL_WORDS, *TEN_WORDS, 'hundred'))})\b)(?![\d/^])(?:\s(?:hundred|thousand|million|billion)\b)?"
+        r"|\b[Ii]n\s+(?:the year\s+|early\s+|late\s+)?(?:(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*\s+)?(?P<year>1[5-9]\d\d|20\d\d)\b(?![-/–]\d|,\d)"
+        r"|\b(?:at|when|where|for|if)\s+\$?[a-z]\s*=\s*-?\d+(?:\.\d+)?\$?(?![\w^*/+=])",
+        re.IGNORECASE,
+    )
+    # Before a value, in Chinese: `共15人`, `等于15`.
+    CHINESE_LEAD = re.compile(
+        r"^\s*(?:答\s*[:：]\s*)?(?:一?共有?是?|总共有?|合计|总计|等于|大?约[为是]?|[为是得])\s*(?=[-−+]?(?:[\d¥￥零一二两三四五六七八九十百千负]|\$\s*[-+]?[\d\\]|\\(?:d?frac|sqrt|pi|boxed)))"
+    )
+    CHINESE_OPTION = re.compile(
+        r"^\s*(?:应?选择?)?\s*[(（]?([A-JＡ-Ｊ])[)）]?\s*(?:选?项)[。.]?\s*$|^\s*(?:应?选择?)\s*[(（]?([A-J])[)）]?\s*项?[。.]?\s*$"
+    )
+    # The name of a point before its coordinates, and of a ratio before its terms: `P(3,-2)`, `S_1:S=7:32`.
+    POINT_NAME = re.compile(r"^[\s$]*[A-Z]'?(?:_\{?\w\}?)?\s?(?=(?:\\left)?\((?=[^()]*\d)[^()]*,[^()]*\)[\s$.]*$)")
+    RATIO_NAME = re.compile(
+        r"^[\s$]*[A-Za-z]\w*(?:_\{?\w+\}?)?\s?:\s?[A-Za-z]\w*(?:_\{?\w+\}?)?\s?=\s?(?=\d+\s?:\s?\d+[\s$.]*$)"
+    )
+    BARE_POINT = re.compile(r"[\s$]*(?:\\left)?\(")
+    BARE_RATIO = re.compile(r"[\s$]*\d+\s?:\s?\d")
+    # A number that has a verb after it: `a profit of 120 is reached`.
+    SUBJECT_NUMBER = re.compile(r"(?<=\bof )(\$?-?\d[\d,]*(?:\.\d+)?%?\$?) (?=(?:is|was|are|were|occurs?) )")
+    # Joins two boxes to a list.
+    BETWEEN_BOXES = re.compile(
+        r"(?=[^A-Za-z]*(?:[,;、&]|and|\\q?quad|\\text|和|与))(?:[\s$.,;、&~]|\\[(),;\]\[]|\\q?quad|\\text\s*\{\s*and\s*\}|\band\b|和|与)*"
+    )
+    # A mark of layout before a text of one line; `- 24` is a negative number and `> 24` an inequality.
+    LINE_MARK = re.compile(r"\s*(?:#{1,6}\s+|[*•]\s+|-\s+(?=[^\W\d])|>\s+(?=[^\W\d_]{2}))(?=\S)")
+    # What the answer is called: `**Total:** 5`.
+    TITLE = re.compile(
+        r"^\s*[*_]{0,2}(?:the |final )?(?:total|sum|result|area|perimeter|volume|product|difference|quotient|mean|average|median|mode|length|width|height|distance|speed|count|number|value"
+        r"|probability|cost|price|time|age|mass|weight|angle|slope|radius|diameter|circumference|year|day|month|color|colour|name|remainder|percentage|temperature|force|energy|结果|总数|总计)"
+        r"(?: (?:area|number|cost|price|distance|time|value|sum|volume|length))?[*_]{0,2}\s*[:：][*_]{0,2}\s*(?=\S)",
+        re.IGNORECASE,
+    )
+    # `8 (units)` and `8, because 3+5=8`.
+    UNIT_REMARK = re.compile(r"^([^()\n]{1,60}?)\s*\(((?:sq\.?|square|cubic|cu\.?)?\s?[A-Za-z]{1,20})\)\W*$")
+    REASON = re.compile(
+        r"^([^,;()\n]{1,60}?)(?:,\s*(?:because|since|as)\b(?!\s+(?:well|opposed)).*|\s*\((?:because|since|as)\b(?!\s+well).*\)\W*)$"
+    )
+    # Between a letter and a text that is the option's, whatever it denies or names.
+    OPTION_BEFORE_TEXT = re.compile(r"\s*[.):]?\s*")
+    # Takes a marked letter back at the start of what follows it: `B. is wrong`.
+    VERDICT_ON_OPTION = re.compile(
+        r"\W*(?:(?:is|was|are)(?:n['’]t|\s+(?:also\s+)?(?:not\s+)?(?:the\s+)?(?:wrong|incorrect|false|right|correct|not|answer|impossible|out|ruled|excluded|unlikely))"
+        r"|(?:can|could|must|should|would)(?:not|n['’]t| not)\s+be\s+(?:\w+\s+)?(?:right|correct|it|the answer|true|ruled|determined to)"
+        r"|(?:wrong|incorrect|not(?: (?:right|correct|the answer|this|it))?)\W*$|(?:or|and|maybe|perhaps|possibly|no|not)\W*(?:option |choice )?\(?[A-J]\)?(?![A-Za-z])"
+        r"|(?:or|maybe|perhaps|possibly|alternatively|unless|but|wait|actually)\b|(?:是|选项)?(?:不对|不正确|错误?的?|不是答案)\W*$)",
+        re.IGNORECASE,
+    )
+    # In an option's text: leaves open which one it is.
+    OPTION_OPEN = re.compile(
+        r"[?？]|吗|\bor (?:whatever|none|anything|another|something|not|maybe)\b|\b(?:alternatively|maybe|perhaps|possibly|actually|instead|wait|kidding)\b|,\s*no\W*$"
+        r"|[.;]\s*(?:wrong|no|not|incorrect|false)\b|\bis (?:wrong|incorrect|not (?:right|correct|the answer))\b|(?:不对|错误|错的|不正确)(?<!都不对)(?<!都错误)\W*$|还是",
+        re.IGNORECASE,
+    )
+    # An option's text that is about letters: `Both A and B`, `A and C only`, `C, A, B, D`.
+    ABOUT_OPTIONS = re.compile(
+        r"\W*(?:(?:both|neither|either|all|only|none)\b.*|\(?[A-J]\)?(?:(?:,|,? and|,? &)\s*\(?[A-J]\)?)+\s+only|[A-J](?:\s?(?:,|>|<|→|-)\s?[A-J]){2,}|[A-J](?:\s?(?:>|<|=|→)\s?[A-J])+|.*\bgroups? [A-J]\b.*)\W*",
+        re.IGNORECASE,
+    )
+    # A letter with a mark and a text after it: a further option.
+    OPTION_OTHER = re.compile(r"\([A-J]\)\s*[^\s(),;]{2}|(?<![A-Za-z])[A-J][.:]\s?\S")
+    # At the start of an option's text: denies, as `Cannot be determined` does.
+    DENIAL_AS_TEXT = re.compile(
+        r"\W*(?:(?:it|they|this|there|we|the \w+)\s+(?:is\s+|are\s+|was\s+)?)?(?:cannot|can['’]t|can not|could not|is not|are not|isn['’]t|aren['’]t|does not|doesn['’]t|do not|don['’]t"
+        r"|not|no|none|neither|never|nothing|nobody|impossible|unknown|undetermined|insufficient|the wrong|false|wrong|incorrect|无法|不能|不|没有|以上|都不|均不|未)(?![A-Za-z])",
+        re.IGNORECASE,
+    )
+    # A letter after the noun that it names: `vitamin A`, `Plan B`.
+    NAMED_BY_NOUN = re.compile(
+        r"\b(?:vitamins?|plans?|types?|groups?|hepatitis|figures?|graphs?|lines?|points?|models?|class(?:es)?|sections?|regions?|areas?|bottles?|samples?|solutions?|sets?|teams?"
+        r"|compan(?:y|ies)|cit(?:y|ies)|substances?|objects?|circles?|box(?:es)?|trains?|cars?|countr(?:y|ies)|tubes?|cells?|parts?|stages?|steps?|phases?|players?|persons?|students?|schools?"
+        r"|genes?|alleles?|blood|grades?|angles?|sides?|vert(?:ex|ices)|segments?|rows?|columns?|houses?|buildings?|stores?|rooms?|products?|planets?|species|organisms?|layers?|factor|allele|beakers?|flasks?)"
+        r"\s[A-J](?![A-Za-z])",
+        re.IGNORECASE,
+    )
+    # A whole value after a bare A: `A 12`; `A 12 cm rod` is a thing.
+    VALUE_AFTER_A = re.compile(
+        r"\s(?:-?[\d.,]+\s?%?|\\?\$.*|\\.*|\(.*\))\.?$|\s-?[\d.,/]+\s(?:[kcm]?m|[km]?g|s|min|h|degrees|\^\\circ|m/s|km/h|J|N|W|V)\.?$"
     )
     OPTIONS_ONLY = re.compile(r"(?:[\W_]|\b(?:or|and|[a-j])\b)*", re.IGNORECASE)
     # Between the parts of a sentence.
     PAUSE = re.compile(r"[,;:，；：]")
     # Joins a second introduction.
     FURTHER = re.compile(r"[\w$][^\w]+(?:and|but)\s|;")
-    OR_NOT = re.compile(r"\b(?:or not|alternatively|wrong)\b")
+    OR_NOT = re.compile(r"\b(?:or not|alternatively|wrong|kidding|joking)\b")
     # Before the subject.
     SUBJECT_LEAD = re.compile(r"^(?:so|thus|hence|therefore|option|choice|statement|point|选项)[\s,]+", re.IGNORECASE)
     PROPER_NAME = re.compile(r"(?:[A-Z][\w.-]+ ?)+")
@@ -328,11 +450,6 @@ def with_half_width(text: str) -> str:
     return text.translate(_FULL_WIDTH)
 
 
-_SMALL_WORDS = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
-    "eighteen nineteen"
-).split()
-TEN_WORDS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
 WORD_VALUES = {word: value for value, word in enumerate(_SMALL_WORDS)} | {
     word: 10 * value for value, word in enumerate(TEN_WORDS, start=2)
 }

@@ -365,6 +365,18 @@ def _same_residue(answer: tuple[int, int], gold: tuple[int, int]) -> bool:
     return answer[1] == gold[1] and (answer[0] == gold[0] or bool(gold[1] and (answer[0] - gold[0]) % gold[1] == 0))
 
 
+_DAYS = "monday tuesday wednesday thursday friday saturday sunday".split()
+_ABBREVIATED = {
+    **{name[:3]: name for name in (*_MONTHS, *_DAYS)},
+    **{"tues": "tuesday", "thur": "thursday", "thurs": "thursday", "sept": "september"},
+}
+
+
+def in_full(answer: str, *, gold: str) -> str:
+    """Return a day's or month's name in full if the gold is a day or month: `Wed.` → `wednesday`."""
+    return _ABBREVIATED.get(answer, answer) if gold in _MONTHS or gold in _DAYS else answer
+
+
 _READERS: tuple[tuple[re.Pattern[str], Kind, Callable[[str], Hashable | None]], ...] = (
     (re.compile(rf"^(?:{'|'.join(_YES | _NO)})", re.IGNORECASE), Kind.YES_NO, _yes_or_no),
     (

@@ -191,6 +191,8 @@ _NUMBER_START = re.compile(
     re.IGNORECASE,
 )
 _JOINED = re.compile(r"(?<=[A-Za-z\u4e00-\u9fff.])(?:,? and |, ?| )?(?=\d)")
+_WITH_MARK = re.compile(r"(\d+(?:\.\d+)?)('|''|\")", re.ASCII)
+_DEGREES_AND_MINUTES = re.compile(r"(\d+)\^\\circ ?(\d+(?:\.\d+)?)'(?: ?(\d+(?:\.\d+)?)(?:''|\"))?", re.ASCII)
 _FEET_AND_INCHES = re.compile(r"(\d+)' ?(\d+)(?:\"|'')")
 MAX_DIGITS = 400
 """A text with more digits than this is no number but a string: reading it takes quadratic time."""
@@ -213,6 +215,8 @@ class Quantity:
 @lru_cache(maxsize=MAX_CACHED)
 def parse_quantity(text: str) -> Quantity | None:
     """Return the number that a normalised text is, or None if it is anything more than one number and its unit."""
+    if text[-1:] in ("'", '"') and (marked := _with_mark(text)) is not None:
+        return marked
     match = _QUANTITY.fullmatch(text) if len(text) <= MAX_DIGITS else None
     if match is None or "分之" in text:
         return _in_words(text) if text[:1].isalpha() or "分之" in text else None
@@ -229,6 +233,21 @@ def parse_quantity(text: str) -> Quantity | None:
     places = 0 if scaled else len(match["places"] or match["bare_places"] or "")
     signed = -value if match["sign"] == "-" else value
     return Quantity(value=signed, places=places, percent=match["percent"] is not None, unit=unit)
+
+
+def _with_mark(text: str) -> Quantity | None:
+    r"""`6'`, `6''`, and degrees with minutes in degrees: `22^\circ30'` → 22.5."""
+    if marked := _WITH_MARK.fullmatch(text):
+        unit = "'" if marked[2] == "'" else '"'
+        return Quantity(value=Fraction(marked[1]), places=0, percent=False, unit=unit)
+    angle = _DEGREES_AND_MINUTES.fullmatch(text)
+    if angle is None:
+        return None
+    minutes, seconds = Fraction(angle[2]), Fraction(angle[3] or 0)
+    if minutes >= 60 or seconds >= 60:
+        return None
+    value = int(angle[1]) + minutes / 60 + seconds / 3600
+    return Quantity(value=value, places=0, percent=False, unit="degree")
 
 
 def same_quantity(answer: Quantity, *, gold: Quantity) -> bool:

@@ -23,9 +23,9 @@ from remote_rm.answers.lexer import (
     span_content,
     with_half_width,
 )
-from remote_rm.answers.normalization import normalize, without_environments
 from remote_rm.answers.notation import Kind, read_notation
 from remote_rm.answers.quantity import parse_number_words, parse_quantity, parse_words
+from remote_rm.answers.reading import normalize, without_environments
 from remote_rm.answers.units import NAMES, canonical_unit, changes_number, conversion, split_unit, unit_behind
 
 MAX_CHARS = 600
@@ -283,7 +283,7 @@ def _number_list(clause: Clause) -> Statement | None:
     """`They are 2, 3 and 5`, with all numbers of the sentence."""
     plain = Token.PREPOSITION_OF_TIME.sub("", clause.said)
     listed = Token.NUMBER_LIST.search(plain)
-    if listed is None or Token.JOINED_BEFORE.search(plain[: listed.start()]):
+    if listed is None or Token.JOINED_BEFORE.search(plain[: listed.start()]) or Token.BOUND.search(plain):
         return None
     if len(Token.NUMBER.findall(plain)) != len(Token.NUMBER.findall(listed[0])):
         return None
@@ -304,6 +304,22 @@ def _bare_value(clause: Clause) -> Statement | None:
     return Statement(value=value, phrases=(clause.said, value))
 
 
+def _beside_conditions(clause: Clause) -> Statement | None:
+    """`There are 3 bars below 40`, `it was 8 in 2010`: the one number that is no condition, else the one year."""
+    said = clause.said
+    conditions = list(Token.CONDITION.finditer(said))
+    rest = Token.SUBJECT_NUMBER.sub(r"\1, ", Token.CONDITION.sub(" ", said))
+    if not conditions or Token.OR.search(rest) or Token.BOUND.search(rest):
+        return None
+    value = _sole_value(rest)
+    if formula := Token.FORMULA.search(rest):
+        value = formula[0] if value == span_content(formula) else ""
+    years = {found["year"] for found in conditions} - {None}
+    if not value and len(years) == 1 and len(conditions) > 1 and not Token.NUMBER.search(rest):
+        value = years.pop()
+    return Statement(value=value, phrases=(clause.whole, said)) if value else None
+
+
 def _contradiction(clause: Clause) -> Statement | None:
     """`3 is 5`."""
     return Statement(phrases=(clause.whole,)) if clause.complement is None else None
@@ -315,6 +331,16 @@ def _bound(clause: Clause) -> Statement | None:
     if not Token.BOUND.search(clause.said) or any(map(Token.BOUND.search, spans)):
         return None
     return Statement(phrases=(clause.whole, clause.said, clause.complement or ""))
+
+
+def _emphasized(clause: Clause) -> Statement | None:
+    """`The range is 9 - (-3) = **4**.`: the one value in bold, at the end."""
+    text = clause.text.strip()
+    bold = Token.BOLD_AT_END.search(text) if text.count("**") == 2 else None
+    value = _sole_value(bold[1]) if bold and not is_prose(bold[1]) else ""
+    if not value or Token.OR.search(text) or Token.BOUND.search(text.replace("*", "")):
+        return None
+    return Statement(value=value, phrases=(clause.whole, clause.said))
 
 
 def _count(clause: Clause) -> Statement | None:
@@ -350,8 +376,10 @@ RULES: tuple[Callable[[Clause], Statement | None], ...] = (
     _range_in_words,
     _number_list,
     _bare_value,
+    _beside_conditions,
     _contradiction,
     _bound,
+    _emphasized,
     _count,
     _number_or_formula,
     _in_words,
@@ -504,7 +532,10 @@ def _sole_value(text: str) -> str:
         return ""
     value = values.pop()
     after = [Token.WORDS_AFTER.match(text, match.end()) for match in found if not formulas]
-    if any(words is not None and (changes_number(words[0]) or text[words.end() :][:1] == "/") for words in after):
+    if any(
+        words is not None and (changes_number(words[0].partition(" with ")[0]) or text[words.end() :][:1] == "/")
+        for words in after
+    ):
         return ""
     units = {unit_in_prose(text, match.end()) for match in found} - {""}
     if not units or not is_plain(value):
@@ -526,7 +557,7 @@ def _sole_number_in_words(text: str) -> str:
         return ""
     end = text.find(words[0]) + len(words[0])
     after = Token.WORDS_AFTER.match(text, end)
-    if after is not None and changes_number(after[0]):
+    if after is not None and changes_number(after[0].partition(" with ")[0]):
         return ""
     unit = unit_in_prose(text, end)
     return words[0] + unit if Token.CHINESE.match(unit) else f"{words[0]} {unit}".strip()

@@ -77,6 +77,8 @@ _SPELLED = {
     "atm": "atmosphere atmospheres",
     "bar": "bars",
     "rad": "radian radians 弧度",
+    "arcmin": "arcmin arcminutes",
+    "arcsec": "arcsec arcseconds",
     "degree": r"degree degrees deg ^\circ ° 度",
     "celsius": r"Celsius celsius ℃ 摄氏度",
     "fahrenheit": r"Fahrenheit fahrenheit ℉ 华氏度",
@@ -90,7 +92,7 @@ _SPELLED = {
     "fen": "fen 分",
     "won": "KRW 韩元",
     "rupee": "rupees INR ₹",
-    "": "unit units",
+    "unit": "unit units",
 }
 _NAMED_BY_THEMSELVES = (
     "in ft yd mi t lb oz min h rad ha mph fps atm bar Wb dB psi GBP wk mo yr rpm ppm dpi kB MB GB TB KB"
@@ -116,6 +118,9 @@ _SIZES: dict[str, tuple[str, int, Fraction]] = {
     "Wh": ("J", 1, Fraction(3600)),
     "bar": ("Pa", 1, Fraction(10**5)),
     "atm": ("Pa", 1, Fraction(101_325)),
+    "degree": ("degree", 1, Fraction(1)),
+    "arcmin": ("degree", 1, Fraction(1, 60)),
+    "arcsec": ("degree", 1, Fraction(1, 3600)),
     "dollar": ("dollar", 1, Fraction(1)),
     "cent": ("dollar", 1, Fraction(1, 100)),
     "yuan": ("yuan", 1, Fraction(1)),
@@ -207,7 +212,7 @@ _LETTER_IN_PROSE = re.compile(r"\s[msghNJWVL]\s[a-z]{2,}")
 
 @lru_cache(maxsize=2048)
 def canonical_unit(written: str) -> str | None:
-    """Return the canonical spelling of a unit or a counted thing, "" for `units`, or None for what is neither."""
+    """Return the canonical spelling of a unit or a counted thing, or None for what is neither."""
     temperature = _TEMPERATURE_ALONE.fullmatch(written)
     if temperature is not None:
         return "celsius" if temperature["scale"][0] in "Cc" else "fahrenheit"
@@ -256,12 +261,37 @@ def unit_behind(text: str, position: int) -> str:
     return "" if is_letter and not re.match(r"(?:\\?\}|[\s$])*(?:[.,;:)]|$)", rest) else unit
 
 
+GENERIC = "unit"
+"""`24 square units` may be of any area, and `24 units` of anything but an area or a volume."""
+MARKS = {"'": ("ft", "arcmin"), '"': ("in", "arcsec")}
+"""What a mark after a number may stand for."""
+
+
 def conversion(unit: str, *, into: str) -> Fraction | None:
     """Return what one `unit` is in the other, both canonical, or None if they measure different things."""
+    if unit in MARKS or into in MARKS:
+        pairs = ((one, other) for one in MARKS.get(unit, (unit,)) for other in MARKS.get(into, (into,)))
+        return next((size for one, other in pairs if (size := conversion(one, into=other)) is not None), None)
+    if GENERIC in (unit.partition("^")[0], into.partition("^")[0]):
+        return Fraction(1) if _dimension(unit) == _dimension(into) else None
     factors = [_scaled(unit), _scaled(into)]
     if factors[0] is None or factors[1] is None or factors[0][0] != factors[1][0]:
         return None
     return factors[0][1] / factors[1][1]
+
+
+def same_unit(unit: str, other: str) -> bool:
+    """Return whether a number of the one is the same number of the other; true if one is missing."""
+    return not unit or not other or unit == other or conversion(unit, into=other) == 1
+
+
+def _dimension(unit: str) -> int:
+    """2 for an area, 3 for a volume, and 1 for anything else."""
+    name, _, power = unit.partition("^")
+    if name == GENERIC:
+        return int(power or 1)
+    scaled = _scaled(unit)
+    return scaled[0][0][1] if scaled is not None and len(scaled[0]) == 1 and scaled[0][0][0] == "m" else 1
 
 
 def _scaled(unit: str) -> tuple[tuple[tuple[str, int], ...], Fraction] | None:

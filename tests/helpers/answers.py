@@ -330,7 +330,7 @@ def _judge(attack: Attack, found: Search, *, max_by_sympy: int) -> None:
         found.breaks += [
             Break(family=attack.family, verifier=verifier, response=attack.response, labels=(one.text, other.text))
             for one, other in combinations(right, 2)
-            if _must_differ(one, other, attack.said)
+            if _must_differ(one, other, attack.said) and not _is_one_option(attack.response, one, other)
         ]
 
 
@@ -348,6 +348,17 @@ def _must_differ(one: Label, other: Label, said: tuple[Label, ...]) -> bool:
     ):
         return False
     return all(label.kind in DIMENSIONS for label in said) and {one.text, other.text} <= {label.text for label in said}
+
+
+def _is_one_option(response: str, one: Label, other: Label) -> bool:
+    """Whether it says one option with its text, `(B) no`: right for the letter and for the text, of which a row has one."""
+    letter, text = (one, other) if one.kind == "choice" else (other, one)
+    if letter.kind != "choice" or text.kind == "choice":
+        return False
+    same = [label for label in CATALOGUE if expected(label, text) or label.value in text.open]
+    written = "|".join(re.escape(spelling) for label in same for spelling in label.spellings)
+    option = rf"(?i:{re.escape(letter.text.strip('().'))}[)}}]*\s?[).:])\s*(?:{written})"
+    return re.search(option, response) is not None
 
 
 @lru_cache(maxsize=4096)

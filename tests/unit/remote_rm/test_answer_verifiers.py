@@ -51,7 +51,7 @@ UNREADABLE = {
 def test_a_label_that_cannot_be_read_is_reported_as_ungradable_and_never_scores(name, label):
     for answer in (label, "x", "?!", "", "[0, 0, 9, 9]", "[]"):
         parts = scored(name, answer, label).parts
-        assert parts == dict.fromkeys(parts, 0.0) | {"format": 1.0, "ungradable": 1.0}
+        assert parts == dict.fromkeys(parts, 0.0) | {"format": float(bool(answer)), "ungradable": 1.0}
 
 
 # math and format

@@ -214,9 +214,10 @@ def measured(answer: str, label: str, **settings) -> float:
 )
 def test_the_score_is_the_iou_and_the_accuracy_whether_it_reaches_the_threshold(answer, expected, is_right):
     score = scored("box", answer, ONE)
-    parts = {"accuracy": is_right, "iou": expected, "format": 1.0, "ungradable": 0.0}
+    kept = float(bool(answer))
+    parts = {"accuracy": is_right, "iou": expected, "format": kept, "ungradable": 0.0}
     assert score.parts == pytest.approx(parts)
-    assert (score.score, score.reward) == pytest.approx((expected, expected + 0.5))
+    assert (score.score, score.reward) == pytest.approx((expected, expected + 0.5 * kept))
 
 
 def test_the_threshold_is_a_setting():

@@ -1,7 +1,8 @@
 """Responses as models write them for charts, geometry, word problems and the like, judged by hand before any rule was run on them.
 
 At first sight the rules of the day agreed with 87.6 % of the English set, and, after those were mended, with 91.3 % of the
-mixed one (English and Chinese), of which they had seen nothing.
+mixed one (English and Chinese), of which they had seen nothing. Of the answers by kind (`paid_answers.jsonl`), the rules
+before them agreed with 50 %; half of each kind (`held_out`) was not looked at while its rules were written.
 """
 
 import json
@@ -17,7 +18,9 @@ pytestmark = pytest.mark.unit
 DATA = Path(__file__).parents[3] / "tests" / "data"
 
 
-@pytest.mark.parametrize(("name", "least"), [("judged_english.jsonl", 0.985), ("judged_mixed.jsonl", 0.965)])
+@pytest.mark.parametrize(
+    ("name", "least"), [("judged_english.jsonl", 0.985), ("judged_mixed.jsonl", 0.965), ("paid_answers.jsonl", 0.97)]
+)
 def test_responses_are_judged_as_a_strict_and_fair_teacher_would(name, least):
     rows = [json.loads(line) for line in (DATA / name).read_text(encoding="utf-8").splitlines()]
     assert len(rows) >= 300

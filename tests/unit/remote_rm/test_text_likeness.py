@@ -25,9 +25,11 @@ short = st.text(alphabet="abé", max_size=9)
 )
 def test_the_score_is_the_share_of_people_who_said_so(answer, vqa, soft, is_right):
     score = scored("vqa", answer, SEVEN_AND_THREE)
-    parts = {"accuracy": is_right, "vqa": vqa, "soft": soft, "format": 1.0, "ungradable": 0.0}
+    # An empty answer is not the format.
+    kept = float(bool(answer))
+    parts = {"accuracy": is_right, "vqa": vqa, "soft": soft, "format": kept, "ungradable": 0.0}
     assert score.parts == pytest.approx(parts)
-    assert (score.score, score.reward) == pytest.approx((vqa, vqa + 0.5))
+    assert (score.score, score.reward) == pytest.approx((vqa, vqa + 0.5 * kept))
 
 
 def test_likeness_counts_by_its_weight():
@@ -84,8 +86,9 @@ def test_no_answer_is_nobodys():
 )
 def test_the_score_is_the_likeness_to_the_nearest_gold(answer, label, anls, is_right):
     score = scored("edit_distance", answer, label)
-    assert score.parts == pytest.approx({"accuracy": is_right, "anls": anls, "format": 1.0, "ungradable": 0.0})
-    assert (score.score, score.reward) == pytest.approx((anls, anls + 0.5))
+    kept = float(bool(answer))
+    assert score.parts == pytest.approx({"accuracy": is_right, "anls": anls, "format": kept, "ungradable": 0.0})
+    assert (score.score, score.reward) == pytest.approx((anls, anls + 0.5 * kept))
 
 
 def test_the_threshold_is_a_setting():

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remote_rm.answers.algebra import same_algebra
-from remote_rm.answers.normalization import normalize
+from remote_rm.answers.reading import normalize
 
 pytestmark = pytest.mark.unit
 

@@ -11,7 +11,7 @@ from helpers.tables import table
 
 from remote_rm.answers.accuracy import is_gradable, listed_golds, matches, quick_match
 from remote_rm.answers.extraction import final_answer
-from remote_rm.answers.normalization import normalize
+from remote_rm.answers.reading import normalize
 
 pytestmark = pytest.mark.unit
 

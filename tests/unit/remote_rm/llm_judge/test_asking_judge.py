@@ -86,7 +86,7 @@ def judged(answer: Answer, items: list[Item], folder: Path | None = None, **sett
 
 def test_the_judge_is_asked_only_where_the_rule_does_not_say_right():
     scores, asked = judged(fair, [item("Paris"), item("PARIS"), item("Rome"), item("")])
-    assert [(score.reward, score.score) for score in scores] == [(1.5, 1.0), (1.5, 1.0), (0.5, 0.0), (0.5, 0.0)]
+    assert [(score.reward, score.score) for score in scores] == [(1.5, 1.0), (1.5, 1.0), (0.5, 0.0), (0.0, 0.0)]
     assert [parts(score) for score in scores] == [NOT_ASKED, OVERRULED, ASKED, NOT_ASKED]
     assert sorted(request.answer for request in asked) == ["PARIS", "Rome"]
     assert {(request.question, request.reference) for request in asked} == {("The capital?", "Paris")}
