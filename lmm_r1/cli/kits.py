@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Literal
 
 from lmm_r1.checkpoints.parity_record import all_kept
@@ -31,6 +32,11 @@ class KitsConfig:
     """With parity, the tokens of a prompt and its response together: as many as the run's data.max_len."""
     dtype: Literal["bf16", "fp16", "fp32"] | None = None
     """With parity, the precision of the weights, as ds.param_dtype."""
+    derive: str | None = None
+    """A checkpoint whose architecture has no kit: a small random model of it is built, and what works is found out and
+    written to output."""
+    output: str = "kit.json"
+    """With derive, the file for the kit, which lmm-r1 --kit FILE COMMAND takes; people may edit it."""
     settings: str | None = None
     """With parity, a YAML file with the settings of the run, as train_ppo_ray takes it with --config."""
 
@@ -43,6 +49,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     config = parse(KitsConfig, argv, prog=PROG, description="List the kits and what each of them supports.")
     if config.parity is not None:
         certify_checkpoint(config)
+        return
+    if config.derive is not None:
+        derive_kit(config.derive, Path(config.output))
         return
     with user_errors(PROG):
         for name in ("max_len", "dtype", "settings"):
@@ -93,6 +102,32 @@ def certify_checkpoint(config: KitsConfig) -> None:
     console.print(table)
     if any(gap.verdict == "apart" for gap in gaps):
         sys.exit(1)
+
+
+def derive_kit(model: str, output: Path) -> None:
+    """Print what works for a model without a kit, and write its kit; exits with 1 if it cannot be trained."""
+    with user_errors(PROG):
+        from lmm_r1 import cpu
+
+        cpu.prepare_process()
+        from lmm_r1.cli.derive import derive
+
+        derived = derive(model, output)
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for column in ("capability", "", "reason"):
+        table.add_column(column)
+    for name, finding in derived.findings.items():
+        table.add_row(name, _yes(finding.confirmed), finding.reason)
+    console = Console(highlight=False, markup=False)
+    console.print(table)
+    if derived.kit is None or not derived.kit.capabilities["sft"].confirmed:
+        console.print("No kit was written: SFT is needed for all else.")
+        sys.exit(1)
+    console.print(f"The kit is in {output}; lmm-r1 --kit {output} COMMAND uses it.")
 
 
 def apart(rows: Sequence[Sequence[str]]) -> tuple[list[int], str]:

@@ -18,7 +18,7 @@ from lmm_r1.config import PPOConfig, mismatch_limit, resolve
 from lmm_r1.config.hardware import check_machine
 from lmm_r1.config.rewards import GIVEN
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits.registry import kit_name_of, read_facts
+from lmm_r1.lmm_kits.registry import facts_of
 from lmm_r1.records.metrics import METRICS_FILE, MetricLog, read_metrics
 from lmm_r1.tasks import get_task
 
@@ -46,7 +46,7 @@ def certify(path: str, *, max_len: int, dtype: str | None, settings: str | None)
         max_len: tokens of a prompt with its response.
         settings: YAML of the run that it is measured for; None is this machine's defaults.
     """
-    facts = read_facts(kit_name_of(path, trust_remote_code=False))
+    facts = facts_of(path)
     base = PPOConfig()
     if settings is not None:
         base = dotted.replace(base, read_settings(Path(settings), dotted.leaf_types(PPOConfig)))
