@@ -7,8 +7,9 @@ import os
 import subprocess
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -403,7 +404,7 @@ class Checks:
         *_, last = [line for line in ended.stdout.splitlines() if line.startswith("{")] or ["{}"]
         found = json.loads(last)
         if "largest" not in found:
-            raise Unconfirmed(found.get("reason") or _engine_reason(ended.stderr + ended.stdout))
+            raise Unconfirmed(found.get("reason") or _engine_reason(ended.stderr) or "the run ended without a result")
         if found["largest"] is None or not found["largest"] <= ENGINE_TOLERANCE:
             raise Unconfirmed(f"log-probs of vLLM and training differ by up to {found['largest']}")
         return f"vLLM's log-probs of text and images differ by {found['largest']:.0e} before and after an update"
@@ -428,7 +429,8 @@ def measure_engine(folder: str, architecture: str, max_len: int) -> None:
             _, gaps = certify(folder, max_len=max_len, dtype="fp32", settings=None)
             found = {"largest": max(gap.largest for gap in gaps)}
         except UserError as error:
-            found = {"reason": str(error)}
+            # With what the workers of the run have raised.
+            found = {"reason": _engine_reason("".join(traceback.format_exception(error))) or str(error)}
     sys.stdout.write(f"{json.dumps(found)}\n")
 
 
@@ -449,10 +451,12 @@ def _other_ids(folder: str) -> tuple[int, int] | None:
     return None
 
 
-def _engine_reason(output: str) -> str:
-    """Return the first error of a failed run as a part of a sentence."""
-    named = [line.strip() for line in output.splitlines() if "Error: " in line and "RuntimeError: Engine" not in line]
-    return f"vLLM cannot run it ({named[0][-200:]})" if named else "the run ended without a result"
+def _engine_reason(output: str) -> str | None:
+    """Return the first error that a failed run names, as a part of a sentence; None if it names none."""
+    wrapped = ("UserError", "ActorDiedError", "RayTaskError", "RuntimeError: Engine")
+    named = [line.strip() for line in output.splitlines() if "Error: " in line]
+    found = [line for line in named if not any(name in line for name in wrapped)]
+    return f"vLLM cannot run it ({found[0][-200:]})" if found else None
 
 
 def _settings(**given: Any) -> LoadSettings:

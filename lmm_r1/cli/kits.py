@@ -57,6 +57,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         for name in ("max_len", "dtype", "settings"):
             if (value := getattr(config, name)) != getattr(KitsConfig, name):
                 raise UserError(f"--{name} {value} is for --parity; give that, too, or leave it out")
+        if config.output != KitsConfig.output:
+            raise UserError(f"--output {config.output} is for --derive; give that, too, or leave it out")
     rows, notes = kit_rows(vllm_version=engine_version()), kit_notes()
     if config.markdown:
         print(markdown(rows, notes))
@@ -122,7 +124,7 @@ def derive_kit(model: str, output: Path) -> None:
         table.add_column(column)
     for name, finding in derived.findings.items():
         table.add_row(name, _yes(finding.confirmed), finding.reason)
-    console = Console(highlight=False, markup=False)
+    console = Console(highlight=False, markup=False, soft_wrap=True)
     console.print(table)
     if derived.kit is None or not derived.kit.capabilities["sft"].confirmed:
         console.print("No kit was written: SFT is needed for all else.")

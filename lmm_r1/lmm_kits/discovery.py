@@ -205,8 +205,8 @@ class Discovery:
         adds_start = self._adds_start(texts[SIZES[0]])
         batch = self._batch(texts[SIZES[1]], [picture(*SIZES[1])])
         media_keys, token_inputs = self._inputs(batch)
-        blank_ids, blank_media = self._blank(mark, media_keys)
         reached = self._reached(batch), self._reached(self._batch(self._chat(0, as_parts), []))
+        blank_ids, blank_media = self._blank(mark, media_keys)
         return KitFile(
             model_type=self.model.config.model_type,
             config_class=type(self.model.config).__name__,

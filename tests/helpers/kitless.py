@@ -207,6 +207,8 @@ KITLESS: dict[str, Kitless] = {
             for place, written in (("_start", "_START"), ("_end", "_END"), ("", "_PLACEHOLDER"))
         },
         text={"rope_parameters": {"rope_type": "default", "rope_theta": 500000.0, "mrope_section": [5, 5, 6]}},
+        # Released configs have these, and vLLM reads them.
+        vision={"embed_dim": HIDDEN},
         other={"spatial_conv_size": 2, "temporal_conv_size": 2},
     ),
     "ovis2": Kitless(

@@ -16,7 +16,7 @@ from lmm_r1.lmm_kits import kit_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.full, pytest.mark.slow]
 
-NAME = "mistral3"
+NAME = "glm_ocr"
 PROMPTS, SAMPLES, STEPS, MAX_LEN = 2, 2, 2, 1024
 
 
