@@ -456,7 +456,7 @@ def _engine_reason(output: str) -> str | None:
     wrapped = ("UserError", "ActorDiedError", "RayTaskError", "RuntimeError: Engine")
     named = [line.strip() for line in output.splitlines() if "Error: " in line]
     found = [line for line in named if not any(name in line for name in wrapped)]
-    return f"vLLM cannot run it ({found[0][-200:]})" if found else None
+    return f"vLLM cannot run it ({found[0][:200]})" if found else None
 
 
 def _settings(**given: Any) -> LoadSettings:
