@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     )
     from lmm_r1.config import PPOConfig, SFTConfig
     from lmm_r1.errors import RunStopped, UserError
-    from lmm_r1.lmm_kits.registry import KITS, get_kit
+    from lmm_r1.lmm_kits.registry import KITS, get_kit, register_kit
     from remote_rm.registry import VERIFIERS, get_verifier
     from remote_rm.verifier import Item, Score
 
@@ -45,6 +45,7 @@ __all__ = [
     "generate",
     "get_kit",
     "get_verifier",
+    "register_kit",
     "train_rl",
     "train_sft",
 ]
@@ -55,7 +56,7 @@ _HOMES = {
     ),
     "lmm_r1.config": ("PPOConfig", "SFTConfig"),
     "lmm_r1.errors": ("RunStopped", "UserError"),
-    "lmm_r1.lmm_kits.registry": ("KITS", "get_kit"),
+    "lmm_r1.lmm_kits.registry": ("KITS", "get_kit", "register_kit"),
     "remote_rm.registry": ("VERIFIERS", "get_verifier"),
     "remote_rm.verifier": ("Item", "Score"),
 }

@@ -99,6 +99,9 @@ def _reader_has_gone() -> bool:
 
 
 def _run(arguments: list[str]) -> None:
+    if arguments[:1] == ["--kit"]:
+        _use_kit(arguments[1:2])
+        arguments = arguments[2:]
     name = arguments[0] if arguments else "--help"
     if name in HELP and arguments[1:]:
         _run([arguments[1], "--help"])
@@ -117,6 +120,20 @@ def _run(arguments: list[str]) -> None:
         raise SystemExit(2)
 
 
+def _use_kit(given: list[str]) -> None:
+    """Register the kit of a file for the command and all that it starts; exits with code 2 if it cannot be used."""
+    from lmm_r1.errors import UserError
+    from lmm_r1.lmm_kits.registry import register_kit
+
+    try:
+        if not given:
+            raise UserError("--kit needs the file that lmm-r1 kits --derive has written")
+        register_kit(given[0])
+    except UserError as error:
+        print(f"lmm-r1: error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
 def _usage() -> str:
     width = max(map(len, COMMANDS))
     columns, indent = shutil.get_terminal_size().columns, " " * (width + 4)
@@ -124,4 +141,4 @@ def _usage() -> str:
         textwrap.fill(f"  {name:<{width}}  {what}", columns, subsequent_indent=indent)
         for name, what in COMMANDS.items()
     )
-    return f"usage: lmm-r1 COMMAND [flags]\n\n{listed}\n\nlmm-r1 help COMMAND shows examples and flags of a command."
+    return f"usage: lmm-r1 COMMAND [flags]\n\n{listed}\n\nlmm-r1 help COMMAND shows examples and flags of a command.\nlmm-r1 --kit KIT.json COMMAND takes a kit that lmm-r1 kits --derive has written."

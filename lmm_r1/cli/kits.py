@@ -23,7 +23,7 @@ from lmm_r1.config import PPOConfig, mismatch_limit, resolve
 from lmm_r1.config.hardware import check_machine
 from lmm_r1.config.rewards import GIVEN
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits.registry import KITS, KitFacts, kit_name_of, read_facts
+from lmm_r1.lmm_kits.registry import KITS, KitFacts, facts_of, read_facts
 from lmm_r1.records.metrics import METRICS_FILE, MetricLog, read_metrics
 from lmm_r1.tasks import get_task
 
@@ -50,6 +50,11 @@ class KitsConfig:
     """With parity, the tokens of a prompt and its response together: as many as the run's data.max_len."""
     dtype: Literal["bf16", "fp16", "fp32"] | None = None
     """With parity, the precision of the weights, as ds.param_dtype."""
+    derive: str | None = None
+    """A checkpoint whose architecture has no kit: a small random model of it is built, and what works is found out and
+    written to output."""
+    output: str = "kit.json"
+    """With derive, the file for the kit, which lmm-r1 --kit FILE COMMAND takes; people may edit it."""
     settings: str | None = None
     """With parity, a YAML file with the settings of the run, as train_ppo_ray takes it with --config."""
 
@@ -63,10 +68,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     if config.parity is not None:
         certify_checkpoint(config)
         return
+    if config.derive is not None:
+        derive_kit(config.derive, Path(config.output))
+        return
     with user_errors(PROG):
         for name in ("max_len", "dtype", "settings"):
             if (value := getattr(config, name)) != getattr(KitsConfig, name):
                 raise UserError(f"--{name} {value} is for --parity; give that, too, or leave it out")
+        if config.output != KitsConfig.output:
+            raise UserError(f"--output {config.output} is for --derive; give that, too, or leave it out")
     rows, notes = kit_rows(vllm_version=engine_version()), kit_notes()
     if config.markdown:
         print(markdown(rows, notes))
@@ -106,10 +116,28 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for column in columns:
         # Only the list of checkpoints is long enough to be wrapped.
-        table.add_column(column, no_wrap=columns is not GAP_COLUMNS and column != COLUMNS[-1])
+        table.add_column(column, no_wrap=column in COLUMNS[:-1])
     for row in rows:
         table.add_row(*row)
     return table
+
+
+def derive_kit(model: str, output: Path) -> None:
+    """Print what works for a model without a kit, and write its kit; exits with 1 if it cannot be trained."""
+    with user_errors(PROG):
+        cpu.prepare_process()
+        from lmm_r1.cli.derive import derive
+
+        derived = derive(model, output)
+    from rich.console import Console
+
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    rows = [(name, _yes(found.confirmed), found.reason) for name, found in derived.findings.items()]
+    console.print(_table(("capability", "", "reason"), rows))
+    if derived.kit is None or not derived.kit.capabilities["sft"].confirmed:
+        console.print("No kit was written: SFT is needed for all else.")
+        sys.exit(1)
+    console.print(f"The kit is in {output}; lmm-r1 --kit {output} COMMAND uses it.")
 
 
 def apart(rows: Sequence[Sequence[str]]) -> tuple[list[int], str]:
@@ -203,7 +231,7 @@ def certify(path: str, *, max_len: int, dtype: str | None, settings: str | None)
         max_len: tokens of a prompt with its response.
         settings: YAML of the run that it is measured for; None is this machine's defaults.
     """
-    facts = read_facts(kit_name_of(path, trust_remote_code=False))
+    facts = facts_of(path)
     base = PPOConfig()
     if settings is not None:
         base = dotted.replace(base, read_settings(Path(settings), dotted.leaf_types(PPOConfig)))

@@ -68,6 +68,9 @@ class ForkServer:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
+KIT_VARIABLE = "LMM_R1_KIT"
+"""The files of derived kits, separated as in PATH; workers inherit it."""
+
 # One at most, which is kept for the next run of this process.
 _running: list[ForkServer] = []
 
@@ -84,7 +87,8 @@ def run_environment() -> dict[str, str]:
 
 def worker_runtime(environment: Mapping[str, str]) -> dict[str, Any]:
     """Return Ray's runtime environment for workers with these environment variables, and start what they are forked from."""
-    runtime = {"env_vars": dict(environment), "worker_process_setup_hook": "lmm_r1.cpu.prepare_worker"}
+    kits = {name: value for name in (KIT_VARIABLE,) if (value := os.environ.get(name))}
+    runtime = {"env_vars": {**environment, **kits}, "worker_process_setup_hook": "lmm_r1.cpu.prepare_worker"}
     if _are_forked():
         runtime["py_executable"] = fork_server(environment).python
     return runtime

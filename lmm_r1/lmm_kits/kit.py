@@ -148,6 +148,10 @@ class LmmKit(ABC):
     engine_disagreement: ClassVar[str | None] = None
     """Why vLLM's CPU backend computes other log-probs than the model does of images; None if they agree."""
 
+    refusals: ClassVar[Mapping[str, str]] = {}
+    """Why models have no adapters ("lora"), 4-bit weights ("4bit"), value heads ("critic"), frozen towers ("freezing"),
+    packed sequences ("packed") or shared prefixes ("shared_prefix"); kits that are derived say so of what no check confirms."""
+
     logit_cap: ClassVar[str | None] = None
     """What the text config calls the cap of the logits; None if models of the architecture have none."""
     bidirectional_within_window: ClassVar[bool] = False
@@ -182,6 +186,13 @@ class LmmKit(ABC):
         return self.adapt(
             self.model_class.from_pretrained(path, dtype=dtype, attn_implementation=attn_implementation, **kwargs)
         )
+
+    def check(self, capability: str, *, flag: str) -> None:
+        """Raise UserError, with the flag that asks for it, if models of the kit do not have a capability."""
+        if capability in self.refusals:
+            raise UserError(
+                f"{flag}: {self.model_type} does not support it ({self.refusals[capability]}); leave it out"
+            )
 
     def adapt(self, model: PreTrainedModel) -> PreTrainedModel:
         """Return a loaded or newly built model with its cache off, as training needs it.

@@ -6,6 +6,7 @@ import ast
 import functools
 import importlib
 import json
+import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
@@ -14,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from lmm_r1 import hub
+from lmm_r1.cluster.worker_processes import KIT_VARIABLE
 from lmm_r1.errors import UserError
+from lmm_r1.lmm_kits.derived import KitFile, derived_kit, derived_of, read_kit
 from lmm_r1.lmm_kits.kit import LmmKit
 
 KITS: dict[str, str] = {
@@ -65,7 +68,16 @@ def _made(path: str) -> LmmKit:
 
 def kit_of(model_path: str, *, trust_remote_code: bool = False) -> LmmKit:
     """Return the kit of the checkpoint at `model_path` (a folder or a hub name); raises UserError if there is none."""
+    derived = _derived(model_path)
+    if derived is not None:
+        return derived_kit(derived, place=model_path)
     return get_kit(kit_name_of(model_path, trust_remote_code=trust_remote_code))
+
+
+def _derived(model_path: str) -> KitFile | None:
+    """Return the derived kit of a checkpoint whose architecture has no kit of its own."""
+    config = _read_config(model_path)
+    return None if config.get("model_type") in KITS else derived_of(config, path=model_path)
 
 
 def kit_name_of(model_path: str, *, trust_remote_code: bool = False) -> str:
@@ -77,6 +89,9 @@ def kit_name_of(model_path: str, *, trust_remote_code: bool = False) -> str:
     model_type = config.get("model_type")
     if model_type in KITS:
         return model_type
+    derived = derived_of(config, path=model_path)
+    if derived is not None:
+        return derived.model_type
     if model_type in CONVERTERS:
         raise UserError(
             f"{model_path}: no kit for model_type '{model_type}', an original format; convert it first: "
@@ -86,9 +101,25 @@ def kit_name_of(model_path: str, *, trust_remote_code: bool = False) -> str:
     if refusal is not None:
         raise UserError(
             f"{model_path}: no kit for model_type '{model_type}' ({refusal}); known: {', '.join(sorted(KITS))}, and 'llm' "
-            "serves any plain causal language model"
+            "serves any plain causal language model. For one with images, lmm-r1 kits --derive MODEL --output KIT.json "
+            "finds out what works; lmm-r1 --kit KIT.json COMMAND uses it"
         )
     return "llm"
+
+
+def register_kit(file: str | Path) -> LmmKit:
+    """Let this process and those that it starts use the kit of a file for models of its `model_type`.
+
+    Raises UserError for a file that is no kit, and for one of an architecture that has a kit of its own.
+    """
+    found = read_kit(file)
+    if found.model_type in KITS:
+        raise UserError(f"{file}: model_type '{found.model_type}' has a kit of its own; leave the file out")
+    made = derived_kit(found, place=str(file))
+    others = [path for path in os.environ.get(KIT_VARIABLE, "").split(os.pathsep) if path]
+    own = str(Path(file).resolve())
+    os.environ[KIT_VARIABLE] = os.pathsep.join([own, *(path for path in others if path != own)])
+    return made
 
 
 def converter_of(folder: Path) -> Callable[[Path, Path], list[str]]:
@@ -170,6 +201,22 @@ class KitFacts:
     takes_4bit: bool
     engine_refusal: str | None
     engine_disagreement: str | None
+
+
+def facts_of(model_path: str) -> KitFacts:
+    """Return the facts of a checkpoint's kit, without importing it; raises UserError if it has none."""
+    derived = _derived(model_path)
+    if derived is None:
+        return read_facts(kit_name_of(model_path))
+    return KitFacts(
+        model_type=derived.model_type,
+        checkpoints="",
+        takes_images=True,
+        takes_videos=False,
+        takes_4bit=False,
+        engine_refusal=derived.refusals.get("rl"),
+        engine_disagreement=None,
+    )
 
 
 _NAMES = tuple(fact.name for fact in fields(KitFacts))

@@ -289,15 +289,22 @@ def load_model(
     settle_rope(model, max_len=settings.max_len)
     multiply_patches(model)
     join_windows(model, kit)
-    packs = packs_samples(model, asked=settings.packing_samples, share_prefix=settings.share_prefix)
+    share_prefix = settings.share_prefix
+    if share_prefix and "shared_prefix" in kit.refusals:
+        logger.warning("prompts are computed once per sample, not once per group: %s", kit.refusals["shared_prefix"])
+        share_prefix = False
+    packs = packs_samples(model, kit, asked=settings.packing_samples, share_prefix=share_prefix)
     if settings.freeze_visual_encoder:
+        kit.check("freezing", flag="--actor.freeze_visual_encoder")
         freeze(model, prefixes=(*kit.vision_prefixes, *kit.projector_prefixes))
     freeze_named(model, prefixes=settings.freeze_prefix)
     if settings.use_liger_kernel and not (empty or is_compiled(ds_config)):
         use_liger(model)
     if settings.load_in_4bit:
+        kit.check("4bit", flag="--ds.load_in_4bit")
         _quantize(model, kit, empty=empty)
     if settings.lora.rank:
+        kit.check("lora", flag=f"--ds.lora.rank {settings.lora.rank}")
         _refuse_split_layers(ds_config)
         # While this object lives, peft gathers the shards that DoRA's magnitudes are computed of.
         gathers = settings.lora.use_dora and is_sharded(ds_config)
@@ -319,7 +326,7 @@ def load_model(
         kit=kit,
         model=model,
         packs_samples=packs,
-        share_prefix=settings.share_prefix,
+        share_prefix=share_prefix,
         trains_vision=trains_vision,
         checkpointed_layers=settings.checkpointed_layers,
         plain_buffers=buffers,
@@ -408,7 +415,7 @@ def language_layer_list(model: torch.nn.Module, kit: LmmKit) -> torch.nn.ModuleL
     return max(found, key=len) if found else None
 
 
-def packs_samples(model: PreTrainedModel, *, asked: bool, share_prefix: bool) -> bool:
+def packs_samples(model: PreTrainedModel, kit: LmmKit, *, asked: bool, share_prefix: bool) -> bool:
     """Return whether a model runs on packed sequences, and make its attention take them where it does.
 
     Raises UserError where packing was asked for and the model's attention cannot take it; where only shared prefixes
@@ -416,7 +423,7 @@ def packs_samples(model: PreTrainedModel, *, asked: bool, share_prefix: bool) ->
     """
     if not (asked or share_prefix):
         return False
-    refusal = packing_refusal(model)
+    refusal = kit.refusals.get("packed") or packing_refusal(model)
     if refusal is None:
         use_packed_attention(model)
         return True

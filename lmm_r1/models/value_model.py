@@ -52,6 +52,7 @@ class KitValueModel(KitModule, torch.nn.Module):
         """Args: see `load_model`; `value_head_prefix` names a value head that the checkpoint's config does not name."""
         super().__init__()
         checkpoint = Checkpoint(path, trust_remote_code=settings.trust_remote_code)
+        checkpoint.kit.check("critic", flag="a value head")
         with _head_expected(checkpoint, default=value_head_prefix):
             loaded = load_model(path, settings, ds_config=ds_config, empty=empty)
         drop_output_layer(loaded.model)

@@ -114,7 +114,7 @@ class ScoringModel(ABC, Generic[SampleT, ResultT]):
         return sequences.to(self.device), mask.to(self.device)
 
     def _pack_where_it_can(self) -> None:
-        refusal = packing_refusal(self._model.model)
+        refusal = self.kit.refusals.get("packed") or packing_refusal(self._model.model)
         if refusal is not None:
             logger.warning("samples are scored in padded batches: %s", refusal)
             return

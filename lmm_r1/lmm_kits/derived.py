@@ -1,0 +1,406 @@
+"""Kits made of data: what `lmm-r1 kits --derive` finds out about an architecture that has no kit of its own."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+
+from lmm_r1.cluster.worker_processes import KIT_VARIABLE
+from lmm_r1.data.messages import Message, to_chat
+from lmm_r1.errors import UserError
+from lmm_r1.files.json_files import read_json_object, write_json_object
+from lmm_r1.lmm_kits.encoding import check_tokens, images_refused, known_ids, part_lists, text_positions
+from lmm_r1.lmm_kits.kit import Config, EncodedPrompt, LmmKit, Media, Processor, RawMedia, TinyModelSpec
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+CONFIG_KEY = "lmm_r1_kit"
+"""The key in a checkpoint's config under which a model that was trained with a derived kit stores it."""
+Capability = Literal["sft", "freezing", "lora", "merge", "packed", "shared_prefix", "critic", "rl", "video"]
+CAPABILITIES: tuple[Capability, ...] = get_args(Capability)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Confirmation:
+    """Whether the checks confirm a capability; what they do not confirm is off."""
+
+    confirmed: bool
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlankTensor:
+    """A media tensor of a blank image: integers are listed, other numbers are zero."""
+
+    dtype: str
+    shape: list[int]
+    integers: list[int] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class KitFile:
+    """What a derived kit consists of. Names of classes are looked up in transformers only."""
+
+    model_type: str
+    config_class: str
+    model_class: str
+    processor_class: str
+    image_token: str
+    """What the chat template writes once per image, which the processor replaces."""
+    image_mark: str
+    """The same with the tokens that the template writes around it."""
+    placeholder: str
+    """The token that the processor repeats once per feature."""
+    placeholder_id: int
+    """Its id, by which a checkpoint with another tokenizer is recognised."""
+    opening: str | None
+    """The token that only begins what the processor writes for an image."""
+    closing: str | None
+    """The token that only ends it."""
+    media_tokens: list[str]
+    """All tokens that only images and videos may have in a text."""
+    media_keys: list[str]
+    """The media tensors of the processor."""
+    token_inputs: dict[str, list[int]]
+    """Further arguments of the forward, which are 1 at these token ids and 0 elsewhere."""
+    positions: Literal["text", "model"]
+    """Whether positions count the tokens, or are computed by the model's `get_rope_index`."""
+    adds_start: bool
+    """Whether the tokenizer adds the start token if the chat template does not write it."""
+    text_as_parts: bool
+    """Whether the chat template takes text as a list of parts."""
+    vision_prefixes: list[str]
+    projector_prefixes: list[str]
+    language_prefixes: list[str]
+    untrained_prefixes: list[str]
+    language_model: str
+    """The name of the module that runs the language model's layers."""
+    blank_ids: list[list[int]]
+    """The ids of a small blank image, as pairs of an id and its number of repetitions."""
+    blank_media: dict[str, BlankTensor]
+    capabilities: dict[str, Confirmation]
+
+    @classmethod
+    def parsed(cls, data: object, *, place: str) -> KitFile:
+        """Return the data of a kit file; raises UserError, with the place and the key, for anything that does not fit."""
+        values = _fields(cls, data, place=place)
+        values["blank_media"] = {
+            name: BlankTensor(**_fields(BlankTensor, tensor, place=f"{place}: blank_media.{name}"))
+            for name, tensor in values["blank_media"].items()
+        }
+        values["capabilities"] = {
+            name: Confirmation(**_fields(Confirmation, finding, place=f"{place}: capabilities.{name}"))
+            for name, finding in values["capabilities"].items()
+        }
+        different = set(values["capabilities"]) ^ set(CAPABILITIES)
+        if different:
+            raise UserError(
+                f"{place}: capabilities must be exactly {', '.join(CAPABILITIES)}; see {sorted(different)[0]}"
+            )
+        if any(len(pair) != 2 for pair in values["blank_ids"]):
+            raise UserError(f"{place}: blank_ids must be pairs of an id and a number")
+        return cls(**values)
+
+    @property
+    def data(self) -> dict[str, object]:
+        """The file's JSON object."""
+        return asdict(self)
+
+    @property
+    def refusals(self) -> dict[str, str]:
+        """Why each capability that is not confirmed is off."""
+        return {name: finding.reason for name, finding in self.capabilities.items() if not finding.confirmed}
+
+
+_TYPES: dict[str, Callable[[Any], bool]] = {
+    "str": lambda value: isinstance(value, str),
+    "int": lambda value: isinstance(value, int) and not isinstance(value, bool),
+    "str | None": lambda value: value is None or isinstance(value, str),
+    "bool": lambda value: isinstance(value, bool),
+    "list[str]": lambda value: _is_list(value, str),
+    "list[int]": lambda value: _is_list(value, int),
+    "list[int] | None": lambda value: value is None or _is_list(value, int),
+    "list[list[int]]": lambda value: isinstance(value, list) and all(_is_list(part, int) for part in value),
+    "dict[str, list[int]]": lambda value: isinstance(value, dict) and all(_is_list(v, int) for v in value.values()),
+    "dict[str, BlankTensor]": lambda value: isinstance(value, dict),
+    "dict[str, Confirmation]": lambda value: isinstance(value, dict),
+    "Literal['text', 'model']": lambda value: value in ("text", "model"),
+}
+
+
+def _is_list(value: object, kind: type) -> bool:
+    return isinstance(value, list) and all(isinstance(item, kind) and not isinstance(item, bool) for item in value)
+
+
+def _fields(record: type, data: Any, *, place: str) -> Any:
+    """Return an object's values by the fields of a dataclass; raises UserError for other keys and types."""
+    if not isinstance(data, dict):
+        raise UserError(f"{place}: a JSON object is needed, not {type(data).__name__}")
+    known = {field.name: str(field.type).replace('"', "'") for field in fields(record)}
+    if missing := [key for key in known if key not in data]:
+        raise UserError(f"{place}: the key {missing[0]} is missing; derive the kit again")
+    for key, value in data.items():
+        if key not in known:
+            raise UserError(f"{place}: unknown key {key}; known are {', '.join(known)}")
+        if not _TYPES[known[key]](value):
+            raise UserError(f"{place}: {key} must be {known[key]}, not {json.dumps(value)[:60]}")
+    return dict(data)
+
+
+def read_kit(file: str | Path) -> KitFile:
+    """Return the kit of a file; raises UserError if it is none."""
+    try:
+        data = read_json_object(Path(file))
+    except OSError as error:
+        raise UserError(f"{file}: this kit cannot be read ({error.strerror})") from error
+    return KitFile.parsed(data, place=str(file))
+
+
+def write_kit(kit: KitFile, file: str | Path) -> None:
+    write_json_object(Path(file), kit.data)
+
+
+def derived_of(config: Mapping[str, Any], *, path: str) -> KitFile | None:
+    """Return the derived kit for a checkpoint: a registered file's, or the one in its config; None if there is neither.
+
+    Raises UserError for a file or an entry that is no kit of this checkpoint.
+    """
+    for file in filter(None, os.environ.get(KIT_VARIABLE, "").split(os.pathsep)):
+        found = read_kit(file)
+        if found.model_type == config.get("model_type"):
+            return found
+    if CONFIG_KEY not in config:
+        return None
+    place = f"{path}: {CONFIG_KEY} in config.json"
+    found = KitFile.parsed(config[CONFIG_KEY], place=place)
+    if found.model_type != config.get("model_type"):
+        raise UserError(
+            f"{place}: model_type is '{found.model_type}', but the model's is '{config.get('model_type')}'"
+        )
+    return found
+
+
+def derived_kit(file: KitFile, *, place: str) -> LmmKit:
+    """Return the kit of a file; equal files have one kit in a process.
+
+    Raises UserError if transformers lacks a class of this name, or no model can be trained with the kit.
+    """
+    if not file.capabilities["sft"].confirmed:
+        raise UserError(f"{place}: models of this kit cannot be trained: {file.capabilities['sft'].reason}")
+    return _made(json.dumps(file.data), place)
+
+
+@cache
+def _made(text: str, place: str) -> LmmKit:
+    from transformers import PretrainedConfig, PreTrainedModel, ProcessorMixin
+
+    file = KitFile.parsed(json.loads(text), place=place)
+    refusals = {**file.refusals, "4bit": "it is not checked for derived kits"}
+    members = {
+        "file": file,
+        "model_type": file.model_type,
+        "checkpoints": f"derived for {file.model_type}",
+        "config_class": _class(file.config_class, PretrainedConfig, place=f"{place}: config_class"),
+        "model_class": _class(file.model_class, PreTrainedModel, place=f"{place}: model_class"),
+        "processor_class": _class(file.processor_class, ProcessorMixin, place=f"{place}: processor_class"),
+        "media_tokens": tuple(file.media_tokens),
+        "media_keys": tuple(file.media_keys),
+        "tokenizer_adds_start": file.adds_start,
+        "engine_refusal": refusals.get("rl"),
+        "refusals": refusals,
+        "takes_4bit": False,
+        "vision_prefixes": tuple(file.vision_prefixes),
+        "projector_prefixes": tuple(file.projector_prefixes),
+        "language_prefixes": tuple(file.language_prefixes),
+        "untrained_prefixes": tuple(file.untrained_prefixes),
+    }
+    return type("MadeKit", (DerivedKit,), members)()
+
+
+def _class(name: str, base: type, *, place: str) -> type:
+    import transformers
+
+    # A lazy module has no `vars` of its classes; `getattr` loads the one that is named.
+    found = getattr(transformers, name, None) if name.isidentifier() else None
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise UserError(f"{place}: transformers {transformers.__version__} has no {base.__name__} called {name}")
+    return found
+
+
+class DerivedKit(LmmKit):
+    """A kit whose class is made of a `KitFile`; it knows neither coordinates nor videos."""
+
+    file: ClassVar[KitFile]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, DerivedKit) and other.file == self.file
+
+    def __hash__(self) -> int:
+        return hash((DerivedKit, self.model_type))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _made, (json.dumps(self.file.data), self.model_type)
+
+    def adapt(self, model: PreTrainedModel) -> PreTrainedModel:
+        """Return the model with its cache off, and with this kit in its config, so that every saved copy has it."""
+        setattr(model.config, CONFIG_KEY, self.file.data)
+        return super().adapt(model)
+
+    def prepare_processor(self, processor: Processor, path: str) -> None:
+        """Raise UserError if the tokenizer has not the tokens of the kit."""
+        check_tokens(processor.tokenizer, self.file.media_tokens, path=path)
+        if processor.tokenizer.convert_tokens_to_ids(self.file.placeholder) != self.file.placeholder_id:
+            raise UserError(f"{path}: the token ids differ from those of the kit; derive one for this checkpoint")
+
+    def apply_template(self, processor: Processor, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
+        chat = part_lists(messages) if self.file.text_as_parts else to_chat(messages)
+        return processor.apply_chat_template(chat, tokenize=False, add_generation_prompt=add_generation_prompt)
+
+    def encode_chat(self, processor: Processor, text: str, raw: RawMedia, *, opens: bool = True) -> EncodedPrompt:
+        engine_token_ids = self.text_ids(processor, text, opens=opens)
+        if not raw.images:
+            return EncodedPrompt.of_text(engine_token_ids)
+        special = self.adds_start(processor, text, opens=opens)
+        try:
+            batch = processor(text=[text], images=list(raw.images), add_special_tokens=special, return_tensors="pt")
+        except ValueError as error:
+            raise images_refused((image.size for image in raw.images), error) from error
+        return raw.encoded(
+            token_ids=batch["input_ids"][0].tolist(),
+            engine_token_ids=engine_token_ids,
+            media={key: batch[key] for key in self.media_keys},
+        )
+
+    def image_token(self, processor: Processor) -> str:
+        return self.file.image_token
+
+    def image_mark(self, processor: Processor) -> str:
+        return self.file.image_mark
+
+    def placeholder_ids(self, processor: Processor) -> frozenset[int]:
+        return frozenset(known_ids(processor.tokenizer, (self.file.image_token, self.file.placeholder)))
+
+    def collapsed(self, processor: Processor, token_ids: Sequence[int]) -> list[int]:
+        """Return ids with one image token for each image; images next to each other need an opening or a closing token."""
+        file, ids = self.file, processor.tokenizer.convert_tokens_to_ids
+        around = set(re.findall("|".join(map(re.escape, file.media_tokens)), file.image_mark)) - {file.image_token}
+        written = {ids(token) for token in file.media_tokens if token not in around}
+        mark, border = ids(file.image_token), file.opening or file.closing
+        placeholders = self.placeholder_ids(processor)
+        result: list[int] = []
+        run: list[int] = []
+        for token in [*token_ids, -1]:
+            if token in written:
+                run.append(token)
+                continue
+            if not placeholders.isdisjoint(run):
+                count = run.count(ids(border)) if border else 1
+                # Without a border they are image tokens that were not expanded.
+                run = [mark] * count if count else run
+            result += [*run, token]
+            run = []
+        return result[:-1]
+
+    def media_token_ids(self, config: Config, tokenizer: PreTrainedTokenizerBase) -> set[int]:
+        return known_ids(tokenizer, self.media_tokens)
+
+    def forward_inputs(
+        self, config: Config, sequences: torch.Tensor, attention_mask: torch.Tensor, media: Media | None
+    ) -> dict[str, torch.Tensor]:
+        import torch
+
+        positions = text_positions(attention_mask)
+        if self.file.positions == "model":
+            positions = self._model_positions(config, sequences, attention_mask, media or {})
+        marked = {
+            name: torch.isin(sequences, sequences.new_tensor(ids)).long()
+            for name, ids in self.file.token_inputs.items()
+        }
+        return {"position_ids": positions, **marked, **(media or {})}
+
+    def _model_positions(
+        self, config: Config, sequences: torch.Tensor, attention_mask: torch.Tensor, media: Media
+    ) -> torch.Tensor:
+        """Return the positions (3, B, T) that the model's own method computes, which reads nothing but its config."""
+        import torch
+
+        if not media:
+            return text_positions(attention_mask).expand(3, -1, -1)
+        owner = positions_owner(self.model_class)
+        stub = owner.__new__(owner)
+        stub.__dict__["config"] = config
+        types = (sequences == self.file.placeholder_id).int()
+        taken = inspect.signature(owner.get_rope_index).parameters
+        given = {**media, "mm_token_type_ids": types, "attention_mask": attention_mask}
+        positions, _ = stub.get_rope_index(
+            sequences, **{name: value for name, value in given.items() if name in taken}
+        )
+        assert isinstance(positions, torch.Tensor)
+        return positions
+
+    def merge_media(self, media: Sequence[Media]) -> Media:
+        """Join media along their first dimension; images of other sizes are padded with zeros at the end of each side."""
+        import torch
+
+        keys = {key: None for item in media for key in item}
+        merged = {}
+        for key in keys:
+            tensors = [item[key] for item in media if key in item]
+            sides = [max(lengths) for lengths in zip(*(tensor.shape[1:] for tensor in tensors), strict=True)]
+            merged[key] = torch.cat([_padded(tensor, sides) for tensor in tensors])
+        return merged
+
+    def filler_media(self, config: Config) -> tuple[list[int], Media]:
+        import torch
+
+        media = {}
+        for name, blank in self.file.blank_media.items():
+            dtype = getattr(torch, blank.dtype)
+            made = torch.zeros(blank.shape, dtype=dtype)
+            if blank.integers is not None:
+                made = torch.tensor(blank.integers, dtype=dtype).reshape(blank.shape)
+            media[name] = made
+        return [token for token, number in self.file.blank_ids for _ in range(number)], media
+
+    def router_scores(self, config: Config) -> None:
+        """Return None: how a mixture's routers score experts is not checked."""
+        return None
+
+    def backbone_of(self, model: PreTrainedModel) -> torch.nn.Module:
+        """Return the model without its output layer; raises UserError if that is not a part of its own."""
+        inner = model.base_model
+        if inner is model:
+            raise UserError(f"{type(model).__name__} has no part without the output layer")
+        return inner
+
+    def language_model_of(self, model: PreTrainedModel) -> torch.nn.Module:
+        return model.get_submodule(self.file.language_model)
+
+    def tiny_config(self, spec: TinyModelSpec, tokenizer: PreTrainedTokenizerBase) -> Config:
+        raise UserError(f"the derived kit of {self.model_type} builds no tiny models")
+
+
+def _padded(tensor: torch.Tensor, sides: Sequence[int]) -> torch.Tensor:
+    """Return a tensor with zeros at the end of each side but the first."""
+    import torch
+
+    missing = [wanted - length for wanted, length in zip(sides, tensor.shape[1:], strict=True)]
+    if not any(missing):
+        return tensor
+    return torch.nn.functional.pad(tensor, [number for side in reversed(missing) for number in (0, side)])
+
+
+def positions_owner(model_class: type[PreTrainedModel]) -> Any:
+    """Return the class, next to a model's class, with the method `get_rope_index`; None if there is none."""
+    named = vars(sys.modules[model_class.__module__]).values()
+    return next((value for value in named if isinstance(value, type) and "get_rope_index" in vars(value)), None)
