@@ -113,6 +113,11 @@ PATCHES: tuple[Replacement, ...] = (
         reason="vLLM 0.29 rounds the temperature of guessed tokens to a whole number on CPUs",
     ),
     Replacement(
+        upstream="ray._private.ray_constants:ENABLE_RAY_CLUSTER",
+        ours="lmm_r1.cluster.nodes:on_loopback",
+        reason="Ray replaces 127.0.0.1 by an address that other machines reach",
+    ),
+    Replacement(
         upstream="tqdm.std:tqdm.__init__",
         ours="lmm_r1.quiet:prepare_process",
         reason="progress bars of transformers and vLLM that no setting turns off",
