@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -212,7 +212,7 @@ def to_openrlhf_args(config: PPOConfig | SupervisedConfig) -> SimpleNamespace:
     return args
 
 
-def _namespace(settings: dict[str, Any]) -> SimpleNamespace:
+def _namespace(settings: Mapping[str, Any]) -> SimpleNamespace:
     return SimpleNamespace(
         **{name: _namespace(value) if isinstance(value, dict) else value for name, value in settings.items()}
     )

@@ -102,7 +102,7 @@ def shares_device_with_critic(config: PPOConfig) -> bool:
     return not cpu.has_cuda() or (bool(config.train.colocate_all) and not config.train.colocate_critic_reward)
 
 
-def update_models(models: Models, config: PPOConfig, *, trains_policy: bool, kl_weight: float) -> dict[str, Any]:
+def update_models(models: Models, config: PPOConfig, *, trains_policy: bool, kl_weight: float) -> dict[str, float]:
     """Update critic and policy on the passes that they were sent, and return their metrics.
 
     They are updated at the same time, unless they share GPUs or cores: both would then need the memory at once.
@@ -110,7 +110,7 @@ def update_models(models: Models, config: PPOConfig, *, trains_policy: bool, kl_
     fits: list[tuple[RayActorGroup, dict[str, float]]] = [] if models.critic is None else [(models.critic, {})]
     if trains_policy:
         fits.append((models.policy, {"kl_ctl": kl_weight}))
-    metrics: dict[str, Any] = {}
+    metrics: dict[str, float] = {}
     if config.ds.enable_sleep:
         for group, given in fits:
             ask(group, "reload_states")

@@ -8,7 +8,7 @@ import importlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 
 from lmm_r1.errors import UserError
 
@@ -23,6 +23,10 @@ TASKS = {
     "sokoban": "lmm_r1.tasks.sokoban",
     "visual_search": "lmm_r1.tasks.visual_search",
 }
+
+
+Parts: TypeAlias = list[dict[str, Any]]
+"""The content of a message, OpenAI style: texts and images."""
 
 
 @dataclass(frozen=True, kw_only=True)

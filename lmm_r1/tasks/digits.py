@@ -5,12 +5,12 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from PIL import Image
 
-from lmm_r1.tasks import Modality, Split, TaskRow, check_image_share, kind_of_row, split_of
+from lmm_r1.tasks import Modality, Parts, Split, TaskRow, check_image_share, kind_of_row, split_of
 
 # Chalk on a grey board: the board is close to the mean that image processors subtract, so that an empty cell gives
 # features near zero and does not drown the digits. The gain over black on white was not measured on its own.
@@ -220,9 +220,7 @@ class DigitsTask:
         listed = f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else names[0]
         return _TEXT_PROMPTS[question].format(listed)
 
-    def _as_image(
-        self, question: Question, digits: tuple[int, ...], *, split: Split, rng: random.Random
-    ) -> list[dict[str, Any]]:
+    def _as_image(self, question: Question, digits: tuple[int, ...], *, split: Split, rng: random.Random) -> Parts:
         page = self.paper.draw(self.paper.place(digits, split=split, rng=rng))
         board = Image.new("L", self.board_px, BOARD)
         board.paste(page)

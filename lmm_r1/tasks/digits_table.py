@@ -8,11 +8,11 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from PIL import Image
 
-from lmm_r1.tasks import Modality, Split, TaskRow, check_image_share, kind_of_row, split_of
+from lmm_r1.tasks import Modality, Parts, Split, TaskRow, check_image_share, kind_of_row, split_of
 from lmm_r1.tasks.digits import Page, Placement, answer_of, scan_indices, solution_of
 
 Question = Literal["cell", "row", "column"]
@@ -78,7 +78,7 @@ class DigitsTableTask:
 
     def _content(
         self, kind: Literal["text", "image"], table: Table, prompt: str, *, split: Split, rng: random.Random
-    ) -> str | list[dict[str, Any]]:
+    ) -> str | Parts:
         if kind == "text":
             lines = "\n".join(" ".join(map(str, digits)) for digits in table)
             return f"{lines}\n{prompt}"

@@ -10,13 +10,13 @@ import random
 import string
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from PIL import Image
 
 from lmm_r1.errors import UserError
-from lmm_r1.tasks import Modality, Split, TaskRow, check_image_share, kind_of_row, split_of
+from lmm_r1.tasks import Modality, Parts, Split, TaskRow, check_image_share, kind_of_row, split_of
 from lmm_r1.tasks.glyphs import ARROW, GLYPH_HEIGHT, draw_text, text_width
 
 WORDS = tuple("""
@@ -202,7 +202,7 @@ class MessageDecodingTask:
         asked = max(asked, self.tiny_entries - len(others))
         return {*rng.sample(needed, asked), *rng.sample(others, self.tiny_entries - asked)}
 
-    def _content(self, kind: Literal["text", "image"], entries: list[Entry], coded: str) -> str | list[dict[str, Any]]:
+    def _content(self, kind: Literal["text", "image"], entries: list[Entry], coded: str) -> str | Parts:
         question = (
             f'Decode the message "{coded}" by the decoder{" in the picture" if kind == "image" else ""}: each entry shows a '
             f"letter of the code, an arrow and the letter that it stands for; {SPACE} is a space. Write the message in "

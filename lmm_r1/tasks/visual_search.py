@@ -16,13 +16,13 @@ import json
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from lmm_r1.tasks import Modality, Split, TaskRow, check_image_share, kind_of_row, split_of
+from lmm_r1.tasks import Modality, Parts, Split, TaskRow, check_image_share, kind_of_row, split_of
 from lmm_r1.tasks.glyphs import GLYPH_HEIGHT, GLYPH_WIDTH, glyph
 
 Asked = Literal["digit", "letter"]
@@ -203,7 +203,7 @@ class VisualSearchTask:
 
     def _content(
         self, kind: Literal["text", "image"], target: Tile, others: list[Tile], *, rng: random.Random
-    ) -> str | list[dict[str, Any]]:
+    ) -> str | Parts:
         question = _PROMPTS[self.asked].format(tile=target.colour)
         tiles = [target, *others]
         if kind == "text":

@@ -219,7 +219,7 @@ class Gemma4Kit(LmmKit):
         most = max(item["pixel_values"].shape[1] for item in media)
         return {key: torch.cat([_padded(item[key], most) for item in media]) for key in self.media_keys}
 
-    def cut_inputs(self, language_model: Any, inputs: Mapping[str, Any], tokens: slice) -> dict[str, Any]:
+    def cut_inputs(self, language_model: Any, inputs: Mapping[str, Any], tokens: slice) -> dict[str, object]:
         """Return a language model's inputs for some of a sequence's T tokens, with their per-layer inputs (1, T, L, C)."""
         cut = super().cut_inputs(language_model, inputs, tokens)
         if inputs.get("per_layer_inputs") is not None:
@@ -312,7 +312,7 @@ class Gemma4Kit(LmmKit):
             layer.layer_scalar.fill_(0.75)
         model.generation_config.bos_token_id = model.config.text_config.bos_token_id
 
-    def tiny_parts(self) -> dict[str, Any]:
+    def tiny_parts(self) -> dict[str, object]:
         sizes = {"patch_size": PATCH_SIZE, "pooling_kernel_size": POOLED, "max_soft_tokens": TOKENS_PER_IMAGE}
         return {
             "image_processor": Gemma4ImageProcessor(**sizes),

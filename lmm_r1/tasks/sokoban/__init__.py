@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from lmm_r1.errors import UserError
-from lmm_r1.tasks import Modality, Split, TaskRow, check_image_share, kind_of_row, split_of
+from lmm_r1.tasks import Modality, Parts, Split, TaskRow, check_image_share, kind_of_row, split_of
 from lmm_r1.tasks.sokoban.board import (
     MOVE_NAMES,
     MOVES,
@@ -263,7 +263,7 @@ class SokobanTask:
                 },
             )
 
-    def _prompt(self, level: Level, kind: Literal["text", "image"]) -> str | list[dict[str, Any]]:
+    def _prompt(self, level: Level, kind: Literal["text", "image"]) -> str | Parts:
         if kind == "text":
             return _TEXT_PROMPT.format(board=board_text(level.state, floor="-")) + _QUESTION
         board = draw_board(level.state, tile_px=self.tile_px)

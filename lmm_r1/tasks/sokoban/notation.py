@@ -62,7 +62,7 @@ def symbol_at(state: State, square: Square, *, floor: str = " ") -> str:
     return "." if on_goal else floor
 
 
-def state_record(state: State) -> dict[str, Any]:
+def state_record(state: State) -> dict[str, object]:
     """The state in coordinates, for JSON: `{"height": 3, "width": 5, "walls": [[1, 1], ...], ..., "player": [2, 2]}`."""
     return {
         "height": state.room.height,
