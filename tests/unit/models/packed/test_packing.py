@@ -23,6 +23,8 @@ FILLER = [8, IMAGE, IMAGE]
 class PlainKit:
     """What packing asks of a kit: positions in two rows, the second tenfold; types of tokens where there are media."""
 
+    bidirectional_within_window = False
+
     def __init__(self, *, bidirectional: bool = False) -> None:
         self.bidirectional = bidirectional
 
