@@ -174,10 +174,10 @@ def _span(row: Row, *, turn: int, kit: LmmKit, processor: Any, whole: EncodedPro
             if turn + 1 == len(row.messages)
             else kit.render(processor, row.messages[: turn + 1], add_generation_prompt=False, videos=videos)
         )
-    if not _begins(ids, before):
+    if not _begins(through, before):
         with placed(row.location):
             closed = kit.render(processor, row.messages[:turn], add_generation_prompt=False, videos=videos)
-        if _begins(ids, closed):
+        if _begins(through, closed):
             raise UserError(
                 f"{row.location}: the chat template's generation prompt is not how it begins message {turn + 1} (does it end "
                 "a thought, and the message has one?); give another template by --data.tokenizer_chat_template: the "

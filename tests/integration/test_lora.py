@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from lmm_r1 import dotted
 from lmm_r1.checkpoints.merging import checkpoint_folder, load_trained, load_with_adapter, merge_adapter, read_weights
-from lmm_r1.config import SFTConfig
+from lmm_r1.config import PPOConfig, SFTConfig
 from lmm_r1.errors import UserError
 from lmm_r1.generation import weight_sync
 from lmm_r1.generation.weight_bucket import weights_in
@@ -122,11 +122,10 @@ class RecordingEngine:
         return SimpleNamespace(remote=remote)
 
 
-def ppo_trainer(strategy: KitStrategy, actor: KitActor, engine: RecordingEngine) -> workers.KitActorPPOTrainer:
+def ppo_trainer(actor: KitActor, engine: RecordingEngine) -> workers.KitActorPPOTrainer:
     """A trainer of which only the part that sends weights is set up."""
-    strategy.args.vllm = SimpleNamespace(enable_prefix_caching=False, sync_with_ray=False)
     trainer = object.__new__(workers.KitActorPPOTrainer)
-    trainer.strategy, trainer.args, trainer.actor = strategy, strategy.args, actor
+    trainer.strategy, trainer.actor = SimpleNamespace(config=PPOConfig()), actor
     trainer.vllm_engines, trainer.use_cuda_ipc = [engine], False
     return trainer
 
@@ -170,7 +169,7 @@ def test_weights_are_sent_as_the_checkpoint_has_them(stage, tiny_checkpoint, tmp
     expected, before = load_file(saved / "model.safetensors"), load_file(folder / "model.safetensors")
     assert any(not torch.equal(expected[name], before[name]) for name in expected)
     engine = RecordingEngine()
-    received, buckets = sent_by_broadcast(ppo_trainer(strategy, actor, engine), engine, monkeypatch)
+    received, buckets = sent_by_broadcast(ppo_trainer(actor, engine), engine, monkeypatch)
     assert received.keys() == expected.keys() == before.keys()
     assert 1 < buckets < len(received)
     assert all(torch.equal(weight, expected[name]) for name, weight in received.items())
@@ -233,7 +232,7 @@ def test_a_run_resumes_saves_a_merged_model_and_sends_it(stage, flags, tiny_chec
 
     before = {name: weight.clone() for name, weight in whole_state_dict(actor.model).items()}
     engine = RecordingEngine()
-    trainer = ppo_trainer(strategy, actor, engine)
+    trainer = ppo_trainer(actor, engine)
     monkeypatch.setattr(workers.ray, "get", lambda references: None)
     trainer.broadcast_to_vllm()
     assert set(engine.weights) == set(weights)
