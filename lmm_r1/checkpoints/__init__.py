@@ -146,7 +146,7 @@ class Parity:
     gaps: tuple[ParityGap, ...]
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """What was measured, in a few words: of each kind of rows the larger distance of the two steps."""
         agrees = all(gap.verdict == "agree" for gap in self.gaps)
         kinds = dict.fromkeys(gap.rows for gap in self.gaps)
@@ -171,7 +171,7 @@ class Parity:
     def line(self) -> str:
         """What was measured, and whether it still holds."""
         changes = self.changes()
-        return f"{self.told}; stale: {', '.join(changes)}" if changes else self.told
+        return f"{self.summary}; stale: {', '.join(changes)}" if changes else self.summary
 
 
 def full_name(checkpoint: str) -> str:
@@ -218,8 +218,8 @@ def kept_for(checkpoint: str, *, dtype: str, max_len: int, device: str) -> Parit
 
 
 def _folder() -> Path:
-    beside = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return Path(os.environ.get(CACHE) or beside / "lmm-r1") / "parity"
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Path(os.environ.get(CACHE) or caches / "lmm-r1") / "parity"
 
 
 def _read(file: Path) -> Parity:

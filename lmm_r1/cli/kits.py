@@ -250,7 +250,7 @@ def certify(path: str, *, max_len: int, dtype: str | None, settings: str | None)
         train(config, reward=spread)
         log = read_metrics(Path(config.ckpt.output_dir) / METRICS_FILE)
     limit = mismatch_limit(dotted.replace(config, {"algo.mismatch_limit": None}))
-    told = (
+    summary = (
         f"{facts.model_type}: {path} in {config.ds.param_dtype}, {PROMPTS} prompts x {SAMPLES} responses of {max_len} tokens "
         f"together; a mean |d| of {limit:g} is rounding"
     )
@@ -269,7 +269,7 @@ def certify(path: str, *, max_len: int, dtype: str | None, settings: str | None)
             gaps=tuple(gaps),
         )
     )
-    return told, gaps
+    return summary, gaps
 
 
 def parity_flags(path: str, *, max_len: int, dtype: str | None, folder: Path) -> dict[str, object]:

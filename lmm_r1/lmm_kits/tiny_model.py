@@ -119,6 +119,40 @@ def name_tower_as_released(folder: str | Path) -> None:
     save_file(weights, file, metadata={"format": "pt"})
 
 
+def train_fallback_tokenizer(
+    tokenizer_class: type[PreTrainedTokenizerBase],
+    named: TinyTokens,
+    corpus: Iterable[str],
+    *,
+    vocab_size: int,
+    more: Sequence[str] = (),
+) -> PreTrainedTokenizerBase:
+    """Return a trained tokenizer that falls back to bytes, has runs of line breaks as tokens, and adds a start token.
+
+    Args:
+        vocab_size: of ordinary tokens.
+        more: media tokens without a name, after all others.
+    """
+    from tokenizers import AddedToken
+
+    breaks = tuple("\n" * count for count in range(1, 9))
+    in_bytes = tuple(f"<0x{value:02X}>" for value in range(256))
+    pieces, merges = train_character_bpe(corpus, vocab_size=vocab_size)
+    tokens = dict.fromkeys((*named.special, *breaks, *in_bytes, *pieces, *named.names.values(), *more))
+    tokenizer = tokenizer_class(
+        vocab={token: index for index, token in enumerate(tokens)},
+        merges=merges,
+        extra_special_tokens=dict(named.names),
+        add_bos_token=True,
+        clean_up_tokenization_spaces=False,
+        model_max_length=32768,
+        chat_template=named.chat_template,
+    )
+    tokenizer.add_tokens([AddedToken(token, special=True, normalized=False) for token in named.special])
+    tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in breaks])
+    return tokenizer
+
+
 def train_named_tokenizer(
     tokens: TinyTokens, corpus: Iterable[str], folder: str | Path, *, vocab_size: int | None
 ) -> PreTrainedTokenizerBase:

@@ -60,10 +60,10 @@ class MediaFiles:
 
         Raises UserError if several files fit equally well, or an archive is damaged.
         """
-        beside = str(resolve(path, base_dir=base_dir))
-        is_own = downloaded_folder(base_dir) is None or is_below(beside, self.folders)
-        if is_own and os.path.isfile(beside):
-            return beside
+        local = str(resolve(path, base_dir=base_dir))
+        is_own = downloaded_folder(base_dir) is None or is_below(local, self.folders)
+        if is_own and os.path.isfile(local):
+            return local
         asked = PurePosixPath(os.path.normpath(path.removeprefix("file://")))
         fitting = [
             (_shared(asked, name), member)

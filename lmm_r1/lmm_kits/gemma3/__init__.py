@@ -8,7 +8,6 @@ from typing import Any
 
 import jinja2
 import torch
-from tokenizers import AddedToken
 from transformers import (
     Gemma3Config,
     Gemma3ForConditionalGeneration,
@@ -31,7 +30,7 @@ from lmm_r1.lmm_kits.tiny_model import (
     show_places,
     text_settings,
     tower_settings,
-    train_character_bpe,
+    train_fallback_tokenizer,
 )
 
 END_OF_TURN = "<end_of_turn>"
@@ -74,8 +73,6 @@ TINY_TOKENS = TinyTokens(
 """,
 )
 # Runs of line breaks are tokens of their own, so that they never merge with other text.
-LINE_BREAKS = tuple("\n" * count for count in range(1, 9))
-BYTES = tuple(f"<0x{value:02X}>" for value in range(256))
 ORDINARY_TOKENS = 256
 VOCAB_MULTIPLE = 64  # The released vocabulary is padded, too.
 # 8 x 8 patches, of which each 2 x 2 become one token; 64 x 64 and 4 x 4 in the releases.
@@ -210,21 +207,8 @@ class Gemma3Kit(LmmKit):
 
     def tiny_tokenizer(self, spec: TinyModelSpec, corpus: Iterable[str], folder: str | Path) -> GemmaTokenizer:
         """Return a tokenizer of the released class, which names `<eos>` as its end token, as the released ones do."""
-        special, media = TINY_TOKENS.special, TINY_TOKENS.names
-        pieces, merges = train_character_bpe(corpus, vocab_size=spec.tokens or ORDINARY_TOKENS)
-        tokens = dict.fromkeys((*special, *LINE_BREAKS, *BYTES, *pieces, *media.values()))
-        tokenizer = GemmaTokenizer(
-            vocab={token: index for index, token in enumerate(tokens)},
-            merges=merges,
-            extra_special_tokens=dict(media),
-            add_bos_token=True,
-            clean_up_tokenization_spaces=False,
-            model_max_length=32768,
-            chat_template=TINY_TOKENS.chat_template,
-        )
-        tokenizer.add_tokens([AddedToken(token, special=True, normalized=False) for token in special])
-        tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in LINE_BREAKS])
-        return tokenizer
+        size = spec.tokens or ORDINARY_TOKENS
+        return train_fallback_tokenizer(GemmaTokenizer, TINY_TOKENS, corpus, vocab_size=size)
 
     def tiny_config(self, spec: TinyModelSpec, tokenizer: PreTrainedTokenizerBase) -> Gemma3Config:
         tower = tower_settings(spec, image_size=IMAGE_SIZE, patch_size=PATCH_SIZE)

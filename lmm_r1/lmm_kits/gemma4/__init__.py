@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import AddedToken
 from transformers import (
     Gemma4AudioFeatureExtractor,
     Gemma4Config,
@@ -33,7 +32,7 @@ from lmm_r1.lmm_kits.tiny_model import (
     heads_of,
     show_places,
     text_settings,
-    train_character_bpe,
+    train_fallback_tokenizer,
 )
 
 END_OF_TURN = "<turn|>"
@@ -82,8 +81,6 @@ TINY_TOKENS = TinyTokens(
 {%- if add_generation_prompt -%}{{- '<|turn>model\\n' -}}{%- endif -%}
 """,
 )
-LINE_BREAKS = tuple("\n" * count for count in range(1, 9))
-BYTES = tuple(f"<0x{value:02X}>" for value in range(256))
 VIDEO_TOKEN = "<|video|>"
 ORDINARY_TOKENS = 256
 VOCAB_MULTIPLE = 64
@@ -228,21 +225,8 @@ class Gemma4Kit(LmmKit):
 
     def tiny_tokenizer(self, spec: TinyModelSpec, corpus: Iterable[str], folder: str | Path) -> GemmaTokenizer:
         """Return a tokenizer of the released class, which names `<eos>` as its end token, as the released ones do."""
-        special, media = TINY_TOKENS.special, TINY_TOKENS.names
-        pieces, merges = train_character_bpe(corpus, vocab_size=spec.tokens or ORDINARY_TOKENS)
-        tokens = dict.fromkeys((*special, *LINE_BREAKS, *BYTES, *pieces, *media.values(), VIDEO_TOKEN))
-        tokenizer = GemmaTokenizer(
-            vocab={token: index for index, token in enumerate(tokens)},
-            merges=merges,
-            extra_special_tokens=dict(media),
-            add_bos_token=True,
-            clean_up_tokenization_spaces=False,
-            model_max_length=32768,
-            chat_template=TINY_TOKENS.chat_template,
-        )
-        tokenizer.add_tokens([AddedToken(token, special=True, normalized=False) for token in special])
-        tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in LINE_BREAKS])
-        return tokenizer
+        size = spec.tokens or ORDINARY_TOKENS
+        return train_fallback_tokenizer(GemmaTokenizer, TINY_TOKENS, corpus, vocab_size=size, more=(VIDEO_TOKEN,))
 
     def tiny_config(self, spec: TinyModelSpec, tokenizer: PreTrainedTokenizerBase) -> Gemma4Config:
         """Return a config with both kinds of layers, of which the last ones share keys and values."""
