@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from helpers import talking_engine
+from helpers import scripted_engines
 from helpers.character_kit import END, IMAGE, NEWLINE, PATCHES, PLACEHOLDER, CharacterKit
 from helpers.conversations import message, row
 from helpers.scripted_engines import play_group
@@ -28,8 +28,8 @@ from lmm_r1.rl.experiences import experience_of
 
 pytestmark = pytest.mark.unit
 
-FOUR = replace(talking_engine.SETTINGS.sampling, n_samples=4)
-SETTINGS = replace(talking_engine.SETTINGS, sampling=FOUR, max_len=200, branches=4)
+FOUR = replace(scripted_engines.SETTINGS.sampling, n_samples=4)
+SETTINGS = replace(scripted_engines.SETTINGS, sampling=FOUR, max_len=200, branches=4)
 LIMITS = AgentConfig(max_turns=4, max_images=9, answer_s=5.0, overturn="keep")
 PROMPT = row(message("user", "?"), answer="2")
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from helpers import talking_engine
+from helpers import scripted_engines
 from helpers.character_kit import AFTER_IMAGE, END, IMAGE, NEWLINE, PATCHES, PLACEHOLDER, CharacterKit
 from helpers.conversations import message, row
 from helpers.samples import media_ref
@@ -33,7 +33,7 @@ from remote_rm.verifier import Score
 
 pytestmark = pytest.mark.unit
 
-SETTINGS = replace(talking_engine.SETTINGS, max_len=60)
+SETTINGS = replace(scripted_engines.SETTINGS, max_len=60)
 PROMPT = row(message("user", "1+1?"), answer="2")
 PROMPT_IDS = [*b"u1+1?", END, NEWLINE, ord("a")]
 Scripted = tuple[bytes, str, str | None]
