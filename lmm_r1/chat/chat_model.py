@@ -72,8 +72,8 @@ def _longest(model_config: PretrainedConfig) -> int:
     return limit
 
 
-def load_model(config: ChatConfig) -> ChatModel:
-    """Load the checkpoint; raises UserError if that fails, before the engine starts if possible."""
+def load_model(config: ChatConfig, *, responses: int = 1) -> ChatModel:
+    """Load the checkpoint for this many responses at a time; raises UserError if that fails, before the engine starts if possible."""
     from lmm_r1.generation.engine import make_engine, playing_engine, prepare_process, split_adapter
     from lmm_r1.lmm_kits import Checkpoint
     from lmm_r1.lmm_kits.checkpoint import check_weights
@@ -97,7 +97,7 @@ def load_model(config: ChatConfig) -> ChatModel:
         enforce_eager=config.enforce_eager,
         seed=config.seed,
         trust_remote_code=config.trust_remote_code,
-        responses=1,
+        responses=responses,
     )
     question = Message(role="user", parts=(TextPart("?"),))
     prompt = kit.render(processor, [question], add_generation_prompt=True)

@@ -9,21 +9,23 @@ import logging
 import time
 import uuid
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import Any, Literal
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from lmm_r1.chat.chat_model import ChatModel
 from lmm_r1.data.messages import Row
+from lmm_r1.data.sample import Completion, TokenLogProb
 from lmm_r1.data.sent_prompt import MediaAccess
 from lmm_r1.errors import UserError
-from lmm_r1.generation.engine import Outcome, SamplingSettings
+from lmm_r1.generation.engine import Asked, AskedRows, Outcome, Piece, SamplingSettings
 from remote_rm.protocol import check_json
 from remote_rm.service.middleware import RequestRecord, RolloutSampler, guard, log_request
 from remote_rm.verifier import STOPPING, PoolUnavailable, ServiceLimits, check_room
@@ -37,39 +39,40 @@ class EngineFailed(RuntimeError):
 
 @dataclass(kw_only=True, eq=False)
 class _QueuedChat:
-    row: Row
-    sampling: SamplingSettings
-    outcome: asyncio.Future[Outcome]
+    asked: Asked
+    events: asyncio.Queue[Piece | Outcome | Exception]
+    is_over: bool = False
+    """Whether it was answered, refused or abandoned."""
 
 
-class _Taken(Iterator[tuple[int, Row]]):
-    """The conversations at the head of a queue that have the settings of the first, numbered; more may be added meanwhile."""
+class _Taken(AskedRows):
+    """The conversations that the engine takes from the queue, numbered; more may be added meanwhile."""
 
     def __init__(self, waiting: deque[_QueuedChat]) -> None:
         self._waiting = waiting
         self._number = itertools.count()
-        self.sampling = waiting[0].sampling
         self.jobs: dict[int, _QueuedChat] = {}
 
-    def __next__(self) -> tuple[int, Row]:
-        while self._waiting and self._waiting[0].sampling == self.sampling:
+    def __next__(self) -> tuple[int, Asked]:
+        while self._waiting:
             job = self._waiting.popleft()
-            # If it is done, its client has disconnected.
-            if not job.outcome.done():
+            if not job.is_over:
                 number = next(self._number)
                 self.jobs[number] = job
-                return number, job.row
+                return number, job.asked
         raise StopIteration
 
     def is_abandoned(self, index: int) -> bool:
-        return index in self.jobs and self.jobs[index].outcome.done()
+        if index in self.jobs and self.jobs[index].is_over:
+            del self.jobs[index]
+        return index not in self.jobs
 
 
 class ServedModel:
-    """Answers conversations in the order of arrival; those with the same sampling settings are computed together.
+    """Answers conversations in the order of arrival, many at a time.
 
-    At most `max_waiting` responses may wait, unless none waits. It belongs to the event loop of `start`. One thread loads the engine and runs it, because PyTorch gives each
-    computing thread its own threads, which would compete on a CPU.
+    At most `max_waiting` responses may wait, unless none waits. It belongs to the event loop of `start`. One thread loads
+    the engine and runs it, because PyTorch gives each computing thread its own threads, which would compete on a CPU.
     """
 
     def __init__(self, load: Callable[[], ChatModel], *, max_waiting: int) -> None:
@@ -86,7 +89,7 @@ class ServedModel:
 
     @property
     def waiting(self) -> int:
-        return sum(job.sampling.n_samples for job in list(self._waiting))
+        return sum(job.asked.sampling.n_samples for job in list(self._waiting))
 
     @property
     def open(self) -> int:
@@ -97,11 +100,10 @@ class ServedModel:
         self._answering = self._loop.create_task(self._answer_all())
 
     def refuse(self) -> None:
-        """Refuse new conversations; `answer` raises PoolUnavailable, also for those in progress."""
+        """Refuse new conversations; those in progress raise PoolUnavailable."""
         self._is_refusing = True
         for job in self._open:
-            if not job.outcome.done():
-                job.outcome.set_exception(PoolUnavailable(STOPPING, retry_after_seconds=1))
+            self._hand_on(job, PoolUnavailable(STOPPING, retry_after_seconds=1))
 
     async def stop(self) -> None:
         """Drop what waits, finish the responses in progress, and free the model's memory."""
@@ -112,12 +114,24 @@ class ServedModel:
         self._thread.shutdown()
 
     async def answer(self, row: Row, sampling: SamplingSettings) -> Outcome:
-        """Return the outcome of a conversation; cancelling it frees its place in the queue.
+        """Return the outcome of a conversation; cancelling it frees its place. Raises as `stream`."""
+        async with aclosing(self._events(row, sampling, streams=False)) as events:
+            outcome = await anext(events)
+        assert isinstance(outcome, Outcome)
+        return outcome
+
+    def stream(self, row: Row, sampling: SamplingSettings) -> AsyncGenerator[Piece | Outcome, None]:
+        """Yield the pieces of the responses to a conversation, then its outcome; leaving early frees its place.
 
         Raises:
             PoolUnavailable: too many wait, or the server is stopping.
             EngineFailed: the engine failed.
         """
+        return self._events(row, sampling, streams=True)
+
+    async def _events(
+        self, row: Row, sampling: SamplingSettings, *, streams: bool
+    ) -> AsyncGenerator[Piece | Outcome, None]:
         if self._is_refusing:
             raise PoolUnavailable(STOPPING, retry_after_seconds=1)
         check_room(
@@ -127,14 +141,20 @@ class ServedModel:
             what="responses wait to be generated",
             retry_after_seconds=1.0,
         )
-        job = _QueuedChat(row=row, sampling=sampling, outcome=asyncio.get_running_loop().create_future())
+        job = _QueuedChat(asked=Asked(row=row, sampling=sampling), events=asyncio.Queue())
+        if streams:
+            job.asked = replace(job.asked, on_piece=partial(self._send, job))
         self._open.add(job)
         self._waiting.append(job)
         self._has_jobs.set()
         try:
-            return await job.outcome
+            while not job.is_over or not job.events.empty():
+                event = await job.events.get()
+                if isinstance(event, Exception):
+                    raise event
+                yield event
         finally:
-            job.outcome.cancel()
+            job.is_over = True
             self._open.discard(job)
 
     async def _answer_all(self) -> None:
@@ -148,31 +168,36 @@ class ServedModel:
         while self._waiting:
             taken = _Taken(self._waiting)
             try:
-                for outcome in self.model.engine.respond(taken, taken.sampling):
-                    self._settle(taken.jobs.pop(outcome.index), outcome)
+                for outcome in self.model.engine.answer(taken):
+                    if (job := taken.jobs.pop(outcome.index, None)) is not None:
+                        self._send(job, outcome)
                     if self._is_refusing:
                         return
             except Exception:  # report any error to all clients that wait, and continue serving
                 logger.exception("the engine failed in %d conversations", len(taken.jobs))
                 for job in taken.jobs.values():
-                    self._settle(job, EngineFailed("the engine failed; see the server's log"))
+                    self._send(job, EngineFailed("the engine failed; see the server's log"))
 
-    def _settle(self, job: _QueuedChat, outcome: Outcome | EngineFailed) -> None:
-        def settle() -> None:
-            if job.outcome.done():
-                return
-            if isinstance(outcome, EngineFailed):
-                job.outcome.set_exception(outcome)
-            else:
-                job.outcome.set_result(outcome)
-
+    def _send(self, job: _QueuedChat, event: Piece | Outcome | EngineFailed) -> None:
+        """Hand an event on from the engine's thread."""
         assert self._loop is not None, "start() comes first"
-        self._loop.call_soon_threadsafe(settle)
+        self._loop.call_soon_threadsafe(self._hand_on, job, event)
+
+    def _hand_on(self, job: _QueuedChat, event: Piece | Outcome | Exception) -> None:
+        if not job.is_over:
+            job.is_over = not isinstance(event, Piece)
+            job.events.put_nowait(event)
 
 
 READERS = 4
 """Threads that read messages and fetch images, to not block the event loop or the engine."""
 _LOCATION = "messages"
+
+
+class StreamOptions(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    include_usage: bool = False
 
 
 class ChatRequest(BaseModel):
@@ -188,11 +213,35 @@ class ChatRequest(BaseModel):
     n: int = Field(default=1, ge=1)
     max_tokens: int | None = Field(default=None, ge=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
-    stream: Literal[False] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    seed: int | None = Field(default=None, ge=0, lt=2**63)
+    stop: str | list[str] | None = Field(default=None, max_length=64)
+    frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
+    presence_penalty: float = Field(default=0.0, ge=-2, le=2)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=20)
     # These do not affect the answer.
     user: str | None = None
     metadata: dict[str, Any] | None = None
     store: bool | None = None
+
+    @property
+    def sampling(self) -> SamplingSettings:
+        """The settings without the server's longest answer."""
+        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return SamplingSettings(
+            n_samples=self.n,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            max_new_tokens=self.max_completion_tokens or self.max_tokens,
+            top_k=self.top_k or -1,
+            stops=tuple(filter(None, stops)),
+            seed=self.seed,
+            frequency_penalty=self.frequency_penalty,
+            presence_penalty=self.presence_penalty,
+            logprobs=(self.top_logprobs or 0) if self.logprobs else None,
+        )
 
 
 class RefusedChat(Exception):
@@ -230,24 +279,35 @@ class ChatService:
     def close(self) -> None:
         self._readers.shutdown(wait=False, cancel_futures=True)
 
-    async def reply(self, body: bytes, *, record: RequestRecord, sampler: RolloutSampler) -> dict[str, Any]:
-        """Return the completion in the API's form; raises RefusedChat, PoolUnavailable or EngineFailed."""
+    async def reply(
+        self, body: bytes, *, record: RequestRecord, sampler: RolloutSampler
+    ) -> dict[str, object] | AsyncIterator[str]:
+        """Return the completion in the API's form, or the events of its stream.
+
+        Raises RefusedChat, PoolUnavailable or EngineFailed, for a stream before its first event.
+        """
         request, row = await asyncio.get_running_loop().run_in_executor(self._readers, self._read, body)
-        asked = request.max_completion_tokens or request.max_tokens or self._max_new_tokens
-        sampling = SamplingSettings(
-            n_samples=request.n,
-            temperature=request.temperature,
-            top_p=request.top_p,
-            max_new_tokens=asked,
-            top_k=request.top_k or -1,
-        )
-        outcome = await self.model.answer(row, sampling)
-        if outcome.reason is not None:
-            raise RefusedChat(400, outcome.reason)
-        record.items = len(outcome.completions)
-        chats = [LoggedChat(prompt=json.dumps(request.messages, ensure_ascii=False))] * record.items
-        record.rollouts = sampler.rollouts(chats, [LoggedAnswer(response=one.text) for one in outcome.completions])
-        return self._completion(outcome)
+        sampling = request.sampling
+        if sampling.max_new_tokens is None:
+            sampling = replace(sampling, max_new_tokens=self._max_new_tokens)
+
+        def answered(outcome: Outcome) -> Outcome:
+            if outcome.reason is not None:
+                raise RefusedChat(400, outcome.reason)
+            record.items = len(outcome.completions)
+            chats = [LoggedChat(prompt=json.dumps(request.messages, ensure_ascii=False))] * record.items
+            record.rollouts = sampler.rollouts(chats, [LoggedAnswer(response=one.text) for one in outcome.completions])
+            return outcome
+
+        completion = CompletionForm(model=self.name, has_log_probs=bool(request.logprobs))
+        if not request.stream:
+            return completion.whole(answered(await self.model.answer(row, sampling)))
+        events = self.model.stream(row, sampling)
+        first = await anext(events)
+        if isinstance(first, Outcome):
+            answered(first)
+        has_usage = request.stream_options is not None and request.stream_options.include_usage
+        return completion.streamed(first, events, answered=answered, choices=request.n, has_usage=has_usage)
 
     def _read(self, body: bytes) -> tuple[ChatRequest, Row]:
         try:
@@ -266,6 +326,14 @@ class ChatService:
             raise RefusedChat(404, f"there is no model {request.model[:200]!r} here; this server has {self.name!r}")
         if request.n > self._max_choices:
             raise RefusedChat(400, f"n {request.n} is more than --max_request_items {self._max_choices}")
+        if request.top_logprobs and not request.logprobs:
+            raise RefusedChat(400, "top_logprobs needs logprobs: true")
+        if request.stream_options is not None and not request.stream:
+            raise RefusedChat(400, "stream_options needs stream: true")
+        defaults = ChatRequest(model=request.model, messages=request.messages).sampling
+        for name in sorted(self.model.model.engine.not_supported):
+            if getattr(request.sampling, name) != getattr(defaults, name):
+                raise RefusedChat(400, f"{name} needs --backend vllm; this server runs with --backend transformers")
         try:
             row = self._media.row_of(json.dumps(request.messages), location=_LOCATION)
             if row is None:
@@ -276,25 +344,98 @@ class ChatService:
             raise RefusedChat(400, str(error)) from error
         return request, row
 
-    def _completion(self, outcome: Outcome) -> dict[str, Any]:
-        completions = outcome.completions
-        generated = sum(one.num_tokens or 0 for one in completions)
-        read = outcome.prompt_tokens or 0
+
+class CompletionForm:
+    """Writes one completion as OpenAI's API has it."""
+
+    def __init__(self, *, model: str, has_log_probs: bool) -> None:
+        self._head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
+        self._has_log_probs = has_log_probs
+
+    def whole(self, outcome: Outcome) -> dict[str, object]:
+        choices = [
+            {
+                "index": index,
+                "message": {"role": "assistant", "content": one.text},
+                "logprobs": self._log_probs(one.log_probs),
+                "finish_reason": _finish_reason(one),
+            }
+            for index, one in enumerate(outcome.completions)
+        ]
+        return {**self._head, "object": "chat.completion", "choices": choices, "usage": _usage(outcome)}
+
+    async def streamed(
+        self,
+        first: Piece | Outcome,
+        events: AsyncGenerator[Piece | Outcome, None],
+        *,
+        answered: Callable[[Outcome], Outcome],
+        choices: int,
+        has_usage: bool,
+    ) -> AsyncIterator[str]:
+        """Yield the server-sent events; a failure is the last of them, as the API has it."""
+        for place in range(choices):
+            yield self._event(place, {"role": "assistant", "content": ""})
+        async with aclosing(events):
+            try:
+                event = first
+                while isinstance(event, Piece):
+                    yield self._event(event.place, {"content": event.text}, log_probs=event.log_probs)
+                    event = await anext(events)
+                outcome = answered(event)
+            except (EngineFailed, PoolUnavailable, RefusedChat) as error:
+                yield _sent({"error": {"message": str(error), "type": "server_error"}})
+                return
+        for place, one in enumerate(outcome.completions):
+            yield self._event(place, {}, finish_reason=_finish_reason(one))
+        if has_usage:
+            yield _sent({**self._chunk, "choices": [], "usage": _usage(outcome)})
+        yield "data: [DONE]\n\n"
+
+    @property
+    def _chunk(self) -> dict[str, object]:
+        return {**self._head, "object": "chat.completion.chunk"}
+
+    def _event(
+        self,
+        place: int,
+        delta: dict[str, str],
+        *,
+        log_probs: tuple[TokenLogProb, ...] = (),
+        finish_reason: str | None = None,
+    ) -> str:
+        logged = self._log_probs(log_probs) if log_probs else None
+        choice = {"index": place, "delta": delta, "logprobs": logged, "finish_reason": finish_reason}
+        return _sent({**self._chunk, "choices": [choice]})
+
+    def _log_probs(self, tokens: tuple[TokenLogProb, ...]) -> dict[str, object] | None:
+        if not self._has_log_probs:
+            return None
         return {
-            "id": f"chatcmpl-{uuid.uuid4().hex}",
-            "object": "chat.completion",
-            "created": int(time.time()),
-            "model": self.name,
-            "choices": [
-                {
-                    "index": index,
-                    "message": {"role": "assistant", "content": one.text},
-                    "finish_reason": "stop" if one.finish_reason == "stop" else "length",
-                }
-                for index, one in enumerate(completions)
-            ],
-            "usage": {"prompt_tokens": read, "completion_tokens": generated, "total_tokens": read + generated},
+            "content": [
+                _log_prob(one.text, one.log_prob) | {"top_logprobs": [_log_prob(*other) for other in one.likeliest]}
+                for one in tokens
+            ]
         }
+
+
+def _log_prob(text: str, log_prob: float) -> dict[str, object]:
+    # A token that is a part of a character has no bytes of its own text.
+    return {"token": text, "logprob": log_prob, "bytes": None if "\ufffd" in text else list(text.encode())}
+
+
+def _finish_reason(completion: Completion) -> str:
+    return "stop" if completion.finish_reason == "stop" else "length"
+
+
+def _usage(outcome: Outcome) -> dict[str, int]:
+    generated = sum(one.num_tokens or 0 for one in outcome.completions)
+    read = outcome.prompt_tokens or 0
+    return {"prompt_tokens": read, "completion_tokens": generated, "total_tokens": read + generated}
+
+
+def _sent(event: dict[str, object]) -> str:
+    return f"data: {json.dumps(event, ensure_ascii=False)}\n\n"
 
 
 def create_app(service: ChatService, *, limits: ServiceLimits, token: str | None, log_sample_share: float) -> FastAPI:
@@ -319,16 +460,18 @@ def create_app(service: ChatService, *, limits: ServiceLimits, token: str | None
 
 def _add_routes(app: FastAPI, service: ChatService, sampler: RolloutSampler) -> None:
     @app.post("/v1/chat/completions")
-    async def chat(request: Request) -> JSONResponse:
-        body = await request.body()
-        return JSONResponse(await service.reply(body, record=request.state.record, sampler=sampler))
+    async def chat(request: Request) -> Response:
+        reply = await service.reply(await request.body(), record=request.state.record, sampler=sampler)
+        if isinstance(reply, dict):
+            return JSONResponse(reply)
+        return StreamingResponse(reply, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
 
     @app.get("/v1/models")
-    async def models() -> dict[str, Any]:
+    async def models() -> dict[str, object]:
         return {"object": "list", "data": [{"id": service.name, "object": "model", "owned_by": "lmm-r1"}]}
 
     @app.get("/health")
-    async def health() -> dict[str, Any]:
+    async def health() -> dict[str, object]:
         return {"status": "ok", "waiting": service.model.waiting, "open": service.model.open}
 
 

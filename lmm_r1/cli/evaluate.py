@@ -27,6 +27,7 @@ from lmm_r1.config.generation import EPISODE_FLAGS
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import write_atomically
 from lmm_r1.files.json_files import write_json_object
+from lmm_r1.records.run_folder import note_evaluation
 from remote_rm.redaction import hidden_settings
 
 if TYPE_CHECKING:
@@ -198,6 +199,8 @@ def _finish(
         write_json_object(config.output, board_record(board))
         if not config.compare:
             written["responses"] = responses_path(config.output)
+            for checkpoint in board.checkpoints:
+                note_evaluation(checkpoint.path, name=checkpoint.name, evaluation=config.output)
         if config.rejudge:
             written["disagreements"] = disagreements_path(config.output)
     if page is not None:

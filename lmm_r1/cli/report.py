@@ -17,7 +17,7 @@ from lmm_r1.cli.arguments import parse, user_errors
 from lmm_r1.errors import UserError
 from lmm_r1.evaluation.page_parts import NONE, duration, percent, points
 from lmm_r1.files.atomic import write_atomically
-from lmm_r1.records.run_folder import Run, read_run
+from lmm_r1.records.run_folder import Run, chained, read_run
 from lmm_r1.report import build_comparison, build_report, write_summary
 from lmm_r1.report.pages import ComparedRow, compared_rows, distinct_names, row_files
 from lmm_r1.report.rollout_sample import DEFAULT_MAX_ROLLOUTS
@@ -26,8 +26,9 @@ from lmm_r1.report.stages import StageRow, match_stages, stage_rows
 PROG = "lmm-r1 report"
 DESCRIPTION = (
     "Write RUN/report.html, one self-contained page: held-out accuracy per stage, training curves and a browser "
-    "of rollouts. For a curriculum folder, RUN/summary.json is written as well. For several runs, comparison.html in "
-    "the current folder shows the curves on the same axes, and the differences in accuracy and settings from the first run."
+    "of rollouts. For a curriculum folder, RUN/summary.json is written as well. Runs that were each trained from the one "
+    "before are the stages of one page, in the last of their folders. For other runs, comparison.html in the current folder "
+    "shows the curves on the same axes, and the differences in accuracy and settings from the first run."
 )
 COMPARISON_FILE = Path("comparison.html")
 
@@ -41,9 +42,9 @@ class ReportConfig:
         tyro.conf.Positional,
         tyro.conf.arg(metavar="RUN [RUN ...]", help_behavior_hint="(at least one)"),
     ]
-    """Run folders (a stage's output folder), or folders that hold the stages; several are compared."""
+    """Run folders (a stage's output folder), or folders that hold the stages; several are a chain, or compared."""
     output: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
-    """Where the page goes; by default report.html in RUN, and for several runs comparison.html here."""
+    """Where the page goes; by default report.html in the last RUN, or comparison.html here."""
     seconds: Annotated[float | None, tyro.conf.arg(metavar="N")] = None
     """Seconds that the whole run took; by default the sum over its stages."""
     max_rollouts: int = DEFAULT_MAX_ROLLOUTS
@@ -66,22 +67,23 @@ def main(argv: Sequence[str] | None = None) -> None:
 def report(config: ReportConfig) -> None:
     """Do what `lmm-r1 report` does with these flags."""
     _check(config)
-    if len(config.runs) > 1:
-        _compare(config)
+    names = distinct_names(config.runs)
+    runs = [read_run(folder) for folder in config.runs]
+    run = runs[0] if len(runs) == 1 else chained(runs)
+    if run is None:
+        _compare(config, runs, names=names)
         return
-    (folder,) = config.runs
-    run = read_run(folder)
-    output = config.output or folder / "report.html"
+    output = config.output or run.folder / "report.html"
     page = build_report(run, seconds=config.seconds, max_rollouts=config.max_rollouts)
     write_atomically(output, text=page)
-    if run.is_curriculum:
-        write_summary(run, path=folder / "summary.json", seconds=config.seconds)
+    if runs[0].is_curriculum:
+        write_summary(run, path=run.folder / "summary.json", seconds=config.seconds)
     _print(_stage_table(run), output=output)
 
 
-def _compare(config: ReportConfig) -> None:
-    names = distinct_names(config.runs)
-    runs = [read_run(folder) for folder in config.runs]
+def _compare(config: ReportConfig, runs: Sequence[Run], *, names: Sequence[str]) -> None:
+    if config.seconds is not None:
+        raise UserError("--seconds says how long one run took; leave it out to compare several runs")
     output = config.output or COMPARISON_FILE
     write_atomically(output, text=build_comparison(runs, max_rollouts=config.max_rollouts))
     _print(_comparison_table(runs, names=names), output=output)
@@ -90,8 +92,6 @@ def _compare(config: ReportConfig) -> None:
 def _check(config: ReportConfig) -> None:
     if config.seconds is not None and not 0 <= config.seconds < float("inf"):
         raise UserError(f"--seconds must be a number from 0 up, got {config.seconds}")
-    if config.seconds is not None and len(config.runs) > 1:
-        raise UserError("--seconds says how long one run took; leave it out to compare several runs")
     if config.max_rollouts < 0:
         raise UserError(f"--max_rollouts must be 0 or more, got {config.max_rollouts}")
 

@@ -18,9 +18,11 @@ if TYPE_CHECKING:
 PROG = "lmm-r1 serve_chat"
 DESCRIPTION = (
     "Serve a checkpoint, for text and images, with OpenAI's chat API: for other evaluation tools, or as the judge of the "
-    "verifier llm_judge. Answers are not streamed."
+    "verifier llm_judge."
 )
 PORT = 8000
+RESPONSES = 64
+"""Requests that are answered at a time."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -116,7 +118,7 @@ def _serve(args: argparse.Namespace) -> None:
     options = ListeningOptions.from_arguments(args)
 
     def load() -> "ChatModel":
-        return load_model(config)
+        return load_model(config, responses=RESPONSES)
 
     def make_app(token: str | None) -> "FastAPI":
         service = ChatService(

@@ -63,6 +63,16 @@ WHOLE: Final = ("stop", "length")
 
 
 @dataclass(frozen=True, kw_only=True)
+class TokenLogProb:
+    """The log-prob of one generated token."""
+
+    text: str
+    log_prob: float
+    likeliest: tuple[tuple[str, float], ...]
+    """The tokens that were likeliest in its place with their log-probs, as many as requested."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Completion:
     """One response outside of training."""
 
@@ -74,6 +84,8 @@ class Completion:
     """`unknown` only for a response from a file that does not say."""
     image_scales: tuple[tuple[float, float], ...] = ()
     """Of the prompt's images, as in its `EncodedPrompt`; empty if the prompt was not encoded here."""
+    log_probs: tuple[TokenLogProb, ...] = ()
+    """Of the text's tokens, if requested."""
     played: EpisodeResult | None = None
     """For an episode: `text` is then that of the last turn, and `num_tokens` counts all turns of the model."""
 

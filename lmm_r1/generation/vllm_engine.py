@@ -7,21 +7,39 @@ import atexit
 import gc
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine, Generator, Iterable, Iterator
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Collection,
+    Coroutine,
+    Generator,
+    Iterable,
+    Iterator,
+    Sequence,
+)
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, closing
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from vllm import LLM
 
 from lmm_r1 import cpu
 from lmm_r1.data.messages import Row
-from lmm_r1.data.sample import WHOLE, Completion
+from lmm_r1.data.sample import WHOLE, Completion, TokenLogProb
 from lmm_r1.errors import UserError
 from lmm_r1.generation.codec import LimitedCodec, TextStream
-from lmm_r1.generation.engine import AbandonableRows, EngineSettings, Outcome, SamplingSettings, merged_checkpoint
+from lmm_r1.generation.engine import (
+    Asked,
+    AskedRows,
+    EngineSettings,
+    Outcome,
+    Piece,
+    SamplingSettings,
+    merged_checkpoint,
+)
 from lmm_r1.generation.engine_arguments import engine_arguments, free_share
 from lmm_r1.generation.request import Request, Response, sampling_params
 from lmm_r1.generation.worker_extension import FileWeights
@@ -31,6 +49,9 @@ if TYPE_CHECKING:
     from vllm import SamplingParams
     from vllm.inputs import TokensPrompt
     from vllm.outputs import RequestOutput
+
+
+T = TypeVar("T")
 
 
 class InProcessEngine:
@@ -171,6 +192,8 @@ _ENDING_S = 30.0
 class VllmEngine:
     """Feeds rows to vLLM as earlier ones end, so that it is never idle between batches."""
 
+    not_supported: frozenset[str] = frozenset()
+
     def __init__(
         self, path: str, settings: EngineSettings, *, checkpoint: Checkpoint | None = None, in_training: bool = False
     ) -> None:
@@ -221,42 +244,57 @@ class VllmEngine:
 
     def respond(self, rows: Iterable[tuple[int, Row]], sampling: SamplingSettings) -> Iterator[Outcome]:
         """Yield how each (index, row) went, in the order in which they end."""
-        return self.outcomes(rows, partial(self._outcome, sampling=sampling), responses_per_row=sampling.n_samples)
+
+        async def outcome_of(index: int, row: Row) -> Outcome:
+            return await self._outcome(index, Asked(row=row, sampling=sampling))
+
+        return self.outcomes(rows, outcome_of, responses_per_row=sampling.n_samples)
+
+    def answer(self, asked: AskedRows) -> Iterator[Outcome]:
+        """Yield how each request went, in the order in which they end; there is none for an abandoned one."""
+        return self.outcomes(asked, self._outcome, responses_per_row=1, is_abandoned=asked.is_abandoned)
 
     def outcomes(
         self,
-        rows: Iterable[tuple[int, Row]],
-        outcome_of: Callable[[int, Row], Awaitable[Outcome]],
+        source: Iterable[tuple[int, T]],
+        outcome_of: Callable[[int, T], Awaitable[Outcome]],
         *,
         responses_per_row: int,
+        is_abandoned: Callable[[int], bool] = lambda index: False,
     ) -> Iterator[Outcome]:
-        """Yield what `outcome_of` returns for each (index, row), in the order in which they end.
+        """Yield what `outcome_of` returns for each (index, row or request), in the order in which they end.
 
-        It asks `engine` for tokens, for several rows at a time. Rows that are abandoned meanwhile have no outcome.
+        It asks `engine` for tokens, for several at a time. What is abandoned meanwhile has no outcome. A source that has
+        ended is asked again for as long as anything runs.
         """
-        is_abandoned = rows.is_abandoned if isinstance(rows, AbandonableRows) else lambda index: False
-        source = iter(rows)
+        items = iter(source)
         ended: deque[Outcome] = deque()
-        running: dict[int, asyncio.Future[Outcome]] = {}
-
-        async def work() -> None:
-            # Begins the next row where the last one ended, so that the engine's next step has it already.
-            for index, row in source:
-                running[index] = asyncio.ensure_future(outcome_of(index, row))
-                try:
-                    ended.append(await running[index])
-                except asyncio.CancelledError:
-                    if not is_abandoned(index):
-                        raise
-                finally:
-                    running.pop(index, None)
-
+        running: dict[int, asyncio.Task[None]] = {}
+        tasks: set[asyncio.Task[None]] = set()
         at_once = max(2, self.responses // responses_per_row)
-        workers = [self._loop.create_task(work()) for _ in range(at_once)]
-        with closing(self._turns(workers)) as turns:
+
+        async def work(index: int, item: T) -> None:
+            try:
+                ended.append(await outcome_of(index, item))
+            except asyncio.CancelledError:
+                if not is_abandoned(index):
+                    raise
+            finally:
+                del running[index]
+            # At once, so that the engine's next step has the next one already.
+            begin()
+
+        def begin() -> None:
+            while len(running) < at_once and (item := next(items, None)) is not None:
+                running[item[0]] = self._loop.create_task(work(*item))
+                tasks.add(running[item[0]])
+
+        begin()
+        with closing(self._turns(tasks)) as turns:
             for _ in turns:
                 while ended:
                     yield ended.popleft()
+                begin()
                 # A request that is cancelled frees its place in the engine.
                 for index in filter(is_abandoned, tuple(running)):
                     running[index].cancel()
@@ -270,29 +308,24 @@ class VllmEngine:
         should_stop: Callable[[], bool],
     ) -> Completion:
         """Return one response, handing on its text as it grows; raises UserError for a row that cannot be taken."""
-        request = self._request(row, sampling, output_per="token")
-        text = TextStream(self.codec.tokenizer)
+        request = self._request_of(self.codec.encode(row), sampling, output_per="token")
+        text = _PieceStream(self.codec, sampling, place=0, on_piece=lambda piece: on_text(piece.text))
 
         async def hand_on() -> None:
-            read = 0
             async with aclosing(request.sent_to(self.engine)) as responses:
                 async for response in responses:
-                    written = response.token_ids[read : -1 if response.finish_reason == "stop" else None]
-                    read += len(written)
-                    if piece := text.add(written):
-                        on_text(piece)
+                    text.read(response)
 
         self.run(hand_on(), should_stop=should_stop)
-        if piece := text.rest():
-            on_text(piece)
-        return self._completion(request.responses[0])
+        text.end(request.responses[0])
+        return self._completion(request.responses[0], sampling)
 
     def run(self, work: Coroutine[Any, Any, None], *, should_stop: Callable[[], bool]) -> None:
         """See a coroutine through that asks `engine` for tokens; where it is to stop, it ends and its requests are aborted.
 
         Raises what it raises.
         """
-        with closing(self._turns([self._loop.create_task(work)])) as turns:
+        with closing(self._turns({self._loop.create_task(work)})) as turns:
             for _ in turns:
                 if should_stop():
                     break
@@ -346,21 +379,21 @@ class VllmEngine:
         del self.engine
         gc.collect()
 
-    async def _outcome(self, index: int, row: Row, *, sampling: SamplingSettings) -> Outcome:
+    async def _outcome(self, index: int, asked: Asked) -> Outcome:
         began = time.perf_counter()
+        row, sampling = asked.row, asked.sampling
         try:
             encoded = self.codec.encode(row)
-            request = self._request_of(encoded, sampling, output_per="prompt")
+            request = self._request_of(encoded, sampling, output_per="token" if asked.on_piece else "prompt")
         except UserError as error:
             return Outcome(index=index, row=row, reason=str(error))
-        async for _ in request.sent_to(self.engine):
-            pass
+        await self._generate(request, asked)
         if request.broken:
             reason = f"{row.location}: vLLM broke a response off ({next(iter(request.broken))})"
             return Outcome(index=index, row=row, reason=reason)
         begun = self.codec.begun_with(row, request.prompt["prompt_token_ids"])
         completions = tuple(
-            replace(self._completion(response).with_prefill(begun), image_scales=encoded.image_scales)
+            replace(self._completion(response, sampling).with_prefill(begun), image_scales=encoded.image_scales)
             for response in request.responses
         )
         return Outcome(
@@ -371,8 +404,21 @@ class VllmEngine:
             prompt_tokens=len(request.read_token_ids or ()),
         )
 
-    def _request(self, row: Row, sampling: SamplingSettings, *, output_per: Literal["token", "prompt"]) -> Request:
-        return self._request_of(self.codec.encode(row), sampling, output_per=output_per)
+    async def _generate(self, request: Request, asked: Asked) -> None:
+        """Generate the responses, and report their pieces if requested."""
+        if asked.on_piece is None:
+            async for _ in request.sent_to(self.engine):
+                pass
+            return
+        streams = {
+            id(response): _PieceStream(self.codec, asked.sampling, place=place, on_piece=asked.on_piece)
+            for place, response in enumerate(request.responses)
+        }
+        async with aclosing(request.sent_to(self.engine)) as responses:
+            async for response in responses:
+                streams[id(response)].read(response)
+        for response in request.responses:
+            streams[id(response)].end(response)
 
     def _request_of(
         self, encoded: EncodedPrompt, sampling: SamplingSettings, *, output_per: Literal["token", "prompt"]
@@ -385,24 +431,32 @@ class VllmEngine:
         )
         return Request(self.codec.engine_prompt(encoded), parameters)
 
-    def _completion(self, response: Response) -> Completion:
-        end = response.finish_reason
-        return self.codec.completion(response.token_ids, end if end in WHOLE else "aborted")
+    def _completion(self, response: Response, sampling: SamplingSettings) -> Completion:
+        end = response.finish_reason if response.finish_reason in WHOLE else "aborted"
+        ended_by_text = response.stop_text is not None
+        made = self.codec.completion(response.token_ids, end, stops=sampling.stops, ended_by_text=ended_by_text)
+        if sampling.logprobs is None:
+            return made
+        words = _words(response, self.codec)
+        return replace(
+            made, log_probs=self.codec.log_probs(words, response.log_probs[: len(words)], response.likeliest)
+        )
 
-    def _turns(self, tasks: Collection[asyncio.Task[None]]) -> Generator[None, None, None]:
+    def _turns(self, tasks: set[asyncio.Task[None]]) -> Generator[None, None, None]:
         """Yield after each turn of the event loop, in which the engine makes a step, until the tasks have ended.
 
-        Raises what a task raises; leaving early ends them all, and aborts their requests.
+        Tasks may be added meanwhile; those that have ended are removed. Raises what a task raises; leaving early ends them
+        all, and aborts their requests.
         """
         idle_turns = 0
         try:
-            while not all(task.done() for task in tasks):
+            while tasks:
                 self._turn(wait_s=IDLE_S if idle_turns > IDLE_TURNS else 0.0)
                 idle_turns = 0 if self.engine.has_work else idle_turns + 1
                 yield
-                for task in tasks:
-                    if task.done():
-                        task.result()
+                for task in [task for task in tasks if task.done()]:
+                    task.result()
+                    tasks.remove(task)
         finally:
             self._end(tasks)
 
@@ -428,6 +482,48 @@ class VllmEngine:
         for task in tasks:
             if not task.cancelled():
                 task.exception()  # of several that failed one is told
+
+
+class _PieceStream:
+    """Reports the text of one response as it grows."""
+
+    def __init__(
+        self, codec: LimitedCodec, sampling: SamplingSettings, *, place: int, on_piece: Callable[[Piece], None]
+    ) -> None:
+        self._codec = codec
+        self._place = place
+        self._on_piece = on_piece
+        self._log_probs = sampling.logprobs is not None
+        self._text = TextStream(codec.tokenizer, stops=sampling.stops)
+        self._read = self._told = 0
+        """Tokens whose text was decoded, and whose log-probs were reported."""
+
+    def read(self, response: Response) -> None:
+        """Report what the response has grown by, unless it is no whole character."""
+        words = _words(response, self._codec)
+        self._report(self._text.add(words[self._read :]), response, tokens=len(words))
+        self._read = len(words)
+
+    def end(self, response: Response) -> None:
+        """Report what was held back."""
+        self._report(self._text.rest(), response, tokens=self._read)
+
+    def _report(self, text: str, response: Response, *, tokens: int) -> None:
+        if not text:
+            return
+        log_probs: tuple[TokenLogProb, ...] = ()
+        if self._log_probs:
+            new = slice(self._told, tokens)
+            log_probs = self._codec.log_probs(
+                response.token_ids[new], response.log_probs[new], response.likeliest[new]
+            )
+            self._told = tokens
+        self._on_piece(Piece(place=self._place, text=text, log_probs=log_probs))
+
+
+def _words(response: Response, codec: LimitedCodec) -> Sequence[int]:
+    """Return the tokens of a response's text so far."""
+    return codec.words(response.token_ids, ended=response.finish_reason == "stop" and response.stop_text is None)
 
 
 def _leave_group() -> None:

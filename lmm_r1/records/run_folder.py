@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta, timezone
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
+
+import yaml
 
 from lmm_r1.data.messages import Message
 from lmm_r1.data.sample import Said
@@ -59,6 +63,8 @@ from remote_rm.redaction import hidden_text
 
 RESTARTS_FILE = "restarts.jsonl"
 LEFT_OUT_FILE = "left_out_rows.jsonl"
+EVALUATIONS_FILE = "evaluations.jsonl"
+"""Which evaluations have measured the stage's model, and under which name."""
 # Files and folders that a run appends to.
 _RECORDS = (
     METRICS_FILE,
@@ -67,6 +73,7 @@ _RECORDS = (
     TRACKERS_FILE,
     RESTARTS_FILE,
     LEFT_OUT_FILE,
+    EVALUATIONS_FILE,
     SESSION_FILE,
 )
 STAGE_FILE = "stage.json"
@@ -416,8 +423,87 @@ def _read_run(path: Path) -> Run:
         folder=path,
         is_curriculum=not is_stage,
         stages=tuple(stages),
-        evaluation=read_evaluation(path / EVALUATION_FILE),
+        evaluation=read_evaluation(path / EVALUATION_FILE) if not is_stage else _evaluation_of(path, stages[0]),
     )
+
+
+def note_evaluation(checkpoint: str, *, name: str, evaluation: Path) -> None:
+    """Record in a run folder that an evaluation has measured its model under this name; other paths are left alone."""
+    folder = Path(checkpoint)
+    if not checkpoint or not _holds_stage(folder):
+        return
+    record: dict[str, object] = {"evaluation": os.path.relpath(evaluation, folder), "checkpoint": name}
+    path = folder / EVALUATIONS_FILE
+    if record not in (line.record for line in (read_json_lines(path) if path.exists() else ())):
+        append_json_lines(path, [record])
+
+
+def _evaluation_of(folder: Path, stage: Stage) -> HeldOutEvaluation:
+    """Return the folder's own evaluation, or what others have measured of its stage; of one file of rows the last."""
+    own = read_evaluation(folder / EVALUATION_FILE)
+    path = folder / EVALUATIONS_FILE
+    if own.checkpoints or not path.exists():
+        return own
+    files: dict[str, FileScores] = {}
+    settings: dict[str, object] = {}
+    for line in read_json_lines(path):
+        if line.record is None:
+            continue
+        evaluation = folder / text_field(line.record, "evaluation", place=line.place)
+        name = text_field(line.record, "checkpoint", place=line.place)
+        found = read_evaluation(evaluation)
+        measured = [checkpoint for checkpoint in found.checkpoints if checkpoint.name == name]
+        if measured:
+            files |= measured[0].files
+            settings = found.settings
+    checkpoints = (EvaluatedCheckpoint(name=stage.name, files=files),) if files else ()
+    return HeldOutEvaluation(checkpoints=checkpoints, settings=settings)
+
+
+def chained(runs: Sequence[Run]) -> Run | None:
+    """Return runs of one stage each as one curriculum if each was trained from the one before it; None otherwise."""
+    if len(runs) < 2 or any(run.is_curriculum for run in runs):
+        return None
+    ordered = sorted(runs, key=lambda run: run.stages[0].started_at)
+    for before, run in pairwise(ordered):
+        model = _trained_from(run.stages[0])
+        if model is None or not _is_same_folder(model, before.folder.resolve()):
+            return None
+    names = [run.stages[0].name for run in ordered]
+    if len(set(names)) < len(names):
+        names = [run.name for run in ordered]
+    stages, checkpoints = [], []
+    for name, run in zip(names, ordered, strict=True):
+        checkpoint = run.checkpoint(run.stages[0])
+        stages.append(replace(run.stages[0], name=name))
+        checkpoints += [replace(checkpoint, name=name)] if checkpoint is not None else []
+    return Run(
+        name=" → ".join(run.name for run in ordered),
+        folder=ordered[-1].folder,
+        is_curriculum=True,
+        stages=tuple(stages),
+        evaluation=HeldOutEvaluation(checkpoints=tuple(checkpoints), settings=ordered[-1].evaluation.settings),
+    )
+
+
+def _trained_from(stage: Stage) -> str | None:
+    """Return the model of the stage's settings."""
+    try:
+        settings = yaml.safe_load(stage.settings or "")
+    except yaml.YAMLError:
+        return None
+    sections = (settings.get(name) for name in ("actor", "model")) if isinstance(settings, dict) else ()
+    models = [section.get("model_name_or_path") for section in sections if isinstance(section, dict)]
+    return next((model for model in models if isinstance(model, str)), None)
+
+
+def _is_same_folder(named: str, folder: Path) -> bool:
+    """Return whether a path leads to a folder; one relative to another working directory is compared by its end."""
+    path = Path(named)
+    if path.is_absolute() or path.exists():
+        return path.resolve() == folder
+    parts = [part for part in path.parts if part not in (".", "..")]
+    return bool(parts) and list(folder.parts[-len(parts) :]) == parts
 
 
 def _holds_stage(folder: Path) -> bool:

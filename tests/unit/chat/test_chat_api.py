@@ -1,8 +1,9 @@
 """The OpenAI chat API in front of an engine that says the question again."""
 
 import asyncio
+import json
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,9 @@ from helpers.conversations import message, row
 
 from lmm_r1.chat.chat_model import ChatModel
 from lmm_r1.chat.server import ChatService, EngineFailed, ServedModel, create_app
-from lmm_r1.data.messages import Row
-from lmm_r1.data.sample import Completion
+from lmm_r1.data.sample import Completion, TokenLogProb
 from lmm_r1.data.sent_prompt import MediaAccess
-from lmm_r1.generation.engine import Outcome, SamplingSettings
+from lmm_r1.generation.engine import AskedRows, Outcome, Piece, SamplingSettings
 from remote_rm.verifier import PoolUnavailable, ServiceLimits
 
 pytestmark = pytest.mark.unit
@@ -25,28 +25,41 @@ SAMPLING = SamplingSettings(n_samples=1, temperature=0.0, top_p=1.0, max_new_tok
 
 
 class Echo:
-    """Says each conversation's last text again; keeps what it was asked, batch by batch, and may wait or break."""
+    """Says each conversation's last text again, word by word; keeps what it was asked, and may wait or break."""
+
+    not_supported = frozenset({"presence_penalty"})
 
     def __init__(self) -> None:
-        self.batches: list[tuple[SamplingSettings, list[str]]] = []
+        self.asked: list[tuple[str, SamplingSettings]] = []
         self.go_on = threading.Event()
         self.go_on.set()
         self.closed = False
 
-    def respond(self, rows: Iterable[tuple[int, Row]], sampling: SamplingSettings) -> Iterator[Outcome]:
-        texts: list[str] = []
-        self.batches.append((sampling, texts))
-        for index, asked in rows:
-            text = asked.messages[-1].parts[0].text
-            texts.append(text)
+    def answer(self, asked: AskedRows) -> Iterator[Outcome]:
+        for index, one in asked:
+            text = one.row.messages[-1].parts[0].text
+            self.asked.append((text, one.sampling))
             assert self.go_on.wait(timeout=20)
             if text == "break":
                 raise RuntimeError("out of memory")
             if text == "long":
-                yield Outcome(index=index, row=asked, reason="messages: the prompt takes 9 tokens")
+                yield Outcome(index=index, row=one.row, reason="messages: the prompt takes 9 tokens")
                 continue
-            said = Completion(text=text, num_tokens=2, finish_reason="stop" if text != "cut" else "length")
-            yield Outcome(index=index, row=asked, completions=(said,) * sampling.n_samples, prompt_tokens=5)
+            known = one.sampling.logprobs is not None
+            words = tuple(TokenLogProb(text=word, log_prob=-0.5, likeliest=(("é", -0.25),)) for word in text.split())
+            said = Completion(
+                text=text,
+                num_tokens=2,
+                finish_reason="stop" if text != "cut" else "length",
+                log_probs=words if known else (),
+            )
+            for word in words if one.on_piece is not None else ():
+                for place in range(one.sampling.n_samples):
+                    one.on_piece(Piece(place=place, text=word.text, log_probs=(word,) if known else ()))
+                if word.text == "halfway":
+                    raise RuntimeError("out of memory")
+            if not asked.is_abandoned(index):
+                yield Outcome(index=index, row=one.row, completions=(said,) * one.sampling.n_samples, prompt_tokens=5)
 
     def close(self) -> None:
         self.closed = True
@@ -98,11 +111,62 @@ def test_a_conversation_is_answered_as_the_api_has_it(client, engine):
     ]
     assert told["usage"] == {"prompt_tokens": 5, "completion_tokens": 4, "total_tokens": 9}
     assert (told["object"], told["model"]) == ("chat.completion", "tiny")
-    assert engine.batches[0][0] == replace(SAMPLING, n_samples=2)
+    assert engine.asked[0] == ("1+1?", replace(SAMPLING, n_samples=2))
     cut = client.post("/v1/chat/completions", json=body("cut")).json()
     assert cut["choices"][0]["finish_reason"] == "length"
     # OpenAI's own defaults, and the server's for the length.
-    assert engine.batches[1][0] == SamplingSettings(n_samples=1, temperature=1.0, top_p=1.0, max_new_tokens=16)
+    assert engine.asked[1][1] == SamplingSettings(n_samples=1, temperature=1.0, top_p=1.0, max_new_tokens=16)
+
+
+def test_what_may_be_asked_reaches_the_engine(client, engine):
+    fields = {"seed": 3, "stop": ["\n", "###"], "frequency_penalty": 0.5, "top_k": 4, "logprobs": True}
+    assert client.post("/v1/chat/completions", json=body(**fields)).status_code == 200
+    assert client.post("/v1/chat/completions", json=body(stop="###", logprobs=True, top_logprobs=2)).status_code == 200
+    first, second = (sampling for _, sampling in engine.asked)
+    assert (first.seed, first.stops, first.frequency_penalty, first.top_k) == (3, ("\n", "###"), 0.5, 4)
+    assert (first.logprobs, second.logprobs, second.stops) == (0, 2, ("###",))
+
+
+LOGGED = {"token": "a", "logprob": -0.5, "bytes": [97]}
+LIKELIEST = {"token": "é", "logprob": -0.25, "bytes": [0xC3, 0xA9]}
+
+
+def test_log_probs_come_as_the_api_has_them(client):
+    told = client.post("/v1/chat/completions", json=body("a", logprobs=True, top_logprobs=1)).json()
+    assert told["choices"][0]["logprobs"] == {"content": [LOGGED | {"top_logprobs": [LIKELIEST]}]}
+    assert client.post("/v1/chat/completions", json=body("a")).json()["choices"][0]["logprobs"] is None
+
+
+def events(client: TestClient, asked: dict[str, Any]) -> list[Any]:
+    reply = client.post("/v1/chat/completions", json=asked)
+    assert (reply.status_code, reply.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+    lines = [line.removeprefix("data: ") for line in reply.text.split("\n\n") if line]
+    return [line if line == "[DONE]" else json.loads(line) for line in lines]
+
+
+def test_an_answer_is_streamed_as_the_api_has_it(client):
+    *came, usage, done = events(client, body("a b", stream=True, n=2, stream_options={"include_usage": True}))
+    assert (done, usage["choices"], usage["usage"]["total_tokens"]) == ("[DONE]", [], 9)
+    assert {one["object"] for one in came} == {"chat.completion.chunk"}
+    assert len({one["id"] for one in [*came, usage]}) == 1
+    choices = [one["choices"][0] for one in came]
+    assert [(one["index"], one["delta"], one["finish_reason"]) for one in choices] == [
+        *((place, {"role": "assistant", "content": ""}, None) for place in (0, 1)),
+        *((place, {"content": word}, None) for word in "ab" for place in (0, 1)),
+        *((place, {}, "stop") for place in (0, 1)),
+    ]
+
+
+def test_log_probs_are_streamed_with_their_tokens(client):
+    came = events(client, body("a", stream=True, logprobs=True))
+    assert came[1]["choices"][0]["logprobs"]["content"][0] == LOGGED | {"top_logprobs": [LIKELIEST]}
+
+
+def test_a_stream_that_fails_says_so_and_one_that_cannot_begin_has_its_status(client):
+    assert events(client, body("halfway there", stream=True))[-1]["error"]["message"].startswith("the engine failed")
+    assert client.post("/v1/chat/completions", json=body("break", stream=True)).status_code == 500
+    assert client.post("/v1/chat/completions", json=body("long", stream=True)).status_code == 400
+    assert events(client, body("a", stream=True))[-1] == "[DONE]"
 
 
 def test_the_model_is_listed_and_its_health_needs_no_token(client):
@@ -119,8 +183,11 @@ IMAGE = {"type": "image_url", "image_url": {"url": "/etc/passwd"}}
 @pytest.mark.parametrize(
     ("asked", "status", "said"),
     [
-        (body(seed=3), 400, "seed: Extra inputs are not permitted; the fields are model, messages, temperature"),
-        (body(stream=True), 400, "stream: Input should be False"),
+        (body(tools=[]), 400, "tools: Extra inputs are not permitted; the fields are model, messages, temperature"),
+        (body(top_logprobs=2), 400, "top_logprobs needs logprobs: true"),
+        (body(logprobs=True, top_logprobs=21), 400, "top_logprobs: Input should be less than or equal to 20"),
+        (body(stream_options={}), 400, "stream_options needs stream: true"),
+        (body(presence_penalty=1), 400, "presence_penalty needs --backend vllm"),
         (body(temperature=-1), 400, "temperature: Input should be greater than or equal to 0"),
         (body(n=4), 400, "n 4 is more than --max_request_items 3"),
         (body() | {"model": "other"}, 404, "there is no model 'other' here; this server has 'tiny'"),
@@ -158,7 +225,7 @@ async def waiting(served: ServedModel, *texts: str) -> list[asyncio.Task[Outcome
     return tasks
 
 
-def test_those_with_the_same_settings_are_computed_together_in_their_order(engine):
+def test_conversations_are_answered_in_their_order_whatever_their_settings(engine):
     async def play() -> None:
         served = ServedModel(lambda: model_of(engine), max_waiting=100)
         await served.start()
@@ -171,7 +238,21 @@ def test_those_with_the_same_settings_are_computed_together_in_their_order(engin
         await served.stop()
 
     asyncio.run(asyncio.wait_for(play(), timeout=20))
-    assert [texts for _, texts in engine.batches] == [["a", "b"], ["cc"], ["d"]]
+    assert [text for text, _ in engine.asked] == ["a", "b", "cc", "d"]
+
+
+def test_a_stream_that_is_left_is_abandoned(engine):
+    async def play() -> None:
+        served = ServedModel(lambda: model_of(engine), max_waiting=9)
+        await served.start()
+        stream = served.stream(row(message("user", "a b c")), SAMPLING)
+        assert (await anext(stream)).text == "a"
+        await stream.aclose()
+        assert served.open == 0
+        assert (await served.answer(row(message("user", "d")), SAMPLING)).completions[0].text == "d"
+        await served.stop()
+
+    asyncio.run(asyncio.wait_for(play(), timeout=20))
 
 
 def test_a_client_that_went_away_is_not_answered_and_a_queue_that_is_full_takes_no_more(engine):
@@ -192,7 +273,7 @@ def test_a_client_that_went_away_is_not_answered_and_a_queue_that_is_full_takes_
             await served.answer(row(message("user", "f")), SAMPLING)
 
     asyncio.run(asyncio.wait_for(play(), timeout=20))
-    assert [text for _, texts in engine.batches for text in texts] == ["a", "c", "d"]
+    assert [text for text, _ in engine.asked] == ["a", "c", "d"]
 
 
 def test_a_server_that_stops_answers_what_waits_with_503(engine):

@@ -4,11 +4,11 @@ import pytest
 from helpers.run_folders import PageText, rollout, scores, write_curriculum, write_lines, write_stage
 
 from lmm_r1.errors import UserError
-from lmm_r1.records.run_folder import read_run
-from lmm_r1.report import build_comparison
+from lmm_r1.records.run_folder import chained, note_evaluation, read_run
+from lmm_r1.report import build_comparison, build_report
 from lmm_r1.report.curves import overlays
 from lmm_r1.report.pages import compared_rows, distinct_names
-from lmm_r1.report.stages import match_stages, settings_differences
+from lmm_r1.report.stages import match_stages, settings_differences, stage_rows
 
 pytestmark = pytest.mark.unit
 
@@ -47,6 +47,57 @@ def test_stages_of_one_name_meet_and_those_of_single_stage_runs_always_do(tmp_pa
         ("cold", [0]), ("fre", [0, 1]), ("mgt", [1]), ("direct", [2]),
     ]  # fmt: skip
     assert [(match.name, sorted(match.rows)) for match in match_stages([lonely, other])] == [("direct, mgt", [0, 1])]
+
+
+def write_lone(folder, *, hour, model, section="actor", name="rl"):
+    write_stage(folder, name=name, steps=2, seconds=1.0, hour=hour)
+    (folder / "run_config.yaml").write_text(f"{section}:\n  model_name_or_path: {model}\n")
+    return read_run(folder)
+
+
+def test_runs_that_were_trained_from_each_other_are_a_chain_and_others_are_not(tmp_path, monkeypatch):
+    sft = write_lone(tmp_path / "runs/sft", hour=1, model="Qwen/Qwen2.5-VL-3B", section="model", name="sft")
+    fre = write_lone(tmp_path / "runs/fre", hour=2, model=tmp_path / "runs/sft")
+    # Relative to the folder in which the training was started.
+    mgt = write_lone(tmp_path / "runs/mgt", hour=3, model="./runs/fre")
+    rival = write_lone(tmp_path / "runs/rival", hour=4, model=tmp_path / "runs/sft")
+    chain = chained([mgt, sft, fre])
+    assert (chain.name, chain.folder) == ("sft → fre → mgt", tmp_path / "runs/mgt")
+    # Two of them have the same stage name.
+    assert [stage.name for stage in chain.stages] == ["sft", "fre", "mgt"]
+    assert [stage.name for stage in chained([sft, fre]).stages] == ["sft", "rl"]
+    assert chained([sft, fre, rival]) is None
+    assert chained([fre, rival]) is None
+    assert chained([sft]) is None
+    monkeypatch.chdir(tmp_path)
+    assert chained([sft, fre, mgt]) is not None
+
+
+def test_an_evaluation_is_found_from_the_runs_that_it_measured(tmp_path):
+    sft = tmp_path / "runs/sft"
+    write_lone(sft, hour=1, model="base", section="model", name="cold start")
+    write_lone(tmp_path / "runs/rl", hour=2, model=sft)
+    for file, accuracies in (("first", {"text": (0.25, 0.5)}), ("second", {"text": (0.3, 0.6), "image": (0.1, 0.2)})):
+        checkpoints = [
+            {
+                "name": name,
+                "files": {key: scores(accuracy=both[place], form=1.0, tokens=9.0) for key, both in accuracies.items()},
+            }
+            for place, name in enumerate(("sft", "rl"))
+        ]
+        output = tmp_path / f"{file}.json"
+        output.write_text(json.dumps({"settings": {"temperature": 1.0}, "checkpoints": checkpoints}))
+        for name in ("sft", "rl"):
+            for _ in range(2):
+                note_evaluation(str(tmp_path / "runs" / name), name=name, evaluation=output)
+    note_evaluation("Qwen/Qwen2.5-VL-3B", name="base", evaluation=output)
+    note_evaluation("", name="rejudged", evaluation=output)
+    assert len((sft / "evaluations.jsonl").read_text().splitlines()) == 2
+    chain = chained([read_run(sft), read_run(tmp_path / "runs/rl")])
+    assert [[cell.scores.accuracy for cell in row.held_out] for row in stage_rows(chain)] == [[0.3, 0.1], [0.6, 0.2]]
+    assert "30.0" in build_report(chain)
+    output.unlink()
+    assert read_run(sft).evaluation.checkpoints[0].files["text"].accuracy == 0.25
 
 
 def test_differences_are_to_the_same_stage_of_the_first_run(tmp_path):
