@@ -9,9 +9,9 @@ SEED ?= 1
 ARCH ?= qwen2_5_vl
 DEMO ?= runs/demo$(if $(filter-out qwen2_5_vl,$(ARCH)),_$(ARCH))
 STAMP := $(VENV)/.installed
-SOURCES := lmm_r1 remote_rm tests benchmarks compat docs .ci/budgets.py setup.py
+SOURCES := lmm_r1 remote_rm tests benchmarks compat docs .ci/budgets.py .ci/release.py setup.py
 
-.PHONY: install demo quick test test-full check format bench docs wheel clean
+.PHONY: install demo quick test test-full check format bench docs wheel release clean
 
 install: $(STAMP)
 
@@ -73,6 +73,18 @@ docs: $(STAMP)
 # Into dist/, with the stand-in for flash-attn, where pip finds it: pip install --find-links dist 'dist/lmm_r1-....whl[cpu]'
 wheel: $(STAMP)
 	$(VENV)/bin/python -m pip wheel --quiet --no-deps --wheel-dir dist . ./compat/flash-attn
+	ls dist
+
+# make release VERSION=0.3.0: version and change log, then what is uploaded, built and checked. Then commit, tag, and
+# `twine upload dist/lmm_r1-0.3.0*`.
+release: $(STAMP)
+	$(if $(VERSION),,$(error give a version: make release VERSION=X.Y.Z))
+	$(VENV)/bin/python .ci/release.py $(VERSION)
+	$(VENV)/bin/python -m pip install --quiet build twine
+	rm -rf dist
+	$(VENV)/bin/python -m build --outdir dist .
+	$(VENV)/bin/python -m pip wheel --quiet --no-deps --wheel-dir dist ./compat/flash-attn
+	$(VENV)/bin/python -m twine check --strict dist/lmm_r1-*
 	ls dist
 
 clean:

@@ -1,17 +1,17 @@
 """`lmm-r1 init DIR`: a folder with rows, settings and a reward function that train, measure and chat as they are."""
 
+import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
+from PIL import Image, ImageDraw
 from tyro.conf import Positional
 
 from lmm_r1.cli import arguments, run_command
 from lmm_r1.data.files import write_row_folder
 from lmm_r1.files.atomic import check_new_folder, unwritable, write_atomically
-from lmm_r1.tasks import Split
-from lmm_r1.tasks.digits import TASK
 
 PROG = "lmm-r1 init"
 DESCRIPTION = (
@@ -20,7 +20,9 @@ DESCRIPTION = (
 TEMPLATES = "lmm_r1.cli.project"
 FILES = ("README.md", "sft.yaml", "rl.yaml", "evaluate.yaml", "reward.py")
 # Number of rows per split; training rows have worked answers.
-ROWS: dict[Split, int] = {"train": 40, "test": 20}
+ROWS = {"train": 40, "test": 100}
+COLOURS = {"red": (225, 30, 30), "green": (20, 165, 60), "blue": (40, 70, 230), "yellow": (240, 215, 20)}
+SIDE = 56
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,10 +44,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 def run(folder: Path) -> None:
     """Write the folder; raises UserError if it is not empty or cannot be written."""
     check_new_folder(folder.absolute(), flag="DIR")
-    task = replace(TASK, min_digits=1, max_digits=2, max_image_digits=1)
     for split, count in ROWS.items():
-        rows = task.generate(split=split, modality="mixed", rows=count, seed=0)
-        records = (row.record(solution=split == "train") for row in rows)
+        draw = random.Random(split)
+        records = (_row(draw, number=number, is_solved=split == "train") for number in range(count))
         try:
             write_row_folder(records, output=folder / "rows" / split)
         except OSError as error:
@@ -58,6 +59,33 @@ def run(folder: Path) -> None:
     )
     enter = "" if folder.absolute().samefile(Path.cwd()) else f"cd {folder}, and "
     print(f"next: {enter}the commands of README.md")
+
+
+def _row(draw: random.Random, *, number: int, is_solved: bool) -> dict[str, object]:
+    """Return a question about the colour of a shape, of which every second one is asked with a picture."""
+    colour, other = draw.sample(list(COLOURS), 2)
+    shape, another = draw.sample(("circle", "square"), 2)
+    question = f"What colour is the {shape}?"
+    content: list[dict[str, object]]
+    if number % 2:
+        content = [{"type": "image", "image": _picture(draw, shape, colour)}, {"type": "text", "text": question}]
+    else:
+        told = f"The {another} is {other}. The {shape} is {colour}. {question}"
+        content = [{"type": "text", "text": told}]
+    messages: list[dict[str, object]] = [{"role": "user", "content": content}]
+    if is_solved:
+        said = f"<think>The {shape} is {colour}.</think><answer>{colour}</answer>"
+        messages.append({"role": "assistant", "content": said})
+    return {"messages": messages, "answer": colour}
+
+
+def _picture(draw: random.Random, shape: str, colour: str) -> Image.Image:
+    size = draw.randint(SIDE // 3, SIDE // 2)
+    x, y = (draw.randint(2, SIDE - size - 2) for _ in "xy")
+    image = Image.new("RGB", (SIDE, SIDE), "white")
+    canvas = ImageDraw.Draw(image)
+    (canvas.ellipse if shape == "circle" else canvas.rectangle)((x, y, x + size, y + size), fill=COLOURS[colour])
+    return image
 
 
 if __name__ == "__main__":

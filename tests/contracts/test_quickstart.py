@@ -1,6 +1,7 @@
 """docs/quickstart.md: every command is accepted as it stands, in the project that `lmm-r1 init` writes."""
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -20,7 +21,8 @@ from lmm_r1.config.file_commands import CheckDataConfig
 from lmm_r1.config.generation import ChatConfig
 from lmm_r1.config.rewards import reward_function
 from lmm_r1.data.files import read_row_file
-from lmm_r1.data.messages import images_of
+from lmm_r1.data.images import load_image
+from lmm_r1.data.messages import Row, images_of
 
 pytestmark = pytest.mark.contract
 
@@ -54,9 +56,9 @@ def settled(command: list[str]) -> object:
     assert program == "lmm-r1"
     config = parse(CONFIGS[name], arguments, prog=name, description="")
     if isinstance(config, PPOConfig):
-        return sized_ppo(resolve(config), rows=40)[0]
+        return sized_ppo(resolve(config), rows=80)[0]
     if isinstance(config, SFTConfig):
-        return sized_supervised(resolve(config), rows=40, processes=1)[0]
+        return sized_supervised(resolve(config), rows=80, processes=1)[0]
     if isinstance(config, EvaluateConfig):
         config = evaluation.with_output(config)
         evaluation.check(config)
@@ -83,8 +85,8 @@ def test_each_stage_goes_on_from_the_one_before(commands, project):
     assert evaluate.checkpoints == (sft.ckpt.output_dir, rl.ckpt.output_dir)
     assert talk.model == rl.ckpt.output_dir == "runs/rl"
     # What the page says of sizes.
-    assert (rl.rollout.batch_size, rl.rollout.n_samples_per_prompt, rl.train.batch_size) == (8, 8, 64)
-    assert (sft.train.batch_size, sft.train.micro_batch_size) == (8, 8)
+    assert (rl.rollout.batch_size, rl.rollout.n_samples_per_prompt, rl.train.batch_size) == (16, 8, 128)
+    assert (sft.train.batch_size, sft.train.micro_batch_size) == (16, 8)
 
 
 def test_scores_go_where_the_page_says(project):
@@ -97,11 +99,26 @@ def test_a_project_tells_the_commands_of_the_page(project):
     assert commands_of(project / "README.md") == [PROJECT[2:]]
 
 
+def said_of(row: Row) -> str:
+    """Return the thought of a worked answer: the shape that the question names has the answer's colour."""
+    (shape,) = re.findall(r"What colour is the (circle|square)\?$", row.messages[-1].parts[-1].text)
+    return f"The {shape} is {row.answer}."
+
+
+def shown_in(row: Row) -> list[str]:
+    """Return the pixels of a row's image with its question, or an empty list for a row of text."""
+    images = [load_image(image, location=row.location).tobytes().hex() for image in images_of(row.messages)]
+    return [*images, row.messages[-1].parts[-1].text] if images else [row.location]
+
+
 def test_a_project_has_rows_with_pictures_and_worked_answers(project):
     train, test = (list(read_row_file(f"rows/{split}").rows.values()) for split in ("train", "test"))
-    assert (len(train), len(test)) == (40, 20)
-    assert sum(bool(images_of(row.messages)) for row in train) == 20
-    assert all(row.response is not None for row in train)
+    assert (len(train), len(test)) == (80, 100)
+    assert sum(bool(images_of(row.messages)) for row in train) == 40
+    for row in train:
+        assert row.response.parts[0].text == f"<think>{said_of(row)}</think><answer>{row.answer}</answer>"
+    assert {row.answer for row in test} == {"red", "green", "blue", "yellow"}
+    assert not {json.dumps(shown_in(row)) for row in train} & {json.dumps(shown_in(row)) for row in test}
     assert all(row.response is None and row.messages[-1].role == "user" for row in test)
 
 
