@@ -1,5 +1,7 @@
 """The task `digits`: add up or sort a few digits, stated in words and symbols (text) or handwritten (image)."""
 
+from __future__ import annotations
+
 import functools
 import random
 from collections.abc import Iterator
@@ -191,11 +193,15 @@ class DigitsTask:
             height if self.board_height is None else self.board_height,
         )
 
+    def at_difficulty(self, level: int) -> DigitsTask:
+        """The task with as many digits as the level, side by side on its page."""
+        return replace(self, min_digits=level, max_digits=level, page=replace(self.page, cells=max(3, level)))
+
     def generate(self, *, split: Split, modality: Modality, rows: int, seed: int) -> Iterator[TaskRow]:
         """Yields `rows` rows, each from its own random stream; `mixed` spreads image rows by `image_share`."""
         for index in range(rows):
             kind = kind_of_row(index, modality=modality, image_share=self.image_share)
-            rng = random.Random(f"digits {split} {kind} {seed} {index}")
+            rng = random.Random(f"digits {split} {seed} {index}")
             most = self.max_digits if kind == "text" else self.max_image_digits or self.max_digits
             question, digits = self._draw(min(self.min_digits, most), most, split=split, rng=rng)
             write = self._as_text if kind == "text" else self._as_image

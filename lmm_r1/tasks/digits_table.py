@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from PIL import Image
@@ -49,11 +49,15 @@ class DigitsTableTask:
         if self.cell_px < Page().max_digit_px:
             raise ValueError(f"cells of {self.cell_px} px hold no digit of {Page().max_digit_px} px")
 
+    def at_difficulty(self, level: int) -> DigitsTableTask:
+        """The task with a table of one more cell per side than the level."""
+        return replace(self, cells=level + 1)
+
     def generate(self, *, split: Split, modality: Modality, rows: int, seed: int) -> Iterator[TaskRow]:
         """Yields `rows` rows, each from its own random stream."""
         for index in range(rows):
             kind = kind_of_row(index, modality=modality, image_share=self.image_share)
-            rng = random.Random(f"digits_table {split} {kind} {seed} {index}")
+            rng = random.Random(f"digits_table {split} {seed} {index}")
             question, row, column, table = self._draw(split=split, rng=rng)
             asked = asked_digits(table, question=question, row=row, column=column)
             prompt = _PROMPTS[question].format(row=row, column=column)

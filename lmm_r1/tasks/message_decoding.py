@@ -9,7 +9,7 @@ import math
 import random
 import string
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -136,11 +136,15 @@ class MessageDecodingTask:
     def _lines(self) -> int:
         return -(-self.letters // self._columns)
 
+    def at_difficulty(self, level: int) -> MessageDecodingTask:
+        """The task with five more letters per level, up to the whole alphabet and words."""
+        return replace(self, letters=(6, 11, 16, 21, 26)[level - 1])
+
     def generate(self, *, split: Split, modality: Modality, rows: int, seed: int) -> Iterator[TaskRow]:
         """Yields `rows` rows, each from its own random stream."""
         for index in range(rows):
             kind = kind_of_row(index, modality=modality, image_share=self.image_share)
-            rng = random.Random(f"message_decoding {split} {kind} {seed} {index}")
+            rng = random.Random(f"message_decoding {split} {seed} {index}")
             words = self._words(split=split, rng=rng)
             yield self._row(words, kind=kind, rng=rng)
 

@@ -15,7 +15,7 @@ import itertools
 import json
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import numpy as np
@@ -147,11 +147,15 @@ class VisualSearchTask:
         """Blocks on a tile's side."""
         return self.cell_blocks // CELL_BLOCKS * TILE_BLOCKS
 
+    def at_difficulty(self, level: int) -> VisualSearchTask:
+        """The task with 16 more distractors per level."""
+        return replace(self, distractors=16 * level)
+
     def generate(self, *, split: Split, modality: Modality, rows: int, seed: int) -> Iterator[TaskRow]:
         """Yields `rows` rows, each from its own random stream."""
         for index in range(rows):
             kind = kind_of_row(index, modality=modality, image_share=self.image_share)
-            rng = random.Random(f"visual_search {split} {kind} {seed} {index}")
+            rng = random.Random(f"visual_search {split} {seed} {index}")
             target, others = self._tiles(split=split, rng=rng)
             solution = f"<think>The {target.colour} tile has {target.value}.</think><answer>{target.value}</answer>"
             yield TaskRow(

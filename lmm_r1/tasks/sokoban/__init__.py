@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from lmm_r1.errors import UserError
@@ -240,6 +240,10 @@ class SokobanTask:
             wall_share=self.wall_share,
         )
 
+    def at_difficulty(self, level: int) -> SokobanTask:
+        """The task with as many pushes as the level or one more."""
+        return replace(self, min_pushes=level, max_pushes=level + 1)
+
     def generate(self, *, split: Split, modality: Modality, rows: int, seed: int) -> Iterator[TaskRow]:
         """Yields `rows` rows, each from its own random stream; raises UserError if no level meets the bounds."""
 
@@ -249,7 +253,7 @@ class SokobanTask:
         maker = self.level_maker()
         for index in range(rows):
             kind = kind_of_row(index, modality=modality, image_share=self.image_share)
-            rng = random.Random(f"sokoban {split} {kind} {seed} {index}")
+            rng = random.Random(f"sokoban {split} {seed} {index}")
             level = maker.make(rng, accepts=belongs)
             yield TaskRow(
                 messages=[{"role": "user", "content": self._prompt(level, kind)}],
