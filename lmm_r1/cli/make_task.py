@@ -13,7 +13,7 @@ from lmm_r1.config.shared import JsonText
 from lmm_r1.data.files import check_writable, write_row_folder
 from lmm_r1.data.row_parser import parse_row, stored_messages
 from lmm_r1.errors import UserError
-from lmm_r1.tasks import Modality, Split, Task, TaskRow, get_task
+from lmm_r1.tasks import LEVELS, Modality, Split, Task, TaskRow, get_task
 from lmm_r1.tasks.visual_search import Asked, Style
 
 PROG = "lmm-r1 make_task"
@@ -23,6 +23,8 @@ PROG = "lmm-r1 make_task"
 class TaskSettings:
     """Flags that override a setting of the task, which has the default; flags of other tasks are refused."""
 
+    scale: int | None = None
+    """Tasks with a difficulty of their own: how many times larger pictures are; None is the task's 1, 112 to 196 pixels."""
     image_share: float | None = None
     """Share of the rows with images in modality mixed, evenly spread; None is the task's 0.5."""
     min_digits: int | None = None
@@ -84,13 +86,16 @@ class TaskSettings:
 @dataclass(frozen=True, kw_only=True)
 class MakeTaskConfig(TaskSettings):
     task: Positional[str]
-    """Name of the task: digits, digits_table, message_decoding, sokoban or visual_search."""
+    """Name of the task: bar_chart, calendar, cards, clock, compare, count, dice, digits, digits_table, function_graph, geometry,
+    line_chart, maze, message_decoding, money, pie_chart, relations, sokoban or visual_search."""
     output: Path
     """Folder to write: rows.jsonl, and images/ if rows have images."""
     modality: Modality = "text"
     """Rows of text, rows with images, or both mixed."""
     split: Split = "train"
     """Part of the task's fixed split that the rows come from."""
+    difficulty: int | None = None
+    """1 to 5, from easy to hard, for every task; flags of the task override what it sets. None is the task's default."""
     rows: int = 1000
     """Number of rows."""
     seed: int = 0
@@ -160,6 +165,10 @@ def _recording(config: MakeTaskConfig) -> Callable[[TaskRow], Mapping[str, objec
 
 
 def _with_settings(task: Task, config: MakeTaskConfig) -> Task:
+    if config.difficulty is not None:
+        if config.difficulty not in LEVELS:
+            raise UserError(f"--difficulty {config.difficulty}: a number from {LEVELS[0]} to {LEVELS[-1]} is needed")
+        task = task.at_difficulty(config.difficulty)
     asked = {setting.name: getattr(config, setting.name) for setting in fields(TaskSettings)}
     given = {name: value for name, value in asked.items() if value is not None}
     own = [setting.name for setting in fields(task) if setting.name in asked]

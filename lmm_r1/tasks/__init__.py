@@ -15,14 +15,33 @@ from lmm_r1.errors import UserError
 Split = Literal["train", "test"]
 Modality = Literal["text", "image", "mixed"]
 TEST_SHARE = 0.2
-# Each module has a `TASK` with its default settings; it is imported on demand.
+LEVELS = range(1, 6)
+"""The difficulties of each task, from the easiest on."""
+# The module of each task, imported on demand, and the name of the task with its default settings there.
 TASKS = {
-    "digits": "lmm_r1.tasks.digits",
-    "digits_table": "lmm_r1.tasks.digits_table",
-    "message_decoding": "lmm_r1.tasks.message_decoding",
-    "sokoban": "lmm_r1.tasks.sokoban",
-    "visual_search": "lmm_r1.tasks.visual_search",
+    "digits": "digits:TASK",
+    "digits_table": "digits_table:TASK",
+    "message_decoding": "message_decoding:TASK",
+    "sokoban": "sokoban:TASK",
+    "visual_search": "visual_search:TASK",
 }
+TWINS = {
+    "bar_chart": "twins.charts:BARS",
+    "calendar": "twins.dates:CALENDAR",
+    "cards": "twins.counters:CARDS",
+    "clock": "twins.dates:CLOCK",
+    "compare": "twins.shapes:COMPARE",
+    "count": "twins.shapes:COUNT",
+    "dice": "twins.counters:DICE",
+    "function_graph": "twins.functions:FUNCTION_GRAPH",
+    "geometry": "twins.geometry:GEOMETRY",
+    "line_chart": "twins.charts:LINES",
+    "maze": "twins.mazes:MAZE",
+    "money": "twins.counters:MONEY",
+    "pie_chart": "twins.charts:PIES",
+    "relations": "twins.shapes:RELATIONS",
+}
+TASKS |= TWINS
 
 
 Parts: TypeAlias = list[dict[str, Any]]
@@ -56,6 +75,9 @@ class Task(Protocol):
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
     """It is a dataclass, whose fields are its settings."""
 
+    def at_difficulty(self, level: int) -> Task:
+        """The task with the settings of one of `LEVELS`."""
+
     def generate(self, *, split: Split, modality: Modality, rows: int, seed: int) -> Iterator[TaskRow]:
         """Yields `rows` rows: the same for the same arguments, and the first of them the same for a larger `rows`.
 
@@ -67,7 +89,8 @@ def get_task(name: str) -> Task:
     """The task called `name`; raises UserError listing the known ones."""
     if name not in TASKS:
         raise UserError(f"unknown task {name!r}; known tasks are {', '.join(TASKS)}")
-    return importlib.import_module(TASKS[name]).TASK
+    module, _, task = TASKS[name].partition(":")
+    return getattr(importlib.import_module(f"lmm_r1.tasks.{module}"), task)
 
 
 def split_of(item: str) -> Split:

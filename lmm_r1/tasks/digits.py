@@ -1,5 +1,7 @@
 """The task `digits`: add up or sort a few digits, stated in words and symbols (text) or handwritten (image)."""
 
+from __future__ import annotations
+
 import functools
 import random
 from collections.abc import Iterator
@@ -190,6 +192,10 @@ class DigitsTask:
             width if self.board_width is None else self.board_width,
             height if self.board_height is None else self.board_height,
         )
+
+    def at_difficulty(self, level: int) -> DigitsTask:
+        """The task with as many digits as the level, side by side on its page."""
+        return replace(self, min_digits=level, max_digits=level, page=replace(self.page, cells=max(3, level)))
 
     def generate(self, *, split: Split, modality: Modality, rows: int, seed: int) -> Iterator[TaskRow]:
         """Yields `rows` rows, each from its own random stream; `mixed` spreads image rows by `image_share`."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from PIL import Image
@@ -48,6 +48,10 @@ class DigitsTableTask:
             )
         if self.cell_px < Page().max_digit_px:
             raise ValueError(f"cells of {self.cell_px} px hold no digit of {Page().max_digit_px} px")
+
+    def at_difficulty(self, level: int) -> DigitsTableTask:
+        """The task with a table of one more cell per side than the level."""
+        return replace(self, cells=level + 1)
 
     def generate(self, *, split: Split, modality: Modality, rows: int, seed: int) -> Iterator[TaskRow]:
         """Yields `rows` rows, each from its own random stream."""

@@ -9,7 +9,7 @@ import math
 import random
 import string
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -135,6 +135,10 @@ class MessageDecodingTask:
     @property
     def _lines(self) -> int:
         return -(-self.letters // self._columns)
+
+    def at_difficulty(self, level: int) -> MessageDecodingTask:
+        """The task with five more letters per level, up to the whole alphabet and words."""
+        return replace(self, letters=(6, 11, 16, 21, 26)[level - 1])
 
     def generate(self, *, split: Split, modality: Modality, rows: int, seed: int) -> Iterator[TaskRow]:
         """Yields `rows` rows, each from its own random stream."""

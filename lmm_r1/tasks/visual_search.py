@@ -15,7 +15,7 @@ import itertools
 import json
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import numpy as np
@@ -146,6 +146,10 @@ class VisualSearchTask:
     def tile_blocks(self) -> int:
         """Blocks on a tile's side."""
         return self.cell_blocks // CELL_BLOCKS * TILE_BLOCKS
+
+    def at_difficulty(self, level: int) -> VisualSearchTask:
+        """The task with 16 more distractors per level."""
+        return replace(self, distractors=16 * level)
 
     def generate(self, *, split: Split, modality: Modality, rows: int, seed: int) -> Iterator[TaskRow]:
         """Yields `rows` rows, each from its own random stream."""

@@ -411,3 +411,42 @@ def test_the_visual_search_in_small_has_rows_files_and_a_stage_that_fit_together
     assert {(task.style, task.view_px) for task in made.values()} == {("coarse", 56)}
     assert made["prompts"].rows >= config.data.max_samples
     assert set(re.findall(r"\$data/(\w+)", text)) == made.keys()
+
+
+def test_the_arms_of_the_claim_have_equal_samples_and_steps_from_one_cold_start(tmp_path):
+    arms = ["direct", "fre_text", "fre_multi", "reversed", "mixed", "fre_25", "fre_75"]
+    commands = printed_commands(STAGES / "reproduce_small.sh", folder=tmp_path, SEEDS="3", ARMS=" ".join(arms))
+    stages = [trainer_config(command) for command in commands if "lmm_r1.cli.train_ppo_ray" in command]
+    assert len(stages) == 2 * len(arms)
+    for name, first, second in zip(arms, stages[::2], stages[1::2], strict=True):
+        assert first.actor.model_name_or_path == "runs/claim/seed3/cold_start"
+        assert second.actor.model_name_or_path == first.ckpt.output_dir == f"runs/claim/seed3/{name}/1"
+        assert first.data.max_samples + second.data.max_samples == 24 * 64
+        for stage in (first, second):
+            assert (stage.rollout.batch_size, stage.rollout.n_samples_per_prompt, stage.train.batch_size) == (
+                64,
+                4,
+                64,
+            )
+            assert stage.train.seed == 3
+    asked = {
+        name: [stage.data.prompt_dataset.split("/")[4] for stage in stages[2 * place : 2 * place + 2]]
+        for place, name in enumerate(arms)
+    }
+    assert asked["direct"] == ["image1.768", "image2.768"]
+    assert asked["reversed"] == ["image1.768", "text2.768"]
+    assert asked["fre_75"] == ["text1.1152", "image2.384"]
+    made = [
+        parse(MakeTaskConfig, command[3:], prog="p", description="")
+        for command in commands
+        if "lmm_r1.cli.make_task" in command
+    ]
+    for row_folder in {config.output.parent.name for config in made}:
+        folders = [config for config in made if config.output.parent.name == row_folder]
+        if not row_folder.startswith(("test", "solutions")):
+            assert sum(config.rows for config in folders) == int(row_folder.split(".")[1]) * (len(folders) // 4)
+    evaluated = commands[-2]
+    assert (
+        parse(EvaluateConfig, evaluated[3:], prog="p", description="").checkpoints[1]
+        == "direct=runs/claim/seed3/direct/2"
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from lmm_r1.errors import UserError
@@ -239,6 +239,10 @@ class SokobanTask:
             max_pushes=self.max_pushes,
             wall_share=self.wall_share,
         )
+
+    def at_difficulty(self, level: int) -> SokobanTask:
+        """The task with as many pushes as the level or one more."""
+        return replace(self, min_pushes=level, max_pushes=level + 1)
 
     def generate(self, *, split: Split, modality: Modality, rows: int, seed: int) -> Iterator[TaskRow]:
         """Yields `rows` rows, each from its own random stream; raises UserError if no level meets the bounds."""

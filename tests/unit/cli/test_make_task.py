@@ -157,7 +157,12 @@ def test_every_setting_of_a_task_that_is_a_plain_value_has_a_flag():
     for name in TASKS:
         for setting in fields(get_task(name)):
             if isinstance(getattr(get_task(name), setting.name), int | float | str):
-                assert setting.name in flags | {"spelled_share", "cell_px", "dot_px"}, f"{name}.{setting.name}"
+                assert setting.name in flags | {
+                    "spelled_share",
+                    "cell_px",
+                    "dot_px",
+                    "difficulty",
+                }, f"{name}.{setting.name}"
                 owners.setdefault(setting.name, []).append(name)
     assert flags - set(owners) == {"max_image_digits", "page_rows", "board_width", "board_height"}
 
