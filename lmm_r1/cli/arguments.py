@@ -361,7 +361,7 @@ def _refuse_unknown_flags(
         if name in flags or name in negated or name in TYRO_FLAGS:
             continue
         # Imported only if needed: a large table.
-        from lmm_r1.migrate.openrlhf_06 import old_flag
+        from lmm_r1.migrate.openrlhf import old_flag
 
         if old := old_flag(name, config_class=config_class):
             _exit(prog, f"{spelled} {old}; `lmm-r1 convert_config FILE` converts whole scripts")

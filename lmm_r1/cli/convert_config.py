@@ -19,7 +19,7 @@ from lmm_r1.config import resolve
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import check_creatable, write_atomically
 from lmm_r1.migrate import Conversion, convert, read_run, to_document
-from lmm_r1.migrate.table import CONFIG_CLASSES
+from lmm_r1.migrate.table import CONFIG_CLASSES, missing
 
 PROG = "lmm-r1 convert_config"
 DESCRIPTION = (
@@ -55,7 +55,11 @@ def main(argv: Sequence[str] | None = None) -> None:
             check_creatable(config.output, flag="--output")
         path, *overrides = config.file
         run = read_run(Path(path), overrides)
-        conversion = convert(run.values, run.table, shown=run.shown)
+        conversion = convert(run.values, run.table, shown=run.shown, why_open=run.why_open, remarks=run.remarks)
+        if lacking := missing(conversion):
+            raise UserError(
+                f"{path}: it names no {' and no '.join(lacking)}; give what the script gets from elsewhere"
+            )
         document = to_document(conversion, source=run.source, system=run.table.system)
         refusal = _check(document, conversion)
         if config.output is None:
@@ -69,12 +73,12 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _check(document: str, conversion: Conversion) -> str | None:
     """Read the document as `--config` does, and return why the trainer would refuse it; None if it would not."""
-    config_class = CONFIG_CLASSES[conversion.command]
+    config_class: Any = CONFIG_CLASSES[conversion.command]
     try:
         settings = parse_settings(document, dotted.leaf_types(config_class), source="line")
     except YamlError as error:
         raise UserError(f"the converted settings cannot be read back: {error}; correct the value") from error
-    config: Any = dotted.replace(config_class(), settings)
+    config = dotted.replace(config_class(), settings)
     # Its warnings are about this machine, or will be said again by the trainer.
     resolving = logging.getLogger("lmm_r1.config")
     level = resolving.level

@@ -66,6 +66,11 @@ def _seed(given: Given) -> Results:
         yield Note("another meaning", "data.seed", "--train.seed seeds all that is random, not only the order of rows")
 
 
+def _end(given: Given) -> Results:
+    if given["trainer.max_steps"] is not None:
+        yield Flag("train.max_steps", given.whole("trainer.max_steps"))
+
+
 def _gpus(given: Given) -> Results:
     nodes, per_node = given.whole("trainer.nnodes"), given.whole("trainer.n_gpus_per_node")
     for model in ("actor", "ref", *(("critic",) if given.text("algorithm.adv_estimator") == "gae" else ())):
@@ -220,6 +225,7 @@ RULES: tuple[Rule, ...] = (
     lengths,
     _overlong_prompts,
     _seed,
+    _end,
     _gpus,
     _validation,
     _evaluation_sampling,
@@ -411,7 +417,7 @@ CRITIC = tuple(
 
 TRAINER = (
     _to("trainer.total_epochs", "train.num_episodes", default=15),
-    _without("trainer.max_steps", "a run ends with its episodes (--train.num_episodes, --data.max_samples)", None),
+    _ruled("trainer.max_steps"),
     _to("trainer.project_name", "logger.wandb.project", default="easy_r1"),
     _ruled("trainer.experiment_name", "demo"),
     _ruled("trainer.logger", ("console", "wandb")),

@@ -337,9 +337,15 @@ _MINI_O3: dict[str, object] = {
 
 def _scorer(given: Given) -> Iterator[Flag | Note]:
     """An environment without rewards of its own needs a scorer of its last turn."""
-    if player(given) is None or given.text(_FUNCTION) is not None:
+    model = given.text("reward_model.model.path") if given["reward_model.enable"] else None
+    if model is not None:
+        yield Flag("reward.model_name_or_path", model)
         return
-    if player(given) == "file":
+    if given.has("reward_model.model.path"):
+        yield Note("without counterpart", "reward_model.model.path", "it has no effect without reward_model.enable")
+    if given.text(_FUNCTION) is not None:
+        return
+    if player(given) != "crop":
         yield Flag("reward.remote_url", DEFAULT_VERIFIER)
         yield Note(
             "another meaning", _FUNCTION, "without one verl judges a row by its data_source, and here math judges all"
