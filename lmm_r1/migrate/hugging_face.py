@@ -91,7 +91,9 @@ def trainer_settings(command: Command, *, lr: float, epochs: int = 3) -> tuple[S
         to("logging_steps", "logger.logging_steps"),
         ruled("attn_implementation"),
         to("use_liger_kernel", "ds.use_liger_kernel"),
-        to("dataloader_num_workers", "data.dataloader_num_workers"),
+        without("dataloader_num_workers", "all rows are read before the first step")
+        if command == "train_ppo_ray"
+        else to("dataloader_num_workers", "data.dataloader_num_workers"),
         to("trust_remote_code", "train.trust_remote_code", default=False),
         ruled("push_to_hub", False),
         ruled("hub_model_id"),

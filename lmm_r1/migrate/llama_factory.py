@@ -83,11 +83,11 @@ def _method(given: Given) -> Results:
             "the vision tower is not trained there, unless this is false; name its weights with --model.freeze_prefix",
         )
     bits = given["quantization_bit"]
-    if bits == 4:
+    if bits == 4 and kind == "lora":
         yield Flag("ds.load_in_4bit", True)
     elif bits is not None:
         yield Note(
-            "without counterpart", "quantization_bit", f"{bits}; base weights have 4 bits with --ds.load_in_4bit"
+            "without counterpart", "quantization_bit", f"{bits}; weights under LoRA have 4 bits with --ds.load_in_4bit"
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from lmm_r1.config.differences import DIFFERENCES, only_defaults
 from lmm_r1.dotted import leaf_types
@@ -205,7 +205,6 @@ SHARED = (
     _to("attn_implementation", "ds.attn_implementation"),
     _without("disable_trace_cache", "DeepSpeed's parameter trace is always kept", False),
     _without("torch_compile", "nothing is compiled unless --ds.deepcompile is given", False),
-    _to("dataloader_num_workers", "data.dataloader_num_workers"),
     _to("best_metric_key", "ckpt.best_metric_key"),
     _to("image_key", "data.image_key"),
     _to("zpg", "ds.zpg", default=1),
@@ -251,6 +250,7 @@ SHARED = (
 )
 
 PPO = (
+    _without("dataloader_num_workers", "all rows are read before the first step", 0),
     *(
         _to(f"{model}_{what}", f"{model}.{what}")
         for model in ("actor", "ref", "critic", "reward")
@@ -372,6 +372,7 @@ PPO = (
 )
 
 SUPERVISED = (
+    _to("dataloader_num_workers", "data.dataloader_num_workers"),
     _to("pretrain", "model.model_name_or_path"),
     _to("gradient_checkpointing", "model.gradient_checkpointing_enable", default=False),
     _to("gradient_checkpointing_use_reentrant", "model.gradient_checkpointing_reentrant", default=False),
@@ -535,3 +536,45 @@ def old_flag(name: str, *, config_class: type) -> str | None:
     if setting.flags and set(setting.flags) <= leaf_types(config_class).keys():
         return f"is {' and '.join(f'--{flag}' for flag in setting.flags)} here"
     return f"is {setting.says}" if setting.by_rule else f"has no counterpart here: {setting.says}"
+
+
+_MODELS = ("pretrain", "model_name_or_path", "model.model_name_or_path", "actor.model_name_or_path")
+_REWARD_MODELS = ("reward_pretrain", "reward.model_name_or_path")
+_RENAMED: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(_MODELS, ("model",)),
+    **dict.fromkeys(_REWARD_MODELS, ("reward_model", "model")),
+    "model_path": ("base", "model"),
+    "lora_path": ("adapter",),
+    "output_path": ("output",),
+    "dataset": ("data",),
+    "prompt_data": ("data",),
+    "dataset_split": ("split",),
+    "max_samples": ("max_rows",),
+    "best_of_n": ("n_samples",),
+    "tp_size": ("tensor_parallel_size",),
+    "max_len": ("max_len", "max_model_len"),
+    "data.max_len": ("max_len", "max_model_len"),
+    "prompt_max_len": ("max_model_len",),
+    "rollout_batch_size": ("batch_rows",),
+    "batch_size": ("max_batch_tokens",),
+    "normalize_reward": ("normalize",),
+    "ds.value_head_prefix": ("value_head_prefix",),
+    "bf16": ("dtype",),
+    "param_dtype": ("dtype",),
+    "ds.param_dtype": ("dtype",),
+    "greedy_sampling": ("temperature",),
+}
+"""Flags of OpenRLHF's commands that generate, chat, serve and merge, and the names that ours may have for them."""
+_VALUES = {"bf16": " bf16", "greedy_sampling": " 0"}
+"""What a switch becomes if ours takes a value."""
+
+
+def renamed_flag(name: str, *, known: Collection[str]) -> str | None:
+    """Return what an old flag is in a command that does not train, as the end of a sentence; None if it has no new name.
+
+    Args:
+        name: without the hyphens before it, with underscores.
+        known: the names of the command's flags.
+    """
+    new = next((candidate for candidate in _RENAMED.get(name, ()) if candidate in known), None)
+    return None if new is None or new == name else f"is --{new}{_VALUES.get(name, '')} here"

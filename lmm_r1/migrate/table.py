@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import enum
 import re
+import types
+import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, TypeAlias
@@ -239,7 +241,7 @@ def convert(
     for name in values:
         if name not in table.by_name:
             notes.append(Note("without counterpart", name, f"not known as a setting of {table.system}"))
-    in_order = {flag: _plain(flags[flag]) for flag in known if flag in flags}
+    in_order = {flag: _fitted(_plain(flags[flag]), hint) for flag, hint in known.items() if flag in flags}
     assert in_order.keys() == flags.keys(), f"no flags: {sorted(flags.keys() - in_order.keys())}"
     named = tuple(_renamed(note, shown or {}) for note in notes)
     return Conversion(
@@ -249,6 +251,16 @@ def convert(
         notes=(*named, *remarks),
         open=tuple(_open_places(in_order, why_open or {})),
     )
+
+
+def _fitted(value: object, hint: object) -> object:
+    """Return a value as its flag takes it: one name of a list, 1e8 for a whole number, or text that was split at blanks."""
+    kinds = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    if not isinstance(value, list) and any(typing.get_origin(kind) is tuple for kind in kinds):
+        return value if value is None else [value]
+    if isinstance(value, list) and str in kinds:
+        return " ".join(map(str, value))
+    return int(value) if isinstance(value, float) and value.is_integer() and int in kinds and float not in kinds else value
 
 
 def _open_places(flags: Mapping[str, object], why: Mapping[str, str]) -> Iterator[OpenPlace]:

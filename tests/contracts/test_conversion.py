@@ -1,5 +1,6 @@
 """The example configurations of EasyR1, LMM-R1 and Mini-o3 become the flags that were worked out by hand."""
 
+import importlib
 import math
 import re
 from pathlib import Path
@@ -378,3 +379,27 @@ def test_a_trainer_that_is_given_an_old_flag_names_ours(config_class, argv, said
         parse(config_class, argv, prog="lmm-r1 train", description="")
     assert stopped.value.code == 2
     assert f"lmm-r1 train: error: {said}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "given", "said"),
+    [
+        ("serve_rm", "--model_name_or_path m", "--model_name_or_path is --model here"),
+        ("serve_rm", "--reward.model_name_or_path=m", "--reward.model_name_or_path is --model here"),
+        ("serve_rm", "--model m --normalize_reward", "--normalize_reward is --normalize here"),
+        ("interactive_chat", "--pretrain m", "--pretrain is --model here"),
+        ("interactive_chat", "--model m --greedy_sampling", "--greedy_sampling is --temperature 0 here"),
+        ("batch_inference", "--pretrain m", "--pretrain is --model here"),
+        ("batch_inference", "--model m --output-path o", "--output-path is --output here"),
+        ("batch_inference", "--reward_pretrain m", "--reward_pretrain is --reward_model here"),
+        ("merge", "--lora_path a", "--lora_path is --adapter here"),
+        ("train_dpo", "--save_path o", "--save_path is --ckpt.output_dir here"),
+        ("train_kto", "--desirable_loss_weight 1", "--desirable_loss_weight is --model.desirable_loss_weight here"),
+    ],
+)
+def test_a_command_that_is_given_a_flag_of_openrlhfs_names_its_own(command, given, said, capsys):
+    module = importlib.import_module(f"lmm_r1.cli.{command}")
+    with pytest.raises(SystemExit) as stopped:
+        module.main(given.split())
+    assert stopped.value.code == 2
+    assert f"lmm-r1 {command}: error: {said}" in capsys.readouterr().err
