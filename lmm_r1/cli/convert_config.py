@@ -1,4 +1,4 @@
-"""Settings of EasyR1, verl or OpenRLHF 0.6 as a file for ours: `lmm-r1 convert_config FILE [KEY=VALUE ...] [--output FILE]`."""
+"""Settings of other trainers as a file for ours: `lmm-r1 convert_config FILE [KEY=VALUE ...] [--output FILE]`."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from lmm_r1.migrate.table import CONFIG_CLASSES, missing
 
 PROG = "lmm-r1 convert_config"
 DESCRIPTION = (
-    "Write the settings of a run of EasyR1 (its YAML, or a script with its command), of LMM-R1's own scripts (OpenRLHF "
-    "0.6) or of verl as a YAML file for --config of our trainers. Settings without counterpart, and those with another "
-    "meaning here, are listed in comments at its top."
+    "Write the settings of a run of OpenRLHF, LMM-R1, EasyR1, verl, Mini-o3, TRL, R1-V, LLaMA-Factory or ms-swift as a YAML "
+    "file for --config of our trainers. The file is a script, which is read and not run, or YAML. Comments at the top of "
+    "the result list what is left to fill in, has no counterpart, or means something else."
 )
 
 
@@ -36,7 +36,7 @@ class ConvertConfig:
         tyro.conf.Positional,
         tyro.conf.arg(metavar="FILE [KEY=VALUE ...]", help_behavior_hint="(required)"),
     ]
-    """A YAML file or a bash script, then settings that win over it, such as trainer.nnodes=2."""
+    """A YAML file or a bash script, then settings and variables that win over it: trainer.nnodes=2 HOME=/data."""
     output: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """Where the result goes; by default it is printed."""
 

@@ -105,11 +105,9 @@ def _validation(given: Given) -> Results:
     if steps < 1 and not before:
         yield Note("without counterpart", "data.val_files", "they are evaluated on with trainer.val_freq above 0")
         return
-    yield Flag("eval.dataset", names[0])
+    yield Flag("eval.dataset", ",".join(names))
     if len(names) > 1:
-        yield Note(
-            "without counterpart", "data.val_files", f"one is taken, {names[0]}; put the rows of all into one file"
-        )
+        yield Note("another meaning", "data.val_files", "the metrics are means over the rows of all files together")
     if split:
         yield Flag("eval.split", split)
     yield Flag("eval.steps", steps)

@@ -91,9 +91,11 @@ def trainer_settings(command: Command, *, lr: float, epochs: int = 3) -> tuple[S
         to("logging_steps", "logger.logging_steps"),
         ruled("attn_implementation"),
         to("use_liger_kernel", "ds.use_liger_kernel"),
-        without("dataloader_num_workers", "all rows are read before the first step")
-        if command == "train_ppo_ray"
-        else to("dataloader_num_workers", "data.dataloader_num_workers"),
+        (
+            without("dataloader_num_workers", "all rows are read before the first step")
+            if command == "train_ppo_ray"
+            else to("dataloader_num_workers", "data.dataloader_num_workers")
+        ),
         to("trust_remote_code", "train.trust_remote_code", default=False),
         ruled("push_to_hub", False),
         ruled("hub_model_id"),
@@ -220,9 +222,7 @@ def evaluation(dataset: str, *, split: str | None = None) -> Rule:
             if given.text("eval_strategy") not in ("no", None):
                 yield Note("without counterpart", "eval_strategy", "the file names no rows to evaluate on")
             return
-        yield Flag("eval.dataset", names[0])
-        if len(names) > 1:
-            yield Note("without counterpart", dataset, f"one is taken, {names[0]}; put the rows of all into one file")
+        yield Flag("eval.dataset", ",".join(names))
         if split is not None and given.has(split):
             yield Flag("eval.split", given[split])
         if given.text("eval_strategy") == "epoch" or not isinstance(every, int):

@@ -260,7 +260,11 @@ def _fitted(value: object, hint: object) -> object:
         return value if value is None else [value]
     if isinstance(value, list) and str in kinds:
         return " ".join(map(str, value))
-    return int(value) if isinstance(value, float) and value.is_integer() and int in kinds and float not in kinds else value
+    return (
+        int(value)
+        if isinstance(value, float) and value.is_integer() and int in kinds and float not in kinds
+        else value
+    )
 
 
 def _open_places(flags: Mapping[str, object], why: Mapping[str, str]) -> Iterator[OpenPlace]:

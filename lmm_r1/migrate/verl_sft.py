@@ -28,11 +28,8 @@ def _files(given: Given) -> Iterator[Flag | Note]:
         yield Flag("data.dataset", ",".join(map(str, files)) if isinstance(files, list) else files)
     held_out, every = given["data.val_files"], given.whole("trainer.test_freq")
     if held_out:
-        first, *others = held_out if isinstance(held_out, list) else [held_out]
-        yield Flag("eval.dataset", first)
+        yield Flag("eval.dataset", ",".join(map(str, held_out)) if isinstance(held_out, list) else held_out)
         yield Flag("eval.steps", every)
-        if others:
-            yield Note("without counterpart", "data.val_files", f"one is taken, {first}; put all rows into one file")
 
 
 def _columns(given: Given) -> Iterator[Flag | Note]:

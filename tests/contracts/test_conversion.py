@@ -146,6 +146,9 @@ def test_mini_o3_becomes_episodes_of_crops_that_the_trainer_takes():
     environment = load_environment("crop", options=agent_options(config.agent))
     assert isinstance(environment, CropEnvironment)
     assert (environment.bounds.min_pixels, environment.bounds.max_pixels) == (40_000, 2_000_000)
+    # Boxes are cut as its tool cuts them.
+    options = agent_options(config.agent)
+    assert (options["edges"], options["rounding"]) == ("clamp", "down")
 
 
 def test_tools_of_verl_become_an_environment_to_write_and_settings_that_the_trainer_takes():

@@ -123,6 +123,8 @@ def test_a_model_is_evaluated_before_the_training_where_there_are_rows_for_it():
     assert (flags["eval.dataset"], flags["eval.split"]) == ("held_out", "test")
     assert (flags["eval.steps"], flags["eval.before_training"]) == (-1, True)
     assert "data.val_files" not in notes
+    flags, _ = easyr1(data__val_files=["a.json@test", "b.json@test"])
+    assert (flags["eval.dataset"], flags["eval.split"]) == ("a.json,b.json", "test")
     flags, notes = easyr1(trainer__val_freq=5, trainer__val_before_train=True)
     assert flags["eval.before_training"] is False
     assert "eval.dataset" not in flags
