@@ -57,8 +57,9 @@ def load_crop_prompts(path: Path) -> CropPrompts:
     except (ValueError, SyntaxError) as error:
         raise UserError(f"prompts {path}: neither JSON nor Python that can be read: {error}") from error
     keys = _NAMES if path.suffix == ".py" else dict(zip(_NAMES, _NAMES, strict=True))
-    found = {key: texts.get(name) if isinstance(texts, dict) else None for key, name in keys.items()}
-    if missing := [keys[key] for key, text in found.items() if not isinstance(text, str)]:
+    given = texts if isinstance(texts, dict) else {}
+    found = {key: text for key, name in keys.items() if isinstance(text := given.get(name), str)}
+    if missing := [name for key, name in keys.items() if key not in found]:
         raise UserError(f"prompts {path}: it has no text {', '.join(missing)}; add it")
     if len(_IMAGE.findall(found["observation"])) != 1:
         raise UserError(f"prompts {path}: {keys['observation']} must have one <image>, where the observation is shown")

@@ -6,7 +6,7 @@ import fnmatch
 import os.path
 import re
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
@@ -425,9 +425,8 @@ def _after(word: Word, count: int) -> Word:
     return Word(word.line, [Piece("text", rest), *others] if rest else others)
 
 
-def _edited(text: str, rest: str, expand: object) -> str | None:
+def _edited(text: str, rest: str, expand: Callable[[str, int], str]) -> str | None:
     """Return a text after `,,`, `##pattern`, `%pattern`, `/pattern/text` or `:start:length`; None for anything else."""
-    assert callable(expand)
     if rest in (",,", "^^"):
         return text.lower() if rest == ",," else text.upper()
     if match := re.fullmatch(r"(##?|%%?)(.*)", rest, re.DOTALL):
