@@ -12,7 +12,7 @@ from lmm_r1.migrate.easyr1 import EASYR1
 from lmm_r1.migrate.hugging_face import TRL
 from lmm_r1.migrate.llama_factory import LLAMA_FACTORY
 from lmm_r1.migrate.openrlhf import TABLES
-from lmm_r1.migrate.shell import Command, Script
+from lmm_r1.migrate.shell import Script, StartedCommand
 from lmm_r1.migrate.shell_values import as_shown
 from lmm_r1.migrate.swift import SWIFT
 from lmm_r1.migrate.table import Table
@@ -111,7 +111,7 @@ def _unequal(found: Iterable[Launch]) -> list[Launch]:
     return kept
 
 
-def _launch_of(command: Command, *, path: Path, others: list[str]) -> Launch | None:
+def _launch_of(command: StartedCommand, *, path: Path, others: list[str]) -> Launch | None:
     words = [as_shown(word) for word in command.words]
     if PurePosixPath(words[0]).name in _SHOWN_ONLY:
         return None

@@ -14,7 +14,7 @@ from typing import TypeAlias
 from lmm_r1.errors import UserError
 from lmm_r1.migrate.shell_syntax import (
     Branches,
-    Choice,
+    CaseBranches,
     Commands,
     Definition,
     Group,
@@ -43,7 +43,7 @@ Status: TypeAlias = "bool | None"
 
 
 @dataclass(frozen=True)
-class Command:
+class StartedCommand:
     """A command that a run of the script would start."""
 
     words: tuple[str, ...]
@@ -53,7 +53,7 @@ class Command:
     """Variables before it, and those of the script."""
 
 
-Run: TypeAlias = "Generator[Command, None, Status]"
+Run: TypeAlias = "Generator[StartedCommand, None, Status]"
 
 
 class Script:
@@ -80,7 +80,7 @@ class Script:
         self.left_out: dict[str, str] = {}
         """Lines that were not read, and why."""
 
-    def commands(self) -> Generator[Command, None, Status]:
+    def commands(self) -> Generator[StartedCommand, None, Status]:
         """Yield the commands in the order of a run."""
         return self._sequence(self._commands, maybe=False)
 
@@ -106,7 +106,7 @@ class Script:
                 yield from self._branches(node, maybe=maybe)
             case Loop():
                 yield from self._loop(node, maybe=maybe)
-            case Choice():
+            case CaseBranches():
                 yield from self._choice(node, maybe=maybe)
             case Definition(name=name, body=body):
                 self._functions[name] = body
@@ -140,7 +140,7 @@ class Script:
             yield from self._sequence(node.body, maybe=True)
         return None
 
-    def _choice(self, node: Choice, *, maybe: bool) -> Run:
+    def _choice(self, node: CaseBranches, *, maybe: bool) -> Run:
         text = seen(self._joined(node.word))
         for patterns, body in node.branches:
             if text is None:
@@ -201,7 +201,7 @@ class Script:
             return (yield from self._inner(texts[shell + 2], line=line, maybe=maybe))
         if first not in _WITHOUT_EFFECT:
             variables = {name: value for name, value in self._variables.items() if isinstance(value, str)}
-            yield Command(tuple(texts), line, {**variables, **environment})
+            yield StartedCommand(tuple(texts), line, {**variables, **environment})
         return None
 
     def _call(self, body: Commands, arguments: list[str], *, maybe: bool) -> Run:

@@ -53,7 +53,7 @@ class Loop:
 
 
 @dataclass(frozen=True)
-class Choice:
+class CaseBranches:
     """`case`: the word, and what follows each list of patterns."""
 
     word: Word
@@ -75,7 +75,7 @@ class Group:
     body: Commands
 
 
-Node: TypeAlias = "Simple | Test | Branches | Loop | Choice | Definition | Group"
+Node: TypeAlias = "Simple | Test | Branches | Loop | CaseBranches | Definition | Group"
 Commands: TypeAlias = "Sequence[tuple[str, Node]]"
 """Commands, each with the operator before it: `;`, `&&`, `||` or `|`."""
 
@@ -86,7 +86,7 @@ def parsed(text: str, *, path: Path, line: int = 1) -> Commands:
     Raises:
         UserError: a quote, a bracket or a condition is not closed.
     """
-    parser = _Parser(tokens(text, path=path, line=line), path=path)
+    parser = _SyntaxReader(tokens(text, path=path, line=line), path=path)
     commands = list(parser.sequence())
     while not parser.ended:
         # A closing word without its opening one: bash would stop there, too.
@@ -95,7 +95,7 @@ def parsed(text: str, *, path: Path, line: int = 1) -> Commands:
     return commands
 
 
-class _Parser:
+class _SyntaxReader:
     def __init__(self, read: Sequence[Word | Operator], *, path: Path) -> None:
         self._tokens = read
         self._path = path
@@ -265,7 +265,7 @@ class _Parser:
         self._expect("done")
         return body
 
-    def _case(self, _: str, __: int) -> Choice:
+    def _case(self, _: str, __: int) -> CaseBranches:
         word = self._word()
         self._expect("in")
         branches: list[tuple[tuple[Word, ...], Commands]] = []
@@ -281,7 +281,7 @@ class _Parser:
             self.place += self._operator() == ";;"
             self._skip_breaks()
         self.place += 1
-        return Choice(word, tuple(branches))
+        return CaseBranches(word, tuple(branches))
 
     def _braces(self, _: str, __: int) -> Group:
         body = self.sequence()

@@ -66,17 +66,17 @@ def tokens(text: str, *, path: Path, line: int = 1) -> list[Word | Operator]:
     Raises:
         UserError: a quote or a bracket is not closed.
     """
-    return list(_Reader(text, path=path, line=line).read())
+    return list(_WordReader(text, path=path, line=line).read())
 
 
 def pieces_in_quotes(text: str, *, path: Path, line: int) -> list[Piece]:
     """Return the pieces of a text that is read as in double quotes: of a here-document or a default value."""
-    return _Reader(text, path=path, line=line).quoted(end=None)
+    return _WordReader(text, path=path, line=line).quoted(end=None)
 
 
 def pieces_of(text: str, *, path: Path, line: int) -> list[Piece]:
     """Return the pieces of one word, in which blanks are text."""
-    reader = _Reader(text, path=path, line=line)
+    reader = _WordReader(text, path=path, line=line)
     word = Word(line)
     while reader.position < len(text):
         if text[reader.position] in " \t\n;&|<>()":
@@ -87,7 +87,7 @@ def pieces_of(text: str, *, path: Path, line: int) -> list[Piece]:
     return word.pieces
 
 
-class _Reader:
+class _WordReader:
     def __init__(self, text: str, *, path: Path, line: int) -> None:
         self.text = text.replace("\r\n", "\n")
         self.path = path
