@@ -6,12 +6,14 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Annotated, ClassVar, Literal, get_args
 
 from PIL import Image
 from pydantic import Field
 
 from lmm_r1.agents.calls import CROP, GROUNDING, TOOL_CALL, BadCall, CallFormat, WrittenCall, quoted, written_calls
+from lmm_r1.agents.crop_prompts import CropPrompts, load_crop_prompts
 from lmm_r1.agents.environment import Answered, Environment, Episode, Turn
 from lmm_r1.agents.tools import (
     MOST_ASPECT,
@@ -35,6 +37,16 @@ UNITS: dict[Coordinates, str] = {
     "thousandths": "in thousandths of the image's width and height, from 0 to 1000",
     "absolute": "in pixels of the image as it is shown",
 }
+Edges = Literal["refuse", "clamp"]
+"""What becomes of a box that reaches out of the image: a message, or its part inside of the image."""
+Rounding = Literal["touched", "down", "even"]
+"""Which pixels are a box's: those that it touches, or those between its corners rounded down, as Mini-o3 does, or to the
+nearest whole number, halves to the even one, as Pillow does."""
+_ROUNDED: Mapping[Rounding, tuple[Callable[[float], int], Callable[[float], int]]] = {
+    "touched": (math.floor, math.ceil),
+    "down": (int, int),
+    "even": (round, round),
+}
 ZOOM_SIDE = 400
 _SOURCE = (
     "The image to look at: original_image, or observation_1, observation_2 and so on. Of several original images: "
@@ -45,9 +57,14 @@ _DIGITS = 6
 
 
 def box_in_pixels(
-    box: Sequence[float], *, limits: tuple[float, float], size: tuple[int, int]
+    box: Sequence[float],
+    *,
+    limits: tuple[float, float],
+    size: tuple[int, int],
+    edges: Edges = "refuse",
+    rounding: Rounding = "touched",
 ) -> tuple[int, int, int, int]:
-    """Return left, upper, right, lower of the pixels that a box touches, right and lower being outside.
+    """Return left, upper, right, lower of a box's pixels, right and lower being outside.
 
     Args:
         box: x0, y0, x1, y1: its top-left and its bottom-right corner.
@@ -59,7 +76,11 @@ def box_in_pixels(
     """
     x0, y0, x1, y1 = box
     said = f"bbox_2d {quoted(list(box))}"
-    _check_inside((x0, x1), (y0, y1), limits=limits, said=said)
+    if edges == "refuse":
+        _check_inside((x0, x1), (y0, y1), limits=limits, said=said)
+    else:
+        x0, x1 = (min(max(value, 0.0), limits[0]) for value in (x0, x1))
+        y0, y1 = (min(max(value, 0.0), limits[1]) for value in (y0, y1))
     for axis, low, high in (("x", x0, x1), ("y", y0, y1)):
         if low > high:
             raise BadCall(
@@ -68,15 +89,20 @@ def box_in_pixels(
             )
         if low == high:
             raise BadCall(f"{said} is empty: {axis}0 and {axis}1 are equal")
-    left, right = _span(x0, x1, limit=limits[0], pixels=size[0])
-    upper, lower = _span(y0, y1, limit=limits[1], pixels=size[1])
+    left, right = _span(x0, x1, limit=limits[0], pixels=size[0], rounding=rounding)
+    upper, lower = _span(y0, y1, limit=limits[1], pixels=size[1], rounding=rounding)
     _check_thin((right - left, lower - upper), said=said)
     return left, upper, right, lower
 
 
-def crop_tool(*, coordinates: Coordinates = "relative") -> Tool:
-    """Return the tool `crop`; raises UserError for coordinates that are none."""
+def crop_tool(
+    *, coordinates: Coordinates = "relative", edges: Edges = "refuse", rounding: Rounding = "touched"
+) -> Tool:
+    """Return the tool `crop`; raises UserError for an unknown kind of coordinates, edges or rounding."""
     unit = _unit(coordinates)
+    for name, value, choices in (("edges", edges, get_args(Edges)), ("rounding", rounding, get_args(Rounding))):
+        if value not in choices:
+            raise UserError(f"crop: {name} {value!r} must be one of {', '.join(choices)}")
 
     def crop(
         bbox_2d: Annotated[list[float], Field(min_length=4, max_length=4)], source: str, images: EpisodeImages
@@ -85,7 +111,7 @@ def crop_tool(*, coordinates: Coordinates = "relative") -> Tool:
         source = images.known(source)
         image = images.load(source)
         limits = _limits(images, source, coordinates=coordinates)
-        box = box_in_pixels(bbox_2d, limits=limits, size=image.size)
+        box = box_in_pixels(bbox_2d, limits=limits, size=image.size, edges=edges, rounding=rounding)
         return _part(image, Cut(picture=images.number(source), name=source, box=box, size=image.size))
 
     described = f"The part's top-left and bottom-right corner as [x0, y0, x1, y1], {unit}."
@@ -161,10 +187,11 @@ def _check_thin(size: tuple[int, int], *, said: str) -> None:
         )
 
 
-def _span(low: float, high: float, *, limit: float, pixels: int) -> tuple[int, int]:
-    """Return the first pixel that an interval touches, and the one behind the last; at least one pixel lies between."""
-    first = min(math.floor(round(low / limit * pixels, _DIGITS)), pixels - 1)
-    return first, min(max(math.ceil(round(high / limit * pixels, _DIGITS)), first + 1), pixels)
+def _span(low: float, high: float, *, limit: float, pixels: int, rounding: Rounding) -> tuple[int, int]:
+    """Return the first pixel of an interval and the one after its last; it has at least one pixel."""
+    first_of, last_of = _ROUNDED[rounding]
+    first = min(first_of(round(low / limit * pixels, _DIGITS)), pixels - 1)
+    return first, min(max(last_of(round(high / limit * pixels, _DIGITS)), first + 1), pixels)
 
 
 def _window(center: float, *, side: int, pixels: int) -> tuple[int, int]:
@@ -199,6 +226,8 @@ class ToolOutcome:
     tool: str = ""
     """The name of the tool; empty where the call names none that there is."""
     end: CallEnd = "done"
+    turn: int = 1
+    """Number of the policy's turn that has the call, from 1."""
 
 
 class ToolEnvironment(Environment):
@@ -322,7 +351,7 @@ class ToolEpisode(Episode):
         parts: list[Part] = []
         calls: list[CallOutcome] = []
         for call in taken:
-            outcome = await self._outcome(call)
+            outcome = replace(await self._outcome(call), turn=turn.number + 1)
             counts[TOOL_CALLS] += 1
             if outcome.end != "done":
                 counts[_COUNTED[outcome.end]] += 1
@@ -400,26 +429,33 @@ class CropEnvironment(ToolEnvironment):
         self,
         *,
         coordinates: Coordinates = "relative",
+        edges: Edges = "refuse",
+        rounding: Rounding = "touched",
+        prompts: str | None = None,
         tools: Sequence[Tool | Callable[..., object]] = (),
         min_pixels: int = MIN_PIXELS,
         max_pixels: int = MAX_PIXELS,
         side_multiple: int = SIDE_MULTIPLE,
         prefill: str = "",
     ) -> None:
-        """Make the tools; raises UserError as `ToolEnvironment` does, and for coordinates that are none.
+        """Make the tools; raises UserError as `ToolEnvironment` does, and for options that are unknown.
 
         Args:
             coordinates: of boxes; absolute ones are pixels of the image as it is shown within its bounds.
-            tools: offered beside it, called in `<tool_call>` blocks: `zoom_tool()`, or functions.
+            edges: what becomes of a box that reaches out of the image.
+            rounding: which pixels are a box's.
+            prompts: a file with other words; see `load_crop_prompts`.
+            tools: offered in addition, called in `<tool_call>` blocks: `zoom_tool()`, or functions.
         """
         super().__init__(
-            [crop_tool(coordinates=coordinates), *tools],
+            [crop_tool(coordinates=coordinates, edges=edges, rounding=rounding), *tools],
             min_pixels=min_pixels,
             max_pixels=max_pixels,
             side_multiple=side_multiple,
             prefill=prefill,
         )
         self._coordinates = coordinates
+        self._prompts = None if prompts is None else load_crop_prompts(Path(prompts))
 
     def shown_row(self, row: Row) -> Row:
         """Return the row with the protocol explained in its system turn, and its images bounded."""
@@ -427,6 +463,8 @@ class CropEnvironment(ToolEnvironment):
 
     def explained(self, row: Row) -> str:
         """Return what a policy is told of the protocol."""
+        if self._prompts is not None:
+            return self._prompts.system
         images = len(images_of(row.messages))
         names = ORIGINAL if images == 1 else ", ".join(f"{ORIGINAL}_{number}" for number in range(1, images + 1))
         first = ORIGINAL if images == 1 else f"{ORIGINAL}_1"
@@ -444,6 +482,8 @@ class CropEnvironment(ToolEnvironment):
 
     def answered(self, outcome: ToolOutcome) -> list[Part]:
         """Return the parts that were cut out, or what was wrong, and how to go on."""
+        if self._prompts is not None:
+            return self._in_own_words(outcome, self._prompts)
         if outcome.problem:
             return [
                 TextPart(
@@ -462,3 +502,12 @@ class CropEnvironment(ToolEnvironment):
                 "another call, or answer inside <answer> </answer>."
             ),
         ]
+
+    def _in_own_words(self, outcome: ToolOutcome, prompts: CropPrompts) -> list[Part]:
+        if outcome.problem:
+            return [TextPart(f"{outcome.problem}.\n{prompts.error}")]
+        parts: list[Part] = []
+        for name, image in zip(outcome.names, outcome.result.images, strict=True):
+            before, after = prompts.around_image(turn=outcome.turn, observation=int(name.rpartition("_")[2]))
+            parts += [TextPart(before), self.bounds.of(image), TextPart(after)]
+        return [part for part in parts if not isinstance(part, TextPart) or part.text]

@@ -18,7 +18,7 @@ import sys
 import textwrap
 import types
 import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NoReturn, TypeVar
@@ -361,13 +361,30 @@ def _refuse_unknown_flags(
         if name in flags or name in negated or name in TYRO_FLAGS:
             continue
         # Imported only if needed: a large table.
-        from lmm_r1.migrate.openrlhf_06 import old_flag
+        from lmm_r1.migrate.openrlhf import old_flag
 
         if old := old_flag(name, config_class=config_class):
             _exit(prog, f"{spelled} {old}; `lmm-r1 convert_config FILE` converts whole scripts")
+        refuse_renamed([argument], flags, prog=prog)
         match = nearest(name, known=flags)
         hint = f"did you mean --{match}?" if match else f"{lister} lists them all"
         _exit(prog, f"unknown flag {spelled}; {hint}")
+
+
+def refuse_renamed(arguments: Sequence[str], flags: Collection[str], *, prog: str) -> None:
+    """End the process with code 2 at a flag that OpenRLHF's command of this name has under another name.
+
+    Args:
+        flags: the names of the command's flags, with underscores.
+    """
+    # Imported only if needed: a large table.
+    from lmm_r1.migrate.openrlhf import renamed_flag
+
+    for argument in arguments:
+        spelled = argument.partition("=")[0]
+        name = spelled[2:].replace("-", "_")
+        if spelled.startswith("--") and name not in flags and (new := renamed_flag(name, known=flags)):
+            _exit(prog, f"{spelled} {new}")
 
 
 def _refuse_wrong_values(arguments: Sequence[str], flags: dict[str, object], *, prog: str) -> None:

@@ -1,4 +1,4 @@
-"""Settings of EasyR1, verl or OpenRLHF 0.6 as a file for ours: `lmm-r1 convert_config FILE [KEY=VALUE ...] [--output FILE]`."""
+"""Settings of other trainers as a file for ours: `lmm-r1 convert_config FILE [KEY=VALUE ...] [--output FILE]`."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from lmm_r1.config import resolve
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import check_creatable, write_atomically
 from lmm_r1.migrate import Conversion, convert, read_run, to_document
-from lmm_r1.migrate.table import CONFIG_CLASSES
+from lmm_r1.migrate.table import CONFIG_CLASSES, missing
 
 PROG = "lmm-r1 convert_config"
 DESCRIPTION = (
-    "Write the settings of a run of EasyR1 (its YAML, or a script with its command), of LMM-R1's own scripts (OpenRLHF "
-    "0.6) or of verl as a YAML file for --config of our trainers. Settings without counterpart, and those with another "
-    "meaning here, are listed in comments at its top."
+    "Write the settings of a run of OpenRLHF, LMM-R1, EasyR1, verl, Mini-o3, TRL, R1-V, LLaMA-Factory or ms-swift as a YAML "
+    "file for --config of our trainers. The file is a script, which is read and not run, or YAML. Comments at the top of "
+    "the result list what is left to fill in, has no counterpart, or means something else."
 )
 
 
@@ -36,7 +36,7 @@ class ConvertConfig:
         tyro.conf.Positional,
         tyro.conf.arg(metavar="FILE [KEY=VALUE ...]", help_behavior_hint="(required)"),
     ]
-    """A YAML file or a bash script, then settings that win over it, such as trainer.nnodes=2."""
+    """A YAML file or a bash script, then settings and variables that win over it: trainer.nnodes=2 HOME=/data."""
     output: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """Where the result goes; by default it is printed."""
 
@@ -55,7 +55,11 @@ def main(argv: Sequence[str] | None = None) -> None:
             check_creatable(config.output, flag="--output")
         path, *overrides = config.file
         run = read_run(Path(path), overrides)
-        conversion = convert(run.values, run.table, shown=run.shown)
+        conversion = convert(run.values, run.table, shown=run.shown, why_open=run.why_open, remarks=run.remarks)
+        if lacking := missing(conversion):
+            raise UserError(
+                f"{path}: it names no {' and no '.join(lacking)}; give what the script gets from elsewhere"
+            )
         document = to_document(conversion, source=run.source, system=run.table.system)
         refusal = _check(document, conversion)
         if config.output is None:
@@ -69,12 +73,12 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _check(document: str, conversion: Conversion) -> str | None:
     """Read the document as `--config` does, and return why the trainer would refuse it; None if it would not."""
-    config_class = CONFIG_CLASSES[conversion.command]
+    config_class: Any = CONFIG_CLASSES[conversion.command]
     try:
         settings = parse_settings(document, dotted.leaf_types(config_class), source="line")
     except YamlError as error:
         raise UserError(f"the converted settings cannot be read back: {error}; correct the value") from error
-    config: Any = dotted.replace(config_class(), settings)
+    config = dotted.replace(config_class(), settings)
     # Its warnings are about this machine, or will be said again by the trainer.
     resolving = logging.getLogger("lmm_r1.config")
     level = resolving.level

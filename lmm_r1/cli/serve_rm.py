@@ -1,11 +1,12 @@
 """`lmm-r1 serve_rm --model FOLDER --port 5000`: rewards by a trained reward model, over HTTP."""
 
 import argparse
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, get_args
 
 from lmm_r1.cli import run_command
-from lmm_r1.cli.arguments import add_access_arguments, media_access, model_server_parser, user_errors
+from lmm_r1.cli.arguments import add_access_arguments, media_access, model_server_parser, refuse_renamed, user_errors
 from lmm_r1.config.generation import BatchConfig, StepScores
 from lmm_r1.config.hardware import default_param_dtype
 from lmm_r1.config.preferences import RMDeepSpeedConfig
@@ -23,7 +24,10 @@ DESCRIPTION = (
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Serve until SIGINT or SIGTERM; an unknown flag or a bad value ends the process with code 2."""
-    args = parse_flags(build_parser(), argv)
+    parser = build_parser()
+    flags = {action.dest for action in parser._actions}
+    refuse_renamed(sys.argv[1:] if argv is None else argv, flags, prog=PROG)
+    args = parse_flags(parser, argv)
     with user_errors(PROG):
         _serve(args)
 

@@ -322,6 +322,8 @@ class PPOTrainConfig(TrainConfig):
     """Samples in one forward and backward pass on one GPU; rounded up to whole groups with shared prefixes."""
     num_episodes: int = 1
     """Passes over the prompts."""
+    max_steps: int = -1
+    """Stop after this many steps; -1 runs all episodes."""
     colocate_all: bool | None = None
     """Policy, reference model and vLLM engines take turns on the same GPUs. None does so if a machine has too few
     GPUs, or too little memory, for separate groups."""

@@ -277,7 +277,7 @@ class CheckpointConfig:
 @dataclass(frozen=True, kw_only=True)
 class EvalConfig:
     dataset: str | None = None
-    """Row file or dataset to evaluate on during training."""
+    """Row file or dataset to evaluate on during training; separate several by commas."""
     split: str = "train"
     """Split of the evaluation dataset."""
     steps: int = -1

@@ -159,13 +159,17 @@ def with_left_out(summary: str, skipped: Sequence[SkippedRow]) -> str:
     return f"{summary}; {rows} left out, the first: {' '.join(skipped[0].reason.split())}"
 
 
-def parse_dataset_spec(datasets: str, probabilities: str | None = None) -> tuple[list[str], list[float] | None]:
-    """`("a.jsonl,b.jsonl", "0.7,0.3")` → `(["a.jsonl", "b.jsonl"], [0.7, 0.3])`; raises UserError for a mismatch."""
+def dataset_paths(datasets: str, *, flag: str) -> list[str]:
+    """Return the entries of a flag that are separated by commas; raises UserError for an empty one."""
     paths = [path.strip() for path in datasets.split(",")]
     if not all(paths):
-        raise UserError(
-            f"--data.prompt_dataset {datasets!r} has an empty entry; give paths separated by single commas"
-        )
+        raise UserError(f"{flag} {datasets!r} has an empty entry; give paths separated by single commas")
+    return paths
+
+
+def parse_dataset_spec(datasets: str, probabilities: str | None = None) -> tuple[list[str], list[float] | None]:
+    """`("a.jsonl,b.jsonl", "0.7,0.3")` → `(["a.jsonl", "b.jsonl"], [0.7, 0.3])`; raises UserError for a mismatch."""
+    paths = dataset_paths(datasets, flag="--data.prompt_dataset")
     if probabilities is None or not probabilities.strip():
         return paths, None
     try:

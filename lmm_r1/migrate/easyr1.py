@@ -66,6 +66,11 @@ def _seed(given: Given) -> Results:
         yield Note("another meaning", "data.seed", "--train.seed seeds all that is random, not only the order of rows")
 
 
+def _end(given: Given) -> Results:
+    if given["trainer.max_steps"] is not None:
+        yield Flag("train.max_steps", given.whole("trainer.max_steps"))
+
+
 def _gpus(given: Given) -> Results:
     nodes, per_node = given.whole("trainer.nnodes"), given.whole("trainer.n_gpus_per_node")
     for model in ("actor", "ref", *(("critic",) if given.text("algorithm.adv_estimator") == "gae" else ())):
@@ -100,11 +105,9 @@ def _validation(given: Given) -> Results:
     if steps < 1 and not before:
         yield Note("without counterpart", "data.val_files", "they are evaluated on with trainer.val_freq above 0")
         return
-    yield Flag("eval.dataset", names[0])
+    yield Flag("eval.dataset", ",".join(names))
     if len(names) > 1:
-        yield Note(
-            "without counterpart", "data.val_files", f"one is taken, {names[0]}; put the rows of all into one file"
-        )
+        yield Note("another meaning", "data.val_files", "the metrics are means over the rows of all files together")
     if split:
         yield Flag("eval.split", split)
     yield Flag("eval.steps", steps)
@@ -220,6 +223,7 @@ RULES: tuple[Rule, ...] = (
     lengths,
     _overlong_prompts,
     _seed,
+    _end,
     _gpus,
     _validation,
     _evaluation_sampling,
@@ -411,7 +415,7 @@ CRITIC = tuple(
 
 TRAINER = (
     _to("trainer.total_epochs", "train.num_episodes", default=15),
-    _without("trainer.max_steps", "a run ends with its episodes (--train.num_episodes, --data.max_samples)", None),
+    _ruled("trainer.max_steps"),
     _to("trainer.project_name", "logger.wandb.project", default="easy_r1"),
     _ruled("trainer.experiment_name", "demo"),
     _ruled("trainer.logger", ("console", "wandb")),

@@ -27,6 +27,11 @@ NEAREST_ESTIMATORS = {
         "--algo.advantage.pass_k responses that it is in",
     ),
     "gdpo": ("group_norm", "each part of the reward is normalized for itself there"),
+    # verl's.
+    "gpg": ("dr_grpo", "its loss has no ratio of probabilities there"),
+    "opo": ("rloo", "the baseline is weighted by the lengths of the responses there"),
+    "optimal_token_baseline": ("rloo", "each token has its own baseline there"),
+    "tir_optimal_token_baseline": ("rloo", "each token has its own baseline there"),
 }
 KL_ESTIMATORS = {"kl": "k1", "mse": "k2", "low_var_kl": "k3"}
 LOSS_TYPES = {

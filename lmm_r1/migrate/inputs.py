@@ -3,339 +3,42 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import yaml
 
 from lmm_r1.errors import UserError
 from lmm_r1.migrate.easyr1 import EASYR1
-from lmm_r1.migrate.openrlhf_06 import TABLES
-from lmm_r1.migrate.table import Table, put
+from lmm_r1.migrate.hugging_face import MARKS_OF_GRPO, TRL
+from lmm_r1.migrate.launches import Launch, find_launch
+from lmm_r1.migrate.llama_factory import LLAMA_FACTORY
+from lmm_r1.migrate.openrlhf import dotted_table
+from lmm_r1.migrate.shell import Script
+from lmm_r1.migrate.shell_values import as_shown, unknowns
+from lmm_r1.migrate.swift import SWIFT
+from lmm_r1.migrate.table import TO_FILL_IN, Note, Table, put
 from lmm_r1.migrate.verl import VERL
 
-_NAME = r"[A-Za-z_][A-Za-z0-9_]*"
-_VARIABLE = re.compile(rf"\$(?:({_NAME})|\{{({_NAME})(?:(:?)([-=])([^{{}}]*))?\}})")
-_HERE = re.compile(r"\$\(pwd\)|\$\{PWD\}|\$PWD\b|`pwd`")
-_ASSIGNMENT = re.compile(rf"({_NAME})(\+?)=(.*)", re.DOTALL)
-_HEREDOC = re.compile(r"(?<!<)<<-?\s*(['\"]?)([A-Za-z_]\w*)\1")
-_OPENS = ("if", "for", "while", "until", "case", "{")
-_CLOSES = ("fi", "done", "esac", "}")
-_FOLLOWED = ("then", "do", "else", "elif", "if", "while", "until", "{", "!")
-"""Words that a separate command follows."""
-_ESCAPED = {"$": "\ue000", "`": "\ue001"}
-"""Stand-ins for characters that a backslash in double quotes escapes."""
-_ARGUMENTS = ("$@", "${@}", "$*")
-"""What the script itself was given: nothing."""
-_OPERATORS = ";&|<>()\n"
-
-
-@dataclass
-class _Word:
-    """A word as it is written, in pieces: text, and whether variables in it are expanded."""
-
-    line: int
-    pieces: list[tuple[str, bool, bool]] = field(default_factory=list)
-    """Text, whether it may hold variables, and whether it is quoted."""
-
-    @property
-    def raw(self) -> str:
-        return "".join(text for text, _, _ in self.pieces)
-
-
-@dataclass(frozen=True)
-class Word:
-    """A word of a command, with its variables replaced."""
-
-    text: str
-    line: int
-    unreadable: UserError | None = None
-    """What is wrong with a word that only bash could read: raised by who needs it."""
-
-
-@dataclass(frozen=True)
-class _Command:
-    """A simple command."""
-
-    words: list[_Word]
-    conditional: bool
-    """Whether it follows `&&`, `||`, `|` or an open parenthesis."""
-    array: bool
-    """Whether an open parenthesis follows it: `NAME=(`."""
-
-
-@dataclass(frozen=True)
-class _Variable:
-    text: str
-    unreadable: UserError | str = ""
-    """Why its text cannot be known: what is wrong with it itself, or with every use of it."""
-
-
-class Script:
-    """A bash file: its commands, and the variables that they set."""
-
-    def __init__(self, text: str, *, path: Path) -> None:
-        self.path = path
-        self._variables: dict[str, _Variable] = {}
-        self._text = _without_heredocs(text)
-
-    def command(self, modules: Sequence[str]) -> tuple[str, list[Word]]:
-        """Return the module and the arguments of the file's one command that runs a Python module of these.
-
-        Args:
-            modules: prefixes of their names: `openrlhf.cli.` is all modules of that package.
-
-        Raises:
-            UserError: there is no such command, or more than one, or a quote is left open.
-        """
-        found: list[tuple[str, list[Word]]] = []
-        lines: list[int] = []
-        depth = 0
-        for command in self._commands():
-            words = command.words
-            while words:
-                depth += (words[0].raw in _OPENS) - (words[0].raw in _CLOSES)
-                if words[0].raw not in _FOLLOWED:
-                    break
-                words = words[1:]
-            place = next((place for place, word in enumerate(words[:-1]) if word.raw == "-m"), None)
-            module = words[place + 1].raw if place is not None else ""
-            if place is not None and module.startswith(tuple(modules)):
-                arguments = [word for raw in words[place + 2 :] for word in self._expanded(raw)]
-                found.append((module, arguments))
-                lines.append(words[0].line)
-            elif found and words and words[0].raw.startswith("-") and not command.conditional:
-                raise UserError(
-                    f"{self.path}:{words[0].line}: {words[0].raw} stands behind the end of the command that trains: a "
-                    "comment or a line without \\ at its end is above it; mend that"
-                )
-            elif words:
-                self._remember(words, conditional=depth > 0 or command.conditional, array=command.array)
-        if not found:
-            raise UserError(f"{self.path}: no command in it runs {' or '.join(f'python -m {m}...' for m in modules)}")
-        if len(found) > 1:
-            raise UserError(
-                f"{self.path}: commands that train are in lines {', '.join(map(str, lines))}; leave one in the file"
-            )
-        return found[0]
-
-    def _remember(self, words: Sequence[_Word], *, conditional: bool, array: bool) -> None:
-        """Take the variables that a command sets for later commands, with their present values."""
-        first, *others = words
-        if first.raw == ":":
-            # `: "${NAME:=value}"` sets NAME if it is not set.
-            for word in others:
-                self._expanded(word)
-        elif first.raw in ("for", "read"):
-            for word in others[:1] if first.raw == "for" else others:
-                self._forget(word.raw, line=word.line, what="takes it from elsewhere; write the value itself")
-        elif first.raw == "unset":
-            for word in others:
-                self._variables.pop(word.raw, None)
-        else:
-            exported = first.raw in ("export", "readonly", "local", "declare")
-            assignments = [(word, _ASSIGNMENT.fullmatch(word.raw)) for word in (others if exported else words)]
-            # Before a command they apply only to that command.
-            if exported or all(match for _, match in assignments):
-                for word, match in assignments:
-                    if match is not None:
-                        self._assign(word, match, conditional=conditional, array=array)
-
-    def _assign(self, word: _Word, match: re.Match[str], *, conditional: bool, array: bool) -> None:
-        name, plus, _ = match.groups()
-        if conditional:
-            self._forget(name, line=word.line, what="sets it under a condition; set it once")
-            return
-        if array:
-            self._forget(name, line=word.line, what="makes an array of it; write the values themselves")
-            return
-        before = self._variables.get(name) if plus else None
-        pieces = _behind(word, len(name) + len(plus) + 1).pieces
-        if before is not None and before.unreadable:
-            return
-        try:
-            text = "".join(self._value(piece, word.line) if expands else piece for piece, expands, _ in pieces)
-        except UserError as error:
-            self._variables[name] = _Variable("", error)
-        else:
-            self._variables[name] = _Variable((before.text if before is not None else "") + text)
-
-    def _forget(self, name: str, *, line: int, what: str) -> None:
-        """Forget a variable whose value only bash could compute."""
-        self._variables[name] = _Variable("", f"line {line} {what}")
-
-    def _expanded(self, word: _Word) -> list[Word]:
-        """Return a word with its variables replaced; one that is not quoted may become several, or none."""
-        if word.raw in _ARGUMENTS:
-            return []
-        texts = [""]
-        empty = not any(quoted for _, _, quoted in word.pieces)
-        for text, expands, quoted in word.pieces:
-            try:
-                replaced = self._value(text, word.line) if expands else text
-            except UserError as error:
-                return [Word(word.raw, word.line, error)]
-            if quoted or replaced == text:
-                texts[-1] += replaced
-                continue
-            first, *rest = re.split(r"\s+", replaced)
-            texts[-1] += first
-            texts += rest
-        return [Word(text, word.line) for text in texts if text or not empty]
-
-    def _value(self, text: str, line: int) -> str:
-        """Return text with its variables replaced; raises UserError for what only bash could compute."""
-
-        def held(match: re.Match[str]) -> str:
-            name, colon, operator, default = match[1] or match[2], match[3], match[4], match[5]
-            variable = self._variables.get(name)
-            why = "" if variable is None else variable.unreadable
-            if isinstance(why, UserError):
-                raise why
-            if why:
-                raise self._unreadable(line, match[0], why)
-            # With a colon an empty one counts as not set.
-            if variable is not None and (variable.text or not colon):
-                return variable.text
-            if default is None:
-                raise self._unreadable(line, match[0], "it is not set in this file; set it there")
-            value = self._value(default, line)
-            if operator == "=":
-                self._variables[name] = _Variable(value)
-            return value
-
-        plain = _HERE.sub(".", text)
-        if re.search(r"[$`]", _VARIABLE.sub("", plain)):
-            raise self._unreadable(line, text, "only bash could compute this; write the value itself")
-        value = _VARIABLE.sub(held, plain)
-        for sign, stand_in in _ESCAPED.items():
-            value = value.replace(stand_in, sign)
-        return value
-
-    def _unreadable(self, line: int, what: str, remedy: str) -> UserError:
-        return UserError(f"{self.path}:{line}: cannot read {what}: {remedy}")
-
-    def _commands(self) -> Iterator[_Command]:
-        """Yield the simple commands, each with at least one word; redirections and what follows them are left out."""
-        words: list[_Word] = []
-        redirected, behind = False, ""
-        for token in _tokens(self._text, path=self.path):
-            if isinstance(token, _Word):
-                if not redirected:
-                    words.append(token)
-            elif token in "<>":
-                # `2> file`: the number is not an argument. Everything after the first redirection is the shell's.
-                if not redirected and words and words[-1].raw.isdecimal():
-                    words.pop()
-                redirected = True
-            elif not (redirected and token in "&()|"):
-                if words:
-                    yield _Command(words, conditional=_depends(behind), array=token == "(")
-                    behind = ""
-                words, redirected, behind = [], False, behind + token
-        if words:
-            yield _Command(words, conditional=_depends(behind), array=False)
-
-
-def _depends(operators: str) -> bool:
-    """Return whether a command after these operators may not run, or runs in its own shell."""
-    last = operators.rstrip("\n")
-    return last.endswith(("&&", "|", "("))
-
-
-def _behind(word: _Word, count: int) -> _Word:
-    """Return a word without its first characters."""
-    pieces = []
-    for text, expands, quoted in word.pieces:
-        pieces.append((text[count:], expands, quoted))
-        count = max(0, count - len(text))
-    return _Word(word.line, [piece for piece in pieces if piece[0]])
-
-
-def _without_heredocs(text: str) -> str:
-    """Return the text with the lines of here-documents empty."""
-    lines, end = [], None
-    for line in text.split("\n"):
-        if end is not None:
-            end = None if line.strip() == end else end
-            lines.append("")
-            continue
-        match = _HEREDOC.search(line)
-        end = match[2] if match and not line.lstrip().startswith("#") else None
-        lines.append(line)
-    return "\n".join(lines)
-
-
-def _tokens(text: str, *, path: Path) -> Iterator[_Word | str]:
-    """Yield words and operators, a line break among them."""
-    position, line = 0, 1
-    word: _Word | None = None
-    while position < len(text):
-        character = text[position]
-        if text.startswith("\\\n", position):
-            position, line = position + 2, line + 1
-        elif character in " \t\r":
-            if word is not None:
-                yield word
-            word, position = None, position + 1
-        elif character == "#" and word is None:
-            end = text.find("\n", position)
-            position = len(text) if end < 0 else end
-        elif character in _OPERATORS:
-            if word is not None:
-                yield word
-            yield character
-            word, position = None, position + 1
-            line += character == "\n"
-        else:
-            word = word or _Word(line)
-            piece, expands, quoted, position = _piece(text, position, path=path, line=line)
-            word.pieces.append((piece, expands, quoted))
-            line += text.count("\n", position - len(piece), position) if quoted else 0
-    if word is not None:
-        yield word
-
-
-def _piece(text: str, start: int, *, path: Path, line: int) -> tuple[str, bool, bool, int]:
-    """Return the piece of a word that begins at `start`, whether it expands and is quoted, and where it ends."""
-    character = text[start]
-    if character == "\\":
-        return text[start + 1 : start + 2], False, True, start + 2
-    if character == "'":
-        end = text.find("'", start + 1)
-        if end < 0:
-            raise UserError(f"{path}:{line}: a quote ' is opened and not closed")
-        return text[start + 1 : end], False, True, end + 1
-    if character == '"':
-        return _double_quoted(text, start, path=path, line=line)
-    match = re.compile(r"\$\((?:[^()\n]|\([^()\n]*\))*\)|\$\{[^{}\n]*\}|`[^`\n]*`|[^\s\\'\"`;&|<>()$]+|\$\w*|.").match(
-        text, start
-    )
-    assert match is not None
-    return match[0], True, False, match.end()
-
-
-def _double_quoted(text: str, start: int, *, path: Path, line: int) -> tuple[str, bool, bool, int]:
-    """Return the text in double quotes, with stand-ins for escaped characters."""
-    end = start + 1
-    while end < len(text) and text[end] != '"':
-        end += 2 if text[end] == "\\" else 1
-    if end >= len(text):
-        raise UserError(f'{path}:{line}: a quote " is opened and not closed')
-    inner = text[start + 1 : end].replace("\\\n", "")
-    plain = re.sub(r'\\([$`"\\])', lambda match: _ESCAPED.get(match[1], match[1]), inner)
-    return plain, True, True, end + 1
-
-
 YAML_SUFFIXES = (".yaml", ".yml")
-OPENRLHF = "openrlhf.cli."
-YAML_MODULES = {"verl.trainer.main": EASYR1, "verl.trainer.main_ppo": VERL}
-"""Trainers whose command lines are `key=value`."""
 KEY_FLAG = "use_wandb"
 # With a zero in front it is a name: a date, the number of a run.
 _WHOLE = re.compile(r"[+-]?(0|[1-9]\d*)")
 _FRACTION = re.compile(r"[+-]?(\d+\.\d*([eE][+-]?\d+)?|\.\d+([eE][+-]?\d+)?|\d+[eE][+-]?\d+)")
+_SWITCHES = {"true": True, "false": False}
+_VARIABLE = re.compile(r"[A-Za-z_]\w*")
+_STAND_IN = re.compile("\ue000(\\d+)\ue001")
+_HYDRA = ("--config-path", "--config-name", "--config-dir")
+_PROCESSES = re.compile(r"--?(?:nproc[_-]per[_-]node|num_gpus|num_processes)")
+_MACHINES = re.compile(r"--?(?:nnodes|num_nodes|num_machines)")
+_ENVIRONMENT = {
+    "NPROC_PER_NODE": "nproc_per_node",
+    "NNODES": "nnodes",
+    "MAX_PIXELS": "MAX_PIXELS",
+    "MIN_PIXELS": "MIN_PIXELS",
+}
+"""Variables of the environment that are settings, and their names in the tables."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -348,34 +51,50 @@ class RunOfAnother:
     values: Mapping[str, object]
     shown: Mapping[str, str]
     """Names of settings in the file that differ from the table's."""
+    why_open: Mapping[str, str] = field(default_factory=dict)
+    """Why variables in values have no value, by how the script writes them."""
+    remarks: tuple[Note, ...] = ()
+    """What the user should know of how the file was read."""
 
 
 def read_run(path: Path, overrides: Sequence[str] = ()) -> RunOfAnother:
-    """Read a YAML file of EasyR1 or verl, or a bash script with a command that trains with one of them or OpenRLHF.
+    """Read a YAML file, or a bash script with a command that trains; the script is not run.
 
     Args:
-        overrides: `key=value` for YAML settings and those that a script gives, which win over the file's.
+        overrides: `key=value` for settings and for variables of a script, which win over the file's.
 
     Raises:
         UserError: the file is missing, or holds something that cannot be read, named by its line.
     """
     text = _read(path)
-    given = [Word(override, 0) for override in overrides]
     if path.suffix in YAML_SUFFIXES:
         tree = _mapping(text, path=path)
-        return _of_tree(tree, given, source=str(path), path=path, table=_table_of(tree, path=path))
-    module, words = Script(text, path=path).command((OPENRLHF, *YAML_MODULES))
-    if module.startswith(OPENRLHF):
-        if overrides:
-            raise UserError(
-                f"{overrides[0]}: {path} is a script for OpenRLHF, which takes no key=value; edit the result"
-            )
-        return _of_flags(module.removeprefix(OPENRLHF), words, path=path)
-    # Where its name cannot be read, it is refused with the other settings.
-    base = next((word for word in words if word.text.startswith("config=")), None)
-    tree = {} if base is None else _base(Path(base.text.removeprefix("config=")), script=path, line=base.line)
-    settings = [word for word in words if word is not base]
-    return _of_tree(tree, [*settings, *given], source=str(path), path=path, table=YAML_MODULES[module])
+        return _of_tree(tree, overrides, source=str(path), path=path, line=0, table=_table_of(tree, path=path))
+    variables = dict(_variable(override) for override in overrides if _VARIABLE.fullmatch(override.partition("=")[0]))
+    script = Script(text, path=path, given=variables)
+    launch = find_launch(script, path=path)
+    settings = [
+        one for one in overrides if one.partition("=")[0] in launch.table.by_name or "." in one.partition("=")[0]
+    ]
+    read = _of_settings if launch.takes_settings else _of_flags
+    run = read(launch, settings, path=path)
+    remarks = [Note("another meaning", str(path), remark) for remark in launch.remarks]
+    remarks += [Note("without counterpart", words, why) for words, why in script.left_out.items()]
+    values = {name: _shown(value) for name, value in run.values.items()}
+    return replace(run, values=values, why_open=script.why, remarks=(*run.remarks, *remarks))
+
+
+def _variable(override: str) -> tuple[str, str]:
+    name, _, value = override.partition("=")
+    return name, value
+
+
+def _shown(value: object) -> object:
+    if isinstance(value, list):
+        return [_shown(one) for one in value]
+    if isinstance(value, dict):
+        return {key: _shown(one) for key, one in value.items()}
+    return as_shown(value) if isinstance(value, str) else value
 
 
 def _read(path: Path) -> str:
@@ -384,7 +103,7 @@ def _read(path: Path) -> str:
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}; check the path") from error
     except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not a UTF-8 text file") from error
+        raise UserError(f"{path}: not a UTF-8 text file; convert it to UTF-8") from error
 
 
 class _Loader(yaml.SafeLoader):
@@ -399,24 +118,47 @@ def _mapping(text: str, *, path: Path) -> dict[str, object]:
         tree = yaml.load(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise UserError(f"{path}:{line}: not valid YAML: {error.problem}") from error
+        raise UserError(f"{path}:{line}: not valid YAML: {error.problem}; correct it") from error
     if not isinstance(tree, dict):
-        raise UserError(f"{path}:1: expected groups of settings such as `data:` and `worker:`")
+        raise UserError(f"{path}:1: expected settings such as `data:` and `worker:`; give the file of a run")
     for line, content in enumerate(text.splitlines(), start=1):
         if "${" in content.partition("#")[0]:
-            raise UserError(
-                f"{path}:{line}: OmegaConf would put another value in the place of ${{...}}; write it down"
-            )
+            raise UserError(f"{path}:{line}: OmegaConf would replace ${{...}} with another value; write that value")
     return tree
 
 
+_MARKS: tuple[tuple[frozenset[str], Callable[[Mapping[str, object]], Table | None]], ...] = (
+    (frozenset({"actor_rollout_ref"}), lambda _: VERL),
+    (frozenset({"worker", "algorithm", "trainer"}), lambda _: EASYR1),
+    (frozenset({"stage"}), lambda tree: LLAMA_FACTORY.get(str(tree["stage"]))),
+    (
+        frozenset({"train_type", "tuner_type", "rlhf_type"}),
+        lambda tree: SWIFT.get(f"rlhf {tree['rlhf_type']}" if "rlhf_type" in tree else "sft"),
+    ),
+    (
+        frozenset({"dataset_name", "model_name_or_path"}),
+        lambda tree: TRL["grpo" if tree.keys() & set(MARKS_OF_GRPO) else "sft"],
+    ),
+)
+"""Settings by which a YAML file is known, and its table."""
+
+
 def _table_of(tree: Mapping[str, object], *, path: Path) -> Table:
-    if "actor_rollout_ref" in tree:
-        return VERL
-    if tree.keys() & {"worker", "algorithm", "trainer"}:
-        return EASYR1
+    if tree.get("do_predict") or "export_dir" in tree or ("stage" not in tree and "infer_backend" in tree):
+        raise UserError(
+            f"{path}: it trains nothing; `lmm-r1 batch_inference` generates, `lmm-r1 evaluate` evaluates, and "
+            "`lmm-r1 merge` merges an adapter"
+        )
+    for marks, table_of in _MARKS:
+        if tree.keys() & marks:
+            table = table_of(tree)
+            if table is not None:
+                return table
+            names = ", ".join(f"{name} {tree[name]}" for name in sorted(marks) if name in tree)
+            raise UserError(f"{path}: {names} is not converted; known are {', '.join((*LLAMA_FACTORY, *SWIFT))}")
     raise UserError(
-        f"{path}: neither settings of EasyR1 (data, algorithm, worker, trainer) nor of verl (actor_rollout_ref); found "
+        f"{path}: neither settings of EasyR1 (data, algorithm, worker, trainer) nor of verl (actor_rollout_ref), TRL "
+        f"(dataset_name), LLaMA-Factory (stage) or ms-swift (train_type); found "
         f"{', '.join(map(str, tree)) or 'nothing'}"
     )
 
@@ -432,24 +174,68 @@ def _base(config: Path, *, script: Path, line: int) -> dict[str, object]:
     return _mapping(_read(found), path=found)
 
 
-def _of_tree(tree: dict[str, object], words: Sequence[Word], *, source: str, path: Path, table: Table) -> RunOfAnother:
+def _of_settings(launch: Launch, overrides: Sequence[str], *, path: Path) -> RunOfAnother:
+    """Return the run of a command whose arguments are `key=value`."""
+    line, table = launch.line, launch.table
+    remarks: list[Note] = []
+    tree: dict[str, object] = {}
+    settings: list[str] = []
+    words = iter(launch.words)
     for word in words:
-        if word.unreadable is not None:
-            raise word.unreadable
-        name, equals, text = word.text.partition("=")
-        where = f"{path}:{word.line}" if word.line else word.text
+        name, equals, value = word.partition("=")
+        if name == "config" and equals:
+            tree = _base(Path(as_shown(value)), script=path, line=line)
+        elif name in _HYDRA:
+            value = value if equals else next(words, "")
+            remarks.append(Note("without counterpart", name, f"{value}: defaults of other files are not read"))
+        elif name.startswith("~"):
+            remarks.append(Note("without counterpart", word, "it removes a setting; leave that out of the result"))
+        elif not equals and unknowns(word):
+            remarks.append(Note("without counterpart", as_shown(word), "the variable has no value; nothing is added"))
+        else:
+            settings.append(word)
+    run = _of_tree(tree, [*settings, *overrides], source=str(path), path=path, line=line, table=table)
+    return replace(run, remarks=tuple(remarks))
+
+
+def _of_tree(
+    tree: dict[str, object], words: Sequence[str], *, source: str, path: Path, line: int, table: Table
+) -> RunOfAnother:
+    for word in words:
+        name, equals, text = word.partition("=")
+        where = f"{path}:{line}" if line else word
         if not equals:
-            raise UserError(f"{where}: {word.text} is no setting such as trainer.nnodes=1")
-        try:
-            value = yaml.load(text, Loader=_Loader)
-        except yaml.YAMLError as error:
-            raise UserError(f"{where}: the value of {name} is not valid YAML: {text}") from error
-        put(tree, name.lstrip("+"), value, where=where)
+            raise UserError(f"{where}: {as_shown(word)} is not a setting such as trainer.nnodes=1; correct it")
+        put(tree, name.lstrip("+"), _value(text, name=name, where=where), where=where)
     given = dict(_flat(tree, {*table.by_name, *table.names}, prefix=""))
     values = {table.names.get(name, name): value for name, value in given.items()}
-    # EasyR1's names of earlier versions are shown only if they are given.
-    shown = {new: old for old, new in table.names.items() if old in given or table is VERL}
+    # Earlier names are shown only if they are given.
+    shown = {new: old for old, new in table.names.items() if old in given or (table is VERL and new not in given)}
     return RunOfAnother(source=source, table=table, values=values, shown=shown)
+
+
+def _value(text: str, *, name: str, where: str) -> object:
+    """Return a value of YAML, in which places to fill in are text."""
+    found: list[str] = []
+
+    def kept(match: re.Match[str]) -> str:
+        found.append(match[0])
+        return f"\ue000{len(found) - 1}\ue001"
+
+    def restored(value: object) -> object:
+        if isinstance(value, str):
+            return _STAND_IN.sub(lambda match: found[int(match[1])], value)
+        if isinstance(value, list):
+            return [restored(one) for one in value]
+        return {key: restored(one) for key, one in value.items()} if isinstance(value, dict) else value
+
+    plain = TO_FILL_IN.sub(kept, as_shown(text))
+    try:
+        return restored(yaml.load(plain, Loader=_Loader))
+    except yaml.YAMLError as error:
+        if plain.startswith(("[", "{")):
+            raise UserError(f"{where}: the value of {name} is not valid YAML: {as_shown(text)}; correct it") from error
+        return restored(plain)
 
 
 def _flat(tree: Mapping[str, object], leaves: set[str], *, prefix: str) -> Iterator[tuple[str, object]]:
@@ -461,25 +247,59 @@ def _flat(tree: Mapping[str, object], leaves: set[str], *, prefix: str) -> Itera
             yield name, value
 
 
-def _of_flags(command: str, words: Sequence[Word], *, path: Path) -> RunOfAnother:
-    table = next((table for name, table in TABLES.items() if name == command), None)
-    if table is None:
-        raise UserError(f"{path}: openrlhf.cli.{command} is not converted; known are {', '.join(TABLES)}")
-    values: dict[str, object] = {}
+def _of_flags(launch: Launch, overrides: Sequence[str], *, path: Path) -> RunOfAnother:
+    """Return the run of a command whose arguments are flags."""
+    table = launch.table
+    openrlhf = table.system.startswith("OpenRLHF")
+    values: dict[str, object] = {} if openrlhf else dict(_environment(launch))
     name = ""
-    for word in words:
-        # A key is not written down, wherever it comes from.
-        if word.unreadable is not None and name != KEY_FLAG:
-            raise word.unreadable
-        if word.text.startswith("--"):
-            flag, equals, text = word.text[2:].partition("=")
+    for word in launch.words:
+        if word.startswith("--"):
+            flag, equals, text = word[2:].partition("=")
             name = flag.replace("-", "_")
-            values[name] = _scalar(text) if equals else True
-        elif not name:
-            raise UserError(f"{path}:{word.line}: {word.text} stands behind no flag")
-        else:
-            values[name] = _with(values[name], _scalar(word.text))
-    return RunOfAnother(source=str(path), table=table, values=values, shown={})
+            values[name] = _scalar(text, switches=not openrlhf) if equals else True
+        elif name:
+            values[name] = _with(values[name], _scalar(word, switches=not openrlhf))
+        elif word.endswith(YAML_SUFFIXES):
+            values = {**_base(Path(as_shown(word)), script=path, line=launch.line), **values}
+        elif "=" in word:
+            key, _, text = word.partition("=")
+            values[key] = _scalar(text, switches=True)
+        elif not unknowns(word):
+            raise UserError(f"{path}:{launch.line}: {as_shown(word)} belongs to no flag; correct the command")
+    if not openrlhf and isinstance(config := values.pop("config", None), str):
+        values = {**_base(Path(as_shown(config)), script=path, line=launch.line), **values}
+    if openrlhf and any("." in name for name in values):
+        table = dotted_table(table.command)
+    if table.system == "LLaMA-Factory":
+        table = LLAMA_FACTORY.get(str(values.get("stage", "sft")), table)
+    for override in overrides:
+        key, _, text = override.partition("=")
+        values[key] = _value(text, name=key, where=override)
+    if KEY_FLAG in values:
+        # A key is not written, wherever it comes from.
+        values[KEY_FLAG] = True
+    named = {table.names.get(key, key): value for key, value in values.items()}
+    shown = {new: old for old, new in table.names.items() if old in values}
+    return RunOfAnother(source=str(path), table=table, values=named, shown=shown)
+
+
+def _environment(launch: Launch) -> Iterator[tuple[str, object]]:
+    """Yield settings that the launcher and the environment give."""
+    for variable, name in _ENVIRONMENT.items():
+        if variable in launch.environment and name in launch.table.by_name:
+            yield name, _scalar(launch.environment[variable], switches=False)
+    devices = launch.environment.get("CUDA_VISIBLE_DEVICES", "")
+    if "NPROC_PER_NODE" not in launch.environment and re.fullmatch(r"\d+(,\d+)*", devices):
+        # ms-swift spreads one process over all devices without the variable.
+        yield "nproc_per_node", 1 if launch.table.system == "ms-swift" else devices.count(",") + 1
+    for place, word in enumerate(launch.launcher):
+        name, equals, value = word.partition("=")
+        value = value if equals else next(iter(launch.launcher[place + 1 :]), "")
+        if value.isdecimal() and _PROCESSES.fullmatch(name):
+            yield "nproc_per_node", int(value)
+        elif value.isdecimal() and _MACHINES.fullmatch(name):
+            yield "nnodes", int(value)
 
 
 def _with(before: object, value: object) -> object:
@@ -489,7 +309,9 @@ def _with(before: object, value: object) -> object:
     return [*before, value] if isinstance(before, list) else [before, value]
 
 
-def _scalar(text: str) -> object:
+def _scalar(text: str, *, switches: bool) -> object:
+    if switches and text.lower() in _SWITCHES:
+        return _SWITCHES[text.lower()]
     if _WHOLE.fullmatch(text):
         return int(text)
     return float(text) if _FRACTION.fullmatch(text) else text

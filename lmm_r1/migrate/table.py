@@ -4,24 +4,39 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Callable, Iterator, Mapping
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import yaml
 
 from lmm_r1 import dotted
 from lmm_r1.config.ppo import PPOConfig
+from lmm_r1.config.preferences import DPOConfig, KTOConfig, PRMConfig, RMConfig
 from lmm_r1.config.resolve import unplanned
-from lmm_r1.config.supervised import SFTConfig
+from lmm_r1.config.supervised import KDConfig, SFTConfig, SupervisedConfig
 from lmm_r1.errors import UserError
 
-Command = Literal["train_ppo_ray", "train_sft"]
-CONFIG_CLASSES: Mapping[Command, type[PPOConfig] | type[SFTConfig]] = {
+Command = Literal["train_ppo_ray", "train_sft", "train_dpo", "train_rm", "train_kto", "train_prm", "train_kd"]
+CONFIG_CLASSES: Mapping[Command, type[PPOConfig] | type[SupervisedConfig]] = {
     "train_ppo_ray": PPOConfig,
     "train_sft": SFTConfig,
+    "train_dpo": DPOConfig,
+    "train_rm": RMConfig,
+    "train_kto": KTOConfig,
+    "train_prm": PRMConfig,
+    "train_kd": KDConfig,
 }
 NoteKind = Literal["without counterpart", "another meaning", "derived"]
+
+
+TO_FILL_IN = re.compile(
+    r"\$\{[^{}]*\}|\$\(\(.*?\)\)|\$\([^()]*\)|\$\w+|<[A-Za-z][\w -]*>|\[(?:YOUR|PATH|your|path)[^\[\]]*\]|\{[A-Za-z_]+\}"
+    r"|(?:/|\b)path/to\b|\b(?:YOUR|your)[_-]\w+"
+)
+"""What a published file leaves to whoever uses it: variables without a value, and places such as [YOUR_IMAGES_DIR]."""
 
 
 class _Default(enum.Enum):
@@ -100,6 +115,18 @@ class Conversion:
     defaults: tuple[str, ...]
     """Flags that hold a default of theirs, because nothing was given for them."""
     notes: tuple[Note, ...]
+    open: tuple[OpenPlace, ...] = ()
+    """Values to fill in before a run."""
+
+
+@dataclass(frozen=True)
+class OpenPlace:
+    """A part of a value that the file leaves open."""
+
+    flag: str
+    text: str
+    """As the file writes it."""
+    why: str = ""
 
 
 class Given:
@@ -161,22 +188,35 @@ class Given:
         return value
 
     def _wrong(self, name: str, wanted: str) -> UserError:
-        return UserError(f"{self._prefix}{name} is {self[name]!r}, and must be {wanted}")
+        open_place = TO_FILL_IN.search(str(self[name]))
+        variable = re.search(r"[A-Za-z_]\w*", open_place[0]) if open_place else None
+        advice = f"give {variable[0]}=VALUE after the file's name" if variable else "correct it"
+        return UserError(f"{self._prefix}{name} is {self[name]!r}, and must be {wanted}; {advice}")
 
 
-def convert(values: Mapping[str, object], table: Table, *, shown: Mapping[str, str] | None = None) -> Conversion:
+def convert(
+    values: Mapping[str, object],
+    table: Table,
+    *,
+    shown: Mapping[str, str] | None = None,
+    why_open: Mapping[str, str] | None = None,
+    remarks: Sequence[Note] = (),
+) -> Conversion:
     """Return the flags that the given values are here, and notes on all that is not the same.
 
     Args:
         values: by the names of the table; other names are listed as without counterpart.
         shown: names of settings for the notes, if they differ from the table's.
+        why_open: why variables have no value, by how the file writes them.
+        remarks: more notes.
 
     Raises:
         UserError: a value is not of the kind that its setting has.
     """
     known = dotted.leaf_types(CONFIG_CLASSES[table.command])
     # Settings that a plan would choose are taken over only if they are given.
-    ours = unplanned(CONFIG_CLASSES[table.command]())
+    config_class: Any = CONFIG_CLASSES[table.command]
+    ours = unplanned(config_class())
     given = Given(values, table)
     flags: dict[str, object] = {}
     defaults: list[str] = []
@@ -201,12 +241,48 @@ def convert(values: Mapping[str, object], table: Table, *, shown: Mapping[str, s
     for name in values:
         if name not in table.by_name:
             notes.append(Note("without counterpart", name, f"not known as a setting of {table.system}"))
-    in_order = {flag: _plain(flags[flag]) for flag in known if flag in flags}
+    in_order = {flag: _fitted(_plain(flags[flag]), hint) for flag, hint in known.items() if flag in flags}
     assert in_order.keys() == flags.keys(), f"no flags: {sorted(flags.keys() - in_order.keys())}"
     named = tuple(_renamed(note, shown or {}) for note in notes)
     return Conversion(
-        command=table.command, flags=in_order, defaults=tuple(name for name in defaults if name in flags), notes=named
+        command=table.command,
+        flags=in_order,
+        defaults=tuple(name for name in defaults if name in flags),
+        notes=(*named, *remarks),
+        open=tuple(_open_places(in_order, why_open or {})),
     )
+
+
+def _fitted(value: object, hint: object) -> object:
+    """Return a value as its flag takes it: one name of a list, 1e8 for a whole number, or text that was split at blanks."""
+    kinds = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    if not isinstance(value, list) and any(typing.get_origin(kind) is tuple for kind in kinds):
+        return value if value is None else [value]
+    if isinstance(value, list) and str in kinds:
+        return " ".join(map(str, value))
+    return (
+        int(value)
+        if isinstance(value, float) and value.is_integer() and int in kinds and float not in kinds
+        else value
+    )
+
+
+def _open_places(flags: Mapping[str, object], why: Mapping[str, str]) -> Iterator[OpenPlace]:
+    for flag, value in flags.items():
+        texts = value if isinstance(value, list) else [value]
+        found = dict.fromkeys(match[0] for text in texts for match in TO_FILL_IN.finditer(str(text)))
+        for text in found:
+            yield OpenPlace(flag, text, why.get(text, ""))
+
+
+def missing(conversion: Conversion) -> list[str]:
+    """Return which of model and rows the converted settings do not name."""
+    plays = conversion.command == "train_ppo_ray"
+    needed = {
+        "model": "actor.model_name_or_path" if plays else "model.model_name_or_path",
+        "rows": "data.prompt_dataset" if plays else "data.dataset",
+    }
+    return [f"{what} (--{flag})" for what, flag in needed.items() if not conversion.flags.get(flag)]
 
 
 def _renamed(note: Note, shown: Mapping[str, str]) -> Note:
@@ -249,6 +325,9 @@ def to_document(conversion: Conversion, *, source: str, system: str) -> str:
                 subjects.setdefault(note.text, []).append(note.subject)
         lines = [f"  {', '.join(names)}: {text}" for text, names in subjects.items()]
         comments += [title, *lines] if lines else []
+    if conversion.open:
+        comments += ["To fill in before training:"]
+        comments += [f"  --{one.flag}: {one.text}" + (f" ({one.why})" if one.why else "") for one in conversion.open]
     if conversion.defaults:
         comments += [f"Defaults of {system} that are not ours:", f"  {', '.join(conversion.defaults)}"]
     head = "".join(f"# {line}\n" for comment in comments for line in comment.splitlines())

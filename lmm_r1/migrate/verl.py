@@ -91,6 +91,17 @@ NAMES = {
     "trainer.test_freq": "trainer.val_freq",
     "trainer.default_local_dir": "trainer.save_checkpoint_path",
     "trainer.max_actor_ckpt_to_keep": "trainer.save_limit",
+    "reward.custom_reward_function.path": "custom_reward_function.path",
+    "reward.custom_reward_function.name": "custom_reward_function.name",
+    f"{ROLLOUT}.val_kwargs.n": f"{ROLLOUT}.val_n",
+    f"{ROLLOUT}.val_kwargs.do_sample": f"{ROLLOUT}.val_do_sample",
+    f"{_REF}.fsdp_config.optimizer_offload": "worker.ref.offload.offload_optimizer",
+    "reward_model.reward_kwargs.overlong_buffer_cfg.enable": "reward_model.overlong_buffer.enable",
+    "reward_model.reward_kwargs.overlong_buffer_cfg.len": "reward_model.overlong_buffer.len",
+    "reward_model.reward_kwargs.overlong_buffer_cfg.penalty_factor": "reward_model.overlong_buffer.penalty_factor",
+    "reward.reward_kwargs.overlong_buffer_cfg.enable": "reward_model.overlong_buffer.enable",
+    "reward.reward_kwargs.overlong_buffer_cfg.len": "reward_model.overlong_buffer.len",
+    "reward.reward_kwargs.overlong_buffer_cfg.penalty_factor": "reward_model.overlong_buffer.penalty_factor",
 }
 """EasyR1's names for what verl calls otherwise."""
 
@@ -100,8 +111,6 @@ DEFAULTS: dict[str, object] = {
     "algorithm.kl_penalty": "low_var_kl",
     "algorithm.max_num_gen_batches": 256,
     "worker.critic.optim.lr": 1e-5,
-    "data.prompt_key": "problem",
-    "data.answer_key": "solution",
     "data.rollout_batch_size": 1024,
     "data.filter_overlong_prompts": False,
     "data.min_pixels": None,
@@ -150,6 +159,7 @@ _METRIC = "algorithm.filter_groups.metric"
 _RIGHT = "acc"
 """The metric for DAPO's filter that is not a reward."""
 _MINI_O3_LEAST_STD, _LEAST_STD = 1e-4, 1e-6
+_OVERLONG = tuple(f"reward_model.overlong_buffer.{what}" for what in ("enable", "len", "penalty_factor"))
 _RULED = (
     "algorithm.use_kl_in_reward",
     "algorithm.kl_penalty_in_reward",
@@ -167,6 +177,13 @@ _RULED = (
     f"{ROLLOUT}.val_do_sample",
     "custom_reward_function.path",
     "custom_reward_function.name",
+    "reward_model.enable",
+    "reward_model.model.path",
+    f"{ROLLOUT}.val_kwargs.temperature",
+    f"{ACTOR}.ppo_max_token_len_per_gpu",
+    f"{ROLLOUT}.log_prob_max_token_len_per_gpu",
+    "trainer.resume_mode",
+    *_OVERLONG,
 )
 
 
@@ -207,8 +224,53 @@ def _sampling(given: Given) -> Iterator[Flag | Note]:
     if given.has(IMAGES) and not crops(given):
         yield Flag("data.max_images_per_prompt", given.group(IMAGES).get("image", 0))
     yield Flag("eval.n_samples_per_prompt", given.whole(f"{ROLLOUT}.val_n") if given.has(f"{ROLLOUT}.val_n") else 1)
-    sampled = given[f"{ROLLOUT}.val_do_sample"]
-    yield Flag("eval.temperature", given.number("worker.rollout.temperature") if sampled else 0.0)
+    own = f"{ROLLOUT}.val_kwargs.temperature"
+    sampled = "worker.rollout.temperature" if given[own] is None else own
+    yield Flag("eval.temperature", given.number(sampled) if given[f"{ROLLOUT}.val_do_sample"] else 0.0)
+    if given[own] is not None and not given[f"{ROLLOUT}.val_do_sample"]:
+        yield Note("without counterpart", own, f"it has no effect without {ROLLOUT}.val_do_sample")
+
+
+def _columns(given: Given) -> Iterator[Flag | Note]:
+    """verl's rows have a prompt and the right answer in `reward_model`; Mini-o3's have a problem and its solution."""
+    prompt, answer = ("problem", "solution") if crops(given) else ("prompt", "reward_model.ground_truth")
+    yield Flag("data.input_key", given["data.prompt_key"] if given.has("data.prompt_key") else prompt)
+    yield Flag("data.label_key", given["data.answer_key"] if given.has("data.answer_key") else answer)
+
+
+def _tokens(given: Given) -> Iterator[Flag | Note]:
+    """Dynamic batches have a number of tokens of their own there, and else that of their micro-batches."""
+    for setting, flag in (
+        (f"{ACTOR}.ppo_max_token_len_per_gpu", "train.max_tokens_per_gpu"),
+        (f"{ROLLOUT}.log_prob_max_token_len_per_gpu", "rollout.max_tokens_per_gpu"),
+    ):
+        if given[setting] is None:
+            continue
+        if given.switch("worker.actor.dynamic_batching"):
+            yield Flag(flag, given.whole(setting))
+        else:
+            yield Note("without counterpart", setting, f"it has no effect without {ACTOR}.use_dynamic_bsz")
+
+
+def _overlong(given: Given) -> Iterator[Flag | Note]:
+    enabled, length, factor = _OVERLONG
+    if given[enabled]:
+        yield Flag("reward.overlong_buffer_len", given.whole(length))
+        yield Flag("reward.overlong_penalty_factor", 1.0 if given[factor] is None else given.number(factor))
+        return
+    for name in (length, factor):
+        if given.has(name):
+            yield Note("without counterpart", name, f"it has no effect without {enabled}")
+
+
+def _resuming(given: Given) -> Iterator[Flag | Note]:
+    mode = given.text("trainer.resume_mode")
+    if mode == "disable":
+        yield Flag("ckpt.load_enable", False)
+    elif mode == "resume_path":
+        yield Note(
+            "without counterpart", "trainer.resume_mode", "their checkpoints are not read; merge one to a model"
+        )
 
 
 def _aggregation(given: Given) -> Iterator[Flag | Note]:
@@ -322,7 +384,7 @@ VERL = Table(
     # The last word on a flag is that of the last rule.
     rules=(
         *(IN_PLACE.get(rule, rule) for rule in EASYR1.rules),
-        *(_kl, _sampling, _rejection, _policy),
+        *(_kl, _sampling, _columns, _tokens, _overlong, _resuming, _rejection, _policy),
         *TURN_RULES,
         *REWARD_RULES,
     ),

@@ -45,7 +45,8 @@ DEFAULTS: dict[str, object] = {
 """Defaults of settings that Mini-o3's other rollouts do not read."""
 
 _OWN_WORDS = (
-    "in the words of the environment; a subclass of CropEnvironment has others (explained, answered: docs/agents.md)"
+    'in the words of the environment; for those that its checkpoints were trained with, add "prompts": '
+    '"Mini-o3/verl/trainer/constants.py" to --agent.options (docs/agents.md)'
 )
 UNLIKE: dict[str, tuple[object, str]] = {
     "data.tool_call": (
@@ -84,7 +85,9 @@ def _environment(given: Given) -> Iterator[Flag | Note]:
         bound: default if given[f"data.{bound}"] is None else given.whole(f"data.{bound}")
         for bound, default in _PIXELS.items()
     }
-    yield Flag("agent.options", json.dumps({"coordinates": coordinates, **pixels}))
+    # Boxes become pixels as in its tool.
+    cut = {"edges": "clamp", "rounding": "down"}
+    yield Flag("agent.options", json.dumps({"coordinates": coordinates, **cut, **pixels}))
     yield Note(
         "another meaning",
         "data.train_files",
@@ -337,9 +340,15 @@ _MINI_O3: dict[str, object] = {
 
 def _scorer(given: Given) -> Iterator[Flag | Note]:
     """An environment without rewards of its own needs a scorer of its last turn."""
-    if player(given) is None or given.text(_FUNCTION) is not None:
+    model = given.text("reward_model.model.path") if given["reward_model.enable"] else None
+    if model is not None:
+        yield Flag("reward.model_name_or_path", model)
         return
-    if player(given) == "file":
+    if given.has("reward_model.model.path"):
+        yield Note("without counterpart", "reward_model.model.path", "it has no effect without reward_model.enable")
+    if given.text(_FUNCTION) is not None:
+        return
+    if player(given) != "crop":
         yield Flag("reward.remote_url", DEFAULT_VERIFIER)
         yield Note(
             "another meaning", _FUNCTION, "without one verl judges a row by its data_source, and here math judges all"

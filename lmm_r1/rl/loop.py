@@ -257,8 +257,9 @@ class RLRun:
 
 
 def total_steps(config: PPOConfig, *, num_rows: int) -> int:
-    """Return the rollout steps of a run in which no prompt is dropped."""
-    return num_rows // config.rollout.batch_size * config.train.num_episodes
+    """Return the rollout steps of a run in which no prompt is dropped, up to `--train.max_steps`."""
+    steps = num_rows // config.rollout.batch_size * config.train.num_episodes
+    return steps if config.train.max_steps < 0 else min(steps, config.train.max_steps)
 
 
 def optimizer_steps(config: PPOConfig, *, num_rows: int, waits: int = 0) -> int:

@@ -38,6 +38,7 @@ from lmm_r1.data.training_rows import (
     PromptStream,
     blend,
     check_prompt,
+    dataset_paths,
     parse_dataset_spec,
     with_left_out,
 )
@@ -154,7 +155,11 @@ def train(config: PPOConfig, *, reward: Callable[..., Any] | None = None) -> Non
     if sizes is not None:
         Console(highlight=False, soft_wrap=True).print(sizes)
     held_out = config.eval.dataset
-    eval_rows = _load(config, held_out, split=config.eval.split, check=check) if held_out else KeptRows()
+    lists = [
+        _load(config, path, split=config.eval.split, check=check)
+        for path in (dataset_paths(held_out, flag="--eval.dataset") if held_out else ())
+    ]
+    eval_rows: KeptRows[Row] = KeptRows.blended((row for part in lists for row in part), lists)
     max_images = config.data.max_images_per_prompt or max(len(images_of(row.messages)) for row in rows + eval_rows)
     if config.train.plays:
         max_images += config.agent.max_images if kit.takes_images else 0

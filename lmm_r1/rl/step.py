@@ -88,8 +88,10 @@ class Learner:
 
 
 def make_rollout(learner: Learner, step: int) -> MadeRollout | None:
-    """Return the rollout of a step, counted from 1; None if too few prompts are left for one."""
+    """Return the rollout of a step, counted from 1; None after the last one: of `--train.max_steps`, or of the prompts."""
     generator, prompts, count = learner.generator, learner.prompts, learner.config.rollout.batch_size
+    if 0 <= learner.config.train.max_steps < step:
+        return None
     if not generator.can_fill(prompts, count=count):
         return None
     began = time.perf_counter()

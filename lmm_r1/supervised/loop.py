@@ -17,7 +17,7 @@ from typing_extensions import Self
 
 from lmm_r1.config import checkpoint_folder
 from lmm_r1.data.messages import Row
-from lmm_r1.data.training_rows import KeptRows
+from lmm_r1.data.training_rows import KeptRows, dataset_paths
 from lmm_r1.errors import UserError
 from lmm_r1.host.optimizer import LossScaling, loss_scaling
 from lmm_r1.lifecycle.stopping import Progress, SaveSchedule
@@ -145,10 +145,12 @@ class SupervisedRun(ABC, Generic[ConfigT, RowT, SampleT, BatchT]):
     @classmethod
     def evaluation_rows(cls, config: ConfigT, *, check: RowCheck[Any] = passes) -> KeptRows[Any]:
         """Return the rows of `--eval.dataset`; none without it."""
-        path = config.eval.dataset
-        if path is None:
-            return KeptRows()
-        return cls.load(config, path, split=config.eval.split, check=check, held_out=True)
+        held_out = config.eval.dataset
+        lists = [
+            cls.load(config, path, split=config.eval.split, check=check, held_out=True)
+            for path in (dataset_paths(held_out, flag="--eval.dataset") if held_out else ())
+        ]
+        return KeptRows.blended((row for part in lists for row in part), lists)
 
     @classmethod
     def conversations(cls, rows: Sequence[Any]) -> list[Row]:

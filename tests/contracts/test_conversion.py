@@ -1,5 +1,6 @@
 """The example configurations of EasyR1, LMM-R1 and Mini-o3 become the flags that were worked out by hand."""
 
+import importlib
 import math
 import re
 from pathlib import Path
@@ -27,7 +28,8 @@ from lmm_r1.config.checks import agent_options
 from lmm_r1.errors import UserError
 from lmm_r1.migrate import Conversion, convert, read_run, to_document
 from lmm_r1.migrate.easyr1 import EASYR1
-from lmm_r1.migrate.openrlhf_06 import TABLES, old_flag
+from lmm_r1.migrate.openrlhf import TABLES, old_flag
+from lmm_r1.migrate.table import CONFIG_CLASSES, missing
 from lmm_r1.migrate.verl import VERL
 
 pytestmark = pytest.mark.contract
@@ -38,7 +40,7 @@ EASYR1_FILE = DATA / "easyr1.yaml"
 
 def converted(path: Path, *overrides: str) -> Conversion:
     run = read_run(path, overrides)
-    return convert(run.values, run.table, shown=run.shown)
+    return convert(run.values, run.table, shown=run.shown, why_open=run.why_open, remarks=run.remarks)
 
 
 def left_out(conversion: Conversion) -> set[str]:
@@ -52,7 +54,7 @@ def there(flags: dict[str, object]) -> dict[str, object]:
 
 def read_back(conversion: Conversion) -> PPOConfig | SFTConfig:
     """The config that our own parser makes of the written file."""
-    config_class = {"train_ppo_ray": PPOConfig, "train_sft": SFTConfig}[conversion.command]
+    config_class = CONFIG_CLASSES[conversion.command]
     document = to_document(conversion, source="a test", system="another")
     return dotted.replace(config_class(), parse_settings(document, dotted.leaf_types(config_class), source="document"))
 
@@ -144,6 +146,9 @@ def test_mini_o3_becomes_episodes_of_crops_that_the_trainer_takes():
     environment = load_environment("crop", options=agent_options(config.agent))
     assert isinstance(environment, CropEnvironment)
     assert (environment.bounds.min_pixels, environment.bounds.max_pixels) == (40_000, 2_000_000)
+    # Boxes are cut as its tool cuts them.
+    options = agent_options(config.agent)
+    assert (options["edges"], options["rounding"]) == ("clamp", "down")
 
 
 def test_tools_of_verl_become_an_environment_to_write_and_settings_that_the_trainer_takes():
@@ -198,6 +203,7 @@ def test_no_setting_of_easyr1_is_ignored(name):
     assert (before.flags, before.notes) != (after.flags, after.notes)
 
 
+OVERLONG = "reward_model.overlong_buffer.len"
 IMAGES_OF_VERL = ("limit_mm_per_prompt", "val_limit_mm_per_prompt")
 NOBODY: dict[str, object] = {"custom_reward_function.path": "r.py", "data.val_files": "v", "trainer.val_freq": 5}
 CROPS: dict[str, object] = {
@@ -215,7 +221,9 @@ TOOLS_OF_VERL: dict[str, object] = {
 @pytest.mark.parametrize("name", [setting.name for setting in VERL.settings if setting.name not in EASYR1.by_name])
 def test_no_setting_of_verl_is_ignored(name, base):
     special = {f"actor_rollout_ref.rollout.{name}": {"image": 3} for name in IMAGES_OF_VERL}
-    special |= {"algorithm.use_kl_in_reward": True, "data.tool_call_penalty": 0.2}
+    special |= {"algorithm.use_kl_in_reward": True, "data.tool_call_penalty": 0.2, "trainer.resume_mode": "disable"}
+    needed = {"reward_model.enable": "reward_model.model.path", "reward_model.overlong_buffer.enable": OVERLONG}
+    base = {**base, **({needed[name]: 512} if name in needed else {})}
     before = convert(base, VERL)
     setting = VERL.by_name[name]
     after = convert(base | {name: special.get(name, another(name, base.get(name, setting.default)))}, VERL)
@@ -223,9 +231,15 @@ def test_no_setting_of_verl_is_ignored(name, base):
 
 
 @pytest.mark.parametrize(
-    ("command", "name"), [(command, setting.name) for command, table in TABLES.items() for setting in table.settings]
+    ("command", "name"),
+    [
+        (command, setting.name)
+        for command, table in TABLES.items()
+        if command != "train_ppo"
+        for setting in table.settings
+    ],
 )
-def test_no_flag_of_openrlhf_06_is_ignored_or_unknown_to_the_trainers(command, name):
+def test_no_flag_of_openrlhf_is_ignored_or_unknown_to_the_trainers(command, name):
     table = TABLES[command]
     special = {
         "limit_mm_per_prompt": {"image": 3},
@@ -233,15 +247,17 @@ def test_no_flag_of_openrlhf_06_is_ignored_or_unknown_to_the_trainers(command, n
         "adam_betas": [0.1, 0.2],
         "ring_attn_size": 2,
         "reward_clip_range": [0, 1],
+        # Any value that is not there is neither of the two that mean what happens here.
+        "compute_fp32_loss": "no",
     }
+    corrected = {"enable_vllm_is_correction": True} if name.startswith("vllm_is") else {}
     default = table.by_name[name].default
-    base: dict[str, object] = {"eval_dataset": "e"}
+    base: dict[str, object] = {"eval_dataset": "e", **corrected}
     before = convert(base, table)
     value = special.get(name, True if default is False else another(name, default))
     after = convert(base | {name: value}, table)
     assert (before.flags, before.notes) != (after.flags, after.notes)
-    config_class = {"train_ppo_ray": PPOConfig, "train_sft": SFTConfig}[command]
-    assert old_flag(name, config_class=config_class)
+    assert old_flag(name, config_class=CONFIG_CLASSES[command])
 
 
 def test_every_setting_that_easyr1_is_known_to_have_is_in_the_table():
@@ -274,6 +290,45 @@ def test_an_earlier_name_is_understood_and_shown_as_it_was_given(tmp_path):
     conversion = converted(file)
     assert (conversion.flags["train.num_episodes"], conversion.flags["reward.remote_url"]) == (3, "r.py:f")
     assert any('REWARD_TYPE = "batch"' in note.text for note in conversion.notes)
+
+
+@pytest.mark.parametrize("kind", table("contracts/conversion", "script_kinds"))
+def test_a_published_kind_of_file_keeps_model_and_rows_and_is_taken_by_our_command(kind, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    case = table("contracts/conversion", "script_kinds")[kind]
+    file = tmp_path / case.get("file", "run.sh")
+    file.write_text(case["script"], encoding="utf-8")
+    conversion = converted(file, *case.get("overrides", ()))
+    assert conversion.command == case.get("command", "train_ppo_ray")
+    assert {name: conversion.flags.get(name) for name in case["flags"]} == case["flags"]
+    assert missing(conversion) == []
+    assert set(case.get("left_out", ())) <= left_out(conversion)
+    assert {one.flag: one.text for one in conversion.open} == case.get("open", {})
+    assert "SECRET" not in to_document(conversion, source="s", system="t")
+    config_class = CONFIG_CLASSES[conversion.command]
+    resolve(dotted.replace(config_class(), {**NUMBERS_OF_GPUS[config_class is PPOConfig], **flat(conversion)}))
+
+
+NUMBERS_OF_GPUS: dict[bool, dict[str, object]] = {
+    True: {"actor.num_gpus_per_node": 8, "actor.num_nodes": 1},
+    False: {},
+}
+
+
+def flat(conversion: Conversion) -> dict[str, object]:
+    """What our parser makes of the written file."""
+    document = to_document(conversion, source="a test", system="another")
+    return parse_settings(document, dotted.leaf_types(CONFIG_CLASSES[conversion.command]), source="document")
+
+
+def test_a_file_without_a_model_or_rows_ends_with_a_code_and_nothing_is_written(tmp_path, capsys):
+    script, out = tmp_path / "run.sh", tmp_path / "ours.yaml"
+    script.write_text("python -m openrlhf.cli.train_sft --dataset rows.jsonl\n")
+    with pytest.raises(SystemExit) as stopped:
+        main([str(script), "--output", str(out)])
+    assert stopped.value.code == 1
+    assert "it names no model (--model.model_name_or_path)" in capsys.readouterr().err
+    assert not out.exists()
 
 
 def test_the_command_writes_a_file_that_the_trainer_takes(tmp_path, capsys):
@@ -327,3 +382,27 @@ def test_a_trainer_that_is_given_an_old_flag_names_ours(config_class, argv, said
         parse(config_class, argv, prog="lmm-r1 train", description="")
     assert stopped.value.code == 2
     assert f"lmm-r1 train: error: {said}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "given", "said"),
+    [
+        ("serve_rm", "--model_name_or_path m", "--model_name_or_path is --model here"),
+        ("serve_rm", "--reward.model_name_or_path=m", "--reward.model_name_or_path is --model here"),
+        ("serve_rm", "--model m --normalize_reward", "--normalize_reward is --normalize here"),
+        ("interactive_chat", "--pretrain m", "--pretrain is --model here"),
+        ("interactive_chat", "--model m --greedy_sampling", "--greedy_sampling is --temperature 0 here"),
+        ("batch_inference", "--pretrain m", "--pretrain is --model here"),
+        ("batch_inference", "--model m --output-path o", "--output-path is --output here"),
+        ("batch_inference", "--reward_pretrain m", "--reward_pretrain is --reward_model here"),
+        ("merge", "--lora_path a", "--lora_path is --adapter here"),
+        ("train_dpo", "--save_path o", "--save_path is --ckpt.output_dir here"),
+        ("train_kto", "--desirable_loss_weight 1", "--desirable_loss_weight is --model.desirable_loss_weight here"),
+    ],
+)
+def test_a_command_that_is_given_a_flag_of_openrlhfs_names_its_own(command, given, said, capsys):
+    module = importlib.import_module(f"lmm_r1.cli.{command}")
+    with pytest.raises(SystemExit) as stopped:
+        module.main(given.split())
+    assert stopped.value.code == 2
+    assert f"lmm-r1 {command}: error: {said}" in capsys.readouterr().err

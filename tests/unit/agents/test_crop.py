@@ -203,3 +203,31 @@ def test_settings_that_are_none_are_refused():
         crop_tool(coordinates="pixels")
     with pytest.raises(UserError, match="side must be at least 1 pixel, not 0"):
         zoom_tool(side=0)
+
+
+@pytest.mark.parametrize(
+    ("box", "rounding", "expected"),
+    [
+        # x -10 to 60 of 100 is 0 to 60; y 40 to 75 of 50 is 40 to 50.
+        ([-0.1, 0.8, 0.6, 1.5], "touched", ((60, 10), (0, 40, 7), (59, 49, 7))),
+        # x 10.5 to 21.5 of 100 and y 2.5 to 7.5 of 50: down, and halves to the even number.
+        ([0.105, 0.05, 0.215, 0.15], "touched", ((12, 6), (10, 2, 7), (21, 7, 7))),
+        ([0.105, 0.05, 0.215, 0.15], "down", ((11, 5), (10, 2, 7), (20, 6, 7))),
+        ([0.105, 0.05, 0.215, 0.15], "even", ((12, 6), (10, 2, 7), (21, 7, 7))),
+        ([0.115, 0.07, 0.205, 0.13], "even", ((8, 2), (12, 4, 7), (19, 5, 7))),
+    ],
+)
+def test_a_box_is_clamped_and_rounded_as_the_options_say(box, rounding, expected):
+    tool = crop_tool(edges="clamp", rounding=rounding)
+    assert corners(cut(episode(coordinates_image(100, 50)), tool, bbox_2d=box)) == expected
+
+
+def test_a_clamped_box_outside_of_the_image_is_empty():
+    with pytest.raises(BadCall, match="is empty: x0 and x1 are equal"):
+        cut(episode(coordinates_image(100, 50)), crop_tool(edges="clamp"), bbox_2d=[1.2, 0, 1.5, 1])
+
+
+@pytest.mark.parametrize("option", ["edges", "rounding"])
+def test_an_unknown_way_to_cut_is_refused(option):
+    with pytest.raises(UserError, match=f"crop: {option} 'up' must be one of"):
+        crop_tool(**{option: "up"})

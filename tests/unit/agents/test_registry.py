@@ -148,7 +148,8 @@ def test_what_is_wrong_with_a_file_is_told(file, code, name, options, said):
 
 def test_wrong_options_of_a_name_are_told():
     with pytest.raises(
-        UserError, match="environment crop: no option 'pixels'; known are coordinates, tools, min_pixels"
+        UserError,
+        match="environment crop: no option 'pixels'; known are coordinates, edges, rounding, prompts, tools, min_pixels",
     ):
         load_environment("crop", options={"pixels": 3})
     with pytest.raises(UserError, match="environment crop: coordinates 'pixels' is none of"):

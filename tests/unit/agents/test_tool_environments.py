@@ -1,6 +1,7 @@
 """The environments `crop` and `tool`: what a policy is shown first, what each turn is answered, when an episode is over."""
 
 import asyncio
+import json
 import threading
 import time
 
@@ -304,3 +305,42 @@ def test_what_follows_from_the_counts_of_calls():
     assert environment.derived(counts) == {"used_tool": 1.0, "tool_execution": 0.25}
     assert environment.derived(counts | {"failed_calls": 2.0}) == {"used_tool": 0.0, "tool_execution": 0.0}
     assert environment.derived(dict.fromkeys(counts, 0.0)) == {"used_tool": 0.0, "tool_execution": 0.0}
+
+
+@pytest.mark.parametrize("name", ["words.json", "constants.py"])
+def test_a_checkpoints_own_words_are_read_from_a_file_and_are_shown_instead(name, tmp_path):
+    file = tmp_path / name
+    observation = "Turn {action_turn}, view {observation_turn}:\n<image>.\nGo on."
+    if name.endswith(".json"):
+        file.write_text(json.dumps({"system": "Look.", "observation": observation, "error": "Again."}))
+    else:
+        qwen = observation.replace("<image>", "<|vision_start|><|image_pad|><|vision_end|>")
+        file.write_text(
+            f'TOOL_CROP_SYSTEM_PROMPT = """Look."""\nOTHER = {{"a": 1}}\nimport nothing_that_is_there\n'
+            f"TOOL_CALL_CROP_MULTI_TRUN_PROMPT = {qwen!r}\nERROR_INFO_MULTI_TURN_PROMPT = 'Again.'\n"
+        )
+    environment = CropEnvironment(prompts=str(file), edges="clamp")
+    shown = environment.shown_row(ROW)
+    assert (shown.messages[0].role, text_of(Answered(shown=shown.messages[0].parts))) == ("system", "Look.")
+    refused, seen = play(environment, ROW, SWAPPED, LEFT)
+    assert text_of(refused).endswith("then the bottom-right one.\nAgain.")
+    # The second turn has the first observation.
+    assert text_of(seen) == "Turn 2, view 1:\n<image>.\nGo on."
+    assert images_in(seen)[0].size == (50, 50)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "prompts .*: No such file"),
+        ("[", "neither JSON nor Python"),
+        ('{"system": "a", "error": "b"}', "it has no text observation"),
+        ('{"system": "a", "observation": "no place", "error": "b"}', "observation must have one <image>"),
+    ],
+)
+def test_words_that_cannot_be_shown_are_refused(content, said, tmp_path):
+    file = tmp_path / "words.json"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(UserError, match=said):
+        CropEnvironment(prompts=str(file))

@@ -1,6 +1,7 @@
 """Scripts as bash would read them, and rules of the conversion that no example script needs."""
 
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -9,27 +10,28 @@ from helpers.tables import table
 from lmm_r1.errors import UserError
 from lmm_r1.migrate import convert, read_run
 from lmm_r1.migrate.easyr1 import EASYR1
-from lmm_r1.migrate.inputs import Script
-from lmm_r1.migrate.openrlhf_06 import TABLES
+from lmm_r1.migrate.openrlhf import TABLES
+from lmm_r1.migrate.shell import Script
+from lmm_r1.migrate.shell_values import as_shown
 
 pytestmark = pytest.mark.unit
 
-COMMAND = "python -m tool.train "
 
-
-def arguments(script: str) -> list[str]:
-    module, words = Script(script, path=Path("run.sh")).command(["tool."])
-    assert module == "tool.train"
-    assert all(word.unreadable is None for word in words), [str(word.unreadable) for word in words]
-    return [word.text for word in words]
+def read(text: str, **given: str) -> tuple[list[str], Script]:
+    """The arguments of the script's tool, with its variables replaced, and what was read."""
+    script = Script(text, path=Path("folder/run.sh"), given=given)
+    commands = [command.words for command in script.commands() if "tool.train" in command.words]
+    assert len(commands) == 1
+    return [as_shown(word) for word in commands[0][commands[0].index("tool.train") + 1 :]], script
 
 
 @pytest.mark.parametrize(
     ("script", "words"),
     table("migrate/conversion_rules", "words_are_those_that_bash_would_give"),
 )
-def test_words_are_those_that_bash_would_give(script, words):
-    assert arguments(script) == words
+def test_words_are_those_that_bash_would_give(script, words, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    assert read(script)[0] == words
 
 
 def test_a_name_of_digits_stays_as_it_is_written(tmp_path):
@@ -46,19 +48,51 @@ def test_a_name_of_digits_stays_as_it_is_written(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("script", "told"),
-    table("migrate/conversion_rules", "what_only_bash_could_tell_is_never_guessed"),
+    ("script", "word", "why"), table("migrate/conversion_rules", "what_only_a_run_would_know_is_named")
 )
-def test_what_only_bash_could_tell_is_never_guessed(script, told):
-    _, words = Script(script, path=Path("run.sh")).command(["tool."])
-    with pytest.raises(UserError, match=f"^{told}"):
-        raise words[0].unreadable or AssertionError(words)
+def test_what_only_a_run_would_know_is_named(script, word, why):
+    words, read_script = read(script)
+    assert words == [word]
+    assert why in read_script.why[next(name for name in read_script.why if name in word)]
 
 
-def test_flags_behind_a_comment_inside_of_the_command_are_not_lost_in_silence():
-    script = Script(COMMAND + "--a 1 \\\n  # --b 2 \\\n  --c 3\n", path=Path("run.sh"))
-    with pytest.raises(UserError, match=r"^run.sh:3: --c stands behind the end of the command that trains"):
-        script.command(["tool."])
+def test_a_value_that_is_given_wins_over_the_script():
+    assert read("A=1\npython -m tool.train $A ${B:-2}\n", A="x", B="y")[0] == ["x", "y"]
+
+
+def test_an_element_that_a_condition_may_add_is_left_out_and_named():
+    words, script = read('A=(a)\nif [ -d /data ]; then A+=(b c); fi\npython -m tool.train "${A[@]}"\n')
+    assert words == ["a"]
+    assert script.left_out == {"b c": "line 2 adds it under a condition"}
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("python -m tool.train 'a\n", "run.sh:1: a quote ' is opened and not closed"),
+        ('x\npython -m tool.train "a\n', 'run.sh:2: a quote " is opened and not closed'),
+        ("python -m tool.train ${A\n", "run.sh:1: a bracket { is opened and not closed"),
+        ("if true; then\n  x\n", "run.sh:2: a condition or loop is opened"),
+    ],
+)
+def test_a_script_that_bash_would_refuse_is_refused(script, said):
+    with pytest.raises(UserError, match=re.escape(said)):
+        Script(script, path=Path("run.sh"), given={})
+
+
+def test_flags_after_a_comment_inside_of_the_command_are_read_and_the_line_is_named(tmp_path):
+    file = tmp_path / "run.sh"
+    file.write_text(
+        "torchrun --nproc_per_node=4 src/open_r1/grpo.py \\\n  --model_name_or_path <MODEL> \\  # a comment\n"
+        "  --dataset_name rows.jsonl --per_device_train_batch_size 2 \\\n  --output_dir out\n"
+    )
+    run = read_run(file)
+    conversion = convert(run.values, run.table, remarks=run.remarks)
+    assert conversion.flags["data.prompt_dataset"] == "rows.jsonl"
+    # 2 prompts x 4 GPUs, each with 8 responses.
+    assert (conversion.flags["rollout.batch_size"], conversion.flags["train.batch_size"]) == (8, 64)
+    assert [(one.flag, one.text) for one in conversion.open] == [("actor.model_name_or_path", "<MODEL>")]
+    assert any("line 3: a comment or a blank" in note.text for note in conversion.notes)
 
 
 def easyr1(**values: object) -> tuple[dict[str, object], dict[str, str]]:
@@ -89,6 +123,8 @@ def test_a_model_is_evaluated_before_the_training_where_there_are_rows_for_it():
     assert (flags["eval.dataset"], flags["eval.split"]) == ("held_out", "test")
     assert (flags["eval.steps"], flags["eval.before_training"]) == (-1, True)
     assert "data.val_files" not in notes
+    flags, _ = easyr1(data__val_files=["a.json@test", "b.json@test"])
+    assert (flags["eval.dataset"], flags["eval.split"]) == ("a.json,b.json", "test")
     flags, notes = easyr1(trainer__val_freq=5, trainer__val_before_train=True)
     assert flags["eval.before_training"] is False
     assert "eval.dataset" not in flags

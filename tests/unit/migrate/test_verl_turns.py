@@ -43,6 +43,8 @@ def test_crops_without_further_settings_have_mini_o3s_defaults():
     agent = {name: value for name, value in flags.items() if name.startswith("agent.")}
     assert json.loads(str(agent.pop("agent.options"))) == {
         "coordinates": "absolute",
+        "edges": "clamp",
+        "rounding": "down",
         "min_pixels": 3136,
         "max_pixels": 12845056,
     }
@@ -54,6 +56,8 @@ def test_boxes_of_crops_are_in_the_coordinates_that_the_run_has():
     flags, notes = crops({"use_relative_coordinates": True}, data__min_pixels=40000, data__max_pixels=1000000)
     assert json.loads(str(flags["agent.options"])) == {
         "coordinates": "relative",
+        "edges": "clamp",
+        "rounding": "down",
         "min_pixels": 40000,
         "max_pixels": 1000000,
     }

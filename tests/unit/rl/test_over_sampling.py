@@ -169,6 +169,14 @@ def test_of_a_stream_that_ends_every_prompt_is_used_once_in_each_episode(scripte
     assert all(len(step) == BATCH for step in run.learnt)
 
 
+@pytest.mark.parametrize("ahead", [False, True], ids=["in turn", "ahead"])
+def test_a_run_ends_after_the_steps_that_are_given(scripted, ahead):
+    run = scripted("a b c d e f g h", train__max_steps=2, rollout__oversample=1.0, train__async_enable=ahead)
+    assert run.total_steps == 2
+    assert run.fit() == 2
+    assert run.learnt == [["a", "b"], ["c", "d"]]
+
+
 @pytest.mark.parametrize("killed_in", range(1, 5))
 def test_a_killed_run_begins_anew_what_was_under_way_and_loses_and_repeats_no_prompt(scripted, killed_in):
     ticks = {"b": 10, "c": 2, "f": 30}

@@ -23,6 +23,19 @@ def test_steps_are_counted_per_episode_without_its_short_last_batch():
     assert total_steps(settings, num_rows=95) == 6
 
 
+def test_a_run_has_at_most_the_steps_that_are_given_and_its_learning_rate_is_scheduled_over_them():
+    settings = config(
+        rollout__batch_size=32,
+        rollout__n_samples_per_prompt=8,
+        train__batch_size=128,
+        train__num_episodes=3,
+        train__max_steps=4,
+    )
+    assert total_steps(settings, num_rows=100) == 4
+    assert total_steps(settings, num_rows=32) == 3  # the prompts end earlier
+    assert optimizer_steps(settings, num_rows=100) == 4 * 2
+
+
 def test_a_step_updates_once_per_training_batch_and_inner_epoch():
     settings = config(
         rollout__batch_size=32,

@@ -191,6 +191,16 @@ def test_the_split_is_the_one_that_is_named(tmp_path):
     assert texts(SFTRun.evaluation_rows(config(eval__dataset=folder, eval__split="held_out"))) == {"held_out"}
 
 
+def test_held_out_rows_are_those_of_all_files_that_are_named(tmp_path):
+    turns = [[{"role": "user", "content": name}, {"role": "assistant", "content": "x"}] for name in "ab"]
+    first, second = (write_rows(tmp_path / f"{number}.jsonl", {"messages": one}) for number, one in enumerate(turns))
+    rows = SFTRun.evaluation_rows(config(eval__dataset=f"{first}, {second}"))
+    assert texts(rows) == {"a", "b"}
+    assert sorted(path for path, _ in rows.origins.values()) == sorted(map(str, (first, second)))
+    with pytest.raises(UserError, match="--eval.dataset .* has an empty entry"):
+        SFTRun.evaluation_rows(config(eval__dataset=f"{first},"))
+
+
 def test_the_last_turn_alone_is_learnt_where_asked_for():
     turns = [message("user", "a"), message("assistant", "b"), message("user", "c"), message("assistant", "d")]
     assert sum(encoder()(row(*turns)).loss_mask) == 4

@@ -1,10 +1,11 @@
-"""Conversion of command lines of OpenRLHF 0.6 and of LMM-R1's own scripts."""
+"""Conversion of command lines of OpenRLHF 0.3 to 0.11, and of LMM-R1's own scripts."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
+from lmm_r1.config.differences import DIFFERENCES, only_defaults
 from lmm_r1.dotted import leaf_types
 from lmm_r1.errors import UserError
 from lmm_r1.migrate.table import CONFIG_CLASSES, OURS, Command, Flag, Given, Note, Rule, Setting, Table
@@ -63,7 +64,8 @@ def _weight_sync(given: Given) -> Results:
 
 
 def _lengths(given: Given) -> Results:
-    prompt, response = given.whole("prompt_max_len"), given.whole("generate_max_len")
+    own = "max_new_tokens" if given.has("max_new_tokens") else "generate_max_len"
+    prompt, response = given.whole("prompt_max_len"), given.whole(own)
     total = prompt + response if given["max_len"] is None else given.whole("max_len")
     yield Flag("data.max_len", total)
     yield Flag("rollout.max_new_tokens", response)
@@ -90,6 +92,32 @@ def _reward_model(given: Given) -> Results:
     yield Flag("reward.model_name_or_path", first)
     if others:
         yield Note("without counterpart", "reward_pretrain", f"one reward model is taken, {first}; left out: {others}")
+
+
+def _divergence(given: Given) -> Results:
+    if given["use_kl_estimator_k3"]:
+        yield Flag("algo.kl.estimator", "k3")
+
+
+_CORRECTIONS = {"tis": ("token", "clip"), "icepop": ("token", "mask"), "seq-mask-tis": ("seq", "mask")}
+"""Level and mode of each kind of correction between engine and trainer."""
+
+
+def _correction(given: Given) -> Results:
+    """Ratios between vLLM's and the trainer's log-probs, which the first versions clip above one bound."""
+    if not given["enable_vllm_is_correction"]:
+        for name in ("vllm_is_correction_type", "vllm_is_truncated_threshold"):
+            if given.has(name):
+                yield Note("without counterpart", name, "it has no effect without enable_vllm_is_correction")
+        return
+    kind = given.text("vllm_is_correction_type") or "tis"
+    if kind not in _CORRECTIONS:
+        yield Note("without counterpart", "vllm_is_correction_type", f"{kind}; tis is written instead")
+    level, mode = _CORRECTIONS.get(kind, _CORRECTIONS["tis"])
+    threshold = given["vllm_is_truncated_threshold"]
+    yield Flag("algo.advantage.is_correction_level", level)
+    yield Flag("algo.advantage.is_correction_mode", mode)
+    yield Flag("algo.advantage.is_correction_threshold", threshold if isinstance(threshold, list) else [threshold])
 
 
 def _entropy(given: Given) -> Results:
@@ -138,8 +166,18 @@ def _words(value: object) -> list[str]:
 
 
 _SHARED: tuple[Rule, ...] = (_precision, _long_sequences, _adapters, _trackers, _evaluation)
-PPO_RULES: tuple[Rule, ...] = (*_SHARED, _weight_sync, _lengths, _reward_model, _entropy, _media, _frozen)
-SFT_RULES: tuple[Rule, ...] = _SHARED
+PPO_RULES: tuple[Rule, ...] = (
+    *_SHARED,
+    _weight_sync,
+    _lengths,
+    _reward_model,
+    _divergence,
+    _correction,
+    _entropy,
+    _media,
+    _frozen,
+)
+SUPERVISED_RULES: tuple[Rule, ...] = _SHARED
 
 
 def _to(name: str, *flags: str, default: object = OURS) -> Setting:
@@ -163,6 +201,12 @@ SHARED = (
     _to("max_epochs", "train.max_epochs"),
     _to("zero_stage", "ds.zero_stage", default=2),
     _ruled("bf16", "--ds.param_dtype bf16 here, the default on GPUs", False),
+    _to("param_dtype", "ds.param_dtype"),
+    _to("attn_implementation", "ds.attn_implementation"),
+    _without("disable_trace_cache", "DeepSpeed's parameter trace is always kept", False),
+    _without("torch_compile", "nothing is compiled unless --ds.deepcompile is given", False),
+    _to("best_metric_key", "ckpt.best_metric_key"),
+    _to("image_key", "data.image_key"),
     _to("zpg", "ds.zpg", default=1),
     _to("adam_offload", "ds.adam_offload", default=False),
     _ruled("flash_attn", "left out here: the fastest attention that is installed is taken (--ds.attn_implementation)"),
@@ -206,6 +250,7 @@ SHARED = (
 )
 
 PPO = (
+    _without("dataloader_num_workers", "all rows are read before the first step", 0),
     *(
         _to(f"{model}_{what}", f"{model}.{what}")
         for model in ("actor", "ref", "critic", "reward")
@@ -244,7 +289,7 @@ PPO = (
     _to("enable_ema", "train.enable_ema", default=False),
     _to("ema_beta", "train.ema_beta", default=0.992),
     _to("num_episodes", "train.num_episodes", default=1),
-    _without("max_global_steps", "a run ends with its episodes (--train.num_episodes, --data.max_samples)", None),
+    _to("max_global_steps", "train.max_steps"),
     _to("rollout_batch_size", "rollout.batch_size", default=1024),
     _to("micro_rollout_batch_size", "rollout.micro_batch_size", default=8),
     _to("micro_train_batch_size", "train.micro_batch_size", default=4),
@@ -266,7 +311,37 @@ PPO = (
     _to("lr_warmup_ratio", "actor.lr_warmup_ratio", "critic.lr_warmup_ratio", default=0.03),
     _to("actor_learning_rate", "actor.adam.lr", default=1e-6),
     _to("critic_learning_rate", "critic.adam.lr", default=9e-6),
-    _without("ptx_coef", "there is no pre-training loss in addition to RL", 0.05),
+    *(
+        _without(name, "there is no pre-training loss in addition to RL", default)
+        for name, default in {
+            "ptx_coef": 0.05,
+            "pretrain_data": None,
+            "pretrain_data_probs": "1.0",
+            "pretrain_split": "train",
+        }.items()
+    ),
+    _ruled("use_kl_estimator_k3", "--algo.kl.estimator k3 here", False),
+    _ruled("enable_vllm_is_correction", "--algo.advantage.is_correction_level here", False),
+    _ruled("vllm_is_correction_type", "--algo.advantage.is_correction_mode here", "tis"),
+    _ruled("vllm_is_truncated_threshold", "--algo.advantage.is_correction_threshold here", 2),
+    _to("async_train", "train.async_enable"),
+    _to("async_queue_size", "train.async_queue_size"),
+    _to("partial_rollout", "train.partial_rollout_enable"),
+    _to("use_dynamic_batch", "train.dynamic_batch_enable"),
+    _to("rollout_max_tokens_per_gpu", "rollout.max_tokens_per_gpu"),
+    _to("train_max_tokens_per_gpu", "train.max_tokens_per_gpu"),
+    _to("vllm_generate_batch_size", "rollout.vllm_generate_batch_size"),
+    _to("eps_clip_low_high", "actor.eps_clip_low_high"),
+    _to("dual_clip", "actor.dual_clip"),
+    _to("lr_scheduler", "actor.lr_scheduler", "critic.lr_scheduler"),
+    _to("policy_loss_type", "actor.policy_loss_type"),
+    _to("overlong_buffer_len", "reward.overlong_buffer_len"),
+    _to("overlong_penalty_factor", "reward.overlong_penalty_factor"),
+    _to("stop_properly_penalty_coef", "reward.stop_properly_penalty_coef"),
+    _to("agent_func_path", "train.agent_func_path"),
+    _to("dynamic_filtering", "algo.dynamic_filtering_enable"),
+    _to("dynamic_filtering_reward_range", "algo.dynamic_filtering_range"),
+    _ruled("max_new_tokens", "--rollout.max_new_tokens here"),
     _to("aux_loss_coef", "actor.aux_loss_coef", default=0.0),
     _ruled("entropy_loss_coef", "--actor.entropy_coef here", 0.0),
     _to("eps_clip", "actor.eps_clip", default=0.2),
@@ -296,38 +371,155 @@ PPO = (
     _without("perf", "speed is always logged", None),
 )
 
-SFT = (
+SUPERVISED = (
+    _to("dataloader_num_workers", "data.dataloader_num_workers"),
     _to("pretrain", "model.model_name_or_path"),
-    _to("micro_train_batch_size", "train.micro_batch_size", default=8),
     _to("gradient_checkpointing", "model.gradient_checkpointing_enable", default=False),
     _to("gradient_checkpointing_use_reentrant", "model.gradient_checkpointing_reentrant", default=False),
-    _to("pretrain_mode", "model.pretrain_mode_enable", default=False),
     _to("aux_loss_coef", "model.aux_loss_coef", default=0.0),
-    _to("learning_rate", "adam.lr", default=5e-6),
     _to("adam_betas", "adam.betas", default=(0.9, 0.95)),
     _to("l2", "adam.weight_decay", default=0.0),
+    _to("optim", "optim"),
     _to("lr_scheduler", "lr_scheduler", default="cosine_with_min_lr"),
+    _to("min_lr_ratio", "min_lr_ratio"),
     _to("lr_warmup_ratio", "lr_warmup_ratio", default=0.03),
     _to("max_norm", "max_norm", default=1.0),
     _to("dataset", "data.dataset"),
     _to("dataset_probs", "data.dataset_probs", default=None),
     _to("dataset_split", "data.dataset_split", default="train"),
     _without("train_split", "--data.dataset_split names the split", "train"),
+    _to("tokenizer_chat_template", "data.tokenizer_chat_template", default=None),
+)
+"""Flags of all commands that train on rows."""
+PAIRS = (
+    _to("prompt_key", "data.prompt_key", default=None),
+    _to("chosen_key", "data.chosen_key", default="chosen"),
+    _to("rejected_key", "data.rejected_key", default="rejected"),
+    _to("input_template", "data.input_template", default=None),
+    _to("max_len", "data.max_len", default=512),
+)
+REFERENCE = (
+    _to("ref_pretrain", "ref.model_name_or_path", default=None),
+    _to("ref_offload", "ref.offload", default=False),
+)
+SFT = (
+    _to("micro_train_batch_size", "train.micro_batch_size", default=8),
+    _to("pretrain_mode", "model.pretrain_mode_enable", default=False),
+    _to("learning_rate", "adam.lr", default=5e-6),
     _to("max_len", "data.max_len", default=2048),
     _to("multiturn", "data.multiturn"),
     _to("output_key", "data.output_key", default=None),
     _to("input_template", "data.input_template", default="User: {}\nAssistant: "),
-    _to("tokenizer_chat_template", "data.tokenizer_chat_template", default=None),
+)
+DPO = (
+    *PAIRS,
+    *REFERENCE,
+    _to("micro_train_batch_size", "train.micro_batch_size", default=8),
+    _to("learning_rate", "adam.lr", default=1e-5),
+    _to("beta", "model.beta", default=0.1),
+    _to("ipo", "model.ipo_enable", default=False),
+    _to("label_smoothing", "model.label_smoothing", default=0.0),
+    _to("nll_loss_coef", "model.nll_loss_coef", default=0),
+)
+RM = (
+    *PAIRS,
+    _to("micro_train_batch_size", "train.micro_batch_size", default=1),
+    _to("learning_rate", "adam.lr", default=9e-6),
+    _to("value_head_prefix", "ds.value_head_prefix"),
+    _to("margin_loss", "model.margin_loss_enable", default=False),
+    _to("loss", "model.loss_type", default="sigmoid"),
+    _without("compute_fp32_loss", "rewards and their loss are always in single precision", False, True),
+)
+KTO = (
+    *REFERENCE,
+    _to("micro_train_batch_size", "train.micro_batch_size", default=8),
+    _to("learning_rate", "adam.lr", default=1e-5),
+    _to("beta", "model.beta", default=0.01),
+    _to("desirable_loss_weight", "model.desirable_loss_weight", default=1.0),
+    _to("undesirable_loss_weight", "model.undesirable_loss_weight", default=1.0),
+    _to("label_key", "data.label_key", default="label"),
+    _to("output_key", "data.output_key"),
+    _to("input_template", "data.input_template", default=None),
+    _to("max_len", "data.max_len", default=2048),
+)
+PRM = (
+    _to("micro_train_batch_size", "train.micro_batch_size", default=1),
+    _to("learning_rate", "adam.lr", default=1e-6),
+    _to("placeholder_token", "model.placeholder_token", default=None),
+    _ruled("reward_tokens", "--model.reward_tokens here"),
+    _to("label_key", "data.label_key", default="label"),
+    _to("max_len", "data.max_len", default=2048),
+)
+KD = (
+    *SFT,
+    _to("teacher_model", "teacher.model_name_or_path"),
+    _to("teacher_offload", "teacher.offload", default=False),
+    _to("kd_coef", "model.kd_coef", default=0.4),
 )
 
-TABLES: dict[Command, Table] = {
-    "train_ppo_ray": Table(
-        system="OpenRLHF 0.6", command="train_ppo_ray", settings=(*SHARED, *PPO), rules=PPO_RULES, prefix="--"
-    ),
-    "train_sft": Table(
-        system="OpenRLHF 0.6", command="train_sft", settings=(*SHARED, *SFT), rules=SFT_RULES, prefix="--"
-    ),
+
+def _reward_tokens(given: Given) -> Results:
+    if given.has("reward_tokens"):
+        yield Flag("model.reward_tokens", _words(given["reward_tokens"]))
+
+
+def _table(command: Command, settings: tuple[Setting, ...], rules: tuple[Rule, ...] = SUPERVISED_RULES) -> Table:
+    known = leaf_types(CONFIG_CLASSES[command])
+    shared = tuple(one for one in (*SHARED, *SUPERVISED) if set(one.flags) <= known.keys())
+    return Table(
+        system="OpenRLHF before 0.10", command=command, settings=(*shared, *settings), rules=rules, prefix="--"
+    )
+
+
+_RL = Table(
+    system="OpenRLHF before 0.10", command="train_ppo_ray", settings=(*SHARED, *PPO), rules=PPO_RULES, prefix="--"
+)
+TABLES: Mapping[str, Table] = {
+    "train_ppo_ray": _RL,
+    # Its one process per GPU is what these commands did before Ray.
+    "train_ppo": _RL,
+    "train_sft": _table("train_sft", SFT),
+    "train_dpo": _table("train_dpo", DPO),
+    "train_rm": _table("train_rm", RM),
+    "train_kto": _table("train_kto", KTO),
+    "train_prm": _table("train_prm", PRM, (*SUPERVISED_RULES, _reward_tokens)),
+    "train_kd": _table("train_kd", KD),
 }
+"""By the names of OpenRLHF's commands."""
+
+
+def dotted_table(command: Command) -> Table:
+    """Return the conversion of a command line of OpenRLHF 0.10 or 0.11, whose flags are ours."""
+    known = leaf_types(CONFIG_CLASSES[command])
+    theirs = {one.flag: one.theirs for one in DIFFERENCES if one.command == command and one.teaches}
+    same = (_to(name, name, default=theirs.get(name, OURS)) for name in known if name != _KEY)
+    fixed = (_without(name, one.instead, one.value) for name, one in only_defaults(known).items() if name != _RING)
+    correction = (_CORRECTS, _CORRECTION_TYPE) if command == "train_ppo_ray" else ()
+    return Table(
+        system="OpenRLHF 0.11",
+        command=command,
+        settings=(*same, *fixed, *(_ruled(name, "") for name in (_KEY, _RING, *correction))),
+        rules=(_dotted,),
+        prefix="--",
+    )
+
+
+_KEY, _RING = "logger.wandb.key", "ds.ring_attn_size"
+_CORRECTS, _CORRECTION_TYPE = (f"algo.advantage.is_correction_{what}" for what in ("enable", "type"))
+
+
+def _dotted(given: Given) -> Results:
+    if given.has(_KEY):
+        yield Flag("logger.trackers", ["wandb"])
+        yield Note("another meaning", _KEY, "the key is not written; set WANDB_API_KEY")
+    if given.has(_RING) and given.whole(_RING) > 1:
+        yield Flag("ds.ulysses_size", given.whole(_RING))
+        yield Note("another meaning", _RING, "Ulysses splits attention heads, whose number it must divide")
+    if given.has(_CORRECTS) and given[_CORRECTS]:
+        kind = given.text(_CORRECTION_TYPE) or "tis"
+        level, mode = _CORRECTIONS.get(kind, _CORRECTIONS["tis"])
+        yield Flag("algo.advantage.is_correction_level", level)
+        yield Flag("algo.advantage.is_correction_mode", mode)
 
 
 def old_flag(name: str, *, config_class: type) -> str | None:
@@ -344,3 +536,45 @@ def old_flag(name: str, *, config_class: type) -> str | None:
     if setting.flags and set(setting.flags) <= leaf_types(config_class).keys():
         return f"is {' and '.join(f'--{flag}' for flag in setting.flags)} here"
     return f"is {setting.says}" if setting.by_rule else f"has no counterpart here: {setting.says}"
+
+
+_MODELS = ("pretrain", "model_name_or_path", "model.model_name_or_path", "actor.model_name_or_path")
+_REWARD_MODELS = ("reward_pretrain", "reward.model_name_or_path")
+_RENAMED: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(_MODELS, ("model",)),
+    **dict.fromkeys(_REWARD_MODELS, ("reward_model", "model")),
+    "model_path": ("base", "model"),
+    "lora_path": ("adapter",),
+    "output_path": ("output",),
+    "dataset": ("data",),
+    "prompt_data": ("data",),
+    "dataset_split": ("split",),
+    "max_samples": ("max_rows",),
+    "best_of_n": ("n_samples",),
+    "tp_size": ("tensor_parallel_size",),
+    "max_len": ("max_len", "max_model_len"),
+    "data.max_len": ("max_len", "max_model_len"),
+    "prompt_max_len": ("max_model_len",),
+    "rollout_batch_size": ("batch_rows",),
+    "batch_size": ("max_batch_tokens",),
+    "normalize_reward": ("normalize",),
+    "ds.value_head_prefix": ("value_head_prefix",),
+    "bf16": ("dtype",),
+    "param_dtype": ("dtype",),
+    "ds.param_dtype": ("dtype",),
+    "greedy_sampling": ("temperature",),
+}
+"""Flags of OpenRLHF's commands that generate, chat, serve and merge, and the names that ours may have for them."""
+_VALUES = {"bf16": " bf16", "greedy_sampling": " 0"}
+"""What a switch becomes if ours takes a value."""
+
+
+def renamed_flag(name: str, *, known: Collection[str]) -> str | None:
+    """Return what an old flag is in a command that does not train, as the end of a sentence; None if it has no new name.
+
+    Args:
+        name: without the hyphens before it, with underscores.
+        known: the names of the command's flags.
+    """
+    new = next((candidate for candidate in _RENAMED.get(name, ()) if candidate in known), None)
+    return None if new is None or new == name else f"is --{new}{_VALUES.get(name, '')} here"

@@ -1,0 +1,202 @@
+"""The command of a script that trains, of whichever system it is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePosixPath
+
+from lmm_r1.errors import UserError
+from lmm_r1.migrate.easyr1 import EASYR1
+from lmm_r1.migrate.hugging_face import TRL
+from lmm_r1.migrate.llama_factory import LLAMA_FACTORY
+from lmm_r1.migrate.openrlhf import TABLES
+from lmm_r1.migrate.shell import Script, StartedCommand
+from lmm_r1.migrate.shell_values import as_shown
+from lmm_r1.migrate.swift import SWIFT
+from lmm_r1.migrate.table import Table
+from lmm_r1.migrate.verl import VERL
+from lmm_r1.migrate.verl_sft import VERL_SFT
+
+_SHOWN_ONLY = ("echo", "printf", "cat", "pip", "pip3", "tee", "grep", "pkill", "ls", "mkdir", "export", "conda")
+"""Commands that do not start their words."""
+_SCRIPTED = "(?:.*/)?"
+_OPENRLHF = re.compile(rf"openrlhf\.cli\.(\w+)|{_SCRIPTED}(train_(?:ppo_ray|ppo|sft|dpo|rm|kto|prm|kd))\.py")
+_VERL = re.compile(r"(?:verl|recipe|verl_dapo)(?:\.\w+)*\.((?:main|fsdp|sft)\w*)|(?:.*/)?verl/trainer/(main_ppo)\.py")
+_TRL = re.compile(r"(?:.*/)?(?:(\w+[_-])?(grpo|sft|dpo|kto|reward)(?:[_-]\w+)?)\.py|open_r1\.(grpo|sft)\w*")
+_OTHER_COMMANDS: Mapping[str, str] = {
+    "batch_inference": "generates; `lmm-r1 batch_inference` does that",
+    "interactive_chat": "is a chat; `lmm-r1 interactive_chat` is ours",
+    "serve_rm": "serves a reward model; `lmm-r1 serve_rm` does that",
+    "lora_combiner": "merges an adapter; `lmm-r1 merge` does that",
+    "main_generation": "generates; `lmm-r1 batch_inference` does that",
+    "main_generation_server": "generates; `lmm-r1 batch_inference` does that",
+    "main_eval": "evaluates; `lmm-r1 evaluate` does that",
+    "infer": "generates; `lmm-r1 batch_inference` does that",
+    "rollout": "serves a model; `lmm-r1 train_ppo_ray` starts its own engines",
+    "deploy": "serves a model; `lmm-r1 serve_chat` does that",
+    "eval": "evaluates; `lmm-r1 evaluate` does that",
+    "export": "merges or exports a model; `lmm-r1 merge` merges adapters",
+}
+_KNOWN = (
+    "OpenRLHF (python -m openrlhf.cli.train_ppo_ray), EasyR1 (verl.trainer.main), verl (verl.trainer.main_ppo), TRL and "
+    "R1-V (torchrun .../grpo.py), LLaMA-Factory (llamafactory-cli train) and ms-swift (swift sft)"
+)
+_MORE_FLAGS = re.compile(r"--[A-Za-z]|[+~]*[A-Za-z_]\w*(?:\.\w+)+=")
+"""What a line begins with that continues a command after a comment or a blank after the backslash."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A command that trains."""
+
+    system: str
+    table: Table
+    words: tuple[str, ...]
+    """Its arguments, in which unknown parts may be."""
+    line: int
+    launcher: tuple[str, ...] = ()
+    """The words before it: torchrun and its flags."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    remarks: tuple[str, ...] = ()
+    """What the user should know of how it was read."""
+
+    @property
+    def takes_settings(self) -> bool:
+        """Whether its arguments are `key=value`."""
+        return self.table in (VERL, EASYR1, VERL_SFT)
+
+
+def find_launch(script: Script, *, path: Path) -> Launch:
+    """Return the script's command that trains.
+
+    Raises:
+        UserError: there is none, or more than one, or it does something else.
+    """
+    found: list[Launch] = []
+    others: list[str] = []
+    continued: list[int] = []
+    for command in script.commands():
+        if found and _MORE_FLAGS.match(command.words[0]):
+            last = found[-1]
+            found[-1] = replace(last, words=(*last.words, *command.words))
+            continued.append(command.line)
+            continue
+        launch = _launch_of(command, path=path, others=others)
+        if launch is not None:
+            found.append(launch)
+    found = _unequal(found)
+    if len(found) > 1:
+        lines = ", ".join(str(launch.line) for launch in found)
+        raise UserError(f"{path}: commands that train are in lines {lines}; keep one of them in the file")
+    if not found:
+        if others:
+            raise UserError(f"{path}:{others[0]}")
+        raise UserError(f"{path}: no command in it trains with {_KNOWN}; give the script that has one")
+    (launch,) = found
+    remarks = tuple(
+        f"line {line}: a comment or a blank after \\ ends the command before it in bash; it is read as a part of it"
+        for line in continued
+    )
+    return replace(launch, remarks=remarks)
+
+
+def _unequal(found: Iterable[Launch]) -> list[Launch]:
+    """Return the launches without those that repeat an earlier one, as in the branches of a condition."""
+    kept: list[Launch] = []
+    for launch in found:
+        if all((launch.system, launch.words) != (other.system, other.words) for other in kept):
+            kept.append(launch)
+    return kept
+
+
+def _launch_of(command: StartedCommand, *, path: Path, others: list[str]) -> Launch | None:
+    words = [as_shown(word) for word in command.words]
+    if PurePosixPath(words[0]).name in _SHOWN_ONLY:
+        return None
+    for place, word in enumerate(words):
+        for find in (_openrlhf, _verl, _llama_factory, _swift, _trl):
+            named = find(words, place)
+            if named is None:
+                continue
+            name, tables, skipped = named
+            if name in tables:
+                return Launch(
+                    name,
+                    tables[name],
+                    command.words[place + skipped :],
+                    command.line,
+                    launcher=tuple(words[:place]),
+                    environment=command.environment,
+                )
+            told = _OTHER_COMMANDS.get(name, f"is not converted; known are {', '.join(tables)}")
+            others.append(f"{command.line}: {word} {name if skipped > 1 else ''}".rstrip() + f" {told}")
+            return None
+    return None
+
+
+_Found = tuple[str, Mapping[str, Table], int] | None
+"""What a command is called, the tables of its system, and how many words name it."""
+
+
+def _openrlhf(words: Sequence[str], place: int) -> _Found:
+    match = _OPENRLHF.fullmatch(words[place])
+    return (match[1] or match[2], TABLES, 1) if match else None
+
+
+_VERL_TABLES: Mapping[str, Table] = {
+    "main_ppo": VERL,
+    "main": EASYR1,
+    "main_dapo": VERL,
+    "main_ppo_sync": VERL,
+    "fsdp_sft_trainer": VERL_SFT,
+    "sft_trainer": VERL_SFT,
+}
+
+
+def _verl(words: Sequence[str], place: int) -> _Found:
+    match = _VERL.fullmatch(words[place])
+    if match is None:
+        return None
+    name = match[1] or match[2]
+    # Recipes have their own entry points around the same settings.
+    recipe = words[place].startswith("recipe.") and name.startswith("main_") and name not in _OTHER_COMMANDS
+    return ("main_ppo" if recipe else name, _VERL_TABLES, 1)
+
+
+def _llama_factory(words: Sequence[str], place: int) -> _Found:
+    name = PurePosixPath(words[place]).name
+    following = words[place + 1] if place + 1 < len(words) else ""
+    if name in ("llamafactory-cli", "lmf"):
+        skipped = 2
+    elif name in ("train_bash.py", "train.py") and ("--stage" in words or following.endswith((".yaml", ".yml"))):
+        skipped = 1
+    else:
+        return None
+    if skipped == 2 and following != "train":
+        return (following, {}, 2)
+    stage = next((words[at + 1] for at, word in enumerate(words[:-1]) if word == "--stage"), "")
+    return (stage or "yaml", {**LLAMA_FACTORY, "yaml": LLAMA_FACTORY["sft"]}, skipped)
+
+
+def _swift(words: Sequence[str], place: int) -> _Found:
+    match = re.fullmatch(r"(?:.*/)?swift/cli/(\w+)\.py|swift\.cli\.(\w+)", words[place])
+    if match is None and (PurePosixPath(words[place]).name != "swift" or place + 1 >= len(words)):
+        return None
+    name = match[1] or match[2] if match else words[place + 1]
+    if name == "rlhf":
+        kind = next((words[at + 1] for at, word in enumerate(words[:-1]) if word == "--rlhf_type"), "dpo")
+        name = f"rlhf {kind}"
+    return (name, SWIFT, 1 if match else 2)
+
+
+def _trl(words: Sequence[str], place: int) -> _Found:
+    if words[place] == "trl" and place + 1 < len(words):
+        return (words[place + 1], TRL, 2)
+    match = _TRL.fullmatch(words[place])
+    if match is None or "--" not in " ".join(words[place + 1 :]):
+        return None
+    name = match[2] or match[3]
+    # R1-V and its relatives have their trainer in a package of this name, and count prompts.
+    return ("r1_v" if name == "grpo" and "open_r1" in words[place] else name, TRL, 1)

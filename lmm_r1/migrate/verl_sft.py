@@ -1,0 +1,123 @@
+"""Conversion of verl's SFT trainers (`verl.trainer.fsdp_sft_trainer`, `verl.trainer.sft_trainer`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from lmm_r1.migrate.table import OURS, Flag, Given, Note, Setting, Table
+
+_TRACKERS = ("wandb", "swanlab", "tensorboard", "mlflow", "trackio")
+_SCHEDULES = {"cosine": "cosine_with_min_lr", "wsd": "cosine_with_min_lr", "constant": "constant_with_warmup"}
+
+
+def _to(name: str, *flags: str, default: object = OURS) -> Setting:
+    return Setting(name=name, flags=flags, default=default)
+
+
+def _ruled(name: str, default: object = None) -> Setting:
+    return Setting(name=name, by_rule=True, default=default)
+
+
+def _without(name: str, says: str, *harmless: object) -> Setting:
+    return Setting(name=name, says=says, harmless=harmless, default=harmless[0] if harmless else None)
+
+
+def _files(given: Given) -> Iterator[Flag | Note]:
+    files = given["data.train_files"]
+    if files:
+        yield Flag("data.dataset", ",".join(map(str, files)) if isinstance(files, list) else files)
+    held_out, every = given["data.val_files"], given.whole("trainer.test_freq")
+    if held_out:
+        yield Flag("eval.dataset", ",".join(map(str, held_out)) if isinstance(held_out, list) else held_out)
+        yield Flag("eval.steps", every)
+
+
+def _columns(given: Given) -> Iterator[Flag | Note]:
+    if given["data.multiturn.enable"]:
+        yield Flag("data.input_key", given["data.multiturn.messages_key"])
+        return
+    if given.has("data.prompt_key"):
+        yield Flag("data.input_key", given["data.prompt_key"])
+    if given.has("data.response_key"):
+        yield Flag("data.output_key", given["data.response_key"])
+    for name in ("data.prompt_dict_keys", "data.response_dict_keys"):
+        if keys := given[name]:
+            inner = ".".join(map(str, keys)) if isinstance(keys, list) else keys
+            yield Note("without counterpart", name, f"the text is in {inner} of its column; write it to a column")
+
+
+def _optimizer(given: Given) -> Iterator[Flag | Note]:
+    yield Flag("lr_scheduler", _SCHEDULES.get(str(given["optim.lr_scheduler"]), "cosine_with_min_lr"))
+    rank = given.whole("model.lora_rank")
+    if rank:
+        yield Flag("ds.lora.rank", rank)
+        yield Flag("ds.lora.alpha", given.whole("model.lora_alpha"))
+        modules = given["model.target_modules"]
+        yield Flag("ds.lora.target_modules", modules if isinstance(modules, list) else [modules])
+
+
+def _records(given: Given) -> Iterator[Flag | Note]:
+    logger = given["trainer.logger"]
+    names = logger if isinstance(logger, (list, tuple)) else [logger]
+    yield Flag("logger.trackers", [name for name in names if name in _TRACKERS])
+
+
+VERL_SFT = Table(
+    system="verl",
+    command="train_sft",
+    settings=(
+        _to("model.partial_pretrain", "model.model_name_or_path"),
+        _ruled("data.train_files"),
+        _ruled("data.val_files"),
+        _ruled("data.prompt_key", "question"),
+        _ruled("data.response_key", "answer"),
+        _ruled("data.prompt_dict_keys"),
+        _ruled("data.response_dict_keys"),
+        _ruled("data.multiturn.enable", False),
+        _ruled("data.multiturn.messages_key", "messages"),
+        _to("data.max_length", "data.max_len", default=1024),
+        _to("data.train_batch_size", "train.batch_size", default=256),
+        _to("data.micro_batch_size_per_gpu", "train.micro_batch_size", default=4),
+        _without(
+            "data.truncation", "rows that are too long are reported; --data.bad_rows skip leaves them out", "error"
+        ),
+        _to("model.enable_gradient_checkpointing", "model.gradient_checkpointing_enable", default=True),
+        _to("model.trust_remote_code", "train.trust_remote_code", default=False),
+        _to("model.use_liger", "ds.use_liger_kernel"),
+        _ruled("model.lora_rank", 0),
+        _ruled("model.lora_alpha", 16),
+        _ruled("model.target_modules", "all-linear"),
+        _without("model.strategy", "weights are sharded by DeepSpeed (--ds.zero_stage), not FSDP", "fsdp2"),
+        _without("model.fsdp_config.model_dtype", "--ds.param_dtype is the precision of passes", "fp32"),
+        _without(
+            "model.fsdp_config.cpu_offload", "--ds.adam_offload keeps the optimizer's state in CPU memory", False
+        ),
+        _to("ulysses_sequence_parallel_size", "ds.ulysses_size"),
+        _to("use_remove_padding", "ds.packing_samples"),
+        _to("optim.lr", "adam.lr", default=1e-5),
+        _to("optim.betas", "adam.betas", default=(0.9, 0.95)),
+        _to("optim.weight_decay", "adam.weight_decay", default=0.01),
+        _to("optim.warmup_steps_ratio", "lr_warmup_ratio", default=0.1),
+        _to("optim.clip_grad", "max_norm", default=1.0),
+        _ruled("optim.lr_scheduler", "cosine"),
+        _to("trainer.default_local_dir", "ckpt.output_dir"),
+        _to("trainer.project_name", "logger.wandb.project"),
+        _to("trainer.experiment_name", "logger.wandb.run_name"),
+        _to("trainer.total_epochs", "train.max_epochs", default=4),
+        _to("trainer.total_training_steps", "train.max_steps"),
+        _to("trainer.save_freq", "ckpt.save_steps"),
+        _ruled("trainer.test_freq", -1),
+        _ruled("trainer.logger", ("console",)),
+        _to("trainer.seed", "train.seed"),
+        _without("trainer.default_hdfs_dir", "the run folder is in a file system", None),
+        _without("trainer.n_gpus_per_node", "torchrun or --num_gpus of `deepspeed` gives the number of GPUs", 8),
+        _without("trainer.nnodes", "torchrun or --num_nodes of `deepspeed` gives the number of machines", 1),
+    ),
+    rules=(_files, _columns, _optimizer, _records),
+    names={
+        "model.path": "model.partial_pretrain",
+        "optim.lr_warmup_steps_ratio": "optim.warmup_steps_ratio",
+        "data.micro_batch_size": "data.micro_batch_size_per_gpu",
+        "engine.ulysses_sequence_parallel_size": "ulysses_sequence_parallel_size",
+    },
+)
