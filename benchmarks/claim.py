@@ -49,16 +49,17 @@ def main() -> None:
 
 def read_scores(root: Path) -> dict[str, dict[str, Array]]:
     """Return the share of right samples by checkpoint and file, each (seeds, rows)."""
-    from lmm_r1.records.responses import by_row, read_responses
+    from lmm_r1.records.responses import read_responses
 
     found: dict[str, dict[str, list[list[float]]]] = {}
     for file in sorted(root.glob("seed*/evaluation.responses.jsonl")):
-        seed: dict[tuple[str, str], list[float]] = {}
-        for row in by_row(read_responses(file)):
-            right = [one.verdicts["math"].right for one in row]
-            seed.setdefault((row[0].checkpoint, row[0].file), []).append(sum(right) / len(right))
-        for (checkpoint, name), rows in seed.items():
-            found.setdefault(checkpoint, {}).setdefault(name, []).append(rows)
+        rows: dict[tuple[str, str], dict[int, list[bool]]] = {}
+        for one in read_responses(file):
+            samples = rows.setdefault((one.checkpoint, one.file), {}).setdefault(one.index, [])
+            samples.append(one.verdicts["math"].right)
+        for (checkpoint, name), samples_of in rows.items():
+            shares = [sum(samples_of[index]) / len(samples_of[index]) for index in sorted(samples_of)]
+            found.setdefault(checkpoint, {}).setdefault(name, []).append(shares)
     if not found:
         raise SystemExit(f"{root} has no seed*/evaluation.responses.jsonl; run reproduce_small.sh into it")
     return {arm: {name: np.array(rows) for name, rows in files.items()} for arm, files in found.items()}

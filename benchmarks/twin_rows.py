@@ -18,7 +18,7 @@ from PIL import Image
 
 from lmm_r1.data.files import write_row_folder
 from lmm_r1.tasks import LEVELS, TWINS, get_task
-from lmm_r1.tasks.twins.drawing import Canvas
+from lmm_r1.tasks.twins.drawing import COLOURS, Canvas
 
 CELL_PX = 204
 COLUMNS = 2
@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--sheet", type=Path, help="also draw the contact sheet into this file")
     arguments = parser.parse_args()
     if arguments.sheet:
-        draw_sheet().quantize(64, dither=Image.Dither.NONE).save(arguments.sheet, optimize=True)
+        draw_sheet().save(arguments.sheet, optimize=True)
     rates = {name: {str(level): rate(name, level, rows=arguments.rows) for level in LEVELS} for name in TWINS}
     least = min(figure for levels in rates.values() for figure in levels.values())
     facts = {"benchmark": "twin_rows", "machine": machine_name(), "rows": arguments.rows}
@@ -52,7 +52,7 @@ def draw_sheet() -> Image.Image:
     """Return a picture of each family and difficulty, with the family's name above its row."""
     lines = -(-len(TWINS) // COLUMNS)
     sheet = Canvas(COLUMNS * len(LEVELS) * CELL_PX, lines * (CELL_PX + 24), scale=1)
-    sheet.image.paste((60, 60, 60), (0, 0, *sheet.image.size))
+    sheet.box(0, 0, *sheet.image.size, COLOURS["black"])
     for place, name in enumerate(TWINS):
         left, top = place % COLUMNS * len(LEVELS) * CELL_PX, place // COLUMNS * (CELL_PX + 24)
         sheet.text(name.upper().replace("_", " "), (left + 100, top + 14), dot=2)

@@ -10,11 +10,9 @@ from functools import cache
 from PIL import Image
 
 from lmm_r1.tasks.twins import Factors, Family, TwinItem, TwinTask
-from lmm_r1.tasks.twins.drawing import COLOURS, Canvas, Point, Rgb
+from lmm_r1.tasks.twins.drawing import COLOURS, COPPER, GOLD, Canvas, Point, Rgb
 
 COINS = (1, 2, 5, 10, 20, 50)
-_COPPER: Rgb = (196, 110, 60)
-_GOLD: Rgb = (235, 200, 70)
 
 
 @cache
@@ -48,7 +46,8 @@ def _draw_coins(coins: Sequence[int], cells: Sequence[int], scale: int) -> Image
     canvas = Canvas(112, 112, scale=scale)
     for coin, cell in zip(coins, cells, strict=True):
         centre = (cell % 3 * 37 + 19, cell // 3 * 37 + 19)
-        canvas.disc(centre, 13 + COINS.index(coin), _COPPER if coin < 10 else _GOLD, outline=COLOURS["black"])
+        canvas.disc(centre, 14 + COINS.index(coin), COLOURS["black"])
+        canvas.disc(centre, 13 + COINS.index(coin), COPPER if coin < 10 else GOLD)
         canvas.text(str(coin), centre, COLOURS["black"], dot=2)
     return canvas.image
 
@@ -158,7 +157,8 @@ def _draw_cards(shown: Sequence[tuple[str, int]], scale: int) -> Image.Image:
     canvas = Canvas(168, 168, scale=scale)
     for place, (suit, value) in enumerate(shown):
         left, top = place % 3 * 56 + 8, place // 3 * 56 + 2
-        canvas.box(left, top, left + 40, top + 52, COLOURS["white"], outline=COLOURS["black"])
+        canvas.box(left - 1, top - 1, left + 41, top + 53, COLOURS["black"])
+        canvas.box(left, top, left + 40, top + 52, COLOURS["white"])
         ink = COLOURS["red" if suit in ("hearts", "diamonds") else "black"]
         canvas.text(str(value), (left + 20, top + 12), ink, dot=2)
         _SYMBOLS[suit](canvas, (left + 20, top + 35), ink)

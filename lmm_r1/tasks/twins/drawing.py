@@ -1,4 +1,4 @@
-"""Drawing for the twin tasks: a grey board, eight colours, six shapes and text of dots, the same on every machine.
+"""Drawing for the twin tasks: a grey board, a palette, six shapes and text of dots, the same on every machine.
 
 Pillow draws without smoothing. Fonts of a machine and plotting libraries are avoided: their pixels change between
 releases, and a plot of matplotlib takes longer than the 5 ms that a row may take.
@@ -29,6 +29,10 @@ COLOURS: dict[str, Rgb] = {
 }
 INK = COLOURS["white"]
 FAINT: Rgb = (154, 154, 154)
+COPPER: Rgb = (196, 110, 60)
+GOLD: Rgb = (235, 200, 70)
+# Pictures have a palette: their PNG files are written several times faster than those of RGB.
+_PALETTE = {colour: index for index, colour in enumerate((BOARD, FAINT, COPPER, GOLD, *COLOURS.values()))}
 
 
 class Canvas:
@@ -36,28 +40,31 @@ class Canvas:
 
     def __init__(self, width: int, height: int, *, scale: int) -> None:
         self.scale = scale
-        self.image = Image.new("RGB", (width * scale, height * scale), BOARD)
+        self.image = Image.new("P", (width * scale, height * scale), _PALETTE[BOARD])
+        self.image.putpalette([part for colour in _PALETTE for part in colour])
         self._draw = ImageDraw.Draw(self.image)
 
     def line(self, points: Sequence[Point], colour: Rgb = INK, *, width: float = 1) -> None:
-        self._draw.line(self._scaled(points), fill=colour, width=max(1, round(width * self.scale)), joint="curve")
+        self._draw.line(
+            self._scaled(points), fill=_PALETTE[colour], width=max(1, round(width * self.scale)), joint="curve"
+        )
 
-    def polygon(self, points: Sequence[Point], colour: Rgb | None, *, outline: Rgb | None = None) -> None:
-        self._draw.polygon(self._scaled(points), fill=colour, outline=outline, width=self.scale)
+    def polygon(self, points: Sequence[Point], colour: Rgb) -> None:
+        self._draw.polygon(self._scaled(points), fill=_PALETTE[colour])
 
-    def box(self, left: float, top: float, right: float, bottom: float, colour: Rgb | None, **options: Rgb) -> None:
+    def box(self, left: float, top: float, right: float, bottom: float, colour: Rgb) -> None:
         """Draw a rectangle with the edges `right` and `bottom` left out."""
         corners = [self.scale * edge for edge in (left, top, right, bottom)]
-        self._draw.rectangle((*corners[:2], corners[2] - 1, corners[3] - 1), fill=colour, width=self.scale, **options)
+        self._draw.rectangle((*corners[:2], corners[2] - 1, corners[3] - 1), fill=_PALETTE[colour])
 
-    def disc(self, centre: Point, radius: float, colour: Rgb | None, *, outline: Rgb | None = None) -> None:
+    def disc(self, centre: Point, radius: float, colour: Rgb) -> None:
         ends = self._scaled([(centre[0] - radius, centre[1] - radius), (centre[0] + radius, centre[1] + radius)])
-        self._draw.ellipse(ends, fill=colour, outline=outline, width=self.scale)
+        self._draw.ellipse(ends, fill=_PALETTE[colour])
 
     def slice(self, centre: Point, radius: float, start: float, end: float, colour: Rgb) -> None:
         """Draw a sector of a disc; angles are in degrees clockwise from the top."""
         ends = self._scaled([(centre[0] - radius, centre[1] - radius), (centre[0] + radius, centre[1] + radius)])
-        self._draw.pieslice(ends, start - 90, end - 90, fill=colour, outline=BOARD, width=self.scale)
+        self._draw.pieslice(ends, start - 90, end - 90, fill=_PALETTE[colour])
 
     def text(self, text: str, centre: Point, colour: Rgb = INK, *, dot: int = 1) -> None:
         """Write capitals, digits and signs around a point, each letter 5 x 7 dots."""
@@ -65,7 +72,7 @@ class Canvas:
         mask = _mask(text).resize((text_width(text) * side, GLYPH_HEIGHT * side), Image.Resampling.NEAREST)
         left = round(centre[0] * self.scale - mask.width / 2)
         top = round(centre[1] * self.scale - mask.height / 2)
-        self._draw.bitmap((left, top), mask, fill=colour)
+        self._draw.bitmap((left, top), mask, fill=_PALETTE[colour])
 
     def _scaled(self, points: Sequence[Point]) -> list[Point]:
         return [(x * self.scale, y * self.scale) for x, y in points]

@@ -1,6 +1,8 @@
 import numpy as np
 import pytest
-from claim import compared, figures, found, student, table_of, verdict
+from claim import compared, figures, found, read_scores, student, table_of, verdict
+
+from lmm_r1.records.responses import JudgedResponse, VerifierVerdict, write_responses
 
 pytestmark = pytest.mark.unit
 
@@ -58,3 +60,24 @@ def test_a_large_effect_is_found_and_none_is_found_in_a_fortieth_of_the_studies(
     rng = np.random.default_rng(1)
     assert found(30.0, 2.0, 3, rng) > 0.99
     assert found(0.0, 2.0, 3, rng) == pytest.approx(0.025, abs=0.012)
+
+
+def test_rows_of_each_checkpoint_and_file_are_read_by_seed(tmp_path):
+    def judged(checkpoint, name, index, sample, right):
+        verdict = VerifierVerdict(score=float(right), parts={"accuracy": float(right)})
+        place = {"checkpoint": checkpoint, "file": name, "index": index, "row": str(index), "sample": sample}
+        texts = {"datasource": "", "label": "1", "question": "", "response": "", "finish_reason": "stop"}
+        return JudgedResponse(**place, **texts, response_tokens=1, verdicts={"math": verdict})
+
+    for seed in (1, 2):
+        # Row 1 is right in both samples, row 0 in one of them; in the other file, nothing.
+        rights = [("a.text", 1, 1, 1), ("a.text", 0, 0, 1), ("b.image", 0, 0, 0)]
+        rows = [
+            judged("direct", name, index, n, bool(one)) for name, index, *both in rights for n, one in enumerate(both)
+        ]
+        write_responses(tmp_path / f"seed{seed}" / "evaluation.responses.jsonl", rows, append=False)
+    read = read_scores(tmp_path)["direct"]
+    assert {name: values.tolist() for name, values in read.items()} == {
+        "a.text": [[0.5, 1.0]] * 2,
+        "b.image": [[0.0]] * 2,
+    }

@@ -340,7 +340,7 @@ def test_each_answer_follows_from_the_words(name, level, split):
 
 def test_a_shape_has_its_colour_in_the_middle_of_its_cell_and_other_cells_are_empty():
     for colour, shape in itertools.product(COLOURS, SHAPES):
-        pixels = np.asarray(draw({(1, 2): (colour, shape)}, 1))
+        pixels = np.asarray(draw({(1, 2): (colour, shape)}, 1).convert("RGB"))
         assert tuple(pixels[42, 70]) == COLOURS[colour]
         inside = np.zeros((112, 112), dtype=bool)
         inside[28:56, 56:84] = True
@@ -348,7 +348,7 @@ def test_a_shape_has_its_colour_in_the_middle_of_its_cell_and_other_cells_are_em
 
 
 def test_shapes_are_different_from_each_other():
-    drawn = [np.asarray(draw({(0, 0): ("white", shape)}, 1))[:28, :28, 0] == 255 for shape in SHAPES]
+    drawn = [np.asarray(draw({(0, 0): ("white", shape)}, 1).convert("RGB"))[:28, :28, 0] == 255 for shape in SHAPES]
     assert all((one != other).sum() >= 40 for one, other in itertools.combinations(drawn, 2))
 
 
@@ -356,7 +356,7 @@ def test_a_bar_is_ten_pixels_high_per_unit():
     for row in make("bar_chart", "image", level=1, rows=20):
         (text,) = [twin for twin in make("bar_chart", level=1, rows=20) if twin.solution == row.solution][:1]
         values = numbers(facts_and_question(text)[0])
-        pixels = np.asarray(picture_of(row))
+        pixels = np.asarray(picture_of(row).convert("RGB"))
         columns = [(pixels == COLOURS[colour]).all(axis=2).sum(axis=0).max() for colour in ("red", "green")]
         assert columns == [10 * value for value in values]
 
