@@ -4,8 +4,8 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, get_args
 
-from lmm_r1.cli import run_command
-from lmm_r1.cli.arguments import add_access_arguments, media_access, model_server_parser, user_errors
+from lmm_r1.cli import run_command, user_errors
+from lmm_r1.cli.arguments import add_access_arguments, media_access, model_server_parser
 from lmm_r1.config.generation import BatchConfig, StepScores
 from lmm_r1.config.hardware import default_param_dtype
 from lmm_r1.config.preferences import RMDeepSpeedConfig
