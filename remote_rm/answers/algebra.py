@@ -8,12 +8,12 @@ equal if the cross products are, term by term. math-verify compares to the gold'
 from __future__ import annotations
 
 import logging
-import re
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import lru_cache
 from math import gcd, isqrt, pi, sqrt
 
+from remote_rm.answers.lexer.latex import Latex
 from remote_rm.answers.quantity import parse_quantity, rounded_places
 from remote_rm.answers.reading import to_latex
 
@@ -35,8 +35,6 @@ Monomial = tuple[int, tuple[tuple[str, int], ...]]
 """What a coefficient is multiplied by: the root of the first entry, and letters with their powers, sorted."""
 Polynomial = dict[Monomial, Fraction]
 
-_TOKEN = re.compile(r"\s*(?:(\d+(?:\.\d+)?|\.\d+)|(\\[A-Za-z]+)|([A-Za-z](?:_(?:\w|\{\w+\}))?)|(\^|[-+/(){}\[\]]))")
-_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{4}|(?<![\\A-Za-z])[fgh]\(")
 _LETTERS = frozenset(
     r"\pi \alpha \beta \gamma \delta \epsilon \theta \lambda \mu \rho \sigma \tau \phi \varphi \psi \omega".split()
 )
@@ -80,7 +78,7 @@ def same_algebra(answer: str, gold: str) -> bool | None:
     if is_equal:
         return True
     # Whether `X` may stand for `x` is not for this module to say.
-    has_capitals = re.search(r"(?<!\\)[A-Z]", answer + gold) is not None
+    has_capitals = Latex.CAPITAL.search(answer + gold) is not None
     return None if has_capitals else False
 
 
@@ -110,7 +108,7 @@ def _same_equation(answer: str, gold: str) -> bool | None:
     if factor and second == {each: factor * number for each, number in first.items()}:
         return True
     is_linear = all(_is_linear(monomial) for polynomial in (first, second) for monomial in polynomial)
-    has_capitals = re.search("[A-Z]", answer + gold) is not None
+    has_capitals = Latex.CAPITAL.search(answer + gold) is not None
     return False if is_linear and not has_capitals else None
 
 
@@ -149,11 +147,11 @@ def _parsed(text: str) -> _Quotient | None:
 
 
 def _tokens(latex: str) -> list[str]:
-    if _WORD.search(latex):
+    if Latex.NAME_OF_WORDS.search(latex):
         raise _Undecided
     tokens, position = [], 0
     while position < len(latex):
-        match = _TOKEN.match(latex, position)
+        match = Latex.ALGEBRA.match(latex, position)
         if match is None:
             raise _Undecided
         tokens.append(match[match.lastindex or 0])
@@ -381,12 +379,6 @@ EXACT_DECIMALS = 12
 CACHED_GOLDS = 4096
 """How many parsed golds a worker keeps: the samples of one prompt share a gold, and every epoch has it again."""
 CACHED_VERDICTS = 4096
-_TRIGONOMETRIC = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
-_DEGREES = re.compile(r"(\d+(?:\.\d+)?)\^(?:\\circ|\{\\circ\})")
-_CIS = re.compile(
-    r"(?:\\operatorname\{cis\}|cis)\s*\(?\s*(\d+(?:\.\d+)?\^\\circ|-?\\frac\{[^{}]*\}\{[^{}]*\}|[\d\\pi/]+)\s*\)?"
-)
-_INDEX_I = re.compile(r"\\(?:sum|prod)(?![A-Za-z])|_\{?i|i\s?=")
 
 
 # Many samples of one prompt end in the same answer.
@@ -420,15 +412,15 @@ def _parse(text: str) -> list:
     logging.getLogger("math_verify").setLevel(logging.ERROR)
     latex = _in_radians(to_latex(text)).replace("%", r"\%")
     values = parse(f"${latex}$", [LatexExtractionConfig()], fallback_mode="no_fallback", parsing_timeout=None)
-    return values if _INDEX_I.search(latex) else [_with_imaginary_unit(value) for value in values]
+    return values if Latex.INDEX_I.search(latex) else [_with_imaginary_unit(value) for value in values]
 
 
 def _in_radians(latex: str) -> str:
     r"""Degrees within trigonometric functions as multiples of pi, which sympy computes in: `\cos 60^\circ`."""
-    with_exponentials = _CIS.sub(r"e^{i \1}", latex)
-    if with_exponentials == latex and not _TRIGONOMETRIC.search(latex):
+    with_exponentials = Latex.CIS.sub(r"e^{i \1}", latex)
+    if with_exponentials == latex and not Latex.TRIGONOMETRIC.search(latex):
         return latex
-    return _DEGREES.sub(r"{\\frac{\1\\pi}{180}}", with_exponentials)
+    return Latex.DEGREES.sub(r"{\\frac{\1\\pi}{180}}", with_exponentials)
 
 
 def _with_imaginary_unit(value: object) -> object:

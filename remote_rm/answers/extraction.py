@@ -7,11 +7,10 @@ thinking was not closed either, the last answer block ends it. The format is one
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from remote_rm.answers.lexer import Token, introductions, span_content
+from remote_rm.answers.lexer import Match, Token, ends_of, introductions, span_content, tag_patterns
 from remote_rm.answers.statement import (
     clause_of,
     in_one_line,
@@ -48,7 +47,6 @@ TRAILING_TOKENS = (
     "<|endoftext|>", "<|end_of_text|>", "<|finetune_right_pad_id|>", "<|finetune_right_pad|>", "<|im_end|>", "<|end|>",
     "<|eot_id|>", "<|eot|>", "<end_of_turn>", "<|dummy_85|>", "<eos>", "<pad>", "<unk>", "</s>", "<s>", "[PAD]",
 )  # fmt: skip
-_SPECIAL_TOKEN = re.compile(r"<[^<>\s]{1,60}>|\[[A-Z_]{1,30}\]")
 _WHITE_SPACE = " \t\n\r\f\v"
 
 
@@ -97,7 +95,7 @@ def _start_of_turn(query: str, opening: str, *, turn: int) -> int:
 
     A trainer may cut a long prompt from its front, and with it earlier turns.
     """
-    starts = [match.end() for match in re.finditer(re.escape(opening), query)]
+    starts = ends_of(opening, query)
     if not starts:
         return -1
     return starts[turn - 1] if 0 < turn <= len(starts) else starts[-1]
@@ -112,18 +110,18 @@ def end_of_prompt(query: str, *, prompt: str) -> int:
     if query.startswith(prompt):
         return len(prompt)
     position = 0
-    for piece in _SPECIAL_TOKEN.split(prompt):
+    for piece in Token.SPECIAL_TOKEN.split(prompt):
         found = query.find(piece, position)
         if found < 0 or not _is_special(query[position:found]):
             return 0
         position = found + len(piece)
-    while (token := _SPECIAL_TOKEN.match(query, position)) and prompt.endswith(token[0]):
+    while (token := Token.SPECIAL_TOKEN.match(query, position)) and prompt.endswith(token[0]):
         position = token.end()
     return position
 
 
 def _is_special(text: str) -> bool:
-    return not _SPECIAL_TOKEN.sub("", text).strip()
+    return not Token.SPECIAL_TOKEN.sub("", text).strip()
 
 
 MAX_TAIL_CHARS = 2000
@@ -143,9 +141,6 @@ MAX_NAME_WORDS = 6
 USER_TURN = "<|im_start|>user"
 THINK = "<think>"
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
-_LAYOUT = re.compile(r"\s*<think>(?=.*\S.*</think>).*</think>\s*<answer>(?=.*\S.*</answer>).*</answer>\s*", re.DOTALL)
-_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
-_SEVERAL = re.compile(r"\b(?:or|and)\b|[,;]\s")
 
 
 def final_answer(response: str) -> str | None:
@@ -203,7 +198,7 @@ def format_score(response: str, *, prompt: str = "") -> float:
         response = THINK + response
     if any(response.count(tag) != 1 for tag in TAGS):
         return 0.0
-    return 1.0 if _LAYOUT.fullmatch(response) else 0.0
+    return 1.0 if Token.LAYOUT.fullmatch(response) else 0.0
 
 
 def last_boxed(text: str) -> str | None:
@@ -240,7 +235,7 @@ def _last_box(text: str, *, end: int | None = None) -> tuple[int, int] | None:
     end = len(text) if end is None else end
     for _ in range(MAX_BOXES):
         end = max(text.rfind(r"\boxed", 0, end), text.rfind(r"\fbox", 0, end))
-        opening = _BOX.match(text, max(end, 0))
+        opening = Token.BOX.match(text, max(end, 0))
         closing = None if opening is None else _closing_brace(text, start=opening.end())
         if opening is not None and closing is not None:
             return opening.end(), closing
@@ -285,8 +280,8 @@ def _last_stated_value(text: str) -> str | None:
     if Token.OPTION_LINE.fullmatch(lines[0]) and not any(map(Token.OPTION_LINE.fullmatch, lines[1:])):
         return lines[0]
     # "42", "B", "yes", "x = 5" are values as they are; "so 42" and "12 apples" are not.
-    if not is_prose(last) and not (words_of(last) and re.search(r"\d|\$", last)):
-        is_whole = (last.count("=") > 1 and _SEVERAL.search(last)) or _is_equation(last)
+    if not is_prose(last) and not (words_of(last) and Token.DIGIT_OR_DOLLAR.search(last)):
+        is_whole = (last.count("=") > 1 and Token.SEVERAL_VALUES.search(last)) or _is_equation(last)
         return (last if is_whole else last.rpartition("=")[2].strip()) or None
     return _of_line(last, text)
 
@@ -295,10 +290,10 @@ def _is_equation(line: str) -> bool:
     """Whether it says something of letters, and is not what a value is called: `2x + y = 0`, not `x = 5`."""
     left, _, right = line.strip(" $*.").partition("=")
     is_name = Token.VALUE_NAME.fullmatch(left.strip()) is not None
-    return not is_name and "=" not in right and re.search(r"(?<!\\)\b\d*[a-z]\b", left) is not None
+    return not is_name and "=" not in right and Token.LETTER_TERM.search(left) is not None
 
 
-def _introduced(text: str, introduced: Sequence[re.Match[str]]) -> str:
+def _introduced(text: str, introduced: Sequence[Match]) -> str:
     """The text from the line of the last introduction on."""
     last = introduced[-1]
     if not text[last.end() :].strip(" *_:\n") and len(introduced) > 1:
@@ -336,8 +331,6 @@ def _of_line(line: str, text: str) -> str | None:
 CALL_TAGS = ("grounding", "tool_call", "tool")
 """Of Mini-o3, of Qwen's chat templates, and of r1_vlm."""
 
-_THOUGHT = re.compile(r"\s*<think>.*</think>", re.DOTALL)
-
 
 def turns_kept(turns: Sequence[str], *, prompt: str = "", call_tags: Sequence[str] = CALL_TAGS) -> list[bool]:
     """Return of each turn whether it keeps to the format.
@@ -363,9 +356,7 @@ class _Calls:
     """Tool calls between some tags."""
 
     def __init__(self, tags: Sequence[str]) -> None:
-        names = "|".join(map(re.escape, tags))
-        self._tag = re.compile(rf"</?(?:{names})>")
-        self._call = re.compile(rf"\s*<({names})>.*?</\1>", re.DOTALL)
+        self._tag, self._call = tag_patterns(tags)
 
     def are_named(self, turn: str) -> bool:
         """Whether a tag is anywhere in it."""
@@ -375,7 +366,7 @@ class _Calls:
         """Whether it is one think block, then calls, and no answer."""
         if turn.count("<think>") != 1 or turn.count("</think>") != 1 or "<answer>" in turn or "</answer>" in turn:
             return False
-        thought = _THOUGHT.match(turn)
+        thought = Token.THOUGHT.match(turn)
         if thought is None:
             return False
         calls, end = 0, thought.end()
