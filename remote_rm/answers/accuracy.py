@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from remote_rm.answers import choice
-from remote_rm.answers.algebra import numeric_value, same_expression
+from remote_rm.answers.algebra import same_expression
 from remote_rm.answers.comparison import (
     Rules,
     is_choice,
@@ -21,6 +21,7 @@ from remote_rm.answers.comparison import (
     refuse,
     work_out,
 )
+from remote_rm.answers.floating import numeric_value
 from remote_rm.answers.lexer import POLAR, Token
 from remote_rm.answers.lexer.latex import Latex
 from remote_rm.answers.lexer.values import CURRENCIES, NAMES, SIZES

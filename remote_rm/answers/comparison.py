@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import inf, isclose
 
-from remote_rm.answers.algebra import numeric_value, same_algebra
+from remote_rm.answers.algebra import same_algebra
+from remote_rm.answers.floating import numeric_value
 from remote_rm.answers.lexer import Token
 from remote_rm.answers.lexer.latex import Latex
 from remote_rm.answers.notation import (

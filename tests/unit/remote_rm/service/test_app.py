@@ -237,7 +237,7 @@ def test_a_refusal_does_not_send_the_request_back(client):
 def test_without_workers_what_needs_one_is_no_reward(client):
     # The workers of this client were never started.
     with pytest.raises(RuntimeError, match="the pool is not running"):
-        client.post("/get_reward", json=RIGHT | {"responses": [r"<answer>\sqrt[3]{64}+x-x</answer>"]})
+        client.post("/get_reward", json=RIGHT | {"responses": [r"<answer>\binom{4}{1}+x-x</answer>"]})
 
 
 def test_the_openapi_document_describes_every_field_and_refusal():
