@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypedDict
 
-from remote_rm.answers.extraction import strip_end_tokens
 from remote_rm.registry import verifier_with
+from remote_rm.responses import strip_end_tokens
 from remote_rm.reward_function import FunctionReply, RewardFunction, reward_func_of
 
 

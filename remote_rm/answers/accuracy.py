@@ -27,7 +27,7 @@ from remote_rm.answers.lexer.latex import Latex
 from remote_rm.answers.lexer.values import CURRENCIES, NAMES, SIZES
 from remote_rm.answers.notation import Kind
 from remote_rm.answers.quantity import parse_quantity, same_quantity
-from remote_rm.answers.reading import gold_sequence, has_relation, is_text, kind_of, normalize
+from remote_rm.answers.reading import closing_brace, gold_sequence, has_relation, is_text, kind_of, normalize
 from remote_rm.answers.statement import clause_of, is_prose, read, without_remark
 from remote_rm.answers.units import split_unit
 from remote_rm.answers.wording import is_copied, plain, word_in_english
@@ -92,18 +92,8 @@ def _commands_are_whole(text: str) -> bool:
             is_empty = argument["end"] == "}" and not argument["group"].strip()
             if is_empty and match["name"] not in ("text", "mathrm"):
                 return False
-            position = _group_end(text, position)
+            position = (closing_brace(text, start=text.index("{", position) + 1) or len(text) - 1) + 1
     return True
-
-
-def _group_end(text: str, start: int) -> int:
-    depth = 0
-    for index in range(start, len(text)):
-        if text[index] in "{}" and text[index - 1] != "\\":
-            depth += 1 if text[index] == "{" else -1
-            if depth == 0:
-                return index + 1
-    return len(text)
 
 
 def listed_golds(label: str) -> list[str]:

@@ -131,7 +131,12 @@ def matches(answer: str, label: str) -> bool:
     ):
         return True
     choice = read_choice(plain(answer))
-    return choice is not None and choice.letter == gold.letter and not _texts_differ(choice.text, gold.text)
+    return choice is not None and same(choice, gold)
+
+
+def same(answer: Choice, gold: Choice) -> bool:
+    """Return whether both are the same letter, and their texts, if both have one, are not different."""
+    return answer.letter == gold.letter and not _texts_differ(answer.text, gold.text)
 
 
 def _texts_differ(stated: str, gold: str) -> bool:

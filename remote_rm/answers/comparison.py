@@ -3,11 +3,12 @@ r"""Are two values equal: compared by kind, by simple rules and exact algebra if
 The gold value says how an answer is read: as a choice, a text, a sequence, a region, a matrix, a number, or an expression.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import inf, isclose
 
+from remote_rm.answers import choice
 from remote_rm.answers.algebra import same_algebra
 from remote_rm.answers.floating import numeric_value
 from remote_rm.answers.lexer import Token
@@ -81,9 +82,10 @@ def match_value(answer: str, gold: str, rules: Rules) -> bool | None:
         return False
     if answer.casefold() == gold.casefold() and (answer == gold or is_text(gold)):
         return True
-    choice = _match_choice(answer, gold, rules) if Token.GOLD_CHOICE.fullmatch(gold) else None
-    if choice is not None:
-        return choice
+    if (label := choice.read_label(gold) if is_choice(gold) else None) is not None:
+        if (chosen := choice.read_choice(answer)) is not None or not label.text or is_choice(normalize(label.text)):
+            return chosen is not None and choice.same(chosen, label)
+        return match_value(answer, normalize(label.text), rules)
     several = same_choices(answer, gold) if is_choices(gold) else same_choices(gold, answer)
     if several is not None:
         return several
@@ -133,24 +135,6 @@ def _match_open(answer: str, gold: str, rules: Rules) -> bool | None:
     if gold_items is not None:
         return _match_sequence(answer, gold, gold_items, rules)
     return _match_single(answer, gold, rules)
-
-
-def _match_choice(answer: str, gold: str, rules: Rules) -> bool | None:
-    """Compare with the gold's letter, or with its option text if it has one; None for a text that only looks so."""
-    letter = _choice(gold)
-    if letter is None:
-        return None
-    option = Token.CHOICE_MARK.sub("", gold)
-    chosen = _choice(answer)
-    if chosen is not None or not option or Token.GOLD_CHOICE.fullmatch(option):
-        return chosen == letter and not _options_differ(Token.CHOICE_MARK.sub("", answer), option)
-    return match_value(answer, normalize(option), rules)
-
-
-def _options_differ(answer: str, gold: str) -> bool:
-    """Whether two options' texts are numbers that are not the same: `(B) 12` and `B. 13`."""
-    number, wanted = parse_quantity(normalize(answer)), parse_quantity(normalize(gold))
-    return number is not None and wanted is not None and not same_quantity(number, gold=wanted)
 
 
 def _match_matrix(answer: str, gold: str, gold_rows: tuple[tuple[str, ...], ...], rules: Rules) -> bool | None:
@@ -424,12 +408,6 @@ def _delimiters_agree(answer_pair: tuple[str, str] | None, *, gold_pair: tuple[s
     return length > 2 or {answer_pair[0], gold_pair[0]} == {"{", r"\{"}
 
 
-def _choice(text: str) -> str | None:
-    """The letter of a multiple-choice answer: `A`, `(a)`, `A. 12 cm`, `Option A`."""
-    match = Token.CHOICE.match(text)
-    return match[1].upper() if match else None
-
-
 def _as_words(text: str) -> str:
     """Words without what does not tell them apart: capitals, an article, an exclamation mark, doubled spaces."""
     plain = Token.ARTICLE.sub("", " ".join(text.casefold().rstrip("!").replace("-", " ").split()))
@@ -439,22 +417,3 @@ def _as_words(text: str) -> str:
 def is_choice(gold: str) -> bool:
     """Return whether a normalised gold answer is a letter from A to J, with or without the text of its option."""
     return Token.GOLD_CHOICE.fullmatch(gold) is not None
-
-
-def is_matchable(table: Sequence[Sequence[bool]]) -> bool:
-    """Return whether each row can be given a column of its own in which it is true.
-
-    The first fitting column may be the wrong one if what fits is not transitive.
-    """
-    row_of: dict[int, int] = {}
-
-    def find_column(row: int, seen: set[int]) -> bool:
-        for column, fits in enumerate(table[row]):
-            if fits and column not in seen:
-                seen.add(column)
-                if column not in row_of or find_column(row_of[column], seen):
-                    row_of[column] = row
-                    return True
-        return False
-
-    return all(find_column(row, set()) for row in range(len(table)))

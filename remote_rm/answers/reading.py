@@ -165,6 +165,17 @@ def split_top_level(text: str) -> list[str]:
     return [text[start:end].strip() for start, end in zip(starts, ends, strict=True)]
 
 
+def closing_brace(text: str, *, start: int, longest: int | None = None) -> int | None:
+    """Return where the brace ends that was opened before `start`; None if it does not, or is longer."""
+    depth = 1
+    for index in range(start, len(text) if longest is None else min(start + longest, len(text))):
+        if text[index] in "{}" and text[index - 1] != "\\":
+            depth += 1 if text[index] == "{" else -1
+            if depth == 0:
+                return index
+    return None
+
+
 def _depths(text: str) -> list[int]:
     """The bracket depth after each character."""
     depths, depth = [], 0

@@ -1,13 +1,13 @@
-r"""Splits texts into typed spans: values, options, and the words that state, deny, bound and leave open, English and Chinese.
+r"""The lexer: all regular expressions of answers/, by the types of the spans that they find.
 
-The regular expressions for sentences are here only: a new wording is an addition to a row of `Token`.
+`Token` has the words of sentences, English and Chinese: those that state, deny, bound and leave open, and options. Values
+are in `values`, formulas in `latex`, other languages in `languages`. A new wording is an addition to a row.
 """
 
 from __future__ import annotations
 
 import re
 import string
-from collections.abc import Iterable
 from fractions import Fraction
 from functools import lru_cache
 
@@ -457,13 +457,8 @@ class Token:
         r"^[\s$]*(?:\\(?:text|mathrm|vec|mathbf|overrightarrow|overline)\s*\{[^{}]{1,40}\}(?:_\{?\w+\}?)?"
         r"|[A-Z]\s*\\c[au]p\s*[A-Z]|\((?:[a-z],\s?)+[a-z]\)(?=\s*\\in)|(?:[A-Za-z]{2,}\s){0,4}[A-Za-z]{4,})\s*(?:=|\\in(?![a-z]))\s*(?=\S)"
     )
-    SPECIAL_TOKEN = re.compile(r"<[^<>\s]{1,60}>|\[[A-Z_]{1,30}\]")
-    LAYOUT = re.compile(
-        r"\s*<think>(?=.*\S.*</think>).*</think>\s*<answer>(?=.*\S.*</answer>).*</answer>\s*", re.DOTALL
-    )
     BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
     SEVERAL_VALUES = re.compile(r"\b(?:or|and)\b|[,;]\s")
-    THOUGHT = re.compile(r"\s*<think>.*</think>", re.DOTALL)
     FOREIGN_SENTENCE_END = re.compile(r"(?<=[!?。！？।\n])\s*|(?<=\.)\s+")
     DECIMAL_COMMA = re.compile(r"(?<![\d,.])(\d+),(\d{1,2}|\d{4,})(?![\d,])")
     DECIMAL_COMMA_MEASURED = re.compile(
@@ -494,17 +489,6 @@ def introductions(text: str) -> tuple[re.Match[str], ...]:
     """Return the places at which the text introduces an answer, in order."""
     lowered = text.lower()
     return tuple(Token.LEAD_IN.finditer(text)) if any(words in lowered for words in _INTRODUCING) else ()
-
-
-def ends_of(marker: str, text: str) -> list[int]:
-    """Return the ends of a marker's places in a text."""
-    return [match.end() for match in re.finditer(re.escape(marker), text)]
-
-
-def tag_patterns(tags: Iterable[str]) -> tuple[re.Pattern[str], re.Pattern[str]]:
-    """Return the patterns of one of the tags, and of a block between an opening and a closing one."""
-    names = "|".join(map(re.escape, tags))
-    return re.compile(rf"</?(?:{names})>"), re.compile(rf"\s*<({names})>.*?</\1>", re.DOTALL)
 
 
 def span_content(match: re.Match[str]) -> str:
