@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers.reward_servers import import_unruly
+from helpers.reward_servers import everything, import_unruly, unruly_command
 
 from remote_rm.client import RewardClient, RewardUnavailable
 from remote_rm.math_verifier import MathVerifier
@@ -117,6 +117,17 @@ def test_a_port_in_use_is_one_sentence_and_exit_code_1():
     assert ended.stdout == ""
     assert f"cannot listen on 127.0.0.1:{port}" in ended.stderr
     assert ended.stderr.count("\n") == 1
+
+
+def test_a_server_whose_workers_do_not_start_stops_with_one_sentence_and_code_1(tmp_path):
+    command = unruly_command(tmp_path, "--workers", "1")
+    module = tmp_path / "unruly_verifier.py"
+    module.write_text(
+        module.read_text() + "\n    def __setstate__(self, state):\n        raise RuntimeError('not here')\n"
+    )
+    ended = subprocess.run(command, cwd=ROOT, env=everything(), capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 1
+    assert "reward server: error: the worker processes did not come up" in ended.stderr
 
 
 @pytest.mark.parametrize(
