@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 from typing_extensions import Self
 
 from remote_rm.answers import accuracy
-from remote_rm.answers.extraction import final_answer, format_score
+from remote_rm.answers.extraction import final_answer
+from remote_rm.responses import format_score
 from remote_rm.verifier import Item, Score
 
 
@@ -219,3 +221,22 @@ class GradedVerifier(AnswerVerifier):
         parts = {"accuracy": float(grade.is_right), **dict(zip(self.measures, grade.values, strict=True))}
         parts |= {"format": kept, "ungradable": float(not self.can_grade(item))}
         return Score(reward=measured + self.weights.format * kept, score=grade.values[0], parts=parts)
+
+
+def is_matchable(table: Sequence[Sequence[bool]]) -> bool:
+    """Return whether each row can be given a column of its own in which it is true.
+
+    The first fitting column may be the wrong one if what fits is not transitive.
+    """
+    row_of: dict[int, int] = {}
+
+    def find_column(row: int, seen: set[int]) -> bool:
+        for column, fits in enumerate(table[row]):
+            if fits and column not in seen:
+                seen.add(column)
+                if column not in row_of or find_column(row_of[column], seen):
+                    row_of[column] = row
+                    return True
+        return False
+
+    return all(find_column(row, set()) for row in range(len(table)))

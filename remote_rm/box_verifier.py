@@ -16,8 +16,7 @@ from math import fsum, inf
 from typing import ClassVar
 
 from remote_rm import registry
-from remote_rm.answer_verifier import Grade, GradedVerifier, finite_number, setting
-from remote_rm.answers.comparison import is_matchable
+from remote_rm.answer_verifier import Grade, GradedVerifier, finite_number, is_matchable, setting
 from remote_rm.answers.extraction import concluding_text
 from remote_rm.reward_function import reward_func_of
 from remote_rm.verifier import Item

@@ -11,7 +11,7 @@ from typing_extensions import Self
 
 from remote_rm import registry
 from remote_rm.answer_verifier import finite_number
-from remote_rm.answers.extraction import format_score
+from remote_rm.responses import format_score
 from remote_rm.reward_function import reward_func_of
 from remote_rm.verifier import Item, Score
 

@@ -9,10 +9,9 @@ from math import inf
 from typing import ClassVar
 
 from remote_rm import registry
-from remote_rm.answer_verifier import AnswerVerifier, setting
+from remote_rm.answer_verifier import AnswerVerifier, is_matchable, setting
 from remote_rm.answers import accuracy
 from remote_rm.answers.accuracy import is_gradable
-from remote_rm.answers.comparison import is_matchable
 from remote_rm.answers.lexer import Token, introductions
 from remote_rm.answers.reading import elements, enclosing_delimiters, normalize
 from remote_rm.answers.statement import is_prose, read

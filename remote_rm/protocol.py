@@ -3,7 +3,7 @@
 import re
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from typing_extensions import Self
 
 from remote_rm.verifier import check_parallel
@@ -76,6 +76,62 @@ class RewardReply(BaseModel):
     filters by."""
     extra_logs: dict[str, list[float]]
     """The named parts of the rewards, for the trainer's log."""
+
+
+class GradedSample(BaseModel):
+    """A model's output, as OpenAI's graders call it; other fields are ignored."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    output_text: Text
+    """The response."""
+
+
+class GradedItem(BaseModel):
+    """A row of the data set; other fields are ignored."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True, coerce_numbers_to_str=True)
+
+    reference_answer: Text = Field(validation_alias=AliasChoices("reference_answer", "answer", "label"))
+    """The gold answer, which may be called `answer` or `label`, too."""
+
+
+class GradeRequest(BaseModel):
+    """One sample, as OpenAI's fine-tuning posts it to a grader's endpoint."""
+
+    model_config = ConfigDict(
+        use_attribute_docstrings=True,
+        json_schema_extra={
+            "examples": [{"sample": {"output_text": "The answer is 4."}, "item": {"reference_answer": "4"}}]
+        },
+    )
+
+    sample: GradedSample
+    """What is graded."""
+    item: GradedItem
+    """What it is graded by."""
+
+    def as_rewards(self) -> RewardRequest:
+        """Return the request for its reward."""
+        return RewardRequest(
+            query=[self.sample.output_text],
+            prompts=[""],
+            labels=[self.item.reference_answer],
+            responses=[self.sample.output_text],
+        )
+
+
+class Grade(BaseModel):
+    """The reply to a graded sample."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    score: float
+    """From 0.0 to 1.0, without the format."""
+    reward: float
+    """The weighted sum of the parts, which includes the format."""
+    parts: dict[str, float]
+    """The named parts of the reward."""
 
 
 class Refusal(BaseModel):

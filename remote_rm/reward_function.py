@@ -7,8 +7,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from remote_rm.answers.extraction import find_response
 from remote_rm.registry import get_verifier
+from remote_rm.responses import find_response
 from remote_rm.verifier import (
     AskingVerifier,
     Item,

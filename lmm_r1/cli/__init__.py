@@ -1,5 +1,6 @@
 """The `lmm-r1` command: `lmm-r1 NAME ...` runs `lmm_r1.cli.NAME`, imported only when asked for."""
 
+import contextlib
 import importlib
 import os
 import select
@@ -7,10 +8,11 @@ import shutil
 import signal
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from lmm_r1 import cpu
 from lmm_r1.dotted import nearest
+from lmm_r1.errors import ListedError, RunStopped, UserError
 from lmm_r1.files.atomic import sentence_of
 from remote_rm.redaction import hide_in_logs
 
@@ -84,6 +86,39 @@ def run_command(main: Callable[[], None]) -> None:
         if isinstance(end.__context__, BrokenPipeError):
             raise SystemExit(128 + signal.SIGPIPE) from None
         raise
+
+
+@contextlib.contextmanager
+def user_errors(prog: str) -> Iterator[None]:
+    """Turn errors that a user can fix into one line on stderr and exit code 1, and a stop into one with its own code.
+
+    These are UserError, and whatever Python or a library raises when a disk is full.
+    """
+    try:
+        yield
+    except RunStopped as stop:
+        print(f"{prog}: {stop}", file=sys.stderr)
+        raise SystemExit(stop.exit_code) from None
+    except KeyboardInterrupt:
+        print(f"{prog}: stopped by Ctrl-C", file=sys.stderr)
+        raise SystemExit(128 + signal.SIGINT) from None
+    except ListedError as error:
+        # Every rank reads the same rows, and one lists what is wrong with them.
+        lines = error.lines if os.environ.get("RANK", "0") == "0" else ()
+        print(f"{prog}: error: {error.sentence}", *lines, sep="\n  ", file=sys.stderr)
+        raise SystemExit(1) from None
+    except UserError as error:
+        # One that was raised in a worker comes with its traceback, as the cause of Ray's own.
+        message = str(getattr(error, "cause", error))
+        # What a library said, as part of a message, may hold line breaks.
+        print(f"{prog}: error: {' '.join(line.strip() for line in message.splitlines())}", file=sys.stderr)
+        raise SystemExit(1) from None
+    except Exception as error:  # each library has an error of its own for a full disk
+        sentence = sentence_of(error)
+        if sentence is None:
+            raise
+        print(f"{prog}: error: {sentence}", file=sys.stderr)
+        raise SystemExit(1) from None
 
 
 def _let_go_of_stdout() -> None:

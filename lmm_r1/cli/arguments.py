@@ -13,7 +13,6 @@ import itertools
 import os
 import re
 import shutil
-import signal
 import sys
 import textwrap
 import types
@@ -31,8 +30,7 @@ from lmm_r1.config.differences import only_defaults
 from lmm_r1.config.shared import JsonText
 from lmm_r1.data.media_access import MEGAPIXELS, MediaLimits
 from lmm_r1.dotted import nearest
-from lmm_r1.errors import ListedError, RunStopped, UserError
-from lmm_r1.files.atomic import sentence_of
+from lmm_r1.errors import UserError
 from remote_rm.registry import positive
 
 if TYPE_CHECKING:
@@ -233,39 +231,6 @@ def given_flags(config_class: type[DataclassInstance], argv: Sequence[str] | Non
     spelled = {_in_full(argument, flags).partition("=")[0] for argument in arguments if argument.startswith("--")}
     named = {flag[2:].replace("-", "_") for flag in spelled}
     return {*named, *map(_turned_off, named)} | {key for file in config_files for key in read_settings(file, flags)}
-
-
-@contextlib.contextmanager
-def user_errors(prog: str) -> Iterator[None]:
-    """Turn errors that a user can fix into one line on stderr and exit code 1, and a stop into one with its own code.
-
-    These are UserError, and whatever Python or a library raises when a disk is full.
-    """
-    try:
-        yield
-    except RunStopped as stop:
-        print(f"{prog}: {stop}", file=sys.stderr)
-        raise SystemExit(stop.exit_code) from None
-    except KeyboardInterrupt:
-        print(f"{prog}: stopped by Ctrl-C", file=sys.stderr)
-        raise SystemExit(128 + signal.SIGINT) from None
-    except ListedError as error:
-        # Every rank reads the same rows, and one lists what is wrong with them.
-        lines = error.lines if os.environ.get("RANK", "0") == "0" else ()
-        print(f"{prog}: error: {error.sentence}", *lines, sep="\n  ", file=sys.stderr)
-        raise SystemExit(1) from None
-    except UserError as error:
-        # One that was raised in a worker comes with its traceback, as the cause of Ray's own.
-        message = str(getattr(error, "cause", error))
-        # What a library said, as part of a message, may hold line breaks.
-        print(f"{prog}: error: {' '.join(line.strip() for line in message.splitlines())}", file=sys.stderr)
-        raise SystemExit(1) from None
-    except Exception as error:  # each library has an error of its own for a full disk
-        sentence = sentence_of(error)
-        if sentence is None:
-            raise
-        print(f"{prog}: error: {sentence}", file=sys.stderr)
-        raise SystemExit(1) from None
 
 
 def _exit(prog: str, sentence: str) -> NoReturn:

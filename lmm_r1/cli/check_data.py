@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lmm_r1.cli import run_command
-from lmm_r1.cli.arguments import parse, user_errors
+from lmm_r1.cli import run_command, user_errors
+from lmm_r1.cli.arguments import parse
 from lmm_r1.config.file_commands import CheckDataConfig, check
 from lmm_r1.files.atomic import write_atomically
 from lmm_r1.files.json_files import write_json_object

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from lmm_r1.cli import run_command
-from lmm_r1.cli.arguments import parse, user_errors
+from lmm_r1.cli import run_command, user_errors
+from lmm_r1.cli.arguments import parse
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import check_new_folder, written_folder
 

@@ -8,8 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lmm_r1.cli import run_command
-from lmm_r1.cli.arguments import parse, user_errors
+from lmm_r1.cli import run_command, user_errors
+from lmm_r1.cli.arguments import parse
 from lmm_r1.cli.job_progress import report_skipped
 from lmm_r1.config.evaluate import (
     ENGINE_FLAGS,

@@ -9,7 +9,7 @@ from pathlib import Path
 from PIL import Image, ImageDraw
 from tyro.conf import Positional
 
-from lmm_r1.cli import arguments, run_command
+from lmm_r1.cli import arguments, run_command, user_errors
 from lmm_r1.data.files import write_row_folder
 from lmm_r1.files.atomic import check_new_folder, unwritable, write_atomically
 
@@ -37,7 +37,7 @@ CONFIG = InitConfig
 def main(argv: Sequence[str] | None = None) -> None:
     """Write the folder and say what to do with it."""
     config = arguments.parse(InitConfig, argv, prog=PROG, description=DESCRIPTION)
-    with arguments.user_errors(PROG):
+    with user_errors(PROG):
         run(config.folder)
 
 

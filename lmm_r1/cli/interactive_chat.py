@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lmm_r1.cli import run_command
-from lmm_r1.cli.arguments import parse, user_errors
+from lmm_r1.cli import run_command, user_errors
+from lmm_r1.cli.arguments import parse
 from lmm_r1.config.generation import ChatConfig
 
 CONFIG = ChatConfig

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from lmm_r1 import cpu, dotted
 from lmm_r1.checkpoints import Parity, ParityGap, all_kept, checkpoint_state, full_name, keep, library_versions
-from lmm_r1.cli import run_command
-from lmm_r1.cli.arguments import parse, user_errors
+from lmm_r1.cli import run_command, user_errors
+from lmm_r1.cli.arguments import parse
 from lmm_r1.cli.training import begin_workers, prepare_training
 from lmm_r1.cli.yaml_file import read_settings
 from lmm_r1.config import PPOConfig, mismatch_limit, resolve

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tyro.conf import Positional
 
-from lmm_r1.cli import arguments, run_command
+from lmm_r1.cli import arguments, run_command, user_errors
 from lmm_r1.config.checks import agent_options
 from lmm_r1.config.ppo import AgentConfig
 from lmm_r1.config.shared import JsonText
@@ -119,7 +119,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     config = arguments.parse(
         MakeTaskConfig, argv, prog=PROG, description="Write rows of a procedural task, with images and known answers."
     )
-    with arguments.user_errors(PROG):
+    with user_errors(PROG):
         run(config)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from lmm_r1.cli import run_command
-from lmm_r1.cli.arguments import parse, user_errors
+from lmm_r1.cli import run_command, user_errors
+from lmm_r1.cli.arguments import parse
 from lmm_r1.config.file_commands import MergeConfig, check_merge
 
 CONFIG = MergeConfig

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from tyro.conf import Positional
 
-from lmm_r1.cli import arguments, run_command
+from lmm_r1.cli import arguments, run_command, user_errors
 from lmm_r1.config.shared import check_least
 from lmm_r1.errors import UserError
 
@@ -53,7 +53,7 @@ CONFIG = PrepareDataConfig
 def main(argv: Sequence[str] | None = None) -> None:
     """Write the folder and say what is in it."""
     config = arguments.parse(PrepareDataConfig, argv, prog=PROG, description=DESCRIPTION)
-    with arguments.user_errors(PROG):
+    with user_errors(PROG):
         run(config)
 
 

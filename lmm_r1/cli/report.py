@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lmm_r1.cli import run_command
-from lmm_r1.cli.arguments import parse, user_errors
+from lmm_r1.cli import run_command, user_errors
+from lmm_r1.cli.arguments import parse
 from lmm_r1.errors import UserError
 from lmm_r1.evaluation.page_parts import NONE, duration, percent, points
 from lmm_r1.files.atomic import write_atomically

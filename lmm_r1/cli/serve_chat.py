@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lmm_r1.cli import run_command
-from lmm_r1.cli.arguments import add_access_arguments, media_access, model_server_parser, user_errors
+from lmm_r1.cli import run_command, user_errors
+from lmm_r1.cli.arguments import add_access_arguments, media_access, model_server_parser
 from lmm_r1.config.generation import ChatConfig, check_chat
 from remote_rm.registry import add_listening_arguments, parse_flags, positive
 

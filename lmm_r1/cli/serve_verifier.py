@@ -3,8 +3,7 @@
 import sys
 from collections.abc import Sequence
 
-from lmm_r1.cli import run_command
-from lmm_r1.cli.arguments import user_errors
+from lmm_r1.cli import run_command, user_errors
 from remote_rm.registry import VERIFIERS, run, verifier_class
 
 PROG = "lmm-r1 serve_verifier"

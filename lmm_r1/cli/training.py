@@ -6,7 +6,8 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from lmm_r1.cli.arguments import given_flags, parse, user_errors
+from lmm_r1.cli import user_errors
+from lmm_r1.cli.arguments import given_flags, parse
 from lmm_r1.config import Config, PPOConfig, SupervisedConfig, resolve
 from lmm_r1.config.differences import differences_line
 from lmm_r1.config.hardware import check_machine

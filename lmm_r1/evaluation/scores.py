@@ -16,8 +16,9 @@ from lmm_r1.data.sample import EpisodeResult
 from lmm_r1.errors import UserError
 from lmm_r1.records.responses import JudgedResponse, PlayedEpisode, ShownTurn, by_row
 from remote_rm.answers.choice import read_choice
-from remote_rm.answers.extraction import final_answer, format_score
+from remote_rm.answers.extraction import final_answer
 from remote_rm.answers.reading import normalize
+from remote_rm.responses import format_score
 from remote_rm.service.pool import QUICK_CHARS
 from remote_rm.verifier import Score
 

@@ -22,7 +22,7 @@ from lmm_r1.generation.engine import EngineSettings
 from lmm_r1.lmm_kits import Checkpoint, EncodedPrompt, LmmKit
 from lmm_r1.lmm_kits.checkpoint import check_images_taken, encode_row
 from lmm_r1.models.rope_scaling import tell_factors
-from remote_rm.answers.extraction import THINK
+from remote_rm.responses import THINK
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -29,7 +29,7 @@ from lmm_r1.generation.group import GroupRollout, GroupSettings, Opening, check_
 from lmm_r1.generation.request import Request, TurnPieces, TurnSettings, as_asked
 from lmm_r1.lmm_kits import EncodedPrompt
 from lmm_r1.lmm_kits.checkpoint import encode_row, encode_turn, without_end
-from remote_rm.answers.extraction import turns_kept
+from remote_rm.responses import turns_kept
 from remote_rm.verifier import Score
 
 if TYPE_CHECKING:

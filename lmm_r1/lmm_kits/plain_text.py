@@ -19,7 +19,7 @@ import jinja2
 from lmm_r1.data.messages import Message, Part, TextPart
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.encoding import any_of
-from remote_rm.answers.extraction import TAGS
+from remote_rm.responses import TAGS
 
 if TYPE_CHECKING:
     from lmm_r1.lmm_kits.kit import LmmKit, Processor

@@ -19,8 +19,8 @@ from lmm_r1.data.messages import Row
 from lmm_r1.data.sent_prompt import MediaAccess, ending_of
 from lmm_r1.errors import UserError
 from lmm_r1.scoring import not_finite, score_of_steps
-from remote_rm.answers.extraction import find_response
 from remote_rm.protocol import RewardRequest
+from remote_rm.responses import find_response
 from remote_rm.service.app import create_service
 from remote_rm.service.server import ListeningOptions, serve_app
 from remote_rm.verifier import STOPPING, JudgeCounts, PoolUnavailable, Score, ServiceLimits, UnusableItem, check_room

@@ -24,7 +24,7 @@ from lmm_r1.models.packed.self_check import check_packing
 from lmm_r1.models.rope_scaling import tell_factors
 from lmm_r1.models.value_model import KitValueModel, head_name, stored_weight
 from lmm_r1.scoring import StepJudging
-from remote_rm.answers.extraction import end_of_prompt
+from remote_rm.responses import end_of_prompt
 
 logger = logging.getLogger(__name__)
 

@@ -8,13 +8,12 @@ off, such as `\frac{1}{`, is not gradable.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 
 from remote_rm.answers import choice
-from remote_rm.answers.algebra import numeric_value, same_expression
+from remote_rm.answers.algebra import same_expression
 from remote_rm.answers.comparison import (
     Rules,
     is_choice,
@@ -22,25 +21,16 @@ from remote_rm.answers.comparison import (
     refuse,
     work_out,
 )
+from remote_rm.answers.floating import numeric_value
 from remote_rm.answers.lexer import POLAR, Token
+from remote_rm.answers.lexer.latex import Latex
+from remote_rm.answers.lexer.values import CURRENCIES, NAMES, SIZES
 from remote_rm.answers.notation import Kind
 from remote_rm.answers.quantity import parse_quantity, same_quantity
-from remote_rm.answers.reading import gold_sequence, has_relation, is_text, kind_of, normalize
+from remote_rm.answers.reading import closing_brace, gold_sequence, has_relation, is_text, kind_of, normalize
 from remote_rm.answers.statement import clause_of, is_prose, read, without_remark
-from remote_rm.answers.units import CURRENCIES, NAMES, SIZES, split_unit
+from remote_rm.answers.units import split_unit
 from remote_rm.answers.wording import is_copied, plain, word_in_english
-
-_ESCAPED = re.compile(r"\\[{}\\$%#&_]")
-_COMMANDS_WITH_ARGUMENTS = re.compile(r"\\(?P<name>[dtc]?frac|[dt]?binom|sqrt|text|mathrm|boxed)(?![A-Za-z])")
-_ARGUMENT = re.compile(r"\s*(?:\{(?P<group>[^{}]*)(?P<end>[{}])|[^\s{}&])")
-_LEFT, _RIGHT = re.compile(r"\\left(?![A-Za-z])"), re.compile(r"\\right(?![A-Za-z])")
-_BEGIN, _END = re.compile(r"\\begin\s*\{([^{}]*)\}"), re.compile(r"\\end\s*\{([^{}]*)\}")
-_WORD = re.compile(r"(?<![\\A-Za-z])[^\W\d_]{2,}")
-_MEANING = re.compile(r"[^\W_]|[<>=+∞∅√°%⊂⊃∈≤≥≠-]|\\[{|]")
-# An age group or a score.
-_AND_MORE = re.compile(r"\d+\+")
-_DANGLING = re.compile(r"(?:[\^_/]|[\w})\]]\s*=|\d\s*[-+*]|[\w})\]]\s*\\(?:times|cdot|div|le|ge|leq|geq|cup|cap|pm))$")
-
 
 MAX_CHECKED_CHARS = 1000
 """A longer gold answer is compared as a string only, so that its form does not matter."""
@@ -59,39 +49,41 @@ def is_gradable(label: str) -> bool:
 @lru_cache(maxsize=16_384)
 def _is_whole(text: str) -> bool:
     text = text.strip("$").strip()
-    if _AND_MORE.fullmatch(text):
+    if Latex.AND_MORE.fullmatch(text):
         return True
-    if not _MEANING.search(text) or (text.endswith("\\") and not text.endswith("\\\\")):
+    if not Latex.MEANING.search(text) or (text.endswith("\\") and not text.endswith("\\\\")):
         return False
-    return _brackets_close(text) and _commands_are_whole(text) and not _DANGLING.search(text.rstrip(" .,"))
+    return _brackets_close(text) and _commands_are_whole(text) and not Latex.DANGLING.search(text.rstrip(" .,"))
 
 
 def _brackets_close(text: str) -> bool:
     is_one_sided = r"\right." in text or r"\left." in text
-    if len(_LEFT.findall(text)) != len(_RIGHT.findall(text)):
+    if len(Latex.LEFT.findall(text)) != len(Latex.RIGHT.findall(text)):
         return False
     if text.count(r"\{") != text.count(r"\}") and not is_one_sided:
         return False
-    if sorted(_BEGIN.findall(text)) != sorted(_END.findall(text)) or text.count(r"\begin") != text.count(r"\end"):
+    if sorted(Latex.BEGIN.findall(text)) != sorted(Latex.END.findall(text)) or text.count(r"\begin") != text.count(
+        r"\end"
+    ):
         return False
     depth = 0
-    for character in _ESCAPED.sub("", text):
+    for character in Latex.ESCAPED.sub("", text):
         depth += (character == "{") - (character == "}")
         if depth < 0:
             return False
     # Prose has its own brackets, "1) 5 2) 7" too many closing ones; an opening one that stays open is a cut.
     opened = sum(map(text.count, "([")) > sum(map(text.count, ")]"))
-    return depth == 0 and not (opened and not is_one_sided and not _WORD.search(text))
+    return depth == 0 and not (opened and not is_one_sided and not Token.LONG_WORD.search(text))
 
 
 def _commands_are_whole(text: str) -> bool:
-    for match in _COMMANDS_WITH_ARGUMENTS.finditer(text):
+    for match in Latex.WITH_ARGUMENTS.finditer(text):
         position = match.end()
         if match["name"] == "sqrt":
-            index = re.compile(r"\s*\[[^\[\]]*\]").match(text, position)
+            index = Latex.ROOT_INDEX.match(text, position)
             position = index.end() if index else position
         for _ in range(2 if match["name"].endswith(("frac", "binom")) else 1):
-            argument = _ARGUMENT.match(text, position)
+            argument = Latex.ARGUMENT.match(text, position)
             if argument is None:
                 return False
             if argument["group"] is None:
@@ -100,18 +92,8 @@ def _commands_are_whole(text: str) -> bool:
             is_empty = argument["end"] == "}" and not argument["group"].strip()
             if is_empty and match["name"] not in ("text", "mathrm"):
                 return False
-            position = _group_end(text, position)
+            position = (closing_brace(text, start=text.index("{", position) + 1) or len(text) - 1) + 1
     return True
-
-
-def _group_end(text: str, start: int) -> int:
-    depth = 0
-    for index in range(start, len(text)):
-        if text[index] in "{}" and text[index - 1] != "\\":
-            depth += 1 if text[index] == "{" else -1
-            if depth == 0:
-                return index + 1
-    return len(text)
 
 
 def listed_golds(label: str) -> list[str]:
@@ -135,8 +117,6 @@ MAX_ANSWER_CHARS = 1000
 """A longer answer is compared as a string only."""
 
 
-_RESTATED = re.compile(r",?\s+(?:or equivalently|or,? in other words|equivalently|i\.e\.|that is|or)[,:]?\s+")
-_OR = re.compile(r"\bor\b")
 _SINGLE = frozenset({
     Kind.NUMBER, Kind.QUANTITY, Kind.MONEY, Kind.RANGE, Kind.DATE, Kind.CLOCK, Kind.RATIO, Kind.TELEPHONE, Kind.CODE,
     Kind.RESIDUE, Kind.EXPRESSION, Kind.BASED,
@@ -144,34 +124,7 @@ _SINGLE = frozenset({
 MAX_WORDS = 8
 EMPTY_SET = r"\emptyset"
 _SINGLE_OR_EQUATION = _SINGLE | {Kind.EQUATION}
-_SEVERAL = re.compile(
-    r"^\s*(?:\(1\)\s*\S[^\n]*\(2\)\s*\S|1[.)]\s[^\n]*\n\s*2[.)]\s)"
-    r"|=[^=]*(?:[与和或、|&~]|以及|\b(?:vs|but)\b|(?<=[\w)}])[ ][A-Za-z](?=\s*=))[^=]*="
-    r"|=\s*-?[\d.]+\s+[a-z]\s*=|^[^{}]*=[^={}]*\\\\[^={}]*=[^{}]*$"
-)
-"""Numbered answers, and two equations."""
-_CHANGED_IN_CHINESE = re.compile(r"\d\s*(?:个半|折|半)$")
 _POLAR_WORDS = POLAR | {"不是": False}
-_POLAR_WORD = re.compile("yes|true|no|false|不是|是|对|否|错")
-_POLAR_IN_ENGLISH = re.compile(r"(?<![A-Za-z])(?:yes|no|true|false)(?![A-Za-z])", re.IGNORECASE)
-_POLAR_IN_CHINESE = re.compile(
-    r"(?:^|[\s,，、;；。]|或者?|还是|[和与])(不是|是|对|否|错)(?=$|[\s,，、;；。.]|或|还是|[和与])"
-)
-_POLAR_ONLY = re.compile(
-    r"(?:\W|and|to|vs|versus|but|quad|lor|yes|true|no|false|不是|是|对|否|错|和|与|以及)*", re.IGNORECASE
-)
-_DENIED_OUTRIGHT = re.compile(
-    r"\b(?:wrong|incorrect|none of|nobody|doubt|no way|wonder|unlikely|impossible that|not the answer)\b",
-    re.IGNORECASE,
-)
-_REDUCED = re.compile(r"(\d{1,30})\s?(?:\\pmod\{|\(?mod )(\d{1,30})[})]?")
-_AT_START = re.compile(
-    r"^\s*(?:(?:in|on|at|by)\s+(?=\d)(?!\S+, [a-z])|(?:thus|so|hence|therefore|then),?\s+)", re.IGNORECASE
-)
-_NAME_BEFORE = re.compile(
-    r"^[\s$]*(?:\\(?:text|mathrm|vec|mathbf|overrightarrow|overline)\s*\{[^{}]{1,40}\}(?:_\{?\w+\}?)?"
-    r"|[A-Z]\s*\\c[au]p\s*[A-Z]|\((?:[a-z],\s?)+[a-z]\)(?=\s*\\in)|(?:[A-Za-z]{2,}\s){0,4}[A-Za-z]{4,})\s*(?:=|\\in(?![a-z]))\s*(?=\S)"
-)
 
 
 EMPTY_LABEL = (
@@ -227,7 +180,7 @@ def _match(answer: str, label: str, rules: Rules) -> bool | None:
         return _match_choice(answer, label, rules)
     if choice.states_option(answer) and not choice.names_letter(label):
         return match_value(normalize(choice.stated_text(answer)), gold, rules)
-    answer = _AT_START.sub("", _without_name(without_remark(answer), label))
+    answer = Token.AT_START.sub("", _without_name(without_remark(answer), label))
     whole = normalize(answer)
     if r"\approx" in whole[1:] and not is_prose(answer):
         return _match_approximation(whole, gold, rules)
@@ -239,17 +192,17 @@ def _match(answer: str, label: str, rules: Rules) -> bool | None:
         return False
     if _changes(whole, answer, gold):
         return False
-    is_listed = not is_prose(answer) and not _OR.search(whole) and kind_of(whole) in (Kind.LIST, Kind.SET)
-    if kind_of(gold) is Kind.NO_VALUE and _DENIED_OUTRIGHT.search(answer):
+    is_listed = not is_prose(answer) and not Token.ENGLISH_OR.search(whole) and kind_of(whole) in (Kind.LIST, Kind.SET)
+    if kind_of(gold) is Kind.NO_VALUE and Token.DENIED_OUTRIGHT.search(answer):
         return False
     if is_listed and whole != gold and len(gold_sequence(whole) or ()) > 1 and kind_of(gold) in _SINGLE:
         return False
-    if _OR.search(whole) and not _OR.search(gold) and kind_of(gold) in _SINGLE:
+    if Token.ENGLISH_OR.search(whole) and not Token.ENGLISH_OR.search(gold) and kind_of(gold) in _SINGLE:
         return _alternatives_agree(answer, gold, rules)
     bare, unit = split_unit(whole)
     if not is_prose(bare if unit else answer) and (unit or not is_text(whole)):
         return match_value(whole, gold, rules)
-    if _OR.search(whole) and is_text(gold) and not _OR.search(gold):
+    if Token.ENGLISH_OR.search(whole) and is_text(gold) and not Token.ENGLISH_OR.search(gold):
         return False
     in_words = replace(rules, undecided=refuse)
     if _alternatives_agree(answer, gold, rules):
@@ -289,30 +242,30 @@ def _changes(whole: str, answer: str, gold: str) -> bool:
         return True
     if kind_of(gold) is Kind.YES_NO and _is_otherwise_in_chinese(answer):
         return True
-    if kind_of(gold) in _SINGLE_OR_EQUATION and _SEVERAL.search(answer) and _is_short(answer):
+    if kind_of(gold) in _SINGLE_OR_EQUATION and Token.SEVERAL_ANSWERS.search(answer) and _is_short(answer):
         return True
-    residue = _REDUCED.fullmatch(whole)
+    residue = Token.REDUCED.fullmatch(whole)
     if residue is not None and int(residue[1]) >= int(residue[2]) and kind_of(gold) is Kind.NUMBER:
         return True
-    parts = re.split(r"/(?=\d)", whole)
+    parts = Latex.OVER.split(whole)
     sides = [parse_quantity(part.strip()) for part in parts] if len(parts) == 2 else []
     if sides and all(side is not None and (side.unit or side.percent) for side in sides):
         return True
-    if len({_POLAR_WORDS[word] for word in _POLAR_WORD.findall(whole.casefold())}) > 1 and _POLAR_ONLY.fullmatch(
-        whole
-    ):
+    if len(
+        {_POLAR_WORDS[word] for word in Token.POLAR_WORD.findall(whole.casefold())}
+    ) > 1 and Token.POLAR_ONLY.fullmatch(whole):
         return True
     first, *others = whole.split("/")
-    if "=" in first and any(re.match("[a-z]=", other) for other in others):
+    if "=" in first and any(Latex.NAMED.match(other) for other in others):
         return True
     numbers = [number for side in whole.split("=") if (number := parse_quantity(side.strip())) is not None]
     if any(not same_quantity(number, gold=numbers[-1]) for number in numbers[:-1]):
         return True
-    if _CHANGED_IN_CHINESE.search(whole):
+    if Token.CHANGED_IN_CHINESE.search(whole):
         return True
     lines = {normalize(line) for line in answer.splitlines() if line.strip(" `")}
     is_single = kind_of(gold) in _SINGLE or kind_of(gold) in (Kind.WORD, Kind.YES_NO)
-    return is_single and len(lines) > 1 and not is_prose(answer) and not re.search(r"[=\\]", answer)
+    return is_single and len(lines) > 1 and not is_prose(answer) and not set(answer) & set("=\\")
 
 
 def _is_short(answer: str) -> bool:
@@ -322,14 +275,14 @@ def _is_short(answer: str) -> bool:
 
 def _currencies(whole: str, answer: str) -> set[str]:
     """The currencies that an answer names; an odd dollar sign is no mark of a formula."""
-    names = (NAMES.get(word, word) for word in re.findall(r"[A-Za-z]+|[元角分]", whole))
+    names = (NAMES.get(word, word) for word in Token.CURRENCY_NAME.findall(whole))
     found = {SIZES[name][0] if name in SIZES else name for name in names if name in CURRENCIES}
     return found | ({"dollar"} if answer.replace(r"\$", "").count("$") % 2 or r"\$" in answer else set())
 
 
 def _is_otherwise_in_chinese(answer: str) -> bool:
     """Whether yes and no are in it, both in Chinese or one in English."""
-    words, said = (_POLAR_IN_ENGLISH, _POLAR_IN_CHINESE), clause_of(answer) or answer
+    words, said = (Token.POLAR_IN_ENGLISH, Token.POLAR_IN_CHINESE), clause_of(answer) or answer
     english, chinese = ({_POLAR_WORDS[word.lower()] for word in pattern.findall(said)} for pattern in words)
     return len(chinese) > 1 or bool(english and chinese and not english & chinese)
 
@@ -366,7 +319,7 @@ def _is_about(exact: str, about: str) -> bool:
 
 def _alternatives_agree(answer: str, gold: str, rules: Rules) -> bool:
     """Whether an answer gives several forms, each of which is the gold: `1/2, or equivalently 0.5`."""
-    parts = _RESTATED.split(answer)
+    parts = Token.RESTATED.split(answer)
     if len(parts) < 2:
         return False
     forms = [read(part).value or part for part in parts]
@@ -376,4 +329,4 @@ def _alternatives_agree(answer: str, gold: str, rules: Rules) -> bool:
 
 def _without_name(answer: str, label: str) -> str:
     r"""The answer without what it is called: `\text{Area}=12\pi` → `12\pi`; as it is if the label has a relation, too."""
-    return answer if has_relation(label) else _NAME_BEFORE.sub("", answer, count=1)
+    return answer if has_relation(label) else Token.NAME_BEFORE.sub("", answer, count=1)

@@ -8,19 +8,17 @@ equal if the cross products are, term by term. math-verify compares to the gold'
 from __future__ import annotations
 
 import logging
-import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from math import gcd, isqrt, pi, sqrt
+from math import gcd, isqrt
 
+from remote_rm.answers.expressions import MAX_CHARS, MAX_POWER, Undecided, in_radians, parsed
+from remote_rm.answers.floating import same_at_points
+from remote_rm.answers.lexer.latex import Latex
 from remote_rm.answers.quantity import parse_quantity, rounded_places
 from remote_rm.answers.reading import to_latex
 
-MAX_CHARS = 300
-MAX_DIGITS = 30
-"""Of one number as written."""
-MAX_POWER = 40
 MAX_BITS = 2000
 """Of a coefficient."""
 MAX_PRODUCTS = 1000
@@ -28,25 +26,12 @@ MAX_PRODUCTS = 1000
 MAX_TERMS = 100
 MAX_CACHED = 512
 """How many parsed texts are kept: the samples of a prompt share their gold, and every element of a list meets every other."""
-MAX_DEPTH = 20
 MAX_RADICAND = 10**12
-
 Monomial = tuple[int, tuple[tuple[str, int], ...]]
 """What a coefficient is multiplied by: the root of the first entry, and letters with their powers, sorted."""
 Polynomial = dict[Monomial, Fraction]
 
-_TOKEN = re.compile(r"\s*(?:(\d+(?:\.\d+)?|\.\d+)|(\\[A-Za-z]+)|([A-Za-z](?:_(?:\w|\{\w+\}))?)|(\^|[-+/(){}\[\]]))")
-_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{4}|(?<![\\A-Za-z])[fgh]\(")
-_LETTERS = frozenset(
-    r"\pi \alpha \beta \gamma \delta \epsilon \theta \lambda \mu \rho \sigma \tau \phi \varphi \psi \omega".split()
-)
-_TIMES = (r"\cdot", r"\times")
-_DIVIDED = ("/", r"\div")
 _ONE: Monomial = (1, ())
-
-
-class _Undecided(Exception):
-    """The text is no such expression, or too large a one."""
 
 
 @dataclass(kw_only=True)
@@ -70,34 +55,24 @@ def same_algebra(answer: str, gold: str) -> bool | None:
         return None
     if answer.count("=") == gold.count("=") == 1:
         return _same_equation(answer, gold)
+    is_equal = _by_algebra(answer, gold)
+    if is_equal is None:
+        is_equal = same_at_points(answer, gold)
+    if is_equal is not False:
+        return is_equal
+    # Whether `X` may stand for `x` is not for this module to say.
+    has_capitals = Latex.CAPITAL.search(answer + gold) is not None
+    return None if has_capitals else False
+
+
+def _by_algebra(answer: str, gold: str) -> bool | None:
     first, second = _parsed(answer), _parsed(gold)
     if first is None or second is None:
         return None
     try:
-        is_equal = _are_equal(first, second)
-    except _Undecided:
+        return _are_equal(first, second)
+    except Undecided:
         return None
-    if is_equal:
-        return True
-    # Whether `X` may stand for `x` is not for this module to say.
-    has_capitals = re.search(r"(?<!\\)[A-Z]", answer + gold) is not None
-    return None if has_capitals else False
-
-
-def numeric_value(text: str) -> float | None:
-    r"""Return the value of a normalised expression of numbers, roots and \pi; None for any other text."""
-    quotient = _parsed(text) if len(text) <= MAX_CHARS else None
-    top, bottom = (None, None) if quotient is None else (_approximated(quotient.top), _approximated(quotient.bottom))
-    return top / bottom if top is not None and bottom else None
-
-
-def _approximated(polynomial: Polynomial) -> float | None:
-    total = 0.0
-    for (root, letters), number in polynomial.items():
-        if root < 0 or any(letter != r"\pi" for letter, _ in letters):
-            return None
-        total += float(number) * sqrt(root) * pi ** sum(power for _, power in letters)
-    return total
 
 
 def _same_equation(answer: str, gold: str) -> bool | None:
@@ -110,7 +85,7 @@ def _same_equation(answer: str, gold: str) -> bool | None:
     if factor and second == {each: factor * number for each, number in first.items()}:
         return True
     is_linear = all(_is_linear(monomial) for polynomial in (first, second) for monomial in polynomial)
-    has_capitals = re.search("[A-Z]", answer + gold) is not None
+    has_capitals = Latex.CAPITAL.search(answer + gold) is not None
     return False if is_linear and not has_capitals else None
 
 
@@ -121,7 +96,7 @@ def _parsed_equation(text: str) -> Polynomial | None:
         return None
     try:
         return _sum(left, _negated(right), _Budget()).top
-    except _Undecided:
+    except Undecided:
         return None
 
 
@@ -140,142 +115,59 @@ def _are_equal(first: _Quotient, second: _Quotient) -> bool:
 @lru_cache(maxsize=MAX_CACHED)
 def _parsed(text: str) -> _Quotient | None:
     try:
-        tokens = _tokens(to_latex(text))
-        parser = _Parser(tokens=tokens)
-        value = parser.total(depth=0)
-    except _Undecided:
+        return parsed(text, _Exact())
+    except Undecided:
         return None
-    return value if parser.next is None else None
 
 
-def _tokens(latex: str) -> list[str]:
-    if _WORD.search(latex):
-        raise _Undecided
-    tokens, position = [], 0
-    while position < len(latex):
-        match = _TOKEN.match(latex, position)
-        if match is None:
-            raise _Undecided
-        tokens.append(match[match.lastindex or 0])
-        position = match.end()
-    return tokens
+class _Exact:
+    """Quotients of polynomials with roots; a power has an integer for its exponent, and a root is of a number."""
 
+    def __init__(self) -> None:
+        self._budget = _Budget()
 
-@dataclass(kw_only=True)
-class _Parser:
-    """A parser by recursive descent; every method reads one thing and leaves `position` after it."""
+    def number(self, number: Fraction) -> _Quotient:
+        return _whole(_constant(number))
 
-    tokens: list[str]
-    position: int = 0
-    budget: _Budget = field(default_factory=_Budget)
+    def letter(self, name: str) -> _Quotient:
+        return _whole({(-1, ()): Fraction(1)} if name == "i" else {(1, ((name, 1),)): Fraction(1)})
 
-    @property
-    def next(self) -> str | None:
-        return self.tokens[self.position] if self.position < len(self.tokens) else None
+    def total(self, first: _Quotient, second: _Quotient) -> _Quotient:
+        return _sum(first, second, self._budget)
 
-    def take(self, *expected: str) -> str | None:
-        """The next token if it is one of the expected."""
-        token = self.next
-        if token not in expected:
-            return None
-        self.position += 1
-        return token
+    def negated(self, value: _Quotient) -> _Quotient:
+        return _negated(value)
 
-    def total(self, *, depth: int) -> _Quotient:
-        """Terms with plus and minus signs between them."""
-        if depth > MAX_DEPTH:
-            raise _Undecided
-        sign = self.take("+", "-")
-        value = self.product(depth=depth)
-        if sign == "-":
-            value = _negated(value)
-        while (sign := self.take("+", "-")) is not None:
-            term = self.product(depth=depth)
-            value = _sum(value, _negated(term) if sign == "-" else term, self.budget)
-        return value
-
-    def product(self, *, depth: int) -> _Quotient:
-        """Factors with or without signs between them; what a product without signs after a slash means is left open."""
-        value = self.power(depth=depth)
-        is_divided = False
-        while self.next is not None and self.next not in ("+", "-", ")", "}", "]"):
-            if self.take(*_TIMES):
-                value, is_divided = self.product_of(value, self.power(depth=depth)), False
-            elif self.take(*_DIVIDED):
-                value, is_divided = self.product_of(value, _inverted(self.power(depth=depth))), True
-            else:
-                is_mixed_number = self.next == r"\frac" and _is_number(self.tokens[self.position - 1])
-                if is_divided or is_mixed_number or _is_number(self.next):
-                    raise _Undecided
-                value = self.product_of(value, self.power(depth=depth))
-        return value
-
-    def power(self, *, depth: int) -> _Quotient:
-        """A factor and its exponent, which has to be an integer."""
-        base = self.factor(depth=depth)
-        if not self.take("^"):
-            return base
-        exponent = self.braced(depth=depth) if self.next == "{" else self.factor(depth=depth)
-        if self.next == "^" or exponent.bottom != _constant(Fraction(1)) or set(exponent.top) - {_ONE}:
-            raise _Undecided
-        number = exponent.top.get(_ONE, Fraction(0))
-        if number.denominator != 1 or abs(number) > MAX_POWER:
-            raise _Undecided
-        if number < 0:
-            base = _inverted(base)
-        value = _whole(_constant(Fraction(1)))
-        for _ in range(abs(int(number))):
-            value = self.product_of(value, base)
-        return value
-
-    def factor(self, *, depth: int) -> _Quotient:
-        """A number, a letter, a fraction, a root, or a sum in brackets."""
-        token = self.next
-        if token is None:
-            raise _Undecided
-        if token in ("(", "{"):
-            return self.braced(depth=depth)
-        self.position += 1
-        if _is_number(token):
-            if len(token) > MAX_DIGITS:
-                raise _Undecided
-            return _whole(_constant(Fraction(token)))
-        if token == "i":
-            return _whole({(-1, ()): Fraction(1)})
-        if token in _LETTERS or token[0].isalpha():
-            return _whole({(1, ((token.replace("{", "").replace("}", ""), 1),)): Fraction(1)})
-        if token == r"\frac":
-            top = self.braced(depth=depth)
-            return self.product_of(top, _inverted(self.braced(depth=depth)))
-        if token == r"\sqrt" and self.next == "{":
-            return self.root(self.braced(depth=depth))
-        raise _Undecided
-
-    def braced(self, *, depth: int) -> _Quotient:
-        """A sum within brackets."""
-        opening = self.take("(", "{")
-        if opening is None:
-            raise _Undecided
-        value = self.total(depth=depth + 1)
-        if not self.take({"(": ")", "{": "}"}[opening]):
-            raise _Undecided
-        return value
-
-    def root(self, value: _Quotient) -> _Quotient:
-        """The square root of a number; of anything else it is left open."""
-        if set(value.top) - {_ONE} or set(value.bottom) != {_ONE}:
-            raise _Undecided
-        return _whole(_root_of(value.top.get(_ONE, Fraction(0)) / value.bottom[_ONE]))
-
-    def product_of(self, first: _Quotient, second: _Quotient) -> _Quotient:
+    def product(self, first: _Quotient, second: _Quotient) -> _Quotient:
         return _Quotient(
-            top=_multiply(first.top, second.top, self.budget),
-            bottom=_multiply(first.bottom, second.bottom, self.budget),
+            top=_multiply(first.top, second.top, self._budget),
+            bottom=_multiply(first.bottom, second.bottom, self._budget),
         )
 
+    def inverted(self, value: _Quotient) -> _Quotient:
+        if not value.top:
+            raise Undecided
+        return _Quotient(top=value.bottom, bottom=value.top)
 
-def _is_number(token: str) -> bool:
-    return token[0].isdigit() or token[0] == "."
+    def power(self, base: _Quotient, exponent: _Quotient) -> _Quotient:
+        if exponent.bottom != _constant(Fraction(1)) or set(exponent.top) - {_ONE}:
+            raise Undecided
+        number = exponent.top.get(_ONE, Fraction(0))
+        if number.denominator != 1 or abs(number) > MAX_POWER:
+            raise Undecided
+        base = self.inverted(base) if number < 0 else base
+        value = _whole(_constant(Fraction(1)))
+        for _ in range(abs(int(number))):
+            value = self.product(value, base)
+        return value
+
+    def root(self, value: _Quotient, index: int) -> _Quotient:
+        if index != 2 or set(value.top) - {_ONE} or set(value.bottom) != {_ONE}:
+            raise Undecided
+        return _whole(_root_of(value.top.get(_ONE, Fraction(0)) / value.bottom[_ONE]))
+
+    def function(self, name: str, value: _Quotient) -> _Quotient:
+        raise Undecided
 
 
 def _constant(number: Fraction) -> Polynomial:
@@ -297,12 +189,6 @@ def _sum(first: _Quotient, second: _Quotient, budget: _Budget) -> _Quotient:
     return _Quotient(top=_add(left, right), bottom=_multiply(first.bottom, second.bottom, budget))
 
 
-def _inverted(value: _Quotient) -> _Quotient:
-    if not value.top:
-        raise _Undecided
-    return _Quotient(top=value.bottom, bottom=value.top)
-
-
 def _add(first: Polynomial, second: Polynomial) -> Polynomial:
     total = dict(first)
     for monomial, number in second.items():
@@ -313,7 +199,7 @@ def _add(first: Polynomial, second: Polynomial) -> Polynomial:
 def _multiply(first: Polynomial, second: Polynomial, budget: _Budget) -> Polynomial:
     budget.products -= len(first) * len(second)
     if budget.products < 0:
-        raise _Undecided
+        raise Undecided
     product: Polynomial = {}
     for (root, letters), number in first.items():
         for (other_root, other_letters), other_number in second.items():
@@ -325,11 +211,11 @@ def _multiply(first: Polynomial, second: Polynomial, budget: _Budget) -> Polynom
 def _put(polynomial: Polynomial, monomial: Monomial, number: Fraction) -> None:
     total = polynomial.get(monomial, Fraction(0)) + number
     if max(total.numerator.bit_length(), total.denominator.bit_length()) > MAX_BITS:
-        raise _Undecided
+        raise Undecided
     if total:
         polynomial[monomial] = total
         if len(polynomial) > MAX_TERMS:
-            raise _Undecided
+            raise Undecided
     else:
         polynomial.pop(monomial, None)
 
@@ -363,7 +249,7 @@ def _root_of(number: Fraction) -> Polynomial:
 def _without_squares(number: int) -> tuple[int, int]:
     """The number as a square and what is left: 72 → 6, 2."""
     if number > MAX_RADICAND:
-        raise _Undecided
+        raise Undecided
     outside, inside, left, prime = 1, 1, number, 2
     while prime**3 <= left:
         count = 0
@@ -381,12 +267,6 @@ EXACT_DECIMALS = 12
 CACHED_GOLDS = 4096
 """How many parsed golds a worker keeps: the samples of one prompt share a gold, and every epoch has it again."""
 CACHED_VERDICTS = 4096
-_TRIGONOMETRIC = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
-_DEGREES = re.compile(r"(\d+(?:\.\d+)?)\^(?:\\circ|\{\\circ\})")
-_CIS = re.compile(
-    r"(?:\\operatorname\{cis\}|cis)\s*\(?\s*(\d+(?:\.\d+)?\^\\circ|-?\\frac\{[^{}]*\}\{[^{}]*\}|[\d\\pi/]+)\s*\)?"
-)
-_INDEX_I = re.compile(r"\\(?:sum|prod)(?![A-Za-z])|_\{?i|i\s?=")
 
 
 # Many samples of one prompt end in the same answer.
@@ -418,17 +298,9 @@ def _parse(text: str) -> list:
 
     # Without time limits of its own, which need the main thread's signals, it warns: the pool keeps the time.
     logging.getLogger("math_verify").setLevel(logging.ERROR)
-    latex = _in_radians(to_latex(text)).replace("%", r"\%")
+    latex = in_radians(to_latex(text)).replace("%", r"\%")
     values = parse(f"${latex}$", [LatexExtractionConfig()], fallback_mode="no_fallback", parsing_timeout=None)
-    return values if _INDEX_I.search(latex) else [_with_imaginary_unit(value) for value in values]
-
-
-def _in_radians(latex: str) -> str:
-    r"""Degrees within trigonometric functions as multiples of pi, which sympy computes in: `\cos 60^\circ`."""
-    with_exponentials = _CIS.sub(r"e^{i \1}", latex)
-    if with_exponentials == latex and not _TRIGONOMETRIC.search(latex):
-        return latex
-    return _DEGREES.sub(r"{\\frac{\1\\pi}{180}}", with_exponentials)
+    return values if Latex.INDEX_I.search(latex) else [_with_imaginary_unit(value) for value in values]
 
 
 def _with_imaginary_unit(value: object) -> object:

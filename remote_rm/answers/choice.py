@@ -1,11 +1,10 @@
 r"""Which letter of a multiple choice a text names: `B`, `(b)`, `B. 12 cm`, `option B is right because …`, `选B`, `[C]`."""
 
-import re
 import unicodedata
 from dataclasses import dataclass
 from functools import lru_cache
 
-from remote_rm.answers.lexer import Token, introductions
+from remote_rm.answers.lexer import Match, Token, introductions
 from remote_rm.answers.reading import normalize
 from remote_rm.answers.statement import clause_of
 from remote_rm.answers.wording import plain
@@ -132,7 +131,12 @@ def matches(answer: str, label: str) -> bool:
     ):
         return True
     choice = read_choice(plain(answer))
-    return choice is not None and choice.letter == gold.letter and not _texts_differ(choice.text, gold.text)
+    return choice is not None and same(choice, gold)
+
+
+def same(answer: Choice, gold: Choice) -> bool:
+    """Return whether both are the same letter, and their texts, if both have one, are not different."""
+    return answer.letter == gold.letter and not _texts_differ(answer.text, gold.text)
 
 
 def _texts_differ(stated: str, gold: str) -> bool:
@@ -164,7 +168,7 @@ def _behind(text: str, position: int) -> int:
     return filling.end() if filling else position
 
 
-def _letter_of(match: re.Match[str]) -> str:
+def _letter_of(match: Match) -> str:
     return (match["round"] or match["square"] or match["bare"]).upper()
 
 
@@ -199,7 +203,7 @@ def _is_left_open(rest: str, letter: str) -> bool:
     return bool(others - {letter})
 
 
-def _choice(match: re.Match[str], *, rest: str, is_led_in: bool) -> Choice | None:
+def _choice(match: Match, *, rest: str, is_led_in: bool) -> Choice | None:
     """The choice, or None if the letter is only a word: `A dog`, `I think so`."""
     letter = _letter_of(match)
     if not rest:

@@ -3,13 +3,16 @@ r"""Are two values equal: compared by kind, by simple rules and exact algebra if
 The gold value says how an answer is read: as a choice, a text, a sequence, a region, a matrix, a number, or an expression.
 """
 
-import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import inf, isclose
 
-from remote_rm.answers.algebra import numeric_value, same_algebra
+from remote_rm.answers import choice
+from remote_rm.answers.algebra import same_algebra
+from remote_rm.answers.floating import numeric_value
+from remote_rm.answers.lexer import Token
+from remote_rm.answers.lexer.latex import Latex
 from remote_rm.answers.notation import (
     SEQUENCES,
     Kind,
@@ -26,7 +29,6 @@ from remote_rm.answers.notation import (
 )
 from remote_rm.answers.quantity import parse_quantity, rounded_places, same_quantity
 from remote_rm.answers.reading import (
-    TUPLE_ASSIGNMENT,
     Region,
     Span,
     as_components,
@@ -48,27 +50,8 @@ from remote_rm.answers.reading import (
 )
 from remote_rm.answers.units import same_unit, split_unit
 
-_CHOICE = re.compile(
-    r"(?:(?:option|choice|point|figure|graph|statement|diagram|picture|curve|line|box|region|vertex)\s*)?"
-    r"[(\[]?([A-J])(?:[)\]]?$|[).:\]]\s*(.*)$|\s+(?=[\d\\$(-])(.*)$)",
-    re.IGNORECASE,
-)
-_GOLD_CHOICE = re.compile(r"(?:\([A-J]\)|[A-J](?:$|[).:])).*")
-_CHOICE_MARK = re.compile(r"^(?:(?i:option|choice)\s*)?[(\[]?[A-Ja-j](?:[).:\]]+\s*|\s+|$)")
-_ASSIGNMENT = re.compile(r"([A-Za-z](?:_\{?\w+\}?)?|[A-Za-z]\([A-Za-z]\)|\\[a-z]+)=([^=<>]+)")
-_LETTER = re.compile(r"\\[A-Za-z]+|[A-Za-z]")
-_TERM_WITH_FACTOR = re.compile(
-    r"(?<![\d.^_{(])\d+(?:\.\d+)?[A-Za-z](?![A-Za-z(]).*[-+]|[-+]\d+(?:\.\d+)?[A-Za-z](?![A-Za-z(])"
-)
 _CONTAINERS = SEQUENCES | {Kind.EQUATION}
-_OR = re.compile(r"\sor\s")
-_NAMED_LETTER = re.compile(r"(?!(?i:not|or|and|non|either|neither)\b)[A-Za-z]{3,10} ([A-Z])")
-# What can be no number: of red and blue, `red or blue` names one.
-_NAME_ONLY = re.compile(r"[A-Za-z\u4e00-\u9fff][A-Za-z\u4e00-\u9fff -]*")
-_OF_X = re.compile(r"[fgh]\(x\)")
 _INFINITE_ENDS = {"-\\infty": -inf, "\\infty": inf}
-_SIDE = re.compile(r"^([左右上下前后东南西北])[边面侧方]$")
-_ARTICLE = re.compile(r"^(?:a|an|the)\s+(?=[a-z]{3})")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,9 +82,10 @@ def match_value(answer: str, gold: str, rules: Rules) -> bool | None:
         return False
     if answer.casefold() == gold.casefold() and (answer == gold or is_text(gold)):
         return True
-    choice = _match_choice(answer, gold, rules) if _GOLD_CHOICE.fullmatch(gold) else None
-    if choice is not None:
-        return choice
+    if (label := choice.read_label(gold) if is_choice(gold) else None) is not None:
+        if (chosen := choice.read_choice(answer)) is not None or not label.text or is_choice(normalize(label.text)):
+            return chosen is not None and choice.same(chosen, label)
+        return match_value(answer, normalize(label.text), rules)
     several = same_choices(answer, gold) if is_choices(gold) else same_choices(gold, answer)
     if several is not None:
         return several
@@ -151,24 +135,6 @@ def _match_open(answer: str, gold: str, rules: Rules) -> bool | None:
     if gold_items is not None:
         return _match_sequence(answer, gold, gold_items, rules)
     return _match_single(answer, gold, rules)
-
-
-def _match_choice(answer: str, gold: str, rules: Rules) -> bool | None:
-    """Compare with the gold's letter, or with its option text if it has one; None for a text that only looks so."""
-    letter = _choice(gold)
-    if letter is None:
-        return None
-    option = _CHOICE_MARK.sub("", gold)
-    chosen = _choice(answer)
-    if chosen is not None or not option or _GOLD_CHOICE.fullmatch(option):
-        return chosen == letter and not _options_differ(_CHOICE_MARK.sub("", answer), option)
-    return match_value(answer, normalize(option), rules)
-
-
-def _options_differ(answer: str, gold: str) -> bool:
-    """Whether two options' texts are numbers that are not the same: `(B) 12` and `B. 13`."""
-    number, wanted = parse_quantity(normalize(answer)), parse_quantity(normalize(gold))
-    return number is not None and wanted is not None and not same_quantity(number, gold=wanted)
 
 
 def _match_matrix(answer: str, gold: str, gold_rows: tuple[tuple[str, ...], ...], rules: Rules) -> bool | None:
@@ -252,12 +218,12 @@ def _match_single(answer: str, gold: str, rules: Rules) -> bool | None:
     if gold_unit or answer_unit:
         is_same = same_unit(answer_unit, gold_unit)
         return match_value(answer_value, gold_value, rules) if is_same else False
-    named_letter = _NAMED_LETTER.fullmatch(answer)
-    if named_letter is not None and re.fullmatch("[A-Z]", gold):
+    named_letter = Token.NAMED_LETTER.fullmatch(answer)
+    if named_letter is not None and gold.isalpha() and gold.isupper() and len(gold) == 1 and gold.isascii():
         return named_letter[1] == gold
     if is_text(gold) or is_text(answer):
         return in_full(_as_words(answer), gold=_as_words(gold)) == _as_words(gold)
-    gold_assigned, answer_assigned = _ASSIGNMENT.fullmatch(gold), _ASSIGNMENT.fullmatch(answer)
+    gold_assigned, answer_assigned = Latex.ASSIGNMENT.fullmatch(gold), Latex.ASSIGNMENT.fullmatch(answer)
     if gold_assigned and (answer_assigned or not has_relation(answer)):
         if answer_assigned and not _same_name(answer_assigned[1], gold_assigned[1]):
             return rules.undecided(answer, gold)
@@ -280,7 +246,7 @@ def _match_single(answer: str, gold: str, rules: Rules) -> bool | None:
 
 def _same_name(answer: str, gold: str) -> bool:
     """Whether both name one value: `f(x)` is called `y`, too."""
-    return answer == gold or ({answer, gold} >= {"y"} and any(_OF_X.fullmatch(name) for name in (answer, gold)))
+    return answer == gold or ({answer, gold} >= {"y"} and any(Latex.OF_X.fullmatch(name) for name in (answer, gold)))
 
 
 def _end_of_chain(text: str) -> str | None:
@@ -290,14 +256,14 @@ def _end_of_chain(text: str) -> str | None:
     letters of the end, or without any, has to be equal to it: `3x=2x` and `0=7` are wrong.
     """
     *before, last = text.split("=")
-    if re.fullmatch(r"[A-Za-z]", last):
+    if len(last) == 1 and last.isascii() and last.isalpha():
         *before, last = before
     if not all(side.strip() for side in before):
         return None
-    letters = set(_LETTER.findall(last))
+    letters = set(Latex.LETTER.findall(last))
     for index, side in enumerate(before):
-        if not set(_LETTER.findall(side)) <= letters:
-            if index == 0 and len(before) == 1 and _TERM_WITH_FACTOR.search(side):
+        if not set(Latex.LETTER.findall(side)) <= letters:
+            if index == 0 and len(before) == 1 and Latex.TERM_WITH_FACTOR.search(side):
                 return None
         elif "." not in last and same_algebra(side, last) is False:
             return None
@@ -310,9 +276,9 @@ def _match_sequence(answer: str, gold: str, gold_items: list[str], rules: Rules)
     if not _delimiters_agree(answer_pair, gold_pair=gold_pair, length=len(gold_items)):
         return False
     pairs = {pair[0] for pair in (answer_pair, gold_pair) if pair is not None}
-    if "(" in pairs and (_OR.search(answer) or _OR.search(gold)):
+    if "(" in pairs and (Latex.OR.search(answer) or Latex.OR.search(gold)):
         return False
-    if _OR.search(answer) and not _OR.search(gold) and all(map(_NAME_ONLY.fullmatch, gold_items)):
+    if Latex.OR.search(answer) and not Latex.OR.search(gold) and all(map(Token.NAME_ONLY.fullmatch, gold_items)):
         return False
     gold_items = gold_items if named_gold == gold else split_top_level(inside_of(named_gold, gold_pair))
     answer_items = [
@@ -344,7 +310,7 @@ def _only_element(text: str) -> str:
 
 def _named_one_by_one(text: str) -> str:
     """`(a,b)=(1,2)` as `a=1, b=2`; any other text as it is."""
-    match = TUPLE_ASSIGNMENT.match(text)
+    match = Latex.TUPLE_ASSIGNMENT.match(text)
     if match is None:
         return text
     names, values = split_top_level(match[0][1:-2]), text[match.end() :]
@@ -357,10 +323,10 @@ def _named_one_by_one(text: str) -> str:
 
 def _order_is_free(answer: str, gold: str, gold_items: list[str], rules: Rules) -> bool:
     """Whether a list without brackets has no order: `3 or 5`, `\\pm3`, `x=1, x=2`, and any list if so asked."""
-    names = {match[1] if (match := _ASSIGNMENT.fullmatch(item)) else item for item in gold_items}
+    names = {match[1] if (match := Latex.ASSIGNMENT.fullmatch(item)) else item for item in gold_items}
     is_solutions = len(names) == 1 and len(gold_items) > 1 and "=" in gold
     has_signs = r"\pm" in answer or r"\pm" in gold
-    return not rules.ordered or is_solutions or has_signs or _OR.search(gold) is not None
+    return not rules.ordered or is_solutions or has_signs or Latex.OR.search(gold) is not None
 
 
 def _aligned(
@@ -394,7 +360,7 @@ def _are_solutions(values: dict[str, str]) -> bool:
 
 def _values_by_name(items: list[str]) -> dict[str, str] | None:
     """The values of a list whose items are all named, each differently."""
-    named = [_ASSIGNMENT.fullmatch(normalize(item)) for item in items]
+    named = [Latex.ASSIGNMENT.fullmatch(normalize(item)) for item in items]
     values = {match[1]: match[2] for match in named if match is not None}
     return values if len(values) == len(items) > 1 else None
 
@@ -442,37 +408,12 @@ def _delimiters_agree(answer_pair: tuple[str, str] | None, *, gold_pair: tuple[s
     return length > 2 or {answer_pair[0], gold_pair[0]} == {"{", r"\{"}
 
 
-def _choice(text: str) -> str | None:
-    """The letter of a multiple-choice answer: `A`, `(a)`, `A. 12 cm`, `Option A`."""
-    match = _CHOICE.match(text)
-    return match[1].upper() if match else None
-
-
 def _as_words(text: str) -> str:
     """Words without what does not tell them apart: capitals, an article, an exclamation mark, doubled spaces."""
-    plain = _ARTICLE.sub("", " ".join(text.casefold().rstrip("!").replace("-", " ").split()))
-    return _SIDE.sub(r"\1", plain)
+    plain = Token.ARTICLE.sub("", " ".join(text.casefold().rstrip("!").replace("-", " ").split()))
+    return Token.SIDE.sub(r"\1", plain)
 
 
 def is_choice(gold: str) -> bool:
     """Return whether a normalised gold answer is a letter from A to J, with or without the text of its option."""
-    return _GOLD_CHOICE.fullmatch(gold) is not None
-
-
-def is_matchable(table: Sequence[Sequence[bool]]) -> bool:
-    """Return whether each row can be given a column of its own in which it is true.
-
-    The first fitting column may be the wrong one if what fits is not transitive.
-    """
-    row_of: dict[int, int] = {}
-
-    def find_column(row: int, seen: set[int]) -> bool:
-        for column, fits in enumerate(table[row]):
-            if fits and column not in seen:
-                seen.add(column)
-                if column not in row_of or find_column(row_of[column], seen):
-                    row_of[column] = row
-                    return True
-        return False
-
-    return all(find_column(row, set()) for row in range(len(table)))
+    return Token.GOLD_CHOICE.fullmatch(gold) is not None

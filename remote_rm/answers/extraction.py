@@ -1,17 +1,15 @@
-r"""Finds the response in a query, and the final answer in a response.
+r"""Finds the final answer in a response.
 
-The response is the last assistant turn, by the markers of the chat template. Its answer is the answer block, else the last
-\boxed{}, else the last stated value. Thinking is cut off first. A block that was never closed runs to the end; if the
-thinking was not closed either, the last answer block ends it. The format is one think block, then one answer block.
+It is the answer block, else the last \boxed{}, else the last stated value. Thinking is cut off first. A block that was
+never closed runs to the end; if the thinking was not closed either, the last answer block ends it.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from remote_rm.answers.lexer import Token, introductions, span_content
+from remote_rm.answers.lexer import Match, Token, introductions, span_content
+from remote_rm.answers.reading import closing_brace
 from remote_rm.answers.statement import (
     clause_of,
     in_one_line,
@@ -23,108 +21,6 @@ from remote_rm.answers.statement import (
     words_of,
 )
 from remote_rm.answers.wording import in_english, is_copied, without_sign_off, without_struck_out
-
-
-@dataclass(frozen=True, kw_only=True)
-class ChatMarkers:
-    """How one family of chat templates opens and closes an assistant turn."""
-
-    opening: str
-    closing: str
-
-
-CHAT_MARKERS = {
-    "chatml": ChatMarkers(opening="<|im_start|>assistant", closing="<|im_end|>"),
-    "phi4": ChatMarkers(opening="<|im_start|>assistant<|im_sep|>", closing="<|im_end|>"),
-    "phi": ChatMarkers(opening="<|assistant|>", closing="<|end|>"),
-    "gemma": ChatMarkers(opening="<start_of_turn>model", closing="<end_of_turn>"),
-    "llama2": ChatMarkers(opening="[/INST]", closing="</s>"),
-    "llama3": ChatMarkers(opening="<|start_header_id|>assistant<|end_header_id|>", closing="<|eot_id|>"),
-    "llama4": ChatMarkers(opening="<|header_start|>assistant<|header_end|>", closing="<|eot|>"),
-}
-
-# End-of-text and padding tokens; a turn's own closing marker is cut before these are looked for.
-TRAILING_TOKENS = (
-    "<|endoftext|>", "<|end_of_text|>", "<|finetune_right_pad_id|>", "<|finetune_right_pad|>", "<|im_end|>", "<|end|>",
-    "<|eot_id|>", "<|eot|>", "<end_of_turn>", "<|dummy_85|>", "<eos>", "<pad>", "<unk>", "</s>", "<s>", "[PAD]",
-)  # fmt: skip
-_SPECIAL_TOKEN = re.compile(r"<[^<>\s]{1,60}>|\[[A-Z_]{1,30}\]")
-_WHITE_SPACE = " \t\n\r\f\v"
-
-
-def find_response(query: str, *, prompt: str = "") -> str:
-    """Return the text of the last assistant turn, without markers, end tokens and padding.
-
-    What the prompt opened is the turn, even if the response writes markers of its own. A query without any known
-    marker is plain text: `prompt`, with any number of image tokens in it, is cut off its front, or it is all response.
-    """
-    markers = _markers_of(prompt) or _markers_of(query)
-    if markers is None:
-        return strip_end_tokens(query[end_of_prompt(query, prompt=prompt) :])
-    start = _start_of_turn(query, markers.opening, turn=_opened_by(prompt, markers))
-    if start < 0:
-        return strip_end_tokens(query)
-    return strip_end_tokens(query[start:].split(markers.closing, 1)[0])
-
-
-def strip_end_tokens(text: str) -> str:
-    """Return the text without white space around it and without end tokens and padding after it."""
-    end = len(text.rstrip())
-    while (token := next((token for token in TRAILING_TOKENS if text.endswith(token, 0, end)), None)) is not None:
-        end -= len(token)
-        # Index by index: half a million padding tokens must not copy the text as often.
-        while end > 0 and text[end - 1] in _WHITE_SPACE:
-            end -= 1
-    return text[:end].strip()
-
-
-def _markers_of(text: str) -> ChatMarkers | None:
-    """The family whose assistant marker ends last; of two that end alike, the longer one."""
-    found = [(text.rfind(markers.opening), markers) for markers in CHAT_MARKERS.values()]
-    ends = [(start + len(markers.opening), -start, markers) for start, markers in found if start >= 0]
-    return max(ends, key=lambda end: end[:2])[2] if ends else None
-
-
-def _opened_by(prompt: str, markers: ChatMarkers) -> int:
-    """Which assistant turn, from 1, follows the prompt; 0 if the prompt shows none."""
-    turns = prompt.count(markers.opening)
-    is_closed = markers.closing in prompt[prompt.rfind(markers.opening) :]
-    return turns + 1 if turns and is_closed else turns
-
-
-def _start_of_turn(query: str, opening: str, *, turn: int) -> int:
-    """Where the text of the given assistant turn (from 1) starts; of the last one if there are fewer, or turn is 0.
-
-    A trainer may cut a long prompt from its front, and with it earlier turns.
-    """
-    starts = [match.end() for match in re.finditer(re.escape(opening), query)]
-    if not starts:
-        return -1
-    return starts[turn - 1] if 0 < turn <= len(starts) else starts[-1]
-
-
-def end_of_prompt(query: str, *, prompt: str) -> int:
-    """Where the prompt ends in the query; 0 if the query does not start with it.
-
-    The text between the special tokens of the prompt is looked for piece by piece, since a trainer's query repeats
-    an image token as often as the image has patches, and may start with padding.
-    """
-    if query.startswith(prompt):
-        return len(prompt)
-    position = 0
-    for piece in _SPECIAL_TOKEN.split(prompt):
-        found = query.find(piece, position)
-        if found < 0 or not _is_special(query[position:found]):
-            return 0
-        position = found + len(piece)
-    while (token := _SPECIAL_TOKEN.match(query, position)) and prompt.endswith(token[0]):
-        position = token.end()
-    return position
-
-
-def _is_special(text: str) -> bool:
-    return not _SPECIAL_TOKEN.sub("", text).strip()
-
 
 MAX_TAIL_CHARS = 2000
 """How much of a response without an answer block and without a box is searched for a stated value, from its end."""
@@ -141,11 +37,6 @@ MAX_NAME_WORDS = 6
 """Up to how many words a last line without a verb and without a number counts as a name."""
 
 USER_TURN = "<|im_start|>user"
-THINK = "<think>"
-TAGS = ("<think>", "</think>", "<answer>", "</answer>")
-_LAYOUT = re.compile(r"\s*<think>(?=.*\S.*</think>).*</think>\s*<answer>(?=.*\S.*</answer>).*</answer>\s*", re.DOTALL)
-_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
-_SEVERAL = re.compile(r"\b(?:or|and)\b|[,;]\s")
 
 
 def final_answer(response: str) -> str | None:
@@ -193,19 +84,6 @@ def without_thinking(response: str) -> str:
     return " ".join(outside).rpartition("</think>")[2]
 
 
-def format_score(response: str, *, prompt: str = "") -> float:
-    """Return 1.0 for exactly one think block followed by exactly one answer block, neither of them empty, else 0.0.
-
-    Only white space is allowed between the two blocks and around them. A prompt whose chat template ends in
-    `<think>` has opened the first block.
-    """
-    if prompt.rstrip().endswith(THINK):
-        response = THINK + response
-    if any(response.count(tag) != 1 for tag in TAGS):
-        return 0.0
-    return 1.0 if _LAYOUT.fullmatch(response) else 0.0
-
-
 def last_boxed(text: str) -> str | None:
     r"""Return the content of the last complete \boxed{...}, or None.
 
@@ -240,8 +118,8 @@ def _last_box(text: str, *, end: int | None = None) -> tuple[int, int] | None:
     end = len(text) if end is None else end
     for _ in range(MAX_BOXES):
         end = max(text.rfind(r"\boxed", 0, end), text.rfind(r"\fbox", 0, end))
-        opening = _BOX.match(text, max(end, 0))
-        closing = None if opening is None else _closing_brace(text, start=opening.end())
+        opening = Token.BOX.match(text, max(end, 0))
+        closing = None if opening is None else closing_brace(text, start=opening.end(), longest=MAX_BOX_CHARS)
         if opening is not None and closing is not None:
             return opening.end(), closing
         if end <= 0:
@@ -255,16 +133,6 @@ def _last_answer_block(text: str) -> str | None:
     if start > end and not text[start + len("<answer>") :].strip() and end >= 0:
         start = text.rfind("<answer>", 0, end)
     return text[start + len("<answer>") :].partition("</answer>")[0] if start >= 0 else None
-
-
-def _closing_brace(text: str, *, start: int) -> int | None:
-    depth = 1
-    for index in range(start, min(start + MAX_BOX_CHARS, len(text))):
-        if text[index] in "{}" and text[index - 1] != "\\":
-            depth += 1 if text[index] == "{" else -1
-            if depth == 0:
-                return index
-    return None
 
 
 def _last_stated_value(text: str) -> str | None:
@@ -285,8 +153,8 @@ def _last_stated_value(text: str) -> str | None:
     if Token.OPTION_LINE.fullmatch(lines[0]) and not any(map(Token.OPTION_LINE.fullmatch, lines[1:])):
         return lines[0]
     # "42", "B", "yes", "x = 5" are values as they are; "so 42" and "12 apples" are not.
-    if not is_prose(last) and not (words_of(last) and re.search(r"\d|\$", last)):
-        is_whole = (last.count("=") > 1 and _SEVERAL.search(last)) or _is_equation(last)
+    if not is_prose(last) and not (words_of(last) and Token.DIGIT_OR_DOLLAR.search(last)):
+        is_whole = (last.count("=") > 1 and Token.SEVERAL_VALUES.search(last)) or _is_equation(last)
         return (last if is_whole else last.rpartition("=")[2].strip()) or None
     return _of_line(last, text)
 
@@ -295,10 +163,10 @@ def _is_equation(line: str) -> bool:
     """Whether it says something of letters, and is not what a value is called: `2x + y = 0`, not `x = 5`."""
     left, _, right = line.strip(" $*.").partition("=")
     is_name = Token.VALUE_NAME.fullmatch(left.strip()) is not None
-    return not is_name and "=" not in right and re.search(r"(?<!\\)\b\d*[a-z]\b", left) is not None
+    return not is_name and "=" not in right and Token.LETTER_TERM.search(left) is not None
 
 
-def _introduced(text: str, introduced: Sequence[re.Match[str]]) -> str:
+def _introduced(text: str, introduced: Sequence[Match]) -> str:
     """The text from the line of the last introduction on."""
     last = introduced[-1]
     if not text[last.end() :].strip(" *_:\n") and len(introduced) > 1:
@@ -331,55 +199,3 @@ def _of_line(line: str, text: str) -> str | None:
     end, value = max(found)
     unit = unit_in_prose(text, end) if is_plain(value) else ""
     return f"{value} {unit}" if unit else measured(value, line) or line
-
-
-CALL_TAGS = ("grounding", "tool_call", "tool")
-"""Of Mini-o3, of Qwen's chat templates, and of r1_vlm."""
-
-_THOUGHT = re.compile(r"\s*<think>.*</think>", re.DOTALL)
-
-
-def turns_kept(turns: Sequence[str], *, prompt: str = "", call_tags: Sequence[str] = CALL_TAGS) -> list[bool]:
-    """Return of each turn whether it keeps to the format.
-
-    All but the last are one think block and then one or more tool calls, `<tool_call>...</tool_call>`; the last is what
-    `format_score` wants. Only white space is allowed around the blocks; no turn both calls and answers. Without
-    call tags no turn calls, and each is what the last must be.
-
-    Args:
-        turns: what the policy said in each, with what the turn was begun with, and without end tokens.
-        prompt: what the chat template opens each turn with, of which only a `<think>` at its end counts.
-    """
-    opened = [THINK + turn if prompt.rstrip().endswith(THINK) else turn for turn in turns]
-    if not call_tags:
-        return [format_score(turn) == 1.0 for turn in opened]
-    calls = _Calls(call_tags)
-    return [calls.are_all_after_thinking(turn) for turn in opened[:-1]] + [
-        format_score(turn) == 1.0 and not calls.are_named(turn) for turn in opened[-1:]
-    ]
-
-
-class _Calls:
-    """Tool calls between some tags."""
-
-    def __init__(self, tags: Sequence[str]) -> None:
-        names = "|".join(map(re.escape, tags))
-        self._tag = re.compile(rf"</?(?:{names})>")
-        self._call = re.compile(rf"\s*<({names})>.*?</\1>", re.DOTALL)
-
-    def are_named(self, turn: str) -> bool:
-        """Whether a tag is anywhere in it."""
-        return self._tag.search(turn) is not None
-
-    def are_all_after_thinking(self, turn: str) -> bool:
-        """Whether it is one think block, then calls, and no answer."""
-        if turn.count("<think>") != 1 or turn.count("</think>") != 1 or "<answer>" in turn or "</answer>" in turn:
-            return False
-        thought = _THOUGHT.match(turn)
-        if thought is None:
-            return False
-        calls, end = 0, thought.end()
-        while (call := self._call.match(turn, end)) is not None:
-            calls, end = calls + 1, call.end()
-        # A tag in the thinking, or one in another's call, would be read as a call by who runs them.
-        return calls > 0 and not turn[end:].strip() and len(self._tag.findall(turn)) == 2 * calls

@@ -2,44 +2,26 @@ r"""Numbers as answers write them, read exactly: `1,234.50`, `3\frac{1}{2}`, `50
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 
-from remote_rm.answers.lexer import PART_WORDS, TEN_WORDS, WORD_SCALES, WORD_VALUES
+from remote_rm.answers.lexer import PART_WORDS, TEN_WORDS, WORD_SCALES, WORD_VALUES, Match
+from remote_rm.answers.lexer.values import CHINESE_DIGITS, CHINESE_SCALES, Number
 from remote_rm.answers.units import canonical_unit, conversion, is_unit
 
-_NUMBER_WORDS = re.compile(r"[a-z]+(?:(?:-| and |[ ])[a-z]+){0,8}")
-
-_DIGITS = "零一二三四五六七八九"
-_DIGIT_VALUES = {digit: value for value, digit in enumerate(_DIGITS)} | {"〇": 0, "两": 2}
+_DIGIT_VALUES = {digit: value for value, digit in enumerate(CHINESE_DIGITS)} | {"〇": 0, "两": 2}
 _STEPS = {"十": 10, "百": 100, "千": 1000}
 _MYRIADS = {"亿": 10**8, "万": 10**4}
-CHINESE_SCALES = {
-    "百": 10**2,
-    "千": 10**3,
-    "万": 10**4,
-    "十万": 10**5,
-    "百万": 10**6,
-    "千万": 10**7,
-    "亿": 10**8,
-    "万亿": 10**12,
-}
-CHINESE_NUMERAL = (
-    rf"负?(?:一?半|百分之[{_DIGITS}〇两十百点]+|[{_DIGITS}〇两十](?:[{_DIGITS}〇两十百千万亿点又]|(?<!\d)分之)*)"
-)
-"""A pattern for what may be a number in Chinese characters."""
-_DIGIT_FRACTION = re.compile(r"(\d{1,20})分之(\d{1,20})", re.ASCII)
 MAX_WORDS_CHARS = 100
 
 
 def parse_number_words(text: str) -> int | None:
     """Return the whole number that the English words are, or None for anything else."""
     lowered = text.lower()
-    if not _NUMBER_WORDS.fullmatch(lowered):
+    if not Number.NUMBER_WORDS.fullmatch(lowered):
         return None
-    words = [word for word in re.split("[- ]", lowered) if word != "and"]
+    words = [word for word in lowered.replace("-", " ").split(" ") if word != "and"]
     if not words or not all(word in WORD_VALUES or word in WORD_SCALES for word in words) or words[0] in WORD_SCALES:
         return None
     total, group = 0, 0
@@ -96,7 +78,7 @@ def _spoken_decimal(whole: str, digits: list[str]) -> Fraction | None:
 
 def _spoken_fraction(text: str) -> Fraction | None:
     """`three quarters`, `one-half`, `a third`, `half`; `third` alone is a rank."""
-    *count, part = re.split("[- ]", text)
+    *count, part = text.replace("-", " ").split(" ")
     if part not in PART_WORDS:
         return None
     if not count:
@@ -109,7 +91,7 @@ def _chinese(text: str) -> Fraction | None:
     if text.startswith("负"):
         value = _chinese(text[1:])
         return None if value is None else -value
-    in_digits = _DIGIT_FRACTION.fullmatch(text)
+    in_digits = Number.DIGIT_FRACTION.fullmatch(text)
     if in_digits is not None:
         return Fraction(int(in_digits[2]), int(in_digits[1])) if int(in_digits[1]) else None
     if text in ("半", "一半"):
@@ -163,37 +145,11 @@ ROUNDED_FROM_PLACES = 2
 """A gold with fewer decimal places than this, or fewer significant digits, is exact; any other counts as rounded."""
 MAX_EXPONENT = 300
 
-_INTEGER = r"(?:[1-9]\d{0,2}(?:,\d{3})+|\d{1,3}(?:[ ]\d{3})+(?!\d)|\d+)"
-_DECIMAL = rf"(?:{_INTEGER}(?:\.(?P<places>\d*))?|\.(?P<bare_places>\d+))"
-_PART = "|".join(sorted(PART_WORDS, key=len, reverse=True))
-_CHINESE_SCALE = "|".join(sorted(CHINESE_SCALES, key=len, reverse=True))
-_QUANTITY = re.compile(
-    rf"""(?P<sign>[-+]?)(?:
-        (?:(?P<whole>\d+)[ ]?)?(?:\\frac\{{(?P<top>-?{_INTEGER})\}}\{{(?P<bottom>-?{_INTEGER})\}})
-        |(?:(?P<spaced_whole>\d+)[ ])?(?P<slash_top>\d{{1,3}}(?:,\d{{3}})+|\d+)/(?P<slash_bottom>{_INTEGER})
-        |(?P<head>\d*)\.(?P<fixed>\d*)\\(?:overline|bar|dot)\{{(?P<repeating>\d{{1,50}})\}}
-        |10\^\{{(?P<bare_power>-?\d+)\}}
-        |(?P<decimal>{_DECIMAL})
-         (?:[eE](?P<e>[-+]?\d+)|[ ]?(?:\\times[ ]?|\\cdot[ ]?|[*])10\^(?:(?P<digit>\d)|\{{(?P<power>[-+]?\d+)\}}))?
-    )(?:[ ](?P<scale>(?:hundred|thousand|million|billion|trillion|dozen|{_PART})\b)
-       |[ ]?(?P<chinese_scale>{_CHINESE_SCALE})(?![克米瓦焦卡帕伏安牛赫欧分]))?
-    (?P<gap>[ ]?)(?P<percent>%|percent(?![A-Za-z]))?(?P<unit>\S.*)?""",
-    re.VERBOSE | re.ASCII,
-)
 _SCALES: dict[str, int | Fraction] = {
     **{"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12},
     **PART_WORDS,
     **CHINESE_SCALES,
 }
-_IN_CHINESE = re.compile(rf"(?P<number>{CHINESE_NUMERAL}|\d+分之\d+)(?P<unit>.*)")
-_NUMBER_START = re.compile(
-    r"(?:minus|negative|an?|half|zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|\w+teen|\w+ty)\b",
-    re.IGNORECASE,
-)
-_JOINED = re.compile(r"(?<=[A-Za-z\u4e00-\u9fff.])(?:,? and |, ?| )?(?=\d)")
-_WITH_MARK = re.compile(r"(\d+(?:\.\d+)?)('|''|\")", re.ASCII)
-_DEGREES_AND_MINUTES = re.compile(r"(\d+)\^\\circ ?(\d+(?:\.\d+)?)'(?: ?(\d+(?:\.\d+)?)(?:''|\"))?", re.ASCII)
-_FEET_AND_INCHES = re.compile(r"(\d+)' ?(\d+)(?:\"|'')")
 MAX_DIGITS = 400
 """A text with more digits than this is no number but a string: reading it takes quadratic time."""
 MAX_CACHED = 4096
@@ -217,7 +173,7 @@ def parse_quantity(text: str) -> Quantity | None:
     """Return the number that a normalised text is, or None if it is anything more than one number and its unit."""
     if text[-1:] in ("'", '"') and (marked := _with_mark(text)) is not None:
         return marked
-    match = _QUANTITY.fullmatch(text) if len(text) <= MAX_DIGITS else None
+    match = Number.QUANTITY.fullmatch(text) if len(text) <= MAX_DIGITS else None
     if match is None or "分之" in text:
         return _in_words(text) if text[:1].isalpha() or "分之" in text else None
     unit = _unit_of(match)
@@ -237,10 +193,10 @@ def parse_quantity(text: str) -> Quantity | None:
 
 def _with_mark(text: str) -> Quantity | None:
     r"""`6'`, `6''`, and degrees with minutes in degrees: `22^\circ30'` → 22.5."""
-    if marked := _WITH_MARK.fullmatch(text):
+    if marked := Number.WITH_MARK.fullmatch(text):
         unit = "'" if marked[2] == "'" else '"'
         return Quantity(value=Fraction(marked[1]), places=0, percent=False, unit=unit)
-    angle = _DEGREES_AND_MINUTES.fullmatch(text)
+    angle = Number.DEGREES_AND_MINUTES.fullmatch(text)
     if angle is None:
         return None
     minutes, seconds = Fraction(angle[2]), Fraction(angle[3] or 0)
@@ -299,8 +255,8 @@ def _readings(answer: Quantity, *, gold: Quantity) -> list[Fraction]:
 def _in_words(text: str) -> Quantity | None:
     """`five`, `three quarters of an hour` is none; `twelve cm`, `五个苹果`, `百分之二十`."""
     if text.isascii():
-        return _in_english(text) if _NUMBER_START.match(text) else None
-    match = _IN_CHINESE.fullmatch(text)
+        return _in_english(text) if Number.NUMBER_START.match(text) else None
+    match = Number.IN_CHINESE.fullmatch(text)
     if match is None:
         return None
     value = parse_words(match["number"])
@@ -326,8 +282,8 @@ def _in_english(text: str) -> Quantity | None:
 
 def _compound(text: str) -> Quantity | None:
     """Several units of one measure, the larger one first, in the last of them: `1 hour 30 minutes` → 90 minutes."""
-    feet = _FEET_AND_INCHES.fullmatch(text)
-    parts = [f"{feet[1]} ft", f"{feet[2]} in"] if feet is not None else _JOINED.split(text)
+    feet = Number.FEET_AND_INCHES.fullmatch(text)
+    parts = [f"{feet[1]} ft", f"{feet[2]} in"] if feet is not None else Number.JOINED.split(text)
     if not 2 <= len(parts) <= 4:
         return None
     read = [_measured(part.strip()) for part in parts]
@@ -349,7 +305,7 @@ def _compound(text: str) -> Quantity | None:
 
 def _measured(part: str) -> tuple[Fraction, str] | None:
     """The value and the unit of one part of a compound quantity, in which one letter may follow the number: `1h30m`."""
-    match = _QUANTITY.fullmatch(part)
+    match = Number.QUANTITY.fullmatch(part)
     if (
         match is None
         or match["unit"] is None
@@ -360,7 +316,7 @@ def _measured(part: str) -> tuple[Fraction, str] | None:
     return (value, unit) if value is not None and unit else None
 
 
-def _magnitude(match: re.Match[str]) -> Fraction | None:
+def _magnitude(match: Match) -> Fraction | None:
     if match["repeating"] is not None:
         cycle = Fraction(int(match["repeating"]), 10 ** len(match["repeating"]) - 1)
         fixed = Fraction(int(match["fixed"] or 0)) + cycle
@@ -381,7 +337,7 @@ def _integer(written: str) -> int:
     return int(written.replace(",", "").replace(" ", ""))
 
 
-def _unit_of(match: re.Match[str]) -> str | None:
+def _unit_of(match: Match) -> str | None:
     """The canonical unit, or None for what is no unit: `2m` may be a product, `2 m` and `2cm` are lengths."""
     written = match["unit"]
     if written is None:

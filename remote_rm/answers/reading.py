@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from functools import lru_cache
 
+from remote_rm.answers.lexer import Match
+from remote_rm.answers.lexer.latex import Latex
+from remote_rm.answers.lexer.values import CURRENCIES
 from remote_rm.answers.notation import Kind, read_notation
 from remote_rm.answers.quantity import parse_quantity
-from remote_rm.answers.units import CURRENCIES, split_unit
+from remote_rm.answers.units import split_unit
 
 _FRACTIONS = {
     sign: tuple(parts)
@@ -59,108 +61,15 @@ _UNICODE_TO_LATEX = str.maketrans(
         **{chr(0xFEE0 + code): chr(code) for code in range(0x21, 0x7F)},
     }
 )
-_DROPPED_COMMANDS = re.compile(
-    r"\\(?:left|right|displaystyle|textstyle|limits|[bB]igg?[lr]?|rm|bf|it|hspace\{[^{}]*\})(?![A-Za-z])|\\!"
-)
-_SPACE_COMMANDS = re.compile(r"\\(?:quad|qquad)(?![A-Za-z])|(?<!\\)\\[,;: ]|~")
-_SPACED_THOUSANDS = re.compile(r"(?<=\d),\s?\\!\s*(?=\d{3})")
-_RAISED = re.compile("[⁻⁺⁰¹²³⁴⁵⁶⁷⁸⁹]+")
 _RAISED_DIGITS = str.maketrans("⁻⁺⁰¹²³⁴⁵⁶⁷⁸⁹", "-+0123456789")
-_LOWERED = re.compile("[₀₁₂₃₄₅₆₇₈₉]+")
 _LOWERED_DIGITS = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
-# Which integers a family of solutions is about: "..., k \\in \\mathbb{Z}".
-_CONDITION = re.compile(
-    r"(?<=[\w})\]])(?:[\s,;]|\\ |\()+[kmn]\s*\\in\s*\\mathbb\s*\{?[ZN]\}?(?:\^\+)?\)?(?=[\s.$*]*$)"
-)
-_THIN_SPACED_THOUSANDS = re.compile(r"(?<=\d)(?:\\,|[\u00a0\u2009\u202f])(?=\d{3}(?!\d))")
-_AMOUNT = r"(?:-?\d[\d,]*(?:\.\d+)?|\.\d+)(?:[ ](?:thousand|million|billion|trillion)\b|[万亿])?"
-_ESCAPED_DOLLARS = re.compile(rf"(?:(?<![\w.])US ?)?\\\$\s*({_AMOUNT})(?![\w^/]|\\(?![)\]])|\*(?!\*))")
-# A dollar sign alone opens no formula.
-_DOLLARS = re.compile(rf"^[\s*]*(?:US ?)?\$\s?({_AMOUNT})[\s*.]*$|(?<=\d)\s?\\\$(?!\d)|(?<=^)(-?[\d.,]+)\s?\$$")
-_CURRENCY_BEFORE = re.compile(rf"(-?)([€£¥￥₹])\s?({_AMOUNT})(?![\w^/]|\\(?![)\]])|\*(?!\*))")
-_CURRENCY_BEHIND = re.compile(r"(?<=\d)\s?([€£¥￥₹])")
 _CURRENCIES = {"€": "euros", "£": "GBP", "¥": "yen", "￥": "yuan", "₹": "rupees"}
-_CURRENCY_SIGN = re.compile("[€£¥￥₹]")
-_NUMBER_TO_NUMBER = re.compile(r"(?<=\d)\s?[~～∼—]\s?(?=\d)")
-_MATH_BRACKETS = re.compile(r"(?<!\\)\\[()\[\]]")
-_TEXT_COMMANDS = re.compile(
-    r"\\(?:text|textbf|textit|textrm|textsf|texttt|textnormal|mathrm|mathbf|mathit|mathsf|bold|emph|mbox|hbox|boxed|fbox)"
-    r"\s*\{([^{}]*)\}"
-)
-_CHEMISTRY = re.compile(r"\\(?:ce|mathrm)\s*\{(?=[A-Z])([A-Za-z\d()^+-]+(?:\^?\{[\d+-]+\})?)\}")
-_CASES = re.compile(
-    r"\\begin\{(?:cases|aligned)\}((?:[^&\\=]|\\(?![\\a-z]*(?:text|if)))*?=(?:(?!\\end|\btext|\bif\b)[^&])*)\\end\{(?:cases|aligned)\}"
-)
-_INVERSE_UNIT = re.compile(r"(?<=[A-Za-z}])\s*(?:\\cdot\s?|\s)(?:\\mathrm\{)?([A-Za-z]{1,3})\}?\^\{-(\d)\}")
 _UNITS_OVER = frozenset("s m h min cm mm km kg g L mL mol K N J C A V W d".split())
-_FOR_ALL = re.compile(
-    r"(=.*?)[\s,]+for (?:all|every|any|each)(?:\s(?:real|complex|rational|natural|positive|nonnegative|non-negative|integers?"
-    r"|numbers?|reals?|values? of))*(?:\s?[A-Za-z])?(?:\s?\\in\s?\\mathbb\s?\{[A-Z]\})?[\s.*]*$"
-)
-_SPELLINGS = (
-    (re.compile(r"\\[dtc]frac(?![A-Za-z])"), r"\\frac"),
-    (re.compile(r"\\[dt]binom(?![A-Za-z])"), r"\\binom"),
-    (re.compile(r"\\frac\s*(\d)\s*(\d)(?!\d)"), r"\\frac{\1}{\2}"),
-    (re.compile(r"\\frac\s*(\d)\s*(?=\{)"), r"\\frac{\1}"),
-    (re.compile(r"(\\frac\s*\{[^{}]*\})\s*(\d)(?!\d)"), r"\1{\2}"),
-    (re.compile(r"\\sqrt\s*(\d+|[A-Za-z](?![A-Za-z]))"), r"\\sqrt{\1}"),
-    (re.compile(r"\{\s*(\w+)\s*\\choose\s*(\w+)\s*\}"), r"\\binom{\1}{\2}"),
-    (re.compile(r"(?<![\\\w])C\((\d+),\s*(\d+)\)"), r"\\binom{\1}{\2}"),
-    (re.compile(r"\\pmod\s*(\w+)"), r"\\pmod{\1}"),
-    (re.compile(r"(?<![\w.}])(\d+)/(\d+) (?=\\(?:pi|sqrt)(?![A-Za-z]))"), r"\\frac{\1}{\2}"),
-    (re.compile(r"\\[lc]dots(?![A-Za-z])|…"), r"\\dots "),
-    (re.compile(r"^\s*(?:the )?(?:set of )?all (?:real numbers|reals)\W*$", re.IGNORECASE), r"\\mathbb{R}"),
-    (re.compile(r"\\geqslant|\\geq(?![A-Za-z])|>="), r"\\ge "),
-    (re.compile(r"\\leqslant|\\leq(?![A-Za-z])|<="), r"\\le "),
-    (re.compile(r"\\neq(?![A-Za-z])|!="), r"\\ne "),
-    (re.compile(r"\\gt(?![A-Za-z])"), ">"),
-    (re.compile(r"\\lt(?![A-Za-z])"), "<"),
-    (re.compile(r"\\(?:varnothing|empty)(?![A-Za-z])|\\\{\s*\\\}"), r"\\emptyset "),
-    (re.compile(r"^(?:the )?(?:empty|null) set\W*$", re.IGNORECASE), r"\\emptyset"),
-    (re.compile(r"\\degree(?![A-Za-z])|\^\{\s*\\circ\s*\}"), r"^\\circ "),
-    (re.compile(r"(?<![\\A-Za-z])(?:infinity|inf|oo)(?![A-Za-z])", re.IGNORECASE), r"\\infty "),
-    (re.compile(r"(?<=[)\]])\s*U\s*(?=[(\[])"), r"\\cup "),
-    (re.compile(r"^[\s*`]*\]([^\[\]]+[,;][^\[\]]+)\[[\s.*`]*$"), r"(\1)"),
-    (re.compile(r"^[\s*`]*\]([^\[\]]+[,;][^\[\]]+)\][\s.*`]*$"), r"(\1]"),
-    (re.compile(r"^[\s*`]*\[([^\[\]]+[,;][^\[\]]+)\[[\s.*`]*$"), r"[\1)"),
-    (re.compile(r"\\(?:langle)(?![A-Za-z])"), "("),
-    (re.compile(r"\\(?:rangle)(?![A-Za-z])"), ")"),
-    (re.compile(r"(?<=\d)\s?[xX]\s?(?=\d)"), r"\\times "),
-    (re.compile(r"(?<=\d)(?:\^\{?)?(?:st|nd|rd|th)\}?(?![A-Za-z])"), ""),
-    (re.compile(r"(?<=\d)\s*([AaPp])\.?\s?[Mm](?![A-Za-z])\.?"), r" \1M"),
-    (re.compile(r"_(?:\{\(?(\d+)\)?\}|\((\d+)\)|(\d+))(?!\w)"), r"_{\1\2\3}"),
-    (re.compile(r"\\log_\{?e\}?(?![A-Za-z])"), r"\\ln "),
-    (re.compile(r"(?<=10)\^(-?\d{2,}|-\d)(?!\d)"), r"^{\1}"),
-    (re.compile(r",\s*&"), "&"),
-    (re.compile(r"^all (?:the )?real (?:numbers|x)(?: x)? except(?: for)? (?:x\s*=)?\s*", re.IGNORECASE), r"x\\ne "),
-    (re.compile(r"^all (?:integers|real numbers|reals|numbers|positive integers) (?=[a-z]\s*(?:[<>]|\\[lg]e))"), ""),
-    (re.compile(r"^([^<>]+?)(<|\\le)\s*([a-z])\s+and\s+\3\s*(<|\\le)([^<>]+)$"), r"\1\2 \3\4\5"),
-    (re.compile(r"\^\{([\w+-])\}"), r"^\1"),
-    (_FOR_ALL, r"\1"),
-)
-_AROUND_VALUE = re.compile(
-    r"^(?:\\approx|\\sim|approximately|about|roughly|USD|US)(?![A-Za-z])\s*(?=[-.\d\\])|^-\s+(?=[\d.\\])",
-    re.IGNORECASE,
-)
-_ENVIRONMENT = re.compile(r"\\(?:begin|end|operatorname)\{[^{}]*\}")
-_LOOSE_SPACE = re.compile(r"\s*([=*/^({\[<>;]|[)}\]](?!\s[A-Za-z]))\s*|\s*([)}\]])")
-_SPACED_SIGN = re.compile(r"(?<=\S) ([+-]) (?=\S)")
-_SPACE_AFTER_COMMAND = re.compile(r"(\\[A-Za-z]+) (?=[^A-Za-z])|(?<!and)(?<!or) (?=\\[A-Za-z])")
 MAX_NESTED_COMMANDS = 20
 """How many \\text{...} inside one another are unwrapped."""
 MAX_CACHED_CHARS = 200
 """Longer texts are not kept, so that the cache stays within a few MiB."""
 _DELIMITERS = {"(": ")", "[": "]", "{": "}", r"\{": r"\}"}
-_BARE_LATEX = (
-    (re.compile(r"(?<![\\A-Za-z])(arcsin|arccos|arctan|sin|cos|tan|cot|sec|csc|log|ln|exp|pi)(?![A-Za-z])"), r"\\\1 "),
-    (re.compile(r"(?<![\\A-Za-z])sqrt\(([^()]*)\)"), r"\\sqrt{\1}"),
-    (re.compile(r"√\s*\(([^()]*)\)"), r"\\sqrt{\1}"),
-    (re.compile(r"√\s*(\w+)"), r"\\sqrt{\1}"),
-    (re.compile(r"\*\*"), "^"),
-    (re.compile(r"\^\(([^()]*)\)"), r"^{\1}"),
-    (re.compile(r"\^(-?\d{2,}|-\d)"), r"^{\1}"),
-    (re.compile(r"\*"), r"\\cdot "),
-)
 
 
 def normalize(text: str) -> str:
@@ -171,53 +80,53 @@ def normalize(text: str) -> str:
 # The samples of one prompt share their label and mostly their answer.
 @lru_cache(maxsize=8192)
 def _normalized(text: str) -> str:
-    text = _SPACED_THOUSANDS.sub(",", text.replace("{:}", ":")).replace(r"\!", "")
-    text = _THIN_SPACED_THOUSANDS.sub("", text)
-    text = _RAISED.sub(lambda match: "^{" + match[0].translate(_RAISED_DIGITS) + "}", text)
-    text = _LOWERED.sub(lambda match: "_{" + match[0].translate(_LOWERED_DIGITS) + "}", text)
-    text = _CONDITION.sub("", text)
+    text = Latex.SPACED_THOUSANDS.sub(",", text.replace("{:}", ":")).replace(r"\!", "")
+    text = Latex.THIN_SPACED_THOUSANDS.sub("", text)
+    text = Latex.RAISED.sub(lambda match: "^{" + match[0].translate(_RAISED_DIGITS) + "}", text)
+    text = Latex.LOWERED.sub(lambda match: "_{" + match[0].translate(_LOWERED_DIGITS) + "}", text)
+    text = Latex.INTEGERS_ONLY.sub("", text)
     text = text.replace("{,}", ",")
     if r"\ce" in text:
-        text = _CHEMISTRY.sub(_as_formula, text)
+        text = Latex.CHEMISTRY.sub(_as_formula, text)
     if r"\begin{" in text:
-        text = _CASES.sub(
+        text = Latex.CASES.sub(
             lambda cases: ", ".join(row.strip(" ,") for row in cases[1].split(r"\\") if row.strip(" ,")), text
         )
     if "$" in text:
-        text = _DOLLARS.sub(r"\1\2 dollars", _ESCAPED_DOLLARS.sub(r"\1 dollars", text))
-    if _CURRENCY_SIGN.search(text):
-        text = _CURRENCY_BEFORE.sub(lambda match: f"{match[1]}{match[3]} {_CURRENCIES[match[2]]}", text)
-        text = _CURRENCY_BEHIND.sub(lambda match: f" {_CURRENCIES[match[1]]}", text)
-        text = _CURRENCY_SIGN.sub("", text)
-    text = _NUMBER_TO_NUMBER.sub("-", text)
+        text = Latex.DOLLARS.sub(r"\1\2 dollars", Latex.ESCAPED_DOLLARS.sub(r"\1 dollars", text))
+    if Latex.CURRENCY_SIGN.search(text):
+        text = Latex.CURRENCY_BEFORE.sub(lambda match: f"{match[1]}{match[3]} {_CURRENCIES[match[2]]}", text)
+        text = Latex.CURRENCY_BEHIND.sub(lambda match: f" {_CURRENCIES[match[1]]}", text)
+        text = Latex.CURRENCY_SIGN.sub("", text)
+    text = Latex.NUMBER_TO_NUMBER.sub("-", text)
     text = text.translate(_UNICODE_TO_LATEX).replace(r"\$", "").replace("$", "")
-    text = _MATH_BRACKETS.sub(" ", text).replace(r"\%", "%")
-    text = _SPACE_COMMANDS.sub(" ", _DROPPED_COMMANDS.sub("", text))
+    text = Latex.MATH_BRACKETS.sub(" ", text).replace(r"\%", "%")
+    text = Latex.SPACE_COMMANDS.sub(" ", Latex.DROPPED_COMMANDS.sub("", text))
     if "^{-" in text:
-        text = _INVERSE_UNIT.sub(_over_unit, text)
+        text = Latex.INVERSE_UNIT.sub(_over_unit, text)
     for _ in range(MAX_NESTED_COMMANDS):
-        text, count = _TEXT_COMMANDS.subn(r"\1", text)
+        text, count = Latex.TEXT_COMMANDS.subn(r"\1", text)
         if not count:
             break
     text = " ".join(text.split())
     if "^{-" in text:
-        text = _INVERSE_UNIT.sub(_over_unit, text)
-    for pattern, spelling in _SPELLINGS:
+        text = Latex.INVERSE_UNIT.sub(_over_unit, text)
+    for pattern, spelling in Latex.SPELLINGS:
         text = pattern.sub(spelling, text)
-    text = _LOOSE_SPACE.sub(r"\1\2", " ".join(text.split()))
-    text = _SPACE_AFTER_COMMAND.sub(r"\1", _SPACED_SIGN.sub(r"\1", text))
+    text = Latex.LOOSE_SPACE.sub(r"\1\2", " ".join(text.split()))
+    text = Latex.SPACE_AFTER_COMMAND.sub(r"\1", Latex.SPACED_SIGN.sub(r"\1", text))
     return _strip_wrapping(text)
 
 
-def _as_formula(chemistry: re.Match[str]) -> str:
+def _as_formula(chemistry: Match) -> str:
     r"""A formula of mhchem in LaTeX: `\ce{SO4^2-}` → `SO_4^{2-}`, `\ce{Na+}` → `Na^+`."""
     formula, charge = chemistry[1], ""
-    if found := re.search(r"(?:\^\{?(\d*[+-])\}?|(?<=[A-Za-z\d)])([+-]))$", formula):
+    if found := Latex.CHARGE.search(formula):
         formula, charge = formula[: found.start()], f"^{{{found[1] or found[2]}}}"
-    return re.sub(r"(?<=[A-Za-z)])(\d+)", r"_{\1}", formula) + charge
+    return Latex.ATOM_COUNT.sub(r"_{\1}", formula) + charge
 
 
-def _over_unit(unit: re.Match[str]) -> str:
+def _over_unit(unit: Match) -> str:
     """`s^{-2}` after another unit as `/s^2`."""
     if unit[1] not in _UNITS_OVER:
         return unit[0]
@@ -226,14 +135,14 @@ def _over_unit(unit: re.Match[str]) -> str:
 
 def to_latex(text: str) -> str:
     r"""Return normalised plain-text mathematics as LaTeX: `sqrt(2)*x**10` → `\sqrt{2}\cdot x^{10}`."""
-    for pattern, replacement in _BARE_LATEX:
+    for pattern, replacement in Latex.BARE_LATEX:
         text = pattern.sub(replacement, text)
     return text.strip()
 
 
 def without_environments(text: str) -> str:
     r"""Return the text without `\begin{...}`, `\end{...}` and `\operatorname{...}`, whose names are no words."""
-    return _ENVIRONMENT.sub(" ", text)
+    return Latex.ENVIRONMENT.sub(" ", text)
 
 
 def enclosing_delimiters(text: str) -> tuple[str, str] | None:
@@ -256,6 +165,17 @@ def split_top_level(text: str) -> list[str]:
     return [text[start:end].strip() for start, end in zip(starts, ends, strict=True)]
 
 
+def closing_brace(text: str, *, start: int, longest: int | None = None) -> int | None:
+    """Return where the brace ends that was opened before `start`; None if it does not, or is longer."""
+    depth = 1
+    for index in range(start, len(text) if longest is None else min(start + longest, len(text))):
+        if text[index] in "{}" and text[index - 1] != "\\":
+            depth += 1 if text[index] == "{" else -1
+            if depth == 0:
+                return index
+    return None
+
+
 def _depths(text: str) -> list[int]:
     """The bracket depth after each character."""
     depths, depth = [], 0
@@ -268,7 +188,7 @@ def _depths(text: str) -> list[int]:
 def _strip_wrapping(text: str) -> str:
     """Without Markdown emphasis, quotes, closing full stops, and brackets or braces around a single value."""
     while True:
-        shorter = _AROUND_VALUE.sub(lambda match: match[0][0] if match[0][0] == "-" else "", text.strip(" *`"))
+        shorter = Latex.AROUND_VALUE.sub(lambda match: match[0][0] if match[0][0] == "-" else "", text.strip(" *`"))
         shorter = _without_quotes(shorter).rstrip(".,;?:。")
         pair = enclosing_delimiters(shorter)
         if pair in (("(", ")"), ("{", "}")) and len(split_top_level(shorter[1:-1])) == 1:
@@ -284,22 +204,7 @@ def _without_quotes(text: str) -> str:
     return text[1:-1].strip() if is_quoted else text
 
 
-_RELATION_SIGN = re.compile(r"\s*(\\le(?![A-Za-z])|\\ge(?![A-Za-z])|<|>)\s*")
-_VARIABLE = re.compile(r"[A-Za-z]|\\(?:alpha|beta|gamma|theta|lambda|mu|omega|phi)")
-_MEMBERSHIP = re.compile(r"([A-Za-z])\s*\\in(?![A-Za-z])\s*(?=[(\[\\])")
-_SET_BUILDER = re.compile(
-    r"\\\{(?P<name>[A-Za-z])(?:\\in ?\\mathbb\{R\})?\s*(?:\\mid(?![A-Za-z])|\||:)"
-    r"(?P<condition>[^{}]*(?P=name)[^{}]*)\\\}"
-)
-_UNION = re.compile(r"\\cup(?![A-Za-z])|\s+or\s+")
-_WORDS = re.compile(r"(?<![\\A-Za-z])(?!(?:sin|cos|tan|log|exp|sqrt)(?![A-Za-z]))[A-Za-z]{3,}")
-_HOLE = re.compile(r"([A-Za-z])\s*\\ne(?![A-Za-z])\s*([^,;=<>]+)")
 _INFINITE = ("-\\infty", "\\infty")
-_MATRIX = re.compile(
-    r"(?:[A-Za-z]=)?(?:[(\[]\s*)?\\begin\{(?:[pb]?matrix|smallmatrix|array)\}(?P<columns>\{[lcr|@\s]*\})?"
-    r"(?P<body>.*)\\end\{(?:[pb]?matrix|smallmatrix|array)\}(?:\s*[)\]])?",
-    re.DOTALL,
-)
 
 Rows = tuple[tuple[str, ...], ...]
 
@@ -324,13 +229,13 @@ class Region:
 
 def parse_region(text: str) -> Region | None:
     """Return the region that a normalised text states, or None if it states none."""
-    hole = _HOLE.fullmatch(text)
+    hole = Latex.HOLE.fullmatch(text)
     if hole is not None:
         ends = (_end(hole[2]), "\\infty")
         left = Span(left="-\\infty", right=ends[0], brackets=("(", ")"))
         return Region(spans=(left, Span(left=ends[0], right=ends[1], brackets=("(", ")"))), variable=hole[1])
     body, variable = without_membership(_without_set_builder(text))
-    pieces = [piece.strip() for piece in _UNION.split(body)]
+    pieces = [piece.strip() for piece in Latex.UNION.split(body)]
     spans, variables = [], {variable} - {""}
     for piece in pieces:
         membership = without_membership(piece)
@@ -351,12 +256,12 @@ def is_plain_pair(region: Region) -> bool:
 
 def without_membership(text: str) -> tuple[str, str]:
     r"""Return the text after a leading `x\in`, and the variable; the whole text and "" if there is none."""
-    match = _MEMBERSHIP.match(text)
+    match = Latex.MEMBERSHIP.match(text)
     return (text[match.end() :].strip(), match[1]) if match else (text, "")
 
 
 def _without_set_builder(text: str) -> str:
-    match = _SET_BUILDER.fullmatch(text)
+    match = Latex.SET_BUILDER.fullmatch(text)
     return match["condition"].strip() if match else text
 
 
@@ -371,15 +276,15 @@ def _interval(text: str) -> Span | None:
 
 
 def _inequality(text: str) -> tuple[Span, str] | None:
-    parts = _RELATION_SIGN.split(text)
-    if any(set(part) & set("=,;:") or _WORDS.search(part) for part in parts[::2]):
+    parts = Latex.RELATION_SIGN.split(text)
+    if any(set(part) & set("=,;:") or Latex.WORDS.search(part) for part in parts[::2]):
         return None
     if len(parts) == 3:
         left, sign, right = parts
-        if _VARIABLE.fullmatch(left) and not _VARIABLE.fullmatch(right):
+        if Latex.VARIABLE.fullmatch(left) and not Latex.VARIABLE.fullmatch(right):
             return _ray(sign, right), left
-        return (_ray(_MIRRORED[sign], left), right) if _VARIABLE.fullmatch(right) and left else None
-    if len(parts) != 5 or not _VARIABLE.fullmatch(parts[2]) or not parts[0] or not parts[4]:
+        return (_ray(_MIRRORED[sign], left), right) if Latex.VARIABLE.fullmatch(right) and left else None
+    if len(parts) != 5 or not Latex.VARIABLE.fullmatch(parts[2]) or not parts[0] or not parts[4]:
         return None
     low, first, variable, second, high = parts
     if {first, second} <= {">", "\\ge"}:
@@ -406,7 +311,7 @@ def _end(written: str) -> str:
 
 def parse_matrix(text: str) -> Rows | None:
     """Return the cells of the matrix that a normalised text is, row by row, or None if it is none."""
-    match = _MATRIX.fullmatch(text)
+    match = Latex.MATRIX.fullmatch(text)
     if match is None:
         return _nested_lists(text)
     if r"\begin" in match["body"]:
@@ -422,19 +327,11 @@ def as_vector(text: str, *, length: int) -> tuple[str, ...] | None:
     return items if items is not None and len(items) == length else None
 
 
-_UNIT_VECTOR = re.compile(
-    r"\\(?:hat|vec|mathbf|boldsymbol|overrightarrow|bm)\s*\{?\s*(?:\\[ij]math|([ijk]))\s*\}?|\\hat\s?([ijk])"
-)
-_COMPONENTS = re.compile(
-    r"(?P<i>[-+]?[^-+ijk=,]*?)i(?P<j>[-+][^-+ijk=,]*?)j(?:(?P<k>[-+][^-+ijk=,]*?)k)?|(?P<i_only>[-+]?[^-+ijk=,]*?)i(?P<k_only>[-+][^-+ijk=,]*?)k"
-)
-
-
 def as_components(text: str) -> str | None:
     r"""Return a sum of unit vectors as a tuple, `3i+4j` → `(3, 4)`; None for any other text, complex numbers included."""
-    plain = _UNIT_VECTOR.sub(lambda vector: vector[1] or vector[2] or "", text).replace(" ", "")
-    match = _COMPONENTS.fullmatch(plain)
-    if match is None or _LONG_WORD.search(plain):
+    plain = Latex.UNIT_VECTOR.sub(lambda vector: vector[1] or vector[2] or "", text).replace(" ", "")
+    match = Latex.COMPONENTS.fullmatch(plain)
+    if match is None or Latex.LONG_WORD.search(plain):
         return None
     if match["i"] is None:
         factors = [match["i_only"], "0", match["k_only"]]
@@ -457,23 +354,6 @@ def _items(text: str) -> tuple[str, ...] | None:
     return tuple(split_top_level(text[1:-1])) if pair in (("(", ")"), ("[", "]")) else None
 
 
-_LONG_WORD = re.compile(r"(?<![\\A-Za-z])(?!(?:sqrt|sinh|cosh|tanh|arcsin|arccos|arctan)(?![A-Za-z]))[A-Za-z]{4,}")
-_WORDS_ONLY = re.compile(r"(?=.*[^\W\d_]{2})[^\W\d_](?:[^\W\d_]|[\s'’-])*[^\W\d_]")
-_GEOMETRIC_NAME = re.compile(
-    r"\\(?:angle|triangle|parallel|perp|cong|overrightarrow|widehat|odot)(?![A-Za-z])|\\(?:overline|vec)\{[A-Z]{2}\}"
-)
-_FUNCTION_NAME = re.compile(r"(?:pi|ln|log|exp|sin|cos|tan)")
-_PLAIN_NUMBER = re.compile(r"[-+]?(?:\d+(?:\.\d+)?|\.\d+)")
-TUPLE_ASSIGNMENT = re.compile(r"\((?:[A-Za-z]|\\[a-z]+)(?:,\s?(?:[A-Za-z]|\\[a-z]+))+\)=(?=[(\\])")
-LIST_WORDS = re.compile(r"(?:[,;]\s*|\s+|(?<=[)\]}]))(?:and|or)(?:\s+|(?=[(\[{\\]))")
-_SIGN_OF_OPERATION = r"(?:[-+*/]|\\times|\\cdot|\\div)"
-_COMPUTATION = re.compile(
-    r"(?:\d|[-+*/.()\s]|\\times|\\cdot|\\div)+"
-    rf"|(?=.*(?:[\d)}}]\s*{_SIGN_OF_OPERATION}|[-\d)}}]\s*\(|\)\s*\d))(?:\d|[-+*/.(){{}}\s]|\\times|\\cdot|\\div|\\frac)+"
-)
-# A mixed number written out, 1-\frac{1}{2020}, is worked out as far as it goes.
-_MIXED_NUMBER = re.compile(r"-?\d+[-+](?:\\frac\{(\d+)\}\{(\d+)\}|(\d+)/(\d+))", re.ASCII)
-_RELATION = re.compile(r"[=<>]|\\(?:le|ge|leq|geq|ne|neq|in)(?![A-Za-z])")
 _SETS = (r"\{", "{")
 
 
@@ -508,23 +388,23 @@ def _kind_of_one(text: str) -> Kind:
         return Kind.WORD
     if has_relation(text):
         return Kind.EQUATION
-    mixed = _MIXED_NUMBER.fullmatch(text)
+    mixed = Latex.MIXED_NUMBER.fullmatch(text)
     is_worked_out = mixed is not None and int(mixed[1] or mixed[3]) < int(mixed[2] or mixed[4])
-    return Kind.COMPUTATION if _COMPUTATION.fullmatch(text) and not is_worked_out else Kind.EXPRESSION
+    return Kind.COMPUTATION if Latex.COMPUTATION.fullmatch(text) and not is_worked_out else Kind.EXPRESSION
 
 
 def is_text(text: str) -> bool:
     """Return whether the text is words; sympy would read `north` as a product, equal to `thorn`."""
-    if _WORDS_ONLY.fullmatch(text) and not _FUNCTION_NAME.fullmatch(text):
+    if Latex.WORDS_ONLY.fullmatch(text) and not Latex.FUNCTION_NAME.fullmatch(text):
         return True
-    if _GEOMETRIC_NAME.search(text) and "=" not in text:
+    if Latex.GEOMETRIC_NAME.search(text) and "=" not in text:
         return True
-    return _LONG_WORD.search(without_environments(text)) is not None and parse_quantity(text) is None
+    return Latex.LONG_WORD.search(without_environments(text)) is not None and parse_quantity(text) is None
 
 
 def has_relation(text: str) -> bool:
     """Return whether the text is an equation, an inequality or a membership."""
-    return _RELATION.search(text) is not None
+    return Latex.RELATION.search(text) is not None
 
 
 def elements(inside: str, *, length: int | None = None) -> list[str]:
@@ -532,17 +412,17 @@ def elements(inside: str, *, length: int | None = None) -> list[str]:
 
     Spaces separate numbers, or whatever is `length` pieces: `9 100` is a number with its thousands apart.
     """
-    items, spaced = split_top_level(LIST_WORDS.sub(", ", inside)), inside.split()
+    items, spaced = split_top_level(Latex.LIST_WORDS.sub(", ", inside)), inside.split()
     if len(items) != 1 or len(spaced) < 2:
         return items
     if length is None:
-        return spaced if all(_PLAIN_NUMBER.fullmatch(item) for item in spaced) else items
+        return spaced if all(Latex.PLAIN_NUMBER.fullmatch(item) for item in spaced) else items
     return spaced if len(spaced) == length and r"\pm" not in inside and parse_quantity(inside) is None else items
 
 
 def gold_sequence(gold: str) -> list[str] | None:
     """Return the elements of a gold sequence, or None for a single value: `1,234` is a number, `1, 234` two."""
-    gold = TUPLE_ASSIGNMENT.sub("", gold)
+    gold = Latex.TUPLE_ASSIGNMENT.sub("", gold)
     pair = enclosing_delimiters(gold)
     if pair is None and (parse_quantity(gold) is not None or read_notation(gold) is not None):
         return None
@@ -557,7 +437,7 @@ def both_signs(item: str) -> list[str]:
     r"""The two values of an item with one `\pm`: `1\pm i` → `1+i`, `1-i`."""
     if item.count(r"\pm") != 1 or is_text(item):
         return [item]
-    return [re.sub(r"\\pm ?", sign, item) for sign in ("+", "-")]
+    return [Latex.PLUS_MINUS.sub(sign, item) for sign in ("+", "-")]
 
 
 def inside_of(text: str, pair: tuple[str, str] | None) -> str:

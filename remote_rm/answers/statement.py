@@ -6,7 +6,6 @@ answer is not looked at, naming several values pays for none of them. `RULES` is
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -17,16 +16,18 @@ from remote_rm.answers.lexer import (
     NOT_PROSE,
     POLAR,
     SIDES,
+    Match,
     Token,
     introductions,
     places_of,
     span_content,
     with_half_width,
 )
+from remote_rm.answers.lexer.values import NAMES
 from remote_rm.answers.notation import Kind, read_notation
 from remote_rm.answers.quantity import parse_number_words, parse_quantity, parse_words
 from remote_rm.answers.reading import normalize, without_environments
-from remote_rm.answers.units import NAMES, canonical_unit, changes_number, conversion, split_unit, unit_behind
+from remote_rm.answers.units import canonical_unit, changes_number, conversion, split_unit, unit_behind
 
 MAX_CHARS = 600
 """How much of a text is read, from its end."""
@@ -543,7 +544,7 @@ def _sole_value(text: str) -> str:
     return f"{value} {units.pop()}" if len(units) == 1 else ""
 
 
-def _is_changed(text: str, match: re.Match[str]) -> bool:
+def _is_changed(text: str, match: Match) -> bool:
     """Whether the words around a number make it another one, or it is only the left side of an equation."""
     start, end = match.span()
     is_left_side = text[end:].lstrip().startswith("=")

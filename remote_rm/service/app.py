@@ -1,9 +1,10 @@
-"""The HTTP application: POST /get_reward in OpenRLHF's protocol, GET /health and GET /metrics."""
+"""The HTTP application: POST /get_reward in OpenRLHF's protocol, POST /grade in OpenAI's, GET /health and GET /metrics."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import re
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,12 +17,12 @@ from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
-from remote_rm.protocol import Health, Refusal, RewardReply, RewardRequest, check_json
+from remote_rm.protocol import Grade, GradeRequest, Health, Refusal, RewardReply, RewardRequest, check_json
 from remote_rm.reward_function import items_from
 from remote_rm.service.middleware import RequestRecord, RolloutSampler, guard, log_request, refusal
-from remote_rm.service.pool import judge_of
+from remote_rm.service.pool import VerifierPool, judge_of
 from remote_rm.verifier import (
     DEFAULT_LIMITS,
     Item,
@@ -33,6 +34,8 @@ from remote_rm.verifier import (
     check_labels,
     extra_logs_of,
 )
+
+logger = logging.getLogger(__name__)
 
 INLINE_BYTES = 64 * 2**10
 """Up to so much is read without changing threads, which would take longer than the reading."""
@@ -62,27 +65,30 @@ class RequestReader:
         self._items_of_request = items_of_request
         self._threads = ThreadPoolExecutor(max_workers=READERS, thread_name_prefix="request reader")
 
-    async def items(self, body: bytes) -> Sequence[Any]:
-        """Return the items to judge.
+    async def items(self, body: bytes, *, is_graded: bool = False) -> Sequence[Any]:
+        """Return the items to judge: those of a RewardRequest, or the one of a GradeRequest.
 
         Raises TooManyItems, RequestValidationError for an invalid request, and the errors of `items_of_request`.
         """
         if len(body) <= INLINE_BYTES:
-            return self._items(body)
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._items, body)
+            return self._items(body, is_graded)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._items, body, is_graded)
 
     def close(self) -> None:
         """End the threads, without waiting for them."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _items(self, body: bytes) -> Sequence[Any]:
+    def _items(self, body: bytes, is_graded: bool) -> Sequence[Any]:
         text = _text_of(body)
         try:
             check_json(text)
         except ValueError as error:
             _refuse(str(error), place=0)
-        request = self._small(text) if len(body) <= INLINE_BYTES else columns_of(text, most=self.max_items)
+        is_small = is_graded or len(body) <= INLINE_BYTES
+        request = self._small(text) if is_small else columns_of(text, most=self.max_items)
         try:
+            if is_graded:
+                return self._items_of_request(GradeRequest.model_validate(request).as_rewards())
             return self._items_of_request(RewardRequest.model_validate(request))
         except ValidationError as error:
             raise _invalid(
@@ -228,15 +234,16 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
         "headers": {"Retry-After": {"description": "Seconds", "schema": {"type": "integer"}}},
     },
 }
-REQUEST_BODY = {
-    "requestBody": {
-        "required": True,
-        "content": {"application/json": {"schema": {"$ref": "#/components/schemas/RewardRequest"}}},
-    }
-}
-"""The body is read by `RequestReader`, so that FastAPI does not know of it."""
-KNOWN_PATHS = frozenset(("/get_reward", "/health", "/metrics", "/docs", "/redoc", "/openapi.json"))
+KNOWN_PATHS = frozenset(("/get_reward", "/grade", "/health", "/metrics", "/docs", "/redoc", "/openapi.json"))
 """Others are counted together: anyone can ask for any path."""
+
+
+def body_of(request: type[BaseModel]) -> dict[str, Any]:
+    """Return the description of a body that `RequestReader` reads, of which FastAPI does not know."""
+    schema = {"$ref": f"#/components/schemas/{request.__name__}"}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
 LATENCY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 ITEM_KINDS = ("quick", "worker", "timed_out", "failed")
 
@@ -293,7 +300,9 @@ class RewardService(FastAPI):
 
     def openapi(self) -> dict[str, Any]:
         document = super().openapi()
-        document["components"]["schemas"]["RewardRequest"] = RewardRequest.model_json_schema()
+        for request in (RewardRequest, GradeRequest):
+            schema = request.model_json_schema(ref_template="#/components/schemas/{model}")
+            document["components"]["schemas"] |= {**schema.pop("$defs", {}), request.__name__: schema}
         return document
 
 
@@ -319,6 +328,7 @@ def create_app(
         limits=limits,
         token=token,
         log_sample_share=log_sample_share,
+        is_verifier=True,
     )
 
 
@@ -329,6 +339,7 @@ def create_service(
     limits: ServiceLimits,
     token: str | None,
     log_sample_share: float,
+    is_verifier: bool = False,
 ) -> FastAPI:
     """Return the application around a judge, which runs from startup to shutdown; `app.state.refuse()` ends all that is open.
 
@@ -336,29 +347,43 @@ def create_service(
         items_of_request: what the judge is to judge, one item per sample; raises UnusableItem for a wrong request.
         token: what a request must bring as its bearer token; None asks for none.
         log_sample_share: the share of items, from 0 to 1, that the access log shows whole.
+        is_verifier: it also answers POST /grade, which has no prompt, and answers what a pool decides quickly while its
+            workers start; if they do not come up, `app.state.fail(error)` is called.
     """
     metrics = ServiceMetrics(judge)
     reader = RequestReader(items_of_request, max_items=limits.max_request_items)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        await judge.start()
+        starting = asyncio.ensure_future(judge.start())
+        if not (is_verifier and isinstance(judge, VerifierPool)):
+            await starting
+        else:
+            starting.add_done_callback(on_started)
         try:
             yield
         finally:
             reader.close()
+            await asyncio.wait((starting,))
             await judge.stop()
+
+    def on_started(starting: asyncio.Future[None]) -> None:
+        error = None if starting.cancelled() else starting.exception()
+        if error is not None:
+            app.state.fail(error)
 
     def on_answered(record: RequestRecord) -> None:
         metrics.count(record)
         log_request(record)
 
     app = RewardService(title=SERVICE_NAME, description=DESCRIPTION, lifespan=lifespan)
+    app.state.fail = lambda error: logger.error("%s", error)
     guard(app, limits=limits, token=token, on_answered=on_answered, refuse=judge.refuse)
     app.add_exception_handler(RequestValidationError, refuse_invalid)
     app.add_exception_handler(TooManyItems, refuse_large)
     app.add_exception_handler(UnusableItem, refuse_item)
-    _add_routes(app, judge=judge, reader=reader, metrics=metrics, sampler=RolloutSampler(log_sample_share))
+    sampler = RolloutSampler(log_sample_share)
+    _add_routes(app, judge=judge, reader=reader, metrics=metrics, sampler=sampler, is_verifier=is_verifier)
     return app
 
 
@@ -369,18 +394,30 @@ def _add_routes(
     reader: RequestReader,
     metrics: ServiceMetrics,
     sampler: RolloutSampler,
+    is_verifier: bool,
 ) -> None:
-    @app.post("/get_reward", summary="Judge samples", responses=REFUSALS, openapi_extra=REQUEST_BODY)
-    async def get_reward(request: Request) -> RewardReply:
-        """Judge every sample by what this service was started with."""
+    async def scores_of(request: Request, *, is_graded: bool = False) -> list[Score]:
         if "json" not in request.headers.get("content-type", ""):
             raise UnusableItem("the body is not said to be JSON: send the header `Content-Type: application/json`")
-        items = await reader.items(await request.body())
+        items = await reader.items(await request.body(), is_graded=is_graded)
         record: RequestRecord = request.state.record
         record.items = len(items)
         scores = await judge.judge(items)
         record.rollouts = sampler.rollouts(items, scores)
-        return reply_from(scores)
+        return scores
+
+    if is_verifier:
+
+        @app.post("/grade", summary="Grade one sample", responses=REFUSALS, openapi_extra=body_of(GradeRequest))
+        async def grade(request: Request) -> Grade:
+            """Judge a sample as an endpoint grader of OpenAI's reinforcement fine-tuning."""
+            (score,) = await scores_of(request, is_graded=True)
+            return Grade(score=score.score, reward=score.reward, parts=score.parts)
+
+    @app.post("/get_reward", summary="Judge samples", responses=REFUSALS, openapi_extra=body_of(RewardRequest))
+    async def get_reward(request: Request) -> RewardReply:
+        """Judge every sample by what this service was started with."""
+        return reply_from(await scores_of(request))
 
     @app.get("/health", summary="Is it up")
     async def health() -> Health:

@@ -150,6 +150,7 @@ class VerifierPool:
         self._worker_limits = WorkerLimits(item_seconds=item_timeout_seconds, memory_bytes=limits.worker_memory_bytes)
         self._is_running = False
         self._is_refusing = False
+        self._starting: asyncio.Future[None] | None = None
         self._slice_turn = asyncio.Lock()
         self._waiting: FairQueue[_Job] = FairQueue()
         self._idle: list[WorkerProcess] = []
@@ -181,11 +182,21 @@ class VerifierPool:
         return [worker.pid for worker in self._alive]
 
     async def start(self) -> None:
-        """Start the workers and wait until all of them are ready; raises a RuntimeError if one does not come up."""
+        """Start the workers and wait until all of them are ready; raises a RuntimeError if one does not come up.
+
+        Meanwhile `judge` decides what it can quickly, and waits with the rest.
+        """
+        self._starting, self._is_refusing = asyncio.get_running_loop().create_future(), False
+        try:
+            await self._start_workers()
+        finally:
+            self._starting.set_result(None)
+
+    async def _start_workers(self) -> None:
         starting = [self._new_worker() for _ in range(self._workers)]
         started = await asyncio.gather(*starting, return_exceptions=True)
         self._idle = [worker for worker in started if isinstance(worker, WorkerProcess)]
-        self._is_running, self._is_refusing = True, False
+        self._is_running = True
         errors = [error for error in started if isinstance(error, BaseException)]
         if errors:
             await self.stop()
@@ -223,6 +234,8 @@ class VerifierPool:
         """
         quick = await self._quick_scores(items)
         slow = [item for item, score in zip(items, quick, strict=True) if score is None]
+        if slow and self._starting is not None:
+            await asyncio.shield(self._starting)
         if self._is_refusing:
             raise PoolUnavailable(STOPPING, retry_after_seconds=1)
         if slow:

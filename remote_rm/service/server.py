@@ -236,6 +236,12 @@ class AnnouncingServer(uvicorn.Server):
         self._refuse = refuse
         self._port = port
         self._announced = announced
+        self.has_failed = False
+
+    def fail(self, error: BaseException) -> None:
+        """Say why the application cannot go on, and stop."""
+        logger.error("%s: error: %s", self._announced.name, error)
+        self.has_failed = self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start the application and the listener, then print the line that scripts wait for."""
@@ -312,12 +318,13 @@ def serve_app(
         if is_local(options.host):
             app.add_middleware(HostGate)
         server = _server(app, options=options, port=listener.getsockname()[1], announced=announced)
+        app.state.fail = server.fail
         # uvicorn stops gracefully and then raises the signal again: end by exiting, so that temporary files are removed.
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
         server.run(sockets=[listener])
     finally:
         listener.close()
-    if not server.started:
+    if server.has_failed or not server.started:
         sys.exit(1)
 
 

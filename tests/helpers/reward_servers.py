@@ -1,15 +1,19 @@
 """Reward servers as processes of their own, and what their requests look like."""
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -91,13 +95,23 @@ class RunningServer:
         return self.endpoint.removesuffix("/get_reward")
 
     def workers(self) -> list[psutil.Process]:
-        """The worker processes, which are children of the fork server."""
+        """The worker processes, which are children of the fork server; waits until they are ready."""
+        deadline = time.monotonic() + 60
+        while health_of(self)["workers"] == 0:
+            assert time.monotonic() < deadline, "no worker came up"
+            time.sleep(0.05)
         return [worker for child in psutil.Process(self.process.pid).children() for worker in child.children()]
 
     def kill(self) -> None:
         """End it as `kill -9` does."""
         self.process.kill()
         self.process.wait()
+
+
+def health_of(server: RunningServer) -> dict[str, Any]:
+    """What it says of itself."""
+    with urllib.request.urlopen(f"{server.address}/health", timeout=10) as reply:
+        return json.load(reply)
 
 
 def math_command(*flags: str) -> list[str]:

@@ -11,16 +11,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from helpers.reward_servers import RunningServer, running, unruly_command
+from helpers.reward_servers import RunningServer, health_of, running, unruly_command
 
 from remote_rm.client import RewardClient
 
 pytestmark = pytest.mark.integration
-
-
-def health_of(server: RunningServer) -> dict:
-    with urllib.request.urlopen(f"{server.address}/health", timeout=10) as reply:
-        return json.load(reply)
 
 
 def post(server: RunningServer, body: bytes) -> tuple[int, dict]:
@@ -51,6 +46,7 @@ def test_retries_of_a_client_that_times_out_are_not_judged_beside_the_first(tmp_
             return (await client.reward(query="q", prompt="p", label="1", response="sleep 1.5")).reward
 
     with running(unruly_command(tmp_path, "--workers", "1")) as server:
+        assert server.workers()
         # The attempts may take 0.6, 1.2 and 2.4 s: the last leaves a worker that is started anew 0.9 s.
         assert asyncio.run(scenario(server)) == 1.5
         health = health_of(server)

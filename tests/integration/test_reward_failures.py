@@ -25,8 +25,8 @@ def samples(count: int) -> list[tuple[str, str, float]]:
     made = []
     for number in range(2, count + 2):
         wrong = number % 3 == 0
-        answer = rf"<answer>\sqrt[3]{{{2 * number**3 + wrong}}}</answer>"
-        made.append((answer, rf"{number}\sqrt[3]{{2}}", 0.0 if wrong else 1.0))
+        answer = rf"<answer>|-{number + wrong}\sqrt{{2}}|</answer>"
+        made.append((answer, rf"{number}\sqrt{{2}}", 0.0 if wrong else 1.0))
     return made
 
 

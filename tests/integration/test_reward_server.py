@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers.reward_servers import import_unruly
+from helpers.reward_servers import everything, import_unruly, unruly_command
 
 from remote_rm.client import RewardClient, RewardUnavailable
 from remote_rm.math_verifier import MathVerifier
@@ -78,8 +78,8 @@ def test_a_real_server_judges_what_a_client_sends(server):
     samples = [
         ("<think>t</think><answer>42</answer>", "42", 1.5),
         ("<think>t</think><answer>41</answer>", "42", 0.5),
-        (r"<answer>\sqrt[3]{16}</answer>", r"2\sqrt[3]{2}", 1.0),
-        (r"<answer>\sqrt[3]{15}</answer>", r"2\sqrt[3]{2}", 0.0),
+        (r"<answer>|-16\sqrt{2}|</answer>", r"16\sqrt{2}", 1.0),
+        (r"<answer>|-15\sqrt{2}|</answer>", r"16\sqrt{2}", 0.0),
     ] * 50
 
     async def scenario() -> list[float]:
@@ -98,7 +98,7 @@ def test_a_hanging_answer_costs_its_own_accuracy_and_nothing_else(server):
         async with RewardClient([server]) as client:
             hanging = client.reward(query="q", prompt="p", label="5", response=ENDLESS)
             beside = client.reward(
-                query="q", prompt="p", label=r"2\sqrt[3]{2}", response=r"<answer>\sqrt[3]{16}</answer>"
+                query="q", prompt="p", label=r"16\sqrt{2}", response=r"<answer>|-16\sqrt{2}|</answer>"
             )
             first, second = await asyncio.gather(hanging, beside)
             return first.reward, first.parts, second.reward
@@ -117,6 +117,17 @@ def test_a_port_in_use_is_one_sentence_and_exit_code_1():
     assert ended.stdout == ""
     assert f"cannot listen on 127.0.0.1:{port}" in ended.stderr
     assert ended.stderr.count("\n") == 1
+
+
+def test_a_server_whose_workers_do_not_start_stops_with_one_sentence_and_code_1(tmp_path):
+    command = unruly_command(tmp_path, "--workers", "1")
+    module = tmp_path / "unruly_verifier.py"
+    module.write_text(
+        module.read_text() + "\n    def __setstate__(self, state):\n        raise RuntimeError('not here')\n"
+    )
+    ended = subprocess.run(command, cwd=ROOT, env=everything(), capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 1
+    assert "reward server: error: the worker processes did not come up" in ended.stderr
 
 
 @pytest.mark.parametrize(
@@ -166,6 +177,6 @@ def test_one_bad_item_never_fails_its_batch_and_the_order_is_kept(unruly):
 def test_an_endless_expression_is_cut_off_though_it_never_lets_go_of_the_interpreter():
     pool = VerifierPool(MathVerifier(), workers=1, item_timeout_seconds=1.0)
     endless = r"<think>t</think><answer>99999999!</answer>"
-    rewards = asyncio.run(judged_by(pool, items(endless, r"<answer>\sqrt[3]{125}</answer>", label="5")))
+    rewards = asyncio.run(judged_by(pool, items(endless, r"<answer>|-5|</answer>", label="5")))
     assert rewards == [[0.5, 1.0]]
     assert pool.counts.timed_out == 1

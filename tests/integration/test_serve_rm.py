@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from helpers.commands import error_of_process
 from helpers.conversations import message, picture, row
-from helpers.reward_servers import ROOT, RunningServer, running
+from helpers.reward_servers import ROOT, RunningServer, health_of, running
 from helpers.value_models import save_reward_model, sent_by_openrlhf, sent_by_rollouts
 
 from lmm_r1.data.messages import ImagePart, Row, to_json
@@ -57,11 +57,6 @@ def post(endpoint: str, request: dict[str, Any], *, token: str) -> tuple[int, di
             return reply.status, json.load(reply), dict(reply.headers)
     except urllib.error.HTTPError as error:
         return error.code, json.load(error), dict(error.headers)
-
-
-def health_of(server: RunningServer) -> dict[str, Any]:
-    with urllib.request.urlopen(f"{server.address}/health", timeout=10) as reply:
-        return json.load(reply)
 
 
 def wait_for(condition: Callable[[], bool]) -> None:

@@ -19,6 +19,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("lmm_r1", "remote_rm")
 BESIDE = ("pyproject.toml", "setup.py", "README.md", "LICENSE")
+ALONE = ROOT / "remote_rm"
+"""A project of its own, too."""
 BUILD = "import sys; from setuptools.build_meta import build_wheel; build_wheel(sys.argv[1])"
 
 
@@ -58,11 +60,21 @@ def test_every_file_of_the_packages_and_every_recipe_is_in_the_wheel_and_nothing
         str(path.relative_to(ROOT))
         for package in PACKAGES
         for path in (ROOT / package).rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
+        if path.is_file() and "__pycache__" not in path.parts and path != ALONE / "pyproject.toml"
     }
     recipes = {f"lmm_r1/data/recipes/published/{path.name}" for path in (ROOT / "datasets/recipes").glob("*.yaml")}
     assert len(recipes) > 40
     assert names_in(wheel) == files | recipes
+
+
+def test_remote_rm_alone_makes_a_wheel_of_all_its_files(tmp_path):
+    source = tmp_path / "remote_rm"
+    shutil.copytree(ALONE, source, ignore=shutil.ignore_patterns("__pycache__", "build", "*.egg-info"))
+    files = {str(path.relative_to(tmp_path)) for path in source.rglob("*") if path.is_file()}
+    command = [sys.executable, "-c", BUILD, str(tmp_path)]
+    subprocess.run(command, cwd=source, check=True, capture_output=True, text=True, timeout=300)
+    (wheel,) = tmp_path.glob("remote_rm-*.whl")
+    assert names_in(wheel) == files - {"remote_rm/pyproject.toml"}
 
 
 def test_the_version_stands_at_the_head_of_the_changelog():
@@ -70,6 +82,7 @@ def test_the_version_stands_at_the_head_of_the_changelog():
     first = re.search(r"^## ([\d.]+)", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
     assert first is not None
     assert first[1] == version
+    assert f'\nversion = "{version}"\n' in (ALONE / "pyproject.toml").read_text()
 
 
 def test_the_notebook_is_kept_without_outputs_and_with_code_that_can_be_read():

@@ -3,8 +3,13 @@
 import json
 import subprocess
 import sys
+from importlib.metadata import packages_distributions, requires
+from pathlib import Path
 
 import pytest
+import tomllib
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from lmm_r1.cli import COMMANDS
 
@@ -52,3 +57,72 @@ def test_the_help_of_a_command_loads_none_of_the_training_stack(command):
 def test_a_refused_flag_loads_none_of_the_training_stack(command):
     refuse = f"from lmm_r1.cli import main\ntry:\n    main([{command!r}, '--zzz'])\nexcept SystemExit:\n    pass\n"
     assert heavy_modules_after(refuse) == []
+
+
+ROOT = Path(__file__).resolve().parents[2]
+ONLY_SOME = """
+import sys
+
+
+class OnlySome:
+    def find_spec(self, name, path=None, target=None):
+        package = name.partition(".")[0]
+        # Python generates a module whose name begins with _sysconfigdata.
+        if package not in {allowed!r} | sys.stdlib_module_names and not package.startswith("_sysconfigdata"):
+            raise ModuleNotFoundError(name + " is not declared")
+
+
+sys.meta_path.insert(0, OnlySome())
+"""
+USE_REMOTE_RM = """
+import importlib, pkgutil, remote_rm
+for found in pkgutil.walk_packages(remote_rm.__path__, "remote_rm."):
+    importlib.import_module(found.name)
+from remote_rm.registry import get_verifier
+from remote_rm.service.app import create_app
+from remote_rm.verifier import Item
+item = Item(prompt="", response=r"<answer>\\sin^2 x+\\cos^2 x</answer>", label="1")
+assert get_verifier("math").score(item).score == 1.0
+assert create_app(get_verifier("math"), workers=1, item_timeout_seconds=1.0).openapi()["paths"]
+print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})))
+"""
+
+
+def declared(project: Path) -> list[Requirement]:
+    """Return what a pyproject.toml requires without extras."""
+    return [Requirement(text) for text in tomllib.loads(project.read_text())["project"]["dependencies"]]
+
+
+def with_their_own(requirements: list[Requirement]) -> set[str]:
+    """Return the names of these distributions and of all that they require here."""
+    found, left = set[str](), list(requirements)
+    while left:
+        name = canonicalize_name(left.pop().name)
+        if name not in found:
+            found.add(name)
+            own = [Requirement(text) for text in requires(name) or ()]
+            left += [one for one in own if one.marker is None or one.marker.evaluate({"extra": ""})]
+    return found
+
+
+def test_remote_rm_judges_and_serves_where_only_what_its_own_project_requires_can_be_imported():
+    allowed = with_their_own(declared(ROOT / "remote_rm/pyproject.toml"))
+    assert "torch" not in allowed
+    packages = {
+        package
+        for package, distributions in packages_distributions().items()
+        if allowed & {canonicalize_name(name) for name in distributions}
+    }
+    script = "import json\n" + ONLY_SOME.format(allowed={"remote_rm", *packages}) + USE_REMOTE_RM
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    loaded = set(json.loads(done.stdout.splitlines()[-1]))
+    assert {"remote_rm", "sympy", "fastapi"} <= loaded
+    assert not loaded & {*HEAVY, "lmm_r1", "datasets", "numpy", "PIL"}
+
+
+def test_remote_rm_requires_what_lmm_r1_requires_of_the_same_packages():
+    whole = {one.name: str(one) for one in declared(ROOT / "pyproject.toml")}
+    own = declared(ROOT / "remote_rm/pyproject.toml")
+    assert [whole.get(one.name) for one in own] == [str(one) for one in own]

@@ -7,8 +7,8 @@ from typing import Literal, get_args
 import pytest
 from helpers.tables import table
 
-from lmm_r1.cli import main
-from lmm_r1.cli.arguments import parse, user_errors
+from lmm_r1.cli import main, user_errors
+from lmm_r1.cli.arguments import parse
 from lmm_r1.config.ppo import EstimatorName, PPOConfig
 from lmm_r1.errors import ListedError, UserError
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lmm_r1.cli.arguments import user_errors
+from lmm_r1.cli import user_errors
 from lmm_r1.errors import RunStopped, UserError
 from lmm_r1.lifecycle import stopping
 from lmm_r1.lifecycle.stopping import Progress, SaveSchedule, StopRequests, reported_ends

@@ -8,7 +8,7 @@ from helpers.verifiers import scored
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remote_rm.answers.comparison import is_matchable
+from remote_rm.answer_verifier import is_matchable
 from remote_rm.box_verifier import Box, BoxVerifier, best_pairs, boxes_in, iou, same_class
 from remote_rm.verifier import Item, Score
 

@@ -112,7 +112,7 @@ def test_an_ungradable_label_of_one_part_is_reported():
 
 def test_one_undecided_part_leaves_the_item_to_a_worker():
     composition = Composition()
-    item = Item(prompt="p", response=r"<think>t</think><answer>\sqrt[3]{16}</answer>", label=r"2\sqrt[3]{2}")
+    item = Item(prompt="p", response=r"<think>t</think><answer>|-16\sqrt{2}|</answer>", label=r"16\sqrt{2}")
     assert composition.quick_score(item) is None
     assert composition.score(item).reward == 1.5
     assert composition.failed_score(item).reward == 0.5

@@ -21,6 +21,7 @@ from lmm_r1.rl.losses import LossSettings, PolicyLoss
 from lmm_r1.supervised.dpo import dpo_loss, ipo_loss, simpo_loss
 from lmm_r1.supervised.kto import kto_loss
 from lmm_r1.supervised.rm import bradley_terry_loss
+from remote_rm.adapters import TRLReward
 
 pytestmark = pytest.mark.unit
 
@@ -220,3 +221,24 @@ def test_policy_losses_are_trls(loss_type, theirs, ours):
     torch.testing.assert_close(found, expected)
     slopes = [torch.autograd.grad(value, given["log_probs"])[0] for value in (found, expected)]
     torch.testing.assert_close(*slopes, atol=1e-12, rtol=1e-9)
+
+
+def test_trl_takes_the_rewards_of_a_verifier(monkeypatch):
+    reward = TRLReward(verifier="math", label="solution")
+    owner = trainer(
+        accelerator=SimpleNamespace(device=torch.device("cpu"), is_main_process=True),
+        reward_funcs=[reward],
+        reward_processing_classes=[None],
+        reward_func_names=[reward.__name__],
+        reward_weights=torch.ones(1),
+        state=SimpleNamespace(global_step=0),
+        args=SimpleNamespace(report_to=[]),
+        _log_completion_extra=None,
+        _log_metric=None,
+        environments=None,
+    )
+    monkeypatch.setattr("trl.trainer.grpo_trainer.gather", lambda value: value)
+    rows = [{"prompt": "2+2?", "solution": solution} for solution in ("4", "5")]
+    said = ["<think>two twos</think><answer>4</answer>"] * 2
+    rewards = GRPOTrainer._calculate_rewards(owner, rows, ["2+2?"] * 2, said, [[1], [2]])
+    assert rewards.tolist() == [[1.5], [0.5]]

@@ -1,11 +1,14 @@
 """Kinds of values: what a text is, what is compared with what, and which values are the same."""
 
+import ast
 import itertools
 import time
+from pathlib import Path
 
 import pytest
 from helpers.tables import table
 
+from remote_rm.answers import accuracy
 from remote_rm.answers.accuracy import matches, quick_match
 from remote_rm.answers.comparison import Rules, match_value, work_out
 from remote_rm.answers.notation import Kind, are_compared
@@ -144,3 +147,15 @@ def test_a_long_text_of_any_notation_is_read_in_milliseconds(piece):
     match_value(text, "1", RULES)
     match_value("1", text, RULES)
     assert time.process_time() - started < 0.25
+
+
+def test_regular_expressions_are_only_in_the_lexer():
+    room = Path(accuracy.__file__).parent
+    using = {
+        str(path.relative_to(room))
+        for path in room.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        and "re" in {getattr(node, "module", None), *(name.name for name in node.names)}
+    }
+    assert using == {f"lexer/{name}.py" for name in ("__init__", "languages", "latex", "values")}

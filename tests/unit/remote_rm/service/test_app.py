@@ -66,6 +66,49 @@ def test_an_empty_request_gets_an_empty_reply(client):
     assert reply.json()["rewards"] == []
 
 
+GRADED = {
+    "sample": {"output_text": "<think>t</think><answer>4</answer>", "output_tools": [], "choices": []},
+    "item": {"reference_answer": "4", "messages": [{"role": "user", "content": "2+2?"}]},
+}
+
+
+@pytest.mark.parametrize(
+    ("item", "score", "reward"),
+    [
+        ({"reference_answer": "4"}, 1.0, 1.5),
+        ({"answer": 4, "id": 7}, 1.0, 1.5),
+        ({"label": "5"}, 0.0, 0.5),
+    ],
+)
+def test_an_endpoint_grader_gets_a_score_from_0_to_1(client, item, score, reward):
+    reply = client.post("/grade", json=GRADED | {"item": item, "trace_id": "t"})
+    assert reply.status_code == 200, reply.text
+    graded = reply.json()
+    assert (graded["score"], graded["reward"], graded["parts"]["format"]) == (score, reward, 1.0)
+    assert client.get("/health").json()["items"] == 1
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"item": {}}, "reference_answer"),
+        ({"item": {"answer": ""}}, "labels[0]"),
+        ({"sample": {"output_json": {}}}, "output_text"),
+        ({"sample": {"output_text": None}}, "output_text"),
+    ],
+)
+def test_a_sample_that_cannot_be_graded_is_a_422(client, changed, told):
+    reply = client.post("/grade", json=GRADED | changed)
+    assert reply.status_code == 422
+    assert told in reply.text
+    long = client.post("/grade", content='{"item": ' + "9" * 5000 + "}", headers={"content-type": "application/json"})
+    assert (long.status_code, "more than 400 digits" in long.text) == (422, True)
+
+
+def test_a_grade_without_the_content_type_of_json_is_a_422(client):
+    assert client.post("/grade", content=json.dumps(GRADED), headers={"content-type": "text/plain"}).status_code == 422
+
+
 def test_health_names_the_verifier_and_counts_items(client):
     client.post("/get_reward", json={"query": ["q"], "prompts": ["p"], "labels": ["1"], "responses": ["1"]})
     health = client.get("/health").json()
@@ -194,13 +237,13 @@ def test_a_refusal_does_not_send_the_request_back(client):
 def test_without_workers_what_needs_one_is_no_reward(client):
     # The workers of this client were never started.
     with pytest.raises(RuntimeError, match="the pool is not running"):
-        client.post("/get_reward", json=RIGHT | {"responses": [r"<answer>\sqrt[3]{64}+x-x</answer>"]})
+        client.post("/get_reward", json=RIGHT | {"responses": [r"<answer>\binom{4}{1}+x-x</answer>"]})
 
 
 def test_the_openapi_document_describes_every_field_and_refusal():
     document = app_with().get("/openapi.json").json()
-    assert {"/get_reward", "/health", "/metrics"} <= set(document["paths"])
+    assert {"/get_reward", "/grade", "/health", "/metrics"} <= set(document["paths"])
     assert set(document["paths"]["/get_reward"]["post"]["responses"]) == {"200", "401", "408", "413", "422", "503"}
-    for model in ("RewardRequest", "RewardReply", "Health"):
+    for model in ("RewardRequest", "RewardReply", "GradeRequest", "GradedSample", "GradedItem", "Grade", "Health"):
         fields = document["components"]["schemas"][model]["properties"]
         assert all(len(field.get("description", "")) >= 10 for field in fields.values()), model

@@ -1,6 +1,7 @@
-r"""Splits texts into typed spans: values, options, and the words that state, deny, bound and leave open, English and Chinese.
+r"""The lexer: all regular expressions of answers/, by the types of the spans that they find.
 
-The regular expressions for sentences are here only: a new wording is an addition to a row of `Token`.
+`Token` has the words of sentences, English and Chinese: those that state, deny, bound and leave open, and options. Values
+are in `values`, formulas in `latex`, other languages in `languages`. A new wording is an addition to a row.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ _SMALL_WORDS = (
     "eighteen nineteen"
 ).split()
 TEN_WORDS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
+
+Match = re.Match[str]
 
 
 class Token:
@@ -412,6 +415,59 @@ class Token:
     DECIMAL = re.compile(r"\d+(?:\.\d+)?")
     TELLING_WORD = re.compile(r"[^\W\d_]{2,}|[\u4e00-\u9fff]")
     BOTH = re.compile(r"\bboth\b", re.IGNORECASE)
+    CHOICE = re.compile(
+        r"(?:(?:option|choice|point|figure|graph|statement|diagram|picture|curve|line|box|region|vertex)\s*)?"
+        r"[(\[]?([A-J])(?:[)\]]?$|[).:\]]\s*(.*)$|\s+(?=[\d\\$(-])(.*)$)",
+        re.IGNORECASE,
+    )
+    GOLD_CHOICE = re.compile(r"(?:\([A-J]\)|[A-J](?:$|[).:])).*")
+    CHOICE_MARK = re.compile(r"^(?:(?i:option|choice)\s*)?[(\[]?[A-Ja-j](?:[).:\]]+\s*|\s+|$)")
+    NAMED_LETTER = re.compile(r"(?!(?i:not|or|and|non|either|neither)\b)[A-Za-z]{3,10} ([A-Z])")
+    # What can be no number: of red and blue, `red or blue` names one.
+    NAME_ONLY = re.compile(r"[A-Za-z\u4e00-\u9fff][A-Za-z\u4e00-\u9fff -]*")
+    SIDE = re.compile(r"^([左右上下前后东南西北])[边面侧方]$")
+    ARTICLE = re.compile(r"^(?:a|an|the)\s+(?=[a-z]{3})")
+    LONG_WORD = re.compile(r"(?<![\\A-Za-z])[^\W\d_]{2,}")
+    RESTATED = re.compile(r",?\s+(?:or equivalently|or,? in other words|equivalently|i\.e\.|that is|or)[,:]?\s+")
+    ENGLISH_OR = re.compile(r"\bor\b")
+    SEVERAL_ANSWERS = re.compile(
+        r"^\s*(?:\(1\)\s*\S[^\n]*\(2\)\s*\S|1[.)]\s[^\n]*\n\s*2[.)]\s)"
+        r"|=[^=]*(?:[与和或、|&~]|以及|\b(?:vs|but)\b|(?<=[\w)}])[ ][A-Za-z](?=\s*=))[^=]*="
+        r"|=\s*-?[\d.]+\s+[a-z]\s*=|^[^{}]*=[^={}]*\\\\[^={}]*=[^{}]*$"
+    )
+    """Numbered answers, and two equations."""
+    CHANGED_IN_CHINESE = re.compile(r"\d\s*(?:个半|折|半)$")
+    POLAR_WORD = re.compile("yes|true|no|false|不是|是|对|否|错")
+    POLAR_IN_ENGLISH = re.compile(r"(?<![A-Za-z])(?:yes|no|true|false)(?![A-Za-z])", re.IGNORECASE)
+    POLAR_IN_CHINESE = re.compile(
+        r"(?:^|[\s,，、;；。]|或者?|还是|[和与])(不是|是|对|否|错)(?=$|[\s,，、;；。.]|或|还是|[和与])"
+    )
+    POLAR_ONLY = re.compile(
+        r"(?:\W|and|to|vs|versus|but|quad|lor|yes|true|no|false|不是|是|对|否|错|和|与|以及)*", re.IGNORECASE
+    )
+    DENIED_OUTRIGHT = re.compile(
+        r"\b(?:wrong|incorrect|none of|nobody|doubt|no way|wonder|unlikely|impossible that|not the answer)\b",
+        re.IGNORECASE,
+    )
+    REDUCED = re.compile(r"(\d{1,30})\s?(?:\\pmod\{|\(?mod )(\d{1,30})[})]?")
+    AT_START = re.compile(
+        r"^\s*(?:(?:in|on|at|by)\s+(?=\d)(?!\S+, [a-z])|(?:thus|so|hence|therefore|then),?\s+)", re.IGNORECASE
+    )
+    NAME_BEFORE = re.compile(
+        r"^[\s$]*(?:\\(?:text|mathrm|vec|mathbf|overrightarrow|overline)\s*\{[^{}]{1,40}\}(?:_\{?\w+\}?)?"
+        r"|[A-Z]\s*\\c[au]p\s*[A-Z]|\((?:[a-z],\s?)+[a-z]\)(?=\s*\\in)|(?:[A-Za-z]{2,}\s){0,4}[A-Za-z]{4,})\s*(?:=|\\in(?![a-z]))\s*(?=\S)"
+    )
+    BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
+    SEVERAL_VALUES = re.compile(r"\b(?:or|and)\b|[,;]\s")
+    FOREIGN_SENTENCE_END = re.compile(r"(?<=[!?。！？।\n])\s*|(?<=\.)\s+")
+    DECIMAL_COMMA = re.compile(r"(?<![\d,.])(\d+),(\d{1,2}|\d{4,})(?![\d,])")
+    DECIMAL_COMMA_MEASURED = re.compile(
+        r"^(-?\d+),(\d{1,2}|\d{4,})(?=\s?(?:[kcdm]?m|[km]?g|m?[Ll]|km/h|m/s|s|h|min|N|J|W|V|A|Hz|Pa|€|%|\\%)(?:[²³]|\^\d)?$)"
+    )
+    CURRENCY_NAME = re.compile(r"[A-Za-z]+|[元角分]")
+    DIGIT_OR_DOLLAR = re.compile(r"\d|\$")
+    LETTER_TERM = re.compile(r"(?<!\\)\b\d*[a-z]\b")
+    FOREIGN_DIGIT = re.compile(r"(?![0-9²³¹])\d")
 
 
 POLAR = {"yes": True, "true": True, "no": False, "false": False, "是": True, "对": True, "否": False, "错": False}

@@ -1,0 +1,189 @@
+r"""The types of spans of formulas: what a canonical form replaces, and the parts of lists, intervals, matrices and sums."""
+
+from __future__ import annotations
+
+import re
+
+_AMOUNT = r"(?:-?\d[\d,]*(?:\.\d+)?|\.\d+)(?:[ ](?:thousand|million|billion|trillion)\b|[万亿])?"
+_SIGN_OF_OPERATION = r"(?:[-+*/]|\\times|\\cdot|\\div)"
+
+
+class Latex:
+    """Parts of formulas."""
+
+    LEFT = re.compile(r"\\left(?![A-Za-z])")
+    RIGHT = re.compile(r"\\right(?![A-Za-z])")
+    BEGIN = re.compile(r"\\begin\s*\{([^{}]*)\}")
+    END = re.compile(r"\\end\s*\{([^{}]*)\}")
+    ROOT_INDEX = re.compile(r"\s*\[[^\[\]]*\]")
+    OVER = re.compile(r"/(?=\d)")
+    NAMED = re.compile("[a-z]=")
+    CAPITAL = re.compile(r"(?<!\\)[A-Z]")
+    CHARGE = re.compile(r"(?:\^\{?(\d*[+-])\}?|(?<=[A-Za-z\d)])([+-]))$")
+    ATOM_COUNT = re.compile(r"(?<=[A-Za-z)])(\d+)")
+    PLUS_MINUS = re.compile(r"\\pm ?")
+
+    DROPPED_COMMANDS = re.compile(
+        r"\\(?:left|right|displaystyle|textstyle|limits|[bB]igg?[lr]?|rm|bf|it|hspace\{[^{}]*\})(?![A-Za-z])|\\!"
+    )
+    SPACE_COMMANDS = re.compile(r"\\(?:quad|qquad)(?![A-Za-z])|(?<!\\)\\[,;: ]|~")
+    SPACED_THOUSANDS = re.compile(r"(?<=\d),\s?\\!\s*(?=\d{3})")
+    RAISED = re.compile("[⁻⁺⁰¹²³⁴⁵⁶⁷⁸⁹]+")
+    LOWERED = re.compile("[₀₁₂₃₄₅₆₇₈₉]+")
+    # Which integers a family of solutions is about: "..., k \\in \\mathbb{Z}".
+    INTEGERS_ONLY = re.compile(
+        r"(?<=[\w})\]])(?:[\s,;]|\\ |\()+[kmn]\s*\\in\s*\\mathbb\s*\{?[ZN]\}?(?:\^\+)?\)?(?=[\s.$*]*$)"
+    )
+    THIN_SPACED_THOUSANDS = re.compile(r"(?<=\d)(?:\\,|[\u00a0\u2009\u202f])(?=\d{3}(?!\d))")
+    ESCAPED_DOLLARS = re.compile(rf"(?:(?<![\w.])US ?)?\\\$\s*({_AMOUNT})(?![\w^/]|\\(?![)\]])|\*(?!\*))")
+    # A dollar sign alone opens no formula.
+    DOLLARS = re.compile(rf"^[\s*]*(?:US ?)?\$\s?({_AMOUNT})[\s*.]*$|(?<=\d)\s?\\\$(?!\d)|(?<=^)(-?[\d.,]+)\s?\$$")
+    CURRENCY_BEFORE = re.compile(rf"(-?)([€£¥￥₹])\s?({_AMOUNT})(?![\w^/]|\\(?![)\]])|\*(?!\*))")
+    CURRENCY_BEHIND = re.compile(r"(?<=\d)\s?([€£¥￥₹])")
+    CURRENCY_SIGN = re.compile("[€£¥￥₹]")
+    NUMBER_TO_NUMBER = re.compile(r"(?<=\d)\s?[~～∼—]\s?(?=\d)")
+    MATH_BRACKETS = re.compile(r"(?<!\\)\\[()\[\]]")
+    TEXT_COMMANDS = re.compile(
+        r"\\(?:text|textbf|textit|textrm|textsf|texttt|textnormal|mathrm|mathbf|mathit|mathsf|bold|emph|mbox|hbox|boxed|fbox)"
+        r"\s*\{([^{}]*)\}"
+    )
+    CHEMISTRY = re.compile(r"\\(?:ce|mathrm)\s*\{(?=[A-Z])([A-Za-z\d()^+-]+(?:\^?\{[\d+-]+\})?)\}")
+    CASES = re.compile(
+        r"\\begin\{(?:cases|aligned)\}((?:[^&\\=]|\\(?![\\a-z]*(?:text|if)))*?=(?:(?!\\end|\btext|\bif\b)[^&])*)\\end\{(?:cases|aligned)\}"
+    )
+    INVERSE_UNIT = re.compile(r"(?<=[A-Za-z}])\s*(?:\\cdot\s?|\s)(?:\\mathrm\{)?([A-Za-z]{1,3})\}?\^\{-(\d)\}")
+    FOR_ALL = re.compile(
+        r"(=.*?)[\s,]+for (?:all|every|any|each)(?:\s(?:real|complex|rational|natural|positive|nonnegative|non-negative|integers?"
+        r"|numbers?|reals?|values? of))*(?:\s?[A-Za-z])?(?:\s?\\in\s?\\mathbb\s?\{[A-Z]\})?[\s.*]*$"
+    )
+    SPELLINGS = (
+        (re.compile(r"\\[dtc]frac(?![A-Za-z])"), r"\\frac"),
+        (re.compile(r"\\[dt]binom(?![A-Za-z])"), r"\\binom"),
+        (re.compile(r"\\frac\s*(\d)\s*(\d)(?!\d)"), r"\\frac{\1}{\2}"),
+        (re.compile(r"\\frac\s*(\d)\s*(?=\{)"), r"\\frac{\1}"),
+        (re.compile(r"(\\frac\s*\{[^{}]*\})\s*(\d)(?!\d)"), r"\1{\2}"),
+        (re.compile(r"\\sqrt\s*(\d+|[A-Za-z](?![A-Za-z]))"), r"\\sqrt{\1}"),
+        (re.compile(r"\{\s*(\w+)\s*\\choose\s*(\w+)\s*\}"), r"\\binom{\1}{\2}"),
+        (re.compile(r"(?<![\\\w])C\((\d+),\s*(\d+)\)"), r"\\binom{\1}{\2}"),
+        (re.compile(r"\\pmod\s*(\w+)"), r"\\pmod{\1}"),
+        (re.compile(r"(?<![\w.}])(\d+)/(\d+) (?=\\(?:pi|sqrt)(?![A-Za-z]))"), r"\\frac{\1}{\2}"),
+        (re.compile(r"\\[lc]dots(?![A-Za-z])|…"), r"\\dots "),
+        (re.compile(r"^\s*(?:the )?(?:set of )?all (?:real numbers|reals)\W*$", re.IGNORECASE), r"\\mathbb{R}"),
+        (re.compile(r"\\geqslant|\\geq(?![A-Za-z])|>="), r"\\ge "),
+        (re.compile(r"\\leqslant|\\leq(?![A-Za-z])|<="), r"\\le "),
+        (re.compile(r"\\neq(?![A-Za-z])|!="), r"\\ne "),
+        (re.compile(r"\\gt(?![A-Za-z])"), ">"),
+        (re.compile(r"\\lt(?![A-Za-z])"), "<"),
+        (re.compile(r"\\(?:varnothing|empty)(?![A-Za-z])|\\\{\s*\\\}"), r"\\emptyset "),
+        (re.compile(r"^(?:the )?(?:empty|null) set\W*$", re.IGNORECASE), r"\\emptyset"),
+        (re.compile(r"\\degree(?![A-Za-z])|\^\{\s*\\circ\s*\}"), r"^\\circ "),
+        (re.compile(r"(?<![\\A-Za-z])(?:infinity|inf|oo)(?![A-Za-z])", re.IGNORECASE), r"\\infty "),
+        (re.compile(r"(?<=[)\]])\s*U\s*(?=[(\[])"), r"\\cup "),
+        (re.compile(r"^[\s*`]*\]([^\[\]]+[,;][^\[\]]+)\[[\s.*`]*$"), r"(\1)"),
+        (re.compile(r"^[\s*`]*\]([^\[\]]+[,;][^\[\]]+)\][\s.*`]*$"), r"(\1]"),
+        (re.compile(r"^[\s*`]*\[([^\[\]]+[,;][^\[\]]+)\[[\s.*`]*$"), r"[\1)"),
+        (re.compile(r"\\(?:langle)(?![A-Za-z])"), "("),
+        (re.compile(r"\\(?:rangle)(?![A-Za-z])"), ")"),
+        (re.compile(r"(?<=\d)\s?[xX]\s?(?=\d)"), r"\\times "),
+        (re.compile(r"(?<=\d)(?:\^\{?)?(?:st|nd|rd|th)\}?(?![A-Za-z])"), ""),
+        (re.compile(r"(?<=\d)\s*([AaPp])\.?\s?[Mm](?![A-Za-z])\.?"), r" \1M"),
+        (re.compile(r"_(?:\{\(?(\d+)\)?\}|\((\d+)\)|(\d+))(?!\w)"), r"_{\1\2\3}"),
+        (re.compile(r"\\log_\{?e\}?(?![A-Za-z])"), r"\\ln "),
+        (re.compile(r"(?<=10)\^(-?\d{2,}|-\d)(?!\d)"), r"^{\1}"),
+        (re.compile(r",\s*&"), "&"),
+        (
+            re.compile(r"^all (?:the )?real (?:numbers|x)(?: x)? except(?: for)? (?:x\s*=)?\s*", re.IGNORECASE),
+            r"x\\ne ",
+        ),
+        (
+            re.compile(r"^all (?:integers|real numbers|reals|numbers|positive integers) (?=[a-z]\s*(?:[<>]|\\[lg]e))"),
+            "",
+        ),
+        (re.compile(r"^([^<>]+?)(<|\\le)\s*([a-z])\s+and\s+\3\s*(<|\\le)([^<>]+)$"), r"\1\2 \3\4\5"),
+        (re.compile(r"\^\{([\w+-])\}"), r"^\1"),
+        (FOR_ALL, r"\1"),
+    )
+    AROUND_VALUE = re.compile(
+        r"^(?:\\approx|\\sim|approximately|about|roughly|USD|US)(?![A-Za-z])\s*(?=[-.\d\\])|^-\s+(?=[\d.\\])",
+        re.IGNORECASE,
+    )
+    ENVIRONMENT = re.compile(r"\\(?:begin|end|operatorname)\{[^{}]*\}")
+    LOOSE_SPACE = re.compile(r"\s*([=*/^({\[<>;]|[)}\]](?!\s[A-Za-z]))\s*|\s*([)}\]])")
+    SPACED_SIGN = re.compile(r"(?<=\S) ([+-]) (?=\S)")
+    SPACE_AFTER_COMMAND = re.compile(r"(\\[A-Za-z]+) (?=[^A-Za-z])|(?<!and)(?<!or) (?=\\[A-Za-z])")
+    BARE_LATEX = (
+        (
+            re.compile(r"(?<![\\A-Za-z])(arcsin|arccos|arctan|sin|cos|tan|cot|sec|csc|log|ln|exp|pi)(?![A-Za-z])"),
+            r"\\\1 ",
+        ),
+        (re.compile(r"(?<![\\A-Za-z])sqrt\(([^()]*)\)"), r"\\sqrt{\1}"),
+        (re.compile(r"√\s*\(([^()]*)\)"), r"\\sqrt{\1}"),
+        (re.compile(r"√\s*(\w+)"), r"\\sqrt{\1}"),
+        (re.compile(r"\*\*"), "^"),
+        (re.compile(r"\^\(([^()]*)\)"), r"^{\1}"),
+        (re.compile(r"\^(-?\d{2,}|-\d)"), r"^{\1}"),
+        (re.compile(r"\*"), r"\\cdot "),
+    )
+    RELATION_SIGN = re.compile(r"\s*(\\le(?![A-Za-z])|\\ge(?![A-Za-z])|<|>)\s*")
+    VARIABLE = re.compile(r"[A-Za-z]|\\(?:alpha|beta|gamma|theta|lambda|mu|omega|phi)")
+    MEMBERSHIP = re.compile(r"([A-Za-z])\s*\\in(?![A-Za-z])\s*(?=[(\[\\])")
+    SET_BUILDER = re.compile(
+        r"\\\{(?P<name>[A-Za-z])(?:\\in ?\\mathbb\{R\})?\s*(?:\\mid(?![A-Za-z])|\||:)"
+        r"(?P<condition>[^{}]*(?P=name)[^{}]*)\\\}"
+    )
+    UNION = re.compile(r"\\cup(?![A-Za-z])|\s+or\s+")
+    WORDS = re.compile(r"(?<![\\A-Za-z])(?!(?:sin|cos|tan|log|exp|sqrt)(?![A-Za-z]))[A-Za-z]{3,}")
+    HOLE = re.compile(r"([A-Za-z])\s*\\ne(?![A-Za-z])\s*([^,;=<>]+)")
+    MATRIX = re.compile(
+        r"(?:[A-Za-z]=)?(?:[(\[]\s*)?\\begin\{(?:[pb]?matrix|smallmatrix|array)\}(?P<columns>\{[lcr|@\s]*\})?"
+        r"(?P<body>.*)\\end\{(?:[pb]?matrix|smallmatrix|array)\}(?:\s*[)\]])?",
+        re.DOTALL,
+    )
+    UNIT_VECTOR = re.compile(
+        r"\\(?:hat|vec|mathbf|boldsymbol|overrightarrow|bm)\s*\{?\s*(?:\\[ij]math|([ijk]))\s*\}?|\\hat\s?([ijk])"
+    )
+    COMPONENTS = re.compile(
+        r"(?P<i>[-+]?[^-+ijk=,]*?)i(?P<j>[-+][^-+ijk=,]*?)j(?:(?P<k>[-+][^-+ijk=,]*?)k)?|(?P<i_only>[-+]?[^-+ijk=,]*?)i(?P<k_only>[-+][^-+ijk=,]*?)k"
+    )
+    LONG_WORD = re.compile(r"(?<![\\A-Za-z])(?!(?:sqrt|sinh|cosh|tanh|arcsin|arccos|arctan)(?![A-Za-z]))[A-Za-z]{4,}")
+    WORDS_ONLY = re.compile(r"(?=.*[^\W\d_]{2})[^\W\d_](?:[^\W\d_]|[\s'’-])*[^\W\d_]")
+    GEOMETRIC_NAME = re.compile(
+        r"\\(?:angle|triangle|parallel|perp|cong|overrightarrow|widehat|odot)(?![A-Za-z])|\\(?:overline|vec)\{[A-Z]{2}\}"
+    )
+    FUNCTION_NAME = re.compile(r"(?:pi|ln|log|exp|sin|cos|tan)")
+    PLAIN_NUMBER = re.compile(r"[-+]?(?:\d+(?:\.\d+)?|\.\d+)")
+    TUPLE_ASSIGNMENT = re.compile(r"\((?:[A-Za-z]|\\[a-z]+)(?:,\s?(?:[A-Za-z]|\\[a-z]+))+\)=(?=[(\\])")
+    LIST_WORDS = re.compile(r"(?:[,;]\s*|\s+|(?<=[)\]}]))(?:and|or)(?:\s+|(?=[(\[{\\]))")
+    COMPUTATION = re.compile(
+        r"(?:\d|[-+*/.()\s]|\\times|\\cdot|\\div)+"
+        rf"|(?=.*(?:[\d)}}]\s*{_SIGN_OF_OPERATION}|[-\d)}}]\s*\(|\)\s*\d))(?:\d|[-+*/.(){{}}\s]|\\times|\\cdot|\\div|\\frac)+"
+    )
+    # A mixed number written out, 1-\frac{1}{2020}, is worked out as far as it goes.
+    MIXED_NUMBER = re.compile(r"-?\d+[-+](?:\\frac\{(\d+)\}\{(\d+)\}|(\d+)/(\d+))", re.ASCII)
+    RELATION = re.compile(r"[=<>]|\\(?:le|ge|leq|geq|ne|neq|in)(?![A-Za-z])")
+    ALGEBRA = re.compile(
+        r"\s*(?:(\d+(?:\.\d+)?|\.\d+)|(\\[A-Za-z]+)|([A-Za-z](?:_(?:\w|\{\w+\}))?)|(\^|[-+/(){}\[\]]))"
+    )
+    NAME_OF_WORDS = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{4}|(?<![\\A-Za-z])[fgh]\(")
+    TRIGONOMETRIC = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
+    DEGREES = re.compile(r"(\d+(?:\.\d+)?)\^(?:\\circ|\{\\circ\})")
+    CIS = re.compile(
+        r"(?:\\operatorname\{cis\}|cis)\s*\(?\s*(\d+(?:\.\d+)?\^\\circ|-?\\frac\{[^{}]*\}\{[^{}]*\}|[\d\\pi/]+)\s*\)?"
+    )
+    INDEX_I = re.compile(r"\\(?:sum|prod)(?![A-Za-z])|_\{?i|i\s?=")
+    ASSIGNMENT = re.compile(r"([A-Za-z](?:_\{?\w+\}?)?|[A-Za-z]\([A-Za-z]\)|\\[a-z]+)=([^=<>]+)")
+    LETTER = re.compile(r"\\[A-Za-z]+|[A-Za-z]")
+    TERM_WITH_FACTOR = re.compile(
+        r"(?<![\d.^_{(])\d+(?:\.\d+)?[A-Za-z](?![A-Za-z(]).*[-+]|[-+]\d+(?:\.\d+)?[A-Za-z](?![A-Za-z(])"
+    )
+    OR = re.compile(r"\sor\s")
+    OF_X = re.compile(r"[fgh]\(x\)")
+    ESCAPED = re.compile(r"\\[{}\\$%#&_]")
+    WITH_ARGUMENTS = re.compile(r"\\(?P<name>[dtc]?frac|[dt]?binom|sqrt|text|mathrm|boxed)(?![A-Za-z])")
+    ARGUMENT = re.compile(r"\s*(?:\{(?P<group>[^{}]*)(?P<end>[{}])|[^\s{}&])")
+    MEANING = re.compile(r"[^\W_]|[<>=+∞∅√°%⊂⊃∈≤≥≠-]|\\[{|]")
+    # An age group or a score.
+    AND_MORE = re.compile(r"\d+\+")
+    DANGLING = re.compile(
+        r"(?:[\^_/]|[\w})\]]\s*=|\d\s*[-+*]|[\w})\]]\s*\\(?:times|cdot|div|le|ge|leq|geq|cup|cap|pm))$"
+    )

@@ -1,0 +1,365 @@
+r"""The types of spans that are values: units, numbers, and notations such as dates, clock readings and ratios.
+
+Units and their names are tables, of which the patterns are made.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from fractions import Fraction
+
+from remote_rm.answers.lexer import PART_WORDS
+
+_PREFIXES = {
+    "p": ("pico", -12, "皮"),
+    "n": ("nano", -9, "纳"),
+    "μ": ("micro", -6, "微"),
+    "m": ("milli", -3, "毫"),
+    "c": ("centi", -2, "厘"),
+    "d": ("deci", -1, "分"),
+    "h": ("hecto", 2, "百"),
+    "k": ("kilo", 3, "千"),
+    "M": ("mega", 6, "兆"),
+    "G": ("giga", 9, "吉"),
+    "T": ("tera", 12, "太"),
+}
+_MICRO = ("μ", "µ", r"\mu ")
+# Unit: its names, its name in Chinese, and the prefixes that it is written with. No pm, which is a time of day.
+_PREFIXED = {
+    "m": ("meter metre", "米", "n μ m c d k"),
+    "g": ("gram gramme", "克", "n μ m k"),
+    "s": ("second sec", "秒", "n μ m"),
+    "L": ("liter litre", "升", "μ m c d"),
+    "J": ("joule", "焦 焦耳", "m k M G"),
+    "W": ("watt", "瓦 瓦特", "m k M G"),
+    "V": ("volt", "伏 伏特", "μ m k"),
+    "A": ("ampere amp", "安 安培", "μ m k"),
+    "Hz": ("hertz", "赫 赫兹", "k M G T"),
+    "Pa": ("pascal", "帕 帕斯卡", "h k M G"),
+    "N": ("newton", "牛 牛顿", "m k M"),
+    "eV": ("electronvolt", "电子伏", "m k M G T"),
+    r"\Omega": ("ohm", "欧 欧姆", "m k M"),
+    "F": ("farad", "法拉", "p n μ m"),
+    "C": ("coulomb", "库仑", "n μ m"),
+    "T": ("tesla", "特斯拉", "μ m"),
+    "mol": ("mole", "摩尔", "m k"),
+    "cal": ("calorie", "卡 卡路里", "k"),
+    "Wh": ("watt-hour", "瓦时", "k M G"),
+    "K": ("kelvin", "开尔文", ""),
+}
+_SPELLED = {
+    "m": "公尺",
+    "km": "公里",
+    "cm": "公分",
+    "kg": "公斤 kgs",
+    "s": "secs",
+    "mL": "ml cc",
+    "L": "l 公升",
+    r"\Omega": "Ω Ω",
+    r"k\Omega": "kΩ kΩ",
+    r"M\Omega": "MΩ MΩ",
+    r"m\Omega": "mΩ mΩ",
+    "in": "inch inches 英寸",
+    "ft": "foot feet 英尺",
+    "yd": "yard yards 码",
+    "mi": "mile miles 英里",
+    "nmi": "海里",
+    "t": "ton tons tonne tonnes 吨",
+    "jin": "斤",
+    "lb": "pound pounds lbs 磅",
+    "oz": "ounce ounces 盎司",
+    "ha": "hectare hectares 公顷",
+    "min": "minute minutes mins 分钟",
+    "h": "hour hours hr hrs 小时 个小时 时",
+    "d": "day days 天 日",
+    "wk": "week weeks wks 周 星期 个星期",
+    "mo": "month months 月 个月",
+    "yr": "year years yrs 年",
+    "atm": "atmosphere atmospheres",
+    "bar": "bars",
+    "rad": "radian radians 弧度",
+    "arcmin": "arcmin arcminutes",
+    "arcsec": "arcsec arcseconds",
+    "degree": r"degree degrees deg ^\circ ° 度",
+    "celsius": r"Celsius celsius ℃ 摄氏度",
+    "fahrenheit": r"Fahrenheit fahrenheit ℉ 华氏度",
+    "dollar": "dollar dollars USD 美元",
+    "cent": "cent cents ¢ 美分",
+    "euro": "euro euros EUR 欧元",
+    "GBP": "英镑",
+    "yen": "yen JPY 日元",
+    "yuan": "yuan RMB CNY 元 块钱 人民币",
+    "jiao": "jiao 角",
+    "fen": "fen 分",
+    "won": "KRW 韩元",
+    "rupee": "rupees INR ₹",
+    "unit": "unit units",
+}
+_NAMED_BY_THEMSELVES = (
+    "in ft yd mi t lb oz min h rad ha mph fps atm bar Wb dB psi GBP wk mo yr rpm ppm dpi kB MB GB TB KB"
+).split() + [r"\AA"]
+_SIZES: dict[str, tuple[str, int, Fraction]] = {
+    "L": ("m", 3, Fraction(1, 1000)),
+    "ha": ("m", 2, Fraction(10_000)),
+    "in": ("m", 1, Fraction("0.0254")),
+    "ft": ("m", 1, Fraction("0.3048")),
+    "yd": ("m", 1, Fraction("0.9144")),
+    "mi": ("m", 1, Fraction("1609.344")),
+    "nmi": ("m", 1, Fraction(1852)),
+    "t": ("g", 1, Fraction(10**6)),
+    "jin": ("g", 1, Fraction(500)),
+    "lb": ("g", 1, Fraction("453.59237")),
+    "oz": ("g", 1, Fraction("453.59237") / 16),
+    "min": ("s", 1, Fraction(60)),
+    "h": ("s", 1, Fraction(3600)),
+    "d": ("s", 1, Fraction(86_400)),
+    "wk": ("s", 1, Fraction(604_800)),
+    "mo": ("yr", 1, Fraction(1, 12)),
+    "yr": ("yr", 1, Fraction(1)),
+    "Wh": ("J", 1, Fraction(3600)),
+    "bar": ("Pa", 1, Fraction(10**5)),
+    "atm": ("Pa", 1, Fraction(101_325)),
+    "degree": ("degree", 1, Fraction(1)),
+    "arcmin": ("degree", 1, Fraction(1, 60)),
+    "arcsec": ("degree", 1, Fraction(1, 3600)),
+    "dollar": ("dollar", 1, Fraction(1)),
+    "cent": ("dollar", 1, Fraction(1, 100)),
+    "yuan": ("yuan", 1, Fraction(1)),
+    "jiao": ("yuan", 1, Fraction(1, 10)),
+    "fen": ("yuan", 1, Fraction(1, 100)),
+}
+CURRENCIES = frozenset("dollar cent euro GBP yen yuan jiao fen won rupee".split())
+
+
+def _units() -> tuple[dict[str, str], dict[str, tuple[str, int, Fraction]]]:
+    names = {name: name for name in _NAMED_BY_THEMSELVES}
+    sizes = dict(_SIZES)
+    for unit, (words, chinese, prefixes) in _PREFIXED.items():
+        sizes.setdefault(unit, (unit, 1, Fraction(1)))
+        base, power, size = sizes[unit]
+        names |= _spellings(unit, (unit,), words.split(), chinese.split())
+        for prefix in prefixes.split():
+            word, exponent, character = _PREFIXES[prefix]
+            symbols = [f"{mark}{unit}" for mark in (_MICRO if prefix == "μ" else (prefix,))]
+            prefixed = [character + name for name in chinese.split()]
+            names |= _spellings(f"{prefix}{unit}", symbols, [word + name for name in words.split()], prefixed)
+            sizes[f"{prefix}{unit}"] = (base, power, size * Fraction(10) ** exponent)
+    return names | {spelling: unit for unit, all_ in _SPELLED.items() for spelling in all_.split()}, sizes
+
+
+def _spellings(unit: str, symbols: Iterable[str], words: Iterable[str], chinese: Iterable[str]) -> dict[str, str]:
+    in_words = [form for word in words for form in (word, word if word.endswith("z") else f"{word}s")]
+    in_words += [word.capitalize() for word in in_words if len(word) > 4]
+    return dict.fromkeys((*symbols, *in_words, *chinese), unit)
+
+
+NAMES, SIZES = _units()
+"""NAMES: a unit's canonical spelling by every spelling; SIZES: by canonical spelling its base unit, its power, its size."""
+
+
+def pattern_of(names: Iterable[str]) -> str:
+    """Return a regular expression for any of the names, the longest first; it branches by character, which is quick."""
+    tree: dict = {}
+    for name in names:
+        branch = tree
+        for character in name:
+            branch = branch.setdefault(character, {})
+        branch[""] = {}
+    return _alternatives(tree)
+
+
+def _alternatives(tree: dict) -> str:
+    branches = [re.escape(character) + _alternatives(rest) for character, rest in tree.items() if character]
+    if not branches:
+        return ""
+    joined = branches[0] if len(branches) == 1 and "" not in tree else f"(?:{'|'.join(branches)})"
+    return f"{joined}?" if "" in tree else joined
+
+
+CHINESE_DIGITS = "零一二三四五六七八九"
+CHINESE_SCALES = {
+    "百": 10**2,
+    "千": 10**3,
+    "万": 10**4,
+    "十万": 10**5,
+    "百万": 10**6,
+    "千万": 10**7,
+    "亿": 10**8,
+    "万亿": 10**12,
+}
+CHINESE_NUMERAL = rf"负?(?:一?半|百分之[{CHINESE_DIGITS}〇两十百点]+|[{CHINESE_DIGITS}〇两十](?:[{CHINESE_DIGITS}〇两十百千万亿点又]|(?<!\d)分之)*)"
+"""A pattern for what may be a number in Chinese characters."""
+YES_WORDS = frozenset("yes true correct 是 是的 对 对的 正确".split())
+NO_WORDS = frozenset("no false incorrect 否 不是 不 不对 错 错误 不正确".split())
+
+_NAME = pattern_of(NAMES)
+_POWER = r"(?:\^(?:\d|\{-?\d\})|[ ](?:squared|cubed))"
+_FACTOR = rf"(?:(?:square|sq\.?|cubic|cu\.?)[ ]|平方|立方)?(?:{_NAME})(?![A-Za-z]){_POWER}?"
+_TEMPERATURE = r"(?:\^\\circ[ ]?|degrees?[ ]|deg[ ]?)(?P<scale>[CF]|[Cc]elsius|[Ff]ahrenheit)(?![A-Za-z])"
+_CLASSIFIERS = "个只条张本支枝名位头匹辆颗棵件块枚朵瓶杯碗盒箱袋粒间座架台艘人家户种群双套组根片串"
+_BARE_CLASSIFIERS = "次层遍步圈倍题页行列岁套项面边角点组届场门台节号级楼折人"
+_INTEGER = r"(?:[1-9]\d{0,2}(?:,\d{3})+|\d{1,3}(?:[ ]\d{3})+(?!\d)|\d+)"
+_DECIMAL = rf"(?:{_INTEGER}(?:\.(?P<places>\d*))?|\.(?P<bare_places>\d+))"
+_PART = "|".join(sorted(PART_WORDS, key=len, reverse=True))
+_CHINESE_SCALE = "|".join(sorted(CHINESE_SCALES, key=len, reverse=True))
+_SUBJECT = r"(?:the |this |it |its )?(?:[a-z]+ ){0,4}?"
+_MONTH = r"(?P<month>[A-Z][a-z]{2,8})\.?"
+_WEEKDAY = r"(?:(?:Mon|Tues?|Wed(?:nes)?|Thu(?:rs)?|Fri|Sat(?:ur)?|Sun)(?:day)?\.?,? )?(?:the |on )?"
+_NUMBER = r"(?:\d{1,3}(?:,\d{3})+|\d{1,30})(?:\.\d{1,30})?"
+
+
+class Unit:
+    """Units as they are written after a value, and what is counted."""
+
+    PER = re.compile("[ ]?/[ ]?")
+    COMMAND = re.compile(r"\\[A-Za-z]+")
+    LETTER = re.compile("[A-Za-z]")
+    DIGIT_OR_COMMAND = re.compile(r"\d|\\")
+    ONE_LETTER = re.compile(r"[A-Za-z](?:\^.*)?")
+    END_OF_PHRASE = re.compile(r"(?:\\?\}|[\s$])*(?:[.,;:)]|$)")
+    BETWEEN_WORDS = re.compile(r"[\s-]+")
+
+    ONE_FACTOR = re.compile(
+        rf"(?P<before>(?:square|sq|cubic|cu)\b\.?[ ]|平方|立方)?(?P<name>{_NAME})(?P<after>{_POWER})?", re.ASCII
+    )
+    TEMPERATURE_ALONE = re.compile(_TEMPERATURE)
+    PHRASE = re.compile(
+        rf"(?:{_TEMPERATURE.replace('?P<scale>', '?:')}|{_FACTOR}(?:[ ]?(?:/|per[ ]|每|\\cdot[ ]?)[ ]?{_FACTOR})*)",
+        re.ASCII,
+    )
+    PHRASE_AT_END = re.compile(
+        rf"(?P<value>.*[^\s\\A-Za-z^_(\[{{/=+-])(?P<space>[ ]?)(?P<unit>{PHRASE.pattern})", re.ASCII
+    )
+    AFTER_COMMAND = re.compile(
+        rf"(?P<value>.*\\(?:pi|alpha|beta|theta))(?P<space>[ ])(?P<unit>{PHRASE.pattern})", re.ASCII
+    )
+    ANGLE_OF_FUNCTION = re.compile(r"\\?(?:sin|cos|tan|cot|sec|csc|cis\}?)\s?\(?[\d.]+$")
+    MEASURED = re.compile(
+        rf"(?P<unit>{PHRASE.pattern})[ ](?:long|tall|wide|high|deep|old|away|apart|thick|in length)", re.ASCII
+    )
+    BEHIND = re.compile(
+        rf"(?:\$|\\\)|\\\]|\s|\\[ ,;!]|~){{0,4}}(?:\\(?:text|mathrm)\s*\{{\s*|\\?[ ~])?(?P<unit>{PHRASE.pattern})",
+        re.ASCII,
+    )
+    LETTER_IN_PROSE = re.compile(r"\s[msghNJWVL]\s[a-z]{2,}")
+    COUNTED_WORDS = re.compile(r"[A-Za-z]{2,20}(?:[ -][A-Za-z]{2,20}){0,7}", re.ASCII)
+    ORDINALS = re.compile(
+        r"(?:thir|four|fif|six|seven|eigh|nine?|ten|eleven|twelf|\w+teen|\w+tie|hundred|thousand|million|billion)ths?"
+    )
+    IN_ALL = re.compile(r"(?:^| )in (?:total|all)$")
+    CLASSIFIED = re.compile(rf"[{_CLASSIFIERS}](?P<thing>[\u4e00-\u9fff]{{0,4}})|[{_BARE_CLASSIFIERS}]")
+
+
+class Number:
+    """Numbers with their scales, percent signs and units, in figures and in words."""
+
+    NUMBER_WORDS = re.compile(r"[a-z]+(?:(?:-| and |[ ])[a-z]+){0,8}")
+    DIGIT_FRACTION = re.compile(r"(\d{1,20})分之(\d{1,20})", re.ASCII)
+    QUANTITY = re.compile(
+        rf"""(?P<sign>[-+]?)(?:
+            (?:(?P<whole>\d+)[ ]?)?(?:\\frac\{{(?P<top>-?{_INTEGER})\}}\{{(?P<bottom>-?{_INTEGER})\}})
+            |(?:(?P<spaced_whole>\d+)[ ])?(?P<slash_top>\d{{1,3}}(?:,\d{{3}})+|\d+)/(?P<slash_bottom>{_INTEGER})
+            |(?P<head>\d*)\.(?P<fixed>\d*)\\(?:overline|bar|dot)\{{(?P<repeating>\d{{1,50}})\}}
+            |10\^\{{(?P<bare_power>-?\d+)\}}
+            |(?P<decimal>{_DECIMAL})
+             (?:[eE](?P<e>[-+]?\d+)|[ ]?(?:\\times[ ]?|\\cdot[ ]?|[*])10\^(?:(?P<digit>\d)|\{{(?P<power>[-+]?\d+)\}}))?
+        )(?:[ ](?P<scale>(?:hundred|thousand|million|billion|trillion|dozen|{_PART})\b)
+           |[ ]?(?P<chinese_scale>{_CHINESE_SCALE})(?![克米瓦焦卡帕伏安牛赫欧分]))?
+        (?P<gap>[ ]?)(?P<percent>%|percent(?![A-Za-z]))?(?P<unit>\S.*)?""",
+        re.VERBOSE | re.ASCII,
+    )
+    IN_CHINESE = re.compile(rf"(?P<number>{CHINESE_NUMERAL}|\d+分之\d+)(?P<unit>.*)")
+    NUMBER_START = re.compile(
+        r"(?:minus|negative|an?|half|zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|\w+teen|\w+ty)\b",
+        re.IGNORECASE,
+    )
+    JOINED = re.compile(r"(?<=[A-Za-z\u4e00-\u9fff.])(?:,? and |, ?| )?(?=\d)")
+    WITH_MARK = re.compile(r"(\d+(?:\.\d+)?)('|''|\")", re.ASCII)
+    DEGREES_AND_MINUTES = re.compile(r"(\d+)\^\\circ ?(\d+(?:\.\d+)?)'(?: ?(\d+(?:\.\d+)?)(?:''|\"))?", re.ASCII)
+    FEET_AND_INCHES = re.compile(r"(\d+)' ?(\d+)(?:\"|'')")
+
+
+class Form:
+    """Notations with a meaning of their own."""
+
+    RATIO_SIGN = re.compile(":|比| to ")
+    LEADING_ZERO = re.compile(r"0\d")
+    DIGITS = re.compile(r"\d+")
+    # What a text in a notation has in it, by the name of its kind: the patterns are tried only then.
+    HINTS = {
+        "YES_NO": re.compile(rf"^(?:{'|'.join(YES_WORDS | NO_WORDS)})", re.IGNORECASE),
+        "NO_VALUE": re.compile(r"\b(?:no|none|exist|doesn't|dne|infinite|infinitely|undefined)\b", re.IGNORECASE),
+        "DATE": re.compile(r"\d[-/.]\d+[-/.]\d|[月年]|[A-Z][a-z]{2}.*\d|\d [A-Zo]"),
+        "CLOCK": re.compile(r"\d:\d\d|\d ?[AaPp]M|clock|\d[点时:]|noon|midday|midnight| in the | at night"),
+        "RATIO": re.compile(r"\d(?: ?: ?|比| to )\d"),
+        "RANGE": re.compile(r"\d.*(?:-| to | and |至|到)-?\d"),
+        "TELEPHONE": re.compile(r"\d[-.) ]\d+[-. ]\d|^\(\d+\)|^\+\d"),
+        "BASED": re.compile(r"[0-9A-Fa-f]_"),
+        "RESIDUE": re.compile("mod"),
+        "CODE": re.compile(r"[A-Za-z][\d_]"),
+    }
+
+    PLAIN_DIGITS = re.compile(r"[-+]?[\d.]+", re.ASCII)
+    YES_NO = re.compile(
+        rf"({'|'.join(sorted(YES_WORDS | NO_WORDS, key=len, reverse=True))})(?:$|[,.;:!，。]\s*(?!.*(?:\b(?:yes|no|true|false|or|alternatively)\b|(?<![^\s,;，；、])(?:是|否|对|错)(?![^\s,.;，。；、])|\s['\"]))(.*)$)",
+        re.IGNORECASE,
+    )
+    DENIAL = re.compile(r"\bnot\b|n't\b")
+    PHRASES = tuple(
+        re.compile(pattern, re.IGNORECASE)
+        for pattern in (
+            rf"(?:{_SUBJECT}has |there (?:is|are) )?(?:no (?:real )?solutions?|no real roots?|none)[.!]?",
+            rf"(?:{_SUBJECT}(?:does not exist|doesn't exist)|dne|does not exist)[.!]?",
+            rf"(?:{_SUBJECT}has |there (?:is|are) )?(?:an )?infinite(?:ly many| number of)(?: (?:real )?solutions?)?[.!]?",
+            rf"(?:{_SUBJECT}is )?undefined[.!]?",
+        )
+    )
+    DATES = tuple(
+        re.compile(pattern, re.ASCII)
+        for pattern in (
+            r"(?P<year>\d{4})[-/.](?P<m>\d{1,2})[-/.](?P<day>\d{1,2})",
+            r"(?P<m>\d{1,2})(?P<mark>[-/.])(?P<day>\d{1,2})(?P=mark)(?P<year>\d{4})",
+            r"(?P<m>\d{1,2})/(?P<day>\d{1,2})/(?P<short_year>\d\d)",
+            r"(?P<year>\d{4}) ?年 ?(?P<m>\d{1,2}) ?月(?: ?(?P<day>\d{1,2}) ?[日号])?",
+            r"(?P<m>\d{1,2}) ?月 ?(?P<day>\d{1,2}) ?[日号]",
+            rf"{_WEEKDAY}{_MONTH} (?P<day>\d{{1,2}})(?:,? ?(?P<year>\d{{4}}))?",
+            rf"{_WEEKDAY}(?P<day>\d{{1,2}}) (?:of )?{_MONTH}(?:,? (?P<year>\d{{4}}))?",
+            rf"{_MONTH},? (?P<year>\d{{4}})",
+        )
+    )
+    CLOCK = re.compile(
+        r"(?:(?:at|about) )?(?P<h>\d{1,2})(?::(?P<m>[0-5]\d)(?::(?P<s>[0-5]\d))?)?"
+        r"(?: ?(?P<half>[AP])M|(?: o'?clock)?(?: in the (?P<part>morning|afternoon|evening)| at (?P<night>night))|(?P<clock> o'?clock))?",
+        re.IGNORECASE | re.ASCII,
+    )
+    CHINESE_CLOCK = re.compile(
+        r"(?P<half>凌晨|早上|上午|中午|下午|傍晚|晚上)?(?P<h>\d{1,2})(?:点|时(?=\d)|:(?=\d\d))(?:(?P<m>[0-5]?\d)分?|(?P<exact>整|钟)|(?P<thirty>半))?",
+        re.ASCII,
+    )
+    RANGE = re.compile(
+        rf"(?P<opened>(?:from|between) )?(?P<low>(?P<minus>-)?{_NUMBER})(?P<low_unit>%|(?: ?[^\W\d]+\.?))??"
+        rf"(?P<joint>-| to | and |至|到)(?P<high>-?{_NUMBER})(?P<unit>[ ]?[^\d\s].*)?",
+        re.ASCII,
+    )
+    RATIO = re.compile(rf"{_NUMBER}(?:(?: ?: ?|比| to ){_NUMBER})+", re.ASCII)
+    TELEPHONE = re.compile(
+        r"\+?(?:\d{1,3}[ .-]?)?\(\d{2,5}\)[ .-]?\d{2,5}(?:[ .-]\d{2,5})*|\+\d{1,3}(?:[ .-]?\d{2,5}){2,5}|\d+(?:-\d+){2,}|\d{3}\.\d{3}\.\d{4}",
+        re.ASCII,
+    )
+    VERSION = re.compile(r"\d{1,5}(?:\.\d{1,5}){2,4}", re.ASCII)
+    CODE = re.compile(r"(?=.*[A-Za-z])(?:[A-Za-z0-9]|_(?:\d+|\{\d+\}))+", re.ASCII)
+    LETTER_BEFORE_DIGIT = re.compile(r"[A-Za-z]\d")
+    FORMULA = re.compile(r"(?:[A-Z][a-z]?(?:_(?:\d|\{\d+\}))?){2,}", re.ASCII)
+    FUNCTION = re.compile(
+        r"(?:sqrt|arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|log|ln|exp|pi|cis)(?![a-z])",
+        re.IGNORECASE,
+    )
+    BASED = re.compile(r"(-?(?=[A-Fa-f]*\d)[0-9A-Fa-f,]+)_\{?(\d+|[a-z]+)\}?", re.ASCII)
+    RESIDUE = re.compile(
+        r"(?:[A-Za-z]\\equiv ?)?(-?\d{1,300}) ?(?:\\pmod\{(\d{1,300})\}|\(?mod (\d{1,300})\)?)", re.ASCII
+    )
+    CHOICES = re.compile(r"(?=[A-J]{2,10}$)A?B?C?D?E?F?G?H?I?J?")
+    LISTED_CHOICES = re.compile(r"\(?[A-J]\)?(?:(?:[,;&\s]|and)+\(?[A-J]\)?)+")
+    BARE_DIGITS = re.compile(r"-?[0-9A-Fa-f,]+", re.ASCII)
+    INTEGER = re.compile(r"-?\d{1,300}", re.ASCII)
