@@ -5,13 +5,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, get_args
 
-<<<<<<< HEAD
-from lmm_r1.cli import run_command
-from lmm_r1.cli.arguments import add_access_arguments, media_access, model_server_parser, refuse_renamed, user_errors
-=======
 from lmm_r1.cli import run_command, user_errors
-from lmm_r1.cli.arguments import add_access_arguments, media_access, model_server_parser
->>>>>>> answers
+from lmm_r1.cli.arguments import add_access_arguments, media_access, model_server_parser, refuse_renamed
 from lmm_r1.config.generation import BatchConfig, StepScores
 from lmm_r1.config.hardware import default_param_dtype
 from lmm_r1.config.preferences import RMDeepSpeedConfig
