@@ -135,6 +135,7 @@ def read_row(
         rejected=rejected,
         prefill=fields.prefill,
         plain=plain,
+        text_prompt=columns.prompt_column == "prompt" and _is_plain(columns.value("prompt")),
         columns=columns.outside_prompt(),
     )
 
