@@ -41,7 +41,7 @@ def _lmm_r1(columns: Columns) -> RowFields:
     messages = with_surroundings(media_first(prompt, images), columns=columns)
     return RowFields(
         messages=messages,
-        answer=gold_answer(columns),
+        answer=gold_answer(columns, "answer"),
         images=images,
         videos=columns.videos("videos"),
         datasource=columns.datasource(*DATASOURCE),
@@ -58,10 +58,10 @@ def gold_answer(columns: Columns, *names: str) -> Column:
     """Return the gold answer: of a worked solution, its end.
 
     Args:
-        names: the columns that hold it; by default `answer` or `label`, and `solution` in rows without them.
+        names: the columns that hold it; `solution` does in rows without them.
     """
-    found = columns.answer(*(names or ("answer", "label")))
-    if found.value is None and not names and columns.names.answer is None:
+    found = columns.answer(*names)
+    if found.value is None and columns.names.answer is None:
         solution = columns.take("solution")
         # A message about a missing answer names the usual column.
         found = found if solution.value is None else solution

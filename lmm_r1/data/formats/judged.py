@@ -314,7 +314,7 @@ def _fields(columns: Columns, *, prompt: Any, response: Column, rejected: Column
     images = columns.images(*IMAGES)
     if isinstance(prompt, Sequence) and not isinstance(prompt, str):
         prompt = [chat_message(turn) for turn in prompt]
-    answer = gold_answer(columns)
+    answer = gold_answer(columns, "answer")
     return RowFields(
         messages=media_first(prompt, images),
         answer=answer if answer.value is not None else Column(name=response.name, value=response_text(response.value)),

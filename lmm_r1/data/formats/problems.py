@@ -77,8 +77,8 @@ def _flat(columns: Columns) -> RowFields:
     """A question with its answer, under the usual names for both; SFT trains on the solution, if there is one."""
     images = columns.images(*IMAGES)
     prompt = prompt_of(columns, images=images, names=PROMPTS)
-    answer, solution = gold_answer(columns), columns.take("solution")
-    worked = solution if solution.value is not None else columns.answer("answer", "label")
+    answer, solution = gold_answer(columns, *_ANSWERS), columns.take("solution")
+    worked = solution if solution.value is not None else columns.answer(*_ANSWERS)
     return RowFields(
         messages=prompt,
         answer=answer,
@@ -187,6 +187,8 @@ RESPONSE_COLUMNS = ("response", "completion", "output")
 CONVERSATIONS = (*MESSAGES, "conversations")
 IMAGES = ("images", "image")
 VIDEOS = ("videos", "video")
+# Elsewhere, a label may be the verdict on a response.
+_ANSWERS = ("answer", "label")
 _GROUND_TRUTH = "reward_model.ground_truth"
 
 PROBLEMS = (
@@ -231,7 +233,7 @@ PROBLEMS = (
     RowFormat(
         name="flat",
         source="questions with answers, TRL",
-        needs=(PROMPTS, ("answer", "solution", "label")),
+        needs=(PROMPTS, (*_ANSWERS, "solution")),
         without=(*RESPONSE_COLUMNS, "reward_model", *_CONVERSATIONS),
         general=True,
         adapt=_flat,
