@@ -133,5 +133,5 @@ def test_rows_of_five_projects_train_two_supervised_and_two_rl_steps(tiny_checkp
     assert len(steps(tmp_path / "rl")) == 2
     rollouts = [json.loads(line) for line in (tmp_path / "rl" / "rollouts.jsonl").open()]
     assert len(rollouts) == 80
-    assert {rollout["answer"] for rollout in rollouts} == {str(3 + number) for number in range(EACH)}
+    assert {rollout["label"] for rollout in rollouts} == {str(3 + number) for number in range(EACH)}
     assert all(rollout["reward"] == len(rollout["response"]) % 2 for rollout in rollouts)
