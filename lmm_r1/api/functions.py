@@ -73,7 +73,7 @@ def generate(
     checkpoint: str | os.PathLike[str],
     rows: Rows,
     *,
-    verifier: str | None = None,
+    reward: str | None = None,
     output: str | os.PathLike[str] | None = None,
     **settings: object,
 ) -> Generation:
@@ -81,16 +81,19 @@ def generate(
 
     Args:
         checkpoint: a folder, a name of the hub, or a `TrainedRun`.
-        verifier: by which every response is scored, as `verifier` of `lmm-r1 batch_inference` names it.
+        reward: the verifier that scores every response, as `lmm-r1 batch_inference --reward` names it.
         output: JSON lines, from which the same call resumes; None keeps nothing.
         settings: others of `lmm-r1 batch_inference --help`: `n_samples=4, temperature=1.0, max_new_tokens=256`.
 
     Raises:
         UserError: a setting or the checkpoint cannot be used, or none of the rows can.
     """
-    with own_process({"model": "checkpoint", "data": "rows"}), tempfile.TemporaryDirectory() as scratch:
+    with (
+        own_process({"model": "checkpoint", "data": "rows", "verifier": "reward"}),
+        tempfile.TemporaryDirectory() as scratch,
+    ):
         folder = Path(scratch) if output is None else Path(output).absolute().parent
-        given: dict[str, object] = {} if verifier is None else {"verifier": verifier}
+        given: dict[str, object] = {} if reward is None else {"verifier": reward}
         if settings.get(IMAGE_DIR) is None:
             given |= image_dir(rows)
         config = BatchConfig(
@@ -164,7 +167,7 @@ def evaluate(
     checkpoints: AnyPath | Sequence[AnyPath] | Mapping[str, AnyPath],
     rows: Rows | Mapping[str, Rows],
     *,
-    verifier: str | Sequence[str] = (),
+    reward: str | Sequence[str] = (),
     output: AnyPath | None = None,
     **settings: object,
 ) -> Evaluation:
@@ -173,14 +176,14 @@ def evaluate(
     Args:
         checkpoints: one, several, or several by names; of several the first is the baseline.
         rows: one set of rows, or several by names.
-        verifier: as `verifiers` of `lmm-r1 evaluate` has it; by default `math`.
+        reward: one or several verifiers, as `lmm-r1 evaluate --reward` names them; by default `math`.
         output: the JSON file, with the responses and a page next to it; None keeps nothing.
         settings: others of `lmm-r1 evaluate --help`: `n_samples=4, temperature=0.6`.
 
     Raises:
         UserError: a setting, a checkpoint or all rows of a file cannot be used.
     """
-    arguments = {"checkpoints": "checkpoints", "files": "rows", "verifiers": "verifier"}
+    arguments = {"checkpoints": "checkpoints", "files": "rows", "verifiers": "reward"}
     with own_process(arguments), tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) if output is None else Path(output).absolute().parent
         named = rows if isinstance(rows, Mapping) else {ROWS: rows}
@@ -190,8 +193,8 @@ def evaluate(
             "files": [f"{name}={path}" for name, path in files.items()],
             "output": folder / "scores.json" if output is None else Path(output),
         }
-        if verifier:
-            given["verifiers"] = [verifier] if isinstance(verifier, str) else list(verifier)
+        if reward:
+            given["verifiers"] = [reward] if isinstance(reward, str) else list(reward)
         if settings.get(IMAGE_DIR) is None and all(map(image_dir, named.values())):
             given |= image_dir([])
         config = read_config(EvaluateConfig, settings, given)

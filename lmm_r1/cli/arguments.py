@@ -168,7 +168,8 @@ _WIDTH = "COLUMNS"
 # What tyro says of one: `--data FILE [FILE ...] The rows.`, or without the flag.
 _ARGUMENT = re.compile(r"(?P<flag>--\S+ )?(?P<kind>\S+)(?: \[\S+ \.\.\.\])? ?(?P<what>.*)")
 # Short names of flags that most runs set.
-SHORT_FLAGS = {"reward": "reward.remote_url"}
+SHORT_FLAGS = {"reward": ("reward.remote_url", "verifiers", "verifier")}
+"""Each with the flags that it may stand for; a command has one of them."""
 CONFIG_HELP = "Command-line flags override `--config FILE.yaml`."
 
 
@@ -258,8 +259,9 @@ def _split_config_files(arguments: list[str], *, prog: str) -> tuple[list[str], 
 def _in_full(argument: str, flags: dict[str, object]) -> str:
     """Return `--reward.remote_url=x` for `--reward=x`, and so on; what is no short form is left as it is."""
     spelled, equals, value = argument.partition("=")
-    full = SHORT_FLAGS.get(spelled[2:]) if spelled.startswith("--") else None
-    return f"--{full}{equals}{value}" if full in flags else argument
+    short = SHORT_FLAGS.get(spelled[2:], ()) if spelled.startswith("--") else ()
+    full = next((name for name in short if name in flags), None)
+    return argument if full is None else f"--{full}{equals}{value}"
 
 
 def _turned_off(name: str) -> str:

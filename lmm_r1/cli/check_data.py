@@ -28,7 +28,7 @@ DESCRIPTION = (
     "file. Nothing is changed. The exit code is 3 if there are findings."
 )
 FOUND_CODE = 3
-# Findings of one kind that the terminal shows.
+# Different findings of one kind that the terminal shows.
 LISTED = 5
 _LINE_S = 5.0
 
@@ -83,12 +83,16 @@ def _print(checked: CheckedData) -> None:
             continue
         rows = "1 row, which" if len(findings) == 1 else f"{len(findings):,} rows, each of which"
         console.print(f"{kind}: {rows} {what}", markup=False)
-        for finding in findings[:LISTED]:
-            console.print(f"  {finding.location}: {finding.what}", markup=False)
-        if len(findings) > LISTED:
-            console.print(f"  and {len(findings) - LISTED:,} more", markup=False)
+        same: dict[str, list[str]] = {}
+        for finding in findings:
+            same.setdefault(finding.what, []).append(finding.location)
+        for what, locations in list(same.items())[:LISTED]:
+            count = "" if len(locations) == 1 else f" ({len(locations):,} rows, this is the first)"
+            console.print(f"  {locations[0]}{count}: {what}", markup=False)
+        if (more := sum(map(len, list(same.values())[LISTED:]))) > 0:
+            console.print(f"  and {more:,} more", markup=False)
     if not checked.findings:
-        console.print("nothing was found that a training would stumble over", markup=False)
+        console.print("No problems found.", markup=False)
 
 
 def _what(checked: CheckedData) -> str:

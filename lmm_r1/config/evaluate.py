@@ -48,7 +48,7 @@ class EvaluateConfig(RowsConfig, EpisodeFlags, SpeculationFlags):
         examples=(
             Example(
                 what="A checkpoint on a file of rows, judged by the math verifier",
-                arguments="--checkpoints mine=runs/grpo --files test=held_out.jsonl --verifiers math"
+                arguments="--checkpoints mine=runs/grpo --files test=held_out.jsonl --reward math"
                 " --output scores.json",
             ),
             Example(

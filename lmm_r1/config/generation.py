@@ -181,12 +181,12 @@ class BatchConfig(RowsConfig, EpisodeFlags, SpeculationFlags):
         examples=(
             Example(
                 what="A response to every row, judged by the math verifier",
-                arguments="--model runs/grpo --data rows.jsonl --output out/responses.jsonl --verifier math",
+                arguments="--model runs/grpo --data rows.jsonl --output out/responses.jsonl --reward math",
             ),
             Example(
                 what="The right ones of eight responses a row, as rows for train_sft",
                 arguments="--model runs/grpo --data rows.jsonl --output out/sampled.jsonl"
-                " --n_samples 8 --temperature 1 --verifier math"
+                " --n_samples 8 --temperature 1 --reward math"
                 " --select rejection_sampling --selected out/sft.jsonl",
             ),
             Example(
@@ -370,7 +370,7 @@ def _check_selection(config: BatchConfig) -> None:
         return
     # In episodes, the environment may give the rewards.
     if config.verifier is None and config.reward_model is None and config.eval_task != "rm" and config.agent is None:
-        raise UserError(f"--select {config.select} needs rewards: add --verifier math or --reward_model DIR")
+        raise UserError(f"--select {config.select} needs rewards: add --reward math or --reward_model DIR")
     if config.select != "rejection_sampling" and config.n_samples == 1 and config.eval_task != "rm":
         raise UserError(f"--select {config.select} needs several responses per row; add --n_samples 8 --temperature 1")
     check_creatable(config.selected, flag="--selected")

@@ -92,6 +92,7 @@ def named_reading(
             answer=answer,
             images=None if config.image_key == IMAGES else config.image_key,
             datasource=config.datasource_key,
+            prefix=prefix,
         ),
         image_dir=None if config.image_dir is None else Path(os.path.abspath(config.image_dir)),
         min_pixels=config.min_pixels,

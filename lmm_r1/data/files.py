@@ -151,15 +151,15 @@ def found_records(
     records = all_records(path, split=split)
     named = reading.names
     if reading.format is not None:
-        row_format = formats.named(reading.format, file=path)
+        row_format = formats.named(reading.format, file=path, names=named)
     elif named.prompt is not None or named.names_sides:
         row_format = formats.own
     else:
         first = list(itertools.islice(records, _BATCH_ROWS if max_rows is None else min(max_rows, _BATCH_ROWS)))
         found = {name for fields, _, _ in first for name in fields}
         # Unreadable lines are reported one by one later on.
-        readable = not first or not all(isinstance(fields, Unreadable) for fields, _, _ in first)
-        row_format = formats.find(found, file=path, label=named.answer) if readable else formats.own
+        readable = not all(isinstance(fields, Unreadable) for fields, _, _ in first)
+        row_format = formats.find(found, file=path, named=named) if readable else formats.own
         records = itertools.chain(first, records)
     if row_format.link is not None:
         records = iter(row_format.link(list(records)))

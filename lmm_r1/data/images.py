@@ -169,7 +169,7 @@ def _image_error(part: ImagePart, *, location: str, error: BaseException) -> Use
     if isinstance(error, FileNotFoundError):
         return UserError(
             f"{location}: no image file {describe(part.source)}; relative paths start at the row file's folder, "
-            "or at --data.image_dir"
+            "or at the folder of the flag image_dir"
         )
     # strerror omits the path, which describe() already gives.
     reason = error.strerror if isinstance(error, OSError) and error.strerror else error

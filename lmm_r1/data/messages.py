@@ -291,6 +291,8 @@ class Row:
     """How every response begins: the model continues it, and the scored text includes it."""
     plain: bool = False
     """The text goes to the tokenizer without the chat template; such a row has no images or videos."""
+    text_prompt: bool = field(default=False, compare=False)
+    """The record's column `prompt` holds text instead of messages, as TRL's reward functions then get it."""
     columns: Mapping[str, Any] = field(default_factory=dict)
     """The columns of the record, except those of the prompt and its images and videos."""
 

@@ -107,7 +107,8 @@ class RowReading:
             UserError: one of them does not fit the prompt.
         """
         if plain and (self.prompt_template is not None or self.system_prompt is not None):
-            flag = "--data.system_prompt" if self.prompt_template is None else "--data.prompt_template"
+            template = self.prompt_template
+            flag = self.names.flag("system_prompt") if template is None else template.flag
             raise UserError(
                 f"{location}: {flag} requires prompts that use the chat template, and this one is plain text; "
                 "add --data.apply_chat_template"
@@ -151,7 +152,7 @@ def _templated(
     """Return the messages with the user's last turn written by the template, which also places its images and videos."""
     place = max((place for place, message in enumerate(messages) if message.role == "user"), default=None)
     if place is None:
-        raise UserError(f"{location}: --data.prompt_template writes the user's turn, and the row has none")
+        raise UserError(f"{location}: {template.flag} writes the user's turn, and the row has none")
     message = messages[place]
     text = template.render(tagged_text(message), columns=record, location=location)
     written = replace(message, parts=parts_of(text, message, location=location))

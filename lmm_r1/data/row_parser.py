@@ -135,6 +135,7 @@ def read_row(
         rejected=rejected,
         prefill=fields.prefill,
         plain=plain,
+        text_prompt=columns.prompt_column == "prompt" and _is_plain(columns.value("prompt")),
         columns=columns.outside_prompt(),
     )
 
@@ -146,8 +147,8 @@ def check_shown(messages: Sequence[Message], columns: Columns) -> None:
         kind = _MEDIA_COLUMNS.get(name)
         if kind is not None and kind not in shown and media_entries(Column(name=name, value=value)):
             columns.fail(
-                f'the field "{name}" is filled, but the prompt does not show it; name the field with --data.image_key, '
-                "choose another row format with --data.format, or empty it"
+                f'the field "{name}" is filled, but the prompt does not show it; name the field with '
+                f"{columns.names.flag('image_key')}, choose another row format with {columns.names.flag('format')}, or empty it"
             )
 
 
@@ -181,6 +182,7 @@ class RecordParser:
         self, fields: AskedFields, columns: Columns, base_dir: Path, *, roots: Sequence[Path] | None = None
     ) -> None:
         self.location = columns.location
+        self.names = columns.names
         self.base_dir = base_dir
         self.roots = media_roots(base_dir) if roots is None else roots
         self.prompt_column = columns.prompt_column
@@ -327,7 +329,7 @@ class RecordParser:
         if field.used == len(field.entries):
             self.fail(
                 f'more "{field.tag}" places in "{self.prompt_column}" than the {len(field.entries)} {field.kind}s in the field '
-                f'"{field.key}"; add the missing {field.kind}s{_other_field(field)}'
+                f'"{field.key}"; add the missing {field.kind}s{self._other_field(field)}'
             )
         field.used += 1
         return field.entries[field.used - 1]
@@ -338,7 +340,7 @@ class RecordParser:
             if field.used < len(field.entries):
                 self.fail(
                     f'{len(field.entries)} {field.kind}s in the field "{field.key}" but {field.used} "{field.tag}" '
-                    f'places in "{self.prompt_column}"; add the missing places{_other_field(field)}'
+                    f'places in "{self.prompt_column}"; add the missing places{self._other_field(field)}'
                 )
 
     def check_media(self) -> None:
@@ -351,6 +353,10 @@ class RecordParser:
                     check_video_exists(part, location=self.location)
             except UserError as error:
                 raise UserError(f"{error} (in {where})") from error
+
+    def _other_field(self, field: _MediaField) -> str:
+        """Return the other way to resolve a mismatch, if a flag names the field."""
+        return f", or name another field with {self.names.flag('image_key')}" if field.kind == "image" else ""
 
     def image(self, value: Any, *, where: str) -> ImageSource:
         if isinstance(value, Mapping):
@@ -372,7 +378,7 @@ class RecordParser:
             return source
         self.fail(
             f"the file {describe(source)} is not below {' or '.join(map(str, self.roots))}: rows of a downloaded dataset may name no "
-            "other files; if you trust this one, give the folder of the file with --data.image_dir"
+            f"other files; if you trust this one, give the folder of the file with {self.names.flag('image_dir')}"
         )
 
     def video(self, value: Any, *, where: str) -> str | tuple[ImageSource, ...]:
@@ -423,7 +429,9 @@ class RecordParser:
             if not required:
                 return ""
             state = "is empty" if column.name in found else f"is missing (found: {', '.join(found)})"
-            self.fail(f'the answer "{column.name}" {state}; fill it in, or name another field with --data.label_key')
+            self.fail(
+                f'the answer "{column.name}" {state}; fill it in, or name another field with {self.names.flag("label_key")}'
+            )
         if isinstance(value, bool) or not isinstance(value, (str, numbers.Number)):
             self.fail(f'the answer "{column.name}" must be text or a number, not {type(value).__name__}')
         return str(value)
@@ -438,11 +446,6 @@ class RecordParser:
             value if isinstance(value, Mapping) else {"role": "assistant", "content": value},
             where=f'{where} "{column.name}"',
         )
-
-
-def _other_field(field: _MediaField) -> str:
-    """Return the other way to resolve a mismatch, if a flag names the field."""
-    return ", or name another field with --data.image_key" if field.kind == "image" else ""
 
 
 def tagged_text(message: Message) -> str:

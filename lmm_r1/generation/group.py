@@ -318,6 +318,7 @@ class GroupRollout:
             query=self._query(sample, prompt),
             response=sample.response,
             num_tokens=sample.generated_tokens,
+            token_ids=tuple(chain.from_iterable(segment.token_ids for segment in sample.segments[1:])),
             image_scales=prompt.image_scales,
             moment=settings.moment,
         )

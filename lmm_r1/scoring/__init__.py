@@ -46,6 +46,8 @@ class ScoredResponse:
     """Without its end token."""
     num_tokens: int
     """Of the response, including the end token."""
+    token_ids: tuple[int, ...] = ()
+    """Of everything after the prompt."""
     image_scales: tuple[tuple[float, float], ...] = ()
     """Of the prompt's images, as in its `EncodedPrompt`."""
     moment: Moment | None = None

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, Protocol
 
 from lmm_r1.config.rewards import RewardFunction
-from lmm_r1.data.messages import Row, to_chat, to_json
+from lmm_r1.data.messages import Row, TextPart, to_chat, to_json
 from lmm_r1.errors import UserError
 from lmm_r1.scoring import Moment, ScoredResponse, images_of_rows
 from remote_rm.verifier import Score
@@ -24,6 +24,14 @@ COMPLETIONS = "completions"
 SOLUTION = "solution_str"
 """The parameter that identifies a function of verl's: one response."""
 _VERL_SCORE = "score"
+REWARD_INPUT = "reward_input"
+"""EasyR1's name for the one response that a function without a `REWARD_TYPE` is called with."""
+ACCEPTED = (
+    "accepted are reward_func(queries, prompts, labels) of OpenRLHF; f(responses, labels) and other lists of "
+    "docs/reward_functions.md; f(completions, **kwargs) of TRL; compute_score(data_source, solution_str, ground_truth, "
+    "extra_info) of verl; compute_score(reward_inputs) or compute_score(reward_input) of EasyR1"
+)
+"""The signatures of reward functions, for messages."""
 
 _OWN_PARAMETERS = (*OPENRLHF_PARAMETERS, "responses", "response_lengths", "images", "image_scales")
 _MOMENT_PARAMETERS = tuple(item.name for item in fields(Moment))
@@ -87,6 +95,15 @@ class OpenRLHFFunction(_UserFunction):
 
     def __init__(self, function: Callable[..., Any], *, positional: bool = True, **settings: Any) -> None:
         super().__init__(function, **settings)
+        kinds = [parameter.kind for parameter in self._parameters]
+        taken = sum(
+            kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD) for kind in kinds
+        )
+        if positional and taken < len(OPENRLHF_PARAMETERS) and inspect.Parameter.VAR_POSITIONAL not in kinds:
+            raise UserError(
+                f"{self._settings.told}: {self._name}{inspect.signature(function)} does not take queries, prompts and "
+                f"labels; {ACCEPTED}"
+            )
         self._positional = positional
         named = self._parameters[len(OPENRLHF_PARAMETERS) :] if positional else self._parameters
         more = [parameter for parameter in named if parameter.kind not in _VARIADIC]
@@ -179,8 +196,8 @@ class EasyR1Function(_UserFunction):
         texts = self._required_of([parameter for parameter in self._parameters if parameter.kind not in keywords])
         if len(texts) not in (1, 2):
             raise UserError(
-                f"{settings.told}: {name}{inspect.signature(function)} takes neither a reward input "
-                "nor a response and its ground truth; give its other arguments with --reward.function_kwargs"
+                f"{settings.told}: {name}{inspect.signature(function)} has the signature of no known reward function; "
+                f"{ACCEPTED}. Constants for other parameters come from --reward.function_kwargs"
             )
         self._takes_texts = len(texts) == 2
 
@@ -297,10 +314,21 @@ class _NamedFunction(_UserFunction):
         return called(self._function, **{**given, **self._settings.arguments})
 
 
-class TRLFunction(_NamedFunction):
-    """`accuracy(completions, solution, **kwargs)`: all responses to a prompt, as messages, and columns by name."""
+@dataclass(frozen=True, kw_only=True)
+class TRLTrainerState:
+    """What functions of TRL get of the state of a training."""
 
-    own_names = frozenset(("prompts", COMPLETIONS, "images"))
+    global_step: int
+    """The number of steps before the one that trains on the responses."""
+
+
+class TRLFunction(_NamedFunction):
+    """`accuracy(completions, solution, **kwargs)`: all responses to a prompt, and columns by name.
+
+    As in TRL, prompts and responses are text for a row whose `prompt` is text, and messages for other rows.
+    """
+
+    own_names = frozenset(("prompts", COMPLETIONS, "completion_ids", "trainer_state", "images"))
 
     def __call__(self, batch: Sequence[ScoredResponse]) -> list[Score]:
         rows = [item.row for item in batch]
@@ -308,10 +336,16 @@ class TRLFunction(_NamedFunction):
             self.check_row(row)
         values: dict[str, object] = {name: [row.columns.get(name) for row in rows] for name in rows[0].columns}
         values |= {
-            "prompts": [to_chat(row.messages) for row in rows],
-            COMPLETIONS: [[{"role": "assistant", "content": item.response}] for item in batch],
+            "prompts": [_text_of(row) if row.text_prompt else to_chat(row.messages) for row in rows],
+            COMPLETIONS: [
+                item.response if item.row.text_prompt else [{"role": "assistant", "content": item.response}]
+                for item in batch
+            ],
+            "completion_ids": [list(item.token_ids) for item in batch],
             "images": images_of_rows(rows),
         }
+        if (moment := batch[0].moment) is not None or "trainer_state" in self._required:
+            values["trainer_state"] = TRLTrainerState(global_step=moment.step - 1 if moment is not None else 0)
         reply = self._call(values)
         wanted = f"return a list with one number for each of the {len(batch)} completions"
         try:
@@ -321,6 +355,10 @@ class TRLFunction(_NamedFunction):
         if len(rewards) != len(batch):
             raise self._unusable(f"{len(rewards)} rewards", reply, wanted=wanted)
         return [Score.of_reply(reward=reward, score=reward, extra_logs={}) for reward in rewards]
+
+
+def _text_of(row: Row) -> str:
+    return "".join(part.text for part in row.messages[-1].parts if isinstance(part, TextPart))
 
 
 class VerlFunction(_NamedFunction):
@@ -338,7 +376,7 @@ class VerlFunction(_NamedFunction):
             **row.columns,
             "data_source": row.datasource,
             SOLUTION: item.response,
-            "ground_truth": row.answer,
+            "ground_truth": _ground_truth(row),
             "extra_info": row.columns.get("extra_info"),
         }
         reply = self._call(values)
@@ -353,3 +391,9 @@ class VerlFunction(_NamedFunction):
             raise self._unusable(error, reply, wanted="return a number, or a dict with one as `score`") from error
         del logs[_VERL_SCORE]
         return Score.of_reply(reward=reward, score=score, extra_logs=logs)
+
+
+def _ground_truth(row: Row) -> object:
+    """Return what verl's rows hold, which may be an object; the answer of other rows."""
+    judged = row.columns.get("reward_model")
+    return judged.get("ground_truth", row.answer) if isinstance(judged, Mapping) else row.answer

@@ -17,10 +17,13 @@ from lmm_r1.errors import UserError
 from lmm_r1.files.user_code import load_user_file, raised_at
 from lmm_r1.scoring import ScoredResponse
 from lmm_r1.scoring.function_protocols import (
+    ACCEPTED,
     BATCH,
     COMPLETIONS,
     LISTS,
     OPENRLHF_PARAMETERS,
+    REWARD_INPUT,
+    SEQUENTIAL,
     SOLUTION,
     EasyR1Function,
     FunctionProtocol,
@@ -130,15 +133,40 @@ def _protocol_of_file(function: RewardFunction) -> FunctionProtocol:
     module = load_user_file(function.path, name=MODULE_NAME, what="--reward.remote_url")
     known = (OPENRLHF_NAME, EASYR1_NAME) if function.name is None else (function.name,)
     name = next((name for name in known if callable(getattr(module, name, None))), None)
+    found = [] if name is not None or function.name is not None else _reward_functions(module)
+    if len(found) == 1:
+        name = found[0]
     if name is None:
         wanted = function.name or f"{OPENRLHF_NAME}({', '.join(OPENRLHF_PARAMETERS)}) and no {EASYR1_NAME}"
+        several = f"; it has the reward functions {', '.join(found)}" if found else f"; {ACCEPTED}"
         raise UserError(
-            f"{function.told}: the file defines no {wanted}; add one, or name another function after "
-            f"a colon, as in {function.path}:NAME"
+            f"{function.told}: the file defines no {wanted}{several}. Name the function after a colon, as in "
+            f"{function.path}:{found[0] if found else 'NAME'}"
         )
-    kind = getattr(module, "REWARD_TYPE", BATCH)
+    kind = getattr(module, "REWARD_TYPE", None)
     return _protocol(
         getattr(module, name), function, name=name, calls_at_once=_calls_at_once(module, function), kind=kind
+    )
+
+
+def _reward_functions(module: ModuleType) -> list[str]:
+    """Return the names of the functions of a file whose parameters are those of a reward function."""
+    own = [(name, one) for name, one in vars(module).items() if inspect.isfunction(one)]
+    return [
+        name
+        for name, one in own
+        if one.__module__ == module.__name__
+        and not name.startswith("_")
+        and _is_reward(tuple(inspect.signature(one).parameters))
+    ]
+
+
+def _is_reward(parameters: tuple[str, ...]) -> bool:
+    named = {COMPLETIONS, SOLUTION, REWARD_INPUT, f"{REWARD_INPUT}s"}
+    return (
+        not named.isdisjoint(parameters)
+        or parameters[:2] == OPENRLHF_PARAMETERS[:2]
+        or parameters[:1] == ("responses",)
     )
 
 
@@ -148,7 +176,7 @@ def _protocol(
     *,
     name: str | None = None,
     calls_at_once: int | None = None,
-    kind: object = BATCH,
+    kind: object = None,
 ) -> FunctionProtocol:
     """Return the calling convention of a function, detected by its name and its parameters.
 
@@ -170,6 +198,8 @@ def _protocol(
         return OpenRLHFFunction(
             called, name=name, settings=function, calls_at_once=calls_at_once, positional=positional
         )
+    if kind is None:
+        kind = SEQUENTIAL if parameters[:1] == (REWARD_INPUT,) else BATCH
     return EasyR1Function(called, name=name, settings=function, kind=kind)
 
 

@@ -19,6 +19,7 @@ from lmm_r1.scoring import ScoredResponse
 from lmm_r1.scoring.functions import FunctionScorer
 from lmm_r1.scoring.response_scores import JUDGE_SECONDS, VerifierJudge
 from remote_rm.client import RewardClient
+from remote_rm.registry import verifier_class
 from remote_rm.verifier import Item, PoolUnavailable, Score
 
 # Per engine: one answer takes a millisecond, an expression that must be simplified up to a second.
@@ -131,6 +132,14 @@ def make_scorer(reward: RewardConfig, *, given: Callable[..., Any] | None = None
     if (verifier := named_verifier(reward)) is not None:
         return VerifierScorer(verifier)
     assert reward.remote_url is not None, "only runs with a reward service have a scorer"
+    if not any(sign in reward.remote_url for sign in "/.:"):
+        # Neither an address nor a file: a mistyped verifier.
+        try:
+            verifier_class(reward.remote_url)
+        except ValueError as error:
+            raise UserError(
+                f"--reward {reward.remote_url}: {error}. Give a verifier, FILE.py or http://HOST:PORT/get_reward"
+            ) from error
     try:
         client = RewardClient(reward.remote_url.split(","), timeout_s=reward.timeout_s, deadline_s=reward.deadline_s)
     except ValueError as error:

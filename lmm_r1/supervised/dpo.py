@@ -257,7 +257,7 @@ def load_pairs(
     """Return the pairs of a file, read from the columns that the flags name."""
     data = config.data
     reading = named_reading(data, prompt=data.prompt_key, prefix="--data.")
-    names = replace(reading.names, chosen=data.chosen_key, rejected=data.rejected_key, prompt_flag="--data.prompt_key")
+    names = replace(reading.names, chosen=data.chosen_key, rejected=data.rejected_key, prompt_key="prompt_key")
     reading = replace(reading, names=names, plain_template=judged_template(data, column=data.prompt_key))
     return judged_rows(path, PREFERENCE, split=split, reading=reading, bad_rows=data.bad_rows, check=check)
 

@@ -211,7 +211,7 @@ def test_the_kind_is_named_where_the_columns_do_not_tell_it(folder):
         (["--verifiers", "exact"], "--verifiers exact: "),
         (["--step_tag", "x"], "--step_tag x: is for rows of the kind steps"),
         (["--kind", "unpaired", "--chosen_key", "x"], "--chosen_key x: is for preferences"),
-        (["--kind", "preference", "--format", "pairs"], "--data.format pairs is for another kind of rows"),
+        (["--kind", "preference", "--format", "pairs"], "--format pairs is for another kind of rows"),
     ],
 )
 def test_flags_that_judged_rows_have_no_use_for_are_refused(folder, capsys, flags, told):

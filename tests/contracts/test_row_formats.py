@@ -10,7 +10,7 @@ import pytest
 from helpers.tables import frozen
 
 from lmm_r1.data.files import read_records, read_row_file
-from lmm_r1.data.formats import FORMATS, FormatName
+from lmm_r1.data.formats import FORMATS, PROMPT_ROWS, FormatName
 from lmm_r1.data.images import load_image
 from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, demonstration, describe, images_of
 from lmm_r1.data.reading import RowReading
@@ -78,7 +78,9 @@ def test_every_format_has_its_name_its_sample_and_what_becomes_of_it():
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_sample_is_told_by_its_columns_and_fits_no_other_format(name):
     columns = {column for fields, _, _ in read_records(str(sample_of(name))) for column in fields}
-    assert [other for other in FORMATS if FORMATS[other].fits(columns)] == [name]
+    fitting = [other for other in FORMATS if FORMATS[other].fits(columns)]
+    assert [other for other in fitting if not FORMATS[other].general] in ([name], [])
+    assert PROMPT_ROWS.find(columns, file="f") is FORMATS[name]
     read = read_row_file(str(sample_of(name)))
     assert read.row_format is FORMATS[name]
     assert f"{len(EXPECTED[name])} rows in the format {name} ({FORMATS[name].source})" in read.summary
@@ -135,11 +137,14 @@ def test_a_row_without_what_its_format_needs_is_named_with_its_place(name, tmp_p
 
 def test_columns_that_fit_two_formats_are_an_error_that_names_both(tmp_path):
     file = tmp_path / "rows.jsonl"
-    file.write_text('{"problem": "1+1?", "answer": "2", "prompt": "2+2?", "response": "4"}')
+    talk = [{"from": "human", "value": "2+2?"}, {"from": "gpt", "value": "4"}]
+    file.write_text(
+        json.dumps({"messages": [{"role": "user", "content": "1+1?"}], "answer": "2", "conversations": talk})
+    )
     with pytest.raises(UserError) as raised:
         read_row_file(str(file))
     assert str(raised.value) == (
-        f"{file}: its columns fit the row formats easyr1 (problem, answer) and pairs (prompt or question or query or "
-        "instruction, response or completion or output); choose one with --data.format"
+        f"{file}: its columns fit the row formats lmm_r1 (message or messages) and sharegpt (conversations); choose one with "
+        "--data.format"
     )
-    assert read_row_file(str(file), reading=RowReading(format="pairs")).rows[0].answer == "2"
+    assert read_row_file(str(file), reading=RowReading(format="lmm_r1")).rows[0].answer == "2"

@@ -92,7 +92,7 @@ def test_a_run_that_failed_in_its_first_step_is_made_by_the_same_call_and_its_mo
 
 def test_responses_to_rows_and_to_one_conversation_come_back_with_their_scores(runs, tmp_path):
     settings = {**SHORT, "n_samples": 2, "temperature": 1.0, "eval_task": "generate"}
-    made = in_a_cell(lambda: lmm_r1.generate(runs[1], ROWS, verifier="math", output=tmp_path / "r.jsonl", **settings))
+    made = in_a_cell(lambda: lmm_r1.generate(runs[1], ROWS, reward="math", output=tmp_path / "r.jsonl", **settings))
     assert [row.answer for row in made.rows] == ["2", "3"]
     assert all(len(row.responses) == 2 for row in made.rows)
     assert all({"accuracy", "format"} <= response.scores.keys() for row in made.rows for response in row.responses)
@@ -108,7 +108,7 @@ def test_checkpoints_are_measured_by_name_with_the_responses_at_hand(runs, tmp_p
     named = {"cold": runs[0], "warm": runs[1]}
     found = in_a_cell(
         lambda: lmm_r1.evaluate(
-            named, {"sums": ROWS}, verifier="exact", output=tmp_path / "scores.json", backend="transformers", **SHORT
+            named, {"sums": ROWS}, reward="exact", output=tmp_path / "scores.json", backend="transformers", **SHORT
         )
     )
     cells = found.board.cells

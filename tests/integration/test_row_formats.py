@@ -13,8 +13,8 @@ from lmm_r1.data.formats import FORMATS
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = ROOT / "datasets" / "samples"
 REWARD = "def reward_func(queries, prompts, labels):\n    return {'rewards': [float(len(query) % 2) for query in queries]}\n"
-# Ten formats with two rows each, and VLMEvalKit's third one.
-ROWS = 21
+# Thirteen formats with two rows each, and VLMEvalKit's third one.
+ROWS = 27
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -44,7 +44,7 @@ def test_rows_of_every_format_train_a_supervised_step_and_an_rl_step(tiny_checkp
         # Of LMM-R1's rows those that end with a response.
         data__dataset=",".join(map(str, {**files, "lmm_r1": SAMPLES / "lmm_r1" / "solved.jsonl"}.values())),
         train__batch_size=ROWS,
-        train__micro_batch_size=7,
+        train__micro_batch_size=9,
         train__max_epochs=1,
         ckpt__output_dir="sft",
         **shared,

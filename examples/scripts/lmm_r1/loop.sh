@@ -35,7 +35,7 @@ start() {
 # sample NAME FLAGS...: N responses of MODEL to each prompt of DATA, and the rows that FLAGS select into OUTPUT/samples/NAME.
 sample() {
   run_on_rows "$PYTHON" -m lmm_r1.cli.batch_inference --config "$SAMPLING" --model "$MODEL" --data "$DATA" \
-    --n_samples "$N" --verifier "$VERIFIER" --engines "$(processes)" --output "$ROOT/samples/$1.all.jsonl" \
+    --n_samples "$N" --reward "$VERIFIER" --engines "$(processes)" --output "$ROOT/samples/$1.all.jsonl" \
     --selected "$ROOT/samples/$1.jsonl" "${@:2}"
   if [[ $DRY_RUN != 1 && ! -s $ROOT/samples/$1.jsonl ]]; then
     echo "${0##*/}: VERIFIER=$VERIFIER leaves none of MODEL=$MODEL's N=$N responses a prompt to train on; sample more of them (N)" >&2
@@ -49,7 +49,7 @@ measure() {
   [[ -z $EVAL_TEXT ]] || files+=("text=$EVAL_TEXT")
   [[ -z $EVAL_IMAGE ]] || files+=("image=$EVAL_IMAGE")
   [[ -f $file ]] || run_on_rows "$PYTHON" -m lmm_r1.cli.evaluate --config "$EVAL_CONFIG" --checkpoints "$1=$MODEL" \
-    --files "${files[@]}" --verifiers "$VERIFIER" --output "$file"
+    --files "${files[@]}" --reward "$VERIFIER" --output "$file"
   MEASURED+=("$1=$file")
 }
 

@@ -22,6 +22,8 @@ FormatName: TypeAlias = Literal[
     "sharegpt",
     "llava",
     "vlmeval",
+    "verl",
+    "flat",
     "pairs",
     "preference",
 ]
@@ -31,5 +33,6 @@ FORMATS: dict[str, RowFormat[RowFields]] = {
 }
 OWN = FORMATS["lmm_r1"]
 """The format of this project's own rows, and of files whose prompt column the user named."""
-PROMPT_ROWS = FormatSet(formats=tuple(FORMATS.values()), own=OWN, others=UNPAIRED_ROWS.formats)
+_KEYS = ("input_key", "label_key", "image_key")
+PROMPT_ROWS = FormatSet(formats=tuple(FORMATS.values()), own=OWN, others=UNPAIRED_ROWS.formats, keys=_KEYS)
 """Rows that RL samples from and SFT trains on."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from lmm_r1.data.formats.row_format import Column, Columns, RowFields, RowFormat, listed, media_entries
+from lmm_r1.data.formats.row_format import NOTHING, Column, Columns, RowFields, RowFormat, listed, media_entries
 
 MESSAGES = ("message", "messages")
 DATASOURCE = ("datasource", "data_source")
@@ -24,19 +24,98 @@ _ROLES = {
     "observation": "tool",
 }
 _JSON_MESSAGES = re.compile(r"\s*\[\s*\{")
+_TAG = re.compile(r"<(image|video)>")
+_MARKED = re.compile(r"^####\s*(\S.*?)\s*\Z", re.MULTILINE)
+_BOX = "\\boxed{"
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _OBSERVATION = re.compile(r"observation_(\d+)(?:\.\w+)?")
 _ORIGINAL = re.compile(r"original_image(?:_(\d+))?(?:\.\w+)?")
 
 
 def _lmm_r1(columns: Columns) -> RowFields:
+    """Rows of messages, also ms-swift's with a `solution`; and rows of any columns of which the user named the prompt's."""
+    prompt = columns.prompt(*MESSAGES)
+    # Messages may have their own images, which a column may repeat.
+    is_text = isinstance(prompt, str) and not _JSON_MESSAGES.match(prompt)
+    images = columns.images("images", *(("image",) if is_text else ()))
+    messages = with_surroundings(media_first(prompt, images), columns=columns)
     return RowFields(
-        messages=with_surroundings(columns.prompt(*MESSAGES), columns=columns),
-        answer=columns.answer("answer"),
-        images=columns.images("images"),
+        messages=messages,
+        answer=gold_answer(columns, "answer"),
+        images=images,
         videos=columns.videos("videos"),
         datasource=columns.datasource(*DATASOURCE),
+        response=NOTHING if _ends_with_response(messages) else columns.take("solution"),
     )
+
+
+def _ends_with_response(prompt: Any) -> bool:
+    turns = written_messages(prompt)
+    return not isinstance(turns, str) and _split_last(listed(turns))[1] is not None
+
+
+def gold_answer(columns: Columns, *names: str) -> Column:
+    """Return the gold answer: of a worked solution, its end.
+
+    Args:
+        names: the columns that hold it; `solution` does in rows without them.
+    """
+    found = columns.answer(*names)
+    if found.value is None and columns.names.answer is None:
+        solution = columns.take("solution")
+        # A message about a missing answer names the usual column.
+        found = found if solution.value is None else solution
+    return replace(found, value=_end_of(found.value)) if isinstance(found.value, str) else found
+
+
+def _end_of(solution: str) -> str:
+    """Return what a solution says in its answer tags, after GSM8K's `####`, or in the last box of a text."""
+    if (answer := unwrapped(solution)) != solution:
+        return answer
+    if (marked := _MARKED.search(solution)) is not None:
+        return marked[1]
+    if solution.strip().startswith(_BOX):
+        return solution
+    boxed = _last_box(solution)
+    return solution if boxed is None else boxed
+
+
+def _last_box(text: str) -> str | None:
+    """`"So $\\boxed{\\frac{1}{2}}$."` → `"\\frac{1}{2}"`; None without a box that is closed."""
+    start = text.rfind(_BOX)
+    depth = 1
+    for place in range(start + len(_BOX), len(text) if start >= 0 else 0):
+        depth += {"{": 1, "}": -1}.get(text[place], 0)
+        if depth == 0:
+            return text[start + len(_BOX) : place]
+    return None
+
+
+def media_first(prompt: Any, images: Column) -> Any:
+    """Return a prompt with its images before the first user turn, if it has no places for images or videos."""
+    count = len(media_entries(images))
+    written = written_messages(prompt)
+    if not count or isinstance(written, str):
+        return prompt if not count or _TAG.search(written) else "<image>" * count + written
+    if not isinstance(written, Sequence):
+        return prompt
+    turns = [chat_message(turn) for turn in written]
+    contents = [turn.get("content") if isinstance(turn, Mapping) else None for turn in turns]
+    asked = next(
+        (place for place, turn in enumerate(turns) if isinstance(turn, Mapping) and turn.get("role") == "user"), -1
+    )
+    if asked < 0 or any(map(_has_places, contents)):
+        return prompt
+    content = contents[asked]
+    parts = [{"type": "image"}] * count
+    shown = "<image>" * count + content if isinstance(content, str) else [*parts, *listed(content)]
+    return [*turns[:asked], {**turns[asked], "content": shown}, *turns[asked + 1 :]]
+
+
+def _has_places(content: Any) -> bool:
+    if isinstance(content, str):
+        return _TAG.search(content) is not None
+    return any(isinstance(part, Mapping) and part.get("type") not in (None, "text") for part in listed(content))
 
 
 def _r1_vlm(columns: Columns) -> RowFields:
@@ -50,7 +129,7 @@ def _r1_vlm(columns: Columns) -> RowFields:
     messages = with_surroundings(messages, columns=columns)
     # An addition row asks for the sum, while its label lists the digits.
     sums = ("total",) if columns.record.get("task") == "addition" else ()
-    labels = ("answer", *sums, "label")
+    labels = ("answer", *sums, "label", "solution")
     answer = columns.first(*labels) if columns.names.answer is None else columns.answer(*labels)
     if isinstance(answer.value, list):
         answer = Column(name=answer.name, value=json.dumps(answer.value, ensure_ascii=False))
@@ -64,7 +143,7 @@ def _r1_vlm(columns: Columns) -> RowFields:
     if PLACEHOLDER in sources or (columns.format_is_named and not has_image):
         messages, last = _split_last([_without_placeholders(message) for message in messages])
     return RowFields(
-        messages=messages,
+        messages=media_first(messages, image),
         answer=answer,
         images=image,
         videos=columns.videos("videos"),
@@ -262,7 +341,7 @@ def response_text(response: Any) -> str | None:
 CHATS = (
     RowFormat(
         name="lmm_r1",
-        source="LMM-R1 and this project",
+        source="messages of LMM-R1 and ms-swift",
         needs=(MESSAGES,),
         without=("image", "chosen", "rejected"),
         adapt=_lmm_r1,

@@ -10,14 +10,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
-from lmm_r1.data.formats.chats import DATASOURCE, chat_message, response_text, with_surroundings, written_messages
+from lmm_r1.data.formats.chats import (
+    DATASOURCE,
+    chat_message,
+    gold_answer,
+    media_first,
+    response_text,
+    with_surroundings,
+    written_messages,
+)
 from lmm_r1.data.formats.problems import (
     CONVERSATIONS,
     IMAGES,
     PROMPTS,
+    RESPONSE_COLUMNS,
     VIDEOS,
     held_prompts,
-    media_first,
     prompt_of,
     same_turn,
     same_words,
@@ -52,9 +60,11 @@ def sides(columns: Columns, *, images: Column) -> tuple[Any, Column, Column]:
     """
     better = columns.take(columns.names.chosen or "chosen")
     worse = columns.take(columns.names.rejected or "rejected")
-    for side, flag in ((better, "--data.chosen_key"), (worse, "--data.rejected_key")):
+    for side, flag in ((better, "chosen_key"), (worse, "rejected_key")):
         if side.value is None:
-            columns.fail(f'the field "{side.name}" is empty; fill it in, or name another with {flag}')
+            columns.fail(
+                f'the field "{side.name}" is empty; fill it in, or name another with {columns.names.flag(flag)}'
+            )
     better, worse = (replace(side, value=written_messages(side.value)) for side in (better, worse))
     if columns.names.prompt is None and all(is_empty(columns.record.get(name)) for name in _ASKED):
         columns.prompt_column = better.name
@@ -283,12 +293,9 @@ PREFERENCE_ROWS = FormatSet(
 """Rows that DPO and reward models train on."""
 
 
-_RESPONSES = ("response", "completion", "output")
-
-
 def _pairs(columns: Columns) -> RowFields:
     prompt = prompt_of(columns, images=columns.images(*IMAGES), names=PROMPTS)
-    response = _turn(columns.take(*_RESPONSES), columns=columns)
+    response = _turn(columns.take(*RESPONSE_COLUMNS), columns=columns)
     return _fields(columns, prompt=prompt, response=response)
 
 
@@ -307,7 +314,7 @@ def _fields(columns: Columns, *, prompt: Any, response: Column, rejected: Column
     images = columns.images(*IMAGES)
     if isinstance(prompt, Sequence) and not isinstance(prompt, str):
         prompt = [chat_message(turn) for turn in prompt]
-    answer = columns.answer("answer")
+    answer = gold_answer(columns, "answer")
     return RowFields(
         messages=media_first(prompt, images),
         answer=answer if answer.value is not None else Column(name=response.name, value=response_text(response.value)),
@@ -337,8 +344,9 @@ RESPONSES = (
     RowFormat(
         name="pairs",
         source="prompt/response pairs",
-        needs=(PROMPTS, _RESPONSES),
-        without=("chosen", "rejected", *CONVERSATIONS),
+        needs=(PROMPTS, RESPONSE_COLUMNS),
+        without=("chosen", "rejected", "reward_model", *CONVERSATIONS),
+        general=True,
         adapt=_pairs,
     ),
     RowFormat(

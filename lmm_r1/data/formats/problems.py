@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import re
 import string
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from lmm_r1.data.formats.chats import DATASOURCE, MESSAGES, chat_message, read_list, unwrapped, with_surroundings
+from lmm_r1.data.formats.chats import (
+    DATASOURCE,
+    MESSAGES,
+    chat_message,
+    gold_answer,
+    media_first,
+    read_list,
+    unwrapped,
+    with_surroundings,
+    written_messages,
+)
 from lmm_r1.data.formats.row_format import (
     Column,
     Columns,
@@ -18,15 +30,12 @@ from lmm_r1.data.formats.row_format import (
     filled,
     is_empty,
     listed,
-    media_entries,
 )
 from lmm_r1.data.messages import StoredBytes
 
 OPTIONS = string.ascii_uppercase[:10]
 CHOOSE = "Answer with the letter of the right option."
 """Follows the options of a multiple-choice question."""
-_TAG = re.compile(r"<(image|video)>")
-_JSON_MESSAGES = re.compile(r"\s*\[\s*\{")
 _NUMBERED_IMAGE = re.compile(r"<image (\d+)>")
 # A shorter text is not an image, but the index of the row that holds it.
 _SHORTEST_IMAGE = 64
@@ -35,11 +44,11 @@ _CONVERSATIONS = (*MESSAGES, "conversations", "chosen", "rejected")
 
 def _problem(columns: Columns, *, answer: str, datasource: tuple[str, str] = DATASOURCE) -> RowFields:
     """A problem with its solution, which is both answer and response."""
-    solution = columns.answer(answer)
+    solution, images = columns.answer(answer), columns.images("images")
     return RowFields(
-        messages=with_surroundings(columns.prompt("problem"), columns=columns),
+        messages=with_surroundings(media_first(columns.prompt("problem"), images), columns=columns),
         answer=solution,
-        images=columns.images("images"),
+        images=images,
         videos=columns.videos("videos"),
         datasource=columns.datasource(*datasource),
         response=solution,
@@ -64,11 +73,40 @@ def _r1_v(columns: Columns) -> RowFields:
     )
 
 
-def media_first(prompt: Any, images: Column) -> Any:
-    """Return a prompt's text with one tag per image before it, if it has no tags of its own."""
-    if not isinstance(prompt, str) or _TAG.search(prompt) or _JSON_MESSAGES.match(prompt):
-        return prompt
-    return "<image>" * len(media_entries(images)) + prompt
+def _flat(columns: Columns) -> RowFields:
+    """A question with its answer, under the usual names for both; SFT trains on the solution, if there is one."""
+    images = columns.images(*IMAGES)
+    prompt = prompt_of(columns, images=images, names=PROMPTS)
+    answer, solution = gold_answer(columns, *_ANSWERS), columns.take("solution")
+    worked = solution if solution.value is not None else columns.answer(*_ANSWERS)
+    return RowFields(
+        messages=prompt,
+        answer=answer,
+        images=images,
+        videos=columns.videos(*VIDEOS),
+        datasource=columns.datasource(*DATASOURCE),
+        response=worked,
+    )
+
+
+def _verl(columns: Columns) -> RowFields:
+    images = columns.images(*IMAGES)
+    prompt = prompt_of(columns, images=images, names=("prompt",))
+    judged = columns.take("reward_model").value
+    if judged is not None and not isinstance(judged, Mapping):
+        columns.fail('the field "reward_model" must be an object with "ground_truth"; correct it')
+    answer = columns.answer(_GROUND_TRUTH)
+    if isinstance(answer.value, list | dict):
+        answer = replace(answer, value=json.dumps(answer.value, ensure_ascii=False))
+    response = columns.take(*RESPONSE_COLUMNS)
+    return RowFields(
+        messages=prompt,
+        answer=answer,
+        images=images,
+        videos=columns.videos(*VIDEOS),
+        datasource=columns.datasource(*DATASOURCE),
+        response=answer if response.value is None else response,
+    )
 
 
 def _vlmeval(columns: Columns) -> RowFields:
@@ -144,13 +182,22 @@ def _linked(records: list[Record]) -> list[Record]:
     return [(with_image(record), location, base_dir) for record, location, base_dir in records]
 
 
+PROMPTS = ("prompt", "question", "query", "instruction", "problem")
+RESPONSE_COLUMNS = ("response", "completion", "output")
+CONVERSATIONS = (*MESSAGES, "conversations")
+IMAGES = ("images", "image")
+VIDEOS = ("videos", "video")
+# Elsewhere, a label may be the verdict on a response.
+_ANSWERS = ("answer", "label")
+_GROUND_TRUTH = "reward_model.ground_truth"
+
 PROBLEMS = (
     RowFormat(
         name="easyr1",
         source="EasyR1",
         needs=(("problem",), ("answer",)),
         # The format has no column for a single image, which would be lost.
-        without=("image", *_CONVERSATIONS),
+        without=("image", "prompt", *_CONVERSATIONS),
         adapt=partial(_problem, answer="answer"),
     ),
     RowFormat(
@@ -158,14 +205,14 @@ PROBLEMS = (
         source="R1-V",
         needs=(("problem",), ("solution",)),
         # In a row with an answer, the solution is the working.
-        without=("answer", "images", *_CONVERSATIONS),
+        without=("answer", "images", "prompt", *_CONVERSATIONS),
         adapt=_r1_v,
     ),
     RowFormat(
         name="mini_o3",
         source="Mini-o3",
         needs=(("problem",), ("solution",), ("images",)),
-        without=("answer", "image", *_CONVERSATIONS),
+        without=("answer", "image", "prompt", *_CONVERSATIONS),
         adapt=partial(_problem, answer="solution", datasource=("data_source", "datasource")),
     ),
     RowFormat(
@@ -176,13 +223,24 @@ PROBLEMS = (
         adapt=_vlmeval,
         link=_linked,
     ),
+    RowFormat(
+        name="verl",
+        source="verl",
+        needs=(("prompt",), ("reward_model",)),
+        without=_CONVERSATIONS,
+        adapt=_verl,
+    ),
+    RowFormat(
+        name="flat",
+        source="questions with answers, TRL",
+        needs=(PROMPTS, (*_ANSWERS, "solution")),
+        without=(*RESPONSE_COLUMNS, "reward_model", *_CONVERSATIONS),
+        general=True,
+        adapt=_flat,
+    ),
 )
 
 
-PROMPTS = ("prompt", "question", "query", "instruction")
-CONVERSATIONS = (*MESSAGES, "conversations")
-IMAGES = ("images", "image")
-VIDEOS = ("videos", "video")
 _TAGS = re.compile("(<image>|<video>)")
 
 
@@ -207,6 +265,10 @@ def held_prompts(columns: Columns, names: tuple[str, ...]) -> tuple[str, ...]:
 
     Datasets repeat the prompt in a conversation with a response; raises UserError for one that begins differently.
     """
+    prompt = columns.record.get("prompt")
+    if "prompt" in names and not is_empty(prompt) and not isinstance(written_messages(prompt), str):
+        # The other columns are what TRL's scripts made the messages of.
+        names = ("prompt", *(name for name in names if name in CONVERSATIONS))
     held = [name for name in names if not is_empty(columns.record.get(name))]
     prompt = next((name for name in held if name not in CONVERSATIONS), None)
     if prompt is None or columns.names.prompt is not None:

@@ -35,8 +35,18 @@ class ColumnNames:
     """Not a column: the text after every step of a text with steps."""
     step_flag: str = "--step_tag"
     """Not a column: the command's flag for `step_tag`, for messages."""
-    prompt_flag: str = "--data.input_key"
-    """Not a column: the command's flag for `prompt`, for messages."""
+    prefix: str = field(default="--data.", compare=False)
+    """Not a column: how the command's flags about rows begin, for messages."""
+    prompt_key: str = field(default="input_key", compare=False)
+    """Not a column: the rest of the command's flag for `prompt`, for messages."""
+
+    def flag(self, name: str) -> str:
+        """Return the command's flag of this name: `--data.label_key` in a trainer, `--label_key` in others."""
+        return f"{self.prefix}{name}"
+
+    @property
+    def prompt_flag(self) -> str:
+        return self.flag(self.prompt_key)
 
     @property
     def names_sides(self) -> bool:
@@ -74,29 +84,43 @@ class Columns:
     def fail(self, sentence: str) -> NoReturn:
         raise UserError(f"{self.location}: {sentence}")
 
-    def take(self, *names: str) -> Column:
+    def value(self, name: str) -> Any:
+        """Return the value of a column, None if there is none; `a.b` also names the field `b` of the object `a`."""
+        if name in self.record or "." not in name:
+            return self.record.get(name)
+        value: Any = self.record
+        for key in name.split("."):
+            value = value.get(key) if isinstance(value, Mapping) else None
+        return value
+
+    def take(self, *names: str, key: str | None = None) -> Column:
         """Return the one of these columns that is filled, else the first of them, empty.
 
         Raises UserError if two of them differ, because one of them would be lost.
+
+        Args:
+            key: the name of the flag that chooses between them, for that message.
         """
-        held = [Column(name=name, value=self.record[name]) for name in names if not is_empty(self.record.get(name))]
+        held = [Column(name=name, value=self.value(name)) for name in names if not is_empty(self.value(name))]
         if not held:
             return self.first(*names)
         self._taken.update(column.name for column in held)
         for other in held[1:]:
             if listed(other.value) != listed(held[0].value):
+                way = "" if key is None else f"name the one to use with {self.names.flag(key)}, or "
                 self.fail(
-                    f'both "{held[0].name}" and "{other.name}" are given, and they differ; empty one of them, or leave it out'
+                    f'both "{held[0].name}" and "{other.name}" are given, and they differ; {way}empty one of them, or leave '
+                    "it out"
                 )
         return held[0]
 
     def first(self, *names: str) -> Column:
         """Return the first of these columns that is filled, else the first of them, empty."""
-        held = next((name for name in names if not is_empty(self.record.get(name))), None)
+        held = next((name for name in names if not is_empty(self.value(name))), None)
         # A message should name a column that exists.
         name = held or next((name for name in names if name in self.record), names[0])
         self._taken.add(name)
-        return Column(name=name, value=None if held is None else self.record[name])
+        return Column(name=name, value=None if held is None else self.value(name))
 
     def text(self, *names: str) -> str | None:
         """Return the text of `take`, None if empty; raises UserError for anything but text and numbers."""
@@ -110,7 +134,7 @@ class Columns:
     def prompt(self, *names: str) -> Any:
         """Return the value of the prompt's column; raises UserError if it is missing or empty."""
         names = names if self.names.prompt is None else (self.names.prompt,)
-        found = self._show(*names)
+        found = self._show(*names, key=self.names.prompt_key)
         self.prompt_column = found.name
         if found.value is None:
             wanted = " or ".join(f'"{name}"' for name in names)
@@ -120,12 +144,12 @@ class Columns:
                 )
             self.fail(
                 f"no field {wanted} (found: {', '.join(self.record) or 'nothing'}); name it with "
-                f"{self.names.prompt_flag}, or another row format with --data.format"
+                f"{self.names.prompt_flag}, or another row format with {self.names.flag('format')}"
             )
         return found.value
 
     def answer(self, *names: str) -> Column:
-        return self.take(*(names if self.names.answer is None else (self.names.answer,)))
+        return self.take(*(names if self.names.answer is None else (self.names.answer,)), key="label_key")
 
     def images(self, *names: str, otherwise: str | None = None) -> Column:
         """Return the images of these columns.
@@ -135,23 +159,24 @@ class Columns:
         """
         if self.names.images is not None:
             return self._show(self.names.images)
-        found = self._show(*names)
+        found = self._show(*names, key="image_key")
         return found if found.value is not None or otherwise is None else self._show(otherwise)
 
     def videos(self, *names: str) -> Column:
         return self._show(*(names if self.names.videos is None else (self.names.videos,)))
 
-    def _show(self, *names: str) -> Column:
-        found = self.take(*names)
+    def _show(self, *names: str, key: str | None = None) -> Column:
+        found = self.take(*names, key=key)
         self._shown.add(found.name)
         return found
 
     def datasource(self, *names: str) -> str:
         """Return the value by which metrics are split; raises UserError if the column that the user named is missing."""
         named = self.names.datasource
-        if named is not None and named not in self.record:
+        if named is not None and named not in self.record and self.value(named) is None:
             self.fail(
-                f'no field "{named}" (found: {", ".join(self.record)}); name the source\'s with --data.datasource_key'
+                f'no field "{named}" (found: {", ".join(self.record)}); name the source\'s with '
+                f"{self.names.flag('datasource_key')}"
             )
         value = self.first(*(names if named is None else (named,))).value
         return "default" if value is None else str(value)
@@ -231,6 +256,8 @@ class RowFormat(Generic[Fields]):
     """Whose rows they are, in one or two words."""
     needs: tuple[tuple[str, ...], ...]
     without: tuple[str, ...] = ()
+    general: bool = False
+    """Whether it counts only for files that fit no other format."""
     adapt: Callable[[Columns], Fields]
     link: Callable[[list[Record]], list[Record]] | None = field(default=None)
     """For records that refer to others of their file: replaces references by what they refer to."""
@@ -253,37 +280,52 @@ class FormatSet(Generic[Fields]):
     """The format of files that fit none, and of files whose columns the user named."""
     others: tuple[RowFormat[Any], ...] = ()
     """Formats of another kind of rows that could be mistaken for one of these."""
+    keys: tuple[str, ...] = ()
+    """The flags that name columns, for the error about a file that fits no format; without them it is read as `own`."""
 
-    def find(self, columns: Iterable[str], *, file: str, label: str | None = None) -> RowFormat[Fields]:
+    def find(self, columns: Iterable[str], *, file: str, named: ColumnNames | None = None) -> RowFormat[Fields]:
         """Return the format of a file with these columns.
 
         Args:
-            label: a column that the user named as the answer, so it indicates no format.
+            named: the columns that the user named; that of the answer indicates no format.
 
         Raises:
-            UserError: several formats fit, or one of another kind.
+            UserError: several formats fit, one of another kind, or none.
         """
-        names = set(columns)
+        names, named = set(columns), named or ColumnNames()
+        choose = named.flag("format")
         for other in self.others:
-            if other.fits(names - {label}):
+            if other.fits(names - {named.answer}):
                 raise UserError(
                     f"{file}: its columns are those of {other.name} ({other.source}), which includes undesirable responses; "
-                    "train on them with train_kto, or choose how to read the rows with --data.format"
+                    f"train on them with train_kto, or choose how to read the rows with {choose}"
                 )
-        fitting = [row_format for row_format in self.formats if row_format.fits(names)]
+        fitting = self._fitting(names)
+        if not fitting and named.answer is not None and names & {named.answer, named.answer.partition(".")[0]}:
+            fitting = self._fitting(names | {"answer"})
         if len(fitting) > 1:
             choices = " and ".join(f"{row_format.name} ({row_format.wants})" for row_format in fitting)
-            raise UserError(f"{file}: its columns fit the row formats {choices}; choose one with --data.format")
+            raise UserError(f"{file}: its columns fit the row formats {choices}; choose one with {choose}")
+        if not fitting and self.keys and names.isdisjoint(self.own.needs[0]):
+            shapes = "; ".join(f"{row_format.name} ({row_format.wants})" for row_format in self.formats)
+            raise UserError(
+                f"{file}: its columns ({', '.join(sorted(names)) or 'none'}) are those of no known row format. Name the "
+                f"columns with {', '.join(map(named.flag, self.keys))}, or rename them. The formats and their columns: {shapes}"
+            )
         return fitting[0] if fitting else self.own
 
-    def named(self, name: str, *, file: str) -> RowFormat[Fields]:
+    def _fitting(self, names: set[str]) -> list[RowFormat[Fields]]:
+        fitting = [row_format for row_format in self.formats if row_format.fits(names)]
+        return [row_format for row_format in fitting if not row_format.general] or fitting
+
+    def named(self, name: str, *, file: str, names: ColumnNames | None = None) -> RowFormat[Fields]:
         """Return the format of this name; raises UserError if this kind of rows does not come in it."""
         for row_format in self.formats:
             if row_format.name == name:
                 return row_format
         known = ", ".join(row_format.name for row_format in self.formats)
         raise UserError(
-            f"{file}: --data.format {name} is for another kind of rows; the formats for this one are {known}"
+            f"{file}: {(names or ColumnNames()).flag('format')} {name} is for another kind of rows; the formats for this one are {known}"
         )
 
 

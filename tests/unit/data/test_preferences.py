@@ -125,7 +125,7 @@ BAD = [
     (PREFERENCE, {**PAIR, "chosen_reward": 0, "rejected_reward": 0.5}, '"chosen_reward" minus "rejected_reward" is -0.5'),
     # Media.
     (PREFERENCE, {**PAIR, "prompt": "<image>?", "images": ["gone.png"]}, "no image file"),
-    (PREFERENCE, {**PAIR, "prompt": [ASKED], "images": ["red.png"]}, '1 images in the field "images" but 0 "<image>" places'),
+    (PREFERENCE, {**PAIR, "prompt": "<image>?", "images": ["red.png"] * 2}, '2 images in the field "images" but 1 "<image>" places'),
     (PREFERENCE, {**PAIR, "prompt": "<image><image>?", "image": "red.png"}, 'more "<image>" places'),
     # RLHF-V and VLFeedback.
     (PREFERENCE, {"ds_name": "d", "image": "red.png", "text": "{"}, 'the field "text" is not valid JSON'),

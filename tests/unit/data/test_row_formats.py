@@ -99,8 +99,8 @@ def test_a_whole_conversation_with_an_image_beside_it_is_no_prefill():
     row = row_of({"messages": turns, "image": "b.png", "answer": "A"}, "r1_vlm")
     assert (row.messages[0].parts[0], row.prefill) == (ImagePart("/data/b.png"), "")
     turns[0]["content"] = "Which?"
-    with pytest.raises(UserError, match='1 images in the field "image" but 0 "<image>" places'):
-        row_of({"messages": turns, "image": "b.png", "answer": "A"}, "r1_vlm")
+    row = row_of({"messages": turns, "image": "b.png", "answer": "A"}, "r1_vlm")
+    assert row.messages[0].parts == (ImagePart("/data/b.png"), TextPart("Which?"))
 
 
 def test_a_row_without_an_image_goes_on_from_its_last_turn_where_its_format_is_named():

@@ -9,6 +9,7 @@ import pytest
 from helpers.conversations import load_rows, message, picture, row
 from helpers.http_servers import chat_server, completion
 from helpers.judge_server import asked_of
+from helpers.tables import table
 
 from lmm_r1.config.ppo import PPOConfig, RewardConfig
 from lmm_r1.config.rewards import reward_function
@@ -134,6 +135,42 @@ def accuracy_reward(completions, level, prompts, **kwargs):
         lacks.check_rows([ROW])
 
 
+def test_a_function_of_trl_gets_the_ids_of_completions_and_the_steps_before_this_one(tmp_path):
+    code = """
+def f(completion_ids, trainer_state, completions, **kwargs):
+    return [len(ids) + trainer_state.global_step for ids in completion_ids]
+"""
+    source = scorer(tmp_path, code, name=":f")
+    source.check_rows([ROW])
+    given = [replace(one, token_ids=(5, 6), moment=Moment(step=3, held_out=False)) for one in batch("a", "bb")]
+    assert [reward for reward, _, _ in scores(source, given)] == [4.0, 4.0]
+
+
+def test_a_function_of_trl_gets_text_for_a_row_whose_prompt_is_text(tmp_path):
+    code = """
+import re
+
+def right(prompts, completions, **kwargs):
+    assert all(isinstance(prompt, str) for prompt in prompts)
+    return [float(re.search("b+$", text) is not None) for text in completions]
+"""
+    source = scorer(tmp_path, code, name=":right")
+    given = [replace(one, row=replace(one.row, text_prompt=True)) for one in batch("a", "bb")]
+    assert [reward for reward, _, _ in scores(source, given)] == [0.0, 1.0]
+
+
+@pytest.mark.parametrize(("code", "rewards"), table("scoring/function_signatures", "found_by_their_signature"))
+def test_a_function_is_found_by_its_signature(tmp_path, code, rewards):
+    assert [reward for reward, _, _ in scores(scorer(tmp_path, code), batch("a", "bb"))] == rewards
+
+
+@pytest.mark.parametrize(("code", "name", "sentence"), table("scoring/function_signatures", "refused"))
+def test_a_wrong_signature_is_refused_when_the_file_is_read(tmp_path, code, name, sentence):
+    with pytest.raises(UserError) as raised:
+        scorer(tmp_path, code, name=name)
+    assert sentence in str(raised.value)
+
+
 @pytest.mark.parametrize("returned", ["[1.0]", "[None, 1.0]", "3"])
 def test_what_a_function_of_trl_must_return_is_told(tmp_path, returned):
     source = scorer(tmp_path, f"def f(completions, **kwargs):\n    return {returned}\n", name=":f")
@@ -247,7 +284,7 @@ def test_the_older_form_gets_responses_and_ground_truths(tmp_path, kind, returne
     ("code", "said"),
     [
         ("REWARD_TYPE = 'all'\ndef compute_score(inputs): ...\n", "REWARD_TYPE 'all' must be 'batch' or 'sequential'"),
-        ("def compute_score(one, two, three): ...\n", "takes neither a reward input"),
+        ("def compute_score(one, two, three): ...\n", "has the signature of no known reward function"),
         ("def other(): ...\n", r"defines no reward_func\(queries, prompts, labels\) and no compute_score"),
     ],
 )

@@ -77,11 +77,16 @@ def test_a_file_that_gives_no_rewards_is_a_user_error(tmp_path):
             source(str(path))
 
 
+def test_a_mistyped_verifier_is_answered_with_the_one_that_was_meant():
+    with pytest.raises(UserError, match=r"^--reward mth: unknown verifier 'mth'; did you mean math\?"):
+        source("mth")
+
+
 def test_addresses_give_a_client_and_a_wrong_one_is_a_user_error():
     scorer = source("http://127.0.0.1:1/get_reward")
     assert isinstance(scorer, RewardClient)
-    with pytest.raises(UserError, match="--reward.remote_url: 'localhost' is no address"):
-        source("localhost")
+    with pytest.raises(UserError, match="--reward.remote_url: 'local.host' is no address"):
+        source("local.host")
 
 
 def test_numbers_are_floats_whatever_the_tensors_dtype(tmp_path):
