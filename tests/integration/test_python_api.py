@@ -120,7 +120,7 @@ def test_checkpoints_are_measured_by_name_with_the_responses_at_hand(runs, tmp_p
     with pytest.raises(lmm_r1.UserError, match="^hot on sums was not measured; there are cold, warm on sums"):
         found.accuracy("hot", "sums")
     assert f"scores: {tmp_path}/scores.json" in capsys.readouterr().out
-    asked = {"verifier": "exact", "backend": "transformers", **SHORT}
+    asked = {"reward": "exact", "backend": "transformers", **SHORT}
     unkept = in_a_cell(lambda: lmm_r1.evaluate(runs[1], ROWS, **asked))
     told = capsys.readouterr().out
     assert (unkept.output, unkept.page, len(unkept.board.cells)) == (None, None, 1)
