@@ -4,10 +4,10 @@ python benchmarks/gpu_smoke.py --output benchmarks/results/smoke_cpu.json       
 python benchmarks/gpu_smoke.py --output smoke.json --compare benchmarks/results/smoke_cpu.json
 python benchmarks/gpu_smoke.py --output smoke.json --compare ... --stages rl_lora serve_chat
 
-Each stage has a fresh folder, which `lmm-r1 init` writes, and at most `--limit_s` seconds (480); its processes are killed by
-their ids. The JSON is complete after each stage. A failing or hanging stage is a result, and the next one runs. Results that
-are in the file are not measured again unless `--again` is given. With `--budget_s`, no stage starts that, like the longest so
-far, would end later: give the command again for the rest.
+Each stage has a fresh folder, which `lmm-r1 init` writes, with rows of `digits`, and at most `--limit_s` seconds (480). Its
+processes are killed by their ids. The JSON is complete after each stage. A failing or hanging stage is a result, and the
+next one runs. Results that are in the file are not measured again unless `--again` is given. With `--budget_s`, no stage
+starts that, like the longest so far, would end later: give the command again for the rest.
 
 A figure has a value, a reference, their difference, a tolerance and `ok`: |value - reference| <= tolerance * max(1, |reference|).
 Of lists, the difference is the share of entries that differ. Responses that are sampled differ between devices, so that RL is
@@ -45,8 +45,11 @@ sys.path.append(str(ROOT))
 
 Figures: TypeAlias = dict[str, dict[str, Any]]
 
+DIGITS = "lmm-r1 make_task digits --modality mixed --min_digits 1 --max_digits 2 --max_image_digits 1 --overwrite"
 SETUP = (
     "lmm-r1 init .",
+    f"{DIGITS} --split train --rows 40 --solutions --output rows/train",
+    f"{DIGITS} --split test --rows 20 --output rows/test",
     "lmm-r1 make_tiny_model --arch qwen2_5_vl --rows rows/train --output model",
     "lmm-r1 make_tiny_model --arch qwen2_5_vl --rows rows/train --seed 2 --output teacher",
 )

@@ -261,16 +261,16 @@ def _episodes(config: BatchConfig) -> EpisodeSettings | None:
     episodes = EpisodeSettings(agent=config.agent, limits=limits, seed=config.seed, pictures="whole")
     environment = episodes.environment()
     if config.verifier is not None:
-        verifier = verifier_from(config.verifier, flag="--verifier")
+        verifier = verifier_from(config.verifier, flag="--reward")
         judged = verifier.failed_score(Item(prompt="", response="", label="")).parts
         if twice := sorted(set(environment.rewards) & set(judged)):
             raise UserError(
-                f"--agent {config.agent} and --verifier {config.verifier} both give {', '.join(twice)}; omit --verifier, so "
+                f"--agent {config.agent} and --reward {config.verifier} both give {', '.join(twice)}; omit --reward, so "
                 "that only the environment gives rewards, or choose another agent or verifier"
             )
     elif config.select is not None and not environment.rewards:
         raise UserError(
-            f"--select {config.select} needs rewards, and the environment {environment.name} gives none: add --verifier math"
+            f"--select {config.select} needs rewards, and the environment {environment.name} gives none: add --reward math"
         )
     return episodes
 

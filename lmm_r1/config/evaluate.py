@@ -127,7 +127,7 @@ class EvaluateConfig(RowsConfig, EpisodeFlags, SpeculationFlags):
     baseline: str | None = None
     """Checkpoint that the others are compared with; None takes the first."""
     verifiers: tuple[str, ...] = ()
-    """Verifiers as named by `serve_verifier`; the first one gives the accuracy: `math`, `choice`, `list:unordered`,
+    """Also `--reward`. Verifiers as named by `serve_verifier`; the first one gives the accuracy: `math`, `choice`, `list:unordered`,
     `composition:math=1.0,format=0.5`, `llm_judge:judge_url=URL,judge_model=NAME`. For episodes also `agent:PART`, a
     part of the environment's reward, which is the default if there is one. Other defaults are math for files, and each
     suite's own."""
@@ -209,7 +209,7 @@ def check(config: EvaluateConfig) -> None:
     check_speculation(config, other_engine=None if config.backend == "vllm" else f"--backend {config.backend}")
     _check_agent(config)
     if len(set(config.verifiers)) < len(config.verifiers):
-        raise UserError(f"--verifiers {' '.join(config.verifiers)}: one of them is given twice; give each once")
+        raise UserError(f"--reward {' '.join(config.verifiers)}: one of them is given twice; give each once")
     _check_numbers(config)
 
 
@@ -287,7 +287,7 @@ def _check_agent(config: EvaluateConfig) -> None:
     check_episodes(config, backend=f"--backend {config.backend}", vllm="--backend vllm")
     judged = [verifier for verifier in config.verifiers if reward_part(verifier) is not None]
     if judged and config.agent is None:
-        raise UserError(f"--verifiers {judged[0]} judges by an environment's reward; give --agent, too")
+        raise UserError(f"--reward {judged[0]} judges by an environment's reward; give --agent, too")
 
 
 def _refuse_both(config: EvaluateConfig, mode: str, names: tuple[str, ...], takes: str) -> None:

@@ -237,7 +237,7 @@ class BatchConfig(RowsConfig, EpisodeFlags, SpeculationFlags):
     max_model_len: int = 4096
     """Longest prompt and response together, in tokens; in an episode, including all turns."""
     verifier: str | None = None
-    """Score every response by a verifier: math, choice, number, exact, list, box, edit_distance, vqa, format,
+    """Also --reward. Score every response by a verifier: math, choice, number, exact, list, box, edit_distance, vqa, format,
     composition:math=1,format=0.5, llm_judge:judge_url=URL,judge_model=NAME."""
     reward_model: str | None = None
     """Score every response with a trained reward model, its steps with a process reward model of train_prm, or with a
@@ -313,11 +313,11 @@ def check_batch(config: BatchConfig) -> None:
             f"--n_samples {config.n_samples} at --temperature 0 would give the same response each time; raise it"
         )
     if config.verifier is not None and (config.reward_model is not None or config.eval_task == "rm"):
-        raise UserError(f"--verifier {config.verifier} and a reward model both give rewards; leave one out")
+        raise UserError(f"--reward {config.verifier} and a reward model both give rewards; leave one out")
     if config.eval_task == "rm" and (config.adapter is not None or config.reward_model is not None):
         raise UserError("--eval_task rm takes its reward model as --model; leave --adapter and --reward_model out")
     if config.verifier is not None:
-        verifier_from(config.verifier, flag="--verifier")
+        verifier_from(config.verifier, flag="--reward")
     _check_steps(config)
     _check_agent(config)
     _check_selection(config)
@@ -352,7 +352,7 @@ def _check_agent(config: BatchConfig) -> None:
     if config.reward_model is not None:
         raise UserError(
             f"--agent {config.agent} with --reward_model {config.reward_model}: a reward model scores single responses; "
-            "give --verifier, or leave the rewards to the environment"
+            "give --reward, or leave the rewards to the environment"
         )
     if config.select == "dpo_pairs":
         raise UserError(

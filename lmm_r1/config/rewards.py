@@ -116,7 +116,7 @@ COMPOSITION = "composition"
 _BETWEEN = re.compile(r",(?=\s*[A-Za-z_.]+\s*(?:[=,]|$))")
 
 
-def verifier_from(spec: str, *, flag: str = "--verifiers") -> Verifier:
+def verifier_from(spec: str, *, flag: str = "--reward") -> Verifier:
     """Return the verifier that `NAME` or `NAME:SETTING,SETTING` describes.
 
     A setting is a switch of the verifier (`list:unordered`, `exact:ignore_case`), or a flag of `serve_verifier NAME` with

@@ -185,7 +185,7 @@ def _image_count(row: Row) -> int:
 def _check_flags(config: CheckDataConfig, kind: Kind) -> None:
     if kind != "prompts" and config.verifiers != CheckDataConfig.verifiers:
         raise UserError(
-            f"--verifiers {' '.join(config.verifiers)}: {config.file} holds rows of the kind {kind}, which have no answers to "
+            f"--reward {' '.join(config.verifiers)}: {config.file} holds rows of the kind {kind}, which have no answers to "
             "judge; leave it out, or name their kind with --kind prompts"
         )
     for flag, value, needed in (

@@ -419,7 +419,7 @@ def _file(name: str, answered: Sequence[Sequence[JudgedResponse]], *, ks: tuple[
         if all(verifier in response.verdicts for response in everything)
     )
     if not verifiers:
-        raise UserError(f"{name}: no verifier judged it for all checkpoints; evaluate with the same --verifiers")
+        raise UserError(f"{name}: no verifier judged it for all checkpoints; evaluate with the same --reward")
     fewest = min(len(row) for responses in answered for row in by_row(responses))
     too_many = [k for k in ks if not 1 <= k <= fewest]
     if too_many:

@@ -69,7 +69,7 @@ def check_reward_parts(verifiers: Sequence[str], environment: Environment) -> No
         part = reward_part(verifier)
         if part is not None and part not in environment.rewards:
             known = ", ".join(environment.rewards) or "none, so a verifier such as math is needed"
-            raise UserError(f"--verifiers {verifier}: the parts that {environment.name} gives are {known}")
+            raise UserError(f"--reward {verifier}: the parts that {environment.name} gives are {known}")
 
 
 def environment_scores(verifier: str, played: Sequence[EpisodeResult | None]) -> list[Score]:

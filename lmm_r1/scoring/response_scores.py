@@ -50,7 +50,7 @@ class VerifierJudge:
     """
 
     def __init__(
-        self, verifier_name: str, *, workers: int, item_timeout_seconds: float, flag: str = "--verifiers"
+        self, verifier_name: str, *, workers: int, item_timeout_seconds: float, flag: str = "--reward"
     ) -> None:
         """Take a verifier by the name that `verifier_from` reads; raises UserError for an unknown one.
 

@@ -78,7 +78,7 @@ def test_everything_that_is_wrong_is_found_by_line_and_shown(folder, tiny_checkp
 def test_a_good_file_ends_with_code_0_and_no_model_is_needed(folder, capsys):
     file = write_rows(folder, prompt("What is 2 + 2?", "4"), prompt("Which colour?", "red", "red.png"))
     main([str(file), "--html", "page.html", "--thumbnails", "1"])
-    assert "nothing was found" in capsys.readouterr().out
+    assert "No problems found" in capsys.readouterr().out
     assert Path("page.html").read_text().count("<article") == 1
 
 
@@ -116,7 +116,7 @@ def test_a_response_in_a_column_of_its_own_counts_as_the_turn_that_sft_learns(fo
     ("flags", "told"),
     [
         (["--max_len", "64", "--max_new_tokens", "64"], "leaves no room for a prompt"),
-        (["--verifiers", "maths"], "--verifiers maths"),
+        (["--verifiers", "maths"], "--reward maths"),
         (["--output", "check_data.html"], "is also the path of the page"),
         (["--judge_timeout", "0"], "--judge_timeout"),
     ],
@@ -208,7 +208,7 @@ def test_the_kind_is_named_where_the_columns_do_not_tell_it(folder):
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
-        (["--verifiers", "exact"], "--verifiers exact: "),
+        (["--verifiers", "exact"], "--reward exact: "),
         (["--step_tag", "x"], "--step_tag x: is for rows of the kind steps"),
         (["--kind", "unpaired", "--chosen_key", "x"], "--chosen_key x: is for preferences"),
         (["--kind", "preference", "--format", "pairs"], "--format pairs is for another kind of rows"),

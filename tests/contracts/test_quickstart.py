@@ -56,9 +56,9 @@ def settled(command: list[str]) -> object:
     assert program == "lmm-r1"
     config = parse(CONFIGS[name], arguments, prog=name, description="")
     if isinstance(config, PPOConfig):
-        return sized_ppo(resolve(config), rows=80)[0]
+        return sized_ppo(resolve(config), rows=40)[0]
     if isinstance(config, SFTConfig):
-        return sized_supervised(resolve(config), rows=80, processes=1)[0]
+        return sized_supervised(resolve(config), rows=40, processes=1)[0]
     if isinstance(config, EvaluateConfig):
         config = evaluation.with_output(config)
         evaluation.check(config)
@@ -85,8 +85,8 @@ def test_each_stage_goes_on_from_the_one_before(commands, project):
     assert evaluate.checkpoints == (sft.ckpt.output_dir, rl.ckpt.output_dir)
     assert talk.model == rl.ckpt.output_dir == "runs/rl"
     # What the page says of sizes.
-    assert (rl.rollout.batch_size, rl.rollout.n_samples_per_prompt, rl.train.batch_size) == (16, 8, 128)
-    assert (sft.train.batch_size, sft.train.micro_batch_size) == (16, 8)
+    assert (rl.rollout.batch_size, rl.rollout.n_samples_per_prompt, rl.train.batch_size) == (8, 8, 64)
+    assert (sft.train.batch_size, sft.train.micro_batch_size) == (8, 8)
 
 
 def test_scores_go_where_the_page_says(project):
@@ -113,8 +113,8 @@ def shown_in(row: Row) -> list[str]:
 
 def test_a_project_has_rows_with_pictures_and_worked_answers(project):
     train, test = (list(read_row_file(f"rows/{split}").rows.values()) for split in ("train", "test"))
-    assert (len(train), len(test)) == (80, 100)
-    assert sum(bool(images_of(row.messages)) for row in train) == 40
+    assert (len(train), len(test)) == (40, 100)
+    assert sum(bool(images_of(row.messages)) for row in train) == 20
     for row in train:
         assert row.response.parts[0].text == f"<think>{said_of(row)}</think><answer>{row.answer}</answer>"
     assert {row.answer for row in test} == {"red", "green", "blue", "yellow"}

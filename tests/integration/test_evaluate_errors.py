@@ -80,7 +80,7 @@ def test_the_last_checkpoint_is_checked_before_the_first_is_measured(damaged, se
                 "math",
                 "math",
             ],
-            "--verifiers math math: one of them is given twice; give each once",
+            "--reward math math: one of them is given twice; give each once",
         ),
         (
             ["--checkpoints", "m=image", "--files", "f=text_rows", "f=image_rows", "--output", "o.json"],

@@ -35,10 +35,10 @@ def test_the_project_of_the_quickstart_trains_measures_and_chats(tmp_path):
         ended = run_here(name, arguments, folder=folder)
         assert ended.code == 0, ended.stderr
         said[name] = ended.stdout
-    assert "sizes for 80 rows: --train.batch_size 16 an update" in said["train_sft"]
-    assert "the worked answers of 80 are not part of the prompts" in said["train_ppo_ray"]
-    assert "the worked answers of 80" not in said["train_sft"]
-    assert "sizes for 80 prompts: --rollout.batch_size 16 x --rollout.n_samples_per_prompt 8" in said["train_ppo_ray"]
+    assert "sizes for 40 rows: --train.batch_size 8 an update" in said["train_sft"]
+    assert "the worked answers of 40 are not part of the prompts" in said["train_ppo_ray"]
+    assert "the worked answers of 40" not in said["train_sft"]
+    assert "sizes for 40 prompts: --rollout.batch_size 8 x --rollout.n_samples_per_prompt 8" in said["train_ppo_ray"]
     metrics = [json.loads(line) for line in (folder / "runs/rl/metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in metrics] == [1, 2, 3, 4, 5]
     scores = json.loads((folder / "runs/evaluation/sft_rl_on_train_test.json").read_text())

@@ -137,7 +137,7 @@ def test_a_part_of_the_environments_reward_judges():
     assert default_verifiers(crop, otherwise="math") == ("math",)
     check_reward_parts(["math", "agent:solved"], sokoban)
     with pytest.raises(
-        UserError, match="--verifiers agent:solvd: the parts that sokoban gives are solved, boxes_on_goals"
+        UserError, match="--reward agent:solvd: the parts that sokoban gives are solved, boxes_on_goals"
     ):
         check_reward_parts(["agent:solvd"], sokoban)
     with pytest.raises(UserError, match="the parts that crop gives are none"):
