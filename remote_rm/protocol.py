@@ -121,7 +121,7 @@ class GradeRequest(BaseModel):
         )
 
 
-class Grade(BaseModel):
+class GradeReply(BaseModel):
     """The reply to a graded sample."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)

@@ -25,7 +25,7 @@ from lmm_r1.data.messages import Row
 from lmm_r1.data.sample import Completion, TokenLogProb
 from lmm_r1.data.sent_prompt import MediaAccess
 from lmm_r1.errors import UserError
-from lmm_r1.generation.engine import Asked, AskedRows, Outcome, Piece, SamplingSettings
+from lmm_r1.generation.engine import Asked, AskedRows, Outcome, SamplingSettings, TextPiece
 from remote_rm.protocol import check_json
 from remote_rm.service.middleware import RequestRecord, RolloutSampler, guard, log_request
 from remote_rm.verifier import STOPPING, PoolUnavailable, ServiceLimits, check_room
@@ -40,7 +40,7 @@ class EngineFailed(RuntimeError):
 @dataclass(kw_only=True, eq=False)
 class _QueuedChat:
     asked: Asked
-    events: asyncio.Queue[Piece | Outcome | Exception]
+    events: asyncio.Queue[TextPiece | Outcome | Exception]
     is_over: bool = False
     """Whether it was answered, refused or abandoned."""
 
@@ -120,7 +120,7 @@ class ServedModel:
         assert isinstance(outcome, Outcome)
         return outcome
 
-    def stream(self, row: Row, sampling: SamplingSettings) -> AsyncGenerator[Piece | Outcome, None]:
+    def stream(self, row: Row, sampling: SamplingSettings) -> AsyncGenerator[TextPiece | Outcome, None]:
         """Yield the pieces of the responses to a conversation, then its outcome; leaving early frees its place.
 
         Raises:
@@ -131,7 +131,7 @@ class ServedModel:
 
     async def _events(
         self, row: Row, sampling: SamplingSettings, *, streams: bool
-    ) -> AsyncGenerator[Piece | Outcome, None]:
+    ) -> AsyncGenerator[TextPiece | Outcome, None]:
         if self._is_refusing:
             raise PoolUnavailable(STOPPING, retry_after_seconds=1)
         check_room(
@@ -178,14 +178,14 @@ class ServedModel:
                 for job in taken.jobs.values():
                     self._send(job, EngineFailed("the engine failed; see the server's log"))
 
-    def _send(self, job: _QueuedChat, event: Piece | Outcome | EngineFailed) -> None:
+    def _send(self, job: _QueuedChat, event: TextPiece | Outcome | EngineFailed) -> None:
         """Hand an event on from the engine's thread."""
         assert self._loop is not None, "start() comes first"
         self._loop.call_soon_threadsafe(self._hand_on, job, event)
 
-    def _hand_on(self, job: _QueuedChat, event: Piece | Outcome | Exception) -> None:
+    def _hand_on(self, job: _QueuedChat, event: TextPiece | Outcome | Exception) -> None:
         if not job.is_over:
-            job.is_over = not isinstance(event, Piece)
+            job.is_over = not isinstance(event, TextPiece)
             job.events.put_nowait(event)
 
 
@@ -366,8 +366,8 @@ class CompletionForm:
 
     async def streamed(
         self,
-        first: Piece | Outcome,
-        events: AsyncGenerator[Piece | Outcome, None],
+        first: TextPiece | Outcome,
+        events: AsyncGenerator[TextPiece | Outcome, None],
         *,
         answered: Callable[[Outcome], Outcome],
         choices: int,
@@ -379,7 +379,7 @@ class CompletionForm:
         async with aclosing(events):
             try:
                 event = first
-                while isinstance(event, Piece):
+                while isinstance(event, TextPiece):
                     yield self._event(event.place, {"content": event.text}, log_probs=event.log_probs)
                     event = await anext(events)
                 outcome = answered(event)

@@ -105,7 +105,7 @@ class EpisodeSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Piece:
+class TextPiece:
     """Text by which a response has grown."""
 
     place: int
@@ -121,7 +121,7 @@ class Asked:
 
     row: Row
     sampling: SamplingSettings
-    on_piece: Callable[[Piece], None] | None = None
+    on_piece: Callable[[TextPiece], None] | None = None
     """Is called in the engine's thread whenever a response has grown."""
 
 

@@ -19,7 +19,7 @@ from lmm_r1.data.messages import Row
 from lmm_r1.data.sample import Completion, FinishReason
 from lmm_r1.errors import UserError
 from lmm_r1.generation.codec import LimitedCodec, TextStream
-from lmm_r1.generation.engine import AskedRows, EngineSettings, Outcome, Piece, SamplingSettings
+from lmm_r1.generation.engine import AskedRows, EngineSettings, Outcome, SamplingSettings, TextPiece
 from lmm_r1.lmm_kits import EncodedPrompt
 from lmm_r1.lmm_kits.checkpoint import torch_dtype
 from lmm_r1.models.rope_scaling import keep_cache, settle_rope
@@ -97,7 +97,7 @@ class TransformersEngine:
         read = len(prompt.token_ids)
         return Outcome(index=index, row=row, completions=whole, seconds=seconds, prompt_tokens=read)
 
-    def _streamer(self, sampling: SamplingSettings, *, on_piece: Callable[[Piece], None]) -> _TokenStreamer:
+    def _streamer(self, sampling: SamplingSettings, *, on_piece: Callable[[TextPiece], None]) -> _TokenStreamer:
         texts = [TextStream(self.codec.tokenizer, stops=sampling.stops) for _ in range(sampling.n_samples)]
         return _TokenStreamer(texts, stop_token_ids=self.stop_token_ids, on_piece=on_piece)
 
@@ -190,7 +190,7 @@ class _TokenStreamer(BaseStreamer):
     """Reports the texts of the responses to one prompt as they grow; transformers sends the prompt first."""
 
     def __init__(
-        self, texts: Sequence[TextStream], *, stop_token_ids: Sequence[int], on_piece: Callable[[Piece], None]
+        self, texts: Sequence[TextStream], *, stop_token_ids: Sequence[int], on_piece: Callable[[TextPiece], None]
     ) -> None:
         self._texts = texts
         self._ended = [False] * len(texts)
@@ -213,7 +213,7 @@ class _TokenStreamer(BaseStreamer):
 
     def _report(self, place: int, text: str) -> None:
         if text:
-            self._on_piece(Piece(place=place, text=text, log_probs=()))
+            self._on_piece(TextPiece(place=place, text=text, log_probs=()))
 
 
 class _Stop(StoppingCriteria):

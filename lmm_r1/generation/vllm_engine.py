@@ -36,8 +36,8 @@ from lmm_r1.generation.engine import (
     AskedRows,
     EngineSettings,
     Outcome,
-    Piece,
     SamplingSettings,
+    TextPiece,
     merged_checkpoint,
 )
 from lmm_r1.generation.engine_arguments import engine_arguments, free_share
@@ -488,7 +488,7 @@ class _PieceStream:
     """Reports the text of one response as it grows."""
 
     def __init__(
-        self, codec: LimitedCodec, sampling: SamplingSettings, *, place: int, on_piece: Callable[[Piece], None]
+        self, codec: LimitedCodec, sampling: SamplingSettings, *, place: int, on_piece: Callable[[TextPiece], None]
     ) -> None:
         self._codec = codec
         self._place = place
@@ -518,7 +518,7 @@ class _PieceStream:
                 response.token_ids[new], response.log_probs[new], response.likeliest[new]
             )
             self._told = tokens
-        self._on_piece(Piece(place=self._place, text=text, log_probs=log_probs))
+        self._on_piece(TextPiece(place=self._place, text=text, log_probs=log_probs))
 
 
 def _words(response: Response, codec: LimitedCodec) -> Sequence[int]:

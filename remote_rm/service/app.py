@@ -19,7 +19,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 from pydantic import BaseModel, ValidationError
 
-from remote_rm.protocol import Grade, GradeRequest, Health, Refusal, RewardReply, RewardRequest, check_json
+from remote_rm.protocol import GradeReply, GradeRequest, Health, Refusal, RewardReply, RewardRequest, check_json
 from remote_rm.reward_function import items_from
 from remote_rm.service.middleware import RequestRecord, RolloutSampler, guard, log_request, refusal
 from remote_rm.service.pool import VerifierPool, judge_of
@@ -409,10 +409,10 @@ def _add_routes(
     if is_verifier:
 
         @app.post("/grade", summary="Grade one sample", responses=REFUSALS, openapi_extra=body_of(GradeRequest))
-        async def grade(request: Request) -> Grade:
+        async def grade(request: Request) -> GradeReply:
             """Judge a sample as an endpoint grader of OpenAI's reinforcement fine-tuning."""
             (score,) = await scores_of(request, is_graded=True)
-            return Grade(score=score.score, reward=score.reward, parts=score.parts)
+            return GradeReply(score=score.score, reward=score.reward, parts=score.parts)
 
     @app.post("/get_reward", summary="Judge samples", responses=REFUSALS, openapi_extra=body_of(RewardRequest))
     async def get_reward(request: Request) -> RewardReply:

@@ -347,6 +347,8 @@ def test_a_server_on_the_loopback_answers_for_this_machine_only(headers, told):
 
 
 class _NoEngine:
+    not_supported: frozenset[str] = frozenset()
+
     def close(self) -> None:
         pass
 

@@ -5,7 +5,7 @@ FUZZ_CASES sets how many cases each test tries.
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from lmm_r1.data.preferences import KINDS, read_judged_file
 from lmm_r1.data.row_parser import parse_row
 from lmm_r1.data.sent_prompt import MediaAccess
 from lmm_r1.errors import UserError
-from lmm_r1.generation.engine import Outcome
+from lmm_r1.generation.engine import AskedRows, Outcome
 from remote_rm.math_verifier import MathVerifier
 from remote_rm.service.app import create_app
 from remote_rm.verifier import ServiceLimits
@@ -136,9 +136,11 @@ BODY = st.one_of(
 
 
 class _Engine:
-    def respond(self, rows: Iterable[tuple[int, Any]], sampling: object) -> Iterator[Outcome]:
-        for index, row in rows:
-            yield Outcome(index=index, row=row, reason="messages: nothing is said")
+    not_supported: frozenset[str] = frozenset()
+
+    def answer(self, asked: AskedRows) -> Iterator[Outcome]:
+        for index, one in asked:
+            yield Outcome(index=index, row=one.row, reason="messages: nothing is said")
 
     def close(self) -> None:
         pass

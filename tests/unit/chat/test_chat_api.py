@@ -16,7 +16,7 @@ from lmm_r1.chat.chat_model import ChatModel
 from lmm_r1.chat.server import ChatService, EngineFailed, ServedModel, create_app
 from lmm_r1.data.sample import Completion, TokenLogProb
 from lmm_r1.data.sent_prompt import MediaAccess
-from lmm_r1.generation.engine import AskedRows, Outcome, Piece, SamplingSettings
+from lmm_r1.generation.engine import AskedRows, Outcome, TextPiece, SamplingSettings
 from remote_rm.verifier import PoolUnavailable, ServiceLimits
 
 pytestmark = pytest.mark.unit
@@ -55,7 +55,7 @@ class Echo:
             )
             for word in words if one.on_piece is not None else ():
                 for place in range(one.sampling.n_samples):
-                    one.on_piece(Piece(place=place, text=word.text, log_probs=(word,) if known else ()))
+                    one.on_piece(TextPiece(place=place, text=word.text, log_probs=(word,) if known else ()))
                 if word.text == "halfway":
                     raise RuntimeError("out of memory")
             if not asked.is_abandoned(index):

@@ -13,7 +13,7 @@ from helpers.scripted_engines import CountingEngine
 from lmm_r1 import cpu
 from lmm_r1.data.messages import ImagePart, Row
 from lmm_r1.generation import vllm_engine
-from lmm_r1.generation.engine import Asked, AskedRows, EngineSettings, Piece, SamplingSettings
+from lmm_r1.generation.engine import Asked, AskedRows, EngineSettings, TextPiece, SamplingSettings
 from lmm_r1.generation.vllm_engine import VllmEngine
 
 pytestmark = pytest.mark.unit
@@ -169,7 +169,7 @@ def test_pieces_of_each_response_are_its_text_before_the_first_stop(load):
     engine = load(CountingEngine(lambda prompt: [40, 30], ends=lambda prompt: "stop"))
     whole = engine.codec.text(list(range(1, 41)), ended=True)
     stop = whole[10:13]
-    pieces: list[Piece] = []
+    pieces: list[TextPiece] = []
     sampling = SamplingSettings(n_samples=2, temperature=1.0, top_p=1.0, max_new_tokens=99, stops=("never", stop))
     asked = ClientRows("?", sampling=sampling)
     asked.coming[0] = (0, replace(asked.coming[0][1], on_piece=pieces.append))
