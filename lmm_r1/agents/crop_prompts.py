@@ -25,7 +25,7 @@ class CropPrompts:
 
     system: str
     observation: str
-    """With the image at `<image>` or Qwen's tokens, and `{action_turn}` and `{observation_turn}` for their numbers."""
+    """With the image at `<image>` or as tokens of a chat template, and `{action_turn}` and `{observation_turn}` for their numbers."""
     error: str
     """Follows the sentence that says what was wrong with a call."""
 

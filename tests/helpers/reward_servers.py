@@ -94,10 +94,10 @@ class RunningServer:
         """The address without the path of rewards."""
         return self.endpoint.removesuffix("/get_reward")
 
-    def workers(self) -> list[psutil.Process]:
-        """The worker processes, which are children of the fork server; waits until they are ready."""
+    def workers(self, *, at_least: int = 1) -> list[psutil.Process]:
+        """The worker processes, which are children of the fork server; waits until so many are ready."""
         deadline = time.monotonic() + 60
-        while health_of(self)["workers"] == 0:
+        while health_of(self)["workers"] < at_least:
             assert time.monotonic() < deadline, "no worker came up"
             time.sleep(0.05)
         return [worker for child in psutil.Process(self.process.pid).children() for worker in child.children()]

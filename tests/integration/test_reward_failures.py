@@ -58,6 +58,8 @@ def test_workers_killed_under_load_lose_no_reply_and_make_none_wrong():
             return await judging, killed
 
     with running(math_command("--workers", "2")) as server:
+        # A server of which a worker dies before all have come up stops.
+        assert server.workers(at_least=2)
         rewards, killed = asyncio.run(scenario(server))
         health = json.loads(get(f"{server.address}/health")[1])
     assert killed >= 5
