@@ -16,7 +16,7 @@ from lmm_r1.chat.chat_model import ChatModel
 from lmm_r1.chat.server import ChatService, EngineFailed, ServedModel, create_app
 from lmm_r1.data.sample import Completion, TokenLogProb
 from lmm_r1.data.sent_prompt import MediaAccess
-from lmm_r1.generation.engine import AskedRows, Outcome, TextPiece, SamplingSettings
+from lmm_r1.generation.engine import AskedRows, Outcome, SamplingSettings, TextPiece
 from remote_rm.verifier import PoolUnavailable, ServiceLimits
 
 pytestmark = pytest.mark.unit

@@ -13,7 +13,7 @@ from helpers.scripted_engines import CountingEngine
 from lmm_r1 import cpu
 from lmm_r1.data.messages import ImagePart, Row
 from lmm_r1.generation import vllm_engine
-from lmm_r1.generation.engine import Asked, AskedRows, EngineSettings, TextPiece, SamplingSettings
+from lmm_r1.generation.engine import Asked, AskedRows, EngineSettings, SamplingSettings, TextPiece
 from lmm_r1.generation.vllm_engine import VllmEngine
 
 pytestmark = pytest.mark.unit

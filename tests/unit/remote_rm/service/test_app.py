@@ -244,6 +244,14 @@ def test_the_openapi_document_describes_every_field_and_refusal():
     document = app_with().get("/openapi.json").json()
     assert {"/get_reward", "/grade", "/health", "/metrics"} <= set(document["paths"])
     assert set(document["paths"]["/get_reward"]["post"]["responses"]) == {"200", "401", "408", "413", "422", "503"}
-    for model in ("RewardRequest", "RewardReply", "GradeRequest", "GradedSample", "GradedItem", "GradeReply", "Health"):
+    for model in (
+        "RewardRequest",
+        "RewardReply",
+        "GradeRequest",
+        "GradedSample",
+        "GradedItem",
+        "GradeReply",
+        "Health",
+    ):
         fields = document["components"]["schemas"][model]["properties"]
         assert all(len(field.get("description", "")) >= 10 for field in fields.values()), model
