@@ -255,9 +255,9 @@ ASYNC = "--train.async_enable"
 STAGES: dict[str, Stage] = {
     "demo": typed(f"bash {ROOT}/examples/scripts/demo.sh runs/demo --data.max_samples 128", read=of_demo),
     "quickstart": typed(
-        "lmm-r1 train_sft --config sft.yaml",
+        "lmm-r1 train_sft --config sft.yaml --train.max_epochs 10",
         "lmm-r1 train_ppo_ray --config rl.yaml --train.num_episodes 1",
-        "lmm-r1 evaluate --config evaluate.yaml",
+        "lmm-r1 evaluate --config evaluate.yaml --temperature 0 --n_samples 1",
         read=of_quickstart,
     ),
     "rl_fp32": rl(),
