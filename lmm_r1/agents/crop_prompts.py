@@ -21,7 +21,7 @@ _IMAGE = re.compile(r"<image>|<\|vision_start\|>.*?<\|vision_end\|>")
 
 @dataclass(frozen=True, kw_only=True)
 class CropPrompts:
-    """What a policy is told, in words of its own training."""
+    """The texts that a policy reads, in the wording of its own training."""
 
     system: str
     observation: str

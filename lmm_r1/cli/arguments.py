@@ -169,7 +169,7 @@ _WIDTH = "COLUMNS"
 _ARGUMENT = re.compile(r"(?P<flag>--\S+ )?(?P<kind>\S+)(?: \[\S+ \.\.\.\])? ?(?P<what>.*)")
 # Short names of flags that most runs set.
 SHORT_FLAGS = {"reward": ("reward.remote_url", "verifiers", "verifier")}
-"""Each with the flags that it may stand for; a command has one of them."""
+"""Each with the flags that it can replace; a command has one of them."""
 CONFIG_HELP = "Command-line flags override `--config FILE.yaml`."
 
 

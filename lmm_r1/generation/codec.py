@@ -138,8 +138,8 @@ class PromptCodec:
 
         Args:
             token_ids: with the end token if the model generated one.
-            stops: texts at whose first the response ends.
-            ended_by_text: such a text ended it, so that its last token is no end token.
+            stops: the response ends before the first of these texts.
+            ended_by_text: whether one of them ended it; the last token is then not an end token.
         """
         ids = list(token_ids)
         text = self.text(ids, ended=finish_reason == "stop" and not ended_by_text)
@@ -227,8 +227,8 @@ class LimitedCodec(PromptCodec):
 class TextStream:
     """Turns the tokens of one response into pieces of text, which together are the decoded response.
 
-    Where the tokens do not make up whole characters, the marks that stand for the broken ones may differ. The text ends
-    before the first of `stops`; what may begin one is held back.
+    If the tokens are not whole characters, the marks of broken ones may differ. The text ends before the first of `stops`;
+    text that may begin one is held back.
     """
 
     def __init__(self, tokenizer: Any, *, stops: Sequence[str] = ()) -> None:
@@ -243,7 +243,7 @@ class TextStream:
         self._read = 0
 
     def add(self, token_ids: Sequence[int]) -> str:
-        """Return the text that these tokens complete; empty in the middle of a character or of what may be a stop text."""
+        """Return the text that these tokens complete; empty within a character or within a possible stop text."""
         return self._before_stop(self._decoded_more(token_ids))
 
     def _decoded_more(self, token_ids: Sequence[int]) -> str:
@@ -266,11 +266,11 @@ class TextStream:
         if self.is_stopped:
             return ""
         held = self._held + text
-        told = before_first(self._stops, held)
-        self.is_stopped = len(told) < len(held)
+        before = before_first(self._stops, held)
+        self.is_stopped = len(before) < len(held)
         if self.is_stopped:
             self._held = ""
-            return told
+            return before
         begun = range(min(len(held), max(map(len, self._stops), default=1) - 1), 0, -1)
         kept = next((count for count in begun if any(stop.startswith(held[-count:]) for stop in self._stops)), 0)
         self._held = held[len(held) - kept :]

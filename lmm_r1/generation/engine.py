@@ -50,8 +50,7 @@ class EngineSettings:
     gpu_memory_utilization: float | None
     """None is what its responses need, as far as it is free."""
     enforce_eager: bool | None
-    """None is left to the size of the model."""
-    """Run vLLM without CUDA graphs."""
+    """Run vLLM without CUDA graphs; None depends on the size of the model."""
     seed: int
     trust_remote_code: bool
     speculation: Speculation | None = None

@@ -499,7 +499,7 @@ class _PieceStream:
         """Tokens whose text was decoded, and whose log-probs were reported."""
 
     def read(self, response: Response) -> None:
-        """Report what the response has grown by, unless it is no whole character."""
+        """Report the new text; within a character there is none yet."""
         words = _words(response, self._codec)
         self._report(self._text.add(words[self._read :]), response, tokens=len(words))
         self._read = len(words)

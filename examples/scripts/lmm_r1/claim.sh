@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # Sourced by reproduce_small.sh: the rows, the cold start and the arms of one seed, under ROOT.
-: "${SCRIPTS:?claim.sh is sourced behind common.sh}"
+: "${SCRIPTS:?source common.sh before claim.sh}"
 : "${PROMPTS:=64}" "${STEPS:=24}" "${COLD_ROWS:=25600}" "${TEST_ROWS:=100}" "${LEVEL:=1}"
 # Hidden size and layers, for millions of parameters.
 declare -A SIZES=([10]='320 6' [30]='512 8' [100]='768 12' [300]='1280 14')
