@@ -39,6 +39,7 @@ COMMANDS = {
     "check_data": "statistics of a row file and problems that training would have with it; a page with its images",
     "prepare_data": "write rows of a public dataset by its recipe, from the hub or a local copy, with images and hashes; resumable",
     "make_task": "write row files of a procedural task, with images",
+    "reproduce": "run a recipe of the repository and say which of its figures are inside their expected range",
     "kits": "list the supported architectures and what each supports",
     "convert_config": "convert settings of EasyR1, verl or LMM-R1's own scripts to a file for --config, with a list of what has no counterpart",
     "convert_checkpoint": "convert a checkpoint from its maker's format to the format that the other commands take",

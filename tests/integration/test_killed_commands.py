@@ -1,16 +1,26 @@
-"""Commands that are killed at 20 random moments each: their output is whole or not there, and the next try writes it."""
+"""Commands that are killed at 20 random moments each: the next try writes the whole output.
+
+A command that does not resume leaves all of its output or none.
+"""
 
 import hashlib
 import json
 import random
 import re
 import time
+import zipfile
 from pathlib import Path
 
 import pytest
+import torch
 from helpers.killed_runs import KillableCommand
 from helpers.processes import warm_python
+from helpers.recipe_samples import SAMPLES, png
+from helpers.tiny_models import build_checkpoint, make_actor
 from PIL import Image
+
+from lmm_r1.lmm_kits import get_kit
+from lmm_r1.models.adapters import adapted_layers, save_adapter
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.full]
 
@@ -41,7 +51,25 @@ def run_folder(folder: Path) -> None:
     (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
 
 
+def adapter(folder: Path) -> None:
+    folder.mkdir()
+    build_checkpoint(get_kit("llm"), folder / "base")
+    model = make_actor(folder / "base", lora_rank=4, lora_alpha=8).model
+    for layer in adapted_layers(model).values():
+        torch.nn.init.normal_(layer.lora_B["default"].weight, std=0.02)
+    save_adapter(model, folder / "adapter")
+
+
+def published_copy(folder: Path) -> None:
+    folder.mkdir()
+    records = [{**SAMPLES["mathv360k"].record, "id": str(number)} for number in range(2000)]
+    (folder / "train_samples_all_tuning.json").write_text(json.dumps(records))
+    with zipfile.ZipFile(folder / "data_images.zip", "w") as archive:
+        archive.writestr("data_images/FigureQA/1.png", png())
+
+
 COMMANDS = {
+    "merge": (adapter, ["--adapter", "input/adapter", "--output", "output"], "output"),
     "check_data": (rows, ["input/rows.jsonl", "--html", "output.html"], "output.html"),
     "report": (run_folder, ["input", "--output", "output.html"], "output.html"),
     "make_task": (rows, ["digits", "--rows", "200", "--output", "output"], "output"),
@@ -71,6 +99,29 @@ def test_a_killed_command_leaves_all_of_its_output_or_none(name, tmp_path):
     assert ended.code == 0, ended.output
     assert digests(written) == whole
     assert killed > 0, "it was too quick for each of the moments"
+
+
+def test_a_killed_preparation_is_resumed_and_writes_the_same(tmp_path):
+    published_copy(tmp_path / "input")
+    arguments = ["mathv360k", "--source", "input", "--output", "output"]
+    argv = [warm_python(), "-m", "lmm_r1.cli.prepare_data", *arguments]
+    command, written = KillableCommand(argv=argv, cwd=tmp_path), tmp_path / "output"
+    seconds = min(_seconds(command, written) for _ in range(2))
+    whole, draw, killed, resumed = digests(written), random.Random("prepare_data"), 0, 0
+    _remove(written)
+    for _ in range(KILLS):
+        moment = time.monotonic() + draw.uniform(0.1, 1.0) * seconds
+        ended = command.run(kill=lambda moment=moment: time.monotonic() > moment, limit_s=300)
+        killed += ended.killed
+        resumed += "resuming after" in ended.output
+        if not ended.killed:
+            assert digests(written) == whole
+            _remove(written)
+    ended = command.run(limit_s=300)
+    assert ended.code == 0, ended.output
+    assert digests(written) == whole
+    assert killed > 0
+    assert resumed > 0, "no try found rows to resume from"
 
 
 def _seconds(command: KillableCommand, written: Path) -> float:
