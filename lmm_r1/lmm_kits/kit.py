@@ -182,10 +182,26 @@ class LmmKit(ABC):
     def load_model(
         self, path: str, *, dtype: torch.dtype, attn_implementation: str, trust_remote_code: bool, **kwargs: Any
     ) -> PreTrainedModel:
-        """Load the model with its generation cache off; `kwargs` go to `from_pretrained`."""
-        return self.adapt(
-            self.model_class.from_pretrained(path, dtype=dtype, attn_implementation=attn_implementation, **kwargs)
+        """Load the model with its generation cache off; `kwargs` go to `from_pretrained`.
+
+        Raises UserError if the checkpoint lacks some of its weights.
+        """
+        model, report = self.model_class.from_pretrained(
+            path, dtype=dtype, attn_implementation=attn_implementation, output_loading_info=True, **kwargs
         )
+        self.check_complete(model, report["missing_keys"], path=path)
+        return self.adapt(model)
+
+    def check_complete(self, model: PreTrainedModel, missing: Iterable[str], *, path: str) -> None:
+        """Raise UserError if weights are missing that a loss reaches: transformers initialises them at random."""
+        # A value model's checkpoint names its head, and has no output layer.
+        absent = ("lm_head.",) if hasattr(model.config, "value_head_prefix") else ()
+        lacking = sorted(name for name in missing if not name.startswith((*self.untrained_prefixes, *absent)))
+        if lacking:
+            raise UserError(
+                f"{path}: {len(lacking)} weights are not in this checkpoint, {lacking[0]} among them; copy the original "
+                "model's weight files into it"
+            )
 
     def check(self, capability: str, *, flag: str) -> None:
         """Raise UserError, with the flag that asks for it, if models of the kit do not have a capability."""

@@ -74,16 +74,17 @@ class LanguageModelKit(LmmKit):
     def load_model(
         self, path: str, *, dtype: torch.dtype, attn_implementation: str, trust_remote_code: bool, **kwargs: Any
     ) -> PreTrainedModel:
-        """Load the model with its generation cache off."""
-        return self.adapt(
-            AutoModelForCausalLM.from_pretrained(
-                path,
-                dtype=dtype,
-                attn_implementation=attn_implementation,
-                trust_remote_code=trust_remote_code,
-                **kwargs,
-            )
+        """Load the model with its generation cache off; raises UserError if the checkpoint lacks some of its weights."""
+        model, report = AutoModelForCausalLM.from_pretrained(
+            path,
+            dtype=dtype,
+            attn_implementation=attn_implementation,
+            trust_remote_code=trust_remote_code,
+            output_loading_info=True,
+            **kwargs,
         )
+        self.check_complete(model, report["missing_keys"], path=path)
+        return self.adapt(model)
 
     def model_class_of(self, config: PretrainedConfig) -> type[PreTrainedModel]:
         """Return transformers' class; raises UserError for an architecture whose code comes with the checkpoint."""

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from helpers.conversations import as_written, message, picture, row
 from helpers.tiny_models import encode, make_actor, pad
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from transformers import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
@@ -502,6 +503,21 @@ def test_a_saved_model_loads_again_with_the_same_logits_and_chat_template(load, 
     assert torch.equal(*outputs)
     assert again.processor.chat_template == loaded.processor.chat_template
     assert again.tokenizer.pad_token_id == loaded.tokenizer.pad_token_id
+
+
+@pytest.mark.parametrize("name", KITS)
+def test_a_checkpoint_without_one_of_its_weights_is_refused(load, name, tmp_path):
+    folder = load(name).folder
+    shutil.copytree(folder, tmp_path / "copy")
+    file = tmp_path / "copy/model.safetensors"
+    weights = load_file(file)
+    ends = ("q_proj.weight", "qkv_proj.weight", "query_key_value.weight")
+    lost = next(stored for stored in weights if stored.endswith(ends) and "audio" not in stored)
+    save_file(
+        {stored: weight for stored, weight in weights.items() if stored != lost}, file, metadata={"format": "pt"}
+    )
+    with pytest.raises(UserError, match=r"\d weights are not in this checkpoint, .* among them; copy the original"):
+        make_actor(tmp_path / "copy")
 
 
 @pytest.mark.parametrize("name", KITS)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.commands import QUESTION, write_rows
 from helpers.killed_runs import KillableCommand
 from helpers.processes import warm_python
 from helpers.recipe_samples import SAMPLES, png
@@ -30,8 +31,9 @@ KILLS = 20
 def digests(folder: Path) -> dict[str, str]:
     """The hash of each file of an output, which may be a file itself; none if it is not there."""
     files = [folder] if folder.is_file() else sorted(path for path in folder.rglob("*") if path.is_file())
-    # The page says when it was written.
-    contents = {str(file.relative_to(folder)): re.sub(rb"20[0-9: -]+UTC", b"", file.read_bytes()) for file in files}
+    # Pages and records say when they were written, and how long that took.
+    varying = rb"20[0-9: -]+UTC|\"seconds\": [0-9.]+|[0-9.]+ s\b"
+    contents = {str(file.relative_to(folder)): re.sub(varying, b"", file.read_bytes()) for file in files}
     return {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
 
 
@@ -101,19 +103,33 @@ def test_a_killed_command_leaves_all_of_its_output_or_none(name, tmp_path):
     assert killed > 0, "it was too quick for each of the moments"
 
 
-def test_a_killed_preparation_is_resumed_and_writes_the_same(tmp_path):
-    published_copy(tmp_path / "input")
-    arguments = ["mathv360k", "--source", "input", "--output", "output"]
-    argv = [warm_python(), "-m", "lmm_r1.cli.prepare_data", *arguments]
+def asked(folder: Path) -> None:
+    folder.mkdir()
+    build_checkpoint(get_kit("llm"), folder / "model")
+    write_rows(folder, *[QUESTION] * 24)
+
+
+EVALUATE = ["--checkpoints", "m=input/model", "--files", "f=input/rows.jsonl", "--output", "output/evaluation.json"]
+RESUMED = {
+    "prepare_data": (published_copy, ["mathv360k", "--source", "input", "--output", "output"], "resuming after"),
+    "evaluate": (asked, [*EVALUATE, "--backend", "transformers", "--max_new_tokens", "24"], ""),
+}
+
+
+@pytest.mark.parametrize("name", RESUMED)
+def test_a_killed_command_is_resumed_and_writes_the_same(name, tmp_path):
+    prepare, arguments, sign = RESUMED[name]
+    prepare(tmp_path / "input")
+    argv = [warm_python(), "-m", f"lmm_r1.cli.{name}", *arguments]
     command, written = KillableCommand(argv=argv, cwd=tmp_path), tmp_path / "output"
     seconds = min(_seconds(command, written) for _ in range(2))
-    whole, draw, killed, resumed = digests(written), random.Random("prepare_data"), 0, 0
+    whole, draw, killed, resumed = digests(written), random.Random(name), 0, 0
     _remove(written)
     for _ in range(KILLS):
         moment = time.monotonic() + draw.uniform(0.1, 1.0) * seconds
         ended = command.run(kill=lambda moment=moment: time.monotonic() > moment, limit_s=300)
         killed += ended.killed
-        resumed += "resuming after" in ended.output
+        resumed += sign in ended.output
         if not ended.killed:
             assert digests(written) == whole
             _remove(written)

@@ -111,23 +111,6 @@ class Phi3VKit(LmmKit):
     untrained_prefixes = (f"{_TOWER}encoder.layers.{_LAST_LAYER}.", f"{_TOWER}post_layernorm.")
     tiny_tokens = TINY_TOKENS
 
-    def load_model(
-        self, path: str, *, dtype: torch.dtype, attn_implementation: str, trust_remote_code: bool, **kwargs: Any
-    ) -> Phi3VForCausalLM:
-        """Load the model with its cache off; raises UserError if the checkpoint lacks some of its weights."""
-        model, report = Phi3VForCausalLM.from_pretrained(
-            path, dtype=dtype, attn_implementation=attn_implementation, output_loading_info=True, **kwargs
-        )
-        # A critic's checkpoint has no output layer, and names its value head.
-        absent = {"lm_head.weight"} if hasattr(model.config, "value_head_prefix") else set()
-        missing = sorted(set(report["missing_keys"]) - absent)
-        if missing:
-            raise UserError(
-                f"{path}: {len(missing)} weights are not in this checkpoint, {missing[0]} among them; copy the original "
-                "model's weight files into it"
-            )
-        return self.adapt(model)
-
     def prepare_processor(self, processor: Phi3VProcessor, path: str) -> None:
         """Set the end token to `<|end|>`, with which the chat template ends a turn; the release names `<|endoftext|>`.
 
