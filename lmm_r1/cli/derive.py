@@ -39,7 +39,7 @@ from lmm_r1.supervised.samples import encode_sample
 TOLERANCE, GRADIENT = 1e-4, 1e-3
 # Of a log-prob of vLLM, whose kernels round differently.
 ENGINE_TOLERANCE = 1e-3
-ENGINE_SECONDS = 300
+ENGINE_SECONDS = 900
 MAX_LEN = 1024
 QUESTION, ANSWER = "Which digit is this?", "46"
 
@@ -405,8 +405,6 @@ class Checks:
         found = json.loads(last)
         if "largest" not in found:
             raise Unconfirmed(found.get("reason") or _engine_reason(ended.stderr) or "the run ended without a result")
-        if found["largest"] is None or not found["largest"] <= ENGINE_TOLERANCE:
-            raise Unconfirmed(f"log-probs of vLLM and training differ by up to {found['largest']}")
         return f"vLLM's log-probs of text and images differ by {found['largest']:.0e} before and after an update"
 
 
@@ -427,6 +425,9 @@ def measure_engine(folder: str, architecture: str, max_len: int) -> None:
         try:
             _, gaps = certify(folder, max_len=max_len, dtype="fp32", settings=None)
             found = {"largest": max(gap.largest for gap in gaps)}
+            if apart := [gap for gap in gaps if not gap.largest <= ENGINE_TOLERANCE]:
+                off, rows, weights = apart[0].largest, apart[0].rows, apart[0].weights
+                found = {"reason": f"log-probs of vLLM and training differ by {off:.1g} for {rows} rows {weights}"}
         except UserError as error:
             # With what the workers of the run have raised.
             found = {"reason": _engine_reason("".join(traceback.format_exception(error))) or str(error)}

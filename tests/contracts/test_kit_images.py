@@ -8,19 +8,19 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.conversations import message, picture
-from helpers.tables import by_turns
+from helpers.tables import by_turns, kits_with
 from helpers.tiny_models import encode, make_actor, pad
 from PIL import Image
 
 from lmm_r1.data.images import load_image
 from lmm_r1.data.messages import ImagePart
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits import KITS, EncodedPrompt, get_kit
+from lmm_r1.lmm_kits import EncodedPrompt, get_kit
 from lmm_r1.models.actor import KitActor
 
 pytestmark = pytest.mark.contract
 
-IMAGE_KITS = [name for name in KITS if get_kit(name).takes_images]
+IMAGE_KITS = kits_with("images")
 # What becomes of an image of 1 x 1 and of 10,000 x 20 pixels, as datasets/README.md says.
 EXTREMES = {"1x1": (1, 1), "10000x20": (10_000, 20)}
 REFUSED = {

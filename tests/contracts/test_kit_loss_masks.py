@@ -6,20 +6,21 @@ from pathlib import Path
 import pytest
 from helpers.conversations import clip, message, picture
 from helpers.conversations import row as row_of
+from helpers.tables import kits_with
 
 from lmm_r1.data.messages import ImagePart, Message, Row, VideoPart
 from lmm_r1.data.preferences import PreferenceRow
 from lmm_r1.data.row_parser import parse_row
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits import KITS, Checkpoint, get_kit
+from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.supervised.dpo import encode_pair
 from lmm_r1.supervised.samples import SFTSample, encode_sample
 
 pytestmark = pytest.mark.contract
 
 CASE = Path(__file__).parents[1] / "data" / "cases" / "F04_image_in_assistant_turn.jsonl"
-IMAGE_KITS = [name for name in KITS if get_kit(name).takes_images]
-VIDEO_KITS = [name for name in KITS if get_kit(name).takes_videos]
+IMAGE_KITS = kits_with("images")
+VIDEO_KITS = kits_with("video")
 # Their chat template writes no media in the model's turns, so that such rows are refused.
 REFUSING = ("glm4v", "glm4v_moe")
 WIDE, TALL, SHORT = picture(140, 84), picture(84, 112), clip(3, 112, 84)

@@ -6,18 +6,18 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from helpers.tables import table
+from helpers.tables import kits_with, table
 from PIL import Image
 
 from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, VideoPart
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits import KITS, Checkpoint, get_kit
+from lmm_r1.lmm_kits import KITS, Checkpoint
 from lmm_r1.lmm_kits.checkpoint import encode_row, outlined_row
 
 pytestmark = pytest.mark.contract
 
-IMAGE_KITS = [name for name in KITS if get_kit(name).takes_images]
-VIDEO_KITS = [name for name in KITS if get_kit(name).takes_videos]
+IMAGE_KITS = kits_with("images")
+VIDEO_KITS = kits_with("video")
 # On both sides of what kits refuse: sides whose ratio is 200, 1,344 or more, and images of which a crop has no height.
 SIZES = table("contracts/kit_outlines", "sizes")
 BOUNDS = {"as it is": {}, "bounded": {"max_pixels": 28 * 28 * 200}, "scaled up": {"min_pixels": 28 * 28 * 20}}

@@ -28,7 +28,7 @@ from helpers.packed_batches import (
     turns,
     zeros,
 )
-from helpers.tables import SOME, by_turns, table
+from helpers.tables import SOME, by_turns, kits_with, table
 from helpers.tiny_models import LONGROPE, altered, with_longrope
 
 from lmm_r1.data.sample import PlacedMedia
@@ -42,8 +42,8 @@ from lmm_r1.models.packed.self_check import check_packing
 
 pytestmark = pytest.mark.contract
 
-IMAGE_KITS = [name for name in KITS if get_kit(name).takes_images]
-VIDEO_KITS = [name for name in KITS if get_kit(name).takes_videos]
+IMAGE_KITS = kits_with("images")
+VIDEO_KITS = kits_with("video")
 CAUSAL = LmmKit.bidirectional_token_ids
 # The tiny model of the kit whose full attention is causal has none; tests/unit/lmm_kits/test_gemma4.py makes one that has.
 BIDIRECTIONAL_KITS = [
@@ -191,8 +191,14 @@ def layouts_seen(monkeypatch: pytest.MonkeyPatch) -> list[PackedLayout]:
     return layouts
 
 
-@pytest.mark.parametrize("way", ["packed", "shared"])
-@pytest.mark.parametrize("name", KITS)
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        (name, way)
+        for way, names in (("packed", kits_with("packed")), ("shared", kits_with("shared prefix")))
+        for name in names
+    ],
+)
 def test_in_double_precision_they_are_equal_to_the_last_digits(doubles, zero, name, way):
     """Also what models compute in single precision whatever they get, norms above all, is computed in double here.
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from helpers.conversations import message, picture
 from helpers.conversations import row as row_of
+from helpers.tables import kits_with
 
 from lmm_r1.data.messages import Message, images_of
 from lmm_r1.errors import UserError
@@ -18,8 +19,8 @@ from lmm_r1.supervised.samples import encode_sample
 
 pytestmark = pytest.mark.contract
 
-PLAYING = [name for name in KITS if get_kit(name).engine_refusal is None]
-IMAGE_KITS = [name for name in KITS if get_kit(name).takes_images]
+PLAYING = kits_with("RL")
+IMAGE_KITS = kits_with("images")
 # What other architectures than the one at hand take for special, tags of images that are no tokens, and our own marks.
 SPELLED = (
     *("<|im_end|>", "<|im_start|>", "<|endoftext|>", "<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<image>"),

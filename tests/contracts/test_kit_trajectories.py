@@ -5,6 +5,7 @@ from itertools import chain
 import pytest
 import torch
 from helpers.conversations import as_written, message, picture, row
+from helpers.tables import kits_with
 
 from lmm_r1.data.messages import Message, images_of
 from lmm_r1.lmm_kits import KITS, LmmKit, get_kit
@@ -15,7 +16,7 @@ pytestmark = pytest.mark.contract
 
 # Turns that a chat template refuses or passes over: the model was not trained on tools.
 UNWRITTEN = {("gemma3", "tool"), ("glm4v", "tool"), ("glm4v_moe", "tool")}
-PLAYING = [name for name in KITS if get_kit(name).engine_refusal is None]
+PLAYING = kits_with("RL")
 SMALL, WIDE = picture(56, 56), picture(140, 84)
 SAID = ("<think>look</think> 4", "Then 12.", "<answer>46</answer>")
 

@@ -12,19 +12,19 @@ from helpers.engines import disturb, load_weights, running_engine
 from helpers.environments import CASES
 from helpers.packed_batches import Batch, log_probs_of
 from helpers.random_trajectories import GROUP, LIMITS, MAX_LEN, Overheard, Rollouts, build_checkpoint, packed_sample
-from helpers.tables import by_turns
+from helpers.tables import by_turns, kits_with
 from helpers.tiny_models import make_actor
 from PIL import Image
 
 from lmm_r1.data.sample import Sample
 from lmm_r1.generation.codec import PromptCodec
 from lmm_r1.generation.vllm_engine import InProcessEngine
-from lmm_r1.lmm_kits import KITS, Checkpoint, get_kit
+from lmm_r1.lmm_kits import Checkpoint, get_kit
 from lmm_r1.models.actor import KitActor
 
 pytestmark = pytest.mark.contract
 
-PLAYING = [name for name in KITS if get_kit(name).engine_refusal is None]
+PLAYING = kits_with("RL")
 TOLERANCE = 1e-4
 MAX_NEW_TOKENS = (4, 12, 24)
 
