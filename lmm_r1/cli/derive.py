@@ -417,10 +417,8 @@ def measure_engine(folder: str, architecture: str, max_len: int) -> None:
     engine = f"vLLM {engine_version()}"
     if architecture not in ModelRegistry.get_supported_archs():
         found: dict[str, object] = {"reason": f"{engine} has no class {architecture}"}
-    elif (size := _other_ids(folder)) is not None:
-        found = {
-            "reason": f"{engine} and the processor write different ids for an image of {size[0]} x {size[1]} pixels"
-        }
+    elif (reason := _other_ids(folder, engine)) is not None:
+        found = {"reason": reason}
     else:
         try:
             _, gaps = certify(folder, max_len=max_len, dtype="fp32", settings=None)
@@ -434,8 +432,8 @@ def measure_engine(folder: str, architecture: str, max_len: int) -> None:
     sys.stdout.write(f"{json.dumps(found)}\n")
 
 
-def _other_ids(folder: str) -> tuple[int, int] | None:
-    """Return the size of the first image that vLLM expands to other ids than the kit; None if there is none."""
+def _other_ids(folder: str, engine: str) -> str | None:
+    """Return why vLLM expands an image to other ids than the kit; None if it does not."""
     from vllm.config import ModelConfig
     from vllm.multimodal import MULTIMODAL_REGISTRY
 
@@ -443,11 +441,15 @@ def _other_ids(folder: str) -> tuple[int, int] | None:
     assert isinstance(kit, DerivedKit), "its config has the derived kit"
     checks = Checks(folder=Path(folder), file=kit.file)
     processor = MULTIMODAL_REGISTRY.create_processor(ModelConfig(model=folder, dtype="float32"))
-    for size in SIZES:
-        encoded = checks._encode(size, QUESTION)
+    for width, height in SIZES:
+        encoded = checks._encode((width, height), QUESTION)
         media = processor.info.parse_mm_data(kit.engine_media(encoded))
-        if list(processor(encoded.engine_token_ids, media)["prompt_token_ids"]) != encoded.token_ids:
-            return size
+        try:
+            written = list(processor(encoded.engine_token_ids, media)["prompt_token_ids"])
+        except Exception as error:  # a class that is made for another processor may raise anything
+            return f"{engine} does not take its processor ({first_line(error.__cause__ or error)})"
+        if written != encoded.token_ids:
+            return f"{engine} and the processor write different ids for an image of {width} x {height} pixels"
     return None
 
 
