@@ -427,7 +427,6 @@ def measure_engine(folder: str, architecture: str, max_len: int) -> None:
                 off, rows, weights = apart[0].largest, apart[0].rows, apart[0].weights
                 found = {"reason": f"log-probs of vLLM and training differ by {off:.1g} for {rows} rows {weights}"}
         except UserError as error:
-            # With what the workers of the run have raised.
             found = {"reason": _engine_reason("".join(traceback.format_exception(error))) or str(error)}
     sys.stdout.write(f"{json.dumps(found)}\n")
 

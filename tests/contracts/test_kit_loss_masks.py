@@ -20,7 +20,6 @@ pytestmark = pytest.mark.contract
 
 CASE = Path(__file__).parents[1] / "data" / "cases" / "F04_image_in_assistant_turn.jsonl"
 IMAGE_KITS = kits_with("images")
-VIDEO_KITS = kits_with("video")
 # Their chat template writes no media in the model's turns, so that such rows are refused.
 REFUSING = ("glm4v", "glm4v_moe")
 WIDE, TALL, SHORT = picture(140, 84), picture(84, 112), clip(3, 112, 84)
@@ -73,7 +72,7 @@ def test_of_a_turn_with_images_the_loss_takes_its_words_and_its_end(name, tiny_c
     check(Checkpoint(str(tiny_checkpoint(name))), TALL)
 
 
-@pytest.mark.parametrize("name", [name for name in VIDEO_KITS if name not in REFUSING])
+@pytest.mark.parametrize("name", [name for name in kits_with("video") if name not in REFUSING])
 def test_of_a_turn_with_videos_the_loss_takes_its_words_and_its_end(name, tiny_checkpoint):
     check(Checkpoint(str(tiny_checkpoint(name))), SHORT)
 

@@ -16,8 +16,6 @@ from lmm_r1.lmm_kits.checkpoint import encode_row, outlined_row
 
 pytestmark = pytest.mark.contract
 
-IMAGE_KITS = kits_with("images")
-VIDEO_KITS = kits_with("video")
 # On both sides of what kits refuse: sides whose ratio is 200, 1,344 or more, and images of which a crop has no height.
 SIZES = table("contracts/kit_outlines", "sizes")
 BOUNDS = {"as it is": {}, "bounded": {"max_pixels": 28 * 28 * 200}, "scaled up": {"min_pixels": 28 * 28 * 20}}
@@ -51,7 +49,7 @@ def png(image: Image.Image) -> bytes:
 
 
 @pytest.mark.parametrize("bounds", BOUNDS)
-@pytest.mark.parametrize("name", IMAGE_KITS)
+@pytest.mark.parametrize("name", kits_with("images"))
 def test_an_image_is_refused_by_its_size_as_it_is_refused_by_its_pixels(checkpoint_of, name, bounds):
     for size in SIZES:
         row = asked(ImagePart(png(Image.new("RGB", size)), **BOUNDS[bounds]))
@@ -59,7 +57,7 @@ def test_an_image_is_refused_by_its_size_as_it_is_refused_by_its_pixels(checkpoi
         assert found == expected, size
 
 
-@pytest.mark.parametrize("name", VIDEO_KITS)
+@pytest.mark.parametrize("name", kits_with("video"))
 def test_so_are_the_frames_of_a_video(checkpoint_of, name):
     for size in [(64, 32), (10, 5000), (2, 398), (2, 402)]:
         for bounds in ({}, {"max_pixels": 28 * 28 * 200}):

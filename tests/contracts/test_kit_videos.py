@@ -20,7 +20,6 @@ from lmm_r1.supervised.samples import encode_sample
 
 pytestmark = pytest.mark.contract
 
-VIDEO_KITS = kits_with("video")
 LONG_TEXT = "What is 12 + 34? Which digit does the picture show? " * 12
 TOLERANCE = 1e-4
 STILL = picture(140, 84)
@@ -52,7 +51,7 @@ TIMELESS = ("qwen2_vl", "internvl", "llava_onevision")
 ONE_SIZE = ("internvl", "llava_onevision", "smolvlm")
 
 
-@pytest.fixture(scope="module", params=VIDEO_KITS)
+@pytest.fixture(scope="module", params=kits_with("video"))
 def name(request: pytest.FixtureRequest) -> str:
     return request.param
 
