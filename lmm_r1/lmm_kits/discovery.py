@@ -35,7 +35,6 @@ _MOST: dict[str, int] = {
     r"num_experts_per_tok|moe_k|n_group": 2,
     r"topk_group|first_k_dense_replace": 1,
 }
-_WIDTH = re.compile(r"(qk_rope_|qk_nope_|v_|index_)?head_dim")
 _WIDTH = re.compile(
     r"(.*_)?(intermediate_size|hidden_size|input_dim|output_dim|ffn_dim|conv_dim|block_dim|block_ff_dim|lora_rank|projection_dim)(_.*)?"
 )

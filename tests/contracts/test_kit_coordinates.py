@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
+from helpers.tables import kits_with
 
 from lmm_r1.data.files import read_row_file
 from lmm_r1.data.messages import Row
 from lmm_r1.data.reading import RowReading
 from lmm_r1.generation.codec import PromptCodec
-from lmm_r1.lmm_kits import KITS, EncodedPrompt, get_kit
+from lmm_r1.lmm_kits import EncodedPrompt
 from lmm_r1.scoring import ScoredResponse
 from lmm_r1.scoring.sources import RowClient, VerifierScorer
 from remote_rm.box_verifier import BoxVerifier, reward_func
@@ -23,7 +24,6 @@ from remote_rm.verifier import Score
 pytestmark = pytest.mark.contract
 
 CASES = Path(__file__).resolve().parents[1] / "data" / "cases"
-IMAGE_KITS = [name for name in KITS if get_kit(name).takes_images]
 THOUSANDTHS = {"qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe", "glm4v", "glm4v_moe", "internvl"}
 # Of 1000 x 800 pixels there are 36 x 29 squares of 28 x 28. Of 100 at most, sides shrink by sqrt(78400 / 800000) = 0.313,
 # to 11.2 and 8.9 squares: 11 x 8, which are 308 x 224 pixels.
@@ -71,7 +71,7 @@ def by_verifier(item: ScoredResponse) -> Score:
     return asyncio.run(scored())
 
 
-@pytest.mark.parametrize("name", IMAGE_KITS)
+@pytest.mark.parametrize("name", kits_with("images"))
 def test_an_answer_in_the_models_own_coordinates_meets_a_label_in_stored_pixels(name, shown):
     bounds = {"max_pixels": MOST_PIXELS} if name == "qwen2_5_vl" else {}
     made = shown(name, **bounds)

@@ -14,17 +14,16 @@ from helpers.engines import (
     running_engine,
     sampled,
 )
-from helpers.tables import by_turns
+from helpers.tables import by_turns, kits_with
 from helpers.tiny_models import CORPUS, LONGROPE, MIXTURES, build_experts, encode, make_actor, with_longrope
 from safetensors.torch import load_file
 
 from lmm_r1.generation.weight_sync import as_stored, stored_weights
-from lmm_r1.lmm_kits import KITS, EncodedPrompt, LmmKit, TinyModelSpec, get_kit
+from lmm_r1.lmm_kits import EncodedPrompt, LmmKit, TinyModelSpec, get_kit
 from lmm_r1.models.actor import KitActor
 
 pytestmark = pytest.mark.contract
 
-ENGINE_KITS = [name for name in KITS if get_kit(name).engine_refusal is None]
 LONG = "What is 12 + 34? Which digit does the picture show? " * 12
 TOLERANCE = 1e-4
 SAMPLED_TOKENS = 10_000
@@ -56,7 +55,7 @@ def make_checkpoint(kit: LmmKit, folder: Path, *, tied: bool) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("name", "tied"), by_turns(ENGINE_KITS, [(False,), (True,)], turns=2))
+@pytest.mark.parametrize(("name", "tied"), by_turns(kits_with("RL"), [(False,), (True,)], turns=2))
 def test_the_engine_samples_what_it_may_with_the_log_probs_of_the_training_forward_at_load_and_after_updates(
     name, tied, tmp_path
 ):

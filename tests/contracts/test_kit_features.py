@@ -8,15 +8,16 @@ import pytest
 import torch
 from helpers.conversations import clip, message, picture
 from helpers.packed_batches import Batch, Results, groups, together
+from helpers.tables import kits_with
 from helpers.tiny_models import make_actor
 
-from lmm_r1.lmm_kits import KITS, EncodedPrompt, get_kit
+from lmm_r1.lmm_kits import EncodedPrompt, get_kit
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.image_features import process_store
 
 pytestmark = pytest.mark.contract
 
-IMAGE_KITS = [name for name in KITS if get_kit(name).takes_images]
+IMAGE_KITS = kits_with("images")
 # Those whose tower and projector are two calls.
 SEPARATE = [name for name in IMAGE_KITS if not get_kit(name).feature_points[-1].projects]
 GIB = 0.125

@@ -8,19 +8,18 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.conversations import message, picture
-from helpers.tables import by_turns
+from helpers.tables import by_turns, kits_with
 from helpers.tiny_models import encode, make_actor, pad
 from PIL import Image
 
 from lmm_r1.data.images import load_image
 from lmm_r1.data.messages import ImagePart
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits import KITS, EncodedPrompt, get_kit
+from lmm_r1.lmm_kits import EncodedPrompt, get_kit
 from lmm_r1.models.actor import KitActor
 
 pytestmark = pytest.mark.contract
 
-IMAGE_KITS = [name for name in KITS if get_kit(name).takes_images]
 # What becomes of an image of 1 x 1 and of 10,000 x 20 pixels, as datasets/README.md says.
 EXTREMES = {"1x1": (1, 1), "10000x20": (10_000, 20)}
 REFUSED = {
@@ -72,7 +71,9 @@ def encode_image(name: str, processor: object, image: Image.Image) -> EncodedPro
     return encode(get_kit(name), processor, [message("user", image, "Which digit?")])
 
 
-@pytest.mark.parametrize(("name", "kind"), by_turns(IMAGE_KITS, [(kind,) for kind in FILES], turns=len(FILES)))
+@pytest.mark.parametrize(
+    ("name", "kind"), by_turns(kits_with("images"), [(kind,) for kind in FILES], turns=len(FILES))
+)
 def test_a_file_of_any_kind_is_what_it_shows(actor_of, name, kind):
     _, processor = actor_of(name)
     content, shown = FILES[kind]
@@ -84,7 +85,7 @@ def test_a_file_of_any_kind_is_what_it_shows(actor_of, name, kind):
 
 
 @pytest.mark.parametrize("extreme", EXTREMES)
-@pytest.mark.parametrize("name", IMAGE_KITS)
+@pytest.mark.parametrize("name", kits_with("images"))
 def test_an_extreme_image_is_trained_on_or_refused_with_its_size(actor_of, name, extreme):
     actor, processor = actor_of(name)
     image = picture(*EXTREMES[extreme])

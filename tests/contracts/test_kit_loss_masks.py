@@ -6,20 +6,20 @@ from pathlib import Path
 import pytest
 from helpers.conversations import clip, message, picture
 from helpers.conversations import row as row_of
+from helpers.tables import kits_with
 
 from lmm_r1.data.messages import ImagePart, Message, Row, VideoPart
 from lmm_r1.data.preferences import PreferenceRow
 from lmm_r1.data.row_parser import parse_row
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits import KITS, Checkpoint, get_kit
+from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.supervised.dpo import encode_pair
 from lmm_r1.supervised.samples import SFTSample, encode_sample
 
 pytestmark = pytest.mark.contract
 
 CASE = Path(__file__).parents[1] / "data" / "cases" / "F04_image_in_assistant_turn.jsonl"
-IMAGE_KITS = [name for name in KITS if get_kit(name).takes_images]
-VIDEO_KITS = [name for name in KITS if get_kit(name).takes_videos]
+IMAGE_KITS = kits_with("images")
 # Their chat template writes no media in the model's turns, so that such rows are refused.
 REFUSING = ("glm4v", "glm4v_moe")
 WIDE, TALL, SHORT = picture(140, 84), picture(84, 112), clip(3, 112, 84)
@@ -72,7 +72,7 @@ def test_of_a_turn_with_images_the_loss_takes_its_words_and_its_end(name, tiny_c
     check(Checkpoint(str(tiny_checkpoint(name))), TALL)
 
 
-@pytest.mark.parametrize("name", [name for name in VIDEO_KITS if name not in REFUSING])
+@pytest.mark.parametrize("name", [name for name in kits_with("video") if name not in REFUSING])
 def test_of_a_turn_with_videos_the_loss_takes_its_words_and_its_end(name, tiny_checkpoint):
     check(Checkpoint(str(tiny_checkpoint(name))), SHORT)
 

@@ -6,18 +6,16 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from helpers.tables import table
+from helpers.tables import kits_with, table
 from PIL import Image
 
 from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, VideoPart
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits import KITS, Checkpoint, get_kit
+from lmm_r1.lmm_kits import KITS, Checkpoint
 from lmm_r1.lmm_kits.checkpoint import encode_row, outlined_row
 
 pytestmark = pytest.mark.contract
 
-IMAGE_KITS = [name for name in KITS if get_kit(name).takes_images]
-VIDEO_KITS = [name for name in KITS if get_kit(name).takes_videos]
 # On both sides of what kits refuse: sides whose ratio is 200, 1,344 or more, and images of which a crop has no height.
 SIZES = table("contracts/kit_outlines", "sizes")
 BOUNDS = {"as it is": {}, "bounded": {"max_pixels": 28 * 28 * 200}, "scaled up": {"min_pixels": 28 * 28 * 20}}
@@ -51,7 +49,7 @@ def png(image: Image.Image) -> bytes:
 
 
 @pytest.mark.parametrize("bounds", BOUNDS)
-@pytest.mark.parametrize("name", IMAGE_KITS)
+@pytest.mark.parametrize("name", kits_with("images"))
 def test_an_image_is_refused_by_its_size_as_it_is_refused_by_its_pixels(checkpoint_of, name, bounds):
     for size in SIZES:
         row = asked(ImagePart(png(Image.new("RGB", size)), **BOUNDS[bounds]))
@@ -59,7 +57,7 @@ def test_an_image_is_refused_by_its_size_as_it_is_refused_by_its_pixels(checkpoi
         assert found == expected, size
 
 
-@pytest.mark.parametrize("name", VIDEO_KITS)
+@pytest.mark.parametrize("name", kits_with("video"))
 def test_so_are_the_frames_of_a_video(checkpoint_of, name):
     for size in [(64, 32), (10, 5000), (2, 398), (2, 402)]:
         for bounds in ({}, {"max_pixels": 28 * 28 * 200}):

@@ -28,7 +28,7 @@ from helpers.packed_batches import (
     turns,
     zeros,
 )
-from helpers.tables import SOME, by_turns, table
+from helpers.tables import SOME, by_turns, kits_with, table
 from helpers.tiny_models import LONGROPE, altered, with_longrope
 
 from lmm_r1.data.sample import PlacedMedia
@@ -42,8 +42,7 @@ from lmm_r1.models.packed.self_check import check_packing
 
 pytestmark = pytest.mark.contract
 
-IMAGE_KITS = [name for name in KITS if get_kit(name).takes_images]
-VIDEO_KITS = [name for name in KITS if get_kit(name).takes_videos]
+IMAGE_KITS = kits_with("images")
 CAUSAL = LmmKit.bidirectional_token_ids
 # The tiny model of the kit whose full attention is causal has none; tests/unit/lmm_kits/test_gemma4.py makes one that has.
 BIDIRECTIONAL_KITS = [
@@ -74,6 +73,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "lora": {"lora_rank": 4, "lora_alpha": 8},
 }
 WAYS = ("padded", "packed", "shared")
+TOGETHER = [(name, "packed") for name in kits_with("packed")] + [
+    (name, "shared") for name in kits_with("shared prefix")
+]
 PASSES = [
     ("padded", "left", "eval"),
     ("padded", "right", "train"),
@@ -191,8 +193,7 @@ def layouts_seen(monkeypatch: pytest.MonkeyPatch) -> list[PackedLayout]:
     return layouts
 
 
-@pytest.mark.parametrize("way", ["packed", "shared"])
-@pytest.mark.parametrize("name", KITS)
+@pytest.mark.parametrize(("name", "way"), TOGETHER)
 def test_in_double_precision_they_are_equal_to_the_last_digits(doubles, zero, name, way):
     """Also what models compute in single precision whatever they get, norms above all, is computed in double here.
 
@@ -315,7 +316,7 @@ def test_the_filler_segment_changes_nothing_but_gives_the_vision_tower_gradients
     check(replace(mine, gradients=rest), theirs, tolerance=DOUBLE, zero=zeros(theirs.gradients))
 
 
-@pytest.mark.parametrize("name", VIDEO_KITS)
+@pytest.mark.parametrize("name", kits_with("video"))
 def test_groups_with_videos_are_packed_like_those_with_images(load, prompts_of, zero, name):
     prompts = prompts_of(name, VIDEO_AND_IMAGE, TEXT, VIDEO, ONE_IMAGE)
     batch = shuffled(groups(prompts, [(4, 1), (3, 5), (2, 6), (1,)]))
@@ -338,7 +339,7 @@ def batch_of_turns(prompts_of: Callable[..., list[EncodedPrompt]]) -> Callable[[
         image, text, crop, two, alone = prompts_of(
             name, ONE_IMAGE, TEXT, [message("user", picture(56, 84))], several, TEXT
         )
-        seen = prompts_of(name, VIDEO)[0] if name in VIDEO_KITS else two
+        seen = prompts_of(name, VIDEO)[0] if name in kits_with("video") else two
         return shuffled(
             [
                 turns(image, (30, 31, 32, 33)),

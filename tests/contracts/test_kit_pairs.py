@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.conversations import clip, message, picture
-from helpers.tables import SOME
+from helpers.tables import SOME, kits_with
 from helpers.tiny_models import make_actor
 from helpers.value_models import make_value_model
 
@@ -100,7 +100,7 @@ def test_both_sides_have_the_ids_that_they_have_by_themselves_and_one_object_of_
     assert (sample.chosen.media is None) == (prompt == "text")
 
 
-@pytest.mark.parametrize("name", [name for name in KITS if get_kit(name).takes_images])
+@pytest.mark.parametrize("name", kits_with("images"))
 def test_a_side_that_spells_special_tokens_learns_them_as_text(encode, name, tiny_checkpoint):
     kit = get_kit(name)
     processor = kit.load_processor(str(tiny_checkpoint(name)), trust_remote_code=False)

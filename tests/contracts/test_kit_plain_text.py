@@ -8,6 +8,7 @@ import pytest
 import torch
 from helpers.conversations import message, picture
 from helpers.conversations import row as row_of
+from helpers.tables import kits_with
 
 from lmm_r1.data.messages import Message, images_of
 from lmm_r1.errors import UserError
@@ -18,8 +19,7 @@ from lmm_r1.supervised.samples import encode_sample
 
 pytestmark = pytest.mark.contract
 
-PLAYING = [name for name in KITS if get_kit(name).engine_refusal is None]
-IMAGE_KITS = [name for name in KITS if get_kit(name).takes_images]
+PLAYING = kits_with("RL")
 # What other architectures than the one at hand take for special, tags of images that are no tokens, and our own marks.
 SPELLED = (
     *("<|im_end|>", "<|im_start|>", "<|endoftext|>", "<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<image>"),
@@ -82,7 +82,7 @@ def test_no_special_token_comes_of_text(name, tiny_checkpoint):
     assert len(tokenizer) == size, "the processor itself stays as it is"
 
 
-@pytest.mark.parametrize("name", [name for name in PLAYING if name in IMAGE_KITS])
+@pytest.mark.parametrize("name", [name for name in PLAYING if name in kits_with("images")])
 def test_pictures_beside_such_text_are_those_that_are_shown(name, tiny_checkpoint):
     kit, processor = loaded(name, tiny_checkpoint(name))
     special = special_ids(kit, processor)

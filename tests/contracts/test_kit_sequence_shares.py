@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.conversations import message, picture
+from helpers.tables import kits_with
 from helpers.tiny_models import encode, make_actor
 
 from lmm_r1.lmm_kits import KITS, get_kit
@@ -15,7 +16,7 @@ pytestmark = pytest.mark.contract
 
 IMAGES = [message("user", "Which digit ", picture(84, 56), " is this, and this?", picture(56, 56))]
 TEXT = [message("user", "What is 12 + 34?")]
-CASES = [(name, "text") for name in KITS] + [(name, "images") for name in KITS if get_kit(name).takes_images]
+CASES = [(name, "text") for name in KITS] + [(name, "images") for name in kits_with("images")]
 
 
 def tensors_of(value: Any) -> list[torch.Tensor]:

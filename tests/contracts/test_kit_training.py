@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.conversations import message, picture
-from helpers.tables import SOME, by_turns
+from helpers.tables import SOME, by_turns, kits_with
 from helpers.tiny_models import encode, make_actor, pad, run_kit
 
 from lmm_r1 import cpu
@@ -22,7 +22,7 @@ from lmm_r1.models.loading import language_layer_list
 
 pytestmark = pytest.mark.contract
 
-IMAGE_KITS = [name for name in KITS if get_kit(name).takes_images]
+IMAGE_KITS = kits_with("images")
 TEXT = [message("user", "What is 12 + 34?")]
 IMAGE = [message("user", picture(84, 56), "Which digit is this?")]
 RESPONSES = ([11, 5, 7, 30, 9], [8, 40, 6])

@@ -5,6 +5,7 @@ from itertools import chain
 import pytest
 import torch
 from helpers.conversations import as_written, message, picture, row
+from helpers.tables import kits_with
 
 from lmm_r1.data.messages import Message, images_of
 from lmm_r1.lmm_kits import KITS, LmmKit, get_kit
@@ -15,7 +16,6 @@ pytestmark = pytest.mark.contract
 
 # Turns that a chat template refuses or passes over: the model was not trained on tools.
 UNWRITTEN = {("gemma3", "tool"), ("glm4v", "tool"), ("glm4v_moe", "tool")}
-PLAYING = [name for name in KITS if get_kit(name).engine_refusal is None]
 SMALL, WIDE = picture(56, 56), picture(140, 84)
 SAID = ("<think>look</think> 4", "Then 12.", "<answer>46</answer>")
 
@@ -64,7 +64,8 @@ def test_the_loss_takes_each_turn_of_the_model_with_its_end_and_nothing_else(nam
 
 
 @pytest.mark.parametrize(
-    ("name", "role"), [(name, role) for name in PLAYING for role in ("user", "tool") if (name, role) not in UNWRITTEN]
+    ("name", "role"),
+    [(name, role) for name in kits_with("RL") for role in ("user", "tool") if (name, role) not in UNWRITTEN],
 )
 def test_a_trajectory_has_the_ids_and_the_mask_of_a_rollout_that_says_the_same(name, role, tiny_checkpoint):
     kit = get_kit(name)

@@ -22,7 +22,7 @@ from helpers.packed_batches import (
     together,
     zeros,
 )
-from helpers.tables import SOME
+from helpers.tables import SOME, kits_with
 from helpers.tiny_models import altered
 
 from lmm_r1.lmm_kits import KITS, EncodedPrompt, LmmKit, Media, get_kit
@@ -30,7 +30,7 @@ from lmm_r1.models.actor import wanted_targets
 
 pytestmark = pytest.mark.contract
 
-IMAGE_KITS = [name for name in KITS if get_kit(name).takes_images]
+IMAGE_KITS = kits_with("images")
 TEXT = [message("user", "What is 12 + 34?")]
 ONE_IMAGE = [message("user", picture(84, 56), "Which digit is this?")]
 CROP, CROPS = [message("user", picture(56, 84))], [message("user", picture(56, 56), "and", picture(84, 56))]

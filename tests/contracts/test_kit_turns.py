@@ -5,18 +5,19 @@ from itertools import chain
 import pytest
 import torch
 from helpers.conversations import as_written, message, picture
+from helpers.tables import kits_with
 from helpers.tiny_models import encode
 from PIL import Image
 
 from lmm_r1.data.messages import Message, images_of
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits import KITS, EncodedPrompt, LmmKit, get_kit
+from lmm_r1.lmm_kits import EncodedPrompt, LmmKit, get_kit
 from lmm_r1.lmm_kits.checkpoint import encode_turn, without_end
 
 pytestmark = pytest.mark.contract
 
 # Those that an engine can run: the others take no part in RL.
-PLAYING = [name for name in KITS if get_kit(name).engine_refusal is None]
+PLAYING = kits_with("RL")
 IMAGE_KITS = [name for name in PLAYING if get_kit(name).takes_images]
 SMALL, WIDE, TALL = picture(56, 56), picture(140, 84), picture(84, 112)
 QUESTION = message("user", "Which digit is this?")

@@ -13,7 +13,7 @@ import torch
 from helpers.conversations import message, picture
 from helpers.engines import disturb
 from helpers.packed_batches import Batch, groups
-from helpers.tables import SOME, by_turns
+from helpers.tables import SOME, by_turns, kits_with
 from helpers.tiny_models import encode, make_actor
 from helpers.value_models import HEAD, make_value_model, one_by_one, rewards_of, values_of
 from safetensors.torch import load_file, save_file
@@ -26,7 +26,7 @@ from lmm_r1.models.value_model import KitValueModel
 
 pytestmark = pytest.mark.contract
 
-IMAGE_KITS = [name for name in KITS if get_kit(name).takes_images]
+IMAGE_KITS = kits_with("images")
 WAYS = ("padded", "packed", "shared")
 SIDES = ("left", "right")
 VALUES, GRADIENTS = 1e-5, 1e-5
@@ -225,7 +225,7 @@ def test_the_image_that_keeps_a_text_only_rank_running_changes_no_value(pair_of,
         assert not any(found[key].any() for key in ran)
 
 
-@pytest.mark.parametrize(("name", "variant"), by_turns(KITS, [("full",), ("lora",)], turns=2))
+@pytest.mark.parametrize(("name", "variant"), by_turns(kits_with("critic"), [("full",), ("lora",)], turns=2))
 def test_a_saved_critic_loads_again_as_critic_and_as_reward_model(
     pair_of, batch_of, tiny_checkpoint, name, variant, tmp_path, reports
 ):

@@ -9,17 +9,17 @@ import pytest
 import torch
 from helpers.conversations import as_written, clip, message, picture, row
 from helpers.engines import disturb, largest_difference, load_weights, running_engine, sampled
+from helpers.tables import kits_with
 from helpers.tiny_models import encode, make_actor, pad
 from helpers.video_references import TEXT_KEYS, reference, stock_inputs
 
 from lmm_r1.data.messages import VideoPart, images_of, videos_of
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits import KITS, EncodedPrompt, LmmKit, get_kit
+from lmm_r1.lmm_kits import EncodedPrompt, LmmKit, get_kit
 from lmm_r1.supervised.samples import encode_sample
 
 pytestmark = pytest.mark.contract
 
-VIDEO_KITS = [name for name in KITS if get_kit(name).takes_videos]
 LONG_TEXT = "What is 12 + 34? Which digit does the picture show? " * 12
 TOLERANCE = 1e-4
 STILL = picture(140, 84)
@@ -51,7 +51,7 @@ TIMELESS = ("qwen2_vl", "internvl", "llava_onevision")
 ONE_SIZE = ("internvl", "llava_onevision", "smolvlm")
 
 
-@pytest.fixture(scope="module", params=VIDEO_KITS)
+@pytest.fixture(scope="module", params=kits_with("video"))
 def name(request: pytest.FixtureRequest) -> str:
     return request.param
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from helpers.conversations import as_written, message, picture, row
+from helpers.tables import kits_with
 from helpers.tiny_models import encode, make_actor, pad
 from PIL import Image
 from safetensors.torch import load_file, save_file
@@ -33,7 +34,7 @@ from lmm_r1.supervised.samples import encode_sample
 
 pytestmark = pytest.mark.contract
 
-IMAGE_KITS = [name for name in KITS if get_kit(name).takes_images]
+IMAGE_KITS = kits_with("images")
 SMALL, WIDE, TALL = picture(56, 56), picture(140, 84), picture(84, 112)
 TEXTS = {
     "one turn": [message("user", "What is 12 + 34?")],
@@ -303,7 +304,7 @@ def test_media_travel_in_few_bytes_and_arrive_bit_by_bit(load, name):
     assert packed.tensors[name_of_pixels].nbytes <= BYTES_PER_VALUE[name] * pixels.numel() + tables
 
 
-@pytest.mark.parametrize("name", [name for name in KITS if get_kit(name).engine_refusal is None])
+@pytest.mark.parametrize("name", kits_with("RL"))
 def test_what_an_engine_is_told_of_a_kit_can_be_sent_to_a_process_of_its_own(load, name):
     loaded = load(name)
     config = loaded.kit.load_config(str(loaded.folder), trust_remote_code=False)

@@ -25,6 +25,13 @@ def test_the_docs_show_the_table_of_the_kits():
     assert shown == made, "put the output of `lmm-r1 kits --markdown` between the marks in docs/kits.md"
 
 
+def test_every_column_names_the_kits_that_a_contract_is_asked_of():
+    """A contract that takes its kits from elsewhere lets its column claim what no test runs."""
+    contracts = "".join(file.read_text() for file in Path(__file__).parent.glob("test_kit_*.py"))
+    asked = set(re.findall(r'kits_with\("(.+?)"\)', contracts))
+    assert asked == set(kits.COLUMNS) - {"kit", "vLLM", "checkpoints"}
+
+
 @pytest.mark.parametrize("name", KITS)
 def test_the_facts_read_from_a_kits_source_are_the_attributes_of_the_kit(name):
     assert asdict(read_facts(name)) == {fact: getattr(get_kit(name), fact) for fact in asdict(read_facts(name))}

@@ -18,20 +18,20 @@ from helpers.engines import disturb
 from helpers.environments import CASES
 from helpers.packed_batches import Batch, DoubleThroughout, log_probs_of
 from helpers.random_trajectories import GROUP, MAX_LEN, RandomPolicy, Rollouts, Spoken, build_checkpoint, packed_sample
-from helpers.tables import SOME
+from helpers.tables import SOME, kits_with
 from helpers.tiny_models import encode, make_actor
 
 from lmm_r1.agents.registry import ENVIRONMENTS
 from lmm_r1.checkpoints.merge_job import in_double
 from lmm_r1.data.sample import Sample
 from lmm_r1.generation.codec import PromptCodec
-from lmm_r1.lmm_kits import KITS, Checkpoint, Media, get_kit
+from lmm_r1.lmm_kits import Checkpoint, Media, get_kit
 from lmm_r1.models.actor import KitActor
 from lmm_r1.rl.experiences import experience_of
 
 pytestmark = pytest.mark.contract
 
-PLAYING = [name for name in KITS if get_kit(name).engine_refusal is None]
+PLAYING = kits_with("RL")
 # Of each environment; a kit has some two hundred of all of them.
 COUNT = 24
 # A turn's limit, drawn for each group: some of them cut calls off.

@@ -12,19 +12,18 @@ from helpers.engines import disturb, load_weights, running_engine
 from helpers.environments import CASES
 from helpers.packed_batches import Batch, log_probs_of
 from helpers.random_trajectories import GROUP, LIMITS, MAX_LEN, Overheard, Rollouts, build_checkpoint, packed_sample
-from helpers.tables import by_turns
+from helpers.tables import by_turns, kits_with
 from helpers.tiny_models import make_actor
 from PIL import Image
 
 from lmm_r1.data.sample import Sample
 from lmm_r1.generation.codec import PromptCodec
 from lmm_r1.generation.vllm_engine import InProcessEngine
-from lmm_r1.lmm_kits import KITS, Checkpoint, get_kit
+from lmm_r1.lmm_kits import Checkpoint, get_kit
 from lmm_r1.models.actor import KitActor
 
 pytestmark = pytest.mark.contract
 
-PLAYING = [name for name in KITS if get_kit(name).engine_refusal is None]
 TOLERANCE = 1e-4
 MAX_NEW_TOKENS = (4, 12, 24)
 
@@ -105,10 +104,10 @@ def run_of(folder_of: Callable[[str], Path], tmp_path: Path) -> Iterator[Callabl
 
 def cases_of(name: str) -> list[str]:
     """All cases for three kits, and a third of them by turns for each other, which `test_trajectories` plays all of."""
-    return [case for one, case in by_turns(PLAYING, [(case,) for case in CASES], turns=3) if one == name]
+    return [case for one, case in by_turns(kits_with("RL"), [(case,) for case in CASES], turns=3) if one == name]
 
 
-@pytest.mark.parametrize("name", PLAYING)
+@pytest.mark.parametrize("name", kits_with("RL"))
 def test_the_engines_log_probs_of_episodes_are_the_trainers_before_and_after_an_update(run_of, tmp_path, name):
     run = run_of(name)
     played, turns, images = 0, 0, 0

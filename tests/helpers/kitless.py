@@ -42,7 +42,6 @@ class Kitless:
     """Names in the config of the ids of tokens."""
     text: Mapping[str, Any] = field(default_factory=dict)
     vision: Mapping[str, Any] = field(default_factory=dict)
-    other: Mapping[str, Any] = field(default_factory=dict)
     parts: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments of the processor."""
     names: Mapping[str, str] = field(default_factory=dict)
@@ -207,9 +206,6 @@ KITLESS: dict[str, Kitless] = {
             for place, written in (("_start", "_START"), ("_end", "_END"), ("", "_PLACEHOLDER"))
         },
         text={"rope_parameters": {"rope_type": "default", "rope_theta": 500000.0, "mrope_section": [5, 5, 6]}},
-        # Released configs have these, and vLLM reads them.
-        vision={"embed_dim": HIDDEN},
-        other={"spatial_conv_size": 2, "temporal_conv_size": 2},
     ),
     "ovis2": Kitless(
         mark="<image>",
@@ -298,7 +294,7 @@ def small_config(name: str, made: Kitless, tokenizer: PreTrainedTokenizerBase) -
     data["vision_config"] |= made.vision
     if "vocab_size" in data:
         data["vocab_size"] = len(tokenizer)
-    return type(default).from_dict({**data, **ends, **ids, **made.other})
+    return type(default).from_dict({**data, **ends, **ids})
 
 
 def main() -> None:

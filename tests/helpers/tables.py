@@ -65,7 +65,8 @@ def by_turns(names: Iterable[str], settings: Sequence[tuple], *, turns: int) -> 
     ]
 
 
-def kits_with(column: str) -> list[str]:
+@cache
+def kits_with(column: str) -> tuple[str, ...]:
     """Return the kits that have a `yes` in a column of `lmm-r1 kits`: the contracts that show it are asked of all of them."""
     place = COLUMNS.index(column)
-    return [row[0] for row in kit_rows(vllm_version="") if row[place] == "yes"]
+    return tuple(row[0] for row in kit_rows(vllm_version="") if row[place] == "yes")

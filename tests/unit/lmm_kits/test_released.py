@@ -13,7 +13,8 @@ pytestmark = pytest.mark.unit
 
 @pytest.mark.parametrize("name", released_configs())
 def test_a_released_checkpoints_config_makes_a_model_of_as_many_parameters(name):
-    # The counts are those that the hub reports of the released files.
+    # The counts are those that the hub reports of the released files, without what no model has as parameters: weights for
+    # speculative decoding (`mtp`), buffers, and keys and values of layers that take them from others.
     checkpoint = Checkpoint(str(released_folder(name)))
     with torch.device("meta"):
         model = checkpoint.kit.model_class_of(checkpoint.config)(copy.deepcopy(checkpoint.config))
