@@ -29,7 +29,7 @@ COMMANDS = {
     "train_rm": "a reward model from pairs of responses, for serve_rm and RL",
     "train_kd": "distillation: a student learns the token distributions of a teacher",
     "plan": "estimate GPU and host memory before loading anything: a dry run of a training command",
-    "serve_verifier": "serve rewards over HTTP: math, choice, number, exact, list, box, edit_distance, vqa, format, a composition, or a model as judge",
+    "serve_verifier": "serve rewards over HTTP: math, choice, number, exact, list, box, edit_distance, vqa, sokoban, format, a composition, or a model as judge",
     "serve_rm": "serve the rewards of a trained reward model over HTTP, for text and images",
     "serve_chat": "serve a checkpoint with the OpenAI chat API, for text and images: as a judge or for other evaluation tools",
     "interactive_chat": "chat with a checkpoint in the terminal, with images",

@@ -237,8 +237,8 @@ class BatchConfig(RowsConfig, EpisodeFlags, SpeculationFlags):
     max_model_len: int = 4096
     """Longest prompt and response together, in tokens; in an episode, including all turns."""
     verifier: str | None = None
-    """Also --reward. Score every response by a verifier: math, choice, number, exact, list, box, edit_distance, vqa, format,
-    composition:math=1,format=0.5, llm_judge:judge_url=URL,judge_model=NAME."""
+    """Also --reward. Score every response by a verifier: math, choice, number, exact, list, box, edit_distance, vqa, sokoban,
+    format, composition:math=1,format=0.5, llm_judge:judge_url=URL,judge_model=NAME."""
     reward_model: str | None = None
     """Score every response with a trained reward model, its steps with a process reward model of train_prm, or with a
     server of serve_rm: http://HOST:PORT/get_reward, several separated by commas."""

@@ -12,8 +12,8 @@ from PIL import Image
 
 from lmm_r1.agents.environment import Answered, Environment, Turn
 from lmm_r1.data.messages import ImagePart, Message, Row, TextPart
-from lmm_r1.tasks.sokoban.board import MOVES
-from lmm_r1.tasks.sokoban.notation import read_state
+from remote_rm.sokoban_board import MOVES
+from remote_rm.sokoban_levels import read_state
 
 
 def coordinates_image(width: int, height: int) -> Image.Image:

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from lmm_r1.agents.sokoban import SokobanPlan, SokobanSteps
 from lmm_r1.data.messages import ImagePart, Message, TextPart
 from lmm_r1.errors import UserError
-from lmm_r1.tasks.sokoban.notation import board_text, coordinates_text, draw_board, state_record
+from lmm_r1.tasks.sokoban import draw_board
+from remote_rm.sokoban_levels import board_text, coordinates_text, state_record
 
 pytestmark = pytest.mark.unit
 
