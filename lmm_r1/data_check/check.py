@@ -156,8 +156,7 @@ def _read(config: CheckDataConfig, path: str, reading: RowReading, *, kind: Kind
 
 
 def _skipped_finding(row: SkippedRow) -> Finding:
-    # A reason begins with the location.
-    location, _, what = row.reason.partition(": ")
+    location, what = row.finding
     return Finding(kind="row", index=row.index, location=location, what=what)
 
 
