@@ -48,6 +48,12 @@ COMMANDS = {
 }
 
 HELP = ("-h", "--help", "help")
+EXTRA_PACKAGES = frozenset(("torch", "vllm", "openrlhf", "ray", "deepspeed", "transformers", "peft", "accelerate"))
+"""What the extras `gpu` and `cpu` install."""
+EXTRA_MISSING = (
+    "this command needs {}, which an extra installs: pip install 'lmm-r1[gpu]', or 'lmm-r1[cpu]' on a machine without "
+    "GPUs; docs/installation.md shows it for a wheel"
+)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -58,7 +64,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 def run_command(main: Callable[[], None]) -> None:
     """Run a command. If nobody reads its output any more, as with `| head`, it ends as if by SIGPIPE.
 
-    If its standard output is a file on a full disk, it ends with a sentence and exit code 1.
+    If its standard output is a file on a full disk, or a package of an extra is missing, it ends with a sentence and
+    exit code 1.
     """
     hide_in_logs()
     try:
@@ -80,6 +87,12 @@ def run_command(main: Callable[[], None]) -> None:
         # A command that has reported the error fails once more when its buffer is flushed.
         if not (isinstance(error.__context__, SystemExit) and error.__context__.code):
             print(f"lmm-r1: error: {sentence}", file=sys.stderr)
+        raise SystemExit(1) from None
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in EXTRA_PACKAGES:
+            raise
+        print(f"lmm-r1: error: {EXTRA_MISSING.format(package)}", file=sys.stderr)
         raise SystemExit(1) from None
     except SystemExit as end:
         # rich turns it into an exit code of its own.
