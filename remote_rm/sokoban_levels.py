@@ -28,7 +28,7 @@ class LevelError(ValueError):
 
 
 def read_state(value: Any) -> State:
-    """Return the state that a row holds: XSB text, the list of its lines, or a record as `state_record` writes it.
+    """Return the state that a row holds: XSB text, the list of its lines, or a record with squares counted from 1.
 
     Raises:
         LevelError: it has none of these forms, or is not a level with one player, one or more boxes, and as many goals.
@@ -78,18 +78,6 @@ def symbol_at(state: State, square: Square, *, floor: str = " ") -> str:
     if square in state.boxes:
         return "*" if on_goal else "$"
     return "." if on_goal else floor
-
-
-def state_record(state: State) -> dict[str, object]:
-    """The state in coordinates, for JSON: `{"height": 3, "width": 5, "walls": [[1, 1], ...], ..., "player": [2, 2]}`."""
-    return {
-        "height": state.room.height,
-        "width": state.room.width,
-        "walls": _counted_from_1(state.room.walls),
-        "goals": _counted_from_1(state.room.goals),
-        "boxes": _counted_from_1(state.boxes),
-        "player": [state.player[0] + 1, state.player[1] + 1],
-    }
 
 
 def coordinates_text(state: State) -> str:

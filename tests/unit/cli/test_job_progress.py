@@ -7,7 +7,9 @@ pytestmark = pytest.mark.unit
 
 
 def said(count: int, capsys: pytest.CaptureFixture[str], **settings: str) -> list[str]:
-    rows = [SkippedRow(index=index, reason=f"rows.jsonl line {index + 1}: no\nimage {index + 1}") for index in range(count)]
+    rows = [
+        SkippedRow(index=index, reason=f"rows.jsonl line {index + 1}: no\nimage {index + 1}") for index in range(count)
+    ]
     with pytest.raises(SystemExit) as ended:
         report_skipped("lmm-r1 x", rows, **settings)
     assert ended.value.code == SKIPPED_ROWS_CODE == 3
