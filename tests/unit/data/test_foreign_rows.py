@@ -126,22 +126,7 @@ def test_a_player_on_a_goal_is_stored_like_one_on_the_floor(tmp_path):
     assert row.answer == "+$-"
 
 
-@pytest.mark.parametrize(
-    ("numbers", "columns", "sentence"),
-    [
-        (
-            [[5, 4, 9]],
-            {},
-            "level_65.npy is no level of Sokoban: the array holds 9; a level has whole numbers from 0 to 6",
-        ),
-        ([5, 4, 2], {}, "the array needs two dimensions"),
-        ([[1, 4, 2]], {}, "there are 0 players"),
-        (LEVEL, {"env_path": "level_66.npy"}, "level_66.npy is no level of Sokoban: [Errno 2]"),
-        (LEVEL, {"env_path": "rows.npy"}, "rows.npy is no level of Sokoban: the magic string is not correct"),
-        (LEVEL, {"env_path": "data:level_65.npy"}, '"env_path" must be the path of a file, not data:level_65.npy'),
-        (LEVEL, {"env_path": "level_65"}, 'the answer "answer" is empty'),
-    ],
-)
+@pytest.mark.parametrize(("numbers", "columns", "sentence"), table("data/foreign_rows", "no_levels"))
 def test_a_file_that_holds_no_level_is_refused(numbers, columns, sentence, tmp_path):
     (tmp_path / "rows.npy").write_text("not an array")
     with pytest.raises(UserError, match=re.escape(sentence)):
