@@ -92,7 +92,15 @@ print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})))
 
 WITHOUT_EXTRAS = """
 import json, sys
-sys.modules.update(dict.fromkeys({missing!r}))
+
+
+class WithoutExtras:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {missing!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+
+sys.meta_path.insert(0, WithoutExtras())
 from lmm_r1 import cli
 for arguments in {commands!r}:
     try:
