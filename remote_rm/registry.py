@@ -37,6 +37,9 @@ VERIFIERS = {
         module="remote_rm.edit_distance_verifier", purpose="a text, by how many characters are different (ANLS)"
     ),
     "vqa": Registration(module="remote_rm.vqa_verifier", purpose="the answers of several people (VQA accuracy)"),
+    "sokoban": Registration(
+        module="remote_rm.sokoban_verifier", purpose="moves that solve the level of Sokoban in the label"
+    ),
     "format": Registration(module="remote_rm.format_verifier", purpose="one think block, then one answer block"),
     "llm_judge": Registration(
         module="remote_rm.llm_judge_verifier", purpose="a language model behind a chat endpoint, and a rule beside it"

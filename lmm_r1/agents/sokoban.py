@@ -10,14 +10,13 @@ from typing import ClassVar, Literal, get_args
 from lmm_r1.agents.environment import Answered, Environment, Episode, RunningParts, Turn, with_parts
 from lmm_r1.data.messages import ImagePart, Part, Row, TextPart, images_of
 from lmm_r1.errors import UserError
-from lmm_r1.tasks.sokoban.board import MOVE_NAMES, Played, State, is_deadlocked, play, solve
-from lmm_r1.tasks.sokoban.notation import (
-    SMALLEST_TILE_PX,
+from lmm_r1.tasks.sokoban import SMALLEST_TILE_PX, draw_board
+from remote_rm.sokoban_board import MOVE_NAMES, Played, State, is_deadlocked, play, solve
+from remote_rm.sokoban_levels import (
     LevelError,
     Plan,
     board_text,
     coordinates_text,
-    draw_board,
     read_plan,
     read_state,
 )

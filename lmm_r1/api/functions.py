@@ -89,11 +89,11 @@ def generate(
         UserError: a setting or the checkpoint cannot be used, or none of the rows can.
     """
     with (
-        own_process({"model": "checkpoint", "data": "rows", "verifier": "reward"}),
+        own_process({"model": "checkpoint", "data": "rows"}),
         tempfile.TemporaryDirectory() as scratch,
     ):
         folder = Path(scratch) if output is None else Path(output).absolute().parent
-        given: dict[str, object] = {} if reward is None else {"verifier": reward}
+        given: dict[str, object] = {} if reward is None else {"reward": reward}
         if settings.get(IMAGE_DIR) is None:
             given |= image_dir(rows)
         config = BatchConfig(
@@ -183,7 +183,7 @@ def evaluate(
     Raises:
         UserError: a setting, a checkpoint or all rows of a file cannot be used.
     """
-    arguments = {"checkpoints": "checkpoints", "files": "rows", "verifiers": "reward"}
+    arguments = {"checkpoints": "checkpoints", "files": "rows"}
     with own_process(arguments), tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) if output is None else Path(output).absolute().parent
         named = rows if isinstance(rows, Mapping) else {ROWS: rows}
@@ -194,7 +194,7 @@ def evaluate(
             "output": folder / "scores.json" if output is None else Path(output),
         }
         if reward:
-            given["verifiers"] = [reward] if isinstance(reward, str) else list(reward)
+            given["reward"] = [reward] if isinstance(reward, str) else list(reward)
         if settings.get(IMAGE_DIR) is None and all(map(image_dir, named.values())):
             given |= image_dir([])
         config = read_config(EvaluateConfig, settings, given)

@@ -126,7 +126,7 @@ def _generate(
         split=config.split,
         max_rows=config.max_rows,
         reading=row_reading(config),
-        answer_required=config.verifier is not None,
+        answer_required=config.reward is not None,
         bad_rows="skip",
     )
     rows, skipped = read.rows, read.skipped
@@ -260,12 +260,12 @@ def _episodes(config: BatchConfig) -> EpisodeSettings | None:
     limits = episode_limits(config)
     episodes = EpisodeSettings(agent=config.agent, limits=limits, seed=config.seed, pictures="whole")
     environment = episodes.environment()
-    if config.verifier is not None:
-        verifier = verifier_from(config.verifier, flag="--reward")
+    if config.reward is not None:
+        verifier = verifier_from(config.reward, flag="--reward")
         judged = verifier.failed_score(Item(prompt="", response="", label="")).parts
         if twice := sorted(set(environment.rewards) & set(judged)):
             raise UserError(
-                f"--agent {config.agent} and --reward {config.verifier} both give {', '.join(twice)}; omit --reward, so "
+                f"--agent {config.agent} and --reward {config.reward} both give {', '.join(twice)}; omit --reward, so "
                 "that only the environment gives rewards, or choose another agent or verifier"
             )
     elif config.select is not None and not environment.rewards:
@@ -299,8 +299,8 @@ def _scorer(config: BatchConfig) -> Iterator[ResponseScorer | None]:
             normalize=config.normalize_reward,
             trust_remote_code=config.trust_remote_code,
         )
-    elif config.verifier is not None:
-        with verifier_scorer(config.verifier, workers=config.judges) as scorer:
+    elif config.reward is not None:
+        with verifier_scorer(config.reward, workers=config.judges) as scorer:
             yield scorer
     else:
         yield None

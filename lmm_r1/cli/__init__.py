@@ -29,7 +29,7 @@ COMMANDS = {
     "train_rm": "a reward model from pairs of responses, for serve_rm and RL",
     "train_kd": "distillation: a student learns the token distributions of a teacher",
     "plan": "estimate GPU and host memory before loading anything: a dry run of a training command",
-    "serve_verifier": "serve rewards over HTTP: math, choice, number, exact, list, box, edit_distance, vqa, format, a composition, or a model as judge",
+    "serve_verifier": "serve rewards over HTTP: math, choice, number, exact, list, box, edit_distance, vqa, sokoban, format, a composition, or a model as judge",
     "serve_rm": "serve the rewards of a trained reward model over HTTP, for text and images",
     "serve_chat": "serve a checkpoint with the OpenAI chat API, for text and images: as a judge or for other evaluation tools",
     "interactive_chat": "chat with a checkpoint in the terminal, with images",
@@ -49,6 +49,12 @@ COMMANDS = {
 }
 
 HELP = ("-h", "--help", "help")
+EXTRA_PACKAGES = frozenset(("torch", "vllm", "openrlhf", "ray", "deepspeed", "transformers", "peft", "accelerate"))
+"""What the extras `gpu` and `cpu` install."""
+EXTRA_MISSING = (
+    "this command needs {}, which an extra installs: pip install 'lmm-r1[gpu]', or 'lmm-r1[cpu]' on a machine without "
+    "GPUs; docs/installation.md shows it for a wheel"
+)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -59,7 +65,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 def run_command(main: Callable[[], None]) -> None:
     """Run a command. If nobody reads its output any more, as with `| head`, it ends as if by SIGPIPE.
 
-    If its standard output is a file on a full disk, it ends with a sentence and exit code 1.
+    If its standard output is a file on a full disk, or a package of an extra is missing, it ends with a sentence and
+    exit code 1.
     """
     hide_in_logs()
     try:
@@ -81,6 +88,12 @@ def run_command(main: Callable[[], None]) -> None:
         # A command that has reported the error fails once more when its buffer is flushed.
         if not (isinstance(error.__context__, SystemExit) and error.__context__.code):
             print(f"lmm-r1: error: {sentence}", file=sys.stderr)
+        raise SystemExit(1) from None
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in EXTRA_PACKAGES:
+            raise
+        print(f"lmm-r1: error: {EXTRA_MISSING.format(package)}", file=sys.stderr)
         raise SystemExit(1) from None
     except SystemExit as end:
         # rich turns it into an exit code of its own.

@@ -168,8 +168,9 @@ _WIDTH = "COLUMNS"
 # What tyro says of one: `--data FILE [FILE ...] The rows.`, or without the flag.
 _ARGUMENT = re.compile(r"(?P<flag>--\S+ )?(?P<kind>\S+)(?: \[\S+ \.\.\.\])? ?(?P<what>.*)")
 # Short names of flags that most runs set.
-SHORT_FLAGS = {"reward": ("reward.remote_url", "verifiers", "verifier")}
-"""Each with the flags that it can replace; a command has one of them."""
+SHORT_FLAGS = {"reward": "reward.remote_url"}
+"""Each with the flag that it replaces."""
+_FORMER = {"verifier": "reward", "verifiers": "reward", "eval.verifier": "eval.reward"}
 CONFIG_HELP = "Command-line flags override `--config FILE.yaml`."
 
 
@@ -259,9 +260,8 @@ def _split_config_files(arguments: list[str], *, prog: str) -> tuple[list[str], 
 def _in_full(argument: str, flags: dict[str, object]) -> str:
     """Return `--reward.remote_url=x` for `--reward=x`, and so on; what is no short form is left as it is."""
     spelled, equals, value = argument.partition("=")
-    short = SHORT_FLAGS.get(spelled[2:], ()) if spelled.startswith("--") else ()
-    full = next((name for name in short if name in flags), None)
-    return argument if full is None else f"--{full}{equals}{value}"
+    full = SHORT_FLAGS.get(spelled[2:]) if spelled.startswith("--") else None
+    return f"--{full}{equals}{value}" if full in flags else argument
 
 
 def _turned_off(name: str) -> str:
@@ -333,7 +333,9 @@ def _refuse_unknown_flags(
         if old := old_flag(name, config_class=config_class):
             _exit(prog, f"{spelled} {old}; `lmm-r1 convert_config FILE` converts whole scripts")
         refuse_renamed([argument], flags, prog=prog)
-        match = nearest(name, known=flags)
+        former = _FORMER.get(name, "")
+        taken = {former, SHORT_FLAGS.get(former)} & flags.keys()
+        match = former if taken else nearest(name, known=flags)
         hint = f"did you mean --{match}?" if match else f"{lister} lists them all"
         _exit(prog, f"unknown flag {spelled}; {hint}")
 

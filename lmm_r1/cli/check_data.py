@@ -14,6 +14,7 @@ from rich.text import Text
 from lmm_r1.cli import run_command, user_errors
 from lmm_r1.cli.arguments import parse
 from lmm_r1.config.file_commands import CheckDataConfig, check
+from lmm_r1.data.reading import grouped
 from lmm_r1.files.atomic import write_atomically
 from lmm_r1.files.json_files import write_json_object
 
@@ -83,14 +84,8 @@ def _print(checked: CheckedData) -> None:
             continue
         rows = "1 row, which" if len(findings) == 1 else f"{len(findings):,} rows, each of which"
         console.print(f"{kind}: {rows} {what}", markup=False)
-        same: dict[str, list[str]] = {}
-        for finding in findings:
-            same.setdefault(finding.what, []).append(finding.location)
-        for what, locations in list(same.items())[:LISTED]:
-            count = "" if len(locations) == 1 else f" ({len(locations):,} rows, this is the first)"
-            console.print(f"  {locations[0]}{count}: {what}", markup=False)
-        if (more := sum(map(len, list(same.values())[LISTED:]))) > 0:
-            console.print(f"  and {more:,} more", markup=False)
+        for line in grouped(((finding.location, finding.what) for finding in findings), most=LISTED):
+            console.print(f"  {line}", markup=False)
     if not checked.findings:
         console.print("No problems found.", markup=False)
 

@@ -68,12 +68,7 @@ def _of_config(config_class: type) -> Known:
         if dotted.is_switch(hint):
             group, dot, last = name.rpartition(".")
             flags[f"--{group}{dot}no_{last}"] = ()
-    short = {
-        f"--{short}": flags[f"--{name}"]
-        for short, full in SHORT_FLAGS.items()
-        for name in full
-        if f"--{name}" in flags
-    }
+    short = {f"--{short}": flags[f"--{full}"] for short, full in SHORT_FLAGS.items() if f"--{full}" in flags}
     return Known(flags={**flags, **short, f"--{CONFIG_FLAG}": None, "--help": (), "--help-all": ()})
 
 

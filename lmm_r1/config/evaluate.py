@@ -65,7 +65,7 @@ class EvaluateConfig(RowsConfig, EpisodeFlags, SpeculationFlags):
             "checkpoints",
             "files",
             "suite",
-            "verifiers",
+            "reward",
             "output",
             "html",
             "n_samples",
@@ -126,8 +126,8 @@ class EvaluateConfig(RowsConfig, EpisodeFlags, SpeculationFlags):
     """Compare saved responses instead of generating: PATH for all checkpoints in a file, NAME=PATH for one."""
     baseline: str | None = None
     """Checkpoint that the others are compared with; None takes the first."""
-    verifiers: tuple[str, ...] = ()
-    """Also `--reward`. Verifiers as named by `serve_verifier`; the first one gives the accuracy: `math`, `choice`, `list:unordered`,
+    reward: tuple[str, ...] = ()
+    """Verifiers as named by `serve_verifier`; the first one gives the accuracy: `math`, `choice`, `list:unordered`,
     `composition:math=1.0,format=0.5`, `llm_judge:judge_url=URL,judge_model=NAME`. For episodes also `agent:PART`, a
     part of the environment's reward, which is the default if there is one. Other defaults are math for files, and each
     suite's own."""
@@ -208,8 +208,8 @@ def check(config: EvaluateConfig) -> None:
     check_eager(config.enforce_eager, backend=f"--backend {config.backend}", uses_vllm=config.backend == "vllm")
     check_speculation(config, other_engine=None if config.backend == "vllm" else f"--backend {config.backend}")
     _check_agent(config)
-    if len(set(config.verifiers)) < len(config.verifiers):
-        raise UserError(f"--reward {' '.join(config.verifiers)}: one of them is given twice; give each once")
+    if len(set(config.reward)) < len(config.reward):
+        raise UserError(f"--reward {' '.join(config.reward)}: one of them is given twice; give each once")
     _check_numbers(config)
 
 
@@ -285,7 +285,7 @@ def _check_agent(config: EvaluateConfig) -> None:
             "give --checkpoints, and leave --endpoint out"
         )
     check_episodes(config, backend=f"--backend {config.backend}", vllm="--backend vllm")
-    judged = [verifier for verifier in config.verifiers if reward_part(verifier) is not None]
+    judged = [verifier for verifier in config.reward if reward_part(verifier) is not None]
     if judged and config.agent is None:
         raise UserError(f"--reward {judged[0]} judges by an environment's reward; give --agent, too")
 

@@ -100,8 +100,8 @@ class CheckDataConfig(RowsConfig):
     """Text after each step in a text with steps; None takes Math-Shepherd's."""
     against: tuple[str, ...] = ()
     """Other row files, for example held-out ones; rows that also occur there are reported."""
-    verifiers: tuple[str, ...] = ("math",)
-    """Also --reward. Verifiers, as named by `serve_verifier`, that must accept every row's own answer."""
+    reward: tuple[str, ...] = ("math",)
+    """Verifiers, as named by `serve_verifier`, that must accept every row's own answer."""
     max_len: int = PPODataConfig.max_len
     """Longest sequence of the training, in tokens."""
     max_new_tokens: int | None = None

@@ -201,7 +201,7 @@ class BatchConfig(RowsConfig, EpisodeFlags, SpeculationFlags):
             "n_samples",
             "temperature",
             "max_new_tokens",
-            "verifier",
+            "reward",
             "select",
             "selected",
             "eval_task",
@@ -236,9 +236,9 @@ class BatchConfig(RowsConfig, EpisodeFlags, SpeculationFlags):
     """Longest response in tokens; in an episode, the longest turn."""
     max_model_len: int = 4096
     """Longest prompt and response together, in tokens; in an episode, including all turns."""
-    verifier: str | None = None
-    """Also --reward. Score every response by a verifier: math, choice, number, exact, list, box, edit_distance, vqa, format,
-    composition:math=1,format=0.5, llm_judge:judge_url=URL,judge_model=NAME."""
+    reward: str | None = None
+    """Score every response by a verifier: math, choice, number, exact, list, box, edit_distance, vqa, sokoban,
+    format, composition:math=1,format=0.5, llm_judge:judge_url=URL,judge_model=NAME."""
     reward_model: str | None = None
     """Score every response with a trained reward model, its steps with a process reward model of train_prm, or with a
     server of serve_rm: http://HOST:PORT/get_reward, several separated by commas."""
@@ -312,12 +312,12 @@ def check_batch(config: BatchConfig) -> None:
         raise UserError(
             f"--n_samples {config.n_samples} at --temperature 0 would give the same response each time; raise it"
         )
-    if config.verifier is not None and (config.reward_model is not None or config.eval_task == "rm"):
-        raise UserError(f"--reward {config.verifier} and a reward model both give rewards; leave one out")
+    if config.reward is not None and (config.reward_model is not None or config.eval_task == "rm"):
+        raise UserError(f"--reward {config.reward} and a reward model both give rewards; leave one out")
     if config.eval_task == "rm" and (config.adapter is not None or config.reward_model is not None):
         raise UserError("--eval_task rm takes its reward model as --model; leave --adapter and --reward_model out")
-    if config.verifier is not None:
-        verifier_from(config.verifier, flag="--reward")
+    if config.reward is not None:
+        verifier_from(config.reward, flag="--reward")
     _check_steps(config)
     _check_agent(config)
     _check_selection(config)
@@ -369,7 +369,7 @@ def _check_selection(config: BatchConfig) -> None:
     if config.select is None or config.selected is None:
         return
     # In episodes, the environment may give the rewards.
-    if config.verifier is None and config.reward_model is None and config.eval_task != "rm" and config.agent is None:
+    if config.reward is None and config.reward_model is None and config.eval_task != "rm" and config.agent is None:
         raise UserError(f"--select {config.select} needs rewards: add --reward math or --reward_model DIR")
     if config.select != "rejection_sampling" and config.n_samples == 1 and config.eval_task != "rm":
         raise UserError(f"--select {config.select} needs several responses per row; add --n_samples 8 --temperature 1")

@@ -126,7 +126,7 @@ class SFTDataConfig(SupervisedDataConfig, DataConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class SFTEvalConfig(EvalConfig):
-    verifier: str | None = None
+    reward: str | None = None
     """Verifier (`math`, `list:unordered`) that also judges a greedy answer to every row, with ZeRO below stage 3.
 
     None measures only the loss.
@@ -157,7 +157,7 @@ class SFTConfig(SupervisedConfig):
             what="Train adapters instead of all weights, and measure a held-out file",
             arguments="--model.model_name_or_path models/vlm-3b"
             " --data.dataset rows.jsonl --ds.lora.rank 16"
-            " --eval.dataset held_out.jsonl --eval.verifier math --ckpt.output_dir runs/lora",
+            " --eval.dataset held_out.jsonl --eval.reward math --ckpt.output_dir runs/lora",
         ),
         Example(
             what="Take the settings from a file, some of them changed",

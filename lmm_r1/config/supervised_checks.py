@@ -48,7 +48,7 @@ def check_sft(config: SFTConfig) -> None:
     _check_supervised(config)
     _check_plain_text(config)
     _check_answers(config)
-    _check_best_metric(config, metrics="eval_loss (or eval_DATASOURCE_pass1 with --eval.verifier)")
+    _check_best_metric(config, metrics="eval_loss (or eval_DATASOURCE_pass1 with --eval.reward)")
     check_ulysses(config.ds, packs=config.ds.packing_samples, gpus={})
 
 
@@ -142,17 +142,17 @@ def _check_supervised(config: SupervisedConfig) -> None:
 
 def _check_answers(config: SFTConfig) -> None:
     asked = config.eval
-    if asked.verifier is not None:
-        verifier_from(asked.verifier, flag="--eval.verifier")
+    if asked.reward is not None:
+        verifier_from(asked.reward, flag="--eval.reward")
         if asked.dataset is None:
             raise UserError(
-                f"--eval.verifier {asked.verifier} has no rows to judge answers to; give --eval.dataset, too"
+                f"--eval.reward {asked.reward} has no rows to judge answers to; give --eval.dataset, too"
             )
         splits = config.ds.zero_stage == 3 or config.ds.tensor_parallel_size > 1
         if splits:
             name = "zero_stage" if config.ds.zero_stage == 3 else "tensor_parallel_size"
             raise UserError(
-                f"--eval.verifier {asked.verifier}: with --ds.{name} {getattr(config.ds, name)} no rank has the whole model "
+                f"--eval.reward {asked.reward}: with --ds.{name} {getattr(config.ds, name)} no rank has the whole model "
                 "to generate answers with; take --ds.zero_stage 2, or judge checkpoints with lmm-r1 evaluate"
             )
         check_least(config, "eval.max_new_tokens")

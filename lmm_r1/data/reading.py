@@ -174,6 +174,12 @@ class SkippedRow:
     reason: str
     """One sentence with the file and the line."""
 
+    @property
+    def finding(self) -> tuple[str, str]:
+        """The location and what is wrong there."""
+        location, _, what = " ".join(self.reason.split()).partition(": ")
+        return location, what
+
 
 class Unreadable(RawRow):
     """Takes the place of a record that its file does not hold in a readable form."""
@@ -214,15 +220,34 @@ def good_rows(
 
 
 def reasons(skipped: Sequence[SkippedRow], *, listed_in: str | None = None) -> list[str]:
-    """Return a line for each of the first rows that were left out, and a line with the number of the others.
+    """Return what is wrong with the rows that were left out, in the lines of `grouped`.
 
     Args:
         listed_in: the file that lists all of them.
     """
-    lines = [" ".join(row.reason.split()) for row in skipped[:MAX_LISTED]]
-    if len(skipped) > MAX_LISTED:
-        where = f"; {listed_in} lists them all" if listed_in else ""
-        lines.append(f"and {len(skipped) - MAX_LISTED:,} more{where}")
+    lines = grouped([row.finding for row in skipped], most=MAX_LISTED)
+    if listed_in and (len(lines) < len(skipped) or len(lines) > MAX_LISTED):
+        lines[-1] += f"; {listed_in} lists them all"
+    return lines
+
+
+def grouped(findings: Iterable[tuple[str, str]], *, most: int) -> list[str]:
+    """Return a line for each of the first `most` different findings, and a line with the number of the other rows.
+
+    `[("a line 2", "no image"), ("a line 5", "no image")]` → `["a line 2 (2 rows, this is the first): no image"]`
+
+    Args:
+        findings: the location of each row and what is wrong with it.
+    """
+    same: dict[str, list[str]] = {}
+    for location, what in findings:
+        same.setdefault(what, []).append(location)
+    lines = []
+    for what, locations in list(same.items())[:most]:
+        count = "" if len(locations) == 1 else f" ({len(locations):,} rows, this is the first)"
+        lines.append(f"{locations[0]}{count}: {what}")
+    if (more := sum(map(len, list(same.values())[most:]))) > 0:
+        lines.append(f"and {more:,} more")
     return lines
 
 

@@ -73,7 +73,7 @@ class CheckedData:
 def check_rows(config: CheckDataConfig, *, progress: Progress) -> CheckedData:
     """Return the contents and findings of a row file; raises UserError if none of its rows is valid."""
     # An unknown verifier should be an error before minutes are spent on images.
-    for spec in config.verifiers:
+    for spec in config.reward:
         verifier_from(spec)
     reading = row_reading(config)
     named = replace(reading.names, chosen=config.chosen_key, rejected=config.rejected_key, step_tag=config.step_tag)
@@ -105,7 +105,7 @@ def check_rows(config: CheckDataConfig, *, progress: Progress) -> CheckedData:
         distributions += of_lengths
         findings += found
         notes += [note] if note is not None else []
-    for spec in () if judged else config.verifiers:
+    for spec in () if judged else config.reward:
         progress(f"judging by {spec}", 0, len(readable))
         findings.extend(answer_findings(readable, spec, workers=config.judge_workers, timeout_s=config.judge_timeout))
     kinds = list(KINDS)
@@ -156,8 +156,7 @@ def _read(config: CheckDataConfig, path: str, reading: RowReading, *, kind: Kind
 
 
 def _skipped_finding(row: SkippedRow) -> Finding:
-    # A reason begins with the location.
-    location, _, what = row.reason.partition(": ")
+    location, what = row.finding
     return Finding(kind="row", index=row.index, location=location, what=what)
 
 
@@ -183,9 +182,9 @@ def _image_count(row: Row) -> int:
 
 
 def _check_flags(config: CheckDataConfig, kind: Kind) -> None:
-    if kind != "prompts" and config.verifiers != CheckDataConfig.verifiers:
+    if kind != "prompts" and config.reward != CheckDataConfig.reward:
         raise UserError(
-            f"--reward {' '.join(config.verifiers)}: {config.file} holds rows of the kind {kind}, which have no answers to "
+            f"--reward {' '.join(config.reward)}: {config.file} holds rows of the kind {kind}, which have no answers to "
             "judge; leave it out, or name their kind with --kind prompts"
         )
     for flag, value, needed in (

@@ -212,12 +212,12 @@ def _remote_models(config: EvaluateConfig, *, log: AnswerLog) -> list[GeneratorE
 
 def read_row_sets(config: EvaluateConfig, *, files: Mapping[str, str], copies: Mapping[str, str]) -> list[RowSet]:
     """Return the rows of every file and suite; raises UserError for the first that cannot be read."""
-    chosen = ("temperature", "n_samples", "max_new_tokens", "max_rows", "verifiers")
-    choices = Choices(ks=config.k, **{name: getattr(config, name) for name in chosen})
+    chosen = ("temperature", "n_samples", "max_new_tokens", "max_rows")
+    choices = Choices(ks=config.k, verifiers=config.reward, **{name: getattr(config, name) for name in chosen})
     episodes = episode_settings(config)
     if episodes is not None:
         environment = episodes.environment()
-        check_reward_parts(config.verifiers, environment)
+        check_reward_parts(config.reward, environment)
         choices = replace(choices, file_verifiers=default_verifiers(environment, otherwise=DEFAULT_VERIFIER))
     suites = [get_suite(name) for name in config.suite]
     recipes = {recipe.name: recipe for recipe in suites}

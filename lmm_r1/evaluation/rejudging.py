@@ -153,7 +153,7 @@ def _row_set(config: EvaluateConfig, name: str, predictions: Predictions) -> Row
     file = MeasuredFile(
         name=name,
         source=str(predictions.path),
-        verifiers=config.verifiers or ("choice" if lettered else DEFAULT_VERIFIER,),
+        verifiers=config.reward or ("choice" if lettered else DEFAULT_VERIFIER,),
         ks=tuple(sorted(set(config.k))) or tuple(powers_of_two(fewest)),
         skipped=predictions.skipped,
     )

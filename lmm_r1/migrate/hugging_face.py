@@ -7,12 +7,22 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 
 from lmm_r1.config.ppo import DEFAULT_VERIFIER
-from lmm_r1.migrate.table import OURS, Command, Flag, Given, Note, Rule, Setting, Table
+from lmm_r1.migrate.table import (
+    KEEP_ALL,
+    TRACKERS,
+    Command,
+    Flag,
+    Given,
+    Note,
+    Rule,
+    Setting,
+    Table,
+    ruled,
+    to,
+    without,
+)
 
 Results = Iterator[Flag | Note]
-KEEP_ALL = 1_000_000
-"""Number of checkpoints to keep if none is deleted."""
-TRACKERS = ("wandb", "swanlab", "tensorboard", "mlflow", "trackio")
 SCHEDULES = {"cosine": "cosine_with_min_lr", "constant": "constant_with_warmup"}
 """Schedules that have another name here."""
 ATTENTIONS = {"flash_attn": "flash_attention_2", "fa2": "flash_attention_2", "flash_attention_2": "flash_attention_2"}
@@ -29,18 +39,6 @@ _NOT_NEEDED = (
 )
 MARKS_OF_GRPO = ("num_generations", "max_completion_length", "reward_funcs")
 """Arguments that only GRPO has."""
-
-
-def to(name: str, *flags: str, default: object = OURS) -> Setting:
-    return Setting(name=name, flags=flags, default=default)
-
-
-def ruled(name: str, default: object = None) -> Setting:
-    return Setting(name=name, by_rule=True, default=default)
-
-
-def without(name: str, says: str, *harmless: object) -> Setting:
-    return Setting(name=name, says=says, harmless=harmless, default=harmless[0] if harmless else None)
 
 
 def not_needed(names: str) -> tuple[Setting, ...]:

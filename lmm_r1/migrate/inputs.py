@@ -13,13 +13,12 @@ from lmm_r1.errors import UserError
 from lmm_r1.migrate.easyr1 import EASYR1
 from lmm_r1.migrate.hugging_face import MARKS_OF_GRPO, TRL
 from lmm_r1.migrate.launches import Launch, find_launch
-from lmm_r1.migrate.llama_factory import LLAMA_FACTORY
 from lmm_r1.migrate.openrlhf import dotted_table
 from lmm_r1.migrate.shell import Script
 from lmm_r1.migrate.shell_values import as_shown, unknowns
-from lmm_r1.migrate.swift import SWIFT
 from lmm_r1.migrate.table import TO_FILL_IN, Note, Table, put
 from lmm_r1.migrate.verl import VERL
+from lmm_r1.migrate.wrappers import LLAMA_FACTORY, SWIFT
 
 YAML_SUFFIXES = (".yaml", ".yml")
 KEY_FLAG = "use_wandb"

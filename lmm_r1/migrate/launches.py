@@ -10,14 +10,13 @@ from pathlib import Path, PurePosixPath
 from lmm_r1.errors import UserError
 from lmm_r1.migrate.easyr1 import EASYR1
 from lmm_r1.migrate.hugging_face import TRL
-from lmm_r1.migrate.llama_factory import LLAMA_FACTORY
 from lmm_r1.migrate.openrlhf import TABLES
 from lmm_r1.migrate.shell import Script, StartedCommand
 from lmm_r1.migrate.shell_values import as_shown
-from lmm_r1.migrate.swift import SWIFT
 from lmm_r1.migrate.table import Table
 from lmm_r1.migrate.verl import VERL
 from lmm_r1.migrate.verl_sft import VERL_SFT
+from lmm_r1.migrate.wrappers import LLAMA_FACTORY, SWIFT
 
 _SHOWN_ONLY = ("echo", "printf", "cat", "pip", "pip3", "tee", "grep", "pkill", "ls", "mkdir", "export", "conda")
 """Commands that do not start their words."""

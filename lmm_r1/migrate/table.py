@@ -30,6 +30,9 @@ CONFIG_CLASSES: Mapping[Command, type[PPOConfig] | type[SupervisedConfig]] = {
     "train_kd": KDConfig,
 }
 NoteKind = Literal["without counterpart", "another meaning", "derived"]
+TRACKERS = ("wandb", "swanlab", "tensorboard", "mlflow", "trackio")
+KEEP_ALL = 1_000_000
+"""Number of checkpoints to keep if none is deleted."""
 
 
 TO_FILL_IN = re.compile(
@@ -62,6 +65,21 @@ class Setting:
     """What it is here, for who asks by its name; of a setting without counterpart, why, and what to do."""
     harmless: tuple[object, ...] = ()
     """Values of a setting without counterpart that ask for nothing but what happens here anyway."""
+
+
+def to(name: str, *flags: str, default: object = OURS) -> Setting:
+    """Return a setting whose value is that of flags of ours."""
+    return Setting(name=name, flags=flags, default=default)
+
+
+def ruled(name: str, default: object = None) -> Setting:
+    """Return a setting that a rule reads."""
+    return Setting(name=name, by_rule=True, default=default)
+
+
+def without(name: str, says: str, *harmless: object) -> Setting:
+    """Return a setting without counterpart, whose default is the first of its harmless values."""
+    return Setting(name=name, says=says, harmless=harmless, default=harmless[0] if harmless else None)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
-"""verl's settings (`actor_rollout_ref`), as far as commands of Mini-o3 and with several turns give them.
+"""Conversion of verl's settings (`actor_rollout_ref`), including those of Mini-o3 and of several turns.
 
-EasyR1 is made of verl, so its rules hold here, too: settings have its names, and defaults of verl's own."""
+EasyR1 is based on verl, so its rules are used: settings get EasyR1's names and verl's defaults.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +29,11 @@ from lmm_r1.migrate.verl_rules import (
 
 _REF = "actor_rollout_ref.ref"
 
+_SAME_OF_ACTOR = "clip_ratio_low clip_ratio_high ppo_epochs use_torch_compile strategy optim.lr optim.betas optim.weight_decay optim.lr_warmup_steps optim.min_lr_ratio"
+_SAME_OF_ROLLOUT = (
+    "n temperature top_p top_k limit_images dtype gpu_memory_utilization ignore_eos enforce_eager "
+    "enable_chunked_prefill max_model_len max_num_batched_tokens"
+)
 NAMES = {
     "data.train_batch_size": "data.rollout_batch_size",
     "data.gen_batch_size": "data.mini_rollout_batch_size",
@@ -35,27 +41,17 @@ NAMES = {
     f"{ACTOR}.ppo_micro_batch_size_per_gpu": "worker.actor.micro_batch_size_per_device_for_update",
     f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu": "worker.actor.micro_batch_size_per_device_for_experience",
     f"{ACTOR}.grad_clip": "worker.actor.max_grad_norm",
-    f"{ACTOR}.clip_ratio_low": "worker.actor.clip_ratio_low",
-    f"{ACTOR}.clip_ratio_high": "worker.actor.clip_ratio_high",
     f"{ACTOR}.clip_ratio_c": "worker.actor.clip_ratio_dual",
     f"{ACTOR}.policy_loss.loss_mode": "worker.actor.loss_type",
     f"{ACTOR}.tau_pos": "worker.actor.tau_positive",
     f"{ACTOR}.tau_neg": "worker.actor.tau_negative",
-    f"{ACTOR}.ppo_epochs": "worker.actor.ppo_epochs",
     f"{ACTOR}.use_dynamic_bsz": "worker.actor.dynamic_batching",
-    f"{ACTOR}.use_torch_compile": "worker.actor.use_torch_compile",
     f"{ACTOR}.ulysses_sequence_parallel_size": "worker.actor.ulysses_size",
-    f"{ACTOR}.strategy": "worker.actor.strategy",
     f"{ACTOR}.use_kl_loss": "algorithm.use_kl_loss",
     f"{ACTOR}.kl_loss_type": "algorithm.kl_penalty",
     f"{ACTOR}.kl_loss_coef": "algorithm.kl_coef",
-    f"{ACTOR}.optim.lr": "worker.actor.optim.lr",
-    f"{ACTOR}.optim.betas": "worker.actor.optim.betas",
-    f"{ACTOR}.optim.weight_decay": "worker.actor.optim.weight_decay",
     f"{ACTOR}.optim.lr_warmup_steps_ratio": "worker.actor.optim.lr_warmup_ratio",
-    f"{ACTOR}.optim.lr_warmup_steps": "worker.actor.optim.lr_warmup_steps",
     f"{ACTOR}.optim.warmup_style": "worker.actor.optim.lr_scheduler_type",
-    f"{ACTOR}.optim.min_lr_ratio": "worker.actor.optim.min_lr_ratio",
     f"{ACTOR}.fsdp_config.param_offload": "worker.actor.offload.offload_params",
     f"{ACTOR}.fsdp_config.optimizer_offload": "worker.actor.offload.offload_optimizer",
     f"{ACTOR}.fsdp_config.fsdp_size": "worker.actor.fsdp.fsdp_size",
@@ -66,19 +62,7 @@ NAMES = {
     "actor_rollout_ref.model.lora_rank": "worker.actor.model.lora.rank",
     "actor_rollout_ref.model.lora_alpha": "worker.actor.model.lora.alpha",
     "actor_rollout_ref.model.target_modules": "worker.actor.model.lora.target_modules",
-    f"{ROLLOUT}.n": "worker.rollout.n",
-    f"{ROLLOUT}.temperature": "worker.rollout.temperature",
-    f"{ROLLOUT}.top_p": "worker.rollout.top_p",
-    f"{ROLLOUT}.top_k": "worker.rollout.top_k",
-    f"{ROLLOUT}.limit_images": "worker.rollout.limit_images",
-    f"{ROLLOUT}.dtype": "worker.rollout.dtype",
-    f"{ROLLOUT}.gpu_memory_utilization": "worker.rollout.gpu_memory_utilization",
-    f"{ROLLOUT}.ignore_eos": "worker.rollout.ignore_eos",
-    f"{ROLLOUT}.enforce_eager": "worker.rollout.enforce_eager",
-    f"{ROLLOUT}.enable_chunked_prefill": "worker.rollout.enable_chunked_prefill",
     f"{ROLLOUT}.tensor_model_parallel_size": "worker.rollout.tensor_parallel_size",
-    f"{ROLLOUT}.max_model_len": "worker.rollout.max_model_len",
-    f"{ROLLOUT}.max_num_batched_tokens": "worker.rollout.max_num_batched_tokens",
     f"{_REF}.fsdp_config.param_offload": "worker.ref.offload.offload_params",
     "algorithm.kl_penalty": "algorithm.kl_penalty_in_reward",
     "critic.model.path": "worker.critic.model.model_path",
@@ -96,18 +80,19 @@ NAMES = {
     f"{ROLLOUT}.val_kwargs.n": f"{ROLLOUT}.val_n",
     f"{ROLLOUT}.val_kwargs.do_sample": f"{ROLLOUT}.val_do_sample",
     f"{_REF}.fsdp_config.optimizer_offload": "worker.ref.offload.offload_optimizer",
-    "reward_model.reward_kwargs.overlong_buffer_cfg.enable": "reward_model.overlong_buffer.enable",
-    "reward_model.reward_kwargs.overlong_buffer_cfg.len": "reward_model.overlong_buffer.len",
-    "reward_model.reward_kwargs.overlong_buffer_cfg.penalty_factor": "reward_model.overlong_buffer.penalty_factor",
-    "reward.reward_kwargs.overlong_buffer_cfg.enable": "reward_model.overlong_buffer.enable",
-    "reward.reward_kwargs.overlong_buffer_cfg.len": "reward_model.overlong_buffer.len",
-    "reward.reward_kwargs.overlong_buffer_cfg.penalty_factor": "reward_model.overlong_buffer.penalty_factor",
+    **{f"{ACTOR}.{name}": f"worker.actor.{name}" for name in _SAME_OF_ACTOR.split()},
+    **{f"{ROLLOUT}.{name}": f"worker.rollout.{name}" for name in _SAME_OF_ROLLOUT.split()},
+    **{
+        f"{group}.reward_kwargs.overlong_buffer_cfg.{name}": f"reward_model.overlong_buffer.{name}"
+        for group in ("reward_model", "reward")
+        for name in ("enable", "len", "penalty_factor")
+    },
 }
-"""EasyR1's names for what verl calls otherwise."""
+"""EasyR1's name of each setting that has another name in verl."""
 
 DEFAULTS: dict[str, object] = {
     "algorithm.adv_estimator": "gae",
-    # The estimator of the loss; the one in the reward has its own setting.
+    # The estimator in the loss; that in the reward is another setting.
     "algorithm.kl_penalty": "low_var_kl",
     "algorithm.max_num_gen_batches": 256,
     "worker.critic.optim.lr": 1e-5,
@@ -128,18 +113,18 @@ DEFAULTS: dict[str, object] = {
     "trainer.experiment_name": "gsm8k",
     "trainer.find_last_checkpoint": True,
 }
-"""Defaults of verl and of Mini-o3's rows that are not EasyR1's."""
+"""Defaults of verl and of Mini-o3's rows that differ from EasyR1's."""
 
-_SAME = "what happens here anyway, or of no use here"
+_SAME = "it is always so here, or has no use here"
 _ABSENT = {
     JUDGE: "reward_model.reward_manager",
-    "the last <answer> of the last turn is judged, by itself": "data.gpt_extract_answer data.extract_answer_tags",
+    "only the last <answer> of the last turn is judged": "data.gpt_extract_answer data.extract_answer_tags",
     "--judge-concurrency of the verifier llm_judge": "data.gpt_threads",
-    "Mini-o3 itself takes the bounds of data": f"{ROLLOUT}.max_pixels {ROLLOUT}.min_pixels",
-    "an episode pays nothing for its length; --reward.overlong_buffer_len is for single responses": (
+    "Mini-o3 itself uses the bounds in data": f"{ROLLOUT}.max_pixels {ROLLOUT}.min_pixels",
+    "episodes have no length penalty; --reward.overlong_buffer_len is for single responses": (
         "reward_model.overlong_buffer_len"
     ),
-    "a loop of your own is a class Environment here (docs/agents.md)": f"{ROLLOUT}.agent.default_agent_loop",
+    "write your own loop as a class Environment (docs/agents.md)": f"{ROLLOUT}.agent.default_agent_loop",
     _SAME: (
         f"{ROLLOUT}.vllm_infer_batch_size {ROLLOUT}.mode {ROLLOUT}.free_cache_engine "
         f"{_REF}.log_prob_micro_batch_size_per_gpu trainer.val_generations_to_log_to_wandb "
@@ -150,14 +135,14 @@ _ABSENT = {
 }
 _MULTIPLIER = "trainer.rejection_sample_multiplier"
 _REJECTION, _FILTER = "trainer.rejection_sample", "algorithm.filter_groups.enable"
-# What lets groups be drawn again, Mini-o3's and DAPO's, and how many batches of a step each bounds.
+# The switches of Mini-o3 and DAPO that draw groups again, each with its bound on the batches of a step.
 _BOUNDS = {
     _REJECTION: "algorithm.max_num_gen_batches",
     _FILTER: "algorithm.filter_groups.max_num_gen_batches",
 }
 _METRIC = "algorithm.filter_groups.metric"
 _RIGHT = "acc"
-"""The metric for DAPO's filter that is not a reward."""
+"""The metric of DAPO's filter that is no reward."""
 _MINI_O3_LEAST_STD, _LEAST_STD = 1e-4, 1e-6
 _OVERLONG = tuple(f"reward_model.overlong_buffer.{what}" for what in ("enable", "len", "penalty_factor"))
 _RULED = (
@@ -188,12 +173,12 @@ _RULED = (
 
 
 def _kl(given: Given) -> Iterator[Flag | Note]:
-    """verl has a KL penalty as a loss, in the reward, or, by default, none."""
+    """Convert the KL penalty: in verl it is a loss, part of the reward, or absent, which is the default."""
     if given["algorithm.use_kl_in_reward"] and given.switch("algorithm.use_kl_loss"):
         yield Note(
             "without counterpart",
             "algorithm.use_kl_in_reward",
-            "KL is a loss or a penalty in the reward; with algorithm.use_kl_loss the loss is taken, give one of them",
+            "KL is either a loss or part of the reward; algorithm.use_kl_loss selects the loss, so set only one of them",
         )
         return
     if given["algorithm.use_kl_in_reward"]:
@@ -216,11 +201,11 @@ def _kl(given: Given) -> Iterator[Flag | Note]:
         )
     for name in ("algorithm.kl_ctrl.kl_coef", "algorithm.kl_penalty_in_reward"):
         if given.has(name):
-            yield Note("without counterpart", name, "of use only with algorithm.use_kl_in_reward")
+            yield Note("without counterpart", name, "it has no effect without algorithm.use_kl_in_reward")
 
 
 def _sampling(given: Given) -> Iterator[Flag | Note]:
-    """verl validates with one greedy response by default."""
+    """Convert the sampling of validation, which is one greedy response by default in verl."""
     if given.has(IMAGES) and not crops(given):
         yield Flag("data.max_images_per_prompt", given.group(IMAGES).get("image", 0))
     yield Flag("eval.n_samples_per_prompt", given.whole(f"{ROLLOUT}.val_n") if given.has(f"{ROLLOUT}.val_n") else 1)
@@ -232,14 +217,14 @@ def _sampling(given: Given) -> Iterator[Flag | Note]:
 
 
 def _columns(given: Given) -> Iterator[Flag | Note]:
-    """verl's rows have a prompt and the right answer in `reward_model`; Mini-o3's have a problem and its solution."""
+    """Name the columns: verl's rows have `prompt` and `reward_model`, Mini-o3's `problem` and `solution`."""
     prompt, answer = ("problem", "solution") if crops(given) else ("prompt", "reward_model.ground_truth")
     yield Flag("data.input_key", given["data.prompt_key"] if given.has("data.prompt_key") else prompt)
     yield Flag("data.label_key", given["data.answer_key"] if given.has("data.answer_key") else answer)
 
 
 def _tokens(given: Given) -> Iterator[Flag | Note]:
-    """Dynamic batches have a number of tokens of their own there, and else that of their micro-batches."""
+    """Convert the tokens of a dynamic batch, which replace the micro-batch size in verl."""
     for setting, flag in (
         (f"{ACTOR}.ppo_max_token_len_per_gpu", "train.max_tokens_per_gpu"),
         (f"{ROLLOUT}.log_prob_max_token_len_per_gpu", "rollout.max_tokens_per_gpu"),
@@ -269,7 +254,7 @@ def _resuming(given: Given) -> Iterator[Flag | Note]:
         yield Flag("ckpt.load_enable", False)
     elif mode == "resume_path":
         yield Note(
-            "without counterpart", "trainer.resume_mode", "their checkpoints are not read; merge one to a model"
+            "without counterpart", "trainer.resume_mode", "verl's checkpoints cannot be read; merge one into a model"
         )
 
 
@@ -284,7 +269,7 @@ def _aggregation(given: Given) -> Iterator[Flag | Note]:
         yield Note(
             "without counterpart",
             f"{ACTOR}.loss_agg_mode",
-            f"{mean} is not here, and token-mean is written in its place; there is "
+            f"{mean} is unknown, and token-mean replaces it; known are "
             f"{', '.join((*LOSS_MEANS.values(), CONSTANT))}",
         )
     if length is None:
@@ -292,22 +277,24 @@ def _aggregation(given: Given) -> Iterator[Flag | Note]:
     if mean == CONSTANT:
         yield Flag("actor.loss_agg_length", given.whole(f"{ACTOR}.loss_scale_factor"))
     else:
-        yield Note("without counterpart", f"{ACTOR}.loss_scale_factor", f"belongs to loss_agg_mode {CONSTANT}")
+        yield Note(
+            "without counterpart", f"{ACTOR}.loss_scale_factor", f"it has no effect without loss_agg_mode {CONSTANT}"
+        )
 
 
 def _deviations(given: Given) -> Iterator[Flag | Note]:
-    """Whether GRPO's advantages are divided by the deviation of their group: Dr. GRPO's are not."""
+    """Convert whether GRPO divides advantages by the standard deviation of the group; Dr. GRPO does not."""
     name = "algorithm.norm_adv_by_std_in_grpo"
     if not given.has(name):
         return
     if given.text("algorithm.adv_estimator") != "grpo":
-        yield Note("without counterpart", name, "belongs to the estimator grpo")
+        yield Note("without counterpart", name, "it has no effect without the estimator grpo")
     elif not given.switch(name):
         yield Flag("algo.advantage.estimator", "dr_grpo")
 
 
 def _rejection(given: Given) -> Iterator[Flag | Note]:
-    """Groups of equal rewards are drawn again until a step is full, or has taken its bound of batches."""
+    """Convert dynamic sampling: groups with equal rewards are replaced until the step is full or reaches its bound."""
     multiplier = given.number(_MULTIPLIER) if given.has(_MULTIPLIER) else 1.0
     if given.has(_METRIC) and not given[_FILTER]:
         yield Note("without counterpart", _METRIC, f"nothing is filtered without {_FILTER}")
@@ -321,23 +308,21 @@ def _rejection(given: Given) -> Iterator[Flag | Note]:
         if given[bound] is not None:
             yield Flag("algo.dynamic_filtering_max_batches", most_batches(given, bound, multiplier=multiplier))
     if multiplier != 1.0:
-        yield Note("another meaning", _MULTIPLIER, "a step draws as many prompts at a time as it lacks groups")
+        yield Note("another meaning", _MULTIPLIER, "a step draws as many prompts as it still needs")
 
 
 def _kept_groups(given: Given, switch: str) -> Iterator[Flag | Note]:
-    """Groups are kept there whose rewards, or answers, differ."""
+    """Convert which groups are kept: those whose rewards, or whose answers, differ."""
     if switch == _REJECTION:
         least = _MINI_O3_LEAST_STD
-        yield Note(
-            "another meaning", switch, "a response whose judge fails stops the run here; there its group is dropped"
-        )
+        yield Note("another meaning", switch, "here the run stops if a judge fails; Mini-o3 drops the group")
     elif given[_METRIC] == _RIGHT:
         yield Flag("algo.dynamic_filtering_range", [0.0, 1.0])
         yield Note(
             "another meaning",
             _METRIC,
-            "groups are kept whose mean score is strictly between 0 and 1, the same for scores of 0 and 1; a part of the "
-            "reward is named by --algo.dynamic_filtering_part",
+            "a group is kept if its mean score is strictly between 0 and 1, which is the same for scores of 0 and 1; "
+            "--algo.dynamic_filtering_part selects a part of the reward",
         )
         return
     else:
@@ -361,7 +346,9 @@ def _policy(given: Given) -> Iterator[Flag | Note]:
         yield Flag("reward.remote_url", f"{path}:{given.text('custom_reward_function.name') or 'compute_score'}")
     elif given.has("custom_reward_function.name"):
         yield Note(
-            "without counterpart", "custom_reward_function.name", "it names a function of custom_reward_function.path"
+            "without counterpart",
+            "custom_reward_function.name",
+            "custom_reward_function.path is missing, which the function belongs to",
         )
 
 
@@ -381,7 +368,7 @@ VERL = Table(
         *REWARD_SETTINGS,
         *_EXTRA,
     ),
-    # The last word on a flag is that of the last rule.
+    # If several rules set a flag, the last one wins.
     rules=(
         *(IN_PLACE.get(rule, rule) for rule in EASYR1.rules),
         *(_kl, _sampling, _columns, _tokens, _overlong, _resuming, _rejection, _policy),

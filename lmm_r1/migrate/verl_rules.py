@@ -15,7 +15,7 @@ from lmm_r1.migrate.table import Flag, Given, Note, Rule, Setting
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 CROPPING = "vllm_multi_turn_tool_call"
-"""What Mini-o3 calls the rollout."""
+"""Mini-o3's name of the rollout with its tool."""
 IMAGES = f"{ROLLOUT}.limit_mm_per_prompt"
 LONGEST = f"{ROLLOUT}.max_total_response_length"
 ROOM = 2000
@@ -42,28 +42,28 @@ DEFAULTS: dict[str, object] = {
     f"{ROLLOUT}.save_traj": False,
     f"{ROLLOUT}.save_traj_dir": None,
 }
-"""Defaults of settings that Mini-o3's other rollouts do not read."""
+"""Defaults of the settings that only this rollout reads."""
 
 _OWN_WORDS = (
-    'in the words of the environment; for those that its checkpoints were trained with, add "prompts": '
+    'in the words of the environment; for those of the Mini-o3 checkpoints, add "prompts": '
     '"Mini-o3/verl/trainer/constants.py" to --agent.options (docs/agents.md)'
 )
 UNLIKE: dict[str, tuple[object, str]] = {
     "data.tool_call": (
         "crop",
-        "--train.agent crop has the tool crop; others are functions of a file (docs/agents.md)",
+        "--train.agent crop has the tool crop; write other tools as functions in a file (docs/agents.md)",
     ),
     "data.use_tgt_size": (False, "images are shown within the pixel bounds of --agent.options"),
-    "data.mask_blank": (False, "a row of text needs no blank image here; leave it out of the row"),
-    f"{ACTOR}.ignore_void": (False, "an episode without an answer gets the reward of its scorer, and is trained on"),
-    f"{ACTOR}.use_multi_turn_response_mask": (True, "what the policy is shown is never in the loss"),
-    f"{ROLLOUT}.use_raw_image": (True, "parts are always cut out of the full resolution"),
+    "data.mask_blank": (False, "text rows need no blank image; remove it from the rows"),
+    f"{ACTOR}.ignore_void": (False, "an episode without an answer is scored and trained on like any other"),
+    f"{ACTOR}.use_multi_turn_response_mask": (True, "observations are never in the loss"),
+    f"{ROLLOUT}.use_raw_image": (True, "crops are always taken from the full resolution"),
     f"{ROLLOUT}.multi_turn_prompt_type": (None, f"observations are shown {_OWN_WORDS}"),
     f"{ROLLOUT}.stop": (_STOPS, "the environment ends a turn: after </grounding> and </tool_call>"),
-    f"{ROLLOUT}.save_traj": (False, "rollouts.jsonl has all turns of --logger.rollouts_per_step samples of a step"),
+    f"{ROLLOUT}.save_traj": (False, "rollouts.jsonl has all turns of --logger.rollouts_per_step samples per step"),
     f"{ROLLOUT}.save_traj_dir": (None, "rollouts.jsonl, with its pictures, is in --ckpt.output_dir"),
 }
-"""Settings with one behaviour here: the value that asks for it, and the note on other values."""
+"""Settings with only one behaviour here: the value that selects it, and the note about other values."""
 
 
 def crops(given: Given) -> bool:
@@ -76,7 +76,7 @@ def _environment(given: Given) -> Iterator[Flag | Note]:
     if not crops(given):
         if prompt:
             yield Note(
-                "without counterpart", "data.system_prompt", "a name there; give its text by --data.system_prompt"
+                "without counterpart", "data.system_prompt", "verl takes a name; give the text as --data.system_prompt"
             )
         return
     yield Flag("train.agent", "crop")
@@ -85,35 +85,33 @@ def _environment(given: Given) -> Iterator[Flag | Note]:
         bound: default if given[f"data.{bound}"] is None else given.whole(f"data.{bound}")
         for bound, default in _PIXELS.items()
     }
-    # Boxes become pixels as in its tool.
+    # Boxes are converted to pixels as in Mini-o3's tool.
     cut = {"edges": "clamp", "rounding": "down"}
     yield Flag("agent.options", json.dumps({"coordinates": coordinates, **cut, **pixels}))
     yield Note(
         "another meaning",
         "data.train_files",
-        "paths of images start at $BASE_IMAGE_DIR there: give it as --data.image_dir",
+        "Mini-o3 resolves image paths against $BASE_IMAGE_DIR; give this folder as --data.image_dir",
     )
     if prompt:
         yield Note("another meaning", "data.system_prompt", f"the protocol is in a system turn, {_OWN_WORDS}")
 
 
 def _limits(given: Given) -> Iterator[Flag | Note]:
-    """Rounds are turns of the policy; images count with that of the question, of which a row has one."""
+    """Convert rounds to turns of the policy; Mini-o3 counts the one image of the question as well."""
     if not crops(given):
         return
     yield Flag("agent.max_turns", given.whole(f"{ROLLOUT}.max_generation_round"))
     most = _most_images(given, IMAGES)
     yield Flag("data.max_images_per_prompt", 1)
     yield Flag("agent.max_images", most - 1)
-    yield Note(
-        "derived", IMAGES, f"{most} images with that of the question: --agent.max_images {most - 1} in addition to it"
-    )
+    yield Note("derived", IMAGES, f"{most} images include that of the question, so --agent.max_images is {most - 1}")
 
 
 def _most_images(given: Given, setting: str) -> int:
     most = given.group(setting).get("image", 1)
     if not isinstance(most, int) or most < 1:
-        raise UserError(f"{setting}: image is {most!r}, and must be a whole number from 1 up")
+        raise UserError(f"{setting}: image is {most!r}; it must be a whole number of at least 1")
     return most
 
 
@@ -122,10 +120,10 @@ def _evaluation(given: Given) -> Iterator[Flag | Note]:
         return
     rounds, images = f"{ROLLOUT}.val_max_generation_round", f"{ROLLOUT}.val_limit_mm_per_prompt"
     turns = given.whole(rounds)
-    # With one round there, evaluation has the limits of training, too.
+    # With one round, Mini-o3 evaluates with the limits of training.
     if turns == 1:
         if given.has(images):
-            yield Note("without counterpart", images, f"Mini-o3 itself does not read it with {rounds} 1")
+            yield Note("without counterpart", images, f"Mini-o3 ignores it if {rounds} is 1")
         return
     for flag, setting, theirs, ours in (
         ("max_turns", rounds, turns, given.whole(f"{ROLLOUT}.max_generation_round")),
@@ -135,13 +133,13 @@ def _evaluation(given: Given) -> Iterator[Flag | Note]:
             yield Note(
                 "without counterpart",
                 setting,
-                f"evaluation during training has the limits of training, --agent.{flag} {ours}; for others: `lmm-r1 "
-                f"evaluate --agent crop --agent_{flag} {theirs}`",
+                f"evaluation during training has the limits of training, --agent.{flag} {ours}; `lmm-r1 evaluate "
+                f"--agent crop --agent_{flag} {theirs}` has others",
             )
 
 
 def _over_turn(given: Given) -> Iterator[Flag | Note]:
-    """What becomes of an episode that a limit ends."""
+    """Convert what happens to an episode that a limit ends."""
     if not crops(given):
         return
     masks = given.switch(f"{ACTOR}.ignore_exceed")
@@ -150,7 +148,7 @@ def _over_turn(given: Given) -> Iterator[Flag | Note]:
         yield Note(
             "another meaning",
             f"{ACTOR}.ignore_exceed",
-            "the group is compared without such an episode; Mini-o3's code leaves its reward in the group's mean",
+            "such an episode does not count in its group; in Mini-o3 its reward counts in the group's mean",
         )
 
 
@@ -161,7 +159,7 @@ MULTI_TURN = f"{ROLLOUT}.multi_turn"
 _ENABLE = f"{MULTI_TURN}.enable"
 _TOOLS = (f"{MULTI_TURN}.tool_config_path", f"{MULTI_TURN}.function_tool_path")
 _ANSWERED_BY = (*_TOOLS, f"{MULTI_TURN}.interaction_config_path", f"{ROLLOUT}.agent.agent_loop_config_path")
-"""Files by which verl knows who answers a turn: tools, a simulated user, or a loop of the user's own."""
+"""Files that tell verl who answers a turn: tools, a simulated user, or a custom loop."""
 _LONGEST_TEXT, _CUT_SIDE = f"{MULTI_TURN}.max_tool_response_length", f"{MULTI_TURN}.tool_response_truncate_side"
 
 _DEFAULTS: dict[str, object] = {
@@ -178,38 +176,38 @@ _DEFAULTS: dict[str, object] = {
 _UNLIKE: dict[str, tuple[object, str]] = {
     f"{MULTI_TURN}.max_parallel_calls": (
         1,
-        "one call of a turn is carried out; a subclass of ToolEnvironment has more (calls_per_turn: docs/agents.md)",
+        "one call per turn is executed; a subclass of ToolEnvironment allows more (calls_per_turn: docs/agents.md)",
     ),
     f"{MULTI_TURN}.format": (
         "hermes",
-        "calls are written as in Hermes; a subclass of ToolEnvironment has others (formats: docs/agents.md)",
+        "calls have the format of Hermes; a subclass of ToolEnvironment reads others (formats: docs/agents.md)",
     ),
     f"{MULTI_TURN}.use_inference_chat_template": (
         False,
-        "each turn is read on by the ids that were generated, with its thoughts",
+        "the next turn continues from the generated token ids, including thoughts",
     ),
 }
-"""As `mini_o3.UNLIKE`."""
+"""The same as `UNLIKE`, for episodes with other tools."""
 
 
 def player(given: Given) -> Literal["crop", "file"] | None:
-    """Say who answers the policy's turns: the environment `crop`, one that the user has to write, or nobody."""
+    """Return who answers the policy's turns: the environment `crop`, one that the user must write, or nobody."""
     if crops(given):
         return "crop"
     return "file" if given.switch(_ENABLE) and any(map(given.text, _ANSWERED_BY)) else None
 
 
 def _unlike(given: Given) -> Iterator[Flag | Note]:
-    """Settings that nobody reads, and wishes that episodes have no flag for."""
+    """Report settings without effect, and values that episodes have no flag for."""
     playing = player(given)
     for who, defaults, unlike, needed in (
         ("crop", DEFAULTS, UNLIKE, f"{ROLLOUT}.name {CROPPING}"),
-        ("file", _DEFAULTS, _UNLIKE, f"{_ENABLE} and a file that says who answers"),
+        ("file", _DEFAULTS, _UNLIKE, f"{_ENABLE} and a file that defines who answers"),
     ):
         for name, default in defaults.items():
             if playing != who:
                 if given.has(name) and given[name] != default:
-                    yield Note("without counterpart", name, f"of use only with {needed}")
+                    yield Note("without counterpart", name, f"it has no effect without {needed}")
             elif name in unlike and given[name] != unlike[name][0]:
                 yield Note("without counterpart", name, unlike[name][1])
 
@@ -221,7 +219,7 @@ def _turns_environment(given: Given) -> Iterator[Flag | Note]:
     if not given.switch(_ENABLE):
         return
     if crops(given):
-        yield Note("without counterpart", _ENABLE, f"of no use together with {ROLLOUT}.name {CROPPING}")
+        yield Note("without counterpart", _ENABLE, f"it has no effect with {ROLLOUT}.name {CROPPING}")
         return
     named = {setting: path for setting in _ANSWERED_BY if (path := given.text(setting))}
     if named:
@@ -231,7 +229,7 @@ def _turns_environment(given: Given) -> Iterator[Flag | Note]:
     yield Note(
         "without counterpart",
         _ENABLE,
-        f"without one of {answers} nobody answers a turn: responses of one turn are trained",
+        f"without one of {answers} nobody answers a turn, so responses have one turn",
     )
 
 
@@ -239,36 +237,40 @@ def _file(given: Given, named: Mapping[str, str]) -> Iterator[Flag | Note]:
     """Yield the flag of an environment that replaces verl's classes, in a file next to the first one named."""
     setting, *others = named
     ours = str(PurePosixPath(named[setting]).with_suffix(".py"))
-    written = "the tools as functions in a list TOOLS" if setting in _TOOLS else "who answers as a class Environment"
+    written = "the tools as functions in a list TOOLS" if setting in _TOOLS else "a class Environment"
     yield Flag("train.agent", ours)
     yield Note(
-        "another meaning", setting, f"verl's classes are not loaded: write {written} of {ours} (docs/agents.md)"
+        "another meaning", setting, f"verl's classes cannot be loaded; write {written} in {ours} (docs/agents.md)"
     )
     for other in others:
-        yield Note("without counterpart", other, f"one environment answers, that of {ours}; write both there")
+        yield Note(
+            "without counterpart", other, f"only one environment answers, that in {ours}; write both in this file"
+        )
     if setting in _TOOLS:
         length, side = given.whole(_LONGEST_TEXT), given.text(_CUT_SIDE)
         yield Note(
             "without counterpart",
             f"{_LONGEST_TEXT}, {_CUT_SIDE}",
-            f"a longer text of a tool is cut to {length} characters there ({side}); cut it in the function",
+            f"verl cuts longer texts of a tool to {length} characters ({side}); cut them in the function",
         )
 
 
 def _turn_limits(given: Given) -> Iterator[Flag | Note]:
-    """What limits end, verl learns from as from any other episode."""
+    """Convert the limits; verl trains on an episode that a limit ends like on any other."""
     if player(given) != "file":
         return
     yield Flag("agent.overturn", "keep")
-    # Behind the last answer the policy has one more turn.
+    # After the user's last turn the policy has one more.
     bounds = {f"{MULTI_TURN}.max_assistant_turns": 0, f"{MULTI_TURN}.max_user_turns": 1}
     turns = [given.whole(name) + more for name, more in bounds.items() if given[name] is not None]
     most = min(turns, default=longest_sample(given) // 3)
-    why = "the policy's turns, one more than the user's" if turns else "no limit there, and a third of all tokens here"
+    why = (
+        "the policy's turns, one more than the user's" if turns else "verl has no limit; this is a third of all tokens"
+    )
     yield Flag("agent.max_turns", most)
     yield Note("derived", ", ".join(bounds), f"--agent.max_turns {most}: {why}")
     images = AgentConfig.max_images
-    yield Note("another meaning", _ENABLE, f"an episode also ends at --agent.max_images, {images} if it is left out")
+    yield Note("another meaning", _ENABLE, f"an episode also ends at --agent.max_images, by default {images}")
 
 
 def _lengths(given: Given) -> Iterator[Flag | Note]:
@@ -279,14 +281,12 @@ def _lengths(given: Given) -> Iterator[Flag | Note]:
     longest = _longest(given)
     yield Flag("data.max_len", longest)
     yield Flag("rollout.max_new_tokens", response)
-    both = (
-        f"--data.max_len {longest} is of an episode with its prompt, --rollout.max_new_tokens {response} of one turn"
-    )
+    both = f"--data.max_len {longest} bounds an episode with its prompt, --rollout.max_new_tokens {response} one turn"
     if playing == "crop":
         yield Note(
             "another meaning",
             f"data.max_response_length, {LONGEST}",
-            f"{both}; it ends where an observation leaves no token of them, and there where a call or an observation "
+            f"{both}; an episode ends if an observation leaves no tokens, in Mini-o3 if a call or an observation "
             f"leaves {ROOM} or fewer",
         )
     else:
@@ -314,18 +314,16 @@ TURN_SETTINGS = tuple(
 )
 TURN_RULES: tuple[Rule, ...] = (*RULES, _turns_environment, _turn_limits, _unlike)
 IN_PLACE: Mapping[Rule, Rule] = {lengths: _lengths, batches: _batches}
-"""EasyR1's rules of one response, and those that know episodes, too."""
+"""EasyR1's rules for single responses, and those that replace them for episodes."""
 
 
 ADDRESS = "http://127.0.0.1:5000/get_reward"
 """Default of `lmm-r1 serve_verifier`."""
-JUDGE = (
-    "a verifier judges here: --reward.remote_url names one, or the address of one that `lmm-r1 serve_verifier` starts"
-)
+JUDGE = "here a verifier judges: name one with --reward, or the address of a `lmm-r1 serve_verifier`"
 _FUNCTION = "custom_reward_function.path"
 _HYBRID = "reward_model.use_hybrid_reward_manager"
 _SCORERS = {True: "data.gpt_general_qa_reward_fn", False: "data.general_qa_reward_fn"}
-"""Which scorer Mini-o3 asks, by whether it is `_HYBRID`."""
+"""The setting of the scorer that Mini-o3 asks, by the value of `_HYBRID`."""
 _CHOICE = "general_qa_tool_mc"
 _MINI_O3: dict[str, object] = {
     "data.acc_reward_weight": 1.0,
@@ -339,7 +337,7 @@ _MINI_O3: dict[str, object] = {
 
 
 def _scorer(given: Given) -> Iterator[Flag | Note]:
-    """An environment without rewards of its own needs a scorer of its last turn."""
+    """Convert the scorer; an environment without rewards needs one for its last turn."""
     model = given.text("reward_model.model.path") if given["reward_model.enable"] else None
     if model is not None:
         yield Flag("reward.model_name_or_path", model)
@@ -351,7 +349,9 @@ def _scorer(given: Given) -> Iterator[Flag | Note]:
     if player(given) != "crop":
         yield Flag("reward.remote_url", DEFAULT_VERIFIER)
         yield Note(
-            "another meaning", _FUNCTION, "without one verl judges a row by its data_source, and here math judges all"
+            "another meaning",
+            _FUNCTION,
+            "without it verl judges each row by its data_source; here math judges all rows",
         )
         return
     hybrid, accuracy = given.switch(_HYBRID), given.number("data.acc_reward_weight")
@@ -365,15 +365,15 @@ def _scorer(given: Given) -> Iterator[Flag | Note]:
             "another meaning",
             asked,
             f"{scorer} is a service here: start `lmm-r1 serve_verifier llm_judge --accuracy-weight {accuracy:g} "
-            "--format-weight 0 --judge-url URL --judge-model MODEL`, and give as --reward.remote_url where all machines "
+            "--format-weight 0 --judge-url URL --judge-model MODEL`, and set --reward to its address as all machines "
             "reach it",
         )
     if given.has(never):
-        yield Note("without counterpart", never, f"nobody asks it with {_HYBRID} {str(hybrid).lower()}")
+        yield Note("without counterpart", never, f"it is not asked if {_HYBRID} is {str(hybrid).lower()}")
 
 
 def _weights(given: Given) -> Iterator[Flag | Note]:
-    """(1 - penalty * [tool]) * accuracy + format of all turns + [tool], each with its weight."""
+    """Convert the weights of (1 - penalty * [tool]) * accuracy + format of all turns + [tool]."""
     if not crops(given) or given.text(_FUNCTION) is not None:
         yield from (Note("without counterpart", name, JUDGE) for name in _MINI_O3 if given.has(name))
         return
@@ -389,7 +389,7 @@ def _weights(given: Given) -> Iterator[Flag | Note]:
         yield Note(
             "another meaning",
             "data.tool_call_penalty, data.use_tool_reward_weight",
-            "they count for a call that was carried out; there for one that was written, too",
+            "they count for an executed call; in Mini-o3 also for one that was only written",
         )
 
 

@@ -4,22 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from lmm_r1.migrate.table import OURS, Flag, Given, Note, Setting, Table
+from lmm_r1.migrate.table import TRACKERS, Flag, Given, Note, Table, ruled, to, without
 
-_TRACKERS = ("wandb", "swanlab", "tensorboard", "mlflow", "trackio")
 _SCHEDULES = {"cosine": "cosine_with_min_lr", "wsd": "cosine_with_min_lr", "constant": "constant_with_warmup"}
-
-
-def _to(name: str, *flags: str, default: object = OURS) -> Setting:
-    return Setting(name=name, flags=flags, default=default)
-
-
-def _ruled(name: str, default: object = None) -> Setting:
-    return Setting(name=name, by_rule=True, default=default)
-
-
-def _without(name: str, says: str, *harmless: object) -> Setting:
-    return Setting(name=name, says=says, harmless=harmless, default=harmless[0] if harmless else None)
 
 
 def _files(given: Given) -> Iterator[Flag | Note]:
@@ -59,59 +46,57 @@ def _optimizer(given: Given) -> Iterator[Flag | Note]:
 def _records(given: Given) -> Iterator[Flag | Note]:
     logger = given["trainer.logger"]
     names = logger if isinstance(logger, (list, tuple)) else [logger]
-    yield Flag("logger.trackers", [name for name in names if name in _TRACKERS])
+    yield Flag("logger.trackers", [name for name in names if name in TRACKERS])
 
 
 VERL_SFT = Table(
     system="verl",
     command="train_sft",
     settings=(
-        _to("model.partial_pretrain", "model.model_name_or_path"),
-        _ruled("data.train_files"),
-        _ruled("data.val_files"),
-        _ruled("data.prompt_key", "question"),
-        _ruled("data.response_key", "answer"),
-        _ruled("data.prompt_dict_keys"),
-        _ruled("data.response_dict_keys"),
-        _ruled("data.multiturn.enable", False),
-        _ruled("data.multiturn.messages_key", "messages"),
-        _to("data.max_length", "data.max_len", default=1024),
-        _to("data.train_batch_size", "train.batch_size", default=256),
-        _to("data.micro_batch_size_per_gpu", "train.micro_batch_size", default=4),
-        _without(
+        to("model.partial_pretrain", "model.model_name_or_path"),
+        ruled("data.train_files"),
+        ruled("data.val_files"),
+        ruled("data.prompt_key", "question"),
+        ruled("data.response_key", "answer"),
+        ruled("data.prompt_dict_keys"),
+        ruled("data.response_dict_keys"),
+        ruled("data.multiturn.enable", False),
+        ruled("data.multiturn.messages_key", "messages"),
+        to("data.max_length", "data.max_len", default=1024),
+        to("data.train_batch_size", "train.batch_size", default=256),
+        to("data.micro_batch_size_per_gpu", "train.micro_batch_size", default=4),
+        without(
             "data.truncation", "rows that are too long are reported; --data.bad_rows skip leaves them out", "error"
         ),
-        _to("model.enable_gradient_checkpointing", "model.gradient_checkpointing_enable", default=True),
-        _to("model.trust_remote_code", "train.trust_remote_code", default=False),
-        _to("model.use_liger", "ds.use_liger_kernel"),
-        _ruled("model.lora_rank", 0),
-        _ruled("model.lora_alpha", 16),
-        _ruled("model.target_modules", "all-linear"),
-        _without("model.strategy", "weights are sharded by DeepSpeed (--ds.zero_stage), not FSDP", "fsdp2"),
-        _without("model.fsdp_config.model_dtype", "--ds.param_dtype is the precision of passes", "fp32"),
-        _without(
-            "model.fsdp_config.cpu_offload", "--ds.adam_offload keeps the optimizer's state in CPU memory", False
-        ),
-        _to("ulysses_sequence_parallel_size", "ds.ulysses_size"),
-        _to("use_remove_padding", "ds.packing_samples"),
-        _to("optim.lr", "adam.lr", default=1e-5),
-        _to("optim.betas", "adam.betas", default=(0.9, 0.95)),
-        _to("optim.weight_decay", "adam.weight_decay", default=0.01),
-        _to("optim.warmup_steps_ratio", "lr_warmup_ratio", default=0.1),
-        _to("optim.clip_grad", "max_norm", default=1.0),
-        _ruled("optim.lr_scheduler", "cosine"),
-        _to("trainer.default_local_dir", "ckpt.output_dir"),
-        _to("trainer.project_name", "logger.wandb.project"),
-        _to("trainer.experiment_name", "logger.wandb.run_name"),
-        _to("trainer.total_epochs", "train.max_epochs", default=4),
-        _to("trainer.total_training_steps", "train.max_steps"),
-        _to("trainer.save_freq", "ckpt.save_steps"),
-        _ruled("trainer.test_freq", -1),
-        _ruled("trainer.logger", ("console",)),
-        _to("trainer.seed", "train.seed"),
-        _without("trainer.default_hdfs_dir", "the run folder is in a file system", None),
-        _without("trainer.n_gpus_per_node", "torchrun or --num_gpus of `deepspeed` gives the number of GPUs", 8),
-        _without("trainer.nnodes", "torchrun or --num_nodes of `deepspeed` gives the number of machines", 1),
+        to("model.enable_gradient_checkpointing", "model.gradient_checkpointing_enable", default=True),
+        to("model.trust_remote_code", "train.trust_remote_code", default=False),
+        to("model.use_liger", "ds.use_liger_kernel"),
+        ruled("model.lora_rank", 0),
+        ruled("model.lora_alpha", 16),
+        ruled("model.target_modules", "all-linear"),
+        without("model.strategy", "weights are sharded by DeepSpeed (--ds.zero_stage), not FSDP", "fsdp2"),
+        without("model.fsdp_config.model_dtype", "--ds.param_dtype is the precision of passes", "fp32"),
+        without("model.fsdp_config.cpu_offload", "--ds.adam_offload keeps the optimizer's state in CPU memory", False),
+        to("ulysses_sequence_parallel_size", "ds.ulysses_size"),
+        to("use_remove_padding", "ds.packing_samples"),
+        to("optim.lr", "adam.lr", default=1e-5),
+        to("optim.betas", "adam.betas", default=(0.9, 0.95)),
+        to("optim.weight_decay", "adam.weight_decay", default=0.01),
+        to("optim.warmup_steps_ratio", "lr_warmup_ratio", default=0.1),
+        to("optim.clip_grad", "max_norm", default=1.0),
+        ruled("optim.lr_scheduler", "cosine"),
+        to("trainer.default_local_dir", "ckpt.output_dir"),
+        to("trainer.project_name", "logger.wandb.project"),
+        to("trainer.experiment_name", "logger.wandb.run_name"),
+        to("trainer.total_epochs", "train.max_epochs", default=4),
+        to("trainer.total_training_steps", "train.max_steps"),
+        to("trainer.save_freq", "ckpt.save_steps"),
+        ruled("trainer.test_freq", -1),
+        ruled("trainer.logger", ("console",)),
+        to("trainer.seed", "train.seed"),
+        without("trainer.default_hdfs_dir", "the run folder is in a file system", None),
+        without("trainer.n_gpus_per_node", "torchrun or --num_gpus of `deepspeed` gives the number of GPUs", 8),
+        without("trainer.nnodes", "torchrun or --num_nodes of `deepspeed` gives the number of machines", 1),
     ),
     rules=(_files, _columns, _optimizer, _records),
     names={

@@ -172,7 +172,7 @@ def _of_states(config: PPOConfig | SupervisedConfig, plan: Plan) -> Iterator[Cha
         yield Change(settings={"ds.enable_sleep": True})
     # Over the GPUs of a model; one GPU has nobody to share with.
     several = any(model.gpus > 1 for device in plan.devices for model in device.models)
-    judges = isinstance(config, SFTConfig) and config.eval.verifier is not None
+    judges = isinstance(config, SFTConfig) and config.eval.reward is not None
     if several and stage_of(config) != 3 and not config.ds.load_in_4bit and not judges:
         yield Change(settings={"ds.zero_stage": 3})
     if (

@@ -80,7 +80,7 @@ class SFTEvaluation(HeldOut["SFTRun[Any]", SFTSample]):
         super().__init__(run, rows)
         # The names of other measured values; known after the first pass.
         self.parts: tuple[str, ...] = ()
-        asked = self.config.eval.verifier is not None
+        asked = self.config.eval.reward is not None
         self.answers = Answers(self.config, run.engine, checkpoint=run.checkpoint, rows=rows) if asked else None
 
     def _all_metrics(self) -> dict[str, float]:
@@ -107,8 +107,8 @@ class Answers:
 
     def __init__(self, config: SFTConfig, model: Any, *, checkpoint: Checkpoint, rows: Sequence[Row]) -> None:
         """Args: model: the module that DeepSpeed wraps."""
-        assert config.eval.verifier is not None, "the caller checks it"
-        self.verifier = config.eval.verifier
+        assert config.eval.reward is not None, "the caller checks it"
+        self.verifier = config.eval.reward
         self.sampling = SamplingSettings(
             n_samples=1, temperature=0.0, top_p=1.0, max_new_tokens=config.eval.max_new_tokens
         )
@@ -201,7 +201,7 @@ class SFTRun(SupervisedRun[SFTConfigT, Row, SFTSample, SFTBatch]):
             path,
             split=split,
             reading=replace(reading, names=names, plain_template=plain_template(config)),
-            answer_required=held_out and config.eval.verifier is not None,
+            answer_required=held_out and config.eval.reward is not None,
             check=check_row,
             bad_rows=config.data.bad_rows,
             skip_by=SKIP_BAD_ROWS,

@@ -116,7 +116,7 @@ def test_a_response_in_a_column_of_its_own_counts_as_the_turn_that_sft_learns(fo
     ("flags", "told"),
     [
         (["--max_len", "64", "--max_new_tokens", "64"], "leaves no room for a prompt"),
-        (["--verifiers", "maths"], "--reward maths"),
+        (["--reward", "maths"], "--reward maths"),
         (["--output", "check_data.html"], "is also the path of the page"),
         (["--judge_timeout", "0"], "--judge_timeout"),
     ],
@@ -208,7 +208,7 @@ def test_the_kind_is_named_where_the_columns_do_not_tell_it(folder):
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
-        (["--verifiers", "exact"], "--reward exact: "),
+        (["--reward", "exact"], "--reward exact: "),
         (["--step_tag", "x"], "--step_tag x: is for rows of the kind steps"),
         (["--kind", "unpaired", "--chosen_key", "x"], "--chosen_key x: is for preferences"),
         (["--kind", "preference", "--format", "pairs"], "--format pairs is for another kind of rows"),

@@ -164,7 +164,7 @@ def test_tools_of_verl_become_an_environment_to_write_and_settings_that_the_trai
     assert {name: conversion.flags[name] for name in expected} == expected
     multi_turn = "actor_rollout_ref.rollout.multi_turn"
     told = {note.subject: note.text for note in conversion.notes}
-    assert "TOOLS of config/geo3k_tool_config.py" in told[f"{multi_turn}.tool_config_path"]
+    assert "TOOLS in config/geo3k_tool_config.py" in told[f"{multi_turn}.tool_config_path"]
     assert (
         "1024 characters" in told[f"{multi_turn}.max_tool_response_length, {multi_turn}.tool_response_truncate_side"]
     )

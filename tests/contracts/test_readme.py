@@ -2,6 +2,7 @@
 
 import json
 import re
+from importlib.metadata import distribution, version
 from pathlib import Path
 from typing import Any
 
@@ -54,24 +55,60 @@ def test_the_figures_of_the_gpu_are_those_of_its_result_files():
     for name, label in (("image_accuracy", "images"), ("text_accuracy", "text")):
         assert f"{label} {100 * first[name]:.1f} → {100 * last[name]:.1f} %" in PAGE
     assert f"in {demo['seconds']:.0f} s" in PAGE
-    assert f"{result('gpu/rl3b.json')['seconds_per_step']:.1f} s" in PAGE
+    assert f"{result('gpu/rl3b.json')['seconds_per_step']:.1f} s; first step" in PAGE
+    notes = (RESULTS / "gpu/README.md").read_text(encoding="utf-8")
+    [first_step] = re.findall(r"^\| first step of `rl3b.json` \| ([\d.]+ s) \|$", notes, flags=re.MULTILINE)
+    [trl] = re.findall(r"^\| TRL 1\.16 .*\| first step ([\d.]+ s);", notes, flags=re.MULTILINE)
+    assert f"first step {first_step} (TRL 1.16: {trl})" in PAGE
+    assert "commit 99dc669 with three faults worked around" in PAGE
+    assert "Commit 99dc669, with three faults of that commit worked around" in " ".join(notes.split())
 
 
 def test_the_speed_of_shared_prompts_is_measured():
     [batch] = [one for one in result("train_step.json")["batches"] if (one["kind"], one["samples"]) == ("image", 16)]
     assert f"{batch['speedup_of_shared']['update_over_packed']:.1f} × on two cores" in PAGE
+    timed = result("gpu/gpu_check_h200_pinned.json")["stages"]["c"]["results"]
+    shared, packed = (timed[f"{kind}/chunked/flash_windows"] for kind in ("shared", "packed"))
+    assert shared["samples"] == packed["samples"] == 16
+    assert f"{packed['seconds'] / shared['seconds']:.1f} × on the H200" in PAGE
 
 
 def test_the_verifiers_agreement_is_measured():
     judged = result("judged_answers.json")["all"]
     assert f"{judged['answers']:,} public answers" in PAGE
     assert f"{100 * judged['agreement']:.1f} % agreement" in PAGE
-    assert ("no wrong answer rewarded" in PAGE) == (judged["wrong_but_paid"] == 0)
+    assert ("one disputed answer rewarded" in PAGE) == (judged["wrong_but_paid"] == 1)
+
+
+def test_the_architectures_are_those_of_the_kits():
+    from lmm_r1.cli.kits import COLUMNS, kit_rows
+
+    kits = [dict(zip(COLUMNS, row, strict=True)) for row in kit_rows(vllm_version="0.29.0")]
+    assert ("[Nineteen architectures]" in PAGE) == (len(kits) == 19)
+    without = [kit["kit"] for kit in kits if (kit["RL"], kit["critic"]) != ("yes", "yes")]
+    assert ("all but Janus with RL and a critic" in PAGE) == (without == ["janus"])
+
+
+def test_what_the_page_says_of_other_trainers_is_what_their_installed_versions_do():
+    for name, says in (("openrlhf", "[OpenRLHF 0.11.2]"), ("trl", "[TRL 1.16]")):
+        assert says.strip("[]").rpartition(" ")[2] in version(name)
+        assert says in PAGE
+    for module, refusals in (
+        ("openrlhf.cli.train_ppo_ray", ("VLM training does not support critic", "does not support --packing_samples")),
+        ("trl.trainer.sft_trainer", ("Packing is not supported for vision datasets",)),
+    ):
+        package, *names = module.split(".")
+        path = "/".join(names) + ".py"
+        assert f"`{path}`" in PAGE
+        source = Path(str(distribution(package).locate_file(package))) / path
+        assert all(refusal in source.read_text(encoding="utf-8") for refusal in refusals)
 
 
 def test_the_make_targets_of_the_page_are_there():
     targets = set(re.findall(r"^make ([\w-]+)", PAGE, flags=re.MULTILINE))
     assert {"install", "demo", "test"} <= targets
+    targets |= set(re.findall(r"`?make ([\w-]+)", PAGE))
+    assert "test-full" in targets
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     assert all(re.search(rf"^{target}:", makefile, flags=re.MULTILINE) for target in targets)
 
@@ -121,6 +158,16 @@ def test_the_plans_of_the_page_are_those_of_the_result_file():
         assert plan["fits"]
         assert float(peak) == plan["peak_gib_per_gpu"]
         assert flags == "none" or flags.strip("`") in plan["command"]
+
+
+def test_the_page_names_commands_files_and_a_version_of_python_that_exist():
+    from lmm_r1.cli import COMMANDS
+
+    assert set(re.findall(r"lmm-r1 (\w+)", PAGE)) <= set(COMMANDS)
+    links = [link.partition("#")[0] for link in re.findall(r"\]\((?!https?:)([^)]+)\)", PAGE)]
+    assert [link for link in links if not (ROOT / link).exists()] == []
+    [oldest] = re.findall(r"Python ([\d.]+) or later", PAGE)
+    assert f'requires-python = ">={oldest}"' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 
 
 def test_every_command_is_on_the_page_of_commands():

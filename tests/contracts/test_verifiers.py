@@ -46,6 +46,14 @@ CASES: dict[str, tuple[Verifier, str, str, str, float, set[str]]] = {
     "box": (get_verifier("box"), "[10, 20, 30, 40]", "[10, 20, 30, 40]", "[60, 60, 80, 80]", 1.5, BOX_PARTS),
     "edit_distance": (get_verifier("edit_distance"), '["Rye, NY", "NY"]', "rye,  NY", "Boston", 1.5, ANLS_PARTS),
     "vqa": (get_verifier("vqa"), json.dumps(["net"] * 4 + ["mesh"] * 6), "a net", "dog", 1.5, VQA_PARTS),
+    "sokoban": (
+        get_verifier("sokoban"),
+        "#####\n#@$.#\n#####",
+        "Right",
+        "Left",
+        1.5,
+        {"accuracy", "format", "ungradable"},
+    ),
     "format": (get_verifier("format"), "any", "any", "", 1.0, {"format"}),
     "llm_judge": (UNREACHABLE, r"\frac{1}{2}", "0.5", "0.6", 1.5, {"accuracy", "format", *PARTS}),
     "composition": (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from helpers.conversations import message, row
@@ -12,8 +12,8 @@ from PIL import Image
 
 from lmm_r1.agents.environment import Answered, Environment, Turn
 from lmm_r1.data.messages import ImagePart, Message, Row, TextPart
-from lmm_r1.tasks.sokoban.board import MOVES
-from lmm_r1.tasks.sokoban.notation import read_state
+from remote_rm.sokoban_board import MOVES, State
+from remote_rm.sokoban_levels import read_state
 
 
 def coordinates_image(width: int, height: int) -> Image.Image:
@@ -100,6 +100,17 @@ WRONG_SIDE = "#######\n#@ .$ #\n#######"
 IN_A_CORNER = "#####\n#$ @#\n# . #\n#####"
 # Neither box is on a dead square; side by side at the wall they hold each other.
 FROZEN = "######\n#.$$.#\n#  @ #\n######"
+
+
+def state_record(state: State) -> dict[str, object]:
+    """The state in coordinates, which count from 1, as a row may hold it."""
+
+    def listed(squares: Iterable[tuple[int, int]]) -> list[list[int]]:
+        return [[row + 1, column + 1] for row, column in sorted(squares)]
+
+    room, [player] = state.room, listed([state.player])
+    squares = {"walls": listed(room.walls), "goals": listed(room.goals), "boxes": listed(state.boxes)}
+    return {"height": room.height, "width": room.width, **squares, "player": player}
 
 
 def level(text):

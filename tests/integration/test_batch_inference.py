@@ -81,7 +81,7 @@ def records(output: Path) -> list[dict]:
 def greedy(demo: Path, rows: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The output of an uninterrupted greedy run with plain transformers, and what it said beside it."""
     folder = tmp_path_factory.mktemp("greedy")
-    argv = command(demo, rows, folder / "out.jsonl", eval_task="generate", verifier="math")
+    argv = command(demo, rows, folder / "out.jsonl", eval_task="generate", reward="math")
     ended = run(argv, cwd=folder)
     (folder / "stdout").write_text(ended.stdout)
     (folder / "stderr").write_text(ended.stderr)
@@ -117,7 +117,7 @@ def test_rows_that_cannot_be_used_are_counted_and_listed_at_the_end(greedy, rows
 def test_killed_three_times_at_random_it_ends_with_the_rows_of_an_uninterrupted_run(demo, rows, greedy, tmp_path):
     output = tmp_path / "out.jsonl"
     # Two rows at a time, so that there is something to interrupt.
-    argv = command(demo, rows, output, eval_task="generate", verifier="math", batch_rows=2)
+    argv = command(demo, rows, output, eval_task="generate", reward="math", batch_rows=2)
     chance = random.Random(7)
     for attempt in range(KILLS):
         size = output.stat().st_size if output.exists() else 0
@@ -143,13 +143,13 @@ def test_killed_three_times_at_random_it_ends_with_the_rows_of_an_uninterrupted_
 def test_vllm_gives_the_same_rows_also_from_two_engines(demo, rows, greedy, tmp_path):
     for name, more in (("one", {}), ("two", {"engines": 2})):
         output = tmp_path / name / "out.jsonl"
-        run(command(demo, rows, output, verifier="math", **more), cwd=tmp_path)
+        run(command(demo, rows, output, reward="math", **more), cwd=tmp_path)
         assert records(output) == records(greedy / "out.jsonl")
 
 
 def test_a_job_is_not_continued_on_other_data(demo, rows, greedy, tmp_path):
     output, other = tmp_path / "out.jsonl", tmp_path / "data.jsonl"
-    argv = command(demo, other, output, eval_task="generate", verifier="math", max_rows=2)
+    argv = command(demo, other, output, eval_task="generate", reward="math", max_rows=2)
     lines = rows.read_text().splitlines()
     other.write_text("\n".join(lines[:2]))
     run(argv, cwd=tmp_path, code=0)
@@ -164,7 +164,7 @@ def test_a_job_is_not_continued_on_other_data(demo, rows, greedy, tmp_path):
 def sampled(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The output of four samples a row, judged by the verifier."""
     folder = tmp_path_factory.mktemp("sampled")
-    changes = {"eval_task": "generate", "verifier": "math", "n_samples": 4, "temperature": 1.0}
+    changes = {"eval_task": "generate", "reward": "math", "n_samples": 4, "temperature": 1.0}
     changes |= {"select": "rejection_sampling", "selected": folder / "sft.jsonl", "min_reward": 1.5}
     run(command(demo, demo / "text", folder / "out.jsonl", **changes), cwd=folder, code=0)
     return folder
@@ -191,7 +191,7 @@ def test_rejection_sampling_writes_rows_that_train_sft_takes(sampled, demo, tmp_
 def test_a_finished_job_gives_other_selections_without_generating_again(sampled, demo, tmp_path):
     job = tmp_path / "job"
     shutil.copytree(sampled, job)
-    changes = {"eval_task": "generate", "verifier": "math", "n_samples": 4, "temperature": 1.0}
+    changes = {"eval_task": "generate", "reward": "math", "n_samples": 4, "temperature": 1.0}
     changes |= {"select": "dpo_pairs", "selected": job / "pairs.jsonl", "min_margin": 0.6}
     run(command(demo, demo / "text", job / "out.jsonl", **changes), cwd=tmp_path, code=0)
     pairs = [json.loads(line) for line in (job / "pairs.jsonl").read_text().splitlines()]
@@ -224,9 +224,9 @@ def test_an_adapter_is_merged_in_by_both_backends(demo, rows, greedy, tmp_path):
     run([sys.executable, "-m", "lmm_r1.cli.train_sft", *flags(values), "--ckpt.disable_ds"], cwd=tmp_path, code=0)
     adapter = tmp_path / "sft" / "adapter"
     one, two = tmp_path / "one.jsonl", tmp_path / "two.jsonl"
-    run(command(demo, rows, one, eval_task="generate", adapter=adapter, verifier="math"), cwd=tmp_path)
+    run(command(demo, rows, one, eval_task="generate", adapter=adapter, reward="math"), cwd=tmp_path)
     # Its folder alone: the adapter names its base itself.
-    run(command(demo, rows, two, model=adapter, verifier="math"), cwd=tmp_path)
+    run(command(demo, rows, two, model=adapter, reward="math"), cwd=tmp_path)
     assert records(one) == records(two)
     assert records(one) != records(greedy / "out.jsonl"), "the adapter changes nothing, so nothing is compared"
 

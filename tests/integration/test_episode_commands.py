@@ -107,7 +107,7 @@ def ended(main: Callable[[list[str]], None], argv: list[str]) -> int:
 
 def test_an_evaluation_plays_episodes_and_repeated_it_is_the_same(folder, model, capsys):
     def scores(name: str) -> list:
-        argv = ["--checkpoints", f"tiny={model}", "--files", "rows=rows.jsonl", "--verifiers", "agent:odd"]
+        argv = ["--checkpoints", f"tiny={model}", "--files", "rows=rows.jsonl", "--reward", "agent:odd"]
         code = ended(evaluate.main, [*argv, *flags(values(model, n_samples=2, output=f"{name}.json"))])
         assert code == 3, "row 2 is left out"
         return read_responses(folder / f"{name}.responses.jsonl")

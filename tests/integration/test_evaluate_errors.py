@@ -76,7 +76,7 @@ def test_the_last_checkpoint_is_checked_before_the_first_is_measured(damaged, se
                 "f=text_rows",
                 "--output",
                 "o.json",
-                "--verifiers",
+                "--reward",
                 "math",
                 "math",
             ],

@@ -58,7 +58,7 @@ def run(argv: list[str]) -> int:
 def test_a_served_model_is_measured_taken_up_again_exported_and_judged_again_alike(work, capsys):
     with chat_server(answer) as server:
         command = ["--endpoint", server.url, "--model", "org/m", "--api_key_env", "SECRET", "--files", "sums=rows"]
-        command += ["--verifiers", "choice", "--output", "out/scores.json"]
+        command += ["--reward", "choice", "--output", "out/scores.json"]
         command += ["--export", "out/{checkpoint}.xlsx", "out/a.tsv", "out/a.json", "out/a.jsonl"]
         assert run(command) == 3
         said = capsys.readouterr()
@@ -83,7 +83,7 @@ def test_a_served_model_is_measured_taken_up_again_exported_and_judged_again_ali
 
 def test_saved_responses_of_one_checkpoint_are_exported_without_an_engine(work):
     with chat_server(answer) as server:
-        command = ["--endpoint", server.url, "--model", "m", "--files", "sums=rows", "--verifiers", "choice"]
+        command = ["--endpoint", server.url, "--model", "m", "--files", "sums=rows", "--reward", "choice"]
         assert run([*command, "--max_rows", "2", "--output", "scores.json"]) == 0
     assert run(["--compare", "scores.json", "--export", "a.tsv"]) == 0
     lines = Path("a.tsv").read_text().splitlines()

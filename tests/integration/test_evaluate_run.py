@@ -47,7 +47,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, demo: Path) -> Run:
     model = demo / "model"
     command = [warm_python(), "-m", "lmm_r1.cli.evaluate", "--checkpoints", f"base={model}", f"again={model}"]
     command += ["--files", "text=text", "image=image", "--suite", "superclevr_200"]
-    command += ["--suite_data", "superclevr_200=suite", "--verifiers", "math", "exact:ignore_case"]
+    command += ["--suite_data", "superclevr_200=suite", "--reward", "math", "exact:ignore_case"]
     command += [text for name, value in FLAGS.items() for text in (f"--{name}", str(value))]
     settings = {"PYTHONPATH": str(ROOT), "TORCHDYNAMO_DISABLE": "1"}
     ended = subprocess.run(
@@ -147,7 +147,7 @@ def repeated(run, tmp_path, monkeypatch, demo):
     def repeat(
         *more: str, checkpoints=(f"base={demo / 'model'}", "again=../model"), text="text", **flags: object
     ) -> None:
-        given = {**FLAGS, "verifiers": "math exact:ignore_case", **flags}
+        given = {**FLAGS, "reward": "math exact:ignore_case", **flags}
         command = ["--checkpoints", *checkpoints, "--files", f"text={text}", "image=image"]
         command += ["--suite", "superclevr_200", "--suite_data", "superclevr_200=suite", *more]
         main(command + [word for name, value in given.items() for word in (f"--{name}", *str(value).split())])
@@ -177,7 +177,7 @@ def test_a_checkpoint_less_and_another_name_are_read_again_too(repeated):
 
 
 def test_what_has_changed_is_measured_anew(repeated):
-    changes = [{"max_new_tokens": 7}, {"n_samples": 1}, {"seed": 1}, {"verifiers": "math"}, {"dtype": "bfloat16"}]
+    changes = [{"max_new_tokens": 7}, {"n_samples": 1}, {"seed": 1}, {"reward": "math"}, {"dtype": "bfloat16"}]
     for change in changes:
         with pytest.raises(EngineWanted):
             repeated(**change)

@@ -59,7 +59,7 @@ def measured_start(variables: dict[str, str], tmp_path_factory: pytest.TempPathF
     """The folder of what is measured, with the start's."""
     folder = tmp_path_factory.mktemp("start") / "measured"
     subprocess.run(
-        [warm_python(), "-m", "lmm_r1.cli.evaluate", "--config", variables["EVAL_CONFIG"], "--verifiers", "math"]
+        [warm_python(), "-m", "lmm_r1.cli.evaluate", "--config", variables["EVAL_CONFIG"], "--reward", "math"]
         + ["--checkpoints", f"start={variables['MODEL']}", "--files", f"text={variables['DATA']}"]
         + ["--output", str(folder / "start.json")],
         check=True,

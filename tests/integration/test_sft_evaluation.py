@@ -40,7 +40,7 @@ def train(model: Path, folder: Path, *, monkeypatch: pytest.MonkeyPatch) -> None
         "ckpt.max_num": 1,
         "eval.dataset": folder / "held_out",
         "eval.steps": 2,
-        "eval.verifier": "exact",
+        "eval.reward": "exact",
         "eval.max_new_tokens": 8,
     }
     train_sft.main([*flags(settings), "--ds.packing_samples", "--data.apply_chat_template", "--eval.before_training"])

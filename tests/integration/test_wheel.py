@@ -85,10 +85,17 @@ def test_the_version_stands_at_the_head_of_the_changelog():
     assert f'\nversion = "{version}"\n' in (ALONE / "pyproject.toml").read_text()
 
 
-def test_the_notebook_is_kept_without_outputs_and_with_code_that_can_be_read():
+def test_the_notebook_has_the_outputs_of_one_run_and_code_that_can_be_read():
     cells = json.loads(NOTEBOOK.read_text())["cells"]
     code = [cell for cell in cells if cell["cell_type"] == "code"]
-    assert all((cell["outputs"], cell["execution_count"]) == ([], None) for cell in code)
+    assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))
+    outputs = [output for cell in code for output in cell["outputs"]]
+    assert {output["output_type"] for output in outputs} == {"stream", "display_data", "execute_result"}
+    texts = ["".join(output["data"]["text/plain"] if "data" in output else output["text"]) for output in outputs]
+    assert any(re.search(r"^rl step 12/12  reward", text) for text in texts)
+    assert [text for text in texts if re.search(r"(^|\s)/(tmp|home|root|work)/", text)] == []
+    measured = next(ast.literal_eval(text) for text in texts if text.startswith("{'cold'"))
+    assert measured["rl"] > measured["cold"]
     for cell in code:
         text = "".join(cell["source"])
         if not text.startswith("!"):

@@ -1,6 +1,8 @@
 """What must be quick to import loads none of the training stack; measured in fresh interpreters."""
 
 import json
+import os
+import re
 import subprocess
 import sys
 from importlib.metadata import packages_distributions, requires
@@ -11,7 +13,7 @@ import tomllib
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from lmm_r1.cli import COMMANDS
+from lmm_r1.cli import COMMANDS, EXTRA_PACKAGES
 
 pytestmark = pytest.mark.unit
 
@@ -86,6 +88,64 @@ assert get_verifier("math").score(item).score == 1.0
 assert create_app(get_verifier("math"), workers=1, item_timeout_seconds=1.0).openapi()["paths"]
 print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})))
 """
+
+
+WITHOUT_EXTRAS = """
+import json, sys
+
+
+class WithoutExtras:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {missing!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+
+sys.meta_path.insert(0, WithoutExtras())
+from lmm_r1 import cli
+for arguments in {commands!r}:
+    try:
+        cli.main(arguments)
+        code = 0
+    except SystemExit as ended:
+        code = ended.code
+    print("ended", json.dumps([arguments[0], code]), flush=True)
+    print(file=sys.stderr, flush=True)
+"""
+DATA, MODEL = ("--data.dataset", "rows.jsonl"), ("--model.model_name_or_path", "m")
+NEED_AN_EXTRA = [
+    ["train_sft", *MODEL, *DATA],
+    ["train_ppo_ray", "--actor.model_name_or_path", "m", "--data.prompt_dataset", "rows.jsonl", "--reward", "math"],
+    ["plan", "train_sft", *MODEL, *DATA],
+    ["evaluate", "--checkpoints", "m", "--files", "rows.jsonl"],
+    ["batch_inference", "--model", "m", "--data", "rows.jsonl", "--output", "out.jsonl"],
+    ["serve_chat", "--model", "m"],
+    ["interactive_chat", "--model", "m"],
+    ["serve_rm", "--model", "m"],
+    ["check_data", "rows.jsonl"],
+    ["make_tiny_model", "--arch", "qwen2_5_vl", "--output", "tiny"],
+]
+
+
+def test_a_command_that_lacks_an_extra_says_which_to_install(tmp_path):
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m/config.json").write_text('{"model_type": "qwen2_5_vl", "architectures": ["A"]}')
+    (tmp_path / "rows.jsonl").write_text('{"question": "1+1?", "answer": "2"}\n' * 4)
+    commands = [*NEED_AN_EXTRA, ["make_task", "digits", "--output", "t", "--rows", "4"], ["kits"]]
+    script = WITHOUT_EXTRAS.format(missing=EXTRA_PACKAGES, commands=commands)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    ended = [json.loads(line.removeprefix("ended ")) for line in done.stdout.splitlines() if line.startswith("ended ")]
+    assert ended == [[command[0], 0 if command[0] in ("make_task", "kits") else 1] for command in commands]
+    said = done.stderr.split("\n\n")[: len(NEED_AN_EXTRA)]
+    for command, lines in zip(NEED_AN_EXTRA, said, strict=True):
+        assert re.fullmatch(
+            r"lmm-r1: error: this command needs \w+, which an extra installs: pip install 'lmm-r1\[gpu\]', or "
+            r"'lmm-r1\[cpu\]' on a machine without GPUs; docs/installation.md shows it for a wheel",
+            lines.strip().splitlines()[-1],
+        ), (command, lines)
 
 
 def declared(project: Path) -> list[Requirement]:

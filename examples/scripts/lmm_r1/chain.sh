@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # Sourced by run_curriculum.sh: which stages follow each other, and how one hands its model on.
-: "${SCRIPTS:?chain.sh is sourced behind common.sh}"
+: "${SCRIPTS:?chain.sh must be sourced after common.sh}"
 : "${SFT_DATA:=}" "${SFT_CONFIG:=$SCRIPTS/configs/cold_start.yaml}"
 : "${FRE_DATA:=}" "${FRE_CONFIG:=}" "${MGT_DATA:=}" "${MGT_CONFIG:=}"
 

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # Sourced by the demo and the loops: a tiny model and rows of the task `digits`, in ROOT, for SEED.
-: "${SCRIPTS:?digits.sh is sourced behind common.sh}"
+: "${SCRIPTS:?digits.sh must be sourced after common.sh}"
 : "${ARCH:=qwen2_5_vl}"
 
 # demo_config NAME: the demo's settings NAME, in the file of the architecture where it has one of its own.

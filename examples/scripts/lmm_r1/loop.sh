@@ -5,7 +5,7 @@
 #   OUTPUT     where everything goes; what is finished there is not done again
 #   N          responses to each prompt, judged by VERIFIER
 #   SAMPLING   settings of batch_inference; EVAL_CONFIG: those of evaluate
-: "${SCRIPTS:?loop.sh is sourced behind common.sh}"
+: "${SCRIPTS:?loop.sh must be sourced after common.sh}"
 : "${MODEL:=}" "${DATA:=}" "${EVAL_TEXT:=}" "${EVAL_IMAGE:=}" "${N:=8}" "${VERIFIER:=math}" "${SEED:=1}"
 ROOT=$OUTPUT MEASURED=()
 # The prompts that are made where the user names none.

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # Sourced by the loops that take a better model than the one they start from.
-: "${SCRIPTS:?reader.sh is sourced behind loop.sh}"
+: "${SCRIPTS:?reader.sh must be sourced after loop.sh}"
 
 # reader: ROOT/reader, the tiny cold start that went on, mostly with images, while its learning rate fell: it sees what the
 # start does not.

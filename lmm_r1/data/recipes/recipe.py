@@ -165,7 +165,7 @@ class Recipe(_Checked):
     group: str | None = None
     """A column by whose values metrics are split: the datasource becomes NAME/VALUE."""
     verifiers: Names = ()
-    """As in `--verifiers`; the suite's accuracy is that of the first one."""
+    """As in `--reward`; the suite's accuracy is that of the first one."""
     sampling: SuiteSampling | None = None
     """How responses are drawn for evaluation; None for training data."""
 

@@ -2,14 +2,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from helpers.episodes import CORNER, FROZEN, ONE_PUSH, level, play_episode, row_of, texts_of
+from helpers.episodes import CORNER, FROZEN, ONE_PUSH, level, play_episode, row_of, state_record, texts_of
 from helpers.verifiers import pieced
 from hypothesis import given, settings
 
 from lmm_r1.agents.sokoban import SokobanPlan, SokobanSteps
 from lmm_r1.data.messages import ImagePart, Message, TextPart
 from lmm_r1.errors import UserError
-from lmm_r1.tasks.sokoban.notation import board_text, coordinates_text, draw_board, state_record
+from lmm_r1.tasks.sokoban import draw_board
+from remote_rm.sokoban_levels import board_text, coordinates_text
 
 pytestmark = pytest.mark.unit
 

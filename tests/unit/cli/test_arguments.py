@@ -245,3 +245,20 @@ def test_help_lists_the_commands_or_the_flags_of_one(capsys):
         main(["help", "report"])
     assert ended.value.code == 0
     assert capsys.readouterr().out.startswith("usage: lmm-r1 report")
+
+
+@pytest.mark.parametrize(
+    ("command", "former", "flag"),
+    [
+        ("evaluate", "--verifiers", "--reward"),
+        ("batch_inference", "--verifier=math", "--reward"),
+        ("check_data", "--verifiers", "--reward"),
+        ("train_ppo_ray", "--verifier", "--reward"),
+        ("train_sft", "--eval.verifier", "--eval.reward"),
+    ],
+)
+def test_the_former_names_of_the_reward_are_answered_with_its_one_name(command, former, flag, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main([command, former, "math"])
+    assert ended.value.code == 2
+    assert f"unknown flag {former.partition('=')[0]}; did you mean {flag}?" in capsys.readouterr().err

@@ -7,7 +7,9 @@ pytestmark = pytest.mark.unit
 
 
 def said(count: int, capsys: pytest.CaptureFixture[str], **settings: str) -> list[str]:
-    rows = [SkippedRow(index=index, reason=f"rows.jsonl line {index + 1}: no\nimage") for index in range(count)]
+    rows = [
+        SkippedRow(index=index, reason=f"rows.jsonl line {index + 1}: no\nimage {index + 1}") for index in range(count)
+    ]
     with pytest.raises(SystemExit) as ended:
         report_skipped("lmm-r1 x", rows, **settings)
     assert ended.value.code == SKIPPED_ROWS_CODE == 3
@@ -19,7 +21,7 @@ def said(count: int, capsys: pytest.CaptureFixture[str], **settings: str) -> lis
 def test_every_row_has_a_line(capsys):
     assert said(1, capsys) == [
         "lmm-r1 x: 1 row was left out, and everything else was done:",
-        "  rows.jsonl line 1: no image",
+        "  rows.jsonl line 1: no image 1",
     ]
 
 

@@ -11,7 +11,7 @@ from lmm_r1.cli.make_task import TaskSettings, main
 from lmm_r1.data.images import load_image
 from lmm_r1.data.messages import TextPart, demonstration, images_of
 from lmm_r1.tasks import TASKS, get_task
-from lmm_r1.tasks.sokoban.notation import read_state
+from remote_rm.sokoban_levels import read_state
 
 pytestmark = pytest.mark.unit
 

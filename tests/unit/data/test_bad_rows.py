@@ -51,10 +51,28 @@ def test_a_file_is_refused_with_all_that_is_wrong_in_it(values, skip_by, told):
 
 
 def test_beyond_a_limit_bad_rows_are_counted():
-    many = [SkippedRow(index=place, reason=f"line {place}:\n broken") for place in range(MAX_LISTED + 1_200)]
+    many = [SkippedRow(index=place, reason=f"line {place}:\n broken {place}") for place in range(MAX_LISTED + 1_200)]
     lines = reasons(many)
-    assert lines[:2] == ["line 0: broken", "line 1: broken"]
+    assert lines[:2] == ["line 0: broken 0", "line 1: broken 1"]
     assert (len(lines), lines[-1]) == (MAX_LISTED + 1, "and 1,200 more")
+
+
+def test_a_finding_is_listed_once_with_its_count():
+    said = {0: "no image", 2: "no\nimage", 3: "no answer: it is empty", 5: "no image"}
+    skipped = [SkippedRow(index=index, reason=f"a line {index + 1}: {what}") for index, what in said.items()]
+    lines = ["a line 1 (3 rows, this is the first): no image", "a line 4: no answer: it is empty"]
+    assert reasons(skipped) == lines
+    assert reasons(skipped, listed_in="left_out.jsonl") == [lines[0], f"{lines[1]}; left_out.jsonl lists them all"]
+
+
+def test_a_training_is_refused_with_each_finding_once(tmp_path):
+    file = write_rows(tmp_path, *[{"problem": "1+1?", "answer": {"value": 2}}] * 30, {"problem": "1+1?", "answer": ""})
+    with pytest.raises(ListedError) as refused:
+        read_row_file(str(file), skip_by=FLAG)
+    assert [line.removeprefix(f"{file} ") for line in refused.value.lines] == [
+        'line 1 (30 rows, this is the first): the answer "answer" must be text or a number, not dict',
+        'line 31: the answer "answer" is empty; fill it in, or name another field with --data.label_key',
+    ]
 
 
 def test_a_file_without_a_good_row_is_refused_whatever_is_asked():

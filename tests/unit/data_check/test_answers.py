@@ -38,6 +38,11 @@ def test_an_answer_of_several_golds_is_given_as_one_of_them():
     assert found("vqa", '["net", "nets"]', str(list(range(10)))) == [("gold wrong", 1)]
 
 
+def test_a_level_is_solved_for_its_answer():
+    solvable, lost = "#####\n#@$.#\n#####", "######\n#$@-.#\n######"
+    assert found("sokoban", solvable, lost, "Right") == [("gold wrong", 1), ("gold refused", 2)]
+
+
 def test_a_label_names_the_verifier_that_a_composition_selects():
     spec = "composition:select.number=1.0,format=0.5"
     assert found(spec, "number: 4", "4") == [("gold refused", 1)]

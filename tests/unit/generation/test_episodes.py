@@ -438,9 +438,14 @@ def test_the_format_of_an_episode_is_that_of_all_its_turns(first, last, kept):
     assert (sample.scored.parts["used_tool"], sample.scored.parts["tool_execution"]) == (1.0, 1.0)
 
 
-def test_turns_of_an_environment_without_tools_think_and_answer_each():
-    (sample,), _ = play(Scripted(told("sure?"), OVER), [said(ANSWER), said(ANSWER)], settings=weighing())
-    assert (sample.scored.parts["turn_format"], sample.scored.parts["kept_turns"]) == (1.0, 1.0)
+@pytest.mark.parametrize(("first", "kept"), [(ANSWER, 2), ("2", 1), (THOUGHT + CALL, 1)])
+def test_both_answers_of_a_double_check_must_think_and_answer(first, kept):
+    prompt = row(message("user", "1+1?"), answer="2")
+    settings = replace(weighing(kept_turns=1.0), sampling=replace(SETTINGS.sampling, max_new_tokens=400))
+    turns = [said(first), said(ANSWER)]
+    (sample,), _ = play(load_environment("double-check"), turns, prompt=prompt, settings=settings)
+    assert (sample.scored.parts["turn_format"], sample.scored.parts["kept_turns"]) == (float(kept == 2), kept / 2)
+    assert sample.scored.reward == 1.0 + kept / 2
 
 
 def test_a_name_that_scorer_and_environment_both_give_is_refused():

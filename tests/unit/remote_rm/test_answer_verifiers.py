@@ -24,6 +24,7 @@ TABLES = [
         "remote_rm/list_verifier",
         "an_unordered_list_gives_each_element_a_partner_of_its_own",
     ),
+    ("sokoban", {}, "remote_rm/sokoban_verifier", "moves_are_right_if_they_solve_the_level"),
     ("choice", {}, "remote_rm/choice_verifier", "the_text_of_the_option_counts_when_it_is_the_labels_own"),
 ]
 
@@ -41,6 +42,7 @@ UNREADABLE = {
     "number": ["north", "1, 3", "B", r"\sqrt{2}", "x", "1/0", "3.14*", "9" * 1001],
     "list": ["1,,3", ", 1", r"1, \frac{", "x, " * 400],
     "choice": ["A or B", "12 cm", "north", "K", "B" + " x" * 600],
+    "sokoban": ["cat", "#####\n#@-*#\n#####", "#####\n#@$-#\n#####", "[0, 0]"],
     "vqa": ["[]", '["", "?!"]', str(["x" * 3000] * 10).replace("'", '"')],
     "edit_distance": ["[]", '[""]', '[" ", ""]', "x" * 10_001],
     "box": ["cat", "[1, 2, 3]", "[10, 10, 0, 0]", "[0, 0, 9, 9], [nan, 0, 1, 1]", "[0.5]", "[0, 0, 9, 9]" * 101],
@@ -52,6 +54,13 @@ def test_a_label_that_cannot_be_read_is_reported_as_ungradable_and_never_scores(
     for answer in (label, "x", "?!", "", "[0, 0, 9, 9]", "[]"):
         parts = scored(name, answer, label).parts
         assert parts == dict.fromkeys(parts, 0.0) | {"format": float(bool(answer)), "ungradable": 1.0}
+
+
+def test_sokoban_makes_only_the_first_moves_of_an_answer():
+    level = "#####\n#@$.#\n#####"
+    assert get_verifier("sokoban").matches("Left, " * 49 + "Right", level)
+    assert not get_verifier("sokoban").matches("Left, " * 50 + "Right", level)
+    assert get_verifier("sokoban", max_moves=51).matches("Left, " * 50 + "Right", level)
 
 
 # math and format

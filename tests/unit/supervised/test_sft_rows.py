@@ -96,10 +96,10 @@ def test_evaluation_rows_have_answers_where_a_verifier_judges(tmp_path):
     assert SFTRun.evaluation_rows(config()) == []
     (found,) = SFTRun.evaluation_rows(config(eval__dataset=path))
     assert found.answer == ""
-    (found,) = SFTRun.evaluation_rows(config(eval__dataset=path, eval__verifier="math", data__label_key="gold"))
+    (found,) = SFTRun.evaluation_rows(config(eval__dataset=path, eval__reward="math", data__label_key="gold"))
     assert found.answer == "2"
     with pytest.raises(UserError, match='rows.jsonl line 1: the answer "answer" is missing'):
-        SFTRun.evaluation_rows(config(eval__dataset=path, eval__verifier="math"))
+        SFTRun.evaluation_rows(config(eval__dataset=path, eval__reward="math"))
 
 
 def test_images_come_from_the_column_that_the_flag_names(tmp_path):

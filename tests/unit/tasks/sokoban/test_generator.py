@@ -6,8 +6,8 @@ from helpers.tables import table
 
 from lmm_r1.errors import UserError
 from lmm_r1.tasks.sokoban import LevelMaker, pushes_to_solve, room_name
-from lmm_r1.tasks.sokoban.board import grid_of, play, solve
-from lmm_r1.tasks.sokoban.notation import board_text
+from remote_rm.sokoban_board import grid_of, play, solve
+from remote_rm.sokoban_levels import board_text
 
 pytestmark = pytest.mark.unit
 

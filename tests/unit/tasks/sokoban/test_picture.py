@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 from helpers.episodes import level
 
-from lmm_r1.tasks.sokoban.notation import BOX, BOX_ON_GOAL, FLOOR, GOAL, PLAYER, WALL, board_text, draw_board
+from lmm_r1.tasks.sokoban import BOX, BOX_ON_GOAL, FLOOR, GOAL, PLAYER, WALL, draw_board
+from remote_rm.sokoban_levels import board_text
 
 pytestmark = pytest.mark.unit
 

@@ -4,7 +4,7 @@ import pytest
 from helpers.tables import table
 from helpers.verifiers import LARGE
 
-from lmm_r1.tasks.sokoban.notation import read_plan
+from remote_rm.sokoban_levels import read_plan
 
 pytestmark = pytest.mark.unit
 

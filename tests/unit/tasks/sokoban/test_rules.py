@@ -1,8 +1,8 @@
 import pytest
-from helpers.episodes import CORNER, ONE_PUSH, level
+from helpers.episodes import CORNER, ONE_PUSH, level, state_record
 
-from lmm_r1.tasks.sokoban.board import play
-from lmm_r1.tasks.sokoban.notation import LevelError, board_text, coordinates_text, read_state, state_record
+from remote_rm.sokoban_board import play
+from remote_rm.sokoban_levels import LevelError, board_text, coordinates_text, read_state
 
 pytestmark = pytest.mark.unit
 

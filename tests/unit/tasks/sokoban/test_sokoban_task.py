@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from lmm_r1.tasks import split_of
-from lmm_r1.tasks.sokoban import SokobanTask, room_name
-from lmm_r1.tasks.sokoban.board import play, solve
-from lmm_r1.tasks.sokoban.notation import board_text, draw_board, read_plan, read_state
+from lmm_r1.tasks.sokoban import SokobanTask, draw_board, room_name
+from remote_rm.sokoban_board import play, solve
+from remote_rm.sokoban_levels import board_text, read_plan, read_state
 
 pytestmark = pytest.mark.unit
 

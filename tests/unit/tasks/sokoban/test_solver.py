@@ -3,8 +3,8 @@ from helpers.episodes import CORNER, FROZEN, IN_A_CORNER, ONE_PUSH, WRONG_SIDE, 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmm_r1.tasks.sokoban.board import grid_of, is_deadlocked, play, solve
-from lmm_r1.tasks.sokoban.notation import LevelError, read_state
+from remote_rm.sokoban_board import grid_of, is_deadlocked, play, solve
+from remote_rm.sokoban_levels import LevelError, read_state
 
 pytestmark = pytest.mark.unit
 

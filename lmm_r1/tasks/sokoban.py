@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from PIL import Image, ImageDraw
+
 from lmm_r1.errors import UserError
 from lmm_r1.tasks import Modality, Parts, Split, TaskRow, check_image_share, kind_of_row, split_of
-from lmm_r1.tasks.sokoban.board import (
+from remote_rm.sokoban_board import (
     MOVE_NAMES,
     MOVES,
     Grid,
@@ -22,7 +24,7 @@ from lmm_r1.tasks.sokoban.board import (
     neighbour,
     solve,
 )
-from lmm_r1.tasks.sokoban.notation import LARGEST_SIDE, LEGEND, SMALLEST_TILE_PX, board_text, draw_board
+from remote_rm.sokoban_levels import LARGEST_SIDE, board_text, symbol_at
 
 ROOMS_TRIED = 2000
 """The most random rooms that are tried for one level."""
@@ -190,6 +192,56 @@ def room_name(room: Room) -> str:
         lines = ["".join(column) for column in zip(*lines[::-1], strict=True)]
         texts += ["\n".join(lines), "\n".join(line[::-1] for line in lines)]
     return min(texts)
+
+
+SMALLEST_TILE_PX = 8
+WALL = (70, 74, 84)
+FLOOR = (232, 230, 222)
+GRID = (206, 204, 196)
+GOAL = (214, 40, 57)
+BOX = (224, 148, 40)
+BOX_ON_GOAL = (46, 150, 70)
+PLAYER = (36, 92, 200)
+LEGEND = (
+    "dark squares are walls, red dots are goals, orange squares are boxes, green squares are boxes on goals, and the "
+    "blue disc is you, with a red ring on a goal"
+)
+
+
+def draw_board(state: State, *, tile_px: int) -> Image.Image:
+    """The board in RGB, `tile_px` square pixels for each square.
+
+    Raises ValueError for tiles that are too small to be recognised.
+    """
+    if tile_px < SMALLEST_TILE_PX:
+        raise ValueError(f"tiles of {tile_px} px: at least {SMALLEST_TILE_PX} are needed")
+    board = Image.new("RGB", (state.room.width * tile_px, state.room.height * tile_px), FLOOR)
+    brush = ImageDraw.Draw(board)
+    for row in range(state.room.height):
+        for column in range(state.room.width):
+            _draw_square(
+                brush, symbol_at(state, (row, column)), left=column * tile_px, top=row * tile_px, size=tile_px
+            )
+    return board
+
+
+def _draw_square(brush: ImageDraw.ImageDraw, symbol: str, *, left: int, top: int, size: int) -> None:
+    def inset(share: float) -> tuple[int, int, int, int]:
+        margin = round(size * share)
+        return left + margin, top + margin, left + size - 1 - margin, top + size - 1 - margin
+
+    if symbol == "#":
+        brush.rectangle(inset(0), fill=WALL)
+        return
+    brush.rectangle(inset(0), fill=FLOOR, outline=GRID)
+    if symbol == ".":
+        brush.ellipse(inset(0.32), fill=GOAL)
+    elif symbol in "$*":
+        brush.rectangle(inset(0.14), fill=BOX if symbol == "$" else BOX_ON_GOAL)
+    elif symbol in "@+":
+        if symbol == "+":
+            brush.ellipse(inset(0.02), fill=GOAL)
+        brush.ellipse(inset(0.16), fill=PLAYER)
 
 
 _TEXT_PROMPT = (

@@ -41,7 +41,7 @@ class Room:
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """A room with its boxes and the player; made by `notation.read_state`, which checks that it is a level."""
+    """A room with its boxes and the player; made by `sokoban_levels.read_state`, which checks that it is a level."""
 
     room: Room
     boxes: frozenset[Square]

@@ -1,4 +1,4 @@
-"""Boards and moves as text and as pictures."""
+"""Levels and moves of Sokoban as text."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from PIL import Image, ImageDraw
-
-from lmm_r1.tasks.sokoban.board import Move, Room, Square, State
+from remote_rm.sokoban_board import Move, Room, Square, State
 
 SYMBOLS = {"#": "wall", " ": "floor", "-": "floor", "_": "floor", ".": "goal"} | {
     "$": "box",
@@ -18,6 +16,8 @@ SYMBOLS = {"#": "wall", " ": "floor", "-": "floor", "_": "floor", ".": "goal"} |
     "@": "player",
     "+": "player on a goal",
 }
+_NUMBERED = "#-.*$@+"
+"""The symbols of the numbers 0 to 6 in gym-sokoban's arrays."""
 LARGEST_SIDE = 64
 _LISTS = ("walls", "goals", "boxes")
 _RECORD = 'an object with "height", "width", "walls", "goals", "boxes" and "player"'
@@ -28,7 +28,7 @@ class LevelError(ValueError):
 
 
 def read_state(value: Any) -> State:
-    """Return the state that a row holds: XSB text, the list of its lines, or a record as `state_record` writes it.
+    """Return the state that a row holds: XSB text, the list of its lines, or a record with squares counted from 1.
 
     Raises:
         LevelError: it has none of these forms, or is not a level with one player, one or more boxes, and as many goals.
@@ -40,6 +40,24 @@ def read_state(value: Any) -> State:
     if not isinstance(value, str):
         raise LevelError(f"a level is XSB text, a list of its lines, or {_RECORD}, not {type(value).__name__}")
     return _from_text(value)
+
+
+def read_numbers(rows: Any) -> State:
+    """Return the state that gym-sokoban's array `room_state` holds, given as lists of its numbers.
+
+    The array may have a player on a goal as 5, like one on the floor: then there is a box more than there are goals.
+
+    Raises:
+        LevelError: it has other numbers, or is not a level.
+    """
+    if not (isinstance(rows, list) and all(isinstance(row, list) for row in rows)):
+        raise LevelError("the array needs two dimensions, rows and columns")
+    unknown = [number for row in rows for number in row if number not in range(len(_NUMBERED))]
+    if unknown:
+        raise LevelError(f"the array holds {unknown[0]!r}; a level has whole numbers from 0 to {len(_NUMBERED) - 1}")
+    text = "\n".join("".join(_NUMBERED[int(number)] for number in row) for row in rows)
+    boxes, goals = (sum(map(text.count, symbols)) for symbols in ("$*", ".*+"))
+    return _from_text(text.replace("@", "+") if boxes == goals + 1 else text)
 
 
 def board_text(state: State, *, floor: str = " ") -> str:
@@ -60,18 +78,6 @@ def symbol_at(state: State, square: Square, *, floor: str = " ") -> str:
     if square in state.boxes:
         return "*" if on_goal else "$"
     return "." if on_goal else floor
-
-
-def state_record(state: State) -> dict[str, object]:
-    """The state in coordinates, for JSON: `{"height": 3, "width": 5, "walls": [[1, 1], ...], ..., "player": [2, 2]}`."""
-    return {
-        "height": state.room.height,
-        "width": state.room.width,
-        "walls": _counted_from_1(state.room.walls),
-        "goals": _counted_from_1(state.room.goals),
-        "boxes": _counted_from_1(state.boxes),
-        "player": [state.player[0] + 1, state.player[1] + 1],
-    }
 
 
 def coordinates_text(state: State) -> str:
@@ -228,53 +234,3 @@ def read_plan(text: str) -> Plan:
     if not blocks and (unread or not moves):
         return Plan(moves=(), unread=(), is_answer=False)
     return Plan(moves=tuple(moves), unread=tuple(unread), is_answer=True)
-
-
-SMALLEST_TILE_PX = 8
-WALL = (70, 74, 84)
-FLOOR = (232, 230, 222)
-GRID = (206, 204, 196)
-GOAL = (214, 40, 57)
-BOX = (224, 148, 40)
-BOX_ON_GOAL = (46, 150, 70)
-PLAYER = (36, 92, 200)
-LEGEND = (
-    "dark squares are walls, red dots are goals, orange squares are boxes, green squares are boxes on goals, and the "
-    "blue disc is you, with a red ring on a goal"
-)
-
-
-def draw_board(state: State, *, tile_px: int) -> Image.Image:
-    """The board in RGB, `tile_px` square pixels for each square.
-
-    Raises ValueError for tiles that are too small to be recognised.
-    """
-    if tile_px < SMALLEST_TILE_PX:
-        raise ValueError(f"tiles of {tile_px} px: at least {SMALLEST_TILE_PX} are needed")
-    board = Image.new("RGB", (state.room.width * tile_px, state.room.height * tile_px), FLOOR)
-    brush = ImageDraw.Draw(board)
-    for row in range(state.room.height):
-        for column in range(state.room.width):
-            _draw_square(
-                brush, symbol_at(state, (row, column)), left=column * tile_px, top=row * tile_px, size=tile_px
-            )
-    return board
-
-
-def _draw_square(brush: ImageDraw.ImageDraw, symbol: str, *, left: int, top: int, size: int) -> None:
-    def inset(share: float) -> tuple[int, int, int, int]:
-        margin = round(size * share)
-        return left + margin, top + margin, left + size - 1 - margin, top + size - 1 - margin
-
-    if symbol == "#":
-        brush.rectangle(inset(0), fill=WALL)
-        return
-    brush.rectangle(inset(0), fill=FLOOR, outline=GRID)
-    if symbol == ".":
-        brush.ellipse(inset(0.32), fill=GOAL)
-    elif symbol in "$*":
-        brush.rectangle(inset(0.14), fill=BOX if symbol == "$" else BOX_ON_GOAL)
-    elif symbol in "@+":
-        if symbol == "+":
-            brush.ellipse(inset(0.02), fill=GOAL)
-        brush.ellipse(inset(0.16), fill=PLAYER)
