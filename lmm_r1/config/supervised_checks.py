@@ -145,9 +145,7 @@ def _check_answers(config: SFTConfig) -> None:
     if asked.reward is not None:
         verifier_from(asked.reward, flag="--eval.reward")
         if asked.dataset is None:
-            raise UserError(
-                f"--eval.reward {asked.reward} has no rows to judge answers to; give --eval.dataset, too"
-            )
+            raise UserError(f"--eval.reward {asked.reward} has no rows to judge answers to; give --eval.dataset, too")
         splits = config.ds.zero_stage == 3 or config.ds.tensor_parallel_size > 1
         if splits:
             name = "zero_stage" if config.ds.zero_stage == 3 else "tensor_parallel_size"
