@@ -21,13 +21,13 @@ from remote_rm.answers.comparison import (
     refuse,
     work_out,
 )
-from remote_rm.answers.floating import numeric_value
+from remote_rm.answers.expressions import numeric_value
 from remote_rm.answers.lexer import POLAR, Token
 from remote_rm.answers.lexer.latex import Latex
 from remote_rm.answers.lexer.values import CURRENCIES, NAMES, SIZES
-from remote_rm.answers.notation import Kind
+from remote_rm.answers.notation import Kind, gold_sequence, has_relation, is_text, kind_of
 from remote_rm.answers.quantity import parse_quantity, same_quantity
-from remote_rm.answers.reading import closing_brace, gold_sequence, has_relation, is_text, kind_of, normalize
+from remote_rm.answers.reading import closing_brace, normalize
 from remote_rm.answers.statement import clause_of, is_prose, read, without_remark
 from remote_rm.answers.units import split_unit
 from remote_rm.answers.wording import is_copied, plain, word_in_english

@@ -11,9 +11,9 @@ from helpers.tables import table
 from remote_rm.answers import accuracy
 from remote_rm.answers.accuracy import matches, quick_match
 from remote_rm.answers.comparison import Rules, match_value, work_out
-from remote_rm.answers.notation import Kind, are_compared
+from remote_rm.answers.notation import Kind, are_compared, kind_of
 from remote_rm.answers.quantity import parse_quantity
-from remote_rm.answers.reading import kind_of, normalize
+from remote_rm.answers.reading import normalize
 from remote_rm.answers.units import canonical_unit, changes_number, conversion, counted_thing
 
 pytestmark = pytest.mark.unit
