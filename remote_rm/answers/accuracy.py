@@ -181,44 +181,37 @@ def _match(answer: str, label: str, rules: Rules) -> bool | None:
     if choice.states_option(answer) and not choice.names_letter(label):
         return match_value(normalize(choice.stated_text(answer)), gold, rules)
     answer = Token.AT_START.sub("", _without_name(without_remark(answer), label))
-    whole = normalize(answer)
+    whole, kind = normalize(answer), kind_of(gold)
     if r"\approx" in whole[1:] and not is_prose(answer):
         return _match_approximation(whole, gold, rules)
-    if (
-        (sides := whole.split("="))
-        and len(sides) == 2
-        and all(Token.POLAR.fullmatch(f"{side.strip()}.") for side in sides)
-    ):
+    offers_another = Token.ENGLISH_OR.search(whole) and not Token.ENGLISH_OR.search(gold)
+    if _changes(whole, answer, kind) or (whole != gold and kind in _SINGLE and _is_several(whole, answer)):
         return False
-    if _changes(whole, answer, gold):
+    if kind is Kind.NO_VALUE and Token.DENIED_OUTRIGHT.search(answer):
         return False
-    is_listed = not is_prose(answer) and not Token.ENGLISH_OR.search(whole) and kind_of(whole) in (Kind.LIST, Kind.SET)
-    if kind_of(gold) is Kind.NO_VALUE and Token.DENIED_OUTRIGHT.search(answer):
-        return False
-    if is_listed and whole != gold and len(gold_sequence(whole) or ()) > 1 and kind_of(gold) in _SINGLE:
-        return False
-    if Token.ENGLISH_OR.search(whole) and not Token.ENGLISH_OR.search(gold) and kind_of(gold) in _SINGLE:
+    if offers_another and kind in _SINGLE:
         return _alternatives_agree(answer, gold, rules)
     bare, unit = split_unit(whole)
     if not is_prose(bare if unit else answer) and (unit or not is_text(whole)):
         return match_value(whole, gold, rules)
-    if Token.ENGLISH_OR.search(whole) and is_text(gold) and not Token.ENGLISH_OR.search(gold):
+    if offers_another and is_text(gold):
         return False
-    in_words = replace(rules, undecided=refuse)
-    if _alternatives_agree(answer, gold, rules):
-        return True
-    stated = read(answer)
+    return _alternatives_agree(answer, gold, rules) or _match_statement(answer, gold, rules)
+
+
+def _match_statement(answer: str, gold: str, rules: Rules) -> bool | None:
+    """Compare what a sentence states: in words with a gold in words, and its value with any gold."""
+    stated, kind = read(answer), kind_of(gold)
     if parse_quantity(gold) is None:
-        said_whole = stated.phrases[:2] if gold == EMPTY_SET else stated.phrases[:1]
-        is_in_words = is_text(gold) or kind_of(gold) in (Kind.LIST, Kind.SET, Kind.YES_NO, Kind.NO_VALUE)
-        phrases = stated.phrases if is_in_words else said_whole
-        if any(match_value(normalize(phrase), gold, in_words) for phrase in phrases):
+        is_in_words = is_text(gold) or kind in (Kind.LIST, Kind.SET, Kind.YES_NO, Kind.NO_VALUE)
+        phrases = stated.phrases if is_in_words else stated.phrases[: 2 if gold == EMPTY_SET else 1]
+        if any(match_value(normalize(phrase), gold, replace(rules, undecided=refuse)) for phrase in phrases):
             return True
     value = normalize(stated.value)
     if not value and (items := gold_sequence(gold)) is not None and len(items) == len(stated.listed):
         # One formula for every element of the gold: with as many values as are asked for, naming several is no hedge.
         value = normalize(", ".join(stated.listed))
-    if value != gold and kind_of(gold) in _SINGLE and kind_of(value) is Kind.LIST:
+    if value != gold and kind in _SINGLE and kind_of(value) is Kind.LIST:
         return False
     return _match_approximation(value, gold, rules) if r"\approx" in value else match_value(value, gold, rules)
 
@@ -236,36 +229,36 @@ def _reworded(answer: str, label: str) -> tuple[str, str]:
     return answer, label
 
 
-def _changes(whole: str, answer: str, gold: str) -> bool:
+def _is_several(whole: str, answer: str) -> bool:
+    """Whether an answer that is no sentence is a list or a set of two or more."""
+    if is_prose(answer) or Token.ENGLISH_OR.search(whole) or kind_of(whole) not in (Kind.LIST, Kind.SET):
+        return False
+    return len(gold_sequence(whole) or ()) > 1
+
+
+def _changes(whole: str, answer: str, kind: Kind) -> bool:
     """Whether an answer that is no sentence is another value than its first one: `5 mod 3`, `12 cm/9 cm`, two lines."""
-    if kind_of(gold) is Kind.MONEY and len(_currencies(whole, answer)) > 1:
-        return True
-    if kind_of(gold) is Kind.YES_NO and _is_otherwise_in_chinese(answer):
-        return True
-    if kind_of(gold) in _SINGLE_OR_EQUATION and Token.SEVERAL_ANSWERS.search(answer) and _is_short(answer):
-        return True
-    residue = Token.REDUCED.fullmatch(whole)
-    if residue is not None and int(residue[1]) >= int(residue[2]) and kind_of(gold) is Kind.NUMBER:
-        return True
-    parts = Latex.OVER.split(whole)
-    sides = [parse_quantity(part.strip()) for part in parts] if len(parts) == 2 else []
-    if sides and all(side is not None and (side.unit or side.percent) for side in sides):
-        return True
-    if len(
-        {_POLAR_WORDS[word] for word in Token.POLAR_WORD.findall(whole.casefold())}
-    ) > 1 and Token.POLAR_ONLY.fullmatch(whole):
-        return True
-    first, *others = whole.split("/")
-    if "=" in first and any(Latex.NAMED.match(other) for other in others):
-        return True
-    numbers = [number for side in whole.split("=") if (number := parse_quantity(side.strip())) is not None]
-    if any(not same_quantity(number, gold=numbers[-1]) for number in numbers[:-1]):
-        return True
-    if Token.CHANGED_IN_CHINESE.search(whole):
-        return True
+    polar_words = {_POLAR_WORDS[word] for word in Token.POLAR_WORD.findall(whole.casefold())}
+    residue = Token.REDUCED.fullmatch(whole) if kind is Kind.NUMBER else None
+    quotient = [parse_quantity(part.strip()) for part in Latex.OVER.split(whole)]
+    named, *others = whole.split("/")
+    sides = [side.strip() for side in whole.split("=")]
+    numbers = [number for number in map(parse_quantity, sides) if number is not None]
     lines = {normalize(line) for line in answer.splitlines() if line.strip(" `")}
-    is_single = kind_of(gold) in _SINGLE or kind_of(gold) in (Kind.WORD, Kind.YES_NO)
-    return is_single and len(lines) > 1 and not is_prose(answer) and not set(answer) & set("=\\")
+    is_single = kind in _SINGLE or kind in (Kind.WORD, Kind.YES_NO)
+    return (
+        (kind is Kind.MONEY and len(_currencies(whole, answer)) > 1)
+        or (kind is Kind.YES_NO and _is_otherwise_in_chinese(answer))
+        or (len(polar_words) > 1 and Token.POLAR_ONLY.fullmatch(whole) is not None)
+        or (len(sides) == 2 and all(Token.POLAR.fullmatch(f"{side}.") for side in sides))
+        or (kind in _SINGLE_OR_EQUATION and Token.SEVERAL_ANSWERS.search(answer) is not None and _is_short(answer))
+        or (residue is not None and int(residue[1]) >= int(residue[2]))
+        or (len(quotient) == 2 and all(side is not None and (side.unit or side.percent) for side in quotient))
+        or ("=" in named and any(map(Latex.NAMED.match, others)))
+        or any(not same_quantity(number, gold=numbers[-1]) for number in numbers[:-1])
+        or Token.CHANGED_IN_CHINESE.search(whole) is not None
+        or (is_single and len(lines) > 1 and not is_prose(answer) and not set(answer) & set("=\\"))
+    )
 
 
 def _is_short(answer: str) -> bool:

@@ -415,13 +415,7 @@ class Token:
     DECIMAL = re.compile(r"\d+(?:\.\d+)?")
     TELLING_WORD = re.compile(r"[^\W\d_]{2,}|[\u4e00-\u9fff]")
     BOTH = re.compile(r"\bboth\b", re.IGNORECASE)
-    CHOICE = re.compile(
-        r"(?:(?:option|choice|point|figure|graph|statement|diagram|picture|curve|line|box|region|vertex)\s*)?"
-        r"[(\[]?([A-J])(?:[)\]]?$|[).:\]]\s*(.*)$|\s+(?=[\d\\$(-])(.*)$)",
-        re.IGNORECASE,
-    )
     GOLD_CHOICE = re.compile(r"(?:\([A-J]\)|[A-J](?:$|[).:])).*")
-    CHOICE_MARK = re.compile(r"^(?:(?i:option|choice)\s*)?[(\[]?[A-Ja-j](?:[).:\]]+\s*|\s+|$)")
     NAMED_LETTER = re.compile(r"(?!(?i:not|or|and|non|either|neither)\b)[A-Za-z]{3,10} ([A-Z])")
     # What can be no number: of red and blue, `red or blue` names one.
     NAME_ONLY = re.compile(r"[A-Za-z\u4e00-\u9fff][A-Za-z\u4e00-\u9fff -]*")
