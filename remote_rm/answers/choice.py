@@ -7,7 +7,7 @@ from functools import lru_cache
 from remote_rm.answers.lexer import Match, Token, introductions
 from remote_rm.answers.reading import normalize
 from remote_rm.answers.statement import clause_of
-from remote_rm.answers.wording import plain
+from remote_rm.answers.wording import is_copied, plain
 
 MAX_CHARS = 1000
 """A longer text names no choice."""
@@ -52,7 +52,7 @@ def read_choice(text: str) -> Choice | None:
         return None
     rest = text[match.end() :]
     reason = Token.COMMENT.search(rest)
-    if _is_left_open(rest[: reason.start()] if reason else rest, _letter_of(match)):
+    if Token.DOUBTED.search(rest) or _is_left_open(rest[: reason.start()] if reason else rest, _letter_of(match)):
         return None
     return _choice(match, rest=rest, is_led_in=bool(led_in))
 
@@ -126,7 +126,7 @@ def matches(answer: str, label: str) -> bool:
     is_its_text = stated == gold.text.casefold() and not Token.OPTIONS_ONLY.fullmatch(stated)
     if is_its_text or stated == _clean(label).casefold():
         return True
-    choice = read_choice(plain(answer))
+    choice = None if is_copied(answer) else read_choice(plain(answer))
     return choice is not None and same(choice, gold)
 
 

@@ -254,14 +254,15 @@ def _yes_or_no(clause: Clause) -> Statement | None:
         return Statement(phrases=(concluded[1],)) if concluded else None
     is_yes = POLAR.get(polar[1].casefold().rstrip("的误"), polar[1] == "正确")
     rest = clause.text[polar.end() :]
-    is_taken_back = (Token.NO if is_yes else Token.YES).search(rest) or Token.OR_NOT.search(rest)
+    is_taken_back = any(sign.search(rest) for sign in (Token.NO if is_yes else Token.YES, Token.OR_NOT, Token.DOUBTED))
     return NOTHING if is_taken_back else Statement(phrases=(polar[1],))
 
 
 def _denied_or_open(clause: Clause) -> Statement | None:
     """`It is not 5`, `maybe 5`."""
     is_open = any(map(Token.LEFT_OPEN.search, (clause.conclusion, clause.said)))
-    return Statement(phrases=(clause.whole,)) if is_open or Token.DENIED.search(clause.said) else None
+    is_denied = Token.DENIED.search(clause.said) or Token.DOUBTED.search(clause.whole)
+    return Statement(phrases=(clause.whole,)) if is_open or is_denied else None
 
 
 def _typed_value(clause: Clause) -> Statement | None:

@@ -107,6 +107,7 @@ def is_copied(text: str) -> bool:
     """Return whether the text ends in the options of a question: `A. 5 B. 6 C. 7`, or a question with a list."""
     if Token.ASKED_LIST.search(text):
         return True
+    text = Token.INSTRUCTION.sub("", text)
     marks = list(Token.OPTION_MARKED.finditer(text))[-MIN_OPTIONS:]
     letters = "".join(mark[mark.lastgroup or 0] for mark in marks)
     if len(letters) < MIN_OPTIONS or letters not in ALPHABET:
