@@ -27,7 +27,7 @@ from remote_rm.answers.lexer.latex import Latex
 from remote_rm.answers.lexer.values import CURRENCIES, NAMES, SIZES
 from remote_rm.answers.notation import Kind, gold_sequence, has_relation, is_text, kind_of
 from remote_rm.answers.quantity import parse_quantity, same_quantity
-from remote_rm.answers.reading import closing_brace, normalize
+from remote_rm.answers.reading import normalize
 from remote_rm.answers.statement import clause_of, is_prose, read, without_remark
 from remote_rm.answers.units import split_unit
 from remote_rm.answers.wording import is_copied, plain, word_in_english
@@ -53,47 +53,31 @@ def _is_whole(text: str) -> bool:
         return True
     if not Latex.MEANING.search(text) or (text.endswith("\\") and not text.endswith("\\\\")):
         return False
-    return _brackets_close(text) and _commands_are_whole(text) and not Latex.DANGLING.search(text.rstrip(" .,"))
+    return _brackets_close(text) and _groups_are_whole(text) and not Latex.DANGLING.search(text.rstrip(" .,"))
 
 
 def _brackets_close(text: str) -> bool:
     is_one_sided = r"\right." in text or r"\left." in text
-    if len(Latex.LEFT.findall(text)) != len(Latex.RIGHT.findall(text)):
+    if not is_one_sided and text.count(r"\{") != text.count(r"\}"):
         return False
-    if text.count(r"\{") != text.count(r"\}") and not is_one_sided:
+    if len(Latex.LEFT.findall(text)) != len(Latex.RIGHT.findall(text)) or text.count(r"\begin") != text.count(r"\end"):
         return False
-    if sorted(Latex.BEGIN.findall(text)) != sorted(Latex.END.findall(text)) or text.count(r"\begin") != text.count(
-        r"\end"
-    ):
+    if sorted(Latex.BEGIN.findall(text)) != sorted(Latex.END.findall(text)):
         return False
-    depth = 0
-    for character in Latex.ESCAPED.sub("", text):
-        depth += (character == "{") - (character == "}")
-        if depth < 0:
-            return False
     # Prose has its own brackets, "1) 5 2) 7" too many closing ones; an opening one that stays open is a cut.
-    opened = sum(map(text.count, "([")) > sum(map(text.count, ")]"))
-    return depth == 0 and not (opened and not is_one_sided and not Token.LONG_WORD.search(text))
+    is_open = sum(map(text.count, "([")) > sum(map(text.count, ")]"))
+    return is_one_sided or not is_open or Token.LONG_WORD.search(text) is not None
 
 
-def _commands_are_whole(text: str) -> bool:
-    for match in Latex.WITH_ARGUMENTS.finditer(text):
-        position = match.end()
-        if match["name"] == "sqrt":
-            index = Latex.ROOT_INDEX.match(text, position)
-            position = index.end() if index else position
-        for _ in range(2 if match["name"].endswith(("frac", "binom")) else 1):
-            argument = Latex.ARGUMENT.match(text, position)
-            if argument is None:
-                return False
-            if argument["group"] is None:
-                position = argument.end()
-                continue
-            is_empty = argument["end"] == "}" and not argument["group"].strip()
-            if is_empty and match["name"] not in ("text", "mathrm"):
-                return False
-            position = (closing_brace(text, start=text.index("{", position) + 1) or len(text) - 1) + 1
-    return True
+def _groups_are_whole(text: str) -> bool:
+    """Whether every brace closes, and every command has its arguments; groups are replaced from the inside out."""
+    text = Latex.ESCAPED.sub("", text)
+    while group := Latex.GROUP.search(text):
+        if Latex.INCOMPLETE.search(group[1]):
+            return False
+        mark = Latex.FULL_GROUP if group[1].strip() else Latex.EMPTY_GROUP
+        text = text[: group.start()] + mark + text[group.end() :]
+    return not set(text) & set("{}") and not Latex.INCOMPLETE.search(text)
 
 
 def listed_golds(label: str) -> list[str]:
