@@ -1,4 +1,4 @@
-r"""Is an answer equivalent to a label: read by simple rules and exact algebra if they decide, else by math-verify.
+r"""Is an answer equivalent to a label: read by simple rules and values at points if they decide, else by math-verify.
 
 The gold answer says how an answer is read: as a choice, a text, a sequence, a region, a matrix, a number, or an
 expression. `quick_match` and `matches` use the same rules and differ only in what the rules leave open. A label that is cut

@@ -1,4 +1,4 @@
-r"""Are two values equal: compared by kind, by simple rules and exact algebra if they decide.
+r"""Are two values equal: compared by kind, by simple rules and values at points if they decide.
 
 The gold value says how an answer is read: as a choice, a text, a sequence, a region, a matrix, a number, or an expression.
 """

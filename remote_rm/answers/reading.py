@@ -238,7 +238,7 @@ def _inequality(text: str) -> tuple[Span, str] | None:
             left, sign, right = right, _MIRRORED[sign], left
         is_below = sign in ("<", r"\le")
         parts = [_INFINITE[0], "<", left, sign, right] if is_below else [_INFINITE[1], ">", left, sign, right]
-    if len(parts) != 5 or not Latex.VARIABLE.fullmatch(parts[2]) or not parts[0] or not parts[4]:
+    if len(parts) != 5 or not Latex.VARIABLE.fullmatch(parts[2]):
         return None
     low, first, variable, second, high = parts
     if {first, second} <= {">", r"\ge"}:
