@@ -232,6 +232,9 @@ def _inequality(text: str) -> tuple[Span, str] | None:
     parts = Latex.RELATION_SIGN.split(text)
     if any(set(part) & set("=,;:") or Latex.WORDS.search(part) for part in parts[::2]):
         return None
+    # `a <` is a region whose end no number meets.
+    if not parts[0] or (not parts[-1] and len(parts) != 3):
+        return None
     if len(parts) == 3:
         left, sign, right = parts
         if not Latex.VARIABLE.fullmatch(left) or Latex.VARIABLE.fullmatch(right):
