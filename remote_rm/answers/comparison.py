@@ -61,7 +61,7 @@ class Rules:
 
 
 def work_out(answer: str, gold: str) -> bool | None:
-    """Return whether both are equal by exact arithmetic, or None; what may round to a rounded gold is left open."""
+    """Return whether both are equal by their values at points, or None; what may round to a rounded gold is left open."""
     is_equal = same_algebra(answer, gold)
     number = None if is_equal is not False else parse_quantity(gold)
     return None if number is not None and rounded_places(number) is not None else is_equal
