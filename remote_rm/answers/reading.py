@@ -16,7 +16,7 @@ _FRACTIONS = zip("½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞", "12 13 23 14 34 1
 _UNICODE_TO_LATEX = str.maketrans(
     dict(zip("−–∶′″“”’、\u3000", '--:\'"""\', ', strict=True))
     | {sign: rf"\{command} " for sign, command in zip(_COMMANDS[::2], _COMMANDS[1::2], strict=True)}
-    | {sign: rf"\frac{{{top}}}{{{bottom}}}" for sign, (top, bottom) in _FRACTIONS}
+    | {sign: rf"\frac{{{parts[0]}}}{{{parts[1]}}}" for sign, parts in _FRACTIONS}
     | {"°": r"^\circ ", "º": r"^\circ ", "˚": r"^\circ ", "或": " or ", "和": " and "}
     # The full-width forms of Chinese and Japanese keyboards.
     | {chr(0xFEE0 + code): chr(code) for code in range(0x21, 0x7F)}
