@@ -13,7 +13,8 @@ from remote_rm.answer_verifier import AnswerVerifier, is_matchable, setting
 from remote_rm.answers import accuracy
 from remote_rm.answers.accuracy import is_gradable
 from remote_rm.answers.lexer import Token, introductions
-from remote_rm.answers.reading import elements, enclosing_delimiters, normalize
+from remote_rm.answers.notation import elements
+from remote_rm.answers.reading import enclosing_delimiters, normalize
 from remote_rm.answers.statement import is_prose, read
 from remote_rm.reward_function import reward_func_of
 

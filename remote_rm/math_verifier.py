@@ -25,7 +25,7 @@ class MathVerifier(AnswerVerifier):
         return accuracy.matches(answer, label)
 
     def quick_match(self, answer: str, label: str) -> bool | None:
-        """Return the same if simple rules and exact algebra can decide, else None."""
+        """Return the same if simple rules and values at points can decide, else None."""
         return accuracy.quick_match(answer, label)
 
     def is_gradable(self, label: str) -> bool:

@@ -1,4 +1,4 @@
-r"""Is an answer equivalent to a label: read by simple rules and exact algebra if they decide, else by math-verify.
+r"""Is an answer equivalent to a label: read by simple rules and values at points if they decide, else by math-verify.
 
 The gold answer says how an answer is read: as a choice, a text, a sequence, a region, a matrix, a number, or an
 expression. `quick_match` and `matches` use the same rules and differ only in what the rules leave open. A label that is cut
@@ -21,13 +21,13 @@ from remote_rm.answers.comparison import (
     refuse,
     work_out,
 )
-from remote_rm.answers.floating import numeric_value
+from remote_rm.answers.expressions import numeric_value
 from remote_rm.answers.lexer import POLAR, Token
 from remote_rm.answers.lexer.latex import Latex
 from remote_rm.answers.lexer.values import CURRENCIES, NAMES, SIZES
-from remote_rm.answers.notation import Kind
+from remote_rm.answers.notation import Kind, gold_sequence, has_relation, is_text, kind_of
 from remote_rm.answers.quantity import parse_quantity, same_quantity
-from remote_rm.answers.reading import closing_brace, gold_sequence, has_relation, is_text, kind_of, normalize
+from remote_rm.answers.reading import normalize
 from remote_rm.answers.statement import clause_of, is_prose, read, without_remark
 from remote_rm.answers.units import split_unit
 from remote_rm.answers.wording import is_copied, plain, word_in_english
@@ -53,47 +53,31 @@ def _is_whole(text: str) -> bool:
         return True
     if not Latex.MEANING.search(text) or (text.endswith("\\") and not text.endswith("\\\\")):
         return False
-    return _brackets_close(text) and _commands_are_whole(text) and not Latex.DANGLING.search(text.rstrip(" .,"))
+    return _brackets_close(text) and _groups_are_whole(text) and not Latex.DANGLING.search(text.rstrip(" .,"))
 
 
 def _brackets_close(text: str) -> bool:
     is_one_sided = r"\right." in text or r"\left." in text
-    if len(Latex.LEFT.findall(text)) != len(Latex.RIGHT.findall(text)):
+    if not is_one_sided and text.count(r"\{") != text.count(r"\}"):
         return False
-    if text.count(r"\{") != text.count(r"\}") and not is_one_sided:
+    if len(Latex.LEFT.findall(text)) != len(Latex.RIGHT.findall(text)) or text.count(r"\begin") != text.count(r"\end"):
         return False
-    if sorted(Latex.BEGIN.findall(text)) != sorted(Latex.END.findall(text)) or text.count(r"\begin") != text.count(
-        r"\end"
-    ):
+    if sorted(Latex.BEGIN.findall(text)) != sorted(Latex.END.findall(text)):
         return False
-    depth = 0
-    for character in Latex.ESCAPED.sub("", text):
-        depth += (character == "{") - (character == "}")
-        if depth < 0:
-            return False
     # Prose has its own brackets, "1) 5 2) 7" too many closing ones; an opening one that stays open is a cut.
-    opened = sum(map(text.count, "([")) > sum(map(text.count, ")]"))
-    return depth == 0 and not (opened and not is_one_sided and not Token.LONG_WORD.search(text))
+    is_open = sum(map(text.count, "([")) > sum(map(text.count, ")]"))
+    return is_one_sided or not is_open or Token.LONG_WORD.search(text) is not None
 
 
-def _commands_are_whole(text: str) -> bool:
-    for match in Latex.WITH_ARGUMENTS.finditer(text):
-        position = match.end()
-        if match["name"] == "sqrt":
-            index = Latex.ROOT_INDEX.match(text, position)
-            position = index.end() if index else position
-        for _ in range(2 if match["name"].endswith(("frac", "binom")) else 1):
-            argument = Latex.ARGUMENT.match(text, position)
-            if argument is None:
-                return False
-            if argument["group"] is None:
-                position = argument.end()
-                continue
-            is_empty = argument["end"] == "}" and not argument["group"].strip()
-            if is_empty and match["name"] not in ("text", "mathrm"):
-                return False
-            position = (closing_brace(text, start=text.index("{", position) + 1) or len(text) - 1) + 1
-    return True
+def _groups_are_whole(text: str) -> bool:
+    """Whether every brace closes, and every command has its arguments; groups are replaced from the inside out."""
+    text = Latex.ESCAPED.sub("", text)
+    while group := Latex.GROUP.search(text):
+        if Latex.INCOMPLETE.search(group[1]):
+            return False
+        mark = Latex.FULL_GROUP if group[1].strip() else Latex.EMPTY_GROUP
+        text = text[: group.start()] + mark + text[group.end() :]
+    return not set(text) & set("{}") and not Latex.INCOMPLETE.search(text)
 
 
 def listed_golds(label: str) -> list[str]:
@@ -181,44 +165,37 @@ def _match(answer: str, label: str, rules: Rules) -> bool | None:
     if choice.states_option(answer) and not choice.names_letter(label):
         return match_value(normalize(choice.stated_text(answer)), gold, rules)
     answer = Token.AT_START.sub("", _without_name(without_remark(answer), label))
-    whole = normalize(answer)
+    whole, kind = normalize(answer), kind_of(gold)
     if r"\approx" in whole[1:] and not is_prose(answer):
         return _match_approximation(whole, gold, rules)
-    if (
-        (sides := whole.split("="))
-        and len(sides) == 2
-        and all(Token.POLAR.fullmatch(f"{side.strip()}.") for side in sides)
-    ):
+    offers_another = Token.ENGLISH_OR.search(whole) and not Token.ENGLISH_OR.search(gold)
+    if _changes(whole, answer, kind) or (whole != gold and kind in _SINGLE and _is_several(whole, answer)):
         return False
-    if _changes(whole, answer, gold):
+    if kind is Kind.NO_VALUE and Token.DENIED_OUTRIGHT.search(answer):
         return False
-    is_listed = not is_prose(answer) and not Token.ENGLISH_OR.search(whole) and kind_of(whole) in (Kind.LIST, Kind.SET)
-    if kind_of(gold) is Kind.NO_VALUE and Token.DENIED_OUTRIGHT.search(answer):
-        return False
-    if is_listed and whole != gold and len(gold_sequence(whole) or ()) > 1 and kind_of(gold) in _SINGLE:
-        return False
-    if Token.ENGLISH_OR.search(whole) and not Token.ENGLISH_OR.search(gold) and kind_of(gold) in _SINGLE:
+    if offers_another and kind in _SINGLE:
         return _alternatives_agree(answer, gold, rules)
     bare, unit = split_unit(whole)
     if not is_prose(bare if unit else answer) and (unit or not is_text(whole)):
         return match_value(whole, gold, rules)
-    if Token.ENGLISH_OR.search(whole) and is_text(gold) and not Token.ENGLISH_OR.search(gold):
+    if offers_another and is_text(gold):
         return False
-    in_words = replace(rules, undecided=refuse)
-    if _alternatives_agree(answer, gold, rules):
-        return True
-    stated = read(answer)
+    return _alternatives_agree(answer, gold, rules) or _match_statement(answer, gold, rules)
+
+
+def _match_statement(answer: str, gold: str, rules: Rules) -> bool | None:
+    """Compare what a sentence states: in words with a gold in words, and its value with any gold."""
+    stated, kind = read(answer), kind_of(gold)
     if parse_quantity(gold) is None:
-        said_whole = stated.phrases[:2] if gold == EMPTY_SET else stated.phrases[:1]
-        is_in_words = is_text(gold) or kind_of(gold) in (Kind.LIST, Kind.SET, Kind.YES_NO, Kind.NO_VALUE)
-        phrases = stated.phrases if is_in_words else said_whole
-        if any(match_value(normalize(phrase), gold, in_words) for phrase in phrases):
+        is_in_words = is_text(gold) or kind in (Kind.LIST, Kind.SET, Kind.YES_NO, Kind.NO_VALUE)
+        phrases = stated.phrases if is_in_words else stated.phrases[: 2 if gold == EMPTY_SET else 1]
+        if any(match_value(normalize(phrase), gold, replace(rules, undecided=refuse)) for phrase in phrases):
             return True
     value = normalize(stated.value)
     if not value and (items := gold_sequence(gold)) is not None and len(items) == len(stated.listed):
         # One formula for every element of the gold: with as many values as are asked for, naming several is no hedge.
         value = normalize(", ".join(stated.listed))
-    if value != gold and kind_of(gold) in _SINGLE and kind_of(value) is Kind.LIST:
+    if value != gold and kind in _SINGLE and kind_of(value) is Kind.LIST:
         return False
     return _match_approximation(value, gold, rules) if r"\approx" in value else match_value(value, gold, rules)
 
@@ -236,36 +213,36 @@ def _reworded(answer: str, label: str) -> tuple[str, str]:
     return answer, label
 
 
-def _changes(whole: str, answer: str, gold: str) -> bool:
+def _is_several(whole: str, answer: str) -> bool:
+    """Whether an answer that is no sentence is a list or a set of two or more."""
+    if is_prose(answer) or Token.ENGLISH_OR.search(whole) or kind_of(whole) not in (Kind.LIST, Kind.SET):
+        return False
+    return len(gold_sequence(whole) or ()) > 1
+
+
+def _changes(whole: str, answer: str, kind: Kind) -> bool:
     """Whether an answer that is no sentence is another value than its first one: `5 mod 3`, `12 cm/9 cm`, two lines."""
-    if kind_of(gold) is Kind.MONEY and len(_currencies(whole, answer)) > 1:
-        return True
-    if kind_of(gold) is Kind.YES_NO and _is_otherwise_in_chinese(answer):
-        return True
-    if kind_of(gold) in _SINGLE_OR_EQUATION and Token.SEVERAL_ANSWERS.search(answer) and _is_short(answer):
-        return True
-    residue = Token.REDUCED.fullmatch(whole)
-    if residue is not None and int(residue[1]) >= int(residue[2]) and kind_of(gold) is Kind.NUMBER:
-        return True
-    parts = Latex.OVER.split(whole)
-    sides = [parse_quantity(part.strip()) for part in parts] if len(parts) == 2 else []
-    if sides and all(side is not None and (side.unit or side.percent) for side in sides):
-        return True
-    if len(
-        {_POLAR_WORDS[word] for word in Token.POLAR_WORD.findall(whole.casefold())}
-    ) > 1 and Token.POLAR_ONLY.fullmatch(whole):
-        return True
-    first, *others = whole.split("/")
-    if "=" in first and any(Latex.NAMED.match(other) for other in others):
-        return True
-    numbers = [number for side in whole.split("=") if (number := parse_quantity(side.strip())) is not None]
-    if any(not same_quantity(number, gold=numbers[-1]) for number in numbers[:-1]):
-        return True
-    if Token.CHANGED_IN_CHINESE.search(whole):
-        return True
+    polar_words = {_POLAR_WORDS[word] for word in Token.POLAR_WORD.findall(whole.casefold())}
+    residue = Token.REDUCED.fullmatch(whole) if kind is Kind.NUMBER else None
+    quotient = [parse_quantity(part.strip()) for part in Latex.OVER.split(whole)]
+    named, *others = whole.split("/")
+    sides = [side.strip() for side in whole.split("=")]
+    numbers = [number for number in map(parse_quantity, sides) if number is not None]
     lines = {normalize(line) for line in answer.splitlines() if line.strip(" `")}
-    is_single = kind_of(gold) in _SINGLE or kind_of(gold) in (Kind.WORD, Kind.YES_NO)
-    return is_single and len(lines) > 1 and not is_prose(answer) and not set(answer) & set("=\\")
+    is_single = kind in _SINGLE or kind in (Kind.WORD, Kind.YES_NO)
+    return (
+        (kind is Kind.MONEY and len(_currencies(whole, answer)) > 1)
+        or (kind is Kind.YES_NO and _is_otherwise_in_chinese(answer))
+        or (len(polar_words) > 1 and Token.POLAR_ONLY.fullmatch(whole) is not None)
+        or (len(sides) == 2 and all(Token.POLAR.fullmatch(f"{side}.") for side in sides))
+        or (kind in _SINGLE_OR_EQUATION and Token.SEVERAL_ANSWERS.search(answer) is not None and _is_short(answer))
+        or (residue is not None and int(residue[1]) >= int(residue[2]))
+        or (len(quotient) == 2 and all(side is not None and (side.unit or side.percent) for side in quotient))
+        or ("=" in named and any(map(Latex.NAMED.match, others)))
+        or any(not same_quantity(number, gold=numbers[-1]) for number in numbers[:-1])
+        or Token.CHANGED_IN_CHINESE.search(whole) is not None
+        or (is_single and len(lines) > 1 and not is_prose(answer) and not set(answer) & set("=\\"))
+    )
 
 
 def _is_short(answer: str) -> bool:

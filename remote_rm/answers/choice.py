@@ -7,7 +7,7 @@ from functools import lru_cache
 from remote_rm.answers.lexer import Match, Token, introductions
 from remote_rm.answers.reading import normalize
 from remote_rm.answers.statement import clause_of
-from remote_rm.answers.wording import plain
+from remote_rm.answers.wording import is_copied, plain
 
 MAX_CHARS = 1000
 """A longer text names no choice."""
@@ -21,7 +21,7 @@ class Choice:
     """A letter and the text of the option, which is "" if none is written."""
 
     letter: str
-    text: str
+    text: str = ""
 
 
 @lru_cache(maxsize=4096)
@@ -30,32 +30,29 @@ def read_choice(text: str) -> Choice | None:
     text = _first_line(text)
     if text.rstrip().endswith(("?", "？")):
         return None
-    marked = _with_own_text(_clean(text))
+    said = [_clean(form) for form in ([text, clause_of(text) or ""] if introductions(text) else [text])]
+    marked = next(filter(None, map(_with_own_text, said)), None)
     if marked is not None:
         return marked
-    if introductions(text):
-        text = clause_of(text) or ""
-        if (marked := _with_own_text(_clean(text))) is not None:
-            return marked
-    text = Token.CONTRAST.sub("", _clean(text))
+    text = Token.CONTRAST.sub("", said[-1])
     led_in = [
-        (match.end(), letter)
-        for match in introductions(text)
-        if (letter := Token.OPTION.match(text, _behind(text, match.end()))) is not None
+        letter
+        for introduced in introductions(text)
+        if (letter := Token.OPTION.match(text, _after_filling(text, introduced.end()))) is not None
     ]
-    if len({_letter_of(letter) for _, letter in led_in}) > 1:
+    if len(set(map(_letter_of, led_in))) > 1:
         return None
     if concluded := Token.OPTION_CONCLUDED.search(text):
-        return Choice(letter=concluded["letter"], text="")
-    said = _by_verdict(text)
-    if said is not None and not led_in:
-        return Choice(letter=said, text="") if said else None
-    match = led_in[0][1] if led_in else Token.OPTION.match(text)
-    if match is None or (said and said != _letter_of(match)):
+        return Choice(letter=concluded["letter"])
+    right = _by_verdict(text)
+    if right is not None and not led_in:
+        return Choice(letter=right) if right else None
+    match = led_in[0] if led_in else Token.OPTION.match(text)
+    if match is None or (right and right != _letter_of(match)):
         return None
     rest = text[match.end() :]
     reason = Token.COMMENT.search(rest)
-    if _is_left_open(rest[: reason.start()] if reason else rest, _letter_of(match)):
+    if Token.DOUBTED.search(rest) or _is_left_open(rest[: reason.start()] if reason else rest, _letter_of(match)):
         return None
     return _choice(match, rest=rest, is_led_in=bool(led_in))
 
@@ -126,28 +123,22 @@ def matches(answer: str, label: str) -> bool:
     if gold is None or len(answer) > MAX_CHARS:
         return False
     stated = _clean(answer).casefold()
-    if stated == _clean(label).casefold() or (
-        stated == gold.text.casefold() and not Token.OPTIONS_ONLY.fullmatch(stated)
-    ):
+    is_its_text = stated == gold.text.casefold() and not Token.OPTIONS_ONLY.fullmatch(stated)
+    if is_its_text or stated == _clean(label).casefold():
         return True
-    choice = read_choice(plain(answer))
+    choice = None if is_copied(answer) else read_choice(plain(answer))
     return choice is not None and same(choice, gold)
 
 
 def same(answer: Choice, gold: Choice) -> bool:
-    """Return whether both are the same letter, and their texts, if both have one, are not different."""
-    return answer.letter == gold.letter and not _texts_differ(answer.text, gold.text)
-
-
-def _texts_differ(stated: str, gold: str) -> bool:
-    """Whether an option's text is another one than the gold's: another number, or words that have none in common."""
-    if not stated or not gold:
-        return False
-    numbers = [Token.DECIMAL.findall(text) for text in (stated, gold)]
+    """Return whether both are the same letter, and their texts, if both have one, share a number or, without any, a word."""
+    if answer.letter != gold.letter or not answer.text or not gold.text:
+        return answer.letter == gold.letter
+    numbers = [set(Token.DECIMAL.findall(option.text)) for option in (answer, gold)]
     if any(numbers):
-        return not set(numbers[0]) & set(numbers[1])
-    words = [{word.casefold() for word in Token.TELLING_WORD.findall(text)} for text in (stated, gold)]
-    return all(words) and not words[0] & words[1]
+        return bool(numbers[0] & numbers[1])
+    words = [{word.casefold() for word in Token.TELLING_WORD.findall(option.text)} for option in (answer, gold)]
+    return not all(words) or bool(words[0] & words[1])
 
 
 def _clean(text: str) -> str:
@@ -163,7 +154,7 @@ def _first_line(text: str) -> str:
     return first if is_alone and not any(map(introductions, others)) else text
 
 
-def _behind(text: str, position: int) -> int:
+def _after_filling(text: str, position: int) -> int:
     filling = Token.FILLING.match(text, position)
     return filling.end() if filling else position
 
@@ -207,15 +198,11 @@ def _choice(match: Match, *, rest: str, is_led_in: bool) -> Choice | None:
     """The choice, or None if the letter is only a word: `A dog`, `I think so`."""
     letter = _letter_of(match)
     if not rest:
-        return Choice(letter=letter, text="")
+        return Choice(letter=letter)
     if mark := Token.OPTION_MARK.match(rest):
-        if (
-            match["bare"] in ("A", "a")
-            and mark[0].isspace()
-            and not (match["named"] or Token.VALUE_AFTER_A.match(rest))
-        ):
-            return None
-        return Choice(letter=letter, text=rest[mark.end() :])
+        is_article = match["bare"] in ("A", "a") and mark[0].isspace() and not match["named"]
+        is_word = is_article and not Token.VALUE_AFTER_A.match(rest)
+        return None if is_word else Choice(letter=letter, text=rest[mark.end() :])
     if match["bare"] is None:
         return Choice(letter=letter, text=rest.strip())
     reason = Token.OPTION_REASON.match(rest)
@@ -223,4 +210,4 @@ def _choice(match: Match, *, rest: str, is_led_in: bool) -> Choice | None:
         return None
     # "A for effort" and "I for one" are words; "A because ..." is not, nor is "option A for ...".
     said = is_led_in or match["named"] or not rest[0].isspace() or reason[0].strip().startswith(_SURE_REASONS)
-    return Choice(letter=letter, text="") if said else None
+    return Choice(letter=letter) if said else None

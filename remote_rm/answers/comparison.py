@@ -1,4 +1,4 @@
-r"""Are two values equal: compared by kind, by simple rules and exact algebra if they decide.
+r"""Are two values equal: compared by kind, by simple rules and values at points if they decide.
 
 The gold value says how an answer is read: as a choice, a text, a sequence, a region, a matrix, a number, or an expression.
 """
@@ -10,21 +10,23 @@ from math import inf, isclose
 
 from remote_rm.answers import choice
 from remote_rm.answers.algebra import same_algebra
-from remote_rm.answers.floating import numeric_value
+from remote_rm.answers.expressions import numeric_value
 from remote_rm.answers.lexer import Token
 from remote_rm.answers.lexer.latex import Latex
 from remote_rm.answers.notation import (
     SEQUENCES,
     Kind,
     are_compared,
-    code_of,
+    both_signs,
+    elements,
+    gold_sequence,
+    has_relation,
     in_full,
-    is_choices,
+    is_text,
+    kind_of,
     read_notation,
-    same_as_quotient,
+    same_as_plain,
     same_choices,
-    same_without_base,
-    same_without_modulus,
     same_written,
 )
 from remote_rm.answers.quantity import parse_quantity, rounded_places, same_quantity
@@ -32,16 +34,10 @@ from remote_rm.answers.reading import (
     Region,
     Span,
     as_components,
-    as_vector,
-    both_signs,
-    elements,
+    bracketed,
     enclosing_delimiters,
-    gold_sequence,
-    has_relation,
     inside_of,
     is_plain_pair,
-    is_text,
-    kind_of,
     normalize,
     parse_matrix,
     parse_region,
@@ -65,7 +61,7 @@ class Rules:
 
 
 def work_out(answer: str, gold: str) -> bool | None:
-    """Return whether both are equal by exact arithmetic, or None; what may round to a rounded gold is left open."""
+    """Return whether both are equal by their values at points, or None; what may round to a rounded gold is left open."""
     is_equal = same_algebra(answer, gold)
     number = None if is_equal is not False else parse_quantity(gold)
     return None if number is not None and rounded_places(number) is not None else is_equal
@@ -86,7 +82,7 @@ def match_value(answer: str, gold: str, rules: Rules) -> bool | None:
         if (chosen := choice.read_choice(answer)) is not None or not label.text or is_choice(normalize(label.text)):
             return chosen is not None and choice.same(chosen, label)
         return match_value(answer, normalize(label.text), rules)
-    several = same_choices(answer, gold) if is_choices(gold) else same_choices(gold, answer)
+    several = same_choices(answer, gold)
     if several is not None:
         return several
     answer_kind, gold_kind = kind_of(answer), kind_of(gold)
@@ -108,13 +104,7 @@ def _match_notation(answer: str, gold: str, *, is_vague: bool) -> bool | None:
     written, other = (read, gold) if wanted is None else (wanted, answer)
     if written is None or is_vague or kind_of(other) in _CONTAINERS:
         return None
-    if written.kind is Kind.BASED:
-        return same_without_base(written, other, is_gold=wanted is not None)
-    if written.kind is Kind.RESIDUE:
-        return same_without_modulus(written, other)
-    if written.kind is Kind.RATIO:
-        return same_as_quotient(written, other)
-    return written.kind is Kind.CODE and written.key == code_of(other)
+    return same_as_plain(written, other, is_gold=wanted is not None)
 
 
 def _match_open(answer: str, gold: str, rules: Rules) -> bool | None:
@@ -146,8 +136,8 @@ def _match_matrix(answer: str, gold: str, gold_rows: tuple[tuple[str, ...], ...]
         answer_cells = [cell for row in answer_rows for cell in row]
     else:
         is_vector = 1 in (len(gold_rows), len(gold_rows[0]))
-        components = as_vector(answer, length=len(cells)) if is_vector else None
-        if components is None:
+        components = bracketed(answer) if is_vector else None
+        if components is None or len(components) != len(cells):
             return rules.undecided(answer, gold)
         answer_cells = list(components)
     return _all(_pairwise(answer_cells, cells, rules))

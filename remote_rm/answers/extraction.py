@@ -179,13 +179,7 @@ def _introduced(text: str, introduced: Sequence[Match]) -> str:
 
 def _of_line(line: str, text: str) -> str | None:
     """What the last line states: the value that is read from it, the line if it is words, else the last value of all."""
-    if (
-        Token.OPEN_END.search(line)
-        or Token.DENIED.search(line)
-        or Token.LEFT_OPEN.search(line)
-        or Token.BOUND.search(line)
-        or Token.OR.search(line)
-    ):
+    if any(sign.search(line) for sign in (Token.OPEN_END, Token.DENIED, Token.LEFT_OPEN, Token.BOUND, Token.OR)):
         return line
     stated = read(line)
     if stated.value:

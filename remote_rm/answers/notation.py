@@ -1,21 +1,33 @@
 r"""The kinds of values, and notations with a meaning of their own: a date, a clock reading, a ratio, a code, ...
 
-`COMPARED` says which kinds are compared. Two texts in one such notation are the same if their keys agree: `14:30` and
-`2:30 PM`, `January 5, 2024` and `2024-01-05`.
+`PRECEDENCE` is the order in which a text is read as each kind, and `COMPARED` says which kinds are compared. Two texts in
+one notation are the same if their keys agree: `14:30` and `2:30 PM`, `January 5, 2024` and `2024-01-05`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 from fractions import Fraction
 from functools import lru_cache
 from math import gcd
+from typing import Any, NamedTuple
 
-from remote_rm.answers.lexer.values import YES_WORDS, Form
-from remote_rm.answers.quantity import parse_quantity
-from remote_rm.answers.units import canonical_unit
+from remote_rm.answers.lexer.latex import Latex
+from remote_rm.answers.lexer.values import CURRENCIES, YES_WORDS, Form
+from remote_rm.answers.quantity import Quantity, parse_quantity
+from remote_rm.answers.reading import (
+    Region,
+    enclosing_delimiters,
+    inside_of,
+    is_plain_pair,
+    parse_matrix,
+    parse_region,
+    split_top_level,
+    without_environments,
+    without_membership,
+)
+from remote_rm.answers.units import canonical_unit, split_unit
 
 
 class Kind(Enum):
@@ -47,7 +59,6 @@ class Kind(Enum):
 
 
 SEQUENCES = frozenset({Kind.SET, Kind.TUPLE, Kind.LIST})
-
 COMPARED: dict[Kind, frozenset[Kind]] = {
     # The unit or the currency may be missing.
     Kind.NUMBER: frozenset({Kind.QUANTITY, Kind.MONEY, Kind.EXPRESSION, Kind.RATIO, Kind.BASED, Kind.RESIDUE}),
@@ -65,46 +76,90 @@ COMPARED: dict[Kind, frozenset[Kind]] = {
     **dict.fromkeys((Kind.EQUATION, *SEQUENCES), frozenset(Kind) - {Kind.INTERVAL}),
 }
 """With which other kinds each kind is compared; that holds in both directions."""
-
-_PAIRS = frozenset({(one, other) for one, others in COMPARED.items() for other in others})
+_PAIRS = frozenset(
+    {pair for one, others in COMPARED.items() for other in others for pair in ((one, other), (other, one))}
+)
+Reader = Callable[[str], object]
+MAX_CHARS = 700
+"""A longer text is in none of the notations."""
 
 
 def are_compared(answer: Kind, gold: Kind) -> bool:
     """Return whether values of the two kinds can be the same."""
-    return answer is gold or (answer, gold) in _PAIRS or (gold, answer) in _PAIRS
+    return answer is gold or (answer, gold) in _PAIRS
 
 
-MAX_CHARS = 700
-"""A longer text is in none of these notations."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Written:
-    """A text in one of the notations, as what it means."""
+class Written(NamedTuple):
+    """A text as what it means."""
 
     kind: Kind
-    key: Hashable
+    key: Any
+    """What its reader has found."""
+
+
+@lru_cache(maxsize=4096)
+def kind_of(text: str) -> Kind:
+    """Return the kind of value that a normalised text is."""
+    return next(_readings(text, PRECEDENCE)).kind
 
 
 @lru_cache(maxsize=4096)
 def read_notation(text: str) -> Written | None:
     """Return what a normalised text in one of the notations means, or None for any other text."""
-    if len(text) > MAX_CHARS or Form.PLAIN_DIGITS.fullmatch(text):
-        return None
-    for kind, reader in _READERS:
-        if Form.HINTS[kind.name].search(text):
+    return next(_readings(text, _NOTATIONS), None)
+
+
+def _readings(text: str, rows: Iterable[tuple[Kind, Reader]]) -> Iterator[Written]:
+    """What the text is by each of the readers, of which one of a notation is only asked if the text has its hint."""
+    may_be_notation = len(text) <= MAX_CHARS and not Form.PLAIN_DIGITS.fullmatch(text)
+    for kind, reader in rows:
+        hint = Form.HINTS.get(kind.name)
+        if hint is None or (may_be_notation and hint.search(text)):
             key = reader(text)
             if key is not None:
-                return Written(kind=kind, key=key)
-    return None
+                yield Written(kind, key)
 
 
 def same_written(answer: Written, gold: Written) -> bool:
-    """Return whether two of one kind are the same; of two readings of a clock, one may leave open which half of the day it is."""
+    """Return whether two values are the same; of two readings of a clock, one may leave open which half of the day it is."""
+    one, other = answer.key, gold.key
     if answer.kind is not gold.kind:
         return False
-    rule = _RULES.get(answer.kind)
-    return answer.key == gold.key if rule is None else rule(answer.key, gold.key)
+    if gold.kind is Kind.CLOCK:
+        hour = "hour of day" if one["hour of day"] is not None and other["hour of day"] is not None else "hour"
+        return all(one[part] == other[part] for part in ("minute", "second", hour))
+    if gold.kind is Kind.RANGE:
+        return one[:2] == other[:2] and (one[2] == other[2] or not one[2] or not other[2])
+    if gold.kind is Kind.RESIDUE:
+        return one == other or bool(one[1] == other[1] != 0 and (one[0] - other[0]) % other[1] == 0)
+    return one == other
+
+
+def same_as_plain(written: Written, text: str, *, is_gold: bool) -> bool:
+    """Return whether a value in a notation is the same as a text in none.
+
+    A gold's base may be left out, 2516 is `2516_8`; a base that the gold does not have must be ten. Without its modulus an
+    answer must be the residue itself: 10 is not `3 (mod 7)`, but `10 (mod 7)` is. `3:4` is 3/4.
+    """
+    if written.kind is Kind.BASED:
+        digits, base = written.key
+        is_digits = Form.BARE_DIGITS.fullmatch(text) is not None
+        return (is_gold or base == 10) and is_digits and digits == _digits(text)
+    if written.kind is Kind.RESIDUE:
+        return Form.INTEGER.fullmatch(text) is not None and int(text) == written.key[0]
+    if written.kind is Kind.RATIO:
+        number = parse_quantity(text)
+        is_quotient = number is not None and not number.unit and len(written.key) == 2 and written.key[0] == 1
+        return is_quotient and number is not None and number.value * written.key[1] == 1
+    return written.kind is Kind.CODE and written.key == _bare_code(text)
+
+
+def same_choices(one: str, other: str) -> bool | None:
+    """`A and C` is `AC`; None if it is something else."""
+    for listed, letters in ((one, other), (other, one)):
+        if Form.CHOICES.fullmatch(letters) and Form.LISTED_CHOICES.fullmatch(listed):
+            return sorted(filter("ABCDEFGHIJ".__contains__, listed)) == list(letters)
+    return None
 
 
 # Yes and no, and that there is nothing to state
@@ -127,73 +182,56 @@ def _phrase(text: str) -> int | None:
 # Dates and times of day
 
 _MONTHS = "january february march april may june july august september october november december".split()
-_NAMED_TIMES = {"noon": (0, "P"), "midday": (0, "P"), "midnight": (0, "A")}
+_MONTH_NUMBERS = {form: number for number, name in enumerate(_MONTHS, 1) for form in (name, name[:3])} | {"sept": 9}
+_DAYS = "monday tuesday wednesday thursday friday saturday sunday".split()
+_ABBREVIATED = {name[:3]: name for name in (*_MONTHS, *_DAYS)} | {
+    "tues": "tuesday", "thur": "thursday", "thurs": "thursday", "sept": "september",
+}  # fmt: skip
+_NAMED_HOURS = {"noon": 12, "midday": 12, "midnight": 0}
+
+
+def in_full(answer: str, *, gold: str) -> str:
+    """Return a day's or month's name in full if the gold is a day or month: `Wed.` → `wednesday`."""
+    return _ABBREVIATED.get(answer, answer) if gold in _MONTHS or gold in _DAYS else answer
 
 
 def _date(text: str) -> tuple[int | None, int, int | None] | None:
     """Year, month and day; in `01/05/2024` the month is first, unless it cannot be one or full stops separate them."""
-    for pattern in Form.DATES:
-        match = pattern.fullmatch(text)
-        if match is None:
-            continue
+    for match in filter(None, (pattern.fullmatch(text) for pattern in Form.DATES)):
         parts = match.groupdict()
-        month = _month(parts["month"]) if parts.get("month") else int(parts["m"])
+        month = _MONTH_NUMBERS.get(parts["month"].lower(), 0) if parts.get("month") else int(parts["m"])
         day = int(parts["day"]) if parts.get("day") else None
-        if month is not None and day is not None and parts.get("mark") and (month > 12 or parts["mark"] == "."):
+        if day is not None and parts.get("mark") and (month > 12 or parts["mark"] == "."):
             month, day = day, month
-        short = parts.get("short_year")
-        year = int(parts["year"]) if parts.get("year") else 2000 + int(short) if short else None
-        if month is not None and 1 <= month <= 12 and (day is None or 1 <= day <= 31):
-            return year, month, day
+        year = parts.get("year") or (f"20{parts['short_year']}" if parts.get("short_year") else None)
+        if 1 <= month <= 12 and (day is None or 1 <= day <= 31):
+            return int(year) if year else None, month, day
     return None
 
 
-def _month(name: str) -> int | None:
-    name = name.lower()
-    numbers = (
-        index
-        for index, month in enumerate(_MONTHS, start=1)
-        if name in (month, month[:3]) or name == "sept" == month[:4]
-    )
-    return next(numbers, None)
-
-
-def _clock(text: str) -> tuple[int, int, int, str] | None:
-    """Hour, minute, second, and the half of the day, "24" if the hour determines it, "" if nothing does.
+def _clock(text: str) -> dict[str, int | None] | None:
+    """Hour as written, minute, second, and the hour of the day, None if nothing says which half of it.
 
     With a colon alone it is a reading of a clock by its form: two digits up to 59 after an hour up to 24.
     """
-    named = _NAMED_TIMES.get(text.lower().removeprefix("12 "))
+    named = _NAMED_HOURS.get(text.lower().removeprefix("12 "))
     if named is not None:
-        return (12, 0, 0, named[1])
-    match = Form.CLOCK.fullmatch(text)
-    if match is not None:
+        return {"hour": 12, "minute": 0, "second": 0, "hour of day": named}
+    if match := Form.CLOCK.fullmatch(text):
         part = (match["part"] or match["night"] or "").lower()
         half = (match["half"] or {"": "", "morning": "a"}.get(part, "p")).upper()
         if match["m"] is None and not half and not match["clock"]:
             return None
         hour, minute, second = (int(match[name] or 0) for name in "hms")
-    else:
-        match = Form.CHINESE_CLOCK.fullmatch(text)
-        if match is None:
-            return None
+    elif match := Form.CHINESE_CLOCK.fullmatch(text):
         half = "" if match["half"] is None else "A" if match["half"] in ("凌晨", "早上", "上午") else "P"
         hour, minute, second = int(match["h"]), 30 if match["thirty"] else int(match["m"] or 0), 0
-    if hour > 24 or (half and hour == 0 and half == "P"):
+    else:
         return None
-    return hour, minute, second, half if 1 <= hour <= 12 else "24"
-
-
-def _same_clock(answer: tuple[int, int, int, str], gold: tuple[int, int, int, str]) -> bool:
-    if answer[1:3] != gold[1:3]:
-        return False
-    if answer[3] and gold[3]:
-        return _hour_of_day(answer) == _hour_of_day(gold)
-    return answer[0] == gold[0]
-
-
-def _hour_of_day(clock: tuple[int, int, int, str]) -> int:
-    return clock[0] % 24 if clock[3] == "24" else clock[0] % 12 + 12 * (clock[3] == "P")
+    if hour > 24 or (hour == 0 and half == "P"):
+        return None
+    of_day = (hour % 12 + 12 * (half == "P") if half else None) if 1 <= hour <= 12 else hour % 24
+    return {"hour": hour, "minute": minute, "second": second, "hour of day": of_day}
 
 
 # Pairs of numbers: ranges and scores, ratios
@@ -211,19 +249,12 @@ def _range(text: str) -> tuple[Fraction, Fraction, str] | None:
         return None
     if match["joint"] == " to " and not match["opened"] and _is_spoken_ratio(match["low"], match["high"]):
         return None
-    units = [_unit(match[name] or "") for name in ("low_unit", "unit")]
-    if None in units or (units[0] and units[0] != units[1]):
+    written = [(match[name] or "").strip() for name in ("low_unit", "unit")]
+    first, last = (unit if unit in ("", "%") else canonical_unit(unit) for unit in written)
+    if first is None or last is None or (first and first != last):
         return None
     low, high = (Fraction(match[name].replace(",", "")) for name in ("low", "high"))
-    return low, high, units[1] or ""
-
-
-def _same_range(answer: tuple[Fraction, Fraction, str], gold: tuple[Fraction, Fraction, str]) -> bool:
-    return answer[:2] == gold[:2] and (answer[2] == gold[2] or not answer[2] or not gold[2])
-
-
-def _unit(written: str) -> str | None:
-    return written.strip() if written.strip() in ("", "%") else canonical_unit(written.strip())
+    return low, high, last
 
 
 def _is_spoken_ratio(low: str, high: str) -> bool:
@@ -249,6 +280,7 @@ def _ratio(text: str) -> tuple[Fraction, ...] | None:
 
 TELEPHONE_DIGITS = 7
 _BASES = "two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen".split()
+_SUBSCRIPT_MARKS = dict.fromkeys(map(ord, "_{} "))
 
 
 def _telephone(text: str) -> tuple[str, ...] | None:
@@ -257,25 +289,21 @@ def _telephone(text: str) -> tuple[str, ...] | None:
         return tuple(text.split("."))
     if not Form.TELEPHONE.fullmatch(text):
         return None
-    digits = "".join(filter(str.isdecimal, text))
-    return (digits,) if len(digits) >= TELEPHONE_DIGITS else tuple(Form.DIGITS.findall(text))
+    groups = tuple(Form.DIGITS.findall(text))
+    digits = "".join(groups)
+    return (digits,) if len(digits) >= TELEPHONE_DIGITS else groups
 
 
 def _code(text: str) -> str | None:
     """A capital and digits right after a letter are no product: `A4`, `V8`; `H_2O` and `H2O` are the same."""
-    if not Form.CODE.fullmatch(text) or Form.FUNCTION.search(text):
-        return None
-    if text.islower():
+    if not Form.CODE.fullmatch(text) or Form.FUNCTION.search(text) or text.islower():
         return None
     if not Form.LETTER_BEFORE_DIGIT.search(text) and not (Form.FORMULA.fullmatch(text) and "_" in text):
         return None
-    return code_of(text) if parse_quantity(text) is None else None
+    return _bare_code(text) if parse_quantity(text) is None else None
 
 
-_SUBSCRIPT_MARKS = dict.fromkeys(map(ord, "_{} "))
-
-
-def code_of(text: str) -> str:
+def _bare_code(text: str) -> str:
     """The text without its subscripts' marks, and without its case if it has several letters."""
     bare = text.translate(_SUBSCRIPT_MARKS)
     return bare if sum(map(str.isalpha, bare)) == 1 else bare.casefold()
@@ -283,15 +311,14 @@ def code_of(text: str) -> str:
 
 def _based(text: str) -> tuple[str, int | str] | None:
     match = Form.BASED.fullmatch(text)
-    return None if match is None else (_digits(match[1]), _base(match[2]))
+    if match is None:
+        return None
+    base = match[2]
+    return _digits(match[1]), int(base) if base.isdigit() else _BASES.index(base) + 2 if base in _BASES else base
 
 
 def _digits(written: str) -> str:
     return written.replace(",", "").upper()
-
-
-def _base(written: str) -> int | str:
-    return int(written) if written.isdigit() else _BASES.index(written) + 2 if written in _BASES else written
 
 
 def _residue(text: str) -> tuple[int, int] | None:
@@ -299,23 +326,103 @@ def _residue(text: str) -> tuple[int, int] | None:
     return None if match is None else (int(match[1]), int(match[2] or match[3]))
 
 
-def _same_residue(answer: tuple[int, int], gold: tuple[int, int]) -> bool:
-    return answer[1] == gold[1] and (answer[0] == gold[0] or bool(gold[1] and (answer[0] - gold[0]) % gold[1] == 0))
+# Sequences, words and relations
 
 
-_DAYS = "monday tuesday wednesday thursday friday saturday sunday".split()
-_ABBREVIATED = {
-    **{name[:3]: name for name in (*_MONTHS, *_DAYS)},
-    **{"tues": "tuesday", "thur": "thursday", "thurs": "thursday", "sept": "september"},
-}
+def is_text(text: str) -> bool:
+    """Return whether the text is words; sympy would read `north` as a product, equal to `thorn`."""
+    if Latex.WORDS_ONLY.fullmatch(text) and not Latex.FUNCTION_NAME.fullmatch(text):
+        return True
+    if Latex.GEOMETRIC_NAME.search(text) and "=" not in text:
+        return True
+    return Latex.LONG_WORD.search(without_environments(text)) is not None and parse_quantity(text) is None
 
 
-def in_full(answer: str, *, gold: str) -> str:
-    """Return a day's or month's name in full if the gold is a day or month: `Wed.` → `wednesday`."""
-    return _ABBREVIATED.get(answer, answer) if gold in _MONTHS or gold in _DAYS else answer
+def has_relation(text: str) -> bool:
+    """Return whether the text is an equation, an inequality or a membership."""
+    return Latex.RELATION.search(text) is not None
 
 
-_READERS: tuple[tuple[Kind, Callable[[str], Hashable | None]], ...] = (
+def elements(inside: str, *, length: int | None = None) -> list[str]:
+    """Return the elements of a list without its brackets: between commas, semicolons, `and` and `or`, else between spaces.
+
+    Spaces separate numbers, or whatever is `length` pieces: `9 100` is a number with its thousands apart.
+    """
+    items, spaced = split_top_level(Latex.LIST_WORDS.sub(", ", inside)), inside.split()
+    if len(items) != 1 or len(spaced) < 2:
+        return items
+    if length is None:
+        return spaced if all(map(Latex.PLAIN_NUMBER.fullmatch, spaced)) else items
+    return spaced if len(spaced) == length and r"\pm" not in inside and parse_quantity(inside) is None else items
+
+
+def gold_sequence(gold: str) -> list[str] | None:
+    """Return the elements of a gold sequence, or None for a single value: `1,234` is a number, `1, 234` two."""
+    gold = Latex.TUPLE_ASSIGNMENT.sub("", gold)
+    pair = enclosing_delimiters(gold)
+    if pair is None and (parse_quantity(gold) is not None or read_notation(gold) is not None):
+        return None
+    items = elements(inside_of(gold, pair))
+    if all(items) and (len(items) > 1 or pair is None):
+        items = [signed for item in items for signed in both_signs(item)]
+    is_sequence = len(items) > 1 or (pair is not None and pair[0] in ("[", r"\{"))
+    return items if is_sequence and all(items) else None
+
+
+def both_signs(item: str) -> list[str]:
+    r"""The two values of an item with one `\pm`: `1\pm i` → `1+i`, `1-i`."""
+    if item.count(r"\pm") != 1 or is_text(item):
+        return [item]
+    return [Latex.PLUS_MINUS.sub(sign, item) for sign in ("+", "-")]
+
+
+# The table of readers; each returns what it has found, or None
+
+
+def _plain_number(text: str) -> Quantity | None:
+    number = parse_quantity(text)
+    return number if number is not None and not number.unit and not number.percent else None
+
+
+def _interval(text: str) -> Region | None:
+    region = parse_region(text)
+    return None if region is None or is_plain_pair(region) else region
+
+
+def _sequence_in(*openings: str | None) -> Reader:
+    """A reader of sequences that begin with one of these delimiters; None is for no delimiter."""
+
+    def read(text: str) -> list[str] | None:
+        bare = without_membership(text)[0]
+        pair = enclosing_delimiters(bare)
+        return gold_sequence(bare) if (pair and pair[0]) in openings else None
+
+    return read
+
+
+def _unit(text: str) -> str | None:
+    """The unit of a number or an expression."""
+    number = parse_quantity(text)
+    return (number.unit or "%") if number is not None else split_unit(without_membership(text)[0])[1] or None
+
+
+def _currency(text: str) -> str | None:
+    unit = _unit(text)
+    return unit if unit in CURRENCIES else None
+
+
+def _if(condition: Callable[[str], object]) -> Reader:
+    return lambda text: True if condition(without_membership(text)[0]) else None
+
+
+def _is_computation(text: str) -> bool:
+    mixed = Latex.MIXED_NUMBER.fullmatch(text)
+    is_worked_out = mixed is not None and int(mixed[1] or mixed[3]) < int(mixed[2] or mixed[4])
+    return Latex.COMPUTATION.fullmatch(text) is not None and not is_worked_out
+
+
+PRECEDENCE: tuple[tuple[Kind, Reader], ...] = (
+    (Kind.NUMBER, _plain_number),
     (Kind.YES_NO, _yes_or_no),
     (Kind.NO_VALUE, _phrase),
     (Kind.DATE, _date),
@@ -326,42 +433,17 @@ _READERS: tuple[tuple[Kind, Callable[[str], Hashable | None]], ...] = (
     (Kind.BASED, _based),
     (Kind.RESIDUE, _residue),
     (Kind.CODE, _code),
+    (Kind.MATRIX, parse_matrix),
+    (Kind.INTERVAL, _interval),
+    (Kind.LIST, _sequence_in(None)),
+    (Kind.SET, _sequence_in(r"\{", "{")),
+    (Kind.TUPLE, _sequence_in("(", "[")),
+    (Kind.MONEY, _currency),
+    (Kind.QUANTITY, _unit),
+    (Kind.WORD, _if(is_text)),
+    (Kind.EQUATION, _if(has_relation)),
+    (Kind.COMPUTATION, _if(_is_computation)),
+    (Kind.EXPRESSION, _if(lambda text: True)),
 )
-_RULES: dict[Kind, Callable] = {Kind.CLOCK: _same_clock, Kind.RANGE: _same_range, Kind.RESIDUE: _same_residue}
-
-
-# Where one side alone is in a notation
-
-
-def is_choices(text: str) -> bool:
-    """Return whether the text is several letters of options in order, such as `AC`."""
-    return Form.CHOICES.fullmatch(text) is not None
-
-
-def same_choices(answer: str, gold: str) -> bool | None:
-    """`A and C` is `AC`; None if either is something else."""
-    if not Form.CHOICES.fullmatch(gold) or not Form.LISTED_CHOICES.fullmatch(answer):
-        return None
-    return sorted(letter for letter in answer if letter in "ABCDEFGHIJ") == list(gold)
-
-
-def same_without_base(based: Written, text: str, *, is_gold: bool) -> bool:
-    """A gold's base may be left out, 2516 is `2516_8`; a base that the gold does not have must be ten."""
-    assert isinstance(based.key, tuple)
-    digits, base = based.key
-    return (is_gold or base == 10) and Form.BARE_DIGITS.fullmatch(text) is not None and digits == _digits(text)
-
-
-def same_without_modulus(residue: Written, text: str) -> bool:
-    """Without its modulus an answer must be the residue itself: 10 is not `3 (mod 7)`, but `10 (mod 7)` is."""
-    assert isinstance(residue.key, tuple)
-    return Form.INTEGER.fullmatch(text) is not None and int(text) == residue.key[0]
-
-
-def same_as_quotient(ratio: Written, text: str) -> bool:
-    """`3:4` is 3/4; a ratio of three terms is no number."""
-    number, terms = parse_quantity(text), ratio.key
-    assert isinstance(terms, tuple)
-    return (
-        number is not None and not number.unit and len(terms) == 2 and terms[0] == 1 and number.value * terms[1] == 1
-    )
+"""The order in which a text is read: the first reader that finds something decides, and the last one always does."""
+_NOTATIONS = tuple(row for row in PRECEDENCE if row[0].name in Form.HINTS)

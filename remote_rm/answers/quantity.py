@@ -2,9 +2,9 @@ r"""Numbers as answers write them, read exactly: `1,234.50`, `3\frac{1}{2}`, `50
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
+from typing import NamedTuple
 
 from remote_rm.answers.lexer import PART_WORDS, TEN_WORDS, WORD_SCALES, WORD_VALUES, Match
 from remote_rm.answers.lexer.values import CHINESE_DIGITS, CHINESE_SCALES, Number
@@ -45,12 +45,11 @@ def parse_words(text: str) -> Fraction | None:
     """
     if len(text) > MAX_WORDS_CHARS:
         return None
-    if not text.isascii():
-        return _chinese(text)
-    words = text.lower()
-    sign, bare = (-1, words.split(" ", 1)[1]) if words.startswith(("minus ", "negative ")) else (1, words)
-    value = _english(bare)
-    return None if value is None else sign * value
+    lowered = text.lower()
+    minus = next((word for word in ("minus ", "negative ", "负") if lowered.startswith(word)), "")
+    bare = lowered[len(minus) :]
+    value = _english(bare) if text.isascii() else _chinese(bare)
+    return -value if minus and value is not None else value
 
 
 def _english(text: str) -> Fraction | None:
@@ -59,7 +58,9 @@ def _english(text: str) -> Fraction | None:
         return Fraction(whole)
     before, _, after = text.partition(" point ")
     if after:
-        return _spoken_decimal(before, after.split())
+        whole, digits = parse_number_words(before), [WORD_VALUES.get(digit, 10) for digit in after.split()]
+        is_decimal = whole is not None and max(digits) < 10
+        return Fraction(f"{whole}.{''.join(map(str, digits))}") if is_decimal else None
     before, _, part = text.rpartition(" and ")
     fraction = _spoken_fraction(part)
     if fraction is None or not before:
@@ -68,31 +69,17 @@ def _english(text: str) -> Fraction | None:
     return None if whole is None or fraction >= 1 else whole + fraction
 
 
-def _spoken_decimal(whole: str, digits: list[str]) -> Fraction | None:
-    value = parse_number_words(whole)
-    places = [WORD_VALUES.get(digit, 10) for digit in digits]
-    if value is None or max(places) > 9:
-        return None
-    return Fraction(f"{value}.{''.join(map(str, places))}")
-
-
 def _spoken_fraction(text: str) -> Fraction | None:
     """`three quarters`, `one-half`, `a third`, `half`; `third` alone is a rank."""
     *count, part = text.replace("-", " ").split(" ")
-    if part not in PART_WORDS:
+    if part not in PART_WORDS or (not count and part != "half"):
         return None
-    if not count:
-        return PART_WORDS[part] if part == "half" else None
-    number = 1 if count in (["a"], ["an"]) else parse_number_words(" ".join(count))
+    number = 1 if count in ([], ["a"], ["an"]) else parse_number_words(" ".join(count))
     return None if number is None else number * PART_WORDS[part]
 
 
 def _chinese(text: str) -> Fraction | None:
-    if text.startswith("负"):
-        value = _chinese(text[1:])
-        return None if value is None else -value
-    in_digits = Number.DIGIT_FRACTION.fullmatch(text)
-    if in_digits is not None:
+    if in_digits := Number.DIGIT_FRACTION.fullmatch(text):
         return Fraction(int(in_digits[2]), int(in_digits[1])) if int(in_digits[1]) else None
     if text in ("半", "一半"):
         return Fraction(1, 2)
@@ -106,11 +93,11 @@ def _chinese(text: str) -> Fraction | None:
 
 
 def _chinese_decimal(text: str) -> Fraction | None:
-    before, _, after = text.partition("点")
+    before, point, after = text.partition("点")
     whole = _chinese_integer(before)
-    if whole is None or not after:
-        return None if whole is None or "点" in text else Fraction(whole)
-    return Fraction(f"{whole}.{_in_digits(after)}") if set(after) <= set(_DIGIT_VALUES) else None
+    if whole is None or not point:
+        return None if whole is None else Fraction(whole)
+    return Fraction(f"{whole}.{_in_digits(after)}") if after and set(after) <= set(_DIGIT_VALUES) else None
 
 
 def _chinese_integer(text: str) -> int | None:
@@ -155,16 +142,15 @@ MAX_DIGITS = 400
 MAX_CACHED = 4096
 
 
-@dataclass(frozen=True, kw_only=True)
-class Quantity:
+class Quantity(NamedTuple):
     """A number with what was written next to it."""
 
     value: Fraction
-    places: int
-    """Decimal places as written; 0 for integers, fractions and powers of ten, which are exact."""
-    percent: bool
-    unit: str
+    unit: str = ""
     """The canonical unit, or "" if none is written."""
+    percent: bool = False
+    places: int = 0
+    """Decimal places as written; 0 for integers, fractions and powers of ten, which are exact."""
 
 
 # Both sides of a comparison are asked several times what they are, and the samples of a prompt share their gold.
@@ -188,41 +174,42 @@ def parse_quantity(text: str) -> Quantity | None:
     scaled = match["e"] or match["power"] or match["digit"] or scale
     places = 0 if scaled else len(match["places"] or match["bare_places"] or "")
     signed = -value if match["sign"] == "-" else value
-    return Quantity(value=signed, places=places, percent=match["percent"] is not None, unit=unit)
+    return Quantity(signed, unit, match["percent"] is not None, places)
 
 
 def _with_mark(text: str) -> Quantity | None:
     r"""`6'`, `6''`, and degrees with minutes in degrees: `22^\circ30'` → 22.5."""
     if marked := Number.WITH_MARK.fullmatch(text):
-        unit = "'" if marked[2] == "'" else '"'
-        return Quantity(value=Fraction(marked[1]), places=0, percent=False, unit=unit)
+        return Quantity(Fraction(marked[1]), "'" if marked[2] == "'" else '"')
     angle = Number.DEGREES_AND_MINUTES.fullmatch(text)
     if angle is None:
         return None
     minutes, seconds = Fraction(angle[2]), Fraction(angle[3] or 0)
-    if minutes >= 60 or seconds >= 60:
-        return None
-    value = int(angle[1]) + minutes / 60 + seconds / 3600
-    return Quantity(value=value, places=0, percent=False, unit="degree")
+    is_angle = minutes < 60 and seconds < 60
+    return Quantity(int(angle[1]) + minutes / 60 + seconds / 3600, "degree") if is_angle else None
 
 
 def same_quantity(answer: Quantity, *, gold: Quantity) -> bool:
     """Return whether the answer is the gold number.
 
     A rounded gold (`rounded_places`) is met by any answer that rounds to it (3.14159 meets 3.14, 3.1 does not); every
-    other gold is exact (16.2 does not meet 16). A unit or a percent sign may be missing on one side; different units of
-    one measure are converted (1200 cm meets 12 m).
+    other gold is exact (16.2 does not meet 16). A unit or a percent sign may be missing on one side; below one, 0.5% can
+    only mean 0.005. Different units of one measure are converted (1200 cm meets 12 m).
     """
     measures = ["%" if quantity.percent else quantity.unit for quantity in (answer, gold)]
+    factor: Fraction | None = Fraction(1)
     if all(measures) and measures[0] != measures[1]:
         factor = conversion(measures[0], into=measures[1])
-        if factor is None:
-            return False
-        answer = replace(answer, value=answer.value * factor)
+    if factor is None:
+        return False
+    readings = [answer.value * factor]
+    if answer.percent != gold.percent:
+        written = gold.value if gold.percent else answer.value
+        meant = readings[0] * (100 if gold.percent else Fraction(1, 100))
+        readings = [meant, *readings] if abs(written) >= 1 else [meant]
     places = rounded_places(gold)
     return any(
-        value == gold.value or (places is not None and _rounded(value, places) == gold.value)
-        for value in _readings(answer, gold=gold)
+        value == gold.value or (places is not None and _rounded(value, places) == gold.value) for value in readings
     )
 
 
@@ -232,9 +219,8 @@ def rounded_places(gold: Quantity) -> int | None:
     It counts as rounded from two decimal places and two significant digits on: 3.14 and 0.33 do, 16.2 and 0.01 do not,
     as an answer may be half as large again as 0.01 and still round to it.
     """
-    if gold.places < ROUNDED_FROM_PLACES or abs(gold.value) * 10**gold.places < 10 ** (ROUNDED_FROM_PLACES - 1):
-        return None
-    return gold.places
+    is_exact = gold.places < ROUNDED_FROM_PLACES or abs(gold.value) * 10**gold.places < 10 ** (ROUNDED_FROM_PLACES - 1)
+    return None if is_exact else gold.places
 
 
 def _rounded(value: Fraction, places: int) -> Fraction:
@@ -243,74 +229,56 @@ def _rounded(value: Fraction, places: int) -> Fraction:
     return -nearest if value < 0 else nearest
 
 
-def _readings(answer: Quantity, *, gold: Quantity) -> list[Fraction]:
-    """The values that the answer may mean on the gold's scale; below one, 0.5% can only mean 0.005."""
-    if answer.percent == gold.percent:
-        return [answer.value]
-    factor = 100 if gold.percent else Fraction(1, 100)
-    written = gold.value if gold.percent else answer.value
-    return [answer.value * factor, answer.value] if abs(written) >= 1 else [answer.value * factor]
-
-
 def _in_words(text: str) -> Quantity | None:
-    """`five`, `three quarters of an hour` is none; `twelve cm`, `五个苹果`, `百分之二十`."""
-    if text.isascii():
-        return _in_english(text) if Number.NUMBER_START.match(text) else None
-    match = Number.IN_CHINESE.fullmatch(text)
-    if match is None:
-        return None
-    value = parse_words(match["number"])
-    unit = canonical_unit(match["unit"]) if match["unit"] else ""
-    if value is None or unit is None:
-        return None
-    percent = match["number"].startswith("百分之")
-    return Quantity(value=value * 100 if percent else value, places=0, percent=percent, unit=unit)
+    """`five`, `twelve cm`, `五个苹果`, `百分之二十`; `three quarters of an hour` is none.
 
-
-def _in_english(text: str) -> Quantity | None:
-    """The longest run of number words in front, and the unit after it."""
-    words = text.split(" ")
+    In English, it is the longest run of number words in front with the unit after it.
+    """
+    if not text.isascii():
+        match = Number.IN_CHINESE.fullmatch(text)
+        value = parse_words(match["number"]) if match else None
+        if match is None or value is None:
+            return None
+        percent, unit = match["number"].startswith("百分之"), match["unit"]
+        return _with_unit(value * 100 if percent else value, unit, percent)
+    words = text.split(" ") if Number.NUMBER_START.match(text) else []
     for end in range(len(words), 0, -1):
         value = parse_words(" ".join(words[:end])) if words[end - 1] != "and" else None
         if value is not None:
             rest = " ".join(words[end:])
             percent = rest in ("%", "percent", "per cent")
-            unit = canonical_unit(rest) if rest and not percent else ""
-            return None if unit is None else Quantity(value=value, places=0, percent=percent, unit=unit)
+            return _with_unit(value, "" if percent else rest, percent)
     return None
+
+
+def _with_unit(value: Fraction, written: str, percent: bool) -> Quantity | None:
+    unit = canonical_unit(written) if written else ""
+    return None if unit is None else Quantity(value, unit, percent)
 
 
 def _compound(text: str) -> Quantity | None:
     """Several units of one measure, the larger one first, in the last of them: `1 hour 30 minutes` → 90 minutes."""
     feet = Number.FEET_AND_INCHES.fullmatch(text)
     parts = [f"{feet[1]} ft", f"{feet[2]} in"] if feet is not None else Number.JOINED.split(text)
-    if not 2 <= len(parts) <= 4:
+    measured = [part for part in map(_measured, parts) if part is not None] if 2 <= len(parts) <= 4 else []
+    if not measured or len(measured) < len(parts):
         return None
-    read = [_measured(part.strip()) for part in parts]
-    measured = [part for part in read if part is not None]
-    if len(measured) < len(parts):
-        return None
-    last = measured[-1][1]
-    if last in ("fen", "m") and measured[0][1] == "h":
-        last = "min"
-        measured[-1] = (measured[-1][0], last)
-    total, larger = Fraction(0), None
+    if measured[-1][1] in ("fen", "m") and measured[0][1] == "h":
+        measured[-1] = (measured[-1][0], "min")
+    last, total, larger = measured[-1][1], Fraction(0), None
     for value, unit in measured:
         size = conversion(unit, into=last)
         if size is None or (larger is not None and (size >= larger or value * size >= larger)):
             return None
         total, larger = total + value * size, size
-    return Quantity(value=total, places=0, percent=False, unit=last)
+    return Quantity(total, last)
 
 
 def _measured(part: str) -> tuple[Fraction, str] | None:
     """The value and the unit of one part of a compound quantity, in which one letter may follow the number: `1h30m`."""
-    match = Number.QUANTITY.fullmatch(part)
-    if (
-        match is None
-        or match["unit"] is None
-        or any(match[name] for name in ("scale", "chinese_scale", "percent", "sign"))
-    ):
+    match = Number.QUANTITY.fullmatch(part.strip())
+    names = ("scale", "chinese_scale", "percent", "sign")
+    if match is None or match["unit"] is None or any(match[name] for name in names):
         return None
     value, unit = _magnitude(match), canonical_unit(match["unit"])
     return (value, unit) if value is not None and unit else None

@@ -1,65 +1,25 @@
-"""The canonical form of an answer, what kind of value it is by that form, and its parts: intervals, matrices and lists."""
+"""The canonical form of an answer, and its parts: intervals, matrices and vectors."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from remote_rm.answers.lexer import Match
 from remote_rm.answers.lexer.latex import Latex
-from remote_rm.answers.lexer.values import CURRENCIES
-from remote_rm.answers.notation import Kind, read_notation
-from remote_rm.answers.quantity import parse_quantity
-from remote_rm.answers.units import split_unit
 
-_FRACTIONS = {
-    sign: tuple(parts)
-    for sign, parts in zip("½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞", "12 13 23 14 34 15 25 35 45 16 56 18 38 58 78".split(), strict=True)
-}
+_COMMANDS = (
+    "× times ÷ div · cdot π pi ∞ infty ≤ le ≥ ge ≠ ne ± pm ∪ cup ⌊ lfloor ⌋ rfloor ⌈ lceil ⌉ rceil ∅ emptyset √ sqrt "
+    "θ theta α alpha β beta ∈ in ≈ approx ∠ angle △ triangle"
+).split()
+_FRACTIONS = zip("½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞", "12 13 23 14 34 15 25 35 45 16 56 18 38 58 78".split(), strict=True)
 _UNICODE_TO_LATEX = str.maketrans(
-    {
-        "−": "-",
-        "–": "-",
-        "×": r"\times ",
-        "÷": r"\div ",
-        "·": r"\cdot ",
-        "π": r"\pi ",
-        "∞": r"\infty ",
-        "≤": r"\le ",
-        "≥": r"\ge ",
-        "≠": r"\ne ",
-        "±": r"\pm ",
-        "∪": r"\cup ",
-        "°": r"^\circ ",
-        "º": r"^\circ ",
-        "˚": r"^\circ ",
-        "∶": ":",
-        "′": "'",
-        "″": '"',
-        "⌊": r"\lfloor ",
-        "⌋": r"\rfloor ",
-        "⌈": r"\lceil ",
-        "⌉": r"\rceil ",
-        "∅": r"\emptyset ",
-        "√": r"\sqrt ",
-        **{sign: rf"\frac{{{top}}}{{{bottom}}}" for sign, (top, bottom) in _FRACTIONS.items()},
-        "θ": r"\theta ",
-        "α": r"\alpha ",
-        "β": r"\beta ",
-        "∈": r"\in ",
-        "≈": r"\approx ",
-        "∠": r"\angle ",
-        "△": r"\triangle ",
-        "“": '"',
-        "”": '"',
-        "’": "'",
-        "、": ",",
-        "或": " or ",
-        "和": " and ",
-        "\u3000": " ",
-        # The full-width forms of Chinese and Japanese keyboards.
-        **{chr(0xFEE0 + code): chr(code) for code in range(0x21, 0x7F)},
-    }
+    dict(zip("−–∶′″“”’、\u3000", '--:\'"""\', ', strict=True))
+    | {sign: rf"\{command} " for sign, command in zip(_COMMANDS[::2], _COMMANDS[1::2], strict=True)}
+    | {sign: rf"\frac{{{parts[0]}}}{{{parts[1]}}}" for sign, parts in _FRACTIONS}
+    | {"°": r"^\circ ", "º": r"^\circ ", "˚": r"^\circ ", "或": " or ", "和": " and "}
+    # The full-width forms of Chinese and Japanese keyboards.
+    | {chr(0xFEE0 + code): chr(code) for code in range(0x21, 0x7F)}
 )
 _RAISED_DIGITS = str.maketrans("⁻⁺⁰¹²³⁴⁵⁶⁷⁸⁹", "-+0123456789")
 _LOWERED_DIGITS = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
@@ -186,10 +146,15 @@ def _depths(text: str) -> list[int]:
 
 
 def _strip_wrapping(text: str) -> str:
-    """Without Markdown emphasis, quotes, closing full stops, and brackets or braces around a single value."""
+    """Without Markdown emphasis, quotes, closing full stops, and brackets or braces around a single value.
+
+    Quotes after a number are feet, inches or derivatives: `5'10"`, `y'`.
+    """
     while True:
         shorter = Latex.AROUND_VALUE.sub(lambda match: match[0][0] if match[0][0] == "-" else "", text.strip(" *`"))
-        shorter = _without_quotes(shorter).rstrip(".,;?:。")
+        if len(shorter) > 1 and shorter[0] in "\"'" and shorter[-1] == shorter[0]:
+            shorter = shorter[1:-1].strip()
+        shorter = shorter.rstrip(".,;?:。")
         pair = enclosing_delimiters(shorter)
         if pair in (("(", ")"), ("{", "}")) and len(split_top_level(shorter[1:-1])) == 1:
             shorter = shorter[1:-1]
@@ -198,19 +163,14 @@ def _strip_wrapping(text: str) -> str:
         text = shorter
 
 
-def _without_quotes(text: str) -> str:
-    """Without quotes around the text; those after a number are feet, inches or derivatives: `5'10"`, `y'`."""
-    is_quoted = len(text) > 1 and text[0] in "\"'" and text[-1] == text[0]
-    return text[1:-1].strip() if is_quoted else text
-
-
-_INFINITE = ("-\\infty", "\\infty")
+_MIRRORED = {"<": ">", ">": "<", r"\le": r"\ge", r"\ge": r"\le"}
+_INFINITE = (r"-\infty", r"\infty")
+_OPEN = ("(", ")")
 
 Rows = tuple[tuple[str, ...], ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Span:
+class Span(NamedTuple):
     """One interval; its end points are normalised texts."""
 
     left: str
@@ -219,8 +179,7 @@ class Span:
     """`("[", ")")` if the left end belongs to it and the right end does not."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Region:
+class Region(NamedTuple):
     """A union of intervals, and the variable that an inequality or a membership is about ("" for plain intervals)."""
 
     spans: tuple[Span, ...]
@@ -229,29 +188,28 @@ class Region:
 
 def parse_region(text: str) -> Region | None:
     """Return the region that a normalised text states, or None if it states none."""
-    hole = Latex.HOLE.fullmatch(text)
-    if hole is not None:
-        ends = (_end(hole[2]), "\\infty")
-        left = Span(left="-\\infty", right=ends[0], brackets=("(", ")"))
-        return Region(spans=(left, Span(left=ends[0], right=ends[1], brackets=("(", ")"))), variable=hole[1])
-    body, variable = without_membership(_without_set_builder(text))
-    pieces = [piece.strip() for piece in Latex.UNION.split(body)]
-    spans, variables = [], {variable} - {""}
-    for piece in pieces:
-        membership = without_membership(piece)
-        named = _inequality(membership[0]) or (_interval(membership[0]), membership[1])
-        if named[0] is None:
+    if hole := Latex.HOLE.fullmatch(text):
+        end = _end(hole[2])
+        return Region((Span(_INFINITE[0], end, _OPEN), Span(end, _INFINITE[1], _OPEN)), hole[1])
+    builder = Latex.SET_BUILDER.fullmatch(text)
+    body, variable = without_membership(builder["condition"].strip() if builder else text)
+    spans, variables = [], {variable}
+    for piece in Latex.UNION.split(body):
+        inside, member = without_membership(piece.strip())
+        span, name = _inequality(inside) or (_interval(inside), member)
+        if span is None:
             return None
-        spans.append(named[0])
-        variables |= {named[1]} - {""}
-    return Region(spans=tuple(spans), variable=variables.pop() if variables else "") if len(variables) < 2 else None
+        spans.append(span)
+        variables.add(name)
+    variables.discard("")
+    return Region(tuple(spans), variables.pop() if variables else "") if len(variables) < 2 else None
 
 
 def is_plain_pair(region: Region) -> bool:
     """Return whether the region may as well be a point or a list of two, such as `(1, 2)` and `[1, 2]`."""
     only = region.spans[0]
     is_finite = not {only.left, only.right} & set(_INFINITE)
-    return len(region.spans) == 1 and not region.variable and is_finite and only.brackets in (("(", ")"), ("[", "]"))
+    return len(region.spans) == 1 and not region.variable and is_finite and only.brackets in (_OPEN, ("[", "]"))
 
 
 def without_membership(text: str) -> tuple[str, str]:
@@ -260,53 +218,43 @@ def without_membership(text: str) -> tuple[str, str]:
     return (text[match.end() :].strip(), match[1]) if match else (text, "")
 
 
-def _without_set_builder(text: str) -> str:
-    match = Latex.SET_BUILDER.fullmatch(text)
-    return match["condition"].strip() if match else text
-
-
 def _interval(text: str) -> Span | None:
     if text == r"\mathbb{R}":
-        return Span(left="-\\infty", right="\\infty", brackets=("(", ")"))
+        return Span(*_INFINITE, _OPEN)
     pair = enclosing_delimiters(text)
     if pair is None or pair[0] not in "([" or pair[1] not in ")]":
         return None
     ends = split_top_level(text[1:-1])
-    return Span(left=_end(ends[0]), right=_end(ends[1]), brackets=pair) if len(ends) == 2 and all(ends) else None
+    return Span(_end(ends[0]), _end(ends[1]), pair) if len(ends) == 2 and all(ends) else None
 
 
 def _inequality(text: str) -> tuple[Span, str] | None:
     parts = Latex.RELATION_SIGN.split(text)
     if any(set(part) & set("=,;:") or Latex.WORDS.search(part) for part in parts[::2]):
         return None
+    # `a <` is a region whose end no number meets.
+    if not parts[0] or (not parts[-1] and len(parts) != 3):
+        return None
     if len(parts) == 3:
         left, sign, right = parts
-        if Latex.VARIABLE.fullmatch(left) and not Latex.VARIABLE.fullmatch(right):
-            return _ray(sign, right), left
-        return (_ray(_MIRRORED[sign], left), right) if Latex.VARIABLE.fullmatch(right) and left else None
-    if len(parts) != 5 or not Latex.VARIABLE.fullmatch(parts[2]) or not parts[0] or not parts[4]:
+        if not Latex.VARIABLE.fullmatch(left) or Latex.VARIABLE.fullmatch(right):
+            left, sign, right = right, _MIRRORED[sign], left
+        is_below = sign in ("<", r"\le")
+        parts = [_INFINITE[0], "<", left, sign, right] if is_below else [_INFINITE[1], ">", left, sign, right]
+    if len(parts) != 5 or not Latex.VARIABLE.fullmatch(parts[2]):
         return None
     low, first, variable, second, high = parts
-    if {first, second} <= {">", "\\ge"}:
+    if {first, second} <= {">", r"\ge"}:
         low, first, second, high = high, _MIRRORED[second], _MIRRORED[first], low
-    if not {first, second} <= {"<", "\\le"}:
+    if not {first, second} <= {"<", r"\le"}:
         return None
-    brackets = ("[" if first == "\\le" else "(", "]" if second == "\\le" else ")")
-    return Span(left=_end(low), right=_end(high), brackets=brackets), variable
-
-
-_MIRRORED = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le"}
-
-
-def _ray(sign: str, bound: str) -> Span:
-    if sign in ("<", "\\le"):
-        return Span(left="-\\infty", right=_end(bound), brackets=("(", "]" if sign == "\\le" else ")"))
-    return Span(left=_end(bound), right="\\infty", brackets=("[" if sign == "\\ge" else "(", ")"))
+    brackets = ("[" if first == r"\le" else "(", "]" if second == r"\le" else ")")
+    return Span(_end(low), _end(high), brackets), variable
 
 
 def _end(written: str) -> str:
     end = written.strip()
-    return "\\infty" if end == "+\\infty" else end
+    return _INFINITE[1] if end == r"+\infty" else end
 
 
 def parse_matrix(text: str) -> Rows | None:
@@ -319,12 +267,6 @@ def parse_matrix(text: str) -> Rows | None:
     rows = [row.strip() for row in match["body"].split("\\\\")]
     cells = tuple(tuple(cell.strip() for cell in row.split("&")) for row in rows if row)
     return cells if cells and len({len(row) for row in cells}) == 1 else None
-
-
-def as_vector(text: str, *, length: int) -> tuple[str, ...] | None:
-    """Return the components of a bracketed list of that length, or None."""
-    items = _items(text)
-    return items if items is not None and len(items) == length else None
 
 
 def as_components(text: str) -> str | None:
@@ -341,103 +283,16 @@ def as_components(text: str) -> str | None:
 
 
 def _nested_lists(text: str) -> Rows | None:
-    outer = _items(text)
-    rows = [_items(item) for item in outer or () if item[:1] in ("[", "(")]
-    if not outer or len(outer) != len(rows) or len(rows) < 2 or not text.startswith("["):
-        return None
+    outer = bracketed(text) if text.startswith("[") else None
+    rows = [bracketed(item) for item in outer or ()]
     cells = tuple(row for row in rows if row is not None)
-    return cells if len(cells) == len(rows) and len({len(row) for row in cells}) == 1 else None
+    return cells if 1 < len(cells) == len(rows) and len({len(row) for row in cells}) == 1 else None
 
 
-def _items(text: str) -> tuple[str, ...] | None:
+def bracketed(text: str) -> tuple[str, ...] | None:
+    """Return the items between round or square brackets, or None."""
     pair = enclosing_delimiters(text)
     return tuple(split_top_level(text[1:-1])) if pair in (("(", ")"), ("[", "]")) else None
-
-
-_SETS = (r"\{", "{")
-
-
-@lru_cache(maxsize=4096)
-def kind_of(text: str) -> Kind:
-    """Return the kind of value that a normalised text is."""
-    number = parse_quantity(text)
-    if number is not None and not number.unit and not number.percent:
-        return Kind.NUMBER
-    written = read_notation(text)
-    if written is not None:
-        return written.kind
-    if number is not None:
-        return Kind.MONEY if number.unit in CURRENCIES else Kind.QUANTITY
-    if parse_matrix(text) is not None:
-        return Kind.MATRIX
-    region = parse_region(text)
-    if region is not None and not is_plain_pair(region):
-        return Kind.INTERVAL
-    text = without_membership(text)[0]
-    if gold_sequence(text) is not None:
-        pair = enclosing_delimiters(text)
-        return Kind.LIST if pair is None else Kind.SET if pair[0] in _SETS else Kind.TUPLE
-    return _kind_of_one(text)
-
-
-def _kind_of_one(text: str) -> Kind:
-    unit = split_unit(text)[1]
-    if unit:
-        return Kind.MONEY if unit in CURRENCIES else Kind.QUANTITY
-    if is_text(text):
-        return Kind.WORD
-    if has_relation(text):
-        return Kind.EQUATION
-    mixed = Latex.MIXED_NUMBER.fullmatch(text)
-    is_worked_out = mixed is not None and int(mixed[1] or mixed[3]) < int(mixed[2] or mixed[4])
-    return Kind.COMPUTATION if Latex.COMPUTATION.fullmatch(text) and not is_worked_out else Kind.EXPRESSION
-
-
-def is_text(text: str) -> bool:
-    """Return whether the text is words; sympy would read `north` as a product, equal to `thorn`."""
-    if Latex.WORDS_ONLY.fullmatch(text) and not Latex.FUNCTION_NAME.fullmatch(text):
-        return True
-    if Latex.GEOMETRIC_NAME.search(text) and "=" not in text:
-        return True
-    return Latex.LONG_WORD.search(without_environments(text)) is not None and parse_quantity(text) is None
-
-
-def has_relation(text: str) -> bool:
-    """Return whether the text is an equation, an inequality or a membership."""
-    return Latex.RELATION.search(text) is not None
-
-
-def elements(inside: str, *, length: int | None = None) -> list[str]:
-    """Return the elements of a list without its brackets: between commas, semicolons, `and` and `or`, else between spaces.
-
-    Spaces separate numbers, or whatever is `length` pieces: `9 100` is a number with its thousands apart.
-    """
-    items, spaced = split_top_level(Latex.LIST_WORDS.sub(", ", inside)), inside.split()
-    if len(items) != 1 or len(spaced) < 2:
-        return items
-    if length is None:
-        return spaced if all(Latex.PLAIN_NUMBER.fullmatch(item) for item in spaced) else items
-    return spaced if len(spaced) == length and r"\pm" not in inside and parse_quantity(inside) is None else items
-
-
-def gold_sequence(gold: str) -> list[str] | None:
-    """Return the elements of a gold sequence, or None for a single value: `1,234` is a number, `1, 234` two."""
-    gold = Latex.TUPLE_ASSIGNMENT.sub("", gold)
-    pair = enclosing_delimiters(gold)
-    if pair is None and (parse_quantity(gold) is not None or read_notation(gold) is not None):
-        return None
-    items = elements(inside_of(gold, pair))
-    if all(items) and (len(items) > 1 or pair is None):
-        items = [signed for item in items for signed in both_signs(item)]
-    is_sequence = len(items) > 1 or (pair is not None and pair[0] in ("[", r"\{"))
-    return items if is_sequence and all(items) else None
-
-
-def both_signs(item: str) -> list[str]:
-    r"""The two values of an item with one `\pm`: `1\pm i` → `1+i`, `1-i`."""
-    if item.count(r"\pm") != 1 or is_text(item):
-        return [item]
-    return [Latex.PLUS_MINUS.sub(sign, item) for sign in ("+", "-")]
 
 
 def inside_of(text: str, pair: tuple[str, str] | None) -> str:

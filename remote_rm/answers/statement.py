@@ -7,8 +7,9 @@ answer is not looked at, naming several values pays for none of them. `RULES` is
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import NamedTuple
 
 from remote_rm.answers.lexer import (
     NO_NUMBERS,
@@ -34,8 +35,7 @@ MAX_CHARS = 600
 MAX_PLAIN_CHARS = 100
 
 
-@dataclass(frozen=True, kw_only=True)
-class Statement:
+class Statement(NamedTuple):
     """What a text commits itself to."""
 
     value: str = ""
@@ -57,7 +57,7 @@ def read(text: str) -> Statement:
         return NOTHING
     parts = Clause(clause)
     stated = next(statement for rule in RULES if (statement := rule(parts)) is not None)
-    return replace(stated, value=measured(stated.value, clause))
+    return stated._replace(value=measured(stated.value, clause))
 
 
 def clause_of(text: str) -> str | None:
@@ -73,7 +73,7 @@ def clause_of(text: str) -> str | None:
         if current is not None and (Token.ALTERNATIVE.match(sentence) or Token.TAKEN_BACK.match(sentence)):
             return None
         introduced = _introduced(sentence)
-        if _offers_two(sentence) or _denies_introduction(sentence):
+        if _takes_back_introduction(sentence):
             return None
         if introduced is None:
             is_polar = is_polar or (current is None and Token.POLAR.fullmatch(sentence + " -") is not None)
@@ -161,23 +161,17 @@ def _sentences(text: str) -> list[str]:
 def _are_bare(sentences: Sequence[str]) -> bool:
     """Whether several answers of a few words are one below the other, without a verb."""
     bare = {normalize(sentence).casefold() for sentence in sentences}
-    return (
-        len(bare) > 1
-        and "answer" not in "".join(bare)
-        and all(len(text.split()) <= 3 and not Token.VERB.search(text) for text in bare)
-    )
+    is_short = all(len(text.split()) <= 3 and not Token.VERB.search(text) for text in bare)
+    return len(bare) > 1 and is_short and "answer" not in "".join(bare)
 
 
-def _offers_two(sentence: str) -> bool:
-    """`The answer is A or the answer is B`."""
+def _takes_back_introduction(sentence: str) -> bool:
+    """`The answer is A or the answer is B`, `I doubt that the answer is 5`; not `It is not 6, so the answer is 5`."""
     found = introductions(sentence)
     between = sentence[found[0].end() : found[-1].start()] if len(found) > 1 else ""
-    return Token.OR.search(between) is not None or Token.FURTHER.search(between) is not None
-
-
-def _denies_introduction(sentence: str) -> bool:
-    """`I doubt that the answer is 5`; a part of its own denies something else: `It is not 6, so the answer is 5`."""
-    parts = [Token.PAUSE.split(sentence[: found.start()])[-1] for found in introductions(sentence)]
+    if Token.OR.search(between) or Token.FURTHER.search(between):
+        return True
+    parts = [Token.PAUSE.split(sentence[: match.start()])[-1] for match in found]
     return any(Token.DENIED.search(part) or Token.LEFT_OPEN.search(part) for part in parts)
 
 
@@ -209,19 +203,16 @@ class Clause:
         said = clause[last.end() :] if last is not None and clause[last.end() :].strip() else clause
         said = Token.ASIDE.sub(" ", said)
         comment = Token.COMMENT.search(said, 1) if said else None
-        return without_remark(Token.CONTRAST.sub("", said[: comment.start()] if comment else said))
-
-    @cached_property
-    def counted_out(self) -> str:
-        """The conclusion without the number of things that a Chinese list names."""
-        return Token.KINDS_AFTER.sub("", self.conclusion) if "、" in self.conclusion else self.conclusion
+        said = without_remark(Token.CONTRAST.sub("", said[: comment.start()] if comment else said))
+        # A list in Chinese may end in the number of things that it names.
+        return Token.KINDS_AFTER.sub("", said) if "、" in said else said
 
     @cached_property
     def said(self) -> str:
         """The same without the time or place that it begins with."""
-        adverbial = Token.ADVERBIAL.match(self.counted_out)
-        rest = self.counted_out[adverbial.end() :] if adverbial else ""
-        return rest if is_prose(rest) else self.counted_out
+        adverbial = Token.ADVERBIAL.match(self.conclusion)
+        rest = self.conclusion[adverbial.end() :] if adverbial else ""
+        return rest if is_prose(rest) else self.conclusion
 
     @cached_property
     def complement(self) -> str | None:
@@ -233,9 +224,18 @@ class Clause:
         """The value of the complement."""
         return _value_of(self.complement or "")
 
-    def stating(self, value: str, *phrases: str) -> Statement:
-        """Return a statement of a value, with the formulas of the clause if they are said."""
-        return Statement(value=value, phrases=phrases, listed=_listed(self.said, self.complement or ""))
+    @cached_property
+    def listed(self) -> tuple[str, ...]:
+        """The formulas of the clause, if they are what is said: in `$2$ and $3$ are red and blue` they are not."""
+        said, complement = self.said, self.complement or ""
+        signs = (Token.FORMULA.search(complement), Token.VERDICT.match(complement), Token.SOLUTIONS.search(complement))
+        if not any(signs) or Token.NUMBER.search(Token.FORMULA.sub(" ", said)):
+            return ()
+        return tuple(map(span_content, Token.FORMULA.finditer(said)))
+
+    def stating(self, value: str) -> Statement | None:
+        """Return a statement of a value and of the clause in words, None for no value."""
+        return Statement(value, (self.whole, self.said)) if value else None
 
 
 # The rules, in the order of RULES: a statement, or None for the next rule
@@ -254,22 +254,22 @@ def _yes_or_no(clause: Clause) -> Statement | None:
         return Statement(phrases=(concluded[1],)) if concluded else None
     is_yes = POLAR.get(polar[1].casefold().rstrip("的误"), polar[1] == "正确")
     rest = clause.text[polar.end() :]
-    is_taken_back = (Token.NO if is_yes else Token.YES).search(rest) or Token.OR_NOT.search(rest)
+    is_taken_back = any(sign.search(rest) for sign in (Token.NO if is_yes else Token.YES, Token.OR_NOT, Token.DOUBTED))
     return NOTHING if is_taken_back else Statement(phrases=(polar[1],))
 
 
 def _denied_or_open(clause: Clause) -> Statement | None:
     """`It is not 5`, `maybe 5`."""
-    is_open = any(map(Token.LEFT_OPEN.search, (clause.counted_out, clause.said)))
-    return Statement(phrases=(clause.whole,)) if is_open or Token.DENIED.search(clause.said) else None
+    is_open = any(map(Token.LEFT_OPEN.search, (clause.conclusion, clause.said)))
+    is_denied = Token.DENIED.search(clause.said) or Token.DOUBTED.search(clause.whole)
+    return Statement(phrases=(clause.whole,)) if is_open or is_denied else None
 
 
 def _typed_value(clause: Clause) -> Statement | None:
     """A date, an hour, a range or a telephone number after a preposition or a verb: `on December 25, 1997`."""
     said = clause.said
     after_verbs = (said[verb.end() :].strip() for verb in Token.VERB.finditer(said))
-    value = next(filter(_is_typed, [*_ends(said), *after_verbs]), "")
-    return Statement(value=value, phrases=(clause.whole, said)) if value else None
+    return clause.stating(next(filter(_is_typed, [*_ends(said), *after_verbs]), ""))
 
 
 def _range_in_words(clause: Clause) -> Statement | None:
@@ -277,7 +277,7 @@ def _range_in_words(clause: Clause) -> Statement | None:
     spanned = Token.RANGE_IN_WORDS.search(clause.said)
     if spanned is None or len(Token.NUMBER.findall(clause.said)) != 2:
         return None
-    return Statement(value=f"{spanned[1]}-{spanned[2]}", phrases=(clause.whole, clause.said, spanned[0]))
+    return Statement(f"{spanned[1]}-{spanned[2]}", (clause.whole, clause.said, spanned[0]))
 
 
 def _number_list(clause: Clause) -> Statement | None:
@@ -288,7 +288,7 @@ def _number_list(clause: Clause) -> Statement | None:
         return None
     if len(Token.NUMBER.findall(plain)) != len(Token.NUMBER.findall(listed[0])):
         return None
-    return Statement(value=listed[0], phrases=(clause.whole, clause.said))
+    return clause.stating(listed[0])
 
 
 def _bare_value(clause: Clause) -> Statement | None:
@@ -302,7 +302,7 @@ def _bare_value(clause: Clause) -> Statement | None:
             value = in_figures[1]
         is_formula = not Token.FORMULA.search(value) or "=" in Token.FORMULA.sub("", value)
         value = _chained(value) or (value if is_formula else _sole_value(value) or value)
-    return Statement(value=value, phrases=(clause.said, value))
+    return Statement(value, (clause.said, value))
 
 
 def _beside_conditions(clause: Clause) -> Statement | None:
@@ -318,7 +318,7 @@ def _beside_conditions(clause: Clause) -> Statement | None:
     years = {found["year"] for found in conditions} - {None}
     if not value and len(years) == 1 and len(conditions) > 1 and not Token.NUMBER.search(rest):
         value = years.pop()
-    return Statement(value=value, phrases=(clause.whole, said)) if value else None
+    return clause.stating(value)
 
 
 def _contradiction(clause: Clause) -> Statement | None:
@@ -341,7 +341,7 @@ def _emphasized(clause: Clause) -> Statement | None:
     value = _sole_value(bold[1]) if bold and not is_prose(bold[1]) else ""
     if not value or Token.OR.search(text) or Token.BOUND.search(text.replace("*", "")):
         return None
-    return Statement(value=value, phrases=(clause.whole, clause.said))
+    return clause.stating(value)
 
 
 def _count(clause: Clause) -> Statement | None:
@@ -350,14 +350,14 @@ def _count(clause: Clause) -> Statement | None:
         return None
     value = _sole_value(clause.said)
     is_first = value and clause.said.lower().startswith(value.lower())
-    return Statement(value=value, phrases=(clause.whole,)) if is_first else None
+    return Statement(value, (clause.whole,)) if is_first else None
 
 
 def _number_or_formula(clause: Clause) -> Statement | None:
     """`The answer is 5 cm`."""
     if not Token.NUMBER.search(clause.value) and not Token.FORMULA.search(clause.value):
         return None
-    return clause.stating(clause.value, clause.said, clause.complement or "")
+    return Statement(clause.value, (clause.said, clause.complement or ""), clause.listed)
 
 
 def _in_words(clause: Clause) -> Statement:
@@ -366,7 +366,7 @@ def _in_words(clause: Clause) -> Statement:
     bold = Token.BOLD_AT_END.search(clause.text.strip()) if clause.text.count("**") == 2 else None
     emphasized = bold[1].strip() if bold and not Token.SENTENCE_WITHIN.search(complement) else ""
     phrases = [said, emphasized if emphasized in complement else "", *_endings(said, complement)]
-    return clause.stating(clause.value, *dict.fromkeys(filter(None, phrases)))
+    return Statement(clause.value, tuple(dict.fromkeys(filter(None, phrases))), clause.listed)
 
 
 RULES: tuple[Callable[[Clause], Statement | None], ...] = (
@@ -467,16 +467,6 @@ def _endings(said: str, complement: str) -> Iterable[str]:
     yield from (complement[match.end() :] for match in Token.PREPOSITION.finditer(complement))
     if match := Token.HAS_SUBJECT.match(said):
         yield match[1]
-
-
-def _listed(said: str, complement: str) -> tuple[str, ...]:
-    """The formulas of the sentence, if they are what is said: in `$2$ and $3$ are red and blue` they are not."""
-    is_said = any(
-        (Token.FORMULA.search(complement), Token.VERDICT.match(complement), Token.SOLUTIONS.search(complement))
-    )
-    if not is_said or Token.NUMBER.search(Token.FORMULA.sub(" ", said)):
-        return ()
-    return tuple(span_content(match) for match in Token.FORMULA.finditer(said))
 
 
 # Values

@@ -17,10 +17,9 @@ _COMPOSED = {"mph": "mi/h", "fps": "ft/s", "kph": "km/h"}
 @lru_cache(maxsize=2048)
 def canonical_unit(written: str) -> str | None:
     """Return the canonical spelling of a unit or a counted thing, or None for what is neither."""
-    temperature = Unit.TEMPERATURE_ALONE.fullmatch(written)
-    if temperature is not None:
+    if temperature := Unit.TEMPERATURE_ALONE.fullmatch(written):
         return "celsius" if temperature["scale"][0] in "Cc" else "fahrenheit"
-    if Unit.PHRASE.fullmatch(written):
+    if is_unit(written):
         compact = written.replace(" per ", "/").replace("per ", "/").replace("每", "/")
         return _COMPOSED.get(compact) or "/".join(map(_canonical_factor, Unit.PER.split(compact)))
     measured = Unit.MEASURED.fullmatch(written)
@@ -126,49 +125,32 @@ def _canonical_factor(factor: str) -> str:
 
 
 _NUMBER_CHANGING = frozenset(
-    (
-        "squared cubed factorial factorials doubled tripled quadrupled halved divided multiplied raised times plus minus "
-        "less fewer more over under above below zero negative positive inverse inverted reciprocal root power powers "
-        "exponent percent percents percentage tens hundreds thousands millions billions trillions dozens doubles triples "
-        "halves fold folds and or nor if unless when is are was were be equals not never no none but maybe perhaps either "
-        "neither than then except excluding without wrong incorrect false mod modulo base remainder even odd sqrt sin cos tan "
-        "log off short too ish almost nearly barely hardly"
-    ).split()
+    """squared cubed factorial factorials doubled tripled quadrupled halved divided multiplied raised times plus minus
+    less fewer more over under above below zero negative positive inverse inverted reciprocal root power powers
+    exponent percent percents percentage tens hundreds thousands millions billions trillions dozens doubles triples
+    halves fold folds and or nor if unless when is are was were be equals not never no none but maybe perhaps either
+    neither than then except excluding without wrong incorrect false mod modulo base remainder even odd sqrt sin cos
+    tan log off short too ish almost nearly barely hardly""".split()
 )
-
-
 _NO_PLURALS = frozenset(
-    (
-        "is was has does its this yes as us thus plus minus less unless always perhaps besides across versus sometimes "
-        "towards upwards downwards backwards forwards afterwards equals makes gives means seems differs fails lacks loses "
-        "needs exceeds misses lies his hers ours theirs doubts guess guesses stands becomes remains adds subtracts"
-    ).split()
+    """is was has does its this yes as us thus plus minus less unless always perhaps besides across versus sometimes
+    towards upwards downwards backwards forwards afterwards equals makes gives means seems differs fails lacks loses
+    needs exceeds misses lies his hers ours theirs doubts guess guesses stands becomes remains adds subtracts""".split()
 )
-
-
 _PLURALS = frozenset(
-    (
-        "people men women children mice geese teeth feet fish sheep deer dice oxen cattle police aircraft spacecraft "
-        "offspring fruit staff persons personnel data media criteria vertices indices axes radii foci formulae bacteria "
-        "them cents kids"
-    ).split()
+    """people men women children mice geese teeth feet fish sheep deer dice oxen cattle police aircraft spacecraft
+    offspring fruit staff persons personnel data media criteria vertices indices axes radii foci formulae bacteria
+    them cents kids""".split()
 )
-
-
 _MEASURES = frozenset(
-    (
-        "teaspoon tablespoon cup pint gallon quart barrel litre item piece unit point person page student mark slice pizza "
-        "cake pie bottle box bag apple orange egg book pen pencil dog cat boy girl man woman child way solution triangle "
-        "square circle side edge vertex face cube dot star line car bus day team game goal vote step turn lap mile time "
-        "intersection root pair set group row column table chair room house tree flower ball card coin ticket family"
-    ).split()
+    """teaspoon tablespoon cup pint gallon quart barrel litre item piece unit point person page student mark slice
+    pizza cake pie bottle box bag apple orange egg book pen pencil dog cat boy girl man woman child way solution
+    triangle square circle side edge vertex face cube dot star line car bus day team game goal vote step turn lap
+    mile time intersection root pair set group row column table chair room house tree flower ball card coin ticket
+    family""".split()
 )
 """May be in the singular, as after one and after a fraction."""
-
-
 _JOINTS = frozenset("of in on per with from at for to inside within among".split())
-
-
 _REMARKS = frozenset(
     "total altogether each left remaining apart away long tall wide high deep old only overall now today".split()
 )
@@ -198,7 +180,7 @@ def counted_thing(text: str) -> str | None:
     if joint == 0 or joint > 4 or len(words) - joint > 5:
         return None
     head = _singular(words[joint - 1])
-    return None if head is None else " ".join([*words[: joint - 1], head, *words[joint:]])
+    return None if head is None else " ".join((*words[: joint - 1], head, *words[joint:]))
 
 
 def changes_number(words: str) -> bool:

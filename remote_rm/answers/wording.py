@@ -33,24 +33,15 @@ def word_in_english(text: str) -> str:
     if not text.isascii():
         text = Token.FOREIGN_DIGIT.sub(lambda digit: str(unicodedata.digit(digit[0])), text)
     word = text.strip(_AROUND)
-    if (
-        not word
-        or len(word) > MAX_WORD_CHARS
-        or ((word.casefold() == WHOLE_WORD or len(word) == 2) and text != text.lower())
-    ):
-        return text
-    if word.casefold() == WHOLE_WORD and "." in text:
-        return text
-    return WORDS.get(word.casefold(), text)
+    is_abbreviation = word.casefold() == WHOLE_WORD and "." in text
+    is_name = (word.casefold() == WHOLE_WORD or len(word) == 2) and text != text.lower()
+    return text if is_abbreviation or is_name or len(word) > MAX_WORD_CHARS else WORDS.get(word.casefold(), text)
 
 
 @lru_cache(maxsize=4096)
 def in_english(text: str) -> str:
     """Return the text with its last sentence about the answer in English; most texts as they are."""
-    word = word_in_english(text)
-    if word != text or not text:
-        text = word
-    text = Token.DECIMAL_COMMA_MEASURED.sub(r"\1.\2", text)
+    text = Token.DECIMAL_COMMA_MEASURED.sub(r"\1.\2", word_in_english(text))
     sentences = [sentence for sentence in Token.FOREIGN_SENTENCE_END.split(text[-MAX_CHARS:]) if sentence]
     is_about = [ANSWER.search(sentence) is not None for sentence in sentences]
     first = max((place for place, about in enumerate(is_about) if about), default=len(sentences) - 1)
@@ -59,25 +50,23 @@ def in_english(text: str) -> str:
         return f"not {last}"
     if MAYBE.search(last):
         return f"maybe {last}"
-    return _introduced(last, otherwise=text) if any(is_about) else text
+    return _introduced(last) or text if any(is_about) else text
 
 
-def _introduced(text: str, *, otherwise: str) -> str:
-    """The text from its last introduction of an answer on, in English."""
+def _introduced(text: str) -> str:
+    """The text from its last introduction of an answer on, in English; "" if it has none."""
     found = [
         (match.end(), -match.start(), place)
-        for place, (pattern, _) in enumerate(INTRODUCED)
+        for place, pattern in enumerate(INTRODUCED)
         for match in pattern.finditer(text)
     ]
     if not found:
-        return otherwise
+        return ""
     end, _, place = max(found)
-    language = LANGUAGES[place]
-    said = text[end:].strip()
-    said = bare_answer(said, language)
-    if language.has_decimal_comma:
+    said = bare_answer(text[end:].strip(), LANGUAGES[place])
+    if LANGUAGES[place].has_decimal_comma:
         said = Token.DECIMAL_COMMA.sub(r"\1.\2", said)
-    return f"The answer is {word_in_english(said.rstrip('।'))}" if said.strip(_AROUND) else otherwise
+    return f"The answer is {word_in_english(said.rstrip('।'))}" if said.strip(_AROUND) else ""
 
 
 MAX_SIGN_OFF_CHARS = 300
@@ -118,6 +107,7 @@ def is_copied(text: str) -> bool:
     """Return whether the text ends in the options of a question: `A. 5 B. 6 C. 7`, or a question with a list."""
     if Token.ASKED_LIST.search(text):
         return True
+    text = Token.INSTRUCTION.sub("", text)
     marks = list(Token.OPTION_MARKED.finditer(text))[-MIN_OPTIONS:]
     letters = "".join(mark[mark.lastgroup or 0] for mark in marks)
     if len(letters) < MIN_OPTIONS or letters not in ALPHABET:

@@ -44,8 +44,8 @@ class Token:
         r"|\b(?:corresponds to|matches)\s+(?=(?:option|choice)\s+\(?[A-J]\b)"
         r"|\b(?:it|this|that)(?:\s+is|['’]s)\s+(?=[\s*$]{0,4}(?:\\[a-z]+\{)?(?:option |choice )?(?-i:[(\[]?[A-J](?:[)\]]\s*[^\s(),;]{0,12}\W*|\s?\([^\s(),;]{1,12}\)\W*|\.\s\w{1,12}\W*|[\s.*$})]*)$))"
         r"|####|【答案】|\b(?:it|this) (?:should|must|has to) be\b"
-        r"|(?:答案|选项)[\s*]{0,4}(?:应该|应当|应|就)?(?:[是为选]\s*[:：=]?|[:：=])"
-        r"|(?:故选|应选|选择|(?<![可不别要])选)(?:项|答案)?\s*[:：]?(?=[\s(（\[【$\\*{]{0,6}(?:text|mathrm|boxed)?[{(\s]{0,3}[A-JＡ-Ｊ])"
+        r"|(?:答案|选项(?!\s*[:：]\s*\n))[\s*]{0,4}(?:应该|应当|应|就)?(?:[是为选]\s*[:：=]?|[:：=])"
+        r"|(?:故选|应选|选择|(?<![可不别要])选(?!项\s*[:：]\s*\n))(?:项|答案)?\s*[:：]?(?=[\s(（\[【$\\*{]{0,6}(?:text|mathrm|boxed)?[{(\s]{0,3}[A-JＡ-Ｊ])"
         r"|(?:^|[\n。])\s*答\s*[:：]",
         re.IGNORECASE,
     )
@@ -57,7 +57,7 @@ class Token:
     # Denies, or says that nothing is known.
     DENIED = re.compile(
         r"\b(?:not|never|cannot|neither|nor|except|unlike|wrong|incorrect|impossible|unsure|unclear|doubt\w*|unlikely|hardly|unknown"
-        r"|anything but|other than|bounded by|far from|ruled? out|exclude[sd]?|opposite|no longer|mistaken?|no way|nobody|no one|none of (?:them|these)|who says|out of the question|false that|differs? from|different from|nowhere near|unequal|apart from|(?:just )?(?:kidding|joking)|was joking|lied|is a lie|everything but|so I thought)\b"
+        r"|anything but|other than|bounded by|far from|ruled? out|exclude[sd]?|opposite|no longer|mistaken?|no way|nobody|no one|none of (?:them|these)|who says|out of the question|false that|differs? from|different from|nowhere near|unequal|apart from|(?:just )?(?:kidding|joking)|was joking|lied|is a lie|(?:everything|all) but|so I thought|contrary to|nothing like|reject(?:s|ed)?|by no means|in no case|no circumstances|untrue|false to|myth|(?:careless|hasty|naive) \w+ (?:would|might|may)|no reason|tempting)\b"
         r"|^\W*(?:instead of|rather than|as opposed to|in place of)\b|n['’]t\b|,\s*no\b\W*$|\\not(?![a-z])"
         r"|不是|并非|不可能|不能|不对|不正确|错误|排除|不等于|不应|不选|无法|不确定|未必|绝非|怎么会|没有(?=\s*[\dA-Za-z$\\])|不认为|不一定|不会|不要|别选|除了|以外|吗",
         re.IGNORECASE,
@@ -71,7 +71,7 @@ class Token:
     )
     # Leaves open whether that is the answer.
     LEFT_OPEN = re.compile(
-        r"\b(?:maybe|perhaps|candidates?|wonder|one of|possibly|might|could|guess\w*|whether|depends|unless|likely|alternatively|otherwise|or else|if so|if\b.*\belse|for this\b.*\bfor that|such as|for example|e\.g|something like|not sure|would have said|first thought|etc)\b|,\s*(?:\.{3}|…|\\[lc]?dots)|\.{3}\W*$|(?-i:\bmay\b)(?! \d)|可能|也许|或许|抑或|要么|还是",
+        r"\b(?:maybe|perhaps|candidates?|wonder|one of|possibly|might|could|guess\w*|whether|depends|unless|likely|alternatively|otherwise|or else|if so|if\b.*\belse|for this\b.*\bfor that|such as|for example|e\.g|something like|not sure|would have said|first thought|I (?:first )?thought|possibility|options include|etc)\b|,\s*(?:\.{3}|…|\\[lc]?dots)|\.{3}\W*$|(?-i:\bmay\b)(?! \d)|可能|也许|或许|抑或|要么|还是",
         re.IGNORECASE,
     )
     # Joins alternatives.
@@ -209,7 +209,15 @@ class Token:
     KINDS_AFTER = re.compile(r"(?<=[\u4e00-\u9fff])[一二两三四五六七八九十\d]+[种个者]$")
     # A sentence that denies the one before.
     TAKEN_BACK = re.compile(
-        r"(?:but )?(?:it|this|that)\s?(?:is|was|'s)?\s?(?:n['’]t|not)\W*$|(?:no|wrong|not)\W*$", re.IGNORECASE
+        r"(?:but )?(?:it|this|that)\s?(?:is|was|'s)?\s?(?:n['’]t|not)\W*$|(?:no|wrong|not)\W*$|(?:just )?(?:kidding|joking)\b"
+        r"|(?:wait|no|oh),? (?:no\W*$|(?:that|this|it)(?:['’]s| is| was) (?:not|wrong|incorrect))",
+        re.IGNORECASE,
+    )
+    # A comment that denies or doubts what it comments on: `5, but that is wrong`.
+    DOUBTED = re.compile(
+        r"\b(?:but|which|though|although|yet)\s+(?:(?:it|that|this|I)\b\s*)?(?:['’]m|['’]s|is|was|am|would be)?\s*(?:n['’]t|not|wrong|incorrect|false|mistaken|unsure)"
+        r"(?:\s+(?:sure|certain|right|correct|true|it|so|the (?:answer|case)))*\W*$",
+        re.IGNORECASE,
     )
     # `1/3, or about 0.33`.
     ROUNDED = re.compile(
@@ -291,6 +299,11 @@ class Token:
     UNEQUAL = re.compile(r"^[\s$*]*(?:\\n(?:e|eq|ot\s?=)(?![a-z])|≠|!=)|\\not(?![a-z])")
     # A question with a list of what to choose from, at the end.
     ASKED_LIST = re.compile(r"[?？][^\n]{0,40}\n\s*(?:(?:[-*•]|\d{1,2}[.)])\s[^\n]*\s*){2,}$")
+    # Asks for an answer, in the last line of a question.
+    INSTRUCTION = re.compile(
+        r"\n\s*(?:please\s+)?(?:answer|select|choose|pick|provide|give|respond|reply)\b[^\n]*\b(?:options?|choices?|letters?)\b[^\n]*\s*$",
+        re.IGNORECASE,
+    )
     # Parts that are crossed out.
     STRUCK_OUT = re.compile(
         r"~~[^~\n]{1,200}~~|<(del|s|strike)>.{0,200}?</\1>|\\(?:x|b)?(?:cancel|sout|st)\s*\{[^{}]{0,100}\}", re.DOTALL
@@ -415,13 +428,7 @@ class Token:
     DECIMAL = re.compile(r"\d+(?:\.\d+)?")
     TELLING_WORD = re.compile(r"[^\W\d_]{2,}|[\u4e00-\u9fff]")
     BOTH = re.compile(r"\bboth\b", re.IGNORECASE)
-    CHOICE = re.compile(
-        r"(?:(?:option|choice|point|figure|graph|statement|diagram|picture|curve|line|box|region|vertex)\s*)?"
-        r"[(\[]?([A-J])(?:[)\]]?$|[).:\]]\s*(.*)$|\s+(?=[\d\\$(-])(.*)$)",
-        re.IGNORECASE,
-    )
     GOLD_CHOICE = re.compile(r"(?:\([A-J]\)|[A-J](?:$|[).:])).*")
-    CHOICE_MARK = re.compile(r"^(?:(?i:option|choice)\s*)?[(\[]?[A-Ja-j](?:[).:\]]+\s*|\s+|$)")
     NAMED_LETTER = re.compile(r"(?!(?i:not|or|and|non|either|neither)\b)[A-Za-z]{3,10} ([A-Z])")
     # What can be no number: of red and blue, `red or blue` names one.
     NAME_ONLY = re.compile(r"[A-Za-z\u4e00-\u9fff][A-Za-z\u4e00-\u9fff -]*")

@@ -198,7 +198,8 @@ def _introduction(language: Language) -> re.Pattern[str]:
 DENIED = _any_of(language.denied for language in LANGUAGES)
 MAYBE = _any_of(language.maybe for language in LANGUAGES)
 ANSWER = _any_of(language.answer for language in LANGUAGES)
-INTRODUCED = tuple((_introduction(language), language) for language in LANGUAGES)
+INTRODUCED = tuple(map(_introduction, LANGUAGES))
+"""What introduces an answer in each of LANGUAGES, with its verb."""
 
 
 def bare_answer(said: str, language: Language) -> str:

@@ -6,6 +6,8 @@ import re
 
 _AMOUNT = r"(?:-?\d[\d,]*(?:\.\d+)?|\.\d+)(?:[ ](?:thousand|million|billion|trillion)\b|[万亿])?"
 _SIGN_OF_OPERATION = r"(?:[-+*/]|\\times|\\cdot|\\div)"
+_ARGUMENT = r"[^\s{}&\x02]"
+_INDEX = r"\[[^\[\]]*\]"
 
 
 class Latex:
@@ -15,7 +17,6 @@ class Latex:
     RIGHT = re.compile(r"\\right(?![A-Za-z])")
     BEGIN = re.compile(r"\\begin\s*\{([^{}]*)\}")
     END = re.compile(r"\\end\s*\{([^{}]*)\}")
-    ROOT_INDEX = re.compile(r"\s*\[[^\[\]]*\]")
     OVER = re.compile(r"/(?=\d)")
     NAMED = re.compile("[a-z]=")
     CAPITAL = re.compile(r"(?<!\\)[A-Z]")
@@ -179,8 +180,14 @@ class Latex:
     OR = re.compile(r"\sor\s")
     OF_X = re.compile(r"[fgh]\(x\)")
     ESCAPED = re.compile(r"\\[{}\\$%#&_]")
-    WITH_ARGUMENTS = re.compile(r"\\(?P<name>[dtc]?frac|[dt]?binom|sqrt|text|mathrm|boxed)(?![A-Za-z])")
-    ARGUMENT = re.compile(r"\s*(?:\{(?P<group>[^{}]*)(?P<end>[{}])|[^\s{}&])")
+    GROUP = re.compile(r"\{([^{}]*)\}")
+    # What stands for a group that has been read.
+    FULL_GROUP, EMPTY_GROUP = "\1", "\2"
+    # A command without its arguments; only a text may be empty.
+    INCOMPLETE = re.compile(
+        rf"\\(?:(?:[dtc]?frac|[dt]?binom)(?![A-Za-z])(?!\s*{_ARGUMENT}\s*{_ARGUMENT})|boxed(?![A-Za-z])(?!\s*{_ARGUMENT})"
+        rf"|sqrt(?![A-Za-z])(?!\s*(?:{_INDEX}\s*|(?!{_INDEX})){_ARGUMENT})|(?:text|mathrm)(?![A-Za-z])(?!\s*[^\s{{}}&]))"
+    )
     MEANING = re.compile(r"[^\W_]|[<>=+∞∅√°%⊂⊃∈≤≥≠-]|\\[{|]")
     # An age group or a score.
     AND_MORE = re.compile(r"\d+\+")

@@ -12,6 +12,7 @@ from fractions import Fraction
 from remote_rm.answers.lexer import PART_WORDS
 
 _PREFIXES = {
+    "": ("", 0, ""),
     "p": ("pico", -12, "皮"),
     "n": ("nano", -9, "纳"),
     "μ": ("micro", -6, "微"),
@@ -48,110 +49,83 @@ _PREFIXED = {
     "Wh": ("watt-hour", "瓦时", "k M G"),
     "K": ("kelvin", "开尔文", ""),
 }
-_SPELLED = {
-    "m": "公尺",
-    "km": "公里",
-    "cm": "公分",
-    "kg": "公斤 kgs",
-    "s": "secs",
-    "mL": "ml cc",
-    "L": "l 公升",
-    r"\Omega": "Ω Ω",
-    r"k\Omega": "kΩ kΩ",
-    r"M\Omega": "MΩ MΩ",
-    r"m\Omega": "mΩ mΩ",
-    "in": "inch inches 英寸",
-    "ft": "foot feet 英尺",
-    "yd": "yard yards 码",
-    "mi": "mile miles 英里",
-    "nmi": "海里",
-    "t": "ton tons tonne tonnes 吨",
-    "jin": "斤",
-    "lb": "pound pounds lbs 磅",
-    "oz": "ounce ounces 盎司",
-    "ha": "hectare hectares 公顷",
-    "min": "minute minutes mins 分钟",
-    "h": "hour hours hr hrs 小时 个小时 时",
-    "d": "day days 天 日",
-    "wk": "week weeks wks 周 星期 个星期",
-    "mo": "month months 月 个月",
-    "yr": "year years yrs 年",
-    "atm": "atmosphere atmospheres",
-    "bar": "bars",
-    "rad": "radian radians 弧度",
-    "arcmin": "arcmin arcminutes",
-    "arcsec": "arcsec arcseconds",
-    "degree": r"degree degrees deg ^\circ ° 度",
-    "celsius": r"Celsius celsius ℃ 摄氏度",
-    "fahrenheit": r"Fahrenheit fahrenheit ℉ 华氏度",
-    "dollar": "dollar dollars USD 美元",
-    "cent": "cent cents ¢ 美分",
-    "euro": "euro euros EUR 欧元",
-    "GBP": "英镑",
-    "yen": "yen JPY 日元",
-    "yuan": "yuan RMB CNY 元 块钱 人民币",
-    "jiao": "jiao 角",
-    "fen": "fen 分",
-    "won": "KRW 韩元",
-    "rupee": "rupees INR ₹",
-    "unit": "unit units",
+_OTHERS = {
+    "m": ("公尺", ""),
+    "km": ("公里", ""),
+    "cm": ("公分", ""),
+    "kg": ("公斤 kgs", ""),
+    "s": ("secs", ""),
+    "mL": ("ml cc", ""),
+    "L": ("l 公升", "0.001 m^3"),
+    r"\Omega": ("Ω Ω", ""),
+    r"k\Omega": ("kΩ kΩ", ""),
+    r"M\Omega": ("MΩ MΩ", ""),
+    r"m\Omega": ("mΩ mΩ", ""),
+    "in": ("inch inches 英寸", "0.0254 m"),
+    "ft": ("foot feet 英尺", "0.3048 m"),
+    "yd": ("yard yards 码", "0.9144 m"),
+    "mi": ("mile miles 英里", "1609.344 m"),
+    "nmi": ("海里", "1852 m"),
+    "t": ("ton tons tonne tonnes 吨", "1000000 g"),
+    "jin": ("斤", "500 g"),
+    "lb": ("pound pounds lbs 磅", "453.59237 g"),
+    "oz": ("ounce ounces 盎司", "28.349523125 g"),
+    "ha": ("hectare hectares 公顷", "10000 m^2"),
+    "min": ("minute minutes mins 分钟", "60 s"),
+    "h": ("hour hours hr hrs 小时 个小时 时", "3600 s"),
+    "d": ("day days 天 日", "86400 s"),
+    "wk": ("week weeks wks 周 星期 个星期", "604800 s"),
+    "mo": ("month months 月 个月", "1/12 yr"),
+    "yr": ("year years yrs 年", "1 yr"),
+    "atm": ("atmosphere atmospheres", "101325 Pa"),
+    "bar": ("bars", "100000 Pa"),
+    "rad": ("radian radians 弧度", ""),
+    "arcmin": ("arcmin arcminutes", "1/60 degree"),
+    "arcsec": ("arcsec arcseconds", "1/3600 degree"),
+    "degree": (r"degree degrees deg ^\circ ° 度", "1 degree"),
+    "celsius": ("Celsius celsius ℃ 摄氏度", ""),
+    "fahrenheit": ("Fahrenheit fahrenheit ℉ 华氏度", ""),
+    "dollar": ("dollar dollars USD 美元", "1 dollar"),
+    "cent": ("cent cents ¢ 美分", "0.01 dollar"),
+    "euro": ("euro euros EUR 欧元", ""),
+    "GBP": ("英镑", ""),
+    "yen": ("yen JPY 日元", ""),
+    "yuan": ("yuan RMB CNY 元 块钱 人民币", "1 yuan"),
+    "jiao": ("jiao 角", "0.1 yuan"),
+    "fen": ("fen 分", "0.01 yuan"),
+    "won": ("KRW 韩元", ""),
+    "rupee": ("rupees INR ₹", ""),
+    "unit": ("unit units", ""),
+    "Wh": ("", "3600 J"),
 }
+"""Unit: its names besides those made of prefixes, and what one is in a base unit, if there is a base unit."""
 _NAMED_BY_THEMSELVES = (
     "in ft yd mi t lb oz min h rad ha mph fps atm bar Wb dB psi GBP wk mo yr rpm ppm dpi kB MB GB TB KB"
 ).split() + [r"\AA"]
-_SIZES: dict[str, tuple[str, int, Fraction]] = {
-    "L": ("m", 3, Fraction(1, 1000)),
-    "ha": ("m", 2, Fraction(10_000)),
-    "in": ("m", 1, Fraction("0.0254")),
-    "ft": ("m", 1, Fraction("0.3048")),
-    "yd": ("m", 1, Fraction("0.9144")),
-    "mi": ("m", 1, Fraction("1609.344")),
-    "nmi": ("m", 1, Fraction(1852)),
-    "t": ("g", 1, Fraction(10**6)),
-    "jin": ("g", 1, Fraction(500)),
-    "lb": ("g", 1, Fraction("453.59237")),
-    "oz": ("g", 1, Fraction("453.59237") / 16),
-    "min": ("s", 1, Fraction(60)),
-    "h": ("s", 1, Fraction(3600)),
-    "d": ("s", 1, Fraction(86_400)),
-    "wk": ("s", 1, Fraction(604_800)),
-    "mo": ("yr", 1, Fraction(1, 12)),
-    "yr": ("yr", 1, Fraction(1)),
-    "Wh": ("J", 1, Fraction(3600)),
-    "bar": ("Pa", 1, Fraction(10**5)),
-    "atm": ("Pa", 1, Fraction(101_325)),
-    "degree": ("degree", 1, Fraction(1)),
-    "arcmin": ("degree", 1, Fraction(1, 60)),
-    "arcsec": ("degree", 1, Fraction(1, 3600)),
-    "dollar": ("dollar", 1, Fraction(1)),
-    "cent": ("dollar", 1, Fraction(1, 100)),
-    "yuan": ("yuan", 1, Fraction(1)),
-    "jiao": ("yuan", 1, Fraction(1, 10)),
-    "fen": ("yuan", 1, Fraction(1, 100)),
-}
 CURRENCIES = frozenset("dollar cent euro GBP yen yuan jiao fen won rupee".split())
 
 
 def _units() -> tuple[dict[str, str], dict[str, tuple[str, int, Fraction]]]:
     names = {name: name for name in _NAMED_BY_THEMSELVES}
-    sizes = dict(_SIZES)
+    sizes: dict[str, tuple[str, int, Fraction]] = {}
+    for unit, (_, size) in _OTHERS.items():
+        if size:
+            number, base, power = (*size.replace("^", " ").split(), "1")[:3]
+            sizes[unit] = (base, int(power), Fraction(number))
     for unit, (words, chinese, prefixes) in _PREFIXED.items():
-        sizes.setdefault(unit, (unit, 1, Fraction(1)))
-        base, power, size = sizes[unit]
-        names |= _spellings(unit, (unit,), words.split(), chinese.split())
-        for prefix in prefixes.split():
+        base, dimension, one = sizes.setdefault(unit, (unit, 1, Fraction(1)))
+        for prefix in ("", *prefixes.split()):
             word, exponent, character = _PREFIXES[prefix]
-            symbols = [f"{mark}{unit}" for mark in (_MICRO if prefix == "μ" else (prefix,))]
-            prefixed = [character + name for name in chinese.split()]
-            names |= _spellings(f"{prefix}{unit}", symbols, [word + name for name in words.split()], prefixed)
-            sizes[f"{prefix}{unit}"] = (base, power, size * Fraction(10) ** exponent)
-    return names | {spelling: unit for unit, all_ in _SPELLED.items() for spelling in all_.split()}, sizes
-
-
-def _spellings(unit: str, symbols: Iterable[str], words: Iterable[str], chinese: Iterable[str]) -> dict[str, str]:
-    in_words = [form for word in words for form in (word, word if word.endswith("z") else f"{word}s")]
-    in_words += [word.capitalize() for word in in_words if len(word) > 4]
-    return dict.fromkeys((*symbols, *in_words, *chinese), unit)
+            in_words = [word + name + end for name in words.split() for end in ("", "s"[: name[-1] != "z"])]
+            in_words += [name.capitalize() for name in in_words if len(name) > 4]
+            in_chinese = [character + name for name in chinese.split()]
+            symbols = [mark + unit for mark in (_MICRO if prefix == "μ" else (prefix,))]
+            names |= dict.fromkeys((*symbols, *in_words, *in_chinese), prefix + unit)
+            sizes[prefix + unit] = (base, dimension, one * Fraction(10) ** exponent)
+    return (
+        names | {spelling: unit for unit, (spellings, _) in _OTHERS.items() for spelling in spellings.split()},
+        sizes,
+    )
 
 
 NAMES, SIZES = _units()
@@ -160,21 +134,14 @@ NAMES, SIZES = _units()
 
 def pattern_of(names: Iterable[str]) -> str:
     """Return a regular expression for any of the names, the longest first; it branches by character, which is quick."""
-    tree: dict = {}
+    tails: dict[str, list[str]] = {}
     for name in names:
-        branch = tree
-        for character in name:
-            branch = branch.setdefault(character, {})
-        branch[""] = {}
-    return _alternatives(tree)
-
-
-def _alternatives(tree: dict) -> str:
-    branches = [re.escape(character) + _alternatives(rest) for character, rest in tree.items() if character]
+        tails.setdefault(name[:1], []).append(name[1:])
+    branches = [re.escape(first) + pattern_of(rest) for first, rest in tails.items() if first]
     if not branches:
         return ""
-    joined = branches[0] if len(branches) == 1 and "" not in tree else f"(?:{'|'.join(branches)})"
-    return f"{joined}?" if "" in tree else joined
+    joined = branches[0] if len(branches) == 1 and "" not in tails else f"(?:{'|'.join(branches)})"
+    return f"{joined}?" if "" in tails else joined
 
 
 CHINESE_DIGITS = "零一二三四五六七八九"

@@ -31,3 +31,35 @@ def test_ten_thousand_responses_are_right_for_no_two_labels():
 def test_twenty_thousand_other_responses_are_right_for_no_two_labels():
     found = search(seed=18, responses=20_000, max_by_sympy=150)
     assert found.breaks == [], found.report()
+
+
+DENIALS = table("remote_rm/answer_denials", "denials")
+
+
+def test_a_denied_answer_is_not_paid():
+    given = [
+        (block.format(frame.format(label)), label)
+        for frame in DENIALS
+        for label in table("remote_rm/answer_denials", "labels")
+        for block in ("{}", "<think>a</think><answer>{}</answer>")
+        # `Wait, no.` says no.
+        if label != "No" or not frame.rstrip(".").endswith("no")
+    ]
+    paid = [pair for pair in given if is_paid("math", *pair)]
+    assert len(paid) <= 0.002 * len(given), paid
+
+
+def test_a_copied_question_is_not_paid():
+    paid = []
+    for question, *options in table("remote_rm/copied_questions", "questions"):
+        for layout in table("remote_rm/copied_questions", "layouts"):
+            copied = layout.format(q=question, **dict(zip("abcd", options, strict=True)))
+            for response in (copied, f"<think>a</think><answer>{copied}</answer>"):
+                judged = [("math", text) for text in options] + [(v, x) for v in ("math", "choice") for x in "ABCD"]
+                paid += [(response, *pair) for pair in judged if is_paid(pair[0], response, pair[1])]
+    assert paid == []
+
+
+def is_paid(verifier: str, response: str, label: str) -> bool:
+    score = get_verifier(verifier).quick_score(Item(prompt="", response=response, label=label))
+    return score is not None and score.score == 1.0

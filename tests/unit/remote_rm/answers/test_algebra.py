@@ -1,4 +1,4 @@
-r"""Exact algebra: pairs worked out by hand, and random expressions against sympy."""
+r"""Expressions at points: pairs worked out by hand, and random expressions against sympy."""
 
 import time
 
