@@ -49,6 +49,12 @@ def test_the_demo_gains_what_its_result_file_says():
     assert f"text +{min(texts):.1f} to +{max(texts):.1f}, in {min(seconds):.0f} to {max(seconds):.0f} s" in PAGE
 
 
+def test_the_study_of_the_claim_says_what_its_result_file_says():
+    advantage = result("claim.json")["arms"]["fre_text"]["image, trained"]["advantage"]
+    low, high = advantage["over_seeds"]
+    assert f"images {advantage['mean']:+.1f} points ({low:+.1f} to {high:+.1f}): undecided" in PAGE
+
+
 def test_the_figures_of_the_gpu_are_those_of_its_result_files():
     demo = result("gpu/demo_h200_summary.json")
     first, *_, last = demo["stages"]
