@@ -47,7 +47,7 @@ CONFIG = ReproduceConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class Figure:
+class ExpectedFigure:
     """A number in a JSON file that the recipe writes, and its expected range."""
 
     name: str
@@ -89,11 +89,11 @@ class Band:
     """Folder with all row folders, below the folder of a seed."""
     data: Mapping[int, str]
     """Digest of the rows, by seed; empty if they have not been made here."""
-    figures: tuple[Figure, ...]
+    figures: tuple[ExpectedFigure, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class Compared:
     """A figure or a digest next to what was expected."""
 
     name: str
@@ -141,7 +141,7 @@ def read_band(name: str) -> Band:
     fields = yaml.safe_load(file.read_text(encoding="utf-8"))
     return Band(**fields | {
         "seeds": tuple(fields["seeds"]),
-        "figures": tuple(Figure(**figure) for figure in fields["figures"]),
+        "figures": tuple(ExpectedFigure(**figure) for figure in fields["figures"]),
     })  # fmt: skip
 
 
@@ -150,21 +150,21 @@ def names() -> list[str]:
     return sorted(file.stem for file in BANDS.glob("*.yaml"))
 
 
-def compare(band: Band, output: Path, *, seeds: Sequence[int]) -> list[Finding]:
+def compare(band: Band, output: Path, *, seeds: Sequence[int]) -> list[Compared]:
     """Return what the finished runs show; raises UserError if a file or a figure is missing."""
     findings = []
     for seed, expected in band.data.items():
         if seed in seeds:
             digest = digest_of(output / f"seed{seed}" / band.rows)
             findings.append(
-                Finding(name="rows", seed=seed, value=digest, expected=expected, inside=digest == expected)
+                Compared(name="rows", seed=seed, value=digest, expected=expected, inside=digest == expected)
             )
     for figure in band.figures:
         own = "{seed}" in figure.file
         for seed in seeds if own else seeds[:1]:
             value = figure.read(output, seed=seed)
             findings.append(
-                Finding(
+                Compared(
                     name=figure.name,
                     seed=seed if own else None,
                     value=value,
@@ -217,7 +217,7 @@ def _list() -> None:
     Console().print(table)
 
 
-def _show(name: str, band: Band, findings: Sequence[Finding]) -> None:
+def _show(name: str, band: Band, findings: Sequence[Compared]) -> None:
     table = Table("figure", "seed", "value", "band", "", box=rich.box.SIMPLE)
     for finding in findings:
         value = f"{finding.value:.4g}" if isinstance(finding.value, float) else finding.value
