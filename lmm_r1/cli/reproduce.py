@@ -28,7 +28,7 @@ DESCRIPTION = (
     "The exit code is 1 if rows differ or a figure lies outside its band. The same command resumes a run that was stopped."
 )
 CHECKOUT = Path(__file__).resolve().parents[2]
-BANDS = CHECKOUT / "examples/scripts/lmm_r1/bands"
+BANDS = CHECKOUT / "examples/bands"
 
 
 @dataclass(frozen=True, kw_only=True)

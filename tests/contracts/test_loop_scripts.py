@@ -48,7 +48,7 @@ def test_a_round_samples_from_the_last_rounds_model_and_trains_it(script, kind, 
     assert [job.model for job in sampled] == ["a model", "runs/a loop/round_1"]
     assert [stage.data.dataset for stage in stages] == [str(job.selected) for job in sampled]
     assert len({job.seed for job in sampled}) == 2
-    assert {(job.data, job.n_samples, job.select, job.verifier) for job in sampled} == {
+    assert {(job.data, job.n_samples, job.select, job.reward) for job in sampled} == {
         ("rows.jsonl", 5, selection, "math")
     }
     if kind is DPOConfig:
