@@ -77,7 +77,7 @@ class _Sokoban(Environment):
         try:
             return read_state(row.columns[self.state_key])
         except LevelError as error:
-            raise UserError(f'{row.location}: "{self.state_key}" is no level of Sokoban: {error}') from error
+            raise UserError(f'{row.location}: "{self.state_key}" is not a Sokoban level: {error}') from error
 
     def board(self, state: State) -> tuple[Part, ...]:
         """The board in each of the views."""

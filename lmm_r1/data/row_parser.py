@@ -454,7 +454,7 @@ class RecordParser:
                 numbers = np.lib.format.read_array(io.BytesIO(file.read(MOST_LEVEL_BYTES)), allow_pickle=False)
             return board_text(read_numbers(numbers.tolist()), floor="-")
         except (OSError, ValueError, MemoryError) as error:
-            self.fail(f'"{column}" {source} is no level of Sokoban: {error}')
+            self.fail(f'"{column}" {source} is not a Sokoban level: {error}')
 
     def response(self, column: Column, *, where: str) -> Message | None:
         value = column.value

@@ -304,7 +304,7 @@ PPO = (
     to("actor_learning_rate", "actor.adam.lr", default=1e-6),
     to("critic_learning_rate", "critic.adam.lr", default=9e-6),
     *(
-        without(name, "there is no pre-training loss in addition to RL", default)
+        without(name, "RL has no additional pre-training loss", default)
         for name, default in {
             "ptx_coef": 0.05,
             "pretrain_data": None,

@@ -142,7 +142,7 @@ _BOUNDS = {
 }
 _METRIC = "algorithm.filter_groups.metric"
 _RIGHT = "acc"
-"""The metric of DAPO's filter that is no reward."""
+"""The only metric of DAPO's filter that does not name a reward."""
 _MINI_O3_LEAST_STD, _LEAST_STD = 1e-4, 1e-6
 _OVERLONG = tuple(f"reward_model.overlong_buffer.{what}" for what in ("enable", "len", "penalty_factor"))
 _RULED = (

@@ -214,14 +214,14 @@ def _reworded(answer: str, label: str) -> tuple[str, str]:
 
 
 def _is_several(whole: str, answer: str) -> bool:
-    """Whether an answer that is no sentence is a list or a set of two or more."""
+    """Whether an answer, unless it is a sentence, is a list or a set of two or more."""
     if is_prose(answer) or Token.ENGLISH_OR.search(whole) or kind_of(whole) not in (Kind.LIST, Kind.SET):
         return False
     return len(gold_sequence(whole) or ()) > 1
 
 
 def _changes(whole: str, answer: str, kind: Kind) -> bool:
-    """Whether an answer that is no sentence is another value than its first one: `5 mod 3`, `12 cm/9 cm`, two lines."""
+    """Whether an answer, unless it is a sentence, is another value than its first one: `5 mod 3`, `12 cm/9 cm`, two lines."""
     polar_words = {_POLAR_WORDS[word] for word in Token.POLAR_WORD.findall(whole.casefold())}
     residue = Token.REDUCED.fullmatch(whole) if kind is Kind.NUMBER else None
     quotient = [parse_quantity(part.strip()) for part in Latex.OVER.split(whole)]

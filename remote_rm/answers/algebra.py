@@ -16,8 +16,8 @@ def same_algebra(answer: str, gold: str) -> bool | None:
 
     `(x+2)(x+3)` and `x^2+5x+6` are, `2\sqrt{13}` and `2\sqrt{10}` are not; `n!` and inequalities are left open. Two
     equations are the same if one is a multiple of the other: `2y=4x+6` and `y-2x=3` do. Different values for positive
-    letters prove that the expressions are different. Equal ones at all places are no proof, but of what people write
-    only equal expressions have them. Expressions that are equal for positive letters only are left open.
+    letters prove that the expressions are different. Equal values everywhere are no strict proof, but unequal answers do not
+    have them in practice. Expressions that are equal for positive letters only are left open.
     """
     are_equations = answer.count("=") == gold.count("=") == 1
     is_equal = _same_equation(answer, gold) if are_equations else _same_values(answer, gold)

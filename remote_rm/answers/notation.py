@@ -81,7 +81,7 @@ _PAIRS = frozenset(
 )
 Reader = Callable[[str], object]
 MAX_CHARS = 700
-"""A longer text is in none of the notations."""
+"""A longer text is not parsed as any notation."""
 
 
 def are_compared(answer: Kind, gold: Kind) -> bool:

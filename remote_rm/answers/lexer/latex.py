@@ -181,7 +181,7 @@ class Latex:
     OF_X = re.compile(r"[fgh]\(x\)")
     ESCAPED = re.compile(r"\\[{}\\$%#&_]")
     GROUP = re.compile(r"\{([^{}]*)\}")
-    # What stands for a group that has been read.
+    # Placeholder of a group that was already read.
     FULL_GROUP, EMPTY_GROUP = "\1", "\2"
     # A command without its arguments; only a text may be empty.
     INCOMPLETE = re.compile(

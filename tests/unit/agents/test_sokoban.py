@@ -154,7 +154,7 @@ def test_states_come_in_every_notation(state):
     ("columns", "said"),
     [
         ({}, r'rows.jsonl, line 3: no column "state" with a level of Sokoban'),
-        ({"state": "###"}, r'rows.jsonl, line 3: "state" is no level of Sokoban: there are 0 players'),
+        ({"state": "###"}, r'rows.jsonl, line 3: "state" is not a Sokoban level: there are 0 players'),
         ({"state": 4}, "rows.jsonl, line 3: .*not int"),
         ({"state": CORNER, "optimal_moves": "few"}, "rows.jsonl, line 3: \"optimal_moves\" is 'few'"),
     ],
