@@ -373,7 +373,7 @@ def test_what_cannot_be_read_is_refused_with_its_place(name, content, said, tmp_
         (SFTConfig, ["--learning-rate=1e-6"], "--learning-rate is --adam.lr here"),
         (PPOConfig, ["--l2", "0"], "--l2 is --actor.adam.weight_decay and --critic.adam.weight_decay here"),
         (PPOConfig, ["--prompt_max_len", "9"], "--prompt_max_len is a part of --data.max_len here"),
-        (PPOConfig, ["--ptx_coef", "1"], "--ptx_coef has no counterpart here: there is no pre-training loss"),
+        (PPOConfig, ["--ptx_coef", "1"], "--ptx_coef has no counterpart here: RL has no additional pre-training loss"),
         (PPOConfig, ["--freeze_prefix", "visual"], "--freeze_prefix is --actor.freeze_visual_encoder here"),
     ],
 )

@@ -87,6 +87,7 @@ def run_here(command: str, argv: Sequence[str], *, folder: Path, columns: int = 
     # Files of the system: an engine asks for their numbers.
     with TemporaryFile("w+") as out, TemporaryFile("w+") as err, pytest.MonkeyPatch.context() as patch:
         start_anew(patch)
+        _take_threads_of_a_process()
         patch.setenv("COLUMNS", str(columns))
         patch.chdir(folder)
         try:
@@ -101,6 +102,15 @@ def run_here(command: str, argv: Sequence[str], *, folder: Path, columns: int = 
             os.environ.update(before)
         said = [stream.seek(0) or stream.read() for stream in (out, err)]
     return Ended(code=code, stdout=said[0], stderr=said[1])
+
+
+def _take_threads_of_a_process() -> None:
+    """Let PyTorch compute as in a process of its own: engines that earlier tests had here change its number of threads.
+
+    Sums over another number of threads differ in their last bits.
+    """
+    if "OMP_NUM_THREADS" in os.environ:
+        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 
 def run_in_ranks(commands: Sequence[Sequence[str]], *, count: int, folder: Path) -> list[list[Ended]]:

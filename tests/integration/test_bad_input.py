@@ -176,6 +176,9 @@ def test_all_bad_rows_of_a_file_are_listed_with_what_each_lacks(tiny_models, wor
     write_rows(work, *[ANSWERED] * 2, *[QUESTION] * 25)
     sentence, *lines = lines_of_error("train_sft", sft(tiny_models["text"]), capfd=capfd)
     assert sentence.startswith("rows.jsonl: 25 of its 27 rows cannot be used; ")
+    assert [line.split(":")[0] for line in lines] == ["  rows.jsonl line 3 (25 rows, this is the first)"]
+    write_rows(work, *[ANSWERED] * 2, *[with_image(f"{number}.png", base=ANSWERED) for number in range(25)])
+    _, *lines = lines_of_error("train_sft", sft(tiny_models["text"]), capfd=capfd)
     assert (len(lines), lines[-1]) == (21, "  and 5 more")
 
 
