@@ -150,7 +150,7 @@ def picture_of(result: Mapping) -> str:
     """Return an SVG with the accuracy of each arm on images of trained families: mean, bootstrap interval, seeds."""
     arms = result["arms"]
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="640" height="{40 * len(arms) + 50}" font-family="sans-serif" font-size="13">'
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="660" height="{40 * len(arms) + 72}" font-family="sans-serif" font-size="13">'
     ]
     for tick in range(0, 101, 20):
         x = 120 + 5 * tick
@@ -163,8 +163,11 @@ def picture_of(result: Mapping) -> str:
         parts.append(
             f'<text x="110" y="{y + 4}" text-anchor="end">{arm}</text><path d="M{low} {y}H{high}" stroke="#06c" stroke-width="4"/>'
         )
-        parts += [f'<circle cx="{120 + 5 * seed}" cy="{y}" r="3" fill="none" stroke="#000"/>' for seed in one["seeds"]]
-        parts.append(f'<circle cx="{120 + 5 * one["mean"]}" cy="{y}" r="6" fill="#06c"/>')
+        parts.append(f'<path d="M{120 + 5 * one["mean"]} {y - 9}V{y + 9}" stroke="#06c" stroke-width="3"/>')
+        parts += [f'<circle cx="{120 + 5 * seed}" cy="{y}" r="3" fill="#fff" stroke="#000"/>' for seed in one["seeds"]]
+    parts.append(
+        f'<text x="120" y="{40 * len(arms) + 62}">test images of the trained families: mean, 95 % bootstrap interval, seeds</text>'
+    )
     return "\n".join([*parts, "</svg>", ""])
 
 

@@ -24,6 +24,7 @@ from lmm_r1.config.evaluate import EvaluateConfig
 from lmm_r1.config.generation import BatchConfig
 from lmm_r1.data.recipes import recipe_names
 from lmm_r1.lmm_kits.registry import KITS
+from lmm_r1.tasks import TWINS
 
 pytestmark = pytest.mark.contract
 
@@ -450,3 +451,30 @@ def test_the_arms_of_the_claim_have_equal_samples_and_steps_from_one_cold_start(
         parse(EvaluateConfig, evaluated[3:], prog="p", description="").checkpoints[1]
         == "direct=runs/claim/seed3/direct/2"
     )
+
+
+def test_each_family_is_learned_from_its_own_cold_start_and_tested_on_other_rows(tmp_path):
+    commands = printed_commands(STAGES / "learn_families.sh", folder=tmp_path, SEED="2")
+    stages = [trainer_config(command) for command in commands if "lmm_r1.cli.train_ppo_ray" in command]
+    assert {stage.data.prompt_dataset for stage in stages} == {f"runs/families/prompts/{name}" for name in TWINS}
+    for stage in stages:
+        models = Path(stage.ckpt.output_dir).parent
+        assert stage.actor.model_name_or_path == str(models / "cold_start")
+        assert models.name == Path(stage.data.prompt_dataset).name
+        assert (stage.data.max_samples, stage.train.seed) == (24 * 64, 2)
+    made = [
+        parse(MakeTaskConfig, command[3:], prog="p", description="")
+        for command in commands
+        if "lmm_r1.cli.make_task" in command
+    ]
+    assert {(task.output.parent.name, task.split, task.seed) for task in made} == {
+        ("solutions", "train", 20),
+        ("prompts", "train", 21),
+        ("test", "test", 0),
+    }
+    evaluated = [
+        parse(EvaluateConfig, command[3:], prog="p", description="")
+        for command in commands
+        if "lmm_r1.cli.evaluate" in command
+    ]
+    assert {tuple(one.files) for one in evaluated} == {(f"test=runs/families/test/{name}",) for name in TWINS}
