@@ -46,6 +46,9 @@ def begin() -> None:
     # Before Python 3.12 it is a DeprecationWarning.
     for category in (SyntaxWarning, DeprecationWarning):
         warnings.filterwarnings("ignore", message=_ESCAPE, category=category, module=_ESCAPED_IN)
+    # On CPUs with bfloat16 instructions it warns on import about a 4-bit kernel that we do not use.
+    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
+    logging.getLogger("DeepSpeed").addFilter(_no_accelerator)
     if _QuietModules not in sys.meta_path:
         sys.meta_path.insert(0, _QuietModules)
 
@@ -92,8 +95,6 @@ def prepare_process() -> None:
     if _PYNVML not in known:
         # An engine's own process imports torch before it imports anything of ours.
         os.environ["PYTHONWARNINGS"] = ",".join(filter(None, (known, f"ignore:{_PYNVML}:FutureWarning")))
-    # On CPUs with bfloat16 instructions it warns on import about a 4-bit kernel that we do not use.
-    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
     logging.getLogger("vllm.v1.engine.input_processor").addFilter(_no_raw_prompts)
     from huggingface_hub.utils import disable_progress_bars
     from tqdm.std import tqdm
@@ -103,6 +104,11 @@ def prepare_process() -> None:
         disable_progress_bars()
     if not hasattr(tqdm.__init__, "_of_lmm_r1"):
         tqdm.__init__ = _without_bars(tqdm.__init__)
+
+
+def _no_accelerator(record: logging.LogRecord) -> bool:
+    # transformers imports DeepSpeed in commands that train nothing.
+    return not record.getMessage().startswith("Setting accelerator to CPU")
 
 
 def _no_raw_prompts(record: logging.LogRecord) -> bool:

@@ -4,16 +4,18 @@
 #   FAMILIES="clock maze" MODALITY=image COLD_ROWS=6400 ROOT=runs/images bash examples/scripts/lmm_r1/learn_families.sh
 # Flags go to all RL stages. A finished stage is skipped and a stopped one continued.
 #   MODALITY    text, image or mixed
-#   COLD_ROWS   worked solutions of each cold start; empty: as many as half teach a family in text of difficulty 1
-#   STEPS, PROMPTS  of RL; TEST_ROWS: with combinations of factors that no training row has
+#   COLD_ROWS, STEPS  worked solutions of each cold start, and RL steps; by default, as many as each family needs
+#   PROMPTS     of an RL step; TEST_ROWS: with combinations of factors that no training row has
 #   LEVEL       difficulty of all rows
 set -euo pipefail
 # shellcheck source=examples/scripts/lmm_r1/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
-declare -A HALF_LEARNED=([count]=480 [compare]=2560 [relations]=4000 [bar_chart]=1440 [line_chart]=1440 [pie_chart]=1600 [clock]=960
-  [calendar]=4800 [money]=4800 [dice]=3200 [cards]=4800 [maze]=2080 [geometry]=2080 [function_graph]=4800)
-: "${ROOT:=runs/families}" "${SEED:=1}" "${FAMILIES:=${!HALF_LEARNED[*]}}" "${MODALITY:=text}" "${COLD_ROWS:=}"
-: "${STEPS:=24}" "${PROMPTS:=64}" "${TEST_ROWS:=200}" "${LEVEL:=1}"
+# Rows of a cold start and RL steps, for text of difficulty 1.
+declare -A SIZES=([count]='480 24' [clock]='960 24' [bar_chart]='1440 24' [line_chart]='1440 24' [pie_chart]='1600 24'
+  [geometry]='2080 24' [compare]='2560 24' [maze]='3200 48' [relations]='4800 48' [dice]='3200 48' [calendar]='4800 48'
+  [money]='4800 48' [cards]='4800 48' [function_graph]='4800 48')
+: "${ROOT:=runs/families}" "${SEED:=1}" "${FAMILIES:=${!SIZES[*]}}" "${MODALITY:=text}"
+: "${PROMPTS:=64}" "${TEST_ROWS:=200}" "${LEVEL:=1}"
 
 # rows NAME FLAGS...: the row folder ROOT/NAME/FAMILY, unless it is there already.
 rows() {
@@ -23,8 +25,10 @@ rows() {
 
 start_reward_service
 for FAMILY in $FAMILIES; do
-  rows solutions --rows "${COLD_ROWS:-${HALF_LEARNED[$FAMILY]}}" --seed "${SEED}0" --solutions
-  rows prompts --rows "$((STEPS * PROMPTS))" --seed "${SEED}1"
+  read -r cold_rows steps <<<"${SIZES[$FAMILY]:?learn_families.sh: no family $FAMILY; known are ${!SIZES[*]}}"
+  cold_rows=${COLD_ROWS:-$cold_rows} prompts=$((${STEPS:-$steps} * PROMPTS))
+  rows solutions --rows "$cold_rows" --seed "${SEED}0" --solutions
+  rows prompts --rows "$prompts" --seed "${SEED}1"
   rows test --rows "$TEST_ROWS" --seed 0 --split test
   models=$ROOT/models/$FAMILY
   [[ -d $models/tiny ]] || run "$PYTHON" -m lmm_r1.cli.make_tiny_model --arch qwen2_5_vl --hidden_size 128 --layers 2 \
@@ -32,7 +36,7 @@ for FAMILY in $FAMILIES; do
   MODEL=$models/tiny DATA=$ROOT/solutions/$FAMILY CONFIG=$SCRIPTS/configs/demo/cold_start.yaml OUTPUT=$models/cold_start \
     supervised_stage train_sft cold_start --train.seed "$SEED" --data.no_keep_order
   MODEL=$models/cold_start DATA=$ROOT/prompts/$FAMILY CONFIG=$SCRIPTS/configs/demo/mgt.yaml OUTPUT=$models/rl \
-    rl_stage rl --data.max_samples "$((STEPS * PROMPTS))" --rollout.batch_size "$PROMPTS" --train.batch_size "$PROMPTS" \
+    rl_stage rl --data.max_samples "$prompts" --rollout.batch_size "$PROMPTS" --train.batch_size "$PROMPTS" \
     --rollout.max_new_tokens 48 --actor.adam.lr 2e-4 --train.seed "$SEED" "$@"
   [[ -f $ROOT/evaluation/$FAMILY.json ]] || run "$PYTHON" -m lmm_r1.cli.evaluate \
     --config "$SCRIPTS/configs/demo/evaluate.yaml" --max_new_tokens 48 --checkpoints "cold_start=$models/cold_start" \
