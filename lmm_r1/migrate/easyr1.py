@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Generator
 
+from lmm_r1.config.ppo import DEFAULT_VERIFIER
 from lmm_r1.errors import UserError
 from lmm_r1.migrate.easyr1_algorithm import ALGORITHM_RULES, MAX_TRIES, Results
 from lmm_r1.migrate.table import KEEP_ALL, TRACKERS, Flag, Given, Note, Rule, Table, ruled, to, without
@@ -47,7 +48,7 @@ def lengths(given: Given) -> Results:
     )
 
 
-def _overlong_prompts(given: Given) -> Results:
+def overlong_prompts(given: Given) -> Results:
     if given.switch("data.filter_overlong_prompts"):
         yield Flag("data.overlong_prompts", "skip")
     else:
@@ -139,6 +140,11 @@ def _reward(given: Given) -> Results:
     if function is not None:
         path, _, name = function.partition(":")
         yield Flag("reward.remote_url", f"{path}:{name or 'main'}")
+    elif (score := given.text("worker.reward.compute_score")) is not None:
+        yield Flag("reward.remote_url", DEFAULT_VERIFIER)
+        if score == DEFAULT_VERIFIER:
+            return
+        yield Note("another meaning", "worker.reward.compute_score", f"{score} is not here; {DEFAULT_VERIFIER} judges")
     arguments = given.group("worker.reward.reward_function_kwargs")
     if arguments:
         yield Flag("reward.function_kwargs", json.dumps(arguments, ensure_ascii=False))
@@ -224,7 +230,7 @@ RULES: tuple[Rule, ...] = (
     *ALGORITHM_RULES,
     _rows,
     lengths,
-    _overlong_prompts,
+    overlong_prompts,
     _seed,
     _end,
     _gpus,
@@ -258,6 +264,7 @@ DATA = (
     ),
     without("data.val_batch_size", "all rows of --eval.dataset are generated together", -1),
     to("data.format_prompt", "data.prompt_template", default=None),
+    to("data.system_prompt", "data.system_prompt"),
     without(
         "data.override_chat_template",
         "RL uses the chat template of the checkpoint; save the checkpoint with another one",
@@ -390,6 +397,7 @@ REF_AND_REWARD = (
     ruled("worker.ref.offload.offload_params", False),
     without("worker.ref.offload.offload_optimizer", "the reference model has no optimizer", False),
     ruled("worker.reward.reward_function"),
+    ruled("worker.reward.compute_score"),
     ruled("worker.reward.reward_function_kwargs", {}),
     ruled("worker.reward.reward_type"),
     without("worker.reward.skip_special_tokens", "only the end token is removed from the response's text", None),
@@ -449,6 +457,13 @@ OLD_NAMES = {
     "worker.reward.score_function": "worker.reward.reward_function",
     "worker.reward.score_function_kwargs": "worker.reward.reward_function_kwargs",
     "data.format_prompt_path": "data.format_prompt",
+    "worker.actor.use_kl_loss": "algorithm.use_kl_loss",
+    "worker.actor.kl_loss_type": "algorithm.kl_penalty",
+    "worker.actor.kl_loss_coef": "algorithm.kl_coef",
+    "worker.actor.offload.param_offload": "worker.actor.offload.offload_params",
+    "worker.actor.offload.optimizer_offload": "worker.actor.offload.offload_optimizer",
+    "worker.ref.offload.param_offload": "worker.ref.offload.offload_params",
+    "trainer.test_freq": "trainer.val_freq",
 }
 """Names of settings in earlier versions."""
 

@@ -29,6 +29,10 @@ _SWITCHES = {"true": True, "false": False}
 _VARIABLE = re.compile(r"[A-Za-z_]\w*")
 _STAND_IN = re.compile("\ue000(\\d+)\ue001")
 _HYDRA = ("--config-path", "--config-name", "--config-dir")
+_STANDARD = ("ppo_trainer", "ppo_megatron_trainer", "sft_trainer")
+"""verl's own files, whose defaults the tables have."""
+_TURNS = "actor_rollout_ref.rollout.multi_turn.enable"
+_ANSWERERS = ("multi_turn.tool_config_path", "multi_turn.interaction_config_path")
 _PROCESSES = re.compile(r"--?(?:nproc[_-]per[_-]node|num_gpus|num_processes)")
 _MACHINES = re.compile(r"--?(?:nnodes|num_nodes|num_machines)")
 _ENVIRONMENT = {
@@ -154,7 +158,8 @@ def _table_of(tree: Mapping[str, object], *, path: Path) -> Table:
             if table is not None:
                 return table
             names = ", ".join(f"{name} {tree[name]}" for name in sorted(marks) if name in tree)
-            raise UserError(f"{path}: {names} is not converted; known are {', '.join((*LLAMA_FACTORY, *SWIFT))}")
+            known = ", ".join(LLAMA_FACTORY if "stage" in marks else SWIFT)
+            raise UserError(f"{path}: {names} is not converted; known are {known}")
     raise UserError(
         f"{path}: neither settings of EasyR1 (data, algorithm, worker, trainer) nor of verl (actor_rollout_ref), TRL "
         f"(dataset_name), LLaMA-Factory (stage) or ms-swift (train_type); found "
@@ -164,8 +169,7 @@ def _table_of(tree: Mapping[str, object], *, path: Path) -> Table:
 
 def _base(config: Path, *, script: Path, line: int) -> dict[str, object]:
     """Read the file that a script names, which starts from the folder in which it was meant to be run."""
-    folders = [Path(), *script.absolute().parents]
-    found = next((folder / config for folder in folders if (folder / config).is_file()), None)
+    found = _found(config, script=script)
     if found is None:
         raise UserError(
             f"{script}:{line}: no file {config} here or above the script; run this in the script's project"
@@ -173,28 +177,55 @@ def _base(config: Path, *, script: Path, line: int) -> dict[str, object]:
     return _mapping(_read(found), path=found)
 
 
+def _found(config: Path, *, script: Path) -> Path | None:
+    folders = [Path(), *script.absolute().parents]
+    return next((folder / config for folder in folders if (folder / config).is_file()), None)
+
+
 def _of_settings(launch: Launch, overrides: Sequence[str], *, path: Path) -> RunOfAnother:
     """Return the run of a command whose arguments are `key=value`."""
     line, table = launch.line, launch.table
+    groups = {*table.by_name, *table.names}
     remarks: list[Note] = []
     tree: dict[str, object] = {}
     settings: list[str] = []
+    hydra: dict[str, str] = {}
     words = iter(launch.words)
     for word in words:
         name, equals, value = word.partition("=")
         if name == "config" and equals:
             tree = _base(Path(as_shown(value)), script=path, line=line)
         elif name in _HYDRA:
-            value = value if equals else next(words, "")
-            remarks.append(Note("without counterpart", name, f"{value}: defaults of other files are not read"))
+            hydra[name] = as_shown(value if equals else next(words, ""))
+        elif equals and "." not in name and any(known.startswith(f"{name}.") for known in groups):
+            remarks.append(Note("without counterpart", word, "it selects a file of defaults, which is not read"))
         elif name.startswith("~"):
             remarks.append(Note("without counterpart", word, "it removes a setting; leave that out of the result"))
         elif not equals and unknowns(word):
             remarks.append(Note("without counterpart", as_shown(word), "the variable has no value; nothing is added"))
         else:
             settings.append(word)
+    if hydra:
+        tree, said = _named_config(hydra, script=path, line=line)
+        remarks += said
+        if said and table is VERL and not any(_TURNS in setting for setting in settings):
+            # The files of verl's examples with tools do little but switch turns on.
+            settings += [f"{_TURNS}=true"] if any(part in word for word in settings for part in _ANSWERERS) else []
     run = _of_tree(tree, [*settings, *overrides], source=str(path), path=path, line=line, table=table)
     return replace(run, remarks=tuple(remarks))
+
+
+def _named_config(hydra: Mapping[str, str], *, script: Path, line: int) -> tuple[dict[str, object], list[Note]]:
+    """Return the settings of the file that Hydra's flags name, and remarks if it is not there."""
+    name = hydra.get("--config-name", "")
+    file = Path(hydra.get("--config-path", hydra.get("--config-dir", ""))) / f"{name.removesuffix('.yaml')}.yaml"
+    if name.removesuffix(".yaml") not in _STANDARD and (found := _found(file, script=script)):
+        tree = _mapping(_read(found), path=found)
+        return {key: value for key, value in tree.items() if key not in ("defaults", "hydra")}, []
+    return {}, [
+        Note("without counterpart", flag, f"{value}: defaults of other files are not read")
+        for flag, value in hydra.items()
+    ]
 
 
 def _of_tree(
@@ -209,7 +240,8 @@ def _of_tree(
     given = dict(_flat(tree, {*table.by_name, *table.names}, prefix=""))
     values = {table.names.get(name, name): value for name, value in given.items()}
     # Earlier names are shown only if they are given.
-    shown = {new: old for old, new in table.names.items() if old in given or (table is VERL and new not in given)}
+    shown = {new: old for old, new in table.names.items() if table is VERL and new not in given}
+    shown |= {new: old for old, new in table.names.items() if old in given}
     return RunOfAnother(source=source, table=table, values=values, shown=shown)
 
 

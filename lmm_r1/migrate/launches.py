@@ -42,6 +42,7 @@ _KNOWN = (
     "OpenRLHF (python -m openrlhf.cli.train_ppo_ray), EasyR1 (verl.trainer.main), verl (verl.trainer.main_ppo), TRL and "
     "R1-V (torchrun .../grpo.py), LLaMA-Factory (llamafactory-cli train) and ms-swift (swift sft)"
 )
+_SERVER = re.compile(r"(?:openrlhf\.models\.)?remote_rm\.(\w+)|(?:.*/)?remote_rm/(\w+)\.py")
 _MORE_FLAGS = re.compile(r"--[A-Za-z]|[+~]*[A-Za-z_]\w*(?:\.\w+)+=")
 """What a line begins with that continues a command after a comment or a blank after the backslash."""
 
@@ -76,7 +77,9 @@ def find_launch(script: Script, *, path: Path) -> Launch:
     found: list[Launch] = []
     others: list[str] = []
     continued: list[int] = []
+    servers: list[str] = []
     for command in script.commands():
+        servers += _reward_server(command)
         if found and _MORE_FLAGS.match(command.words[0]):
             last = found[-1]
             found[-1] = replace(last, words=(*last.words, *command.words))
@@ -98,7 +101,19 @@ def find_launch(script: Script, *, path: Path) -> Launch:
         f"line {line}: a comment or a blank after \\ ends the command before it in bash; it is read as a part of it"
         for line in continued
     )
-    return replace(launch, remarks=remarks)
+    return replace(launch, remarks=(*remarks, *servers))
+
+
+def _reward_server(command: StartedCommand) -> list[str]:
+    """Return what to start instead of a server of rewards of LMM-R1 that the command starts."""
+    for word in command.words:
+        if PurePosixPath(command.words[0]).name not in _SHOWN_ONLY and (match := _SERVER.fullmatch(word)):
+            name = (match[1] or match[2]).removesuffix("_verifier")
+            return [
+                f"line {command.line} starts a server of rewards, which reads the answers itself: start `lmm-r1 "
+                f"serve_verifier {name}` first, and name the column of the answers with --data.label_key"
+            ]
+    return []
 
 
 def _unequal(found: Iterable[Launch]) -> list[Launch]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterator, Mapping
 
 from lmm_r1.config.differences import DIFFERENCES, only_defaults
 from lmm_r1.dotted import leaf_types
-from lmm_r1.errors import UserError
 from lmm_r1.migrate.table import CONFIG_CLASSES, OURS, Command, Flag, Given, Note, Rule, Setting, Table, to, without
 
 Results = Iterator[Flag | Note]
@@ -106,11 +104,11 @@ _CORRECTIONS = {"tis": ("token", "clip"), "icepop": ("token", "mask"), "seq-mask
 def _correction(given: Given) -> Results:
     """Ratios between vLLM's and the trainer's log-probs, which the first versions clip above one bound."""
     if not given["enable_vllm_is_correction"]:
-        for name in ("vllm_is_correction_type", "vllm_is_truncated_threshold"):
+        for name in ("vllm_is_correction_type", "vllm_is_truncated_threshold", "use_icepop"):
             if given.has(name):
                 yield Note("without counterpart", name, "it has no effect without enable_vllm_is_correction")
         return
-    kind = given.text("vllm_is_correction_type") or "tis"
+    kind = "icepop" if given["use_icepop"] else given.text("vllm_is_correction_type") or "tis"
     if kind not in _CORRECTIONS:
         yield Note("without counterpart", "vllm_is_correction_type", f"{kind}; tis is written instead")
     level, mode = _CORRECTIONS.get(kind, _CORRECTIONS["tis"])
@@ -126,12 +124,12 @@ def _entropy(given: Given) -> Results:
 
 
 def _media(given: Given) -> Results:
-    for kind, most in _json(given, "limit_mm_per_prompt").items():
+    for kind, most in given.group("limit_mm_per_prompt").items():
         if kind == "image":
             yield Flag("data.max_images_per_prompt", most)
         else:
             yield Note("without counterpart", "limit_mm_per_prompt", f"{kind}: no limit is needed")
-    for name, value in _json(given, "processor_kwargs").items():
+    for name, value in given.group("processor_kwargs").items():
         if name in ("min_pixels", "max_pixels"):
             yield Flag(f"data.{name}", value)
         else:
@@ -147,18 +145,6 @@ def _frozen(given: Given) -> Results:
         yield Note("another meaning", "freeze_prefix", "--actor.freeze_visual_encoder freezes the critic's tower, too")
     else:
         yield Flag("actor.freeze_prefix", _words(given["freeze_prefix"]))
-
-
-def _json(given: Given, name: str) -> Mapping[str, object]:
-    value = given[name]
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except json.JSONDecodeError as error:
-            raise UserError(f"--{name} {value!r} is no JSON: {error}") from error
-    if value is not None and not isinstance(value, dict):
-        raise UserError(f"--{name} {value!r} must be a JSON object")
-    return value or {}
 
 
 def _words(value: object) -> list[str]:
@@ -315,6 +301,7 @@ PPO = (
     _ruled("use_kl_estimator_k3", "--algo.kl.estimator k3 here", False),
     _ruled("enable_vllm_is_correction", "--algo.advantage.is_correction_level here", False),
     _ruled("vllm_is_correction_type", "--algo.advantage.is_correction_mode here", "tis"),
+    _ruled("use_icepop", "--algo.advantage.is_correction_mode mask here", False),
     _ruled("vllm_is_truncated_threshold", "--algo.advantage.is_correction_threshold here", 2),
     to("async_train", "train.async_enable"),
     to("async_queue_size", "train.async_queue_size"),
@@ -455,11 +442,20 @@ def _reward_tokens(given: Given) -> Results:
         yield Flag("model.reward_tokens", _words(given["reward_tokens"]))
 
 
+_LATER_NAMES = {"model_name_or_path": "pretrain", "ckpt_save_path": "save_path"}
+"""Names in versions between 0.9 and 0.10."""
+
+
 def _table(command: Command, settings: tuple[Setting, ...], rules: tuple[Rule, ...] = SUPERVISED_RULES) -> Table:
     known = leaf_types(CONFIG_CLASSES[command])
     shared = tuple(one for one in (*SHARED, *SUPERVISED) if set(one.flags) <= known.keys())
     return Table(
-        system="OpenRLHF before 0.10", command=command, settings=(*shared, *settings), rules=rules, prefix="--"
+        system="OpenRLHF before 0.10",
+        command=command,
+        settings=(*shared, *settings),
+        rules=rules,
+        prefix="--",
+        names=_LATER_NAMES,
     )
 
 

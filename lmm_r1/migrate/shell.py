@@ -24,7 +24,7 @@ from lmm_r1.migrate.shell_syntax import (
     Test,
     parsed,
 )
-from lmm_r1.migrate.shell_values import arithmetic, as_shown, condition, seen, unknown, unknowns
+from lmm_r1.migrate.shell_values import arithmetic, as_shown, condition, parts, seen, unknown, unknowns
 from lmm_r1.migrate.shell_words import Piece, Word, pieces_in_quotes, pieces_of
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(?:\[[^\]]*\])?(\+?)=")
@@ -129,7 +129,8 @@ class Script:
         if node.words is None and not node.name:
             status = (yield from self._sequence(node.condition, maybe=maybe)) if node.condition else None
             if status is not node.until or status is None:
-                yield from self._sequence(node.body, maybe=True)
+                # Once, as a run begins it.
+                yield from self._sequence(node.body, maybe=maybe or status is False)
             return None
         words = [text for word in node.words or () for text in self._expanded(word)]
         if len(words) == 1:
@@ -291,10 +292,10 @@ class Script:
             )
             if isinstance(value, list):
                 values = value if piece.quoted else [part for one in value for part in one.split()]
-            elif piece.quoted or unknowns(value):
+            elif piece.quoted:
                 values, exists = [value], True
             else:
-                values = re.split(r"\s+", value)
+                values, exists = parts(value), exists or bool(unknowns(value))
             for number, one in enumerate(values):
                 if number:
                     texts.append("")

@@ -38,6 +38,11 @@ def seen(text: str) -> str | None:
     return None if _OPEN in without else without
 
 
+def parts(text: str) -> list[str]:
+    """Return the text split at blanks, but not inside of unknown parts."""
+    return re.split(rf"\s+(?![^{_OPEN}{_CLOSE}]*{_CLOSE})", text)
+
+
 _BINARY: Mapping[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,

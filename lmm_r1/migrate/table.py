@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import json
 import re
 import types
 import typing
@@ -40,6 +41,11 @@ TO_FILL_IN = re.compile(
     r"|(?:/|\b)path/to\b|\b(?:YOUR|your)[_-]\w+"
 )
 """What a published file leaves to whoever uses it: variables without a value, and places such as [YOUR_IMAGES_DIR]."""
+
+
+_SECRET = re.compile(r"api_?key|(?:hf|wandb|access|auth)_?(?:key|token)|secret|password|use_wandb", re.IGNORECASE)
+_LONGEST_SAID = 60
+"""Characters of a value in a note."""
 
 
 class _Default(enum.Enum):
@@ -117,6 +123,8 @@ class Table:
     """Prefix of a name on its command line."""
     names: Mapping[str, str] = field(default_factory=dict)
     """The table's names of settings that have other names in files."""
+    families: Mapping[str, str] = field(default_factory=dict)
+    """Why settings that the table does not list have no counterpart, by a part of their names."""
 
     @property
     def by_name(self) -> dict[str, Setting]:
@@ -135,6 +143,8 @@ class Conversion:
     notes: tuple[Note, ...]
     open: tuple[OpenPlace, ...] = ()
     """Values to fill in before a run."""
+    values: Mapping[str, str] = field(default_factory=dict)
+    """What the file gives for each setting, to be shown."""
 
 
 @dataclass(frozen=True)
@@ -197,9 +207,14 @@ class Given:
         return str(value)
 
     def group(self, name: str) -> Mapping[str, object]:
-        """Return the values that are nested in a setting; raises UserError for what is no group."""
+        """Return the values that are nested in a setting, or in its JSON; raises UserError for what is no group."""
         value = self[name]
-        if value is None:
+        if isinstance(value, str) and value:
+            try:
+                value = json.loads(value)
+            except json.JSONDecodeError as error:
+                raise UserError(f"{self._prefix}{name} {value!r} is no JSON: {error}") from error
+        if value in (None, ""):
             return {}
         if not isinstance(value, dict):
             raise self._wrong(name, "a group of settings")
@@ -244,7 +259,9 @@ def convert(
         if setting.flags:
             for flag in setting.flags:
                 if given.has(setting.name):
-                    flags[flag] = value
+                    # Nothing is given as `null`, unless that is a value of ours.
+                    if value is not None or type(None) in typing.get_args(known[flag]):
+                        flags[flag] = value
                 elif setting.default is not OURS and not _equal(dotted.get(ours, flag), value):
                     flags[flag] = value
                     defaults.append(flag)
@@ -258,7 +275,8 @@ def convert(
                 flags[result.name] = result.value
     for name in values:
         if name not in table.by_name:
-            notes.append(Note("without counterpart", name, f"not known as a setting of {table.system}"))
+            says = next((says for part, says in table.families.items() if part in name), None)
+            notes.append(Note("without counterpart", name, says or f"not known as a setting of {table.system}"))
     in_order = {flag: _fitted(_plain(flags[flag]), hint) for flag, hint in known.items() if flag in flags}
     assert in_order.keys() == flags.keys(), f"no flags: {sorted(flags.keys() - in_order.keys())}"
     named = tuple(_renamed(note, shown or {}) for note in notes)
@@ -268,7 +286,16 @@ def convert(
         defaults=tuple(name for name in defaults if name in flags),
         notes=(*named, *remarks),
         open=tuple(_open_places(in_order, why_open or {})),
+        values={(shown or {}).get(name, name): _said(name, value) for name, value in values.items()},
     )
+
+
+def _said(name: str, value: object) -> str:
+    """Return a value as the notes show it: in one line of limited length, and no secret."""
+    if _SECRET.search(name):
+        return "not shown"
+    text = " ".join((value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)).split())
+    return text if len(text) <= _LONGEST_SAID else f"{text[:_LONGEST_SAID]}..."
 
 
 def _fitted(value: object, hint: object) -> object:
@@ -290,6 +317,9 @@ def _open_places(flags: Mapping[str, object], why: Mapping[str, str]) -> Iterato
         texts = value if isinstance(value, list) else [value]
         found = dict.fromkeys(match[0] for text in texts for match in TO_FILL_IN.finditer(str(text)))
         for text in found:
+            # A tag that is closed belongs to the text.
+            if f"</{text[1:]}" in str(value):
+                continue
             yield OpenPlace(flag, text, why.get(text, ""))
 
 
@@ -340,7 +370,8 @@ def to_document(conversion: Conversion, *, source: str, system: str) -> str:
         subjects: dict[str, list[str]] = {}
         for note in conversion.notes:
             if note.kind == kind:
-                subjects.setdefault(note.text, []).append(note.subject)
+                value = conversion.values.get(note.subject) if kind == "without counterpart" else None
+                subjects.setdefault(note.text, []).append(note.subject + (f" ({value})" if value else ""))
         lines = [f"  {', '.join(names)}: {text}" for text, names in subjects.items()]
         comments += [title, *lines] if lines else []
     if conversion.open:

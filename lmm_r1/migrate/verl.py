@@ -35,6 +35,7 @@ _SAME_OF_ROLLOUT = (
     "enable_chunked_prefill max_model_len max_num_batched_tokens"
 )
 NAMES = {
+    "actor_rollout_ref.model.use_rmpad": "worker.actor.padding_free",
     "data.train_batch_size": "data.rollout_batch_size",
     "data.gen_batch_size": "data.mini_rollout_batch_size",
     f"{ACTOR}.ppo_mini_batch_size": "worker.actor.global_batch_size",
@@ -75,6 +76,7 @@ NAMES = {
     "trainer.test_freq": "trainer.val_freq",
     "trainer.default_local_dir": "trainer.save_checkpoint_path",
     "trainer.max_actor_ckpt_to_keep": "trainer.save_limit",
+    "trainer.max_critic_ckpt_to_keep": "trainer.save_limit",
     "reward.custom_reward_function.path": "custom_reward_function.path",
     "reward.custom_reward_function.name": "custom_reward_function.name",
     f"{ROLLOUT}.val_kwargs.n": f"{ROLLOUT}.val_n",
@@ -83,8 +85,12 @@ NAMES = {
     **{f"{ACTOR}.{name}": f"worker.actor.{name}" for name in _SAME_OF_ACTOR.split()},
     **{f"{ROLLOUT}.{name}": f"worker.rollout.{name}" for name in _SAME_OF_ROLLOUT.split()},
     **{
-        f"{group}.reward_kwargs.overlong_buffer_cfg.{name}": f"reward_model.overlong_buffer.{name}"
-        for group in ("reward_model", "reward")
+        f"{group}.{name}": f"reward_model.overlong_buffer.{name}"
+        for group in (
+            "custom_reward_function.overlong_buffer",
+            "reward_model.reward_kwargs.overlong_buffer_cfg",
+            "reward.reward_kwargs.overlong_buffer_cfg",
+        )
         for name in ("enable", "len", "penalty_factor")
     },
 }
@@ -116,6 +122,16 @@ DEFAULTS: dict[str, object] = {
 """Defaults of verl and of Mini-o3's rows that differ from EasyR1's."""
 
 _SAME = "it is always so here, or has no use here"
+_GRADIENTS = f"{ACTOR}.fsdp_config.grad_offload"
+"""Only verl before 0.3 has it, in which KL is in the reward unless it is a loss."""
+_FAMILIES = {
+    ".megatron.": "weights are sharded by DeepSpeed (--ds.zero_stage), not Megatron",
+    ".override_config.": "the checkpoint's config is used unchanged; edit it in the checkpoint",
+    ".engine_kwargs.": "arguments of the engine are not passed on",
+    "critic.": "the critic has the policy's settings of memory and passes",
+    "reward_model.model.": "the reward model has the policy's settings of memory and passes",
+    ".fsdp_config.": "weights are sharded by DeepSpeed (--ds.zero_stage), not FSDP",
+}
 _ABSENT = {
     JUDGE: "reward_model.reward_manager",
     "only the last <answer> of the last turn is judged": "data.gpt_extract_answer data.extract_answer_tags",
@@ -130,7 +146,12 @@ _ABSENT = {
         f"{_REF}.log_prob_micro_batch_size_per_gpu trainer.val_generations_to_log_to_wandb "
         "trainer.log_training_rollouts_freq trainer.train_generations_to_log_to_wandb trainer.use_3drope "
         f"data.return_raw_chat {MULTI_TURN}.tokenization_sanity_check_mode {ROLLOUT}.agent.num_workers "
-        f"{ROLLOUT}.calculate_log_probs"
+        f"{ROLLOUT}.calculate_log_probs {ROLLOUT}.log_prob_use_dynamic_bsz {_REF}.log_prob_use_dynamic_bsz "
+        f"{_REF}.log_prob_max_token_len_per_gpu {_REF}.ulysses_sequence_parallel_size trainer.balance_batch "
+        f"{_REF}.log_prob_micro_batch_size {_GRADIENTS} actor_rollout_ref.model.use_fused_kernels"
+    ),
+    "evaluation samples like training, except for --eval.temperature and --eval.n_samples_per_prompt": (
+        f"{ROLLOUT}.val_kwargs.top_p {ROLLOUT}.val_kwargs.top_k"
     ),
 }
 _MULTIPLIER = "trainer.rejection_sample_multiplier"
@@ -145,7 +166,9 @@ _RIGHT = "acc"
 """The only metric of DAPO's filter that does not name a reward."""
 _MINI_O3_LEAST_STD, _LEAST_STD = 1e-4, 1e-6
 _OVERLONG = tuple(f"reward_model.overlong_buffer.{what}" for what in ("enable", "len", "penalty_factor"))
+_TOKENWISE = f"{ACTOR}.use_token_level_loss"
 _RULED = (
+    _TOKENWISE,
     "algorithm.use_kl_in_reward",
     "algorithm.kl_penalty_in_reward",
     f"{ACTOR}.loss_agg_mode",
@@ -174,6 +197,9 @@ _RULED = (
 
 def _kl(given: Given) -> Iterator[Flag | Note]:
     """Convert the KL penalty: in verl it is a loss, part of the reward, or absent, which is the default."""
+    in_reward = given["algorithm.use_kl_in_reward"]
+    if not given.has("algorithm.use_kl_in_reward") and given.has(_GRADIENTS):
+        in_reward = not given.switch("algorithm.use_kl_loss")
     if given["algorithm.use_kl_in_reward"] and given.switch("algorithm.use_kl_loss"):
         yield Note(
             "without counterpart",
@@ -181,7 +207,7 @@ def _kl(given: Given) -> Iterator[Flag | Note]:
             "KL is either a loss or part of the reward; algorithm.use_kl_loss selects the loss, so set only one of them",
         )
         return
-    if given["algorithm.use_kl_in_reward"]:
+    if in_reward:
         penalty = given.text("algorithm.kl_penalty_in_reward") or "kl"
         yield Flag("algo.kl.estimator", KL_ESTIMATORS.get(penalty, "k1"))
         if penalty not in KL_ESTIMATORS:
@@ -332,6 +358,8 @@ def _kept_groups(given: Given, switch: str) -> Iterator[Flag | Note]:
 
 
 def _policy(given: Given) -> Iterator[Flag | Note]:
+    if given[_TOKENWISE] is not None:
+        yield Flag("actor.loss_agg_mode", LOSS_MEANS["token" if given.switch(_TOKENWISE) else "seq"])
     yield from _aggregation(given)
     yield from _deviations(given)
     if given[f"{ACTOR}.entropy_coeff"]:
@@ -362,7 +390,12 @@ VERL = Table(
     system="verl",
     command="train_ppo_ray",
     settings=(
-        *(replace(setting, default=DEFAULTS.get(setting.name, setting.default)) for setting in EASYR1.settings),
+        *(
+            replace(setting, default=DEFAULTS.get(setting.name, setting.default))
+            for setting in EASYR1.settings
+            # A text there is a name here.
+            if setting.name != "data.system_prompt"
+        ),
         *(Setting(name=name, by_rule=True, default=DEFAULTS.get(name)) for name in _RULED),
         *TURN_SETTINGS,
         *REWARD_SETTINGS,
@@ -376,4 +409,5 @@ VERL = Table(
         *REWARD_RULES,
     ),
     names=NAMES,
+    families=_FAMILIES,
 )

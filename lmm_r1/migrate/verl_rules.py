@@ -9,7 +9,7 @@ from typing import Literal
 
 from lmm_r1.config.ppo import DEFAULT_VERIFIER, AgentConfig
 from lmm_r1.errors import UserError
-from lmm_r1.migrate.easyr1 import lengths
+from lmm_r1.migrate.easyr1 import lengths, overlong_prompts
 from lmm_r1.migrate.easyr1_algorithm import batches, longest_sample
 from lmm_r1.migrate.table import Flag, Given, Note, Rule, Setting
 
@@ -64,6 +64,12 @@ UNLIKE: dict[str, tuple[object, str]] = {
     f"{ROLLOUT}.save_traj_dir": (None, "rollouts.jsonl, with its pictures, is in --ckpt.output_dir"),
 }
 """Settings with only one behaviour here: the value that selects it, and the note about other values."""
+
+
+OF_ALL_GPUS = {
+    f"{ACTOR}.ppo_micro_batch_size": "train.micro_batch_size",
+    f"{ROLLOUT}.log_prob_micro_batch_size": "rollout.micro_batch_size",
+}
 
 
 def crops(given: Given) -> bool:
@@ -299,6 +305,20 @@ def _longest(given: Given) -> int:
 
 def _batches(given: Given) -> Iterator[Flag | Note]:
     yield from batches(given, longest=_longest(given))
+    # The first versions count the samples of a pass on all GPUs together.
+    count = max(1, given.whole("trainer.nnodes") * given.whole("trainer.n_gpus_per_node"))
+    for setting, flag in OF_ALL_GPUS.items():
+        if given[setting] is not None:
+            yield Flag(flag, max(1, given.whole(setting) // count))
+            yield Note("derived", setting, f"it counts samples on all {count} GPUs, --{flag} on one")
+
+
+def _overlong_prompts(given: Given) -> Iterator[Flag | Note]:
+    skips, cut = given.switch("data.filter_overlong_prompts"), given.text("data.truncation")
+    yield Flag("data.overlong_prompts", "skip" if skips else "error")
+    if cut != "error":
+        what = "longer prompts are left out" if skips else "a run stops at a prompt that is too long"
+        yield Note("another meaning", "data.truncation", f"verl cuts longer prompts ({cut}); here {what}")
 
 
 TURN_SETTINGS = tuple(
@@ -309,11 +329,13 @@ TURN_SETTINGS = tuple(
         "data.system_prompt": False,
         f"{ROLLOUT}.name": None,
         _ENABLE: False,
+        "data.truncation": "error",
+        **dict.fromkeys(OF_ALL_GPUS),
         IMAGES: {"image": 1},
     }.items()
 )
 TURN_RULES: tuple[Rule, ...] = (*RULES, _turns_environment, _turn_limits, _unlike)
-IN_PLACE: Mapping[Rule, Rule] = {lengths: _lengths, batches: _batches}
+IN_PLACE: Mapping[Rule, Rule] = {lengths: _lengths, batches: _batches, overlong_prompts: _overlong_prompts}
 """EasyR1's rules for single responses, and those that replace them for episodes."""
 
 

@@ -23,6 +23,8 @@ def _columns(given: Given) -> Iterator[Flag | Note]:
     if given["data.multiturn.enable"]:
         yield Flag("data.input_key", given["data.multiturn.messages_key"])
         return
+    if given.has("data.messages_key"):
+        yield Flag("data.input_key", given["data.messages_key"])
     if given.has("data.prompt_key"):
         yield Flag("data.input_key", given["data.prompt_key"])
     if given.has("data.response_key"):
@@ -30,10 +32,13 @@ def _columns(given: Given) -> Iterator[Flag | Note]:
     for name in ("data.prompt_dict_keys", "data.response_dict_keys"):
         if keys := given[name]:
             inner = ".".join(map(str, keys)) if isinstance(keys, list) else keys
-            yield Note("without counterpart", name, f"the text is in {inner} of its column; write it to a column")
+            of = name.replace("dict_keys", "key")
+            yield Flag("data.input_key" if "prompt" in name else "data.output_key", f"{given[of]}.{inner}")
 
 
 def _optimizer(given: Given) -> Iterator[Flag | Note]:
+    if (most := given["data.train_max_samples"]) is not None and given.whole("data.train_max_samples") > 0:
+        yield Flag("data.max_samples", most)
     yield Flag("lr_scheduler", _SCHEDULES.get(str(given["optim.lr_scheduler"]), "cosine_with_min_lr"))
     rank = given.whole("model.lora_rank")
     if rank:
@@ -60,6 +65,16 @@ VERL_SFT = Table(
         ruled("data.response_key", "answer"),
         ruled("data.prompt_dict_keys"),
         ruled("data.response_dict_keys"),
+        ruled("data.messages_key"),
+        ruled("data.train_max_samples"),
+        to("data.image_key", "data.image_key"),
+        to("data.image_min_pixels", "data.min_pixels"),
+        to("data.image_max_pixels", "data.max_pixels"),
+        to("optim.min_lr_ratio", "min_lr_ratio"),
+        to("trainer.max_ckpt_to_keep", "ckpt.max_num"),
+        without("data.use_dynamic_bsz", "a pass has --train.micro_batch_size rows", False),
+        without("data.max_token_len_per_gpu", "a pass has --train.micro_batch_size rows", None),
+        without("model.freeze_vision_tower", "--model.freeze_prefix names what is not trained", False),
         ruled("data.multiturn.enable", False),
         ruled("data.multiturn.messages_key", "messages"),
         to("data.max_length", "data.max_len", default=1024),
@@ -101,6 +116,9 @@ VERL_SFT = Table(
     rules=(_files, _columns, _optimizer, _records),
     names={
         "model.path": "model.partial_pretrain",
+        "model.use_remove_padding": "use_remove_padding",
+        "optim.warmup_style": "optim.lr_scheduler",
+        "optim.lr_scheduler_type": "optim.lr_scheduler",
         "optim.lr_warmup_steps_ratio": "optim.warmup_steps_ratio",
         "data.micro_batch_size": "data.micro_batch_size_per_gpu",
         "engine.ulysses_sequence_parallel_size": "ulysses_sequence_parallel_size",

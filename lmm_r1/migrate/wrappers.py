@@ -259,7 +259,13 @@ def _swift_common(command: Command) -> Rule:
 
 
 def _swift_table(command: Command, *settings: Setting, rules: tuple[Rule, ...] = (batch,)) -> Table:
-    defaults = {"weight_decay": 0.1, "adam_beta2": 0.95, "lr_scheduler_type": "cosine", "warmup_ratio": 0.0}
+    defaults = {
+        "gradient_checkpointing": True,
+        "weight_decay": 0.1,
+        "adam_beta2": 0.95,
+        "lr_scheduler_type": "cosine",
+        "warmup_ratio": 0.0,
+    }
     shared = tuple(
         replace(one, default=defaults.get(one.name, one.default)) for one in trainer_settings(command, lr=_LORA_LR)
     )
