@@ -17,7 +17,9 @@ from lmm_r1.migrate.table import (
     Rule,
     Setting,
     Table,
+    not_needed,
     ruled,
+    settings_of,
     to,
     without,
 )
@@ -27,22 +29,8 @@ SCHEDULES = {"cosine": "cosine_with_min_lr", "constant": "constant_with_warmup"}
 """Schedules that have another name here."""
 ATTENTIONS = {"flash_attn": "flash_attention_2", "fa2": "flash_attention_2", "flash_attention_2": "flash_attention_2"}
 PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
-NOT_NEEDED = "not needed here"
-_NOT_NEEDED = (
-    "do_train do_eval do_predict overwrite_output_dir overwrite_cache ddp_timeout ddp_find_unused_parameters log_level "
-    "logging_strategy logging_first_step logging_dir preprocessing_num_workers dataset_num_proc plot_loss "
-    "remove_unused_columns disable_tqdm dataloader_pin_memory dataloader_persistent_workers dataloader_prefetch_factor "
-    "dataloader_drop_last per_device_eval_batch_size eval_accumulation_steps eval_on_start save_safetensors local_rank "
-    "include_num_input_tokens_seen log_completions num_completions_to_print hub_strategy hub_private_repo "
-    "use_cache group_by_length tf32 load_best_model_at_end bf16_full_eval max_shard_size data_seed lazy_tokenize "
-    "greater_is_better average_tokens_across_devices torch_empty_cache_steps dataset_streaming prediction_loss_only"
-)
 MARKS_OF_GRPO = ("num_generations", "max_completion_length", "reward_funcs")
 """Arguments that only GRPO has."""
-
-
-def not_needed(names: str) -> tuple[Setting, ...]:
-    return tuple(without(name, NOT_NEEDED) for name in names.split())
 
 
 def trainer_settings(command: Command, *, lr: float, epochs: int = 3) -> tuple[Setting, ...]:
@@ -55,57 +43,14 @@ def trainer_settings(command: Command, *, lr: float, epochs: int = 3) -> tuple[S
     optimizer, model = ("actor.", "actor") if command == "train_ppo_ray" else ("", "model")
     return (
         to("learning_rate", f"{optimizer}adam.lr", default=lr),
-        to("weight_decay", f"{optimizer}adam.weight_decay", default=0.0),
-        ruled("adam_beta1", 0.9),
-        ruled("adam_beta2", 0.999),
-        to("adam_epsilon", f"{optimizer}adam.eps"),
-        to("max_grad_norm", f"{optimizer}max_norm", default=1.0),
-        to("warmup_ratio", f"{optimizer}lr_warmup_ratio", default=0.0),
-        without("warmup_steps", "give it as a share of all updates: lr_warmup_ratio", None, 0),
-        ruled("lr_scheduler_type", "linear"),
-        without("lr_scheduler_kwargs", "min_lr_ratio is the share of the peak that is left at the end", None),
         ruled("num_train_epochs", epochs),
-        to("max_steps", "train.max_steps", default=-1),
-        ruled("per_device_train_batch_size", 8),
-        ruled("gradient_accumulation_steps", 1),
-        ruled("nproc_per_node"),
-        ruled("nnodes", 1),
-        to("seed", "train.seed", default=42),
-        ruled("bf16", False),
-        ruled("fp16", False),
-        ruled("torch_dtype"),
-        to("gradient_checkpointing", f"{model}.gradient_checkpointing_enable", default=False),
-        ruled("gradient_checkpointing_kwargs"),
-        ruled("deepspeed"),
-        ruled("report_to", "none"),
-        to("run_name", "logger.wandb.run_name"),
-        to("output_dir", "ckpt.output_dir"),
-        ruled("save_strategy", "steps"),
-        ruled("save_steps", 500),
-        ruled("save_total_limit"),
-        ruled("save_only_model", False),
-        ruled("eval_strategy", "no"),
-        ruled("eval_steps"),
-        to("logging_steps", "logger.logging_steps"),
-        ruled("attn_implementation"),
-        to("use_liger_kernel", "ds.use_liger_kernel"),
+        *settings_of("trainer", optimizer=optimizer, model=model),
         (
             without("dataloader_num_workers", "all rows are read before the first step")
             if command == "train_ppo_ray"
             else to("dataloader_num_workers", "data.dataloader_num_workers")
         ),
-        to("trust_remote_code", "train.trust_remote_code", default=False),
-        ruled("push_to_hub", False),
-        ruled("hub_model_id"),
-        without(
-            "resume_from_checkpoint", "a run resumes from its own folder; their checkpoints are not read", None, False
-        ),
-        without(
-            "optim", "the optimizer is AdamW; `optim` of this command has others", "adamw_torch", "adamw_torch_fused"
-        ),
-        without("metric_for_best_model", "--ckpt.best_metric_key names a metric of ours", None),
-        without("neftune_noise_alpha", "there is no noise on embeddings", None, 0),
-        *not_needed(_NOT_NEEDED),
+        *settings_of("trainer_end"),
     )
 
 
@@ -395,53 +340,8 @@ def sequence_lengths(given: Given) -> Results:
     )
 
 
-GRPO = (
-    ruled("num_generations", 8),
-    ruled("steps_per_generation"),
-    ruled("max_prompt_length", 512),
-    to("temperature", "rollout.temperature", default=1.0),
-    to("top_p", "rollout.top_p", default=1.0),
-    ruled("top_k"),
-    to("num_iterations", "train.max_epochs", default=1),
-    ruled("epsilon", 0.2),
-    ruled("epsilon_high"),
-    to("delta", "actor.dual_clip"),
-    ruled("loss_type", "grpo"),
-    ruled("importance_sampling_level", "token"),
-    ruled("scale_rewards", True),
-    to("max_pixels", "data.max_pixels"),
-    to("min_pixels", "data.min_pixels"),
-    to("vllm_gpu_memory_utilization", "vllm.gpu_memory_utilization"),
-    to("vllm_tensor_parallel_size", "vllm.tensor_parallel_size"),
-    without("reward_weights", "--reward.part_weights weighs the parts of a reward", None),
-    without("repetition_penalty", "responses are sampled without a penalty for repetition", 1.0),
-    without("mask_truncated_completions", "truncated responses are trained on; --reward.overlong_buffer_len", False),
-    without("vllm_server_host", "the run starts its own engines", None),
-    without("min_p", "responses are sampled by temperature, top_p and top_k", None),
-    *not_needed(
-        "use_vllm vllm_mode vllm_device vllm_max_model_len vllm_max_model_length vllm_server_port vllm_server_timeout "
-        "vllm_server_base_url vllm_dtype vllm_enable_sleep_mode vllm_limit_mm_per_prompt sleep_level async_generate "
-        "offload_optimizer offload_model move_model_batches ds3_gather_for_generation shuffle_dataset"
-    ),
-)
+GRPO = settings_of("grpo")
 """Arguments of GRPO that TRL and ms-swift share."""
-_DATA = (
-    without("model_revision", "a name takes the newest revision; give a folder with another one", "main", None),
-    without("dataset_config", "name the folder or files of the configuration", None),
-    without("dataset_configs", "name the folder or files of the configuration", None),
-    ruled("dataset_test_split"),
-)
-_LORA = (
-    ruled("use_peft", False),
-    ruled("lora_r", 16),
-    ruled("lora_alpha", 32),
-    ruled("lora_dropout", 0.05),
-    ruled("lora_target_modules"),
-    to("load_in_4bit", "ds.load_in_4bit"),
-    to("use_dora", "ds.lora.use_dora"),
-    to("use_rslora", "ds.lora.use_rslora"),
-    *not_needed("lora_task_type bnb_4bit_quant_type use_bnb_nested_quant lora_modules_to_save"),
-)
 _ADAPTER = adapter(
     rank="lora_r",
     alpha="lora_alpha",
@@ -469,8 +369,8 @@ def _supervised(command: Command, *, lr: float, settings: tuple[Setting, ...]) -
             to("dataset_train_split", "data.dataset_split"),
             to("max_length", "data.max_len", default=1024),
             ruled("dataset_test_name"),
-            *_DATA,
-            *_LORA,
+            *settings_of("trl_data"),
+            *settings_of("trl_lora"),
             *settings,
         ),
         rules=(*trainer_rules(command), batch, _ADAPTER, _EVALUATION),
@@ -491,8 +391,8 @@ def _grpo(system: str, *, counts_prompts: bool, beta: float, longest: int) -> Ta
             to("dataset_train_split", "data.prompt_split"),
             to("freeze_vision_tower", "actor.freeze_visual_encoder"),
             ruled("dataset_test_name"),
-            *_DATA,
-            *_LORA,
+            *settings_of("trl_data"),
+            *settings_of("trl_lora"),
             *GRPO,
             ruled("beta", beta),
             ruled("max_completion_length", longest),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import enum
+import functools
 import json
 import re
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
 import yaml
@@ -71,6 +73,41 @@ class Setting:
     """What it is here, for who asks by its name; of a setting without counterpart, why, and what to do."""
     harmless: tuple[object, ...] = ()
     """Values of a setting without counterpart that ask for nothing but what happens here anyway."""
+
+
+def settings_of(group: str, **words: str) -> tuple[Setting, ...]:
+    """Return the settings of a group of `settings.yaml`.
+
+    Args:
+        words: replace their names in braces in our flags.
+    """
+    rows = _groups()[group]
+    taken: list[Setting] = []
+    for name, row in rows.get("to", {}).items():
+        flags, *default = row if isinstance(row, list) else [row]
+        named = flags if isinstance(flags, list) else [flags]
+        taken.append(to(name, *(flag.format(**words) for flag in named), default=default[0] if default else OURS))
+    taken += [ruled(name, default) for name, default in rows.get("ruled", {}).items()]
+    taken += [
+        Setting(name=name, by_rule=True, says=says, default=v) for name, (says, v) in rows.get("told", {}).items()
+    ]
+    taken += [without(name, *row) for name, row in rows.get("without", {}).items()]
+    return (*taken, *not_needed(rows.get("not_needed", "")))
+
+
+def names_of(group: str) -> Mapping[str, Any]:
+    """Return a mapping of `settings.yaml`: the table's names by other names, or defaults by names."""
+    return _groups()[group]
+
+
+@functools.cache
+def _groups() -> Mapping[str, Mapping[str, Any]]:
+    return yaml.safe_load(Path(__file__).with_name("settings.yaml").read_text(encoding="utf-8"))
+
+
+def not_needed(names: str) -> tuple[Setting, ...]:
+    """Return settings that ask for nothing here."""
+    return tuple(without(name, "not needed here") for name in names.split())
 
 
 def to(name: str, *flags: str, default: object = OURS) -> Setting:

@@ -12,13 +12,11 @@ from dataclasses import replace
 from lmm_r1.config.model_checks import CONSTANT
 from lmm_r1.migrate.easyr1 import EASYR1
 from lmm_r1.migrate.easyr1_algorithm import KL_ESTIMATORS, LOSS_MEANS, most_batches
-from lmm_r1.migrate.table import Flag, Given, Note, Setting, Table
+from lmm_r1.migrate.table import Flag, Given, Note, Table, names_of, settings_of
 from lmm_r1.migrate.verl_rules import (
     ACTOR,
     IMAGES,
     IN_PLACE,
-    JUDGE,
-    MULTI_TURN,
     REWARD_RULES,
     REWARD_SETTINGS,
     ROLLOUT,
@@ -29,99 +27,6 @@ from lmm_r1.migrate.verl_rules import (
 
 _REF = "actor_rollout_ref.ref"
 
-_SAME_OF_ACTOR = "clip_ratio_low clip_ratio_high ppo_epochs use_torch_compile strategy optim.lr optim.betas optim.weight_decay optim.lr_warmup_steps optim.min_lr_ratio"
-_SAME_OF_ROLLOUT = (
-    "n temperature top_p top_k limit_images dtype gpu_memory_utilization ignore_eos enforce_eager "
-    "enable_chunked_prefill max_model_len max_num_batched_tokens"
-)
-NAMES = {
-    "actor_rollout_ref.model.use_rmpad": "worker.actor.padding_free",
-    "data.train_batch_size": "data.rollout_batch_size",
-    "data.gen_batch_size": "data.mini_rollout_batch_size",
-    f"{ACTOR}.ppo_mini_batch_size": "worker.actor.global_batch_size",
-    f"{ACTOR}.ppo_micro_batch_size_per_gpu": "worker.actor.micro_batch_size_per_device_for_update",
-    f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu": "worker.actor.micro_batch_size_per_device_for_experience",
-    f"{ACTOR}.grad_clip": "worker.actor.max_grad_norm",
-    f"{ACTOR}.clip_ratio_c": "worker.actor.clip_ratio_dual",
-    f"{ACTOR}.policy_loss.loss_mode": "worker.actor.loss_type",
-    f"{ACTOR}.tau_pos": "worker.actor.tau_positive",
-    f"{ACTOR}.tau_neg": "worker.actor.tau_negative",
-    f"{ACTOR}.use_dynamic_bsz": "worker.actor.dynamic_batching",
-    f"{ACTOR}.ulysses_sequence_parallel_size": "worker.actor.ulysses_size",
-    f"{ACTOR}.use_kl_loss": "algorithm.use_kl_loss",
-    f"{ACTOR}.kl_loss_type": "algorithm.kl_penalty",
-    f"{ACTOR}.kl_loss_coef": "algorithm.kl_coef",
-    f"{ACTOR}.optim.lr_warmup_steps_ratio": "worker.actor.optim.lr_warmup_ratio",
-    f"{ACTOR}.optim.warmup_style": "worker.actor.optim.lr_scheduler_type",
-    f"{ACTOR}.fsdp_config.param_offload": "worker.actor.offload.offload_params",
-    f"{ACTOR}.fsdp_config.optimizer_offload": "worker.actor.offload.offload_optimizer",
-    f"{ACTOR}.fsdp_config.fsdp_size": "worker.actor.fsdp.fsdp_size",
-    "actor_rollout_ref.model.path": "worker.actor.model.model_path",
-    "actor_rollout_ref.model.use_remove_padding": "worker.actor.padding_free",
-    "actor_rollout_ref.model.enable_gradient_checkpointing": "worker.actor.model.enable_gradient_checkpointing",
-    "actor_rollout_ref.model.trust_remote_code": "worker.actor.model.trust_remote_code",
-    "actor_rollout_ref.model.lora_rank": "worker.actor.model.lora.rank",
-    "actor_rollout_ref.model.lora_alpha": "worker.actor.model.lora.alpha",
-    "actor_rollout_ref.model.target_modules": "worker.actor.model.lora.target_modules",
-    f"{ROLLOUT}.tensor_model_parallel_size": "worker.rollout.tensor_parallel_size",
-    f"{_REF}.fsdp_config.param_offload": "worker.ref.offload.offload_params",
-    "algorithm.kl_penalty": "algorithm.kl_penalty_in_reward",
-    "critic.model.path": "worker.critic.model.model_path",
-    "critic.grad_clip": "worker.critic.max_grad_norm",
-    "critic.cliprange_value": "worker.critic.cliprange_value",
-    "critic.optim.lr": "worker.critic.optim.lr",
-    "critic.optim.weight_decay": "worker.critic.optim.weight_decay",
-    "critic.optim.lr_warmup_steps_ratio": "worker.critic.optim.lr_warmup_ratio",
-    "trainer.total_training_steps": "trainer.max_steps",
-    "trainer.test_freq": "trainer.val_freq",
-    "trainer.default_local_dir": "trainer.save_checkpoint_path",
-    "trainer.max_actor_ckpt_to_keep": "trainer.save_limit",
-    "trainer.max_critic_ckpt_to_keep": "trainer.save_limit",
-    "reward.custom_reward_function.path": "custom_reward_function.path",
-    "reward.custom_reward_function.name": "custom_reward_function.name",
-    f"{ROLLOUT}.val_kwargs.n": f"{ROLLOUT}.val_n",
-    f"{ROLLOUT}.val_kwargs.do_sample": f"{ROLLOUT}.val_do_sample",
-    f"{_REF}.fsdp_config.optimizer_offload": "worker.ref.offload.offload_optimizer",
-    **{f"{ACTOR}.{name}": f"worker.actor.{name}" for name in _SAME_OF_ACTOR.split()},
-    **{f"{ROLLOUT}.{name}": f"worker.rollout.{name}" for name in _SAME_OF_ROLLOUT.split()},
-    **{
-        f"{group}.{name}": f"reward_model.overlong_buffer.{name}"
-        for group in (
-            "custom_reward_function.overlong_buffer",
-            "reward_model.reward_kwargs.overlong_buffer_cfg",
-            "reward.reward_kwargs.overlong_buffer_cfg",
-        )
-        for name in ("enable", "len", "penalty_factor")
-    },
-}
-"""EasyR1's name of each setting that has another name in verl."""
-
-DEFAULTS: dict[str, object] = {
-    "algorithm.adv_estimator": "gae",
-    # The estimator in the loss; that in the reward is another setting.
-    "algorithm.kl_penalty": "low_var_kl",
-    "algorithm.max_num_gen_batches": 256,
-    "worker.critic.optim.lr": 1e-5,
-    "data.rollout_batch_size": 1024,
-    "data.filter_overlong_prompts": False,
-    "data.min_pixels": None,
-    "data.max_pixels": None,
-    "worker.actor.micro_batch_size_per_device_for_update": 1,
-    "worker.actor.micro_batch_size_per_device_for_experience": 1,
-    "worker.actor.clip_ratio_high": 0.2,
-    "worker.actor.dynamic_batching": False,
-    "worker.actor.padding_free": False,
-    "worker.actor.model.enable_gradient_checkpointing": False,
-    "worker.rollout.gpu_memory_utilization": 0.5,
-    "worker.rollout.enable_chunked_prefill": True,
-    "trainer.total_epochs": 30,
-    "trainer.project_name": "verl_examples",
-    "trainer.experiment_name": "gsm8k",
-    "trainer.find_last_checkpoint": True,
-}
-"""Defaults of verl and of Mini-o3's rows that differ from EasyR1's."""
-
-_SAME = "it is always so here, or has no use here"
 _GRADIENTS = f"{ACTOR}.fsdp_config.grad_offload"
 """Only verl before 0.3 has it, in which KL is in the reward unless it is a loss."""
 _FAMILIES = {
@@ -131,28 +36,6 @@ _FAMILIES = {
     "critic.": "the critic has the policy's settings of memory and passes",
     "reward_model.model.": "the reward model has the policy's settings of memory and passes",
     ".fsdp_config.": "weights are sharded by DeepSpeed (--ds.zero_stage), not FSDP",
-}
-_ABSENT = {
-    JUDGE: "reward_model.reward_manager",
-    "only the last <answer> of the last turn is judged": "data.gpt_extract_answer data.extract_answer_tags",
-    "--judge-concurrency of the verifier llm_judge": "data.gpt_threads",
-    "Mini-o3 itself uses the bounds in data": f"{ROLLOUT}.max_pixels {ROLLOUT}.min_pixels",
-    "episodes have no length penalty; --reward.overlong_buffer_len is for single responses": (
-        "reward_model.overlong_buffer_len"
-    ),
-    "write your own loop as a class Environment (docs/agents.md)": f"{ROLLOUT}.agent.default_agent_loop",
-    _SAME: (
-        f"{ROLLOUT}.vllm_infer_batch_size {ROLLOUT}.mode {ROLLOUT}.free_cache_engine "
-        f"{_REF}.log_prob_micro_batch_size_per_gpu trainer.val_generations_to_log_to_wandb "
-        "trainer.log_training_rollouts_freq trainer.train_generations_to_log_to_wandb trainer.use_3drope "
-        f"data.return_raw_chat {MULTI_TURN}.tokenization_sanity_check_mode {ROLLOUT}.agent.num_workers "
-        f"{ROLLOUT}.calculate_log_probs {ROLLOUT}.log_prob_use_dynamic_bsz {_REF}.log_prob_use_dynamic_bsz "
-        f"{_REF}.log_prob_max_token_len_per_gpu {_REF}.ulysses_sequence_parallel_size trainer.balance_batch "
-        f"{_REF}.log_prob_micro_batch_size {_GRADIENTS} actor_rollout_ref.model.use_fused_kernels"
-    ),
-    "evaluation samples like training, except for --eval.temperature and --eval.n_samples_per_prompt": (
-        f"{ROLLOUT}.val_kwargs.top_p {ROLLOUT}.val_kwargs.top_k"
-    ),
 }
 _MULTIPLIER = "trainer.rejection_sample_multiplier"
 _REJECTION, _FILTER = "trainer.rejection_sample", "algorithm.filter_groups.enable"
@@ -167,32 +50,6 @@ _RIGHT = "acc"
 _MINI_O3_LEAST_STD, _LEAST_STD = 1e-4, 1e-6
 _OVERLONG = tuple(f"reward_model.overlong_buffer.{what}" for what in ("enable", "len", "penalty_factor"))
 _TOKENWISE = f"{ACTOR}.use_token_level_loss"
-_RULED = (
-    _TOKENWISE,
-    "algorithm.use_kl_in_reward",
-    "algorithm.kl_penalty_in_reward",
-    f"{ACTOR}.loss_agg_mode",
-    f"{ACTOR}.loss_scale_factor",
-    "algorithm.norm_adv_by_std_in_grpo",
-    "algorithm.kl_ctrl.kl_coef",
-    f"{ACTOR}.entropy_coeff",
-    f"{ACTOR}.clip_ratio",
-    _MULTIPLIER,
-    _METRIC,
-    *_BOUNDS,
-    *_BOUNDS.values(),
-    f"{ROLLOUT}.val_n",
-    f"{ROLLOUT}.val_do_sample",
-    "custom_reward_function.path",
-    "custom_reward_function.name",
-    "reward_model.enable",
-    "reward_model.model.path",
-    f"{ROLLOUT}.val_kwargs.temperature",
-    f"{ACTOR}.ppo_max_token_len_per_gpu",
-    f"{ROLLOUT}.log_prob_max_token_len_per_gpu",
-    "trainer.resume_mode",
-    *_OVERLONG,
-)
 
 
 def _kl(given: Given) -> Iterator[Flag | Note]:
@@ -380,26 +237,21 @@ def _policy(given: Given) -> Iterator[Flag | Note]:
         )
 
 
-_EXTRA = tuple(
-    Setting(name=name, says=says, default=None, harmless=(None,))
-    for says, names in _ABSENT.items()
-    for name in names.split()
-)
+_DEFAULTS = names_of("verl_defaults")
 
 VERL = Table(
     system="verl",
     command="train_ppo_ray",
     settings=(
         *(
-            replace(setting, default=DEFAULTS.get(setting.name, setting.default))
+            replace(setting, default=_DEFAULTS.get(setting.name, setting.default))
             for setting in EASYR1.settings
             # A text there is a name here.
             if setting.name != "data.system_prompt"
         ),
-        *(Setting(name=name, by_rule=True, default=DEFAULTS.get(name)) for name in _RULED),
+        *settings_of("verl"),
         *TURN_SETTINGS,
         *REWARD_SETTINGS,
-        *_EXTRA,
     ),
     # If several rules set a flag, the last one wins.
     rules=(
@@ -408,6 +260,6 @@ VERL = Table(
         *TURN_RULES,
         *REWARD_RULES,
     ),
-    names=NAMES,
+    names=names_of("verl_names"),
     families=_FAMILIES,
 )

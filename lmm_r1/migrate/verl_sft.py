@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from lmm_r1.migrate.table import TRACKERS, Flag, Given, Note, Table, ruled, to, without
+from lmm_r1.migrate.table import TRACKERS, Flag, Given, Note, Table, names_of, settings_of
 
 _SCHEDULES = {"cosine": "cosine_with_min_lr", "wsd": "cosine_with_min_lr", "constant": "constant_with_warmup"}
 
@@ -57,70 +57,7 @@ def _records(given: Given) -> Iterator[Flag | Note]:
 VERL_SFT = Table(
     system="verl",
     command="train_sft",
-    settings=(
-        to("model.partial_pretrain", "model.model_name_or_path"),
-        ruled("data.train_files"),
-        ruled("data.val_files"),
-        ruled("data.prompt_key", "question"),
-        ruled("data.response_key", "answer"),
-        ruled("data.prompt_dict_keys"),
-        ruled("data.response_dict_keys"),
-        ruled("data.messages_key"),
-        ruled("data.train_max_samples"),
-        to("data.image_key", "data.image_key"),
-        to("data.image_min_pixels", "data.min_pixels"),
-        to("data.image_max_pixels", "data.max_pixels"),
-        to("optim.min_lr_ratio", "min_lr_ratio"),
-        to("trainer.max_ckpt_to_keep", "ckpt.max_num"),
-        without("data.use_dynamic_bsz", "a pass has --train.micro_batch_size rows", False),
-        without("data.max_token_len_per_gpu", "a pass has --train.micro_batch_size rows", None),
-        without("model.freeze_vision_tower", "--model.freeze_prefix names what is not trained", False),
-        ruled("data.multiturn.enable", False),
-        ruled("data.multiturn.messages_key", "messages"),
-        to("data.max_length", "data.max_len", default=1024),
-        to("data.train_batch_size", "train.batch_size", default=256),
-        to("data.micro_batch_size_per_gpu", "train.micro_batch_size", default=4),
-        without(
-            "data.truncation", "rows that are too long are reported; --data.bad_rows skip leaves them out", "error"
-        ),
-        to("model.enable_gradient_checkpointing", "model.gradient_checkpointing_enable", default=True),
-        to("model.trust_remote_code", "train.trust_remote_code", default=False),
-        to("model.use_liger", "ds.use_liger_kernel"),
-        ruled("model.lora_rank", 0),
-        ruled("model.lora_alpha", 16),
-        ruled("model.target_modules", "all-linear"),
-        without("model.strategy", "weights are sharded by DeepSpeed (--ds.zero_stage), not FSDP", "fsdp2"),
-        without("model.fsdp_config.model_dtype", "--ds.param_dtype is the precision of passes", "fp32"),
-        without("model.fsdp_config.cpu_offload", "--ds.adam_offload keeps the optimizer's state in CPU memory", False),
-        to("ulysses_sequence_parallel_size", "ds.ulysses_size"),
-        to("use_remove_padding", "ds.packing_samples"),
-        to("optim.lr", "adam.lr", default=1e-5),
-        to("optim.betas", "adam.betas", default=(0.9, 0.95)),
-        to("optim.weight_decay", "adam.weight_decay", default=0.01),
-        to("optim.warmup_steps_ratio", "lr_warmup_ratio", default=0.1),
-        to("optim.clip_grad", "max_norm", default=1.0),
-        ruled("optim.lr_scheduler", "cosine"),
-        to("trainer.default_local_dir", "ckpt.output_dir"),
-        to("trainer.project_name", "logger.wandb.project"),
-        to("trainer.experiment_name", "logger.wandb.run_name"),
-        to("trainer.total_epochs", "train.max_epochs", default=4),
-        to("trainer.total_training_steps", "train.max_steps"),
-        to("trainer.save_freq", "ckpt.save_steps"),
-        ruled("trainer.test_freq", -1),
-        ruled("trainer.logger", ("console",)),
-        to("trainer.seed", "train.seed"),
-        without("trainer.default_hdfs_dir", "the run folder is in a file system", None),
-        without("trainer.n_gpus_per_node", "torchrun or --num_gpus of `deepspeed` gives the number of GPUs", 8),
-        without("trainer.nnodes", "torchrun or --num_nodes of `deepspeed` gives the number of machines", 1),
-    ),
+    settings=settings_of("verl_sft"),
     rules=(_files, _columns, _optimizer, _records),
-    names={
-        "model.path": "model.partial_pretrain",
-        "model.use_remove_padding": "use_remove_padding",
-        "optim.warmup_style": "optim.lr_scheduler",
-        "optim.lr_scheduler_type": "optim.lr_scheduler",
-        "optim.lr_warmup_steps_ratio": "optim.warmup_steps_ratio",
-        "data.micro_batch_size": "data.micro_batch_size_per_gpu",
-        "engine.ulysses_sequence_parallel_size": "ulysses_sequence_parallel_size",
-    },
+    names=names_of("verl_sft_names"),
 )

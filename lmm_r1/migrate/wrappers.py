@@ -12,7 +12,6 @@ from lmm_r1.migrate.hugging_face import (
     batch,
     evaluation,
     group_rule,
-    not_needed,
     policy,
     rewards,
     sequence_lengths,
@@ -20,45 +19,10 @@ from lmm_r1.migrate.hugging_face import (
     trainer_settings,
     words,
 )
-from lmm_r1.migrate.table import Command, Flag, Given, Note, Rule, Setting, Table, ruled, to, without
+from lmm_r1.migrate.table import Command, Flag, Given, Note, Rule, Setting, Table, ruled, settings_of, to, without
 
 _REFERENCE = to("ref_model", "ref.model_name_or_path")
 _BETA = to("beta", "model.beta", default=0.1)
-_HELD_OUT = "give rows of their own to evaluate on: --eval.dataset"
-_MERGE_FIRST = "merge the adapter first (`lmm-r1 merge`), and train the result"
-
-_FACTORY_SETTINGS = (
-    to("model_name_or_path", "model.model_name_or_path"),
-    ruled("stage", "sft"),
-    ruled("finetuning_type", "lora"),
-    ruled("dataset"),
-    without("dataset_dir", "datasets are files or names here, without dataset_info.json", "data"),
-    without("template", "the chat template is the checkpoint's; --data.tokenizer_chat_template gives another one"),
-    to("cutoff_len", "data.max_len", default=2048),
-    to("max_samples", "data.max_samples"),
-    ruled("eval_dataset"),
-    without("val_size", _HELD_OUT, 0, 0.0),
-    to("image_max_pixels", "data.max_pixels", default=768 * 768),
-    to("image_min_pixels", "data.min_pixels"),
-    without("video_max_pixels", "bounds of videos are in the video part of a row", 65536),
-    to("default_system", "data.system_prompt"),
-    ruled("lora_rank", 8),
-    ruled("lora_alpha"),
-    ruled("lora_dropout", 0.0),
-    ruled("lora_target", "all"),
-    to("use_dora", "ds.lora.use_dora"),
-    to("use_rslora", "ds.lora.use_rslora"),
-    ruled("quantization_bit"),
-    ruled("freeze_vision_tower", True),
-    without("freeze_multi_modal_projector", "--model.freeze_prefix names what is not trained", True),
-    without("freeze_language_model", "--model.freeze_prefix names what is not trained", False),
-    to("packing", "ds.packing_samples"),
-    to("neat_packing", "ds.packing_samples"),
-    to("enable_liger_kernel", "ds.use_liger_kernel"),
-    without("adapter_name_or_path", _MERGE_FIRST, None),
-    without("quantization_method", "weights are quantized by bitsandbytes", "bitsandbytes", "bnb"),
-    *not_needed("double_quantization tokenized_path streaming cache_dir ray_num_workers pure_bf16"),
-)
 _FACTORY_NAMES = {"flash_attn": "attn_implementation", "evaluation_strategy": "eval_strategy", "dtype": "torch_dtype"}
 _FACTORY_LORA = adapter(
     rank="lora_rank",
@@ -103,7 +67,7 @@ def _factory_table(command: Command, *settings: Setting) -> Table:
     return Table(
         system="LLaMA-Factory",
         command=command,
-        settings=(*trainer_settings(command, lr=5e-5), *_FACTORY_SETTINGS, *settings),
+        settings=(*trainer_settings(command, lr=5e-5), *settings_of("llama_factory"), *settings),
         rules=(
             *trainer_rules(command),
             batch,
@@ -161,46 +125,6 @@ LLAMA_FACTORY: Mapping[str, Table] = {
 
 _DEFAULT_LENGTH = 2048
 _FULL_LR, _LORA_LR = 1e-5, 1e-4
-_SAID = {
-    "model": "the checkpoint's own architecture and template are used",
-    "rows": "rows are read in the order of the files and shuffled with --train.seed",
-}
-_SWIFT_DATA = (
-    ruled("rlhf_type"),
-    ruled("model"),
-    ruled("train_type", "lora"),
-    ruled("dataset"),
-    ruled("val_dataset"),
-    without("split_dataset_ratio", _HELD_OUT, 0, 0.0),
-    to("system", "data.system_prompt"),
-    to("packing", "ds.packing_samples"),
-    to("sequence_parallel_size", "ds.ulysses_size"),
-    ruled("lora_rank", 8),
-    ruled("lora_alpha", 32),
-    ruled("lora_dropout", 0.05),
-    ruled("target_modules", "all-linear"),
-    to("use_dora", "ds.lora.use_dora"),
-    to("use_rslora", "ds.lora.use_rslora"),
-    ruled("quant_bits"),
-    ruled("MAX_PIXELS"),
-    ruled("MIN_PIXELS"),
-    *(without(name, _SAID["model"], None) for name in ("model_type", "template", "template_type", "model_author")),
-    *(without(name, _SAID["rows"], None) for name in ("dataset_shuffle", "train_dataloader_shuffle")),
-    without("freeze_aligner", "only the language model gets adapters", True),
-    without("freeze_llm", "only the language model gets adapters", False),
-    without("adapters", _MERGE_FIRST, None),
-    without("use_hf", "names are those of the Hugging Face hub", True),
-    without("loss_scale", "every token of a response counts alike", "default"),
-    without(
-        "truncation_strategy", "rows that are too long are reported, and left out with --data.bad_rows skip", "delete"
-    ),
-    without("external_plugins", "functions of a file are given as --reward.remote_url FILE.py:FUNCTION", None),
-    *not_needed(
-        "model_name quant_method bnb_4bit_compute_dtype load_from_cache_file dataset_num_proc create_checkpoint_symlink "
-        "use_logits_to_keep add_version check_model logging_dir acc_strategy strict model_kwargs custom_register_path "
-        "lazy_tokenize padding_free save_model_only vllm_enable_prefix_caching vllm_disable_custom_all_reduce"
-    ),
-)
 _SWIFT_NAMES = {
     "model_id_or_path": "model",
     "sft_type": "train_type",
@@ -272,7 +196,7 @@ def _swift_table(command: Command, *settings: Setting, rules: tuple[Rule, ...] =
     return Table(
         system="ms-swift",
         command=command,
-        settings=(*shared, *_SWIFT_DATA, *settings),
+        settings=(*shared, *settings_of("swift"), *settings),
         rules=(*trainer_rules(command), _SWIFT_LORA, _swift_common(command), evaluation("val_dataset"), *rules),
         names=_SWIFT_NAMES,
         prefix="--",
