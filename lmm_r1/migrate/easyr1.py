@@ -7,8 +7,22 @@ from collections.abc import Generator
 
 from lmm_r1.config.ppo import DEFAULT_VERIFIER
 from lmm_r1.errors import UserError
-from lmm_r1.migrate.easyr1_algorithm import ALGORITHM_RULES, Results
-from lmm_r1.migrate.table import KEEP_ALL, TRACKERS, Flag, Given, Note, Rule, Table, names_of, settings_of
+from lmm_r1.migrate.easyr1_algorithm import ALGORITHM_RULES
+from lmm_r1.migrate.table import (
+    KEEP_ALL,
+    TRACKERS,
+    Flag,
+    Given,
+    Note,
+    Results,
+    Rule,
+    Table,
+    derived,
+    differs,
+    lacks,
+    names_of,
+    settings_of,
+)
 
 OWN_RECORDS = ("console", "file")
 """Trackers that every run has: the progress in the terminal and the records in the run folder."""
@@ -28,11 +42,7 @@ def _files(given: Given, setting: str) -> Generator[Note, None, tuple[list[str],
     listed = [str(file).partition("@") for file in (files if isinstance(files, list) else [files]) if file]
     splits = sorted({split for _, _, split in listed if split})
     if len(splits) > 1:
-        yield Note(
-            "without counterpart",
-            setting,
-            f"all files share one split here: {splits[0]} is used, of {', '.join(splits)}",
-        )
+        yield lacks(setting, f"all files share one split here: {splits[0]} is used, of {', '.join(splits)}")
     return [name for name, _, _ in listed], splits[0] if splits else None
 
 
@@ -41,8 +51,7 @@ def lengths(given: Given) -> Results:
     prompt, response = given.whole("data.max_prompt_length"), given.whole("data.max_response_length")
     yield Flag("data.max_len", prompt + response)
     yield Flag("rollout.max_new_tokens", response)
-    yield Note(
-        "derived",
+    yield derived(
         "data.max_prompt_length, data.max_response_length",
         f"--data.max_len {prompt + response} is the sum: prompt with images ({prompt}) and response ({response})",
     )
@@ -53,8 +62,7 @@ def overlong_prompts(given: Given) -> Results:
         yield Flag("data.overlong_prompts", "skip")
     else:
         yield Flag("data.overlong_prompts", "error")
-        yield Note(
-            "another meaning",
+        yield differs(
             "data.filter_overlong_prompts",
             "EasyR1 cuts a longer prompt; here a run stops at a prompt that is too long",
         )
@@ -63,9 +71,7 @@ def overlong_prompts(given: Given) -> Results:
 def _seed(given: Given) -> Results:
     yield Flag("train.seed", given.whole("data.seed"))
     if given.has("data.seed"):
-        yield Note(
-            "another meaning", "data.seed", "--train.seed seeds everything random, not only the order of the rows"
-        )
+        yield differs("data.seed", "--train.seed seeds everything random, not only the order of the rows")
 
 
 def _end(given: Given) -> Results:
@@ -88,10 +94,8 @@ def _gpus(given: Given) -> Results:
     yield Flag("vllm.tensor_parallel_size", parallel)
     yield Flag("vllm.enable_sleep", True)
     yield Flag("train.colocate_all", True)
-    yield Note(
-        "derived",
-        "trainer.nnodes, trainer.n_gpus_per_node",
-        "all models and engines take turns on the same GPUs, as in EasyR1",
+    yield derived(
+        "trainer.nnodes, trainer.n_gpus_per_node", "all models and engines take turns on the same GPUs, as in EasyR1"
     )
 
 
@@ -102,16 +106,14 @@ def _validation(given: Given) -> Results:
     if not names:
         for setting, asked in (("trainer.val_freq", steps >= 1), ("trainer.val_before_train", before)):
             if given.has(setting) and asked:
-                yield Note("without counterpart", setting, "data.val_files names no rows to evaluate on")
+                yield lacks(setting, "data.val_files names no rows to evaluate on")
         return
     if steps < 1 and not before:
-        yield Note(
-            "without counterpart", "data.val_files", "a run evaluates on them only if trainer.val_freq is above 0"
-        )
+        yield lacks("data.val_files", "a run evaluates on them only if trainer.val_freq is above 0")
         return
     yield Flag("eval.dataset", ",".join(names))
     if len(names) > 1:
-        yield Note("another meaning", "data.val_files", "the metrics are means over the rows of all files")
+        yield differs("data.val_files", "the metrics are means over the rows of all files")
     if split:
         yield Flag("eval.split", split)
     yield Flag("eval.steps", steps)
@@ -128,8 +130,7 @@ def _evaluation_sampling(given: Given) -> Results:
         # A value that training has as well makes no difference.
         same = name == "top_p" and value == given["worker.rollout.top_p"]
         if name not in ("n", "temperature") and not same:
-            yield Note(
-                "without counterpart",
+            yield lacks(
                 f"worker.rollout.val_override_config.{name}",
                 "evaluation samples like training, except for --eval.temperature and --eval.n_samples_per_prompt",
             )
@@ -144,15 +145,13 @@ def _reward(given: Given) -> Results:
         yield Flag("reward.remote_url", DEFAULT_VERIFIER)
         if score == DEFAULT_VERIFIER:
             return
-        yield Note("another meaning", "worker.reward.compute_score", f"{score} is not here; {DEFAULT_VERIFIER} judges")
+        yield differs("worker.reward.compute_score", f"{score} is not here; {DEFAULT_VERIFIER} judges")
     arguments = given.group("worker.reward.reward_function_kwargs")
     if arguments:
         yield Flag("reward.function_kwargs", json.dumps(arguments, ensure_ascii=False))
     if (kind := given["worker.reward.reward_type"]) is not None:
-        yield Note(
-            "another meaning",
-            "worker.reward.reward_type",
-            f'the file specifies it: add REWARD_TYPE = "{kind}" if it is missing',
+        yield differs(
+            "worker.reward.reward_type", f'the file specifies it: add REWARD_TYPE = "{kind}" if it is missing'
         )
 
 
@@ -183,18 +182,17 @@ def _critic(given: Given) -> Results:
             if has_critic and given[setting] is not None:
                 yield Flag(own[name], given[setting])
         elif not has_critic:
-            yield Note("without counterpart", setting, "only gae has a critic")
+            yield lacks(setting, "only gae has a critic")
         elif name in own:
             yield Flag(own[name], given[setting])
         elif given[setting] != given[shared[name]]:
-            yield Note("without counterpart", setting, f"the critic shares {shared[name]}")
+            yield lacks(setting, f"the critic shares {shared[name]}")
     warmup = given.whole("trainer.critic_warmup")
     if warmup and not has_critic:
-        yield Note("without counterpart", "trainer.critic_warmup", "only gae has a critic")
+        yield lacks("trainer.critic_warmup", "only gae has a critic")
     elif warmup > 1:
         yield Flag("critic.freezing_steps", warmup - 2)
-        yield Note(
-            "derived",
+        yield derived(
             "trainer.critic_warmup",
             f"the policy is first updated in step {warmup}, counted from 1, which is after step {warmup - 2} counted from 0",
         )
@@ -205,25 +203,21 @@ def _records(given: Given) -> Results:
     yield Flag("logger.wandb.run_name", name)
     folder = given.text("trainer.save_checkpoint_path") or f"checkpoints/{project}/{name}"
     yield Flag("ckpt.output_dir", folder)
-    yield Note(
-        "another meaning",
-        "trainer.save_checkpoint_path",
-        f"--ckpt.output_dir {folder} also holds the run's records and its final model",
+    yield differs(
+        "trainer.save_checkpoint_path", f"--ckpt.output_dir {folder} also holds the run's records and its final model"
     )
     asked = given["trainer.logger"]
     names = [str(entry) for entry in asked] if isinstance(asked, (list, tuple)) else [str(asked)]
     yield Flag("logger.trackers", [tracker for tracker in names if tracker in TRACKERS])
     for unknown in names:
         if unknown not in (*TRACKERS, *OWN_RECORDS):
-            yield Note(
-                "without counterpart", "trainer.logger", f"{unknown}; --logger.trackers has {', '.join(TRACKERS)}"
-            )
+            yield lacks("trainer.logger", f"{unknown}; --logger.trackers has {', '.join(TRACKERS)}")
     limit = -1 if given["trainer.save_limit"] is None else given.whole("trainer.save_limit")
     yield Flag("ckpt.max_num", KEEP_ALL if limit < 0 else limit)
     if given.switch("trainer.save_model_only"):
         yield Flag("ckpt.disable_ds", True)
         yield Flag("ckpt.save_hf", True)
-        yield Note("another meaning", "trainer.save_model_only", "a stopped run cannot be resumed")
+        yield differs("trainer.save_model_only", "a stopped run cannot be resumed")
 
 
 RULES: tuple[Rule, ...] = (

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 from lmm_r1.errors import UserError
-from lmm_r1.migrate.table import Flag, Given, Note, Rule
-
-Results = Iterator[Flag | Note]
+from lmm_r1.migrate.table import Flag, Given, Results, Rule, derived, differs, lacks
 
 ESTIMATORS = {
     "grpo": "group_norm",
@@ -66,8 +63,7 @@ def batches(given: Given, *, longest: int | None = None) -> Results:
     """
     prompts, samples = given.whole("worker.actor.global_batch_size"), given.whole("worker.rollout.n")
     yield Flag("train.batch_size", prompts * samples)
-    yield Note(
-        "derived",
+    yield derived(
         "worker.actor.global_batch_size",
         f"it counts prompts, --train.batch_size counts samples: {prompts} x worker.rollout.n {samples} = "
         f"{prompts * samples}",
@@ -84,13 +80,12 @@ def batches(given: Given, *, longest: int | None = None) -> Results:
     ):
         micro = given.whole(setting)
         yield Flag(flag, micro * longest)
-        yield Note(
-            "derived",
+        yield derived(
             setting,
             f"with dynamic batching a pass holds as many tokens as {micro} of the longest samples: {micro * longest}",
         )
     if not packs:
-        yield Note("another meaning", "worker.actor.padding_free", "dynamic batches hold packed sequences here")
+        yield differs("worker.actor.padding_free", "dynamic batches hold packed sequences here")
 
 
 def _estimator(given: Given) -> Results:
@@ -105,10 +100,8 @@ def _estimator(given: Given) -> Results:
         )
     nearest, difference = NEAREST_ESTIMATORS[name]
     yield Flag("algo.advantage.estimator", nearest)
-    yield Note(
-        "without counterpart",
-        "algorithm.adv_estimator",
-        f"{name} is not here as it is there; {nearest} is the nearest: {difference}",
+    yield lacks(
+        "algorithm.adv_estimator", f"{name} is not here as it is there; {nearest} is the nearest: {difference}"
     )
 
 
@@ -123,23 +116,17 @@ def _kl(given: Given) -> Results:
     # Two estimators are not here: k1 without its sign, and the quantity that k1 estimates.
     yield Flag("algo.kl.estimator", KL_ESTIMATORS.get(penalty, "k2" if as_loss else "k1"))
     if penalty not in KL_ESTIMATORS:
-        yield Note(
-            "without counterpart",
-            "algorithm.kl_penalty",
-            f"{penalty}; --algo.kl.estimator has {', '.join(KL_ESTIMATORS)}",
-        )
+        yield lacks("algorithm.kl_penalty", f"{penalty}; --algo.kl.estimator has {', '.join(KL_ESTIMATORS)}")
     adaptive = given.text("algorithm.kl_type") == "adaptive"
     if adaptive and not as_loss:
         yield Flag("algo.kl.target", given.number("algorithm.kl_target"))
         yield Flag("algo.kl.horizon", given.whole("algorithm.kl_horizon"))
         return
     if adaptive:
-        yield Note(
-            "without counterpart", "algorithm.kl_type", "only a KL penalty in the reward has an adaptive weight"
-        )
+        yield lacks("algorithm.kl_type", "only a KL penalty in the reward has an adaptive weight")
     for name in ("algorithm.kl_target", "algorithm.kl_horizon"):
         if given.has(name):
-            yield Note("without counterpart", name, "belongs to a KL penalty in the reward with an adaptive weight")
+            yield lacks(name, "belongs to a KL penalty in the reward with an adaptive weight")
 
 
 def _filter(given: Given) -> Results:
@@ -154,9 +141,9 @@ def _filter(given: Given) -> Results:
         yield Flag("algo.dynamic_filtering_max_batches", most_batches(given, "trainer.max_try_make_batch"))
         return
     if key != "overall":
-        yield Note("without counterpart", "algorithm.filter_key", "nothing is filtered without online_filtering")
+        yield lacks("algorithm.filter_key", "nothing is filtered without online_filtering")
     if given.whole("trainer.max_try_make_batch") != MAX_TRIES:
-        yield Note("without counterpart", "trainer.max_try_make_batch", "nothing is filtered without online_filtering")
+        yield lacks("trainer.max_try_make_batch", "nothing is filtered without online_filtering")
 
 
 def most_batches(given: Given, setting: str, *, multiplier: float = 1.0) -> int:
@@ -175,8 +162,7 @@ def _loss(given: Given) -> Results:
     kind = given.text("worker.actor.loss_type") or ""
     yield Flag("actor.policy_loss_type", LOSS_TYPES.get(kind, "ppo"))
     if kind not in LOSS_TYPES:
-        yield Note(
-            "without counterpart",
+        yield lacks(
             "worker.actor.loss_type",
             f"{kind} is not here, and ppo is written in its place: look at --actor.eps_clip_low_high, which was meant "
             f"for {kind}",
@@ -196,12 +182,12 @@ def _clip(given: Given, *, kind: str) -> Results:
     )
     if kind == "cispo":
         if given.has("worker.actor.clip_ratio_dual"):
-            yield Note("without counterpart", "worker.actor.clip_ratio_dual", "of no use in the loss cispo")
+            yield lacks("worker.actor.clip_ratio_dual", "of no use in the loss cispo")
     else:
         yield Flag("actor.dual_clip", given.number("worker.actor.clip_ratio_dual"))
     for tau in TEMPERATURES:
         if given.has(tau):
-            yield Note("without counterpart", tau, "belongs to the loss sapo")
+            yield lacks(tau, "belongs to the loss sapo")
 
 
 def _gate(given: Given) -> Results:
@@ -210,7 +196,7 @@ def _gate(given: Given) -> Results:
         yield Flag(flag, given.number(tau))
     for side in ("low", "high", "dual"):
         if given.has(f"worker.actor.clip_ratio_{side}"):
-            yield Note("without counterpart", f"worker.actor.clip_ratio_{side}", "the loss sapo clips nothing")
+            yield lacks(f"worker.actor.clip_ratio_{side}", "the loss sapo clips nothing")
 
 
 def _schedule(given: Given) -> Results:
@@ -222,21 +208,18 @@ def _schedule(given: Given) -> Results:
     if kind == "cosine":
         yield Flag("actor.min_lr_ratio", 0.0 if ratio is None else given.number("worker.actor.optim.min_lr_ratio"))
     elif ratio is not None:
-        yield Note("without counterpart", "worker.actor.optim.min_lr_ratio", "a constant learning rate has no end")
+        yield lacks("worker.actor.optim.min_lr_ratio", "a constant learning rate has no end")
     steps = given["worker.actor.optim.lr_warmup_steps"]
     if steps is not None and given.whole("worker.actor.optim.lr_warmup_steps") >= 0:
-        yield Note(
-            "without counterpart",
-            "worker.actor.optim.lr_warmup_steps",
-            f"give {steps} as a share of all updates: --actor.lr_warmup_ratio",
+        yield lacks(
+            "worker.actor.optim.lr_warmup_steps", f"give {steps} as a share of all updates: --actor.lr_warmup_ratio"
         )
 
 
 def _weights(given: Given) -> Results:
     yield Flag("ds.zero_stage", 3 if given.switch("worker.actor.fsdp.enable_full_shard") else 2)
     if given["worker.actor.fsdp.torch_dtype"] is not None:
-        yield Note(
-            "another meaning",
+        yield differs(
             "worker.actor.fsdp.torch_dtype",
             "--ds.param_dtype is the precision of passes; DeepSpeed also keeps master weights in fp32",
         )
@@ -244,23 +227,19 @@ def _weights(given: Given) -> Results:
     asked = [name for name in offloads if given.switch(name)]
     if asked:
         yield Flag("ds.enable_sleep", True)
-        yield Note("derived", ", ".join(asked), "--ds.enable_sleep frees the trainer's memory while engines generate")
+        yield derived(", ".join(asked), "--ds.enable_sleep frees the trainer's memory while engines generate")
     reference = ("worker.ref.fsdp.enable_cpu_offload", "worker.ref.offload.offload_params")
     yield Flag("ref.offload", any(given.switch(name) for name in reference))
     tokenizer = given["worker.actor.model.tokenizer_path"]
     if tokenizer is not None and tokenizer != given["worker.actor.model.model_path"]:
-        yield Note(
-            "without counterpart",
-            "worker.actor.model.tokenizer_path",
-            "the tokenizer is the checkpoint's own; put its files there",
-        )
+        yield lacks("worker.actor.model.tokenizer_path", "the tokenizer is the checkpoint's own; put its files there")
 
 
 def _lora(given: Given) -> Results:
     if given.whole("worker.actor.model.lora.rank") == 0:
         for name in ("alpha", "target_modules"):
             if given.has(f"worker.actor.model.lora.{name}"):
-                yield Note("without counterpart", f"worker.actor.model.lora.{name}", "of no use at rank 0")
+                yield lacks(f"worker.actor.model.lora.{name}", "of no use at rank 0")
         return
     yield Flag("ds.lora.alpha", given.whole("worker.actor.model.lora.alpha"))
     modules = given["worker.actor.model.lora.target_modules"]
@@ -268,13 +247,4 @@ def _lora(given: Given) -> Results:
     yield Flag("ds.lora.target_modules", [str(name).strip() for name in names])
 
 
-ALGORITHM_RULES: tuple[Rule, ...] = (
-    batches,
-    _estimator,
-    _kl,
-    _filter,
-    _loss,
-    _schedule,
-    _weights,
-    _lora,
-)
+ALGORITHM_RULES: tuple[Rule, ...] = (batches, _estimator, _kl, _filter, _loss, _schedule, _weights, _lora)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 from lmm_r1.config.ppo import DEFAULT_VERIFIER
 from lmm_r1.migrate.table import (
@@ -13,18 +13,20 @@ from lmm_r1.migrate.table import (
     Command,
     Flag,
     Given,
-    Note,
+    Results,
     Rule,
     Setting,
     Table,
-    not_needed,
+    derived,
+    differs,
+    lacks,
+    names_of,
     ruled,
     settings_of,
     to,
     without,
 )
 
-Results = Iterator[Flag | Note]
 SCHEDULES = {"cosine": "cosine_with_min_lr", "constant": "constant_with_warmup"}
 """Schedules that have another name here."""
 ATTENTIONS = {"flash_attn": "flash_attention_2", "fa2": "flash_attention_2", "flash_attention_2": "flash_attention_2"}
@@ -74,9 +76,7 @@ def trainer_rules(command: Command) -> tuple[Rule, ...]:
         flag = "train.num_episodes" if command == "train_ppo_ray" else "train.max_epochs"
         yield Flag(flag, max(1, math.ceil(passes)))
         if passes % 1:
-            yield Note(
-                "another meaning", "num_train_epochs", f"passes are whole: {passes:g} becomes {math.ceil(passes)}"
-            )
+            yield differs("num_train_epochs", f"passes are whole: {passes:g} becomes {math.ceil(passes)}")
 
     def recomputation(given: Given) -> Results:
         if given.group("gradient_checkpointing_kwargs").get("use_reentrant"):
@@ -100,14 +100,12 @@ def _sharding(given: Given) -> Results:
         return
     match = re.search(r"z(?:ero)?_?-?([0123])", str(config), re.IGNORECASE)
     if match is None:
-        yield Note("without counterpart", "deepspeed", f"{config} is not read; --ds.zero_stage and --ds.adam_offload")
+        yield lacks("deepspeed", f"{config} is not read; --ds.zero_stage and --ds.adam_offload")
         return
     yield Flag("ds.zero_stage", int(match[1]))
     if "offload" in str(config):
         yield Flag("ds.adam_offload", True)
-    yield Note(
-        "derived", "deepspeed", f"the stage is that in the name {config}; other settings of the file are not read"
-    )
+    yield derived("deepspeed", f"the stage is that in the name {config}; other settings of the file are not read")
 
 
 def _trackers(given: Given) -> Results:
@@ -116,7 +114,7 @@ def _trackers(given: Given) -> Results:
     yield Flag("logger.trackers", [name for name in names if name in TRACKERS])
     for name in names:
         if name not in (*TRACKERS, "none", "None"):
-            yield Note("without counterpart", "report_to", f"{name}; --logger.trackers has {', '.join(TRACKERS)}")
+            yield lacks("report_to", f"{name}; --logger.trackers has {', '.join(TRACKERS)}")
 
 
 def _checkpoints(given: Given) -> Results:
@@ -125,23 +123,23 @@ def _checkpoints(given: Given) -> Results:
     if strategy == "steps" and steps >= 1:
         yield Flag("ckpt.save_steps", int(steps))
     elif strategy == "steps":
-        yield Note("without counterpart", "save_steps", "a share of all steps; --ckpt.save_steps counts steps")
+        yield lacks("save_steps", "a share of all steps; --ckpt.save_steps counts steps")
     elif strategy not in ("no", "False"):
-        yield Note("without counterpart", "save_strategy", f"{strategy}; --ckpt.save_steps counts steps")
+        yield lacks("save_strategy", f"{strategy}; --ckpt.save_steps counts steps")
     limit = given["save_total_limit"]
     yield Flag("ckpt.max_num", KEEP_ALL if limit is None or limit == -1 else limit)
     if given["save_only_model"] is True:
         yield Flag("ckpt.disable_ds", True)
         yield Flag("ckpt.save_hf", True)
-        yield Note("another meaning", "save_only_model", "a stopped run cannot be resumed then")
+        yield differs("save_only_model", "a stopped run cannot be resumed then")
     if given["push_to_hub"] is True:
         repository = given.text("hub_model_id")
         if repository is not None and "/" in repository:
             yield Flag("ckpt.push_to_hub", repository)
         else:
-            yield Note("without counterpart", "push_to_hub", "--ckpt.push_to_hub takes the repository, OWNER/NAME")
+            yield lacks("push_to_hub", "--ckpt.push_to_hub takes the repository, OWNER/NAME")
     elif given.has("hub_model_id"):
-        yield Note("without counterpart", "hub_model_id", "it has no effect without push_to_hub")
+        yield lacks("hub_model_id", "it has no effect without push_to_hub")
 
 
 def _attention(given: Given) -> Results:
@@ -163,13 +161,13 @@ def evaluation(dataset: str, *, split: str | None = None) -> Rule:
         every = given["eval_steps"]
         if not names:
             if given.text("eval_strategy") not in ("no", None):
-                yield Note("without counterpart", "eval_strategy", "the file names no rows to evaluate on")
+                yield lacks("eval_strategy", "the file names no rows to evaluate on")
             return
         yield Flag("eval.dataset", ",".join(names))
         if split is not None and given.has(split):
             yield Flag("eval.split", given[split])
         if given.text("eval_strategy") == "epoch" or not isinstance(every, int):
-            yield Note("another meaning", "eval_strategy", "it is evaluated every --eval.steps steps; set that flag")
+            yield differs("eval_strategy", "it is evaluated every --eval.steps steps; set that flag")
         else:
             yield Flag("eval.steps", every)
 
@@ -207,14 +205,13 @@ def batch(given: Given) -> Results:
 def batch_note(given: Given, result: str, count: int | None) -> Results:
     both = "per_device_train_batch_size, gradient_accumulation_steps"
     if count is None:
-        yield Note(
-            "another meaning",
+        yield differs(
             both,
             f"{result} is for one GPU, because the file names no number of GPUs: give it after the file's name as "
             "nproc_per_node=8",
         )
     else:
-        yield Note("derived", both, f"{result} counts the samples on all {count} GPUs")
+        yield derived(both, f"{result} counts the samples on all {count} GPUs")
 
 
 def adapter(*, rank: str, alpha: str, dropout: str, modules: str, enabled: Callable[[Given], bool]) -> Rule:
@@ -224,7 +221,7 @@ def adapter(*, rank: str, alpha: str, dropout: str, modules: str, enabled: Calla
         if not enabled(given):
             for name in (rank, alpha, dropout, modules):
                 if given.has(name):
-                    yield Note("without counterpart", name, "it has no effect without LoRA")
+                    yield lacks(name, "it has no effect without LoRA")
             return
         size = given.whole(rank)
         yield Flag("ds.lora.rank", size)
@@ -251,13 +248,11 @@ def rewards(name: str) -> Rule:
         own = [one for one in functions if one not in SCORED_BY_NAME]
         what = f"{', '.join(own)}: functions of the script are not read" if own else "its rewards are in the script"
         if own or not functions:
-            yield Note(
-                "another meaning",
-                name,
-                f"{what}, and {DEFAULT_VERIFIER} judges here; give yours as --reward.remote_url FILE.py:FUNCTION",
+            yield differs(
+                name, f"{what}, and {DEFAULT_VERIFIER} judges here; give yours as --reward.remote_url FILE.py:FUNCTION"
             )
         elif "format" in " ".join(functions):
-            yield Note("another meaning", name, "the verifier judges answer and format together, each with its weight")
+            yield differs(name, "the verifier judges answer and format together, each with its weight")
 
     return rule
 
@@ -308,14 +303,14 @@ def policy(given: Given) -> Results:
     elif kind in LOSS_MEANS:
         yield Flag("actor.loss_agg_mode", LOSS_MEANS[kind])
     else:
-        yield Note("without counterpart", "loss_type", f"{kind}; --actor.policy_loss_type and --actor.loss_agg_mode")
+        yield lacks("loss_type", f"{kind}; --actor.policy_loss_type and --actor.loss_agg_mode")
     if given.text("importance_sampling_level") in ("sequence", "sequence_token"):
         token = given.text("importance_sampling_level") == "sequence_token"
         yield Flag("actor.policy_loss_type", "gspo_token" if token else "gspo")
     scale = given["scale_rewards"]
     yield Flag("algo.advantage.estimator", "dr_grpo" if scale in (False, "none") else "group_norm")
     if scale == "batch":
-        yield Note("without counterpart", "scale_rewards", "batch: advantages are divided by their group's deviation")
+        yield lacks("scale_rewards", "batch: advantages are divided by their group's deviation")
     low = given.number("epsilon")
     yield Flag(
         "actor.eps_clip_low_high", [low, low if given["epsilon_high"] is None else given.number("epsilon_high")]
@@ -333,8 +328,7 @@ def sequence_lengths(given: Given) -> Results:
     prompt, response = given.whole("max_prompt_length"), given.whole("max_completion_length")
     yield Flag("data.max_len", prompt + response)
     yield Flag("rollout.max_new_tokens", response)
-    yield Note(
-        "derived",
+    yield derived(
         "max_prompt_length, max_completion_length",
         f"--data.max_len {prompt + response} is prompt with images and response together",
     )
@@ -349,32 +343,16 @@ _ADAPTER = adapter(
     modules="lora_target_modules",
     enabled=lambda given: given["use_peft"] is True,
 )
-_ALIASES = {
-    "max_seq_length": "max_length",
-    "evaluation_strategy": "eval_strategy",
-    "dtype": "torch_dtype",
-    "freeze_vision_modules": "freeze_vision_tower",
-}
 _EVALUATION = evaluation("dataset_test_name", split="dataset_test_split")
 
 
-def _supervised(command: Command, *, lr: float, settings: tuple[Setting, ...]) -> Table:
+def _supervised(command: Command, *, lr: float, groups: str = "") -> Table:
     return Table(
         system="TRL",
         command=command,
-        settings=(
-            *trainer_settings(command, lr=lr),
-            to("model_name_or_path", "model.model_name_or_path"),
-            to("dataset_name", "data.dataset"),
-            to("dataset_train_split", "data.dataset_split"),
-            to("max_length", "data.max_len", default=1024),
-            ruled("dataset_test_name"),
-            *settings_of("trl_data"),
-            *settings_of("trl_lora"),
-            *settings,
-        ),
+        settings=(*trainer_settings(command, lr=lr), *settings_of(f"trl_supervised trl_data trl_lora {groups}")),
         rules=(*trainer_rules(command), batch, _ADAPTER, _EVALUATION),
-        names=_ALIASES,
+        names=names_of("trl_names"),
         prefix="--",
     )
 
@@ -386,17 +364,10 @@ def _grpo(system: str, *, counts_prompts: bool, beta: float, longest: int) -> Ta
         command=command,
         settings=(
             *trainer_settings(command, lr=1e-6),
-            to("model_name_or_path", "actor.model_name_or_path"),
-            to("dataset_name", "data.prompt_dataset"),
-            to("dataset_train_split", "data.prompt_split"),
-            to("freeze_vision_tower", "actor.freeze_visual_encoder"),
-            ruled("dataset_test_name"),
-            *settings_of("trl_data"),
-            *settings_of("trl_lora"),
+            *settings_of("trl_grpo trl_data trl_lora"),
             *GRPO,
             ruled("beta", beta),
             ruled("max_completion_length", longest),
-            ruled("reward_funcs"),
         ),
         rules=(
             *trainer_rules(command),
@@ -407,41 +378,16 @@ def _grpo(system: str, *, counts_prompts: bool, beta: float, longest: int) -> Ta
             _ADAPTER,
             _EVALUATION,
         ),
-        names=_ALIASES,
+        names=names_of("trl_names"),
         prefix="--",
     )
 
 
 TRL: Mapping[str, Table] = {
-    "sft": _supervised(
-        "train_sft",
-        lr=2e-5,
-        settings=(
-            to("packing", "ds.packing_samples"),
-            to("dataset_text_field", "data.input_key"),
-            *not_needed("packing_strategy padding_free assistant_only_loss completion_only_loss eval_packing"),
-        ),
-    ),
-    "dpo": _supervised(
-        "train_dpo",
-        lr=1e-6,
-        settings=(
-            to("beta", "model.beta", default=0.1),
-            to("label_smoothing", "model.label_smoothing"),
-            without("loss_type", "the loss is sigmoid; --model.ipo_enable and --model.simpo_enable", "sigmoid", None),
-            *not_needed("precompute_ref_log_probs max_prompt_length"),
-        ),
-    ),
-    "kto": _supervised(
-        "train_kto",
-        lr=1e-6,
-        settings=(
-            to("beta", "model.beta", default=0.1),
-            to("desirable_weight", "model.desirable_loss_weight"),
-            to("undesirable_weight", "model.undesirable_loss_weight"),
-        ),
-    ),
-    "reward": _supervised("train_rm", lr=1e-4, settings=()),
+    "sft": _supervised("train_sft", lr=2e-5, groups="trl_sft"),
+    "dpo": _supervised("train_dpo", lr=1e-6, groups="trl_dpo"),
+    "kto": _supervised("train_kto", lr=1e-6, groups="trl_kto"),
+    "reward": _supervised("train_rm", lr=1e-4),
     "grpo": _grpo("TRL", counts_prompts=False, beta=0.0, longest=512),
     "r1_v": _grpo("R1-V", counts_prompts=True, beta=0.04, longest=256),
 }

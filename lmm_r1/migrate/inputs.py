@@ -16,7 +16,7 @@ from lmm_r1.migrate.launches import Launch, find_launch
 from lmm_r1.migrate.openrlhf import dotted_table
 from lmm_r1.migrate.shell import Script
 from lmm_r1.migrate.shell_values import as_shown, unknowns
-from lmm_r1.migrate.table import TO_FILL_IN, Note, Table, put
+from lmm_r1.migrate.table import TO_FILL_IN, Note, Table, differs, lacks, put
 from lmm_r1.migrate.verl import VERL
 from lmm_r1.migrate.wrappers import LLAMA_FACTORY, SWIFT
 
@@ -81,8 +81,8 @@ def read_run(path: Path, overrides: Sequence[str] = ()) -> RunOfAnother:
     ]
     read = _of_settings if launch.takes_settings else _of_flags
     run = read(launch, settings, path=path)
-    remarks = [Note("another meaning", str(path), remark) for remark in launch.remarks]
-    remarks += [Note("without counterpart", words, why) for words, why in script.left_out.items()]
+    remarks = [differs(str(path), remark) for remark in launch.remarks]
+    remarks += [lacks(words, why) for words, why in script.left_out.items()]
     values = {name: _shown(value) for name, value in run.values.items()}
     return replace(run, values=values, why_open=script.why, remarks=(*run.remarks, *remarks))
 
@@ -198,11 +198,11 @@ def _of_settings(launch: Launch, overrides: Sequence[str], *, path: Path) -> Run
         elif name in _HYDRA:
             hydra[name] = as_shown(value if equals else next(words, ""))
         elif equals and "." not in name and any(known.startswith(f"{name}.") for known in groups):
-            remarks.append(Note("without counterpart", word, "it selects a file of defaults, which is not read"))
+            remarks.append(lacks(word, "it selects a file of defaults, which is not read"))
         elif name.startswith("~"):
-            remarks.append(Note("without counterpart", word, "it removes a setting; leave that out of the result"))
+            remarks.append(lacks(word, "it removes a setting; leave that out of the result"))
         elif not equals and unknowns(word):
-            remarks.append(Note("without counterpart", as_shown(word), "the variable has no value; nothing is added"))
+            remarks.append(lacks(as_shown(word), "the variable has no value; nothing is added"))
         else:
             settings.append(word)
     if hydra:
@@ -222,10 +222,7 @@ def _named_config(hydra: Mapping[str, str], *, script: Path, line: int) -> tuple
     if name.removesuffix(".yaml") not in _STANDARD and (found := _found(file, script=script)):
         tree = _mapping(_read(found), path=found)
         return {key: value for key, value in tree.items() if key not in ("defaults", "hydra")}, []
-    return {}, [
-        Note("without counterpart", flag, f"{value}: defaults of other files are not read")
-        for flag, value in hydra.items()
-    ]
+    return {}, [lacks(flag, f"{value}: defaults of other files are not read") for flag, value in hydra.items()]
 
 
 def _of_tree(

@@ -13,7 +13,7 @@ from lmm_r1.migrate.hugging_face import TRL
 from lmm_r1.migrate.openrlhf import TABLES
 from lmm_r1.migrate.shell import Script, StartedCommand
 from lmm_r1.migrate.shell_values import as_shown
-from lmm_r1.migrate.table import Table
+from lmm_r1.migrate.table import Table, names_of
 from lmm_r1.migrate.verl import VERL
 from lmm_r1.migrate.verl_sft import VERL_SFT
 from lmm_r1.migrate.wrappers import LLAMA_FACTORY, SWIFT
@@ -24,20 +24,7 @@ _SCRIPTED = "(?:.*/)?"
 _OPENRLHF = re.compile(rf"openrlhf\.cli\.(\w+)|{_SCRIPTED}(train_(?:ppo_ray|ppo|sft|dpo|rm|kto|prm|kd))\.py")
 _VERL = re.compile(r"(?:verl|recipe|verl_dapo)(?:\.\w+)*\.((?:main|fsdp|sft)\w*)|(?:.*/)?verl/trainer/(main_ppo)\.py")
 _TRL = re.compile(r"(?:.*/)?(?:(\w+[_-])?(grpo|sft|dpo|kto|reward)(?:[_-]\w+)?)\.py|open_r1\.(grpo|sft)\w*")
-_OTHER_COMMANDS: Mapping[str, str] = {
-    "batch_inference": "generates; `lmm-r1 batch_inference` does that",
-    "interactive_chat": "is a chat; `lmm-r1 interactive_chat` is ours",
-    "serve_rm": "serves a reward model; `lmm-r1 serve_rm` does that",
-    "lora_combiner": "merges an adapter; `lmm-r1 merge` does that",
-    "main_generation": "generates; `lmm-r1 batch_inference` does that",
-    "main_generation_server": "generates; `lmm-r1 batch_inference` does that",
-    "main_eval": "evaluates; `lmm-r1 evaluate` does that",
-    "infer": "generates; `lmm-r1 batch_inference` does that",
-    "rollout": "serves a model; `lmm-r1 train_ppo_ray` starts its own engines",
-    "deploy": "serves a model; `lmm-r1 serve_chat` does that",
-    "eval": "evaluates; `lmm-r1 evaluate` does that",
-    "export": "merges or exports a model; `lmm-r1 merge` merges adapters",
-}
+_OTHER_COMMANDS = names_of("other_commands")
 _KNOWN = (
     "OpenRLHF (python -m openrlhf.cli.train_ppo_ray), EasyR1 (verl.trainer.main), verl (verl.trainer.main_ppo), TRL and "
     "R1-V (torchrun .../grpo.py), LLaMA-Factory (llamafactory-cli train) and ms-swift (swift sft)"

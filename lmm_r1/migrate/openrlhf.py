@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 
 from lmm_r1.config.differences import DIFFERENCES, only_defaults
 from lmm_r1.dotted import leaf_types
@@ -12,17 +12,18 @@ from lmm_r1.migrate.table import (
     Command,
     Flag,
     Given,
-    Note,
+    Results,
     Rule,
-    Setting,
     Table,
+    derived,
+    differs,
+    lacks,
+    names_of,
     ruled,
     settings_of,
     to,
     without,
 )
-
-Results = Iterator[Flag | Note]
 
 VISION_TOWERS = ("visual", "vision_tower", "model.visual", "model.vision_tower")
 """Prefixes of parameters that are a vision tower's in the architectures that LMM-R1 trains."""
@@ -32,16 +33,14 @@ def _precision(given: Given) -> Results:
     if given.has("bf16"):
         yield Flag("ds.param_dtype", "bf16")
     if given.has("flash_attn"):
-        yield Note("derived", "flash_attn", "--ds.attn_implementation auto takes the fastest attention installed")
+        yield derived("flash_attn", "--ds.attn_implementation auto takes the fastest attention installed")
 
 
 def _long_sequences(given: Given) -> Results:
     size = given.whole("ring_attn_size")
     if size > 1:
         yield Flag("ds.ulysses_size", size)
-        yield Note(
-            "another meaning", "ring_attn_size", "Ulysses splits attention heads, of which it must be a divisor"
-        )
+        yield differs("ring_attn_size", "Ulysses splits attention heads, of which it must be a divisor")
 
 
 def _adapters(given: Given) -> Results:
@@ -52,14 +51,14 @@ def _adapters(given: Given) -> Results:
 def _trackers(given: Given) -> Results:
     if given.has("use_wandb"):
         yield Flag("logger.trackers", ["wandb"])
-        yield Note("another meaning", "use_wandb", "the key is not written down; set WANDB_API_KEY")
+        yield differs("use_wandb", "the key is not written down; set WANDB_API_KEY")
 
 
 def _evaluation(given: Given) -> Results:
     dataset, steps = given.text("eval_dataset"), given.whole("eval_steps")
     if dataset is None:
         if given.has("eval_steps") and steps > 0:
-            yield Note("without counterpart", "eval_steps", "there is no eval_dataset to evaluate on")
+            yield lacks("eval_steps", "there is no eval_dataset to evaluate on")
         return
     yield Flag("eval.dataset", dataset)
     yield Flag("eval.steps", steps)
@@ -68,11 +67,7 @@ def _evaluation(given: Given) -> Results:
 def _weight_sync(given: Given) -> Results:
     backend = given.text("vllm_sync_backend")
     if backend != "nccl":
-        yield Note(
-            "another meaning",
-            "vllm_sync_backend",
-            f"weights travel by NCCL, or with --vllm.sync_with_ray, not {backend}",
-        )
+        yield differs("vllm_sync_backend", f"weights travel by NCCL, or with --vllm.sync_with_ray, not {backend}")
 
 
 def _lengths(given: Given) -> Results:
@@ -82,15 +77,12 @@ def _lengths(given: Given) -> Results:
     yield Flag("data.max_len", total)
     yield Flag("rollout.max_new_tokens", response)
     if given["max_len"] is None:
-        yield Note(
-            "derived",
+        yield derived(
             "prompt_max_len, generate_max_len",
             f"--data.max_len {total} is prompt with images ({prompt}) and response ({response}) together",
         )
     else:
-        yield Note(
-            "another meaning", "max_len", f"a prompt may have {total - response} tokens, whatever prompt_max_len says"
-        )
+        yield differs("max_len", f"a prompt may have {total - response} tokens, whatever prompt_max_len says")
 
 
 def _reward_model(given: Given) -> Results:
@@ -98,12 +90,12 @@ def _reward_model(given: Given) -> Results:
     if models is None:
         return
     if given["remote_rm_url"] is not None:
-        yield Note("without counterpart", "reward_pretrain", "--reward.remote_url gives the rewards")
+        yield lacks("reward_pretrain", "--reward.remote_url gives the rewards")
         return
     first, *others = models.split(",")
     yield Flag("reward.model_name_or_path", first)
     if others:
-        yield Note("without counterpart", "reward_pretrain", f"one reward model is taken, {first}; left out: {others}")
+        yield lacks("reward_pretrain", f"one reward model is taken, {first}; left out: {others}")
 
 
 def _divergence(given: Given) -> Results:
@@ -120,11 +112,11 @@ def _correction(given: Given) -> Results:
     if not given["enable_vllm_is_correction"]:
         for name in ("vllm_is_correction_type", "vllm_is_truncated_threshold", "use_icepop"):
             if given.has(name):
-                yield Note("without counterpart", name, "it has no effect without enable_vllm_is_correction")
+                yield lacks(name, "it has no effect without enable_vllm_is_correction")
         return
     kind = "icepop" if given["use_icepop"] else given.text("vllm_is_correction_type") or "tis"
     if kind not in _CORRECTIONS:
-        yield Note("without counterpart", "vllm_is_correction_type", f"{kind}; tis is written instead")
+        yield lacks("vllm_is_correction_type", f"{kind}; tis is written instead")
     level, mode = _CORRECTIONS.get(kind, _CORRECTIONS["tis"])
     threshold = given["vllm_is_truncated_threshold"]
     yield Flag("algo.advantage.is_correction_level", level)
@@ -142,12 +134,12 @@ def _media(given: Given) -> Results:
         if kind == "image":
             yield Flag("data.max_images_per_prompt", most)
         else:
-            yield Note("without counterpart", "limit_mm_per_prompt", f"{kind}: no limit is needed")
+            yield lacks("limit_mm_per_prompt", f"{kind}: no limit is needed")
     for name, value in given.group("processor_kwargs").items():
         if name in ("min_pixels", "max_pixels"):
             yield Flag(f"data.{name}", value)
         else:
-            yield Note("without counterpart", "processor_kwargs", f"{name}: the processor is the checkpoint's own")
+            yield lacks("processor_kwargs", f"{name}: the processor is the checkpoint's own")
 
 
 def _frozen(given: Given) -> Results:
@@ -156,7 +148,7 @@ def _frozen(given: Given) -> Results:
     prefixes = [prefix.rstrip(".") for prefix in _words(given["freeze_prefix"])]
     if all(prefix in VISION_TOWERS for prefix in prefixes):
         yield Flag("actor.freeze_visual_encoder", True)
-        yield Note("another meaning", "freeze_prefix", "--actor.freeze_visual_encoder freezes the critic's tower, too")
+        yield differs("freeze_prefix", "--actor.freeze_visual_encoder freezes the critic's tower, too")
     else:
         yield Flag("actor.freeze_prefix", _words(given["freeze_prefix"]))
 
@@ -185,21 +177,17 @@ def _reward_tokens(given: Given) -> Results:
         yield Flag("model.reward_tokens", _words(given["reward_tokens"]))
 
 
-def _groups(names: str) -> tuple[Setting, ...]:
-    return tuple(one for name in names.split() for one in settings_of(f"openrlhf_{name}"))
-
-
 _LATER_NAMES = {"model_name_or_path": "pretrain", "ckpt_save_path": "save_path"}
 """Names in versions between 0.9 and 0.10."""
 
 
 def _table(command: Command, groups: str, rules: tuple[Rule, ...] = SUPERVISED_RULES) -> Table:
     known = leaf_types(CONFIG_CLASSES[command])
-    shared = (one for one in _groups("shared supervised") if set(one.flags) <= known.keys())
+    shared = (one for one in settings_of("openrlhf_shared openrlhf_supervised") if set(one.flags) <= known.keys())
     return Table(
         system="OpenRLHF before 0.10",
         command=command,
-        settings=(*shared, *_groups(groups)),
+        settings=(*shared, *settings_of(groups)),
         rules=rules,
         prefix="--",
         names=_LATER_NAMES,
@@ -209,7 +197,7 @@ def _table(command: Command, groups: str, rules: tuple[Rule, ...] = SUPERVISED_R
 _RL = Table(
     system="OpenRLHF before 0.10",
     command="train_ppo_ray",
-    settings=_groups("shared ppo"),
+    settings=settings_of("openrlhf_shared openrlhf_ppo"),
     rules=PPO_RULES,
     prefix="--",
 )
@@ -217,12 +205,12 @@ TABLES: Mapping[str, Table] = {
     "train_ppo_ray": _RL,
     # Its one process per GPU is what these commands did before Ray.
     "train_ppo": _RL,
-    "train_sft": _table("train_sft", "sft"),
-    "train_dpo": _table("train_dpo", "pairs reference dpo"),
-    "train_rm": _table("train_rm", "pairs rm"),
-    "train_kto": _table("train_kto", "reference kto"),
-    "train_prm": _table("train_prm", "prm", (*SUPERVISED_RULES, _reward_tokens)),
-    "train_kd": _table("train_kd", "sft kd"),
+    "train_sft": _table("train_sft", "openrlhf_sft"),
+    "train_dpo": _table("train_dpo", "openrlhf_pairs openrlhf_reference openrlhf_dpo"),
+    "train_rm": _table("train_rm", "openrlhf_pairs openrlhf_rm"),
+    "train_kto": _table("train_kto", "openrlhf_reference openrlhf_kto"),
+    "train_prm": _table("train_prm", "openrlhf_prm", (*SUPERVISED_RULES, _reward_tokens)),
+    "train_kd": _table("train_kd", "openrlhf_sft openrlhf_kd"),
 }
 """By the names of OpenRLHF's commands."""
 
@@ -250,10 +238,10 @@ _CORRECTS, _CORRECTION_TYPE = (f"algo.advantage.is_correction_{what}" for what i
 def _dotted(given: Given) -> Results:
     if given.has(_KEY):
         yield Flag("logger.trackers", ["wandb"])
-        yield Note("another meaning", _KEY, "the key is not written; set WANDB_API_KEY")
+        yield differs(_KEY, "the key is not written; set WANDB_API_KEY")
     if given.has(_RING) and given.whole(_RING) > 1:
         yield Flag("ds.ulysses_size", given.whole(_RING))
-        yield Note("another meaning", _RING, "Ulysses splits attention heads, whose number it must divide")
+        yield differs(_RING, "Ulysses splits attention heads, whose number it must divide")
     if given.has(_CORRECTS) and given[_CORRECTS]:
         kind = given.text(_CORRECTION_TYPE) or "tis"
         level, mode = _CORRECTIONS.get(kind, _CORRECTIONS["tis"])
@@ -277,33 +265,6 @@ def old_flag(name: str, *, config_class: type) -> str | None:
     return f"is {setting.says}" if setting.by_rule else f"has no counterpart here: {setting.says}"
 
 
-_MODELS = ("pretrain", "model_name_or_path", "model.model_name_or_path", "actor.model_name_or_path")
-_REWARD_MODELS = ("reward_pretrain", "reward.model_name_or_path")
-_RENAMED: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(_MODELS, ("model",)),
-    **dict.fromkeys(_REWARD_MODELS, ("reward_model", "model")),
-    "model_path": ("base", "model"),
-    "lora_path": ("adapter",),
-    "output_path": ("output",),
-    "dataset": ("data",),
-    "prompt_data": ("data",),
-    "dataset_split": ("split",),
-    "max_samples": ("max_rows",),
-    "best_of_n": ("n_samples",),
-    "tp_size": ("tensor_parallel_size",),
-    "max_len": ("max_len", "max_model_len"),
-    "data.max_len": ("max_len", "max_model_len"),
-    "prompt_max_len": ("max_model_len",),
-    "rollout_batch_size": ("batch_rows",),
-    "batch_size": ("max_batch_tokens",),
-    "normalize_reward": ("normalize",),
-    "ds.value_head_prefix": ("value_head_prefix",),
-    "bf16": ("dtype",),
-    "param_dtype": ("dtype",),
-    "ds.param_dtype": ("dtype",),
-    "greedy_sampling": ("temperature",),
-}
-"""Flags of OpenRLHF's commands that generate, chat, serve and merge, and the names that ours may have for them."""
 _VALUES = {"bf16": " bf16", "greedy_sampling": " 0"}
 """What a switch becomes if ours takes a value."""
 
@@ -315,5 +276,7 @@ def renamed_flag(name: str, *, known: Collection[str]) -> str | None:
         name: without the hyphens before it, with underscores.
         known: the names of the command's flags.
     """
-    new = next((candidate for candidate in _RENAMED.get(name, ()) if candidate in known), None)
+    new = next(
+        (candidate for candidate in names_of("openrlhf_commands").get(name, "").split() if candidate in known), None
+    )
     return None if new is None or new == name else f"is --{new}{_VALUES.get(name, '')} here"

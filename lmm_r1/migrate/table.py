@@ -75,24 +75,26 @@ class Setting:
     """Values of a setting without counterpart that ask for nothing but what happens here anyway."""
 
 
-def settings_of(group: str, **words: str) -> tuple[Setting, ...]:
-    """Return the settings of a group of `settings.yaml`.
+def settings_of(groups: str, **words: str) -> tuple[Setting, ...]:
+    """Return the settings of groups of `settings.yaml`.
 
     Args:
+        groups: their names, with blanks between them.
         words: replace their names in braces in our flags.
     """
-    rows = _groups()[group]
     taken: list[Setting] = []
-    for name, row in rows.get("to", {}).items():
-        flags, *default = row if isinstance(row, list) else [row]
-        named = flags if isinstance(flags, list) else [flags]
-        taken.append(to(name, *(flag.format(**words) for flag in named), default=default[0] if default else OURS))
-    taken += [ruled(name, default) for name, default in rows.get("ruled", {}).items()]
-    taken += [
-        Setting(name=name, by_rule=True, says=says, default=v) for name, (says, v) in rows.get("told", {}).items()
-    ]
-    taken += [without(name, *row) for name, row in rows.get("without", {}).items()]
-    return (*taken, *not_needed(rows.get("not_needed", "")))
+    for rows in map(_groups().__getitem__, groups.split()):
+        for name, row in rows.get("to", {}).items():
+            flags, *default = row if isinstance(row, list) else [row]
+            named = [flag.format(**words) for flag in (flags if isinstance(flags, list) else [flags])]
+            taken.append(to(name, *named, default=default[0] if default else OURS))
+        taken += [ruled(name, default) for name, default in rows.get("ruled", {}).items()]
+        taken += [
+            Setting(name=name, by_rule=True, says=says, default=v) for name, (says, v) in rows.get("told", {}).items()
+        ]
+        taken += [without(name, *row) for name, row in rows.get("without", {}).items()]
+        taken += [without(name, "not needed here") for name in rows.get("not_needed", "").split()]
+    return tuple(taken)
 
 
 def names_of(group: str) -> Mapping[str, Any]:
@@ -103,11 +105,6 @@ def names_of(group: str) -> Mapping[str, Any]:
 @functools.cache
 def _groups() -> Mapping[str, Mapping[str, Any]]:
     return yaml.safe_load(Path(__file__).with_name("settings.yaml").read_text(encoding="utf-8"))
-
-
-def not_needed(names: str) -> tuple[Setting, ...]:
-    """Return settings that ask for nothing here."""
-    return tuple(without(name, "not needed here") for name in names.split())
 
 
 def to(name: str, *flags: str, default: object = OURS) -> Setting:
@@ -143,7 +140,25 @@ class Note:
     text: str
 
 
-Rule: TypeAlias = "Callable[[Given], Iterator[Flag | Note]]"
+Results: TypeAlias = "Iterator[Flag | Note]"
+
+
+def lacks(subject: str, text: str) -> Note:
+    """Return the note on a setting without counterpart."""
+    return Note("without counterpart", subject, text)
+
+
+def differs(subject: str, text: str) -> Note:
+    """Return the note on a setting that means something else here."""
+    return Note("another meaning", subject, text)
+
+
+def derived(subject: str, text: str) -> Note:
+    """Return the note on flags that are made of several settings."""
+    return Note("derived", subject, text)
+
+
+Rule: TypeAlias = "Callable[[Given], Results]"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -303,7 +318,7 @@ def convert(
                     flags[flag] = value
                     defaults.append(flag)
         elif not setting.by_rule and value not in setting.harmless and given.has(setting.name):
-            notes.append(Note("without counterpart", setting.name, setting.says))
+            notes.append(lacks(setting.name, setting.says))
     for rule in table.rules:
         for result in rule(given):
             if isinstance(result, Note):
@@ -313,7 +328,7 @@ def convert(
     for name in values:
         if name not in table.by_name:
             says = next((says for part, says in table.families.items() if part in name), None)
-            notes.append(Note("without counterpart", name, says or f"not known as a setting of {table.system}"))
+            notes.append(lacks(name, says or f"not known as a setting of {table.system}"))
     in_order = {flag: _fitted(_plain(flags[flag]), hint) for flag, hint in known.items() if flag in flags}
     assert in_order.keys() == flags.keys(), f"no flags: {sorted(flags.keys() - in_order.keys())}"
     named = tuple(_renamed(note, shown or {}) for note in notes)

@@ -6,13 +6,12 @@ EasyR1 is based on verl, so its rules are used: settings get EasyR1's names and 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 
 from lmm_r1.config.model_checks import CONSTANT
 from lmm_r1.migrate.easyr1 import EASYR1
 from lmm_r1.migrate.easyr1_algorithm import KL_ESTIMATORS, LOSS_MEANS, most_batches
-from lmm_r1.migrate.table import Flag, Given, Note, Table, names_of, settings_of
+from lmm_r1.migrate.table import Flag, Given, Results, Table, derived, differs, lacks, names_of, settings_of
 from lmm_r1.migrate.verl_rules import (
     ACTOR,
     IMAGES,
@@ -29,21 +28,10 @@ _REF = "actor_rollout_ref.ref"
 
 _GRADIENTS = f"{ACTOR}.fsdp_config.grad_offload"
 """Only verl before 0.3 has it, in which KL is in the reward unless it is a loss."""
-_FAMILIES = {
-    ".megatron.": "weights are sharded by DeepSpeed (--ds.zero_stage), not Megatron",
-    ".override_config.": "the checkpoint's config is used unchanged; edit it in the checkpoint",
-    ".engine_kwargs.": "arguments of the engine are not passed on",
-    "critic.": "the critic has the policy's settings of memory and passes",
-    "reward_model.model.": "the reward model has the policy's settings of memory and passes",
-    ".fsdp_config.": "weights are sharded by DeepSpeed (--ds.zero_stage), not FSDP",
-}
 _MULTIPLIER = "trainer.rejection_sample_multiplier"
 _REJECTION, _FILTER = "trainer.rejection_sample", "algorithm.filter_groups.enable"
 # The switches of Mini-o3 and DAPO that draw groups again, each with its bound on the batches of a step.
-_BOUNDS = {
-    _REJECTION: "algorithm.max_num_gen_batches",
-    _FILTER: "algorithm.filter_groups.max_num_gen_batches",
-}
+_BOUNDS = {_REJECTION: "algorithm.max_num_gen_batches", _FILTER: "algorithm.filter_groups.max_num_gen_batches"}
 _METRIC = "algorithm.filter_groups.metric"
 _RIGHT = "acc"
 """The only metric of DAPO's filter that does not name a reward."""
@@ -52,14 +40,13 @@ _OVERLONG = tuple(f"reward_model.overlong_buffer.{what}" for what in ("enable", 
 _TOKENWISE = f"{ACTOR}.use_token_level_loss"
 
 
-def _kl(given: Given) -> Iterator[Flag | Note]:
+def _kl(given: Given) -> Results:
     """Convert the KL penalty: in verl it is a loss, part of the reward, or absent, which is the default."""
     in_reward = given["algorithm.use_kl_in_reward"]
     if not given.has("algorithm.use_kl_in_reward") and given.has(_GRADIENTS):
         in_reward = not given.switch("algorithm.use_kl_loss")
     if given["algorithm.use_kl_in_reward"] and given.switch("algorithm.use_kl_loss"):
-        yield Note(
-            "without counterpart",
+        yield lacks(
             "algorithm.use_kl_in_reward",
             "KL is either a loss or part of the reward; algorithm.use_kl_loss selects the loss, so set only one of them",
         )
@@ -68,10 +55,8 @@ def _kl(given: Given) -> Iterator[Flag | Note]:
         penalty = given.text("algorithm.kl_penalty_in_reward") or "kl"
         yield Flag("algo.kl.estimator", KL_ESTIMATORS.get(penalty, "k1"))
         if penalty not in KL_ESTIMATORS:
-            yield Note(
-                "without counterpart",
-                "algorithm.kl_penalty_in_reward",
-                f"{penalty}; --algo.kl.estimator has {', '.join(KL_ESTIMATORS)}",
+            yield lacks(
+                "algorithm.kl_penalty_in_reward", f"{penalty}; --algo.kl.estimator has {', '.join(KL_ESTIMATORS)}"
             )
         coefficient = given["algorithm.kl_ctrl.kl_coef"]
         yield Flag("algo.kl.init_coef", 0.001 if coefficient is None else given.number("algorithm.kl_ctrl.kl_coef"))
@@ -79,15 +64,13 @@ def _kl(given: Given) -> Iterator[Flag | Note]:
     if not given.switch("algorithm.use_kl_loss"):
         yield Flag("algo.kl.init_coef", 0.0)
         yield Flag("algo.kl.estimator", KL_ESTIMATORS["kl"])
-        yield Note(
-            "derived", "algorithm.use_kl_loss", "without it and without algorithm.use_kl_in_reward there is no KL"
-        )
+        yield derived("algorithm.use_kl_loss", "without it and without algorithm.use_kl_in_reward there is no KL")
     for name in ("algorithm.kl_ctrl.kl_coef", "algorithm.kl_penalty_in_reward"):
         if given.has(name):
-            yield Note("without counterpart", name, "it has no effect without algorithm.use_kl_in_reward")
+            yield lacks(name, "it has no effect without algorithm.use_kl_in_reward")
 
 
-def _sampling(given: Given) -> Iterator[Flag | Note]:
+def _sampling(given: Given) -> Results:
     """Convert the sampling of validation, which is one greedy response by default in verl."""
     if given.has(IMAGES) and not crops(given):
         yield Flag("data.max_images_per_prompt", given.group(IMAGES).get("image", 0))
@@ -96,17 +79,17 @@ def _sampling(given: Given) -> Iterator[Flag | Note]:
     sampled = "worker.rollout.temperature" if given[own] is None else own
     yield Flag("eval.temperature", given.number(sampled) if given[f"{ROLLOUT}.val_do_sample"] else 0.0)
     if given[own] is not None and not given[f"{ROLLOUT}.val_do_sample"]:
-        yield Note("without counterpart", own, f"it has no effect without {ROLLOUT}.val_do_sample")
+        yield lacks(own, f"it has no effect without {ROLLOUT}.val_do_sample")
 
 
-def _columns(given: Given) -> Iterator[Flag | Note]:
+def _columns(given: Given) -> Results:
     """Name the columns: verl's rows have `prompt` and `reward_model`, Mini-o3's `problem` and `solution`."""
     prompt, answer = ("problem", "solution") if crops(given) else ("prompt", "reward_model.ground_truth")
     yield Flag("data.input_key", given["data.prompt_key"] if given.has("data.prompt_key") else prompt)
     yield Flag("data.label_key", given["data.answer_key"] if given.has("data.answer_key") else answer)
 
 
-def _tokens(given: Given) -> Iterator[Flag | Note]:
+def _tokens(given: Given) -> Results:
     """Convert the tokens of a dynamic batch, which replace the micro-batch size in verl."""
     for setting, flag in (
         (f"{ACTOR}.ppo_max_token_len_per_gpu", "train.max_tokens_per_gpu"),
@@ -117,10 +100,10 @@ def _tokens(given: Given) -> Iterator[Flag | Note]:
         if given.switch("worker.actor.dynamic_batching"):
             yield Flag(flag, given.whole(setting))
         else:
-            yield Note("without counterpart", setting, f"it has no effect without {ACTOR}.use_dynamic_bsz")
+            yield lacks(setting, f"it has no effect without {ACTOR}.use_dynamic_bsz")
 
 
-def _overlong(given: Given) -> Iterator[Flag | Note]:
+def _overlong(given: Given) -> Results:
     enabled, length, factor = _OVERLONG
     if given[enabled]:
         yield Flag("reward.overlong_buffer_len", given.whole(length))
@@ -128,20 +111,18 @@ def _overlong(given: Given) -> Iterator[Flag | Note]:
         return
     for name in (length, factor):
         if given.has(name):
-            yield Note("without counterpart", name, f"it has no effect without {enabled}")
+            yield lacks(name, f"it has no effect without {enabled}")
 
 
-def _resuming(given: Given) -> Iterator[Flag | Note]:
+def _resuming(given: Given) -> Results:
     mode = given.text("trainer.resume_mode")
     if mode == "disable":
         yield Flag("ckpt.load_enable", False)
     elif mode == "resume_path":
-        yield Note(
-            "without counterpart", "trainer.resume_mode", "verl's checkpoints cannot be read; merge one into a model"
-        )
+        yield lacks("trainer.resume_mode", "verl's checkpoints cannot be read; merge one into a model")
 
 
-def _aggregation(given: Given) -> Iterator[Flag | Note]:
+def _aggregation(given: Given) -> Results:
     mean, length = given.text(f"{ACTOR}.loss_agg_mode"), given[f"{ACTOR}.loss_scale_factor"]
     if mean == "seq-mean-token-sum":
         yield Flag("actor.loss_agg_mode", CONSTANT)
@@ -149,8 +130,7 @@ def _aggregation(given: Given) -> Iterator[Flag | Note]:
     elif mean in (*LOSS_MEANS.values(), CONSTANT):
         yield Flag("actor.loss_agg_mode", mean)
     elif mean is not None:
-        yield Note(
-            "without counterpart",
+        yield lacks(
             f"{ACTOR}.loss_agg_mode",
             f"{mean} is unknown, and token-mean replaces it; known are "
             f"{', '.join((*LOSS_MEANS.values(), CONSTANT))}",
@@ -160,49 +140,46 @@ def _aggregation(given: Given) -> Iterator[Flag | Note]:
     if mean == CONSTANT:
         yield Flag("actor.loss_agg_length", given.whole(f"{ACTOR}.loss_scale_factor"))
     else:
-        yield Note(
-            "without counterpart", f"{ACTOR}.loss_scale_factor", f"it has no effect without loss_agg_mode {CONSTANT}"
-        )
+        yield lacks(f"{ACTOR}.loss_scale_factor", f"it has no effect without loss_agg_mode {CONSTANT}")
 
 
-def _deviations(given: Given) -> Iterator[Flag | Note]:
+def _deviations(given: Given) -> Results:
     """Convert whether GRPO divides advantages by the standard deviation of the group; Dr. GRPO does not."""
     name = "algorithm.norm_adv_by_std_in_grpo"
     if not given.has(name):
         return
     if given.text("algorithm.adv_estimator") != "grpo":
-        yield Note("without counterpart", name, "it has no effect without the estimator grpo")
+        yield lacks(name, "it has no effect without the estimator grpo")
     elif not given.switch(name):
         yield Flag("algo.advantage.estimator", "dr_grpo")
 
 
-def _rejection(given: Given) -> Iterator[Flag | Note]:
+def _rejection(given: Given) -> Results:
     """Convert dynamic sampling: groups with equal rewards are replaced until the step is full or reaches its bound."""
     multiplier = given.number(_MULTIPLIER) if given.has(_MULTIPLIER) else 1.0
     if given.has(_METRIC) and not given[_FILTER]:
-        yield Note("without counterpart", _METRIC, f"nothing is filtered without {_FILTER}")
+        yield lacks(_METRIC, f"nothing is filtered without {_FILTER}")
     for switch, bound in _BOUNDS.items():
         if not given[switch]:
             if given.has(bound):
-                yield Note("without counterpart", bound, f"nothing is filtered without {switch}")
+                yield lacks(bound, f"nothing is filtered without {switch}")
             continue
         yield Flag("algo.dynamic_filtering_enable", True)
         yield from _kept_groups(given, switch)
         if given[bound] is not None:
             yield Flag("algo.dynamic_filtering_max_batches", most_batches(given, bound, multiplier=multiplier))
     if multiplier != 1.0:
-        yield Note("another meaning", _MULTIPLIER, "a step draws as many prompts as it still needs")
+        yield differs(_MULTIPLIER, "a step draws as many prompts as it still needs")
 
 
-def _kept_groups(given: Given, switch: str) -> Iterator[Flag | Note]:
+def _kept_groups(given: Given, switch: str) -> Results:
     """Convert which groups are kept: those whose rewards, or whose answers, differ."""
     if switch == _REJECTION:
         least = _MINI_O3_LEAST_STD
-        yield Note("another meaning", switch, "here the run stops if a judge fails; Mini-o3 drops the group")
+        yield differs(switch, "here the run stops if a judge fails; Mini-o3 drops the group")
     elif given[_METRIC] == _RIGHT:
         yield Flag("algo.dynamic_filtering_range", [0.0, 1.0])
-        yield Note(
-            "another meaning",
+        yield differs(
             _METRIC,
             "a group is kept if its mean score is strictly between 0 and 1, which is the same for scores of 0 and 1; "
             "--algo.dynamic_filtering_part selects a part of the reward",
@@ -214,7 +191,7 @@ def _kept_groups(given: Given, switch: str) -> Iterator[Flag | Note]:
     yield Flag("algo.dynamic_filtering_min_std", least)
 
 
-def _policy(given: Given) -> Iterator[Flag | Note]:
+def _policy(given: Given) -> Results:
     if given[_TOKENWISE] is not None:
         yield Flag("actor.loss_agg_mode", LOSS_MEANS["token" if given.switch(_TOKENWISE) else "seq"])
     yield from _aggregation(given)
@@ -230,10 +207,8 @@ def _policy(given: Given) -> Iterator[Flag | Note]:
     if path is not None:
         yield Flag("reward.remote_url", f"{path}:{given.text('custom_reward_function.name') or 'compute_score'}")
     elif given.has("custom_reward_function.name"):
-        yield Note(
-            "without counterpart",
-            "custom_reward_function.name",
-            "custom_reward_function.path is missing, which the function belongs to",
+        yield lacks(
+            "custom_reward_function.name", "custom_reward_function.path is missing, which the function belongs to"
         )
 
 
@@ -261,5 +236,5 @@ VERL = Table(
         *REWARD_RULES,
     ),
     names=names_of("verl_names"),
-    families=_FAMILIES,
+    families=names_of("verl_families"),
 )

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from lmm_r1.migrate.table import TRACKERS, Flag, Given, Note, Table, names_of, settings_of
+from lmm_r1.migrate.table import TRACKERS, Flag, Given, Results, Table, names_of, settings_of
 
 _SCHEDULES = {"cosine": "cosine_with_min_lr", "wsd": "cosine_with_min_lr", "constant": "constant_with_warmup"}
 
 
-def _files(given: Given) -> Iterator[Flag | Note]:
+def _files(given: Given) -> Results:
     files = given["data.train_files"]
     if files:
         yield Flag("data.dataset", ",".join(map(str, files)) if isinstance(files, list) else files)
@@ -19,7 +17,7 @@ def _files(given: Given) -> Iterator[Flag | Note]:
         yield Flag("eval.steps", every)
 
 
-def _columns(given: Given) -> Iterator[Flag | Note]:
+def _columns(given: Given) -> Results:
     if given["data.multiturn.enable"]:
         yield Flag("data.input_key", given["data.multiturn.messages_key"])
         return
@@ -36,7 +34,7 @@ def _columns(given: Given) -> Iterator[Flag | Note]:
             yield Flag("data.input_key" if "prompt" in name else "data.output_key", f"{given[of]}.{inner}")
 
 
-def _optimizer(given: Given) -> Iterator[Flag | Note]:
+def _optimizer(given: Given) -> Results:
     if (most := given["data.train_max_samples"]) is not None and given.whole("data.train_max_samples") > 0:
         yield Flag("data.max_samples", most)
     yield Flag("lr_scheduler", _SCHEDULES.get(str(given["optim.lr_scheduler"]), "cosine_with_min_lr"))
@@ -48,7 +46,7 @@ def _optimizer(given: Given) -> Iterator[Flag | Note]:
         yield Flag("ds.lora.target_modules", modules if isinstance(modules, list) else [modules])
 
 
-def _records(given: Given) -> Iterator[Flag | Note]:
+def _records(given: Given) -> Results:
     logger = given["trainer.logger"]
     names = logger if isinstance(logger, (list, tuple)) else [logger]
     yield Flag("logger.trackers", [name for name in names if name in TRACKERS])
