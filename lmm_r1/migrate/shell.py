@@ -12,18 +12,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from lmm_r1.errors import UserError
-from lmm_r1.migrate.shell_syntax import (
-    Branches,
-    CaseBranches,
-    Commands,
-    Definition,
-    Group,
-    Loop,
-    Node,
-    Simple,
-    Test,
-    parsed,
-)
+from lmm_r1.migrate.shell_syntax import Commands, Compound, Node, Simple, parsed
 from lmm_r1.migrate.shell_values import arithmetic, as_shown, condition, parts, seen, unknown, unknowns
 from lmm_r1.migrate.shell_words import Piece, Word, pieces_in_quotes, pieces_of
 
@@ -97,24 +86,30 @@ class Script:
         return status
 
     def _node(self, node: Node, *, maybe: bool) -> Run:
-        match node:
-            case Simple():
-                return (yield from self._simple(node, maybe=maybe))
-            case Test(words=words):
-                return condition([self._joined(word) for word in words]) if words else None
-            case Branches():
+        if isinstance(node, Simple):
+            return (yield from self._simple(node, maybe=maybe))
+        match node.kind:
+            case "test":
+                return condition([self._joined(word) for word in node.words]) if node.words else None
+            case "group":
+                return (yield from self._sequence(node.body, maybe=maybe))
+            case "function":
+                self._functions[node.name] = node.body
+            case "if":
                 yield from self._branches(node, maybe=maybe)
-            case Loop():
-                yield from self._loop(node, maybe=maybe)
-            case CaseBranches():
+            case "for":
+                yield from self._for(node, maybe=maybe)
+            case "while":
+                ((test, body),) = node.branches
+                status = yield from self._sequence(test, maybe=maybe)
+                if status is not node.until or status is None:
+                    # Once, as a run begins it.
+                    yield from self._sequence(body, maybe=maybe or status is False)
+            case "case":
                 yield from self._choice(node, maybe=maybe)
-            case Definition(name=name, body=body):
-                self._functions[name] = body
-            case Group(body=body):
-                return (yield from self._sequence(body, maybe=maybe))
         return None
 
-    def _branches(self, node: Branches, *, maybe: bool) -> Run:
+    def _branches(self, node: Compound, *, maybe: bool) -> Run:
         for test, body in node.branches:
             status = yield from self._sequence(test, maybe=maybe)
             if status is not False:
@@ -122,28 +117,24 @@ class Script:
             if status is True:
                 return None
             maybe = maybe or status is None
-        yield from self._sequence(node.otherwise, maybe=maybe)
+        yield from self._sequence(node.body, maybe=maybe)
         return None
 
-    def _loop(self, node: Loop, *, maybe: bool) -> Run:
-        if node.words is None and not node.name:
-            status = (yield from self._sequence(node.condition, maybe=maybe)) if node.condition else None
-            if status is not node.until or status is None:
-                # Once, as a run begins it.
-                yield from self._sequence(node.body, maybe=maybe or status is False)
-            return None
+    def _for(self, node: Compound, *, maybe: bool) -> Run:
         words = [text for word in node.words or () for text in self._expanded(word)]
         if len(words) == 1:
             self._set(node.name, words[0], line=node.line, maybe=maybe)
             yield from self._sequence(node.body, maybe=maybe)
         elif words or node.words is None:
-            self._forget(node.name, f"line {node.line} sets it in a loop")
-            yield from self._sequence(node.body, maybe=True)
+            if node.name:
+                self._forget(node.name, f"line {node.line} sets it in a loop")
+            yield from self._sequence(node.body, maybe=maybe or bool(node.name))
         return None
 
-    def _choice(self, node: CaseBranches, *, maybe: bool) -> Run:
-        text = seen(self._joined(node.word))
-        for patterns, body in node.branches:
+    def _choice(self, node: Compound, *, maybe: bool) -> Run:
+        (word,) = node.words or ()
+        text = seen(self._joined(word))
+        for patterns, body in node.cases:
             if text is None:
                 yield from self._sequence(body, maybe=True)
             elif any(fnmatch.fnmatchcase(text, seen(self._joined(pattern)) or "") for pattern in patterns):
@@ -411,7 +402,7 @@ class Script:
 def _tests(node: Node | None) -> bool:
     if isinstance(node, Simple):
         return bool(node.words) and node.words[0].plain in ("[", "test")
-    return isinstance(node, Test)
+    return isinstance(node, Compound) and node.kind == "test"
 
 
 def _assignment(word: Word) -> re.Match[str] | None:

@@ -93,6 +93,8 @@ def settings_of(groups: str, **words: str) -> tuple[Setting, ...]:
             Setting(name=name, by_rule=True, says=says, default=v) for name, (says, v) in rows.get("told", {}).items()
         ]
         taken += [without(name, *row) for name, row in rows.get("without", {}).items()]
+        taken += [ruled(name) for name in rows.get("read", "").split()]
+        taken += [without(name, why, None) for why, names in rows.get("absent", {}).items() for name in names.split()]
         taken += [without(name, "not needed here") for name in rows.get("not_needed", "").split()]
     return tuple(taken)
 
