@@ -10,7 +10,6 @@ from lmm_r1.errors import UserError
 from lmm_r1.migrate.easyr1_algorithm import ALGORITHM_RULES
 from lmm_r1.migrate.table import (
     KEEP_ALL,
-    TRACKERS,
     Flag,
     Given,
     Note,
@@ -22,6 +21,7 @@ from lmm_r1.migrate.table import (
     lacks,
     names_of,
     settings_of,
+    trackers,
 )
 
 OWN_RECORDS = ("console", "file")
@@ -206,12 +206,7 @@ def _records(given: Given) -> Results:
     yield differs(
         "trainer.save_checkpoint_path", f"--ckpt.output_dir {folder} also holds the run's records and its final model"
     )
-    asked = given["trainer.logger"]
-    names = [str(entry) for entry in asked] if isinstance(asked, (list, tuple)) else [str(asked)]
-    yield Flag("logger.trackers", [tracker for tracker in names if tracker in TRACKERS])
-    for unknown in names:
-        if unknown not in (*TRACKERS, *OWN_RECORDS):
-            yield lacks("trainer.logger", f"{unknown}; --logger.trackers has {', '.join(TRACKERS)}")
+    yield from trackers(given, "trainer.logger", *OWN_RECORDS)
     limit = -1 if given["trainer.save_limit"] is None else given.whole("trainer.save_limit")
     yield Flag("ckpt.max_num", KEEP_ALL if limit < 0 else limit)
     if given.switch("trainer.save_model_only"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from lmm_r1.errors import UserError
-from lmm_r1.migrate.table import Flag, Given, Results, Rule, derived, differs, lacks
+from lmm_r1.migrate.table import Flag, Given, Results, Rule, derived, differs, idle, lacks
 
 ESTIMATORS = {
     "grpo": "group_norm",
@@ -124,9 +124,12 @@ def _kl(given: Given) -> Results:
         return
     if adaptive:
         yield lacks("algorithm.kl_type", "only a KL penalty in the reward has an adaptive weight")
-    for name in ("algorithm.kl_target", "algorithm.kl_horizon"):
-        if given.has(name):
-            yield lacks(name, "belongs to a KL penalty in the reward with an adaptive weight")
+    yield from idle(
+        given,
+        "belongs to a KL penalty in the reward with an adaptive weight",
+        "algorithm.kl_target",
+        "algorithm.kl_horizon",
+    )
 
 
 def _filter(given: Given) -> Results:
@@ -186,8 +189,7 @@ def _clip(given: Given, *, kind: str) -> Results:
     else:
         yield Flag("actor.dual_clip", given.number("worker.actor.clip_ratio_dual"))
     for tau in TEMPERATURES:
-        if given.has(tau):
-            yield lacks(tau, "belongs to the loss sapo")
+        yield from idle(given, "belongs to the loss sapo", tau)
 
 
 def _gate(given: Given) -> Results:
@@ -195,8 +197,7 @@ def _gate(given: Given) -> Results:
     for tau, flag in TEMPERATURES.items():
         yield Flag(flag, given.number(tau))
     for side in ("low", "high", "dual"):
-        if given.has(f"worker.actor.clip_ratio_{side}"):
-            yield lacks(f"worker.actor.clip_ratio_{side}", "the loss sapo clips nothing")
+        yield from idle(given, "the loss sapo clips nothing", f"worker.actor.clip_ratio_{side}")
 
 
 def _schedule(given: Given) -> Results:
@@ -238,8 +239,7 @@ def _weights(given: Given) -> Results:
 def _lora(given: Given) -> Results:
     if given.whole("worker.actor.model.lora.rank") == 0:
         for name in ("alpha", "target_modules"):
-            if given.has(f"worker.actor.model.lora.{name}"):
-                yield lacks(f"worker.actor.model.lora.{name}", "of no use at rank 0")
+            yield from idle(given, "of no use at rank 0", f"worker.actor.model.lora.{name}")
         return
     yield Flag("ds.lora.alpha", given.whole("worker.actor.model.lora.alpha"))
     modules = given["worker.actor.model.lora.target_modules"]

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from lmm_r1.config.ppo import DEFAULT_VERIFIER
 from lmm_r1.migrate.table import (
     KEEP_ALL,
-    TRACKERS,
     Command,
     Flag,
     Given,
@@ -19,11 +18,13 @@ from lmm_r1.migrate.table import (
     Table,
     derived,
     differs,
+    idle,
     lacks,
     names_of,
     ruled,
     settings_of,
     to,
+    trackers,
     without,
 )
 
@@ -109,12 +110,7 @@ def _sharding(given: Given) -> Results:
 
 
 def _trackers(given: Given) -> Results:
-    asked = given["report_to"]
-    names = [str(name) for name in asked] if isinstance(asked, (list, tuple)) else [str(asked)]
-    yield Flag("logger.trackers", [name for name in names if name in TRACKERS])
-    for name in names:
-        if name not in (*TRACKERS, "none", "None"):
-            yield lacks("report_to", f"{name}; --logger.trackers has {', '.join(TRACKERS)}")
+    yield from trackers(given, "report_to", "none", "None")
 
 
 def _checkpoints(given: Given) -> Results:
@@ -219,9 +215,7 @@ def adapter(*, rank: str, alpha: str, dropout: str, modules: str, enabled: Calla
 
     def rule(given: Given) -> Results:
         if not enabled(given):
-            for name in (rank, alpha, dropout, modules):
-                if given.has(name):
-                    yield lacks(name, "it has no effect without LoRA")
+            yield from idle(given, "it has no effect without LoRA", rank, alpha, dropout, modules)
             return
         size = given.whole(rank)
         yield Flag("ds.lora.rank", size)

@@ -17,7 +17,9 @@ from lmm_r1.migrate.table import (
     Table,
     derived,
     differs,
+    idle,
     lacks,
+    listed,
     names_of,
     ruled,
     settings_of,
@@ -45,7 +47,7 @@ def _long_sequences(given: Given) -> Results:
 
 def _adapters(given: Given) -> Results:
     if given.has("target_modules"):
-        yield Flag("ds.lora.target_modules", _words(given["target_modules"]))
+        yield Flag("ds.lora.target_modules", [str(one) for one in listed(given["target_modules"])])
 
 
 def _trackers(given: Given) -> Results:
@@ -110,9 +112,13 @@ _CORRECTIONS = {"tis": ("token", "clip"), "icepop": ("token", "mask"), "seq-mask
 def _correction(given: Given) -> Results:
     """Ratios between vLLM's and the trainer's log-probs, which the first versions clip above one bound."""
     if not given["enable_vllm_is_correction"]:
-        for name in ("vllm_is_correction_type", "vllm_is_truncated_threshold", "use_icepop"):
-            if given.has(name):
-                yield lacks(name, "it has no effect without enable_vllm_is_correction")
+        yield from idle(
+            given,
+            "it has no effect without enable_vllm_is_correction",
+            "vllm_is_correction_type",
+            "vllm_is_truncated_threshold",
+            "use_icepop",
+        )
         return
     kind = "icepop" if given["use_icepop"] else given.text("vllm_is_correction_type") or "tis"
     if kind not in _CORRECTIONS:
@@ -145,16 +151,12 @@ def _media(given: Given) -> Results:
 def _frozen(given: Given) -> Results:
     if not given.has("freeze_prefix"):
         return
-    prefixes = [prefix.rstrip(".") for prefix in _words(given["freeze_prefix"])]
+    prefixes = [prefix.rstrip(".") for prefix in [str(one) for one in listed(given["freeze_prefix"])]]
     if all(prefix in VISION_TOWERS for prefix in prefixes):
         yield Flag("actor.freeze_visual_encoder", True)
         yield differs("freeze_prefix", "--actor.freeze_visual_encoder freezes the critic's tower, too")
     else:
-        yield Flag("actor.freeze_prefix", _words(given["freeze_prefix"]))
-
-
-def _words(value: object) -> list[str]:
-    return [str(word) for word in value] if isinstance(value, (list, tuple)) else [str(value)]
+        yield Flag("actor.freeze_prefix", [str(one) for one in listed(given["freeze_prefix"])])
 
 
 _SHARED: tuple[Rule, ...] = (_precision, _long_sequences, _adapters, _trackers, _evaluation)
@@ -174,7 +176,7 @@ SUPERVISED_RULES: tuple[Rule, ...] = _SHARED
 
 def _reward_tokens(given: Given) -> Results:
     if given.has("reward_tokens"):
-        yield Flag("model.reward_tokens", _words(given["reward_tokens"]))
+        yield Flag("model.reward_tokens", [str(one) for one in listed(given["reward_tokens"])])
 
 
 _LATER_NAMES = {"model_name_or_path": "pretrain", "ckpt_save_path": "save_path"}

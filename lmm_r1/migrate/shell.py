@@ -185,21 +185,23 @@ class Script:
                 self._variables.pop(name, None)
             return True
         if first in self._functions:
-            return (yield from self._call(self._functions[first], others, maybe=maybe))
-        if first == "eval":
-            return (yield from self._inner(" ".join(others), line=line, maybe=maybe))
+            return (yield from self._inner(self._functions[first], maybe=maybe, arguments=others))
         shell = next((place for place, text in enumerate(texts) if text in _SHELLS), None)
+        inner = " ".join(others) if first == "eval" else ""
         if shell is not None and len(texts) > shell + 2 and re.fullmatch(r"-\w*c", texts[shell + 1]):
-            return (yield from self._inner(texts[shell + 2], line=line, maybe=maybe))
+            inner = inner or texts[shell + 2]
+        if inner or first == "eval":
+            return (yield from self._inner(parsed(inner, path=self._path, line=line), maybe=maybe))
         if first not in _WITHOUT_EFFECT:
             variables = {name: value for name, value in self._variables.items() if isinstance(value, str)}
             yield StartedCommand(tuple(texts), line, {**variables, **environment})
         return None
 
-    def _call(self, body: Commands, arguments: list[str], *, maybe: bool) -> Run:
+    def _inner(self, body: Commands, *, maybe: bool, arguments: list[str] | None = None) -> Run:
+        """Run a function, or a script that is a word of a command and has the arguments of this one."""
         if self._depth >= _DEEPEST:
             return None
-        before, self._arguments = self._arguments, arguments
+        before, self._arguments = self._arguments, self._arguments if arguments is None else arguments
         self._depth += 1
         try:
             return (yield from self._sequence(body, maybe=maybe))
@@ -207,26 +209,13 @@ class Script:
             self._depth -= 1
             self._arguments = before
 
-    def _inner(self, text: str, *, line: int, maybe: bool) -> Run:
-        """Read a script that is a word of a command."""
-        if self._depth >= _DEEPEST:
-            return None
-        self._depth += 1
-        try:
-            return (yield from self._sequence(parsed(text, path=self._path, line=line), maybe=maybe))
-        finally:
-            self._depth -= 1
-
     def _read(self, names: Sequence[str], text: str, *, line: int, maybe: bool) -> None:
         """Set what `read` sets from text of the script itself."""
-        flags = [name for name in names if name.startswith("-")]
+        lists = any(name.startswith("-") and "a" in name for name in names)
         variables = [name for name in names if re.fullmatch(r"[A-Za-z_]\w*", name)]
-        if not variables:
-            return
-        if any("a" in flag for flag in flags):
-            self._set(variables[-1], text.split(), line=line, maybe=maybe)
-        else:
-            self._set(variables[0], text.strip(), line=line, maybe=maybe)
+        if variables:
+            value = text.split() if lists else text.strip()
+            self._set(variables[-1 if lists else 0], value, line=line, maybe=maybe)
 
     def _assign(self, word: Word, *, maybe: bool) -> None:
         match = _assignment(word)

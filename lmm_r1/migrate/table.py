@@ -150,6 +150,25 @@ def lacks(subject: str, text: str) -> Note:
     return Note("without counterpart", subject, text)
 
 
+def idle(given: Given, text: str, *subjects: str) -> Results:
+    """Yield a note on each of the settings that the run gives, all of which have no use."""
+    yield from (lacks(subject, text) for subject in subjects if given.has(subject))
+
+
+def trackers(given: Given, setting: str, *silent: str) -> Results:
+    """Yield the trackers of a setting, and notes on those that are not here and not silent."""
+    names = [str(name) for name in listed(given[setting])]
+    yield Flag("logger.trackers", [name for name in names if name in TRACKERS])
+    for name in names:
+        if name not in (*TRACKERS, *silent):
+            yield lacks(setting, f"{name}; --logger.trackers has {', '.join(TRACKERS)}")
+
+
+def listed(value: object) -> Sequence[object]:
+    """Return a list as it is, and any other value as a list of it."""
+    return value if isinstance(value, (list, tuple)) else [value]
+
+
 def differs(subject: str, text: str) -> Note:
     """Return the note on a setting that means something else here."""
     return Note("another meaning", subject, text)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from lmm_r1.config.model_checks import CONSTANT
 from lmm_r1.migrate.easyr1 import EASYR1
 from lmm_r1.migrate.easyr1_algorithm import KL_ESTIMATORS, LOSS_MEANS, most_batches
-from lmm_r1.migrate.table import Flag, Given, Results, Table, derived, differs, lacks, names_of, settings_of
+from lmm_r1.migrate.table import Flag, Given, Results, Table, derived, differs, idle, lacks, names_of, settings_of
 from lmm_r1.migrate.verl_rules import (
     ACTOR,
     IMAGES,
@@ -65,9 +65,12 @@ def _kl(given: Given) -> Results:
         yield Flag("algo.kl.init_coef", 0.0)
         yield Flag("algo.kl.estimator", KL_ESTIMATORS["kl"])
         yield derived("algorithm.use_kl_loss", "without it and without algorithm.use_kl_in_reward there is no KL")
-    for name in ("algorithm.kl_ctrl.kl_coef", "algorithm.kl_penalty_in_reward"):
-        if given.has(name):
-            yield lacks(name, "it has no effect without algorithm.use_kl_in_reward")
+    yield from idle(
+        given,
+        "it has no effect without algorithm.use_kl_in_reward",
+        "algorithm.kl_ctrl.kl_coef",
+        "algorithm.kl_penalty_in_reward",
+    )
 
 
 def _sampling(given: Given) -> Results:
@@ -109,9 +112,7 @@ def _overlong(given: Given) -> Results:
         yield Flag("reward.overlong_buffer_len", given.whole(length))
         yield Flag("reward.overlong_penalty_factor", 1.0 if given[factor] is None else given.number(factor))
         return
-    for name in (length, factor):
-        if given.has(name):
-            yield lacks(name, f"it has no effect without {enabled}")
+    yield from idle(given, f"it has no effect without {enabled}", length, factor)
 
 
 def _resuming(given: Given) -> Results:
@@ -161,8 +162,7 @@ def _rejection(given: Given) -> Results:
         yield lacks(_METRIC, f"nothing is filtered without {_FILTER}")
     for switch, bound in _BOUNDS.items():
         if not given[switch]:
-            if given.has(bound):
-                yield lacks(bound, f"nothing is filtered without {switch}")
+            yield from idle(given, f"nothing is filtered without {switch}", bound)
             continue
         yield Flag("algo.dynamic_filtering_enable", True)
         yield from _kept_groups(given, switch)

@@ -11,7 +11,7 @@ from lmm_r1.config.ppo import DEFAULT_VERIFIER, AgentConfig
 from lmm_r1.errors import UserError
 from lmm_r1.migrate.easyr1 import lengths, overlong_prompts
 from lmm_r1.migrate.easyr1_algorithm import batches, longest_sample
-from lmm_r1.migrate.table import Flag, Given, Results, Rule, Setting, derived, differs, lacks, names_of
+from lmm_r1.migrate.table import Flag, Given, Results, Rule, Setting, derived, differs, idle, lacks, names_of
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 CROPPING = "vllm_multi_turn_tool_call"
@@ -91,8 +91,7 @@ def _evaluation(given: Given) -> Results:
     turns = given.whole(rounds)
     # With one round, Mini-o3 evaluates with the limits of training.
     if turns == 1:
-        if given.has(images):
-            yield lacks(images, f"Mini-o3 ignores it if {rounds} is 1")
+        yield from idle(given, f"Mini-o3 ignores it if {rounds} is 1", images)
         return
     for flag, setting, theirs, ours in (
         ("max_turns", rounds, turns, given.whole(f"{ROLLOUT}.max_generation_round")),
@@ -285,8 +284,7 @@ def _scorer(given: Given) -> Results:
     if model is not None:
         yield Flag("reward.model_name_or_path", model)
         return
-    if given.has("reward_model.model.path"):
-        yield lacks("reward_model.model.path", "it has no effect without reward_model.enable")
+    yield from idle(given, "it has no effect without reward_model.enable", "reward_model.model.path")
     if given.text(_FUNCTION) is not None:
         return
     if player(given) != "crop":
@@ -306,8 +304,7 @@ def _scorer(given: Given) -> Results:
             "--format-weight 0 --judge-url URL --judge-model MODEL`, and set --reward to its address as all machines "
             "reach it",
         )
-    if given.has(never):
-        yield lacks(never, f"it is not asked if {_HYBRID} is {str(hybrid).lower()}")
+    yield from idle(given, f"it is not asked if {_HYBRID} is {str(hybrid).lower()}", never)
 
 
 def _weights(given: Given) -> Results:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lmm_r1.migrate.table import TRACKERS, Flag, Given, Results, Table, names_of, settings_of
+from lmm_r1.migrate.table import Flag, Given, Results, Table, names_of, settings_of, trackers
 
 _SCHEDULES = {"cosine": "cosine_with_min_lr", "wsd": "cosine_with_min_lr", "constant": "constant_with_warmup"}
 
@@ -47,9 +47,7 @@ def _optimizer(given: Given) -> Results:
 
 
 def _records(given: Given) -> Results:
-    logger = given["trainer.logger"]
-    names = logger if isinstance(logger, (list, tuple)) else [logger]
-    yield Flag("logger.trackers", [name for name in names if name in TRACKERS])
+    yield from trackers(given, "trainer.logger", "console", "file")
 
 
 VERL_SFT = Table(
