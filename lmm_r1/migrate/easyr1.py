@@ -155,28 +155,20 @@ def _reward(given: Given) -> Results:
         )
 
 
+_SHARED = (
+    *("global_batch_size", "micro_batch_size_per_device_for_update", "micro_batch_size_per_device_for_experience"),
+    *("loss_avg_mode", "ppo_epochs"),
+)
+"""What the critic has from the policy."""
+
+
 def _critic(given: Given) -> Results:
     """Convert the critic's own settings; it is trained on the policy's batches."""
-    own = {
-        "model.model_path": "critic.model_name_or_path",
-        "max_grad_norm": "critic.max_norm",
-        "cliprange_value": "critic.value_clip",
-        "optim.lr": "critic.adam.lr",
-        "optim.betas": "critic.adam.betas",
-        "optim.weight_decay": "critic.adam.weight_decay",
-        "optim.lr_warmup_ratio": "critic.lr_warmup_ratio",
-    }
-    shared = {
-        "global_batch_size": "worker.actor.global_batch_size",
-        "micro_batch_size_per_device_for_update": "worker.actor.micro_batch_size_per_device_for_update",
-        "micro_batch_size_per_device_for_experience": "worker.actor.micro_batch_size_per_device_for_experience",
-        "loss_avg_mode": "worker.actor.loss_avg_mode",
-        "ppo_epochs": "worker.actor.ppo_epochs",
-    }
+    own = names_of("critic")
     has_critic = given.text("algorithm.adv_estimator") == "gae"
     if has_critic:
         yield Flag("critic.lr_scheduler", "constant_with_warmup")
-    for name in (*own, *shared):
+    for name in (*own, *_SHARED):
         setting = f"worker.critic.{name}"
         if not given.has(setting):
             if has_critic and given[setting] is not None:
@@ -185,8 +177,8 @@ def _critic(given: Given) -> Results:
             yield lacks(setting, "only gae has a critic")
         elif name in own:
             yield Flag(own[name], given[setting])
-        elif given[setting] != given[shared[name]]:
-            yield lacks(setting, f"the critic shares {shared[name]}")
+        elif given[setting] != given[f"worker.actor.{name}"]:
+            yield lacks(setting, f"the critic shares worker.actor.{name}")
     warmup = given.whole("trainer.critic_warmup")
     if warmup and not has_critic:
         yield lacks("trainer.critic_warmup", "only gae has a critic")

@@ -5,41 +5,12 @@ from __future__ import annotations
 import math
 
 from lmm_r1.errors import UserError
-from lmm_r1.migrate.table import Flag, Given, Results, Rule, derived, differs, idle, lacks
+from lmm_r1.migrate.table import Flag, Given, Results, Rule, derived, differs, idle, lacks, names_of
 
-ESTIMATORS = {
-    "grpo": "group_norm",
-    "rloo": "rloo",
-    "reinforce_plus_plus": "reinforce",
-    "gae": "gae",
-    "remax": "remax",
-    # verl's.
-    "reinforce_plus_plus_baseline": "reinforce_baseline",
-    "rloo_vectorized": "rloo",
-}
-NEAREST_ESTIMATORS = {
-    "grpo_passk": (
-        "grpo_passk",
-        "only the best response of a group has an advantage there, and here each has one by the best of the sets of "
-        "--algo.advantage.pass_k responses that it is in",
-    ),
-    "gdpo": ("group_norm", "each part of the reward is normalized for itself there"),
-    # verl's.
-    "gpg": ("dr_grpo", "its loss has no ratio of probabilities there"),
-    "opo": ("rloo", "the baseline is weighted by the lengths of the responses there"),
-    "optimal_token_baseline": ("rloo", "each token has its own baseline there"),
-    "tir_optimal_token_baseline": ("rloo", "each token has its own baseline there"),
-}
+ESTIMATORS, NEAREST_ESTIMATORS = names_of("estimators"), names_of("nearest_estimators")
+"""Ours by theirs, and with their difference those that are only near."""
 KL_ESTIMATORS = {"kl": "k1", "mse": "k2", "low_var_kl": "k3"}
-LOSS_TYPES = {
-    "default": "ppo",
-    "gspo": "gspo",
-    "gspo_token": "gspo_token",
-    "cispo": "cispo",
-    "sapo": "sapo",
-    # verl's.
-    "vanilla": "ppo",
-}
+LOSS_TYPES = names_of("loss_types")
 TEMPERATURES = {
     "worker.actor.tau_positive": "actor.sapo_temperature_pos",
     "worker.actor.tau_negative": "actor.sapo_temperature_neg",

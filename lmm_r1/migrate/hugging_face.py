@@ -251,12 +251,7 @@ def rewards(name: str) -> Rule:
     return rule
 
 
-LOSS_MEANS = {
-    "grpo": "seq-mean-token-mean",
-    "bnpo": "token-mean",
-    "dapo": "token-mean",
-    "dr_grpo": "seq-mean-token-sum-norm",
-}
+LOSS_MEANS = names_of("hugging_face_loss_means")
 
 
 def group_rule(*, counts_prompts: bool) -> Rule:

@@ -14,8 +14,7 @@ from lmm_r1.migrate.openrlhf import TABLES
 from lmm_r1.migrate.shell import Script, StartedCommand
 from lmm_r1.migrate.shell_values import as_shown
 from lmm_r1.migrate.table import Table, names_of
-from lmm_r1.migrate.verl import VERL
-from lmm_r1.migrate.verl_sft import VERL_SFT
+from lmm_r1.migrate.verl import VERL, VERL_SFT
 from lmm_r1.migrate.wrappers import LLAMA_FACTORY, SWIFT
 
 _SHOWN_ONLY = ("echo", "printf", "cat", "pip", "pip3", "tee", "grep", "pkill", "ls", "mkdir", "export", "conda")
