@@ -74,11 +74,6 @@ def _seed(given: Given) -> Results:
         yield differs("data.seed", "--train.seed seeds everything random, not only the order of the rows")
 
 
-def _end(given: Given) -> Results:
-    if given["trainer.max_steps"] is not None:
-        yield Flag("train.max_steps", given.whole("trainer.max_steps"))
-
-
 def _gpus(given: Given) -> Results:
     nodes, per_node = given.whole("trainer.nnodes"), given.whole("trainer.n_gpus_per_node")
     for model in ("actor", "ref", *(("critic",) if given.text("algorithm.adv_estimator") == "gae" else ())):
@@ -213,7 +208,6 @@ RULES: tuple[Rule, ...] = (
     lengths,
     overlong_prompts,
     _seed,
-    _end,
     _gpus,
     _validation,
     _evaluation_sampling,

@@ -57,20 +57,18 @@ def trainer_settings(command: Command, *, lr: float, epochs: int = 3) -> tuple[S
     )
 
 
-def _prefixed(command: Command) -> str:
-    return "actor." if command == "train_ppo_ray" else ""
-
-
 def trainer_rules(command: Command) -> tuple[Rule, ...]:
     """Return what becomes of several arguments of transformers' trainer together."""
 
+    prefix, model = ("actor.", "actor") if command == "train_ppo_ray" else ("", "model")
+
     def optimizer(given: Given) -> Results:
         if given.has("adam_beta1") or given.has("adam_beta2"):
-            yield Flag(f"{_prefixed(command)}adam.betas", [given.number("adam_beta1"), given.number("adam_beta2")])
+            yield Flag(f"{prefix}adam.betas", [given.number("adam_beta1"), given.number("adam_beta2")])
         kind = given.text("lr_scheduler_type") or "linear"
-        yield Flag(f"{_prefixed(command)}lr_scheduler", SCHEDULES.get(kind, kind))
+        yield Flag(f"{prefix}lr_scheduler", SCHEDULES.get(kind, kind))
         if kind == "cosine":
-            yield Flag(f"{_prefixed(command)}min_lr_ratio", 0.0)
+            yield Flag(f"{prefix}min_lr_ratio", 0.0)
 
     def epochs(given: Given) -> Results:
         passes = given.number("num_train_epochs")
@@ -81,7 +79,6 @@ def trainer_rules(command: Command) -> tuple[Rule, ...]:
 
     def recomputation(given: Given) -> Results:
         if given.group("gradient_checkpointing_kwargs").get("use_reentrant"):
-            model = "actor" if command == "train_ppo_ray" else "model"
             yield Flag(f"{model}.gradient_checkpointing_reentrant", True)
 
     return (optimizer, epochs, recomputation, _precision, _sharding, _trackers, _checkpoints, _attention)

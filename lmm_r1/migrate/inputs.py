@@ -73,31 +73,26 @@ def read_run(path: Path, overrides: Sequence[str] = ()) -> RunOfAnother:
     if path.suffix in YAML_SUFFIXES:
         tree = _mapping(text, path=path)
         return _of_tree(tree, overrides, source=str(path), path=path, line=0, table=_table_of(tree, path=path))
-    variables = dict(_variable(override) for override in overrides if _VARIABLE.fullmatch(override.partition("=")[0]))
+    named = [override.partition("=") for override in overrides]
+    variables = {name: value for name, _, value in named if _VARIABLE.fullmatch(name)}
     script = Script(text, path=path, given=variables)
     launch = find_launch(script, path=path)
-    settings = [
-        one for one in overrides if one.partition("=")[0] in launch.table.by_name or "." in one.partition("=")[0]
-    ]
+    settings = ["".join(one) for one in named if one[0] in launch.table.by_name or "." in one[0]]
     read = _of_settings if launch.takes_settings else _of_flags
     run = read(launch, settings, path=path)
     remarks = [differs(str(path), remark) for remark in launch.remarks]
     remarks += [lacks(words, why) for words, why in script.left_out.items()]
-    values = {name: _shown(value) for name, value in run.values.items()}
+    values = {name: _changed(value, as_shown) for name, value in run.values.items()}
     return replace(run, values=values, why_open=script.why, remarks=(*run.remarks, *remarks))
 
 
-def _variable(override: str) -> tuple[str, str]:
-    name, _, value = override.partition("=")
-    return name, value
-
-
-def _shown(value: object) -> object:
+def _changed(value: object, change: Callable[[str], object]) -> object:
+    """Return a value with all of its texts changed."""
     if isinstance(value, list):
-        return [_shown(one) for one in value]
+        return [_changed(one, change) for one in value]
     if isinstance(value, dict):
-        return {key: _shown(one) for key, one in value.items()}
-    return as_shown(value) if isinstance(value, str) else value
+        return {key: _changed(one, change) for key, one in value.items()}
+    return change(value) if isinstance(value, str) else value
 
 
 def _read(path: Path) -> str:
@@ -250,16 +245,12 @@ def _value(text: str, *, name: str, where: str) -> object:
         found.append(match[0])
         return f"\ue000{len(found) - 1}\ue001"
 
-    def restored(value: object) -> object:
-        if isinstance(value, str):
-            return _STAND_IN.sub(lambda match: found[int(match[1])], value)
-        if isinstance(value, list):
-            return [restored(one) for one in value]
-        return {key: restored(one) for key, one in value.items()} if isinstance(value, dict) else value
+    def restored(text: str) -> str:
+        return _STAND_IN.sub(lambda match: found[int(match[1])], text)
 
     plain = TO_FILL_IN.sub(kept, as_shown(text))
     try:
-        return restored(yaml.load(plain, Loader=_Loader))
+        return _changed(yaml.load(plain, Loader=_Loader), restored)
     except yaml.YAMLError as error:
         if plain.startswith(("[", "{")):
             raise UserError(f"{where}: the value of {name} is not valid YAML: {as_shown(text)}; correct it") from error

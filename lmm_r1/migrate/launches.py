@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
@@ -74,7 +74,8 @@ def find_launch(script: Script, *, path: Path) -> Launch:
         launch = _launch_of(command, path=path, others=others)
         if launch is not None:
             found.append(launch)
-    found = _unequal(found)
+    # One that is in several branches of a condition is the same.
+    found = list({(one.system, one.words): one for one in reversed(found)}.values())[::-1]
     if len(found) > 1:
         lines = ", ".join(str(launch.line) for launch in found)
         raise UserError(f"{path}: commands that train are in lines {lines}; keep one of them in the file")
@@ -102,15 +103,6 @@ def _reward_server(command: StartedCommand) -> list[str]:
     return []
 
 
-def _unequal(found: Iterable[Launch]) -> list[Launch]:
-    """Return the launches without those that repeat an earlier one, as in the branches of a condition."""
-    kept: list[Launch] = []
-    for launch in found:
-        if all((launch.system, launch.words) != (other.system, other.words) for other in kept):
-            kept.append(launch)
-    return kept
-
-
 def _launch_of(command: StartedCommand, *, path: Path, others: list[str]) -> Launch | None:
     words = [as_shown(word) for word in command.words]
     if PurePosixPath(words[0]).name in _SHOWN_ONLY:
@@ -122,14 +114,8 @@ def _launch_of(command: StartedCommand, *, path: Path, others: list[str]) -> Lau
                 continue
             name, tables, skipped = named
             if name in tables:
-                return Launch(
-                    name,
-                    tables[name],
-                    command.words[place + skipped :],
-                    command.line,
-                    launcher=tuple(words[:place]),
-                    environment=command.environment,
-                )
+                arguments, launcher = command.words[place + skipped :], tuple(words[:place])
+                return Launch(name, tables[name], arguments, command.line, launcher, command.environment)
             told = _OTHER_COMMANDS.get(name, f"is not converted; known are {', '.join(tables)}")
             others.append(f"{command.line}: {word} {name if skipped > 1 else ''}".rstrip() + f" {told}")
             return None

@@ -335,7 +335,7 @@ def convert(
                     # Nothing is given as `null`, unless that is a value of ours.
                     if value is not None or type(None) in typing.get_args(known[flag]):
                         flags[flag] = value
-                elif setting.default is not OURS and not _equal(dotted.get(ours, flag), value):
+                elif setting.default is not OURS and _plain(dotted.get(ours, flag)) != _plain(value):
                     flags[flag] = value
                     defaults.append(flag)
         elif not setting.by_rule and value not in setting.harmless and given.has(setting.name):
@@ -389,11 +389,9 @@ def _open_places(flags: Mapping[str, object], why: Mapping[str, str]) -> Iterato
     for flag, value in flags.items():
         texts = value if isinstance(value, list) else [value]
         found = dict.fromkeys(match[0] for text in texts for match in TO_FILL_IN.finditer(str(text)))
-        for text in found:
-            # A tag that is closed belongs to the text.
-            if f"</{text[1:]}" in str(value):
-                continue
-            yield OpenPlace(flag, text, why.get(text, ""))
+        # A tag that is closed belongs to the text.
+        places = (text for text in found if f"</{text[1:]}" not in str(value))
+        yield from (OpenPlace(flag, text, why.get(text, "")) for text in places)
 
 
 def missing(conversion: Conversion) -> list[str]:
@@ -414,10 +412,6 @@ def _renamed(note: Note, shown: Mapping[str, str]) -> Note:
     whole = re.compile(rf"(?<![\w.])(?:{names})(?![\w.]\w)(?!\w)")
     subject, text = (whole.sub(lambda match: shown[match[0]], said) for said in (note.subject, note.text))
     return replace(note, subject=subject, text=text)
-
-
-def _equal(ours: object, theirs: object) -> bool:
-    return _plain(ours) == _plain(theirs)
 
 
 def _plain(value: object) -> object:
@@ -453,16 +447,11 @@ def to_document(conversion: Conversion, *, source: str, system: str) -> str:
     if conversion.defaults:
         comments += [f"Defaults of {system} that are not ours:", f"  {', '.join(conversion.defaults)}"]
     head = "".join(f"# {line}\n" for comment in comments for line in comment.splitlines())
-    settings = yaml.safe_dump(_nested(conversion), sort_keys=False, allow_unicode=True) if conversion.flags else ""
-    return head + settings
-
-
-def _nested(conversion: Conversion) -> dict[str, object]:
     tree: dict[str, object] = {}
     for name, value in conversion.flags.items():
         # A copy: YAML would write the second place of one list as a reference to the first.
         put(tree, name, list(value) if isinstance(value, list) else value, where=name)
-    return tree
+    return head + (yaml.safe_dump(tree, sort_keys=False, allow_unicode=True) if tree else "")
 
 
 def put(tree: dict[str, object], name: str, value: object, *, where: str) -> None:
