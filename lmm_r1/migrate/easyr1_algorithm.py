@@ -76,6 +76,14 @@ def _estimator(given: Given) -> Results:
     )
 
 
+def kl_estimator(given: Given, setting: str, *, other: str) -> Results:
+    """Yield the estimator that a setting names; another one for a name that is not known."""
+    penalty = given.text(setting) or "kl"
+    yield Flag("algo.kl.estimator", KL_ESTIMATORS.get(penalty, other))
+    if penalty not in KL_ESTIMATORS:
+        yield lacks(setting, f"{penalty}; --algo.kl.estimator has {', '.join(KL_ESTIMATORS)}")
+
+
 def _kl(given: Given) -> Results:
     if given.switch("algorithm.disable_kl"):
         yield Flag("algo.kl.init_coef", 0.0)
@@ -83,11 +91,8 @@ def _kl(given: Given) -> Results:
     yield Flag("algo.kl.init_coef", given.number("algorithm.kl_coef"))
     as_loss = given.switch("algorithm.use_kl_loss")
     yield Flag("algo.kl.use_loss", as_loss)
-    penalty = given.text("algorithm.kl_penalty") or ""
     # Two estimators are not here: k1 without its sign, and the quantity that k1 estimates.
-    yield Flag("algo.kl.estimator", KL_ESTIMATORS.get(penalty, "k2" if as_loss else "k1"))
-    if penalty not in KL_ESTIMATORS:
-        yield lacks("algorithm.kl_penalty", f"{penalty}; --algo.kl.estimator has {', '.join(KL_ESTIMATORS)}")
+    yield from kl_estimator(given, "algorithm.kl_penalty", other="k2" if as_loss else "k1")
     adaptive = given.text("algorithm.kl_type") == "adaptive"
     if adaptive and not as_loss:
         yield Flag("algo.kl.target", given.number("algorithm.kl_target"))

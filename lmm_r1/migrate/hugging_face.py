@@ -207,8 +207,13 @@ def batch_note(given: Given, result: str, count: int | None) -> Results:
         yield derived(both, f"{result} counts the samples on all {count} GPUs")
 
 
-def adapter(*, rank: str, alpha: str, dropout: str, modules: str, enabled: Callable[[Given], bool]) -> Rule:
-    """Return the rule of LoRA, by the names of its arguments."""
+def adapter(names: str, *, enabled: Callable[[Given], bool]) -> Rule:
+    """Return the rule of LoRA.
+
+    Args:
+        names: its arguments for rank, alpha, dropout and modules.
+    """
+    rank, alpha, dropout, modules = names.split()
 
     def rule(given: Given) -> Results:
         if not enabled(given):
@@ -218,9 +223,9 @@ def adapter(*, rank: str, alpha: str, dropout: str, modules: str, enabled: Calla
         yield Flag("ds.lora.rank", size)
         yield Flag("ds.lora.alpha", 2 * size if given[alpha] is None else given.whole(alpha))
         yield Flag("ds.lora.dropout", given.number(dropout))
-        names = ["all-linear" if name in ("all", "all-linear") else name for name in words(given[modules])]
-        if names:
-            yield Flag("ds.lora.target_modules", names)
+        layers = ["all-linear" if name in ("all", "all-linear") else name for name in words(given[modules])]
+        if layers:
+            yield Flag("ds.lora.target_modules", layers)
 
     return rule
 
@@ -323,11 +328,7 @@ def sequence_lengths(given: Given) -> Results:
 GRPO = settings_of("grpo")
 """Arguments of GRPO that TRL and ms-swift share."""
 _ADAPTER = adapter(
-    rank="lora_r",
-    alpha="lora_alpha",
-    dropout="lora_dropout",
-    modules="lora_target_modules",
-    enabled=lambda given: given["use_peft"] is True,
+    "lora_r lora_alpha lora_dropout lora_target_modules", enabled=lambda given: given["use_peft"] is True
 )
 _EVALUATION = evaluation("dataset_test_name", split="dataset_test_split")
 

@@ -45,11 +45,6 @@ def _long_sequences(given: Given) -> Results:
         yield differs("ring_attn_size", "Ulysses splits attention heads, of which it must be a divisor")
 
 
-def _adapters(given: Given) -> Results:
-    if given.has("target_modules"):
-        yield Flag("ds.lora.target_modules", [str(one) for one in listed(given["target_modules"])])
-
-
 def _trackers(given: Given) -> Results:
     if given.has("use_wandb"):
         yield Flag("logger.trackers", ["wandb"])
@@ -159,7 +154,7 @@ def _frozen(given: Given) -> Results:
         yield Flag("actor.freeze_prefix", [str(one) for one in listed(given["freeze_prefix"])])
 
 
-_SHARED: tuple[Rule, ...] = (_precision, _long_sequences, _adapters, _trackers, _evaluation)
+_SHARED: tuple[Rule, ...] = (_precision, _long_sequences, _trackers, _evaluation)
 PPO_RULES: tuple[Rule, ...] = (
     *_SHARED,
     _weight_sync,

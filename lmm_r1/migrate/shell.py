@@ -445,10 +445,8 @@ def _printed(commands: Sequence[Sequence[str]]) -> str | None:
         case [["expr", *words]]:
             result = arithmetic(" ".join(words), lambda name: name)
             return None if result is None else str(result)
-        case [["basename", name]]:
-            return os.path.basename(name.rstrip("/"))
-        case [["basename", name, suffix]]:
-            return os.path.basename(name.rstrip("/")).removesuffix(suffix)
+        case [["basename", name, *suffix]]:
+            return os.path.basename(name.rstrip("/")).removesuffix("".join(suffix[:1]))
         case [["dirname", name]]:
             return os.path.dirname(name.rstrip("/")) or "."
         case [["realpath", name]] | [["readlink", "-f", name]]:

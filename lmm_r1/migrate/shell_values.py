@@ -54,7 +54,7 @@ _NUMBERS: Mapping[str, Callable[[int, int], bool]] = {
     f"-{name}": vars(operator)[name] for name in ("eq", "ne", "lt", "le", "gt", "ge")
 }
 _COMPARED: Mapping[type[ast.cmpop], Callable[[int, int], bool]] = dict(
-    zip((ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE), _NUMBERS.values())
+    zip((ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE), _NUMBERS.values(), strict=True)
 )
 _TERNARY = re.compile(r"([^?]+)\?([^:]+):(.+)", re.DOTALL)
 _LONGEST = 1000

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from lmm_r1.config.model_checks import CONSTANT
 from lmm_r1.migrate.easyr1 import EASYR1
-from lmm_r1.migrate.easyr1_algorithm import KL_ESTIMATORS, LOSS_MEANS, most_batches
+from lmm_r1.migrate.easyr1_algorithm import KL_ESTIMATORS, LOSS_MEANS, kl_estimator, most_batches
 from lmm_r1.migrate.table import (
     Flag,
     Given,
@@ -64,12 +64,7 @@ def _kl(given: Given) -> Results:
         )
         return
     if in_reward:
-        penalty = given.text("algorithm.kl_penalty_in_reward") or "kl"
-        yield Flag("algo.kl.estimator", KL_ESTIMATORS.get(penalty, "k1"))
-        if penalty not in KL_ESTIMATORS:
-            yield lacks(
-                "algorithm.kl_penalty_in_reward", f"{penalty}; --algo.kl.estimator has {', '.join(KL_ESTIMATORS)}"
-            )
+        yield from kl_estimator(given, "algorithm.kl_penalty_in_reward", other="k1")
         coefficient = given["algorithm.kl_ctrl.kl_coef"]
         yield Flag("algo.kl.init_coef", 0.001 if coefficient is None else given.number("algorithm.kl_ctrl.kl_coef"))
         return

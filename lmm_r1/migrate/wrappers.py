@@ -20,11 +20,7 @@ from lmm_r1.migrate.hugging_face import (
 from lmm_r1.migrate.table import Command, Flag, Given, Results, Rule, Table, differs, lacks, names_of, settings_of
 
 _FACTORY_LORA = adapter(
-    rank="lora_rank",
-    alpha="lora_alpha",
-    dropout="lora_dropout",
-    modules="lora_target",
-    enabled=lambda given: given["finetuning_type"] == "lora",
+    "lora_rank lora_alpha lora_dropout lora_target", enabled=lambda given: given["finetuning_type"] == "lora"
 )
 
 
@@ -98,11 +94,7 @@ LLAMA_FACTORY: Mapping[str, Table] = {
 
 _FULL_LR, _LORA_LR = 1e-5, 1e-4
 _SWIFT_LORA = adapter(
-    rank="lora_rank",
-    alpha="lora_alpha",
-    dropout="lora_dropout",
-    modules="target_modules",
-    enabled=lambda given: given["train_type"] in ("lora", "qlora"),
+    "lora_rank lora_alpha lora_dropout target_modules", enabled=lambda given: given["train_type"] in ("lora", "qlora")
 )
 
 
