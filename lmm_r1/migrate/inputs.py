@@ -72,7 +72,7 @@ def read_run(path: Path, overrides: Sequence[str] = ()) -> RunOfAnother:
     text = _read(path)
     if path.suffix in YAML_SUFFIXES:
         tree = _mapping(text, path=path)
-        return _of_tree(tree, overrides, source=str(path), path=path, line=0, table=_table_of(tree, path=path))
+        return _of_tree(tree, overrides, path=path, line=0, table=_table_of(tree, path=path))
     named = [override.partition("=") for override in overrides]
     variables = {name: value for name, _, value in named if _VARIABLE.fullmatch(name)}
     script = Script(text, path=path, given=variables)
@@ -206,7 +206,7 @@ def _of_settings(launch: Launch, overrides: Sequence[str], *, path: Path) -> Run
         if said and table is VERL and not any(_TURNS in setting for setting in settings):
             # The files of verl's examples with tools do little but switch turns on.
             settings += [f"{_TURNS}=true"] if any(part in word for word in settings for part in _ANSWERERS) else []
-    run = _of_tree(tree, [*settings, *overrides], source=str(path), path=path, line=line, table=table)
+    run = _of_tree(tree, [*settings, *overrides], path=path, line=line, table=table)
     return replace(run, remarks=tuple(remarks))
 
 
@@ -220,9 +220,7 @@ def _named_config(hydra: Mapping[str, str], *, script: Path, line: int) -> tuple
     return {}, [lacks(flag, f"{value}: defaults of other files are not read") for flag, value in hydra.items()]
 
 
-def _of_tree(
-    tree: dict[str, object], words: Sequence[str], *, source: str, path: Path, line: int, table: Table
-) -> RunOfAnother:
+def _of_tree(tree: dict[str, object], words: Sequence[str], *, path: Path, line: int, table: Table) -> RunOfAnother:
     for word in words:
         name, equals, text = word.partition("=")
         where = f"{path}:{line}" if line else word
@@ -234,7 +232,7 @@ def _of_tree(
     # Earlier names are shown only if they are given.
     shown = {new: old for old, new in table.names.items() if table is VERL and new not in given}
     shown |= {new: old for old, new in table.names.items() if old in given}
-    return RunOfAnother(source=source, table=table, values=values, shown=shown)
+    return RunOfAnother(source=str(path), table=table, values=values, shown=shown)
 
 
 def _value(text: str, *, name: str, where: str) -> object:

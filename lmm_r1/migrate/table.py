@@ -145,9 +145,10 @@ class Note:
 Results: TypeAlias = "Iterator[Flag | Note]"
 
 
-def lacks(subject: str, text: str) -> Note:
-    """Return the note on a setting without counterpart."""
-    return Note("without counterpart", subject, text)
+lacks = functools.partial(Note, "without counterpart")
+differs = functools.partial(Note, "another meaning")
+derived = functools.partial(Note, "derived")
+"""Notes of each kind: on a setting, on one that means something else here, on flags made of several settings."""
 
 
 def idle(given: Given, text: str, *subjects: str) -> Results:
@@ -167,16 +168,6 @@ def trackers(given: Given, setting: str, *silent: str) -> Results:
 def listed(value: object) -> Sequence[object]:
     """Return a list as it is, and any other value as a list of it."""
     return value if isinstance(value, (list, tuple)) else [value]
-
-
-def differs(subject: str, text: str) -> Note:
-    """Return the note on a setting that means something else here."""
-    return Note("another meaning", subject, text)
-
-
-def derived(subject: str, text: str) -> Note:
-    """Return the note on flags that are made of several settings."""
-    return Note("derived", subject, text)
 
 
 Rule: TypeAlias = "Callable[[Given], Results]"
@@ -437,8 +428,8 @@ def to_document(conversion: Conversion, *, source: str, system: str) -> str:
         subjects: dict[str, list[str]] = {}
         for note in conversion.notes:
             if note.kind == kind:
-                value = conversion.values.get(note.subject) if kind == "without counterpart" else None
-                subjects.setdefault(note.text, []).append(note.subject + (f" ({value})" if value else ""))
+                said = conversion.values.get(note.subject) if kind == "without counterpart" else None
+                subjects.setdefault(note.text, []).append(note.subject + (f" ({said})" if said else ""))
         lines = [f"  {', '.join(names)}: {text}" for text, names in subjects.items()]
         comments += [title, *lines] if lines else []
     if conversion.open:

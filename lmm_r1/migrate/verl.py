@@ -9,8 +9,7 @@ import math
 from dataclasses import replace
 
 from lmm_r1.config.model_checks import CONSTANT
-from lmm_r1.migrate.easyr1 import EASYR1
-from lmm_r1.migrate.easyr1_algorithm import KL_ESTIMATORS, LOSS_MEANS, kl_estimator, most_batches
+from lmm_r1.migrate.easyr1 import EASYR1, KL_ESTIMATORS, LOSS_MEANS, kl_estimator, most_batches
 from lmm_r1.migrate.table import (
     Flag,
     Given,

@@ -9,8 +9,7 @@ from typing import Literal
 
 from lmm_r1.config.ppo import DEFAULT_VERIFIER, AgentConfig
 from lmm_r1.errors import UserError
-from lmm_r1.migrate.easyr1 import lengths, overlong_prompts
-from lmm_r1.migrate.easyr1_algorithm import batches, longest_sample
+from lmm_r1.migrate.easyr1 import batches, lengths, longest_sample, overlong_prompts
 from lmm_r1.migrate.table import Flag, Given, Results, Rule, Setting, derived, differs, idle, lacks, names_of
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
