@@ -325,6 +325,7 @@ def sequence_lengths(given: Given) -> Results:
     )
 
 
+GRPO_RULES: tuple[Rule, ...] = (sequence_lengths, policy, rewards("reward_funcs"))
 GRPO = settings_of("grpo")
 """Arguments of GRPO that TRL and ms-swift share."""
 _ADAPTER = adapter(
@@ -356,15 +357,7 @@ def _grpo(system: str, *, counts_prompts: bool, beta: float, longest: int) -> Ta
             ruled("beta", beta),
             ruled("max_completion_length", longest),
         ),
-        rules=(
-            *trainer_rules(command),
-            group_rule(counts_prompts=counts_prompts),
-            sequence_lengths,
-            policy,
-            rewards("reward_funcs"),
-            _ADAPTER,
-            _EVALUATION,
-        ),
+        rules=(*trainer_rules(command), group_rule(counts_prompts=counts_prompts), *GRPO_RULES, _ADAPTER, _EVALUATION),
         names=names_of("trl_names"),
         prefix="--",
     )

@@ -132,12 +132,9 @@ def _openrlhf(words: Sequence[str], place: int) -> _Found:
 
 
 _VERL_TABLES: Mapping[str, Table] = {
-    "main_ppo": VERL,
+    **dict.fromkeys(("main_ppo", "main_dapo", "main_ppo_sync"), VERL),
+    **dict.fromkeys(("fsdp_sft_trainer", "sft_trainer"), VERL_SFT),
     "main": EASYR1,
-    "main_dapo": VERL,
-    "main_ppo_sync": VERL,
-    "fsdp_sft_trainer": VERL_SFT,
-    "sft_trainer": VERL_SFT,
 }
 
 

@@ -155,18 +155,7 @@ def _frozen(given: Given) -> Results:
 
 
 _SHARED: tuple[Rule, ...] = (_precision, _long_sequences, _trackers, _evaluation)
-PPO_RULES: tuple[Rule, ...] = (
-    *_SHARED,
-    _weight_sync,
-    _lengths,
-    _reward_model,
-    _divergence,
-    _correction,
-    _entropy,
-    _media,
-    _frozen,
-)
-SUPERVISED_RULES: tuple[Rule, ...] = _SHARED
+_OF_RL: tuple[Rule, ...] = (_weight_sync, _lengths, _reward_model, _divergence, _correction, _entropy, _media, _frozen)
 
 
 def _reward_tokens(given: Given) -> Results:
@@ -178,7 +167,7 @@ _LATER_NAMES = {"model_name_or_path": "pretrain", "ckpt_save_path": "save_path"}
 """Names in versions between 0.9 and 0.10."""
 
 
-def _table(command: Command, groups: str, rules: tuple[Rule, ...] = SUPERVISED_RULES) -> Table:
+def _table(command: Command, groups: str, rules: tuple[Rule, ...] = _SHARED) -> Table:
     known = leaf_types(CONFIG_CLASSES[command])
     shared = (one for one in settings_of("openrlhf_shared openrlhf_supervised") if set(one.flags) <= known.keys())
     return Table(
@@ -195,7 +184,7 @@ _RL = Table(
     system="OpenRLHF before 0.10",
     command="train_ppo_ray",
     settings=settings_of("openrlhf_shared openrlhf_ppo"),
-    rules=PPO_RULES,
+    rules=(*_SHARED, *_OF_RL),
     prefix="--",
 )
 TABLES: Mapping[str, Table] = {
@@ -206,7 +195,7 @@ TABLES: Mapping[str, Table] = {
     "train_dpo": _table("train_dpo", "openrlhf_pairs openrlhf_reference openrlhf_dpo"),
     "train_rm": _table("train_rm", "openrlhf_pairs openrlhf_rm"),
     "train_kto": _table("train_kto", "openrlhf_reference openrlhf_kto"),
-    "train_prm": _table("train_prm", "openrlhf_prm", (*SUPERVISED_RULES, _reward_tokens)),
+    "train_prm": _table("train_prm", "openrlhf_prm", (*_SHARED, _reward_tokens)),
     "train_kd": _table("train_kd", "openrlhf_sft openrlhf_kd"),
 }
 """By the names of OpenRLHF's commands."""

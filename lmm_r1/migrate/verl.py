@@ -287,14 +287,15 @@ def _sft_optimizer(given: Given) -> Results:
         yield Flag("ds.lora.target_modules", modules if isinstance(modules, list) else [modules])
 
 
-def _sft_records(given: Given) -> Results:
-    yield from trackers(given, "trainer.logger", "console", "file")
-
-
 VERL_SFT = Table(
     system="verl",
     command="train_sft",
     settings=settings_of("verl_sft"),
-    rules=(_sft_files, _sft_columns, _sft_optimizer, _sft_records),
+    rules=(
+        _sft_files,
+        _sft_columns,
+        _sft_optimizer,
+        lambda given: trackers(given, "trainer.logger", "console", "file"),
+    ),
     names=names_of("verl_sft_names"),
 )

@@ -117,9 +117,6 @@ def _over_turn(given: Given) -> Results:
         )
 
 
-RULES: tuple[Rule, ...] = (_environment, _limits, _evaluation, _over_turn)
-
-
 MULTI_TURN = f"{ROLLOUT}.multi_turn"
 _ENABLE = f"{MULTI_TURN}.enable"
 _TOOLS = (f"{MULTI_TURN}.tool_config_path", f"{MULTI_TURN}.function_tool_path")
@@ -261,7 +258,15 @@ TURN_SETTINGS = tuple(
         IMAGES: {"image": 1},
     }.items()
 )
-TURN_RULES: tuple[Rule, ...] = (*RULES, _turns_environment, _turn_limits, _unlike)
+TURN_RULES: tuple[Rule, ...] = (
+    _environment,
+    _limits,
+    _evaluation,
+    _over_turn,
+    _turns_environment,
+    _turn_limits,
+    _unlike,
+)
 IN_PLACE: Mapping[Rule, Rule] = {lengths: _lengths, batches: _batches, overlong_prompts: _overlong_prompts}
 """EasyR1's rules for single responses, and those that replace them for episodes."""
 

@@ -6,13 +6,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from lmm_r1.migrate.hugging_face import (
+    GRPO_RULES,
     adapter,
     batch,
     evaluation,
     group_rule,
-    policy,
-    rewards,
-    sequence_lengths,
     trainer_rules,
     trainer_settings,
     words,
@@ -49,20 +47,15 @@ def _factory_method(given: Given) -> Results:
         yield lacks("quantization_bit", f"{bits}; weights under LoRA have 4 bits with --ds.load_in_4bit")
 
 
+_FACTORY_RULES: tuple[Rule, ...] = (_factory_rows, _factory_method, evaluation("eval_dataset"))
+
+
 def _factory_table(command: Command, groups: str = "") -> Table:
     return Table(
         system="LLaMA-Factory",
         command=command,
         settings=(*trainer_settings(command, lr=5e-5), *settings_of(f"llama_factory {groups}")),
-        rules=(
-            *trainer_rules(command),
-            batch,
-            _FACTORY_LORA,
-            _factory_rows,
-            _factory_method,
-            evaluation("eval_dataset"),
-            _factory_loss(command),
-        ),
+        rules=(*trainer_rules(command), batch, _FACTORY_LORA, *_FACTORY_RULES, _factory_loss(command)),
         names=names_of("llama_factory_names"),
         prefix="",
     )
@@ -130,13 +123,7 @@ def _swift_common(command: Command) -> Rule:
 
 
 def _swift_table(command: Command, groups: str, rules: tuple[Rule, ...] = (batch,)) -> Table:
-    defaults = {
-        "gradient_checkpointing": True,
-        "weight_decay": 0.1,
-        "adam_beta2": 0.95,
-        "lr_scheduler_type": "cosine",
-        "warmup_ratio": 0.0,
-    }
+    defaults = names_of("swift_defaults")
     shared = tuple(
         replace(one, default=defaults.get(one.name, one.default)) for one in trainer_settings(command, lr=_LORA_LR)
     )
@@ -150,13 +137,12 @@ def _swift_table(command: Command, groups: str, rules: tuple[Rule, ...] = (batch
     )
 
 
-_GRPO_RULES = (group_rule(counts_prompts=False), sequence_lengths, policy, rewards("reward_funcs"))
 SWIFT: Mapping[str, Table] = {
     "sft": _swift_table("train_sft", "swift_sft"),
     "pt": _swift_table("train_sft", "swift_sft"),
     "rlhf dpo": _swift_table("train_dpo", "swift_dpo"),
     "rlhf kto": _swift_table("train_kto", "swift_kto"),
     "rlhf rm": _swift_table("train_rm", "swift_sft"),
-    "rlhf grpo": _swift_table("train_ppo_ray", "grpo swift_grpo", _GRPO_RULES),
+    "rlhf grpo": _swift_table("train_ppo_ray", "grpo swift_grpo", (group_rule(counts_prompts=False), *GRPO_RULES)),
 }
 """By the words after `swift`."""
