@@ -25,7 +25,6 @@ KEY_FLAG = "use_wandb"
 # With a zero in front it is a name: a date, the number of a run.
 _WHOLE = re.compile(r"[+-]?(0|[1-9]\d*)")
 _FRACTION = re.compile(r"[+-]?(\d+\.\d*([eE][+-]?\d+)?|\.\d+([eE][+-]?\d+)?|\d+[eE][+-]?\d+)")
-_SWITCHES = {"true": True, "false": False}
 _VARIABLE = re.compile(r"[A-Za-z_]\w*")
 _STAND_IN = re.compile("\ue000(\\d+)\ue001")
 _HYDRA = ("--config-path", "--config-name", "--config-dir")
@@ -35,11 +34,8 @@ _TURNS = "actor_rollout_ref.rollout.multi_turn.enable"
 _ANSWERERS = ("multi_turn.tool_config_path", "multi_turn.interaction_config_path")
 _PROCESSES = re.compile(r"--?(?:nproc[_-]per[_-]node|num_gpus|num_processes)")
 _MACHINES = re.compile(r"--?(?:nnodes|num_nodes|num_machines)")
-_ENVIRONMENT = {
-    "NPROC_PER_NODE": "nproc_per_node",
-    "NNODES": "nnodes",
-    "MAX_PIXELS": "MAX_PIXELS",
-    "MIN_PIXELS": "MIN_PIXELS",
+_ENVIRONMENT = {"NPROC_PER_NODE": "nproc_per_node", "NNODES": "nnodes"} | {
+    name: name for name in ("MAX_PIXELS", "MIN_PIXELS")
 }
 """Variables of the environment that are settings, and their names in the tables."""
 
@@ -327,8 +323,8 @@ def _with(before: object, value: object) -> object:
 
 
 def _scalar(text: str, *, switches: bool) -> object:
-    if switches and text.lower() in _SWITCHES:
-        return _SWITCHES[text.lower()]
+    if switches and text.lower() in ("true", "false"):
+        return text.lower() == "true"
     if _WHOLE.fullmatch(text):
         return int(text)
     return float(text) if _FRACTION.fullmatch(text) else text

@@ -35,8 +35,6 @@ from lmm_r1.migrate.verl_rules import (
     crops,
 )
 
-_REF = "actor_rollout_ref.ref"
-
 _GRADIENTS = f"{ACTOR}.fsdp_config.grad_offload"
 """Only verl before 0.3 has it, in which KL is in the reward unless it is a loss."""
 _MULTIPLIER = "trainer.rejection_sample_multiplier"
