@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -77,7 +78,9 @@ def _check(document: str, conversion: Conversion) -> str | None:
     try:
         settings = parse_settings(document, dotted.leaf_types(config_class), source="line")
     except YamlError as error:
-        raise UserError(f"the converted settings cannot be read back: {error}; correct the value") from error
+        variables = [re.findall(r"\w+", place.text)[0] for place in conversion.open if place.flag in str(error)]
+        advice = f"give {variables[0]}=VALUE after the file's name" if variables else "correct the value"
+        raise UserError(f"the converted settings cannot be read back: {error}; {advice}") from error
     config = dotted.replace(config_class(), settings)
     # Its warnings are about this machine, or will be said again by the trainer.
     resolving = logging.getLogger("lmm_r1.config")

@@ -4,45 +4,36 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 from lmm_r1.config.ppo import DEFAULT_VERIFIER
 from lmm_r1.migrate.table import (
     KEEP_ALL,
-    TRACKERS,
     Command,
     Flag,
     Given,
-    Note,
+    Results,
     Rule,
     Setting,
     Table,
+    derived,
+    differs,
+    idle,
+    lacks,
+    names_of,
     ruled,
+    settings_of,
     to,
+    trackers,
     without,
 )
 
-Results = Iterator[Flag | Note]
 SCHEDULES = {"cosine": "cosine_with_min_lr", "constant": "constant_with_warmup"}
 """Schedules that have another name here."""
 ATTENTIONS = {"flash_attn": "flash_attention_2", "fa2": "flash_attention_2", "flash_attention_2": "flash_attention_2"}
 PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
-NOT_NEEDED = "not needed here"
-_NOT_NEEDED = (
-    "do_train do_eval do_predict overwrite_output_dir overwrite_cache ddp_timeout ddp_find_unused_parameters log_level "
-    "logging_strategy logging_first_step logging_dir preprocessing_num_workers dataset_num_proc plot_loss "
-    "remove_unused_columns disable_tqdm dataloader_pin_memory dataloader_persistent_workers dataloader_prefetch_factor "
-    "dataloader_drop_last per_device_eval_batch_size eval_accumulation_steps eval_on_start save_safetensors local_rank "
-    "include_num_input_tokens_seen log_completions num_completions_to_print hub_strategy hub_private_repo "
-    "use_cache group_by_length tf32 load_best_model_at_end bf16_full_eval max_shard_size data_seed lazy_tokenize "
-    "greater_is_better average_tokens_across_devices torch_empty_cache_steps dataset_streaming prediction_loss_only"
-)
 MARKS_OF_GRPO = ("num_generations", "max_completion_length", "reward_funcs")
 """Arguments that only GRPO has."""
-
-
-def not_needed(names: str) -> tuple[Setting, ...]:
-    return tuple(without(name, NOT_NEEDED) for name in names.split())
 
 
 def trainer_settings(command: Command, *, lr: float, epochs: int = 3) -> tuple[Setting, ...]:
@@ -55,87 +46,39 @@ def trainer_settings(command: Command, *, lr: float, epochs: int = 3) -> tuple[S
     optimizer, model = ("actor.", "actor") if command == "train_ppo_ray" else ("", "model")
     return (
         to("learning_rate", f"{optimizer}adam.lr", default=lr),
-        to("weight_decay", f"{optimizer}adam.weight_decay", default=0.0),
-        ruled("adam_beta1", 0.9),
-        ruled("adam_beta2", 0.999),
-        to("adam_epsilon", f"{optimizer}adam.eps"),
-        to("max_grad_norm", f"{optimizer}max_norm", default=1.0),
-        to("warmup_ratio", f"{optimizer}lr_warmup_ratio", default=0.0),
-        without("warmup_steps", "give it as a share of all updates: lr_warmup_ratio", None, 0),
-        ruled("lr_scheduler_type", "linear"),
-        without("lr_scheduler_kwargs", "min_lr_ratio is the share of the peak that is left at the end", None),
         ruled("num_train_epochs", epochs),
-        to("max_steps", "train.max_steps", default=-1),
-        ruled("per_device_train_batch_size", 8),
-        ruled("gradient_accumulation_steps", 1),
-        ruled("nproc_per_node"),
-        ruled("nnodes", 1),
-        to("seed", "train.seed", default=42),
-        ruled("bf16", False),
-        ruled("fp16", False),
-        ruled("torch_dtype"),
-        to("gradient_checkpointing", f"{model}.gradient_checkpointing_enable", default=False),
-        ruled("gradient_checkpointing_kwargs"),
-        ruled("deepspeed"),
-        ruled("report_to", "none"),
-        to("run_name", "logger.wandb.run_name"),
-        to("output_dir", "ckpt.output_dir"),
-        ruled("save_strategy", "steps"),
-        ruled("save_steps", 500),
-        ruled("save_total_limit"),
-        ruled("save_only_model", False),
-        ruled("eval_strategy", "no"),
-        ruled("eval_steps"),
-        to("logging_steps", "logger.logging_steps"),
-        ruled("attn_implementation"),
-        to("use_liger_kernel", "ds.use_liger_kernel"),
+        *settings_of("trainer", optimizer=optimizer, model=model),
         (
             without("dataloader_num_workers", "all rows are read before the first step")
             if command == "train_ppo_ray"
             else to("dataloader_num_workers", "data.dataloader_num_workers")
         ),
-        to("trust_remote_code", "train.trust_remote_code", default=False),
-        ruled("push_to_hub", False),
-        ruled("hub_model_id"),
-        without(
-            "resume_from_checkpoint", "a run resumes from its own folder; their checkpoints are not read", None, False
-        ),
-        without(
-            "optim", "the optimizer is AdamW; `optim` of this command has others", "adamw_torch", "adamw_torch_fused"
-        ),
-        without("metric_for_best_model", "--ckpt.best_metric_key names a metric of ours", None),
-        without("neftune_noise_alpha", "there is no noise on embeddings", None, 0),
-        *not_needed(_NOT_NEEDED),
+        *settings_of("trainer_end"),
     )
-
-
-def _prefixed(command: Command) -> str:
-    return "actor." if command == "train_ppo_ray" else ""
 
 
 def trainer_rules(command: Command) -> tuple[Rule, ...]:
     """Return what becomes of several arguments of transformers' trainer together."""
 
+    prefix, model = ("actor.", "actor") if command == "train_ppo_ray" else ("", "model")
+
     def optimizer(given: Given) -> Results:
         if given.has("adam_beta1") or given.has("adam_beta2"):
-            yield Flag(f"{_prefixed(command)}adam.betas", [given.number("adam_beta1"), given.number("adam_beta2")])
+            yield Flag(f"{prefix}adam.betas", [given.number("adam_beta1"), given.number("adam_beta2")])
         kind = given.text("lr_scheduler_type") or "linear"
-        yield Flag(f"{_prefixed(command)}lr_scheduler", SCHEDULES.get(kind, kind))
+        yield Flag(f"{prefix}lr_scheduler", SCHEDULES.get(kind, kind))
         if kind == "cosine":
-            yield Flag(f"{_prefixed(command)}min_lr_ratio", 0.0)
+            yield Flag(f"{prefix}min_lr_ratio", 0.0)
 
     def epochs(given: Given) -> Results:
         passes = given.number("num_train_epochs")
         flag = "train.num_episodes" if command == "train_ppo_ray" else "train.max_epochs"
         yield Flag(flag, max(1, math.ceil(passes)))
         if passes % 1:
-            yield Note(
-                "another meaning", "num_train_epochs", f"passes are whole: {passes:g} becomes {math.ceil(passes)}"
-            )
+            yield differs("num_train_epochs", f"passes are whole: {passes:g} becomes {math.ceil(passes)}")
 
     def recomputation(given: Given) -> Results:
         if given.group("gradient_checkpointing_kwargs").get("use_reentrant"):
-            model = "actor" if command == "train_ppo_ray" else "model"
             yield Flag(f"{model}.gradient_checkpointing_reentrant", True)
 
     return (optimizer, epochs, recomputation, _precision, _sharding, _trackers, _checkpoints, _attention)
@@ -155,23 +98,16 @@ def _sharding(given: Given) -> Results:
         return
     match = re.search(r"z(?:ero)?_?-?([0123])", str(config), re.IGNORECASE)
     if match is None:
-        yield Note("without counterpart", "deepspeed", f"{config} is not read; --ds.zero_stage and --ds.adam_offload")
+        yield lacks("deepspeed", f"{config} is not read; --ds.zero_stage and --ds.adam_offload")
         return
     yield Flag("ds.zero_stage", int(match[1]))
     if "offload" in str(config):
         yield Flag("ds.adam_offload", True)
-    yield Note(
-        "derived", "deepspeed", f"the stage is that in the name {config}; other settings of the file are not read"
-    )
+    yield derived("deepspeed", f"the stage is that in the name {config}; other settings of the file are not read")
 
 
 def _trackers(given: Given) -> Results:
-    asked = given["report_to"]
-    names = [str(name) for name in asked] if isinstance(asked, (list, tuple)) else [str(asked)]
-    yield Flag("logger.trackers", [name for name in names if name in TRACKERS])
-    for name in names:
-        if name not in (*TRACKERS, "none", "None"):
-            yield Note("without counterpart", "report_to", f"{name}; --logger.trackers has {', '.join(TRACKERS)}")
+    yield from trackers(given, "report_to", "none", "None")
 
 
 def _checkpoints(given: Given) -> Results:
@@ -180,23 +116,23 @@ def _checkpoints(given: Given) -> Results:
     if strategy == "steps" and steps >= 1:
         yield Flag("ckpt.save_steps", int(steps))
     elif strategy == "steps":
-        yield Note("without counterpart", "save_steps", "a share of all steps; --ckpt.save_steps counts steps")
+        yield lacks("save_steps", "a share of all steps; --ckpt.save_steps counts steps")
     elif strategy not in ("no", "False"):
-        yield Note("without counterpart", "save_strategy", f"{strategy}; --ckpt.save_steps counts steps")
+        yield lacks("save_strategy", f"{strategy}; --ckpt.save_steps counts steps")
     limit = given["save_total_limit"]
     yield Flag("ckpt.max_num", KEEP_ALL if limit is None or limit == -1 else limit)
     if given["save_only_model"] is True:
         yield Flag("ckpt.disable_ds", True)
         yield Flag("ckpt.save_hf", True)
-        yield Note("another meaning", "save_only_model", "a stopped run cannot be resumed then")
+        yield differs("save_only_model", "a stopped run cannot be resumed then")
     if given["push_to_hub"] is True:
         repository = given.text("hub_model_id")
         if repository is not None and "/" in repository:
             yield Flag("ckpt.push_to_hub", repository)
         else:
-            yield Note("without counterpart", "push_to_hub", "--ckpt.push_to_hub takes the repository, OWNER/NAME")
+            yield lacks("push_to_hub", "--ckpt.push_to_hub takes the repository, OWNER/NAME")
     elif given.has("hub_model_id"):
-        yield Note("without counterpart", "hub_model_id", "it has no effect without push_to_hub")
+        yield lacks("hub_model_id", "it has no effect without push_to_hub")
 
 
 def _attention(given: Given) -> Results:
@@ -218,13 +154,13 @@ def evaluation(dataset: str, *, split: str | None = None) -> Rule:
         every = given["eval_steps"]
         if not names:
             if given.text("eval_strategy") not in ("no", None):
-                yield Note("without counterpart", "eval_strategy", "the file names no rows to evaluate on")
+                yield lacks("eval_strategy", "the file names no rows to evaluate on")
             return
         yield Flag("eval.dataset", ",".join(names))
         if split is not None and given.has(split):
             yield Flag("eval.split", given[split])
         if given.text("eval_strategy") == "epoch" or not isinstance(every, int):
-            yield Note("another meaning", "eval_strategy", "it is evaluated every --eval.steps steps; set that flag")
+            yield differs("eval_strategy", "it is evaluated every --eval.steps steps; set that flag")
         else:
             yield Flag("eval.steps", every)
 
@@ -262,32 +198,34 @@ def batch(given: Given) -> Results:
 def batch_note(given: Given, result: str, count: int | None) -> Results:
     both = "per_device_train_batch_size, gradient_accumulation_steps"
     if count is None:
-        yield Note(
-            "another meaning",
+        yield differs(
             both,
             f"{result} is for one GPU, because the file names no number of GPUs: give it after the file's name as "
             "nproc_per_node=8",
         )
     else:
-        yield Note("derived", both, f"{result} counts the samples on all {count} GPUs")
+        yield derived(both, f"{result} counts the samples on all {count} GPUs")
 
 
-def adapter(*, rank: str, alpha: str, dropout: str, modules: str, enabled: Callable[[Given], bool]) -> Rule:
-    """Return the rule of LoRA, by the names of its arguments."""
+def adapter(names: str, *, enabled: Callable[[Given], bool]) -> Rule:
+    """Return the rule of LoRA.
+
+    Args:
+        names: its arguments for rank, alpha, dropout and modules.
+    """
+    rank, alpha, dropout, modules = names.split()
 
     def rule(given: Given) -> Results:
         if not enabled(given):
-            for name in (rank, alpha, dropout, modules):
-                if given.has(name):
-                    yield Note("without counterpart", name, "it has no effect without LoRA")
+            yield from idle(given, "it has no effect without LoRA", rank, alpha, dropout, modules)
             return
         size = given.whole(rank)
         yield Flag("ds.lora.rank", size)
         yield Flag("ds.lora.alpha", 2 * size if given[alpha] is None else given.whole(alpha))
         yield Flag("ds.lora.dropout", given.number(dropout))
-        names = ["all-linear" if name in ("all", "all-linear") else name for name in words(given[modules])]
-        if names:
-            yield Flag("ds.lora.target_modules", names)
+        layers = ["all-linear" if name in ("all", "all-linear") else name for name in words(given[modules])]
+        if layers:
+            yield Flag("ds.lora.target_modules", layers)
 
     return rule
 
@@ -306,23 +244,16 @@ def rewards(name: str) -> Rule:
         own = [one for one in functions if one not in SCORED_BY_NAME]
         what = f"{', '.join(own)}: functions of the script are not read" if own else "its rewards are in the script"
         if own or not functions:
-            yield Note(
-                "another meaning",
-                name,
-                f"{what}, and {DEFAULT_VERIFIER} judges here; give yours as --reward.remote_url FILE.py:FUNCTION",
+            yield differs(
+                name, f"{what}, and {DEFAULT_VERIFIER} judges here; give yours as --reward.remote_url FILE.py:FUNCTION"
             )
         elif "format" in " ".join(functions):
-            yield Note("another meaning", name, "the verifier judges answer and format together, each with its weight")
+            yield differs(name, "the verifier judges answer and format together, each with its weight")
 
     return rule
 
 
-LOSS_MEANS = {
-    "grpo": "seq-mean-token-mean",
-    "bnpo": "token-mean",
-    "dapo": "token-mean",
-    "dr_grpo": "seq-mean-token-sum-norm",
-}
+LOSS_MEANS = names_of("hugging_face_loss_means")
 
 
 def group_rule(*, counts_prompts: bool) -> Rule:
@@ -363,14 +294,14 @@ def policy(given: Given) -> Results:
     elif kind in LOSS_MEANS:
         yield Flag("actor.loss_agg_mode", LOSS_MEANS[kind])
     else:
-        yield Note("without counterpart", "loss_type", f"{kind}; --actor.policy_loss_type and --actor.loss_agg_mode")
+        yield lacks("loss_type", f"{kind}; --actor.policy_loss_type and --actor.loss_agg_mode")
     if given.text("importance_sampling_level") in ("sequence", "sequence_token"):
         token = given.text("importance_sampling_level") == "sequence_token"
         yield Flag("actor.policy_loss_type", "gspo_token" if token else "gspo")
     scale = given["scale_rewards"]
     yield Flag("algo.advantage.estimator", "dr_grpo" if scale in (False, "none") else "group_norm")
     if scale == "batch":
-        yield Note("without counterpart", "scale_rewards", "batch: advantages are divided by their group's deviation")
+        yield lacks("scale_rewards", "batch: advantages are divided by their group's deviation")
     low = given.number("epsilon")
     yield Flag(
         "actor.eps_clip_low_high", [low, low if given["epsilon_high"] is None else given.number("epsilon_high")]
@@ -388,93 +319,28 @@ def sequence_lengths(given: Given) -> Results:
     prompt, response = given.whole("max_prompt_length"), given.whole("max_completion_length")
     yield Flag("data.max_len", prompt + response)
     yield Flag("rollout.max_new_tokens", response)
-    yield Note(
-        "derived",
+    yield derived(
         "max_prompt_length, max_completion_length",
         f"--data.max_len {prompt + response} is prompt with images and response together",
     )
 
 
-GRPO = (
-    ruled("num_generations", 8),
-    ruled("steps_per_generation"),
-    ruled("max_prompt_length", 512),
-    to("temperature", "rollout.temperature", default=1.0),
-    to("top_p", "rollout.top_p", default=1.0),
-    ruled("top_k"),
-    to("num_iterations", "train.max_epochs", default=1),
-    ruled("epsilon", 0.2),
-    ruled("epsilon_high"),
-    to("delta", "actor.dual_clip"),
-    ruled("loss_type", "grpo"),
-    ruled("importance_sampling_level", "token"),
-    ruled("scale_rewards", True),
-    to("max_pixels", "data.max_pixels"),
-    to("min_pixels", "data.min_pixels"),
-    to("vllm_gpu_memory_utilization", "vllm.gpu_memory_utilization"),
-    to("vllm_tensor_parallel_size", "vllm.tensor_parallel_size"),
-    without("reward_weights", "--reward.part_weights weighs the parts of a reward", None),
-    without("repetition_penalty", "responses are sampled without a penalty for repetition", 1.0),
-    without("mask_truncated_completions", "truncated responses are trained on; --reward.overlong_buffer_len", False),
-    without("vllm_server_host", "the run starts its own engines", None),
-    without("min_p", "responses are sampled by temperature, top_p and top_k", None),
-    *not_needed(
-        "use_vllm vllm_mode vllm_device vllm_max_model_len vllm_max_model_length vllm_server_port vllm_server_timeout "
-        "vllm_server_base_url vllm_dtype vllm_enable_sleep_mode vllm_limit_mm_per_prompt sleep_level async_generate "
-        "offload_optimizer offload_model move_model_batches ds3_gather_for_generation shuffle_dataset"
-    ),
-)
+GRPO_RULES: tuple[Rule, ...] = (sequence_lengths, policy, rewards("reward_funcs"))
+GRPO = settings_of("grpo")
 """Arguments of GRPO that TRL and ms-swift share."""
-_DATA = (
-    without("model_revision", "a name takes the newest revision; give a folder with another one", "main", None),
-    without("dataset_config", "name the folder or files of the configuration", None),
-    without("dataset_configs", "name the folder or files of the configuration", None),
-    ruled("dataset_test_split"),
-)
-_LORA = (
-    ruled("use_peft", False),
-    ruled("lora_r", 16),
-    ruled("lora_alpha", 32),
-    ruled("lora_dropout", 0.05),
-    ruled("lora_target_modules"),
-    to("load_in_4bit", "ds.load_in_4bit"),
-    to("use_dora", "ds.lora.use_dora"),
-    to("use_rslora", "ds.lora.use_rslora"),
-    *not_needed("lora_task_type bnb_4bit_quant_type use_bnb_nested_quant lora_modules_to_save"),
-)
 _ADAPTER = adapter(
-    rank="lora_r",
-    alpha="lora_alpha",
-    dropout="lora_dropout",
-    modules="lora_target_modules",
-    enabled=lambda given: given["use_peft"] is True,
+    "lora_r lora_alpha lora_dropout lora_target_modules", enabled=lambda given: given["use_peft"] is True
 )
-_ALIASES = {
-    "max_seq_length": "max_length",
-    "evaluation_strategy": "eval_strategy",
-    "dtype": "torch_dtype",
-    "freeze_vision_modules": "freeze_vision_tower",
-}
 _EVALUATION = evaluation("dataset_test_name", split="dataset_test_split")
 
 
-def _supervised(command: Command, *, lr: float, settings: tuple[Setting, ...]) -> Table:
+def _supervised(command: Command, *, lr: float, groups: str = "") -> Table:
     return Table(
         system="TRL",
         command=command,
-        settings=(
-            *trainer_settings(command, lr=lr),
-            to("model_name_or_path", "model.model_name_or_path"),
-            to("dataset_name", "data.dataset"),
-            to("dataset_train_split", "data.dataset_split"),
-            to("max_length", "data.max_len", default=1024),
-            ruled("dataset_test_name"),
-            *_DATA,
-            *_LORA,
-            *settings,
-        ),
+        settings=(*trainer_settings(command, lr=lr), *settings_of(f"trl_supervised trl_data trl_lora {groups}")),
         rules=(*trainer_rules(command), batch, _ADAPTER, _EVALUATION),
-        names=_ALIASES,
+        names=names_of("trl_names"),
         prefix="--",
     )
 
@@ -486,62 +352,22 @@ def _grpo(system: str, *, counts_prompts: bool, beta: float, longest: int) -> Ta
         command=command,
         settings=(
             *trainer_settings(command, lr=1e-6),
-            to("model_name_or_path", "actor.model_name_or_path"),
-            to("dataset_name", "data.prompt_dataset"),
-            to("dataset_train_split", "data.prompt_split"),
-            to("freeze_vision_tower", "actor.freeze_visual_encoder"),
-            ruled("dataset_test_name"),
-            *_DATA,
-            *_LORA,
+            *settings_of("trl_grpo trl_data trl_lora"),
             *GRPO,
             ruled("beta", beta),
             ruled("max_completion_length", longest),
-            ruled("reward_funcs"),
         ),
-        rules=(
-            *trainer_rules(command),
-            group_rule(counts_prompts=counts_prompts),
-            sequence_lengths,
-            policy,
-            rewards("reward_funcs"),
-            _ADAPTER,
-            _EVALUATION,
-        ),
-        names=_ALIASES,
+        rules=(*trainer_rules(command), group_rule(counts_prompts=counts_prompts), *GRPO_RULES, _ADAPTER, _EVALUATION),
+        names=names_of("trl_names"),
         prefix="--",
     )
 
 
 TRL: Mapping[str, Table] = {
-    "sft": _supervised(
-        "train_sft",
-        lr=2e-5,
-        settings=(
-            to("packing", "ds.packing_samples"),
-            to("dataset_text_field", "data.input_key"),
-            *not_needed("packing_strategy padding_free assistant_only_loss completion_only_loss eval_packing"),
-        ),
-    ),
-    "dpo": _supervised(
-        "train_dpo",
-        lr=1e-6,
-        settings=(
-            to("beta", "model.beta", default=0.1),
-            to("label_smoothing", "model.label_smoothing"),
-            without("loss_type", "the loss is sigmoid; --model.ipo_enable and --model.simpo_enable", "sigmoid", None),
-            *not_needed("precompute_ref_log_probs max_prompt_length"),
-        ),
-    ),
-    "kto": _supervised(
-        "train_kto",
-        lr=1e-6,
-        settings=(
-            to("beta", "model.beta", default=0.1),
-            to("desirable_weight", "model.desirable_loss_weight"),
-            to("undesirable_weight", "model.undesirable_loss_weight"),
-        ),
-    ),
-    "reward": _supervised("train_rm", lr=1e-4, settings=()),
+    "sft": _supervised("train_sft", lr=2e-5, groups="trl_sft"),
+    "dpo": _supervised("train_dpo", lr=1e-6, groups="trl_dpo"),
+    "kto": _supervised("train_kto", lr=1e-6, groups="trl_kto"),
+    "reward": _supervised("train_rm", lr=1e-4),
     "grpo": _grpo("TRL", counts_prompts=False, beta=0.0, longest=512),
     "r1_v": _grpo("R1-V", counts_prompts=True, beta=0.04, longest=256),
 }

@@ -16,7 +16,7 @@ from lmm_r1.migrate.launches import Launch, find_launch
 from lmm_r1.migrate.openrlhf import dotted_table
 from lmm_r1.migrate.shell import Script
 from lmm_r1.migrate.shell_values import as_shown, unknowns
-from lmm_r1.migrate.table import TO_FILL_IN, Note, Table, put
+from lmm_r1.migrate.table import TO_FILL_IN, Note, Table, differs, lacks, put
 from lmm_r1.migrate.verl import VERL
 from lmm_r1.migrate.wrappers import LLAMA_FACTORY, SWIFT
 
@@ -25,17 +25,17 @@ KEY_FLAG = "use_wandb"
 # With a zero in front it is a name: a date, the number of a run.
 _WHOLE = re.compile(r"[+-]?(0|[1-9]\d*)")
 _FRACTION = re.compile(r"[+-]?(\d+\.\d*([eE][+-]?\d+)?|\.\d+([eE][+-]?\d+)?|\d+[eE][+-]?\d+)")
-_SWITCHES = {"true": True, "false": False}
 _VARIABLE = re.compile(r"[A-Za-z_]\w*")
 _STAND_IN = re.compile("\ue000(\\d+)\ue001")
 _HYDRA = ("--config-path", "--config-name", "--config-dir")
+_STANDARD = ("ppo_trainer", "ppo_megatron_trainer", "sft_trainer")
+"""verl's own files, whose defaults the tables have."""
+_TURNS = "actor_rollout_ref.rollout.multi_turn.enable"
+_ANSWERERS = ("multi_turn.tool_config_path", "multi_turn.interaction_config_path")
 _PROCESSES = re.compile(r"--?(?:nproc[_-]per[_-]node|num_gpus|num_processes)")
 _MACHINES = re.compile(r"--?(?:nnodes|num_nodes|num_machines)")
-_ENVIRONMENT = {
-    "NPROC_PER_NODE": "nproc_per_node",
-    "NNODES": "nnodes",
-    "MAX_PIXELS": "MAX_PIXELS",
-    "MIN_PIXELS": "MIN_PIXELS",
+_ENVIRONMENT = {"NPROC_PER_NODE": "nproc_per_node", "NNODES": "nnodes"} | {
+    name: name for name in ("MAX_PIXELS", "MIN_PIXELS")
 }
 """Variables of the environment that are settings, and their names in the tables."""
 
@@ -68,32 +68,27 @@ def read_run(path: Path, overrides: Sequence[str] = ()) -> RunOfAnother:
     text = _read(path)
     if path.suffix in YAML_SUFFIXES:
         tree = _mapping(text, path=path)
-        return _of_tree(tree, overrides, source=str(path), path=path, line=0, table=_table_of(tree, path=path))
-    variables = dict(_variable(override) for override in overrides if _VARIABLE.fullmatch(override.partition("=")[0]))
+        return _of_tree(tree, overrides, path=path, line=0, table=_table_of(tree, path=path))
+    named = [override.partition("=") for override in overrides]
+    variables = {name: value for name, _, value in named if _VARIABLE.fullmatch(name)}
     script = Script(text, path=path, given=variables)
     launch = find_launch(script, path=path)
-    settings = [
-        one for one in overrides if one.partition("=")[0] in launch.table.by_name or "." in one.partition("=")[0]
-    ]
+    settings = ["".join(one) for one in named if one[0] in launch.table.by_name or "." in one[0]]
     read = _of_settings if launch.takes_settings else _of_flags
     run = read(launch, settings, path=path)
-    remarks = [Note("another meaning", str(path), remark) for remark in launch.remarks]
-    remarks += [Note("without counterpart", words, why) for words, why in script.left_out.items()]
-    values = {name: _shown(value) for name, value in run.values.items()}
+    remarks = [differs(str(path), remark) for remark in launch.remarks]
+    remarks += [lacks(words, why) for words, why in script.left_out.items()]
+    values = {name: _changed(value, as_shown) for name, value in run.values.items()}
     return replace(run, values=values, why_open=script.why, remarks=(*run.remarks, *remarks))
 
 
-def _variable(override: str) -> tuple[str, str]:
-    name, _, value = override.partition("=")
-    return name, value
-
-
-def _shown(value: object) -> object:
+def _changed(value: object, change: Callable[[str], object]) -> object:
+    """Return a value with all of its texts changed."""
     if isinstance(value, list):
-        return [_shown(one) for one in value]
+        return [_changed(one, change) for one in value]
     if isinstance(value, dict):
-        return {key: _shown(one) for key, one in value.items()}
-    return as_shown(value) if isinstance(value, str) else value
+        return {key: _changed(one, change) for key, one in value.items()}
+    return change(value) if isinstance(value, str) else value
 
 
 def _read(path: Path) -> str:
@@ -154,7 +149,8 @@ def _table_of(tree: Mapping[str, object], *, path: Path) -> Table:
             if table is not None:
                 return table
             names = ", ".join(f"{name} {tree[name]}" for name in sorted(marks) if name in tree)
-            raise UserError(f"{path}: {names} is not converted; known are {', '.join((*LLAMA_FACTORY, *SWIFT))}")
+            known = ", ".join(LLAMA_FACTORY if "stage" in marks else SWIFT)
+            raise UserError(f"{path}: {names} is not converted; known are {known}")
     raise UserError(
         f"{path}: neither settings of EasyR1 (data, algorithm, worker, trainer) nor of verl (actor_rollout_ref), TRL "
         f"(dataset_name), LLaMA-Factory (stage) or ms-swift (train_type); found "
@@ -164,8 +160,7 @@ def _table_of(tree: Mapping[str, object], *, path: Path) -> Table:
 
 def _base(config: Path, *, script: Path, line: int) -> dict[str, object]:
     """Read the file that a script names, which starts from the folder in which it was meant to be run."""
-    folders = [Path(), *script.absolute().parents]
-    found = next((folder / config for folder in folders if (folder / config).is_file()), None)
+    found = _found(config, script=script)
     if found is None:
         raise UserError(
             f"{script}:{line}: no file {config} here or above the script; run this in the script's project"
@@ -173,33 +168,55 @@ def _base(config: Path, *, script: Path, line: int) -> dict[str, object]:
     return _mapping(_read(found), path=found)
 
 
+def _found(config: Path, *, script: Path) -> Path | None:
+    folders = [Path(), *script.absolute().parents]
+    return next((folder / config for folder in folders if (folder / config).is_file()), None)
+
+
 def _of_settings(launch: Launch, overrides: Sequence[str], *, path: Path) -> RunOfAnother:
     """Return the run of a command whose arguments are `key=value`."""
     line, table = launch.line, launch.table
+    groups = {*table.by_name, *table.names}
     remarks: list[Note] = []
     tree: dict[str, object] = {}
     settings: list[str] = []
+    hydra: dict[str, str] = {}
     words = iter(launch.words)
     for word in words:
         name, equals, value = word.partition("=")
         if name == "config" and equals:
             tree = _base(Path(as_shown(value)), script=path, line=line)
         elif name in _HYDRA:
-            value = value if equals else next(words, "")
-            remarks.append(Note("without counterpart", name, f"{value}: defaults of other files are not read"))
+            hydra[name] = as_shown(value if equals else next(words, ""))
+        elif equals and "." not in name and any(known.startswith(f"{name}.") for known in groups):
+            remarks.append(lacks(word, "it selects a file of defaults, which is not read"))
         elif name.startswith("~"):
-            remarks.append(Note("without counterpart", word, "it removes a setting; leave that out of the result"))
+            remarks.append(lacks(word, "it removes a setting; leave that out of the result"))
         elif not equals and unknowns(word):
-            remarks.append(Note("without counterpart", as_shown(word), "the variable has no value; nothing is added"))
+            remarks.append(lacks(as_shown(word), "the variable has no value; nothing is added"))
         else:
             settings.append(word)
-    run = _of_tree(tree, [*settings, *overrides], source=str(path), path=path, line=line, table=table)
+    if hydra:
+        tree, said = _named_config(hydra, script=path, line=line)
+        remarks += said
+        if said and table is VERL and not any(_TURNS in setting for setting in settings):
+            # The files of verl's examples with tools do little but switch turns on.
+            settings += [f"{_TURNS}=true"] if any(part in word for word in settings for part in _ANSWERERS) else []
+    run = _of_tree(tree, [*settings, *overrides], path=path, line=line, table=table)
     return replace(run, remarks=tuple(remarks))
 
 
-def _of_tree(
-    tree: dict[str, object], words: Sequence[str], *, source: str, path: Path, line: int, table: Table
-) -> RunOfAnother:
+def _named_config(hydra: Mapping[str, str], *, script: Path, line: int) -> tuple[dict[str, object], list[Note]]:
+    """Return the settings of the file that Hydra's flags name, and remarks if it is not there."""
+    name = hydra.get("--config-name", "")
+    file = Path(hydra.get("--config-path", hydra.get("--config-dir", ""))) / f"{name.removesuffix('.yaml')}.yaml"
+    if name.removesuffix(".yaml") not in _STANDARD and (found := _found(file, script=script)):
+        tree = _mapping(_read(found), path=found)
+        return {key: value for key, value in tree.items() if key not in ("defaults", "hydra")}, []
+    return {}, [lacks(flag, f"{value}: defaults of other files are not read") for flag, value in hydra.items()]
+
+
+def _of_tree(tree: dict[str, object], words: Sequence[str], *, path: Path, line: int, table: Table) -> RunOfAnother:
     for word in words:
         name, equals, text = word.partition("=")
         where = f"{path}:{line}" if line else word
@@ -209,8 +226,9 @@ def _of_tree(
     given = dict(_flat(tree, {*table.by_name, *table.names}, prefix=""))
     values = {table.names.get(name, name): value for name, value in given.items()}
     # Earlier names are shown only if they are given.
-    shown = {new: old for old, new in table.names.items() if old in given or (table is VERL and new not in given)}
-    return RunOfAnother(source=source, table=table, values=values, shown=shown)
+    shown = {new: old for old, new in table.names.items() if table is VERL and new not in given}
+    shown |= {new: old for old, new in table.names.items() if old in given}
+    return RunOfAnother(source=str(path), table=table, values=values, shown=shown)
 
 
 def _value(text: str, *, name: str, where: str) -> object:
@@ -221,16 +239,12 @@ def _value(text: str, *, name: str, where: str) -> object:
         found.append(match[0])
         return f"\ue000{len(found) - 1}\ue001"
 
-    def restored(value: object) -> object:
-        if isinstance(value, str):
-            return _STAND_IN.sub(lambda match: found[int(match[1])], value)
-        if isinstance(value, list):
-            return [restored(one) for one in value]
-        return {key: restored(one) for key, one in value.items()} if isinstance(value, dict) else value
+    def restored(text: str) -> str:
+        return _STAND_IN.sub(lambda match: found[int(match[1])], text)
 
     plain = TO_FILL_IN.sub(kept, as_shown(text))
     try:
-        return restored(yaml.load(plain, Loader=_Loader))
+        return _changed(yaml.load(plain, Loader=_Loader), restored)
     except yaml.YAMLError as error:
         if plain.startswith(("[", "{")):
             raise UserError(f"{where}: the value of {name} is not valid YAML: {as_shown(text)}; correct it") from error
@@ -309,8 +323,8 @@ def _with(before: object, value: object) -> object:
 
 
 def _scalar(text: str, *, switches: bool) -> object:
-    if switches and text.lower() in _SWITCHES:
-        return _SWITCHES[text.lower()]
+    if switches and text.lower() in ("true", "false"):
+        return text.lower() == "true"
     if _WHOLE.fullmatch(text):
         return int(text)
     return float(text) if _FRACTION.fullmatch(text) else text

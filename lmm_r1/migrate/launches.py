@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
@@ -13,9 +13,8 @@ from lmm_r1.migrate.hugging_face import TRL
 from lmm_r1.migrate.openrlhf import TABLES
 from lmm_r1.migrate.shell import Script, StartedCommand
 from lmm_r1.migrate.shell_values import as_shown
-from lmm_r1.migrate.table import Table
-from lmm_r1.migrate.verl import VERL
-from lmm_r1.migrate.verl_sft import VERL_SFT
+from lmm_r1.migrate.table import Table, names_of
+from lmm_r1.migrate.verl import VERL, VERL_SFT
 from lmm_r1.migrate.wrappers import LLAMA_FACTORY, SWIFT
 
 _SHOWN_ONLY = ("echo", "printf", "cat", "pip", "pip3", "tee", "grep", "pkill", "ls", "mkdir", "export", "conda")
@@ -24,24 +23,12 @@ _SCRIPTED = "(?:.*/)?"
 _OPENRLHF = re.compile(rf"openrlhf\.cli\.(\w+)|{_SCRIPTED}(train_(?:ppo_ray|ppo|sft|dpo|rm|kto|prm|kd))\.py")
 _VERL = re.compile(r"(?:verl|recipe|verl_dapo)(?:\.\w+)*\.((?:main|fsdp|sft)\w*)|(?:.*/)?verl/trainer/(main_ppo)\.py")
 _TRL = re.compile(r"(?:.*/)?(?:(\w+[_-])?(grpo|sft|dpo|kto|reward)(?:[_-]\w+)?)\.py|open_r1\.(grpo|sft)\w*")
-_OTHER_COMMANDS: Mapping[str, str] = {
-    "batch_inference": "generates; `lmm-r1 batch_inference` does that",
-    "interactive_chat": "is a chat; `lmm-r1 interactive_chat` is ours",
-    "serve_rm": "serves a reward model; `lmm-r1 serve_rm` does that",
-    "lora_combiner": "merges an adapter; `lmm-r1 merge` does that",
-    "main_generation": "generates; `lmm-r1 batch_inference` does that",
-    "main_generation_server": "generates; `lmm-r1 batch_inference` does that",
-    "main_eval": "evaluates; `lmm-r1 evaluate` does that",
-    "infer": "generates; `lmm-r1 batch_inference` does that",
-    "rollout": "serves a model; `lmm-r1 train_ppo_ray` starts its own engines",
-    "deploy": "serves a model; `lmm-r1 serve_chat` does that",
-    "eval": "evaluates; `lmm-r1 evaluate` does that",
-    "export": "merges or exports a model; `lmm-r1 merge` merges adapters",
-}
+_OTHER_COMMANDS = names_of("other_commands")
 _KNOWN = (
     "OpenRLHF (python -m openrlhf.cli.train_ppo_ray), EasyR1 (verl.trainer.main), verl (verl.trainer.main_ppo), TRL and "
     "R1-V (torchrun .../grpo.py), LLaMA-Factory (llamafactory-cli train) and ms-swift (swift sft)"
 )
+_SERVER = re.compile(r"(?:openrlhf\.models\.)?remote_rm\.(\w+)|(?:.*/)?remote_rm/(\w+)\.py")
 _MORE_FLAGS = re.compile(r"--[A-Za-z]|[+~]*[A-Za-z_]\w*(?:\.\w+)+=")
 """What a line begins with that continues a command after a comment or a blank after the backslash."""
 
@@ -76,7 +63,9 @@ def find_launch(script: Script, *, path: Path) -> Launch:
     found: list[Launch] = []
     others: list[str] = []
     continued: list[int] = []
+    servers: list[str] = []
     for command in script.commands():
+        servers += _reward_server(command)
         if found and _MORE_FLAGS.match(command.words[0]):
             last = found[-1]
             found[-1] = replace(last, words=(*last.words, *command.words))
@@ -85,7 +74,8 @@ def find_launch(script: Script, *, path: Path) -> Launch:
         launch = _launch_of(command, path=path, others=others)
         if launch is not None:
             found.append(launch)
-    found = _unequal(found)
+    # One that is in several branches of a condition is the same.
+    found = list({(one.system, one.words): one for one in reversed(found)}.values())[::-1]
     if len(found) > 1:
         lines = ", ".join(str(launch.line) for launch in found)
         raise UserError(f"{path}: commands that train are in lines {lines}; keep one of them in the file")
@@ -98,16 +88,19 @@ def find_launch(script: Script, *, path: Path) -> Launch:
         f"line {line}: a comment or a blank after \\ ends the command before it in bash; it is read as a part of it"
         for line in continued
     )
-    return replace(launch, remarks=remarks)
+    return replace(launch, remarks=(*remarks, *servers))
 
 
-def _unequal(found: Iterable[Launch]) -> list[Launch]:
-    """Return the launches without those that repeat an earlier one, as in the branches of a condition."""
-    kept: list[Launch] = []
-    for launch in found:
-        if all((launch.system, launch.words) != (other.system, other.words) for other in kept):
-            kept.append(launch)
-    return kept
+def _reward_server(command: StartedCommand) -> list[str]:
+    """Return what to start instead of a server of rewards of LMM-R1 that the command starts."""
+    for word in command.words:
+        if PurePosixPath(command.words[0]).name not in _SHOWN_ONLY and (match := _SERVER.fullmatch(word)):
+            name = (match[1] or match[2]).removesuffix("_verifier")
+            return [
+                f"line {command.line} starts a server of rewards, which reads the answers itself: start `lmm-r1 "
+                f"serve_verifier {name}` first, and name the column of the answers with --data.label_key"
+            ]
+    return []
 
 
 def _launch_of(command: StartedCommand, *, path: Path, others: list[str]) -> Launch | None:
@@ -121,14 +114,8 @@ def _launch_of(command: StartedCommand, *, path: Path, others: list[str]) -> Lau
                 continue
             name, tables, skipped = named
             if name in tables:
-                return Launch(
-                    name,
-                    tables[name],
-                    command.words[place + skipped :],
-                    command.line,
-                    launcher=tuple(words[:place]),
-                    environment=command.environment,
-                )
+                arguments, launcher = command.words[place + skipped :], tuple(words[:place])
+                return Launch(name, tables[name], arguments, command.line, launcher, command.environment)
             told = _OTHER_COMMANDS.get(name, f"is not converted; known are {', '.join(tables)}")
             others.append(f"{command.line}: {word} {name if skipped > 1 else ''}".rstrip() + f" {told}")
             return None
@@ -145,12 +132,9 @@ def _openrlhf(words: Sequence[str], place: int) -> _Found:
 
 
 _VERL_TABLES: Mapping[str, Table] = {
-    "main_ppo": VERL,
+    **dict.fromkeys(("main_ppo", "main_dapo", "main_ppo_sync"), VERL),
+    **dict.fromkeys(("fsdp_sft_trainer", "sft_trainer"), VERL_SFT),
     "main": EASYR1,
-    "main_dapo": VERL,
-    "main_ppo_sync": VERL,
-    "fsdp_sft_trainer": VERL_SFT,
-    "sft_trainer": VERL_SFT,
 }
 
 

@@ -12,19 +12,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 from lmm_r1.errors import UserError
-from lmm_r1.migrate.shell_syntax import (
-    Branches,
-    CaseBranches,
-    Commands,
-    Definition,
-    Group,
-    Loop,
-    Node,
-    Simple,
-    Test,
-    parsed,
-)
-from lmm_r1.migrate.shell_values import arithmetic, as_shown, condition, seen, unknown, unknowns
+from lmm_r1.migrate.shell_syntax import Commands, Compound, Node, Simple, parsed
+from lmm_r1.migrate.shell_values import arithmetic, as_shown, condition, parts, seen, unknown, unknowns
 from lmm_r1.migrate.shell_words import Piece, Word, pieces_in_quotes, pieces_of
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(?:\[[^\]]*\])?(\+?)=")
@@ -97,24 +86,30 @@ class Script:
         return status
 
     def _node(self, node: Node, *, maybe: bool) -> Run:
-        match node:
-            case Simple():
-                return (yield from self._simple(node, maybe=maybe))
-            case Test(words=words):
-                return condition([self._joined(word) for word in words]) if words else None
-            case Branches():
+        if isinstance(node, Simple):
+            return (yield from self._simple(node, maybe=maybe))
+        match node.kind:
+            case "test":
+                return condition([self._joined(word) for word in node.words]) if node.words else None
+            case "group":
+                return (yield from self._sequence(node.body, maybe=maybe))
+            case "function":
+                self._functions[node.name] = node.body
+            case "if":
                 yield from self._branches(node, maybe=maybe)
-            case Loop():
-                yield from self._loop(node, maybe=maybe)
-            case CaseBranches():
+            case "for":
+                yield from self._for(node, maybe=maybe)
+            case "while":
+                ((test, body),) = node.branches
+                status = yield from self._sequence(test, maybe=maybe)
+                if status is not node.until or status is None:
+                    # Once, as a run begins it.
+                    yield from self._sequence(body, maybe=maybe or status is False)
+            case "case":
                 yield from self._choice(node, maybe=maybe)
-            case Definition(name=name, body=body):
-                self._functions[name] = body
-            case Group(body=body):
-                return (yield from self._sequence(body, maybe=maybe))
         return None
 
-    def _branches(self, node: Branches, *, maybe: bool) -> Run:
+    def _branches(self, node: Compound, *, maybe: bool) -> Run:
         for test, body in node.branches:
             status = yield from self._sequence(test, maybe=maybe)
             if status is not False:
@@ -122,27 +117,24 @@ class Script:
             if status is True:
                 return None
             maybe = maybe or status is None
-        yield from self._sequence(node.otherwise, maybe=maybe)
+        yield from self._sequence(node.body, maybe=maybe)
         return None
 
-    def _loop(self, node: Loop, *, maybe: bool) -> Run:
-        if node.words is None and not node.name:
-            status = (yield from self._sequence(node.condition, maybe=maybe)) if node.condition else None
-            if status is not node.until or status is None:
-                yield from self._sequence(node.body, maybe=True)
-            return None
+    def _for(self, node: Compound, *, maybe: bool) -> Run:
         words = [text for word in node.words or () for text in self._expanded(word)]
         if len(words) == 1:
             self._set(node.name, words[0], line=node.line, maybe=maybe)
             yield from self._sequence(node.body, maybe=maybe)
         elif words or node.words is None:
-            self._forget(node.name, f"line {node.line} sets it in a loop")
-            yield from self._sequence(node.body, maybe=True)
+            if node.name:
+                self._forget(node.name, f"line {node.line} sets it in a loop")
+            yield from self._sequence(node.body, maybe=maybe or bool(node.name))
         return None
 
-    def _choice(self, node: CaseBranches, *, maybe: bool) -> Run:
-        text = seen(self._joined(node.word))
-        for patterns, body in node.branches:
+    def _choice(self, node: Compound, *, maybe: bool) -> Run:
+        (word,) = node.words or ()
+        text = seen(self._joined(word))
+        for patterns, body in node.cases:
             if text is None:
                 yield from self._sequence(body, maybe=True)
             elif any(fnmatch.fnmatchcase(text, seen(self._joined(pattern)) or "") for pattern in patterns):
@@ -193,21 +185,23 @@ class Script:
                 self._variables.pop(name, None)
             return True
         if first in self._functions:
-            return (yield from self._call(self._functions[first], others, maybe=maybe))
-        if first == "eval":
-            return (yield from self._inner(" ".join(others), line=line, maybe=maybe))
+            return (yield from self._inner(self._functions[first], maybe=maybe, arguments=others))
         shell = next((place for place, text in enumerate(texts) if text in _SHELLS), None)
+        inner = " ".join(others) if first == "eval" else ""
         if shell is not None and len(texts) > shell + 2 and re.fullmatch(r"-\w*c", texts[shell + 1]):
-            return (yield from self._inner(texts[shell + 2], line=line, maybe=maybe))
+            inner = inner or texts[shell + 2]
+        if inner or first == "eval":
+            return (yield from self._inner(parsed(inner, path=self._path, line=line), maybe=maybe))
         if first not in _WITHOUT_EFFECT:
             variables = {name: value for name, value in self._variables.items() if isinstance(value, str)}
             yield StartedCommand(tuple(texts), line, {**variables, **environment})
         return None
 
-    def _call(self, body: Commands, arguments: list[str], *, maybe: bool) -> Run:
+    def _inner(self, body: Commands, *, maybe: bool, arguments: list[str] | None = None) -> Run:
+        """Run a function, or a script that is a word of a command and has the arguments of this one."""
         if self._depth >= _DEEPEST:
             return None
-        before, self._arguments = self._arguments, arguments
+        before, self._arguments = self._arguments, self._arguments if arguments is None else arguments
         self._depth += 1
         try:
             return (yield from self._sequence(body, maybe=maybe))
@@ -215,26 +209,13 @@ class Script:
             self._depth -= 1
             self._arguments = before
 
-    def _inner(self, text: str, *, line: int, maybe: bool) -> Run:
-        """Read a script that is a word of a command."""
-        if self._depth >= _DEEPEST:
-            return None
-        self._depth += 1
-        try:
-            return (yield from self._sequence(parsed(text, path=self._path, line=line), maybe=maybe))
-        finally:
-            self._depth -= 1
-
     def _read(self, names: Sequence[str], text: str, *, line: int, maybe: bool) -> None:
         """Set what `read` sets from text of the script itself."""
-        flags = [name for name in names if name.startswith("-")]
+        lists = any(name.startswith("-") and "a" in name for name in names)
         variables = [name for name in names if re.fullmatch(r"[A-Za-z_]\w*", name)]
-        if not variables:
-            return
-        if any("a" in flag for flag in flags):
-            self._set(variables[-1], text.split(), line=line, maybe=maybe)
-        else:
-            self._set(variables[0], text.strip(), line=line, maybe=maybe)
+        if variables:
+            value = text.split() if lists else text.strip()
+            self._set(variables[-1 if lists else 0], value, line=line, maybe=maybe)
 
     def _assign(self, word: Word, *, maybe: bool) -> None:
         match = _assignment(word)
@@ -291,10 +272,10 @@ class Script:
             )
             if isinstance(value, list):
                 values = value if piece.quoted else [part for one in value for part in one.split()]
-            elif piece.quoted or unknowns(value):
+            elif piece.quoted:
                 values, exists = [value], True
             else:
-                values = re.split(r"\s+", value)
+                values, exists = parts(value), exists or bool(unknowns(value))
             for number, one in enumerate(values):
                 if number:
                     texts.append("")
@@ -410,7 +391,7 @@ class Script:
 def _tests(node: Node | None) -> bool:
     if isinstance(node, Simple):
         return bool(node.words) and node.words[0].plain in ("[", "test")
-    return isinstance(node, Test)
+    return isinstance(node, Compound) and node.kind == "test"
 
 
 def _assignment(word: Word) -> re.Match[str] | None:
@@ -464,10 +445,8 @@ def _printed(commands: Sequence[Sequence[str]]) -> str | None:
         case [["expr", *words]]:
             result = arithmetic(" ".join(words), lambda name: name)
             return None if result is None else str(result)
-        case [["basename", name]]:
-            return os.path.basename(name.rstrip("/"))
-        case [["basename", name, suffix]]:
-            return os.path.basename(name.rstrip("/")).removesuffix(suffix)
+        case [["basename", name, *suffix]]:
+            return os.path.basename(name.rstrip("/")).removesuffix("".join(suffix[:1]))
         case [["dirname", name]]:
             return os.path.dirname(name.rstrip("/")) or "."
         case [["realpath", name]] | [["readlink", "-f", name]]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from lmm_r1.errors import UserError
 from lmm_r1.migrate.shell_words import Operator, Piece, Word, tokens
@@ -25,57 +25,25 @@ class Simple:
 
 
 @dataclass(frozen=True)
-class Test:
-    """`[[ ... ]]`, with its operators as words; or `(( ... ))`, whose result is not computed, without words."""
+class Compound:
+    """A command that holds others, or a test."""
 
+    kind: Literal["test", "if", "for", "while", "case", "function", "group"]
     line: int
-    words: tuple[Word, ...] = ()
-
-
-@dataclass(frozen=True)
-class Branches:
-    """`if`: conditions with what follows each, and what follows if none holds."""
-
-    branches: tuple[tuple[Commands, Commands], ...]
-    otherwise: Commands
-
-
-@dataclass(frozen=True)
-class Loop:
-    """`for` with its variable and words, or `while` and `until` with a condition."""
-
-    line: int
-    body: Commands
-    name: str = ""
     words: tuple[Word, ...] | None = None
-    condition: Commands = ()
+    """Of `[[ ... ]]`, with its operators; of `for`; the one of `case`. None for `(( ... ))`, which is not computed."""
+    name: str = ""
+    """The variable of `for`, or the function's."""
+    branches: tuple[tuple[Commands, Commands], ...] = ()
+    """Conditions of `if` or `while` with what follows each."""
+    cases: tuple[tuple[Sequence[Word], Commands], ...] = ()
+    """Patterns of `case` with what follows them."""
+    body: Commands = ()
+    """What a loop repeats, a function or a group holds, or follows if no condition holds."""
     until: bool = False
 
 
-@dataclass(frozen=True)
-class CaseBranches:
-    """`case`: the word, and what follows each list of patterns."""
-
-    word: Word
-    branches: tuple[tuple[tuple[Word, ...], Commands], ...]
-
-
-@dataclass(frozen=True)
-class Definition:
-    """A function."""
-
-    name: str
-    body: Commands
-
-
-@dataclass(frozen=True)
-class Group:
-    """`{ ...; }` or `( ... )`."""
-
-    body: Commands
-
-
-Node: TypeAlias = "Simple | Test | Branches | Loop | CaseBranches | Definition | Group"
+Node: TypeAlias = "Simple | Compound"
 Commands: TypeAlias = "Sequence[tuple[str, Node]]"
 """Commands, each with the operator before it: `;`, `&&`, `||` or `|`."""
 
@@ -110,6 +78,9 @@ class _SyntaxReader:
         token = self._tokens[place] if place < len(self._tokens) else None
         return token.text if isinstance(token, Operator) else ""
 
+    def _is_word(self) -> bool:
+        return not self.ended and isinstance(self._tokens[self.place], Word)
+
     def _keyword(self) -> str:
         token = None if self.ended else self._tokens[self.place]
         return token.keyword if isinstance(token, Word) else ""
@@ -117,26 +88,28 @@ class _SyntaxReader:
     def _line(self) -> int:
         return self._tokens[min(self.place, len(self._tokens) - 1)].line
 
-    def _take(self) -> Word | Operator:
+    def _word(self) -> Word:
         if self.ended:
             raise UserError(f"{self._path}:{self._line()}: a condition or loop is opened and not closed; close it")
+        token = self._tokens[self.place]
         self.place += 1
-        return self._tokens[self.place - 1]
-
-    def _word(self) -> Word:
-        token = self._take()
         return token if isinstance(token, Word) else Word(token.line, [Piece("text", token.text)])
+
+    def _skip(self, *operators: str) -> bool:
+        """Skip one of these operators, and return whether it is here."""
+        found = self._operator() in operators
+        self.place += found
+        return found
 
     def _expect(self, keyword: str) -> None:
         self._skip_breaks()
-        line = self._line()
         if self._keyword() != keyword:
-            raise UserError(f"{self._path}:{line}: {keyword} is missing here; add it")
+            raise UserError(f"{self._path}:{self._line()}: {keyword} is missing here; add it")
         self.place += 1
 
     def _skip_breaks(self) -> None:
-        while self._operator() in ("\n", ";", "&"):
-            self.place += 1
+        while self._skip("\n", ";", "&"):
+            pass
 
     def sequence(self) -> list[tuple[str, Node]]:
         """Read commands up to a word or an operator that ends a group of them."""
@@ -152,70 +125,87 @@ class _SyntaxReader:
 
     def _command(self) -> Node:
         keyword, line = self._keyword(), self._line()
-        if self._operator() == "(":
-            return self._parentheses(line)
+        if self._operator() == "(" or keyword in (
+            "if",
+            "for",
+            "select",
+            "while",
+            "until",
+            "case",
+            "{",
+            "function",
+            "[[",
+        ):
+            self.place += bool(keyword)
+            node = self._compound(keyword, line)
+            self._redirections(Simple(line))
+            return node
         if keyword == "!":
             self.place += 1
             # Its status is the opposite, which nobody needs to know.
             self._command()
-            return Test(line)
-        compounds: Mapping[str, Callable[[str, int], Node]] = {
-            "if": self._if,
-            "for": self._for,
-            "select": self._for,
-            "while": self._while,
-            "until": self._while,
-            "case": self._case,
-            "{": self._braces,
-            "function": self._function,
-            "[[": self._test,
-        }
-        compound = compounds.get(keyword)
-        if compound is not None:
-            self.place += 1
-            node = compound(keyword, line)
-            self._redirections(Simple(line))
-            return node
+            return Compound("test", line)
         if keyword and self._operator(ahead=1) == "(" and self._operator(ahead=2) == ")":
             self.place += 3
-            return self._body_of(keyword)
+            return self._function(keyword, line)
         return self._simple(line)
+
+    def _compound(self, keyword: str, line: int) -> Compound:
+        match keyword:
+            case "if":
+                return self._if(line)
+            case "for" | "select":
+                return self._for(line)
+            case "while" | "until":
+                condition = self.sequence()
+                return Compound("while", line, branches=((condition, self._loop_body()),), until=keyword == "until")
+            case "case":
+                return self._case(line)
+            case "{":
+                body = self.sequence()
+                self._expect("}")
+                return Compound("group", line, body=body)
+            case "function":
+                name = self._word().plain
+                self.place += 2 * (self._operator() == "(")
+                return self._function(name, line)
+            case "[[":
+                words: list[Word] = []
+                while self._keyword() != "]]":
+                    word = self._word()
+                    words += [word] if word.plain != "\n" else []
+                self.place += 1
+                return Compound("test", line, tuple(words))
+        if self._operator(ahead=1) == "(":
+            self._skip_arithmetic()
+            return Compound("test", line)
+        self.place += 1
+        body = self.sequence()
+        self._skip(")")
+        return Compound("group", line, body=body)
 
     def _simple(self, line: int) -> Simple:
         simple = Simple(line)
-        while not self.ended:
-            token = self._tokens[self.place]
-            if isinstance(token, Word):
-                simple.words.append(token)
-                self.place += 1
-            elif token.text in _REDIRECTIONS:
-                self._redirections(simple)
+        while self._is_word() or self._operator() in _REDIRECTIONS:
+            if self._is_word():
+                simple.words.append(self._word())
             else:
-                break
-        if not simple.words and simple.stdin is None and not self.ended and self._operator() in _JOINERS:
+                self._redirections(simple)
+        if not simple.words and simple.stdin is None and self._operator() in _JOINERS:
             raise UserError(f"{self._path}:{line}: a command is missing before {self._operator()}; add it")
         return simple
 
     def _redirections(self, simple: Simple) -> None:
         """Skip redirections, and take what is read from the script itself."""
         while self._operator() in _REDIRECTIONS:
-            token = self._take()
+            token = self._tokens[self.place]
             assert isinstance(token, Operator)
+            self.place += 1
             if token.document is not None:
                 simple.stdin = token.document
-            elif not self.ended and isinstance(self._tokens[self.place], Word):
+            elif self._is_word():
                 target = self._word()
                 simple.stdin = target if token.text == "<<<" else simple.stdin
-
-    def _parentheses(self, line: int) -> Node:
-        if self._operator(ahead=1) == "(":
-            self._skip_arithmetic()
-            return Test(line)
-        self.place += 1
-        body = self.sequence()
-        self.place += self._operator() == ")"
-        self._redirections(Simple(line))
-        return Group(body)
 
     def _skip_arithmetic(self) -> None:
         depth = 0
@@ -225,9 +215,10 @@ class _SyntaxReader:
             if depth == 0:
                 return
 
-    def _if(self, keyword: str, line: int) -> Branches:
+    def _if(self, line: int) -> Compound:
         branches: list[tuple[Commands, Commands]] = []
         otherwise: Commands = ()
+        keyword = "if"
         while keyword in ("if", "elif"):
             condition = self.sequence()
             self._expect("then")
@@ -238,9 +229,9 @@ class _SyntaxReader:
             self._expect("fi")
         elif keyword != "fi":
             raise UserError(f"{self._path}:{line}: an if is opened and not closed by fi; close it")
-        return Branches(tuple(branches), otherwise)
+        return Compound("if", line, branches=tuple(branches), body=otherwise)
 
-    def _for(self, _: str, line: int) -> Loop:
+    def _for(self, line: int) -> Compound:
         name, words = "", None
         if self._operator() == "(":
             self._skip_arithmetic()
@@ -250,14 +241,10 @@ class _SyntaxReader:
             if self._keyword() == "in":
                 self.place += 1
                 listed = []
-                while not self.ended and isinstance(self._tokens[self.place], Word):
+                while self._is_word():
                     listed.append(self._word())
                 words = tuple(listed)
-        return Loop(line, self._loop_body(), name=name, words=words)
-
-    def _while(self, keyword: str, line: int) -> Loop:
-        condition = self.sequence()
-        return Loop(line, self._loop_body(), condition=condition, until=keyword == "until")
+        return Compound("for", line, words, name, body=self._loop_body())
 
     def _loop_body(self) -> Commands:
         self._expect("do")
@@ -265,43 +252,23 @@ class _SyntaxReader:
         self._expect("done")
         return body
 
-    def _case(self, _: str, __: int) -> CaseBranches:
+    def _case(self, line: int) -> Compound:
         word = self._word()
         self._expect("in")
-        branches: list[tuple[tuple[Word, ...], Commands]] = []
+        cases: list[tuple[Sequence[Word], Commands]] = []
         self._skip_breaks()
         while self._keyword() != "esac":
-            self.place += self._operator() == "("
+            self._skip("(")
             patterns = [self._word()]
-            while self._operator() == "|":
-                self.place += 1
+            while self._skip("|"):
                 patterns.append(self._word())
-            self.place += self._operator() == ")"
-            branches.append((tuple(patterns), self.sequence()))
-            self.place += self._operator() == ";;"
+            self._skip(")")
+            cases.append((patterns, self.sequence()))
+            self._skip(";;")
             self._skip_breaks()
         self.place += 1
-        return CaseBranches(word, tuple(branches))
+        return Compound("case", line, (word,), cases=tuple(cases))
 
-    def _braces(self, _: str, __: int) -> Group:
-        body = self.sequence()
-        self._expect("}")
-        return Group(body)
-
-    def _function(self, _: str, __: int) -> Definition:
-        name = self._word().plain
-        self.place += 2 * (self._operator() == "(")
-        return self._body_of(name)
-
-    def _body_of(self, name: str) -> Definition:
+    def _function(self, name: str, line: int) -> Compound:
         self._skip_breaks()
-        return Definition(name, [(";", self._command())])
-
-    def _test(self, _: str, line: int) -> Test:
-        words: list[Word] = []
-        while self._keyword() != "]]":
-            word = self._word()
-            if word.plain != "\n":
-                words.append(word)
-        self.place += 1
-        return Test(line, tuple(words))
+        return Compound("function", line, name=name, body=[(";", self._command())])

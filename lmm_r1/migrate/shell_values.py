@@ -38,6 +38,11 @@ def seen(text: str) -> str | None:
     return None if _OPEN in without else without
 
 
+def parts(text: str) -> list[str]:
+    """Return the text split at blanks, but not inside of unknown parts."""
+    return re.split(rf"\s+(?![^{_OPEN}{_CLOSE}]*{_CLOSE})", text)
+
+
 _BINARY: Mapping[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -45,14 +50,12 @@ _BINARY: Mapping[type[ast.operator], Callable[[int, int], int]] = {
     ast.Div: lambda left, right: int(left / right),
     ast.Mod: lambda left, right: left - right * int(left / right),
 }
-_COMPARED: Mapping[type[ast.cmpop], Callable[[int, int], bool]] = {
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
+_NUMBERS: Mapping[str, Callable[[int, int], bool]] = {
+    f"-{name}": vars(operator)[name] for name in ("eq", "ne", "lt", "le", "gt", "ge")
 }
+_COMPARED: Mapping[type[ast.cmpop], Callable[[int, int], bool]] = dict(
+    zip((ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE), _NUMBERS.values(), strict=True)
+)
 _TERNARY = re.compile(r"([^?]+)\?([^:]+):(.+)", re.DOTALL)
 _LONGEST = 1000
 """Characters of an expression; a longer one is not computed."""
@@ -89,22 +92,12 @@ def _computed(node: ast.expr, value_of: Callable[[str], str], *, depth: int) -> 
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             return -_computed(operand, value_of, depth=depth)
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
-            return _BINARY[type(op)](_computed(left, value_of, depth=depth), _computed(right, value_of, depth=depth))
+            return _BINARY[type(op)](*(_computed(side, value_of, depth=depth) for side in (left, right)))
         case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _COMPARED:
-            return int(
-                _COMPARED[type(op)](_computed(left, value_of, depth=depth), _computed(right, value_of, depth=depth))
-            )
+            return int(_COMPARED[type(op)](*(_computed(side, value_of, depth=depth) for side in (left, right))))
     raise ValueError("no arithmetic of whole numbers")
 
 
-_NUMBERS: Mapping[str, Callable[[int, int], bool]] = {
-    "-eq": operator.eq,
-    "-ne": operator.ne,
-    "-lt": operator.lt,
-    "-le": operator.le,
-    "-gt": operator.gt,
-    "-ge": operator.ge,
-}
 _TEXTS = ("=", "==", "!=", "=~", "<", ">", *_NUMBERS)
 
 

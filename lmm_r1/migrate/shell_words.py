@@ -18,6 +18,15 @@ _OPERATORS = re.compile(r"&>>|<<<|<<-|&&|\|\||;;|<<|>>|&>|>&|<&|[;&|<>()\n]")
 _TO_FILL_IN = re.compile(r"<[A-Za-z][\w.-]*>(?=[\s\"'/]|$)")
 _PLAIN = re.compile(r"[^\s\\'\"`;&|<>()$]+")
 _ANSI = {"n": "\n", "t": "\t", "\\": "\\", "'": "'", '"': '"'}
+# Blanks, continued lines, comments, and numbers of what is redirected.
+_SKIPPED = re.compile(r"(?:\\\n|[ \t\r])+|#[^\n]*|\d+(?=[<>])")
+_CONTINUED = re.compile(r"\\\n")
+_ESCAPED = re.compile(r"\\(.?)", re.DOTALL)
+_SINGLE_QUOTED = re.compile(r"'([^']*)'")
+_ANSI_QUOTED = re.compile(r"\$'((?:[^'\\]|\\.)*)'", re.DOTALL)
+_BACKTICKS = re.compile(r"`([^`]*)`")
+_DOUBLE_QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_IN_QUOTES = re.compile(r'\\([$`"\\])|\\\n|([^$`"\\]+|.)', re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -100,24 +109,25 @@ class _WordReader:
     def line(self) -> int:
         return self._first_line + self.text.count("\n", 0, self.position)
 
+    def _take(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
+        """Match what begins here, and go to what follows it."""
+        match = pattern.match(self.text, self.position)
+        self.position = match.end() if match else self.position
+        return match
+
+    def _unclosed(self, what: str, line: int) -> UserError:
+        return UserError(f"{self.path}:{line}: a {what} is opened and not closed; close it")
+
     def read(self) -> Iterator[Word | Operator]:
         while self.position < len(self.text):
-            character = self.text[self.position]
-            if self.text.startswith("\\\n", self.position):
-                self.position += 2
-            elif character in " \t\r":
-                self.position += 1
-            elif character == "#":
-                end = self.text.find("\n", self.position)
-                self.position = len(self.text) if end < 0 else end
-            elif match := _TO_FILL_IN.match(self.text, self.position):
+            if self._take(_SKIPPED):
+                continue
+            if _TO_FILL_IN.match(self.text, self.position):
                 yield self.word()
             elif self.text.startswith(("<(", ">("), self.position):
                 yield Word(self.line, [Piece("text", self._balanced(self.position + 1, "(", ")"), quoted=True)])
             elif match := _OPERATORS.match(self.text, self.position):
                 yield self._operator(match[0])
-            elif match := re.compile(r"\d+(?=[<>])").match(self.text, self.position):
-                self.position = match.end()
             else:
                 yield self.word()
 
@@ -140,10 +150,8 @@ class _WordReader:
         """Read a here-document, whose delimiter says by its quotes whether variables in it are replaced."""
         lines, word.line = [], self.line
         while self.position < len(self.text):
-            found = self.text.find("\n", self.position)
-            stop = len(self.text) if found < 0 else found
-            line = self.text[self.position : stop]
-            self.position = min(stop + 1, len(self.text))
+            line = self.text[self.position :].partition("\n")[0]
+            self.position = min(self.position + len(line) + 1, len(self.text))
             if line.strip() == delimiter.plain:
                 break
             lines.append(line.lstrip("\t") if strip else line)
@@ -156,18 +164,14 @@ class _WordReader:
     def word(self) -> Word:
         """Read the word that begins here."""
         word = Word(self.line)
-        if match := _TO_FILL_IN.match(self.text, self.position):
-            word.pieces.append(Piece("text", match[0], quoted=True))
-            self.position = match.end()
         while self.position < len(self.text):
-            if self.text.startswith("\\\n", self.position):
-                self.position += 2
-            elif self.text[self.position] == "(" and _ASSIGNED.fullmatch(word.keyword):
+            if self._take(_CONTINUED):
+                continue
+            if self.text[self.position] == "(" and _ASSIGNED.fullmatch(word.keyword):
                 word.array = self._array()
                 break
-            elif match := _TO_FILL_IN.match(self.text, self.position):
+            if match := self._take(_TO_FILL_IN):
                 word.pieces.append(Piece("text", match[0], quoted=True))
-                self.position = match.end()
             elif self.text[self.position] in " \t\r\n;&|<>()":
                 break
             else:
@@ -183,56 +187,48 @@ class _WordReader:
     def piece(self, word: Word) -> None:
         """Read the next piece of a word."""
         character = self.text[self.position]
-        if character == "\\":
-            word.pieces.append(Piece("text", self.text[self.position + 1 : self.position + 2], quoted=True))
-            self.position += 2
+        if match := self._take(_ESCAPED) or self._take(_SINGLE_QUOTED):
+            word.pieces.append(Piece("text", match[1], quoted=True))
         elif character == "'":
-            end = self._closing("'", self.position + 1)
-            word.pieces.append(Piece("text", self.text[self.position + 1 : end], quoted=True))
-            self.position = end + 1
+            raise self._unclosed("quote '", self.line)
         elif character == '"':
             self.position += 1
             # An empty pair of quotes is a word.
             word.pieces.extend(self.quoted(end='"') or [Piece("text", "", quoted=True)])
+        elif match := self._take(_ANSI_QUOTED):
+            inside = re.sub(r"\\(.)", lambda found: _ANSI.get(found[1], found[0]), match[1])
+            word.pieces.append(Piece("text", inside, quoted=True))
         elif self.text.startswith("$'", self.position):
-            word.pieces.append(self._ansi())
+            raise self._unclosed("quote $'", self.line)
         elif character in "$`":
             word.pieces.append(self.expansion(quoted=False))
         else:
-            match = _PLAIN.match(self.text, self.position)
+            match = self._take(_PLAIN)
             assert match is not None, "a character that ends a word"
             word.pieces.append(Piece("text", match[0]))
-            self.position = match.end()
 
     def quoted(self, *, end: str | None) -> list[Piece]:
         """Read up to the closing quote, or to the end of the text."""
         pieces: list[Piece] = []
-        line, plain = self.line, ""
+        line = self.line
         while self.position < len(self.text) and self.text[self.position] != end:
-            character = self.text[self.position]
-            if character == "\\" and self.text[self.position + 1 : self.position + 2] in ("$", "`", '"', "\\", "\n"):
-                following = self.text[self.position + 1]
-                plain += "" if following == "\n" else following
-                self.position += 2
-            elif character in "$`":
-                pieces += [Piece("text", plain, quoted=True)] if plain else []
-                plain = ""
+            if self.text[self.position] in "$`":
                 pieces.append(self.expansion(quoted=True))
-            else:
-                plain += character
-                self.position += 1
+            elif (match := self._take(_IN_QUOTES)) and (text := match[1] or match[2]):
+                pieces.append(Piece("text", text, quoted=True))
         if end is not None and self.position >= len(self.text):
-            raise UserError(f"{self.path}:{line}: a quote {end} is opened and not closed; close it")
+            raise self._unclosed(f"quote {end}", line)
         self.position += end is not None
-        return [*pieces, Piece("text", plain, quoted=True)] if plain else pieces
+        return pieces
 
     def expansion(self, *, quoted: bool) -> Piece:
         """Read what `$` or a backtick begins."""
         text, start = self.text, self.position
         if text[start] == "`":
-            end = self._closing("`", start + 1)
-            self.position = end + 1
-            return Piece("command", text[start + 1 : end], quoted)
+            match = self._take(_BACKTICKS)
+            if match is None:
+                raise self._unclosed("quote `", self.line)
+            return Piece("command", match[1], quoted)
         if text.startswith("$((", start):
             inside = self._balanced(start + 1, "(", ")")
             return Piece("arithmetic", inside[2:-2], quoted)
@@ -244,22 +240,6 @@ class _WordReader:
         self.position = match.end() if match else start + 1
         return Piece("parameter", match[0], quoted) if match else Piece("text", "$", quoted)
 
-    def _ansi(self) -> Piece:
-        """Read `$'...'`."""
-        start = self.position + 2
-        match = re.compile(r"(?:[^'\\]|\\.)*'", re.DOTALL).match(self.text, start)
-        if match is None:
-            raise UserError(f"{self.path}:{self.line}: a quote $' is opened and not closed; close it")
-        self.position = match.end()
-        inside = re.sub(r"\\(.)", lambda found: _ANSI.get(found[1], found[0]), match[0][:-1])
-        return Piece("text", inside, quoted=True)
-
-    def _closing(self, quote: str, start: int) -> int:
-        end = self.text.find(quote, start)
-        if end < 0:
-            raise UserError(f"{self.path}:{self.line}: a quote {quote} is opened and not closed; close it")
-        return end
-
     def _balanced(self, start: int, opens: str, closes: str) -> str:
         """Return the text from an opening bracket to its closing one, and go to what follows it."""
         text, depth, place = self.text, 0, start
@@ -270,7 +250,7 @@ class _WordReader:
             elif character == "'" and opens == "(":
                 place = text.find("'", place + 1) if "'" in text[place + 1 :] else len(text)
             elif character == '"':
-                match = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL).match(text, place)
+                match = _DOUBLE_QUOTED.match(text, place)
                 place = match.end() - 1 if match else len(text)
             elif character == "#" and text[place - 1] in " \t\n" and opens == "(":
                 place = text.find("\n", place) if "\n" in text[place:] else len(text)
@@ -280,4 +260,4 @@ class _WordReader:
                     self.position = place + 1
                     return text[start : place + 1]
             place += 1
-        raise UserError(f"{self.path}:{self.line}: a bracket {opens} is opened and not closed; close it")
+        raise self._unclosed(f"bracket {opens}", self.line)

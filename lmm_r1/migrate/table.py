@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import enum
+import functools
+import json
 import re
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
 import yaml
@@ -42,6 +45,11 @@ TO_FILL_IN = re.compile(
 """What a published file leaves to whoever uses it: variables without a value, and places such as [YOUR_IMAGES_DIR]."""
 
 
+_SECRET = re.compile(r"api_?key|(?:hf|wandb|access|auth)_?(?:key|token)|secret|password|use_wandb", re.IGNORECASE)
+_LONGEST_SAID = 60
+"""Characters of a value in a note."""
+
+
 class _Default(enum.Enum):
     OURS = "ours"
 
@@ -65,6 +73,40 @@ class Setting:
     """What it is here, for who asks by its name; of a setting without counterpart, why, and what to do."""
     harmless: tuple[object, ...] = ()
     """Values of a setting without counterpart that ask for nothing but what happens here anyway."""
+
+
+def settings_of(groups: str, **words: str) -> tuple[Setting, ...]:
+    """Return the settings of groups of `settings.yaml`.
+
+    Args:
+        groups: their names, with blanks between them.
+        words: replace their names in braces in our flags.
+    """
+    taken: list[Setting] = []
+    for rows in map(_groups().__getitem__, groups.split()):
+        for name, row in rows.get("to", {}).items():
+            flags, *default = row if isinstance(row, list) else [row]
+            named = [flag.format(**words) for flag in (flags if isinstance(flags, list) else [flags])]
+            taken.append(to(name, *named, default=default[0] if default else OURS))
+        taken += [ruled(name, default) for name, default in rows.get("ruled", {}).items()]
+        taken += [
+            Setting(name=name, by_rule=True, says=says, default=v) for name, (says, v) in rows.get("told", {}).items()
+        ]
+        taken += [without(name, *row) for name, row in rows.get("without", {}).items()]
+        taken += [ruled(name) for name in rows.get("read", "").split()]
+        taken += [without(name, why, None) for why, names in rows.get("absent", {}).items() for name in names.split()]
+        taken += [without(name, "not needed here") for name in rows.get("not_needed", "").split()]
+    return tuple(taken)
+
+
+def names_of(group: str) -> Mapping[str, Any]:
+    """Return a mapping of `settings.yaml`: the table's names by other names, or defaults by names."""
+    return _groups()[group]
+
+
+@functools.cache
+def _groups() -> Mapping[str, Mapping[str, Any]]:
+    return yaml.safe_load(Path(__file__).with_name("settings.yaml").read_text(encoding="utf-8"))
 
 
 def to(name: str, *flags: str, default: object = OURS) -> Setting:
@@ -100,7 +142,35 @@ class Note:
     text: str
 
 
-Rule: TypeAlias = "Callable[[Given], Iterator[Flag | Note]]"
+Results: TypeAlias = "Iterator[Flag | Note]"
+
+
+lacks = functools.partial(Note, "without counterpart")
+differs = functools.partial(Note, "another meaning")
+derived = functools.partial(Note, "derived")
+"""Notes of each kind: on a setting, on one that means something else here, on flags made of several settings."""
+
+
+def idle(given: Given, text: str, *subjects: str) -> Results:
+    """Yield a note on each of the settings that the run gives, all of which have no use."""
+    yield from (lacks(subject, text) for subject in subjects if given.has(subject))
+
+
+def trackers(given: Given, setting: str, *silent: str) -> Results:
+    """Yield the trackers of a setting, and notes on those that are not here and not silent."""
+    names = [str(name) for name in listed(given[setting])]
+    yield Flag("logger.trackers", [name for name in names if name in TRACKERS])
+    for name in names:
+        if name not in (*TRACKERS, *silent):
+            yield lacks(setting, f"{name}; --logger.trackers has {', '.join(TRACKERS)}")
+
+
+def listed(value: object) -> Sequence[object]:
+    """Return a list as it is, and any other value as a list of it."""
+    return value if isinstance(value, (list, tuple)) else [value]
+
+
+Rule: TypeAlias = "Callable[[Given], Results]"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +187,8 @@ class Table:
     """Prefix of a name on its command line."""
     names: Mapping[str, str] = field(default_factory=dict)
     """The table's names of settings that have other names in files."""
+    families: Mapping[str, str] = field(default_factory=dict)
+    """Why settings that the table does not list have no counterpart, by a part of their names."""
 
     @property
     def by_name(self) -> dict[str, Setting]:
@@ -135,6 +207,8 @@ class Conversion:
     notes: tuple[Note, ...]
     open: tuple[OpenPlace, ...] = ()
     """Values to fill in before a run."""
+    values: Mapping[str, str] = field(default_factory=dict)
+    """What the file gives for each setting, to be shown."""
 
 
 @dataclass(frozen=True)
@@ -197,9 +271,14 @@ class Given:
         return str(value)
 
     def group(self, name: str) -> Mapping[str, object]:
-        """Return the values that are nested in a setting; raises UserError for what is no group."""
+        """Return the values that are nested in a setting, or in its JSON; raises UserError for what is no group."""
         value = self[name]
-        if value is None:
+        if isinstance(value, str) and value:
+            try:
+                value = json.loads(value)
+            except json.JSONDecodeError as error:
+                raise UserError(f"{self._prefix}{name} {value!r} is no JSON: {error}") from error
+        if value in (None, ""):
             return {}
         if not isinstance(value, dict):
             raise self._wrong(name, "a group of settings")
@@ -244,12 +323,14 @@ def convert(
         if setting.flags:
             for flag in setting.flags:
                 if given.has(setting.name):
-                    flags[flag] = value
-                elif setting.default is not OURS and not _equal(dotted.get(ours, flag), value):
+                    # Nothing is given as `null`, unless that is a value of ours.
+                    if value is not None or type(None) in typing.get_args(known[flag]):
+                        flags[flag] = value
+                elif setting.default is not OURS and _plain(dotted.get(ours, flag)) != _plain(value):
                     flags[flag] = value
                     defaults.append(flag)
         elif not setting.by_rule and value not in setting.harmless and given.has(setting.name):
-            notes.append(Note("without counterpart", setting.name, setting.says))
+            notes.append(lacks(setting.name, setting.says))
     for rule in table.rules:
         for result in rule(given):
             if isinstance(result, Note):
@@ -258,7 +339,8 @@ def convert(
                 flags[result.name] = result.value
     for name in values:
         if name not in table.by_name:
-            notes.append(Note("without counterpart", name, f"not known as a setting of {table.system}"))
+            says = next((says for part, says in table.families.items() if part in name), None)
+            notes.append(lacks(name, says or f"not known as a setting of {table.system}"))
     in_order = {flag: _fitted(_plain(flags[flag]), hint) for flag, hint in known.items() if flag in flags}
     assert in_order.keys() == flags.keys(), f"no flags: {sorted(flags.keys() - in_order.keys())}"
     named = tuple(_renamed(note, shown or {}) for note in notes)
@@ -268,7 +350,16 @@ def convert(
         defaults=tuple(name for name in defaults if name in flags),
         notes=(*named, *remarks),
         open=tuple(_open_places(in_order, why_open or {})),
+        values={(shown or {}).get(name, name): _said(name, value) for name, value in values.items()},
     )
+
+
+def _said(name: str, value: object) -> str:
+    """Return a value as the notes show it: in one line of limited length, and no secret."""
+    if _SECRET.search(name):
+        return "not shown"
+    text = " ".join((value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)).split())
+    return text if len(text) <= _LONGEST_SAID else f"{text[:_LONGEST_SAID]}..."
 
 
 def _fitted(value: object, hint: object) -> object:
@@ -289,8 +380,9 @@ def _open_places(flags: Mapping[str, object], why: Mapping[str, str]) -> Iterato
     for flag, value in flags.items():
         texts = value if isinstance(value, list) else [value]
         found = dict.fromkeys(match[0] for text in texts for match in TO_FILL_IN.finditer(str(text)))
-        for text in found:
-            yield OpenPlace(flag, text, why.get(text, ""))
+        # A tag that is closed belongs to the text.
+        places = (text for text in found if f"</{text[1:]}" not in str(value))
+        yield from (OpenPlace(flag, text, why.get(text, "")) for text in places)
 
 
 def missing(conversion: Conversion) -> list[str]:
@@ -311,10 +403,6 @@ def _renamed(note: Note, shown: Mapping[str, str]) -> Note:
     whole = re.compile(rf"(?<![\w.])(?:{names})(?![\w.]\w)(?!\w)")
     subject, text = (whole.sub(lambda match: shown[match[0]], said) for said in (note.subject, note.text))
     return replace(note, subject=subject, text=text)
-
-
-def _equal(ours: object, theirs: object) -> bool:
-    return _plain(ours) == _plain(theirs)
 
 
 def _plain(value: object) -> object:
@@ -340,7 +428,8 @@ def to_document(conversion: Conversion, *, source: str, system: str) -> str:
         subjects: dict[str, list[str]] = {}
         for note in conversion.notes:
             if note.kind == kind:
-                subjects.setdefault(note.text, []).append(note.subject)
+                said = conversion.values.get(note.subject) if kind == "without counterpart" else None
+                subjects.setdefault(note.text, []).append(note.subject + (f" ({said})" if said else ""))
         lines = [f"  {', '.join(names)}: {text}" for text, names in subjects.items()]
         comments += [title, *lines] if lines else []
     if conversion.open:
@@ -349,16 +438,11 @@ def to_document(conversion: Conversion, *, source: str, system: str) -> str:
     if conversion.defaults:
         comments += [f"Defaults of {system} that are not ours:", f"  {', '.join(conversion.defaults)}"]
     head = "".join(f"# {line}\n" for comment in comments for line in comment.splitlines())
-    settings = yaml.safe_dump(_nested(conversion), sort_keys=False, allow_unicode=True) if conversion.flags else ""
-    return head + settings
-
-
-def _nested(conversion: Conversion) -> dict[str, object]:
     tree: dict[str, object] = {}
     for name, value in conversion.flags.items():
         # A copy: YAML would write the second place of one list as a reference to the first.
         put(tree, name, list(value) if isinstance(value, list) else value, where=name)
-    return tree
+    return head + (yaml.safe_dump(tree, sort_keys=False, allow_unicode=True) if tree else "")
 
 
 def put(tree: dict[str, object], name: str, value: object, *, where: str) -> None:

@@ -6,19 +6,27 @@ EasyR1 is based on verl, so its rules are used: settings get EasyR1's names and 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 
 from lmm_r1.config.model_checks import CONSTANT
-from lmm_r1.migrate.easyr1 import EASYR1
-from lmm_r1.migrate.easyr1_algorithm import KL_ESTIMATORS, LOSS_MEANS, most_batches
-from lmm_r1.migrate.table import Flag, Given, Note, Setting, Table
+from lmm_r1.migrate.easyr1 import EASYR1, KL_ESTIMATORS, LOSS_MEANS, kl_estimator, most_batches
+from lmm_r1.migrate.table import (
+    Flag,
+    Given,
+    Results,
+    Table,
+    derived,
+    differs,
+    idle,
+    lacks,
+    names_of,
+    settings_of,
+    trackers,
+)
 from lmm_r1.migrate.verl_rules import (
     ACTOR,
     IMAGES,
     IN_PLACE,
-    JUDGE,
-    MULTI_TURN,
     REWARD_RULES,
     REWARD_SETTINGS,
     ROLLOUT,
@@ -27,184 +35,49 @@ from lmm_r1.migrate.verl_rules import (
     crops,
 )
 
-_REF = "actor_rollout_ref.ref"
-
-_SAME_OF_ACTOR = "clip_ratio_low clip_ratio_high ppo_epochs use_torch_compile strategy optim.lr optim.betas optim.weight_decay optim.lr_warmup_steps optim.min_lr_ratio"
-_SAME_OF_ROLLOUT = (
-    "n temperature top_p top_k limit_images dtype gpu_memory_utilization ignore_eos enforce_eager "
-    "enable_chunked_prefill max_model_len max_num_batched_tokens"
-)
-NAMES = {
-    "data.train_batch_size": "data.rollout_batch_size",
-    "data.gen_batch_size": "data.mini_rollout_batch_size",
-    f"{ACTOR}.ppo_mini_batch_size": "worker.actor.global_batch_size",
-    f"{ACTOR}.ppo_micro_batch_size_per_gpu": "worker.actor.micro_batch_size_per_device_for_update",
-    f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu": "worker.actor.micro_batch_size_per_device_for_experience",
-    f"{ACTOR}.grad_clip": "worker.actor.max_grad_norm",
-    f"{ACTOR}.clip_ratio_c": "worker.actor.clip_ratio_dual",
-    f"{ACTOR}.policy_loss.loss_mode": "worker.actor.loss_type",
-    f"{ACTOR}.tau_pos": "worker.actor.tau_positive",
-    f"{ACTOR}.tau_neg": "worker.actor.tau_negative",
-    f"{ACTOR}.use_dynamic_bsz": "worker.actor.dynamic_batching",
-    f"{ACTOR}.ulysses_sequence_parallel_size": "worker.actor.ulysses_size",
-    f"{ACTOR}.use_kl_loss": "algorithm.use_kl_loss",
-    f"{ACTOR}.kl_loss_type": "algorithm.kl_penalty",
-    f"{ACTOR}.kl_loss_coef": "algorithm.kl_coef",
-    f"{ACTOR}.optim.lr_warmup_steps_ratio": "worker.actor.optim.lr_warmup_ratio",
-    f"{ACTOR}.optim.warmup_style": "worker.actor.optim.lr_scheduler_type",
-    f"{ACTOR}.fsdp_config.param_offload": "worker.actor.offload.offload_params",
-    f"{ACTOR}.fsdp_config.optimizer_offload": "worker.actor.offload.offload_optimizer",
-    f"{ACTOR}.fsdp_config.fsdp_size": "worker.actor.fsdp.fsdp_size",
-    "actor_rollout_ref.model.path": "worker.actor.model.model_path",
-    "actor_rollout_ref.model.use_remove_padding": "worker.actor.padding_free",
-    "actor_rollout_ref.model.enable_gradient_checkpointing": "worker.actor.model.enable_gradient_checkpointing",
-    "actor_rollout_ref.model.trust_remote_code": "worker.actor.model.trust_remote_code",
-    "actor_rollout_ref.model.lora_rank": "worker.actor.model.lora.rank",
-    "actor_rollout_ref.model.lora_alpha": "worker.actor.model.lora.alpha",
-    "actor_rollout_ref.model.target_modules": "worker.actor.model.lora.target_modules",
-    f"{ROLLOUT}.tensor_model_parallel_size": "worker.rollout.tensor_parallel_size",
-    f"{_REF}.fsdp_config.param_offload": "worker.ref.offload.offload_params",
-    "algorithm.kl_penalty": "algorithm.kl_penalty_in_reward",
-    "critic.model.path": "worker.critic.model.model_path",
-    "critic.grad_clip": "worker.critic.max_grad_norm",
-    "critic.cliprange_value": "worker.critic.cliprange_value",
-    "critic.optim.lr": "worker.critic.optim.lr",
-    "critic.optim.weight_decay": "worker.critic.optim.weight_decay",
-    "critic.optim.lr_warmup_steps_ratio": "worker.critic.optim.lr_warmup_ratio",
-    "trainer.total_training_steps": "trainer.max_steps",
-    "trainer.test_freq": "trainer.val_freq",
-    "trainer.default_local_dir": "trainer.save_checkpoint_path",
-    "trainer.max_actor_ckpt_to_keep": "trainer.save_limit",
-    "reward.custom_reward_function.path": "custom_reward_function.path",
-    "reward.custom_reward_function.name": "custom_reward_function.name",
-    f"{ROLLOUT}.val_kwargs.n": f"{ROLLOUT}.val_n",
-    f"{ROLLOUT}.val_kwargs.do_sample": f"{ROLLOUT}.val_do_sample",
-    f"{_REF}.fsdp_config.optimizer_offload": "worker.ref.offload.offload_optimizer",
-    **{f"{ACTOR}.{name}": f"worker.actor.{name}" for name in _SAME_OF_ACTOR.split()},
-    **{f"{ROLLOUT}.{name}": f"worker.rollout.{name}" for name in _SAME_OF_ROLLOUT.split()},
-    **{
-        f"{group}.reward_kwargs.overlong_buffer_cfg.{name}": f"reward_model.overlong_buffer.{name}"
-        for group in ("reward_model", "reward")
-        for name in ("enable", "len", "penalty_factor")
-    },
-}
-"""EasyR1's name of each setting that has another name in verl."""
-
-DEFAULTS: dict[str, object] = {
-    "algorithm.adv_estimator": "gae",
-    # The estimator in the loss; that in the reward is another setting.
-    "algorithm.kl_penalty": "low_var_kl",
-    "algorithm.max_num_gen_batches": 256,
-    "worker.critic.optim.lr": 1e-5,
-    "data.rollout_batch_size": 1024,
-    "data.filter_overlong_prompts": False,
-    "data.min_pixels": None,
-    "data.max_pixels": None,
-    "worker.actor.micro_batch_size_per_device_for_update": 1,
-    "worker.actor.micro_batch_size_per_device_for_experience": 1,
-    "worker.actor.clip_ratio_high": 0.2,
-    "worker.actor.dynamic_batching": False,
-    "worker.actor.padding_free": False,
-    "worker.actor.model.enable_gradient_checkpointing": False,
-    "worker.rollout.gpu_memory_utilization": 0.5,
-    "worker.rollout.enable_chunked_prefill": True,
-    "trainer.total_epochs": 30,
-    "trainer.project_name": "verl_examples",
-    "trainer.experiment_name": "gsm8k",
-    "trainer.find_last_checkpoint": True,
-}
-"""Defaults of verl and of Mini-o3's rows that differ from EasyR1's."""
-
-_SAME = "it is always so here, or has no use here"
-_ABSENT = {
-    JUDGE: "reward_model.reward_manager",
-    "only the last <answer> of the last turn is judged": "data.gpt_extract_answer data.extract_answer_tags",
-    "--judge-concurrency of the verifier llm_judge": "data.gpt_threads",
-    "Mini-o3 itself uses the bounds in data": f"{ROLLOUT}.max_pixels {ROLLOUT}.min_pixels",
-    "episodes have no length penalty; --reward.overlong_buffer_len is for single responses": (
-        "reward_model.overlong_buffer_len"
-    ),
-    "write your own loop as a class Environment (docs/agents.md)": f"{ROLLOUT}.agent.default_agent_loop",
-    _SAME: (
-        f"{ROLLOUT}.vllm_infer_batch_size {ROLLOUT}.mode {ROLLOUT}.free_cache_engine "
-        f"{_REF}.log_prob_micro_batch_size_per_gpu trainer.val_generations_to_log_to_wandb "
-        "trainer.log_training_rollouts_freq trainer.train_generations_to_log_to_wandb trainer.use_3drope "
-        f"data.return_raw_chat {MULTI_TURN}.tokenization_sanity_check_mode {ROLLOUT}.agent.num_workers "
-        f"{ROLLOUT}.calculate_log_probs"
-    ),
-}
+_GRADIENTS = f"{ACTOR}.fsdp_config.grad_offload"
+"""Only verl before 0.3 has it, in which KL is in the reward unless it is a loss."""
 _MULTIPLIER = "trainer.rejection_sample_multiplier"
 _REJECTION, _FILTER = "trainer.rejection_sample", "algorithm.filter_groups.enable"
 # The switches of Mini-o3 and DAPO that draw groups again, each with its bound on the batches of a step.
-_BOUNDS = {
-    _REJECTION: "algorithm.max_num_gen_batches",
-    _FILTER: "algorithm.filter_groups.max_num_gen_batches",
-}
+_BOUNDS = {_REJECTION: "algorithm.max_num_gen_batches", _FILTER: "algorithm.filter_groups.max_num_gen_batches"}
 _METRIC = "algorithm.filter_groups.metric"
 _RIGHT = "acc"
 """The only metric of DAPO's filter that does not name a reward."""
 _MINI_O3_LEAST_STD, _LEAST_STD = 1e-4, 1e-6
 _OVERLONG = tuple(f"reward_model.overlong_buffer.{what}" for what in ("enable", "len", "penalty_factor"))
-_RULED = (
-    "algorithm.use_kl_in_reward",
-    "algorithm.kl_penalty_in_reward",
-    f"{ACTOR}.loss_agg_mode",
-    f"{ACTOR}.loss_scale_factor",
-    "algorithm.norm_adv_by_std_in_grpo",
-    "algorithm.kl_ctrl.kl_coef",
-    f"{ACTOR}.entropy_coeff",
-    f"{ACTOR}.clip_ratio",
-    _MULTIPLIER,
-    _METRIC,
-    *_BOUNDS,
-    *_BOUNDS.values(),
-    f"{ROLLOUT}.val_n",
-    f"{ROLLOUT}.val_do_sample",
-    "custom_reward_function.path",
-    "custom_reward_function.name",
-    "reward_model.enable",
-    "reward_model.model.path",
-    f"{ROLLOUT}.val_kwargs.temperature",
-    f"{ACTOR}.ppo_max_token_len_per_gpu",
-    f"{ROLLOUT}.log_prob_max_token_len_per_gpu",
-    "trainer.resume_mode",
-    *_OVERLONG,
-)
+_TOKENWISE = f"{ACTOR}.use_token_level_loss"
 
 
-def _kl(given: Given) -> Iterator[Flag | Note]:
+def _kl(given: Given) -> Results:
     """Convert the KL penalty: in verl it is a loss, part of the reward, or absent, which is the default."""
+    in_reward = given["algorithm.use_kl_in_reward"]
+    if not given.has("algorithm.use_kl_in_reward") and given.has(_GRADIENTS):
+        in_reward = not given.switch("algorithm.use_kl_loss")
     if given["algorithm.use_kl_in_reward"] and given.switch("algorithm.use_kl_loss"):
-        yield Note(
-            "without counterpart",
+        yield lacks(
             "algorithm.use_kl_in_reward",
             "KL is either a loss or part of the reward; algorithm.use_kl_loss selects the loss, so set only one of them",
         )
         return
-    if given["algorithm.use_kl_in_reward"]:
-        penalty = given.text("algorithm.kl_penalty_in_reward") or "kl"
-        yield Flag("algo.kl.estimator", KL_ESTIMATORS.get(penalty, "k1"))
-        if penalty not in KL_ESTIMATORS:
-            yield Note(
-                "without counterpart",
-                "algorithm.kl_penalty_in_reward",
-                f"{penalty}; --algo.kl.estimator has {', '.join(KL_ESTIMATORS)}",
-            )
+    if in_reward:
+        yield from kl_estimator(given, "algorithm.kl_penalty_in_reward", other="k1")
         coefficient = given["algorithm.kl_ctrl.kl_coef"]
         yield Flag("algo.kl.init_coef", 0.001 if coefficient is None else given.number("algorithm.kl_ctrl.kl_coef"))
         return
     if not given.switch("algorithm.use_kl_loss"):
         yield Flag("algo.kl.init_coef", 0.0)
         yield Flag("algo.kl.estimator", KL_ESTIMATORS["kl"])
-        yield Note(
-            "derived", "algorithm.use_kl_loss", "without it and without algorithm.use_kl_in_reward there is no KL"
-        )
-    for name in ("algorithm.kl_ctrl.kl_coef", "algorithm.kl_penalty_in_reward"):
-        if given.has(name):
-            yield Note("without counterpart", name, "it has no effect without algorithm.use_kl_in_reward")
+        yield derived("algorithm.use_kl_loss", "without it and without algorithm.use_kl_in_reward there is no KL")
+    yield from idle(
+        given,
+        "it has no effect without algorithm.use_kl_in_reward",
+        "algorithm.kl_ctrl.kl_coef",
+        "algorithm.kl_penalty_in_reward",
+    )
 
 
-def _sampling(given: Given) -> Iterator[Flag | Note]:
+def _sampling(given: Given) -> Results:
     """Convert the sampling of validation, which is one greedy response by default in verl."""
     if given.has(IMAGES) and not crops(given):
         yield Flag("data.max_images_per_prompt", given.group(IMAGES).get("image", 0))
@@ -213,17 +86,17 @@ def _sampling(given: Given) -> Iterator[Flag | Note]:
     sampled = "worker.rollout.temperature" if given[own] is None else own
     yield Flag("eval.temperature", given.number(sampled) if given[f"{ROLLOUT}.val_do_sample"] else 0.0)
     if given[own] is not None and not given[f"{ROLLOUT}.val_do_sample"]:
-        yield Note("without counterpart", own, f"it has no effect without {ROLLOUT}.val_do_sample")
+        yield lacks(own, f"it has no effect without {ROLLOUT}.val_do_sample")
 
 
-def _columns(given: Given) -> Iterator[Flag | Note]:
+def _columns(given: Given) -> Results:
     """Name the columns: verl's rows have `prompt` and `reward_model`, Mini-o3's `problem` and `solution`."""
     prompt, answer = ("problem", "solution") if crops(given) else ("prompt", "reward_model.ground_truth")
     yield Flag("data.input_key", given["data.prompt_key"] if given.has("data.prompt_key") else prompt)
     yield Flag("data.label_key", given["data.answer_key"] if given.has("data.answer_key") else answer)
 
 
-def _tokens(given: Given) -> Iterator[Flag | Note]:
+def _tokens(given: Given) -> Results:
     """Convert the tokens of a dynamic batch, which replace the micro-batch size in verl."""
     for setting, flag in (
         (f"{ACTOR}.ppo_max_token_len_per_gpu", "train.max_tokens_per_gpu"),
@@ -234,31 +107,27 @@ def _tokens(given: Given) -> Iterator[Flag | Note]:
         if given.switch("worker.actor.dynamic_batching"):
             yield Flag(flag, given.whole(setting))
         else:
-            yield Note("without counterpart", setting, f"it has no effect without {ACTOR}.use_dynamic_bsz")
+            yield lacks(setting, f"it has no effect without {ACTOR}.use_dynamic_bsz")
 
 
-def _overlong(given: Given) -> Iterator[Flag | Note]:
+def _overlong(given: Given) -> Results:
     enabled, length, factor = _OVERLONG
     if given[enabled]:
         yield Flag("reward.overlong_buffer_len", given.whole(length))
         yield Flag("reward.overlong_penalty_factor", 1.0 if given[factor] is None else given.number(factor))
         return
-    for name in (length, factor):
-        if given.has(name):
-            yield Note("without counterpart", name, f"it has no effect without {enabled}")
+    yield from idle(given, f"it has no effect without {enabled}", length, factor)
 
 
-def _resuming(given: Given) -> Iterator[Flag | Note]:
+def _resuming(given: Given) -> Results:
     mode = given.text("trainer.resume_mode")
     if mode == "disable":
         yield Flag("ckpt.load_enable", False)
     elif mode == "resume_path":
-        yield Note(
-            "without counterpart", "trainer.resume_mode", "verl's checkpoints cannot be read; merge one into a model"
-        )
+        yield lacks("trainer.resume_mode", "verl's checkpoints cannot be read; merge one into a model")
 
 
-def _aggregation(given: Given) -> Iterator[Flag | Note]:
+def _aggregation(given: Given) -> Results:
     mean, length = given.text(f"{ACTOR}.loss_agg_mode"), given[f"{ACTOR}.loss_scale_factor"]
     if mean == "seq-mean-token-sum":
         yield Flag("actor.loss_agg_mode", CONSTANT)
@@ -266,8 +135,7 @@ def _aggregation(given: Given) -> Iterator[Flag | Note]:
     elif mean in (*LOSS_MEANS.values(), CONSTANT):
         yield Flag("actor.loss_agg_mode", mean)
     elif mean is not None:
-        yield Note(
-            "without counterpart",
+        yield lacks(
             f"{ACTOR}.loss_agg_mode",
             f"{mean} is unknown, and token-mean replaces it; known are "
             f"{', '.join((*LOSS_MEANS.values(), CONSTANT))}",
@@ -277,49 +145,45 @@ def _aggregation(given: Given) -> Iterator[Flag | Note]:
     if mean == CONSTANT:
         yield Flag("actor.loss_agg_length", given.whole(f"{ACTOR}.loss_scale_factor"))
     else:
-        yield Note(
-            "without counterpart", f"{ACTOR}.loss_scale_factor", f"it has no effect without loss_agg_mode {CONSTANT}"
-        )
+        yield lacks(f"{ACTOR}.loss_scale_factor", f"it has no effect without loss_agg_mode {CONSTANT}")
 
 
-def _deviations(given: Given) -> Iterator[Flag | Note]:
+def _deviations(given: Given) -> Results:
     """Convert whether GRPO divides advantages by the standard deviation of the group; Dr. GRPO does not."""
     name = "algorithm.norm_adv_by_std_in_grpo"
     if not given.has(name):
         return
     if given.text("algorithm.adv_estimator") != "grpo":
-        yield Note("without counterpart", name, "it has no effect without the estimator grpo")
+        yield lacks(name, "it has no effect without the estimator grpo")
     elif not given.switch(name):
         yield Flag("algo.advantage.estimator", "dr_grpo")
 
 
-def _rejection(given: Given) -> Iterator[Flag | Note]:
+def _rejection(given: Given) -> Results:
     """Convert dynamic sampling: groups with equal rewards are replaced until the step is full or reaches its bound."""
     multiplier = given.number(_MULTIPLIER) if given.has(_MULTIPLIER) else 1.0
     if given.has(_METRIC) and not given[_FILTER]:
-        yield Note("without counterpart", _METRIC, f"nothing is filtered without {_FILTER}")
+        yield lacks(_METRIC, f"nothing is filtered without {_FILTER}")
     for switch, bound in _BOUNDS.items():
         if not given[switch]:
-            if given.has(bound):
-                yield Note("without counterpart", bound, f"nothing is filtered without {switch}")
+            yield from idle(given, f"nothing is filtered without {switch}", bound)
             continue
         yield Flag("algo.dynamic_filtering_enable", True)
         yield from _kept_groups(given, switch)
         if given[bound] is not None:
             yield Flag("algo.dynamic_filtering_max_batches", most_batches(given, bound, multiplier=multiplier))
     if multiplier != 1.0:
-        yield Note("another meaning", _MULTIPLIER, "a step draws as many prompts as it still needs")
+        yield differs(_MULTIPLIER, "a step draws as many prompts as it still needs")
 
 
-def _kept_groups(given: Given, switch: str) -> Iterator[Flag | Note]:
+def _kept_groups(given: Given, switch: str) -> Results:
     """Convert which groups are kept: those whose rewards, or whose answers, differ."""
     if switch == _REJECTION:
         least = _MINI_O3_LEAST_STD
-        yield Note("another meaning", switch, "here the run stops if a judge fails; Mini-o3 drops the group")
+        yield differs(switch, "here the run stops if a judge fails; Mini-o3 drops the group")
     elif given[_METRIC] == _RIGHT:
         yield Flag("algo.dynamic_filtering_range", [0.0, 1.0])
-        yield Note(
-            "another meaning",
+        yield differs(
             _METRIC,
             "a group is kept if its mean score is strictly between 0 and 1, which is the same for scores of 0 and 1; "
             "--algo.dynamic_filtering_part selects a part of the reward",
@@ -331,7 +195,9 @@ def _kept_groups(given: Given, switch: str) -> Iterator[Flag | Note]:
     yield Flag("algo.dynamic_filtering_min_std", least)
 
 
-def _policy(given: Given) -> Iterator[Flag | Note]:
+def _policy(given: Given) -> Results:
+    if given[_TOKENWISE] is not None:
+        yield Flag("actor.loss_agg_mode", LOSS_MEANS["token" if given.switch(_TOKENWISE) else "seq"])
     yield from _aggregation(given)
     yield from _deviations(given)
     if given[f"{ACTOR}.entropy_coeff"]:
@@ -345,28 +211,26 @@ def _policy(given: Given) -> Iterator[Flag | Note]:
     if path is not None:
         yield Flag("reward.remote_url", f"{path}:{given.text('custom_reward_function.name') or 'compute_score'}")
     elif given.has("custom_reward_function.name"):
-        yield Note(
-            "without counterpart",
-            "custom_reward_function.name",
-            "custom_reward_function.path is missing, which the function belongs to",
+        yield lacks(
+            "custom_reward_function.name", "custom_reward_function.path is missing, which the function belongs to"
         )
 
 
-_EXTRA = tuple(
-    Setting(name=name, says=says, default=None, harmless=(None,))
-    for says, names in _ABSENT.items()
-    for name in names.split()
-)
+_DEFAULTS = names_of("verl_defaults")
 
 VERL = Table(
     system="verl",
     command="train_ppo_ray",
     settings=(
-        *(replace(setting, default=DEFAULTS.get(setting.name, setting.default)) for setting in EASYR1.settings),
-        *(Setting(name=name, by_rule=True, default=DEFAULTS.get(name)) for name in _RULED),
+        *(
+            replace(setting, default=_DEFAULTS.get(setting.name, setting.default))
+            for setting in EASYR1.settings
+            # A text there is a name here.
+            if setting.name != "data.system_prompt"
+        ),
+        *settings_of("verl"),
         *TURN_SETTINGS,
         *REWARD_SETTINGS,
-        *_EXTRA,
     ),
     # If several rules set a flag, the last one wins.
     rules=(
@@ -375,5 +239,61 @@ VERL = Table(
         *TURN_RULES,
         *REWARD_RULES,
     ),
-    names=NAMES,
+    names=names_of("verl_names"),
+    families=names_of("verl_families"),
+)
+
+_SCHEDULES = {"cosine": "cosine_with_min_lr", "wsd": "cosine_with_min_lr", "constant": "constant_with_warmup"}
+
+
+def _sft_files(given: Given) -> Results:
+    files = given["data.train_files"]
+    if files:
+        yield Flag("data.dataset", ",".join(map(str, files)) if isinstance(files, list) else files)
+    held_out, every = given["data.val_files"], given.whole("trainer.test_freq")
+    if held_out:
+        yield Flag("eval.dataset", ",".join(map(str, held_out)) if isinstance(held_out, list) else held_out)
+        yield Flag("eval.steps", every)
+
+
+def _sft_columns(given: Given) -> Results:
+    if given["data.multiturn.enable"]:
+        yield Flag("data.input_key", given["data.multiturn.messages_key"])
+        return
+    if given.has("data.messages_key"):
+        yield Flag("data.input_key", given["data.messages_key"])
+    if given.has("data.prompt_key"):
+        yield Flag("data.input_key", given["data.prompt_key"])
+    if given.has("data.response_key"):
+        yield Flag("data.output_key", given["data.response_key"])
+    for name in ("data.prompt_dict_keys", "data.response_dict_keys"):
+        if keys := given[name]:
+            inner = ".".join(map(str, keys)) if isinstance(keys, list) else keys
+            of = name.replace("dict_keys", "key")
+            yield Flag("data.input_key" if "prompt" in name else "data.output_key", f"{given[of]}.{inner}")
+
+
+def _sft_optimizer(given: Given) -> Results:
+    if (most := given["data.train_max_samples"]) is not None and given.whole("data.train_max_samples") > 0:
+        yield Flag("data.max_samples", most)
+    yield Flag("lr_scheduler", _SCHEDULES.get(str(given["optim.lr_scheduler"]), "cosine_with_min_lr"))
+    rank = given.whole("model.lora_rank")
+    if rank:
+        yield Flag("ds.lora.rank", rank)
+        yield Flag("ds.lora.alpha", given.whole("model.lora_alpha"))
+        modules = given["model.target_modules"]
+        yield Flag("ds.lora.target_modules", modules if isinstance(modules, list) else [modules])
+
+
+VERL_SFT = Table(
+    system="verl",
+    command="train_sft",
+    settings=settings_of("verl_sft"),
+    rules=(
+        _sft_files,
+        _sft_columns,
+        _sft_optimizer,
+        lambda given: trackers(given, "trainer.logger", "console", "file"),
+    ),
+    names=names_of("verl_sft_names"),
 )

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Literal
 
 from lmm_r1.config.ppo import DEFAULT_VERIFIER, AgentConfig
 from lmm_r1.errors import UserError
-from lmm_r1.migrate.easyr1 import lengths
-from lmm_r1.migrate.easyr1_algorithm import batches, longest_sample
-from lmm_r1.migrate.table import Flag, Given, Note, Rule, Setting
+from lmm_r1.migrate.easyr1 import batches, lengths, longest_sample, overlong_prompts
+from lmm_r1.migrate.table import Flag, Given, Results, Rule, Setting, derived, differs, idle, lacks, names_of
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 CROPPING = "vllm_multi_turn_tool_call"
@@ -20,50 +19,22 @@ IMAGES = f"{ROLLOUT}.limit_mm_per_prompt"
 LONGEST = f"{ROLLOUT}.max_total_response_length"
 ROOM = 2000
 """Tokens that Mini-o3 reserves after a call and after its observation."""
-_STOPS = ["</grounding>"]
 _PIXELS = {"min_pixels": 3136, "max_pixels": 12845056}
 """Pixel bounds of images if Mini-o3's `data` has none."""
 
-DEFAULTS: dict[str, object] = {
-    "data.tool_call": "crop",
-    "data.use_tgt_size": False,
-    "data.mask_blank": False,
-    f"{ACTOR}.ignore_exceed": False,
-    f"{ACTOR}.ignore_void": False,
-    f"{ACTOR}.use_multi_turn_response_mask": False,
-    f"{ROLLOUT}.max_generation_round": 1,
-    f"{ROLLOUT}.val_max_generation_round": 1,
-    f"{ROLLOUT}.val_limit_mm_per_prompt": {"image": 1},
-    LONGEST: 32768,
-    f"{ROLLOUT}.use_raw_image": False,
-    f"{ROLLOUT}.use_relative_coordinates": False,
-    f"{ROLLOUT}.multi_turn_prompt_type": None,
-    f"{ROLLOUT}.stop": _STOPS,
-    f"{ROLLOUT}.save_traj": False,
-    f"{ROLLOUT}.save_traj_dir": None,
-}
+DEFAULTS = names_of("mini_o3_turns")
 """Defaults of the settings that only this rollout reads."""
 
 _OWN_WORDS = (
     'in the words of the environment; for those of the Mini-o3 checkpoints, add "prompts": '
     '"Mini-o3/verl/trainer/constants.py" to --agent.options (docs/agents.md)'
 )
-UNLIKE: dict[str, tuple[object, str]] = {
-    "data.tool_call": (
-        "crop",
-        "--train.agent crop has the tool crop; write other tools as functions in a file (docs/agents.md)",
-    ),
-    "data.use_tgt_size": (False, "images are shown within the pixel bounds of --agent.options"),
-    "data.mask_blank": (False, "text rows need no blank image; remove it from the rows"),
-    f"{ACTOR}.ignore_void": (False, "an episode without an answer is scored and trained on like any other"),
-    f"{ACTOR}.use_multi_turn_response_mask": (True, "observations are never in the loss"),
-    f"{ROLLOUT}.use_raw_image": (True, "crops are always taken from the full resolution"),
-    f"{ROLLOUT}.multi_turn_prompt_type": (None, f"observations are shown {_OWN_WORDS}"),
-    f"{ROLLOUT}.stop": (_STOPS, "the environment ends a turn: after </grounding> and </tool_call>"),
-    f"{ROLLOUT}.save_traj": (False, "rollouts.jsonl has all turns of --logger.rollouts_per_step samples per step"),
-    f"{ROLLOUT}.save_traj_dir": (None, "rollouts.jsonl, with its pictures, is in --ckpt.output_dir"),
-}
+UNLIKE = names_of("mini_o3_unlike")
 """Settings with only one behaviour here: the value that selects it, and the note about other values."""
+OF_ALL_GPUS = {
+    f"{ACTOR}.ppo_micro_batch_size": "train.micro_batch_size",
+    f"{ROLLOUT}.log_prob_micro_batch_size": "rollout.micro_batch_size",
+}
 
 
 def crops(given: Given) -> bool:
@@ -71,13 +42,11 @@ def crops(given: Given) -> bool:
     return given.text(f"{ROLLOUT}.name") == CROPPING
 
 
-def _environment(given: Given) -> Iterator[Flag | Note]:
+def _environment(given: Given) -> Results:
     prompt = given["data.system_prompt"]
     if not crops(given):
         if prompt:
-            yield Note(
-                "without counterpart", "data.system_prompt", "verl takes a name; give the text as --data.system_prompt"
-            )
+            yield lacks("data.system_prompt", "verl takes a name; give the text as --data.system_prompt")
         return
     yield Flag("train.agent", "crop")
     coordinates = "relative" if given.switch(f"{ROLLOUT}.use_relative_coordinates") else "absolute"
@@ -88,16 +57,15 @@ def _environment(given: Given) -> Iterator[Flag | Note]:
     # Boxes are converted to pixels as in Mini-o3's tool.
     cut = {"edges": "clamp", "rounding": "down"}
     yield Flag("agent.options", json.dumps({"coordinates": coordinates, **cut, **pixels}))
-    yield Note(
-        "another meaning",
+    yield differs(
         "data.train_files",
         "Mini-o3 resolves image paths against $BASE_IMAGE_DIR; give this folder as --data.image_dir",
     )
     if prompt:
-        yield Note("another meaning", "data.system_prompt", f"the protocol is in a system turn, {_OWN_WORDS}")
+        yield differs("data.system_prompt", f"the protocol is in a system turn, {_OWN_WORDS}")
 
 
-def _limits(given: Given) -> Iterator[Flag | Note]:
+def _limits(given: Given) -> Results:
     """Convert rounds to turns of the policy; Mini-o3 counts the one image of the question as well."""
     if not crops(given):
         return
@@ -105,7 +73,7 @@ def _limits(given: Given) -> Iterator[Flag | Note]:
     most = _most_images(given, IMAGES)
     yield Flag("data.max_images_per_prompt", 1)
     yield Flag("agent.max_images", most - 1)
-    yield Note("derived", IMAGES, f"{most} images include that of the question, so --agent.max_images is {most - 1}")
+    yield derived(IMAGES, f"{most} images include that of the question, so --agent.max_images is {most - 1}")
 
 
 def _most_images(given: Given, setting: str) -> int:
@@ -115,44 +83,38 @@ def _most_images(given: Given, setting: str) -> int:
     return most
 
 
-def _evaluation(given: Given) -> Iterator[Flag | Note]:
+def _evaluation(given: Given) -> Results:
     if not crops(given):
         return
     rounds, images = f"{ROLLOUT}.val_max_generation_round", f"{ROLLOUT}.val_limit_mm_per_prompt"
     turns = given.whole(rounds)
     # With one round, Mini-o3 evaluates with the limits of training.
     if turns == 1:
-        if given.has(images):
-            yield Note("without counterpart", images, f"Mini-o3 ignores it if {rounds} is 1")
+        yield from idle(given, f"Mini-o3 ignores it if {rounds} is 1", images)
         return
     for flag, setting, theirs, ours in (
         ("max_turns", rounds, turns, given.whole(f"{ROLLOUT}.max_generation_round")),
         ("max_images", images, _most_images(given, images) - 1, _most_images(given, IMAGES) - 1),
     ):
         if theirs != ours:
-            yield Note(
-                "without counterpart",
+            yield lacks(
                 setting,
                 f"evaluation during training has the limits of training, --agent.{flag} {ours}; `lmm-r1 evaluate "
                 f"--agent crop --agent_{flag} {theirs}` has others",
             )
 
 
-def _over_turn(given: Given) -> Iterator[Flag | Note]:
+def _over_turn(given: Given) -> Results:
     """Convert what happens to an episode that a limit ends."""
     if not crops(given):
         return
     masks = given.switch(f"{ACTOR}.ignore_exceed")
     yield Flag("agent.overturn", "mask" if masks else "keep")
     if masks:
-        yield Note(
-            "another meaning",
+        yield differs(
             f"{ACTOR}.ignore_exceed",
             "such an episode does not count in its group; in Mini-o3 its reward counts in the group's mean",
         )
-
-
-RULES: tuple[Rule, ...] = (_environment, _limits, _evaluation, _over_turn)
 
 
 MULTI_TURN = f"{ROLLOUT}.multi_turn"
@@ -162,31 +124,9 @@ _ANSWERED_BY = (*_TOOLS, f"{MULTI_TURN}.interaction_config_path", f"{ROLLOUT}.ag
 """Files that tell verl who answers a turn: tools, a simulated user, or a custom loop."""
 _LONGEST_TEXT, _CUT_SIDE = f"{MULTI_TURN}.max_tool_response_length", f"{MULTI_TURN}.tool_response_truncate_side"
 
-_DEFAULTS: dict[str, object] = {
-    **dict.fromkeys(_ANSWERED_BY),
-    f"{MULTI_TURN}.max_assistant_turns": None,
-    f"{MULTI_TURN}.max_user_turns": None,
-    f"{MULTI_TURN}.max_parallel_calls": 1,
-    _LONGEST_TEXT: 256,
-    _CUT_SIDE: "middle",
-    f"{MULTI_TURN}.format": "hermes",
-    f"{MULTI_TURN}.use_inference_chat_template": False,
-}
+_DEFAULTS = names_of("verl_turns")
 """Settings that matter only with an environment."""
-_UNLIKE: dict[str, tuple[object, str]] = {
-    f"{MULTI_TURN}.max_parallel_calls": (
-        1,
-        "one call per turn is executed; a subclass of ToolEnvironment allows more (calls_per_turn: docs/agents.md)",
-    ),
-    f"{MULTI_TURN}.format": (
-        "hermes",
-        "calls have the format of Hermes; a subclass of ToolEnvironment reads others (formats: docs/agents.md)",
-    ),
-    f"{MULTI_TURN}.use_inference_chat_template": (
-        False,
-        "the next turn continues from the generated token ids, including thoughts",
-    ),
-}
+_UNLIKE = names_of("verl_unlike")
 """The same as `UNLIKE`, for episodes with other tools."""
 
 
@@ -197,7 +137,7 @@ def player(given: Given) -> Literal["crop", "file"] | None:
     return "file" if given.switch(_ENABLE) and any(map(given.text, _ANSWERED_BY)) else None
 
 
-def _unlike(given: Given) -> Iterator[Flag | Note]:
+def _unlike(given: Given) -> Results:
     """Report settings without effect, and values that episodes have no flag for."""
     playing = player(given)
     for who, defaults, unlike, needed in (
@@ -207,55 +147,46 @@ def _unlike(given: Given) -> Iterator[Flag | Note]:
         for name, default in defaults.items():
             if playing != who:
                 if given.has(name) and given[name] != default:
-                    yield Note("without counterpart", name, f"it has no effect without {needed}")
+                    yield lacks(name, f"it has no effect without {needed}")
             elif name in unlike and given[name] != unlike[name][0]:
-                yield Note("without counterpart", name, unlike[name][1])
+                yield lacks(name, unlike[name][1])
 
 
-def _turns_environment(given: Given) -> Iterator[Flag | Note]:
+def _turns_environment(given: Given) -> Results:
     name = given.text(f"{ROLLOUT}.name")
     if name not in (None, "vllm", CROPPING):
-        yield Note("without counterpart", f"{ROLLOUT}.name", f"vLLM generates, not {name}")
+        yield lacks(f"{ROLLOUT}.name", f"vLLM generates, not {name}")
     if not given.switch(_ENABLE):
         return
     if crops(given):
-        yield Note("without counterpart", _ENABLE, f"it has no effect with {ROLLOUT}.name {CROPPING}")
+        yield lacks(_ENABLE, f"it has no effect with {ROLLOUT}.name {CROPPING}")
         return
     named = {setting: path for setting in _ANSWERED_BY if (path := given.text(setting))}
     if named:
         yield from _file(given, named)
         return
     answers = ", ".join(_ANSWERED_BY)
-    yield Note(
-        "without counterpart",
-        _ENABLE,
-        f"without one of {answers} nobody answers a turn, so responses have one turn",
-    )
+    yield lacks(_ENABLE, f"without one of {answers} nobody answers a turn, so responses have one turn")
 
 
-def _file(given: Given, named: Mapping[str, str]) -> Iterator[Flag | Note]:
+def _file(given: Given, named: Mapping[str, str]) -> Results:
     """Yield the flag of an environment that replaces verl's classes, in a file next to the first one named."""
     setting, *others = named
     ours = str(PurePosixPath(named[setting]).with_suffix(".py"))
     written = "the tools as functions in a list TOOLS" if setting in _TOOLS else "a class Environment"
     yield Flag("train.agent", ours)
-    yield Note(
-        "another meaning", setting, f"verl's classes cannot be loaded; write {written} in {ours} (docs/agents.md)"
-    )
+    yield differs(setting, f"verl's classes cannot be loaded; write {written} in {ours} (docs/agents.md)")
     for other in others:
-        yield Note(
-            "without counterpart", other, f"only one environment answers, that in {ours}; write both in this file"
-        )
+        yield lacks(other, f"only one environment answers, that in {ours}; write both in this file")
     if setting in _TOOLS:
         length, side = given.whole(_LONGEST_TEXT), given.text(_CUT_SIDE)
-        yield Note(
-            "without counterpart",
+        yield lacks(
             f"{_LONGEST_TEXT}, {_CUT_SIDE}",
             f"verl cuts longer texts of a tool to {length} characters ({side}); cut them in the function",
         )
 
 
-def _turn_limits(given: Given) -> Iterator[Flag | Note]:
+def _turn_limits(given: Given) -> Results:
     """Convert the limits; verl trains on an episode that a limit ends like on any other."""
     if player(given) != "file":
         return
@@ -268,12 +199,12 @@ def _turn_limits(given: Given) -> Iterator[Flag | Note]:
         "the policy's turns, one more than the user's" if turns else "verl has no limit; this is a third of all tokens"
     )
     yield Flag("agent.max_turns", most)
-    yield Note("derived", ", ".join(bounds), f"--agent.max_turns {most}: {why}")
+    yield derived(", ".join(bounds), f"--agent.max_turns {most}: {why}")
     images = AgentConfig.max_images
-    yield Note("another meaning", _ENABLE, f"an episode also ends at --agent.max_images, by default {images}")
+    yield differs(_ENABLE, f"an episode also ends at --agent.max_images, by default {images}")
 
 
-def _lengths(given: Given) -> Iterator[Flag | Note]:
+def _lengths(given: Given) -> Results:
     playing, response = player(given), given.whole("data.max_response_length")
     if playing is None:
         yield from lengths(given)
@@ -283,22 +214,35 @@ def _lengths(given: Given) -> Iterator[Flag | Note]:
     yield Flag("rollout.max_new_tokens", response)
     both = f"--data.max_len {longest} bounds an episode with its prompt, --rollout.max_new_tokens {response} one turn"
     if playing == "crop":
-        yield Note(
-            "another meaning",
+        yield differs(
             f"data.max_response_length, {LONGEST}",
             f"{both}; an episode ends if an observation leaves no tokens, in Mini-o3 if a call or an observation "
             f"leaves {ROOM} or fewer",
         )
     else:
-        yield Note("another meaning", "data.max_prompt_length, data.max_response_length", both)
+        yield differs("data.max_prompt_length, data.max_response_length", both)
 
 
 def _longest(given: Given) -> int:
     return given.whole(LONGEST) if crops(given) else longest_sample(given)
 
 
-def _batches(given: Given) -> Iterator[Flag | Note]:
+def _batches(given: Given) -> Results:
     yield from batches(given, longest=_longest(given))
+    # The first versions count the samples of a pass on all GPUs together.
+    count = max(1, given.whole("trainer.nnodes") * given.whole("trainer.n_gpus_per_node"))
+    for setting, flag in OF_ALL_GPUS.items():
+        if given[setting] is not None:
+            yield Flag(flag, max(1, given.whole(setting) // count))
+            yield derived(setting, f"it counts samples on all {count} GPUs, --{flag} on one")
+
+
+def _overlong_prompts(given: Given) -> Results:
+    skips, cut = given.switch("data.filter_overlong_prompts"), given.text("data.truncation")
+    yield Flag("data.overlong_prompts", "skip" if skips else "error")
+    if cut != "error":
+        what = "longer prompts are left out" if skips else "a run stops at a prompt that is too long"
+        yield differs("data.truncation", f"verl cuts longer prompts ({cut}); here {what}")
 
 
 TURN_SETTINGS = tuple(
@@ -309,11 +253,21 @@ TURN_SETTINGS = tuple(
         "data.system_prompt": False,
         f"{ROLLOUT}.name": None,
         _ENABLE: False,
+        "data.truncation": "error",
+        **dict.fromkeys(OF_ALL_GPUS),
         IMAGES: {"image": 1},
     }.items()
 )
-TURN_RULES: tuple[Rule, ...] = (*RULES, _turns_environment, _turn_limits, _unlike)
-IN_PLACE: Mapping[Rule, Rule] = {lengths: _lengths, batches: _batches}
+TURN_RULES: tuple[Rule, ...] = (
+    _environment,
+    _limits,
+    _evaluation,
+    _over_turn,
+    _turns_environment,
+    _turn_limits,
+    _unlike,
+)
+IN_PLACE: Mapping[Rule, Rule] = {lengths: _lengths, batches: _batches, overlong_prompts: _overlong_prompts}
 """EasyR1's rules for single responses, and those that replace them for episodes."""
 
 
@@ -325,34 +279,21 @@ _HYBRID = "reward_model.use_hybrid_reward_manager"
 _SCORERS = {True: "data.gpt_general_qa_reward_fn", False: "data.general_qa_reward_fn"}
 """The setting of the scorer that Mini-o3 asks, by the value of `_HYBRID`."""
 _CHOICE = "general_qa_tool_mc"
-_MINI_O3: dict[str, object] = {
-    "data.acc_reward_weight": 1.0,
-    "data.format_reward_weight": 1.0,
-    "data.use_tool_reward_weight": 0.0,
-    "data.tool_call_penalty": 0.1,
-    _HYBRID: True,
-    _SCORERS[True]: "general_qa_tool",
-    _SCORERS[False]: "v1",
-}
+_MINI_O3 = names_of("mini_o3_rewards")
 
 
-def _scorer(given: Given) -> Iterator[Flag | Note]:
+def _scorer(given: Given) -> Results:
     """Convert the scorer; an environment without rewards needs one for its last turn."""
     model = given.text("reward_model.model.path") if given["reward_model.enable"] else None
     if model is not None:
         yield Flag("reward.model_name_or_path", model)
         return
-    if given.has("reward_model.model.path"):
-        yield Note("without counterpart", "reward_model.model.path", "it has no effect without reward_model.enable")
+    yield from idle(given, "it has no effect without reward_model.enable", "reward_model.model.path")
     if given.text(_FUNCTION) is not None:
         return
     if player(given) != "crop":
         yield Flag("reward.remote_url", DEFAULT_VERIFIER)
-        yield Note(
-            "another meaning",
-            _FUNCTION,
-            "without it verl judges each row by its data_source; here math judges all rows",
-        )
+        yield differs(_FUNCTION, "without it verl judges each row by its data_source; here math judges all rows")
         return
     hybrid, accuracy = given.switch(_HYBRID), given.number("data.acc_reward_weight")
     asked, never = _SCORERS[hybrid], _SCORERS[not hybrid]
@@ -361,21 +302,19 @@ def _scorer(given: Given) -> Iterator[Flag | Note]:
         yield Flag("reward.remote_url", f"choice:accuracy_weight={accuracy:g},format_weight=0")
     else:
         yield Flag("reward.remote_url", ADDRESS)
-        yield Note(
-            "another meaning",
+        yield differs(
             asked,
             f"{scorer} is a service here: start `lmm-r1 serve_verifier llm_judge --accuracy-weight {accuracy:g} "
             "--format-weight 0 --judge-url URL --judge-model MODEL`, and set --reward to its address as all machines "
             "reach it",
         )
-    if given.has(never):
-        yield Note("without counterpart", never, f"it is not asked if {_HYBRID} is {str(hybrid).lower()}")
+    yield from idle(given, f"it is not asked if {_HYBRID} is {str(hybrid).lower()}", never)
 
 
-def _weights(given: Given) -> Iterator[Flag | Note]:
+def _weights(given: Given) -> Results:
     """Convert the weights of (1 - penalty * [tool]) * accuracy + format of all turns + [tool]."""
     if not crops(given) or given.text(_FUNCTION) is not None:
-        yield from (Note("without counterpart", name, JUDGE) for name in _MINI_O3 if given.has(name))
+        yield from (lacks(name, JUDGE) for name in _MINI_O3 if given.has(name))
         return
     weights = {
         "accuracy * used_tool": -given.number("data.tool_call_penalty") * given.number("data.acc_reward_weight"),
@@ -386,8 +325,7 @@ def _weights(given: Given) -> Iterator[Flag | Note]:
     if weighed:
         yield Flag("reward.part_weights", json.dumps(weighed))
     if any("used_tool" in name for name in weighed):
-        yield Note(
-            "another meaning",
+        yield differs(
             "data.tool_call_penalty, data.use_tool_reward_weight",
             "they count for an executed call; in Mini-o3 also for one that was only written",
         )

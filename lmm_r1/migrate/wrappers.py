@@ -6,66 +6,19 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from lmm_r1.migrate.hugging_face import (
-    GRPO,
-    Results,
+    GRPO_RULES,
     adapter,
     batch,
     evaluation,
     group_rule,
-    not_needed,
-    policy,
-    rewards,
-    sequence_lengths,
     trainer_rules,
     trainer_settings,
     words,
 )
-from lmm_r1.migrate.table import Command, Flag, Given, Note, Rule, Setting, Table, ruled, to, without
+from lmm_r1.migrate.table import Command, Flag, Given, Results, Rule, Table, differs, lacks, names_of, settings_of
 
-_REFERENCE = to("ref_model", "ref.model_name_or_path")
-_BETA = to("beta", "model.beta", default=0.1)
-_HELD_OUT = "give rows of their own to evaluate on: --eval.dataset"
-_MERGE_FIRST = "merge the adapter first (`lmm-r1 merge`), and train the result"
-
-_FACTORY_SETTINGS = (
-    to("model_name_or_path", "model.model_name_or_path"),
-    ruled("stage", "sft"),
-    ruled("finetuning_type", "lora"),
-    ruled("dataset"),
-    without("dataset_dir", "datasets are files or names here, without dataset_info.json", "data"),
-    without("template", "the chat template is the checkpoint's; --data.tokenizer_chat_template gives another one"),
-    to("cutoff_len", "data.max_len", default=2048),
-    to("max_samples", "data.max_samples"),
-    ruled("eval_dataset"),
-    without("val_size", _HELD_OUT, 0, 0.0),
-    to("image_max_pixels", "data.max_pixels", default=768 * 768),
-    to("image_min_pixels", "data.min_pixels"),
-    without("video_max_pixels", "bounds of videos are in the video part of a row", 65536),
-    to("default_system", "data.system_prompt"),
-    ruled("lora_rank", 8),
-    ruled("lora_alpha"),
-    ruled("lora_dropout", 0.0),
-    ruled("lora_target", "all"),
-    to("use_dora", "ds.lora.use_dora"),
-    to("use_rslora", "ds.lora.use_rslora"),
-    ruled("quantization_bit"),
-    ruled("freeze_vision_tower", True),
-    without("freeze_multi_modal_projector", "--model.freeze_prefix names what is not trained", True),
-    without("freeze_language_model", "--model.freeze_prefix names what is not trained", False),
-    to("packing", "ds.packing_samples"),
-    to("neat_packing", "ds.packing_samples"),
-    to("enable_liger_kernel", "ds.use_liger_kernel"),
-    without("adapter_name_or_path", _MERGE_FIRST, None),
-    without("quantization_method", "weights are quantized by bitsandbytes", "bitsandbytes", "bnb"),
-    *not_needed("double_quantization tokenized_path streaming cache_dir ray_num_workers pure_bf16"),
-)
-_FACTORY_NAMES = {"flash_attn": "attn_implementation", "evaluation_strategy": "eval_strategy", "dtype": "torch_dtype"}
 _FACTORY_LORA = adapter(
-    rank="lora_rank",
-    alpha="lora_alpha",
-    dropout="lora_dropout",
-    modules="lora_target",
-    enabled=lambda given: given["finetuning_type"] == "lora",
+    "lora_rank lora_alpha lora_dropout lora_target", enabled=lambda given: given["finetuning_type"] == "lora"
 )
 
 
@@ -73,20 +26,17 @@ def _factory_rows(given: Given) -> Results:
     names = words(given["dataset"])
     if names:
         yield Flag("data.dataset", ",".join(name.strip() for name in names))
-        yield Note(
-            "another meaning",
-            "dataset",
-            "names of dataset_info.json are not looked up; give the files, of whichever of their formats",
+        yield differs(
+            "dataset", "names of dataset_info.json are not looked up; give the files, of whichever of their formats"
         )
 
 
 def _factory_method(given: Given) -> Results:
     kind = given.text("finetuning_type")
     if kind not in ("lora", "full"):
-        yield Note("without counterpart", "finetuning_type", f"{kind}; all weights are trained, or adapters (LoRA)")
+        yield lacks("finetuning_type", f"{kind}; all weights are trained, or adapters (LoRA)")
     if kind == "full" and given["freeze_vision_tower"] is True:
-        yield Note(
-            "another meaning",
+        yield differs(
             "freeze_vision_tower",
             "the vision tower is not trained there, unless this is false; name its weights with --model.freeze_prefix",
         )
@@ -94,26 +44,19 @@ def _factory_method(given: Given) -> Results:
     if bits == 4 and kind == "lora":
         yield Flag("ds.load_in_4bit", True)
     elif bits is not None:
-        yield Note(
-            "without counterpart", "quantization_bit", f"{bits}; weights under LoRA have 4 bits with --ds.load_in_4bit"
-        )
+        yield lacks("quantization_bit", f"{bits}; weights under LoRA have 4 bits with --ds.load_in_4bit")
 
 
-def _factory_table(command: Command, *settings: Setting) -> Table:
+_FACTORY_RULES: tuple[Rule, ...] = (_factory_rows, _factory_method, evaluation("eval_dataset"))
+
+
+def _factory_table(command: Command, groups: str = "") -> Table:
     return Table(
         system="LLaMA-Factory",
         command=command,
-        settings=(*trainer_settings(command, lr=5e-5), *_FACTORY_SETTINGS, *settings),
-        rules=(
-            *trainer_rules(command),
-            batch,
-            _FACTORY_LORA,
-            _factory_rows,
-            _factory_method,
-            evaluation("eval_dataset"),
-            _factory_loss(command),
-        ),
-        names=_FACTORY_NAMES,
+        settings=(*trainer_settings(command, lr=5e-5), *settings_of(f"llama_factory {groups}")),
+        rules=(*trainer_rules(command), batch, _FACTORY_LORA, *_FACTORY_RULES, _factory_loss(command)),
+        names=names_of("llama_factory_names"),
         prefix="",
     )
 
@@ -128,98 +71,23 @@ def _factory_loss(command: Command) -> Rule:
         if kind in ("ipo", "simpo"):
             yield Flag(f"model.{kind}_enable", True)
         elif kind != "sigmoid":
-            yield Note("without counterpart", "pref_loss", f"{kind}; there are sigmoid, ipo and simpo")
+            yield lacks("pref_loss", f"{kind}; there are sigmoid, ipo and simpo")
 
     return rule
 
 
-_FACTORY_REFERENCE = (_REFERENCE, replace(_BETA, name="pref_beta"))
-_FACTORY_SFT = (
-    to("train_on_prompt", "model.pretrain_mode_enable"),
-    without("mask_history", "--data.no_multiturn trains on the last turn only", False),
-)
 LLAMA_FACTORY: Mapping[str, Table] = {
-    "sft": _factory_table("train_sft", *_FACTORY_SFT),
-    "pt": _factory_table("train_sft", *_FACTORY_SFT),
-    "dpo": _factory_table(
-        "train_dpo",
-        *_FACTORY_REFERENCE,
-        ruled("pref_loss", "sigmoid"),
-        to("pref_ftx", "model.nll_loss_coef"),
-        to("dpo_label_smoothing", "model.label_smoothing"),
-        to("simpo_gamma", "model.simpo_gamma"),
-    ),
-    "kto": _factory_table(
-        "train_kto",
-        *_FACTORY_REFERENCE,
-        to("kto_chosen_weight", "model.desirable_loss_weight"),
-        to("kto_rejected_weight", "model.undesirable_loss_weight"),
-    ),
+    "sft": _factory_table("train_sft", "llama_factory_sft"),
+    "pt": _factory_table("train_sft", "llama_factory_sft"),
+    "dpo": _factory_table("train_dpo", "llama_factory_dpo"),
+    "kto": _factory_table("train_kto", "llama_factory_kto"),
     "rm": _factory_table("train_rm"),
 }
 """By the names of LLaMA-Factory's stages."""
 
-_DEFAULT_LENGTH = 2048
 _FULL_LR, _LORA_LR = 1e-5, 1e-4
-_SAID = {
-    "model": "the checkpoint's own architecture and template are used",
-    "rows": "rows are read in the order of the files and shuffled with --train.seed",
-}
-_SWIFT_DATA = (
-    ruled("rlhf_type"),
-    ruled("model"),
-    ruled("train_type", "lora"),
-    ruled("dataset"),
-    ruled("val_dataset"),
-    without("split_dataset_ratio", _HELD_OUT, 0, 0.0),
-    to("system", "data.system_prompt"),
-    to("packing", "ds.packing_samples"),
-    to("sequence_parallel_size", "ds.ulysses_size"),
-    ruled("lora_rank", 8),
-    ruled("lora_alpha", 32),
-    ruled("lora_dropout", 0.05),
-    ruled("target_modules", "all-linear"),
-    to("use_dora", "ds.lora.use_dora"),
-    to("use_rslora", "ds.lora.use_rslora"),
-    ruled("quant_bits"),
-    ruled("MAX_PIXELS"),
-    ruled("MIN_PIXELS"),
-    *(without(name, _SAID["model"], None) for name in ("model_type", "template", "template_type", "model_author")),
-    *(without(name, _SAID["rows"], None) for name in ("dataset_shuffle", "train_dataloader_shuffle")),
-    without("freeze_aligner", "only the language model gets adapters", True),
-    without("freeze_llm", "only the language model gets adapters", False),
-    without("adapters", _MERGE_FIRST, None),
-    without("use_hf", "names are those of the Hugging Face hub", True),
-    without("loss_scale", "every token of a response counts alike", "default"),
-    without(
-        "truncation_strategy", "rows that are too long are reported, and left out with --data.bad_rows skip", "delete"
-    ),
-    without("external_plugins", "functions of a file are given as --reward.remote_url FILE.py:FUNCTION", None),
-    *not_needed(
-        "model_name quant_method bnb_4bit_compute_dtype load_from_cache_file dataset_num_proc create_checkpoint_symlink "
-        "use_logits_to_keep add_version check_model logging_dir acc_strategy strict model_kwargs custom_register_path "
-        "lazy_tokenize padding_free save_model_only vllm_enable_prefix_caching vllm_disable_custom_all_reduce"
-    ),
-)
-_SWIFT_NAMES = {
-    "model_id_or_path": "model",
-    "sft_type": "train_type",
-    "tuner_type": "train_type",
-    "attn_impl": "attn_implementation",
-    "evaluation_strategy": "eval_strategy",
-    "lora_target_modules": "target_modules",
-    "custom_train_dataset_path": "dataset",
-    "custom_val_dataset_path": "val_dataset",
-    "batch_size": "per_device_train_batch_size",
-    "dtype": "torch_dtype",
-    "max_pixels": "MAX_PIXELS",
-}
 _SWIFT_LORA = adapter(
-    rank="lora_rank",
-    alpha="lora_alpha",
-    dropout="lora_dropout",
-    modules="target_modules",
-    enabled=lambda given: given["train_type"] in ("lora", "qlora"),
+    "lora_rank lora_alpha lora_dropout target_modules", enabled=lambda given: given["train_type"] in ("lora", "qlora")
 )
 
 
@@ -236,16 +104,12 @@ def _swift_common(command: Command) -> Rule:
         if files:
             yield Flag("data.prompt_dataset" if plays else "data.dataset", ",".join(files))
         if files != names:
-            yield Note(
-                "another meaning", "dataset", "all rows are read; the number after # is left out (--data.max_samples)"
-            )
+            yield differs("dataset", "all rows are read; the number after # is left out (--data.max_samples)")
         if not given.has("learning_rate"):
             adapts = given["train_type"] in ("lora", "qlora")
             yield Flag("actor.adam.lr" if plays else "adam.lr", _LORA_LR if adapts else _FULL_LR)
         if given["train_type"] not in ("lora", "qlora", "full"):
-            yield Note(
-                "without counterpart", "train_type", f"{given['train_type']}; all weights are trained, or LoRA's"
-            )
+            yield lacks("train_type", f"{given['train_type']}; all weights are trained, or LoRA's")
         for name, flag in (("MAX_PIXELS", "data.max_pixels"), ("MIN_PIXELS", "data.min_pixels")):
             if given[name] is not None:
                 yield Flag(flag, given.whole(name))
@@ -253,49 +117,32 @@ def _swift_common(command: Command) -> Rule:
         if bits == 4:
             yield Flag("ds.load_in_4bit", True)
         elif bits:
-            yield Note("without counterpart", "quant_bits", f"{bits}; base weights have 4 bits with --ds.load_in_4bit")
+            yield lacks("quant_bits", f"{bits}; base weights have 4 bits with --ds.load_in_4bit")
 
     return rule
 
 
-def _swift_table(command: Command, *settings: Setting, rules: tuple[Rule, ...] = (batch,)) -> Table:
-    defaults = {"weight_decay": 0.1, "adam_beta2": 0.95, "lr_scheduler_type": "cosine", "warmup_ratio": 0.0}
+def _swift_table(command: Command, groups: str, rules: tuple[Rule, ...] = (batch,)) -> Table:
+    defaults = names_of("swift_defaults")
     shared = tuple(
         replace(one, default=defaults.get(one.name, one.default)) for one in trainer_settings(command, lr=_LORA_LR)
     )
     return Table(
         system="ms-swift",
         command=command,
-        settings=(*shared, *_SWIFT_DATA, *settings),
+        settings=(*shared, *settings_of(f"swift {groups}")),
         rules=(*trainer_rules(command), _SWIFT_LORA, _swift_common(command), evaluation("val_dataset"), *rules),
-        names=_SWIFT_NAMES,
+        names=names_of("swift_names"),
         prefix="--",
     )
 
 
-_LENGTH = to("max_length", "data.max_len", default=_DEFAULT_LENGTH)
-_FREEZE = without(
-    "freeze_vit", "only the language model gets adapters; --model.freeze_prefix names what is not trained", True
-)
 SWIFT: Mapping[str, Table] = {
-    "sft": _swift_table("train_sft", _LENGTH, _FREEZE),
-    "pt": _swift_table("train_sft", _LENGTH, _FREEZE),
-    "rlhf dpo": _swift_table("train_dpo", _LENGTH, _FREEZE, _BETA, _REFERENCE, to("rpo_alpha", "model.nll_loss_coef")),
-    "rlhf kto": _swift_table("train_kto", _LENGTH, _FREEZE, _BETA, _REFERENCE),
-    "rlhf rm": _swift_table("train_rm", _LENGTH, _FREEZE),
-    "rlhf grpo": _swift_table(
-        "train_ppo_ray",
-        *GRPO,
-        to("freeze_vit", "actor.freeze_visual_encoder"),
-        without("max_length", "--data.max_len is prompt and response together", None),
-        without("multi_turn_scheduler", "write an environment (docs/agents.md): --train.agent FILE.py", None),
-        without("max_turns", "--agent.max_turns, with an environment", None),
-        without("dynamic_sample", "--algo.dynamic_filtering_enable draws groups again", False),
-        without("max_resample_times", "--algo.dynamic_filtering_max_batches", None),
-        ruled("beta", 0.04),
-        ruled("max_completion_length", 512),
-        ruled("reward_funcs"),
-        rules=(group_rule(counts_prompts=False), sequence_lengths, policy, rewards("reward_funcs")),
-    ),
+    "sft": _swift_table("train_sft", "swift_sft"),
+    "pt": _swift_table("train_sft", "swift_sft"),
+    "rlhf dpo": _swift_table("train_dpo", "swift_dpo"),
+    "rlhf kto": _swift_table("train_kto", "swift_kto"),
+    "rlhf rm": _swift_table("train_rm", "swift_sft"),
+    "rlhf grpo": _swift_table("train_ppo_ray", "grpo swift_grpo", (group_rule(counts_prompts=False), *GRPO_RULES)),
 }
 """By the words after `swift`."""

@@ -88,7 +88,14 @@ def test_a_script_of_lmm_r1_becomes_the_flags_worked_out_by_hand(script):
     assert left_out(conversion) == set()
     told = {note.subject for note in conversion.notes}
     frozen = {"freeze_prefix"} if script == "sokoban" else set()
-    assert told == {"use_wandb", "vllm_sync_backend", "flash_attn", "prompt_max_len, generate_max_len"} | frozen
+    served = {str(DATA / f"lmm_r1_{script}.bash")}
+    assert (
+        told == {"use_wandb", "vllm_sync_backend", "flash_attn", "prompt_max_len, generate_max_len"} | frozen | served
+    )
+    (start,) = (note.text for note in conversion.notes if note.subject in served)
+    assert re.search(
+        r"line \d+ starts a server of rewards.*`lmm-r1 serve_verifier (math|sokoban)`.*--data.label_key", start
+    )
     assert resolve(read_back(conversion)).algo.advantage.estimator == estimator
 
 
@@ -222,6 +229,7 @@ TOOLS_OF_VERL: dict[str, object] = {
 def test_no_setting_of_verl_is_ignored(name, base):
     special = {f"actor_rollout_ref.rollout.{name}": {"image": 3} for name in IMAGES_OF_VERL}
     special |= {"algorithm.use_kl_in_reward": True, "data.tool_call_penalty": 0.2, "trainer.resume_mode": "disable"}
+    special["actor_rollout_ref.actor.use_token_level_loss"] = False
     needed = {"reward_model.enable": "reward_model.model.path", "reward_model.overlong_buffer.enable": OVERLONG}
     base = {**base, **({needed[name]: 512} if name in needed else {})}
     before = convert(base, VERL)
@@ -331,12 +339,22 @@ def test_a_file_without_a_model_or_rows_ends_with_a_code_and_nothing_is_written(
     assert not out.exists()
 
 
+def test_a_number_that_is_a_variable_without_a_value_is_to_be_given_after_the_file(tmp_path, capsys):
+    script = tmp_path / "run.sh"
+    script.write_text("python -m openrlhf.cli.train_sft --pretrain m --dataset d --l2 $DECAY\n")
+    with pytest.raises(SystemExit):
+        main([str(script)])
+    assert capsys.readouterr().err.endswith("; give DECAY=VALUE after the file's name\n")
+    main([str(script), "DECAY=0.1"])
+    assert "weight_decay: 0.1" in capsys.readouterr().out
+
+
 def test_the_command_writes_a_file_that_the_trainer_takes(tmp_path, capsys):
     out = tmp_path / "ours.yaml"
     main([str(DATA / "lmm_r1_fre_text.bash"), "--output", str(out)])
     printed = capsys.readouterr()
     assert re.search(
-        r"ours.yaml: \d+ settings for train_ppo_ray; 0 have no counterpart, 2 mean something else", printed.out
+        r"ours.yaml: \d+ settings for train_ppo_ray; 0 have no counterpart, 3 mean something else", printed.out
     )
     assert printed.err == ""
     config = parse(PPOConfig, ["--config", str(out)], prog="test", description="")

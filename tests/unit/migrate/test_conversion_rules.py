@@ -8,7 +8,7 @@ import pytest
 from helpers.tables import table
 
 from lmm_r1.errors import UserError
-from lmm_r1.migrate import convert, read_run
+from lmm_r1.migrate import convert, read_run, to_document
 from lmm_r1.migrate.easyr1 import EASYR1
 from lmm_r1.migrate.openrlhf import TABLES
 from lmm_r1.migrate.shell import Script
@@ -351,3 +351,40 @@ def test_ring_attention_becomes_ulysses_and_several_reward_models_one():
     assert (conversion.flags["ds.ulysses_size"], conversion.flags["reward.model_name_or_path"]) == (4, "a")
     kinds = {note.subject: note.kind for note in conversion.notes}
     assert (kinds["ring_attn_size"], kinds["reward_pretrain"]) == ("another meaning", "without counterpart")
+
+
+def test_settings_without_counterpart_are_listed_with_their_values_in_a_line_and_without_secrets(tmp_path):
+    more = "newest: {part: 3}\nlong: " + "x" * 80 + "\nhf_token: SECRET\n"
+    file = tmp_path / "run.yaml"
+    file.write_text("actor_rollout_ref: {model: {path: m}}\n" + more)
+    run = read_run(file)
+    document = to_document(convert(run.values, run.table), source="s", system="t")
+    assert f"newest.part (3), long ({'x' * 60}...), hf_token (not shown): not known" in document
+    assert "SECRET" not in document
+
+
+def test_a_named_config_of_hydra_is_read_where_it_is_there(tmp_path):
+    folder = tmp_path / "config"
+    folder.mkdir()
+    (folder / "tools.yaml").write_text(
+        "defaults: [ppo_trainer]\ndata: {train_batch_size: 64}\n"
+        "actor_rollout_ref: {rollout: {n: 3, multi_turn: {enable: true, max_assistant_turns: 4}}}\n"
+    )
+    script = tmp_path / "run.sh"
+    script.write_text(
+        "python3 -m verl.trainer.main_ppo --config-path=config --config-name=tools data.train_files=r.parquet "
+        "actor_rollout_ref.model.path=m actor_rollout_ref.rollout.n=2 "
+        "actor_rollout_ref.rollout.multi_turn.tool_config_path=t.yaml\n"
+    )
+    run = read_run(script)
+    flags = convert(run.values, run.table, shown=run.shown, remarks=run.remarks).flags
+    assert (flags["rollout.batch_size"], flags["rollout.n_samples_per_prompt"]) == (64, 2)
+    assert (flags["train.agent"], flags["agent.max_turns"]) == ("t.py", 4)
+    assert not any(note.subject.startswith("--config") for note in run.remarks)
+
+
+def test_the_stages_that_llama_factory_may_have_are_its_own(tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text("stage: ppo\nmodel_name_or_path: m\n")
+    with pytest.raises(UserError, match=r"stage ppo is not converted; known are sft, pt, dpo, kto, rm$"):
+        read_run(file)
