@@ -8,8 +8,19 @@ from __future__ import annotations
 
 import re
 import string
+from configparser import RawConfigParser
 from fractions import Fraction
 from functools import lru_cache
+from pathlib import Path
+
+
+def sections(file: str) -> dict[str, dict[str, str]]:
+    """Return the sections of a table of this folder; its lines are `key = value`."""
+    table = RawConfigParser(delimiters=("=",), comment_prefixes=("#",))
+    table.optionxform = str  # type: ignore[assignment, method-assign]
+    table.read_string((Path(__file__).parent / file).read_text(encoding="utf-8"))
+    return {name: dict(table[name]) for name in table.sections()}
+
 
 _BOUNDED = r"(?:\$|[£€¥]|\\\(|-|about |the |year )?(?:[\d\\]|(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve)\b)"
 _AFTER_VALUE = r"(?=,? (?:when|where|at|for|if|since|because|which|with|by|as|achieved|attained|in total|in all|altogether|because of)\b)"

@@ -9,127 +9,41 @@ import re
 from collections.abc import Iterable
 from fractions import Fraction
 
-from remote_rm.answers.lexer import PART_WORDS
+from remote_rm.answers.lexer import PART_WORDS, sections
 
-_PREFIXES = {
-    "": ("", 0, ""),
-    "p": ("pico", -12, "皮"),
-    "n": ("nano", -9, "纳"),
-    "μ": ("micro", -6, "微"),
-    "m": ("milli", -3, "毫"),
-    "c": ("centi", -2, "厘"),
-    "d": ("deci", -1, "分"),
-    "h": ("hecto", 2, "百"),
-    "k": ("kilo", 3, "千"),
-    "M": ("mega", 6, "兆"),
-    "G": ("giga", 9, "吉"),
-    "T": ("tera", 12, "太"),
-}
+_TABLES = sections("units.ini")
+SETS = {name: frozenset(words.split()) for name, words in _TABLES["sets"].items()}
 _MICRO = ("μ", "µ", r"\mu ")
-# Unit: its names, its name in Chinese, and the prefixes that it is written with. No pm, which is a time of day.
-_PREFIXED = {
-    "m": ("meter metre", "米", "n μ m c d k"),
-    "g": ("gram gramme", "克", "n μ m k"),
-    "s": ("second sec", "秒", "n μ m"),
-    "L": ("liter litre", "升", "μ m c d"),
-    "J": ("joule", "焦 焦耳", "m k M G"),
-    "W": ("watt", "瓦 瓦特", "m k M G"),
-    "V": ("volt", "伏 伏特", "μ m k"),
-    "A": ("ampere amp", "安 安培", "μ m k"),
-    "Hz": ("hertz", "赫 赫兹", "k M G T"),
-    "Pa": ("pascal", "帕 帕斯卡", "h k M G"),
-    "N": ("newton", "牛 牛顿", "m k M"),
-    "eV": ("electronvolt", "电子伏", "m k M G T"),
-    r"\Omega": ("ohm", "欧 欧姆", "m k M"),
-    "F": ("farad", "法拉", "p n μ m"),
-    "C": ("coulomb", "库仑", "n μ m"),
-    "T": ("tesla", "特斯拉", "μ m"),
-    "mol": ("mole", "摩尔", "m k"),
-    "cal": ("calorie", "卡 卡路里", "k"),
-    "Wh": ("watt-hour", "瓦时", "k M G"),
-    "K": ("kelvin", "开尔文", ""),
-}
-_OTHERS = {
-    "m": ("公尺", ""),
-    "km": ("公里", ""),
-    "cm": ("公分", ""),
-    "kg": ("公斤 kgs", ""),
-    "s": ("secs", ""),
-    "mL": ("ml cc", ""),
-    "L": ("l 公升", "0.001 m^3"),
-    r"\Omega": ("Ω Ω", ""),
-    r"k\Omega": ("kΩ kΩ", ""),
-    r"M\Omega": ("MΩ MΩ", ""),
-    r"m\Omega": ("mΩ mΩ", ""),
-    "in": ("inch inches 英寸", "0.0254 m"),
-    "ft": ("foot feet 英尺", "0.3048 m"),
-    "yd": ("yard yards 码", "0.9144 m"),
-    "mi": ("mile miles 英里", "1609.344 m"),
-    "nmi": ("海里", "1852 m"),
-    "t": ("ton tons tonne tonnes 吨", "1000000 g"),
-    "jin": ("斤", "500 g"),
-    "lb": ("pound pounds lbs 磅", "453.59237 g"),
-    "oz": ("ounce ounces 盎司", "28.349523125 g"),
-    "ha": ("hectare hectares 公顷", "10000 m^2"),
-    "min": ("minute minutes mins 分钟", "60 s"),
-    "h": ("hour hours hr hrs 小时 个小时 时", "3600 s"),
-    "d": ("day days 天 日", "86400 s"),
-    "wk": ("week weeks wks 周 星期 个星期", "604800 s"),
-    "mo": ("month months 月 个月", "1/12 yr"),
-    "yr": ("year years yrs 年", "1 yr"),
-    "atm": ("atmosphere atmospheres", "101325 Pa"),
-    "bar": ("bars", "100000 Pa"),
-    "rad": ("radian radians 弧度", ""),
-    "arcmin": ("arcmin arcminutes", "1/60 degree"),
-    "arcsec": ("arcsec arcseconds", "1/3600 degree"),
-    "degree": (r"degree degrees deg ^\circ ° 度", "1 degree"),
-    "celsius": ("Celsius celsius ℃ 摄氏度", ""),
-    "fahrenheit": ("Fahrenheit fahrenheit ℉ 华氏度", ""),
-    "dollar": ("dollar dollars USD 美元", "1 dollar"),
-    "cent": ("cent cents ¢ 美分", "0.01 dollar"),
-    "euro": ("euro euros EUR 欧元", ""),
-    "GBP": ("英镑", ""),
-    "yen": ("yen JPY 日元", ""),
-    "yuan": ("yuan RMB CNY 元 块钱 人民币", "1 yuan"),
-    "jiao": ("jiao 角", "0.1 yuan"),
-    "fen": ("fen 分", "0.01 yuan"),
-    "won": ("KRW 韩元", ""),
-    "rupee": ("rupees INR ₹", ""),
-    "unit": ("unit units", ""),
-    "Wh": ("", "3600 J"),
-}
-"""Unit: its names besides those made of prefixes, and what one is in a base unit, if there is a base unit."""
-_NAMED_BY_THEMSELVES = (
-    "in ft yd mi t lb oz min h rad ha mph fps atm bar Wb dB psi GBP wk mo yr rpm ppm dpi kB MB GB TB KB"
-).split() + [r"\AA"]
-CURRENCIES = frozenset("dollar cent euro GBP yen yuan jiao fen won rupee".split())
 
 
 def _units() -> tuple[dict[str, str], dict[str, tuple[str, int, Fraction]]]:
-    names = {name: name for name in _NAMED_BY_THEMSELVES}
+    names = {name: name for name in _TABLES["sets"]["named_by_themselves"].split()}
     sizes: dict[str, tuple[str, int, Fraction]] = {}
-    for unit, (_, size) in _OTHERS.items():
+    others = {unit: row.split("|") for unit, row in _TABLES["others"].items()}
+    for unit, (_, *size) in others.items():
         if size:
-            number, base, power = (*size.replace("^", " ").split(), "1")[:3]
+            number, base, power = (*size[0].replace("^", " ").split(), "1")[:3]
             sizes[unit] = (base, int(power), Fraction(number))
-    for unit, (words, chinese, prefixes) in _PREFIXED.items():
+    for unit, row in _TABLES["prefixed"].items():
+        words, chinese, prefixes = (part.split() for part in row.split("|"))
         base, dimension, one = sizes.setdefault(unit, (unit, 1, Fraction(1)))
-        for prefix in ("", *prefixes.split()):
-            word, exponent, character = _PREFIXES[prefix]
-            in_words = [word + name + end for name in words.split() for end in ("", "s"[: name[-1] != "z"])]
+        for prefix in ("", *prefixes):
+            word, exponent, character = _TABLES["prefixes"][prefix].split() if prefix else ("", "0", "")
+            in_words = [word + name + end for name in words for end in ("", "s"[: name[-1] != "z"])]
             in_words += [name.capitalize() for name in in_words if len(name) > 4]
-            in_chinese = [character + name for name in chinese.split()]
+            in_chinese = [character + name for name in chinese]
             symbols = [mark + unit for mark in (_MICRO if prefix == "μ" else (prefix,))]
             names |= dict.fromkeys((*symbols, *in_words, *in_chinese), prefix + unit)
-            sizes[prefix + unit] = (base, dimension, one * Fraction(10) ** exponent)
+            sizes[prefix + unit] = (base, dimension, one * Fraction(10) ** int(exponent))
     return (
-        names | {spelling: unit for unit, (spellings, _) in _OTHERS.items() for spelling in spellings.split()},
+        names | {spelling: unit for unit, (spellings, *_) in others.items() for spelling in spellings.split()},
         sizes,
     )
 
 
 NAMES, SIZES = _units()
 """NAMES: a unit's canonical spelling by every spelling; SIZES: by canonical spelling its base unit, its power, its size."""
+CURRENCIES = SETS["currencies"]
 
 
 def pattern_of(names: Iterable[str]) -> str:
