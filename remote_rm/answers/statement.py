@@ -366,7 +366,9 @@ def _in_words(clause: Clause) -> Statement:
     bold = Token.BOLD_AT_END.search(clause.text.strip()) if clause.text.count("**") == 2 else None
     emphasized = bold[1].strip() if bold and not Token.SENTENCE_WITHIN.search(complement) else ""
     phrases = [said, emphasized if emphasized in complement else "", *_endings(said, complement)]
-    return Statement(clause.value, tuple(dict.fromkeys(filter(None, phrases))), clause.listed)
+    # Of `thirteen by True`, the words after the number are no second answer.
+    whole = dict.fromkeys(phrase for phrase in phrases if phrase and clause.value in phrase)
+    return Statement(clause.value, tuple(whole), clause.listed)
 
 
 RULES: tuple[Callable[[Clause], Statement | None], ...] = (
