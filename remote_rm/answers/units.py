@@ -5,8 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 from functools import lru_cache
 
-from remote_rm.answers.lexer import NUMBER_WORDS
-from remote_rm.answers.lexer.values import NAMES, SETS, SIZES, Unit
+from remote_rm.answers.lexer.values import NAMES, NUMBER_WORDS, SIZES, WORDS, Unit
 
 _POWERS = dict.fromkeys(("square", "sq", "squared", "平方"), "2") | dict.fromkeys(
     ("cubic", "cu", "cubed", "立方"), "3"
@@ -140,11 +139,11 @@ def counted_thing(text: str) -> str | None:
     words = text.lower().replace("-", " ").split(" ")
     if changes_number(text):
         return None
-    while words and words[-1] in SETS["remarks"]:
+    while words and words[-1] in WORDS["remarks"]:
         words.pop()
     if not words:
         return ""
-    joint = next((place for place, word in enumerate(words) if word in SETS["joints"]), len(words))
+    joint = next((place for place, word in enumerate(words) if word in WORDS["joints"]), len(words))
     if joint == 0 or joint > 4 or len(words) - joint > 5:
         return None
     head = _singular(words[joint - 1])
@@ -154,16 +153,16 @@ def counted_thing(text: str) -> str | None:
 def changes_number(words: str) -> bool:
     """Return whether words after a number make it another one, or none: `halves`, `below zero`, `divided by two`, `or 6`."""
     return any(
-        word in SETS["changing"] or word in NUMBER_WORDS or Unit.ORDINALS.fullmatch(word) is not None
+        word in WORDS["changing"] or word in NUMBER_WORDS or Unit.ORDINALS.fullmatch(word) is not None
         for word in Unit.BETWEEN_WORDS.split(words.lower())
     )
 
 
 def _singular(noun: str) -> str | None:
     """The noun without its plural's ending, or None for a word that names nothing that is counted."""
-    if noun in SETS["plurals"] or noun in SETS["measures"]:
+    if noun in WORDS["plurals"] or noun in WORDS["measures"]:
         return noun
-    if len(noun) < 4 or not noun.endswith("s") or noun.endswith("ss") or noun in SETS["no_plurals"]:
+    if len(noun) < 4 or not noun.endswith("s") or noun.endswith("ss") or noun in WORDS["no_plurals"]:
         return None
     if noun.endswith("ies") and len(noun) > 4:
         return f"{noun[:-3]}y"

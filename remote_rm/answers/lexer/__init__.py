@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import string
 from configparser import RawConfigParser
-from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
 
@@ -21,12 +20,6 @@ def sections(file: str, *, delimiter: str = "=") -> dict[str, dict[str, str]]:
     table.read_string((Path(__file__).parent / file).read_text(encoding="utf-8"))
     return {name: dict(table[name]) for name in table.sections()}
 
-
-_SMALL_WORDS = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
-    "eighteen nineteen"
-).split()
-TEN_WORDS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
 
 Match = re.Match[str]
 
@@ -284,28 +277,3 @@ def places_of(number: str, text: str) -> list[int]:
 def with_half_width(text: str) -> str:
     """Return the text with the full-width letters and digits of Chinese keyboards as ASCII."""
     return text.translate(_FULL_WIDTH)
-
-
-WORD_VALUES = {word: value for value, word in enumerate(_SMALL_WORDS)} | {
-    word: 10 * value for value, word in enumerate(TEN_WORDS, start=2)
-}
-WORD_SCALES = {"hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9}
-_PARTS = {
-    2: "half halves",
-    3: "third thirds",
-    4: "quarter quarters fourth fourths",
-    5: "fifth fifths",
-    6: "sixth sixths",
-    7: "seventh sevenths",
-    8: "eighth eighths",
-    9: "ninth ninths",
-    10: "tenth tenths",
-    12: "twelfth twelfths",
-    20: "twentieth twentieths",
-    100: "hundredth hundredths",
-    1000: "thousandth thousandths",
-    10**6: "millionth millionths",
-}
-PART_WORDS = {word: Fraction(1, parts) for parts, words in _PARTS.items() for word in words.split()}
-"""What one of them is of a whole: `quarters` → 1/4."""
-NUMBER_WORDS = frozenset((*WORD_VALUES, *WORD_SCALES, *PART_WORDS, "dozen", "trillion"))

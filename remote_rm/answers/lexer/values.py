@@ -9,15 +9,15 @@ import re
 from collections.abc import Iterable
 from fractions import Fraction
 
-from remote_rm.answers.lexer import PART_WORDS, sections
+from remote_rm.answers.lexer import sections
 
-_TABLES = sections("units.ini")
-SETS = {name: frozenset(words.split()) for name, words in _TABLES["sets"].items()}
+_TABLES = sections("values.ini")
+WORDS = {name: tuple(words.split()) for name, words in _TABLES["words"].items()}
 _MICRO = ("μ", "µ", r"\mu ")
 
 
 def _units() -> tuple[dict[str, str], dict[str, tuple[str, int, Fraction]]]:
-    names = {name: name for name in _TABLES["sets"]["named_by_themselves"].split()}
+    names = {name: name for name in WORDS["named_by_themselves"]}
     sizes: dict[str, tuple[str, int, Fraction]] = {}
     others = {unit: row.split("|") for unit, row in _TABLES["others"].items()}
     for unit, (_, *size) in others.items():
@@ -43,7 +43,7 @@ def _units() -> tuple[dict[str, str], dict[str, tuple[str, int, Fraction]]]:
 
 NAMES, SIZES = _units()
 """NAMES: a unit's canonical spelling by every spelling; SIZES: by canonical spelling its base unit, its power, its size."""
-CURRENCIES = SETS["currencies"]
+CURRENCIES = frozenset(WORDS["currencies"])
 
 
 def pattern_of(names: Iterable[str]) -> str:
@@ -58,32 +58,31 @@ def pattern_of(names: Iterable[str]) -> str:
     return f"{joined}?" if "" in tails else joined
 
 
-CHINESE_DIGITS = "零一二三四五六七八九"
-CHINESE_SCALES = {
-    "百": 10**2,
-    "千": 10**3,
-    "万": 10**4,
-    "十万": 10**5,
-    "百万": 10**6,
-    "千万": 10**7,
-    "亿": 10**8,
-    "万亿": 10**12,
+WORD_VALUES = {word: value for value, word in enumerate(WORDS["small_numbers"])} | {
+    word: 10 * value for value, word in enumerate(WORDS["tens"], start=2)
 }
+WORD_SCALES = {word: int(size) for word, size in _TABLES["scales of numbers in words"].items()}
+PART_WORDS = {word: Fraction(1, int(parts)) for parts, words in _TABLES["parts"].items() for word in words.split()}
+"""What one of them is of a whole: `quarters` → 1/4."""
+SCALES: dict[str, int | Fraction] = {
+    **WORD_SCALES,
+    **{word: int(size) for word, size in _TABLES["other scales"].items()},
+    **PART_WORDS,
+}
+NUMBER_WORDS = frozenset((*WORD_VALUES, *filter(str.isascii, SCALES)))
+CHINESE_DIGITS = "零一二三四五六七八九"
 CHINESE_NUMERAL = rf"负?(?:一?半|百分之[{CHINESE_DIGITS}〇两十百点]+|[{CHINESE_DIGITS}〇两十](?:[{CHINESE_DIGITS}〇两十百千万亿点又]|(?<!\d)分之)*)"
 """A pattern for what may be a number in Chinese characters."""
-YES_WORDS = frozenset("yes true correct 是 是的 对 对的 正确".split())
-NO_WORDS = frozenset("no false incorrect 否 不是 不 不对 错 错误 不正确".split())
+_POLAR = (*WORDS["yes"], *WORDS["no"])
 
 _NAME = pattern_of(NAMES)
 _POWER = r"(?:\^(?:\d|\{-?\d\})|[ ](?:squared|cubed))"
 _FACTOR = rf"(?:(?:square|sq\.?|cubic|cu\.?)[ ]|平方|立方)?(?:{_NAME})(?![A-Za-z]){_POWER}?"
 _TEMPERATURE = r"(?:\^\\circ[ ]?|degrees?[ ]|deg[ ]?)(?P<scale>[CF]|[Cc]elsius|[Ff]ahrenheit)(?![A-Za-z])"
-_CLASSIFIERS = "个只条张本支枝名位头匹辆颗棵件块枚朵瓶杯碗盒箱袋粒间座架台艘人家户种群双套组根片串"
-_BARE_CLASSIFIERS = "次层遍步圈倍题页行列岁套项面边角点组届场门台节号级楼折人"
 _INTEGER = r"(?:[1-9]\d{0,2}(?:,\d{3})+|\d{1,3}(?:[ ]\d{3})+(?!\d)|\d+)"
 _DECIMAL = rf"(?:{_INTEGER}(?:\.(?P<places>\d*))?|\.(?P<bare_places>\d+))"
 _PART = "|".join(sorted(PART_WORDS, key=len, reverse=True))
-_CHINESE_SCALE = "|".join(sorted(CHINESE_SCALES, key=len, reverse=True))
+_CHINESE_SCALE = "|".join(sorted((word for word in SCALES if not word.isascii()), key=len, reverse=True))
 _SUBJECT = r"(?:the |this |it |its )?(?:[a-z]+ ){0,4}?"
 _MONTH = r"(?P<month>[A-Z][a-z]{2,8})\.?"
 _WEEKDAY = r"(?:(?:Mon|Tues?|Wed(?:nes)?|Thu(?:rs)?|Fri|Sat(?:ur)?|Sun)(?:day)?\.?,? )?(?:the |on )?"
@@ -129,7 +128,9 @@ class Unit:
         r"(?:thir|four|fif|six|seven|eigh|nine?|ten|eleven|twelf|\w+teen|\w+tie|hundred|thousand|million|billion)ths?"
     )
     IN_ALL = re.compile(r"(?:^| )in (?:total|all)$")
-    CLASSIFIED = re.compile(rf"[{_CLASSIFIERS}](?P<thing>[\u4e00-\u9fff]{{0,4}})|[{_BARE_CLASSIFIERS}]")
+    CLASSIFIED = re.compile(
+        rf"[{WORDS['classifiers'][0]}](?P<thing>[\u4e00-\u9fff]{{0,4}})|[{WORDS['bare_classifiers'][0]}]"
+    )
 
 
 class Number:
@@ -169,7 +170,7 @@ class Form:
     DIGITS = re.compile(r"\d+")
     # What a text in a notation has in it, by the name of its kind: the patterns are tried only then.
     HINTS = {
-        "YES_NO": re.compile(rf"^(?:{'|'.join(YES_WORDS | NO_WORDS)})", re.IGNORECASE),
+        "YES_NO": re.compile(rf"^(?:{'|'.join(_POLAR)})", re.IGNORECASE),
         "NO_VALUE": re.compile(r"\b(?:no|none|exist|doesn't|dne|infinite|infinitely|undefined)\b", re.IGNORECASE),
         "DATE": re.compile(r"\d[-/.]\d+[-/.]\d|[月年]|[A-Z][a-z]{2}.*\d|\d [A-Zo]"),
         "CLOCK": re.compile(r"\d:\d\d|\d ?[AaPp]M|clock|\d[点时:]|noon|midday|midnight| in the | at night"),
@@ -183,7 +184,7 @@ class Form:
 
     PLAIN_DIGITS = re.compile(r"[-+]?[\d.]+", re.ASCII)
     YES_NO = re.compile(
-        rf"({'|'.join(sorted(YES_WORDS | NO_WORDS, key=len, reverse=True))})(?:$|[,.;:!，。]\s*(?!.*(?:\b(?:yes|no|true|false|or|alternatively)\b|(?<![^\s,;，；、])(?:是|否|对|错)(?![^\s,.;，。；、])|\s['\"]))(.*)$)",
+        rf"({'|'.join(sorted(_POLAR, key=len, reverse=True))})(?:$|[,.;:!，。]\s*(?!.*(?:\b(?:yes|no|true|false|or|alternatively)\b|(?<![^\s,;，；、])(?:是|否|对|错)(?![^\s,.;，。；、])|\s['\"]))(.*)$)",
         re.IGNORECASE,
     )
     DENIAL = re.compile(r"\bnot\b|n't\b")
