@@ -142,10 +142,9 @@ def test_unusual_but_whole_golds_are_gradable(label):
     assert is_gradable(label)
 
 
-def test_a_bare_list_has_no_order_unless_asked_for_and_a_bracketed_one_always():
+def test_a_bare_list_has_no_order_and_a_bracketed_one_has_one():
     assert matches("2, -1", "-1, 2")
     assert quick_match("2, -1", "-1, 2") is True
-    assert not matches("2, -1", "-1, 2", ordered=True)
     assert not matches("2, 2", "-1, 2")
     assert not matches("(2, -1)", "(-1, 2)")
     assert not matches("2, -1", "[-1, 2]")
