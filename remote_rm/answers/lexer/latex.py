@@ -12,10 +12,17 @@ _ARGUMENT = r"[^\s{}&\x02]"
 _INDEX = r"\[[^\[\]]*\]"
 
 
-def _spellings(section: str) -> tuple[tuple[re.Pattern[str], str], ...]:
-    """The patterns of a section of spellings.ini, each with what its matches become."""
-    rows = sections("spellings.ini", delimiter="→")[section]
-    return tuple((re.compile(pattern), spelling.replace("␣", " ")) for pattern, spelling in rows.items())
+_SPELLINGS = {
+    name: [(re.compile(pattern), spelling.replace("␣", " ")) for pattern, spelling in rows.items()]
+    for name, rows in sections("spellings.ini", delimiter="→").items()
+}
+
+
+def respelled(text: str, section: str) -> str:
+    """Return the text with the spellings of a section of spellings.ini replaced, one after the other."""
+    for pattern, spelling in _SPELLINGS[section]:
+        text = pattern.sub(spelling, text)
+    return text
 
 
 class Latex:
@@ -32,18 +39,8 @@ class Latex:
     ATOM_COUNT = re.compile(r"(?<=[A-Za-z)])(\d+)")
     PLUS_MINUS = re.compile(r"\\pm ?")
 
-    DROPPED_COMMANDS = re.compile(
-        r"\\(?:left|right|displaystyle|textstyle|limits|[bB]igg?[lr]?|rm|bf|it|hspace\{[^{}]*\})(?![A-Za-z])|\\!"
-    )
-    SPACE_COMMANDS = re.compile(r"\\(?:quad|qquad)(?![A-Za-z])|(?<!\\)\\[,;: ]|~")
-    SPACED_THOUSANDS = re.compile(r"(?<=\d),\s?\\!\s*(?=\d{3})")
     RAISED = re.compile("[⁻⁺⁰¹²³⁴⁵⁶⁷⁸⁹]+")
     LOWERED = re.compile("[₀₁₂₃₄₅₆₇₈₉]+")
-    # Which integers a family of solutions is about: "..., k \\in \\mathbb{Z}".
-    INTEGERS_ONLY = re.compile(
-        r"(?<=[\w})\]])(?:[\s,;]|\\ |\()+[kmn]\s*\\in\s*\\mathbb\s*\{?[ZN]\}?(?:\^\+)?\)?(?=[\s.$*]*$)"
-    )
-    THIN_SPACED_THOUSANDS = re.compile(r"(?<=\d)(?:\\,|[\u00a0\u2009\u202f])(?=\d{3}(?!\d))")
     ESCAPED_DOLLARS = re.compile(rf"(?:(?<![\w.])US ?)?\\\$\s*({_AMOUNT})(?![\w^/]|\\(?![)\]])|\*(?!\*))")
     # A dollar sign alone opens no formula.
     DOLLARS = re.compile(rf"^[\s*]*(?:US ?)?\$\s?({_AMOUNT})[\s*.]*$|(?<=\d)\s?\\\$(?!\d)|(?<=^)(-?[\d.,]+)\s?\$$")
@@ -51,7 +48,6 @@ class Latex:
     CURRENCY_BEHIND = re.compile(r"(?<=\d)\s?([€£¥￥₹])")
     CURRENCY_SIGN = re.compile("[€£¥￥₹]")
     NUMBER_TO_NUMBER = re.compile(r"(?<=\d)\s?[~～∼—]\s?(?=\d)")
-    MATH_BRACKETS = re.compile(r"(?<!\\)\\[()\[\]]")
     TEXT_COMMANDS = re.compile(
         r"\\(?:text|textbf|textit|textrm|textsf|texttt|textnormal|mathrm|mathbf|mathit|mathsf|bold|emph|mbox|hbox|boxed|fbox)"
         r"\s*\{([^{}]*)\}"
@@ -61,16 +57,11 @@ class Latex:
         r"\\begin\{(?:cases|aligned)\}((?:[^&\\=]|\\(?![\\a-z]*(?:text|if)))*?=(?:(?!\\end|\btext|\bif\b)[^&])*)\\end\{(?:cases|aligned)\}"
     )
     INVERSE_UNIT = re.compile(r"(?<=[A-Za-z}])\s*(?:\\cdot\s?|\s)(?:\\mathrm\{)?([A-Za-z]{1,3})\}?\^\{-(\d)\}")
-    SPELLINGS = _spellings("canonical")
     AROUND_VALUE = re.compile(
         r"^(?:\\approx|\\sim|approximately|about|roughly|USD|US)(?![A-Za-z])\s*(?=[-.\d\\])|^-\s+(?=[\d.\\])",
         re.IGNORECASE,
     )
     ENVIRONMENT = re.compile(r"\\(?:begin|end|operatorname)\{[^{}]*\}")
-    LOOSE_SPACE = re.compile(r"\s*([=*/^({\[<>;]|[)}\]](?!\s[A-Za-z]))\s*|\s*([)}\]])")
-    SPACED_SIGN = re.compile(r"(?<=\S) ([+-]) (?=\S)")
-    SPACE_AFTER_COMMAND = re.compile(r"(\\[A-Za-z]+) (?=[^A-Za-z])|(?<!and)(?<!or) (?=\\[A-Za-z])")
-    BARE_LATEX = _spellings("to latex")
     RELATION_SIGN = re.compile(r"\s*(\\le(?![A-Za-z])|\\ge(?![A-Za-z])|<|>)\s*")
     VARIABLE = re.compile(r"[A-Za-z]|\\(?:alpha|beta|gamma|theta|lambda|mu|omega|phi)")
     MEMBERSHIP = re.compile(r"([A-Za-z])\s*\\in(?![A-Za-z])\s*(?=[(\[\\])")
