@@ -241,11 +241,6 @@ class Clause:
 # The rules, in the order of RULES: a statement, or None for the next rule
 
 
-def _question(clause: Clause) -> Statement | None:
-    """`5?` states nothing."""
-    return NOTHING if clause.text.rstrip().endswith(("?", "？")) else None
-
-
 def _yes_or_no(clause: Clause) -> Statement | None:
     """`Yes, it is.`, `it has none, so no, ...`; what says the other one later, or leaves it open, states nothing."""
     polar = Token.POLAR.match(clause.text)
@@ -321,11 +316,6 @@ def _beside_conditions(clause: Clause) -> Statement | None:
     return clause.stating(value)
 
 
-def _contradiction(clause: Clause) -> Statement | None:
-    """`3 is 5`."""
-    return Statement(phrases=(clause.whole,)) if clause.complement is None else None
-
-
 def _bound(clause: Clause) -> Statement | None:
     """`It is at least 5`; an inequality in a formula is a value."""
     spans = (span_content(match) for match in Token.FORMULA.finditer(clause.said))
@@ -366,13 +356,13 @@ def _in_words(clause: Clause) -> Statement:
     bold = Token.BOLD_AT_END.search(clause.text.strip()) if clause.text.count("**") == 2 else None
     emphasized = bold[1].strip() if bold and not Token.SENTENCE_WITHIN.search(complement) else ""
     phrases = [said, emphasized if emphasized in complement else "", *_endings(said, complement)]
-    # Of `thirteen by True`, the words after the number are no second answer.
-    whole = dict.fromkeys(phrase for phrase in phrases if phrase and clause.value in phrase)
+    # Of `thirteen by True` and `$2$ and $3$ \\ the empty set`, the words after the values are no second answer.
+    values = (clause.value, *clause.listed)
+    whole = dict.fromkeys(phrase for phrase in phrases if phrase and all(value in phrase for value in values))
     return Statement(clause.value, tuple(whole), clause.listed)
 
 
 RULES: tuple[Callable[[Clause], Statement | None], ...] = (
-    _question,
     _yes_or_no,
     _denied_or_open,
     _typed_value,
@@ -380,7 +370,6 @@ RULES: tuple[Callable[[Clause], Statement | None], ...] = (
     _number_list,
     _bare_value,
     _beside_conditions,
-    _contradiction,
     _bound,
     _emphasized,
     _count,

@@ -134,10 +134,7 @@ def test_a_gold_answer_that_is_cut_off_is_not_gradable_and_meets_nothing(label):
         assert quick_match(label, label) is False
 
 
-@pytest.mark.parametrize(
-    "label",
-    table("remote_rm/answers/gold_answers", "unusual_but_whole_golds_are_gradable"),
-)
+@pytest.mark.parametrize("label", table("remote_rm/answers/gold_answers", "unusual_but_whole_golds_are_gradable"))
 def test_unusual_but_whole_golds_are_gradable(label):
     assert is_gradable(label)
 

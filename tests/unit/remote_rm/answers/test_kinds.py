@@ -39,10 +39,7 @@ def test_only_kinds_of_the_table_are_compared_and_alike_in_both_directions():
     assert not are_compared(Kind.CODE, Kind.QUANTITY)
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    table("remote_rm/answers/kinds", "the_same_value_in_two_forms"),
-)  # fmt: skip
+@pytest.mark.parametrize(("one", "other"), table("remote_rm/answers/kinds", "the_same_value_in_two_forms"))  # fmt: skip
 def test_the_same_value_in_two_forms(one, other):
     assert matches(one, other)
     assert same(one, other) is True
@@ -50,10 +47,7 @@ def test_the_same_value_in_two_forms(one, other):
         assert same(other, one) is True
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    table("remote_rm/answers/kinds", "different_values_that_look_alike"),
-)  # fmt: skip
+@pytest.mark.parametrize(("one", "other"), table("remote_rm/answers/kinds", "different_values_that_look_alike"))  # fmt: skip
 def test_different_values_that_look_alike(one, other):
     assert same(one, other) is not True
     assert same(other, one) is not True
@@ -94,10 +88,7 @@ def test_prefixes_and_powers_are_converted():
     assert conversion("euro", into="dollar") is None
 
 
-@pytest.mark.parametrize(
-    "text",
-    table("remote_rm/answers/kinds", "what_is_no_number_in_words"),
-)
+@pytest.mark.parametrize("text", table("remote_rm/answers/kinds", "what_is_no_number_in_words"))
 def test_what_is_no_number_in_words(text):
     assert parse_quantity(text) is None
 
