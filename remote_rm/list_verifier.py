@@ -12,6 +12,7 @@ from remote_rm import registry
 from remote_rm.answer_verifier import AnswerVerifier, is_matchable, setting
 from remote_rm.answers import accuracy
 from remote_rm.answers.accuracy import is_gradable
+from remote_rm.answers.comparison import all_of, any_of
 from remote_rm.answers.lexer import Token, introductions
 from remote_rm.answers.notation import elements
 from remote_rm.answers.reading import enclosing_delimiters, normalize
@@ -40,8 +41,7 @@ def items_of(text: str) -> list[str]:
 
 
 def _same_in_order(items: Sequence[str], gold: Sequence[str], equal: Callable[[str, str], Verdict]) -> Verdict:
-    verdicts = [equal(item, gold_item) for item, gold_item in zip(items, gold, strict=True)]
-    return False if False in verdicts else None if None in verdicts else True
+    return all_of([equal(item, gold_item) for item, gold_item in zip(items, gold, strict=True)])
 
 
 def _same_in_any_order(items: Sequence[str], gold: Sequence[str], equal: Callable[[str, str], Verdict]) -> Verdict:
@@ -91,8 +91,7 @@ class ListVerifier(AnswerVerifier):
         if candidates and (len(gold) ** 2 if self.unordered else len(gold)) > max_pairs:
             return None
         same = _same_in_any_order if self.unordered else _same_in_order
-        verdicts = [same(items, gold, equal) for items in candidates]
-        return True if True in verdicts else None if None in verdicts else False
+        return any_of([same(items, gold, equal) for items in candidates])
 
 
 VERIFIER = ListVerifier

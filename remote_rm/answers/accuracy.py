@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from functools import lru_cache
 
 from remote_rm.answers import choice
 from remote_rm.answers.algebra import same_expression
 from remote_rm.answers.comparison import (
-    Rules,
+    Undecided,
+    any_of,
     is_choice,
     match_value,
     refuse,
@@ -123,24 +123,24 @@ def check_label(label: str) -> None:
         raise ValueError(EMPTY_LABEL.format(label[:80]))
 
 
-def quick_match(answer: str, label: str, *, ordered: bool = False) -> bool | None:
+def quick_match(answer: str, label: str) -> bool | None:
     """Return whether the answer equals the label if simple rules can decide, else None."""
-    return _match(answer, label, Rules(undecided=work_out, ordered=ordered))
+    return _match(answer, label, work_out)
 
 
-def matches(answer: str, label: str, *, ordered: bool = False) -> bool:
+def matches(answer: str, label: str) -> bool:
     r"""Return whether the answer equals the label; may run for as long as sympy likes.
 
-    A list without brackets has an order only with `ordered`: `2, -1` meets `-1, 2`; tuples have one and sets none.
+    A list without brackets and a set have no order, `2, -1` meets `-1, 2`; tuples have one.
     False for every answer if `is_gradable(label)` is False.
     """
-    return bool(_match(answer, label, Rules(undecided=_ask_sympy, ordered=ordered)))
+    return bool(_match(answer, label, _ask_sympy))
 
 
 def is_stated(answer: str, label: str) -> bool:
     """Return whether the answer equals the label as it stands, with nothing worked out: `2^4` does not state `16`."""
     is_option = choice.states_option(answer) and not choice.names_letter(label)
-    return not is_option and bool(_match(answer, label, Rules(undecided=refuse, ordered=False)))
+    return not is_option and bool(_match(answer, label, refuse))
 
 
 def _ask_sympy(answer: str, gold: str) -> bool:
@@ -148,7 +148,7 @@ def _ask_sympy(answer: str, gold: str) -> bool:
     return same_expression(answer, gold) if is_equal is None else is_equal
 
 
-def _match(answer: str, label: str, rules: Rules) -> bool | None:
+def _match(answer: str, label: str, undecided: Undecided) -> bool | None:
     check_label(label)
     if len(answer) > MAX_ANSWER_CHARS or len(label) > MAX_ANSWER_CHARS:
         return answer.strip() == label.strip() and is_gradable(label)
@@ -161,35 +161,35 @@ def _match(answer: str, label: str, rules: Rules) -> bool | None:
     answer, label = _reworded(answer, label)
     gold = normalize(label)
     if is_choice(gold) and choice.read_label(label) is not None:
-        return _match_choice(answer, label, rules)
+        return _match_choice(answer, label, undecided)
     if choice.states_option(answer) and not choice.names_letter(label):
-        return match_value(normalize(choice.stated_text(answer)), gold, rules)
+        return match_value(normalize(choice.stated_text(answer)), gold, undecided)
     answer = Token.AT_START.sub("", _without_name(without_remark(answer), label))
     whole, kind = normalize(answer), kind_of(gold)
     if r"\approx" in whole[1:] and not is_prose(answer):
-        return _match_approximation(whole, gold, rules)
+        return _match_approximation(whole, gold, undecided)
     offers_another = Token.ENGLISH_OR.search(whole) and not Token.ENGLISH_OR.search(gold)
     if _changes(whole, answer, kind) or (whole != gold and kind in _SINGLE and _is_several(whole, answer)):
         return False
     if kind is Kind.NO_VALUE and Token.DENIED_OUTRIGHT.search(answer):
         return False
     if offers_another and kind in _SINGLE:
-        return _alternatives_agree(answer, gold, rules)
+        return _alternatives_agree(answer, gold, undecided)
     bare, unit = split_unit(whole)
     if not is_prose(bare if unit else answer) and (unit or not is_text(whole)):
-        return match_value(whole, gold, rules)
+        return match_value(whole, gold, undecided)
     if offers_another and is_text(gold):
         return False
-    return _alternatives_agree(answer, gold, rules) or _match_statement(answer, gold, rules)
+    return _alternatives_agree(answer, gold, undecided) or _match_statement(answer, gold, undecided)
 
 
-def _match_statement(answer: str, gold: str, rules: Rules) -> bool | None:
+def _match_statement(answer: str, gold: str, undecided: Undecided) -> bool | None:
     """Compare what a sentence states: in words with a gold in words, and its value with any gold."""
     stated, kind = read(answer), kind_of(gold)
     if parse_quantity(gold) is None:
         is_in_words = is_text(gold) or kind in (Kind.LIST, Kind.SET, Kind.YES_NO, Kind.NO_VALUE)
         phrases = stated.phrases if is_in_words else stated.phrases[: 2 if gold == EMPTY_SET else 1]
-        if any(match_value(normalize(phrase), gold, replace(rules, undecided=refuse)) for phrase in phrases):
+        if any(match_value(normalize(phrase), gold, refuse) for phrase in phrases):
             return True
     value = normalize(stated.value)
     if not value and (items := gold_sequence(gold)) is not None and len(items) == len(stated.listed):
@@ -197,7 +197,7 @@ def _match_statement(answer: str, gold: str, rules: Rules) -> bool | None:
         value = normalize(", ".join(stated.listed))
     if value != gold and kind in _SINGLE and kind_of(value) is Kind.LIST:
         return False
-    return _match_approximation(value, gold, rules) if r"\approx" in value else match_value(value, gold, rules)
+    return _match_approximation(value, gold, undecided) if r"\approx" in value else match_value(value, gold, undecided)
 
 
 _STATES_NOTHING: tuple[Callable[[str], object], ...] = (Token.OPEN_END.search, Token.UNEQUAL.search, is_copied)
@@ -264,25 +264,24 @@ def _is_otherwise_in_chinese(answer: str) -> bool:
     return len(chinese) > 1 or bool(english and chinese and not english & chinese)
 
 
-def _match_choice(answer: str, label: str, rules: Rules) -> bool | None:
+def _match_choice(answer: str, label: str, undecided: Undecided) -> bool | None:
     """Compare with a gold letter, or with the text of its option if it has one and the answer names no letter."""
     if choice.matches(answer, label):
         return True
     gold = choice.read_label(label)
     if gold is None or not gold.text or is_choice(normalize(gold.text)) or choice.names_letter(answer):
         return False
-    return _match(answer, gold.text, rules)
+    return _match(answer, gold.text, undecided)
 
 
-def _match_approximation(answer: str, gold: str, rules: Rules) -> bool | None:
+def _match_approximation(answer: str, gold: str, undecided: Undecided) -> bool | None:
     r"""Compare a value and what it is about, each of which is right if they agree: `V=36\pi \approx 113.1`, `x\approx 11`."""
     *exact, about = [side.strip() for side in answer.split(r"\approx")]
     values = [side for each in exact for side in each.split("=") if not Token.VALUE_NAME.fullmatch(side.strip())]
-    exactly = replace(rules, undecided=_ask_sympy)
+    exactly = _ask_sympy
     if not all(_is_about(value, about) or match_value(normalize(value), about, exactly) for value in values):
         return False
-    verdicts = [match_value(normalize(side), gold, rules) for side in (*values, about)]
-    return True if True in verdicts else None if None in verdicts else False
+    return any_of([match_value(normalize(side), gold, undecided) for side in (*values, about)])
 
 
 def _is_about(exact: str, about: str) -> bool:
@@ -294,14 +293,13 @@ def _is_about(exact: str, about: str) -> bool:
     return abs(value - float(rounded.value)) <= 0.5001 * 10.0**-rounded.places and rounded.value.denominator != 1
 
 
-def _alternatives_agree(answer: str, gold: str, rules: Rules) -> bool:
+def _alternatives_agree(answer: str, gold: str, undecided: Undecided) -> bool:
     """Whether an answer gives several forms, each of which is the gold: `1/2, or equivalently 0.5`."""
     parts = Token.RESTATED.split(answer)
     if len(parts) < 2:
         return False
     forms = [read(part).value or part for part in parts]
-    exact = replace(rules, undecided=lambda answer, gold: work_out(answer, gold) or False)
-    return all(match_value(normalize(form), gold, exact) for form in forms)
+    return all(match_value(normalize(form), gold, lambda *pair: work_out(*pair) or False) for form in forms)
 
 
 def _without_name(answer: str, label: str) -> str:

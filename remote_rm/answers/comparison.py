@@ -3,8 +3,7 @@ r"""Are two values equal: compared by kind, by simple rules and values at points
 The gold value says how an answer is read: as a choice, a text, a sequence, a region, a matrix, a number, or an expression.
 """
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from math import inf, isclose
 
@@ -50,14 +49,8 @@ _CONTAINERS = SEQUENCES | {Kind.EQUATION}
 _INFINITE_ENDS = {"-\\infty": -inf, "\\infty": inf}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rules:
-    """How two values are compared."""
-
-    undecided: Callable[[str, str], bool | None]
-    """(answer, gold) -> whether they are equal, for what the simple rules leave open."""
-    ordered: bool
-    """Whether the order counts in a list without brackets."""
+Undecided = Callable[[str, str], bool | None]
+"""(answer, gold) -> whether they are equal, for what the simple rules leave open."""
 
 
 def work_out(answer: str, gold: str) -> bool | None:
@@ -68,11 +61,11 @@ def work_out(answer: str, gold: str) -> bool | None:
 
 
 def refuse(_answer: str, _gold: str) -> bool:
-    """For `Rules.undecided`: equal is only what the rules find equal."""
+    """As `undecided`: equal is only what the rules find equal."""
     return False
 
 
-def match_value(answer: str, gold: str, rules: Rules) -> bool | None:
+def match_value(answer: str, gold: str, undecided: Undecided) -> bool | None:
     """Return whether two normalised texts are the same value; None if `undecided` says so."""
     if not answer or not gold:
         return False
@@ -81,7 +74,7 @@ def match_value(answer: str, gold: str, rules: Rules) -> bool | None:
     if (label := choice.read_label(gold) if is_choice(gold) else None) is not None:
         if (chosen := choice.read_choice(answer)) is not None or not label.text or is_choice(normalize(label.text)):
             return chosen is not None and choice.same(chosen, label)
-        return match_value(answer, normalize(label.text), rules)
+        return match_value(answer, normalize(label.text), undecided)
     several = same_choices(answer, gold)
     if several is not None:
         return several
@@ -89,11 +82,11 @@ def match_value(answer: str, gold: str, rules: Rules) -> bool | None:
     if Kind.TUPLE in (answer_kind, gold_kind) and answer_kind is not gold_kind:
         components = as_components(gold if answer_kind is Kind.TUPLE else answer)
         if components is not None:
-            return match_value(*((answer, components) if answer_kind is Kind.TUPLE else (components, gold)), rules)
+            return match_value(*((answer, components) if answer_kind is Kind.TUPLE else (components, gold)), undecided)
     if not are_compared(answer_kind, gold_kind):
         return False
     by_notation = _match_notation(answer, gold, is_vague=answer_kind in _CONTAINERS)
-    return _match_open(answer, gold, rules) if by_notation is None else by_notation
+    return _match_open(answer, gold, undecided) if by_notation is None else by_notation
 
 
 def _match_notation(answer: str, gold: str, *, is_vague: bool) -> bool | None:
@@ -107,27 +100,27 @@ def _match_notation(answer: str, gold: str, *, is_vague: bool) -> bool | None:
     return same_as_plain(written, other, is_gold=wanted is not None)
 
 
-def _match_open(answer: str, gold: str, rules: Rules) -> bool | None:
+def _match_open(answer: str, gold: str, undecided: Undecided) -> bool | None:
     """Compare two values that are read by their parts."""
     gold_rows = parse_matrix(gold)
     if gold_rows is not None:
-        return _match_matrix(answer, gold, gold_rows, rules)
+        return _match_matrix(answer, gold, gold_rows, undecided)
     gold_region = parse_region(gold)
     if gold_region is not None:
         answer_region = parse_region(answer)
         if answer_region is not None and not (is_plain_pair(gold_region) and is_plain_pair(answer_region)):
-            return _match_regions(answer, gold, answer_region, gold_region, rules)
+            return _match_regions(answer, gold, answer_region, gold_region, undecided)
     answer, gold = without_membership(answer)[0], without_membership(gold)[0]
     single = _only_element(answer), _only_element(gold)
     if single != (answer, gold):
-        return match_value(*single, rules)
+        return match_value(*single, undecided)
     gold_items = gold_sequence(gold)
     if gold_items is not None:
-        return _match_sequence(answer, gold, gold_items, rules)
-    return _match_single(answer, gold, rules)
+        return _match_sequence(answer, gold, gold_items, undecided)
+    return _match_single(answer, gold, undecided)
 
 
-def _match_matrix(answer: str, gold: str, gold_rows: tuple[tuple[str, ...], ...], rules: Rules) -> bool | None:
+def _match_matrix(answer: str, gold: str, gold_rows: tuple[tuple[str, ...], ...], undecided: Undecided) -> bool | None:
     cells = [cell for row in gold_rows for cell in row]
     answer_rows = parse_matrix(answer)
     if answer_rows is not None:
@@ -138,24 +131,26 @@ def _match_matrix(answer: str, gold: str, gold_rows: tuple[tuple[str, ...], ...]
         is_vector = 1 in (len(gold_rows), len(gold_rows[0]))
         components = bracketed(answer) if is_vector else None
         if components is None or len(components) != len(cells):
-            return rules.undecided(answer, gold)
+            return undecided(answer, gold)
         answer_cells = list(components)
-    return _all(_pairwise(answer_cells, cells, rules))
+    return _match_in_order(answer_cells, cells, undecided)
 
 
-def _match_regions(answer: str, gold: str, answer_region: Region, gold_region: Region, rules: Rules) -> bool | None:
+def _match_regions(
+    answer: str, gold: str, answer_region: Region, gold_region: Region, undecided: Undecided
+) -> bool | None:
     names = {answer_region.variable, gold_region.variable} - {""}
     if len(names) < 2 and _differ_in_numbers(answer_region, gold_region):
         return False
     if len(names) > 1 or len(answer_region.spans) != len(gold_region.spans):
-        return rules.undecided(answer, gold)
+        return undecided(answer, gold)
     if len(gold_region.spans) == 1:
-        return _match_spans(answer_region.spans[0], gold_region.spans[0], rules)
+        return _match_spans(answer_region.spans[0], gold_region.spans[0], undecided)
     left = list(answer_region.spans)
     for gold_span in gold_region.spans:
-        met = next((span for span in left if _match_spans(span, gold_span, replace(rules, undecided=refuse))), None)
+        met = next((span for span in left if _match_spans(span, gold_span, refuse)), None)
         if met is None:
-            return rules.undecided(answer, gold)
+            return undecided(answer, gold)
         left.remove(met)
     return True
 
@@ -189,13 +184,13 @@ def _numeric_spans(region: Region) -> list[tuple[float, float]] | None:
     return [(left, right) for left, right, _ in spans]
 
 
-def _match_spans(answer: Span, gold: Span, rules: Rules) -> bool | None:
+def _match_spans(answer: Span, gold: Span, undecided: Undecided) -> bool | None:
     if answer.brackets != gold.brackets:
         return False
-    return _all(_pairwise([answer.left, answer.right], [gold.left, gold.right], rules))
+    return _match_in_order([answer.left, answer.right], [gold.left, gold.right], undecided)
 
 
-def _match_single(answer: str, gold: str, rules: Rules) -> bool | None:
+def _match_single(answer: str, gold: str, undecided: Undecided) -> bool | None:
     """Compare if the gold is one value, relation or text, and the two differ as strings."""
     gold_number, answer_number = parse_quantity(gold), parse_quantity(answer)
     if gold_number is not None and answer_number is not None:
@@ -204,10 +199,10 @@ def _match_single(answer: str, gold: str, rules: Rules) -> bool | None:
     if gold_unit and "=" in answer and not has_relation(gold):
         # The unit of x = 12 m is in its last side.
         last = _end_of_chain(answer)
-        return last is not None and match_value(last, gold, rules)
+        return last is not None and match_value(last, gold, undecided)
     if gold_unit or answer_unit:
         is_same = same_unit(answer_unit, gold_unit)
-        return match_value(answer_value, gold_value, rules) if is_same else False
+        return match_value(answer_value, gold_value, undecided) if is_same else False
     named_letter = Token.NAMED_LETTER.fullmatch(answer)
     if named_letter is not None and gold.isalpha() and gold.isupper() and len(gold) == 1 and gold.isascii():
         return named_letter[1] == gold
@@ -216,22 +211,22 @@ def _match_single(answer: str, gold: str, rules: Rules) -> bool | None:
     gold_assigned, answer_assigned = Latex.ASSIGNMENT.fullmatch(gold), Latex.ASSIGNMENT.fullmatch(answer)
     if gold_assigned and (answer_assigned or not has_relation(answer)):
         if answer_assigned and not _same_name(answer_assigned[1], gold_assigned[1]):
-            return rules.undecided(answer, gold)
-        return match_value(answer_assigned[2] if answer_assigned else answer, gold_assigned[2], rules)
+            return undecided(answer, gold)
+        return match_value(answer_assigned[2] if answer_assigned else answer, gold_assigned[2], undecided)
     if gold_assigned and answer.count("=") == 1 and parse_quantity(gold_assigned[2]) is not None:
         # 3n = 36 is not solved.
         left, right = answer.split("=")
-        return match_value(left, gold_assigned[2], rules) if right == gold_assigned[1] else False
+        return match_value(left, gold_assigned[2], undecided) if right == gold_assigned[1] else False
     is_longer = kind_of(answer) is Kind.LIST or len(split_top_level(answer)) > len(split_top_level(gold))
     if is_longer and kind_of(gold) is not Kind.EXPRESSION:
         return False
     gold_terms, answer_terms = gold.split(":"), answer.split(":")
     if len(gold_terms) > 1 and all(gold_terms) and all(answer_terms):
-        return len(gold_terms) == len(answer_terms) and _all(_pairwise(answer_terms, gold_terms, rules))
+        return len(gold_terms) == len(answer_terms) and _match_in_order(answer_terms, gold_terms, undecided)
     if "=" in answer and not has_relation(gold):
         last = _end_of_chain(answer)
-        return last is not None and match_value(last, gold, rules)
-    return rules.undecided(answer, gold)
+        return last is not None and match_value(last, gold, undecided)
+    return undecided(answer, gold)
 
 
 def _same_name(answer: str, gold: str) -> bool:
@@ -260,7 +255,7 @@ def _end_of_chain(text: str) -> str | None:
     return last
 
 
-def _match_sequence(answer: str, gold: str, gold_items: list[str], rules: Rules) -> bool | None:
+def _match_sequence(answer: str, gold: str, gold_items: list[str], undecided: Undecided) -> bool | None:
     named_answer, named_gold = _named_one_by_one(answer), _named_one_by_one(gold)
     gold_pair, answer_pair = enclosing_delimiters(named_gold), enclosing_delimiters(named_answer)
     if not _delimiters_agree(answer_pair, gold_pair=gold_pair, length=len(gold_items)):
@@ -283,10 +278,9 @@ def _match_sequence(answer: str, gold: str, gold_items: list[str], rules: Rules)
         return False
     aligned = _aligned(answer_items, gold_items, is_placed=(named_answer != answer, named_gold != gold))
     if aligned is not None:
-        return _all(_pairwise(*aligned, rules))
-    if is_set or (not pairs and _order_is_free(answer, gold, gold_items, rules)):
-        return _match_unordered(answer_items, gold_items, rules)
-    return _all(_pairwise(answer_items, gold_items, rules))
+        return _match_in_order(*aligned, undecided)
+    match = _match_unordered if is_set or not pairs else _match_in_order
+    return match(answer_items, gold_items, undecided)
 
 
 def _only_element(text: str) -> str:
@@ -309,14 +303,6 @@ def _named_one_by_one(text: str) -> str:
     if len(items) != len(names):
         return text
     return ", ".join(f"{name}={item}" for name, item in zip(names, items, strict=True))
-
-
-def _order_is_free(answer: str, gold: str, gold_items: list[str], rules: Rules) -> bool:
-    """Whether a list without brackets has no order: `3 or 5`, `\\pm3`, `x=1, x=2`, and any list if so asked."""
-    names = {match[1] if (match := Latex.ASSIGNMENT.fullmatch(item)) else item for item in gold_items}
-    is_solutions = len(names) == 1 and len(gold_items) > 1 and "=" in gold
-    has_signs = r"\pm" in answer or r"\pm" in gold
-    return not rules.ordered or is_solutions or has_signs or Latex.OR.search(gold) is not None
 
 
 def _aligned(
@@ -355,35 +341,38 @@ def _values_by_name(items: list[str]) -> dict[str, str] | None:
     return values if len(values) == len(items) > 1 else None
 
 
-def _pairwise(answers: list[str], golds: list[str], rules: Rules) -> Iterable[bool | None]:
-    return (
-        match_value(normalize(answer), normalize(gold), rules) for answer, gold in zip(answers, golds, strict=True)
-    )
+def _match_in_order(answers: Iterable[str], golds: Iterable[str], undecided: Undecided) -> bool | None:
+    pairs = zip(map(normalize, answers), map(normalize, golds), strict=True)
+    verdicts = [match_value(answer, gold, undecided) for answer, gold in pairs]
+    return all_of(verdicts)
 
 
-def _match_unordered(answer_items: list[str], gold_items: list[str], rules: Rules) -> bool | None:
+def _match_unordered(answer_items: list[str], gold_items: list[str], undecided: Undecided) -> bool | None:
     remaining = [normalize(item) for item in answer_items]
     verdicts: list[bool | None] = []
     for gold_item in map(normalize, gold_items):
         # What the rules alone find equal is taken first, so that sympy never changes their verdict.
-        compared = [match_value(item, gold_item, replace(rules, undecided=work_out)) for item in remaining]
+        compared = [match_value(item, gold_item, work_out) for item in remaining]
         if True not in compared:
             compared = [
-                match_value(item, gold_item, rules) if verdict is None else verdict
+                match_value(item, gold_item, undecided) if verdict is None else verdict
                 for item, verdict in zip(remaining, compared, strict=True)
             ]
-        verdict = True if True in compared else None if None in compared else False
+        verdict = any_of(compared)
         verdicts.append(verdict)
         if verdict:
             remaining.pop(compared.index(True))
-    return _all(verdicts)
+    return all_of(verdicts)
 
 
-def _all(verdicts: Iterable[bool | None]) -> bool | None:
-    verdicts = list(verdicts)
-    if False in verdicts:
-        return False
-    return None if None in verdicts else True
+def all_of(verdicts: Sequence[bool | None]) -> bool | None:
+    """Return whether all are true; None if that is left open."""
+    return False if False in verdicts else None if None in verdicts else True
+
+
+def any_of(verdicts: Sequence[bool | None]) -> bool | None:
+    """Return whether one is true; None if that is left open."""
+    return True if True in verdicts else None if None in verdicts else False
 
 
 def _delimiters_agree(answer_pair: tuple[str, str] | None, *, gold_pair: tuple[str, str] | None, length: int) -> bool:

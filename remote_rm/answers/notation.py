@@ -14,7 +14,7 @@ from math import gcd
 from typing import Any, NamedTuple
 
 from remote_rm.answers.lexer.latex import Latex
-from remote_rm.answers.lexer.values import CURRENCIES, YES_WORDS, Form
+from remote_rm.answers.lexer.values import CURRENCIES, WORDS, Form
 from remote_rm.answers.quantity import Quantity, parse_quantity
 from remote_rm.answers.reading import (
     Region,
@@ -170,7 +170,7 @@ def _yes_or_no(text: str) -> bool | None:
     match = Form.YES_NO.fullmatch(text)
     if match is None:
         return None
-    is_yes = match[1].lower() in YES_WORDS
+    is_yes = match[1].lower() in WORDS["yes"]
     return None if is_yes and Form.DENIAL.search(match[2] or "") else is_yes
 
 
@@ -181,10 +181,10 @@ def _phrase(text: str) -> int | None:
 
 # Dates and times of day
 
-_MONTHS = "january february march april may june july august september october november december".split()
-_MONTH_NUMBERS = {form: number for number, name in enumerate(_MONTHS, 1) for form in (name, name[:3])} | {"sept": 9}
-_DAYS = "monday tuesday wednesday thursday friday saturday sunday".split()
-_ABBREVIATED = {name[:3]: name for name in (*_MONTHS, *_DAYS)} | {
+_MONTH_NUMBERS = {form: number for number, name in enumerate(WORDS["months"], 1) for form in (name, name[:3])} | {
+    "sept": 9
+}
+_ABBREVIATED = {name[:3]: name for name in (*WORDS["months"], *WORDS["days"])} | {
     "tues": "tuesday", "thur": "thursday", "thurs": "thursday", "sept": "september",
 }  # fmt: skip
 _NAMED_HOURS = {"noon": 12, "midday": 12, "midnight": 0}
@@ -192,7 +192,7 @@ _NAMED_HOURS = {"noon": 12, "midday": 12, "midnight": 0}
 
 def in_full(answer: str, *, gold: str) -> str:
     """Return a day's or month's name in full if the gold is a day or month: `Wed.` → `wednesday`."""
-    return _ABBREVIATED.get(answer, answer) if gold in _MONTHS or gold in _DAYS else answer
+    return _ABBREVIATED.get(answer, answer) if gold in WORDS["months"] or gold in WORDS["days"] else answer
 
 
 def _date(text: str) -> tuple[int | None, int, int | None] | None:
@@ -279,7 +279,6 @@ def _ratio(text: str) -> tuple[Fraction, ...] | None:
 # Telephone numbers, codes, numbers with a base or a modulus
 
 TELEPHONE_DIGITS = 7
-_BASES = "two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen".split()
 _SUBSCRIPT_MARKS = dict.fromkeys(map(ord, "_{} "))
 
 
@@ -314,7 +313,9 @@ def _based(text: str) -> tuple[str, int | str] | None:
     if match is None:
         return None
     base = match[2]
-    return _digits(match[1]), int(base) if base.isdigit() else _BASES.index(base) + 2 if base in _BASES else base
+    return _digits(match[1]), (
+        int(base) if base.isdigit() else WORDS["bases"].index(base) + 2 if base in WORDS["bases"] else base
+    )
 
 
 def _digits(written: str) -> str:

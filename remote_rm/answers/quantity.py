@@ -6,8 +6,8 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import NamedTuple
 
-from remote_rm.answers.lexer import PART_WORDS, TEN_WORDS, WORD_SCALES, WORD_VALUES, Match
-from remote_rm.answers.lexer.values import CHINESE_DIGITS, CHINESE_SCALES, Number
+from remote_rm.answers.lexer import Match
+from remote_rm.answers.lexer.values import CHINESE_DIGITS, PART_WORDS, SCALES, WORD_SCALES, WORD_VALUES, WORDS, Number
 from remote_rm.answers.units import canonical_unit, conversion, is_unit
 
 _DIGIT_VALUES = {digit: value for value, digit in enumerate(CHINESE_DIGITS)} | {"〇": 0, "两": 2}
@@ -30,7 +30,7 @@ def parse_number_words(text: str) -> int | None:
             group *= 100
         elif word in WORD_SCALES:
             total, group = total + group * WORD_SCALES[word], 0
-        elif before in TEN_WORDS and 0 < WORD_VALUES[word] < 10 or not before or before in WORD_SCALES:
+        elif before in WORDS["tens"] and 0 < WORD_VALUES[word] < 10 or not before or before in WORD_SCALES:
             group += WORD_VALUES[word]
         else:
             return None
@@ -132,11 +132,6 @@ ROUNDED_FROM_PLACES = 2
 """A gold with fewer decimal places than this, or fewer significant digits, is exact; any other counts as rounded."""
 MAX_EXPONENT = 300
 
-_SCALES: dict[str, int | Fraction] = {
-    **{"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12},
-    **PART_WORDS,
-    **CHINESE_SCALES,
-}
 MAX_DIGITS = 400
 """A text with more digits than this is no number but a string: reading it takes quadratic time."""
 MAX_CACHED = 4096
@@ -170,7 +165,7 @@ def parse_quantity(text: str) -> Quantity | None:
         return _compound(text)
     scale = match["scale"] or match["chinese_scale"]
     if scale:
-        value *= _SCALES[scale]
+        value *= SCALES[scale]
     scaled = match["e"] or match["power"] or match["digit"] or scale
     places = 0 if scaled else len(match["places"] or match["bare_places"] or "")
     signed = -value if match["sign"] == "-" else value

@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from remote_rm.answers.lexer import Match
-from remote_rm.answers.lexer.latex import Latex
+from remote_rm.answers.lexer.latex import Latex, respelled
 
 _COMMANDS = (
     "× times ÷ div · cdot π pi ∞ infty ≤ le ≥ ge ≠ ne ± pm ∪ cup ⌊ lfloor ⌋ rfloor ⌈ lceil ⌉ rceil ∅ emptyset √ sqrt "
@@ -40,12 +40,9 @@ def normalize(text: str) -> str:
 # The samples of one prompt share their label and mostly their answer.
 @lru_cache(maxsize=8192)
 def _normalized(text: str) -> str:
-    text = Latex.SPACED_THOUSANDS.sub(",", text.replace("{:}", ":")).replace(r"\!", "")
-    text = Latex.THIN_SPACED_THOUSANDS.sub("", text)
     text = Latex.RAISED.sub(lambda match: "^{" + match[0].translate(_RAISED_DIGITS) + "}", text)
     text = Latex.LOWERED.sub(lambda match: "_{" + match[0].translate(_LOWERED_DIGITS) + "}", text)
-    text = Latex.INTEGERS_ONLY.sub("", text)
-    text = text.replace("{,}", ",")
+    text = respelled(text, "first")
     if r"\ce" in text:
         text = Latex.CHEMISTRY.sub(_as_formula, text)
     if r"\begin{" in text:
@@ -59,9 +56,7 @@ def _normalized(text: str) -> str:
         text = Latex.CURRENCY_BEHIND.sub(lambda match: f" {_CURRENCIES[match[1]]}", text)
         text = Latex.CURRENCY_SIGN.sub("", text)
     text = Latex.NUMBER_TO_NUMBER.sub("-", text)
-    text = text.translate(_UNICODE_TO_LATEX).replace(r"\$", "").replace("$", "")
-    text = Latex.MATH_BRACKETS.sub(" ", text).replace(r"\%", "%")
-    text = Latex.SPACE_COMMANDS.sub(" ", Latex.DROPPED_COMMANDS.sub("", text))
+    text = respelled(text.translate(_UNICODE_TO_LATEX), "layout")
     if "^{-" in text:
         text = Latex.INVERSE_UNIT.sub(_over_unit, text)
     for _ in range(MAX_NESTED_COMMANDS):
@@ -71,11 +66,7 @@ def _normalized(text: str) -> str:
     text = " ".join(text.split())
     if "^{-" in text:
         text = Latex.INVERSE_UNIT.sub(_over_unit, text)
-    for pattern, spelling in Latex.SPELLINGS:
-        text = pattern.sub(spelling, text)
-    text = Latex.LOOSE_SPACE.sub(r"\1\2", " ".join(text.split()))
-    text = Latex.SPACE_AFTER_COMMAND.sub(r"\1", Latex.SPACED_SIGN.sub(r"\1", text))
-    return _strip_wrapping(text)
+    return _strip_wrapping(respelled(" ".join(respelled(text, "canonical").split()), "spaces"))
 
 
 def _as_formula(chemistry: Match) -> str:
@@ -95,9 +86,7 @@ def _over_unit(unit: Match) -> str:
 
 def to_latex(text: str) -> str:
     r"""Return normalised plain-text mathematics as LaTeX: `sqrt(2)*x**10` → `\sqrt{2}\cdot x^{10}`."""
-    for pattern, replacement in Latex.BARE_LATEX:
-        text = pattern.sub(replacement, text)
-    return text.strip()
+    return respelled(text, "to latex").strip()
 
 
 def without_environments(text: str) -> str:

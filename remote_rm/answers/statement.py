@@ -366,7 +366,10 @@ def _in_words(clause: Clause) -> Statement:
     bold = Token.BOLD_AT_END.search(clause.text.strip()) if clause.text.count("**") == 2 else None
     emphasized = bold[1].strip() if bold and not Token.SENTENCE_WITHIN.search(complement) else ""
     phrases = [said, emphasized if emphasized in complement else "", *_endings(said, complement)]
-    return Statement(clause.value, tuple(dict.fromkeys(filter(None, phrases))), clause.listed)
+    # Of `thirteen by True` and `$2$ and $3$ \\ the empty set`, the words after the values are no second answer.
+    values = (clause.value, *clause.listed)
+    whole = dict.fromkeys(phrase for phrase in phrases if phrase and all(value in phrase for value in values))
+    return Statement(clause.value, tuple(whole), clause.listed)
 
 
 RULES: tuple[Callable[[Clause], Statement | None], ...] = (

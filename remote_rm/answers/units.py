@@ -5,8 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 from functools import lru_cache
 
-from remote_rm.answers.lexer import NUMBER_WORDS
-from remote_rm.answers.lexer.values import NAMES, SIZES, Unit
+from remote_rm.answers.lexer.values import NAMES, NUMBER_WORDS, SIZES, WORDS, Unit
 
 _POWERS = dict.fromkeys(("square", "sq", "squared", "平方"), "2") | dict.fromkeys(
     ("cubic", "cu", "cubed", "立方"), "3"
@@ -124,38 +123,6 @@ def _canonical_factor(factor: str) -> str:
     return f"{unit}^{power}" if unit and power and power != "1" else unit
 
 
-_NUMBER_CHANGING = frozenset(
-    """squared cubed factorial factorials doubled tripled quadrupled halved divided multiplied raised times plus minus
-    less fewer more over under above below zero negative positive inverse inverted reciprocal root power powers
-    exponent percent percents percentage tens hundreds thousands millions billions trillions dozens doubles triples
-    halves fold folds and or nor if unless when is are was were be equals not never no none but maybe perhaps either
-    neither than then except excluding without wrong incorrect false mod modulo base remainder even odd sqrt sin cos
-    tan log off short too ish almost nearly barely hardly""".split()
-)
-_NO_PLURALS = frozenset(
-    """is was has does its this yes as us thus plus minus less unless always perhaps besides across versus sometimes
-    towards upwards downwards backwards forwards afterwards equals makes gives means seems differs fails lacks loses
-    needs exceeds misses lies his hers ours theirs doubts guess guesses stands becomes remains adds subtracts""".split()
-)
-_PLURALS = frozenset(
-    """people men women children mice geese teeth feet fish sheep deer dice oxen cattle police aircraft spacecraft
-    offspring fruit staff persons personnel data media criteria vertices indices axes radii foci formulae bacteria
-    them cents kids""".split()
-)
-_MEASURES = frozenset(
-    """teaspoon tablespoon cup pint gallon quart barrel litre item piece unit point person page student mark slice
-    pizza cake pie bottle box bag apple orange egg book pen pencil dog cat boy girl man woman child way solution
-    triangle square circle side edge vertex face cube dot star line car bus day team game goal vote step turn lap
-    mile time intersection root pair set group row column table chair room house tree flower ball card coin ticket
-    family""".split()
-)
-"""May be in the singular, as after one and after a fraction."""
-_JOINTS = frozenset("of in on per with from at for to inside within among".split())
-_REMARKS = frozenset(
-    "total altogether each left remaining apart away long tall wide high deep old only overall now today".split()
-)
-
-
 def counted_thing(text: str) -> str | None:
     """Return the canonical name of what is counted, "" for things left unnamed, or None for words that count nothing.
 
@@ -172,11 +139,11 @@ def counted_thing(text: str) -> str | None:
     words = text.lower().replace("-", " ").split(" ")
     if changes_number(text):
         return None
-    while words and words[-1] in _REMARKS:
+    while words and words[-1] in WORDS["remarks"]:
         words.pop()
     if not words:
         return ""
-    joint = next((place for place, word in enumerate(words) if word in _JOINTS), len(words))
+    joint = next((place for place, word in enumerate(words) if word in WORDS["joints"]), len(words))
     if joint == 0 or joint > 4 or len(words) - joint > 5:
         return None
     head = _singular(words[joint - 1])
@@ -186,16 +153,16 @@ def counted_thing(text: str) -> str | None:
 def changes_number(words: str) -> bool:
     """Return whether words after a number make it another one, or none: `halves`, `below zero`, `divided by two`, `or 6`."""
     return any(
-        word in _NUMBER_CHANGING or word in NUMBER_WORDS or Unit.ORDINALS.fullmatch(word) is not None
+        word in WORDS["changing"] or word in NUMBER_WORDS or Unit.ORDINALS.fullmatch(word) is not None
         for word in Unit.BETWEEN_WORDS.split(words.lower())
     )
 
 
 def _singular(noun: str) -> str | None:
     """The noun without its plural's ending, or None for a word that names nothing that is counted."""
-    if noun in _PLURALS or noun in _MEASURES:
+    if noun in WORDS["plurals"] or noun in WORDS["measures"]:
         return noun
-    if len(noun) < 4 or not noun.endswith("s") or noun.endswith("ss") or noun in _NO_PLURALS:
+    if len(noun) < 4 or not noun.endswith("s") or noun.endswith("ss") or noun in WORDS["no_plurals"]:
         return None
     if noun.endswith("ies") and len(noun) > 4:
         return f"{noun[:-3]}y"

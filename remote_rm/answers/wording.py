@@ -64,7 +64,7 @@ def _introduced(text: str) -> str:
         return ""
     end, _, place = max(found)
     said = bare_answer(text[end:].strip(), LANGUAGES[place])
-    if LANGUAGES[place].has_decimal_comma:
+    if "decimal_comma" not in LANGUAGES[place]:
         said = Token.DECIMAL_COMMA.sub(r"\1.\2", said)
     return f"The answer is {word_in_english(said.rstrip('।'))}" if said.strip(_AROUND) else ""
 

@@ -4,10 +4,25 @@ from __future__ import annotations
 
 import re
 
+from remote_rm.answers.lexer import sections
+
 _AMOUNT = r"(?:-?\d[\d,]*(?:\.\d+)?|\.\d+)(?:[ ](?:thousand|million|billion|trillion)\b|[万亿])?"
 _SIGN_OF_OPERATION = r"(?:[-+*/]|\\times|\\cdot|\\div)"
 _ARGUMENT = r"[^\s{}&\x02]"
 _INDEX = r"\[[^\[\]]*\]"
+
+
+_SPELLINGS = {
+    name: [(re.compile(pattern), spelling.replace("␣", " ")) for pattern, spelling in rows.items()]
+    for name, rows in sections("spellings.ini", delimiter="→").items()
+}
+
+
+def respelled(text: str, section: str) -> str:
+    """Return the text with the spellings of a section of spellings.ini replaced, one after the other."""
+    for pattern, spelling in _SPELLINGS[section]:
+        text = pattern.sub(spelling, text)
+    return text
 
 
 class Latex:
@@ -24,18 +39,8 @@ class Latex:
     ATOM_COUNT = re.compile(r"(?<=[A-Za-z)])(\d+)")
     PLUS_MINUS = re.compile(r"\\pm ?")
 
-    DROPPED_COMMANDS = re.compile(
-        r"\\(?:left|right|displaystyle|textstyle|limits|[bB]igg?[lr]?|rm|bf|it|hspace\{[^{}]*\})(?![A-Za-z])|\\!"
-    )
-    SPACE_COMMANDS = re.compile(r"\\(?:quad|qquad)(?![A-Za-z])|(?<!\\)\\[,;: ]|~")
-    SPACED_THOUSANDS = re.compile(r"(?<=\d),\s?\\!\s*(?=\d{3})")
     RAISED = re.compile("[⁻⁺⁰¹²³⁴⁵⁶⁷⁸⁹]+")
     LOWERED = re.compile("[₀₁₂₃₄₅₆₇₈₉]+")
-    # Which integers a family of solutions is about: "..., k \\in \\mathbb{Z}".
-    INTEGERS_ONLY = re.compile(
-        r"(?<=[\w})\]])(?:[\s,;]|\\ |\()+[kmn]\s*\\in\s*\\mathbb\s*\{?[ZN]\}?(?:\^\+)?\)?(?=[\s.$*]*$)"
-    )
-    THIN_SPACED_THOUSANDS = re.compile(r"(?<=\d)(?:\\,|[\u00a0\u2009\u202f])(?=\d{3}(?!\d))")
     ESCAPED_DOLLARS = re.compile(rf"(?:(?<![\w.])US ?)?\\\$\s*({_AMOUNT})(?![\w^/]|\\(?![)\]])|\*(?!\*))")
     # A dollar sign alone opens no formula.
     DOLLARS = re.compile(rf"^[\s*]*(?:US ?)?\$\s?({_AMOUNT})[\s*.]*$|(?<=\d)\s?\\\$(?!\d)|(?<=^)(-?[\d.,]+)\s?\$$")
@@ -43,7 +48,6 @@ class Latex:
     CURRENCY_BEHIND = re.compile(r"(?<=\d)\s?([€£¥￥₹])")
     CURRENCY_SIGN = re.compile("[€£¥￥₹]")
     NUMBER_TO_NUMBER = re.compile(r"(?<=\d)\s?[~～∼—]\s?(?=\d)")
-    MATH_BRACKETS = re.compile(r"(?<!\\)\\[()\[\]]")
     TEXT_COMMANDS = re.compile(
         r"\\(?:text|textbf|textit|textrm|textsf|texttt|textnormal|mathrm|mathbf|mathit|mathsf|bold|emph|mbox|hbox|boxed|fbox)"
         r"\s*\{([^{}]*)\}"
@@ -53,78 +57,11 @@ class Latex:
         r"\\begin\{(?:cases|aligned)\}((?:[^&\\=]|\\(?![\\a-z]*(?:text|if)))*?=(?:(?!\\end|\btext|\bif\b)[^&])*)\\end\{(?:cases|aligned)\}"
     )
     INVERSE_UNIT = re.compile(r"(?<=[A-Za-z}])\s*(?:\\cdot\s?|\s)(?:\\mathrm\{)?([A-Za-z]{1,3})\}?\^\{-(\d)\}")
-    FOR_ALL = re.compile(
-        r"(=.*?)[\s,]+for (?:all|every|any|each)(?:\s(?:real|complex|rational|natural|positive|nonnegative|non-negative|integers?"
-        r"|numbers?|reals?|values? of))*(?:\s?[A-Za-z])?(?:\s?\\in\s?\\mathbb\s?\{[A-Z]\})?[\s.*]*$"
-    )
-    SPELLINGS = (
-        (re.compile(r"\\[dtc]frac(?![A-Za-z])"), r"\\frac"),
-        (re.compile(r"\\[dt]binom(?![A-Za-z])"), r"\\binom"),
-        (re.compile(r"\\frac\s*(\d)\s*(\d)(?!\d)"), r"\\frac{\1}{\2}"),
-        (re.compile(r"\\frac\s*(\d)\s*(?=\{)"), r"\\frac{\1}"),
-        (re.compile(r"(\\frac\s*\{[^{}]*\})\s*(\d)(?!\d)"), r"\1{\2}"),
-        (re.compile(r"\\sqrt\s*(\d+|[A-Za-z](?![A-Za-z]))"), r"\\sqrt{\1}"),
-        (re.compile(r"\{\s*(\w+)\s*\\choose\s*(\w+)\s*\}"), r"\\binom{\1}{\2}"),
-        (re.compile(r"(?<![\\\w])C\((\d+),\s*(\d+)\)"), r"\\binom{\1}{\2}"),
-        (re.compile(r"\\pmod\s*(\w+)"), r"\\pmod{\1}"),
-        (re.compile(r"(?<![\w.}])(\d+)/(\d+) (?=\\(?:pi|sqrt)(?![A-Za-z]))"), r"\\frac{\1}{\2}"),
-        (re.compile(r"\\[lc]dots(?![A-Za-z])|…"), r"\\dots "),
-        (re.compile(r"^\s*(?:the )?(?:set of )?all (?:real numbers|reals)\W*$", re.IGNORECASE), r"\\mathbb{R}"),
-        (re.compile(r"\\geqslant|\\geq(?![A-Za-z])|>="), r"\\ge "),
-        (re.compile(r"\\leqslant|\\leq(?![A-Za-z])|<="), r"\\le "),
-        (re.compile(r"\\neq(?![A-Za-z])|!="), r"\\ne "),
-        (re.compile(r"\\gt(?![A-Za-z])"), ">"),
-        (re.compile(r"\\lt(?![A-Za-z])"), "<"),
-        (re.compile(r"\\(?:varnothing|empty)(?![A-Za-z])|\\\{\s*\\\}"), r"\\emptyset "),
-        (re.compile(r"^(?:the )?(?:empty|null) set\W*$", re.IGNORECASE), r"\\emptyset"),
-        (re.compile(r"\\degree(?![A-Za-z])|\^\{\s*\\circ\s*\}"), r"^\\circ "),
-        (re.compile(r"(?<![\\A-Za-z])(?:infinity|inf|oo)(?![A-Za-z])", re.IGNORECASE), r"\\infty "),
-        (re.compile(r"(?<=[)\]])\s*U\s*(?=[(\[])"), r"\\cup "),
-        (re.compile(r"^[\s*`]*\]([^\[\]]+[,;][^\[\]]+)\[[\s.*`]*$"), r"(\1)"),
-        (re.compile(r"^[\s*`]*\]([^\[\]]+[,;][^\[\]]+)\][\s.*`]*$"), r"(\1]"),
-        (re.compile(r"^[\s*`]*\[([^\[\]]+[,;][^\[\]]+)\[[\s.*`]*$"), r"[\1)"),
-        (re.compile(r"\\(?:langle)(?![A-Za-z])"), "("),
-        (re.compile(r"\\(?:rangle)(?![A-Za-z])"), ")"),
-        (re.compile(r"(?<=\d)\s?[xX]\s?(?=\d)"), r"\\times "),
-        (re.compile(r"(?<=\d)(?:\^\{?)?(?:st|nd|rd|th)\}?(?![A-Za-z])"), ""),
-        (re.compile(r"(?<=\d)\s*([AaPp])\.?\s?[Mm](?![A-Za-z])\.?"), r" \1M"),
-        (re.compile(r"_(?:\{\(?(\d+)\)?\}|\((\d+)\)|(\d+))(?!\w)"), r"_{\1\2\3}"),
-        (re.compile(r"\\log_\{?e\}?(?![A-Za-z])"), r"\\ln "),
-        (re.compile(r"(?<=10)\^(-?\d{2,}|-\d)(?!\d)"), r"^{\1}"),
-        (re.compile(r",\s*&"), "&"),
-        (
-            re.compile(r"^all (?:the )?real (?:numbers|x)(?: x)? except(?: for)? (?:x\s*=)?\s*", re.IGNORECASE),
-            r"x\\ne ",
-        ),
-        (
-            re.compile(r"^all (?:integers|real numbers|reals|numbers|positive integers) (?=[a-z]\s*(?:[<>]|\\[lg]e))"),
-            "",
-        ),
-        (re.compile(r"^([^<>]+?)(<|\\le)\s*([a-z])\s+and\s+\3\s*(<|\\le)([^<>]+)$"), r"\1\2 \3\4\5"),
-        (re.compile(r"\^\{([\w+-])\}"), r"^\1"),
-        (FOR_ALL, r"\1"),
-    )
     AROUND_VALUE = re.compile(
         r"^(?:\\approx|\\sim|approximately|about|roughly|USD|US)(?![A-Za-z])\s*(?=[-.\d\\])|^-\s+(?=[\d.\\])",
         re.IGNORECASE,
     )
     ENVIRONMENT = re.compile(r"\\(?:begin|end|operatorname)\{[^{}]*\}")
-    LOOSE_SPACE = re.compile(r"\s*([=*/^({\[<>;]|[)}\]](?!\s[A-Za-z]))\s*|\s*([)}\]])")
-    SPACED_SIGN = re.compile(r"(?<=\S) ([+-]) (?=\S)")
-    SPACE_AFTER_COMMAND = re.compile(r"(\\[A-Za-z]+) (?=[^A-Za-z])|(?<!and)(?<!or) (?=\\[A-Za-z])")
-    BARE_LATEX = (
-        (
-            re.compile(r"(?<![\\A-Za-z])(arcsin|arccos|arctan|sin|cos|tan|cot|sec|csc|log|ln|exp|pi)(?![A-Za-z])"),
-            r"\\\1 ",
-        ),
-        (re.compile(r"(?<![\\A-Za-z])sqrt\(([^()]*)\)"), r"\\sqrt{\1}"),
-        (re.compile(r"√\s*\(([^()]*)\)"), r"\\sqrt{\1}"),
-        (re.compile(r"√\s*(\w+)"), r"\\sqrt{\1}"),
-        (re.compile(r"\*\*"), "^"),
-        (re.compile(r"\^\(([^()]*)\)"), r"^{\1}"),
-        (re.compile(r"\^(-?\d{2,}|-\d)"), r"^{\1}"),
-        (re.compile(r"\*"), r"\\cdot "),
-    )
     RELATION_SIGN = re.compile(r"\s*(\\le(?![A-Za-z])|\\ge(?![A-Za-z])|<|>)\s*")
     VARIABLE = re.compile(r"[A-Za-z]|\\(?:alpha|beta|gamma|theta|lambda|mu|omega|phi)")
     MEMBERSHIP = re.compile(r"([A-Za-z])\s*\\in(?![A-Za-z])\s*(?=[(\[\\])")

@@ -9,127 +9,41 @@ import re
 from collections.abc import Iterable
 from fractions import Fraction
 
-from remote_rm.answers.lexer import PART_WORDS
+from remote_rm.answers.lexer import sections
 
-_PREFIXES = {
-    "": ("", 0, ""),
-    "p": ("pico", -12, "皮"),
-    "n": ("nano", -9, "纳"),
-    "μ": ("micro", -6, "微"),
-    "m": ("milli", -3, "毫"),
-    "c": ("centi", -2, "厘"),
-    "d": ("deci", -1, "分"),
-    "h": ("hecto", 2, "百"),
-    "k": ("kilo", 3, "千"),
-    "M": ("mega", 6, "兆"),
-    "G": ("giga", 9, "吉"),
-    "T": ("tera", 12, "太"),
-}
+_TABLES = sections("values.ini")
+WORDS = {name: tuple(words.split()) for name, words in _TABLES["words"].items()}
 _MICRO = ("μ", "µ", r"\mu ")
-# Unit: its names, its name in Chinese, and the prefixes that it is written with. No pm, which is a time of day.
-_PREFIXED = {
-    "m": ("meter metre", "米", "n μ m c d k"),
-    "g": ("gram gramme", "克", "n μ m k"),
-    "s": ("second sec", "秒", "n μ m"),
-    "L": ("liter litre", "升", "μ m c d"),
-    "J": ("joule", "焦 焦耳", "m k M G"),
-    "W": ("watt", "瓦 瓦特", "m k M G"),
-    "V": ("volt", "伏 伏特", "μ m k"),
-    "A": ("ampere amp", "安 安培", "μ m k"),
-    "Hz": ("hertz", "赫 赫兹", "k M G T"),
-    "Pa": ("pascal", "帕 帕斯卡", "h k M G"),
-    "N": ("newton", "牛 牛顿", "m k M"),
-    "eV": ("electronvolt", "电子伏", "m k M G T"),
-    r"\Omega": ("ohm", "欧 欧姆", "m k M"),
-    "F": ("farad", "法拉", "p n μ m"),
-    "C": ("coulomb", "库仑", "n μ m"),
-    "T": ("tesla", "特斯拉", "μ m"),
-    "mol": ("mole", "摩尔", "m k"),
-    "cal": ("calorie", "卡 卡路里", "k"),
-    "Wh": ("watt-hour", "瓦时", "k M G"),
-    "K": ("kelvin", "开尔文", ""),
-}
-_OTHERS = {
-    "m": ("公尺", ""),
-    "km": ("公里", ""),
-    "cm": ("公分", ""),
-    "kg": ("公斤 kgs", ""),
-    "s": ("secs", ""),
-    "mL": ("ml cc", ""),
-    "L": ("l 公升", "0.001 m^3"),
-    r"\Omega": ("Ω Ω", ""),
-    r"k\Omega": ("kΩ kΩ", ""),
-    r"M\Omega": ("MΩ MΩ", ""),
-    r"m\Omega": ("mΩ mΩ", ""),
-    "in": ("inch inches 英寸", "0.0254 m"),
-    "ft": ("foot feet 英尺", "0.3048 m"),
-    "yd": ("yard yards 码", "0.9144 m"),
-    "mi": ("mile miles 英里", "1609.344 m"),
-    "nmi": ("海里", "1852 m"),
-    "t": ("ton tons tonne tonnes 吨", "1000000 g"),
-    "jin": ("斤", "500 g"),
-    "lb": ("pound pounds lbs 磅", "453.59237 g"),
-    "oz": ("ounce ounces 盎司", "28.349523125 g"),
-    "ha": ("hectare hectares 公顷", "10000 m^2"),
-    "min": ("minute minutes mins 分钟", "60 s"),
-    "h": ("hour hours hr hrs 小时 个小时 时", "3600 s"),
-    "d": ("day days 天 日", "86400 s"),
-    "wk": ("week weeks wks 周 星期 个星期", "604800 s"),
-    "mo": ("month months 月 个月", "1/12 yr"),
-    "yr": ("year years yrs 年", "1 yr"),
-    "atm": ("atmosphere atmospheres", "101325 Pa"),
-    "bar": ("bars", "100000 Pa"),
-    "rad": ("radian radians 弧度", ""),
-    "arcmin": ("arcmin arcminutes", "1/60 degree"),
-    "arcsec": ("arcsec arcseconds", "1/3600 degree"),
-    "degree": (r"degree degrees deg ^\circ ° 度", "1 degree"),
-    "celsius": ("Celsius celsius ℃ 摄氏度", ""),
-    "fahrenheit": ("Fahrenheit fahrenheit ℉ 华氏度", ""),
-    "dollar": ("dollar dollars USD 美元", "1 dollar"),
-    "cent": ("cent cents ¢ 美分", "0.01 dollar"),
-    "euro": ("euro euros EUR 欧元", ""),
-    "GBP": ("英镑", ""),
-    "yen": ("yen JPY 日元", ""),
-    "yuan": ("yuan RMB CNY 元 块钱 人民币", "1 yuan"),
-    "jiao": ("jiao 角", "0.1 yuan"),
-    "fen": ("fen 分", "0.01 yuan"),
-    "won": ("KRW 韩元", ""),
-    "rupee": ("rupees INR ₹", ""),
-    "unit": ("unit units", ""),
-    "Wh": ("", "3600 J"),
-}
-"""Unit: its names besides those made of prefixes, and what one is in a base unit, if there is a base unit."""
-_NAMED_BY_THEMSELVES = (
-    "in ft yd mi t lb oz min h rad ha mph fps atm bar Wb dB psi GBP wk mo yr rpm ppm dpi kB MB GB TB KB"
-).split() + [r"\AA"]
-CURRENCIES = frozenset("dollar cent euro GBP yen yuan jiao fen won rupee".split())
 
 
 def _units() -> tuple[dict[str, str], dict[str, tuple[str, int, Fraction]]]:
-    names = {name: name for name in _NAMED_BY_THEMSELVES}
+    names = {name: name for name in WORDS["named_by_themselves"]}
     sizes: dict[str, tuple[str, int, Fraction]] = {}
-    for unit, (_, size) in _OTHERS.items():
+    others = {unit: row.split("|") for unit, row in _TABLES["others"].items()}
+    for unit, (_, *size) in others.items():
         if size:
-            number, base, power = (*size.replace("^", " ").split(), "1")[:3]
+            number, base, power = (*size[0].replace("^", " ").split(), "1")[:3]
             sizes[unit] = (base, int(power), Fraction(number))
-    for unit, (words, chinese, prefixes) in _PREFIXED.items():
+    for unit, row in _TABLES["prefixed"].items():
+        words, chinese, prefixes = (part.split() for part in row.split("|"))
         base, dimension, one = sizes.setdefault(unit, (unit, 1, Fraction(1)))
-        for prefix in ("", *prefixes.split()):
-            word, exponent, character = _PREFIXES[prefix]
-            in_words = [word + name + end for name in words.split() for end in ("", "s"[: name[-1] != "z"])]
+        for prefix in ("", *prefixes):
+            word, exponent, character = _TABLES["prefixes"][prefix].split() if prefix else ("", "0", "")
+            in_words = [word + name + end for name in words for end in ("", "s"[: name[-1] != "z"])]
             in_words += [name.capitalize() for name in in_words if len(name) > 4]
-            in_chinese = [character + name for name in chinese.split()]
+            in_chinese = [character + name for name in chinese]
             symbols = [mark + unit for mark in (_MICRO if prefix == "μ" else (prefix,))]
             names |= dict.fromkeys((*symbols, *in_words, *in_chinese), prefix + unit)
-            sizes[prefix + unit] = (base, dimension, one * Fraction(10) ** exponent)
+            sizes[prefix + unit] = (base, dimension, one * Fraction(10) ** int(exponent))
     return (
-        names | {spelling: unit for unit, (spellings, _) in _OTHERS.items() for spelling in spellings.split()},
+        names | {spelling: unit for unit, (spellings, *_) in others.items() for spelling in spellings.split()},
         sizes,
     )
 
 
 NAMES, SIZES = _units()
 """NAMES: a unit's canonical spelling by every spelling; SIZES: by canonical spelling its base unit, its power, its size."""
+CURRENCIES = frozenset(WORDS["currencies"])
 
 
 def pattern_of(names: Iterable[str]) -> str:
@@ -144,32 +58,31 @@ def pattern_of(names: Iterable[str]) -> str:
     return f"{joined}?" if "" in tails else joined
 
 
-CHINESE_DIGITS = "零一二三四五六七八九"
-CHINESE_SCALES = {
-    "百": 10**2,
-    "千": 10**3,
-    "万": 10**4,
-    "十万": 10**5,
-    "百万": 10**6,
-    "千万": 10**7,
-    "亿": 10**8,
-    "万亿": 10**12,
+WORD_VALUES = {word: value for value, word in enumerate(WORDS["small_numbers"])} | {
+    word: 10 * value for value, word in enumerate(WORDS["tens"], start=2)
 }
+WORD_SCALES = {word: int(size) for word, size in _TABLES["scales of numbers in words"].items()}
+PART_WORDS = {word: Fraction(1, int(parts)) for parts, words in _TABLES["parts"].items() for word in words.split()}
+"""What one of them is of a whole: `quarters` → 1/4."""
+SCALES: dict[str, int | Fraction] = {
+    **WORD_SCALES,
+    **{word: int(size) for word, size in _TABLES["other scales"].items()},
+    **PART_WORDS,
+}
+NUMBER_WORDS = frozenset((*WORD_VALUES, *filter(str.isascii, SCALES)))
+CHINESE_DIGITS = "零一二三四五六七八九"
 CHINESE_NUMERAL = rf"负?(?:一?半|百分之[{CHINESE_DIGITS}〇两十百点]+|[{CHINESE_DIGITS}〇两十](?:[{CHINESE_DIGITS}〇两十百千万亿点又]|(?<!\d)分之)*)"
 """A pattern for what may be a number in Chinese characters."""
-YES_WORDS = frozenset("yes true correct 是 是的 对 对的 正确".split())
-NO_WORDS = frozenset("no false incorrect 否 不是 不 不对 错 错误 不正确".split())
+_POLAR = (*WORDS["yes"], *WORDS["no"])
 
 _NAME = pattern_of(NAMES)
 _POWER = r"(?:\^(?:\d|\{-?\d\})|[ ](?:squared|cubed))"
 _FACTOR = rf"(?:(?:square|sq\.?|cubic|cu\.?)[ ]|平方|立方)?(?:{_NAME})(?![A-Za-z]){_POWER}?"
 _TEMPERATURE = r"(?:\^\\circ[ ]?|degrees?[ ]|deg[ ]?)(?P<scale>[CF]|[Cc]elsius|[Ff]ahrenheit)(?![A-Za-z])"
-_CLASSIFIERS = "个只条张本支枝名位头匹辆颗棵件块枚朵瓶杯碗盒箱袋粒间座架台艘人家户种群双套组根片串"
-_BARE_CLASSIFIERS = "次层遍步圈倍题页行列岁套项面边角点组届场门台节号级楼折人"
 _INTEGER = r"(?:[1-9]\d{0,2}(?:,\d{3})+|\d{1,3}(?:[ ]\d{3})+(?!\d)|\d+)"
 _DECIMAL = rf"(?:{_INTEGER}(?:\.(?P<places>\d*))?|\.(?P<bare_places>\d+))"
 _PART = "|".join(sorted(PART_WORDS, key=len, reverse=True))
-_CHINESE_SCALE = "|".join(sorted(CHINESE_SCALES, key=len, reverse=True))
+_CHINESE_SCALE = "|".join(sorted((word for word in SCALES if not word.isascii()), key=len, reverse=True))
 _SUBJECT = r"(?:the |this |it |its )?(?:[a-z]+ ){0,4}?"
 _MONTH = r"(?P<month>[A-Z][a-z]{2,8})\.?"
 _WEEKDAY = r"(?:(?:Mon|Tues?|Wed(?:nes)?|Thu(?:rs)?|Fri|Sat(?:ur)?|Sun)(?:day)?\.?,? )?(?:the |on )?"
@@ -215,7 +128,9 @@ class Unit:
         r"(?:thir|four|fif|six|seven|eigh|nine?|ten|eleven|twelf|\w+teen|\w+tie|hundred|thousand|million|billion)ths?"
     )
     IN_ALL = re.compile(r"(?:^| )in (?:total|all)$")
-    CLASSIFIED = re.compile(rf"[{_CLASSIFIERS}](?P<thing>[\u4e00-\u9fff]{{0,4}})|[{_BARE_CLASSIFIERS}]")
+    CLASSIFIED = re.compile(
+        rf"[{WORDS['classifiers'][0]}](?P<thing>[\u4e00-\u9fff]{{0,4}})|[{WORDS['bare_classifiers'][0]}]"
+    )
 
 
 class Number:
@@ -255,7 +170,7 @@ class Form:
     DIGITS = re.compile(r"\d+")
     # What a text in a notation has in it, by the name of its kind: the patterns are tried only then.
     HINTS = {
-        "YES_NO": re.compile(rf"^(?:{'|'.join(YES_WORDS | NO_WORDS)})", re.IGNORECASE),
+        "YES_NO": re.compile(rf"^(?:{'|'.join(_POLAR)})", re.IGNORECASE),
         "NO_VALUE": re.compile(r"\b(?:no|none|exist|doesn't|dne|infinite|infinitely|undefined)\b", re.IGNORECASE),
         "DATE": re.compile(r"\d[-/.]\d+[-/.]\d|[月年]|[A-Z][a-z]{2}.*\d|\d [A-Zo]"),
         "CLOCK": re.compile(r"\d:\d\d|\d ?[AaPp]M|clock|\d[点时:]|noon|midday|midnight| in the | at night"),
@@ -269,7 +184,7 @@ class Form:
 
     PLAIN_DIGITS = re.compile(r"[-+]?[\d.]+", re.ASCII)
     YES_NO = re.compile(
-        rf"({'|'.join(sorted(YES_WORDS | NO_WORDS, key=len, reverse=True))})(?:$|[,.;:!，。]\s*(?!.*(?:\b(?:yes|no|true|false|or|alternatively)\b|(?<![^\s,;，；、])(?:是|否|对|错)(?![^\s,.;，。；、])|\s['\"]))(.*)$)",
+        rf"({'|'.join(sorted(_POLAR, key=len, reverse=True))})(?:$|[,.;:!，。]\s*(?!.*(?:\b(?:yes|no|true|false|or|alternatively)\b|(?<![^\s,;，；、])(?:是|否|对|错)(?![^\s,.;，。；、])|\s['\"]))(.*)$)",
         re.IGNORECASE,
     )
     DENIAL = re.compile(r"\bnot\b|n't\b")

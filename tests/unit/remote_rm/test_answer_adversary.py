@@ -21,15 +21,12 @@ def test_what_was_found_is_right_for_one_label_at_most(response: str, label: str
         assert sum(verifier.score(item).parts["accuracy"] for item in items) <= 1, name
 
 
-def test_ten_thousand_responses_are_right_for_no_two_labels():
-    found = search(seed=17, responses=10_000, max_by_sympy=200)
-    assert found.breaks == [], found.report()
-
-
-@pytest.mark.full
-@pytest.mark.slow
-def test_twenty_thousand_other_responses_are_right_for_no_two_labels():
-    found = search(seed=18, responses=20_000, max_by_sympy=150)
+@pytest.mark.parametrize(
+    ("seed", "responses", "max_by_sympy"),
+    [(17, 10_000, 200), pytest.param(18, 20_000, 150, marks=[pytest.mark.full, pytest.mark.slow])],
+)
+def test_thousands_of_responses_are_right_for_no_two_labels(seed: int, responses: int, max_by_sympy: int):
+    found = search(seed=seed, responses=responses, max_by_sympy=max_by_sympy)
     assert found.breaks == [], found.report()
 
 

@@ -18,19 +18,13 @@ def same(answer: str, gold: str) -> bool | None:
     return same_algebra(normalize(answer), normalize(gold))
 
 
-@pytest.mark.parametrize(
-    ("answer", "gold"),
-    table("remote_rm/answers/algebra", "equal_for_all_values"),
-)
+@pytest.mark.parametrize(("answer", "gold"), table("remote_rm/answers/algebra", "equal_for_all_values"))
 def test_equal_for_all_values(answer, gold):
     assert same(answer, gold) is True
     assert same(gold, answer) is True
 
 
-@pytest.mark.parametrize(
-    ("answer", "gold"),
-    table("remote_rm/answers/algebra", "unequal"),
-)
+@pytest.mark.parametrize(("answer", "gold"), table("remote_rm/answers/algebra", "unequal"))
 def test_unequal(answer, gold):
     assert same(answer, gold) is False
     assert same(gold, answer) is False

@@ -44,9 +44,6 @@ def test_endless_repetition_is_read_in_linear_time(piece):
     assert time.process_time() - started < 1.0
 
 
-@pytest.mark.parametrize(
-    ("response", "text"),
-    table("remote_rm/answers/extraction", "all_that_concludes_a_response"),
-)
+@pytest.mark.parametrize(("response", "text"), table("remote_rm/answers/extraction", "all_that_concludes_a_response"))
 def test_all_that_concludes_a_response(response, text):
     assert concluding_text(response) == text

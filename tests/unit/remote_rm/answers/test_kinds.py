@@ -10,7 +10,7 @@ from helpers.tables import table
 
 from remote_rm.answers import accuracy
 from remote_rm.answers.accuracy import matches, quick_match
-from remote_rm.answers.comparison import Rules, match_value, work_out
+from remote_rm.answers.comparison import match_value, work_out
 from remote_rm.answers.notation import Kind, are_compared, kind_of
 from remote_rm.answers.quantity import parse_quantity
 from remote_rm.answers.reading import normalize
@@ -18,11 +18,9 @@ from remote_rm.answers.units import canonical_unit, changes_number, conversion, 
 
 pytestmark = pytest.mark.unit
 
-RULES = Rules(undecided=work_out, ordered=False)
-
 
 def same(answer: str, gold: str) -> bool | None:
-    return match_value(normalize(answer), normalize(gold), RULES)
+    return match_value(normalize(answer), normalize(gold), work_out)
 
 
 @pytest.mark.parametrize(("text", "kind"), table("remote_rm/answers/kinds", "kinds_by_form"))
@@ -41,10 +39,7 @@ def test_only_kinds_of_the_table_are_compared_and_alike_in_both_directions():
     assert not are_compared(Kind.CODE, Kind.QUANTITY)
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    table("remote_rm/answers/kinds", "the_same_value_in_two_forms"),
-)  # fmt: skip
+@pytest.mark.parametrize(("one", "other"), table("remote_rm/answers/kinds", "the_same_value_in_two_forms"))  # fmt: skip
 def test_the_same_value_in_two_forms(one, other):
     assert matches(one, other)
     assert same(one, other) is True
@@ -52,10 +47,7 @@ def test_the_same_value_in_two_forms(one, other):
         assert same(other, one) is True
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    table("remote_rm/answers/kinds", "different_values_that_look_alike"),
-)  # fmt: skip
+@pytest.mark.parametrize(("one", "other"), table("remote_rm/answers/kinds", "different_values_that_look_alike"))  # fmt: skip
 def test_different_values_that_look_alike(one, other):
     assert same(one, other) is not True
     assert same(other, one) is not True
@@ -96,10 +88,7 @@ def test_prefixes_and_powers_are_converted():
     assert conversion("euro", into="dollar") is None
 
 
-@pytest.mark.parametrize(
-    "text",
-    table("remote_rm/answers/kinds", "what_is_no_number_in_words"),
-)
+@pytest.mark.parametrize("text", table("remote_rm/answers/kinds", "what_is_no_number_in_words"))
 def test_what_is_no_number_in_words(text):
     assert parse_quantity(text) is None
 
@@ -111,8 +100,8 @@ def test_a_long_text_of_any_notation_is_read_in_milliseconds(piece):
     text = normalize((piece * 1000)[:1000])
     started = time.process_time()
     kind_of.__wrapped__(text)
-    match_value(text, "1", RULES)
-    match_value("1", text, RULES)
+    match_value(text, "1", work_out)
+    match_value("1", text, work_out)
     assert time.process_time() - started < 0.25
 
 

@@ -14,10 +14,7 @@ from remote_rm.answers.units import conversion
 pytestmark = pytest.mark.unit
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    table("remote_rm/answers/statement", "one_value_is_read_from_a_sentence"),
-)
+@pytest.mark.parametrize(("text", "value"), table("remote_rm/answers/statement", "one_value_is_read_from_a_sentence"))
 def test_one_value_is_read_from_a_sentence(text, value):
     assert read(text).value == value
 
@@ -40,10 +37,7 @@ def test_what_states_two_or_denies_is_right_for_none(answer, labels):
         assert [label for label in labels if matches(stated, label)] == []
 
 
-@pytest.mark.parametrize(
-    ("answer", "label"),
-    table("remote_rm/answers/statement", "what_a_teacher_accepts"),
-)
+@pytest.mark.parametrize(("answer", "label"), table("remote_rm/answers/statement", "what_a_teacher_accepts"))
 def test_what_a_teacher_accepts(answer, label):
     assert matches(final_answer(answer) or "", label)
     assert matches(final_answer(f"<think>so</think><answer>{answer}</answer>") or "", label)
