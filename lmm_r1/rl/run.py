@@ -234,7 +234,7 @@ def _session(stage: _Stage, restarts: Restarts, *, resumed: bool) -> None:
 def _train(stage: _Stage, restarts: Restarts, trackers: Trackers) -> None:
     """Start Ray, engines and models, train, and write the model."""
     config, folder, rows, stops = stage.config, stage.folder, stage.rows, restarts.stops
-    Console(highlight=False).print(f"{folder.name}: {len(rows)} prompts, starting Ray, engines and models ...")
+    Console(highlight=False, markup=False).print(f"{folder.name}: {len(rows)} prompts, starting Ray, engines and models ...")
     _start_ray(config)
     # Ray has installed its own handler of SIGTERM.
     stops.listen()
@@ -356,7 +356,7 @@ def _load(config: PPOConfig, path: str, *, split: str, check: Callable[[Row], No
         bad_rows=config.data.bad_rows,
         skip_by=SKIP_BAD_ROWS,
     )
-    Console(highlight=False, soft_wrap=True).print(with_left_out(file.summary_as_prompts, file.skipped))
+    Console(highlight=False, markup=False, soft_wrap=True).print(with_left_out(file.summary_as_prompts, file.skipped))
     # Columns are sent with every group, and few reward sources need them.
     by_columns = reward_function(config.reward) is not None or "columns" in config.reward.request_fields
     wanted = by_columns or config.train.plays
