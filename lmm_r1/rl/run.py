@@ -57,7 +57,7 @@ from lmm_r1.host.workers import NodeSortedGroup, RayActorGroup, Reservation, res
 from lmm_r1.lifecycle.publication import publish
 from lmm_r1.lifecycle.restarts import Restarts
 from lmm_r1.lifecycle.start import Fingerprint, check_start, has_checkpoints, open_run
-from lmm_r1.lifecycle.stopping import StopRequests, reported_ends
+from lmm_r1.lifecycle.stopping import StopRequests, last_words, reported_ends
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.lmm_kits.checkpoint import check_images_taken, check_pixel_bounds, check_weights, outlined_row
 from lmm_r1.models.load_balancing import check_balanced
@@ -77,6 +77,10 @@ from lmm_r1.scoring.sources import RowChecker, make_scorer
 from remote_rm.client import RewardUnavailable
 
 _MODELS = ("actor", "critic", "reward")
+_ENDED = (
+    "was killed, or Ray ended it because its raylet died: full memory and a full /dev/shm do that (Ray's raylet.err, below "
+    "/tmp/ray, says why). Free some, and repeat the same command: it goes on from the last saved step"
+)
 
 
 def shared_paths(config: PPOConfig, *, rows: Sequence[Row], eval_rows: Sequence[Row]) -> list[SharedPath]:
@@ -192,7 +196,8 @@ def train(config: PPOConfig, *, reward: Callable[..., Any] | None = None) -> Non
     with folder.locked():
         resumed = open_run(config, fingerprint, folder=folder)
         folder.left_out(every.left_out)
-        with StopRequests() as stops, reported_ends(stops, folder=folder.path), folder.session():
+        told = last_words(f"{folder.name} {_ENDED}")
+        with StopRequests() as stops, reported_ends(stops, folder=folder.path), folder.session(), told:
             restarts = Restarts(
                 limit=config.ckpt.max_restarts, folder=folder, stops=stops, saved_step=partial(saved_step, config)
             )
