@@ -239,7 +239,9 @@ def _session(stage: _Stage, restarts: Restarts, *, resumed: bool) -> None:
 def _train(stage: _Stage, restarts: Restarts, trackers: Trackers) -> None:
     """Start Ray, engines and models, train, and write the model."""
     config, folder, rows, stops = stage.config, stage.folder, stage.rows, restarts.stops
-    Console(highlight=False, markup=False).print(f"{folder.name}: {len(rows)} prompts, starting Ray, engines and models ...")
+    Console(highlight=False, markup=False).print(
+        f"{folder.name}: {len(rows)} prompts, starting Ray, engines and models ..."
+    )
     _start_ray(config)
     # Ray has installed its own handler of SIGTERM.
     stops.listen()

@@ -223,7 +223,11 @@ def test_a_row_file_is_read_or_refused_by_every_reader(suffix, tmp_path):
     read()
 
 
-SAMPLES = [file for file in sorted((Path(__file__).parents[2] / "datasets" / "samples").glob("*/*.*")) if file.suffix != ".png"]
+SAMPLES = [
+    file
+    for file in sorted((Path(__file__).parents[2] / "datasets" / "samples").glob("*/*.*"))
+    if file.suffix != ".png"
+]
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -279,6 +283,10 @@ def test_a_damaged_row_of_every_format_is_read_or_refused(suffix, tmp_path):
         reading = RowReading(image_dir=folder)
         kind = data.draw(st.sampled_from([None, *KINDS]))
         with suppress(UserError):
-            read_row_file(str(file), reading=reading) if kind is None else read_judged_file(str(file), kind, reading=reading)
+            (
+                read_row_file(str(file), reading=reading)
+                if kind is None
+                else read_judged_file(str(file), kind, reading=reading)
+            )
 
     read()

@@ -181,7 +181,10 @@ def test_an_end_token_of_another_name_is_found_before_the_run(command, model, wo
         sentence, *others = lines_of_error(command, argv("renamed", **skips), capfd=capfd)
         said = " ".join([sentence, *others])
         assert ("line 1 (2 rows, this is the first): the chat" in said) == (not skips)
-        assert "the chat template ends an assistant turn with 'A<|im_end|>\\n', in which the tokenizer's end token <|endoftext|> is missing" in said
+        assert (
+            "the chat template ends an assistant turn with 'A<|im_end|>\\n', in which the tokenizer's end token <|endoftext|> is missing"
+            in said
+        )
         assert "let eos_token in the checkpoint's tokenizer_config.json be the token that the template writes" in said
         assert "--data.bad_rows" not in said, "nothing would be left"
     assert not Path("out").exists()

@@ -145,7 +145,9 @@ def _content(member: Member, *, location: str) -> str | bytes:
         return str(member)
     archive, name = member
     if archive.getinfo(name).file_size > MAX_BYTES:
-        raise UserError(f"{location}: {_shown(member)} is larger than {MAX_BYTES // 2**20} MiB; remove it from the archive")
+        raise UserError(
+            f"{location}: {_shown(member)} is larger than {MAX_BYTES // 2**20} MiB; remove it from the archive"
+        )
     try:
         return archive.read(name)
     except (zipfile.BadZipFile, OSError, RuntimeError, NotImplementedError) as error:

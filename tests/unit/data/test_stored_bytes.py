@@ -387,5 +387,7 @@ def test_a_file_that_grows_a_thousandfold_is_refused_before_it_fills_the_memory(
     if kind == BYTES:
         os.utime(file, ns=(1, 1))
     read = read_records(str(file))
-    with pytest.raises(UserError, match=f"rows.{suffix}: its rows take more than 1,000 times the .* bytes of the file"):
+    with pytest.raises(
+        UserError, match=f"rows.{suffix}: its rows take more than 1,000 times the .* bytes of the file"
+    ):
         list(read)

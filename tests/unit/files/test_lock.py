@@ -70,7 +70,9 @@ def test_no_lock_is_written_where_another_user_can_write(theirs, tmp_path, monke
         folder.chmod(0o777)
     else:
         monkeypatch.setattr("os.getuid", lambda: 12345)
-    with pytest.raises(UserError, match="another user can write there; set TMPDIR to a folder of your own, or delete it"):
+    with pytest.raises(
+        UserError, match="another user can write there; set TMPDIR to a folder of your own, or delete it"
+    ):
         lock_of(Path("rows.jsonl"))
 
 

@@ -16,7 +16,9 @@ DEEP = "a: " + "[" * 5000 + "]" * 5000
 @pytest.mark.parametrize("loader", [SafeLoader, BaseLoader])
 @pytest.mark.parametrize("text", [LAUGHS, DEEP, "&a [*a]", "&a {b: *a}", "a: " + "[" * 64 + "]" * 64])
 def test_a_document_that_stands_for_too_much_is_an_error_of_yaml(loader, text):
-    with pytest.raises(yaml.YAMLError, match="more than 64 levels, or its aliases stand for more than 1,000,000 values"):
+    with pytest.raises(
+        yaml.YAMLError, match="more than 64 levels, or its aliases stand for more than 1,000,000 values"
+    ):
         yaml.load(text, Loader=loader)
 
 
