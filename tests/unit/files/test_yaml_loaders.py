@@ -10,7 +10,7 @@ pytestmark = pytest.mark.unit
 LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 10)}]\n" for level in range(1, 9)
 )
-DEEP = "a: " + "[" * 5000 + "]" * 5000
+DEEP = "a: " + "[" * 1500 + "]" * 1500
 
 
 @pytest.mark.parametrize("loader", [SafeLoader, BaseLoader])
