@@ -2,17 +2,17 @@
 
 from collections.abc import Sequence
 
-from remote_rm.redaction import hidden_text
+from remote_rm.redaction import safe_message
 
 
 class UserError(ValueError):
     """The user's input is wrong; the message says what, where (file and line, flag and value) and what to do.
 
-    Messages reach terminals, records and logs, so that secrets in them are hidden.
+    Messages reach terminals, records and logs: secrets in them are hidden, and control characters of rows made visible.
     """
 
     def __init__(self, message: object = "") -> None:
-        super().__init__(hidden_text(str(message)))
+        super().__init__(safe_message(str(message)))
 
 
 class ListedError(UserError):

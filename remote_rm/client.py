@@ -17,7 +17,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import aiohttp
 
-from remote_rm.redaction import hidden_text
+from remote_rm.redaction import hidden_text, safe_message
 from remote_rm.verifier import Score
 
 FIRST_PAUSE_SECONDS = 0.2
@@ -124,7 +124,7 @@ class RewardUnavailable(RuntimeError):
     """No reward could be had; the message names the endpoint, without its secrets, the cause, and what to do."""
 
     def __init__(self, reason: str) -> None:
-        super().__init__(hidden_text(reason))
+        super().__init__(safe_message(reason))
 
 
 class RewardRefused(RewardUnavailable):
@@ -139,7 +139,7 @@ class _TryAgain(Exception):
     """A failure that another attempt, or another endpoint, may not have."""
 
     def __init__(self, reason: str, *, retry_after_seconds: float = 0.0, is_timeout: bool = False) -> None:
-        super().__init__(hidden_text(reason))
+        super().__init__(safe_message(reason))
         self.retry_after_seconds = retry_after_seconds
         self.is_timeout = is_timeout
 

@@ -1,4 +1,4 @@
-"""Hides secrets in settings and messages before they are written down: by the names of keys, and in addresses."""
+"""Makes settings and messages safe to show: hides secrets, by the names of keys and in addresses, and control characters."""
 
 from __future__ import annotations
 
@@ -37,6 +37,21 @@ _QUERY = re.compile(
     r"(?P<before>\b[a-z][a-z0-9+.\-]*://[^\s\"'<>?#,]*[?#])(?!\(hidden\))[^\s\"'<>,)\]]+", re.IGNORECASE
 )
 
+# Line breaks and tabs are kept. C0 controls have pictures in Unicode (from U+2400); others are written as escapes.
+_PICTURES = {code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\n\t"} | {0x7F: "\u2421"}
+_C1_CONTROLS = range(0x80, 0xA0)
+# They change the direction of the text after them.
+_DIRECTION_CONTROLS = (*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F, 0x061C)
+# Lone surrogates, which have no encoding.
+_SURROGATES = range(0xD800, 0xE000)
+_TABLE = (
+    _PICTURES
+    | {code: f"\\x{code:02x}" for code in _C1_CONTROLS}
+    | {code: f"\\u{code:04x}" for code in _DIRECTION_CONTROLS}
+    | dict.fromkeys(_SURROGATES, "\ufffd")
+)
+_OWN_LOGGERS = ("lmm_r1", "remote_rm")
+
 
 def is_secret(name: str) -> bool:
     """Return whether the last part of a dotted name, such as `logger.wandb.key` or `apiKey`, is that of a secret."""
@@ -56,6 +71,16 @@ def hidden_text(text: str) -> str:
     text = hidden_address(text)
     text = _PAIR.sub(rf"\g<before>{HIDDEN}", text)
     return _KEY.sub(HIDDEN, _BEARER.sub(rf"\g<before>{HIDDEN}", text))
+
+
+def neutral(text: str) -> str:
+    """Return the text with control characters made visible, so they have no effect: an escape sequence begins with "␛"."""
+    return text.translate(_TABLE)
+
+
+def safe_message(text: str) -> str:
+    """Return a message as terminals and logs may show it: without secrets, and neutral."""
+    return neutral(hidden_text(text))
 
 
 def hidden_settings(value: object, *, name: str = "") -> object:
@@ -86,11 +111,13 @@ def _hidden_value(text: str) -> str:
 
 
 def hide_in_logs() -> None:
-    """Let every logger of this process write its messages and tracebacks without secrets."""
+    """Let every logger of this process write without secrets, and those of this project without control characters."""
     if logging.getLogRecordFactory() is logging.LogRecord:
         logging.setLogRecordFactory(_Record)
 
 
 class _Record(logging.LogRecord):
     def getMessage(self) -> str:
-        return hidden_text(super().getMessage())
+        message = super().getMessage()
+        # Other libraries colour theirs.
+        return safe_message(message) if self.name.partition(".")[0] in _OWN_LOGGERS else hidden_text(message)

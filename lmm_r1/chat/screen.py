@@ -23,21 +23,9 @@ from rich.table import Table
 from rich.text import Text
 
 from lmm_r1.errors import UserError
+from remote_rm.redaction import neutral
 
 _TOLD_BYTES = 4000
-# Line breaks and tabs are kept. C0 controls have pictures in Unicode (from U+2400); others are written as escapes.
-_PICTURES = {code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\n\t"} | {0x7F: "\u2421"}
-_C1_CONTROLS = range(0x80, 0xA0)
-# They change the direction of the text after them.
-_DIRECTION_CONTROLS = (*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F, 0x061C)
-# Lone surrogates, which have no encoding.
-_SURROGATES = range(0xD800, 0xE000)
-_TABLE = (
-    _PICTURES
-    | {code: f"\\x{code:02x}" for code in _C1_CONTROLS}
-    | {code: f"\\u{code:04x}" for code in _DIRECTION_CONTROLS}
-    | dict.fromkeys(_SURROGATES, "\ufffd")
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,11 +149,6 @@ class _PlainAnswer:
     def close(self) -> None:
         if not self._ends_line:
             self._screen.write("\n")
-
-
-def neutral(text: str) -> str:
-    """Return the text with control characters made visible, so they have no effect: an escape sequence begins with "␛"."""
-    return text.translate(_TABLE)
 
 
 def one_line(text: str) -> str:

@@ -261,6 +261,9 @@ def _names(user: Path) -> list[str]:
 
 
 BATCH_ROWS = 256
+MOST_GROWTH = 1000
+"""How many times its size a file may have when it is decoded, beyond `FREE_GROWTH_BYTES`; texts shrink to a tenth."""
+FREE_GROWTH_BYTES = 2**30
 _FILE_MAGIC = b"ARROW1"
 _MAPS = Path("/proc/self/maps")
 
@@ -274,6 +277,7 @@ def arrow_records(file: Path, *, name: str) -> Iterator[list[RawRow]]:
     import pyarrow
 
     try:
+        state = FileState.of(str(file))
         with pyarrow.memory_map(str(file)) as source:
             _, batches = _opened(source)
             first = next(batches, None)
@@ -281,12 +285,12 @@ def arrow_records(file: Path, *, name: str) -> Iterator[list[RawRow]]:
                 return
             mapped = MappedFiles([str(file)], name=name)
             if mapped.holds(first):
-                yield from mapped_records(_cut(chain([first], batches)), mapped=mapped)
+                yield from mapped_records(_cut(limited(chain([first], batches), source=state)), mapped=mapped)
                 return
         # Not through the map: all pages that are read through it would stay in memory.
         with pyarrow.OSFile(str(file)) as source:
             schema, batches = _opened(source)
-            copy = arrow_copy(batches, schema=schema, source=FileState.of(str(file)))
+            copy = arrow_copy(limited(batches, source=state), schema=schema, source=state)
     except (pyarrow.ArrowInvalid, OSError) as error:
         raise UserError(f"{file}: not a readable Arrow file ({error})") from error
     yield from arrow_records(copy, name=name)
@@ -390,6 +394,32 @@ def _cut(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch
     for batch in batches:
         for start in range(0, batch.num_rows, BATCH_ROWS):
             yield batch.slice(start, BATCH_ROWS)
+
+
+def limited(batches: Iterable[pyarrow.RecordBatch], *, source: FileState) -> Iterator[pyarrow.RecordBatch]:
+    """Yield the batches of a file; raises UserError when they become too large for it, before they fill the memory."""
+    left = max(FREE_GROWTH_BYTES, MOST_GROWTH * source.size)
+    for batch in batches:
+        left -= sum(map(_decoded_bytes, batch.columns))
+        if left < 0:
+            raise UserError(
+                f"{source.path}: its rows take more than {MOST_GROWTH:,} times the {source.size:,} bytes of the file, as in a "
+                "file that was made to fill the memory; write it again without repeated rows"
+            )
+        yield batch
+
+
+def _decoded_bytes(array: pyarrow.Array) -> int:
+    """Return the bytes of an array whose values are all written out."""
+    import pyarrow.compute
+
+    if not pyarrow.types.is_dictionary(array.type) or pyarrow.types.is_nested(array.type.value_type):
+        return array.nbytes
+    try:
+        lengths = pyarrow.compute.binary_length(array.dictionary)
+    except pyarrow.ArrowNotImplementedError:
+        return array.nbytes
+    return pyarrow.compute.sum(lengths.take(array.indices)).as_py() or 0
 
 
 def _identity(path: str) -> tuple[int, int] | None:

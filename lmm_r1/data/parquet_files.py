@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmm_r1.data.arrow import BATCH_ROWS, STEP, arrow_copy, arrow_records, column_values, to_records
+from lmm_r1.data.arrow import BATCH_ROWS, STEP, arrow_copy, arrow_records, column_values, limited, to_records
 from lmm_r1.data.formats.row_format import RawRow
 from lmm_r1.data.messages import FEWEST_BYTES, FileState, StoredBytes
 from lmm_r1.errors import UserError
@@ -44,7 +44,7 @@ def parquet_records(file: Path) -> Iterator[list[RawRow]]:
                 yield from _records(table, state)
                 return
             batches = table.iter_batches(batch_size=BATCH_ROWS, use_threads=False)
-            copy = arrow_copy(batches, schema=table.schema_arrow, source=state)
+            copy = arrow_copy(limited(batches, source=state), schema=table.schema_arrow, source=state)
     except (pyarrow.ArrowInvalid, OSError) as error:
         raise UserError(f"{file}: not a readable Parquet file ({error})") from error
     yield from arrow_records(copy, name=str(file))
@@ -69,12 +69,17 @@ def _group_bytes(table: pyarrow.parquet.ParquetFile) -> Iterator[int]:
 
 
 def _records(table: pyarrow.parquet.ParquetFile, state: FileState) -> Iterator[list[RawRow]]:
-    row = 1
-    for group in range(table.num_row_groups):
-        leaves = _GroupLeaves(state, group)
-        for batch in table.iter_batches(batch_size=BATCH_ROWS, row_groups=[group], use_threads=False):
-            yield to_records(batch, leaves.values, first_row=row)
-            row += batch.num_rows
+    row, leaves = 1, _GroupLeaves(state, 0)
+
+    def batches() -> Iterator[pyarrow.RecordBatch]:
+        nonlocal leaves
+        for group in range(table.num_row_groups):
+            leaves = _GroupLeaves(state, group)
+            yield from table.iter_batches(batch_size=BATCH_ROWS, row_groups=[group], use_threads=False)
+
+    for batch in limited(batches(), source=state):
+        yield to_records(batch, leaves.values, first_row=row)
+        row += batch.num_rows
 
 
 class _GroupLeaves:

@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import socket
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -192,10 +193,32 @@ def written_folder(path: Path) -> Iterator[Path]:
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
+def own_folder(name: str) -> Path | None:
+    """Return a folder for temporary files that only this user can write to; None if its place is somebody else's."""
+    folder = Path(tempfile.gettempdir()) / f"{name}-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    # Not through a link, by which another user would have files deleted or emptied elsewhere.
+    found = folder.lstat()
+    is_own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
+    return folder if is_own else None
+
+
 def lock_of(output: Path) -> Path:
-    """Return the lock file of an output whose folder must not change before there is something to write."""
+    """Return the lock file of an output whose folder must not change before there is something to write.
+
+    Raises UserError if it cannot be among the temporary files.
+    """
     name = hashlib.sha256(os.path.abspath(output).encode()).hexdigest()[:32]
-    return Path(tempfile.gettempdir()) / f"lmm-r1-locks-{os.getuid()}" / name
+    try:
+        folder = own_folder("lmm-r1-locks")
+    except OSError as error:
+        raise unwritable(Path(tempfile.gettempdir()), error) from error
+    if folder is None:
+        raise UserError(
+            f"{tempfile.gettempdir()}/lmm-r1-locks-{os.getuid()}: another user can write there; set TMPDIR to a folder of your "
+            "own, or delete it"
+        )
+    return folder / name
 
 
 @contextmanager

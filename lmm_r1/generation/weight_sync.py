@@ -79,10 +79,13 @@ def _reversed(model: PreTrainedModel) -> tuple[list[WeightRenaming], list[Weight
 
 
 Weights = dict[str, torch.nn.Parameter]
+MEMORY = Path("/dev/shm")
+# Of the configuration and the headers, which are written with the weights.
+_OTHER_FILES_BYTES = 2**20
 
 
 def send_files(policy: KitActor, engines: Sequence[Any]) -> None:
-    """Let the engines load all weights from a folder in memory; every rank must call it."""
+    """Let the engines load all weights from a folder; every rank must call it."""
     with written_weights(policy) as folder:
         if dist.get_rank() == 0:
             ray.get([rollout.load_weights_from.remote(folder) for rollout in engines])
@@ -90,16 +93,16 @@ def send_files(policy: KitActor, engines: Sequence[Any]) -> None:
 
 @contextmanager
 def written_weights(policy: KitActor) -> Iterator[str]:
-    """Write all weights into a folder in memory, which is there until every rank has left; every rank must call it."""
+    """Write all weights into a folder, which is there until every rank has left; every rank must call it."""
     engine = policy.model
     weights = whole_state_dict(engine)
     folder = ""
     try:
         if dist.get_rank() == 0:
-            memory = Path("/dev/shm")
-            folder = tempfile.mkdtemp(prefix="lmm-r1-weights-", dir=memory if memory.is_dir() else None)
+            merged = merged_state_dict(engine.module, weights)
+            folder = _folder_for(sum(weight.nbytes for weight in merged.values()))
             with writing(folder):
-                engine.module.save_pretrained(folder, state_dict=merged_state_dict(engine.module, weights))
+                engine.module.save_pretrained(folder, state_dict=merged)
         named = [folder]
         dist.broadcast_object_list(named)
         yield named[0]
@@ -107,6 +110,13 @@ def written_weights(policy: KitActor) -> Iterator[str]:
     finally:
         if folder:
             shutil.rmtree(folder)
+
+
+def _folder_for(nbytes: int) -> str:
+    """Return a new folder in memory, or, if that has no room for so many bytes, among the temporary files."""
+    # A container has 64 MiB unless it is started with more.
+    has_room = MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > nbytes + _OTHER_FILES_BYTES
+    return tempfile.mkdtemp(prefix="lmm-r1-weights-", dir=MEMORY if has_room else None)
 
 
 class Channel(Protocol):

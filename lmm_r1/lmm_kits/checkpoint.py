@@ -305,7 +305,7 @@ def check_weights(model_path: str) -> None:
         if not file.is_file():
             raise UserError(f"{file}: this weight file, which {found[0].name} names, is missing; copy it again")
         if file.suffix == ".safetensors":
-            _check_length(file)
+            _check_header(file)
 
 
 def torch_dtype(name: str, *, config: PretrainedConfig) -> torch.dtype:
@@ -321,13 +321,17 @@ def _parts(file: Path) -> list[Path]:
         return [file]
     try:
         names = set(json.loads(file.read_text(encoding="utf-8"))["weight_map"].values())
+        if leaving := [name for name in names if name != Path(name).name]:
+            raise ValueError(f"{leaving[0]!r} is not in its folder")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{file}: not an index of weight files ({error}); copy it again") from error
     return [file.parent / name for name in sorted(names)]
 
 
-def _check_length(file: Path) -> None:
+def _check_header(file: Path) -> None:
     """Compare a safetensors file's length with its header: the length of the header, the header, the tensors."""
+    from safetensors import SafetensorError, safe_open
+
     length = file.stat().st_size
     with file.open("rb") as stream:
         header_length = int.from_bytes(stream.read(_LENGTH_BYTES), "little")
@@ -340,6 +344,12 @@ def _check_length(file: Path) -> None:
     promised = _LENGTH_BYTES + header_length + end
     if length != promised:
         raise UserError(f"{file}: the weight file has {length} bytes instead of {promised}; copy it again")
+    try:
+        # Checks the rest of the header; no tensor is read.
+        with safe_open(file, framework="np"):
+            pass
+    except SafetensorError as error:
+        raise UserError(f"{file}: the weight file is damaged ({error}); copy it again") from error
 
 
 def read_tensors(path: str, wanted: Callable[[str], bool]) -> dict[str, torch.Tensor]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import yaml
 
 from lmm_r1.errors import UserError
+from lmm_r1.files.yaml_loaders import SafeLoader
 from lmm_r1.migrate.easyr1 import EASYR1
 from lmm_r1.migrate.hugging_face import MARKS_OF_GRPO, TRL
 from lmm_r1.migrate.launches import Launch, find_launch
@@ -100,7 +101,7 @@ def _read(path: Path) -> str:
         raise UserError(f"{path}: not a UTF-8 text file; convert it to UTF-8") from error
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(SafeLoader):
     """Reads `1e-6` as a number, as OmegaConf does."""
 
 

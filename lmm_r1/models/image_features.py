@@ -11,7 +11,6 @@ import json
 import logging
 import mmap
 import os
-import tempfile
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,6 +25,7 @@ import torch
 import torch.distributed as dist
 from transformers import PreTrainedModel
 
+from lmm_r1.files.atomic import own_folder
 from lmm_r1.lmm_kits import LmmKit
 from lmm_r1.lmm_kits.features import FeaturePoint, Item, Parts
 
@@ -186,10 +186,9 @@ class Links:
 
     @classmethod
     def of(cls, run: str) -> Links | None:
-        """Return the links of a run, and delete those of processes that have ended; None if another user owns the folder."""
-        folder = Path(tempfile.gettempdir()) / f"{_NAME}-{os.getuid()}"
-        folder.mkdir(mode=0o700, exist_ok=True)
-        if folder.stat().st_uid != os.getuid():
+        """Return the links of a run, and delete those of processes that have ended; None if the folder is another user's."""
+        folder = own_folder(_NAME)
+        if folder is None:
             return None
         for link in folder.iterdir():
             place = _read(link)

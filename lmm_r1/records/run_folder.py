@@ -32,6 +32,7 @@ from lmm_r1.files.json_files import (
     text_field,
     write_json_object,
 )
+from lmm_r1.files.yaml_loaders import SafeLoader
 from lmm_r1.records.metrics import (
     EVALUATION_FILE,
     METRICS_FILE,
@@ -489,7 +490,7 @@ def chained(runs: Sequence[Run]) -> Run | None:
 def _trained_from(stage: Stage) -> str | None:
     """Return the model of the stage's settings."""
     try:
-        settings = yaml.safe_load(stage.settings or "")
+        settings = yaml.load(stage.settings or "", Loader=SafeLoader)
     except yaml.YAMLError:
         return None
     sections = (settings.get(name) for name in ("actor", "model")) if isinstance(settings, dict) else ()

@@ -57,7 +57,7 @@ from lmm_r1.host.workers import NodeSortedGroup, RayActorGroup, Reservation, res
 from lmm_r1.lifecycle.publication import publish
 from lmm_r1.lifecycle.restarts import Restarts
 from lmm_r1.lifecycle.start import Fingerprint, check_start, has_checkpoints, open_run
-from lmm_r1.lifecycle.stopping import StopRequests, reported_ends
+from lmm_r1.lifecycle.stopping import StopRequests, last_words, reported_ends
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.lmm_kits.checkpoint import check_images_taken, check_pixel_bounds, check_weights, outlined_row
 from lmm_r1.models.load_balancing import check_balanced
@@ -77,6 +77,10 @@ from lmm_r1.scoring.sources import RowChecker, make_scorer
 from remote_rm.client import RewardUnavailable
 
 _MODELS = ("actor", "critic", "reward")
+_ENDED = (
+    "was killed, or Ray ended it because its raylet died: full memory and a full /dev/shm do that (Ray's raylet.err, below "
+    "/tmp/ray, says why). Free some, and repeat the same command: it goes on from the last saved step"
+)
 
 
 def shared_paths(config: PPOConfig, *, rows: Sequence[Row], eval_rows: Sequence[Row]) -> list[SharedPath]:
@@ -192,7 +196,8 @@ def train(config: PPOConfig, *, reward: Callable[..., Any] | None = None) -> Non
     with folder.locked():
         resumed = open_run(config, fingerprint, folder=folder)
         folder.left_out(every.left_out)
-        with StopRequests() as stops, reported_ends(stops, folder=folder.path), folder.session():
+        told = last_words(f"{folder.name} {_ENDED}")
+        with StopRequests() as stops, reported_ends(stops, folder=folder.path), folder.session(), told:
             restarts = Restarts(
                 limit=config.ckpt.max_restarts, folder=folder, stops=stops, saved_step=partial(saved_step, config)
             )
@@ -234,7 +239,9 @@ def _session(stage: _Stage, restarts: Restarts, *, resumed: bool) -> None:
 def _train(stage: _Stage, restarts: Restarts, trackers: Trackers) -> None:
     """Start Ray, engines and models, train, and write the model."""
     config, folder, rows, stops = stage.config, stage.folder, stage.rows, restarts.stops
-    Console(highlight=False).print(f"{folder.name}: {len(rows)} prompts, starting Ray, engines and models ...")
+    Console(highlight=False, markup=False).print(
+        f"{folder.name}: {len(rows)} prompts, starting Ray, engines and models ..."
+    )
     _start_ray(config)
     # Ray has installed its own handler of SIGTERM.
     stops.listen()
@@ -356,7 +363,7 @@ def _load(config: PPOConfig, path: str, *, split: str, check: Callable[[Row], No
         bad_rows=config.data.bad_rows,
         skip_by=SKIP_BAD_ROWS,
     )
-    Console(highlight=False, soft_wrap=True).print(with_left_out(file.summary_as_prompts, file.skipped))
+    Console(highlight=False, markup=False, soft_wrap=True).print(with_left_out(file.summary_as_prompts, file.skipped))
     # Columns are sent with every group, and few reward sources need them.
     by_columns = reward_function(config.reward) is not None or "columns" in config.reward.request_fields
     wanted = by_columns or config.train.plays

@@ -126,7 +126,7 @@ def kept(file: RowFile | JudgedFile[Any], rows: Iterable[RowT]) -> KeptRows[RowT
     """Return rows that correspond to those of a file, and print its summary."""
     # Every rank reads the file, and one prints.
     quiet = os.environ.get("RANK", "0") != "0"
-    Console(highlight=False, quiet=quiet).print(with_left_out(file.summary, file.skipped))
+    Console(highlight=False, markup=False, quiet=quiet).print(with_left_out(file.summary, file.skipped))
     return KeptRows.of(file.path, dict(zip(file.rows, rows, strict=True)), file.skipped)
 
 

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import unicodedata
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from fastapi.testclient import TestClient
+from helpers.commands import write_rows
 from helpers.hostile_images import IMAGES
 from helpers.tables import table
 from PIL import Image
@@ -28,13 +30,16 @@ from lmm_r1.chat.server import ChatService, ServedModel
 from lmm_r1.chat.server import create_app as chat_app
 from lmm_r1.data import fetching
 from lmm_r1.data.fetching import RefusedURL, fetch
+from lmm_r1.data.files import read_row_file
 from lmm_r1.data.images import check_image_exists, image_size, load_image
 from lmm_r1.data.media_access import MediaLimits
 from lmm_r1.data.messages import ImagePart, images_of
 from lmm_r1.data.row_parser import parse_row
 from lmm_r1.data.sent_prompt import MediaAccess
 from lmm_r1.errors import UserError
+from lmm_r1.supervised import kept
 from remote_rm.math_verifier import MathVerifier
+from remote_rm.redaction import neutral
 from remote_rm.service.access import HostGate
 from remote_rm.service.app import create_app
 from remote_rm.verifier import ServiceLimits
@@ -49,7 +54,7 @@ def attacks(door: str) -> list[Any]:
 
 
 def test_the_table_is_as_long_as_the_docs_say():
-    doors = ("urls", "redirects", "replies", "images", "files", "paths", "hosts", "bodies", "pickles")
+    doors = ("urls", "redirects", "replies", "images", "files", "paths", "hosts", "bodies", "pickles", "texts")
     count = sum(len(attacks(door)) for door in doors)
     assert f"{count} attacks" in (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
     assert count >= 150
@@ -413,3 +418,17 @@ def test_a_checkpoint_that_would_run_code_is_refused_by_merge(name, told, place,
     assert told in str(refused.value)
     assert "--trust_checkpoint" in str(refused.value)
     assert not sign.exists()
+
+
+@pytest.mark.parametrize("text", attacks("texts"))
+def test_a_row_that_is_left_out_does_not_steer_the_terminal(text, tmp_path, capsys):
+    asked = {"role": "user", "content": "1 + 1?"}
+    bad = {"messages": [{"role": "user", "content": [{"type": "image", "image": f"{text}.png"}]}], "answer": "2"}
+    path = write_rows(tmp_path, {"messages": [asked], "answer": "2"}, bad)
+    file = read_row_file(str(path), bad_rows="skip")
+    kept(file, file.rows.values())
+    printed = capsys.readouterr().out
+    # Lines are broken at any character.
+    assert "".join(neutral(text).split()) in "".join(printed.split())
+    assert {character for character in printed if unicodedata.category(character) in ("Cc", "Cs")} == {"\n"}
+    assert "\u202e" not in printed

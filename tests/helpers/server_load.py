@@ -26,8 +26,11 @@ import psutil
 
 PAUSE_S = 0.5
 """Between two requests of one client."""
-LAST_S = 180.0
-"""Over so many seconds at the end memory must stay the same."""
+LAST_SHARE = 0.6
+"""Over this share of the time, at its end, memory must stay the same."""
+STREAM = "text/event-stream"
+STREAMS = 0.8
+"""Share of the chat requests whose reply is streamed."""
 
 
 @dataclass
@@ -52,9 +55,12 @@ class Load:
         began = time.perf_counter()
         try:
             async with session.post(self.address, json=self.body()) as reply:
-                await reply.read()
+                content = await reply.read()
                 if reply.status != 200:
                     self.lost[f"status {reply.status}"] += 1
+                    return
+                if reply.content_type == STREAM and not content.endswith(b"data: [DONE]\n\n"):
+                    self.lost["cut stream"] += 1
                     return
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
             self.lost[type(error).__name__] += 1
@@ -85,12 +91,14 @@ class Load:
                 await asyncio.wait_for(attack(), timeout=10)
             await asyncio.sleep(PAUSE_S * draw.random())
 
-    async def _raw(self, sending: Callable[[asyncio.StreamWriter], Awaitable[None]], *, read: bool = True) -> None:
+    async def _raw(
+        self, sending: Callable[[asyncio.StreamWriter], Awaitable[None]], *, read: bool = True, limit: int = 65536
+    ) -> None:
         reader, writer = await asyncio.open_connection(*self.place)
         try:
             await sending(writer)
             if read:
-                await reader.read(65536)
+                await reader.read(limit)
         finally:
             writer.close()
 
@@ -98,16 +106,16 @@ class Load:
         head = f"POST {self.path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
         return f"{head}Content-Length: {len(body) if length is None else length}\r\n\r\n".encode() + body
 
-    async def _send(self, data: bytes, *, read: bool = True) -> None:
+    async def _send(self, data: bytes, *, read: bool = True, limit: int = 65536) -> None:
         async def sending(writer: asyncio.StreamWriter) -> None:
             writer.write(data)
             await writer.drain()
 
-        await self._raw(sending, read=read)
+        await self._raw(sending, read=read, limit=limit)
 
     async def abandon(self) -> None:
-        """Ask, and go away before the reply."""
-        await self._send(self._request(json.dumps(self.body()).encode()), read=False)
+        """Ask, and go away before the reply, or in the middle of it."""
+        await self._send(self._request(json.dumps(self.body()).encode()), read=random.random() < 0.5, limit=300)
 
     async def drip_head(self) -> None:
         async def sending(writer: asyncio.StreamWriter) -> None:
@@ -152,7 +160,8 @@ def rewards() -> dict[str, Any]:
 
 def chat(model: str) -> dict[str, Any]:
     text = f"Say {random.randrange(1000)}."
-    return {"model": model, "messages": [{"role": "user", "content": text}], "max_tokens": 8}
+    asked = {"model": model, "messages": [{"role": "user", "content": text}], "max_tokens": 32}
+    return {**asked, "stream": random.random() < STREAMS}
 
 
 def memory(pid: int) -> float:
@@ -180,7 +189,9 @@ async def run(load: Load, *, clients: int, hostile: int, pid: int) -> list[tuple
 
 def report(load: Load, sizes: list[tuple[float, float]]) -> dict[str, Any]:
     ordered = sorted(load.seconds)
-    last = [size for at, size in sizes if at >= sizes[-1][0] - LAST_S]
+    if not ordered:
+        raise SystemExit(f"no request was answered: {dict(load.lost)}")
+    last = [size for at, size in sizes if at >= sizes[-1][0] * (1 - LAST_SHARE)]
     middle = sum(last) / len(last)
     return {
         "answered": len(ordered),

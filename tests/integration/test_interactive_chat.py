@@ -18,10 +18,10 @@ from helpers.tiny_models import with_longrope
 from PIL import Image
 
 from lmm_r1.chat.chat_model import load_model
-from lmm_r1.chat.screen import neutral
 from lmm_r1.config.generation import ChatConfig
 from lmm_r1.data.messages import ImagePart, TextPart
 from lmm_r1.errors import UserError
+from remote_rm.redaction import neutral
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 
 from lmm_r1 import hub
+from lmm_r1.data.fetching import MAX_BYTES
 from lmm_r1.data.files import ROWS_FILE, Record, read_records
 from lmm_r1.data.media_access import downloaded_folder, is_below
 from lmm_r1.data.messages import resolve
@@ -143,6 +144,10 @@ def _content(member: Member, *, location: str) -> str | bytes:
     if isinstance(member, Path):
         return str(member)
     archive, name = member
+    if archive.getinfo(name).file_size > MAX_BYTES:
+        raise UserError(
+            f"{location}: {_shown(member)} is larger than {MAX_BYTES // 2**20} MiB; remove it from the archive"
+        )
     try:
         return archive.read(name)
     except (zipfile.BadZipFile, OSError, RuntimeError, NotImplementedError) as error:

@@ -17,7 +17,7 @@ from helpers.recipe_samples import SAMPLES, png
 from lmm_r1.data.files import read_row_file
 from lmm_r1.data.messages import TextPart, images_of
 from lmm_r1.data.preferences import PREFERENCE, read_judged_file
-from lmm_r1.data.recipes import get_recipe, preparation
+from lmm_r1.data.recipes import get_recipe, preparation, sources
 from lmm_r1.data.recipes.preparation import Preparation, Prepared
 from lmm_r1.data.recipes.recipe import Recipe
 from lmm_r1.errors import UserError
@@ -380,6 +380,13 @@ def test_a_damaged_archive_is_told(tmp_path):
     copy = zipped(tmp_path / "copy")
     (copy / "images.zip").write_bytes(b"PK" + bytes(100))
     with pytest.raises(UserError, match="images.zip: not a readable zip archive .*; fetch it again"):
+        prepared(copy, tmp_path / "out")
+
+
+def test_an_archive_that_unpacks_to_more_than_an_image_may_have_is_told(tmp_path, monkeypatch):
+    copy = zipped(tmp_path / "copy")
+    monkeypatch.setattr(sources, "MAX_BYTES", 60)
+    with pytest.raises(UserError, match="images.zip:images/0.png is larger than 0 MiB; remove it from the archive"):
         prepared(copy, tmp_path / "out")
 
 

@@ -16,7 +16,7 @@ import pytest
 from helpers.conversations import load_rows
 from PIL import Image
 
-from lmm_r1.data import parquet_files
+from lmm_r1.data import arrow, parquet_files
 from lmm_r1.data.arrow import MappedFiles
 from lmm_r1.data.files import read_records
 from lmm_r1.data.images import load_image
@@ -365,3 +365,29 @@ def test_a_file_that_has_changed_is_an_error_with_file_and_row(kind, change, tmp
     ):
         with pytest.raises(UserError, match=f"rows.{kind} row 1: its image cannot be read any more"):
             call()
+
+
+@pytest.mark.parametrize(
+    "kind", [pyarrow.string(), pyarrow.dictionary(pyarrow.int32(), pyarrow.string()), pyarrow.binary()]
+)
+@pytest.mark.parametrize("suffix", ["parquet", "arrow"])
+def test_a_file_that_grows_a_thousandfold_is_refused_before_it_fills_the_memory(kind, suffix, tmp_path, monkeypatch):
+    file = tmp_path / f"rows.{suffix}"
+    values = pyarrow.array([b"x" * 100_000 if kind == BYTES else "x" * 100_000] * 1000).cast(kind)
+    table = pyarrow.table({"problem": values, "answer": ["1"] * 1000})
+    if suffix == "parquet":
+        pyarrow.parquet.write_table(table, file, compression="zstd")
+    else:
+        options = pyarrow.ipc.IpcWriteOptions(compression="zstd")
+        with pyarrow.ipc.new_file(file, table.schema, options=options) as writer:
+            writer.write_table(table, max_chunksize=100)
+    assert file.stat().st_size < 60_000
+    assert len(list(read_records(str(file)))) == 1000, "a gibibyte may be had by any file"
+    monkeypatch.setattr(arrow, "FREE_GROWTH_BYTES", 2**20)
+    if kind == BYTES:
+        os.utime(file, ns=(1, 1))
+    read = read_records(str(file))
+    with pytest.raises(
+        UserError, match=f"rows.{suffix}: its rows take more than 1,000 times the .* bytes of the file"
+    ):
+        list(read)

@@ -57,6 +57,33 @@ def test_an_output_has_one_lock_whatever_its_path_is_written_as(tmp_path, monkey
     assert lock_of(Path("rows.jsonl")) != lock_of(Path("other.jsonl"))
 
 
+@pytest.mark.parametrize("theirs", ["a link", "open to all", "their own"])
+def test_no_lock_is_written_where_another_user_can_write(theirs, tmp_path, monkeypatch):
+    """Which could be a link to a file of this user, that would be emptied and deleted."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    folder = tmp_path / f"lmm-r1-locks-{os.getuid()}"
+    (tmp_path / "precious").mkdir()
+    if theirs == "a link":
+        folder.symlink_to(tmp_path / "precious")
+    elif theirs == "open to all":
+        folder.mkdir()
+        folder.chmod(0o777)
+    else:
+        monkeypatch.setattr("os.getuid", lambda: 12345)
+    with pytest.raises(
+        UserError, match="another user can write there; set TMPDIR to a folder of your own, or delete it"
+    ):
+        lock_of(Path("rows.jsonl"))
+
+
+def test_a_lock_is_in_a_folder_that_no_other_user_can_enter(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with locked(lock_of(Path("rows.jsonl")), output="--output rows.jsonl"):
+        (folder,) = tmp_path.iterdir()
+        assert folder.stat().st_mode & 0o777 == 0o700
+        assert lock_of(Path("other.jsonl")).parent == folder
+
+
 def test_a_file_system_without_locks_is_written_without_one_and_other_failures_are_not_swallowed(
     tmp_path, monkeypatch
 ):

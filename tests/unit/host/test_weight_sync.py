@@ -1,7 +1,9 @@
 """How weights are put into buckets, and in which order trainer and engines are called for them."""
 
 import queue
+import tempfile
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -43,6 +45,18 @@ def test_a_weight_of_which_zero_3_left_a_part_here_counts_whole():
         weight.ds_numel = 3
     assert buckets([group("a"), group("b")], weights, limit=23) == [[group("a")], [group("b")]]
     assert buckets([group("a"), group("b")], weights, limit=24) == [[group("a"), group("b")]]
+
+
+def test_weights_are_written_to_memory_where_they_fit_and_else_among_the_temporary_files(tmp_path, monkeypatch):
+    (tmp_path / "shm").mkdir()
+    monkeypatch.setattr(weight_sync, "MEMORY", tmp_path / "shm")
+    monkeypatch.setattr(weight_sync.shutil, "disk_usage", lambda path: SimpleNamespace(free=64 * 2**20))
+    folders = [Path(weight_sync._folder_for(mebibytes * 2**20)) for mebibytes in (60, 64)]
+    monkeypatch.setattr(weight_sync, "MEMORY", tmp_path / "no shm")
+    folders.append(Path(weight_sync._folder_for(1)))
+    assert [folder.parent for folder in folders] == [tmp_path / "shm", *[Path(tempfile.gettempdir())] * 2]
+    for folder in folders:
+        folder.rmdir()
 
 
 class Calls:

@@ -1,7 +1,9 @@
 import json
+import random
 import struct
 
 import pytest
+from safetensors import safe_open
 
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.checkpoint import check_weights
@@ -62,7 +64,27 @@ def test_the_missing_bytes_are_counted(tmp_path):
         check_weights(str(tmp_path))
 
 
-@pytest.mark.parametrize("index", ["{", "[]", "{}", '{"weight_map": 3}'])
+def test_a_flipped_bit_of_the_header_is_an_error_of_the_user_or_changes_names_alone(tmp_path):
+    whole, draw, refused = safetensors(3, 5), random.Random(0), 0
+    header = len(whole) - 8
+    for _ in range(400):
+        content = bytearray(whole)
+        content[draw.randrange(header)] ^= 1 << draw.randrange(8)
+        (tmp_path / "model.safetensors").write_bytes(content)
+        try:
+            check_weights(str(tmp_path))
+        except UserError:
+            refused += 1
+            continue
+        with safe_open(tmp_path / "model.safetensors", framework="np") as weights:
+            assert len(weights.keys()) == 2
+    assert refused > 200
+
+
+@pytest.mark.parametrize(
+    "index",
+    ["{", "[]", "{}", '{"weight_map": 3}', '{"weight_map": {"a": 3}}', '{"weight_map": {"a": "../b.safetensors"}}'],
+)
 def test_an_index_that_is_none_is_an_error(index, tmp_path):
     (tmp_path / "model.safetensors.index.json").write_text(index)
     with pytest.raises(UserError, match="index.json: not an index of weight files"):

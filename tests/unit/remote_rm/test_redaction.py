@@ -4,6 +4,7 @@ import io
 import json
 import logging
 import pickle
+import unicodedata
 
 import pytest
 import yaml
@@ -15,7 +16,7 @@ from lmm_r1.errors import UserError
 from lmm_r1.lifecycle.start import Fingerprint
 from remote_rm import redaction
 from remote_rm.client import RewardUnavailable
-from remote_rm.redaction import HIDDEN, hidden_settings, hidden_text, is_secret
+from remote_rm.redaction import HIDDEN, hidden_settings, hidden_text, is_secret, neutral
 
 pytestmark = pytest.mark.unit
 
@@ -103,6 +104,24 @@ def test_messages_errors_and_logs_have_no_secret(text, monkeypatch):
     logger.warning("said %s", text)
     assert stream.getvalue().startswith("said ")
     assert SECRET not in stream.getvalue()
+
+
+HOSTILE = "a\x1b[31mb\x1b]0;title\x07c\r\x08d\x7fe\x9b2Jf\u202eg\ud800h\ti\n"
+HARMLESS = "a␛[31mb␛]0;title␇c␍␈d␡e\\x9b2Jf\\u202eg\ufffdh\ti\n"
+
+
+def test_control_characters_of_rows_and_replies_are_shown_and_not_obeyed(monkeypatch):
+    assert neutral(HOSTILE) == HARMLESS
+    left = [
+        character for character in map(chr, (*range(0x300), *range(0xD700, 0xE100))) if neutral(character) == character
+    ]
+    assert [character for character in left if unicodedata.category(character) in ("Cc", "Cs")] == ["\t", "\n"]
+    for error in (UserError(HOSTILE), RewardUnavailable(HOSTILE)):
+        assert str(error) == str(UserError(str(error))) == HARMLESS
+    monkeypatch.setattr(logging, "_logRecordFactory", logging.LogRecord)
+    redaction.hide_in_logs()
+    for name, shown in (("lmm_r1.data", "␛[1m"), ("vllm", "\x1b[1m")):
+        assert logging.Logger(name).makeRecord(name, 30, "", 1, "%s", ("\x1b[1m",), None).getMessage() == shown
 
 
 @pytest.mark.parametrize(
