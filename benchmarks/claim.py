@@ -12,14 +12,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TypeAlias
 
 import numpy as np
 from measuring import parser_of, publish
 from numpy.typing import NDArray
 from scipy import stats
 
-Array: TypeAlias = NDArray[np.float64]
+Array = NDArray[np.float64]
 REFERENCE = "direct"
 START = "cold_start"
 DRAWS = 2000
@@ -149,9 +148,8 @@ def _edges(interval: Sequence[float] | None) -> str:
 def picture_of(result: Mapping) -> str:
     """Return an SVG with the accuracy of each arm on images of trained families: mean, bootstrap interval, seeds."""
     arms = result["arms"]
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="660" height="{40 * len(arms) + 72}" font-family="sans-serif" font-size="13">'
-    ]
+    size = f'width="660" height="{40 * len(arms) + 72}"'
+    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="13">']
     for tick in range(0, 101, 20):
         x = 120 + 5 * tick
         parts.append(
@@ -165,9 +163,8 @@ def picture_of(result: Mapping) -> str:
         )
         parts.append(f'<path d="M{120 + 5 * one["mean"]} {y - 9}V{y + 9}" stroke="#06c" stroke-width="3"/>')
         parts += [f'<circle cx="{120 + 5 * seed}" cy="{y}" r="3" fill="#fff" stroke="#000"/>' for seed in one["seeds"]]
-    parts.append(
-        f'<text x="120" y="{40 * len(arms) + 62}">test images of the trained families: mean, 95 % bootstrap interval, seeds</text>'
-    )
+    what = "test images of the trained families: mean, 95 % bootstrap interval, seeds"
+    parts.append(f'<text x="120" y="{40 * len(arms) + 62}">{what}</text>')
     return "\n".join([*parts, "</svg>", ""])
 
 
