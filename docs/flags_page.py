@@ -51,9 +51,12 @@ def differences_table() -> str:
         ours = _default(CONFIGS[one.command](), one.flag)
         cells = (not one.teaches, f"`--{one.flag}`", ours, f"`{one.theirs}`", one.reason)
         commands.setdefault(cells, []).append(f"`{one.command}`")
+    flags: dict[tuple[bool, str, str, str, str], list[str]] = {}
+    for (same, flag, ours, theirs, reason), used_by in sorted(commands.items()):
+        flags.setdefault((same, ", ".join(used_by), ours, theirs, reason), []).append(flag)
     lines = ["| flag | of | here | OpenRLHF | changes training | why |", "|---|---|---|---|---|---|"]
-    for (same, flag, ours, theirs, reason), of in sorted(commands.items()):
-        lines.append(f"| {flag} | {', '.join(of)} | {ours} | {theirs} | {'' if same else 'yes'} | {_cell(reason)} |")
+    for (same, of, ours, theirs, reason), names in flags.items():
+        lines.append(f"| {', '.join(names)} | {of} | {ours} | {theirs} | {'' if same else 'yes'} | {_cell(reason)} |")
     return "\n".join(lines) + "\n"
 
 

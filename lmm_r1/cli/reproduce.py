@@ -54,7 +54,7 @@ class ExpectedFigure:
     file: str
     """Below the output folder. With `{seed}` the figure exists once per seed, otherwise once for all."""
     key: str
-    """Names and keys separated by `/`; a list's entry is chosen by its `name`."""
+    """Names and keys separated by `/`; a list's entry is chosen by its number, from 0, or by its `name`."""
     low: float
     high: float
 
@@ -64,9 +64,9 @@ class ExpectedFigure:
         value: object = read_json_object(path)
         for part in self.key.split("/"):
             if isinstance(value, list):
-                value = next((one for one in value if isinstance(one, dict) and one.get("name") == part), None)
-            else:
-                value = value.get(part) if isinstance(value, dict) else None
+                by_name = {one["name"]: one for one in value if isinstance(one, dict) and "name" in one}
+                value = {str(place): one for place, one in enumerate(value)} | by_name
+            value = value.get(part) if isinstance(value, dict) else None
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise UserError(f"{path} has no number at {self.key}; did the recipe end?")
         return float(value)

@@ -414,6 +414,12 @@ def test_the_visual_search_in_small_has_rows_files_and_a_stage_that_fit_together
     assert set(re.findall(r"\$data/(\w+)", text)) == made.keys()
 
 
+def parsed(commands, name, config_class):
+    """The settings of each printed `lmm_r1.cli.NAME`."""
+    chosen = [command[3:] for command in commands if f"lmm_r1.cli.{name}" in command]
+    return [parse(config_class, argv, prog="p", description="") for argv in chosen]
+
+
 def test_the_arms_of_the_claim_have_equal_samples_and_steps_from_one_cold_start(tmp_path):
     arms = ["direct", "fre_text", "fre_multi", "reversed", "mixed", "fre_25", "fre_75"]
     commands = printed_commands(STAGES / "reproduce_small.sh", folder=tmp_path, SEEDS="3", ARMS=" ".join(arms))
@@ -437,11 +443,7 @@ def test_the_arms_of_the_claim_have_equal_samples_and_steps_from_one_cold_start(
     assert asked["direct"] == ["image1.768", "image2.768"]
     assert asked["reversed"] == ["image1.768", "text2.768"]
     assert asked["fre_75"] == ["text1.1152", "image2.384"]
-    made = [
-        parse(MakeTaskConfig, command[3:], prog="p", description="")
-        for command in commands
-        if "lmm_r1.cli.make_task" in command
-    ]
+    made = parsed(commands, "make_task", MakeTaskConfig)
     for row_folder in {config.output.parent.name for config in made}:
         folders = [config for config in made if config.output.parent.name == row_folder]
         if not row_folder.startswith(("test", "solutions")):
@@ -463,19 +465,11 @@ def test_each_family_is_learned_from_its_own_cold_start_and_tested_on_other_rows
         assert models.name == Path(stage.data.prompt_dataset).name
         assert stage.data.max_samples in (24 * 64, 48 * 64)
         assert stage.train.seed == 2
-    made = [
-        parse(MakeTaskConfig, command[3:], prog="p", description="")
-        for command in commands
-        if "lmm_r1.cli.make_task" in command
-    ]
+    made = parsed(commands, "make_task", MakeTaskConfig)
     assert {(task.output.parent.name, task.split, task.seed) for task in made} == {
         ("solutions", "train", 20),
         ("prompts", "train", 21),
         ("test", "test", 0),
     }
-    evaluated = [
-        parse(EvaluateConfig, command[3:], prog="p", description="")
-        for command in commands
-        if "lmm_r1.cli.evaluate" in command
-    ]
+    evaluated = parsed(commands, "evaluate", EvaluateConfig)
     assert {tuple(one.files) for one in evaluated} == {(f"test=runs/families/test/{name}",) for name in TWINS}

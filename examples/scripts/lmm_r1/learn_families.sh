@@ -11,7 +11,7 @@ set -euo pipefail
 # shellcheck source=examples/scripts/lmm_r1/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 # Rows of a cold start and RL steps, for text of difficulty 1.
-declare -A SIZES=([count]='480 24' [clock]='960 24' [bar_chart]='1440 24' [line_chart]='1440 24' [pie_chart]='1600 24'
+declare -A SIZES=([count]='480 24' [clock]='960 24' [bar_chart]='1440 24' [line_chart]='1440 24' [pie_chart]='1600 48'
   [geometry]='2080 24' [compare]='2560 24' [maze]='3200 48' [relations]='4800 48' [dice]='3200 48' [calendar]='4800 48'
   [money]='4800 48' [cards]='4800 48' [function_graph]='4800 48')
 : "${ROOT:=runs/families}" "${SEED:=1}" "${FAMILIES:=${!SIZES[*]}}" "${MODALITY:=text}"

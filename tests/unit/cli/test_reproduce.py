@@ -15,7 +15,7 @@ pytestmark = pytest.mark.unit
 SCRIPT = """
 [[ -d $ROOT/rows ]] || cp -r "$ROWS" "$ROOT/rows"
 echo "{\\"stages\\": [{\\"name\\": \\"rl\\", \\"accuracy\\": 0.$SEED}]}" > "$ROOT/summary.json"
-echo '{"least": 3}' > "$ROOT/../all.json"
+echo '{"least": [2, 3]}' > "$ROOT/../all.json"
 """
 
 
@@ -35,7 +35,7 @@ def recipe(tmp_path, monkeypatch, rows):
         "script": SCRIPT, "rows": "rows", "data": {4: reproduce.digest_of(rows)},
         "figures": [
             {"name": "accuracy", "file": "seed{seed}/summary.json", "key": "stages/rl/accuracy", "low": 0.4, "high": 0.5},
-            {"name": "least", "file": "all.json", "key": "least", "low": 3, "high": 3},
+            {"name": "least", "file": "all.json", "key": "least/1", "low": 3, "high": 3},
         ],
     }  # fmt: skip
 
@@ -81,7 +81,10 @@ def test_other_rows_are_outside_and_images_saved_anew_are_not(rows):
     ("fields", "message"),
     [
         ({"script": "exit 7"}, "the recipe ended with exit code 7; the same command resumes it"),
-        ({"figures": [{"name": "x", "file": "all.json", "key": "a/b", "low": 0, "high": 1}]}, "has no number at a/b"),
+        (
+            {"figures": [{"name": "x", "file": "all.json", "key": "least/2", "low": 0, "high": 1}]},
+            "no number at least/2",
+        ),
     ],
 )
 def test_what_went_wrong_is_one_sentence(recipe, capsys, fields, message):
