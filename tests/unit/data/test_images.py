@@ -113,7 +113,7 @@ def test_a_png_cut_short_anywhere_is_an_error_with_row_and_file(tmp_path):
         ("data:image/png;base64,AAAA", "cannot read the image <image, 3 bytes>"),
         ("data:image/png;base64,???", "the text is not base64"),
         ("data:image/png,raw", "the data URI is not of the form data:image/...;base64,..."),
-        ("a\0.png", "cannot read the image a\0.png: embedded null byte"),
+        ("a\0.png", "cannot read the image a␀.png: embedded null byte"),
         ("x" * 300 + ".png", "File name too long"),
         ("*" * 5000, "the text is not base64"),
         ("http://127.0.0.1:99999999/a.png", "cannot read the image http://127.0.0.1:99999999/a.png"),
