@@ -55,7 +55,7 @@ def _evaluation(given: Given) -> Results:
     dataset, steps = given.text("eval_dataset"), given.whole("eval_steps")
     if dataset is None:
         if given.has("eval_steps") and steps > 0:
-            yield lacks("eval_steps", "there is no eval_dataset to evaluate on")
+            yield lacks("eval_steps", "eval_dataset is not set")
         return
     yield Flag("eval.dataset", dataset)
     yield Flag("eval.steps", steps)

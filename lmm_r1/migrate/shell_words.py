@@ -18,7 +18,7 @@ _OPERATORS = re.compile(r"&>>|<<<|<<-|&&|\|\||;;|<<|>>|&>|>&|<&|[;&|<>()\n]")
 _TO_FILL_IN = re.compile(r"<[A-Za-z][\w.-]*>(?=[\s\"'/]|$)")
 _PLAIN = re.compile(r"[^\s\\'\"`;&|<>()$]+")
 _ANSI = {"n": "\n", "t": "\t", "\\": "\\", "'": "'", '"': '"'}
-# Blanks, continued lines, comments, and numbers of what is redirected.
+# Whitespace, line continuations, comments, and file descriptors in front of redirections.
 _SKIPPED = re.compile(r"(?:\\\n|[ \t\r])+|#[^\n]*|\d+(?=[<>])")
 _CONTINUED = re.compile(r"\\\n")
 _ESCAPED = re.compile(r"\\(.?)", re.DOTALL)

@@ -70,7 +70,7 @@ class Setting:
     by_rule: bool = False
     """Whether a rule makes flags or notes of it, together with others."""
     says: str = ""
-    """What it is here, for who asks by its name; of a setting without counterpart, why, and what to do."""
+    """What replaces it here; for a setting without a counterpart, the reason and what to do."""
     harmless: tuple[object, ...] = ()
     """Values of a setting without counterpart that ask for nothing but what happens here anyway."""
 
@@ -84,16 +84,15 @@ def settings_of(groups: str, **words: str) -> tuple[Setting, ...]:
     """
     taken: list[Setting] = []
     for rows in map(_groups().__getitem__, groups.split()):
-        for name, row in rows.get("to", {}).items():
+        for name, row in rows.get("flags", {}).items():
             flags, *default = row if isinstance(row, list) else [row]
             named = [flag.format(**words) for flag in (flags if isinstance(flags, list) else [flags])]
             taken.append(to(name, *named, default=default[0] if default else OURS))
-        taken += [ruled(name, default) for name, default in rows.get("ruled", {}).items()]
-        taken += [
-            Setting(name=name, by_rule=True, says=says, default=v) for name, (says, v) in rows.get("told", {}).items()
-        ]
-        taken += [without(name, *row) for name, row in rows.get("without", {}).items()]
-        taken += [ruled(name) for name in rows.get("read", "").split()]
+        taken += [ruled(name, default) for name, default in rows.get("by_rule", {}).items()]
+        explained = rows.get("explained", {}).items()
+        taken += [Setting(name=name, by_rule=True, says=says, default=default) for name, (says, default) in explained]
+        taken += [without(name, *row) for name, row in rows.get("no_counterpart", {}).items()]
+        taken += [ruled(name) for name in rows.get("by_rule_names", "").split()]
         taken += [without(name, why, None) for why, names in rows.get("absent", {}).items() for name in names.split()]
         taken += [without(name, "not needed here") for name in rows.get("not_needed", "").split()]
     return tuple(taken)
@@ -271,13 +270,13 @@ class Given:
         return str(value)
 
     def group(self, name: str) -> Mapping[str, object]:
-        """Return the values that are nested in a setting, or in its JSON; raises UserError for what is no group."""
+        """Return the values that are nested in a setting, or in its JSON; raises UserError for any other value."""
         value = self[name]
         if isinstance(value, str) and value:
             try:
                 value = json.loads(value)
             except json.JSONDecodeError as error:
-                raise UserError(f"{self._prefix}{name} {value!r} is no JSON: {error}") from error
+                raise UserError(f"{self._prefix}{name} {value!r} is not valid JSON: {error}") from error
         if value in (None, ""):
             return {}
         if not isinstance(value, dict):

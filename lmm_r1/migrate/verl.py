@@ -68,7 +68,7 @@ def _kl(given: Given) -> Results:
     if not given.switch("algorithm.use_kl_loss"):
         yield Flag("algo.kl.init_coef", 0.0)
         yield Flag("algo.kl.estimator", KL_ESTIMATORS["kl"])
-        yield derived("algorithm.use_kl_loss", "without it and without algorithm.use_kl_in_reward there is no KL")
+        yield derived("algorithm.use_kl_loss", "KL is off unless it or algorithm.use_kl_in_reward is set")
     yield from idle(
         given,
         "it has no effect without algorithm.use_kl_in_reward",

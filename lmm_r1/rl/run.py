@@ -196,8 +196,8 @@ def train(config: PPOConfig, *, reward: Callable[..., Any] | None = None) -> Non
     with folder.locked():
         resumed = open_run(config, fingerprint, folder=folder)
         folder.left_out(every.left_out)
-        told = last_words(f"{folder.name} {_ENDED}")
-        with StopRequests() as stops, reported_ends(stops, folder=folder.path), folder.session(), told:
+        final_message = last_words(f"{folder.name} {_ENDED}")
+        with StopRequests() as stops, reported_ends(stops, folder=folder.path), folder.session(), final_message:
             restarts = Restarts(
                 limit=config.ckpt.max_restarts, folder=folder, stops=stops, saved_step=partial(saved_step, config)
             )
