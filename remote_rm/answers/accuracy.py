@@ -22,8 +22,7 @@ from remote_rm.answers.comparison import (
     work_out,
 )
 from remote_rm.answers.expressions import numeric_value
-from remote_rm.answers.lexer import POLAR, Token
-from remote_rm.answers.lexer.latex import Latex
+from remote_rm.answers.lexer import POLAR, Latex, Token
 from remote_rm.answers.lexer.values import CURRENCIES, NAMES, SIZES
 from remote_rm.answers.notation import Kind, gold_sequence, has_relation, is_text, kind_of
 from remote_rm.answers.quantity import parse_quantity, same_quantity
@@ -69,13 +68,17 @@ def _brackets_close(text: str) -> bool:
     return is_one_sided or not is_open or Token.LONG_WORD.search(text) is not None
 
 
+_FULL_GROUP, _EMPTY_GROUP = "\1", "\2"
+"""Placeholders of groups that were already read."""
+
+
 def _groups_are_whole(text: str) -> bool:
     """Whether every brace closes, and every command has its arguments; groups are replaced from the inside out."""
     text = Latex.ESCAPED.sub("", text)
     while group := Latex.GROUP.search(text):
         if Latex.INCOMPLETE.search(group[1]):
             return False
-        mark = Latex.FULL_GROUP if group[1].strip() else Latex.EMPTY_GROUP
+        mark = _FULL_GROUP if group[1].strip() else _EMPTY_GROUP
         text = text[: group.start()] + mark + text[group.end() :]
     return not set(text) & set("{}") and not Latex.INCOMPLETE.search(text)
 

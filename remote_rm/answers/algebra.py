@@ -6,7 +6,7 @@ import logging
 from functools import lru_cache
 
 from remote_rm.answers.expressions import REAL_POINTS, TINY, TURNS, Undecided, Value, in_radians, value_at
-from remote_rm.answers.lexer.latex import Latex
+from remote_rm.answers.lexer import Latex
 from remote_rm.answers.quantity import parse_quantity, rounded_places
 from remote_rm.answers.reading import to_latex
 

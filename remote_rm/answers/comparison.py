@@ -10,8 +10,7 @@ from math import inf, isclose
 from remote_rm.answers import choice
 from remote_rm.answers.algebra import same_algebra
 from remote_rm.answers.expressions import numeric_value
-from remote_rm.answers.lexer import Token
-from remote_rm.answers.lexer.latex import Latex
+from remote_rm.answers.lexer import Latex, Token
 from remote_rm.answers.notation import (
     SEQUENCES,
     Kind,

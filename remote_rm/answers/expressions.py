@@ -9,7 +9,7 @@ from fractions import Fraction
 from functools import lru_cache
 from random import Random
 
-from remote_rm.answers.lexer.latex import Latex
+from remote_rm.answers.lexer import Latex
 from remote_rm.answers.reading import to_latex
 
 MAX_CHARS = 300

@@ -13,8 +13,8 @@ from functools import lru_cache
 from math import gcd
 from typing import Any, NamedTuple
 
-from remote_rm.answers.lexer.latex import Latex
-from remote_rm.answers.lexer.values import CURRENCIES, WORDS, Form
+from remote_rm.answers.lexer import Latex
+from remote_rm.answers.lexer.values import CURRENCIES, DATES, HINTS, PHRASES, WORDS, Form
 from remote_rm.answers.quantity import Quantity, parse_quantity
 from remote_rm.answers.reading import (
     Region,
@@ -113,7 +113,7 @@ def _readings(text: str, rows: Iterable[tuple[Kind, Reader]]) -> Iterator[Writte
     """What the text is by each of the readers, of which one of a notation is only asked if the text has its hint."""
     may_be_notation = len(text) <= MAX_CHARS and not Form.PLAIN_DIGITS.fullmatch(text)
     for kind, reader in rows:
-        hint = Form.HINTS.get(kind.name)
+        hint = HINTS.get(kind.name)
         if hint is None or (may_be_notation and hint.search(text)):
             key = reader(text)
             if key is not None:
@@ -176,7 +176,7 @@ def _yes_or_no(text: str) -> bool | None:
 
 def _phrase(text: str) -> int | None:
     """`There are no solutions.` is `No solution`."""
-    return next((index for index, phrase in enumerate(Form.PHRASES) if phrase.fullmatch(text)), None)
+    return next((index for index, phrase in enumerate(PHRASES.values()) if phrase.fullmatch(text)), None)
 
 
 # Dates and times of day
@@ -197,7 +197,7 @@ def in_full(answer: str, *, gold: str) -> str:
 
 def _date(text: str) -> tuple[int | None, int, int | None] | None:
     """Year, month and day; in `01/05/2024` the month is first, unless it cannot be one or full stops separate them."""
-    for match in filter(None, (pattern.fullmatch(text) for pattern in Form.DATES)):
+    for match in filter(None, (pattern.fullmatch(text) for pattern in DATES.values())):
         parts = match.groupdict()
         month = _MONTH_NUMBERS.get(parts["month"].lower(), 0) if parts.get("month") else int(parts["m"])
         day = int(parts["day"]) if parts.get("day") else None
@@ -447,4 +447,4 @@ PRECEDENCE: tuple[tuple[Kind, Reader], ...] = (
     (Kind.EXPRESSION, _if(lambda text: True)),
 )
 """The order in which a text is read: the first reader that finds something decides, and the last one always does."""
-_NOTATIONS = tuple(row for row in PRECEDENCE if row[0].name in Form.HINTS)
+_NOTATIONS = tuple(row for row in PRECEDENCE if row[0].name in HINTS)

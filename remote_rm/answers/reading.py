@@ -5,8 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
-from remote_rm.answers.lexer import Match
-from remote_rm.answers.lexer.latex import Latex, respelled
+from remote_rm.answers.lexer import Latex, Match, respelled
 
 _COMMANDS = (
     "× times ÷ div · cdot π pi ∞ infty ≤ le ≥ ge ≠ ne ± pm ∪ cup ⌊ lfloor ⌋ rfloor ⌈ lceil ⌉ rceil ∅ emptyset √ sqrt "

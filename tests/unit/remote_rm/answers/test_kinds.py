@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 from helpers.tables import table
 
+from remote_rm import registry
 from remote_rm.answers import accuracy
 from remote_rm.answers.accuracy import matches, quick_match
 from remote_rm.answers.comparison import match_value, work_out
+from remote_rm.answers.lexer import Latex, Token
+from remote_rm.answers.lexer.values import Form, Number, Unit
 from remote_rm.answers.notation import Kind, are_compared, kind_of
 from remote_rm.answers.quantity import parse_quantity
 from remote_rm.answers.reading import normalize
@@ -114,4 +117,17 @@ def test_regular_expressions_are_only_in_the_lexer():
         if isinstance(node, ast.Import | ast.ImportFrom)
         and "re" in {getattr(node, "module", None), *(name.name for name in node.names)}
     }
-    assert using == {f"lexer/{name}.py" for name in ("__init__", "languages", "latex", "values")}
+    assert using == {f"lexer/{name}.py" for name in ("__init__", "languages", "values")}
+
+
+def test_every_pattern_of_the_tables_is_used_and_every_used_one_is_there():
+    tables = {"Token": Token, "Latex": Latex, "Unit": Unit, "Number": Number, "Form": Form}
+    used = {
+        (node.value.id, node.attr)
+        for path in Path(registry.__file__).parent.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in tables
+    }
+    assert used == {(table, name) for table, patterns in tables.items() for name in vars(patterns)}
+    with pytest.raises(AttributeError, match="no table of answers/lexer has the pattern VERBS"):
+        _ = Token.VERBS
