@@ -1,9 +1,10 @@
-"""How often verifiers agree with verdicts that people gave on public model answers; JSON on the last line.
+"""How often verifiers agree with verdicts that people gave on public model answers, and their rate; JSON on the last line.
 
 python benchmarks/judged_answers.py FILE [--output benchmarks/results/judged_answers.json]
 
 FILE has a row per answer: {"verifier", "response", "label", "verdict", "kind"}; verdict is true for a right answer.
-The answers themselves belong to their authors and are not in this repository; the result holds counts only.
+The answers themselves belong to their authors and are not in this repository; the result holds counts only. The rates
+are those of the verifier `math` and of math-verify, each in a new process whose start is in its CPU seconds.
 """
 
 from __future__ import annotations
@@ -11,11 +12,15 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import resource
 from collections import Counter
+from multiprocessing import get_context
 from pathlib import Path
 
 from machine import machine_name
 from measuring import parser_of, publish
+from reasoning_samples import Sample
+from reward_reasoning import JUDGES, judge_all
 
 WORKERS, ITEM_SECONDS = 1, 20.0
 
@@ -48,6 +53,29 @@ def measure(file: Path) -> dict:
         "all": _shares(total),
         "verifiers": {name: _shares(counts) for name, counts in outcomes.items()},
         "kinds": {kind: _shares(counts) for kind, counts in sorted(kinds.items())},
+        "rates": {name: rate(name, [row for row in rows if row["verifier"] == "math"]) for name in JUDGES},
+    }
+
+
+def rate(judge: str, rows: list[dict]) -> dict[str, float]:
+    """Return how many of the answers one judge decides in a CPU second, and how often it agrees with the verdicts."""
+    samples = [
+        Sample(prompt="", response=row["response"], label=row["label"], answer="", is_right=row["verdict"])
+        for row in rows
+    ]
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    with get_context("spawn").Pool(1) as pool:
+        verdicts, _, _ = pool.apply(judge_all, (JUDGES[judge], samples))
+        pool.close()
+        pool.join()
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu_seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    agreed = sum((verdict > 0) == sample.is_right for verdict, sample in zip(verdicts, samples, strict=True))
+    return {
+        "answers": len(samples),
+        "cpu_seconds": round(cpu_seconds, 1),
+        "answers_per_cpu_s": round(len(samples) / cpu_seconds, 1),
+        "agreement": round(agreed / len(samples), 4),
     }
 
 

@@ -241,11 +241,6 @@ class Clause:
 # The rules, in the order of RULES: a statement, or None for the next rule
 
 
-def _question(clause: Clause) -> Statement | None:
-    """`5?` states nothing."""
-    return NOTHING if clause.text.rstrip().endswith(("?", "？")) else None
-
-
 def _yes_or_no(clause: Clause) -> Statement | None:
     """`Yes, it is.`, `it has none, so no, ...`; what says the other one later, or leaves it open, states nothing."""
     polar = Token.POLAR.match(clause.text)
@@ -321,11 +316,6 @@ def _beside_conditions(clause: Clause) -> Statement | None:
     return clause.stating(value)
 
 
-def _contradiction(clause: Clause) -> Statement | None:
-    """`3 is 5`."""
-    return Statement(phrases=(clause.whole,)) if clause.complement is None else None
-
-
 def _bound(clause: Clause) -> Statement | None:
     """`It is at least 5`; an inequality in a formula is a value."""
     spans = (span_content(match) for match in Token.FORMULA.finditer(clause.said))
@@ -373,7 +363,6 @@ def _in_words(clause: Clause) -> Statement:
 
 
 RULES: tuple[Callable[[Clause], Statement | None], ...] = (
-    _question,
     _yes_or_no,
     _denied_or_open,
     _typed_value,
@@ -381,7 +370,6 @@ RULES: tuple[Callable[[Clause], Statement | None], ...] = (
     _number_list,
     _bare_value,
     _beside_conditions,
-    _contradiction,
     _bound,
     _emphasized,
     _count,
