@@ -12,8 +12,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import resource
+import os
 from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -63,17 +64,12 @@ def rate(judge: str, rows: list[dict]) -> dict[str, float]:
         Sample(prompt="", response=row["response"], label=row["label"], answer="", is_right=row["verdict"])
         for row in rows
     ]
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    with get_context("spawn").Pool(1) as pool:
-        verdicts, _, _ = pool.apply(judge_all, (JUDGES[judge], samples))
-        pool.close()
-        pool.join()
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu_seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    before = sum(os.times()[2:4])
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        verdicts, _, _ = pool.submit(judge_all, JUDGES[judge], samples).result()
+    cpu_seconds = sum(os.times()[2:4]) - before
     agreed = sum((verdict > 0) == sample.is_right for verdict, sample in zip(verdicts, samples, strict=True))
     return {
-        "answers": len(samples),
-        "cpu_seconds": round(cpu_seconds, 1),
         "answers_per_cpu_s": round(len(samples) / cpu_seconds, 1),
         "agreement": round(agreed / len(samples), 4),
     }

@@ -8,18 +8,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-STACK = (
-    "torch",
-    "transformers",
-    "triton",
-    "vllm",
-    "deepspeed",
-    "openrlhf",
-    "ray",
-    "trl",
-    "liger-kernel",
-    "flash-attn",
-)
+STACK = "torch transformers triton vllm deepspeed openrlhf ray trl liger-kernel flash-attn".split()
 
 
 def machine_name() -> str:

@@ -25,16 +25,7 @@ from typing import Any
 
 from machine import cards, version
 from measuring import publish
-from rl_step import (
-    PIXELS_PER_TOKEN,
-    QUESTION,
-    TEXT_TOKENS,
-    facts_of,
-    make_model,
-    parse_step,
-    step_parser,
-    write_rows,
-)
+from rl_step import PIXELS_PER_TOKEN, QUESTION, TEXT_TOKENS, facts_of, make_model, parse_step, step_parser, write_rows
 
 from lmm_r1 import cpu
 

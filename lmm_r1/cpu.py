@@ -214,8 +214,7 @@ def prepare_process() -> None:
             os.environ.setdefault(name, value)
         if _share is not None and _share < _FREE_SHARE and os.environ.get("RANK", "0") == "0":
             logger.warning(
-                "CPU is shared (%.0f %% available): threads sleep instead of spinning (GOMP_SPINCOUNT=0)",
-                100 * _share,
+                "CPU is shared (%.0f %% available): threads sleep instead of spinning (GOMP_SPINCOUNT=0)", 100 * _share
             )
     quiet.prepare_process()
     prepare_worker()

@@ -203,11 +203,7 @@ def grid_of(room: Room) -> Grid:
     goals = frame.mask(room.goals)
     distances = _pushes_to_goal(free=free, goals=goals, steps=tuple(frame.steps))
     return Grid(
-        width=width,
-        free=free,
-        goals=goals,
-        alive=sum(1 << square for square in distances),
-        pushes_to_goal=distances,
+        width=width, free=free, goals=goals, alive=sum(1 << square for square in distances), pushes_to_goal=distances
     )
 
 

@@ -153,13 +153,7 @@ def _is_whole(value: Any) -> bool:
 
 
 def _checked(
-    *,
-    height: int,
-    width: int,
-    walls: list[Square],
-    goals: list[Square],
-    boxes: list[Square],
-    players: list[Square],
+    *, height: int, width: int, walls: list[Square], goals: list[Square], boxes: list[Square], players: list[Square]
 ) -> State:
     if not (1 <= height <= LARGEST_SIDE and 1 <= width <= LARGEST_SIDE):
         raise LevelError(f"the board has {height} rows and {width} columns; 1 to {LARGEST_SIDE} of each are needed")

@@ -10,11 +10,7 @@ from gpu_stages.setting import Setting
 
 COPY_BYTES = 2 * 2**30
 # Rows, inner and columns: a large square, a layer of Qwen2.5-VL-3B over 16,384 tokens, and its output layer over a chunk.
-PRODUCTS = {
-    "square": (8192, 8192, 8192),
-    "mlp": (16384, 2048, 11008),
-    "output_layer": (256, 2048, 151936),
-}
+PRODUCTS = {"square": (8192, 8192, 8192), "mlp": (16384, 2048, 11008), "output_layer": (256, 2048, 151936)}
 
 
 def tasks(setting: Setting) -> list[Task]:

@@ -12,14 +12,7 @@ from lmm_r1.data.messages import ImagePart, Part, Row, TextPart, images_of
 from lmm_r1.errors import UserError
 from lmm_r1.tasks.sokoban import SMALLEST_TILE_PX, draw_board
 from remote_rm.sokoban_board import MOVE_NAMES, Played, State, is_deadlocked, play, solve
-from remote_rm.sokoban_levels import (
-    LevelError,
-    Plan,
-    board_text,
-    coordinates_text,
-    read_plan,
-    read_state,
-)
+from remote_rm.sokoban_levels import LevelError, Plan, board_text, coordinates_text, read_plan, read_state
 
 View = Literal["image", "text", "coordinates"]
 VIEWS: tuple[View, ...] = get_args(View)

@@ -88,10 +88,7 @@ def generate(
     Raises:
         UserError: a setting or the checkpoint cannot be used, or none of the rows can.
     """
-    with (
-        own_process({"model": "checkpoint", "data": "rows"}),
-        tempfile.TemporaryDirectory() as scratch,
-    ):
+    with own_process({"model": "checkpoint", "data": "rows"}), tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) if output is None else Path(output).absolute().parent
         given: dict[str, object] = {} if reward is None else {"reward": reward}
         if settings.get(IMAGE_DIR) is None:

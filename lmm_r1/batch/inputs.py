@@ -96,12 +96,7 @@ RESPONSES_KEY = "responses"
 
 
 def load_responses(
-    path: str,
-    *,
-    split: str,
-    max_rows: int | None,
-    reading: RowReading,
-    count_tokens: Callable[[str], int | None],
+    path: str, *, split: str, max_rows: int | None, reading: RowReading, count_tokens: Callable[[str], int | None]
 ) -> tuple[list[Outcome], list[SkippedRow]]:
     """Return the rows of a file with their responses, and the records that cannot be used.
 
@@ -120,13 +115,7 @@ def load_responses(
     return outcomes, skipped
 
 
-def _outcome(
-    index: int,
-    record: Record,
-    *,
-    reading: RowReading,
-    count_tokens: Callable[[str], int | None],
-) -> Outcome:
+def _outcome(index: int, record: Record, *, reading: RowReading, count_tokens: Callable[[str], int | None]) -> Outcome:
     location = record[1]
     if isinstance(record[0], Unreadable):
         raise record[0].error
@@ -152,12 +141,7 @@ def _row(record: Record, reading: RowReading) -> Row:
     fields, location, base_dir = record
     row_format = OWN if reading.format is None else FORMATS[reading.format]
     row = reading.row(
-        fields,
-        row_format=row_format,
-        location=location,
-        base_dir=base_dir,
-        answer_required=False,
-        media_required=True,
+        fields, row_format=row_format, location=location, base_dir=base_dir, answer_required=False, media_required=True
     )
     return demonstration(row)
 

@@ -202,12 +202,7 @@ def _check_same_data(config: BatchConfig, log: RowLog, rows: Mapping[int, Row]) 
 
 
 def _run(
-    config: BatchConfig,
-    plan: _Plan,
-    outcomes: Iterator[Outcome],
-    *,
-    scorer: ResponseScorer | None,
-    progress: Progress,
+    config: BatchConfig, plan: _Plan, outcomes: Iterator[Outcome], *, scorer: ResponseScorer | None, progress: Progress
 ) -> JobTotals:
     with progress(config.eval_task, total=plan.rows, done=plan.rows - len(plan.order)) as on_progress:
         return run_job(outcomes, order=plan.order, log=plan.log, scorer=scorer, on_progress=on_progress)
@@ -313,9 +308,7 @@ def _judges_steps(config: BatchConfig, path: str) -> bool:
 
 def _judging(config: BatchConfig) -> StepJudging:
     return StepJudging(
-        step_scores=config.step_scores,
-        placeholder_token=config.placeholder_token,
-        reward_tokens=config.reward_tokens,
+        step_scores=config.step_scores, placeholder_token=config.placeholder_token, reward_tokens=config.reward_tokens
     )
 
 

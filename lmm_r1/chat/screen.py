@@ -159,12 +159,7 @@ def one_line(text: str) -> str:
 Kind = Literal["text", "thinking", "answer", "tag"]
 
 # The kind of text after each tag; a closing tag counts even without its opening one.
-_FOLLOWED_BY: dict[str, Kind] = {
-    "<think>": "thinking",
-    "</think>": "text",
-    "<answer>": "answer",
-    "</answer>": "text",
-}
+_FOLLOWED_BY: dict[str, Kind] = {"<think>": "thinking", "</think>": "text", "<answer>": "answer", "</answer>": "text"}
 _TAG = re.compile("|".join(map(re.escape, _FOLLOWED_BY)))
 _REMARK = Style(dim=True)
 _ERROR = Style(color="red")

@@ -106,8 +106,7 @@ def difference(one: Outputs, other: Outputs) -> MergeDifference:
     """Return how far two outputs for the same prompts are apart."""
     pairs = list(zip(one, other, strict=True))
     return MergeDifference(
-        largest=max(float((a - b).abs().max()) for a, b in pairs),
-        scale=max(float(a.abs().max()) for a, _ in pairs),
+        largest=max(float((a - b).abs().max()) for a, b in pairs), scale=max(float(a.abs().max()) for a, _ in pairs)
     )
 
 

@@ -429,10 +429,7 @@ def model_server_parser(*, prog: str, description: str, model: str) -> argparse.
         model: what --model takes.
     """
     parser = argparse.ArgumentParser(
-        prog=prog,
-        description=description,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-        allow_abbrev=False,
+        prog=prog, description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--model", required=True, metavar="CHECKPOINT", help=model)
     return parser

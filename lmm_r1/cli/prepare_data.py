@@ -76,12 +76,7 @@ def run(config: PrepareDataConfig) -> None:
         _say(line)
     with _progress(recipe.name) as show:
         job = Preparation(
-            recipe=recipe,
-            output=config.output,
-            source=config.source,
-            max_rows=config.max_rows,
-            say=_say,
-            show=show,
+            recipe=recipe, output=config.output, source=config.source, max_rows=config.max_rows, say=_say, show=show
         )
         prepared = job.run(overwrite=config.overwrite)
     _print_summary(recipe, prepared.manifest, output=config.output, was_complete=prepared.was_complete)
@@ -143,14 +138,7 @@ def _progress(what: str) -> Iterator[Callable[[PreparationProgress], None]]:
     if not console.is_terminal:
         yield _Lines(what).show
         return
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        SpinnerColumn,
-        TextColumn,
-        TimeRemainingColumn,
-    )
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
     columns = (
         SpinnerColumn(),

@@ -117,9 +117,7 @@ def _load(args: argparse.Namespace, *, dtype: str) -> "ServedRewards[Any]":
     from lmm_r1.scoring.reward_model import ProcessRewardModel, RewardModel
 
     judging = StepJudging(
-        step_scores=args.step_scores,
-        placeholder_token=args.placeholder_token,
-        reward_tokens=tuple(args.reward_tokens),
+        step_scores=args.step_scores, placeholder_token=args.placeholder_token, reward_tokens=tuple(args.reward_tokens)
     )
     of_whole = ["--normalize"] if args.normalize else []
     if args.value_head_prefix != RMDeepSpeedConfig.value_head_prefix:

@@ -42,20 +42,12 @@ _ALL: _Table = {
         None,
         "half precision loses small gradients over many passes; OpenRLHF leaves it to DeepSpeed",
     ),
-    "ds.param_dtype": (
-        "bf16",
-        "bf16, or fp32 on a CPU without bf16 instructions",
-    ),
+    "ds.param_dtype": ("bf16", "bf16, or fp32 on a CPU without bf16 instructions"),
 }
 _LIGER: _Table = {"ds.use_liger_kernel": (False, "the same results with fewer kernels, on GPUs that support them")}
 _INPUT_KEY: _Table = {"data.input_key": ("input", "`message` or `messages`, whichever the rows have")}
 _BATCH: _Table = {"train.batch_size": (128, "a fifth of the rows, at most 128: five steps or more per pass over them")}
-_MICRO_BATCH: _Table = {
-    "train.micro_batch_size": (
-        8,
-        "8, or a divisor of a GPU's share of an update",
-    )
-}
+_MICRO_BATCH: _Table = {"train.micro_batch_size": (8, "8, or a divisor of a GPU's share of an update")}
 _COUNTS = "the GPUs of the machine or cluster"
 
 
@@ -65,10 +57,7 @@ def _path(theirs: str) -> _Table:
 
 _PPO: _Table = {
     "algo.advantage.estimator": ("gae", "LMM-R1's recipe; it needs no critic"),
-    "rollout.batch_size": (
-        1024,
-        "a fifth of the prompts, at most 1024: five steps or more per pass over them",
-    ),
+    "rollout.batch_size": (1024, "a fifth of the prompts, at most 1024: five steps or more per pass over them"),
     "rollout.n_samples_per_prompt": (1, "8 if the estimator compares the responses to one prompt, otherwise 1"),
     "train.batch_size": (128, "all samples of a step, at most 128"),
     **{

@@ -16,12 +16,7 @@ from lmm_r1.config.shared import (
     named_after_the_minute,
     supervised_help,
 )
-from lmm_r1.config.supervised import (
-    SupervisedConfig,
-    SupervisedDataConfig,
-    SupervisedTrainConfig,
-    TrainedModelConfig,
-)
+from lmm_r1.config.supervised import SupervisedConfig, SupervisedDataConfig, SupervisedTrainConfig, TrainedModelConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -332,8 +332,7 @@ def unplanned(config: Trained) -> Trained:
         defaults |= _STUDENT_UNPLANNED
     known = dotted.leaf_types(type(config))
     return dotted.replace(
-        config,
-        {flag: value for flag, value in defaults.items() if flag in known and dotted.get(config, flag) is None},
+        config, {flag: value for flag, value in defaults.items() if flag in known and dotted.get(config, flag) is None}
     )
 
 

@@ -163,13 +163,7 @@ def _whole(value: object) -> object:
     return int(text) if text.isdecimal() else text or None
 
 
-def _write_samples(
-    path: Path,
-    responses: Sequence[JudgedResponse],
-    *,
-    file: MeasuredFile,
-    columns: Columns,
-) -> None:
+def _write_samples(path: Path, responses: Sequence[JudgedResponse], *, file: MeasuredFile, columns: Columns) -> None:
     samples = [_sample(row, file=file, columns=columns) for row in by_row(responses)]
     # An earlier file is removed only now, when there is something to replace it.
     write_atomically(path, text="")

@@ -42,13 +42,7 @@ from lmm_r1.evaluation.rows import (
 )
 from lmm_r1.evaluation.scores import check_reward_parts, default_verifiers
 from lmm_r1.files.atomic import lock_of, locked
-from lmm_r1.files.json_files import (
-    count_field,
-    number_field,
-    read_json_object,
-    text_field,
-    write_json_object,
-)
+from lmm_r1.files.json_files import count_field, number_field, read_json_object, text_field, write_json_object
 from lmm_r1.generation.endpoint import AnswerLog, EndpointEngine, GeneratorEndpoint
 from lmm_r1.generation.engine import (
     PLAIN_TRANSFORMERS,

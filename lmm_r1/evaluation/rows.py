@@ -302,12 +302,7 @@ def judge_responses(
         for sample, completion in enumerate(samples)
     ]
     items = [
-        Item(
-            prompt=question_of(row),
-            response=completion.text,
-            label=row.answer,
-            image_scales=completion.image_scales,
-        )
+        Item(prompt=question_of(row), response=completion.text, label=row.answer, image_scales=completion.image_scales)
         for _, row, _, completion in asked
     ]
     played = [completion.played for _, _, _, completion in asked]

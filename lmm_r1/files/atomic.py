@@ -64,9 +64,7 @@ def sentence_of(error: BaseException, *, path: Path | str | None = None) -> str 
 
 def unwritable(path: Path | str, error: OSError) -> UserError:
     """Return the error for a file or folder that cannot be written, for any reason."""
-    return UserError(
-        sentence_of(error, path=path) or f"{path}: cannot be written ({error.strerror}); {_ANOTHER}",
-    )
+    return UserError(sentence_of(error, path=path) or f"{path}: cannot be written ({error.strerror}); {_ANOTHER}")
 
 
 @contextlib.contextmanager

@@ -60,11 +60,7 @@ class PromptCodec:
     def of(cls, path: str, *, trust_remote_code: bool) -> PromptCodec:
         """Return the codec of a checkpoint."""
         checkpoint = Checkpoint(path, trust_remote_code=trust_remote_code)
-        return cls(
-            kit=checkpoint.kit,
-            processor=checkpoint.processor,
-            banned_token_ids=checkpoint.banned_token_ids,
-        )
+        return cls(kit=checkpoint.kit, processor=checkpoint.processor, banned_token_ids=checkpoint.banned_token_ids)
 
     def encode(self, row: Row) -> EncodedPrompt:
         """Return the row's prompt; raises UserError, with the row's place, for media that cannot be taken."""
@@ -182,9 +178,7 @@ class LimitedCodec(PromptCodec):
     def __init__(self, path: str, settings: EngineSettings, *, checkpoint: Checkpoint | None = None) -> None:
         checkpoint = checkpoint or Checkpoint(path, trust_remote_code=settings.trust_remote_code)
         super().__init__(
-            kit=checkpoint.kit,
-            processor=checkpoint.processor,
-            banned_token_ids=checkpoint.banned_token_ids,
+            kit=checkpoint.kit, processor=checkpoint.processor, banned_token_ids=checkpoint.banned_token_ids
         )
         self.config = checkpoint.config
         self.path = path

@@ -206,12 +206,7 @@ class Engine(Responder, Protocol):
         """Yield how each request went, in the order in which they end; there is none for an abandoned one."""
 
     def stream(
-        self,
-        row: Row,
-        sampling: SamplingSettings,
-        *,
-        on_text: Callable[[str], None],
-        should_stop: Callable[[], bool],
+        self, row: Row, sampling: SamplingSettings, *, on_text: Callable[[str], None], should_stop: Callable[[], bool]
     ) -> Completion:
         """Return one response, handing on its text as it grows; raises UserError for a row that cannot be taken."""
 

@@ -45,10 +45,7 @@ class Guesses:
 
     def metrics(self) -> dict[str, float]:
         """Return what of them is logged of a rollout; no rate where nothing was guessed."""
-        metrics: dict[str, float] = {
-            "rollout/drafted_tokens": self.drafted,
-            "rollout/accepted_tokens": self.accepted,
-        }
+        metrics: dict[str, float] = {"rollout/drafted_tokens": self.drafted, "rollout/accepted_tokens": self.accepted}
         return metrics | ({"rollout/acceptance_rate": self.accepted / self.drafted} if self.drafted else {})
 
 
@@ -103,14 +100,7 @@ def _kv_numbers(layer: PretrainedConfig) -> int:
 
 
 def engine_bytes(
-    config: PretrainedConfig,
-    *,
-    weights: int,
-    width: int,
-    max_len: int,
-    responses: int,
-    gpu_bytes: int,
-    gpus: int = 1,
+    config: PretrainedConfig, *, weights: int, width: int, max_len: int, responses: int, gpu_bytes: int, gpus: int = 1
 ) -> int:
     """Return what an engine needs of each of its GPUs to make so many responses of the longest length at a time.
 

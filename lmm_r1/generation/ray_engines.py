@@ -210,10 +210,7 @@ class KitRolloutActor(RolloutRayActor.__ray_metadata__.modified_class):
         else:
             self.llm = engine = self._started_in_process(**engine_arguments)
             in_thread = engine.call
-        codec = PromptCodec.of(
-            engine_arguments["model"],
-            trust_remote_code=engine_arguments["trust_remote_code"],
-        )
+        codec = PromptCodec.of(engine_arguments["model"], trust_remote_code=engine_arguments["trust_remote_code"])
         await self.llm.collective_rpc("ban_tokens", args=(codec.banned_token_ids,))
         room: dict[str, Any] = {
             "codec": codec,

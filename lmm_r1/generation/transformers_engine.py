@@ -102,12 +102,7 @@ class TransformersEngine:
         return _TokenStreamer(texts, stop_token_ids=self.stop_token_ids, on_piece=on_piece)
 
     def stream(
-        self,
-        row: Row,
-        sampling: SamplingSettings,
-        *,
-        on_text: Callable[[str], None],
-        should_stop: Callable[[], bool],
+        self, row: Row, sampling: SamplingSettings, *, on_text: Callable[[str], None], should_stop: Callable[[], bool]
     ) -> Completion:
         """Return one response, handing on its text as it grows; raises UserError for a row that cannot be taken."""
         prompt = self.codec.encode(row)

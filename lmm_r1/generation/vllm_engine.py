@@ -300,12 +300,7 @@ class VllmEngine:
                     running[index].cancel()
 
     def stream(
-        self,
-        row: Row,
-        sampling: SamplingSettings,
-        *,
-        on_text: Callable[[str], None],
-        should_stop: Callable[[], bool],
+        self, row: Row, sampling: SamplingSettings, *, on_text: Callable[[str], None], should_stop: Callable[[], bool]
     ) -> Completion:
         """Return one response, handing on its text as it grows; raises UserError for a row that cannot be taken."""
         request = self._request_of(self.codec.encode(row), sampling, output_per="token")

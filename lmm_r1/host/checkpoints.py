@@ -144,13 +144,7 @@ class CheckpointStrategy(DeepspeedStrategy):
                 )
         self.loaded_tag = tag
         return super().load_ckpt(
-            model,
-            load_dir,
-            tag,
-            load_module_strict,
-            load_optimizer_states,
-            load_lr_scheduler_states,
-            load_module_only,
+            model, load_dir, tag, load_module_strict, load_optimizer_states, load_lr_scheduler_states, load_module_only
         )
 
     def _agreed_tag(self, folder: Path) -> str | None:

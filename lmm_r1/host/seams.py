@@ -83,10 +83,7 @@ REPLACEMENTS: tuple[Replacement, ...] = (
 )
 
 
-_CUDA = {
-    "ours": "lmm_r1.cpu:prepare_worker",
-    "reason": "OpenRLHF calls torch.cuda directly, which fails on a CPU",
-}
+_CUDA = {"ours": "lmm_r1.cpu:prepare_worker", "reason": "OpenRLHF calls torch.cuda directly, which fails on a CPU"}
 _ONEDNN = {
     "ours": "lmm_r1.cpu:_pack_alike",
     "reason": "the layout of packed weights depends on the number of threads, and must be the same for all weights",

@@ -284,12 +284,7 @@ def _shared_end(ids: Sequence[int], others: Sequence[int]) -> int:
 
 
 # In the order in which transformers searches for them; an index names the files of a model in several parts.
-_NAMES = (
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "pytorch_model.bin",
-    "pytorch_model.bin.index.json",
-)
+_NAMES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 _LENGTH_BYTES = 8
 
 

@@ -162,10 +162,7 @@ def placed(location: str) -> Iterator[None]:
 
 
 def load_image_processor(
-    path: str,
-    *,
-    processor_classes: tuple[type[ProcessorMixin], ...],
-    chat_template: str | None = None,
+    path: str, *, processor_classes: tuple[type[ProcessorMixin], ...], chat_template: str | None = None
 ) -> Any:
     """Load the processor of a model with images; raises UserError if a part of it or the chat template is missing.
 

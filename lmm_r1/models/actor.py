@@ -16,13 +16,7 @@ from lmm_r1.errors import UserError
 from lmm_r1.host.models import Actor
 from lmm_r1.lmm_kits.step_tokens import forget_tokens
 from lmm_r1.models.adapters import ADAPTER_FOLDER, adapted_layers, merged_state_dict, save_adapter
-from lmm_r1.models.distillation import (
-    Distillation,
-    DistilledOutcomes,
-    KeptInputs,
-    TeacherTokens,
-    WantedTokens,
-)
+from lmm_r1.models.distillation import Distillation, DistilledOutcomes, KeptInputs, TeacherTokens, WantedTokens
 from lmm_r1.models.kit_module import KitModule
 from lmm_r1.models.load_balancing import Routers, routers_of
 from lmm_r1.models.loading import LoadSettings, load_model

@@ -238,11 +238,7 @@ def merged_layer(layer: LoraLayer) -> torch.Tensor:
 
 
 def merged_weight(
-    layer: LoraLayer,
-    weight: torch.Tensor,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    magnitude: torch.Tensor | None = None,
+    layer: LoraLayer, weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor, magnitude: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Return weight + scaling * B A as a new tensor, computed in fp32 and rounded once to the weight's precision.
 

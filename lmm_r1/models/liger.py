@@ -301,9 +301,5 @@ def _rotation(kind: RotationKind) -> Forward:
         q, k = LigerRopeFunction.apply(q.transpose(0, 1)[None], k.transpose(0, 1)[None], cos, sin)
         return q[0].transpose(0, 1), k[0].transpose(0, 1)
 
-    kernels: dict[RotationKind, Forward] = {
-        "heads": rotate,
-        "patches": rotate_patches,
-        "sections": rotate_sections,
-    }
+    kernels: dict[RotationKind, Forward] = {"heads": rotate, "patches": rotate_patches, "sections": rotate_sections}
     return kernels[kind]

@@ -232,11 +232,7 @@ def head_name(config: PretrainedConfig, *, default: str) -> str:
 
 
 def make_head(
-    config: PretrainedConfig,
-    *,
-    weight: torch.Tensor | None,
-    dtype: torch.dtype,
-    ds_config: Mapping[str, Any] | None,
+    config: PretrainedConfig, *, weight: torch.Tensor | None, dtype: torch.dtype, ds_config: Mapping[str, Any] | None
 ) -> ValueHead:
     """Return the head with the stored weight (1, H), or with a random one of OpenRLHF's size; sharded under ZeRO-3."""
     size = config.get_text_config().hidden_size

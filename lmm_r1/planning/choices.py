@@ -229,10 +229,7 @@ LEFT_TO_REFERENCE = 0.1
 
 
 def chosen(
-    config: Config,
-    *,
-    replan: Callable[[Config], Plan],
-    share_gpus: Callable[[PPOConfig], Mapping[str, object]],
+    config: Config, *, replan: Callable[[Config], Plan], share_gpus: Callable[[PPOConfig], Mapping[str, object]]
 ) -> tuple[Config, Plan]:
     """Return the settings with all that memory decides chosen, and their plan, which need not fit.
 
@@ -349,8 +346,7 @@ def _with_room(config: Config, *, replan: Callable[[Config], Plan]) -> tuple[Con
 
 def _with_recomputing(config: Config, group: str, layers: int | None) -> Config:
     return dotted.replace(
-        config,
-        {f"{group}.gradient_checkpointing_enable": True, f"{group}.gradient_checkpointing_layers": layers},
+        config, {f"{group}.gradient_checkpointing_enable": True, f"{group}.gradient_checkpointing_layers": layers}
     )
 
 

@@ -168,11 +168,7 @@ class PassEstimate:
         """Return what a pass takes of which a share is as in `other`, images all of them; more than that it never takes."""
         floor, base, per_token = (
             (1 - share) * ours + share * theirs
-            for ours, theirs in (
-                (self.floor, other.floor),
-                (self.base, other.base),
-                (self.per_token, other.per_token),
-            )
+            for ours, theirs in ((self.floor, other.floor), (self.base, other.base), (self.per_token, other.per_token))
         )
         return replace(other, floor=floor, base=base, per_token=per_token)
 

@@ -313,12 +313,7 @@ def _shared_panel(spec: PanelSpec, *, curves: Sequence[Curve]) -> Panel:
     found = ((curve, points) for curve in curves if (points := curve.stage.metrics.series(metric)))
     lines = (
         drawn_line(
-            points,
-            smoothed=spec.smoothed,
-            name=curve.name,
-            color=run_color(curve.run),
-            run=curve.run,
-            dash=curve.dash,
+            points, smoothed=spec.smoothed, name=curve.name, color=run_color(curve.run), run=curve.run, dash=curve.dash
         )
         for curve, points in found
     )

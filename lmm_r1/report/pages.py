@@ -12,31 +12,9 @@ from lmm_r1.errors import UserError
 from lmm_r1.evaluation.page_parts import FILTERS, duration, page_templates, percent, points
 from lmm_r1.records.metrics import FileScores, text_first
 from lmm_r1.records.run_folder import Run, Stage
-from lmm_r1.report.charts import (
-    BarChart,
-    BarSpec,
-    TimeLine,
-    bar_chart,
-    difference_interval,
-    line_chart,
-    time_line,
-)
-from lmm_r1.report.curves import (
-    COLORS,
-    MAX_POINTS,
-    Panel,
-    other_panels,
-    overlays,
-    panels,
-    run_color,
-    smoothing_window,
-)
-from lmm_r1.report.rollout_sample import (
-    DEFAULT_MAX_ROLLOUTS,
-    Series,
-    rollout_data,
-    sample_rollouts,
-)
+from lmm_r1.report.charts import BarChart, BarSpec, TimeLine, bar_chart, difference_interval, line_chart, time_line
+from lmm_r1.report.curves import COLORS, MAX_POINTS, Panel, other_panels, overlays, panels, run_color, smoothing_window
+from lmm_r1.report.rollout_sample import DEFAULT_MAX_ROLLOUTS, Series, rollout_data, sample_rollouts
 from lmm_r1.report.stages import (
     HeldOutCell,
     StageMatch,

@@ -145,10 +145,7 @@ class RLRun:
     def _run_metrics(self, made: MadeRollout, *, began: float, taken: float) -> dict[str, float]:
         """Return the metrics of a step that come from the run around it."""
         now, rollout, config = time.perf_counter(), made.rollout, self.config
-        metrics: dict[str, float] = {
-            "timing/generation": made.ended - made.began,
-            "timing/step_total": now - began,
-        }
+        metrics: dict[str, float] = {"timing/generation": made.ended - made.began, "timing/step_total": now - began}
         if made.solved is not None:
             metrics["prompts_solved"] = made.solved
         samples = [sample for group in rollout.groups for sample in group]

@@ -45,13 +45,7 @@ from lmm_r1.data.training_rows import (
 from lmm_r1.errors import UserError
 from lmm_r1.generation.codec import check_turn_end, disagrees, with_correction
 from lmm_r1.generation.engine import FINE_TUNE, check_backend
-from lmm_r1.generation.ray_engines import (
-    COLOCATED_SHARE,
-    create_engines,
-    engine_groups,
-    settle_engines,
-    without_sleep,
-)
+from lmm_r1.generation.ray_engines import COLOCATED_SHARE, create_engines, engine_groups, settle_engines, without_sleep
 from lmm_r1.host.strategy import check_fp16
 from lmm_r1.host.workers import NodeSortedGroup, RayActorGroup, Reservation, reserve
 from lmm_r1.lifecycle.publication import publish

@@ -76,9 +76,7 @@ class Learner:
             return None
         assert reference is not None, "refused by config.checks"
         return ReferenceAhead(
-            reference,
-            limits=self.limits(self.config.rollout),
-            gpus_per_pass=reference.duplicate_actors,
+            reference, limits=self.limits(self.config.rollout), gpus_per_pass=reference.duplicate_actors
         )
 
     def send_weights(self) -> None:

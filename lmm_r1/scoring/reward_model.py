@@ -386,8 +386,5 @@ class ProcessRewardModel(ScoringModel[EncodedSteps, list[float]]):
 
 def _settings(checkpoint: Checkpoint, *, dtype: str, max_len: int) -> LoadSettings:
     return LoadSettings(
-        attn_implementation="auto",
-        param_dtype=dtype,
-        trust_remote_code=checkpoint.trust_remote_code,
-        max_len=max_len,
+        attn_implementation="auto", param_dtype=dtype, trust_remote_code=checkpoint.trust_remote_code, max_len=max_len
     )

@@ -187,10 +187,7 @@ class StudentEngine:
         rollout, engine = config.rollout, config.vllm
         self.seed = config.train.seed
         self.sampling = SamplingSettings(
-            n_samples=1,
-            temperature=rollout.temperature,
-            top_p=rollout.top_p,
-            max_new_tokens=rollout.max_new_tokens,
+            n_samples=1, temperature=rollout.temperature, top_p=rollout.top_p, max_new_tokens=rollout.max_new_tokens
         )
         settings = engine_settings(
             config,

@@ -113,10 +113,7 @@ def session(
     """
     every = KeptRows() if every is None else every
     folder = RunFolder(
-        path=Path(config.ckpt.output_dir),
-        name=config.logger.stage_name,
-        kind=run_class.kind,
-        origins=every.origins,
+        path=Path(config.ckpt.output_dir), name=config.logger.stage_name, kind=run_class.kind, origins=every.origins
     )
     _check_processes(config, count=int(os.environ["WORLD_SIZE"]))
     config = _planned(config, shown)

@@ -41,10 +41,7 @@ TILES: dict[str, Rgb] = {
 BACKGROUND: Rgb = (128, 128, 128)
 _INK: dict[Style, int] = {"fine": 48, "coarse": 64}
 """What ink adds to the tile."""
-_VALUES: dict[Asked, tuple[str, ...]] = {
-    "digit": tuple("0123456789"),
-    "letter": tuple("ABCDEFGHIJKLMNOPQRSTUVWXYZ"),
-}
+_VALUES: dict[Asked, tuple[str, ...]] = {"digit": tuple("0123456789"), "letter": tuple("ABCDEFGHIJKLMNOPQRSTUVWXYZ")}
 _PROMPTS: dict[Asked, str] = {
     "digit": "Which digit is on the {tile} tile?",
     "letter": "Which letter is on the {tile} tile?",

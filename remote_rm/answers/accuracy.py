@@ -13,14 +13,7 @@ from functools import lru_cache
 
 from remote_rm.answers import choice
 from remote_rm.answers.algebra import same_expression
-from remote_rm.answers.comparison import (
-    Undecided,
-    any_of,
-    is_choice,
-    match_value,
-    refuse,
-    work_out,
-)
+from remote_rm.answers.comparison import Undecided, any_of, is_choice, match_value, refuse, work_out
 from remote_rm.answers.expressions import numeric_value
 from remote_rm.answers.lexer import POLAR, Latex, Token
 from remote_rm.answers.lexer.values import CURRENCIES, NAMES, SIZES

@@ -93,10 +93,7 @@ def same_expression(answer: str, gold: str) -> bool:
     gold_number = parse_quantity(gold)
     places = None if gold_number is None else rounded_places(gold_number)
     return verify(
-        gold_parsed,
-        answer_parsed,
-        float_rounding=EXACT_DECIMALS if places is None else places,
-        timeout_seconds=None,
+        gold_parsed, answer_parsed, float_rounding=EXACT_DECIMALS if places is None else places, timeout_seconds=None
     )
 
 

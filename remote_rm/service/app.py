@@ -460,11 +460,7 @@ async def refuse_item(_request: Request, error: Exception) -> JSONResponse:
 def items_of(request: RewardRequest) -> list[Item]:
     """Return the items of a request; without `responses`, each response is looked up inside its query."""
     return items_from(
-        request.query,
-        request.prompts,
-        request.labels,
-        responses=request.responses,
-        image_scales=request.image_scales,
+        request.query, request.prompts, request.labels, responses=request.responses, image_scales=request.image_scales
     )
 
 

@@ -131,12 +131,7 @@ class VerifierPool:
     """
 
     def __init__(
-        self,
-        verifier: Verifier,
-        *,
-        workers: int,
-        item_timeout_seconds: float,
-        limits: ServiceLimits = DEFAULT_LIMITS,
+        self, verifier: Verifier, *, workers: int, item_timeout_seconds: float, limits: ServiceLimits = DEFAULT_LIMITS
     ) -> None:
         if workers < 1 or item_timeout_seconds <= 0:
             raise ValueError(
@@ -444,12 +439,7 @@ class BlockingPool:
     """
 
     def __init__(
-        self,
-        verifier: Verifier,
-        *,
-        workers: int,
-        item_timeout_seconds: float,
-        limits: ServiceLimits = UNLIMITED_QUEUE,
+        self, verifier: Verifier, *, workers: int, item_timeout_seconds: float, limits: ServiceLimits = UNLIMITED_QUEUE
     ) -> None:
         self._pool = judge_of(verifier, workers=workers, item_timeout_seconds=item_timeout_seconds, limits=limits)
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -373,10 +373,7 @@ def clients() -> Iterator[dict[str, TestClient]]:
     chat = chat_app(service, limits=ServiceLimits(), token=None, log_sample_share=0.0)
     rewards = create_app(MathVerifier(), workers=1, item_timeout_seconds=1.0)
     with TestClient(chat, raise_server_exceptions=False) as chatting:
-        yield {
-            "/v1/chat/completions": chatting,
-            "/get_reward": TestClient(rewards, raise_server_exceptions=False),
-        }
+        yield {"/v1/chat/completions": chatting, "/get_reward": TestClient(rewards, raise_server_exceptions=False)}
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/get_reward"])

@@ -181,10 +181,7 @@ def test_preferences_are_told_as_such_and_bad_ones_by_line(folder, tiny_checkpoi
 
 def test_verdicts_and_steps_are_told_as_such(folder):
     found = judged(folder, *({"prompt": "1 + 1?", "completion": "2", "label": label} for label in (True, False, True)))
-    assert (found["kind"], found["counts"]) == (
-        "unpaired",
-        {"desirable responses": 2, "undesirable responses": 1},
-    )
+    assert (found["kind"], found["counts"]) == ("unpaired", {"desirable responses": 2, "undesirable responses": 1})
     assert found_kinds(found) == [("duplicate", 2), ("contradiction", 1)]
     found = judged(folder, {"prompt": "1 + 1?", "completions": ["One more.", "3"], "labels": [True, False]})
     assert (found["kind"], found["counts"], found["findings"]) == ("steps", {"steps": 2, "wrong steps": 1}, [])

@@ -373,8 +373,7 @@ def test_what_the_trainer_will_refuse_is_said_at_once(capsys):
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
-    table("contracts/conversion", "what_cannot_be_read_is_refused_with_its_place"),
+    ("name", "content", "said"), table("contracts/conversion", "what_cannot_be_read_is_refused_with_its_place")
 )
 def test_what_cannot_be_read_is_refused_with_its_place(name, content, said, tmp_path):
     (tmp_path / name).write_text(content)

@@ -6,14 +6,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.conversations import message, picture
-from helpers.engines import (
-    disturb,
-    largest_difference,
-    load_weights,
-    loaded_one_by_one,
-    running_engine,
-    sampled,
-)
+from helpers.engines import disturb, largest_difference, load_weights, loaded_one_by_one, running_engine, sampled
 from helpers.tables import by_turns, kits_with
 from helpers.tiny_models import CORPUS, LONGROPE, MIXTURES, build_experts, encode, make_actor, with_longrope
 from safetensors.torch import load_file

@@ -89,9 +89,7 @@ def check_exact(folder: Path, monkeypatch: pytest.MonkeyPatch, *, prompts: tuple
     """Compare log-probs, entropies and gradients in double precision, and look that the trees are as deep as meant."""
     depths, rule = [], linear_attention.gated_delta_rule
     monkeypatch.setattr(
-        linear_attention,
-        "gated_delta_rule",
-        lambda *inputs: (depths.append(max(inputs[-1].depths)), rule(*inputs))[1],
+        linear_attention, "gated_delta_rule", lambda *inputs: (depths.append(max(inputs[-1].depths)), rule(*inputs))[1]
     )
     actors = make_actors(folder, **settings)
     for prompt in prompts:

@@ -11,11 +11,7 @@ from lmm_r1.lmm_kits import get_kit
 
 pytestmark = pytest.mark.contract
 
-WAYS = {
-    "padded": {},
-    "packed": {"packing_samples": True},
-    "shared": {"packing_samples": True, "share_prefix": True},
-}
+WAYS = {"padded": {}, "packed": {"packing_samples": True}, "shared": {"packing_samples": True, "share_prefix": True}}
 TOLERANCE = 1e-5
 
 

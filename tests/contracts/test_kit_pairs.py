@@ -152,11 +152,7 @@ def test_a_mismatched_conversation_is_the_prompt_with_its_images_and_the_next_ro
     for found, prompt, response in ((first, prompts[0], rows[1].response), (second, prompts[1], rows[0].response)):
         alone = rows[0].conversation(response)
         expected = encode_sample(
-            replace(alone, messages=(*prompt, *response)),
-            kit=kit,
-            processor=processor,
-            max_len=8192,
-            every_turn=False,
+            replace(alone, messages=(*prompt, *response)), kit=kit, processor=processor, max_len=8192, every_turn=False
         )
         assert found.rejected.token_ids == expected.token_ids
         assert found.rejected.loss_mask == expected.loss_mask

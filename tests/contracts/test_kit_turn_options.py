@@ -75,9 +75,7 @@ class Playing:
         async def run() -> list[Sample]:
             engine = InProcessEngine(lambda: self.llm.llm_engine, own_thread=False)
             codec = PromptCodec(
-                kit=self.kit,
-                processor=self.processor,
-                banned_token_ids=tuple(self.actor.banned_token_ids.tolist()),
+                kit=self.kit, processor=self.processor, banned_token_ids=tuple(self.actor.banned_token_ids.tolist())
             )
             rollout = EpisodeRollout(
                 environment=environment,

@@ -124,10 +124,7 @@ def test_a_row_without_what_its_format_needs_is_named_with_its_place(name, tmp_p
     column, sentence = BROKEN[name]
     records = [fields for fields, _, _ in read_records(str(sample_of(name)))]
     images = SAMPLES / name
-    lines = [
-        records[1],
-        {key: value for key, value in records[0].items() if key != column},
-    ]
+    lines = [records[1], {key: value for key, value in records[0].items() if key != column}]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, lines)))
     with pytest.raises(UserError) as raised:
         read_row_file(str(tmp_path / "rows.jsonl"), reading=RowReading(format=name, image_dir=images))

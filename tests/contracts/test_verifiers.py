@@ -56,14 +56,7 @@ CASES: dict[str, tuple[Verifier, str, str, str, float, set[str]]] = {
     ),
     "format": (get_verifier("format"), "any", "any", "", 1.0, {"format"}),
     "llm_judge": (UNREACHABLE, r"\frac{1}{2}", "0.5", "0.6", 1.5, {"accuracy", "format", *PARTS}),
-    "composition": (
-        get_verifier("composition"),
-        "42",
-        "42",
-        "43",
-        1.5,
-        {"accuracy", "math", "format", "ungradable"},
-    ),
+    "composition": (get_verifier("composition"), "42", "42", "43", 1.5, {"accuracy", "math", "format", "ungradable"}),
     "selecting composition": (SELECTING, "choice: B", "B", "C", 1.25, {"accuracy", "format", "ungradable"}),
     "ignoring case": (get_verifier("exact", ignore_case=True), "Rye", "RYE", "Ray", 1.5, {"accuracy", "format"}),
     "unordered list": (

@@ -68,12 +68,7 @@ KITLESS: dict[str, Kitless] = {
         tokens=("<|START_OF_IMG|>", "<|END_OF_IMG|>", "<|IMG_LINE_BREAK|>", "<|IMG_PATCH|>"),
         processor="Cohere2VisionProcessor",
         image_processor="Cohere2VisionImageProcessor",
-        settings={
-            "size": {"height": 64, "width": 64},
-            "patch_size": 4,
-            "max_patches": 4,
-            **NORMAL,
-        },
+        settings={"size": {"height": 64, "width": 64}, "patch_size": 4, "max_patches": 4, **NORMAL},
         names={
             "boi_token": "<|START_OF_IMG|>",
             "eoi_token": "<|END_OF_IMG|>",

@@ -60,13 +60,7 @@ def write_image(path: Path, *, number: int, side: int = 56) -> None:
 
 
 def scores(*, accuracy: float, form: float, tokens: float, rows: int = 200) -> dict[str, float]:
-    return {
-        "rows": rows,
-        "accuracy": accuracy,
-        "format": form,
-        "mean_response_tokens": tokens,
-        "truncated_rate": 0.01,
-    }
+    return {"rows": rows, "accuracy": accuracy, "format": form, "mean_response_tokens": tokens, "truncated_rate": 0.01}
 
 
 def write_curriculum(folder: Path, *, steps: int = 40) -> None:

@@ -104,12 +104,7 @@ def compare(
 
 
 def values(
-    *,
-    group: dist.ProcessGroup,
-    kit: str,
-    path: str,
-    messages: str,
-    lengths: Sequence[Sequence[int]],
+    *, group: dist.ProcessGroup, kit: str, path: str, messages: str, lengths: Sequence[Sequence[int]]
 ) -> dict[str, Any]:
     """The same for a critic's values."""
     from helpers.tiny_models import flat_value_model

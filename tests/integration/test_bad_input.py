@@ -316,8 +316,7 @@ def test_a_path_that_leads_nowhere_is_not_asked_of_the_hub(model, work, capfd):
 
 
 @pytest.mark.parametrize(
-    ("rows", "sentence"),
-    table("integration/bad_input", "rows_that_are_nowhere_are_told_at_once_without_network"),
+    ("rows", "sentence"), table("integration/bad_input", "rows_that_are_nowhere_are_told_at_once_without_network")
 )
 @pytest.mark.usefixtures("no_network")
 def test_rows_that_are_nowhere_are_told_at_once_without_network(rows, sentence, tiny_models, work, capfd):

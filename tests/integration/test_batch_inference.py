@@ -244,8 +244,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, demo: Path) -> Path:
 
 @pytest.mark.usefixtures("own_environment")
 @pytest.mark.parametrize(
-    ("changes", "sentence"),
-    table("integration/batch_inference", "bad_input_ends_with_one_sentence"),
+    ("changes", "sentence"), table("integration/batch_inference", "bad_input_ends_with_one_sentence")
 )
 def test_bad_input_ends_with_one_sentence(changes, sentence, work, capfd):
     before = tree(work)

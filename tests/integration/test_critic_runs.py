@@ -103,12 +103,7 @@ def finished(runs: Runs) -> Runs:
     assert [line["step"] for line in runs.metrics("ppo")] == [1, 2, 3]
 
     (runs.folder / "limit").unlink()
-    ended = runs.start(
-        "ppo",
-        "--critic.save_value_network",
-        reward__remote_url="reward.py",
-        ckpt__save_steps=STEPS,
-    )
+    ended = runs.start("ppo", "--critic.save_value_network", reward__remote_url="reward.py", ckpt__save_steps=STEPS)
     assert ended.code == 0, ended.stdout + ended.stderr
     assert f"resumed at step 3/{STEPS}" in ended.stdout
     return runs
@@ -201,11 +196,7 @@ def test_a_critic_is_a_reward_model_in_place_of_a_service(finished):
         ]
         texts = [part["text"] for part in turn["content"] if part["type"] == "text"]
         prompt = kit.encode(
-            processor,
-            [message("user", *images, *texts)],
-            images=images,
-            videos=[],
-            add_generation_prompt=True,
+            processor, [message("user", *images, *texts)], images=images, videos=[], add_generation_prompt=True
         )
         tokenizer = kit.tokenizer_of(processor)
         response = tokenizer.encode(rollout["response"], add_special_tokens=False)

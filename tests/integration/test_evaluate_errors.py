@@ -38,8 +38,7 @@ def evaluate(**changes: object) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("changes", "sentence"),
-    table("integration/evaluate_errors", "bad_input_ends_with_one_sentence"),
+    ("changes", "sentence"), table("integration/evaluate_errors", "bad_input_ends_with_one_sentence")
 )
 def test_bad_input_ends_with_one_sentence(changes, sentence, work, capfd):
     before = tree(work)
@@ -69,17 +68,7 @@ def test_the_last_checkpoint_is_checked_before_the_first_is_measured(damaged, se
         (["--checkpoints", "m=image"], "--files and --suite are missing: name rows as PATH or NAME=PATH, or a suite"),
         (["--compare", "a.json", "b.json"], "no file of responses a.responses.jsonl; `lmm-r1 evaluate` writes one"),
         (
-            [
-                "--checkpoints",
-                "m=image",
-                "--files",
-                "f=text_rows",
-                "--output",
-                "o.json",
-                "--reward",
-                "math",
-                "math",
-            ],
+            ["--checkpoints", "m=image", "--files", "f=text_rows", "--output", "o.json", "--reward", "math", "math"],
             "--reward math math: one of them is given twice; give each once",
         ),
         (

@@ -132,8 +132,7 @@ def test_disagreements_are_listed_with_their_images(work, capsys):
 
 
 @pytest.mark.parametrize(
-    ("argv", "sentence"),
-    table("integration/evaluate_harness", "bad_input_ends_with_one_sentence"),
+    ("argv", "sentence"), table("integration/evaluate_harness", "bad_input_ends_with_one_sentence")
 )
 def test_bad_input_ends_with_one_sentence(argv, sentence, work, capfd):
     rows = ["--files", "f=rows", "--output", "s.json"] if argv.startswith("--endpoint") else []

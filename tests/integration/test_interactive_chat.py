@@ -87,13 +87,7 @@ def terminal(folder: Path, environment: dict[str, str], tiny_checkpoint: Callabl
 
 def started(argv: list[str], *, folder: Path, environment: dict[str, str]) -> Iterator[Terminal]:
     child = pexpect.spawn(
-        sys.executable,
-        argv,
-        cwd=str(folder),
-        env=environment,
-        dimensions=(24, 40),
-        encoding="utf-8",
-        timeout=180,
+        sys.executable, argv, cwd=str(folder), env=environment, dimensions=(24, 40), encoding="utf-8", timeout=180
     )
     # A process with an engine takes a while to end, and longer beside other tests.
     child.ptyproc.delayafterterminate = 5.0

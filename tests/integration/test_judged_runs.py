@@ -38,10 +38,7 @@ def write_rows(folder: Path) -> None:
 
 
 def command_line(model: Path, folder: Path, *, module: str, run: str) -> list[str]:
-    own: dict[str, dict[str, Any]] = {
-        "train_kto": {"model.beta": 0.5},
-        "train_prm": {"model.placeholder_token": "*"},
-    }
+    own: dict[str, dict[str, Any]] = {"train_kto": {"model.beta": 0.5}, "train_prm": {"model.placeholder_token": "*"}}
     values = {
         "model.model_name_or_path": model,
         "data.dataset": folder / f"{module}.jsonl",

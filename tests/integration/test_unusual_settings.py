@@ -74,8 +74,7 @@ CASES = {
     ),
     # Both are of warm-up: 1/2 and 2/2.
     "warm-up over all, half of a pass left out": Case(
-        flags={"lr_warmup_ratio": 1.0, "data.max_len": 100},
-        expected=Expected(rates=(LR / 2, LR), left_out=1),
+        flags={"lr_warmup_ratio": 1.0, "data.max_len": 100}, expected=Expected(rates=(LR / 2, LR), left_out=1)
     ),
     # Halfway down, 0.25 + 0.75 x (1 + cos(pi / 2)) / 2.
     "clipped, down to a quarter": Case(

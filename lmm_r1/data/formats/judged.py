@@ -264,12 +264,7 @@ def _rating(aspect: Any) -> float | None:
     return rating if math.isfinite(rating) else None
 
 
-_PREFERENCE = RowFormat(
-    name="preference",
-    source="preferences",
-    needs=(("chosen",), ("rejected",)),
-    adapt=_pair,
-)
+_PREFERENCE = RowFormat(name="preference", source="preferences", needs=(("chosen",), ("rejected",)), adapt=_pair)
 PREFERENCE_ROWS = FormatSet(
     formats=(
         _PREFERENCE,
@@ -303,10 +298,7 @@ def _preference(columns: Columns) -> RowFields:
     """Without a prompt column, the common beginning of the two sides is the prompt."""
     prompt, better, worse = sides(columns, images=columns.images(*IMAGES))
     return _fields(
-        columns,
-        prompt=prompt,
-        response=_turn(better, columns=columns),
-        rejected=_turn(worse, columns=columns),
+        columns, prompt=prompt, response=_turn(better, columns=columns), rejected=_turn(worse, columns=columns)
     )
 
 
@@ -349,12 +341,7 @@ RESPONSES = (
         general=True,
         adapt=_pairs,
     ),
-    RowFormat(
-        name="preference",
-        source="preferences",
-        needs=(("chosen",), ("rejected",)),
-        adapt=_preference,
-    ),
+    RowFormat(name="preference", source="preferences", needs=(("chosen",), ("rejected",)), adapt=_preference),
 )
 
 

@@ -21,16 +21,7 @@ from lmm_r1.data.formats.chats import (
     with_surroundings,
     written_messages,
 )
-from lmm_r1.data.formats.row_format import (
-    Column,
-    Columns,
-    Record,
-    RowFields,
-    RowFormat,
-    filled,
-    is_empty,
-    listed,
-)
+from lmm_r1.data.formats.row_format import Column, Columns, Record, RowFields, RowFormat, filled, is_empty, listed
 from lmm_r1.data.messages import StoredBytes
 
 OPTIONS = string.ascii_uppercase[:10]
@@ -223,13 +214,7 @@ PROBLEMS = (
         adapt=_vlmeval,
         link=_linked,
     ),
-    RowFormat(
-        name="verl",
-        source="verl",
-        needs=(("prompt",), ("reward_model",)),
-        without=_CONVERSATIONS,
-        adapt=_verl,
-    ),
+    RowFormat(name="verl", source="verl", needs=(("prompt",), ("reward_model",)), without=_CONVERSATIONS, adapt=_verl),
     RowFormat(
         name="flat",
         source="questions with answers, TRL",

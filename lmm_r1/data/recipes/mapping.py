@@ -74,11 +74,7 @@ class _Mapper:
         if self.recipe.response is not None:
             messages = [*messages, {"role": "assistant", "content": self._filled(self.recipe.response, choices)}]
         group = f"/{self.view.first((self.recipe.group,))}" if self.recipe.group else ""
-        return {
-            "messages": messages,
-            "answer": self.view.label(choices),
-            "datasource": f"{self.recipe.name}{group}",
-        }
+        return {"messages": messages, "answer": self.view.label(choices), "datasource": f"{self.recipe.name}{group}"}
 
     def located_columns(self, columns: Mapping[str, Any]) -> dict[str, object]:
         """Return the record with the paths in its image columns replaced by those of existing files."""

@@ -83,11 +83,7 @@ class AriaKit(LmmKit):
     projector_prefixes = ("model.multi_modal_projector.",)
     feature_points = (
         FeaturePoint(
-            owner="model",
-            method="get_image_features",
-            projects=True,
-            beside=("pixel_mask",),
-            reads="pooler_output",
+            owner="model", method="get_image_features", projects=True, beside=("pixel_mask",), reads="pooler_output"
         ),
         FeaturePoint(owner="model.vision_tower", beside=("patch_attention_mask",), reads="hidden_states"),
     )

@@ -221,11 +221,7 @@ class LlavaOnevisionKit(LmmKit):
         given = {"images": list(raw.images)} if raw.images else {}
         batch = processor(text=[text], **given, add_special_tokens=False, return_tensors="pt")
         media |= {key: batch[key] for key in self.media_keys if raw.images}
-        return raw.encoded(
-            token_ids=batch["input_ids"][0].tolist(),
-            engine_token_ids=engine_token_ids,
-            media=media,
-        )
+        return raw.encoded(token_ids=batch["input_ids"][0].tolist(), engine_token_ids=engine_token_ids, media=media)
 
     def placeholder_ids(self, processor: LlavaOnevisionProcessor) -> frozenset[int]:
         return frozenset({processor.image_token_id, processor.video_token_id})

@@ -34,9 +34,7 @@ class SmallFrames(llava_onevision.LlavaOnevisionDummyInputsBuilder):
 
 
 @MULTIMODAL_REGISTRY.register_processor(
-    llava_onevision.LlavaOnevisionMultiModalProcessor,
-    info=WholeVideosInfo,
-    dummy_inputs=SmallFrames,
+    llava_onevision.LlavaOnevisionMultiModalProcessor, info=WholeVideosInfo, dummy_inputs=SmallFrames
 )
 class LlavaOnevisionEngineModel(llava_onevision.LlavaOnevisionForConditionalGeneration):
     """vLLM's model with names of either layout, and with videos of different lengths in one batch."""

@@ -12,12 +12,7 @@ from vllm.model_executor.layers.quantization import QuantizationConfig
 from vllm.model_executor.models import phi3v
 from vllm.model_executor.models.clip import CLIPVisionModel
 from vllm.model_executor.models.interfaces import SupportsMultiModal
-from vllm.model_executor.models.utils import (
-    AutoWeightsLoader,
-    WeightsMapper,
-    init_vllm_registered_model,
-    maybe_prefix,
-)
+from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper, init_vllm_registered_model, maybe_prefix
 from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.inputs import MultiModalKwargsItems
 from vllm.multimodal.parse import MultiModalDataItems
@@ -121,9 +116,7 @@ class Phi3VForCausalLM(phi3v.Phi3VForCausalLM):
         self.image_token_id = config.image_token_id
         with self._mark_tower_model(vllm_config, "image"):
             self.vision_embed_tokens = Phi3VImageEmbedding(
-                config,
-                quant_config=vllm_config.quant_config,
-                prefix=maybe_prefix(prefix, "model.vision_embed_tokens"),
+                config, quant_config=vllm_config.quant_config, prefix=maybe_prefix(prefix, "model.vision_embed_tokens")
             )
         with self._mark_language_model(vllm_config):
             self.language_model = init_vllm_registered_model(

@@ -251,10 +251,7 @@ class Phi4MultimodalKit(LmmKit):
         show_places(model.get_parameter(f"{towers.VISION_TOWER}embeddings.position_embedding.weight"))
 
     def tiny_parts(self) -> dict[str, object]:
-        return {
-            "image_processor": Phi4MultimodalImageProcessor(),
-            "audio_processor": Phi4MultimodalFeatureExtractor(),
-        }
+        return {"image_processor": Phi4MultimodalImageProcessor(), "audio_processor": Phi4MultimodalFeatureExtractor()}
 
 
 def _written(image_token: str, part: Part) -> str:

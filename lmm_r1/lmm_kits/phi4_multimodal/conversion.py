@@ -102,8 +102,7 @@ def source_of(name: str) -> Source:
     if adapted := _ADAPTED.fullmatch(name):
         layer = adapted[1]
         return Source(
-            name=f"{layer}base_layer.weight",
-            adapter=(f"{layer}lora_A.vision.weight", f"{layer}lora_B.vision.weight"),
+            name=f"{layer}base_layer.weight", adapter=(f"{layer}lora_A.vision.weight", f"{layer}lora_B.vision.weight")
         )
     for pattern, replacement in _RENAMED:
         renamed, found = re.subn(f"^{pattern}", replacement, name)

@@ -73,10 +73,7 @@ class Phi4Processor(BaseMultiModalProcessor[Phi4ProcessingInfo]):
         return self.dummy_inputs.get_dummy_text(mm_counts)
 
     def _postprocess_hf_mm_data(
-        self,
-        mm_data: Mapping[str, object],
-        hf_processor_mm_kwargs: Mapping[str, object],
-        processed_data: BatchFeature,
+        self, mm_data: Mapping[str, object], hf_processor_mm_kwargs: Mapping[str, object], processed_data: BatchFeature
     ) -> BatchFeature:
         """Take off the empty crops with which the processor makes all images of a prompt alike."""
         if "image_sizes" not in processed_data:

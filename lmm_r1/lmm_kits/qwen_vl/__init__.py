@@ -111,13 +111,7 @@ def _blocks(kinds: Sequence[int], given: dict[int, Iterator[Grid]]) -> Iterator[
         start += int(block.max()) + 1
 
 
-MEDIA_TOKENS = (
-    "<|vision_start|>",
-    "<|vision_end|>",
-    "<|vision_pad|>",
-    "<|image_pad|>",
-    "<|video_pad|>",
-)
+MEDIA_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>")
 # Around an object of an image, and around its place.
 BOX_TOKENS = (
     "<|object_ref_start|>",
@@ -263,11 +257,7 @@ class QwenVlKit(LmmKit):
         types = self.token_types(config, sequences)
         grids = grids_of(media, vision=config.vision_config)
         features = {key: value for key, value in media.items() if key != "second_per_grid_ts"}
-        return {
-            "position_ids": mrope_positions(types, attention_mask, grids),
-            "mm_token_type_ids": types,
-            **features,
-        }
+        return {"position_ids": mrope_positions(types, attention_mask, grids), "mm_token_type_ids": types, **features}
 
     def grids_as_images(self, grids: torch.Tensor) -> torch.Tensor:
         """Return the grids of videos (V, 3) in the form in which the tower takes them together with images."""

@@ -128,11 +128,7 @@ logger = logging.getLogger(__name__)
 
 
 def check_packing(
-    model: KitModule,
-    *,
-    run: DeepSpeedEngine | None = None,
-    group: dist.ProcessGroup | None = None,
-    longest: int = 0,
+    model: KitModule, *, run: DeepSpeedEngine | None = None, group: dist.ProcessGroup | None = None, longest: int = 0
 ) -> None:
     """Raise UserError where a model that runs on packed sequences gives other results than for every sample by itself.
 
@@ -164,11 +160,7 @@ def check_packing(
 
 
 def _results(
-    model: KitModule,
-    run: DeepSpeedEngine | None,
-    samples: Sequence[CheckSample],
-    *,
-    group: dist.ProcessGroup | None,
+    model: KitModule, run: DeepSpeedEngine | None, samples: Sequence[CheckSample], *, group: dist.ProcessGroup | None
 ) -> list[torch.Tensor]:
     """Return what the model gives for the tokens of each sample's response, (L,) each."""
     width = max(len(sample.prompt) + len(sample.response) for sample in samples)

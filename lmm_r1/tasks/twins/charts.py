@@ -25,11 +25,7 @@ Values: TypeAlias = Mapping[str, int]
 _SIDE = 112
 _LEFT, _BOTTOM = 14, 100
 _UNIT = 10
-_QUESTIONS = {
-    "value": "What is {}?",
-    "sum": "What is {} + {}?",
-    "difference": "What is {} - {}?",
-}
+_QUESTIONS = {"value": "What is {}?", "sum": "What is {} + {}?", "difference": "What is {} - {}?"}
 
 
 def _possible(kind: str, most: int) -> dict[int, list[tuple[int, ...]]]:

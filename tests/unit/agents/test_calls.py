@@ -60,10 +60,7 @@ def test_each_format_is_read(text, call):
     assert read(text) == call
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    table("agents/calls", "what_is_wrong_with_a_call_is_told_exactly"),
-)
+@pytest.mark.parametrize(("text", "said"), table("agents/calls", "what_is_wrong_with_a_call_is_told_exactly"))
 def test_what_is_wrong_with_a_call_is_told_exactly(text, said):
     with pytest.raises(BadCall) as raised:
         read(text)

@@ -213,10 +213,7 @@ def test_an_episode_of_no_steps_makes_no_environment():
     assert (answered.is_over, env) == (False, None)
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    table("agents/gymnasium_environment", "options_that_cannot_be_are_told"),
-)
+@pytest.mark.parametrize(("options", "said"), table("agents/gymnasium_environment", "options_that_cannot_be_are_told"))
 def test_options_that_cannot_be_are_told(options, said):
     with pytest.raises(UserError, match=f"environment gymnasium: .*{said}"):
         made(**options)

@@ -11,10 +11,7 @@ pytestmark = pytest.mark.unit
 CALL = {"bbox_2d": [0.1, 0.2, 0.5, 1], "source": "original_image"}
 
 
-@pytest.mark.parametrize(
-    "text",
-    table("agents/lenient_json", "a_call_is_read_however_it_is_spelt"),
-)
+@pytest.mark.parametrize("text", table("agents/lenient_json", "a_call_is_read_however_it_is_spelt"))
 def test_a_call_is_read_however_it_is_spelt(text):
     assert read_json(text) == CALL
 

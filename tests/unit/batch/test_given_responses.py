@@ -44,8 +44,7 @@ def test_an_output_of_a_job_and_a_conversation_bring_responses(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("record", "reason"),
-    table("batch/given_responses", "a_record_without_a_usable_response_is_left_out"),
+    ("record", "reason"), table("batch/given_responses", "a_record_without_a_usable_response_is_left_out")
 )
 def test_a_record_without_a_usable_response_is_left_out(record, reason, tmp_path):
     good = {"messages": [USER, {"role": "assistant", "content": "2"}]}

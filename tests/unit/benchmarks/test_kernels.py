@@ -7,10 +7,7 @@ from helpers.tables import table
 pytestmark = pytest.mark.unit
 
 
-@pytest.mark.parametrize(
-    ("kernel", "group"),
-    table("benchmarks/kernels", "a_kernels_name_says_what_it_does"),
-)
+@pytest.mark.parametrize(("kernel", "group"), table("benchmarks/kernels", "a_kernels_name_says_what_it_does"))
 def test_a_kernels_name_says_what_it_does(kernel, group):
     assert group_of(kernel) == group
 

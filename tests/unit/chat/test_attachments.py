@@ -25,8 +25,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("typed", "sources"),
-    table("chat/attachments", "paths_and_urls_as_they_are_typed_or_dragged"),
+    ("typed", "sources"), table("chat/attachments", "paths_and_urls_as_they_are_typed_or_dragged")
 )
 def test_paths_and_urls_as_they_are_typed_or_dragged(folder, typed, sources):
     assert sources_of(typed) == sources
@@ -41,10 +40,7 @@ def test_nothing_is_no_path():
         sources_of("  ")
 
 
-@pytest.mark.parametrize(
-    ("line", "source"),
-    table("chat/attachments", "a_line_that_is_the_path_of_an_image"),
-)
+@pytest.mark.parametrize(("line", "source"), table("chat/attachments", "a_line_that_is_the_path_of_an_image"))
 def test_a_line_that_is_the_path_of_an_image(folder, line, source):
     assert dragged_image(line.format(folder)) == (source and source.format(folder))
 

@@ -56,8 +56,7 @@ def test_any_row_that_ends_with_an_answer_can_be_loaded(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("row", "sentence"),
-    table("chat/conversation", "a_file_that_is_no_conversation_is_refused_with_its_place"),
+    ("row", "sentence"), table("chat/conversation", "a_file_that_is_no_conversation_is_refused_with_its_place")
 )
 def test_a_file_that_is_no_conversation_is_refused_with_its_place(tmp_path, row, sentence):
     path = tmp_path / "row.json"

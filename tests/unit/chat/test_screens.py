@@ -9,15 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmm_r1.chat.screen import (
-    PlainScreen,
-    Streams,
-    StyledSpan,
-    TagReader,
-    TerminalScreen,
-    captured_output,
-    one_line,
-)
+from lmm_r1.chat.screen import PlainScreen, Streams, StyledSpan, TagReader, TerminalScreen, captured_output, one_line
 from lmm_r1.errors import UserError
 
 pytestmark = pytest.mark.unit

@@ -15,13 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from lmm_r1.checkpoints.merge_job import DoublePrecision, in_double
-from lmm_r1.checkpoints.merging import (
-    adapter_base,
-    load_with_adapter,
-    merge_adapter,
-    quantized_from,
-    write_checkpoint,
-)
+from lmm_r1.checkpoints.merging import adapter_base, load_with_adapter, merge_adapter, quantized_from, write_checkpoint
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import KITS, LmmKit, get_kit
 from lmm_r1.models.adapters import adapted_layers, merged_state_dict, save_adapter
@@ -188,8 +182,7 @@ def changed(adapter: Path, folder: Path, **settings: object) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
-    table("checkpoints/merging", "a_config_that_is_not_of_this_adapter_is_refused"),
+    ("settings", "message"), table("checkpoints/merging", "a_config_that_is_not_of_this_adapter_is_refused")
 )
 def test_a_config_that_is_not_of_this_adapter_is_refused(settings, message, base, adapter, tmp_path):
     with pytest.raises(UserError, match=message):

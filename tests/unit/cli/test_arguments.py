@@ -125,10 +125,7 @@ def test_none_and_negative_numbers_are_values():
 def test_an_estimator_by_the_name_of_its_paper_is_answered_with_its_name_here(elsewhere, here, tmp_path, capsys):
     told = f"algo.advantage.estimator must be one of {', '.join(get_args(EstimatorName))}, not '{elsewhere}'"
     file = write(tmp_path, f"algo.advantage.estimator: {elsewhere}\n")
-    for argv, place in (
-        (["--algo.advantage.estimator", elsewhere], "--"),
-        (["--config", file], f"{file}:1: "),
-    ):
+    for argv, place in ((["--algo.advantage.estimator", elsewhere], "--"), (["--config", file], f"{file}:1: ")):
         with pytest.raises(SystemExit) as stopped:
             parse(PPOConfig, argv, prog="p", description="")
         assert stopped.value.code == 2
@@ -167,8 +164,7 @@ def test_of_two_yaml_files_the_later_one_wins(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
-    table("cli/arguments", "what_is_wrong_in_yaml_is_named_with_file_and_line"),
+    ("text", "expected"), table("cli/arguments", "what_is_wrong_in_yaml_is_named_with_file_and_line")
 )
 def test_what_is_wrong_in_yaml_is_named_with_file_and_line(tmp_path, capsys, text, expected):
     path = write(tmp_path, text)

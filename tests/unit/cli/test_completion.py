@@ -34,10 +34,7 @@ def script(tmp_path_factory) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    ("line", "offered"),
-    table("cli/completion", "bash_offers_commands_flags_and_values"),
-)
+@pytest.mark.parametrize(("line", "offered"), table("cli/completion", "bash_offers_commands_flags_and_values"))
 def test_bash_offers_commands_flags_and_values(line, offered, script, tmp_path):
     (tmp_path / "rows.jsonl").touch()
     asked = subprocess.run(

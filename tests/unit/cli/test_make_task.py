@@ -75,8 +75,7 @@ def test_a_file_of_rows_is_never_replaced_unasked(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("flags", "code", "sentence"),
-    table("cli/make_task", "a_mistake_ends_with_a_sentence_and_leaves_no_files"),
+    ("flags", "code", "sentence"), table("cli/make_task", "a_mistake_ends_with_a_sentence_and_leaves_no_files")
 )
 def test_a_mistake_ends_with_a_sentence_and_leaves_no_files(flags, code, sentence, tmp_path, capsys):
     with pytest.raises(SystemExit) as exit_code:
@@ -140,8 +139,7 @@ def test_the_pixel_bound_and_the_box_of_a_search_go_through_the_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("flags", "sentence"),
-    table("cli/make_task", "a_flag_of_another_task_and_a_wrong_value_are_refused_by_name"),
+    ("flags", "sentence"), table("cli/make_task", "a_flag_of_another_task_and_a_wrong_value_are_refused_by_name")
 )
 def test_a_flag_of_another_task_and_a_wrong_value_are_refused_by_name(flags, sentence, tmp_path, capsys):
     with pytest.raises(SystemExit) as exit_code:
@@ -194,8 +192,7 @@ def test_solutions_with_an_environment_are_whole_episodes_with_their_crops(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("flags", "sentence"),
-    table("cli/make_task", "an_environment_that_cannot_play_solutions_is_refused"),
+    ("flags", "sentence"), table("cli/make_task", "an_environment_that_cannot_play_solutions_is_refused")
 )
 def test_an_environment_that_cannot_play_solutions_is_refused(flags, sentence, tmp_path, capsys):
     with pytest.raises(SystemExit):

@@ -17,10 +17,7 @@ def test_flags_may_be_written_with_hyphens_or_underscores(tmp_path):
     assert [str(root) for root in one.image_root] == ["a", "b"]
 
 
-@pytest.mark.parametrize(
-    ("argv", "told"),
-    table("cli/serve_rm", "a_bad_flag_ends_with_code_2"),
-)
+@pytest.mark.parametrize(("argv", "told"), table("cli/serve_rm", "a_bad_flag_ends_with_code_2"))
 def test_a_bad_flag_ends_with_code_2(argv, told, capsys):
     with pytest.raises(SystemExit) as ended:
         main(argv)

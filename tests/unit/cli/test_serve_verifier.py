@@ -85,10 +85,7 @@ def test_the_flags_make_the_verifier_that_is_served(argv, verifier, port, served
     assert served == [(verifier, port)]
 
 
-@pytest.mark.parametrize(
-    ("argv", "told"),
-    table("cli/serve_verifier", "a_bad_name_flag_or_value_ends_with_code_2"),
-)
+@pytest.mark.parametrize(("argv", "told"), table("cli/serve_verifier", "a_bad_name_flag_or_value_ends_with_code_2"))
 def test_a_bad_name_flag_or_value_ends_with_code_2(argv, told, served, capsys):
     with pytest.raises(SystemExit) as stopped:
         main(argv)

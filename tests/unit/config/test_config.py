@@ -104,8 +104,7 @@ def test_a_critic_and_a_reward_model_share_gpus_only_where_both_are_there(caplog
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
-    table("config/config", "settings_of_episodes_that_contradict_others_are_refused"),
+    ("changes", "message"), table("config/config", "settings_of_episodes_that_contradict_others_are_refused")
 )
 def test_settings_of_episodes_that_contradict_others_are_refused(changes, message):
     with pytest.raises(UserError, match=re.escape(message)):
@@ -158,8 +157,7 @@ def test_resolving_twice_changes_nothing():
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
-    frozen("config/config", "a_contradiction_is_refused_with_flags_and_values"),
+    ("changes", "message"), frozen("config/config", "a_contradiction_is_refused_with_flags_and_values")
 )
 def test_a_contradiction_is_refused_with_flags_and_values(changes, message):
     with pytest.raises(UserError) as refused:

@@ -58,10 +58,7 @@ def test_a_product_of_parts_is_one_part_and_may_have_a_most():
     assert [calls.at(1).earned({"tool_calls": count}) for count in (0.0, 3.0, 9.0)] == pytest.approx([0.0, 0.6, 1.0])
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    table("config/part_weights", "what_is_no_weight_is_refused_with_its_place"),
-)
+@pytest.mark.parametrize(("text", "said"), table("config/part_weights", "what_is_no_weight_is_refused_with_its_place"))
 def test_what_is_no_weight_is_refused_with_its_place(text, said):
     with pytest.raises(UserError, match=f"^--reward.part_weights .*{said}"):
         part_weights(RewardConfig(part_weights=text))

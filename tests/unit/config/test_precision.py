@@ -70,8 +70,7 @@ def test_bf16_instructions_are_read_from_the_processors_flags(cpuinfo, found):
 
 
 @pytest.mark.parametrize(
-    ("variable", "value", "found"),
-    table("config/precision", "what_the_libraries_are_held_to_counts_as_the_processor"),
+    ("variable", "value", "found"), table("config/precision", "what_the_libraries_are_held_to_counts_as_the_processor")
 )
 def test_what_the_libraries_are_held_to_counts_as_the_processor(variable, value, found):
     assert has_bf16_instructions(GENOA, {variable: value}) is found

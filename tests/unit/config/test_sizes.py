@@ -50,8 +50,7 @@ def test_the_sizes_are_the_same_on_one_to_eight_gpus(gpus):
 
 
 @pytest.mark.parametrize(
-    ("rows", "sizes"),
-    frozen("config/sizes", "a_step_is_a_fifth_of_the_prompts_and_openrlhfs_at_most"),
+    ("rows", "sizes"), frozen("config/sizes", "a_step_is_a_fifth_of_the_prompts_and_openrlhfs_at_most")
 )
 def test_a_step_is_a_fifth_of_the_prompts_and_openrlhfs_at_most(rows, sizes):
     assert rl(rows)[:3] == sizes

@@ -57,10 +57,7 @@ def test_a_judge_is_described_by_its_flags():
     )
 
 
-@pytest.mark.parametrize(
-    ("spec", "sentence"),
-    table("config/verifier_spec", "what_is_unknown_is_said_with_the_flag"),
-)
+@pytest.mark.parametrize(("spec", "sentence"), table("config/verifier_spec", "what_is_unknown_is_said_with_the_flag"))
 def test_what_is_unknown_is_said_with_the_flag(spec, sentence):
     with pytest.raises(UserError) as refused:
         verifier_from(spec)

@@ -37,8 +37,7 @@ def test_good_rows_keep_their_places_and_bad_ones_their_reasons():
 
 
 @pytest.mark.parametrize(
-    ("values", "skip_by", "told"),
-    frozen("data/bad_rows", "a_file_is_refused_with_all_that_is_wrong_in_it"),
+    ("values", "skip_by", "told"), frozen("data/bad_rows", "a_file_is_refused_with_all_that_is_wrong_in_it")
 )
 def test_a_file_is_refused_with_all_that_is_wrong_in_it(values, skip_by, told):
     with pytest.raises(UserError) as refused:

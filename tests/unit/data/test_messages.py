@@ -265,10 +265,7 @@ def test_a_video_field_that_does_not_fit_is_an_error(videos, sentence):
     assert sentence in str(raised.value)
 
 
-@pytest.mark.parametrize(
-    ("settings", "sentence"),
-    table("data/messages", "bad_settings_of_a_video_are_errors"),
-)
+@pytest.mark.parametrize(("settings", "sentence"), table("data/messages", "bad_settings_of_a_video_are_errors"))
 def test_bad_settings_of_a_video_are_errors(settings, sentence):
     with pytest.raises(UserError) as raised:
         parse(user([{"type": "video", "video": "a.mp4", **settings}]))

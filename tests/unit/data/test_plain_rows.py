@@ -49,8 +49,7 @@ def test_a_template_stands_around_a_plain_prompt_alone():
 
 
 @pytest.mark.parametrize(
-    ("record", "settings", "said"),
-    table("data/plain_rows", "what_does_not_fit_is_refused_with_its_line"),
+    ("record", "settings", "said"), table("data/plain_rows", "what_does_not_fit_is_refused_with_its_line")
 )
 def test_what_does_not_fit_is_refused_with_its_line(record, settings, said):
     with pytest.raises(UserError, match=f"^rows.jsonl line 3: .*{said}"):

@@ -29,11 +29,7 @@ def tree(*texts: str, known: int = 1) -> list[tuple[str, int | None, tuple[int, 
 def described(samples: list[TreeSample], *, known: int = 1) -> list[tuple[str, int | None, tuple[int, ...]]]:
     nodes = prefix_tree(samples, known=known)
     return [
-        (
-            bytes(samples[node.samples[0]].token_ids[node.start : node.end].tolist()).decode(),
-            node.parent,
-            node.samples,
-        )
+        (bytes(samples[node.samples[0]].token_ids[node.start : node.end].tolist()).decode(), node.parent, node.samples)
         for node in nodes
     ]
 

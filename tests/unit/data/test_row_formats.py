@@ -33,8 +33,7 @@ def png(colour: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("columns", "name"),
-    table("data/row_formats", "columns_tell_one_format_and_this_projects_own_where_none_fits"),
+    ("columns", "name"), table("data/row_formats", "columns_tell_one_format_and_this_projects_own_where_none_fits")
 )
 def test_columns_tell_one_format_and_this_projects_own_where_none_fits(columns, name):
     assert PROMPT_ROWS.find(columns, file="f") is FORMATS[name]
@@ -122,8 +121,7 @@ def test_the_image_of_a_llava_row_may_be_a_list_and_an_answer_goes_before_the_la
 
 
 @pytest.mark.parametrize(
-    ("record", "name", "sentence"),
-    table("data/row_formats", "what_a_format_cannot_take_is_told_with_the_rows_place"),
+    ("record", "name", "sentence"), table("data/row_formats", "what_a_format_cannot_take_is_told_with_the_rows_place")
 )
 def test_what_a_format_cannot_take_is_told_with_the_rows_place(record, name, sentence):
     with pytest.raises(UserError) as raised:

@@ -16,8 +16,7 @@ pytestmark = pytest.mark.unit
 
 
 @pytest.mark.parametrize(
-    ("value", "text"),
-    table("evaluation/figures", "a_share_is_rounded_to_the_nearest_tenth_of_a_percent"),
+    ("value", "text"), table("evaluation/figures", "a_share_is_rounded_to_the_nearest_tenth_of_a_percent")
 )
 def test_a_share_is_rounded_to_the_nearest_tenth_of_a_percent(value, text):
     assert percent_text(value) == share(value) == text

@@ -7,8 +7,7 @@ pytestmark = pytest.mark.unit
 
 
 @pytest.mark.parametrize(
-    ("text", "kinds"),
-    table("evaluation/tagged_text", "thought_and_answer_are_parts_of_their_own_and_nothing_is_lost"),
+    ("text", "kinds"), table("evaluation/tagged_text", "thought_and_answer_are_parts_of_their_own_and_nothing_is_lost")
 )
 def test_thought_and_answer_are_parts_of_their_own_and_nothing_is_lost(text, kinds):
     parts = text_parts(text)

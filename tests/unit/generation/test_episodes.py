@@ -520,10 +520,7 @@ def test_the_loss_leaves_out_a_turn_that_matches_an_expression():
     (sample,), engine = play(environment, [said("5"), said("2")])
     assert [
         parameters.structured_outputs and parameters.structured_outputs.regex for _, parameters in engine.requests
-    ] == [
-        None,
-        "[0-9]+",
-    ]
+    ] == [None, "[0-9]+"]
     first = len(PROMPT_IDS)
     assert [place for place, counts in enumerate(sample.loss_mask) if counts] == [first, first + 1]
     # The engine's log-probs of the constrained turn are known, and none of the loss's.

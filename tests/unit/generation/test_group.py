@@ -84,12 +84,7 @@ class FailingScorer(RecordingScorer):
         raise RewardUnavailable("http://127.0.0.1:1/get_reward does not answer")
 
 
-TWO_SAMPLES = (
-    delta(0, b"2"),
-    delta(1, b"3"),
-    delta(1, b"45", finish="length"),
-    delta(0, [END], finish="stop"),
-)
+TWO_SAMPLES = (delta(0, b"2"), delta(1, b"3"), delta(1, b"45", finish="length"), delta(0, [END], finish="stop"))
 
 
 def no_store(media: Any) -> MediaRef:
@@ -357,10 +352,7 @@ def test_samples_are_stamped_with_the_updates_that_their_engine_has_had():
     assert asyncio.run(two_updates()) == [[0], [1], [2]]
 
 
-@pytest.mark.parametrize(
-    ("keep_images", "forgotten"),
-    [(False, ["prefix", "encoder", "mm"]), (True, ["prefix"])],
-)
+@pytest.mark.parametrize(("keep_images", "forgotten"), [(False, ["prefix", "encoder", "mm"]), (True, ["prefix"])])
 def test_features_of_images_are_forgotten_unless_their_weights_stay(keep_images, forgotten):
     calls: list[str] = []
 

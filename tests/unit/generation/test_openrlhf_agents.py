@@ -168,8 +168,7 @@ def test_episodes_of_a_group_have_agents_of_their_own(agent):
 
 
 @pytest.mark.parametrize(
-    ("code", "told"),
-    table("generation/openrlhf_agents", "an_agent_that_fails_costs_that_episode_alone"),
+    ("code", "told"), table("generation/openrlhf_agents", "an_agent_that_fails_costs_that_episode_alone")
 )
 def test_an_agent_that_fails_costs_that_episode_alone(agent, caplog, code, told):
     (sample,), _ = play(agent(STEPS, LATER=code), "5", limits=HURRIED)

@@ -81,10 +81,7 @@ def test_frames_have_the_size_of_a_tile_whatever_the_video_processors_file_says(
     assert encode(KIT, again, [message("user", clip(2, 84, 56))]).media["pixel_values"].shape == (2, 3, 56, 56)
 
 
-@pytest.mark.parametrize(
-    ("size", "tiles"),
-    frozen("lmm_kits/internvl", "an_images_shape_says_how_many_tiles_it_has"),
-)
+@pytest.mark.parametrize(("size", "tiles"), frozen("lmm_kits/internvl", "an_images_shape_says_how_many_tiles_it_has"))
 def test_an_images_shape_says_how_many_tiles_it_has(processor, size, tiles):
     encoded = encode(KIT, processor, [message("user", picture(*size), "?")])
     assert encoded.media["pixel_values"].shape[0] == tiles

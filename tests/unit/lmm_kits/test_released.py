@@ -24,11 +24,7 @@ def test_a_released_checkpoints_config_makes_a_model_of_as_many_parameters(name)
 @pytest.mark.parametrize(
     ("name", "tokens"),
     # 32 x 32 merged patches of 28 pixels; of 32 pixels 28 x 28; of 448 x 448 pixels four, with 256 tokens each.
-    [
-        ("Qwen/Qwen2.5-VL-3B-Instruct", 1024),
-        ("Qwen/Qwen3-VL-4B-Instruct", 784),
-        ("OpenGVLab/InternVL3-8B-hf", 1024),
-    ],
+    [("Qwen/Qwen2.5-VL-3B-Instruct", 1024), ("Qwen/Qwen3-VL-4B-Instruct", 784), ("OpenGVLab/InternVL3-8B-hf", 1024)],
 )
 def test_an_image_has_its_tokens_without_a_processor(name, tokens):
     checkpoint = Checkpoint(str(released_folder(name)))

@@ -26,8 +26,7 @@ def read(text: str, **given: str) -> tuple[list[str], Script]:
 
 
 @pytest.mark.parametrize(
-    ("script", "words"),
-    table("migrate/conversion_rules", "words_are_those_that_bash_would_give"),
+    ("script", "words"), table("migrate/conversion_rules", "words_are_those_that_bash_would_give")
 )
 def test_words_are_those_that_bash_would_give(script, words, monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
@@ -273,11 +272,7 @@ def test_an_adaptive_weight_of_the_kl_is_for_a_penalty_in_the_reward():
     assert "algo.kl.target" not in flags
     assert {
         name for name, kind in notes.items() if name.startswith("algorithm") and kind == "without counterpart"
-    } == {
-        "algorithm.kl_type",
-        "algorithm.kl_target",
-        "algorithm.kl_horizon",
-    }
+    } == {"algorithm.kl_type", "algorithm.kl_target", "algorithm.kl_horizon"}
 
 
 @pytest.mark.parametrize(("theirs", "ours"), [("grpo_passk", "grpo_passk"), ("gdpo", "group_norm")])

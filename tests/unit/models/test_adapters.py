@@ -189,10 +189,7 @@ def test_dropout_stands_in_front_of_the_adapters(folder):
     assert {layer.lora_dropout["default"].p for layer in adapted_layers(actor.model).values()} == {0.5}
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    frozen("models/adapters", "settings_that_cannot_be_are_refused"),
-)
+@pytest.mark.parametrize(("settings", "message"), frozen("models/adapters", "settings_that_cannot_be_are_refused"))
 def test_settings_that_cannot_be_are_refused(folder, settings, message):
     with pytest.raises(UserError) as refused:
         make_actor(folder, **{"lora_rank": 2} | settings)

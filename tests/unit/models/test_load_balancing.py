@@ -27,10 +27,7 @@ ARCHITECTURES = {
     "Olmoe": {"num_experts": 8, "num_experts_per_tok": 3},
 }
 # Their routers score experts one by one, with a bias for the choice.
-SIGMOIDS = {
-    "MiniMaxM2": {},
-    "HYV3": {"mlp_layer_types": ["sparse"] * LAYERS},
-}
+SIGMOIDS = {"MiniMaxM2": {}, "HYV3": {"mlp_layer_types": ["sparse"] * LAYERS}}
 BIASES = "e_score_correction_bias"
 
 

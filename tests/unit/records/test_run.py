@@ -110,8 +110,7 @@ def test_a_malformed_metrics_line_is_named_with_its_file_and_number(tmp_path, li
 
 
 @pytest.mark.parametrize(
-    ("fields", "complaint"),
-    table("records/run", "a_malformed_rollout_is_named_with_its_file_and_number"),
+    ("fields", "complaint"), table("records/run", "a_malformed_rollout_is_named_with_its_file_and_number")
 )
 def test_a_malformed_rollout_is_named_with_its_file_and_number(tmp_path, fields, complaint):
     write_metrics(tmp_path, {"step": 1})
@@ -190,10 +189,7 @@ def test_a_share_above_one_in_an_evaluation_is_refused(tmp_path):
         read_run(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("text", "complaint"),
-    table("records/run", "a_malformed_stage_json_is_named"),
-)
+@pytest.mark.parametrize(("text", "complaint"), table("records/run", "a_malformed_stage_json_is_named"))
 def test_a_malformed_stage_json_is_named(tmp_path, text, complaint):
     (tmp_path / "stage.json").write_text(text)
     with pytest.raises(UserError) as caught:

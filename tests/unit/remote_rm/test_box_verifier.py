@@ -21,10 +21,7 @@ def box(*corners: float, label: str | None = None) -> Box:
     return Box(corners=corners, label=label)
 
 
-@pytest.mark.parametrize(
-    "text",
-    table("remote_rm/answers/boxes", "the_ways_to_write_a_box"),
-)
+@pytest.mark.parametrize("text", table("remote_rm/answers/boxes", "the_ways_to_write_a_box"))
 def test_the_ways_to_write_a_box(text):
     assert boxes_in(text) == [box(*CORNERS)]
 
@@ -115,8 +112,7 @@ def test_width_and_height():
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "expected"),
-    frozen("remote_rm/answers/boxes", "the_intersection_over_the_union"),
+    ("one", "other", "expected"), frozen("remote_rm/answers/boxes", "the_intersection_over_the_union")
 )
 def test_the_intersection_over_the_union(one, other, expected):
     assert iou(box(*one), box(*other)) == pytest.approx(expected)
@@ -229,8 +225,7 @@ def test_the_threshold_is_a_setting():
 
 
 @pytest.mark.parametrize(
-    ("answer", "expected", "is_right"),
-    table("remote_rm/box_verifier", "several_boxes_are_matched_one_to_one"),
+    ("answer", "expected", "is_right"), table("remote_rm/box_verifier", "several_boxes_are_matched_one_to_one")
 )
 def test_several_boxes_are_matched_one_to_one(answer, expected, is_right):
     score = scored("box", answer, TWO)

@@ -92,14 +92,8 @@ def asked(*handlers: Handler, **settings: float) -> Score:
             Score(reward=1.5, score=1.0, parts={"accuracy": 1.0}),
         ),
         ('{"rewards": 0.5}', Score(reward=0.5, score=0.5, parts={})),
-        (
-            '{"rewards": [2], "scores": 1, "extra_logs": {"a": 0}}',
-            Score(reward=2.0, score=1.0, parts={"a": 0.0}),
-        ),
-        (
-            '{"rewards": [[0.25]], "scores": null, "extra_logs": null}',
-            Score(reward=0.25, score=0.25, parts={}),
-        ),
+        ('{"rewards": [2], "scores": 1, "extra_logs": {"a": 0}}', Score(reward=2.0, score=1.0, parts={"a": 0.0})),
+        ('{"rewards": [[0.25]], "scores": null, "extra_logs": null}', Score(reward=0.25, score=0.25, parts={})),
         (
             '{"rewards": [0.5], "scores": [0.0], "extra_logs": {"timed_out": [1.0]}}',
             Score(reward=0.5, score=0.0, parts={"timed_out": 1.0}, timed_out=True),
@@ -254,8 +248,7 @@ def test_a_wrong_reply_is_not_final_where_another_endpoint_is_well(kind, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("kind", "times", "told"),
-    table("remote_rm/client", "wrong_replies_are_final_when_every_endpoint_has_given_them"),
+    ("kind", "times", "told"), table("remote_rm/client", "wrong_replies_are_final_when_every_endpoint_has_given_them")
 )
 def test_wrong_replies_are_final_when_every_endpoint_has_given_them(kind, times, told, monkeypatch):
     monkeypatch.setattr(client_module, "LONGEST_REPLY_BYTES", 2**20)

@@ -24,8 +24,7 @@ def test_without_its_judge_it_scores_by_the_rule_and_says_so():
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
-    table("remote_rm/llm_judge_verifier", "settings_that_contradict_are_refused_by_name"),
+    ("settings", "said"), table("remote_rm/llm_judge_verifier", "settings_that_contradict_are_refused_by_name")
 )
 def test_settings_that_contradict_are_refused_by_name(settings, said):
     with pytest.raises(ValueError, match=said):

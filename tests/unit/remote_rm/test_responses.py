@@ -22,10 +22,7 @@ def test_one_think_block_then_one_answer_block_is_the_format(response):
     assert format_score(response) == 1.0
 
 
-@pytest.mark.parametrize(
-    "response",
-    table("remote_rm/answers/extraction", "anything_else_is_not_the_format"),
-)
+@pytest.mark.parametrize("response", table("remote_rm/answers/extraction", "anything_else_is_not_the_format"))
 def test_anything_else_is_not_the_format(response):
     assert format_score(response) == 0.0
 
@@ -80,17 +77,13 @@ def test_every_turn_thinks_and_calls_and_the_last_thinks_and_answers(turns):
 
 
 @pytest.mark.parametrize(
-    "turn",
-    table("remote_rm/answers/turn_format", "a_turn_before_the_last_that_does_anything_else"),
+    "turn", table("remote_rm/answers/turn_format", "a_turn_before_the_last_that_does_anything_else")
 )
 def test_a_turn_before_the_last_that_does_anything_else(turn):
     assert turns_kept([CROP, turn, ANSWER]) == [True, False, True]
 
 
-@pytest.mark.parametrize(
-    "turn",
-    table("remote_rm/answers/turn_format", "a_last_turn_that_does_anything_else"),
-)
+@pytest.mark.parametrize("turn", table("remote_rm/answers/turn_format", "a_last_turn_that_does_anything_else"))
 def test_a_last_turn_that_does_anything_else(turn):
     assert turns_kept([CROP, turn]) == [True, False]
 

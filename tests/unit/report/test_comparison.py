@@ -133,10 +133,7 @@ def test_a_metric_of_all_runs_shares_one_chart_and_a_run_keeps_its_colour(tmp_pa
         panel.spec.title: [(line.name, line.color, line.run, line.dash) for line in panel.lines]
         for panel in shared.panels
     }
-    assert drawn == {
-        "Reward": [("first", 1, 0, 0), ("second", 2, 1, 0)],
-        "Accuracy and format": [("first", 1, 0, 0)],
-    }
+    assert drawn == {"Reward": [("first", 1, 0, 0), ("second", 2, 1, 0)], "Accuracy and format": [("first", 1, 0, 0)]}
     assert [panel.spec.title for panel in shared.other_panels] == ["entropy"]
     assert single.title == "Stages that only one run has"
     assert [(line.name, line.color, line.dash) for line in single.panels[0].lines] == [

@@ -154,8 +154,7 @@ def test_the_summary_holds_null_where_a_stage_was_not_evaluated(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("shares", "told"),
-    table("report/page", "the_page_says_from_when_a_rule_judged_in_place_of_a_judge"),
+    ("shares", "told"), table("report/page", "the_page_says_from_when_a_rule_judged_in_place_of_a_judge")
 )
 def test_the_page_says_from_when_a_rule_judged_in_place_of_a_judge(tmp_path, shares, told):
     lines = [{"step": step, "judged_by_rule": share} for step, share in enumerate(shares, start=1)]

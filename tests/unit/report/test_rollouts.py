@@ -35,8 +35,7 @@ def parts_of(sample, record):
 
 
 @pytest.mark.parametrize(
-    ("sizes", "limit", "quotas"),
-    table("report/rollouts", "places_are_shared_as_equally_as_the_sizes_allow"),
+    ("sizes", "limit", "quotas"), table("report/rollouts", "places_are_shared_as_equally_as_the_sizes_allow")
 )
 def test_places_are_shared_as_equally_as_the_sizes_allow(sizes, limit, quotas):
     assert spread(sizes, limit=limit) == quotas

@@ -17,10 +17,7 @@ def row(step: int, *, generation: tuple[float, float], update: tuple[float, floa
     return MetricRow(step=step, seconds=update[1], values={"reward": 1.0, **values})
 
 
-ROWS = (
-    row(1, generation=(10.0, 14.0), update=(14.0, 18.0)),
-    row(2, generation=(14.0, 17.0), update=(18.0, 20.0)),
-)
+ROWS = (row(1, generation=(10.0, 14.0), update=(14.0, 18.0)), row(2, generation=(14.0, 17.0), update=(18.0, 20.0)))
 
 
 def test_two_bars_of_each_step_stand_where_they_were_made():

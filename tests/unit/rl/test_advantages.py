@@ -71,9 +71,7 @@ BY_HAND = {
     "dr_grpo": ByHand(pair=[-0.4, 0.4], three=[-2 / 9, -2 / 9, 4 / 9], uncounted=[0.5, -0.5, 0.0], doubles=True),
     # Deviations: 0.8 / sqrt(2); sqrt((4 + 4 + 16) / 81 / 2) = 2 sqrt(3) / 9; sqrt(0.5 / 2) = 0.5.
     "group_norm": ByHand(
-        pair=[-HALF_ROOT, HALF_ROOT],
-        three=[-THIRD_ROOT, -THIRD_ROOT, 2 * THIRD_ROOT],
-        uncounted=[1.0, -1.0, 0.0],
+        pair=[-HALF_ROOT, HALF_ROOT], three=[-THIRD_ROOT, -THIRD_ROOT, 2 * THIRD_ROOT], uncounted=[1.0, -1.0, 0.0]
     ),
     # Against the batch's mean: here the one group is the batch.
     "flash_reinforce": ByHand(
@@ -251,10 +249,7 @@ def test_the_best_of_k_is_the_mean_over_all_sets(k):
 @pytest.mark.parametrize("estimator", NAMES)
 def test_an_empty_response_has_no_advantage_and_spoils_none(estimator):
     part = RewardedPass(
-        places=[0, 1, 2],
-        mask=torch.tensor([[1, 1], [0, 0], [1, 0]]),
-        kl=torch.zeros(3, 2),
-        values=torch.zeros(3, 2),
+        places=[0, 1, 2], mask=torch.tensor([[1, 1], [0, 0], [1, 0]]), kl=torch.zeros(3, 2), values=torch.zeros(3, 2)
     )
     rollout = RewardedRollout(
         rewards=torch.tensor([[1.0, 0.0, 0.0]]).double(),

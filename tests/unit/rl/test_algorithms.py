@@ -113,10 +113,7 @@ def with_models(policy: Policy, *, values: bool) -> list[Experience]:
     mask = whole.action_mask
     with torch.no_grad():
         old = policy.actor(
-            whole.sequences,
-            mask,
-            attention_mask=whole.attention_mask,
-            **media_per_row(whole.mm_train_inputs, "cpu"),
+            whole.sequences, mask, attention_mask=whole.attention_mask, **media_per_row(whole.mm_train_inputs, "cpu")
         )
 
     def near() -> torch.Tensor:
@@ -191,11 +188,7 @@ class _Strategy:
 @contextlib.contextmanager
 def seams() -> Iterator[None]:
     """The names that workers have in the place of OpenRLHF's."""
-    ours = {
-        "PolicyLoss": no_loss,
-        "NaiveReplayBuffer": GroupReplayBuffer,
-        "merge_mm_train_inputs": media_per_row,
-    }
+    ours = {"PolicyLoss": no_loss, "NaiveReplayBuffer": GroupReplayBuffer, "merge_mm_train_inputs": media_per_row}
     with pytest.MonkeyPatch.context() as patch:
         for name, value in ours.items():
             patch.setattr(ppo_actor, name, value)

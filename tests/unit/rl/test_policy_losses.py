@@ -110,8 +110,7 @@ def test_without_an_advantage_nothing_is_learnt(loss):
 @pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-mean"])
 @pytest.mark.parametrize("dual_clip", [None, 1.5])
 @pytest.mark.parametrize(
-    ("level", "mode", "gating", "bounds"),
-    frozen("rl/policy_losses", "what_openrlhf_has_is_openrlhfs_4"),
+    ("level", "mode", "gating", "bounds"), frozen("rl/policy_losses", "what_openrlhf_has_is_openrlhfs_4")
 )
 def test_what_openrlhf_has_is_openrlhfs(loss, aggregation, dual_clip, level, mode, gating, bounds):
     theirs = TheirPolicyLoss(

@@ -181,8 +181,7 @@ def test_losses_take_the_settings_of_their_flags(trainer):
 
 
 @pytest.mark.parametrize(
-    ("flags", "loss"),
-    frozen("rl/rl_flags", "samples_that_the_engine_drew_otherwise_are_corrected"),
+    ("flags", "loss"), frozen("rl/rl_flags", "samples_that_the_engine_drew_otherwise_are_corrected")
 )
 def test_samples_that_the_engine_drew_otherwise_are_corrected(flags, loss, trainer):
     assert loss_of(trainer, [[1.0]], [1.0], rollout=10.0, **flags) == pytest.approx(loss, rel=1e-5)
@@ -434,10 +433,7 @@ def test_the_output_of_workers_is_shown_where_asked_for(monkeypatch):
 SIZES = {"actor": (2, 2), "ref": (1, 4), "critic": (1, 3), "reward": (2, 1)}
 
 
-@pytest.mark.parametrize(
-    ("flags", "gpus"),
-    table("rl/rl_flags", "a_run_asks_for_the_gpus_of_its_models_and_engines"),
-)
+@pytest.mark.parametrize(("flags", "gpus"), table("rl/rl_flags", "a_run_asks_for_the_gpus_of_its_models_and_engines"))
 def test_a_run_asks_for_the_gpus_of_its_models_and_engines(flags, gpus):
     sizes = {
         f"{name}.{flag}": number

@@ -316,8 +316,7 @@ def test_workers_keep_what_latest_names_until_they_are_told(tmp_path):
         settled = []
         kept = {"ckpt.path": str(tmp_path), "ckpt.max_num": 2, "ckpt.max_mem": 3.0}
         strategy = SimpleNamespace(
-            config=dotted.replace(PPOConfig(), kept),
-            settle_ckpt=lambda *given, settled=settled: settled.append(given),
+            config=dotted.replace(PPOConfig(), kept), settle_ckpt=lambda *given, settled=settled: settled.append(given)
         )
         worker = object.__new__(worker_class)
         worker.strategy = strategy

@@ -292,9 +292,7 @@ def test_parts_are_weighted_by_the_step_and_those_of_held_out_rows_are_not():
             asked.append(settings)
             return super().generate(rows, settings)
 
-    args = SimpleNamespace(
-        vllm=SimpleNamespace(enable_sleep=False, speculative_tokens=0),
-    )
+    args = SimpleNamespace(vllm=SimpleNamespace(enable_sleep=False, speculative_tokens=0))
     weights = part_weights(RewardConfig(part_weights='{"accuracy": {"from": 1, "to": 0, "steps": 4}}'))
     generator = Asked(args, [], SETTINGS, part_weights=weights)
     item = row(message("user", "?"), answer="a")

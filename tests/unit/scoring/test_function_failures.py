@@ -73,8 +73,7 @@ def rewards(samples: list[Sample]) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("code", "said"),
-    table("scoring/function_failures", "whatever_goes_wrong_is_told_with_the_row"),
+    ("code", "said"), table("scoring/function_failures", "whatever_goes_wrong_is_told_with_the_row")
 )
 def test_whatever_goes_wrong_is_told_with_the_row(tmp_path, code, said):
     with pytest.raises(UserError, match=f"^rows.jsonl, line 1: --reward.remote_url .*{said}"):
@@ -82,8 +81,7 @@ def test_whatever_goes_wrong_is_told_with_the_row(tmp_path, code, said):
 
 
 @pytest.mark.parametrize(
-    "code",
-    table("scoring/function_failures", "numbers_of_any_library_and_async_functions_are_taken"),
+    "code", table("scoring/function_failures", "numbers_of_any_library_and_async_functions_are_taken")
 )
 def test_numbers_of_any_library_and_async_functions_are_taken(tmp_path, code):
     assert set(rewards(group(source(tmp_path, code)))) <= {0.5, 1.0}

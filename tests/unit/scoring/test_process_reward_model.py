@@ -116,12 +116,7 @@ class Judged:
 
 @pytest.mark.parametrize(
     ("kind", "rewards"),
-    [
-        ("min", [0.25, 0.0, 0.9]),
-        ("product", [0.09, 0.0, 0.9]),
-        ("last", [0.72, 0.0, 0.9]),
-        ("mean", [0.49, 0.0, 0.9]),
-    ],
+    [("min", [0.25, 0.0, 0.9]), ("product", [0.09, 0.0, 0.9]), ("last", [0.72, 0.0, 0.9]), ("mean", [0.49, 0.0, 0.9])],
 )
 def test_a_response_is_rewarded_by_its_least_step_their_product_the_last_or_the_mean(kind, rewards):
     scorer = ProcessRewardScorer.__new__(ProcessRewardScorer)

@@ -62,8 +62,7 @@ def test_an_error_of_the_function_is_not_swallowed(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("reply", "said"),
-    table("scoring/sources", "what_is_no_reward_of_one_response_is_told_with_the_file"),
+    ("reply", "said"), table("scoring/sources", "what_is_no_reward_of_one_response_is_told_with_the_file")
 )
 def test_what_is_no_reward_of_one_response_is_told_with_the_file(tmp_path, reply, said):
     with pytest.raises(UserError, match=f"reward.py: reward_func gave no usable reward .*{said}"):

@@ -244,10 +244,7 @@ def test_rows_that_cannot_be_learned_from_are_refused_with_their_place(tmp_path)
     assert len({rows_digest([one]) for one in KTORun.evaluation_rows(config(eval__dataset=other))}) == 3
 
 
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    table("supervised/kto", "what_contradicts_itself_is_refused"),
-)
+@pytest.mark.parametrize(("flags", "said"), table("supervised/kto", "what_contradicts_itself_is_refused"))
 def test_what_contradicts_itself_is_refused(flags, said):
     given = {"model.model_name_or_path": "m", "data.dataset": "rows.jsonl", "ds.param_dtype": "fp32"} | flags
     with pytest.raises(UserError) as refused:

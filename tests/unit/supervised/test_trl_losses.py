@@ -208,10 +208,7 @@ def trl_policy_loss(loss_type: str, given: Pass, *, level: str = "token", high: 
     return GRPOTrainer._compute_loss(its, None, inputs)
 
 
-@pytest.mark.parametrize(
-    ("loss_type", "theirs", "ours"),
-    frozen("supervised/trl_losses", "policy_losses_are_trls"),
-)
+@pytest.mark.parametrize(("loss_type", "theirs", "ours"), frozen("supervised/trl_losses", "policy_losses_are_trls"))
 def test_policy_losses_are_trls(loss_type, theirs, ours):
     given = random_pass(6, 3, 1, 4)
     # As TRL has it: one advantage for all tokens of a response.

@@ -266,10 +266,7 @@ def paid(facts, question):
 
 def combined(facts, question):
     operation, group = re.fullmatch(r"What is the (\w+) of the (\w+)(?: dice)?\?", question).groups()
-    values = [
-        *map(int, re.findall(rf"{group} (\d+)", facts)),
-        *map(int, re.findall(rf"(\d+) of {group}", facts)),
-    ]
+    values = [*map(int, re.findall(rf"{group} (\d+)", facts)), *map(int, re.findall(rf"(\d+) of {group}", facts))]
     return str({"sum": sum, "highest": max, "lowest": min, "range": np.ptp}[operation](values))
 
 

@@ -170,10 +170,7 @@ def test_noise_is_even_and_grey():
     assert len(np.unique(noise)) > 40
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    table("tasks/visual_search", "wrong_settings_are_refused"),
-)
+@pytest.mark.parametrize(("settings", "said"), table("tasks/visual_search", "wrong_settings_are_refused"))
 def test_wrong_settings_are_refused(settings, said):
     with pytest.raises(ValueError, match=said):
         VisualSearchTask(**settings)

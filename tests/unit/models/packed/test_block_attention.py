@@ -158,9 +158,7 @@ def test_the_kernel_is_compiled_once_with_gradients_and_once_without_whatever_th
     monkeypatch.delenv("TORCHDYNAMO_DISABLE", raising=False)
     counter = CompileCounterWithBackend("eager")
     monkeypatch.setattr(
-        attention,
-        "_kernel",
-        lambda: torch.compile(flex_attention, fullgraph=True, dynamic=True, backend=counter),
+        attention, "_kernel", lambda: torch.compile(flex_attention, fullgraph=True, dynamic=True, backend=counter)
     )
     compiled = []
     torch._dynamo.reset()

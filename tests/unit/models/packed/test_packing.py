@@ -310,9 +310,7 @@ def test_media_of_a_turn_come_once_for_all_that_goes_on_from_it(nodes_of_single_
     later = PlacedMedia(7, image(3.0), end=8)
     media = [seen(crop), seen(image(4.0)), seen(crop, later), (PlacedMedia(0, shown),), seen(crop, later)]
     packed = pack(samples, media=media, kit=PlainKit(bidirectional=True))
-    assert packed.token_ids.tolist() == [
-        [*prompt, 21, IMAGE, 12, 22, 23, IMAGE, 24, 26, IMAGE, 12, 22, 25],
-    ]
+    assert packed.token_ids.tolist() == [[*prompt, 21, IMAGE, 12, 22, 23, IMAGE, 24, 26, IMAGE, 12, 22, 25]]
     assert packed.layout.lengths == (3, 1, 2, 1, 2, 1, 1, 3, 1)
     assert [segment.prefix for segment in packed.layout.segments] == [None, 0, 1, 2, 2, 4, 4, 1, 0]
     assert packed.inputs["pixels"][:, 0].tolist() == [1, 2, 3, 4]

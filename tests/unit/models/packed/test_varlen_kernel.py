@@ -46,9 +46,7 @@ def install_flash_attn_3(monkeypatch: pytest.MonkeyPatch, register: Callable[[],
     """Let PyTorch's registry run `register` where it would load flash_attn_interface."""
     find = importlib.util.find_spec
     monkeypatch.setattr(
-        importlib.util,
-        "find_spec",
-        lambda name: SimpleNamespace() if name == "flash_attn_interface" else find(name),
+        importlib.util, "find_spec", lambda name: SimpleNamespace() if name == "flash_attn_interface" else find(name)
     )
     monkeypatch.setitem(torch.nn.attention._registry._FLASH_ATTENTION_IMPLS, "FA3", register)
 

@@ -27,8 +27,7 @@ def test_different_answers_do_not(answer, label):
 
 
 @pytest.mark.parametrize(
-    ("answer", "label"),
-    table("remote_rm/answers/accuracy", "common_answers_are_decided_without_sympy"),
+    ("answer", "label"), table("remote_rm/answers/accuracy", "common_answers_are_decided_without_sympy")
 )
 def test_common_answers_are_decided_without_sympy(answer, label):
     assert quick_match(answer, label) is not None

@@ -43,8 +43,7 @@ def test_left_open(text):
 
 
 @pytest.mark.parametrize(
-    ("answer", "gold", "verdict"),
-    table("remote_rm/answers/algebra", "equations_that_say_the_same"),
+    ("answer", "gold", "verdict"), table("remote_rm/answers/algebra", "equations_that_say_the_same")
 )
 def test_equations_that_say_the_same(answer, gold, verdict):
     assert same(answer, gold) is verdict

@@ -124,8 +124,7 @@ def test_the_fast_path_never_disagrees_with_the_slow_one():
 
 
 @pytest.mark.parametrize(
-    "label",
-    table("remote_rm/answers/gold_answers", "a_gold_answer_that_is_cut_off_is_not_gradable_and_meets_nothing"),
+    "label", table("remote_rm/answers/gold_answers", "a_gold_answer_that_is_cut_off_is_not_gradable_and_meets_nothing")
 )
 def test_a_gold_answer_that_is_cut_off_is_not_gradable_and_meets_nothing(label):
     assert not is_gradable(label)
@@ -149,8 +148,7 @@ def test_a_bare_list_has_no_order_and_a_bracketed_one_has_one():
 
 
 @pytest.mark.parametrize(
-    "piece",
-    table("remote_rm/answers/gold_answers", "a_megabyte_of_anything_is_read_in_bounded_time"),
+    "piece", table("remote_rm/answers/gold_answers", "a_megabyte_of_anything_is_read_in_bounded_time")
 )
 def test_a_megabyte_of_anything_is_read_in_bounded_time(piece):
     text = piece * (1_000_000 // len(piece))

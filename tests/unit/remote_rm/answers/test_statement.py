@@ -20,16 +20,14 @@ def test_one_value_is_read_from_a_sentence(text, value):
 
 
 @pytest.mark.parametrize(
-    "text",
-    table("remote_rm/answers/statement", "denials_hedges_bounds_and_two_answers_state_no_value"),
+    "text", table("remote_rm/answers/statement", "denials_hedges_bounds_and_two_answers_state_no_value")
 )
 def test_denials_hedges_bounds_and_two_answers_state_no_value(text):
     assert read(text).value == ""
 
 
 @pytest.mark.parametrize(
-    ("answer", "labels"),
-    frozen("remote_rm/answers/statement", "what_states_two_or_denies_is_right_for_none"),
+    ("answer", "labels"), frozen("remote_rm/answers/statement", "what_states_two_or_denies_is_right_for_none")
 )
 def test_what_states_two_or_denies_is_right_for_none(answer, labels):
     for response in (f"<answer>{answer}</answer>", answer, f"We think.\nThe answer is: {answer}"):

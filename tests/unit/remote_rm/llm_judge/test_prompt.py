@@ -79,21 +79,14 @@ def test_a_long_answer_shows_both_its_ends():
 
 
 @pytest.mark.parametrize(
-    ("prompt", "text"),
-    table("remote_rm/llm_judge/prompt", "the_question_is_the_text_of_the_messages"),
+    ("prompt", "text"), table("remote_rm/llm_judge/prompt", "the_question_is_the_text_of_the_messages")
 )
 def test_the_question_is_the_text_of_the_messages(prompt, text):
     assert question_text(prompt) == text
 
 
 @pytest.mark.parametrize(
-    "changed",
-    [
-        {"answer": "43"},
-        {"reference": "43"},
-        {"question": "q2"},
-        {"question": "q4", "reference": "2"},
-    ],
+    "changed", [{"answer": "43"}, {"reference": "43"}, {"question": "q2"}, {"question": "q4", "reference": "2"}]
 )
 def test_a_verdict_is_kept_by_all_that_it_depends_on(changed):
     base = {"question": "q", "reference": "42", "answer": "41"}

@@ -74,11 +74,7 @@ GRADED = {
 
 @pytest.mark.parametrize(
     ("item", "score", "reward"),
-    [
-        ({"reference_answer": "4"}, 1.0, 1.5),
-        ({"answer": 4, "id": 7}, 1.0, 1.5),
-        ({"label": "5"}, 0.0, 0.5),
-    ],
+    [({"reference_answer": "4"}, 1.0, 1.5), ({"answer": 4, "id": 7}, 1.0, 1.5), ({"label": "5"}, 0.0, 0.5)],
 )
 def test_an_endpoint_grader_gets_a_score_from_0_to_1(client, item, score, reward):
     reply = client.post("/grade", json=GRADED | {"item": item, "trace_id": "t"})

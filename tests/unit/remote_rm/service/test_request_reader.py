@@ -56,10 +56,7 @@ def test_a_wrong_field_is_named_whatever_the_size(padding, spoiled, place, told)
     assert told in entry["msg"]
 
 
-@pytest.mark.parametrize(
-    "text",
-    table("remote_rm/service/request_reader", "what_is_no_json_is_told_by_its_place"),
-)
+@pytest.mark.parametrize("text", table("remote_rm/service/request_reader", "what_is_no_json_is_told_by_its_place"))
 def test_what_is_no_json_is_told_by_its_place(text):
     with pytest.raises(RequestValidationError) as refused:
         columns_of(text, most=10)

@@ -76,8 +76,7 @@ def test_a_room_has_one_name_however_it_is_turned_or_mirrored():
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
-    table("tasks/sokoban/generator", "bounds_that_no_level_meets_are_refused"),
+    ("settings", "said"), table("tasks/sokoban/generator", "bounds_that_no_level_meets_are_refused")
 )
 def test_bounds_that_no_level_meets_are_refused(settings, said):
     with pytest.raises(ValueError, match=said):

@@ -9,10 +9,7 @@ from remote_rm.sokoban_levels import read_plan
 pytestmark = pytest.mark.unit
 
 
-@pytest.mark.parametrize(
-    ("text", "moves"),
-    table("tasks/sokoban/plan", "moves_are_read_however_they_are_written"),
-)
+@pytest.mark.parametrize(("text", "moves"), table("tasks/sokoban/plan", "moves_are_read_however_they_are_written"))
 def test_moves_are_read_however_they_are_written(text, moves):
     plan = read_plan(text)
     assert "".join(plan.moves) == moves
