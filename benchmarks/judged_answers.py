@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import os
+import time
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -21,9 +21,7 @@ from pathlib import Path
 from machine import machine_name
 from measuring import parser_of, publish
 from reasoning_samples import Sample
-from reward_reasoning import JUDGES, judge_all
-
-WORKERS, ITEM_SECONDS = 1, 20.0
+from reward_reasoning import ITEM_SECONDS, JUDGES, agreement, judge_all
 
 
 def main() -> None:
@@ -48,30 +46,31 @@ def measure(file: Path) -> dict:
             outcomes[name][outcome] += 1
             kinds.setdefault(row["kind"], Counter())[outcome] += 1
     total = sum(outcomes.values(), Counter())
+    samples = [
+        Sample(prompt="", response=row["response"], label=row["label"], answer="", is_right=row["verdict"])
+        for row in rows
+        if row["verifier"] == "math"
+    ]
+    rates = {}
+    for name in JUDGES:
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+            rates[name] = pool.submit(rate, name, samples).result()
     return {
         "item_timeout_seconds": ITEM_SECONDS,
         "sha256": hashlib.sha256(content).hexdigest(),
         "all": _shares(total),
         "verifiers": {name: _shares(counts) for name, counts in outcomes.items()},
         "kinds": {kind: _shares(counts) for kind, counts in sorted(kinds.items())},
-        "rates": {name: rate(name, [row for row in rows if row["verifier"] == "math"]) for name in JUDGES},
+        "rates": rates,
     }
 
 
-def rate(judge: str, rows: list[dict]) -> dict[str, float]:
-    """Return how many of the answers one judge decides in a CPU second, and how often it agrees with the verdicts."""
-    samples = [
-        Sample(prompt="", response=row["response"], label=row["label"], answer="", is_right=row["verdict"])
-        for row in rows
-    ]
-    before = sum(os.times()[2:4])
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        verdicts, _, _ = pool.submit(judge_all, JUDGES[judge], samples).result()
-    cpu_seconds = sum(os.times()[2:4]) - before
-    agreed = sum((verdict > 0) == sample.is_right for verdict, sample in zip(verdicts, samples, strict=True))
+def rate(judge: str, samples: list[Sample]) -> dict[str, float]:
+    """Return how many answers a judge decides in a CPU second of this process, and how often it agrees."""
+    verdicts, _, _ = judge_all(JUDGES[judge], samples)
     return {
-        "answers_per_cpu_s": round(len(samples) / cpu_seconds, 1),
-        "agreement": round(agreed / len(samples), 4),
+        "answers_per_cpu_s": round(len(samples) / time.process_time(), 1),
+        "agreement": agreement(verdicts, samples),
     }
 
 
@@ -81,7 +80,7 @@ async def judge(name: str, rows: list[dict]) -> list[bool]:
     from remote_rm.service.pool import VerifierPool
     from remote_rm.verifier import Item
 
-    pool = VerifierPool(get_verifier(name), workers=WORKERS, item_timeout_seconds=ITEM_SECONDS)
+    pool = VerifierPool(get_verifier(name), workers=1, item_timeout_seconds=ITEM_SECONDS)
     await pool.start()
     try:
         items = [Item(prompt="", response=row["response"], label=row["label"]) for row in rows]

@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import resource
+import signal
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -21,7 +22,6 @@ from multiprocessing import get_context
 from multiprocessing.pool import Pool
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TypeAlias
 
 import aiohttp
 import psutil
@@ -35,6 +35,8 @@ CLIENTS = {1: 64, 64: 4, 1024: 1}
 WARM_UP = 512
 # Address space of a judging process, as in the reward server: a power tower must not take the machine down.
 MEMORY_BYTES = 4 * 2**30
+ITEM_SECONDS = 5
+"""math-verify's own limit for one comparison."""
 
 
 def main() -> None:
@@ -55,10 +57,9 @@ def table_of(result: dict) -> str:
     rows = {
         "math-verify alone, one process": "math_verify",
         "the verifier `math`, one process": "verifier",
-        **{
-            f"this server, batches of {batch:,}, {clients} in flight": f"server/{batch}"
-            for batch, clients in CLIENTS.items()
-        },
+    } | {
+        f"this server, batches of {batch:,}, {clients} in flight": f"server/{batch}"
+        for batch, clients in CLIENTS.items()
     }
     lines = ["| | responses/s | per CPU second | CPU, against math-verify |", "|---|---|---|---|"]
     for label, name in rows.items():
@@ -125,9 +126,6 @@ def ratios(above: Sequence[dict], below: Sequence[dict]) -> dict[str, float]:
     return {name: median_ratio([one[name] for one in above], [one[name] for one in below]) for name in names}
 
 
-JudgeMaker: TypeAlias = Callable[[], Callable[[Sample], float]]
-
-
 def judge_by_math_verify() -> Callable[[Sample], float]:
     """Return math-verify as its README shows it: parse the gold answer, parse the response, verify."""
     from math_verify import parse, verify
@@ -142,15 +140,29 @@ def judge_by_verifier() -> Callable[[Sample], float]:
     from remote_rm.verifier import Item
 
     verifier = get_verifier("math")
-    return lambda sample: verifier.score(
-        Item(prompt=sample.prompt, response=sample.response, label=sample.label)
-    ).score
+
+    def stop(*_: object) -> None:
+        raise TimeoutError
+
+    def judge(sample: Sample) -> float:
+        signal.alarm(ITEM_SECONDS)
+        try:
+            return verifier.score(Item(prompt=sample.prompt, response=sample.response, label=sample.label)).score
+        except TimeoutError:
+            return 0.0
+        finally:
+            signal.alarm(0)
+
+    signal.signal(signal.SIGALRM, stop)
+    return judge
 
 
-JUDGES: dict[str, JudgeMaker] = {"math_verify": judge_by_math_verify, "verifier": judge_by_verifier}
+JUDGES = {"math_verify": judge_by_math_verify, "verifier": judge_by_verifier}
 
 
-def judged(pool: Pool, make_judge: JudgeMaker, samples: Sequence[Sample]) -> dict[str, float]:
+def judged(
+    pool: Pool, make_judge: Callable[[], Callable[[Sample], float]], samples: Sequence[Sample]
+) -> dict[str, float]:
     """Return the figures of one run in a process of its own; raises multiprocessing.TimeoutError if it does not end."""
     found = pool.apply_async(judge_all, (make_judge, list(samples))).get(DEADLINE_SECONDS)
     verdicts, seconds, cpu_seconds = found
@@ -166,7 +178,9 @@ def judged(pool: Pool, make_judge: JudgeMaker, samples: Sequence[Sample]) -> dic
     }
 
 
-def judge_all(make_judge: JudgeMaker, samples: Sequence[Sample]) -> tuple[list[float], float, list[float]]:
+def judge_all(
+    make_judge: Callable[[], Callable[[Sample], float]], samples: Sequence[Sample]
+) -> tuple[list[float], float, list[float]]:
     """Return the verdicts, the seconds of all and the CPU seconds of each."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     judge = make_judge()

@@ -19,44 +19,29 @@ LIMIT_SECONDS = 300
 ROWS = 8
 
 
+FLAGS = f"""--rollout.batch_size {ROWS} --rollout.n_samples_per_prompt 2 --rollout.max_new_tokens 16
+  --rollout.micro_batch_size 16 --train.batch_size 16 --train.micro_batch_size 16 --data.max_len 160
+  --actor.num_gpus_per_node 1 --ref.num_gpus_per_node 1 --algo.kl.init_coef 0 --ds.param_dtype fp32"""
+
+
 def main() -> None:
+    """Run one step on a tiny model with images, and publish its timeline and the CPU time of each process."""
     arguments = parser_of(__doc__).parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        result = measure(Path(folder))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        run_quietly("make_tiny_model", "--arch", "qwen2_5_vl", "--output", folder / "tiny")
+        run_quietly("make_task", "digits", "--modality", "mixed", "--rows", ROWS, "--output", folder / "rows")
+        with reward_server(folder) as (url, _):
+            result = run_stage(folder, f"{url}/get_reward")
     publish(result, arguments.output)
-
-
-def measure(folder: Path) -> dict:
-    """Run one step on a tiny model with images and return its timeline and the CPU time of each process."""
-    run_quietly("make_tiny_model", "--arch", "qwen2_5_vl", "--output", folder / "tiny")
-    run_quietly("make_task", "digits", "--modality", "mixed", "--rows", ROWS, "--output", folder / "rows")
-    with reward_server(folder) as (url, _):
-        return run_stage(folder, f"{url}/get_reward")
 
 
 def run_stage(folder: Path, url: str) -> dict:
     """Start the stage, watch its processes until the first line of metrics, and return what was seen."""
     run = folder / "run"
-    flags = {
-        "--actor.model_name_or_path": folder / "tiny",
-        "--data.prompt_dataset": folder / "rows",
-        "--reward.remote_url": url,
-        "--ckpt.output_dir": run,
-        "--ckpt.path": run / "checkpoints",
-        "--rollout.batch_size": ROWS,
-        "--rollout.n_samples_per_prompt": 2,
-        "--rollout.max_new_tokens": 16,
-        "--rollout.micro_batch_size": 16,
-        "--train.batch_size": 16,
-        "--train.micro_batch_size": 16,
-        "--data.max_len": 160,
-        "--actor.num_gpus_per_node": 1,
-        "--ref.num_gpus_per_node": 1,
-        "--algo.kl.init_coef": 0,
-        "--ds.param_dtype": "fp32",
-    }
-    given = [part for flag in flags.items() for part in flag]
-    stage = command("train_ppo_ray", "--train.colocate_all", "--vllm.enforce_eager", *given)
+    stage = command("train_ppo_ray", "--train.colocate_all", "--vllm.enforce_eager", *FLAGS.split())
+    stage += ["--actor.model_name_or_path", str(folder / "tiny"), "--data.prompt_dataset", str(folder / "rows")]
+    stage += ["--reward.remote_url", url, "--ckpt.output_dir", str(run), "--ckpt.path", str(run / "checkpoints")]
     log = (folder / "log").open("w")
     began = time.time()
     process = subprocess.Popen(stage, stdout=log, stderr=subprocess.STDOUT)
