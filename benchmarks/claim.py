@@ -1,10 +1,12 @@
 """The arms of examples/scripts/lmm_r1/reproduce_small.sh compared as docs/claim.md says; JSON on the last line.
 
 python benchmarks/claim.py runs/claim --trained count relations dice bar_chart
+python benchmarks/claim.py runs/shares runs/wide --trained count relations dice bar_chart --output shares.json
 python benchmarks/claim.py --power [--output benchmarks/results/claim_power.json]
 
-The first form reads seed*/evaluation.responses.jsonl and writes claim.json, claim.md and claim.svg into the folder. The
-second simulates studies and prints the smallest effects that they detect.
+The first form reads seed*/evaluation.responses.jsonl and writes claim.json, claim.md and claim.svg into the folder. Of
+several folders, the arms are compared within each, and the files are shares.json, shares.md and shares.svg. The last form
+simulates studies and prints the smallest effects that they detect.
 """
 
 from __future__ import annotations
@@ -31,19 +33,25 @@ RESPONSES = 800
 
 def main() -> None:
     parser = parser_of(__doc__)
-    parser.add_argument("root", type=Path, nargs="?", help="folder of reproduce_small.sh")
+    parser.add_argument("roots", type=Path, nargs="*", help="folders of reproduce_small.sh")
     parser.add_argument("--trained", nargs="+", default=[], help="families that RL trains on; the others are held out")
     parser.add_argument("--power", action="store_true", help="simulate what sizes of effects can be detected")
     arguments = parser.parse_args()
     if arguments.power:
         publish({"benchmark": "claim", "detectable_points": detectable()}, arguments.output)
         return
-    if arguments.root is None or not arguments.trained:
+    if not arguments.roots or not arguments.trained:
         parser.error("give the folder of a study and --trained, or --power")
-    result = compared(read_scores(arguments.root), trained=arguments.trained)
-    (arguments.root / "claim.md").write_text(table_of(result))
-    (arguments.root / "claim.svg").write_text(picture_of(result))
-    publish({"benchmark": "claim", **result}, arguments.output or arguments.root / "claim.json")
+    studies = {root.name: compared(read_scores(root), trained=arguments.trained) for root in arguments.roots}
+    result = next(iter(studies.values()))
+    if len(studies) > 1:
+        result["arms"] = {
+            f"{name} {arm}": one for name, study in studies.items() for arm, one in study["arms"].items()
+        }
+    file = arguments.output or arguments.roots[0] / "claim.json"
+    file.with_suffix(".md").write_text(table_of(result))
+    file.with_suffix(".svg").write_text(picture_of(result))
+    publish({"benchmark": "claim", **result}, file)
 
 
 def read_scores(root: Path) -> dict[str, dict[str, Array]]:

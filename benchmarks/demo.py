@@ -24,20 +24,14 @@ DEMO = ROOT / "examples/scripts/demo.sh"
 def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="each is a whole demo of some minutes")
-    parser.add_argument(
-        "--arch", nargs="+", help="kits to run it with, in one result by name; else the demo's own alone"
-    )
+    parser.add_argument("--arch", nargs="+", help="kits to run it with, by name; else the demo's own alone")
     parser.add_argument("--runs", type=Path, help="folder to keep the runs in, by kit and seed; else they are deleted")
     parser.add_argument("--flags", nargs=argparse.REMAINDER, default=[], help="further flags of both RL stages, last")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder, asked = arguments.runs or Path(temporary), {"seeds": arguments.seeds, "flags": arguments.flags}
-        if arguments.arch:
-            measured = {
-                "architectures": {arch: of_seeds(folder / arch, arch=arch, **asked) for arch in arguments.arch}
-            }
-        else:
-            measured = of_seeds(folder, arch=None, **asked)
+        by_arch = {arch: of_seeds(folder / arch, arch=arch, **asked) for arch in arguments.arch or ()}
+        measured = {"architectures": by_arch} if by_arch else of_seeds(folder, arch=None, **asked)
     threads = int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count() or 1)
     facts = {"benchmark": "demo", "machine": machine_name(), "threads": threads, "flags": arguments.flags}
     publish(facts | measured, arguments.output)

@@ -49,9 +49,7 @@ def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--sft", type=int, default=34, help="kills of supervised fine-tuning")
     parser.add_argument("--ppo", type=int, default=16, help="kills of RL with a critic")
-    parser.add_argument(
-        "--asynchronous", type=int, default=20, help="kills of RL with rollouts made ahead, and images"
-    )
+    parser.add_argument("--asynchronous", type=int, default=20, help="kills of RL with rollouts made ahead")
     parser.add_argument("--seed", type=int, default=1, help="of the moments")
     arguments = parser.parse_args()
     result: dict[str, Any] = {"machine": machine_name(), "seed": arguments.seed}

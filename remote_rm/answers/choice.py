@@ -7,7 +7,7 @@ from functools import lru_cache
 from remote_rm.answers.lexer import Match, Token, introductions
 from remote_rm.answers.reading import normalize
 from remote_rm.answers.statement import clause_of
-from remote_rm.answers.wording import is_copied, plain
+from remote_rm.answers.wording import ALPHABET, is_copied, plain
 
 MAX_CHARS = 1000
 """A longer text names no choice."""
@@ -146,12 +146,10 @@ def _clean(text: str) -> str:
 
 
 def _first_line(text: str) -> str:
-    """The first line if it is an option and no other line is: the answer, then the reasons."""
-    first, *others = [line for line in text.strip().splitlines() if line.strip()] or [""]
-    is_alone = Token.OPTION_LINE.fullmatch(first.strip()) and not any(
-        Token.OPTION_LINE.fullmatch(line.strip()) or len(line.strip()) == 1 for line in others
-    )
-    return first if is_alone and not any(map(introductions, others)) else text
+    """The first line if it is an option, or only a letter, and no other line is: the answer, then the reasons."""
+    first, *others = [line for line in map(str.strip, text.strip().splitlines()) if line] or [""]
+    is_option, *are_others = [Token.OPTION_LINE.fullmatch(line) or line in ALPHABET for line in (first, *others)]
+    return first if is_option and not any(are_others) and not any(map(introductions, others)) else text
 
 
 def _after_filling(text: str, position: int) -> int:

@@ -276,14 +276,15 @@ def _range_in_words(clause: Clause) -> Statement | None:
 
 
 def _number_list(clause: Clause) -> Statement | None:
-    """`They are 2, 3 and 5`, with all numbers of the sentence."""
+    """`They are 2, 3 and 5`, with all numbers of the sentence; `March 15, 2019` is one date."""
     plain = Token.PREPOSITION_OF_TIME.sub("", clause.said)
     listed = Token.NUMBER_LIST.search(plain)
     if listed is None or Token.JOINED_BEFORE.search(plain[: listed.start()]) or Token.BOUND.search(plain):
         return None
     if len(Token.NUMBER.findall(plain)) != len(Token.NUMBER.findall(listed[0])):
         return None
-    return clause.stating(listed[0])
+    date = " ".join((*plain[: listed.start()].split()[-1:], listed[0]))
+    return clause.stating(date if _is_typed(date) else listed[0])
 
 
 def _bare_value(clause: Clause) -> Statement | None:
@@ -334,22 +335,6 @@ def _emphasized(clause: Clause) -> Statement | None:
     return clause.stating(value)
 
 
-def _count(clause: Clause) -> Statement | None:
-    """`12 people are waiting`: the number of subjects is a value, and what they do is none."""
-    if clause.value or clause.complement == clause.said:
-        return None
-    value = _sole_value(clause.said)
-    is_first = value and clause.said.lower().startswith(value.lower())
-    return Statement(value, (clause.whole,)) if is_first else None
-
-
-def _number_or_formula(clause: Clause) -> Statement | None:
-    """`The answer is 5 cm`."""
-    if not Token.NUMBER.search(clause.value) and not Token.FORMULA.search(clause.value):
-        return None
-    return Statement(clause.value, (clause.said, clause.complement or ""), clause.listed)
-
-
 def _in_words(clause: Clause) -> Statement:
     """`The curve is an ellipse`."""
     said, complement = clause.said, clause.complement or ""
@@ -372,8 +357,6 @@ RULES: tuple[Callable[[Clause], Statement | None], ...] = (
     _beside_conditions,
     _bound,
     _emphasized,
-    _count,
-    _number_or_formula,
     _in_words,
 )
 """The precedence of readings: the first rule that applies decides, and the last one always does."""

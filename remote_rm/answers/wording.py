@@ -77,6 +77,7 @@ _GOODBYES = (
 MIN_OPTIONS = 3
 MAX_OPTION_CHARS = 60
 ALPHABET = "ABCDEFGHIJ"
+"""Letters of options."""
 _KEYS = ("answer", "final_answer", "Answer")
 
 

@@ -21,7 +21,7 @@ def test_a_node_names_the_paths_that_it_does_not_have_as_the_driver_has_them(tmp
         SharedPath(flag="--b", path=str(tmp_path / "model" / "nowhere.png")),
         SharedPath(flag="--c", path=str(tmp_path / "run"), written=True),
         SharedPath(flag="--d", path=str(tmp_path / "other"), written=True),
-        SharedPath(flag="--e", path=str(tmp_path / "gone"), written=True)
+        SharedPath(flag="--e", path=str(tmp_path / "gone"), written=True),
     ]
     assert lacks(paths, TOKEN) == [(1, "does not see it"), (3, "sees another folder there"), (4, "does not see it")]
     assert [file.name for file in (tmp_path / "run").iterdir()] == [TOKEN], "what it tries to write goes again"
