@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import lru_cache
 from itertools import combinations
+from math import comb
 from types import FrameType
 
 from helpers.tables import table
@@ -358,7 +359,7 @@ def _is_one_option(response: str, one: Label, other: Label) -> bool:
     same = [label for label in CATALOGUE if expected(label, text) or label.value in text.open]
     written = "|".join(re.escape(spelling) for label in same for spelling in label.spellings)
     # `(B) no`, and `B (3, 4)`, whose text has its own bracket.
-    option = rf"(?i:{re.escape(letter.text.strip('().'))}[)}}]*\s?(?:[).:\]]|(?=\()))\s*(?:{written})"
+    option = rf"(?i:{re.escape(letter.text.strip('().'))}[)}}]*\s?(?:[).:\]]|(?=\()))[\s`*$]*(?:{written})"
     return re.search(option, response) is not None
 
 
@@ -499,7 +500,8 @@ def _made_of(m: int, n: int) -> tuple[Label, ...]:
     spaced = f"{m}{n}" if len(str(n)) == 3 and len(str(m)) <= 3 else ""
     labels += [
         _plain(f"{m}-{n}", "range or score", f"range {m} {n}"),
-        _plain(f"({m}, {n})", "tuple", f"({m},{n})", f"{m},{n}", open=spaced),
+        # `C(5, 2)` is a point, and 10.
+        _plain(f"({m}, {n})", "tuple", f"({m},{n})", f"{m},{n}", open=str(comb(m, n)), also_open=spaced),
         _plain(f"[{m}, {n}]", "interval", f"[{m},{n}]", f"{m},{n}", open=spaced),
         _plain(f"{m}.{n}", "number", str(Fraction(f"{m}.{n}"))),
         _plain(f"{m}-{n}-{n}", "date or telephone", f"date {m} {n}"),
@@ -521,11 +523,11 @@ def _readings(m: int, n: int) -> frozenset[str]:
     return frozenset([*fraction, f"clock {m}:{n:02}"])
 
 
-def _plain(text: str, kind: str, value: str, shorter: str = "", *, open: str = "") -> Label:
+def _plain(text: str, kind: str, value: str, shorter: str = "", *, open: str = "", also_open: str = "") -> Label:
     return Label(
         text=text,
         kind=kind,
         value=value,
         shorter=frozenset([shorter] if shorter else []),
-        open=frozenset([open] if open else []),
+        open=frozenset({open, also_open} - {""}),
     )
