@@ -524,10 +524,5 @@ def _readings(m: int, n: int) -> frozenset[str]:
 
 
 def _plain(text: str, kind: str, value: str, shorter: str = "", *, open: str = "", also_open: str = "") -> Label:
-    return Label(
-        text=text,
-        kind=kind,
-        value=value,
-        shorter=frozenset([shorter] if shorter else []),
-        open=frozenset({open, also_open} - {""}),
-    )
+    less, undecided = frozenset({shorter} - {""}), frozenset({open, also_open} - {""})
+    return Label(text=text, kind=kind, value=value, shorter=less, open=undecided)
