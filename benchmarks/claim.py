@@ -157,7 +157,7 @@ def picture_of(result: Mapping) -> str:
     """Return an SVG with the accuracy of each arm on images of trained families: mean, bootstrap interval, seeds."""
     arms = result["arms"]
     size = f'width="660" height="{40 * len(arms) + 72}"'
-    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="13">']
+    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="12">']
     for tick in range(0, 101, 20):
         x = 120 + 5 * tick
         parts.append(

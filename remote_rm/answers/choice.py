@@ -88,7 +88,7 @@ def stated_text(text: str) -> str:
     if chosen is None or chosen.letter != letter or introductions(said):
         return ""
     is_more = any(pattern.search(said) for pattern in (Token.VERB, Token.CONSEQUENCE, Token.COMMENT, Token.DENIED))
-    return "" if is_more else said
+    return "" if is_more or Token.VERDICT_ON_OPTION.match(said) else said
 
 
 def read_label(text: str) -> Choice | None:

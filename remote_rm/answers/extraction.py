@@ -20,7 +20,7 @@ from remote_rm.answers.statement import (
     unit_in_prose,
     words_of,
 )
-from remote_rm.answers.wording import in_english, is_copied, without_sign_off, without_struck_out
+from remote_rm.answers.wording import in_english, is_copied, without_layout, without_sign_off, without_struck_out
 
 MAX_TAIL_CHARS = 2000
 """How much of a response without an answer block and without a box is searched for a stated value, from its end."""
@@ -147,7 +147,7 @@ def _last_stated_value(text: str) -> str | None:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if not lines or is_question or len({line[:4] for line in lines[-2:] if Token.OPTION_LINE.fullmatch(line)}) > 1:
         return None
-    last = lines[-1]
+    last = without_layout(lines[-1])
     if Token.IGNORANCE.search(last):
         return None
     if Token.OPTION_LINE.fullmatch(lines[0]) and not any(map(Token.OPTION_LINE.fullmatch, lines[1:])):

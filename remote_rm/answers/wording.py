@@ -133,7 +133,8 @@ def _from_code(text: str) -> str:
     return str(value) if isinstance(value, (str, int, float)) else text
 
 
-def _without_layout(text: str) -> str:
+def without_layout(text: str) -> str:
+    """Return a text without its heading and title, and a text of one line without a list's or a conclusion's mark."""
     heading = Token.HEADING.match(text)
     text = text[heading.end() :] if heading and text[heading.end() :].strip() else text
     if "\n" not in text.strip():
@@ -165,7 +166,7 @@ STEPS: tuple[Callable[[str], str], ...] = (
     without_struck_out,
     without_sign_off,
     _from_code,
-    _without_layout,
+    without_layout,
     _without_remarks,
     _from_chinese,
     in_english,

@@ -359,7 +359,7 @@ def _is_one_option(response: str, one: Label, other: Label) -> bool:
     same = [label for label in CATALOGUE if expected(label, text) or label.value in text.open]
     written = "|".join(re.escape(spelling) for label in same for spelling in label.spellings)
     # `(B) no`, and `B (3, 4)`, whose text has its own bracket.
-    option = rf"(?i:{re.escape(letter.text.strip('().'))}[)}}]*\s?(?:[).:\]]|(?=\()))[\s`*$]*(?:{written})"
+    option = rf"(?i:{re.escape(letter.text.strip('().'))}[)}}]*\s?(?:[).:\]]|(?=\()))[\s`*$(\[]*(?:{written})"
     return re.search(option, response) is not None
 
 

@@ -76,7 +76,7 @@ NO_UNIT_IN_PROSE = frozenset(("in", "a", "A", "at"))
 _FULL_WIDTH = {0xFEE0 + ord(sign): sign for sign in string.digits + string.ascii_letters}
 _INTRODUCING = (
     "answer", "option", "choice", "choose", "chose", "pick", "select", "go with", " be", "####", "答", "选", "【", "corresponds", "matches",
-    "it is", "it's", "it’s", "this is", "that is", "that's", "that’s", "this's",
+    "leaves", "we get", "we choose", "it is", "it's", "it’s", "this is", "that is", "that's", "that’s", "this's",
 )  # fmt: skip
 
 
