@@ -159,7 +159,9 @@ def _match(answer: str, label: str, undecided: Undecided) -> bool | None:
     if is_choice(gold) and choice.read_label(label) is not None:
         return _match_choice(answer, label, undecided)
     if choice.states_option(answer) and not choice.names_letter(label):
-        return match_value(normalize(choice.stated_text(answer)), gold, undecided)
+        said = choice.stated_text(answer)
+        whole = normalize(said)
+        return False if _changes(whole, said, kind_of(gold)) else match_value(whole, gold, undecided)
     answer = Token.AT_START.sub("", _without_name(without_remark(answer), label))
     whole, kind = normalize(answer), kind_of(gold)
     if r"\approx" in whole[1:] and not is_prose(answer):
