@@ -144,8 +144,8 @@ def table_of(result: Mapping) -> str:
                 (f"{one['mean']:+.1f}", _edges(one["over_seeds"]), _edges(one["bootstrap"])) if one else ("", "", "")
             )
             lines.append(f"| {arm} | {group} | {entry['accuracy']['mean']:.1f} | {' | '.join(cells)} |")
-    claimed = result["arms"].get("fre_text", {}).get("image, trained")
-    said = verdict(claimed["advantage"]["over_seeds"]) if claimed else "not tested"
+    claims = [one["image, trained"]["advantage"] for arm, one in result["arms"].items() if arm.endswith("fre_text")]
+    said = ", ".join(verdict(claim["over_seeds"]) for claim in claims) or "not tested"
     return "\n".join([f"FRE on text before MGT against direct RL, {result['seeds']} seeds: {said}.", "", *lines, ""])
 
 
