@@ -125,7 +125,7 @@ def _generate(
         config.data,
         split=config.split,
         max_rows=config.max_rows,
-        reading=row_reading(config),
+        reading=row_reading(config, asked_only=True),
         answer_required=config.reward is not None,
         bad_rows="skip",
     )
@@ -168,7 +168,7 @@ def _score_given(
         config.data,
         split=config.split,
         max_rows=config.max_rows,
-        reading=row_reading(config),
+        reading=row_reading(config, asked_only=True),
         count_tokens=_token_counter(config),
     )
     first = log.open(kept, overwrite=config.overwrite, flag="--output")

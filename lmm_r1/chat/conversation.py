@@ -89,10 +89,10 @@ class Conversation:
         return sum(message.role == USER for message in self.messages)
 
     def set_system(self, text: str | None) -> None:
-        """Replace the system prompt and keep the turns; None or a blank text removes it."""
+        """Replace the system prompt and keep the turns; None removes it, and a blank text asks for none at all."""
         before = len(self.messages)
         turns = self.messages[0 if self.system is None else 1 :]
-        prompt = [] if text is None or not text.strip() else [Message(role=SYSTEM, parts=(TextPart(text),))]
+        prompt = [] if text is None else [Message(role=SYSTEM, parts=(TextPart(text),))]
         self.messages = [*prompt, *turns]
         self.stopped = {place + len(self.messages) - before for place in self.stopped}
 
@@ -171,7 +171,7 @@ def save(path: Path, conversation: Conversation, *, sampling: ChatSampling, mode
 def load(path: Path) -> SavedConversation:
     """Return a saved conversation, or any row that ends with an answer; raises UserError for any other file."""
     fields, location, base_dir = _only_record(path)
-    row = parse_row(fields, location=location, base_dir=base_dir, answer_required=False)
+    row = parse_row(fields, location=location, base_dir=base_dir, answer_required=False, asked_only=True)
     for image in images_of(row.messages):
         check_image_exists(image, location=location)
     for video in videos_of(row.messages):

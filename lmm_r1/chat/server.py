@@ -9,16 +9,16 @@ import logging
 import time
 import uuid
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from lmm_r1.chat.chat_model import ChatModel
 from lmm_r1.data.messages import Row
@@ -194,16 +194,52 @@ READERS = 4
 _LOCATION = "messages"
 
 
-class StreamOptions(BaseModel):
+# Fields that change no answer here, whatever their value.
+_IDLE = frozenset(
+    "user metadata store service_tier parallel_tool_calls prompt_cache_key prompt_cache_retention safety_identifier "
+    "request_id priority include_obfuscation".split()
+)
+# The values of other fields that ask for what is done anyway.
+_HARMLESS: Mapping[str, tuple[object, ...]] = {
+    "tool_choice": ("none", "auto"),
+    "function_call": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "verbosity": ("medium",),
+    **dict.fromkeys(("best_of", "repetition_penalty", "length_penalty", "typical_p"), (1,)),
+    **dict.fromkeys(("min_p", "min_tokens", "no_repeat_ngram_size"), (0,)),
+    **dict.fromkeys(("add_generation_prompt", "skip_special_tokens", "spaces_between_special_tokens"), (True,)),
+    **dict.fromkeys(("echo", "ignore_eos", "use_beam_search", "add_special_tokens", "return_token_ids"), (False,)),
+    **dict.fromkeys(("continue_final_message", "include_stop_str_in_output", "continuous_usage_stats"), (False,)),
+}
+
+
+class _Fields(BaseModel):
+    """Fields of the API; null, an empty list or object, and harmless values ask for nothing, as in OpenAI's API."""
+
     model_config = ConfigDict(extra="forbid")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _asking(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        asking = {}
+        for name, value in given.items():
+            if isinstance(value, dict):
+                value = {key: one for key, one in value.items() if one is not None}
+            harmless = () if name in cls.model_fields else ([], {}, *_HARMLESS.get(name, ()))
+            if name not in _IDLE and value not in (None, *harmless):
+                asking[name] = value
+        return asking
+
+
+class StreamOptions(_Fields):
     include_usage: bool = False
 
 
-class ChatRequest(BaseModel):
+class ChatRequest(_Fields):
     """The supported fields of OpenAI's chat API; others are refused by name, because they would change the answer."""
-
-    model_config = ConfigDict(extra="forbid")
 
     model: str
     messages: list[dict[str, Any]] = Field(min_length=1)
@@ -213,23 +249,19 @@ class ChatRequest(BaseModel):
     n: int = Field(default=1, ge=1)
     max_tokens: int | None = Field(default=None, ge=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    seed: int | None = Field(default=None, ge=0, lt=2**63)
-    stop: str | list[str] | None = Field(default=None, max_length=64)
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
+    stop: str | Annotated[list[str], Field(max_length=64)] = ""
     frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
     presence_penalty: float = Field(default=0.0, ge=-2, le=2)
-    logprobs: bool | None = None
-    top_logprobs: int | None = Field(default=None, ge=0, le=20)
-    # These do not affect the answer.
-    user: str | None = None
-    metadata: dict[str, Any] | None = None
-    store: bool | None = None
+    logprobs: bool = False
+    top_logprobs: int = Field(default=0, ge=0, le=20)
 
     @property
     def sampling(self) -> SamplingSettings:
         """The settings without the server's longest answer."""
-        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        stops = [self.stop] if isinstance(self.stop, str) else self.stop
         return SamplingSettings(
             n_samples=self.n,
             temperature=self.temperature,
@@ -237,10 +269,11 @@ class ChatRequest(BaseModel):
             max_new_tokens=self.max_completion_tokens or self.max_tokens,
             top_k=self.top_k or -1,
             stops=tuple(filter(None, stops)),
-            seed=self.seed,
+            # A negative seed is OpenAI's, but not the engines'; further samples count up from it.
+            seed=None if self.seed is None else self.seed % 2**62,
             frequency_penalty=self.frequency_penalty,
             presence_penalty=self.presence_penalty,
-            logprobs=(self.top_logprobs or 0) if self.logprobs else None,
+            logprobs=self.top_logprobs if self.logprobs else None,
         )
 
 
@@ -299,14 +332,14 @@ class ChatService:
             record.rollouts = sampler.rollouts(chats, [LoggedAnswer(response=one.text) for one in outcome.completions])
             return outcome
 
-        completion = CompletionForm(model=self.name, has_log_probs=bool(request.logprobs))
+        completion = CompletionForm(model=self.name, has_log_probs=request.logprobs)
         if not request.stream:
             return completion.whole(answered(await self.model.answer(row, sampling)))
         events = self.model.stream(row, sampling)
         first = await anext(events)
         if isinstance(first, Outcome):
             answered(first)
-        has_usage = request.stream_options is not None and request.stream_options.include_usage
+        has_usage = request.stream_options.include_usage
         return completion.streamed(first, events, answered=answered, choices=request.n, has_usage=has_usage)
 
     def _read(self, body: bytes) -> tuple[ChatRequest, Row]:
@@ -328,8 +361,6 @@ class ChatService:
             raise RefusedChat(400, f"n {request.n} is more than --max_request_items {self._max_choices}")
         if request.top_logprobs and not request.logprobs:
             raise RefusedChat(400, "top_logprobs needs logprobs: true")
-        if request.stream_options is not None and not request.stream:
-            raise RefusedChat(400, "stream_options needs stream: true")
         defaults = ChatRequest(model=request.model, messages=request.messages).sampling
         for name in sorted(self.model.model.engine.not_supported):
             if getattr(request.sampling, name) != getattr(defaults, name):

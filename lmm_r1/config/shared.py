@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
@@ -63,9 +63,10 @@ class RowsConfig(RowReadingConfig):
     """Column with the right answer; None takes the format's, `answer` or `solution`."""
 
 
-def row_reading(config: RowsConfig, *, prefix: str = "--") -> RowReading:
+def row_reading(config: RowsConfig, *, prefix: str = "--", asked_only: bool = False) -> RowReading:
     """Return how the flags say that rows of prompts are read; takes and raises what `named_reading` does."""
-    return named_reading(config, prompt=config.input_key, answer=config.label_key, prefix=prefix)
+    reading = named_reading(config, prompt=config.input_key, answer=config.label_key, prefix=prefix)
+    return replace(reading, names=replace(reading.names, asked_only=asked_only))
 
 
 def named_reading(

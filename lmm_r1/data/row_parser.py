@@ -9,6 +9,7 @@ import math
 import numbers
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -23,6 +24,7 @@ from lmm_r1.data.formats.row_format import (
     LevelFile,
     RowFields,
     RowFormat,
+    is_empty,
     is_media,
     media_entries,
 )
@@ -76,6 +78,7 @@ def parse_row(
     image_key: str = "images",
     video_key: str = "videos",
     answer_required: bool = True,
+    asked_only: bool = False,
     roots: Sequence[Path] | None = None,
 ) -> Row:
     """Return the validated row of a record in this project's own format; relative paths start at `base_dir`.
@@ -88,13 +91,14 @@ def parse_row(
             template to plain prompts.
         image_key: the field with the images for `<image>` tags and for image parts without a source, in order.
         video_key: the same for videos and `<video>` tags; an entry is a path or a list of frame images.
+        asked_only: as in `ColumnNames`.
         roots: the folders below which files may be named; None takes those of `media_roots`.
 
     Raises:
         UserError: the record breaks the schema; the message begins with `location`.
     """
     names = ColumnNames(prompt=message_key, response=output_key, answer=answer_key, images=image_key, videos=video_key)
-    columns = Columns(record, location=location, names=names)
+    columns = Columns(record, location=location, names=replace(names, asked_only=asked_only))
     return read_row(
         OWN, columns, base_dir, answer_required=answer_required, plain_template=plain_template, roots=roots
     )
@@ -192,6 +196,8 @@ class RecordParser:
         self.prompt_column = columns.prompt_column
         self.images = _MediaField("image", key=fields.images.name, entries=media_entries(fields.images))
         self.videos = _MediaField("video", key=fields.videos.name, entries=media_entries(fields.videos))
+        unfilled = not self.images.entries and not self.videos.entries and all(map(is_empty, columns.rest().values()))
+        self._tags_are_text = self.names.asked_only and unfilled
         self._media: list[tuple[ImagePart | VideoPart, str]] = []
 
     def fail(self, sentence: str) -> NoReturn:
@@ -260,18 +266,21 @@ class RecordParser:
                 f'{where} ({role}) has "{beside[0]}", which is not read; write it into the content, or remove it'
             )
         content = item.get("content")
+        if self.names.asked_only and role == "assistant":
+            content = content or ""
         if isinstance(content, str):
             parts = [TextPart(content)] if role == "assistant" else self.tagged(content)
         elif isinstance(content, Sequence) and not isinstance(content, bytes):
             parts = [self.part(part, where=f"{where}, part {number}") for number, part in enumerate(content, start=1)]
         else:
             self.fail(f'{where} ({role}) needs a "content" that is text or a list of parts')
-        if not any(not isinstance(part, TextPart) or part.text.strip() for part in parts):
+        filled = any(not isinstance(part, TextPart) or part.text.strip() for part in parts)
+        if not filled and role != "system" and not self.names.asked_only:
             self.fail(f"{where} ({role}) is empty")
         for part in parts:
             if isinstance(part, TextPart):
                 self.check_characters(part.text, where=f"{where} ({role})")
-        return Message(role=role, parts=tuple(parts))
+        return Message(role=role, parts=tuple(parts or [TextPart("")]))
 
     def check_characters(self, text: str, *, where: str) -> None:
         """Raise UserError for a lone surrogate, which would end a training with a traceback."""
@@ -281,7 +290,7 @@ class RecordParser:
 
     def tagged(self, text: str) -> list[Part]:
         """Replace tags by media: `"<image>\\nFind x."` → the next image, then the text `"Find x."`."""
-        if _TAGS.search(text) is None:
+        if _TAGS.search(text) is None or self._tags_are_text:
             return [TextPart(text)]
         parts: list[Part] = []
         for piece in _TAGS.split(text):

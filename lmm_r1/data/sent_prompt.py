@@ -41,7 +41,7 @@ class MediaAccess:
         if messages is None:
             return None
         record = {"messages": messages}
-        row = parse_row(record, location=location, base_dir=Path("/"), message_key="messages", answer_required=False)
+        row = parse_row(record, location=location, base_dir=Path("/"), answer_required=False, asked_only=True)
         return replace(
             row,
             messages=tuple(

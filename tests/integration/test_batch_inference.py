@@ -114,6 +114,18 @@ def test_rows_that_cannot_be_used_are_counted_and_listed_at_the_end(greedy, rows
     assert listed[2].startswith(f"  {rows} line {MISSING + 1}: no image file")
 
 
+def test_rows_are_answered_whose_turns_are_empty_or_whose_user_typed_a_tag(demo, tmp_path):
+    turns = [("system", ""), ("user", "3?"), ("assistant", ""), ("user", "What is <image>?")]
+    asked = {"messages": [{"role": role, "content": content} for role, content in turns]}
+    # Another column may hold the image.
+    data = write_rows(tmp_path, asked, asked | {"picture": "a.png"})
+    ended = run(command(demo, data, tmp_path / "out.jsonl", eval_task="generate"), cwd=tmp_path)
+    [done] = records(tmp_path / "out.jsonl")
+    tag = {"role": "user", "content": [{"type": "text", "text": "What is <image>?"}]}
+    assert done["prompt"] == [*asked["messages"][:3], tag]
+    assert f'{data} line 2: more "<image>" places in "messages" than the 0 images' in ended.stderr
+
+
 def test_killed_three_times_at_random_it_ends_with_the_rows_of_an_uninterrupted_run(demo, rows, greedy, tmp_path):
     output = tmp_path / "out.jsonl"
     # Two rows at a time, so that there is something to interrupt.

@@ -35,6 +35,8 @@ class ColumnNames:
     """Not a column: the text after every step of a text with steps."""
     step_flag: str = "--step_tag"
     """Not a column: the command's flag for `step_tag`, for messages."""
+    asked_only: bool = False
+    """Not a column: nothing is trained on the rows, so a turn may be empty, and a tag is text if no column can fill it."""
     prefix: str = field(default="--data.", compare=False)
     """Not a column: how the command's flags about rows begin, for messages."""
     prompt_key: str = field(default="input_key", compare=False)

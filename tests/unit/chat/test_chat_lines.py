@@ -216,10 +216,10 @@ def test_settings_are_checked_and_reach_the_engine():
 
 
 def test_the_system_prompt_is_shown_changed_and_taken_away():
-    session = chat(system=" ")
+    session = chat(system="")
     enter(session, "/system", "/system Be brief.", "/system", '/system ""')
     assert session.screen.said == [
-        "no system prompt, except for what the checkpoint's chat template may add",
+        'system prompt: \n(/system "" removes it)',
         'system prompt: Be brief.\n(/system "" removes it)',
         'system prompt: Be brief.\n(/system "" removes it)',
         "no system prompt, except for what the checkpoint's chat template may add",

@@ -6,7 +6,7 @@ from helpers.conversations import load_rows
 from helpers.tables import table
 from PIL import Image
 
-from lmm_r1.chat.conversation import ChatSampling, Conversation, load, save, saved_path
+from lmm_r1.chat.conversation import ChatSampling, Conversation, load, save, saved_path, text_of
 from lmm_r1.data.messages import ImagePart, Message, TextPart
 from lmm_r1.errors import UserError
 
@@ -50,9 +50,12 @@ def test_a_conversation_comes_back_as_it_was_saved(tmp_path, conversation, name)
 
 def test_any_row_that_ends_with_an_answer_can_be_loaded(tmp_path):
     path = tmp_path / "row.jsonl"
-    path.write_text(json.dumps({"message": json.dumps([QUESTION, ANSWER]), "answer": "2"}))
+    empty = [{"role": role, "content": ""} for role in ("system", "user", "assistant")]
+    asked = [*empty, QUESTION | {"content": "What is <image>?"}, ANSWER]
+    path.write_text(json.dumps({"message": json.dumps(asked), "answer": "2"}))
     saved = load(path)
-    assert (len(saved.conversation.messages), saved.settings, saved.model) == (2, {}, None)
+    assert [text_of(said) for said in saved.conversation.messages] == ["", "", "", "What is <image>?", "2"]
+    assert (saved.settings, saved.model) == ({}, None)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import pickle
 from pathlib import Path
 
 import pytest
+from helpers.conversations import message
 from helpers.tables import table
 from PIL import Image
 
@@ -305,6 +306,11 @@ def test_a_missing_or_unusable_answer_is_an_error(fields, sentence):
     with pytest.raises(UserError, match="^rows.jsonl line 7: ") as raised:
         parse({"messages": [{"role": "user", "content": "Hi"}], **fields})
     assert sentence in str(raised.value)
+
+
+def test_an_empty_system_turn_is_kept_because_it_switches_off_a_default_one():
+    turns = [{"role": "system", "content": ""}, {"role": "user", "content": "Hi"}]
+    assert parse({"messages": turns, "answer": "4"}).messages[0] == message("system", "")
 
 
 def test_an_answer_may_be_missing_where_none_is_required():
