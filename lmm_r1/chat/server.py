@@ -115,23 +115,20 @@ class ServedModel:
 
     async def answer(self, row: Row, sampling: SamplingSettings) -> Outcome:
         """Return the outcome of a conversation; cancelling it frees its place. Raises as `stream`."""
-        async with aclosing(self._events(row, sampling, streams=False)) as events:
+        async with aclosing(self.stream(row, sampling, in_pieces=False)) as events:
             outcome = await anext(events)
         assert isinstance(outcome, Outcome)
         return outcome
 
-    def stream(self, row: Row, sampling: SamplingSettings) -> AsyncGenerator[TextPiece | Outcome, None]:
+    async def stream(
+        self, row: Row, sampling: SamplingSettings, *, in_pieces: bool = True
+    ) -> AsyncGenerator[TextPiece | Outcome, None]:
         """Yield the pieces of the responses to a conversation, then its outcome; leaving early frees its place.
 
         Raises:
             PoolUnavailable: too many wait, or the server is stopping.
             EngineFailed: the engine failed.
         """
-        return self._events(row, sampling, streams=True)
-
-    async def _events(
-        self, row: Row, sampling: SamplingSettings, *, streams: bool
-    ) -> AsyncGenerator[TextPiece | Outcome, None]:
         if self._is_refusing:
             raise PoolUnavailable(STOPPING, retry_after_seconds=1)
         check_room(
@@ -142,7 +139,7 @@ class ServedModel:
             retry_after_seconds=1.0,
         )
         job = _QueuedChat(asked=Asked(row=row, sampling=sampling), events=asyncio.Queue())
-        if streams:
+        if in_pieces:
             job.asked = replace(job.asked, on_piece=partial(self._send, job))
         self._open.add(job)
         self._waiting.append(job)
@@ -192,25 +189,19 @@ class ServedModel:
 READERS = 4
 """Threads that read messages and fetch images, to not block the event loop or the engine."""
 _LOCATION = "messages"
-
-
-# Fields that change no answer here, whatever their value.
+# Fields that change no answer here, whatever their value; and values of others that ask for what is done anyway.
 _IDLE = frozenset(
     "user metadata store service_tier parallel_tool_calls prompt_cache_key prompt_cache_retention safety_identifier "
     "request_id priority include_obfuscation".split()
 )
-# The values of other fields that ask for what is done anyway.
 _HARMLESS: Mapping[str, tuple[object, ...]] = {
-    "tool_choice": ("none", "auto"),
-    "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
-    "modalities": (["text"],),
-    "verbosity": ("medium",),
-    **dict.fromkeys(("best_of", "repetition_penalty", "length_penalty", "typical_p"), (1,)),
+    **dict.fromkeys(("tool_choice", "function_call"), ("none", "auto")),
+    **{"response_format": ({"type": "text"},), "modalities": (["text"],), "verbosity": ("medium",)},
+    **dict.fromkeys(("best_of", "repetition_penalty", "length_penalty"), (1,)),
     **dict.fromkeys(("min_p", "min_tokens", "no_repeat_ngram_size"), (0,)),
     **dict.fromkeys(("add_generation_prompt", "skip_special_tokens", "spaces_between_special_tokens"), (True,)),
-    **dict.fromkeys(("echo", "ignore_eos", "use_beam_search", "add_special_tokens", "return_token_ids"), (False,)),
-    **dict.fromkeys(("continue_final_message", "include_stop_str_in_output", "continuous_usage_stats"), (False,)),
+    **dict.fromkeys(("echo", "ignore_eos", "use_beam_search", "include_stop_str_in_output"), (False,)),
+    **dict.fromkeys(("continue_final_message", "add_special_tokens", "continuous_usage_stats"), (False,)),
 }
 
 
@@ -222,10 +213,8 @@ class _Fields(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _asking(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
         asking = {}
-        for name, value in given.items():
+        for name, value in (given if isinstance(given, dict) else {}).items():
             if isinstance(value, dict):
                 value = {key: one for key, one in value.items() if one is not None}
             harmless = () if name in cls.model_fields else ([], {}, *_HARMLESS.get(name, ()))
@@ -269,8 +258,7 @@ class ChatRequest(_Fields):
             max_new_tokens=self.max_completion_tokens or self.max_tokens,
             top_k=self.top_k or -1,
             stops=tuple(filter(None, stops)),
-            # A negative seed is OpenAI's, but not the engines'; further samples count up from it.
-            seed=None if self.seed is None else self.seed % 2**62,
+            seed=None if self.seed is None else self.seed % 2**62,  # OpenAI's may be negative, the engines' not
             frequency_penalty=self.frequency_penalty,
             presence_penalty=self.presence_penalty,
             logprobs=self.top_logprobs if self.logprobs else None,
@@ -339,8 +327,7 @@ class ChatService:
         first = await anext(events)
         if isinstance(first, Outcome):
             answered(first)
-        has_usage = request.stream_options.include_usage
-        return completion.streamed(first, events, answered=answered, choices=request.n, has_usage=has_usage)
+        return completion.streamed(first, events, answered=answered, request=request)
 
     def _read(self, body: bytes) -> tuple[ChatRequest, Row]:
         try:
@@ -401,11 +388,10 @@ class CompletionForm:
         events: AsyncGenerator[TextPiece | Outcome, None],
         *,
         answered: Callable[[Outcome], Outcome],
-        choices: int,
-        has_usage: bool,
+        request: ChatRequest,
     ) -> AsyncIterator[str]:
         """Yield the server-sent events; a failure is the last of them, as the API has it."""
-        for place in range(choices):
+        for place in range(request.n):
             yield self._event(place, {"role": "assistant", "content": ""})
         async with aclosing(events):
             try:
@@ -419,7 +405,7 @@ class CompletionForm:
                 return
         for place, one in enumerate(outcome.completions):
             yield self._event(place, {}, finish_reason=_finish_reason(one))
-        if has_usage:
+        if request.stream_options.include_usage:
             yield _sent({**self._chunk, "choices": [], "usage": _usage(outcome)})
         yield "data: [DONE]\n\n"
 
