@@ -84,11 +84,11 @@ def _lengths(given: Given) -> Results:
 
 def _reward_model(given: Given) -> Results:
     models = given.text("reward_pretrain")
-    if models is None:
+    if models is None or given["remote_rm_url"] is not None:
+        yield from idle(given, "only the rewards of a model are normalized, as there", "normalize_reward")
+        yield from idle(given, "--reward.remote_url gives the rewards", *(["reward_pretrain"] if models else []))
         return
-    if given["remote_rm_url"] is not None:
-        yield lacks("reward_pretrain", "--reward.remote_url gives the rewards")
-        return
+    yield Flag("reward.normalize_enable", given.switch("normalize_reward"))
     first, *others = models.split(",")
     yield Flag("reward.model_name_or_path", first)
     if others:

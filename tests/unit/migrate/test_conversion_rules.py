@@ -311,7 +311,7 @@ def test_without_dynamic_batching_passes_are_counted_in_samples():
 
 
 def test_validation_samples_as_training_does_unless_it_is_told_otherwise():
-    flags, _ = easyr1(worker__rollout__n=6, worker__rollout__temperature=0.9)
+    flags, _ = easyr1(worker__rollout__n=6, worker__rollout__temperature=0.9, data__val_files="held_out")
     assert (flags["eval.n_samples_per_prompt"], flags["eval.temperature"]) == (6, 0.9)
 
 
