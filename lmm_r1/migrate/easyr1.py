@@ -416,9 +416,8 @@ def _records(given: Given) -> Results:
     limit = -1 if given["trainer.save_limit"] is None else given.whole("trainer.save_limit")
     yield Flag("ckpt.max_num", KEEP_ALL if limit < 0 else limit)
     if given.switch("trainer.save_model_only"):
-        yield Flag("ckpt.disable_ds", True)
         yield Flag("ckpt.save_hf", True)
-        yield differs("trainer.save_model_only", "a stopped run cannot be resumed")
+        yield differs("trainer.save_model_only", "each checkpoint has the model, and what a stopped run resumes from")
 
 
 _RULES: tuple[Rule, ...] = (

@@ -123,9 +123,8 @@ def _checkpoints(given: Given) -> Results:
     limit = given["save_total_limit"]
     yield Flag("ckpt.max_num", KEEP_ALL if limit is None or limit == -1 else limit)
     if given["save_only_model"] is True:
-        yield Flag("ckpt.disable_ds", True)
         yield Flag("ckpt.save_hf", True)
-        yield differs("save_only_model", "a stopped run cannot be resumed then")
+        yield differs("save_only_model", "each checkpoint has the model, and what a stopped run resumes from")
     if given["push_to_hub"] is True:
         repository = given.text("hub_model_id")
         if repository is not None and "/" in repository:

@@ -358,6 +358,10 @@ def convert(
 
 _NEEDS: tuple[tuple[str, str, Callable[[Any], bool], str], ...] = (
     ("critic.", "algo.advantage.estimator", "gae".__eq__, "only gae has a critic"),
+    ("algo.advantage.lambd", "algo.advantage.estimator", "gae".__eq__, "only gae has a lambda"),
+    ("ref.offload", "algo.kl.init_coef", bool, "without a KL there is no reference model"),
+    ("ref.offload", "ds.zero_stage", (3).__eq__, "--ds.zero_stage 3 moves it"),
+    ("logger.wandb.group", "logger.trackers", bool, "there is no tracker"),
     ("algo.kl.", "algo.kl.init_coef", bool, "without a weight there is no KL"),
     ("algo.dynamic_filtering_", "algo.dynamic_filtering_enable", bool, "nothing is filtered"),
     ("ds.lora.", "ds.lora.rank", bool, "it has no effect without adapters"),

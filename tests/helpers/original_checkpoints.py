@@ -98,6 +98,7 @@ EASYR1_SCRIPTS: dict[str, tuple[str, dict[str, object], set[str]]] = {
             "algo.kl.init_coef": 0.0,
             "algo.kl.use_loss": None,
             "algo.kl.estimator": None,
+            "ref.offload": None,
             "algo.dynamic_filtering_enable": True,
             "train.num_episodes": 10,
         },
@@ -112,7 +113,7 @@ EASYR1_SCRIPTS: dict[str, tuple[str, dict[str, object], set[str]]] = {
         GEO3K_FLAGS
         | {"actor.eps_clip_low_high": [0.2, 0.28], "algo.kl.init_coef": 0.0, "algo.dynamic_filtering_enable": True}
         | {"algo.dynamic_filtering_max_batches": 20, "algo.dynamic_filtering_range": [0.01, 0.99]}
-        | {"algo.kl.use_loss": None, "algo.kl.estimator": None},
+        | {"algo.kl.use_loss": None, "algo.kl.estimator": None, "ref.offload": None},
         set(),
     ),
     "qwen2_5_vl_7b_geo3k_gspo": (
@@ -121,7 +122,7 @@ EASYR1_SCRIPTS: dict[str, tuple[str, dict[str, object], set[str]]] = {
         GEO3K_FLAGS
         | {"actor.policy_loss_type": "gspo_token", "actor.loss_agg_mode": "seq-mean-token-mean"}
         | {"actor.eps_clip_low_high": [3e-4, 4e-4]}
-        | {"algo.kl.init_coef": 0.0, "algo.kl.use_loss": None, "algo.kl.estimator": None},
+        | {"algo.kl.init_coef": 0.0, "algo.kl.use_loss": None, "algo.kl.estimator": None, "ref.offload": None},
         set(),
     ),
     "qwen2_5_vl_7b_geo3k_cispo": (
@@ -242,7 +243,7 @@ LMM_R1_SCRIPTS: dict[str, tuple[str, str, float, str, dict[str, object]]] = {
         | {"rollout.batch_size": 128, "train.batch_size": 128, "train.num_episodes": 4, "ckpt.save_steps": 5}
         | {"rollout.max_new_tokens": 8196, "data.max_len": 12292, "algo.kl.init_coef": 0, "critic.adam.lr": 5e-6}
         | {"actor.freeze_visual_encoder": True, "data.label_key": None, "ckpt.load_enable": None}
-        | {"logger.trackers": None, "logger.wandb.group": "hyper_para_search", **CLIPPED},
+        | {"logger.trackers": None, "logger.wandb.group": None, **CLIPPED},
     ),
 }
 

@@ -48,6 +48,13 @@ def test_rows_of_a_copy_are_written_and_what_is_left_out_or_unchecked_is_said(tm
     out, err = capsys.readouterr()
     assert f"{tmp_path / 'out'} holds 2 rows and 1 image of mathv360k already" in out
     assert "1 row was left out" in err
+    # As a stage script asks for the rows, which does not know of the copy; another copy makes other rows.
+    with pytest.raises(SystemExit):
+        main(["mathv360k", "--output", str(tmp_path / "out")])
+    assert "holds 2 rows and 1 image of mathv360k already" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["mathv360k", "--source", str(tmp_path), "--output", str(tmp_path / "out")])
+    assert "was made with another origin" in capsys.readouterr().err
 
 
 def test_filtered_rows_and_another_number_of_rows_are_said(tmp_path, capsys):
