@@ -167,17 +167,15 @@ def parse_flags(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> 
     return args
 
 
-_NO_ROWS = "is not needed: a request brings the prompt and the label, whose column the run names (its --data.label_key)"
+_NO_ROWS = (
+    "is not needed: a request brings the prompt and the label, whose column the run names (its --data.label_key)"
+)
 _FORMER = {
     "--dataset": _NO_ROWS,
     "--input-key": _NO_ROWS,
     "--prompt-template": "is not needed: the response is found with the chat templates of all models",
     "--log-file": "is --access-log here",
     "--disable-format-reward": "is --format-weight 0 of `lmm-r1 serve_verifier math`",
-    "--flash-attn": "is not needed: the fastest attention that is installed is used",
-    "--load-in-4bit": "is not available: weights have the precision of --dtype",
-    "--use-ms": "is not available: models come from the Hugging Face Hub",
-    "--disable-fast-tokenizer": "is not needed: transformers 5 has one tokenizer for each model",
 }
 """Flags of the reward servers of LMM-R1 and OpenRLHF, and what to do instead."""
 

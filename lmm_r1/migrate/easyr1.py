@@ -378,21 +378,11 @@ _SHARED = (
 
 def _critic(given: Given) -> Results:
     """Convert the critic's own settings; it is trained on the policy's batches."""
-    own = names_of("critic")
     has_critic = given.text("algorithm.adv_estimator") == "gae"
-    if has_critic:
-        yield Flag("critic.lr_scheduler", "constant_with_warmup")
-    for name in (*own, *_SHARED):
-        setting = f"worker.critic.{name}"
-        if not given.has(setting):
-            if has_critic and given[setting] is not None:
-                yield Flag(own[name], given[setting])
-        elif not has_critic:
-            yield lacks(setting, "only gae has a critic")
-        elif name in own:
-            yield Flag(own[name], given[setting])
-        elif given[setting] != given[f"worker.actor.{name}"]:
-            yield lacks(setting, f"the critic shares worker.actor.{name}")
+    yield Flag("critic.lr_scheduler", "constant_with_warmup")
+    for name in _SHARED:
+        if given.has(setting := f"worker.critic.{name}") and given[setting] != given[f"worker.actor.{name}"]:
+            yield lacks(setting, f"the critic shares worker.actor.{name}" if has_critic else "only gae has a critic")
     warmup = given.whole("trainer.critic_warmup")
     if warmup and not has_critic:
         yield lacks("trainer.critic_warmup", "only gae has a critic")

@@ -240,29 +240,25 @@ def adapter(names: str, *, enabled: Callable[[Given], bool]) -> Rule:
     return rule
 
 
-def frozen_tower(tower: str, projector: str, *, method: str, model: str) -> Rule:
-    """Return the rule of vision towers, which are frozen unless a file says otherwise.
+def frozen_tower(names: str, *, model: str) -> Rule:
+    """Return the rule of a vision tower and its projector, which full training freezes by default.
 
     Args:
-        tower, projector, method: the arguments that freeze each of the two, and that chooses full training or adapters.
+        names: of the arguments that freeze them, and that chooses full training or adapters.
         model: our group of the trained model.
     """
+    tower, projector, method = names.split()
 
     def rule(given: Given) -> Results:
-        frozen = [given[name] is not False for name in (tower, projector)]
-        if given[method] != "full":
-            if not frozen[0]:
-                yield lacks(tower, "only the language model gets adapters")
-        elif all(frozen):
+        frozen, full = [given[name] is not False for name in (tower, projector)], given[method] == "full"
+        if full and all(frozen):
             yield Flag(f"{model}.freeze_visual_encoder", True)
             yield derived(
-                tower,
-                f"tower and projector are frozen; leave --{model}.freeze_visual_encoder out if the model has none",
+                tower, f"--{model}.freeze_visual_encoder freezes both; leave it out for a model without them"
             )
-        elif any(frozen):
-            yield lacks(
-                f"{tower}, {projector}", f"both are frozen or trained; --{model}.freeze_prefix freezes weights by name"
-            )
+        elif not all(frozen) and (any(frozen) or not full):
+            only = f"--{model}.freeze_prefix freezes one of them" if full else "only the language model gets adapters"
+            yield lacks(f"{tower}, {projector}", only)
 
     return rule
 
@@ -281,15 +277,10 @@ def rewards(name: str) -> Rule:
         known = [SCORED_BY_NAME[one] for one in functions if SCORED_BY_NAME.get(one)]
         own = [one for one in functions if one not in SCORED_BY_NAME]
         weights = {"accuracy": 0.0, "format": 0.0}
-        given_weights = listed(given["reward_weights"]) if given["reward_weights"] else [1.0] * len(functions)
-        for one, weight in zip(functions, given_weights, strict=False):
+        for one, weight in zip(functions, listed(given["reward_weights"] or [1.0] * len(functions)), strict=False):
             weights["accuracy" if SCORED_BY_NAME.get(one) else "format"] += float(str(weight))
-        told = (
-            ""
-            if own or not functions
-            else ":" + ",".join(f"{part}_weight={value:g}" for part, value in weights.items())
-        )
-        yield Flag("reward.remote_url", (known[0] if known else DEFAULT_VERIFIER) + told)
+        told = ",".join(f"{part}_weight={value:g}" for part, value in weights.items() if functions and not own)
+        yield Flag("reward.remote_url", (known[0] if known else DEFAULT_VERIFIER) + (told and f":{told}"))
         what = f"{', '.join(own)}: functions of the script are not read" if own else "its rewards are in the script"
         if own or not functions:
             yield differs(
@@ -375,20 +366,12 @@ def sequence_lengths(given: Given) -> Results:
     )
 
 
-def _r1_v_rows(given: Given) -> Results:
-    """The words around a question, and the sampling of Hugging Face's own generation, which R1-V leaves as it is."""
-    yield Flag("data.prompt_template", R1_V_TEMPLATE)
-    yield derived(
-        "dataset_name", "--data.prompt_template has the words of R1-V's script around a question with an image"
-    )
+def _r1_v_sampling(given: Given) -> Results:
+    """Without vLLM, the trainer fixes the temperature and leaves the rest to transformers' GenerationConfig."""
     if not given["use_vllm"]:
         yield Flag("rollout.temperature", 1.0)
-        yield Flag("rollout.top_k", _HUGGING_FACE_TOP_K)
+        yield Flag("rollout.top_k", 50)
 
-
-R1_V_TEMPLATE = "{{ content }}  Output the thinking process in <think> </think> and final answer (number) in <answer> </answer> tags."
-_HUGGING_FACE_TOP_K = 50
-"""What transformers' GenerationConfig samples from by default."""
 
 GRPO_RULES: tuple[Rule, ...] = (sequence_lengths, policy, rewards("reward_funcs"))
 GRPO = settings_of("grpo")
@@ -401,34 +384,33 @@ _EVALUATION = evaluation("dataset_test_name", split="dataset_test_split")
 
 def _trained_tokens(given: Given) -> Results:
     """Which tokens of a conversation are trained on: all, by default, in TRL."""
-    if given["completion_only_loss"] is False and not given["assistant_only_loss"]:
-        yield Flag("model.pretrain_mode_enable", True)
-    elif not given["assistant_only_loss"]:
-        yield differs(
-            "assistant_only_loss",
-            "without it TRL trains on all tokens of rows of messages, as --model.pretrain_mode_enable does; here it is "
-            "the assistant's turns",
-        )
+    if not given["assistant_only_loss"]:
+        what = "the assistant's turns are trained on; without it TRL trains on all tokens of rows of messages"
+        yield differs("assistant_only_loss", f"{what}, as --model.pretrain_mode_enable does")
 
 
-def _supervised(command: Command, *, lr: float, groups: str = "", rules: tuple[Rule, ...] = ()) -> Table:
+def _supervised(command: Command, *, lr: float, groups: str = "") -> Table:
     return Table(
         system="TRL",
         command=command,
         settings=(*trainer_settings(command, lr=lr), *settings_of(f"trl_supervised trl_data trl_lora {groups}")),
-        rules=(*trainer_rules(command), batch, _ADAPTER, _EVALUATION, *rules),
+        rules=(
+            *trainer_rules(command),
+            batch,
+            _ADAPTER,
+            _EVALUATION,
+            *((_trained_tokens,) if groups == "trl_sft" else ()),
+        ),
         names=names_of("trl_names"),
         prefix="--",
     )
 
 
-def _grpo(system: str, *, counts_prompts: bool, rules: tuple[Rule, ...] = (), **defaults: object) -> Table:
+def _grpo(
+    system: str, *, counts_prompts: bool, groups: str = "", rules: tuple[Rule, ...] = (), **defaults: object
+) -> Table:
     command: Command = "train_ppo_ray"
-    own = (
-        *trainer_settings(command, lr=1e-6),
-        *settings_of("trl_grpo trl_data trl_lora"),
-        *GRPO,
-    )
+    own = (*trainer_settings(command, lr=1e-6), *settings_of(f"trl_grpo trl_data trl_lora {groups}"), *GRPO)
     return Table(
         system=system,
         command=command,
@@ -443,11 +425,11 @@ def _grpo(system: str, *, counts_prompts: bool, rules: tuple[Rule, ...] = (), **
 
 
 TRL: Mapping[str, Table] = {
-    "sft": _supervised("train_sft", lr=2e-5, groups="trl_sft", rules=(_trained_tokens,)),
+    "sft": _supervised("train_sft", lr=2e-5, groups="trl_sft"),
     "dpo": _supervised("train_dpo", lr=1e-6, groups="trl_dpo"),
     "kto": _supervised("train_kto", lr=1e-6, groups="trl_kto"),
     "reward": _supervised("train_rm", lr=1e-4),
     "grpo": _grpo("TRL", counts_prompts=False, loss_type="dapo"),
-    "r1_v": _grpo("R1-V", counts_prompts=True, rules=(_r1_v_rows,), **names_of("r1_v_defaults")),
+    "r1_v": _grpo("R1-V", counts_prompts=True, groups="r1_v", rules=(_r1_v_sampling,), **names_of("r1_v_defaults")),
 }
 """By the names of TRL's commands; R1-V's own trainer counts prompts."""

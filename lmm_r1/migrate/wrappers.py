@@ -45,7 +45,7 @@ def _factory_method(given: Given) -> Results:
 
 _FACTORY_RULES: tuple[Rule, ...] = (
     *(_factory_rows, _factory_method, evaluation("eval_dataset")),
-    frozen_tower("freeze_vision_tower", "freeze_multi_modal_projector", method="finetuning_type", model="model"),
+    frozen_tower("freeze_vision_tower freeze_multi_modal_projector finetuning_type", model="model"),
 )
 
 
@@ -126,8 +126,9 @@ def _swift_table(command: Command, groups: str, rules: tuple[Rule, ...] = (batch
     shared = tuple(
         replace(one, default=defaults.get(one.name, one.default)) for one in trainer_settings(command, lr=_LORA_LR)
     )
-    model = "actor" if command == "train_ppo_ray" else "model"
-    tower = frozen_tower("freeze_vit", "freeze_aligner", method="train_type", model=model)
+    tower = frozen_tower(
+        "freeze_vit freeze_aligner train_type", model="actor" if command == "train_ppo_ray" else "model"
+    )
     return Table(
         system="ms-swift",
         command=command,

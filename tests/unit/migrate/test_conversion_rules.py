@@ -144,8 +144,6 @@ def test_a_critic_has_their_defaults_where_nothing_is_given():
         "adam.weight_decay": 0.01,
         "lr_scheduler": "constant_with_warmup",
         "lr_warmup_ratio": 0.0,
-        "max_norm": 1.0,
-        "value_clip": 0.5,
     }
 
 
