@@ -154,10 +154,30 @@ def parse_flags(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> 
     Args:
         argv: None reads `sys.argv`.
     """
-    args, unknown = parser.parse_known_args(_with_hyphens(sys.argv[1:] if argv is None else argv))
+    given = _with_hyphens(sys.argv[1:] if argv is None else argv)
+    known = parser._option_string_actions
+    if "--format-weight" in known:
+        given = ["--format-weight=0" if argument == "--disable-format-reward" else argument for argument in given]
+    former = {argument.partition("=")[0] for argument in given} & (_FORMER.keys() - known)
+    if former:
+        parser.error("; ".join(f"{flag} {_FORMER[flag]}" for flag in sorted(former)))
+    args, unknown = parser.parse_known_args(given)
     if unknown:
         parser.error(_unknown_flag(unknown[0], parser=parser))
     return args
+
+
+_NO_ROWS = (
+    "is not needed: a request brings the prompt and the label, whose column the run names (its --data.label_key)"
+)
+_FORMER = {
+    "--dataset": _NO_ROWS,
+    "--input-key": _NO_ROWS,
+    "--prompt-template": "is not needed: the response is found with the chat templates of all models",
+    "--log-file": "is --access-log here",
+    "--disable-format-reward": "is --format-weight 0 of `lmm-r1 serve_verifier math`",
+}
+"""Flags of the reward servers of LMM-R1 and OpenRLHF, and what to do instead."""
 
 
 def _with_hyphens(argv: Sequence[str]) -> list[str]:

@@ -28,6 +28,8 @@ class CropPrompts:
     """With the image at `<image>` or as tokens of a chat template, and `{action_turn}` and `{observation_turn}` for their numbers."""
     error: str
     """Follows the sentence that says what was wrong with a call."""
+    first_turn: int = 1
+    """The number of the first turn in them; Mini-o3 counts actions from 0."""
 
     def around_image(self, *, turn: int, observation: int) -> tuple[str, str]:
         """Return the text before and after an observation.
@@ -36,7 +38,8 @@ class CropPrompts:
             turn: number of the turn with the call, from 1.
             observation: number of the observation, from 1.
         """
-        text = self.observation.replace("{action_turn}", str(turn)).replace("{observation_turn}", str(observation))
+        number = turn - 1 + self.first_turn
+        text = self.observation.replace("{action_turn}", str(number)).replace("{observation_turn}", str(observation))
         before, after = _IMAGE.split(text, maxsplit=1)
         return before, after
 
@@ -63,7 +66,7 @@ def load_crop_prompts(path: Path) -> CropPrompts:
         raise UserError(f"prompts {path}: it has no text {', '.join(missing)}; add it")
     if len(_IMAGE.findall(found["observation"])) != 1:
         raise UserError(f"prompts {path}: {keys['observation']} must have one <image>, where the observation is shown")
-    return CropPrompts(**found)
+    return CropPrompts(**found, first_turn=0 if path.suffix == ".py" else 1)
 
 
 def _constants(content: str) -> dict[str, object]:

@@ -38,6 +38,8 @@ class TrainedModelConfig:
     """Use PyTorch's reentrant checkpointing."""
     aux_loss_coef: float = 0.0
     """Weight of the load-balancing loss of a mixture of experts."""
+    freeze_visual_encoder: bool = False
+    """Freeze the vision tower and its projector and train only the language model."""
     freeze_prefix: tuple[str, ...] = ()
     """Freeze weights whose names begin with one of these: `model.visual. lm_head.`."""
 

@@ -132,8 +132,8 @@ class KitStrategy(CheckpointStrategy):
         trained = {id(value) for value in vision if value.requires_grad}
         if not trained:
             raise UserError(
-                f"--adam.vision_lr {self._vision_lr}: --ds.lora.rank or --actor.freeze_visual_encoder freezes the vision "
-                "tower; leave one out"
+                f"--adam.vision_lr {self._vision_lr}: --ds.lora.rank or freeze_visual_encoder freezes the vision tower; "
+                "leave one out"
             )
         return raw_model, split_groups(groups, members=trained, lr=self._vision_lr)
 

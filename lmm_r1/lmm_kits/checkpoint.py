@@ -161,14 +161,14 @@ def _begun(encoded: EncodedPrompt, prefill: str, *, kit: LmmKit, processor: Any)
 
 
 def check_pixel_bounds(rows: RowReadingConfig, checkpoint: Checkpoint, *, model: str, prefix: str = "--") -> None:
-    """Raise UserError for a bound on the pixels of images that the model's processor cannot satisfy.
+    """Raise UserError for a bound on the pixels of images that the model's processor cannot satisfy; without images, any holds.
 
     Args:
         rows: the flags, whose names begin with `prefix`.
         model: the flag that names the checkpoint, with its value.
     """
     given = {name: bound for name in ("min_pixels", "max_pixels") if (bound := getattr(rows, name)) is not None}
-    if not given:
+    if not given or not checkpoint.kit.takes_images:
         return
     limits = checkpoint.kit.pixel_limits(checkpoint.processor)
     for name, bound in given.items():

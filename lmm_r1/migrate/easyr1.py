@@ -34,8 +34,13 @@ TEMPERATURES = {
     "worker.actor.tau_negative": "actor.sapo_temperature_neg",
 }
 LOSS_MEANS = {"token": "token-mean", "seq": "seq-mean-token-mean"}
-MAX_TRIES = 20
-"""Batches that a step may take if `trainer.max_try_make_batch` is not given."""
+FILTER: dict[str, object] = {
+    "algorithm.filter_key": "overall",
+    "algorithm.filter_low": 0.01,
+    "algorithm.filter_high": 0.99,
+}
+FILTER["trainer.max_try_make_batch"] = 20
+"""EasyR1's defaults of what has no effect unless groups are filtered."""
 SCHEDULES = {"constant": "constant_with_warmup", "cosine": "cosine_with_min_lr"}
 
 
@@ -129,18 +134,17 @@ def _kl(given: Given) -> Results:
 def _filter(given: Given) -> Results:
     enabled = given.switch("algorithm.online_filtering")
     yield Flag("algo.dynamic_filtering_enable", enabled)
-    low, high = given.number("algorithm.filter_low"), given.number("algorithm.filter_high")
-    yield Flag("algo.dynamic_filtering_range", [low, high])
-    key = given.text("algorithm.filter_key")
-    if enabled:
-        if key != "overall":
-            yield Flag("algo.dynamic_filtering_part", key)
-        yield Flag("algo.dynamic_filtering_max_batches", most_batches(given, "trainer.max_try_make_batch"))
+    if not enabled:
+        for name, default in FILTER.items():
+            if given[name] != default:
+                yield lacks(name, "nothing is filtered without online_filtering")
         return
-    if key != "overall":
-        yield lacks("algorithm.filter_key", "nothing is filtered without online_filtering")
-    if given.whole("trainer.max_try_make_batch") != MAX_TRIES:
-        yield lacks("trainer.max_try_make_batch", "nothing is filtered without online_filtering")
+    yield Flag(
+        "algo.dynamic_filtering_range", [given.number("algorithm.filter_low"), given.number("algorithm.filter_high")]
+    )
+    if (key := given.text("algorithm.filter_key")) != "overall":
+        yield Flag("algo.dynamic_filtering_part", key)
+    yield Flag("algo.dynamic_filtering_max_batches", most_batches(given, "trainer.max_try_make_batch"))
 
 
 def most_batches(given: Given, setting: str, *, multiplier: float = 1.0) -> int:
@@ -328,6 +332,8 @@ def _validation(given: Given) -> Results:
 
 
 def _evaluation_sampling(given: Given) -> Results:
+    if not given["data.val_files"]:
+        return
     override = given.group("worker.rollout.val_override_config")
     for name, flag, sampled in (
         ("n", "eval.n_samples_per_prompt", "worker.rollout.n"),
@@ -372,21 +378,11 @@ _SHARED = (
 
 def _critic(given: Given) -> Results:
     """Convert the critic's own settings; it is trained on the policy's batches."""
-    own = names_of("critic")
     has_critic = given.text("algorithm.adv_estimator") == "gae"
-    if has_critic:
-        yield Flag("critic.lr_scheduler", "constant_with_warmup")
-    for name in (*own, *_SHARED):
-        setting = f"worker.critic.{name}"
-        if not given.has(setting):
-            if has_critic and given[setting] is not None:
-                yield Flag(own[name], given[setting])
-        elif not has_critic:
-            yield lacks(setting, "only gae has a critic")
-        elif name in own:
-            yield Flag(own[name], given[setting])
-        elif given[setting] != given[f"worker.actor.{name}"]:
-            yield lacks(setting, f"the critic shares worker.actor.{name}")
+    yield Flag("critic.lr_scheduler", "constant_with_warmup")
+    for name in _SHARED:
+        if given.has(setting := f"worker.critic.{name}") and given[setting] != given[f"worker.actor.{name}"]:
+            yield lacks(setting, f"the critic shares worker.actor.{name}" if has_critic else "only gae has a critic")
     warmup = given.whole("trainer.critic_warmup")
     if warmup and not has_critic:
         yield lacks("trainer.critic_warmup", "only gae has a critic")
@@ -410,9 +406,8 @@ def _records(given: Given) -> Results:
     limit = -1 if given["trainer.save_limit"] is None else given.whole("trainer.save_limit")
     yield Flag("ckpt.max_num", KEEP_ALL if limit < 0 else limit)
     if given.switch("trainer.save_model_only"):
-        yield Flag("ckpt.disable_ds", True)
         yield Flag("ckpt.save_hf", True)
-        yield differs("trainer.save_model_only", "a stopped run cannot be resumed")
+        yield differs("trainer.save_model_only", "each checkpoint has the model, and what a stopped run resumes from")
 
 
 _RULES: tuple[Rule, ...] = (

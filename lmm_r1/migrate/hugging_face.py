@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from lmm_r1.config.ppo import DEFAULT_VERIFIER
 from lmm_r1.migrate.table import (
@@ -20,6 +21,7 @@ from lmm_r1.migrate.table import (
     differs,
     idle,
     lacks,
+    listed,
     names_of,
     ruled,
     settings_of,
@@ -63,8 +65,7 @@ def trainer_rules(command: Command) -> tuple[Rule, ...]:
     prefix, model = ("actor.", "actor") if command == "train_ppo_ray" else ("", "model")
 
     def optimizer(given: Given) -> Results:
-        if given.has("adam_beta1") or given.has("adam_beta2"):
-            yield Flag(f"{prefix}adam.betas", [given.number("adam_beta1"), given.number("adam_beta2")])
+        yield Flag(f"{prefix}adam.betas", [given.number("adam_beta1"), given.number("adam_beta2")])
         kind = given.text("lr_scheduler_type") or "linear"
         yield Flag(f"{prefix}lr_scheduler", SCHEDULES.get(kind, kind))
         if kind == "cosine":
@@ -122,9 +123,8 @@ def _checkpoints(given: Given) -> Results:
     limit = given["save_total_limit"]
     yield Flag("ckpt.max_num", KEEP_ALL if limit is None or limit == -1 else limit)
     if given["save_only_model"] is True:
-        yield Flag("ckpt.disable_ds", True)
         yield Flag("ckpt.save_hf", True)
-        yield differs("save_only_model", "a stopped run cannot be resumed then")
+        yield differs("save_only_model", "each checkpoint has the model, and what a stopped run resumes from")
     if given["push_to_hub"] is True:
         repository = given.text("hub_model_id")
         if repository is not None and "/" in repository:
@@ -181,10 +181,20 @@ def gpus(given: Given) -> int | None:
     return given.whole("nproc_per_node") * given.whole("nnodes")
 
 
+_SWIFT_SAMPLES = 16
+"""Samples of an update of ms-swift, which alone has no default of the passes."""
+
+
+def update_passes(given: Given) -> int:
+    """Return how many passes of each GPU an update has."""
+    if given["gradient_accumulation_steps"] is not None:
+        return given.whole("gradient_accumulation_steps")
+    return math.ceil(_SWIFT_SAMPLES / given.whole("per_device_train_batch_size") / (gpus(given) or 1))
+
+
 def update_samples(given: Given) -> int:
     """Return how many samples an update has; without a number of GPUs, on one."""
-    per_pass, passes = given.whole("per_device_train_batch_size"), given.whole("gradient_accumulation_steps")
-    return per_pass * passes * (gpus(given) or 1)
+    return given.whole("per_device_train_batch_size") * update_passes(given) * (gpus(given) or 1)
 
 
 def batch(given: Given) -> Results:
@@ -230,7 +240,32 @@ def adapter(names: str, *, enabled: Callable[[Given], bool]) -> Rule:
     return rule
 
 
-SCORED_BY_NAME = {"accuracy": "math", "accuracy_reward": "math", "math": "math", "format": "", "format_reward": ""}
+def frozen_tower(names: str, *, model: str) -> Rule:
+    """Return the rule of a vision tower and its projector, which full training freezes by default.
+
+    Args:
+        names: of the arguments that freeze them, and that chooses full training or adapters.
+        model: our group of the trained model.
+    """
+    tower, projector, method = names.split()
+
+    def rule(given: Given) -> Results:
+        frozen, full = [given[name] is not False for name in (tower, projector)], given[method] == "full"
+        if full and all(frozen):
+            yield Flag(f"{model}.freeze_visual_encoder", True)
+            yield derived(
+                tower, f"--{model}.freeze_visual_encoder freezes both; leave it out for a model without them"
+            )
+        elif not all(frozen) and (any(frozen) or not full):
+            only = f"--{model}.freeze_prefix freezes one of them" if full else "only the language model gets adapters"
+            yield lacks(f"{tower}, {projector}", only)
+
+    return rule
+
+
+SCORED_BY_NAME = {"accuracy": "math", "accuracy_reward": "math", "math": "math"} | dict.fromkeys(
+    ("format", "format_reward", "think_format_reward"), ""
+)
 """Verifiers that judge as rewards of these names do; the empty one is part of every verifier."""
 
 
@@ -240,15 +275,19 @@ def rewards(name: str) -> Rule:
     def rule(given: Given) -> Results:
         functions = words(given[name])
         known = [SCORED_BY_NAME[one] for one in functions if SCORED_BY_NAME.get(one)]
-        yield Flag("reward.remote_url", known[0] if known else DEFAULT_VERIFIER)
         own = [one for one in functions if one not in SCORED_BY_NAME]
+        weights = {"accuracy": 0.0, "format": 0.0}
+        for one, weight in zip(functions, listed(given["reward_weights"] or [1.0] * len(functions)), strict=False):
+            weights["accuracy" if SCORED_BY_NAME.get(one) else "format"] += float(str(weight))
+        told = ",".join(f"{part}_weight={value:g}" for part, value in weights.items() if functions and not own)
+        yield Flag("reward.remote_url", (known[0] if known else DEFAULT_VERIFIER) + (told and f":{told}"))
         what = f"{', '.join(own)}: functions of the script are not read" if own else "its rewards are in the script"
         if own or not functions:
             yield differs(
                 name, f"{what}, and {DEFAULT_VERIFIER} judges here; give yours as --reward.remote_url FILE.py:FUNCTION"
             )
         elif "format" in " ".join(functions):
-            yield differs(name, "the verifier judges answer and format together, each with its weight")
+            yield differs(name, "the verifier judges answer and format by its own rules, with these weights")
 
     return rule
 
@@ -267,9 +306,7 @@ def group_rule(*, counts_prompts: bool) -> Rule:
         responses, count = given.whole("num_generations"), gpus(given)
         samples = update_samples(given) * (responses if counts_prompts else 1)
         each = given["steps_per_generation"]
-        updates = (
-            1 if each is None else given.whole("steps_per_generation") / given.whole("gradient_accumulation_steps")
-        )
+        updates = 1 if each is None else given.whole("steps_per_generation") / update_passes(given)
         prompts = max(1, math.ceil(samples * updates / responses))
         yield Flag("rollout.n_samples_per_prompt", responses)
         yield Flag("rollout.batch_size", prompts)
@@ -291,7 +328,7 @@ def policy(given: Given) -> Results:
     kind = given.text("loss_type") or "grpo"
     if kind in ("cispo", "sapo"):
         yield Flag("actor.policy_loss_type", kind)
-    elif kind in LOSS_MEANS:
+    if kind in LOSS_MEANS:
         yield Flag("actor.loss_agg_mode", LOSS_MEANS[kind])
     else:
         yield lacks("loss_type", f"{kind}; --actor.policy_loss_type and --actor.loss_agg_mode")
@@ -303,9 +340,13 @@ def policy(given: Given) -> Results:
     if scale == "batch":
         yield lacks("scale_rewards", "batch: advantages are divided by their group's deviation")
     low = given.number("epsilon")
-    yield Flag(
-        "actor.eps_clip_low_high", [low, low if given["epsilon_high"] is None else given.number("epsilon_high")]
-    )
+    high = low if given["epsilon_high"] is None else given.number("epsilon_high")
+    if kind == "sapo":
+        for side in ("pos", "neg"):
+            yield Flag(f"actor.sapo_temperature_{side}", given.number(f"sapo_temperature_{side}"))
+    else:
+        # CISPO's only bound there is the largest weight itself.
+        yield Flag("actor.eps_clip_low_high", [1.0, high - 1] if kind == "cispo" else [low, high])
     beta = given.number("beta")
     yield Flag("algo.kl.init_coef", beta)
     if beta:
@@ -325,6 +366,13 @@ def sequence_lengths(given: Given) -> Results:
     )
 
 
+def _r1_v_sampling(given: Given) -> Results:
+    """Without vLLM, the trainer fixes the temperature and leaves the rest to transformers' GenerationConfig."""
+    if not given["use_vllm"]:
+        yield Flag("rollout.temperature", 1.0)
+        yield Flag("rollout.top_k", 50)
+
+
 GRPO_RULES: tuple[Rule, ...] = (sequence_lengths, policy, rewards("reward_funcs"))
 GRPO = settings_of("grpo")
 """Arguments of GRPO that TRL and ms-swift share."""
@@ -334,30 +382,43 @@ _ADAPTER = adapter(
 _EVALUATION = evaluation("dataset_test_name", split="dataset_test_split")
 
 
+def _trained_tokens(given: Given) -> Results:
+    """Which tokens of a conversation are trained on: all, by default, in TRL."""
+    if not given["assistant_only_loss"]:
+        what = "the assistant's turns are trained on; without it TRL trains on all tokens of rows of messages"
+        yield differs("assistant_only_loss", f"{what}, as --model.pretrain_mode_enable does")
+
+
 def _supervised(command: Command, *, lr: float, groups: str = "") -> Table:
     return Table(
         system="TRL",
         command=command,
         settings=(*trainer_settings(command, lr=lr), *settings_of(f"trl_supervised trl_data trl_lora {groups}")),
-        rules=(*trainer_rules(command), batch, _ADAPTER, _EVALUATION),
+        rules=(
+            *trainer_rules(command),
+            batch,
+            _ADAPTER,
+            _EVALUATION,
+            *((_trained_tokens,) if groups == "trl_sft" else ()),
+        ),
         names=names_of("trl_names"),
         prefix="--",
     )
 
 
-def _grpo(system: str, *, counts_prompts: bool, beta: float, longest: int) -> Table:
+def _grpo(
+    system: str, *, counts_prompts: bool, groups: str = "", rules: tuple[Rule, ...] = (), **defaults: object
+) -> Table:
     command: Command = "train_ppo_ray"
+    own = (*trainer_settings(command, lr=1e-6), *settings_of(f"trl_grpo trl_data trl_lora {groups}"), *GRPO)
     return Table(
         system=system,
         command=command,
-        settings=(
-            *trainer_settings(command, lr=1e-6),
-            *settings_of("trl_grpo trl_data trl_lora"),
-            *GRPO,
-            ruled("beta", beta),
-            ruled("max_completion_length", longest),
+        settings=tuple(replace(one, default=defaults.get(one.name, one.default)) for one in own),
+        rules=(
+            *(*trainer_rules(command), group_rule(counts_prompts=counts_prompts), *GRPO_RULES, _ADAPTER, _EVALUATION),
+            *rules,
         ),
-        rules=(*trainer_rules(command), group_rule(counts_prompts=counts_prompts), *GRPO_RULES, _ADAPTER, _EVALUATION),
         names=names_of("trl_names"),
         prefix="--",
     )
@@ -368,7 +429,7 @@ TRL: Mapping[str, Table] = {
     "dpo": _supervised("train_dpo", lr=1e-6, groups="trl_dpo"),
     "kto": _supervised("train_kto", lr=1e-6, groups="trl_kto"),
     "reward": _supervised("train_rm", lr=1e-4),
-    "grpo": _grpo("TRL", counts_prompts=False, beta=0.0, longest=512),
-    "r1_v": _grpo("R1-V", counts_prompts=True, beta=0.04, longest=256),
+    "grpo": _grpo("TRL", counts_prompts=False, loss_type="dapo"),
+    "r1_v": _grpo("R1-V", counts_prompts=True, groups="r1_v", rules=(_r1_v_sampling,), **names_of("r1_v_defaults")),
 }
 """By the names of TRL's commands; R1-V's own trainer counts prompts."""

@@ -51,16 +51,6 @@ def _trackers(given: Given) -> Results:
         yield differs("use_wandb", "the key is not written down; set WANDB_API_KEY")
 
 
-def _evaluation(given: Given) -> Results:
-    dataset, steps = given.text("eval_dataset"), given.whole("eval_steps")
-    if dataset is None:
-        if given.has("eval_steps") and steps > 0:
-            yield lacks("eval_steps", "eval_dataset is not set")
-        return
-    yield Flag("eval.dataset", dataset)
-    yield Flag("eval.steps", steps)
-
-
 def _weight_sync(given: Given) -> Results:
     backend = given.text("vllm_sync_backend")
     if backend != "nccl":
@@ -84,11 +74,11 @@ def _lengths(given: Given) -> Results:
 
 def _reward_model(given: Given) -> Results:
     models = given.text("reward_pretrain")
-    if models is None:
+    if models is None or given["remote_rm_url"] is not None:
+        yield from idle(given, "only the rewards of a model are normalized, as there", "normalize_reward")
+        yield from idle(given, "--reward.remote_url gives the rewards", *(["reward_pretrain"] if models else []))
         return
-    if given["remote_rm_url"] is not None:
-        yield lacks("reward_pretrain", "--reward.remote_url gives the rewards")
-        return
+    yield Flag("reward.normalize_enable", given.switch("normalize_reward"))
     first, *others = models.split(",")
     yield Flag("reward.model_name_or_path", first)
     if others:
@@ -154,7 +144,7 @@ def _frozen(given: Given) -> Results:
         yield Flag("actor.freeze_prefix", [str(one) for one in listed(given["freeze_prefix"])])
 
 
-_SHARED: tuple[Rule, ...] = (_precision, _long_sequences, _trackers, _evaluation)
+_SHARED: tuple[Rule, ...] = (_precision, _long_sequences, _trackers)
 _OF_RL: tuple[Rule, ...] = (_weight_sync, _lengths, _reward_model, _divergence, _correction, _entropy, _media, _frozen)
 
 

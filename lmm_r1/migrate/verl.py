@@ -81,8 +81,12 @@ def _sampling(given: Given) -> Results:
     """Convert the sampling of validation, which is one greedy response by default in verl."""
     if given.has(IMAGES) and not crops(given):
         yield Flag("data.max_images_per_prompt", given.group(IMAGES).get("image", 0))
-    yield Flag("eval.n_samples_per_prompt", given.whole(f"{ROLLOUT}.val_n") if given.has(f"{ROLLOUT}.val_n") else 1)
     own = f"{ROLLOUT}.val_kwargs.temperature"
+    if not given["data.val_files"]:
+        why = "nothing is evaluated without data.val_files"
+        yield from idle(given, why, own, f"{ROLLOUT}.val_n", f"{ROLLOUT}.val_do_sample")
+        return
+    yield Flag("eval.n_samples_per_prompt", given.whole(f"{ROLLOUT}.val_n") if given.has(f"{ROLLOUT}.val_n") else 1)
     sampled = "worker.rollout.temperature" if given[own] is None else own
     yield Flag("eval.temperature", given.number(sampled) if given[f"{ROLLOUT}.val_do_sample"] else 0.0)
     if given[own] is not None and not given[f"{ROLLOUT}.val_do_sample"]:
@@ -276,7 +280,10 @@ def _sft_columns(given: Given) -> Results:
 def _sft_optimizer(given: Given) -> Results:
     if (most := given["data.train_max_samples"]) is not None and given.whole("data.train_max_samples") > 0:
         yield Flag("data.max_samples", most)
-    yield Flag("lr_scheduler", _SCHEDULES.get(str(given["optim.lr_scheduler"]), "cosine_with_min_lr"))
+    schedule = _SCHEDULES.get(str(given["optim.lr_scheduler"]), "cosine_with_min_lr")
+    yield Flag("lr_scheduler", schedule)
+    if schedule == "cosine_with_min_lr":
+        yield Flag("min_lr_ratio", given.number("optim.min_lr_ratio"))
     rank = given.whole("model.lora_rank")
     if rank:
         yield Flag("ds.lora.rank", rank)

@@ -10,6 +10,7 @@ from lmm_r1.migrate.hugging_face import (
     adapter,
     batch,
     evaluation,
+    frozen_tower,
     group_rule,
     trainer_rules,
     trainer_settings,
@@ -35,11 +36,6 @@ def _factory_method(given: Given) -> Results:
     kind = given.text("finetuning_type")
     if kind not in ("lora", "full"):
         yield lacks("finetuning_type", f"{kind}; all weights are trained, or adapters (LoRA)")
-    if kind == "full" and given["freeze_vision_tower"] is True:
-        yield differs(
-            "freeze_vision_tower",
-            "the vision tower is not trained there, unless this is false; name its weights with --model.freeze_prefix",
-        )
     bits = given["quantization_bit"]
     if bits == 4 and kind == "lora":
         yield Flag("ds.load_in_4bit", True)
@@ -47,7 +43,10 @@ def _factory_method(given: Given) -> Results:
         yield lacks("quantization_bit", f"{bits}; weights under LoRA have 4 bits with --ds.load_in_4bit")
 
 
-_FACTORY_RULES: tuple[Rule, ...] = (_factory_rows, _factory_method, evaluation("eval_dataset"))
+_FACTORY_RULES: tuple[Rule, ...] = (
+    *(_factory_rows, _factory_method, evaluation("eval_dataset")),
+    frozen_tower("freeze_vision_tower freeze_multi_modal_projector finetuning_type", model="model"),
+)
 
 
 def _factory_table(command: Command, groups: str = "") -> Table:
@@ -127,11 +126,14 @@ def _swift_table(command: Command, groups: str, rules: tuple[Rule, ...] = (batch
     shared = tuple(
         replace(one, default=defaults.get(one.name, one.default)) for one in trainer_settings(command, lr=_LORA_LR)
     )
+    tower = frozen_tower(
+        "freeze_vit freeze_aligner train_type", model="actor" if command == "train_ppo_ray" else "model"
+    )
     return Table(
         system="ms-swift",
         command=command,
         settings=(*shared, *settings_of(f"swift {groups}")),
-        rules=(*trainer_rules(command), _SWIFT_LORA, _swift_common(command), evaluation("val_dataset"), *rules),
+        rules=(*trainer_rules(command), _SWIFT_LORA, _swift_common(command), tower, evaluation("val_dataset"), *rules),
         names=names_of("swift_names"),
         prefix="--",
     )

@@ -246,6 +246,7 @@ def trained_settings(config: SupervisedConfig, *, share_prefix: bool = False) ->
         load_settings(config, share_prefix=share_prefix),
         trained=True,
         lora=config.ds.lora,
+        freeze_visual_encoder=config.model.freeze_visual_encoder,
         freeze_prefix=config.model.freeze_prefix,
         checkpointed_layers=config.model.gradient_checkpointing_layers,
     )
@@ -295,7 +296,7 @@ def load_model(
         share_prefix = False
     packs = packs_samples(model, kit, asked=settings.packing_samples, share_prefix=share_prefix)
     if settings.freeze_visual_encoder:
-        kit.check("freezing", flag="--actor.freeze_visual_encoder")
+        kit.check("freezing", flag=_FREEZES)
         freeze(model, prefixes=(*kit.vision_prefixes, *kit.projector_prefixes))
     freeze_named(model, prefixes=settings.freeze_prefix)
     if settings.use_liger_kernel and not (empty or is_compiled(ds_config)):
@@ -475,11 +476,14 @@ def resolve_attention(name: str, *, kit: LmmKit) -> str:
     return "flash_attention_2" if cpu.has_cuda() else "sdpa"
 
 
+_FREEZES = "--actor.freeze_visual_encoder (in SFT --model.freeze_visual_encoder)"
+
+
 def freeze(model: torch.nn.Module, *, prefixes: tuple[str, ...]) -> None:
     """Stop gradients of all parameters whose name begins with one of `prefixes`; raises UserError if none does."""
     names = [name for name, _ in model.named_parameters() if name.startswith(prefixes)] if prefixes else []
     if not names:
-        raise UserError("--actor.freeze_visual_encoder: this model has no vision tower to freeze")
+        raise UserError(f"{_FREEZES}: this model has no vision tower to freeze; leave it out")
     for name in names:
         model.get_parameter(name).requires_grad_(False)
 

@@ -13,7 +13,7 @@ from lmm_r1.errors import UserError
 pytestmark = pytest.mark.contract
 
 CLIPPED = {"actor.policy_loss_type": "ppo", "actor.eps_clip_low_high": (0.2, 0.2), "actor.loss_agg_mode": "token-mean"}
-NO_KL = {"algo.kl.init_coef": 0.0}
+NO_KL = {"algo.kl.init_coef": 0.0, "algo.kl.use_loss": False, "algo.kl.estimator": "k1"}
 GROUP = {"algo.advantage.estimator": "group_norm"}
 
 
@@ -67,7 +67,7 @@ PAPERS: dict[str, dict[str, object]] = {
 }
 FILES = {path.stem: path for path in (STAGES / "configs/algorithms").iterdir()}
 # The stages on which an algorithm stands, by what their rows are.
-BASES = {"text": "fre_text", "image": "mgt_geo"}
+BASES = {"text": "fre_text", "image": "fre_multi"}
 # What `resolve` fills in of these settings.
 FILLED = {"actor.loss_agg_length", "critic.model_name_or_path"}
 

@@ -198,6 +198,17 @@ def test_the_other_stages_have_the_published_settings(tmp_path):
     )
 
 
+def test_a_command_of_the_page_on_training_follows_the_one_before(tmp_path):
+    page = (SCRIPTS.parents[1] / "docs/training.md").read_text(encoding="utf-8")
+    curriculum = re.search(r"^bash examples/scripts/lmm_r1/run_curriculum.sh ([a-z_ ]+\w)", page, flags=re.M)
+    following = re.search(r"^MODEL=(\S+) DATA=\S+ NUM_GPUS=4 bash examples/scripts/lmm_r1/train_mgt", page, flags=re.M)
+    assert curriculum
+    assert following
+    commands = printed_commands(STAGES / "run_curriculum.sh", *curriculum[1].split(), folder=tmp_path)
+    stages = [trainer_config(command) for command in commands if TRAINERS.keys() & set(command)]
+    assert following[1] in [stage.ckpt.output_dir for stage in stages]
+
+
 def test_the_curriculum_chains_any_stages(tmp_path):
     commands = printed_commands(
         STAGES / "run_curriculum.sh",

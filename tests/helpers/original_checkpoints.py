@@ -93,10 +93,12 @@ EASYR1_SCRIPTS: dict[str, tuple[str, dict[str, object], set[str]]] = {
             "reward.remote_url": "./examples/reward_function/dapo.py:compute_score",
             "reward.function_kwargs": '{"max_response_length": 20480, "overlong_buffer_length": 4096}',
             "algo.dynamic_filtering_part": "accuracy_normalized",
+            "algo.dynamic_filtering_range": [0.01, 0.99],
             "algo.dynamic_filtering_max_batches": 30,  # 10 batches of 1536 prompts are 30 of 512
             "algo.kl.init_coef": 0.0,
             "algo.kl.use_loss": None,
             "algo.kl.estimator": None,
+            "ref.offload": None,
             "algo.dynamic_filtering_enable": True,
             "train.num_episodes": 10,
         },
@@ -110,8 +112,8 @@ EASYR1_SCRIPTS: dict[str, tuple[str, dict[str, object], set[str]]] = {
         f"{GEO3K} worker.actor.clip_ratio_high=0.28 algorithm.disable_kl=True algorithm.online_filtering=True",
         GEO3K_FLAGS
         | {"actor.eps_clip_low_high": [0.2, 0.28], "algo.kl.init_coef": 0.0, "algo.dynamic_filtering_enable": True}
-        | {"algo.dynamic_filtering_max_batches": 20}
-        | {"algo.kl.use_loss": None, "algo.kl.estimator": None},
+        | {"algo.dynamic_filtering_max_batches": 20, "algo.dynamic_filtering_range": [0.01, 0.99]}
+        | {"algo.kl.use_loss": None, "algo.kl.estimator": None, "ref.offload": None},
         set(),
     ),
     "qwen2_5_vl_7b_geo3k_gspo": (
@@ -120,7 +122,7 @@ EASYR1_SCRIPTS: dict[str, tuple[str, dict[str, object], set[str]]] = {
         GEO3K_FLAGS
         | {"actor.policy_loss_type": "gspo_token", "actor.loss_agg_mode": "seq-mean-token-mean"}
         | {"actor.eps_clip_low_high": [3e-4, 4e-4]}
-        | {"algo.kl.init_coef": 0.0, "algo.kl.use_loss": None, "algo.kl.estimator": None},
+        | {"algo.kl.init_coef": 0.0, "algo.kl.use_loss": None, "algo.kl.estimator": None, "ref.offload": None},
         set(),
     ),
     "qwen2_5_vl_7b_geo3k_cispo": (
@@ -187,18 +189,20 @@ LMM_R1_FLAGS = {
     "actor.num_nodes": 1,
     "actor.num_gpus_per_node": 8,
     "actor.gradient_checkpointing_enable": True,
+    "algo.advantage.gamma": 1,
+    "algo.advantage.lambd": 1,
     "algo.kl.init_coef": 0.001,
-    "algo.kl.estimator": "k1",
+    "ckpt.load_enable": True,
+    "ckpt.save_hf": True,
     "ckpt.save_steps": 20,
-    "critic.num_nodes": 1,
-    "critic.num_gpus_per_node": 8,
-    "critic.value_clip": 0.2,  # their default
     "data.input_key": "message",
     "data.label_key": "answer",
     "data.max_len": 8192,  # 4096 + 4096
+    "data.max_samples": 100000,
     "ds.zero_stage": 3,
     "ds.param_dtype": "bf16",
     "logger.trackers": ["wandb"],
+    "logger.wandb.group": "lmm-r1-training",
     "ref.num_nodes": 1,
     "ref.num_gpus_per_node": 8,
     "reward.remote_url": "http://127.0.0.1:5000/get_reward",
@@ -218,6 +222,8 @@ LMM_R1_FLAGS = {
     "vllm.enable_sleep": True,
     "vllm.enable_prefix_caching": True,
 }
+CLIPPED = {"critic.value_clip": 0.2}  # their default
+CRITIC = {"critic.num_nodes": 1, "critic.num_gpus_per_node": 8, **CLIPPED}
 FRE = {"actor.model_name_or_path": "./checkpoints/lmm-r1-fre-text"}
 MORE_ROOM = {"rollout.max_new_tokens": 8192, "data.max_len": 12288}
 ONE_AT_A_TIME = {"rollout.micro_batch_size": 1, "train.micro_batch_size": 1}
@@ -225,18 +231,19 @@ ONE_AT_A_TIME = {"rollout.micro_batch_size": 1, "train.micro_batch_size": 1}
 LMM_R1_SCRIPTS: dict[str, tuple[str, str, float, str, dict[str, object]]] = {
     "fre_text": ("deepscaler_message.jsonl", "reinforce_baseline", 4e-7, "/checkpoints/lmm-r1-fre-text", {}),
     "fre_multi": ("mathv60k_message.jsonl", "reinforce_baseline", 1e-6, "./checkpoints/lmm-r1-fre-multi", {}),
-    "mgt_geo": ("mathv_geo_message.jsonl", "gae", 1e-6, "./checkpoints/lmm-r1-mgt-geo", FRE),
+    "mgt_geo": ("mathv_geo_message.jsonl", "gae", 1e-6, "./checkpoints/lmm-r1-mgt-geo", FRE | CRITIC),
     "mgt_percereas": (
         *("mathv60k_message.jsonl", "reinforce_baseline", 4e-7, "./checkpoints/lmm-r1-mgt-percereas"),
-        FRE | MORE_ROOM | ONE_AT_A_TIME,
+        FRE | MORE_ROOM | ONE_AT_A_TIME | {"data.prompt_probs": "${PROMPT_DATA_PROBS}"},  # which it sets nowhere
     ),
-    "direct_rl_geo": ("MathV360k/geo_split.jsonl", "gae", 1e-6, "./checkpoints/lmm-r1-direct-rl-geo", {}),
+    "direct_rl_geo": ("MathV360k/geo_split.jsonl", "gae", 1e-6, "./checkpoints/lmm-r1-direct-rl-geo", CRITIC),
     "sokoban": (
         *("sokoban.jsonl", "gae", 1e-6, "./checkpoints/lmm-r1-sokoban"),
         ONE_AT_A_TIME
         | {"rollout.batch_size": 128, "train.batch_size": 128, "train.num_episodes": 4, "ckpt.save_steps": 5}
         | {"rollout.max_new_tokens": 8196, "data.max_len": 12292, "algo.kl.init_coef": 0, "critic.adam.lr": 5e-6}
-        | {"actor.freeze_visual_encoder": True, "data.label_key": None},
+        | {"actor.freeze_visual_encoder": True, "data.label_key": None, "ckpt.load_enable": None}
+        | {"logger.trackers": None, "logger.wandb.group": None, **CLIPPED},
     ),
 }
 

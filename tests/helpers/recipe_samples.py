@@ -45,6 +45,7 @@ MESSAGE = json.dumps(
         {"role": "user", "content": [{"type": "image", "image": "img/1.png"}, {"type": "text", "text": "Find x."}]},
     ]
 )
+TEXT_MESSAGE = json.dumps([{"role": "system", "content": "Think first."}, {"role": "user", "content": "1 + 1?"}])
 MESSAGE_ROW = RecipeSample(
     record={"message": MESSAGE, "answer": "$4$", "question": "Find x."},
     answer="$4$",
@@ -83,11 +84,7 @@ def _mmmu(choices: list[str], **columns: Any) -> dict[str, Any]:
 DIGITS = {"image": feature(), "label": [3, 1, 2], "total": 6, "messages": []}
 SAMPLES: dict[str, RecipeSample] = {
     "deepscaler_40k": RecipeSample(
-        record={"problem": "1 + 1?", "answer": "2", "solution": "Two."},
-        answer="2",
-        says=f"1 + 1? {THINK}",
-        images=0,
-        filtered={"answer": ""},
+        record={"message": TEXT_MESSAGE, "answer": "$2$"}, answer="$2$", says="1 + 1?", images=0
     ),
     "vermulti": MESSAGE_ROW,
     "mathv60k": MESSAGE_ROW,
@@ -118,7 +115,7 @@ SAMPLES: dict[str, RecipeSample] = {
     ),
     "digit_recognition": RecipeSample(
         record=DIGITS | {"task": "recognition"},
-        answer="3, 1, 2",
+        answer="1, 2, 3",
         says="sorted from lowest to highest. First",
         filtered={"task": "addition"},
     ),
@@ -131,7 +128,7 @@ SAMPLES: dict[str, RecipeSample] = {
     "message_decoding": RecipeSample(
         record={"image": feature(), "coded_message": "k x i _ q", "decoded_message": "cat a", "task": "word_2"},
         answer="cat a",
-        says="decode this coded message: k x i _ q. First",
+        says="words: k x i _ q. An underscore (_) in it stands for a space. First",
     ),
     "message_decoding_words": RecipeSample(
         record={"image": feature(), "coded_message": "K X I", "decoded_message": "CAT", "mapping": "{}"},

@@ -111,7 +111,7 @@ CASES = {
     ),
     "a frozen vision tower, clipped, stage 1": Case(
         kit="qwen2_5_vl",
-        flags={"model.freeze_prefix": VISION, "ds.zero_stage": 1, "max_norm": 0.03, "lr_scheduler": "constant"},
+        flags={"model.freeze_visual_encoder": True, "ds.zero_stage": 1, "max_norm": 0.03, "lr_scheduler": "constant"},
         expected=Expected(frozen=VISION, max_norm=0.03),
     ),
     # Polynomial: from the peak to 1e-7 over two updates.

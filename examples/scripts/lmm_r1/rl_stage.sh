@@ -24,7 +24,7 @@ prepare_data() {
 # missing_rows NAME CODE: says which rows the stage lacks and the ways to them, and ends the script.
 missing_rows() {
   echo "$(basename "$0"): the rows of this stage are those of the recipe $1, and they could not be made. From a copy of the" \
-    "dataset: lmm-r1 prepare_data $1 --source COPY --output $DATA, or SOURCES=FOLDER with the copy as FOLDER/$1;" \
+    "dataset: lmm-r1 prepare_data $RECIPE --source COPY --output $DATA, or SOURCES=FOLDER with the copy as FOLDER/$1;" \
     "rows of your own: DATA=rows.jsonl (docs/recipes.md)" >&2
   exit "$2"
 }

@@ -3,7 +3,7 @@
 #   bash examples/scripts/lmm_r1/train_algorithm.sh gspo image
 #   NUM_GPUS=4 OUTPUT=runs/trial bash examples/scripts/lmm_r1/train_algorithm.sh dapo text --train.num_episodes 1
 #   DRY_RUN=1 bash examples/scripts/lmm_r1/train_algorithm.sh sapo
-# Without a name it is grpo, on text. All else is the settings of FRE and of MGT on geometry; an algorithm's file goes on top of any
+# Without a name it is grpo, on text. All else is the settings of FRE on text and on images; an algorithm's file goes on top of any
 # other RL stage's, too: bash train_sokoban.sh --config configs/algorithms/rloo.yaml. Without DATA,
 # `lmm-r1 prepare_data deepscaler_40k` makes the rows of text, and that of vermulti_geo those with images.
 set -euo pipefail
@@ -20,7 +20,7 @@ if [[ ! -f $FILE ]]; then
 fi
 case $MODALITY in
   text) : "${RECIPE:=deepscaler_40k}" "${CONFIG:=$SCRIPTS/configs/fre_text.yaml}" ;;
-  image) : "${RECIPE:=vermulti_geo}" "${CONFIG:=$SCRIPTS/configs/mgt_geo.yaml}" ;;
+  image) : "${RECIPE:=vermulti_geo}" "${CONFIG:=$SCRIPTS/configs/fre_multi.yaml}" ;;
   *) echo "train_algorithm.sh: rows are of text or of image, not of $MODALITY" >&2 && exit 2 ;;
 esac
 : "${MODEL:=Qwen/Qwen2.5-VL-3B-Instruct}"

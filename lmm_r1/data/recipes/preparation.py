@@ -164,7 +164,9 @@ class Preparation:
         found = read_manifest(self.output)
         if found is None:
             return None
-        difference = found.settings.difference(self.settings)
+        # Without a copy, the rows may be those of one that was given before.
+        wanted = self.settings if self.source else replace(self.settings, origin=found.settings.origin)
+        difference = found.settings.difference(wanted)
         if difference:
             raise UserError(
                 f"--output {self.output} was made with another {difference}; name another folder or add --overwrite"

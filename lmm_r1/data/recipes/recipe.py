@@ -138,8 +138,9 @@ class Recipe(_Checked):
     with image paths."""
     answer: Names = ()
     """The column with the answer: the first of these that a row has."""
-    answer_list: Literal["first", "most_common", "joined"] | None = None
-    """For an answer that is a list: take its first entry, its most common one, or all joined by commas."""
+    answer_list: Literal["first", "most_common", "joined", "sorted"] | None = None
+    """For an answer that is a list: take its first entry, its most common one, or all joined by commas, also in the order
+    of whole numbers."""
     answer_in: Literal["text", "answer_tag", "boxed", "boxed_or_text"] = "text"
     r"""Where the answer is in the text: all of it, in <answer> tags, or in the last \boxed{} (with or without fallback)."""
     answer_pattern: str | None = None
@@ -395,6 +396,8 @@ class RecordView:
         entries = [str(entry).strip() for entry in value if not _is_empty(entry)]
         if not entries:
             raise self.fail("the list of answers is empty")
+        if self.recipe.answer_list == "sorted":
+            entries.sort(key=lambda entry: (len(entry), entry))
         if self.recipe.answer_list == "most_common":
             return Counter(entries).most_common(1)[0][0]
         return entries[0] if self.recipe.answer_list == "first" else ", ".join(entries)

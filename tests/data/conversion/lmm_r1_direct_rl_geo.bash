@@ -32,9 +32,11 @@ ray job submit --address="http://127.0.0.1:8265" \
    --advantage_estimator gae \
    --zero_stage 3 --bf16 --flash_attn --gradient_checkpointing \
    --actor_learning_rate 1e-6 \
-   --init_kl_coef 0.001 --kl_estimator k1 \
+   --init_kl_coef 0.001 \
    --prompt_data ${DATASET_PATH} --input_key message \
    --label_key answer \
+   --lambd 1 --gamma 1 --max_samples 100000 --normalize_reward --save_hf_ckpt --ckpt_path ${SAVE_PATH}/ckpt \
+   --load_checkpoint --wandb_group lmm-r1-training --use_tensorboard ${SAVE_PATH}/logs \
    --save_steps 20 \
    --use_wandb ${WANDB_API_KEY} --wandb_run_name direct_rl_geo > >(tee -a "${LOG_DIR}/train.log") 2>&1 &
 

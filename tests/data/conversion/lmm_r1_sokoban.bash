@@ -8,7 +8,7 @@ export LOG_DIR="${SAVE_PATH}/logs/$(date +%Y%m%d_%H%M%S)"
 mkdir -p "${LOG_DIR}"
 
 # The server doesn't belong to the training command.
-python -m openrlhf.models.remote_rm.math_verifier --dataset $DATASET_PATH --input_key message \
+python -m openrlhf.models.remote_rm.sokoban_verifier --dataset $DATASET_PATH --input_key message \
    --prompt-template chatml 2>&1 | tee -a "${LOG_DIR}/remote_rm.log" &
 REMOTE_RM_PID=$!
 
@@ -17,7 +17,6 @@ ray job submit --address="http://127.0.0.1:8265" \
    -- python -m openrlhf.cli.train_ppo_ray \
    --ref_num_nodes 1 --ref_num_gpus_per_node 8 \
    --actor_num_nodes 1 --actor_num_gpus_per_node 8 \
-   --critic_num_nodes 1 --critic_num_gpus_per_node 8 \
    --remote_rm_url http://127.0.0.1:5000/get_reward \
    --vllm_num_engines 8 --vllm_tensor_parallel_size 1 \
    --vllm_enable_sleep --vllm_gpu_memory_utilization 0.5 --vllm_sync_backend gloo \
@@ -34,9 +33,11 @@ ray job submit --address="http://127.0.0.1:8265" \
    --actor_learning_rate 1e-6 \
    --critic_learning_rate 5e-6 \
    --freeze_prefix visual \
-   --init_kl_coef 0 --kl_estimator k1 \
+   --init_kl_coef 0 \
    --prompt_data ${DATASET_PATH} --input_key message \
+   --lambd 1 --gamma 1 --max_samples 100000 --normalize_reward --save_hf_ckpt --ckpt_path ${SAVE_PATH}/ckpt \
+   --wandb_group hyper_para_search \
    --save_steps 5 \
-   --use_wandb ${WANDB_API_KEY} --wandb_run_name sokoban > >(tee -a "${LOG_DIR}/train.log") 2>&1 &
+   --wandb_run_name sokoban > >(tee -a "${LOG_DIR}/train.log") 2>&1 &
 
 TRAIN_PID=$!

@@ -48,12 +48,25 @@ def test_rows_of_a_copy_are_written_and_what_is_left_out_or_unchecked_is_said(tm
     out, err = capsys.readouterr()
     assert f"{tmp_path / 'out'} holds 2 rows and 1 image of mathv360k already" in out
     assert "1 row was left out" in err
+    # As a stage script asks for the rows, which does not know of the copy; another copy makes other rows.
+    with pytest.raises(SystemExit):
+        main(["mathv360k", "--output", str(tmp_path / "out")])
+    assert "holds 2 rows and 1 image of mathv360k already" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["mathv360k", "--source", str(tmp_path), "--output", str(tmp_path / "out")])
+    assert "was made with another origin" in capsys.readouterr().err
 
 
 def test_filtered_rows_and_another_number_of_rows_are_said(tmp_path, capsys):
-    rows = [dict(SAMPLES["deepscaler_40k"].record), {"problem": "?", "answer": ""}]
-    (tmp_path / "deepscaler.json").write_text(json.dumps(rows))
-    main(["deepscaler_40k", "--source", str(tmp_path / "deepscaler.json"), "--output", str(tmp_path / "out")])
+    (tmp_path / "rows.json").write_text(
+        json.dumps([{"problem": "1 + 1?", "answer": "2"}, {"problem": "?", "answer": ""}])
+    )
+    recipe = tmp_path / "own.yaml"
+    recipe.write_text(
+        "{name: own, description: d, source: {obtain: o, split: s}, licence: MIT, rows: 40309, answer: [answer], "
+        "where: {answer: {filled: true}}, prompt: '{problem}', verifiers: [math]}"
+    )
+    main([str(recipe), "--source", str(tmp_path / "rows.json"), "--output", str(tmp_path / "out")])
     out, err = capsys.readouterr()
     assert "1 of 2 were filtered by answer" in out
     assert "the recipe expects 40,309 rows, 1 were found" in out

@@ -32,6 +32,8 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list:
     ("argv", "verifier", "port"),
     [
         (["math"], MathVerifier(), 5000),
+        # As LMM-R1's server is started.
+        (["math", "--disable-format-reward", "--port", "1"], MathVerifier(weights=Weights(format=0)), 1),
         (
             ["math", "--accuracy-weight", "2", "--format-weight=0.25", "--port", "0"],
             MathVerifier(weights=Weights(accuracy=2.0, format=0.25)),

@@ -15,13 +15,14 @@ from openrlhf.trainer.ray import launcher, ppo_actor, ppo_critic
 from openrlhf.utils.deepspeed import deepspeed as upstream
 
 from lmm_r1 import dotted
-from lmm_r1.config import PPOConfig, SFTConfig
+from lmm_r1.config import DPOConfig, KTOConfig, PPOConfig, PRMConfig, RMConfig, SFTConfig
 from lmm_r1.config.shared import LoraConfig
+from lmm_r1.config.supervised import KDConfig
 from lmm_r1.errors import UserError
 from lmm_r1.host import optimizer, strategy
 from lmm_r1.host.seams import to_openrlhf_args
 from lmm_r1.host.strategy import make_strategy
-from lmm_r1.models.loading import LoadSettings, rl_settings
+from lmm_r1.models.loading import LoadSettings, load_settings, rl_settings, trained_settings
 from lmm_r1.rl import workers
 from lmm_r1.supervised import models
 
@@ -162,12 +163,16 @@ def test_critic_and_reward_model_have_a_head_of_this_name_and_normalize_where_as
         assert {"value_head_prefix": "v_head", "normalize_reward": True}.items() <= model.settings.items()
 
 
-def test_frozen_names_reach_the_model_of_supervised_training(monkeypatch):
+def test_what_is_frozen_reaches_the_model_of_supervised_training(monkeypatch):
     flags = {"model.freeze_prefix": ("lm_head.",), "data.max_len": 77, "ds.image_cache_gib": 0.5}
-    flags["ds.param_dtype"] = "fp32"
+    flags |= {"model.freeze_visual_encoder": True, "ds.param_dtype": "fp32"}
     model, _ = prepared("sft", flags, monkeypatch)
     given = {"freeze_prefix": ("lm_head.",), "max_len": 77, "image_cache_gib": 0.5, "trained": True}
-    assert given.items() <= model.settings.items()
+    assert (given | {"freeze_visual_encoder": True}).items() <= model.settings.items()
+    for config_class in (DPOConfig, RMConfig, KTOConfig, PRMConfig, KDConfig):
+        config = dotted.replace(config_class(), flags)
+        assert trained_settings(config).freeze_visual_encoder
+        assert not load_settings(config).freeze_visual_encoder
 
 
 def test_the_kind_of_adapters_and_ligers_kernels_reach_the_model_of_supervised_training(monkeypatch):

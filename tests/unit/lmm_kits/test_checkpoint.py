@@ -147,14 +147,15 @@ def test_a_prompt_ends_with_what_a_response_begins_with_and_a_conversation_does_
     assert b"<t>" not in bytes(whole.token_ids)
 
 
-def bounded(limits: tuple[int, int] | None, **bounds: int) -> None:
-    kit = SimpleNamespace(model_type="some_vl", pixel_limits=lambda processor: limits)
+def bounded(limits: tuple[int, int] | None, takes_images: bool = True, **bounds: int) -> None:
+    kit = SimpleNamespace(model_type="some_vl", takes_images=takes_images, pixel_limits=lambda processor: limits)
     model = SimpleNamespace(kit=kit, processor=None)
     check_pixel_bounds(RowsConfig(**bounds), model, model="--model m", prefix="--data.")
 
 
 def test_bounds_on_images_must_be_such_as_the_model_can_keep_to():
     bounded(None)
+    bounded(None, takes_images=False, max_pixels=500)
     bounded((100, 900), min_pixels=100, max_pixels=900)
     with pytest.raises(UserError, match="^--data.max_pixels 500: --model m is a some_vl, which leaves no choice"):
         bounded(None, max_pixels=500)

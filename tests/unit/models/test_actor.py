@@ -113,7 +113,7 @@ def test_logits_are_fp32_whatever_the_weights_are(folder):
 
 
 def test_a_language_model_has_no_vision_tower_to_freeze(folder):
-    with pytest.raises(UserError, match="--actor.freeze_visual_encoder: this model has no vision tower"):
+    with pytest.raises(UserError, match="--model.freeze_visual_encoder.: this model has no vision tower"):
         make_actor(folder, freeze_visual_encoder=True)
 
 
