@@ -12,10 +12,13 @@ import torch
 import torch.distributed as dist
 from bitsandbytes.optim import AdamW8bit, PagedAdamW8bit
 from deepspeed import DeepSpeedEngine
+from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime import engine as engine_module
 from deepspeed.runtime.zero import stage3, stage_1_and_2
 from deepspeed.runtime.zero.muon import original_muon
 from deepspeed.runtime.zero.muon.muon_optimizer import MuonWithAuxAdam
+from deepspeed.runtime.zero.offload_config import OffloadStateTypeEnum
+from deepspeed.runtime.zero.offload_states import offload_optimizer_states, reload_optimizer_states
 from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 from deepspeed.runtime.zero.utils import ZERO_SUPPORTED_OPTIMIZERS
 from deepspeed.utils import safe_get_full_grad
@@ -185,6 +188,32 @@ def _overflows(optimizer: DeepSpeedZeroOptimizer, partition_gradients: bool = Tr
     """Say whether a gradient is not finite; DeepSpeed then skips the step."""
     norms = [gradients.norm for gradients in optimizer.averaged_gradients.values()]
     return not bool(torch.stack(norms).isfinite().all())
+
+
+def sleep_with_any_optimizer(optimizer: Any) -> None:
+    """Let ZeRO-3 move the states of any optimizer to host memory, as ZeRO-2 does; upstream takes only its own Adam."""
+    if isinstance(optimizer, stage3.DeepSpeedZeroOptimizer_Stage3):
+        optimizer.offload_states = partial(_offload, optimizer, optimizer.offload_states)
+        optimizer.reload_states = partial(_reload, optimizer, optimizer.reload_states)
+
+
+def _offload(
+    optimizer: Any, rest: Callable[..., None], include: Any = None, pin_memory: bool = True, **settings: Any
+) -> None:
+    own = (OffloadStateTypeEnum.hp_params, OffloadStateTypeEnum.optim_states)
+    rest(include=set(include or OffloadStateTypeEnum).difference(own), pin_memory=pin_memory, **settings)
+    for master in optimizer.fp32_partitioned_groups_flat:
+        master.data = torch.empty_like(master, device="cpu", pin_memory=pin_memory and cpu.has_cuda()).copy_(master)
+    offload_optimizer_states(optimizer.optimizer, "cpu", pin_memory=pin_memory)
+    get_accelerator().empty_cache()
+
+
+def _reload(optimizer: Any, rest: Callable[..., None], **settings: Any) -> None:
+    device = get_accelerator().current_device_name()
+    for master in optimizer.fp32_partitioned_groups_flat:
+        master.data = master.data.to(device)
+    reload_optimizer_states(optimizer.optimizer, device)
+    rest(**settings)
 
 
 @dataclass(frozen=True, kw_only=True)
