@@ -55,7 +55,9 @@ def updated(strategy: KitStrategy, engine: DeepSpeedEngine, *, sleeps: bool) -> 
             offload_deepspeed_states(engine)
             reload_deepspeed_states(engine)
         given = torch.randn(16, 96, generator=torch.Generator().manual_seed(number))
-        strategy.backward(engine(given.to(next(engine.module.parameters()).dtype)).float().square().mean(), engine, None)
+        strategy.backward(
+            engine(given.to(next(engine.module.parameters()).dtype)).float().square().mean(), engine, None
+        )
         strategy.optimizer_step(None, engine, None)
         found.append({name: weight.clone() for name, weight in whole_state_dict(engine).items()})
     return found
