@@ -26,7 +26,7 @@ from lmm_r1.config.shared import LoraConfig
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import written_folder
 from lmm_r1.lmm_kits import Checkpoint, LmmKit
-from lmm_r1.lmm_kits.checkpoint import check_weights
+from lmm_r1.lmm_kits.checkpoint import check_weights, settle_ends
 from lmm_r1.lmm_kits.registry import kit_name_of
 from lmm_r1.models.adapters import (
     BASE_IN_4BIT,
@@ -266,6 +266,7 @@ def write_checkpoint(
     weights = None
     if added:
         weights = {**model.state_dict(), **{name: tensor.to(dtype) for name, tensor in added.items()}}
+    settle_ends(model, kit=kit, processor=processor)
     with written_folder(output) as folder:
         model.save_pretrained(folder, state_dict=weights, max_shard_size=max_shard_size)
         kit.save_processor(processor, folder)

@@ -163,6 +163,8 @@ class KitStrategy(CheckpointStrategy):
 
     def _write_model(self, model: Any, tokenizer: Any, output_dir: str, **kwargs: Any) -> None:
         saved = model if isinstance(model, Actor) else self._unwrap_model(model)
+        if isinstance(saved, HostedModel):
+            saved.settle_ends(tokenizer)
         if not (isinstance(saved, HostedModel) and saved.saves_itself):
             super().save_model(model, tokenizer, output_dir, **kwargs)
             return

@@ -184,8 +184,9 @@ class LmmKit(ABC):
     ) -> PreTrainedModel:
         """Load the model with its generation cache off; `kwargs` go to `from_pretrained`.
 
-        Raises UserError if the checkpoint lacks some of its weights.
+        Raises UserError if the checkpoint lacks some of its weights, or they are quantized.
         """
+        check_unquantized(self.load_config(path, trust_remote_code=trust_remote_code), path=path)
         model, report = self.model_class.from_pretrained(
             path, dtype=dtype, attn_implementation=attn_implementation, output_loading_info=True, **kwargs
         )
@@ -589,3 +590,22 @@ class LmmKit(ABC):
 
     def tiny_processor(self, tokenizer: PreTrainedTokenizerBase) -> Processor:
         return self.processor_class(tokenizer=tokenizer, chat_template=tokenizer.chat_template, **self.tiny_parts())
+
+
+def check_unquantized(config: Config, *, path: str) -> None:
+    """Raise UserError for a checkpoint of quantized weights, as of AWQ, GPTQ, bitsandbytes or FP8."""
+    if (method := quantization_of(config)) is not None:
+        raise UserError(
+            f"{path}: its weights are quantized ({method}), and only vLLM loads such; give the model that they were made of"
+        )
+
+
+def quantization_of(config: Config) -> str | None:
+    """Return how a checkpoint's weights are quantized, None if they are whole."""
+    found = [
+        one.quantization_config for one in (config, config.get_text_config()) if hasattr(one, "quantization_config")
+    ]
+    settings = next((one for one in found if one), None)
+    if settings is None:
+        return None
+    return str((settings if isinstance(settings, dict) else settings.to_dict()).get("quant_method", "unknown method"))
