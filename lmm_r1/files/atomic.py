@@ -100,6 +100,13 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__
 
 
+def in_worker(error: BaseException) -> BaseException:
+    """Return the error that a Ray worker has raised: Ray's own names the tasks that it came through, in colour."""
+    while isinstance(cause := getattr(error, "cause", None), BaseException):
+        error = cause
+    return error
+
+
 def check_creatable(path: Path, *, flag: str) -> None:
     """Raise UserError if `path` could not be created: below a file, or in a folder without write permission."""
     nearest = next(parent for parent in path.absolute().parents if parent.exists())

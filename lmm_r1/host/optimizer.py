@@ -246,23 +246,20 @@ def sleep_with_any_optimizer(optimizer: Any) -> None:
         optimizer.reload_states = partial(_reload, optimizer, optimizer.reload_states)
 
 
-def _offload(
-    optimizer: Any, rest: Callable[..., None], include: Any = None, pin_memory: bool = True, **settings: Any
-) -> None:
+def _offload(optimizer: Any, offload: Callable[..., None], include: Any = None, **settings: Any) -> None:
     own = (OffloadStateTypeEnum.hp_params, OffloadStateTypeEnum.optim_states)
-    rest(include=set(include or OffloadStateTypeEnum).difference(own), pin_memory=pin_memory, **settings)
+    offload(include=set(include or OffloadStateTypeEnum).difference(own), **settings)
     for master in optimizer.fp32_partitioned_groups_flat:
-        master.data = torch.empty_like(master, device="cpu", pin_memory=pin_memory and cpu.has_cuda()).copy_(master)
-    offload_optimizer_states(optimizer.optimizer, "cpu", pin_memory=pin_memory)
+        master.data = torch.empty_like(master, device="cpu", pin_memory=cpu.has_cuda()).copy_(master)
+    offload_optimizer_states(optimizer.optimizer, "cpu", pin_memory=True)
     get_accelerator().empty_cache()
 
 
-def _reload(optimizer: Any, rest: Callable[..., None], **settings: Any) -> None:
-    device = get_accelerator().current_device_name()
+def _reload(optimizer: Any, reload: Callable[..., None], **settings: Any) -> None:
     for master in optimizer.fp32_partitioned_groups_flat:
-        master.data = master.data.to(device)
-    reload_optimizer_states(optimizer.optimizer, device)
-    rest(**settings)
+        master.data = master.data.to(get_accelerator().current_device_name())
+    reload_optimizer_states(optimizer.optimizer, get_accelerator().current_device_name())
+    reload(**settings)
 
 
 @dataclass(frozen=True, kw_only=True)

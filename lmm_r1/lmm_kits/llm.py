@@ -22,15 +22,7 @@ from transformers import (
 from lmm_r1.data.messages import Message, Part, TextPart
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.encoding import check_chat
-from lmm_r1.lmm_kits.kit import (
-    EncodedPrompt,
-    LmmKit,
-    Media,
-    RawMedia,
-    RouterScores,
-    TinyModelSpec,
-    check_unquantized,
-)
+from lmm_r1.lmm_kits.kit import EncodedPrompt, LmmKit, Media, RawMedia, RouterScores, TinyModelSpec
 from lmm_r1.lmm_kits.tiny_model import TinyTokens, text_settings
 
 TINY_TOKENS = TinyTokens(
@@ -83,7 +75,7 @@ class LanguageModelKit(LmmKit):
         self, path: str, *, dtype: torch.dtype, attn_implementation: str, trust_remote_code: bool, **kwargs: Any
     ) -> PreTrainedModel:
         """Load the model with its generation cache off; raises UserError if the checkpoint lacks some of its weights."""
-        check_unquantized(self.load_config(path, trust_remote_code=trust_remote_code), path=path)
+        self.check_unquantized(path, trust_remote_code=trust_remote_code)
         model, report = AutoModelForCausalLM.from_pretrained(
             path,
             dtype=dtype,

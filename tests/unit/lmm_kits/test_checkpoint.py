@@ -214,7 +214,7 @@ def test_quantized_weights_are_refused_and_have_the_size_of_their_files(method, 
     own = Checkpoint(str(quantized))
     assert (quantization_of(own.config), quantization_of(Checkpoint(str(base)).config)) == (method, None)
     assert stored_bytes(str(quantized)) == (base / "model.safetensors").stat().st_size
-    refused = rf"model: its weights are quantized \({method}\), and only vLLM loads such; give the model"
+    refused = rf"model: its weights are quantized \({method}\), which only vLLM loads; give the model"
     with pytest.raises(UserError, match=refused):
         own.load_model(dtype="auto", attn_implementation="sdpa")
     for empty in (True, False):
