@@ -26,7 +26,7 @@ from lmm_r1.config.shared import LoraConfig
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import written_folder
 from lmm_r1.lmm_kits import Checkpoint, LmmKit
-from lmm_r1.lmm_kits.checkpoint import check_weights
+from lmm_r1.lmm_kits.checkpoint import check_weights, settle_ends
 from lmm_r1.lmm_kits.registry import kit_name_of
 from lmm_r1.models.adapters import (
     BASE_IN_4BIT,
@@ -37,6 +37,7 @@ from lmm_r1.models.adapters import (
     language_layers,
     merged_layer,
     rounded,
+    stored_names,
 )
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -68,7 +69,7 @@ def load_with_adapter(path: str, adapter: Path, *, dtype: torch.dtype, trust_rem
     settings = _adapter_settings(adapter)
     tensors, in_4bit = _adapter_tensors(adapter), quantized_from(adapter)
     checkpoint = Checkpoint(path, trust_remote_code=trust_remote_code)
-    _check_architecture(checkpoint, adapter)
+    is_known = _check_architecture(checkpoint, adapter)
     check_weights(path)
     model = checkpoint.load_model(dtype=dtype, attn_implementation="sdpa")
     if in_4bit is not None:
@@ -76,6 +77,9 @@ def load_with_adapter(path: str, adapter: Path, *, dtype: torch.dtype, trust_rem
             layer = model.get_submodule(name)
             layer.weight.data = rounded(layer.weight.data, dtype=in_4bit)
     config = _lora_config(adapter, settings)
+    # Later versions of peft than the old names write theirs; an adapter with it may be that of a plain language model.
+    if is_known or "peft_version" not in settings:
+        tensors = _renamed(tensors, config, model)
     try:
         inject_adapter_in_model(config, model, adapter_name=_ADAPTER)
     except ValueError as error:
@@ -92,20 +96,21 @@ def load_with_adapter(path: str, adapter: Path, *, dtype: torch.dtype, trust_rem
     return model.eval()
 
 
-def _check_architecture(checkpoint: Checkpoint, adapter: Path) -> None:
-    """Raise UserError if the model that the adapter was trained on is available and belongs to another kit.
+def _check_architecture(checkpoint: Checkpoint, adapter: Path) -> bool:
+    """Return whether the model that the adapter was trained on is available; raises UserError if it belongs to another kit.
 
     Small models of different architectures can have layers of the same names and shapes.
     """
     trained_on = Path(adapter_base(adapter) or "")
     if not (trained_on / "config.json").is_file():
-        return
+        return False
     name = kit_name_of(str(trained_on), trust_remote_code=checkpoint.trust_remote_code)
     if name != checkpoint.kit.model_type:
         raise UserError(
             f"{adapter}: was trained on {trained_on}, whose architecture is {name}, and that of {checkpoint.path} is "
             f"{checkpoint.kit.model_type}; give the model that it was trained on"
         )
+    return True
 
 
 def _adapter_settings(adapter: Path) -> Mapping[str, Any]:
@@ -171,6 +176,27 @@ def _lora_config(adapter: Path, settings: Mapping[str, Any]) -> PeftConfig:
         raise UserError(f"{file}: peft cannot read this config ({error}); copy the adapter again") from error
     config.init_lora_weights = True  # every factor is overwritten; an elaborate beginning would only take time
     return config
+
+
+def _renamed(
+    tensors: Mapping[str, torch.Tensor], config: PeftConfig, model: PreTrainedModel
+) -> dict[str, torch.Tensor]:
+    """Return an adapter's tensors under the model's names, and let its config have them: transformers 4.52 changed many."""
+    modules, own_name = dict(model.named_modules()), stored_names(model)
+
+    def own(layer: str) -> str:
+        found = own_name(f"{layer}.weight").removesuffix(".weight")
+        return layer if layer in modules or found not in modules else found
+
+    parts = {name: _bare(name).partition(".lora_") for name in tensors}
+    layers = {layer: own(layer) for layer, _, _ in parts.values()}
+    if isinstance(config.target_modules, str) and any(layer != found for layer, found in layers.items()):
+        config.target_modules = set(layers.values())
+    elif not isinstance(config.target_modules, str):
+        config.target_modules = set(map(own, config.target_modules))
+    for patterns in ("rank_pattern", "alpha_pattern"):
+        setattr(config, patterns, {own(name): value for name, value in getattr(config, patterns).items()})
+    return {f"{layers[layer]}{dot}{rest}": tensors[name] for name, (layer, dot, rest) in parts.items()}
 
 
 def _fill(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor], *, adapter: Path, path: str) -> None:
@@ -240,6 +266,7 @@ def write_checkpoint(
     weights = None
     if added:
         weights = {**model.state_dict(), **{name: tensor.to(dtype) for name, tensor in added.items()}}
+    settle_ends(model, kit=kit, processor=processor)
     with written_folder(output) as folder:
         model.save_pretrained(folder, state_dict=weights, max_shard_size=max_shard_size)
         kit.save_processor(processor, folder)

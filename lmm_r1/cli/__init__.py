@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from lmm_r1 import cpu
 from lmm_r1.dotted import nearest
 from lmm_r1.errors import ListedError, RunStopped, UserError
-from lmm_r1.files.atomic import sentence_of
+from lmm_r1.files.atomic import in_worker, sentence_of
 from remote_rm.redaction import hide_in_logs
 
 # Set here, because a command may load torch before it knows what it does.
@@ -122,8 +122,7 @@ def user_errors(prog: str) -> Iterator[None]:
         print(f"{prog}: error: {error.sentence}", *lines, sep="\n  ", file=sys.stderr)
         raise SystemExit(1) from None
     except UserError as error:
-        # One that was raised in a worker comes with its traceback, as the cause of Ray's own.
-        message = str(getattr(error, "cause", error))
+        message = str(in_worker(error))
         # What a library said, as part of a message, may hold line breaks.
         print(f"{prog}: error: {' '.join(line.strip() for line in message.splitlines())}", file=sys.stderr)
         raise SystemExit(1) from None

@@ -65,10 +65,10 @@ def check_eight_bit(model: OptimizerConfig, ds: DeepSpeedConfig, *, prefix: str,
         )
     if ds.zero_stage == 0:
         raise UserError(f"{given} is for --ds.zero_stage 1, 2 and 3; take one of them, or --{prefix}optim adam")
-    if sleeps:
+    if sleeps and model.optim != "adamw_8bit":
         raise UserError(
-            f"{given} and --ds.enable_sleep: DeepSpeed moves only the state of AdamW to host memory; take "
-            f"--{prefix}optim adam with it, or leave it out"
+            f"{given} and --ds.enable_sleep: DeepSpeed moves only the state of other optimizers to host memory; take "
+            f"--{prefix}optim adamw_8bit with it, or leave it out"
         )
 
 

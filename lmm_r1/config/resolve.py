@@ -250,15 +250,21 @@ _SHARED_UNPLANNED: dict[str, object] = {"vllm.enable_sleep": True, "vllm.gpu_mem
 # The same for an engine next to a student and a teacher.
 _STUDENT_UNPLANNED: dict[str, object] = {"vllm.gpu_memory_utilization": 0.3}
 
-# Settings that a resumed run may change: display, storage, placement and passes. A trailing dot is
-# for a whole group. Models and rows are compared by their content, not by these names.
+# Settings that a resumed run may change: display, storage, placement and passes. A trailing dot is for a whole group,
+# one in front for this name in all groups. Models and rows are compared by their content, not by these names.
 _FREE = (
-    "actor.gradient_checkpointing_enable",
-    "actor.gradient_checkpointing_layers",
-    "actor.gradient_checkpointing_reentrant",
-    "actor.model_name_or_path",
+    ".gradient_checkpointing_enable",
+    ".gradient_checkpointing_layers",
+    ".gradient_checkpointing_reentrant",
+    ".max_tokens_per_gpu",
+    ".micro_batch_size",
+    ".model_name_or_path",
+    ".num_gpus_per_node",
+    ".num_nodes",
+    ".offload",
+    "agent.prefix_caching",
+    "algo.mismatch_limit",
     "ckpt.",
-    "critic.model_name_or_path",
     "critic.save_value_network",
     "data.dataloader_num_workers",
     "data.dataset",
@@ -272,45 +278,37 @@ _FREE = (
     "data.prompt_dataset",
     "data.prompt_template",
     "data.system_prompt",
+    "ds.adam_offload",
     "ds.attn_implementation",
     "ds.deepcompile",
     "ds.enable_sleep",
     "ds.experts_implementation",
+    "ds.image_cache_gib",
     "ds.overlap_comm",
+    "ds.packing_samples",
+    "ds.ulysses_size",
+    "ds.use_liger_kernel",
+    "ds.use_universal_ckpt",
+    "ds.zero_stage",
+    "ds.zpg",
     "eval.",
     "local_rank",
     "logger.",
-    "model.gradient_checkpointing_enable",
-    "model.gradient_checkpointing_layers",
-    "model.gradient_checkpointing_reentrant",
-    "model.model_name_or_path",
     "ref.during_generation",
-    "ref.model_name_or_path",
-    "ref.num_gpus_per_node",
-    "ref.num_nodes",
-    "ref.offload",
     "reward.deadline_s",
-    "reward.model_name_or_path",
-    "reward.num_gpus_per_node",
-    "reward.num_nodes",
-    "reward.offload",
     "reward.remote_url",
     "reward.request_fields",
     "reward.timeout_s",
-    "rollout.max_tokens_per_gpu",
-    "rollout.micro_batch_size",
     "rollout.vllm_generate_batch_size",
     "teacher.",
     "train.colocate_actor_ref",
     "train.colocate_all",
     "train.colocate_critic_reward",
     "train.dynamic_batch_enable",
-    "train.max_tokens_per_gpu",
+    "train.full_determinism_enable",
     "train.memory_check",
-    "train.micro_batch_size",
     "train.shared_prefix_enable",
     "train.trust_remote_code",
-    "ds.packing_samples",
     "vllm.",
 )
 
@@ -381,7 +379,8 @@ def settings_of_the_run(config: PPOConfig | SupervisedConfig) -> dict[str, objec
 
 def is_free(flag: str) -> bool:
     """Return whether a stopped run may resume with another value of the flag."""
-    return any(flag.startswith(free) if free.endswith(".") else flag == free for free in _FREE)
+    name = flag.rpartition(".")[2]
+    return any(flag.startswith(free) if free.endswith(".") else free in (flag, f".{name}") for free in _FREE)
 
 
 def _as_json(value: object) -> object:

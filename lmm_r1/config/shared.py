@@ -232,7 +232,7 @@ class DeepSpeedConfig:
     deepcompile: bool = False
     """Compile the model with DeepCompile."""
     use_universal_ckpt: bool = False
-    """Resume from a DeepSpeed universal checkpoint, which fits any number of GPUs."""
+    """Load a checkpoint weight by weight, as is done if the number of GPUs or the ZeRO stage has changed."""
     use_liger_kernel: bool = True
     """Use Liger's fused kernels for norms, feed-forward layers and rotary embeddings on GPUs that support them."""
     tensor_parallel_size: int = 1

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
+from uuid import uuid4
 
 from lmm_r1.errors import UserError
 
@@ -99,6 +100,13 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__
 
 
+def in_worker(error: BaseException) -> BaseException:
+    """Return the error that a Ray worker has raised: Ray's own names the tasks that it came through, in colour."""
+    while isinstance(cause := getattr(error, "cause", None), BaseException):
+        error = cause
+    return error
+
+
 def check_creatable(path: Path, *, flag: str) -> None:
     """Raise UserError if `path` could not be created: below a file, or in a folder without write permission."""
     nearest = next(parent for parent in path.absolute().parents if parent.exists())
@@ -156,7 +164,7 @@ def written_into(folder: Path, *, moves: bool = True) -> Iterator[Path]:
         with writing(folder):
             yield partial
             if moves:
-                for file in [path for path in partial.rglob("*") if path.is_file()]:
+                for file in _opened_to_others(partial):
                     target = folder / file.relative_to(partial)
                     target.parent.mkdir(exist_ok=True)
                     file.replace(target)
@@ -172,19 +180,27 @@ def written_folder(path: Path) -> Iterator[Path]:
     Raises UserError if nothing can be written, or the disk is full.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+        folder = path.with_name(f".{path.name}-{uuid4().hex}")
+        folder.mkdir(parents=True)
     except OSError as error:
         raise unwritable(path, error) from error
     try:
         with writing(path):
             yield folder
-        folder.chmod(0o755)
+        _opened_to_others(folder)
         if path.exists():
             path.rmdir()
         folder.rename(path)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _opened_to_others(folder: Path) -> list[Path]:
+    """Return the files below a folder, with the modes that the umask gives; safetensors writes for the owner alone."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    for file in files:
+        file.chmod(folder.stat().st_mode & 0o666)
+    return files
 
 
 # The errors of file systems without locks.

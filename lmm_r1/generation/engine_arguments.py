@@ -14,7 +14,9 @@ from transformers import PretrainedConfig
 from lmm_r1 import cpu
 from lmm_r1.config.shared import LOOKUP, Speculation
 from lmm_r1.lmm_kits import LmmKit
+from lmm_r1.lmm_kits.checkpoint import stored_bytes
 from lmm_r1.lmm_kits.delta_rule import linear_layers, state_numbers
+from lmm_r1.lmm_kits.kit import quantization_of
 
 _DRAFTED, _ACCEPTED = "vllm:spec_decode_num_draft_tokens", "vllm:spec_decode_num_accepted_tokens"
 
@@ -154,9 +156,10 @@ def free_share(
     width = 4 if (dtype if dtype != "auto" else str(config.dtype)).endswith("float32") else 2
     with torch.device("meta"):
         model = kit.model_class_of(config)(copy.deepcopy(config))
+    whole = width * sum(weight.numel() for weight in model.parameters())
     needed = engine_bytes(
         config,
-        weights=width * sum(weight.numel() for weight in model.parameters()),
+        weights=(quantization_of(config) and stored_bytes(config.name_or_path)) or whole,
         width=width,
         max_len=max_len,
         responses=responses,

@@ -8,11 +8,14 @@ import logging
 import shutil
 import socket
 import uuid
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import deepspeed
+import torch
 import torch.distributed as dist
 from openrlhf.utils.deepspeed import DeepspeedStrategy
 
@@ -20,6 +23,7 @@ from lmm_r1.errors import UserError
 from lmm_r1.files import atomic
 from lmm_r1.host import checkpoint_folder
 from lmm_r1.host.checkpoint_folder import ResumePoint, defect, resume_point, saving_name
+from lmm_r1.host.optimizer import ADAMS, as_configured, masters, put_masters
 
 logger = logging.getLogger(__name__)
 
@@ -131,21 +135,22 @@ class CheckpointStrategy(DeepspeedStrategy):
         Every rank must call it, and all load the same one: `tag`, or the run's `resume_tag`, or what rank 0 finds.
         Raises UserError if a rank does not see it.
         """
-        # A universal checkpoint has files of its own, one of which names it.
-        if not self.use_ds_universal_ckpt:
-            tag = tag or self.resume_tag or self._agreed_tag(Path(load_dir))
-            if tag is None:
-                return None, {}
-            lack = defect(Path(load_dir), tag)
-            if lack is not None:
-                raise UserError(
-                    f"--ckpt.path {load_dir}: {tag} cannot be loaded on {socket.gethostname()}: {lack}; "
-                    "all machines of a run must share this folder"
-                )
+        folder = Path(load_dir)
+        tag = tag or self.resume_tag or self._agreed_tag(folder)
+        if tag is None:
+            return None, {}
+        lack = defect(folder, tag)
+        if lack is not None:
+            raise UserError(
+                f"--ckpt.path {load_dir}: {tag} cannot be loaded on {socket.gethostname()}: {lack}; "
+                "all machines of a run must share this folder"
+            )
         self.loaded_tag = tag
-        return super().load_ckpt(
-            model, load_dir, tag, load_module_strict, load_optimizer_states, load_lr_scheduler_states, load_module_only
-        )
+        with as_configured(model):
+            if self.use_ds_universal_ckpt or saved_layout(folder / tag) != own_layout(model):
+                return str(folder / tag), load_resharded(model, folder / tag)
+            settings = (load_module_strict, load_optimizer_states, load_lr_scheduler_states, load_module_only)
+            return super().load_ckpt(model, load_dir, tag, *settings)
 
     def _agreed_tag(self, folder: Path) -> str | None:
         tags: list[str | None] = [None]
@@ -172,3 +177,80 @@ def _own_shards(engine: Any, folder: Path, tag: str) -> list[Path]:
     if engine.save_zero_checkpoint:
         names.append(engine._get_zero_ckpt_name(str(folder), saving_name(tag)))
     return [Path(name) for name in names]
+
+
+_MASTER, _MOMENTS = "fp32", ("exp_avg", "exp_avg_sq")
+
+
+def saved_layout(folder: Path) -> tuple[bool, int]:
+    """Return whether ZeRO-3 has saved a checkpoint, and the number of ranks that have; 0 for ZeRO-0."""
+    return not (folder / "mp_rank_00_model_states.pt").is_file(), len(list(folder.glob("*_optim_states.pt")))
+
+
+def own_layout(engine: Any) -> tuple[bool, int]:
+    """Return the `saved_layout` of what an engine saves."""
+    stage = engine.zero_optimization_stage()
+    return stage == 3, dist.get_world_size() if stage else 0
+
+
+def load_resharded(engine: Any, folder: Path) -> dict[str, Any]:
+    """Load what any number of ranks with ZeRO-1, 2 or 3 have saved, and return the run's states in it.
+
+    Every rank must call it. Frozen weights stay as they are. Raises UserError for another optimizer than AdamW.
+    """
+    load = partial(torch.load, map_location="cpu", mmap=True, weights_only=False)
+    common = load(sorted(folder.glob("*_model_states.pt"))[0])
+    (sharded, ranks), inner = saved_layout(folder), engine.basic_optimizer
+    files = [file for rank in range(ranks) for file in folder.glob(f"*zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")]
+    saved = [load(file)["optimizer_state_dict"] for file in files]
+    flats = [shard["fp32_flat_groups" if sharded else "single_partition_of_fp32_groups"] for shard in saved]
+    states = [shard["optimizer_state_dict" if sharded else "base_optimizer_state"]["state"] for shard in saved]
+    known = type(inner) in ADAMS and own_layout(engine)[1] and 0 < len(files) == ranks
+    if not known or any(key not in state for rank in states for state in rank.values() for key in _MOMENTS):
+        raise UserError(
+            f"{folder}: another number of GPUs or another --ds.zero_stage can load only AdamW's state with ZeRO-1, 2 or 3, and "
+            "without tensor parallelism; take as many GPUs as before and their stage"
+        )
+    parts: dict[tuple[str, str], list[torch.Tensor]] = defaultdict(list)
+    for rank, groups in enumerate(flats):
+        for group, name, start, length, _ in _places(common["param_shapes"], groups, (sharded, ranks), rank=rank):
+            for key, flat in {_MASTER: groups[group], **states[rank][group]}.items():
+                if key in (_MASTER, *_MOMENTS):
+                    parts[name, key].append(flat[start : start + length])
+    own = [{_MASTER: master} | {key: torch.zeros_like(master) for key in _MOMENTS} for master in masters(engine)]
+    places = _places(engine._get_zero_param_shapes(), masters(engine), own_layout(engine), rank=dist.get_rank())
+    for group, name, start, length, offset in places:
+        for key, flat in own[group].items():
+            flat.data[start : start + length] = torch.cat(parts[name, key])[offset : offset + length]
+    for state in own:
+        inner.state[state.pop(_MASTER)] = {**state, "step": states[0][0]["step"]}
+    put_masters(engine, masters(engine))
+    engine.optimizer.loss_scaler = saved[0]["loss_scaler"]
+    engine.lr_scheduler.load_state_dict(common["lr_scheduler"])
+    for counter in ("global_steps", "global_samples", "skipped_steps"):
+        setattr(engine, counter, common[counter])
+    return {name: value for name, value in common.items() if name != "module"}
+
+
+def _places(
+    shapes: Any, flats: Sequence[torch.Tensor], layout: tuple[bool, int], *, rank: int
+) -> Iterator[tuple[int, str, int, int, int]]:
+    """Yield group and name of each weight of which a rank has a part, and of that its start, length, and start in the weight.
+
+    ZeRO-3 splits each weight, ZeRO-1 and 2 what a group's weights are one after another.
+
+    Args:
+        shapes: of the weights, by name, by group.
+        flats: what the rank has of each group.
+    """
+    sharded, ranks = layout
+    for group, (weights, flat) in enumerate(zip(shapes, flats, strict=True)):
+        at = 0 if sharded else -rank * flat.numel()
+        for name, shape in weights.items():
+            size = -(-shape.numel() // ranks) if sharded else shape.numel()
+            offset = rank * size if sharded else max(0, -at)
+            start = max(0, at)
+            length = min(size, shape.numel() - offset, flat.numel() - start)
+            if length > 0:
+                yield group, name, start, length, offset
+            at += size

@@ -50,6 +50,10 @@ class HostedModel(ABC):
         """Return the weights of the vision tower and its projector, none for a language model."""
 
     @abstractmethod
+    def settle_ends(self, processor: Any) -> None:
+        """Let the saved model end its responses where training has ended them."""
+
+    @abstractmethod
     def save(self, folder: str | Path, *, processor: Any, weights: Mapping[str, torch.Tensor]) -> None:
         """Write a checkpoint from the whole weights."""
 

@@ -12,10 +12,14 @@ import torch
 import torch.distributed as dist
 from bitsandbytes.optim import AdamW8bit, PagedAdamW8bit
 from deepspeed import DeepSpeedEngine
+from deepspeed.accelerator import get_accelerator
+from deepspeed.ops.adam import DeepSpeedCPUAdam
 from deepspeed.runtime import engine as engine_module
 from deepspeed.runtime.zero import stage3, stage_1_and_2
 from deepspeed.runtime.zero.muon import original_muon
 from deepspeed.runtime.zero.muon.muon_optimizer import MuonWithAuxAdam
+from deepspeed.runtime.zero.offload_config import OffloadStateTypeEnum
+from deepspeed.runtime.zero.offload_states import offload_optimizer_states, reload_optimizer_states
 from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 from deepspeed.runtime.zero.utils import ZERO_SUPPORTED_OPTIMIZERS
 from deepspeed.utils import safe_get_full_grad
@@ -185,6 +189,77 @@ def _overflows(optimizer: DeepSpeedZeroOptimizer, partition_gradients: bool = Tr
     """Say whether a gradient is not finite; DeepSpeed then skips the step."""
     norms = [gradients.norm for gradients in optimizer.averaged_gradients.values()]
     return not bool(torch.stack(norms).isfinite().all())
+
+
+def masters(engine: DeepSpeedEngine) -> Sequence[torch.Tensor]:
+    """Return this rank's master weights, flat, one tensor per group of ZeRO."""
+    optimizer: Any = engine.optimizer
+    if engine.zero_optimization_stage() == 3:
+        return optimizer.fp32_partitioned_groups_flat
+    return optimizer.single_partition_of_fp32_groups
+
+
+@torch.no_grad()
+def put_masters(engine: DeepSpeedEngine, values: Sequence[torch.Tensor]) -> None:
+    """Replace the master weights, and update the weights of passes from them, as after a step."""
+    optimizer: Any = engine.optimizer
+    sharded = engine.zero_optimization_stage() == 3
+    if sharded:
+        # Small weights are whole on every rank, and are gathered again only if they are not.
+        optimizer._partition_all_parameters()
+    for part, value in zip(masters(engine), values, strict=True):
+        part.data.copy_(value)
+    if not sharded:
+        optimizer.update_lp_params()
+        return
+    for group in range(len(values)):
+        optimizer._reassign_or_swap_out_partitioned_parameters(group)
+    if optimizer.persistent_parameters:
+        optimizer.persistent_parameters[0].all_gather(optimizer.persistent_parameters)
+    # The copies within a node (--ds.zpg) hold the old weights.
+    optimizer.invalidate_secondary_tensor()
+
+
+ADAMS = (torch.optim.AdamW, DeepSpeedCPUAdam)
+
+
+@contextmanager
+def as_configured(engine: DeepSpeedEngine) -> Iterator[None]:
+    """Keep the optimizer's own settings in a block that loads a checkpoint, which another kind of AdamW may have saved."""
+    inner = engine.basic_optimizer
+    settings = [{name: value for name, value in group.items() if name != "params"} for group in inner.param_groups]
+    yield
+    for group, own, rate in zip(inner.param_groups, settings, engine.lr_scheduler.get_last_lr(), strict=True):
+        group.update(own, lr=rate)
+    for weight, state in inner.state.items():
+        if type(inner) is DeepSpeedCPUAdam:
+            state["step"] = int(state["step"])
+        elif type(inner) is torch.optim.AdamW:
+            device = weight.device if inner.defaults["fused"] else "cpu"
+            state["step"] = torch.tensor(float(state["step"]), device=device)
+
+
+def sleep_with_any_optimizer(optimizer: Any) -> None:
+    """Let ZeRO-3 move the states of any optimizer to host memory, as ZeRO-2 does; upstream takes only its own Adam."""
+    if isinstance(optimizer, stage3.DeepSpeedZeroOptimizer_Stage3):
+        optimizer.offload_states = partial(_offload, optimizer, optimizer.offload_states)
+        optimizer.reload_states = partial(_reload, optimizer, optimizer.reload_states)
+
+
+def _offload(optimizer: Any, offload: Callable[..., None], include: Any = None, **settings: Any) -> None:
+    own = (OffloadStateTypeEnum.hp_params, OffloadStateTypeEnum.optim_states)
+    offload(include=set(include or OffloadStateTypeEnum).difference(own), **settings)
+    for master in optimizer.fp32_partitioned_groups_flat:
+        master.data = torch.empty_like(master, device="cpu", pin_memory=cpu.has_cuda()).copy_(master)
+    offload_optimizer_states(optimizer.optimizer, "cpu", pin_memory=True)
+    get_accelerator().empty_cache()
+
+
+def _reload(optimizer: Any, reload: Callable[..., None], **settings: Any) -> None:
+    for master in optimizer.fp32_partitioned_groups_flat:
+        master.data = master.data.to(get_accelerator().current_device_name())
+    reload_optimizer_states(optimizer.optimizer, get_accelerator().current_device_name())
+    reload(**settings)
 
 
 @dataclass(frozen=True, kw_only=True)

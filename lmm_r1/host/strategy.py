@@ -39,6 +39,7 @@ from lmm_r1.host.optimizer import (
     learns,
     passes_added_up,
     settle_muon,
+    sleep_with_any_optimizer,
     warm_from_first_update,
 )
 from lmm_r1.host.seams import to_openrlhf_args
@@ -107,6 +108,7 @@ class KitStrategy(CheckpointStrategy):
             )
         optimizer_of_zero = self._engine_of(engine).optimizer
         add_up_in_accumulation_dtype(optimizer_of_zero)
+        sleep_with_any_optimizer(optimizer_of_zero)
         if not self.deepcompile:
             # A compiled model hands its gradients over by itself.
             add_up_on_one_rank(optimizer_of_zero)
@@ -161,6 +163,8 @@ class KitStrategy(CheckpointStrategy):
 
     def _write_model(self, model: Any, tokenizer: Any, output_dir: str, **kwargs: Any) -> None:
         saved = model if isinstance(model, Actor) else self._unwrap_model(model)
+        if isinstance(saved, HostedModel):
+            saved.settle_ends(tokenizer)
         if not (isinstance(saved, HostedModel) and saved.saves_itself):
             super().save_model(model, tokenizer, output_dir, **kwargs)
             return

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,7 +13,9 @@ from rich.console import Console
 from lmm_r1 import hub
 from lmm_r1.config import PPOConfig, SupervisedConfig
 from lmm_r1.errors import UserError
+from lmm_r1.host.checkpoints import own_layout, saved_layout
 from lmm_r1.host.models import DeepSpeedEngine
+from lmm_r1.host.optimizer import masters, put_masters
 from lmm_r1.lifecycle.stopping import ERROR_FILE
 from lmm_r1.models.adapters import ADAPTER_FOLDER
 from lmm_r1.records.run_folder import RunFolder
@@ -49,12 +50,12 @@ class MovingAverage:
     def in_weights(self) -> Iterator[None]:
         """Give the model the averaged weights during the block; every rank must enter it, without updates inside."""
         own = [_in_host(part) for part in masters(self._engine)]
-        _put(self._engine, self._average)
+        put_masters(self._engine, self._average)
         try:
             yield
         finally:
             # The weights of passes are the rounded master weights, so this restores them exactly.
-            _put(self._engine, own)
+            put_masters(self._engine, own)
 
     def save(self, folder: Path) -> Path:
         """Write this rank's part next to its shards of a checkpoint, and return the file."""
@@ -65,46 +66,12 @@ class MovingAverage:
     def load(self, folder: Path) -> None:
         """Continue from the part that `save` wrote; raises UserError if this rank has none."""
         file = folder / _file_name()
-        if not file.is_file():
+        if not file.is_file() or saved_layout(folder) != own_layout(self._engine):
             raise UserError(
                 f"{file}: the checkpoint holds no moving average of this rank's weights (--train.enable_ema); go on with as "
-                "many ranks as saved it, or train anew with --ckpt.overwrite"
+                "many ranks as saved it and their --ds.zero_stage, or train anew with --ckpt.overwrite"
             )
-        saved = torch.load(file, map_location="cpu", weights_only=True)
-        if [part.shape for part in saved] != [part.shape for part in self._average]:
-            raise UserError(
-                f"{file}: the moving average is that of other shards; go on with as many ranks as saved it"
-            )
-        self._average = saved
-
-
-def masters(engine: DeepSpeedEngine) -> Sequence[torch.Tensor]:
-    """Return this rank's master weights, flat, one tensor per group of ZeRO."""
-    optimizer: Any = engine.optimizer
-    if engine.zero_optimization_stage() == 3:
-        return optimizer.fp32_partitioned_groups_flat
-    return optimizer.single_partition_of_fp32_groups
-
-
-@torch.no_grad()
-def _put(engine: DeepSpeedEngine, values: Sequence[torch.Tensor]) -> None:
-    """Replace the master weights, and update the weights of passes from them, as after a step."""
-    optimizer: Any = engine.optimizer
-    sharded = engine.zero_optimization_stage() == 3
-    if sharded:
-        # Small weights are whole on every rank, and are gathered again only if they are not.
-        optimizer._partition_all_parameters()
-    for part, value in zip(masters(engine), values, strict=True):
-        part.data.copy_(value)
-    if not sharded:
-        optimizer.update_lp_params()
-        return
-    for group in range(len(values)):
-        optimizer._reassign_or_swap_out_partitioned_parameters(group)
-    if optimizer.persistent_parameters:
-        optimizer.persistent_parameters[0].all_gather(optimizer.persistent_parameters)
-    # The copies within a node (--ds.zpg) hold the old weights.
-    optimizer.invalidate_secondary_tensor()
+        self._average = torch.load(file, map_location="cpu", weights_only=True)
 
 
 def _in_host(part: torch.Tensor) -> torch.Tensor:

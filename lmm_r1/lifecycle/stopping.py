@@ -18,7 +18,7 @@ from typing import Any
 
 from lmm_r1.config.shared import CheckpointConfig
 from lmm_r1.errors import RunStopped, UserError
-from lmm_r1.files.atomic import sentence_of, write_atomically
+from lmm_r1.files.atomic import in_worker, sentence_of, write_atomically
 from lmm_r1.records.run_folder import ERROR_FILE
 from remote_rm.redaction import hidden_text
 
@@ -175,8 +175,7 @@ def reported_ends(stops: StopRequests, *, folder: Path) -> Iterator[None]:
     except Exception as error:
         reached = stops.progress()
         where = "" if reached is None else f". {reached.describe()}"
-        # Ray's own error has the error of the worker as its cause.
-        cause = getattr(error, "cause", None) or error
+        cause = in_worker(error)
         if isinstance(error, UserError):
             raise UserError(f"{cause}{where}") from error
         if sentence := sentence_of(error):

@@ -251,6 +251,24 @@ def encode_turn(
     return replace(turn, token_ids=[*turn.token_ids, *begun], engine_token_ids=[*turn.engine_token_ids, *begun])
 
 
+def settle_ends(model: PreTrainedModel, *, kit: LmmKit, processor: Any) -> None:
+    """Let a saved model end a response also with the tokenizer's end token, and with the chat template's end of a turn."""
+    config, tokenizer = model.generation_config, kit.tokenizer_of(processor)
+    if config is None:
+        return
+    listed = config.eos_token_id
+    found = [*(listed if isinstance(listed, list) else [listed]), tokenizer.eos_token_id]
+    try:
+        one, other = (kit.render(processor, _turn(text), add_generation_prompt=False) for text in _TURNS)
+    except (UserError, jinja2.TemplateError):
+        one, other = [], []  # no chat template, or one that refuses this conversation
+    shared, added = _shared_end(one, other), tokenizer.added_tokens_decoder
+    if 0 < shared < len(one) and one[-shared] in added and added[one[-shared]].special:
+        found.append(one[-shared])
+    ids = [token for token in dict.fromkeys(found) if token is not None]
+    config.eos_token_id = ids if len(ids) > 1 else next(iter(ids), None)
+
+
 def without_end(turn: EncodedPrompt, generated: Sequence[int]) -> EncodedPrompt:
     """Return an encoded turn without its first token, which ends the model's turn, if the model has generated it."""
     if not generated or generated[-1] != turn.token_ids[0]:
@@ -259,7 +277,7 @@ def without_end(turn: EncodedPrompt, generated: Sequence[int]) -> EncodedPrompt:
 
 
 def _between_turns(kit: LmmKit, processor: Any, message: Message, *, images: Sequence[Image.Image]) -> EncodedPrompt:
-    first, other = (_after(turn, message) for turn in _TURNS)
+    first, other = ([*_turn(text), message] for text in _TURNS)
     encoded = kit.encode(processor, first, images=images, add_generation_prompt=True)
     ids, others = encoded.engine_token_ids, kit.render(processor, other, add_generation_prompt=True)
     shared = _shared_end(ids, others)
@@ -272,9 +290,9 @@ def _between_turns(kit: LmmKit, processor: Any, message: Message, *, images: Seq
     return replace(encoded, token_ids=encoded.token_ids[start:], engine_token_ids=ids[start:])
 
 
-def _after(turn: str, message: Message) -> list[Message]:
-    """Return a conversation in which a message follows a turn of the model."""
-    return [_QUESTION, Message(role="assistant", parts=(TextPart(turn),)), message]
+def _turn(text: str) -> list[Message]:
+    """Return a conversation that ends with a turn of the model."""
+    return [_QUESTION, Message(role="assistant", parts=(TextPart(text),))]
 
 
 def _shared_end(ids: Sequence[int], others: Sequence[int]) -> int:
@@ -301,6 +319,12 @@ def check_weights(model_path: str) -> None:
             raise UserError(f"{file}: this weight file, which {found[0].name} names, is missing; copy it again")
         if file.suffix == ".safetensors":
             _check_header(file)
+
+
+def stored_bytes(model_path: str) -> int:
+    """Return the size of a checkpoint folder's weight files; 0 for a hub name."""
+    found = [file for name in _NAMES if (file := Path(model_path) / name).is_file()]
+    return sum(part.stat().st_size for file in found[:1] for part in _parts(file))
 
 
 def torch_dtype(name: str, *, config: PretrainedConfig) -> torch.dtype:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,8 @@ from peft.tuners.lora.variants import DoraLinearVariant
 from peft.utils.transformers_weight_conversion import _MODEL_TO_CONVERSION_PATTERN, _MOE_TARGET_MODULE_MAPPING
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
 from lmm_r1.config.shared import LoraConfig
 from lmm_r1.errors import UserError
@@ -214,6 +216,14 @@ def _check(settings: LoraConfig) -> None:
         raise UserError(f"--ds.lora.dropout {settings.dropout:g}: must be at least 0 and below 1")
     if not settings.target_modules:
         raise UserError(f"--ds.lora.target_modules: give names of layers, or {EVERY_LAYER}")
+
+
+def stored_names(model: PreTrainedModel) -> Callable[[str], str]:
+    """Return a function from a weight's name in files, also of older versions of transformers, to its name in the model."""
+    state, transforms = model.state_dict(), get_model_conversion_mapping(model)
+    renamings = [one for one in transforms if isinstance(one, WeightRenaming)]
+    converters = [one for one in transforms if isinstance(one, WeightConverter)]
+    return lambda stored: rename_source_key(stored, renamings, converters, model.base_model_prefix, state)[0]
 
 
 def adapted_layers(model: torch.nn.Module) -> dict[str, LoraLayer]:

@@ -13,10 +13,11 @@ from transformers import PreTrainedModel
 from lmm_r1.data.sample import SampleMedia
 from lmm_r1.host.models import HostedModel
 from lmm_r1.lmm_kits import LmmKit
+from lmm_r1.lmm_kits.checkpoint import settle_ends
 from lmm_r1.models.image_features import FeatureCounts
 from lmm_r1.models.loading import LoadedModel, check_buffers, enable_checkpointing
 from lmm_r1.models.packed.packing import BatchInputs, Targets
-from lmm_r1.models.packed.sequence_parallel import SequenceShare, check_not_shared, group_size, share_of
+from lmm_r1.models.packed.sequence_parallel import SequenceShare, bare, check_not_shared, group_size, share_of
 
 if TYPE_CHECKING:
     from lmm_r1.host.models import DeepSpeedEngine
@@ -63,6 +64,9 @@ class KitModule(HostedModel):
         # The kit's names are those of the model within the policy or value model.
         prefixes = (*self.kit.vision_prefixes, *self.kit.projector_prefixes)
         return [weight for name, weight in self.model.named_parameters() if prefixes and name.startswith(prefixes)]
+
+    def settle_ends(self, processor: Any) -> None:
+        settle_ends(bare(self.model), kit=self.kit, processor=processor)
 
     def forget_features(self) -> None:
         """Use kept features only if the weights, which may have been loaded anew, are still the same."""

@@ -11,8 +11,7 @@ from typing import Any, Literal
 import torch
 from torch.nn.modules.conv import _ConvNd
 from transformers import PreTrainedModel
-from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import WeightConverter, WeightRenaming, build_glob_alternation, rename_source_key
+from transformers.core_model_loading import build_glob_alternation
 from transformers.utils.generic import ContextManagers
 
 from lmm_r1 import cpu
@@ -22,7 +21,7 @@ from lmm_r1.errors import UserError
 from lmm_r1.host.models import HfDeepSpeedConfig, set_leaf_classes, set_z3_leaf_modules, weights_alone_cast
 from lmm_r1.lmm_kits import Checkpoint, LmmKit
 from lmm_r1.lmm_kits.checkpoint import read_tensors
-from lmm_r1.models.adapters import add_adapters, language_layers, quantize_layers
+from lmm_r1.models.adapters import add_adapters, language_layers, quantize_layers, stored_names
 from lmm_r1.models.image_features import GIB, KeptFeatures, keep_features
 from lmm_r1.models.liger import use_liger
 from lmm_r1.models.packed.attention import packing_refusal, use_packed_attention
@@ -90,13 +89,7 @@ def _stored_buffers(model: PreTrainedModel, *, path: str, dtype: torch.dtype) ->
     made = {name: buffer for name, buffer in model.named_buffers() if name in state}
     if not made:
         return {}
-    transforms = get_model_conversion_mapping(model)
-    renamings = [one for one in transforms if isinstance(one, WeightRenaming)]
-    converters = [one for one in transforms if isinstance(one, WeightConverter)]
-
-    def own_name(stored: str) -> str:
-        return rename_source_key(stored, renamings, converters, model.base_model_prefix, state)[0]
-
+    own_name = stored_names(model)
     named = read_tensors(path, lambda stored: own_name(stored) in made)
     tensors = {own_name(name): tensor for name, tensor in named.items()}
     # Patterns of names, of what a half-precision load leaves in fp32.
@@ -284,6 +277,7 @@ def load_model(
     checkpoint = Checkpoint(path, trust_remote_code=settings.trust_remote_code)
     kit = checkpoint.kit
     check_rope(checkpoint.config, model=path)
+    kit.check_unquantized(path, trust_remote_code=settings.trust_remote_code)
     model, buffers = _built(checkpoint, settings) if empty else _loaded(checkpoint, settings, ds_config=ds_config)
     if not empty and _parameters(model) > FEW_PARAMETERS:
         cpu.return_memory()

@@ -167,6 +167,7 @@ def _of_states(config: PPOConfig | SupervisedConfig, plan: Plan) -> Iterator[Cha
         isinstance(config, PPOConfig)
         and config.train.colocate_all
         and not config.ds.enable_sleep
+        and stage_of(config) != 0
         and not _in_8_bits(config)
     ):
         yield Change(settings={"ds.enable_sleep": True})

@@ -14,6 +14,7 @@ from lmm_r1.config import PPOConfig, checkpoint_folder
 from lmm_r1.data.messages import Row
 from lmm_r1.data.training_rows import PromptStream
 from lmm_r1.errors import UserError
+from lmm_r1.files.atomic import in_worker
 from lmm_r1.lifecycle.stopping import Progress, SaveSchedule, StopRequests
 from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.records.trackers import Trackers
@@ -204,7 +205,8 @@ class RLRun:
                     self._save(states)
         except ray.exceptions.RayError as error:
             # The error that ends the run may have ended its workers too, and must not be hidden by this one.
-            logger.warning("step %d could not be saved (%s)", self.step, str(error).splitlines()[0])
+            cause = in_worker(error)
+            logger.warning("step %d could not be saved (%s)", self.step, (str(cause) or repr(cause)).splitlines()[0])
 
     def _evaluates_after(self, step: int) -> bool:
         every = self.config.eval.steps

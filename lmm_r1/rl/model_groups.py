@@ -13,6 +13,7 @@ import ray
 from lmm_r1 import cpu
 from lmm_r1.config import PPOConfig
 from lmm_r1.errors import UserError
+from lmm_r1.files.atomic import in_worker
 from lmm_r1.host.openrlhf import Experience, batch_vllm_engine_call
 from lmm_r1.host.optimizer import LossScaling
 from lmm_r1.host.workers import RayActorGroup
@@ -73,7 +74,7 @@ def worker_errors(*, prefix: str = "") -> Iterator[None]:
         yield
     except ray.exceptions.RayTaskError as error:
         if isinstance(error.cause, RewardUnavailable | UserError):
-            raise UserError(f"{prefix}{error.cause}") from error
+            raise UserError(f"{prefix}{in_worker(error)}") from error
         raise
 
 

@@ -47,8 +47,7 @@ def workers_strategy(config: PPOConfig) -> KitStrategy:
     It is the newest checkpoint that is complete for each model.
     """
     strategy = make_strategy(config)
-    # A universal checkpoint has a file of its own that names it.
-    if config.ckpt.load_enable and not config.ds.use_universal_ckpt:
+    if config.ckpt.load_enable:
         point = resume_point(model_folders(config))
         warn_of_passed_over(point)
         strategy.resume_from(point.tag)

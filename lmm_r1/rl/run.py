@@ -171,8 +171,8 @@ def train(config: PPOConfig, *, reward: Callable[..., Any] | None = None) -> Non
     check_fp16(config.ds.param_dtype)
     config = without_sleep(with_correction(config, policy=policy, rows=rows))
     _print_parity(config)
-    config = planned_ppo(config, console=Console(highlight=False), rows=rows)
     fingerprint = Fingerprint.of(config, models=_model_paths(config), rows={"data.prompt_dataset": rows})
+    config = planned_ppo(config, console=Console(highlight=False), rows=rows)
     check_start(config, fingerprint)
     every: KeptRows[Row] = KeptRows.blended((), [rows, eval_rows])
     folder = RunFolder(

@@ -116,8 +116,8 @@ def session(
         path=Path(config.ckpt.output_dir), name=config.logger.stage_name, kind=run_class.kind, origins=every.origins
     )
     _check_processes(config, count=int(os.environ["WORLD_SIZE"]))
-    config = _planned(config, shown)
     fingerprint = Fingerprint.of(config, models=run_class.models(config), rows={"data.dataset": rows})
+    config = _planned(config, shown)
     check_start(config, fingerprint)
     tell_factors(checkpoint.config, max_len=config.data.max_len, flag="--data.max_len")
     # One process acts for all ranks, which end together.

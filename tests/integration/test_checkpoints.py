@@ -206,6 +206,34 @@ def test_deepspeed_writes_no_latest_where_it_is_told_not_to_and_takes_any_folder
         engine.load_checkpoint(str(tmp_path), "z")
 
 
+@pytest.mark.usefixtures("process")
+@pytest.mark.parametrize(("saved", "stage"), [(1, 2), (2, 1), (1, 3), (2, 3), (3, 1), (3, 2), (3, 3)])
+def test_another_zero_stage_goes_on_with_the_same_updates(saved, stage, tmp_path):
+    strategy = make_run(saved, dtype="bf16")
+    weights = saved_steps(tmp_path, strategy, prepared(strategy), steps=3)
+    for step in (2, 3):
+        shutil.rmtree(tmp_path / f"global_step{step}")
+    other = make_run(stage, dtype="bf16")
+    other.use_ds_universal_ckpt = saved == stage
+    engine = prepared(other)
+    _, states = other.load_ckpt(engine, str(tmp_path))
+    assert (states["global_step"], engine.global_steps, weight(engine)) == (1, 1, weights[0])
+    for expected in weights[1:]:
+        train(other, engine, steps=1)
+        assert weight(engine) == expected
+
+
+@pytest.mark.usefixtures("process")
+@pytest.mark.parametrize(("saved", "stage"), [(0, 2), (2, 0)])
+def test_another_zero_stage_is_refused_where_the_state_has_no_parts(saved, stage, tmp_path):
+    strategy = make_run(saved)
+    saved_steps(tmp_path, strategy, prepared(strategy), steps=1)
+    with pytest.raises(
+        UserError, match="global_step1: another number of GPUs or another --ds.zero_stage can load only AdamW"
+    ):
+        loaded(tmp_path, make_run(stage))
+
+
 @pytest.mark.parametrize("stage", [2, 3])
 def test_two_ranks_come_to_the_same_decision_and_save_all_shards(stage, tmp_path):
     launch("helpers.saved_checkpoints", str(stage), str(tmp_path / "run"), count=2, folder=tmp_path / "logs").wait()

@@ -8,11 +8,13 @@ import pytest
 import torch
 from deepspeed import DeepSpeedEngine
 from helpers import commands_here
+from openrlhf.utils.deepspeed.deepspeed_utils import offload_deepspeed_states, reload_deepspeed_states
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lmm_r1 import dotted
 from lmm_r1.config import SFTConfig
 from lmm_r1.host import strategy as strategy_module
+from lmm_r1.host.models import whole_state_dict
 from lmm_r1.host.optimizer import check_finite
 from lmm_r1.host.strategy import KitStrategy, make_strategy
 from lmm_r1.models.loading import DTYPES
@@ -27,14 +29,14 @@ MAX_NORM = 2.0
 class Model(torch.nn.Module):
     """A weight that is used twice, small ones without decay, one that gets no gradient, and a frozen one."""
 
-    def __init__(self) -> None:
+    def __init__(self, size: int = 6) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.embed = torch.nn.Embedding(11, 6)
-        self.norm = torch.nn.LayerNorm(6)
-        self.inner = torch.nn.Linear(6, 6)
+        self.embed = torch.nn.Embedding(11, size)
+        self.norm = torch.nn.LayerNorm(size)
+        self.inner = torch.nn.Linear(size, size)
         self.unused = torch.nn.Linear(5, 3, bias=False)
-        self.frozen = torch.nn.Linear(6, 6).requires_grad_(False)
+        self.frozen = torch.nn.Linear(size, size).requires_grad_(False)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         hidden = self.frozen(self.inner(self.norm(self.embed(ids))))
@@ -220,3 +222,29 @@ def test_muon_keeps_the_way_of_deepspeed_with_pytorchs_adam_beside_it(made):
     changed = {name for name, weight in engine.module.named_parameters() if not torch.equal(weight, before[name])}
     # Muon has the matrix of the linear layer, AdamW what is no matrix of a hidden layer.
     assert {"inner.weight", "inner.bias", "norm.weight", "embed.weight"} <= changed
+
+
+def weights_after(run: tuple[KitStrategy, DeepSpeedEngine], *, sleeps: bool) -> dict[str, torch.Tensor]:
+    """Return the weights after some updates, between which the optimizer's states go to host memory and back."""
+    for number in range(UPDATES):
+        if sleeps:
+            offload_deepspeed_states(run[1])
+            reload_deepspeed_states(run[1])
+        update(*run, number)
+    return {name: weight.clone() for name, weight in whole_state_dict(run[1]).items()}
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("dtype", "flags"),
+    [("fp32", {}), ("bf16", {}), ("bf16", {"optim": "adamw_8bit"}), ("bf16", {"ds.adam_offload": True})],
+)
+def test_updates_after_sleep_are_those_without_it(made, monkeypatch, dtype, flags, stage):
+    # As on GPUs.
+    monkeypatch.setattr(strategy_module, "torch_adam", lambda *, offload: {"torch_adam": True, "fused": not offload})
+    # In 8 bits are tensors of more than 4,096 numbers.
+    monkeypatch.setattr(Model.__init__, "__defaults__", (96,))
+    runs = [made(dtype, **{"ds.zero_stage": stage}, **flags) for _ in range(3)]
+    asleep, awake = (weights_after(run, sleeps=sleeps) for run, sleeps in zip(runs, (True, False), strict=False))
+    torch.testing.assert_close(asleep, awake, rtol=0, atol=0)
+    assert (awake["inner.weight"] != whole_state_dict(runs[2][1])["inner.weight"]).any()

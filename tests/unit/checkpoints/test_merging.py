@@ -100,6 +100,32 @@ def test_an_adapter_is_loaded_and_merged_exactly(name, tiny_checkpoint, tmp_path
     assert difference(merged, logits(make_actor(base).model, kit, base)) > 1e-3
 
 
+# The language model's names before transformers 4.52; those of other kits have not changed.
+OLD_NAMES = {
+    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl"), "model."),
+    **dict.fromkeys(("aria", "gemma3", "internvl", "llava_onevision"), "language_model.model."),
+}
+
+
+@pytest.mark.parametrize("regex", [False, True])
+@pytest.mark.parametrize("name", OLD_NAMES)
+def test_an_adapter_with_names_from_before_transformers_4_52_is_loaded(name, regex, tiny_checkpoint, tmp_path):
+    base, old = tiny_checkpoint(name), OLD_NAMES[name]
+    trained = write_adapter(base, tmp_path / "adapter").state_dict()
+    file, prefix = tmp_path / "adapter" / WEIGHTS, "base_model.model."
+    tensors = load_file(file)
+    tensors = {key.replace(f"{prefix}model.language_model.", f"{prefix}{old}"): tensors[key] for key in tensors}
+    assert all(key.startswith(f"{prefix}{old}layers.") for key in tensors)
+    save_file(tensors, file)
+    layers = sorted({key.removeprefix(prefix).partition(".lora_")[0] for key in tensors})
+    settings = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    settings["target_modules"] = f"{old}layers.*_proj".replace(".", r"\.").replace("*", ".*") if regex else layers
+    (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(settings))
+    loaded = load(base, tmp_path / "adapter").state_dict()
+    assert loaded.keys() == trained.keys()
+    assert all(torch.equal(loaded[key], value) for key, value in trained.items())
+
+
 @pytest.mark.parametrize("use_dora", [False, True])
 def test_an_adapter_that_plain_peft_saved_is_merged_as_peft_merges_it(base, tmp_path, use_dora):
     torch.manual_seed(0)

@@ -1,4 +1,8 @@
+import os
+
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import write_atomically, written_folder, written_into
@@ -50,3 +54,22 @@ def test_a_folder_on_a_full_disk_is_not_there_and_told_with_its_name(tmp_path):
     with pytest.raises(UserError, match=r"out: cannot be written \(No space left on device\); free space"):
         write()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("umask", "mode", "folder_mode"), [(0o022, 0o644, 0o755), (0o002, 0o664, 0o775), (0o077, 0o600, 0o700)]
+)
+def test_weights_get_the_modes_that_the_umask_gives(umask, mode, folder_mode, tmp_path):
+    before = os.umask(umask)
+    try:
+        with written_folder(tmp_path / "merged") as folder:
+            save_file({"weight": torch.zeros(1)}, folder / "model.safetensors")
+        with written_into(tmp_path / "run") as folder:
+            (folder / "adapter").mkdir(parents=True)
+            for place in (folder, folder / "adapter"):
+                save_file({"weight": torch.zeros(1)}, place / "model.safetensors")
+    finally:
+        os.umask(before)
+    files = list(tmp_path.rglob("*.safetensors"))
+    assert [file.stat().st_mode & 0o777 for file in files] == [mode] * 3
+    assert {file.parent.stat().st_mode & 0o777 for file in files} == {folder_mode}

@@ -140,6 +140,10 @@ def test_the_same_run_is_known_again_from_another_place_and_with_free_settings(t
         other,
         rows=[row(image="/elsewhere/a.png")],
         train__micro_batch_size=2,
+        model__gradient_checkpointing_enable=True,
+        ds__zero_stage=3,
+        ds__adam_offload=True,
+        ds__use_universal_ckpt=True,
         ckpt__output_dir="moved",
         logger__logging_steps=5,
     )
@@ -232,7 +236,6 @@ def test_what_decides_what_is_learnt_is_not_free(config_class):
         "adam.lr",
         "train.seed",
         "train.batch_size",
-        "ds.zero_stage",
         "ds.lora.rank",
         "data.max_len",
         "max_norm",

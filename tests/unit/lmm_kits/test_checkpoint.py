@@ -1,4 +1,6 @@
+import json
 import pickle
+import shutil
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -7,12 +9,15 @@ from helpers.character_kit import CharacterKit
 from helpers.conversations import clip, message, picture, row
 from helpers.tiny_models import altered
 from PIL import Image
+from transformers import GenerationConfig
 
 from lmm_r1.config.shared import RowsConfig
 from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, VideoPart
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import Checkpoint, checkpoint, get_kit
-from lmm_r1.lmm_kits.checkpoint import check_images_taken, check_pixel_bounds, encode_row
+from lmm_r1.lmm_kits.checkpoint import check_images_taken, check_pixel_bounds, encode_row, settle_ends, stored_bytes
+from lmm_r1.lmm_kits.kit import quantization_of
+from lmm_r1.models.loading import LoadSettings, load_model
 
 pytestmark = pytest.mark.unit
 
@@ -174,3 +179,45 @@ def test_a_chat_template_takes_the_place_of_the_checkpoints_own_and_is_saved(nam
     assert own.tokenizer.apply_chat_template(chat, tokenize=False) == "<hi>"
     own.processor.save_pretrained(tmp_path)
     assert "m.content" in (tmp_path / "chat_template.jinja").read_text()
+
+
+QWEN = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}END\n{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "listed", "ends"),
+    [
+        (None, "<|im_end|>", "<|im_end|>"),
+        (None, None, "<|im_end|>"),
+        (None, ["<|endoftext|>", "<|im_end|>"], ["<|endoftext|>", "<|im_end|>"]),
+        (None, "<|endoftext|>", ["<|endoftext|>", "<|im_end|>"]),
+        (QWEN.replace("END", "<|endoftext|>"), "<|im_end|>", ["<|im_end|>", "<|endoftext|>"]),
+        # What ends turns is no token of its own.
+        (QWEN.replace("END", " over"), "<|im_end|>", "<|im_end|>"),
+    ],
+)
+def test_a_saved_model_ends_where_training_has_ended_responses(template, listed, ends, tiny_checkpoint):
+    own = Checkpoint(str(tiny_checkpoint("llm")), chat_template=template)
+    given, expected = (ids if ids is None else own.tokenizer.convert_tokens_to_ids(ids) for ids in (listed, ends))
+    model = SimpleNamespace(generation_config=GenerationConfig(eos_token_id=given))
+    settle_ends(model, kit=own.kit, processor=own.processor)
+    assert model.generation_config.eos_token_id == expected
+
+
+@pytest.mark.parametrize("name", ["llm", "qwen2_5_vl", "gemma3"])
+@pytest.mark.parametrize("method", ["awq", "gptq", "bitsandbytes", "fp8", "compressed-tensors"])
+def test_quantized_weights_are_refused_and_have_the_size_of_their_files(method, name, tiny_checkpoint, tmp_path):
+    base, quantized = tiny_checkpoint(name), tmp_path / "model"
+    shutil.copytree(base, quantized)
+    config = json.loads((base / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": method, "bits": 4, "group_size": 128}
+    (quantized / "config.json").write_text(json.dumps(config))
+    own = Checkpoint(str(quantized))
+    assert (quantization_of(own.config), quantization_of(Checkpoint(str(base)).config)) == (method, None)
+    assert stored_bytes(str(quantized)) == (base / "model.safetensors").stat().st_size
+    refused = rf"model: its weights are quantized \({method}\), which only vLLM loads; give the model"
+    with pytest.raises(UserError, match=refused):
+        own.load_model(dtype="auto", attn_implementation="sdpa")
+    for empty in (True, False):
+        with pytest.raises(UserError, match=refused):
+            load_model(str(quantized), LoadSettings(attn_implementation="sdpa"), empty=empty)

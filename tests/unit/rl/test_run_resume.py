@@ -15,6 +15,7 @@ from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig, resolve
 from lmm_r1.data.sample import Sample
 from lmm_r1.data.training_rows import PromptStream
+from lmm_r1.errors import UserError
 from lmm_r1.host.checkpoint_folder import begin, mark_complete, saving_name, write_latest
 from lmm_r1.records.run_folder import RunFolder, read_run
 from lmm_r1.rl import loop
@@ -137,18 +138,37 @@ def test_a_step_that_ended_in_its_middle_is_saved_only_where_no_weight_was_chang
     assert trainer.progress().saved == (5 if saved else None)
 
 
-def test_workers_that_are_gone_do_not_hide_what_ended_the_run(make_trainer, calls, caplog, monkeypatch):
+def of_worker(cause: Exception) -> Exception:
+    """As `ray.get` raises what a worker has raised."""
+    error = ray.exceptions.RayTaskError("ray::KitPolicyActor.save()", "Traceback", cause, "title", 1, "127.0.0.1")
+    return error.as_instanceof_cause()
+
+
+FULL = UserError("ck: cannot be written")
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (ray.exceptions.ActorDiedError(), "The actor died"),
+        (of_worker(FULL), "ck: cannot be written)"),
+        (of_worker(of_worker(FULL)), "ck: cannot be written)"),
+        (of_worker(AssertionError()), "AssertionError()"),
+    ],
+)
+def test_workers_that_are_gone_do_not_hide_what_ended_the_run(make_trainer, calls, caplog, monkeypatch, error, told):
     trainer = make_trainer()
     states = at(trainer, 5)
 
     def gone(models: Models) -> None:
-        raise ray.exceptions.ActorDiedError
+        raise error
 
     monkeypatch.setattr(loop, "updates_made", gone)
     trainer.updates_before = [7, 7]
     trainer._save_before_stop(states)
     assert (asked(calls), trainer.progress().saved) == ([], None)
-    assert "step 5 could not be saved" in caplog.text
+    assert f"step 5 could not be saved ({told}" in caplog.text
+    assert "\x1b" not in caplog.text
 
 
 def test_workers_that_wait_for_a_lost_one_are_not_waited_for(make_trainer, calls, caplog, monkeypatch):
