@@ -193,7 +193,7 @@ def own_layout(engine: Any) -> tuple[bool, int]:
     return stage == 3, dist.get_world_size() if stage else 0
 
 
-def load_resharded(engine: Any, folder: Path) -> dict[str, Any]:
+def load_resharded(engine: Any, folder: Path) -> dict[str, object]:
     """Load what any number of ranks with ZeRO-1, 2 or 3 have saved, and return the run's states in it.
 
     Every rank must call it. Frozen weights stay as they are. Raises UserError for another optimizer than AdamW.
