@@ -257,7 +257,9 @@ def check_accumulation(config: PPOConfig | SupervisedConfig) -> None:
 
 def _check_offload(config: PPOConfig) -> None:
     if config.ds.enable_sleep and config.ds.zero_stage == 0:
-        raise UserError("--ds.enable_sleep: DeepSpeed moves nothing of --ds.zero_stage 0; take 1, 2 or 3, or leave it out")
+        raise UserError(
+            "--ds.enable_sleep: DeepSpeed moves nothing of --ds.zero_stage 0; take 1, 2 or 3, or leave it out"
+        )
     for name, offload in (("ref", config.ref.offload), ("reward", config.reward.offload)):
         if offload:
             check_offloaded(name, config.ds)

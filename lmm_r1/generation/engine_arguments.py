@@ -14,9 +14,8 @@ from transformers import PretrainedConfig
 from lmm_r1 import cpu
 from lmm_r1.config.shared import LOOKUP, Speculation
 from lmm_r1.lmm_kits import LmmKit
-from lmm_r1.lmm_kits.checkpoint import stored_bytes
+from lmm_r1.lmm_kits.checkpoint import quantization_of, stored_bytes
 from lmm_r1.lmm_kits.delta_rule import linear_layers, state_numbers
-from lmm_r1.lmm_kits.kit import quantization_of
 
 _DRAFTED, _ACCEPTED = "vllm:spec_decode_num_draft_tokens", "vllm:spec_decode_num_accepted_tokens"
 

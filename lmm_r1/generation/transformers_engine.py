@@ -21,7 +21,7 @@ from lmm_r1.errors import UserError
 from lmm_r1.generation.codec import LimitedCodec, TextStream
 from lmm_r1.generation.engine import AskedRows, EngineSettings, Outcome, SamplingSettings, TextPiece
 from lmm_r1.lmm_kits import EncodedPrompt
-from lmm_r1.lmm_kits.checkpoint import torch_dtype
+from lmm_r1.lmm_kits.checkpoint import check_unquantized, torch_dtype
 from lmm_r1.models.rope_scaling import keep_cache, settle_rope
 
 
@@ -237,6 +237,7 @@ def _load(path: str, settings: EngineSettings, *, codec: LimitedCodec) -> Any:
         model = load_with_adapter(path, settings.adapter, dtype=dtype, trust_remote_code=settings.trust_remote_code)
         merge_adapter(model)
     else:
+        check_unquantized(codec.config, path=path)
         model = codec.kit.load_model(
             path, dtype=dtype, attn_implementation="sdpa", trust_remote_code=settings.trust_remote_code
         )

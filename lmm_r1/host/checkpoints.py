@@ -193,7 +193,7 @@ def own_layout(engine: Any) -> tuple[bool, int]:
     return stage == 3, dist.get_world_size() if stage else 0
 
 
-def load_resharded(engine: Any, folder: Path) -> dict[str, Any]:
+def load_resharded(engine: Any, folder: Path) -> dict[str, object]:
     """Load what any number of ranks with ZeRO-1, 2 or 3 have saved, and return the run's states in it.
 
     Every rank must call it. Frozen weights stay as they are. Raises UserError for another optimizer than AdamW.
@@ -211,18 +211,20 @@ def load_resharded(engine: Any, folder: Path) -> dict[str, Any]:
             f"{folder}: another number of GPUs or another --ds.zero_stage can load only AdamW's state with ZeRO-1, 2 or 3, and "
             "without tensor parallelism; take as many GPUs as before and their stage"
         )
+    # A policy that was not trained yet has none.
+    keys = (_MASTER, *_MOMENTS) if states[0] else (_MASTER,)
     parts: dict[tuple[str, str], list[torch.Tensor]] = defaultdict(list)
     for rank, groups in enumerate(flats):
         for group, name, start, length, _ in _places(common["param_shapes"], groups, (sharded, ranks), rank=rank):
-            for key, flat in {_MASTER: groups[group], **states[rank][group]}.items():
-                if key in (_MASTER, *_MOMENTS):
-                    parts[name, key].append(flat[start : start + length])
-    own = [{_MASTER: master} | {key: torch.zeros_like(master) for key in _MOMENTS} for master in masters(engine)]
+            for key in keys:
+                flat = groups[group] if key == _MASTER else states[rank][group][key]
+                parts[name, key].append(flat[start : start + length])
+    own = [{_MASTER: master} | {key: torch.zeros_like(master) for key in keys[1:]} for master in masters(engine)]
     places = _places(engine._get_zero_param_shapes(), masters(engine), own_layout(engine), rank=dist.get_rank())
     for group, name, start, length, offset in places:
         for key, flat in own[group].items():
             flat.data[start : start + length] = torch.cat(parts[name, key])[offset : offset + length]
-    for state in own:
+    for state in own if states[0] else ():
         inner.state[state.pop(_MASTER)] = {**state, "step": states[0][0]["step"]}
     put_masters(engine, masters(engine))
     engine.optimizer.loss_scaler = saved[0]["loss_scaler"]

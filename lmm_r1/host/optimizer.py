@@ -232,6 +232,8 @@ def as_configured(engine: DeepSpeedEngine) -> Iterator[None]:
     for group, own, rate in zip(inner.param_groups, settings, engine.lr_scheduler.get_last_lr(), strict=True):
         group.update(own, lr=rate)
     for weight, state in inner.state.items():
+        if "step" not in state:
+            continue
         if type(inner) is DeepSpeedCPUAdam:
             state["step"] = int(state["step"])
         elif type(inner) is torch.optim.AdamW:

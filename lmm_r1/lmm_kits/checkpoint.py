@@ -71,6 +71,7 @@ class Checkpoint:
 
     def load_model(self, *, dtype: torch.dtype, attn_implementation: str, **kwargs: Any) -> PreTrainedModel:
         """Load the model, which is not kept; `kwargs` go to `from_pretrained`."""
+        check_unquantized(self.config, path=self.path)
         return self.kit.load_model(
             self.path,
             dtype=dtype,
@@ -319,6 +320,23 @@ def check_weights(model_path: str) -> None:
             raise UserError(f"{file}: this weight file, which {found[0].name} names, is missing; copy it again")
         if file.suffix == ".safetensors":
             _check_header(file)
+
+
+def quantization_of(config: Config) -> str | None:
+    """Return how a checkpoint's weights are quantized, None if they are whole."""
+    parts = (config, config.get_text_config())
+    settings = next((one.quantization_config for one in parts if hasattr(one, "quantization_config")), None)
+    if not settings:
+        return None
+    return str((settings if isinstance(settings, dict) else settings.to_dict()).get("quant_method"))
+
+
+def check_unquantized(config: Config, *, path: str) -> None:
+    """Raise UserError for a checkpoint of quantized weights, as of AWQ, GPTQ, bitsandbytes or FP8."""
+    if (method := quantization_of(config)) is not None:
+        raise UserError(
+            f"{path}: its weights are quantized ({method}), which only vLLM loads; give the model that they were made of"
+        )
 
 
 def stored_bytes(model_path: str) -> int:

@@ -184,21 +184,13 @@ class LmmKit(ABC):
     ) -> PreTrainedModel:
         """Load the model with its generation cache off; `kwargs` go to `from_pretrained`.
 
-        Raises UserError if the checkpoint lacks some of its weights, or they are quantized.
+        Raises UserError if the checkpoint lacks some of its weights.
         """
-        self.check_unquantized(path, trust_remote_code=trust_remote_code)
         model, report = self.model_class.from_pretrained(
             path, dtype=dtype, attn_implementation=attn_implementation, output_loading_info=True, **kwargs
         )
         self.check_complete(model, report["missing_keys"], path=path)
         return self.adapt(model)
-
-    def check_unquantized(self, path: str, *, trust_remote_code: bool) -> None:
-        """Raise UserError for a checkpoint of quantized weights, as of AWQ, GPTQ, bitsandbytes or FP8."""
-        if (method := quantization_of(self.load_config(path, trust_remote_code=trust_remote_code))) is not None:
-            raise UserError(
-                f"{path}: its weights are quantized ({method}), which only vLLM loads; give the model that they were made of"
-            )
 
     def check_complete(self, model: PreTrainedModel, missing: Iterable[str], *, path: str) -> None:
         """Raise UserError if weights are missing that a loss reaches: transformers initialises them at random."""
@@ -597,12 +589,3 @@ class LmmKit(ABC):
 
     def tiny_processor(self, tokenizer: PreTrainedTokenizerBase) -> Processor:
         return self.processor_class(tokenizer=tokenizer, chat_template=tokenizer.chat_template, **self.tiny_parts())
-
-
-def quantization_of(config: Config) -> str | None:
-    """Return how a checkpoint's weights are quantized, None if they are whole."""
-    parts = (config, config.get_text_config())
-    settings = next((one.quantization_config for one in parts if hasattr(one, "quantization_config")), None)
-    if not settings:
-        return None
-    return str((settings if isinstance(settings, dict) else settings.to_dict()).get("quant_method"))

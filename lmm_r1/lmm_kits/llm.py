@@ -75,7 +75,6 @@ class LanguageModelKit(LmmKit):
         self, path: str, *, dtype: torch.dtype, attn_implementation: str, trust_remote_code: bool, **kwargs: Any
     ) -> PreTrainedModel:
         """Load the model with its generation cache off; raises UserError if the checkpoint lacks some of its weights."""
-        self.check_unquantized(path, trust_remote_code=trust_remote_code)
         model, report = AutoModelForCausalLM.from_pretrained(
             path,
             dtype=dtype,

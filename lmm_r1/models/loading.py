@@ -20,7 +20,7 @@ from lmm_r1.config.shared import LoraConfig
 from lmm_r1.errors import UserError
 from lmm_r1.host.models import HfDeepSpeedConfig, set_leaf_classes, set_z3_leaf_modules, weights_alone_cast
 from lmm_r1.lmm_kits import Checkpoint, LmmKit
-from lmm_r1.lmm_kits.checkpoint import read_tensors
+from lmm_r1.lmm_kits.checkpoint import check_unquantized, read_tensors
 from lmm_r1.models.adapters import add_adapters, language_layers, quantize_layers, stored_names
 from lmm_r1.models.image_features import GIB, KeptFeatures, keep_features
 from lmm_r1.models.liger import use_liger
@@ -277,7 +277,7 @@ def load_model(
     checkpoint = Checkpoint(path, trust_remote_code=settings.trust_remote_code)
     kit = checkpoint.kit
     check_rope(checkpoint.config, model=path)
-    kit.check_unquantized(path, trust_remote_code=settings.trust_remote_code)
+    check_unquantized(checkpoint.config, path=path)
     model, buffers = _built(checkpoint, settings) if empty else _loaded(checkpoint, settings, ds_config=ds_config)
     if not empty and _parameters(model) > FEW_PARAMETERS:
         cpu.return_memory()

@@ -15,8 +15,14 @@ from lmm_r1.config.shared import RowsConfig
 from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, VideoPart
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import Checkpoint, checkpoint, get_kit
-from lmm_r1.lmm_kits.checkpoint import check_images_taken, check_pixel_bounds, encode_row, settle_ends, stored_bytes
-from lmm_r1.lmm_kits.kit import quantization_of
+from lmm_r1.lmm_kits.checkpoint import (
+    check_images_taken,
+    check_pixel_bounds,
+    encode_row,
+    quantization_of,
+    settle_ends,
+    stored_bytes,
+)
 from lmm_r1.models.loading import LoadSettings, load_model
 
 pytestmark = pytest.mark.unit
