@@ -16,6 +16,7 @@ from lmm_r1.config.rewards import verifier_from
 from lmm_r1.config.shared import row_reading
 from lmm_r1.data.files import read_row_file
 from lmm_r1.data.images import load_image
+from lmm_r1.data.known_keys import Overlooked
 from lmm_r1.data.messages import Message, Row, TextPart, images_of
 from lmm_r1.data.preferences import KINDS as KINDS_OF_ROWS
 from lmm_r1.data.preferences import find_kind, read_judged_file
@@ -77,11 +78,17 @@ def check_rows(config: CheckDataConfig, *, progress: Progress) -> CheckedData:
         verifier_from(spec)
     reading = row_reading(config)
     named = replace(reading.names, chosen=config.chosen_key, rejected=config.rejected_key, step_tag=config.step_tag)
-    file = _read(config, config.file, replace(reading, names=named), kind=config.kind)
+    overlooked = Overlooked()
+    file = _read(config, config.file, replace(reading, names=named, overlooked=overlooked), kind=config.kind)
     _check_flags(config, file.kind)
     rows = file.rows
     others = [OtherFile.of(path, _read(config, path, reading, kind=None).rows) for path in config.against]
     findings = [_skipped_finding(row) for row in file.skipped]
+    findings += [
+        Finding(kind="options", index=index, location=row.location, what=overlooked.options[row.location])
+        for index, row in rows.items()
+        if row.location in overlooked.options
+    ]
     sizes: list[tuple[int, int]] = []
     readable: dict[int, Row] = {}
     repeats = Repeats(tuple(others))
@@ -95,7 +102,7 @@ def check_rows(config: CheckDataConfig, *, progress: Progress) -> CheckedData:
             readable[index] = row
             findings.extend(repeats.findings(index, row, content))
         progress("reading", done, len(rows))
-    distributions, notes = _image_sizes(rows, sizes), [file.summary]
+    distributions, notes = _image_sizes(rows, sizes), [file.summary, *overlooked.notes]
     judged = file.kind != "prompts"
     findings.extend(() if judged else _without_answer(readable))
     if config.model is None:

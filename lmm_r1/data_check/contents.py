@@ -31,6 +31,7 @@ KINDS = {
     "row": "cannot be used: training stops at such a row",
     "image": "has an image or a video that cannot be read",
     "answer": "has no answer, and is not a conversation to train on",
+    "options": "has options that the model does not see",
     "length": "is longer than the training's budget",
     "encoding": "cannot be encoded for the model",
     "special tokens": "writes special tokens as text, which do not act as a turn or an end",
