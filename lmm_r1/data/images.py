@@ -147,10 +147,17 @@ def _pixels_of(data: bytes) -> bytes:
     kept, place = [data[: 8 if is_png else 2]], 8 if is_png else 2
     while place + 8 <= len(data) and (is_png or (data[:2] == b"\xff\xd8" and data[place : place + 2] != b"\xff\xda")):
         if is_png:
-            end = place + 12 + int.from_bytes(data[place : place + 4])
-            describes = data[place + 4 : place + 8].lower() not in (b"ihdr", b"plte", b"trns", b"exif", b"idat", b"iend")
+            end = place + 12 + int.from_bytes(data[place : place + 4], "big")
+            describes = data[place + 4 : place + 8].lower() not in (
+                b"ihdr",
+                b"plte",
+                b"trns",
+                b"exif",
+                b"idat",
+                b"iend",
+            )
         else:
-            marker, end = data[place + 1], place + 2 + int.from_bytes(data[place + 2 : place + 4])
+            marker, end = data[place + 1], place + 2 + int.from_bytes(data[place + 2 : place + 4], "big")
             # The second application segment holds the orientation, the last but one the colour space.
             describes = marker in (0xE0, *range(0xE2, 0xF0), 0xFE) and not (marker == 0xEE and end - place >= 14)
         kept += [] if describes else [data[place:end]]

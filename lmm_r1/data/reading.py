@@ -9,7 +9,6 @@ from typing import Any, Literal, TypeVar
 
 import jinja2
 import jinja2.meta
-import jinja2.sandbox
 
 from lmm_r1.data.formats import FormatName
 from lmm_r1.data.formats.row_format import ColumnNames, Columns, RawRow, Record, RowFields, RowFormat
@@ -17,13 +16,12 @@ from lmm_r1.data.known_keys import Overlooked
 from lmm_r1.data.media_access import media_roots
 from lmm_r1.data.messages import ImagePart, Message, Part, Row, TextPart, VideoPart
 from lmm_r1.data.row_parser import parts_of, read_row, tagged_text
+from lmm_r1.data.templates import BoundedEnvironment
 from lmm_r1.errors import ListedError, UserError
 from lmm_r1.files.json_files import count_field, read_json_lines, text_field
 
 CONTENT = "content"
 """The prompt's text in a template, with tags for images and videos."""
-# What evaluating a template may raise.
-_ERRORS = (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError)
 
 
 class PromptTemplate:
@@ -37,7 +35,7 @@ class PromptTemplate:
         """
         self.text = text.strip()
         self.flag = flag
-        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined)
+        environment = BoundedEnvironment(undefined=jinja2.StrictUndefined)
         try:
             used = jinja2.meta.find_undeclared_variables(environment.parse(self.text))
             self._template = environment.from_string(self.text)
@@ -50,7 +48,7 @@ class PromptTemplate:
         """Return the prompt as the template writes it; raises UserError, with the location, if that fails."""
         try:
             return self._template.render({**columns, CONTENT: content})
-        except _ERRORS as error:
+        except jinja2.TemplateError as error:
             raise UserError(f"{location}: {self.flag} cannot be filled in: {error}") from error
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -33,6 +33,7 @@ from lmm_r1.data_check.contents import (
     contents,
     counts,
     is_conversation,
+    refusals,
     sides_of,
     spelled_findings,
     views,
@@ -104,7 +105,9 @@ def check_rows(config: CheckDataConfig, *, progress: Progress) -> CheckedData:
         progress("reading", done, len(rows))
     distributions, notes = _image_sizes(rows, sizes), [file.summary, *overlooked.notes]
     judged = file.kind != "prompts"
-    findings.extend(() if judged else _without_answer(readable))
+    if not judged:
+        found, told = refusals(readable)
+        findings, notes = findings + found, notes + told
     if config.model is None:
         findings.extend(spelled_findings(readable, COMMON))
     else:
@@ -165,13 +168,6 @@ def _read(config: CheckDataConfig, path: str, reading: RowReading, *, kind: Kind
 def _skipped_finding(row: SkippedRow) -> Finding:
     location, what = row.finding
     return Finding(kind="row", index=row.index, location=location, what=what)
-
-
-def _without_answer(rows: Mapping[int, Row]) -> Iterator[Finding]:
-    for index, row in rows.items():
-        if not row.answer and row.response is None and not is_conversation(row):
-            what = "has no answer for RL to reward, and no turn for SFT to train on"
-            yield Finding(kind="answer", index=index, location=row.location, what=what)
 
 
 def _image_sizes(rows: Mapping[int, Row], sizes: Sequence[tuple[int, int]]) -> list[Distribution]:

@@ -342,8 +342,8 @@ class FormatSet(Generic[Fields]):
 
 def text_of_number(value: Any) -> str:
     """Return a number as text; pandas makes 7.0 of 7 in a column with an empty cell."""
-    whole = isinstance(value, numbers.Real) and -_EXACT < value < _EXACT and value % 1 == 0
-    return str(int(value)) if whole else str(value)
+    is_float = isinstance(value, numbers.Real) and not isinstance(value, int)
+    return str(int(value)) if is_float and abs(float(value)) < _EXACT and value % 1 == 0 else str(value)
 
 
 def listed(value: Any) -> list[Any]:
