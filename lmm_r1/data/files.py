@@ -274,9 +274,7 @@ def _read_separated(file: Path, *, dialect: str) -> Iterator[Record]:
                 if wrong is not None:
                     yield Unreadable(UserError(wrong)), location, file.parent
                 else:
-                    values = [
-                        value.removesuffix(".0") if place in floats else value for place, value in enumerate(values)
-                    ]
+                    values = [x.removesuffix(".0") if place in floats else x for place, x in enumerate(values)]
                     yield dict(zip(names, (value or None for value in values), strict=True)), location, file.parent
         except UnicodeDecodeError as error:
             raise UserError(f"{file}: not UTF-8 text ({error})") from error

@@ -148,14 +148,7 @@ def _pixels_of(data: bytes) -> bytes:
     while place + 8 <= len(data) and (is_png or (data[:2] == b"\xff\xd8" and data[place : place + 2] != b"\xff\xda")):
         if is_png:
             end = place + 12 + int.from_bytes(data[place : place + 4], "big")
-            describes = data[place + 4 : place + 8].lower() not in (
-                b"ihdr",
-                b"plte",
-                b"trns",
-                b"exif",
-                b"idat",
-                b"iend",
-            )
+            describes = data[place + 4 : place + 8] not in b"IHDR PLTE tRNS eXIf IDAT IEND".split()
         else:
             marker, end = data[place + 1], place + 2 + int.from_bytes(data[place + 2 : place + 4], "big")
             # The second application segment holds the orientation, the last but one the colour space.

@@ -13,94 +13,69 @@ from lmm_r1.data.formats.row_format import Columns, is_empty, listed
 from lmm_r1.data.messages import Message, TextPart
 
 # Marks of turns in the loss, of ms-swift, OpenAI, axolotl, LLaMA-Factory, verl and slime; torchtune's says the opposite.
-_MARKS = (
-    *("loss", "weight", "train", "training", "trainable", "loss_weight", "loss_scale", "loss_mask", "step_loss_mask"),
-    "masked",
-)
+_MARKS = "loss weight train training trainable loss_weight loss_scale loss_mask step_loss_mask masked"
 _YES, _NO = ("true", "yes", "1", "1.0"), ("false", "no", "0", "0.0")
 IMAGE_SOURCES = ("bytes", "image", "image_url", "url", "path", "base64")
 VIDEO_SOURCES = ("video", "video_url", "url", "path")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Level:
-    """The keys of a row, a message or a part."""
-
-    name: str
-    """In the plural, for messages."""
-    read: tuple[str, ...] = ()
-    refused: Mapping[str, str]
-    """What to do instead, by names separated by blanks."""
-
-    def check(self, given: Mapping[str, Any], columns: Columns, *, where: str | None = None) -> None:
-        """Note the filled keys that nothing reads; raises UserError for one that other tools act on.
-
-        Args:
-            where: what has the keys, if it is not the row.
-        """
-        for key, value in given.items():
-            if key in self.read or is_empty(value):
-                continue
-            way = next((way for names, way in self.refused.items() if key in names.split()), None)
-            # Only switches of templates and marks say something by being off.
-            if way is not None and (value is not False or way in (_TEMPLATE, _MARKED)):
-                found = f'the field "{key}" is' if where is None else f'{where} has "{key}", which is'
-                columns.fail(f"{found} not read; {way}, or remove it")
-            columns.overlooked.add((self.name, key))
-
-
-_TEMPLATE = "write such settings into the chat template"
+_TEMPLATE, _TOOLS = "write such settings into the chat template", "write the tools into a system turn"
+_MARKED, _CONTENT = "mark the whole turn", "write it into the content"
 _SETTINGS = "chat_template_kwargs template_kwargs chat_template mm_processor_kwargs enable_thinking"
-_TOOLS = "write the tools into a system turn"
-_MARKED = "mark the whole turn"
-ROW = Level(
-    name="columns",
-    refused={
-        "tools functions": _TOOLS,
-        "audio audios": "no model takes audio here",
-        "rejected_images multi_modal_data": "put images into the column images, or into parts of the messages",
-        _SETTINGS: _TEMPLATE,
-    },
-)
-MESSAGE = Level(
-    name="keys of messages",
-    read=("role", "content", "from", "value", *_MARKS),
-    refused={
-        "tool_calls function_call reasoning_content reasoning reasoning_details thinking thinking_blocks thought thoughts "
-        "refusal": "write it into the content",
-        "tools functions": _TOOLS,
-        "audio audios image images video videos objects documents": "write it as parts of the content",
-        "train_detail training_detail mask": _MARKED,
-        "prefix partial": "give responses a beginning with the format r1_vlm",
-        _SETTINGS: _TEMPLATE,
-    },
-)
-_SOURCES = ("type", "text", *IMAGE_SOURCES, *VIDEO_SOURCES)
-TEXT_PART = Level(name="keys of parts", read=_SOURCES, refused={" ".join(_MARKS): _MARKED})
-MEDIA_PART = Level(
-    name="keys of parts",
-    read=(*_SOURCES, "min_pixels", "max_pixels", "fps", "max_frames"),
-    refused={
-        "video_start video_end start end start_time end_time start_frame end_frame nframes num_frames min_frames sample_fps "
-        "raw_fps video_fps video_metadata total_pixels resized_height resized_width": "change the file beforehand",
-        **TEXT_PART.refused,
-    },
-)
+_SOURCES = " ".join(("type text", *IMAGE_SOURCES, *VIDEO_SOURCES))
+_CLIP = "video_start video_end start end start_time end_time start_frame end_frame sample_fps raw_fps video_fps video_metadata"
+_SIZE = "nframes num_frames min_frames total_pixels resized_height resized_width"
+_THOUGHTS = "reasoning_content reasoning reasoning_details thinking thinking_blocks thought thoughts refusal"
+_MEDIA = "audio audios image images video videos objects documents"
+ROW, MESSAGE, TEXT_PART, MEDIA_PART = "columns", "keys of messages", "keys of texts", "keys of images and videos"
+# By level: the keys that are read, and those that are refused with what to do instead.
+_KNOWN: Mapping[str, tuple[str, Mapping[str, str]]] = {
+    ROW: (
+        "",
+        {"tools functions": _TOOLS, "audio audios": "no model takes audio here", _SETTINGS: _TEMPLATE}
+        | {"rejected_images multi_modal_data": "put images into the column images"},
+    ),
+    MESSAGE: (
+        f"role content from value {_MARKS}",
+        {f"tool_calls function_call {_THOUGHTS} {_MEDIA}": _CONTENT, "tools functions": _TOOLS, _SETTINGS: _TEMPLATE}
+        | {"train_detail training_detail mask": _MARKED, "prefix partial": "use the format r1_vlm for beginnings"},
+    ),
+    TEXT_PART: (_SOURCES, {_MARKS: _MARKED}),
+    MEDIA_PART: (
+        f"{_SOURCES} min_pixels max_pixels fps max_frames",
+        {f"{_CLIP} {_SIZE}": "change the file beforehand", _MARKS: _MARKED},
+    ),
+}
 # How ms-swift marks the places of references and boxes, which it takes from the column `objects`.
 _PLACES = ("<ref-object>", "<bbox>")
 _OPTIONS = re.compile(r"(answer_?)?(choices|options|candidates)|(?:option|choice|opt)[ _]?(?:[a-j]|\d)|[A-J]")
 
 
+def check_keys(level: str, given: Mapping[str, Any], columns: Columns, *, where: str | None = None) -> None:
+    """Note the filled keys that nothing reads; raises UserError for one that other tools act on.
+
+    Args:
+        where: what has the keys, if it is not the row.
+    """
+    read, refused = _KNOWN[level]
+    for key, value in given.items():
+        if key in read.split() or is_empty(value):
+            continue
+        way = next((way for names, way in refused.items() if key in names.split()), None)
+        # Only switches of templates and marks say something by being off.
+        if way is not None and (value is not False or way in (_TEMPLATE, _MARKED)):
+            found = f'the field "{key}" is' if where is None else f'{where} has "{key}", which is'
+            columns.fail(f"{found} not read; {way}, or remove it")
+        columns.overlooked.add((level, key))
+
+
 def loss_mark(turn: Mapping[str, Any], columns: Columns, *, where: str) -> bool | None:
     """Return whether a message is marked as in the loss or not, None without a mark; raises UserError for other marks."""
     found: set[bool] = set()
-    for key in _MARKS:
+    for key in _MARKS.split():
         if is_empty(value := turn.get(key)):
             continue
-        text = str(value).strip().lower()
-        if text not in (*_YES, *_NO):
+        if (text := str(value).strip().lower()) not in (*_YES, *_NO):
             columns.fail(
-                f'{where} has "{key}" {value!r}; a turn is in the loss (true or 1) or not (false or 0): correct it'
+                f'{where} has "{key}" {value!r}; it must be true or 1 for a turn in the loss, false or 0 for others'
             )
         found.add((text in _YES) != (key == "masked"))
     if len(found) > 1:
@@ -111,7 +86,7 @@ def loss_mark(turn: Mapping[str, Any], columns: Columns, *, where: str) -> bool 
 def check_columns(columns: Columns) -> None:
     """Raise UserError if a column that the format has not read is one that other tools act on."""
     rest = columns.rest()
-    ROW.check(rest, columns)
+    check_keys(ROW, rest, columns)
     if not is_empty(rest.get("objects")) and (place := next((x for x in _PLACES if x in str(columns.record)), None)):
         columns.fail(f'the text has {place}, and the column "objects" is not read; write its values into the text')
 

@@ -128,19 +128,8 @@ _BASE64_TEXT = re.compile(r"[A-Za-z0-9+/_\-\s]+={0,2}\s*")
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 """The image formats that are opened, by Pillow's names; other decoders are not run on downloaded data."""
-DECODE_ERRORS = (
-    OSError,
-    SyntaxError,
-    ValueError,
-    TypeError,
-    ArithmeticError,
-    LookupError,
-    AttributeError,
-    EOFError,
-    struct.error,
-    zlib.error,
-    Image.DecompressionBombError,
-)
+_BROKEN = (OSError, SyntaxError, ValueError, TypeError, ArithmeticError, LookupError, AttributeError, EOFError)
+DECODE_ERRORS = (*_BROKEN, struct.error, zlib.error, Image.DecompressionBombError)
 """What Pillow raises on damaged files."""
 
 

@@ -35,6 +35,7 @@ from lmm_r1.data.known_keys import (
     TEXT_PART,
     VIDEO_SOURCES,
     check_columns,
+    check_keys,
     loss_mark,
 )
 from lmm_r1.data.media_access import is_below, media_roots, open_file
@@ -263,7 +264,7 @@ class RecordParser:
         role = item.get("role")
         if role not in ROLES:
             self.fail(f"{where} has the role {role!r}; known roles are {', '.join(ROLES)}")
-        MESSAGE.check(item, self.columns, where=f"{where} ({role})")
+        check_keys(MESSAGE, item, self.columns, where=f"{where} ({role})")
         content = item.get("content")
         if isinstance(content, str):
             parts = [TextPart(content)] if role == "assistant" else self.tagged(content)
@@ -309,7 +310,7 @@ class RecordParser:
             text = part.get("text")
             if not isinstance(text, str):
                 self.fail(f'{where} has the type "text" but no "text" string')
-            TEXT_PART.check(part, self.columns, where=where)
+            check_keys(TEXT_PART, part, self.columns, where=where)
             return TextPart(text)
         if kind in ("image", "image_url", "video", "video_url"):
             return self.media(part, where=where)
@@ -328,7 +329,7 @@ class RecordParser:
         while isinstance(value, Mapping):
             part = {**value, **{key: given for key, given in part.items() if given is not None}}
             value = next((value[key] for key in sources if is_media(value.get(key))), None)
-        MEDIA_PART.check(part, self.columns, where=place)
+        check_keys(MEDIA_PART, part, self.columns, where=place)
         bounds = self.pixel_bounds(part, where=where)
         if is_image:
             seen: ImagePart | VideoPart = ImagePart(self.image(value, where=place), **bounds)

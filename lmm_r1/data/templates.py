@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial, wraps
 from typing import Any
 
 import jinja2
@@ -39,17 +39,15 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
-        self._spent, self._file = _Spent(), "the template"
-        self.filters = _BoundedFilters(self)
+        self.spent, self._file = _Spent(), "the template"
+        self.filters = _BoundedFilters(self.bounded)
+        self.filters.update(each=self.each, **jinja2.filters.FILTERS)
         self.concat = self.joined  # type: ignore[method-assign, assignment]
         self.template_class = _BoundedTemplate
 
-    def begin(self) -> None:
-        self._spent.until, self._spent.size = time.thread_time() + SECONDS, 0
-
     def spend(self, size: float) -> None:
-        self._spent.size += size
-        if self._spent.size > MOST or time.thread_time() > self._spent.until:
+        self.spent.size += size
+        if self.spent.size > MOST or time.thread_time() > self.spent.until:
             raise jinja2.TemplateRuntimeError(
                 f"{self._file} takes more than {SECONDS:g} s, or makes more than {MOST:,} characters, for one text"
             )
@@ -58,40 +56,32 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         """Return what an operation makes of values, if that is within the bounds."""
         sizes = sorted((size for value in values for size in _sizes(value)), reverse=True)
         expected = math.prod(sizes[:2]) if name in _MULTIPLY else max(sizes, default=0)
-        wide = name in ("%", "format", "format_map") and any(
-            _WIDTH.search(x) for x in values[:1] if isinstance(x, str)
-        )
+        wide = name in ("%", "format", "format_map") and _WIDTH.search(str(values[0]))
         self.spend(math.inf if wide or expected > MOST else 0)
         made = make()
         self.spend(_length(made))
         return made
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        if isinstance(left, int) and isinstance(right, int):
-            bits = left.bit_length() * abs(right) if operator == "**" else left.bit_length() + right.bit_length()
-            self.spend(bits)
-            return super().call_binop(context, operator, left, right)
-        make = functools.partial(super().call_binop, context, operator, left, right)
-        return self.bounded(operator, (left, right), make)
+        make = partial(super().call_binop, context, operator, left, right)
+        if not (isinstance(left, int) and isinstance(right, int)):
+            return self.bounded(operator, (left, right), make)
+        self.spend(left.bit_length() * (abs(right) if operator == "**" else 1) + right.bit_length())
+        return make()
 
-    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
-        own, name = getattr(__obj, "__self__", None), getattr(__obj, "__name__", "")
-        make = functools.partial(super().call, __context, __obj, *args, **kwargs)
-        return __self.bounded(name, (own, *args, *kwargs.values()), make)
+    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
+        values = (getattr(__obj, "__self__", None), *args, *kwargs.values())
+        make = partial(super().call, __context, __obj, *args, **kwargs)
+        return __self.bounded(getattr(__obj, "__name__", ""), values, make)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        wrapper = super().wrap_str_format(value)
-        if wrapper is not None:
+        if (wrapper := super().wrap_str_format(value)) is not None:
             wrapper.__self__ = value.__self__  # type: ignore[attr-defined]
         return wrapper
 
     def joined(self, pieces: Iterable[Any]) -> str:
         """Return texts as one."""
-        texts = []
-        for piece in pieces:
-            texts.append(str(piece))
-            self.spend(len(texts[-1]))
-        return "".join(texts)
+        return "".join(text for text in map(str, pieces) if self.spend(len(text)) is None)
 
     def each(self, items: Iterable[Any]) -> Iterator[Any]:
         """Yield the items of a loop."""
@@ -100,7 +90,6 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             yield item
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        self.begin()
         self._file = FILES.get(source, self._file)
         tree = super()._parse(source, name, filename)
         for loop in list(tree.find_all(nodes.For)):
@@ -108,16 +97,16 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return tree.set_environment(self)  # type: ignore[return-value]
 
     def _generate(self, *args: Any, **settings: Any) -> str:
-        # The code joins texts by a function that it imports.
-        code = super()._generate(*args, **settings)
-        return code.replace("\nname = ", "\nstr_join = markup_join = environment.concat\nname = ", 1)
+        # The code joins texts by functions that it imports.
+        own = "\nstr_join = markup_join = environment.concat\nname = "
+        return super()._generate(*args, **settings).replace("\nname = ", own, 1)
 
 
 class _BoundedTemplate(jinja2.Template):
     environment: BoundedEnvironment
 
     def render(self, *args: Any, **values: Any) -> str:
-        self.environment.begin()
+        self.environment.spent.until, self.environment.spent.size = time.thread_time() + SECONDS, 0
         try:
             return super().render(*args, **values)
         except _ERRORS as error:
@@ -125,21 +114,22 @@ class _BoundedTemplate(jinja2.Template):
 
 
 class _BoundedFilters(dict[str, Any]):
-    """The filters of an environment, each bounded."""
+    """The filters of an environment, each bounded when it is taken out."""
 
-    def __init__(self, environment: BoundedEnvironment) -> None:
-        self._environment = environment
-        super().__init__(each=environment.each)
-        for name, make in environment.filters.items():
-            self[name] = make
+    def __init__(self, bounded: Callable[..., Any]) -> None:
+        self._bounded = bounded
 
-    def __setitem__(self, name: str, make: Callable[..., Any]) -> None:
-        @functools.wraps(make)
-        def bounded(*args: Any, **kwargs: Any) -> Any:
-            values = (*args, *kwargs.values())
-            return self._environment.bounded(name, values, functools.partial(make, *args, **kwargs))
+    def get(self, name: str, default: Any = None) -> Any:
+        if (make := super().get(name)) is None:
+            return default
+        return wraps(make)(
+            lambda *args, **kwargs: self._bounded(name, (*args, *kwargs.values()), partial(make, *args, **kwargs))
+        )
 
-        super().__setitem__(name, bounded)
+    def __getitem__(self, name: str) -> Any:
+        if name not in self:
+            raise KeyError(name)
+        return self.get(name)
 
 
 def _sizes(value: Any) -> Iterator[int]:

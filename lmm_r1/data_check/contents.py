@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
 
 from lmm_r1.config.rewards import verifier_from
 from lmm_r1.data.images import load_image, load_video
@@ -29,7 +28,6 @@ from remote_rm.composition import Composition
 from remote_rm.reward_function import reward_func_of
 from remote_rm.verifier import Verifier
 
-CheckedT = TypeVar("CheckedT")
 KINDS = {
     "row": "cannot be used: training stops at such a row",
     "image": "has an image or a video that cannot be read",
@@ -452,24 +450,12 @@ def _listed(counts: Counter[str]) -> str:
     return ", ".join(f"{text} ({count} x)" if count > 1 else text for text, count in counts.most_common())
 
 
-def _refused(check: Callable[[CheckedT], object], given: CheckedT) -> str | None:
+def _refused(check: Callable[[], object]) -> str | None:
     try:
-        check(given)
+        check()
     except UserError as error:
         return str(error)
     return None
-
-
-def _asks_for_rl(row: Row) -> None:
-    check_prompt(row)
-    if not row.answer:
-        raise UserError(f"{row.location}: has no answer for RL to reward")
-
-
-_COMMANDS: Mapping[str, Callable[[Row], object]] = {
-    "train_ppo_ray": _asks_for_rl,
-    "train_sft": lambda row: loss_turns(demonstration(row), every_turn=True),
-}
 
 
 def refusals(rows: Mapping[int, Row]) -> tuple[list[Finding], list[str]]:
@@ -477,23 +463,20 @@ def refusals(rows: Mapping[int, Row]) -> tuple[list[Finding], list[str]]:
 
     A row that begins the response is one for RL, although SFT could train on that beginning.
     """
-    refused = {
-        command: {index: why for index, row in rows.items() if (why := _refused(check, row)) is not None}
-        for command, check in _COMMANDS.items()
-    }
-    findings = [
-        Finding(
-            kind="answer",
-            index=index,
-            location=rows[index].location,
-            what=why.removeprefix(f"{rows[index].location}: "),
-        )
-        for index, why in refused["train_ppo_ray"].items()
-        if rows[index].prefill or index in refused["train_sft"]
-    ]
+    findings: list[Finding] = []
+    refused: dict[str, list[str]] = {"train_ppo_ray": [], "train_sft": []}
+    for index, row in rows.items():
+        lacking = None if row.answer else f"{row.location}: has no answer for RL to reward"
+        rl = _refused(partial(check_prompt, row)) or lacking
+        sft = _refused(partial(loss_turns, demonstration(row), every_turn=True))
+        refused["train_ppo_ray"] += [rl] if rl else []
+        refused["train_sft"] += [sft] if sft else []
+        if rl and (row.prefill or sft):
+            what = rl.removeprefix(f"{row.location}: ")
+            findings.append(Finding(kind="answer", index=index, location=row.location, what=what))
     notes = [
-        f"{command} refuses {len(reasons):,} of the {len(rows):,} rows; the first: {next(iter(reasons.values()))}"
-        for command, reasons in refused.items()
+        f"{name} refuses {len(reasons):,} of the {len(rows):,} rows; the first: {reasons[0]}"
+        for name, reasons in refused.items()
         if reasons
     ]
     return findings, notes
@@ -520,7 +503,7 @@ class Lengths:
     def __init__(self, model: str, budget: TokenBudget, *, trust_remote_code: bool = False) -> None:
         self._model = model
         self._checkpoint = Checkpoint(model, trust_remote_code=trust_remote_code)
-        self._refusal = _refused(check_embeddings, self._checkpoint)
+        self._refusal = _refused(partial(check_embeddings, self._checkpoint))
         self.budget = budget
         self.prompts: list[int] = []
         """Tokens of each prompt that was encoded, images included."""

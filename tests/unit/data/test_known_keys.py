@@ -68,7 +68,7 @@ def test_marked_turns_are_in_the_loss_or_not(turn, first, second, every, last, t
 
 
 def test_marks_that_nothing_can_honour_are_refused(tmp_path):
-    with pytest.raises(UserError, match=r'message 2 .* has "weight" 0.5; a turn is in the loss'):
+    with pytest.raises(UserError, match=r'message 2 .* has "weight" 0.5; it must be true or 1'):
         parse({"messages": [ASKED, said(weight=0.5)]})
     with pytest.raises(UserError, match="marked both as in the loss and as not in it"):
         parse({"messages": [ASKED, said(weight=1, train=False)]})
@@ -195,5 +195,5 @@ def test_keys_that_nobody_reads_are_counted(tmp_path):
     assert overlooked.notes == [
         "columns that no training reads: id (2 rows)",
         "keys of messages that no training reads: name (2 rows)",
-        "keys of parts that no training reads: cache_control (2 rows)",
+        "keys of texts that no training reads: cache_control (2 rows)",
     ]
