@@ -137,11 +137,11 @@ def _read_by(read: Callable[[IO[bytes]], ReadT], source: str | bytes) -> ReadT:
         except DECODE_ERRORS:
             file.seek(0)
             with suppress(*DECODE_ERRORS):
-                return read(io.BytesIO(_pixels_of(file.read(MOST_BYTES))))
+                return read(io.BytesIO(pixels_of(file.read(MOST_BYTES))))
             raise
 
 
-def _pixels_of(data: bytes) -> bytes:
+def pixels_of(data: bytes) -> bytes:
     """Return a PNG without chunks, or a JPEG without segments, that only describe it; anything else unchanged."""
     is_png = data.startswith(b"\x89PNG")
     kept, place = [data[: 8 if is_png else 2]], 8 if is_png else 2
@@ -287,7 +287,7 @@ class PictureFolder:
         if kind_of(part.source) in ("path", "url"):
             return part
         data = encoded_image(part, location="a picture that was shown")
-        with open_image(io.BytesIO(data)) as image:
+        with open_image(io.BytesIO(pixels_of(data))) as image:
             suffix = str(image.format).lower()
         path = self.path / f"{hashlib.sha256(data).hexdigest()[:_DIGITS]}.{suffix}"
         if not path.exists():

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lmm_r1.data.formats.chats import read_list
-from lmm_r1.data.formats.row_format import Columns, is_empty, listed
+from lmm_r1.data.formats.row_format import Columns, is_empty, is_media, listed
 from lmm_r1.data.messages import Message, TextPart
 
 # Marks of turns in the loss, of ms-swift, OpenAI, axolotl, LLaMA-Factory, verl and slime; torchtune's says the opposite.
@@ -57,7 +57,7 @@ def check_keys(level: str, given: Mapping[str, Any], columns: Columns, *, where:
     """
     read, refused = _KNOWN[level]
     for key, value in given.items():
-        if key in read.split() or is_empty(value):
+        if key in read.split() or is_empty(value) or not is_media(value):
             continue
         way = next((way for names, way in refused.items() if key in names.split()), None)
         # Only switches of templates and marks say something by being off.

@@ -27,7 +27,7 @@ from lmm_r1.data.formats.row_format import (
     media_entries,
     text_of_number,
 )
-from lmm_r1.data.images import check_image_exists, check_video_exists
+from lmm_r1.data.images import check_image_exists, check_video_exists, pixels_of
 from lmm_r1.data.known_keys import (
     IMAGE_SOURCES,
     MEDIA_PART,
@@ -550,6 +550,6 @@ def _stored_source(source: ImageSource) -> str:
         buffer = io.BytesIO()
         source.save(buffer, format="PNG")
         source = buffer.getvalue()
-    with open_image(io.BytesIO(source)) as image:
+    with open_image(io.BytesIO(pixels_of(source))) as image:
         mime_type = Image.MIME[image.format]
     return f"data:{mime_type};base64,{base64.b64encode(source).decode('ascii')}"

@@ -81,7 +81,11 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def joined(self, pieces: Iterable[Any]) -> str:
         """Return texts as one."""
-        return "".join(text for text in map(str, pieces) if self.spend(len(text)) is None)
+        texts = []
+        for text in map(str, pieces):
+            self.spend(len(text))
+            texts.append(text)
+        return "".join(texts)
 
     def each(self, items: Iterable[Any]) -> Iterator[Any]:
         """Yield the items of a loop."""

@@ -2,6 +2,7 @@
 
 import json
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -97,13 +98,14 @@ DOORS = {
 @pytest.mark.parametrize("door", DOORS)
 def test_keys_that_others_act_on_are_refused_by_name_through_every_door(door, tmp_path):
     record, kind = DOORS[door]
+    read = partial(read_row_file, answer_required=False) if kind is None else partial(read_judged_file, kind=kind)
 
     def refusal(changed: dict) -> str:
-        file = written(tmp_path, changed)
         with pytest.raises(UserError) as raised:
-            read_row_file(file, answer_required=False) if kind is None else read_judged_file(file, kind)
+            read(written(tmp_path, changed))
         return str(raised.value)
 
+    read(written(tmp_path, {**record, "chat_template_kwargs": {"enable_thinking": None}, "tools": [], "audios": None}))
     for key in COLUMNS:
         given = {"x": 1} if key != "enable_thinking" else False
         assert f'rows.jsonl line 1: the field "{key}" is not read' in refusal({**record, key: given})
