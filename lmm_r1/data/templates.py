@@ -41,7 +41,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         super().__init__(*args, **settings)
         self.spent, self._file = _Spent(), "the template"
         self.filters = _BoundedFilters(self.bounded)
-        self.filters.update(each=self.each, **jinja2.filters.FILTERS)
+        for name, make in {**jinja2.filters.FILTERS, "each": self.each}.items():
+            self.filters[name] = make
         self.concat = self.joined  # type: ignore[method-assign, assignment]
         self.template_class = _BoundedTemplate
 
@@ -117,23 +118,17 @@ class _BoundedTemplate(jinja2.Template):
             raise jinja2.TemplateRuntimeError(f"{type(error).__name__}: {error}") from error
 
 
-class _BoundedFilters(dict[str, Any]):
-    """The filters of an environment, each bounded when it is taken out."""
+class _BoundedFilters(dict[str, Callable[..., Any]]):
+    """The filters of an environment, each bounded."""
 
     def __init__(self, bounded: Callable[..., Any]) -> None:
         self._bounded = bounded
 
-    def get(self, name: str, default: Any = None) -> Any:
-        if (make := super().get(name)) is None:
-            return default
-        return wraps(make)(
-            lambda *args, **kwargs: self._bounded(name, (*args, *kwargs.values()), partial(make, *args, **kwargs))
-        )
+    def __setitem__(self, name: str, make: Callable[..., Any]) -> None:
+        def filtered(*args: Any, **kwargs: Any) -> Any:
+            return self._bounded(name, (*args, *kwargs.values()), partial(make, *args, **kwargs))
 
-    def __getitem__(self, name: str) -> Any:
-        if name not in self:
-            raise KeyError(name)
-        return self.get(name)
+        super().__setitem__(name, wraps(make)(filtered))
 
 
 def _sizes(value: Any) -> Iterator[int]:
