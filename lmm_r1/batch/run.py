@@ -39,7 +39,7 @@ from lmm_r1.generation.engine import (
     split_adapter,
 )
 from lmm_r1.lmm_kits import Checkpoint
-from lmm_r1.lmm_kits.checkpoint import check_pixel_bounds, check_weights
+from lmm_r1.lmm_kits.checkpoint import check_embeddings, check_pixel_bounds, check_weights
 from lmm_r1.lmm_kits.plain_text import text_ids
 from lmm_r1.scoring import StepJudging
 from lmm_r1.scoring.response_scores import (
@@ -345,5 +345,5 @@ def _check_models(config: BatchConfig, path: str) -> None:
         check_backend(BACKENDS[config.eval_task], model.kit, model=f"--model {path}", instead=instead)
     check_pixel_bounds(config, model, model=f"--model {path}")
     for checkpoint in filter(None, (path, None if config.judge_is_remote else config.reward_model)):
-        _ = Checkpoint(checkpoint, trust_remote_code=config.trust_remote_code).processor
+        check_embeddings(Checkpoint(checkpoint, trust_remote_code=config.trust_remote_code))
         check_weights(checkpoint)

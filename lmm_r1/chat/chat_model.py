@@ -76,13 +76,14 @@ def load_model(config: ChatConfig, *, responses: int = 1) -> ChatModel:
     """Load the checkpoint for this many responses at a time; raises UserError if that fails, before the engine starts if possible."""
     from lmm_r1.generation.engine import make_engine, playing_engine, prepare_process, split_adapter
     from lmm_r1.lmm_kits import Checkpoint
-    from lmm_r1.lmm_kits.checkpoint import check_weights
+    from lmm_r1.lmm_kits.checkpoint import check_embeddings, check_weights
 
     prepare_process()
     path, adapter = split_adapter(config.model, config.adapter)
     checkpoint = Checkpoint(path, trust_remote_code=config.trust_remote_code)
     kit, processor = checkpoint.kit, checkpoint.processor
     check_weights(path)
+    check_embeddings(checkpoint)
     max_images = config.max_images if kit.takes_images else 0
     max_videos = config.max_videos if kit.takes_videos else 0
     settings = EngineSettings(

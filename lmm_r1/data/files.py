@@ -8,8 +8,9 @@ import csv
 import itertools
 import json
 import os
+import re
 import shutil
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -35,6 +36,9 @@ IMAGES_FOLDER = "images"
 _BATCH_ROWS = 256
 # The largest limit that the csv module accepts on every system: an image of 1.5 GiB as base64.
 _LONGEST_FIELD = 2**31 - 1
+# Rows of a table by which the kind of its columns is known.
+_LOOKED_AT = 10_000
+_WHOLE_FLOAT = re.compile(r"-?\d+\.0")
 _SEPARATED = {"excel": "comma-separated", "excel-tab": "tab-separated"}
 
 
@@ -239,9 +243,20 @@ def _read_arrow_file(file: Path) -> Iterator[Record]:
     return _numbered(arrow_records(file, name=str(file)), name=str(file), base_dir=file.parent)
 
 
+def _floats_of_pandas(file: Path, *, dialect: str) -> set[int]:
+    """Return the places of columns with an empty cell whose numbers all end in .0, which pandas wrote as 7 before."""
+    kinds: dict[int, set[str]] = defaultdict(set)
+    with file.open(encoding="utf-8-sig", errors="replace", newline="") as stream:
+        for _, values in itertools.islice(_separated_values(stream, dialect=dialect), 1, _LOOKED_AT):
+            for place, value in enumerate(() if isinstance(values, csv.Error) else values):
+                kinds[place].add(".0" if _WHOLE_FLOAT.fullmatch(value) else value[:1])
+    return {place for place, found in kinds.items() if found == {"", ".0"}}
+
+
 def _read_separated(file: Path, *, dialect: str) -> Iterator[Record]:
     """Yield the lines below a header line; all values are text (007 is not 7), and an empty one counts as missing."""
     csv.field_size_limit(_LONGEST_FIELD)
+    floats = _floats_of_pandas(file, dialect=dialect)
     with file.open(encoding="utf-8-sig", newline="") as stream:
         records = _separated_values(stream, dialect=dialect)
         try:
@@ -259,6 +274,7 @@ def _read_separated(file: Path, *, dialect: str) -> Iterator[Record]:
                 if wrong is not None:
                     yield Unreadable(UserError(wrong)), location, file.parent
                 else:
+                    values = [x.removesuffix(".0") if place in floats else x for place, x in enumerate(values)]
                     yield dict(zip(names, (value or None for value in values), strict=True)), location, file.parent
         except UnicodeDecodeError as error:
             raise UserError(f"{file}: not UTF-8 text ({error})") from error

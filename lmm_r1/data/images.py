@@ -7,20 +7,19 @@ import io
 import math
 import os
 import re
-import struct
-import zlib
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
-from PIL import ExifTags, Image, ImageOps
+from PIL import ExifTags, Image
 
 from lmm_r1.data.fetching import fetch
 from lmm_r1.data.media_access import open_file
 from lmm_r1.data.messages import (
+    DECODE_ERRORS,
     ImagePart,
     StoredBytes,
     VideoPart,
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 
+ReadT = TypeVar("ReadT")
 MOST_BYTES = 2**29
 """The largest image file that is read whole; others are decoded from their file."""
 # Rows of a 16-bit image that are brought to 8 bits at once, because that takes four bytes per pixel.
@@ -46,17 +46,9 @@ _ENDINGS = {"PNG": b"IEND\xaeB`\x82", "JPEG": b"\xff\xd9"}
 _TAIL_BYTES = 16
 # EXIF orientations that swap width and height.
 _LYING = (5, 6, 7, 8)
-# What Pillow's decoders raise on damaged files in addition to OSError (which includes UnidentifiedImageError).
-_DECODE_ERRORS = (
-    OSError,
-    SyntaxError,
-    ValueError,
-    EOFError,
-    IndexError,
-    struct.error,
-    zlib.error,
-    Image.DecompressionBombError,
-)
+# EXIF orientations from 2 on, each with what turns the picture upright.
+_UPRIGHT = ("FLIP_LEFT_RIGHT", "ROTATE_180", "FLIP_TOP_BOTTOM", "TRANSPOSE", "ROTATE_270", "TRANSVERSE", "ROTATE_90")
+_TURNS = {number: Image.Transpose[name] for number, name in enumerate(_UPRIGHT, start=2)}
 
 
 def load_image(part: ImagePart, *, location: str, side: int | None = None) -> Image.Image:
@@ -73,12 +65,8 @@ def load_image(part: ImagePart, *, location: str, side: int | None = None) -> Im
     try:
         if isinstance(source, Image.Image):
             return _upright(source)
-        with _opened(source) as file:
-            image = open_image(file)
-            if side is not None:
-                image.draft("RGB", (side, side))
-            return _upright(image)
-    except _DECODE_ERRORS as error:
+        return _read_by(partial(_decoded, side=side), source)
+    except DECODE_ERRORS as error:
         raise _image_error(replace(part, source=source), location=location, error=error) from error
 
 
@@ -96,7 +84,7 @@ def encoded_image(part: ImagePart, *, location: str) -> bytes:
         buffer = io.BytesIO()
         source.save(buffer, "PNG")
         return buffer.getvalue()
-    except _DECODE_ERRORS as error:
+    except DECODE_ERRORS as error:
         raise _image_error(replace(part, source=source), location=location, error=error) from error
 
 
@@ -135,16 +123,46 @@ def image_size(part: ImagePart, *, location: str) -> tuple[int, int] | None:
         if isinstance(source, Image.Image):
             _check_range(source)
             return _upright_size(source)
-        with _opened(source) as file:
-            return _checked_size(file)
-    except _DECODE_ERRORS as error:
+        return _read_by(_checked_size, source)
+    except DECODE_ERRORS as error:
         raise _image_error(replace(part, source=source), location=location, error=error) from error
 
 
-def _opened(source: str | bytes) -> IO[bytes]:
-    if isinstance(source, str) and kind_of(source) == "path":
-        return open_file(_path(source))
-    return io.BytesIO(_read(source))
+def _read_by(read: Callable[[IO[bytes]], ReadT], source: str | bytes) -> ReadT:
+    """Return what a function reads of an image, if need be of its pixels alone: broken metadata damages no picture."""
+    is_path = isinstance(source, str) and kind_of(source) == "path"
+    with open_file(_path(str(source))) if is_path else io.BytesIO(_read(source)) as file:
+        try:
+            return read(file)
+        except DECODE_ERRORS:
+            file.seek(0)
+            with suppress(*DECODE_ERRORS):
+                return read(io.BytesIO(pixels_of(file.read(MOST_BYTES))))
+            raise
+
+
+def pixels_of(data: bytes) -> bytes:
+    """Return a PNG without chunks, or a JPEG without segments, that only describe it; anything else unchanged."""
+    is_png = data.startswith(b"\x89PNG")
+    kept, place = [data[: 8 if is_png else 2]], 8 if is_png else 2
+    while place + 8 <= len(data) and (is_png or (data[:2] == b"\xff\xd8" and data[place : place + 2] != b"\xff\xda")):
+        if is_png:
+            end = place + 12 + int.from_bytes(data[place : place + 4], "big")
+            describes = data[place + 4 : place + 8] not in b"IHDR PLTE tRNS eXIf IDAT IEND".split()
+        else:
+            marker, end = data[place + 1], place + 2 + int.from_bytes(data[place + 2 : place + 4], "big")
+            # The second application segment holds the orientation, the last but one the colour space.
+            describes = marker in (0xE0, *range(0xE2, 0xF0), 0xFE) and not (marker == 0xEE and end - place >= 14)
+        kept += [] if describes else [data[place:end]]
+        place = end
+    return b"".join([*kept, data[place:]])
+
+
+def _decoded(file: IO[bytes], *, side: int | None) -> Image.Image:
+    image = open_image(file)
+    if side is not None:
+        image.draft("RGB", (side, side))
+    return _upright(image)
 
 
 def _checked_size(file: IO[bytes]) -> tuple[int, int]:
@@ -161,8 +179,15 @@ def _checked_size(file: IO[bytes]) -> tuple[int, int]:
 def _upright_size(image: Image.Image) -> tuple[int, int]:
     # Pillow turns a TIFF upright itself, and decodes a whole PNG to look for a tag that may be at its end.
     asks = image.format != "TIFF" and (image.format != "PNG" or "exif" in image.info)
-    turned = asks and image.getexif().get(ExifTags.Base.Orientation, 1) in _LYING
-    return image.size[::-1] if turned else image.size
+    return image.size[::-1] if asks and _orientation(image) in _LYING else image.size
+
+
+def _orientation(image: Image.Image) -> Any:
+    """Return how the stored picture is turned, by its EXIF or XMP; 1, upright, if neither can be read."""
+    try:
+        return image.getexif().get(ExifTags.Base.Orientation, 1)
+    except DECODE_ERRORS:
+        return 1
 
 
 def _image_error(part: ImagePart, *, location: str, error: BaseException) -> UserError:
@@ -199,8 +224,12 @@ def _read(source: str | bytes) -> bytes:
 
 def _upright(image: Image.Image) -> Image.Image:
     image.load()
-    # exif_transpose always copies, so no caller changes an image that the row holds.
-    return _to_rgb(ImageOps.exif_transpose(_in_eight_bits(image)))
+    turn = None if image.format == "TIFF" else _TURNS.get(_orientation(image))
+    image = _in_eight_bits(image)
+    # A copy in any case, so that no caller changes an image that the row holds, and without metadata to turn it again by.
+    upright = _to_rgb(image if turn is None else image.transpose(turn))
+    upright.info = {}
+    return upright
 
 
 def _in_eight_bits(image: Image.Image) -> Image.Image:
@@ -258,7 +287,7 @@ class PictureFolder:
         if kind_of(part.source) in ("path", "url"):
             return part
         data = encoded_image(part, location="a picture that was shown")
-        with open_image(io.BytesIO(data)) as image:
+        with open_image(io.BytesIO(pixels_of(data))) as image:
             suffix = str(image.format).lower()
         path = self.path / f"{hashlib.sha256(data).hexdigest()[:_DIGITS]}.{suffix}"
         if not path.exists():

@@ -8,7 +8,9 @@ import io
 import json
 import os
 import re
+import struct
 import warnings
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
@@ -126,6 +128,9 @@ _BASE64_TEXT = re.compile(r"[A-Za-z0-9+/_\-\s]+={0,2}\s*")
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 """The image formats that are opened, by Pillow's names; other decoders are not run on downloaded data."""
+_BROKEN = (OSError, SyntaxError, ValueError, TypeError, ArithmeticError, LookupError, AttributeError, EOFError)
+DECODE_ERRORS = (*_BROKEN, struct.error, zlib.error, Image.DecompressionBombError)
+"""What Pillow raises on damaged files."""
 
 
 # The first characters of base64 of PNG, JPEG, GIF, WebP, BMP and TIFF (both byte orders).
@@ -224,7 +229,7 @@ def describe(source: ImageSource) -> str:
     try:
         with open_image(io.BytesIO(data)) as image:
             return f"<image {image.width}x{image.height}>"
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
+    except DECODE_ERRORS:
         return f"<image, {len(data)} bytes>"
 
 
@@ -273,6 +278,8 @@ class Message:
     role: str
     """One of `ROLES`."""
     parts: tuple[Part, ...]
+    loss: bool | None = None
+    """Whether the row says that SFT trains on the turn, or does not; None if it does not say."""
 
 
 @dataclass(frozen=True, kw_only=True)

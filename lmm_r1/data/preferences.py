@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
@@ -23,7 +23,9 @@ from lmm_r1.data.formats.row_format import (
     StepFields,
     UnpairedFields,
     is_empty,
+    text_of_number,
 )
+from lmm_r1.data.known_keys import check_columns
 from lmm_r1.data.media_access import media_roots
 from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, VideoPart, images_of, videos_of
 from lmm_r1.data.reading import AS_THEY_ARE, BadRows, RowReading, SkippedRow, good_rows
@@ -50,16 +52,24 @@ class JudgedParser(RecordParser):
         """Return the turns of a response, of which the first and the last must be the assistant's; a text is one turn."""
         value = chat_message(column.value)
         if isinstance(value, (str, numbers.Number)) and not isinstance(value, bool):
-            value = {"role": "assistant", "content": str(value)}
+            value = {"role": "assistant", "content": value if isinstance(value, str) else text_of_number(value)}
         turns = [value] if isinstance(value, Mapping) else value
         if is_empty(turns):
             self.fail(f'the field "{column.name}" is empty; fill it in')
         if isinstance(turns, bytes) or not isinstance(turns, Sequence):
             self.fail(f'"{column.name}" must be a text or a list of messages, not {type(turns).__name__}')
         messages = tuple(
-            self.message(chat_message(turn), where=f'"{column.name}"{"" if len(turns) == 1 else f" message {number}"}')
+            self.message(
+                chat_message(turn),
+                where=f'"{column.name}"{"" if len(turns) == 1 else f" message {number}"}',
+                is_last=number == len(turns),
+            )
             for number, turn in enumerate(turns, start=1)
         )
+        if any(turn.loss is not None and turn.loss != (turn.role == "assistant") for turn in messages):
+            self.fail(
+                f'"{column.name}" has a mark that changes which turns are in the loss; every turn of the assistant is, so remove it'
+            )
         if messages[0].role != "assistant" or messages[-1].role != "assistant":
             other = next(message.role for message in (messages[0], messages[-1]) if message.role != "assistant")
             self.fail(f'"{column.name}" must begin and end with a turn of the assistant, not of the role {other}')
@@ -319,15 +329,17 @@ def read_judged_row(
     values, location, base_dir = record
     columns = Columns(values, location=location, names=reading.names)
     fields = row_format.adapt(columns)
+    check_columns(columns)
     if roots is None:
         roots = media_roots(base_dir, image_dir=reading.image_dir)
     parser = JudgedParser(fields, columns, reading.folder(base_dir), roots=roots)
     messages, plain = parser.asked(fields.messages, plain_template=reading.plain_template)
-    shown = reading.applied(messages, values, location=location, plain=plain)
-    asked = JudgedRow(messages=shown, location=location, datasource=fields.datasource, plain=plain)
+    # Before the prompt template, as in `read_row`; what is overlooked is known after it.
+    asked = JudgedRow(messages=messages, location=location, datasource=fields.datasource, plain=plain)
     row = kind.read(fields, parser, reading, asked)
     parser.finish()
     check_shown(row.messages, columns)
+    row = replace(row, messages=reading.applied(messages, columns, plain=plain))
     parser.check_media()
     return row
 

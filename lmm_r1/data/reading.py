@@ -9,20 +9,19 @@ from typing import Any, Literal, TypeVar
 
 import jinja2
 import jinja2.meta
-import jinja2.sandbox
 
 from lmm_r1.data.formats import FormatName
 from lmm_r1.data.formats.row_format import ColumnNames, Columns, RawRow, Record, RowFields, RowFormat
+from lmm_r1.data.known_keys import Overlooked
 from lmm_r1.data.media_access import media_roots
 from lmm_r1.data.messages import ImagePart, Message, Part, Row, TextPart, VideoPart
 from lmm_r1.data.row_parser import parts_of, read_row, tagged_text
+from lmm_r1.data.templates import BoundedEnvironment
 from lmm_r1.errors import ListedError, UserError
 from lmm_r1.files.json_files import count_field, read_json_lines, text_field
 
 CONTENT = "content"
 """The prompt's text in a template, with tags for images and videos."""
-# What evaluating a template may raise.
-_ERRORS = (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError)
 
 
 class PromptTemplate:
@@ -36,7 +35,7 @@ class PromptTemplate:
         """
         self.text = text.strip()
         self.flag = flag
-        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined)
+        environment = BoundedEnvironment(undefined=jinja2.StrictUndefined)
         try:
             used = jinja2.meta.find_undeclared_variables(environment.parse(self.text))
             self._template = environment.from_string(self.text)
@@ -49,7 +48,7 @@ class PromptTemplate:
         """Return the prompt as the template writes it; raises UserError, with the location, if that fails."""
         try:
             return self._template.render({**columns, CONTENT: content})
-        except _ERRORS as error:
+        except jinja2.TemplateError as error:
             raise UserError(f"{location}: {self.flag} cannot be filled in: {error}") from error
 
 
@@ -69,6 +68,8 @@ class RowReading:
     prompt_template: PromptTemplate | None = None
     plain_template: str | None = None
     """What surrounds a plain-text prompt, which replaces {}; None applies the chat template to such prompts."""
+    overlooked: Overlooked | None = field(default=None, compare=False)
+    """Collects what rows hold that nothing reads; None ignores it."""
 
     def row(
         self,
@@ -91,21 +92,20 @@ class RowReading:
             media_required=media_required,
             roots=media_roots(base_dir, image_dir=self.image_dir),
         )
-        messages = self.applied(row.messages, record, location=location, plain=row.plain)
+        messages = self.applied(row.messages, columns, plain=row.plain)
         return row if messages is row.messages else replace(row, messages=messages)
 
     def folder(self, base_dir: Path) -> Path:
         """Return where relative paths of a record start, given the folder of its file."""
         return base_dir if self.image_dir is None else self.image_dir
 
-    def applied(
-        self, messages: tuple[Message, ...], record: Mapping[str, Any], *, location: str, plain: bool
-    ) -> tuple[Message, ...]:
+    def applied(self, messages: tuple[Message, ...], columns: Columns, *, plain: bool) -> tuple[Message, ...]:
         """Return a prompt with the run's template, system turn and pixel bounds applied.
 
         Raises:
             UserError: one of them does not fit the prompt.
         """
+        location = columns.location
         if plain and (self.prompt_template is not None or self.system_prompt is not None):
             template = self.prompt_template
             flag = self.names.flag("system_prompt") if template is None else template.flag
@@ -114,10 +114,12 @@ class RowReading:
                 "add --data.apply_chat_template"
             )
         if self.prompt_template is not None:
-            messages = _templated(messages, record, template=self.prompt_template, location=location)
+            messages = _templated(messages, columns.record, template=self.prompt_template, location=location)
         if self.system_prompt is not None:
             turns = tuple(message for message in messages if message.role != "system")
             messages = (Message(role="system", parts=(TextPart(self.system_prompt),)), *turns)
+        if self.overlooked is not None:
+            self.overlooked.add(columns, messages)
         return self.bounded(messages, location=location)
 
     def bounded(self, messages: tuple[Message, ...], *, location: str) -> tuple[Message, ...]:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 from PIL import Image
 
@@ -27,8 +27,19 @@ from lmm_r1.data.formats.row_format import (
     is_empty,
     is_media,
     media_entries,
+    text_of_number,
 )
-from lmm_r1.data.images import check_image_exists, check_video_exists
+from lmm_r1.data.images import check_image_exists, check_video_exists, pixels_of
+from lmm_r1.data.known_keys import (
+    IMAGE_SOURCES,
+    MEDIA_PART,
+    MESSAGE,
+    TEXT_PART,
+    VIDEO_SOURCES,
+    check_columns,
+    check_keys,
+    loss_mark,
+)
 from lmm_r1.data.media_access import is_below, media_roots, open_file
 from lmm_r1.data.messages import (
     ROLES,
@@ -48,7 +59,6 @@ from lmm_r1.data.messages import (
 from lmm_r1.errors import UserError
 from remote_rm.sokoban_levels import board_text, read_numbers
 
-MediaT = TypeVar("MediaT", ImagePart, VideoPart)
 MOST_LEVEL_BYTES = 2**20
 """What is read of a level's file; 64 x 64 numbers take 33 KB."""
 IMAGE_TAG = "<image>"
@@ -58,12 +68,7 @@ _JSON_MESSAGES = re.compile(r'\s*\[?\s*\{.*"role"', re.DOTALL)
 _TAGS = re.compile(f"({re.escape(IMAGE_TAG)}|{re.escape(VIDEO_TAG)})")
 # JSON can contain lone surrogates, which no tokenizer accepts.
 _SURROGATE = re.compile("[\ud800-\udfff]")
-# The keys under which chat datasets store the source of an image or a video part.
-_SOURCE_KEYS = ("image", "image_url", "url", "path", "base64")
-_VIDEO_KEYS = ("video", "video_url", "url", "path")
 _MEDIA_COLUMNS = {"image": ImagePart, "images": ImagePart, "video": VideoPart, "videos": VideoPart}
-# Keys next to the content that a chat template would need.
-_BESIDE_CONTENT = ("tool_calls", "function_call", "reasoning_content")
 
 
 def parse_row(
@@ -120,13 +125,14 @@ def read_row(
         media_required: also raise UserError for a local image or video that is missing or damaged.
     """
     fields = row_format.adapt(columns)
+    output = None if columns.names.response is None else columns.take(columns.names.response)
+    check_columns(columns)
     parser = RecordParser(fields, columns, base_dir, roots=roots)
     messages, plain = parser.prompt(fields.messages, plain_template=plain_template)
     # Before the response, which may be the same field: this message says what an answer must be.
     answer = parser.answer(fields.answer, found=columns.record, required=answer_required)
     response = parser.response(fields.response, where="the response")
-    if columns.names.response is not None:
-        output = columns.take(columns.names.response)
+    if output is not None:
         messages = (*messages, *parser.output(output, found=columns.record, plain=plain))
         response = None
     rejected = parser.response(fields.rejected, where="the rejected response")
@@ -189,6 +195,7 @@ class RecordParser:
     def __init__(
         self, fields: AskedFields, columns: Columns, base_dir: Path, *, roots: Sequence[Path] | None = None
     ) -> None:
+        self.columns = columns
         self.location = columns.location
         self.names = columns.names
         self.base_dir = base_dir
@@ -226,7 +233,8 @@ class RecordParser:
         if not isinstance(value, Sequence) or not value:
             self.fail(f'the messages in "{column}" must be a list with at least one message, or JSON text of one')
         return tuple(
-            self.message(item, where=f'message {number} of "{column}"') for number, item in enumerate(value, start=1)
+            self.message(item, where=f'message {number} of "{column}"', is_last=number == len(value))
+            for number, item in enumerate(value, start=1)
         )
 
     def plain_prompt(self, text: str, *, template: str) -> Message:
@@ -255,16 +263,14 @@ class RecordParser:
             self.fail(f'the prompt is plain text and the response "{key}" is not; add --data.apply_chat_template')
         return self.messages(value, column=key)
 
-    def message(self, item: Any, *, where: str) -> Message:
+    def message(self, item: Any, *, where: str, is_last: bool = True) -> Message:
+        """Args: is_last: no turn follows, so that an empty one would say nothing."""
         if not isinstance(item, Mapping):
             self.fail(f'{where} must be an object with "role" and "content", not {type(item).__name__}')
         role = item.get("role")
         if role not in ROLES:
             self.fail(f"{where} has the role {role!r}; known roles are {', '.join(ROLES)}")
-        if beside := [name for name in _BESIDE_CONTENT if item.get(name)]:
-            self.fail(
-                f'{where} ({role}) has "{beside[0]}", which is not read; write it into the content, or remove it'
-            )
+        check_keys(MESSAGE, item, self.columns, where=f"{where} ({role})")
         content = item.get("content")
         if self.names.asked_only and role == "assistant":
             content = content or ""
@@ -274,13 +280,17 @@ class RecordParser:
             parts = [self.part(part, where=f"{where}, part {number}") for number, part in enumerate(content, start=1)]
         else:
             self.fail(f'{where} ({role}) needs a "content" that is text or a list of parts')
-        filled = any(not isinstance(part, TextPart) or part.text.strip() for part in parts)
-        if not filled and role != "system" and not self.names.asked_only:
-            self.fail(f"{where} ({role}) is empty")
+        loss = loss_mark(item, self.columns, where=f"{where} ({role})")
+        if not any(not isinstance(part, TextPart) or part.text.strip() for part in parts):
+            if (is_last or role == "user") and not self.names.asked_only:
+                self.fail(f"{where} ({role}) is empty")
+            # An empty system turn switches off the template's own.
+            parts = parts or [TextPart("")]
+            loss = bool(loss) if role == "assistant" else loss
         for part in parts:
             if isinstance(part, TextPart):
                 self.check_characters(part.text, where=f"{where} ({role})")
-        return Message(role=role, parts=tuple(parts or [TextPart("")]))
+        return Message(role=role, parts=tuple(parts), loss=loss)
 
     def check_characters(self, text: str, *, where: str) -> None:
         """Raise UserError for a lone surrogate, which would end a training with a traceback."""
@@ -294,10 +304,8 @@ class RecordParser:
             return [TextPart(text)]
         parts: list[Part] = []
         for piece in _TAGS.split(text):
-            if piece == IMAGE_TAG:
-                parts.append(self.seen(ImagePart(self.next_image()), where=self.images.place))
-            elif piece == VIDEO_TAG:
-                parts.append(self.seen(VideoPart(self.next_video()), where=self.videos.place))
+            if piece in (IMAGE_TAG, VIDEO_TAG):
+                parts.append(self.media({"type": piece.strip("<>")}, where=self.prompt_column))
             elif piece.strip():
                 parts.append(TextPart(piece.strip()))
         return parts
@@ -310,33 +318,35 @@ class RecordParser:
             text = part.get("text")
             if not isinstance(text, str):
                 self.fail(f'{where} has the type "text" but no "text" string')
+            check_keys(TEXT_PART, part, self.columns, where=where)
             return TextPart(text)
-        if kind in ("image", "image_url"):
-            value = next((part[key] for key in _SOURCE_KEYS if is_media(part.get(key))), None)
-            bounds = self.pixel_bounds(part, where=where)
-            image = ImagePart(self.next_image() if value is None else self.image(value, where=where), **bounds)
-            return self.seen(image, where=self.images.place if value is None else where)
-        if kind in ("video", "video_url"):
-            value = next((part[key] for key in _VIDEO_KEYS if is_media(part.get(key))), None)
-            fps = self.fps(part, where=where)
-            max_frames = self.whole_number(part, "max_frames", unit="frames", where=where)
-            bounds = self.pixel_bounds(part, where=where)
-            source = self.next_video() if value is None else self.video(value, where=where)
-            video = VideoPart(source, fps=fps, max_frames=max_frames, **bounds)
-            return self.seen(video, where=self.videos.place if value is None else where)
+        if kind in ("image", "image_url", "video", "video_url"):
+            return self.media(part, where=where)
         self.fail(f"{where} has the type {kind!r}; known types are text, image, image_url, video, video_url")
 
-    def seen(self, part: MediaT, *, where: str) -> MediaT:
-        """Note where the record holds a part, and return the part."""
-        self._media.append((part, where))
-        return part
-
-    def next_image(self) -> ImageSource:
-        """Return the image field's next entry, for an `<image>` tag or an image part without a source."""
-        return self.image(self.next_entry(self.images), where=self.images.place)
-
-    def next_video(self) -> str | tuple[ImageSource, ...]:
-        return self.video(self.next_entry(self.videos), where=self.videos.place)
+    def media(self, part: Mapping[str, Any], *, where: str) -> ImagePart | VideoPart:
+        """Return an image or a video with its settings; without a source it is the media field's next entry."""
+        is_image = part["type"].startswith("image")
+        field, sources = (self.images, IMAGE_SOURCES) if is_image else (self.videos, VIDEO_SOURCES)
+        value = next((part[key] for key in sources if is_media(part.get(key))), None)
+        place = where
+        if value is None:
+            value = self.next_entry(field)
+            place = field.place
+        # OpenAI's {"url": ...}, Hugging Face's {"bytes": ..., "path": ...}, and entries that are parts, as in verl.
+        while isinstance(value, Mapping):
+            part = {**value, **{key: given for key, given in part.items() if given is not None}}
+            value = next((value[key] for key in sources if is_media(value.get(key))), None)
+        check_keys(MEDIA_PART, part, self.columns, where=place)
+        bounds = self.pixel_bounds(part, where=where)
+        if is_image:
+            seen: ImagePart | VideoPart = ImagePart(self.image(value, where=place), **bounds)
+        else:
+            frames = self.whole_number(part, "max_frames", unit="frames", where=where)
+            fps, source = self.fps(part, where=where), self.video(value, where=place)
+            seen = VideoPart(source, fps=fps, max_frames=frames, **bounds)
+        self._media.append((seen, place))
+        return seen
 
     def next_entry(self, field: _MediaField) -> Any:
         if field.used == len(field.entries):
@@ -373,8 +383,7 @@ class RecordParser:
 
     def image(self, value: Any, *, where: str) -> ImageSource:
         if isinstance(value, Mapping):
-            # OpenAI's {"url": ...}, or Hugging Face's image feature {"bytes": ..., "path": ...}
-            value = next((value[key] for key in ("bytes", "url", "path") if value.get(key) is not None), None)
+            value = next((value[key] for key in IMAGE_SOURCES if is_media(value.get(key))), None)
         if isinstance(value, (bytearray, memoryview)):
             value = bytes(value)
         if not isinstance(value, (str, bytes, StoredBytes, Image.Image)) or value in ("", b""):
@@ -395,8 +404,6 @@ class RecordParser:
         )
 
     def video(self, value: Any, *, where: str) -> str | tuple[ImageSource, ...]:
-        if isinstance(value, Mapping):
-            value = next((value[key] for key in ("url", "path") if value.get(key) is not None), None)
         if isinstance(value, str) and value and kind_of(value) == "path":
             return str(self.allowed(value))
         if isinstance(value, Sequence) and not isinstance(value, (str, bytes)) and value:
@@ -449,7 +456,7 @@ class RecordParser:
             )
         if isinstance(value, bool) or not isinstance(value, (str, numbers.Number)):
             self.fail(f'the answer "{column.name}" must be text or a number, not {type(value).__name__}')
-        return str(value)
+        return value if isinstance(value, str) else text_of_number(value)
 
     def level(self, path: str, *, column: str) -> str:
         """Return the text of the level in gym-sokoban's file of an array."""
@@ -470,7 +477,7 @@ class RecordParser:
         if value is None:
             return None
         if isinstance(value, numbers.Number) and not isinstance(value, bool):
-            value = str(value)
+            value = text_of_number(value)
         return self.message(
             value if isinstance(value, Mapping) else {"role": "assistant", "content": value},
             where=f'{where} "{column.name}"',
@@ -517,6 +524,7 @@ def stored_messages(messages: Sequence[Message], *, keep_pictures: bool = False)
     """
     return [
         {"role": message.role, "content": _stored_content(message, keep_pictures=keep_pictures)}
+        | ({} if message.loss is None else {"loss": message.loss})
         for message in messages
     ]
 
@@ -550,6 +558,6 @@ def _stored_source(source: ImageSource) -> str:
         buffer = io.BytesIO()
         source.save(buffer, format="PNG")
         source = buffer.getvalue()
-    with open_image(io.BytesIO(source)) as image:
+    with open_image(io.BytesIO(pixels_of(source))) as image:
         mime_type = Image.MIME[image.format]
     return f"data:{mime_type};base64,{base64.b64encode(source).decode('ascii')}"

@@ -407,6 +407,8 @@ def _add_messages(digest: hashlib._Hash, messages: Sequence[Message]) -> None:
         for part in message.parts:
             digest.update(_described(part))
         digest.update(message.role.encode())
+        if message.loss is not None:
+            digest.update(str(message.loss).encode())
 
 
 def _described(part: TextPart | ImagePart | VideoPart) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -16,6 +16,7 @@ from lmm_r1.config.rewards import verifier_from
 from lmm_r1.config.shared import row_reading
 from lmm_r1.data.files import read_row_file
 from lmm_r1.data.images import load_image
+from lmm_r1.data.known_keys import Overlooked
 from lmm_r1.data.messages import Message, Row, TextPart, images_of
 from lmm_r1.data.preferences import KINDS as KINDS_OF_ROWS
 from lmm_r1.data.preferences import find_kind, read_judged_file
@@ -32,6 +33,7 @@ from lmm_r1.data_check.contents import (
     contents,
     counts,
     is_conversation,
+    refusals,
     sides_of,
     spelled_findings,
     views,
@@ -77,11 +79,17 @@ def check_rows(config: CheckDataConfig, *, progress: Progress) -> CheckedData:
         verifier_from(spec)
     reading = row_reading(config)
     named = replace(reading.names, chosen=config.chosen_key, rejected=config.rejected_key, step_tag=config.step_tag)
-    file = _read(config, config.file, replace(reading, names=named), kind=config.kind)
+    overlooked = Overlooked()
+    file = _read(config, config.file, replace(reading, names=named, overlooked=overlooked), kind=config.kind)
     _check_flags(config, file.kind)
     rows = file.rows
     others = [OtherFile.of(path, _read(config, path, reading, kind=None).rows) for path in config.against]
     findings = [_skipped_finding(row) for row in file.skipped]
+    findings += [
+        Finding(kind="options", index=index, location=row.location, what=overlooked.options[row.location])
+        for index, row in rows.items()
+        if row.location in overlooked.options
+    ]
     sizes: list[tuple[int, int]] = []
     readable: dict[int, Row] = {}
     repeats = Repeats(tuple(others))
@@ -95,9 +103,11 @@ def check_rows(config: CheckDataConfig, *, progress: Progress) -> CheckedData:
             readable[index] = row
             findings.extend(repeats.findings(index, row, content))
         progress("reading", done, len(rows))
-    distributions, notes = _image_sizes(rows, sizes), [file.summary]
+    distributions, notes = _image_sizes(rows, sizes), [file.summary, *overlooked.notes]
     judged = file.kind != "prompts"
-    findings.extend(() if judged else _without_answer(readable))
+    if not judged:
+        found, told = refusals(readable)
+        findings, notes = findings + found, notes + told
     if config.model is None:
         findings.extend(spelled_findings(readable, COMMON))
     else:
@@ -158,13 +168,6 @@ def _read(config: CheckDataConfig, path: str, reading: RowReading, *, kind: Kind
 def _skipped_finding(row: SkippedRow) -> Finding:
     location, what = row.finding
     return Finding(kind="row", index=row.index, location=location, what=what)
-
-
-def _without_answer(rows: Mapping[int, Row]) -> Iterator[Finding]:
-    for index, row in rows.items():
-        if not row.answer and row.response is None and not is_conversation(row):
-            what = "has no answer for RL to reward, and no turn for SFT to train on"
-            yield Finding(kind="answer", index=index, location=row.location, what=what)
 
 
 def _image_sizes(rows: Mapping[int, Row], sizes: Sequence[tuple[int, int]]) -> list[Distribution]:

@@ -17,11 +17,12 @@ from lmm_r1.config.rewards import verifier_from
 from lmm_r1.data.images import load_image, load_video
 from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, VideoPart, demonstration, images_of, videos_of
 from lmm_r1.data.preferences import JudgedRow, PreferenceRow, StepRow, UnpairedRow
+from lmm_r1.data.training_rows import check_prompt
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits.checkpoint import Checkpoint, check_images_taken, encode_row
+from lmm_r1.lmm_kits.checkpoint import Checkpoint, check_embeddings, check_images_taken, encode_row
 from lmm_r1.lmm_kits.plain_text import control_texts
 from lmm_r1.supervised.dpo import check_response
-from lmm_r1.supervised.samples import check_sample
+from lmm_r1.supervised.samples import check_sample, loss_turns
 from remote_rm.answer_verifier import AnswerVerifier
 from remote_rm.composition import Composition
 from remote_rm.reward_function import reward_func_of
@@ -30,7 +31,8 @@ from remote_rm.verifier import Verifier
 KINDS = {
     "row": "cannot be used: training stops at such a row",
     "image": "has an image or a video that cannot be read",
-    "answer": "has no answer, and is not a conversation to train on",
+    "answer": "is refused by the training that it is for",
+    "options": "has options that the model does not see",
     "length": "is longer than the training's budget",
     "encoding": "cannot be encoded for the model",
     "special tokens": "writes special tokens as text, which do not act as a turn or an end",
@@ -448,6 +450,38 @@ def _listed(counts: Counter[str]) -> str:
     return ", ".join(f"{text} ({count} x)" if count > 1 else text for text, count in counts.most_common())
 
 
+def _refused(check: Callable[[], object]) -> str | None:
+    try:
+        check()
+    except UserError as error:
+        return str(error)
+    return None
+
+
+def refusals(rows: Mapping[int, Row]) -> tuple[list[Finding], list[str]]:
+    """Return a finding for each row that no training takes, and how many rows RL or SFT refuses.
+
+    A row that begins the response is one for RL, although SFT could train on that beginning.
+    """
+    findings: list[Finding] = []
+    refused: dict[str, list[str]] = {"train_ppo_ray": [], "train_sft": []}
+    for index, row in rows.items():
+        lacking = None if row.answer else f"{row.location}: has no answer for RL to reward"
+        rl = _refused(partial(check_prompt, row)) or lacking
+        sft = _refused(partial(loss_turns, demonstration(row), every_turn=True))
+        refused["train_ppo_ray"] += [rl] if rl else []
+        refused["train_sft"] += [sft] if sft else []
+        if rl and (row.prefill or sft):
+            what = rl.removeprefix(f"{row.location}: ")
+            findings.append(Finding(kind="answer", index=index, location=row.location, what=what))
+    notes = [
+        f"{name} refuses {len(reasons):,} of the {len(rows):,} rows; the first: {reasons[0]}"
+        for name, reasons in refused.items()
+        if reasons
+    ]
+    return findings, notes
+
+
 @dataclass(frozen=True, kw_only=True)
 class TokenBudget:
     """The token limits of a training."""
@@ -469,6 +503,7 @@ class Lengths:
     def __init__(self, model: str, budget: TokenBudget, *, trust_remote_code: bool = False) -> None:
         self._model = model
         self._checkpoint = Checkpoint(model, trust_remote_code=trust_remote_code)
+        self._refusal = _refused(partial(check_embeddings, self._checkpoint))
         self.budget = budget
         self.prompts: list[int] = []
         """Tokens of each prompt that was encoded, images included."""
@@ -477,6 +512,8 @@ class Lengths:
 
     def finding(self, index: int, row: Row) -> Finding | None:
         """Encode one row as RL and as SFT take it, or with each of its judged responses; return the first problem."""
+        if self._refusal is not None:
+            return Finding(kind="encoding", index=index, location=row.location, what=self._refusal)
         if isinstance(row, JudgedView):
             # The steps of a solution are encoded without the template, which alone ends turns.
             check = None if isinstance(row.judged, StepRow) else partial(check_response, first=len(row.messages))

@@ -57,7 +57,7 @@ from lmm_r1.generation.engine import (
     split_adapter,
 )
 from lmm_r1.lmm_kits import Checkpoint, kit_of
-from lmm_r1.lmm_kits.checkpoint import check_images_taken, check_pixel_bounds, check_weights
+from lmm_r1.lmm_kits.checkpoint import check_embeddings, check_images_taken, check_pixel_bounds, check_weights
 from lmm_r1.records.responses import JudgedResponse, read_responses, responses_digest, write_responses
 from lmm_r1.scoring.response_scores import VerifierJudge
 
@@ -449,6 +449,6 @@ def _check_checkpoints(config: EvaluateConfig, checkpoints: Mapping[str, str], r
         instead = PLAIN_TRANSFORMERS if config.agent is None else "play episodes with a model that vLLM has"
         check_backend(config.backend, checkpoint.kit, model=f"--checkpoints {name}={path}", instead=instead)
         check_pixel_bounds(config, checkpoint, model=f"--checkpoints {name}={path}")
-        _ = checkpoint.processor
+        check_embeddings(checkpoint)
         check_weights(path)
         check_images_taken(rows, kit=checkpoint.kit, model=f"--checkpoints {name}={path}")

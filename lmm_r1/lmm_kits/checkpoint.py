@@ -16,7 +16,7 @@ from lmm_r1.config.shared import RowReadingConfig
 from lmm_r1.data.images import DEFAULT_FPS, Video, image_size, load_image, load_video, video_size
 from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, VideoPart, images_of, videos_of
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits.encoding import chat_ids, placed
+from lmm_r1.lmm_kits.encoding import chat_ids, known_ids, placed
 from lmm_r1.lmm_kits.kit import Config, EncodedPrompt, LmmKit, Processor
 from lmm_r1.lmm_kits.plain_text import as_plain_prompt, text_ids
 from lmm_r1.lmm_kits.registry import kit_of
@@ -343,6 +343,22 @@ def stored_bytes(model_path: str) -> int:
     """Return the size of a checkpoint folder's weight files; 0 for a hub name."""
     found = [file for name in _NAMES if (file := Path(model_path) / name).is_file()]
     return sum(part.stat().st_size for file in found[:1] for part in _parts(file))
+
+
+def check_embeddings(checkpoint: Checkpoint) -> None:
+    """Raise UserError if the tokenizer can write ids for which the model has no embedding; padded rows do no harm."""
+    tokenizer, rows = checkpoint.tokenizer, checkpoint.config.get_text_config().vocab_size
+    # Media tokens are replaced before they are embedded, also those that a language model shares with a larger one.
+    named = set(tokenizer.special_tokens_map) - set(tokenizer.SPECIAL_TOKENS_ATTRIBUTES)
+    media = known_ids(tokenizer, (str(tokenizer.special_tokens_map[name]) for name in named))
+    media |= checkpoint.kit.media_token_ids(checkpoint.config, tokenizer)
+    known = {number: token for token, number in tokenizer.get_vocab().items() if number not in media}
+    if max(known) >= rows:
+        first = min(number for number in known if number >= rows)
+        raise UserError(
+            f"{checkpoint.path}: the tokenizer has {max(known) + 1} ids and the model {rows} embeddings, so that {known[first]!r} "
+            f"(id {first}) has none; enlarge them (resize_token_embeddings), or take the token out of the tokenizer"
+        )
 
 
 def torch_dtype(name: str, *, config: PretrainedConfig) -> torch.dtype:

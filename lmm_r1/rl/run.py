@@ -53,7 +53,13 @@ from lmm_r1.lifecycle.restarts import Restarts
 from lmm_r1.lifecycle.start import Fingerprint, check_start, has_checkpoints, open_run
 from lmm_r1.lifecycle.stopping import StopRequests, last_words, reported_ends
 from lmm_r1.lmm_kits import Checkpoint
-from lmm_r1.lmm_kits.checkpoint import check_images_taken, check_pixel_bounds, check_weights, outlined_row
+from lmm_r1.lmm_kits.checkpoint import (
+    check_embeddings,
+    check_images_taken,
+    check_pixel_bounds,
+    check_weights,
+    outlined_row,
+)
 from lmm_r1.models.load_balancing import check_balanced
 from lmm_r1.models.packed.sequence_parallel import check_heads
 from lmm_r1.models.rope_scaling import check_rope, tell_factors
@@ -146,6 +152,7 @@ def train(config: PPOConfig, *, reward: Callable[..., Any] | None = None) -> Non
     check_backend("vllm", kit, model=f"--actor.model_name_or_path {path}", instead=FINE_TUNE)
     check_turn_end(kit, policy.processor, path=path, model=f"--actor.model_name_or_path {path}")
     check_weights(path)
+    check_embeddings(policy)
     check_pixel_bounds(config.data, policy, model=f"--actor.model_name_or_path {path}", prefix="--data.")
     check = partial(_check_row, config, policy, _environment(config) if config.train.plays else None)
     rows = _prompts(config, check=check)

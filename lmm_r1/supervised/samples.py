@@ -251,6 +251,11 @@ def encode_sample(
 def check_sample(row: Row, *, kit: LmmKit, processor: Any, every_turn: bool, every_token: bool = False) -> None:
     """Raise UserError if `encode_sample` would, as far as that is known without reading pixels; see `outlined_row`."""
     outline = outlined_row(row, kit=kit, processor=processor, add_generation_prompt=False)
+    if every_token and any(message.loss is False for message in row.messages):
+        raise UserError(
+            f"{row.location}: a turn is marked as not in the loss, and --model.pretrain_mode_enable trains on every token; "
+            "leave the flag or the row out"
+        )
     if row.plain or every_token:
         return
     turns = loss_turns(row, every_turn=every_turn)
@@ -294,12 +299,24 @@ def collate(samples: Sequence[SFTSample], *, pad_token_id: int) -> SFTBatch:
 
 
 def loss_turns(row: Row, *, every_turn: bool) -> list[int]:
-    """Return the indices of the assistant turns in the loss, all or the last; raises UserError if there is none."""
+    """Return the indices of the assistant turns in the loss; raises UserError if there is none, or another turn is marked.
+
+    These are all turns or the last one, unless the row marks a turn as in the loss or not.
+    """
     turns = [index for index, message in enumerate(row.messages) if message.role == "assistant"]
-    turns = turns if every_turn else turns[-1:]
-    if not turns or turns[0] == 0:
+    usual = turns if every_turn else turns[-1:]
+    if not usual or usual[0] == 0:
         raise UserError(
             f"{row.location}: an assistant turn must follow a prompt; SFT rows end with one, or name the column with the "
             "response by --data.output_key, or learn plain text with --model.pretrain_mode_enable"
         )
-    return turns
+    marks = [message.loss for message in row.messages]
+    marked = [index for index, mark in enumerate(marks) if mark or (mark is None and index in usual)]
+    if (other := next((index for index in marked if not index or index not in turns), None)) is not None:
+        raise UserError(
+            f"{row.location}: message {other + 1} ({row.messages[other].role}) is marked as in the loss, and SFT trains on "
+            "turns of the assistant after a prompt only; remove the mark"
+        )
+    if not marked:
+        raise UserError(f"{row.location}: every turn is marked as not in the loss; mark one as in it, or drop the row")
+    return marked

@@ -21,7 +21,7 @@ from lmm_r1.lifecycle.publication import publish
 from lmm_r1.lifecycle.start import Fingerprint, check_start, open_run
 from lmm_r1.lifecycle.stopping import StopRequests, reported_ends
 from lmm_r1.lmm_kits import Checkpoint
-from lmm_r1.lmm_kits.checkpoint import check_images_taken, check_pixel_bounds, check_weights
+from lmm_r1.lmm_kits.checkpoint import check_embeddings, check_images_taken, check_pixel_bounds, check_weights
 from lmm_r1.models.image_features import share_features
 from lmm_r1.models.load_balancing import check_balanced
 from lmm_r1.models.packed.sequence_parallel import check_heads
@@ -74,6 +74,7 @@ def _opened(config: SupervisedConfig) -> Checkpoint:
     # Missing parts of a checkpoint are reported in this order: kit, processor, weights.
     _ = checkpoint.kit, checkpoint.processor
     check_weights(path)
+    check_embeddings(checkpoint)
     check_heads(checkpoint.config, size=config.ds.ulysses_size, model=model)
     coef = config.model.aux_loss_coef
     check_balanced(checkpoint.config, kit=checkpoint.kit, coef=coef, flag="model.aux_loss_coef", model=model)

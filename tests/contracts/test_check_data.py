@@ -2,6 +2,8 @@
 
 import contextlib
 import json
+import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,8 @@ from helpers.tables import table
 from PIL import Image
 
 from lmm_r1.cli.check_data import main
+from lmm_r1.errors import UserError
+from lmm_r1.lmm_kits.checkpoint import Checkpoint, check_embeddings
 
 pytestmark = pytest.mark.contract
 
@@ -246,3 +250,54 @@ def test_judged_responses_that_spell_special_tokens_are_found(folder, tiny_check
         main([str(file), "--model", str(tiny_checkpoint("llm")), "--output", "found.json"])
     (finding,) = json.loads(Path("found.json").read_text())["findings"]
     assert (finding["kind"], finding["what"]) == ("special tokens", "the assistant's text: <|im_end|>")
+
+
+@pytest.mark.parametrize(("added", "special", "found"), [(1, False, 2), (1, True, 2), (0, False, 0)])
+def test_ids_without_an_embedding_are_found_and_refused_by_name_and_padded_rows_are_not(
+    added, special, found, folder, tiny_checkpoint
+):
+    """The tiny model has a row for each id; a padded vocabulary has more."""
+    model = folder / "model"
+    shutil.copytree(tiny_checkpoint("llm"), model)
+    checkpoint = Checkpoint(str(model))
+    rows = checkpoint.config.vocab_size
+    assert len(checkpoint.tokenizer) <= rows
+    fillers = [f"<filler {number}>" for number in range(rows - len(checkpoint.tokenizer) + added)]
+    checkpoint.tokenizer.add_tokens(fillers, special_tokens=special)
+    checkpoint.tokenizer.save_pretrained(model)
+    findings = judged(folder, prompt("What is 2 + 2?", "4"), prompt("Why?", "5"), flags=("--model", str(model)))[
+        "findings"
+    ]
+    assert [finding["kind"] for finding in findings] == ["encoding"] * found
+    said = f"the tokenizer has {rows + 1} ids and the model {rows} embeddings, so that {(fillers or [''])[-1]!r}"
+    assert all(said in finding["what"] for finding in findings)
+    with pytest.raises(UserError, match=re.escape(said)) if added else contextlib.nullcontext():
+        check_embeddings(Checkpoint(str(model)))
+
+
+def test_rows_that_rl_refuses_are_found_if_they_begin_the_response_and_counted_otherwise(folder):
+    begun = {
+        "messages": [
+            {
+                "role": "user",
+                "content": [{"type": "image", "image": "IMAGE_PLACEHOLDER"}, {"type": "text", "text": "?"}],
+            },
+            {"role": "assistant", "content": "Let me think."},
+        ],
+        "image": "red.png",
+    }
+    found = judged(folder, {**begun, "decoded_message": "cat"}, {**begun, "answer": "7"})
+    assert found_kinds(found)[0] == ("answer", 0)
+    assert "has no answer for RL to reward" in found["findings"][0]["what"]
+    turns = [{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Hey."}]
+    found = judged(folder, {"messages": turns}, {"messages": turns * 2, "answer": "4"})
+    assert found_kinds(found) == []
+    assert any(note.startswith("train_ppo_ray refuses 2 of the 2 rows") for note in found["notes"])
+    masked = [turns[0], {**turns[1], "loss": False}]
+    assert found_kinds(judged(folder, {"messages": masked})) == [("answer", 0)]
+
+
+def test_options_that_are_not_shown_and_columns_that_nothing_reads_are_told(folder):
+    found = judged(folder, {"problem": "Which?", "choices": ["cat", "dog"], "answer": 1, "id": 7})
+    assert found_kinds(found) == [("options", 0)]
+    assert "columns that no training reads: choices (1 row), id (1 row)" in found["notes"]

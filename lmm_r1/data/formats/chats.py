@@ -287,10 +287,8 @@ def with_surroundings(prompt: Any, *, columns: Columns) -> Any:
     """Return a prompt preceded by the columns `system` and `history`; it becomes chat messages if they are filled.
 
     Raises:
-        UserError: the row has tools, a history that is not a list of pairs, or two different system turns.
+        UserError: the row has a history that is not a list of pairs, or two different system turns.
     """
-    if columns.take("tools").value is not None:
-        columns.fail('the field "tools" is not read; write the tools into a system turn, and remove the field')
     before = [*_system(columns), *_history(columns)]
     if before and isinstance(prompt, str) and _JSON_MESSAGES.match(prompt):
         prompt = read_list(prompt) or prompt
@@ -343,7 +341,8 @@ def chat_message(turn: Any) -> Any:
     if not isinstance(turn, Mapping) or "role" in turn:
         return turn
     speaker = turn.get("from")
-    return {"role": _ROLES.get(str(speaker), speaker), "content": turn.get("value")}
+    others = {key: value for key, value in turn.items() if key not in ("from", "value")}
+    return {"role": _ROLES.get(str(speaker), speaker), "content": turn.get("value"), **others}
 
 
 def response_text(response: Any) -> str | None:

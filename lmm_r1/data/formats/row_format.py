@@ -64,6 +64,8 @@ class Column:
     value: Any
 
 
+# Larger floats are not exact, and their digits would be made up.
+_EXACT = 2**53
 NOTHING = Column(name="response", value=None)
 
 
@@ -87,6 +89,8 @@ class Columns:
         self.format_is_named = format_is_named
         self.prompt_column = "messages"
         """Where the prompt was found, for messages."""
+        self.overlooked: set[tuple[str, str]] = set()
+        """The filled keys that nothing reads, with the level that they are of."""
         self._taken: set[str] = set()
         self._shown: set[str] = set()
 
@@ -138,7 +142,7 @@ class Columns:
             return found.value
         if isinstance(found.value, bool) or not isinstance(found.value, numbers.Number):
             self.fail(f'the field "{found.name}" must be text, not {type(found.value).__name__}')
-        return str(found.value)
+        return text_of_number(found.value)
 
     def prompt(self, *names: str) -> Any:
         """Return the value of the prompt's column; raises UserError if it is missing or empty."""
@@ -336,6 +340,12 @@ class FormatSet(Generic[Fields]):
         raise UserError(
             f"{file}: {(names or ColumnNames()).flag('format')} {name} is for another kind of rows; the formats for this one are {known}"
         )
+
+
+def text_of_number(value: Any) -> str:
+    """Return a number as text; pandas makes 7.0 of 7 in a column with an empty cell."""
+    is_float = isinstance(value, numbers.Real) and not isinstance(value, int)
+    return str(int(value)) if is_float and abs(float(value)) < _EXACT and value % 1 == 0 else str(value)
 
 
 def listed(value: Any) -> list[Any]:

@@ -2,6 +2,7 @@ import io
 import json
 
 import datasets
+import pandas
 import pytest
 from helpers.conversations import load_rows
 from PIL import Image
@@ -256,3 +257,24 @@ def test_files_of_other_origin_are_never_replaced(tmp_path):
     with pytest.raises(UserError, match="is a file; name a folder"):
         write_row_folder([record()], output=tmp_path / "thesis.tex", overwrite=True)
     assert (tmp_path / "thesis.tex").read_text() == "precious"
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv", "parquet", "json", "jsonl"])
+def test_a_whole_number_stays_whole_where_pandas_made_floats_of_a_column(kind, tmp_path):
+    table = pandas.DataFrame(
+        {"question": ["3+4?", "?", "10*100?"], "answer": [7, None, 1e3], "exact": ["7.0", "1.50", ""]}
+    )
+    file = tmp_path / f"rows.{kind}"
+    if kind in ("csv", "tsv"):
+        table.to_csv(file, index=False, sep="\t" if kind == "tsv" else ",")
+    elif kind == "parquet":
+        table.to_parquet(file)
+    else:
+        table.to_json(file, orient="records", lines=kind == "jsonl")
+    rows = read_row_file(str(file), answer_required=False).rows.values()
+    assert [row.answer for row in rows] == ["7", "", "1000"]
+    assert [None if row.response is None else row.response.parts[0].text for row in rows] == ["7", None, "1000"]
+    # Text and a column without an empty cell are what they are.
+    assert [row.columns["exact"] or "" for row in rows] == ["7.0", "1.50", ""]
+    (tmp_path / "full.csv").write_text("question,answer\na,7.0\nb,8.0\n")
+    assert [row.answer for row in read_row_file(str(tmp_path / "full.csv")).rows.values()] == ["7.0", "8.0"]

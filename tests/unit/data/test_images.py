@@ -1,12 +1,14 @@
 import base64
 import functools
 import io
+import struct
 import threading
+import zlib
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
-from PIL import ExifTags, Image, ImageFile
+from PIL import ExifTags, Image, ImageFile, ImageOps
 
 from lmm_r1.data.images import check_image_exists, image_size, load_image
 from lmm_r1.data.messages import ImagePart
@@ -69,15 +71,82 @@ def test_the_loaded_image_is_not_the_one_the_row_holds(picture):
     assert picture.getpixel((0, 0)) == (0, 10, 20)
 
 
-def test_exif_orientation_is_applied():
-    # Orientation 6: the camera lay on its side; the upright image is the stored one turned 90 degrees clockwise.
-    stored = Image.new("RGB", (2, 1), "red")
-    stored.putpixel((1, 0), (0, 0, 255))
+# Orientation 6: the camera lay on its side; the upright image is the stored one turned 90 degrees clockwise.
+LYING = (0x0112, 3, 1, b"\6\0\0\0")
+
+
+def exif_of(*entries: tuple[int, int, int, bytes]) -> bytes:
+    """Return EXIF with one directory of these entries: tag, type, count and value."""
+    listed = b"".join(struct.pack("<HHI4s", *entry) for entry in sorted((*entries, LYING)))
+    return b"Exif\0\0II*\0\x08\0\0\0" + struct.pack("<H", len(entries) + 1) + listed + bytes(4)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
+@pytest.mark.parametrize(
+    "broken",
+    [
+        (),
+        ((0x011A, 2, 4, b"abc\0"), (0x0128, 3, 1, b"\2\0\0\0")),  # the resolution is text
+        ((0x0128, 2, 4, b"xx\0\0"),),  # its unit is text
+        ((0xA005, 2, 4, b"abc\0"),),  # another directory is text
+        ((0x011A, 5, 1, b"\xff\xff\xff\x7f"),),  # a value behind the end
+        ((0x010F, 2, 0x7FFFFFFF, bytes(4)),),  # two gigabytes
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_a_picture_is_turned_upright_whatever_else_its_exif_holds(kind, broken):
+    stored = Image.new("RGB", (16, 8), "red")
+    stored.paste((0, 0, 255), (8, 0, 16, 8))
+    data = encoded(stored, kind=kind, exif=exif_of(*broken))
+    assert image_size(ImagePart(data), location=LOCATION) == (8, 16)
+    image = load(data)
+    assert image.size == (8, 16)
+    assert [image.getpixel((4, row)).index(max(image.getpixel((4, row)))) for row in (2, 13)] == [0, 2]
+    # Nothing turns it a second time.
+    assert ImageOps.exif_transpose(image).size == (8, 16)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("kind", ["PNG", "TIFF"])
+def test_every_orientation_is_turned_as_pillow_does(kind, orientation, picture):
     exif = Image.Exif()
-    exif[0x0112] = 6
-    image = load(encoded(stored, exif=exif))
-    assert image.size == (1, 2)
-    assert [image.getpixel((0, 0)), image.getpixel((0, 1))] == [(255, 0, 0), (0, 0, 255)]
+    exif[0x0112] = orientation
+    data = encoded(picture, kind=kind, exif=exif)
+    upright = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
+    np.testing.assert_array_equal(np.asarray(load(data)), np.asarray(upright))
+
+
+def chunk(name: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+
+BOMB = zlib.compress(bytes(5_000_000))
+
+
+@pytest.mark.parametrize(
+    ("kind", "metadata"),
+    [
+        *(("PNG", chunk(name, b"c\0\0" + BOMB)) for name in (b"zTXt", b"iCCP")),
+        *(("PNG", chunk(name, b"\0")) for name in (b"pHYs", b"gAMA", b"cHRM", b"acTL", b"iCCP", b"eXIf")),
+        ("PNG", chunk(b"zTXt", b"c\0\7x")),
+        ("PNG", chunk(b"tEXt", b"c\0x")[:-4] + bytes(4)),
+        ("PNG", chunk(b"eXIf", b"junk")),
+        *(
+            ("JPEG", b"\xff" + bytes([marker, 0, len(data) + 2]) + data)
+            for marker, data in ((0xE0, b"JFIF\0"), (0xE2, b"ICC_PROFILE\0"), (0xED, b"Photoshop 3.0\x008BIM\4\4"))
+        ),
+        ("JPEG", b"\xff\xee\0\7Adobe"),
+        ("JPEG", b"\xff\xe1\0\x0cExif\0\0MM\0\0"),
+    ],
+)
+def test_broken_metadata_damages_no_picture_and_a_cut_one_is_still_refused(kind, metadata, picture):
+    data = encoded(picture, kind=kind)
+    place = 33 if kind == "PNG" else 2
+    broken = data[:place] + metadata + data[place:]
+    assert image_size(ImagePart(broken), location=LOCATION) == (2, 3)
+    np.testing.assert_array_equal(np.asarray(load(broken)), np.asarray(load(data)))
+    with pytest.raises(UserError, match="cannot read the image"):
+        load(broken[:-30])
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
