@@ -236,10 +236,8 @@ def _weights(given: Given) -> Results:
 
 def _lora(given: Given) -> Results:
     if given.whole("worker.actor.model.lora.rank") == 0:
-        for name in ("alpha", "target_modules"):
-            yield from idle(given, "of no use at rank 0", f"worker.actor.model.lora.{name}")
+        yield from idle(given, "of no use at rank 0", "worker.actor.model.lora.target_modules")
         return
-    yield Flag("ds.lora.alpha", given.whole("worker.actor.model.lora.alpha"))
     modules = given["worker.actor.model.lora.target_modules"]
     names = modules if isinstance(modules, list) else str(modules).split(",")
     yield Flag("ds.lora.target_modules", [str(name).strip() for name in names])
@@ -332,8 +330,6 @@ def _validation(given: Given) -> Results:
 
 
 def _evaluation_sampling(given: Given) -> Results:
-    if not given["data.val_files"]:
-        return
     override = given.group("worker.rollout.val_override_config")
     for name, flag, sampled in (
         ("n", "eval.n_samples_per_prompt", "worker.rollout.n"),

@@ -339,12 +339,11 @@ def policy(given: Given) -> Results:
     yield Flag("algo.advantage.estimator", "dr_grpo" if scale in (False, "none") else "group_norm")
     if scale == "batch":
         yield lacks("scale_rewards", "batch: advantages are divided by their group's deviation")
-    low = given.number("epsilon")
-    high = low if given["epsilon_high"] is None else given.number("epsilon_high")
     if kind == "sapo":
         for side in ("pos", "neg"):
             yield Flag(f"actor.sapo_temperature_{side}", given.number(f"sapo_temperature_{side}"))
-    else:
+    elif given["epsilon"] is not None:
+        low, high = (given.number("epsilon" if given[name] is None else name) for name in ("epsilon", "epsilon_high"))
         # CISPO's only bound there is the largest weight itself.
         yield Flag("actor.eps_clip_low_high", [1.0, high - 1] if kind == "cispo" else [low, high])
     beta = given.number("beta")

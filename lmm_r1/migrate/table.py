@@ -377,7 +377,7 @@ def _without_effect(flags: Mapping[str, object], ours: object) -> dict[str, str]
         for group, switch, turns_on, why in _NEEDS
         for flag, value in flags.items()
         if flag.startswith(group) and flag != switch and _plain(value) != _plain(dotted.get(ours, flag))
-        if not turns_on(flags.get(switch, dotted.get(ours, switch)))
+        if switch in dotted.leaf_types(type(ours)) and not turns_on(flags.get(switch, dotted.get(ours, switch)))
     }
 
 

@@ -284,10 +284,7 @@ def _sft_optimizer(given: Given) -> Results:
     yield Flag("lr_scheduler", schedule)
     if schedule == "cosine_with_min_lr":
         yield Flag("min_lr_ratio", given.number("optim.min_lr_ratio"))
-    rank = given.whole("model.lora_rank")
-    if rank:
-        yield Flag("ds.lora.rank", rank)
-        yield Flag("ds.lora.alpha", given.whole("model.lora_alpha"))
+    if given.whole("model.lora_rank"):
         modules = given["model.target_modules"]
         yield Flag("ds.lora.target_modules", modules if isinstance(modules, list) else [modules])
 

@@ -4,7 +4,7 @@
 #   NUM_GPUS=4 OUTPUT=runs/trial bash examples/scripts/lmm_r1/train_algorithm.sh dapo text --train.num_episodes 1
 #   DRY_RUN=1 bash examples/scripts/lmm_r1/train_algorithm.sh sapo
 # Without a name it is grpo, on text. All else is the settings of FRE on text and on images; an algorithm's file goes on top of any
-# other RL stage's, too: bash train_sokoban.sh --config configs/algorithms/rloo.yaml. Without DATA,
+# other RL stage's without a critic, too: bash train_sokoban.sh --config configs/algorithms/rloo.yaml. Without DATA,
 # `lmm-r1 prepare_data deepscaler_40k` makes the rows of text, and that of vermulti_geo those with images.
 set -euo pipefail
 # shellcheck source=examples/scripts/lmm_r1/common.sh

@@ -133,20 +133,6 @@ def test_a_model_is_evaluated_before_the_training_where_there_are_rows_for_it():
     assert notes["data.val_files"] == "without counterpart"
 
 
-def test_a_critic_has_their_defaults_where_nothing_is_given():
-    flags, _ = easyr1(algorithm__adv_estimator="gae")
-    critic = {name.removeprefix("critic."): value for name, value in flags.items() if name.startswith("critic.")}
-    assert critic == {
-        "num_nodes": 1,
-        "num_gpus_per_node": 8,
-        "adam.lr": 1e-6,
-        "adam.betas": [0.9, 0.999],
-        "adam.weight_decay": 0.01,
-        "lr_scheduler": "constant_with_warmup",
-        "lr_warmup_ratio": 0.0,
-    }
-
-
 VERL_RUN = "actor_rollout_ref: {model: {path: m}, actor: {ACTOR}}\nalgorithm: {ALGORITHM}\n"
 
 
