@@ -1,6 +1,5 @@
 """Every flag of `lmm-r1 train_ppo_ray`: OpenRLHF's names, and the flags that this project adds."""
 
-import math
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal, TypeAlias
 
@@ -43,7 +42,7 @@ CLIP_RANGES: dict[PolicyLossName, tuple[float, float]] = {
     "gspo": (3e-4, 4e-4),
     "gspo_token": (3e-4, 4e-4),
     "cispo": (1.0, 4.0),
-    "sapo": (math.inf, math.inf),
+    "sapo": (float("inf"), float("inf")),
 }
 """How far ratios may be below and above 1 by default: the papers', for cispo ScaleRL's (arXiv:2510.13786)."""
 FILTER_NAME = "experience_filter"
@@ -162,7 +161,7 @@ class RefConfig(PlacedModel):
     num_gpus_per_node: Annotated[int | None, Within("[1, inf)"), Needs("algo.kl.init_coef>0", warns=True)] = None
     """GPUs per machine that hold the reference model. None takes its share of the GPUs of the machine or Ray cluster,
     or one rank on a CPU."""
-    offload: Annotated[bool | None, Needs("ds.zero_stage=3")] = None
+    offload: Annotated[bool | None, Needs("algo.kl.init_coef>0", warns=True), Needs("ds.zero_stage=3")] = None
     """Keep the reference model in CPU memory while it is not used; None does so only if the run would not fit
     otherwise."""
     during_generation: bool | None = None
@@ -286,7 +285,7 @@ class AlgoConfig:
     dynamic_filtering_enable: bool = False
     """Drop prompts whose mean reward is outside dynamic_filtering_range and sample other prompts instead (DAPO)."""
     dynamic_filtering_range: Annotated[
-        tuple[float, float], Within("[-inf, inf]", rising=True), Needs(".dynamic_filtering_enable")
+        tuple[float, float], Within("[-inf, inf]", rising=True), Needs(".dynamic_filtering_enable", warns=True)
     ] = (0.0, 1.0)
     """Keep mean rewards strictly between these two numbers."""
     dynamic_filtering_part: Annotated[str | None, Needs(".dynamic_filtering_enable")] = None

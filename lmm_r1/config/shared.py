@@ -266,7 +266,7 @@ class CheckpointConfig:
     """Steps between two checkpoints; -1 saves by save_minutes only."""
     save_minutes: Annotated[float, Within("[0, inf)")] = 20.0
     """Minutes after which the next step is saved, in addition to save_steps; 0 saves by steps only."""
-    save_hf: Annotated[bool, Needs(".disable_ds=False")] = False
+    save_hf: Annotated[bool, Needs(".disable_ds=False", warns=True)] = False
     """Also write each checkpoint in Hugging Face format."""
     disable_ds: bool = False
     """Write no DeepSpeed checkpoints; a stopped run then cannot resume."""

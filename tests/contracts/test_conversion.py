@@ -82,6 +82,8 @@ def test_a_script_of_lmm_r1_becomes_the_flags_worked_out_by_hand(script):
         "actor.adam.lr": lr,
         "ckpt.output_dir": folder,
         "logger.wandb.run_name": script,
+        # Their default.
+        "critic.value_clip": 0.2 if estimator == "gae" else None,
     }
     conversion = converted(DATA / f"lmm_r1_{script}.bash")
     assert conversion.flags == there(LMM_R1_FLAGS | own | changes)

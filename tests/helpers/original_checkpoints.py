@@ -192,7 +192,7 @@ LMM_R1_FLAGS = {
     "ckpt.save_steps": 20,
     "critic.num_nodes": 1,
     "critic.num_gpus_per_node": 8,
-    "critic.value_clip": 0.2,  # their default
+    "actor.eps_clip": 0.2,  # their default
     "data.input_key": "message",
     "data.label_key": "answer",
     "data.max_len": 8192,  # 4096 + 4096
