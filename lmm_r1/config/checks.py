@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 
 from lmm_r1 import dotted
+from lmm_r1.config.declared import check_needs, check_ranges
 from lmm_r1.config.model_checks import (
     check_adapters,
     check_algorithm,
@@ -15,14 +16,11 @@ from lmm_r1.config.model_checks import (
     check_eight_bit,
     check_filters,
     check_fp16_optimizer,
-    check_image_cache,
-    check_optimizer,
     check_oversampling,
     check_reference,
-    check_vision_lr,
+    check_schedule,
 )
 from lmm_r1.config.ppo import (
-    GPU_COUNTS,
     GROUP_ESTIMATORS,
     ActorConfig,
     AgentConfig,
@@ -34,7 +32,7 @@ from lmm_r1.config.ppo import (
     ThoughtConfig,
 )
 from lmm_r1.config.rewards import named_verifier, part_weights, reward_function
-from lmm_r1.config.shared import DeepSpeedConfig, check_least, check_positive, check_speculation
+from lmm_r1.config.shared import DeepSpeedConfig, check_speculation
 from lmm_r1.config.supervised import SupervisedConfig, TrainedModelConfig
 from lmm_r1.errors import UserError
 
@@ -51,33 +49,23 @@ def check_ppo(config: PPOConfig) -> None:
     check_speculation(config.vllm, prefix="vllm.")
     check_accumulation(config)
     check_adapters(config.ds)
-    check_image_cache(config.ds)
     _check_value_models(config)
     _check_groups(config)
     check_algorithm(config)
     _check_gpus(config)
     _check_ppo_ulysses(config)
-    check_open_sizes(config, "rollout.batch_size", "rollout.n_samples_per_prompt", "train.batch_size")
     check_batches(config)
     _check_kl(config)
     check_reference(config)
     check_average(config)
-    _check_restarts(config)
     check_aux_loss(config.actor, prefix="actor.")
-    check_mismatch_limit(config)
-    check_checkpointing(config.actor, prefix="actor.")
     for prefix, model in (("actor.", config.actor), ("critic.", config.critic)):
-        check_optimizer(model, prefix=prefix)
+        check_schedule(model, prefix=prefix)
         check_fp16_optimizer(model, config.ds, prefix=prefix)
     check_eight_bit(config.actor, config.ds, prefix="actor.", sleeps=bool(config.ds.enable_sleep))
     check_eight_bit(config.critic, config.ds, prefix="critic.", sleeps=bool(config.ds.enable_sleep))
-    _check_offload(config)
-    _check_top_k(config)
     _check_rl_rows(config)
-    check_evaluation(config)
-    check_vision_lr(config.actor.optim, config.actor.adam.vision_lr, prefix="actor.")
-    if config.critic.model_name_or_path is not None:
-        check_vision_lr(config.critic.optim, config.critic.adam.vision_lr, prefix="critic.")
+    _check_evaluation(config)
 
 
 def require(config: PPOConfig | SupervisedConfig, flag: str, *, example: str) -> None:
@@ -108,13 +96,6 @@ def check_eager(enforce_eager: bool | None, *, backend: str, uses_vllm: bool) ->
         raise UserError(f"--enforce_eager switches vLLM's CUDA graphs off, and {backend} has none; leave it out")
 
 
-def check_mismatch_limit(config: PPOConfig) -> None:
-    """Raise UserError for a limit that no run can meet."""
-    limit = config.algo.mismatch_limit
-    if limit is not None and not limit > 0:
-        raise UserError(f"--algo.mismatch_limit {limit:g} must be above 0; inf lets every run pass")
-
-
 def agent_options(agent: AgentConfig, *, flag: str = "--agent.options") -> dict[str, object]:
     """Return the arguments of `--agent.options`; raises UserError if it is not a JSON object.
 
@@ -136,8 +117,8 @@ def check_thought(thought: ThoughtConfig, *, prefix: str) -> None:
     Args:
         prefix: prefix of a setting's name in messages.
     """
-    check_least(thought, "continuations", least=0, prefix=prefix)
-    check_least(thought, "min_tokens", "max_tokens", prefix=prefix)
+    check_ranges(thought, prefix=prefix)
+    check_needs(thought, thought, prefix=prefix)
     if not thought.end:
         raise UserError(f"{prefix}end is empty; give the text that ends a thought, such as {ThoughtConfig.end}")
     if not thought.continue_with or thought.end in thought.continue_with:
@@ -145,15 +126,6 @@ def check_thought(thought: ThoughtConfig, *, prefix: str) -> None:
             f"{prefix}continue_with {thought.continue_with!r} does not go on with a thought; give a text such as "
             f"{ThoughtConfig.continue_with}, without {thought.end}"
         )
-    for name, needed in (
-        ("min_tokens", thought.continuations > 0),
-        ("continue_with", thought.continuations > 0),
-        ("end", thought.forces),
-    ):
-        given = getattr(thought, name)
-        if given != getattr(ThoughtConfig, name) and not needed:
-            more = f" or {prefix}max_tokens" if name == "end" else ""
-            raise UserError(f"{prefix}{name} {given} has no part without {prefix}continuations{more}; leave it out")
     if thought.min_tokens and thought.max_tokens and thought.min_tokens > thought.max_tokens:
         raise UserError(
             f"{prefix}min_tokens {thought.min_tokens} is more than {prefix}max_tokens {thought.max_tokens}"
@@ -173,12 +145,6 @@ def _check_agent(config: PPOConfig) -> None:
             )
     given = f"--train.agent {agent}" if path is None else f"--train.agent_func_path {path}"
     if not config.train.plays:
-        for name in dotted.leaf_types(AgentConfig):
-            if (value := dotted.get(settings, name)) != dotted.get(AgentConfig(), name):
-                agents = (
-                    "--train.agent, too (single is one turn)" if name.startswith("thought.") else "--train.agent, too"
-                )
-                raise UserError(f"--agent.{name} {value} is for episodes; give {agents}, or --train.agent_func_path")
         return
     if config.reward.model_name_or_path:
         raise UserError(
@@ -197,34 +163,24 @@ def _check_agent(config: PPOConfig) -> None:
         raise UserError(
             f"--agent.thought.max_tokens {longest} leaves no room for an answer in --rollout.max_new_tokens {turn}"
         )
-    check_least(config, "agent.max_turns")
-    check_least(config, "agent.max_images", least=0)
     if settings.last_turn_regex is not None:
         _check_last_turn(settings, config.rollout)
-    check_positive(config, "agent.answer_s")
-    if settings.overturn_penalty != AgentConfig.overturn_penalty and settings.overturn != "penalise":
-        raise UserError(
-            f"--agent.overturn_penalty {settings.overturn_penalty:g} needs --agent.overturn penalise; it is "
-            f"{settings.overturn}"
-        )
     _check_branches(config)
 
 
 def _check_branches(config: PPOConfig) -> None:
     settings, samples = config.agent, config.rollout.n_samples_per_prompt
     branches, turn = settings.branches, settings.branch_turn
-    if branches < 1 or samples % branches:
+    if samples % branches:
         raise UserError(
             f"--agent.branches {branches} must divide --rollout.n_samples_per_prompt {samples}, of which as many at a time "
             "have turns in common"
         )
     if branches == 1:
-        if turn is not None:
-            raise UserError(f"--agent.branch_turn {turn} is for episodes that branch; give --agent.branches, too")
         return
     if settings.max_turns == 1:
         raise UserError(f"--agent.branches {branches} needs a turn to have in common; --agent.max_turns is 1")
-    if turn is not None and not 1 <= turn < settings.max_turns:
+    if turn is not None and turn >= settings.max_turns:
         raise UserError(
             f"--agent.branch_turn {turn} must be between 1, as the turn before is in common, and the last of "
             f"--agent.max_turns {settings.max_turns}, which is {settings.max_turns - 1}"
@@ -255,28 +211,6 @@ def check_accumulation(config: PPOConfig | SupervisedConfig) -> None:
         )
 
 
-def _check_offload(config: PPOConfig) -> None:
-    if config.ds.enable_sleep and config.ds.zero_stage == 0:
-        raise UserError(
-            "--ds.enable_sleep: DeepSpeed moves nothing of --ds.zero_stage 0; take 1, 2 or 3, or leave it out"
-        )
-    for name, offload in (("ref", config.ref.offload), ("reward", config.reward.offload)):
-        if offload:
-            check_offloaded(name, config.ds)
-
-
-def check_offloaded(name: str, ds: DeepSpeedConfig) -> None:
-    """Raise UserError if a frozen model cannot be kept in CPU memory."""
-    if ds.zero_stage != 3:
-        raise UserError(f"--{name}.offload: only ZeRO-3 keeps a frozen model in CPU memory; add --ds.zero_stage 3")
-
-
-def _check_top_k(config: PPOConfig) -> None:
-    top_k = config.rollout.top_k
-    if top_k != -1 and top_k < 1:
-        raise UserError(f"--rollout.top_k {top_k} must be at least 1, or -1 for all tokens")
-
-
 def _check_rl_rows(config: PPOConfig) -> None:
     data = config.data
     if data.dataloader_num_workers:
@@ -288,14 +222,10 @@ def _check_rl_rows(config: PPOConfig) -> None:
         raise UserError(TWO_TEMPLATES.format(data.input_template))
 
 
-def check_evaluation(config: PPOConfig | SupervisedConfig) -> None:
+def _check_evaluation(config: PPOConfig) -> None:
     """Raise UserError for an evaluation that would never run."""
-    if config.eval.dataset is None and config.eval.steps > 0:
-        raise UserError(f"--eval.steps {config.eval.steps} has nothing to evaluate on; give --eval.dataset, too")
-    if config.eval.dataset is None and config.eval.before_training:
-        raise UserError("--eval.before_training has nothing to evaluate on; give --eval.dataset, too")
     never = config.eval.steps < 1 and not config.eval.before_training
-    if isinstance(config, PPOConfig) and config.eval.dataset is not None and never:
+    if config.eval.dataset is not None and never:
         raise UserError(
             f"--eval.dataset {config.eval.dataset} is never evaluated on with --eval.steps {config.eval.steps}; give the "
             "steps between two evaluations, for example --eval.steps 10"
@@ -305,33 +235,10 @@ def check_evaluation(config: PPOConfig | SupervisedConfig) -> None:
 def check_aux_loss(model: ActorConfig | TrainedModelConfig, *, prefix: str) -> None:
     """Raise UserError for a weight of the load-balancing loss that cannot be applied."""
     flag = f"--{prefix}aux_loss_coef {model.aux_loss_coef:g}"
-    if model.aux_loss_coef < 0:
-        raise UserError(f"{flag} must not be negative")
     if model.aux_loss_coef and model.gradient_checkpointing_enable and model.gradient_checkpointing_reentrant:
         raise UserError(
             f"{flag}: with --{prefix}gradient_checkpointing_reentrant no gradient of the load-balancing loss reaches the "
             "routers; leave one out"
-        )
-
-
-def check_checkpointing(model: ActorConfig | TrainedModelConfig, *, prefix: str) -> None:
-    """Raise UserError for a number of layers that cannot be, or that has no effect."""
-    layers = model.gradient_checkpointing_layers
-    if layers is None:
-        return
-    flag = f"--{prefix}gradient_checkpointing_layers {layers}"
-    if layers < 1:
-        raise UserError(f"{flag} must be at least 1")
-    if not model.gradient_checkpointing_enable:
-        raise UserError(f"{flag} has no effect without --{prefix}gradient_checkpointing_enable; give both, or neither")
-
-
-def _check_restarts(config: PPOConfig) -> None:
-    check_least(config, "ckpt.max_restarts", least=0)
-    ckpt = config.ckpt
-    if ckpt.max_restarts and ckpt.disable_ds:
-        raise UserError(
-            f"--ckpt.max_restarts {ckpt.max_restarts}: with --ckpt.disable_ds no step is saved to go on from; leave one out"
         )
 
 
@@ -344,15 +251,6 @@ def _check_groups(config: PPOConfig) -> None:
             f"--rollout.n_samples_per_prompt {samples} must be at least 2"
         )
     check_filters(config)
-
-
-def check_counts(config: PPOConfig) -> None:
-    """Raise UserError for a count of GPUs or engines below 1; None is open."""
-    for flag in GPU_COUNTS:
-        count = dotted.get(config, flag)
-        if isinstance(count, int) and count < 1:
-            least = "at least one engine must generate" if flag == "vllm.num_engines" else "must be at least 1"
-            raise UserError(f"--{flag} {count}: {least}")
 
 
 def _check_gpus(config: PPOConfig) -> None:
@@ -388,7 +286,6 @@ def check_ulysses(ds: DeepSpeedConfig, *, packs: bool, gpus: Mapping[str, int]) 
         gpus: number of GPUs of each model, by the name of its flag group.
     """
     size = ds.ulysses_size
-    check_least(ds, "ulysses_size", prefix="--ds.")
     if size == 1:
         return
     if ds.tensor_parallel_size > 1:
@@ -406,20 +303,9 @@ def check_ulysses(ds: DeepSpeedConfig, *, packs: bool, gpus: Mapping[str, int]) 
             )
 
 
-def check_open_sizes(config: PPOConfig | SupervisedConfig, *flags: str) -> None:
-    """Raise UserError for a negative size; 0 is chosen by the number of rows."""
-    for flag in flags:
-        value = dotted.get(config, flag)
-        assert isinstance(value, int), "sizes are whole numbers"
-        if value < 0:
-            raise UserError(f"--{flag} {value} must be at least 1, or left out for what the rows allow")
-
-
 def check_batches(config: PPOConfig) -> None:
     """Raise UserError if the samples of a step cannot be divided among processes or updates; sizes may be open."""
     rollout, train = config.rollout, config.train
-    for group in ("rollout", "train"):
-        check_least(config, f"{group}.micro_batch_size", f"{group}.max_tokens_per_gpu")
     if rollout.batch_size and (rollout.vllm_generate_batch_size or 0) > rollout.batch_size:
         raise UserError(
             f"--rollout.vllm_generate_batch_size {rollout.vllm_generate_batch_size} must not be above "
@@ -476,11 +362,6 @@ def _check_kl(config: PPOConfig) -> None:
 def _check_value_models(config: PPOConfig) -> None:
     """Raise UserError for contradictions between the flags of critic and reward model."""
     _check_reward_source(config)
-    if config.critic.model_name_or_path is None and config.critic.freezing_steps >= 0:
-        raise UserError(
-            f"--critic.freezing_steps {config.critic.freezing_steps} leaves nothing to learn without a critic; take "
-            "--algo.advantage.estimator gae or leave it out"
-        )
     names = [name for name in ("critic", "reward") if getattr(config, name).model_name_or_path]
     if not names:
         return

@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 from urllib.parse import urlsplit
 
 from lmm_r1.config.checks import check_eager, check_sampling
+from lmm_r1.config.declared import check_needs, check_ranges
 from lmm_r1.config.generation import EpisodeFlags, check_episodes, reward_part
 from lmm_r1.config.shared import (
     RUNS,
@@ -206,6 +207,8 @@ def check(config: EvaluateConfig) -> None:
     if config.output is not None and responses_path(config.output).is_dir():
         raise UserError(f"--output {config.output}: {responses_path(config.output)} is a folder; choose another name")
     check_eager(config.enforce_eager, backend=f"--backend {config.backend}", uses_vllm=config.backend == "vllm")
+    check_ranges(config)
+    check_needs(config, config)
     check_speculation(config, other_engine=None if config.backend == "vllm" else f"--backend {config.backend}")
     _check_agent(config)
     if len(set(config.reward)) < len(config.reward):

@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 
 from lmm_r1 import dotted
 from lmm_r1.config.checks import agent_options, check_eager, check_sampling, check_thought
+from lmm_r1.config.declared import check_needs, check_ranges
 from lmm_r1.config.ppo import AgentConfig, ThoughtConfig
 from lmm_r1.config.rewards import verifier_from
 from lmm_r1.config.shared import (
@@ -152,6 +153,8 @@ class ChatConfig(EpisodeFlags):
 
 def check_chat(config: ChatConfig) -> None:
     """Raise UserError for a number that no conversation can be had with; `Sampling` checks those that /set changes."""
+    check_ranges(config)
+    check_needs(config, config)
     check_least(config, "max_model_len", "tensor_parallel_size")
     check_least(config, "max_images", "max_videos", least=0)
     check_eager(config.enforce_eager, backend=f"--backend {config.backend}", uses_vllm=config.backend == "vllm")
@@ -303,6 +306,8 @@ class BatchConfig(RowsConfig, EpisodeFlags, SpeculationFlags):
 
 def check_batch(config: BatchConfig) -> None:
     """Raise UserError for contradictions between flags and for files that cannot be written."""
+    check_ranges(config)
+    check_needs(config, config)
     check_least(config, *COUNTS)
     check_sampling(temperature=config.temperature, top_p=config.top_p)
     uses_vllm = config.eval_task == "generate_vllm"

@@ -354,9 +354,6 @@ def settled_counts(config: PPOConfig, *, ask: Callable[[], Offer] = offered_gpus
             settings |= _open(config, name, nodes=nodes, gpus=gpus)
         if share.engines and config.vllm.num_engines is None:
             settings["vllm.num_engines"] = max(1, nodes * gpus // config.vllm.tensor_parallel_size)
-    # Models that the run does not have.
-    for name in ("actor", "ref", "critic", "reward"):
-        settings = _open(config, name, nodes=1, gpus=1) | settings
     if shared:
         logger.warning(
             "GPUs: %s; %s, too few for groups of their own, so that they take turns on them (--train.colocate_all)",

@@ -1,8 +1,9 @@
 """Every flag of `lmm-r1 train_ppo_ray`: OpenRLHF's names, and the flags that this project adds."""
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, TypeAlias
+from typing import Annotated, ClassVar, Literal, TypeAlias
 
+from lmm_r1.config.declared import Needs, Within
 from lmm_r1.config.shared import (
     AdamConfig,
     CheckpointConfig,
@@ -36,6 +37,14 @@ GROUP_ESTIMATORS: tuple[EstimatorName, ...] = ("rloo", "reinforce_baseline", "gr
 PolicyLossName: TypeAlias = Literal["ppo", "gspo", "gspo_token", "cispo", "sapo"]
 """Each is the name of a function in `lmm_r1.rl.losses`."""
 LossAggregation: TypeAlias = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+CLIP_RANGES: dict[PolicyLossName, tuple[float, float]] = {
+    "ppo": (0.2, 0.2),
+    "gspo": (3e-4, 4e-4),
+    "gspo_token": (3e-4, 4e-4),
+    "cispo": (1.0, 4.0),
+    "sapo": (float("inf"), float("inf")),
+}
+"""How far ratios may be below and above 1 by default: the papers', for cispo ScaleRL's (arXiv:2510.13786)."""
 FILTER_NAME = "experience_filter"
 """The function of `algo.experience_filter` if the flag names only a file."""
 RequestField: TypeAlias = Literal["columns", "images", "step"]
@@ -79,46 +88,48 @@ class PlacedModel:
 class ActorConfig(OptimizerConfig, PlacedModel):
     model_name_or_path: str | None = None
     """The model to train: a folder or a name on the Hugging Face Hub."""
-    num_nodes: int | None = None
+    num_nodes: Annotated[int | None, Within("[1, inf)")] = None
     """Machines that train the policy; None is computed from its GPUs."""
-    num_gpus_per_node: int | None = None
+    num_gpus_per_node: Annotated[int | None, Within("[1, inf)")] = None
     """GPUs per machine that train the policy. None takes its share of the GPUs of the machine or Ray cluster, or one
     rank on a CPU."""
     gradient_checkpointing_enable: bool | None = None
     """Recompute activations in the backward pass to save memory. None recomputes as few layers as the GPU's memory
     requires, and on a CPU only if the run would not fit otherwise."""
-    gradient_checkpointing_layers: int | None = None
+    gradient_checkpointing_layers: Annotated[
+        int | None, Within("[1, inf)"), Needs(".gradient_checkpointing_enable")
+    ] = None
     """Number of language-model layers that are recomputed, from the first. None is all layers, or is chosen together
     with the flag above."""
-    gradient_checkpointing_reentrant: bool = False
+    gradient_checkpointing_reentrant: Annotated[bool, Needs(".gradient_checkpointing_enable=True|None")] = False
     """Use PyTorch's reentrant checkpointing."""
     freeze_visual_encoder: bool = False
     """Freeze the vision tower of policy and critic and train only the language model."""
     freeze_prefix: tuple[str, ...] = ()
     """Freeze weights of policy and critic whose names begin with one of these: `model.visual. lm_head.`."""
-    eps_clip: float = 0.2
-    """PPO's clip range on both sides of 1."""
-    eps_clip_low_high: tuple[float, float] | None = None
-    """PPO's clip range below and above 1; None takes eps_clip for both."""
-    dual_clip: float | None = None
+    eps_clip: Annotated[float | None, Within("[0, inf)"), Needs(".policy_loss_type!=sapo")] = None
+    """Clip range of ratios on both sides of 1; None is 0.2, and gspo's and cispo's own with these losses."""
+    eps_clip_low_high: Annotated[tuple[float, float] | None, Within("[0, inf]")] = None
+    """Clip range of ratios below and above 1; None takes eps_clip for both, or 3e-4 4e-4 with gspo, 1 4 with cispo."""
+    dual_clip: Annotated[float | None, Within("(1, inf)"), Needs(".policy_loss_type=ppo|gspo|gspo_token")] = None
     """Bound on the loss if the advantage is negative (dual-clip PPO)."""
     policy_loss_type: PolicyLossName = "ppo"
     """ppo clips the probability ratio of each token; gspo clips one ratio per sequence, gspo_token with advantages per
     token; cispo weights log-probs by clipped ratios; sapo passes ratios through a smooth gate."""
-    sapo_temperature_pos: float = 1.0
+    sapo_temperature_pos: Annotated[float, Within("(0, inf)"), Needs(".policy_loss_type=sapo")] = 1.0
     """How fast sapo's gate closes when the ratio leaves 1, for positive advantages."""
-    sapo_temperature_neg: float = 1.05
+    sapo_temperature_neg: Annotated[float, Within("(0, inf)"), Needs(".policy_loss_type=sapo")] = 1.05
     """The same for advantages that are not positive."""
     loss_agg_mode: LossAggregation = "token-mean"
     """Mean over all tokens; mean over sequences of each sequence's token mean; or mean over sequences of each
     sequence's sum divided by loss_agg_length (Dr. GRPO). gspo has one ratio per sequence, so token-mean equals
     seq-mean-token-mean."""
-    loss_agg_length: int | None = None
+    loss_agg_length: Annotated[int | None, Within("[1, inf)"), Needs(".loss_agg_mode=seq-mean-token-sum-norm")] = None
     """Divisor of each sequence's sum in seq-mean-token-sum-norm. None is rollout.max_new_tokens, or data.max_len if
     that is not set or the run plays episodes."""
-    aux_loss_coef: float = 0.0
+    aux_loss_coef: Annotated[float, Within("[0, inf)")] = 0.0
     """Weight of the load-balancing loss of a mixture of experts."""
-    entropy_coef: float | None = None
+    entropy_coef: Annotated[float | None, Within("(-inf, inf)")] = None
     """Weight of the entropy bonus. 0 only logs the entropy; None does neither."""
 
 
@@ -128,14 +139,16 @@ class CriticConfig(OptimizerConfig, PlacedModel):
     """AdamW."""
     model_name_or_path: str | None = None
     """The model that the critic starts from; None takes the reward model if there is one, else the policy."""
-    num_nodes: int | None = None
+    num_nodes: Annotated[int | None, Within("[1, inf)"), Needs("algo.advantage.estimator=gae", warns=True)] = None
     """Machines that train the critic; None is computed from its GPUs."""
-    num_gpus_per_node: int | None = None
+    num_gpus_per_node: Annotated[int | None, Within("[1, inf)"), Needs("algo.advantage.estimator=gae", warns=True)] = (
+        None
+    )
     """GPUs per machine that train the critic. None takes its share of the GPUs of the machine or Ray cluster, or one
     rank on a CPU."""
-    value_clip: float = 0.5
+    value_clip: Annotated[float, Within("(0, inf)")] = 0.5
     """Clip range of the critic's values."""
-    freezing_steps: int = -1
+    freezing_steps: Annotated[int, Within("[0, inf)", besides=(-1,))] = -1
     """Train only the critic up to and including this step, counted from 0; -1 trains both from the start."""
     save_value_network: bool = False
     """Save the critic as well, in the folder output_dir with the suffix _critic."""
@@ -143,18 +156,18 @@ class CriticConfig(OptimizerConfig, PlacedModel):
 
 @dataclass(frozen=True, kw_only=True)
 class RefConfig(PlacedModel):
-    num_nodes: int | None = None
+    num_nodes: Annotated[int | None, Within("[1, inf)"), Needs("algo.kl.init_coef>0", warns=True)] = None
     """Machines that hold the reference model; None is computed from its GPUs."""
-    num_gpus_per_node: int | None = None
+    num_gpus_per_node: Annotated[int | None, Within("[1, inf)"), Needs("algo.kl.init_coef>0", warns=True)] = None
     """GPUs per machine that hold the reference model. None takes its share of the GPUs of the machine or Ray cluster,
     or one rank on a CPU."""
-    offload: bool | None = None
+    offload: Annotated[bool | None, Needs("algo.kl.init_coef>0", warns=True), Needs("ds.zero_stage=3")] = None
     """Keep the reference model in CPU memory while it is not used; None does so only if the run would not fit
     otherwise."""
     during_generation: bool | None = None
     """Compute the reference log-probs of finished groups while other groups are generated; None does so on GPUs with
     enough memory."""
-    refresh_steps: int = 0
+    refresh_steps: Annotated[int, Within("[0, inf)")] = 0
     """Copy the policy's weights into the reference model every this many steps; 0 keeps the initial model."""
 
 
@@ -172,9 +185,9 @@ class RewardConfig(PlacedModel):
     score_key: str | None = None
     """Key in the reward function's result that holds the score for pass@k and dynamic filtering; None takes the
     reward."""
-    timeout_s: float = 60.0
+    timeout_s: Annotated[float, Within("(0, inf)")] = 60.0
     """Seconds that one reward request may take."""
-    deadline_s: float = 300.0
+    deadline_s: Annotated[float, Within("(0, inf)")] = 300.0
     """Seconds during which a failing reward request is retried before the run stops. A reward function must score the
     responses to one prompt within this time."""
     request_fields: tuple[RequestField, ...] = ()
@@ -182,25 +195,25 @@ class RewardConfig(PlacedModel):
     For servers of your own that read them."""
     model_name_or_path: str | None = None
     """A trained reward model, instead of a reward service."""
-    num_nodes: int | None = None
+    num_nodes: Annotated[int | None, Within("[1, inf)"), Needs(".model_name_or_path", warns=True)] = None
     """Machines that hold the reward model; None is computed from its GPUs."""
-    num_gpus_per_node: int | None = None
+    num_gpus_per_node: Annotated[int | None, Within("[1, inf)"), Needs(".model_name_or_path", warns=True)] = None
     """GPUs per machine that hold the reward model. None takes its share of the GPUs of the machine or Ray cluster, or
     one rank on a CPU."""
-    offload: bool = False
+    offload: Annotated[bool, Needs(".model_name_or_path"), Needs("ds.zero_stage=3")] = False
     """Keep the reward model in CPU memory while it is not used."""
     part_weights: JsonText | None = None
     """Weights of named parts of the reward, constant or scheduled over steps, as a JSON object: {"format": 0.5,
     "tool_calls": {"from": 0.2, "to": 0, "steps": 100}}."""
-    clip_range: tuple[float, float] = (-10.0, 10.0)
+    clip_range: Annotated[tuple[float, float], Within("[-inf, inf]", rising=True)] = (-10.0, 10.0)
     """Rewards are clipped to this range."""
-    normalize_enable: bool = False
+    normalize_enable: Annotated[bool, Needs(".model_name_or_path")] = False
     """Normalize the rewards of a reward model by their running statistics."""
-    overlong_buffer_len: float | None = None
+    overlong_buffer_len: Annotated[float | None, Within("(0, inf)")] = None
     """Penalize responses whose length comes within this many tokens of max_new_tokens; None has no penalty."""
-    overlong_penalty_factor: float = 1.0
+    overlong_penalty_factor: Annotated[float, Within("[0, inf)"), Needs(".overlong_buffer_len")] = 1.0
     """Penalty for a response that fills the whole buffer."""
-    stop_properly_penalty_coef: float | None = None
+    stop_properly_penalty_coef: Annotated[float | None, Within("(-inf, 1]")] = None
     """For a response cut off at the length limit: 0 to 1 scales its reward, a negative number replaces it."""
 
 
@@ -225,39 +238,41 @@ class AdvantageConfig:
     estimator: EstimatorName = "reinforce_baseline"
     """How rewards become advantages. group_norm is GRPO, gae is PPO with a critic, remax subtracts the reward of a
     greedy response, and grpo_passk rewards the best of pass_k responses."""
-    pass_k: int = 4
+    pass_k: Annotated[int, Within("[1, inf)"), Needs(".estimator=grpo_passk")] = 4
     """Responses of which the best counts, for grpo_passk."""
-    gamma: float = 1.0
+    gamma: Annotated[float, Within("[0, 1]")] = 1.0
     """Discount per token."""
-    lambd: float = 1.0
+    lambd: Annotated[float, Within("[0, 1]"), Needs(".estimator=gae")] = 1.0
     """GAE's lambda."""
-    no_std_norm: bool = False
+    no_std_norm: Annotated[bool, Needs(".estimator=gae|reinforce|reinforce_baseline")] = False
     """Subtract the mean without dividing by the standard deviation."""
     is_correction_level: Literal["off", "token", "seq"] = "off"
     """Correct for different log-probs in vLLM and in training: off, by the ratio of each token, or by the geometric
     mean of the ratios of each sequence."""
-    is_correction_mode: Literal["mask", "clip"] = "mask"
+    is_correction_mode: Annotated[Literal["mask", "clip"], Needs(".is_correction_level!=off")] = "mask"
     """mask removes the gradient outside the thresholds and weights the tokens inside by their own ratios; clip weights
     all tokens by the ratio of the level, clipped to the thresholds."""
-    is_correction_gating: Literal["ratio", "binary_kl", "tv"] = "ratio"
+    is_correction_gating: Annotated[Literal["ratio", "binary_kl", "tv"], Needs(".is_correction_level!=off")] = "ratio"
     """What the thresholds bound: the probability ratio or a divergence."""
-    is_correction_threshold: tuple[float, ...] = (0.5, 5.0)
+    is_correction_threshold: Annotated[
+        tuple[float, ...], Within("[0, inf]", rising=True), Needs(".is_correction_level!=off")
+    ] = (0.5, 5.0)
     """LOW HIGH, or HIGH only."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class KLConfig:
-    init_coef: float = 0.01
+    init_coef: Annotated[float, Within("[0, inf)")] = 0.01
     """Weight of the KL penalty to the reference model; 0 loads no reference model."""
-    target: float | None = None
+    target: Annotated[float | None, Within("(0, inf)"), Needs(".init_coef>0")] = None
     """KL that an adaptive weight steers to; None keeps the weight constant."""
-    horizon: int = 10000
+    horizon: Annotated[int, Within("[1, inf)"), Needs(".target")] = 10000
     """Samples over which the adaptive weight changes."""
-    estimator: Literal["k1", "k2", "k3"] = "k1"
+    estimator: Annotated[Literal["k1", "k2", "k3"], Needs(".init_coef>0")] = "k1"
     """Estimator of the KL: k1 as part of the reward, k2 or k3 as a loss."""
-    use_loss: bool = False
+    use_loss: Annotated[bool, Needs(".init_coef>0")] = False
     """Add the KL to the loss, as in GRPO, instead of to the reward."""
-    unbiased_gradient: bool = False
+    unbiased_gradient: Annotated[bool, Needs(".use_loss")] = False
     """With use_loss, use the exact gradient of the reverse KL with any estimator."""
 
 
@@ -269,85 +284,93 @@ class AlgoConfig:
     """KL penalty."""
     dynamic_filtering_enable: bool = False
     """Drop prompts whose mean reward is outside dynamic_filtering_range and sample other prompts instead (DAPO)."""
-    dynamic_filtering_range: tuple[float, float] = (0.0, 1.0)
+    dynamic_filtering_range: Annotated[
+        tuple[float, float], Within("[-inf, inf]", rising=True), Needs(".dynamic_filtering_enable", warns=True)
+    ] = (0.0, 1.0)
     """Keep mean rewards strictly between these two numbers."""
-    dynamic_filtering_part: str | None = None
+    dynamic_filtering_part: Annotated[str | None, Needs(".dynamic_filtering_enable")] = None
     """Part of the reward whose mean must be in the range, for example accuracy; None is the score."""
-    dynamic_filtering_min_std: float | None = None
+    dynamic_filtering_min_std: Annotated[float | None, Within("(0, inf)"), Needs(".dynamic_filtering_enable")] = None
     """Also drop groups whose rewards have a lower standard deviation; None has no such bound."""
-    dynamic_filtering_max_batches: int = 0
+    dynamic_filtering_max_batches: Annotated[
+        int, Within("[0, inf)"), Needs(".dynamic_filtering_enable or .experience_filter")
+    ] = 0
     """Stop the run if a step needs more prompts than this many times rollout.batch_size. 0 stops only if a whole
     episode leaves no group."""
     experience_filter: str | None = None
     """Your own function, FILE.py or FILE.py:FUNCTION, which gets the samples of a group and selects those that are
     trained on. A group without any is replaced."""
-    mismatch_limit: float | None = None
+    mismatch_limit: Annotated[float | None, Within("(0, inf]")] = None
     """Stop the run if the mean log-prob difference per token between vLLM and training exceeds this in the first step;
     None is 0.01 in fp32 and 0.1 in half precision."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutConfig:
-    batch_size: int = 0
+    batch_size: Annotated[int, Within("[0, inf)")] = 0
     """Prompts per step; 0 takes a fifth of the rows, at most 1024."""
-    n_samples_per_prompt: int = 0
+    n_samples_per_prompt: Annotated[int, Within("[0, inf)")] = 0
     """Responses per prompt: the size of a group. 0 takes 8 if the estimator compares them, else 1."""
-    max_new_tokens: int | None = None
+    max_new_tokens: Annotated[int | None, Within("[1, inf)")] = None
     """Longest response in tokens; None is whatever the prompt leaves of data.max_len."""
-    temperature: float = 1.0
+    temperature: Annotated[float, Within("(0, inf)")] = 1.0
     """Sampling temperature."""
-    top_p: float = 1.0
+    top_p: Annotated[float, Within("(0, 1]")] = 1.0
     """Nucleus sampling: sample from the likeliest tokens that have this probability together."""
-    top_k: int = -1
+    top_k: Annotated[int, Within("[1, inf)", besides=(-1,))] = -1
     """Number of likeliest tokens that are sampled from; -1 takes all."""
     ignore_eos: bool = False
     """Generate max_new_tokens for every response and ignore end tokens; for speed measurements."""
-    micro_batch_size: int = 1
+    micro_batch_size: Annotated[int, Within("[1, inf)"), Needs("train.dynamic_batch_enable=False", warns=True)] = 1
     """Samples in one forward pass for log-probs on one GPU; rounded up to whole groups with shared prefixes."""
-    vllm_generate_batch_size: int | None = None
+    vllm_generate_batch_size: Annotated[int | None, Within("[1, inf)")] = None
     """Maximum number of prompts in all engines at one time; None is batch_size."""
-    max_tokens_per_gpu: int | None = None
+    max_tokens_per_gpu: Annotated[
+        int | None, Within("[1, inf)"), Needs("train.dynamic_batch_enable or train.shared_prefix_enable", warns=True)
+    ] = None
     """Tokens in one forward pass with dynamic batches or shared prefixes. None is train.max_tokens_per_gpu, and on
     GPUs what fits."""
-    oversample: float = 1.0
+    oversample: Annotated[float, Within("[1, 2]")] = 1.0
     """Prompts in progress at a time, in multiples of batch_size, at most 2. A rollout ends when batch_size groups are
     finished; the others continue in the next rollout."""
-    oversample_max_held: int = 1
+    oversample_max_held: Annotated[int, Within("[1, inf)"), Needs(".oversample>1")] = 1
     """Number of rollouts that may end before a group in progress is finished; the next rollout waits for the group."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PPOTrainConfig(TrainConfig):
-    micro_batch_size: int = 1
+    micro_batch_size: Annotated[int, Within("[1, inf)"), Needs(".dynamic_batch_enable=False", warns=True)] = 1
     """Samples in one forward and backward pass on one GPU; rounded up to whole groups with shared prefixes."""
-    num_episodes: int = 1
+    num_episodes: Annotated[int, Within("[1, inf)")] = 1
     """Passes over the prompts."""
-    max_steps: int = -1
+    max_steps: Annotated[int, Within("[1, inf)", besides=(-1,))] = -1
     """Stop after this many steps; -1 runs all episodes."""
     colocate_all: bool | None = None
     """Policy, reference model and vLLM engines take turns on the same GPUs. None does so if a machine has too few
     GPUs, or too little memory, for separate groups."""
-    colocate_actor_ref: bool = False
+    colocate_actor_ref: Annotated[bool, Needs("algo.kl.init_coef>0", warns=True)] = False
     """Put policy and reference model on the same GPUs."""
     colocate_critic_reward: bool = False
     """Put critic and reward model on the same GPUs."""
     dynamic_batch_enable: bool = False
     """Fill batches by tokens instead of samples; turns ds.packing_samples on."""
-    max_tokens_per_gpu: int | None = None
+    max_tokens_per_gpu: Annotated[
+        int | None, Within("[1, inf)"), Needs(".dynamic_batch_enable or .shared_prefix_enable", warns=True)
+    ] = None
     """Tokens in one training pass with dynamic batches or shared prefixes. None is what fits, at most 65536; 16192
     without a GPU."""
     shared_prefix_enable: bool = True
     """Compute the prompt and images of a group once for all its responses, in packed sequences."""
     enable_ema: bool = False
     """Keep a moving average of the policy's weights and save it as a model in the folder ema of output_dir."""
-    ema_beta: float = 0.992
+    ema_beta: Annotated[float, Within("(0, 1)"), Needs(".enable_ema")] = 0.992
     """Weight of the previous moving average in each update."""
     async_enable: bool = False
     """Generate the next rollouts while the policy is updated, on separate GPUs or cores. Samples then come from older
     weights than the policy's."""
-    async_queue_size: int = 1
+    async_queue_size: Annotated[int, Within("[1, inf)"), Needs(".async_enable")] = 1
     """Rollouts that may be generated ahead; also the maximum staleness of a sample's weights, in updates."""
-    partial_rollout_enable: bool = False
+    partial_rollout_enable: Annotated[bool, Needs(".async_enable")] = False
     """Continue responses with the new weights after a weight update; otherwise an update waits until all responses are
     finished."""
     agent: str | None = None
@@ -366,16 +389,16 @@ class PPOTrainConfig(TrainConfig):
 class ThoughtConfig:
     """Budget forcing (s1, arXiv:2501.19393): make the thought of a turn longer or shorter."""
 
-    end: str = "</think>"
+    end: Annotated[str, Needs(".continuations or .max_tokens")] = "</think>"
     """Text that ends the thought at the beginning of a turn."""
-    continuations: int = 0
+    continuations: Annotated[int, Within("[0, inf)")] = 0
     """How often a thought that the policy has ended is continued."""
-    continue_with: str = "Wait"
+    continue_with: Annotated[str, Needs(".continuations")] = "Wait"
     """Text that replaces the end of a thought that is continued; it is not trained on."""
-    min_tokens: int | None = None
+    min_tokens: Annotated[int | None, Within("[1, inf)"), Needs(".continuations")] = None
     """Thoughts of at least this many tokens may end. None continues every thought agent.thought.continuations
     times."""
-    max_tokens: int | None = None
+    max_tokens: Annotated[int | None, Within("[1, inf)")] = None
     """Longest thought in tokens; a longer one is ended with agent.thought.end, and the turn continues. None has no
     limit."""
 
@@ -389,41 +412,41 @@ class ThoughtConfig:
 class AgentConfig:
     options: JsonText | None = None
     """Arguments of the environment's class, as a JSON object."""
-    max_turns: int = 6
+    max_turns: Annotated[int, Within("[1, inf)")] = 6
     """Maximum number of the policy's turns in an episode. Each turn has at most rollout.max_new_tokens, and prompt and
     turns together at most data.max_len."""
-    max_images: int = 12
+    max_images: Annotated[int, Within("[0, inf)")] = 12
     """Images that the environment may show in an episode, in addition to those of the prompt."""
     prefix_caching: bool = True
     """Keep the keys and values of an episode's turns in the engine for the next turn; the same as
     vllm.enable_prefix_caching."""
-    answer_s: float = 60.0
+    answer_s: Annotated[float, Within("(0, inf)")] = 60.0
     """Seconds that the environment may take to answer a turn; after that the episode ends."""
     overturn: Literal["mask", "penalise", "keep"] = "mask"
     """What to do with an episode that a limit ends: mask leaves it out of the loss and of its group, penalise
     subtracts agent.overturn_penalty from its reward, keep treats it like any other."""
-    overturn_penalty: float = 1.0
+    overturn_penalty: Annotated[float, Within("[0, inf)"), Needs(".overturn=penalise")] = 1.0
     """Penalty with agent.overturn penalise."""
     last_turn_regex: str | None = None
     """Regular expression that the last turn allowed by agent.max_turns must match, for example an answer; that turn is
     left out of the loss."""
     thought: ThoughtConfig = field(default_factory=ThoughtConfig)
     """Budget forcing: longer or shorter thoughts."""
-    branches: int = 1
+    branches: Annotated[int, Within("[1, inf)")] = 1
     """Number of a group's samples that share their first turns: one episode is played up to a turn and continues as
     this many samples. 1 plays each sample separately."""
-    branch_turn: int | None = None
+    branch_turn: Annotated[int | None, Within("[1, inf)"), Needs(".branches>1")] = None
     """First turn that the branches do not share, counted from 0. Not set, it is drawn: 1 with probability 1/2, 2 with
     1/4, and so on."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class VllmConfig(SpeculationFlags):
-    num_engines: int | None = None
+    num_engines: Annotated[int | None, Within("[1, inf)")] = None
     """vLLM engines; None takes as many as fit on their share of the GPUs, or one on a CPU."""
-    tensor_parallel_size: int = 1
+    tensor_parallel_size: Annotated[int, Within("[1, inf)")] = 1
     """GPUs per engine."""
-    gpu_memory_utilization: float | None = None
+    gpu_memory_utilization: Annotated[float | None, Within("(0, 1]")] = None
     """Share of a GPU's memory for an engine; None is what the run's responses need, if there is room."""
     enable_sleep: bool | None = None
     """Free the engine's memory during training; needs train.colocate_all. None does so if training needs the
@@ -432,7 +455,7 @@ class VllmConfig(SpeculationFlags):
     """Keep the keys and values of prompts for later requests."""
     enforce_eager: bool | None = None
     """Use no CUDA graphs: faster to start, slower to generate. None uses none for small models."""
-    sync_with_ray: bool = False
+    sync_with_ray: Annotated[bool, Needs("train.colocate_all=False|None", warns=True)] = False
     """Send new weights to the engines through Ray instead of NCCL."""
 
     @property
@@ -450,26 +473,26 @@ class VllmConfig(SpeculationFlags):
 class PPODeepSpeedConfig(DeepSpeedConfig):
     enable_sleep: bool | None = None
     """Free the trainer's memory during generation; None does so only if the run would not fit otherwise."""
-    value_head_prefix: str = "score"
+    value_head_prefix: Annotated[str, Needs("critic.model_name_or_path or reward.model_name_or_path")] = "score"
     """Name of the value head in a critic or reward model."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PPOCheckpointConfig(CheckpointConfig):
-    max_mem: float = float("inf")
+    max_mem: Annotated[float, Within("(0, inf]")] = float("inf")
     """Maximum size of all checkpoints in GiB."""
-    max_restarts: int = 0
+    max_restarts: Annotated[int, Within("[0, inf)"), Needs(".disable_ds=False")] = 0
     """How often a run that loses a worker, an engine or a machine restarts by itself from its last saved step."""
-    best_metric_key: str = ""
+    best_metric_key: Annotated[str, Needs("eval.dataset or .best_metric_key=none")] = ""
     """Evaluation metric by which the best checkpoint is kept. Empty takes the first pass@1; none keeps no best
     checkpoint."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PPOEvalConfig(EvalConfig):
-    temperature: float = 0.6
+    temperature: Annotated[float, Within("[0, inf)"), Needs(".dataset", warns=True)] = 0.6
     """Sampling temperature in evaluation."""
-    n_samples_per_prompt: int = 4
+    n_samples_per_prompt: Annotated[int, Within("[1, inf)"), Needs(".dataset", warns=True)] = 4
     """Responses per prompt in evaluation."""
 
 
@@ -481,9 +504,9 @@ class PPODataConfig(DataConfig):
     """Share of each prompt dataset, separated by commas."""
     prompt_split: str = "train"
     """Split of the prompt dataset."""
-    max_samples: int = 100_000_000
+    max_samples: Annotated[int, Within("[1, inf)")] = 100_000_000
     """Maximum number of rows."""
-    max_images_per_prompt: int = 0
+    max_images_per_prompt: Annotated[int, Within("[0, inf)")] = 0
     """Maximum number of images in one prompt; 0 counts them in the data."""
     curriculum: Literal["off", "easy_first", "uncertain"] = "off"
     """Order of the prompts by their success rate in earlier episodes: off shuffles them, easy_first begins with the
@@ -496,7 +519,7 @@ class PPODataConfig(DataConfig):
 class PPOLoggerConfig(LoggerConfig):
     stage_name: str = "rl"
     """Name of this stage in stage.json and in the report."""
-    rollouts_per_step: int = 8
+    rollouts_per_step: Annotated[int, Within("[0, inf)")] = 8
     """Rollouts written to rollouts.jsonl and sent to the trackers per step, in whole groups and at least one; 0 writes
     none."""
     worker_logs: bool = False
@@ -557,15 +580,15 @@ class PPOConfig:
     """The algorithm."""
     train: PPOTrainConfig = field(default_factory=PPOTrainConfig)
     """The training loop."""
-    agent: AgentConfig = field(default_factory=AgentConfig)
+    agent: Annotated[AgentConfig, Needs("train.agent or train.agent_func_path")] = field(default_factory=AgentConfig)
     """Episodes of several turns."""
     vllm: VllmConfig = field(default_factory=VllmConfig)
     """The generation engines."""
     ds: PPODeepSpeedConfig = field(default_factory=PPODeepSpeedConfig)
     """DeepSpeed."""
-    ref: RefConfig = field(default_factory=RefConfig)
+    ref: Annotated[RefConfig, Needs("algo.kl.init_coef>0")] = field(default_factory=RefConfig)
     """The reference model."""
-    critic: CriticConfig = field(default_factory=CriticConfig)
+    critic: Annotated[CriticConfig, Needs("algo.advantage.estimator=gae")] = field(default_factory=CriticConfig)
     """The critic."""
     ckpt: PPOCheckpointConfig = field(default_factory=PPOCheckpointConfig)
     """Checkpoints and output."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
+from lmm_r1.config.declared import Needs, Within
 from lmm_r1.config.shared import (
     AdamConfig,
     DeepSpeedConfig,
@@ -21,19 +22,19 @@ from lmm_r1.config.supervised import SupervisedConfig, SupervisedDataConfig, Sup
 
 @dataclass(frozen=True, kw_only=True)
 class DPOModelConfig(TrainedModelConfig):
-    beta: float = 0.1
+    beta: Annotated[float, Within("(0, inf)")] = 0.1
     """How strongly the policy is kept near the reference; a response's reward is beta times its log-ratio."""
-    label_smoothing: float = 0.0
+    label_smoothing: Annotated[float, Within("[0, 0.5)"), Needs(".ipo_enable=False")] = 0.0
     """Assumed share of pairs with swapped labels (conservative DPO); below 0.5."""
-    ipo_enable: bool = False
+    ipo_enable: Annotated[bool, Needs(".simpo_enable=False")] = False
     """IPO: move the difference of the two log-ratios to 1 / (2 beta) instead of increasing it without limit."""
     simpo_enable: bool = False
     """SimPO: no reference model. Rewards are beta times the mean log-prob per token, with a margin of simpo_gamma."""
-    simpo_gamma: float = 0.5
+    simpo_gamma: Annotated[float, Within("[0, inf)"), Needs(".simpo_enable")] = 0.5
     """SimPO's margin between the rewards of the chosen and the rejected response."""
-    mean_log_probs: bool = False
+    mean_log_probs: Annotated[bool, Needs(".simpo_enable=False")] = False
     """Use the mean log-prob per token of each response instead of the sum, as TRL's IPO does."""
-    nll_loss_coef: float = 0.0
+    nll_loss_coef: Annotated[float, Within("[0, inf)")] = 0.0
     """Weight of the chosen response's mean loss per token, added to each pair's loss."""
 
 
@@ -41,7 +42,7 @@ class DPOModelConfig(TrainedModelConfig):
 class DPORefConfig:
     model_name_or_path: str | None = None
     """The frozen reference model; None takes the initial model."""
-    offload: bool = False
+    offload: Annotated[bool, Needs("ds.zero_stage=3")] = False
     """Keep the reference model in CPU memory; needs --ds.zero_stage 3."""
 
 
@@ -58,9 +59,9 @@ class PreferenceDataConfig(SupervisedDataConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class PreferenceTrainConfig(SupervisedTrainConfig):
-    batch_size: int = 0
+    batch_size: Annotated[int, Within("[0, inf)")] = 0
     """Pairs in one weight update, over all GPUs; 0 takes a fifth of the pairs, at most 128."""
-    micro_batch_size: int = 0
+    micro_batch_size: Annotated[int, Within("[0, inf)")] = 0
     """Pairs in one forward and backward pass on one GPU; 0 takes 8, or a divisor of a GPU's share of an update."""
     shared_prefix_enable: bool = True
     """Compute the common prefix of a pair's two responses once: prompt, images and equal first tokens."""
@@ -138,6 +139,8 @@ class DPOConfig(ReferredConfig):
     """Rows."""
     train: PreferenceTrainConfig = field(default_factory=PreferenceTrainConfig)
     """The training loop."""
+    ref: Annotated[DPORefConfig, Needs("model.simpo_enable=False")] = field(default_factory=DPORefConfig)
+    """The reference model."""
     eval: DPOEvalConfig = field(default_factory=DPOEvalConfig)
     """Evaluation during training."""
     logger: DPOLoggerConfig = field(default_factory=DPOLoggerConfig)
@@ -151,11 +154,11 @@ class DPOConfig(ReferredConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class KTOModelConfig(TrainedModelConfig):
-    beta: float = 0.1
+    beta: Annotated[float, Within("(0, inf)")] = 0.1
     """How strongly the policy is kept near the reference; a response's reward is beta times its log-ratio."""
-    desirable_loss_weight: float = 1.0
+    desirable_loss_weight: Annotated[float, Within("(0, inf)")] = 1.0
     """Weight of the loss of a desirable response."""
-    undesirable_loss_weight: float = 1.0
+    undesirable_loss_weight: Annotated[float, Within("(0, inf)")] = 1.0
     """Weight of the loss of an undesirable response."""
 
 
@@ -171,10 +174,10 @@ class UnpairedDataConfig(SupervisedDataConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class KTOTrainConfig(PreferenceTrainConfig):
-    batch_size: int = 0
+    batch_size: Annotated[int, Within("[0, inf)")] = 0
     """Rows in one weight update, over all GPUs, which also estimate the KL; 0 takes a fifth of the rows, at most
     128."""
-    micro_batch_size: int = 0
+    micro_batch_size: Annotated[int, Within("[0, inf)")] = 0
     """Rows in one forward and backward pass on one GPU; 0 takes 8, or a divisor of a GPU's share of an update."""
     shared_prefix_enable: bool = True
     """Compute a row's prompt and images once in the reference, for its own and for the mismatched response."""
@@ -246,14 +249,14 @@ class StepDataConfig(SupervisedDataConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class PRMTrainConfig(SupervisedTrainConfig):
-    batch_size: int = 0
+    batch_size: Annotated[int, Within("[0, inf)")] = 0
     """Rows in one weight update, over all GPUs; 0 takes a fifth of the rows, at most 128."""
-    micro_batch_size: int = 1
+    micro_batch_size: Annotated[int, Within("[0, inf)")] = 1
     """Rows in one forward and backward pass on one GPU."""
-    shared_prefix_enable: bool = True
+    shared_prefix_enable: Annotated[bool, Needs("ds.packing_samples")] = True
     """With --ds.packing_samples, compute the common prefix of rows of one prompt in a pass once: prompt, images, first
     steps."""
-    group_prompts_enable: bool = False
+    group_prompts_enable: Annotated[bool, Needs("ds.packing_samples"), Needs(".shared_prefix_enable")] = False
     """Shuffle prompts instead of rows, so that the solutions of one prompt are in one pass."""
 
 
@@ -314,13 +317,13 @@ class RMModelConfig(TrainedModelConfig):
     loss_type: str = "sigmoid"
     """sigmoid gives the chosen response the larger reward (Bradley-Terry); regression predicts the scores of both
     responses in the row."""
-    margin_loss_enable: bool = False
+    margin_loss_enable: Annotated[bool, Needs(".loss_type=sigmoid")] = False
     """Require the chosen response's reward to be larger by the row's margin, which is 0 if missing."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RMTrainConfig(PreferenceTrainConfig):
-    micro_batch_size: int = 1
+    micro_batch_size: Annotated[int, Within("[0, inf)")] = 1
     """Pairs in one forward and backward pass on one GPU."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import typing
 from collections.abc import Callable
 from pathlib import Path
@@ -13,10 +14,11 @@ from urllib.parse import urlsplit
 import yaml
 
 from lmm_r1 import dotted
-from lmm_r1.config.checks import check_counts, check_open_sizes, check_ppo, require
+from lmm_r1.config.checks import check_ppo, require
+from lmm_r1.config.declared import check_needs, check_ranges, has_effect
 from lmm_r1.config.hardware import Offer, default_param_dtype, group_size, offered_gpus, settled_counts
 from lmm_r1.config.model_checks import CONSTANT, why_not_during_generation
-from lmm_r1.config.ppo import DEFAULT_VERIFIER, MOST_PASS_TOKENS, PPOConfig
+from lmm_r1.config.ppo import CLIP_RANGES, DEFAULT_VERIFIER, MOST_PASS_TOKENS, ActorConfig, PPOConfig
 from lmm_r1.config.preferences import DPOConfig, KTOConfig, PRMConfig, ReferredConfig, RMConfig
 from lmm_r1.config.shared import RUNS, TrackerName
 from lmm_r1.config.supervised import KDConfig, SFTConfig, SupervisedConfig
@@ -45,9 +47,8 @@ def resolve_ppo(config: PPOConfig, *, ask: Callable[[], Offer] = offered_gpus) -
     """
     require(config, "actor.model_name_or_path", example="path/or/hub-name")
     require(config, "data.prompt_dataset", example="datasets/prompts.jsonl")
-    settings = _value_models(config)
-    if config.actor.eps_clip_low_high is None:
-        settings["actor.eps_clip_low_high"] = (config.actor.eps_clip, config.actor.eps_clip)
+    check_ranges(config)
+    settings = _value_models(config) | _clip_range(config.actor)
     if config.actor.loss_agg_mode == CONSTANT and config.actor.loss_agg_length is None:
         settings["actor.loss_agg_length"] = _longest_response(config)
     settings["algo.advantage.is_correction_threshold"] = _low_high(config)
@@ -69,7 +70,7 @@ def resolve_ppo(config: PPOConfig, *, ask: Callable[[], Offer] = offered_gpus) -
         | _output(config)
     )
     resolved = dotted.replace(config, settings)
-    check_counts(resolved)
+    check_needs(config, resolved)
     resolved = dotted.replace(resolved, _accumulation(resolved) | settled_counts(resolved, ask=ask))
     if resolved.vllm.enable_sleep and not resolved.train.colocate_all:
         logger.warning("--vllm.enable_sleep is off: without --train.colocate_all the engines share no GPU")
@@ -110,7 +111,7 @@ def _resolved(config: Supervised) -> Supervised:
     """Return the settings of a supervised stage with the open values that all trainers share filled in."""
     require(config, "model.model_name_or_path", example="path/or/hub-name")
     require(config, "data.dataset", example="datasets/rows.jsonl")
-    check_open_sizes(config, "train.batch_size", "train.micro_batch_size")
+    check_ranges(config)
     if config.train.micro_batch_size and config.train.batch_size % config.train.micro_batch_size:
         raise UserError(
             f"--train.batch_size {config.train.batch_size} must be a multiple of "
@@ -118,6 +119,7 @@ def _resolved(config: Supervised) -> Supervised:
         )
     settings = _param_dtype(config) | _input_template(config) | _trackers(config) | _output(config)
     resolved = dotted.replace(config, settings)
+    check_needs(config, resolved)
     return dotted.replace(resolved, _accumulation(resolved))
 
 
@@ -132,6 +134,22 @@ def _value_models(config: PPOConfig) -> dict[str, object]:
         logger.warning("--train.colocate_critic_reward is off: there is no critic, or no reward model")
         settings["train.colocate_critic_reward"] = False
     return settings
+
+
+def _clip_range(actor: ActorConfig) -> dict[str, object]:
+    """Return the clip range of ratios: that of the flags, or the loss's own."""
+    low_high, both = actor.eps_clip_low_high, actor.eps_clip
+    if low_high is not None:
+        if both is not None and both not in low_high:
+            shown = " ".join(f"{bound:g}" for bound in low_high)
+            raise UserError(f"--actor.eps_clip {both:g} and --actor.eps_clip_low_high {shown}: give one of them")
+        return {}
+    if both is not None:
+        return {"actor.eps_clip_low_high": (both, both)}
+    low, high = CLIP_RANGES[actor.policy_loss_type]
+    if (low, high) != CLIP_RANGES["ppo"] and math.isfinite(high):
+        logger.warning("--actor.eps_clip_low_high %g %g: the range for %s", low, high, actor.policy_loss_type)
+    return {"actor.eps_clip_low_high": (low, high)}
 
 
 def _longest_response(config: PPOConfig) -> int:
@@ -329,8 +347,10 @@ def unplanned(config: Trained) -> Trained:
     if isinstance(config, KDConfig):
         defaults |= _STUDENT_UNPLANNED
     known = dotted.leaf_types(type(config))
+    open_flags = [flag for flag in defaults if flag in known and dotted.get(config, flag) is None]
     return dotted.replace(
-        config, {flag: value for flag, value in defaults.items() if flag in known and dotted.get(config, flag) is None}
+        config,
+        {flag: defaults[flag] for flag in open_flags if defaults[flag] is False or has_effect(flag, config)},
     )
 
 

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NewType
+from typing import TYPE_CHECKING, Annotated, Literal, NewType
 
 from lmm_r1 import dotted
+from lmm_r1.config.declared import Needs, Within
 from lmm_r1.data.formats import FormatName
 from lmm_r1.data.formats.row_format import ColumnNames
 from lmm_r1.data.media_access import MEGAPIXELS, MediaLimits
@@ -41,11 +42,11 @@ class RowReadingConfig:
     downloaded dataset read files only below it and below the dataset's own folder."""
     allow_private_urls: bool = False
     """Fetch images from this machine and from private networks, too."""
-    max_image_megapixels: float = MEGAPIXELS
+    max_image_megapixels: Annotated[float, Within("(0, inf)")] = MEGAPIXELS
     """Refuse images with more pixels, in millions, before they are decoded."""
-    min_pixels: int | None = None
+    min_pixels: Annotated[int | None, Within("[1, inf)")] = None
     """Scale smaller images and video frames up to this many pixels; a value in the row has precedence."""
-    max_pixels: int | None = None
+    max_pixels: Annotated[int | None, Within("[1, inf)")] = None
     """Scale larger images and video frames down to this many pixels; a value in the row has precedence."""
     system_prompt: str | None = None
     """System turn of every row, as text or the name of a text file; replaces the row's own."""
@@ -151,27 +152,27 @@ JsonText = NewType("JsonText", str)
 
 @dataclass(frozen=True, kw_only=True)
 class MuonConfig:
-    lr: float = 0.02
+    lr: Annotated[float, Within("[0, inf)"), Needs("..optim=muon")] = 0.02
     """Learning rate of the weight matrices that Muon updates."""
-    momentum: float = 0.95
+    momentum: Annotated[float, Within("[0, 1)"), Needs("..optim=muon")] = 0.95
     """Muon's momentum."""
-    ns_steps: int = 5
+    ns_steps: Annotated[int, Within("[1, inf)"), Needs("..optim=muon")] = 5
     """Newton-Schulz iterations."""
-    nesterov: bool = True
+    nesterov: Annotated[bool, Needs("..optim=muon", warns=True)] = True
     """Nesterov momentum."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdamConfig:
-    lr: float = 1e-6
+    lr: Annotated[float, Within("[0, inf)")] = 1e-6
     """Peak learning rate of AdamW, including for the weights that Muon leaves to AdamW."""
-    vision_lr: float | None = None
+    vision_lr: Annotated[float | None, Within("[0, inf)"), Needs("..optim!=muon")] = None
     """Peak learning rate of the vision tower and its projector; None is the same as for other weights."""
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: Annotated[tuple[float, float], Within("[0, 1)")] = (0.9, 0.95)
     """Decay rates of AdamW's two running averages."""
-    eps: float = 1e-8
+    eps: Annotated[float, Within("[0, inf)")] = 1e-8
     """AdamW's epsilon."""
-    weight_decay: float = 0.0
+    weight_decay: Annotated[float, Within("[0, inf)")] = 0.0
     """Decoupled weight decay, except for biases and norms."""
 
 
@@ -186,33 +187,37 @@ class OptimizerConfig:
     """AdamW."""
     lr_scheduler: str = "cosine_with_min_lr"
     """Learning-rate schedule, by its name in transformers; constant has no warm-up."""
-    lr_warmup_ratio: float = 0.03
+    lr_warmup_ratio: Annotated[float, Within("[0, 1]"), Needs(".lr_scheduler!=constant or .lr_warmup_ratio=0.0")] = (
+        0.03
+    )
     """Share of all updates in which the learning rate rises to its peak: n of them have 1/n, 2/n, ..., n/n of it."""
-    min_lr_ratio: float = 0.1
+    min_lr_ratio: Annotated[
+        float, Within("[0, 1]"), Needs(".lr_scheduler=cosine_with_min_lr|cosine_warmup_with_min_lr")
+    ] = 0.1
     """Final learning rate of the schedule, as a share of the peak."""
-    max_norm: float = 1.0
+    max_norm: Annotated[float, Within("[0, inf)")] = 1.0
     """Gradients are clipped to this norm."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoraConfig:
-    rank: int = 0
+    rank: Annotated[int, Within("[0, inf)")] = 0
     """Rank of the LoRA adapters, which are merged into the saved model; 0 trains the weights themselves."""
-    alpha: int = 16
+    alpha: Annotated[int, Within("[1, inf)"), Needs(".rank")] = 16
     """Scale of the adapters: they add alpha / rank times their product."""
-    target_modules: tuple[str, ...] = ("all-linear",)
+    target_modules: Annotated[tuple[str, ...], Needs(".rank")] = ("all-linear",)
     """Linear layers of the language model that get an adapter, by name; all-linear is all except the output layer."""
-    dropout: float = 0.0
+    dropout: Annotated[float, Within("[0, 1)"), Needs(".rank")] = 0.0
     """Dropout before the adapters."""
-    use_dora: bool = False
+    use_dora: Annotated[bool, Needs(".rank")] = False
     """DoRA: adapters change the direction of weight rows, and the length of each row is trained separately."""
-    use_rslora: bool = False
+    use_rslora: Annotated[bool, Needs(".rank")] = False
     """rsLoRA: the adapters add alpha / sqrt(rank) times their product."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeepSpeedConfig:
-    zero_stage: int | None = None
+    zero_stage: Annotated[int | None, Within("[0, 3]")] = None
     """ZeRO stage: 1 shards optimizer state, 2 also gradients, 3 also weights. None is 2, or 3 if a run on several GPUs
     would not fit otherwise."""
     param_dtype: Literal["bf16", "fp16", "fp32"] | None = None
@@ -223,11 +228,11 @@ class DeepSpeedConfig:
     """How a mixture of experts is computed; None leaves it to transformers."""
     adam_offload: bool | None = None
     """Keep the optimizer state in CPU memory; None does so only if the run would not fit otherwise."""
-    zpg: int = 1
+    zpg: Annotated[int, Within("[1, inf)"), Needs(".zero_stage=3")] = 1
     """ZeRO++ secondary partition: number of GPUs that share one copy of the weights."""
     grad_accum_dtype: str = "fp32"
     """Precision in which gradients are accumulated: fp32, or the same as ds.param_dtype."""
-    overlap_comm: bool = False
+    overlap_comm: Annotated[bool, Needs(".zero_stage!=0")] = False
     """Overlap gradient communication with the backward pass."""
     deepcompile: bool = False
     """Compile the model with DeepCompile."""
@@ -235,16 +240,16 @@ class DeepSpeedConfig:
     """Load a checkpoint weight by weight, as is done if the number of GPUs or the ZeRO stage has changed."""
     use_liger_kernel: bool = True
     """Use Liger's fused kernels for norms, feed-forward layers and rotary embeddings on GPUs that support them."""
-    tensor_parallel_size: int = 1
+    tensor_parallel_size: Annotated[int, Within("[1, inf)")] = 1
     """GPUs over which each layer is split in training."""
     packing_samples: bool = False
     """Train on packed sequences without padding."""
-    ulysses_size: int = 1
+    ulysses_size: Annotated[int, Within("[1, inf)")] = 1
     """GPUs over which each packed sequence is split by exchanging attention heads (Ulysses)."""
-    load_in_4bit: bool = False
+    load_in_4bit: Annotated[bool, Needs(".lora.rank")] = False
     """Keep the language model under LoRA adapters in 4 bits (QLoRA: NF4 with double quantization), in trained and
     frozen models. Vision tower, projector and heads keep their precision."""
-    image_cache_gib: float = 2.0
+    image_cache_gib: Annotated[float, Within("[0, inf)")] = 2.0
     """Host memory per model process for the output of a frozen vision tower, so that each image is encoded once; 0
     caches nothing."""
     lora: LoraConfig = field(default_factory=LoraConfig)
@@ -258,15 +263,15 @@ class CheckpointConfig:
     after the stage: runs/sft, runs/rl."""
     path: str | None = None
     """Folder of the checkpoints from which a stopped run resumes; None is checkpoints/ in output_dir."""
-    save_steps: int = -1
+    save_steps: Annotated[int, Within("[1, inf)", besides=(-1,))] = -1
     """Steps between two checkpoints; -1 saves by save_minutes only."""
-    save_minutes: float = 20.0
+    save_minutes: Annotated[float, Within("[0, inf)")] = 20.0
     """Minutes after which the next step is saved, in addition to save_steps; 0 saves by steps only."""
-    save_hf: bool = False
+    save_hf: Annotated[bool, Needs(".disable_ds=False", warns=True)] = False
     """Also write each checkpoint in Hugging Face format."""
     disable_ds: bool = False
     """Write no DeepSpeed checkpoints; a stopped run then cannot resume."""
-    max_num: int = 3
+    max_num: Annotated[int, Within("[1, inf)")] = 3
     """Number of checkpoints to keep."""
     load_enable: bool = True
     """Resume from the newest checkpoint of this run, if there is one."""
@@ -280,11 +285,11 @@ class CheckpointConfig:
 class EvalConfig:
     dataset: str | None = None
     """Row file or dataset to evaluate on during training; separate several by commas."""
-    split: str = "train"
+    split: Annotated[str, Needs(".dataset", warns=True)] = "train"
     """Split of the evaluation dataset."""
-    steps: int = -1
+    steps: Annotated[int, Within("[1, inf)", besides=(-1,)), Needs(".dataset")] = -1
     """Steps between two evaluations. -1 is never in RL, and once per epoch in supervised training."""
-    before_training: bool = False
+    before_training: Annotated[bool, Needs(".dataset")] = False
     """Also evaluate before the first step, to measure the initial model."""
 
 
@@ -292,15 +297,15 @@ class EvalConfig:
 class WandbConfig:
     key: str | None = None
     """Weights & Biases API key, which also turns the tracker on. It is never written to the run folder."""
-    org: str | None = None
+    org: Annotated[str | None, Needs("logger.trackers~wandb")] = None
     """Weights & Biases team."""
-    group: str | None = None
+    group: Annotated[str | None, Needs("logger.trackers")] = None
     """Group of the run, in every tracker that has groups."""
     project: str
     """Project of the run."""
     run_name: str
     """Name of the run, in every tracker."""
-    mode: Literal["online", "offline"] | None = None
+    mode: Annotated[Literal["online", "offline"] | None, Needs("logger.trackers~wandb")] = None
     """Send to the server, or keep for `wandb sync`; None takes WANDB_MODE, or online."""
 
 
@@ -313,11 +318,11 @@ def named_after_the_minute(kind: str, *, project: str) -> WandbConfig:
 class SwanlabConfig:
     key: str | None = None
     """SwanLab API key, which also turns the tracker on. It is never written to the run folder."""
-    workspace: str | None = None
+    workspace: Annotated[str | None, Needs("logger.trackers~swanlab")] = None
     """SwanLab workspace; None is the user's own."""
-    project: str | None = None
+    project: Annotated[str | None, Needs("logger.trackers~swanlab")] = None
     """Project of the run; None takes logger.wandb.project."""
-    mode: Literal["online", "offline", "local"] | None = None
+    mode: Annotated[Literal["online", "offline", "local"] | None, Needs("logger.trackers~swanlab")] = None
     """Send to the server, keep for `swanlab sync`, or show locally with swanboard; None takes SWANLAB_MODE, or
     online."""
 
@@ -326,7 +331,7 @@ class SwanlabConfig:
 class MlflowConfig:
     tracking_uri: str | None = None
     """Address of the MLflow server or store, which also turns the tracker on; None takes MLFLOW_TRACKING_URI."""
-    experiment: str | None = None
+    experiment: Annotated[str | None, Needs("logger.trackers~mlflow")] = None
     """Experiment of the run; None takes logger.wandb.project."""
 
 
@@ -335,7 +340,7 @@ class TrackioConfig:
     space_id: str | None = None
     """Hugging Face Space that shows the run, OWNER/NAME, which also turns the tracker on; None keeps the run on this
     machine."""
-    project: str | None = None
+    project: Annotated[str | None, Needs("logger.trackers~trackio")] = None
     """Project of the run; None takes logger.wandb.project."""
 
 
@@ -343,7 +348,7 @@ class TrackioConfig:
 class LoggerConfig:
     stage_name: str
     """Name of this stage in stage.json and in the report."""
-    logging_steps: int = 1
+    logging_steps: Annotated[int, Within("[1, inf)")] = 1
     """Steps between two logged lines."""
     trackers: tuple[TrackerName, ...] = ()
     """Services that show the run, in addition to the console and metrics.jsonl."""
@@ -366,12 +371,12 @@ class SequenceConfig:
     template."""
     apply_chat_template: bool = False
     """Apply the chat template to plain-text prompts, as a user turn; it always applies to messages."""
-    max_len: int = 2048
+    max_len: Annotated[int, Within("[1, inf)")] = 2048
     """Longest sequence, in tokens: prompt, images and response together."""
     bad_rows: BadRows = "stop"
     """What to do with rows that cannot be used or encoded: stop the run and list them all, or continue without them,
     report their number and list them in left_out_rows.jsonl."""
-    dataloader_num_workers: int = 0
+    dataloader_num_workers: Annotated[int, Within("[0, inf)")] = 0
     """Processes that read and encode rows ahead of the training step; 0 does it between steps."""
 
 
@@ -382,12 +387,12 @@ class DataConfig(SequenceConfig, RowsConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    micro_batch_size: int = 1
+    micro_batch_size: Annotated[int, Within("[1, inf)")] = 1
     """Samples in one forward and backward pass on one GPU."""
-    batch_size: int = 0
+    batch_size: Annotated[int, Within("[0, inf)")] = 0
     """Samples in one weight update, over all GPUs. 0 takes at most 128: all samples of a step in RL, a fifth of the
     rows in supervised training."""
-    max_epochs: int = 1
+    max_epochs: Annotated[int, Within("[1, inf)")] = 1
     """Passes over the same samples: over each rollout in RL, over the data in supervised training."""
     seed: int = 42
     """Seed of everything random."""
@@ -458,10 +463,10 @@ class Speculation:
 
 @dataclass(frozen=True, kw_only=True)
 class SpeculationFlags:
-    speculative_tokens: int = 0
+    speculative_tokens: Annotated[int, Within(f"[0, {MOST_TOKENS}]")] = 0
     """Tokens that vLLM guesses ahead of each response from its prompt and previous tokens, and that the model verifies
     in one pass. The distribution of samples stays the same. 0 guesses none."""
-    speculative_method: SpeculativeMethod = "ngram"
+    speculative_method: Annotated[SpeculativeMethod, Needs(".speculative_tokens")] = "ngram"
     """What tokens are guessed from: the last similar place in prompt and response (ngram), or also earlier responses
     (suffix, arXiv:2411.04975), which needs the package arctic-inference."""
 
@@ -496,19 +501,14 @@ def check_speculation(flags: SpeculationFlags, *, prefix: str = "", other_engine
         prefix: prefix of the flags' names.
         other_engine: flag and value of an engine other than vLLM.
     """
-    tokens, method = flags.speculative_tokens, flags.speculative_method
-    given = f"--{prefix}speculative_tokens {tokens}"
-    if not 0 <= tokens <= MOST_TOKENS:
-        raise UserError(f"{given} must be between 0, which guesses none, and vLLM's most, {MOST_TOKENS}")
-    if tokens == 0:
-        if method != SpeculationFlags.speculative_method:
-            raise UserError(
-                f"--{prefix}speculative_method {method} says how tokens are guessed; give --{prefix}speculative_tokens, too"
-            )
+    if flags.speculative_tokens == 0:
         return
     if other_engine is not None:
-        raise UserError(f"{given} has vLLM guess tokens, and {other_engine} generates without it; leave it out")
-    if method == "suffix" and find_spec("arctic_inference") is None:
+        raise UserError(
+            f"--{prefix}speculative_tokens {flags.speculative_tokens} has vLLM guess tokens, and {other_engine} generates "
+            "without it; leave it out"
+        )
+    if flags.speculative_method == "suffix" and find_spec("arctic_inference") is None:
         raise UserError(
             f"--{prefix}speculative_method suffix needs the package arctic-inference, which is not installed; run `pip "
             f"install arctic-inference==0.1.1`, or take --{prefix}speculative_method ngram"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
+from lmm_r1.config.declared import Needs, Within
 from lmm_r1.config.shared import (
     AdamConfig,
     CheckpointConfig,
@@ -31,12 +32,14 @@ class TrainedModelConfig:
     gradient_checkpointing_enable: bool | None = None
     """Recompute activations in the backward pass to save memory. None recomputes as few layers as the GPU's memory
     requires, and on a CPU only if the run would not fit otherwise."""
-    gradient_checkpointing_layers: int | None = None
+    gradient_checkpointing_layers: Annotated[
+        int | None, Within("[1, inf)"), Needs(".gradient_checkpointing_enable")
+    ] = None
     """Number of language-model layers that are recomputed, from the first. None is all layers, or is chosen together
     with the flag above."""
-    gradient_checkpointing_reentrant: bool = False
+    gradient_checkpointing_reentrant: Annotated[bool, Needs(".gradient_checkpointing_enable=True|None")] = False
     """Use PyTorch's reentrant checkpointing."""
-    aux_loss_coef: float = 0.0
+    aux_loss_coef: Annotated[float, Within("[0, inf)")] = 0.0
     """Weight of the load-balancing loss of a mixture of experts."""
     freeze_visual_encoder: bool = False
     """Freeze the vision tower and its projector and train only the language model."""
@@ -46,17 +49,17 @@ class TrainedModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SupervisedTrainConfig(TrainConfig):
-    micro_batch_size: int = 0
+    micro_batch_size: Annotated[int, Within("[0, inf)")] = 0
     """Samples in one forward and backward pass on one GPU. 0 takes 8, or a divisor of a GPU's share of an update."""
-    max_steps: int = -1
+    max_steps: Annotated[int, Within("[1, inf)", besides=(-1,))] = -1
     """Stop after this many updates; -1 runs all epochs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SupervisedCheckpointConfig(CheckpointConfig):
-    max_mem: int = 100_000_000
+    max_mem: Annotated[int, Within("[1, inf)")] = 100_000_000
     """Maximum size of all checkpoints in GiB."""
-    best_metric_key: str = ""
+    best_metric_key: Annotated[str, Needs("eval.dataset or .best_metric_key=none")] = ""
     """Evaluation metric by which the best checkpoint is kept. Empty takes eval_loss; none keeps no best checkpoint."""
 
 
@@ -70,7 +73,7 @@ class SupervisedDataConfig(SequenceConfig, RowReadingConfig):
     """Split of the dataset."""
     keep_order: bool = False
     """Take rows in the order of the files, for example easy ones first, instead of shuffling them every epoch."""
-    max_samples: int = 1_000_000
+    max_samples: Annotated[int, Within("[1, inf)")] = 1_000_000
     """Maximum number of rows."""
     tokenizer_chat_template: str | None = None
     """Chat template that replaces the model's, as text or a file; it is saved with the model."""
@@ -111,7 +114,7 @@ class ModelConfig(TrainedModelConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class SFTTrainConfig(SupervisedTrainConfig):
-    max_epochs: int = 2
+    max_epochs: Annotated[int, Within("[1, inf)")] = 2
     """Passes over the data."""
 
 
@@ -128,12 +131,12 @@ class SFTDataConfig(SupervisedDataConfig, DataConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class SFTEvalConfig(EvalConfig):
-    reward: str | None = None
+    reward: Annotated[str | None, Needs(".dataset")] = None
     """Verifier (`math`, `list:unordered`) that also judges a greedy answer to every row, with ZeRO below stage 3.
 
     None measures only the loss.
     """
-    max_new_tokens: int = 1024
+    max_new_tokens: Annotated[int, Within("[1, inf)"), Needs(".reward")] = 1024
     """Longest answer in tokens, limited by the room that the prompt leaves in data.max_len."""
 
 
@@ -189,15 +192,15 @@ DivergenceName = Literal["forward_kl", "reverse_kl", "jsd"]
 
 @dataclass(frozen=True, kw_only=True)
 class KDModelConfig(ModelConfig):
-    kd_coef: float = 0.4
+    kd_coef: Annotated[float, Within("(0, 1]")] = 0.4
     """Weight of the distance to the teacher in the loss; the rows' own tokens (cross-entropy) have weight 1 -
     kd_coef."""
     kd_loss: DivergenceName = "forward_kl"
     """Distance to the teacher: KL(teacher || student), KL(student || teacher), or the generalized Jensen-Shannon
     divergence."""
-    kd_beta: float = 0.5
+    kd_beta: Annotated[float, Within("(0, 1)"), Needs(".kd_loss=jsd")] = 0.5
     """For kd_loss jsd: the teacher's share of the mixture. Near 0 it is like forward_kl, near 1 like reverse_kl."""
-    kd_temperature: float = 1.0
+    kd_temperature: Annotated[float, Within("(0, inf)")] = 1.0
     """Divisor of both models' logits in the distance."""
 
 
@@ -205,25 +208,25 @@ class KDModelConfig(ModelConfig):
 class TeacherConfig:
     model_name_or_path: str | None = None
     """The frozen teacher. It has the student's tokenizer; its size may differ."""
-    offload: bool = False
+    offload: Annotated[bool, Needs("ds.zero_stage=3")] = False
     """Keep the teacher in CPU memory; needs --ds.zero_stage 3."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StudentRolloutConfig:
-    on_policy_share: float = 0.0
+    on_policy_share: Annotated[float, Within("[0, 1]")] = 0.0
     """Share of updates that train on the student's own responses to the rows' prompts (GKD's lambda); 0 is none."""
-    max_new_tokens: int = 1024
+    max_new_tokens: Annotated[int, Within("[1, inf)")] = 1024
     """Longest of these responses in tokens, limited by the room that the prompt leaves in data.max_len."""
-    temperature: float = 1.0
+    temperature: Annotated[float, Within("[0, inf)")] = 1.0
     """Sampling temperature; 0 takes the likeliest token."""
-    top_p: float = 1.0
+    top_p: Annotated[float, Within("(0, 1]")] = 1.0
     """Nucleus sampling: sample from the likeliest tokens that have this probability together."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StudentEngineConfig:
-    gpu_memory_utilization: float | None = None
+    gpu_memory_utilization: Annotated[float | None, Within("(0, 1]")] = None
     """Share of a GPU's memory for the student's engine, next to training; None is what its responses need, if there is
     room."""
     enforce_eager: bool | None = None
@@ -270,9 +273,13 @@ class KDConfig(SFTConfig):
     """The student and the loss."""
     teacher: TeacherConfig = field(default_factory=TeacherConfig)
     """The teacher."""
-    rollout: StudentRolloutConfig = field(default_factory=StudentRolloutConfig)
+    rollout: Annotated[StudentRolloutConfig, Needs("rollout.on_policy_share>0")] = field(
+        default_factory=StudentRolloutConfig
+    )
     """The student's own responses."""
-    vllm: StudentEngineConfig = field(default_factory=StudentEngineConfig)
+    vllm: Annotated[StudentEngineConfig, Needs("rollout.on_policy_share>0")] = field(
+        default_factory=StudentEngineConfig
+    )
     """The engine that samples them."""
     logger: KDLoggerConfig = field(default_factory=KDLoggerConfig)
     """Logs."""

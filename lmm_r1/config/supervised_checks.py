@@ -4,10 +4,6 @@ from lmm_r1.config.checks import (
     TWO_TEMPLATES,
     check_accumulation,
     check_aux_loss,
-    check_checkpointing,
-    check_evaluation,
-    check_offloaded,
-    check_sampling,
     check_ulysses,
     require,
 )
@@ -15,14 +11,11 @@ from lmm_r1.config.model_checks import (
     check_adapters,
     check_eight_bit,
     check_fp16_optimizer,
-    check_image_cache,
-    check_optimizer,
-    check_vision_lr,
+    check_schedule,
 )
 from lmm_r1.config.preferences import (
     LOSS_TYPES,
     DPOConfig,
-    DPOModelConfig,
     KTOConfig,
     PRMConfig,
     ReferredConfig,
@@ -30,13 +23,9 @@ from lmm_r1.config.preferences import (
     RMModelConfig,
 )
 from lmm_r1.config.rewards import verifier_from
-from lmm_r1.config.shared import check_least, check_positive
 from lmm_r1.config.supervised import (
     KDConfig,
-    KDModelConfig,
     SFTConfig,
-    StudentEngineConfig,
-    StudentRolloutConfig,
     SupervisedConfig,
     SupervisedDataConfig,
 )
@@ -55,8 +44,6 @@ def check_sft(config: SFTConfig) -> None:
 def check_dpo(config: DPOConfig) -> None:
     """Raise UserError for the first contradiction in a config in which every value is filled in but the reference."""
     _check_supervised(config)
-    _check_preference_loss(config.model)
-    _check_no_reference(config)
     _check_reference(config)
     _check_prompt_texts(config.data, key=config.data.prompt_key, flag="--data.prompt_key")
     _check_best_metric(config, metrics="eval_loss or eval_pair_accuracy")
@@ -67,10 +54,7 @@ def check_kd(config: KDConfig) -> None:
     """Raise UserError for the first contradiction in a config in which every value is filled in."""
     require(config, "teacher.model_name_or_path", example="path/or/hub-name")
     check_sft(config)
-    _check_distillation(config.model)
     _check_own_responses(config)
-    if config.teacher.offload:
-        check_offloaded("teacher", config.ds)
     if config.ds.tensor_parallel_size > 1:
         raise UserError(
             f"--ds.tensor_parallel_size {config.ds.tensor_parallel_size} would split the output layers whose distributions "
@@ -95,7 +79,6 @@ def check_rm(config: RMConfig) -> None:
 def check_kto(config: KTOConfig) -> None:
     """Raise UserError for the first contradiction in a config in which every value is filled in but the reference."""
     _check_supervised(config)
-    check_positive(config, "model.beta", "model.desirable_loss_weight", "model.undesirable_loss_weight")
     if config.train.batch_size == 1:
         raise UserError(
             f"--train.batch_size {config.train.batch_size}: the KL is estimated by the responses to other rows of the batch; "
@@ -130,22 +113,16 @@ def check_prm(config: PRMConfig) -> None:
 def _check_supervised(config: SupervisedConfig) -> None:
     check_accumulation(config)
     check_adapters(config.ds)
-    check_image_cache(config.ds)
     check_eight_bit(config, config.ds, prefix="")
-    check_vision_lr(config.optim, config.adam.vision_lr, prefix="")
-    check_optimizer(config, prefix="")
+    check_schedule(config, prefix="")
     check_fp16_optimizer(config, config.ds, prefix="")
-    check_evaluation(config)
     check_aux_loss(config.model, prefix="model.")
-    check_checkpointing(config.model, prefix="model.")
 
 
 def _check_answers(config: SFTConfig) -> None:
     asked = config.eval
     if asked.reward is not None:
         verifier_from(asked.reward, flag="--eval.reward")
-        if asked.dataset is None:
-            raise UserError(f"--eval.reward {asked.reward} has no rows to judge answers to; give --eval.dataset, too")
         splits = config.ds.zero_stage == 3 or config.ds.tensor_parallel_size > 1
         if splits:
             name = "zero_stage" if config.ds.zero_stage == 3 else "tensor_parallel_size"
@@ -153,7 +130,6 @@ def _check_answers(config: SFTConfig) -> None:
                 f"--eval.reward {asked.reward}: with --ds.{name} {getattr(config.ds, name)} no rank has the whole model "
                 "to generate answers with; take --ds.zero_stage 2, or judge checkpoints with lmm-r1 evaluate"
             )
-        check_least(config, "eval.max_new_tokens")
 
 
 def _check_best_metric(config: SupervisedConfig, *, metrics: str) -> None:
@@ -184,39 +160,10 @@ def _check_plain_text(config: SFTConfig) -> None:
         raise UserError("--data.no_multiturn: with --model.pretrain_mode_enable every token counts; leave one out")
 
 
-def _check_distillation(model: KDModelConfig) -> None:
-    if not 0 < model.kd_coef <= 1:
-        raise UserError(
-            f"--model.kd_coef {model.kd_coef:g} must be above 0, so that the teacher counts, and at most 1"
-        )
-    check_positive(model, "kd_temperature", prefix="--model.")
-    if model.kd_loss == "jsd" and not 0 < model.kd_beta < 1:
-        raise UserError(
-            f"--model.kd_beta {model.kd_beta:g} must be above 0 and below 1; at those ends take --model.kd_loss forward_kl "
-            "and reverse_kl"
-        )
-    if model.kd_loss != "jsd" and model.kd_beta != KDModelConfig.kd_beta:
-        raise UserError(f"--model.kd_beta {model.kd_beta:g} needs --model.kd_loss jsd")
-
-
 def _check_own_responses(config: KDConfig) -> None:
-    rollout, default = config.rollout, StudentRolloutConfig()
-    if not 0 <= rollout.on_policy_share <= 1:
-        raise UserError(f"--rollout.on_policy_share {rollout.on_policy_share:g} must be from 0 to 1")
-    given = [
-        name for name in ("max_new_tokens", "temperature", "top_p") if getattr(rollout, name) != getattr(default, name)
-    ]
-    if not rollout.on_policy_share:
-        if given:
-            raise UserError(
-                f"--rollout.{given[0]} {getattr(rollout, given[0])} needs --rollout.on_policy_share above 0"
-            )
-        if config.vllm != StudentEngineConfig():
-            raise UserError("--vllm.* is of the engine that samples; it needs --rollout.on_policy_share above 0")
+    if not config.rollout.on_policy_share:
         return
-    share = f"--rollout.on_policy_share {rollout.on_policy_share:g}"
-    check_sampling(temperature=rollout.temperature, top_p=rollout.top_p, prefix="rollout.")
-    check_least(config, "rollout.max_new_tokens")
+    share = f"--rollout.on_policy_share {config.rollout.on_policy_share:g}"
     if config.ds.ulysses_size > 1:
         raise UserError(
             f"{share}: ranks that share sequences would each sample others; leave --ds.ulysses_size out, or sample in rounds "
@@ -234,40 +181,11 @@ def _check_grouped_prompts(config: PRMConfig) -> None:
         return
     if config.data.keep_order:
         raise UserError(f"{grouped} shuffles prompts, and --data.keep_order keeps their order; leave one out")
-    if not config.ds.packing_samples:
-        raise UserError(f"{grouped} is of use for packed sequences only; add --ds.packing_samples")
-    if not train.shared_prefix_enable:
-        raise UserError(f"{grouped} and --train.no_shared_prefix_enable contradict each other; leave one out")
     if train.micro_batch_size == 1:
         raise UserError(
             f"{grouped} with --train.micro_batch_size 1: a pass of one row has nothing to share; give it as many rows as a "
             "prompt has solutions"
         )
-
-
-def _check_preference_loss(model: DPOModelConfig) -> None:
-    check_positive(model, "beta", prefix="--model.")
-    if not 0 <= model.label_smoothing < 0.5:
-        raise UserError(
-            f"--model.label_smoothing {model.label_smoothing:g}: must be at least 0 and below 0.5, because above it the "
-            "rejected response would be the better one"
-        )
-    if model.ipo_enable and model.simpo_enable:
-        raise UserError("--model.ipo_enable and --model.simpo_enable are two losses; give one of them")
-    if model.ipo_enable and model.label_smoothing:
-        raise UserError(
-            f"--model.label_smoothing {model.label_smoothing:g} has no part in --model.ipo_enable; leave one out"
-        )
-    if model.simpo_gamma != DPOModelConfig.simpo_gamma and not model.simpo_enable:
-        raise UserError(f"--model.simpo_gamma {model.simpo_gamma:g} needs --model.simpo_enable")
-    check_least(model, "simpo_gamma", "nll_loss_coef", least=0, prefix="--model.")
-
-
-def _check_no_reference(config: DPOConfig) -> None:
-    path, offload = config.ref.model_name_or_path, config.ref.offload
-    if config.model.simpo_enable and (path or offload):
-        given = f"--ref.model_name_or_path {path}" if path else "--ref.offload"
-        raise UserError(f"{given}: --model.simpo_enable has no reference model; leave one of them out")
 
 
 def _check_reference(config: ReferredConfig) -> None:
@@ -276,8 +194,6 @@ def _check_reference(config: ReferredConfig) -> None:
             "--ref.offload: with --ds.lora.rank the reference is the model without its adapter, and no second one is "
             "loaded; leave it out"
         )
-    if config.ref.offload:
-        check_offloaded("ref", config.ds)
 
 
 def _check_reward_loss(model: RMModelConfig) -> None:
@@ -285,10 +201,6 @@ def _check_reward_loss(model: RMModelConfig) -> None:
         raise UserError(
             f"--model.loss_type {model.loss_type}: known are {' and '.join(LOSS_TYPES)}; OpenRLHF's other loss, logexp, is "
             "sigmoid in another form"
-        )
-    if model.margin_loss_enable and model.loss_type != "sigmoid":
-        raise UserError(
-            f"--model.margin_loss_enable has no part in --model.loss_type {model.loss_type}; leave one of them out"
         )
     if model.aux_loss_coef:
         raise UserError(

@@ -13,6 +13,7 @@ from typing import Any
 from lmm_r1 import cpu, dotted
 from lmm_r1.config import PPOConfig, SupervisedConfig, checkpoint_folder, unplanned
 from lmm_r1.config.differences import only_defaults
+from lmm_r1.config.ppo import CLIP_RANGES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,6 +210,8 @@ def to_openrlhf_args(config: PPOConfig | SupervisedConfig) -> SimpleNamespace:
     if isinstance(config, PPOConfig):
         # Our engines choose by the model's size; nobody reads this one.
         args.vllm.enforce_eager = bool(config.vllm.enforce_eager)
+        # Nor this one: the range is in the flag for both sides.
+        args.actor.eps_clip = min(CLIP_RANGES["ppo"]) if config.actor.eps_clip is None else config.actor.eps_clip
     if isinstance(config, PPOConfig) and config.reward.remote_url:
         args.reward.remote_url = config.reward.remote_url.split(",")
     return args

@@ -16,6 +16,7 @@ from typing import Any, Final, Literal, TypeAlias
 import yaml
 
 from lmm_r1 import dotted
+from lmm_r1.config.declared import has_effect
 from lmm_r1.config.ppo import PPOConfig
 from lmm_r1.config.preferences import DPOConfig, KTOConfig, PRMConfig, RMConfig
 from lmm_r1.config.resolve import unplanned
@@ -345,6 +346,10 @@ def convert(
             notes.append(lacks(name, says or f"not known as a setting of {table.system}"))
     in_order = {flag: _fitted(_plain(flags[flag]), hint) for flag, hint in known.items() if flag in flags}
     assert in_order.keys() == flags.keys(), f"no flags: {sorted(flags.keys() - in_order.keys())}"
+    run = dotted.replace(config_class(), in_order)
+    # Their defaults for what the run does not have, such as a critic.
+    for flag in [flag for flag in defaults if flag in flags and not has_effect(flag, run)]:
+        del in_order[flag], flags[flag]
     named = tuple(_renamed(note, shown or {}) for note in notes)
     return Conversion(
         command=table.command,

@@ -48,8 +48,6 @@ class RewardedRollout:
     passes: Sequence[RewardedPass]
     """Together they hold every sample once."""
     kl_coef: float
-    clip_range: tuple[float, float] | None
-    """Bounds of a sample's reward after it was compared with others."""
     gamma: float
     lambd: float
     """GAE's."""
@@ -162,8 +160,6 @@ def token_rewards(rollout: RewardedRollout, rewards: torch.Tensor) -> list[torch
         rewards: (G, n), the rewards of the samples.
     """
     flat = rewards.flatten()
-    if rollout.clip_range is not None:
-        flat = flat.clamp(*rollout.clip_range)
     found = []
     for part in rollout.passes:
         last = part.mask.shape[1] - 1 - part.mask.long().fliplr().argmax(dim=1, keepdim=True)

@@ -116,11 +116,11 @@ def plan_update(
 
 
 def _split_steps(samples: Sequence[SampleSize], *, batch_size: int, seed: str) -> list[Batch]:
-    """Return batches of exactly `batch_size` samples, groups in random order; remaining samples are not used."""
+    """Return batches of `batch_size` samples, groups in random order; the last batch may be smaller."""
     groups = _groups(samples)
     random.Random(seed).shuffle(groups)
     order = [sample for group in groups for sample in group]
-    return [order[start : start + batch_size] for start in range(0, len(order) - batch_size + 1, batch_size)]
+    return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
 
 
 def _split_ranks(samples: Sequence[SampleSize], *, ranks: int, limits: PassLimits) -> list[Batch]:

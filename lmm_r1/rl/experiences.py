@@ -89,7 +89,7 @@ def is_on_policy(config: PPOConfig) -> bool:
     """
     samples = config.rollout.batch_size * config.rollout.n_samples_per_prompt
     in_reward = config.algo.kl.init_coef > 0 and not config.algo.kl.use_loss
-    one_step = config.train.batch_size == samples and config.train.max_epochs == 1
+    one_step = config.train.batch_size >= samples and config.train.max_epochs == 1
     return one_step and not in_reward and config.ds.lora.dropout == 0
 
 
@@ -242,8 +242,8 @@ def estimated_kl(log_ratios: torch.Tensor, *, estimator: str) -> torch.Tensor:
     return found.clamp(min=-_LARGEST_KL, max=_LARGEST_KL)
 
 
-def penalize_lengths(experiences: Sequence[Experience], config: PPOConfig) -> None:
-    """Change the rewards of long and of truncated responses by `--reward.overlong_*` and `stop_properly_penalty_coef`.
+def shape_rewards(experiences: Sequence[Experience], config: PPOConfig) -> None:
+    """Change the rewards of long and truncated responses, then clip all of them to `--reward.clip_range`.
 
     A response that reaches into the buffer before the limit pays in proportion (DAPO, arXiv:2503.14476).
     """
@@ -258,14 +258,13 @@ def penalize_lengths(experiences: Sequence[Experience], config: PPOConfig) -> No
             experience.rewards = experience.rewards + penalties.to(experience.rewards.dtype)
     scale = reward.stop_properly_penalty_coef
     if scale is not None:
-        if scale > 1:
-            raise UserError(f"--reward.stop_properly_penalty_coef {scale:g} must be at most 1")
         for experience in experiences:
             if experience.truncated is not None:
                 rewards = experience.rewards
                 cut = torch.full_like(rewards, scale) if scale < 0 else rewards * scale
                 experience.rewards = torch.where(experience.truncated.bool(), cut, rewards)
     for experience in experiences:
+        experience.rewards = experience.rewards.clamp(*reward.clip_range)
         if "reward" in experience.info:
             experience.info["reward"] = experience.rewards.clone()
 
@@ -289,7 +288,7 @@ def add_advantages(
     for sample in samples:
         sample.rewards = sample.rewards.to(torch.promote_types(sample.rewards.dtype, torch.float))
         _check_finite(sample, sample.rewards, what="reward", locations=locations)
-    penalize_lengths(samples, config)
+    shape_rewards(samples, config)
     rollout = _rewarded_rollout(samples, config, kl_weight=kl_weight, greedy=greedy)
     if config.rollout.n_samples_per_prompt > 1:
         deviations = group_deviations(rollout.rewards, rollout.counted).expand_as(rollout.rewards).flatten().float()
@@ -324,7 +323,7 @@ def _rewarded_rollout(
     places = torch.tensor([place for sample in samples for place in sample.index])
     rewards = torch.cat([sample.rewards for sample in samples]).double()
     masked = torch.cat([_masked(sample) for sample in samples])
-    penalize_lengths(greedy, config)
+    shape_rewards(greedy, config)
     tokens = RewardedPass(
         places=places.tolist(),
         mask=_stacked([sample.action_mask for sample in samples]) * ~masked[:, None],
@@ -336,7 +335,6 @@ def _rewarded_rollout(
         counted=torch.empty_like(masked).index_put((places,), ~masked).view(-1, size) if masked.any() else None,
         passes=[tokens],
         kl_coef=kl_weight,
-        clip_range=config.reward.clip_range,
         gamma=settings.gamma,
         lambd=settings.lambd,
         divide=not settings.no_std_norm,

@@ -268,5 +268,5 @@ def optimizer_steps(config: PPOConfig, *, num_rows: int, waits: int = 0) -> int:
         waits: rollout steps before the model is trained.
     """
     samples = config.rollout.batch_size * config.rollout.n_samples_per_prompt
-    per_step = samples // config.train.batch_size * config.train.max_epochs
+    per_step = -(-samples // config.train.batch_size) * config.train.max_epochs
     return max(0, total_steps(config, num_rows=num_rows) - waits) * per_step

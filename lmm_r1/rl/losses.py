@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -143,6 +143,16 @@ class LossSettings:
                 bounds=(least, most),
             ),
         )
+
+    def mean_of_other_terms(self, **batch: Any) -> dict[str, object]:
+        """Return what makes OpenRLHF's `aggregate_loss` of KL and entropy the mean that the policy loss is.
+
+        Args:
+            batch: what it gets about the optimizer step.
+        """
+        if self.aggregation == "seq-mean-token-sum-norm":
+            return batch | {"batch_num_tokens": self.length * batch["global_batch_size"]}
+        return batch | {"token_level_loss": self.aggregation == "token-mean" and self.loss not in SEQUENCE_LOSSES}
 
 
 @dataclass(frozen=True, kw_only=True)

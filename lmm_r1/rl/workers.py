@@ -97,9 +97,8 @@ class KitActorPPOTrainer(ActorPPOTrainer):
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
-        self.actor_loss_fn: Callable[..., Any] = partial(
-            self._policy_loss, PolicyLoss(LossSettings.of(self.strategy.config))
-        )
+        self.loss_settings = LossSettings.of(self.strategy.config)
+        self.actor_loss_fn: Callable[..., Any] = partial(self._policy_loss, PolicyLoss(self.loss_settings))
         # Gaps of the passes since they were last taken, if the passes themselves give the old log-probs.
         self.gaps: Gaps = {}
         self.average: MovingAverage | None = None
@@ -115,6 +114,11 @@ class KitActorPPOTrainer(ActorPPOTrainer):
         self.replay_buffer.announce_pass(self.actor.model, step=step)
         self._experience = experience
         rate = self.actor_scheduler.get_last_lr()[0]
+        if loss_batch_info is None:
+            loss_batch_info = get_loss_batch_info(
+                self.strategy, experience.action_mask, replay_buffer=self.replay_buffer, step=step, dynamic_batch=True
+            )
+        loss_batch_info = self.loss_settings.mean_of_other_terms(**loss_batch_info)
         status = super().training_step(experience, kl_ctl, step, loss_batch_info)
         # Upstream reads the rate after the optimizer step, when it is already the next one's.
         status["metrics"]["actor_lr"] = rate
@@ -140,9 +144,10 @@ class KitActorPPOTrainer(ActorPPOTrainer):
         log_probs: torch.Tensor,
         old_log_probs: torch.Tensor | None,
         *rest: Any,
+        token_level_loss: bool = True,
         **settings: Any,
     ) -> Any:
-        """Return the policy loss; measure the gap to the engine if this pass gives the old log-probs."""
+        """Return the policy loss, which knows its mean by itself; measure the gap to the engine if this pass gives the old log-probs."""
         if old_log_probs is None:
             experience = self._experience
             assert experience is not None, "the loss is that of the pass in `training_step`"
@@ -314,7 +319,8 @@ ReferenceWorker = ray.remote(num_gpus=1)(KitReferenceActor)
 class GroupReplayBuffer(NaiveReplayBuffer):
     """OpenRLHF's replay buffer, whose items are passes.
 
-    The passes of an optimizer step are consecutive and hold `--train.batch_size` samples over all ranks.
+    The passes of an optimizer step are consecutive and hold `--train.batch_size` samples over all ranks; the last step's
+    may hold fewer.
     """
 
     def append(self, experience: Experience) -> None:
@@ -349,9 +355,12 @@ class GroupReplayBuffer(NaiveReplayBuffer):
         tokens = [item.action_mask.sum(dim=-1).tolist() for item in self.items]
         ends = _ends(list(map(len, tokens)), batch_size=batch_size)
         self.dynamic_optimizer_step = list(map(int, ends))
-        self.dynamic_sample_loss_scale = [len(counts) / batch_size for counts in tokens]
-
         steps = [before - end for before, end in zip(accumulate(ends), ends, strict=True)]  # of each pass
+        last = sum(map(len, tokens)) % batch_size or batch_size
+        self.dynamic_sample_loss_scale = [
+            len(counts) / (last if step == steps[-1] else batch_size)
+            for counts, step in zip(tokens, steps, strict=True)
+        ]
         totals = torch.zeros(sum(ends), 2, dtype=torch.long, device=torch.cuda.current_device())
         for step, counts in zip(steps, tokens, strict=True):
             totals[step] += totals.new_tensor([sum(counts), sum(count > 0 for count in counts)])
@@ -365,8 +374,8 @@ class GroupReplayBuffer(NaiveReplayBuffer):
 def _ends(sizes: Sequence[int], *, batch_size: int) -> list[bool]:
     """Return for each pass, by its number of samples, whether an optimizer step ends with it."""
     totals = list(accumulate(sizes))
-    ends = [total % batch_size == 0 for total in totals]
-    assert sum(ends) * batch_size == totals[-1], "the plan's steps have batch_size samples"
+    ends = [total % batch_size == 0 or total == totals[-1] for total in totals]
+    assert sum(ends) == -(-totals[-1] // batch_size), "no pass is of two steps"
     return ends
 
 

@@ -179,16 +179,20 @@ def chat_template(config: SupervisedConfig) -> str | None:
         ) from error
 
 
+def updates_per_epoch(num_rows: int, batch_size: int) -> int:
+    """Return the updates of one pass over the rows, the last of which may have fewer."""
+    return -(-num_rows // batch_size)
+
+
 def batch_indices(*, num_rows: int, batch_size: int, seed: int, step: int, keep_order: bool) -> list[int]:
-    """Return the row indices of update `step` (from 0); the last short batch of each epoch is dropped.
+    """Return the row indices of update `step` (from 0); the last batch of each epoch may be smaller.
 
     Each epoch is a new permutation, or with `keep_order` the order of the rows. The indices depend only on the step, so
     that a resumed run sees the same rows.
     """
-    per_epoch = num_rows // batch_size
-    epoch, position = divmod(step, per_epoch)
+    epoch, position = divmod(step, updates_per_epoch(num_rows, batch_size))
     if keep_order:
-        return list(range(position * batch_size, (position + 1) * batch_size))
+        return list(range(num_rows))[position * batch_size : (position + 1) * batch_size]
     order = torch.randperm(num_rows, generator=torch.Generator().manual_seed(seed + epoch))
     return order[position * batch_size : (position + 1) * batch_size].tolist()
 

@@ -251,7 +251,9 @@ class KTORun(ReferredRun[KTOConfig, Neighbours, UnpairedSample, UnpairedBatch]):
 
     def indices(self, step: int) -> list[Any]:
         """Return the rows of an update, each with the one after it in the batch and the last with the first."""
-        return shifted(super().indices(step))
+        found = super().indices(step)
+        # The last update may have one row.
+        return shifted(found) if len(found) > 1 else [(found[0], (found[0] + 1) % len(self.rows))]
 
     def collate(self, samples: Sequence[UnpairedSample]) -> UnpairedBatch:
         return collate_unpaired(samples, pad_token_id=self.pad_token_id)

@@ -32,6 +32,7 @@ from lmm_r1.supervised import (
     check_left_out,
     passes,
     read_ahead,
+    updates_per_epoch,
 )
 from lmm_r1.supervised.held_out import BestMetric, HeldOut
 from lmm_r1.supervised.models import ConfigT, SupervisedSession, model_path
@@ -357,7 +358,9 @@ class SupervisedRun(ABC, Generic[ConfigT, RowT, SampleT, BatchT]):
         """Return an update's samples as micro-batches; rows that are left out (None) are counted."""
         self.skipped += samples.count(None) - len(self.refused)
         size = self.config.train.micro_batch_size
-        parts = [samples[start : start + size] for start in range(0, len(samples), size)]
+        # As many as of any other update, also if this one has fewer rows.
+        share = self.config.train.batch_size // self.strategy.ds_device_mesh["dp"].size()
+        parts = [samples[start : start + size] for start in range(0, share, size)]
         kept = [[sample for sample in part if sample is not None] or [self.filler] for part in parts]
         return [self.collate(part) for part in kept]
 
@@ -413,7 +416,7 @@ class SupervisedRun(ABC, Generic[ConfigT, RowT, SampleT, BatchT]):
 
     def _evaluate(self, step: int, *, steps: int) -> None:
         """Evaluate if that is due, log it, and save the step if it is the best so far."""
-        per_epoch = len(self.rows) // self.config.train.batch_size
+        per_epoch = updates_per_epoch(len(self.rows), self.config.train.batch_size)
         if self.evaluation is None or not self.evaluation.is_due(step, per_epoch=per_epoch, steps=steps):
             return
         metrics = self._evaluated(self.evaluation)

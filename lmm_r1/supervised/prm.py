@@ -24,7 +24,7 @@ from lmm_r1.lmm_kits.checkpoint import encode_row, outlined_row
 from lmm_r1.lmm_kits.plain_text import text_ids
 from lmm_r1.lmm_kits.step_tokens import CONFIG_KEY, StepTokens
 from lmm_r1.models.actor import KitActor
-from lmm_r1.supervised import RowCheck, SampleEncoder, judged_rows
+from lmm_r1.supervised import RowCheck, SampleEncoder, judged_rows, updates_per_epoch
 from lmm_r1.supervised.held_out import LOSS, HeldOut
 from lmm_r1.supervised.loop import Counts, SupervisedRun, Terms
 from lmm_r1.supervised.models import SupervisedSession, load_policy, prepare_trained
@@ -162,7 +162,7 @@ def grouped_indices(prompts: torch.Tensor, *, batch_size: int, seed: int, step: 
         prompts: the number of each row's prompt, (N,).
     """
     rows = len(prompts)
-    epoch, position = divmod(step, rows // batch_size)
+    epoch, position = divmod(step, updates_per_epoch(rows, batch_size))
     generator = torch.Generator().manual_seed(seed + epoch)
     turns = torch.randperm(int(prompts.max()) + 1, generator=generator)[prompts]
     order = (turns * rows + torch.randperm(rows, generator=generator)).argsort()
@@ -175,8 +175,9 @@ def in_turns(indices: Sequence[Any], *, ranks: int) -> list[Any]:
     `[1, 1, 2, 2]` and 2 ranks → `[1, 2, 1, 2]`.
     """
     own, rest = divmod(len(indices), ranks)
-    assert not rest, "an update has as many rows for every rank"
-    return [indices[rank * own + place] for place in range(own) for rank in range(ranks)]
+    starts = [rank * own + min(rank, rest) for rank in range(ranks)]
+    full = [indices[start + place] for place in range(own) for start in starts]
+    return full + [indices[start + own] for start in starts[:rest]]
 
 
 def _key(row: JudgedRow) -> Hashable:

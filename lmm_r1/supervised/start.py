@@ -30,7 +30,7 @@ from lmm_r1.planning.choices import planned_supervised
 from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.records.tracker_backends import open_trackers
 from lmm_r1.records.trackers import Trackers
-from lmm_r1.supervised import SampleEncoder, chat_template, first_fitting
+from lmm_r1.supervised import SampleEncoder, chat_template, first_fitting, updates_per_epoch
 from lmm_r1.supervised.loop import SupervisedRun
 from lmm_r1.supervised.models import ConfigT, SupervisedSession, model_path
 
@@ -137,7 +137,7 @@ def session(
             folder.left_out(every.left_out)
         # The folder must be ready for all ranks.
         dist.barrier()
-        steps = (len(rows) // config.train.batch_size) * config.train.max_epochs
+        steps = updates_per_epoch(len(rows), config.train.batch_size) * config.train.max_epochs
         if config.train.max_steps > 0:
             steps = min(steps, config.train.max_steps)
         trackers = open_trackers(config, folder=folder.path, resumed=resumed) if strategy.is_rank_0() else Trackers()

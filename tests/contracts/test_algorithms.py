@@ -93,6 +93,10 @@ def test_on_top_of_a_stage_an_algorithm_changes_what_is_its_own(name, base):
         "data.prompt_dataset": "d",
         "reward.remote_url": "http://host/get_reward",
     }
+    if on_top.algo.kl.use_loss and not on_top.algo.kl.init_coef:
+        with pytest.raises(UserError, match=r"^--algo\.kl\..* unless --algo\.kl\.init_coef is above 0"):
+            resolve(dotted.replace(on_top, inputs))
+        return
     resolved = resolve(dotted.replace(on_top, inputs))
     changed = {flag for flag, value in PAPERS[name].items() if dotted.get(resolved, flag) != value}
     assert changed == set()
@@ -124,5 +128,5 @@ def test_an_algorithm_that_is_not_there_is_refused_with_those_that_are(tmp_path)
 
 def test_what_contradicts_an_algorithm_is_refused():
     inputs = {"actor.model_name_or_path": "m", "data.prompt_dataset": "d", "actor.eps_clip": 0.3}
-    with pytest.raises(UserError, match="--actor.eps_clip.* has no part in --actor.policy_loss_type sapo"):
+    with pytest.raises(UserError, match="--actor.eps_clip 0.3 .* unless --actor.policy_loss_type is not sapo"):
         resolve(dotted.replace(config("algorithms/sapo"), inputs))

@@ -195,6 +195,7 @@ LMM_R1_FLAGS = {
     "ckpt.load_enable": True,
     "ckpt.save_hf": True,
     "ckpt.save_steps": 20,
+    "actor.eps_clip": 0.2,  # their default
     "data.input_key": "message",
     "data.label_key": "answer",
     "data.max_len": 8192,  # 4096 + 4096

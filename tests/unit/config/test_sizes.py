@@ -109,12 +109,6 @@ def test_fewer_rows_than_processes_are_refused():
         sft(5, processes=8)
 
 
-@pytest.mark.parametrize("flag", ["rollout__batch_size", "train__batch_size"])
-def test_a_size_below_zero_is_refused(flag):
-    with pytest.raises(UserError, match="must be at least 1, or left out for what the rows allow"):
-        rl(40, **{flag: -1})
-
-
 def test_a_stage_that_names_no_folder_has_one_of_its_own():
     values = {"model.model_name_or_path": "m", "data.dataset": "d", "ds.param_dtype": "bf16"}
     assert resolve(dotted.replace(SFTConfig(), values)).ckpt.output_dir == "runs/sft"

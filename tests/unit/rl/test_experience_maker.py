@@ -1,11 +1,12 @@
 """Samples become passes of the rollout's models and of the update, with groups and their media kept together."""
 
+import math
 import pickle
 
 import pytest
 import ray
 import torch
-from helpers.rl_steps import StepParts, group, sample, trained
+from helpers.rl_steps import StepParts, group, numbered, sample, trained
 from helpers.samples import media_ref
 from helpers.tables import table
 from openrlhf.trainer.ppo_utils.experience import Experience
@@ -14,7 +15,7 @@ from lmm_r1 import cpu, dotted
 from lmm_r1.config import PPOConfig, resolve
 from lmm_r1.data.sample import PlacedRef, media_before
 from lmm_r1.rl.batching import pass_limits, sample_sizes
-from lmm_r1.rl.experiences import is_on_policy
+from lmm_r1.rl.experiences import add_advantages, is_on_policy
 
 pytestmark = pytest.mark.unit
 
@@ -33,6 +34,32 @@ class WorkerGroup:
     def async_run_method_batch(self, method_name: str, **kwargs: object) -> list[object]:
         self.calls.append({"method_name": method_name, **kwargs})
         return [(self.name, kwargs)] * len(self._actor_handlers)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "bounds", "expected"),
+    [
+        # The clipped rewards 0, 10, 0 and 2 have a mean of 3 and a deviation of the root of 68 / 3.
+        ("group_norm", (0.0, 10.0), [-0.6301, 1.4703, -0.6301, -0.2100]),
+        ("dr_grpo", (-10.0, 10.0), [-0.5, 9.5, -10.5, 1.5]),
+        ("dr_grpo", (-math.inf, math.inf), [2.0, 22.0, -28.0, 4.0]),
+        # Less the greedy response's 40, clipped to 10.
+        ("remax", (0.0, 10.0), [-10.0, 0.0, -10.0, -8.0]),
+    ],
+)
+def test_rewards_are_clipped_before_they_are_compared(estimator, bounds, expected):
+    flags = {"algo__advantage__estimator": estimator, "reward__clip_range": bounds}
+    made = config(**flags, rollout__n_samples_per_prompt=4, algo__kl__init_coef=0.0)
+    samples = numbered([sample([1], [5], reward=reward) for reward in (0.0, 20.0, -30.0, 2.0)])
+    for one in samples:
+        one.kl = torch.zeros(1, 1)
+    add_advantages(
+        samples, made, kl_weight=0.0, greedy=[sample([1], [5], reward=40.0)] if estimator == "remax" else []
+    )
+    assert [one.advantages.item() for one in samples] == pytest.approx(expected, abs=1e-4)
+    assert [one.info["reward"].item() for one in samples] == [
+        min(max(r, bounds[0]), bounds[1]) for r in (0, 20, -30, 2)
+    ]
 
 
 @pytest.fixture

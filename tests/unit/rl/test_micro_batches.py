@@ -141,9 +141,18 @@ def test_an_optimizer_step_holds_whole_groups():
     samples = groups(*[[1] * 4 for _ in range(10)])
     steps = plan_update(samples, batch_size=12, ranks=1, limits=shared(samples=4), seed="a")
     counts = group_counts(steps, samples)
-    assert [sorted(count.values()) for count in counts] == [[4, 4, 4]] * 3
-    # One group of ten is left over.
-    assert len(set().union(*counts)) == 9
+    # The last step has the one group of ten that is left.
+    assert [sorted(count.values()) for count in counts] == [[4, 4, 4]] * 3 + [[4]]
+    assert len(set().union(*counts)) == 10
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("limits", [shared(samples=1), apart(samples=3), shared(tokens=20)])
+def test_every_sample_is_in_one_step_also_if_the_last_one_is_smaller(limits, ranks):
+    samples = groups(*[[1 + place for place in range(4)] for _ in range(4)])
+    steps = plan_update(samples, batch_size=12, ranks=ranks, limits=limits, seed="a")
+    assert [len(sum((batch for rank in step for batch in rank), [])) for step in steps] == [12, 4]
+    assert sorted(index for step in steps for rank in step for batch in rank for index in batch) == list(range(16))
 
 
 def test_a_group_that_straddles_two_optimizer_steps_is_divided():

@@ -50,6 +50,11 @@ def test_each_pass_knows_what_its_optimizer_step_holds():
     # The sample without a response is none for the loss.
     assert buffer.dynamic_global_batch_size == [4, 4, 3, 3]
     assert buffer.dynamic_sample_loss_scale == [3 / 4, 1 / 4, 2 / 4, 2 / 4]
+    # The last of two steps has 2 of 8 samples; both are whole means.
+    buffer = filled(passes_of(samples, 3, 3, 1, 1), batch_size=6)
+    assert buffer.dynamic_optimizer_step == [0, 1, 0, 1]
+    assert buffer.dynamic_batch_num_tokens == [15, 15, 2, 2]
+    assert buffer.dynamic_sample_loss_scale == [3 / 6, 3 / 6, 1 / 2, 1 / 2]
 
 
 def test_the_data_loader_of_openrlhf_gives_the_passes_in_order_without_padding_between_them():

@@ -174,7 +174,11 @@ def test_sums_of_sequences_are_divided_by_the_length_of_the_flag_or_of_the_longe
 
 
 def test_losses_take_the_settings_of_their_flags(trainer):
-    assert loss_of(trainer, [[1.5]], [1.0], actor__policy_loss_type="cispo") == pytest.approx(-1.2 * math.log(1.5))
+    cispo, gspo = ({"actor__policy_loss_type": name} for name in ("cispo", "gspo"))
+    assert loss_of(trainer, [[1.5]], [1.0], **cispo, actor__eps_clip=0.2) == pytest.approx(-1.2 * math.log(1.5))
+    # Without a range by a flag: cispo up to 5, gspo 3e-4 below and 4e-4 above 1.
+    assert loss_of(trainer, [[6.0]], [1.0], **cispo) == pytest.approx(-5 * math.log(6))
+    assert loss_of(trainer, [[1.1], [0.9]], [1.0, -1.0], **gspo) == pytest.approx(-(1.0004 - 0.9997) / 2, rel=1e-3)
     sapo = {"actor__policy_loss_type": "sapo"}
     assert loss_of(trainer, [[1.0]], [1.0], **sapo, actor__sapo_temperature_pos=2.0) == pytest.approx(-1.0)
     assert loss_of(trainer, [[1.0]], [-1.0], **sapo, actor__sapo_temperature_neg=0.5) == pytest.approx(4.0)
@@ -216,11 +220,31 @@ def test_the_load_of_experts_is_worth_a_loss(trainer):
     assert loss_of(trainer, [[1.0]], [1.0], actor__aux_loss_coef=0.25) == pytest.approx(-1.0 + 0.25 * 8)
 
 
+OTHER_TERMS = {
+    "kl": {"algo__kl__use_loss": True, "algo__kl__estimator": "k3"},
+    "entropy": {"actor__entropy_coef": 0.5},
+}
+
+
 @pytest.mark.parametrize(("estimator", "kl"), [("k2", math.log(2) ** 2 / 2), ("k3", 0.5 - 1 + math.log(2))])
 def test_the_kl_to_the_reference_is_a_loss_by_its_estimator(estimator, kl, trainer):
     flags = {"algo__kl__use_loss": True, "algo__kl__estimator": estimator}
     # By the weight that the trainer is given, 0.5.
     assert loss_of(trainer, [[1.0]], [1.0], reference=2.0, **flags) == pytest.approx(-1 + 0.5 * kl, rel=1e-5)
+
+
+@pytest.mark.parametrize(("loss", "length"), [("ppo", None), ("gspo", None), ("ppo", 4)])
+@pytest.mark.parametrize(("term", "flags"), OTHER_TERMS.items())
+def test_kl_and_entropy_are_averaged_as_the_policy_loss_is(term, flags, loss, length, trainer):
+    mode = "seq-mean-token-sum-norm" if length else "seq-mean-token-mean" if loss == "ppo" else "token-mean"
+    flags = flags | {"actor__policy_loss_type": loss, "actor__loss_agg_mode": mode, "actor__loss_agg_length": length}
+    # One token with a KL of k3(log 2) = 0.1931, three whose policy is the reference's, and entropies of 0.5 each.
+    made = played_pass(trainer, [[2.0, 0.0, 0.0], [1.0, 1.0, 1.0]], [0.0, 0.0], **flags)
+    if term == "kl":
+        expected = 0.5 * (0.5 - 1 + math.log(2)) / (2 * (length or 1))
+    else:
+        expected = -0.5 * (0.5 + 3 * 0.5) / (2 * length) if length else -0.5 * 0.5
+    assert made.loss == pytest.approx(expected, rel=1e-5)
 
 
 def test_the_gradient_of_the_kl_may_be_the_exact_one(trainer):
@@ -464,7 +488,7 @@ def test_an_evaluation_samples_as_its_flags_say():
 )
 def test_the_best_checkpoint_is_that_of_the_metric_that_is_named(key, saved, monkeypatch):
     tags = []
-    own = config(ckpt__best_metric_key=key)
+    own = config(ckpt__best_metric_key=key, eval__dataset="e", eval__steps=1)
     group = SimpleNamespace(async_run_method=lambda method_name, tag, **given: tags.append((method_name, tag)) or [])
     best = BestEvaluation(key=own.ckpt.best_metric_key)
     checkpoints = Checkpoints(config=own, models=Models(policy=group), best=best)

@@ -44,9 +44,9 @@ def test_a_step_updates_once_per_training_batch_and_inner_epoch():
         train__max_epochs=2,
         train__num_episodes=3,
     )
-    assert optimizer_steps(settings, num_rows=100) == 9 * 2 * 2  # 256 samples hold 2 full batches of 100
+    assert optimizer_steps(settings, num_rows=100) == 9 * 3 * 2  # 256 samples are batches of 100, 100 and 56
     # A policy that waits while the critic learns is scheduled over its own updates.
-    assert optimizer_steps(settings, num_rows=100, waits=4) == 5 * 2 * 2
+    assert optimizer_steps(settings, num_rows=100, waits=4) == 5 * 3 * 2
     assert optimizer_steps(settings, num_rows=100, waits=12) == 0
 
 

@@ -16,7 +16,6 @@ from helpers.sessions import (
     responding,
     session_of,
 )
-from helpers.tables import table
 from PIL import Image
 
 from lmm_r1 import dotted
@@ -242,14 +241,6 @@ def test_rows_that_cannot_be_learned_from_are_refused_with_their_place(tmp_path)
         KTORun.evaluation_rows(config(eval__dataset=single))
     other = write_rows(tmp_path / "other.jsonl", record, record | {"label": False}, record | {"completion": "3"})
     assert len({rows_digest([one]) for one in KTORun.evaluation_rows(config(eval__dataset=other))}) == 3
-
-
-@pytest.mark.parametrize(("flags", "said"), table("supervised/kto", "what_contradicts_itself_is_refused"))
-def test_what_contradicts_itself_is_refused(flags, said):
-    given = {"model.model_name_or_path": "m", "data.dataset": "rows.jsonl", "ds.param_dtype": "fp32"} | flags
-    with pytest.raises(UserError) as refused:
-        resolve(dotted.replace(KTOConfig(), given))
-    assert said in str(refused.value)
 
 
 def test_the_reference_is_the_model_that_the_run_starts_from_unless_another_is_named():

@@ -9,8 +9,7 @@ from helpers.conversations import message, write_rows
 from helpers.sessions import AccumulatingStrategy, configured, session_of
 from PIL import Image
 
-from lmm_r1 import dotted
-from lmm_r1.config import PRMConfig, resolve
+from lmm_r1.config import PRMConfig
 from lmm_r1.data.messages import ImagePart, Message, TextPart, images_of
 from lmm_r1.data.preferences import StepRow
 from lmm_r1.data.training_rows import rows_digest
@@ -190,22 +189,3 @@ def test_held_out_rows_come_from_their_own_dataset_and_digests_tell_labels_apart
     path = write_rows(tmp_path / "bad.jsonl", record, record | {"labels": [True]})
     with pytest.raises(UserError, match='bad.jsonl line 2: "labels" has 1 labels for 2 steps'):
         PRMRun.training_rows(config(train__batch_size=1, data__dataset=path))
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        ({"model.placeholder_token": None}, "--model.placeholder_token is missing; give for example"),
-        ({"model.reward_tokens": ("+",)}, "--model.reward_tokens +: give two tokens"),
-        ({"model.reward_tokens": ("+", "+")}, "--model.reward_tokens + +: give two tokens"),
-        ({"model.reward_tokens": ("*", "-")}, "neither of them the --model.placeholder_token *"),
-        ({"data.input_template": "Q: {}", "data.apply_chat_template": True}, "--data.input_template 'Q: {}'"),
-        ({"ds.ulysses_size": 2}, "--ds.ulysses_size 2 splits packed sequences; add --ds.packing_samples"),
-    ],
-)
-def test_what_contradicts_itself_is_refused(flags, said):
-    given = {"model.model_name_or_path": "m", "data.dataset": "rows.jsonl", "ds.param_dtype": "fp32"}
-    given |= {"model.placeholder_token": "*"} | flags
-    with pytest.raises(UserError) as refused:
-        resolve(dotted.replace(PRMConfig(), given))
-    assert said in str(refused.value)

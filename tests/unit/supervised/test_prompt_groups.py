@@ -13,10 +13,9 @@ from helpers.sessions import session_of
 from helpers.tiny_models import make_actor
 
 from lmm_r1 import dotted
-from lmm_r1.config import PRMConfig, resolve
+from lmm_r1.config import PRMConfig
 from lmm_r1.data.messages import ImagePart
 from lmm_r1.data.preferences import StepRow
-from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.supervised import batch_indices
 from lmm_r1.supervised.prm import PRMRun, StepEncoder, grouped_indices, in_turns, prompt_numbers
@@ -71,9 +70,10 @@ def test_the_order_shuffles_prompts_and_keeps_their_rows_together():
             assert max(places) - min(places) == len(group) - 1
     # Of the 3! orders of the prompts times 2! and 3! within them.
     assert len(set(map(tuple, orders))) > 10
-    # The last short batch is dropped, as without groups.
-    assert len(grouped_indices(PROMPTS, batch_size=4, seed=7, step=1)) == 4
+    # The last batch may be smaller, as without groups.
+    assert [len(grouped_indices(PROMPTS, batch_size=4, seed=7, step=step)) for step in range(3)] == [4, 2, 4]
     assert in_turns([0, 3, 2, 5], ranks=2) == [0, 2, 3, 5]
+    assert in_turns([0, 3, 2], ranks=2) == [0, 2, 3]
 
 
 @pytest.mark.usefixtures("one_process")
@@ -146,20 +146,3 @@ def test_solutions_of_one_prompt_compute_it_with_its_image_once_and_learn_as_pad
     for name, gradient in gradients.items():
         torch.testing.assert_close(gradient, padded[name], rtol=1e-5, atol=1e-5 * padded[name].abs().max().item())
     assert any(name.startswith("model.visual") for name in gradients)
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        ({"data.keep_order": True}, "shuffles prompts, and --data.keep_order keeps their order"),
-        ({"ds.packing_samples": False}, "is of use for packed sequences only; add --ds.packing_samples"),
-        ({"train.shared_prefix_enable": False}, "and --train.no_shared_prefix_enable contradict each other"),
-        ({"train.micro_batch_size": 1}, "with --train.micro_batch_size 1: a pass of one row has nothing to share"),
-    ],
-)
-def test_grouping_that_nothing_would_gain_by_is_refused(flags, said):
-    resolve(config(train__group_prompts_enable=True))
-    with pytest.raises(UserError) as refused:
-        resolve(dotted.replace(config(train__group_prompts_enable=True), flags))
-    assert str(refused.value).startswith("--train.group_prompts_enable")
-    assert said in str(refused.value)

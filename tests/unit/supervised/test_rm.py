@@ -10,7 +10,7 @@ from helpers.conversations import message, write_rows
 from helpers.sessions import AccumulatingStrategy, configured, session_of
 
 from lmm_r1 import dotted
-from lmm_r1.config import RMConfig, resolve
+from lmm_r1.config import RMConfig
 from lmm_r1.data.preferences import PreferenceRow
 from lmm_r1.errors import UserError
 from lmm_r1.supervised.rm import RewardEncoder, RewardSample, RMRun, collate_rewards
@@ -153,18 +153,3 @@ def test_rows_without_what_the_loss_needs_are_refused(tmp_path):
     base["data.dataset"] = write_rows(tmp_path / "plain.jsonl", row)
     with pytest.raises(UserError, match="--model.margin_loss_enable: no row of .* has a margin"):
         read(model__margin_loss_enable=True)
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        ({"model.loss_type": "logexp"}, "--model.loss_type logexp: known are sigmoid and regression"),
-        ({"model.loss_type": "regression", "model.margin_loss_enable": True}, "has no part in --model.loss_type"),
-        ({"model.aux_loss_coef": 0.1}, "--model.aux_loss_coef 0.1 is not available for reward models"),
-        ({"ds.tensor_parallel_size": 2}, "would split the value head"),
-    ],
-)
-def test_what_has_no_effect_is_refused(flags, said):
-    given = {"model.model_name_or_path": "m", "data.dataset": "rows.jsonl", "ds.param_dtype": "fp32"} | flags
-    with pytest.raises(UserError, match=said):
-        resolve(dotted.replace(RMConfig(), given))

@@ -67,14 +67,16 @@ def test_the_loss_of_the_experts_load_is_a_mean_over_micro_batches(coef):
 
 
 @pytest.mark.usefixtures("one_process")
-def test_an_update_has_all_its_micro_batches_where_rows_are_too_long():
+def test_an_update_has_all_its_micro_batches_where_rows_are_too_long_or_few():
     rows = [row(message("user", text), message("assistant", "b")) for text in ("a", "a" * 50, "a", "a" * 50)]
+    rows += [row(message("user", "a"), message("assistant", "b"))] * 2
     flags = {"train__batch_size": 4, "train__micro_batch_size": 1, "data__max_len": 20}
-    run = sft_run(AccumulatingStrategy(micro_batches=4), TableActor(POLICY), rows=rows, **flags)
-    batches = run._micro_batches(0)
-
+    run = sft_run(AccumulatingStrategy(micro_batches=4), TableActor(POLICY), rows=rows, data__keep_order=True, **flags)
     # "b" and the end token of each of the two rows that fit; the others' places teach nothing.
-    assert sorted(int(batch.loss_mask.sum()) for batch in batches) == [0, 0, 2, 2]
+    assert sorted(int(batch.loss_mask.sum()) for batch in run._micro_batches(0)) == [0, 0, 2, 2]
+    assert run.skipped == 2
+    # The epoch's last update has two rows.
+    assert [int(batch.loss_mask.sum()) for batch in run._micro_batches(1)] == [2, 2, 0, 0]
     assert run.skipped == 2
 
 
