@@ -100,7 +100,7 @@ class TRLReward(_Adapter):
                 f"the rows have no column {self.label!r} with gold answers; name it, as in "
                 f'TRLReward(verifier={self.verifier!r}, label="solution")'
             )
-        texts = [prompt if isinstance(prompt, str) else "" for prompt in prompts]
+        texts = list(map(_text_of, prompts))
         return self._reply(list(map(_text_of, completions)), labels, texts)["rewards"]
 
 

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from typing_extensions import Self
 
 from remote_rm.answers import accuracy
+from remote_rm.answers.copies import is_copy
 from remote_rm.answers.extraction import final_answer
 from remote_rm.responses import format_score
 from remote_rm.verifier import Item, Score
@@ -68,6 +69,10 @@ class AnswerVerifier(ABC):
         """Return the same as `matches` if a bounded number of microseconds suffices, else None."""
         return self.matches(answer, label)
 
+    def states(self, answer: str, label: str) -> bool:
+        """Return whether an answer that the prompt has as well is right: nothing in it is worked out."""
+        return self.matches(answer, label)
+
     def is_gradable(self, label: str) -> bool:
         """Return whether the label is of the kind that this verifier reads."""
         return True
@@ -85,13 +90,18 @@ class AnswerVerifier(ABC):
         self.check_label(item.label)
         answer = final_answer(item.response)
         is_right = False if answer is None else self.quick_match(answer, item.label)
+        if answer is not None and is_right is not False and is_copy(answer, of=item.prompt, label=item.label):
+            is_right = self.states(answer, item.label)
         return None if is_right is None else self.weighted(item, is_right=is_right)
 
     def score(self, item: Item) -> Score:
         """The score; raises ValueError for an empty label."""
         self.check_label(item.label)
         answer = final_answer(item.response)
-        return self.weighted(item, is_right=answer is not None and self.matches(answer, item.label))
+        if answer is None:
+            return self.weighted(item, is_right=False)
+        judge = self.states if is_copy(answer, of=item.prompt, label=item.label) else self.matches
+        return self.weighted(item, is_right=judge(answer, item.label))
 
     def failed_score(self, item: Item) -> Score:
         """A wrong answer; the format counts as it is."""

@@ -73,6 +73,10 @@ class ListVerifier(AnswerVerifier):
         """Return the same as `matches` if that is possible without sympy, else None."""
         return self._compared(answer, label, equal=accuracy.quick_match, max_pairs=MAX_QUICK_PAIRS)
 
+    def states(self, answer: str, label: str) -> bool:
+        """Return whether the answer has the label's elements as they are written."""
+        return bool(self._compared(answer, label, equal=accuracy.is_stated, max_pairs=inf))
+
     def is_gradable(self, label: str) -> bool:
         """Return whether the label is a list of one or more elements that can each be read; an empty one cannot."""
         return len(label) <= MAX_CHARS and all(map(is_gradable, items_of(label)))

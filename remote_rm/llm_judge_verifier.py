@@ -132,6 +132,9 @@ class LlmJudge(AnswerVerifier):
     def quick_match(self, answer: str, label: str) -> bool | None:
         return self.rule.quick_match(answer, label)
 
+    def states(self, answer: str, label: str) -> bool:
+        return self.rule.states(answer, label)
+
     def check_label(self, label: str) -> None:
         self.rule.check_label(label)
 

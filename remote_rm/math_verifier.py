@@ -28,6 +28,10 @@ class MathVerifier(AnswerVerifier):
         """Return the same if simple rules and values at points can decide, else None."""
         return accuracy.quick_match(answer, label)
 
+    def states(self, answer: str, label: str) -> bool:
+        """Return whether they are equal as they are written, as numbers or in one notation."""
+        return accuracy.is_stated(answer, label)
+
     def is_gradable(self, label: str) -> bool:
         """Return whether the label can be read, as mathematics or as plain words."""
         return is_gradable(label)

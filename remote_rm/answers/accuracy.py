@@ -10,11 +10,20 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from functools import lru_cache
+from itertools import combinations
 
 from remote_rm.answers import choice
 from remote_rm.answers.algebra import same_expression
-from remote_rm.answers.comparison import Undecided, any_of, is_choice, match_value, refuse, work_out
-from remote_rm.answers.expressions import numeric_value
+from remote_rm.answers.comparison import (
+    Undecided,
+    all_of,
+    any_of,
+    is_choice,
+    match_value,
+    refuse,
+    rounds_to,
+    work_out,
+)
 from remote_rm.answers.lexer import POLAR, Latex, Token
 from remote_rm.answers.lexer.values import CURRENCIES, NAMES, SIZES
 from remote_rm.answers.notation import Kind, gold_sequence, has_relation, is_text, kind_of
@@ -102,6 +111,8 @@ _SINGLE = frozenset({
     Kind.RESIDUE, Kind.EXPRESSION, Kind.BASED,
 })  # fmt: skip
 MAX_WORDS = 8
+MAX_SIDES = 10
+"""Of an approximation: no working is longer."""
 EMPTY_SET = r"\emptyset"
 _SINGLE_OR_EQUATION = _SINGLE | {Kind.EQUATION}
 _POLAR_WORDS = POLAR | {"不是": False}
@@ -198,7 +209,12 @@ def _match_statement(answer: str, gold: str, undecided: Undecided) -> bool | Non
     return _match_approximation(value, gold, undecided) if r"\approx" in value else match_value(value, gold, undecided)
 
 
-_STATES_NOTHING: tuple[Callable[[str], object], ...] = (Token.OPEN_END.search, Token.UNEQUAL.search, is_copied)
+_STATES_NOTHING: tuple[Callable[[str], object], ...] = (
+    Token.OPEN_END.search,
+    Token.UNEQUAL.search,
+    Token.STANCE.search,
+    is_copied,
+)
 """An answer of which one is true is wrong, unless it is true of the label, too."""
 
 
@@ -273,22 +289,20 @@ def _match_choice(answer: str, label: str, undecided: Undecided) -> bool | None:
 
 
 def _match_approximation(answer: str, gold: str, undecided: Undecided) -> bool | None:
-    r"""Compare a value and what it is about, each of which is right if they agree: `V=36\pi \approx 113.1`, `x\approx 11`."""
+    r"""Compare a chain such as `V=36\pi \approx 113.1`, all of whose sides are equal; decimals may be rounded.
+
+    Its exact sides and its last one may be the gold; a decimal before the last only leads there.
+    """
     *exact, about = [side.strip() for side in answer.split(r"\approx")]
-    values = [side for each in exact for side in each.split("=") if not Token.VALUE_NAME.fullmatch(side.strip())]
-    exactly = _ask_sympy
-    if not all(_is_about(value, about) or match_value(normalize(value), about, exactly) for value in values):
+    named = (side.strip() for part in exact for side in part.split("="))
+    first, *others = [normalize(side) for side in named if not Token.VALUE_NAME.fullmatch(side)] or [normalize(about)]
+    about, equal = normalize(about), work_out if undecided is refuse else undecided
+    sides = [first, *(side for side in others if not rounds_to(first, side)), about]
+    if len(sides) > MAX_SIDES:
         return False
-    return any_of([match_value(normalize(side), gold, undecided) for side in (*values, about)])
-
-
-def _is_about(exact: str, about: str) -> bool:
-    r"""Whether a decimal is what the exact value rounds to, to all its places: 113.1 and `36\pi`."""
-    rounded = parse_quantity(normalize(split_unit(about)[0]))
-    value = numeric_value(normalize(split_unit(exact)[0]))
-    if rounded is None or value is None:
-        return False
-    return abs(value - float(rounded.value)) <= 0.5001 * 10.0**-rounded.places and rounded.value.denominator != 1
+    pairs = list(combinations(sides[:-1] if rounds_to(first, about) else sides, 2))
+    is_chain = all_of([match_value(one, other, equal) for pair in pairs for one, other in (pair, pair[::-1])])
+    return is_chain and any_of([match_value(side, gold, undecided) for side in sides])
 
 
 def _alternatives_agree(answer: str, gold: str, undecided: Undecided) -> bool:

@@ -32,6 +32,7 @@ from remote_rm.answers.reading import (
     Region,
     Span,
     as_components,
+    as_tuple,
     bracketed,
     enclosing_delimiters,
     inside_of,
@@ -79,7 +80,8 @@ def match_value(answer: str, gold: str, undecided: Undecided) -> bool | None:
         return several
     answer_kind, gold_kind = kind_of(answer), kind_of(gold)
     if Kind.TUPLE in (answer_kind, gold_kind) and answer_kind is not gold_kind:
-        components = as_components(gold if answer_kind is Kind.TUPLE else answer)
+        other = gold if answer_kind is Kind.TUPLE else answer
+        components = as_components(other) or as_tuple(parse_matrix(other))
         if components is not None:
             return match_value(*((answer, components) if answer_kind is Kind.TUPLE else (components, gold)), undecided)
     if not are_compared(answer_kind, gold_kind):
@@ -225,7 +227,8 @@ def _match_single(answer: str, gold: str, undecided: Undecided) -> bool | None:
     if "=" in answer and not has_relation(gold):
         last = _end_of_chain(answer)
         return last is not None and match_value(last, gold, undecided)
-    return undecided(answer, gold)
+    # sympy would take one side of what it does not know.
+    return undecided(answer, gold) if Latex.SIGN.search(gold) or not Latex.SIGN.search(answer) else False
 
 
 def _same_name(answer: str, gold: str) -> bool:
@@ -249,9 +252,18 @@ def _end_of_chain(text: str) -> str | None:
         if not set(Latex.LETTER.findall(side)) <= letters:
             if index == 0 and len(before) == 1 and Latex.TERM_WITH_FACTOR.search(side):
                 return None
-        elif "." not in last and same_algebra(side, last) is False:
+        elif same_algebra(side, last) is False and not rounds_to(side, last):
             return None
     return last
+
+
+def rounds_to(exact: str, about: str) -> bool:
+    r"""Return whether a decimal is what a normalised value is when rounded to its places: 113.1 for `36\pi`."""
+    (exact, unit), (about, other_unit) = split_unit(exact), split_unit(about)
+    rounded, value = parse_quantity(normalize(about)), numeric_value(normalize(exact))
+    if rounded is None or value is None or not rounded.places or not same_unit(unit, other_unit):
+        return False
+    return abs(value - float(rounded.value)) <= 0.5001 * 10.0**-rounded.places
 
 
 def _match_sequence(answer: str, gold: str, gold_items: list[str], undecided: Undecided) -> bool | None:
@@ -275,6 +287,7 @@ def _match_sequence(answer: str, gold: str, gold_items: list[str], undecided: Un
         answer_items, gold_items = list(dict.fromkeys(answer_items)), list(dict.fromkeys(gold_items))
     if len(answer_items) != len(gold_items):
         return False
+    answer_items, gold_items = _as_solutions(answer_items, gold_items), _as_solutions(gold_items, answer_items)
     aligned = _aligned(answer_items, gold_items, is_placed=(named_answer != answer, named_gold != gold))
     if aligned is not None:
         return _match_in_order(*aligned, undecided)
@@ -331,6 +344,13 @@ def _in_order(values: dict[str, str], *, is_placed: bool) -> list[str]:
 def _are_solutions(values: dict[str, str]) -> bool:
     """Whether the names are one letter with numbers: `x_1=3, x_2=5` are solutions, in no order."""
     return len({name.partition("_")[0] for name in values}) == 1
+
+
+def _as_solutions(items: list[str], others: list[str]) -> list[str]:
+    """`x_1=2, x_2=-3` as `x=2, x=-3`, unless the other side numbers its values as well."""
+    if not _are_solutions(_values_by_name(items) or {}) or _values_by_name(others) is not None:
+        return items
+    return [Latex.NUMBER_OF_NAME.sub(r"\1", normalize(item)) for item in items]
 
 
 def _values_by_name(items: list[str]) -> dict[str, str] | None:

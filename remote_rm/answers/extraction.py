@@ -20,7 +20,15 @@ from remote_rm.answers.statement import (
     unit_in_prose,
     words_of,
 )
-from remote_rm.answers.wording import in_english, is_copied, without_layout, without_sign_off, without_struck_out
+from remote_rm.answers.wording import (
+    from_code,
+    in_english,
+    in_formulas,
+    is_copied,
+    without_layout,
+    without_sign_off,
+    without_struck_out,
+)
 
 MAX_TAIL_CHARS = 2000
 """How much of a response without an answer block and without a box is searched for a stated value, from its end."""
@@ -137,6 +145,8 @@ def _last_answer_block(text: str) -> str | None:
 
 def _last_stated_value(text: str) -> str | None:
     """What the end of a text without an answer block and without a box states."""
+    if (value := from_code(text)) != text:
+        return value
     # A response ends in its answer: its last lines are looked through first.
     for end in (text[-MAX_END_CHARS:], text) if len(text) > MAX_END_CHARS else (text,):
         if introductions(end):
@@ -150,11 +160,13 @@ def _last_stated_value(text: str) -> str | None:
     last = without_layout(lines[-1])
     if Token.IGNORANCE.search(last):
         return None
+    if (formula := in_formulas(last)) != last or Token.STANCE.search(last):
+        return formula
     if Token.OPTION_LINE.fullmatch(lines[0]) and not any(map(Token.OPTION_LINE.fullmatch, lines[1:])):
         return lines[0]
     # "42", "B", "yes", "x = 5" are values as they are; "so 42" and "12 apples" are not.
     if not is_prose(last) and not (words_of(last) and Token.DIGIT_OR_DOLLAR.search(last)):
-        is_whole = (last.count("=") > 1 and Token.SEVERAL_VALUES.search(last)) or _is_equation(last)
+        is_whole = last.count("=") > 1 or _is_equation(last) or set("<>") & set(last)
         return (last if is_whole else last.rpartition("=")[2].strip()) or None
     return _of_line(last, text)
 

@@ -187,6 +187,9 @@ _MONTH_NUMBERS = {form: number for number, name in enumerate(WORDS["months"], 1)
 _ABBREVIATED = {name[:3]: name for name in (*WORDS["months"], *WORDS["days"])} | {
     "tues": "tuesday", "thur": "thursday", "thurs": "thursday", "sept": "september",
 }  # fmt: skip
+_PARTS_OF_HOUR = {"": Quantity(Fraction(0)), "half": Quantity(Fraction(30))} | dict.fromkeys(
+    ("quarter", "a quarter"), Quantity(Fraction(15))
+)
 _NAMED_HOURS = {"noon": 12, "midday": 12, "midnight": 0}
 
 
@@ -217,7 +220,7 @@ def _clock(text: str) -> dict[str, int | None] | None:
     named = _NAMED_HOURS.get(text.lower().removeprefix("12 "))
     if named is not None:
         return {"hour": 12, "minute": 0, "second": 0, "hour of day": named}
-    if match := Form.CLOCK.fullmatch(text):
+    if match := Form.CLOCK.fullmatch(_clock_in_digits(text)):
         part = (match["part"] or match["night"] or "").lower()
         half = (match["half"] or {"": "", "morning": "a"}.get(part, "p")).upper()
         if match["m"] is None and not half and not match["clock"]:
@@ -232,6 +235,20 @@ def _clock(text: str) -> dict[str, int | None] | None:
         return None
     of_day = (hour % 12 + 12 * (half == "P") if half else None) if 1 <= hour <= 12 else hour % 24
     return {"hour": hour, "minute": minute, "second": second, "hour of day": of_day}
+
+
+def _clock_in_digits(text: str) -> str:
+    """`quarter to three at night` as `2:45 at night`; any other text as it is."""
+    spoken = Form.SPOKEN_CLOCK.fullmatch(text)
+    hour = parse_quantity(spoken["hour"].lower()) if spoken else None
+    if spoken is None or hour is None or not (spoken["way"] or spoken["clock"]):
+        return text
+    minutes = _PARTS_OF_HOUR.get((spoken["minutes"] or "").lower()) or parse_quantity(spoken["minutes"].lower())
+    if minutes is None or not 0 <= minutes.value < 60 or not 1 <= hour.value <= 12:
+        return text
+    is_before = spoken["way"] in ("to", "till", "before")
+    moment = int(60 * hour.value + (-minutes.value if is_before else minutes.value))
+    return f"{(moment // 60 - 1) % 12 + 1}:{moment % 60:02}{spoken['half'] or ''}"
 
 
 # Pairs of numbers: ranges and scores, ratios

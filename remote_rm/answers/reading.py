@@ -9,14 +9,22 @@ from remote_rm.answers.lexer import Latex, Match, respelled
 
 _COMMANDS = (
     "× times ÷ div · cdot π pi ∞ infty ≤ le ≥ ge ≠ ne ± pm ∪ cup ⌊ lfloor ⌋ rfloor ⌈ lceil ⌉ rceil ∅ emptyset √ sqrt "
-    "θ theta α alpha β beta ∈ in ≈ approx ∠ angle △ triangle"
+    "θ theta α alpha β beta ∈ in ≈ approx ∠ angle △ triangle ⟨ langle ⟩ rangle"
 ).split()
 _FRACTIONS = zip("½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞", "12 13 23 14 34 15 25 35 45 16 56 18 38 58 78".split(), strict=True)
 _UNICODE_TO_LATEX = str.maketrans(
     dict(zip("−–∶′″“”’、\u3000", '--:\'"""\', ', strict=True))
     | {sign: rf"\{command} " for sign, command in zip(_COMMANDS[::2], _COMMANDS[1::2], strict=True)}
     | {sign: rf"\frac{{{parts[0]}}}{{{parts[1]}}}" for sign, parts in _FRACTIONS}
-    | {"°": r"^\circ ", "º": r"^\circ ", "˚": r"^\circ ", "或": " or ", "和": " and "}
+    | {
+        "∛": r"\sqrt[3]",
+        "∜": r"\sqrt[4]",
+        "°": r"^\circ ",
+        "º": r"^\circ ",
+        "˚": r"^\circ ",
+        "或": " or ",
+        "和": " and ",
+    }
     # The full-width forms of Chinese and Japanese keyboards.
     | {chr(0xFEE0 + code): chr(code) for code in range(0x21, 0x7F)}
 )
@@ -268,6 +276,12 @@ def as_components(text: str) -> str | None:
     else:
         factors = [match["i"], match["j"], *([match["k"]] if match["k"] is not None else [])]
     return f"({', '.join(f'{factor}1' if factor in ('', '+', '-') else factor for factor in factors)})"
+
+
+def as_tuple(rows: Rows | None) -> str | None:
+    """Return a vector, a matrix of one column or one row, as a tuple; None for any other."""
+    cells = [cell for row in rows or () for cell in row]
+    return f"({', '.join(cells)})" if rows and len(cells) > 1 and 1 in (len(rows), len(rows[0])) else None
 
 
 def _nested_lists(text: str) -> Rows | None:

@@ -169,9 +169,9 @@ def _takes_back_introduction(sentence: str) -> bool:
     """`The answer is A or the answer is B`, `I doubt that the answer is 5`; not `It is not 6, so the answer is 5`."""
     found = introductions(sentence)
     between = sentence[found[0].end() : found[-1].start()] if len(found) > 1 else ""
-    if Token.OR.search(between) or Token.FURTHER.search(between):
+    if Token.OR.search(between) or Token.FURTHER.search(between) or (found and Token.HEARSAY.match(sentence)):
         return True
-    parts = [Token.PAUSE.split(sentence[: match.start()])[-1] for match in found]
+    parts = [Token.PAUSE.split(sentence[: match.start()])[-1] + match[0].strip(" :*_") for match in found]
     return any(Token.DENIED.search(part) or Token.LEFT_OPEN.search(part) for part in parts)
 
 
@@ -264,7 +264,7 @@ def _typed_value(clause: Clause) -> Statement | None:
     """A date, an hour, a range or a telephone number after a preposition or a verb: `on December 25, 1997`."""
     said = clause.said
     after_verbs = (said[verb.end() :].strip() for verb in Token.VERB.finditer(said))
-    return clause.stating(next(filter(_is_typed, [*_ends(said), *after_verbs]), ""))
+    return clause.stating(next(filter(_is_typed, [said, *_ends(said), *after_verbs]), ""))
 
 
 def _range_in_words(clause: Clause) -> Statement | None:
@@ -283,7 +283,10 @@ def _number_list(clause: Clause) -> Statement | None:
         return None
     if len(Token.NUMBER.findall(plain)) != len(Token.NUMBER.findall(listed[0])):
         return None
-    date = " ".join((*plain[: listed.start()].split()[-1:], listed[0]))
+    *before, month = ("", *plain[: listed.start()].split())
+    if any(Token.CHANGED_BEFORE.search(" ".join((*words, ""))) for words in (before, (*before, month))):
+        return None
+    date = f"{month} {listed[0]}"
     return clause.stating(date if _is_typed(date) else listed[0])
 
 
@@ -438,7 +441,11 @@ def _endings(said: str, complement: str) -> Iterable[str]:
         if sides:
             yield from sides if len(sides) == 1 else ()
             return
-    yield from (complement[match.end() :] for match in Token.PREPOSITION.finditer(complement))
+    yield from (
+        complement[match.end() :]
+        for match in Token.PREPOSITION.finditer(complement)
+        if not Token.CHANGED_BEFORE.search(complement[: match.end()])
+    )
     if match := Token.HAS_SUBJECT.match(said):
         yield match[1]
 

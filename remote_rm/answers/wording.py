@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Callable
 from functools import lru_cache
 
-from remote_rm.answers.lexer import Token
+from remote_rm.answers.lexer import Token, respelled
 from remote_rm.answers.lexer.languages import (
     ANSWER,
     DENIED,
@@ -78,7 +78,7 @@ MIN_OPTIONS = 3
 MAX_OPTION_CHARS = 60
 ALPHABET = "ABCDEFGHIJ"
 """Letters of options."""
-_KEYS = ("answer", "final_answer", "Answer")
+_KEYS = ("answer", "final_answer", "result", "solution")
 
 
 @lru_cache(maxsize=4096)
@@ -117,20 +117,28 @@ def is_copied(text: str) -> bool:
     return len(rest) <= MAX_OPTION_CHARS and "\n" not in rest and not Token.VERB.search(rest)
 
 
-def _from_code(text: str) -> str:
-    """The content of a block of code, and the answer that a JSON object holds."""
+def from_code(text: str) -> str:
+    """Return the content of a block of code, and the answer that an object of JSON or Python holds."""
     fenced = Token.FENCE.fullmatch(text) if "```" in text else None
     inside = (fenced[1] if fenced else text).strip()
     if not inside.startswith("{") or not inside.endswith("}"):
         return inside if fenced else text
     try:
-        found = json.loads(inside)
+        found = json.loads(inside if '"' in inside else inside.replace("'", '"'))
     except (ValueError, RecursionError):
         return text
-    value = next((found[key] for key in _KEYS if key in found), None) if isinstance(found, dict) else None
+    found = {key.lower().replace(" ", "_"): value for key, value in found.items()} if isinstance(found, dict) else {}
+    value = next((found[key] for key in _KEYS if key in found), None)
     if isinstance(value, bool):
         return "true" if value else "false"
-    return str(value) if isinstance(value, (str, int, float)) else text
+    return str(value) if isinstance(value, (str, int, float, list)) else text
+
+
+def in_formulas(text: str) -> str:
+    """Return the formula that a text in words says: `x is greater than 3` → `x > 3`; any other text as it is."""
+    bare = text.replace("$", "")
+    formula = respelled(bare, "in words") if Token.IN_WORDS.search(text) else bare
+    return text if formula == bare else formula
 
 
 def without_layout(text: str) -> str:
@@ -165,10 +173,11 @@ def _from_chinese(text: str) -> str:
 STEPS: tuple[Callable[[str], str], ...] = (
     without_struck_out,
     without_sign_off,
-    _from_code,
+    from_code,
     without_layout,
     _without_remarks,
     _from_chinese,
     in_english,
+    in_formulas,
 )
 """What is done to an answer, in this order."""

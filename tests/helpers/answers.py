@@ -238,6 +238,7 @@ NUMBER_FORMS = tuple(table("helpers/answer_adversary", "number_forms"))
 BLOCK_FRAMES = tuple(table("helpers/answer_adversary", "block_frames"))
 WRAPPERS = tuple(table("helpers/answer_adversary", "wrappers"))
 GLUE = tuple(table("helpers/answer_adversary", "glue"))
+RELATIONS = tuple(table("helpers/answer_adversary", "relations"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -409,7 +410,9 @@ def _written(rng: random.Random, label: Label) -> str:
 
 
 def _wrapped(rng: random.Random, text: str) -> str:
-    return rng.choice(WRAPPERS).format(text)
+    wrapper = rng.choice(WRAPPERS)
+    # Within a formula's dollar signs, the one before 5 is no currency.
+    return text if "$" in wrapper and re.search(r"(?:^|\s)\$\d+\.$", text) else wrapper.format(text)
 
 
 def _filled(rng: random.Random, frame: str, labels: list[Label]) -> str:
@@ -478,6 +481,19 @@ def _soup(rng: random.Random) -> Attack:
     return _attack(rng, "soup", _wrapped(rng, "".join(parts)), said, [])
 
 
+def _chain(rng: random.Random) -> Attack:
+    """Up to 200 values in a row, with one relation between them or any; half of the chains are in order."""
+    said = _some(rng, rng.choice((2, 2, 3, 4, 8)))
+    if rng.random() < 0.5:
+        values = rng.sample(_FRACTIONS, rng.choice((2, 3, 5, 20, 200)))
+        said = [
+            _plain(f"{value}", "number", f"{value}") for value in (values if rng.random() < 0.5 else sorted(values))
+        ]
+    signs = [rng.choice(RELATIONS)] if rng.random() < 0.8 else RELATIONS
+    text = _written(rng, said[0]) + "".join(rng.choice(signs) + _written(rng, label) for label in said[1:])
+    return _attack(rng, "chain", _wrapped(rng, text), said, [said[0], said[-1]])
+
+
 FAMILIES: dict[str, Callable[[random.Random], Attack]] = {
     "pair": _pair,
     "many": _many,
@@ -487,7 +503,9 @@ FAMILIES: dict[str, Callable[[random.Random], Attack]] = {
     "sentences": _sentences,
     "hedges": _hedges,
     "soup": _soup,
+    "chain": _chain,
 }
+_FRACTIONS = sorted({Fraction(top, bottom) for bottom in range(2, 31) for top in range(1, bottom)})
 _NATURAL = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 15, 20, 24, 30, 31, 45, 60, 100, 555, 1234, 1990, 2000, 2024)
 
 

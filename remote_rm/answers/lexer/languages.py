@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 
 from remote_rm.answers.lexer import sections
 
-LANGUAGES = tuple(sections("languages.ini").values())
+_SECTIONS = sections("languages.ini")
+LANGUAGES = tuple(language for name, language in _SECTIONS.items() if name != "Others")
 
 
 def _words() -> dict[str, str]:
@@ -22,7 +23,7 @@ def _words() -> dict[str, str]:
 
 
 # English has these words, too.
-_ENGLISH = frozenset("once six null une ein eine um".split())
+_ENGLISH = frozenset("once six null une ein eine um _".split())
 WORDS = {word: english for word, english in _words().items() if word not in _ENGLISH} | {"không": "no"}
 WHOLE_WORD = "sept"
 """The abbreviation of a month if it has a capital or a full stop."""
@@ -39,7 +40,10 @@ def _introduction(language: Mapping[str, str]) -> re.Pattern[str]:
     return _any_of((f"(?:{language['answer']}){verb}{often}", language.get("with_verb", "")))
 
 
-DENIED, MAYBE, ANSWER = (_any_of(language[key] for language in LANGUAGES) for key in ("denied", "maybe", "answer"))
+DENIED, MAYBE, ANSWER = (
+    _any_of(language.get(key, "").replace("\n", "") for language in _SECTIONS.values())
+    for key in ("denied", "maybe", "answer")
+)
 INTRODUCED = tuple(map(_introduction, LANGUAGES))
 """What introduces an answer in each of LANGUAGES, with its verb."""
 

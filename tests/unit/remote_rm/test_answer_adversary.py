@@ -1,5 +1,7 @@
 """Responses put together from labels and words are not right for two labels of which no answer may be both."""
 
+from fractions import Fraction
+
 import pytest
 from helpers.answers import search
 from helpers.tables import table
@@ -44,6 +46,31 @@ def test_a_denied_answer_is_not_paid():
     ]
     paid = [pair for pair in given if is_paid("math", *pair)]
     assert len(paid) <= 0.002 * len(given), paid
+
+
+def test_no_stance_but_agreement_is_paid():
+    leads, stances = (table("remote_rm/answer_stances", name) for name in ("leads", "stances"))
+    frames = [lead + stance for name in leads for lead in leads[name] for stance in stances[name]]
+    frames += table("remote_rm/answer_stances", "sentences")
+    given = [
+        (block.format(frame.format(label)), label)
+        for frame in frames
+        for label in table("remote_rm/answer_stances", "labels")
+        for block in ("{}", "<think>a</think><answer>{}.</answer>")
+    ][::7]
+    assert [pair for pair in given if is_paid("math", *pair)] == []
+
+
+@pytest.mark.parametrize(
+    "relation", [" = ", " ≈ ", r" \approx ", " ≡ ", "~", " < ", r" \to ", " => ", ":", " or ", " to "]
+)
+def test_one_string_of_all_fractions_is_right_for_none(relation):
+    fractions = sorted({Fraction(top, bottom) for bottom in range(2, 12) for top in range(1, bottom)})
+    for text in map(str, fractions[::12]):
+        chain = relation.join(["0", "1", *map(str, fractions), text])
+        labels = [label for label in ("1", *map(str, fractions)) if is_paid("math", chain, label)]
+        # `1 < 2` and `3 => 4` end in their last side.
+        assert labels in ([], [text]), chain
 
 
 def test_a_copied_question_is_not_paid():
