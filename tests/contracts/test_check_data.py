@@ -145,7 +145,7 @@ def test_what_a_reward_function_gives_the_rows_own_answers_is_shown(folder, caps
     kinds = [(finding["kind"], finding["index"]) for finding in found["findings"]]
     assert kinds == [("gold refused", 2), ("gold refused", 3), ("gold wrong", 1)]
     assert "asks for gold" in found["findings"][0]["what"]
-    assert "--reward rewards.py, line 5: the reward function raised ZeroDivisionError" in found["findings"][1]["what"]
+    assert "rewards.py, line 5: the reward function raised ZeroDivisionError" in found["findings"][1]["what"]
     assert (
         "rewards.py:boxed gives the rows' own answers 0 to 0.5 (mean 0.25), and empty responses 0"
         in found["notes"][-1]

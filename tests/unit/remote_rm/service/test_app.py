@@ -50,7 +50,7 @@ def test_numbers_are_texts_and_a_prompt_may_be_null(client, padding):
     request = {
         "query": ["q", 7, "q", "q", "q"],
         "prompts": ["p", None, 1, "p", "p"],
-        "labels": [7, 7.0, 0.5, True, "no"],
+        "labels": [7, 7.0, 0.5, True, "yes"],
         "responses": [7, "7", 0.50, "<answer>True</answer>", False],
         "image_scales": [[[0.5, 2]], [], [], [], []],
         "note": padding,
