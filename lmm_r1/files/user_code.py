@@ -48,11 +48,14 @@ def load_user_file(path: str, *, name: str, what: str) -> ModuleType:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # the user's own code, which may raise anything
         place, said = failure(error, modules=(name,))
-        raise UserError(f"{what}{place or f' {path}'}: the file cannot be imported ({said}); correct it") from error
+        see = f", see{place}" if place else ""
+        raise UserError(
+            f"{what} {path}: the file cannot be imported ({said}); correct it{see}{advice(error)}"
+        ) from error
     return module
 
 
-def _advice(error: BaseException) -> str:
+def advice(error: BaseException) -> str:
     """Return how to install the package that an error says is missing; empty for other errors."""
     if not isinstance(error, ModuleNotFoundError) or error.name is None:
         return ""
@@ -74,4 +77,4 @@ def failure(error: BaseException, *, modules: Collection[str]) -> tuple[str, str
         if frame.f_globals.get("__name__") in modules
     ]
     said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return (places or [""])[-1], said + _advice(error)
+    return (places or [""])[-1], said

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from lmm_r1.config.ppo import FILTER_NAME
 from lmm_r1.errors import UserError
-from lmm_r1.files.user_code import failure, load_user_file
+from lmm_r1.files.user_code import advice, failure, load_user_file
 from lmm_r1.files.user_process import FunctionFailed, Served, Steps, UserProcess, called
 
 if TYPE_CHECKING:
@@ -62,7 +62,9 @@ def _served(spec: str, path: str, name: str) -> Served:
             reply = yield from called(function, samples)
         except BaseException as error:  # the user's own code, which may raise anything
             place, said = failure(error, modules=(MODULE_NAME,))
-            raise FunctionFailed(f"{FLAG}{place or f' {spec}'}: {name} raised {said}, {group}") from error
+            raise FunctionFailed(
+                f"{FLAG}{place or f' {spec}'}: {name} raised {said}, {group}{advice(error)}"
+            ) from error
         if isinstance(reply, bool):
             return [reply] * count
         kept = reply.tolist() if hasattr(reply, "tolist") else reply

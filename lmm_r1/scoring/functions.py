@@ -16,7 +16,7 @@ from typing import Any
 from lmm_r1.config.rewards import RewardFunction
 from lmm_r1.data.messages import Row
 from lmm_r1.errors import UserError
-from lmm_r1.files.user_code import failure, load_user_file
+from lmm_r1.files.user_code import advice, failure, load_user_file
 from lmm_r1.files.user_process import FunctionFailed, Served, Steps, UserProcess
 from lmm_r1.scoring import ScoredResponse
 from lmm_r1.scoring.function_protocols import (
@@ -119,7 +119,9 @@ def _served(function: RewardFunction, packed: bytes | None) -> Served:
             # A generator cannot raise StopIteration.
             cause = error.__cause__ if isinstance(error.__cause__, StopIteration) else error
             place, said = failure(cause, modules=_USERS_MODULES)
-            raise FunctionFailed(f"{function.flag}{place}: the reward function raised {said}") from error
+            raise FunctionFailed(
+                f"{function.flag}{place}: the reward function raised {said}{advice(cause)}"
+            ) from error
 
     return Served(answer=answer, told=(protocol.name, protocol.columns), threads=protocol.calls_at_once or 0)
 
