@@ -164,8 +164,9 @@ class _Link:
 
     def kill(self, alive: int) -> None:
         if self._process.poll() is None:
-            # With what the code has started.
-            os.killpg(self._process.pid, signal.SIGKILL)
+            # With what the code has started; it may have ended by now.
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         os.close(alive)
 

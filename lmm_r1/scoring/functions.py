@@ -151,9 +151,8 @@ def _protocol_of_file(function: RewardFunction) -> FunctionProtocol:
             f"{function.path}:{found[0] if found else 'NAME'}"
         )
     kind = getattr(module, "REWARD_TYPE", None)
-    return _protocol(
-        getattr(module, name), function, name=name, calls_at_once=_calls_at_once(module, function), kind=kind
-    )
+    called = getattr(module, name)
+    return _protocol(called, function, name=name, calls_at_once=_calls_at_once(module, called, function), kind=kind)
 
 
 def _reward_functions(module: ModuleType) -> list[str]:
@@ -210,8 +209,8 @@ def _protocol(
     return EasyR1Function(called, name=name, settings=function, kind=kind)
 
 
-def _calls_at_once(module: ModuleType, function: RewardFunction) -> int | None:
-    stated = getattr(module, CALLS_AT_ONCE, None)
+def _calls_at_once(module: ModuleType, called: Callable[..., Any], function: RewardFunction) -> int | None:
+    stated = getattr(module, CALLS_AT_ONCE, getattr(called, CALLS_AT_ONCE, None))
     if stated is not None and (not isinstance(stated, int) or stated < 1):
         raise UserError(f"{function.told}: {CALLS_AT_ONCE} is {stated!r}; make it a whole number, at least 1")
     return stated
