@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from typing_extensions import Self
 
-from remote_rm.verifier import check_parallel
+from remote_rm.verifier import as_text, check_parallel
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -18,7 +18,8 @@ def without_lone_surrogates(text: Any) -> Any:
     return _SURROGATE.sub("\ufffd", text)
 
 
-Text = Annotated[str, BeforeValidator(without_lone_surrogates)]
+Text = Annotated[str, BeforeValidator(lambda value: without_lone_surrogates(as_text(value)))]
+TextOrNull = Annotated[Text, BeforeValidator(lambda value: "" if value is None else value)]
 Scale = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
@@ -41,10 +42,10 @@ class RewardRequest(BaseModel):
 
     query: list[Text]
     """Prompt and response as decoded by the trainer, special tokens included."""
-    prompts: list[Text]
+    prompts: list[TextOrNull]
     """The prompt as rendered by the chat template."""
     labels: list[Text]
-    """The gold answer of each sample; an empty one is refused."""
+    """The gold answer of each sample, text or a number; an empty one is refused."""
     responses: list[Text] | None = None
     """The response. OpenRLHF does not send it; without it the response is extracted from `query`."""
 
@@ -90,7 +91,7 @@ class GradedSample(BaseModel):
 class GradedItem(BaseModel):
     """A row of the data set; other fields are ignored."""
 
-    model_config = ConfigDict(use_attribute_docstrings=True, coerce_numbers_to_str=True)
+    model_config = ConfigDict(use_attribute_docstrings=True)
 
     reference_answer: Text = Field(validation_alias=AliasChoices("reference_answer", "answer", "label"))
     """The gold answer, which may be called `answer` or `label`, too."""

@@ -102,7 +102,7 @@ LIMITS: tuple[tuple[str, type[int] | type[float], float, str], ...] = (
 )  # fmt: skip
 """The flags of what a server accepts: name, type, default, purpose."""
 POOL_LIMITS: tuple[tuple[str, type[int] | type[float], float, str], ...] = (
-    ("--item-timeout-seconds", float, 5.0, "wall time after which one answer counts as wrong and its worker is replaced"),
+    ("--item-timeout-seconds", float, 5.0, "processor time after which one answer counts as wrong and its worker is replaced"),
     ("--worker-memory-mib", int, DEFAULT_LIMITS.worker_memory_bytes // MIB, "memory of one worker, beyond which an answer counts as wrong"),
 )  # fmt: skip
 """The same of its worker processes."""

@@ -14,6 +14,7 @@ from remote_rm.verifier import (
     Item,
     Score,
     Verifier,
+    as_text,
     check_labels,
     check_parallel,
     extra_logs_of,
@@ -39,7 +40,7 @@ def reward_func_of(verifier: Verifier | str, *, workers: int = 1, item_timeout_s
     """Return a `reward_func` that answers as the server would: rewards, scores and extra_logs, one entry per query.
 
     It may be called from several threads. Items that the verifier cannot decide quickly go to worker processes, which
-    start with the first such item; one that takes longer than `item_timeout_seconds` there is wrong.
+    start with the first such item; one that takes more processor time than `item_timeout_seconds` is wrong.
 
     Args:
         verifier: A verifier, or the registered name of one with its default settings.
@@ -63,6 +64,8 @@ def reward_func_of(verifier: Verifier | str, *, workers: int = 1, item_timeout_s
             "extra_logs": extra_logs_of(scores),
         }
 
+    # Trainers of this project may call it in so many threads; its workers have the limits of time.
+    reward_func.CALLS_AT_ONCE = 32  # type: ignore[attr-defined]
     return reward_func
 
 
@@ -81,7 +84,7 @@ def items_from(
         responses = [find_response(query, prompt=prompt) for query, prompt in zip(queries, prompts, strict=True)]
     scales = [()] * len(labels) if image_scales is None else image_scales
     return [
-        Item(prompt=prompt, response=response, label=label, image_scales=of_images)
+        Item(prompt=prompt, response=response, label=as_text(label), image_scales=of_images)
         for prompt, response, label, of_images in zip(prompts, responses, labels, scales, strict=True)
     ]
 

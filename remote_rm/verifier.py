@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, isfinite
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
@@ -87,6 +87,14 @@ def quick_score(verifier: Verifier, item: Item) -> Score | None:
         # The text comes from a model: whatever a rule makes of it, a worker tries again.
         logger.exception("quick_score raised for %s", item.excerpt)
         return None
+
+
+def as_text(value: Any) -> Any:
+    """Return a number or a truth value as text, `7` for 7.0; other values as they are."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    is_number = isinstance(value, bool | int) or (isinstance(value, float) and isfinite(value))
+    return str(value) if is_number else value
 
 
 def check_parallel(subject: str, columns: Mapping[str, Sequence[object] | None]) -> None:

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from lmm_r1.config.checks import check_thought
@@ -249,7 +250,11 @@ def demonstration_of(
     Raises:
         UserError: the episode is over before the last turn or goes on after it, or a turn has another beginning.
     """
-    return asyncio.run(_played(environment, row, turns, seed=seed))
+    return _loop().run_until_complete(_played(environment, row, turns, seed=seed))
+
+
+# One for all demonstrations, so that what an environment holds of a loop, such as a client, stays usable.
+_loop = cache(asyncio.new_event_loop)
 
 
 async def _played(environment: Environment, row: Row, turns: Sequence[str], *, seed: int) -> tuple[Message, ...]:

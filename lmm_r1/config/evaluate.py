@@ -149,7 +149,7 @@ class EvaluateConfig(RowsConfig, EpisodeFlags, SpeculationFlags):
     judge_workers: int = 4
     """Processes per verifier for answers that simple rules cannot judge."""
     judge_timeout: float = 5.0
-    """Seconds after which judging a response is cut off; the response then counts as wrong."""
+    """Processor seconds after which judging a response is cut off; the response then counts as wrong."""
     bootstrap_resamples: int = 10_000
     """Resamples of the rows for the confidence intervals of comparisons."""
     bootstrap_seed: int = 0

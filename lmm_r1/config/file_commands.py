@@ -101,7 +101,7 @@ class CheckDataConfig(RowsConfig):
     against: tuple[str, ...] = ()
     """Other row files, for example held-out ones; rows that also occur there are reported."""
     reward: tuple[str, ...] = ("math",)
-    """Verifiers, as named by `serve_verifier`, that must accept every row's own answer."""
+    """Verifiers, as named by `serve_verifier`, or functions, as FILE.py:NAME, that must accept every row's own answer."""
     max_len: int = PPODataConfig.max_len
     """Longest sequence of the training, in tokens."""
     max_new_tokens: int | None = None
@@ -119,7 +119,7 @@ class CheckDataConfig(RowsConfig):
     judge_workers: int = 2
     """Processes per verifier for answers that simple rules cannot judge."""
     judge_timeout: float = 5.0
-    """Seconds after which judging an answer is cut off; this is also a finding."""
+    """Processor seconds after which judging an answer is cut off; this is also a finding."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model's checkpoint."""
 

@@ -34,11 +34,13 @@ class RewardFunction:
     """The part of its result that is the score; None takes what the function says is one, else the reward."""
     deadline_s: float
     """Seconds within which it must have scored the responses to one prompt."""
+    flag: str = "--reward.remote_url"
+    deadline_flag: str = "--reward.deadline_s"
 
     @property
     def told(self) -> str:
         """The flag and its value, for messages."""
-        return f"--reward.remote_url {self.path or f'{GIVEN}{self.name}'}"
+        return f"{self.flag} {self.path or f'{GIVEN}{self.name}'}"
 
 
 def named_verifier(reward: RewardConfig) -> str | None:
@@ -63,7 +65,7 @@ def reward_function(reward: RewardConfig) -> RewardFunction | None:
     Raises:
         UserError: settings of a function contradict others, or are no JSON.
     """
-    path, name = _file_and_name(reward.remote_url or "")
+    path, name = file_and_name(reward.remote_url or "")
     if path is None and name is None:
         for flag in ("function_kwargs", "score_key"):
             if getattr(reward, flag) is not None:
@@ -86,7 +88,7 @@ def reward_function(reward: RewardConfig) -> RewardFunction | None:
     )
 
 
-def _file_and_name(source: str) -> tuple[str | None, str | None]:
+def file_and_name(source: str) -> tuple[str | None, str | None]:
     """Return the file of a reward function, None for one that was given itself, and its name; both are None for others."""
     if source.startswith(GIVEN):
         return None, source.removeprefix(GIVEN)

@@ -38,6 +38,7 @@ from lmm_r1.data_check.contents import (
     spelled_findings,
     views,
 )
+from lmm_r1.data_check.reward_functions import function_findings, load_function
 from lmm_r1.errors import UserError
 from lmm_r1.evaluation.page_parts import MIN_BYTES, data_uri, number, page_templates, percent
 
@@ -75,8 +76,10 @@ class CheckedData:
 def check_rows(config: CheckDataConfig, *, progress: Progress) -> CheckedData:
     """Return the contents and findings of a row file; raises UserError if none of its rows is valid."""
     # An unknown verifier should be an error before minutes are spent on images.
-    for spec in config.reward:
-        verifier_from(spec)
+    functions = {spec: load_function(spec, deadline_s=config.judge_timeout) for spec in config.reward}
+    for spec, function in functions.items():
+        if function is None:
+            verifier_from(spec)
     reading = row_reading(config)
     named = replace(reading.names, chosen=config.chosen_key, rejected=config.rejected_key, step_tag=config.step_tag)
     overlooked = Overlooked()
@@ -115,8 +118,13 @@ def check_rows(config: CheckDataConfig, *, progress: Progress) -> CheckedData:
         distributions += of_lengths
         findings += found
         notes += [note] if note is not None else []
-    for spec in () if judged else config.reward:
+    for spec, function in () if judged else functions.items():
         progress(f"judging by {spec}", 0, len(readable))
+        if function is not None:
+            found, note = function_findings(readable, spec, function)
+            findings += found
+            notes.append(note)
+            continue
         findings.extend(answer_findings(readable, spec, workers=config.judge_workers, timeout_s=config.judge_timeout))
     kinds = list(KINDS)
     return CheckedData(

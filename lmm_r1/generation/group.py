@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
 from contextlib import aclosing
@@ -17,20 +16,18 @@ from lmm_r1.data.reading import BadRows
 from lmm_r1.data.sample import WHOLE, MediaRef, Sample, Segment
 from lmm_r1.data.training_rows import stopped_by
 from lmm_r1.errors import UserError
+from lmm_r1.files.user_process import FunctionFailed
 from lmm_r1.generation.codec import PromptCodec
 from lmm_r1.generation.engine import SamplingSettings, TokenEngine
 from lmm_r1.generation.request import EngineWeights, Request, Response, sampling_params
 from lmm_r1.lmm_kits import EncodedPrompt, Media
 from lmm_r1.scoring import Moment, ScoredResponse, weighted
-from lmm_r1.scoring.functions import failure_message
 from lmm_r1.scoring.sources import GroupSource, RowSource, Scorer
 from remote_rm.client import RewardUnavailable
 from remote_rm.verifier import Score
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -301,12 +298,9 @@ class GroupRollout:
         try:
             scores = await source.rewards([self._given(sample, prompt, settings) for sample in samples])
         except UserError as error:
-            raise UserError(_placed(error, row)) from error
-        except Exception as error:  # the user's own code, which may raise anything
-            logger.exception("%s: the reward function failed", row.location)
-            raise UserError(
-                f"{row.location}: {failure_message(error)}; correct it, with the whole traceback by --logger.worker_logs"
-            ) from error
+            raised = isinstance(error, FunctionFailed)
+            advice = "; correct it, with the whole traceback by --logger.worker_logs" if raised else ""
+            raise UserError(f"{_placed(error, row)}{advice}") from error
         for score in scores:
             _check_finite(score, row)
         return [replace(sample, reward=score) for sample, score in zip(samples, scores, strict=True)]

@@ -432,7 +432,7 @@ def solve_rate(group: Sequence[Sample]) -> float | None:
 class SilenceWatch:
     """Warns during its block each time that no group has finished for a while, with the rows that the run waits for.
 
-    An engine whose whole process hangs, for example in a regular expression of a reward function, cannot report it.
+    An engine whose whole process hangs, for example in a regular expression of an environment, cannot report it.
     """
 
     def __init__(self, refs: Sequence[Any], rows: Sequence[Row], *, after_s: float) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -11,6 +10,7 @@ from typing import Any, ClassVar, Protocol
 from lmm_r1.config.rewards import RewardFunction
 from lmm_r1.data.messages import Row, TextPart, to_chat, to_json
 from lmm_r1.errors import UserError
+from lmm_r1.files.user_process import Steps, called
 from lmm_r1.scoring import Moment, ScoredResponse, images_of_rows
 from remote_rm.verifier import Score
 
@@ -45,24 +45,27 @@ _UNREADABLE = (ValueError, KeyError, IndexError, TypeError, AttributeError, Over
 class FunctionProtocol(Protocol):
     """How one kind of function is called, and how its result is read."""
 
+    name: str
     calls_at_once: int | None
-    """How many calls may run at a time in a process; None allows as many as it has threads."""
+    """How many threads may call it at a time; None calls it in the main thread."""
+    columns: frozenset[str]
+    """The columns that every row must have."""
 
-    def check_row(self, row: Row) -> None:
-        """Raise UserError for a row that lacks a column that the function asks for."""
-
-    def __call__(self, batch: Sequence[ScoredResponse]) -> list[Score]: ...
+    def __call__(self, batch: Sequence[ScoredResponse]) -> Steps:
+        """Return one `Score` per response, in their order; yields what the function awaits."""
 
 
 class _UserFunction:
     """A function with its settings and its parameters."""
+
+    columns: frozenset[str] = frozenset()
 
     def __init__(
         self, function: Callable[..., Any], *, name: str, settings: RewardFunction, calls_at_once: int | None
     ) -> None:
         self.calls_at_once = calls_at_once
         self._function = function
-        self._name = name
+        self.name = name
         self._settings = settings
         self._parameters = list(inspect.signature(function).parameters.values())
         self._takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in self._parameters)
@@ -71,17 +74,9 @@ class _UserFunction:
         """Return the parameters without a default and without a value in the settings."""
         return {one.name for one in parameters if one.default is one.empty} - self._settings.arguments.keys()
 
-    def _check_columns(self, row: Row, missing: set[str]) -> None:
-        if missing:
-            found = ", ".join(row.columns) or "none"
-            raise UserError(
-                f"{row.location}: {self._name} in {self._settings.told} asks for {', '.join(sorted(missing))}, "
-                f"but the row has no such column (found: {found})"
-            )
-
     def _unusable(self, reason: object, reply: object, *, wanted: str) -> UserError:
         return UserError(
-            f"{self._settings.told}: {self._name} gave no usable reward ({reason}) in {str(reply)[:200]}; {wanted}"
+            f"{self._settings.told}: {self.name} gave no usable reward ({reason}) in {str(reply)[:200]}; {wanted}"
         )
 
 
@@ -101,7 +96,7 @@ class OpenRLHFFunction(_UserFunction):
         )
         if positional and taken < len(OPENRLHF_PARAMETERS) and inspect.Parameter.VAR_POSITIONAL not in kinds:
             raise UserError(
-                f"{self._settings.told}: {self._name}{inspect.signature(function)} does not take queries, prompts and "
+                f"{self._settings.told}: {self.name}{inspect.signature(function)} does not take queries, prompts and "
                 f"labels; {ACCEPTED}"
             )
         self._positional = positional
@@ -109,20 +104,19 @@ class OpenRLHFFunction(_UserFunction):
         more = [parameter for parameter in named if parameter.kind not in _VARIADIC]
         self._optional = {parameter.name for parameter in more if parameter.default is not parameter.empty}
         self._required = self._required_of(more)
+        self.columns = frozenset(self._required.difference(LISTS, _MOMENT_PARAMETERS))
         self._one_at_a_time = positional and not more
 
-    def check_row(self, row: Row) -> None:
-        self._check_columns(row, self._required - _available(row).keys() - set(_MOMENT_PARAMETERS))
+    def __call__(self, batch: Sequence[ScoredResponse]) -> Steps:
+        scores: list[Score] = []
+        for part in [[item] for item in batch] if self._one_at_a_time else [batch]:
+            scores += yield from self._scored(part)
+        return scores
 
-    def __call__(self, batch: Sequence[ScoredResponse]) -> list[Score]:
-        if not self._one_at_a_time:
-            return self._scored(batch)
-        return [score for item in batch for score in self._scored([item])]
-
-    def _scored(self, batch: Sequence[ScoredResponse]) -> list[Score]:
+    def _scored(self, batch: Sequence[ScoredResponse]) -> Steps:
         named = self._named(batch)
         first = [named.pop(name) for name in OPENRLHF_PARAMETERS] if self._positional else []
-        reply = called(self._function, *first, **named)
+        reply = yield from called(self._function, *first, **named)
         try:
             return self._scores(reply, count=len(batch))
         except _UNREADABLE as error:
@@ -134,8 +128,6 @@ class OpenRLHFFunction(_UserFunction):
 
     def _named(self, batch: Sequence[ScoredResponse]) -> dict[str, object]:
         rows = [item.row for item in batch]
-        for row in rows:
-            self.check_row(row)
         own: dict[str, list[Any]] = {
             "queries": [item.query for item in batch],
             "prompts": [item.prompt if self._one_at_a_time else to_json(item.row.messages) for item in batch],
@@ -189,8 +181,7 @@ class EasyR1Function(_UserFunction):
     def __init__(self, function: Callable[..., Any], *, name: str, settings: RewardFunction, kind: object) -> None:
         if kind not in (BATCH, SEQUENTIAL):
             raise UserError(f"{settings.told}: REWARD_TYPE {kind!r} must be {BATCH!r} or {SEQUENTIAL!r}")
-        # EasyR1 never runs two calls at a time.
-        super().__init__(function, name=name, settings=settings, calls_at_once=1)
+        super().__init__(function, name=name, settings=settings, calls_at_once=None)
         self._kind = kind
         keywords = (*_VARIADIC, inspect.Parameter.KEYWORD_ONLY)
         texts = self._required_of([parameter for parameter in self._parameters if parameter.kind not in keywords])
@@ -201,12 +192,10 @@ class EasyR1Function(_UserFunction):
             )
         self._takes_texts = len(texts) == 2
 
-    def check_row(self, row: Row) -> None:
-        """Accept every row: its inputs have all columns, and which of them it reads is unknown."""
-
-    def __call__(self, batch: Sequence[ScoredResponse]) -> list[Score]:
-        given = list(self._calls(batch))
-        replies: Any = [reply for arguments in given for reply in self._replies(arguments)]
+    def __call__(self, batch: Sequence[ScoredResponse]) -> Steps:
+        replies: list[Any] = []
+        for arguments in self._calls(batch):
+            replies += yield from self._replies(arguments)
         if len(replies) != len(batch):
             raise self._refusal(f"{len(replies)} scores for {len(batch)} responses", replies)
         scores = [self._score(reply) for reply in replies]
@@ -238,8 +227,8 @@ class EasyR1Function(_UserFunction):
         else:
             yield (inputs,)
 
-    def _replies(self, arguments: tuple[object, ...]) -> list[Any]:
-        reply = called(self._function, *arguments, **self._settings.arguments)
+    def _replies(self, arguments: tuple[object, ...]) -> Steps:
+        reply = yield from called(self._function, *arguments, **self._settings.arguments)
         if self._kind == SEQUENTIAL:
             return [reply]
         if not isinstance(reply, (list, tuple)):
@@ -263,12 +252,6 @@ class EasyR1Function(_UserFunction):
             "same names in all"
         )
         return self._unusable(reason, reply, wanted=wanted)
-
-
-def called(function: Callable[..., Any], *arguments: object, **named: object) -> Any:
-    """Return the function's result; an `async` one runs in an event loop of its own, in the caller's thread."""
-    reply = function(*arguments, **named)
-    return asyncio.run(reply) if inspect.iscoroutine(reply) else reply
 
 
 def _available(row: Row) -> dict[str, Any]:
@@ -304,12 +287,9 @@ class _NamedFunction(_UserFunction):
         named = [parameter for parameter in self._parameters if parameter.kind not in _VARIADIC]
         self._names = {parameter.name for parameter in named}
         self._required = self._required_of(named)
+        self.columns = frozenset(self._required - self.own_names)
 
-    def check_row(self, row: Row) -> None:
-        """Raise UserError for a row that lacks a column that the function asks for."""
-        self._check_columns(row, self._required - self.own_names - row.columns.keys())
-
-    def _call(self, values: Mapping[str, object]) -> Any:
+    def _call(self, values: Mapping[str, object]) -> Steps:
         given = {name: value for name, value in values.items() if self._takes_all or name in self._names}
         return called(self._function, **{**given, **self._settings.arguments})
 
@@ -330,10 +310,8 @@ class TRLFunction(_NamedFunction):
 
     own_names = frozenset(("prompts", COMPLETIONS, "completion_ids", "trainer_state", "images"))
 
-    def __call__(self, batch: Sequence[ScoredResponse]) -> list[Score]:
+    def __call__(self, batch: Sequence[ScoredResponse]) -> Steps:
         rows = [item.row for item in batch]
-        for row in rows:
-            self.check_row(row)
         values: dict[str, object] = {name: [row.columns.get(name) for row in rows] for name in rows[0].columns}
         values |= {
             "prompts": [_text_of(row) if row.text_prompt else to_chat(row.messages) for row in rows],
@@ -346,7 +324,7 @@ class TRLFunction(_NamedFunction):
         }
         if (moment := batch[0].moment) is not None or "trainer_state" in self._required:
             values["trainer_state"] = TRLTrainerState(global_step=moment.step - 1 if moment is not None else 0)
-        reply = self._call(values)
+        reply = yield from self._call(values)
         wanted = f"return a list with one number for each of the {len(batch)} completions"
         try:
             rewards = [float(reward) for reward in reply]
@@ -366,12 +344,14 @@ class VerlFunction(_NamedFunction):
 
     own_names = frozenset(("data_source", SOLUTION, "ground_truth", "extra_info"))
 
-    def __call__(self, batch: Sequence[ScoredResponse]) -> list[Score]:
-        return [self._scored(item) for item in batch]
+    def __call__(self, batch: Sequence[ScoredResponse]) -> Steps:
+        scores = []
+        for item in batch:
+            scores.append((yield from self._scored(item)))
+        return scores
 
-    def _scored(self, item: ScoredResponse) -> Score:
+    def _scored(self, item: ScoredResponse) -> Steps:
         row = item.row
-        self.check_row(row)
         values = {
             **row.columns,
             "data_source": row.datasource,
@@ -379,7 +359,7 @@ class VerlFunction(_NamedFunction):
             "ground_truth": _ground_truth(row),
             "extra_info": row.columns.get("extra_info"),
         }
-        reply = self._call(values)
+        reply = yield from self._call(values)
         try:
             if not isinstance(reply, Mapping):
                 return Score.of_reply(reward=float(reply), score=float(reply), extra_logs={})

@@ -1,20 +1,23 @@
-"""Rewards by a user's Python function: loads it, and runs it in threads, for whole groups, within a deadline."""
+"""Rewards by a user's Python function: it runs in a process of its own, for whole groups, within a deadline."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-import os
-import threading
+import pickle
+import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from functools import partial
+from importlib.machinery import PathFinder
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from lmm_r1.config.rewards import RewardFunction
 from lmm_r1.data.messages import Row
 from lmm_r1.errors import UserError
-from lmm_r1.files.user_code import load_user_file, raised_at
+from lmm_r1.files.user_code import advice, failure, load_user_file
+from lmm_r1.files.user_process import FunctionFailed, Served, Steps, UserProcess
 from lmm_r1.scoring import ScoredResponse
 from lmm_r1.scoring.function_protocols import (
     ACCEPTED,
@@ -35,15 +38,15 @@ from remote_rm.verifier import Score
 
 OPENRLHF_NAME, EASYR1_NAME = "reward_func", "compute_score"
 CALLS_AT_ONCE = "CALLS_AT_ONCE"
-"""The variable with which a file allows several groups at a time for `reward_func`, if it mostly waits."""
-MODULE_NAME = "reward_function"
-"""The name of the user's module in every process."""
+"""The variable with which a file allows that many threads to call its function, if it mostly waits."""
+MODULE_NAME = "users_reward_function"
+"""The name of the user's module in its process."""
 # `__main__` is for a function that was passed directly, in a script or a notebook.
 _USERS_MODULES = (MODULE_NAME, "__main__")
 
 
 class FunctionScorer:
-    """A function that runs in a thread: one call for all responses to one prompt."""
+    """A function that runs in a process of its own: one call for all responses to one prompt."""
 
     def __init__(self, function: RewardFunction, *, given: Callable[..., Any] | None = None) -> None:
         """Import the file, or take the function itself; raises UserError if it cannot be used.
@@ -52,76 +55,75 @@ class FunctionScorer:
             given: the function, if it is not in a file.
         """
         self.told = function.told
-        self._deadline_s = function.deadline_s
-        self._protocol = _protocol_of_file(function) if given is None else _protocol(given, function)
-        # The number of threads per process that score at the same time; the default is that of `asyncio.to_thread`.
-        self._slots = asyncio.Semaphore(self._protocol.calls_at_once or min(32, (os.cpu_count() or 1) + 4))
+        self._function = function
+        packed = None
+        if given is not None:
+            from ray import cloudpickle
+
+            packed = cloudpickle.dumps(given)
+        self._process = UserProcess(partial(_served, function, packed), what=f"{function.told}: the reward function")
+        self._name, self._columns = self._process.told
 
     def check_rows(self, rows: Sequence[Row]) -> None:
         """Raise UserError for the first row that lacks a column that the function asks for."""
         for row in rows:
-            self._protocol.check_row(row)
+            if missing := self._columns - row.columns.keys():
+                found = ", ".join(row.columns) or "none"
+                raise UserError(
+                    f"{row.location}: {self._name} in {self.told} asks for {', '.join(sorted(missing))}, but the row has "
+                    f"no such column (found: {found})"
+                )
 
     async def rewards(self, batch: Sequence[ScoredResponse]) -> list[Score]:
-        """Return the function's rewards of the responses, in their order; its own errors are not caught.
+        """Return the function's rewards of the responses, in their order.
 
         Raises:
-            UserError: it returns anything but one reward per response, does not return in time, or raises SystemExit or
-                StopIteration, which must not reach an event loop.
+            UserError: it raises, returns anything but one reward per response, ends its process, or does not return in
+                time; then its process is killed. The time in which it computes for other groups does not count.
         """
-        async with self._slots:
-            outcome = await self._outcome(batch)
-        if isinstance(outcome, BaseException):
-            if isinstance(outcome, StopIteration) or not isinstance(outcome, Exception):
-                raise UserError(failure_message(outcome)) from outcome
-            raise outcome
-        return outcome
-
-    async def _outcome(self, batch: Sequence[ScoredResponse]) -> list[Score] | BaseException:
-        """Return what the function returned or raised; waiting for a slot does not count as its time."""
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[list[Score] | BaseException] = loop.create_future()
-
-        def settle(outcome: list[Score] | BaseException) -> None:
-            if not answer.done():
-                answer.set_result(outcome)
-
-        def call() -> None:
-            outcome: list[Score] | BaseException
-            try:
-                outcome = self._protocol(batch)
-            except BaseException as error:  # the user's own code may raise anything, including SystemExit
-                outcome = error
-            # The loop is closed if nobody waits any more.
-            with suppress(RuntimeError):
-                loop.call_soon_threadsafe(settle, outcome)
-
-        # A daemon thread: unlike a pool's threads, it does not keep the process alive if a function hangs.
-        threading.Thread(target=call, name=MODULE_NAME, daemon=True).start()
+        self.check_rows([item.row for item in batch])
+        asked = self._process.ask(list(batch))
+        await asyncio.wrap_future(asked.begun)
         try:
-            return await asyncio.wait_for(answer, timeout=self._deadline_s)
+            return await asyncio.wait_for(asyncio.wrap_future(asked.answer), timeout=self._function.deadline_s)
         except asyncio.TimeoutError as error:
-            raise UserError(
+            reason = (
                 f"{self.told}: the function has not returned the rewards of {len(batch)} responses "
-                f"within {self._deadline_s:g} s; find out whether it hangs, or raise --reward.deadline_s"
-            ) from error
+                f"within {self._function.deadline_s:g} s; find out whether it hangs, or raise {self._function.deadline_flag}"
+            )
+            self._process.stop(reason)
+            raise UserError(reason) from error
 
     async def check_health(self) -> None:
         """Do nothing: the file was loaded."""
 
     async def close(self) -> None:
-        """Do nothing."""
+        """End the process."""
+        self._process.kill()
 
 
-def failure_message(error: BaseException) -> str:
-    """Return what a function raised, with the line of the user's file that raised it."""
-    kind = type(error).__name__
-    said = f"the reward function raised {kind}: {error}" if str(error) else f"the reward function raised {kind}"
-    place = raised_at(error, modules=_USERS_MODULES)
-    if place is None:
-        return f"--reward.remote_url: {said}"
-    path, line = place
-    return f"--reward.remote_url {path}, line {line}: {said}"
+def _served(function: RewardFunction, packed: bytes | None) -> Served:
+    """Return the function as its process serves it.
+
+    Args:
+        packed: the function itself, pickled, if it is not in a file.
+    """
+    protocol = _protocol_of_file(function) if packed is None else _protocol(pickle.loads(packed), function)
+
+    def answer(batch: Sequence[ScoredResponse]) -> Steps:
+        try:
+            return (yield from protocol(batch))
+        except UserError:
+            raise
+        except BaseException as error:  # the user's own code, which may raise anything
+            # A generator cannot raise StopIteration.
+            cause = error.__cause__ if isinstance(error.__cause__, StopIteration) else error
+            place, said = failure(cause, modules=_USERS_MODULES)
+            raise FunctionFailed(
+                f"{function.flag}{place}: the reward function raised {said}{advice(cause)}"
+            ) from error
+
+    return Served(answer=answer, told=(protocol.name, protocol.columns), threads=protocol.calls_at_once or 0)
 
 
 def _protocol_of_file(function: RewardFunction) -> FunctionProtocol:
@@ -130,7 +132,12 @@ def _protocol_of_file(function: RewardFunction) -> FunctionProtocol:
             f"{function.told} is a function that was passed to lmm_r1.train_rl; pass it again, or write it into a file "
             f"and name that: --reward FILE.py:{function.name}"
         )
-    module = load_user_file(function.path, name=MODULE_NAME, what="--reward.remote_url")
+    if not PathFinder.find_spec("mathruler", [str(Path(function.path).resolve().parent), *sys.path]):
+        from remote_rm import mathruler
+
+        # For EasyR1's own reward files.
+        sys.modules |= {"mathruler": mathruler, "mathruler.grader": mathruler}
+    module = load_user_file(function.path, name=MODULE_NAME, what=function.flag)
     known = (OPENRLHF_NAME, EASYR1_NAME) if function.name is None else (function.name,)
     name = next((name for name in known if callable(getattr(module, name, None))), None)
     found = [] if name is not None or function.name is not None else _reward_functions(module)
@@ -144,9 +151,8 @@ def _protocol_of_file(function: RewardFunction) -> FunctionProtocol:
             f"{function.path}:{found[0] if found else 'NAME'}"
         )
     kind = getattr(module, "REWARD_TYPE", None)
-    return _protocol(
-        getattr(module, name), function, name=name, calls_at_once=_calls_at_once(module, function), kind=kind
-    )
+    called = getattr(module, name)
+    return _protocol(called, function, name=name, calls_at_once=_calls_at_once(module, called, function), kind=kind)
 
 
 def _reward_functions(module: ModuleType) -> list[str]:
@@ -203,8 +209,8 @@ def _protocol(
     return EasyR1Function(called, name=name, settings=function, kind=kind)
 
 
-def _calls_at_once(module: ModuleType, function: RewardFunction) -> int | None:
-    stated = getattr(module, CALLS_AT_ONCE, None)
+def _calls_at_once(module: ModuleType, called: Callable[..., Any], function: RewardFunction) -> int | None:
+    stated = getattr(module, CALLS_AT_ONCE, getattr(called, CALLS_AT_ONCE, None))
     if stated is not None and (not isinstance(stated, int) or stated < 1):
         raise UserError(f"{function.told}: {CALLS_AT_ONCE} is {stated!r}; make it a whole number, at least 1")
     return stated

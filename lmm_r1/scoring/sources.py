@@ -8,6 +8,7 @@ import json
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from lmm_r1.config.ppo import RequestField, RewardConfig
@@ -54,9 +55,10 @@ class VerifierScorer:
     def _judged(self, items: Sequence[Item]) -> list[Score]:
         self._start()
         try:
-            return self._judge.judge(items)
+            scores = self._judge.judge(items)
         except PoolUnavailable as error:
             raise UserError(f"--reward.remote_url {self._judge.name}: {error}") from error
+        return [replace(score, parts=score.parts | {"timed_out": float(score.timed_out)}) for score in scores]
 
     def _start(self) -> None:
         with self._starting:

@@ -107,12 +107,12 @@ class RequestReader:
         return request
 
 
-def columns_of(text: str, *, most: int) -> dict[str, list[str] | None]:
-    """Return the lists of strings of a request's JSON; raises TooManyItems and RequestValidationError.
+def columns_of(text: str, *, most: int) -> dict[str, list[Any] | None]:
+    """Return the lists of a request's JSON; raises TooManyItems and RequestValidationError.
 
-    String by string: one call of `json.loads` would hold Python's lock for seconds, and build objects that are then refused.
+    Entry by entry: one call of `json.loads` would hold Python's lock for seconds, and build objects that are then refused.
     """
-    columns: dict[str, list[str] | None] = {}
+    columns: dict[str, list[Any] | None] = {}
     place = _expected(text, _skipped(text, 0), "{")
     while text[place : place + 1] != "}":
         if columns:
@@ -125,26 +125,26 @@ def columns_of(text: str, *, most: int) -> dict[str, list[str] | None]:
     return {name: column for name, column in columns.items() if name in COLUMNS}
 
 
-def _column(text: str, place: int, *, name: str, most: int) -> tuple[list[str] | None, int]:
-    """Return a field's strings and the position after it; None for a field that requests do not have."""
+def _column(text: str, place: int, *, name: str, most: int) -> tuple[list[Any] | None, int]:
+    """Return a field's entries and the position after it; None for a field that requests do not have."""
     if name not in COLUMNS:
         return None, _skipped_value(text, place)
     if text.startswith("null", place):
         return None, _skipped(text, place + len("null"))
     if text[place : place + 1] != "[":
         raise _invalid({"type": "list_type", "loc": (name,), "msg": "Input should be a valid list"})
-    column: list[str] = []
+    column: list[Any] = []
     place = _skipped(text, place + 1)
     if text[place : place + 1] == "]":
         return column, _skipped(text, place + 1)
     while True:
         if len(column) == most:
             raise TooManyItems(max_items=most)
-        if text[place : place + 1] != '"':
+        if text[place : place + 1] in ("[", "{") and name != "image_scales":
             entry = {"type": "string_type", "loc": (name, len(column)), "msg": "Input should be a valid string"}
             raise _invalid(entry)
-        string, place = _decoded(text, place)
-        column.append(string)
+        value, place = _decoded(text, place)
+        column.append(value)
         found = _NEXT.match(text, place)
         if found is None:
             _refuse("Expecting ',' or ']'", place=place)
@@ -160,7 +160,7 @@ def _string(text: str, place: int) -> tuple[str, int]:
     return string, _skipped(text, place)
 
 
-def _decoded(text: str, place: int) -> tuple[str, int]:
+def _decoded(text: str, place: int) -> tuple[Any, int]:
     try:
         return _DECODER.raw_decode(text, place)
     except json.JSONDecodeError as error:

@@ -1,4 +1,4 @@
-"""Judges items in worker processes, each item with a hard limit of wall time; one bad item never fails its batch."""
+"""Judges items in worker processes, each item with a hard limit of processor time; one bad item never fails its batch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,14 @@ from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
-from remote_rm.service.worker import VerifierFailed, WorkerLimits, WorkerLost, WorkerProcess, start_context
+from remote_rm.service.worker import (
+    Starved,
+    VerifierFailed,
+    WorkerLimits,
+    WorkerLost,
+    WorkerProcess,
+    start_context,
+)
 from remote_rm.verifier import (
     DEFAULT_LIMITS,
     STOPPING,
@@ -111,6 +118,8 @@ SLICE_SECONDS = 0.005
 MAX_LOST_WORKERS = 10
 """How many workers one item may lose to a SIGKILL before it is taken for the cause (the system was out of memory)."""
 MAX_FAILED_STARTS = 20
+MAX_STARVED = 3
+"""How often an item may get no processor time before it counts as timed out."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -119,6 +128,7 @@ class _Job:
     score: asyncio.Future[Score]
     lost_workers: int = 0
     failed_starts: int = 0
+    starved: int = 0
     is_stalled: bool = False
     judging: asyncio.Task[None] | None = None
     """The task that waits for a worker's verdict on it."""
@@ -333,10 +343,15 @@ class VerifierPool:
                 self._release(worker)
                 return self._verifier.failed_score(job.item)
             score = await self._score_within_limit(worker, job)
-        except TimeoutError:
+        except TimeoutError as error:
             self._end(worker)
+            job.starved += isinstance(error, Starved)
+            if isinstance(error, Starved) and job.starved < MAX_STARVED:
+                logger.warning("%s; its item is judged again", error)
+                return None
             self.counts.timed_out += 1
-            logger.warning("no verdict within %g s: %s", self._item_timeout_seconds, job.item.excerpt)
+            limit = self._item_timeout_seconds
+            logger.warning("no verdict within %g s of processor time: %s", limit, job.item.excerpt)
             return replace(self._verifier.failed_score(job.item), timed_out=True)
         except VerifierFailed as error:
             self._release(worker)
@@ -355,20 +370,18 @@ class VerifierPool:
         return score
 
     async def _score_within_limit(self, worker: WorkerProcess, job: _Job) -> Score:
-        """Raises TimeoutError, with the worker still computing."""
         loop = asyncio.get_running_loop()
         started = loop.time()
-        stall = loop.call_later(STALLED_SECONDS, self._let_others_pass, job, worker)
+        stall = loop.call_later(STALLED_SECONDS, self._let_others_pass, job)
         job.judging = asyncio.current_task()
         try:
-            return await worker.judge(job.item, timeout_seconds=self._item_timeout_seconds)
+            return await worker.judge(job.item, patience_seconds=self._item_timeout_seconds)
         finally:
             job.judging = None
             stall.cancel()
             self._mean_seconds += 0.05 * (loop.time() - started - self._mean_seconds)
 
-    def _let_others_pass(self, job: _Job, worker: WorkerProcess) -> None:
-        worker.give_way()
+    def _let_others_pass(self, job: _Job) -> None:
         if self._stalled >= STALLED_PER_WORKER * self._workers:
             return
         job.is_stalled = True

@@ -4,7 +4,6 @@ Messages are JSON after a length of four bytes. The server never unpickles data 
 """
 
 import asyncio
-import contextlib
 import json
 import multiprocessing
 import os
@@ -12,6 +11,7 @@ import resource
 import signal
 import socket
 import struct
+import time
 from collections import deque
 from dataclasses import asdict, dataclass
 from multiprocessing.context import ForkServerContext, SpawnContext
@@ -23,12 +23,10 @@ from remote_rm.verifier import Item, Score, Verifier
 WORKER_NAME = "verifier worker"
 PRELOADED_MODULES = ("sympy", "math_verify", "remote_rm.service.worker", "remote_rm.service.warm_start")
 """Imported once, in the process that workers are forked from, so that a killed worker is replaced in milliseconds."""
-START_TIMEOUT_SECONDS = 60.0
+START_TIMEOUT_SECONDS = 300.0
 END_TIMEOUT_SECONDS = 5.0
-STALLED_NICENESS = 10
-"""Added to the server's own for a worker that takes long: a tenth of the share of a process that does not."""
-SPARE_CPU_SECONDS = 1.0
-"""How much longer than its limit a worker may compute if its server has died and cannot kill it."""
+LEAST_SHARE = 0.01
+"""A worker that gets less of a core than this does not compute: the machine is too busy, or the verifier waits."""
 RETIRING_SHARE = 0.5
 """A worker that has held this share of its memory limit is replaced, since what it freed may not return to the system."""
 OUTSIDE_SIGNALS = frozenset((signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
@@ -50,11 +48,16 @@ class WorkerLost(Exception):
     """The worker was killed from outside or could not be started; the item is not to blame."""
 
 
+class Starved(TimeoutError):
+    """The worker has got no processor time for as long as an item may compute."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class WorkerLimits:
     """What one worker may use."""
 
     item_seconds: float
+    """Of processor time, so that a busy machine makes no verdict late."""
     memory_bytes: int
 
 
@@ -105,27 +108,39 @@ class WorkerProcess:
         """Whether the process is there, as a killed one may still be for a moment."""
         return self._process.is_alive()
 
-    async def judge(self, item: Item, *, timeout_seconds: float) -> Score:
-        """Return the score; raises TimeoutError, with the worker still computing, VerifierFailed or WorkerLost.
+    async def judge(self, item: Item, *, patience_seconds: float) -> Score:
+        """Return the score; raises TimeoutError if the item took its processor time, Starved, VerifierFailed or WorkerLost.
 
-        Not to be used again after it was cancelled or timed out: the reply would be taken for that of the next item.
+        Not to be used again after it was cancelled or starved: the reply would be taken for that of the next item.
+
+        Args:
+            patience_seconds: wall time in which it must at least compute.
         """
         try:
             self._channel.send(asdict(item))
-            reply = await self._channel.receive(timeout_seconds=timeout_seconds)
-        except ConnectionError as error:
+            reply = await self._computed(patience_seconds)
+        except (ConnectionError, ProcessLookupError) as error:
             raise await self._cause_of_death() from error
         self._is_retiring |= reply.pop("retires")
         if "error" in reply:
             raise VerifierFailed(reply["error"])
         return Score(**reply)
 
-    def give_way(self) -> None:
-        """Let the server and other workers compute first; the worker is replaced after its item, because the priority cannot be raised again."""
-        self._is_retiring = True
-        # The socket shows whether the worker is gone.
-        with contextlib.suppress(ProcessLookupError):
-            os.setpriority(os.PRIO_PROCESS, self.pid, os.getpriority(os.PRIO_PROCESS, 0) + STALLED_NICENESS)
+    async def _computed(self, patience_seconds: float) -> Message:
+        while True:
+            before = self._processor_seconds()
+            try:
+                return await self._channel.receive(timeout_seconds=patience_seconds)
+            except TimeoutError as error:
+                if self._processor_seconds() - before < LEAST_SHARE * patience_seconds:
+                    raise Starved(f"worker {self.pid} got no processor time for {patience_seconds:g} s") from error
+
+    def _processor_seconds(self) -> float:
+        # The kernel's clock of another process (clock_getcpuclockid).
+        try:
+            return time.clock_gettime((~self.pid << 3) | 2)
+        except OSError as error:
+            raise ProcessLookupError(self.pid) from error
 
     def kill(self) -> None:
         """End the process at once, whatever it does."""
@@ -139,6 +154,8 @@ class WorkerProcess:
     async def _cause_of_death(self) -> Exception:
         await self.ended()
         code = self._process.exitcode
+        if code == -signal.SIGPROF:
+            return TimeoutError()
         if code in (None, UNKNOWN_EXIT_CODE) or -code in OUTSIDE_SIGNALS:
             return WorkerLost(f"worker {self.pid} was killed from outside (exit code {code})")
         return VerifierFailed(f"worker {self.pid} crashed with exit code {code}")
@@ -232,8 +249,8 @@ def work(channel: socket.socket, verifier: Verifier, limits: WorkerLimits) -> No
     with channel, channel.makefile("rb") as requests:
         _send(channel, {"pid": os.getpid()})
         while (request := _read(requests)) is not None:
-            # The kernel ends a worker that computes on though its server is gone: no Python code has to run for that.
-            signal.setitimer(signal.ITIMER_PROF, limits.item_seconds + SPARE_CPU_SECONDS)
+            # The kernel ends a worker that computes too long: no Python code has to run for that, and no server.
+            signal.setitimer(signal.ITIMER_PROF, limits.item_seconds)
             reply = _verdict(verifier, Item(**request))
             signal.setitimer(signal.ITIMER_PROF, 0.0)
             retires = _peak_memory_bytes() > RETIRING_SHARE * limits.memory_bytes

@@ -121,6 +121,7 @@ def test_a_response_in_a_column_of_its_own_counts_as_the_turn_that_sft_learns(fo
     [
         (["--max_len", "64", "--max_new_tokens", "64"], "leaves no room for a prompt"),
         (["--reward", "maths"], "--reward maths"),
+        (["--reward", "none.py:f"], "--reward none.py: no such file"),
         (["--output", "check_data.html"], "is also the path of the page"),
         (["--judge_timeout", "0"], "--judge_timeout"),
     ],
@@ -131,6 +132,28 @@ def test_what_cannot_be_is_refused_by_name(folder, capsys, flags, told):
         main([str(file), *flags])
     assert ended.value.code == 1
     assert told in capsys.readouterr().err
+
+
+def test_what_a_reward_function_gives_the_rows_own_answers_is_shown(folder, capsys):
+    (folder / "grades.py").write_text("FOUND = r'boxed{(.*)}'\n")
+    (folder / "rewards.py").write_text(
+        "import re, grades\n\ndef boxed(completions, gold, **kwargs):\n"
+        "    found = [re.search(grades.FOUND, one[0]['content']) for one in completions]\n"
+        "    return [float(bool(one) and one[1] == right) / int(right) for one, right in zip(found, gold)]\n"
+    )
+    rows = [prompt("1 + 1?", "2") | {"gold": "2"}, prompt("2 + 2?", "4") | {"gold": "5"}, prompt("0?", "0")]
+    file = write_rows(folder, *rows, prompt("1 - 1?", "0") | {"gold": "0"})
+    with pytest.raises(SystemExit):
+        main([str(file), "--reward", "rewards.py:boxed", "--output", "found.json"])
+    found = json.loads(Path("found.json").read_text())
+    kinds = [(finding["kind"], finding["index"]) for finding in found["findings"]]
+    assert kinds == [("gold refused", 2), ("gold refused", 3), ("gold wrong", 1)]
+    assert "asks for gold" in found["findings"][0]["what"]
+    assert "rewards.py, line 5: the reward function raised ZeroDivisionError" in found["findings"][1]["what"]
+    assert (
+        "rewards.py:boxed gives the rows' own answers 0 to 0.5 (mean 0.25), and empty responses 0"
+        in found["notes"][-1]
+    )
 
 
 def judged(folder: Path, *rows: dict, flags: tuple[str, ...] = ()) -> dict:

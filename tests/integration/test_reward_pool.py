@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 import urllib.request
@@ -15,6 +17,7 @@ import pytest
 from helpers.http_servers import in_a_loop
 from helpers.reward_servers import import_unruly, running, unruly_command
 
+from remote_rm.math_verifier import MathVerifier
 from remote_rm.service.pool import QUICK_CHARS, PoolUnavailable, VerifierPool
 from remote_rm.verifier import Item, ServiceLimits, Verifier
 
@@ -46,10 +49,41 @@ async def started(pool: VerifierPool) -> AsyncIterator[VerifierPool]:
 @in_a_loop
 async def test_stalled_items_do_not_hold_up_those_behind_them(unruly):
     async with started(VerifierPool(unruly, workers=1, item_timeout_seconds=2.0)) as pool:
-        began = time.monotonic()
-        assert await rewards(pool, "sleep 60", "sleep 60", "sleep 60", "1", "2") == [0.0, 0.0, 0.0, 1.0, 2.0]
-        # One after another they would take 6 s; the third starts after 2 * STALLED_SECONDS, and ends 2 s later.
-        assert 2.3 < time.monotonic() - began < 4.0
+        stalled = asyncio.create_task(rewards(pool, "burn", "burn", "burn"))
+        await asyncio.sleep(0.1)
+        assert await rewards(pool, "1", "2") == [1.0, 2.0]
+        assert not stalled.done()
+        assert await stalled == [0.0, 0.0, 0.0]
+    assert (pool.counts.timed_out, pool.counts.failed) == (3, 0)
+
+
+@in_a_loop
+async def test_all_right_answers_are_paid_while_the_machine_is_busy():
+    items = [
+        Item(prompt="p", response=rf"<answer>|-{number}\sqrt{{2}}|</answer>", label=rf"{number}\sqrt{{2}}")
+        for number in range(2, 34)
+    ]
+    # A worker's first judgement takes up to 0.7 s of processor time, and a worker gets an eighth of a core.
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(12)]
+    try:
+        async with started(VerifierPool(MathVerifier(), workers=4, item_timeout_seconds=1.5)) as pool:
+            paid = [score.score for score in await pool.judge(items)]
+    finally:
+        for process in busy:
+            process.kill()
+    assert (paid, pool.counts.timed_out) == ([1.0] * 32, 0)
+
+
+@in_a_loop
+async def test_an_item_whose_worker_gets_no_processor_time_is_judged_again(unruly):
+    async with started(VerifierPool(unruly, workers=1, item_timeout_seconds=1.0)) as pool:
+        (worker,) = pool.worker_pids
+        os.kill(worker, signal.SIGSTOP)
+        assert await rewards(pool, "3") == [3.0]
+        assert pool.counts.timed_out == 0
+        # What waits by itself is late in the end.
+        (late,) = await pool.judge(items("sleep 60"))
+    assert (late.reward, late.timed_out, pool.counts.timed_out) == (0.0, True, 1)
 
 
 @in_a_loop

@@ -1,6 +1,7 @@
 """Which groups filters leave out, by numbers worked out by hand, and what is said of them."""
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -158,3 +159,13 @@ def test_a_file_without_the_function_is_refused_before_a_run(function, tmp_path)
         ExperienceFilter(str(tmp_path / "gone.py"))
     with pytest.raises(UserError, match="names no file"):
         ExperienceFilter("keep_all")
+
+
+def test_a_filter_runs_in_the_main_thread_of_a_process_whoever_calls_it(function):
+    code = (
+        "import signal\n\nasync def experience_filter(samples):\n"
+        "    signal.signal(signal.SIGALRM, signal.SIG_IGN)\n    return True\n"
+    )
+    rule = GroupFilter(function=function(code))
+    with ThreadPoolExecutor() as threads:
+        assert threads.submit(rule.judged, group(1.0, 0.0)).result() == group(1.0, 0.0)

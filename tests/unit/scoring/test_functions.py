@@ -381,6 +381,29 @@ def test_a_file_says_how_many_groups_its_function_may_wait_for_at_a_time(tmp_pat
     assert [score.reward for scores in asyncio.run(all_at_once()) for score in scores] == [1.0] * 40
 
 
+def test_a_verifier_as_a_function_is_called_for_several_groups_at_a_time(tmp_path):
+    code = """
+import threading
+from remote_rm.math_verifier import MathVerifier
+from remote_rm.reward_function import reward_func_of
+
+BOTH = threading.Barrier(2, timeout=20)
+
+class Waiting(MathVerifier):
+    def quick_score(self, item):
+        BOTH.wait()
+        return super().quick_score(item)
+
+reward_func = reward_func_of(Waiting())
+"""
+    source = scorer(tmp_path, code)
+
+    async def both() -> list[list[Score]]:
+        return await asyncio.gather(source.rewards(batch("2")), source.rewards(batch("2")))
+
+    assert [score.score for scores in asyncio.run(both()) for score in scores] == [1.0, 1.0]
+
+
 @pytest.mark.parametrize("stated", ["0", "'many'", "2.5"])
 def test_a_number_of_calls_that_is_none_is_refused(tmp_path, stated):
     code = f"CALLS_AT_ONCE = {stated}\n\ndef reward_func(queries, prompts, labels):\n    return [0]\n"

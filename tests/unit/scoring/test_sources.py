@@ -57,7 +57,7 @@ def test_the_function_gets_lists_of_one(tmp_path):
 
 
 def test_an_error_of_the_function_is_not_swallowed(tmp_path):
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(UserError, match="reward.py, line 4: the reward function raised ZeroDivisionError"):
         score(reward_file(tmp_path, "1 / 0"))
 
 

@@ -7,7 +7,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 from remote_rm.math_verifier import MathVerifier
-from remote_rm.service.app import create_app
+from remote_rm.reward_function import reward_func_of
+from remote_rm.service.app import INLINE_BYTES, create_app
 from remote_rm.verifier import ServiceLimits
 
 pytestmark = pytest.mark.unit
@@ -44,9 +45,27 @@ def test_without_responses_the_response_is_found_in_the_query(client):
     assert reply.json()["rewards"] == [1.5]
 
 
+@pytest.mark.parametrize("padding", ["", "x" * INLINE_BYTES])
+def test_numbers_are_texts_and_a_prompt_may_be_null(client, padding):
+    request = {
+        "query": ["q", 7, "q", "q", "q"],
+        "prompts": ["p", None, 1, "p", "p"],
+        "labels": [7, 7.0, 0.5, True, "yes"],
+        "responses": [7, "7", 0.50, "<answer>True</answer>", False],
+        "image_scales": [[[0.5, 2]], [], [], [], []],
+        "note": padding,
+    }
+    reply = client.post("/get_reward", json=request)
+    assert reply.status_code == 200, reply.text
+    assert reply.json()["scores"] == [1.0, 1.0, 1.0, 1.0, 0.0]
+    assert reward_func_of("math")(["7"], ["p"], [7.0], responses=["7"])["scores"] == [1.0]
+
+
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
+        ({"labels": [["1"], "2"]}, "labels"),
+        ({"labels": ["1", float("nan")]}, "labels"),
         ({"labels": ["1"]}, "labels has 1"),
         ({"responses": ["x"]}, "responses has 1"),
         ({"labels": ["1", ""]}, "labels[1]"),
@@ -56,7 +75,7 @@ def test_without_responses_the_response_is_found_in_the_query(client):
 )
 def test_a_request_that_cannot_be_judged_is_a_422(client, changed, told):
     request = {"query": ["q", "q"], "prompts": ["p", "p"], "labels": ["1", "2"]} | changed
-    reply = client.post("/get_reward", json=request)
+    reply = client.post("/get_reward", content=json.dumps(request), headers={"content-type": "application/json"})
     assert reply.status_code == 422
     assert told in reply.text
 
