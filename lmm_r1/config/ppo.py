@@ -471,7 +471,7 @@ class VllmConfig(SpeculationFlags):
 
 @dataclass(frozen=True, kw_only=True)
 class PPODeepSpeedConfig(DeepSpeedConfig):
-    enable_sleep: bool | None = None
+    enable_sleep: Annotated[bool | None, Needs(".zero_stage!=0")] = None
     """Free the trainer's memory during generation; None does so only if the run would not fit otherwise."""
     value_head_prefix: Annotated[str, Needs("critic.model_name_or_path or reward.model_name_or_path")] = "score"
     """Name of the value head in a critic or reward model."""
