@@ -257,6 +257,7 @@ _FREE = (
     "actor.gradient_checkpointing_layers",
     "actor.gradient_checkpointing_reentrant",
     "actor.model_name_or_path",
+    "algo.mismatch_limit",
     "ckpt.",
     "critic.model_name_or_path",
     "critic.save_value_network",

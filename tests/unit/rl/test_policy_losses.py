@@ -106,11 +106,15 @@ def test_without_an_advantage_nothing_is_learnt(loss):
     assert (found, set(gradient)) == (0.0, {0.0})
 
 
-@pytest.mark.parametrize("loss", ["ppo", "gspo"])
+# OpenRLHF has no weights for GSPO: with a correction it takes another ratio.
+THEIRS = frozen("rl/policy_losses", "what_openrlhf_has_is_openrlhfs_4")
+
+
 @pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-mean"])
 @pytest.mark.parametrize("dual_clip", [None, 1.5])
 @pytest.mark.parametrize(
-    ("level", "mode", "gating", "bounds"), frozen("rl/policy_losses", "what_openrlhf_has_is_openrlhfs_4")
+    ("loss", "level", "mode", "gating", "bounds"),
+    [("gspo", "off", "mask", "ratio", (0.5, 5.0)), *(("ppo", *case) for case in THEIRS)],
 )
 def test_what_openrlhf_has_is_openrlhfs(loss, aggregation, dual_clip, level, mode, gating, bounds):
     theirs = TheirPolicyLoss(
@@ -169,6 +173,25 @@ def test_a_response_is_corrected_by_the_geometric_mean_of_its_ratios(correction,
     assert gradient == pytest.approx([-weight / 2 for weight in weights])
     *_, filtered = PolicyLoss(LossSettings(correction=Correction(level="seq", **correction)))(**given)
     assert filtered == (not correction["bounds"][0] <= 2 <= correction["bounds"][1])
+
+
+@pytest.mark.parametrize("loss", ["gspo", "gspo_token"])
+def test_the_engines_noise_clips_no_response_and_weights_its_tokens(loss):
+    # The first response is 0.02 nats above the engine per token, the second below: GSPO's own bounds are 3e-4 and 4e-4.
+    noise = torch.tensor([[0.02, 0.02], [-0.02, -0.02]])
+    given = {
+        "log_probs": torch.full((2, 2), -1.0, requires_grad=True),
+        "old_log_probs": torch.full((2, 2), -1.0),
+        "advantages": torch.tensor([[1.0, 1.0], [-1.0, -1.0]]),
+        "action_mask": torch.ones(2, 2).long(),
+        "rollout_log_probs": -1.0 - noise,
+    }
+    settings = LossSettings(loss=loss, clip=(3e-4, 4e-4), correction=Correction(level="token"))
+    value, clipped, _, engine_kl, filtered = PolicyLoss(settings)(**given)
+    (gradient,) = torch.autograd.grad(value, given["log_probs"])
+    weights = [-math.exp(0.02) / 4] * 2 + [math.exp(-0.02) / 4] * 2
+    assert gradient.flatten().tolist() == pytest.approx(weights)
+    assert (clipped.item(), filtered.item(), engine_kl.item()) == (0.0, 0.0, pytest.approx(0.0, abs=1e-7))
 
 
 CORRECTIONS = (
