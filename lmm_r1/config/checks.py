@@ -268,9 +268,10 @@ def check_offloaded(name: str, ds: DeepSpeedConfig) -> None:
 
 
 def _check_top_k(config: PPOConfig) -> None:
-    top_k = config.rollout.top_k
-    if top_k != -1 and top_k < 1:
-        raise UserError(f"--rollout.top_k {top_k} must be at least 1, or -1 for all tokens")
+    for prefix, settings in (("rollout.", config.rollout), ("eval.", config.eval)):
+        check_sampling(temperature=None, top_p=settings.top_p, prefix=prefix)
+        if settings.top_k != -1 and settings.top_k < 1:
+            raise UserError(f"--{prefix}top_k {settings.top_k} must be at least 1, or -1 for all tokens")
 
 
 def _check_rl_rows(config: PPOConfig) -> None:

@@ -282,8 +282,8 @@ class AlgoConfig:
     """Your own function, FILE.py or FILE.py:FUNCTION, which gets the samples of a group and selects those that are
     trained on. A group without any is replaced."""
     mismatch_limit: float | None = None
-    """Stop the run if the mean log-prob difference per token between vLLM and training exceeds this in the first step;
-    None is 0.01 in fp32 and 0.1 in half precision."""
+    """Stop the run if the mean log-prob difference per token between vLLM and training exceeds this in a step; None is
+    0.01 in fp32 and 0.1 in half precision."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -469,6 +469,10 @@ class PPOCheckpointConfig(CheckpointConfig):
 class PPOEvalConfig(EvalConfig):
     temperature: float = 0.6
     """Sampling temperature in evaluation."""
+    top_p: float = 1.0
+    """As rollout.top_p, in evaluation."""
+    top_k: int = -1
+    """As rollout.top_k, in evaluation."""
     n_samples_per_prompt: int = 4
     """Responses per prompt in evaluation."""
 
