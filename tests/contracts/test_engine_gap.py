@@ -170,14 +170,8 @@ def test_what_is_left_of_the_policy_is_no_gap_and_hides_none(run, name):
         _, clipped, *_, filtered = PolicyLoss(losses)(*given, rollout_log_probs=one.rollout_log_probs)
         assert (clipped, filtered) == (0, 0)
     run.actor.temperature *= 0.7
-    with pytest.raises(UserError, match="disagree on the log-probs"):
-        of_kept.check()
-
-
-def test_a_wrong_temperature_stops_the_run(run):
-    run.actor.temperature = 0.7
     with pytest.raises(UserError, match="--rollout.temperature"):
-        run.check()
+        of_kept.check()
 
 
 def test_rotary_frequencies_rounded_to_bf16_stop_the_run(run):
@@ -245,22 +239,3 @@ def test_an_image_that_does_not_arrive_stops_the_run_and_points_at_the_images(ru
     with pytest.raises(UserError, match="of image rows .* see different images") as error:
         run.check(media=blank)
     assert "of text rows" not in str(error.value)
-
-
-def test_where_the_kit_says_that_the_engine_cannot_agree_on_images_the_other_rows_are_checked(run):
-    config = dotted.replace(PPOConfig(), {"ds.param_dtype": run.dtype})
-    blank = [
-        (
-            None
-            if prompt.media is None
-            else {**prompt.media, "pixel_values": torch.zeros_like(prompt.media["pixel_values"])}
-        )
-        for prompt in run.prompts
-    ]
-    mismatch = Mismatch(config, unchecked=frozenset({"image", "video"}))
-    mismatch.measure(experiences(run.actor, run.rows, run.prompts, run.samples, media=blank))
-    assert mismatch.take_metrics()["mismatch/image/mean"] > 0.1
-    run.actor.temperature = 0.7
-    mismatch.checked = False
-    with pytest.raises(UserError, match="of text rows"):
-        mismatch.measure(experiences(run.actor, run.rows, run.prompts, run.samples))

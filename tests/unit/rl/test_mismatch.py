@@ -153,11 +153,12 @@ def test_what_is_no_number_is_no_agreement():
         mismatch().measure([broken])
 
 
-def test_a_kind_on_which_the_engine_cannot_agree_is_measured_and_not_checked(caplog):
+def test_a_kind_on_which_the_engine_cannot_agree_is_measured_and_the_others_are_checked():
     run = mismatch(unchecked=frozenset({"image"}))
     run.measure([far(0.4, kind="image"), far(0.01, kind="text")])
     assert run.take_metrics()["mismatch/image/mean"] == approx(0.4)
-    assert not caplog.records
+    with pytest.raises(UserError, match="over 8 tokens of text rows"):
+        run.measure([far(0.4, kind="image"), far(0.2, kind="text")])
 
 
 @pytest.mark.parametrize("drifts", [False, True])

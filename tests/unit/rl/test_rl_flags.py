@@ -453,11 +453,15 @@ def test_what_is_sampled_follows_from_seed_step_and_place_so_that_a_resumed_run_
         generator = KitSamplesGenerator(own, [], settings)
         return [generator._of_row(settings, place=place, first=first).sampling.seed for place in range(3)]
 
-    third = Moment(step=3, held_out=False)
+    second, third = (Moment(step=step, held_out=False) for step in (2, 3))
     assert seeds(third) == seeds(third)
-    others = [seeds(Moment(step=2, held_out=False)), seeds(Moment(step=3, held_out=True))]
-    others += [seeds(third, first=3), seeds(third, train__seed=7)]
-    assert len({*seeds(third), *sum(others, [])}) == 15
+    others = [
+        *seeds(second),
+        *seeds(replace(third, held_out=True)),
+        *seeds(third, first=3),
+        *seeds(third, train__seed=7),
+    ]
+    assert len({*seeds(third), *others}) == 15
 
 
 @pytest.mark.parametrize("kept", [{}, {"eval.top_p": 0.5, "eval.top_k": 3}], ids=str)
