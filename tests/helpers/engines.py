@@ -141,7 +141,7 @@ def sampled(
         output_per="prompt",
     )
     parameters.min_p = min_p
-    llm.collective_rpc("ban_tokens", args=(list(banned), temperature))
+    llm.collective_rpc("ban_tokens", args=(list(banned), temperature or 1.0))
     outputs = llm.generate(requests, parameters, use_tqdm=False)
     for prompt, output in zip(prompts, outputs, strict=True):
         assert list(output.prompt_token_ids) == prompt.token_ids, "the engine expands the placeholders differently"
