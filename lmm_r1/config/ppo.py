@@ -301,8 +301,8 @@ class AlgoConfig:
     """Your own function, FILE.py or FILE.py:FUNCTION, which gets the samples of a group and selects those that are
     trained on. A group without any is replaced."""
     mismatch_limit: Annotated[float | None, Within("(0, inf]")] = None
-    """Stop the run if the mean log-prob difference per token between vLLM and training exceeds this in the first step;
-    None is 0.01 in fp32 and 0.1 in half precision."""
+    """Stop the run if the mean log-prob difference per token between vLLM and training exceeds this in a step; None is
+    0.01 in fp32 and 0.1 in half precision."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -492,6 +492,10 @@ class PPOCheckpointConfig(CheckpointConfig):
 class PPOEvalConfig(EvalConfig):
     temperature: Annotated[float, Within("[0, inf)"), Needs(".dataset", warns=True)] = 0.6
     """Sampling temperature in evaluation."""
+    top_p: Annotated[float, Within("(0, 1]"), Needs(".dataset", warns=True)] = 1.0
+    """As rollout.top_p, in evaluation."""
+    top_k: Annotated[int, Within("[1, inf)", besides=(-1,)), Needs(".dataset", warns=True)] = -1
+    """As rollout.top_k, in evaluation."""
     n_samples_per_prompt: Annotated[int, Within("[1, inf)"), Needs(".dataset", warns=True)] = 4
     """Responses per prompt in evaluation."""
 

@@ -336,6 +336,10 @@ class EpisodeRollout(GroupRollout):
         )
         regex = turn.settings.regex
         parameters = self._parameters(settings, max_tokens=turn.max_tokens, n_samples=1, stops=turn.stops, regex=regex)
+        if parameters.seed is not None:
+            # Each piece of each episode has its own.
+            tokens = len(prompt.engine_token_ids)
+            parameters.seed = zlib.crc32(f"{parameters.seed} {play.number} {tokens}".encode())
         if play.asked is not None:
             parameters = as_asked(play.asked, needed=parameters, engine_guesses=self.guesses)
         play.sampled_by = parameters

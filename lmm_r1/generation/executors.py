@@ -6,7 +6,8 @@ import asyncio
 import copy
 import logging
 import time
-from collections import defaultdict
+import zlib
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -78,6 +79,8 @@ class CalledEngine:
         self._idle_since = time.monotonic()
         # By what was read and what was generated, in the order in which they ended.
         self._calls: dict[tuple[tuple[int, ...], tuple[int, ...]], list[EngineCall]] = defaultdict(list)
+        # By the seed that an agent was given for its episode: each request with it gets another.
+        self._requests: Counter[int] = Counter()
 
     @property
     def idle_s(self) -> float:
@@ -111,6 +114,10 @@ class CalledEngine:
         if media:
             prompt["multi_modal_data"] = dict(media)
         needed = self._needed(most - len(token_ids))
+        needed.seed = None
+        if asked.seed is not None:
+            self._requests[asked.seed] += 1
+            needed.seed = zlib.crc32(f"{asked.seed} {self._requests[asked.seed]}".encode())
         parameters = as_asked(asked, needed=needed, engine_guesses=self._guesses)
         request = Request(prompt, parameters, weights=self._weights)
         self._running += 1
@@ -162,6 +169,7 @@ class CalledEngine:
     def forget(self) -> None:
         """Let go of all calls."""
         self._calls.clear()
+        self._requests.clear()
 
 
 logger = logging.getLogger(__name__)
@@ -213,7 +221,7 @@ class ExecutorRollout(EpisodeRollout):
         called = self._engine
         self._playing += 1
         try:
-            result = await self._executed(called, opening, settings)
+            result = await self._executed(called, opening, settings, number=number)
             if result is not None:
                 return await self._sample_of(result, opening, called, settings)
         except AgentFault:
@@ -224,10 +232,10 @@ class ExecutorRollout(EpisodeRollout):
                 called.forget()
         return await self._unplayed(engine, opening, settings, number=number)
 
-    async def _executed(self, engine: CalledEngine, opening: Opening, settings: GroupSettings) -> Any:
+    async def _executed(self, engine: CalledEngine, opening: Opening, settings: GroupSettings, *, number: int) -> Any:
         """Return the result of `execute`; None if it fails, or leaves the engine idle for too long."""
         agent, limit, began = self.environment, self.limits.answer_s, time.monotonic()
-        given = self._arguments(engine, opening, settings)
+        given = self._arguments(engine, opening, settings, number=number)
         playing = asyncio.ensure_future(agent.loop.run(agent.executor.execute(**given)))
         try:
             while not playing.done():
@@ -245,7 +253,9 @@ class ExecutorRollout(EpisodeRollout):
         finally:
             playing.cancel()
 
-    def _arguments(self, engine: CalledEngine, opening: Opening, settings: GroupSettings) -> dict[str, object]:
+    def _arguments(
+        self, engine: CalledEngine, opening: Opening, settings: GroupSettings, *, number: int
+    ) -> dict[str, object]:
         """Return the arguments of `execute`, as OpenRLHF gives them."""
         images = list(opening.prompt.images)
         if opening.prompt.videos:
@@ -265,6 +275,8 @@ class ExecutorRollout(EpisodeRollout):
         parameters = copy.deepcopy(self._needed(settings, settings.max_len - len(opening.prompt.token_ids)))
         parameters.detokenize = True
         parameters.logprobs = 1 if settings.logprobs else None
+        if parameters.seed is not None:
+            parameters.seed = zlib.crc32(f"{parameters.seed} {number}".encode())
         given = {
             "prompt": self.codec.prompt_text(opening.shown),
             "label": opening.row.answer,

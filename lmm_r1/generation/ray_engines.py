@@ -193,9 +193,13 @@ class KitRolloutActor(RolloutRayActor.__ray_metadata__.modified_class):
         reward_function: Callable[..., Any] | None = None,
         agent: AgentSpec | None = None,
         beside_models: bool = False,
+        temperature: float = 1.0,
         **engine_arguments: Any,
     ) -> None:
-        """Args: beside_models: it generates while models are trained, as in asynchronous runs."""
+        """Args:
+        beside_models: it generates while models are trained, as in asynchronous runs.
+        temperature: the policy's, at which log-probs are reported.
+        """
         self.llm: TokenEngine
         in_thread: Callable[..., Awaitable[Any]]
         quiet.done_loading()
@@ -211,7 +215,7 @@ class KitRolloutActor(RolloutRayActor.__ray_metadata__.modified_class):
             self.llm = engine = self._started_in_process(**engine_arguments)
             in_thread = engine.call
         codec = PromptCodec.of(engine_arguments["model"], trust_remote_code=engine_arguments["trust_remote_code"])
-        await self.llm.collective_rpc("ban_tokens", args=(codec.banned_token_ids,))
+        await self.llm.collective_rpc("ban_tokens", args=(codec.banned_token_ids, temperature))
         room: dict[str, Any] = {
             "codec": codec,
             "scorer": None if reward is None else make_scorer(reward, given=reward_function),
@@ -491,8 +495,9 @@ def _engine_arguments(config: PPOConfig, *, share: float, max_images: int, max_v
         "enable_sleep_mode": bool(config.vllm.enable_sleep),
         "distributed_executor_backend": "uni" if config.vllm.tensor_parallel_size == 1 else "ray",
         "worker_extension_cls": f"{extension.__module__}.{extension.__qualname__}",
-        # Log-probs of the distribution that was sampled from: after temperature, nucleus and bans.
-        "logprobs_mode": "processed_logprobs",
+        # Log-probs of the policy as the trainer computes them, whatever top_p, top_k and the like leave of it.
+        "logprobs_mode": "raw_logprobs",
+        "temperature": config.rollout.temperature,
         "max_logprobs": 1,
         "num_gpus": share,
         "full_determinism": config.train.full_determinism_enable,

@@ -112,11 +112,14 @@ def as_asked(asked: Any, *, needed: SamplingParams, engine_guesses: bool = False
         if not name.startswith("_") and name not in derived
     }
     most = needed.max_tokens if asked.max_tokens is None else min(asked.max_tokens, needed.max_tokens)
+    # An agent's own seed would be that of each sample of a group; one that it returns is of the turn before.
+    seed = asked.seed if needed.seed is None else needed.seed
     texts = [asked.stop] if isinstance(asked.stop, str) else list(asked.stop or ())
     stops = list(dict.fromkeys([*texts, *(needed.stop or ())]))
     log_probs = asked.logprobs if needed.logprobs is None else max(asked.logprobs or 0, needed.logprobs)
     changed = {
         "n": 1,
+        "seed": seed,
         "max_tokens": most,
         "min_tokens": min(asked.min_tokens, most),
         "logprobs": log_probs,

@@ -13,9 +13,12 @@ from functools import wraps
 from typing import Any
 
 import torch
+import vllm.v1.worker.gpu.sample.sampler as gpu_sampler
+import vllm.v1.worker.gpu.spec_decode.rejection_sampler as gpu_rejection_sampler
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.sample.sampler import Sampler
 
 from lmm_r1.generation.weight_bucket import WeightSlot, empty_buffer, opened, received_slots, weights_in
 from lmm_r1.host.openrlhf import WorkerWrap, get_physical_gpu_id
@@ -47,18 +50,32 @@ def _with_pictures(planned: SchedulerOutput, requests: Any) -> SchedulerOutput:
     return planned
 
 
+def _divided(scores: Callable[..., Any], temperature: float) -> Callable[..., Any]:
+    """Return a function of logits for logits that are divided by the temperature."""
+
+    @wraps(scores)
+    def divided(logits: torch.Tensor, *arguments: Any, **settings: Any) -> Any:
+        return scores(logits.float() / temperature, *arguments, **settings)
+
+    return scores if temperature == 1 else divided
+
+
 class TokenBan:
-    """Keeps tokens from being sampled in any request."""
+    """Keeps tokens from being sampled in any request, and reports the policy's log-probs."""
 
     # Of vLLM's worker.
     model_runner: Any
     device: torch.device
 
-    def ban_tokens(self, token_ids: Sequence[int]) -> None:
+    def ban_tokens(self, token_ids: Sequence[int], temperature: float = 1.0) -> None:
         """Give these tokens no probability from now on; each call replaces the previous ones.
 
         The `logit_bias` of requests is no alternative: vLLM takes at most 1,024 entries on GPUs, and none with speculative
         decoding. A request's own bias, which is added later, cannot lift a ban.
+
+        Args:
+            temperature: the trainer's, at which log-probs are reported with vLLM's `raw_logprobs`. Whatever else a request
+                samples by, such as `top_p`, is not in them.
         """
         model = self.model_runner.get_model()
         # Restore the class's own method if tokens were banned before.
@@ -73,6 +90,18 @@ class TokenBan:
             return None if logits is None else logits.index_fill_(-1, banned, -torch.inf)  # (N, V)
 
         model.compute_logits = without_banned
+        self._report_at(temperature)
+
+    def _report_at(self, temperature: float) -> None:
+        # None on ranks that sample nothing.
+        sampler = getattr(self.model_runner, "sampler", None)
+        if isinstance(sampler, Sampler):
+            sampler.compute_logprobs = _divided(Sampler.compute_logprobs, temperature)
+            return
+        # The GPU's second model runner: its samplers call a function by its name in their modules.
+        for module in (gpu_sampler, gpu_rejection_sampler):
+            found = module.compute_topk_scores
+            module.compute_topk_scores = _divided(getattr(found, "__wrapped__", found), temperature)
 
 
 class BucketWeights(TokenBan, WorkerWrap):

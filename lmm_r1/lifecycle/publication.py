@@ -14,10 +14,10 @@ from lmm_r1 import hub
 from lmm_r1.config import PPOConfig, SupervisedConfig
 from lmm_r1.errors import UserError
 from lmm_r1.host.checkpoints import own_layout, saved_layout
-from lmm_r1.host.models import DeepSpeedEngine
+from lmm_r1.host.models import DeepSpeedEngine, GatheredParameters
 from lmm_r1.host.optimizer import masters, put_masters
 from lmm_r1.lifecycle.stopping import ERROR_FILE
-from lmm_r1.models.adapters import ADAPTER_FOLDER
+from lmm_r1.models.adapters import ADAPTER_FOLDER, adapted_layers, merged_as, merged_layer
 from lmm_r1.records.run_folder import RunFolder
 
 EMA_FOLDER = "ema"
@@ -28,7 +28,8 @@ class MovingAverage:
     """The average of the master weights of this rank, in host memory: 4 bytes for each weight of its share.
 
     OpenRLHF averages a second model in the precision of the passes, where bf16 loses updates below 1/256 of a weight.
-    Weights that are not trained have no master weights and do not change.
+    Weights that are not trained have no master weights and do not change. Of layers with adapters, rank 0 averages the
+    merged weights: a product of averages is not the average of products.
     """
 
     def __init__(self, engine: DeepSpeedEngine, *, beta: float) -> None:
@@ -38,21 +39,33 @@ class MovingAverage:
         """
         self._engine = engine
         self._beta = beta
-        self._average = [_in_host(part) for part in masters(engine)]
+        self._average = [_in_host(part) for part in self._parts()]
 
     @torch.no_grad()
     def update(self) -> None:
         """Include the weights after an optimizer step: average = beta average + (1 - beta) weights."""
-        for average, part in zip(self._average, masters(self._engine), strict=True):
-            average.lerp_(part.detach().to(average.device), 1 - self._beta)
+        for average, part in zip(self._average, self._parts(), strict=True):
+            average.lerp_(part.detach().to(average.device, average.dtype), 1 - self._beta)
+
+    def _parts(self) -> Iterator[torch.Tensor]:
+        """Yield what this rank averages; every rank must take all of it."""
+        yield from masters(self._engine)
+        for layer in adapted_layers(self._engine.module).values():
+            # Without ZeRO-3 the weights are whole, and this does nothing.
+            with GatheredParameters(list(layer.parameters())):
+                merged = merged_layer(layer)
+            if dist.get_rank() == 0:
+                yield merged
 
     @contextmanager
     def in_weights(self) -> Iterator[None]:
         """Give the model the averaged weights during the block; every rank must enter it, without updates inside."""
         own = [_in_host(part) for part in masters(self._engine)]
-        put_masters(self._engine, self._average)
+        put_masters(self._engine, self._average[: len(own)])
+        merged = dict(zip(adapted_layers(self._engine.module), self._average[len(own) :], strict=False))
         try:
-            yield
+            with merged_as(self._engine.module, merged):
+                yield
         finally:
             # The weights of passes are the rounded master weights, so this restores them exactly.
             put_masters(self._engine, own)
@@ -66,12 +79,13 @@ class MovingAverage:
     def load(self, folder: Path) -> None:
         """Continue from the part that `save` wrote; raises UserError if this rank has none."""
         file = folder / _file_name()
-        if not file.is_file() or saved_layout(folder) != own_layout(self._engine):
+        saved = torch.load(file, map_location="cpu", weights_only=True) if file.is_file() else []
+        if len(saved) != len(self._average) or saved_layout(folder) != own_layout(self._engine):
             raise UserError(
                 f"{file}: the checkpoint holds no moving average of this rank's weights (--train.enable_ema); go on with as "
                 "many ranks as saved it and their --ds.zero_stage, or train anew with --ckpt.overwrite"
             )
-        self._average = torch.load(file, map_location="cpu", weights_only=True)
+        self._average = saved
 
 
 def _in_host(part: torch.Tensor) -> torch.Tensor:
@@ -111,6 +125,5 @@ def model_files(folder: Path, *, averaged: bool = False) -> list[str]:
     records = {path.name for path in RunFolder.files(folder)} | {ERROR_FILE}
     own = [path for path in folder.iterdir() if path.is_file() and path.name not in records]
     adapter = (folder / ADAPTER_FOLDER).glob("*")
-    # With adapters, the average has an adapter of its own.
     average = (folder / EMA_FOLDER).rglob("*") if averaged else ()
     return sorted(str(path.relative_to(folder)) for path in (*own, *adapter, *average) if path.suffix in _SUFFIXES)

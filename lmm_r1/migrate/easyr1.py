@@ -336,14 +336,11 @@ def _evaluation_sampling(given: Given) -> Results:
         ("temperature", "eval.temperature", "worker.rollout.temperature"),
     ):
         yield Flag(flag, override.get(name, given[sampled]))
-    for name, value in override.items():
-        # A value that training has as well makes no difference.
-        same = name == "top_p" and value == given["worker.rollout.top_p"]
-        if name not in ("n", "temperature") and not same:
-            yield lacks(
-                f"worker.rollout.val_override_config.{name}",
-                "evaluation samples like training, except for --eval.temperature and --eval.n_samples_per_prompt",
-            )
+    for name, everything in (("top_p", 1.0), ("top_k", -1)):
+        if (kept := override.get(name, given[f"worker.rollout.{name}"])) != everything:
+            yield Flag(f"eval.{name}", kept)
+    for name in override.keys() - {"n", "temperature", "top_p", "top_k"}:
+        yield lacks(f"worker.rollout.val_override_config.{name}", "evaluation has --eval.temperature, top_p and top_k")
 
 
 def _reward(given: Given) -> Results:

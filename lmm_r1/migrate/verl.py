@@ -91,6 +91,10 @@ def _sampling(given: Given) -> Results:
     yield Flag("eval.temperature", given.number(sampled) if given[f"{ROLLOUT}.val_do_sample"] else 0.0)
     if given[own] is not None and not given[f"{ROLLOUT}.val_do_sample"]:
         yield lacks(own, f"it has no effect without {ROLLOUT}.val_do_sample")
+    for name, everything in (("top_p", 1.0), ("top_k", -1)):
+        kept = given[f"{ROLLOUT}.val_kwargs.{name}"]
+        if kept is not None and kept != everything:
+            yield Flag(f"eval.{name}", kept)
 
 
 def _columns(given: Given) -> Results:

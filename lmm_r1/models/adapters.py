@@ -16,6 +16,7 @@ from peft import TaskType, get_peft_model_state_dict, inject_adapter_in_model
 from peft.tuners.lora import LoraLayer
 from peft.tuners.lora.layer import LoraVariant
 from peft.tuners.lora.variants import DoraLinearVariant
+from peft.utils.integrations import gather_params_ctx
 from peft.utils.transformers_weight_conversion import _MODEL_TO_CONVERSION_PATTERN, _MOE_TARGET_MODULE_MAPPING
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
@@ -163,6 +164,7 @@ def add_adapters(
         if isinstance(base, FrozenLinear4bit):
             # Beside such a weight, peft leaves them in fp32.
             layer.to(base.compute_dtype)
+        compute_merged(layer)
     # peft looks for ends of names, and shortens a long list to such ends.
     assert list(adapted_layers(model)) == names, "peft adapted other layers than those asked for"
 
@@ -236,6 +238,51 @@ def layer_weights(layer: LoraLayer) -> tuple[torch.nn.Parameter, torch.nn.Parame
     return layer.get_base_layer().weight, layer.lora_A[_ADAPTER].weight, layer.lora_B[_ADAPTER].weight
 
 
+def compute_merged(layer: LoraLayer) -> None:
+    """Let a layer compute, in half precision, with the merged weight that engines and checkpoints get.
+
+    Beside the layer's own weight, an adapter's output is not rounded as they are: small updates would reach the trainer
+    only. Gradients are those of the unrounded weight, so that updates add up until they change the rounded one.
+    """
+    kind: Any = type(layer)  # peft's, such as that of layers in 4 bits
+
+    def forward(self: Any, x: torch.Tensor, *arguments: Any, **settings: Any) -> torch.Tensor:
+        a, b = self.lora_A[_ADAPTER], self.lora_B[_ADAPTER]
+        if a.weight.dtype not in (torch.bfloat16, torch.float16):
+            return kind.forward(self, x, *arguments, **settings)
+        value = _MergedProduct.apply(x, self)
+        if _ADAPTER in self.lora_variant:
+            own = kind.forward(self, x.detach(), *arguments, **settings)
+        else:
+            own = b(a(self.lora_dropout[_ADAPTER](x.detach()))) * self.scaling[_ADAPTER]
+        # Only the gradients of the adapter.
+        return value + (own - own.detach())
+
+    layer.__class__ = type(kind.__name__, (kind,), {"forward": forward})
+
+
+class _MergedProduct(torch.autograd.Function):
+    """The product with a layer's merged weight, which is made again for the gradient, unless it is sharded."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, layer: LoraLayer) -> torch.Tensor:
+        base = layer.get_base_layer()
+        # Without ZeRO-3 the weights are whole, and this does nothing.
+        with gather_params_ctx(list(layer.parameters()), modifier_rank=None):
+            off = isinstance(layer.lora_variant.get(_ADAPTER), _Discarded)
+            weight = plain_weight(base).detach().clone() if off else merged_layer(layer)
+            made = torch.nn.functional.linear(x, weight, base.bias)
+        ctx.layer = layer
+        if any(hasattr(parameter, "ds_id") for parameter in layer.parameters()):
+            ctx.save_for_backward(weight)
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        weight = ctx.saved_tensors[0] if ctx.saved_tensors else merged_layer(ctx.layer)
+        return gradient @ weight, None
+
+
 def magnitude_of(layer: LoraLayer) -> torch.nn.Parameter | None:
     """Return the lengths (N,) that DoRA gives a layer's rows, None for other adapters."""
     return layer.lora_magnitude_vector[_ADAPTER].weight if _ADAPTER in layer.lora_magnitude_vector else None
@@ -247,6 +294,19 @@ def merged_layer(layer: LoraLayer) -> torch.Tensor:
     return merged_weight(layer, plain_weight(layer.get_base_layer()), a, b, magnitude_of(layer))
 
 
+@contextmanager
+def merged_as(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> Iterator[None]:
+    """Let layers with adapters, by their names, be merged into other weights, which no adapter of their rank may give."""
+    layers = [layer for name, layer in adapted_layers(model).items() if name in weights]
+    for layer, weight in zip(layers, weights.values(), strict=True):
+        layer.merged_as = weight
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.merged_as
+
+
 def merged_weight(
     layer: LoraLayer, weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor, magnitude: torch.Tensor | None = None
 ) -> torch.Tensor:
@@ -254,9 +314,12 @@ def merged_weight(
 
     With magnitudes (N,) its rows get these lengths. Weights in double precision are merged in it.
     """
+    if "merged_as" in vars(layer):
+        return layer.merged_as.to(weight.dtype)
     dtype, scaling = torch.promote_types(weight.dtype, torch.float32), layer.scaling[_ADAPTER]
     with torch.no_grad():
-        merged = weight.to(dtype) + scaling * (b.to(dtype) @ a.to(dtype))
+        # In place: layers do this in every pass.
+        merged = (b.to(dtype) @ a.to(dtype)).mul_(scaling).add_(weight)
         if magnitude is not None:
             # As the forward pass rounds it: in bf16, lengths are off by up to 0.4 %, the trained ones as well.
             lengths = torch.linalg.norm(weight.to(a.dtype) + scaling * (b @ a), dim=1)
@@ -297,11 +360,13 @@ def merged_state_dict(
 def save_adapter(
     model: PreTrainedModel, folder: str | Path, weights: Mapping[str, torch.Tensor] | None = None
 ) -> None:
-    """Write the adapters alone, as peft loads them on top of the original model.
+    """Write the adapters alone, as peft loads them on top of the original model; nothing within `merged_as`.
 
     Args:
         weights: as for `merged_state_dict`.
     """
+    if any("merged_as" in vars(layer) for layer in adapted_layers(model).values()):
+        return
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     factors = get_peft_model_state_dict(model, state_dict=weights, save_embedding_layers=False)

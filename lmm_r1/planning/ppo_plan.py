@@ -236,7 +236,9 @@ def _model(config: PPOConfig, machine: Machine, role: Role, *, image: PlanImage 
         sleeps = on_gpu and bool(config.ds.enable_sleep) and not config.ds.adam_offload
         host = states.host + (states.asleep_in_host if sleeps else 0)
         averages = role == "policy" and config.train.enable_ema
-        average = MASTER_BYTES * -(-size.trained // zero.ranks) if averages else 0
+        # Of adapters, rank 0 averages the merged weights.
+        averaged = size.parameters if config.ds.lora.rank else -(-size.trained // zero.ranks)
+        average = MASTER_BYTES * averaged if averages else 0
         # In host memory, where the models are without a GPU.
         context = base.context + (0 if on_gpu else average)
         return replace(base, states=states, sleeps=sleeps, host=host + (average if on_gpu else 0), context=context)

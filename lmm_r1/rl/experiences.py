@@ -104,7 +104,7 @@ def add_model_outputs(
 ) -> None:
     """Run the models on a rollout, add what they give, and measure how far the engines' log-probs are from the policy's.
 
-    Raises UserError if they are too far apart in the first step of a run.
+    Raises UserError if they are too far apart.
 
     Args:
         limits: of a pass.

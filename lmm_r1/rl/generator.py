@@ -6,6 +6,7 @@ import heapq
 import logging
 import sys
 import threading
+import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -179,8 +180,10 @@ class KitSamplesGenerator:
                 if prompts.next_episode():
                     continue
                 break
+            first = gathered.asked
             gathered.asked += len(rows)
-            found = self.generate(rows, settings, finished=partial(self._hand_ahead, gathered, settings))
+            finished = partial(self._hand_ahead, gathered, settings)
+            found = self.generate(rows, settings, finished=finished, first=first)
             prompts.measured([solve_rate(group) for group in found])
             for group in found:
                 self._judge(group, gathered, settings)
@@ -326,15 +329,17 @@ class KitSamplesGenerator:
         rewards = [f"of the dropped groups' rewards, {rewards_summary(dropped)}"] if dropped else []
         return "; ".join([reasons, *rewards, *dict.fromkeys(advice for _, advice in phrases)])
 
-    def evaluate(
-        self, rows: Sequence[Row], *, temperature: float, n_samples: int, moment: Moment | None = None
-    ) -> list[list[Sample]]:
-        """Return the groups of held-out rows; groups that are held over for the next rollout continue meanwhile."""
+    def evaluate(self, rows: Sequence[Row], *, moment: Moment | None = None, **sampling: Any) -> list[list[Sample]]:
+        """Return the groups of held-out rows; groups that are held over for the next rollout continue meanwhile.
+
+        Args:
+            sampling: fields of `SamplingSettings` that are not the rollout's.
+        """
         wake(self.vllm_engines, self.config)
         self._go_on()
-        sampling = replace(self.settings.sampling, temperature=temperature, n_samples=n_samples)
+        own = replace(self.settings.sampling, **sampling)
         settings = replace(
-            self.settings, sampling=sampling, logprobs=False, media=False, moment=moment, branches=1, greedy=False
+            self.settings, sampling=own, logprobs=False, media=False, moment=moment, branches=1, greedy=False
         )
         refused = self._refused
         groups = self.generate(rows, settings)
@@ -345,7 +350,12 @@ class KitSamplesGenerator:
         return groups
 
     def generate(
-        self, rows: Sequence[Row], settings: GroupSettings, *, finished: Callable[[list[Sample]], None] | None = None
+        self,
+        rows: Sequence[Row],
+        settings: GroupSettings,
+        *,
+        finished: Callable[[list[Sample]], None] | None = None,
+        first: int = 0,
     ) -> list[list[Sample]]:
         """Return one group per row, in row order.
 
@@ -354,6 +364,7 @@ class KitSamplesGenerator:
 
         Args:
             finished: gets each group as soon as it has finished, in any order.
+            first: the place of the first row among those of its step.
         """
         pending = ray.get([engine.get_num_unfinished_requests.remote() for engine in self.vllm_engines])
         load = [(count, index) for index, count in enumerate(pending)]
@@ -373,7 +384,8 @@ class KitSamplesGenerator:
                     heapq.heapify(load)
                 count, index = heapq.heappop(load)
                 heapq.heappush(load, (count + settings.sampling.n_samples, index))
-                refs.append(self.vllm_engines[index].generate_group.remote(row, self._of_row(settings, place=place)))
+                own = self._of_row(settings, place=place, first=first)
+                refs.append(self.vllm_engines[index].generate_group.remote(row, own))
                 engine_of[refs[-1]] = index
             waiting = list(refs) if finished is not None else []
             while waiting and finished is not None:
@@ -393,8 +405,14 @@ class KitSamplesGenerator:
             self.leave_out(group.refused)
         return group.samples
 
-    def _of_row(self, settings: GroupSettings, *, place: int) -> GroupSettings:
-        """Return the settings of a row's group: with pictures only if the group may be recorded."""
+    def _of_row(self, settings: GroupSettings, *, place: int, first: int = 0) -> GroupSettings:
+        """Return the settings of a row's group: with its own seed, and with pictures only if it may be recorded.
+
+        The seed follows from the run's, the step and the row's place, so that a resumed run draws what it would have drawn.
+        """
+        if settings.moment is not None:
+            seed = zlib.crc32(f"{self.config.train.seed} {settings.moment} {first + place}".encode())
+            settings = replace(settings, sampling=replace(settings.sampling, seed=seed))
         if not settings.pictures:
             return settings
         recorded = max(1, self.config.logger.rollouts_per_step // settings.sampling.n_samples)

@@ -116,6 +116,7 @@ class RLRun:
                     states = self._make_step(made, began=began)
                 # Its media are freed before those of the next step arrive.
                 del made
+                learner.mismatch.hold(self.step)
                 if self._evaluates_after(self.step):
                     self.checkpoints.save_if_best(self._evaluate(self.step), self.step, states)
             except (Exception, KeyboardInterrupt):
@@ -227,6 +228,8 @@ class RLRun:
             self.eval_rows,
             temperature=self.config.eval.temperature,
             n_samples=self.config.eval.n_samples_per_prompt,
+            top_p=self.config.eval.top_p,
+            top_k=self.config.eval.top_k,
             moment=Moment(step=step, held_out=True),
         )
         # Prompts that are too long have no responses.

@@ -38,7 +38,7 @@ def correction_weights(
 ) -> CorrectionWeights:
     """Return the weights of token losses, from the trainer's and the engine's log-probs of the same tokens, (B, A).
 
-    With r = pi_train / pi_engine of a token:
+    With r = pi_train / pi_engine of a token, each by the policy's own distribution, whatever a nucleus leaves of it:
 
     - level token, mode clip: r within the bounds (truncated importance sampling, fengyao.notion.site/off-policy-rl);
     - level token, mode mask: r, and 0 outside the bounds (IcePop);
@@ -96,8 +96,6 @@ class PolicyPass:
     """The policy's, with a gradient."""
     old_log_probs: torch.Tensor
     """Those of the policy before the update."""
-    rollout_log_probs: torch.Tensor | None
-    """The engine's, which a correction of the mismatch needs."""
     advantages: torch.Tensor
     mask: torch.Tensor
     """1 for loss tokens."""
@@ -176,7 +174,7 @@ def ppo(given: PolicyPass, settings: LossSettings) -> TokenLosses:
 
 def gspo(given: PolicyPass, settings: LossSettings) -> TokenLosses:
     """GSPO (arXiv:2507.18071): PPO's loss with s = (pi(y) / pi_old(y))^(1 / |y|) of the whole response y for r."""
-    ratios = _exp(sequence_means(_response_log_ratios(given, settings), given.mask))
+    ratios = _exp(sequence_means(given.log_ratios(), given.mask))
     return _clipped(ratios * given.mask, given, settings)
 
 
@@ -185,7 +183,7 @@ def gspo_token(given: PolicyPass, settings: LossSettings) -> TokenLosses:
 
     If all tokens of a response have the same advantage, loss and gradient are GSPO's.
     """
-    means = sequence_means(_response_log_ratios(given, settings), given.mask).detach()
+    means = sequence_means(given.log_ratios(), given.mask).detach()
     return _clipped(_exp(means + given.log_ratios(to=given.log_probs.detach())) * given.mask, given, settings)
 
 
@@ -247,14 +245,13 @@ class PolicyLoss:
         given = PolicyPass(
             log_probs=log_probs,
             old_log_probs=old_log_probs,
-            rollout_log_probs=rollout_log_probs,
             advantages=advantages,
             mask=action_mask,
         )
         found = POLICY_LOSSES[self.settings.loss](given, self.settings)
         losses, engine_kl, filtered = found.losses, None, None
         correction = self.settings.correction
-        if correction.level != "off" and self.settings.loss not in SEQUENCE_LOSSES:
+        if correction.level != "off":
             assert rollout_log_probs is not None, "engines report log-probs in training"
             weights = correction_weights(old_log_probs, rollout_log_probs, action_mask, correction)
             losses, filtered = losses * weights.weights, weights.filtered
@@ -306,11 +303,6 @@ def _clipped(ratios: torch.Tensor, given: PolicyPass, settings: LossSettings) ->
         bounded = torch.max(objective, settings.dual_clip * given.advantages)
         objective = torch.where(given.advantages < 0, bounded, objective)
     return TokenLosses(losses=-objective, clipped=held < plain)
-
-
-def _response_log_ratios(given: PolicyPass, settings: LossSettings) -> torch.Tensor:
-    """Return the log-ratios to the old policy or, with a correction, to the engine's, as OpenRLHF does."""
-    return given.log_ratios(to=None if settings.correction.level == "off" else given.rollout_log_probs)
 
 
 def _exp(log_ratios: torch.Tensor) -> torch.Tensor:

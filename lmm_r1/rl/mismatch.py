@@ -1,14 +1,13 @@
-"""How far the engines' log-probs of the sampled tokens are from the trainer's: checked in the first step, measured in all.
+"""How far the engines' log-probs of the sampled tokens are from the trainer's: measured and checked in every step.
 
-Both sides compute the same policy, so anything beyond rounding is a fault: different weights, positions, images or sampling
-settings. Policy gradients would then be those of a model that did not write the samples.
+Both sides compute the same policy, so anything beyond rounding is a fault: different weights, positions or images. Policy
+gradients would then be those of a model that did not write the samples. What top_p and the like leave of the policy is in
+neither: the engine reports log-probs of the whole policy.
 """
 
 from __future__ import annotations
 
-import logging
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -18,8 +17,6 @@ from lmm_r1.config import PPOConfig, mismatch_limit
 from lmm_r1.data.messages import Row, images_of, videos_of
 from lmm_r1.errors import UserError
 from lmm_r1.host.openrlhf import Experience
-
-logger = logging.getLogger(__name__)
 
 Modality = Literal["text", "image", "video"]
 MODALITIES: tuple[Modality, ...] = get_args(Modality)
@@ -95,32 +92,8 @@ def modalities(experience: Experience) -> list[Modality]:
     return [next((kind for kind, marked in marks.items() if marked[row]), "text") for row in rows]
 
 
-def distances(log_probs: torch.Tensor, engine_log_probs: torch.Tensor, *, top_p: float) -> torch.Tensor:
-    """Return the part of |trainer's - engine's log-prob| that the nucleus does not explain, in the inputs' shape.
-
-    The engine reports the distribution that it samples from. With `top_p` below 1 its probabilities are divided by the
-    mass of the nucleus, between `top_p` and 1, and the trainer's are not. Differences in that band count as 0.
-
-    Args:
-        top_p: the least that the mass can be, see `least_mass`.
-    """
-    difference = log_probs.float() - engine_log_probs.float()
-    lowest = math.log(top_p) if top_p else -math.inf
-    return torch.maximum(difference, lowest - difference).clamp(min=0)
-
-
-def least_mass(*, top_p: float, top_k: int) -> float:
-    """Return the least total probability of the tokens that can be sampled; with top_k it has no lower bound."""
-    return 0.0 if top_k > 0 else top_p
-
-
 def gaps_of(
-    log_probs: torch.Tensor,
-    engine_log_probs: torch.Tensor,
-    action_mask: torch.Tensor,
-    kinds: Sequence[Modality],
-    *,
-    top_p: float,
+    log_probs: torch.Tensor, engine_log_probs: torch.Tensor, action_mask: torch.Tensor, kinds: Sequence[Modality]
 ) -> Gaps:
     """Return the gaps over the response tokens of a batch.
 
@@ -128,7 +101,7 @@ def gaps_of(
         log_probs: the trainer's, (B, A), as `engine_log_probs` and `action_mask`.
         kinds: the modalities of the B rows.
     """
-    apart = distances(log_probs.detach(), engine_log_probs, top_p=top_p)
+    apart = (log_probs.detach().float() - engine_log_probs.float()).abs()
     gaps: Gaps = {}
     for kind in MODALITIES:
         rows = [row for row, its in enumerate(kinds) if its == kind]
@@ -147,59 +120,63 @@ def merged(parts: Iterable[Mapping[Modality, Gap]]) -> Gaps:
 
 
 class Mismatch:
-    """The gap of a run: collected over a step, checked in the first step, logged in every step."""
+    """The gap of a run: collected over a step, checked and logged in every step."""
 
     def __init__(self, config: PPOConfig, *, unchecked: frozenset[Modality] = frozenset()) -> None:
         """Args: unchecked: modalities for which the kit knows that this engine cannot agree with the trainer."""
         self.limit = mismatch_limit(config)
-        self.top_p = least_mass(top_p=config.rollout.top_p, top_k=config.rollout.top_k)
         self.unchecked = unchecked
-        # Samples of older weights differ from the policy, which is not a fault.
+        # After the first step, samples of older weights differ from the policy, which is not a fault.
         self._drifts = config.train.async_enable or config.rollout.oversample > 1
         self.checked = False
         # Whether the step's gaps were measured before its update, whose passes measure them again.
         self.measured = False
         self._gaps: Gaps = {}
-        self._warned = False
+        # What was beyond the limit in the last step, if its own passes measured that.
+        self._beyond: Gaps = {}
 
     def measure(self, experiences: Sequence[Experience]) -> None:
         """Note the gap of a rollout whose log-probs were computed before its update.
 
-        Raises UserError if the gap of a run's first step is beyond the limit.
+        Raises UserError if it is beyond the limit.
         """
         self.add(
-            gaps_of(one.action_log_probs, one.rollout_log_probs, one.action_mask, modalities(one), top_p=self.top_p)
+            gaps_of(one.action_log_probs, one.rollout_log_probs, one.action_mask, modalities(one))
             for one in experiences
         )
         self.measured = True
-        if not self.checked:
-            check(self._gaps, experiences, limit=self.limit, top_p=self.top_p, unchecked=self.unchecked)
-            self.checked = True
+        if not (self.checked and self._drifts):
+            check(self._gaps, experiences, limit=self.limit, unchecked=self.unchecked)
+        self.checked = True
 
     def add(self, parts: Iterable[Mapping[Modality, Gap]]) -> None:
         """Add gaps of any rank and pass to the step."""
         self._gaps = merged((self._gaps, *parts))
 
     def take_metrics(self, update_gaps: Iterable[Mapping[Modality, Gap]] = ()) -> dict[str, float]:
-        """Return the step's metrics and begin the next step; warn once if a later step is beyond the limit.
+        """Return the step's metrics and begin the next step.
 
         Args:
             update_gaps: of the update's passes, which count if the step was not measured before its update.
         """
         if not self.measured:
             self.add(update_gaps)
+            if not self._drifts:
+                self._beyond = _beyond(self._gaps, limit=self.limit, unchecked=self.unchecked)
         gaps = {kind: gap for kind, gap in self._gaps.items() if gap.tokens}
         self._gaps, self.measured = {}, False
         if not gaps:
             return {}
-        beyond = {kind: gap for kind, gap in gaps.items() if kind not in self.unchecked and gap.mean > self.limit}
-        if beyond and not self._warned and not self._drifts:
-            self._warned = True
-            text = _text(beyond)
-            logger.warning("engine and trainer have come apart: %s; --algo.mismatch_limit is %g", text, self.limit)
         whole = sum(list(gaps.values())[1:], start=next(iter(gaps.values())))
         named = {"mismatch": whole, **{f"mismatch/{kind}": gap for kind, gap in gaps.items()}}
         return {f"{name}/{key}": value for name, gap in named.items() for key, value in gap.statistics().items()}
+
+    def hold(self, step: int) -> None:
+        """Raise UserError after a step whose update's passes have measured a gap beyond the limit."""
+        if self._beyond:
+            raise UserError(
+                _message(self._beyond, limit=self.limit, hint="all", outcome=f"Step {step} was trained with them")
+            )
 
 
 def check(
@@ -207,7 +184,6 @@ def check(
     experiences: Sequence[Experience],
     *,
     limit: float,
-    top_p: float,
     unchecked: frozenset[Modality],
 ) -> None:
     """Raise UserError if the mean distance of the rows of a kind is beyond the limit or is not a number.
@@ -215,33 +191,42 @@ def check(
     The mean is over the tokens of each kind separately: a fault with images shows only in rows with images. The largest
     distance says little: rounding moves the log-probs of rare tokens by more than many faults do.
     """
-    found = {kind: gap for kind, gap in gaps.items() if gap.tokens}
-    off = {kind for kind, gap in found.items() if kind not in unchecked and not gap.mean <= limit}
+    off = _beyond(gaps, limit=limit, unchecked=unchecked)
     if not off:
         return
-    if "text" in found and "text" not in off:
+    if "text" in gaps and gaps["text"].tokens and "text" not in off:
         hint = "media"
     else:
-        early, late = _halves(experiences, kinds=off, top_p=top_p)
+        early, late = _halves(experiences, kinds=off)
         hint = "late" if late > 2 * max(early, limit / 2) else "all"
-    raise UserError(
-        "the engine and the trainer disagree on the log-probs of the first step's samples: "
-        f"{_text({kind: found[kind] for kind in sorted(off)})}; rounding makes less than --algo.mismatch_limit "
-        f"{limit:g}. No weight was changed. {WHERE_TO_LOOK[hint][0].upper()}{WHERE_TO_LOOK[hint][1:]}. If both sides "
-        "are right, raise the limit"
+    raise UserError(_message(off, limit=limit, hint=hint, outcome="No weight was changed"))
+
+
+def _beyond(gaps: Mapping[Modality, Gap], *, limit: float, unchecked: frozenset[Modality]) -> Gaps:
+    """Return the gaps of the kinds whose mean is beyond the limit or is not a number."""
+    return {
+        kind: gap
+        for kind, gap in sorted(gaps.items())
+        if gap.tokens and kind not in unchecked and not gap.mean <= limit
+    }
+
+
+def _message(beyond: Mapping[Modality, Gap], *, limit: float, hint: str, outcome: str) -> str:
+    return (
+        f"the engine and the trainer disagree on the log-probs of a step's samples: {_text(beyond)}; rounding makes less "
+        f"than --algo.mismatch_limit {limit:g}. {outcome}. {WHERE_TO_LOOK[hint][0].upper()}{WHERE_TO_LOOK[hint][1:]}. If both "
+        "sides are right, raise the limit"
     )
 
 
-def _halves(experiences: Sequence[Experience], *, kinds: set[Modality], top_p: float) -> tuple[float, float]:
+def _halves(experiences: Sequence[Experience], *, kinds: Collection[Modality]) -> tuple[float, float]:
     """Return the mean distance over the first and over the second half of the positions of the sampled tokens."""
     columns, apart = [], []
     for experience in experiences:
         rows = [row for row, kind in enumerate(modalities(experience)) if kind in kinds]
         mask = experience.action_mask[rows].bool()
         columns.append(mask.nonzero()[:, 1])
-        apart.append(
-            distances(experience.action_log_probs[rows], experience.rollout_log_probs[rows], top_p=top_p)[mask]
-        )
+        apart.append((experience.action_log_probs[rows] - experience.rollout_log_probs[rows]).abs()[mask])
     places, values = torch.cat(columns), torch.cat(apart)
     first = places <= places.median()
     return values[first].mean().item(), values[~first].mean().item() if (~first).any() else 0.0

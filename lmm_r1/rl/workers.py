@@ -38,7 +38,7 @@ from lmm_r1.models.image_features import FeatureCounts, share_features
 from lmm_r1.models.loading import Role, rl_settings
 from lmm_r1.models.packed.self_check import check_packing
 from lmm_r1.rl.losses import LossSettings, PolicyLoss
-from lmm_r1.rl.mismatch import Gaps, gaps_of, least_mass, merged, modalities
+from lmm_r1.rl.mismatch import Gaps, gaps_of, merged, modalities
 from lmm_r1.rl.resume import load_reference, write_reference
 
 # The weight of a pass without loss tokens in means over tokens.
@@ -151,14 +151,7 @@ class KitActorPPOTrainer(ActorPPOTrainer):
         if old_log_probs is None:
             experience = self._experience
             assert experience is not None, "the loss is that of the pass in `training_step`"
-            rollout = self.strategy.config.rollout
-            gaps = gaps_of(
-                log_probs,
-                experience.rollout_log_probs,
-                experience.action_mask,
-                modalities(experience),
-                top_p=least_mass(top_p=rollout.top_p, top_k=rollout.top_k),
-            )
+            gaps = gaps_of(log_probs, experience.rollout_log_probs, experience.action_mask, modalities(experience))
             self.gaps = merged((self.gaps, gaps))
             # The policy is still the old one.
             old_log_probs = log_probs.detach()

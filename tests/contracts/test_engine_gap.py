@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import EncodedPrompt, Media, TinyModelSpec, get_kit
 from lmm_r1.models.actor import KitActor
 from lmm_r1.rl.experiences import experience_of
+from lmm_r1.rl.losses import Correction, LossSettings, PolicyLoss
 from lmm_r1.rl.mismatch import Mismatch
 
 # One list per prompt of its samples: token ids, and the log-probs that the engine reports for them.
@@ -64,7 +65,13 @@ pytestmark = pytest.mark.contract
 
 KIT = get_kit("qwen2_5_vl")
 ENGINE_DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
-TOP_P = 0.8
+# What is left of the policy: by a rollout's flags, and by what an agent asks for.
+KEPT: dict[str, dict[str, Any]] = {
+    "top_p": {"top_p": 0.8},
+    "top_k": {"top_k": 5},
+    "both, at another temperature": {"temperature": 0.7, "top_p": 0.8, "top_k": 20},
+    "an agent's min_p": {"min_p": 0.1},
+}
 # 29 to 889 tokens: rounded rotary frequencies move what is far into a sequence.
 LONG = "What is 12 + 34? Which digit does the picture show? " * 48
 ROWS = [
@@ -83,20 +90,15 @@ class Run:
     rows: Sequence[Row]
     prompts: Sequence[EncodedPrompt]
     samples: Samples
-    nucleus: Samples
-    """The same prompts, sampled with `TOP_P`."""
+    kept: dict[str, Samples]
+    """The same prompts, sampled as in `KEPT`."""
     dtype: str
 
     def check(self, *, media: Sequence[Media | None] | None = None) -> dict[str, float]:
         """Do what a run does with its first step's samples, and return the metrics."""
-        return first_step(self, self.samples, media=media, top_p=1.0)
-
-
-def first_step(run: Run, samples: Samples, *, top_p: float, media: Sequence[Media | None] | None = None) -> dict[str, float]:  # fmt: skip
-    config = dotted.replace(PPOConfig(), {"ds.param_dtype": run.dtype, "rollout.top_p": top_p})
-    mismatch = Mismatch(config)
-    mismatch.measure(experiences(run.actor, run.rows, run.prompts, samples, media=media))
-    return mismatch.take_metrics()
+        mismatch = Mismatch(dotted.replace(PPOConfig(), {"ds.param_dtype": self.dtype}))
+        mismatch.measure(experiences(self.actor, self.rows, self.prompts, self.samples, media=media))
+        return mismatch.take_metrics()
 
 
 @pytest.fixture(scope="module")
@@ -114,23 +116,25 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module", params=ENGINE_DTYPES)
-def first_rollout(request: pytest.FixtureRequest, checkpoint: Path) -> tuple[str, list[EncodedPrompt], Samples, Samples]:  # fmt: skip
+def first_rollout(
+    request: pytest.FixtureRequest, checkpoint: Path
+) -> tuple[str, list[EncodedPrompt], Samples, dict[str, Samples]]:
     processor = KIT.load_processor(str(checkpoint), trust_remote_code=False)
     config = KIT.load_config(str(checkpoint), trust_remote_code=False)
     banned = KIT.banned_token_ids(config, KIT.tokenizer_of(processor))
     prompts = [encode(KIT, processor, item.messages) for item in ROWS]
     with running_engine(KIT, checkpoint, max_images=2, dtype=ENGINE_DTYPES[request.param]) as llm:
-        whole, nucleus = (
-            sampled(llm, KIT, prompts, banned=banned, n=4, max_tokens=48, top_p=top_p) for top_p in (1.0, TOP_P)
-        )
-    return request.param, prompts, whole, nucleus
+        asked = {"banned": banned, "n": 4, "max_tokens": 48}
+        whole = sampled(llm, KIT, prompts, **asked)
+        kept = {name: sampled(llm, KIT, prompts, **asked, **settings) for name, settings in KEPT.items()}
+    return request.param, prompts, whole, kept
 
 
 @pytest.fixture
-def run(checkpoint: Path, first_rollout: tuple[str, list[EncodedPrompt], Samples, Samples]) -> Run:
-    dtype, prompts, samples, nucleus = first_rollout
+def run(checkpoint: Path, first_rollout: tuple[str, list[EncodedPrompt], Samples, dict[str, Samples]]) -> Run:
+    dtype, prompts, samples, kept = first_rollout
     actor = flat_actor(str(checkpoint), attn_implementation="sdpa", param_dtype=dtype, ban_media_tokens=True).eval()
-    return Run(actor=actor, rows=ROWS, prompts=prompts, samples=samples, nucleus=nucleus, dtype=dtype)
+    return Run(actor=actor, rows=ROWS, prompts=prompts, samples=samples, kept=kept, dtype=dtype)
 
 
 # What rounding makes here, and less than a tenth of the limits in fp32, a half of them in bf16.
@@ -147,17 +151,27 @@ def test_an_honest_run_passes_and_its_gap_is_that_of_rounding(run):
     assert "mismatch/video/mean" not in metrics
 
 
-def test_a_nucleus_is_no_gap_and_hides_none(run):
-    assert first_step(run, run.nucleus, top_p=TOP_P)["mismatch/mean"] <= HONEST[run.dtype]
-    run.actor.temperature = 0.7
-    with pytest.raises(UserError, match="disagree on the log-probs"):
-        first_step(run, run.nucleus, top_p=TOP_P)
-
-
-def test_a_wrong_temperature_stops_the_run(run):
-    run.actor.temperature = 0.7
+@pytest.mark.parametrize("name", KEPT)
+def test_what_is_left_of_the_policy_is_no_gap_and_hides_none(run, name):
+    """The mean ratio of an unchanged model is 1, so that a correction weights no token by what a nucleus leaves."""
+    run.actor.temperature = KEPT[name].get("temperature", 1.0)
+    of_kept = replace(run, samples=run.kept[name])
+    assert of_kept.check()["mismatch/mean"] <= HONEST[run.dtype]
+    groups = experiences(run.actor, run.rows, run.prompts, run.kept[name])
+    ratios = torch.cat(
+        [(one.action_log_probs - one.rollout_log_probs).exp()[one.action_mask.bool()] for one in groups]
+    )
+    assert ratios.mean().item() == pytest.approx(1.0, abs=2e-3 if run.dtype == "fp32" else 2e-2)
+    assert ratios.numel() == 4 * 4 * 48
+    # So GSPO with a correction clips none of them.
+    losses = LossSettings(loss="gspo", clip=(3e-4, 4e-4), correction=Correction(level="token"))
+    for one in groups:
+        given = (one.action_log_probs, one.action_log_probs, -torch.ones_like(one.action_log_probs), one.action_mask)
+        _, clipped, *_, filtered = PolicyLoss(losses)(*given, rollout_log_probs=one.rollout_log_probs)
+        assert (clipped, filtered) == (0, 0)
+    run.actor.temperature *= 0.7
     with pytest.raises(UserError, match="--rollout.temperature"):
-        run.check()
+        of_kept.check()
 
 
 def test_rotary_frequencies_rounded_to_bf16_stop_the_run(run):
@@ -203,7 +217,7 @@ def test_responses_whose_positions_are_off_by_one_stop_the_run(run, shift):
             rows=run.rows[index : index + 1],
             prompts=[prompt],
             samples=run.samples[index : index + 1],
-            nucleus=[],
+            kept={},
             dtype=run.dtype,
         )
         with (
@@ -225,22 +239,3 @@ def test_an_image_that_does_not_arrive_stops_the_run_and_points_at_the_images(ru
     with pytest.raises(UserError, match="of image rows .* see different images") as error:
         run.check(media=blank)
     assert "of text rows" not in str(error.value)
-
-
-def test_where_the_kit_says_that_the_engine_cannot_agree_on_images_the_other_rows_are_checked(run):
-    config = dotted.replace(PPOConfig(), {"ds.param_dtype": run.dtype})
-    blank = [
-        (
-            None
-            if prompt.media is None
-            else {**prompt.media, "pixel_values": torch.zeros_like(prompt.media["pixel_values"])}
-        )
-        for prompt in run.prompts
-    ]
-    mismatch = Mismatch(config, unchecked=frozenset({"image", "video"}))
-    mismatch.measure(experiences(run.actor, run.rows, run.prompts, run.samples, media=blank))
-    assert mismatch.take_metrics()["mismatch/image/mean"] > 0.1
-    run.actor.temperature = 0.7
-    mismatch.checked = False
-    with pytest.raises(UserError, match="of text rows"):
-        mismatch.measure(experiences(run.actor, run.rows, run.prompts, run.samples))

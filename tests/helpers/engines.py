@@ -74,7 +74,7 @@ def running_engine(
             max_num_seqs=128,
             kv_cache_memory_bytes=CACHE_BYTES,
             seed=0,
-            logprobs_mode="processed_logprobs",
+            logprobs_mode="raw_logprobs",
             worker_extension_cls=f"{FileWeights.__module__}.{FileWeights.__qualname__}",
             disable_log_stats=speculation is None,
             **speculative_arguments(speculation),
@@ -109,9 +109,14 @@ def sampled(
     n: int,
     max_tokens: int,
     temperature: float = 1.0,
-    top_p: float = 1.0,
+    **sampling: Any,
 ) -> list[list[tuple[list[int], list[float]]]]:
-    """Return for each prompt its n samples: token ids, and the log-probs that the engine reports for them."""
+    """Return for each prompt its n samples: token ids, and the log-probs that the engine reports for them.
+
+    Args:
+        temperature: of the policy, at which it is sampled from unless `sampling` says otherwise.
+        sampling: further settings of `SamplingSettings`; `min_p` is one that only an agent may ask for.
+    """
     from vllm.inputs import TokensPrompt
 
     from lmm_r1.generation.engine import SamplingSettings
@@ -124,16 +129,19 @@ def sampled(
         if media:
             request["multi_modal_data"] = media
         requests.append(request)
+    min_p = sampling.pop("min_p", 0.0)
+    given: dict[str, Any] = {"temperature": temperature, "top_p": 1.0} | sampling
     # A rollout's own parameters, but that every sample is as long as it may be.
     parameters = sampling_params(
-        SamplingSettings(n_samples=n, temperature=temperature, top_p=top_p, max_new_tokens=max_tokens),
+        SamplingSettings(n_samples=n, max_new_tokens=max_tokens, **given),
         max_tokens=max_tokens,
         end_token_id=0,
         logprobs=True,
         ignore_eos=True,
         output_per="prompt",
     )
-    llm.collective_rpc("ban_tokens", args=(list(banned),))
+    parameters.min_p = min_p
+    llm.collective_rpc("ban_tokens", args=(list(banned), temperature or 1.0))
     outputs = llm.generate(requests, parameters, use_tqdm=False)
     for prompt, output in zip(prompts, outputs, strict=True):
         assert list(output.prompt_token_ids) == prompt.token_ids, "the engine expands the placeholders differently"

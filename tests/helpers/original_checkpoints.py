@@ -14,10 +14,9 @@ from transformers import Phi4MultimodalConfig, Phi4MultimodalForCausalLM
 from lmm_r1.lmm_kits.tiny_model import train_tokenizer
 
 # Flags that not every version has; where they are missing, notes say so.
-# data.val_batch_size, the two parts of val_override_config that are set, and what is shown of a validation.
+# data.val_batch_size, what has other defaults of LoRA, and what is shown of a validation.
 EASYR1_LEFT_OUT = {
     "data.val_batch_size",
-    "worker.rollout.val_override_config.top_p",
     "worker.actor.model.lora.alpha",
     "worker.actor.model.lora.target_modules",
     "trainer.val_generations_to_log",
@@ -90,6 +89,7 @@ EASYR1_SCRIPTS: dict[str, tuple[str, dict[str, object], set[str]]] = {
             "vllm.gpu_memory_utilization": 0.8,
             "eval.n_samples_per_prompt": 16,
             "eval.temperature": 1.0,
+            "eval.top_p": 0.7,
             "reward.remote_url": "./examples/reward_function/dapo.py:compute_score",
             "reward.function_kwargs": '{"max_response_length": 20480, "overlong_buffer_length": 4096}',
             "algo.dynamic_filtering_part": "accuracy_normalized",

@@ -21,6 +21,7 @@ from lmm_r1.generation import weight_sync
 from lmm_r1.generation.weight_bucket import weights_in
 from lmm_r1.host.models import whole_state_dict
 from lmm_r1.host.strategy import KitStrategy, make_strategy
+from lmm_r1.lifecycle.publication import MovingAverage
 from lmm_r1.lmm_kits import get_kit
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.adapters import ADAPTER_FOLDER, adapted_layers, merged_state_dict, save_adapter
@@ -69,7 +70,7 @@ def prepared(strategy: KitStrategy, folder: Path) -> KitActor:
     actor = flat_actor(
         str(folder),
         attn_implementation="sdpa",
-        param_dtype="fp32",
+        param_dtype=args.ds.param_dtype,
         ds_config=strategy.get_ds_train_config(),
         lora_rank=args.ds.lora.rank,
         use_dora=args.ds.lora.use_dora,
@@ -246,6 +247,45 @@ def test_a_run_resumes_saves_a_merged_model_and_sends_it(stage, flags, tiny_chec
     assert all(torch.equal(weight, before[name]) for name, weight in after.items())
 
     torch.testing.assert_close(logits(loaded), logits(actor), atol=1e-4, rtol=0)
+
+
+@pytest.mark.usefixtures("one_process")
+@pytest.mark.parametrize("run", ["LoRA, ZeRO-2", "LoRA, ZeRO-3", "DoRA, ZeRO-3", "DoRA in 4 bits, ZeRO-1"])
+def test_in_bf16_the_saved_model_is_the_trained_one_bit_by_bit(run, tiny_checkpoint, tmp_path):
+    stage, flags = RUNS[run]
+    strategy = make_run(stage, **flags | {"ds.param_dtype": "bf16"})
+    actor = prepared(strategy, tiny_checkpoint(KIT))
+    first, *_, last = train(strategy, actor, steps=4)
+    assert last < first
+    processor = get_kit(KIT).load_processor(str(tiny_checkpoint(KIT)), trust_remote_code=False)
+    strategy.save_model(actor, processor, str(tmp_path / "saved"))
+    assert torch.equal(logits(make_actor(tmp_path / "saved", param_dtype="bf16")), logits(actor))
+
+
+@pytest.mark.usefixtures("one_process")
+@pytest.mark.parametrize("run", ["LoRA, ZeRO-2", "DoRA, ZeRO-3"])
+def test_a_moving_average_is_that_of_the_merged_weights(run, tiny_checkpoint, tmp_path):
+    stage, flags = RUNS[run]
+    strategy = make_run(stage, **flags)
+    actor = prepared(strategy, tiny_checkpoint(KIT))
+
+    def merged() -> dict[str, torch.Tensor]:
+        return merged_state_dict(actor.model.module, whole_state_dict(actor.model))
+
+    average, expected = MovingAverage(actor.model, beta=0.75), merged()
+    for _ in range(3):
+        train(strategy, actor, steps=1)
+        average.update()
+        expected = {name: 0.75 * expected[name] + 0.25 * weight for name, weight in merged().items()}
+    before, processor = merged(), get_kit(KIT).load_processor(str(tiny_checkpoint(KIT)), trust_remote_code=False)
+    file = average.save(tmp_path)
+    resumed = MovingAverage(actor.model, beta=0.75)
+    resumed.load(file.parent)
+    with resumed.in_weights():
+        strategy.save_model(actor, processor, str(tmp_path / "saved"))
+    torch.testing.assert_close(make_actor(tmp_path / "saved").model.state_dict(), expected, atol=1e-6, rtol=0)
+    assert not (tmp_path / "saved" / ADAPTER_FOLDER).exists(), "no adapter of this rank is the average"
+    torch.testing.assert_close(merged(), before, atol=0, rtol=0)
 
 
 @pytest.mark.usefixtures("one_process")

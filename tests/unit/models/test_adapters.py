@@ -13,6 +13,7 @@ from lmm_r1.models.actor import KitActor
 from lmm_r1.models.adapters import (
     adapted_layers,
     adapters_off,
+    compute_merged,
     magnitude_of,
     merged_state_dict,
     merged_weight,
@@ -144,6 +145,25 @@ def test_bf16_is_merged_in_fp32_and_rounded_once():
     # 257 goes to 256.
     assert merged.dtype is torch.bfloat16
     assert merged.item() == 258.0
+
+
+@pytest.mark.parametrize("use_dora", [False, True])
+def test_in_bf16_gradients_are_those_of_the_weight_before_its_rounding(use_dora):
+    def gradients(dtype: torch.dtype) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(24, 16), torch.nn.Linear(16, 8))
+        x = torch.randn(5, 24).bfloat16().to(dtype).requires_grad_()
+        config = LoraConfig(r=2, target_modules=["0", "1"], use_dora=use_dora)
+        inject_adapter_in_model(config, model)
+        for layer in adapted_layers(model).values():
+            torch.nn.init.normal_(layer.lora_B["default"].weight, std=0.1)
+            compute_merged(layer)
+        model.to(torch.bfloat16).to(dtype)
+        model(x).pow(2).sum().backward()
+        return [x.grad, *(weight.grad for weight in model.parameters() if weight.requires_grad)]
+
+    for found, expected in zip(gradients(torch.bfloat16), gradients(torch.float32), strict=True):
+        assert (found.float() - expected).norm() < 0.02 * expected.norm()
 
 
 def test_named_targets_are_adapted_alone(folder):

@@ -16,9 +16,7 @@ from lmm_r1.errors import UserError
 from lmm_r1.rl.mismatch import (
     Gap,
     Mismatch,
-    distances,
     gaps_of,
-    least_mass,
     merged,
     modalities,
     modality_info,
@@ -58,7 +56,7 @@ def mismatch(dtype: str = "bf16", **settings: object) -> Mismatch:
 
 
 def test_a_gap_is_that_of_response_tokens():
-    (gap,) = gaps_of(POLICY, ENGINE, MASK, ["text", "text"], top_p=1.0).values()
+    (gap,) = gaps_of(POLICY, ENGINE, MASK, ["text", "text"]).values()
     # 0.5, 0.2 and 0.1.
     assert gap.tokens == 3
     statistics = gap.statistics()
@@ -69,7 +67,7 @@ def test_a_gap_is_that_of_response_tokens():
 
 def test_each_modality_has_its_own_gap_and_all_have_one_over_all_tokens():
     run = mismatch()
-    run.checked = True
+    run.limit = math.inf
     run.measure([experience(POLICY, ENGINE, MASK, ["image", "text"]), far(0.4, kind="video", tokens=1)])
     metrics = run.take_metrics()
     assert metrics["mismatch/image/mean"] == approx(0.35)
@@ -83,30 +81,19 @@ def test_each_modality_has_its_own_gap_and_all_have_one_over_all_tokens():
 
 
 def test_the_gap_of_two_ranks_is_that_over_their_tokens_together():
-    parts = [gaps_of(POLICY[[index]], ENGINE[[index]], MASK[[index]], ["text"], top_p=1.0) for index in (0, 1)]
-    together = gaps_of(POLICY, ENGINE, MASK, ["text", "text"], top_p=1.0)
+    parts = [gaps_of(POLICY[[index]], ENGINE[[index]], MASK[[index]], ["text"]) for index in (0, 1)]
+    together = gaps_of(POLICY, ENGINE, MASK, ["text", "text"])
     (one,), (other,) = merged(parts).values(), together.values()
     assert (one.tokens, one.largest) == (other.tokens, other.largest)
     assert (one.total, one.total_exp) == (approx(other.total), approx(other.total_exp))
 
 
 def test_a_rank_without_tokens_of_a_kind_changes_nothing():
-    nothing = gaps_of(POLICY, ENGINE, torch.zeros_like(MASK), ["text", "image"], top_p=1.0)
+    nothing = gaps_of(POLICY, ENGINE, torch.zeros_like(MASK), ["text", "image"])
     assert nothing["text"] == Gap(tokens=0, total=0.0, total_exp=0.0, largest=0.0)
     run = mismatch()
     run.add([nothing])
     assert run.take_metrics() == {}
-
-
-def test_what_the_nucleus_explains_is_no_distance():
-    # The engine's probabilities are divided by a mass of 0.8 to 1: its log-probs are up to 0.2231 above the trainer's.
-    policy = torch.tensor([-1.0, -1.2, -1.3, -0.9])
-    found = distances(policy, torch.full((4,), -1.0), top_p=0.8)
-    assert found.tolist() == pytest.approx([0.0, 0.0, 0.3 + math.log(0.8), 0.1], abs=1e-6)
-    assert distances(policy, torch.full((4,), -1.0), top_p=1.0).tolist() == pytest.approx([0, 0.2, 0.3, 0.1], abs=1e-6)
-    # With top_k, the mass has no lower bound.
-    assert (least_mass(top_p=0.8, top_k=-1), least_mass(top_p=0.8, top_k=20)) == (0.8, 0.0)
-    assert distances(torch.tensor([-3.0, -0.5]), torch.full((2,), -1.0), top_p=0.0).tolist() == [0.0, 0.5]
 
 
 def test_a_banned_token_does_not_overflow():
@@ -159,20 +146,32 @@ def test_what_is_no_number_is_no_agreement():
         mismatch().measure([broken])
 
 
-def test_a_kind_on_which_the_engine_cannot_agree_is_measured_and_not_checked(caplog):
+def test_a_kind_on_which_the_engine_cannot_agree_is_measured_and_the_others_are_checked():
     run = mismatch(unchecked=frozenset({"image"}))
     run.measure([far(0.4, kind="image"), far(0.01, kind="text")])
     assert run.take_metrics()["mismatch/image/mean"] == approx(0.4)
-    assert not caplog.records
+    with pytest.raises(UserError, match="over 8 tokens of text rows"):
+        run.measure([far(0.4, kind="image"), far(0.2, kind="text")])
 
 
-def test_a_later_step_beyond_the_limit_is_told_once_and_does_not_stop_the_run(caplog):
-    run = mismatch()
-    for gap in (0.01, 0.4, 0.5):
-        run.measure([far(gap, kind="text")])
-        assert run.take_metrics()["mismatch/mean"] == approx(gap)
-    (record,) = caplog.records
-    assert "0.4 on average over 8 tokens of text rows" in record.getMessage()
+@pytest.mark.parametrize("drifts", [False, True])
+def test_the_limit_holds_in_every_step_unless_samples_may_be_older_than_the_policy(drifts):
+    run = Mismatch(dotted.replace(PPOConfig(), {"ds.param_dtype": "bf16", "train.async_enable": drifts}))
+    run.measure([far(0.01, kind="text")])
+    assert run.take_metrics()["mismatch/mean"] == approx(0.01)
+    # Of a step whose own passes give the old log-probs, it is known when the step has ended.
+    update = [{"text": Gap.of(torch.full((8,), 0.4))}]
+    assert run.take_metrics(update)["mismatch/mean"] == approx(0.4)
+    if drifts:
+        run.hold(2)
+        run.measure([far(0.5, kind="text")])
+        return
+    with pytest.raises(UserError, match="0.4 on average over 8 tokens of text rows .* Step 2 was trained with them"):
+        run.hold(2)
+    assert run.take_metrics([{"text": Gap.of(torch.full((8,), 0.05))}])
+    run.hold(3)
+    with pytest.raises(UserError, match="0.5 on average .* No weight was changed"):
+        run.measure([far(0.5, kind="text")])
 
 
 def pass_of(policy: torch.Tensor, old: torch.Tensor | None) -> KitActorPPOTrainer:
@@ -188,7 +187,7 @@ def pass_of(policy: torch.Tensor, old: torch.Tensor | None) -> KitActorPPOTraine
 def test_a_pass_that_computes_the_old_log_probs_itself_notes_its_gap():
     log_probs = POLICY.clone().requires_grad_()
     trainer = pass_of(log_probs, None)
-    assert trainer.gaps == gaps_of(POLICY, ENGINE, MASK, ["text", "image"], top_p=1.0)
+    assert trainer.gaps == gaps_of(POLICY, ENGINE, MASK, ["text", "image"])
     # The policy is still the old one: ratios of 1, so that the gradient is minus the mean advantage, here 1 for each token.
     trainer.loss.backward()
     torch.testing.assert_close(log_probs.grad, -MASK / MASK.sum())

@@ -106,11 +106,15 @@ def test_without_an_advantage_nothing_is_learnt(loss):
     assert (found, set(gradient)) == (0.0, {0.0})
 
 
-@pytest.mark.parametrize("loss", ["ppo", "gspo"])
+# OpenRLHF has no weights for GSPO: with a correction it takes another ratio.
+THEIRS = frozen("rl/policy_losses", "what_openrlhf_has_is_openrlhfs_4")
+
+
 @pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-mean"])
 @pytest.mark.parametrize("dual_clip", [None, 1.5])
 @pytest.mark.parametrize(
-    ("level", "mode", "gating", "bounds"), frozen("rl/policy_losses", "what_openrlhf_has_is_openrlhfs_4")
+    ("loss", "level", "mode", "gating", "bounds"),
+    [("gspo", "off", "mask", "ratio", (0.5, 5.0)), *(("ppo", *case) for case in THEIRS)],
 )
 def test_what_openrlhf_has_is_openrlhfs(loss, aggregation, dual_clip, level, mode, gating, bounds):
     theirs = TheirPolicyLoss(
@@ -169,6 +173,17 @@ def test_a_response_is_corrected_by_the_geometric_mean_of_its_ratios(correction,
     assert gradient == pytest.approx([-weight / 2 for weight in weights])
     *_, filtered = PolicyLoss(LossSettings(correction=Correction(level="seq", **correction)))(**given)
     assert filtered == (not correction["bounds"][0] <= 2 <= correction["bounds"][1])
+
+
+@pytest.mark.parametrize("loss", ["gspo", "gspo_token"])
+def test_the_engines_noise_clips_no_response_and_weights_its_tokens(loss):
+    # 0.02 nats per token are far beyond GSPO's bounds for its own ratio, which is to the trainer's old log-probs.
+    settings = {"loss": loss, "clip": (3e-4, 4e-4), "correction": Correction(level="token")}
+    for advantage, noise in ((1.0, 0.02), (-1.0, -0.02)):
+        given = sequence([1.0, 1.0], advantage, engine=[math.exp(noise)] * 2)
+        assert loss_and_gradient(given, **settings)[1] == pytest.approx([-advantage * math.exp(noise) / 2] * 2)
+        _, clipped, _, _, filtered = PolicyLoss(LossSettings(**settings))(**given)
+        assert (clipped, filtered) == (0, 0)
 
 
 CORRECTIONS = (

@@ -4,6 +4,7 @@ import contextlib
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,6 +37,7 @@ from lmm_r1.rl.generator import KitSamplesGenerator, group_settings
 from lmm_r1.rl.model_groups import Models, update_models
 from lmm_r1.rl.resume import BestEvaluation, Checkpoints
 from lmm_r1.rl.workers import KitActorPPOTrainer, KitCriticPPOTrainer, KitPolicyActor, no_loss
+from lmm_r1.scoring import Moment
 
 pytestmark = pytest.mark.unit
 
@@ -468,11 +470,32 @@ def test_a_run_asks_for_the_gpus_of_its_models_and_engines(flags, gpus):
     assert needed_gpus(dotted.replace(PPOConfig(), sizes | engines | flags)) == gpus
 
 
-def test_an_evaluation_samples_as_its_flags_say():
+def test_what_is_sampled_follows_from_seed_step_and_place_so_that_a_resumed_run_repeats_it():
+    def seeds(moment: Moment, *, first: int = 0, **flags: object) -> list[int]:
+        own = config(**flags)
+        settings = replace(group_settings(own), moment=moment)
+        generator = KitSamplesGenerator(own, [], settings)
+        return [generator._of_row(settings, place=place, first=first).sampling.seed for place in range(3)]
+
+    second, third = (Moment(step=step, held_out=False) for step in (2, 3))
+    assert seeds(third) == seeds(third)
+    others = [
+        *seeds(second),
+        *seeds(replace(third, held_out=True)),
+        *seeds(third, first=3),
+        *seeds(third, train__seed=7),
+    ]
+    assert len({*seeds(third), *others}) == 15
+
+
+@pytest.mark.parametrize("kept", [{}, {"eval.top_p": 0.5, "eval.top_k": 3}], ids=str)
+def test_an_evaluation_samples_as_its_flags_say(kept):
     asked = []
     own = config(
         eval__dataset="e", eval__steps=1, eval__temperature=0.25, eval__n_samples_per_prompt=3, rollout__top_k=7
     )
+    # What is left of the policy in training is not in an evaluation, unless it has such flags of its own.
+    own = dotted.replace(own, {"rollout.top_p": 0.9} | kept)
     generator = KitSamplesGenerator(own, [], group_settings(own))
     generator.generate = lambda rows, settings: asked.append(settings.sampling) or []
     trained = object.__new__(loop.RLRun)
@@ -480,7 +503,8 @@ def test_an_evaluation_samples_as_its_flags_say():
     trained.recorder = SimpleNamespace(evaluation=lambda step, groups: {})
     trained._evaluate(1)
     (sampling,) = asked
-    assert (sampling.temperature, sampling.n_samples, sampling.top_k) == (0.25, 3, 7)
+    expected = (kept.get("eval.top_p", 1.0), kept.get("eval.top_k", -1))
+    assert (sampling.temperature, sampling.n_samples, sampling.top_p, sampling.top_k) == (0.25, 3, *expected)
 
 
 @pytest.mark.parametrize(
