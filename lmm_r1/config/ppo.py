@@ -91,8 +91,7 @@ class ActorConfig(OptimizerConfig, PlacedModel):
     num_nodes: Annotated[int | None, Within("[1, inf)")] = None
     """Machines that train the policy; None is computed from its GPUs."""
     num_gpus_per_node: Annotated[int | None, Within("[1, inf)")] = None
-    """GPUs per machine that train the policy. None takes its share of the GPUs of the machine or Ray cluster, or one
-    rank on a CPU."""
+    """GPUs per machine that train the policy. None takes its share of all GPUs, or one rank on a CPU."""
     gradient_checkpointing_enable: bool | None = None
     """Recompute activations in the backward pass to save memory. None recomputes as few layers as the GPU's memory
     requires, and on a CPU only if the run would not fit otherwise."""
@@ -144,8 +143,7 @@ class CriticConfig(OptimizerConfig, PlacedModel):
     num_gpus_per_node: Annotated[int | None, Within("[1, inf)"), Needs("algo.advantage.estimator=gae", warns=True)] = (
         None
     )
-    """GPUs per machine that train the critic. None takes its share of the GPUs of the machine or Ray cluster, or one
-    rank on a CPU."""
+    """GPUs per machine that train the critic. None takes its share of all GPUs, or one rank on a CPU."""
     value_clip: Annotated[float, Within("(0, inf)")] = 0.5
     """Clip range of the critic's values."""
     freezing_steps: Annotated[int, Within("[0, inf)", besides=(-1,))] = -1
@@ -159,8 +157,7 @@ class RefConfig(PlacedModel):
     num_nodes: Annotated[int | None, Within("[1, inf)"), Needs("algo.kl.init_coef>0", warns=True)] = None
     """Machines that hold the reference model; None is computed from its GPUs."""
     num_gpus_per_node: Annotated[int | None, Within("[1, inf)"), Needs("algo.kl.init_coef>0", warns=True)] = None
-    """GPUs per machine that hold the reference model. None takes its share of the GPUs of the machine or Ray cluster,
-    or one rank on a CPU."""
+    """GPUs per machine that hold the reference model. None takes its share of all GPUs, or one rank on a CPU."""
     offload: Annotated[bool | None, Needs("algo.kl.init_coef>0", warns=True), Needs("ds.zero_stage=3")] = None
     """Keep the reference model in CPU memory while it is not used; None does so only if the run would not fit
     otherwise."""
@@ -198,8 +195,7 @@ class RewardConfig(PlacedModel):
     num_nodes: Annotated[int | None, Within("[1, inf)"), Needs(".model_name_or_path", warns=True)] = None
     """Machines that hold the reward model; None is computed from its GPUs."""
     num_gpus_per_node: Annotated[int | None, Within("[1, inf)"), Needs(".model_name_or_path", warns=True)] = None
-    """GPUs per machine that hold the reward model. None takes its share of the GPUs of the machine or Ray cluster, or
-    one rank on a CPU."""
+    """GPUs per machine that hold the reward model. None takes its share of all GPUs, or one rank on a CPU."""
     offload: Annotated[bool, Needs(".model_name_or_path"), Needs("ds.zero_stage=3")] = False
     """Keep the reward model in CPU memory while it is not used."""
     part_weights: JsonText | None = None

@@ -118,14 +118,9 @@ def check_rows(config: CheckDataConfig, *, progress: Progress) -> CheckedData:
         distributions += of_lengths
         findings += found
         notes += [note] if note is not None else []
-    for spec, function in () if judged else functions.items():
-        progress(f"judging by {spec}", 0, len(readable))
-        if function is not None:
-            found, note = function_findings(readable, spec, function)
-            findings += found
-            notes.append(note)
-            continue
-        findings.extend(answer_findings(readable, spec, workers=config.judge_workers, timeout_s=config.judge_timeout))
+    if not judged:
+        found, told = _rewarded(config, readable, functions, progress=progress)
+        findings, notes = findings + found, notes + told
     kinds = list(KINDS)
     return CheckedData(
         source=config.file,
@@ -139,6 +134,27 @@ def check_rows(config: CheckDataConfig, *, progress: Progress) -> CheckedData:
         findings=sorted(findings, key=lambda finding: (kinds.index(finding.kind), finding.index)),
         notes=notes,
     )
+
+
+def _rewarded(
+    config: CheckDataConfig,
+    rows: Mapping[int, Row],
+    functions: Mapping[str, FunctionScorer | None],
+    *,
+    progress: Progress,
+) -> tuple[list[Finding], list[str]]:
+    """Return the findings and notes of every `--reward` on the rows' own answers; None in `functions` is a verifier."""
+    findings: list[Finding] = []
+    notes = []
+    for spec, function in functions.items():
+        progress(f"judging by {spec}", 0, len(rows))
+        if function is None:
+            findings += answer_findings(rows, spec, workers=config.judge_workers, timeout_s=config.judge_timeout)
+        else:
+            found, note = function_findings(rows, spec, function)
+            findings += found
+            notes.append(note)
+    return findings, notes
 
 
 @dataclass(frozen=True, kw_only=True)
