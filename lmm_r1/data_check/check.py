@@ -41,6 +41,7 @@ from lmm_r1.data_check.contents import (
 from lmm_r1.data_check.reward_functions import function_findings, load_function
 from lmm_r1.errors import UserError
 from lmm_r1.evaluation.page_parts import MIN_BYTES, data_uri, number, page_templates, percent
+from lmm_r1.scoring.functions import FunctionScorer
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how many rows are done, and the number of rows."""
