@@ -44,8 +44,6 @@ from remote_rm.service.access import HostGate
 from remote_rm.service.app import create_app
 from remote_rm.verifier import ServiceLimits
 
-pytestmark = pytest.mark.contract
-
 ROOT = Path(__file__).parents[2]
 
 

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.contract
-
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 SCRIPTS = sorted(file.name for file in BENCHMARKS.glob("*.py") if "__main__" in file.read_text(encoding="utf-8"))
 HEAVY = ("ray", "vllm", "deepspeed", "openrlhf", "torch", "transformers")

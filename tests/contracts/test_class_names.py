@@ -4,10 +4,6 @@ import ast
 from collections import defaultdict
 from pathlib import Path
 
-import pytest
-
-pytestmark = pytest.mark.contract
-
 ROOT = Path(__file__).parents[2]
 NOT_YET_RENAMED = {
     "Checkpoint",

@@ -13,8 +13,6 @@ from lmm_r1.cli.arguments import parse
 from lmm_r1.cli.plan import PLANNED, MachineFlags, planned_by
 from lmm_r1.config import PPOConfig, SupervisedConfig, resolve
 
-pytestmark = pytest.mark.contract
-
 ROOT = Path(__file__).resolve().parents[2]
 # More of them do not fit on three screens.
 MANY = 40

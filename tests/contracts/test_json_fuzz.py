@@ -32,8 +32,6 @@ from remote_rm.math_verifier import MathVerifier
 from remote_rm.service.app import create_app
 from remote_rm.verifier import ServiceLimits
 
-pytestmark = pytest.mark.contract
-
 FUZZED = settings(
     max_examples=int(os.environ.get("FUZZ_CASES", "60")),
     deadline=None,

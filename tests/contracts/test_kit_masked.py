@@ -9,8 +9,6 @@ from helpers.tiny_models import encode, make_actor
 
 from lmm_r1.lmm_kits import get_kit
 
-pytestmark = pytest.mark.contract
-
 WAYS = {"padded": {}, "packed": {"packing_samples": True}, "shared": {"packing_samples": True, "share_prefix": True}}
 TOLERANCE = 1e-5
 

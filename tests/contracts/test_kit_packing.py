@@ -40,8 +40,6 @@ from lmm_r1.models.packed import attention
 from lmm_r1.models.packed.layout import PackedLayout
 from lmm_r1.models.packed.self_check import check_packing
 
-pytestmark = pytest.mark.contract
-
 IMAGE_KITS = kits_with("images")
 CAUSAL = LmmKit.bidirectional_token_ids
 # The tiny model of the kit whose full attention is causal has none; tests/unit/lmm_kits/test_gemma4.py makes one that has.

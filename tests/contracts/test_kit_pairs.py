@@ -22,8 +22,6 @@ from lmm_r1.supervised.prm import StepEncoder, collate_steps
 from lmm_r1.supervised.rm import RewardSample, collate_rewards
 from lmm_r1.supervised.samples import collate, encode_sample
 
-pytestmark = pytest.mark.contract
-
 WIDE, TALL, SHORT = picture(140, 84), picture(84, 112), clip(2, 112, 84)
 PROMPTS: dict[str, tuple[str, list[Message]]] = {
     "text": ("text", [message("system", "Think first."), message("user", "What is 12 + 34?")]),

@@ -17,8 +17,6 @@ from lmm_r1.lmm_kits.checkpoint import encode_turn
 from lmm_r1.lmm_kits.plain_text import BORDER, MARK, text_ids
 from lmm_r1.supervised.samples import encode_sample
 
-pytestmark = pytest.mark.contract
-
 PLAYING = kits_with("RL")
 # What other architectures than the one at hand take for special, tags of images that are no tokens, and our own marks.
 SPELLED = (

@@ -12,8 +12,6 @@ from lmm_r1.lmm_kits import KITS, LmmKit, get_kit
 from lmm_r1.lmm_kits.checkpoint import encode_turn
 from lmm_r1.supervised.samples import SFTSample, encode_sample
 
-pytestmark = pytest.mark.contract
-
 # Turns that a chat template refuses or passes over: the model was not trained on tools.
 UNWRITTEN = {("gemma3", "tool"), ("glm4v", "tool"), ("glm4v_moe", "tool")}
 SMALL, WIDE = picture(56, 56), picture(140, 84)

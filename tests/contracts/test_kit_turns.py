@@ -14,8 +14,6 @@ from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import EncodedPrompt, LmmKit, get_kit
 from lmm_r1.lmm_kits.checkpoint import encode_turn, without_end
 
-pytestmark = pytest.mark.contract
-
 # Those that an engine can run: the others take no part in RL.
 PLAYING = kits_with("RL")
 IMAGE_KITS = [name for name in PLAYING if get_kit(name).takes_images]

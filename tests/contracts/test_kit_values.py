@@ -24,8 +24,6 @@ from lmm_r1.models.adapters import adapted_layers
 from lmm_r1.models.packed.packing import BatchInputs
 from lmm_r1.models.value_model import KitValueModel
 
-pytestmark = pytest.mark.contract
-
 IMAGE_KITS = kits_with("images")
 WAYS = ("padded", "packed", "shared")
 SIDES = ("left", "right")

@@ -8,8 +8,6 @@ import pytest
 import lmm_r1
 from lmm_r1.lmm_kits import KITS, get_kit
 
-pytestmark = pytest.mark.unit
-
 PACKAGE = Path(lmm_r1.__file__).parent
 # Short names are looked for as words: "variables" holds one of them, and "graphics" another.
 AS_WORDS = ("phi", "aria")

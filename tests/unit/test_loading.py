@@ -4,9 +4,6 @@ import gc
 import subprocess
 import sys
 
-import pytest
-
-pytestmark = pytest.mark.unit
 PROGRAM = """
 import gc
 usual = gc.get_threshold()

@@ -14,8 +14,6 @@ from transformers.utils import logging as transformers_logging
 
 from lmm_r1 import quiet
 
-pytestmark = pytest.mark.unit
-
 
 @pytest.fixture(autouse=True)
 def as_before(monkeypatch):

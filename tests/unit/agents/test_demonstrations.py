@@ -10,8 +10,6 @@ from lmm_r1.agents.tool_environment import CropEnvironment
 from lmm_r1.data.messages import ImagePart, TextPart, images_of
 from lmm_r1.errors import UserError
 
-pytestmark = pytest.mark.unit
-
 CALL = '<think>small</think><grounding>{"bbox_2d": [0.25, 0.5, 0.75, 1.0], "source": "original_image"}</grounding>'
 ANSWER = "<answer>exit</answer>"
 

@@ -5,8 +5,6 @@ from lmm_r1.agents.environment import DoubleCheck
 from lmm_r1.errors import UserError
 from lmm_r1.tasks.digits import DigitsTask
 
-pytestmark = pytest.mark.unit
-
 RIGHT, WRONG = "<think>3+4</think><answer>7</answer>", "<think>3+4</think><answer>8</answer>"
 
 

@@ -5,8 +5,6 @@ from lmm_r1.agents.calls import BadCall
 from lmm_r1.agents.tools import EpisodeImages, PixelBounds
 from lmm_r1.data.messages import ImagePart
 
-pytestmark = pytest.mark.unit
-
 BOUNDS = PixelBounds(min_pixels=100, max_pixels=20_000, side_multiple=28)
 
 

@@ -16,8 +16,6 @@ from lmm_r1.agents.tools import EpisodeImages, PixelBounds, Tool, ToolFailed, To
 from lmm_r1.data.messages import ImagePart, Row
 from lmm_r1.errors import UserError
 
-pytestmark = pytest.mark.unit
-
 ROW = image_row(coordinates_image(8, 4))
 BOUNDS = PixelBounds(min_pixels=1, max_pixels=10**6, side_multiple=1)
 

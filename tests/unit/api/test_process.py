@@ -10,8 +10,6 @@ import pytest
 from lmm_r1.api.settings import in_arguments, own_process
 from lmm_r1.errors import RunStopped, UserError
 
-pytestmark = pytest.mark.unit
-
 
 def test_environment_and_garbage_collector_are_put_back_where_a_call_fails_too():
     before, thresholds = dict(os.environ), gc.get_threshold()

@@ -13,8 +13,6 @@ from lmm_r1.data.images import load_image
 from lmm_r1.data.messages import images_of
 from lmm_r1.errors import UserError
 
-pytestmark = pytest.mark.unit
-
 QUESTION = {"role": "user", "content": "1 + 1?"}
 
 

@@ -9,8 +9,6 @@ from lmm_r1.api.settings import read_config
 from lmm_r1.config import PPOConfig, SFTConfig
 from lmm_r1.errors import UserError
 
-pytestmark = pytest.mark.unit
-
 
 def test_a_mapping_is_nested_or_dotted_or_both_and_its_values_are_those_of_the_flags():
     config = read_config(

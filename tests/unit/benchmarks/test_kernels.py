@@ -4,8 +4,6 @@ import pytest
 from gpu_stages.kernels import group_of, shares
 from helpers.tables import table
 
-pytestmark = pytest.mark.unit
-
 
 @pytest.mark.parametrize(("kernel", "group"), table("benchmarks/kernels", "a_kernels_name_says_what_it_does"))
 def test_a_kernels_name_says_what_it_does(kernel, group):

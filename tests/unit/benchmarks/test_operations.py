@@ -1,9 +1,6 @@
 """The operations of an update, counted by hand."""
 
-import pytest
 from gpu_stages.operations import GroupWork, ModelSizes, useful_operations
-
-pytestmark = pytest.mark.unit
 
 # One number each, so that every part of a sum shows.
 SIZES = ModelSizes(

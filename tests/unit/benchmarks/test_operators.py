@@ -5,8 +5,6 @@ import torch
 from gpu_stages.operators import OperatorCount, group_of, kernel
 from helpers.tables import table
 
-pytestmark = pytest.mark.unit
-
 
 def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return torch.empty(*shape, dtype=dtype, device="meta")

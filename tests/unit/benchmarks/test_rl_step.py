@@ -6,8 +6,6 @@ from pathlib import Path
 import pytest
 import rl_step
 
-pytestmark = pytest.mark.unit
-
 ASKED = {"prompts": 16, "samples": 8, "new_tokens": 512, "image_side": 896, "dtype": "bf16"}
 SIZES = {"--rollout.batch_size": "16", "--rollout.n_samples_per_prompt": "8", "--train.batch_size": "128"}
 # 256 of text, 32 x 32 of the image, and the response.

@@ -9,8 +9,6 @@ import trl
 import trl_step
 from helpers.tables import table
 
-pytestmark = pytest.mark.unit
-
 ASKED = table("benchmarks/trl_step", "asked")
 
 

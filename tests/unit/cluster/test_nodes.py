@@ -13,8 +13,6 @@ from lmm_r1.cluster import nodes as cluster_nodes
 from lmm_r1.cluster.nodes import Node, has_gpus, read_node
 from lmm_r1.errors import UserError
 
-pytestmark = pytest.mark.unit
-
 
 def node(name: str, *, gpus: float = 0, kind: str | None = None) -> Node:
     resources = {"CPU": 8.0, "memory": 1e9, f"node:{name}": 1.0}

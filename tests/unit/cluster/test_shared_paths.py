@@ -2,12 +2,8 @@
 
 from pathlib import Path
 
-import pytest
-
 from lmm_r1.cluster import nodes as shared_paths
 from lmm_r1.cluster.nodes import Node, SharedPath, check_shared, lacks
-
-pytestmark = pytest.mark.unit
 
 TOKEN = ".shared-1"
 

@@ -12,8 +12,6 @@ from lmm_r1.config.ppo import RewardConfig
 from lmm_r1.config.rewards import part_weights
 from lmm_r1.errors import UserError
 
-pytestmark = pytest.mark.unit
-
 
 def weights_at(value: object, *steps: int) -> list[float]:
     (weight,) = part_weights(RewardConfig(part_weights=json.dumps({"format": value})))

@@ -6,8 +6,6 @@ from lmm_r1.errors import UserError
 from remote_rm.llm_judge_verifier import LlmJudge
 from remote_rm.verifier import Item
 
-pytestmark = pytest.mark.unit
-
 
 def judged(spec: str, response: str, label: str) -> float:
     return verifier_from(spec).score(Item(prompt="", response=response, label=label)).score

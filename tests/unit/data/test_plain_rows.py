@@ -9,8 +9,6 @@ from lmm_r1.data.messages import ImagePart, Row, TextPart
 from lmm_r1.data.row_parser import parse_row
 from lmm_r1.errors import UserError
 
-pytestmark = pytest.mark.unit
-
 
 def parse(record: dict[str, object], **settings: object) -> Row:
     given = {"location": "rows.jsonl line 3", "base_dir": Path("/data"), "answer_required": False}

@@ -2,13 +2,10 @@
 
 import os
 
-import pytest
 from helpers.conversations import message, row
 
 from lmm_r1.data.messages import ImagePart, VideoPart
 from lmm_r1.data.training_rows import files_of_rows
-
-pytestmark = pytest.mark.unit
 
 
 def test_the_files_of_rows_are_named_once_with_size_and_time_and_without_their_folder(tmp_path):

@@ -17,8 +17,6 @@ from lmm_r1.data.reading import AS_THEY_ARE, RowReading
 from lmm_r1.errors import UserError
 from remote_rm.answers.accuracy import matches
 
-pytestmark = pytest.mark.unit
-
 
 def row_of(record: dict, name: str, *, reading: RowReading = AS_THEY_ARE) -> Row:
     return reading.row(

@@ -7,8 +7,6 @@ from lmm_r1.data.messages import Message, Row, TextPart
 from lmm_r1.data.training_rows import PromptStream, blend, check_prompt, parse_dataset_spec
 from lmm_r1.errors import UserError
 
-pytestmark = pytest.mark.unit
-
 
 def rows(letter, count):
     messages = (Message(role="user", parts=(TextPart("Hi"),)),)

@@ -1,11 +1,7 @@
 """Answers that no response could be right by are found before a training is rewarded by them."""
 
-import pytest
-
 from lmm_r1.data.messages import Message, Row, TextPart
 from lmm_r1.data_check.contents import answer_findings
-
-pytestmark = pytest.mark.unit
 
 
 def rows(*answers: str) -> dict[int, Row]:

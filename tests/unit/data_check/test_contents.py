@@ -2,13 +2,10 @@
 
 import io
 
-import pytest
 from PIL import Image
 
 from lmm_r1.data.messages import ImagePart, Message, Row, TextPart
 from lmm_r1.data_check.contents import OtherFile, Repeats, content_of, contents
-
-pytestmark = pytest.mark.unit
 
 
 def picture(color: str, *, size: tuple[int, int] = (8, 4), kind: str = "PNG") -> bytes:

@@ -1,10 +1,6 @@
 """How numbers are spread, by hand."""
 
-import pytest
-
 from lmm_r1.data_check.contents import Bin, Distribution
-
-pytestmark = pytest.mark.unit
 
 
 def test_quantiles_are_values_that_so_large_a_share_does_not_exceed():

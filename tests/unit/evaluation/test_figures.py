@@ -12,8 +12,6 @@ from lmm_r1.files.json_files import write_json_object
 from lmm_r1.records.run_folder import read_run
 from lmm_r1.report import build_report
 
-pytestmark = pytest.mark.unit
-
 
 @pytest.mark.parametrize(
     ("value", "text"), table("evaluation/figures", "a_share_is_rounded_to_the_nearest_tenth_of_a_percent")

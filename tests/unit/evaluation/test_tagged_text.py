@@ -3,8 +3,6 @@ from helpers.tables import table
 
 from lmm_r1.evaluation.page import text_parts
 
-pytestmark = pytest.mark.unit
-
 
 @pytest.mark.parametrize(
     ("text", "kinds"), table("evaluation/tagged_text", "thought_and_answer_are_parts_of_their_own_and_nothing_is_lost")

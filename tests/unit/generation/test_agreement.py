@@ -12,8 +12,6 @@ from lmm_r1.config import PPOConfig
 from lmm_r1.generation.codec import CORRECTION, with_correction
 from lmm_r1.lmm_kits import LmmKit, get_kit
 
-pytestmark = pytest.mark.unit
-
 
 def policy_of(kit: LmmKit) -> SimpleNamespace:
     return SimpleNamespace(kit=kit, config=SimpleNamespace())

@@ -7,8 +7,6 @@ from lmm_r1.errors import UserError
 from lmm_r1.generation.engine import FINE_TUNE, check_backend
 from lmm_r1.lmm_kits import get_kit
 
-pytestmark = pytest.mark.unit
-
 KIT = get_kit("llm")
 WITHOUT_ENGINE = altered(KIT, engine_refusal="it has no class for it")
 

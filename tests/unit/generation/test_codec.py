@@ -13,8 +13,6 @@ from lmm_r1.data.messages import Row
 from lmm_r1.generation.codec import PromptCodec, TextStream, with_image_ids
 from lmm_r1.lmm_kits import EncodedPrompt
 
-pytestmark = pytest.mark.unit
-
 
 @pytest.fixture(scope="module")
 def tokenizer():

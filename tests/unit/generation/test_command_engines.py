@@ -14,8 +14,6 @@ from lmm_r1.evaluation import measurement
 from lmm_r1.generation import engine as backends
 from lmm_r1.generation.engine import EngineSettings
 
-pytestmark = pytest.mark.unit
-
 
 class Asked(Exception):
     """Raised in the place of an engine that was asked for."""

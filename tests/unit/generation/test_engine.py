@@ -8,8 +8,6 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from lmm_r1.generation.engine import TokenEngine
 from lmm_r1.generation.vllm_engine import InProcessEngine
 
-pytestmark = pytest.mark.unit
-
 METHODS = [name for name, value in vars(TokenEngine).items() if inspect.isfunction(value) and not name.startswith("_")]
 
 

@@ -10,7 +10,6 @@ from lmm_r1.errors import UserError
 from lmm_r1.generation.codec import check_turn_end
 from lmm_r1.lmm_kits import KITS, get_kit
 
-pytestmark = pytest.mark.unit
 FLAG = "--actor.model_name_or_path X"
 
 

@@ -16,8 +16,6 @@ from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import get_kit
 from lmm_r1.models.actor import KitActor
 
-pytestmark = pytest.mark.unit
-
 KIT = get_kit("gemma3")
 SMALL, WIDE = picture(56, 56), picture(140, 84)
 IMAGE = "<start_of_image>" + "<image_soft_token>" * 16 + "<end_of_image>"

@@ -20,8 +20,6 @@ from lmm_r1.lmm_kits import get_kit
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.packed.layout import PackedLayout, PackedSegment
 
-pytestmark = pytest.mark.unit
-
 KIT = get_kit("gemma4")
 WIDE, TALL = picture(140, 84), picture(30, 300)
 

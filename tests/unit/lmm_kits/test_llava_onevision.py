@@ -18,8 +18,6 @@ from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import get_kit
 
-pytestmark = pytest.mark.unit
-
 KIT = get_kit("llava_onevision")
 # As the released checkpoints have it.
 RELEASED_TEMPLATE = (

@@ -25,8 +25,6 @@ from lmm_r1.lmm_kits import get_kit
 from lmm_r1.lmm_kits.phi3_v.modeling import Phi3VConfig, Phi3VForCausalLM, Phi3VVisionTower, lay_out, merge_patches
 from lmm_r1.lmm_kits.phi3_v.processing import CLIP_MEAN, CLIP_STD, Phi3VImageProcessor, Phi3VProcessor, hd_transform
 
-pytestmark = pytest.mark.unit
-
 KIT = get_kit("phi3_v")
 WIDE = picture(200, 99)
 BLACK_AND_WHITE = [[(value - mean) / std for mean, std in zip(CLIP_MEAN, CLIP_STD, strict=True)] for value in (0, 1)]

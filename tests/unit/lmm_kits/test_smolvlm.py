@@ -14,8 +14,6 @@ from lmm_r1.data.messages import Message, VideoPart
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import get_kit
 
-pytestmark = pytest.mark.unit
-
 KIT = get_kit("smolvlm")
 AROUND = "<fake_token_around_image>"
 FRAME = f"{AROUND}<global-img>{'<image>' * 4}{AROUND}"

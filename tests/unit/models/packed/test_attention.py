@@ -28,8 +28,6 @@ from lmm_r1.models.packed.layout import PackedLayout, PackedSegment
 from lmm_r1.models.packed.varlen_kernel import varlen_kernel
 from lmm_r1.models.vision_tower import WINDOW_ATTENTION
 
-pytestmark = pytest.mark.unit
-
 HEADS, GROUPS, WIDTH = 4, 2, 8
 # Two groups, the first with two responses and the second with one, and a sample by itself between them.
 SEGMENTS = (

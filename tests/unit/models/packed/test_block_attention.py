@@ -14,8 +14,6 @@ from lmm_r1.models.packed import attention
 from lmm_r1.models.packed.attention import BLOCK, attend_in_blocks, block_mask, fits_block_kernel, token_mask
 from lmm_r1.models.packed.layout import PackedLayout, PackedSegment
 
-pytestmark = pytest.mark.unit
-
 CPU = torch.device("cpu")
 
 

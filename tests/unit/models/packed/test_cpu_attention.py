@@ -9,8 +9,6 @@ from lmm_r1.models.packed import attention
 from lmm_r1.models.packed.attention import attend_on_cpu, fits_cpu_kernel
 from lmm_r1.models.packed.layout import PackedLayout, PackedSegment
 
-pytestmark = pytest.mark.unit
-
 # A prompt with two responses, a sample by itself, and a prompt with one response behind it.
 GROUPS = PackedLayout(
     segments=(

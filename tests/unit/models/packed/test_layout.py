@@ -5,8 +5,6 @@ import torch
 
 from lmm_r1.models.packed.layout import PackedLayout, PackedSegment, VarlenLayout
 
-pytestmark = pytest.mark.unit
-
 CPU = torch.device("cpu")
 # A prompt of three tokens, two responses that share it, and a sample of four tokens by itself.
 SHARED = (

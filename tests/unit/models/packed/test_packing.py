@@ -14,8 +14,6 @@ from lmm_r1.models.actor import wanted_targets
 from lmm_r1.models.packed.layout import PackedSegment
 from lmm_r1.models.packed.packing import PackedSequence, Targets, pack_batch
 
-pytestmark = pytest.mark.unit
-
 IMAGE = 9  # its placeholder; those of one image see each other in both directions
 FILLER = [8, IMAGE, IMAGE]
 

@@ -12,8 +12,6 @@ from lmm_r1.models.packed import attention
 from lmm_r1.models.packed.layout import PackedLayout, PackedSegment, repeat_prefixes
 from lmm_r1.models.packed.varlen_kernel import varlen_kernel
 
-pytestmark = pytest.mark.unit
-
 CPU = torch.device("cpu")
 # A prompt of two tokens with responses of one and two, and a sample of one token between the prompt and another.
 LAYOUT = PackedLayout(

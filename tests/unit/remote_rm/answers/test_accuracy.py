@@ -5,8 +5,6 @@ from helpers.tables import table
 
 from remote_rm.answers.accuracy import check_label, matches, quick_match
 
-pytestmark = pytest.mark.unit
-
 MATRIX = r"\begin{pmatrix}1&2\\3&4\end{pmatrix}"
 
 EQUAL = table("remote_rm/answers/accuracy", "equal")

@@ -7,8 +7,6 @@ from helpers.tables import table
 
 from remote_rm.answers.extraction import concluding_text, final_answer, last_boxed, without_thinking
 
-pytestmark = pytest.mark.unit
-
 
 @pytest.mark.parametrize(
     ("response", "answer"),
