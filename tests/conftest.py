@@ -44,7 +44,6 @@ if importlib.util.find_spec("openrlhf") is None:
         "contracts/test_kit_generation.py",
         "contracts/test_kit_images.py",
         "contracts/test_kit_loss_masks.py",
-        "contracts/test_kit_masked.py",
         "contracts/test_kit_packing.py",
         "contracts/test_kit_pairs.py",
         "contracts/test_kit_plain_text.py",
