@@ -44,7 +44,6 @@ if importlib.util.find_spec("openrlhf") is None:
         "contracts/test_kit_generation.py",
         "contracts/test_kit_images.py",
         "contracts/test_kit_loss_masks.py",
-        "contracts/test_kit_masked.py",
         "contracts/test_kit_packing.py",
         "contracts/test_kit_pairs.py",
         "contracts/test_kit_plain_text.py",
@@ -105,12 +104,20 @@ os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 # A name that is no folder must not be looked up over the network.
 os.environ["HF_HUB_OFFLINE"] = "1"
 
+TESTS = Path(__file__).parent
+KINDS = {"unit": "unit", "contracts": "contract", "integration": "integration"}
 
 gc.set_threshold(50_000, 20, 100)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the files of slow tests first: one that came last would keep one worker while the other has nothing to do."""
+    """Mark tests by their folder, and put the files of slow ones first.
+
+    A slow one that came last would keep one worker while the other has nothing to do.
+    """
+    for item in items:
+        if item.path.is_relative_to(TESTS):
+            item.add_marker(KINDS[item.path.relative_to(TESTS).parts[0]])
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
 

@@ -12,7 +12,7 @@ from helpers.tables import SOME
 
 if TYPE_CHECKING:
     from lmm_r1.data.messages import Message
-    from lmm_r1.lmm_kits import EncodedPrompt
+    from lmm_r1.lmm_kits import EncodedPrompt, LmmKit
 
 SHORT_RUN = {
     "test_engine_gap.py": SOME,
@@ -21,7 +21,6 @@ SHORT_RUN = {
     "test_kit_features.py": SOME,
     "test_kit_generation.py": SOME,
     "test_kit_liger.py": SOME,
-    "test_kit_masked.py": SOME,
     "test_kit_packing.py": SOME,
     "test_kit_pairs.py": SOME,
     "test_kit_plans.py": frozenset({"qwen2_5_vl"}),
@@ -49,6 +48,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if kits is not None and hasattr(item, "callspec"):
             if item.callspec.params.get("name", "qwen2_5_vl") not in kits:
                 item.add_marker(pytest.mark.full)
+
+
+@pytest.fixture
+def kit(name: str) -> LmmKit:
+    """The kit whose name a test is given."""
+    from lmm_r1.lmm_kits import get_kit
+
+    return get_kit(name)
+
+
+@pytest.fixture
+def processor(kit: LmmKit, tiny_checkpoint: Callable[[str], Path]) -> Any:
+    return kit.load_processor(str(tiny_checkpoint(kit.model_type)), trust_remote_code=False)
 
 
 @pytest.fixture(scope="module")

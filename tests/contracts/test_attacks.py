@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from fastapi.testclient import TestClient
+from helpers.chats import clients_of
 from helpers.commands import write_rows
 from helpers.hostile_images import IMAGES
 from helpers.tables import table
@@ -25,9 +26,6 @@ from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from lmm_r1.chat.chat_model import ChatModel
-from lmm_r1.chat.server import ChatService, ServedModel
-from lmm_r1.chat.server import create_app as chat_app
 from lmm_r1.data import fetching
 from lmm_r1.data.fetching import RefusedURL, fetch
 from lmm_r1.data.files import read_row_file
@@ -35,16 +33,10 @@ from lmm_r1.data.images import check_image_exists, image_size, load_image
 from lmm_r1.data.media_access import MediaLimits
 from lmm_r1.data.messages import ImagePart, images_of
 from lmm_r1.data.row_parser import parse_row
-from lmm_r1.data.sent_prompt import MediaAccess
 from lmm_r1.errors import UserError
 from lmm_r1.supervised import kept
-from remote_rm.math_verifier import MathVerifier
 from remote_rm.redaction import neutral
 from remote_rm.service.access import HostGate
-from remote_rm.service.app import create_app
-from remote_rm.verifier import ServiceLimits
-
-pytestmark = pytest.mark.contract
 
 ROOT = Path(__file__).parents[2]
 
@@ -360,20 +352,8 @@ class _NoEngine:
 
 @pytest.fixture(scope="module")
 def clients() -> Iterator[dict[str, TestClient]]:
-    model = ChatModel(
-        engine=_NoEngine(), name="m", takes_images=True, takes_videos=True, max_images=8, max_videos=8, opens_thought=False
-    )  # fmt: skip
-    service = ChatService(
-        ServedModel(lambda: model, max_waiting=4),
-        name="m",
-        media=MediaAccess(roots=(), allow_urls=True),
-        max_new_tokens=16,
-        max_choices=3,
-    )
-    chat = chat_app(service, limits=ServiceLimits(), token=None, log_sample_share=0.0)
-    rewards = create_app(MathVerifier(), workers=1, item_timeout_seconds=1.0)
-    with TestClient(chat, raise_server_exceptions=False) as chatting:
-        yield {"/v1/chat/completions": chatting, "/get_reward": TestClient(rewards, raise_server_exceptions=False)}
+    with clients_of(_NoEngine(), item_timeout_seconds=1.0) as made:
+        yield made
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/get_reward"])

@@ -15,8 +15,6 @@ from vllm.inputs import TokensPrompt
 from lmm_r1.config.shared import Speculation
 from lmm_r1.lmm_kits import Checkpoint, TinyModelSpec, get_kit
 
-pytestmark = pytest.mark.contract
-
 KIT = get_kit("qwen2_5_vl")
 PADDED = 150_000
 TOLERANCE = 1e-4

@@ -14,8 +14,6 @@ from lmm_r1.planning.plan import Plan
 from lmm_r1.planning.ppo_plan import plan_ppo
 from lmm_r1.planning.supervised_plan import plan_supervised
 
-pytestmark = pytest.mark.contract
-
 INIT = STAGES.parents[2] / "lmm_r1" / "cli" / "project"
 DEMO = STAGES / "configs" / "demo"
 

@@ -24,8 +24,6 @@ from lmm_r1.models.actor import KitActor
 from lmm_r1.models.loading import LoadSettings
 from lmm_r1.models.value_model import KitValueModel
 
-pytestmark = pytest.mark.contract
-
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "kits.md"
 # What the checks find, made by `python -m helpers.kitless`; docs/kits.md shows it.
 VERDICTS: dict[str, dict[str, str]] = table("contracts/test_derived_kits", "verdicts")

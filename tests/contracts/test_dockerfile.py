@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.contract
-
 ROOT = Path(__file__).resolve().parents[2]
 INSTRUCTIONS = ("ARG", "FROM", "RUN", "WORKDIR", "COPY", "ENV", "CMD")
 

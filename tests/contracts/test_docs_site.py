@@ -8,8 +8,6 @@ from types import ModuleType
 import pytest
 import yaml
 
-pytestmark = pytest.mark.contract
-
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -14,8 +14,6 @@ from lmm_r1.agents.registry import ENVIRONMENTS, load_environment
 from lmm_r1.agents.tool_environment import COUNTS
 from lmm_r1.data.messages import ImagePart, Row, TextPart
 
-pytestmark = pytest.mark.contract
-
 TURNS = 500
 SEED = 11
 # What the policy is told of each kind of call that issue and protocol know as wrong.

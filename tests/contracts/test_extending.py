@@ -15,7 +15,7 @@ import pytest
 from helpers.commands import flags, write_rows
 from helpers.commands_here import start_anew
 
-pytestmark = [pytest.mark.contract, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 # The first line of an example: its file and, if it extends one, where.

@@ -18,8 +18,6 @@ from helpers.run_folders import rollout, write_lines, write_stage
 
 from lmm_r1.cli import COMMANDS
 
-pytestmark = pytest.mark.contract
-
 ROOT = Path(__file__).parents[2]
 # PyTorch tells no reason.
 REASONS = ("cannot be written (File too large); ", "cannot be written (only a part was written); free space ")

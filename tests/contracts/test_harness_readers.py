@@ -18,8 +18,6 @@ from lmm_r1.evaluation.exports import write_exports
 from lmm_r1.evaluation.predictions import read_predictions
 from lmm_r1.records.responses import JudgedResponse
 
-pytestmark = pytest.mark.contract
-
 # Without the package's own __init__, which imports an engine for every model that it knows.
 VLMEVAL_READER = """
 import importlib, importlib.util, json, sys

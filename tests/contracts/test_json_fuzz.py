@@ -15,24 +15,16 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 from fastapi.testclient import TestClient
+from helpers.chats import clients_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lmm_r1.chat.chat_model import ChatModel
-from lmm_r1.chat.server import ChatService, ServedModel
-from lmm_r1.chat.server import create_app as chat_app
 from lmm_r1.data.files import read_records, read_row_file
 from lmm_r1.data.preferences import KINDS, read_judged_file
 from lmm_r1.data.reading import RowReading
 from lmm_r1.data.row_parser import parse_row
-from lmm_r1.data.sent_prompt import MediaAccess
 from lmm_r1.errors import UserError
 from lmm_r1.generation.engine import AskedRows, Outcome
-from remote_rm.math_verifier import MathVerifier
-from remote_rm.service.app import create_app
-from remote_rm.verifier import ServiceLimits
-
-pytestmark = pytest.mark.contract
 
 FUZZED = settings(
     max_examples=int(os.environ.get("FUZZ_CASES", "60")),
@@ -41,48 +33,11 @@ FUZZED = settings(
     derandomize="FUZZ_CASES" not in os.environ,
     suppress_health_check=list(HealthCheck),
 )
-KEYS = (
-    *(
-        "query",
-        "prompts",
-        "labels",
-        "responses",
-        "image_scales",
-        "model",
-        "messages",
-        "role",
-        "content",
-        "type",
-        "text",
-    ),
-    *(
-        "image",
-        "image_url",
-        "url",
-        "path",
-        "bytes",
-        "video",
-        "videos",
-        "images",
-        "fps",
-        "min_pixels",
-        "max_pixels",
-        "n",
-    ),
-    *("temperature", "top_p", "max_tokens", "stream", "answer", "solution", "problem", "prompt", "response", "chosen"),
-    *(
-        "rejected",
-        "conversations",
-        "from",
-        "value",
-        "completions",
-        "score",
-        "steps",
-        "label",
-        "data_source",
-        "extra_info",
-    ),
-)
+KEYS = """
+query prompts labels responses image_scales model messages role content type text image image_url url path bytes
+video videos images fps min_pixels max_pixels n temperature top_p max_tokens stream answer solution problem prompt
+response chosen rejected conversations from value completions score steps label data_source extra_info
+""".split()
 WORDS = (
     "user",
     "assistant",
@@ -152,23 +107,8 @@ class _Engine:
 
 @pytest.fixture(scope="module")
 def clients() -> Iterator[dict[str, TestClient]]:
-    model = ChatModel(
-        engine=_Engine(), name="m", takes_images=True, takes_videos=True, max_images=8, max_videos=8, opens_thought=False
-    )  # fmt: skip
-    service = ChatService(
-        ServedModel(lambda: model, max_waiting=4),
-        name="m",
-        media=MediaAccess(roots=(), allow_urls=True),
-        max_new_tokens=16,
-        max_choices=3,
-    )
-    chat = chat_app(service, limits=ServiceLimits(), token=None, log_sample_share=0.0)
-    rewards = create_app(MathVerifier(), workers=1, item_timeout_seconds=5.0)
-    with (
-        TestClient(chat, raise_server_exceptions=False) as chatting,
-        TestClient(rewards, raise_server_exceptions=False) as rewarding,
-    ):
-        yield {"/v1/chat/completions": chatting, "/get_reward": rewarding}
+    with clients_of(_Engine(), item_timeout_seconds=5.0) as made:
+        yield made
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/get_reward"])

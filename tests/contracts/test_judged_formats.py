@@ -14,8 +14,6 @@ from lmm_r1.data.preferences import PREFERENCE, STEPS, UNPAIRED, JudgedRow, RowK
 from lmm_r1.data.reading import AS_THEY_ARE, RowReading
 from lmm_r1.errors import UserError
 
-pytestmark = pytest.mark.contract
-
 SAMPLES = Path(__file__).resolve().parents[2] / "datasets" / "samples" / "judged"
 BY_INPUT = RowReading(names=ColumnNames(prompt="input", answer="value"))
 KIND = {kind.name: kind for kind in (PREFERENCE, UNPAIRED, STEPS)}

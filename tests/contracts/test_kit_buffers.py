@@ -16,8 +16,6 @@ from lmm_r1.config import SFTConfig
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import KITS, get_kit
 
-pytestmark = pytest.mark.contract
-
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 OPTIMIZER = {
     "optim": "adam",

@@ -21,8 +21,6 @@ from remote_rm.client import SentSample, _payload
 from remote_rm.service.app import create_app
 from remote_rm.verifier import Score
 
-pytestmark = pytest.mark.contract
-
 CASES = Path(__file__).resolve().parents[1] / "data" / "cases"
 THOUSANDTHS = {"qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe", "glm4v", "glm4v_moe", "internvl"}
 # Of 1000 x 800 pixels there are 36 x 29 squares of 28 x 28. Of 100 at most, sides shrink by sqrt(78400 / 800000) = 0.313,

@@ -7,8 +7,6 @@ from lmm_r1.host.strategy import decay_groups
 from lmm_r1.lmm_kits import KITS
 from lmm_r1.models.loading import LoadSettings, load_model
 
-pytestmark = pytest.mark.contract
-
 MATRICES = (torch.nn.Linear, torch.nn.Embedding, torch.nn.Conv2d, torch.nn.Conv3d)
 
 

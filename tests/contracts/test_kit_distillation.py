@@ -16,8 +16,6 @@ from lmm_r1.models.packed.attention import packing_refusal
 from lmm_r1.supervised.kd import _check_same_media, _probes, check_same_tokens
 from lmm_r1.supervised.samples import collate, encode_sample
 
-pytestmark = pytest.mark.contract
-
 DIVERGENCE = Divergence(name="jsd", beta=BETA, temperature=TEMPERATURE)
 
 

@@ -15,8 +15,6 @@ from lmm_r1.generation.weight_sync import as_stored, stored_weights
 from lmm_r1.lmm_kits import EncodedPrompt, LmmKit, TinyModelSpec, get_kit
 from lmm_r1.models.actor import KitActor
 
-pytestmark = pytest.mark.contract
-
 LONG = "What is 12 + 34? Which digit does the picture show? " * 12
 TOLERANCE = 1e-4
 SAMPLED_TOKENS = 10_000

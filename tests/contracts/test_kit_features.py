@@ -15,8 +15,6 @@ from lmm_r1.lmm_kits import EncodedPrompt, get_kit
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.image_features import process_store
 
-pytestmark = pytest.mark.contract
-
 IMAGE_KITS = kits_with("images")
 # Those whose tower and projector are two calls.
 SEPARATE = [name for name in IMAGE_KITS if not get_kit(name).feature_points[-1].projects]

@@ -16,8 +16,6 @@ from lmm_r1.generation.engine import EngineSettings, SamplingSettings
 from lmm_r1.generation.transformers_engine import TransformersEngine, left_padded
 from lmm_r1.lmm_kits.registry import KITS, get_kit
 
-pytestmark = pytest.mark.contract
-
 NEW_TOKENS = 8
 SETTINGS = EngineSettings(
     adapter=None,

@@ -18,8 +18,6 @@ from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import EncodedPrompt, get_kit
 from lmm_r1.models.actor import KitActor
 
-pytestmark = pytest.mark.contract
-
 # What becomes of an image of 1 x 1 and of 10,000 x 20 pixels, as datasets/README.md says.
 EXTREMES = {"1x1": (1, 1), "10000x20": (10_000, 20)}
 REFUSED = {

@@ -8,7 +8,7 @@ from helpers.interpreted_liger import compare, interpreting_process
 
 from lmm_r1.lmm_kits import KITS
 
-pytestmark = [pytest.mark.contract, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 NORMS, LAYERS, ROTATIONS = "norms", "feed-forward layers", "rotary embeddings"
 # Of two layers of text: two norms each and the last one, a feed-forward layer and a rotation each.

@@ -16,8 +16,6 @@ from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.supervised.dpo import encode_pair
 from lmm_r1.supervised.samples import SFTSample, encode_sample
 
-pytestmark = pytest.mark.contract
-
 CASE = Path(__file__).parents[1] / "data" / "cases" / "F04_image_in_assistant_turn.jsonl"
 IMAGE_KITS = kits_with("images")
 # Their chat template writes no media in the model's turns, so that such rows are refused.

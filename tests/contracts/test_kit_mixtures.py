@@ -13,8 +13,6 @@ from helpers.tiny_models import BALANCED_KITS, logits, make_actor, reshaped
 from lmm_r1.lmm_kits import EncodedPrompt, get_kit
 from lmm_r1.models.load_balancing import check_balanced, routers_of
 
-pytestmark = pytest.mark.contract
-
 CONVERSATIONS = ([message("user", picture(84, 56), "Which digit is this?")], [message("user", "What is 12 + 34?")])
 SHAPES: dict[str, dict[str, dict[str, object]]] = table("contracts/kit_mixtures", "shapes")
 IN_SHORT_RUN = [("qwen3_vl_moe", "square")]

@@ -14,8 +14,6 @@ from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import KITS, Checkpoint
 from lmm_r1.lmm_kits.checkpoint import encode_row, outlined_row
 
-pytestmark = pytest.mark.contract
-
 # On both sides of what kits refuse: sides whose ratio is 200, 1,344 or more, and images of which a crop has no height.
 SIZES = table("contracts/kit_outlines", "sizes")
 BOUNDS = {"as it is": {}, "bounded": {"max_pixels": 28 * 28 * 200}, "scaled up": {"min_pixels": 28 * 28 * 20}}

@@ -29,7 +29,7 @@ from helpers.packed_batches import (
     zeros,
 )
 from helpers.tables import SOME, by_turns, kits_with, table
-from helpers.tiny_models import LONGROPE, altered, with_longrope
+from helpers.tiny_models import LONGROPE, altered, encode, make_actor, with_longrope
 
 from lmm_r1.data.sample import PlacedMedia
 from lmm_r1.errors import UserError
@@ -39,8 +39,6 @@ from lmm_r1.models.actor import wanted_targets
 from lmm_r1.models.packed import attention
 from lmm_r1.models.packed.layout import PackedLayout
 from lmm_r1.models.packed.self_check import check_packing
-
-pytestmark = pytest.mark.contract
 
 IMAGE_KITS = kits_with("images")
 CAUSAL = LmmKit.bidirectional_token_ids
@@ -446,3 +444,31 @@ def test_it_catches_images_whose_tokens_look_back_alone(load, name):
                 check_packing(actor)
         finally:
             actor.kit = kit
+
+
+SETTINGS_OF = {
+    "padded": {},
+    "packed": {"packing_samples": True},
+    "shared": {"packing_samples": True, "share_prefix": True},
+}
+TOLERANCE = 1e-5
+
+
+@pytest.mark.parametrize("way", SETTINGS_OF)
+@pytest.mark.parametrize("name", sorted(SOME))
+def test_a_pass_takes_samples_without_loss_tokens(name, way, tiny_checkpoint):
+    kit, folder = get_kit(name), tiny_checkpoint(name)
+    processor = kit.load_processor(str(folder), trust_remote_code=False)
+    parts = [picture(56, 56), "Which digit?"] if kit.takes_images else ["Which digit?"]
+    prompt = encode(kit, processor, [message("user", *parts)])
+    actor = make_actor(folder, **SETTINGS_OF[way])
+    learnt, other = groups([prompt], [(5, 3)])
+    masked = Sample(prompt=learnt.prompt, response=(), loss_mask=(), media=learnt.media)
+    alone = together(actor, Batch((learnt, other)), side="right")
+    beside = together(actor, Batch((learnt, masked, other)), side="right")
+    assert beside.log_probs[1].shape == (0,)
+    for index, place in ((0, 0), (1, 2)):
+        torch.testing.assert_close(beside.log_probs[place], alone.log_probs[index], rtol=0, atol=TOLERANCE)
+    nothing = together(actor, Batch((masked, masked)), side="right")
+    assert nothing.gradients.keys() == beside.gradients.keys(), "every weight has its gradient, or ranks wait for one"
+    assert all(gradient.abs().max() == 0 for gradient in nothing.gradients.values())

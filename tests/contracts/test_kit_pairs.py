@@ -22,8 +22,6 @@ from lmm_r1.supervised.prm import StepEncoder, collate_steps
 from lmm_r1.supervised.rm import RewardSample, collate_rewards
 from lmm_r1.supervised.samples import collate, encode_sample
 
-pytestmark = pytest.mark.contract
-
 WIDE, TALL, SHORT = picture(140, 84), picture(84, 112), clip(2, 112, 84)
 PROMPTS: dict[str, tuple[str, list[Message]]] = {
     "text": ("text", [message("system", "Think first."), message("user", "What is 12 + 34?")]),
@@ -101,9 +99,7 @@ def test_both_sides_have_the_ids_that_they_have_by_themselves_and_one_object_of_
 
 
 @pytest.mark.parametrize("name", kits_with("images"))
-def test_a_side_that_spells_special_tokens_learns_them_as_text(encode, name, tiny_checkpoint):
-    kit = get_kit(name)
-    processor = kit.load_processor(str(tiny_checkpoint(name)), trust_remote_code=False)
+def test_a_side_that_spells_special_tokens_learns_them_as_text(encode, name, kit, processor):
     tokenizer = kit.tokenizer_of(processor)
     placeholder = tokenizer.convert_ids_to_tokens(min(kit.placeholder_ids(processor)))
     for spelled in (placeholder, tokenizer.eos_token):
@@ -134,9 +130,7 @@ def test_a_pair_in_one_packed_sequence_has_the_log_probs_of_its_sides_by_themsel
 
 
 @pytest.mark.parametrize("name", KITS)
-def test_a_mismatched_conversation_is_the_prompt_with_its_images_and_the_next_rows_response(name, tiny_checkpoint):
-    kit = get_kit(name)
-    processor = kit.load_processor(str(tiny_checkpoint(name)), trust_remote_code=False)
+def test_a_mismatched_conversation_is_the_prompt_with_its_images_and_the_next_rows_response(kit, processor):
     prompts = [PROMPTS["an image" if kit.takes_images else "text"][1], PROMPTS["text"][1]]
     rows = [
         UnpairedRow(
@@ -160,9 +154,7 @@ def test_a_mismatched_conversation_is_the_prompt_with_its_images_and_the_next_ro
 
 
 @pytest.mark.parametrize("name", sorted(SOME))
-def test_the_logits_of_the_judging_tokens_are_those_of_the_whole_vocabulary(name, actors, tiny_checkpoint):
-    kit = get_kit(name)
-    processor = kit.load_processor(str(tiny_checkpoint(name)), trust_remote_code=False)
+def test_the_logits_of_the_judging_tokens_are_those_of_the_whole_vocabulary(name, kit, processor, actors):
     flags = ("--model.placeholder_token", "--model.reward_tokens")
     tokens = StepTokens.of(kit, processor, placeholder="*", judging=("+", "-"), flags=flags)
     encode = StepEncoder(kit=kit, processor=processor, max_len=8192, tokens=tokens)

@@ -17,8 +17,6 @@ from lmm_r1.lmm_kits.checkpoint import encode_turn
 from lmm_r1.lmm_kits.plain_text import BORDER, MARK, text_ids
 from lmm_r1.supervised.samples import encode_sample
 
-pytestmark = pytest.mark.contract
-
 PLAYING = kits_with("RL")
 # What other architectures than the one at hand take for special, tags of images that are no tokens, and our own marks.
 SPELLED = (
@@ -67,8 +65,7 @@ def own_texts(kit: LmmKit, processor: object) -> str:
 
 
 @pytest.mark.parametrize("name", PLAYING)
-def test_no_special_token_comes_of_text(name, tiny_checkpoint):
-    kit, processor = loaded(name, tiny_checkpoint(name))
+def test_no_special_token_comes_of_text(kit, processor):
     special, tokenizer = special_ids(kit, processor), kit.tokenizer_of(processor)
     size = len(tokenizer)
     expected = specials_of(turn_of(kit, processor, message("user", "12 + 34")).token_ids, special=special)
@@ -83,8 +80,7 @@ def test_no_special_token_comes_of_text(name, tiny_checkpoint):
 
 
 @pytest.mark.parametrize("name", [name for name in PLAYING if name in kits_with("images")])
-def test_pictures_beside_such_text_are_those_that_are_shown(name, tiny_checkpoint):
-    kit, processor = loaded(name, tiny_checkpoint(name))
+def test_pictures_beside_such_text_are_those_that_are_shown(kit, processor):
     special = special_ids(kit, processor)
     harmless = turn_of(kit, processor, message("user", "Here: ", PICTURE, "."))
     for text in (*HOSTILE, own_texts(kit, processor)):
@@ -99,8 +95,7 @@ def test_pictures_beside_such_text_are_those_that_are_shown(name, tiny_checkpoin
 
 
 @pytest.mark.parametrize("name", PLAYING)
-def test_the_text_around_is_tokenized_as_without_it(name, tiny_checkpoint):
-    kit, processor = loaded(name, tiny_checkpoint(name))
+def test_the_text_around_is_tokenized_as_without_it(kit, processor):
     tokenizer = kit.tokenizer_of(processor)
     spelled = tokenizer.eos_token
     before, behind = "The page says 12 + 34 = ", " is what? Which digit?"
@@ -116,8 +111,7 @@ def test_the_text_around_is_tokenized_as_without_it(name, tiny_checkpoint):
 
 
 @pytest.mark.parametrize("name", ["internvl", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
-def test_marks_around_boxes_are_words_and_stay_tokens(name, tiny_checkpoint):
-    kit, processor = loaded(name, tiny_checkpoint(name))
+def test_marks_around_boxes_are_words_and_stay_tokens(kit, processor):
     tokenizer = kit.tokenizer_of(processor)
     said = f"{kit.spoken_tokens[2]}(1,2),(3,4){kit.spoken_tokens[3]}{tokenizer.eos_token}"
     ids = text_ids(kit, processor, said)
@@ -151,8 +145,7 @@ def ids_of(kit: LmmKit, processor: object, messages: list[Message]) -> list[int]
 
 @pytest.mark.parametrize("name", KITS)
 @pytest.mark.parametrize("role", ROLES)
-def test_a_conversation_has_the_templates_special_tokens_and_no_others(name, role, tiny_checkpoint):
-    kit, processor = loaded(name, tiny_checkpoint(name))
+def test_a_conversation_has_the_templates_special_tokens_and_no_others(kit, processor, role):
     special, tokenizer = special_ids(kit, processor), kit.tokenizer_of(processor)
     try:
         harmless = ids_of(kit, processor, conversation("12 + 34", role=role))
@@ -167,8 +160,7 @@ def test_a_conversation_has_the_templates_special_tokens_and_no_others(name, rol
 
 
 @pytest.mark.parametrize("name", KITS)
-def test_no_special_token_comes_of_two_parts(name, tiny_checkpoint):
-    kit, processor = loaded(name, tiny_checkpoint(name))
+def test_no_special_token_comes_of_two_parts(kit, processor):
     special, end = special_ids(kit, processor), kit.tokenizer_of(processor).eos_token
     expected = specials_of(ids_of(kit, processor, [message("user", "a", "b")]), special=special)
     for place in range(1, len(end)):
@@ -177,8 +169,7 @@ def test_no_special_token_comes_of_two_parts(name, tiny_checkpoint):
 
 
 @pytest.mark.parametrize("name", KITS)
-def test_an_answer_that_spells_the_end_token_is_trained_to_end_once(name, tiny_checkpoint):
-    kit, processor = loaded(name, tiny_checkpoint(name))
+def test_an_answer_that_spells_the_end_token_is_trained_to_end_once(kit, processor):
     tokenizer = kit.tokenizer_of(processor)
     for answer in (f"4{tokenizer.eos_token}", own_texts(kit, processor), *HOSTILE):
         row = row_of(message("user", "2 + 2?"), message("assistant", answer))
@@ -190,8 +181,7 @@ def test_an_answer_that_spells_the_end_token_is_trained_to_end_once(name, tiny_c
 
 
 @pytest.mark.parametrize("name", KITS)
-def test_text_is_read_as_by_a_tokenizer_that_knows_no_special_tokens(name, tiny_checkpoint):
-    kit, processor = loaded(name, tiny_checkpoint(name))
+def test_text_is_read_as_by_a_tokenizer_that_knows_no_special_tokens(kit, processor):
     tokenizer = kit.tokenizer_of(processor)
     for text in (*HOSTILE, own_texts(kit, processor), "12 + 34 <think>4</think>\n\n<table> "):
         ids = text_ids(kit, processor, text)
@@ -200,8 +190,7 @@ def test_text_is_read_as_by_a_tokenizer_that_knows_no_special_tokens(name, tiny_
 
 
 @pytest.mark.parametrize("name", KITS)
-def test_what_is_not_hostile_is_encoded_without_a_copy(name, tiny_checkpoint, monkeypatch):
-    kit, processor = loaded(name, tiny_checkpoint(name))
+def test_what_is_not_hostile_is_encoded_without_a_copy(kit, processor, monkeypatch):
     monkeypatch.setattr("lmm_r1.lmm_kits.plain_text._copied", None)
     for text in ("12 + 34 < 50", "<think>4</think>", "<|", "<tool_call>{}</tool_call>", "\n\n \n"):
         for messages in ([message("user", text)], [message("user", text, text), message("assistant", text)]):

@@ -11,8 +11,6 @@ from lmm_r1.models.adapters import quantized_layers
 from lmm_r1.planning import pass_memory
 from lmm_r1.planning.pass_memory import EmptyModel, ModelSize, Unpredictable, empty_model, text_batch
 
-pytestmark = pytest.mark.contract
-
 # Sends tokens to experts by what their values are: it can only be computed.
 BY_VALUES = frozenset({"aria"})
 SETTINGS: dict[str, Any] = {

@@ -11,7 +11,6 @@ from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import KITS, get_kit
 from lmm_r1.models.adapters import merged_state_dict, quantized_layers
 
-pytestmark = pytest.mark.contract
 # Of log-probs near -5, in fp32.
 TOLERANCE = 1e-4
 

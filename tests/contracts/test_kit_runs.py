@@ -12,7 +12,7 @@ from helpers.tables import SOME
 from lmm_r1.cli import make_task, train_ppo_ray, train_sft
 from lmm_r1.lmm_kits import Checkpoint, get_kit, kit_of
 
-pytestmark = [pytest.mark.contract, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 # Of kinds that differ in a whole run: what a kit computes alone is shown by test_kit_trainers and test_kit_engines.
 # Three that differ in attention and media, one without an engine, and mixtures, tiles and adapters of its own.

@@ -12,8 +12,6 @@ from helpers.tiny_models import encode, make_actor
 
 from lmm_r1.lmm_kits import KITS, get_kit
 
-pytestmark = pytest.mark.contract
-
 IMAGES = [message("user", "Which digit ", picture(84, 56), " is this, and this?", picture(56, 56))]
 TEXT = [message("user", "What is 12 + 34?")]
 CASES = [(name, "text") for name in KITS] + [(name, "images") for name in kits_with("images")]

@@ -33,8 +33,6 @@ from lmm_r1.supervised.prm import PRMRun
 from lmm_r1.supervised.rm import RMRun
 from lmm_r1.supervised.sft import SFTRun
 
-pytestmark = pytest.mark.contract
-
 STEPS = 2
 TRAINERS = {
     "sft": (SFTRun, SFTConfig),

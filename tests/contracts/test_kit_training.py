@@ -20,8 +20,6 @@ from lmm_r1.models.actor import KitActor
 from lmm_r1.models.adapters import adapted_layers, merged_state_dict
 from lmm_r1.models.loading import language_layer_list
 
-pytestmark = pytest.mark.contract
-
 IMAGE_KITS = kits_with("images")
 TEXT = [message("user", "What is 12 + 34?")]
 IMAGE = [message("user", picture(84, 56), "Which digit is this?")]

@@ -8,11 +8,9 @@ from helpers.conversations import as_written, message, picture, row
 from helpers.tables import kits_with
 
 from lmm_r1.data.messages import Message, images_of
-from lmm_r1.lmm_kits import KITS, LmmKit, get_kit
+from lmm_r1.lmm_kits import KITS, LmmKit
 from lmm_r1.lmm_kits.checkpoint import encode_turn
 from lmm_r1.supervised.samples import SFTSample, encode_sample
-
-pytestmark = pytest.mark.contract
 
 # Turns that a chat template refuses or passes over: the model was not trained on tools.
 UNWRITTEN = {("gemma3", "tool"), ("glm4v", "tool"), ("glm4v_moe", "tool")}
@@ -52,9 +50,7 @@ def learnt(sample: SFTSample) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("name", KITS)
-def test_the_loss_takes_each_turn_of_the_model_with_its_end_and_nothing_else(name, tiny_checkpoint):
-    kit = get_kit(name)
-    processor = kit.load_processor(str(tiny_checkpoint(name)), trust_remote_code=False)
+def test_the_loss_takes_each_turn_of_the_model_with_its_end_and_nothing_else(kit, processor):
     tokenizer = kit.tokenizer_of(processor)
     stretches = learnt(sample_of(kit, processor, trajectory(kit)))
     assert [ids[-1] for ids in stretches] == [tokenizer.eos_token_id] * 3
@@ -67,9 +63,7 @@ def test_the_loss_takes_each_turn_of_the_model_with_its_end_and_nothing_else(nam
     ("name", "role"),
     [(name, role) for name in kits_with("RL") for role in ("user", "tool") if (name, role) not in UNWRITTEN],
 )
-def test_a_trajectory_has_the_ids_and_the_mask_of_a_rollout_that_says_the_same(name, role, tiny_checkpoint):
-    kit = get_kit(name)
-    processor = kit.load_processor(str(tiny_checkpoint(name)), trust_remote_code=False)
+def test_a_trajectory_has_the_ids_and_the_mask_of_a_rollout_that_says_the_same(name, kit, processor, role):
     tokenizer, messages = kit.tokenizer_of(processor), trajectory(kit, role=role)
     images = [part.source for part in images_of(messages[:2])]
     opening = kit.encode(processor, messages[:2], images=images, add_generation_prompt=True)

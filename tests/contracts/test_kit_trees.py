@@ -28,8 +28,6 @@ from helpers.tiny_models import altered
 from lmm_r1.lmm_kits import KITS, EncodedPrompt, LmmKit, Media, get_kit
 from lmm_r1.models.actor import wanted_targets
 
-pytestmark = pytest.mark.contract
-
 IMAGE_KITS = kits_with("images")
 TEXT = [message("user", "What is 12 + 34?")]
 ONE_IMAGE = [message("user", picture(84, 56), "Which digit is this?")]

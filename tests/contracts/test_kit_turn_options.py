@@ -28,8 +28,6 @@ from lmm_r1.models.actor import KitActor
 from lmm_r1.rl.experiences import experience_of
 from lmm_r1.rl.mismatch import gaps_of
 
-pytestmark = pytest.mark.contract
-
 # With gemma3 the engines of CPUs do not agree with the trainer.
 PLAYING = [name for name in kits_with("RL") if name != "gemma3"]
 TOLERANCE = 1e-4

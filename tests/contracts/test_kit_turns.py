@@ -14,8 +14,6 @@ from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import EncodedPrompt, LmmKit, get_kit
 from lmm_r1.lmm_kits.checkpoint import encode_turn, without_end
 
-pytestmark = pytest.mark.contract
-
 # Those that an engine can run: the others take no part in RL.
 PLAYING = kits_with("RL")
 IMAGE_KITS = [name for name in PLAYING if get_kit(name).takes_images]
@@ -48,17 +46,13 @@ def whole(first: Message, observed: tuple[Message, ...]) -> list[Message]:
 
 
 @pytest.mark.parametrize("name", PLAYING)
-def test_turns_of_text_are_the_conversation(name, tiny_checkpoint):
-    kit = get_kit(name)
-    processor = kit.load_processor(str(tiny_checkpoint(name)), trust_remote_code=False)
+def test_turns_of_text_are_the_conversation(kit, processor):
     expected = encode(kit, processor, whole(QUESTION, OBSERVED)).token_ids
     assert list(chain.from_iterable(pieces(kit, processor, QUESTION, OBSERVED))) == list(expected)
 
 
 @pytest.mark.parametrize("name", IMAGE_KITS)
-def test_turns_with_images_are_the_conversation_with_its_media(name, tiny_checkpoint):
-    kit = get_kit(name)
-    processor = kit.load_processor(str(tiny_checkpoint(name)), trust_remote_code=False)
+def test_turns_with_images_are_the_conversation_with_its_media(kit, processor):
     expected = encode(kit, processor, whole(PICTURED, CROPPED))
     assert list(chain.from_iterable(pieces(kit, processor, PICTURED, CROPPED))) == list(expected.token_ids)
     parts = [encode(kit, processor, [PICTURED]), *(turn_of(kit, processor, said) for said in CROPPED)]
@@ -70,9 +64,7 @@ def test_turns_with_images_are_the_conversation_with_its_media(name, tiny_checkp
 
 
 @pytest.mark.parametrize("name", IMAGE_KITS)
-def test_the_engine_gets_what_it_gets_of_the_whole_conversation(name, tiny_checkpoint):
-    kit = get_kit(name)
-    processor = kit.load_processor(str(tiny_checkpoint(name)), trust_remote_code=False)
+def test_the_engine_gets_what_it_gets_of_the_whole_conversation(kit, processor):
     expected = encode(kit, processor, whole(PICTURED, CROPPED)).engine_token_ids
     turn = turn_of(kit, processor, CROPPED[1])
     assert turn.engine_token_ids == expected[-len(turn.engine_token_ids) :]
@@ -80,9 +72,7 @@ def test_the_engine_gets_what_it_gets_of_the_whole_conversation(name, tiny_check
 
 
 @pytest.mark.parametrize("name", PLAYING)
-def test_the_end_token_stands_once_whoever_writes_it(name, tiny_checkpoint):
-    kit = get_kit(name)
-    processor = kit.load_processor(str(tiny_checkpoint(name)), trust_remote_code=False)
+def test_the_end_token_stands_once_whoever_writes_it(kit, processor):
     tokenizer, turn = kit.tokenizer_of(processor), turn_of(kit, processor, OBSERVED[0])
     cut_off = tokenizer(SAID[0], add_special_tokens=False)["input_ids"]
     assert without_end(turn, cut_off) == turn
@@ -92,9 +82,7 @@ def test_the_end_token_stands_once_whoever_writes_it(name, tiny_checkpoint):
 
 
 @pytest.mark.parametrize("name", PLAYING)
-def test_the_next_turn_may_be_begun(name, tiny_checkpoint):
-    kit = get_kit(name)
-    processor = kit.load_processor(str(tiny_checkpoint(name)), trust_remote_code=False)
+def test_the_next_turn_may_be_begun(kit, processor):
     begun = kit.tokenizer_of(processor)("<think>", add_special_tokens=False)["input_ids"]
     plain = turn_of(kit, processor, OBSERVED[0])
     assert turn_of(kit, processor, OBSERVED[0], prefill="<think>").token_ids == [*plain.token_ids, *begun]
@@ -115,9 +103,7 @@ def same_media(one: EncodedPrompt, other: EncodedPrompt) -> None:
 
 
 @pytest.mark.parametrize("name", PLAYING)
-def test_a_text_with_the_templates_marks_is_the_turn_or_the_prompt_that_it_writes(name, tiny_checkpoint):
-    kit = get_kit(name)
-    processor = kit.load_processor(str(tiny_checkpoint(name)), trust_remote_code=False)
+def test_a_text_with_the_templates_marks_is_the_turn_or_the_prompt_that_it_writes(kit, processor):
     written = behind(kit, processor, OBSERVED[0])
     same_media(kit.encode_text(processor, written, images=[], opens=False), turn_of(kit, processor, OBSERVED[0]))
     prompt = kit.chat_text(processor, [QUESTION], add_generation_prompt=True)
@@ -125,9 +111,7 @@ def test_a_text_with_the_templates_marks_is_the_turn_or_the_prompt_that_it_write
 
 
 @pytest.mark.parametrize("name", IMAGE_KITS)
-def test_a_text_with_marks_of_images_is_the_turn_or_the_prompt_that_it_writes(name, tiny_checkpoint):
-    kit = get_kit(name)
-    processor = kit.load_processor(str(tiny_checkpoint(name)), trust_remote_code=False)
+def test_a_text_with_marks_of_images_is_the_turn_or_the_prompt_that_it_writes(kit, processor):
     for said in CROPPED:
         images = [part.source for part in images_of([said])]
         text = behind(kit, processor, said)
@@ -137,9 +121,7 @@ def test_a_text_with_marks_of_images_is_the_turn_or_the_prompt_that_it_writes(na
 
 
 @pytest.mark.parametrize("name", IMAGE_KITS)
-def test_a_text_has_one_mark_for_each_image_and_no_media_token_beside_them(name, tiny_checkpoint):
-    kit = get_kit(name)
-    processor = kit.load_processor(str(tiny_checkpoint(name)), trust_remote_code=False)
+def test_a_text_has_one_mark_for_each_image_and_no_media_token_beside_them(kit, processor):
     text = behind(kit, processor, CROPPED[0])
     for images in ([], [SMALL, SMALL]):
         with pytest.raises(UserError, match=f"the text holds 1 marks .* for {len(images)} images; write one for each"):
@@ -151,18 +133,14 @@ def test_a_text_has_one_mark_for_each_image_and_no_media_token_beside_them(name,
 
 
 @pytest.mark.parametrize("name", IMAGE_KITS)
-def test_the_engine_can_tell_images_apart_that_a_text_shows(name, tiny_checkpoint):
-    kit = get_kit(name)
-    processor = kit.load_processor(str(tiny_checkpoint(name)), trust_remote_code=False)
+def test_the_engine_can_tell_images_apart_that_a_text_shows(kit, processor):
     encoded = kit.encode_text(processor, behind(kit, processor, CROPPED[1]), images=[TALL, WIDE], opens=False)
     placeholders = kit.placeholder_ids(processor)
     assert sum(token in placeholders for token in encoded.engine_token_ids) == 2
 
 
 @pytest.mark.parametrize("name", PLAYING)
-def test_a_piece_of_text_has_no_start_token(name, tiny_checkpoint):
-    kit = get_kit(name)
-    processor = kit.load_processor(str(tiny_checkpoint(name)), trust_remote_code=False)
+def test_a_piece_of_text_has_no_start_token(kit, processor):
     tokenizer = kit.tokenizer_of(processor)
     ids = kit.encode_text(processor, "Again. ", images=[], opens=False).token_ids
     assert ids == tokenizer("Again. ", add_special_tokens=False)["input_ids"]

@@ -24,8 +24,6 @@ from lmm_r1.models.adapters import adapted_layers
 from lmm_r1.models.packed.packing import BatchInputs
 from lmm_r1.models.value_model import KitValueModel
 
-pytestmark = pytest.mark.contract
-
 IMAGE_KITS = kits_with("images")
 WAYS = ("padded", "packed", "shared")
 SIDES = ("left", "right")
@@ -187,9 +185,7 @@ def test_the_output_layer_is_gone_and_all_other_weights_are_those_of_the_policy(
 
 
 @pytest.mark.parametrize("name", sorted(SOME & set(IMAGE_KITS)))
-def test_another_image_changes_the_values_and_a_text_before_it_does_not(pair_of, tiny_checkpoint, name):
-    kit = get_kit(name)
-    processor = kit.load_processor(str(tiny_checkpoint(name)), trust_remote_code=False)
+def test_another_image_changes_the_values_and_a_text_before_it_does_not(pair_of, name, kit, processor):
     turned = [message("user", picture(84, 56).transpose(0), "Which digit is this?")]
     batches = [
         Batch(tuple(groups([encode(kit, processor, chat) for chat in (TEXT, image)], [(4,), (6,)])))
@@ -205,9 +201,7 @@ def test_another_image_changes_the_values_and_a_text_before_it_does_not(pair_of,
 
 
 @pytest.mark.parametrize("name", sorted(SOME & set(IMAGE_KITS)))
-def test_the_image_that_keeps_a_text_only_rank_running_changes_no_value(pair_of, tiny_checkpoint, name, monkeypatch):
-    kit = get_kit(name)
-    processor = kit.load_processor(str(tiny_checkpoint(name)), trust_remote_code=False)
+def test_the_image_that_keeps_a_text_only_rank_running_changes_no_value(pair_of, name, kit, processor, monkeypatch):
     batch = Batch(tuple(groups([encode(kit, processor, TEXT)], [(4, 2)])))
     for way in WAYS:
         model = pair_of(name).running(way)

@@ -18,8 +18,6 @@ from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import EncodedPrompt, LmmKit, get_kit
 from lmm_r1.supervised.samples import encode_sample
 
-pytestmark = pytest.mark.contract
-
 LONG_TEXT = "What is 12 + 34? Which digit does the picture show? " * 12
 TOLERANCE = 1e-4
 STILL = picture(140, 84)

@@ -19,8 +19,6 @@ from lmm_r1.models.actor import KitActor
 from lmm_r1.models.packed.varlen_kernel import varlen_kernel
 from lmm_r1.models.vision_tower import WINDOW_ATTENTION
 
-pytestmark = pytest.mark.contract
-
 WINDOWED = [name for name in KITS if type(get_kit(name)).windowed_tower_of is not LmmKit.windowed_tower_of]
 # Several windows each, the last ones cut; of a video, one for every step at least.
 CHAT = [message("user", picture(168, 140), "or", picture(56, 112), "or", clip(4, 140, 84), "?")]

@@ -32,8 +32,6 @@ from lmm_r1.models.actor import KitActor
 from lmm_r1.models.loading import freeze
 from lmm_r1.supervised.samples import encode_sample
 
-pytestmark = pytest.mark.contract
-
 IMAGE_KITS = kits_with("images")
 SMALL, WIDE, TALL = picture(56, 56), picture(140, 84), picture(84, 112)
 TEXTS = {

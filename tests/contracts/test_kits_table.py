@@ -13,8 +13,6 @@ from lmm_r1.cli import kits
 from lmm_r1.lmm_kits import KITS, get_kit
 from lmm_r1.lmm_kits.registry import read_facts
 
-pytestmark = pytest.mark.contract
-
 ROOT = Path(__file__).resolve().parents[2]
 PINNED = re.search(r'"vllm==([\d.]+)"', (ROOT / "pyproject.toml").read_text())[1]
 

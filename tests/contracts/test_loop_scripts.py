@@ -14,8 +14,6 @@ from lmm_r1.config.evaluate import EvaluateConfig
 from lmm_r1.config.evaluate import check as check_evaluation
 from lmm_r1.config.generation import BatchConfig, check_batch
 
-pytestmark = pytest.mark.contract
-
 LOOPS = ("train_iterative_dpo.sh", "train_rejection_sampling.sh", "train_rm.sh", "train_kd.sh")
 OWN = {"MODEL": "a model", "DATA": "rows.jsonl", "EVAL_IMAGE": "test.jsonl", "OUTPUT": "runs/a loop"}
 

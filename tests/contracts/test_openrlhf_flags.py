@@ -40,10 +40,7 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / "docs"))
 
 import flags_page
 
-pytestmark = [
-    pytest.mark.contract,
-    pytest.mark.skipif(importlib.util.find_spec("openrlhf") is None, reason="OpenRLHF is not installed"),
-]
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("openrlhf") is None, reason="OpenRLHF is not installed")
 
 COMMANDS = {"train_ppo_ray": PPOConfig, "train_sft": SFTConfig, "train_dpo": DPOConfig, "train_rm": RMConfig}
 COMMAND_LINES = table("contracts/openrlhf_flags", "command_lines")

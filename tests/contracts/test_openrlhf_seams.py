@@ -48,8 +48,6 @@ SEAMS: tuple[Seam, ...] = tuple(
 )
 
 
-pytestmark = pytest.mark.contract
-
 PACKAGE = Path(lmm_r1.__file__).parent
 SOURCES = {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py")}
 REPLACED = [seam for seam in SEAMS if seam.how == "replaced"]

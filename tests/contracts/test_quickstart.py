@@ -24,8 +24,6 @@ from lmm_r1.data.files import read_row_file
 from lmm_r1.data.images import load_image
 from lmm_r1.data.messages import Row, images_of
 
-pytestmark = pytest.mark.contract
-
 PAGE = "docs/quickstart.md"
 PROJECT, CHECK, BY_FLAGS = commands_of(PAGE)
 CONFIGS: Mapping[str, type] = {

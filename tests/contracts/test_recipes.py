@@ -12,8 +12,6 @@ from lmm_r1.data.recipes.mapping import check_embedded_images, map_preference, m
 from lmm_r1.data.recipes.recipe import RecordView
 from remote_rm.verifier import Item
 
-pytestmark = pytest.mark.contract
-
 REPOSITORY = Path(__file__).parents[2]
 
 

@@ -5,14 +5,10 @@ import random
 import sys
 from pathlib import Path
 
-import pytest
-
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 from reasoning_samples import OUTCOMES, TEXTS, make_samples, reasoning, wording
 from reward_reasoning import table_of
-
-pytestmark = pytest.mark.contract
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -17,8 +17,6 @@ from lmm_r1.data.reading import RowReading
 from lmm_r1.data.training_rows import check_prompt
 from lmm_r1.errors import UserError
 
-pytestmark = pytest.mark.contract
-
 SAMPLES = Path(__file__).resolve().parents[2] / "datasets" / "samples"
 
 

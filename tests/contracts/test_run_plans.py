@@ -20,8 +20,6 @@ from lmm_r1.planning.plan import WORKSPACE, Plan
 from lmm_r1.planning.ppo_plan import plan_ppo, rollout_bytes
 from lmm_r1.planning.supervised_plan import plan_supervised
 
-pytestmark = pytest.mark.contract
-
 
 @pytest.fixture
 def rl_run(tiny_checkpoint):

@@ -11,8 +11,6 @@ import psutil
 import pytest
 from helpers.tables import table
 
-pytestmark = pytest.mark.contract
-
 SCRIPT = Path(__file__).parents[2] / "examples" / "scripts" / "lmm_r1" / "slurm.sh"
 NOTE = 'echo "$(basename "$0") $*" >> "$NOTES"\n'
 COMMANDS = table("contracts/slurm_script", "commands")

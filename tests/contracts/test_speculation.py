@@ -15,8 +15,6 @@ from lmm_r1.generation.engine_arguments import Guesses, guesses_so_far
 from lmm_r1.lmm_kits import Checkpoint, EncodedPrompt, TinyModelSpec, get_kit
 from lmm_r1.models.actor import KitActor
 
-pytestmark = pytest.mark.contract
-
 KIT = get_kit("qwen2_5_vl")
 TOLERANCE = 1e-4
 GUESSED = 4

@@ -19,7 +19,7 @@ from lmm_r1.planning.ppo_plan import plan_ppo
 from lmm_r1.planning.supervised_plan import plan_supervised
 
 # Of the model with 3 billion parameters a plan takes ten seconds.
-pytestmark = [pytest.mark.contract, pytest.mark.full, pytest.mark.slow]
+pytestmark = [pytest.mark.full, pytest.mark.slow]
 
 TEXT = table("contracts/stage_plans", "text")
 VISION = table("contracts/stage_plans", "vision")

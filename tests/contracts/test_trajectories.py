@@ -29,8 +29,6 @@ from lmm_r1.lmm_kits import Checkpoint, Media, get_kit
 from lmm_r1.models.actor import KitActor
 from lmm_r1.rl.experiences import experience_of
 
-pytestmark = pytest.mark.contract
-
 PLAYING = kits_with("RL")
 # Of each environment; a kit has some two hundred of all of them.
 COUNT = 24

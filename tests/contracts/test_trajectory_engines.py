@@ -22,8 +22,6 @@ from lmm_r1.generation.vllm_engine import InProcessEngine
 from lmm_r1.lmm_kits import Checkpoint, get_kit
 from lmm_r1.models.actor import KitActor
 
-pytestmark = pytest.mark.contract
-
 TOLERANCE = 1e-4
 MAX_NEW_TOKENS = (4, 12, 24)
 

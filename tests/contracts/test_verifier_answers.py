@@ -21,8 +21,6 @@ from helpers.answers import (
 from remote_rm.registry import get_verifier
 from remote_rm.verifier import Item, Verifier
 
-pytestmark = pytest.mark.contract
-
 ALL_KINDS = frozenset(label.kind for label in CATALOGUE)
 # name -> (the verifier, the kinds of labels that it reads)
 READS: dict[str, tuple[Verifier, frozenset[str]]] = {

@@ -25,8 +25,6 @@ from remote_rm.service.app import create_app
 from remote_rm.service.pool import QUICK_CHARS
 from remote_rm.verifier import Item, Verifier
 
-pytestmark = pytest.mark.contract
-
 SELECTING = Composition(select=(part_from("choice"), part_from("math=2")), parts=(part_from("format=0.25"),))
 # Nobody listens there: what the rule does not take for right, it judges alone.
 UNREACHABLE = LlmJudge(judge_url="http://127.0.0.1:9/v1", judge_model="m", judge_folder=None, judge_attempts=1)

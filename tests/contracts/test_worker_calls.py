@@ -25,8 +25,6 @@ from lmm_r1.generation.ray_engines import KitRolloutActor
 from lmm_r1.generation.weight_sync import BroadcastChannel, SharedMemoryChannel
 from lmm_r1.generation.worker_extension import BucketWeights, FileWeights
 
-pytestmark = pytest.mark.contract
-
 CPU = torch.device("cpu")
 ENGINE_PROCESS = "VLLM_ENABLE_V1_MULTIPROCESSING"
 # Of OpenRLHF's worker; ours has buckets in their place.

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from lmm_r1.checkpoints.merge_job import in_double
 from lmm_r1.data.sample import PlacedMedia, SampleMedia
 from lmm_r1.lmm_kits import EncodedPrompt
 from lmm_r1.models.actor import KitActor
+from lmm_r1.models.packed.layout import PackedSegment
 
 # A token that means something stands for padding: it would show if it were read.
 PADDING = 7
@@ -83,6 +85,15 @@ class Results:
     log_probs: list[torch.Tensor]  # one (L,) per sample
     entropies: list[torch.Tensor]
     gradients: dict[str, torch.Tensor]
+
+
+def segments_of(*nodes: tuple[int, int | None]) -> tuple[PackedSegment, ...]:
+    """Segments behind one another, each of so many tokens and with the number of the one that it goes on from."""
+    ends = list(accumulate(length for length, _ in nodes))
+    return tuple(
+        PackedSegment(start=end - length, end=end, prefix=prefix)
+        for end, (length, prefix) in zip(ends, nodes, strict=True)
+    )
 
 
 def groups(prompts: Sequence[EncodedPrompt], lengths: Sequence[Sequence[int]], *, gap: bool = False) -> list[Sample]:

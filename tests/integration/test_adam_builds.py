@@ -14,7 +14,7 @@ from helpers.tables import table
 from lmm_r1 import cpu
 from lmm_r1.host.strategy import why_not_built
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.full]
+pytestmark = [pytest.mark.slow, pytest.mark.full]
 
 # What every Python process of the tests below runs first: PyTorch as on a machine with a GPU.
 ON_A_GPU = """

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from lmm_r1.cli import train_ppo_ray
 from lmm_r1.errors import UserError
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 STEPS, PROMPTS, SAMPLES = 2, 2, 3
 # Shows a crop after each of the first two turns, and pays for the length of the third.

@@ -15,7 +15,7 @@ from helpers.killed_runs import KillableCommand, lines_in, python
 from lmm_r1.cli import report
 from lmm_r1.data.training_rows import PromptStream
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.full]
+pytestmark = [pytest.mark.slow, pytest.mark.full]
 
 STEPS, PROMPTS, SAMPLES, AHEAD = 6, 2, 2, 2
 # Questions whose groups are dropped: one of those that the second step takes, and one of the fourth.

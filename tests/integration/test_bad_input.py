@@ -40,7 +40,7 @@ REWARD = "def reward_func(queries, prompts, labels):\n    return {'rewards': [1.
 NOWHERE = "http://127.0.0.1:9/get_reward"
 
 
-pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("own_environment")]
+pytestmark = pytest.mark.usefixtures("own_environment")
 
 
 @pytest.fixture(scope="session")

@@ -25,7 +25,7 @@ from lmm_r1.host.workers import NodeSortedGroup, reserve
 from lmm_r1.lifecycle.stopping import StopRequests
 from lmm_r1.rl import run
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 GPUS = 2
 """Of each of the two nodes."""

@@ -33,7 +33,7 @@ def reward_func(queries, prompts, labels):
     return {"rewards": [2.0 * ("image" in prompt) for prompt in prompts]}
 """
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 @dataclass(frozen=True, kw_only=True)

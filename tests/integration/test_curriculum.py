@@ -14,7 +14,7 @@ from helpers.processes import warm_python
 
 from lmm_r1.cli import make_task
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 REPOSITORY = Path(__file__).parents[2]
 SCRIPTS = REPOSITORY / "examples/scripts/lmm_r1"
 DEMO = SCRIPTS / "configs/demo"

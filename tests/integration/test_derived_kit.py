@@ -13,7 +13,7 @@ from lmm_r1.cli import make_task
 from lmm_r1.cluster.worker_processes import KIT_VARIABLE
 from lmm_r1.lmm_kits import kit_of
 
-pytestmark = [pytest.mark.integration, pytest.mark.full, pytest.mark.slow]
+pytestmark = [pytest.mark.full, pytest.mark.slow]
 
 NAME = "glm_ocr"
 PROMPTS, SAMPLES, STEPS, MAX_LEN = 2, 2, 2, 1024

@@ -16,7 +16,7 @@ from lmm_r1.cli import train_dpo
 from lmm_r1.host.checkpoint_folder import tags
 from lmm_r1.records.run_folder import read_stage
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 ANSWERS = ("<answer>46</answer>", "<answer>12</answer>")
 

@@ -11,8 +11,6 @@ from helpers.value_models import save_reward_model
 
 from lmm_r1.lmm_kits import get_kit
 
-pytestmark = pytest.mark.integration
-
 APART = {"train.shared_prefix_enable": False}
 DORA = {"ds.lora.use_dora": True, "ds.lora.use_rslora": True}
 IN_4BIT = {"ds.load_in_4bit": True}

@@ -12,7 +12,6 @@ from lmm_r1 import dotted
 from lmm_r1.config import SFTConfig
 from lmm_r1.host.strategy import make_strategy
 
-pytestmark = pytest.mark.integration
 ADAM = {"lr": 1e-2, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.01}
 
 

@@ -13,7 +13,7 @@ from helpers.commands import QUESTION, SMALL_RUN, flags, write_rows
 from helpers.commands_here import run_here
 from helpers.conversations import picture
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 # Scored in the actor's process, whose children are the engine's processes: on a CPU its core and one worker.

@@ -18,7 +18,7 @@ from lmm_r1.generation import engine as backends
 from lmm_r1.generation.engine import EngineSettings
 from lmm_r1.records.responses import read_responses
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 ROWS = 4
 # Shows a part of the image after each turn but the third, and pays for the length of that one; row 2 has no luck.

@@ -13,7 +13,7 @@ from helpers.processes import warm_python
 from helpers.tables import table
 from PIL import Image
 
-pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("own_environment")]
+pytestmark = pytest.mark.usefixtures("own_environment")
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -18,7 +18,7 @@ from lmm_r1.evaluation import measurement
 from lmm_r1.records.metrics import read_evaluation
 from lmm_r1.records.responses import read_responses
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 FLAGS = table("integration/evaluate_run", "flags")

@@ -10,8 +10,6 @@ import pytest
 from helpers.finite_ranks import CASES, FOLLOWED, Outcome
 from helpers.launched_ranks import launch
 
-pytestmark = pytest.mark.integration
-
 NAMES = [(ranks, *case) for ranks, cases in CASES.items() for case in cases]
 SAID = {
     "nan advantage": "the actor's loss is nan",

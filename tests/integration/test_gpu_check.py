@@ -19,7 +19,7 @@ import gpu_check
 from gpu_stages.policy import Policy
 from gpu_stages.subject import Subject
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 SMALL = ["--device", "cpu", "--scale", "0.01", "--repeats", "1"]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.full]
+pytestmark = [pytest.mark.slow, pytest.mark.full]
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 REFERENCE = BENCHMARKS / "results/smoke_cpu.json"

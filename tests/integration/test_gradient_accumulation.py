@@ -14,8 +14,6 @@ from helpers.accumulated_gradients import (
     sum_of,
 )
 
-pytestmark = pytest.mark.integration
-
 CASES = [
     AccumulationCase(stage=stage, param_dtype=precision, offload=offload)
     for precision, offload in (("bf16", False), ("bf16", True), ("fp16", False))

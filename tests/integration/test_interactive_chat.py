@@ -23,7 +23,7 @@ from lmm_r1.data.messages import ImagePart, TextPart
 from lmm_r1.errors import UserError
 from remote_rm.redaction import neutral
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ["-m", "lmm_r1.cli.interactive_chat"]

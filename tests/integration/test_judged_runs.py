@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from lmm_r1.cli import batch_inference, train_kto, train_prm
 from lmm_r1.records.run_folder import read_stage
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 ANSWERS = ("<answer>46</answer>", "<answer>12</answer>")
 STEPS = 20

@@ -17,8 +17,6 @@ from lmm_r1.report import build_report
 from lmm_r1.scoring.response_scores import VerifierJudge
 from remote_rm.verifier import Item, extra_logs_of
 
-pytestmark = pytest.mark.integration
-
 # Both sides are beyond the rules, and sympy expands the power for far longer than anyone waits.
 ENDLESS = Item(prompt="", response=r"<answer>(x+y+z+w+1)^{4000}-(x+1)^{3000}</answer>", label=r"(x+y+z+w+2)^{4000}")
 

@@ -17,7 +17,7 @@ from lmm_r1.cli import train_kd
 from lmm_r1.lmm_kits import get_kit
 from lmm_r1.records.run_folder import read_stage
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 KIT = "qwen2_5_vl"
 

@@ -23,7 +23,7 @@ from PIL import Image
 from lmm_r1.lmm_kits import get_kit
 from lmm_r1.models.adapters import adapted_layers, save_adapter
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.full]
+pytestmark = [pytest.mark.slow, pytest.mark.full]
 
 KILLS = 20
 

@@ -13,7 +13,7 @@ from helpers.saved_checkpoints import complete_steps
 
 from lmm_r1.data.training_rows import PromptStream
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 STEPS, PROMPTS, SAMPLES = 3, 2, 2
 TEXTS = [f"What is {number} + 1?" for number in range(STEPS * PROMPTS)]

@@ -14,7 +14,7 @@ from lmm_r1.data.training_rows import PromptStream
 from lmm_r1.host.checkpoint_folder import DELETING, SAVING
 from lmm_r1.records.run_folder import read_run
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 STEPS = 6
 RL_STEPS = 5
 REWARD = "def reward_func(queries, prompts, labels):\n    return {'rewards': [float(len(query) % 2) for query in queries]}\n"

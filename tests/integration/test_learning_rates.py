@@ -20,8 +20,6 @@ from lmm_r1.config.model_checks import SCHEDULES
 from lmm_r1.host import strategy as strategy_module
 from lmm_r1.host.strategy import KitStrategy, make_strategy
 
-pytestmark = pytest.mark.integration
-
 PEAK = 1e-2
 
 

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from helpers.processes import warm_python
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.full]
+pytestmark = [pytest.mark.slow, pytest.mark.full]
 
 SCRIPTS = Path(__file__).parents[2] / "examples/scripts"
 CONFIGS = SCRIPTS / "lmm_r1/configs"

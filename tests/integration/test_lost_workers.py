@@ -15,7 +15,7 @@ from ray import cloudpickle
 
 from lmm_r1.cluster import nodes
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 @ray.remote(num_cpus=0)

@@ -12,7 +12,7 @@ from ray.cluster_utils import Cluster
 
 from lmm_r1.rl.workers import PassMedia
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture

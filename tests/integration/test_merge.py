@@ -20,7 +20,7 @@ from lmm_r1.cli.merge import main
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import get_kit
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 KIT = "qwen2_5_vl"
 WEIGHTS = "model.safetensors"
 SHARD = "zero_pp_rank_0_mp_rank_00_optim_states.pt"

@@ -30,7 +30,7 @@ from lmm_r1.rl import experiences
 from lmm_r1.rl.experiences import ReferenceAhead
 from lmm_r1.rl.generator import KitSamplesGenerator
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 # Any number in [0, 1) that follows from the response alone.
 REWARD = """

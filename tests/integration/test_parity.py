@@ -9,7 +9,7 @@ from helpers.commands_here import start_anew
 from lmm_r1.checkpoints import kept_for
 from lmm_r1.cli.kits import certify
 
-pytestmark = [pytest.mark.integration, pytest.mark.full]
+pytestmark = pytest.mark.full
 
 
 @pytest.mark.usefixtures("own_environment")

@@ -14,7 +14,7 @@ from helpers.http_servers import hub_server
 import lmm_r1
 from lmm_r1.supervised import sft
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 ROWS = [QUESTION, {**QUESTION, "answer": "3"}]
 SIZES = {

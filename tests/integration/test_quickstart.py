@@ -10,7 +10,7 @@ from helpers.commands_here import run_here
 from helpers.processes import warm_python
 from helpers.tables import commands_of
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.full]
+pytestmark = [pytest.mark.slow, pytest.mark.full]
 
 # What is added to a command, to save time.
 SMALL = {

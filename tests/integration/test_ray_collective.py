@@ -19,7 +19,7 @@ from lmm_r1.generation.weight_sync import BroadcastChannel
 from lmm_r1.generation.worker_extension import BucketWeights
 from lmm_r1.rl.workers import KitActorPPOTrainer
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 GROUP = "openrlhf"
 

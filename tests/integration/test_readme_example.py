@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.full]
+pytestmark = [pytest.mark.slow, pytest.mark.full]
 
 PAGE = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
 MODEL, FOLDER = '"HuggingFaceTB/SmolVLM2-256M-Video-Instruct"', '"ckpt.output_dir": "runs/sums"'

@@ -17,7 +17,7 @@ from PIL import Image
 from lmm_r1.cli import check_data, train_sft
 from lmm_r1.supervised import sft
 
-pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("own_environment")]
+pytestmark = pytest.mark.usefixtures("own_environment")
 
 CASES = Path(__file__).resolve().parents[1] / "data" / "cases"
 REFUSED_IMAGE = "the processor refuses the images or videos (10x5000): absolute aspect ratio must be smaller than 200"

@@ -22,7 +22,7 @@ from lmm_r1.data.training_rows import PromptStream
 from lmm_r1.generation import media_store
 from lmm_r1.rl.workers import GroupReplayBuffer
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 GROUPS, SAMPLES = 3, 4

@@ -14,10 +14,7 @@ from lmm_r1.evaluation.page import build_page
 from lmm_r1.evaluation.page_parts import number
 from lmm_r1.report.charts import nice_axis
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.skipif(CHROMIUM is None, reason="no chromium, chromium-browser or google-chrome on PATH"),
-]
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium, chromium-browser or google-chrome on PATH")
 
 HOSTILE = (
     "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'>",

@@ -10,12 +10,9 @@ import urllib.request
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-import pytest
 from helpers.reward_servers import RunningServer, health_of, running, unruly_command
 
 from remote_rm.client import RewardClient
-
-pytestmark = pytest.mark.integration
 
 
 def post(server: RunningServer, body: bytes) -> tuple[int, dict]:

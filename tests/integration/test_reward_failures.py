@@ -17,8 +17,6 @@ from helpers.reward_servers import ROOT, RunningServer, math_command, running, u
 
 from remote_rm.client import RewardClient
 
-pytestmark = pytest.mark.integration
-
 
 def samples(count: int) -> list[tuple[str, str, float]]:
     """Responses that only a worker can judge, their labels and their rewards: every third is wrong."""

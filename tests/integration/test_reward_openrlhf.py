@@ -18,7 +18,7 @@ from remote_rm.verifier import Score
 torch = pytest.importorskip("torch")
 agent = pytest.importorskip("openrlhf.utils.agent")
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 IMAGE = "<|image_pad|>"
 PROMPT = f"<|im_start|>user\n<|vision_start|>{IMAGE}<|vision_end|>8?<|im_end|>\n<|im_start|>assistant\n"

@@ -20,8 +20,6 @@ from remote_rm.math_verifier import MathVerifier
 from remote_rm.service.pool import VerifierPool
 from remote_rm.verifier import Item, Verifier
 
-pytestmark = pytest.mark.integration
-
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = [sys.executable, "-m", "remote_rm.math_verifier"]
 ENDLESS = "<think>t</think><answer>$9^{9^{9^{9}}}$</answer>"

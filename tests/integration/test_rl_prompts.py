@@ -32,7 +32,7 @@ def lengths(queries, prompts, labels):
     return {"rewards": [float(len(query) % 7) for query in queries]}
 """
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture

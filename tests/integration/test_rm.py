@@ -14,7 +14,7 @@ from lmm_r1.data.preferences import PREFERENCE, read_judged_file
 from lmm_r1.records.run_folder import read_stage
 from lmm_r1.scoring.reward_model import RewardModel
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 ANSWERS = ("<answer>46</answer>", "<answer>12</answer>")
 

@@ -18,7 +18,7 @@ REWARD = "def reward_func(queries, prompts, labels):\n    return {'rewards': [fl
 # Thirteen formats with two rows each, and VLMEvalKit's third one.
 ROWS = 27
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 def run(command: str, folder: Path, *switches: str, **values: object) -> list[tuple[str, str]]:

@@ -22,7 +22,7 @@ from helpers.reward_servers import ROOT, everything
 from lmm_r1.scoring.response_scores import VerifierJudge
 from remote_rm.verifier import Item
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,7 +26,7 @@ from lmm_r1.scoring.reward_model import RewardModel
 from remote_rm.client import RewardClient, RewardUnavailable
 from remote_rm.verifier import Score
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 TOKEN = "a secret of the test"
 RESPONSES = ["<answer>46</answer>", "What?", "<think>12 + 34 = 46</think><answer>46</answer>"]

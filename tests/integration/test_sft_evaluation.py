@@ -13,7 +13,7 @@ from lmm_r1.cli import train_sft
 from lmm_r1.host.checkpoint_folder import tags
 from lmm_r1.supervised import sft
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 def rows(folder: Path, name: str, *texts: str) -> Path:

@@ -13,7 +13,7 @@ from lmm_r1.cli import train_sft
 from lmm_r1.records.tracker_backends import BACKENDS
 from lmm_r1.supervised import sft
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 TRACKERS = [name for name, backend in BACKENDS.items() if importlib.util.find_spec(backend.library)]
 

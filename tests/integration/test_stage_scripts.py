@@ -9,10 +9,6 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-import pytest
-
-pytestmark = pytest.mark.integration
-
 STAGES = Path(__file__).parents[2] / "examples" / "scripts" / "lmm_r1"
 WAIT_S = 60.0
 # Asks the reward service that it is given for its health, finishes the stage, then lives on for TRAINING_S seconds.

@@ -21,8 +21,6 @@ from lmm_r1.rl import run
 from lmm_r1.rl.generator import KitSamplesGenerator
 from lmm_r1.rl.model_groups import send_weights
 
-pytestmark = pytest.mark.integration
-
 GPUS = 2
 SETTINGS = GroupSettings(
     sampling=SamplingSettings(n_samples=2, temperature=1.0, top_p=1.0, max_new_tokens=1),

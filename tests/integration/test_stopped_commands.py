@@ -12,7 +12,7 @@ import pexpect
 import pytest
 from helpers.commands import ANSWERED, flags, write_rows
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 FEW_FILES = 256

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from helpers.processes import warm_python
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 WAYS = ["openrlhf", "padded", "packed", "shared"]

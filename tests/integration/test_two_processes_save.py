@@ -14,7 +14,6 @@ from safetensors.torch import load_file
 
 from lmm_r1.models.adapters import ADAPTER_FOLDER
 
-pytestmark = pytest.mark.integration
 KIT = "qwen2_5_vl"
 STEPS = 2
 SETTINGS: dict[str, object] = table("integration/two_processes_save", "settings")

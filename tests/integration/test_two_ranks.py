@@ -11,8 +11,6 @@ from helpers.two_ranks import WAYS, Case, Step, finish, one_process, start
 
 from lmm_r1.lmm_kits import KITS, get_kit
 
-pytestmark = pytest.mark.integration
-
 # Images per prompt, by rank and micro-batch: rank 0 has none at all.
 TEXT_AND_IMAGES = (((0,), (0,)), ((1,), (3,)))
 TEXTS = (((0,), (0,)), ((0,), (0,)))

@@ -13,7 +13,7 @@ from transformers import Phi3Config, Phi3ForCausalLM
 
 from lmm_r1.lmm_kits import KITS, TinyModelSpec, get_kit
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 # Of which every weight and activation takes double precision.
 # Their linear attention layers are refused by name (tests/unit/models/packed/test_sequence_parallel.py).

@@ -26,8 +26,6 @@ from lmm_r1.host.models import whole_state_dict
 from lmm_r1.host.strategy import make_strategy
 from lmm_r1.rl.workers import GroupReplayBuffer, KitActorPPOTrainer, media_per_row, no_loss
 
-pytestmark = pytest.mark.integration
-
 PROMPTS, SAMPLES, BATCH = 2, 3, 3
 REWARDS = (1.0, 0.0, 0.5, 0.0, 1.0, 1.0)
 # Of each response; what the environment says are the third and the fourth of its tokens, where it is longer than that.

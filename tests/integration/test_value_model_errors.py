@@ -13,7 +13,7 @@ from helpers.value_models import make_value_model
 
 from lmm_r1.lmm_kits import TinyModelSpec, get_kit
 
-pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("own_environment")]
+pytestmark = pytest.mark.usefixtures("own_environment")
 KIT = "llm"
 
 

@@ -22,7 +22,6 @@ from lmm_r1.host.strategy import KitStrategy, make_strategy
 from lmm_r1.lmm_kits import get_kit
 from lmm_r1.models.value_model import KitValueModel
 
-pytestmark = pytest.mark.integration
 KIT = "qwen2_5_vl"
 
 

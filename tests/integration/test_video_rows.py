@@ -13,7 +13,7 @@ REWARD = "def reward_func(queries, prompts, labels):\n    return {'rewards': [fl
 VIDEO_KITS = ("qwen2_5_vl", "qwen3_vl")
 SOLUTION = {"role": "assistant", "content": "<think>easy</think><answer>2</answer>"}
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 def write_media(folder: Path) -> None:

@@ -44,7 +44,7 @@ def names_in(wheel: Path) -> set[str]:
         return {name for name in archive.namelist() if ".dist-info/" not in name}
 
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 NOTEBOOK = ROOT / "examples/quickstart.ipynb"
 

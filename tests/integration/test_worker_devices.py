@@ -12,7 +12,7 @@ from ray import cloudpickle
 
 from lmm_r1 import cpu
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 @ray.remote(num_gpus=1)

@@ -3,14 +3,11 @@
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 import torch
 from helpers.tiny_models import flat_actor
 from helpers.zero_log_probs import PLAIN, RANKS, STAGES, TOKENS, finish, log_probs_of, prompts_of, start
 
 from lmm_r1.lmm_kits import get_kit
-
-pytestmark = pytest.mark.integration
 
 
 def largest_and_mean(values: list[torch.Tensor], exact: list[torch.Tensor]) -> tuple[float, float]:

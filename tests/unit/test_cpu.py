@@ -18,8 +18,6 @@ from lmm_r1.cluster.worker_processes import run_environment
 from lmm_r1.errors import UserError
 from lmm_r1.host import seams
 
-pytestmark = pytest.mark.unit
-
 CUDA_CALLS = ("current_device", "set_device", "synchronize", "current_stream")
 
 

@@ -6,8 +6,6 @@ import pytest
 
 from lmm_r1 import hub
 
-pytestmark = pytest.mark.unit
-
 
 @pytest.fixture(autouse=True)
 def online(monkeypatch):

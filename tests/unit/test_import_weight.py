@@ -15,8 +15,6 @@ from packaging.utils import canonicalize_name
 
 from lmm_r1.cli import COMMANDS, EXTRA_PACKAGES
 
-pytestmark = pytest.mark.unit
-
 HEAVY = ("ray", "vllm", "deepspeed", "openrlhf", "torch", "transformers")
 SHOW_LOADED = f"import json, sys; print(json.dumps([name for name in {HEAVY!r} if name in sys.modules]))"
 

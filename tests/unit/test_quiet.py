@@ -1,5 +1,6 @@
-"""What libraries print that no user can do anything about is not shown, and everything else is."""
+"""What libraries print that no user can act on is not shown, and the garbage collector looks seldom while they are loaded."""
 
+import gc
 import logging
 import os
 import subprocess
@@ -13,8 +14,6 @@ from tqdm.std import tqdm
 from transformers.utils import logging as transformers_logging
 
 from lmm_r1 import quiet
-
-pytestmark = pytest.mark.unit
 
 
 @pytest.fixture(autouse=True)
@@ -188,3 +187,44 @@ def test_a_process_that_has_loaded_deepspeed_writes_no_tables_of_its_kernels_at_
     assert ended.stdout.endswith("True\n")
     assert not list(tmp_path.rglob("*.pickle"))
     assert "Traceback" not in ended.stderr
+
+
+PROGRAM = """
+import gc
+usual = gc.get_threshold()
+from lmm_r1 import quiet
+quiet.begin_loading()
+assert gc.get_threshold()[0] > 10 * usual[0]
+held = [[] for _ in range(1000)]
+quiet.done_loading()
+assert gc.get_threshold() == usual
+assert gc.get_freeze_count() > 1000
+class Told:
+    def __del__(self):
+        print("collected")
+told = Told()
+told.itself = told
+del told
+gc.collect()
+print("ended")
+"""
+
+
+def test_garbage_of_later_is_collected_and_nothing_stays_frozen_at_the_end():
+    program = "import atexit, gc\natexit.register(lambda: print('frozen', gc.get_freeze_count()))\n" + PROGRAM
+    output = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
+    assert output.split("\n")[:3] == ["collected", "ended", "frozen 0"]
+
+
+def test_a_second_model_in_one_process_finds_the_usual_settings_again():
+    from lmm_r1 import quiet
+
+    before = gc.get_threshold()
+    try:
+        for _ in range(2):
+            quiet.begin_loading()
+            quiet.done_loading()
+            assert gc.get_threshold() == quiet._USUAL
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*before)

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.unit
-
 ROOT = Path(__file__).parents[2]
 PROJECT = '[project]\nname = "x"\nversion = "0.9.1"\n'
 CHANGES = "# Changes\n\n## Unreleased\n\nAdded\n\n## 0.9.1\n"

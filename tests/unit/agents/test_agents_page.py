@@ -11,8 +11,6 @@ from lmm_r1.agents.http_tool import HttpTool
 from lmm_r1.agents.registry import load_environment
 from lmm_r1.agents.tool_environment import CropEnvironment
 
-pytestmark = pytest.mark.unit
-
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "agents.md").read_text(encoding="utf-8")
 CODE = {name: code for code, name in re.findall(r"```python\n(# (\w+\.py).*?)```", PAGE, re.DOTALL)}
 

@@ -5,8 +5,6 @@ from helpers.tables import table
 
 from lmm_r1.agents.calls import GROUNDING, TOOL_BLOCK, TOOL_CALL, BadCall, Call, written_calls
 
-pytestmark = pytest.mark.unit
-
 FORMATS = (GROUNDING, TOOL_CALL, TOOL_BLOCK)
 CROP = Call(name="crop", arguments={"bbox_2d": [0, 0, 1, 1], "source": "original_image"})
 ZOOM = Call(name="zoom", arguments={"keypoint": [3, 4], "source": "observation_1"})

@@ -14,8 +14,6 @@ from lmm_r1.data.messages import ImagePart
 from lmm_r1.data.sample import Cut
 from lmm_r1.errors import UserError
 
-pytestmark = pytest.mark.unit
-
 BOUNDS = PixelBounds(min_pixels=1, max_pixels=20_000, side_multiple=1)
 
 

@@ -6,8 +6,6 @@ from hypothesis import given, settings
 from lmm_r1.agents.digits_lookup import DigitsLookup, look_up, read_cell
 from lmm_r1.errors import UserError
 
-pytestmark = pytest.mark.unit
-
 TABLE = [[1, 2, 3], [4, 5, 6]]
 ROW = row_of("What is the sum of the digits in row 2?", answer="15", table=TABLE)
 

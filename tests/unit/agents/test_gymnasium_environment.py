@@ -15,8 +15,6 @@ from lmm_r1.agents.registry import load_environment
 from lmm_r1.data.messages import ImagePart, TextPart
 from lmm_r1.errors import UserError
 
-pytestmark = pytest.mark.unit
-
 ASKED = row(message("user", "Walk to the goal."))
 NAMES = ["left", "down", "right", "up"]
 

@@ -17,8 +17,6 @@ from lmm_r1.agents.http_tool import HttpTool
 from lmm_r1.agents.tools import EpisodeImages, PixelBounds, ToolFailed
 from lmm_r1.errors import UserError
 
-pytestmark = pytest.mark.unit
-
 ROW = image_row(coordinates_image(6, 4))
 BOUNDS = PixelBounds(min_pixels=1, max_pixels=10**6, side_multiple=1)
 

@@ -6,8 +6,6 @@ from helpers.tables import table
 
 from lmm_r1.agents.calls import BadCall, quoted, read_json
 
-pytestmark = pytest.mark.unit
-
 CALL = {"bbox_2d": [0.1, 0.2, 0.5, 1], "source": "original_image"}
 
 

@@ -8,8 +8,6 @@ from lmm_r1.agents.registry import environment_names, load_environment, register
 from lmm_r1.agents.tool_environment import CropEnvironment, ToolEnvironment
 from lmm_r1.errors import UserError
 
-pytestmark = pytest.mark.unit
-
 HEAD = """
 from lmm_r1.agents.tool_environment import CropEnvironment
 from lmm_r1.agents.environment import Answered, Environment, Episode

@@ -12,8 +12,6 @@ from lmm_r1.errors import UserError
 from lmm_r1.tasks.sokoban import draw_board
 from remote_rm.sokoban_levels import board_text, coordinates_text
 
-pytestmark = pytest.mark.unit
-
 TWO = "#######\n#@$ . #\n# $ . #\n#######"
 
 

@@ -9,8 +9,6 @@ import pytest
 
 import lmm_r1
 
-pytestmark = pytest.mark.unit
-
 
 def test_every_name_is_that_of_its_module_and_is_listed():
     named = [name for names in lmm_r1._HOMES.values() for name in names]

@@ -1,15 +1,23 @@
-"""Settings of a call, given as a mapping, a file or a dataclass."""
+"""Settings and rows of a call, what it changes in its process, and how its errors are told."""
 
+import asyncio
+import gc
+import json
 import math
+import multiprocessing
+import os
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
-from lmm_r1.api.settings import read_config
+from lmm_r1.api.settings import in_arguments, is_messages, own_process, read_config, row_file
 from lmm_r1.config import PPOConfig, SFTConfig
-from lmm_r1.errors import UserError
-
-pytestmark = pytest.mark.unit
+from lmm_r1.data.files import read_row_file
+from lmm_r1.data.images import load_image
+from lmm_r1.data.messages import images_of
+from lmm_r1.errors import RunStopped, UserError
 
 
 def test_a_mapping_is_nested_or_dotted_or_both_and_its_values_are_those_of_the_flags():
@@ -54,3 +62,116 @@ def test_what_cannot_be_read_is_told_without_flags(given, told):
     with pytest.raises(UserError) as error:
         read_config(SFTConfig, given)
     assert str(error.value) == told
+
+
+def test_environment_and_garbage_collector_are_put_back_where_a_call_fails_too():
+    before, thresholds = dict(os.environ), gc.get_threshold()
+
+    def failing() -> None:
+        os.environ["DS_ACCELERATOR"] = "cpu"
+        os.environ.pop("PATH")
+        gc.set_threshold(50_000, 20, 100)
+        raise UserError("no")
+
+    with pytest.raises(UserError), own_process({}):
+        failing()
+    assert (dict(os.environ), gc.get_threshold()) == (before, thresholds)
+
+
+def test_where_an_event_loop_runs_as_in_a_notebook_a_call_may_run_its_own_and_that_one_goes_on():
+    async def work() -> str:
+        await asyncio.sleep(0)
+        return "done"
+
+    async def cell() -> list[object]:
+        here = asyncio.get_running_loop(), asyncio.current_task()
+        with own_process({}):
+            done = asyncio.run(work())
+        await asyncio.sleep(0)
+        return [done, here == (asyncio.get_running_loop(), asyncio.current_task())]
+
+    assert asyncio.run(cell()) == ["done", True]
+
+
+def test_a_script_that_a_helping_process_imports_again_is_told_of_its_guard(monkeypatch):
+    monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
+    with pytest.raises(UserError, match='put the calls of lmm_r1 under `if __name__ == "__main__":`'), own_process({}):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("sentence", "told"),
+    [
+        ("--train.batch_size 3 must be a multiple of --n", "train.batch_size 3 must be a multiple of n"),
+        ("--data.prompt_dataset a.jsonl gives 2 prompts", "rows a.jsonl gives 2 prompts"),
+        ("--data.prompt_dataset_split x", "data.prompt_dataset_split x"),
+        ("--reward.remote_url python:right: it\nhangs", "reward right: it hangs"),
+        ("saved in -- x; the same command goes on", "saved in -- x; the same call goes on"),
+    ],
+)
+def test_a_sentence_about_flags_becomes_one_about_settings_and_arguments(sentence, told):
+    assert in_arguments(sentence, {"data.prompt_dataset": "rows", "reward.remote_url": "reward"}) == told
+
+
+def test_a_stop_keeps_its_code():
+    with pytest.raises(RunStopped, match="the same call goes on from there") as stopped, own_process({}):
+        raise RunStopped("Ctrl-C: the same command goes on from there", exit_code=130)
+    assert stopped.value.exit_code == 130
+
+
+QUESTION = {"role": "user", "content": "1 + 1?"}
+
+
+def test_a_path_is_taken_as_it_is_and_nothing_is_written(tmp_path):
+    assert row_file(Path("rows.jsonl"), folder=tmp_path, argument="rows") == "rows.jsonl"
+    assert row_file("owner/data", folder=tmp_path, argument="rows") == "owner/data"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_images_in_memory_and_numbers_of_numpy_come_back_from_the_file(tmp_path):
+    picture = Image.fromarray(np.arange(48, dtype=np.uint8).reshape(4, 4, 3))
+    picture.save(tmp_path / "picture.png")
+    stored = (tmp_path / "picture.png").read_bytes()
+    shown = {"role": "user", "content": [{"type": "image", "image": picture}, {"type": "text", "text": "What?"}]}
+    rows = [
+        {"messages": [shown], "answer": str(np.int64(7)), "box": np.array([1, 2])},
+        {"messages": [{"role": "user", "content": "<image> What?"}], "images": [stored], "answer": "8"},
+        {"messages": [{"role": "user", "content": "<image> What?"}], "images": [{"bytes": stored}], "answer": "9"},
+    ]
+    path = row_file(iter(rows), folder=tmp_path, argument="rows")
+    read = read_row_file(path).rows
+    assert [row.answer for row in read.values()] == ["7", "8", "9"]
+    assert read[0].columns["box"] == [1, 2]
+    for row in read.values():
+        (part,) = images_of(row.messages)
+        assert np.array_equal(np.asarray(load_image(part, location="here")), np.asarray(picture))
+
+
+def test_other_rows_never_take_the_place_of_a_file(tmp_path):
+    first, second = (
+        row_file([{"messages": [QUESTION], "answer": answer}], folder=tmp_path, argument="rows") for answer in "23"
+    )
+    assert first != second
+    assert json.loads(Path(first).read_text())["answer"] == "2"
+    assert row_file([{"messages": [QUESTION], "answer": "2"}], folder=tmp_path, argument="rows") == first
+
+
+@pytest.mark.parametrize(
+    ("rows", "told"),
+    [
+        ([], "eval_rows is empty; give at least one row"),
+        ([{"answer": "2"}, "text"], r"eval_rows\[1\] is a str; a row is a mapping"),
+        ([{"answer": {1}}], r"eval_rows\[0\]: a set is nothing that a row can hold; a row holds texts"),
+    ],
+)
+def test_what_is_no_row_is_told_with_its_place(rows, told, tmp_path):
+    with pytest.raises(UserError, match=f"^{told}"):
+        row_file(rows, folder=tmp_path, argument="eval_rows")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_conversation_is_told_from_rows():
+    assert is_messages([QUESTION])
+    assert not is_messages([{"messages": [QUESTION]}])
+    assert not is_messages("rows.jsonl")
+    assert not is_messages([])

@@ -9,8 +9,6 @@ from lmm_r1.batch.inputs import load_responses
 from lmm_r1.data.reading import AS_THEY_ARE, RowReading
 from lmm_r1.errors import UserError
 
-pytestmark = pytest.mark.unit
-
 USER = {"role": "user", "content": "1+1?"}
 
 

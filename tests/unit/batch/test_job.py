@@ -12,8 +12,6 @@ from lmm_r1.errors import UserError
 from lmm_r1.generation.engine import Outcome
 from remote_rm.verifier import Score
 
-pytestmark = pytest.mark.unit
-
 
 def row(text):
     return Row(

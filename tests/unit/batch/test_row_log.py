@@ -12,8 +12,6 @@ from lmm_r1.batch import RowLog
 from lmm_r1.data.reading import SkippedRow
 from lmm_r1.errors import UserError
 
-pytestmark = pytest.mark.unit
-
 SETTINGS = {"model": "m", "temperature": 0.0, "stop": ("a",)}
 
 

@@ -1,10 +1,6 @@
 """What is selected from scored responses."""
 
-import pytest
-
 from lmm_r1.batch.inputs import select
-
-pytestmark = pytest.mark.unit
 
 PROMPT = [{"role": "user", "content": "1+1?"}]
 

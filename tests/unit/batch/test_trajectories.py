@@ -16,8 +16,6 @@ from lmm_r1.data.sample import Completion, EpisodeResult, Said
 from lmm_r1.generation.engine import Outcome
 from remote_rm.verifier import Score
 
-pytestmark = pytest.mark.unit
-
 
 def png(width: int, height: int) -> bytes:
     buffer = io.BytesIO()

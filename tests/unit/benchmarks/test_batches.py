@@ -7,8 +7,6 @@ from gpu_stages.transfer import _buckets
 from gpu_stages.updates import largest
 from train_batches import GroupBatch
 
-pytestmark = pytest.mark.unit
-
 
 def test_rows_within_a_number_of_tokens_count_each_prompt_once():
     sizes = {"prompts": (10, 20), "responses": (3, 4, 5, 6), "samples": 2}

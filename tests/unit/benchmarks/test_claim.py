@@ -4,8 +4,6 @@ from claim import compared, figures, found, read_scores, student, table_of, verd
 
 from lmm_r1.records.responses import JudgedResponse, VerifierVerdict, write_responses
 
-pytestmark = pytest.mark.unit
-
 
 def scores(*seeds):
     """Rows of one family by seed."""

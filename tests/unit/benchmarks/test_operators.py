@@ -1,11 +1,12 @@
-"""How operators and their bytes are counted on tensors without memory."""
+"""What an update does, counted by hand: operators and their bytes, kernels by kind, and operations."""
 
 import pytest
 import torch
+from gpu_stages.kernels import group_of as kernel_group
+from gpu_stages.kernels import shares
+from gpu_stages.operations import GroupWork, ModelSizes, useful_operations
 from gpu_stages.operators import OperatorCount, group_of, kernel
 from helpers.tables import table
-
-pytestmark = pytest.mark.unit
 
 
 def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -51,3 +52,68 @@ def test_a_fused_kernel_counts_once_forwards_and_once_backwards():
 )
 def test_operators_are_grouped_by_their_names(operator, group):
     assert group_of(operator) == group
+
+
+@pytest.mark.parametrize(("kernel", "group"), table("benchmarks/kernels", "a_kernels_name_says_what_it_does"))
+def test_a_kernels_name_says_what_it_does(kernel, group):
+    assert kernel_group(kernel) == group
+
+
+def test_shares_are_those_of_all_kernels_and_the_largest_are_named():
+    times = {"gemm": 600.0, "flash_fwd": 300.0, "Memcpy DtoH": 100.0}
+    found = shares(times, {"gemm": 2, "flash_fwd": 1, "Memcpy DtoH": 4})
+    assert found["busy_s"] == 0.001
+    assert found["started"] == 7
+    assert found["by_group"] == {
+        "attention": 0.3,
+        "matmul": 0.6,
+        "communication": 0.0,
+        "copy": 0.1,
+        "norm/elementwise": 0.0,
+        "other": 0.0,
+    }
+    assert found["top"][0] == {"kernel": "gemm", "group": "matmul", "share": 0.6, "started": 2}
+    assert [entry["kernel"] for entry in found["top"]] == ["gemm", "flash_fwd", "Memcpy DtoH"]
+
+
+def test_no_more_than_fifteen_kernels_are_named_and_none_without_any():
+    many = {f"kernel {index}": float(index) for index in range(20)}
+    found = shares(many, dict.fromkeys(many, 1))
+    assert [entry["kernel"] for entry in found["top"]] == [f"kernel {index}" for index in range(19, 4, -1)]
+    assert shares({}, {})["by_group"]["matmul"] == 0.0
+
+
+# One number each, so that every part of a sum shows.
+SIZES = ModelSizes(
+    text_weights=100,
+    head_weights=50,
+    text_layers=2,
+    text_width=8,
+    patch_weights=10,
+    merged_weights=40,
+    patches_per_token=4,
+    whole_layers=1,
+    window_layers=3,
+    vision_width=4,
+    window_patches=2,
+)
+
+
+def test_a_group_of_text_counts_its_prompt_once():
+    group = GroupWork(prompt=3, responses=(2, 1))
+    # 6 tokens and 3 targets; the prompt sees 1 + 2 + 3, the responses (3 + 1) + (3 + 2) and 3 + 1.
+    weights, pairs = 6 * 100 + 3 * 50, 6 + 9 + 4
+    assert group.tokens == 6
+    assert useful_operations(SIZES, [group]) == 6 * weights + 12 * 2 * 8 * pairs == 8148
+
+
+def test_an_image_counts_per_patch_and_per_pair_of_patches_in_its_windows():
+    group = GroupWork(prompt=1, responses=(1,), images=(8,))
+    weights = 2 * 100 + 1 * 50 + 8 * 10 + 2 * 40
+    # 8 patches see 8 in one layer, and 2 in three others.
+    assert useful_operations(SIZES, [group]) == 6 * weights + 12 * (2 * 8 * (1 + 2) + 4 * 8 * (8 + 3 * 2)) == 8412
+
+
+def test_an_image_smaller_than_a_window_sees_itself_alone():
+    one, none = (GroupWork(prompt=1, responses=(1,), images=images) for images in ((1,), ()))
+    assert useful_operations(SIZES, [one]) - useful_operations(SIZES, [none]) == 6 * (10 + 10) + 12 * 4 * 4 == 312

@@ -9,8 +9,6 @@ from gpu_stages.record import Clock, Record, Task
 
 from lmm_r1.errors import UserError
 
-pytestmark = pytest.mark.unit
-
 HEADER = {"device": "cpu", "scale": 1.0}
 
 

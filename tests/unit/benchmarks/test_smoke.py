@@ -5,8 +5,6 @@ import pytest
 from gpu_stages.terminal import CommandFailed, Terminal
 from helpers.tables import table
 
-pytestmark = pytest.mark.unit
-
 
 def terminal(path, *, limit_s=60.0):
     made = Terminal(path / "stage", limit_s=limit_s)

@@ -12,8 +12,6 @@ from lmm_r1.chat.session import dragged_image, read_image, read_video, sources_o
 from lmm_r1.data.messages import ImagePart
 from lmm_r1.errors import UserError
 
-pytestmark = pytest.mark.unit
-
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -15,8 +15,6 @@ from lmm_r1.chat.loop import converse
 from lmm_r1.data.images import PictureFolder
 from lmm_r1.data.messages import ImagePart
 
-pytestmark = pytest.mark.unit
-
 
 def looks(turn: Turn) -> Answered:
     if turn.text == "look":

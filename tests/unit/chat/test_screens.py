@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 from lmm_r1.chat.screen import PlainScreen, Streams, StyledSpan, TagReader, TerminalScreen, captured_output, one_line
 from lmm_r1.errors import UserError
 
-pytestmark = pytest.mark.unit
-
 HOSTILE = "a\x1b[31mb\x1b]0;title\x07c\r\x08d\x7fe\x9b2Jf\u202eg\ud800h\ti\n"
 HARMLESS = "a␛[31mb␛]0;title␇c␍␈d␡e\\x9b2Jf\\u202eg\ufffdh\ti\n"
 STYLE = re.compile(r"\x1b\[[0-9;]*m")

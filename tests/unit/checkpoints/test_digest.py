@@ -8,8 +8,6 @@ import pytest
 from lmm_r1 import checkpoints
 from lmm_r1.checkpoints import checkpoint_state, model_digest
 
-pytestmark = pytest.mark.unit
-
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:

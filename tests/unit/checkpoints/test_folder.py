@@ -29,8 +29,6 @@ from lmm_r1.host.checkpoint_folder import (
     write_latest,
 )
 
-pytestmark = pytest.mark.unit
-
 RANKS = 3
 NO_LIMIT = float("inf")
 

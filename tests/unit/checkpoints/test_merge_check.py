@@ -26,7 +26,6 @@ from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import EncodedPrompt, get_kit
 from lmm_r1.models.adapters import adapted_layers
 
-pytestmark = pytest.mark.unit
 KIT = get_kit("llm")
 
 

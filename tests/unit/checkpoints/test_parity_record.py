@@ -18,8 +18,6 @@ from lmm_r1.checkpoints import (
 )
 from lmm_r1.cli import kits
 
-pytestmark = pytest.mark.unit
-
 AGREES = ParityGap(rows="text", weights="as loaded", mean_exp=1.000001, mean=7e-7, largest=4e-6, verdict="agree")
 
 

@@ -9,8 +9,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from lmm_r1.generation.weight_sync import as_stored, stored_weights
 from lmm_r1.lmm_kits import KITS, get_kit
 
-pytestmark = pytest.mark.unit
-
 SIZES = {
     "vocab_size": 96,
     "hidden_size": 64,

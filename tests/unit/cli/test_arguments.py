@@ -12,8 +12,6 @@ from lmm_r1.cli.arguments import parse
 from lmm_r1.config.ppo import EstimatorName, PPOConfig
 from lmm_r1.errors import ListedError, UserError
 
-pytestmark = pytest.mark.unit
-
 
 @dataclass(frozen=True, kw_only=True)
 class Adam:

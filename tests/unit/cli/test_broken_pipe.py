@@ -9,8 +9,6 @@ import pytest
 
 from lmm_r1 import cli
 
-pytestmark = pytest.mark.unit
-
 
 @pytest.mark.parametrize(
     "argv", [["cli", "--help"], ["cli", "evaluate", "--list_suites"], ["cli.train_ppo_ray", "--help"], ["cli.kits"]]

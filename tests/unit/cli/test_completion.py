@@ -12,8 +12,6 @@ from helpers.tables import table
 from lmm_r1.cli import COMMANDS, main
 from lmm_r1.cli.completion import known_commands
 
-pytestmark = pytest.mark.unit
-
 # bash gives the line as words, of which --flag=value is three.
 ASK = """
 source "$1"

@@ -19,8 +19,6 @@ from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import get_kit, kit_of
 from lmm_r1.lmm_kits.phi4_multimodal import conversion
 
-pytestmark = pytest.mark.unit
-
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Phi4MultimodalForCausalLM]:

@@ -2,8 +2,6 @@ import pytest
 
 from lmm_r1.cli.init import main
 
-pytestmark = pytest.mark.unit
-
 
 @pytest.mark.parametrize(
     ("folder", "said"),

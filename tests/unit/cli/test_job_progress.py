@@ -3,8 +3,6 @@ import pytest
 from lmm_r1.cli.job_progress import SKIPPED_ROWS_CODE, report_skipped
 from lmm_r1.data.reading import MAX_LISTED, SkippedRow
 
-pytestmark = pytest.mark.unit
-
 
 def said(count: int, capsys: pytest.CaptureFixture[str], **settings: str) -> list[str]:
     rows = [

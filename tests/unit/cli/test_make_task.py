@@ -13,8 +13,6 @@ from lmm_r1.data.messages import TextPart, demonstration, images_of
 from lmm_r1.tasks import TASKS, get_task
 from remote_rm.sokoban_levels import read_state
 
-pytestmark = pytest.mark.unit
-
 SAMPLES = Path(__file__).parents[3] / "datasets" / "samples"
 
 

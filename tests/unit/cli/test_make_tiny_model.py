@@ -6,8 +6,6 @@ from lmm_r1.cli.make_tiny_model import main
 from lmm_r1.lmm_kits import KITS
 from lmm_r1.tasks import TASKS
 
-pytestmark = pytest.mark.unit
-
 
 def make(output, *flags, arch="llm"):
     main(["--arch", arch, "--output", str(output), "--hidden-size", "64", *flags])

@@ -8,8 +8,6 @@ from lmm_r1.config import PPOConfig, resolve
 from lmm_r1.errors import UserError
 from lmm_r1.records.metrics import MetricLog, MetricRow
 
-pytestmark = pytest.mark.unit
-
 
 def logged(*steps: dict[str, float | None], grad_norm: float = 1.0) -> MetricLog:
     rows = []

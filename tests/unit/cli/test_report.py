@@ -5,8 +5,6 @@ from helpers.run_folders import write_curriculum, write_stage
 
 from lmm_r1.cli.report import main
 
-pytestmark = pytest.mark.unit
-
 
 def test_a_curriculum_gets_a_page_a_summary_and_a_table(tmp_path, capsys):
     write_curriculum(tmp_path, steps=3)

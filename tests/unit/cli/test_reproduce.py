@@ -10,8 +10,6 @@ from PIL import Image
 
 from lmm_r1.cli import make_task, reproduce
 
-pytestmark = pytest.mark.unit
-
 SCRIPT = """
 [[ -d $ROOT/rows ]] || cp -r "$ROWS" "$ROOT/rows"
 echo "{\\"stages\\": [{\\"name\\": \\"rl\\", \\"accuracy\\": 0.$SEED}]}" > "$ROOT/summary.json"

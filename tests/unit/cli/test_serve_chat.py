@@ -3,8 +3,6 @@ import pytest
 from lmm_r1.cli.serve_chat import build_parser, main
 from remote_rm.registry import parse_flags
 
-pytestmark = pytest.mark.unit
-
 
 def test_it_listens_on_this_machine_alone_unless_told_otherwise():
     args = parse_flags(build_parser(), ["--model", "tiny"])

@@ -4,8 +4,6 @@ from helpers.tables import table
 from lmm_r1.cli.serve_rm import build_parser, main
 from remote_rm.registry import parse_flags
 
-pytestmark = pytest.mark.unit
-
 
 def test_flags_may_be_written_with_hyphens_or_underscores(tmp_path):
     hyphens = ["--max-len", "7", "--image-root", "a", "--image-root", "b", "--allow-urls", "--max-queued-items", "3"]

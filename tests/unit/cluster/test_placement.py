@@ -4,8 +4,6 @@ import pytest
 
 from lmm_r1.host.workers import by_node, groups_apart
 
-pytestmark = pytest.mark.unit
-
 
 def table(nodes: str) -> dict[int, str]:
     """The node of each bundle, a letter each, as `placement_group_table` gives it."""

@@ -16,7 +16,6 @@ from lmm_r1 import cpu
 from lmm_r1.cluster import worker_processes
 from lmm_r1.cluster.worker_processes import ForkServer, close_server, fork_server, worker_runtime
 
-pytestmark = pytest.mark.unit
 ENVIRONMENT = {cpu.BACKEND: "cpu", "OF_WORKERS": "1"}
 TELLS = """
 import json, os, random, signal, sys

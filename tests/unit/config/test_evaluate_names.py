@@ -8,8 +8,6 @@ import pytest
 from lmm_r1.config.evaluate import EvaluateConfig, named, with_output
 from lmm_r1.errors import UserError
 
-pytestmark = pytest.mark.unit
-
 
 def test_a_path_without_a_name_is_called_like_its_file_or_folder():
     entries = ["runs/sft", "b=runs/rl", "Qwen/Qwen2.5-VL-3B-Instruct"]

@@ -12,8 +12,6 @@ from lmm_r1.cli.arguments import parse
 from lmm_r1.config import PPOConfig, SFTConfig, hardware, resolve, to_yaml
 from lmm_r1.config.hardware import LIMITS_BELOW_BF16, has_bf16_instructions, has_gpu
 
-pytestmark = pytest.mark.unit
-
 HASWELL = "flags\t\t: fpu vme sse2 fma avx f16c avx2 bmi2\nbugs\t\t: spectre_v1"
 SKYLAKE = "flags\t\t: fpu avx2 avx512f avx512dq avx512bw avx512vl"
 GENOA = f"processor\t: 0\n{SKYLAKE} avx512_bf16 avx512_vnni\n\nprocessor\t: 1\n{HASWELL}"

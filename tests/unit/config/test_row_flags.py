@@ -15,8 +15,6 @@ from lmm_r1.data.media_access import VARIABLES, MediaLimits, limits_environment,
 from lmm_r1.data.reading import AS_THEY_ARE
 from lmm_r1.errors import UserError
 
-pytestmark = pytest.mark.unit
-
 FLAGS = table("config/row_flags", "flags")
 
 

@@ -7,8 +7,6 @@ from lmm_r1.config import PPOConfig, SFTConfig, resolve
 from lmm_r1.errors import UserError
 from lmm_r1.host.seams import to_openrlhf_args
 
-pytestmark = pytest.mark.unit
-
 
 def ppo(**changes: object) -> PPOConfig:
     flags = {

@@ -14,8 +14,6 @@ from lmm_r1.data.training_rows import KeptRows, LeftOutRow, check_prompt, with_l
 from lmm_r1.errors import ListedError, UserError
 from lmm_r1.records.run_folder import RunFolder
 
-pytestmark = pytest.mark.unit
-
 FLAG = "--data.bad_rows skip"
 
 

@@ -8,8 +8,6 @@ import pytest
 
 from lmm_r1.data.training_rows import MeasuredCurriculum, PromptStream, systematic, weights
 
-pytestmark = pytest.mark.unit
-
 
 def stream(kind: str, *, rows: int = 6, episodes: int = 4) -> PromptStream:
     return PromptStream(list(range(rows)), seed=3, episodes=episodes, curriculum=MeasuredCurriculum(kind, rows=rows))

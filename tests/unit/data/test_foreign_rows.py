@@ -24,8 +24,6 @@ from lmm_r1.errors import UserError
 from remote_rm.registry import get_verifier
 from remote_rm.verifier import Item
 
-pytestmark = pytest.mark.unit
-
 ROWS = frozen("data/foreign_rows", "rows")
 RED = (255, 0, 0)
 

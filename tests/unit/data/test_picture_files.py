@@ -1,12 +1,9 @@
 import io
 
-import pytest
 from helpers.conversations import picture
 
 from lmm_r1.data.images import PictureFolder
 from lmm_r1.data.messages import ImagePart
-
-pytestmark = pytest.mark.unit
 
 
 def test_a_picture_is_a_file_named_by_what_it_holds(tmp_path):

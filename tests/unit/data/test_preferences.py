@@ -22,8 +22,6 @@ from lmm_r1.data.preferences import PREFERENCE, STEPS, UNPAIRED, PreferenceRow, 
 from lmm_r1.data.reading import AS_THEY_ARE, PromptTemplate, RowReading
 from lmm_r1.errors import UserError
 
-pytestmark = pytest.mark.unit
-
 ASKED = {"role": "user", "content": "1 + 1?"}
 PAIR = {"prompt": "1 + 1?", "chosen": "2", "rejected": "3"}
 VERDICT = {"prompt": "1 + 1?", "completion": "2", "label": True}

@@ -8,8 +8,6 @@ import pytest
 from lmm_r1.data import sample as module
 from lmm_r1.data.sample import PlacedMedia, PrefixNode, TreeSample, prefix_tree
 
-pytestmark = pytest.mark.unit
-
 
 @pytest.fixture(autouse=True)
 def nodes_of_single_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

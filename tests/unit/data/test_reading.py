@@ -10,8 +10,6 @@ from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, VideoPart
 from lmm_r1.data.reading import PromptTemplate, RowReading
 from lmm_r1.errors import UserError
 
-pytestmark = pytest.mark.unit
-
 TURNS = table("data/reading", "turns")
 
 

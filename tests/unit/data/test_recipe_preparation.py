@@ -22,8 +22,6 @@ from lmm_r1.data.recipes.preparation import Preparation, Prepared
 from lmm_r1.data.recipes.recipe import Recipe
 from lmm_r1.errors import UserError
 
-pytestmark = pytest.mark.unit
-
 
 def recipe(**changes: object) -> Recipe:
     """A recipe for rows of question, answer, image and kind."""

@@ -15,8 +15,6 @@ from lmm_r1.data.messages import ImagePart, Message, TextPart, demonstration
 from lmm_r1.data.reading import RowReading
 from lmm_r1.errors import UserError
 
-pytestmark = pytest.mark.unit
-
 CASES = Path(__file__).resolve().parents[2] / "data" / "cases"
 
 

@@ -24,8 +24,6 @@ from lmm_r1.data.preferences import KINDS, RowKind, read_judged_file
 from lmm_r1.data.reading import RowReading
 from lmm_r1.errors import UserError
 
-pytestmark = pytest.mark.unit
-
 SAMPLES = Path(__file__).resolve().parents[3] / "datasets" / "samples"
 # What stands in no sample, so that a row that was read shows whether it holds it.
 MARK, NUMBER = "zebra", 271828

@@ -11,8 +11,6 @@ from helpers.samples import media_ref
 from lmm_r1.data.sample import Sample, Segment, WeightSpan
 from remote_rm.verifier import Score
 
-pytestmark = pytest.mark.unit
-
 IMAGE, SCREEN = media_ref("prompt's"), media_ref("observation's")
 PROMPT = Segment(kind="prompt", token_ids=(1, 2, 3), media=IMAGE)
 QUESTION = row(message("user", "?"), answer="2")

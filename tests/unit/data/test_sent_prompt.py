@@ -16,8 +16,6 @@ from lmm_r1.data.messages import ImagePart, VideoPart, images_of, to_json, video
 from lmm_r1.data.sent_prompt import MediaAccess, ending_of
 from lmm_r1.errors import UserError
 
-pytestmark = pytest.mark.unit
-
 
 def prompt_with(image: object, **settings: object) -> str:
     content = [{"type": "image", "image": image, **settings}, {"type": "text", "text": "What?"}]

@@ -24,8 +24,6 @@ from lmm_r1.data.messages import FEWEST_BYTES, ImagePart, StoredBytes, describe,
 from lmm_r1.data.row_parser import stored_messages
 from lmm_r1.errors import UserError
 
-pytestmark = pytest.mark.unit
-
 BYTES = pyarrow.binary()
 FEATURE = pyarrow.struct([("bytes", BYTES), ("path", pyarrow.string())])
 PART = pyarrow.struct([("type", pyarrow.string()), ("text", pyarrow.string()), ("image", FEATURE)])

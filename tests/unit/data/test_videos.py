@@ -11,8 +11,6 @@ from lmm_r1.data.images import DEFAULT_FPS, DEFAULT_MAX_FRAMES, check_video_exis
 from lmm_r1.data.messages import VideoPart
 from lmm_r1.errors import UserError
 
-pytestmark = pytest.mark.unit
-
 PLACE = "rows.jsonl line 7"
 STEP = 8  # between the grey levels of two frames; a codec moves a level by less
 

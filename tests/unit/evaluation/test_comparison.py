@@ -8,8 +8,6 @@ from lmm_r1.errors import UserError
 from lmm_r1.evaluation.board import Comparison, compare, mean_interval, paired_test, sign_test
 from lmm_r1.records.responses import JudgedResponse
 
-pytestmark = pytest.mark.unit
-
 
 def compared(baseline: list[JudgedResponse], checkpoint: list[JudgedResponse]) -> Comparison:
     return compare(baseline, checkpoint, verifier="math", resamples=10_000, seed=0)

@@ -22,8 +22,6 @@ from lmm_r1.evaluation.scores import (
 from lmm_r1.evaluation.terminal import print_board
 from lmm_r1.records.responses import JudgedResponse, PlayedEpisode, ShownTurn, read_responses, write_responses
 
-pytestmark = pytest.mark.unit
-
 NASTY = '</p><script>alert("x")</script>'
 
 

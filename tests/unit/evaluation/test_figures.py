@@ -1,18 +1,16 @@
-"""One figure everywhere: what is equal is shown as equal, however it was reckoned."""
+"""One figure everywhere, however it was reckoned, and responses in parts of which nothing is lost."""
 
 import pytest
 from helpers.run_folders import PageText, judged_rows, scores, write_stage
 from helpers.tables import table
 
 from lmm_r1.evaluation.board import CheckpointResponses, MeasuredFile, board_record, build_board
-from lmm_r1.evaluation.page import build_page
+from lmm_r1.evaluation.page import build_page, text_parts
 from lmm_r1.evaluation.page_parts import percent, percent_text, points, points_text
 from lmm_r1.evaluation.terminal import share
 from lmm_r1.files.json_files import write_json_object
 from lmm_r1.records.run_folder import read_run
 from lmm_r1.report import build_report
-
-pytestmark = pytest.mark.unit
 
 
 @pytest.mark.parametrize(
@@ -60,3 +58,12 @@ def test_the_report_and_the_page_of_the_evaluation_show_the_same_figures(tmp_pat
         assert "47.5" in text
         assert "+21.2" in text
         assert "21.3" not in text
+
+
+@pytest.mark.parametrize(
+    ("text", "kinds"), table("evaluation/tagged_text", "thought_and_answer_are_parts_of_their_own_and_nothing_is_lost")
+)
+def test_thought_and_answer_are_parts_of_their_own_and_nothing_is_lost(text, kinds):
+    parts = text_parts(text)
+    assert [part.kind for part in parts] == kinds
+    assert "".join(part.opening + part.text + part.closing for part in parts) == text

@@ -12,8 +12,6 @@ from lmm_r1.evaluation.board import MeasuredFile
 from lmm_r1.evaluation.measurement import Measured
 from lmm_r1.records.responses import read_responses
 
-pytestmark = pytest.mark.unit
-
 LEFT_OUT = SkippedRow(index=7, reason="rows.jsonl line 8: no image")
 
 

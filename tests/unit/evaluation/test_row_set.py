@@ -6,8 +6,6 @@ import pytest
 from lmm_r1.errors import UserError
 from lmm_r1.evaluation.rows import Choices, RowSet, file_rows, get_suite, suite_rows
 
-pytestmark = pytest.mark.unit
-
 
 @pytest.fixture
 def rows(tmp_path: Path) -> Path:

@@ -10,8 +10,6 @@ from lmm_r1.errors import UserError
 from lmm_r1.evaluation.rows import saved_checkpoints, saved_files
 from lmm_r1.records.responses import VerifierVerdict, read_responses, write_responses
 
-pytestmark = pytest.mark.unit
-
 BOTH = {"math": VerifierVerdict(score=1.0, parts={}), "exact": VerifierVerdict(score=0.0, parts={})}
 
 

@@ -19,8 +19,6 @@ from lmm_r1.evaluation.terminal import print_board
 from lmm_r1.records.metrics import read_evaluation
 from lmm_r1.records.responses import VerifierVerdict
 
-pytestmark = pytest.mark.unit
-
 NASTY = '</p><script>alert("x")</script>'
 AT = datetime(2026, 1, 31, 12, 5, tzinfo=timezone.utc)
 

@@ -16,8 +16,6 @@ from lmm_r1.evaluation.scores import (
 )
 from lmm_r1.records.responses import VerifierVerdict
 
-pytestmark = pytest.mark.unit
-
 
 def test_rows_and_samples_come_down_to_their_means():
     scores = summarize(judged_rows([[True, False], [True, True], [False, False]]), verifiers=["math"], ks=[1, 2])

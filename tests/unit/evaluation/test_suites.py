@@ -17,8 +17,6 @@ from lmm_r1.data.messages import ImagePart
 from lmm_r1.errors import UserError
 from lmm_r1.evaluation.rows import get_suite, load_suite
 
-pytestmark = pytest.mark.unit
-
 
 def png(color: str = "white") -> bytes:
     data = io.BytesIO()

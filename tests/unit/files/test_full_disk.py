@@ -18,8 +18,6 @@ from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import sentence_of, writing
 from lmm_r1.files.json_files import append_json_lines
 
-pytestmark = pytest.mark.unit
-
 FULL = "cannot be written (No space left on device); free space on its disk, or choose another place"
 CUT = "cannot be written (only a part was written); free space on its disk, or choose another place"
 

@@ -7,8 +7,6 @@ import pytest
 from lmm_r1.errors import UserError
 from lmm_r1.files.json_files import append_json_lines, cut_torn_line, last_line, read_json_lines
 
-pytestmark = pytest.mark.unit
-
 
 def test_what_is_appended_is_read_again_with_its_place_and_bytes(tmp_path):
     path = tmp_path / "lines.jsonl"

@@ -14,8 +14,6 @@ from lmm_r1.errors import UserError
 from lmm_r1.files import atomic
 from lmm_r1.files.atomic import lock_of, locked
 
-pytestmark = pytest.mark.unit
-
 HOLDS = """
 import os, sys, time
 from pathlib import Path

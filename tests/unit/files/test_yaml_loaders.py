@@ -5,8 +5,6 @@ import yaml
 
 from lmm_r1.files.yaml_loaders import BaseLoader, SafeLoader
 
-pytestmark = pytest.mark.unit
-
 LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 10)}]\n" for level in range(1, 9)
 )

@@ -26,8 +26,6 @@ from lmm_r1.generation.ray_engines import BranchingRollout
 from lmm_r1.rl.batching import PassLimits, plan_forward, sample_sizes
 from lmm_r1.rl.experiences import experience_of
 
-pytestmark = pytest.mark.unit
-
 FOUR = replace(scripted_engines.SETTINGS.sampling, n_samples=4)
 SETTINGS = replace(scripted_engines.SETTINGS, sampling=FOUR, max_len=200, branches=4)
 LIMITS = AgentConfig(max_turns=4, max_images=9, answer_s=5.0, overturn="keep")

@@ -1,19 +1,34 @@
-"""Text that is handed out token by token; prompts that several threads encode."""
+"""Text handed out token by token, prompts that threads encode, ends of turns, and the correction for an engine that disagrees."""
 
+import json
+import logging
+import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from helpers.character_kit import CharacterKit
+from helpers.conversations import message, picture, row
+from helpers.tiny_models import altered
 from PIL import Image
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
+from lmm_r1 import cpu, dotted
+from lmm_r1.config import PPOConfig
 from lmm_r1.data.messages import Row
-from lmm_r1.generation.codec import PromptCodec, TextStream, with_image_ids
-from lmm_r1.lmm_kits import EncodedPrompt
-
-pytestmark = pytest.mark.unit
+from lmm_r1.errors import UserError
+from lmm_r1.generation.codec import (
+    CORRECTION,
+    PromptCodec,
+    TextStream,
+    check_turn_end,
+    with_correction,
+    with_image_ids,
+)
+from lmm_r1.lmm_kits import KITS, EncodedPrompt, LmmKit, get_kit
 
 
 @pytest.fixture(scope="module")
@@ -100,3 +115,96 @@ def test_the_engine_is_told_the_names_of_images_where_they_have_some():
     named = prompt_of(Image.new("RGB", (4, 2)), Image.new("RGB", (2, 4)))
     assert codec.engine_prompt(named)["multi_modal_uuids"] == {"image": list(named.image_ids)}
     assert "multi_modal_uuids" not in codec.engine_prompt(EncodedPrompt.of_text([2, 3]))
+
+
+FLAG = "--actor.model_name_or_path X"
+
+
+def check(name: str, folder: Path) -> None:
+    kit = get_kit(name)
+    processor = kit.load_processor(str(folder), trust_remote_code=False)
+    check_turn_end(kit, processor, path=str(folder), model=FLAG)
+
+
+@pytest.mark.parametrize("name", KITS)
+def test_every_kit_ends_a_turn_with_a_token(name, tiny_checkpoint):
+    check(name, tiny_checkpoint(name))
+
+
+def without_end_token(folder: Path, copy: Path) -> Path:
+    """Copy a checkpoint whose tokenizer spells <|im_end|> in several tokens and ends a text with another one, as Aria's."""
+    shutil.copytree(folder, copy)
+    tokenizer = json.loads((copy / "tokenizer.json").read_text())
+    tokenizer["added_tokens"] = [token for token in tokenizer["added_tokens"] if token["content"] != "<|im_end|>"]
+    (copy / "tokenizer.json").write_text(json.dumps(tokenizer))
+    settings = json.loads((copy / "tokenizer_config.json").read_text())
+    settings["eos_token"] = "</s>"
+    (copy / "tokenizer_config.json").write_text(json.dumps(settings))
+    generation = json.loads((copy / "generation_config.json").read_text())
+    generation["eos_token_id"] = settings_id(tokenizer, "</s>")
+    (copy / "generation_config.json").write_text(json.dumps(generation))
+    return copy
+
+
+def settings_id(tokenizer: dict, token: str) -> int:
+    return next(each["id"] for each in tokenizer["added_tokens"] if each["content"] == token)
+
+
+def test_an_end_of_turn_that_is_spelt_in_several_tokens_is_refused(tiny_checkpoint, tmp_path):
+    folder = without_end_token(tiny_checkpoint("aria"), tmp_path / "model")
+    kit = get_kit("aria")
+    tokenizer = kit.tokenizer_of(kit.load_processor(str(folder), trust_remote_code=False))
+    assert len(tokenizer("<|im_end|>", add_special_tokens=False)["input_ids"]) > 1
+    with pytest.raises(
+        UserError, match=r"X: the chat template writes an answer as 'Yes\.<\|im_end\|>\\n', .* \(</s>\)"
+    ):
+        check("aria", folder)
+
+
+def test_an_end_token_of_the_generation_config_is_one(tiny_checkpoint, tmp_path):
+    """Released tokenizers often name another one than their chat template writes."""
+    folder = shutil.copytree(tiny_checkpoint("llm"), tmp_path / "model")
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"eos_token": "<|endoftext|>"}))
+    check("llm", folder)
+    (folder / "generation_config.json").unlink()
+    with pytest.raises(UserError, match=r"\(<\|endoftext\|>\), so that no response would end"):
+        check("llm", folder)
+
+
+def policy_of(kit: LmmKit) -> SimpleNamespace:
+    return SimpleNamespace(kit=kit, config=SimpleNamespace())
+
+
+POLICY = policy_of(altered(get_kit("llm"), engine_disagreement="the engine attends causally within images"))
+TEXT, IMAGE = row(message("user", "1+1?")), row(message("user", picture(8, 8), "Which digit?"))
+
+
+@pytest.fixture(autouse=True)
+def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "has_cuda", lambda: False)
+
+
+def test_image_rows_of_a_kit_that_disagrees_are_corrected_per_token_with_one_warning(caplog):
+    with caplog.at_level(logging.WARNING):
+        corrected = with_correction(PPOConfig(), policy=POLICY, rows=[TEXT, IMAGE])
+    assert dotted.get(corrected, CORRECTION) == "token"
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "the engine attends causally within images; its samples are corrected for that "
+        "(--algo.advantage.is_correction_level token)"
+    )
+
+
+def test_a_correction_that_the_user_chose_stays():
+    chosen = dotted.replace(PPOConfig(), {CORRECTION: "seq"})
+    assert with_correction(chosen, policy=POLICY, rows=[IMAGE]) == chosen
+
+
+@pytest.mark.parametrize("why", ["text rows", "agreement", "gpu"])
+def test_where_both_sides_agree_nothing_is_corrected(why, monkeypatch, caplog):
+    monkeypatch.setattr(cpu, "has_cuda", lambda: why == "gpu")
+    policy = policy_of(get_kit("llm")) if why == "agreement" else POLICY
+    rows = [TEXT] if why == "text rows" else [IMAGE]
+    assert with_correction(PPOConfig(), policy=policy, rows=rows) == PPOConfig()
+    assert not caplog.records

@@ -9,8 +9,6 @@ import torch
 
 from lmm_r1.generation.media_store import CodedTensor, StoredTensor, compact, compact_tensor
 
-pytestmark = pytest.mark.unit
-
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 # A table of 256 values in fp32.
 TABLE = 1024

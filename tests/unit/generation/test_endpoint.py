@@ -13,8 +13,6 @@ from lmm_r1.errors import UserError
 from lmm_r1.generation.endpoint import AnswerLog, EndpointEngine, EndpointError, GeneratorEndpoint
 from lmm_r1.generation.engine import Outcome, SamplingSettings
 
-pytestmark = pytest.mark.unit
-
 KEY = "sk-very-secret"
 
 

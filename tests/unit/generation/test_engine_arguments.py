@@ -29,8 +29,6 @@ from lmm_r1.generation.engine_arguments import (
 from lmm_r1.generation.vllm_engine import VllmEngine
 from lmm_r1.lmm_kits import Checkpoint
 
-pytestmark = pytest.mark.unit
-
 SETTINGS = EngineSettings(
     adapter=None,
     dtype="float32",

@@ -13,8 +13,6 @@ from lmm_r1.generation.engine import SamplingSettings
 from lmm_r1.generation.request import EngineWeights, Request, Response, first_tokens, sampling_params, tokens_under_way
 from lmm_r1.generation.vllm_engine import InProcessEngine
 
-pytestmark = pytest.mark.unit
-
 
 def parameters(n: int) -> Any:
     sampling = SamplingSettings(n_samples=n, temperature=1.0, top_p=1.0, max_new_tokens=None)

@@ -15,8 +15,6 @@ from lmm_r1.data.messages import images_of
 from lmm_r1.errors import UserError
 from lmm_r1.generation.engine import SamplingSettings
 
-pytestmark = pytest.mark.unit
-
 ONE = SamplingSettings(n_samples=1, temperature=0.0, top_p=1.0, max_new_tokens=20)
 
 

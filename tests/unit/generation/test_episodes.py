@@ -31,8 +31,6 @@ from lmm_r1.generation.episodes import EpisodeRollout
 from lmm_r1.generation.group import GroupSettings
 from remote_rm.verifier import Score
 
-pytestmark = pytest.mark.unit
-
 SETTINGS = replace(scripted_engines.SETTINGS, max_len=60)
 PROMPT = row(message("user", "1+1?"), answer="2")
 PROMPT_IDS = [*b"u1+1?", END, NEWLINE, ord("a")]

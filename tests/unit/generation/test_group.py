@@ -26,8 +26,6 @@ from lmm_r1.scoring import Moment, ScoredResponse
 from remote_rm.client import RewardUnavailable
 from remote_rm.verifier import Score
 
-pytestmark = pytest.mark.unit
-
 SETTINGS = GroupSettings(
     sampling=SamplingSettings(n_samples=2, temperature=0.7, top_p=0.9, max_new_tokens=4),
     max_len=32,

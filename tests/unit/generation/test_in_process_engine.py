@@ -11,8 +11,6 @@ from lmm_r1.generation.engine import SamplingSettings
 from lmm_r1.generation.request import sampling_params
 from lmm_r1.generation.vllm_engine import InProcessEngine
 
-pytestmark = pytest.mark.unit
-
 in_own_thread = partial(InProcessEngine, own_thread=True)
 both = pytest.mark.parametrize("own_thread", [True, False])
 

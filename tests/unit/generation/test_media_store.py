@@ -10,8 +10,6 @@ from lmm_r1.data.sample import MediaRef, PlacedMedia, PlacedRef, media_before, p
 from lmm_r1.generation import media_store
 from lmm_r1.rl.workers import PassMedia, media_per_row
 
-pytestmark = pytest.mark.unit
-
 
 class Handle(str):
     """Plays Ray's reference."""

@@ -21,8 +21,6 @@ from lmm_r1.generation.executors import CalledEngine, ExecutorRollout
 from lmm_r1.generation.request import EngineWeights, sampling_params
 from remote_rm.verifier import Score
 
-pytestmark = pytest.mark.unit
-
 PROMPT = row(message("user", "1+1?"), answer="2")
 PROMPT_IDS = [*b"u1+1?", END, NEWLINE, ord("a")]
 PICTURED = row(message("user", IMAGE, "?"), answer="2")

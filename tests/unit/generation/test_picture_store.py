@@ -12,8 +12,6 @@ from lmm_r1.data.messages import ImagePart
 from lmm_r1.data.sample import Cut, CutImage, Said
 from lmm_r1.generation.media_store import fetch_pictures, put_pictures
 
-pytestmark = pytest.mark.unit
-
 SAID = (Said("assistant", "crop"), Said("user", "see <image>", (ImagePart(picture(8, 6)),)), Said("assistant", "2"))
 SHOWN = (message("system", "Think."), message("user", "?"))
 

@@ -18,8 +18,6 @@ from lmm_r1.generation.episodes import EpisodeRollout
 from lmm_r1.generation.request import LOGIT_BIASES, as_asked, sampling_params
 from lmm_r1.rl.rollouts import with_all_logs
 
-pytestmark = pytest.mark.unit
-
 PROMPT = row(message("user", "1+1?"), answer="2")
 PROMPT_IDS = [*b"u1+1?", END, NEWLINE, ord("a")]
 OVER = Answered()

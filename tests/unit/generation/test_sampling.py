@@ -1,10 +1,7 @@
-import pytest
 from vllm.sampling_params import RequestOutputKind
 
 from lmm_r1.generation.engine import SamplingSettings
 from lmm_r1.generation.request import sampling_params
-
-pytestmark = pytest.mark.unit
 
 
 def test_a_group_is_streamed_without_text():

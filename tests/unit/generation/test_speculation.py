@@ -8,8 +8,6 @@ import torch
 from lmm_r1.generation.engine_arguments import Guesses
 from lmm_r1.generation.worker_extension import TokenBan
 
-pytestmark = pytest.mark.unit
-
 
 def test_a_rollouts_guesses_are_those_of_all_engines_since_it_began():
     before = Guesses(drafted=10, accepted=4)

@@ -10,8 +10,6 @@ from lmm_r1.data.sample import Segment
 from lmm_r1.errors import UserError
 from lmm_r1.generation.request import Response, TurnPieces, TurnSettings, tokens_before
 
-pytestmark = pytest.mark.unit
-
 END = 1
 # A token of two characters, the first of which is not part of the end of a thought.
 DOT_OPEN = 256

@@ -16,8 +16,6 @@ from lmm_r1.generation import vllm_engine
 from lmm_r1.generation.engine import Asked, AskedRows, EngineSettings, SamplingSettings, TextPiece
 from lmm_r1.generation.vllm_engine import VllmEngine
 
-pytestmark = pytest.mark.unit
-
 SETTINGS = EngineSettings(
     adapter=None,
     dtype="float32",

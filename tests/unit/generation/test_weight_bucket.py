@@ -11,8 +11,6 @@ from lmm_r1.generation import weight_bucket, worker_extension
 from lmm_r1.generation.weight_bucket import WeightSlot, empty_buffer, handle_of, opened, slots_of, weights_in
 from lmm_r1.generation.worker_extension import BucketWeights
 
-pytestmark = pytest.mark.unit
-
 WEIGHTS = {
     "first": torch.arange(6, dtype=torch.bfloat16).view(2, 3),
     "scalar": torch.tensor(7.0, dtype=torch.bfloat16),

@@ -17,8 +17,6 @@ from lmm_r1.host import strategy
 from lmm_r1.host.strategy import make_strategy, split_groups
 from lmm_r1.supervised import start
 
-pytestmark = pytest.mark.unit
-
 
 def test_members_get_groups_of_their_own_at_their_rate_and_keep_the_rest_of_their_settings():
     decayed, vision, bias = (torch.nn.Parameter(torch.zeros(1)) for _ in range(3))

@@ -20,8 +20,6 @@ from lmm_r1.generation.weight_sync import BroadcastChannel, SharedMemoryChannel,
 from lmm_r1.generation.worker_extension import BucketWeights
 from lmm_r1.rl.workers import KitActorPPOTrainer
 
-pytestmark = pytest.mark.unit
-
 SENT = {"a": torch.ones(2), "b": torch.arange(3.0)}
 
 

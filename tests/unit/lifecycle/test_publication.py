@@ -10,8 +10,6 @@ from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig, SFTConfig
 from lmm_r1.lifecycle.publication import model_files, publish
 
-pytestmark = pytest.mark.unit
-
 MODEL = ["adapter/adapter_config.json", "adapter/adapter_model.safetensors", "chat_template.jinja", "config.json"]
 MODEL += ["merges.txt", "model.safetensors", "tokenizer.json"]
 OTHERS = ["checkpoints/global_step2/config.json", "error.txt", "images/1.png", "metrics.jsonl", "rollouts.jsonl"]

@@ -16,8 +16,6 @@ from lmm_r1.errors import RunStopped, UserError
 from lmm_r1.lifecycle import stopping
 from lmm_r1.lifecycle.stopping import Progress, SaveSchedule, StopRequests, reported_ends
 
-pytestmark = pytest.mark.unit
-
 SIGNALS = [(signal.SIGINT, "Ctrl-C", 130), (signal.SIGTERM, "SIGTERM", 143)]
 
 

@@ -1,8 +1,6 @@
 """The kit of Aria: patch positions in any dtype, padding in vLLM's vision tower, crops, experts."""
 
 import shutil
-from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -17,12 +15,8 @@ from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import get_kit
 from lmm_r1.lmm_kits.aria.engine_model import patch_positions
 
+KIT = get_kit("aria")
 RELEASED_SIDE = 70  # patches of 14 pixels in 980
-
-
-@pytest.fixture
-def folder(tiny_checkpoint: Callable[[str], Path]) -> Path:
-    return tiny_checkpoint("aria")
 
 
 def mask_of(rows: int, columns: int, *, side: int) -> torch.Tensor:
@@ -68,11 +62,10 @@ def test_the_engine_looks_up_the_positions_of_the_training_forward_and_vllm_alon
 
 
 def test_patch_positions_are_the_same_in_bf16(folder):
-    kit = get_kit("aria")
     full = mask_of(20, 20, side=20)
     arguments = {"attn_implementation": "sdpa", "trust_remote_code": False}
     exact, rounded = (
-        kit.load_model(str(folder), dtype=dtype, **arguments).model.vision_tower.embeddings
+        KIT.load_model(str(folder), dtype=dtype, **arguments).model.vision_tower.embeddings
         for dtype in (torch.float32, torch.bfloat16)
     )
     expected = looked_up(exact, full, dtype=torch.float32)
@@ -82,23 +75,23 @@ def test_patch_positions_are_the_same_in_bf16(folder):
     assert not torch.equal(looked_up(stock, full, dtype=torch.bfloat16), expected), "transformers rounds no longer"
 
 
-def test_a_padded_image_agrees_with_the_engine_only_as_its_vision_tower_does_not_see_the_padding(folder, tmp_path):
-    kit = get_kit("aria")
-    processor = kit.load_processor(str(folder), trust_remote_code=False)
+def test_a_padded_image_agrees_with_the_engine_only_as_its_vision_tower_does_not_see_the_padding(
+    folder, processor, tmp_path
+):
     # Neither side cuts a large image into crops, whatever the checkpoint says.
     processor.image_processor.split_image = True
     cropping = shutil.copytree(folder, tmp_path / "cropping")
-    kit.save_processor(processor, cropping)
+    KIT.save_processor(processor, cropping)
     actor = make_actor(cropping, ban_media_tokens=True)
-    processor = kit.load_processor(str(cropping), trust_remote_code=False)
+    processor = KIT.load_processor(str(cropping), trust_remote_code=False)
     assert processor.image_processor.split_image
 
     square, wide, tall = (
-        [encode(kit, processor, [message("user", picture(*size), "Which digit?")])]
+        [encode(KIT, processor, [message("user", picture(*size), "Which digit?")])]
         for size in ((56, 56), (1500, 1000), (40, 60))
     )
     differences = {}
-    with running_engine(kit, cropping, max_images=1) as llm:
+    with running_engine(KIT, cropping, max_images=1) as llm:
         for masked in (True, False):
             llm.llm_engine.reset_mm_cache()
             llm.llm_engine.reset_encoder_cache()
@@ -107,28 +100,25 @@ def test_a_padded_image_agrees_with_the_engine_only_as_its_vision_tower_does_not
             assert tower.apply_encoder_attention_mask
             tower.apply_encoder_attention_mask = masked
             for name, prompts in (("square", square), ("wide", wide), ("tall", tall)):
-                samples = sampled(llm, kit, prompts, banned=actor.banned_token_ids.tolist(), n=2, max_tokens=8)
+                samples = sampled(llm, KIT, prompts, banned=actor.banned_token_ids.tolist(), n=2, max_tokens=8)
                 differences[name, masked] = largest_difference(actor, prompts, samples)
     assert all(differences[name, True] <= 1e-4 for name in ("square", "wide", "tall")), differences
     assert differences["square", False] <= 1e-4
     assert min(differences["wide", False], differences["tall", False]) > 1e-2, differences
 
 
-def test_an_image_becomes_one_square_whose_shorter_side_is_never_below_336_pixels(folder):
-    kit = get_kit("aria")
-    processor = kit.load_processor(str(folder), trust_remote_code=False)
+def test_an_image_becomes_one_square_whose_shorter_side_is_never_below_336_pixels(processor):
     # 980 / 1960 = 0.5 gives 980 x 490; 300 x 1 pixels become 980 x 3, stretched to 980 x 336.
     for size, height in (((1960, 980), 490), ((300, 1), 336), ((1, 1), 980)):
-        encoded = encode(kit, processor, [message("user", picture(*size), "Which digit?")])
+        encoded = encode(KIT, processor, [message("user", picture(*size), "Which digit?")])
         assert encoded.media["pixel_values"].shape == (1, 3, 980, 980)
         assert encoded.media["pixel_mask"].sum().item() == height * 980
         assert encoded.media["pixel_mask"][0, :height].all()
 
 
-def test_every_expert_and_the_router_learn(folder):
+def test_every_expert_and_the_router_learn(folder, processor):
     actor = make_actor(folder)
-    processor = actor.kit.load_processor(str(folder), trust_remote_code=False)
-    encoded = encode(actor.kit, processor, [message("user", picture(56, 56), "Which digit does this show? " * 10)])
+    encoded = encode(KIT, processor, [message("user", picture(56, 56), "Which digit does this show? " * 10)])
     sequences = torch.tensor([encoded.token_ids])
     actor(
         sequences, attention_mask=torch.ones_like(sequences), return_logprobs=True, media=[encoded.media]
@@ -143,7 +133,7 @@ def test_every_expert_and_the_router_learn(folder):
             assert torch.count_nonzero(weight.grad), name
     prefix = "model.vision_tower.post_layernorm."
     assert untrained == {prefix + "weight", prefix + "bias"}
-    assert actor.kit.untrained_prefixes == (prefix,)
+    assert KIT.untrained_prefixes == (prefix,)
 
 
 def test_a_way_to_compute_experts_that_there_is_not_is_refused_with_its_flag(folder):
@@ -155,7 +145,7 @@ def test_a_way_to_compute_experts_that_there_is_not_is_refused_with_its_flag(fol
 def test_the_released_models_filler_is_its_smaller_image():
     # 490 pixels in patches of 14 are 35 x 35 = 1225, which become 128 placeholders.
     config = AriaConfig(vision_config={"image_size": 980, "patch_size": 14}, image_token_index=9)
-    ids, media = get_kit("aria").filler_media(config)
+    ids, media = KIT.filler_media(config)
     assert ids == [9] * 128
     assert media["pixel_values"].shape == (1, 3, 490, 490)
     assert media["pixel_mask"].all()
@@ -163,4 +153,4 @@ def test_the_released_models_filler_is_its_smaller_image():
 
 def test_the_layer_of_experts_is_found_by_its_class(folder):
     classes = {type(module).__name__ for module in make_actor(folder).model.modules()}
-    assert set(get_kit("aria").zero3_leaf_classes) <= classes
+    assert set(KIT.zero3_leaf_classes) <= classes

@@ -20,8 +20,6 @@ from lmm_r1.lmm_kits.delta_rule import (
 from lmm_r1.models.packed import linear_attention
 from lmm_r1.models.packed.linear_attention import by_depth
 
-pytestmark = pytest.mark.unit
-
 EXACT = {"atol": 1e-12, "rtol": 0}
 CPU = torch.device("cpu")
 # A prompt with two levels of branches, another prompt, and one by itself; one segment has no tokens.

@@ -7,8 +7,6 @@ from helpers.tables import frozen
 from lmm_r1.lmm_kits import get_kit
 from lmm_r1.lmm_kits.encoding import bounded_size, collapse_runs, ids_beyond_tokenizer, text_positions
 
-pytestmark = pytest.mark.unit
-
 
 def test_positions_count_attended_tokens_on_either_side_of_the_padding():
     mask = torch.tensor([[1, 1, 1, 0, 0], [0, 0, 1, 1, 1]])

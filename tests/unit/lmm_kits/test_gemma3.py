@@ -1,6 +1,5 @@
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,28 +9,15 @@ from helpers.engines import disturb, largest_difference, running_engine, sampled
 from helpers.tiny_models import encode, make_actor, pad
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from transformers import Gemma3Processor
 
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import get_kit
 from lmm_r1.models.actor import KitActor
 
-pytestmark = pytest.mark.unit
-
 KIT = get_kit("gemma3")
 SMALL, WIDE = picture(56, 56), picture(140, 84)
 IMAGE = "<start_of_image>" + "<image_soft_token>" * 16 + "<end_of_image>"
 TOLERANCE = 1e-4
-
-
-@pytest.fixture(scope="module")
-def folder(tiny_checkpoint: Callable[[str], Path]) -> Path:
-    return tiny_checkpoint("gemma3")
-
-
-@pytest.fixture(scope="module")
-def processor(folder: Path) -> Gemma3Processor:
-    return KIT.load_processor(str(folder), trust_remote_code=False)
 
 
 @pytest.fixture(scope="module")
@@ -244,9 +230,10 @@ def test_the_engine_reads_weights_under_their_names_in_the_model_and_in_released
     ]
 
 
-def test_the_engine_computes_what_the_model_does_without_attention_to_later_tokens_of_an_image(folder, tmp_path):
+def test_the_engine_computes_what_the_model_does_without_attention_to_later_tokens_of_an_image(
+    folder, processor, tmp_path
+):
     actor = make_actor(folder, ban_media_tokens=True)
-    processor = KIT.load_processor(str(folder), trust_remote_code=False)
     disturb(actor, seed=0)
     # Under the names that the parameters have in the model, as a training process sends them to an engine on a GPU.
     actor.model.save_pretrained(tmp_path)

@@ -1,6 +1,5 @@
 import json
 import shutil
-from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,20 +19,8 @@ from lmm_r1.lmm_kits import get_kit
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.packed.layout import PackedLayout, PackedSegment
 
-pytestmark = pytest.mark.unit
-
 KIT = get_kit("gemma4")
 WIDE, TALL = picture(140, 84), picture(30, 300)
-
-
-@pytest.fixture(scope="module")
-def folder(tiny_checkpoint: Callable[[str], Path]) -> Path:
-    return tiny_checkpoint("gemma4")
-
-
-@pytest.fixture(scope="module")
-def processor(folder: Path) -> Gemma4Processor:
-    return KIT.load_processor(str(folder), trust_remote_code=False)
 
 
 @pytest.fixture(scope="module")

@@ -2,8 +2,6 @@
 
 import copy
 import json
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -56,16 +54,6 @@ RELEASED_NAMES = {
     *(f"model.visual.merger.{name}.weight" for name in ("proj", "gate_proj", "up_proj", "down_proj")),
     *(f"model.visual.merger.post_projection_norm.{kind}" for kind in ("weight", "bias")),
 }
-
-
-@pytest.fixture
-def folder(tiny_checkpoint: Callable[[str], Path]) -> Path:
-    return tiny_checkpoint("glm4v")
-
-
-@pytest.fixture
-def processor(folder: Path) -> Any:
-    return KIT.load_processor(str(folder), trust_remote_code=False)
 
 
 def written(processor: Any, *messages: Message, add_generation_prompt: bool) -> str:

@@ -2,7 +2,6 @@
 
 import copy
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from transformers import (
 from transformers.conversion_mapping import _build_checkpoint_conversion_mapping, get_model_conversion_mapping
 
 from lmm_r1.checkpoints.merging import write_checkpoint
-from lmm_r1.errors import UserError
 from lmm_r1.generation.weight_sync import as_stored, stored_weights
 from lmm_r1.lmm_kits import get_kit
 from lmm_r1.lmm_kits.checkpoint import encode_turn, without_end
@@ -85,16 +83,6 @@ THINKING_TEMPLATE = """\
 BIAS = "model.language_model.layers.1.mlp.gate.e_score_correction_bias"
 
 
-@pytest.fixture(scope="module")
-def tiny(tiny_checkpoint: Callable[[str], Path]) -> Path:
-    return tiny_checkpoint("glm4v_moe")
-
-
-@pytest.fixture
-def processor(tiny: Path) -> Any:
-    return KIT.load_processor(str(tiny), trust_remote_code=False)
-
-
 def load(folder: Path, dtype: torch.dtype = torch.float32) -> Glm4vMoeForConditionalGeneration:
     return KIT.load_model(str(folder), dtype=dtype, attn_implementation="sdpa", trust_remote_code=False)
 
@@ -141,14 +129,15 @@ def test_what_transformers_converts_are_the_experts_alone():
     assert [one.target_patterns for one in used] == [["mlp.experts.gate_up_proj"], ["mlp.experts.down_proj"]]
 
 
-def test_trained_and_merged_models_are_written_under_the_released_names_with_the_bias_as_it_was(tiny, tmp_path):
-    actor = make_actor(tiny, lora_rank=4, param_dtype="bf16")
+def test_trained_and_merged_models_are_written_under_the_released_names_with_the_bias_as_it_was(
+    folder, processor, tmp_path
+):
+    actor = make_actor(folder, lora_rank=4, param_dtype="bf16")
     # As a run saves it, and as `lmm-r1 merge` does.
     actor.model.save_pretrained(tmp_path / "saved", state_dict=merged_state_dict(actor.model))
-    processor = KIT.load_processor(str(tiny), trust_remote_code=False)
-    write_checkpoint(load(tiny), kit=KIT, processor=processor, output=tmp_path / "merged", dtype=torch.bfloat16)
+    write_checkpoint(load(folder), kit=KIT, processor=processor, output=tmp_path / "merged", dtype=torch.bfloat16)
     own, saved, merged = (
-        load_file(folder / "model.safetensors") for folder in (tiny, tmp_path / "saved", tmp_path / "merged")
+        load_file(path / "model.safetensors") for path in (folder, tmp_path / "saved", tmp_path / "merged")
     )
     assert own.keys() == saved.keys() == merged.keys()
     for written in (saved, merged):
@@ -158,8 +147,8 @@ def test_trained_and_merged_models_are_written_under_the_released_names_with_the
     assert not torch.equal(own[BIAS], own[BIAS].bfloat16().float()), "a bias that bf16 would change"
 
 
-def test_weights_that_are_sent_alone_are_the_checkpoints(tiny):
-    model, stored = load(tiny), load_file(tiny / "model.safetensors")
+def test_weights_that_are_sent_alone_are_the_checkpoints(folder):
+    model, stored = load(folder), load_file(folder / "model.safetensors")
     experts = "model.language_model.layers.1.mlp.experts"
     whole = model.get_parameter(f"{experts}.gate_up_proj").detach().clone()
     # What ZeRO-3 leaves of a weight between passes.
@@ -169,15 +158,15 @@ def test_weights_that_are_sent_alone_are_the_checkpoints(tiny):
     assert all(torch.equal(tensor, stored[name]) for name, tensor in sent.items())
 
 
-def test_adapters_are_in_the_attention_alone(tiny):
-    names = adapted_layers(make_actor(tiny, lora_rank=2).model)
+def test_adapters_are_in_the_attention_alone(folder):
+    names = adapted_layers(make_actor(folder, lora_rank=2).model)
     assert set(names) == {
         f"model.language_model.layers.{layer}.self_attn.{kind}_proj" for layer in (0, 1) for kind in "qkvo"
     }
 
 
-def test_the_routers_bias_is_no_weight_and_has_a_say_in_what_is_computed(tiny, processor):
-    model = load(tiny)
+def test_the_routers_bias_is_no_weight_and_has_a_say_in_what_is_computed(folder, processor):
+    model = load(folder)
     assert BIAS not in dict(model.named_parameters())
     prompt = encode(KIT, processor, [message("user", picture(84, 56), "Which digit?")])
     sequences, mask = pad([prompt.token_ids], side="right")
@@ -189,8 +178,8 @@ def test_the_routers_bias_is_no_weight_and_has_a_say_in_what_is_computed(tiny, p
     assert (with_bias - without).abs().max() > 1e-2
 
 
-def test_the_loss_counts_the_experts_that_the_router_has_chosen(tiny):
-    actor = make_actor(tiny)
+def test_the_loss_counts_the_experts_that_the_router_has_chosen(folder):
+    actor = make_actor(folder)
     actor.balance_experts()
     sequences, mask = pad([[5, 6, 7, 8, 9, 10, 11], [20, 21, 22, 23]], side="left")
     seen: list[tuple[torch.Tensor, ...]] = []
@@ -265,8 +254,3 @@ def test_a_template_with_thoughts_and_tools_is_taken(thinking):
     assert thinking.tokenizer.decode(turn.token_ids) == expected
     # A model that calls a tool ends with the token that opens the tool's answer.
     assert without_end(turn, [5, turn.token_ids[0]]).token_ids == turn.token_ids[1:]
-
-
-def test_the_experts_are_not_put_in_4_bits(tiny):
-    with pytest.raises(UserError, match="--ds.load_in_4bit: the experts of this model are one tensor a layer"):
-        make_actor(tiny, lora_rank=2, load_in_4bit=True)

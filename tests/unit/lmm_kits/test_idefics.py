@@ -24,8 +24,6 @@ from lmm_r1.lmm_kits import get_kit
 from lmm_r1.lmm_kits.features import exact_patch_positions
 from lmm_r1.lmm_kits.idefics.engine_model import tile_grid
 
-pytestmark = pytest.mark.unit
-
 NAMES = ("idefics3", "smolvlm")
 AROUND, WHOLE = "<fake_token_around_image>", "<global-img>"
 TILE = "<image>" * 4

@@ -1,7 +1,6 @@
 """The kit of InternVL: tiles and prompts, the released layouts, what it refuses, vLLM's prompts, other shapes."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +18,6 @@ from lmm_r1.lmm_kits import get_kit
 
 KIT = get_kit("internvl")
 PER_TILE = 4
-
-
-@pytest.fixture
-def folder(tiny_checkpoint: Callable[[str], Path]) -> Path:
-    return tiny_checkpoint("internvl")
-
-
-@pytest.fixture
-def processor(folder: Path) -> Any:
-    return KIT.load_processor(str(folder), trust_remote_code=False)
 
 
 def test_a_prompt_in_full(processor):
@@ -73,8 +62,7 @@ def test_a_prompt_with_videos_in_full(processor):
         assert torch.equal(pixels[place : place + len(alone)], alone)
 
 
-def test_frames_have_the_size_of_a_tile_whatever_the_video_processors_file_says(folder, tmp_path):
-    processor = KIT.load_processor(str(folder), trust_remote_code=False)
+def test_frames_have_the_size_of_a_tile_whatever_the_video_processors_file_says(processor, tmp_path):
     processor.video_processor.size = {"height": 384, "width": 384}
     KIT.save_processor(processor, tmp_path)
     again = KIT.load_processor(str(tmp_path), trust_remote_code=False)

@@ -2,11 +2,8 @@
 
 import json
 import shutil
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from helpers.conversations import message, picture
 from helpers.tiny_models import encode, make_actor
@@ -14,6 +11,7 @@ from transformers import JanusConfig, JanusForConditionalGeneration
 
 from lmm_r1.lmm_kits import get_kit
 
+KIT = get_kit("janus")
 SYSTEM = (
     "You are a helpful language and vision assistant. You are able to understand the visual content that the user "
     "provides, and assist the user with a variety of tasks using natural language.\n\n"
@@ -22,18 +20,8 @@ BOS, EOS = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"
 IMAGE = "<begin_of_image><image_placeholder><end_of_image>"
 
 
-@pytest.fixture
-def folder(tiny_checkpoint: Callable[[str], Path]) -> Path:
-    return tiny_checkpoint("janus")
-
-
-@pytest.fixture
-def processor(folder: Path) -> Any:
-    return get_kit("janus").load_processor(str(folder), trust_remote_code=False)
-
-
 def written(processor: Any, *messages: Any, add_generation_prompt: bool) -> str:
-    ids = get_kit("janus").render(processor, messages, add_generation_prompt=add_generation_prompt)
+    ids = KIT.render(processor, messages, add_generation_prompt=add_generation_prompt)
     return processor.tokenizer.decode(ids)
 
 
@@ -56,7 +44,7 @@ def test_a_prompt_is_what_transformers_makes_of_the_chat_in_one_call(processor):
     chat = [{"role": "user", "content": [{"type": "image", "image": image}, {"type": "text", "text": "Which?"}]}]
     # As a batch of one: the processor takes a single text for a list of characters.
     expected = processor.apply_chat_template([chat], tokenize=True, return_dict=True, add_generation_prompt=True)
-    encoded = encode(get_kit("janus"), processor, [message("user", image, "Which?")])
+    encoded = encode(KIT, processor, [message("user", image, "Which?")])
     assert encoded.token_ids == expected["input_ids"][0].tolist()
     assert torch.equal(encoded.media["pixel_values"], expected["pixel_values"])
 
@@ -77,14 +65,14 @@ def test_an_answer_ends_with_the_end_token_whether_more_follows_or_not(processor
 
 def test_images_learn_and_the_side_that_draws_them_is_left_alone(folder, processor):
     actor = make_actor(folder)
-    encoded = encode(actor.kit, processor, [message("user", picture(56, 56), "Which digit?")])
+    encoded = encode(KIT, processor, [message("user", picture(56, 56), "Which digit?")])
     sequences = torch.tensor([encoded.token_ids])
     actor(
         sequences, attention_mask=torch.ones_like(sequences), return_logprobs=True, media=[encoded.media]
     ).sum().backward()
     for name, weight in actor.model.named_parameters():
-        assert (weight.grad is None) == name.startswith(actor.kit.untrained_prefixes), name
-    for prefix in actor.kit.untrained_prefixes:
+        assert (weight.grad is None) == name.startswith(KIT.untrained_prefixes), name
+    for prefix in KIT.untrained_prefixes:
         assert any(name.startswith(prefix) for name, _ in actor.model.named_parameters()), prefix
 
 
@@ -105,7 +93,7 @@ def test_an_output_layer_of_its_own_survives_a_config_that_does_not_speak_of_tyi
 def test_vllm_still_has_no_way_to_run_it():
     from vllm import ModelRegistry
 
-    assert get_kit("janus").engine_refusal
+    assert KIT.engine_refusal
     assert "JanusForConditionalGeneration" not in ModelRegistry.get_supported_archs()
     # What vLLM's Transformers backend asks of a model class.
     assert not JanusForConditionalGeneration.is_backend_compatible()
@@ -113,6 +101,6 @@ def test_vllm_still_has_no_way_to_run_it():
 
 def test_the_released_models_filler_is_one_image_of_576_placeholders():
     # 384 pixels in patches of 16: 24 x 24.
-    ids, media = get_kit("janus").filler_media(JanusConfig(image_token_id=7))
+    ids, media = KIT.filler_media(JanusConfig(image_token_id=7))
     assert ids == [7] * 576
     assert media["pixel_values"].shape == (1, 3, 384, 384)

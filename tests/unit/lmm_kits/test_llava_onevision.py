@@ -2,9 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,8 +15,6 @@ from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import get_kit
 
-pytestmark = pytest.mark.unit
-
 KIT = get_kit("llava_onevision")
 # As the released checkpoints have it.
 RELEASED_TEMPLATE = (
@@ -29,16 +24,6 @@ RELEASED_TEMPLATE = (
     "{% endfor %}{{'<|im_end|>'}}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
-
-
-@pytest.fixture(scope="module")
-def folder(tiny_checkpoint: Callable[[str], Path]) -> Path:
-    return tiny_checkpoint("llava_onevision")
-
-
-@pytest.fixture(scope="module")
-def processor(folder: Path) -> Any:
-    return KIT.load_processor(str(folder), trust_remote_code=False)
 
 
 CHAT = [
@@ -142,7 +127,7 @@ def test_what_is_saved_has_the_names_of_the_released_checkpoints(folder, tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.full
-def test_the_engine_agrees_on_a_model_of_other_shapes(folder, tmp_path):
+def test_the_engine_agrees_on_a_model_of_other_shapes(folder, processor, tmp_path):
     """One key and value head for three heads; crops of 3 x 3 patches and grids of one row or column only, as released ones may be."""
     config = KIT.load_config(str(folder), trust_remote_code=False)
     text, vision = config.text_config, config.vision_config
@@ -153,7 +138,6 @@ def test_the_engine_agrees_on_a_model_of_other_shapes(folder, tmp_path):
     torch.manual_seed(0)
     made = KIT.model_class(config)
     made.save_pretrained(tmp_path)
-    processor = KIT.load_processor(str(folder), trust_remote_code=False)
     processor.num_image_tokens = 9
     processor.image_processor.image_grid_pinpoints = grids
     processor.image_processor.size = {"height": 48, "width": 48}

@@ -13,8 +13,6 @@ from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import KITS, get_kit, kit_of
 from lmm_r1.lmm_kits.llm import refusal_of
 
-pytestmark = pytest.mark.unit
-
 REFUSED = table("lmm_kits/llm", "refused")
 TAKEN = """
 afmoe apertus arcee aria_text axk1 axk2 bamba biogpt bitnet cohere cohere2 cohere2_moe ctrl cwm dbrx deepseek_v2 deepseek_v3

@@ -3,8 +3,6 @@
 import copy
 import json
 import re
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,21 +23,9 @@ from lmm_r1.lmm_kits import get_kit
 from lmm_r1.lmm_kits.phi3_v.modeling import Phi3VConfig, Phi3VForCausalLM, Phi3VVisionTower, lay_out, merge_patches
 from lmm_r1.lmm_kits.phi3_v.processing import CLIP_MEAN, CLIP_STD, Phi3VImageProcessor, Phi3VProcessor, hd_transform
 
-pytestmark = pytest.mark.unit
-
 KIT = get_kit("phi3_v")
 WIDE = picture(200, 99)
 BLACK_AND_WHITE = [[(value - mean) / std for mean, std in zip(CLIP_MEAN, CLIP_STD, strict=True)] for value in (0, 1)]
-
-
-@pytest.fixture
-def folder(tiny_checkpoint: Callable[[str], Path]) -> Path:
-    return tiny_checkpoint("phi3_v")
-
-
-@pytest.fixture
-def processor(folder: Path) -> Phi3VProcessor:
-    return KIT.load_processor(str(folder), trust_remote_code=False)
 
 
 @pytest.mark.parametrize(
@@ -274,9 +260,8 @@ def test_the_end_token_is_the_one_that_ends_turns(folder, processor, tmp_path):
     assert loaded.tokenizer.eos_token == "<|end|>"
 
 
-def test_a_checkpoint_as_microsoft_writes_it_loads(folder, tmp_path):
+def test_a_checkpoint_as_microsoft_writes_it_loads(folder, processor, tmp_path):
     """Settings with remote code, the template in the tokenizer's config, the embedding stored twice."""
-    processor = KIT.load_processor(str(folder), trust_remote_code=False)
     processor.tokenizer.save_pretrained(tmp_path)
     (tmp_path / "preprocessor_config.json").write_text(
         json.dumps(

@@ -16,8 +16,6 @@ from lmm_r1.lmm_kits import get_kit
 from lmm_r1.lmm_kits.phi4_multimodal import towers
 from lmm_r1.lmm_kits.phi4_multimodal.engine_model import Phi4MultimodalEngineModel
 
-pytestmark = pytest.mark.unit
-
 NAME = "phi4_multimodal"
 IMAGE_EMBED = "model.embed_tokens_extend.image_embed."
 ORIGINAL_TEMPLATE = (

@@ -15,8 +15,6 @@ from lmm_r1.lmm_kits import get_kit
 from lmm_r1.lmm_kits.checkpoint import encode_row, plain_ids
 from lmm_r1.lmm_kits.plain_text import control_texts, text_ids
 
-pytestmark = pytest.mark.unit
-
 KIT = get_kit("llm")
 TEMPLATE = (
     "{% for turn in messages %}<|{{ turn.role }}|>\n{{ turn.content }}<|end|>\n{% endfor %}"

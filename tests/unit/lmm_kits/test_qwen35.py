@@ -22,8 +22,6 @@ from lmm_r1.generation.codec import check_turn_end
 from lmm_r1.lmm_kits import EncodedPrompt, LmmKit, get_kit
 from lmm_r1.supervised.samples import SFTSample, encode_sample
 
-pytestmark = pytest.mark.unit
-
 DENSE, MIXTURE = get_kit("qwen3_5"), get_kit("qwen3_5_moe")
 LONG = "What is 12 + 34? Which digit does the picture show? " * 12
 # Of a linear layer of the sizes that transformers has as its default, in the files of the releases.

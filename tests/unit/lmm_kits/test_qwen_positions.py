@@ -2,12 +2,9 @@
 
 from types import SimpleNamespace
 
-import pytest
 import torch
 
 from lmm_r1.lmm_kits.qwen_vl import IMAGE, TEXT, VIDEO, Grid, grids_of, mrope_positions
-
-pytestmark = pytest.mark.unit
 
 
 def positions(types, *, images=(), videos=(), mask=None):

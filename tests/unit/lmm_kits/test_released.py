@@ -8,8 +8,6 @@ import torch
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.lmm_kits.registry import released_configs, released_folder
 
-pytestmark = pytest.mark.unit
-
 
 @pytest.mark.parametrize("name", released_configs())
 def test_a_released_checkpoints_config_makes_a_model_of_as_many_parameters(name):

@@ -1,7 +1,5 @@
 """The kit of SmolVLM2: videos in a prompt, whose template writes them, what vLLM's prompts have of them, videos alone."""
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,22 +12,10 @@ from lmm_r1.data.messages import Message, VideoPart
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import get_kit
 
-pytestmark = pytest.mark.unit
-
 KIT = get_kit("smolvlm")
 AROUND = "<fake_token_around_image>"
 FRAME = f"{AROUND}<global-img>{'<image>' * 4}{AROUND}"
 INTRO = "You are provided the following series of {} frames from a {} [H:MM:SS] video.\n\nFrame from 00:00:"
-
-
-@pytest.fixture(scope="module")
-def folder(tiny_checkpoint: Callable[[str], Path]) -> Path:
-    return tiny_checkpoint("smolvlm")
-
-
-@pytest.fixture
-def processor(folder: Path) -> Any:
-    return KIT.load_processor(str(folder), trust_remote_code=False)
 
 
 def text(processor: Any, messages: list[Message]) -> str:
@@ -114,11 +100,10 @@ def test_frames_have_the_size_of_a_tile_whatever_the_video_processors_file_says(
 
 @pytest.mark.slow
 @pytest.mark.full
-def test_the_engine_takes_videos_where_no_row_has_an_image(folder, tmp_path):
+def test_the_engine_takes_videos_where_no_row_has_an_image(folder, processor, tmp_path):
     actor = make_actor(folder, ban_media_tokens=True)
     disturb(actor, seed=0)
     actor.model.save_pretrained(tmp_path)
-    processor = KIT.load_processor(str(folder), trust_remote_code=False)
     KIT.save_processor(processor, tmp_path)
     parts = [clip(1, 84, 84), clip(40, 30, 60), VideoPart(clip(40, 30, 60).source, fps=0.1)]
     prompts = [encode(KIT, processor, [message("user", part, "Which digit?")]) for part in parts]

@@ -6,8 +6,6 @@ from safetensors import safe_open
 
 from lmm_r1.lmm_kits.tiny_model import train_character_bpe, train_tokenizer
 
-pytestmark = pytest.mark.unit
-
 CORPUS = ("What is 12 + 34?", "The answer is 46.", "What is the answer?")
 
 

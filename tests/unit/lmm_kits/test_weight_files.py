@@ -8,8 +8,6 @@ from safetensors import safe_open
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.checkpoint import check_weights
 
-pytestmark = pytest.mark.unit
-
 
 def safetensors(*sizes):
     """A weight file of U8 tensors with these many bytes, as the format lays it out."""

@@ -11,8 +11,6 @@ from lmm_r1.errors import UserError
 from lmm_r1.migrate import convert
 from lmm_r1.migrate.verl import VERL
 
-pytestmark = pytest.mark.unit
-
 ROLLOUT, ACTOR = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
 MULTI_TURN = f"{ROLLOUT}.multi_turn"
 TOOLS = {"enable": True, "tool_config_path": "tools/geo.yaml"}

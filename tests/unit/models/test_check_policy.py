@@ -15,8 +15,6 @@ sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks"))
 from gpu_stages.policy import LAYOUTS, LOGITS, Policy, policy_loss
 from train_batches import groups_of, make_batch
 
-pytestmark = pytest.mark.unit
-
 SETTINGS = {
     "padded": {},
     "packed": {"packing_samples": True},

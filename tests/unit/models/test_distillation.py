@@ -16,8 +16,6 @@ from lmm_r1.models.distillation import (
 from lmm_r1.models.output_layer import LayerOutcomes, token_outcomes
 from lmm_r1.models.packed.packing import Targets
 
-pytestmark = pytest.mark.unit
-
 ROWS, WIDTH, HIDDEN, VOCABULARY = 3, 9, 5, 41
 TEACHER_HIDDEN, TEACHER_VOCABULARY = 7, 43
 DIVERGENCE = Divergence(name="jsd", beta=0.3, temperature=1.5)

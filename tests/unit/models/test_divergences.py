@@ -8,8 +8,6 @@ import torch.nn.functional as F
 
 from lmm_r1.models.distillation import Divergence
 
-pytestmark = pytest.mark.unit
-
 TOKENS, VOCABULARY = 6, 11
 
 

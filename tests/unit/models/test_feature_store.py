@@ -9,8 +9,6 @@ import torch
 
 from lmm_r1.models.image_features import FeatureStore, Links, Place
 
-pytestmark = pytest.mark.unit
-
 CPU = torch.device("cpu")
 RUN = "0123456789abcdef"
 

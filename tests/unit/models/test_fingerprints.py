@@ -3,8 +3,6 @@ import torch
 
 from lmm_r1.models.image_features import LINE, _numbers, fingerprints
 
-pytestmark = pytest.mark.unit
-
 
 def wrapped(value: int) -> int:
     """Return a whole number as one of 64 bits with a sign."""

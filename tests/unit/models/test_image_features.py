@@ -11,8 +11,6 @@ from lmm_r1.lmm_kits import get_kit
 from lmm_r1.models.image_features import FeatureCounts, process_store
 from lmm_r1.models.loading import is_compiled
 
-pytestmark = pytest.mark.unit
-
 KIT = "qwen2_5_vl"
 # Of log-probs of 4 in single precision.
 ROUNDING = 1e-5

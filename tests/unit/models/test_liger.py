@@ -20,8 +20,6 @@ from transformers.models.phi3.modeling_phi3 import Phi3MLP
 from lmm_r1.models import liger, loading
 from lmm_r1.models.liger import fuse, use_liger
 
-pytestmark = pytest.mark.unit
-
 SIZES = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "num_key_value_heads": 2}
 Calls = list[tuple[str, tuple[Any, ...]]]
 

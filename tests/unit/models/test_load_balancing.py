@@ -17,8 +17,6 @@ from lmm_r1.models.actor import KitActor
 from lmm_r1.models.load_balancing import Routed, Routers, check_balanced, routers_of
 from lmm_r1.models.packed.packing import Targets, pack_batch
 
-pytestmark = pytest.mark.unit
-
 LAYERS = 3
 ARCHITECTURES = {
     "Qwen3Moe": {"num_attention_heads": 4, "head_dim": 16},

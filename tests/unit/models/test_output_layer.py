@@ -15,8 +15,6 @@ from lmm_r1.models import output_layer
 from lmm_r1.models.output_layer import TokenDistribution, TokenOutcomes, token_outcomes, two_slices
 from lmm_r1.planning.pass_memory import LiveMemory
 
-pytestmark = pytest.mark.unit
-
 TOKENS, HIDDEN, VOCABULARY = 23, 5, 41
 
 

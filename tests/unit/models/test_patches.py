@@ -5,8 +5,6 @@ import torch
 
 from lmm_r1.models.vision_tower import multiply_patches
 
-pytestmark = pytest.mark.unit
-
 
 def embedding(**settings: object) -> torch.nn.Sequential:
     torch.manual_seed(0)

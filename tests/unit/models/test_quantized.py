@@ -25,7 +25,6 @@ from lmm_r1.models.adapters import (
     save_adapter,
 )
 
-pytestmark = pytest.mark.unit
 CPU = torch.device("cpu")
 SEQUENCES = torch.tensor([[7, 9, 11, 13]])
 

@@ -10,8 +10,6 @@ from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import get_kit
 from lmm_r1.models.rope_scaling import check_rope, short_length, takes_long_factors, tell_factors
 
-pytestmark = pytest.mark.unit
-
 
 def angles(actor: object, length: int) -> torch.Tensor:
     """Return the angles (length, D / 2) by which the tokens of a sample are turned."""

@@ -13,8 +13,6 @@ from lmm_r1.planning.estimates import GIB, Machine, ModelEstimate, PassEstimate
 from lmm_r1.planning.pass_memory import ModelSize, TrainedStates
 from lmm_r1.planning.plan import Device, Phase, Plan, PlannedEngine, PlannedModel
 
-pytestmark = pytest.mark.unit
-
 LAYERS = 36
 SIZE = ModelSize(parameters=1, weight_bytes=2 * GIB, trained=1, trained_bytes=1, largest_trained=0, matrices=1)
 STATES = TrainedStates(

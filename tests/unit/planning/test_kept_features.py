@@ -4,8 +4,6 @@ from lmm_r1.config.shared import LoraConfig
 from lmm_r1.models.loading import LoadSettings
 from lmm_r1.planning.estimates import GIB, ModelSettings, PlanImage, kept_bytes
 
-pytestmark = pytest.mark.unit
-
 IMAGE = PlanImage(token_ids=tuple(range(100)), media=None)
 
 

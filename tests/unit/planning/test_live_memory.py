@@ -5,8 +5,6 @@ import torch
 
 from lmm_r1.planning.pass_memory import LiveMemory, Unpredictable, take_memory
 
-pytestmark = pytest.mark.unit
-
 KIB = 1024
 
 

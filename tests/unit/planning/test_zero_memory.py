@@ -2,13 +2,10 @@
 
 from dataclasses import replace
 
-import pytest
 import torch
 
 from lmm_r1.models.adapters import packed_bytes
 from lmm_r1.planning.pass_memory import BUCKET, ModelSize, ZeroSettings, gathered_bytes, moment_bytes, trained_states
-
-pytestmark = pytest.mark.unit
 
 # A model of 3.2 billion numbers in bf16, all of them trained.
 BILLION = 10**9

@@ -13,8 +13,6 @@ from lmm_r1.data.sample import CallOutcome, Cut, CutImage, Said
 from lmm_r1.errors import UserError
 from lmm_r1.records.rollouts import RecordedPart, keep_turns, read_rollouts, read_turns, turn_record
 
-pytestmark = pytest.mark.unit
-
 CUT = Cut(picture=1, name="observation_1", box=(2, 0, 6, 5), size=(8, 6), keypoint=(4.5, 2.0))
 RECORD = {"picture": 1, "name": "observation_1", "box": [2, 0, 6, 5], "size": [8, 6], "keypoint": [4.5, 2.0]}
 

@@ -9,8 +9,6 @@ from lmm_r1.config.evaluate import responses_path
 from lmm_r1.errors import UserError
 from lmm_r1.records.responses import VerifierVerdict, read_responses, write_responses
 
-pytestmark = pytest.mark.unit
-
 
 def test_what_is_written_is_read_again(tmp_path: Path):
     path = responses_path(tmp_path / "new" / "scores.json")

@@ -10,8 +10,6 @@ from lmm_r1.errors import UserError
 from lmm_r1.records.rollouts import SampledResponse
 from lmm_r1.records.run_folder import RunFolder, read_run
 
-pytestmark = pytest.mark.unit
-
 
 def write_metrics(folder, *rows):
     write_lines(folder / "metrics.jsonl", rows)

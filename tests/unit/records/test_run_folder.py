@@ -11,8 +11,6 @@ from lmm_r1.errors import UserError
 from lmm_r1.records.rollouts import SampledResponse
 from lmm_r1.records.run_folder import RunFolder
 
-pytestmark = pytest.mark.unit
-
 RESPONSE = SampledResponse(
     step=1,
     group=0,

@@ -18,8 +18,6 @@ from lmm_r1.records import session
 from lmm_r1.records.run_folder import RunFolder, Stage, read_run
 from lmm_r1.records.session import SESSION_FILE, SILENT_S, born, read_session
 
-pytestmark = pytest.mark.unit
-
 TRAINS = """
 import sys, time
 from pathlib import Path

@@ -14,8 +14,6 @@ import pytest
 
 from remote_rm.adapters import EasyR1Scores, TRLReward, VerlScore
 
-pytestmark = pytest.mark.unit
-
 RIGHT = "<think>two twos</think><answer>4</answer>"
 README = Path(__file__).resolve().parents[3] / "remote_rm/README.md"
 

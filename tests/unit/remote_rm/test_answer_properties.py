@@ -27,7 +27,6 @@ from helpers.tables import table
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-pytestmark = pytest.mark.unit
 KIND = pytest.mark.parametrize("kind", KINDS)
 # How many of the answers that the rules leave open are left to sympy, with their share of time, for each kind.
 BY_SYMPY = pytest.mark.parametrize("by_sympy", [10, pytest.param(100, marks=[pytest.mark.full, pytest.mark.slow])])

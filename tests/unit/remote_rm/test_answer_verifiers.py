@@ -11,8 +11,6 @@ from remote_rm.list_verifier import items_of
 from remote_rm.registry import build_parser, get_verifier
 from remote_rm.verifier import Item
 
-pytestmark = pytest.mark.unit
-
 TABLES = [
     ("number", {}, "remote_rm/number_verifier", "a_number_is_right_to_the_precision_of_its_label"),
     ("exact", {}, "remote_rm/exact_verifier", "texts_are_equal_after_trimming_and_nfkc"),

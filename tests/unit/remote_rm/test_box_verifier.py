@@ -12,8 +12,6 @@ from remote_rm.answer_verifier import is_matchable
 from remote_rm.box_verifier import Box, BoxVerifier, best_pairs, boxes_in, iou, same_class
 from remote_rm.verifier import Item, Score
 
-pytestmark = pytest.mark.unit
-
 CORNERS = (10.0, 20.0, 30.0, 40.0)
 
 

@@ -22,8 +22,6 @@ from remote_rm.client import (
 )
 from remote_rm.verifier import Score
 
-pytestmark = pytest.mark.unit
-
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 SAMPLE = {"query": "q", "prompt": "p", "label": "42", "response": "r"}
 GOOD = {"rewards": [1.5], "scores": [1.0], "extra_logs": {"accuracy": [1.0]}}

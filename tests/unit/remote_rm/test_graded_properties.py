@@ -12,7 +12,6 @@ from remote_rm.registry import get_verifier
 from remote_rm.verifier import Item, Score
 from remote_rm.vqa_verifier import normalize_answer
 
-pytestmark = pytest.mark.unit
 generated = settings(max_examples=150, deadline=None, derandomize=True, database=None)
 
 Corners = tuple[float, float, float, float]

@@ -12,8 +12,6 @@ from remote_rm.llm_judge_verifier import LlmJudge, reward_func
 from remote_rm.registry import verifier_with
 from remote_rm.verifier import AskingVerifier, Item
 
-pytestmark = pytest.mark.unit
-
 
 def test_without_its_judge_it_scores_by_the_rule_and_says_so():
     item = Item(prompt="", response="<think>x</think><answer>b</answer>", label="B")

@@ -18,8 +18,6 @@ from remote_rm import redaction
 from remote_rm.client import RewardUnavailable
 from remote_rm.redaction import HIDDEN, hidden_settings, hidden_text, is_secret, neutral
 
-pytestmark = pytest.mark.unit
-
 SECRET = "s3cr3t-value"
 
 

@@ -10,8 +10,6 @@ from remote_rm.exact_verifier import ExactVerifier
 from remote_rm.registry import VERIFIERS, get_verifier
 from remote_rm.verifier import Item
 
-pytestmark = pytest.mark.unit
-
 
 def test_a_verifier_is_made_with_its_settings():
     assert get_verifier("exact", ignore_case=True) == ExactVerifier(ignore_case=True)

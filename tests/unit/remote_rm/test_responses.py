@@ -7,8 +7,6 @@ from helpers.tables import table
 
 from remote_rm.responses import find_response, format_score, turns_kept
 
-pytestmark = pytest.mark.unit
-
 
 @pytest.mark.parametrize(
     "response",

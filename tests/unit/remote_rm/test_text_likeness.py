@@ -14,7 +14,6 @@ from remote_rm.edit_distance_verifier import EditDistanceVerifier, edit_distance
 from remote_rm.verifier import Item
 from remote_rm.vqa_verifier import VqaVerifier, normalize_answer, vqa_accuracy
 
-pytestmark = pytest.mark.unit
 SEVEN_AND_THREE = json.dumps(["two dogs"] * 7 + ["the dog", "dogs", "dogs"])
 short = st.text(alphabet="abé", max_size=9)
 

@@ -9,8 +9,6 @@ from lmm_r1.records.metrics import MetricLog, MetricRow
 from lmm_r1.report.charts import BOTTOM, TOP, difference_interval, line_chart, nice_axis, wilson_interval
 from lmm_r1.report.curves import moving_average, other_panels, panels, smoothing_window, thinned
 
-pytestmark = pytest.mark.unit
-
 
 def log(**series):
     """Return metrics from one list per metric, the first value at step 1."""

@@ -10,8 +10,6 @@ from lmm_r1.report.curves import overlays
 from lmm_r1.report.pages import compared_rows, distinct_names
 from lmm_r1.report.stages import match_stages, settings_differences, stage_rows
 
-pytestmark = pytest.mark.unit
-
 
 def write_run(folder, *, stages, settings=None, accuracies=(), **metrics):
     """Write a curriculum folder whose stages log one step of these metrics."""

@@ -13,8 +13,6 @@ from lmm_r1.records.run_folder import RunFolder, read_run
 from lmm_r1.report import build_report, summarize, write_summary
 from lmm_r1.report.stages import stage_rows, without_secrets
 
-pytestmark = pytest.mark.unit
-
 
 def evaluation(**accuracies):
     return {

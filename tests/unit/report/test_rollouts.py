@@ -10,8 +10,6 @@ from lmm_r1.evaluation.page_parts import ImageError, data_uri
 from lmm_r1.records.run_folder import read_run
 from lmm_r1.report.rollout_sample import InlineImages, Series, evenly, sample_rollouts, spread, verdict
 
-pytestmark = pytest.mark.unit
-
 
 def png(width, height, *, noise=False):
     image = PIL.Image.effect_noise((width, height), 90) if noise else PIL.Image.new("RGB", (width, height), "red")

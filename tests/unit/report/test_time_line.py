@@ -1,10 +1,6 @@
-import pytest
-
 from lmm_r1.records.metrics import MetricLog, MetricRow
 from lmm_r1.report.charts import MAX_STEPS, TIME_LEFT, TIME_RIGHT, time_line
 from lmm_r1.report.curves import other_panels, panels
-
-pytestmark = pytest.mark.unit
 
 
 def row(step: int, *, generation: tuple[float, float], update: tuple[float, float]) -> MetricRow:

@@ -1,12 +1,9 @@
 """Episodes in the page's data: turns with pictures and boxes, what was counted, why they ended."""
 
-import pytest
 from helpers.run_folders import PageText, cropped, write_lines, write_stage
 
 from lmm_r1.records.run_folder import read_run
 from lmm_r1.report import build_report
-
-pytestmark = pytest.mark.unit
 
 
 def page_of(folder, *lines):

@@ -32,7 +32,7 @@ from lmm_r1.lmm_kits import get_kit
 from lmm_r1.models.actor import KitActor
 from lmm_r1.rl.workers import GroupReplayBuffer, KitActorPPOTrainer, media_per_row, no_loss
 
-pytestmark = [pytest.mark.unit, pytest.mark.full]
+pytestmark = pytest.mark.full
 
 ALGORITHMS = sorted((STAGES / "configs/algorithms").glob("*.yaml"))
 PROMPTS, SAMPLES = 2, 4

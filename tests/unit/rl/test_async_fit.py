@@ -27,8 +27,6 @@ from lmm_r1.rl.generator import KitSamplesGenerator, group_settings
 from lmm_r1.rl.loop import RLRun
 from lmm_r1.rl.rollouts import MadeRollout, Rollout
 
-pytestmark = pytest.mark.unit
-
 BATCH = 2
 PATIENCE_S = 10.0
 

@@ -16,7 +16,7 @@ from lmm_r1.config import PPOConfig, resolve
 from lmm_r1.lmm_kits import Media
 from lmm_r1.rl.workers import GroupReplayBuffer, KitCriticActor, KitCriticPPOTrainer, KitRewardActor
 
-pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("one_process")]
+pytestmark = pytest.mark.usefixtures("one_process")
 
 SETTINGS = table("rl/critic", "settings")
 IMAGE: Media = {"pixel_values": torch.ones(1)}

@@ -18,7 +18,7 @@ from lmm_r1.data.sample import MediaRef, PlacedRef
 from lmm_r1.rl.experiences import ModelOutputs, add_outputs
 from lmm_r1.rl.workers import GroupReplayBuffer
 
-pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("one_process")]
+pytestmark = pytest.mark.usefixtures("one_process")
 
 # Two groups of two; a token's loss is its id. Of each group one is masked.
 KEPT = {50: 3, 53: 4}

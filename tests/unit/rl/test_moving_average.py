@@ -12,8 +12,6 @@ from lmm_r1.config import PPOConfig
 from lmm_r1.rl import workers
 from lmm_r1.rl.workers import KitActorPPOTrainer, KitPolicyActor
 
-pytestmark = pytest.mark.unit
-
 
 class NotedAverage:
     """Notes what is asked of it."""

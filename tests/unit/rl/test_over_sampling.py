@@ -29,8 +29,6 @@ from lmm_r1.rl.groups import GroupFilter, GroupsUnderWay, StartedGroup, kept_tok
 from lmm_r1.rl.loop import RLRun
 from lmm_r1.rl.rollouts import MadeRollout, Rollout
 
-pytestmark = pytest.mark.unit
-
 BATCH = 2
 
 

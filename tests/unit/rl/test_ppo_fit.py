@@ -26,8 +26,6 @@ from lmm_r1.rl.loop import RLRun
 from lmm_r1.rl.rollouts import Rollout
 from lmm_r1.scoring import Moment
 
-pytestmark = pytest.mark.unit
-
 BATCH = 3
 
 

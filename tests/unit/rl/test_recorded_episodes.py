@@ -21,8 +21,6 @@ from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.rl.generator import KitSamplesGenerator, group_settings
 from lmm_r1.rl.records import Recorder, recorded_samples
 
-pytestmark = pytest.mark.unit
-
 ROW = row(message("user", picture(8, 6), "?"), answer="2")
 CUT = Cut(picture=0, name="original_image", box=(2, 0, 6, 6), size=(8, 6))
 LOOK = Said("assistant", "crop", calls=(CallOutcome(tool="crop", outcome="done"),))

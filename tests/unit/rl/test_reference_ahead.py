@@ -14,8 +14,6 @@ from lmm_r1.rl import experiences
 from lmm_r1.rl.batching import PassLimits
 from lmm_r1.rl.experiences import ReferenceAhead
 
-pytestmark = pytest.mark.unit
-
 MEDIA = {"image": 1000.0, "other": 2000.0}
 
 

@@ -20,8 +20,6 @@ from lmm_r1.records.run_folder import RESTARTS_FILE, RunFolder
 from lmm_r1.records.trackers import Trackers
 from lmm_r1.rl import run as rl_run
 
-pytestmark = pytest.mark.unit
-
 
 def died(name: str = "KitPolicyActor", *, pid: int = 7) -> ActorDiedError:
     context = ActorDiedErrorContext(

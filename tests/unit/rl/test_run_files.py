@@ -1,6 +1,5 @@
 """Which paths of a run all of its nodes must see."""
 
-import pytest
 from helpers.conversations import message, row
 
 from lmm_r1 import dotted
@@ -8,8 +7,6 @@ from lmm_r1.cluster.nodes import SharedPath
 from lmm_r1.config import PPOConfig
 from lmm_r1.data.messages import ImagePart, VideoPart
 from lmm_r1.rl.run import shared_paths
-
-pytestmark = pytest.mark.unit
 
 
 def test_models_reward_function_a_file_per_folder_of_media_and_the_runs_own_folders(tmp_path):

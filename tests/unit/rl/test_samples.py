@@ -30,8 +30,6 @@ from lmm_r1.scoring import Moment
 from remote_rm.client import RewardUnavailable
 from remote_rm.verifier import Score
 
-pytestmark = pytest.mark.unit
-
 SETTINGS = GroupSettings(
     sampling=SamplingSettings(n_samples=2, temperature=1.0, top_p=1.0, max_new_tokens=4),
     max_len=16,

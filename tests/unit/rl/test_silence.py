@@ -10,8 +10,6 @@ from helpers.conversations import message, row
 
 from lmm_r1.rl.generator import SilenceWatch
 
-pytestmark = pytest.mark.unit
-
 ROWS = [replace(row(message("user", "?")), location=f"rows.jsonl, line {line}") for line in range(1, 13)]
 
 

@@ -8,8 +8,6 @@ from lmm_r1 import cpu, dotted
 from lmm_r1.config import PPOConfig
 from lmm_r1.rl.model_groups import Models, hand_out, trains_policy, update_models
 
-pytestmark = pytest.mark.unit
-
 IN_TURN = ["critic starts", "critic is done", "policy starts", "policy is done"]
 TOGETHER = ["critic starts", "policy starts", "critic is done", "policy is done"]
 

@@ -22,8 +22,6 @@ from lmm_r1.scoring import DEFAULT_JUDGING, StepJudging
 from lmm_r1.scoring.response_scores import ProcessRewardScorer
 from lmm_r1.scoring.reward_model import ProcessRewardModel
 
-pytestmark = pytest.mark.unit
-
 KIT = "qwen2_5_vl"
 TEXT = row(message("user", "What is 12 + 34?"))
 IMAGE = row(message("user", picture(84, 56), "Which digit is this?"))

@@ -3,8 +3,6 @@ import pytest
 from lmm_r1.errors import UserError
 from lmm_r1.scoring.response_scores import VerifierJudge
 
-pytestmark = pytest.mark.unit
-
 
 def test_a_judge_that_cannot_be_asked_is_a_user_error(tmp_path):
     spec = f"llm_judge:judge_url=http://127.0.0.1:9/v1,judge_model=m,judge_folder={tmp_path}"

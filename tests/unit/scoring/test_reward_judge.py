@@ -29,7 +29,6 @@ from remote_rm.protocol import RewardRequest
 from remote_rm.service.middleware import Abandonment
 from remote_rm.verifier import PoolUnavailable, ServiceLimits, UnusableItem
 
-pytestmark = pytest.mark.unit
 TEXT = row(message("user", "What is 12 + 34?"), answer="")
 ANSWER, OTHER = "<answer>46</answer>", "What?"
 

@@ -14,8 +14,6 @@ from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import KITS, get_kit
 from lmm_r1.scoring.reward_model import RewardModel, plan_batches
 
-pytestmark = pytest.mark.unit
-
 KIT = "qwen2_5_vl"
 TEXT = row(message("user", "What is 12 + 34?"))
 IMAGE = row(message("user", picture(84, 56), "Which digit is this?"))

@@ -21,8 +21,6 @@ from remote_rm.client import RewardClient
 from remote_rm.math_verifier import MathVerifier
 from remote_rm.service.app import create_app
 
-pytestmark = pytest.mark.unit
-
 ADDRESS = "http://127.0.0.1:1/get_reward"
 OPENRLHFS = {"query": ["<q>2"], "prompts": ['[{"role":"user","content":"1+1?"}]'], "labels": ["2"], "responses": ["2"]}
 ROW = replace(row(message("user", "1+1?"), answer="2"), columns={"boxes": [[0, 1]], "level": "easy"})

@@ -29,8 +29,6 @@ from lmm_r1.scoring.reward_judge import StepRewards, create_app
 from lmm_r1.scoring.reward_model import ProcessRewardModel
 from remote_rm.verifier import ServiceLimits
 
-pytestmark = pytest.mark.unit
-
 RESPONSES = ["First, 12.\n\nSo 46.", " \n", "46"]
 NAMES = ["steps", "steps_min", "steps_product", "steps_last", "steps_mean"]
 TEXT = row(message("user", "What is 12 + 34?"), answer="46")

@@ -10,8 +10,6 @@ from lmm_r1.errors import UserError
 from lmm_r1.scoring import weighted
 from remote_rm.verifier import Score
 
-pytestmark = pytest.mark.unit
-
 # Right, badly formatted, by a tool: the verifier counts accuracy at 1 and the format at 0.5.
 GIVEN = Score(reward=1.0, score=1.0, parts={"accuracy": 1.0, "format": 0.0, "used_tool": 1.0, "tool_calls": 3.0})
 

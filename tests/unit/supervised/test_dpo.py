@@ -27,9 +27,6 @@ from lmm_r1.supervised import models
 from lmm_r1.supervised.dpo import DPORun, PairBatch, PairEncoder, PairSample, collate_pairs
 from lmm_r1.supervised.models import prepare_reference
 
-pytestmark = pytest.mark.unit
-
-
 config = partial(configured, DPOConfig)
 
 

@@ -12,8 +12,6 @@ from lmm_r1.data.training_rows import rows_digest
 from lmm_r1.errors import UserError
 from lmm_r1.supervised.dpo import DPORun
 
-pytestmark = pytest.mark.unit
-
 PROMPT = [{"role": "user", "content": "1?"}]
 ROW = {"prompt": PROMPT, "chosen": "2", "rejected": "3"}
 

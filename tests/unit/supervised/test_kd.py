@@ -24,8 +24,6 @@ from lmm_r1.supervised.kd import KDRun, StudentEngine, Teacher, check_same_token
 from lmm_r1.supervised.samples import SFTBatch, SFTSample, collate
 from lmm_r1.supervised.sft import RowEncoder
 
-pytestmark = pytest.mark.unit
-
 
 class TableActor:
     """A model whose log-prob of a token is its entry in a table, and its distance from a teacher half of its square."""

@@ -11,8 +11,6 @@ from lmm_r1.config import DPOConfig
 from lmm_r1.supervised.dpo import Preferences, dpo_loss, ipo_loss, nll_loss, preferences, simpo_loss
 from lmm_r1.supervised.rm import bradley_terry_loss, score_loss
 
-pytestmark = pytest.mark.unit
-
 
 def pair(chosen: float, rejected: float) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.tensor([chosen]), torch.tensor([rejected])

@@ -10,8 +10,6 @@ from lmm_r1.errors import UserError
 from lmm_r1.supervised import read_ahead
 from lmm_r1.supervised.dpo import PairEncoder, PairSample, collate_pairs, encode_pair
 
-pytestmark = pytest.mark.unit
-
 
 def pair(*prompt: Message, chosen: str | Message, rejected: str | Message, plain: bool = False) -> PreferenceRow:
     sides = [message("assistant", side) if isinstance(side, str) else side for side in (chosen, rejected)]

@@ -22,7 +22,7 @@ from lmm_r1.supervised.loop import TokenTerms
 from lmm_r1.supervised.samples import SFTBatch, SFTSample, collate
 from lmm_r1.supervised.sft import RowEncoder, SFTEvaluation, prompt_of
 
-pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("one_process")]
+pytestmark = pytest.mark.usefixtures("one_process")
 
 
 class Share:

@@ -16,9 +16,6 @@ from lmm_r1.lmm_kits.checkpoint import encode_row
 from lmm_r1.supervised import chat_template, check_left_out, first_fitting, read_ahead
 from lmm_r1.supervised.sft import RowEncoder, SFTRun, plain_template
 
-pytestmark = pytest.mark.unit
-
-
 config = partial(configured, SFTConfig)
 
 

@@ -14,8 +14,6 @@ from lmm_r1.models.image_features import FeatureCounts
 from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.supervised.sft import SFTRun
 
-pytestmark = pytest.mark.unit
-
 
 class Strategy(SimpleNamespace):
     """Keeps what is saved."""

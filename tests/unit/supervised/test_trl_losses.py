@@ -23,8 +23,6 @@ from lmm_r1.supervised.kto import kto_loss
 from lmm_r1.supervised.rm import bradley_terry_loss
 from remote_rm.adapters import TRLReward
 
-pytestmark = pytest.mark.unit
-
 PAIRS, TOKENS = 5, 7
 BETAS = (0.05, 0.1, 1.7)
 

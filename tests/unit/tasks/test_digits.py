@@ -22,8 +22,6 @@ from lmm_r1.tasks.digits import (
     solution_of,
 )
 
-pytestmark = pytest.mark.unit
-
 TASK = DigitsTask()
 SCANS = Path(digits.__file__).with_name("digits.csv.gz")
 TABLE = np.loadtxt(SCANS, delimiter=",", dtype=int)

@@ -4,8 +4,6 @@ import pytest
 from lmm_r1.tasks.digits import scan, scan_indices
 from lmm_r1.tasks.digits_table import DigitsTableTask, asked_digits
 
-pytestmark = pytest.mark.unit
-
 TASK = DigitsTableTask()
 TABLE = ((1, 2, 3), (4, 5, 6), (7, 8, 9))
 

@@ -8,8 +8,6 @@ from lmm_r1.tasks import split_of
 from lmm_r1.tasks.glyphs import ARROW, SYMBOLS, glyph, text_width
 from lmm_r1.tasks.message_decoding import WORDS, MessageDecodingTask
 
-pytestmark = pytest.mark.unit
-
 ZOOMED = MessageDecodingTask(tiny_entries=5, zoom=4)
 
 

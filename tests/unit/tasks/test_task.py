@@ -3,8 +3,6 @@ import pytest
 from lmm_r1.errors import UserError
 from lmm_r1.tasks import TASKS, get_task
 
-pytestmark = pytest.mark.unit
-
 
 @pytest.mark.parametrize("name", TASKS)
 def test_every_registered_task_makes_rows(name):

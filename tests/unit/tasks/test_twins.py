@@ -16,8 +16,6 @@ from lmm_r1.tasks.twins.shapes import draw
 from remote_rm.registry import get_verifier
 from remote_rm.verifier import Item
 
-pytestmark = pytest.mark.unit
-
 MATH = get_verifier("math")
 FULL = pytest.mark.full
 # The easiest and the hardest level by default, the others in the full run.

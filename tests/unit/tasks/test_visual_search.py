@@ -14,8 +14,6 @@ from PIL import Image
 from lmm_r1.agents.tool_environment import box_in_pixels
 from lmm_r1.tasks.visual_search import ASKED, NOISE, TILES, Tile, VisualSearchTask, marks
 
-pytestmark = pytest.mark.unit
-
 # Two cells on a side, so that a thousand pictures are drawn in a second or two.
 SMALL = VisualSearchTask(view_px=14, distractors=3)
 FILTERS = (Image.Resampling.BOX, Image.Resampling.BILINEAR, Image.Resampling.BICUBIC, Image.Resampling.LANCZOS)

@@ -13,8 +13,6 @@ from lmm_r1.evaluation.exports import check_exports, export_path, source_columns
 from lmm_r1.evaluation.predictions import read_predictions, read_table
 from lmm_r1.records.responses import JudgedResponse
 
-pytestmark = pytest.mark.unit
-
 QUESTION = "What is 2 + 2?"
 
 

@@ -7,13 +7,10 @@ from pathlib import Path
 
 import pyarrow
 import pyarrow.parquet
-import pytest
 from PIL import Image
 
 from lmm_r1.evaluation.predictions import PredictedRow, Predictions
 from lmm_r1.evaluation.rejudging import PredictionImages
-
-pytestmark = pytest.mark.unit
 
 
 def noise(seed: int) -> bytes:

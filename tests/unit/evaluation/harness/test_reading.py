@@ -7,8 +7,6 @@ from helpers.tables import table
 from lmm_r1.errors import UserError
 from lmm_r1.evaluation.predictions import read_predictions, write_table
 
-pytestmark = pytest.mark.unit
-
 # As VLMEvalKit's evaluation of a multiple-choice benchmark leaves it.
 RESULT = table("evaluation/harness/reading", "result")
 # As lmms-eval writes it: this release, and one that kept the document.

@@ -8,8 +8,6 @@ import pytest
 from lmm_r1.errors import UserError
 from lmm_r1.evaluation.predictions import read_table, write_table
 
-pytestmark = pytest.mark.unit
-
 # What tables are known to spoil: quotes, line breaks, a formula, an error value, numbers, words that pandas takes for nothing.
 TEXTS = ['say "x"\tand\n\nthen', "=1+1", "#N/A", "007", "None", "NA", "", " 3.50 ", "\\frac{1}{2} ü 答案"]
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.packed_batches import segments_of
 from helpers.tables import table
 from helpers.varlen_kernels import Calls, of_torch, without_groups, without_windows
 from torch.nn.attention.flex_attention import flex_attention
@@ -28,32 +29,15 @@ from lmm_r1.models.packed.layout import PackedLayout, PackedSegment
 from lmm_r1.models.packed.varlen_kernel import varlen_kernel
 from lmm_r1.models.vision_tower import WINDOW_ATTENTION
 
-pytestmark = pytest.mark.unit
-
 HEADS, GROUPS, WIDTH = 4, 2, 8
 # Two groups, the first with two responses and the second with one, and a sample by itself between them.
-SEGMENTS = (
-    PackedSegment(start=0, end=4),
-    PackedSegment(start=4, end=7, prefix=0),
-    PackedSegment(start=7, end=8, prefix=0),
-    PackedSegment(start=8, end=13),
-    PackedSegment(start=13, end=15),
-    PackedSegment(start=15, end=18, prefix=4),
-)
+SEGMENTS = segments_of((4, None), (3, 0), (1, 0), (5, None), (2, None), (3, 4))
 # A prompt, two turns behind one another with two last ones, another branch from the prompt, and a sample by itself.
-TREES = (
-    PackedSegment(start=0, end=3),
-    PackedSegment(start=3, end=5, prefix=0),
-    PackedSegment(start=5, end=9, prefix=1),
-    PackedSegment(start=9, end=10, prefix=2),
-    PackedSegment(start=10, end=13, prefix=2),
-    PackedSegment(start=13, end=15, prefix=0),
-    PackedSegment(start=15, end=18),
-)
+TREES = segments_of((3, None), (2, 0), (4, 1), (1, 2), (3, 2), (2, 0), (3, None))
 # In the first prompt, across all of the second, and in a response.
 BLOCKS = torch.tensor([-1, 0, 0, -1, -1, 1, 1, -1, -1, -1, -1, -1, -1, 2, 2, -1, -1, -1])
 LAYOUTS = {
-    "samples by themselves": PackedLayout(segments=(PackedSegment(start=0, end=11), PackedSegment(start=11, end=18))),
+    "samples by themselves": PackedLayout(segments=segments_of((11, None), (7, None))),
     "shared prefixes": PackedLayout(segments=SEGMENTS),
     "runs that attend in both directions": PackedLayout(segments=SEGMENTS, block_ids=BLOCKS),
     "trees": PackedLayout(segments=TREES),

@@ -7,14 +7,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from helpers.packed_batches import segments_of
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from lmm_r1.models.packed import attention
 from lmm_r1.models.packed.attention import BLOCK, attend_in_blocks, block_mask, fits_block_kernel, token_mask
 from lmm_r1.models.packed.layout import PackedLayout, PackedSegment
-
-pytestmark = pytest.mark.unit
 
 CPU = torch.device("cpu")
 
@@ -36,13 +35,10 @@ def layout_of(*groups: tuple[int, tuple[int, ...]], images: tuple[tuple[int, int
 
 def tree_of(*nodes: tuple[int, int | None], image: tuple[int, int]) -> PackedLayout:
     """Return segments of some tokens, each with the segment that it goes on from; and an image of some tokens."""
-    segments: list[PackedSegment] = []
-    for length, prefix in nodes:
-        start = segments[-1].end if segments else 0
-        segments.append(PackedSegment(start=start, end=start + length, prefix=prefix))
+    segments = segments_of(*nodes)
     blocks = torch.full((segments[-1].end,), -1)
     blocks[slice(*image)] = 0
-    return PackedLayout(segments=tuple(segments), block_ids=blocks)
+    return PackedLayout(segments=segments, block_ids=blocks)
 
 
 LAYOUTS = {

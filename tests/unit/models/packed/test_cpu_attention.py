@@ -4,37 +4,17 @@ import itertools
 
 import pytest
 import torch
+from helpers.packed_batches import segments_of
 
 from lmm_r1.models.packed import attention
 from lmm_r1.models.packed.attention import attend_on_cpu, fits_cpu_kernel
 from lmm_r1.models.packed.layout import PackedLayout, PackedSegment
 
-pytestmark = pytest.mark.unit
-
 # A prompt with two responses, a sample by itself, and a prompt with one response behind it.
-GROUPS = PackedLayout(
-    segments=(
-        PackedSegment(start=0, end=5),
-        PackedSegment(start=5, end=8, prefix=0),
-        PackedSegment(start=8, end=9, prefix=0),
-        PackedSegment(start=9, end=13),
-        PackedSegment(start=13, end=15),
-        PackedSegment(start=15, end=19, prefix=4),
-    )
-)
+GROUPS = PackedLayout(segments=segments_of((5, None), (3, 0), (1, 0), (4, None), (2, None), (4, 4)))
 # A prompt, two turns behind one another with two last ones, another branch from the prompt, and another tree.
 TREES = PackedLayout(
-    segments=(
-        PackedSegment(start=0, end=3),
-        PackedSegment(start=3, end=5, prefix=0),
-        PackedSegment(start=5, end=9, prefix=1),
-        PackedSegment(start=9, end=10, prefix=2),
-        PackedSegment(start=10, end=13, prefix=2),
-        PackedSegment(start=13, end=15, prefix=0),
-        PackedSegment(start=15, end=17),
-        PackedSegment(start=17, end=18, prefix=6),
-        PackedSegment(start=18, end=20, prefix=7),
-    )
+    segments=segments_of((3, None), (2, 0), (4, 1), (1, 2), (3, 2), (2, 0), (2, None), (1, 6), (2, 7))
 )
 HEADS, WIDTH = 4, 8
 
@@ -100,7 +80,7 @@ def check(layout: PackedLayout, *, window: int | None = None, keys: int = 2) -> 
 
 
 def test_two_keys_of_a_prompt_and_one_of_its_own_weigh_as_in_one_softmax():
-    layout = PackedLayout(segments=(PackedSegment(start=0, end=2), PackedSegment(start=2, end=3, prefix=0)))
+    layout = PackedLayout(segments=segments_of((2, None), (1, 0)))
     query = torch.ones(1, 1, 3, 1)
     key = torch.log(torch.tensor([1.0, 2.0, 5.0])).view(1, 1, 3, 1)
     value = torch.tensor([8.0, 16.0, 24.0]).view(1, 1, 3, 1)

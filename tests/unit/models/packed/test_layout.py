@@ -2,19 +2,13 @@
 
 import pytest
 import torch
+from helpers.packed_batches import segments_of
 
 from lmm_r1.models.packed.layout import PackedLayout, PackedSegment, VarlenLayout
 
-pytestmark = pytest.mark.unit
-
 CPU = torch.device("cpu")
 # A prompt of three tokens, two responses that share it, and a sample of four tokens by itself.
-SHARED = (
-    PackedSegment(start=0, end=3),
-    PackedSegment(start=3, end=5, prefix=0),
-    PackedSegment(start=5, end=6, prefix=0),
-    PackedSegment(start=6, end=10),
-)
+SHARED = segments_of((3, None), (2, 0), (1, 0), (4, None))
 
 
 def mask(layout: PackedLayout, index: int, *, window: int | None = None) -> list[list[int]]:
@@ -58,7 +52,7 @@ def test_a_window_as_long_as_a_sample_cuts_nothing():
 def test_a_run_attends_in_both_directions_within_itself():
     # An image of two tokens behind one of text, with a text behind it, and two images side by side.
     blocks = torch.tensor([-1, 0, 0, -1, 1, 1, 2, 2])
-    layout = PackedLayout(segments=(PackedSegment(start=0, end=4), PackedSegment(start=4, end=8)), block_ids=blocks)
+    layout = PackedLayout(segments=segments_of((4, None), (4, None)), block_ids=blocks)
     assert layout.has_block == (True, True)
     assert mask(layout, 0) == [[1, 0, 0, 0], [1, 1, 1, 0], [1, 1, 1, 0], [1, 1, 1, 1]]
     assert mask(layout, 1) == [[1, 1, 0, 0], [1, 1, 0, 0], [1, 1, 1, 1], [1, 1, 1, 1]]
@@ -72,26 +66,20 @@ def test_a_window_cuts_a_run_behind_a_token_but_not_before_it():
 
 def test_a_run_in_a_response_leaves_the_prefix_alone():
     blocks = torch.tensor([0, 0, -1, 1, 1])
-    layout = PackedLayout(
-        segments=(PackedSegment(start=0, end=2), PackedSegment(start=2, end=5, prefix=0)), block_ids=blocks
-    )
+    layout = PackedLayout(segments=segments_of((2, None), (3, 0)), block_ids=blocks)
     assert mask(layout, 1) == [[1, 1, 1, 0, 0], [1, 1, 1, 1, 1], [1, 1, 1, 1, 1]]
 
 
 def test_segments_without_runs_are_plain_beside_one_with_a_run():
     blocks = torch.tensor([0, 0, -1, -1])
-    layout = PackedLayout(segments=(PackedSegment(start=0, end=2), PackedSegment(start=2, end=4)), block_ids=blocks)
+    layout = PackedLayout(segments=segments_of((2, None), (2, None)), block_ids=blocks)
     assert layout.has_block == (True, False)
     assert [layout.is_plain(index, window=None) for index in range(2)] == [False, True]
     assert PackedLayout(segments=SHARED).has_block == (False,) * 4
 
 
 def test_segments_of_one_shape_share_a_mask_and_runs_do_not():
-    twins = (
-        PackedSegment(start=0, end=2),
-        PackedSegment(start=2, end=4, prefix=0),
-        PackedSegment(start=4, end=6, prefix=0),
-    )
+    twins = segments_of((2, None), (2, 0), (2, 0))
     layout = PackedLayout(segments=twins)
     assert layout.mask(1, window=None, device=CPU) is layout.mask(2, window=None, device=CPU)
     # A window that cuts nothing is none.
@@ -116,7 +104,7 @@ def test_kernels_get_where_queries_and_keys_end_and_prefixes_once_for_each_segme
 
 
 def test_without_prefixes_keys_are_taken_as_they_stand():
-    layout = PackedLayout(segments=(PackedSegment(start=0, end=2), PackedSegment(start=2, end=5)))
+    layout = PackedLayout(segments=segments_of((2, None), (3, None)))
     varlen = VarlenLayout.of(layout, device=CPU)
     assert varlen.prefixes == ()
     assert varlen.key_index.tolist() == varlen.own_keys.tolist() == [0, 1, 2, 3, 4]
@@ -125,14 +113,7 @@ def test_without_prefixes_keys_are_taken_as_they_stand():
 
 
 # A prompt of two tokens; behind it a turn of two that a third of one and a fourth of two go on from; and one response more.
-TREE = (
-    PackedSegment(start=0, end=2),
-    PackedSegment(start=2, end=4, prefix=0),
-    PackedSegment(start=4, end=5, prefix=1),
-    PackedSegment(start=5, end=7, prefix=1),
-    PackedSegment(start=7, end=8, prefix=0),
-    PackedSegment(start=8, end=9),
-)
+TREE = segments_of((2, None), (2, 0), (1, 1), (2, 1), (1, 0), (1, None))
 
 
 def test_a_prefix_has_a_prefix_of_its_own():
@@ -165,6 +146,6 @@ def test_kernels_get_all_parts_of_a_prefix_for_each_segment():
 
 
 def test_trees_stand_in_pre_order():
-    torn = (PackedSegment(start=0, end=1), PackedSegment(start=1, end=2), PackedSegment(start=2, end=3, prefix=0))
+    torn = segments_of((1, None), (1, None), (1, 0))
     with pytest.raises(AssertionError, match="stand behind one another"):
         PackedLayout(segments=torn)

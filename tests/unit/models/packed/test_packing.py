@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.packed_batches import segments_of
 from helpers.tiny_models import pad
 
 from lmm_r1.data.sample import LEAST_SHARED, PlacedMedia, SampleMedia
@@ -13,8 +14,6 @@ from lmm_r1.lmm_kits import Media
 from lmm_r1.models.actor import wanted_targets
 from lmm_r1.models.packed.layout import PackedSegment
 from lmm_r1.models.packed.packing import PackedSequence, Targets, pack_batch
-
-pytestmark = pytest.mark.unit
 
 IMAGE = 9  # its placeholder; those of one image see each other in both directions
 FILLER = [8, IMAGE, IMAGE]
@@ -85,11 +84,7 @@ GROUP = [([11, 12], [21, 22, 23]), ([13], [31, 32]), ([11, 12], [24])]
 def test_samples_stand_one_behind_the_other_without_padding():
     packed = pack(GROUP, share=False)
     assert packed.token_ids.tolist() == [[11, 12, 21, 22, 23, 13, 31, 32, 11, 12, 24]]
-    assert packed.layout.segments == (
-        PackedSegment(start=0, end=5),
-        PackedSegment(start=5, end=8),
-        PackedSegment(start=8, end=11),
-    )
+    assert packed.layout.segments == segments_of((5, None), (3, None), (3, None))
     assert packed.layout.block_ids is None
     assert packed.inputs["position_ids"].tolist() == [
         [[0, 1, 2, 3, 4, 0, 1, 2, 0, 1, 2]],
@@ -104,12 +99,7 @@ def test_samples_stand_one_behind_the_other_without_padding():
 def test_a_groups_prompt_stands_once_and_its_responses_go_on_from_it():
     packed = pack(GROUP)
     assert packed.token_ids.tolist() == [[11, 12, 21, 22, 23, 24, 13, 31, 32]]
-    assert packed.layout.segments == (
-        PackedSegment(start=0, end=2),
-        PackedSegment(start=2, end=5, prefix=0),
-        PackedSegment(start=5, end=6, prefix=0),
-        PackedSegment(start=6, end=9),
-    )
+    assert packed.layout.segments == segments_of((2, None), (3, 0), (1, 0), (3, None))
     assert packed.inputs["position_ids"][0].tolist() == [[0, 1, 2, 3, 4, 2, 0, 1, 2]]
     # The first token of each response is predicted from the prompt's last one.
     assert packed.sources.tolist() == [1, 2, 3, 1, 6, 7]
@@ -155,11 +145,7 @@ def test_a_response_may_be_empty_and_a_sample_may_have_nothing_wanted():
     # Of the last sample nothing is wanted, so that it is a prompt from end to end.
     packed = pack([([11, 12], [21]), ([11, 12], []), ([11, 12, 21], [])])
     assert packed.token_ids.tolist() == [[11, 12, 21, 11, 12, 21]]
-    assert packed.layout.segments == (
-        PackedSegment(start=0, end=2),
-        PackedSegment(start=2, end=3, prefix=0),
-        PackedSegment(start=3, end=6),
-    )
+    assert packed.layout.segments == segments_of((2, None), (1, 0), (3, None))
     assert (packed.sources.tolist(), packed.target_ids.tolist()) == ([1], [21])
 
 
@@ -242,15 +228,7 @@ def test_samples_that_go_on_alike_are_a_tree(nodes_of_single_tokens):
     ]
     packed = pack(samples)
     assert packed.token_ids.tolist() == [[11, 12, 21, 22, 31, 32, 34, 35, 33, 24]]
-    assert packed.layout.segments == (
-        PackedSegment(start=0, end=2),
-        PackedSegment(start=2, end=4, prefix=0),
-        PackedSegment(start=4, end=5, prefix=1),
-        PackedSegment(start=5, end=6, prefix=2),
-        PackedSegment(start=6, end=8, prefix=2),
-        PackedSegment(start=8, end=9, prefix=1),
-        PackedSegment(start=9, end=10, prefix=0),
-    )
+    assert packed.layout.segments == segments_of((2, None), (2, 0), (1, 1), (1, 2), (2, 2), (1, 1), (1, 0))
     assert packed.inputs["position_ids"].tolist() == [
         [[0, 1, 2, 3, 4, 5, 5, 6, 4, 2]],
         [[0, 10, 20, 30, 40, 50, 50, 60, 40, 20]],

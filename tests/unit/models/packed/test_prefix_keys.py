@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from helpers.packed_batches import segments_of
 from helpers.varlen_kernels import of_torch
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -12,20 +13,9 @@ from lmm_r1.models.packed import attention
 from lmm_r1.models.packed.layout import PackedLayout, PackedSegment, repeat_prefixes
 from lmm_r1.models.packed.varlen_kernel import varlen_kernel
 
-pytestmark = pytest.mark.unit
-
 CPU = torch.device("cpu")
 # A prompt of two tokens with responses of one and two, and a sample of one token between the prompt and another.
-LAYOUT = PackedLayout(
-    segments=(
-        PackedSegment(start=0, end=2),
-        PackedSegment(start=2, end=3, prefix=0),
-        PackedSegment(start=3, end=5, prefix=0),
-        PackedSegment(start=5, end=6),
-        PackedSegment(start=6, end=7),
-        PackedSegment(start=7, end=8, prefix=4),
-    )
-)
+LAYOUT = PackedLayout(segments=segments_of((2, None), (1, 0), (2, 0), (1, None), (1, None), (1, 4)))
 # bfloat16 keeps eight bits, the leading one among them.
 ROUNDING = 2**-8
 # A rounding's own is about 0.0016; a sum in bfloat16 is off by 0.003 and more.

@@ -20,8 +20,6 @@ from lmm_r1.models.packed import self_check as check_samples
 from lmm_r1.models.packed.attention import PACKED_ATTENTION, PackedMask
 from lmm_r1.models.packed.self_check import check_packing
 
-pytestmark = pytest.mark.unit
-
 
 @pytest.fixture
 def actor(tiny_checkpoint) -> KitActor:

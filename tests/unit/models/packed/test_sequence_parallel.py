@@ -14,8 +14,6 @@ from lmm_r1.models.packed.layout import PackedLayout, PackedSegment
 from lmm_r1.models.packed.packing import PackedSequence, Targets, pack_batch
 from lmm_r1.models.packed.sequence_parallel import check_heads, check_not_shared, share_of
 
-pytestmark = pytest.mark.unit
-
 
 def sequence(*, length: int, sources: list[int]) -> PackedSequence:
     return PackedSequence(

@@ -14,8 +14,6 @@ from helpers.varlen_kernels import Calls, flash_attn, of_torch, without_groups, 
 
 from lmm_r1.models.packed.varlen_kernel import Stretches, varlen_kernel
 
-pytestmark = pytest.mark.unit
-
 
 @pytest.fixture(autouse=True)
 def asked_anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:

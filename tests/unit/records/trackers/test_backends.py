@@ -16,8 +16,6 @@ from lmm_r1.data.sample import Cut
 from lmm_r1.records.tracker_backends import open_trackers
 from lmm_r1.records.trackers import Generation, Trackers, TurnImage
 
-pytestmark = pytest.mark.unit
-
 
 def installed(library: str) -> pytest.MarkDecorator:
     missing = importlib.util.find_spec(library) is None

@@ -22,8 +22,6 @@ from lmm_r1.rl.records import Recorder
 from lmm_r1.rl.rollouts import Rollout
 from lmm_r1.rl.run import workers_strategy
 
-pytestmark = pytest.mark.unit
-
 ROW = row(message("user", picture(8, 6), "What is 1+1?"), answer="2")
 
 

@@ -12,8 +12,6 @@ from lmm_r1.config import SFTConfig
 from lmm_r1.config.shared import LoggerConfig
 from lmm_r1.records.tracker_backends import BACKENDS, Session
 
-pytestmark = pytest.mark.unit
-
 SHARED = {"logger.wandb.project": "ours", "logger.wandb.run_name": "first", "logger.wandb.group": "both"}
 
 

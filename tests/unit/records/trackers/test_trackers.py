@@ -17,8 +17,6 @@ from lmm_r1.records.rollouts import RecordedPart, RecordedTurn, SampledResponse
 from lmm_r1.records.tracker_backends import BACKENDS, check_trackers, open_trackers
 from lmm_r1.records.trackers import Generation, make_generation, shown_images, table
 
-pytestmark = pytest.mark.unit
-
 
 def config(**changes: object) -> SFTConfig:
     given = {"logger.wandb.run_name": "tried"} | {name.replace("__", "."): value for name, value in changes.items()}

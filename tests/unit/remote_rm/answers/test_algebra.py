@@ -11,8 +11,6 @@ from hypothesis import strategies as st
 from remote_rm.answers.algebra import same_algebra
 from remote_rm.answers.reading import normalize
 
-pytestmark = pytest.mark.unit
-
 
 def same(answer: str, gold: str) -> bool | None:
     return same_algebra(normalize(answer), normalize(gold))

@@ -13,8 +13,6 @@ from remote_rm.answers.accuracy import is_gradable, listed_golds, matches, quick
 from remote_rm.answers.extraction import final_answer
 from remote_rm.answers.reading import normalize
 
-pytestmark = pytest.mark.unit
-
 ROOT = Path(__file__).parents[4]
 DATA = ROOT / "tests" / "data"
 THINKING = "<think>\nSome $x = 3$, then \\boxed{99}.\n</think>\n"

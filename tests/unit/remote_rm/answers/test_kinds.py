@@ -19,8 +19,6 @@ from remote_rm.answers.quantity import parse_quantity
 from remote_rm.answers.reading import normalize
 from remote_rm.answers.units import canonical_unit, changes_number, conversion, counted_thing
 
-pytestmark = pytest.mark.unit
-
 
 def same(answer: str, gold: str) -> bool | None:
     return match_value(normalize(answer), normalize(gold), work_out)

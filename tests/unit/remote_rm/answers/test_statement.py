@@ -11,8 +11,6 @@ from remote_rm.answers.quantity import parse_number_words
 from remote_rm.answers.statement import clause_of, read, unit_in_prose, without_remark
 from remote_rm.answers.units import conversion
 
-pytestmark = pytest.mark.unit
-
 
 @pytest.mark.parametrize(("text", "value"), table("remote_rm/answers/statement", "one_value_is_read_from_a_sentence"))
 def test_one_value_is_read_from_a_sentence(text, value):

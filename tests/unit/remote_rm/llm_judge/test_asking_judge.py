@@ -21,8 +21,6 @@ from remote_rm.service.app import create_service, items_of
 from remote_rm.service.pool import judge_of
 from remote_rm.verifier import Item, NotReady, PoolUnavailable, Score, ServiceLimits
 
-pytestmark = pytest.mark.unit
-
 ASKED = {"judge_asked": 1.0, "judge_disagrees": 0.0, "judge_failed": 0.0, "judged_by_rule": 0.0}
 OVERRULED = ASKED | {"judge_disagrees": 1.0}
 NOT_ASKED = dict.fromkeys(ASKED, 0.0)

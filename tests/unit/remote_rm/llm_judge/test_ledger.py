@@ -7,8 +7,6 @@ import pytest
 from remote_rm.llm_judge import endpoint as ledger_module
 from remote_rm.llm_judge.endpoint import DISAGREEMENTS, Budget, Ledger, Spending
 
-pytestmark = pytest.mark.unit
-
 ENDLESS = Budget(max_requests=None, max_tokens=None)
 
 

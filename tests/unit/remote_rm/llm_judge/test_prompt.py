@@ -16,8 +16,6 @@ from remote_rm.llm_judge import (
 )
 from remote_rm.verifier import Item
 
-pytestmark = pytest.mark.unit
-
 CODE = "c0123abcd"
 # What a policy may come to write instead of an answer.
 ADVERSARIAL = table("remote_rm/llm_judge/prompt", "adversarial")

@@ -15,8 +15,6 @@ from remote_rm.service import server
 from remote_rm.service.access import HostGate, check_access, is_local
 from remote_rm.service.app import INLINE_BYTES, create_app
 
-pytestmark = pytest.mark.unit
-
 
 @pytest.mark.parametrize(
     ("host", "local"),

@@ -8,8 +8,6 @@ from remote_rm.service import middleware as access_log
 from remote_rm.service.middleware import MAX_TEXT_CHARS, RequestRecord, RolloutSampler, log_request, open_access_log
 from remote_rm.verifier import Item, Score
 
-pytestmark = pytest.mark.unit
-
 
 def batch(*responses: str) -> tuple[list[Item], list[Score]]:
     items = [Item(prompt="p", response=response, label="1") for response in responses]

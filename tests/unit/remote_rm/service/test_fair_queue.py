@@ -2,8 +2,6 @@ import pytest
 
 from remote_rm.service.pool import FairQueue
 
-pytestmark = pytest.mark.unit
-
 
 def popped(queue: FairQueue[str], count: int) -> str:
     return "".join(queue.pop() for _ in range(count))

@@ -20,8 +20,6 @@ from remote_rm.service.app import create_app
 from remote_rm.service.server import MAX_HEAD_BYTES, guarded_protocol
 from remote_rm.verifier import ServiceLimits
 
-pytestmark = pytest.mark.unit
-
 RIGHT = {"query": ["q"], "prompts": ["p"], "labels": ["4"], "responses": ["<answer>4</answer>"]}
 HEALTH = b"GET /health HTTP/1.1\r\nHost: h\r\n\r\n"
 Connect = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]

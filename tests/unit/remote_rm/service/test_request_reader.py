@@ -10,8 +10,6 @@ from helpers.tables import table
 from remote_rm.protocol import RewardRequest
 from remote_rm.service.app import INLINE_BYTES, RequestReader, TooManyItems, columns_of
 
-pytestmark = pytest.mark.unit
-
 LONG = "x" * INLINE_BYTES
 TEXTS = ["", 'a "b" \\ \n', "3 × 4 \U0001f600", "\ud800"]
 

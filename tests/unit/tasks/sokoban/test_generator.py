@@ -9,8 +9,6 @@ from lmm_r1.tasks.sokoban import LevelMaker, pushes_to_solve, room_name
 from remote_rm.sokoban_board import grid_of, play, solve
 from remote_rm.sokoban_levels import board_text
 
-pytestmark = pytest.mark.unit
-
 
 def maker(**changed):
     settings = {"height": 6, "width": 6, "boxes": 1, "min_pushes": 1, "max_pushes": 8, "wall_share": 0.15}

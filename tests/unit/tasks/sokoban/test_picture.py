@@ -5,8 +5,6 @@ from helpers.episodes import level
 from lmm_r1.tasks.sokoban import BOX, BOX_ON_GOAL, FLOOR, GOAL, PLAYER, WALL, draw_board
 from remote_rm.sokoban_levels import board_text
 
-pytestmark = pytest.mark.unit
-
 BOARDS = ("#######\n#@ $*.#\n#  $ .#\n#######", "######\n#+$ .#\n# $  #\n######")
 MIDDLES = {WALL: "#", FLOOR: " ", GOAL: ".", BOX: "$", BOX_ON_GOAL: "*", PLAYER: "@"}
 

@@ -6,8 +6,6 @@ from helpers.verifiers import LARGE
 
 from remote_rm.sokoban_levels import read_plan
 
-pytestmark = pytest.mark.unit
-
 
 @pytest.mark.parametrize(("text", "moves"), table("tasks/sokoban/plan", "moves_are_read_however_they_are_written"))
 def test_moves_are_read_however_they_are_written(text, moves):

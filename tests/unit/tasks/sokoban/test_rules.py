@@ -4,8 +4,6 @@ from helpers.episodes import CORNER, ONE_PUSH, level, state_record
 from remote_rm.sokoban_board import play
 from remote_rm.sokoban_levels import LevelError, board_text, coordinates_text, read_state
 
-pytestmark = pytest.mark.unit
-
 EVERY_SYMBOL = "#######\n#@ $*.#\n#  $ .#\n#######"
 ON_A_GOAL = "#####\n#+$ #\n#####"
 

@@ -8,8 +8,6 @@ from lmm_r1.tasks.sokoban import SokobanTask, draw_board, room_name
 from remote_rm.sokoban_board import play, solve
 from remote_rm.sokoban_levels import board_text, read_plan, read_state
 
-pytestmark = pytest.mark.unit
-
 TASK = SokobanTask()
 
 

@@ -6,8 +6,6 @@ from hypothesis import strategies as st
 from remote_rm.sokoban_board import grid_of, is_deadlocked, play, solve
 from remote_rm.sokoban_levels import LevelError, read_state
 
-pytestmark = pytest.mark.unit
-
 MEASURES = ("pushes", "moves")
 TWO_BOXES = "#######\n#     #\n# $@$ #\n# . . #\n#     #\n#######"
 
