@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -14,10 +13,7 @@ from lmm_r1.cli.job_progress import report_skipped
 from lmm_r1.config.evaluate import (
     ENGINE_FLAGS,
     EvaluateConfig,
-    answers_path,
     check,
-    disagreements_path,
-    measured_path,
     named,
     page_path,
     responses_path,
@@ -31,15 +27,14 @@ from lmm_r1.records.run_folder import note_evaluation
 from remote_rm.redaction import hidden_settings
 
 if TYPE_CHECKING:
-    from lmm_r1.evaluation.board import Board, CheckpointResponses, MeasuredFile, Rejudged
+    from lmm_r1.evaluation.board import Board, CheckpointResponses, MeasuredFile
 
 CONFIG = EvaluateConfig
 PROG = "lmm-r1 evaluate"
 DESCRIPTION = (
-    "Measure checkpoints, or the models of an OpenAI-compatible server, on row files and on ready-made suites, or judge "
-    "the predictions of VLMEvalKit and lmms-eval again: accuracy, pass@k, majority@k, format, length and "
-    "truncation, by one or more verifiers, with standard errors and paired comparisons. Rows that cannot be used are "
-    "left out and listed; the exit code is then 3."
+    "Measure checkpoints, or the models of an OpenAI-compatible server, on row files and on ready-made suites: accuracy, "
+    "pass@k, majority@k, format, length and truncation, by one or more verifiers, with standard errors and paired "
+    "comparisons. Rows that cannot be used are left out and listed; the exit code is then 3."
 )
 
 
@@ -57,15 +52,13 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def evaluate(config: EvaluateConfig, *, told: bool = True) -> Board:
-    """Measure, compare or judge again as the flags say, print and write the results, and return all scores.
+    """Measure or compare as the flags say, print and write the results, and return all scores.
 
     Args:
         told: whether to print the paths of the files; not for files that are temporary.
     """
     check(config)
-    if config.compare:
-        return _compare(config)
-    return _rejudge(config) if config.rejudge else _measure(config, told=told)
+    return _compare(config) if config.compare else _measure(config, told=told)
 
 
 def _measure(config: EvaluateConfig, *, told: bool) -> Board:
@@ -76,93 +69,22 @@ def _measure(config: EvaluateConfig, *, told: bool) -> Board:
     names = [*checkpoints_of, *config.model]
     baseline = _baseline(config, names)
     files, copies = named(config.files, flag="--files"), named(config.suite_data, flag="--suite_data", bare=False)
-    from lmm_r1.evaluation.exports import check_exports
     from lmm_r1.evaluation.measurement import measure, read_row_sets
 
     row_sets = read_row_sets(config, files=files, copies=copies)
-    samples = {row_set.file.name: row_set.sampling.n_samples for row_set in row_sets}
-    taken = _taken(config, *files.values(), *copies.values())
-    check_exports(config.export, checkpoints=names, files=samples, taken=taken)
     for row_set in row_sets:
         for line in (*([row_set.summary] if row_set.summary else []), *row_set.notes):
             _say(line)
     checkpoints, measured = measure(config, checkpoints_of, row_sets, report=_say)
-    board = _finish(config, measured, checkpoints, baseline=baseline, told=told)
-    _export(config, measured, checkpoints)
-    return board
-
-
-def _taken(config: EvaluateConfig, *read: str) -> list[str | Path]:
-    """Return the files that an export must not take the place of."""
-    output = config.output
-    beside = (
-        []
-        if output is None
-        else [place(output) for place in (Path, responses_path, measured_path, answers_path, disagreements_path)]
-    )
-    return [*read, *beside]
+    return _finish(config, measured, checkpoints, baseline=baseline, told=told)
 
 
 def _compare(config: EvaluateConfig) -> Board:
-    from lmm_r1.evaluation.exports import check_exports
     from lmm_r1.evaluation.rows import saved_checkpoints, saved_files
 
-    # A single checkpoint cannot be compared, but it can be exported.
-    checkpoints = saved_checkpoints(config.compare, fewest=1 if config.export else 2)
-    names = [checkpoint.name for checkpoint in checkpoints]
-    baseline = _baseline(config, names)
-    files = saved_files(checkpoints, ks=config.k)
-    sources = [file.source for file in files]
-    samples = _most_samples(files, checkpoints)
-    check_exports(config.export, checkpoints=names, files=samples, taken=_taken(config, *sources))
-    board = _finish(config, files, checkpoints, baseline=baseline)
-    _export(config, files, checkpoints)
-    return board
-
-
-def _rejudge(config: EvaluateConfig) -> Board:
-    from lmm_r1.evaluation.exports import check_exports, write_exports
-    from lmm_r1.evaluation.rejudging import CHECKPOINT, rejudge
-    from lmm_r1.records.responses import write_responses
-
-    files = named(config.rejudge, flag="--rejudge")
-    data = named(config.rejudge_data, flag="--rejudge_data", bare=False)
-    taken = _taken(config, *files.values(), *data.values())
-    check_exports(config.export, checkpoints=[CHECKPOINT], files=dict.fromkeys(files, 1), taken=taken)
-    found = rejudge(config, files, data, report=_say)
-    checkpoints = [found.checkpoint]
-    check_exports(config.export, checkpoints=[CHECKPOINT], files=_most_samples(found.files, checkpoints))
-    if config.output is not None:
-        everything = (one for responses in found.checkpoint.files.values() for one in responses)
-        write_responses(responses_path(config.output), everything, append=False)
-        listed = [asdict(one) for rejudged in found.rejudged for one in rejudged.disagreements]
-        lines = "".join(json.dumps(one) + "\n" for one in listed)
-        write_atomically(disagreements_path(config.output), text=lines)
-    board = _finish(config, found.files, checkpoints, baseline=CHECKPOINT, rejudged=found.rejudged)
-    for path in write_exports(config.export, checkpoints=checkpoints, files=found.files, columns=found.columns):
-        _say(f"export: {path}")
-    return board
-
-
-def _most_samples(files: Sequence[MeasuredFile], checkpoints: Sequence[CheckpointResponses]) -> dict[str, int]:
-    return {
-        file.name: max(one.sample + 1 for own in checkpoints for one in own.files.get(file.name, ())) for file in files
-    }
-
-
-def _export(config: EvaluateConfig, files: Sequence[MeasuredFile], checkpoints: Sequence[CheckpointResponses]) -> None:
-    if not config.export:
-        return
-    from lmm_r1.evaluation.exports import source_columns, write_exports
-
-    columns = {file.name: source_columns(file, checkpoints=checkpoints, report=_say) for file in files}
-    try:
-        paths = write_exports(config.export, checkpoints=checkpoints, files=files, columns=columns)
-    except UserError as error:
-        saved = "" if config.compare else f"; the responses are saved: export them with --compare {config.output}"
-        raise UserError(f"{error}{saved}") from error
-    for path in paths:
-        _say(f"export: {path}")
+    checkpoints = saved_checkpoints(config.compare)
+    baseline = _baseline(config, [checkpoint.name for checkpoint in checkpoints])
+    return _finish(config, saved_files(checkpoints, ks=config.k), checkpoints, baseline=baseline)
 
 
 def _say(line: str) -> None:
@@ -175,7 +97,6 @@ def _finish(
     checkpoints: Sequence[CheckpointResponses],
     *,
     baseline: str,
-    rejudged: Sequence[Rejudged] = (),
     told: bool = True,
 ) -> Board:
     """Print the tables, write the JSON and the page, and print their paths."""
@@ -190,7 +111,6 @@ def _finish(
         resamples=config.bootstrap_resamples,
         seed=config.bootstrap_seed,
         settings=_settings(config, files),
-        rejudged=rejudged,
     )
     print_board(board)
     page = page_path(config)
@@ -201,8 +121,6 @@ def _finish(
             written["responses"] = responses_path(config.output)
             for checkpoint in board.checkpoints:
                 note_evaluation(checkpoint.path, name=checkpoint.name, evaluation=config.output)
-        if config.rejudge:
-            written["disagreements"] = disagreements_path(config.output)
     if page is not None:
         write_atomically(page, text=build_page(board))
     for what, path in written.items():

@@ -32,15 +32,13 @@ ENGINE_FLAGS = (
     *("backend", "max_model_len", "dtype", "batch_rows", "tensor_parallel_size", "gpu_memory_utilization"),
     *("enforce_eager", "seed", "trust_remote_code", "speculative_tokens", "speculative_method"),
 )
-SAMPLING_FLAGS = ("temperature", "top_p", "n_samples", "max_new_tokens")
 ENDPOINT_FLAGS = (
     *("model", "api_key_env", "endpoint_concurrency", "endpoint_timeout", "endpoint_attempts", "endpoint_body"),
 )
 # Suffixes that are left out of a row file's name; names of checkpoints may contain dots.
-_FILES = (".jsonl", ".json", ".parquet", ".csv", ".tsv", ".arrow", ".xlsx")
+_FILES = (".jsonl", ".json", ".parquet", ".csv", ".tsv", ".arrow")
 # Longest default file name: systems allow about 255 bytes, and suffixes follow.
 _LONGEST_NAME = 120
-REJUDGE_FLAGS = ("rejudge_metric", "rejudge_data")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,17 +102,6 @@ class EvaluateConfig(RowsConfig, EpisodeFlags, SpeculationFlags):
     endpoint_body: str | None = None
     """A JSON object merged into each request: {"max_tokens": null, "max_completion_tokens": 4096}; null removes a
     field."""
-    rejudge: tuple[str, ...] = ()
-    """Judge existing predictions in files of VLMEvalKit (xlsx, tsv, csv, json) or lmms-eval (samples as jsonl): PATH
-    or NAME=PATH."""
-    rejudge_metric: str | None = None
-    """Column with the file's own verdict from 0 to 1, with dots for nested objects; None looks for `hit`, `score` and
-    similar names."""
-    rejudge_data: tuple[str, ...] = ()
-    """Row files with the images of re-judged predictions as NAME=PATH, for the list of disagreements."""
-    export: tuple[str, ...] = ()
-    """Files for the responses: .xlsx, .tsv and .json as VLMEvalKit's predictions, .jsonl as lmms-eval's samples.
-    {checkpoint} and {file} in the name are replaced."""
     output: Path | None = None
     """JSON file to write; responses and page are written next to it as STEM.responses.jsonl and STEM.html. By default
     it is named after what is measured: runs/evaluation/sft_rl_on_test.json."""
@@ -174,24 +161,15 @@ class EvaluateConfig(RowsConfig, EpisodeFlags, SpeculationFlags):
 def check(config: EvaluateConfig) -> None:
     """Raise UserError for contradictions between flags."""
     if config.compare:
-        _refuse_both(
-            config, "compare", ("checkpoints", "endpoint", "files", "suite", "rejudge", "agent"), "saved responses"
-        )
-    elif config.rejudge:
-        _refuse_both(config, "rejudge", ("checkpoints", "endpoint", "files", "suite", "agent"), "responses of others")
-        _refuse_changed(
-            config,
-            (*ENGINE_FLAGS, *SAMPLING_FLAGS, "input_key", "label_key", "suite_data", "baseline"),
-            "--rejudge generates nothing",
-        )
+        for name in ("checkpoints", "endpoint", "files", "suite", "agent"):
+            if getattr(config, name):
+                raise UserError(f"--compare and --{name} are both given; --compare takes saved responses: drop one")
     else:
         _check_measurement(config)
     if not config.checkpoints:
         _refuse_changed(config, ("overwrite",), "no checkpoint is measured, and nothing of one read again")
     if config.endpoint is None:
         _refuse_changed(config, ENDPOINT_FLAGS, "there is no --endpoint")
-    if not config.rejudge:
-        _refuse_changed(config, REJUDGE_FLAGS, "there is no --rejudge")
     if not config.files:
         refuse_row_flags(config, because="it is for --files, and there are none (suites have their own)")
     for flag, path in (("--output", config.output), ("--html", page_path(config))):
@@ -273,7 +251,7 @@ def _name_of(path: str) -> str:
 
 def with_output(config: EvaluateConfig) -> EvaluateConfig:
     """Return the settings with a default path for the scores if responses are generated."""
-    if config.output is not None or config.compare or config.rejudge:
+    if config.output is not None or config.compare:
         return config
     models = [*named(config.checkpoints, flag="--checkpoints"), *config.model]
     asked = [*named(config.files, flag="--files"), *config.suite]
@@ -291,12 +269,6 @@ def _check_agent(config: EvaluateConfig) -> None:
     judged = [verifier for verifier in config.reward if reward_part(verifier) is not None]
     if judged and config.agent is None:
         raise UserError(f"--reward {judged[0]} judges by an environment's reward; give --agent, too")
-
-
-def _refuse_both(config: EvaluateConfig, mode: str, names: tuple[str, ...], takes: str) -> None:
-    for name in names:
-        if getattr(config, name):
-            raise UserError(f"--{mode} and --{name} are both given; --{mode} takes {takes}: drop one")
 
 
 def _refuse_changed(config: EvaluateConfig, names: tuple[str, ...], because: str) -> None:
@@ -356,11 +328,6 @@ def answers_path(output: Path) -> Path:
 def measured_path(output: Path) -> Path:
     """Return the path of what the responses depend on: `scores.measured.json` for `scores.json`."""
     return output.with_name(f"{output.stem}.measured.json")
-
-
-def disagreements_path(output: Path) -> Path:
-    """Return the path of disagreements with a re-judged file: `scores.disagreements.jsonl` for `scores.json`."""
-    return output.with_name(f"{output.stem}.disagreements.jsonl")
 
 
 def page_path(config: EvaluateConfig) -> Path | None:

@@ -79,9 +79,8 @@ class Completion:
     text: str
     """Without the end token."""
     num_tokens: int | None
-    """Including the end token; None if unknown, as for many servers and all files of predictions."""
-    finish_reason: FinishReason | Literal["unknown"]
-    """`unknown` only for a response from a file that does not say."""
+    """Including the end token; None if unknown, as for many servers."""
+    finish_reason: FinishReason
     image_scales: tuple[tuple[float, float], ...] = ()
     """Of the prompt's images, as in its `EncodedPrompt`; empty if the prompt was not encoded here."""
     log_probs: tuple[TokenLogProb, ...] = ()

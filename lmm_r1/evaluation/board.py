@@ -63,38 +63,15 @@ def compare(
         raise UserError(f"{file}: the two evaluations share no row; compare those of the same rows")
     for index in shared:
         _check_same(first[index][0], second[index][0])
-    return compare_rows(
-        {index: _accuracy(row, verifier=verifier) for index, row in first.items()},
-        {index: _accuracy(row, verifier=verifier) for index, row in second.items()},
-        baseline=baseline[0].checkpoint,
-        checkpoint=checkpoint[0].checkpoint,
-        file=file,
-        verifier=verifier,
-        resamples=resamples,
-        seed=seed,
-    )
-
-
-def compare_rows(
-    first: Mapping[int, Fraction],
-    second: Mapping[int, Fraction],
-    *,
-    baseline: str,
-    checkpoint: str,
-    file: str,
-    verifier: str,
-    resamples: int,
-    seed: int,
-) -> Comparison:
-    """Return the paired comparison of two sets of accuracies by row index, which share at least one row."""
-    shared = [index for index in first if index in second]
-    differences = [second[index] - first[index] for index in shared]
+    differences = [
+        _accuracy(second[index], verifier=verifier) - _accuracy(first[index], verifier=verifier) for index in shared
+    ]
     values = [float(difference) for difference in differences]
     low, high = mean_interval(values, resamples=resamples, seed=seed)
     p_value, test = paired_test(differences)
     return Comparison(
-        baseline=baseline,
-        checkpoint=checkpoint,
+        baseline=baseline[0].checkpoint,
+        checkpoint=checkpoint[0].checkpoint,
         file=file,
         verifier=verifier,
         rows=len(shared),
@@ -157,10 +134,13 @@ def paired_test(differences: Sequence[Fraction]) -> tuple[float, str]:
 
 def sign_test(differences: Sequence[Fraction]) -> float:
     """Return the exact two-sided p-value of how many differences are above zero, ignoring those that are zero."""
-    from scipy.stats import binomtest
-
     above, count = sum(difference > 0 for difference in differences), sum(map(bool, differences))
-    return float(binomtest(above, count).pvalue) if count else 1.0
+    few = min(above, count - above)
+    share, tail = math.comb(count, few) / 2**count, 0.0
+    for smaller in range(few, -1, -1):
+        tail += share
+        share *= smaller / (count - smaller + 1)
+    return min(1.0, 2 * tail)
 
 
 def _share_of_sums(steps: Sequence[int], *, reaching: int) -> float:
@@ -178,46 +158,6 @@ def _share_of_sums(steps: Sequence[int], *, reaching: int) -> float:
         reached += step
     sums = 2 * np.arange(total + 1) - total
     return min(1.0, float(chances[np.abs(sums) >= reaching].sum()))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Disagreement:
-    """One row with different verdicts; accuracies are between 0 and 1."""
-
-    file: str
-    verifier: str
-    row: str
-    key: str
-    question: str
-    options: Mapping[str, str]
-    label: str
-    predictions: tuple[str, ...]
-    theirs: float
-    ours: float
-    images: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Agreement:
-    """One verifier compared with the verdicts in a file of predictions, on the rows that have one."""
-
-    comparison: Comparison
-    """Its baseline is the file's own verdict."""
-    theirs: float
-    ours: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rejudged:
-    """A file of predictions that was judged again."""
-
-    file: str
-    harness: str
-    metric: str
-    """The file's own verdict."""
-    agreements: tuple[Agreement, ...]
-    disagreements: tuple[Disagreement, ...]
-    """For the first verifier, in the order of the file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,7 +203,6 @@ class Board:
     cells: dict[tuple[str, str], Cell]
     comparisons: tuple[Comparison, ...]
     settings: Mapping[str, object]
-    rejudged: tuple[Rejudged, ...] = ()
 
     def datasources(self, file: MeasuredFile) -> list[str]:
         """Return the data sources of a file's rows, in the order of first occurrence."""
@@ -296,7 +235,6 @@ def build_board(
     resamples: int,
     seed: int,
     settings: Mapping[str, object],
-    rejudged: Sequence[Rejudged] = (),
 ) -> Board:
     """Return every score, and the comparison of each other checkpoint with the baseline, per file and verifier."""
     cells: dict[tuple[str, str], Cell] = {}
@@ -326,7 +264,6 @@ def build_board(
         cells=cells,
         comparisons=comparisons,
         settings=settings,
-        rejudged=tuple(rejudged),
     )
 
 
@@ -353,17 +290,6 @@ def board_record(board: Board) -> Record:
         ],
         "baseline": board.baseline,
         "comparisons": [asdict(comparison) for comparison in board.comparisons],
-        **({"rejudged": [_rejudged(one) for one in board.rejudged]} if board.rejudged else {}),
-    }
-
-
-def _rejudged(one: Rejudged) -> Record:
-    return {
-        "file": one.file,
-        "harness": one.harness,
-        "metric": one.metric,
-        "disagreements": len(one.disagreements),
-        "agreements": [asdict(agreement) for agreement in one.agreements],
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from statistics import fmean
@@ -12,7 +12,7 @@ from typing import Literal
 
 from lmm_r1.data.messages import ImagePart, Row, VideoPart, describe_video
 from lmm_r1.errors import UserError
-from lmm_r1.evaluation.board import Agreement, Board, Comparison, Disagreement, MeasuredFile, Rejudged
+from lmm_r1.evaluation.board import Board, Comparison, MeasuredFile
 from lmm_r1.evaluation.page_parts import ImageError, data_uri, image_uri, mean, page_templates, points_text
 from lmm_r1.evaluation.scores import SampleScores
 from lmm_r1.evaluation.terminal import (
@@ -248,7 +248,6 @@ PAGE_SETTINGS = (
 WIDTH = 200.0
 SMALLEST_REACH = 0.01
 """An axis reaches at least one percentage point to each side."""
-MAX_DISAGREEMENTS = 200
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -290,15 +289,6 @@ class FileView:
     reach: float
     """How far the axis of the comparisons extends on each side of zero."""
     shown: list[ShownRow]
-    rejudged: RejudgedView | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class RejudgedView:
-    rejudged: Rejudged
-    agreements: tuple[tuple[Agreement, IntervalMark], ...]
-    reach: float
-    shown: tuple[Disagreement, ...]
 
 
 def build_page(board: Board, *, written_at: datetime | None = None) -> str:
@@ -321,7 +311,8 @@ def build_page(board: Board, *, written_at: datetime | None = None) -> str:
 def _view(board: Board, file: MeasuredFile, *, number: int) -> FileView:
     sources = board.datasources(file)
     comparisons = [comparison for comparison in board.comparisons if comparison.file == file.name]
-    reach = reach_of(comparisons)
+    # The axis extends equally far on both sides of zero, and holds all comparisons.
+    reach = max([SMALLEST_REACH, *(abs(end) for one in comparisons for end in (one.low, one.high))])
     return FileView(
         file=file,
         anchor=f"file-{number}",
@@ -330,22 +321,6 @@ def _view(board: Board, file: MeasuredFile, *, number: int) -> FileView:
         comparisons=tuple((comparison, interval_mark(comparison, reach=reach)) for comparison in comparisons),
         reach=reach,
         shown=shown_rows(board, file),
-        rejudged=next((_rejudged(one) for one in board.rejudged if one.file == file.name), None),
-    )
-
-
-def _rejudged(rejudged: Rejudged) -> RejudgedView:
-    reach = reach_of([agreement.comparison for agreement in rejudged.agreements])
-    return RejudgedView(
-        rejudged=rejudged,
-        agreements=tuple((one, interval_mark(one.comparison, reach=reach)) for one in rejudged.agreements),
-        reach=reach,
-        shown=tuple(
-            replace(
-                one, question=clipped(one.question), predictions=tuple(map(clipped, one.predictions[:MAX_SAMPLES]))
-            )
-            for one in rejudged.disagreements[:MAX_DISAGREEMENTS]
-        ),
     )
 
 
@@ -377,12 +352,6 @@ def _groups(board: Board, file: MeasuredFile, *, sources: Sequence[str]) -> list
             )
         )
     return groups
-
-
-def reach_of(comparisons: Sequence[Comparison]) -> float:
-    """Return how far an axis must extend on each side of zero to hold all comparisons."""
-    sizes = [abs(value) for comparison in comparisons for value in (comparison.low, comparison.high)]
-    return max([*sizes, SMALLEST_REACH])
 
 
 def interval_mark(comparison: Comparison, *, reach: float) -> IntervalMark:

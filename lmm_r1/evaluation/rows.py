@@ -351,13 +351,12 @@ def question_of(row: Row) -> str:
 _PLACE = re.compile(r" (?:line|row) \d+$")
 
 
-def saved_checkpoints(entries: Sequence[str], *, fewest: int = 2) -> list[CheckpointResponses]:
+def saved_checkpoints(entries: Sequence[str]) -> list[CheckpointResponses]:
     """Return the checkpoints in files of responses; if two have the same name, both are called `NAME (FILE)`.
 
     Args:
         entries: `PATH` for every checkpoint in a file, `NAME=PATH` for one of them; PATH is a file of responses, or
             the JSON next to it.
-        fewest: the number of checkpoints required.
     """
     found: list[tuple[str, Path, list[JudgedResponse]]] = []
     for entry in entries:
@@ -368,7 +367,7 @@ def saved_checkpoints(entries: Sequence[str], *, fewest: int = 2) -> list[Checkp
         if wanted is not None and wanted not in by_name:
             raise UserError(f"--compare {entry}: {path} has no checkpoint {wanted}; it has {', '.join(by_name)}")
         found += [(name, path, own) for name, own in by_name.items() if wanted in (None, name)]
-    if len(found) < fewest:
+    if len(found) < 2:
         raise UserError(f"--compare {' '.join(entries)}: two checkpoints are needed to compare, found {len(found)}")
     names = [name for name, _, _ in found]
     titles = [

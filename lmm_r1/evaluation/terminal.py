@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lmm_r1.evaluation.board import CONFIDENCE, Board, Comparison, MeasuredFile, Rejudged
+from lmm_r1.evaluation.board import CONFIDENCE, Board, Comparison, MeasuredFile
 from lmm_r1.evaluation.page_parts import mean, percent_text, points_text
 from lmm_r1.evaluation.scores import SampleScores, ScoreEstimate, powers_of_two
 
@@ -21,8 +21,6 @@ SMALLEST_P = 0.0001
 MOST_TURN_COLUMNS = 8
 END_NAMES = {"over": "over", "turns": "out of turns", "images": "out of images", "tokens": "out of tokens"}
 """How an episode ended, as a column."""
-LISTED_DISAGREEMENTS = 10
-SHOWN_CHARS = 60
 UNKNOWN = "\N{EN DASH}"
 
 
@@ -37,10 +35,6 @@ def print_board(board: Board) -> None:
             console.print(table)
     if board.comparisons:
         console.print(_comparison_table(board))
-    if board.rejudged:
-        console.print(_agreement_table(board))
-    for rejudged in board.rejudged:
-        console.print(*_disagreement_lines(rejudged), sep="\n", markup=False, highlight=False)
 
 
 def _file_table(board: Board, file: MeasuredFile) -> Table:
@@ -144,58 +138,6 @@ def _comparison_table(board: Board) -> Table:
         )
         table.add_row(*map(Text, cells))
     return table
-
-
-def _agreement_table(board: Board) -> Table:
-    compared = ("Difference", f"{CONFIDENCE_TEXT} interval", "p-value", "Ours higher", "Theirs higher")
-    table = _table(
-        "Ours against the files' own verdicts on the same predictions, row by row, in percent",
-        ("Rows", "Theirs", "Ours", *compared),
-        names=("File", "Theirs", "Ours"),
-    )
-    for rejudged in board.rejudged:
-        for agreement in rejudged.agreements:
-            comparison = agreement.comparison
-            cells = (
-                rejudged.file,
-                rejudged.metric,
-                comparison.verifier,
-                f"{comparison.rows:,}",
-                share(agreement.theirs),
-                share(agreement.ours),
-                points_text(comparison.difference),
-                interval(comparison),
-                p_value(comparison.p_value),
-                f"{comparison.better_rows:,}",
-                f"{comparison.worse_rows:,}",
-            )
-            table.add_row(*map(Text, cells))
-    return table
-
-
-def _disagreement_lines(rejudged: Rejudged) -> list[str]:
-    found = rejudged.disagreements
-    rows = "1 row" if len(found) == 1 else f"{len(found):,} rows"
-    lines = [
-        f"{rejudged.file}: {rows} judged differently by {rejudged.metric} and {rejudged.agreements[0].comparison.verifier}"
-    ]
-    for one in found[:LISTED_DISAGREEMENTS]:
-        said = _short(one.predictions[0], from_end=True)
-        verdicts = f"theirs {one.theirs:g}, ours {one.ours:g}"
-        lines.append(f"  {one.key}: {verdicts}; gold {_short(one.label)}, predicted {said}")
-    if len(found) > LISTED_DISAGREEMENTS:
-        lines.append(f"  and {len(found) - LISTED_DISAGREEMENTS:,} more")
-    return lines
-
-
-def _short(text: str, *, from_end: bool = False) -> str:
-    """Return the text on one line, cut to its beginning or to its end, which holds the answer."""
-    line = " ".join(text.split())
-    if len(line) <= SHOWN_CHARS:
-        return repr(line)
-    return repr(
-        f"\N{HORIZONTAL ELLIPSIS}{line[-SHOWN_CHARS:]}" if from_end else f"{line[:SHOWN_CHARS]}\N{HORIZONTAL ELLIPSIS}"
-    )
 
 
 def share(value: float | None) -> str:

@@ -68,7 +68,7 @@ class JudgedResponse:
     response: str
     response_tokens: int | None
     finish_reason: str
-    """`stop`, `length`, or `unknown` for a response from a file that does not say."""
+    """`stop`, `length`, or `unknown` only in files of earlier versions."""
     verdicts: dict[str, VerifierVerdict]
     episode: PlayedEpisode | None = None
     images: int = 0

@@ -79,8 +79,9 @@ def test_rows_are_found_again_for_their_images_where_they_lie_with_the_same_ques
     places = [f"{rows} line 1", f"{rows} line 2", f"{tmp_path / 'gone.jsonl'} line 1"]
     responses = [judged(index=index, row=place, images=1) for index, place in enumerate(places)]
     # Of the second line another question was answered.
-    write_responses(tmp_path / "a.responses.jsonl", responses, append=False)
-    (checkpoint,) = saved_checkpoints([str(tmp_path / "a.responses.jsonl")], fewest=1)
+    other = judged(checkpoint="sft", row=places[0])
+    write_responses(tmp_path / "a.responses.jsonl", [*responses, other], append=False)
+    checkpoint, _ = saved_checkpoints([str(tmp_path / "a.responses.jsonl")])
     (file,) = saved_files([checkpoint])
     assert list(file.rows) == [0]
     assert images_of(file.rows[0].messages)[0].source == str(tmp_path / "a.png")

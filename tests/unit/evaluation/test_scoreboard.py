@@ -154,7 +154,7 @@ def test_long_responses_lose_their_middle_and_keep_their_answer():
 
 
 def test_what_nobody_counted_is_shown_as_unknown(capsys):
-    """Predictions of another harness come without tokens, and without a word of how they ended."""
+    """A server may count no tokens, and files of earlier versions may not say how a response ended."""
     unknown = judged_rows([[True], [False]], response_tokens=None, finish_reason="unknown")
     counted = judged(index=2, row="rows.jsonl line 3", finish_reason="length")
     for responses, expected in ((unknown, (None, None)), ([*unknown, counted], (10.0, 1.0))):
