@@ -17,84 +17,27 @@ from helpers.processes import keep_frozen, thaw
 from lmm_r1.config import shared
 
 # The training stack is an extra: without it, what imports it cannot be collected.
+ROOMS = """
+batch checkpoints models planning scoring rl supervised lifecycle host generation records/trackers lmm_kits
+""".split()
+CONTRACTS = """
+kit_buffers check_data engine_gap extending full_disk kit_distillation kit_engines kit_features kit_generation
+kit_images kit_loss_masks kit_packing kit_pairs kit_plain_text kit_plans kit_sequence_shares kit_runs kit_trainers
+kit_training kit_turn_options kit_values kit_videos kit_windows kits kits_table openrlhf_seams run_plans speculation
+stage_plans trajectories trajectory_engines
+""".split()
+INTEGRATIONS = """
+bad_input batch_inference checkpoints critic_runs dpo dpo_steps evaluate_errors evaluate_run gradient_accumulation
+interactive_chat judged_runs kd killed_runs lora media_nodes merge packed_training ray_collective replay_passes
+row_formats serve_rm sft_trackers start_order two_processes_save two_ranks ulysses value_model_errors value_models
+video_rows worker_devices zero_log_probs
+""".split()
 if importlib.util.find_spec("openrlhf") is None:
     collect_ignore_glob = [
-        "unit/batch/*",
-        "unit/checkpoints/*",
-        "unit/models/*",
-        "unit/files/test_full_disk.py",
-        "unit/planning/*",
-        "unit/scoring/*",
-        "unit/rl/*",
-        "unit/supervised/*",
-        "unit/lifecycle/*",
-        "unit/host/*",
-        "unit/generation/*",
-        "unit/records/trackers/*",
-        "unit/lmm_kits/*",
-        "unit/test_cpu.py",
-        "contracts/test_kit_buffers.py",
-        "contracts/test_check_data.py",
-        "contracts/test_engine_gap.py",
-        "contracts/test_extending.py",
-        "contracts/test_full_disk.py",
-        "contracts/test_kit_distillation.py",
-        "contracts/test_kit_engines.py",
-        "contracts/test_kit_features.py",
-        "contracts/test_kit_generation.py",
-        "contracts/test_kit_images.py",
-        "contracts/test_kit_loss_masks.py",
-        "contracts/test_kit_packing.py",
-        "contracts/test_kit_pairs.py",
-        "contracts/test_kit_plain_text.py",
-        "contracts/test_kit_plans.py",
-        "contracts/test_kit_sequence_shares.py",
-        "contracts/test_kit_runs.py",
-        "contracts/test_kit_trainers.py",
-        "contracts/test_kit_training.py",
-        "contracts/test_kit_turn_options.py",
-        "contracts/test_kit_values.py",
-        "contracts/test_kit_videos.py",
-        "contracts/test_kit_windows.py",
-        "contracts/test_kits.py",
-        "contracts/test_kits_table.py",
-        "contracts/test_openrlhf_seams.py",
-        "contracts/test_run_plans.py",
-        "contracts/test_speculation.py",
-        "contracts/test_stage_plans.py",
-        "contracts/test_trajectories.py",
-        "contracts/test_trajectory_engines.py",
-        "integration/test_bad_input.py",
-        "integration/test_batch_inference.py",
-        "integration/test_checkpoints.py",
-        "integration/test_critic_runs.py",
-        "integration/test_dpo.py",
-        "integration/test_dpo_steps.py",
-        "integration/test_evaluate_errors.py",
-        "integration/test_evaluate_run.py",
-        "integration/test_gradient_accumulation.py",
-        "integration/test_interactive_chat.py",
-        "integration/test_judged_runs.py",
-        "integration/test_kd.py",
-        "integration/test_killed_runs.py",
-        "integration/test_lora.py",
-        "integration/test_media_nodes.py",
-        "integration/test_merge.py",
-        "integration/test_packed_training.py",
-        "integration/test_ray_collective.py",
-        "integration/test_replay_passes.py",
-        "integration/test_row_formats.py",
-        "integration/test_serve_rm.py",
-        "integration/test_sft_trackers.py",
-        "integration/test_start_order.py",
-        "integration/test_two_processes_save.py",
-        "integration/test_two_ranks.py",
-        "integration/test_ulysses.py",
-        "integration/test_value_model_errors.py",
-        "integration/test_value_models.py",
-        "integration/test_video_rows.py",
-        "integration/test_worker_devices.py",
-        "integration/test_zero_log_probs.py",
+        *(f"unit/{room}/*" for room in ROOMS),
+        *("unit/files/test_full_disk.py", "unit/test_cpu.py"),
+        *(f"contracts/test_{name}.py" for name in CONTRACTS),
+        *(f"integration/test_{name}.py" for name in INTEGRATIONS),
     ]
 # Workers of pytest-xdist share the cores: two processes of two threads each run four times slower than one.
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -174,6 +117,13 @@ def own_environment() -> Iterator[None]:
     yield
     os.environ.clear()
     os.environ.update(before)
+
+
+@pytest.fixture
+def new_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    from helpers.commands_here import start_anew
+
+    start_anew(monkeypatch)
 
 
 @pytest.fixture(scope="session")

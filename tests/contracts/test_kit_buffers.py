@@ -9,23 +9,19 @@ import pytest
 import torch
 import torch.distributed as dist
 from helpers.commands_here import destroy_engines, one_process
+from helpers.launched_ranks import constant_adam
 from helpers.tables import by_turns
+from helpers.tiny_models import flat_actor, flat_value_model
+from helpers.value_models import save_reward_model
 
 from lmm_r1 import dotted
 from lmm_r1.config import SFTConfig
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import KITS, get_kit
+from lmm_r1.models.actor import KitActor
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-OPTIMIZER = {
-    "optim": "adam",
-    "muon": {},
-    "adam": {"lr": 0.0, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.0},
-    "lr_scheduler": "constant",
-    "lr_warmup_ratio": 0.0,
-    "max_norm": 0.0,
-    "scheduler_steps": 1,
-}
+OPTIMIZER = constant_adam({"lr": 0.0, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.0}, steps=1)
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +52,12 @@ def strategy_of(*, stage: int, precision: str) -> Any:
     return strategy
 
 
+def actor_of(folder: Path, strategy: Any, *, precision: str = "bf16") -> KitActor:
+    """A policy as a run loads it that trains it."""
+    settings = {"attn_implementation": "sdpa", "param_dtype": precision, "max_len": 64}
+    return flat_actor(str(folder), ds_config=strategy.get_ds_train_config(), **settings)
+
+
 def plain_model(kit_name: str, folder: Path, dtype: torch.dtype) -> torch.nn.Module:
     return get_kit(kit_name).load_model(str(folder), dtype=dtype, attn_implementation="sdpa", trust_remote_code=False)
 
@@ -81,12 +83,9 @@ def tensor_attributes(model: torch.nn.Module) -> list[str]:
 
 @pytest.mark.parametrize(("name", "stage", "precision"), by_turns(KITS, [*product((1, 2, 3), DTYPES)], turns=6))
 def test_buffers_are_those_of_a_plain_load(name, stage, precision, tiny_checkpoint, one_rank):
-    from helpers.tiny_models import flat_actor
-
     folder = tiny_checkpoint(name)
     strategy = strategy_of(stage=stage, precision=precision)
-    settings = {"attn_implementation": "sdpa", "param_dtype": precision, "max_len": 64}
-    actor = flat_actor(str(folder), ds_config=strategy.get_ds_train_config(), **settings)
+    actor = actor_of(folder, strategy, precision=precision)
     plain = plain_model(name, folder, DTYPES[precision])
     assert_same_buffers(actor.model, plain)
     # What a model keeps outside of its buffers would be nobody's to compare.
@@ -100,9 +99,6 @@ def test_buffers_are_those_of_a_plain_load(name, stage, precision, tiny_checkpoi
 @pytest.mark.parametrize("kind", ["reference", "critic", "reward"])
 @pytest.mark.parametrize("name", ["llm", "qwen2_5_vl"])
 def test_models_that_are_run_and_value_models_have_them_too(name, kind, tiny_checkpoint, tmp_path, one_rank):
-    from helpers.tiny_models import flat_actor, flat_value_model
-    from helpers.value_models import save_reward_model
-
     folder = tiny_checkpoint(name)
     strategy = strategy_of(stage=3, precision="bf16")
     settings = {"attn_implementation": "sdpa", "param_dtype": "bf16"}
@@ -126,7 +122,6 @@ def test_models_that_are_run_and_value_models_have_them_too(name, kind, tiny_che
 
 def test_frequencies_of_another_head_size_and_base_are_exact(tiny_checkpoint, tmp_path, one_rank):
     """Of 48 dimensions per head and a base of 1,000,000: 1,000,000 ** (-2 i / 48)."""
-    from helpers.tiny_models import flat_actor
     from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
     tokenizer = AutoTokenizer.from_pretrained(tiny_checkpoint("llm"))
@@ -142,9 +137,7 @@ def test_frequencies_of_another_head_size_and_base_are_exact(tiny_checkpoint, tm
     Qwen2ForCausalLM(config).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     strategy = strategy_of(stage=3, precision="bf16")
-    actor = flat_actor(
-        str(tmp_path), attn_implementation="sdpa", param_dtype="bf16", ds_config=strategy.get_ds_train_config()
-    )
+    actor = actor_of(tmp_path, strategy)
     frequencies = strategy.prepare((actor, OPTIMIZER))[0].model.module.model.rotary_emb.inv_freq
     assert frequencies.dtype == torch.float32
     by_hand = [1.0, 0.5623413, 0.3162278, 0.1778279, 0.1, 0.05623413, 0.03162278, 0.01778279, 0.01, 0.005623413]
@@ -154,7 +147,6 @@ def test_frequencies_of_another_head_size_and_base_are_exact(tiny_checkpoint, tm
 
 def test_a_stored_buffer_that_stays_in_fp32_does_so_in_shards(tiny_checkpoint, tmp_path, one_rank):
     """DeepSeek-V3 chooses experts by a bias that is no parameter, and that a plain bf16 load leaves in fp32."""
-    from helpers.tiny_models import flat_actor
     from transformers import AutoTokenizer, DeepseekV3Config, DeepseekV3ForCausalLM
 
     tokenizer = AutoTokenizer.from_pretrained(tiny_checkpoint("llm"))
@@ -185,9 +177,7 @@ def test_a_stored_buffer_that_stays_in_fp32_does_so_in_shards(tiny_checkpoint, t
     plain = plain_model("llm", tmp_path, torch.bfloat16)
     for stage in (1, 3):
         strategy = strategy_of(stage=stage, precision="bf16")
-        actor = flat_actor(
-            str(tmp_path), attn_implementation="sdpa", param_dtype="bf16", ds_config=strategy.get_ds_train_config()
-        )
+        actor = actor_of(tmp_path, strategy)
         found = actor.model.model.layers[1].mlp.gate.e_score_correction_bias
         assert torch.equal(found, bias)
         assert_same_buffers(actor.model, plain)
@@ -196,14 +186,12 @@ def test_a_stored_buffer_that_stays_in_fp32_does_so_in_shards(tiny_checkpoint, t
 @pytest.mark.parametrize("stage", [2, 3])
 def test_a_stored_buffer_is_merged_from_the_shards_of_a_bf16_run_as_it_was(stage, tiny_checkpoint, tmp_path, one_rank):
     """Of a mixture whose routers have a bias, which is no number of bf16."""
-    from helpers.tiny_models import flat_actor
 
     from lmm_r1.checkpoints.merging import load_trained, read_weights
 
     folder = tiny_checkpoint("glm4v_moe")
     strategy = strategy_of(stage=stage, precision="bf16")
-    settings = {"attn_implementation": "sdpa", "param_dtype": "bf16", "max_len": 64}
-    actor = flat_actor(str(folder), ds_config=strategy.get_ds_train_config(), **settings)
+    actor = actor_of(folder, strategy)
     actor, _, _ = strategy.prepare((actor, OPTIMIZER))
     actor.model.save_checkpoint(str(tmp_path), tag="step")
     weights = read_weights(tmp_path / "step")
@@ -216,15 +204,8 @@ def test_a_stored_buffer_is_merged_from_the_shards_of_a_bf16_run_as_it_was(stage
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_a_run_stops_where_a_buffer_is_rounded_in_preparation(stage, tiny_checkpoint, one_rank):
-    from helpers.tiny_models import flat_actor
-
     strategy = strategy_of(stage=stage, precision="bf16")
-    actor = flat_actor(
-        str(tiny_checkpoint("llm")),
-        attn_implementation="sdpa",
-        param_dtype="bf16",
-        ds_config=strategy.get_ds_train_config(),
-    )
+    actor = actor_of(tiny_checkpoint("llm"), strategy)
     # DeepSpeed's own setting for it.
     original = strategy.get_ds_train_config
     strategy.get_ds_train_config = lambda *args, **kwargs: {
@@ -239,15 +220,13 @@ def test_a_run_stops_where_a_buffer_is_rounded_in_preparation(stage, tiny_checkp
 def test_a_run_stops_where_a_buffer_is_rounded_in_loading(tiny_checkpoint, one_rank, monkeypatch):
     import contextlib
 
-    from helpers.tiny_models import flat_actor
-
     from lmm_r1.models import loading
 
     monkeypatch.setattr(loading, "weights_alone_cast", contextlib.nullcontext)
-    config = strategy_of(stage=3, precision="bf16").get_ds_train_config()
+    strategy = strategy_of(stage=3, precision="bf16")
     message = "after the model was loaded, its buffer .*inv_freq is not .* it is bfloat16, and float32 there"
     with pytest.raises(UserError, match=message):
-        flat_actor(str(tiny_checkpoint("llm")), attn_implementation="sdpa", param_dtype="bf16", ds_config=config)
+        actor_of(tiny_checkpoint("llm"), strategy)
 
 
 def test_a_wrong_value_is_named(tiny_checkpoint):

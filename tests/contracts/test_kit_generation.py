@@ -7,29 +7,18 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.conversations import clip
+from helpers.scripted_engines import ENGINE
 from helpers.tiny_models import LONGROPE, encode, with_longrope
 from PIL import Image
 
 from lmm_r1.data.messages import ImagePart, Message, Row, TextPart
 from lmm_r1.generation.codec import LimitedCodec
-from lmm_r1.generation.engine import EngineSettings, SamplingSettings
+from lmm_r1.generation.engine import SamplingSettings
 from lmm_r1.generation.transformers_engine import TransformersEngine, left_padded
 from lmm_r1.lmm_kits.registry import KITS, get_kit
 
 NEW_TOKENS = 8
-SETTINGS = EngineSettings(
-    adapter=None,
-    dtype="float32",
-    max_model_len=4096,
-    max_images=2,
-    max_videos=2,
-    batch_rows=3,
-    tensor_parallel_size=1,
-    gpu_memory_utilization=0.5,
-    enforce_eager=False,
-    seed=0,
-    trust_remote_code=False,
-)
+SETTINGS = replace(ENGINE, max_model_len=4096, max_videos=2, batch_rows=3, seed=0)
 GREEDY = SamplingSettings(n_samples=1, temperature=0.0, top_p=1.0, max_new_tokens=NEW_TOKENS)
 
 

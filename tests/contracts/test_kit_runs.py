@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from helpers.commands_here import start_anew
 from helpers.reward_servers import math_command, running
 from helpers.tables import SOME
 
@@ -46,11 +45,6 @@ def rows_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
 
 def metrics_of(folder: Path) -> list[dict]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
-@pytest.fixture
-def new_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    start_anew(monkeypatch)
 
 
 @pytest.mark.parametrize("name", RUN)

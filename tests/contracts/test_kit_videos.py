@@ -10,7 +10,7 @@ import torch
 from helpers.conversations import as_written, clip, message, picture, row
 from helpers.engines import disturb, largest_difference, load_weights, running_engine, sampled
 from helpers.tables import kits_with
-from helpers.tiny_models import encode, make_actor, pad
+from helpers.tiny_models import check_batch, encode, make_actor, pad, positions_seen
 from helpers.video_references import TEXT_KEYS, reference, stock_inputs
 
 from lmm_r1.data.messages import VideoPart, images_of, videos_of
@@ -95,33 +95,16 @@ def test_the_engine_gets_one_placeholder_per_image_and_video(kit, processor, cas
     assert len(encoded.videos) == len(kit.engine_media(encoded)["video"]) == len(videos_of(messages))
 
 
-def positions_seen(model: torch.nn.Module, **inputs: Any) -> torch.Tensor:
-    """Run the model and return the position ids that its language model rotates by."""
-    (rotary,) = (
-        module
-        for name, module in model.named_modules()
-        if name in ("model.language_model.rotary_emb", "model.text_model.rotary_emb")
-    )
-    seen = []
-    hook = rotary.register_forward_pre_hook(
-        lambda module, args, kwargs: seen.append([*args, *kwargs.values()][1]), with_kwargs=True
-    )
-    with torch.no_grad():
-        model(**inputs, use_cache=False)
-    hook.remove()
-    return seen[0]
-
-
 @pytest.mark.parametrize("case", POSITIONED)
 def test_positions_are_those_that_the_model_works_out_itself(kit, processor, actor, case):
     encoded = encode(kit, processor, CASES[case])
     with torch.no_grad():
         given = stock_inputs(actor.model, reference(processor, CASES[case]))
-    theirs = positions_seen(actor.model, **given)
+    theirs, _ = positions_seen(actor.model, **given)
     sequences, mask = pad([encoded.token_ids], side="right")
     inputs = kit.forward_inputs(actor.model.config, sequences, mask, encoded.media)
     inputs = kit.in_one_tower_run(actor.model.config, {"input_ids": sequences, **inputs})
-    assert torch.equal(positions_seen(actor.model, attention_mask=mask, **inputs), theirs)
+    assert torch.equal(positions_seen(actor.model, attention_mask=mask, **inputs)[0], theirs)
 
 
 MIXED = ["a video and an image", "an image and a video", "videos in several turns"]
@@ -169,18 +152,7 @@ def rows_of(kit: LmmKit, processor: Any) -> list[tuple[list[int], dict | None]]:
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_a_padded_batch_of_texts_images_and_videos_gives_each_row_its_own_log_probs(kit, processor, actor, side):
     rows = rows_of(kit, processor)
-    sequences, mask = pad([ids for ids, _ in rows], side=side)
-    with torch.no_grad():
-        batch = actor(sequences, attention_mask=mask, return_logprobs=True, media=[media for _, media in rows])
-        for index, (ids, media) in enumerate(rows):
-            alone = actor(
-                torch.tensor([ids]),
-                attention_mask=torch.ones(1, len(ids), dtype=torch.long),
-                return_logprobs=True,
-                media=[media],
-            )[0]
-            first = 0 if side == "right" else sequences.shape[1] - len(ids)
-            torch.testing.assert_close(batch[index, first : first + len(ids) - 1], alone, atol=1e-5, rtol=0)
+    check_batch(actor, rows, side=side)
 
 
 def test_the_order_and_the_times_of_frames_matter(kit, processor, actor):

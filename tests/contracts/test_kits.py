@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from helpers.conversations import as_written, message, picture, row
 from helpers.tables import kits_with
-from helpers.tiny_models import encode, make_actor, pad
+from helpers.tiny_models import check_batch, encode, make_actor, pad, positions_seen
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from transformers import CONFIG_MAPPING
@@ -319,18 +319,7 @@ def test_banned_are_the_media_tokens_and_the_ids_beyond_the_tokenizer(load, name
     # Aria writes an image between the tokens that language models use for infilling.
     # Idefics 3 marks the tiles of an image with their places.
     words = (
-        "vision",
-        "image",
-        "video",
-        "audio",
-        "<|img|>",
-        "fim_prefix",
-        "fim_suffix",
-        "<img>",
-        "</img>",
-        "IMG_CONTEXT",
-        "<global-img>",
-        "<row_",
+        "vision image video audio <|img|> fim_prefix fim_suffix <img> </img> IMG_CONTEXT <global-img> <row_".split()
     )
     media = {
         token
@@ -363,20 +352,7 @@ def mixed_rows(loaded: Loaded) -> list[tuple[list[int], dict | None]]:
 def test_a_padded_mixed_batch_gives_each_row_its_own_log_probs(load, name, side):
     loaded = load(name)
     rows = mixed_rows(loaded)
-    sequences, mask = pad([ids for ids, _ in rows], side=side)
-    with torch.no_grad():
-        batch = loaded.actor(
-            sequences, attention_mask=mask, return_logprobs=True, media=[media for _, media in rows]
-        )  # (B, T - 1)
-        for index, (ids, media) in enumerate(rows):
-            alone = loaded.actor(
-                torch.tensor([ids]),
-                attention_mask=torch.ones(1, len(ids), dtype=torch.long),
-                return_logprobs=True,
-                media=[media],
-            )[0]
-            first = 0 if side == "right" else sequences.shape[1] - len(ids)
-            torch.testing.assert_close(batch[index, first : first + len(ids) - 1], alone, atol=1e-5, rtol=0)
+    check_batch(loaded.actor, rows, side=side)
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
@@ -390,23 +366,6 @@ def test_positions_in_a_padded_batch_are_those_of_each_row_alone(load, name, sid
     for index, (ids, own) in enumerate(rows):
         alone = loaded.kit.forward_inputs(config, *pad([ids], side=side), own)["position_ids"][..., 0, :]
         assert torch.equal(batch["position_ids"][..., index, :][..., mask[index].bool()], alone)
-
-
-def positions_seen(model: torch.nn.Module, **inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run the model and return the position ids that its language model rotates by, and its logits."""
-    (rotary,) = (
-        module
-        for name, module in model.named_modules()
-        if name in ("model.rotary_emb", "model.language_model.rotary_emb", "model.text_model.rotary_emb")
-    )
-    seen = []
-    hook = rotary.register_forward_pre_hook(
-        lambda module, args, kwargs: seen.append([*args, *kwargs.values()][1]), with_kwargs=True
-    )
-    with torch.no_grad():
-        logits = model(**inputs, use_cache=False).logits
-    hook.remove()
-    return seen[0], logits
 
 
 @pytest.mark.parametrize(("name", "case"), CASES)

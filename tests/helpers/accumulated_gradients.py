@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
-from helpers.launched_ranks import Ranks, launch
+from helpers.launched_ranks import Ranks, constant_adam, launch
 
 # Half the distance between 1 and the next number is 2 ** -8 in bf16 and 2 ** -11 in fp16: half of that vanishes.
 SMALL = {"bf16": 2.0**-9, "fp16": 2.0**-12, "fp32": 2.0**-9}
@@ -113,16 +113,8 @@ def _steps(case: AccumulationCase) -> Computed:
     strategy = make_strategy(dotted.replace(SFTConfig(), settings))
     strategy.use_dynamic_batch = case.announced
     strategy.setup_distributed()
-    optimizer = {
-        "optim": "adam",
-        "muon": {},
-        # A step of -gradient / (|gradient| + 1), without memory of the steps before.
-        "adam": {"lr": 1.0, "betas": (0.0, 0.0), "eps": 1.0, "weight_decay": 0.0},
-        "lr_scheduler": "constant",
-        "lr_warmup_ratio": 0.0,
-        "max_norm": 0.0,
-        "scheduler_steps": 100,
-    }
+    # A step of -gradient / (|gradient| + 1), without memory of the steps before.
+    optimizer = constant_adam({"lr": 1.0, "betas": (0.0, 0.0), "eps": 1.0, "weight_decay": 0.0})
     if case.bare:
         for name in ("_ds_init_train_model", "optimizer_step"):
             setattr(strategy, name, partial(getattr(DeepspeedStrategy, name), strategy))

@@ -9,9 +9,11 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from helpers.tables import table
+from PIL import Image
 
 from lmm_r1.cli.arguments import parse
 from lmm_r1.config import DPOConfig, KDConfig, PPOConfig, RMConfig, SFTConfig, resolve
@@ -38,6 +40,58 @@ def write_rows(folder: Path, *rows: dict | str) -> Path:
     file = folder / "rows.jsonl"
     file.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
     return file
+
+
+def write_pictures(folder: Path) -> list[str]:
+    """Eight pictures of 56 x 56 pixels, each of another colour, and their names."""
+    names = [f"{number}.png" for number in range(8)]
+    for number, name in enumerate(names):
+        shade = 30 * number
+        Image.new("RGB", (56, 56), (shade, 255 - shade, (shade * 5) % 256)).save(folder / name)
+    return names
+
+
+def write_pairs(folder: Path) -> Path:
+    """Eight pairs with one question about eight pictures: what half of them prefer, the other half rejects."""
+    lines, answers = [], ("<answer>46</answer>", "<answer>12</answer>")
+    for number, name in enumerate(write_pictures(folder)):
+        chosen, rejected = answers if number % 2 else answers[::-1]
+        prompt = [{"role": "user", "content": "<image>Which digit does the picture show?"}]
+        lines.append({"prompt": prompt, "images": [name], "chosen": chosen, "rejected": rejected})
+    return write_rows(folder, *lines)
+
+
+REWARD = "def reward_func(queries, prompts, labels):\n    return {'rewards': [1.0] * len(queries)}\n"
+
+
+def without_ray(folder: Path, patch: pytest.MonkeyPatch) -> None:
+    """Make this the current folder of commands that are not to start Ray, with a reward function in it."""
+
+    def refuse(**arguments: object) -> NoReturn:
+        raise AssertionError(f"Ray was started with {arguments}")
+
+    patch.chdir(folder)
+    patch.setattr("ray.init", refuse)
+    (folder / "reward.py").write_text(REWARD)
+
+
+def ppo(model: Path | str, **changes: object) -> list[str]:
+    """The flags of a small RL run on rows.jsonl and reward.py, in which `__` stands for a dot."""
+    own = {"actor.model_name_or_path": model, "data.prompt_dataset": "rows.jsonl", "reward.remote_url": "reward.py"}
+    return flags(SMALL_RUN | own | {name.replace("__", "."): value for name, value in changes.items()})
+
+
+def supervised(model: Path | str, **changes: object) -> list[str]:
+    """The flags of a small supervised run on rows.jsonl."""
+    values: dict[str, object] = {
+        "model.model_name_or_path": model,
+        "data.dataset": "rows.jsonl",
+        "train.batch_size": 2,
+        "train.micro_batch_size": 1,
+        "ckpt.output_dir": "out",
+        "ds.param_dtype": "fp32",
+    }
+    return flags(values | {name.replace("__", "."): value for name, value in changes.items()})
 
 
 def flags(values: dict[str, object]) -> list[str]:

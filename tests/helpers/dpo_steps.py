@@ -3,7 +3,7 @@
 import importlib
 import pickle
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from helpers.conversations import message, picture
-from helpers.launched_ranks import Ranks, launch
 from helpers.sessions import begun, run_of
 from helpers.tiny_models import make_actor
 from helpers.value_models import make_value_model
@@ -108,20 +107,6 @@ def step_rows() -> list[StepRow]:
         StepRow(messages=rows()[place].messages, steps=steps, labels=labels, location=f"rows.jsonl line {number}")
         for number, (place, (steps, labels)) in enumerate(zip((0, 3, 3, 0), solutions, strict=True), start=1)
     ]
-
-
-def start(cases: Sequence[Case], folder: Path) -> Ranks:
-    """Start the ranks; `finish` waits for them."""
-    folder.mkdir()
-    (folder / "cases.pickle").write_bytes(pickle.dumps(list(cases)))
-    return launch("helpers.dpo_steps", str(folder), count=RANKS, folder=folder / "logs")
-
-
-def finish(ranks: Ranks, folder: Path) -> list[Updates]:
-    """Return the updates of each case."""
-    ranks.wait()
-    cases = pickle.loads((folder / "cases.pickle").read_bytes())
-    return [torch.load(folder / f"case{number}.pt", weights_only=False) for number in range(len(cases))]
 
 
 def by_hand(case: Case) -> Updates:

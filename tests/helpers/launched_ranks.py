@@ -1,6 +1,7 @@
-"""Processes that are started as a launcher such as torchrun starts them, on this machine."""
+"""Processes that are started as a launcher such as torchrun starts them, on this machine, and what they train with."""
 
 import os
+import pickle
 import socket
 import subprocess
 import time
@@ -8,8 +9,16 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import torch
 from helpers.processes import warm_python
+
+
+def constant_adam(adam: dict[str, Any], *, steps: int = 100) -> dict[str, Any]:
+    """What a strategy prepares a model with: Adam at a constant rate, and gradients that are not clipped."""
+    schedule = {"lr_scheduler": "constant", "lr_warmup_ratio": 0.0, "scheduler_steps": steps}
+    return {"optim": "adam", "muon": {}, "adam": adam, "max_norm": 0.0, **schedule}
 
 
 @dataclass(frozen=True)
@@ -35,6 +44,20 @@ class Ranks:
                 process.wait()
         logs = [(self.folder / f"rank{rank}.log").read_text()[-3000:] for rank in range(len(self.processes))]
         assert not any(code is None or code for code in codes), "\n".join(logs)
+
+
+def launch_cases(module: str, cases: Sequence[Any], folder: Path, *, count: int) -> Ranks:
+    """Start the ranks on cases that they read in a new folder; `results_of` waits for them."""
+    folder.mkdir()
+    (folder / "cases.pickle").write_bytes(pickle.dumps(list(cases)))
+    return launch(module, str(folder), count=count, folder=folder / "logs")
+
+
+def results_of(ranks: Ranks, folder: Path) -> list[Any]:
+    """What the first rank has written of each case."""
+    ranks.wait()
+    cases = pickle.loads((folder / "cases.pickle").read_bytes())
+    return [torch.load(folder / f"case{number}.pt", weights_only=False) for number in range(len(cases))]
 
 
 def free_ports(count: int) -> list[int]:

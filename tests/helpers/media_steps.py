@@ -14,15 +14,14 @@ from typing import Any
 import ray
 import torch
 from helpers.conversations import message, row
-from helpers.rl_steps import StepParts, trained
+from helpers.rl_steps import StepParts, small_run, trained
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ray.launcher import BaseModelActor, RayActorGroup
 from ray import cloudpickle
 from ray._private.serialization import SerializationContext
 from torch.utils.data import DataLoader
 
-from lmm_r1 import cpu, dotted
-from lmm_r1.config import PPOConfig, resolve
+from lmm_r1 import cpu
 from lmm_r1.data.messages import Row
 from lmm_r1.data.sample import MediaRef, Sample, Segment, placed
 from lmm_r1.data.training_rows import PromptStream
@@ -227,22 +226,9 @@ class Step:
         """Args: patches: of each image, which the engine has prepared; workers: of policy, critic and reference."""
         self.groups = groups
         self.policy, self.critic, self.reference = workers
-        count = groups * samples
-        flags = {
-            "actor.model_name_or_path": "model",
-            "actor.num_gpus_per_node": 1,
-            "ref.num_gpus_per_node": 1,
-            "data.prompt_dataset": "rows.jsonl",
-            "reward.remote_url": "http://127.0.0.1:5000/get_reward",
-            "rollout.batch_size": groups,
-            "rollout.n_samples_per_prompt": samples,
-            "rollout.micro_batch_size": samples,
-            "train.batch_size": count,
-            "train.micro_batch_size": samples,
-            "algo.kl.use_loss": True,
-            "algo.kl.estimator": "k3",
-        }
-        config = resolve(dotted.replace(PPOConfig(), flags))
+        kl = {"algo__kl__use_loss": True, "algo__kl__estimator": "k3"}
+        passes = {"rollout__micro_batch_size": samples, "train__micro_batch_size": samples}
+        config = small_run(prompts=groups, samples=samples, **passes, **kl)
         self.generator = KitSamplesGenerator(config, [engine], settings_of(samples=samples))
         workers = {"policy": self.policy, "critic": self.critic, "reference": self.reference}
         self.parts = StepParts(config, share_prefix=True, **workers)

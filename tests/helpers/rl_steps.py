@@ -12,7 +12,7 @@ from helpers.samples import generated_sample
 from openrlhf.trainer.ppo_utils.experience import Experience
 
 from lmm_r1 import dotted
-from lmm_r1.config import PPOConfig
+from lmm_r1.config import PPOConfig, resolve
 from lmm_r1.data.messages import Row
 from lmm_r1.data.sample import MediaRef, Sample
 from lmm_r1.records.run_folder import RunFolder
@@ -22,8 +22,43 @@ from lmm_r1.rl.experiences import add_advantages, add_model_outputs, experience_
 from lmm_r1.rl.loop import RLRun
 from lmm_r1.rl.mismatch import Mismatch
 from lmm_r1.rl.model_groups import Models
-from lmm_r1.rl.rollouts import Rollout
+from lmm_r1.rl.rollouts import MadeRollout, Rollout
 from lmm_r1.rl.run import prompt_stream
+
+
+def small_run(*, prompts: int = 2, samples: int = 2, **changes: object) -> PPOConfig:
+    """The settings of a run on one GPU of so many prompts a step, of whose samples it makes one update."""
+    flags = {
+        "actor.model_name_or_path": "model",
+        "actor.num_gpus_per_node": 1,
+        "ref.num_gpus_per_node": 1,
+        "data.prompt_dataset": "rows.jsonl",
+        "reward.remote_url": "http://127.0.0.1:5000/get_reward",
+        "rollout.batch_size": prompts,
+        "rollout.n_samples_per_prompt": samples,
+        "train.batch_size": prompts * samples,
+    }
+    changes = {name.replace("__", "."): value for name, value in changes.items()}
+    return resolve(dotted.replace(PPOConfig(), flags | changes))
+
+
+class Killed(Exception):
+    """As a process that is killed: nothing is saved behind it."""
+
+
+class KillableRun(RLRun):
+    """Notes what it would save behind each step, and dies as a killed process does."""
+
+    killed_in: int | None = None
+    saved: list[dict[str, Any]]
+
+    def _make_step(self, made: MadeRollout, *, began: float) -> dict[str, Any]:
+        states = super()._make_step(made, began=began)
+        self.saved.append(states)
+        return states
+
+    def _save_before_stop(self, states: dict[str, Any]) -> None:
+        """Nothing: as after kill -9."""
 
 
 def sample(

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from helpers.launched_ranks import constant_adam
 
 from lmm_r1 import cpu, dotted
 from lmm_r1.config import SFTConfig
@@ -51,16 +52,7 @@ def prepared(strategy: KitStrategy) -> Any:
     # Under ZeRO-3 the layer is sharded when DeepSpeed takes it over.
     layer = torch.nn.Linear(5, 3, bias=False)
     torch.nn.init.zeros_(layer.weight)
-    settings = {
-        "optim": "adam",
-        "muon": {},
-        "adam": ADAM,
-        "lr_scheduler": "constant",
-        "lr_warmup_ratio": 0.0,
-        "max_norm": 0.0,
-        "scheduler_steps": 100,
-    }
-    return strategy.prepare((layer, settings))[0]
+    return strategy.prepare((layer, constant_adam(ADAM)))[0]
 
 
 def train(strategy: KitStrategy, engine: Any, *, steps: int) -> None:

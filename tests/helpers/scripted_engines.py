@@ -20,8 +20,22 @@ from lmm_r1.config.ppo import AgentConfig
 from lmm_r1.data.messages import Row
 from lmm_r1.data.sample import MediaRef, Sample
 from lmm_r1.generation.codec import PromptCodec
-from lmm_r1.generation.engine import SamplingSettings
+from lmm_r1.generation.engine import EngineSettings, SamplingSettings
 from lmm_r1.generation.group import GroupRollout, GroupSettings
+
+ENGINE = EngineSettings(
+    adapter=None,
+    dtype="float32",
+    max_model_len=256,
+    max_images=2,
+    max_videos=0,
+    batch_rows=1,
+    tensor_parallel_size=1,
+    gpu_memory_utilization=0.5,
+    enforce_eager=False,
+    seed=3,
+    trust_remote_code=False,
+)
 
 
 @dataclass

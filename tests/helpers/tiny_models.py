@@ -219,3 +219,36 @@ def build_demo(folder: Path) -> None:
         ),
         *("--ckpt.output_dir", folder / "model", "--ckpt.disable_ds", "--train.max_steps", STEPS),
     )
+
+
+def positions_seen(model: torch.nn.Module, **inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Run the model and return the position ids that its language model rotates by, and its logits."""
+    (rotary,) = (
+        module
+        for name, module in model.named_modules()
+        if name in ("model.rotary_emb", "model.language_model.rotary_emb", "model.text_model.rotary_emb")
+    )
+    seen = []
+    hook = rotary.register_forward_pre_hook(
+        lambda module, args, kwargs: seen.append([*args, *kwargs.values()][1]), with_kwargs=True
+    )
+    with torch.no_grad():
+        logits = model(**inputs, use_cache=False).logits
+    hook.remove()
+    return seen[0], logits
+
+
+def check_batch(
+    actor: KitActor, rows: Sequence[tuple[list[int], Mapping[str, torch.Tensor] | None]], *, side: str
+) -> None:
+    """See that each row of a padded batch, ids and media, has the log-probs that it has alone."""
+    sequences, mask = pad([ids for ids, _ in rows], side=side)
+    with torch.no_grad():
+        batch = actor(
+            sequences, attention_mask=mask, return_logprobs=True, media=[media for _, media in rows]
+        )  # (B, T - 1)
+        for index, (ids, media) in enumerate(rows):
+            sequence = torch.tensor([ids])
+            alone = actor(sequence, attention_mask=torch.ones_like(sequence), return_logprobs=True, media=[media])[0]
+            first = 0 if side == "right" else sequences.shape[1] - len(ids)
+            torch.testing.assert_close(batch[index, first : first + len(ids) - 1], alone, atol=1e-5, rtol=0)

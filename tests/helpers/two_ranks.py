@@ -16,7 +16,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from helpers.conversations import clip, message, picture
-from helpers.launched_ranks import Ranks, launch
+from helpers.launched_ranks import constant_adam
 from helpers.packed_batches import Batch, groups
 from helpers.tiny_models import encode, make_actor
 
@@ -140,20 +140,6 @@ def _one_process(case: Case) -> list[Step]:
     return steps
 
 
-def start(cases: Sequence[Case], folder: Path) -> Ranks:
-    """Start the two processes; `finish` waits for them."""
-    folder.mkdir()
-    (folder / "cases.pickle").write_bytes(pickle.dumps(list(cases)))
-    return launch("helpers.two_ranks", str(folder), count=RANKS, folder=folder / "logs")
-
-
-def finish(ranks: Ranks, folder: Path) -> list[list[Step]]:
-    """Return the steps of each case."""
-    ranks.wait()
-    cases = pickle.loads((folder / "cases.pickle").read_bytes())
-    return [torch.load(folder / f"case{number}.pt", weights_only=False) for number in range(len(cases))]
-
-
 def _two_processes(case: Case) -> list[Step]:
     """Make the steps of a case as one of the ranks."""
     strategy, actor = _prepared(case)
@@ -217,15 +203,7 @@ def _prepared(case: Case) -> tuple[Any, KitActor]:
     if not case.trained:
         kept = {"image_cache_gib": case.kept_features_gib, "trained": False}
         return strategy, strategy.prepare(_actor(case, ds_config=strategy.get_ds_eval_config(), **kept))
-    optimizer = {
-        "optim": "adam",
-        "muon": {},
-        "adam": ADAM,
-        "lr_scheduler": "constant",
-        "lr_warmup_ratio": 0.0,
-        "max_norm": 0.0,
-        "scheduler_steps": 100,
-    }
+    optimizer = constant_adam(ADAM)
     kept = {"image_cache_gib": case.kept_features_gib}
     return strategy, strategy.prepare((_actor(case, ds_config=strategy.get_ds_train_config(), **kept), optimizer))[0]
 

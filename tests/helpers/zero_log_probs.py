@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from helpers.conversations import message, picture
-from helpers.launched_ranks import Ranks, launch
+from helpers.launched_ranks import Ranks, constant_adam, launch
 from helpers.tiny_models import encode, flat_actor
 
 from lmm_r1.lmm_kits import EncodedPrompt, LmmKit, kit_of
@@ -75,15 +75,7 @@ def _prepared(checkpoint: str, *, stage: int) -> KitActor:
         ban_media_tokens=True,
         ds_config=strategy.get_ds_train_config(),
     )
-    optimizer = {
-        "optim": "adam",
-        "muon": {},
-        "adam": {"lr": 0.0, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.0},
-        "lr_scheduler": "constant",
-        "lr_warmup_ratio": 0.0,
-        "max_norm": 0.0,
-        "scheduler_steps": 1,
-    }
+    optimizer = constant_adam({"lr": 0.0, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.0}, steps=1)
     return strategy.prepare((actor, optimizer))[0].eval()
 
 

@@ -1,5 +1,6 @@
 """What of the processes' tests the full run alone has: each promise is tested once without them, on fewer settings."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -55,3 +56,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         words = FULL_RUN.get(item.path.name) if item.path.parent == Path(__file__).parent else None
         if words is not None and (not words or any(word in item.name for word in words)):
             item.add_marker(pytest.mark.full)
+
+
+@pytest.fixture(scope="module")
+def one_process() -> Iterator[None]:
+    """DeepSpeed with this process alone, once for all tests of a module."""
+    from helpers import commands_here
+
+    with commands_here.one_process():
+        yield

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.commands import write_rows
-from helpers.commands_here import start_anew
 from helpers.conversations import picture
 from PIL import Image
 from safetensors.torch import load_file
@@ -172,11 +171,6 @@ class AgentExecutor(AgentExecutorBase):
             "extra_logs": {"asked": 1.0},
         }
 """
-
-
-@pytest.fixture
-def new_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    start_anew(monkeypatch)
 
 
 AHEAD = ("--train.async_enable", "--train.partial_rollout_enable")

@@ -10,23 +10,24 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import NoReturn
 
 import huggingface_hub
 import numpy as np
 import pytest
-import ray
 from helpers.commands import (
     ANSWERED,
     QUESTION,
     TWO_ANSWERS,
     error_of,
     error_of_process,
-    flags,
     lines_of_error,
+    ppo,
+    supervised,
     tree,
     with_image,
+    without_ray,
     write_rows,
 )
 from helpers.processes import warm_python
@@ -36,7 +37,6 @@ from PIL import Image
 from lmm_r1 import hub
 
 ROOT = Path(__file__).resolve().parents[2]
-REWARD = "def reward_func(queries, prompts, labels):\n    return {'rewards': [1.0] * len(queries)}\n"
 NOWHERE = "http://127.0.0.1:9/get_reward"
 
 
@@ -62,16 +62,10 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture
 def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder of a command, in which two good rows and a reward function lie."""
-    monkeypatch.chdir(tmp_path)
     write_rows(tmp_path, QUESTION, QUESTION)
-    (tmp_path / "reward.py").write_text(REWARD)
+    without_ray(tmp_path, monkeypatch)
     (tmp_path / "file").write_text("not a folder")
-    monkeypatch.setattr(ray, "init", _refuse_to_start)
     return tmp_path
-
-
-def _refuse_to_start(**arguments: object) -> NoReturn:
-    raise AssertionError(f"Ray was started with {arguments}")
 
 
 def encoded(kind: str) -> bytes:
@@ -82,34 +76,8 @@ def encoded(kind: str) -> bytes:
     return buffer.getvalue()
 
 
-def ppo(model: Path | str, **changes: object) -> list[str]:
-    values: dict[str, object] = {
-        "actor.model_name_or_path": model,
-        "actor.num_gpus_per_node": 1,
-        "ref.num_gpus_per_node": 1,
-        "data.prompt_dataset": "rows.jsonl",
-        "reward.remote_url": "reward.py",
-        "rollout.batch_size": 2,
-        "rollout.n_samples_per_prompt": 2,
-        "train.batch_size": 4,
-        "ckpt.output_dir": "out",
-        "ds.param_dtype": "fp32",
-    }
-    return flags(values | {name.replace("__", "."): value for name, value in changes.items()})
-
-
 def sft(model: Path | str, **changes: object) -> list[str]:
-    values: dict[str, object] = {
-        "model.model_name_or_path": model,
-        "data.dataset": "rows.jsonl",
-        "train.batch_size": 2,
-        "train.micro_batch_size": 1,
-        "train.max_epochs": 1,
-        "ckpt.output_dir": "out",
-        "ds.param_dtype": "fp32",
-        "ckpt.path": "checkpoints",
-    }
-    return flags(values | {name.replace("__", "."): value for name, value in changes.items()})
+    return supervised(model, **{"train__max_epochs": 1, "ckpt__path": "checkpoints", **changes})
 
 
 # Lines of rows.jsonl for train_ppo_ray, and what the sentence must hold: where, what is wrong, what to do.
@@ -419,54 +387,16 @@ def test_rows_that_are_all_longer_than_the_budget_are_refused_before_sft_starts(
 
 
 @pytest.mark.parametrize(
-    ("content", "sentence"),
+    ("output", "sentence"),
     [
-        (None, "--config stage.yaml: No such file or directory"),
-        ("train: [\n", "stage.yaml:2: not valid YAML: "),
-        ("train:\n  sed: 1\n", "stage.yaml:2: unknown key train.sed; did you mean train.seed?"),
-        ("train:\n  seed: x\n", "stage.yaml:2: train.seed must be a whole number, not 'x'"),
+        ("file", "--output file is a file; name a folder"),
+        ("file/rows", "--output file/rows: cannot be written, because "),
     ],
 )
-@pytest.mark.parametrize("command", ["train_ppo_ray", "train_sft"])
-def test_a_bad_settings_file_is_told_with_its_line(command, content, sentence, work, capfd):
-    if content is not None:
-        (work / "stage.yaml").write_text(content)
+@pytest.mark.parametrize(("command", "argv"), [("make_task", ["digits"]), ("make_tiny_model", ["--arch", "llm"])])
+def test_what_makes_rows_and_models_writes_nothing_where_it_cannot(command, argv, output, sentence, work, capfd):
     before = tree(work)
-    assert error_of(command, ["--config", "stage.yaml"], capfd=capfd, code=2).startswith(sentence)
-    assert tree(work) == before
-
-
-@pytest.mark.parametrize(
-    ("argv", "sentence"),
-    [
-        (["digit"], "unknown task 'digit'; known tasks are digits"),
-        (["digits", "--rows", "0"], "--rows 0: one row or more is needed"),
-        (["digits", "--output", "file"], "--output file is a file; name a folder"),
-        (["digits", "--output", "file/rows"], "--output file/rows: cannot be written, because "),
-        (["digits", "--output", "."], "--output . is not empty; name another folder or add --overwrite"),
-    ],
-)
-def test_make_task_writes_nothing_on_bad_input(argv, sentence, work, capfd):
-    before = tree(work)
-    argv = argv if "--output" in argv else [*argv, "--output", "out"]
-    assert error_of("make_task", argv, capfd=capfd).startswith(sentence)
-    assert tree(work) == before
-
-
-@pytest.mark.parametrize(
-    ("argv", "sentence"),
-    [
-        (["--arch", "martian_vl"], "no kit for model_type 'martian_vl'; known: "),
-        (["--arch", "llm", "--hidden_size", "65"], "--hidden_size 65 must be a positive multiple of 64"),
-        (["--arch", "llm", "--output", "file"], "--output file is a file; name a folder"),
-        (["--arch", "llm", "--output", "file/model"], "--output file/model: cannot be written, because "),
-        (["--arch", "llm", "--output", "."], "--output . exists and is not empty; choose another folder"),
-    ],
-)
-def test_make_tiny_model_writes_nothing_on_bad_input(argv, sentence, work, capfd):
-    before = tree(work)
-    argv = argv if "--output" in argv else [*argv, "--output", "out"]
-    assert error_of("make_tiny_model", argv, capfd=capfd).startswith(sentence)
+    assert error_of(command, [*argv, "--output", output], capfd=capfd).startswith(sentence)
     assert tree(work) == before
 
 
@@ -489,26 +419,24 @@ def test_an_image_row_longer_than_the_budget_is_skipped_and_counted_in_sft(tiny_
 
 
 @pytest.mark.slow
-def test_a_process_of_its_own_says_no_more_than_the_sentence_in_rl(tiny_models, work):
-    argv = ppo(tiny_models["image"], reward__remote_url=NOWHERE)
+@pytest.mark.parametrize(
+    ("command", "argv", "told"),
+    [
+        ("train_ppo_ray", partial(ppo, reward__remote_url=NOWHERE), "no reward server listens at"),
+        ("train_sft", sft, "rows.jsonl line 2: no image file"),
+    ],
+)
+def test_a_process_of_its_own_says_no_more_than_the_sentence(command, argv, told, tiny_models, work):
+    if command == "train_sft":
+        write_rows(work, ANSWERED, with_image("no.png", base=ANSWERED))
     sentence = error_of_process(
-        "lmm_r1.cli.train_ppo_ray", argv, cwd=work, prefix="lmm-r1 train_ppo_ray: error: ", env=process_environment()
-    )
-    assert "no reward server listens at" in sentence
-    assert not (work / "out").exists()
-
-
-@pytest.mark.slow
-def test_a_process_of_its_own_says_no_more_than_the_sentence_in_sft(tiny_models, work):
-    write_rows(work, ANSWERED, with_image("no.png", base=ANSWERED))
-    sentence = error_of_process(
-        "lmm_r1.cli.train_sft",
-        sft(tiny_models["image"]),
+        f"lmm_r1.cli.{command}",
+        argv(tiny_models["image"]),
         cwd=work,
-        prefix="lmm-r1 train_sft: error: ",
+        prefix=f"lmm-r1 {command}: error: ",
         env=process_environment(),
     )
-    assert sentence.startswith("rows.jsonl line 2: no image file")
+    assert told in sentence
     assert not (work / "out").exists()
 
 

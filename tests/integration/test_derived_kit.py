@@ -5,7 +5,6 @@ import os
 from pathlib import Path
 
 import pytest
-from helpers.commands_here import start_anew
 from helpers.kitless import build_kitless
 
 from lmm_r1 import cli
@@ -25,11 +24,6 @@ import zlib
 def reward_func(queries, prompts, labels):
     return {"rewards": [zlib.crc32(query.encode()) / 2**32 for query in queries]}
 """
-
-
-@pytest.fixture
-def new_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    start_anew(monkeypatch)
 
 
 def metrics_of(folder: Path) -> list[dict]:

@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.commands import flags
+from helpers.commands import flags, write_pairs
 from helpers.commands_here import start_anew
 from helpers.killed_runs import KillableCommand, lines_in, python
-from PIL import Image
 from safetensors.torch import load_file
 
 from lmm_r1.cli import train_dpo
@@ -21,25 +20,11 @@ pytestmark = pytest.mark.slow
 ANSWERS = ("<answer>46</answer>", "<answer>12</answer>")
 
 
-def write_pairs(folder: Path) -> Path:
-    """Eight pairs with one question about eight pictures: what half of them prefer, the other half rejects."""
-    lines = []
-    for number in range(8):
-        shade = 30 * number
-        Image.new("RGB", (56, 56), (shade, 255 - shade, (shade * 5) % 256)).save(folder / f"{number}.png")
-        chosen, rejected = ANSWERS if number % 2 else ANSWERS[::-1]
-        prompt = [{"role": "user", "content": "<image>Which digit does the picture show?"}]
-        lines.append({"prompt": prompt, "images": [f"{number}.png"], "chosen": chosen, "rejected": rejected})
-    file = folder / "pairs.jsonl"
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return file
-
-
 def settings(model: Path, folder: Path, *, run: str, **changes: object) -> dict[str, Any]:
     values = {
         "model.model_name_or_path": model,
         "model.beta": 0.5,
-        "data.dataset": folder / "pairs.jsonl",
+        "data.dataset": folder / "rows.jsonl",
         "data.max_len": 128,
         "train.batch_size": 8,
         "train.micro_batch_size": 4,
@@ -59,7 +44,7 @@ def test_eight_pairs_about_images_are_learned(tiny_checkpoint, tmp_path, own_env
     start_anew(monkeypatch)
     write_pairs(tmp_path)
     held_out = {
-        "eval__dataset": tmp_path / "pairs.jsonl",
+        "eval__dataset": tmp_path / "rows.jsonl",
         "eval__steps": 15,
         "ckpt__best_metric_key": "eval_pair_accuracy",
     }

@@ -4,8 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from helpers.dpo_steps import KIT, STEPS, Case, Updates, by_hand, finish, start
+from helpers.dpo_steps import KIT, RANKS, STEPS, Case, Updates, by_hand
 from helpers.kd_steps import build_teacher
+from helpers.launched_ranks import launch_cases, results_of
 from helpers.tables import table
 from helpers.value_models import save_reward_model
 
@@ -39,10 +40,10 @@ def updates_of(
             kind=kind,
             teacher=teacher if kind == "distilled" else None,
         )
-    ranks = start(list(cases.values()), folder)
+    ranks = launch_cases("helpers.dpo_steps", list(cases.values()), folder, count=RANKS)
     kinds = {_kind(case): _alone(case) for case in cases.values()}
     alone = {kind: by_hand(case) for kind, case in kinds.items()}
-    together = dict(zip(cases, finish(ranks, folder), strict=True))
+    together = dict(zip(cases, results_of(ranks, folder), strict=True))
     return lambda name: (alone[_kind(cases[name])], together[name])
 
 

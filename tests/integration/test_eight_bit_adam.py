@@ -1,25 +1,15 @@
 """AdamW in 8 bits under DeepSpeed: its updates are bitsandbytes' own, on what ZeRO gives it."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from bitsandbytes.optim import AdamW8bit
 from deepspeed import DeepSpeedEngine
-from helpers import commands_here
 
 from lmm_r1 import dotted
 from lmm_r1.config import SFTConfig
 from lmm_r1.host.strategy import make_strategy
 
 ADAM = {"lr": 1e-2, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.01}
-
-
-@pytest.fixture(scope="module")
-def one_process() -> Iterator[None]:
-    """DeepSpeed with this process alone, once for all tests."""
-    with commands_here.one_process():
-        yield
 
 
 def layer() -> torch.nn.Linear:

@@ -4,18 +4,19 @@ import io
 import json
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from helpers.commands import flags
 from helpers.conversations import load_rows, picture
+from helpers.scripted_engines import ENGINE
 
 from lmm_r1.batch import run as batch_run
 from lmm_r1.cli import batch_inference, evaluate, interactive_chat
 from lmm_r1.data.messages import images_of
 from lmm_r1.evaluation import measurement
 from lmm_r1.generation import engine as backends
-from lmm_r1.generation.engine import EngineSettings
 from lmm_r1.records.responses import read_responses
 
 pytestmark = pytest.mark.slow
@@ -62,10 +63,7 @@ def model(tiny_checkpoint: Callable[[str], Path]) -> Path:
 @pytest.fixture(scope="module")
 def engine(model: Path) -> Iterator[backends.Engine]:
     backends.prepare_process()
-    settings = EngineSettings(
-        adapter=None, dtype="float32", max_model_len=512, max_images=8, max_videos=0, batch_rows=1,
-        tensor_parallel_size=1, gpu_memory_utilization=0.5, enforce_eager=True, seed=0, trust_remote_code=False,
-    )  # fmt: skip
+    settings = replace(ENGINE, max_model_len=512, max_images=8, enforce_eager=True, seed=0)
     made = backends.make_engine("vllm", str(model), settings)
     yield made
     made.close()

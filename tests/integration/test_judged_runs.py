@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.commands import flags
+from helpers.commands import flags, write_pictures
 from helpers.commands_here import run_here, start_anew
 from helpers.killed_runs import KillableCommand, lines_in, python
 from helpers.reward_servers import running
-from PIL import Image
 from safetensors.torch import load_file
 
 from lmm_r1.cli import batch_inference, train_kto, train_prm
@@ -25,11 +24,9 @@ STEPS = 20
 def write_rows(folder: Path) -> None:
     """Eight rows of each kind with one question about eight pictures: what is right of half of them, is wrong of the others."""
     unpaired, steps = [], []
-    for number in range(8):
-        shade = 30 * number
-        Image.new("RGB", (56, 56), (shade, 255 - shade, (shade * 5) % 256)).save(folder / f"{number}.png")
+    for number, name in enumerate(write_pictures(folder)):
         prompt = [{"role": "user", "content": "<image>Which digit does the picture show?"}]
-        asked = {"prompt": prompt, "images": [f"{number}.png"]}
+        asked = {"prompt": prompt, "images": [name]}
         right = bool(number % 2)
         unpaired.append(asked | {"completion": ANSWERS[0], "label": right})
         steps.append(asked | {"completions": ["I see 46", "46 it is"], "labels": [right, not right]})

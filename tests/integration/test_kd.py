@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.commands import flags
+from helpers import commands
+from helpers.commands import flags, write_pictures
 from helpers.commands_here import start_anew
 from helpers.kd_steps import build_teacher
 from helpers.killed_runs import KillableCommand, lines_in, python
 from helpers.launched_ranks import launch
-from PIL import Image
 
 from lmm_r1.cli import train_kd
 from lmm_r1.lmm_kits import get_kit
@@ -25,16 +25,12 @@ KIT = "qwen2_5_vl"
 def write_rows(folder: Path) -> Path:
     """Eight rows with one question about eight pictures."""
     lines = []
-    for number in range(8):
-        shade = 30 * number
-        Image.new("RGB", (56, 56), (shade, 255 - shade, (shade * 5) % 256)).save(folder / f"{number}.png")
-        question = [{"type": "image", "image": f"{number}.png"}, {"type": "text", "text": "Which digit?"}]
+    for number, name in enumerate(write_pictures(folder)):
+        question = [{"type": "image", "image": name}, {"type": "text", "text": "Which digit?"}]
         answer = "<answer>46</answer>" if number % 2 else "<answer>12</answer>"
         turns = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
         lines.append({"messages": turns})
-    file = folder / "rows.jsonl"
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return file
+    return commands.write_rows(folder, *lines)
 
 
 def settings(student: Path, folder: Path, *, run: str) -> dict[str, Any]:

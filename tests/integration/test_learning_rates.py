@@ -1,14 +1,12 @@
 """The rate at which each update learns, as the weights show it: warm-ups begin at 1/n, and a resumed run goes on."""
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from deepspeed import DeepSpeedEngine
 from deepspeed.utils import safe_get_full_fp32_param
-from helpers import commands_here
 from helpers.commands_here import run_here
 from helpers.tables import table
 from safetensors.torch import load_file
@@ -19,6 +17,8 @@ from lmm_r1.config import SFTConfig
 from lmm_r1.config.model_checks import SCHEDULES
 from lmm_r1.host import strategy as strategy_module
 from lmm_r1.host.strategy import KitStrategy, make_strategy
+
+pytestmark = pytest.mark.usefixtures("one_process")
 
 PEAK = 1e-2
 
@@ -32,13 +32,6 @@ class Sum(torch.nn.Module):
 
     def forward(self) -> torch.Tensor:
         return self.weight.sum()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_process() -> Iterator[None]:
-    """DeepSpeed with this process alone, once for all tests."""
-    with commands_here.one_process():
-        yield
 
 
 def made(*, steps: int, zero_stage: int = 2, lr: float = PEAK, **schedule: Any) -> tuple[KitStrategy, DeepSpeedEngine]:

@@ -5,12 +5,11 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import pytest
-import ray
-from helpers.commands import error_of, flags, lines_of_error, tree, write_rows
+from helpers.commands import error_of, flags, lines_of_error, ppo, supervised, tree, without_ray, write_rows
 from helpers.commands_here import start_anew
 from PIL import Image
 
@@ -33,48 +32,12 @@ def model(tiny_checkpoint: Callable[[str], Path]) -> Path:
 def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for file in CASES.iterdir():
         shutil.copy(file, tmp_path)
-    (tmp_path / "reward.py").write_text(
-        "def reward_func(queries, prompts, labels):\n    return {'rewards': [1.0] * len(queries)}\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(ray, "init", _refuse_to_start)
+    without_ray(tmp_path, monkeypatch)
     return tmp_path
-
-
-def _refuse_to_start(**arguments: object) -> NoReturn:
-    raise AssertionError(f"Ray was started with {arguments}")
 
 
 def read(name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (CASES / name).read_text().splitlines()]
-
-
-def ppo(model: Path, **changes: object) -> list[str]:
-    values: dict[str, object] = {
-        "actor.model_name_or_path": model,
-        "actor.num_gpus_per_node": 1,
-        "ref.num_gpus_per_node": 1,
-        "data.prompt_dataset": "rows.jsonl",
-        "reward.remote_url": "reward.py",
-        "rollout.batch_size": 2,
-        "rollout.n_samples_per_prompt": 2,
-        "train.batch_size": 4,
-        "ckpt.output_dir": "out",
-        "ds.param_dtype": "fp32",
-    }
-    return flags(values | {name.replace("__", "."): value for name, value in changes.items()})
-
-
-def supervised(model: Path, **changes: object) -> list[str]:
-    values: dict[str, object] = {
-        "model.model_name_or_path": model,
-        "data.dataset": "rows.jsonl",
-        "train.batch_size": 2,
-        "train.micro_batch_size": 1,
-        "ckpt.output_dir": "out",
-        "ds.param_dtype": "fp32",
-    }
-    return flags(values | {name.replace("__", "."): value for name, value in changes.items()})
 
 
 def kd(model: Path, **changes: object) -> list[str]:

@@ -1,12 +1,10 @@
 """A reward model's training as a command: pairs about images are ranked, and what is saved scores as it was trained."""
 
 import json
-from pathlib import Path
 
 import pytest
-from helpers.commands import flags
+from helpers.commands import flags, write_pairs
 from helpers.commands_here import start_anew
-from PIL import Image
 
 from lmm_r1.cli import train_rm
 from lmm_r1.data.messages import Row
@@ -17,20 +15,6 @@ from lmm_r1.scoring.reward_model import RewardModel
 pytestmark = pytest.mark.slow
 
 ANSWERS = ("<answer>46</answer>", "<answer>12</answer>")
-
-
-def write_pairs(folder: Path) -> Path:
-    """Eight pairs with one question about eight pictures: what half of them prefer, the other half rejects."""
-    lines = []
-    for number in range(8):
-        shade = 30 * number
-        Image.new("RGB", (56, 56), (shade, 255 - shade, (shade * 5) % 256)).save(folder / f"{number}.png")
-        chosen, rejected = ANSWERS if number % 2 else ANSWERS[::-1]
-        prompt = [{"role": "user", "content": "<image>Which digit does the picture show?"}]
-        lines.append({"prompt": prompt, "images": [f"{number}.png"], "chosen": chosen, "rejected": rejected})
-    file = folder / "pairs.jsonl"
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return file
 
 
 def test_eight_pairs_about_images_are_ranked_and_the_saved_model_serves(

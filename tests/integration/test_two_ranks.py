@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.launched_ranks import launch_cases, results_of
 from helpers.tiny_models import BALANCED_KITS
-from helpers.two_ranks import WAYS, Case, Step, finish, one_process, start
+from helpers.two_ranks import RANKS, WAYS, Case, Step, one_process
 
 from lmm_r1.lmm_kits import KITS, get_kit
 
@@ -90,11 +91,11 @@ def steps_of(
     """A function from a case to the steps of one process and of two, which make those of all cases one after another."""
     folder = tmp_path_factory.mktemp("two") / "ranks"
     cases = [case_of(name, folder_of=tiny_checkpoint) for name in NAMES]
-    processes = start(cases, folder)
+    processes = launch_cases("helpers.two_ranks", cases, folder, count=RANKS)
     # One process knows of no ZeRO stage.
     apart = {str(replace(case, stage=0)): case for case in cases}
     alone = {key: one_process(case) for key, case in apart.items()}
-    together = finish(processes, folder)
+    together = results_of(processes, folder)
     steps = [(alone[str(replace(case, stage=0))], there) for case, there in zip(cases, together, strict=True)]
     return lambda name: steps[NAMES.index(name)]
 

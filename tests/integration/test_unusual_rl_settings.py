@@ -5,7 +5,7 @@ all of them.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from helpers import commands_here
 from helpers.rl_steps import StepParts, sample
 from helpers.tiny_models import make_actor
 from openrlhf.trainer.ppo_utils.experience import Experience
@@ -25,6 +24,8 @@ from lmm_r1.config import PPOConfig, resolve
 from lmm_r1.host.models import whole_state_dict
 from lmm_r1.host.strategy import make_strategy
 from lmm_r1.rl.workers import GroupReplayBuffer, KitActorPPOTrainer, media_per_row, no_loss
+
+pytestmark = pytest.mark.usefixtures("one_process")
 
 PROMPTS, SAMPLES, BATCH = 2, 3, 3
 REWARDS = (1.0, 0.0, 0.5, 0.0, 1.0, 1.0)
@@ -88,12 +89,6 @@ CASES = {
         },
     ),
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_process() -> Iterator[None]:
-    with commands_here.one_process():
-        yield
 
 
 @pytest.fixture(autouse=True)

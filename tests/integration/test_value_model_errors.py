@@ -4,11 +4,9 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
-import ray
-from helpers.commands import QUESTION, error_of, flags, write_rows
+from helpers.commands import QUESTION, error_of, flags, without_ray, write_rows
 from helpers.value_models import make_value_model
 
 from lmm_r1.lmm_kits import TinyModelSpec, get_kit
@@ -25,12 +23,8 @@ def error(
     capfd: pytest.CaptureFixture[str],
 ) -> Callable[..., str]:
     """The sentence with which a run ends that has the changed flags."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(ray, "init", refuse_to_start)
+    without_ray(tmp_path, monkeypatch)
     write_rows(tmp_path, QUESTION, QUESTION)
-    (tmp_path / "reward.py").write_text(
-        "def reward_func(queries, prompts, labels):\n    return {'rewards': [1.0] * len(queries)}\n"
-    )
     values: dict[str, object] = {
         "actor.model_name_or_path": tiny_checkpoint(KIT),
         "data.prompt_dataset": "rows.jsonl",
@@ -46,10 +40,6 @@ def error(
         return error_of("train_ppo_ray", flags(given), capfd=capfd)
 
     return told
-
-
-def refuse_to_start(**arguments: object) -> NoReturn:
-    raise AssertionError(f"Ray was started with {arguments}")
 
 
 def test_a_critic_of_another_architecture_is_refused(error, tiny_checkpoint):

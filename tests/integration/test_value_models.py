@@ -1,12 +1,11 @@
 """Critics under DeepSpeed: what a run trains, saves and resumes from, with ZeRO 2 and 3, adapters and rates of their own."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from helpers import commands_here
 from helpers.commands import flags
 from helpers.conversations import message, picture
 from helpers.packed_batches import Arguments, Batch, groups
@@ -23,13 +22,6 @@ from lmm_r1.lmm_kits import get_kit
 from lmm_r1.models.value_model import KitValueModel
 
 KIT = "qwen2_5_vl"
-
-
-@pytest.fixture(scope="module")
-def one_process() -> Iterator[None]:
-    """DeepSpeed with this process alone, once for all tests."""
-    with commands_here.one_process():
-        yield
 
 
 @pytest.fixture(scope="module")

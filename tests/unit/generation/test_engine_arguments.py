@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.scripted_engines import ENGINE
 from transformers import Gemma4TextConfig, Qwen2Config, Qwen3Config
 
 from lmm_r1 import cpu, dotted
@@ -16,7 +17,6 @@ from lmm_r1.config import PPOConfig
 from lmm_r1.config.shared import Speculation
 from lmm_r1.generation import engine_arguments as engine_arguments_module
 from lmm_r1.generation import ray_engines, vllm_engine
-from lmm_r1.generation.engine import EngineSettings
 from lmm_r1.generation.engine_arguments import (
     GIB,
     SPARE_CACHE,
@@ -28,20 +28,6 @@ from lmm_r1.generation.engine_arguments import (
 )
 from lmm_r1.generation.vllm_engine import VllmEngine
 from lmm_r1.lmm_kits import Checkpoint
-
-SETTINGS = EngineSettings(
-    adapter=None,
-    dtype="float32",
-    max_model_len=256,
-    max_images=2,
-    max_videos=0,
-    batch_rows=1,
-    tensor_parallel_size=1,
-    gpu_memory_utilization=0.5,
-    enforce_eager=False,
-    seed=3,
-    trust_remote_code=False,
-)
 
 
 @pytest.fixture
@@ -70,7 +56,7 @@ def outside_of_training(
     monkeypatch.setattr(vllm_engine, "LLM", load)
     with monkeypatch.context() as patch:
         patch.setattr(atexit, "register", lambda leave: given.update(leaves=leave.__name__))
-        VllmEngine(checkpoint, replace(SETTINGS, **settings), in_training=student)
+        VllmEngine(checkpoint, replace(ENGINE, **settings), in_training=student)
     return given
 
 
@@ -81,12 +67,12 @@ def in_training(
     same = {
         "actor.model_name_or_path": checkpoint,
         "ds.param_dtype": "fp32",
-        "data.max_len": SETTINGS.max_model_len,
-        "vllm.gpu_memory_utilization": SETTINGS.gpu_memory_utilization,
-        "vllm.enforce_eager": SETTINGS.enforce_eager,
+        "data.max_len": ENGINE.max_model_len,
+        "vllm.gpu_memory_utilization": ENGINE.gpu_memory_utilization,
+        "vllm.enforce_eager": ENGINE.enforce_eager,
     }
     config = dotted.replace(PPOConfig(), {**same, **settings})
-    return ray_engines._engine_arguments(config, share=1, max_images=SETTINGS.max_images, max_videos=0)
+    return ray_engines._engine_arguments(config, share=1, max_images=ENGINE.max_images, max_videos=0)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +118,7 @@ def test_engines_of_a_run_and_all_others_are_told_the_same(has_cuda, checkpoint,
     assert {name: training[name] for name in shared} == {name: outside[name] for name in shared}
     assert outside[extension] == "lmm_r1.generation.worker_extension.FileWeights"
     assert not outside["use_tqdm_on_load"]
-    assert outside["limit_mm_per_prompt"]["image"] == SETTINGS.max_images
+    assert outside["limit_mm_per_prompt"]["image"] == ENGINE.max_images
 
 
 @pytest.mark.parametrize(

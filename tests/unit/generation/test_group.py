@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from helpers import scripted_engines
 from helpers.character_kit import AFTER_IMAGE, END, IMAGE, NEWLINE, PLACEHOLDER, CharacterKit
 from helpers.conversations import message, row
 from helpers.samples import media_ref
@@ -26,13 +27,10 @@ from lmm_r1.scoring import Moment, ScoredResponse
 from remote_rm.client import RewardUnavailable
 from remote_rm.verifier import Score
 
-SETTINGS = GroupSettings(
+SETTINGS = replace(
+    scripted_engines.SETTINGS,
     sampling=SamplingSettings(n_samples=2, temperature=0.7, top_p=0.9, max_new_tokens=4),
     max_len=32,
-    logprobs=True,
-    ignore_eos=False,
-    overlong_prompts="error",
-    media=True,
 )
 PROMPT = row(message("user", "1+1?"), answer="2")
 PICTURE = row(message("user", IMAGE, "?"), answer="2")

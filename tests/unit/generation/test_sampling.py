@@ -1,3 +1,4 @@
+from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
 from lmm_r1.generation.engine import SamplingSettings
@@ -25,27 +26,18 @@ def test_a_group_is_streamed_without_text():
     assert parameters.detokenize is False
 
 
+def for_training(max_tokens: int, **settings: bool) -> SamplingParams:
+    sampling = SamplingSettings(n_samples=1, temperature=1.0, top_p=1.0, max_new_tokens=max_tokens)
+    return sampling_params(sampling, max_tokens=max_tokens, end_token_id=5, output_per="response", **settings)
+
+
 def test_log_probs_are_returned_only_where_asked_for():
-    parameters = sampling_params(
-        SamplingSettings(n_samples=1, temperature=1.0, top_p=1.0, max_new_tokens=1),
-        max_tokens=1,
-        end_token_id=5,
-        output_per="response",
-        logprobs=False,
-        ignore_eos=False,
-    )
+    parameters = for_training(1, logprobs=False, ignore_eos=False)
     assert parameters.logprobs is None
 
 
 def test_a_response_runs_to_its_full_length_where_the_end_is_ignored():
-    parameters = sampling_params(
-        SamplingSettings(n_samples=1, temperature=1.0, top_p=1.0, max_new_tokens=7),
-        max_tokens=7,
-        end_token_id=5,
-        output_per="response",
-        logprobs=False,
-        ignore_eos=True,
-    )
+    parameters = for_training(7, logprobs=False, ignore_eos=True)
     assert parameters.ignore_eos
     assert parameters.stop_token_ids == []
     parameters.update_from_generation_config({"eos_token_id": [5, 6]}, eos_token_id=5)

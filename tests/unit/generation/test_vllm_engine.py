@@ -8,27 +8,15 @@ from types import SimpleNamespace
 
 import pytest
 from helpers.conversations import message, picture, row
-from helpers.scripted_engines import CountingEngine
+from helpers.scripted_engines import ENGINE, CountingEngine
 
 from lmm_r1 import cpu
 from lmm_r1.data.messages import ImagePart, Row
 from lmm_r1.generation import vllm_engine
-from lmm_r1.generation.engine import Asked, AskedRows, EngineSettings, SamplingSettings, TextPiece
+from lmm_r1.generation.engine import Asked, AskedRows, SamplingSettings, TextPiece
 from lmm_r1.generation.vllm_engine import VllmEngine
 
-SETTINGS = EngineSettings(
-    adapter=None,
-    dtype="float32",
-    max_model_len=256,
-    max_images=1,
-    max_videos=0,
-    batch_rows=1,
-    tensor_parallel_size=1,
-    gpu_memory_utilization=0.5,
-    enforce_eager=False,
-    seed=3,
-    trust_remote_code=False,
-)
+SETTINGS = replace(ENGINE, max_images=1)
 ONE = SamplingSettings(n_samples=1, temperature=0.0, top_p=1.0, max_new_tokens=100)
 BAD = row(message("user", ImagePart("/nowhere.png"), "?"))
 

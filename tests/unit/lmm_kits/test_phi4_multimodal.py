@@ -1,4 +1,3 @@
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from lmm_r1.lmm_kits import get_kit
 from lmm_r1.lmm_kits.phi4_multimodal import towers
 from lmm_r1.lmm_kits.phi4_multimodal.engine_model import Phi4MultimodalEngineModel
 
-NAME = "phi4_multimodal"
+KIT = get_kit("phi4_multimodal")
 IMAGE_EMBED = "model.embed_tokens_extend.image_embed."
 ORIGINAL_TEMPLATE = (
     "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endfor %}"
@@ -24,23 +23,13 @@ ORIGINAL_TEMPLATE = (
 )
 
 
-@pytest.fixture(scope="module")
-def folder(tiny_checkpoint: Callable[[str], Path]) -> str:
-    return str(tiny_checkpoint(NAME))
-
-
-@pytest.fixture(scope="module")
-def processor(folder: str) -> object:
-    return get_kit(NAME).load_processor(folder, trust_remote_code=False)
-
-
-def load(folder: str, *, attention: str = "sdpa", dtype: torch.dtype = torch.float32) -> torch.nn.Module:
-    return get_kit(NAME).load_model(folder, dtype=dtype, attn_implementation=attention, trust_remote_code=False)
+def load(folder: Path, *, attention: str = "sdpa", dtype: torch.dtype = torch.float32) -> torch.nn.Module:
+    return KIT.load_model(str(folder), dtype=dtype, attn_implementation=attention, trust_remote_code=False)
 
 
 def media_of(processor: object, *sizes: tuple[int, int]) -> dict[str, torch.Tensor]:
     images = [picture(*size) for size in sizes]
-    return encode(get_kit(NAME), processor, [message("user", *images, "Which digit?")]).media
+    return encode(KIT, processor, [message("user", *images, "Which digit?")]).media
 
 
 def features(model: torch.nn.Module, media: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -126,9 +115,8 @@ def test_prompts_with_different_numbers_of_crops_are_joined_with_empty_ones(proc
 
 
 def test_the_filler_is_one_patch_and_the_whole_picture(folder):
-    kit = get_kit(NAME)
-    config = kit.load_config(folder, trust_remote_code=False)
-    ids, media = kit.filler_media(config)
+    config = KIT.load_config(str(folder), trust_remote_code=False)
+    ids, media = KIT.filler_media(config)
     assert ids == [config.vision_config.image_token_id] * (2 + 1 + 272)
     assert media["image_attention_mask"].sum(dim=(2, 3)).tolist() == [[1024, 1]]
 
@@ -141,23 +129,22 @@ def test_frozen_on_loading_is_what_no_loss_reaches_and_nothing_else(folder, proc
     assert frozen == {
         name for name, _ in model.named_parameters() if name.startswith((*dead, f"{tower}encoder.layers.1."))
     }
-    encoded = encode(get_kit(NAME), processor, [message("user", picture(56, 84), "Which digit?")])
+    encoded = encode(KIT, processor, [message("user", picture(56, 84), "Which digit?")])
     sequences = torch.tensor([encoded.token_ids])
     model(sequences, **encoded.media).logits.square().sum().backward()
     assert all(weight.grad is not None for name, weight in model.named_parameters() if name not in frozen)
 
 
 def test_the_originals_template_of_texts_alone_renders_the_same(folder, processor):
-    kit = get_kit(NAME)
-    other = kit.load_processor(folder, trust_remote_code=False)
+    other = KIT.load_processor(str(folder), trust_remote_code=False)
     other.chat_template = ORIGINAL_TEMPLATE
     messages = [
         message("system", "Think first."),
         message("user", picture(56, 56), picture(84, 56), "Add them."),
         message("assistant", "<answer>4</answer>"),
     ]
-    rendered = kit.render(processor, messages, add_generation_prompt=False)
-    assert kit.render(other, messages, add_generation_prompt=False) == rendered
+    rendered = KIT.render(processor, messages, add_generation_prompt=False)
+    assert KIT.render(other, messages, add_generation_prompt=False) == rendered
     assert processor.tokenizer.decode(rendered) == (
         "<|system|>Think first.<|end|><|user|><|image|><|image|>Add them.<|end|><|assistant|><answer>4</answer><|end|>"
     )
@@ -169,14 +156,14 @@ def test_the_end_token_is_the_one_that_ends_a_turn(folder, processor, tmp_path):
         assert text in (tmp_path / name).read_text()
     config = (tmp_path / "tokenizer_config.json").read_text()
     (tmp_path / "tokenizer_config.json").write_text(config.replace("<|end|>", "<|endoftext|>"))
-    loaded = get_kit(NAME).load_processor(str(tmp_path), trust_remote_code=False)
+    loaded = KIT.load_processor(str(tmp_path), trust_remote_code=False)
     assert loaded.tokenizer.eos_token == "<|end|>"
     assert loaded.tokenizer.pad_token == "<|endoftext|>"
 
     vocabulary = (tmp_path / "tokenizer.json").read_text()
     (tmp_path / "tokenizer.json").write_text(vocabulary.replace("<|end|>", "<|other|>"))
     with pytest.raises(UserError, match=r"the tokenizer of this checkpoint has no <\|end\|>"):
-        get_kit(NAME).load_processor(str(tmp_path), trust_remote_code=False)
+        KIT.load_processor(str(tmp_path), trust_remote_code=False)
 
 
 @pytest.mark.parametrize("name", ["model.layers.0.mlp.down_proj.lora_A.default.weight", "lm_head.base_layer.weight"])

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -45,13 +44,8 @@ RELEASED_LAYER = {
 
 
 @pytest.fixture(scope="module")
-def tiny(tiny_checkpoint: Callable[[str], Path]) -> Path:
-    return tiny_checkpoint("qwen3_vl_moe")
-
-
-@pytest.fixture(scope="module")
-def prompts(tiny: Path) -> list[EncodedPrompt]:
-    processor = KIT.load_processor(str(tiny), trust_remote_code=False)
+def prompts(folder: Path) -> list[EncodedPrompt]:
+    processor = KIT.load_processor(str(folder), trust_remote_code=False)
     texts = ([picture(84, 56), "Which digit is this?"], ["What is 12 + 34?"])
     return [encode(KIT, processor, [message("user", *parts)]) for parts in texts]
 
@@ -89,19 +83,19 @@ def test_the_released_config_gives_the_released_names_and_shapes():
     assert stored[f"{tower}pos_embed.weight"] == (2304, 1152)
 
 
-def test_what_transformers_converts_are_these_tensors_alone_which_it_does_not_turn_back(tiny, tmp_path):
+def test_what_transformers_converts_are_these_tensors_alone_which_it_does_not_turn_back(folder, tmp_path):
     table = _build_checkpoint_conversion_mapping()["qwen3_vl_moe"]
     turns = {tuple(one.source_patterns): one.operations for one in table}
     assert set(turns) == {("mlp.experts.gate_up_proj",), ("mlp.experts.down_proj",)}
     assert all(type(operation) is Transpose for (operation,) in turns.values())
     # As it writes what it has read by its own table.
-    model = load(tiny)
+    model = load(folder)
     model._weight_conversions = table
     model.save_pretrained(tmp_path / "theirs")
     model = load(tmp_path / "theirs")
     model.save_pretrained(tmp_path / "ours")
     theirs, ours, own = (
-        load_file(folder / "model.safetensors") for folder in (tmp_path / "theirs", tmp_path / "ours", tiny)
+        load_file(path / "model.safetensors") for path in (tmp_path / "theirs", tmp_path / "ours", folder)
     )
     gate_up, down = (f"model.language_model.layers.1.mlp.experts.{name}_proj" for name in ("gate_up", "down"))
     # Four experts of 96 in a model of 64.
@@ -112,29 +106,29 @@ def test_what_transformers_converts_are_these_tensors_alone_which_it_does_not_tu
     assert all(torch.equal(turned(theirs)[name], tensor) for name, tensor in own.items())
 
 
-def test_transformers_own_table_reads_what_is_written(tiny, tmp_path):
+def test_transformers_own_table_reads_what_is_written(folder, tmp_path):
     from transformers import conversion_mapping
 
-    ours = load(tiny).state_dict()
+    ours = load(folder).state_dict()
     registered = conversion_mapping.get_checkpoint_conversion_mapping("qwen3_vl_moe")
     table = _build_checkpoint_conversion_mapping()["qwen3_vl_moe"]
     conversion_mapping.register_checkpoint_conversion_mapping("qwen3_vl_moe", table, overwrite=True)
     try:
-        theirs = Qwen3VLMoeForConditionalGeneration.from_pretrained(tiny, dtype=torch.float32).state_dict()
+        theirs = Qwen3VLMoeForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).state_dict()
     finally:
         conversion_mapping.register_checkpoint_conversion_mapping("qwen3_vl_moe", registered, overwrite=True)
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(theirs[name], weight) for name, weight in ours.items())
 
 
-def test_trained_and_merged_models_are_written_in_the_released_layout(tiny, tmp_path):
-    actor = make_actor(tiny, lora_rank=4)
+def test_trained_and_merged_models_are_written_in_the_released_layout(folder, tmp_path):
+    actor = make_actor(folder, lora_rank=4)
     # As a run saves it, and as `lmm-r1 merge` does.
     actor.model.save_pretrained(tmp_path / "saved", state_dict=merged_state_dict(actor.model))
-    processor = KIT.load_processor(str(tiny), trust_remote_code=False)
-    write_checkpoint(load(tiny), kit=KIT, processor=processor, output=tmp_path / "merged", dtype=torch.float32)
+    processor = KIT.load_processor(str(folder), trust_remote_code=False)
+    write_checkpoint(load(folder), kit=KIT, processor=processor, output=tmp_path / "merged", dtype=torch.float32)
     own, saved, merged = (
-        load_file(folder / "model.safetensors") for folder in (tiny, tmp_path / "saved", tmp_path / "merged")
+        load_file(path / "model.safetensors") for path in (folder, tmp_path / "saved", tmp_path / "merged")
     )
     assert own.keys() == saved.keys() == merged.keys()
     for name, tensor in own.items():
@@ -142,8 +136,8 @@ def test_trained_and_merged_models_are_written_in_the_released_layout(tiny, tmp_
         assert torch.equal(merged[name], tensor)
 
 
-def test_a_weight_that_is_sent_alone_is_the_checkpoints_also_where_ranks_hold_parts_of_it(tiny):
-    model, stored = load(tiny), load_file(tiny / "model.safetensors")
+def test_a_weight_that_is_sent_alone_is_the_checkpoints_also_where_ranks_hold_parts_of_it(folder):
+    model, stored = load(folder), load_file(folder / "model.safetensors")
     name = "model.language_model.layers.0.mlp.experts.down_proj"
     whole = model.get_parameter(name).detach().clone()
     # What ZeRO-3 leaves of a weight between passes.
@@ -163,8 +157,8 @@ def test_the_layout_of_a_file_is_told_by_the_width_of_the_model():
     assert all(found[name] is weights[name] for name in (down, "lm_head.weight"))
 
 
-def test_the_loss_is_that_of_transformers(tiny):
-    actor = make_actor(tiny)
+def test_the_loss_is_that_of_transformers(folder):
+    actor = make_actor(folder)
     actor.balance_experts()
     sequences, mask = pad([[5, 6, 7, 8, 9, 10, 11], [20, 21, 22, 23]], side="left")
     with torch.no_grad():
@@ -175,15 +169,15 @@ def test_the_loss_is_that_of_transformers(tiny):
     assert output.aux_loss.item() == pytest.approx(expected.item(), rel=1e-5)
 
 
-def test_the_engine_reads_what_transformers_writes(tiny, prompts, tmp_path):
-    folder = tmp_path / "theirs"
-    shutil.copytree(tiny, folder)
-    save_file(turned(load_file(tiny / "model.safetensors")), folder / "model.safetensors", metadata={"format": "pt"})
+def test_the_engine_reads_what_transformers_writes(folder, prompts, tmp_path):
+    theirs = tmp_path / "theirs"
+    shutil.copytree(folder, theirs)
+    save_file(turned(load_file(folder / "model.safetensors")), theirs / "model.safetensors", metadata={"format": "pt"})
     # Nor does a config need to say how the weights of a token's experts are scaled.
-    config = json.loads((folder / "config.json").read_text())
+    config = json.loads((theirs / "config.json").read_text())
     del config["text_config"]["norm_topk_prob"]
-    (folder / "config.json").write_text(json.dumps(config))
-    actor = make_actor(tiny, ban_media_tokens=True)
-    with running_engine(KIT, folder, max_images=1) as llm:
+    (theirs / "config.json").write_text(json.dumps(config))
+    actor = make_actor(folder, ban_media_tokens=True)
+    with running_engine(KIT, theirs, max_images=1) as llm:
         samples = sampled(llm, KIT, prompts, banned=actor.banned_token_ids.tolist(), n=2, max_tokens=12)
     assert largest_difference(actor, prompts, samples) <= 1e-4

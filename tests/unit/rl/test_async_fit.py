@@ -13,26 +13,19 @@ from typing import Any
 import pytest
 import ray
 from helpers.conversations import message, row
-from helpers.rl_steps import play_steps, without_workers
+from helpers.rl_steps import KillableRun, Killed, play_steps, small_run, without_workers
 from helpers.samples import of_answer
 
-from lmm_r1 import dotted
-from lmm_r1.config import PPOConfig, resolve
 from lmm_r1.data.messages import Row
 from lmm_r1.data.sample import Sample
 from lmm_r1.data.training_rows import PromptStream
 from lmm_r1.errors import UserError
 from lmm_r1.rl import model_groups
 from lmm_r1.rl.generator import KitSamplesGenerator, group_settings
-from lmm_r1.rl.loop import RLRun
-from lmm_r1.rl.rollouts import MadeRollout, Rollout
+from lmm_r1.rl.rollouts import Rollout
 
 BATCH = 2
 PATIENCE_S = 10.0
-
-
-class Killed(Exception):
-    """As a process that is killed: nothing is saved behind it."""
 
 
 class Order:
@@ -74,13 +67,12 @@ class ScriptedGenerator(KitSamplesGenerator):
         return [[replace(sample, weight_version=version) for sample in group] for group in of]
 
 
-class ScriptedTrainer(RLRun):
+class ScriptedTrainer(KillableRun):
     """Notes what it learns from in each step, and what it would save."""
 
     order: Order
     version = 0
     fails_at: int | None = None
-    killed_in: int | None = None
 
     def train_step(self, rollout: Rollout, *, step: int) -> dict[str, float]:
         if step == self.killed_in:
@@ -101,14 +93,6 @@ class ScriptedTrainer(RLRun):
         self.version += 1
         self.order.note(f"weights {self.version}")
 
-    def _make_step(self, made: MadeRollout, *, began: float) -> dict[str, Any]:
-        states = super()._make_step(made, began=began)
-        self.saved.append(states)
-        return states
-
-    def _save_before_stop(self, states: dict[str, Any]) -> None:
-        """Nothing: as after kill -9."""
-
 
 @pytest.fixture
 def scripted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., ScriptedTrainer]:
@@ -124,21 +108,8 @@ def scripted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., S
         episodes: int = 1,
         **flags: object,
     ) -> ScriptedTrainer:
-        values = {
-            "actor.model_name_or_path": "model",
-            "actor.num_gpus_per_node": 1,
-            "ref.num_gpus_per_node": 1,
-            "data.prompt_dataset": "rows.jsonl",
-            "reward.remote_url": "http://127.0.0.1:5000/get_reward",
-            "rollout.batch_size": BATCH,
-            "rollout.n_samples_per_prompt": 2,
-            "train.batch_size": 2 * BATCH,
-            "train.num_episodes": episodes,
-            "train.async_enable": True,
-            "ckpt.output_dir": str(tmp_path),
-            **{name.replace("__", "."): value for name, value in flags.items()},
-        }
-        config = resolve(dotted.replace(PPOConfig(), values))
+        own = {"train__num_episodes": episodes, "train__async_enable": True, "ckpt__output_dir": str(tmp_path)}
+        config = small_run(prompts=BATCH, **{**own, **flags})
         rows = [replace(row(message("user", "?")), location=chr(ord("a") + place)) for place in range(prompts)]
         trainer = without_workers(ScriptedTrainer, config, rows, folder=tmp_path)
         trainer.order, trainer.learnt, trainer.logged, trainer.saved, trainer.versions = Order(), [], [], [], []

@@ -12,11 +12,9 @@ from typing import Any
 import pytest
 import ray
 from helpers.conversations import message, row
-from helpers.rl_steps import play_steps, without_workers
+from helpers.rl_steps import KillableRun, Killed, play_steps, small_run, without_workers
 from helpers.samples import generated_sample, of_answer
 
-from lmm_r1 import dotted
-from lmm_r1.config import PPOConfig, resolve
 from lmm_r1.data.messages import Row
 from lmm_r1.data.sample import Sample, WeightSpan
 from lmm_r1.data.training_rows import MeasuredCurriculum, PromptStream
@@ -26,14 +24,9 @@ from lmm_r1.generation.group import GroupSettings
 from lmm_r1.rl import generator, model_groups
 from lmm_r1.rl.generator import KitSamplesGenerator, group_settings
 from lmm_r1.rl.groups import GroupFilter, GroupsUnderWay, StartedGroup, kept_tokens
-from lmm_r1.rl.loop import RLRun
-from lmm_r1.rl.rollouts import MadeRollout, Rollout
+from lmm_r1.rl.rollouts import Rollout
 
 BATCH = 2
-
-
-class Killed(Exception):
-    """As a process that is killed: nothing is saved behind it."""
 
 
 class Clock(KitSamplesGenerator):
@@ -64,10 +57,8 @@ class Clock(KitSamplesGenerator):
         return [[of_answer(item, score=1.0)] for item in rows]
 
 
-class ScriptedTrainer(RLRun):
+class ScriptedTrainer(KillableRun):
     """Notes the prompts of each step, and what it would save."""
-
-    killed_in: int | None = None
 
     def train_step(self, rollout: Rollout, *, step: int) -> dict[str, float]:
         if step == self.killed_in:
@@ -75,14 +66,6 @@ class ScriptedTrainer(RLRun):
         self.learnt.append(list(dict.fromkeys(rollout.locations)))
         self.learner.send_weights()
         return {}
-
-    def _make_step(self, made: MadeRollout, *, began: float) -> dict[str, Any]:
-        states = super()._make_step(made, began=began)
-        self.saved.append(states)
-        return states
-
-    def _save_before_stop(self, states: dict[str, Any]) -> None:
-        """Nothing: as after kill -9."""
 
 
 def rows_of(names: str) -> list[Row]:
@@ -107,21 +90,8 @@ def scripted(tmp_path: Path, calls: list[str]) -> Callable[..., ScriptedTrainer]
     def made(
         names: str, *, ticks: Mapping[str, int] | None = None, episodes: int = 1, **flags: object
     ) -> ScriptedTrainer:
-        values = {
-            "actor.model_name_or_path": "model",
-            "actor.num_gpus_per_node": 1,
-            "ref.num_gpus_per_node": 1,
-            "data.prompt_dataset": "rows.jsonl",
-            "reward.remote_url": "http://127.0.0.1:5000/get_reward",
-            "rollout.batch_size": BATCH,
-            "rollout.n_samples_per_prompt": 2,
-            "rollout.oversample": 1.5,
-            "train.batch_size": 2 * BATCH,
-            "train.num_episodes": episodes,
-            "ckpt.output_dir": str(tmp_path),
-            **{name.replace("__", "."): value for name, value in flags.items()},
-        }
-        config = resolve(dotted.replace(PPOConfig(), values))
+        own = {"rollout__oversample": 1.5, "train__num_episodes": episodes, "ckpt__output_dir": str(tmp_path)}
+        config = small_run(prompts=BATCH, **{**own, **flags})
         trainer = without_workers(ScriptedTrainer, config, rows_of(names), folder=tmp_path)
         trainer.learnt, trainer.logged, trainer.saved = [], [], []
         trainer.prompts._order = list(range(len(trainer.prompts.rows)))

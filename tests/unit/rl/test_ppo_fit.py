@@ -10,12 +10,10 @@ from typing import Any
 import pytest
 import ray
 from helpers.conversations import message, row
-from helpers.rl_steps import play_steps, without_workers
+from helpers.rl_steps import play_steps, small_run, without_workers
 from helpers.samples import of_answer
 from openrlhf.trainer.ppo_utils.experience import Experience
 
-from lmm_r1 import dotted
-from lmm_r1.config import PPOConfig, resolve
 from lmm_r1.data.messages import Row
 from lmm_r1.data.sample import Sample
 from lmm_r1.errors import UserError
@@ -68,21 +66,8 @@ def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     play_steps(monkeypatch)
 
     def made(answers: Sequence[str], *, episodes: int = 1, limit: int | None = None, **more: object) -> PlayedTrainer:
-        flags = {
-            "actor.model_name_or_path": "model",
-            "actor.num_gpus_per_node": 1,
-            "ref.num_gpus_per_node": 1,
-            "data.prompt_dataset": "rows.jsonl",
-            "reward.remote_url": "http://127.0.0.1:5000/get_reward",
-            "rollout.batch_size": BATCH,
-            "rollout.n_samples_per_prompt": 2,
-            "train.batch_size": 2 * BATCH,
-            "train.num_episodes": episodes,
-            "algo.dynamic_filtering_enable": True,
-            "ckpt.output_dir": str(tmp_path),
-            **{name.replace("__", "."): value for name, value in more.items()},
-        }
-        config = resolve(dotted.replace(PPOConfig(), flags))
+        own = {"algo__dynamic_filtering_enable": True, "ckpt__output_dir": str(tmp_path)}
+        config = small_run(prompts=BATCH, train__num_episodes=episodes, **{**own, **more})
         rows = [
             replace(row(message("user", "?"), answer=answer), location=f"line {line}")
             for line, answer in enumerate(answers, start=1)

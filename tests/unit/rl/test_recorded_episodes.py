@@ -6,15 +6,13 @@ from types import SimpleNamespace
 import pytest
 import ray
 from helpers.conversations import message, picture, row
+from helpers.rl_steps import small_run
 from helpers.samples import episode, generated_sample
+from helpers.scripted_engines import SETTINGS
 from PIL import Image
 from rich.console import Console
 
-from lmm_r1 import dotted
-from lmm_r1.config import PPOConfig, resolve
 from lmm_r1.data.sample import CallOutcome, Cut, CutImage, Said
-from lmm_r1.generation.engine import SamplingSettings
-from lmm_r1.generation.group import GroupSettings
 from lmm_r1.generation.media_store import put_pictures
 from lmm_r1.records.rollouts import ROLLOUTS_FILE, read_rollouts
 from lmm_r1.records.run_folder import RunFolder
@@ -26,26 +24,12 @@ CUT = Cut(picture=0, name="original_image", box=(2, 0, 6, 6), size=(8, 6))
 LOOK = Said("assistant", "crop", calls=(CallOutcome(tool="crop", outcome="done"),))
 
 
-def config(**flags: object) -> PPOConfig:
-    given = {
-        "actor.model_name_or_path": "model",
-        "actor.num_gpus_per_node": 1,
-        "ref.num_gpus_per_node": 1,
-        "data.prompt_dataset": "rows.jsonl",
-        "reward.remote_url": "http://127.0.0.1:5000/get_reward",
-        "rollout.batch_size": 2,
-        "rollout.n_samples_per_prompt": 2,
-        "train.batch_size": 4,
-    }
-    return resolve(dotted.replace(PPOConfig(), given | {key.replace("__", "."): flags[key] for key in flags}))
-
-
 @pytest.mark.parametrize(
     ("flags", "wanted"),
     [({}, False), ({"train__agent": "crop"}, True), ({"train__agent": "crop", "logger__rollouts_per_step": 0}, False)],
 )
 def test_engines_are_asked_for_pictures_where_episodes_are_recorded(flags, wanted):
-    assert group_settings(config(**flags)).pictures is wanted
+    assert group_settings(small_run(**flags)).pictures is wanted
 
 
 # Four times as many groups as are recorded: 1 group where its 4 samples are more than asked for, 2 groups of 8 or 11.
@@ -53,15 +37,8 @@ def test_engines_are_asked_for_pictures_where_episodes_are_recorded(flags, wante
 def test_groups_that_may_be_recorded_bring_pictures(recorded, pictured):
     generator = object.__new__(KitSamplesGenerator)
     generator.config = SimpleNamespace(logger=SimpleNamespace(rollouts_per_step=recorded))
-    settings = GroupSettings(
-        sampling=SamplingSettings(n_samples=4, temperature=1.0, top_p=1.0, max_new_tokens=4),
-        max_len=16,
-        logprobs=True,
-        ignore_eos=False,
-        overlong_prompts="skip",
-        media=True,
-        pictures=True,
-    )
+    sampling = replace(SETTINGS.sampling, n_samples=4)
+    settings = replace(SETTINGS, sampling=sampling, max_len=16, overlong_prompts="skip", pictures=True)
     asked = [generator._of_row(settings, place=place) for place in range(100)]
     assert [one.pictures for one in asked] == [True] * pictured + [False] * (100 - pictured)
     plain = replace(settings, pictures=False)
@@ -91,13 +68,13 @@ def test_one_group_at_least_is_recorded_whole(count, recorded):
 
 
 def recorder(folder: RunFolder, *, count: int) -> Recorder:
-    return Recorder(config=config(logger__rollouts_per_step=count), folder=folder, total_steps=1, console=Console())
+    return Recorder(config=small_run(logger__rollouts_per_step=count), folder=folder, total_steps=1, console=Console())
 
 
 def test_a_greedy_response_is_recorded_behind_its_group_as_what_it_is(tmp_path):
     greedy = generated_sample(text="greedy", reward=0.5)
     groups = [[replace(generated_sample(text=text), greedy=greedy) for text in "ab"] for _ in range(2)]
-    assert group_settings(config(algo__advantage__estimator="remax")).greedy
+    assert group_settings(small_run(algo__advantage__estimator="remax")).greedy
     folder = RunFolder(path=tmp_path, name="rl", kind="rl")
     folder.open("")
     shown = recorder(folder, count=2).rollouts(1, groups)

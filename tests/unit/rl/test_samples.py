@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from helpers import scripted_engines
 from helpers.conversations import message, row
 from helpers.samples import generated_sample, media_ref, of_answer, unrewarded
 from openrlhf.trainer.ppo_utils.experience import Experience
@@ -17,7 +18,6 @@ from lmm_r1.config.rewards import part_weights
 from lmm_r1.data.sample import Segment
 from lmm_r1.data.training_rows import PromptStream
 from lmm_r1.errors import UserError
-from lmm_r1.generation.engine import SamplingSettings
 from lmm_r1.generation.group import GroupSettings, SampledGroup
 from lmm_r1.rl.experiences import experience_of
 from lmm_r1.rl.generator import KitSamplesGenerator
@@ -30,13 +30,12 @@ from lmm_r1.scoring import Moment
 from remote_rm.client import RewardUnavailable
 from remote_rm.verifier import Score
 
-SETTINGS = GroupSettings(
-    sampling=SamplingSettings(n_samples=2, temperature=1.0, top_p=1.0, max_new_tokens=4),
+SETTINGS = replace(
+    scripted_engines.SETTINGS,
+    sampling=replace(scripted_engines.SETTINGS.sampling, n_samples=2),
     max_len=16,
     logprobs=False,
-    ignore_eos=False,
     overlong_prompts="skip",
-    media=True,
 )
 
 ARGS = SimpleNamespace(

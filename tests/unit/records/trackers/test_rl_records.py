@@ -6,12 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 from helpers.conversations import message, picture, row
+from helpers.rl_steps import small_run
 from helpers.samples import generated_sample
 from helpers.tracked_runs import of_tensorboard, texts_of_tensorboard
 from rich.console import Console
 
 from lmm_r1 import dotted
-from lmm_r1.config import PPOConfig, resolve
+from lmm_r1.config import PPOConfig
 from lmm_r1.config.rewards import WeightedPart
 from lmm_r1.data.sample import Sample
 from lmm_r1.records.rollouts import read_rollouts
@@ -32,22 +33,14 @@ def sample(response: str, *, reward: float, score: float | None = None) -> Sampl
 @pytest.fixture
 def config(tmp_path: Path) -> PPOConfig:
     """Trackers asked for as on a command line of OpenRLHF, of which wandb is left offline."""
-    flags = {
-        "actor.model_name_or_path": "model",
-        "actor.num_gpus_per_node": 1,
-        "ref.num_gpus_per_node": 1,
-        "data.prompt_dataset": "rows.jsonl",
-        "reward.remote_url": "http://127.0.0.1:5000/get_reward",
-        "rollout.batch_size": 1,
-        "rollout.n_samples_per_prompt": 2,
-        "train.batch_size": 2,
-        "train.num_episodes": 3,
-        "logger.tensorboard_dir": str(tmp_path / "tb"),
-        "logger.logging_steps": 2,
-        "logger.wandb.run_name": "tried",
-        "ckpt.output_dir": str(tmp_path / "run"),
-    }
-    return resolve(dotted.replace(PPOConfig(), flags))
+    return small_run(
+        prompts=1,
+        train__num_episodes=3,
+        logger__tensorboard_dir=str(tmp_path / "tb"),
+        logger__logging_steps=2,
+        logger__wandb__run_name="tried",
+        ckpt__output_dir=str(tmp_path / "run"),
+    )
 
 
 def test_metrics_and_rollouts_of_a_step_reach_the_trackers(config, tmp_path):
