@@ -38,7 +38,7 @@ class Within:
 
     def refusal(self, value: object) -> str | None:
         """Return what a value must be; None if it is."""
-        numbers = value if isinstance(value, tuple) else (value,)
+        numbers = tuple(value) if isinstance(value, list | tuple) else (value,)
         bounds = [
             (*_COMPARISONS[bracket], float(bound))
             for bracket, bound in zip(

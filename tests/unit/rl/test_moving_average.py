@@ -10,6 +10,7 @@ from openrlhf.trainer.ray.ppo_actor import ActorPPOTrainer
 from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig
 from lmm_r1.rl import workers
+from lmm_r1.rl.losses import LossSettings
 from lmm_r1.rl.workers import KitActorPPOTrainer, KitPolicyActor
 
 
@@ -39,11 +40,12 @@ def test_an_average_moves_with_the_updates_that_were_made(applied, updates, monk
     trainer.average, trainer.actor_scheduler = NotedAverage(), SimpleNamespace(get_last_lr=lambda: [0.5])
     trainer.strategy = SimpleNamespace(config=PPOConfig(), ds_device_mesh={"dp": SimpleNamespace(size=lambda: 1)})
     trainer.actor = SimpleNamespace(model=SimpleNamespace(was_step_applied=lambda: applied))
+    trainer.loss_settings = LossSettings()
     trainer.replay_buffer = SimpleNamespace(
         announce_pass=lambda engine, step: None, dynamic_optimizer_step=[0, 1], dynamic_batch_num_tokens=[1, 1]
     )
     for step in (0, 1):
-        trainer.training_step(None, 0.0, step)
+        trainer.training_step(None, 0.0, step, {})
     assert trainer.average.updates == updates
 
 

@@ -243,7 +243,7 @@ def test_an_adaptive_kl_weight_goes_on_where_it_was(make_trainer, calls):
 
 def test_a_fixed_kl_weight_is_that_of_the_command_and_an_older_checkpoint_has_none(make_trainer):
     states = at(make_trainer(), 1)
-    fixed = make_trainer(states, algo__kl__target=None, algo__kl__init_coef=0.3)
+    fixed = make_trainer(states, algo__kl__target=None, algo__kl__horizon=10000, algo__kl__init_coef=0.3)
     fixed._resume()
     assert (fixed.step, fixed.learner.kl_weight.value) == (1, 0.3)
     del states["kl_coef"]
@@ -318,7 +318,7 @@ def test_the_model_that_a_run_starts_from_is_evaluated_once_and_its_answers_are_
         trainer.learner.generator, trainer.step = SimpleNamespace(evaluate=evaluate), step
         trainer._catch_up_on_evaluation()
         assert len(calls) == count
-    assert calls == [{"temperature": 0.6, "n_samples": 2, "moment": Moment(step=0, held_out=True)}]
+    assert calls == [{"temperature": 0.6, "top_p": 1.0, "top_k": -1, "n_samples": 2, "moment": Moment(step=0, held_out=True)}]
     (stage,) = read_run(tmp_path / "run").stages
     source = samples[0].row.datasource
     assert asked.folder.logged(0, prefix="eval_") == {f"eval_{source}_pass1": 0.5, f"eval_{source}_pass2": 1.0}
