@@ -286,7 +286,7 @@ class RecordParser:
                 self.fail(f"{where} ({role}) is empty")
             # An empty system turn switches off the template's own.
             parts = parts or [TextPart("")]
-            loss = bool(loss) if role == "assistant" else loss
+            loss = bool(loss) if role == "assistant" and not self.names.asked_only else loss
         for part in parts:
             if isinstance(part, TextPart):
                 self.check_characters(part.text, where=f"{where} ({role})")

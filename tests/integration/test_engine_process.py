@@ -22,7 +22,7 @@ import psutil
 
 
 def reward_func(queries, prompts, labels):
-    children = len(psutil.Process().children(recursive=True))
+    children = len(psutil.Process().parent().children(recursive=True)) - 1
     return {"rewards": [float(len(query) % 2) for query in queries], "extra_logs": {"children": [children] * len(queries)}}
 """
 
