@@ -81,20 +81,19 @@ def _sampling(given: Given) -> Results:
     """Convert the sampling of validation, which is one greedy response by default in verl."""
     if given.has(IMAGES) and not crops(given):
         yield Flag("data.max_images_per_prompt", given.group(IMAGES).get("image", 0))
-    own = f"{ROLLOUT}.val_kwargs.temperature"
+    own, *kept_tokens = (f"{ROLLOUT}.val_kwargs.{name}" for name in ("temperature", "top_p", "top_k"))
     if not given["data.val_files"]:
         why = "nothing is evaluated without data.val_files"
-        yield from idle(given, why, own, f"{ROLLOUT}.val_n", f"{ROLLOUT}.val_do_sample")
+        yield from idle(given, why, own, *kept_tokens, f"{ROLLOUT}.val_n", f"{ROLLOUT}.val_do_sample")
         return
     yield Flag("eval.n_samples_per_prompt", given.whole(f"{ROLLOUT}.val_n") if given.has(f"{ROLLOUT}.val_n") else 1)
     sampled = "worker.rollout.temperature" if given[own] is None else own
     yield Flag("eval.temperature", given.number(sampled) if given[f"{ROLLOUT}.val_do_sample"] else 0.0)
     if given[own] is not None and not given[f"{ROLLOUT}.val_do_sample"]:
         yield lacks(own, f"it has no effect without {ROLLOUT}.val_do_sample")
-    for name, everything in (("top_p", 1.0), ("top_k", -1)):
-        kept = given[f"{ROLLOUT}.val_kwargs.{name}"]
-        if kept is not None and kept != everything:
-            yield Flag(f"eval.{name}", kept)
+    for setting, everything in zip(kept_tokens, (1.0, -1), strict=True):
+        if given[setting] not in (None, everything):
+            yield Flag(f"eval.{setting.rpartition('.')[2]}", given[setting])
 
 
 def _columns(given: Given) -> Results:
