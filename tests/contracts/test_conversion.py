@@ -343,6 +343,9 @@ def test_a_stage_has_the_settings_of_the_script_that_its_file_names_and_says_whe
     case = table("contracts/conversion", "stages")[stage]
     file = STAGE_FILES / f"{stage}.yaml"
     theirs = read_back(converted(DATA / f"{case['fixture']}.bash"))
+    if theirs.actor.eps_clip == 0.2:
+        # What an open one is.
+        theirs = dotted.replace(theirs, {"actor.eps_clip": None})
     ours = dotted.replace(PPOConfig(), parse_settings(file.read_text(), dotted.leaf_types(PPOConfig), source=stage))
     served = () if "reward.remote_url" in case["differences"] else ("reward.remote_url",)
     flags = [flag for flag in dotted.leaf_types(PPOConfig) if not flag.startswith((*PLACES, *served))]

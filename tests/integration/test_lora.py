@@ -278,7 +278,8 @@ def test_a_moving_average_is_that_of_the_merged_weights(run, tiny_checkpoint, tm
         average.update()
         expected = {name: 0.75 * expected[name] + 0.25 * weight for name, weight in merged().items()}
     before, processor = merged(), get_kit(KIT).load_processor(str(tiny_checkpoint(KIT)), trust_remote_code=False)
-    file = average.save(tmp_path)
+    actor.model.save_checkpoint(str(tmp_path), tag="step")
+    file = average.save(tmp_path / "step")
     resumed = MovingAverage(actor.model, beta=0.75)
     resumed.load(file.parent)
     with resumed.in_weights():
