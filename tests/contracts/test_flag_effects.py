@@ -95,7 +95,9 @@ def read_names() -> set[str]:
     trees = (ast.walk(ast.parse(path.read_text(encoding="utf-8"))) for path in (*ours, *theirs))
     nodes = [node for tree in trees for node in tree]
     keys = {ast.unparse(node.slice).strip("'") for node in nodes if isinstance(node, ast.Subscript)}
-    gets = [node.args[:1] for node in nodes if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(".get")]
+    calls = [(ast.unparse(node.func), node.args) for node in nodes if isinstance(node, ast.Call)]
+    gets = [names[:1] for called, names in calls if called.endswith(".get")]
+    gets += [names[1:2] for called, names in calls if called == "getattr"]
     keys |= {ast.unparse(name).strip("'") for names in gets for name in names}
     return keys | {node.attr for node in nodes if isinstance(node, ast.Attribute)}
 
