@@ -65,7 +65,7 @@ def called(function: Callable[..., Any], *arguments: object, **named: object) ->
 
 
 @dataclass(frozen=True)
-class Asked:
+class SentRequest:
     """A request; both fail with UserError if the process ends."""
 
     begun: Future[None] = field(default_factory=Future)
@@ -108,7 +108,7 @@ class UserProcess:
         for work in (link.read, link.write):
             threading.Thread(target=work, name=what, daemon=True).start()
 
-    def ask(self, request: object) -> Asked:
+    def ask(self, request: object) -> SentRequest:
         """Send a request, which is pickled; requests are begun in their order."""
         return self._link.ask(request)
 
@@ -125,13 +125,13 @@ class _Link:
         self.reason: str | None = None
         self._process, self._connection, self._what = process, connection, what
         self._numbers = itertools.count()
-        self._asked: dict[int, Asked] = {}
+        self._asked: dict[int, SentRequest] = {}
         self._ended: UserError | None = None
         self._lock = threading.Lock()
         self._unsent: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
 
-    def ask(self, request: object) -> Asked:
-        number, asked = next(self._numbers), Asked()
+    def ask(self, request: object) -> SentRequest:
+        number, asked = next(self._numbers), SentRequest()
         message = number.to_bytes(_NUMBER_BYTES, "big") + pickle.dumps(request)
         with self._lock:
             if self._ended is not None:
@@ -203,12 +203,12 @@ def serve(connection: int, lifeline: int) -> None:
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(lifeline, fcntl.F_SETFL, os.O_ASYNC)
-    calls = _Calls(Connection(connection))
+    calls = _Serving(Connection(connection))
     with suppress(EOFError, BrokenPipeError):
         calls.run()
 
 
-class _Calls:
+class _Serving:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._sending = threading.Lock()

@@ -75,7 +75,7 @@ CASES = {
         decay=0.5,
         max_norm=0.05,
     ),
-    # The KL is a loss, over tokens; the policy's is over sequences, with a wider clip range above 1, and a bonus on entropy.
+    # The KL is a loss, over sequences as the policy's, with a wider clip range above 1, and a bonus on entropy.
     "group_norm": Case(
         flags={
             "algo.advantage.estimator": "group_norm",
@@ -195,7 +195,7 @@ def advantages_by_hand(name: str, samples: Sequence[Told]) -> list[torch.Tensor]
 def loss_by_hand(
     name: str, model: torch.nn.Module, samples: Sequence[Told], advantages: Sequence[torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the loss of an update, and the KL of each of its tokens."""
+    """Return the loss of an update, and the KL of each of its tokens, or of each response if the loss is over these."""
     low, high = (0.02, 0.08) if name == "group_norm" else (0.2, 0.2)
     losses, kls, entropies = [], [], []
     for one, advantage in zip(samples, advantages, strict=True):
@@ -204,17 +204,16 @@ def loss_by_hand(
         losses.append(-torch.minimum(ratio * advantage, ratio.clamp(1 - low, 1 + high) * advantage))
         kls.append((one.base - log_probs).exp() - 1 - (one.base - log_probs))
         entropies.append(entropy)
-    kl = torch.cat(kls)
     if name == "gae":
-        return torch.cat(losses).mean(), kl
-    policy = torch.stack([loss.mean() for loss in losses]).mean()
-    return policy + KL * kl.mean() - 0.1 * torch.cat(entropies).mean(), kl
+        return torch.cat(losses).mean(), torch.cat(kls)
+    policy, kl, entropy = (torch.stack([value.mean() for value in values]) for values in (losses, kls, entropies))
+    return policy.mean() + KL * kl.mean() - 0.1 * entropy.mean(), kl
 
 
 def by_hand(
     name: str, folder: Path, whole: Experience, updates: Sequence[Sequence[int]]
 ) -> tuple[dict[str, torch.Tensor], float]:
-    """Return the weights after updates on samples, named by their places, and the mean KL of the tokens of all of them."""
+    """Return the weights after updates on samples, named by their places, and their mean KL."""
     case, samples = CASES[name], told(whole)
     advantages = advantages_by_hand(name, samples)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
@@ -227,7 +226,8 @@ def by_hand(
             name, model, [samples[place] for place in places], [advantages[place] for place in places]
         )
         loss.backward()
-        kls.append(kl.detach())
+        # OpenRLHF's log weighs updates by their tokens.
+        kls.append(kl.detach().mean().expand(sum(len(samples[place].written) for place in places)))
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), case.max_norm)
         assert case.max_norm == math.inf or norm > case.max_norm, "it is to be clipped"
         for group in optimizer.param_groups:
