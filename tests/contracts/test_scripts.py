@@ -295,7 +295,12 @@ def test_a_shipped_yaml_of_a_stage_parses_and_resolves(path):
     config = parse(config_class, ["--config", str(path)], prog="p", description="")
     model = "model.model_name_or_path" if supervised else "actor.model_name_or_path"
     data = "data.dataset" if supervised else "data.prompt_dataset"
-    inputs = {model: "m", data: "d"} | ({} if supervised else {"reward.remote_url": "http://host/get_reward"})
+    inputs = {model: "m", data: "d"}
+    if isinstance(config, PPOConfig):
+        # A loop's rewards are those of the model that it has trained.
+        inputs |= (
+            {"reward.model_name_or_path": "r"} if "loops" in path.parts else {"reward.remote_url": "http://host/a"}
+        )
     assert resolve(dotted.replace(config, inputs)) is not None
 
 
