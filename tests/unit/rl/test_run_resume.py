@@ -318,7 +318,9 @@ def test_the_model_that_a_run_starts_from_is_evaluated_once_and_its_answers_are_
         trainer.learner.generator, trainer.step = SimpleNamespace(evaluate=evaluate), step
         trainer._catch_up_on_evaluation()
         assert len(calls) == count
-    assert calls == [{"temperature": 0.6, "top_p": 1.0, "top_k": -1, "n_samples": 2, "moment": Moment(step=0, held_out=True)}]
+    assert calls == [
+        {"temperature": 0.6, "top_p": 1.0, "top_k": -1, "n_samples": 2, "moment": Moment(step=0, held_out=True)}
+    ]
     (stage,) = read_run(tmp_path / "run").stages
     source = samples[0].row.datasource
     assert asked.folder.logged(0, prefix="eval_") == {f"eval_{source}_pass1": 0.5, f"eval_{source}_pass2": 1.0}
