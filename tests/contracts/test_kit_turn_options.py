@@ -115,7 +115,7 @@ class Playing:
         largest = []
         for sample in samples:
             made = experience_of(sample, max_len=10_000)
-            gaps = gaps_of(self.log_probs(sample)[None], made.rollout_log_probs, made.action_mask, ["text"], top_p=1.0)
+            gaps = gaps_of(self.log_probs(sample)[None], made.rollout_log_probs, made.action_mask, ["text"])
             assert gaps["text"].tokens == sum(sample.loss_mask)
             largest.append(gaps["text"].largest)
         return max(largest)
