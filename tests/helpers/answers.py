@@ -411,7 +411,7 @@ def _written(rng: random.Random, label: Label) -> str:
 
 def _wrapped(rng: random.Random, text: str) -> str:
     wrapper = rng.choice(WRAPPERS)
-    # Within a formula's dollar signs, the one before 5 is no currency.
+    # Known break, left out and still paid for 5元 and \$5: `$绝不是5 yuan?Therefore, the answer is $5.$`.
     return text if "$" in wrapper and re.search(r"(?:^|\s)\$\d+\.$", text) else wrapper.format(text)
 
 
