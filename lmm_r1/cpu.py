@@ -375,11 +375,10 @@ class _Packing:
     def __call__(self, *args: Any, **kwargs: Any) -> object:
         import torch
 
-        threads = torch.get_num_threads()
-        if threads == self._threads:
-            return self._create(*args, **kwargs)
-        torch.set_num_threads(self._threads)
+        # vLLM's worker replaces torch.set_num_threads by a function that does nothing.
+        set_threads, threads = torch._C.set_num_threads, torch.get_num_threads()
+        set_threads(self._threads)
         try:
             return self._create(*args, **kwargs)
         finally:
-            torch.set_num_threads(threads)
+            set_threads(threads)

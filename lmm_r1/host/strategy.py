@@ -48,9 +48,20 @@ logger = logging.getLogger(__name__)
 
 _NORMS = (torch.nn.LayerNorm, torch.nn.GroupNorm, torch.nn.RMSNorm, torch.nn.modules.batchnorm._BatchNorm)
 # Loads DeepSpeed's Adam for CPUs: as installed, from PyTorch's folder of built extensions, or built by the compiler.
-_BUILD = "from deepspeed.ops.op_builder import CPUAdamBuilder; CPUAdamBuilder().load()"
-# A build takes about one minute. A killed build leaves a lock, and other builds wait for it forever.
-BUILD_SECONDS = 600
+# A killed build leaves PyTorch's lock, for which others would wait forever; the kernel releases the one of flock.
+_BUILD = """
+import fcntl, pathlib
+from deepspeed.ops.op_builder import CPUAdamBuilder
+from torch.utils.cpp_extension import _get_build_directory
+builder = CPUAdamBuilder()
+folder = pathlib.Path(_get_build_directory(builder.name, verbose=False))
+with open(folder / "lmm_r1.lock", "w") as own:
+    fcntl.flock(own, fcntl.LOCK_EX)
+    (folder / "lock").unlink(missing_ok=True)
+    builder.load()
+"""
+# A build takes two minutes of processor time, of which a shared machine may give a tenth.
+BUILD_SECONDS = 1800
 _TRACKERS = ("logger.wandb.key", "logger.swanlab.key", "logger.tensorboard_dir")
 _ERROR = re.compile(r"^(?:\w+\.)*(\w+(?:Error|Exception)\b.*)", re.MULTILINE)
 

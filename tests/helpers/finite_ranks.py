@@ -210,6 +210,7 @@ def averaged(stage: int, dtype: str, folder: Path) -> dict[str, bool]:
     weights, masters = whole_of(engine), masters_of(engine)
     with average.in_weights():
         inside = whole_of(engine)
+    engine.save_checkpoint(str(folder.parent), tag=folder.name)
     average.save(folder)
     again = MovingAverage(engine, beta=BETA)
     again.load(folder)

@@ -120,10 +120,15 @@ def train(tiny_checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempP
             start(self, samples)
 
         def generate(
-            self: KitSamplesGenerator, rows: Sequence[Row], settings: GroupSettings, *, finished: Any = None
+            self: KitSamplesGenerator,
+            rows: Sequence[Row],
+            settings: GroupSettings,
+            *,
+            first: int = 0,
+            finished: Any = None,
         ) -> Any:
             if records:
-                recorded.append(without_ray(of_many_lengths(sampled(self, rows, settings))))
+                recorded.append(without_ray(of_many_lengths(sampled(self, rows, settings, first=first))))
             groups = in_store(recorded[-1] if records else next(replayed))
             for group in reversed(groups if finished else []):
                 finished(group)

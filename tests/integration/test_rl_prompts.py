@@ -86,7 +86,7 @@ def test_a_run_whose_engine_and_trainer_disagree_stops_before_its_first_update(t
     ended = train(algo__mismatch_limit=1e-12)
     assert ended.code == 1
     sentence = one_sentence(ended.stderr, prefix="lmm-r1 train_ppo_ray: error: ")
-    assert "disagree on the log-probs of the first step's samples" in sentence
+    assert "disagree on the log-probs of a step's samples" in sentence
     assert "of text rows" in sentence
     assert "No weight was changed." in sentence
     left = {path.name for path in (tmp_path / "out").rglob("*") if path.is_file()}

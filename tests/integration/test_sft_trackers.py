@@ -33,9 +33,8 @@ def train(model: Path, folder: Path, *, monkeypatch: pytest.MonkeyPatch) -> None
         "ds.param_dtype": "fp32",
         "ckpt.output_dir": folder / "run",
         "ckpt.save_steps": 2,
-        "logger.wandb.mode": "offline",
-        "logger.swanlab.mode": "offline",
     }
+    settings |= {f"logger.{name}.mode": "offline" for name in TRACKERS if name in ("wandb", "swanlab")}
     address = {"logger.mlflow.tracking_uri": f"file://{folder}/store"} if "mlflow" in TRACKERS else {}
     train_sft.main([*flags(settings | address), "--logger.trackers", *TRACKERS])
 

@@ -192,7 +192,7 @@ def test_it_ends_with_the_process_that_has_started_it_whatever_it_does(tmp_path)
         f"source = FunctionScorer(RewardFunction(path={str(tmp_path / 'math.py')!r}, name=None, arguments={{}}, "
         "score_key=None, deadline_s=600))\nasyncio.run(two_groups(source))"
     )
-    paths = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[2]), os.environ["PYTHONPATH"]])
+    paths = os.pathsep.join(str(Path(__file__).parents[up]) for up in (0, 2, 3))
     started = subprocess.Popen([sys.executable, "-c", starting], env=os.environ | {"PYTHONPATH": paths})
     until = time.monotonic() + 120
     while not (told.exists() and told.read_text()):
