@@ -136,9 +136,9 @@ def check_ranges(config: DataclassInstance, *, prefix: str = "--") -> None:
                 raise UserError(f"{given(flag, value, prefix=prefix)} {refusal}")
 
 
-def has_effect(flag: str, config: DataclassInstance) -> bool:
-    """Return whether a flag has an effect in the settings of a run."""
-    needs = (one for one in declared(type(config))[flag] if isinstance(one, Needs))
+def has_effect(flag: str, config: DataclassInstance, *, or_warns: bool = False) -> bool:
+    """Return whether a flag has an effect in the settings of a run, or is only reported if it has none."""
+    needs = (one for one in declared(type(config))[flag] if isinstance(one, Needs) and not (or_warns and one.warns))
     return all(one.holds(config, group=flag.rpartition(".")[0]) for one in needs)
 
 

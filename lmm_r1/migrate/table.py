@@ -337,9 +337,6 @@ def convert(
                 notes.append(result)
             else:
                 flags[result.name] = result.value
-    for flag, why in _without_effect(flags, ours).items():
-        del flags[flag]
-        notes += [lacks(one.name, why) for one in table.settings if flag in one.flags and given.has(one.name)]
     for name in values:
         if name not in table.by_name:
             says = next((says for part, says in table.families.items() if part in name), None)
@@ -347,9 +344,13 @@ def convert(
     in_order = {flag: _fitted(_plain(flags[flag]), hint) for flag, hint in known.items() if flag in flags}
     assert in_order.keys() == flags.keys(), f"no flags: {sorted(flags.keys() - in_order.keys())}"
     run = dotted.replace(config_class(), in_order)
-    # Their defaults for what the run does not have, such as a critic.
-    for flag in [flag for flag in defaults if flag in flags and not has_effect(flag, run)]:
-        del in_order[flag], flags[flag]
+    # For what the run does not have, such as a critic: it would refuse them.
+    for flag, value in list(in_order.items()):
+        is_default = value == _plain(dotted.get(ours, flag))
+        if not is_default and not has_effect(flag, run, or_warns=flag not in defaults):
+            del in_order[flag], flags[flag]
+            given_as = [one.name for one in table.settings if flag in one.flags and given.has(one.name)]
+            notes += [lacks(name, f"--{flag} has no effect in this run") for name in given_as]
     named = tuple(_renamed(note, shown or {}) for note in notes)
     return Conversion(
         command=table.command,
@@ -359,31 +360,6 @@ def convert(
         open=tuple(_open_places(in_order, why_open or {})),
         values={(shown or {}).get(name, name): _said(name, value) for name, value in values.items()},
     )
-
-
-_NEEDS: tuple[tuple[str, str, Callable[[Any], bool], str], ...] = (
-    ("critic.", "algo.advantage.estimator", "gae".__eq__, "only gae has a critic"),
-    ("algo.advantage.lambd", "algo.advantage.estimator", "gae".__eq__, "only gae has a lambda"),
-    ("ref.offload", "algo.kl.init_coef", bool, "without a KL there is no reference model"),
-    ("ref.offload", "ds.zero_stage", (3).__eq__, "--ds.zero_stage 3 moves it"),
-    ("logger.wandb.group", "logger.trackers", bool, "there is no tracker"),
-    ("algo.kl.", "algo.kl.init_coef", bool, "without a weight there is no KL"),
-    ("algo.dynamic_filtering_", "algo.dynamic_filtering_enable", bool, "nothing is filtered"),
-    ("ds.lora.", "ds.lora.rank", bool, "it has no effect without adapters"),
-    ("eval.", "eval.dataset", bool, "nothing is evaluated without held-out rows"),
-)
-"""Groups of ours, the flag without which they have no effect, whether its value turns them on, and the reason."""
-
-
-def _without_effect(flags: Mapping[str, object], ours: object) -> dict[str, str]:
-    """Return the flags that nothing reads, with the reason; a run would refuse them."""
-    return {
-        flag: why
-        for group, switch, turns_on, why in _NEEDS
-        for flag, value in flags.items()
-        if flag.startswith(group) and flag != switch and _plain(value) != _plain(dotted.get(ours, flag))
-        if switch in dotted.leaf_types(type(ours)) and not turns_on(flags.get(switch, dotted.get(ours, switch)))
-    }
 
 
 def _said(name: str, value: object) -> str:

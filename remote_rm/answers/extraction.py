@@ -58,7 +58,14 @@ def final_answer(response: str) -> str | None:
     boxed = _boxed_with_unit(conclusion)
     if boxed is not None:
         return boxed
-    return _last_stated_value(in_english(without_sign_off(without_struck_out(conclusion[-MAX_TAIL_CHARS:]).strip())))
+    text = in_english(without_sign_off(without_struck_out(conclusion[-MAX_TAIL_CHARS:]).strip()))
+    value = _last_stated_value(text)
+    if value is not None and Token.NUMBER_IN_DOLLARS.fullmatch(value):
+        before, opening, opened = text[: text.rfind(value)].rpartition("$")
+        if opening and before.count("$") % 2 == 0 and not opened[:1].isdigit():
+            # A formula is open there, so this sign is the currency's: `$surely not 5 yuan? The answer is $5.$`
+            return value.rstrip("$")
+    return value
 
 
 def concluding_text(response: str) -> str | None:

@@ -62,13 +62,13 @@ def read(text: str) -> Statement:
 
 def clause_of(text: str) -> str | None:
     """Return the clause that holds the answer, or None if one sentence introduces or offers another one than the next."""
-    current, is_led, is_polar = None, False, False
+    current, is_led, is_polar, is_corrected = None, False, False, False
     sentences = _sentences(text)
     for sentence in sentences:
         correction = Token.CORRECTED.match(sentence) if current is not None and not is_polar else None
         if correction is not None:
             rest = sentence[correction.end() :]
-            current, is_led = _introduced(rest) or rest, True
+            current, is_led, is_corrected = _introduced(rest) or rest, True, True
             continue
         if current is not None and (Token.ALTERNATIVE.match(sentence) or Token.TAKEN_BACK.match(sentence)):
             return None
@@ -78,10 +78,10 @@ def clause_of(text: str) -> str | None:
         if introduced is None:
             is_polar = is_polar or (current is None and Token.POLAR.fullmatch(sentence + " -") is not None)
             current = current if is_led or (is_polar and current is not None) else sentence
-        elif is_led and current is not None and normalize(introduced) != normalize(current):
+        elif is_led and not is_corrected and current is not None and normalize(introduced) != normalize(current):
             return None
         else:
-            current, is_led = introduced, True
+            current, is_led, is_corrected = introduced, True, False
     if not is_led and not is_polar and _are_bare(sentences):
         return None
     return None if current is None else Token.TAG.sub("", current).strip()
@@ -202,8 +202,9 @@ class Clause:
                 last = match
         said = clause[last.end() :] if last is not None and clause[last.end() :].strip() else clause
         said = Token.ASIDE.sub(" ", said)
+        said = Token.CONTRAST.sub("", said)
         comment = Token.COMMENT.search(said, 1) if said else None
-        said = without_remark(Token.CONTRAST.sub("", said[: comment.start()] if comment else said))
+        said = without_remark(said[: comment.start()] if comment else said)
         # A list in Chinese may end in the number of things that it names.
         return Token.KINDS_AFTER.sub("", said) if "、" in said else said
 
@@ -429,6 +430,8 @@ def _endings(said: str, complement: str) -> Iterable[str]:
     if quoted := Token.QUOTED.search(said):
         yield quoted[1].strip()
     yield complement
+    # It was Newton who found it.
+    yield Token.WHO.split(complement, maxsplit=1)[0]
     # The triangle is an isosceles triangle.
     for verb in list(Token.VERB.finditer(said))[-1:]:
         subject = said[: verb.start()].split()

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
-from remote_rm.answers.lexer import Token, respelled
+from remote_rm.answers.lexer import Pattern, Token, respelled
 from remote_rm.answers.lexer.languages import (
     ANSWER,
     DENIED,
     INTRODUCED,
     LANGUAGES,
     MAYBE,
+    STATED,
     WHOLE_WORD,
     WORDS,
     bare_answer,
@@ -25,6 +26,7 @@ MAX_NAMED = 20
 """Numbers up to this have their words in the tables."""
 
 
+_POLAR = ("yes", "no")
 _AROUND = " \t\n*_\"'.。।!！¡¿،"
 
 
@@ -34,51 +36,60 @@ def word_in_english(text: str) -> str:
         text = Token.FOREIGN_DIGIT.sub(lambda digit: str(unicodedata.digit(digit[0])), text)
     word = text.strip(_AROUND)
     is_abbreviation = word.casefold() == WHOLE_WORD and "." in text
-    is_name = (word.casefold() == WHOLE_WORD or len(word) == 2) and text != text.lower()
-    return text if is_abbreviation or is_name or len(word) > MAX_WORD_CHARS else WORDS.get(word.casefold(), text)
+    english = WORDS.get(word.casefold(), text)
+    is_name = (word.casefold() == WHOLE_WORD or len(word) == 2 and english not in _POLAR) and text != text.lower()
+    return text if is_abbreviation or is_name or len(word) > MAX_WORD_CHARS else english
 
 
 @lru_cache(maxsize=4096)
 def in_english(text: str) -> str:
     """Return the text with its last sentence about the answer in English; most texts as they are."""
-    text = Token.DECIMAL_COMMA_MEASURED.sub(r"\1.\2", word_in_english(text))
+    text = Token.DECIMAL_COMMA_MEASURED.sub(r"\1.\2", word_in_english(Token.FOREIGN_CONTRAST.sub("", text)))
+    head, comma, rest = text.partition(",")
+    if comma and (polar := WORDS.get(word := head.strip(_AROUND).casefold(), word)) in _POLAR:
+        text = polar if Token.FOREIGN_REASON.match(rest) else f"{polar},{rest}"
     sentences = [sentence for sentence in Token.FOREIGN_SENTENCE_END.split(text[-MAX_CHARS:]) if sentence]
     is_about = [ANSWER.search(sentence) is not None for sentence in sentences]
     first = max((place for place, about in enumerate(is_about) if about), default=len(sentences) - 1)
     last = " ".join(sentences[first:])
     if DENIED.search(last):
-        return f"not {last}"
+        return head if comma and polar == "no" and len(sentences) == 1 else f"not {last}"
     if MAYBE.search(last):
         return f"maybe {last}"
-    return _introduced(last) or text if any(is_about) else text
+    if any(is_about):
+        return _introduced(last, INTRODUCED) or text
+    return text if Token.VERB.search(last) else _introduced(last, STATED, is_plain=True) or text
 
 
-def _introduced(text: str) -> str:
-    """The text from its last introduction of an answer on, in English; "" if it has none."""
+def _introduced(text: str, by: Sequence[Pattern], *, is_plain: bool = False) -> str:
+    """The text from its last introduction of an answer on, in English; "" if it has none.
+
+    If it `is_plain`, it has one verb, and no number before it.
+    """
     found = [
-        (match.end(), -match.start(), place)
-        for place, pattern in enumerate(INTRODUCED)
-        for match in pattern.finditer(text)
+        (match.end(), -match.start(), place) for place, pattern in enumerate(by) for match in pattern.finditer(text)
     ]
-    if not found:
+    is_more = len({end for end, *_ in found}) > 1 or Token.NOT_PLAIN.search(text)
+    if not found or (is_plain and is_more):
         return ""
     end, _, place = max(found)
     said = bare_answer(text[end:].strip(), LANGUAGES[place])
     if "decimal_comma" not in LANGUAGES[place]:
         said = Token.DECIMAL_COMMA.sub(r"\1.\2", said)
-    return f"The answer is {word_in_english(said.rstrip('।'))}" if said.strip(_AROUND) else ""
+    is_late = is_plain and Token.DIGIT_OR_DOLLAR.search(said) and not Token.VALUE_FIRST.match(said)
+    return "" if is_late or not said.strip(_AROUND) else f"The answer is {word_in_english(said.rstrip('।'))}"
 
 
 MAX_SIGN_OFF_CHARS = 300
 _GOODBYES = (
     "hope", "me know", "anything else", "free to", "hesitate", "if you", "do you", "would you", "to help", "thank", "have a ",
-    "welcome", "good luck", "happy ", "希望", "如果",
+    "welcome", "good luck", "happy ", "希望", "如果", "check", "comprob", "probe", "rif", "验",
 )  # fmt: skip
 MIN_OPTIONS = 3
 MAX_OPTION_CHARS = 60
 ALPHABET = "ABCDEFGHIJ"
 """Letters of options."""
-_KEYS = ("answer", "final_answer", "result", "solution")
+_KEYS = ("answer", "final_answer", "result", "solution", "choice", "option")
 
 
 @lru_cache(maxsize=4096)
@@ -176,8 +187,8 @@ STEPS: tuple[Callable[[str], str], ...] = (
     from_code,
     without_layout,
     _without_remarks,
-    _from_chinese,
     in_english,
+    _from_chinese,
     in_formulas,
 )
 """What is done to an answer, in this order."""

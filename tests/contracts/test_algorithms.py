@@ -10,8 +10,6 @@ from lmm_r1.cli.arguments import parse
 from lmm_r1.config import PPOConfig, resolve
 from lmm_r1.errors import UserError
 
-pytestmark = pytest.mark.contract
-
 CLIPPED = {"actor.policy_loss_type": "ppo", "actor.eps_clip_low_high": (0.2, 0.2), "actor.loss_agg_mode": "token-mean"}
 NO_KL = {"algo.kl.init_coef": 0.0, "algo.kl.use_loss": False, "algo.kl.estimator": "k1"}
 GROUP = {"algo.advantage.estimator": "group_norm"}

@@ -15,8 +15,6 @@ from lmm_r1.cli.check_data import main
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.checkpoint import Checkpoint, check_embeddings
 
-pytestmark = pytest.mark.contract
-
 BROKEN_JPEG = b"\xff\xd8\xff\xe0" + bytes(40) + b"\xff\xd9"
 
 

@@ -61,8 +61,6 @@ def experiences(
     return groups
 
 
-pytestmark = pytest.mark.contract
-
 KIT = get_kit("qwen2_5_vl")
 ENGINE_DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 # What is left of the policy: by a rollout's flags, and by what an agent asks for.

@@ -21,8 +21,6 @@ from gpu_stages.operations import GroupWork, ModelSizes, useful_operations
 from lmm_r1.lmm_kits import get_kit
 from lmm_r1.lmm_kits.registry import released_configs
 
-pytestmark = pytest.mark.contract
-
 ROOT = Path(__file__).resolve().parents[2]
 README = "README.md"
 PAGES = {f"docs/{page.name}": page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs").glob("*.md"))}

@@ -43,9 +43,6 @@ sys.path.append(str(ROOT / "docs"))
 
 from flags_page import CONFIGS, FLAGS_PAGE, flags_page  # noqa: E402
 
-pytestmark = pytest.mark.contract
-
-
 SUPERVISED = {"model.model_name_or_path": "m", "data.dataset": "d", "ds.param_dtype": "bf16"}
 BASES: dict[str, dict[str, object]] = dict.fromkeys(CONFIGS, SUPERVISED) | {
     "train_ppo_ray": {

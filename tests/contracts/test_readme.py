@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.contract
-
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "README.md").read_text(encoding="utf-8")
 MOST_WORDS, MOST_WORDS_OF_A_SENTENCE = {"README.md": 640, "docs/performance.md": 900}, 25

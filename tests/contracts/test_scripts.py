@@ -26,8 +26,6 @@ from lmm_r1.data.recipes import recipe_names
 from lmm_r1.lmm_kits.registry import KITS
 from lmm_r1.tasks import TWINS
 
-pytestmark = pytest.mark.contract
-
 ALL_SCRIPTS = sorted(SCRIPTS.rglob("*.sh"))
 LAUNCHED = [path for path in ALL_SCRIPTS if path.stat().st_mode & 0o111]
 # These make their model and their rows before anything is printed, so they have no dry run.

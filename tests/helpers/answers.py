@@ -410,9 +410,7 @@ def _written(rng: random.Random, label: Label) -> str:
 
 
 def _wrapped(rng: random.Random, text: str) -> str:
-    wrapper = rng.choice(WRAPPERS)
-    # Known break, left out and still paid for 5元 and \$5: `$绝不是5 yuan?Therefore, the answer is $5.$`.
-    return text if "$" in wrapper and re.search(r"(?:^|\s)\$\d+\.$", text) else wrapper.format(text)
+    return rng.choice(WRAPPERS).format(text)
 
 
 def _filled(rng: random.Random, frame: str, labels: list[Label]) -> str:

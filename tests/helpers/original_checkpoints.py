@@ -39,6 +39,7 @@ VL7B, VL3B = "Qwen/Qwen2.5-VL-7B-Instruct", "Qwen/Qwen2.5-VL-3B-Instruct"
 BF16 = "worker.actor.fsdp.torch_dtype=bf16 worker.actor.optim.strategy=adamw_bf16"
 ONE_ENGINE_PER_GPU = {"vllm.num_engines": 8, "vllm.tensor_parallel_size": 1}
 # What each example script of EasyR1 gives beside the file, what that changes, and what is left out more.
+NO_REFERENCE = dict.fromkeys(("ref.offload", "ref.num_nodes", "ref.num_gpus_per_node"))
 EASYR1_SCRIPTS: dict[str, tuple[str, dict[str, object], set[str]]] = {
     "qwen2_5_7b_math_grpo": ("", {}, set()),
     "qwen2_5_vl_7b_geo3k_grpo": (
@@ -98,9 +99,9 @@ EASYR1_SCRIPTS: dict[str, tuple[str, dict[str, object], set[str]]] = {
             "algo.kl.init_coef": 0.0,
             "algo.kl.use_loss": None,
             "algo.kl.estimator": None,
-            "ref.offload": None,
             "algo.dynamic_filtering_enable": True,
             "train.num_episodes": 10,
+            **NO_REFERENCE,
         },
         {
             "data.mini_rollout_batch_size",
@@ -113,7 +114,7 @@ EASYR1_SCRIPTS: dict[str, tuple[str, dict[str, object], set[str]]] = {
         GEO3K_FLAGS
         | {"actor.eps_clip_low_high": [0.2, 0.28], "algo.kl.init_coef": 0.0, "algo.dynamic_filtering_enable": True}
         | {"algo.dynamic_filtering_max_batches": 20, "algo.dynamic_filtering_range": [0.01, 0.99]}
-        | {"algo.kl.use_loss": None, "algo.kl.estimator": None, "ref.offload": None},
+        | {"algo.kl.use_loss": None, "algo.kl.estimator": None, **NO_REFERENCE},
         set(),
     ),
     "qwen2_5_vl_7b_geo3k_gspo": (
@@ -122,7 +123,7 @@ EASYR1_SCRIPTS: dict[str, tuple[str, dict[str, object], set[str]]] = {
         GEO3K_FLAGS
         | {"actor.policy_loss_type": "gspo_token", "actor.loss_agg_mode": "seq-mean-token-mean"}
         | {"actor.eps_clip_low_high": [3e-4, 4e-4]}
-        | {"algo.kl.init_coef": 0.0, "algo.kl.use_loss": None, "algo.kl.estimator": None, "ref.offload": None},
+        | {"algo.kl.init_coef": 0.0, "algo.kl.use_loss": None, "algo.kl.estimator": None, **NO_REFERENCE},
         set(),
     ),
     "qwen2_5_vl_7b_geo3k_cispo": (
@@ -241,6 +242,7 @@ LMM_R1_SCRIPTS: dict[str, tuple[str, str, float, str, dict[str, object]]] = {
     "sokoban": (
         *("sokoban.jsonl", "gae", 1e-6, "./checkpoints/lmm-r1-sokoban"),
         ONE_AT_A_TIME
+        | NO_REFERENCE
         | {"rollout.batch_size": 128, "train.batch_size": 128, "train.num_episodes": 4, "ckpt.save_steps": 5}
         | {"rollout.max_new_tokens": 8196, "data.max_len": 12292, "algo.kl.init_coef": 0, "critic.adam.lr": 5e-6}
         | {"actor.freeze_visual_encoder": True, "data.label_key": None, "ckpt.load_enable": None}

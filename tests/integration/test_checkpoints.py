@@ -18,8 +18,6 @@ from lmm_r1.errors import UserError
 from lmm_r1.host.checkpoint_folder import read_latest
 from lmm_r1.host.strategy import KitStrategy
 
-pytestmark = pytest.mark.integration
-
 RANK_0 = "zero_pp_rank_0_mp_rank_00_"
 SHARDS = {
     1: [f"{RANK_0}optim_states.pt", "mp_rank_00_model_states.pt"],

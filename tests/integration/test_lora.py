@@ -28,7 +28,6 @@ from lmm_r1.models.adapters import ADAPTER_FOLDER, adapted_layers, merged_state_
 from lmm_r1.rl import workers
 from lmm_r1.rl.resume import load_reference, reference_file, write_reference
 
-pytestmark = pytest.mark.integration
 KIT = "qwen2_5_vl"
 SEQUENCES = torch.arange(3, 19)[None]  # (1, 16)
 EVERYTHING = torch.ones_like(SEQUENCES)

@@ -19,7 +19,6 @@ from lmm_r1.host.optimizer import check_finite
 from lmm_r1.host.strategy import KitStrategy, make_strategy
 from lmm_r1.models.loading import DTYPES
 
-pytestmark = pytest.mark.integration
 PASSES, UPDATES = 2, 3
 ADAM = {"lr": 1e-2, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.01}
 # Above the norm of some updates' gradients, and below that of others.

@@ -9,7 +9,6 @@ import pytest
 from helpers.commands import ANSWERED, flags, write_rows
 from helpers.commands_here import run_in_ranks
 
-pytestmark = pytest.mark.integration
 STEPS = 6
 SETTINGS: dict[str, object] = {
     "train.max_epochs": STEPS,

@@ -124,11 +124,11 @@ def train(tiny_checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempP
             rows: Sequence[Row],
             settings: GroupSettings,
             *,
-            first: int = 0,
             finished: Any = None,
+            **place: int,
         ) -> Any:
             if records:
-                recorded.append(without_ray(of_many_lengths(sampled(self, rows, settings, first=first))))
+                recorded.append(without_ray(of_many_lengths(sampled(self, rows, settings, **place))))
             groups = in_store(recorded[-1] if records else next(replayed))
             for group in reversed(groups if finished else []):
                 finished(group)

@@ -21,8 +21,6 @@ from remote_rm.math_verifier import MathVerifier
 from remote_rm.service.pool import QUICK_CHARS, PoolUnavailable, VerifierPool
 from remote_rm.verifier import Item, ServiceLimits, Verifier
 
-pytestmark = pytest.mark.integration
-
 
 @pytest.fixture
 def unruly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Verifier:

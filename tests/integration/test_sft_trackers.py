@@ -16,8 +16,6 @@ from lmm_r1.supervised import sft
 pytestmark = pytest.mark.slow
 
 TRACKERS = [name for name, backend in BACKENDS.items() if importlib.util.find_spec(backend.library)]
-
-
 STEPS = 4
 
 

@@ -24,8 +24,6 @@ from lmm_r1.models.adapters import adapted_layers, merged_state_dict
 from lmm_r1.supervised.samples import SFTSample
 from lmm_r1.supervised.sft import SFTRun
 
-pytestmark = pytest.mark.integration
-
 UPDATES = 2
 BATCH = 4
 LR, BETAS, EPS = 1e-2, (0.7, 0.8), 1e-4

@@ -23,6 +23,7 @@ def sections(file: str, *, delimiter: str = "=") -> dict[str, dict[str, str]]:
 
 
 Match = re.Match[str]
+Pattern = re.Pattern[str]
 
 
 class Patterns:
@@ -75,8 +76,9 @@ NO_NUMBERS = frozenset(("one", "hundred", "thousand", "million"))
 NO_UNIT_IN_PROSE = frozenset(("in", "a", "A", "at"))
 _FULL_WIDTH = {0xFEE0 + ord(sign): sign for sign in string.digits + string.ascii_letters}
 _INTRODUCING = (
-    "answer", "option", "choice", "choose", "chose", "pick", "select", "go with", " be", "####", "答", "选", "【", "corresponds", "matches",
-    "leaves", "we get", "we choose", "it is", "it's", "it’s", "this is", "that is", "that's", "that’s", "this's",
+    "answer", "option", "choice", "choose", "chose", "pick", "select", "go with", " be", "####", "答", "选", "【",
+    "corresponds", "matches", "correct ", "right ", "true ", "应该", "leaves", "we get", "we choose", "it is", "it's",
+    "it’s", "this is", "that is", "that's", "that’s", "this's",
 )  # fmt: skip
 
 

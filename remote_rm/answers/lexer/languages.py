@@ -47,11 +47,17 @@ DENIED, MAYBE, ANSWER = (
 INTRODUCED = tuple(map(_introduction, LANGUAGES))
 """What introduces an answer in each of LANGUAGES, with its verb."""
 
+STATED = tuple(re.compile(rf"(?:^|\s)(?:{language.get('states', '(?!)')})\s", re.IGNORECASE) for language in LANGUAGES)
+"""The verb of a plain sentence in each of LANGUAGES."""
+
+_ARTICLE = r"^(?:eine?n?|de[rns]|das|die|une?|les?|la|l['’]|el|los|las|una|uma?) (?=\w)"
+
 
 def bare_answer(said: str, language: Mapping[str, str]) -> str:
-    """Return an answer without the verb after it and the noun before its letter, and with alternatives joined by `or`."""
+    """Return an answer without its article, the verb after it and the noun before its letter; `or` joins alternatives."""
     if "ending" in language:
         said = re.sub(rf"\s*(?:{language['ending']})(?=\W*$)", "", said)
     if "option" in language:
         said = re.sub(rf"^(?:{language['option']})\s+(?=\(?[A-J]\b)", "", said, flags=re.IGNORECASE)
+    said = re.sub(_ARTICLE, "", said, flags=re.IGNORECASE)
     return re.sub(language["either"], " or ", said, flags=re.IGNORECASE)

@@ -16,8 +16,6 @@ from lmm_r1.data.messages import ImagePart, Row, TextPart
 from lmm_r1.data.sample import CallOutcome, CutImage
 from lmm_r1.errors import UserError
 
-pytestmark = pytest.mark.unit
-
 ROW = image_row(coordinates_image(100, 50))
 LEFT = '<think>Left.</think><grounding>{"bbox_2d": [0, 0, 0.5, 1], "source": "original_image"}</grounding>'
 SWAPPED = '<grounding>{"bbox_2d": [0.5, 0, 0, 1], "source": "original_image"}</grounding>'

@@ -20,8 +20,6 @@ from lmm_r1.data.sent_prompt import MediaAccess
 from lmm_r1.generation.engine import AskedRows, Outcome, SamplingSettings, TextPiece
 from remote_rm.verifier import PoolUnavailable, ServiceLimits
 
-pytestmark = pytest.mark.unit
-
 SAMPLING = SamplingSettings(n_samples=1, temperature=0.0, top_p=1.0, max_new_tokens=8)
 
 

@@ -23,8 +23,6 @@ from lmm_r1.chat.loop import (
 )
 from lmm_r1.data.messages import ImagePart, TextPart
 
-pytestmark = pytest.mark.unit
-
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):

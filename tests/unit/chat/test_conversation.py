@@ -10,8 +10,6 @@ from lmm_r1.chat.conversation import ChatSampling, Conversation, load, save, sav
 from lmm_r1.data.messages import ImagePart, Message, TextPart
 from lmm_r1.errors import UserError
 
-pytestmark = pytest.mark.unit
-
 SAMPLING = ChatSampling(temperature=0.5, top_p=0.9, max_new_tokens=7)
 QUESTION = {"role": "user", "content": "1+1?"}
 ANSWER = {"role": "assistant", "content": "2"}

@@ -20,7 +20,6 @@ from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import KITS, LmmKit, get_kit
 from lmm_r1.models.adapters import adapted_layers, merged_state_dict, save_adapter
 
-pytestmark = pytest.mark.unit
 WEIGHTS = "adapter_model.safetensors"
 
 

@@ -12,8 +12,6 @@ from helpers.recipe_samples import SAMPLES, png
 from lmm_r1.cli.prepare_data import main
 from lmm_r1.data.recipes import recipe_names
 
-pytestmark = pytest.mark.unit
-
 REPOSITORY = Path(__file__).parents[3]
 
 

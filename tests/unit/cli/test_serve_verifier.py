@@ -15,8 +15,6 @@ from remote_rm.math_verifier import MathVerifier
 from remote_rm.registry import VERIFIERS
 from remote_rm.vqa_verifier import VqaVerifier
 
-pytestmark = pytest.mark.unit
-
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list:

@@ -14,8 +14,6 @@ from lmm_r1.config import KDConfig, PPOConfig, SFTConfig, resolve, to_yaml, unpl
 from lmm_r1.errors import UserError
 from lmm_r1.host.seams import to_openrlhf_args
 
-pytestmark = pytest.mark.unit
-
 ONE_GPU = table("config/config", "one_gpu")
 
 

@@ -11,8 +11,6 @@ from lmm_r1.config.ppo import AgentConfig, ThoughtConfig
 from lmm_r1.config.shared import Speculation, SpeculationFlags, check_speculation
 from lmm_r1.errors import UserError
 
-pytestmark = pytest.mark.unit
-
 COMMANDS = {
     "evaluate": (evaluate.EvaluateConfig, evaluate.check, {"checkpoints": ("a=b",), "files": ("a=b",)}),
     "batch_inference": (generation.BatchConfig, generation.check_batch, {"model": "m", "data": "d"}),

@@ -7,8 +7,6 @@ from lmm_r1 import dotted
 from lmm_r1.config import DPOConfig, KDConfig, KTOConfig, PPOConfig, PRMConfig, RMConfig, SFTConfig, resolve
 from lmm_r1.errors import UserError
 
-pytestmark = pytest.mark.unit
-
 RL = {
     "actor.model_name_or_path": "model",
     "actor.num_gpus_per_node": 1,

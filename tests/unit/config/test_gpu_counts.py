@@ -10,8 +10,6 @@ from lmm_r1.config import PPOConfig
 from lmm_r1.config.hardware import Offer, check_offered, needed_gpus, settled_counts, shape, shared_counts
 from lmm_r1.errors import UserError
 
-pytestmark = pytest.mark.unit
-
 CPU, CLUSTER = Offer(per_node=(), joined=False), Offer(per_node=(8, 8), joined=True)
 GPUS = {count: Offer(per_node=(count,), joined=False) for count in (1, 2, 6, 8)}
 CRITIC = {"critic.model_name_or_path": "model", "algo.advantage.estimator": "gae"}

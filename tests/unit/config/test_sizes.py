@@ -7,8 +7,6 @@ from lmm_r1 import dotted
 from lmm_r1.config import DPOConfig, KTOConfig, PPOConfig, SFTConfig, resolve, sized_ppo, sized_supervised
 from lmm_r1.errors import UserError
 
-pytestmark = pytest.mark.unit
-
 
 def rl(rows: int, **changes: object) -> tuple[int, int, int, str | None]:
     """Prompts of a step, responses of a prompt, samples of an update, and what is said."""

@@ -12,8 +12,6 @@ from lmm_r1.data.images import load_image
 from lmm_r1.data.messages import ImagePart, TextPart, images_of
 from lmm_r1.errors import UserError
 
-pytestmark = pytest.mark.unit
-
 ROWS = [{"question": "1+1?", "answer": "2"}, {"question": "2+2?", "answer": "4"}]
 LINES = "\n".join(map(json.dumps, ROWS)) + "\n"
 

@@ -14,8 +14,6 @@ from lmm_r1.data.images import check_image_exists, image_size, load_image
 from lmm_r1.data.messages import ImagePart
 from lmm_r1.errors import UserError
 
-pytestmark = pytest.mark.unit
-
 LOCATION = "rows.jsonl line 7"
 
 

@@ -16,8 +16,6 @@ from lmm_r1.data.row_parser import parse_row, stored_messages
 from lmm_r1.errors import UserError
 from lmm_r1.supervised.samples import loss_turns
 
-pytestmark = pytest.mark.unit
-
 ASKED = {"role": "user", "content": "2+2?"}
 
 

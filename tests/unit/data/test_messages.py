@@ -26,8 +26,6 @@ from lmm_r1.data.messages import (
 from lmm_r1.data.row_parser import parse_row, stored_messages
 from lmm_r1.errors import UserError
 
-pytestmark = pytest.mark.unit
-
 BASE = Path("/data/geo")
 PICTURE = Image.new("RGB", (3, 2))
 CONTENT = [{"type": "image", "image": "img/a.png"}, {"type": "text", "text": "Find x."}]

@@ -11,8 +11,6 @@ from lmm_r1.data.reading import PromptTemplate
 from lmm_r1.data.templates import FILES, BoundedEnvironment
 from lmm_r1.errors import UserError
 
-pytestmark = pytest.mark.unit
-
 GROWN = "{% set ns = namespace(s='aa', l=[1], n=9) %}{% for i in range(99) %}{% set ns.@ %}{% endfor %}{{ ns.s }}"
 
 

@@ -7,8 +7,6 @@ from safetensors.torch import save_file
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import write_atomically, written_folder, written_into
 
-pytestmark = pytest.mark.unit
-
 
 def test_a_file_is_written_completely_or_not_at_all(tmp_path):
     target = tmp_path / "new" / "page.html"

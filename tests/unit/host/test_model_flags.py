@@ -26,8 +26,6 @@ from lmm_r1.models.loading import LoadSettings, load_settings, rl_settings, trai
 from lmm_r1.rl import workers
 from lmm_r1.supervised import models
 
-pytestmark = pytest.mark.unit
-
 LOADED = {
     "ds.attn_implementation": "eager",
     "ds.experts_implementation": "batched_mm",

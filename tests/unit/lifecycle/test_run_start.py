@@ -17,8 +17,6 @@ from lmm_r1.errors import UserError
 from lmm_r1.lifecycle.start import Fingerprint, check_same_run, check_start, open_run, read_fingerprint
 from lmm_r1.records.run_folder import RunFolder
 
-pytestmark = pytest.mark.unit
-
 
 def config(tmp_path: Path, **changes: object) -> SFTConfig:
     settings = {"ckpt.output_dir": str(tmp_path / "run"), "model.model_name_or_path": str(tmp_path / "model")}

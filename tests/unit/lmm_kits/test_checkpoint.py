@@ -25,8 +25,6 @@ from lmm_r1.lmm_kits.checkpoint import (
 )
 from lmm_r1.models.loading import LoadSettings, load_model
 
-pytestmark = pytest.mark.unit
-
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:

@@ -14,8 +14,6 @@ from lmm_r1.migrate.openrlhf import TABLES
 from lmm_r1.migrate.shell import Script
 from lmm_r1.migrate.shell_values import as_shown
 
-pytestmark = pytest.mark.unit
-
 
 def read(text: str, **given: str) -> tuple[list[str], Script]:
     """The arguments of the script's tool, with its variables replaced, and what was read."""

@@ -19,8 +19,6 @@ from lmm_r1.models.adapters import adapted_layers
 from lmm_r1.models.loading import freeze, resolve_attention
 from lmm_r1.models.output_layer import ban
 
-pytestmark = pytest.mark.unit
-
 ROWS = ([7, 9, 11, 13, 15], [8, 10, 12])
 
 

@@ -20,8 +20,6 @@ from lmm_r1.models.adapters import (
     save_adapter,
 )
 
-pytestmark = pytest.mark.unit
-
 
 @pytest.fixture(scope="module")
 def folder(tiny_checkpoint) -> Path:

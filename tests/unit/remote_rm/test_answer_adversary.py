@@ -9,8 +9,6 @@ from helpers.tables import table
 from remote_rm.registry import get_verifier
 from remote_rm.verifier import Item
 
-pytestmark = pytest.mark.unit
-
 # What other seeds have found.
 FOUND = table("remote_rm/answer_adversary", "found")
 

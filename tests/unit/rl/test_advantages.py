@@ -34,8 +34,6 @@ from lmm_r1.rl.advantages import (
 )
 from lmm_r1.rl.experiences import add_advantages, check_groups, experience_of
 
-pytestmark = pytest.mark.unit
-
 NAMES = typing.get_args(typing.get_type_hints(AdvantageConfig)["estimator"])
 # OpenRLHF's own.
 UPSTREAM = ("gae", "reinforce", "rloo", "reinforce_baseline", "group_norm", "dr_grpo", "flash_reinforce")

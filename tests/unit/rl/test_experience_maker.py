@@ -17,8 +17,6 @@ from lmm_r1.data.sample import PlacedRef, media_before
 from lmm_r1.rl.batching import pass_limits, sample_sizes
 from lmm_r1.rl.experiences import add_advantages, is_on_policy
 
-pytestmark = pytest.mark.unit
-
 SETTINGS = table("rl/experience_maker", "settings")
 
 

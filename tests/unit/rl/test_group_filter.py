@@ -15,8 +15,6 @@ from lmm_r1.data.sample import Sample
 from lmm_r1.errors import UserError
 from lmm_r1.rl.groups import ExperienceFilter, GroupFilter, counts, deviation, dropped_group, rewards_summary
 
-pytestmark = pytest.mark.unit
-
 QUESTION = replace(row(message("user", "?"), answer="7"), location="rows.jsonl, line 4")
 
 

@@ -8,8 +8,6 @@ import pytest
 
 from lmm_r1.rl.batching import PassLimits, SampleSize, SharedTokens, plan_forward, plan_update
 
-pytestmark = pytest.mark.unit
-
 
 def groups(*responses: Sequence[int], prompts: Sequence[int] = ()) -> list[SampleSize]:
     """One group per list of response lengths, with prompts of 10 tokens where none are given."""

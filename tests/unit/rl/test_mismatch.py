@@ -25,8 +25,6 @@ from lmm_r1.rl.mismatch import (
 from lmm_r1.rl.model_groups import take_gaps
 from lmm_r1.rl.workers import KitActorPPOTrainer
 
-pytestmark = pytest.mark.unit
-
 POLICY = torch.tensor([[0.0, -1.0, -2.0, 0.0], [0.0, -0.5, 0.0, 0.0]])
 ENGINE = torch.tensor([[0.0, -1.5, -1.8, 9.0], [7.0, -0.4, 9.0, 9.0]])
 MASK = torch.tensor([[0, 1, 1, 0], [0, 1, 0, 0]])

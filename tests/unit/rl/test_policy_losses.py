@@ -14,8 +14,6 @@ from openrlhf.models.loss import PolicyLoss as TheirPolicyLoss
 from lmm_r1.config.ppo import PolicyLossName
 from lmm_r1.rl.losses import POLICY_LOSSES, Correction, LossSettings, PolicyLoss
 
-pytestmark = pytest.mark.unit
-
 NAMES = get_args(PolicyLossName)
 AGGREGATIONS = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm")
 

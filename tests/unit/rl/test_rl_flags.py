@@ -39,8 +39,6 @@ from lmm_r1.rl.resume import BestEvaluation, Checkpoints
 from lmm_r1.rl.workers import KitActorPPOTrainer, KitCriticPPOTrainer, KitPolicyActor, no_loss
 from lmm_r1.scoring import Moment
 
-pytestmark = pytest.mark.unit
-
 GIVEN = table("rl/rl_flags", "given")
 
 

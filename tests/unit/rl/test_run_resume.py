@@ -24,8 +24,6 @@ from lmm_r1.rl.model_groups import Models
 from lmm_r1.rl.run import workers_strategy
 from lmm_r1.scoring import Moment
 
-pytestmark = pytest.mark.unit
-
 SETTINGS = table("rl/run_resume", "settings")
 
 

@@ -15,8 +15,6 @@ from lmm_r1.host.seams import to_openrlhf_args
 from lmm_r1.rl.advantages import KLWeight
 from lmm_r1.rl.experiences import estimated_kl, shape_rewards
 
-pytestmark = pytest.mark.unit
-
 
 def config(**changes: object) -> PPOConfig:
     given = {"rollout.max_new_tokens": 6, **{name.replace("__", "."): value for name, value in changes.items()}}

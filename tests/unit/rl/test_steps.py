@@ -9,8 +9,6 @@ from lmm_r1.generation.group import GroupSettings
 from lmm_r1.rl.generator import group_settings
 from lmm_r1.rl.loop import optimizer_steps, total_steps
 
-pytestmark = pytest.mark.unit
-
 
 def config(**changes: object) -> PPOConfig:
     return dotted.replace(PPOConfig(), {name.replace("__", "."): value for name, value in changes.items()})

@@ -19,8 +19,6 @@ from lmm_r1.generation.group import GroupRollout, GroupSettings
 from lmm_r1.scoring import Moment, ScoredResponse
 from lmm_r1.scoring.sources import GroupSource, make_scorer
 
-pytestmark = pytest.mark.unit
-
 ROW = row(message("user", "1+1?"), answer="2")
 BATCH = [ScoredResponse(row=ROW, prompt="p", query=f"q{text}", response=text, num_tokens=2) for text in ("2", "3")]
 OPENRLHF = "def reward_func(queries, prompts, labels, responses):\n    "

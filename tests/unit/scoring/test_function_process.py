@@ -16,8 +16,6 @@ from lmm_r1.errors import UserError
 from lmm_r1.scoring import ScoredResponse
 from lmm_r1.scoring.functions import FunctionScorer
 
-pytestmark = pytest.mark.unit
-
 HALF = r"\frac{1}{2}"
 ROW = row(message("user", "What is 1/2?"), answer=HALF)
 BATCH = [

@@ -20,8 +20,6 @@ from lmm_r1.scoring.functions import FunctionScorer
 from remote_rm import llm_judge_verifier
 from remote_rm.verifier import Score
 
-pytestmark = pytest.mark.unit
-
 ROW = replace(row(message("user", picture(8, 4), "How many?"), answer="2"), columns={"bbox": [1, 2], "level": "easy"})
 
 

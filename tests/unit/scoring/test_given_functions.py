@@ -13,8 +13,6 @@ from lmm_r1.scoring import ScoredResponse
 from lmm_r1.scoring.sources import make_scorer
 from remote_rm.verifier import Score
 
-pytestmark = pytest.mark.unit
-
 ROW = row(message("user", "1 + 1?"), answer="2")
 CELL = """
 BONUS = 0.5

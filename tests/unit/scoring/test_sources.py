@@ -12,8 +12,6 @@ from lmm_r1.scoring.functions import FunctionScorer, ScoredResponse
 from lmm_r1.scoring.sources import make_scorer
 from remote_rm.client import RewardClient
 
-pytestmark = pytest.mark.unit
-
 
 def reward_file(folder: Path, reply: str) -> str:
     path = folder / "reward.py"

@@ -36,8 +36,6 @@ from lmm_r1.supervised.kto import (
     kto_loss,
 )
 
-pytestmark = pytest.mark.unit
-
 
 def sigmoid(value: float) -> float:
     return 1 / (1 + math.exp(-value))

@@ -17,8 +17,6 @@ from lmm_r1.errors import UserError
 from lmm_r1.supervised import read_ahead
 from lmm_r1.supervised.prm import PRMRun, StepEncoder, collate_steps, step_losses
 
-pytestmark = pytest.mark.unit
-
 
 class Actor:
     """A model that judges a step by the letter before its placeholder: its place behind a, times a weight."""

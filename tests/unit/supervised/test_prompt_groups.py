@@ -20,8 +20,6 @@ from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.supervised import batch_indices
 from lmm_r1.supervised.prm import PRMRun, StepEncoder, grouped_indices, in_turns, prompt_numbers
 
-pytestmark = pytest.mark.unit
-
 GROUPS = [[0, 3], [1], [2, 4, 5]]
 PROMPTS = torch.tensor([0, 1, 2, 0, 2, 2])
 

@@ -15,8 +15,6 @@ from lmm_r1.data.preferences import PreferenceRow
 from lmm_r1.errors import UserError
 from lmm_r1.supervised.rm import RewardEncoder, RewardSample, RMRun, collate_rewards
 
-pytestmark = pytest.mark.unit
-
 
 class Engine:
     """A model whose reward is a hundredth of how far the first letter of a response is behind a, times a weight."""

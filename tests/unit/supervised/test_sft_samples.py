@@ -10,8 +10,6 @@ from lmm_r1.errors import UserError
 from lmm_r1.supervised import batch_indices
 from lmm_r1.supervised.samples import SFTSample, collate, encode_sample
 
-pytestmark = pytest.mark.unit
-
 
 def encode(*messages, max_len=100, every_turn=False, kit=None):
     return encode_sample(

@@ -16,8 +16,6 @@ from lmm_r1.supervised.samples import SFTBatch, SFTSample, collate
 from lmm_r1.supervised.sft import RowEncoder, SFTRun
 from lmm_r1.supervised.start import _check_processes
 
-pytestmark = pytest.mark.unit
-
 
 def batch(*rows: tuple[list[int], list[int]]) -> SFTBatch:
     samples = [SFTSample(token_ids=ids, loss_mask=list(map(bool, mask)), media=None) for ids, mask in rows]

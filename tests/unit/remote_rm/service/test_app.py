@@ -11,8 +11,6 @@ from remote_rm.reward_function import reward_func_of
 from remote_rm.service.app import INLINE_BYTES, create_app
 from remote_rm.verifier import ServiceLimits
 
-pytestmark = pytest.mark.unit
-
 
 @pytest.fixture
 def client() -> TestClient:
