@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from lmm_r1.config.checks import check_thought
@@ -16,7 +16,8 @@ from lmm_r1.config.ppo import ThoughtConfig
 from lmm_r1.data.messages import ImagePart, Message, Part, Row, TextPart
 from lmm_r1.data.sample import CallOutcome
 from lmm_r1.errors import UserError
-from remote_rm.answers.accuracy import quick_match
+from remote_rm.answers.accuracy import is_stated, quick_match
+from remote_rm.answers.copies import is_copy
 from remote_rm.answers.extraction import final_answer
 
 if TYPE_CHECKING:
@@ -213,10 +214,16 @@ class RunningParts:
         return changes
 
 
-def is_right(response: str, label: str) -> bool:
-    """Whether the final answer of a response is the label, as far as rules without sympy can tell."""
+def is_right(response: str, label: str, *, prompt: str = "") -> bool:
+    """Whether the final answer of a response is the label, as far as rules without sympy can tell.
+
+    What only repeats a formula of the prompt must state the label as it is written.
+    """
     answer = final_answer(response)
-    return answer is not None and bool(answer.strip()) and quick_match(answer, label) is True
+    if answer is None or not answer.strip():
+        return False
+    judge = is_stated if is_copy(answer, of=prompt, label=label) else quick_match
+    return judge(answer, label) is True
 
 
 def label_of(row: Row) -> str:
@@ -312,22 +319,23 @@ class DoubleCheck(Environment):
 
     def begin(self, row: Row, *, seed: int) -> Episode:
         """Return an episode of two turns; raises UserError where the row has no label."""
-        return _Asked(self.question, label=label_of(row), prefill=row.prefill)
+        prompt = "\n".join(part.text for one in row.messages for part in one.parts if isinstance(part, TextPart))
+        return _Asked(self.question, judge=partial(is_right, label=label_of(row), prompt=prompt), prefill=row.prefill)
 
 
 class _Asked(Episode):
-    def __init__(self, question: str, *, label: str, prefill: str) -> None:
+    def __init__(self, question: str, *, judge: Callable[[str], bool], prefill: str) -> None:
         self.question = question
-        self.label = label
+        self.judge = judge
         self.prefill = prefill
         self.first: str | None = None
 
     async def answer(self, turn: Turn) -> Answered:
-        right = is_right(turn.text, self.label)
+        right = self.judge(turn.text)
         if self.first is None:
             self.first = turn.text
             return Answered(shown=(TextPart(self.question),), prefill=self.prefill, counts={"first_right": int(right)})
-        was_right = is_right(self.first, self.label)
+        was_right = self.judge(self.first)
         spoiled = was_right and not right
         counts = {
             "changed": int(final_answer(self.first) != final_answer(turn.text)),

@@ -8,11 +8,11 @@ import sys
 import threading
 import zlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import fmean
-from types import TracebackType
 from typing import Any
 
 import ray
@@ -194,7 +194,7 @@ class KitSamplesGenerator:
         under_way, batch = self.under_way, gathered.count
         self._go_on()
         refs, rows = [group.ref for group in under_way.groups], [group.row for group in under_way.groups]
-        with SilenceWatch(refs, rows, after_s=self.config.reward.deadline_s):
+        with silence_watch(refs, rows, after_s=self.config.reward.deadline_s):
             while True:
                 for place, row in under_way.next_rows(prompts, batch=batch, taken=len(gathered.groups)):
                     under_way.groups.append(self._begun(row, self._of_row(settings, place=len(refs)), place=place))
@@ -373,7 +373,7 @@ class KitSamplesGenerator:
         engine_of: dict[Any, int] = {}
         asked = self.config.rollout.vllm_generate_batch_size
         limit = asked if asked is not None and asked < self.config.rollout.batch_size else len(rows)
-        with SilenceWatch(refs, rows, after_s=self.config.reward.deadline_s):
+        with silence_watch(refs, rows, after_s=self.config.reward.deadline_s):
             for place, row in enumerate(rows):
                 if len(engine_of) == limit:
                     [done], _ = ray.wait(list(engine_of), num_returns=1)
@@ -447,49 +447,40 @@ def solve_rate(group: Sequence[Sample]) -> float | None:
     return fmean(scores) if scores else None
 
 
-class SilenceWatch:
-    """Warns during its block each time that no group has finished for a while, with the rows that the run waits for.
+@contextmanager
+def silence_watch(refs: Sequence[Any], rows: Sequence[Row], *, after_s: float) -> Iterator[None]:
+    """Warn during the block each time that no group has finished for a while, with the rows that the run waits for.
 
     An engine whose whole process hangs, for example in a regular expression of an environment, cannot report it.
+
+    Args:
+        refs: the references of the requested groups, in the order of `rows`; the list may grow.
     """
+    over = threading.Event()
+    threading.Thread(target=_watch, args=(over, refs, rows, after_s), name="silence watch", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
 
-    def __init__(self, refs: Sequence[Any], rows: Sequence[Row], *, after_s: float) -> None:
-        """Make a watch.
 
-        Args:
-            refs: the references of the requested groups, in the order of `rows`; the list may grow.
-        """
-        self._refs = refs
-        self._rows = rows
-        self._after_s = after_s
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="silence watch", daemon=True)
-
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._over.set()
-
-    def _watch(self) -> None:
-        came = 0
-        while not self._over.wait(self._after_s):
-            if not (refs := list(self._refs)):
-                continue
-            ready, waiting = ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)
-            if len(ready) == came and waiting:
-                row_of = dict(zip(refs, self._rows, strict=False))
-                named = "; ".join(row_of[ref].location for ref in waiting[:_ROWS_NAMED])
-                more = f" and {len(waiting) - _ROWS_NAMED} more" if len(waiting) > _ROWS_NAMED else ""
-                logger.warning(
-                    "no group has come for %g s, and %d of %d are awaited (%s%s): if the responses are not that long, look "
-                    "at what gives rewards, and at the engines with --logger.worker_logs",
-                    self._after_s,
-                    len(waiting),
-                    len(refs),
-                    named,
-                    more,
-                )
-            came = len(ready)
+def _watch(over: threading.Event, growing: Sequence[Any], rows: Sequence[Row], after_s: float) -> None:
+    came = 0
+    while not over.wait(after_s):
+        if not (refs := list(growing)):
+            continue
+        ready, waiting = ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)
+        if len(ready) == came and waiting:
+            row_of = dict(zip(refs, rows, strict=False))
+            named = "; ".join(row_of[ref].location for ref in waiting[:_ROWS_NAMED])
+            more = f" and {len(waiting) - _ROWS_NAMED} more" if len(waiting) > _ROWS_NAMED else ""
+            logger.warning(
+                "no group has come for %g s, and %d of %d are awaited (%s%s): if the responses are not that long, look "
+                "at what gives rewards, and at the engines with --logger.worker_logs",
+                after_s,
+                len(waiting),
+                len(refs),
+                named,
+                more,
+            )
+        came = len(ready)

@@ -243,7 +243,6 @@ def ray_on_cpus() -> Iterator[Any]:
     ray.shutdown()
 
 
-@pytest.mark.integration
 @pytest.mark.slow
 @pytest.mark.full
 def test_every_kit_encodes_and_runs_in_a_ray_worker(tiny_checkpoint, ray_on_cpus):

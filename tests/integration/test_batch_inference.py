@@ -17,7 +17,7 @@ from helpers.processes import kill, warm_python
 from helpers.tables import table
 from helpers.value_models import save_reward_model
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 BROKEN, MISSING = 3, 20

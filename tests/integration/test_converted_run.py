@@ -9,7 +9,7 @@ from helpers.commands import write_rows
 
 from lmm_r1.cli.convert_config import main as convert
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 EASYR1 = Path(__file__).parents[1] / "data/conversion/easyr1.yaml"
 # As EasyR1 calls it, with the argument that its own function of the example takes.

@@ -13,7 +13,7 @@ from PIL import Image
 from lmm_r1.cli.evaluate import main
 from lmm_r1.records.responses import read_responses
 
-pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("own_environment")]
+pytestmark = pytest.mark.usefixtures("own_environment")
 
 QUICK = ["--judge_workers", "1", "--bootstrap_resamples", "100"]
 

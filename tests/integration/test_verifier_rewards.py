@@ -15,7 +15,7 @@ from lmm_r1.scoring import ScoredResponse
 from lmm_r1.scoring.sources import MOST_WORKERS, GroupSource, RowChecker, make_scorer
 from remote_rm.verifier import Score
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 THOUGHT = "<think>It is easy.</think>"
 

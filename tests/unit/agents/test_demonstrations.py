@@ -76,8 +76,13 @@ def test_the_last_answer_counts_and_giving_up_a_right_one_costs(first, second, r
     assert "Are you sure?" in texts_of(played.answers[0].shown)
     assert played.answers[0].rewards == {}
     assert played.rewards == rewards
-    names = ("first_right", "changed", "mended")
-    assert tuple(played.counts[name] for name in names) == counts
+    assert tuple(played.counts[name] for name in ("first_right", "changed", "mended")) == counts
+
+
+def test_a_copy_of_the_questions_formula_is_no_answer():
+    row, copied = row_of(r"Compute \sin 60^\circ.", answer=r"\sqrt{3}/2"), r"\boxed{\sin 60^\circ}"
+    played = play_episode(DoubleCheck(), row, copied, r"\boxed{\frac{\sqrt{3}}{2}}")
+    assert (played.counts["first_right"], played.rewards["accuracy"]) == (0, 1.0)
 
 
 @pytest.mark.parametrize("modality", ["text", "image"])

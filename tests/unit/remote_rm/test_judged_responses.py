@@ -2,10 +2,8 @@
 
 At first sight the rules of the day agreed with 87.6 % of the English set, and, after those were mended, with 91.3 % of the
 mixed one (English and Chinese), of which they had seen nothing. Of the answers by kind (`paid_answers.jsonl`), the rules
-before them agreed with 50 %, of stances, copies and chains (`stated_answers.jsonl`) with 54 %. The rules were not tuned to half of each kind (`held_out`), except to one sign-off. Its rounds a to e
-were written one after the other by writers who had seen neither rules nor cases; at first sight the rules of the day agreed
-with 96.2, 88.9, 79.3 (four in ten not in English), 93.3 and 90.7 %. The verdicts on capitals follow the decision that `X` is
-right for `x`.
+before them agreed with 50 %, of stances, copies and chains (`stated_answers.jsonl`) with 54 %. The rules were not tuned to
+half of each kind (`held_out`), except to one sign-off. The verdicts on capitals follow the decision that `X` is right for `x`.
 """
 
 import json

@@ -15,7 +15,7 @@ from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig
 from lmm_r1.rl.workers import GroupReplayBuffer
 
-pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("one_process")]
+pytestmark = pytest.mark.usefixtures("one_process")
 
 
 def strategy(*, batch_size: int) -> SimpleNamespace:

@@ -8,7 +8,7 @@ import pytest
 import ray
 from helpers.conversations import message, row
 
-from lmm_r1.rl.generator import SilenceWatch
+from lmm_r1.rl.generator import silence_watch
 
 ROWS = [replace(row(message("user", "?")), location=f"rows.jsonl, line {line}") for line in range(1, 13)]
 
@@ -24,7 +24,7 @@ def watched(caplog, monkeypatch, *, ready_after: list[int], count: int) -> list[
         return refs[:ready], refs[ready:]
 
     monkeypatch.setattr(ray, "wait", wait)
-    with caplog.at_level(logging.WARNING), SilenceWatch(list(range(count)), ROWS, after_s=0.01):
+    with caplog.at_level(logging.WARNING), silence_watch(list(range(count)), ROWS, after_s=0.01):
         end = time.monotonic() + 10
         while len(looks) < len(ready_after) and time.monotonic() < end:
             time.sleep(0.005)
@@ -42,7 +42,5 @@ def test_nothing_is_said_while_groups_come(caplog, monkeypatch):
 )
 def test_a_few_of_the_rows_that_are_awaited_are_named(ready, count, named, caplog, monkeypatch):
     said, *_ = watched(caplog, monkeypatch, ready_after=[ready, ready], count=count)
-    assert said.startswith(
-        f"no group has come for 0.01 s, and {count - ready} of {count} are awaited (rows.jsonl, line "
-    )
+    assert said.startswith(f"no group has come for 0.01 s, and {count - ready} of {count} are awaited (rows.jsonl, ")
     assert named in said
