@@ -42,5 +42,5 @@ def test_nothing_is_said_while_groups_come(caplog, monkeypatch):
 )
 def test_a_few_of_the_rows_that_are_awaited_are_named(ready, count, named, caplog, monkeypatch):
     said, *_ = watched(caplog, monkeypatch, ready_after=[ready, ready], count=count)
-    assert said.startswith(f"no group has come for 0.01 s, and {count - ready} of {count} are awaited (rows.jsonl, ")
-    assert named in said
+    start = f"no group has come for 0.01 s, and {count - ready} of {count} are awaited (rows.jsonl, line "
+    assert (said.startswith(start), named in said) == (True, True), said
