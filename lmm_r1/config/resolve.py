@@ -225,7 +225,6 @@ def _trackers(config: PPOConfig | SupervisedConfig) -> dict[str, object]:
     asked = {
         "tensorboard": logger.tensorboard_dir,
         "wandb": logger.wandb.key,
-        "swanlab": logger.swanlab.key,
         "mlflow": logger.mlflow.tracking_uri,
         "trackio": logger.trackio.space_id,
     }
@@ -247,7 +246,7 @@ def mismatch_limit(config: PPOConfig) -> float:
 
 
 Trained = TypeVar("Trained", bound=PPOConfig | SupervisedConfig)
-SECRETS = (("logger", "wandb", "key"), ("logger", "swanlab", "key"))
+SECRETS = (("logger", "wandb", "key"),)
 
 # Values without a plan for settings that a plan chooses by memory: OpenRLHF's defaults.
 UNPLANNED: dict[str, object] = {

@@ -143,7 +143,7 @@ def _text(value: str | None, *, flag: str) -> str | None:
     return value.strip()
 
 
-TrackerName = Literal["tensorboard", "wandb", "swanlab", "mlflow", "trackio"]
+TrackerName = Literal["tensorboard", "wandb", "mlflow", "trackio"]
 RUNS = "runs"
 """The folder for output that no flag names a place for."""
 JsonText = NewType("JsonText", str)
@@ -315,19 +315,6 @@ def named_after_the_minute(kind: str, *, project: str) -> WandbConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SwanlabConfig:
-    key: str | None = None
-    """SwanLab API key, which also turns the tracker on. It is never written to the run folder."""
-    workspace: Annotated[str | None, Needs("logger.trackers~swanlab")] = None
-    """SwanLab workspace; None is the user's own."""
-    project: Annotated[str | None, Needs("logger.trackers~swanlab")] = None
-    """Project of the run; None takes logger.wandb.project."""
-    mode: Annotated[Literal["online", "offline", "local"] | None, Needs("logger.trackers~swanlab")] = None
-    """Send to the server, keep for `swanlab sync`, or show locally with swanboard; None takes SWANLAB_MODE, or
-    online."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class MlflowConfig:
     tracking_uri: str | None = None
     """Address of the MLflow server or store, which also turns the tracker on; None takes MLFLOW_TRACKING_URI."""
@@ -356,8 +343,6 @@ class LoggerConfig:
     """Folder for TensorBoard, which also turns the tracker on; None is in the run folder."""
     wandb: WandbConfig
     """Weights & Biases."""
-    swanlab: SwanlabConfig = field(default_factory=SwanlabConfig)
-    """SwanLab."""
     mlflow: MlflowConfig = field(default_factory=MlflowConfig)
     """MLflow."""
     trackio: TrackioConfig = field(default_factory=TrackioConfig)

@@ -62,7 +62,7 @@ with open(folder / "lmm_r1.lock", "w") as own:
 """
 # A build takes two minutes of processor time, of which a shared machine may give a tenth.
 BUILD_SECONDS = 1800
-_TRACKERS = ("logger.wandb.key", "logger.swanlab.key", "logger.tensorboard_dir")
+_TRACKERS = ("logger.wandb.key", "logger.tensorboard_dir")
 _ERROR = re.compile(r"^(?:\w+\.)*(\w+(?:Error|Exception)\b.*)", re.MULTILINE)
 
 

@@ -220,59 +220,6 @@ def _check_wandb(logger: LoggerConfig) -> None:
     )
 
 
-def _open_swanlab(session: Session) -> Tracker:
-    """Start a run on the server, or offline in the run folder."""
-    import swanlab
-
-    settings, shared = session.logger.swanlab, session.logger.wandb
-    run = swanlab.init(
-        workspace=settings.workspace,
-        project=settings.project or shared.project,
-        group=shared.group,
-        name=shared.run_name,
-        id=session.earlier or secrets.token_hex(8),
-        resume="allow",
-        mode=settings.mode,
-        log_dir=str(session.folder / "swanlog"),
-        config=dict(session.settings),
-        # A missing or refused key is an error, not a question to a user who may be away.
-        settings=swanlab.Settings(interactive=False, **({"api_key": settings.key} if settings.key else {})),
-    )
-
-    def log_generations(step: int, samples: Sequence[Generation]) -> None:
-        columns, rows = table(step, samples)
-        texts = [swanlab.Text(markdown(columns, [row]), caption=f"sample {index}") for index, row in enumerate(rows)]
-        images = [swanlab.Image(str(image.path), caption=image.caption) for image in shown_images(samples)]
-        run.log({GENERATIONS: texts} | ({IMAGES: images} if images else {}), step=step)
-
-    def close(failed: bool) -> None:
-        run.finish(state="crashed", error="training stopped") if failed else run.finish()
-
-    return Tracker(
-        identity=run.id,
-        log=lambda step, values: run.log(dict(values), step=step),
-        log_generations=log_generations,
-        close=close,
-    )
-
-
-def _check_swanlab(logger: LoggerConfig) -> None:
-    mode = logger.swanlab.mode or os.environ.get("SWANLAB_MODE", "online")
-    if mode == "local" and importlib.util.find_spec("swanboard") is None:
-        raise UserError(
-            "--logger.swanlab.mode local needs swanboard, which is not installed; pip install 'swanlab[dashboard]'"
-        )
-    home = os.environ.get("SWANLAB_ROOT") or os.environ.get("SWANLAB_SAVE_DIR") or Path.home() / ".swanlab"
-    stored = (Path.cwd() / ".swanlab/.netrc", Path(home) / ".netrc")
-    if mode in ("online", "cloud") and not (
-        logger.swanlab.key or os.environ.get("SWANLAB_API_KEY") or any(path.is_file() for path in stored)
-    ):
-        raise UserError(
-            "--logger.trackers swanlab: there is no API key; give --logger.swanlab.key, set SWANLAB_API_KEY, or take "
-            "--logger.swanlab.mode offline"
-        )
-
-
 def _open_mlflow(session: Session) -> Tracker:
     """Start a run on a tracking server, or in a store of files or SQLite, with the flags as its parameters."""
     # No usage reports to MLflow's maker, unless the user wants them; read when mlflow is imported.
@@ -396,7 +343,6 @@ def _check_trackio(logger: LoggerConfig) -> None:
 BACKENDS: dict[TrackerName, Backend] = {
     "tensorboard": Backend(library="tensorboard", pip="pip install tensorboard", open=_open_tensorboard),
     "wandb": Backend(library="wandb", pip="pip install 'wandb>=0.20'", open=_open_wandb, check=_check_wandb),
-    "swanlab": Backend(library="swanlab", pip="pip install 'swanlab>=0.10'", open=_open_swanlab, check=_check_swanlab),
     "mlflow": Backend(
         library="mlflow", pip="pip install 'mlflow-skinny>=3.10'", open=_open_mlflow, check=_check_mlflow
     ),

@@ -14,8 +14,8 @@ OFFLINE = {
     "MLFLOW_ALLOW_FILE_STORE": "true",
     "DO_NOT_TRACK": "1",
 }
-FOLDERS = ("TRACKIO_DIR", "WANDB_DATA_DIR", "WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "SWANLAB_ROOT")
-KEYS = ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL", "SWANLAB_API_KEY", "SWANLAB_MODE", "MLFLOW_TRACKING_URI")
+FOLDERS = ("TRACKIO_DIR", "WANDB_DATA_DIR", "WANDB_CACHE_DIR", "WANDB_CONFIG_DIR")
+KEYS = ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL", "MLFLOW_TRACKING_URI")
 WANDB_BLOCK = 32768
 WANDB_HEADER = struct.Struct("<IHB")
 WHOLE, LAST = 1, 4
@@ -88,23 +88,3 @@ def _wandb_records(content: bytes) -> Iterator[object]:
         if kind in (WHOLE, LAST):
             yield Record.FromString(parts)
             parts = b""
-
-
-def of_swanlab(folder: Path) -> dict[str, list[tuple[int, object]]]:
-    """(step, value) of every number of all offline sessions, in order; of texts and images, (step, file names)."""
-    from swanlab.proto.swanlab.record.v1.record_pb2 import Record
-    from swanlab.sdk.internal.core_python.store import DataStoreReader
-
-    found: dict[str, list[tuple[int, object]]] = {}
-    for file in sorted(folder.glob("swanlog/run-*/*.swanlab"), key=lambda file: file.stat().st_mtime_ns):
-        reader = DataStoreReader()
-        reader.open(file)
-        while (data := reader.scan()) is not None:
-            record = Record.FromString(data)
-            if record.HasField("scalar"):
-                found.setdefault(record.scalar.key, []).append((record.scalar.step, record.scalar.value.number))
-            elif record.HasField("media"):
-                files = tuple(item.filename for item in record.media.value.items)
-                found.setdefault(record.media.key, []).append((record.media.step, files))
-        reader.close()
-    return found

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from helpers.conversations import picture
-from helpers.tracked_runs import of_swanlab, of_tensorboard, of_wandb, texts_of_tensorboard
+from helpers.tracked_runs import of_tensorboard, of_wandb, texts_of_tensorboard
 
 from lmm_r1 import dotted
 from lmm_r1.config import SFTConfig
@@ -28,7 +28,6 @@ def opened(name: str, folder: Path, *, resumed: bool) -> Trackers:
         "logger.wandb.mode": "offline",
         "logger.wandb.key": "0" * 40,
         "logger.wandb.run_name": "tried",
-        "logger.swanlab.mode": "offline",
         "logger.mlflow.tracking_uri": f"file://{folder}/store",
     }
     return open_trackers(dotted.replace(SFTConfig(), flags), folder=folder, resumed=resumed)
@@ -70,8 +69,8 @@ def log_stop_and_resume(name: str, folder: Path) -> None:
                 trackers.log(step, {"loss": step * scale, "text": "not a number"})
                 trackers.log_generations(step, samples(folder, step))
                 trackers.log_eval(step, {"eval_math_pass1": step * scale})
-        # wandb and SwanLab name a session's folder after the second.
-        time.sleep(1.0 if name in ("wandb", "swanlab") and not resumed else 0.0)
+        # wandb names a session's folder after the second.
+        time.sleep(1.0 if name == "wandb" and not resumed else 0.0)
 
 
 # Where the later values cannot take the place of the earlier ones, those stay.
@@ -130,23 +129,6 @@ def test_wandb_is_given_no_key_to_keep(tmp_path, offline):
     log_stop_and_resume("wandb", tmp_path)
     kept = [path for folder in (tmp_path, offline) for path in folder.rglob("*") if path.is_file()]
     assert [path for path in kept if b"0" * 40 in path.read_bytes()] == []
-
-
-@installed("swanlab")
-def test_swanlab_has_every_step_once_in_one_run(tmp_path):
-    log_stop_and_resume("swanlab", tmp_path)
-    found = of_swanlab(tmp_path)
-    for name in ("train/loss", "eval/eval_math_pass1"):
-        assert [(step, pytest.approx(value, abs=1e-6)) for step, value in FIRST_STAY] == found[name]
-    assert [(step, len(files)) for step, files in found["train/generated_samples"]] == [(1, 2), (2, 2), (3, 2)]
-    assert [step for step, _ in found["train/generated_samples_images"]] == [1, 2, 3]
-    identity = json.loads((tmp_path / "trackers.json").read_text())["swanlab"]["identity"]
-    first, second = sorted((tmp_path / "swanlog").glob("run-*"), key=lambda path: path.stat().st_mtime_ns)
-    assert first.name.endswith(identity)
-    assert second.name.endswith(identity)
-    step, files = found["train/generated_samples"][2]
-    text = (second / "media/text" / files[1]).read_text()
-    assert text.splitlines()[2] == "| 3 | 1 | user: &lt;image&gt;? | 3<br>and | 2 | 1.5 | False | 1 | 0.5 |"
 
 
 @installed("mlflow")

@@ -40,23 +40,6 @@ def test_wandb_is_told_team_project_group_name_and_mode(tmp_path, monkeypatch):
     assert told["settings"].api_key == "hush"
 
 
-def test_swanlab_is_told_workspace_project_group_name_and_mode(tmp_path, monkeypatch):
-    swanlab = pytest.importorskip("swanlab", exc_type=ImportError)
-    told: dict[str, Any] = {}
-    monkeypatch.setattr(swanlab, "init", played_init(told))
-    flags = {"logger__swanlab__workspace": "us", "logger__swanlab__mode": "local"}
-    BACKENDS["swanlab"].open(session(tmp_path, **flags))
-    assert {
-        "workspace": "us",
-        "project": "ours",
-        "group": "both",
-        "name": "first",
-        "mode": "local",
-    }.items() <= told.items()
-    BACKENDS["swanlab"].open(session(tmp_path, logger__swanlab__project="other", logger__swanlab__key="hush"))
-    assert (told["project"], told["settings"].api_key) == ("other", "hush")
-
-
 def test_trackio_is_told_project_name_group_and_space(tmp_path, monkeypatch):
     trackio = pytest.importorskip("trackio", exc_type=ImportError)
     told: dict[str, Any] = {}

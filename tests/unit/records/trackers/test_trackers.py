@@ -61,12 +61,12 @@ def test_a_tracker_that_goes_on_failing_rests_longer_each_time(tmp_path, caplog)
 
 
 def test_a_tracker_that_is_not_installed_is_told_with_what_to_install(monkeypatch):
-    missing = dataclasses.replace(BACKENDS["swanlab"], library="no_such_library")
-    monkeypatch.setitem(BACKENDS, "swanlab", missing)
+    missing = dataclasses.replace(BACKENDS["trackio"], library="no_such_library")
+    monkeypatch.setitem(BACKENDS, "trackio", missing)
     with pytest.raises(UserError) as refused:
-        check_trackers(config(logger__trackers=("swanlab",)).logger)
+        check_trackers(config(logger__trackers=("trackio",)).logger)
     assert str(refused.value) == (
-        "--logger.trackers swanlab: no_such_library is not installed; pip install 'swanlab>=0.10', or leave it out"
+        "--logger.trackers trackio: no_such_library is not installed; pip install 'trackio>=0.40', or leave it out"
     )
 
 
@@ -91,17 +91,6 @@ def test_wandb_needs_a_key_unless_it_is_offline(offline, monkeypatch):
     monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example.org")
     with pytest.raises(UserError, match="no API key for wandb.example.org"):
         check_trackers(config(logger__trackers=("wandb",)).logger)
-
-
-@pytest.mark.usefixtures("any_library")
-def test_swanlab_needs_a_key_unless_it_is_offline(offline, monkeypatch):
-    with pytest.raises(UserError, match=r"there is no API key; give --logger.swanlab.key, set SWANLAB_API_KEY"):
-        check_trackers(config(logger__trackers=("swanlab",)).logger)
-    check_trackers(config(logger__trackers=("swanlab",), logger__swanlab__key="k").logger)
-    check_trackers(config(logger__trackers=("swanlab",), logger__swanlab__mode="offline").logger)
-    (offline / "swanlab_root").mkdir()
-    (offline / "swanlab_root/.netrc").write_text("machine api.swanlab.cn login user password k\n")
-    check_trackers(config(logger__trackers=("swanlab",)).logger)
 
 
 @pytest.mark.usefixtures("any_library")
