@@ -9,7 +9,6 @@ import typing
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 import yaml
 
@@ -225,14 +224,8 @@ def _trackers(config: PPOConfig | SupervisedConfig) -> dict[str, object]:
     asked = {
         "tensorboard": logger.tensorboard_dir,
         "wandb": logger.wandb.key,
-        "mlflow": logger.mlflow.tracking_uri,
         "trackio": logger.trackio.space_id,
     }
-    if asked["mlflow"] and urlsplit(asked["mlflow"]).password:
-        raise UserError(
-            "--logger.mlflow.tracking_uri holds a password, which would be written to the run folder; set "
-            "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD instead"
-        )
     names = typing.get_args(TrackerName)
     return {"logger.trackers": tuple(name for name in names if name in logger.trackers or asked[name])}
 

@@ -143,7 +143,7 @@ def _text(value: str | None, *, flag: str) -> str | None:
     return value.strip()
 
 
-TrackerName = Literal["tensorboard", "wandb", "mlflow", "trackio"]
+TrackerName = Literal["tensorboard", "wandb", "trackio"]
 RUNS = "runs"
 """The folder for output that no flag names a place for."""
 JsonText = NewType("JsonText", str)
@@ -315,14 +315,6 @@ def named_after_the_minute(kind: str, *, project: str) -> WandbConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MlflowConfig:
-    tracking_uri: str | None = None
-    """Address of the MLflow server or store, which also turns the tracker on; None takes MLFLOW_TRACKING_URI."""
-    experiment: Annotated[str | None, Needs("logger.trackers~mlflow")] = None
-    """Experiment of the run; None takes logger.wandb.project."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class TrackioConfig:
     space_id: str | None = None
     """Hugging Face Space that shows the run, OWNER/NAME, which also turns the tracker on; None keeps the run on this
@@ -343,8 +335,6 @@ class LoggerConfig:
     """Folder for TensorBoard, which also turns the tracker on; None is in the run folder."""
     wandb: WandbConfig
     """Weights & Biases."""
-    mlflow: MlflowConfig = field(default_factory=MlflowConfig)
-    """MLflow."""
     trackio: TrackioConfig = field(default_factory=TrackioConfig)
     """Trackio."""
 

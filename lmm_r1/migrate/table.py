@@ -34,7 +34,7 @@ CONFIG_CLASSES: Mapping[Command, type[PPOConfig] | type[SupervisedConfig]] = {
     "train_kd": KDConfig,
 }
 NoteKind = Literal["without counterpart", "another meaning", "derived"]
-TRACKERS = ("wandb", "tensorboard", "mlflow", "trackio")
+TRACKERS = ("wandb", "tensorboard", "trackio")
 KEEP_ALL = 1_000_000
 """Number of checkpoints to keep if none is deleted."""
 

@@ -6,9 +6,7 @@ import importlib.util
 import itertools
 import netrc
 import os
-import re
 import secrets
-import time
 import typing
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -41,10 +39,6 @@ GENERATIONS = "train/generated_samples"
 IMAGES = "train/generated_samples_images"
 # As OpenRLHF names it in Weights & Biases.
 STEP = "global_step"
-# What MLflow refuses in the name of a metric, and its limits.
-_MLFLOW_REFUSES = re.compile(r"[^/\w.\- :]")
-_MOST_PARAMS = 100
-_LONGEST_PARAM = 500
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,78 +214,6 @@ def _check_wandb(logger: LoggerConfig) -> None:
     )
 
 
-def _open_mlflow(session: Session) -> Tracker:
-    """Start a run on a tracking server, or in a store of files or SQLite, with the flags as its parameters."""
-    # No usage reports to MLflow's maker, unless the user wants them; read when mlflow is imported.
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    from mlflow.entities import Metric
-    from mlflow.tracking import MlflowClient
-
-    client = MlflowClient(tracking_uri=session.logger.mlflow.tracking_uri)
-    if session.earlier is None:
-        run_id = _new_mlflow_run(client, session)
-    else:
-        run_id = session.earlier
-        client.update_run(run_id, status="RUNNING")
-
-    def log(step: int, values: Mapping[str, float]) -> None:
-        now = int(time.time() * 1000)
-        named = {_MLFLOW_REFUSES.sub("_", name): value for name, value in values.items()}
-        metrics = [Metric(name, value, now, step) for name, value in named.items()]
-        client.log_batch(run_id, metrics=metrics, synchronous=True)
-
-    def log_generations(step: int, samples: Sequence[Generation]) -> None:
-        # A file per step: MLflow appends to a table by fetching and sending all of it.
-        columns, rows = table(step, samples)
-        folder = f"generated_samples/step_{step:06d}"
-        for image in shown_images(samples):
-            place = f"{folder}/sample_{image.sample}" + ("" if image.turn is None else f"/turn_{image.turn}")
-            client.log_artifact(run_id, str(image.path), place)
-        data = {name: [row[index] for row in rows] for index, name in enumerate(columns)}
-        client.log_table(run_id, data, f"{folder}/table.json")
-
-    return Tracker(
-        identity=run_id,
-        log=log,
-        log_generations=log_generations,
-        close=lambda failed: client.set_terminated(run_id, "FAILED" if failed else "FINISHED"),
-    )
-
-
-def _new_mlflow_run(client: Any, session: Session) -> str:
-    from mlflow.entities import Param
-
-    shared = session.logger.wandb
-    name = session.logger.mlflow.experiment or shared.project
-    experiment = client.get_experiment_by_name(name)
-    if experiment is not None and experiment.lifecycle_stage == "deleted":
-        raise UserError(
-            f"the experiment {name} is deleted; restore it or give --logger.mlflow.experiment another name"
-        )
-    experiment_id = experiment.experiment_id if experiment is not None else client.create_experiment(name)
-    tags = {"group": shared.group} if shared.group else {}
-    run_id = client.create_run(experiment_id, run_name=shared.run_name, tags=tags).info.run_id
-    params = [Param(key, str(value)[:_LONGEST_PARAM]) for key, value in _leaves(session.settings)]
-    for start in range(0, len(params), _MOST_PARAMS):
-        client.log_batch(run_id, params=params[start : start + _MOST_PARAMS], synchronous=True)
-    return run_id
-
-
-def _leaves(settings: Mapping[str, Any], *, prefix: str = "") -> list[tuple[str, object]]:
-    leaves: list[tuple[str, object]] = []
-    for name, value in settings.items():
-        leaves += _leaves(value, prefix=f"{prefix}{name}.") if isinstance(value, Mapping) else [(prefix + name, value)]
-    return leaves
-
-
-def _check_mlflow(logger: LoggerConfig) -> None:
-    if not (logger.mlflow.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")):
-        raise UserError(
-            "--logger.trackers mlflow: where are the runs kept? Give --logger.mlflow.tracking_uri, for example "
-            "http://127.0.0.1:5000, or set MLFLOW_TRACKING_URI"
-        )
-
-
 def _open_trackio(session: Session) -> Tracker:
     """Start a run in Trackio's store on this machine, or in a Hugging Face Space.
 
@@ -343,9 +265,6 @@ def _check_trackio(logger: LoggerConfig) -> None:
 BACKENDS: dict[TrackerName, Backend] = {
     "tensorboard": Backend(library="tensorboard", pip="pip install tensorboard", open=_open_tensorboard),
     "wandb": Backend(library="wandb", pip="pip install 'wandb>=0.20'", open=_open_wandb, check=_check_wandb),
-    "mlflow": Backend(
-        library="mlflow", pip="pip install 'mlflow-skinny>=3.10'", open=_open_mlflow, check=_check_mlflow
-    ),
     "trackio": Backend(library="trackio", pip="pip install 'trackio>=0.40'", open=_open_trackio, check=_check_trackio),
 }
 assert tuple(BACKENDS) == typing.get_args(TrackerName)

@@ -214,7 +214,6 @@ def test_the_yaml_holds_no_key_of_another_service():
     [
         ("logger.wandb.key", "wandb"),
         ("logger.tensorboard_dir", "tensorboard"),
-        ("logger.mlflow.tracking_uri", "mlflow"),
         ("logger.trackio.space_id", "trackio"),
     ],
 )
@@ -226,14 +225,8 @@ def test_a_setting_without_which_a_tracker_is_off_turns_it_on(config, flag, trac
 def test_a_tracker_that_is_asked_for_twice_is_on_once():
     asked = sft(logger__trackers=("wandb", "tensorboard", "wandb"), logger__wandb__key="k")
     assert resolve(asked).logger.trackers == ("tensorboard", "wandb")
-    given = ["--logger.trackers", "wandb", "mlflow"]
-    assert parse(SFTConfig, given, prog="p", description="d").logger.trackers == ("wandb", "mlflow")
-
-
-def test_a_password_in_an_address_is_refused_as_the_run_folder_would_keep_it():
-    with pytest.raises(UserError, match="set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD") as refused:
-        resolve(ppo(logger__mlflow__tracking_uri="http://me:hush@host:5000"))
-    assert "hush" not in str(refused.value)
+    given = ["--logger.trackers", "wandb", "trackio"]
+    assert parse(SFTConfig, given, prog="p", description="d").logger.trackers == ("wandb", "trackio")
 
 
 def test_openrlhf_gets_a_nested_namespace_that_may_be_changed():

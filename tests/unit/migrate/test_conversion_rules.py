@@ -273,6 +273,11 @@ def test_an_estimator_that_is_here_has_our_name(theirs, ours):
     assert "algorithm.adv_estimator" not in notes
 
 
+def test_a_tracker_that_is_not_here_is_listed():
+    flags, notes = easyr1(trainer__logger=["wandb", "clearml"])
+    assert (flags["logger.trackers"], notes["trainer.logger"]) == (["wandb"], "without counterpart")
+
+
 def test_a_loss_takes_the_settings_that_it_reads():
     def of(loss: str) -> dict[str, object]:
         flags, _ = easyr1(worker__actor__loss_type=loss)

@@ -28,7 +28,6 @@ def opened(name: str, folder: Path, *, resumed: bool) -> Trackers:
         "logger.wandb.mode": "offline",
         "logger.wandb.key": "0" * 40,
         "logger.wandb.run_name": "tried",
-        "logger.mlflow.tracking_uri": f"file://{folder}/store",
     }
     return open_trackers(dotted.replace(SFTConfig(), flags), folder=folder, resumed=resumed)
 
@@ -131,28 +130,6 @@ def test_wandb_is_given_no_key_to_keep(tmp_path, offline):
     assert [path for path in kept if b"0" * 40 in path.read_bytes()] == []
 
 
-@installed("mlflow")
-def test_mlflow_has_every_step_once_in_one_run(tmp_path):
-    from mlflow.tracking import MlflowClient
-
-    log_stop_and_resume("mlflow", tmp_path)
-    client = MlflowClient(tracking_uri=f"file://{tmp_path}/store")
-    experiment = client.get_experiment_by_name("openrlhf_train_sft")
-    (run,) = client.search_runs([experiment.experiment_id])
-    assert (run.info.run_name, run.info.status) == ("tried", "FINISHED")
-    assert run.data.params["train.batch_size"] == "128"
-    assert run.data.params["logger.wandb.key"] == "None"
-    for name in ("train/loss", "eval/eval_math_pass1"):
-        assert [(point.step, point.value) for point in client.get_metric_history(run.info.run_id, name)] == FIRST_STAY
-    artifacts = tmp_path / "store" / experiment.experiment_id / run.info.run_id / "artifacts/generated_samples"
-    assert sorted(path.name for path in artifacts.iterdir()) == ["step_000001", "step_000002", "step_000003"]
-    for step in (1, 2, 3):
-        shown = json.loads((artifacts / f"step_00000{step}/table.json").read_text())
-        assert shown == {"columns": COLUMNS, "data": rows(step)}
-        image = artifacts / f"step_00000{step}/sample_1/image.png"
-        assert image.read_bytes() == (tmp_path / "image.png").read_bytes()
-
-
 @installed("trackio")
 def test_trackio_has_every_step_once_in_one_run(tmp_path):
     from trackio.sqlite_storage import SQLiteStorage
@@ -167,19 +144,6 @@ def test_trackio_has_every_step_once_in_one_run(tmp_path):
     assert [row["step"] for row in tables] == [1, 2, 3]
     assert all(row["train/generated_samples_images/0"]["caption"] == "sample 1" for row in tables)
     assert SQLiteStorage.get_run_config("openrlhf_train_sft", name)["train"]["batch_size"] == 128
-
-
-@installed("mlflow")
-def test_mlflow_shows_a_stopped_run_as_failed_and_takes_any_name(tmp_path):
-    from mlflow.tracking import MlflowClient
-
-    trackers = opened("mlflow", tmp_path, resumed=False)
-    trackers.log(1, {"a(b)@c": 1.0})
-    trackers.close(failed=True)
-    client = MlflowClient(tracking_uri=f"file://{tmp_path}/store")
-    (run,) = client.search_runs([client.get_experiment_by_name("openrlhf_train_sft").experiment_id])
-    assert run.info.status == "FAILED"
-    assert run.data.metrics == {"train/a_b__c": 1.0}
 
 
 def test_a_run_that_starts_anew_in_the_same_folder_is_a_new_run(tmp_path):

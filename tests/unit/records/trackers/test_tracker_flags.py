@@ -56,29 +56,3 @@ def test_trackio_is_told_project_name_group_and_space(tmp_path, monkeypatch):
     again = dataclasses.replace(session(tmp_path, logger__trackio__project="other"), earlier=identity)
     assert BACKENDS["trackio"].open(again).identity == identity
     assert (told["project"], told["name"], told["resume"]) == ("other", identity, "must")
-
-
-def test_mlflow_is_told_address_experiment_name_and_group(tmp_path, monkeypatch):
-    tracking = pytest.importorskip("mlflow.tracking", exc_type=ImportError)
-    told: list[object] = []
-
-    class Client:
-        def __init__(self, *, tracking_uri: str) -> None:
-            told.append(tracking_uri)
-
-        def get_experiment_by_name(self, name: str) -> None:
-            return None
-
-        def create_experiment(self, name: str) -> str:
-            told.append(name)
-            return "7"
-
-        def create_run(self, experiment_id: str, *, run_name: str, tags: dict[str, str]) -> SimpleNamespace:
-            told.extend([run_name, tags])
-            return SimpleNamespace(info=SimpleNamespace(run_id="1"))
-
-    monkeypatch.setattr(tracking, "MlflowClient", Client)
-    BACKENDS["mlflow"].open(session(tmp_path, logger__mlflow__tracking_uri="http://a"))
-    assert told == ["http://a", "ours", "first", {"group": "both"}]
-    BACKENDS["mlflow"].open(session(tmp_path, logger__mlflow__experiment="other"))
-    assert told[4:6] == [None, "other"]

@@ -94,14 +94,6 @@ def test_wandb_needs_a_key_unless_it_is_offline(offline, monkeypatch):
 
 
 @pytest.mark.usefixtures("any_library")
-def test_mlflow_needs_an_address(monkeypatch):
-    with pytest.raises(UserError, match="where are the runs kept"):
-        check_trackers(config(logger__trackers=("mlflow",)).logger)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:5000")
-    check_trackers(config(logger__trackers=("mlflow",)).logger)
-
-
-@pytest.mark.usefixtures("any_library")
 def test_trackio_needs_a_login_for_a_space_alone(monkeypatch):
     monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
     check_trackers(config(logger__trackers=("trackio",)).logger)
@@ -122,8 +114,8 @@ def test_a_command_says_so_before_it_starts(command, capfd, tmp_path, monkeypatc
             *("--rollout.n_samples_per_prompt", "2"),
         ],
     }
-    sentence = error_of(command, [*flags[command], "--logger.trackers", "tensorboard", "mlflow"], capfd=capfd)
-    assert sentence.startswith("--logger.trackers mlflow: ")
+    sentence = error_of(command, [*flags[command], "--logger.trackers", "tensorboard", "wandb"], capfd=capfd)
+    assert sentence.startswith("--logger.trackers wandb: there is no API key")
     assert list(tmp_path.iterdir()) == []
 
 
