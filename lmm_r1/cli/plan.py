@@ -17,7 +17,6 @@ from lmm_r1.cli.training import prepare_training
 from lmm_r1.config import (
     DPOConfig,
     KDConfig,
-    KTOConfig,
     PPOConfig,
     PRMConfig,
     RMConfig,
@@ -46,7 +45,6 @@ PLANNED: dict[str, type[Any]] = {
     "train_sft": SFTConfig,
     "train_kd": KDConfig,
     "train_dpo": DPOConfig,
-    "train_kto": KTOConfig,
     "train_prm": PRMConfig,
     "train_rm": RMConfig,
 }

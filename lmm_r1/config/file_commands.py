@@ -80,8 +80,8 @@ def check_merge(config: MergeConfig) -> None:
         check_uploadable(config.push_to_hub, flag="--push_to_hub")
 
 
-Kind: TypeAlias = Literal["prompts", "preference", "unpaired", "steps"]
-"""What rows are for: RL and SFT; DPO and reward models; KTO; process reward models."""
+Kind: TypeAlias = Literal["prompts", "preference", "steps"]
+"""What rows are for: RL and SFT; DPO and reward models; process reward models."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The settings of DPO, KTO, reward models and process reward models."""
+"""The settings of DPO, reward models and process reward models."""
 
 from __future__ import annotations
 
@@ -82,33 +82,7 @@ class DPOLoggerConfig(LoggerConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReferredConfig(SupervisedConfig):
-    """Settings of one stage whose loss compares the policy with a frozen reference."""
-
-    train: PreferenceTrainConfig = field(default_factory=PreferenceTrainConfig)
-    """The training loop."""
-    ref: DPORefConfig = field(default_factory=DPORefConfig)
-    """The reference model."""
-
-    @property
-    def has_reference(self) -> bool:
-        """Whether the loss uses a reference."""
-        return True
-
-    @property
-    def needs_reference_model(self) -> bool:
-        """Whether a second model is loaded: not if the policy without its adapter is the reference."""
-        return self.has_reference and not self.refers_to_base
-
-    @property
-    def refers_to_base(self) -> bool:
-        """Whether the reference is the policy with its LoRA adapter switched off."""
-        same = self.ref.model_name_or_path in (None, self.model.model_name_or_path)
-        return self.has_reference and self.ds.lora.rank > 0 and same
-
-
-@dataclass(frozen=True, kw_only=True)
-class DPOConfig(ReferredConfig):
+class DPOConfig(SupervisedConfig):
     """Settings of one stage that trains on pairs of responses."""
 
     first_help: ClassVar[FirstHelp] = supervised_help(
@@ -151,82 +125,16 @@ class DPOConfig(ReferredConfig):
         """Whether the loss uses a reference: SimPO does not."""
         return not self.model.simpo_enable
 
+    @property
+    def needs_reference_model(self) -> bool:
+        """Whether a second model is loaded: not if the policy without its adapter is the reference."""
+        return self.has_reference and not self.refers_to_base
 
-@dataclass(frozen=True, kw_only=True)
-class KTOModelConfig(TrainedModelConfig):
-    beta: Annotated[float, Within("(0, inf)")] = 0.1
-    """How strongly the policy is kept near the reference; a response's reward is beta times its log-ratio."""
-    desirable_loss_weight: Annotated[float, Within("(0, inf)")] = 1.0
-    """Weight of the loss of a desirable response."""
-    undesirable_loss_weight: Annotated[float, Within("(0, inf)")] = 1.0
-    """Weight of the loss of an undesirable response."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class UnpairedDataConfig(SupervisedDataConfig):
-    input_key: str | None = None
-    """Column with the prompt, text or messages; None takes the format's."""
-    output_key: str | None = None
-    """Column with the response; None takes the format's, or the last turn of the conversation."""
-    label_key: str | None = None
-    """Column that says whether the response is desirable; None takes the format's."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class KTOTrainConfig(PreferenceTrainConfig):
-    batch_size: Annotated[int, Within("[0, inf)")] = 0
-    """Rows in one weight update, over all GPUs, which also estimate the KL; 0 takes a fifth of the rows, at most
-    128."""
-    micro_batch_size: Annotated[int, Within("[0, inf)")] = 0
-    """Rows in one forward and backward pass on one GPU; 0 takes 8, or a divisor of a GPU's share of an update."""
-    shared_prefix_enable: bool = True
-    """Compute a row's prompt and images once in the reference, for its own and for the mismatched response."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class KTOLoggerConfig(LoggerConfig):
-    stage_name: str = "kto"
-    """Name of this stage in stage.json and in the report."""
-    wandb: WandbConfig = field(default_factory=lambda: named_after_the_minute("kto", project="openrlhf_train_kto"))
-    """Weights & Biases."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class KTOConfig(ReferredConfig):
-    """Settings of one stage that trains on responses that are desirable or not."""
-
-    first_help: ClassVar[FirstHelp] = supervised_help(
-        Example(
-            what="Train on single responses, each desirable or not",
-            arguments="--model.model_name_or_path models/vlm-3b"
-            " --data.dataset judged.jsonl --ckpt.output_dir runs/kto",
-        ),
-        Example(
-            what="Columns by other names, and undesirable responses that count half",
-            arguments="--model.model_name_or_path models/vlm-3b"
-            " --data.dataset judged.jsonl --data.output_key response --data.label_key liked"
-            " --model.undesirable_loss_weight 0.5 --ckpt.output_dir runs/kto",
-        ),
-        Example(
-            what="Train adapters, for which no second model is loaded as reference",
-            arguments="--model.model_name_or_path models/vlm-3b"
-            " --data.dataset judged.jsonl --ds.lora.rank 16 --ckpt.output_dir runs/lora",
-        ),
-        flags=("model.beta", "ds.lora.rank"),
-    )
-
-    adam: AdamConfig = field(default_factory=lambda: AdamConfig(lr=1e-5))
-    """AdamW."""
-    model: KTOModelConfig = field(default_factory=KTOModelConfig)
-    """The model and the loss."""
-    data: UnpairedDataConfig = field(default_factory=UnpairedDataConfig)
-    """Rows."""
-    train: KTOTrainConfig = field(default_factory=KTOTrainConfig)
-    """The training loop."""
-    eval: DPOEvalConfig = field(default_factory=DPOEvalConfig)
-    """Evaluation during training."""
-    logger: KTOLoggerConfig = field(default_factory=KTOLoggerConfig)
-    """Logs."""
+    @property
+    def refers_to_base(self) -> bool:
+        """Whether the reference is the policy with its LoRA adapter switched off."""
+        same = self.ref.model_name_or_path in (None, self.model.model_name_or_path)
+        return self.has_reference and self.ds.lora.rank > 0 and same
 
 
 @dataclass(frozen=True, kw_only=True)

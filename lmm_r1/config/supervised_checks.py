@@ -16,9 +16,7 @@ from lmm_r1.config.model_checks import (
 from lmm_r1.config.preferences import (
     LOSS_TYPES,
     DPOConfig,
-    KTOConfig,
     PRMConfig,
-    ReferredConfig,
     RMConfig,
     RMModelConfig,
 )
@@ -74,20 +72,6 @@ def check_rm(config: RMConfig) -> None:
             f"--ds.tensor_parallel_size {config.ds.tensor_parallel_size} would split the value head of a reward model; "
             "leave it out"
         )
-
-
-def check_kto(config: KTOConfig) -> None:
-    """Raise UserError for the first contradiction in a config in which every value is filled in but the reference."""
-    _check_supervised(config)
-    if config.train.batch_size == 1:
-        raise UserError(
-            f"--train.batch_size {config.train.batch_size}: the KL is estimated by the responses to other rows of the batch; "
-            "take 2 rows at least"
-        )
-    _check_reference(config)
-    _check_prompt_texts(config.data, key=config.data.input_key, flag="--data.input_key")
-    _check_best_metric(config, metrics="eval_loss or eval_accuracy")
-    check_ulysses(config.ds, packs=config.ds.packing_samples or config.train.shared_prefix_enable, gpus={})
 
 
 def check_prm(config: PRMConfig) -> None:
@@ -188,7 +172,7 @@ def _check_grouped_prompts(config: PRMConfig) -> None:
         )
 
 
-def _check_reference(config: ReferredConfig) -> None:
+def _check_reference(config: DPOConfig) -> None:
     if config.ref.offload and config.refers_to_base:
         raise UserError(
             "--ref.offload: with --ds.lora.rank the reference is the model without its adapter, and no second one is "

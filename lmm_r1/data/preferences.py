@@ -1,4 +1,4 @@
-"""Rows of preference training: preference pairs, unpaired responses with labels, and labelled steps."""
+"""Rows of preference training: preference pairs, and labelled steps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 from lmm_r1.data.files import first_columns, found_records
 from lmm_r1.data.formats.chats import chat_message
-from lmm_r1.data.formats.judged import PREFERENCE_ROWS, STEP_ROWS, UNPAIRED_ROWS
+from lmm_r1.data.formats.judged import PREFERENCE_ROWS, STEP_ROWS
 from lmm_r1.data.formats.row_format import (
     Column,
     Columns,
@@ -21,7 +21,6 @@ from lmm_r1.data.formats.row_format import (
     Record,
     RowFormat,
     StepFields,
-    UnpairedFields,
     is_empty,
     text_of_number,
 )
@@ -107,15 +106,6 @@ class JudgedParser(RecordParser):
             self.fail(f"{name} is {margin:g}, so the rejected response would be better; swap the two, or correct it")
         return margin
 
-    def desirable(self, column: Column) -> bool:
-        """Return whether a response is desirable."""
-        value = _label(column.value)
-        if value not in (0.0, 1.0):
-            self.fail(
-                f'the label "{column.name}" is {_short(column.value)}; it must be true (desirable) or false (undesirable)'
-            )
-        return value == 1.0
-
     def steps(self, column: Column) -> tuple[str, ...]:
         """Return the texts of the steps, stripped."""
         value = column.value
@@ -182,7 +172,7 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-JudgedKind: TypeAlias = Literal["preference", "unpaired", "steps"]
+JudgedKind: TypeAlias = Literal["preference", "steps"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,15 +219,6 @@ class PreferenceRow(JudgedRow):
 
 
 @dataclass(frozen=True, kw_only=True)
-class UnpairedRow(JudgedRow):
-    """A prompt with one labelled response (KTO, arXiv 2402.01306)."""
-
-    response: tuple[Message, ...]
-    """The turns after the prompt; the first and the last are the assistant's."""
-    desirable: bool
-
-
-@dataclass(frozen=True, kw_only=True)
 class StepRow(JudgedRow):
     """A prompt with the steps of one response (Math-Shepherd, arXiv 2312.08935)."""
 
@@ -274,7 +255,7 @@ class JudgedFile(Generic[RowT]):
 
     @property
     def summary(self) -> str:
-        """One line for the user: `rows.jsonl: 6 rows of the kind unpaired in the format kto (rows with a KTO tag)`."""
+        """One line for the user: `rows.jsonl: 6 rows of the kind preference in the format rlhf_v (RLHF-V)`."""
         named = f"{self.row_format.name} ({self.row_format.source})"
         return f"{self.path}: {len(self.rows)} rows of the kind {self.kind} in the format {named}"
 
@@ -357,20 +338,14 @@ def _preference(fields: PairFields, parser: JudgedParser, reading: RowReading, a
     )
 
 
-def _unpaired(fields: UnpairedFields, parser: JudgedParser, reading: RowReading, asked: JudgedRow) -> UnpairedRow:
-    response = reading.bounded(parser.continuation(fields.response), location=asked.location)
-    return UnpairedRow(**vars(asked), response=response, desirable=parser.desirable(fields.label))
-
-
 def _steps(fields: StepFields, parser: JudgedParser, reading: RowReading, asked: JudgedRow) -> StepRow:
     steps = parser.steps(fields.steps)
     return StepRow(**vars(asked), steps=steps, labels=parser.step_labels(fields.labels, count=len(steps)))
 
 
 PREFERENCE = RowKind(name="preference", formats=PREFERENCE_ROWS, read=_preference)
-UNPAIRED = RowKind(name="unpaired", formats=UNPAIRED_ROWS, read=_unpaired)
 STEPS = RowKind(name="steps", formats=STEP_ROWS, read=_steps)
-KINDS: tuple[RowKind[Any, Any], ...] = (PREFERENCE, STEPS, UNPAIRED)
+KINDS: tuple[RowKind[Any, Any], ...] = (PREFERENCE, STEPS)
 
 
 def find_kind(path: str, *, split: str = "train", reading: RowReading = AS_THEY_ARE) -> RowKind[Any, Any] | None:

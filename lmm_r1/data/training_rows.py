@@ -23,7 +23,7 @@ from lmm_r1.data.messages import (
     describe,
     kind_of,
 )
-from lmm_r1.data.preferences import PreferenceRow, StepRow, UnpairedRow
+from lmm_r1.data.preferences import PreferenceRow, StepRow
 from lmm_r1.data.reading import SkippedRow
 from lmm_r1.errors import UserError
 
@@ -335,7 +335,7 @@ def check_prompt(row: Row) -> None:
         )
 
 
-AnyRow: TypeAlias = Row | PreferenceRow | StepRow | UnpairedRow
+AnyRow: TypeAlias = Row | PreferenceRow | StepRow
 
 
 def rows_digest(rows: Sequence[AnyRow]) -> str:
@@ -387,13 +387,11 @@ def _state(path: str) -> tuple[int, int]:
     return found.st_size, found.st_mtime_ns
 
 
-def _add_judged(digest: hashlib._Hash, row: PreferenceRow | StepRow | UnpairedRow) -> None:
+def _add_judged(digest: hashlib._Hash, row: PreferenceRow | StepRow) -> None:
     match row:
         case PreferenceRow():
             turns = {"chosen": row.chosen, "rejected": row.rejected}
             judged = f"{row.margin}\0{row.chosen_score}\0{row.rejected_score}"
-        case UnpairedRow():
-            turns, judged = {"response": row.response}, str(row.desirable)
         case StepRow():
             turns, judged = {}, "\0".join([*row.steps, *map(str, row.labels)])
     for name, messages in {"prompt": row.messages, **turns}.items():

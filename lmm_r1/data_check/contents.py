@@ -16,7 +16,7 @@ from functools import partial
 from lmm_r1.config.rewards import verifier_from
 from lmm_r1.data.images import load_image, load_video
 from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, VideoPart, demonstration, images_of, videos_of
-from lmm_r1.data.preferences import JudgedRow, PreferenceRow, StepRow, UnpairedRow
+from lmm_r1.data.preferences import JudgedRow, PreferenceRow, StepRow
 from lmm_r1.data.training_rows import check_prompt
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.checkpoint import Checkpoint, check_embeddings, check_images_taken, encode_row
@@ -160,9 +160,6 @@ def _view(row: JudgedRow) -> JudgedView:
     if isinstance(row, PreferenceRow):
         sides = (Side(name="chosen", turns=row.chosen), Side(name="rejected", turns=row.rejected))
         verdict = _turns_text(row.chosen)
-    elif isinstance(row, UnpairedRow):
-        verdict = "desirable" if row.desirable else "undesirable"
-        sides = (Side(name="response", turns=row.response),)
     else:
         assert isinstance(row, StepRow), type(row)
         verdict = ", ".join(f"{label:g}" for label in row.labels)
@@ -195,8 +192,6 @@ def counts(rows: Mapping[int, JudgedRow]) -> dict[str, int]:
 def _tally(row: JudgedRow) -> dict[str, int]:
     if isinstance(row, PreferenceRow):
         return {"pairs": 1, "pairs with a margin": row.margin is not None}
-    if isinstance(row, UnpairedRow):
-        return {"desirable responses": row.desirable, "undesirable responses": not row.desirable}
     assert isinstance(row, StepRow), type(row)
     return {"steps": len(row.labels), "wrong steps": sum(label < 0.5 for label in row.labels)}
 

@@ -13,8 +13,7 @@ from pathlib import Path
 
 from lmm_r1 import dotted
 from lmm_r1.checkpoints import model_digest
-from lmm_r1.config import KDConfig, PPOConfig, SupervisedConfig, checkpoint_folder, to_yaml
-from lmm_r1.config.preferences import ReferredConfig
+from lmm_r1.config import DPOConfig, KDConfig, PPOConfig, SupervisedConfig, checkpoint_folder, to_yaml
 from lmm_r1.config.resolve import settings_of_the_run
 from lmm_r1.data.training_rows import AnyRow, rows_digest
 from lmm_r1.errors import UserError
@@ -95,7 +94,7 @@ def _left_by_a_run(output: Path, checkpoints: Path) -> list[Path]:
 def _check_models(config: PPOConfig | SupervisedConfig, *, deleted: list[Path]) -> None:
     """Raise UserError if `--ckpt.overwrite` would delete or overwrite a model that the run starts from."""
     groups: tuple[str, ...] = ("actor", "critic", "reward") if isinstance(config, PPOConfig) else ("model",)
-    if isinstance(config, ReferredConfig):
+    if isinstance(config, DPOConfig):
         groups = ("model", "ref")
     if isinstance(config, KDConfig):
         groups = ("model", "teacher")

@@ -426,7 +426,6 @@ def _grpo(
 TRL: Mapping[str, Table] = {
     "sft": _supervised("train_sft", lr=2e-5, groups="trl_sft"),
     "dpo": _supervised("train_dpo", lr=1e-6, groups="trl_dpo"),
-    "kto": _supervised("train_kto", lr=1e-6, groups="trl_kto"),
     "reward": _supervised("train_rm", lr=1e-4),
     "grpo": _grpo("TRL", counts_prompts=False, loss_type="dapo"),
     "r1_v": _grpo("R1-V", counts_prompts=True, groups="r1_v", rules=(_r1_v_sampling,), **names_of("r1_v_defaults")),

@@ -184,7 +184,6 @@ TABLES: Mapping[str, Table] = {
     "train_sft": _table("train_sft", "openrlhf_sft"),
     "train_dpo": _table("train_dpo", "openrlhf_pairs openrlhf_reference openrlhf_dpo"),
     "train_rm": _table("train_rm", "openrlhf_pairs openrlhf_rm"),
-    "train_kto": _table("train_kto", "openrlhf_reference openrlhf_kto"),
     "train_prm": _table("train_prm", "openrlhf_prm", (*_SHARED, _reward_tokens)),
     "train_kd": _table("train_kd", "openrlhf_sft openrlhf_kd"),
 }

@@ -79,7 +79,6 @@ LLAMA_FACTORY: Mapping[str, Table] = {
     "sft": _factory_table("train_sft", "llama_factory_sft"),
     "pt": _factory_table("train_sft", "llama_factory_sft"),
     "dpo": _factory_table("train_dpo", "llama_factory_dpo"),
-    "kto": _factory_table("train_kto", "llama_factory_kto"),
     "rm": _factory_table("train_rm"),
 }
 """By the names of LLaMA-Factory's stages."""
@@ -143,7 +142,6 @@ SWIFT: Mapping[str, Table] = {
     "sft": _swift_table("train_sft", "swift_sft"),
     "pt": _swift_table("train_sft", "swift_sft"),
     "rlhf dpo": _swift_table("train_dpo", "swift_dpo"),
-    "rlhf kto": _swift_table("train_kto", "swift_kto"),
     "rlhf rm": _swift_table("train_rm", "swift_sft"),
     "rlhf grpo": _swift_table("train_ppo_ray", "grpo swift_grpo", (group_rule(counts_prompts=False), *GRPO_RULES)),
 }

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from lmm_r1.config import DPOConfig, KDConfig, RMConfig, SupervisedConfig
-from lmm_r1.config.preferences import ReferredConfig
 from lmm_r1.generation.weight_bucket import BUCKET_BYTES
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.models.loading import load_settings, trained_settings
@@ -15,7 +14,7 @@ from lmm_r1.planning.pass_memory import Role, ZeroSettings, gathered_bytes, mome
 from lmm_r1.planning.plan import Device, Phase, Plan, PlannedEngine, PlannedModel, student_engine
 from lmm_r1.planning.ppo_plan import TOKEN_STEP, stage_of
 
-# A pair of responses, or a response and a mismatched one.
+# A pair of responses.
 SIDES = 2
 
 
@@ -33,23 +32,22 @@ def plan_supervised(
         image: a conversation with an image, for a run that has images.
     """
     longest = config.data.max_len
-    of_sides = isinstance(config, ReferredConfig | RMConfig)
+    of_sides = isinstance(config, DPOConfig | RMConfig)
     run = _Run(
         config=config,
         machine=machine,
         processes=processes,
         per_machine=per_machine,
         image=image,
-        share_prefix=isinstance(config, ReferredConfig | RMConfig) and config.train.shared_prefix_enable,
+        share_prefix=isinstance(config, DPOConfig | RMConfig) and config.train.shared_prefix_enable,
     )
     if isinstance(config, KDConfig):
         return _plan_kd(run, config)
-    # KTO's policy computes a row by itself; only the reference computes it with the mismatched response.
-    pass_tokens = SIDES * longest if isinstance(config, DPOConfig | RMConfig) else longest
+    pass_tokens = SIDES * longest if of_sides else longest
     models = [run.trained(pass_tokens=pass_tokens, role="critic" if isinstance(config, RMConfig) else "policy")]
-    if isinstance(config, ReferredConfig) and config.needs_reference_model:
+    if isinstance(config, DPOConfig) and config.needs_reference_model:
         reference = run.frozen(
-            pass_tokens=SIDES * longest,
+            pass_tokens=pass_tokens,
             role="reference",
             path=config.ref.model_name_or_path,
             offload=config.ref.offload,

@@ -8,10 +8,10 @@ from __future__ import annotations
 import os
 import signal
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from rich.console import Console
@@ -32,23 +32,11 @@ from lmm_r1.lmm_kits import LmmKit
 RowT = TypeVar("RowT")
 SampleT = TypeVar("SampleT")
 JudgedT = TypeVar("JudgedT", bound=JudgedRow)
-FoundT_co = TypeVar("FoundT_co", covariant=True)
-
 RowCheck: TypeAlias = Callable[[RowT], None]
 """Raises UserError for a row that a run cannot use."""
 
 # Rows that each worker encodes ahead.
 _AHEAD = 16
-
-
-class Rows(Protocol[FoundT_co]):
-    """The rows of a run: a list, or an object that returns more than a row for a place."""
-
-    def __len__(self) -> int: ...
-
-    def __iter__(self) -> Iterator[FoundT_co]: ...
-
-    def __getitem__(self, place: Any, /) -> FoundT_co: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,7 +188,7 @@ def batch_indices(*, num_rows: int, batch_size: int, seed: int, step: int, keep_
 class _EncodedRows(Dataset):
     """Rows as a worker process encodes them. Errors are returned, because a raised one arrives as a traceback."""
 
-    def __init__(self, rows: Rows[Any], encode: Callable[[Any], Any]) -> None:
+    def __init__(self, rows: Sequence[Any], encode: Callable[[Any], Any]) -> None:
         self.rows = rows
         self.encode = encode
 
@@ -209,7 +197,7 @@ class _EncodedRows(Dataset):
 
 
 def read_ahead(
-    rows: Rows[RowT], encode: Callable[[RowT], SampleT | None], *, indices: Iterable[Any], workers: int
+    rows: Sequence[RowT], encode: Callable[[RowT], SampleT | None], *, indices: Iterable[Any], workers: int
 ) -> Generator[SampleT | UserError | None, None, None]:
     """Yield `attempt` of rows in the order of `indices`, encoded ahead by worker processes, which `close` ends."""
     loader: DataLoader[Any] = DataLoader(

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from typing_extensions import Self
 
 from lmm_r1.config import DPOConfig, RMConfig
-from lmm_r1.config.preferences import DPOModelConfig, ReferredConfig
+from lmm_r1.config.preferences import DPOModelConfig
 from lmm_r1.config.shared import named_reading
 from lmm_r1.data.messages import Row
 from lmm_r1.data.preferences import PREFERENCE, PreferenceRow
@@ -22,13 +22,11 @@ from lmm_r1.lmm_kits.checkpoint import encode_row, outlined_row
 from lmm_r1.lmm_kits.encoding import placed
 from lmm_r1.supervised import RowCheck, SampleEncoder, judged_rows, judged_template
 from lmm_r1.supervised.held_out import LOSS, HeldOut
-from lmm_r1.supervised.loop import BatchT, Counts, RowT, SampleT, SupervisedRun, Terms
+from lmm_r1.supervised.loop import Counts, SupervisedRun, Terms
 from lmm_r1.supervised.models import Reference, SupervisedSession, prepare_policy, prepare_reference
 from lmm_r1.supervised.samples import SFTBatch, SFTSample, check_turns, collate, encode_sample, mask_of_turns
 
 ACCURACY, MARGIN = "pair_accuracy", "reward_margin"
-
-ReferredT = TypeVar("ReferredT", bound=ReferredConfig)
 
 
 def dpo_loss(
@@ -267,25 +265,6 @@ def sides_of(rows: Sequence[PreferenceRow]) -> list[Row]:
     return [side for row in rows for side in row.sides]
 
 
-class ReferredRun(SupervisedRun[ReferredT, RowT, SampleT, BatchT]):
-    """A run whose loss compares the policy with a reference."""
-
-    def __init__(self, *given: Any, reference: Reference | None, **learned: Any) -> None:
-        super().__init__(*given, **learned)
-        self.reference = reference
-
-    @classmethod
-    def models(cls, config: ReferredT) -> dict[str, str | None]:
-        own = {"ref.model_name_or_path": config.ref.model_name_or_path} if config.needs_reference_model else {}
-        return {**super().models(config), **own}
-
-    @classmethod
-    def of(cls, session: SupervisedSession[ReferredT], **learned: Any) -> Self:
-        policy = prepare_policy(session, share_prefix=session.config.train.shared_prefix_enable)
-        reference = prepare_reference(session.config, session.strategy, policy=policy)
-        return cls(session, policy, reference=reference, **learned)
-
-
 class PairEvaluation(HeldOut["DPORun", PairSample]):
     """The means over all held-out pairs."""
 
@@ -303,13 +282,28 @@ class PairEvaluation(HeldOut["DPORun", PairSample]):
         return {name: value / count for name, value in zip(self.NAMES, values, strict=True)} if count else {}
 
 
-class DPORun(ReferredRun[DPOConfig, PreferenceRow, PairSample, PairBatch]):
+class DPORun(SupervisedRun[DPOConfig, PreferenceRow, PairSample, PairBatch]):
     """The loss is the mean over pairs."""
 
     kind = "dpo"
     shown = (ACCURACY, MARGIN)
     encoder = PairEncoder
     evaluator = PairEvaluation
+
+    def __init__(self, *given: Any, reference: Reference | None, **learned: Any) -> None:
+        super().__init__(*given, **learned)
+        self.reference = reference
+
+    @classmethod
+    def models(cls, config: DPOConfig) -> dict[str, str | None]:
+        own = {"ref.model_name_or_path": config.ref.model_name_or_path} if config.needs_reference_model else {}
+        return {**super().models(config), **own}
+
+    @classmethod
+    def of(cls, session: SupervisedSession[DPOConfig], **learned: Any) -> Self:
+        policy = prepare_policy(session, share_prefix=session.config.train.shared_prefix_enable)
+        reference = prepare_reference(session.config, session.strategy, policy=policy)
+        return cls(session, policy, reference=reference, **learned)
 
     @classmethod
     def load(

@@ -33,13 +33,9 @@ class HeldOut(ABC, Generic[RunT, SampleT]):
         self.config = run.config
         self.strategy = run.strategy
         self.rows = rows
-        self.sources = sorted({self.source_of(row) for row in rows})
+        self.sources = sorted({row.datasource for row in rows})
         self.last: dict[str, float] | None = None
         """The metrics of the last evaluation."""
-
-    def source_of(self, row: Any) -> str:
-        """Return the data source of a row, which names its metrics."""
-        return row.datasource
 
     @abstractmethod
     def _measured(self, samples: Sequence[SampleT]) -> torch.Tensor:
@@ -100,7 +96,7 @@ class HeldOut(ABC, Generic[RunT, SampleT]):
         sums: torch.Tensor | None = None
         for number in range(passes):
             part = own[number * size : (number + 1) * size]
-            encoded = [(self.sources.index(self.source_of(row)), self.run.taken(row)) for row in part]
+            encoded = [(self.sources.index(row.datasource), self.run.taken(row)) for row in part]
             kept = [(source, sample) for source, sample in encoded if sample is not None]
             # All ranks make a pass together, so a rank without rows evaluates the filler.
             measured = self._measured([sample for _, sample in kept] or [self.run.filler])

@@ -24,7 +24,6 @@ from lmm_r1.lifecycle.stopping import Progress, SaveSchedule
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.supervised import (
     RowCheck,
-    Rows,
     SampleEncoder,
     attempt,
     batch_indices,
@@ -94,7 +93,7 @@ class SupervisedRun(ABC, Generic[ConfigT, RowT, SampleT, BatchT]):
         session: SupervisedSession[ConfigT],
         actor: Any,
         *,
-        rows: Rows[RowT],
+        rows: Sequence[RowT],
         encode: Callable[[RowT], SampleT | None],
         filler: SampleT,
     ) -> None:
@@ -159,11 +158,6 @@ class SupervisedRun(ABC, Generic[ConfigT, RowT, SampleT, BatchT]):
         return list(rows)
 
     @classmethod
-    def learned(cls, rows: Sequence[Any]) -> Rows[RowT]:
-        """Return rows in the form in which the loop takes them."""
-        return rows
-
-    @classmethod
     def models(cls, config: ConfigT) -> dict[str, str | None]:
         """Return the paths of the models that a run starts from, by flag."""
         return {"model.model_name_or_path": model_path(config)}
@@ -202,13 +196,9 @@ class SupervisedRun(ABC, Generic[ConfigT, RowT, SampleT, BatchT]):
     def terms(self, batch: BatchT) -> Terms:
         """Run the model on a batch; every rank calls it equally often."""
 
-    def prepared(self, batches: Sequence[BatchT]) -> Sequence[BatchT]:
-        """Return an update's micro-batches with values that depend on all of them."""
-        return batches
-
     def evaluate_on(self, rows: Sequence[Any]) -> None:
         """Evaluate the run on held-out rows, by `--eval.*`, and keep its best checkpoint."""
-        self.evaluation = self.evaluator(self, list(self.learned(rows)))
+        self.evaluation = self.evaluator(self, list(rows))
         self.best.resume()
 
     def train(self, *, steps: int) -> None:
@@ -370,7 +360,6 @@ class SupervisedRun(ABC, Generic[ConfigT, RowT, SampleT, BatchT]):
         Raises UserError on every rank, before the step, if loss or gradients are not finite.
         """
         device = torch.cuda.current_device()
-        batches = self.prepared(batches)
         counted = [self.counts(batch) for batch in batches]
         totals = torch.tensor(
             [float(sum(one.units for one in counted)), float(sum(one.tokens for one in counted))], device=device

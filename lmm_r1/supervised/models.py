@@ -8,8 +8,7 @@ from typing import Any, Generic, TypeVar
 import torch
 import torch.distributed as dist
 
-from lmm_r1.config import SupervisedConfig
-from lmm_r1.config.preferences import ReferredConfig
+from lmm_r1.config import DPOConfig, SupervisedConfig
 from lmm_r1.host.strategy import KitStrategy
 from lmm_r1.lifecycle.stopping import StopRequests
 from lmm_r1.lmm_kits import Checkpoint
@@ -135,7 +134,7 @@ class Reference:
         )
 
 
-def prepare_reference(config: ReferredConfig, strategy: KitStrategy, *, policy: KitActor) -> Reference | None:
+def prepare_reference(config: DPOConfig, strategy: KitStrategy, *, policy: KitActor) -> Reference | None:
     """Return the reference of a run's loss, None if it has none."""
     group = strategy.ring_attn_group
     if config.refers_to_base:

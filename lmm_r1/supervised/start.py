@@ -46,11 +46,10 @@ def train(run_class: type[SupervisedRun[ConfigT, Any, Any, Any]], config: Config
     config = _sized(config, rows=len(rows))
     shown = run_class.conversations(rows)
     run_class.check(config, checkpoint, shown + run_class.conversations(held_out))
-    learned = run_class.learned(rows)
-    filler = first_fitting(config, learned, encode).filler
+    filler = first_fitting(config, rows, encode).filler
     every = KeptRows.blended((), [rows, held_out])
     with session(run_class, config, checkpoint, rows=rows, shown=shown, every=every) as begun:
-        run = run_class.of(begun, rows=learned, encode=encode, filler=filler)
+        run = run_class.of(begun, rows=rows, encode=encode, filler=filler)
         if held_out:
             run.evaluate_on(held_out)
         run.train(steps=begun.steps)

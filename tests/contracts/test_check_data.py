@@ -204,19 +204,12 @@ def test_preferences_are_told_as_such_and_bad_ones_by_line(folder, tiny_checkpoi
     assert "no answer" not in page
 
 
-def test_verdicts_and_steps_are_told_as_such(folder):
-    found = judged(folder, *({"prompt": "1 + 1?", "completion": "2", "label": label} for label in (True, False, True)))
-    assert (found["kind"], found["counts"]) == ("unpaired", {"desirable responses": 2, "undesirable responses": 1})
-    assert found_kinds(found) == [("duplicate", 2), ("contradiction", 1)]
+def test_steps_are_told_as_such(folder):
     found = judged(folder, {"prompt": "1 + 1?", "completions": ["One more.", "3"], "labels": [True, False]})
     assert (found["kind"], found["counts"], found["findings"]) == ("steps", {"steps": 2, "wrong steps": 1}, [])
 
 
 def test_the_kind_is_named_where_the_columns_do_not_tell_it(folder):
-    turns = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}]
-    row = {"messages": turns, "label": False}
-    assert judged(folder, row)["kind"] == "prompts"
-    assert judged(folder, row, flags=("--kind", "unpaired"))["counts"]["undesirable responses"] == 1
     row = {"q": "1 + 1?", "good": "2", "bad": "3"}
     found = judged(folder, row, flags=("--input_key", "q", "--chosen_key", "good", "--rejected_key", "bad"))
     assert (found["kind"], found["findings"]) == ("preference", [])
@@ -232,7 +225,7 @@ def test_the_kind_is_named_where_the_columns_do_not_tell_it(folder):
     [
         (["--reward", "exact"], "--reward exact: "),
         (["--step_tag", "x"], "--step_tag x: is for rows of the kind steps"),
-        (["--kind", "unpaired", "--chosen_key", "x"], "--chosen_key x: is for preferences"),
+        (["--kind", "prompts", "--chosen_key", "x"], "--chosen_key x: is for preferences"),
         (["--kind", "preference", "--format", "pairs"], "--format pairs is for another kind of rows"),
     ],
 )

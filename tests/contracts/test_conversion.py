@@ -452,7 +452,7 @@ def test_a_trainer_that_is_given_an_old_flag_names_ours(config_class, argv, said
         ("batch_inference", "--reward_pretrain m", "--reward_pretrain is --reward_model here"),
         ("merge", "--lora_path a", "--lora_path is --adapter here"),
         ("train_dpo", "--save_path o", "--save_path is --ckpt.output_dir here"),
-        ("train_kto", "--desirable_loss_weight 1", "--desirable_loss_weight is --model.desirable_loss_weight here"),
+        ("train_dpo", "--nll_loss_coef 1", "--nll_loss_coef is --model.nll_loss_coef here"),
     ],
 )
 def test_a_command_that_is_given_a_flag_of_openrlhfs_names_its_own(command, given, said, capsys):

@@ -83,7 +83,6 @@ def cases(inputs: Inputs) -> dict[str, list[Case]]:
             Case(argv=(*sft, "--ckpt.save_steps", "1"), named="out/checkpoints", room=LITTLE, left=records),
         ],
         "train_dpo": [Case(argv=supervised(inputs, "pairs.jsonl"), named=out)],
-        "train_kto": [Case(argv=supervised(inputs, "desirable.jsonl"), named=out)],
         "train_prm": [Case(argv=supervised(inputs, "steps.jsonl", model__placeholder_token="*"), named=out)],
         "train_rm": [Case(argv=supervised(inputs, "pairs.jsonl"), named=out)],
         "train_kd": [
@@ -141,7 +140,6 @@ def inputs(tiny_checkpoint: Callable[[str], Path], tmp_path_factory: pytest.Temp
     for name, row in {
         "answered": ANSWERED,
         "pairs": {"prompt": asked, "chosen": answers, "rejected": "no"},
-        "desirable": {"prompt": asked, "completion": answers, "label": True},
         "steps": {"prompt": asked, "completions": ["1+1", "2"], "labels": [True, False]},
     }.items():
         write_lines(folder / f"{name}.jsonl", [row] * 4)

@@ -10,13 +10,13 @@ from lmm_r1.data.files import read_records
 from lmm_r1.data.formats.row_format import ColumnNames
 from lmm_r1.data.images import load_image
 from lmm_r1.data.messages import ImagePart, Message, TextPart, describe, images_of
-from lmm_r1.data.preferences import PREFERENCE, STEPS, UNPAIRED, JudgedRow, RowKind, read_judged_file
+from lmm_r1.data.preferences import PREFERENCE, STEPS, JudgedRow, RowKind, read_judged_file
 from lmm_r1.data.reading import AS_THEY_ARE, RowReading
 from lmm_r1.errors import UserError
 
 SAMPLES = Path(__file__).resolve().parents[2] / "datasets" / "samples" / "judged"
 BY_INPUT = RowReading(names=ColumnNames(prompt="input", answer="value"))
-KIND = {kind.name: kind for kind in (PREFERENCE, UNPAIRED, STEPS)}
+KIND = {kind.name: kind for kind in (PREFERENCE, STEPS)}
 SAMPLE_ROWS = {
     name: (
         KIND[sample["kind"]],
@@ -29,13 +29,10 @@ SAMPLE_ROWS = {
 # What a row of the table leaves out.
 DEFAULTS = {
     "preference": {"margin": None, "scores": (None, None), "datasource": "default"},
-    "unpaired": {},
     "steps": {"datasource": "default"},
 }
 DETECTED = [name for name, (_, _, reading, _) in SAMPLE_ROWS.items() if reading is AS_THEY_ARE]
-# What tells their columns apart from those of other kinds; a chat with a label may be a prompt with its answer.
-BY_COLUMNS = [name for name in DETECTED if name != "kto_messages.jsonl"]
-MARGINS = {PREFERENCE: "chosen", UNPAIRED: "label", STEPS: "labels"}
+MARGINS = {PREFERENCE: "chosen", STEPS: "labels"}
 
 
 def turns(messages: tuple[Message, ...]) -> tuple[tuple[str, str], ...]:
@@ -77,16 +74,16 @@ def test_a_sample_becomes_these_rows(name):
 
 def test_every_sample_is_expected_to_be_something():
     assert {file.name for file in SAMPLES.iterdir() if file.is_file()} == set(SAMPLE_ROWS)
-    formats = {row_format.name for kind in (PREFERENCE, UNPAIRED, STEPS) for row_format in kind.formats.formats}
+    formats = {row_format.name for kind in (PREFERENCE, STEPS) for row_format in kind.formats.formats}
     assert {row_format for _, row_format, _, _ in SAMPLE_ROWS.values()} == formats
 
 
-@pytest.mark.parametrize("name", BY_COLUMNS)
+@pytest.mark.parametrize("name", DETECTED)
 def test_the_columns_of_a_sample_tell_one_format_of_one_kind(name):
     columns = {column for fields, _, _ in read_records(str(SAMPLES / name)) for column in fields}
     fitting = [
         (kind.name, row_format.name)
-        for kind in (PREFERENCE, UNPAIRED, STEPS)
+        for kind in (PREFERENCE, STEPS)
         for row_format in kind.formats.formats
         if row_format.fits(columns)
     ]
@@ -115,7 +112,6 @@ def test_a_row_without_one_of_its_columns_is_named_with_its_place_or_read(name, 
     named = reading.names
     needed = {
         PREFERENCE.name: {named.chosen or "chosen", named.rejected or "rejected", "completions", "text"},
-        UNPAIRED.name: {"completion", "output", "label", "kto_tag", "conversations"},
         STEPS.name: {"completions", "labels", "label", "value", "input"},
     }[kind.name]
     assert needed & set(records[0]) <= refused

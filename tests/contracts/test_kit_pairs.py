@@ -1,7 +1,6 @@
 """Judged responses, for every kit: what is encoded by another one's media has the ids that it has by itself; so have steps."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,12 +11,11 @@ from helpers.tiny_models import make_actor
 from helpers.value_models import make_value_model
 
 from lmm_r1.data.messages import Message
-from lmm_r1.data.preferences import PreferenceRow, StepRow, UnpairedRow
+from lmm_r1.data.preferences import PreferenceRow, StepRow
 from lmm_r1.lmm_kits import KITS, get_kit
 from lmm_r1.lmm_kits.step_tokens import StepTokens
 from lmm_r1.models.actor import KitActor
 from lmm_r1.supervised.dpo import PairSample, collate_pairs, encode_pair
-from lmm_r1.supervised.kto import Neighbours, UnpairedEncoder
 from lmm_r1.supervised.prm import StepEncoder, collate_steps
 from lmm_r1.supervised.rm import RewardSample, collate_rewards
 from lmm_r1.supervised.samples import collate, encode_sample
@@ -127,30 +125,6 @@ def test_a_pair_in_one_packed_sequence_has_the_log_probs_of_its_sides_by_themsel
     if shared.packing_samples:
         prompt = sample.chosen.loss_mask.index(True)
         assert shared.computed_tokens <= len(sample.chosen.token_ids) + len(sample.rejected.token_ids) - prompt
-
-
-@pytest.mark.parametrize("name", KITS)
-def test_a_mismatched_conversation_is_the_prompt_with_its_images_and_the_next_rows_response(kit, processor):
-    prompts = [PROMPTS["an image" if kit.takes_images else "text"][1], PROMPTS["text"][1]]
-    rows = [
-        UnpairedRow(
-            messages=tuple(prompt),
-            response=(message("assistant", text),),
-            desirable=True,
-            location="rows.jsonl line 1",
-        )
-        for prompt, text in zip(prompts, ("<answer>46</answer>", "Forty-seven, I think."), strict=True)
-    ]
-    encode = UnpairedEncoder(kit=kit, processor=processor, max_len=8192)
-    first, second = (encode(Neighbours(row=one, following=other)) for one, other in (rows, rows[::-1]))
-    for found, prompt, response in ((first, prompts[0], rows[1].response), (second, prompts[1], rows[0].response)):
-        alone = rows[0].conversation(response)
-        expected = encode_sample(
-            replace(alone, messages=(*prompt, *response)), kit=kit, processor=processor, max_len=8192, every_turn=False
-        )
-        assert found.rejected.token_ids == expected.token_ids
-        assert found.rejected.loss_mask == expected.loss_mask
-        assert found.rejected.media is found.chosen.media
 
 
 @pytest.mark.parametrize("name", sorted(SOME))

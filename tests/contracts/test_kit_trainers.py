@@ -17,17 +17,16 @@ from helpers.tiny_models import make_actor
 from helpers.value_models import make_value_model
 
 from lmm_r1 import dotted
-from lmm_r1.config import DPOConfig, KDConfig, KTOConfig, PRMConfig, RMConfig, SFTConfig, resolve
+from lmm_r1.config import DPOConfig, KDConfig, PRMConfig, RMConfig, SFTConfig, resolve
 from lmm_r1.data.messages import Message, Row
-from lmm_r1.data.preferences import PreferenceRow, StepRow, UnpairedRow
+from lmm_r1.data.preferences import PreferenceRow, StepRow
 from lmm_r1.lmm_kits import KITS, Checkpoint, get_kit
 from lmm_r1.models.adapters import adapted_layers, quantized_layers
 from lmm_r1.models.packed.sequence_parallel import bare
 from lmm_r1.models.value_model import KitValueModel
 from lmm_r1.records.run_folder import RunFolder
-from lmm_r1.supervised.dpo import DPORun, ReferredRun
+from lmm_r1.supervised.dpo import DPORun
 from lmm_r1.supervised.kd import KDRun
-from lmm_r1.supervised.kto import KTORun
 from lmm_r1.supervised.loop import SupervisedRun
 from lmm_r1.supervised.prm import PRMRun
 from lmm_r1.supervised.rm import RMRun
@@ -38,7 +37,6 @@ TRAINERS = {
     "sft": (SFTRun, SFTConfig),
     "dpo": (DPORun, DPOConfig),
     "rm": (RMRun, RMConfig),
-    "kto": (KTORun, KTOConfig),
     "prm": (PRMRun, PRMConfig),
     "kd": (KDRun, KDConfig),
 }
@@ -58,7 +56,6 @@ VIDEOS = "qwen2_5_vl"
 SHORT_RUN = {("sft", name, method) for name in ("llm", "gemma3", VIDEOS) for method in METHODS} | {
     ("dpo", VIDEOS, "lora"),
     ("rm", VIDEOS, "full"),
-    ("kto", VIDEOS, "qlora"),
     ("prm", VIDEOS, "qlora"),
     ("kd", VIDEOS, "qlora"),
 }
@@ -103,8 +100,6 @@ def rows_of(trainer: str, name: str) -> list[Any]:
         common = {"messages": (prompt,), "location": f"rows.jsonl line {number + 1}"}
         if trainer in ("dpo", "rm"):
             made.append(PreferenceRow(chosen=(right,), rejected=(wrong,), margin=None, **common))
-        elif trainer == "kto":
-            made.append(UnpairedRow(response=(wrong if number else right,), desirable=not number, **common))
         elif trainer == "prm":
             made.append(StepRow(steps=("It has 4", "and 6."), labels=(1.0, 0.0), **common))
         else:
@@ -205,7 +200,6 @@ def reached(model: torch.nn.Module, name: str) -> set[str]:
 def loss_of(run: SupervisedRun, batches: Sequence[Any]) -> float:
     """The loss of an update on these micro-batches, without dropout."""
     with torch.no_grad():
-        batches = run.prepared(batches)
         run.actor.eval()
         total = sum(run.terms(batch).loss.item() for batch in batches)
     run.actor.train()
@@ -216,15 +210,14 @@ def companions(run: SupervisedRun, batches: Sequence[Any]) -> list[torch.Tensor]
     """What the models that are not trained give for these micro-batches, or hold."""
     if isinstance(run, KDRun):
         return list(weights_of(run.teacher.actor.model).values())
-    if isinstance(run, ReferredRun):
-        tokens = (batch.both if isinstance(run, KTORun) else batch.tokens for batch in batches)
-        return [run.reference.log_probs(one) for one in tokens]
+    if isinstance(run, DPORun):
+        return [run.reference.log_probs(batch.tokens) for batch in batches]
     return []
 
 
 def check_companions(run: SupervisedRun, method: str) -> None:
     """With adapters the reference is the model under them, in 4 bits where they are on 4 bits; so is the teacher."""
-    if isinstance(run, ReferredRun):
+    if isinstance(run, DPORun):
         assert run.reference.without_adapters == (method != "full")
         assert (run.reference.actor is run.actor) == (method != "full")
     if isinstance(run, KDRun):

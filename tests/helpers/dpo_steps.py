@@ -16,7 +16,7 @@ from helpers.sessions import begun, run_of
 from helpers.tiny_models import make_actor
 from helpers.value_models import make_value_model
 
-from lmm_r1.data.preferences import PreferenceRow, StepRow, UnpairedRow
+from lmm_r1.data.preferences import PreferenceRow, StepRow
 from lmm_r1.lmm_kits import get_kit
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.adapters import adapted_layers, layer_weights, magnitude_of
@@ -25,7 +25,6 @@ from lmm_r1.models.loading import LoadSettings
 RANKS, STEPS = 2, 2
 KIT = "qwen2_5_vl"
 BETA, SMOOTHING, NLL = 0.5, 0.1, 0.2
-DESIRABLE, UNDESIRABLE = 1.5, 0.5
 PLACEHOLDER = "*"
 LORA_RANK = 4
 # An AdamW whose steps are as large as the gradients, so that a wrong scale would show.
@@ -39,7 +38,7 @@ class Case:
     folder: Path
     flags: dict[str, Any] = field(default_factory=dict)
     lora: bool = False
-    kind: Literal["pairs", "rewards", "unpaired", "steps", "distilled"] = "pairs"
+    kind: Literal["pairs", "rewards", "steps", "distilled"] = "pairs"
     """What is learned from; rewards are pairs with margins for a reward model, of which `folder` holds one with a head."""
     teacher: Path | None = None
     """Of what is distilled."""
@@ -82,19 +81,6 @@ def rows() -> list[PreferenceRow]:
     ]
 
 
-def unpaired_rows() -> list[UnpairedRow]:
-    """One response to each prompt, desirable and undesirable in turn."""
-    return [
-        UnpairedRow(
-            messages=row.messages,
-            response=row.chosen if number % 2 else row.rejected,
-            desirable=bool(number % 2),
-            location=row.location,
-        )
-        for number, row in enumerate(rows())
-    ]
-
-
 def step_rows() -> list[StepRow]:
     """Two solutions of a prompt of text and of one with images, with hard labels and soft ones."""
     solutions = [
@@ -114,7 +100,6 @@ def by_hand(case: Case) -> Updates:
     return {
         "pairs": _pairs_by_hand,
         "rewards": _rewards_by_hand,
-        "unpaired": _unpaired_by_hand,
         "steps": _steps_by_hand,
         # It imports this module.
         "distilled": lambda case: importlib.import_module("helpers.kd_steps").by_hand(case),
@@ -168,39 +153,6 @@ def _rewards_by_hand(case: Case) -> Updates:
         return found, _means(pairs, "reward_margin", "chosen_reward", "rejected_reward")
 
     return _updates(model, losses)
-
-
-def _unpaired_by_hand(case: Case) -> Updates:
-    from lmm_r1.supervised.kto import NeighbourRows, UnpairedEncoder
-
-    kit, processor = _kit_of(case)
-    encode = UnpairedEncoder(kit=kit, processor=processor, max_len=4096)
-    samples = [encode(found) for found in NeighbourRows(unpaired_rows())]
-    policy, reference = policy_of(str(case.folder), lora=case.lora).train(), make_actor(case.folder)
-
-    def ratio(side: Any) -> torch.Tensor:
-        with torch.no_grad():
-            other = _log_prob(reference, side)
-        return _log_prob(policy, side) - other
-
-    def losses() -> tuple[list[torch.Tensor], dict[str, float]]:
-        with torch.no_grad():
-            kl = torch.stack([ratio(sample.rejected) for sample in samples]).mean().clamp(min=0)
-        found, rewards = [], {True: [], False: []}
-        for sample in samples:
-            own = ratio(sample.chosen)
-            rewards[sample.desirable].append(BETA * own.item())
-            value = BETA * (own - kl) if sample.desirable else BETA * (kl - own)
-            found.append((DESIRABLE if sample.desirable else UNDESIRABLE) * (1 - F.sigmoid(value)))
-        good, bad = (sum(rewards[kind]) / len(rewards[kind]) for kind in (True, False))
-        return found, {
-            "kl": kl.item(),
-            "desirable_reward": good,
-            "undesirable_reward": bad,
-            "reward_margin": good - bad,
-        }
-
-    return _updates(policy.model, losses)
 
 
 def _steps_by_hand(case: Case) -> Updates:
@@ -287,13 +239,6 @@ def flags_of(case: Case) -> dict[str, Any]:
     own: dict[str, dict[str, Any]] = {
         "pairs": {"model.beta": BETA, "model.label_smoothing": SMOOTHING, "model.nll_loss_coef": NLL},
         "rewards": {"model.margin_loss_enable": True},
-        "unpaired": {
-            "model.beta": BETA,
-            "model.desirable_loss_weight": DESIRABLE,
-            "model.undesirable_loss_weight": UNDESIRABLE,
-            # So that it is known by hand which row follows which.
-            "data.keep_order": True,
-        },
         "steps": {"model.placeholder_token": PLACEHOLDER},
         "distilled": {},
     }
@@ -319,9 +264,9 @@ def flags_of(case: Case) -> dict[str, Any]:
 def _settings(case: Case) -> Any:
     """The settings of a case's run."""
     from lmm_r1 import dotted
-    from lmm_r1.config import DPOConfig, KTOConfig, PRMConfig, RMConfig, resolve
+    from lmm_r1.config import DPOConfig, PRMConfig, RMConfig, resolve
 
-    made = {"pairs": DPOConfig, "rewards": RMConfig, "unpaired": KTOConfig, "steps": PRMConfig}[case.kind]()
+    made = {"pairs": DPOConfig, "rewards": RMConfig, "steps": PRMConfig}[case.kind]()
     return resolve(dotted.replace(made, flags_of(case)))
 
 
@@ -329,7 +274,6 @@ def _ranks_updates(case: Case) -> Updates:
     """Make the updates as one of the ranks."""
     from lmm_r1.supervised import models as supervised_models
     from lmm_r1.supervised.dpo import DPORun
-    from lmm_r1.supervised.kto import KTORun
     from lmm_r1.supervised.prm import PRMRun
     from lmm_r1.supervised.rm import RMRun
 
@@ -337,7 +281,6 @@ def _ranks_updates(case: Case) -> Updates:
     run_class, found = {
         "pairs": (DPORun, rows()),
         "rewards": (RMRun, rows()),
-        "unpaired": (KTORun, unpaired_rows()),
         "steps": (PRMRun, step_rows()),
     }[case.kind]
     load = supervised_models.KitActor

@@ -73,8 +73,7 @@ def run_of(run_class: Any, session: SupervisedSession, rows: Any) -> Any:
     """Return the run of a session on rows, of which the first fits."""
     checkpoint = session.checkpoint
     encode = run_class.encoder.of(session.config, kit=checkpoint.kit, processor=checkpoint.processor)
-    learned = run_class.learned(rows)
-    return run_class.of(session, rows=learned, encode=encode, filler=encode(next(iter(learned))).filler)
+    return run_class.of(session, rows=rows, encode=encode, filler=encode(rows[0]).filler)
 
 
 class AccumulatingStrategy:

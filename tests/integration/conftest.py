@@ -24,7 +24,6 @@ FULL_RUN: dict[str, tuple[str, ...]] = {
         "checkpointing",
         "rewards, ZeRO-2",
         "DoRA",
-        "unpaired",
     ),
     "test_finite_steps.py": ("[1-", "fp32", "in CPU memory"),
     "test_gradient_accumulation.py": ("offload", "fp16", "bf16-bf16", "zero_first", "announced-1]"),

@@ -32,7 +32,7 @@ def updates_of(
     asked = [name for name in CASES if any(item.name.endswith(f"[{name}]") for item in request.session.items)]
     cases = {}
     for name in asked:
-        kind = next((kind for kind in ("rewards", "unpaired", "steps", "distilled") if name.startswith(kind)), "pairs")
+        kind = next((kind for kind in ("rewards", "steps", "distilled") if name.startswith(kind)), "pairs")
         cases[name] = Case(
             folder=scored if kind == "rewards" else tiny_checkpoint(KIT),
             flags=CASES[name],

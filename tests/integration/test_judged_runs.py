@@ -1,4 +1,4 @@
-"""KTO and process reward runs as commands: eight rows about images are learned, and a killed run goes on to the same curve."""
+"""Process reward runs as commands: eight rows about images are learned, and a killed run goes on to the same curve."""
 
 import json
 import sys
@@ -12,7 +12,7 @@ from helpers.killed_runs import KillableCommand, lines_in, python
 from helpers.reward_servers import running
 from safetensors.torch import load_file
 
-from lmm_r1.cli import batch_inference, train_kto, train_prm
+from lmm_r1.cli import batch_inference, train_prm
 from lmm_r1.records.run_folder import read_stage
 
 pytestmark = pytest.mark.slow
@@ -22,20 +22,18 @@ STEPS = 20
 
 
 def write_rows(folder: Path) -> None:
-    """Eight rows of each kind with one question about eight pictures: what is right of half of them, is wrong of the others."""
-    unpaired, steps = [], []
+    """Eight rows with one question about eight pictures: what is right of half of them, is wrong of the others."""
+    steps = []
     for number, name in enumerate(write_pictures(folder)):
         prompt = [{"role": "user", "content": "<image>Which digit does the picture show?"}]
         asked = {"prompt": prompt, "images": [name]}
         right = bool(number % 2)
-        unpaired.append(asked | {"completion": ANSWERS[0], "label": right})
         steps.append(asked | {"completions": ["I see 46", "46 it is"], "labels": [right, not right]})
-    for name, records in (("train_kto", unpaired), ("train_prm", steps)):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    (folder / "train_prm.jsonl").write_text("".join(json.dumps(record) + "\n" for record in steps))
 
 
 def command_line(model: Path, folder: Path, *, module: str, run: str) -> list[str]:
-    own: dict[str, dict[str, Any]] = {"train_kto": {"model.beta": 0.5}, "train_prm": {"model.placeholder_token": "*"}}
+    own: dict[str, dict[str, Any]] = {"train_prm": {"model.placeholder_token": "*"}}
     values = {
         "model.model_name_or_path": model,
         "data.dataset": folder / f"{module}.jsonl",
@@ -158,7 +156,7 @@ def check_rl(model: Path, folder: Path, *, reward: str, policy: Path) -> None:
     assert len({rollout["reward"] for rollout in rollouts}) > 4
 
 
-@pytest.mark.parametrize("module", [train_kto, train_prm], ids=["train_kto", "train_prm"])
+@pytest.mark.parametrize("module", [train_prm], ids=["train_prm"])
 def test_eight_rows_about_images_are_learned_and_a_killed_run_goes_on_to_the_same_curve(
     module, tiny_checkpoint, tmp_path, in_process
 ):
@@ -172,15 +170,9 @@ def test_eight_rows_about_images_are_learned_and_a_killed_run_goes_on_to_the_sam
     assert (first["step"], evaluated["step"]) == (0, STEPS)
     assert first["eval_loss"] == pytest.approx(trained[1]["loss"], rel=1e-4)
     assert (read_stage(tmp_path / "whole").kind, read_stage(tmp_path / "whole").steps) == (name[-3:], STEPS)
-    if module is train_kto:
-        assert trained[1]["loss"] == pytest.approx(0.5, abs=1e-4), "the policy starts as its reference"
-        assert trained[1]["kl"] == pytest.approx(0.0, abs=1e-4)
-        assert trained[STEPS]["accuracy"] == evaluated["eval_accuracy"] == 1.0
-        assert trained[STEPS]["reward_margin"] > 3.0
-    else:
-        # Of each picture's two steps one is right, so that the picture is what tells.
-        assert trained[STEPS]["step_accuracy"] == evaluated["eval_step_accuracy"] == 1.0
-        check_best_of_two(tmp_path / "whole", tmp_path, policy=model)
+    # Of each picture's two steps one is right, so that the picture is what tells.
+    assert trained[STEPS]["step_accuracy"] == evaluated["eval_step_accuracy"] == 1.0
+    check_best_of_two(tmp_path / "whole", tmp_path, policy=model)
     assert trained[STEPS]["loss"] < 0.05
     assert evaluated["eval_loss"] < 0.05
 

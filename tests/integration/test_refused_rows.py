@@ -53,10 +53,6 @@ def as_pair(row: dict[str, Any]) -> dict[str, Any]:
     return {"prompt": row["messages"][:1], "chosen": row["messages"][1:], "rejected": "five"}
 
 
-def as_unpaired(row: dict[str, Any]) -> dict[str, Any]:
-    return {"prompt": row["messages"][:1], "completion": row["messages"][1:], "label": True}
-
-
 def as_steps(row: dict[str, Any]) -> dict[str, Any]:
     return {"prompt": row["messages"][:1], "completions": ["four"], "labels": [True]}
 
@@ -71,7 +67,6 @@ COMMANDS = {
     "train_kd": (kd, as_it_is),
     "train_dpo": (supervised, as_pair),
     "train_rm": (supervised, as_pair),
-    "train_kto": (supervised, as_unpaired),
     "train_prm": (prm, as_steps),
 }
 
@@ -124,7 +119,7 @@ def test_a_template_that_rewrites_history_is_found_before_the_run_and_its_advice
     assert "gives 6 rows, fewer than --train.batch_size 8" in error_of(command, skips, capfd=capfd)
 
 
-@pytest.mark.parametrize("command", ["train_dpo", "train_rm", "train_kto"])
+@pytest.mark.parametrize("command", ["train_dpo", "train_rm"])
 def test_a_response_whose_turns_are_rewritten_is_found_before_the_run(command, model, work, capfd):
     argv, form = COMMANDS[command]
     write_rows(work, *map(form, read("F06_multi_turn_think.jsonl")))
@@ -162,14 +157,14 @@ def findings(file: str, model: Path | str) -> list[tuple[int, str]]:
     return [(one["index"], one["what"]) for one in found if one["kind"] == "encoding"]
 
 
-@pytest.mark.parametrize("form", [as_it_is, as_pair, as_unpaired, as_steps])
+@pytest.mark.parametrize("form", [as_it_is, as_pair, as_steps])
 def test_check_data_finds_what_a_training_refuses(form, model, work):
     write_rows(work, *map(form, read("F05_extreme_aspect_sft.jsonl")))
     ((index, what),) = findings("rows.jsonl", model)
     assert (index, what.startswith(REFUSED_IMAGE)) == (6, True)
 
 
-@pytest.mark.parametrize("form", [as_it_is, as_pair, as_unpaired])
+@pytest.mark.parametrize("form", [as_it_is, as_pair])
 def test_check_data_tells_turns_apart_as_a_training_does(form, model, work):
     shutil.copytree(model, "rewriting")
     for file in Path("rewriting").glob("*chat_template*"):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Literal, TypeAlias
 
 from lmm_r1.data.formats.chats import CHATS
-from lmm_r1.data.formats.judged import RESPONSES, UNPAIRED_ROWS
+from lmm_r1.data.formats.judged import RESPONSES
 from lmm_r1.data.formats.problems import PROBLEMS
 from lmm_r1.data.formats.row_format import FormatSet, RowFields, RowFormat
 
@@ -34,5 +34,7 @@ FORMATS: dict[str, RowFormat[RowFields]] = {
 OWN = FORMATS["lmm_r1"]
 """The format of this project's own rows, and of files whose prompt column the user named."""
 _KEYS = ("input_key", "label_key", "image_key")
-PROMPT_ROWS = FormatSet(formats=tuple(FORMATS.values()), own=OWN, others=UNPAIRED_ROWS.formats, keys=_KEYS)
+# Of TRL and of LLaMA-Factory.
+_VERDICTS = (frozenset(("prompt", "completion", "label")), frozenset(("kto_tag",)))
+PROMPT_ROWS = FormatSet(formats=tuple(FORMATS.values()), own=OWN, refused=_VERDICTS, keys=_KEYS)
 """Rows that RL samples from and SFT trains on."""

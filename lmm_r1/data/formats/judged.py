@@ -1,4 +1,4 @@
-"""Formats of judged responses: preferences with their two sides, single responses with a label, and steps with labels."""
+"""Formats of judged responses: preferences with their two sides, and steps with labels."""
 
 from __future__ import annotations
 
@@ -39,7 +39,6 @@ from lmm_r1.data.formats.row_format import (
     RowFields,
     RowFormat,
     StepFields,
-    UnpairedFields,
     filled,
     is_empty,
     listed,
@@ -343,66 +342,6 @@ RESPONSES = (
     ),
     RowFormat(name="preference", source="preferences", needs=(("chosen",), ("rejected",)), adapt=_preference),
 )
-
-
-_UNPAIRED_RESPONSES = ("completion", "response", "output")
-_UNPAIRED_LABELS = ("kto_tag", "label")
-
-
-def _unpaired(columns: Columns) -> UnpairedFields:
-    """The response has its own column, or is the conversation's last turn."""
-    images = columns.images(*IMAGES)
-    prompt = prompt_of(columns, images=images)
-    named = columns.names.response
-    response = columns.take(*(_UNPAIRED_RESPONSES if named is None else (named,)))
-    response = replace(response, value=written_messages(response.value))
-    if response.value is None and named is None:
-        prompt, response = _last(prompt, response, columns=columns)
-    label = columns.answer(*_UNPAIRED_LABELS)
-    return UnpairedFields(
-        messages=prompt,
-        images=images,
-        videos=columns.videos(*VIDEOS),
-        datasource=columns.datasource(*DATASOURCE),
-        response=response,
-        label=label,
-    )
-
-
-def _last(prompt: Any, empty: Column, *, columns: Columns) -> tuple[Any, Column]:
-    prompt = written_messages(prompt)
-    turns = [] if isinstance(prompt, str) or not isinstance(prompt, Sequence) else list(map(chat_message, prompt))
-    if len(turns) < 2 and empty.name in columns.record:
-        columns.fail(f'the field "{empty.name}" is empty; fill it in')
-    if len(turns) < 2:
-        columns.fail(
-            f"no field {' or '.join(_UNPAIRED_RESPONSES)} with the response (found: {', '.join(columns.record)}), and no conversation "
-            f'that ends with it in "{columns.prompt_column}"'
-        )
-    return turns[:-1], Column(name=columns.prompt_column, value=turns[-1:])
-
-
-_UNPAIRED = RowFormat(
-    name="unpaired",
-    source="TRL's unpaired preference",
-    needs=(("prompt",), ("completion",), ("label",)),
-    without=("chosen", "rejected", "kto_tag"),
-    adapt=_unpaired,
-)
-UNPAIRED_ROWS = FormatSet(
-    formats=(
-        _UNPAIRED,
-        RowFormat(
-            name="kto",
-            source="rows with a KTO tag",
-            needs=((*PROMPTS, *CONVERSATIONS), ("kto_tag",)),
-            without=("chosen", "rejected"),
-            adapt=_unpaired,
-        ),
-    ),
-    own=_UNPAIRED,
-)
-"""Rows that KTO trains on."""
 
 
 STEP_TAG = "ки"

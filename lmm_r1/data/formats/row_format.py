@@ -242,14 +242,6 @@ class PairFields(AskedFields):
 
 
 @dataclass(frozen=True, kw_only=True)
-class UnpairedFields(AskedFields):
-    """A prompt with a response, as text or turns, and whether it is desirable."""
-
-    response: Column
-    label: Column
-
-
-@dataclass(frozen=True, kw_only=True)
 class StepFields(AskedFields):
     """A prompt with two lists: the steps of a response and their labels."""
 
@@ -291,8 +283,8 @@ class FormatSet(Generic[Fields]):
     formats: tuple[RowFormat[Fields], ...]
     own: RowFormat[Fields]
     """The format of files that fit none, and of files whose columns the user named."""
-    others: tuple[RowFormat[Any], ...] = ()
-    """Formats of another kind of rows that could be mistaken for one of these."""
+    refused: tuple[frozenset[str], ...] = ()
+    """Sets of columns by which a file also holds undesirable responses."""
     keys: tuple[str, ...] = ()
     """The flags that name columns, for the error about a file that fits no format; without them it is read as `own`."""
 
@@ -307,11 +299,11 @@ class FormatSet(Generic[Fields]):
         """
         names, named = set(columns), named or ColumnNames()
         choose = named.flag("format")
-        for other in self.others:
-            if other.fits(names - {named.answer}):
+        for columns in self.refused:
+            if columns <= names - {named.answer}:
                 raise UserError(
-                    f"{file}: its columns are those of {other.name} ({other.source}), which includes undesirable responses; "
-                    f"train on them with train_kto, or choose how to read the rows with {choose}"
+                    f"{file}: by its columns {', '.join(sorted(columns))} it also holds undesirable responses; leave these "
+                    f"rows out, and choose how to read the others with {choose}"
                 )
         fitting = self._fitting(names)
         if not fitting and named.answer is not None and names & {named.answer, named.answer.partition(".")[0]}:

@@ -4,7 +4,7 @@ import pytest
 from helpers.tables import frozen
 
 from lmm_r1 import dotted
-from lmm_r1.config import DPOConfig, KTOConfig, PPOConfig, SFTConfig, resolve, sized_ppo, sized_supervised
+from lmm_r1.config import DPOConfig, PPOConfig, SFTConfig, resolve, sized_ppo, sized_supervised
 from lmm_r1.errors import UserError
 
 
@@ -88,7 +88,7 @@ def test_an_update_is_a_fifth_of_the_rows_that_the_processes_can_share(rows, pro
 
 
 def test_other_supervised_stages_take_their_sizes_of_the_rows_too():
-    assert (sft(40, config_class=DPOConfig), sft(40, config_class=KTOConfig)) == ((8, 8), (8, 8))
+    assert sft(40, config_class=DPOConfig) == (8, 8)
 
 
 def test_a_pass_divides_an_update_that_is_named():

@@ -10,7 +10,7 @@ import pytest
 from lmm_r1.data.files import read_row_file
 from lmm_r1.data.known_keys import Overlooked
 from lmm_r1.data.messages import ImagePart, TextPart, VideoPart, demonstration
-from lmm_r1.data.preferences import PREFERENCE, STEPS, UNPAIRED, read_judged_file
+from lmm_r1.data.preferences import PREFERENCE, STEPS, read_judged_file
 from lmm_r1.data.reading import RowReading
 from lmm_r1.data.row_parser import parse_row, stored_messages
 from lmm_r1.errors import UserError
@@ -88,7 +88,6 @@ DOORS = {
     "sharegpt": ({"conversations": [{"from": "human", "value": "2+2?"}, {"from": "gpt", "value": "4"}]}, None),
     "verl": ({"prompt": [ASKED], "reward_model": {"ground_truth": "4"}}, None),
     "pair": ({"prompt": [ASKED], "chosen": [said("4")], "rejected": [said("5")]}, PREFERENCE),
-    "kto": ({"messages": [ASKED, said()], "kto_tag": True}, UNPAIRED),
     "steps": ({"prompt": [ASKED], "completions": ["4"], "labels": [True]}, STEPS),
 }
 

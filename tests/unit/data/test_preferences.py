@@ -18,7 +18,7 @@ from lmm_r1.data.files import read_row_file
 from lmm_r1.data.formats.row_format import ColumnNames
 from lmm_r1.data.images import load_image
 from lmm_r1.data.messages import ImagePart, Message, StoredBytes, TextPart
-from lmm_r1.data.preferences import PREFERENCE, STEPS, UNPAIRED, PreferenceRow, read_judged_file
+from lmm_r1.data.preferences import PREFERENCE, STEPS, PreferenceRow, read_judged_file
 from lmm_r1.data.reading import AS_THEY_ARE, PromptTemplate, RowReading
 from lmm_r1.errors import UserError
 
@@ -139,19 +139,6 @@ BAD = [
         {"prompt": "?", "completions": [{"response": text, "annotations": {"H": {"Rating": "N/A"}}} for text in "ab"]},
         'completion 1 of "completions" has no "Rating" that is a number',
     ),
-    # One response.
-    (UNPAIRED, {**VERDICT, "label": "maybe"}, "the label \"label\" is 'maybe'; it must be true (desirable) or false"),
-    (UNPAIRED, {**VERDICT, "label": 0.5}, 'the label "label" is 0.5'),
-    (UNPAIRED, {**VERDICT, "label": -1}, 'the label "label" is -1'),
-    (UNPAIRED, {**VERDICT, "label": None}, 'the label "label" is None'),
-    (UNPAIRED, {**VERDICT, "completion": " "}, 'the field "completion" is empty'),
-    (UNPAIRED, {"prompt": "1 + 1?", "completion": None, "label": True}, 'the field "completion" is empty'),
-    (UNPAIRED, {"conversations": [{"from": "human", "value": "?"}], "kto_tag": True}, "no field completion or response"),
-    (
-        UNPAIRED,
-        {"conversations": [{"from": "human", "value": "?"}] * 2, "kto_tag": True},
-        '"conversations" must begin and end with a turn of the assistant',
-    ),
     # Steps.
     (STEPS, {**SOLVED, "labels": [True]}, '"labels" has 1 labels for 2 steps'),
     (STEPS, {**SOLVED, "labels": [True, "good"]}, "the label of step 2 in \"labels\" is 'good'; it must be true or false, + or -"),
@@ -172,7 +159,7 @@ BAD = [
 
 @pytest.mark.parametrize(("kind", "record", "sentence"), BAD)
 def test_a_bad_row_is_told_with_its_file_its_line_and_a_sentence(kind, record, sentence, folder):
-    good = {PREFERENCE.name: PAIR, UNPAIRED.name: VERDICT, STEPS.name: TAGGED if "input" in record else SOLVED}
+    good = {PREFERENCE.name: PAIR, STEPS.name: TAGGED if "input" in record else SOLVED}
     file = written(folder, record)
     with pytest.raises(UserError) as raised:
         read_judged_file(file, kind)
@@ -337,14 +324,6 @@ def test_a_step_tag_of_ones_own_is_named(folder):
     assert (row.steps, row.labels) == (("It is 2.", "Done."), (1.0, 0.0))
 
 
-@pytest.mark.parametrize(
-    ("label", "desirable"), [(True, True), (0, False), ("True", True), ("false", False), ("1", True)]
-)
-def test_verdicts_are_read_as_tables_write_them(label, desirable, folder):
-    (row,) = loaded(UNPAIRED, written(folder, {**VERDICT, "label": label}))
-    assert row.desirable is desirable
-
-
 def test_other_formats_of_the_run_are_refused_by_name(folder):
     with pytest.raises(
         UserError, match="--data.format pairs is for another kind of rows; .* preference, rlhf_v, vlfeedback"
@@ -354,7 +333,7 @@ def test_other_formats_of_the_run_are_refused_by_name(folder):
 
 @pytest.mark.parametrize("record", [VERDICT, {"conversations": [ASKED, said("2")], "kto_tag": False}])
 def test_sft_does_not_learn_responses_that_may_be_undesirable(record, folder):
-    with pytest.raises(UserError, match="which includes undesirable responses; train on them with train_kto"):
+    with pytest.raises(UserError, match="it also holds undesirable responses; leave these rows out"):
         read_row_file(written(folder, record))
 
 
@@ -394,9 +373,6 @@ WHOLE = [
         PREFERENCE,
         {"prompt": "?", "completions": [{"response": text, "annotations": {"H": {"Rating": text}}} for text in "12"]},
     ),
-    (UNPAIRED, VERDICT),
-    (UNPAIRED, {"instruction": "?", "input": "1", "output": "2", "kto_tag": True, "history": [["a", "b"]], "system": "s"}),
-    (UNPAIRED, {"conversations": [{"from": "human", "value": "?"}, {"from": "gpt", "value": "2"}], "kto_tag": True}),
     (STEPS, SOLVED),
     (STEPS, TAGGED),
     (STEPS, {**TAGGED, "label": "1 + 1? Step 1: It is 2. +\nStep 2: Done. -"}),

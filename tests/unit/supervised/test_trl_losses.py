@@ -13,13 +13,11 @@ from trl.experimental.cpo.cpo_trainer import CPOTrainer
 from trl.experimental.gkd.gkd_trainer import GKDTrainer
 from trl.trainer.dpo_trainer import DPOTrainer
 from trl.trainer.grpo_trainer import GRPOTrainer
-from trl.trainer.kto_trainer import KTOTrainer
 from trl.trainer.reward_trainer import RewardTrainer
 
 from lmm_r1.models.distillation import Divergence
 from lmm_r1.rl.losses import LossSettings, PolicyLoss
 from lmm_r1.supervised.dpo import dpo_loss, ipo_loss, simpo_loss
-from lmm_r1.supervised.kto import kto_loss
 from lmm_r1.supervised.rm import bradley_terry_loss
 from remote_rm.adapters import TRLReward
 
@@ -122,28 +120,6 @@ def test_simpo(beta, label_smoothing):
     theirs, *_ = CPOTrainer.cpo_loss(own, chosen, rejected)
     ours = simpo_loss(chosen, rejected, beta=beta, gamma=0.7, label_smoothing=label_smoothing)
     assert_same(ours.mean(), theirs.mean(), of=log_probs)
-
-
-@pytest.mark.parametrize("kl", [0.9, -0.4])
-def test_kto_with_the_divergence_of_other_responses(kl):
-    log_probs, mask, reference = random_tokens(seed=5)
-    desirable = torch.tensor([True, False, True, True, False] * 2)
-    ratios = (log_probs.sum(-1) - reference).flatten()
-    own = trainer(
-        beta=0.3,
-        loss_type="kto",
-        calculate_KL=True,
-        desirable_weight=1.1,
-        undesirable_weight=0.6,
-        # Of ten pairs of a prompt with another's response, of which the reference finds each equally likely.
-        _compute_kl_logps=lambda model, batch: torch.full((10,), kl, dtype=torch.float64),
-    )
-    inputs = inputs_of(mask) | {"label": desirable, "ref_logps": reference.flatten()}
-    inputs["ref_KL_logps"] = torch.zeros(10, dtype=torch.float64)
-    theirs = KTOTrainer._compute_loss(own, outputs_of(log_probs), inputs, False)
-    estimate = torch.tensor(max(kl, 0.0), dtype=torch.float64)
-    weights = {"desirable_weight": 1.1, "undesirable_weight": 0.6}
-    assert_same(kto_loss(ratios, desirable, kl=estimate, beta=0.3, **weights).mean(), theirs, of=log_probs)
 
 
 @pytest.mark.parametrize("with_margin", [True, False])
