@@ -13,7 +13,7 @@ HIDDEN = "(hidden)"
 _WHOLE = (
     r"key|token|auth|sig|pass|pwd|passwd|password|passphrase|secret|credentials?|authorization|cookie|bearer|signature"
 )
-# A part of a longer name, such as `my_api_key`; `input_key` and `placeholder_token` name no secrets.
+# A part of a longer name, such as `my_api_key`; `input_key` and `image_token` name no secrets.
 _END = (
     r"(?:api|access|secret|private|subscription|auth|account|encryption|master)[_-]?key|"
     r"(?:hf|access|auth|api|bearer|refresh|session|security|id|bot|rm)[_-]?token|"

@@ -14,7 +14,7 @@ from typing import Any
 
 from lmm_r1.batch import INDEX, JobTotals, RowLog, run_job
 from lmm_r1.batch.inputs import MESSAGES, load_responses, select, with_paths
-from lmm_r1.config.generation import EPISODE_FLAGS, STEP_FLAGS, BatchConfig, check_batch, episode_limits
+from lmm_r1.config.generation import EPISODE_FLAGS, BatchConfig, check_batch, episode_limits
 from lmm_r1.config.rewards import verifier_from
 from lmm_r1.config.shared import row_reading
 from lmm_r1.data.files import read_row_file
@@ -41,9 +41,7 @@ from lmm_r1.generation.engine import (
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.lmm_kits.checkpoint import check_embeddings, check_pixel_bounds, check_weights
 from lmm_r1.lmm_kits.plain_text import text_ids
-from lmm_r1.scoring import StepJudging
 from lmm_r1.scoring.response_scores import (
-    ProcessRewardScorer,
     RemoteScorer,
     ResponseScorer,
     RewardModelScorer,
@@ -93,7 +91,6 @@ def run_batch(config: BatchConfig, *, progress: Progress) -> BatchReport:
     log = RowLog(config.output)
     # Outputs made before these flags existed do not have them in their settings.
     unused = EPISODE_FLAGS if config.agent is None else ()
-    unused += tuple(name for name in STEP_FLAGS if getattr(config, name) == getattr(BatchConfig, name))
     settings = json.loads(json.dumps(asdict(config), default=str))
     kept = {
         name: hidden_settings(value, name=name) for name, value in settings.items() if name not in (*NOT_KEPT, *unused)
@@ -276,15 +273,6 @@ def _scorer(config: BatchConfig) -> Iterator[ResponseScorer | None]:
     if path is not None and config.judge_is_remote:
         with RemoteScorer(path, flag=config.judge_flag) as remote:
             yield remote
-    elif path is not None and _judges_steps(config, path):
-        yield ProcessRewardScorer(
-            path,
-            judging=_judging(config),
-            dtype=config.dtype,
-            max_len=config.max_model_len,
-            max_batch_tokens=config.max_batch_tokens,
-            trust_remote_code=config.trust_remote_code,
-        )
     elif path is not None:
         yield RewardModelScorer(
             path,
@@ -299,17 +287,6 @@ def _scorer(config: BatchConfig) -> Iterator[ResponseScorer | None]:
             yield scorer
     else:
         yield None
-
-
-def _judges_steps(config: BatchConfig, path: str) -> bool:
-    checkpoint = Checkpoint(path, trust_remote_code=config.trust_remote_code)
-    return _judging(config).is_of(checkpoint, of_whole=["--normalize_reward"] if config.normalize_reward else [])
-
-
-def _judging(config: BatchConfig) -> StepJudging:
-    return StepJudging(
-        step_scores=config.step_scores, placeholder_token=config.placeholder_token, reward_tokens=config.reward_tokens
-    )
 
 
 def _select(config: BatchConfig, log: RowLog) -> int:

@@ -24,7 +24,6 @@ COMMANDS = {
     "train_ppo_ray": "reinforcement learning with Ray, DeepSpeed and vLLM (the FRE and MGT stages)",
     "train_sft": "supervised fine-tuning (the cold start)",
     "train_dpo": "direct preference optimization on pairs of responses: DPO, cDPO, IPO, SimPO",
-    "train_prm": "a process reward model from steps with labels, for the best of n, serve_rm and RL",
     "train_rm": "a reward model from pairs of responses, for serve_rm and RL",
     "train_kd": "distillation: a student learns the token distributions of a teacher",
     "plan": "estimate GPU and host memory before loading anything: a dry run of a training command",

@@ -18,7 +18,6 @@ from lmm_r1.config import (
     DPOConfig,
     KDConfig,
     PPOConfig,
-    PRMConfig,
     RMConfig,
     SFTConfig,
     SupervisedConfig,
@@ -45,11 +44,10 @@ PLANNED: dict[str, type[Any]] = {
     "train_sft": SFTConfig,
     "train_kd": KDConfig,
     "train_dpo": DPOConfig,
-    "train_prm": PRMConfig,
     "train_rm": RMConfig,
 }
 # A plan reads no rows and asks for no rewards, so it does without these flags.
-UNREAD = ("data.prompt_dataset", "data.dataset", "model.placeholder_token")
+UNREAD = ("data.prompt_dataset", "data.dataset")
 _MODELS = tuple(f"{group}.model_name_or_path" for group in ("actor", "critic", "reward", "model", "ref", "teacher"))
 
 

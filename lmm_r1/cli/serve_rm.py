@@ -3,23 +3,19 @@
 import argparse
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING
 
 from lmm_r1.cli import run_command, user_errors
 from lmm_r1.cli.arguments import add_access_arguments, media_access, model_server_parser, refuse_renamed
-from lmm_r1.config.generation import BatchConfig, StepScores
 from lmm_r1.config.hardware import default_param_dtype
 from lmm_r1.config.preferences import RMDeepSpeedConfig
 from remote_rm.registry import add_listening_arguments, parse_flags, positive
 
 if TYPE_CHECKING:
-    from lmm_r1.scoring.reward_judge import ServedRewards
+    from lmm_r1.scoring.reward_model import RewardModel
 
 PROG = "lmm-r1 serve_rm"
-DESCRIPTION = (
-    "Serve the rewards of a trained reward model, of whole responses or of their steps, for text and images, in OpenRLHF's "
-    "remote reward protocol."
-)
+DESCRIPTION = "Serve the rewards of a trained reward model for text and images in OpenRLHF's remote reward protocol."
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -63,31 +59,9 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="name of the value head's weight, if the model's config does not contain it",
     )
-    _add_step_arguments(parser)
     add_access_arguments(parser, named_by="prompts")
     add_listening_arguments(parser)
     return parser
-
-
-def _add_step_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--step-scores",
-        choices=get_args(StepScores),
-        default=BatchConfig.step_scores,
-        help="how a process reward model's step scores become the reward of a response",
-    )
-    parser.add_argument(
-        "--placeholder-token",
-        metavar="TOKEN",
-        help="token after each step, for a process reward model whose config does not name it",
-    )
-    parser.add_argument(
-        "--reward-tokens",
-        nargs=2,
-        default=(),
-        metavar=("RIGHT", "WRONG"),
-        help="its tokens of a right step and of a wrong one; by default those in its config",
-    )
 
 
 def _serve(args: argparse.Namespace) -> None:
@@ -102,39 +76,21 @@ def _serve(args: argparse.Namespace) -> None:
 
     dtype = args.dtype or default_param_dtype(flag="dtype")
 
-    def load() -> "ServedRewards[Any]":
+    def load() -> "RewardModel":
         cpu.prepare_process()
-        return _load(args, dtype=dtype)
+        from lmm_r1.scoring.reward_model import RewardModel
+
+        return RewardModel(
+            args.model,
+            dtype=dtype,
+            max_len=args.max_len,
+            max_batch_tokens=args.max_batch_tokens,
+            value_head_prefix=args.value_head_prefix,
+            normalize=args.normalize,
+            trust_remote_code=args.trust_remote_code,
+        )
 
     serve(load, media=media, options=ListeningOptions.from_arguments(args))
-
-
-def _load(args: argparse.Namespace, *, dtype: str) -> "ServedRewards[Any]":
-    """Return the loaded reward model; raises UserError for a checkpoint that is not a reward model."""
-    from lmm_r1.lmm_kits import Checkpoint
-    from lmm_r1.scoring import StepJudging
-    from lmm_r1.scoring.reward_judge import ResponseRewards, StepRewards
-    from lmm_r1.scoring.reward_model import ProcessRewardModel, RewardModel
-
-    judging = StepJudging(
-        step_scores=args.step_scores, placeholder_token=args.placeholder_token, reward_tokens=tuple(args.reward_tokens)
-    )
-    of_whole = ["--normalize"] if args.normalize else []
-    if args.value_head_prefix != RMDeepSpeedConfig.value_head_prefix:
-        of_whole.append(f"--value_head_prefix {args.value_head_prefix}")
-    settings = {
-        "dtype": dtype,
-        "max_len": args.max_len,
-        "max_batch_tokens": args.max_batch_tokens,
-        "trust_remote_code": args.trust_remote_code,
-    }
-    checkpoint = Checkpoint(args.model, trust_remote_code=args.trust_remote_code)
-    if judging.is_of(checkpoint, of_whole=of_whole):
-        return StepRewards(
-            ProcessRewardModel(args.model, judging=judging, **settings), step_scores=judging.step_scores
-        )
-    model = RewardModel(args.model, value_head_prefix=args.value_head_prefix, normalize=args.normalize, **settings)
-    return ResponseRewards(model)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from lmm_r1.config.differences import DIFFERENCES, ONLY_DEFAULTS, Difference
 from lmm_r1.config.hardware import sized_ppo, sized_supervised
 from lmm_r1.config.ppo import PPOConfig
-from lmm_r1.config.preferences import DPOConfig, PRMConfig, RMConfig
+from lmm_r1.config.preferences import DPOConfig, RMConfig
 from lmm_r1.config.resolve import (
     Config,
     checkpoint_folder,

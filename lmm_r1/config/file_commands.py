@@ -80,8 +80,8 @@ def check_merge(config: MergeConfig) -> None:
         check_uploadable(config.push_to_hub, flag="--push_to_hub")
 
 
-Kind: TypeAlias = Literal["prompts", "preference", "steps"]
-"""What rows are for: RL and SFT; DPO and reward models; process reward models."""
+Kind: TypeAlias = Literal["prompts", "preference"]
+"""What rows are for: RL and SFT; DPO and reward models."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,8 +96,6 @@ class CheckDataConfig(RowsConfig):
     """Column of a preference with the better response; None takes `chosen`."""
     rejected_key: str | None = None
     """Column of a preference with the worse response; None takes `rejected`."""
-    step_tag: str | None = None
-    """Text after each step in a text with steps; None takes Math-Shepherd's."""
     against: tuple[str, ...] = ()
     """Other row files, for example held-out ones; rows that also occur there are reported."""
     reward: tuple[str, ...] = ("math",)

@@ -169,9 +169,7 @@ def check_chat(config: ChatConfig) -> None:
         raise UserError(f"--gpu_memory_utilization {config.gpu_memory_utilization}: must be above 0 and at most 1")
 
 
-STEP_FLAGS = ("step_scores", "placeholder_token", "reward_tokens")
 LOCAL_FLAGS = ("normalize_reward", "max_batch_tokens")
-StepScores = Literal["min", "product", "last", "mean"]
 COUNTS = (
     *("n_samples", "max_new_tokens", "max_model_len", "engines", "tensor_parallel_size"),
     *("batch_rows", "max_batch_tokens", "max_per_prompt", "judges", "max_rows"),
@@ -243,16 +241,8 @@ class BatchConfig(RowsConfig, EpisodeFlags, SpeculationFlags):
     """Score every response by a verifier: math, choice, number, exact, list, box, edit_distance, vqa, sokoban,
     format, composition:math=1,format=0.5, llm_judge:judge_url=URL,judge_model=NAME."""
     reward_model: str | None = None
-    """Score every response with a trained reward model, its steps with a process reward model of train_prm, or with a
-    server of serve_rm: http://HOST:PORT/get_reward, several separated by commas."""
-    step_scores: StepScores = "min"
-    """How a process reward model's step scores become the reward of a response: the minimum, the product, the last, or
-    the mean."""
-    placeholder_token: str | None = None
-    """Token after each step, for a process reward model whose config does not name it; the checkpoint is then read as
-    one."""
-    reward_tokens: tuple[str, ...] = ()
-    """Its tokens for a right and for a wrong step; by default those in its config."""
+    """Score every response with a trained reward model, or with a server of serve_rm: http://HOST:PORT/get_reward,
+    several separated by commas."""
     select: Literal["best_of_n", "rejection_sampling", "dpo_pairs"] | None = None
     """What to select from the scored responses when all rows are done: the best of each row, rows for SFT, or pairs
     for DPO."""
@@ -323,7 +313,7 @@ def check_batch(config: BatchConfig) -> None:
         raise UserError("--eval_task rm takes its reward model as --model; leave --adapter and --reward_model out")
     if config.reward is not None:
         verifier_from(config.reward, flag="--reward")
-    _check_steps(config)
+    _check_remote_judge(config)
     _check_agent(config)
     _check_selection(config)
     check_creatable(config.output, flag="--output")
@@ -331,23 +321,14 @@ def check_batch(config: BatchConfig) -> None:
         raise UserError(f"--output {config.output} is a folder; name a file")
 
 
-def _check_steps(config: BatchConfig) -> None:
-    given = [name for name in STEP_FLAGS if getattr(config, name) != getattr(BatchConfig, name)]
-    if given and config.reward_model is None and config.eval_task != "rm":
-        raise UserError(
-            f"--{given[0]} is for a process reward model; name it with --reward_model, or leave the flag out"
-        )
+def _check_remote_judge(config: BatchConfig) -> None:
     if config.judge_is_remote:
-        local = [*given, *(name for name in LOCAL_FLAGS if getattr(config, name) != getattr(BatchConfig, name))]
-        if local:
+        given = [name for name in LOCAL_FLAGS if getattr(config, name) != getattr(BatchConfig, name)]
+        if given:
             raise UserError(
-                f"--{local[0]} is for a reward model that is loaded here, and {config.judge_flag} {config.judge} is a server, "
+                f"--{given[0]} is for a reward model that is loaded here, and {config.judge_flag} {config.judge} is a server, "
                 "which was started with such flags of its own; leave it out"
             )
-    if config.reward_tokens and len(set(config.reward_tokens)) != 2:
-        raise UserError(
-            f"--reward_tokens {' '.join(config.reward_tokens)}: give two tokens, that of a right step and that of a wrong one"
-        )
 
 
 def _check_agent(config: BatchConfig) -> None:

@@ -1,4 +1,4 @@
-"""The settings of DPO, reward models and process reward models."""
+"""The settings of DPO and reward models."""
 
 from __future__ import annotations
 
@@ -135,86 +135,6 @@ class DPOConfig(SupervisedConfig):
         """Whether the reference is the policy with its LoRA adapter switched off."""
         same = self.ref.model_name_or_path in (None, self.model.model_name_or_path)
         return self.has_reference and self.ds.lora.rank > 0 and same
-
-
-@dataclass(frozen=True, kw_only=True)
-class PRMModelConfig(TrainedModelConfig):
-    placeholder_token: str | None = None
-    """Token after each step, where the step is judged: a token of the tokenizer that occurs nowhere else."""
-    reward_tokens: tuple[str, ...] = ("+", "-")
-    """Tokens that the model predicts for a right and for a wrong step; the loss is over these two tokens."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepDataConfig(SupervisedDataConfig):
-    input_key: str | None = None
-    """Column with the prompt, or with question and steps in one text; None takes the format's."""
-    label_key: str | None = None
-    """Column with the steps' labels; None takes the format's."""
-    step_tag: str | None = None
-    """Text after each step in a text with steps; None is model.placeholder_token."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PRMTrainConfig(SupervisedTrainConfig):
-    batch_size: Annotated[int, Within("[0, inf)")] = 0
-    """Rows in one weight update, over all GPUs; 0 takes a fifth of the rows, at most 128."""
-    micro_batch_size: Annotated[int, Within("[0, inf)")] = 1
-    """Rows in one forward and backward pass on one GPU."""
-    shared_prefix_enable: Annotated[bool, Needs("ds.packing_samples")] = True
-    """With --ds.packing_samples, compute the common prefix of rows of one prompt in a pass once: prompt, images, first
-    steps."""
-    group_prompts_enable: Annotated[bool, Needs("ds.packing_samples"), Needs(".shared_prefix_enable")] = False
-    """Shuffle prompts instead of rows, so that the solutions of one prompt are in one pass."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PRMLoggerConfig(LoggerConfig):
-    stage_name: str = "prm"
-    """Name of this stage in stage.json and in the report."""
-    wandb: WandbConfig = field(default_factory=lambda: named_after_the_minute("prm", project="openrlhf_train_prm"))
-    """Weights & Biases."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PRMConfig(SupervisedConfig):
-    """Settings of one stage that trains a process reward model on steps with labels."""
-
-    first_help: ClassVar[FirstHelp] = supervised_help(
-        Example(
-            what="Train on labelled steps, each followed by a token of the model",
-            arguments="--model.model_name_or_path models/vlm-3b"
-            " --model.placeholder_token '<|fim_pad|>'"
-            " --data.dataset steps.jsonl --ckpt.output_dir runs/prm",
-        ),
-        Example(
-            what="Longer solutions without padding, evaluated every 50 updates",
-            arguments="--model.model_name_or_path models/vlm-3b"
-            " --model.placeholder_token '<|fim_pad|>'"
-            " --data.dataset steps.jsonl --data.max_len 4096 --ds.packing_samples"
-            " --eval.dataset held_out.jsonl --eval.steps 50 --ckpt.output_dir runs/prm",
-        ),
-        Example(
-            what="Train adapters instead of all weights",
-            arguments="--model.model_name_or_path models/vlm-3b"
-            " --model.placeholder_token '<|fim_pad|>'"
-            " --data.dataset steps.jsonl --ds.lora.rank 16 --ckpt.output_dir runs/lora",
-        ),
-        flags=("model.placeholder_token", "model.reward_tokens"),
-    )
-
-    adam: AdamConfig = field(default_factory=lambda: AdamConfig(lr=1e-6))
-    """AdamW."""
-    model: PRMModelConfig = field(default_factory=PRMModelConfig)
-    """The model and the loss."""
-    data: StepDataConfig = field(default_factory=StepDataConfig)
-    """Rows."""
-    train: PRMTrainConfig = field(default_factory=PRMTrainConfig)
-    """The training loop."""
-    eval: DPOEvalConfig = field(default_factory=DPOEvalConfig)
-    """Evaluation during training."""
-    logger: PRMLoggerConfig = field(default_factory=PRMLoggerConfig)
-    """Logs."""
 
 
 LOSS_TYPES = ("sigmoid", "regression")

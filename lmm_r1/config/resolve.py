@@ -18,16 +18,16 @@ from lmm_r1.config.declared import check_needs, check_ranges, has_effect
 from lmm_r1.config.hardware import Offer, default_param_dtype, group_size, offered_gpus, settled_counts
 from lmm_r1.config.model_checks import CONSTANT, why_not_during_generation
 from lmm_r1.config.ppo import CLIP_RANGES, DEFAULT_VERIFIER, MOST_PASS_TOKENS, ActorConfig, PPOConfig
-from lmm_r1.config.preferences import DPOConfig, PRMConfig, RMConfig
+from lmm_r1.config.preferences import DPOConfig, RMConfig
 from lmm_r1.config.shared import RUNS, TrackerName
 from lmm_r1.config.supervised import KDConfig, SFTConfig, SupervisedConfig
-from lmm_r1.config.supervised_checks import check_dpo, check_kd, check_prm, check_rm, check_sft
+from lmm_r1.config.supervised_checks import check_dpo, check_kd, check_rm, check_sft
 from lmm_r1.errors import UserError
 from remote_rm.redaction import HIDDEN, hidden_settings
 
 logger = logging.getLogger(__name__)
 
-Config = TypeVar("Config", PPOConfig, KDConfig, SFTConfig, DPOConfig, RMConfig, PRMConfig)
+Config = TypeVar("Config", PPOConfig, KDConfig, SFTConfig, DPOConfig, RMConfig)
 Supervised = TypeVar("Supervised", bound=SupervisedConfig)
 
 # Mean differences per token. Rounding to bfloat16 causes 0.01 to 0.05 with released models and vLLM's kernels, experts
@@ -100,7 +100,6 @@ _CHECKS: dict[type, Callable[[Any], None]] = {
     SFTConfig: check_sft,
     KDConfig: check_kd,
     DPOConfig: check_dpo,
-    PRMConfig: check_prm,
     RMConfig: check_rm,
 }
 

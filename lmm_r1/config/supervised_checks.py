@@ -16,7 +16,6 @@ from lmm_r1.config.model_checks import (
 from lmm_r1.config.preferences import (
     LOSS_TYPES,
     DPOConfig,
-    PRMConfig,
     RMConfig,
     RMModelConfig,
 )
@@ -72,26 +71,6 @@ def check_rm(config: RMConfig) -> None:
             f"--ds.tensor_parallel_size {config.ds.tensor_parallel_size} would split the value head of a reward model; "
             "leave it out"
         )
-
-
-def check_prm(config: PRMConfig) -> None:
-    """Raise UserError for the first contradiction in a config in which every value is filled in."""
-    require(config, "model.placeholder_token", example="'<|fim_pad|>'")
-    _check_supervised(config)
-    tokens, placeholder = config.model.reward_tokens, config.model.placeholder_token
-    if len(set(tokens)) != 2 or len(tokens) != 2 or placeholder in tokens:
-        raise UserError(
-            f"--model.reward_tokens {' '.join(tokens)}: give two tokens, that of a right step and that of a wrong one, and "
-            f"neither of them the --model.placeholder_token {placeholder}"
-        )
-    if config.data.input_template:
-        raise UserError(
-            f"--data.input_template {config.data.input_template!r}: the chat template always writes what is asked of a "
-            "process reward model; leave it out"
-        )
-    _check_grouped_prompts(config)
-    _check_best_metric(config, metrics="eval_loss or eval_step_accuracy")
-    check_ulysses(config.ds, packs=config.ds.packing_samples, gpus={})
 
 
 def _check_supervised(config: SupervisedConfig) -> None:
@@ -157,19 +136,6 @@ def _check_own_responses(config: KDConfig) -> None:
         raise UserError(f"{share} has no rows to encode ahead; leave --data.dataloader_num_workers out")
     if config.model.pretrain_mode_enable:
         raise UserError(f"{share} has no prompts with --model.pretrain_mode_enable; leave one of them out")
-
-
-def _check_grouped_prompts(config: PRMConfig) -> None:
-    train, grouped = config.train, "--train.group_prompts_enable"
-    if not train.group_prompts_enable:
-        return
-    if config.data.keep_order:
-        raise UserError(f"{grouped} shuffles prompts, and --data.keep_order keeps their order; leave one out")
-    if train.micro_batch_size == 1:
-        raise UserError(
-            f"{grouped} with --train.micro_batch_size 1: a pass of one row has nothing to share; give it as many rows as a "
-            "prompt has solutions"
-        )
 
 
 def _check_reference(config: DPOConfig) -> None:

@@ -1,26 +1,23 @@
-"""Rows of preference training: preference pairs, and labelled steps."""
+"""Rows of preference training: pairs of responses to one prompt."""
 
 from __future__ import annotations
 
 import math
 import numbers
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeAlias, TypeVar
+from typing import Any
 
 from lmm_r1.data.files import first_columns, found_records
 from lmm_r1.data.formats.chats import chat_message
-from lmm_r1.data.formats.judged import PREFERENCE_ROWS, STEP_ROWS
+from lmm_r1.data.formats.judged import PREFERENCE_ROWS
 from lmm_r1.data.formats.row_format import (
     Column,
     Columns,
-    Fields,
-    FormatSet,
     PairFields,
     Record,
     RowFormat,
-    StepFields,
     is_empty,
     text_of_number,
 )
@@ -30,12 +27,9 @@ from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, VideoPart, i
 from lmm_r1.data.reading import AS_THEY_ARE, BadRows, RowReading, SkippedRow, good_rows
 from lmm_r1.data.row_parser import RecordParser, check_shown
 
-_YES = ("true", "1", "1.0", "+")
-_NO = ("false", "0", "0.0", "-")
 
-
-class JudgedParser(RecordParser):
-    """Reads a record with judged responses."""
+class PairParser(RecordParser):
+    """Reads a record with two responses."""
 
     def asked(self, value: Any, *, plain_template: str | None) -> tuple[tuple[Message, ...], bool]:
         """Return the prompt, which must end with a turn to answer, and whether it is plain text."""
@@ -106,45 +100,6 @@ class JudgedParser(RecordParser):
             self.fail(f"{name} is {margin:g}, so the rejected response would be better; swap the two, or correct it")
         return margin
 
-    def steps(self, column: Column) -> tuple[str, ...]:
-        """Return the texts of the steps, stripped."""
-        value = column.value
-        if isinstance(value, (str, bytes)) or not isinstance(value, Sequence) or not value:
-            self.fail(f'"{column.name}" must be a list with at least one step')
-        steps = []
-        for number, step in enumerate(value, start=1):
-            if not isinstance(step, str) or not step.strip():
-                self.fail(
-                    f'step {number} of {len(value)} in "{column.name}" is empty or not text; fill it in, or remove it with its label'
-                )
-            self.check_characters(step, where=f'step {number} of "{column.name}"')
-            steps.append(step.strip())
-        return tuple(steps)
-
-    def step_labels(self, column: Column, *, count: int) -> tuple[float, ...]:
-        """Return the labels of `count` steps, from 0 (wrong) to 1 (right)."""
-        value = column.value
-        if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
-            self.fail(f'the field "{column.name}" must be a list with one label per step')
-        if len(value) != count:
-            self.fail(f'"{column.name}" has {len(value)} labels for {count} steps; each step needs one')
-        labels = []
-        for number, given in enumerate(value, start=1):
-            label = _label(given)
-            if label is None or not 0 <= label <= 1:
-                self.fail(
-                    f'the label of step {number} in "{column.name}" is {_short(given)}; it must be true or false, + or -, or a '
-                    "number from 0 to 1"
-                )
-            labels.append(label)
-        return tuple(labels)
-
-
-def _label(value: Any) -> float | None:
-    """Return 1.0 for yes, 0.0 for no, a number unchanged, and None for anything else."""
-    text = str(value).strip().lower()
-    return 1.0 if text in _YES else 0.0 if text in _NO else _number(value)
-
 
 def _number(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, (str, numbers.Real)):
@@ -172,37 +127,18 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-JudgedKind: TypeAlias = Literal["preference", "steps"]
-
-
 @dataclass(frozen=True, kw_only=True)
-class JudgedRow:
-    """The prompt of a row with judged responses."""
+class PreferenceRow:
+    """A prompt with a better and a worse response, which differ and are not empty."""
 
     messages: tuple[Message, ...]
-    """With images and videos; the last turn is the user's or a tool's."""
+    """The prompt, with images and videos; the last turn is the user's or a tool's."""
     location: str
     """File and line, for error messages."""
     datasource: str = "default"
     """Metrics may be reported per value of it."""
     plain: bool = False
     """The text goes to the tokenizer without the chat template; such a row has no images or videos."""
-
-    def conversation(self, turns: tuple[Message, ...]) -> Row:
-        """Return the prompt followed by the turns of a response."""
-        return Row(
-            messages=(*self.messages, *turns),
-            answer="",
-            datasource=self.datasource,
-            location=self.location,
-            plain=self.plain,
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class PreferenceRow(JudgedRow):
-    """A prompt with a better and a worse response, which differ and are not empty."""
-
     chosen: tuple[Message, ...]
     """The turns after the prompt; the first and the last are the assistant's."""
     rejected: tuple[Message, ...]
@@ -215,40 +151,25 @@ class PreferenceRow(JudgedRow):
     @property
     def sides(self) -> tuple[Row, Row]:
         """The conversations that end with the chosen and with the rejected response."""
-        return self.conversation(self.chosen), self.conversation(self.rejected)
+        return self._conversation(self.chosen), self._conversation(self.rejected)
+
+    def _conversation(self, turns: tuple[Message, ...]) -> Row:
+        return Row(
+            messages=(*self.messages, *turns),
+            answer="",
+            datasource=self.datasource,
+            location=self.location,
+            plain=self.plain,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepRow(JudgedRow):
-    """A prompt with the steps of one response (Math-Shepherd, arXiv 2312.08935)."""
-
-    steps: tuple[str, ...]
-    """Their texts in order, stripped and without a step tag."""
-    labels: tuple[float, ...]
-    """One per step, from 0 (wrong) to 1 (right)."""
-
-
-RowT = TypeVar("RowT", bound=JudgedRow)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RowKind(Generic[Fields, RowT]):
-    """One kind of rows with judged responses."""
-
-    name: JudgedKind
-    formats: FormatSet[Fields]
-    read: Callable[[Fields, JudgedParser, RowReading, JudgedRow], RowT]
-    """Makes a row of a record's fields and its prompt; raises UserError for invalid ones."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class JudgedFile(Generic[RowT]):
+class PairFile:
     """The rows of one file, and the format that was detected."""
 
     path: str
-    kind: JudgedKind
-    row_format: RowFormat[Any]
-    rows: dict[int, RowT]
+    row_format: RowFormat[PairFields]
+    rows: dict[int, PreferenceRow]
     """By their index in the file."""
     skipped: list[SkippedRow]
     """The invalid records, if these are left out."""
@@ -257,20 +178,19 @@ class JudgedFile(Generic[RowT]):
     def summary(self) -> str:
         """One line for the user: `rows.jsonl: 6 rows of the kind preference in the format rlhf_v (RLHF-V)`."""
         named = f"{self.row_format.name} ({self.row_format.source})"
-        return f"{self.path}: {len(self.rows)} rows of the kind {self.kind} in the format {named}"
+        return f"{self.path}: {len(self.rows)} rows of the kind preference in the format {named}"
 
 
-def read_judged_file(
+def read_pairs(
     path: str,
-    kind: RowKind[Fields, RowT],
     *,
     split: str = "train",
     max_rows: int | None = None,
     reading: RowReading = AS_THEY_ARE,
-    check: Callable[[RowT], None] | None = None,
+    check: Callable[[PreferenceRow], None] | None = None,
     bad_rows: BadRows = "stop",
     skip_by: str | None = None,
-) -> JudgedFile[RowT]:
+) -> PairFile:
     """Return the first `max_rows` rows, validated, with local images and videos that exist.
 
     Args:
@@ -282,26 +202,25 @@ def read_judged_file(
         UserError: the file is missing, empty or not readable, several formats fit its columns, none of its rows is valid,
             or records are invalid (lists all of them with file and line).
     """
-    row_format, records = found_records(path, kind.formats, split=split, max_rows=max_rows, reading=reading)
+    row_format, records = found_records(path, PREFERENCE_ROWS, split=split, max_rows=max_rows, reading=reading)
 
-    def make(record: Record) -> RowT:
-        row = read_judged_row(record, row_format, kind, reading)
+    def make(record: Record) -> PreferenceRow:
+        row = read_pair(record, row_format, reading)
         if check is not None:
             check(row)
         return row
 
     rows, skipped = good_rows(path, records, make, bad_rows=bad_rows, skip_by=skip_by)
-    return JudgedFile(path=path, kind=kind.name, row_format=row_format, rows=rows, skipped=skipped)
+    return PairFile(path=path, row_format=row_format, rows=rows, skipped=skipped)
 
 
-def read_judged_row(
+def read_pair(
     record: Record,
-    row_format: RowFormat[Fields],
-    kind: RowKind[Fields, RowT],
+    row_format: RowFormat[PairFields],
     reading: RowReading = AS_THEY_ARE,
     *,
     roots: Sequence[Path] | None = None,
-) -> RowT:
+) -> PreferenceRow:
     """Return the validated row of one record; raises UserError, with its location, for an invalid one.
 
     Args:
@@ -313,51 +232,37 @@ def read_judged_row(
     check_columns(columns)
     if roots is None:
         roots = media_roots(base_dir, image_dir=reading.image_dir)
-    parser = JudgedParser(fields, columns, reading.folder(base_dir), roots=roots)
+    parser = PairParser(fields, columns, reading.folder(base_dir), roots=roots)
     messages, plain = parser.asked(fields.messages, plain_template=reading.plain_template)
-    # Before the prompt template, as in `read_row`; what is overlooked is known after it.
-    asked = JudgedRow(messages=messages, location=location, datasource=fields.datasource, plain=plain)
-    row = kind.read(fields, parser, reading, asked)
+    chosen, rejected = parser.continuation(fields.chosen), parser.continuation(fields.rejected)
+    parser.check_pair(chosen, rejected)
+    chosen, rejected = (reading.bounded(side, location=location) for side in (chosen, rejected))
+    margin = parser.margin(fields.margin, fields.chosen_score, fields.rejected_score)
+    scores = parser.score(fields.chosen_score), parser.score(fields.rejected_score)
     parser.finish()
-    check_shown(row.messages, columns)
-    row = replace(row, messages=reading.applied(messages, columns, plain=plain))
+    # Before the prompt template, as in `read_row`; what is overlooked is known after it.
+    check_shown(messages, columns)
+    row = PreferenceRow(
+        messages=reading.applied(messages, columns, plain=plain),
+        location=location,
+        datasource=fields.datasource,
+        plain=plain,
+        chosen=chosen,
+        rejected=rejected,
+        margin=margin,
+        chosen_score=scores[0],
+        rejected_score=scores[1],
+    )
     parser.check_media()
     return row
 
 
-def _preference(fields: PairFields, parser: JudgedParser, reading: RowReading, asked: JudgedRow) -> PreferenceRow:
-    chosen, rejected = parser.continuation(fields.chosen), parser.continuation(fields.rejected)
-    parser.check_pair(chosen, rejected)
-    return PreferenceRow(
-        **vars(asked),
-        chosen=reading.bounded(chosen, location=asked.location),
-        rejected=reading.bounded(rejected, location=asked.location),
-        margin=parser.margin(fields.margin, fields.chosen_score, fields.rejected_score),
-        chosen_score=parser.score(fields.chosen_score),
-        rejected_score=parser.score(fields.rejected_score),
-    )
-
-
-def _steps(fields: StepFields, parser: JudgedParser, reading: RowReading, asked: JudgedRow) -> StepRow:
-    steps = parser.steps(fields.steps)
-    return StepRow(**vars(asked), steps=steps, labels=parser.step_labels(fields.labels, count=len(steps)))
-
-
-PREFERENCE = RowKind(name="preference", formats=PREFERENCE_ROWS, read=_preference)
-STEPS = RowKind(name="steps", formats=STEP_ROWS, read=_steps)
-KINDS: tuple[RowKind[Any, Any], ...] = (PREFERENCE, STEPS)
-
-
-def find_kind(path: str, *, split: str = "train", reading: RowReading = AS_THEY_ARE) -> RowKind[Any, Any] | None:
-    """Return the kind of judged rows that a file's first records have, None if they are of no such kind.
-
-    Raises:
-        UserError: the file is missing or not readable.
-    """
+def holds_pairs(path: str, *, split: str = "train", reading: RowReading = AS_THEY_ARE) -> bool:
+    """Return whether a file's first records are pairs; raises UserError if it is missing or not readable."""
     if reading.names.names_sides:
-        return PREFERENCE
+        return True
+    formats = PREFERENCE_ROWS.formats
     if reading.format is not None:
-        named = (kind for kind in KINDS if any(known.name == reading.format for known in kind.formats.formats))
-        return next(named, None)
+        return any(known.name == reading.format for known in formats)
     found = first_columns(path, split=split)
-    return next((kind for kind in KINDS if any(known.fits(found) for known in kind.formats.formats)), None)
+    return any(known.fits(found) for known in formats)

@@ -23,7 +23,7 @@ from lmm_r1.data.messages import (
     describe,
     kind_of,
 )
-from lmm_r1.data.preferences import PreferenceRow, StepRow
+from lmm_r1.data.preferences import PreferenceRow
 from lmm_r1.data.reading import SkippedRow
 from lmm_r1.errors import UserError
 
@@ -335,7 +335,7 @@ def check_prompt(row: Row) -> None:
         )
 
 
-AnyRow: TypeAlias = Row | PreferenceRow | StepRow
+AnyRow: TypeAlias = Row | PreferenceRow
 
 
 def rows_digest(rows: Sequence[AnyRow]) -> str:
@@ -347,7 +347,7 @@ def rows_digest(rows: Sequence[AnyRow]) -> str:
     digest = hashlib.sha256()
     for row in rows:
         if not isinstance(row, Row):
-            _add_judged(digest, row)
+            _add_pair(digest, row)
             continue
         _add_messages(digest, row.messages)
         begun = f"\0{row.prefill}" if row.prefill else ""
@@ -387,14 +387,9 @@ def _state(path: str) -> tuple[int, int]:
     return found.st_size, found.st_mtime_ns
 
 
-def _add_judged(digest: hashlib._Hash, row: PreferenceRow | StepRow) -> None:
-    match row:
-        case PreferenceRow():
-            turns = {"chosen": row.chosen, "rejected": row.rejected}
-            judged = f"{row.margin}\0{row.chosen_score}\0{row.rejected_score}"
-        case StepRow():
-            turns, judged = {}, "\0".join([*row.steps, *map(str, row.labels)])
-    for name, messages in {"prompt": row.messages, **turns}.items():
+def _add_pair(digest: hashlib._Hash, row: PreferenceRow) -> None:
+    judged = f"{row.margin}\0{row.chosen_score}\0{row.rejected_score}"
+    for name, messages in {"prompt": row.messages, "chosen": row.chosen, "rejected": row.rejected}.items():
         digest.update(f"\0{name}".encode())
         _add_messages(digest, messages)
     digest.update(f"\0{judged}\0{row.datasource}\0{row.plain}\n".encode(errors="replace"))

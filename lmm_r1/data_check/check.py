@@ -18,8 +18,7 @@ from lmm_r1.data.files import read_row_file
 from lmm_r1.data.images import load_image
 from lmm_r1.data.known_keys import Overlooked
 from lmm_r1.data.messages import Message, Row, TextPart, images_of
-from lmm_r1.data.preferences import KINDS as KINDS_OF_ROWS
-from lmm_r1.data.preferences import find_kind, read_judged_file
+from lmm_r1.data.preferences import holds_pairs, read_pairs
 from lmm_r1.data.reading import RowReading, SkippedRow
 from lmm_r1.data_check.contents import (
     COMMON,
@@ -82,7 +81,7 @@ def check_rows(config: CheckDataConfig, *, progress: Progress) -> CheckedData:
         if function is None:
             verifier_from(spec)
     reading = row_reading(config)
-    named = replace(reading.names, chosen=config.chosen_key, rejected=config.rejected_key, step_tag=config.step_tag)
+    named = replace(reading.names, chosen=config.chosen_key, rejected=config.rejected_key)
     overlooked = Overlooked()
     file = _read(config, config.file, replace(reading, names=named, overlooked=overlooked), kind=config.kind)
     _check_flags(config, file.kind)
@@ -170,21 +169,17 @@ class _File:
 def _read(config: CheckDataConfig, path: str, reading: RowReading, *, kind: Kind | None) -> _File:
     """Return the rows of a file, including the skipped ones; None detects the kind from the columns."""
     if kind is None:
-        judged = find_kind(path, split=config.split, reading=reading)
-    else:
-        judged = next((known for known in KINDS_OF_ROWS if known.name == kind), None)
-    if judged is None:
+        kind = "preference" if holds_pairs(path, split=config.split, reading=reading) else "prompts"
+    if kind == "prompts":
         file = read_row_file(
             path, split=config.split, max_rows=config.max_rows, reading=reading, answer_required=False, bad_rows="skip"
         )
-        return _File(rows=file.rows, skipped=file.skipped, kind="prompts", counts={}, summary=file.summary)
-    found = read_judged_file(
-        path, judged, split=config.split, max_rows=config.max_rows, reading=reading, bad_rows="skip"
-    )
+        return _File(rows=file.rows, skipped=file.skipped, kind=kind, counts={}, summary=file.summary)
+    found = read_pairs(path, split=config.split, max_rows=config.max_rows, reading=reading, bad_rows="skip")
     return _File(
         rows=views(found.rows),
         skipped=found.skipped,
-        kind=found.kind,
+        kind=kind,
         counts=counts(found.rows),
         summary=found.summary,
     )
@@ -215,15 +210,6 @@ def _check_flags(config: CheckDataConfig, kind: Kind) -> None:
             f"--reward {' '.join(config.reward)}: {config.file} holds rows of the kind {kind}, which have no answers to "
             "judge; leave it out, or name their kind with --kind prompts"
         )
-    for flag, value, needed in (
-        ("--chosen_key", config.chosen_key, "preference"),
-        ("--rejected_key", config.rejected_key, "preference"),
-        ("--step_tag", config.step_tag, "steps"),
-    ):
-        if value is not None and kind != needed:
-            raise UserError(
-                f"{flag} {value}: is for rows of the kind {needed}, and {config.file} holds {kind}; leave it out"
-            )
 
 
 def _lengths(

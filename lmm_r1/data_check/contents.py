@@ -16,7 +16,7 @@ from functools import partial
 from lmm_r1.config.rewards import verifier_from
 from lmm_r1.data.images import load_image, load_video
 from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, VideoPart, demonstration, images_of, videos_of
-from lmm_r1.data.preferences import JudgedRow, PreferenceRow, StepRow
+from lmm_r1.data.preferences import PreferenceRow
 from lmm_r1.data.training_rows import check_prompt
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.checkpoint import Checkpoint, check_embeddings, check_images_taken, encode_row
@@ -134,15 +134,16 @@ class Side:
 class JudgedView(Row):
     """A prompt with judged responses."""
 
-    judged: JudgedRow
-    sides: tuple[Side, ...]
-    verdict: str
-    """The judgement of the responses; if two rows differ in it alone, one of them is wrong."""
+    judged: PreferenceRow
 
     @property
-    def conversations(self) -> list[tuple[str, Row]]:
-        """The name of each response, and the prompt followed by it."""
-        return [(side.name, self.judged.conversation(side.turns)) for side in self.sides]
+    def sides(self) -> tuple[Side, Side]:
+        return Side(name="chosen", turns=self.judged.chosen), Side(name="rejected", turns=self.judged.rejected)
+
+    @property
+    def verdict(self) -> str:
+        """The text of the better response; if two rows differ in it alone, one of them is wrong."""
+        return " ".join(part.text for turn in self.judged.chosen for part in turn.parts if isinstance(part, TextPart))
 
 
 def sides_of(row: Row) -> tuple[Side, ...]:
@@ -150,50 +151,24 @@ def sides_of(row: Row) -> tuple[Side, ...]:
     return row.sides if isinstance(row, JudgedView) else ()
 
 
-def views(rows: Mapping[int, JudgedRow]) -> dict[int, Row]:
+def views(rows: Mapping[int, PreferenceRow]) -> dict[int, Row]:
     """Return rows with judged responses in the form that the checks need."""
-    return {index: _view(row) for index, row in rows.items()}
+    return {
+        index: JudgedView(
+            messages=row.messages,
+            answer="",
+            datasource=row.datasource,
+            location=row.location,
+            plain=row.plain,
+            judged=row,
+        )
+        for index, row in rows.items()
+    }
 
 
-def _view(row: JudgedRow) -> JudgedView:
-    sides: tuple[Side, ...]
-    if isinstance(row, PreferenceRow):
-        sides = (Side(name="chosen", turns=row.chosen), Side(name="rejected", turns=row.rejected))
-        verdict = _turns_text(row.chosen)
-    else:
-        assert isinstance(row, StepRow), type(row)
-        verdict = ", ".join(f"{label:g}" for label in row.labels)
-        sides = (Side(name="steps", turns=(Message(role="assistant", parts=(TextPart("\n".join(row.steps)),)),)),)
-    return JudgedView(
-        messages=row.messages,
-        answer="",
-        datasource=row.datasource,
-        location=row.location,
-        plain=row.plain,
-        judged=row,
-        sides=sides,
-        verdict=verdict,
-    )
-
-
-def _turns_text(turns: Sequence[Message]) -> str:
-    return " ".join(part.text for turn in turns for part in turn.parts if isinstance(part, TextPart))
-
-
-def counts(rows: Mapping[int, JudgedRow]) -> dict[str, int]:
+def counts(rows: Mapping[int, PreferenceRow]) -> dict[str, int]:
     """Return the numbers that a training on such rows depends on."""
-    tally: Counter[str] = Counter()
-    for row in rows.values():
-        for phrase, count in _tally(row).items():
-            tally[phrase] += count
-    return dict(tally)
-
-
-def _tally(row: JudgedRow) -> dict[str, int]:
-    if isinstance(row, PreferenceRow):
-        return {"pairs": 1, "pairs with a margin": row.margin is not None}
-    assert isinstance(row, StepRow), type(row)
-    return {"steps": len(row.labels), "wrong steps": sum(label < 0.5 for label in row.labels)}
+    return {"pairs": len(rows), "pairs with a margin": sum(row.margin is not None for row in rows.values())}
 
 
 # The number of rows whose images are in memory at a time, in all threads together.
@@ -510,22 +485,22 @@ class Lengths:
         if self._refusal is not None:
             return Finding(kind="encoding", index=index, location=row.location, what=self._refusal)
         if isinstance(row, JudgedView):
-            # The steps of a solution are encoded without the template, which alone ends turns.
-            check = None if isinstance(row.judged, StepRow) else partial(check_response, first=len(row.messages))
-            found = [self._finding(index, whole, name=name, check=check) for name, whole in row.conversations]
+            check = partial(check_response, first=len(row.messages))
+            wholes = zip(row.sides, row.judged.sides, strict=True)
+            found = [self._finding(index, whole, name=side.name, check=check) for side, whole in wholes]
             return next((finding for finding in found if finding is not None), None)
         check = partial(check_sample, every_turn=True)
         if row.response is None:
             return self._finding(index, row, check=check)
         return self._finding(index, row, check=check) or self._finding(index, demonstration(row), check=check)
 
-    def _finding(self, index: int, row: Row, *, check: Callable[..., None] | None, name: str = "") -> Finding | None:
+    def _finding(self, index: int, row: Row, *, check: Callable[..., None], name: str = "") -> Finding | None:
         """Args: check: what a training requires of a conversation in addition to its encoding."""
         kit, processor, whole = self._checkpoint.kit, self._checkpoint.processor, is_conversation(row)
         try:
             check_images_taken([row], kit=kit, model=self._model)
             encoded = encode_row(row, kit=kit, processor=processor, add_generation_prompt=not whole)
-            if whole and check is not None:
+            if whole:
                 check(row, kit=kit, processor=processor)
         except UserError as error:
             what = str(error).removeprefix(f"{row.location}: ")

@@ -20,7 +20,7 @@ from lmm_r1.migrate.wrappers import LLAMA_FACTORY, SWIFT
 _SHOWN_ONLY = ("echo", "printf", "cat", "pip", "pip3", "tee", "grep", "pkill", "ls", "mkdir", "export", "conda")
 """Commands that do not start their words."""
 _SCRIPTED = "(?:.*/)?"
-_OPENRLHF = re.compile(rf"openrlhf\.cli\.(\w+)|{_SCRIPTED}(train_(?:ppo_ray|ppo|sft|dpo|rm|prm|kd))\.py")
+_OPENRLHF = re.compile(rf"openrlhf\.cli\.(\w+)|{_SCRIPTED}(train_(?:ppo_ray|ppo|sft|dpo|rm|kd))\.py")
 _VERL = re.compile(r"(?:verl|recipe|verl_dapo)(?:\.\w+)*\.((?:main|fsdp|sft)\w*)|(?:.*/)?verl/trainer/(main_ppo)\.py")
 _TRL = re.compile(r"(?:.*/)?(?:(\w+[_-])?(grpo|sft|dpo|reward)(?:[_-]\w+)?)\.py|open_r1\.(grpo|sft)\w*")
 _OTHER_COMMANDS = names_of("other_commands")

@@ -148,23 +148,18 @@ _SHARED: tuple[Rule, ...] = (_precision, _long_sequences, _trackers)
 _OF_RL: tuple[Rule, ...] = (_weight_sync, _lengths, _reward_model, _divergence, _correction, _entropy, _media, _frozen)
 
 
-def _reward_tokens(given: Given) -> Results:
-    if given.has("reward_tokens"):
-        yield Flag("model.reward_tokens", [str(one) for one in listed(given["reward_tokens"])])
-
-
 _LATER_NAMES = {"model_name_or_path": "pretrain", "ckpt_save_path": "save_path"}
 """Names in versions between 0.9 and 0.10."""
 
 
-def _table(command: Command, groups: str, rules: tuple[Rule, ...] = _SHARED) -> Table:
+def _table(command: Command, groups: str) -> Table:
     known = leaf_types(CONFIG_CLASSES[command])
     shared = (one for one in settings_of("openrlhf_shared openrlhf_supervised") if set(one.flags) <= known.keys())
     return Table(
         system="OpenRLHF before 0.10",
         command=command,
         settings=(*shared, *settings_of(groups)),
-        rules=rules,
+        rules=_SHARED,
         prefix="--",
         names=_LATER_NAMES,
     )
@@ -184,7 +179,6 @@ TABLES: Mapping[str, Table] = {
     "train_sft": _table("train_sft", "openrlhf_sft"),
     "train_dpo": _table("train_dpo", "openrlhf_pairs openrlhf_reference openrlhf_dpo"),
     "train_rm": _table("train_rm", "openrlhf_pairs openrlhf_rm"),
-    "train_prm": _table("train_prm", "openrlhf_prm", (*_SHARED, _reward_tokens)),
     "train_kd": _table("train_kd", "openrlhf_sft openrlhf_kd"),
 }
 """By the names of OpenRLHF's commands."""

@@ -18,18 +18,17 @@ import yaml
 from lmm_r1 import dotted
 from lmm_r1.config.declared import has_effect
 from lmm_r1.config.ppo import PPOConfig
-from lmm_r1.config.preferences import DPOConfig, PRMConfig, RMConfig
+from lmm_r1.config.preferences import DPOConfig, RMConfig
 from lmm_r1.config.resolve import unplanned
 from lmm_r1.config.supervised import KDConfig, SFTConfig, SupervisedConfig
 from lmm_r1.errors import UserError
 
-Command = Literal["train_ppo_ray", "train_sft", "train_dpo", "train_rm", "train_prm", "train_kd"]
+Command = Literal["train_ppo_ray", "train_sft", "train_dpo", "train_rm", "train_kd"]
 CONFIG_CLASSES: Mapping[Command, type[PPOConfig] | type[SupervisedConfig]] = {
     "train_ppo_ray": PPOConfig,
     "train_sft": SFTConfig,
     "train_dpo": DPOConfig,
     "train_rm": RMConfig,
-    "train_prm": PRMConfig,
     "train_kd": KDConfig,
 }
 NoteKind = Literal["without counterpart", "another meaning", "derived"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,15 +14,14 @@ import torch.distributed as dist
 from lmm_r1.data.sample import SampleMedia
 from lmm_r1.errors import UserError
 from lmm_r1.host.models import Actor
-from lmm_r1.lmm_kits.step_tokens import forget_tokens
 from lmm_r1.models.adapters import ADAPTER_FOLDER, adapted_layers, merged_state_dict, save_adapter
 from lmm_r1.models.distillation import Distillation, DistilledOutcomes, KeptInputs, TeacherTokens, WantedTokens
 from lmm_r1.models.kit_module import KitModule
 from lmm_r1.models.load_balancing import Routers, routers_of
 from lmm_r1.models.loading import LoadSettings, load_model
-from lmm_r1.models.output_layer import LayerOutcomes, TokenDistribution, TokenOutcomes, only_tokens, token_outcomes
+from lmm_r1.models.output_layer import LayerOutcomes, TokenDistribution, TokenOutcomes, token_outcomes
 from lmm_r1.models.packed.packing import Targets
-from lmm_r1.models.packed.sequence_parallel import SequenceShare, bare, running
+from lmm_r1.models.packed.sequence_parallel import bare, running
 
 MakeOutcomes = Callable[[torch.Tensor, Callable[[], WantedTokens]], LayerOutcomes]
 """Returns what the output layer computes, given its targets and a function that returns which of them are wanted."""
@@ -55,7 +54,6 @@ class KitActor(KitModule, Actor):
             )
         super().__init__(loaded.model, temperature=temperature)
         self._note(loaded)
-        forget_tokens(self.model_config)
         self.is_vlm = self.kit.takes_images
         banned: tuple[int, ...] = ()
         if ban_media_tokens:
@@ -165,53 +163,6 @@ class KitActor(KitModule, Actor):
         run = self._run_packed if self.packing_samples else self._run_padded
         return run(sequences, attention_mask, media, targets=targets, make=make, group=group, routers=routers)
 
-    def token_logits(
-        self,
-        sequences: torch.Tensor,
-        wanted: torch.Tensor,
-        token_ids: torch.Tensor,
-        *,
-        attention_mask: torch.Tensor,
-        ring_attn_group: dist.ProcessGroup | None = None,
-        media: Sequence[SampleMedia] = (),
-        prompt_lengths: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor | float]:
-        """Return the logits of a few tokens of the vocabulary, (B, T - 1, K), and the load-balancing loss of experts.
-
-        Args:
-            wanted: whether the prediction of the next token is requested, (B, T - 1); all other logits are 0.
-            token_ids: which tokens, (K,).
-            prompt_lengths: (B,), if packed rows of one prompt share their common prefix; media as in `forward`.
-        """
-        rows, width = sequences.shape
-        if self.packing_samples:
-            targets = Targets(wanted=wanted, shared=prompt_lengths is not None, prompts=prompt_lengths)
-            share, arguments, counted = self._packed_arguments(
-                sequences, attention_mask, media, targets=targets, group=ring_attn_group
-            )
-            with running(share, model=self.model, kit=self.kit):
-                logits, aux_loss = self._few_logits(arguments, token_ids, counted=counted)
-            columns = [share.sequence.scatter(share.gather(column), like=wanted) for column in logits[0].unbind(-1)]
-            return torch.stack(columns, dim=-1), aux_loss
-        padded, counted = self._padded_arguments(sequences, attention_mask, media, group=ring_attn_group)
-        logits, aux_loss = self._few_logits(padded, token_ids, counted=counted)
-        return torch.where(wanted[..., None], logits[:rows, : width - 1], 0.0), aux_loss
-
-    def _few_logits(
-        self, arguments: Mapping[str, Any], token_ids: torch.Tensor, *, counted: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor | float]:
-        layer = bare(self.model).get_output_embeddings()
-        plain = type(layer) is torch.nn.Linear
-        with (
-            self._balanced(self.routers, counted) as add_loss,
-            only_tokens(layer, token_ids) if plain else nullcontext(),
-        ):
-            output = add_loss(self.model(**arguments, use_cache=False))
-        logits = output["logits"] if plain else output["logits"][..., token_ids]
-        assert logits.shape[-1] == len(token_ids), "a model returns what its output layer computes, scaled or capped"
-        aux_loss = 0.0 if self.routers is None else output.aux_loss
-        return logits.to(torch.promote_types(logits.dtype, torch.float32)), aux_loss
-
     def _run(
         self,
         sequences: torch.Tensor,
@@ -240,21 +191,6 @@ class KitActor(KitModule, Actor):
         counted = inputs["attention_mask"].clone()
         counted[len(sequences) :] = 0
         return inputs, counted
-
-    def _packed_arguments(
-        self,
-        sequences: torch.Tensor,
-        attention_mask: torch.Tensor,
-        media: Sequence[SampleMedia],
-        *,
-        targets: Targets,
-        group: dist.ProcessGroup | None,
-    ) -> tuple[SequenceShare, dict[str, Any], torch.Tensor]:
-        """As `_padded_arguments`, for this process's share of a packed sequence."""
-        share, inputs = self._packed_inputs(sequences, attention_mask, media, targets=targets, group=group)
-        counted = torch.ones_like(share.sequence.token_ids[0])
-        counted[len(counted) - share.sequence.filler :] = 0
-        return share, {**inputs, "logits_to_keep": share.sources}, counted[share.tokens]
 
     def _run_padded(
         self,
@@ -289,11 +225,12 @@ class KitActor(KitModule, Actor):
         routers: Routers | None,
     ) -> tuple[torch.Tensor, torch.Tensor | None, Any]:
         """As `_run_padded`, on a packed sequence; tokens that are no targets get 0."""
-        share, arguments, counted = self._packed_arguments(
-            sequences, attention_mask, media, targets=targets, group=group
-        )
+        share, inputs = self._packed_inputs(sequences, attention_mask, media, targets=targets, group=group)
+        counted = torch.ones_like(share.sequence.token_ids[0])
+        counted[len(counted) - share.sequence.filler :] = 0
+        arguments = {**inputs, "logits_to_keep": share.sources}
         outcomes = make(share.target_ids[None], partial(WantedTokens.in_share, targets, share))
-        balanced = partial(self._balanced, routers, counted)
+        balanced = partial(self._balanced, routers, counted[share.tokens])
         with running(share, model=self.model, kit=self.kit):
             first, second, output = self._predictions(arguments, outcomes, balanced=balanced)
 

@@ -78,20 +78,6 @@ def ban(logits: torch.Tensor, banned_token_ids: torch.Tensor) -> torch.Tensor:
     return logits + bias
 
 
-@contextmanager
-def only_tokens(layer: torch.nn.Linear, token_ids: torch.Tensor) -> Iterator[None]:
-    """Make an output layer compute only the logits of these tokens, (K,), in their order; its module is still called."""
-
-    def compute(hidden: torch.Tensor) -> torch.Tensor:
-        return linear(hidden, layer.weight[token_ids], None if layer.bias is None else layer.bias[token_ids])
-
-    vars(layer)["forward"] = compute
-    try:
-        yield
-    finally:
-        del vars(layer)["forward"]
-
-
 class _TokenOutcomes(torch.autograd.Function):
     """The log-prob of each token's target and the entropy of its distribution, (k, 2).
 

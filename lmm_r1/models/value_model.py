@@ -18,7 +18,6 @@ from lmm_r1.errors import UserError
 from lmm_r1.host.models import GatheredParameters, Init
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.lmm_kits.checkpoint import read_tensors
-from lmm_r1.lmm_kits.step_tokens import forget_tokens, stored_tokens
 from lmm_r1.models.actor import wanted_targets
 from lmm_r1.models.adapters import merged_state_dict
 from lmm_r1.models.kit_module import KitModule
@@ -65,7 +64,6 @@ class KitValueModel(KitModule, torch.nn.Module):
             weight = stored_weight(
                 path, name=self.head_name, config=self.model_config, required=model_type == "reward"
             )
-        forget_tokens(self.model_config)
         self.head = make_head(
             self.model_config, weight=weight, dtype=DTYPES[settings.param_dtype], ds_config=ds_config
         )
@@ -258,11 +256,6 @@ def stored_weight(path: str, *, name: str, config: PretrainedConfig, required: b
     """
     key = f"{name}.weight"
     weight = read_tensors(path, lambda stored: stored == key).get(key)
-    if weight is None and required and stored_tokens(config) is not None:
-        raise UserError(
-            f"{path}: this is a process reward model, which has no value head; serve it by `lmm-r1 serve_rm` and give its "
-            "address as --reward.remote_url"
-        )
     if weight is None and required:
         raise UserError(
             f"{path}: this checkpoint has no value head (no weight {name}.weight); give a trained reward model, or the "

@@ -284,7 +284,7 @@ class StageSummary:
 
     name: str
     kind: str | None
-    """`sft`, `dpo`, `prm`, `rm` or `rl`; None for an unfinished stage of an earlier version."""
+    """`sft`, `dpo`, `rm` or `rl`; None for an unfinished stage of an earlier version."""
     steps: int
     seconds: float
     started_at: datetime

@@ -1,25 +1,21 @@
 """Rewards of responses: verifiers in process and over HTTP, user functions, reward models and their service.
 
-This module holds what all of them share: a response with its row, weights of reward parts, and scores of steps.
+This module holds what all of them share: a response with its row, and weights of reward parts.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import overload
 
 from PIL import Image
 
-from lmm_r1.config.generation import BatchConfig, StepScores
 from lmm_r1.config.rewards import FLAG, WeightedPart
 from lmm_r1.data.images import load_image
 from lmm_r1.data.messages import Row, images_of
 from lmm_r1.dotted import nearest
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits import Checkpoint
-from lmm_r1.lmm_kits.step_tokens import stored_tokens
 from remote_rm.verifier import Score
 
 
@@ -114,74 +110,3 @@ def _unknown(name: str, score: Score, *, location: str) -> str:
     match = nearest(name, known=score.parts)
     meant = f"did you mean {match}?" if match else "name one of them"
     return f"{location}: {FLAG} names {name}, but the parts of a response's reward are: {known}; {meant}"
-
-
-def _mean(scores: Sequence[float]) -> float:
-    return math.fsum(scores) / len(scores)
-
-
-MADE_OF_STEPS: Mapping[StepScores, Callable[[Sequence[float]], float]] = {
-    "min": min,
-    "product": math.prod,
-    "last": lambda scores: scores[-1],
-    "mean": _mean,
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepJudging:
-    """How steps are judged, from flags."""
-
-    step_scores: StepScores
-    """How their scores are combined into a response's reward."""
-    placeholder_token: str | None
-    """None takes the checkpoint's config."""
-    reward_tokens: tuple[str, ...]
-    """For a right step and a wrong one; empty takes the checkpoint's config."""
-
-    def is_of(self, checkpoint: Checkpoint, *, of_whole: Sequence[str]) -> bool:
-        """Return whether a reward model judges steps, according to its config or to flags.
-
-        Args:
-            of_whole: the given flags that apply only to reward models of whole responses.
-
-        Raises:
-            UserError: flags were given that are for the other kind.
-        """
-        path, config = checkpoint.path, checkpoint.config
-        # A model that was trained further keeps its earlier config; a value head shows what it is now.
-        stored = stored_tokens(config) is not None and not hasattr(config, "value_head_prefix")
-        of_steps = self.placeholder_token is not None or stored
-        if of_steps and of_whole:
-            raise UserError(
-                f"{of_whole[0]}: {path} is a process reward model, whose scores are probabilities; leave it out"
-            )
-        if not of_steps and (self.reward_tokens or self.step_scores != DEFAULT_JUDGING.step_scores):
-            given = "--reward_tokens" if self.reward_tokens else f"--step_scores {self.step_scores}"
-            raise UserError(
-                f"{given}: {path} is not a process reward model by its config; leave it out, or give --placeholder_token"
-            )
-        return of_steps
-
-
-DEFAULT_JUDGING = StepJudging(
-    step_scores=BatchConfig.step_scores,
-    placeholder_token=BatchConfig.placeholder_token,
-    reward_tokens=BatchConfig.reward_tokens,
-)
-
-
-def score_of_steps(scores: Sequence[float], *, kind: StepScores) -> Score:
-    """Return the score of a response from those of its steps, with the number of steps and all aggregates as parts.
-
-    A response without steps has the reward 0. Nothing is checked: if a step's score is not finite, some part is not.
-    """
-    found = {name: make(scores) if scores else 0.0 for name, make in MADE_OF_STEPS.items()}
-    parts = {"steps": float(len(scores)), **{f"steps_{name}": value for name, value in found.items()}}
-    return Score(reward=found[kind], score=found[kind], parts=parts)
-
-
-def not_finite(score: Score) -> float | None:
-    """Return a number of the score that is not finite, None if all are."""
-    numbers = (score.reward, *score.parts.values())
-    return next((number for number in numbers if not math.isfinite(number)), None)

@@ -14,7 +14,6 @@ from typing_extensions import Self
 from lmm_r1.config.rewards import verifier_from
 from lmm_r1.data.messages import Row, to_json
 from lmm_r1.errors import UserError
-from lmm_r1.scoring import StepJudging, not_finite, score_of_steps
 from remote_rm.client import RewardClient, RewardRefused, RewardUnavailable, SentSample
 from remote_rm.service.pool import BlockingPool
 from remote_rm.verifier import Item, NotReady, Score, ServiceLimits
@@ -146,46 +145,6 @@ class RewardModelScorer:
             if not math.isfinite(reward):
                 raise UserError(f"{row.location}: {self._path} gives the reward {reward}; is the checkpoint complete?")
         return [Score(reward=reward, score=reward, parts={}) for reward in rewards]
-
-
-class ProcessRewardScorer:
-    """Scores by a trained process reward model: a response's reward is computed from the scores of its steps."""
-
-    def __init__(
-        self,
-        path: str,
-        *,
-        judging: StepJudging,
-        dtype: str,
-        max_len: int,
-        max_batch_tokens: int | None,
-        trust_remote_code: bool,
-    ) -> None:
-        from lmm_r1.lmm_kits import Checkpoint
-        from lmm_r1.scoring.reward_model import ProcessRewardModel
-
-        self._model = ProcessRewardModel(
-            path,
-            dtype=_param_dtype(dtype, config=Checkpoint(path, trust_remote_code=trust_remote_code).config),
-            max_len=max_len,
-            max_batch_tokens=max_batch_tokens,
-            judging=judging,
-            trust_remote_code=trust_remote_code,
-        )
-        self._path = path
-        self._step_scores = judging.step_scores
-
-    def score(self, row: Row, responses: Sequence[ScorableResponse]) -> list[Score]:
-        """Return the rewards, with the number of steps and all other aggregates of their scores as parts.
-
-        Raises UserError for a row that the model cannot take.
-        """
-        prompt = self._model.encode_prompt(row)
-        samples = [self._model.encode_steps(row, response.text, prompt=prompt) for response in responses]
-        found = [score_of_steps(scores, kind=self._step_scores) for scores in self._model.score(samples)]
-        if any(not_finite(score) is not None for score in found):
-            raise UserError(f"{row.location}: {self._path} gives a step no finite score; is the checkpoint complete?")
-        return found
 
 
 def verifier_scorer(name: str, *, workers: int) -> VerifierJudge:

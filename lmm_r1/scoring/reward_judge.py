@@ -4,33 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 
-from lmm_r1.config.generation import StepScores
 from lmm_r1.data.messages import Row
 from lmm_r1.data.sent_prompt import MediaAccess, ending_of
 from lmm_r1.errors import UserError
-from lmm_r1.scoring import not_finite, score_of_steps
 from remote_rm.protocol import RewardRequest
-from remote_rm.responses import find_response
 from remote_rm.service.app import create_service
 from remote_rm.service.server import ListeningOptions, serve_app
 from remote_rm.verifier import STOPPING, JudgeCounts, PoolUnavailable, Score, ServiceLimits, UnusableItem, check_room
 
 if TYPE_CHECKING:
     from lmm_r1.lmm_kits import EncodedPrompt
-    from lmm_r1.scoring.reward_model import EncodedSample, EncodedSteps, ProcessRewardModel, RewardModel
-
-
-SampleT = TypeVar("SampleT", bound="EncodedSample")
+    from lmm_r1.scoring.reward_model import EncodedSample, RewardModel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,80 +35,6 @@ class RewardItem:
     prompt: str
     response: str | None
     label: str
-
-
-class ServedRewards(ABC, Generic[SampleT]):
-    """A model that scores samples; one thread at a time may use it."""
-
-    name: ClassVar[str]
-    """Its name in `GET /health`."""
-    max_batch_tokens: int
-    """How many tokens are computed together."""
-
-    @abstractmethod
-    def encode_prompt(self, row: Row) -> EncodedPrompt:
-        """Return a prompt of messages, for several samples; raises UserError for an unusable one."""
-
-    @abstractmethod
-    def encode(self, item: RewardItem, response: str, *, row: Row, prompt: EncodedPrompt) -> SampleT:
-        """Return the sample of a prompt of messages and a response; raises UserError for an unusable one."""
-
-    @abstractmethod
-    def encode_text(self, item: RewardItem) -> SampleT:
-        """Return the sample of rendered text; raises UserError for an unusable one."""
-
-    @abstractmethod
-    def score(self, samples: Sequence[SampleT]) -> list[Score]:
-        """Return the score of each sample; its numbers are not checked, and may not be finite."""
-
-
-class ResponseRewards(ServedRewards["EncodedSample"]):
-    """Rewards of whole responses."""
-
-    name = "reward_model"
-
-    def __init__(self, model: RewardModel) -> None:
-        self._model = model
-        self.max_batch_tokens = model.max_batch_tokens
-
-    def encode_prompt(self, row: Row) -> EncodedPrompt:
-        return self._model.encode_prompt(row)
-
-    def encode(self, item: RewardItem, response: str, *, row: Row, prompt: EncodedPrompt) -> EncodedSample:
-        """Return the sample; the token that ended the response is read from the query."""
-        ending = self._model.known_ending(ending_of(item.query, response=response))
-        return self._model.encode(row, response, ending=ending, prompt=prompt)
-
-    def encode_text(self, item: RewardItem) -> EncodedSample:
-        return self._model.encode_text(item.query, prompt=item.prompt)
-
-    def score(self, samples: Sequence[EncodedSample]) -> list[Score]:
-        return [Score(reward=reward, score=reward, parts={}) for reward in self._model.score(samples)]
-
-
-class StepRewards(ServedRewards["EncodedSteps"]):
-    """Rewards computed from the scores of a response's steps, with all other aggregates as parts."""
-
-    name = "process_reward_model"
-
-    def __init__(self, model: ProcessRewardModel, *, step_scores: StepScores) -> None:
-        self._model = model
-        self._step_scores = step_scores
-        self.max_batch_tokens = model.max_batch_tokens
-
-    def encode_prompt(self, row: Row) -> EncodedPrompt:
-        return self._model.encode_prompt(row)
-
-    def encode(self, item: RewardItem, response: str, *, row: Row, prompt: EncodedPrompt) -> EncodedSteps:
-        return self._model.encode_steps(row, response, prompt=prompt)
-
-    def encode_text(self, item: RewardItem) -> EncodedSteps:
-        """Return the sample; a response that was not sent separately is what follows the prompt in the query."""
-        response = find_response(item.query, prompt=item.prompt) if item.response is None else item.response
-        return self._model.encode_steps_of_text(item.prompt, response)
-
-    def score(self, samples: Sequence[EncodedSteps]) -> list[Score]:
-        return [score_of_steps(scores, kind=self._step_scores) for scores in self._model.score(samples)]
 
 
 logger = logging.getLogger(__name__)
@@ -144,9 +64,11 @@ class RewardModelJudge:
     computing thread its own threads, which would compete on a CPU.
     """
 
+    name = "reward_model"
+    """In `GET /health`."""
     workers = 1
 
-    def __init__(self, load: Callable[[], ServedRewards[Any]], *, media: MediaAccess, max_queued_items: int) -> None:
+    def __init__(self, load: Callable[[], RewardModel], *, media: MediaAccess, max_queued_items: int) -> None:
         """Load the model; raises its errors."""
         self.counts = JudgeCounts()
         self._media = media
@@ -162,11 +84,6 @@ class RewardModelJudge:
         self._mean_seconds = 0.0
         self._computing: asyncio.Task[None] | None = None
         self._has_jobs = asyncio.Event()
-
-    @property
-    def name(self) -> str:
-        """The name of the kind of rewards."""
-        return self._model.name
 
     @property
     def waiting(self) -> int:
@@ -276,8 +193,10 @@ class RewardModelJudge:
                     self._settle(job, outcome)
 
     def _settle(self, job: _QueuedSample, outcome: Score | Exception) -> None:
-        if isinstance(outcome, Score) and (number := not_finite(outcome)) is not None:
-            outcome = UnusableItem(f"{job.place}: the reward model gives {number} for it, which is not a reward")
+        if isinstance(outcome, Score) and not math.isfinite(outcome.reward):
+            outcome = UnusableItem(
+                f"{job.place}: the reward model gives {outcome.reward} for it, which is not a reward"
+            )
         if isinstance(outcome, Score):
             self.counts.worker += 1
         else:
@@ -321,15 +240,18 @@ class RewardModelJudge:
     def _encoded(self, job: _QueuedSample, prompts: dict[str, EncodedPrompt]) -> EncodedSample:
         item = job.item
         if job.row is None or item.response is None:
-            return self._model.encode_text(item)
+            return self._model.encode_text(item.query, prompt=item.prompt)
         if item.prompt not in prompts:
             prompts[item.prompt] = self._model.encode_prompt(job.row)
-        return self._model.encode(item, item.response, row=job.row, prompt=prompts[item.prompt])
+        # The query shows which token ended the response.
+        ending = self._model.known_ending(ending_of(item.query, response=item.response))
+        return self._model.encode(job.row, item.response, ending=ending, prompt=prompts[item.prompt])
 
     def _scored(self, batch: Sequence[_QueuedSample]) -> list[Outcome]:
         samples = [job.sample for job in batch if job.sample is not None]
         try:
-            return list(zip(batch, self._model.score(samples), strict=True))
+            scores = [Score(reward=reward, score=reward, parts={}) for reward in self._model.score(samples)]
+            return list(zip(batch, scores, strict=True))
         except Exception as error:
             # One sample may be too large for the machine; it must not make those of other requests fail.
             logger.exception("a batch of %d samples failed", len(batch))
@@ -354,7 +276,7 @@ def _placed(sentence: str, *, place: str) -> str:
 
 
 def create_app(
-    load: Callable[[], ServedRewards[Any]],
+    load: Callable[[], RewardModel],
     *,
     media: MediaAccess,
     limits: ServiceLimits,
@@ -371,7 +293,7 @@ def create_app(
     )
 
 
-def serve(load: Callable[[], ServedRewards[Any]], *, media: MediaAccess, options: ListeningOptions) -> None:
+def serve(load: Callable[[], RewardModel], *, media: MediaAccess, options: ListeningOptions) -> None:
     """Serve until SIGINT or SIGTERM; exits with code 1 if it cannot listen, and raises what `load` raises."""
 
     def make_app(token: str | None) -> FastAPI:

@@ -1,13 +1,11 @@
-"""Trained models that score: samples are encoded as in the RL loop, and computed in batches of many tokens."""
+"""Trained reward models: samples are encoded as in the RL loop, and computed in batches of many tokens."""
 
 from __future__ import annotations
 
 import logging
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -16,14 +14,11 @@ from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import Checkpoint, EncodedPrompt, Media
 from lmm_r1.lmm_kits.checkpoint import check_weights, encode_row
 from lmm_r1.lmm_kits.plain_text import text_ids
-from lmm_r1.lmm_kits.step_tokens import StepTokens, stored_tokens
-from lmm_r1.models.actor import KitActor
 from lmm_r1.models.loading import LoadSettings
 from lmm_r1.models.packed.attention import packing_refusal, use_packed_attention
 from lmm_r1.models.packed.self_check import check_packing
 from lmm_r1.models.rope_scaling import tell_factors
 from lmm_r1.models.value_model import KitValueModel, head_name, stored_weight
-from lmm_r1.scoring import StepJudging
 from remote_rm.responses import end_of_prompt
 
 logger = logging.getLogger(__name__)
@@ -43,32 +38,49 @@ class EncodedSample:
     """None for a sample without images and videos."""
 
 
-SampleT = TypeVar("SampleT", bound=EncodedSample)
-ResultT = TypeVar("ResultT")
+class RewardModel:
+    """A checkpoint with a value head, which gives a response one reward, on the GPU if there is one.
 
+    One thread at a time may use it.
+    """
 
-class ScoringModel(ABC, Generic[SampleT, ResultT]):
-    """A checkpoint that scores, on the GPU if there is one; one thread at a time may use it."""
-
-    def __init__(self, checkpoint: Checkpoint, *, max_len: int, max_batch_tokens: int | None) -> None:
-        """Load everything but the model, which is passed to `_take`; raises UserError if that fails.
+    def __init__(
+        self,
+        path: str,
+        *,
+        dtype: str,
+        max_len: int,
+        max_batch_tokens: int | None,
+        value_head_prefix: str,
+        normalize: bool,
+        trust_remote_code: bool,
+    ) -> None:
+        """Load the checkpoint; raises UserError if it cannot be loaded or has no value head.
 
         Args:
+            path: a folder or a hub name.
+            dtype: bf16, fp16 or fp32.
             max_len: the longest sample, in tokens; a longer one is refused.
             max_batch_tokens: tokens computed in one forward pass, including padding; only a single sample may exceed it.
                 None takes a default for the device.
+            value_head_prefix: the name of the value head, for a checkpoint whose config does not state it.
+            normalize: whether to use the mean and the standard deviation in the checkpoint's config.
         """
-        self.path = checkpoint.path
+        checkpoint = Checkpoint(path, trust_remote_code=trust_remote_code)
         self.max_len = max_len
         self.max_batch_tokens = max_batch_tokens or batch_tokens(has_gpu=torch.cuda.is_available())
         self.kit = checkpoint.kit
-        check_weights(checkpoint.path)
+        check_weights(path)
         self.processor = checkpoint.processor
         self._tokenizer = checkpoint.tokenizer
-
-    def _take(self, model: Any) -> None:
-        """Move the loaded module, policy or value model, to the device."""
-        tell_factors(model.model_config, max_len=self.max_len, flag="--max_len")
+        _check_head(checkpoint, value_head_prefix)
+        settings = LoadSettings(
+            attn_implementation="auto", param_dtype=dtype, trust_remote_code=trust_remote_code, max_len=max_len
+        )
+        model = KitValueModel(
+            path, "reward", settings, value_head_prefix=value_head_prefix, normalize_reward=normalize
+        )
+        tell_factors(model.model_config, max_len=max_len, flag="--max_len")
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._model = model.to(self.device).eval()
         self._pack_where_it_can()
@@ -92,19 +104,15 @@ class ScoringModel(ABC, Generic[SampleT, ResultT]):
         row = replace(row, prefill="")
         return encode_row(row, kit=self.kit, processor=self.processor, add_generation_prompt=True)
 
-    def score(self, samples: Sequence[SampleT]) -> list[ResultT]:
-        """Return the result of each sample; results are not checked, and may not be finite."""
-        results: dict[int, ResultT] = {}
+    def score(self, samples: Sequence[EncodedSample]) -> list[float]:
+        """Return the reward of each sample; rewards are not checked, and may not be finite."""
+        results: dict[int, float] = {}
         lengths = [len(sample.token_ids) for sample in samples]
         for batch in plan_batches(lengths, max_tokens=self.max_batch_tokens, padded=not self.is_packed):
             results |= zip(batch, self._forward([samples[index] for index in batch]), strict=True)
         return [results[index] for index in range(len(samples))]
 
-    @abstractmethod
-    def _forward(self, samples: Sequence[SampleT]) -> list[ResultT]:
-        """Return the result of each sample of one batch."""
-
-    def _padded(self, samples: Sequence[SampleT]) -> tuple[torch.Tensor, torch.Tensor]:
+    def _padded(self, samples: Sequence[EncodedSample]) -> tuple[torch.Tensor, torch.Tensor]:
         """Return ids and attention mask of samples, (B, T) each, padded on the right."""
         width = max(len(sample.token_ids) for sample in samples)
         sequences, mask = torch.zeros(2, len(samples), width, dtype=torch.long)
@@ -151,43 +159,6 @@ class ScoringModel(ABC, Generic[SampleT, ResultT]):
                 f"{where}the prompt and the response take {length} tokens, which is more than --max_len {self.max_len}; "
                 "raise it, or leave the sample out"
             )
-
-
-class RewardModel(ScoringModel[EncodedSample, float]):
-    """A checkpoint with a value head, which gives a response one reward."""
-
-    def __init__(
-        self,
-        path: str,
-        *,
-        dtype: str,
-        max_len: int,
-        max_batch_tokens: int | None,
-        value_head_prefix: str,
-        normalize: bool,
-        trust_remote_code: bool,
-    ) -> None:
-        """Load the checkpoint; raises UserError if it cannot be loaded or has no value head.
-
-        Args:
-            path: a folder or a hub name.
-            dtype: bf16, fp16 or fp32.
-            max_len: see `ScoringModel`, like `max_batch_tokens`.
-            value_head_prefix: the name of the value head, for a checkpoint whose config does not state it.
-            normalize: whether to use the mean and the standard deviation in the checkpoint's config.
-        """
-        checkpoint = Checkpoint(path, trust_remote_code=trust_remote_code)
-        super().__init__(checkpoint, max_len=max_len, max_batch_tokens=max_batch_tokens)
-        _check_head(checkpoint, value_head_prefix)
-        self._take(
-            KitValueModel(
-                path,
-                "reward",
-                _settings(checkpoint, dtype=dtype, max_len=max_len),
-                value_head_prefix=value_head_prefix,
-                normalize_reward=normalize,
-            )
-        )
 
     def encode(
         self, row: Row, response: str, *, ending: str | None = None, prompt: EncodedPrompt | None = None
@@ -278,113 +249,4 @@ def _check_head(checkpoint: Checkpoint, prefix: str) -> None:
         stored_weight(checkpoint.path, name=name, config=checkpoint.config, required=True)
     except UserError as error:
         # Flags that belong to a group in training have no prefix here.
-        raise UserError(
-            f"{str(error).replace('--ds.', '--')}; for a process reward model whose config does not say that it is one, give "
-            "--placeholder_token and --reward_tokens"
-        ) from error
-
-
-TOKEN_FLAGS = ("--placeholder_token", "--reward_tokens")
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class EncodedSteps(EncodedSample):
-    places: list[int]
-    """The index of the placeholder after each step; a response without steps has none, and no tokens."""
-
-
-NO_STEPS = EncodedSteps(token_ids=[], media=None, places=[])
-
-
-class ProcessRewardModel(ScoringModel[EncodedSteps, list[float]]):
-    """A checkpoint of `train_prm`, or another that predicts one of two tokens at a placeholder after each step."""
-
-    def __init__(
-        self,
-        path: str,
-        *,
-        dtype: str,
-        max_len: int,
-        max_batch_tokens: int | None,
-        judging: StepJudging,
-        trust_remote_code: bool,
-    ) -> None:
-        """Load the checkpoint; raises UserError if it cannot be loaded or its judging tokens are unknown.
-
-        Args:
-            path: a folder or a hub name.
-            dtype: bf16, fp16 or fp32.
-            max_len: see `ScoringModel`, like `max_batch_tokens`.
-            judging: supplies the tokens.
-        """
-        checkpoint = Checkpoint(path, trust_remote_code=trust_remote_code)
-        super().__init__(checkpoint, max_len=max_len, max_batch_tokens=max_batch_tokens)
-        stored = stored_tokens(checkpoint.config) or {}
-        placeholder = judging.placeholder_token or stored.get("placeholder_token")
-        reward_tokens = judging.reward_tokens or tuple(stored.get("reward_tokens", ()))
-        if placeholder is None or len(reward_tokens) != 2:
-            raise UserError(
-                f"{path}: its config does not say which tokens judge steps; give {TOKEN_FLAGS[0]} and the two "
-                f"{TOKEN_FLAGS[1]}, the one of a right step first"
-            )
-        self.tokens = StepTokens.of(
-            self.kit, self.processor, placeholder=placeholder, judging=reward_tokens, flags=TOKEN_FLAGS
-        )
-        self._take(KitActor(path, _settings(checkpoint, dtype=dtype, max_len=max_len)))
-
-    def score(self, samples: Sequence[EncodedSteps]) -> list[list[float]]:
-        """Return the scores of each sample's steps; a response without steps needs no computation."""
-        judged = iter(super().score([sample for sample in samples if sample.places]))
-        return [next(judged) if sample.places else [] for sample in samples]
-
-    def encode_steps(self, row: Row, response: str, *, prompt: EncodedPrompt | None = None) -> EncodedSteps:
-        """Return the row's prompt with its images and the response's steps.
-
-        Args:
-            prompt: the result of `encode_prompt` for the row, which is then not encoded again.
-
-        Raises:
-            UserError: the kit cannot take the prompt, or the sample is longer than `max_len`; names the row's location.
-        """
-        steps = self.tokens.split(response)
-        return (
-            self._encoded(prompt or self.encode_prompt(row), steps, where=f"{row.location}: ") if steps else NO_STEPS
-        )
-
-    def encode_steps_of_text(self, prompt: str, response: str) -> EncodedSteps:
-        """Return a prompt that is rendered already, with special tokens, and the response's steps.
-
-        Raises UserError if they are too long, or the prompt contains a media token, for which there is no image.
-        """
-        ids = self._ids_of_text(prompt)
-        steps = self.tokens.split(response)
-        return self._encoded(EncodedPrompt.of_text(ids), steps, where="") if steps else NO_STEPS
-
-    def _encoded(self, prompt: EncodedPrompt, steps: Sequence[str], *, where: str) -> EncodedSteps:
-        ids, places = self.tokens.behind(
-            prompt.token_ids, steps, tokenize=self._response_ids, end=self._tokenizer.eos_token_id
-        )
-        self._check_length(len(ids), where=where)
-        return EncodedSteps(token_ids=ids, media=prompt.media, places=places)
-
-    def _forward(self, samples: Sequence[EncodedSteps]) -> list[list[float]]:
-        sequences, mask = self._padded(samples)
-        wanted = torch.zeros(sequences[:, 1:].shape, dtype=torch.bool)
-        for number, sample in enumerate(samples):
-            wanted[number, sample.places] = True
-        with torch.no_grad():
-            logits, _ = self._model.token_logits(
-                sequences,
-                wanted.to(self.device),
-                torch.tensor(self.tokens.judging_ids, device=self.device),
-                attention_mask=mask,
-                media=[sample.media for sample in samples],
-            )
-        scores = (logits[..., 0] - logits[..., 1]).sigmoid().cpu()
-        return [scores[number, sample.places].tolist() for number, sample in enumerate(samples)]
-
-
-def _settings(checkpoint: Checkpoint, *, dtype: str, max_len: int) -> LoadSettings:
-    return LoadSettings(
-        attn_implementation="auto", param_dtype=dtype, trust_remote_code=checkpoint.trust_remote_code, max_len=max_len
-    )
+        raise UserError(str(error).replace("--ds.", "--")) from error

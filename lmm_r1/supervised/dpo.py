@@ -14,13 +14,13 @@ from lmm_r1.config import DPOConfig, RMConfig
 from lmm_r1.config.preferences import DPOModelConfig
 from lmm_r1.config.shared import named_reading
 from lmm_r1.data.messages import Row
-from lmm_r1.data.preferences import PREFERENCE, PreferenceRow
-from lmm_r1.data.training_rows import KeptRows
+from lmm_r1.data.preferences import PreferenceRow, read_pairs
+from lmm_r1.data.training_rows import SKIP_BAD_ROWS, KeptRows
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import EncodedPrompt, LmmKit
 from lmm_r1.lmm_kits.checkpoint import encode_row, outlined_row
 from lmm_r1.lmm_kits.encoding import placed
-from lmm_r1.supervised import RowCheck, SampleEncoder, judged_rows, judged_template
+from lmm_r1.supervised import RowCheck, SampleEncoder, kept
 from lmm_r1.supervised.held_out import LOSS, HeldOut
 from lmm_r1.supervised.loop import Counts, SupervisedRun, Terms
 from lmm_r1.supervised.models import Reference, SupervisedSession, prepare_policy, prepare_reference
@@ -256,8 +256,18 @@ def load_pairs(
     data = config.data
     reading = named_reading(data, prompt=data.prompt_key, prefix="--data.")
     names = replace(reading.names, chosen=data.chosen_key, rejected=data.rejected_key, prompt_key="prompt_key")
-    reading = replace(reading, names=names, plain_template=judged_template(data, column=data.prompt_key))
-    return judged_rows(path, PREFERENCE, split=split, reading=reading, bad_rows=data.bad_rows, check=check)
+    # As in OpenRLHF, text in a named column is used as it is unless a chat template is requested.
+    is_plain = data.prompt_key is not None and not data.apply_chat_template
+    template = data.input_template or "{}" if is_plain else None
+    file = read_pairs(
+        path,
+        split=split,
+        reading=replace(reading, names=names, plain_template=template),
+        check=check,
+        bad_rows=data.bad_rows,
+        skip_by=SKIP_BAD_ROWS,
+    )
+    return kept(file, file.rows.values())
 
 
 def sides_of(rows: Sequence[PreferenceRow]) -> list[Row]:

@@ -297,20 +297,16 @@ class SupervisedRun(ABC, Generic[ConfigT, RowT, SampleT, BatchT]):
             overwrite=ckpt.overwrite,
         )
 
-    def indices(self, step: int) -> list[Any]:
-        """Return the rows of an update over all ranks, as keys of `rows`."""
-        train = self.config.train
-        return batch_indices(
+    def _own_indices(self, step: int) -> list[int]:
+        train, share = self.config.train, self.strategy.ds_device_mesh["dp"]
+        indices = batch_indices(
             num_rows=len(self.rows),
             batch_size=train.batch_size,
             seed=train.seed,
             step=step,
             keep_order=self.config.data.keep_order,
         )
-
-    def _own_indices(self, step: int) -> list[Any]:
-        share = self.strategy.ds_device_mesh["dp"]
-        return self.indices(step)[share.get_local_rank() :: share.size()]
+        return indices[share.get_local_rank() :: share.size()]
 
     def _micro_batches(self, step: int) -> list[BatchT]:
         indices = self._own_indices(step)

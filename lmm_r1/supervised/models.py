@@ -47,12 +47,6 @@ def model_path(config: SupervisedConfig) -> str:
     return path
 
 
-def load_policy(session: SupervisedSession[Any], *, share_prefix: bool = False) -> KitActor:
-    """Return the trained model, without DeepSpeed."""
-    settings = trained_settings(session.config, share_prefix=share_prefix)
-    return KitActor(model_path(session.config), settings, ds_config=session.strategy.get_ds_train_config())
-
-
 def prepare_trained(session: SupervisedSession[Any], model: KitActor | KitValueModel) -> Any:
     """Return a loaded model with its optimizer under DeepSpeed, which wraps all of a value model.
 
@@ -81,7 +75,9 @@ def prepare_trained(session: SupervisedSession[Any], model: KitActor | KitValueM
 
 def prepare_policy(session: SupervisedSession[Any], *, share_prefix: bool = False) -> KitActor:
     """Return the trained model under DeepSpeed."""
-    return prepare_trained(session, load_policy(session, share_prefix=share_prefix))
+    settings = trained_settings(session.config, share_prefix=share_prefix)
+    path, ds_config = model_path(session.config), session.strategy.get_ds_train_config()
+    return prepare_trained(session, KitActor(path, settings, ds_config=ds_config))
 
 
 def prepare_frozen(

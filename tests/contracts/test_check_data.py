@@ -204,17 +204,10 @@ def test_preferences_are_told_as_such_and_bad_ones_by_line(folder, tiny_checkpoi
     assert "no answer" not in page
 
 
-def test_steps_are_told_as_such(folder):
-    found = judged(folder, {"prompt": "1 + 1?", "completions": ["One more.", "3"], "labels": [True, False]})
-    assert (found["kind"], found["counts"], found["findings"]) == ("steps", {"steps": 2, "wrong steps": 1}, [])
-
-
 def test_the_kind_is_named_where_the_columns_do_not_tell_it(folder):
     row = {"q": "1 + 1?", "good": "2", "bad": "3"}
     found = judged(folder, row, flags=("--input_key", "q", "--chosen_key", "good", "--rejected_key", "bad"))
     assert (found["kind"], found["findings"]) == ("preference", [])
-    row = {"input": "1 + 1? Step 1: It is 2. <s>", "label": ["+"]}
-    assert judged(folder, row, flags=("--step_tag", "<s>"))["counts"] == {"steps": 1, "wrong steps": 0}
     # A preference can be checked as the prompt and the response that RL and SFT take.
     row = {"prompt": "1 + 1?", "chosen": "2", "rejected": "3"}
     assert judged(folder, row, flags=("--kind", "prompts"))["kind"] == "prompts"
@@ -224,7 +217,6 @@ def test_the_kind_is_named_where_the_columns_do_not_tell_it(folder):
     ("flags", "told"),
     [
         (["--reward", "exact"], "--reward exact: "),
-        (["--step_tag", "x"], "--step_tag x: is for rows of the kind steps"),
         (["--kind", "prompts", "--chosen_key", "x"], "--chosen_key x: is for preferences"),
         (["--kind", "preference", "--format", "pairs"], "--format pairs is for another kind of rows"),
     ],

@@ -38,7 +38,7 @@ def listed(page: str) -> set[str]:
 
 
 def test_the_commands_with_many_flags_are_the_trainers_their_plans_evaluation_and_batch_inference():
-    trainers = ["train_ppo_ray", "train_sft", "train_dpo", "train_prm", "train_rm", "train_kd"]
+    trainers = ["train_ppo_ray", "train_sft", "train_dpo", "train_rm", "train_kd"]
     plans = ["plan", *(f"plan {name}" for name in trainers[1:])]
     assert sorted(LONG) == sorted([*trainers, *plans, "evaluate", "batch_inference"])
 

@@ -52,7 +52,6 @@ BASES: dict[str, dict[str, object]] = dict.fromkeys(CONFIGS, SUPERVISED) | {
         "rollout.max_new_tokens": 10,
     },
     "train_kd": SUPERVISED | {"teacher.model_name_or_path": "t"},
-    "train_prm": SUPERVISED | {"model.placeholder_token": "<>"},
 }
 # Values that no rule of `another` gives.
 VALUES = {
@@ -60,16 +59,13 @@ VALUES = {
     "loss_type": "regression",
     "reward": "math",
     "reward.remote_url": "exact",
-    "tracking_uri": "http://host",
     "best_metric_key": "eval_loss",
     "grad_accum_dtype": "bf16",
-    "reward_tokens": ("a", "b"),
     "trackers": ("wandb",),
 }
 # What a flag needs in addition to what it declares.
 TOGETHER = {
     "ds.load_in_4bit": {"ds.zero_stage": 2},
-    "train.group_prompts_enable": {"train.micro_batch_size": 2, "train.batch_size": 2},
     "agent.thought.min_tokens": {"agent.thought.max_tokens": None},
     "eval.dataset": {"eval.steps": 2},
     "algo.advantage.is_correction_gating": {"algo.advantage.is_correction_threshold": (2.0,)},

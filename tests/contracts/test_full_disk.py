@@ -83,7 +83,6 @@ def cases(inputs: Inputs) -> dict[str, list[Case]]:
             Case(argv=(*sft, "--ckpt.save_steps", "1"), named="out/checkpoints", room=LITTLE, left=records),
         ],
         "train_dpo": [Case(argv=supervised(inputs, "pairs.jsonl"), named=out)],
-        "train_prm": [Case(argv=supervised(inputs, "steps.jsonl", model__placeholder_token="*"), named=out)],
         "train_rm": [Case(argv=supervised(inputs, "pairs.jsonl"), named=out)],
         "train_kd": [
             Case(argv=supervised(inputs, "answered.jsonl", teacher__model_name_or_path=inputs.model), named=out)
@@ -140,7 +139,6 @@ def inputs(tiny_checkpoint: Callable[[str], Path], tmp_path_factory: pytest.Temp
     for name, row in {
         "answered": ANSWERED,
         "pairs": {"prompt": asked, "chosen": answers, "rejected": "no"},
-        "steps": {"prompt": asked, "completions": ["1+1", "2"], "labels": [True, False]},
     }.items():
         write_lines(folder / f"{name}.jsonl", [row] * 4)
     (folder / "reward.py").write_text(

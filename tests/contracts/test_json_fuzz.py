@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lmm_r1.data.files import read_records, read_row_file
-from lmm_r1.data.preferences import KINDS, read_judged_file
+from lmm_r1.data.preferences import read_pairs
 from lmm_r1.data.reading import RowReading
 from lmm_r1.data.row_parser import parse_row
 from lmm_r1.errors import UserError
@@ -150,7 +150,7 @@ FILES = st.one_of(
 @pytest.mark.parametrize("suffix", ["jsonl", "json", "csv", "tsv", "parquet", "arrow"])
 def test_a_row_file_is_read_or_refused_by_every_reader(suffix, tmp_path):
     file = tmp_path / f"rows.{suffix}"
-    readers = [read_row_file, *(lambda path, kind=kind: read_judged_file(path, kind) for kind in KINDS)]
+    readers = [read_row_file, read_pairs]
 
     @FUZZED
     @given(FILES, st.integers(min_value=0, max_value=len(readers) - 1))
@@ -221,12 +221,7 @@ def test_a_damaged_row_of_every_format_is_read_or_refused(suffix, tmp_path):
             # No Parquet file holds it.
             return
         reading = RowReading(image_dir=folder)
-        kind = data.draw(st.sampled_from([None, *KINDS]))
         with suppress(UserError):
-            (
-                read_row_file(str(file), reading=reading)
-                if kind is None
-                else read_judged_file(str(file), kind, reading=reading)
-            )
+            data.draw(st.sampled_from([read_row_file, read_pairs]))(str(file), reading=reading)
 
     read()

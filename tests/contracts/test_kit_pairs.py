@@ -1,4 +1,4 @@
-"""Judged responses, for every kit: what is encoded by another one's media has the ids that it has by itself; so have steps."""
+"""Judged responses, for every kit: what is encoded by another one's media has the ids that it has by itself."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,12 +11,10 @@ from helpers.tiny_models import make_actor
 from helpers.value_models import make_value_model
 
 from lmm_r1.data.messages import Message
-from lmm_r1.data.preferences import PreferenceRow, StepRow
+from lmm_r1.data.preferences import PreferenceRow
 from lmm_r1.lmm_kits import KITS, get_kit
-from lmm_r1.lmm_kits.step_tokens import StepTokens
 from lmm_r1.models.actor import KitActor
 from lmm_r1.supervised.dpo import PairSample, collate_pairs, encode_pair
-from lmm_r1.supervised.prm import StepEncoder, collate_steps
 from lmm_r1.supervised.rm import RewardSample, collate_rewards
 from lmm_r1.supervised.samples import collate, encode_sample
 
@@ -125,30 +123,6 @@ def test_a_pair_in_one_packed_sequence_has_the_log_probs_of_its_sides_by_themsel
     if shared.packing_samples:
         prompt = sample.chosen.loss_mask.index(True)
         assert shared.computed_tokens <= len(sample.chosen.token_ids) + len(sample.rejected.token_ids) - prompt
-
-
-@pytest.mark.parametrize("name", sorted(SOME))
-def test_the_logits_of_the_judging_tokens_are_those_of_the_whole_vocabulary(name, kit, processor, actors):
-    flags = ("--model.placeholder_token", "--model.reward_tokens")
-    tokens = StepTokens.of(kit, processor, placeholder="*", judging=("+", "-"), flags=flags)
-    encode = StepEncoder(kit=kit, processor=processor, max_len=8192, tokens=tokens)
-    prompts = [PROMPTS["an image" if kit.takes_images else "text"][1], PROMPTS["text"][1]]
-    samples = [
-        encode(StepRow(messages=tuple(prompt), steps=steps, labels=(1.0,) * len(steps), location="rows.jsonl line 1"))
-        for prompt, steps in zip(prompts, (("It has 4", "and 6.", "46"), ("12 + 34 = 46",)), strict=True)
-    ]
-    batch = collate_steps([*samples, samples[0].filler], pad_token_id=0)
-    mask = batch.tokens.loss_mask
-    assert mask.sum(-1).tolist() == [3, 1, 0]
-    assert set(batch.tokens.sequences[:, :-1][mask].tolist()) == {tokens.placeholder_id}
-    given = {"attention_mask": batch.tokens.attention_mask, "media": batch.tokens.media}
-    with torch.no_grad():
-        whole = actors(name)[1](batch.tokens.sequences, return_output=True, **given)["logits"][:, :-1]
-        expected = whole[mask][:, list(tokens.judging_ids)]
-        for actor in actors(name):
-            found, _ = actor.token_logits(batch.tokens.sequences, mask, torch.tensor(tokens.judging_ids), **given)
-            torch.testing.assert_close(found[mask], expected, atol=1e-4, rtol=1e-5)
-            assert not found[~mask].any()
 
 
 @pytest.mark.parametrize("name", sorted(SOME))

@@ -17,9 +17,9 @@ from helpers.tiny_models import make_actor
 from helpers.value_models import make_value_model
 
 from lmm_r1 import dotted
-from lmm_r1.config import DPOConfig, KDConfig, PRMConfig, RMConfig, SFTConfig, resolve
+from lmm_r1.config import DPOConfig, KDConfig, RMConfig, SFTConfig, resolve
 from lmm_r1.data.messages import Message, Row
-from lmm_r1.data.preferences import PreferenceRow, StepRow
+from lmm_r1.data.preferences import PreferenceRow
 from lmm_r1.lmm_kits import KITS, Checkpoint, get_kit
 from lmm_r1.models.adapters import adapted_layers, quantized_layers
 from lmm_r1.models.packed.sequence_parallel import bare
@@ -28,7 +28,6 @@ from lmm_r1.records.run_folder import RunFolder
 from lmm_r1.supervised.dpo import DPORun
 from lmm_r1.supervised.kd import KDRun
 from lmm_r1.supervised.loop import SupervisedRun
-from lmm_r1.supervised.prm import PRMRun
 from lmm_r1.supervised.rm import RMRun
 from lmm_r1.supervised.sft import SFTRun
 
@@ -37,7 +36,6 @@ TRAINERS = {
     "sft": (SFTRun, SFTConfig),
     "dpo": (DPORun, DPOConfig),
     "rm": (RMRun, RMConfig),
-    "prm": (PRMRun, PRMConfig),
     "kd": (KDRun, KDConfig),
 }
 WHOLE = {"adam.lr": 1e-4}
@@ -56,7 +54,6 @@ VIDEOS = "qwen2_5_vl"
 SHORT_RUN = {("sft", name, method) for name in ("llm", "gemma3", VIDEOS) for method in METHODS} | {
     ("dpo", VIDEOS, "lora"),
     ("rm", VIDEOS, "full"),
-    ("prm", VIDEOS, "qlora"),
     ("kd", VIDEOS, "qlora"),
 }
 TRAINED = {"sft": kits_with("SFT"), "dpo": kits_with("DPO")}
@@ -64,7 +61,7 @@ BY_METHOD = {"full": KITS, "lora": kits_with("LoRA"), "qlora": kits_with("QLoRA"
 
 
 def case_is_run(trainer: str, name: str, method: str) -> bool:
-    """Run each trainer on every kit in one way, so that the six trainers run each way twice or more on a kit.
+    """Run each trainer on every kit in one way, so that the four trainers run each way at least once on a kit.
 
     `test_kit_training` freezes the vision tower of every kit.
     """
@@ -100,8 +97,6 @@ def rows_of(trainer: str, name: str) -> list[Any]:
         common = {"messages": (prompt,), "location": f"rows.jsonl line {number + 1}"}
         if trainer in ("dpo", "rm"):
             made.append(PreferenceRow(chosen=(right,), rejected=(wrong,), margin=None, **common))
-        elif trainer == "prm":
-            made.append(StepRow(steps=("It has 4", "and 6."), labels=(1.0, 0.0), **common))
         else:
             common["messages"] = (prompt, right)
             made.append(Row(answer="46", datasource="test", **common))
@@ -140,8 +135,6 @@ def started(checkpoint_of, larger_teacher, tmp_path) -> Callable[..., Supervised
         if method == "full" and kit.vision_prefixes:
             # A feature of a patch sums up to 9,408 weights, which one step of Adam moves all alike.
             flags["adam.vision_lr"] = 3e-5
-        if trainer == "prm":
-            flags["model.placeholder_token"] = "*"
         if trainer == "kd":
             flags["teacher.model_name_or_path"] = str(larger_teacher(name))
         config = resolve(dotted.replace(config_class(), flags))

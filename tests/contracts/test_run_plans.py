@@ -326,7 +326,5 @@ def test_the_command_prints_a_table_and_refuses_what_cannot_fit(tiny_checkpoint,
     teacher = ["--teacher.model_name_or_path", str(tiny_checkpoint("llm"))]
     main(["plan", "train_kd", *sft, *teacher, "--gpu_memory_gib", "24", "--host_memory_gib", "64"])
     assert "passes of the teacher" in capsys.readouterr().out
-    main(["plan", "train_prm", *sft, "--gpu_memory_gib", "24", "--host_memory_gib", "64"])
-    assert "update of the policy" in capsys.readouterr().out
     main(["plan", "train_rm", *sft, "--gpu_memory_gib", "24", "--host_memory_gib", "64"])
     assert "update of the critic" in capsys.readouterr().out

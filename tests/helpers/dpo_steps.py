@@ -16,7 +16,7 @@ from helpers.sessions import begun, run_of
 from helpers.tiny_models import make_actor
 from helpers.value_models import make_value_model
 
-from lmm_r1.data.preferences import PreferenceRow, StepRow
+from lmm_r1.data.preferences import PreferenceRow
 from lmm_r1.lmm_kits import get_kit
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.adapters import adapted_layers, layer_weights, magnitude_of
@@ -25,7 +25,6 @@ from lmm_r1.models.loading import LoadSettings
 RANKS, STEPS = 2, 2
 KIT = "qwen2_5_vl"
 BETA, SMOOTHING, NLL = 0.5, 0.1, 0.2
-PLACEHOLDER = "*"
 LORA_RANK = 4
 # An AdamW whose steps are as large as the gradients, so that a wrong scale would show.
 ADAM = {"lr": 0.1, "betas": (0.9, 0.95), "eps": 1.0, "weight_decay": 0.0}
@@ -38,7 +37,7 @@ class Case:
     folder: Path
     flags: dict[str, Any] = field(default_factory=dict)
     lora: bool = False
-    kind: Literal["pairs", "rewards", "steps", "distilled"] = "pairs"
+    kind: Literal["pairs", "rewards", "distilled"] = "pairs"
     """What is learned from; rewards are pairs with margins for a reward model, of which `folder` holds one with a head."""
     teacher: Path | None = None
     """Of what is distilled."""
@@ -81,26 +80,11 @@ def rows() -> list[PreferenceRow]:
     ]
 
 
-def step_rows() -> list[StepRow]:
-    """Two solutions of a prompt of text and of one with images, with hard labels and soft ones."""
-    solutions = [
-        (("12 + 34 = 46", "So it is 46"), (1.0, 0.0)),
-        (("I see a 5", "No, a 6", "<answer>6</answer>"), (0.25, 1.0, 1.0)),
-        (("47",), (0.0,)),
-        (("Two digits", "5 and 6"), (1.0, 0.75)),
-    ]
-    return [
-        StepRow(messages=rows()[place].messages, steps=steps, labels=labels, location=f"rows.jsonl line {number}")
-        for number, (place, (steps, labels)) in enumerate(zip((0, 3, 3, 0), solutions, strict=True), start=1)
-    ]
-
-
 def by_hand(case: Case) -> Updates:
     """Make the updates with PyTorch's AdamW, each conversation run by itself."""
     return {
         "pairs": _pairs_by_hand,
         "rewards": _rewards_by_hand,
-        "steps": _steps_by_hand,
         # It imports this module.
         "distilled": lambda case: importlib.import_module("helpers.kd_steps").by_hand(case),
     }[case.kind](case)
@@ -153,34 +137,6 @@ def _rewards_by_hand(case: Case) -> Updates:
         return found, _means(pairs, "reward_margin", "chosen_reward", "rejected_reward")
 
     return _updates(model, losses)
-
-
-def _steps_by_hand(case: Case) -> Updates:
-    from lmm_r1.supervised.prm import StepEncoder
-    from lmm_r1.supervised.samples import collate
-
-    kit, processor = _kit_of(case)
-    encode = StepEncoder.of(_settings(case), kit=kit, processor=processor)
-    samples = [encode(row) for row in step_rows()]
-    policy = policy_of(str(case.folder), lora=case.lora).train()
-    judging = list(encode.tokens.judging_ids)
-
-    def losses() -> tuple[list[torch.Tensor], dict[str, float]]:
-        found, scores = [], []
-        for sample in samples:
-            batch = collate([sample.tokens], pad_token_id=0)
-            output = policy(
-                batch.sequences, attention_mask=batch.attention_mask, return_output=True, media=batch.media
-            )
-            ids = batch.sequences[0]
-            places = (ids == encode.tokens.placeholder_id).nonzero().flatten()
-            logits = output["logits"][0, places][:, judging]
-            labels = torch.tensor(sample.labels)
-            found += F.cross_entropy(logits, torch.stack([labels, 1 - labels], dim=-1), reduction="none").unbind()
-            scores += logits.softmax(-1)[:, :1].tolist()
-        return found, _means(scores, "step_score")
-
-    return _updates(policy.model, losses)
 
 
 def _kit_of(case: Case) -> tuple[Any, Any]:
@@ -239,7 +195,6 @@ def flags_of(case: Case) -> dict[str, Any]:
     own: dict[str, dict[str, Any]] = {
         "pairs": {"model.beta": BETA, "model.label_smoothing": SMOOTHING, "model.nll_loss_coef": NLL},
         "rewards": {"model.margin_loss_enable": True},
-        "steps": {"model.placeholder_token": PLACEHOLDER},
         "distilled": {},
     }
     return {
@@ -264,9 +219,9 @@ def flags_of(case: Case) -> dict[str, Any]:
 def _settings(case: Case) -> Any:
     """The settings of a case's run."""
     from lmm_r1 import dotted
-    from lmm_r1.config import DPOConfig, PRMConfig, RMConfig, resolve
+    from lmm_r1.config import DPOConfig, RMConfig, resolve
 
-    made = {"pairs": DPOConfig, "rewards": RMConfig, "steps": PRMConfig}[case.kind]()
+    made = {"pairs": DPOConfig, "rewards": RMConfig}[case.kind]()
     return resolve(dotted.replace(made, flags_of(case)))
 
 
@@ -274,14 +229,12 @@ def _ranks_updates(case: Case) -> Updates:
     """Make the updates as one of the ranks."""
     from lmm_r1.supervised import models as supervised_models
     from lmm_r1.supervised.dpo import DPORun
-    from lmm_r1.supervised.prm import PRMRun
     from lmm_r1.supervised.rm import RMRun
 
     session = begun(_settings(case), steps=STEPS)
     run_class, found = {
         "pairs": (DPORun, rows()),
         "rewards": (RMRun, rows()),
-        "steps": (PRMRun, step_rows()),
     }[case.kind]
     load = supervised_models.KitActor
 

@@ -13,7 +13,7 @@ from helpers.tiny_models import MAX_LEN, flat_value_model
 
 from lmm_r1.data.messages import Row, to_json
 from lmm_r1.models.value_model import KitValueModel
-from lmm_r1.scoring.reward_model import ScoringModel
+from lmm_r1.scoring.reward_model import RewardModel
 
 HEAD = "score"
 
@@ -59,7 +59,7 @@ def save_reward_model(checkpoint: Path, folder: Path, **settings: object) -> Pat
     return folder
 
 
-def sent_by_rollouts(model: ScoringModel[Any, Any], row: Row, responses: Sequence[str]) -> dict[str, Any]:
+def sent_by_rollouts(model: RewardModel, row: Row, responses: Sequence[str]) -> dict[str, Any]:
     """Return the request for responses to a row: the prompt as messages, and the whole sample as decoded ids."""
     tokenizer = model.kit.tokenizer_of(model.processor)
     prompt = tokenizer.decode(model.encode_prompt(row).engine_token_ids, skip_special_tokens=False)
@@ -71,7 +71,7 @@ def sent_by_rollouts(model: ScoringModel[Any, Any], row: Row, responses: Sequenc
     }
 
 
-def sent_by_openrlhf(model: ScoringModel[Any, Any], row: Row, responses: Sequence[str]) -> dict[str, Any]:
+def sent_by_openrlhf(model: RewardModel, row: Row, responses: Sequence[str]) -> dict[str, Any]:
     """Return the same as OpenRLHF's executor sends it: rendered text, and no responses."""
     request = sent_by_rollouts(model, row, responses)
     del request["responses"]

@@ -32,7 +32,7 @@ def updates_of(
     asked = [name for name in CASES if any(item.name.endswith(f"[{name}]") for item in request.session.items)]
     cases = {}
     for name in asked:
-        kind = next((kind for kind in ("rewards", "steps", "distilled") if name.startswith(kind)), "pairs")
+        kind = next((kind for kind in ("rewards", "distilled") if name.startswith(kind)), "pairs")
         cases[name] = Case(
             folder=scored if kind == "rewards" else tiny_checkpoint(KIT),
             flags=CASES[name],
@@ -69,7 +69,7 @@ def test_two_ranks_make_the_updates_of_a_padded_process(name, updates_of):
     off = max(float((together.weights[key] - weight).abs().max()) for key, weight in alone.weights.items())
     assert off < SINGLE
     # The second update starts from another model than the first, and than the reference.
-    moved = {"steps": "step_score", "disti": "kd_loss"}.get(name[:5], "reward_margin")
+    moved = "kd_loss" if name.startswith("distilled") else "reward_margin"
     first = 0.0 if moved == "reward_margin" else alone.means[0][moved]
     # A mean over tokens moves less; far beyond what is taken to be equal all the same.
     assert abs(alone.means[1][moved] - first) > (20 * SINGLE if moved == "kd_loss" else 0.01)

@@ -44,17 +44,8 @@ def kd(model: Path, **changes: object) -> list[str]:
     return [*supervised(model, **changes), *flags({"teacher.model_name_or_path": model})]
 
 
-def prm(model: Path, **changes: object) -> list[str]:
-    tokens = [*flags({"model.placeholder_token": "<|im_start|>"}), "--model.reward_tokens", "Y", "N"]
-    return [*supervised(model, **changes), *tokens]
-
-
 def as_pair(row: dict[str, Any]) -> dict[str, Any]:
     return {"prompt": row["messages"][:1], "chosen": row["messages"][1:], "rejected": "five"}
-
-
-def as_steps(row: dict[str, Any]) -> dict[str, Any]:
-    return {"prompt": row["messages"][:1], "completions": ["four"], "labels": [True]}
 
 
 def as_it_is(row: dict[str, Any]) -> dict[str, Any]:
@@ -67,7 +58,6 @@ COMMANDS = {
     "train_kd": (kd, as_it_is),
     "train_dpo": (supervised, as_pair),
     "train_rm": (supervised, as_pair),
-    "train_prm": (prm, as_steps),
 }
 
 
@@ -129,7 +119,7 @@ def test_a_response_whose_turns_are_rewritten_is_found_before_the_run(command, m
     assert "no_multiturn" not in sentence
 
 
-@pytest.mark.parametrize("command", [name for name in COMMANDS if name != "train_prm"])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_an_end_token_of_another_name_is_found_before_the_run(command, model, work, capfd):
     argv, form = COMMANDS[command]
     shutil.copytree(model, "renamed")
@@ -157,7 +147,7 @@ def findings(file: str, model: Path | str) -> list[tuple[int, str]]:
     return [(one["index"], one["what"]) for one in found if one["kind"] == "encoding"]
 
 
-@pytest.mark.parametrize("form", [as_it_is, as_pair, as_steps])
+@pytest.mark.parametrize("form", [as_it_is, as_pair])
 def test_check_data_finds_what_a_training_refuses(form, model, work):
     write_rows(work, *map(form, read("F05_extreme_aspect_sft.jsonl")))
     ((index, what),) = findings("rows.jsonl", model)

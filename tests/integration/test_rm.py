@@ -8,7 +8,7 @@ from helpers.commands_here import start_anew
 
 from lmm_r1.cli import train_rm
 from lmm_r1.data.messages import Row
-from lmm_r1.data.preferences import PREFERENCE, read_judged_file
+from lmm_r1.data.preferences import read_pairs
 from lmm_r1.records.run_folder import read_stage
 from lmm_r1.scoring.reward_model import RewardModel
 
@@ -61,7 +61,7 @@ def test_eight_pairs_about_images_are_ranked_and_the_saved_model_serves(
         )
         samples = [
             model.encode(Row(messages=row.messages, answer="", datasource="", location=row.location), text)
-            for row in read_judged_file(str(pairs), PREFERENCE).rows.values()
+            for row in read_pairs(str(pairs)).rows.values()
             for text in (row.chosen[0].parts[0].text, row.rejected[0].parts[0].text)
         ]
         return model.score(samples)

@@ -51,7 +51,7 @@ def test_the_help_of_a_command_loads_none_of_the_training_stack(command):
     assert heavy_modules_after(show_help) == []
 
 
-@pytest.mark.parametrize("command", ["train_ppo_ray", "train_sft", "train_kd", "train_dpo", "train_prm", "train_rm"])
+@pytest.mark.parametrize("command", ["train_ppo_ray", "train_sft", "train_kd", "train_dpo", "train_rm"])
 def test_a_refused_flag_loads_none_of_the_training_stack(command):
     refuse = f"from lmm_r1.cli import main\ntry:\n    main([{command!r}, '--zzz'])\nexcept SystemExit:\n    pass\n"
     assert heavy_modules_after(refuse) == []

@@ -31,10 +31,6 @@ class ColumnNames:
     """For a preference: the better response, or the whole conversation with it."""
     rejected: str | None = None
     """The same for the worse response."""
-    step_tag: str | None = None
-    """Not a column: the text after every step of a text with steps."""
-    step_flag: str = "--step_tag"
-    """Not a column: the command's flag for `step_tag`, for messages."""
     asked_only: bool = False
     """Not a column: nothing is trained on the rows, so a turn may be empty, and a tag is text if no column can fill it."""
     prefix: str = field(default="--data.", compare=False)
@@ -239,14 +235,6 @@ class PairFields(AskedFields):
     chosen_score: Column
     rejected_score: Column
     margin: Column
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepFields(AskedFields):
-    """A prompt with two lists: the steps of a response and their labels."""
-
-    steps: Column
-    labels: Column
 
 
 Fields = TypeVar("Fields", bound=AskedFields)

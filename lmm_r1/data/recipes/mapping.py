@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from lmm_r1.data.files import Record
+from lmm_r1.data.formats.judged import PREFERENCE_ROWS
 from lmm_r1.data.formats.row_format import listed
 from lmm_r1.data.images import check_image_exists, load_image
 from lmm_r1.data.media_access import media_roots
 from lmm_r1.data.messages import Row, images_of, kind_of
-from lmm_r1.data.preferences import PREFERENCE, PreferenceRow, read_judged_row
+from lmm_r1.data.preferences import PreferenceRow, read_pair
 from lmm_r1.data.recipes.recipe import CHOICES_FIELD, LETTERS, Recipe, RecordView, template_fields
 from lmm_r1.data.recipes.sources import MediaFiles
 from lmm_r1.data.row_parser import parse_row
@@ -41,9 +42,9 @@ def map_preference(record: Record, *, recipe: Recipe, finder: MediaFiles | None 
     assert recipe.format is not None, "a recipe of preferences has their format"
     columns, location, base_dir = record
     mapper = _Mapper(RecordView(columns, recipe=recipe, location=location), base_dir=base_dir, finder=finder)
-    row_format = PREFERENCE.formats.named(recipe.format, file=location)
+    row_format = PREFERENCE_ROWS.named(recipe.format, file=location)
     located = (mapper.located_columns(columns), location, base_dir)
-    row = read_judged_row(located, row_format, PREFERENCE, roots=_roots(base_dir, finder))
+    row = read_pair(located, row_format, roots=_roots(base_dir, finder))
     return replace(row, datasource=recipe.name)
 
 

@@ -4,7 +4,7 @@ import pytest
 from helpers.tables import frozen, table
 
 from lmm_r1 import dotted
-from lmm_r1.config import DPOConfig, KDConfig, PPOConfig, PRMConfig, RMConfig, SFTConfig, resolve
+from lmm_r1.config import DPOConfig, KDConfig, PPOConfig, RMConfig, SFTConfig, resolve
 from lmm_r1.errors import UserError
 
 RL = {
@@ -18,9 +18,8 @@ RL = {
 SFT = {"model.model_name_or_path": "model", "data.dataset": "rows.jsonl"}
 KD = SFT | {"teacher.model_name_or_path": "t"}
 REFUSED_IN_RL = frozen("config/flag_refusals", "refused_in_rl")
-PRM = SFT | {"model.placeholder_token": "*"}
 SUPERVISED = {"sft": (SFTConfig, SFT), "dpo": (DPOConfig, SFT), "kd": (KDConfig, KD)}
-SUPERVISED |= {"prm": (PRMConfig, PRM), "rm": (RMConfig, SFT)}
+SUPERVISED |= {"rm": (RMConfig, SFT)}
 REFUSED_IN_SUPERVISED = [
     pytest.param(trainer, changes, instead, id=f"{trainer} {' '.join(changes)}")
     for trainer in SUPERVISED

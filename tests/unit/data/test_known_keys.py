@@ -10,7 +10,7 @@ import pytest
 from lmm_r1.data.files import read_row_file
 from lmm_r1.data.known_keys import Overlooked
 from lmm_r1.data.messages import ImagePart, TextPart, VideoPart, demonstration
-from lmm_r1.data.preferences import PREFERENCE, STEPS, read_judged_file
+from lmm_r1.data.preferences import read_pairs
 from lmm_r1.data.reading import RowReading
 from lmm_r1.data.row_parser import parse_row, stored_messages
 from lmm_r1.errors import UserError
@@ -77,25 +77,27 @@ def test_marks_that_nothing_can_honour_are_refused(tmp_path):
         pair = {"prompt": [ASKED], "chosen": [said("4")], "rejected": [said("5")]}
         pair[side] = [{**pair[side][0], "loss": False}]
         with pytest.raises(UserError, match=f'line 1: "{side}" has a mark'):
-            read_judged_file(written(tmp_path, pair), PREFERENCE)
+            read_pairs(written(tmp_path, pair))
 
 
 VIDEO = ("video_start", "video_end", "nframes", "min_frames", "total_pixels", "resized_height", "resized_width")
 THOUGHTS = ("thinking", "reasoning", "reasoning_content", "tool_calls", "images", "train_detail")
 COLUMNS = ("tools", "functions", "audios", "chat_template_kwargs", "enable_thinking")
 DOORS = {
-    "messages": ({"messages": [ASKED, said()]}, None),
-    "sharegpt": ({"conversations": [{"from": "human", "value": "2+2?"}, {"from": "gpt", "value": "4"}]}, None),
-    "verl": ({"prompt": [ASKED], "reward_model": {"ground_truth": "4"}}, None),
-    "pair": ({"prompt": [ASKED], "chosen": [said("4")], "rejected": [said("5")]}, PREFERENCE),
-    "steps": ({"prompt": [ASKED], "completions": ["4"], "labels": [True]}, STEPS),
+    "messages": ({"messages": [ASKED, said()]}, read_row_file),
+    "sharegpt": (
+        {"conversations": [{"from": "human", "value": "2+2?"}, {"from": "gpt", "value": "4"}]},
+        read_row_file,
+    ),
+    "verl": ({"prompt": [ASKED], "reward_model": {"ground_truth": "4"}}, read_row_file),
+    "pair": ({"prompt": [ASKED], "chosen": [said("4")], "rejected": [said("5")]}, read_pairs),
 }
 
 
 @pytest.mark.parametrize("door", DOORS)
 def test_keys_that_others_act_on_are_refused_by_name_through_every_door(door, tmp_path):
-    record, kind = DOORS[door]
-    read = partial(read_row_file, answer_required=False) if kind is None else partial(read_judged_file, kind=kind)
+    record, read = DOORS[door]
+    read = partial(read, answer_required=False) if read is read_row_file else read
 
     def refusal(changed: dict) -> str:
         with pytest.raises(UserError) as raised:

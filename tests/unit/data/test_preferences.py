@@ -18,15 +18,13 @@ from lmm_r1.data.files import read_row_file
 from lmm_r1.data.formats.row_format import ColumnNames
 from lmm_r1.data.images import load_image
 from lmm_r1.data.messages import ImagePart, Message, StoredBytes, TextPart
-from lmm_r1.data.preferences import PREFERENCE, STEPS, PreferenceRow, read_judged_file
+from lmm_r1.data.preferences import PreferenceRow, read_pairs
 from lmm_r1.data.reading import AS_THEY_ARE, PromptTemplate, RowReading
 from lmm_r1.errors import UserError
 
 ASKED = {"role": "user", "content": "1 + 1?"}
 PAIR = {"prompt": "1 + 1?", "chosen": "2", "rejected": "3"}
 VERDICT = {"prompt": "1 + 1?", "completion": "2", "label": True}
-SOLVED = {"prompt": "1 + 1?", "completions": ["One more than 1.", "2"], "labels": [True, True]}
-TAGGED = {"input": "1 + 1? Step 1: It is 2. ки\nStep 2: Done. ки", "label": ["+", "+"]}
 
 
 def said(text, role="assistant"):
@@ -43,8 +41,8 @@ def written(folder: Path, *records: object) -> str:
     return str(file)
 
 
-def loaded(kind, path: str, reading: RowReading = AS_THEY_ARE) -> list:
-    return list(read_judged_file(path, kind, reading=reading).rows.values())
+def loaded(path: str, reading: RowReading = AS_THEY_ARE) -> list:
+    return list(read_pairs(path, reading=reading).rows.values())
 
 
 @pytest.fixture
@@ -55,30 +53,27 @@ def folder(tmp_path: Path) -> Path:
 
 BAD = [
     # Both the same, as text, with other blanks, and as turns.
-    (PREFERENCE, {**PAIR, "rejected": "2"}, "chosen and rejected are equal"),
-    (PREFERENCE, {**PAIR, "rejected": " 2\n"}, "chosen and rejected are equal"),
-    (PREFERENCE, {"chosen": [ASKED, said("2")], "rejected": [ASKED, said("2")]}, "chosen and rejected are equal"),
-    (PREFERENCE, {"chosen": "It is 2.", "rejected": "It is 2."}, "chosen and rejected are equal"),
+    ({**PAIR, "rejected": "2"}, "chosen and rejected are equal"),
+    ({**PAIR, "rejected": " 2\n"}, "chosen and rejected are equal"),
+    ({"chosen": [ASKED, said("2")], "rejected": [ASKED, said("2")]}, "chosen and rejected are equal"),
+    ({"chosen": "It is 2.", "rejected": "It is 2."}, "chosen and rejected are equal"),
     # An empty side.
-    (PREFERENCE, {**PAIR, "chosen": ""}, 'the field "chosen" is empty'),
-    (PREFERENCE, {**PAIR, "rejected": []}, 'the field "rejected" is empty'),
-    (PREFERENCE, {**PAIR, "rejected": None}, 'the field "rejected" is empty'),
-    (PREFERENCE, {**PAIR, "rejected": [said(" ")]}, '"rejected" (assistant) is empty'),
-    (PREFERENCE, {**PAIR, "rejected": [said([], "assistant")]}, '"rejected" (assistant) is empty'),
-    (PREFERENCE, {**PAIR, "prompt": [ASKED], "chosen": [ASKED]}, 'the field "chosen" is empty'),
+    ({**PAIR, "chosen": ""}, 'the field "chosen" is empty'),
+    ({**PAIR, "rejected": []}, 'the field "rejected" is empty'),
+    ({**PAIR, "rejected": None}, 'the field "rejected" is empty'),
+    ({**PAIR, "rejected": [said(" ")]}, '"rejected" (assistant) is empty'),
+    ({**PAIR, "rejected": [said([], "assistant")]}, '"rejected" (assistant) is empty'),
+    ({**PAIR, "prompt": [ASKED], "chosen": [ASKED]}, 'the field "chosen" is empty'),
     # An image on one side only: of the prompt, and of the response.
     (
-        PREFERENCE,
         {"chosen": [with_image("Which?"), said("red")], "rejected": [said("Which?", "user"), said("blue")]},
         "an image or a video is on one side only",
     ),
     (
-        PREFERENCE,
         {**PAIR, "chosen": [with_image("2", "assistant")], "rejected": "3"},
         "the response chosen has 1 images and the other one none",
     ),
     (
-        PREFERENCE,
         {
             "images": ["red.png"],
             "chosen": [said("<image>Which?", "user"), said("red")],
@@ -88,86 +83,65 @@ BAD = [
     ),
     # Other prompts.
     (
-        PREFERENCE,
         {"chosen": [ASKED, said("2")], "rejected": [said("2 + 2?", "user"), said("3")]},
         '"chosen" and "rejected" are answers to different prompts',
     ),
-    (PREFERENCE, {**PAIR, "rejected": [said("2 + 2?", "user"), said("3")]}, '"rejected" begins with a prompt'),
+    ({**PAIR, "rejected": [said("2 + 2?", "user"), said("3")]}, '"rejected" begins with a prompt'),
     (
-        PREFERENCE,
         {"chosen": [ASKED, said("2"), said("And?", "user"), said("4")], "rejected": [ASKED, said("2"), said("So?", "user"), said("5")]},
         "are answers to different prompts",
     ),
     # No prompt at all.
-    (PREFERENCE, {"chosen": "2", "rejected": "3"}, "no field prompt or question"),
-    (PREFERENCE, {"chosen": "2 or so", "rejected": [said("3")]}, "no field prompt or question"),
-    (PREFERENCE, {"chosen": [said("2")], "rejected": [said("3")]}, "no field prompt or question"),
-    (PREFERENCE, {**PAIR, "prompt": " "}, 'no field prompt or question'),
-    (PREFERENCE, {**PAIR, "prompt": [ASKED, said("It is")]}, 'the prompt "prompt" ends with a turn of the role assistant'),
-    (PREFERENCE, {**PAIR, "prompt": [said("You add.", "system")]}, 'the prompt "prompt" ends with a turn of the role system'),
+    ({"chosen": "2", "rejected": "3"}, "no field prompt or question"),
+    ({"chosen": "2 or so", "rejected": [said("3")]}, "no field prompt or question"),
+    ({"chosen": [said("2")], "rejected": [said("3")]}, "no field prompt or question"),
+    ({**PAIR, "prompt": " "}, 'no field prompt or question'),
+    ({**PAIR, "prompt": [ASKED, said("It is")]}, 'the prompt "prompt" ends with a turn of the role assistant'),
+    ({**PAIR, "prompt": [said("You add.", "system")]}, 'the prompt "prompt" ends with a turn of the role system'),
     # Turns.
-    (PREFERENCE, {**PAIR, "chosen": [said("2"), said("So?", "user")]}, "must begin and end with a turn of the assistant"),
-    (PREFERENCE, {**PAIR, "chosen": {"from": "human", "value": "2"}}, "not of the role user"),
-    (PREFERENCE, {**PAIR, "chosen": True}, '"chosen" must be a text or a list of messages, not bool'),
-    (PREFERENCE, {**PAIR, "tools": "[{}]"}, 'the field "tools" is not read'),
-    (PREFERENCE, {"instruction": "?", "history": ["x"], "chosen": "2", "rejected": "3"}, '"history" entry 1 must be a list of two'),
+    ({**PAIR, "chosen": [said("2"), said("So?", "user")]}, "must begin and end with a turn of the assistant"),
+    ({**PAIR, "chosen": {"from": "human", "value": "2"}}, "not of the role user"),
+    ({**PAIR, "chosen": True}, '"chosen" must be a text or a list of messages, not bool'),
+    ({**PAIR, "tools": "[{}]"}, 'the field "tools" is not read'),
+    ({"instruction": "?", "history": ["x"], "chosen": "2", "rejected": "3"}, '"history" entry 1 must be a list of two'),
     # Scores.
-    (PREFERENCE, {**PAIR, "margin": "much"}, "\"margin\" is 'much'; it must be a finite number"),
-    (PREFERENCE, {**PAIR, "margin": -1}, '"margin" is -1, so the rejected response would be better'),
-    (PREFERENCE, {**PAIR, "chosen_reward": 0, "rejected_reward": 0.5}, '"chosen_reward" minus "rejected_reward" is -0.5'),
+    ({**PAIR, "margin": "much"}, "\"margin\" is 'much'; it must be a finite number"),
+    ({**PAIR, "margin": -1}, '"margin" is -1, so the rejected response would be better'),
+    ({**PAIR, "chosen_reward": 0, "rejected_reward": 0.5}, '"chosen_reward" minus "rejected_reward" is -0.5'),
     # Media.
-    (PREFERENCE, {**PAIR, "prompt": "<image>?", "images": ["gone.png"]}, "no image file"),
-    (PREFERENCE, {**PAIR, "prompt": "<image>?", "images": ["red.png"] * 2}, '2 images in the field "images" but 1 "<image>" places'),
-    (PREFERENCE, {**PAIR, "prompt": "<image><image>?", "image": "red.png"}, 'more "<image>" places'),
+    ({**PAIR, "prompt": "<image>?", "images": ["gone.png"]}, "no image file"),
+    ({**PAIR, "prompt": "<image>?", "images": ["red.png"] * 2}, '2 images in the field "images" but 1 "<image>" places'),
+    ({**PAIR, "prompt": "<image><image>?", "image": "red.png"}, 'more "<image>" places'),
     # RLHF-V and VLFeedback.
-    (PREFERENCE, {"ds_name": "d", "image": "red.png", "text": "{"}, 'the field "text" is not valid JSON'),
-    (PREFERENCE, {"ds_name": "d", "image": "red.png", "text": "[]"}, 'the field "text" must be an object'),
+    ({"ds_name": "d", "image": "red.png", "text": "{"}, 'the field "text" is not valid JSON'),
+    ({"ds_name": "d", "image": "red.png", "text": "[]"}, 'the field "text" must be an object'),
     (
-        PREFERENCE,
         {"ds_name": "d", "image": "red.png", "text": '{"question": "?", "chosen": "2", "rejected": " "}'},
         '"rejected" in the field "text" must be a text that is not empty',
     ),
-    (PREFERENCE, {"prompt": "?", "completions": [{"response": "2"}]}, "two or more objects"),
-    (PREFERENCE, {"prompt": "?", "completions": {"response": ["2", "3"], "annotations": []}}, "differ in length"),
+    ({"prompt": "?", "completions": [{"response": "2"}]}, "two or more objects"),
+    ({"prompt": "?", "completions": {"response": ["2", "3"], "annotations": []}}, "differ in length"),
     (
-        PREFERENCE,
         {"prompt": "?", "completions": [{"response": text, "annotations": {"H": {"Rating": "4"}}} for text in "ab"]},
         "all 2 completions have the mean rating 4",
     ),
     (
-        PREFERENCE,
         {"prompt": "?", "completions": [{"response": text, "annotations": {"H": {"Rating": "N/A"}}} for text in "ab"]},
         'completion 1 of "completions" has no "Rating" that is a number',
     ),
-    # Steps.
-    (STEPS, {**SOLVED, "labels": [True]}, '"labels" has 1 labels for 2 steps'),
-    (STEPS, {**SOLVED, "labels": [True, "good"]}, "the label of step 2 in \"labels\" is 'good'; it must be true or false, + or -"),
-    (STEPS, {**SOLVED, "labels": [True, 1.5]}, 'the label of step 2 in "labels" is 1.5'),
-    (STEPS, {**SOLVED, "labels": "++"}, '"labels" must be a list with one label per step'),
-    (STEPS, {**SOLVED, "completions": ["a", " "]}, 'step 2 of 2 in "completions" is empty'),
-    (STEPS, {**SOLVED, "completions": [], "labels": []}, '"completions" must be a list with at least one step'),
-    (STEPS, {**TAGGED, "input": "1 + 1? Step 1: It is 2."}, 'no step in "input" ends with the tag "ки"'),
-    (STEPS, {**TAGGED, "input": f"{TAGGED['input']} Step 3: So."}, "the text ends with 'Step 3: So.', and no tag"),
-    (STEPS, {**TAGGED, "input": "It is 2. ки So. ки"}, "it is unclear where the question ends"),
-    (STEPS, {**TAGGED, "label": ["+"]}, '"label" has 1 labels for 2 steps'),
-    (STEPS, {**TAGGED, "label": "1 + 1? Step 1: It is 2. +\nStep 2: Other. +"}, '"label" does not repeat step 2 of 2'),
-    (STEPS, {**TAGGED, "label": "1 + 1? Step 1: It is 2. +\nStep 2: Done. ?"}, "the label of step 2 in \"label\" is '?'"),
-    (STEPS, {**TAGGED, "label": "1 + 1? Step 1: It is 2. +\nStep 2: Done. +\nMore"}, "\"label\" continues with 'More'"),
-    (STEPS, {**TAGGED, "input": [ASKED]}, "a conversation whose last turn is the assistant's and holds them as text"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("kind", "record", "sentence"), BAD)
-def test_a_bad_row_is_told_with_its_file_its_line_and_a_sentence(kind, record, sentence, folder):
-    good = {PREFERENCE.name: PAIR, STEPS.name: TAGGED if "input" in record else SOLVED}
+@pytest.mark.parametrize(("record", "sentence"), BAD)
+def test_a_bad_row_is_told_with_its_file_its_line_and_a_sentence(record, sentence, folder):
     file = written(folder, record)
     with pytest.raises(UserError) as raised:
-        read_judged_file(file, kind)
+        read_pairs(file)
     assert str(raised.value).startswith(f"{file} line 1: ")
     assert sentence in str(raised.value)
     # Left out, it is told, and the others are there.
-    both = written(folder, good[kind.name], {**dict.fromkeys(good[kind.name]), **record})
-    read = read_judged_file(both, kind, bad_rows="skip")
+    both = written(folder, PAIR, {**dict.fromkeys(PAIR), **record})
+    read = read_pairs(both, bad_rows="skip")
     assert list(read.rows) == [0]
     assert [(row.index, row.reason.startswith(f"{file} line 2: ")) for row in read.skipped] == [(1, True)]
 
@@ -175,9 +149,9 @@ def test_a_bad_row_is_told_with_its_file_its_line_and_a_sentence(kind, record, s
 def test_a_file_without_a_good_row_is_an_error_with_the_first(folder):
     file = written(folder, {**PAIR, "rejected": "2"}, {**PAIR, "chosen": ""})
     with pytest.raises(UserError, match="none of its 2 rows can be used; the first: .* line 1: chosen and rejected"):
-        read_judged_file(file, PREFERENCE, bad_rows="skip")
+        read_pairs(file, bad_rows="skip")
     with pytest.raises(UserError, match="holds no rows"):
-        loaded(PREFERENCE, written(folder))
+        loaded(written(folder))
 
 
 def only(row: object) -> PreferenceRow:
@@ -196,7 +170,7 @@ def test_a_prompt_is_shared_with_its_images_and_both_sides_go_on_from_it(folder)
         "rejected": [said("Blue.")],
         "margin": 3,
     }
-    row = only(loaded(PREFERENCE, written(folder, record)))
+    row = only(loaded(written(folder, record)))
     assert row.messages[0].parts == (ImagePart(str(folder / "red.png")), TextPart("Which colour?"))
     assert words(row.chosen) == [("assistant", "<look>"), ("tool", "red"), ("assistant", "It is red.")]
     assert words(row.rejected) == [("assistant", "Blue.")]
@@ -214,7 +188,7 @@ def test_a_prompt_is_shared_with_its_images_and_both_sides_go_on_from_it(folder)
     ],
 )
 def test_an_implicit_prompt_is_what_both_texts_begin_with(chosen, rejected, prompt, rests, folder):
-    row = only(loaded(PREFERENCE, written(folder, {"chosen": chosen, "rejected": rejected})))
+    row = only(loaded(written(folder, {"chosen": chosen, "rejected": rejected})))
     assert words(row.messages) == [("user", prompt)]
     assert (words(row.chosen), words(row.rejected)) == tuple([("assistant", rest)] for rest in rests)
 
@@ -227,7 +201,7 @@ def test_an_implicit_prompt_of_turns_is_written_either_way(folder):
         said("Sure?", "user"),
         said("No."),
     ]
-    row = only(loaded(PREFERENCE, written(folder, {"chosen": one, "rejected": other})))
+    row = only(loaded(written(folder, {"chosen": one, "rejected": other})))
     assert words(row.messages) == [("user", "1 + 1?"), ("assistant", "2"), ("user", "Sure?")]
     assert (words(row.chosen), words(row.rejected)) == ([("assistant", "Yes.")], [("assistant", "No.")])
 
@@ -240,7 +214,7 @@ def test_a_tag_and_an_image_part_without_a_source_are_the_same_place(folder):
         "chosen": [said(parts, "user"), said("red")],
         "rejected": [said("<image>\nWhich?", "user"), said("blue")],
     }
-    row = only(loaded(PREFERENCE, written(folder, record)))
+    row = only(loaded(written(folder, record)))
     assert row.messages[0].parts == (ImagePart(str(folder / "red.png")), TextPart("Which?"))
     assert (words(row.chosen), words(row.rejected)) == ([("assistant", "red")], [("assistant", "blue")])
 
@@ -265,7 +239,7 @@ def turns_of(image: bytes, answer: str) -> list[dict]:
 def test_prompts_with_the_same_image_twice_in_a_row_file_are_one_and_with_another_image_not(folder):
     records = [{"chosen": turns_of(noise(1), "red"), "rejected": turns_of(noise(other), "blue")} for other in (1, 2)]
     pq.write_table(pa.Table.from_pylist(records), folder / "rows.parquet")
-    read = read_judged_file(str(folder / "rows.parquet"), PREFERENCE, bad_rows="skip")
+    read = read_pairs(str(folder / "rows.parquet"), bad_rows="skip")
     (row,) = read.rows.values()
     image = row.messages[0].parts[0]
     assert isinstance(image.source, StoredBytes)
@@ -278,17 +252,17 @@ def test_prompts_with_the_same_image_twice_in_a_row_file_are_one_and_with_anothe
 
 def test_plain_text_stays_as_it_is_where_no_chat_template_writes_it(folder):
     reading = RowReading(plain_template="Q: {}\nA:")
-    row = only(loaded(PREFERENCE, written(folder, PAIR), reading=reading))
+    row = only(loaded(written(folder, PAIR), reading=reading))
     assert (words(row.messages), row.plain) == ([("user", "Q: 1 + 1?\nA:")], True)
     with pytest.raises(UserError, match="line 1: --data.system_prompt requires prompts that use the chat template"):
-        loaded(PREFERENCE, written(folder, PAIR), reading=RowReading(plain_template="{}", system_prompt="Think."))
+        loaded(written(folder, PAIR), reading=RowReading(plain_template="{}", system_prompt="Think."))
 
 
 def test_what_is_laid_over_a_run_lies_over_judged_rows(folder):
     template = PromptTemplate("{{ content }} Answer {{ how }}.", flag="--data.prompt_template")
     reading = RowReading(system_prompt="Think.", prompt_template=template, max_pixels=64)
     record = {"prompt": "<image>Which?", "images": ["red.png"], "chosen": "red", "rejected": "blue", "how": "briefly"}
-    row = only(loaded(PREFERENCE, written(folder, record), reading=reading))
+    row = only(loaded(written(folder, record), reading=reading))
     assert words(row.messages) == [("system", "Think."), ("user", "Which? Answer briefly.")]
     assert row.messages[1].parts[0] == ImagePart(str(folder / "red.png"), max_pixels=64)
 
@@ -299,18 +273,18 @@ def test_images_within_responses_are_bounded_and_known_to_be_there(folder):
         "chosen": [said("<look>"), with_image("Part."), said("Red.")],
         "rejected": [said("<look>"), with_image("Part."), said("Blue.")],
     }
-    row = only(loaded(PREFERENCE, written(folder, record), reading=RowReading(max_pixels=64)))
+    row = only(loaded(written(folder, record), reading=RowReading(max_pixels=64)))
     image = ImagePart(str(folder / "red.png"), max_pixels=64)
     assert [side[1].parts[0] for side in (row.chosen, row.rejected)] == [image, image]
     (folder / "red.png").unlink()
     with pytest.raises(UserError, match="rows.jsonl line 1: no image file"):
-        loaded(PREFERENCE, written(folder, record))
+        loaded(written(folder, record))
 
 
 def test_columns_that_the_user_named_go_before_others(folder):
     record = {"q": "1 + 1?", "good": "2", "bad": "3", "chosen": "x", "rejected": "y", "prompt": "z"}
     names = ColumnNames(prompt="q", chosen="good", rejected="bad")
-    row = only(loaded(PREFERENCE, written(folder, record), reading=RowReading(names=names)))
+    row = only(loaded(written(folder, record), reading=RowReading(names=names)))
     assert [words(part) for part in (row.messages, row.chosen, row.rejected)] == [
         [("user", "1 + 1?")],
         [("assistant", "2")],
@@ -318,17 +292,11 @@ def test_columns_that_the_user_named_go_before_others(folder):
     ]
 
 
-def test_a_step_tag_of_ones_own_is_named(folder):
-    record = {"input": [ASKED, said("It is 2.<step>Done.<step>")], "values": [1, 0]}
-    row = only(loaded(STEPS, written(folder, record), reading=RowReading(names=ColumnNames(step_tag="<step>"))))
-    assert (row.steps, row.labels) == (("It is 2.", "Done."), (1.0, 0.0))
-
-
 def test_other_formats_of_the_run_are_refused_by_name(folder):
     with pytest.raises(
         UserError, match="--data.format pairs is for another kind of rows; .* preference, rlhf_v, vlfeedback"
     ):
-        loaded(PREFERENCE, written(folder, PAIR), reading=RowReading(format="pairs"))
+        loaded(written(folder, PAIR), reading=RowReading(format="pairs"))
 
 
 @pytest.mark.parametrize("record", [VERDICT, {"conversations": [ASKED, said("2")], "kto_tag": False}])
@@ -355,7 +323,7 @@ def test_pairs_of_batch_inference_load_as_they_are(folder):
         scored(("2", 1.0), ("2\n", 0.0)),
     ]
     (pair,) = select(records, kind="dpo_pairs", min_reward=1.0, max_per_prompt=1, min_margin=0.0)
-    row = only(loaded(PREFERENCE, written(folder, pair)))
+    row = only(loaded(written(folder, pair)))
     assert (words(row.messages), words(row.chosen), words(row.rejected)) == (
         [("user", "1 + 1?")],
         [("assistant", "2")],
@@ -365,25 +333,18 @@ def test_pairs_of_batch_inference_load_as_they_are(folder):
 
 
 WHOLE = [
-    (PREFERENCE, PAIR),
-    (PREFERENCE, {"chosen": [ASKED, said("2")], "rejected": [ASKED, said("3")], "margin": 1}),
-    (PREFERENCE, {"conversations": [{"from": "human", "value": "?"}], "chosen": {"from": "gpt", "value": "2"}, "rejected": "3"}),
-    (PREFERENCE, {"ds_name": "d", "image": "red.png", "text": {"question": "?", "chosen": "2", "rejected": "3"}}),
-    (
-        PREFERENCE,
-        {"prompt": "?", "completions": [{"response": text, "annotations": {"H": {"Rating": text}}} for text in "12"]},
-    ),
-    (STEPS, SOLVED),
-    (STEPS, TAGGED),
-    (STEPS, {**TAGGED, "label": "1 + 1? Step 1: It is 2. +\nStep 2: Done. -"}),
-    (STEPS, {"input": [ASKED, said("It is 2. ки Done. ки")], "value": [1, 0.5]}),
+    PAIR,
+    {"chosen": [ASKED, said("2")], "rejected": [ASKED, said("3")], "margin": 1},
+    {"conversations": [{"from": "human", "value": "?"}], "chosen": {"from": "gpt", "value": "2"}, "rejected": "3"},
+    {"ds_name": "d", "image": "red.png", "text": {"question": "?", "chosen": "2", "rejected": "3"}},
+    {"prompt": "?", "completions": [{"response": text, "annotations": {"H": {"Rating": text}}} for text in "12"]},
 ]  # fmt: skip
 values = st.recursive(
     st.none()
     | st.booleans()
     | st.integers()
     | st.floats()
-    | st.sampled_from(["", " ", "<image>", "<video>", "\ud800", "ки", "Step 1:", "{", '[{"role": "user"}]', "+", "user", "text", "red.png"]),
+    | st.sampled_from(["", " ", "<image>", "<video>", "\ud800", "{", '[{"role": "user"}]', "+", "user", "text", "red.png"]),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["role", "content", "type", "text", "image"]), inner),
     max_leaves=6,
 )  # fmt: skip
@@ -402,7 +363,7 @@ def places(value: object, path: tuple = ()) -> list[tuple]:
 @settings(max_examples=400, deadline=None)
 @given(data=st.data())
 def test_every_damaged_row_is_an_error_with_its_line_or_a_row(data, tmp_path_factory):
-    kind, record = data.draw(st.sampled_from(WHOLE))
+    record = data.draw(st.sampled_from(WHOLE))
     record = copy.deepcopy(record)
     place = data.draw(st.sampled_from(places(record)))
     holder = record
@@ -417,7 +378,7 @@ def test_every_damaged_row_is_an_error_with_its_line_or_a_row(data, tmp_path_fac
     file = written(folder, record)
     told = f"{file} line 1: "
     try:
-        (row,) = read_judged_file(file, kind, reading=AS_THEY_ARE).rows.values()
+        (row,) = read_pairs(file, reading=AS_THEY_ARE).rows.values()
         assert row.location == f"{file} line 1"
     except UserError as error:
         told = str(error)

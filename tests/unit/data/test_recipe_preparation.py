@@ -16,7 +16,7 @@ from helpers.recipe_samples import SAMPLES, png
 
 from lmm_r1.data.files import read_row_file
 from lmm_r1.data.messages import TextPart, images_of
-from lmm_r1.data.preferences import PREFERENCE, read_judged_file
+from lmm_r1.data.preferences import read_pairs
 from lmm_r1.data.recipes import get_recipe, preparation, sources
 from lmm_r1.data.recipes.preparation import Preparation, Prepared
 from lmm_r1.data.recipes.recipe import Recipe
@@ -518,7 +518,7 @@ def test_a_dataset_of_preferences_becomes_pairs_and_rows_without_a_better_answer
     assert [(row.index, "all 2 completions have the mean rating 4" in row.reason) for row in job.left_out] == [
         (1, True)
     ]
-    (row,) = read_judged_file(str(tmp_path / "rated"), PREFERENCE).rows.values()
+    (row,) = read_pairs(str(tmp_path / "rated")).rows.values()
     image, text = row.messages[0].parts
     assert Path(image.source).parent == tmp_path / "rated" / "images"
     assert text == TextPart("Which?")

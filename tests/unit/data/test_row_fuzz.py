@@ -19,8 +19,9 @@ import pytest
 from lmm_r1.data.files import read_records, read_row_file
 from lmm_r1.data.formats import PROMPT_ROWS
 from lmm_r1.data.formats.chats import written_messages
+from lmm_r1.data.formats.judged import PREFERENCE_ROWS
 from lmm_r1.data.formats.row_format import Column, ColumnNames, Columns, RowFormat
-from lmm_r1.data.preferences import KINDS, RowKind, read_judged_file
+from lmm_r1.data.preferences import read_pairs
 from lmm_r1.data.reading import RowReading
 from lmm_r1.errors import UserError
 
@@ -60,11 +61,10 @@ CHOSEN_FROM = ("completions", "image_names", "reward_model")
 
 @dataclass(frozen=True)
 class Known:
-    """A format, the kind of rows it is of, and a row in it."""
+    """A format, whether it is one of pairs, and a row in it."""
 
     row_format: RowFormat[Any]
-    kind: RowKind[Any, Any] | None
-    """None of prompts."""
+    pairs: bool
     record: dict[str, Any]
     folder: Path
 
@@ -76,10 +76,10 @@ class Known:
         # The sample is the last line, so that there is a row.
         file.write_text("".join(json.dumps(record) + "\n" for record in [*records, self.record]))
         reading = RowReading(format=self.row_format.name if named else None, image_dir=self.folder)
-        if self.kind is None:
+        if not self.pairs:
             read = read_row_file(str(file), reading=reading, answer_required=False, bad_rows="skip")
         else:
-            read = read_judged_file(str(file), self.kind, reading=reading, bad_rows="skip")
+            read = read_pairs(str(file), reading=reading, bad_rows="skip")
         return read.rows, {row.index: row.reason for row in read.skipped}
 
     @property
@@ -116,16 +116,15 @@ class _Watched(Columns):
 def known() -> Iterator[Known]:
     for row_format in PROMPT_ROWS.formats:
         (file,) = (SAMPLES / row_format.name).glob("rows.*")
-        yield Known(row_format, None, next(read_records(str(file)))[0], file.parent)
+        yield Known(row_format, False, next(read_records(str(file)))[0], file.parent)
     judged = sorted((SAMPLES / "judged").glob("*.json*"))
-    for kind in KINDS:
-        for row_format in kind.formats.formats:
-            samples = ((file, next(read_records(str(file)))[0]) for file in judged)
-            file, record = next((file, record) for file, record in samples if row_format.fits(set(record)))
-            yield Known(row_format, kind, record, file.parent)
+    for row_format in PREFERENCE_ROWS.formats:
+        samples = ((file, next(read_records(str(file)))[0]) for file in judged)
+        file, record = next((file, record) for file, record in samples if row_format.fits(set(record)))
+        yield Known(row_format, True, record, file.parent)
 
 
-KNOWN = {f"{one.kind.name if one.kind else 'prompts'} {one.row_format.name}": one for one in known()}
+KNOWN = {f"{'preference' if one.pairs else 'prompts'} {one.row_format.name}": one for one in known()}
 
 
 def said(row: Any) -> str:

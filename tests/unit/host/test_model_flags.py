@@ -15,7 +15,7 @@ from openrlhf.trainer.ray import launcher, ppo_actor, ppo_critic
 from openrlhf.utils.deepspeed import deepspeed as upstream
 
 from lmm_r1 import dotted
-from lmm_r1.config import DPOConfig, PPOConfig, PRMConfig, RMConfig, SFTConfig
+from lmm_r1.config import DPOConfig, PPOConfig, RMConfig, SFTConfig
 from lmm_r1.config.shared import LoraConfig
 from lmm_r1.config.supervised import KDConfig
 from lmm_r1.errors import UserError
@@ -167,7 +167,7 @@ def test_what_is_frozen_reaches_the_model_of_supervised_training(monkeypatch):
     model, _ = prepared("sft", flags, monkeypatch)
     given = {"freeze_prefix": ("lm_head.",), "max_len": 77, "image_cache_gib": 0.5, "trained": True}
     assert (given | {"freeze_visual_encoder": True}).items() <= model.settings.items()
-    for config_class in (DPOConfig, RMConfig, PRMConfig, KDConfig):
+    for config_class in (DPOConfig, RMConfig, KDConfig):
         config = dotted.replace(config_class(), flags)
         assert trained_settings(config).freeze_visual_encoder
         assert not load_settings(config).freeze_visual_encoder

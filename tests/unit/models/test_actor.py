@@ -1,9 +1,6 @@
 """The actor's arithmetic on a tiny language model; what depends on the kit is in tests/contracts/test_kits.py."""
 
-import json
-import shutil
 import sys
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -12,8 +9,7 @@ from helpers.tiny_models import altered, flat_actor, make_actor, pad
 from helpers.value_models import make_value_model
 
 from lmm_r1.errors import UserError
-from lmm_r1.lmm_kits import Checkpoint, get_kit
-from lmm_r1.lmm_kits.step_tokens import CONFIG_KEY, stored_tokens
+from lmm_r1.lmm_kits import get_kit
 from lmm_r1.models.actor import KitActor
 from lmm_r1.models.adapters import adapted_layers
 from lmm_r1.models.loading import freeze, resolve_attention
@@ -57,20 +53,6 @@ def test_an_action_mask_gives_log_probs_of_the_response_alone(actor):
     first, second = (expected_log_probs(actor, ids) for ids in ROWS)
     assert log_probs[0].tolist() == pytest.approx([0.0, first[2], first[3]], abs=1e-5)
     assert log_probs[1].tolist() == pytest.approx([second[1], 0.0, 0.0], abs=1e-5)
-
-
-def test_what_is_trained_from_a_process_reward_model_is_saved_as_none(tmp_path, tiny_checkpoint):
-    stored = {CONFIG_KEY: {"placeholder_token": "*", "reward_tokens": ["+", "-"]}}
-    judging = Path(shutil.copytree(tiny_checkpoint("qwen2_5_vl"), tmp_path / "judging"))
-    config = json.loads((judging / "config.json").read_text())
-    (judging / "config.json").write_text(json.dumps(config | stored))
-    assert stored_tokens(Checkpoint(str(judging)).config) == stored[CONFIG_KEY]
-    policy, value_model = make_actor(judging), make_value_model(judging)
-    policy.model.save_pretrained(tmp_path / "policy")
-    processor = value_model.kit.load_processor(str(judging), trust_remote_code=False)
-    value_model.save(tmp_path / "value model", processor=processor, weights=value_model.state_dict())
-    for name in ("policy", "value model"):
-        assert CONFIG_KEY not in (tmp_path / name / "config.json").read_text()
 
 
 def test_the_temperature_divides_the_logits(folder, actor):

@@ -31,7 +31,7 @@ def test_a_name_of_a_secret(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["input_key", "label_key", "placeholder_token", "max_tokens", "score_key", "token_env", "prompt_template"]
+    "name", ["input_key", "label_key", "image_token", "max_tokens", "score_key", "token_env", "prompt_template"]
 )
 def test_a_name_of_no_secret(name):
     assert not is_secret(name)

@@ -13,7 +13,6 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from helpers.conversations import message, picture, row
-from helpers.tables import table
 from helpers.value_models import save_reward_model, sent_by_openrlhf, sent_by_rollouts
 
 from lmm_r1.cli import serve_rm
@@ -22,8 +21,7 @@ from lmm_r1.data.messages import ImagePart, Row, to_json
 from lmm_r1.data.sent_prompt import MediaAccess
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits import EncodedPrompt
-from lmm_r1.scoring import StepJudging
-from lmm_r1.scoring.reward_judge import ResponseRewards, RewardItem, RewardModelJudge, create_app, items_of_request
+from lmm_r1.scoring.reward_judge import RewardItem, RewardModelJudge, create_app, items_of_request
 from lmm_r1.scoring.reward_model import EncodedSample, RewardModel
 from remote_rm.protocol import RewardRequest
 from remote_rm.service.middleware import Abandonment
@@ -95,7 +93,7 @@ def run_with(
 ) -> object:
     async def scene() -> object:
         judge = RewardModelJudge(
-            lambda: ResponseRewards(model),
+            lambda: model,
             media=MediaAccess(roots=(), allow_urls=False),
             max_queued_items=max_queued_items,
         )
@@ -272,7 +270,7 @@ def model(tiny_checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempP
 def client_of(model: RewardModel, folder: Path, **changes: Any) -> TestClient:
     settings = {"limits": ServiceLimits(max_request_bytes=100_000), "token": None, "log_sample_share": 0.0}
     media = MediaAccess(roots=(folder,), allow_urls=False)
-    return TestClient(create_app(lambda: ResponseRewards(model), media=media, **(settings | changes)))
+    return TestClient(create_app(lambda: model, media=media, **(settings | changes)))
 
 
 @pytest.fixture(scope="module")
@@ -418,7 +416,6 @@ def test_a_servers_precision_is_that_of_training(flags, has_gpu, dtype, monkeypa
     monkeypatch.setattr(hardware, "has_gpu", lambda environment: has_gpu)
     monkeypatch.setattr("lmm_r1.lmm_kits.registry.kit_name_of", lambda path, **settings: "llm")
     monkeypatch.setattr("lmm_r1.cpu.prepare_process", lambda: None)
-    monkeypatch.setattr(StepJudging, "is_of", lambda self, checkpoint, of_whole: False)
 
     class Loaded:
         max_batch_tokens = 1
@@ -432,17 +429,11 @@ def test_a_servers_precision_is_that_of_training(flags, has_gpu, dtype, monkeypa
     assert loaded["dtype"] == dtype
 
 
-@pytest.mark.parametrize(
-    ("flags", "told"),
-    table("scoring/reward_judge", "a_checkpoint_of_neither_kind_and_flags_of_the_other_kind_are_refused"),
-)
-def test_a_checkpoint_of_neither_kind_and_flags_of_the_other_kind_are_refused(
-    flags, told, monkeypatch, tiny_checkpoint, capsys
-):
+def test_a_checkpoint_without_a_value_head_is_refused(monkeypatch, tiny_checkpoint, capsys):
     monkeypatch.setattr("lmm_r1.cpu.prepare_process", lambda: None)
     monkeypatch.setattr("lmm_r1.scoring.reward_judge.serve", lambda load, **settings: load())
     bare = str(tiny_checkpoint("qwen2_5_vl"))
     with pytest.raises(SystemExit) as ended:
-        serve_rm.main(["--model", bare, "--dtype", "fp32", *flags])
+        serve_rm.main(["--model", bare, "--dtype", "fp32"])
     assert ended.value.code == 1
-    assert f"lmm-r1 serve_rm: error: {told.format(bare)}" in capsys.readouterr().err
+    assert f"lmm-r1 serve_rm: error: {bare}: this checkpoint has no value head" in capsys.readouterr().err

@@ -177,8 +177,7 @@ def test_a_checkpoint_without_a_value_head_is_refused(tiny_checkpoint, tmp_path)
         load(bare, value_head_prefix="reward_head")
     assert str(refused.value) == (
         f"{bare}: this checkpoint has no value head (no weight reward_head.weight); give a trained reward model, or the "
-        "name of its head with --value_head_prefix; for a process reward model whose config does not say that it is one, give "
-        "--placeholder_token and --reward_tokens"
+        "name of its head with --value_head_prefix"
     )
     with pytest.raises(UserError, match="no such folder"):
         load(tmp_path / "nothing")
