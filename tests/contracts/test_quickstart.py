@@ -19,7 +19,7 @@ from lmm_r1.config import resolve, sized_ppo, sized_supervised
 from lmm_r1.config.evaluate import EvaluateConfig
 from lmm_r1.config.file_commands import CheckDataConfig
 from lmm_r1.config.generation import ChatConfig
-from lmm_r1.config.rewards import reward_function
+from lmm_r1.config.rewards import reward_functions
 from lmm_r1.data.files import read_row_file
 from lmm_r1.data.images import load_image
 from lmm_r1.data.messages import Row, images_of
@@ -121,7 +121,7 @@ def test_a_project_has_rows_with_pictures_and_worked_answers(project):
 
 
 def test_the_reward_of_a_project_is_taken_by_rl_and_worked_out_by_hand(project):
-    found = reward_function(settled(PROJECT[4]).reward)
+    [found] = reward_functions(settled(PROJECT[4]).reward)
     assert (found.path, found.name) == ("reward.py", "reward")
     names: dict = {}
     exec((project / "reward.py").read_text(encoding="utf-8"), names)

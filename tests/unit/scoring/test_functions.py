@@ -12,7 +12,7 @@ from helpers.judge_server import asked_of
 from helpers.tables import table
 
 from lmm_r1.config.ppo import PPOConfig, RewardConfig
-from lmm_r1.config.rewards import reward_function
+from lmm_r1.config.rewards import reward_functions
 from lmm_r1.errors import UserError
 from lmm_r1.rl.run import shared_paths
 from lmm_r1.scoring import Moment, ScoredResponse
@@ -33,8 +33,7 @@ def batch(*responses: str, of=ROW) -> list[ScoredResponse]:
 def scorer(folder: Path, code: str, *, name: str = "", **settings: str) -> FunctionScorer:
     path = folder / "rewards.py"
     path.write_text(code)
-    function = reward_function(RewardConfig(remote_url=f"{path}{name}", **settings))
-    assert function is not None
+    [function] = reward_functions(RewardConfig(remote_url=f"{path}{name}", **settings))
     return FunctionScorer(function)
 
 
@@ -339,18 +338,18 @@ def test_rows_keep_their_other_columns(tmp_path):
 )
 def test_settings_of_a_function_are_refused_for_a_server(settings, said):
     with pytest.raises(UserError, match=said):
-        reward_function(RewardConfig(remote_url="http://127.0.0.1:5000/get_reward", **settings))
+        reward_functions(RewardConfig(remote_url="http://127.0.0.1:5000/get_reward", **settings))
 
 
 def test_what_is_for_requests_is_refused_for_a_function():
     with pytest.raises(UserError, match="--reward.request_fields columns step is for requests to a reward server"):
-        reward_function(RewardConfig(remote_url="rewards.py", request_fields=("columns", "step")))
+        reward_functions(RewardConfig(remote_url="rewards.py", request_fields=("columns", "step")))
 
 
 @pytest.mark.parametrize("text", ["weight=1", "[1]"])
 def test_arguments_that_are_no_json_object_are_refused(text):
     with pytest.raises(UserError, match="--reward.function_kwargs"):
-        reward_function(RewardConfig(remote_url="rewards.py", function_kwargs=text))
+        reward_functions(RewardConfig(remote_url="rewards.py", function_kwargs=text))
 
 
 def test_every_node_must_see_the_file_and_not_the_name_behind_it():
@@ -430,7 +429,6 @@ def test_groups_that_wait_for_a_judge_hold_up_no_other(tmp_path):
             "judge_folder": str(tmp_path),
             "judge_concurrency": 64,
         }
-        function = reward_function(RewardConfig(remote_url=str(file), function_kwargs=json.dumps(settings)))
-        assert function is not None
+        [function] = reward_functions(RewardConfig(remote_url=str(file), function_kwargs=json.dumps(settings)))
         all_wait, quick, late = asyncio.run(scenario(FunctionScorer(function)))
     assert (all_wait, quick, late) == (True, [1.5], [1.0] * 60)

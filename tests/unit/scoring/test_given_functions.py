@@ -31,7 +31,7 @@ def of_a_notebook(cell: str):
 
 
 def scores(function, *responses: str) -> list[Score]:
-    scorer = make_scorer(RewardConfig(remote_url="python:right"), given=function)
+    scorer = make_scorer(RewardConfig(remote_url="python:right"), given={"right": function})
     batch = [
         ScoredResponse(row=ROW, prompt="p", query="?", response=text, num_tokens=len(text) + 1) for text in responses
     ]
@@ -49,7 +49,7 @@ def test_where_it_fails_the_line_of_its_cell_is_told():
 
 
 def test_a_column_that_the_rows_lack_is_told_before_anything_starts():
-    scorer = make_scorer(RewardConfig(remote_url="python:right"), given=lambda responses, boxes: responses)
+    scorer = make_scorer(RewardConfig(remote_url="python:right"), given={"right": lambda responses, boxes: responses})
     with pytest.raises(
         UserError, match="right in --reward.remote_url python:right asks for boxes, but the row has no"
     ):
@@ -57,7 +57,7 @@ def test_a_column_that_the_rows_lack_is_told_before_anything_starts():
 
 
 def test_settings_that_name_it_without_it_say_where_it_came_from():
-    told = "python:right is a function that was passed to lmm_r1.train_rl; pass it again, or write it into a file"
+    told = "python:right is a function that was passed in Python; pass it again, or write it into a file"
     with pytest.raises(UserError, match=told):
         make_scorer(RewardConfig(remote_url="python:right"))
 
@@ -71,6 +71,6 @@ def test_what_cannot_travel_is_told_before_anything_is_loaded(tmp_path):
         with lock:
             return [1.0 for _ in responses]
 
-    with pytest.raises(UserError, match="^reward: right cannot be sent to the engines, .*TypeError: cannot pickle"):
+    with pytest.raises(UserError, match="^reward: right cannot be sent to the processes that call it .TypeError: cannot pickle"):
         train_rl({"ckpt.output_dir": tmp_path / "run"}, rows=[{"messages": [], "answer": ""}], reward=right)
     assert not (tmp_path / "run").exists()
