@@ -15,7 +15,7 @@ from lmm_r1.config import PPOConfig, SFTConfig, resolve
 from lmm_r1.config.evaluate import EvaluateConfig, page_path
 from lmm_r1.config.generation import BatchConfig
 from lmm_r1.config.hardware import check_machine
-from lmm_r1.config.rewards import GIVEN
+from lmm_r1.config.rewards import GIVEN, reward_list
 from lmm_r1.data.files import SkippedRow
 from lmm_r1.errors import UserError
 from lmm_r1.records.metrics import METRICS_FILE, MetricLog, read_metrics
@@ -23,6 +23,11 @@ from lmm_r1.records.run_folder import RunFolder, read_stage
 
 if TYPE_CHECKING:
     from lmm_r1.evaluation.board import Board
+
+
+Reward: TypeAlias = Callable[..., Any]
+"""A reward function as docs/reward_functions.md describes it: `right(responses, labels)`, for example."""
+Rewards: TypeAlias = "str | Reward | Sequence[str | Reward | tuple[str | Reward, float]]"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +78,7 @@ def generate(
     checkpoint: str | os.PathLike[str],
     rows: Rows,
     *,
-    reward: str | None = None,
+    reward: Rewards | None = None,
     output: str | os.PathLike[str] | None = None,
     **settings: object,
 ) -> Generation:
@@ -81,7 +86,7 @@ def generate(
 
     Args:
         checkpoint: a folder, a name of the hub, or a `TrainedRun`.
-        reward: the verifier that scores every response, as `lmm-r1 batch_inference --reward` names it.
+        reward: what scores every response: `"math"`, a function, or a list of them with weights, as in `train_rl`.
         output: JSON lines, from which the same call resumes; None keeps nothing.
         settings: others of `lmm-r1 batch_inference --help`: `n_samples=4, temperature=1.0, max_new_tokens=256`.
 
@@ -90,7 +95,8 @@ def generate(
     """
     with own_process({"model": "checkpoint", "data": "rows"}), tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) if output is None else Path(output).absolute().parent
-        given: dict[str, object] = {} if reward is None else {"reward": reward}
+        spec, functions = named_rewards(reward)
+        given: dict[str, object] = {"reward": spec} if spec else {}
         if settings.get(IMAGE_DIR) is None:
             given |= image_dir(rows)
         config = BatchConfig(
@@ -103,7 +109,7 @@ def generate(
         from lmm_r1.batch.run import run_batch
         from lmm_r1.cli.job_progress import job_progress
 
-        report = run_batch(config, progress=job_progress)
+        report = run_batch(config, progress=job_progress, given=functions)
         return Generation(
             rows=tuple(map(_answered, RowLog(config.output).records())),
             skipped=tuple(report.skipped),
@@ -164,16 +170,17 @@ def evaluate(
     checkpoints: AnyPath | Sequence[AnyPath] | Mapping[str, AnyPath],
     rows: Rows | Mapping[str, Rows],
     *,
-    reward: str | Sequence[str] = (),
+    reward: Rewards = (),
     output: AnyPath | None = None,
     **settings: object,
 ) -> Evaluation:
-    """Measure checkpoints on rows, by one or more verifiers.
+    """Measure checkpoints on rows, by one or more rewards.
 
     Args:
         checkpoints: one, several, or several by names; of several the first is the baseline.
         rows: one set of rows, or several by names.
-        reward: one or several verifiers, as `lmm-r1 evaluate --reward` names them; by default `math`.
+        reward: as in `train_rl`, by default `math`; the first part gives the accuracy. A list of names without weights has
+            no sum.
         output: the JSON file, with the responses and a page next to it; None keeps nothing.
         settings: others of `lmm-r1 evaluate --help`: `n_samples=4, temperature=0.6`.
 
@@ -190,15 +197,20 @@ def evaluate(
             "files": [f"{name}={path}" for name, path in files.items()],
             "output": folder / "scores.json" if output is None else Path(output),
         }
-        if reward:
-            given["reward"] = [reward] if isinstance(reward, str) else list(reward)
+        spec, functions = named_rewards(reward)
+        if spec:
+            given["reward"] = [spec]
+        parts = () if isinstance(reward, str) or callable(reward) else reward
+        if parts and all(isinstance(one, str) and not reward_list(one) for one in parts):
+            # Names without weights are several rewards, as for the flag.
+            given["reward"] = list(parts)
         if settings.get(IMAGE_DIR) is None and all(map(image_dir, named.values())):
             given |= image_dir([])
         config = read_config(EvaluateConfig, settings, given)
         from lmm_r1.cli.evaluate import evaluate as run
 
         kept = output is not None
-        board = run(config, told=kept)
+        board = run(config, told=kept, functions=functions)
         return Evaluation(
             board=board, output=config.output if kept else None, page=page_path(config) if kept else None
         )
@@ -216,8 +228,6 @@ def _named(checkpoints: AnyPath | Sequence[AnyPath] | Mapping[str, AnyPath]) -> 
 
 
 Config = TypeVar("Config", PPOConfig, SFTConfig)
-Reward = Callable[..., Any]
-"""A reward function as docs/reward_functions.md describes it: `right(responses, labels)`, for example."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,7 +252,7 @@ def train_rl(
     *,
     rows: Rows | None = None,
     eval_rows: Rows | None = None,
-    reward: str | Reward | None = None,
+    reward: Rewards | None = None,
 ) -> TrainedRun:
     """Run one stage of reinforcement learning and return it; the same call resumes a stopped one.
 
@@ -250,22 +260,22 @@ def train_rl(
         config: as `lmm-r1 train_ppo_ray --help` lists the settings: a mapping, the path of a YAML file, or a `PPOConfig`.
         overrides: settings that go before those of `config`.
         rows: the prompts, in the place of `data.prompt_dataset`; `eval_rows` in that of `eval.dataset`.
-        reward: a function, or what `reward.remote_url` takes: a verifier, an address, FILE.py:NAME.
+        reward: a function, or what `reward.remote_url` takes: a verifier, an address, FILE.py:NAME; or a list of functions,
+            verifiers and files, each alone or with its weight: `[right, "format=0.5", (length, 0.1)]`.
 
     Raises:
         UserError: what was given cannot be trained, or the run failed; the message says what is saved.
         RunStopped: Ctrl-C or SIGTERM ended it, after a whole step.
     """
     given = {"rows": ("data.prompt_dataset", rows), "eval_rows": ("eval.dataset", eval_rows)}
-    function = reward if callable(reward) else None
-    named = {} if reward is None else {"reward.remote_url": _source(reward)}
-    with own_process(_arguments(given) | dict.fromkeys(named, "reward")):
-        _check_sendable(function)
+    with own_process(_arguments(given) | ({} if reward is None else {"reward.remote_url": "reward"})):
+        spec, functions = named_rewards(reward)
+        named = {"reward.remote_url": spec} if spec else {}
         settings = read_config(PPOConfig, config, overrides or {}, named)
         settings = _ready(settings, given)
         from lmm_r1.rl.run import train
 
-        train(settings, reward=function)
+        train(settings, reward=functions)
         return _finished(settings)
 
 
@@ -339,23 +349,34 @@ def _finished(config: PPOConfig | SFTConfig) -> TrainedRun:
     )
 
 
-def _source(reward: str | Reward) -> str:
-    """Return a reward as the settings name it."""
-    if not callable(reward):
-        return reward
-    return f"{GIVEN}{getattr(reward, '__name__', type(reward).__name__)}"
+def named_rewards(reward: Rewards | None) -> tuple[str, dict[str, Reward]]:
+    """Return rewards as `--reward` names them, empty without any, and the functions among them by name.
+
+    Raises UserError for two functions of one name, and for one that cannot be sent to another process.
+    """
+    entries = [reward] if isinstance(reward, str) or callable(reward) else reward or ()
+    functions: dict[str, Reward] = {}
+    names = []
+    for entry in entries:
+        one, weight = entry if isinstance(entry, tuple) else (entry, None)
+        if not isinstance(one, str):
+            name = getattr(one, "__name__", type(one).__name__)
+            if name in functions:
+                raise UserError(f"reward: two functions are called {name}; rename one")
+            _check_sendable(name, one)
+            functions[name], one = one, f"{GIVEN}{name}"
+        names.append(one if weight is None else f"{one}={weight}")
+    return ",".join(names), functions
 
 
-def _check_sendable(reward: Reward | None) -> None:
-    """Raise UserError for a function that cannot travel to the engines, which are processes of their own."""
-    if reward is None:
-        return
+def _check_sendable(name: str, reward: Reward) -> None:
+    """Raise UserError for a function that cannot travel to the processes that call it."""
     from ray import cloudpickle
 
     try:
         cloudpickle.dumps(reward)
     except Exception as error:  # whatever the objects that it holds raise
         raise UserError(
-            f"reward: {_source(reward).removeprefix(GIVEN)} cannot be sent to the engines, which run in processes of their own "
-            f"({type(error).__name__}: {error}); make what it uses inside of it, and not before"
+            f"reward: {name} cannot be sent to the processes that call it ({type(error).__name__}: {error}); make what it "
+            "uses inside of it, and not before"
         ) from error

@@ -27,6 +27,7 @@ from lmm_r1.files.json_files import (
 )
 from lmm_r1.generation.engine import Outcome
 from lmm_r1.scoring.response_scores import ResponseScorer
+from lmm_r1.scoring.sources import RewardFailed
 from remote_rm.verifier import Score
 
 INDEX = "index"
@@ -158,7 +159,7 @@ def run_job(
         outcomes: one for each index in `order`, in any order.
 
     Raises:
-        UserError: the log cannot be written.
+        UserError: the log cannot be written, or a reward function failed.
     """
     totals = JobTotals()
     pictures = PictureFolder.next_to(log.path)
@@ -171,6 +172,8 @@ def run_job(
             try:
                 scores = None if scorer is None else scorer.score(outcome.row, outcome.completions)
                 record = record_of(outcome, scores, folder=log.path.parent)
+            except RewardFailed:
+                raise
             except UserError as error:
                 reason = str(error)
         if record is None:

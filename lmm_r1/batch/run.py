@@ -15,7 +15,7 @@ from typing import Any
 from lmm_r1.batch import INDEX, JobTotals, RowLog, run_job
 from lmm_r1.batch.inputs import MESSAGES, load_responses, select, with_paths
 from lmm_r1.config.generation import EPISODE_FLAGS, STEP_FLAGS, BatchConfig, check_batch, episode_limits
-from lmm_r1.config.rewards import verifier_from
+from lmm_r1.config.rewards import GivenFunctions, is_function, reward_sources, verifier_from
 from lmm_r1.config.shared import row_reading
 from lmm_r1.data.files import read_row_file
 from lmm_r1.data.images import PictureFolder
@@ -47,8 +47,8 @@ from lmm_r1.scoring.response_scores import (
     RemoteScorer,
     ResponseScorer,
     RewardModelScorer,
-    verifier_scorer,
 )
+from lmm_r1.scoring.sources import make_judge
 from remote_rm.client import RewardUnavailable
 from remote_rm.redaction import hidden_settings
 from remote_rm.verifier import Item
@@ -61,6 +61,7 @@ NOT_KEPT = (
 )
 Progress = Callable[..., AbstractContextManager[Callable[[JobTotals], None]]]
 """(what, *, total, done) -> a context whose value is called with the totals of the job."""
+_Scoring = AbstractContextManager[ResponseScorer | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,8 +88,12 @@ class _Plan:
     summary: str | None = None
 
 
-def run_batch(config: BatchConfig, *, progress: Progress) -> BatchReport:
-    """Do the job, or resume it; raises UserError for invalid input and for a full disk."""
+def run_batch(config: BatchConfig, *, progress: Progress, given: GivenFunctions | None = None) -> BatchReport:
+    """Do the job, or resume it; raises UserError for invalid input, a failing reward function and a full disk.
+
+    Args:
+        given: reward functions that are not in a Python file.
+    """
     check_batch(config)
     log = RowLog(config.output)
     # Outputs made before these flags existed do not have them in their settings.
@@ -103,7 +108,7 @@ def run_batch(config: BatchConfig, *, progress: Progress) -> BatchReport:
     task = _score_given if config.eval_task == "rm" else _generate
     try:
         with locked(lock_of(config.output), output=f"--output {config.output}"):
-            plan, totals = task(config, log, kept=kept, progress=progress)
+            plan, totals = task(config, log, scoring=_scorer(config, given=given), kept=kept, progress=progress)
     except RewardUnavailable as error:
         # Not the fault of a row: finished rows stay, and the same command resumes.
         raise UserError(f"{config.judge_flag} {config.judge}: {error}") from error
@@ -119,7 +124,7 @@ def run_batch(config: BatchConfig, *, progress: Progress) -> BatchReport:
 
 
 def _generate(
-    config: BatchConfig, log: RowLog, *, kept: dict[str, object], progress: Progress
+    config: BatchConfig, log: RowLog, *, scoring: _Scoring, kept: dict[str, object], progress: Progress
 ) -> tuple[_Plan, JobTotals]:
     read = read_row_file(
         config.data,
@@ -157,12 +162,12 @@ def _generate(
         trust_remote_code=config.trust_remote_code,
         speculation=config.speculation,
     )
-    with _scorer(config) as scorer, contextlib.closing(_responder(config, path, settings, episodes)) as engine:
+    with scoring as scorer, contextlib.closing(_responder(config, path, settings, episodes)) as engine:
         return plan, _run(config, plan, _outcomes(engine, todo, config), scorer=scorer, progress=progress)
 
 
 def _score_given(
-    config: BatchConfig, log: RowLog, *, kept: dict[str, object], progress: Progress
+    config: BatchConfig, log: RowLog, *, scoring: _Scoring, kept: dict[str, object], progress: Progress
 ) -> tuple[_Plan, JobTotals]:
     outcomes, skipped = load_responses(
         config.data,
@@ -177,7 +182,7 @@ def _score_given(
     plan = _Plan(log=log, rows=len(outcomes) + len(skipped), order=sorted(outcome.index for outcome in todo))
     if not todo:
         return plan, JobTotals()
-    with _scorer(config) as scorer:
+    with scoring as scorer:
         return plan, _run(config, plan, iter(todo), scorer=scorer, progress=progress)
 
 
@@ -256,9 +261,10 @@ def _episodes(config: BatchConfig) -> EpisodeSettings | None:
     episodes = EpisodeSettings(agent=config.agent, limits=limits, seed=config.seed, pictures="whole")
     environment = episodes.environment()
     if config.reward is not None:
-        verifier = verifier_from(config.reward, flag="--reward")
-        judged = verifier.failed_score(Item(prompt="", response="", label="")).parts
-        if twice := sorted(set(environment.rewards) & set(judged)):
+        item = Item(prompt="", response="", label="")
+        verifiers = [verifier_from(one) for one in reward_sources(config.reward) if not is_function(one)]
+        judged = {name for verifier in verifiers for name in verifier.failed_score(item).parts}
+        if twice := sorted(set(environment.rewards) & judged):
             raise UserError(
                 f"--agent {config.agent} and --reward {config.reward} both give {', '.join(twice)}; omit --reward, so "
                 "that only the environment gives rewards, or choose another agent or verifier"
@@ -271,31 +277,19 @@ def _episodes(config: BatchConfig) -> EpisodeSettings | None:
 
 
 @contextlib.contextmanager
-def _scorer(config: BatchConfig) -> Iterator[ResponseScorer | None]:
+def _scorer(config: BatchConfig, *, given: GivenFunctions | None) -> Iterator[ResponseScorer | None]:
     path = config.judge
+    loading: dict[str, Any] = {"dtype": config.dtype, "max_len": config.max_model_len}
+    loading |= {"max_batch_tokens": config.max_batch_tokens, "trust_remote_code": config.trust_remote_code}
     if path is not None and config.judge_is_remote:
         with RemoteScorer(path, flag=config.judge_flag) as remote:
             yield remote
     elif path is not None and _judges_steps(config, path):
-        yield ProcessRewardScorer(
-            path,
-            judging=_judging(config),
-            dtype=config.dtype,
-            max_len=config.max_model_len,
-            max_batch_tokens=config.max_batch_tokens,
-            trust_remote_code=config.trust_remote_code,
-        )
+        yield ProcessRewardScorer(path, judging=_judging(config), **loading)
     elif path is not None:
-        yield RewardModelScorer(
-            path,
-            dtype=config.dtype,
-            max_len=config.max_model_len,
-            max_batch_tokens=config.max_batch_tokens,
-            normalize=config.normalize_reward,
-            trust_remote_code=config.trust_remote_code,
-        )
+        yield RewardModelScorer(path, normalize=config.normalize_reward, **loading)
     elif config.reward is not None:
-        with verifier_scorer(config.reward, workers=config.judges) as scorer:
+        with make_judge(config.reward, flag="--reward", workers=config.judges, given=given) as scorer:
             yield scorer
     else:
         yield None

@@ -20,6 +20,7 @@ from lmm_r1.config.evaluate import (
     with_output,
 )
 from lmm_r1.config.generation import EPISODE_FLAGS
+from lmm_r1.config.rewards import GivenFunctions
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import write_atomically
 from lmm_r1.files.json_files import write_json_object
@@ -51,17 +52,18 @@ def main(argv: list[str] | None = None) -> None:
         report_skipped(PROG, skipped, listed_in=None if config.output is None else str(config.output))
 
 
-def evaluate(config: EvaluateConfig, *, told: bool = True) -> Board:
+def evaluate(config: EvaluateConfig, *, told: bool = True, functions: GivenFunctions | None = None) -> Board:
     """Measure or compare as the flags say, print and write the results, and return all scores.
 
     Args:
         told: whether to print the paths of the files; not for files that are temporary.
+        functions: reward functions that are not in a Python file.
     """
     check(config)
-    return _compare(config) if config.compare else _measure(config, told=told)
+    return _compare(config) if config.compare else _measure(config, told=told, functions=functions)
 
 
-def _measure(config: EvaluateConfig, *, told: bool) -> Board:
+def _measure(config: EvaluateConfig, *, told: bool, functions: GivenFunctions | None) -> Board:
     checkpoints_of = named(config.checkpoints, flag="--checkpoints")
     for model in config.model:
         if model in checkpoints_of:
@@ -75,7 +77,7 @@ def _measure(config: EvaluateConfig, *, told: bool) -> Board:
     for row_set in row_sets:
         for line in (*([row_set.summary] if row_set.summary else []), *row_set.notes):
             _say(line)
-    checkpoints, measured = measure(config, checkpoints_of, row_sets, report=_say)
+    checkpoints, measured = measure(config, checkpoints_of, row_sets, report=_say, functions=functions)
     return _finish(config, measured, checkpoints, baseline=baseline, told=told)
 
 

@@ -247,7 +247,7 @@ def certify(path: str, *, max_len: int, dtype: str | None, settings: str | None)
         from lmm_r1.lmm_kits import Checkpoint
         from lmm_r1.rl.run import train
 
-        train(config, reward=spread)
+        train(config, reward={spread.__name__: spread})
         log = read_metrics(Path(config.ckpt.output_dir) / METRICS_FILE)
     limit = mismatch_limit(dotted.replace(config, {"algo.mismatch_limit": None}))
     summary = (

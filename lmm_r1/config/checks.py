@@ -31,7 +31,7 @@ from lmm_r1.config.ppo import (
     RolloutConfig,
     ThoughtConfig,
 )
-from lmm_r1.config.rewards import named_verifier, part_weights, reward_function
+from lmm_r1.config.rewards import named_verifier, part_weights, reward_functions
 from lmm_r1.config.shared import DeepSpeedConfig, check_speculation
 from lmm_r1.config.supervised import SupervisedConfig, TrainedModelConfig
 from lmm_r1.errors import UserError
@@ -379,20 +379,17 @@ def _check_value_models(config: PPOConfig) -> None:
 
 def _check_reward_source(config: PPOConfig) -> None:
     model, url = config.reward.model_name_or_path, config.reward.remote_url
-    function, verifier = reward_function(config.reward), named_verifier(config.reward)
+    functions, verifier = reward_functions(config.reward), named_verifier(config.reward)
     weights = part_weights(config.reward)
     if model and url:
         raise UserError(f"--reward.remote_url {url} and --reward.model_name_or_path {model}: give one of them")
-    if function is not None and config.reward.timeout_s != RewardConfig.timeout_s:
-        raise UserError(
-            f"--reward.timeout_s {config.reward.timeout_s:g} is for requests to a reward server; how long the function "
-            f"{function.path or function.name} may take for a prompt's responses is --reward.deadline_s"
-        )
-    for name in ("timeout_s", "deadline_s") if verifier is not None else ():
+    idle = ("timeout_s",) if functions else ("timeout_s", "deadline_s") if verifier is not None else ()
+    for name in idle:
         if getattr(config.reward, name) != getattr(RewardConfig, name):
+            instead = "the limit of functions, per prompt, is --reward.deadline_s" if functions else "leave it out"
             raise UserError(
-                f"--reward.{name} {getattr(config.reward, name):g} has no effect on --reward.remote_url {verifier}, which "
-                "asks no server; leave it out"
+                f"--reward.{name} {getattr(config.reward, name):g} has no effect on --reward.remote_url {url}, which asks no "
+                f"server; {instead}"
             )
     if not model:
         return

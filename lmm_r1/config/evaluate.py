@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from lmm_r1.config.checks import check_eager, check_sampling
 from lmm_r1.config.declared import check_needs, check_ranges
 from lmm_r1.config.generation import EpisodeFlags, check_episodes, reward_part
+from lmm_r1.config.rewards import check_reward
 from lmm_r1.config.shared import (
     RUNS,
     Example,
@@ -115,8 +116,9 @@ class EvaluateConfig(RowsConfig, EpisodeFlags, SpeculationFlags):
     baseline: str | None = None
     """Checkpoint that the others are compared with; None takes the first."""
     reward: tuple[str, ...] = ()
-    """Verifiers as named by `serve_verifier`; the first one gives the accuracy: `math`, `choice`, `list:unordered`,
-    `composition:math=1.0,format=0.5`, `llm_judge:judge_url=URL,judge_model=NAME`. For episodes also `agent:PART`, a
+    """Verifiers as named by `serve_verifier` (`math`, `list:unordered`, `llm_judge:judge_url=URL,judge_model=NAME`),
+    reward functions (FILE.py:NAME), or weighted lists (math=1,format=0.5,reward.py:length=0.1), of which each part and the
+    sum are shown; the first one gives the accuracy. For episodes also `agent:PART`, a
     part of the environment's reward, which is the default if there is one. Other defaults are math for files, and each
     suite's own."""
     k: tuple[int, ...] = ()
@@ -191,6 +193,9 @@ def check(config: EvaluateConfig) -> None:
     _check_agent(config)
     if len(set(config.reward)) < len(config.reward):
         raise UserError(f"--reward {' '.join(config.reward)}: one of them is given twice; give each once")
+    for reward in config.reward:
+        if reward_part(reward) is None:
+            check_reward(reward, flag="--reward")
     _check_numbers(config)
 
 

@@ -101,7 +101,8 @@ class CheckDataConfig(RowsConfig):
     against: tuple[str, ...] = ()
     """Other row files, for example held-out ones; rows that also occur there are reported."""
     reward: tuple[str, ...] = ("math",)
-    """Verifiers, as named by `serve_verifier`, or functions, as FILE.py:NAME, that must accept every row's own answer."""
+    """Verifiers, functions (FILE.py:NAME) or weighted lists of them (math=1,reward.py:length=0.1) that must accept every
+    row's own answer."""
     max_len: int = PPODataConfig.max_len
     """Longest sequence of the training, in tokens."""
     max_new_tokens: int | None = None

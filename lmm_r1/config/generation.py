@@ -11,7 +11,7 @@ from lmm_r1 import dotted
 from lmm_r1.config.checks import agent_options, check_eager, check_sampling, check_thought
 from lmm_r1.config.declared import check_needs, check_ranges
 from lmm_r1.config.ppo import AgentConfig, ThoughtConfig
-from lmm_r1.config.rewards import verifier_from
+from lmm_r1.config.rewards import check_reward
 from lmm_r1.config.shared import (
     Example,
     FirstHelp,
@@ -240,8 +240,9 @@ class BatchConfig(RowsConfig, EpisodeFlags, SpeculationFlags):
     max_model_len: int = 4096
     """Longest prompt and response together, in tokens; in an episode, including all turns."""
     reward: str | None = None
-    """Score every response by a verifier: math, choice, number, exact, list, box, edit_distance, vqa, sokoban,
-    format, composition:math=1,format=0.5, llm_judge:judge_url=URL,judge_model=NAME."""
+    """Score every response by a verifier (math, choice, number, exact, list, box, edit_distance, vqa, sokoban, format,
+    llm_judge:judge_url=URL,judge_model=NAME), a reward function (FILE.py:NAME), or a weighted list:
+    math=1,format=0.5,reward.py:length=0.1."""
     reward_model: str | None = None
     """Score every response with a trained reward model, its steps with a process reward model of train_prm, or with a
     server of serve_rm: http://HOST:PORT/get_reward, several separated by commas."""
@@ -322,7 +323,7 @@ def check_batch(config: BatchConfig) -> None:
     if config.eval_task == "rm" and (config.adapter is not None or config.reward_model is not None):
         raise UserError("--eval_task rm takes its reward model as --model; leave --adapter and --reward_model out")
     if config.reward is not None:
-        verifier_from(config.reward, flag="--reward")
+        check_reward(config.reward, flag="--reward")
     _check_steps(config)
     _check_agent(config)
     _check_selection(config)

@@ -175,8 +175,8 @@ DEFAULT_VERIFIER = "math"
 class RewardConfig(PlacedModel):
     remote_url: str | None = None
     """Where rewards come from: the address of a reward service's /get_reward, or several separated by commas; a reward
-    function, FILE.py or FILE.py:NAME; or a verifier that runs in the engines: math, list:unordered,
-    composition:math=1,format=0.5. None takes math, unless a reward model or an environment gives the rewards."""
+    function, FILE.py or FILE.py:NAME; a verifier that runs in the engines: math, list:unordered; or a weighted list of
+    both: math=1,format=0.5,reward.py:length=0.1. None takes math, unless a reward model or an environment gives the rewards."""
     function_kwargs: JsonText | None = None
     """Additional arguments of the reward function, as a JSON object."""
     score_key: str | None = None

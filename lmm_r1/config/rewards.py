@@ -2,100 +2,181 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, get_args
 
 from lmm_r1.config.ppo import RewardConfig
 from lmm_r1.errors import UserError
 from remote_rm.registry import VERIFIERS, verifier_class, verifier_with
-from remote_rm.verifier import Verifier
+from remote_rm.verifier import Score, Verifier
 
-_FUNCTION = re.compile(r"(?P<path>[^,]+\.py)(:(?P<name>[A-Za-z_]\w*))?")
 GIVEN = "python:"
-"""In front of the name of a function that `lmm_r1.train_rl` was given itself."""
+"""In front of the name of a function that a function of `lmm_r1` was given itself."""
+_FUNCTION = re.compile(rf"{GIVEN}(?P<given>[^,=]+)|(?P<path>[^,]+\.py)(:(?P<name>[A-Za-z_]\w*))?")
+GivenFunctions: TypeAlias = Mapping[str, Callable[..., Any]]
+"""Reward functions that are not in a file, by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RewardFunction:
     """A user's reward function, as the flags describe it."""
 
-    path: str | None
+    path: str | None = None
     """The file; None if `lmm_r1.train_rl` got the function itself."""
-    name: str | None
+    name: str | None = None
     """None takes the one that the file has of those known by name."""
-    arguments: Mapping[str, object]
+    arguments: Mapping[str, object] = field(default_factory=dict)
     """Keyword arguments in addition to the samples."""
-    score_key: str | None
+    score_key: str | None = None
     """The part of its result that is the score; None takes what the function says is one, else the reward."""
-    deadline_s: float
+    deadline_s: float = RewardConfig.deadline_s
     """Seconds within which it must have scored the responses to one prompt."""
     flag: str = "--reward.remote_url"
-    deadline_flag: str = "--reward.deadline_s"
+    deadline_flag: str | None = "--reward.deadline_s"
 
     @property
     def told(self) -> str:
         """The flag and its value, for messages."""
         return f"{self.flag} {self.path or f'{GIVEN}{self.name}'}"
 
+    def of(self, source: str) -> RewardFunction:
+        """Return another function with the same settings."""
+        path, name = file_and_name(source)
+        return dataclasses.replace(self, path=path, name=name)
+
 
 def named_verifier(reward: RewardConfig) -> str | None:
-    """Return the verifier that gives the rewards, as `verifier_from` reads it; None if something else does.
-
-    Raises UserError for settings that only requests to a server have.
-    """
+    """Return the verifier or verifiers that give the rewards, as `verifier_from` reads them; None if others do."""
     spec = reward.remote_url or ""
-    if spec.partition(":")[0] not in VERIFIERS:
-        return None
-    if reward.request_fields:
-        raise UserError(
-            f"--reward.request_fields {' '.join(reward.request_fields)} is for requests to a reward server, and "
-            f"--reward.remote_url {spec} asks none; leave it out"
-        )
-    return spec
+    named = (source.partition(SETTINGS_SEPARATOR)[0] for source in reward_sources(spec, flag="--reward.remote_url"))
+    return spec if all(name in VERIFIERS for name in named) else None
 
 
-def reward_function(reward: RewardConfig) -> RewardFunction | None:
-    """Return the function that gives the rewards; None if a server or a model does.
+def reward_functions(reward: RewardConfig) -> tuple[RewardFunction, ...]:
+    """Return the functions among the rewards; empty if a server, a model or verifiers give them.
 
     Raises:
         UserError: settings of a function contradict others, or are no JSON.
     """
-    path, name = file_and_name(reward.remote_url or "")
-    if path is None and name is None:
-        for flag in ("function_kwargs", "score_key"):
-            if getattr(reward, flag) is not None:
-                raise UserError(
-                    f"--reward.{flag} {getattr(reward, flag)} is for a reward function: give one as "
-                    f"--reward.remote_url FILE.py, not {reward.remote_url}"
-                )
-        return None
-    if reward.request_fields:
+    spec = reward.remote_url or ""
+    sources = [source for source in reward_sources(spec, flag="--reward.remote_url") if is_function(source)]
+    for flag in ("function_kwargs", "score_key") if len(sources) != 1 else ():
+        if getattr(reward, flag) is not None:
+            raise UserError(
+                f"--reward.{flag} {getattr(reward, flag)} is for a reward function: give one as "
+                f"--reward.remote_url FILE.py, not {reward.remote_url}"
+            )
+    if reward.request_fields and (sources or named_verifier(reward) is not None):
         raise UserError(
-            f"--reward.request_fields {' '.join(reward.request_fields)} is for requests to a reward server; a function "
-            "takes what it has parameters for, so leave it out"
+            f"--reward.request_fields {' '.join(reward.request_fields)} is for requests to a reward server, and "
+            f"--reward.remote_url {spec} asks none; leave it out"
         )
-    return RewardFunction(
-        path=path,
-        name=name,
-        arguments=_arguments(reward.function_kwargs),
-        score_key=reward.score_key,
-        deadline_s=reward.deadline_s,
-    )
+    arguments = _arguments(reward.function_kwargs)
+    own = RewardFunction(arguments=arguments, score_key=reward.score_key, deadline_s=reward.deadline_s)
+    return tuple(own.of(source) for source in sources)
 
 
 def file_and_name(source: str) -> tuple[str | None, str | None]:
     """Return the file of a reward function, None for one that was given itself, and its name; both are None for others."""
-    if source.startswith(GIVEN):
-        return None, source.removeprefix(GIVEN)
     match = _FUNCTION.fullmatch(source)
     if match is None or source.startswith(("http://", "https://")):
         return None, None
-    return match["path"], match["name"]
+    return match["path"], match["given"] or match["name"]
+
+
+def is_function(source: str) -> bool:
+    """Return whether a reward is a function, in a file or given itself."""
+    return file_and_name(source) != (None, None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListedReward:
+    """A verifier or a function in a list of rewards."""
+
+    source: str
+    """As `--reward` names it alone."""
+    weight: float
+
+    @property
+    def is_function(self) -> bool:
+        return is_function(self.source)
+
+    @property
+    def name(self) -> str:
+        """What it is logged as: `math`, `reward/length`, or `reward/FILE.py` for a function without a name."""
+        path, name = file_and_name(self.source)
+        return f"reward/{name or Path(path or '').name}" if self.is_function else self.source
+
+    def value(self, score: Score) -> float:
+        """Return what is weighted: the reward of a function, the score of a verifier, whose own weights do not count."""
+        return score.reward if self.is_function else score.score
+
+
+def reward_list(spec: str, *, flag: str = "--reward") -> tuple[ListedReward, ...]:
+    """Return the parts of `NAME=WEIGHT,FILE.py:FUNCTION=WEIGHT,...`; empty for a single reward without a weight.
+
+    Raises:
+        UserError: a part or its weight is unknown, or two parts have one name; the message begins with `flag`.
+    """
+    single = is_function(spec) or spec.partition(SETTINGS_SEPARATOR)[0] in VERIFIERS
+    if single or spec.startswith(("http://", "https://")) or not {",", "="} & set(spec):
+        return ()
+    try:
+        parts = tuple(_listed(text.strip()) for text in spec.split(","))
+        names = [part.name for part in parts]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"{name} is given twice; give each part once, and functions different names")
+    except (ValueError, argparse.ArgumentTypeError) as error:
+        raise UserError(f"{flag} {spec}: {error}") from error
+    return parts
+
+
+def _listed(text: str) -> ListedReward:
+    from remote_rm.answer_verifier import finite_number
+    from remote_rm.composition import part_from
+
+    # A path may hold the sign, too.
+    source, equals, weight = (text, "", "") if is_function(text) else text.rpartition("=")
+    part = ListedReward(source=source if equals else text, weight=finite_number(weight) if equals else 1.0)
+    name, settings, _ = part.source.partition(SETTINGS_SEPARATOR)
+    if settings and name in VERIFIERS:
+        raise ValueError(f"{part.source}: a verifier in a list takes no settings; name it alone, or as {name}")
+    if not part.is_function:
+        try:
+            part_from(part.source)
+        except ValueError as error:
+            hint = "" if part.source in VERIFIERS else "; a function is written FILE.py:NAME"
+            raise ValueError(f"{error}{hint}") from error
+    return part
+
+
+def reward_sources(spec: str, *, flag: str = "--reward") -> list[str]:
+    """Return the parts of a list without their weights, or what is named alone."""
+    return [part.source for part in reward_list(spec, flag=flag)] or [spec]
+
+
+def check_reward(spec: str, *, flag: str) -> None:
+    """Raise UserError unless this is a verifier, a function that is given or in an existing file, or a list of them."""
+    sources = reward_sources(spec, flag=flag)
+    for source in sources:
+        path, _ = file_and_name(source)
+        if path is not None and not Path(path).is_file():
+            raise UserError(f"{flag} {source}: no such file; check the path")
+    if not any(map(is_function, sources)):
+        verifier_from(spec, flag=flag)
+
+
+def columns_of(rewards: Sequence[str]) -> tuple[str, ...]:
+    """Return the rewards with the parts of each list in front of it: what an evaluation shows."""
+    return tuple(dict.fromkeys(one for spec in rewards for one in (*reward_sources(spec), spec)))
 
 
 def _arguments(text: str | None) -> Mapping[str, object]:
@@ -119,7 +200,7 @@ _BETWEEN = re.compile(r",(?=\s*[A-Za-z_.]+\s*(?:[=,]|$))")
 
 
 def verifier_from(spec: str, *, flag: str = "--reward") -> Verifier:
-    """Return the verifier that `NAME` or `NAME:SETTING,SETTING` describes.
+    """Return the verifier that `NAME`, `NAME:SETTING,SETTING` or a list of verifiers describes.
 
     A setting is a switch of the verifier (`list:unordered`, `exact:ignore_case`), or a flag of `serve_verifier NAME` with
     its value (`math:format_weight=0.1`, `llm_judge:judge_url=http://127.0.0.1:8000/v1,judge_model=m`). Those of a
@@ -129,10 +210,11 @@ def verifier_from(spec: str, *, flag: str = "--reward") -> Verifier:
     Raises:
         UserError: the name, a setting or a part is unknown; the message begins with `flag`.
     """
+    listed = [f"{part.source}={part.weight}" for part in reward_list(spec, flag=flag)]
     name, separator, settings = spec.partition(SETTINGS_SEPARATOR)
     given = [setting.strip() for setting in _BETWEEN.split(settings)] if separator else []
     try:
-        return _composition(given) if name == COMPOSITION else _with_settings(name, given)
+        return _composition(listed or given) if listed or name == COMPOSITION else _with_settings(name, given)
     except ValueError as error:
         raise UserError(f"{flag} {spec}: {error}") from error
 

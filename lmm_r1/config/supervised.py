@@ -132,7 +132,8 @@ class SFTDataConfig(SupervisedDataConfig, DataConfig):
 @dataclass(frozen=True, kw_only=True)
 class SFTEvalConfig(EvalConfig):
     reward: Annotated[str | None, Needs(".dataset")] = None
-    """Verifier (`math`, `list:unordered`) that also judges a greedy answer to every row, with ZeRO below stage 3.
+    """Verifier (`math`, `list:unordered`), function (FILE.py:NAME) or list, whose first part decides, that also judges a
+    greedy answer to every row, with ZeRO below stage 3.
 
     None measures only the loss.
     """

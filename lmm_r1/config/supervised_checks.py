@@ -22,7 +22,7 @@ from lmm_r1.config.preferences import (
     RMConfig,
     RMModelConfig,
 )
-from lmm_r1.config.rewards import verifier_from
+from lmm_r1.config.rewards import check_reward
 from lmm_r1.config.supervised import (
     KDConfig,
     SFTConfig,
@@ -122,7 +122,7 @@ def _check_supervised(config: SupervisedConfig) -> None:
 def _check_answers(config: SFTConfig) -> None:
     asked = config.eval
     if asked.reward is not None:
-        verifier_from(asked.reward, flag="--eval.reward")
+        check_reward(asked.reward, flag="--eval.reward")
         splits = config.ds.zero_stage == 3 or config.ds.tensor_parallel_size > 1
         if splits:
             name = "zero_stage" if config.ds.zero_stage == 3 else "tensor_parallel_size"

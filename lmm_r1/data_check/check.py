@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 
 from PIL import Image
 
 from lmm_r1.config.file_commands import CheckDataConfig, Kind
-from lmm_r1.config.rewards import verifier_from
 from lmm_r1.config.shared import row_reading
 from lmm_r1.data.files import read_row_file
 from lmm_r1.data.images import load_image
@@ -38,10 +38,11 @@ from lmm_r1.data_check.contents import (
     spelled_findings,
     views,
 )
-from lmm_r1.data_check.reward_functions import function_findings, load_function
+from lmm_r1.data_check.reward_functions import function_findings
 from lmm_r1.errors import UserError
 from lmm_r1.evaluation.page_parts import MIN_BYTES, data_uri, number, page_templates, percent
-from lmm_r1.scoring.functions import FunctionScorer
+from lmm_r1.scoring.response_scores import VerifierJudge
+from lmm_r1.scoring.sources import SourceJudge, make_judge
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how many rows are done, and the number of rows."""
@@ -77,10 +78,8 @@ class CheckedData:
 def check_rows(config: CheckDataConfig, *, progress: Progress) -> CheckedData:
     """Return the contents and findings of a row file; raises UserError if none of its rows is valid."""
     # An unknown verifier should be an error before minutes are spent on images.
-    functions = {spec: load_function(spec, deadline_s=config.judge_timeout) for spec in config.reward}
-    for spec, function in functions.items():
-        if function is None:
-            verifier_from(spec)
+    judge = partial(make_judge, flag="--reward", workers=config.judge_workers, timeout_s=config.judge_timeout)
+    judges = {spec: judge(spec) for spec in config.reward}
     reading = row_reading(config)
     named = replace(reading.names, chosen=config.chosen_key, rejected=config.rejected_key, step_tag=config.step_tag)
     overlooked = Overlooked()
@@ -120,7 +119,7 @@ def check_rows(config: CheckDataConfig, *, progress: Progress) -> CheckedData:
         findings += found
         notes += [note] if note is not None else []
     if not judged:
-        found, told = _rewarded(config, readable, functions, progress=progress)
+        found, told = _rewarded(config, readable, judges, progress=progress)
         findings, notes = findings + found, notes + told
     kinds = list(KINDS)
     return CheckedData(
@@ -140,21 +139,22 @@ def check_rows(config: CheckDataConfig, *, progress: Progress) -> CheckedData:
 def _rewarded(
     config: CheckDataConfig,
     rows: Mapping[int, Row],
-    functions: Mapping[str, FunctionScorer | None],
+    judges: Mapping[str, VerifierJudge | SourceJudge],
     *,
     progress: Progress,
 ) -> tuple[list[Finding], list[str]]:
-    """Return the findings and notes of every `--reward` on the rows' own answers; None in `functions` is a verifier."""
+    """Return the findings and notes of every `--reward` on the rows' own answers."""
     findings: list[Finding] = []
     notes = []
-    for spec, function in functions.items():
+    for spec, judge in judges.items():
         progress(f"judging by {spec}", 0, len(rows))
-        if function is None:
-            findings += answer_findings(rows, spec, workers=config.judge_workers, timeout_s=config.judge_timeout)
-        else:
-            found, note = function_findings(rows, spec, function)
-            findings += found
-            notes.append(note)
+        if isinstance(judge, VerifierJudge):
+            findings += answer_findings(rows, judge, timeout_s=config.judge_timeout)
+            continue
+        with judge:
+            found, note = function_findings(rows, spec, judge)
+        findings += found
+        notes.append(note)
     return findings, notes
 
 

@@ -13,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
-from lmm_r1.config.rewards import verifier_from
 from lmm_r1.data.images import load_image, load_video
 from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, VideoPart, demonstration, images_of, videos_of
 from lmm_r1.data.preferences import JudgedRow, PreferenceRow, StepRow, UnpairedRow
@@ -21,12 +20,12 @@ from lmm_r1.data.training_rows import check_prompt
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.checkpoint import Checkpoint, check_embeddings, check_images_taken, encode_row
 from lmm_r1.lmm_kits.plain_text import control_texts
+from lmm_r1.scoring.response_scores import VerifierJudge
 from lmm_r1.supervised.dpo import check_response
 from lmm_r1.supervised.samples import check_sample, loss_turns
 from remote_rm.answer_verifier import AnswerVerifier
 from remote_rm.composition import Composition
-from remote_rm.reward_function import reward_func_of
-from remote_rm.verifier import Verifier
+from remote_rm.verifier import Item, Verifier
 
 KINDS = {
     "row": "cannot be used: training stops at such a row",
@@ -311,41 +310,35 @@ def _chunks(items: Iterable[tuple[int, Row]], *, size: int) -> Iterator[list[tup
         yield chunk
 
 
-def answer_findings(rows: Mapping[int, Row], spec: str, *, workers: int, timeout_s: float) -> Iterator[Finding]:
+def answer_findings(rows: Mapping[int, Row], judge: VerifierJudge, *, timeout_s: float) -> Iterator[Finding]:
     """Yield the findings about the rows that have an answer.
 
     Args:
-        spec: the verifier, as in the flag.
         timeout_s: seconds after which the judging of one answer is stopped.
     """
-    verifier = verifier_from(spec)
     judged: dict[int, Row] = {}
     for index, row in rows.items():
         if not row.answer:
             continue
         try:
-            verifier.check_label(row.answer)
+            judge.verifier.check_label(row.answer)
             judged[index] = row
         except ValueError as error:
-            yield Finding(kind="gold refused", index=index, location=row.location, what=f"{spec}: {error}")
+            yield Finding(kind="gold refused", index=index, location=row.location, what=f"{judge.name}: {error}")
     if not judged:
         return
-    judge = reward_func_of(verifier, workers=workers, item_timeout_seconds=timeout_s)
     labels = [row.answer for row in judged.values()]
-    responses = [_response(verifier, label) for label in labels]
-    reply = judge(responses, [""] * len(labels), labels, responses=responses)
-    logs = reply["extra_logs"]
-    ungradable = logs.get("ungradable", [0.0] * len(labels))
-    accuracies = logs.get("accuracy", reply["scores"])
-    for (index, row), accuracy, unread, late in zip(
-        judged.items(), accuracies, ungradable, logs["timed_out"], strict=True
-    ):
-        if unread:
-            what = f"{spec} cannot read the answer {row.answer!r}, so no response can be correct"
+    with judge:
+        scores = judge.judge(
+            [Item(prompt="", response=_response(judge.verifier, label), label=label) for label in labels]
+        )
+    for (index, row), score in zip(judged.items(), scores, strict=True):
+        if score.parts.get("ungradable"):
+            what = f"{judge.name} cannot read the answer {row.answer!r}, so no response can be correct"
             yield Finding(kind="gold refused", index=index, location=row.location, what=what)
-        elif accuracy < 1.0:
-            cause = f"was stopped after {timeout_s:g} s on" if late else "does not accept"
-            what = f"{spec} {cause} a response that gives the answer {row.answer!r} itself"
+        elif score.parts.get("accuracy", score.score) < 1.0:
+            cause = f"was stopped after {timeout_s:g} s on" if score.timed_out else "does not accept"
+            what = f"{judge.name} {cause} a response that gives the answer {row.answer!r} itself"
             yield Finding(kind="gold wrong", index=index, location=row.location, what=what)
 
 

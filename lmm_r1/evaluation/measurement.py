@@ -23,6 +23,7 @@ from lmm_r1.config.evaluate import (
     responses_path,
 )
 from lmm_r1.config.generation import EPISODE_FLAGS, episode_limits, reward_part
+from lmm_r1.config.rewards import GivenFunctions, file_and_name, is_function, reward_list
 from lmm_r1.config.shared import row_reading
 from lmm_r1.data.images import PictureFolder
 from lmm_r1.data.messages import Row, images_of, kind_of, videos_of
@@ -60,6 +61,7 @@ from lmm_r1.lmm_kits import Checkpoint, kit_of
 from lmm_r1.lmm_kits.checkpoint import check_embeddings, check_images_taken, check_pixel_bounds, check_weights
 from lmm_r1.records.responses import JudgedResponse, read_responses, responses_digest, write_responses
 from lmm_r1.scoring.response_scores import VerifierJudge
+from lmm_r1.scoring.sources import SourceJudge, make_judge
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,11 +82,16 @@ def measured_key(config: EvaluateConfig, path: str, row_set: RowSet) -> str | No
     rows = list(row_set.rows.values())
     flags = {name: getattr(config, name) for name in (*ENGINE_FLAGS, *EPISODE_FLAGS, "top_p", "judge_timeout")}
     code = Path(config.agent.rpartition(":")[0]) if config.agent and ":" in config.agent else None
+    functions = [file_and_name(verifier) for verifier in row_set.file.verifiers if is_function(verifier)]
+    if any(path is None for path, _ in functions):
+        return None
+    read = [hashlib.sha256(Path(path).read_bytes()).hexdigest() for path, _ in functions if path is not None]
     depends = {
         "checkpoint": states,
         "rows": [rows_digest(rows), list(row_set.rows), files_of_rows(rows)],
         "sampling": row_set.sampling.model_dump(),
-        "verifiers": row_set.file.verifiers,
+        # With the files of reward functions, without what those import.
+        "verifiers": [*row_set.file.verifiers, *read],
         "flags": flags | {"agent_thought": dataclasses.asdict(config.agent_thought)},
         # The file with the user's own environment, without what that imports.
         "agent": hashlib.sha256(code.read_bytes()).hexdigest() if code and code.is_file() else None,
@@ -235,6 +242,7 @@ def measure(
     row_sets: Sequence[RowSet],
     *,
     report: Callable[[str], None],
+    functions: GivenFunctions | None = None,
 ) -> tuple[list[CheckpointResponses], list[MeasuredFile]]:
     """Return the judged responses of every checkpoint, and the files with the rows that one of them could not take.
 
@@ -244,12 +252,14 @@ def measure(
     Args:
         checkpoints: paths by name; the models of `--endpoint` come after them.
         report: gets a line now and then.
+        functions: reward functions that are not in a Python file.
     """
     named = dict.fromkeys(verifier for row_set in row_sets for verifier in row_set.file.verifiers)
-    verifiers = [verifier for verifier in named if reward_part(verifier) is None]
+    judge = partial(make_judge, flag="--reward", workers=config.judge_workers, timeout_s=config.judge_timeout)
     judges = {
-        verifier: VerifierJudge(verifier, workers=config.judge_workers, item_timeout_seconds=config.judge_timeout)
-        for verifier in verifiers
+        verifier: judge(verifier, given=functions)
+        for verifier in named
+        if reward_part(verifier) is None and not reward_list(verifier)
     }
     for row_set in row_sets:
         for verifier in filter(judges.__contains__, row_set.file.verifiers):
@@ -274,7 +284,7 @@ def _measure_all(
     subjects: Sequence[_Subject],
     row_sets: Sequence[RowSet],
     *,
-    judges: Mapping[str, VerifierJudge],
+    judges: Mapping[str, VerifierJudge | SourceJudge],
     report: Callable[[str], None],
 ) -> dict[tuple[str, str], Measured]:
     assert config.output is not None, "required if checkpoints are measured"
@@ -382,7 +392,7 @@ def _measured(
     row_sets: Sequence[RowSet],
     *,
     keys: Mapping[tuple[str, str], str | None],
-    judges: Mapping[str, VerifierJudge],
+    judges: Mapping[str, VerifierJudge | SourceJudge],
     report: Callable[[str], None],
 ) -> dict[tuple[str, str], Measured]:
     found = answer_files(
@@ -399,11 +409,12 @@ def _measured(
     measured = {}
     # Judge only after the engine has stopped, because judging would compete with it for cores.
     with contextlib.ExitStack() as stack:
-        running = {verifier: stack.enter_context(judge) for verifier, judge in judges.items()}
+        for judge in judges.values():
+            stack.enter_context(judge)
         for row_set in row_sets:
             names = subject.name, row_set.file.name
             answered = found[row_set.file.name]
-            responses = judge_responses(answered.completions, checkpoint=subject.name, row_set=row_set, judges=running)
+            responses = judge_responses(answered.completions, checkpoint=subject.name, row_set=row_set, judges=judges)
             measured[names] = Measured(
                 # Rows that were left out for a temporary reason are tried again.
                 key="" if answered.skipped and _may_pass(config, row_set) else keys[names] or "",

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from lmm_r1.config.evaluate import RESPONSES_SUFFIX, responses_path
 from lmm_r1.config.generation import reward_part
+from lmm_r1.config.rewards import columns_of, reward_list
 from lmm_r1.data.files import read_row_file
 from lmm_r1.data.images import PictureFolder
 from lmm_r1.data.messages import Row, TextPart, check_asks, images_of
@@ -27,7 +28,8 @@ from lmm_r1.evaluation.scores import environment_scores, episode_of, powers_of_t
 from lmm_r1.generation.engine import Responder, SamplingSettings
 from lmm_r1.records.responses import JudgedResponse, VerifierVerdict, by_row, read_responses
 from lmm_r1.scoring.response_scores import VerifierJudge
-from remote_rm.verifier import Item
+from lmm_r1.scoring.sources import SourceJudge, sum_of
+from remote_rm.verifier import Item, Score
 
 
 @cache
@@ -156,7 +158,7 @@ def file_rows(name: str, path: str, *, choices: Choices, reading: RowReading = A
     file = MeasuredFile(
         name=name,
         source=path,
-        verifiers=verifiers,
+        verifiers=columns_of(verifiers),
         ks=_ks(choices.ks, n_samples=sampling.n_samples, name=name),
         sampling=sampling.model_dump(),
         skipped=tuple(skipped),
@@ -179,7 +181,7 @@ def suite_rows(recipe: Recipe, *, path: str | None, choices: Choices) -> RowSet:
     file = MeasuredFile(
         name=recipe.name,
         source=path or str(recipe.source.dataset),
-        verifiers=choices.verifiers or recipe.verifiers,
+        verifiers=columns_of(choices.verifiers or recipe.verifiers),
         ks=_ks(choices.ks, n_samples=sampling.n_samples, name=recipe.name),
         sampling=sampling.model_dump(),
         skipped=tuple(skipped),
@@ -293,9 +295,9 @@ def judge_responses(
     *,
     checkpoint: str,
     row_set: RowSet,
-    judges: Mapping[str, VerifierJudge],
+    judges: Mapping[str, VerifierJudge | SourceJudge],
 ) -> list[JudgedResponse]:
-    """Return the responses with the verdicts of the file's verifiers, all samples of a row together."""
+    """Return the responses with the verdicts of the file's verifiers, row by row; raises UserError if a function fails."""
     asked = [
         (index, row_set.rows[index], sample, completion)
         for index, samples in completions.items()
@@ -306,10 +308,18 @@ def judge_responses(
         for _, row, _, completion in asked
     ]
     played = [completion.played for _, _, _, completion in asked]
-    judged = {
-        verifier: judges[verifier].judge(items) if verifier in judges else environment_scores(verifier, played)
-        for verifier in row_set.file.verifiers
-    }
+    groups = [(row_set.rows[index], samples) for index, samples in completions.items()]
+    judged: dict[str, list[Score]] = {}
+    for verifier in row_set.file.verifiers:
+        judge = judges.get(verifier)
+        if listed := reward_list(verifier):
+            each = zip(*(judged[part.source] for part in listed), strict=True)
+            sums = (sum_of(listed, scores) for scores in each)
+            judged[verifier] = [replace(one, score=one.reward) for one in sums]
+        elif judge is None:
+            judged[verifier] = environment_scores(verifier, played)
+        else:
+            judged[verifier] = judge.score_groups(groups) if isinstance(judge, SourceJudge) else judge.judge(items)
     return [
         JudgedResponse(
             checkpoint=checkpoint,

@@ -27,6 +27,7 @@ from lmm_r1.config import PPOConfig
 from lmm_r1.config.checks import agent_options
 from lmm_r1.config.ppo import AgentConfig, RewardConfig
 from lmm_r1.config.resolve import UNPLANNED
+from lmm_r1.config.rewards import GivenFunctions
 from lmm_r1.data.media_access import limits_environment
 from lmm_r1.data.messages import Row
 from lmm_r1.data.sample import Sample
@@ -190,7 +191,7 @@ class KitRolloutActor(RolloutRayActor.__ray_metadata__.modified_class):
         self,
         *,
         reward: RewardConfig | None,
-        reward_function: Callable[..., Any] | None = None,
+        functions: GivenFunctions | None = None,
         agent: AgentSpec | None = None,
         beside_models: bool = False,
         temperature: float = 1.0,
@@ -218,7 +219,7 @@ class KitRolloutActor(RolloutRayActor.__ray_metadata__.modified_class):
         await self.llm.collective_rpc("ban_tokens", args=(codec.banned_token_ids, temperature))
         room: dict[str, Any] = {
             "codec": codec,
-            "scorer": None if reward is None else make_scorer(reward, given=reward_function),
+            "scorer": None if reward is None else make_scorer(reward, given=functions),
             "in_thread": in_thread,
             "store": media_store.put,
             "weights": self.weights,
@@ -407,12 +408,12 @@ def create_engines(
     shared: Reservation | None,
     max_images: int,
     max_videos: int,
-    reward: Callable[..., Any] | None = None,
+    reward: GivenFunctions | None = None,
 ) -> list[Any]:
     """Start `--vllm.num_engines` engine actors, in `shared` or on GPUs of their own, and return their handles.
 
     Args:
-        reward: the function that gives the rewards, where it is in no file; Ray sends it.
+        reward: the reward functions that are in no file; Ray sends them.
     """
     tensor_parallel = config.vllm.tensor_parallel_size
     gpus = shared or reserve(config.vllm.gpus, together=engine_groups(config))
@@ -420,7 +421,7 @@ def create_engines(
     # With tensor parallelism the actor itself holds no GPU: vLLM's own Ray workers do.
     actor_share = share if tensor_parallel == 1 else 0
     arguments = _engine_arguments(config, share=share, max_images=max_images, max_videos=max_videos)
-    arguments["reward_function"] = reward
+    arguments["functions"] = reward
     engines = []
     for index in range(config.vllm.engines):
         first = index * tensor_parallel

@@ -26,7 +26,7 @@ from lmm_r1.config import PPOConfig, checkpoint_folder, sized_ppo
 from lmm_r1.config.checks import agent_options
 from lmm_r1.config.hardware import needed_gpus
 from lmm_r1.config.ppo import PlacedModel
-from lmm_r1.config.rewards import named_verifier, reward_function
+from lmm_r1.config.rewards import GivenFunctions, named_verifier, reward_functions, reward_list
 from lmm_r1.config.shared import row_reading
 from lmm_r1.data.files import read_row_file
 from lmm_r1.data.media_access import limits_environment
@@ -91,9 +91,8 @@ def shared_paths(config: PPOConfig, *, rows: Sequence[Row], eval_rows: Sequence[
         for flag, path in _model_paths(config).items()
         if path and Path(path).exists()
     ]
-    function = reward_function(config.reward)
-    if function is not None and function.path is not None:
-        paths.append(SharedPath(flag="--reward.remote_url", path=function.path))
+    files = dict.fromkeys(function.path for function in reward_functions(config.reward) if function.path is not None)
+    paths += [SharedPath(flag="--reward.remote_url", path=path) for path in files]
     if config.train.agent_func_path is not None:
         paths.append(SharedPath(flag="--train.agent_func_path", path=config.train.agent_func_path))
     for flag, some in (("--data.prompt_dataset", rows), ("--eval.dataset", eval_rows)):
@@ -137,14 +136,14 @@ class _Stage:
     eval_rows: list[Row]
     max_images: int
     folder: RunFolder
-    reward: Callable[..., Any] | None
+    reward: GivenFunctions | None
 
 
-def train(config: PPOConfig, *, reward: Callable[..., Any] | None = None) -> None:
+def train(config: PPOConfig, *, reward: GivenFunctions | None = None) -> None:
     """Run one RL stage and write its model to `--ckpt.output_dir`; raises UserError for wrong inputs.
 
     Args:
-        reward: the reward function, if it was given to this process instead of in a file.
+        reward: the reward functions that were given to this process instead of in a file.
     """
     path = _policy_path(config)
     policy = Checkpoint(path, trust_remote_code=config.train.trust_remote_code)
@@ -273,7 +272,7 @@ def _train(stage: _Stage, restarts: Restarts, trackers: Trackers) -> None:
 
 
 def _start_workers(
-    config: PPOConfig, *, max_images: int, max_videos: int, reward: Callable[..., Any] | None = None
+    config: PPOConfig, *, max_images: int, max_videos: int, reward: GivenFunctions | None = None
 ) -> _Workers:
     """Start the processes of engines and models together, so that models import their libraries while engines load."""
     train, shared = config.train, None
@@ -366,7 +365,7 @@ def _load(config: PPOConfig, path: str, *, split: str, check: Callable[[Row], No
     )
     Console(highlight=False, markup=False, soft_wrap=True).print(with_left_out(file.summary_as_prompts, file.skipped))
     # Columns are sent with every group, and few reward sources need them.
-    by_columns = reward_function(config.reward) is not None or "columns" in config.reward.request_fields
+    by_columns = bool(reward_functions(config.reward)) or "columns" in config.reward.request_fields
     wanted = by_columns or config.train.plays
     rows = {index: row if wanted else replace(row, columns={}) for index, row in file.rows.items()}
     return KeptRows.of(path, rows, file.skipped)
@@ -413,7 +412,7 @@ def _check_row(config: PPOConfig, policy: Checkpoint, environment: Environment |
     outlined_row(row, kit=kit, processor=policy.processor, add_generation_prompt=True)
 
 
-def _check_rewards(config: PPOConfig, rows: Sequence[Row], *, reward: Callable[..., Any] | None) -> None:
+def _check_rewards(config: PPOConfig, rows: Sequence[Row], *, reward: GivenFunctions | None) -> None:
     """Raise UserError, before anything starts, if the reward source does not answer or lacks columns."""
     urls = config.reward.remote_url
 
@@ -430,7 +429,10 @@ def _check_rewards(config: PPOConfig, rows: Sequence[Row], *, reward: Callable[.
         asyncio.run(check())
     except RewardUnavailable as error:
         raise UserError(f"--reward.remote_url {urls}: {error}") from error
-    if verifier := named_verifier(config.reward):
+    if listed := reward_list(urls or ""):
+        terms = " + ".join(f"{part.weight:g} x {part.name}" for part in listed)
+        Console(highlight=False, soft_wrap=True).print(f"rewards: {terms}; {listed[0].name} says what is right")
+    elif verifier := named_verifier(config.reward):
         Console(highlight=False, soft_wrap=True).print(
             f"rewards: the verifier {verifier}, called by the engines themselves; --reward selects another source"
         )

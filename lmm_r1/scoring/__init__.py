@@ -44,8 +44,8 @@ class ScoredResponse:
     """Prompt and response as the model reads and writes them, with special tokens."""
     response: str
     """Without its end token."""
-    num_tokens: int
-    """Of the response, including the end token."""
+    num_tokens: int | None
+    """Of the response, including the end token; None if unknown."""
     token_ids: tuple[int, ...] = ()
     """Of everything after the prompt."""
     image_scales: tuple[tuple[float, float], ...] = ()

@@ -87,9 +87,10 @@ class FunctionScorer:
         try:
             return await asyncio.wait_for(asyncio.wrap_future(asked.answer), timeout=self._function.deadline_s)
         except asyncio.TimeoutError as error:
+            flag = self._function.deadline_flag
             reason = (
                 f"{self.told}: the function has not returned the rewards of {len(batch)} responses "
-                f"within {self._function.deadline_s:g} s; find out whether it hangs, or raise {self._function.deadline_flag}"
+                f"within {self._function.deadline_s:g} s; find out whether it hangs{f', or raise {flag}' if flag else ''}"
             )
             self._process.stop(reason)
             raise UserError(reason) from error
@@ -129,7 +130,7 @@ def _served(function: RewardFunction, packed: bytes | None) -> Served:
 def _protocol_of_file(function: RewardFunction) -> FunctionProtocol:
     if function.path is None:
         raise UserError(
-            f"{function.told} is a function that was passed to lmm_r1.train_rl; pass it again, or write it into a file "
+            f"{function.told} is a function that was passed in Python; pass it again, or write it into a file "
             f"and name that: --reward FILE.py:{function.name}"
         )
     if not PathFinder.find_spec("mathruler", [str(Path(function.path).resolve().parent), *sys.path]):

@@ -6,13 +6,13 @@ import asyncio
 import math
 import sys
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any, Protocol
 
 from typing_extensions import Self
 
 from lmm_r1.config.rewards import verifier_from
 from lmm_r1.data.messages import Row, to_json
+from lmm_r1.data.sample import Completion
 from lmm_r1.errors import UserError
 from lmm_r1.scoring import StepJudging, not_finite, score_of_steps
 from remote_rm.client import RewardClient, RewardRefused, RewardUnavailable, SentSample
@@ -22,24 +22,8 @@ from remote_rm.verifier import Item, NotReady, Score, ServiceLimits
 JUDGE_SECONDS = 5.0
 
 
-class ScorableResponse(Protocol):
-    """A response to score, such as a completion of any engine."""
-
-    @property
-    def text(self) -> str:
-        """Without the end token."""
-
-    @property
-    def finish_reason(self) -> str:
-        """`stop` if the model ended it."""
-
-    @property
-    def image_scales(self) -> tuple[tuple[float, float], ...]:
-        """Of the prompt's images, as in its `EncodedPrompt`."""
-
-
 class ResponseScorer(Protocol):
-    def score(self, row: Row, responses: Sequence[ScorableResponse]) -> list[Score]:
+    def score(self, row: Row, responses: Sequence[Completion]) -> list[Score]:
         """Return one score per response; raises UserError for a row that cannot be scored."""
 
 
@@ -59,9 +43,10 @@ class VerifierJudge:
             flag: the flag that names the verifier, for messages.
         """
         self.name = verifier_name
-        self._verifier = verifier_from(verifier_name, flag=flag)
+        self.told = f"{flag} {verifier_name}"
+        self.verifier = verifier_from(verifier_name, flag=flag)
         self._pool = BlockingPool(
-            self._verifier,
+            self.verifier,
             workers=workers,
             item_timeout_seconds=item_timeout_seconds,
             # The only caller waits for its own items, so the queue needs no limit.
@@ -76,9 +61,7 @@ class VerifierJudge:
             raise UserError(str(error)) from error
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         """End the workers, even while they judge."""
         self._pool.stop()
 
@@ -86,7 +69,7 @@ class VerifierJudge:
         """Raise UserError for the first row whose answer the verifier does not accept as a label."""
         for row in rows:
             try:
-                self._verifier.check_label(row.answer)
+                self.verifier.check_label(row.answer)
             except ValueError as error:
                 raise UserError(f"{row.location}: {self.name} cannot judge by this row's answer: {error}") from error
 
@@ -94,7 +77,7 @@ class VerifierJudge:
         """Return one score per item, in their order; an item that is not judged in time is wrong."""
         return self._pool.judge(items)
 
-    def score(self, row: Row, responses: Sequence[ScorableResponse]) -> list[Score]:
+    def score(self, row: Row, responses: Sequence[Completion]) -> list[Score]:
         """Return one score per response; raises UserError for a row whose answer the verifier does not accept."""
         self.check_labels([row])
         prompt = to_json(row.messages)
@@ -134,7 +117,7 @@ class RewardModelScorer:
         )
         self._path = path
 
-    def score(self, row: Row, responses: Sequence[ScorableResponse]) -> list[Score]:
+    def score(self, row: Row, responses: Sequence[Completion]) -> list[Score]:
         """Return the rewards; raises UserError for a row that the model cannot take."""
         samples = [
             # As in training, a response that was cut off has no end token.
@@ -175,7 +158,7 @@ class ProcessRewardScorer:
         self._path = path
         self._step_scores = judging.step_scores
 
-    def score(self, row: Row, responses: Sequence[ScorableResponse]) -> list[Score]:
+    def score(self, row: Row, responses: Sequence[Completion]) -> list[Score]:
         """Return the rewards, with the number of steps and all other aggregates of their scores as parts.
 
         Raises UserError for a row that the model cannot take.
@@ -186,11 +169,6 @@ class ProcessRewardScorer:
         if any(not_finite(score) is not None for score in found):
             raise UserError(f"{row.location}: {self._path} gives a step no finite score; is the checkpoint complete?")
         return found
-
-
-def verifier_scorer(name: str, *, workers: int) -> VerifierJudge:
-    """Return the judge of a verifier, for a `with` block."""
-    return VerifierJudge(name, workers=workers, item_timeout_seconds=JUDGE_SECONDS)
 
 
 def _param_dtype(name: str, *, config: Any) -> str:
@@ -228,13 +206,11 @@ class RemoteScorer:
             raise UserError(f"{self._flag}: {error}") from error
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         """Close the connections."""
         self._close()
 
-    def score(self, row: Row, responses: Sequence[ScorableResponse]) -> list[Score]:
+    def score(self, row: Row, responses: Sequence[Completion]) -> list[Score]:
         """Return one score per response.
 
         Raises UserError for a row that a server refuses, and RewardUnavailable if none answers.
@@ -260,6 +236,6 @@ class RemoteScorer:
         self._loop.close()
 
 
-def query_of(prompt: str, response: ScorableResponse) -> str:
+def query_of(prompt: str, response: Completion) -> str:
     """Return prompt and response, followed by a newline if the model ended the response."""
     return f"{prompt}\n{response.text}" + ("\n" if response.finish_reason == "stop" else "")

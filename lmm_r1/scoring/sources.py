@@ -1,4 +1,4 @@
-"""The sources of rewards: reward servers over HTTP, a Python function, or a verifier by its name."""
+"""The sources of rewards: reward servers over HTTP, Python functions, verifiers by their names, and sums of them."""
 
 from __future__ import annotations
 
@@ -9,33 +9,43 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from functools import partial
+from typing import Protocol, TypeAlias, runtime_checkable
+
+from typing_extensions import Self
 
 from lmm_r1.config.ppo import RequestField, RewardConfig
-from lmm_r1.config.rewards import named_verifier, reward_function
+from lmm_r1.config.rewards import (
+    GivenFunctions,
+    ListedReward,
+    RewardFunction,
+    is_function,
+    named_verifier,
+    reward_functions,
+    reward_list,
+    reward_sources,
+    verifier_from,
+)
 from lmm_r1.data.images import encoded_image
-from lmm_r1.data.messages import Row, images_of, to_json
+from lmm_r1.data.messages import Row, TextPart, images_of, to_json
+from lmm_r1.data.sample import Completion
 from lmm_r1.errors import UserError
 from lmm_r1.scoring import ScoredResponse
 from lmm_r1.scoring.functions import FunctionScorer
 from lmm_r1.scoring.response_scores import JUDGE_SECONDS, VerifierJudge
 from remote_rm.client import RewardClient
-from remote_rm.registry import verifier_class
 from remote_rm.verifier import Item, PoolUnavailable, Score
 
 # Per engine: one answer takes a millisecond, an expression that must be simplified up to a second.
 MOST_WORKERS = 4
+_ROWS_AT_ONCE = 64
 
 
 class VerifierScorer:
     """A verifier that is given all responses to one prompt at once; its workers start with the first of them."""
 
-    def __init__(self, spec: str) -> None:
-        """Take a verifier by the name that `verifier_from` reads; raises UserError for an unknown one."""
-        workers = min(MOST_WORKERS, os.cpu_count() or 1)
-        self._judge = VerifierJudge(
-            spec, workers=workers, item_timeout_seconds=JUDGE_SECONDS, flag="--reward.remote_url"
-        )
+    def __init__(self, judge: VerifierJudge) -> None:
+        self._judge = judge
         self._starting = threading.Lock()
         self._started = False
 
@@ -57,7 +67,7 @@ class VerifierScorer:
         try:
             scores = self._judge.judge(items)
         except PoolUnavailable as error:
-            raise UserError(f"--reward.remote_url {self._judge.name}: {error}") from error
+            raise UserError(f"{self._judge.told}: {error}") from error
         return [replace(score, parts=score.parts | {"timed_out": float(score.timed_out)}) for score in scores]
 
     def _start(self) -> None:
@@ -114,6 +124,48 @@ class GroupSource(_Source, Protocol):
 Scorer: TypeAlias = ResponseSource | RowSource | GroupSource
 
 
+def sum_of(listed: Sequence[ListedReward], scores: Sequence[Score]) -> Score:
+    """Return the weighted sum of a response's scores; the first one says what is right.
+
+    Functions log their own parts as `reward/FUNCTION/PART`.
+    """
+    pairs = list(zip(listed, scores, strict=True))
+    parts = {"accuracy": scores[0].parts.get("accuracy", scores[0].score)}
+    for one, score in pairs:
+        parts[one.name] = one.value(score)
+        if one.is_function:
+            parts |= {f"{one.name}/{name}": value for name, value in score.parts.items()}
+    late = any(score.timed_out for score in scores)
+    parts |= {"ungradable": max(score.parts.get("ungradable", 0.0) for score in scores), "timed_out": float(late)}
+    reward = sum(one.weight * one.value(score) for one, score in pairs)
+    return Score(reward=reward, score=scores[0].score, parts=parts, timed_out=late)
+
+
+class WeightedScorer:
+    """The weighted sum of verifiers and functions; the first one says what is right."""
+
+    def __init__(self, parts: Sequence[ListedReward], sources: Sequence[VerifierScorer | FunctionScorer]) -> None:
+        self._parts, self._sources = parts, sources
+
+    def check_rows(self, rows: Sequence[Row]) -> None:
+        """Raise UserError for the first row that one of them cannot score."""
+        for source in self._sources:
+            source.check_rows(rows)
+
+    async def rewards(self, batch: Sequence[ScoredResponse]) -> list[Score]:
+        """Return the sums, in the order of the responses; raises UserError if one of them does."""
+        judged = await asyncio.gather(*(source.rewards(batch) for source in self._sources))
+        return [sum_of(self._parts, scores) for scores in zip(*judged, strict=True)]
+
+    async def check_health(self) -> None:
+        """Start the workers of the verifiers; raises UserError if they do not start."""
+        await asyncio.gather(*(source.check_health() for source in self._sources))
+
+    async def close(self) -> None:
+        """End all workers and processes."""
+        await asyncio.gather(*(source.close() for source in self._sources))
+
+
 @runtime_checkable
 class RowChecker(Protocol):
     """A source that does not accept every row."""
@@ -122,31 +174,132 @@ class RowChecker(Protocol):
         """Raise UserError for the first row that cannot be scored."""
 
 
-def make_scorer(reward: RewardConfig, *, given: Callable[..., Any] | None = None) -> Scorer:
-    """Return the source that `--reward.remote_url` names: a client of servers, a function, or a verifier.
+def make_scorer(reward: RewardConfig, *, given: GivenFunctions | None = None) -> Scorer:
+    """Return the source that `--reward.remote_url` names: a client of servers, functions, verifiers, or a sum of both.
 
     Args:
-        given: the function itself, if it is not in a Python file.
+        given: the functions that are not in a Python file.
     """
-    function = reward_function(reward)
-    if function is not None:
-        return FunctionScorer(function, given=given)
+    workers = min(MOST_WORKERS, os.cpu_count() or 1)
+    judge = partial(VerifierJudge, workers=workers, item_timeout_seconds=JUDGE_SECONDS, flag="--reward.remote_url")
+    if functions := reward_functions(reward):
+        return _with_functions(str(reward.remote_url), functions[0], judge=judge, given=given)
     if (verifier := named_verifier(reward)) is not None:
-        return VerifierScorer(verifier)
+        return VerifierScorer(judge(verifier))
     assert reward.remote_url is not None, "only runs with a reward service have a scorer"
     if not any(sign in reward.remote_url for sign in "/.:"):
         # Neither an address nor a file: a mistyped verifier.
-        try:
-            verifier_class(reward.remote_url)
-        except ValueError as error:
-            raise UserError(
-                f"--reward {reward.remote_url}: {error}. Give a verifier, FILE.py or http://HOST:PORT/get_reward"
-            ) from error
+        verifier_from(reward.remote_url)
     try:
         client = RewardClient(reward.remote_url.split(","), timeout_s=reward.timeout_s, deadline_s=reward.deadline_s)
     except ValueError as error:
         raise UserError(f"--reward.remote_url: {error}") from error
     return RowClient(client, fields=reward.request_fields) if reward.request_fields else client
+
+
+def _with_functions(
+    spec: str, settings: RewardFunction, *, judge: Callable[[str], VerifierJudge], given: GivenFunctions | None
+) -> FunctionScorer | WeightedScorer:
+    """Return the source of a function, or of a list with functions, which all have these settings."""
+
+    def function(source: str) -> FunctionScorer:
+        own = settings.of(source)
+        return FunctionScorer(own, given=None if own.path or given is None else given.get(str(own.name)))
+
+    listed = reward_list(spec, flag=settings.flag)
+    sources = [function(one.source) if one.is_function else VerifierScorer(judge(one.source)) for one in listed]
+    return WeightedScorer(listed, sources) if listed else function(spec)
+
+
+class RewardFailed(UserError):
+    """A reward function failed, which is no fault of the row."""
+
+
+_Group: TypeAlias = tuple[Row, Sequence[Completion]]
+
+
+class SourceJudge:
+    """Scores responses outside of a run by functions, whose processes end with `with SourceJudge(...)`."""
+
+    def __init__(self, make: Callable[[], FunctionScorer | WeightedScorer]) -> None:
+        """Start the processes; raises UserError if a function cannot be loaded."""
+        self._make, self._source, self._ended = make, make(), False
+
+    def __enter__(self) -> Self:
+        """Start what has ended, and the workers of the verifiers; raises UserError if that fails."""
+        if self._ended:
+            self._source, self._ended = self._make(), False
+        asyncio.run(self._source.check_health())
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        """End workers and processes."""
+        asyncio.run(self._source.close())
+        self._ended = True
+
+    def check_labels(self, rows: Sequence[Row]) -> None:
+        """Raise UserError for the first row that cannot be scored, and if that of an empty response fails."""
+        self._source.check_rows(rows)
+        self.score_groups([(rows[0], [Completion(text="", num_tokens=1, finish_reason="stop")])])
+
+    def score(self, row: Row, responses: Sequence[Completion]) -> list[Score]:
+        """Return one score per response; raises UserError for an unusable row, RewardFailed if a function fails."""
+        self._source.check_rows([row])
+        return self.score_groups([(row, responses)])
+
+    def score_groups(self, groups: Sequence[_Group]) -> list[Score]:
+        """Return the scores of all responses, row by row; raises RewardFailed if a function fails."""
+        found: list[Score] = []
+        for (row, _), scores in zip(groups, self.outcomes(groups), strict=True):
+            if isinstance(scores, UserError):
+                raise RewardFailed(f"{row.location}: {scores}") from scores
+            found += scores
+        return found
+
+    def outcomes(self, groups: Sequence[_Group]) -> list[list[Score] | UserError]:
+        """Return the scores of each row's responses, or why there are none."""
+
+        async def outcomes_of(some: Sequence[_Group]) -> list[list[Score] | UserError]:
+            return await asyncio.gather(*(self._outcome(row, responses) for row, responses in some))
+
+        starts = range(0, len(groups), _ROWS_AT_ONCE)
+        return [one for at in starts for one in asyncio.run(outcomes_of(groups[at : at + _ROWS_AT_ONCE]))]
+
+    async def _outcome(self, row: Row, responses: Sequence[Completion]) -> list[Score] | UserError:
+        prompt = "\n".join(part.text for turn in row.messages for part in turn.parts if isinstance(part, TextPart))
+        batch = [
+            ScoredResponse(
+                row=row,
+                prompt=prompt,
+                query=prompt + one.text,
+                response=one.text,
+                num_tokens=one.num_tokens,
+                image_scales=one.image_scales,
+            )
+            for one in responses
+        ]
+        try:
+            self._source.check_rows([row])
+            return await self._source.rewards(batch)
+        except UserError as error:
+            return error
+
+
+def make_judge(
+    spec: str, *, flag: str, workers: int, timeout_s: float | None = None, given: GivenFunctions | None = None
+) -> VerifierJudge | SourceJudge:
+    """Return what judges outside of RL by a verifier, a function or a list of both, for a `with` block.
+
+    Args:
+        timeout_s: that of `--judge_timeout`, for one answer; a function has at least the default of training for a row.
+    """
+    seconds = JUDGE_SECONDS if timeout_s is None else timeout_s
+    judge = partial(VerifierJudge, workers=workers, item_timeout_seconds=seconds, flag=flag)
+    if not any(map(is_function, reward_sources(spec, flag=flag))):
+        return judge(spec)
+    own = None if timeout_s is None else "--judge_timeout"
+    settings = RewardFunction(deadline_s=max(seconds, RewardConfig.deadline_s), flag=flag, deadline_flag=own)
+    return SourceJudge(partial(_with_functions, spec, settings, judge=judge, given=given))
 
 
 class RowClient:

@@ -22,7 +22,7 @@ from lmm_r1.generation.engine import EngineDtype, EngineSettings, SamplingSettin
 from lmm_r1.generation.transformers_engine import TransformersEngine
 from lmm_r1.lmm_kits import Checkpoint, LmmKit
 from lmm_r1.models.packed.sequence_parallel import bare
-from lmm_r1.scoring.response_scores import JUDGE_SECONDS, VerifierJudge
+from lmm_r1.scoring.sources import make_judge
 from lmm_r1.supervised import RowCheck, SampleEncoder, kept
 from lmm_r1.supervised.held_out import LOSS, HeldOut
 from lmm_r1.supervised.loop import Counts, SupervisedRun, Terms, TokenTerms
@@ -123,7 +123,7 @@ class Answers:
         prompts = {index: prompt_of(row) for index, row in enumerate(rows)}
         with _own_settings(self.engine.model):
             outcomes = list(self.engine.respond(prompts.items(), self.sampling)) if prompts else []
-        with VerifierJudge(self.verifier, workers=1, item_timeout_seconds=JUDGE_SECONDS) as judge:
+        with make_judge(self.verifier, flag="--eval.reward", workers=1) as judge:
             for outcome in outcomes:
                 if outcome.reason is None:
                     row = rows[outcome.index]
