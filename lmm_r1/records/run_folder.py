@@ -95,6 +95,9 @@ class Callbacks:
     on_evaluation: StepCallback | None = None
 
 
+NO_CALLBACKS = Callbacks()
+
+
 @dataclass(kw_only=True)
 class RunFolder:
     """Append-only records of one stage; a resumed run continues them."""
@@ -104,7 +107,7 @@ class RunFolder:
     kind: str
     origins: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     """The dataset of each row and its index in it, by the row's location."""
-    callbacks: Callbacks = Callbacks()
+    callbacks: Callbacks = NO_CALLBACKS
     ended_at: int | None = None
     """The step after which a callback has ended the run."""
     started: float = field(default_factory=time.time)

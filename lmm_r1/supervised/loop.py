@@ -286,7 +286,9 @@ class SupervisedRun(ABC, Generic[ConfigT, RowT, SampleT, BatchT]):
         self.step = step + 1
         self._log(step + 1, steps, loss=loss, rate=rate, tokens=tokens, seconds=seconds)
         self._evaluate(step + 1, steps=steps)
-        stop, due, ended = self._any_rank(self.stops.asked, self.schedule.is_due(step + 1), self.folder.ended_at is not None)
+        stop, due, ended = self._any_rank(
+            self.stops.asked, self.schedule.is_due(step + 1), self.folder.ended_at is not None
+        )
         if (stop or due) and not self.config.ckpt.disable_ds:
             self._save(step + 1)
         return stop, ended

@@ -27,7 +27,7 @@ from lmm_r1.models.load_balancing import check_balanced
 from lmm_r1.models.packed.sequence_parallel import check_heads
 from lmm_r1.models.rope_scaling import check_rope, tell_factors
 from lmm_r1.planning.choices import planned_supervised
-from lmm_r1.records.run_folder import Callbacks, RunFolder
+from lmm_r1.records.run_folder import NO_CALLBACKS, Callbacks, RunFolder
 from lmm_r1.records.tracker_backends import open_trackers
 from lmm_r1.records.trackers import Trackers
 from lmm_r1.supervised import SampleEncoder, chat_template, first_fitting, updates_per_epoch
@@ -36,7 +36,7 @@ from lmm_r1.supervised.models import ConfigT, SupervisedSession, model_path
 
 
 def train(
-    run_class: type[SupervisedRun[ConfigT, Any, Any, Any]], config: ConfigT, *, callbacks: Callbacks = Callbacks()
+    run_class: type[SupervisedRun[ConfigT, Any, Any, Any]], config: ConfigT, *, callbacks: Callbacks = NO_CALLBACKS
 ) -> None:
     """Train on `--data.dataset` and write the model to `--ckpt.output_dir`; raises UserError for wrong flags or rows."""
     checkpoint = _opened(config)
@@ -104,7 +104,7 @@ def session(
     rows: Sequence[AnyRow],
     shown: Sequence[Row],
     every: KeptRows[Any] | None = None,
-    callbacks: Callbacks = Callbacks(),
+    callbacks: Callbacks = NO_CALLBACKS,
 ) -> Iterator[SupervisedSession[ConfigT]]:
     """Start a run's processes and its folder, and finish both after the block.
 
