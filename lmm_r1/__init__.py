@@ -18,7 +18,10 @@ if TYPE_CHECKING:
         TrainedRun,
         evaluate,
         generate,
+        train_dpo,
+        train_kd,
         train_rl,
+        train_rm,
         train_sft,
     )
     from lmm_r1.config import PPOConfig, SFTConfig
@@ -46,13 +49,16 @@ __all__ = [
     "get_kit",
     "get_verifier",
     "register_kit",
+    "train_dpo",
+    "train_kd",
     "train_rl",
+    "train_rm",
     "train_sft",
 ]
 _HOMES = {
     "lmm_r1.api.functions": (
         *("AnsweredRow", "Evaluation", "GeneratedResponse", "Generation", "TrainedRun"),
-        *("evaluate", "generate", "train_rl", "train_sft"),
+        *("evaluate", "generate", "train_dpo", "train_kd", "train_rl", "train_rm", "train_sft"),
     ),
     "lmm_r1.config": ("PPOConfig", "SFTConfig"),
     "lmm_r1.errors": ("RunStopped", "UserError"),

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, TypeVar
+
+from typing_extensions import Unpack
 
 from lmm_r1.api.settings import IMAGE_DIR, Rows, Settings, image_dir, is_messages, own_process, read_config, row_file
 from lmm_r1.cli.training import begin_workers, prepare_training
-from lmm_r1.config import PPOConfig, SFTConfig, resolve
+from lmm_r1.config import DPOConfig, KDConfig, PPOConfig, RMConfig, SFTConfig, SupervisedConfig, resolve
 from lmm_r1.config.evaluate import EvaluateConfig, page_path
 from lmm_r1.config.generation import BatchConfig
 from lmm_r1.config.hardware import check_machine
@@ -19,9 +22,11 @@ from lmm_r1.config.rewards import GIVEN, reward_list
 from lmm_r1.data.files import SkippedRow
 from lmm_r1.errors import UserError
 from lmm_r1.records.metrics import METRICS_FILE, MetricLog, read_metrics
-from lmm_r1.records.run_folder import RunFolder, read_stage
+from lmm_r1.records.run_folder import Callbacks, RunFolder, StepCallback, read_stage
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from lmm_r1.evaluation.board import Board
 
 
@@ -227,9 +232,6 @@ def _named(checkpoints: AnyPath | Sequence[AnyPath] | Mapping[str, AnyPath]) -> 
     return dict(zip(names, paths, strict=True))
 
 
-Config = TypeVar("Config", PPOConfig, SFTConfig)
-
-
 @dataclass(frozen=True, kw_only=True)
 class TrainedRun:
     """A finished stage; it can be passed as the path of a checkpoint."""
@@ -245,14 +247,93 @@ class TrainedRun:
     def __fspath__(self) -> str:
         return str(self.folder)
 
+    def model(self) -> PreTrainedModel:
+        """Return the trained model, loaded in the precision of its files, with its generation cache on."""
+        from lmm_r1.lmm_kits import Checkpoint
+        from lmm_r1.lmm_kits.checkpoint import torch_dtype
+
+        checkpoint = Checkpoint(str(self.folder))
+        dtype = torch_dtype("auto", config=checkpoint.config)
+        model = checkpoint.load_model(dtype=dtype, attn_implementation="sdpa").eval()
+        model.config.get_text_config().use_cache = model.config.use_cache = True
+        return model
+
+    def processor(self) -> Any:
+        """Return the processor, or the tokenizer of a text model, that belongs to `model`."""
+        from lmm_r1.lmm_kits import Checkpoint
+
+        return Checkpoint(str(self.folder)).processor
+
+
+class TrainKeywords(TypedDict, total=False):
+    """The settings that most runs change, as keyword arguments of every training function; all others go into `config`."""
+
+    model: AnyPath
+    output: AnyPath
+    """Folder of the run."""
+    lr: float
+    epochs: int
+    """Passes over the rows."""
+    max_steps: int
+    batch_size: int
+    """Responses, rows or pairs of an update."""
+    max_len: int
+    """Longest sequence in tokens: prompt, images and response together."""
+    lora_rank: int
+    max_pixels: int
+    """Larger images are scaled down to this many pixels."""
+    on_step: StepCallback
+    """Takes the step and its metrics; if it returns False, the run ends there and saves its model."""
+    on_evaluation: StepCallback
+    """The same with the metrics of an evaluation, such as `eval_default_pass1`."""
+
+
+class RLKeywords(TrainKeywords, total=False):
+    """Those of `train_rl`."""
+
+    n_samples: int
+    """Responses to each prompt."""
+    max_new_tokens: int
+    kl: float
+    """Weight of the KL divergence from the reference; 0 needs no reference."""
+    system_prompt: str
+
+
+class KDKeywords(TrainKeywords, total=False):
+    """Those of `train_kd`."""
+
+    teacher: AnyPath
+
+
+_SHARED = {
+    "output": "ckpt.output_dir",
+    "max_steps": "train.max_steps",
+    "batch_size": "train.batch_size",
+    "max_len": "data.max_len",
+    "lora_rank": "ds.lora.rank",
+    "max_pixels": "data.max_pixels",
+}
+_OF_RL = _SHARED | {
+    "model": "actor.model_name_or_path",
+    "lr": "actor.adam.lr",
+    "epochs": "train.num_episodes",
+    "n_samples": "rollout.n_samples_per_prompt",
+    "max_new_tokens": "rollout.max_new_tokens",
+    "kl": "algo.kl.init_coef",
+    "system_prompt": "data.system_prompt",
+}
+_SUPERVISED = _SHARED | {"model": "model.model_name_or_path", "lr": "adam.lr", "epochs": "train.max_epochs"}
+_OF_KD = _SUPERVISED | {"teacher": "teacher.model_name_or_path"}
+
 
 def train_rl(
-    config: Settings[PPOConfig],
+    config: Settings[PPOConfig] | None = None,
     overrides: Mapping[str, object] | None = None,
     *,
     rows: Rows | None = None,
     eval_rows: Rows | None = None,
     reward: Rewards | None = None,
+    **keywords: Unpack[RLKeywords],
 ) -> TrainedRun:
     """Run one stage of reinforcement learning and return it; the same call resumes a stopped one.
 
@@ -262,29 +343,32 @@ def train_rl(
         rows: the prompts, in the place of `data.prompt_dataset`; `eval_rows` in that of `eval.dataset`.
         reward: a function, or what `reward.remote_url` takes: a verifier, an address, FILE.py:NAME; or a list of functions,
             verifiers and files, each alone or with its weight: `[right, "format=0.5", (length, 0.1)]`.
+        keywords: the settings of `RLKeywords`; they go before all others.
 
     Raises:
         UserError: what was given cannot be trained, or the run failed; the message says what is saved.
         RunStopped: Ctrl-C or SIGTERM ended it, after a whole step.
     """
     given = {"rows": ("data.prompt_dataset", rows), "eval_rows": ("eval.dataset", eval_rows)}
-    with own_process(_arguments(given) | ({} if reward is None else {"reward.remote_url": "reward"})):
+    named, callbacks = _named_settings(keywords, _OF_RL)
+    arguments = _arguments(given) | ({} if reward is None else {"reward.remote_url": "reward"})
+    with own_process(arguments | {_OF_RL[keyword]: keyword for keyword in keywords if keyword in _OF_RL}):
         spec, functions = named_rewards(reward)
-        named = {"reward.remote_url": spec} if spec else {}
-        settings = read_config(PPOConfig, config, overrides or {}, named)
-        settings = _ready(settings, given)
+        source = {"reward.remote_url": spec} if spec else {}
+        settings = _ready(read_config(PPOConfig, config or {}, overrides or {}, named, source), given)
         from lmm_r1.rl.run import train
 
-        train(settings, reward=functions)
+        train(settings, reward=functions, callbacks=callbacks)
         return _finished(settings)
 
 
 def train_sft(
-    config: Settings[SFTConfig],
+    config: Settings[SFTConfig] | None = None,
     overrides: Mapping[str, object] | None = None,
     *,
     rows: Rows | None = None,
     eval_rows: Rows | None = None,
+    **keywords: Unpack[TrainKeywords],
 ) -> TrainedRun:
     """Fine-tune on rows of messages whose last message is the response; takes, returns and raises what `train_rl` does.
 
@@ -294,15 +378,82 @@ def train_sft(
         config: as `lmm-r1 train_sft --help` lists the settings.
         overrides: settings that go before those of `config`.
         rows: in the place of `data.dataset`; `eval_rows` in that of `eval.dataset`.
+        keywords: the settings of `TrainKeywords`; they go before all others.
+    """
+    return _supervised("sft.SFTRun", SFTConfig, config, overrides, rows, eval_rows, keywords)
+
+
+def train_dpo(
+    config: Settings[DPOConfig] | None = None,
+    overrides: Mapping[str, object] | None = None,
+    *,
+    rows: Rows | None = None,
+    eval_rows: Rows | None = None,
+    **keywords: Unpack[TrainKeywords],
+) -> TrainedRun:
+    """Train on pairs of a chosen and a rejected response, as `lmm-r1 train_dpo` does; otherwise as `train_sft`."""
+    return _supervised("dpo.DPORun", DPOConfig, config, overrides, rows, eval_rows, keywords)
+
+
+def train_rm(
+    config: Settings[RMConfig] | None = None,
+    overrides: Mapping[str, object] | None = None,
+    *,
+    rows: Rows | None = None,
+    eval_rows: Rows | None = None,
+    **keywords: Unpack[TrainKeywords],
+) -> TrainedRun:
+    """Train a reward model on such pairs, as `lmm-r1 train_rm` does; otherwise as `train_sft`."""
+    return _supervised("rm.RMRun", RMConfig, config, overrides, rows, eval_rows, keywords)
+
+
+def train_kd(
+    config: Settings[KDConfig] | None = None,
+    overrides: Mapping[str, object] | None = None,
+    *,
+    rows: Rows | None = None,
+    eval_rows: Rows | None = None,
+    **keywords: Unpack[KDKeywords],
+) -> TrainedRun:
+    """Train a student to predict like the `teacher`, as `lmm-r1 train_kd` does; otherwise as `train_sft`."""
+    return _supervised("kd.KDRun", KDConfig, config, overrides, rows, eval_rows, keywords)
+
+
+Config = TypeVar("Config", PPOConfig, SFTConfig, DPOConfig, RMConfig, KDConfig)
+
+
+def _supervised(
+    run_class: str,
+    config_class: type[Config],
+    config: Settings[Config] | None,
+    overrides: Mapping[str, object] | None,
+    rows: Rows | None,
+    eval_rows: Rows | None,
+    keywords: Mapping[str, object],
+) -> TrainedRun:
+    """Run a supervised stage.
+
+    Args:
+        run_class: the module below `lmm_r1.supervised` and the class, which are imported when the settings are right.
     """
     given = {"rows": ("data.dataset", rows), "eval_rows": ("eval.dataset", eval_rows)}
-    with own_process(_arguments(given)):
-        settings = _ready(read_config(SFTConfig, config, overrides or {}), given)
-        from lmm_r1.supervised.sft import SFTRun
+    known = _OF_KD if config_class is KDConfig else _SUPERVISED
+    named, callbacks = _named_settings(keywords, known)
+    with own_process(_arguments(given) | {known[keyword]: keyword for keyword in keywords if keyword in known}):
+        settings = _ready(read_config(config_class, config or {}, overrides or {}, named), given)
         from lmm_r1.supervised.start import train
 
-        train(SFTRun, settings)
+        module, name = run_class.split(".")
+        train(getattr(importlib.import_module(f"lmm_r1.supervised.{module}"), name), settings, callbacks=callbacks)
         return _finished(settings)
+
+
+def _named_settings(keywords: Mapping[str, Any], known: Mapping[str, str]) -> tuple[dict[str, object], Callbacks]:
+    """Return keyword arguments as settings, and the functions among them; raises TypeError for others, as Python does."""
+    callbacks = {name: keywords[name] for name in ("on_step", "on_evaluation") if name in keywords}
+    if unknown := keywords.keys() - callbacks.keys() - known.keys():
+        raise TypeError(f"unexpected keyword argument {min(unknown)!r}; there are {', '.join(known)}, and `config`")
+    return {known[name]: value for name, value in keywords.items() if name not in callbacks}, Callbacks(**callbacks)
 
 
 _Given = Mapping[str, tuple[str, "Rows | None"]]
@@ -337,7 +488,7 @@ def _ready(config: Config, given: _Given) -> Config:
     return config
 
 
-def _finished(config: PPOConfig | SFTConfig) -> TrainedRun:
+def _finished(config: PPOConfig | SupervisedConfig) -> TrainedRun:
     folder = Path(config.ckpt.output_dir)
     stage = read_stage(folder)
     return TrainedRun(

@@ -25,7 +25,7 @@ from lmm_r1.cli.yaml_file import YamlError, parse_settings, read_settings
 from lmm_r1.cluster.worker_processes import close_server
 from lmm_r1.config.rewards import GIVEN
 from lmm_r1.errors import RunStopped, UserError
-from lmm_r1.files.atomic import write_atomically
+from lmm_r1.files.atomic import writing
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -95,7 +95,8 @@ IMAGE_DIR = "image_dir"
 def row_file(rows: Rows, *, folder: Path, argument: str) -> str:
     """Return the path of a file with the rows: the one that was given, or one that is written into `folder`.
 
-    The file is named after its content, so that it never takes another one's place.
+    Rows are taken one by one, so that a streaming dataset needs no memory. The file is named after its content and never
+    takes another one's place.
 
     Args:
         argument: of the call, for messages and the file's name.
@@ -105,13 +106,20 @@ def row_file(rows: Rows, *, folder: Path, argument: str) -> str:
     """
     if isinstance(rows, str | os.PathLike):
         return os.fspath(rows)
-    text = "".join(f"{_line(row, place=f'{argument}[{index}]')}\n" for index, row in enumerate(rows))
-    if not text:
-        raise UserError(f"{argument} is empty; give at least one row")
-    digest = hashlib.sha256(text.encode(errors="replace")).hexdigest()[:12]
-    path = folder / f"{argument}-{digest}.jsonl"
-    write_atomically(path, text=text)
-    return str(path)
+    digest, count, partial = hashlib.sha256(), 0, folder / f".{argument}-{os.getpid()}.partial"
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            with partial.open("wb") as file:
+                for count, row in enumerate(rows, start=1):
+                    line = f"{_line(row, place=f'{argument}[{count - 1}]')}\n".encode(errors="replace")
+                    digest.update(line)
+                    file.write(line)
+            if not count:
+                raise UserError(f"{argument} is empty; give at least one row")
+            return str(partial.rename(folder / f"{argument}-{digest.hexdigest()[:12]}.jsonl"))
+        finally:
+            partial.unlink(missing_ok=True)
 
 
 def is_messages(rows: object) -> bool:

@@ -6,13 +6,13 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta, timezone
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import yaml
 
@@ -83,6 +83,20 @@ ERROR_FILE = "error.txt"
 SETTINGS_FILE = "run_config.yaml"
 LOCK_FILE = ".lock"
 
+StepCallback: TypeAlias = Callable[[int, Mapping[str, object]], object]
+"""Takes a step and its metrics; False ends the run after this step, as at its last one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Callbacks:
+    """What a caller wants to be told while a run goes on, in the process that writes the records."""
+
+    on_step: StepCallback | None = None
+    on_evaluation: StepCallback | None = None
+
+
+NO_CALLBACKS = Callbacks()
+
 
 @dataclass(kw_only=True)
 class RunFolder:
@@ -93,6 +107,9 @@ class RunFolder:
     kind: str
     origins: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     """The dataset of each row and its index in it, by the row's location."""
+    callbacks: Callbacks = NO_CALLBACKS
+    ended_at: int | None = None
+    """The step after which a callback has ended the run."""
     started: float = field(default_factory=time.time)
     """When the stage would have started without a break: `open` subtracts the time of earlier sessions."""
     _first_started: float | None = None
@@ -176,10 +193,15 @@ class RunFolder:
             if name.startswith(prefix) and isinstance(value, int | float)
         }
 
-    def metrics(self, step: int, values: Mapping[str, object]) -> None:
+    def metrics(self, step: int, values: Mapping[str, object], *, held_out: bool = False) -> None:
+        """Write the metrics of a step or of its evaluation, and tell the caller of the run."""
         now = time.time()
         self._first = self._first or (step, now)
         append_metrics(self.path / METRICS_FILE, step=step, seconds=now - self.started, values=values)
+        callback = self.callbacks.on_evaluation if held_out else self.callbacks.on_step
+        # None, which a function without a return gives, goes on.
+        if callback is not None and callback(step, values) is False:
+            self.ended_at = step
 
     def spans(self, spans: Mapping[str, tuple[float, float]], *, now: float) -> dict[str, float]:
         """Return the times at which parts of a step began and ended as metrics, in seconds since the stage started."""

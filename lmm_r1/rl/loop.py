@@ -102,7 +102,7 @@ class RLRun:
         self._catch_up_on_evaluation()
         states = self.states()
         learner.source.start(self.step + 1)
-        while True:
+        while self.folder.ended_at is None:
             began = time.perf_counter()
             try:
                 self.stops.check()
@@ -123,6 +123,7 @@ class RLRun:
                 learner.source.close()
                 self._save_before_stop(states)
                 raise
+        learner.source.close()
         return self.step
 
     def _make_step(self, made: MadeRollout, *, began: float) -> dict[str, Any]:

@@ -54,7 +54,7 @@ class Recorder:
         """Write pass@1 and pass@k per data source and some of the responses of an evaluation; return the metrics."""
         metrics = evaluation_metrics(groups, count=self.config.eval.n_samples_per_prompt)
         self.trackers.log_eval(step, metrics)
-        self.folder.metrics(step, metrics)
+        self.folder.metrics(step, metrics, held_out=True)
         self.rollouts(step, groups, held_out=True)
         self.console.print("  ".join(f"{name} {value:.3f}" for name, value in metrics.items()))
         return metrics

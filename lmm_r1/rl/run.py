@@ -65,7 +65,7 @@ from lmm_r1.models.packed.sequence_parallel import check_heads
 from lmm_r1.models.rope_scaling import check_rope, tell_factors
 from lmm_r1.models.value_model import head_name, stored_weight
 from lmm_r1.planning.choices import planned_ppo
-from lmm_r1.records.run_folder import RunFolder
+from lmm_r1.records.run_folder import NO_CALLBACKS, Callbacks, RunFolder
 from lmm_r1.records.tracker_backends import open_trackers
 from lmm_r1.records.trackers import Trackers
 from lmm_r1.rl.groups import GroupFilter
@@ -139,7 +139,7 @@ class _Stage:
     reward: GivenFunctions | None
 
 
-def train(config: PPOConfig, *, reward: GivenFunctions | None = None) -> None:
+def train(config: PPOConfig, *, reward: GivenFunctions | None = None, callbacks: Callbacks = NO_CALLBACKS) -> None:
     """Run one RL stage and write its model to `--ckpt.output_dir`; raises UserError for wrong inputs.
 
     Args:
@@ -182,7 +182,11 @@ def train(config: PPOConfig, *, reward: GivenFunctions | None = None) -> None:
     check_start(config, fingerprint)
     every: KeptRows[Row] = KeptRows.blended((), [rows, eval_rows])
     folder = RunFolder(
-        path=Path(config.ckpt.output_dir), name=config.logger.stage_name, kind="rl", origins=every.origins
+        path=Path(config.ckpt.output_dir),
+        name=config.logger.stage_name,
+        kind="rl",
+        origins=every.origins,
+        callbacks=callbacks,
     )
     stage = _Stage(
         config=config,

@@ -239,9 +239,11 @@ class SupervisedRun(ABC, Generic[ConfigT, RowT, SampleT, BatchT]):
         try:
             for step in range(start, steps):
                 with self.stops.held():
-                    stop = self._make_step(step, steps=steps)
+                    stop, ended = self._make_step(step, steps=steps)
                 if stop:
                     raise KeyboardInterrupt
+                if ended:
+                    break
         finally:
             # Otherwise its workers live as long as this run is referred to.
             if self.ahead is not None:
@@ -254,8 +256,8 @@ class SupervisedRun(ABC, Generic[ConfigT, RowT, SampleT, BatchT]):
     def finish(self) -> None:
         """Do what a trainer does after all updates, before its model is saved."""
 
-    def _make_step(self, step: int, *, steps: int) -> bool:
-        """Make one update, log it, save it if that is due, and return whether the run ends with it.
+    def _make_step(self, step: int, *, steps: int) -> tuple[bool, bool]:
+        """Make one update, log it, save it if that is due, and return whether a signal or a callback ends the run.
 
         If it fails, save the updates before it and raise UserError on every rank.
         """
@@ -274,10 +276,12 @@ class SupervisedRun(ABC, Generic[ConfigT, RowT, SampleT, BatchT]):
         self.step = step + 1
         self._log(step + 1, steps, loss=loss, rate=rate, tokens=tokens, seconds=seconds)
         self._evaluate(step + 1, steps=steps)
-        stop, due = self._any_rank(self.stops.asked, self.schedule.is_due(step + 1))
+        stop, due, ended = self._any_rank(
+            self.stops.asked, self.schedule.is_due(step + 1), self.folder.ended_at is not None
+        )
         if (stop or due) and not self.config.ckpt.disable_ds:
             self._save(step + 1)
-        return stop
+        return stop, ended
 
     def _any_rank(self, *answers: bool) -> list[bool]:
         """Return for each question whether any rank answers yes: signals and times reach ranks at different steps."""
@@ -420,7 +424,7 @@ class SupervisedRun(ABC, Generic[ConfigT, RowT, SampleT, BatchT]):
     def _log_evaluation(self, step: int, metrics: dict[str, float], *, steps: int) -> None:
         if self.strategy.is_rank_0():
             self.trackers.log_eval(step, metrics)
-            self.folder.metrics(step, metrics)
+            self.folder.metrics(step, metrics, held_out=True)
             shown = "  ".join(f"{name} {value:.3f}" for name, value in metrics.items() if value or "rows" not in name)
             self.console.print(f"{self.folder.name} step {step}/{steps}  {shown}")
 

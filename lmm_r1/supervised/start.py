@@ -27,7 +27,7 @@ from lmm_r1.models.load_balancing import check_balanced
 from lmm_r1.models.packed.sequence_parallel import check_heads
 from lmm_r1.models.rope_scaling import check_rope, tell_factors
 from lmm_r1.planning.choices import planned_supervised
-from lmm_r1.records.run_folder import RunFolder
+from lmm_r1.records.run_folder import NO_CALLBACKS, Callbacks, RunFolder
 from lmm_r1.records.tracker_backends import open_trackers
 from lmm_r1.records.trackers import Trackers
 from lmm_r1.supervised import SampleEncoder, chat_template, first_fitting, updates_per_epoch
@@ -35,7 +35,9 @@ from lmm_r1.supervised.loop import SupervisedRun
 from lmm_r1.supervised.models import ConfigT, SupervisedSession, model_path
 
 
-def train(run_class: type[SupervisedRun[ConfigT, Any, Any, Any]], config: ConfigT) -> None:
+def train(
+    run_class: type[SupervisedRun[ConfigT, Any, Any, Any]], config: ConfigT, *, callbacks: Callbacks = NO_CALLBACKS
+) -> None:
     """Train on `--data.dataset` and write the model to `--ckpt.output_dir`; raises UserError for wrong flags or rows."""
     checkpoint = _opened(config)
     check_pixel_bounds(config.data, checkpoint, model=_model(checkpoint), prefix="--data.")
@@ -48,7 +50,7 @@ def train(run_class: type[SupervisedRun[ConfigT, Any, Any, Any]], config: Config
     run_class.check(config, checkpoint, shown + run_class.conversations(held_out))
     filler = first_fitting(config, rows, encode).filler
     every = KeptRows.blended((), [rows, held_out])
-    with session(run_class, config, checkpoint, rows=rows, shown=shown, every=every) as begun:
+    with session(run_class, config, checkpoint, rows=rows, shown=shown, every=every, callbacks=callbacks) as begun:
         run = run_class.of(begun, rows=rows, encode=encode, filler=filler)
         if held_out:
             run.evaluate_on(held_out)
@@ -101,6 +103,7 @@ def session(
     rows: Sequence[AnyRow],
     shown: Sequence[Row],
     every: KeptRows[Any] | None = None,
+    callbacks: Callbacks = NO_CALLBACKS,
 ) -> Iterator[SupervisedSession[ConfigT]]:
     """Start a run's processes and its folder, and finish both after the block.
 
@@ -113,7 +116,11 @@ def session(
     """
     every = KeptRows() if every is None else every
     folder = RunFolder(
-        path=Path(config.ckpt.output_dir), name=config.logger.stage_name, kind=run_class.kind, origins=every.origins
+        path=Path(config.ckpt.output_dir),
+        name=config.logger.stage_name,
+        kind=run_class.kind,
+        origins=every.origins,
+        callbacks=callbacks,
     )
     _check_processes(config, count=int(os.environ["WORLD_SIZE"]))
     fingerprint = Fingerprint.of(config, models=run_class.models(config), rows={"data.dataset": rows})
@@ -155,7 +162,7 @@ def session(
                     steps=steps,
                 )
             if strategy.is_rank_0():
-                console.print(folder.finish(steps=steps))
+                console.print(folder.finish(steps=steps if folder.ended_at is None else folder.ended_at))
         first = strategy.is_rank_0()
         # Every rank continues only after the run is finished.
         dist.barrier()

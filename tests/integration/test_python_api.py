@@ -24,6 +24,8 @@ SIZES = {
     "ds.param_dtype": "fp32",
     "adam.lr": 1e-3,
 }
+TOLD: list[tuple[int, object]] = []
+"""What `on_evaluation` was told."""
 SHORT = {"max_new_tokens": 4, "max_model_len": 128}
 
 
@@ -44,8 +46,18 @@ def runs(tiny_checkpoint, tmp_path_factory) -> list[lmm_r1.TrainedRun]:
     def trained() -> list[lmm_r1.TrainedRun]:
         first = {"model.model_name_or_path": tiny_checkpoint("llm"), "ckpt.output_dir": folder / "first", **SIZES}
         one = lmm_r1.train_sft(first, rows=[ANSWERED] * 4)
-        second = {"model.model_name_or_path": one, "ckpt.output_dir": folder / "second"}
-        return [one, lmm_r1.train_sft(first, second, rows=[ANSWERED] * 4, eval_rows=[ANSWERED])]
+        return [
+            one,
+            lmm_r1.train_sft(
+                first | {"eval.steps": 1},
+                rows=(row for row in [ANSWERED] * 6),
+                eval_rows=[ANSWERED],
+                model=one,
+                output=folder / "second",
+                on_step=lambda step, metrics: step < 2,
+                on_evaluation=lambda step, metrics: TOLD.append((step, metrics["eval_loss"])),
+            ),
+        ]
 
     environment, thresholds = dict(os.environ), gc.get_threshold()
     found = in_a_cell(trained)
@@ -58,6 +70,8 @@ def test_two_stages_are_trained_one_after_the_other_and_tell_what_they_logged(ru
     assert [(run.name, run.steps, run.folder.name) for run in runs] == [("sft", 2, "first"), ("sft", 2, "second")]
     assert [step for step, _ in second.metrics.series("loss")] == [1, 2]
     assert "eval_loss" in second.metrics.names
+    assert TOLD == second.metrics.series("eval_loss"), "of its three steps, a callback ended the last one"
+    assert sum(weight.numel() for weight in second.model().parameters()) > 0
     assert second.metrics.series("loss")[0][1] < first.metrics.series("loss")[0][1], "it goes on where the first ended"
     assert len(list(first.folder.glob("rows-*.jsonl"))) == 1
 

@@ -147,6 +147,15 @@ def test_images_in_memory_and_numbers_of_numpy_come_back_from_the_file(tmp_path)
         assert np.array_equal(np.asarray(load_image(part, location="here")), np.asarray(picture))
 
 
+def test_rows_are_written_before_the_next_one_is_made(tmp_path):
+    def rows():
+        yield {"messages": [QUESTION], "answer": "2" * 100_000}
+        assert sum(path.stat().st_size for path in tmp_path.iterdir()) > 90_000
+        yield {"messages": [QUESTION], "answer": "3"}
+
+    assert len(Path(row_file(rows(), folder=tmp_path, argument="rows")).read_text().splitlines()) == 2
+
+
 def test_other_rows_never_take_the_place_of_a_file(tmp_path):
     first, second = (
         row_file([{"messages": [QUESTION], "answer": answer}], folder=tmp_path, argument="rows") for answer in "23"
