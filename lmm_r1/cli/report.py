@@ -130,7 +130,7 @@ def _accuracy(scores: FileScores | None, change: float | None) -> str:
 
 
 def _table(title: str, *, columns: Sequence[str], files: Sequence[str]) -> Table:
-    table = Table(title=Text(title), title_justify="left", box=rich.box.SIMPLE_HEAD)
+    table = Table(title=Text(title), title_justify="left", box=rich.box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
         table.add_column(column)
     table.add_column("Steps", justify="right")

@@ -47,11 +47,6 @@ def test_the_terminal_shows_the_value_and_then_the_change(curriculum, capsys, mo
     assert ["mgt", "fre", "20", "8", "min", "30", "s", "72.0", "%", "(+1.5)", "81.5", "%", "(+45.5)"] in rows
 
 
-def test_the_page_says_how_many_rows_were_answered_and_how(curriculum):
-    text = PageText(build_report(curriculum)).text
-    assert "text rows 200 image rows 200 temperature 0.0 responses per row 1 longest response, tokens 96 Stage" in text
-
-
 def test_the_page_names_its_run_when_it_ran_and_how_long(curriculum):
     text = PageText(build_report(curriculum, written_at=datetime(2026, 2, 1, 8, 30, tzinfo=timezone.utc))).text
     assert "Started 2026-01-31 09:00 UTC , finished 2026-01-31 12:50 UTC" in text
