@@ -171,7 +171,7 @@ def summary(arguments: argparse.Namespace, all_steps: list[dict]) -> dict:
         **facts_of(arguments, "rl_step"),
         "flags": arguments.flags,
         "steps_measured": len(steps),
-        "response_length_mean": median("rollout/response_length_mean"),
+        "response_length_mean": median("response_length"),
         "mismatch": {name: first[f"mismatch/{name}"] for name in ("mean", "mean_exp", "max")},
         "grad_norms": [step["actor_grad_norm"] for step in all_steps],
     }

@@ -1,6 +1,7 @@
-"""Builds docs/flags.md, and the table of other defaults in docs/migrating.md, from the config classes; `make docs` runs it.
+"""Builds docs/flags.md, docs/metrics.md, and the table of other defaults in docs/migrating.md; `make docs` runs it.
 
-`python docs/flags_page.py` writes both. Help texts are the docstrings in `lmm_r1/config/`.
+`python docs/flags_page.py` writes them. Help texts are the docstrings in `lmm_r1/config/`, and metrics are those of
+`lmm_r1/report/metrics.yaml`.
 """
 
 import importlib
@@ -10,9 +11,10 @@ from pathlib import Path
 from lmm_r1 import cli, dotted
 from lmm_r1.cli.arguments import attach_help, help_of
 from lmm_r1.config import DIFFERENCES
+from lmm_r1.report.curves import METRICS
 
 DOCS = Path(__file__).resolve().parent
-FLAGS_PAGE, MIGRATING_PAGE = DOCS / "flags.md", DOCS / "migrating.md"
+FLAGS_PAGE, METRICS_PAGE, MIGRATING_PAGE = DOCS / "flags.md", DOCS / "metrics.md", DOCS / "migrating.md"
 BEGIN, END = "<!-- differences -->\n", "<!-- /differences -->\n"
 RL = "train_ppo_ray"
 # By command, RL first.
@@ -28,6 +30,14 @@ A flag that is not available is refused with what to use instead. Names and mean
 
 `make docs` builds this page from the docstrings in `lmm_r1/config/`: edit those.
 """
+METRICS_INTRODUCTION = """\
+# Metrics
+
+What a training logs in `metrics.jsonl` and in [trackers](loggers.md). Bold: the chart of `lmm-r1 report`. `*` stands for any
+text. Other names are [parts of your reward](reward_parts.md).
+
+`make docs` builds this page from `lmm_r1/report/metrics.yaml`: edit that.
+"""
 
 
 def flags_page() -> str:
@@ -42,6 +52,18 @@ def flags_page() -> str:
         sections[f"lmm-r1 {command}"] = [row for row in own if row not in shown]
     head = "| flag | default | effect |\n|---|---|---|\n"
     return INTRODUCTION + "".join(f"\n## {title}\n\n{head}{''.join(own)}" for title, own in sections.items())
+
+
+def metrics_page() -> str:
+    """Return the page: a table for each kind of run, a row for each chart."""
+    sections: dict[str, list[str]] = {}
+    for spec in METRICS:
+        names = [f"**{spec.title}**"] * bool(spec.title) + [f"`{name}`" for name in spec.metrics]
+        cells = ("<br>".join(names), spec.unit + (f" ({spec.when})" if spec.when else ""), spec.normal, spec.do)
+        sections.setdefault(spec.section, []).append(f"|{'|'.join(cells)}|\n")
+    head = "|metric|unit|normal|what to do|\n|---|---|---|---|\n"
+    tables = (f"\n## {title}\n\n{head}{''.join(rows)}" for title, rows in sections.items())
+    return METRICS_INTRODUCTION + "".join(tables)
 
 
 def differences_table() -> str:
@@ -90,7 +112,8 @@ def _cell(text: str) -> str:
 
 
 def main() -> None:
-    """Write both pages."""
+    """Write the pages."""
+    METRICS_PAGE.write_text(metrics_page(), encoding="utf-8")
     FLAGS_PAGE.write_text(flags_page(), encoding="utf-8")
     before, _, rest = MIGRATING_PAGE.read_text(encoding="utf-8").partition(BEGIN)
     text = before + BEGIN + differences_table() + END + rest.partition(END)[2]

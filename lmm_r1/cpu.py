@@ -212,7 +212,7 @@ def prepare_process() -> None:
     if not own_cuda():
         for name, value in _environment().items():
             os.environ.setdefault(name, value)
-        if _share is not None and _share < _FREE_SHARE and os.environ.get("RANK", "0") == "0":
+        if quiet.is_verbose() and _share is not None and _share < _FREE_SHARE and os.environ.get("RANK", "0") == "0":
             logger.warning(
                 "CPU is shared (%.0f %% available): threads sleep instead of spinning (GOMP_SPINCOUNT=0)", 100 * _share
             )

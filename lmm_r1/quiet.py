@@ -39,6 +39,11 @@ _PROBES = "deepspeed.git_version_info"
 _TABLES, _AT_EXIT = "deepspeed.ops.transformer.inference.triton.matmul_ext", "matmul_ext_update_autotune_table"
 
 
+def is_verbose() -> bool:
+    """Return whether lines are printed that only few users need: `LMM_R1_VERBOSE=1`."""
+    return os.environ.get("LMM_R1_VERBOSE", "") not in ("", "0")
+
+
 def begin() -> None:
     """Suppress warnings of libraries during and after their import; called before anything large is imported."""
     warnings.filterwarnings("ignore", message=_PYNVML, category=FutureWarning)

@@ -21,7 +21,7 @@ cpu.choose_waiting()
 
 COMMANDS = {
     "init": "write a first project: rows with images, settings, a reward function, and a README with its commands",
-    "train_ppo_ray": "reinforcement learning with Ray, DeepSpeed and vLLM (the FRE and MGT stages)",
+    "train_ppo_ray": "reinforcement learning with Ray, DeepSpeed and vLLM",
     "train_sft": "supervised fine-tuning (the cold start)",
     "train_dpo": "direct preference optimization on pairs of responses: DPO, cDPO, IPO, SimPO",
     "train_rm": "a reward model from pairs of responses, for serve_rm and RL",

@@ -17,9 +17,10 @@ from lmm_r1.cli.arguments import parse
 from lmm_r1.errors import UserError
 from lmm_r1.evaluation.page_parts import NONE, duration, percent, points
 from lmm_r1.files.atomic import write_atomically
+from lmm_r1.records.metrics import FileScores
 from lmm_r1.records.run_folder import Run, chained, read_run
 from lmm_r1.report import build_comparison, build_report, write_summary
-from lmm_r1.report.pages import ComparedRow, compared_rows, distinct_names, row_files
+from lmm_r1.report.pages import compared_rows, distinct_names, row_files
 from lmm_r1.report.rollout_sample import DEFAULT_MAX_ROLLOUTS
 from lmm_r1.report.stages import StageRow, match_stages, stage_rows
 
@@ -97,13 +98,17 @@ def _check(config: ReportConfig) -> None:
 
 
 def _stage_table(run: Run) -> Table:
-    table = _table(run.name, columns=("Stage",), files=run.evaluation.file_names)
+    table = _table(run.name, columns=("Stage", "Began with"), files=run.evaluation.file_names)
+    table.caption, table.caption_justify = run.legend or None, "left"
     for row in stage_rows(run):
-        accuracies = [
-            f"{points(cell.change)} {percent(cell.scores.accuracy)}".strip() if cell.scores else NONE
-            for cell in row.held_out
-        ]
-        _add(table, *_stage_cells(row), *accuracies)
+        name, *others = _stage_cells(row)
+        _add(
+            table,
+            name,
+            row.began_with or NONE,
+            *others,
+            *(_accuracy(cell.scores, cell.change) for cell in row.held_out),
+        )
     return table
 
 
@@ -112,20 +117,20 @@ def _comparison_table(runs: Sequence[Run], *, names: Sequence[str]) -> Table:
     table = _table(f"differences to {names[0]}", columns=("Run", "Stage"), files=files)
     for match in match_stages(runs):
         for compared in compared_rows(match, files=files):
-            _add(table, names[compared.run], *_stage_cells(compared.row), *_compared_cells(compared))
+            cells = [_accuracy(cell.scores, cell.difference) for cell in compared.cells]
+            _add(table, names[compared.run], *_stage_cells(compared.row), *cells)
         table.add_section()
     return table
 
 
-def _compared_cells(compared: ComparedRow) -> list[str]:
-    return [
-        f"{points(cell.difference)} {percent(cell.scores.accuracy)}".strip() if cell.scores else NONE
-        for cell in compared.cells
-    ]
+def _accuracy(scores: FileScores | None, change: float | None) -> str:
+    if scores is None:
+        return NONE
+    return percent(scores.accuracy) + ("" if change is None else f" ({points(change)})")
 
 
 def _table(title: str, *, columns: Sequence[str], files: Sequence[str]) -> Table:
-    table = Table(title=Text(title), title_justify="left", box=rich.box.SIMPLE_HEAD)
+    table = Table(title=Text(title), title_justify="left", box=rich.box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
         table.add_column(column)
     table.add_column("Steps", justify="right")

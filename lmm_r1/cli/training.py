@@ -11,6 +11,7 @@ from lmm_r1.cli.arguments import given_flags, parse
 from lmm_r1.config import Config, PPOConfig, SupervisedConfig, resolve
 from lmm_r1.config.differences import differences_line
 from lmm_r1.config.hardware import check_machine
+from lmm_r1.quiet import is_verbose
 
 
 @contextmanager
@@ -23,7 +24,7 @@ def training(
         config = resolve(config)
         given = given_flags(config_class, argv, prog=prog)
         line = differences_line(prog.split()[-1], config, given=given)
-        if line is not None and os.environ.get("RANK", "0") == "0":
+        if line is not None and is_verbose() and os.environ.get("RANK", "0") == "0":
             print(line)
         if isinstance(config, PPOConfig):
             check_machine(config)

@@ -43,7 +43,7 @@ def _file_table(board: Board, file: MeasuredFile) -> Table:
     skipped = f", {len(file.skipped)} left out" if file.skipped else ""
     rows = max(scores.rows for scores in board.scores(file).values())
     title = f"{file.name}: {rows:,} rows{skipped}, percent \N{PLUS-MINUS SIGN} standard error over rows"
-    sampled = [f"pass@{most}", f"majority@{most}"] if most > 1 else []
+    sampled = [f"pass@{most}", f"majority@{most}"][: most - 1]
     table = _table(title, [*file.verifiers, *sampled, "in format", "mean tokens", "cut off"])
     for source in [None, *(sources if len(sources) > 1 else ())]:
         scores = board.scores(file, datasource=source)
@@ -60,7 +60,8 @@ def _file_table(board: Board, file: MeasuredFile) -> Table:
 
 def _cells(scores: SampleScores, *, file: MeasuredFile, most: int) -> list[str]:
     own = scores.verifiers[file.verifier]
-    sampled = [estimate(own.pass_at_k[most]), estimate(own.majority_at_k[most])] if most > 1 else []
+    # One sample has neither, and two samples are no vote.
+    sampled = [estimate(own.pass_at_k[most]), estimate(own.majority_at_k[most])][: most - 1]
     return [
         *(estimate(scores.verifiers[verifier].accuracy) for verifier in file.verifiers),
         *sampled,

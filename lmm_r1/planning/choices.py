@@ -28,6 +28,7 @@ from lmm_r1.planning.pass_memory import Unpredictable, ordinary_token
 from lmm_r1.planning.plan import Plan, gib, summary
 from lmm_r1.planning.ppo_plan import TOKEN_STEP, counts_tokens, ordinary_tokens, plan_ppo, stage_of
 from lmm_r1.planning.supervised_plan import plan_supervised
+from lmm_r1.quiet import is_verbose
 
 Config = TypeVar("Config", bound=PPOConfig | SupervisedConfig)
 SHARES = (0.7, 0.5, 0.4, 0.3, 0.2)
@@ -463,8 +464,9 @@ def _image_of(rows: Sequence[Row], checkpoint: Checkpoint) -> PlanImage | None:
 
 
 def tell(plan: Plan, console: Console, *, chosen: str | None) -> None:
-    """Print a plan in one to three lines, and the settings that it chose."""
-    for line in [*summary(plan), *([] if chosen is None else [chosen])]:
+    """Print the memory of a plan and the settings that it chose; also its passes, if that is asked for."""
+    memory, *passes = summary(plan)
+    for line in [memory, *(passes if is_verbose() else []), *([] if chosen is None else [chosen])]:
         console.print(line)
 
 

@@ -82,6 +82,11 @@ ERROR_FILE = "error.txt"
 """The traceback of the error that ended a session."""
 SETTINGS_FILE = "run_config.yaml"
 LOCK_FILE = ".lock"
+STAGE_TITLES = {
+    "fre": "text stage, Foundational Reasoning Enhancement",
+    "mgt": "image stage, Multimodal Generalization Training",
+}
+"""What the short names of LMM-R1's stages stand for."""
 
 StepCallback: TypeAlias = Callable[[int, Mapping[str, object]], object]
 """Takes a step and its metrics; False ends the run after this step, as at its last one."""
@@ -406,6 +411,12 @@ class Run:
     @property
     def seconds(self) -> float:
         return sum(stage.seconds for stage in self.stages)
+
+    @property
+    def legend(self) -> str:
+        """Return what the short names of its stages stand for, empty if there are none."""
+        names = [stage.name for stage in self.stages if stage.name in STAGE_TITLES]
+        return "; ".join(f"{name}: {STAGE_TITLES[name]}" for name in names)
 
     def held_out(self, stage: Stage) -> dict[str, FileScores]:
         """Return the held-out scores of a stage by row file, empty if it was not evaluated."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import fnmatch
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+
+import yaml
 
 from lmm_r1.config.rewards import WEIGHT_PREFIX
 from lmm_r1.records.metrics import SPAN_PREFIX, MetricLog
-from lmm_r1.records.rollouts import DROP_WORDS
 from lmm_r1.records.run_folder import Stage
 from lmm_r1.report.stages import StageMatch
 
@@ -16,81 +19,52 @@ COLORS = 8
 MAX_POINTS = 400
 MIN_STEPS_TO_SMOOTH = 16
 MAX_LINES = 6
-TIMING_PREFIX = "timing/"
-ASYNC_PREFIX = "async/"
 HELD_OUT = re.compile(r"eval_(?P<source>.+)_pass(?P<k>\d+)")
 """Metrics of an evaluation during training, by data source."""
-OTHER_SHARES = re.compile(
-    r"(rollout/)?truncated(_rate)?|response_clip_ratio|ppo_clip_ratio|timed_out|ungradable|no_answer|rows/\w+"
-)
-"""Metrics between 0 and 1 that are in none of the panels below."""
 
 Point = tuple[float, float | None]
 Points = Sequence[Point]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PanelSpec:
     """Metrics that are drawn on the same axes."""
 
-    title: str
+    title: str = ""
+    """Empty if each metric has a panel of its own, below the others."""
     unit: str
     metrics: tuple[str, ...]
+    """Their names, in which `*` stands for any text."""
     is_share: bool = False
     from_zero: bool = False
-    smoothed: bool = True
+    is_smoothed: bool = True
     hidden_at_zero: bool = False
     """Whether zeros throughout mean that it was not measured (no reference model); it is then with the other metrics."""
+    section: str = ""
+    """The runs that log it, as a heading of docs/metrics.md; the fields below are for that page, too."""
+    when: str = ""
+    optional: bool = False
+    """Whether some of these runs do not log it."""
+    normal: str = ""
+    do: str = ""
+
+    def found(self, names: Sequence[str]) -> list[str]:
+        """Return those of the logged names that are its metrics."""
+        return list(dict.fromkeys(name for pattern in self.metrics for name in fnmatch.filter(names, pattern)))
 
 
-PANELS = (
-    PanelSpec("Reward", "mean per response", ("reward",)),
-    PanelSpec("Accuracy and format", "share of responses", ("accuracy", "format"), is_share=True),
-    PanelSpec(
-        *("Judge", "share of responses", ("judge_asked", "judge_disagrees", "judge_failed", "judged_by_rule")),
-        is_share=True,
-        hidden_at_zero=True,
-    ),
-    PanelSpec("Turns and pictures shown", "mean per episode", ("turns", "shown_images"), from_zero=True),
-    PanelSpec("Tool calls", "mean per episode", ("tool_calls", "malformed_calls", "failed_calls"), from_zero=True),
-    PanelSpec("Episodes cut short", "share of episodes", ("over_turn", "environment_failed", "masked"), is_share=True),
-    PanelSpec("Levels", "mean per episode", ("solved", "boxes_on_goals", "optimality"), from_zero=True),
-    PanelSpec("Moves", "mean per episode", ("moves", "invalid_moves", "pushes"), from_zero=True),
-    PanelSpec("Loss", "nats, per token or per pair", ("loss", "eval_loss")),
-    PanelSpec("Pairs ranked correctly", "share of pairs", ("pair_accuracy", "eval_pair_accuracy"), is_share=True),
-    PanelSpec("Reward margin", "mean per pair", ("reward_margin", "eval_reward_margin")),
-    PanelSpec("Rewards of both responses", "mean per response", ("chosen_reward", "rejected_reward")),
-    PanelSpec("Log-probs of responses", "nats per response", ("chosen_log_prob", "rejected_log_prob")),
-    PanelSpec(
-        *("Groups dropped", "per step", ("filtered_groups", *(f"filtered_groups/{reason}" for reason in DROP_WORDS))),
-        from_zero=True,
-        hidden_at_zero=True,
-    ),
-    PanelSpec("Response length", "tokens", ("response_length",), from_zero=True),
-    PanelSpec("Truncated", "share of responses", ("truncated_rate",), is_share=True),
-    PanelSpec("KL divergence", "nats, to the reference", ("kl",), hidden_at_zero=True),
-    PanelSpec("Policy loss", "per update", ("policy_loss",)),
-    PanelSpec("Critic loss", "per update", ("critic_loss",)),
-    PanelSpec("Values and returns", "mean per token", ("values", "returns")),
-    PanelSpec("Gradient norm", "before clipping", ("actor_grad_norm", "critic_grad_norm", "grad_norm")),
-    PanelSpec(
-        *("Updates skipped", "per step, overflow of fp16", ("skipped_updates", "critic_skipped_updates")),
-        from_zero=True,
-        smoothed=False,
-        hidden_at_zero=True,
-    ),
-    PanelSpec("Learning rate", "", ("actor_lr", "critic_lr", "lr"), from_zero=True, smoothed=False),
-    PanelSpec(
-        *("Age of weights", "updates, of a step's samples", ("async/staleness_mean", "async/staleness_max")),
-        from_zero=True,
-        smoothed=False,
-    ),
-    PanelSpec(
-        *("Samples of older weights", "share of responses", ("async/stale_samples", "async/partial_samples")),
-        is_share=True,
-    ),
-    PanelSpec("Throughput", "tokens per second", ("tokens_per_second",), from_zero=True),
+METRICS = tuple(
+    PanelSpec(section=section, **row | {"metrics": tuple(row["metrics"].split())})
+    for section, rows in yaml.safe_load((Path(__file__).parent / "metrics.yaml").read_text(encoding="utf-8")).items()
+    for row in rows
 )
+"""Every metric that a training logs, except the parts that only a user's own reward has."""
+
+
+def spec_of(metric: str) -> PanelSpec | None:
+    """Return the row of a metric, if possible one with its full name; None for a part of a user's own reward."""
+    rows = [spec for spec in METRICS if spec.found([metric])]
+    return min(rows, key=lambda spec: metric not in spec.metrics, default=None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,15 +94,9 @@ class Panel:
 
 
 def panels(metrics: MetricLog) -> list[Panel]:
-    """Return the panels of the known metrics, ending with the weights of reward parts and the seconds per phase."""
-    weighted = [name for name in metrics.names if name.startswith(WEIGHT_PREFIX)]
-    weights = PanelSpec("Weights of reward parts", "", tuple(weighted[:MAX_LINES]), from_zero=True, smoothed=False)
-    evaluated = tuple(filter(HELD_OUT.fullmatch, metrics.names))
-    held_out = PanelSpec("Held-out rows", "share solved, by data source", evaluated[:MAX_LINES], is_share=True)
-    phases = [name for name in metrics.names if name.startswith(TIMING_PREFIX)]
-    phases.sort(key=lambda name: -_mean(metrics.series(name)))
-    timing = PanelSpec("Time per phase", "seconds", tuple(phases[:MAX_LINES]), from_zero=True)
-    drawn = [_panel(spec, metrics=metrics) for spec in (held_out, *PANELS, weights, timing)]
+    """Return the panels with titles."""
+    names = metrics.names
+    drawn = [_panel(spec, names=spec.found(names), metrics=metrics) for spec in METRICS if spec.title]
     return [panel for panel in drawn if is_worth_showing(panel)]
 
 
@@ -142,12 +110,11 @@ def other_panels(metrics: MetricLog) -> list[Panel]:
     known = {name for panel in panels(metrics) for name in panel.spec.metrics}
     # Times are drawn on the time line.
     rest = [name for name in metrics.names if name not in known and not name.startswith(SPAN_PREFIX)]
-    return [_panel(PanelSpec(name, "", (name,), is_share=is_share(name)), metrics=metrics) for name in rest]
+    return [_panel(_alone(name), names=[name], metrics=metrics) for name in rest]
 
 
-def is_share(metric: str) -> bool:
-    """Return whether a metric that is in no panel is between 0 and 1."""
-    return bool(HELD_OUT.fullmatch(metric) or OTHER_SHARES.fullmatch(metric))
+def _alone(metric: str) -> PanelSpec:
+    return replace(spec_of(metric) or PanelSpec(unit="", metrics=()), title=metric, metrics=(metric,))
 
 
 def smoothing_window(count: int) -> int:
@@ -179,13 +146,15 @@ def _mean_point(points: Points) -> Point:
     return sum(steps) / len(steps), sum(values) / len(values) if values else None
 
 
-def _panel(spec: PanelSpec, *, metrics: MetricLog) -> Panel:
-    found = [(name, points) for name in spec.metrics if (points := metrics.series(name))]
+def _panel(spec: PanelSpec, *, names: Sequence[str], metrics: MetricLog) -> Panel:
+    """Return the panel of these metrics, of the largest ones if they are too many."""
+    if len(names) > MAX_LINES:
+        names = sorted(names, key=lambda name: -_mean(metrics.series(name)))[:MAX_LINES]
     lines = (
-        drawn_line(points, smoothed=spec.smoothed, name=_short(name), color=color)
-        for color, (name, points) in enumerate(found, start=1)
+        drawn_line(metrics.series(name), smoothed=spec.is_smoothed, name=_short(name), color=color)
+        for color, name in enumerate(names, start=1)
     )
-    return Panel(spec=spec, lines=tuple(lines))
+    return Panel(spec=replace(spec, metrics=tuple(names)), lines=tuple(lines))
 
 
 def _short(metric: str) -> str:
@@ -195,7 +164,7 @@ def _short(metric: str) -> str:
     if metric.startswith(WEIGHT_PREFIX):
         # The name in --reward.part_weights.
         return metric.removeprefix(WEIGHT_PREFIX)
-    return metric.removeprefix(TIMING_PREFIX).removeprefix(ASYNC_PREFIX).replace("_", " ")
+    return metric.rpartition("/")[2].replace("_", " ")
 
 
 def drawn_line(
@@ -283,10 +252,10 @@ def _turn(run: int) -> int:
 
 def _overlay(title: str, *, curves: Sequence[Curve]) -> Overlay:
     names = dict.fromkeys(name for curve in curves for name in curve.stage.metrics.names)
-    known = [single for spec in PANELS for single in _singles(spec, names=names)]
+    known = [single for spec in METRICS if spec.title for single in _singles(spec, names=names)]
     main = [panel for spec in known if is_worth_showing(panel := _shared_panel(spec, curves=curves))]
     shown = {panel.spec.metrics[0] for panel in main}
-    rest = [_rest(metric) for metric in names if metric not in shown]
+    rest = [_alone(metric) for metric in names if metric not in shown]
     return Overlay(
         title=title,
         curves=tuple(curves),
@@ -302,18 +271,17 @@ def _singles(spec: PanelSpec, *, names: Collection[str]) -> list[PanelSpec]:
     return [replace(spec, title=title, metrics=(metric,)) for title, metric in zip(titles, found, strict=True)]
 
 
-def _rest(metric: str) -> PanelSpec:
-    is_timing = metric.startswith(TIMING_PREFIX)
-    unit = "seconds" if is_timing else ""
-    return PanelSpec(metric, unit, (metric,), from_zero=is_timing, is_share=is_share(metric))
-
-
 def _shared_panel(spec: PanelSpec, *, curves: Sequence[Curve]) -> Panel:
     (metric,) = spec.metrics
     found = ((curve, points) for curve in curves if (points := curve.stage.metrics.series(metric)))
     lines = (
         drawn_line(
-            points, smoothed=spec.smoothed, name=curve.name, color=run_color(curve.run), run=curve.run, dash=curve.dash
+            points,
+            smoothed=spec.is_smoothed,
+            name=curve.name,
+            color=run_color(curve.run),
+            run=curve.run,
+            dash=curve.dash,
         )
         for curve, points in found
     )

@@ -16,13 +16,11 @@ from lmm_r1.report.charts import BarChart, BarSpec, TimeLine, bar_chart, differe
 from lmm_r1.report.curves import COLORS, MAX_POINTS, Panel, other_panels, overlays, panels, run_color, smoothing_window
 from lmm_r1.report.rollout_sample import DEFAULT_MAX_ROLLOUTS, Series, rollout_data, sample_rollouts
 from lmm_r1.report.stages import (
-    HeldOutCell,
     StageMatch,
     StageRow,
     match_stages,
     notes,
     settings_differences,
-    stage_before,
     stage_rows,
     without_secrets,
 )
@@ -106,20 +104,14 @@ def _stage_view(stage: Stage, *, number: int) -> StageView:
 
 
 def _headlines(run: Run, *, rows: list[StageRow], seconds: float) -> list[Headline]:
-    stages = [row for row in rows if row.stage]
-    reached = [_newest(stages, column=column) for column in range(len(run.evaluation.file_names))]
-    held_out = [
-        Headline(
-            title=f"Held-out {cell.file} accuracy",
-            value=percent(accuracy),
-            remark=(
-                f"{points(cell.change)} points since {run.stages[0].name}{_since_before(run, name, cell)}"
-                if cell.change is not None
-                else f"after {name}"
-            ),
-        )
-        for name, cell, accuracy in filter(None, reached)
-    ]
+    first, held_out = rows[0], []
+    for file in run.evaluation.file_names:
+        reached = [(row, accuracy) for row in rows if row.stage and (accuracy := row.accuracy(file)) is not None]
+        if reached:
+            row, accuracy = reached[-1]
+            began = None if row is first else first.accuracy(file)
+            remark = f"after {row.name}" if began is None else f"{points(accuracy - began)} points since {first.name}"
+            held_out.append(Headline(title=f"Held-out {file} accuracy", value=percent(accuracy), remark=remark))
     count = len(run.stages)
     took = Headline(
         title="Time",
@@ -129,11 +121,6 @@ def _headlines(run: Run, *, rows: list[StageRow], seconds: float) -> list[Headli
     return [*held_out, took]
 
 
-def _since_before(run: Run, name: str, cell: HeldOutCell) -> str:
-    before = next((stage_before(run, stage) for stage in run.stages if stage.name == name), None)
-    return f", {points(cell.step)} since {before.name}" if before and cell.step is not None else ""
-
-
 def _evaluated_with(run: Run) -> dict[str, str]:
     facts = {}
     for file in run.evaluation.file_names:
@@ -141,14 +128,6 @@ def _evaluated_with(run: Run) -> dict[str, str]:
         facts[f"{file} rows"] = " or ".join(f"{count:,}" for count in sorted(counts))
     settings = run.evaluation.settings
     return facts | {name: str(settings[name]) for name in SAMPLING_SETTINGS if settings.get(name) is not None}
-
-
-def _newest(rows: list[StageRow], *, column: int) -> tuple[str, HeldOutCell, float] | None:
-    for row in reversed(rows):
-        cell = row.held_out[column]
-        if cell.scores and cell.scores.accuracy is not None:
-            return row.name, cell, cell.scores.accuracy
-    return None
 
 
 def build_comparison(runs: Sequence[Run], *, max_rollouts: int = DEFAULT_MAX_ROLLOUTS) -> str:

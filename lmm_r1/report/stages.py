@@ -30,9 +30,7 @@ class HeldOutCell:
     file: str
     scores: FileScores | None
     change: float | None
-    """Accuracy minus that of the first stage; None for the first stage itself, or if either is unknown."""
-    step: float | None
-    """Accuracy minus that of the previous stage; None if that is the first one, or if either is unknown."""
+    """Accuracy minus that of the checkpoint that the stage began with; None if either is unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +39,13 @@ class StageRow:
 
     name: str
     stage: Stage | None
+    began_with: str | None
+    """The row above: the previous stage, or for the first one a checkpoint that was evaluated before it."""
     held_out: tuple[HeldOutCell, ...]
+
+    def accuracy(self, file: str) -> float | None:
+        """Return its accuracy on a file of rows, None if it is unknown."""
+        return next((cell.scores.accuracy for cell in self.held_out if cell.file == file and cell.scores), None)
 
 
 def stage_rows(run: Run) -> list[StageRow]:
@@ -54,38 +58,27 @@ def stage_rows(run: Run) -> list[StageRow]:
     ]
     before = [_row(run, checkpoint.name, checkpoint) for index, checkpoint in strangers if index < first_owned]
     after = [_row(run, checkpoint.name, checkpoint) for index, checkpoint in strangers if index >= first_owned]
-    stages = [_row(run, stage.name, run.checkpoint(stage), stage=stage) for stage in run.stages]
-    return [*before, *stages, *after]
+    rows = before
+    for stage in run.stages:
+        rows.append(_row(run, stage.name, run.checkpoint(stage), stage=stage, above=rows[-1] if rows else None))
+    return [*rows, *after]
 
 
-def _row(run: Run, name: str, checkpoint: EvaluatedCheckpoint | None, *, stage: Stage | None = None) -> StageRow:
-    files, first = checkpoint.files if checkpoint else {}, run.stages[0]
-    return StageRow(
-        name=name,
-        stage=stage,
-        held_out=tuple(
-            HeldOutCell(
-                file=file,
-                scores=files.get(file),
-                change=_change(run, file=file, scores=files.get(file), since=None if stage is first else first),
-                step=_change(run, file=file, scores=files.get(file), since=stage_before(run, stage)),
-            )
-            for file in run.evaluation.file_names
-        ),
-    )
-
-
-def stage_before(run: Run, stage: Stage | None) -> Stage | None:
-    """Return the previous stage, None if there is none or if it is the run's first."""
-    place = next((place for place, other in enumerate(run.stages) if other is stage), 0)
-    return run.stages[place - 1] if place > 1 else None
-
-
-def _change(run: Run, *, file: str, scores: FileScores | None, since: Stage | None) -> float | None:
-    baseline = run.held_out(since).get(file) if since else None
-    if scores is None or scores.accuracy is None or baseline is None or baseline.accuracy is None:
-        return None
-    return scores.accuracy - baseline.accuracy
+def _row(
+    run: Run,
+    name: str,
+    checkpoint: EvaluatedCheckpoint | None,
+    *,
+    stage: Stage | None = None,
+    above: StageRow | None = None,
+) -> StageRow:
+    cells = []
+    for file in run.evaluation.file_names:
+        scores = checkpoint.files.get(file) if checkpoint else None
+        now, earlier = scores.accuracy if scores else None, above.accuracy(file) if above else None
+        change = None if now is None or earlier is None else now - earlier
+        cells.append(HeldOutCell(file=file, scores=scores, change=change))
+    return StageRow(name=name, stage=stage, began_with=above.name if above else None, held_out=tuple(cells))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -57,10 +57,8 @@ def experience_of(sample: Sample, *, max_len: int, place: int = 0, masks: bool =
     token_ids, log_probs = sample.token_ids, sample.log_probs
     assert len(token_ids) <= max_len, f"{sample.row.location}: no engine gives {len(token_ids)} of {max_len} tokens"
     reward = sample.reward
-    info = {"response_clip_ratio": torch.tensor([len(token_ids) == max_len])}
-    if reward is not None:
-        values = {"reward": reward.reward, "score": reward.score, **reward.parts}
-        info |= {name: torch.tensor([value]) for name, value in values.items()}
+    values = {} if reward is None else {"reward": reward.reward, "score": reward.score, **reward.parts}
+    info = {name: torch.tensor([value]) for name, value in values.items()}
     if masks or sample.played is not None:
         info["masked"] = torch.tensor([sample.masked])
     return Experience(

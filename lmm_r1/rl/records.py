@@ -91,7 +91,7 @@ class Recorder:
         shown = "  ".join(f"{name} {value:.3f}" for name, value in parts.items() if value or name not in _FAILURES)
         self.console.print(
             f"{self.folder.name} step {step}/{self.total_steps}  reward {line['reward']:.3f}  {shown}  "
-            f"length {line['rollout/response_length_mean']:.1f}  {line['timing/step_total']:.1f} s"
+            f"length {line['response_length']:.1f}  {line['timing/step_total']:.1f} s"
             + self.folder.time_left(step, total=self.total_steps)
             + (f"  ({rollout.overlong} overlong prompts skipped)" if rollout.overlong else "")
             + (f"  ({rollout.refused} prompts that cannot be encoded left out)" if rollout.refused else "")
@@ -101,13 +101,15 @@ class Recorder:
 
 
 def rollout_metrics(samples: Sequence[Experience]) -> dict[str, float]:
-    """Return the metrics of the rewards, with penalties, and of the lengths of a rollout."""
+    """Return the metrics of the rewards, with penalties, of the lengths and of the entropy of a rollout."""
     rewards = torch.cat([one.info["reward"] for one in samples]).float()
+    log_probs = torch.cat([one.rollout_log_probs[one.action_mask.bool()] for one in samples])
     return {
         "rollout/reward_mean": rewards.mean().item(),
         "rollout/reward_std": rewards.std().item() if len(rewards) > 1 else 0.0,
-        "rollout/response_length_mean": torch.cat([one.response_length for one in samples]).float().mean().item(),
-        "rollout/truncated_rate": torch.cat([one.truncated for one in samples]).float().mean().item(),
+        "response_length": torch.cat([one.response_length for one in samples]).float().mean().item(),
+        # The mean of -log p over tokens that were sampled from p estimates the entropy without bias.
+        "entropy": -log_probs.float().sum().item() / max(len(log_probs), 1),
         "rollout/num_samples": float(len(rewards)),
     }
 

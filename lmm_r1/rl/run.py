@@ -65,7 +65,7 @@ from lmm_r1.models.packed.sequence_parallel import check_heads
 from lmm_r1.models.rope_scaling import check_rope, tell_factors
 from lmm_r1.models.value_model import head_name, stored_weight
 from lmm_r1.planning.choices import planned_ppo
-from lmm_r1.records.run_folder import NO_CALLBACKS, Callbacks, RunFolder
+from lmm_r1.records.run_folder import NO_CALLBACKS, STAGE_TITLES, Callbacks, RunFolder
 from lmm_r1.records.tracker_backends import open_trackers
 from lmm_r1.records.trackers import Trackers
 from lmm_r1.rl.groups import GroupFilter
@@ -243,8 +243,9 @@ def _session(stage: _Stage, restarts: Restarts, *, resumed: bool) -> None:
 def _train(stage: _Stage, restarts: Restarts, trackers: Trackers) -> None:
     """Start Ray, engines and models, train, and write the model."""
     config, folder, rows, stops = stage.config, stage.folder, stage.rows, restarts.stops
-    Console(highlight=False, markup=False).print(
-        f"{folder.name}: {len(rows)} prompts, starting Ray, engines and models ..."
+    named = f" ({STAGE_TITLES[folder.name]})" if folder.name in STAGE_TITLES else ""
+    Console(highlight=False, markup=False, soft_wrap=True).print(
+        f"{folder.name}{named}: {len(rows)} prompts, starting Ray, engines and models ..."
     )
     _start_ray(config)
     # Ray has installed its own handler of SIGTERM.

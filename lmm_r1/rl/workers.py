@@ -122,6 +122,8 @@ class KitActorPPOTrainer(ActorPPOTrainer):
         status = super().training_step(experience, kl_ctl, step, loss_batch_info)
         # Upstream reads the rate after the optimizer step, when it is already the next one's.
         status["metrics"]["actor_lr"] = rate
+        # The step logs it as `truncated_rate`.
+        status["metrics"].pop("truncated", None)
         self._experience = None
         if self.average is not None and self.replay_buffer.dynamic_optimizer_step[step]:
             # With fp16, an update that overflows is skipped.

@@ -145,12 +145,10 @@ def of_studies() -> Figures:
     cold = pick(shares, "wide cold_start|shares cold_start.image, trained.accuracy.mean")
     yield page, "claim_shares.json", "On text, it gained", [min(gains), max(gains), *cold]
     page, found = "docs/algorithms.md", result("recipes.json")
-    for name, gains in found["gains"].items():
-        runs = [pick(run, "generated", "seconds") for run in found["runs"] if run["algorithm"] == name]
-        yield page, "recipes.json", f"| {name} |", [
-            *pick(gains, "text|image.mean|low|high"),
-            *map(mean, zip(*runs, strict=True)),
-        ]
+    gains = [pick(gain, "text|image.mean") for gain in found["gains"].values()]
+    took = [mean(run["seconds"] for run in found["runs"] if run["algorithm"] == name) for name in found["gains"]]
+    ranges = [limit(values) for values in (*zip(*gains, strict=True), took) for limit in (min, max)]
+    yield page, "recipes.json", "gained", ranges
     page, found = "docs/async_training.md", result("async_training.json")
     for mode, start in {"in_turn": "| alternating", "async": "| `--train.async", "partial": "| and `--train"}.items():
         first, second = (

@@ -29,6 +29,7 @@ from lmm_r1.config.differences import only_defaults
 from lmm_r1.config.hardware import Offer
 from lmm_r1.config.shared import JsonText
 from lmm_r1.errors import UserError
+from lmm_r1.report.curves import METRICS
 from lmm_r1.rl.advantages import KLWeight
 from lmm_r1.rl.batching import pass_limits
 from lmm_r1.rl.experiences import ModelOutputs, add_advantages, add_outputs
@@ -41,7 +42,7 @@ CPU = Offer(per_node=(), joined=False)
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "docs"))
 
-from flags_page import CONFIGS, FLAGS_PAGE, flags_page  # noqa: E402
+from flags_page import CONFIGS, FLAGS_PAGE, METRICS_PAGE, flags_page, metrics_page  # noqa: E402
 
 SUPERVISED = {"model.model_name_or_path": "m", "data.dataset": "d", "ds.param_dtype": "bf16"}
 BASES: dict[str, dict[str, object]] = dict.fromkeys(CONFIGS, SUPERVISED) | {
@@ -243,6 +244,16 @@ def test_the_page_of_flags_is_as_it_is_built():
     wrong = sorted(set(shown.splitlines()) ^ set(flags_page().splitlines()))
     assert wrong[:3] == [], "run `make docs`"
     assert (shown == flags_page()) is True, "run `make docs`"
+
+
+def test_the_page_of_metrics_is_as_it_is_built_and_lists_each_once_with_flags_that_exist():
+    shown = METRICS_PAGE.read_text(encoding="utf-8")
+    wrong = sorted(set(shown.splitlines()) ^ set(metrics_page().splitlines()))
+    assert (wrong[:3], shown == metrics_page()) == ([], True), "run `make docs`"
+    names = [name for spec in METRICS for name in spec.metrics]
+    assert len(names) == len(set(names))
+    known = {flag for config in CONFIGS.values() for flag in dotted.leaf_types(config)}
+    assert set(re.findall(r"`--([\w.]+)", shown)) <= known
 
 
 @pytest.mark.parametrize("command", CONFIGS)

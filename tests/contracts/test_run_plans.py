@@ -50,6 +50,7 @@ def rl_run(tiny_checkpoint):
 def with_memory(monkeypatch: pytest.MonkeyPatch):
     """A function that makes this a machine with so many GiB and no GPU."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("LMM_R1_VERBOSE", "1")
 
     def give(size: float) -> None:
         machine = Machine(gpu_bytes=None, host_bytes=int(size * GIB))
@@ -63,10 +64,12 @@ def told(config: PPOConfig) -> tuple[PPOConfig, str]:
     return planned_ppo(config, console=Console(file=text, width=300)), text.getvalue()
 
 
-def test_a_run_says_what_it_takes_and_its_passes_are_as_large_as_ever(rl_run, with_memory):
+def test_a_run_says_what_it_takes_and_its_passes_are_as_large_as_ever(rl_run, with_memory, monkeypatch):
     with_memory(24)
     config, said = told(rl_run())
     first, second = said.splitlines()
+    monkeypatch.delenv("LMM_R1_VERBOSE")
+    assert told(rl_run())[1] == f"{first}\n"
     assert first.startswith("memory, predicted: a machine's memory ")
     assert first.endswith(" GiB of 24.0 GiB")
     # 768 tokens are the longest prompt; four responses of up to 256 fit beside it.

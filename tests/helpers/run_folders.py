@@ -15,6 +15,7 @@ import PIL.Image
 import PIL.ImageDraw
 
 from lmm_r1.records.responses import JudgedResponse, VerifierVerdict
+from lmm_r1.report.curves import METRICS, spec_of
 
 
 def write_lines(path: Path, records: Iterable[object]) -> None:
@@ -275,6 +276,17 @@ def cropped(folder: Path, *, step: int = 1, last: str = "<answer>7</answer>", **
             **fields,
         },
     )
+
+
+def check_listed(folder: Path, *sections: str) -> None:
+    """Fail if the table of metrics lacks one that a run has logged, or if the run lacks one of these sections of it."""
+    metrics, rollouts = (folder / f"{name}.jsonl" for name in ("metrics", "rollouts"))
+    logged = {name for line in metrics.read_text().splitlines() for name in json.loads(line)} - {"step", "seconds"}
+    lines = rollouts.read_text().splitlines() if rollouts.exists() else []
+    parts = {name for line in lines for name in json.loads(line)["scores"]}
+    assert {name for name in logged - parts if spec_of(name) is None} == set()
+    rows = [spec.metrics for spec in METRICS if spec.section in sections and not spec.optional]
+    assert {name for names in rows for name in names if "*" not in name} - logged == set()
 
 
 class PageText(HTMLParser):

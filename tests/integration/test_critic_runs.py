@@ -10,6 +10,7 @@ import torch
 from helpers.commands import flags, with_image, write_rows
 from helpers.commands_here import Ended, run_here
 from helpers.conversations import message
+from helpers.run_folders import check_listed
 from helpers.value_models import make_value_model
 from PIL import Image
 from safetensors.torch import load_file
@@ -111,6 +112,7 @@ def finished(runs: Runs) -> Runs:
 
 def test_every_tokens_return_is_the_reward_of_its_response(finished):
     metrics = finished.metrics("ppo")
+    check_listed(finished.folder / "ppo", "Every RL run", "Critic")
     assert [line["step"] for line in metrics] == list(range(1, STEPS + 1))
     for line in metrics:
         rollouts = finished.rollouts("ppo", step=line["step"])

@@ -9,6 +9,7 @@ import pytest
 from helpers.commands import flags, write_pairs
 from helpers.commands_here import start_anew
 from helpers.killed_runs import KillableCommand, lines_in, python
+from helpers.run_folders import check_listed
 from safetensors.torch import load_file
 
 from lmm_r1.cli import train_dpo
@@ -37,6 +38,7 @@ def settings(model: Path, folder: Path, *, run: str, **changes: object) -> dict[
 
 
 def lines_of(run: Path) -> list[dict[str, float]]:
+    check_listed(run)
     return list(map(json.loads, (run / "metrics.jsonl").read_text().splitlines()))
 
 

@@ -12,6 +12,7 @@ from helpers.commands_here import start_anew
 from helpers.kd_steps import build_teacher
 from helpers.killed_runs import KillableCommand, lines_in, python
 from helpers.launched_ranks import launch
+from helpers.run_folders import check_listed
 
 from lmm_r1.cli import train_kd
 from lmm_r1.lmm_kits import get_kit
@@ -52,6 +53,7 @@ def settings(student: Path, folder: Path, *, run: str) -> dict[str, Any]:
 
 
 def lines_of(run: Path) -> list[dict[str, float]]:
+    check_listed(run)
     return list(map(json.loads, (run / "metrics.jsonl").read_text().splitlines()))
 
 

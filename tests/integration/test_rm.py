@@ -5,6 +5,7 @@ import json
 import pytest
 from helpers.commands import flags, write_pairs
 from helpers.commands_here import start_anew
+from helpers.run_folders import check_listed
 
 from lmm_r1.cli import train_rm
 from lmm_r1.data.messages import Row
@@ -39,6 +40,7 @@ def test_eight_pairs_about_images_are_ranked_and_the_saved_model_serves(
     }
     train_rm.main([*flags(values), "--eval.before_training"])
 
+    check_listed(run)
     lines = list(map(json.loads, (run / "metrics.jsonl").read_text().splitlines()))
     trained = {line["step"]: line for line in lines if "loss" in line}
     evaluated = {line["step"]: line for line in lines if "eval_loss" in line}

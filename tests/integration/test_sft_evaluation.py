@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from helpers.commands import flags, write_rows
 from helpers.commands_here import start_anew
+from helpers.run_folders import check_listed
 
 from lmm_r1.cli import train_sft
 from lmm_r1.host.checkpoint_folder import tags
@@ -76,6 +77,7 @@ def test_the_best_checkpoint_outlives_others_and_a_restart(
     assert set(multiprocessing.active_children()) <= children, "workers that encode rows end with the training"
 
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    check_listed(tmp_path / "run")
     evaluated = {line["step"]: line for line in lines if "eval_loss" in line}
     assert list(evaluated) == [0, 2, 4, 6]
     assert [line["step"] for line in lines if "eval_loss" in line].count(0) == 1, "a restart is no start"

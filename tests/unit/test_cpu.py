@@ -289,6 +289,7 @@ def test_threads_look_for_one_another_on_free_cores_and_sleep_beside_other_work(
     for share, spins in (1.0, "300000"), (2 / 3, "0"):
         monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
         monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+        monkeypatch.setenv("LMM_R1_VERBOSE", "1")
         monkeypatch.setattr(cpu, "free_share", lambda share=share: share)
         cpu.choose_waiting()
         assert os.environ["GOMP_SPINCOUNT"] == spins

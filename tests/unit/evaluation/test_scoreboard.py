@@ -96,9 +96,18 @@ def test_the_terminal_gets_a_table_per_file_with_its_data_sources(capsys):
     printed = capsys.readouterr().out
     assert "held_out: 2 rows, 1 left out" in printed
     lines = [" ".join(line.split()) for line in printed.splitlines()]
-    assert "grpo ★ 75.0 ± 25.0 100.0 ± 0.0 50.0 ± 50.0 100.0 10.0 0.0" in lines
+    assert "grpo ★ 75.0 ± 25.0 100.0 ± 0.0 100.0 10.0 0.0" in lines, "with pass@2, and no vote of two"
     assert lines.index("sums, 1 rows") < lines.index("words, 1 rows")
     assert any(line.startswith("held_out math grpo +25.0 0.0 to +50.0 1 1 0") for line in lines)
+
+
+def test_more_than_two_samples_vote():
+    answers = judged_rows([[True, True, False, True]])
+    files = [replace(board().files[0], ks=(1, 2, 4))]
+    shown = [CheckpointResponses(name="base", path="m", files={"held_out": answers})]
+    heads = re.findall('data-head="(majority@.)"', build_page(board(files=files, checkpoints=shown)))
+    assert heads == ["majority@4"]
+    assert "Most of k" not in build_page(board())
 
 
 def test_names_in_brackets_are_no_markup(capsys):

@@ -123,7 +123,7 @@ def test_a_stage_that_was_not_evaluated_has_no_difference(tmp_path):
 def test_a_metric_of_all_runs_shares_one_chart_and_a_run_keeps_its_colour(tmp_path):
     runs = [
         write_run(tmp_path / "first", stages=["fre"], reward=1.0, accuracy=0.5),
-        write_run(tmp_path / "second", stages=["fre"], reward=2.0, entropy=0.1),
+        write_run(tmp_path / "second", stages=["fre"], reward=2.0, odd=0.1),
         write_run(tmp_path / "third", stages=["mgt", "later"], reward=3.0),
     ]
     shared, single = overlays(match_stages(runs), names=["first", "second", "third"])
@@ -132,7 +132,7 @@ def test_a_metric_of_all_runs_shares_one_chart_and_a_run_keeps_its_colour(tmp_pa
         for panel in shared.panels
     }
     assert drawn == {"Reward": [("first", 1, 0, 0), ("second", 2, 1, 0)], "Accuracy and format": [("first", 1, 0, 0)]}
-    assert [panel.spec.title for panel in shared.other_panels] == ["entropy"]
+    assert [panel.spec.title for panel in shared.other_panels] == ["odd"]
     assert single.title == "Stages that only one run has"
     assert [(line.name, line.color, line.dash) for line in single.panels[0].lines] == [
         ("third: mgt", 3, 0), ("third: later", 3, 1),
@@ -170,7 +170,7 @@ def test_the_page_of_two_curricula_holds_both_and_refers_to_nothing_outside(tmp_
     evaluation["checkpoints"][2]["files"]["image"]["accuracy"] = 0.6
     (tmp_path / "two" / "demo" / "evaluation.json").write_text(json.dumps(evaluation))
     page = PageText(build_comparison([read_run(tmp_path / name / "demo") for name in ("one", "two")]))
-    assert "mgt rl two/demo 3 1 min 16 s 0.0 72.0 % 97.2 % 45.6 −21.5 60.0 % 95.2 % 56.8" in page.text
+    assert "mgt rl two/demo 3 1 min 16 s 72.0 % 0.0 97.2 % 45.6 60.0 % −21.5 95.2 % 56.8" in page.text
     assert "one/demo reference 2026-01-31 09:00 UTC 3 156 2 min 56 s" in page.text
     assert "96 of the 96 logged rollouts" in page.text
     assert {member["run"] for member in page.data["series"]} == {"one/demo", "two/demo"}

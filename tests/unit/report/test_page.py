@@ -30,20 +30,21 @@ def curriculum(tmp_path):
     return read_run(tmp_path / "demo")
 
 
-def test_the_page_shows_each_stage_with_its_change_over_the_first(curriculum):
+def test_the_page_shows_each_stage_with_its_change_over_the_one_that_it_began_with(curriculum):
     text = PageText(build_report(curriculum)).text
     assert "cold_start sft 150 23.4 s 53.5 % 95.4 % 41.9 31.0 % 88.9 % 46.7" in text
-    assert "fre rl 20 8 min 30 s +17.0 70.5 % 97.0 % 45.3 +5.0 36.0 % 89.5 % 47.7" in text
-    assert (
-        "mgt rl 20 8 min 30 s +18.5 72.0 % +1.5 on the stage before 97.2 % 45.6 "
-        "+50.5 81.5 % +45.5 on the stage before 95.2 % 56.8"
-    ) in text
-    assert "Held-out image accuracy 81.5 % +50.5 points since cold_start, +45.5 since fre" in text
+    changes = "70.5 % +17.0 since cold_start 97.0 % 45.3 36.0 % +5.0 since cold_start 89.5 % 47.7"
+    assert f"fre rl 20 8 min 30 s {changes}" in text
+    assert "mgt rl 20 8 min 30 s 72.0 % +1.5 since fre 97.2 % 45.6 81.5 % +45.5 since fre 95.2 % 56.8" in text
+    assert "Held-out image accuracy 81.5 % +50.5 points since cold_start" in text
+    assert "fre: text stage, Foundational Reasoning Enhancement; mgt: image stage," in text
 
 
-def test_the_page_says_how_many_rows_were_answered_and_how(curriculum):
-    text = PageText(build_report(curriculum)).text
-    assert "text rows 200 image rows 200 temperature 0.0 responses per row 1 longest response, tokens 96 Stage" in text
+def test_the_terminal_shows_the_value_and_then_the_change(curriculum, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    main([str(curriculum.folder)])
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["mgt", "fre", "20", "8", "min", "30", "s", "72.0", "%", "(+1.5)", "81.5", "%", "(+45.5)"] in rows
 
 
 def test_the_page_names_its_run_when_it_ran_and_how_long(curriculum):
@@ -134,7 +135,8 @@ def test_an_evaluated_checkpoint_that_is_no_stage_keeps_its_place_in_the_table(t
     write_stage(tmp_path / "fre", name="fre", steps=1, seconds=1.0, hour=9)
     (tmp_path / "evaluation.json").write_text(json.dumps(evaluation(base=0.25, fre=0.5, direct=0.625)))
     rows = stage_rows(read_run(tmp_path))
-    assert [(row.name, row.held_out[0].change) for row in rows] == [("base", -0.25), ("fre", None), ("direct", 0.125)]
+    found = [(row.name, row.began_with, row.held_out[0].change) for row in rows]
+    assert found == [("base", None, None), ("fre", "base", 0.25), ("direct", None, None)]
 
 
 def test_the_summary_holds_null_where_a_stage_was_not_evaluated(tmp_path):

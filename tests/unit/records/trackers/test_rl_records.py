@@ -61,7 +61,7 @@ def test_metrics_and_rollouts_of_a_step_reach_the_trackers(config, tmp_path):
             dropped=tuple(apart),
             part_weights=weights,
         )
-        status = {"rollout/response_length_mean": 2.0, "timing/step_total": 0.5}
+        status = {"response_length": 2.0, "timing/step_total": 0.5}
         for step in (1, 2, 3):
             recorder.step(step, status | {"policy_loss": step / 4}, rollout)
         recorder.evaluation(3, [[sample("2", reward=1.0, score=score) for score in (1.0, 0.0)]])
