@@ -7,7 +7,6 @@ from typing import Annotated, ClassVar
 
 from lmm_r1.config.declared import Needs, Within
 from lmm_r1.config.shared import (
-    AdamConfig,
     DeepSpeedConfig,
     EvalConfig,
     Example,
@@ -131,8 +130,8 @@ class DPOConfig(ReferredConfig):
         flags=("model.beta", "ds.lora.rank"),
     )
 
-    adam: AdamConfig = field(default_factory=lambda: AdamConfig(lr=1e-5))
-    """AdamW."""
+    full_lr: ClassVar[float] = 1e-5
+
     model: DPOModelConfig = field(default_factory=DPOModelConfig)
     """The model and the loss."""
     data: PreferenceDataConfig = field(default_factory=PreferenceDataConfig)
@@ -215,8 +214,8 @@ class KTOConfig(ReferredConfig):
         flags=("model.beta", "ds.lora.rank"),
     )
 
-    adam: AdamConfig = field(default_factory=lambda: AdamConfig(lr=1e-5))
-    """AdamW."""
+    full_lr: ClassVar[float] = 1e-5
+
     model: KTOModelConfig = field(default_factory=KTOModelConfig)
     """The model and the loss."""
     data: UnpairedDataConfig = field(default_factory=UnpairedDataConfig)
@@ -295,8 +294,6 @@ class PRMConfig(SupervisedConfig):
         flags=("model.placeholder_token", "model.reward_tokens"),
     )
 
-    adam: AdamConfig = field(default_factory=lambda: AdamConfig(lr=1e-6))
-    """AdamW."""
     model: PRMModelConfig = field(default_factory=PRMModelConfig)
     """The model and the loss."""
     data: StepDataConfig = field(default_factory=StepDataConfig)
@@ -365,8 +362,8 @@ class RMConfig(SupervisedConfig):
         flags=("model.loss_type", "ds.lora.rank"),
     )
 
-    adam: AdamConfig = field(default_factory=lambda: AdamConfig(lr=9e-6))
-    """AdamW."""
+    full_lr: ClassVar[float] = 9e-6
+
     model: RMModelConfig = field(default_factory=RMModelConfig)
     """The model and the loss."""
     data: PreferenceDataConfig = field(default_factory=PreferenceDataConfig)
