@@ -257,7 +257,7 @@ def _check_gpus(config: PPOConfig) -> None:
     actor, ref, train, vllm = config.actor, config.ref, config.train, config.vllm
     gpus = actor.gpus
     shared = "--train.colocate_all" if train.colocate_all else "--train.colocate_actor_ref"
-    if (train.colocate_all or train.colocate_actor_ref) and config.algo.kl.init_coef > 0:
+    if (train.colocate_all or train.colocate_actor_ref) and config.needs_reference_model:
         for name in ("num_nodes", "num_gpus_per_node"):
             ours, theirs = getattr(actor, name), getattr(ref, name)
             if ours != theirs:
@@ -340,7 +340,7 @@ def check_batches(config: PPOConfig) -> None:
 def model_gpus(config: PPOConfig) -> dict[str, int]:
     """Return how many GPUs each model of a run has."""
     groups: dict[str, ActorConfig | CriticConfig | RefConfig | RewardConfig] = {"actor": config.actor}
-    if config.algo.kl.init_coef > 0:
+    if config.needs_reference_model:
         groups["ref"] = config.ref
     if config.critic.model_name_or_path:
         groups["critic"] = config.critic

@@ -1,16 +1,26 @@
 """Flags whose defaults deliberately differ from OpenRLHF's, and flags of OpenRLHF that have one value here."""
 
+from __future__ import annotations
+
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from lmm_r1 import dotted
+from lmm_r1.config.declared import has_effect
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 # Flags whose defaults change training, and not only file locations, speed or precision.
 TRAINING_FLAGS = (
+    "actor.adam.lr",
+    "adam.lr",
     "algo.advantage.estimator",
+    "critic.adam.lr",
     "data.max_len",
     "data.multiturn",
+    "ds.lora.alpha",
     "rollout.batch_size",
     "rollout.n_samples_per_prompt",
     "train.batch_size",
@@ -42,12 +52,14 @@ _ALL: _Table = {
         None,
         "half precision loses small gradients over many passes; OpenRLHF leaves it to DeepSpeed",
     ),
+    "ds.lora.alpha": (16, "twice the rank: with a fixed alpha, the larger the rank the less LoRA learns"),
     "ds.param_dtype": ("bf16", "bf16, or fp32 on a CPU without bf16 instructions"),
 }
 _LIGER: _Table = {"ds.use_liger_kernel": (False, "the same results with fewer kernels, on GPUs that support them")}
 _INPUT_KEY: _Table = {"data.input_key": ("input", "`message` or `messages`, whichever the rows have")}
 _BATCH: _Table = {"train.batch_size": (128, "a fifth of the rows, at most 128: five steps or more per pass over them")}
 _MICRO_BATCH: _Table = {"train.micro_batch_size": (8, "8, or a divisor of a GPU's share of an update")}
+_RATE = "the same without LoRA; adapters need about ten times the rate"
 _COUNTS = "the GPUs of the machine or cluster"
 
 
@@ -56,6 +68,8 @@ def _path(theirs: str) -> _Table:
 
 
 _PPO: _Table = {
+    "actor.adam.lr": (1e-6, _RATE),
+    "critic.adam.lr": (9e-6, _RATE),
     "algo.advantage.estimator": ("gae", "LMM-R1's recipe; it needs no critic"),
     "rollout.batch_size": (1024, "a fifth of the prompts, at most 1024: five steps or more per pass over them"),
     "rollout.n_samples_per_prompt": (1, "8 if the estimator compares the responses to one prompt, otherwise 1"),
@@ -70,14 +84,22 @@ _SFT: _Table = {
     **_BATCH,
     "data.multiturn": (False, "rows are conversations, and the loss covers every assistant turn"),
     **_MICRO_BATCH,
+    "adam.lr": (5e-6, _RATE),
 }
 _PAIRS: _Table = {"data.max_len": (512, "one image has hundreds of tokens; as in SFT and RL"), **_BATCH}
 _COMMANDS: Mapping[str, _Table] = {
     "train_ppo_ray": {**_PPO, **_ALL, **_LIGER, **_INPUT_KEY, **_path("./ckpt/checkpoints_ppo_ray")},
     "train_sft": {**_SFT, **_ALL, **_LIGER, **_INPUT_KEY, **_path("./ckpt/checkpoints_sft")},
-    "train_dpo": {**_PAIRS, **_MICRO_BATCH, **_ALL, **_LIGER, **_path("./ckpt/checkpoints_dpo")},
+    "train_dpo": {
+        **_PAIRS,
+        **_MICRO_BATCH,
+        **_ALL,
+        **_LIGER,
+        **_path("./ckpt/checkpoints_dpo"),
+        "adam.lr": (1e-5, _RATE),
+    },
     # OpenRLHF's train_rm has no flag for Liger's kernels, and the same micro-batch.
-    "train_rm": {**_PAIRS, **_ALL, **_path("./ckpt/checkpoints_rm")},
+    "train_rm": {**_PAIRS, **_ALL, **_path("./ckpt/checkpoints_rm"), "adam.lr": (9e-6, _RATE)},
 }
 DIFFERENCES = tuple(
     Difference(command=command, flag=flag, theirs=theirs, reason=reason)
@@ -86,7 +108,7 @@ DIFFERENCES = tuple(
 )
 
 
-def differences_line(command: str, config: object, *, given: Container[str]) -> str | None:
+def differences_line(command: str, config: DataclassInstance, *, given: Container[str]) -> str | None:
     """Return a line with the defaults by which training differs from OpenRLHF's; None without any.
 
     Args:
@@ -98,7 +120,7 @@ def differences_line(command: str, config: object, *, given: Container[str]) -> 
         for one in DIFFERENCES
         if one.teaches and one.command == command and one.flag not in given
         # One of those that follow from other flags may be OpenRLHF's all the same.
-        and dotted.get(config, one.flag) != one.theirs
+        and dotted.get(config, one.flag) != one.theirs and has_effect(one.flag, config)
     ]
     if not listed:
         return None

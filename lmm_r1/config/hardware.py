@@ -423,7 +423,7 @@ def _shares(config: PPOConfig) -> list[_Share]:
     """Return who has GPUs of their own, the policy's first."""
     train = config.train
     models = ["actor"]
-    if config.algo.kl.init_coef > 0:
+    if config.needs_reference_model:
         models.append("ref")
     models += ["critic"] if config.critic.model_name_or_path else []
     models += ["reward"] if config.reward.model_name_or_path else []

@@ -61,6 +61,8 @@ def why_not_during_generation(config: PPOConfig) -> str | None:
     """Return why the reference cannot compute log-probs during generation; None if it can."""
     if config.algo.kl.init_coef <= 0:
         return f"with --algo.kl.init_coef {config.algo.kl.init_coef:g} there is no reference model"
+    if config.refers_to_base:
+        return "with --ds.lora.rank the reference is the policy without its adapters, and no second model is loaded"
     if not config.train.async_enable:
         return None
     if config.train.colocate_all or config.train.colocate_actor_ref:
@@ -132,9 +134,11 @@ def check_schedule(model: OptimizerConfig, *, prefix: str) -> None:
     flag = f"--{prefix}lr_scheduler {model.lr_scheduler}"
     if model.lr_scheduler not in SCHEDULES:
         raise UserError(f"{flag} is not one of {', '.join(SCHEDULES)}")
-    if model.lr_scheduler == "polynomial" and model.adam.lr <= _POLYNOMIAL_END:
+    rate = model.adam.lr
+    # It is open for a critic that the run does not have.
+    if model.lr_scheduler == "polynomial" and rate is not None and rate <= _POLYNOMIAL_END:
         raise UserError(
-            f"{flag} ends at {_POLYNOMIAL_END:g}, which --{prefix}adam.lr {model.adam.lr:g} must be above; take linear"
+            f"{flag} ends at {_POLYNOMIAL_END:g}, which --{prefix}adam.lr {rate:g} must be above; take linear"
         )
 
 

@@ -62,6 +62,10 @@ GPU_COUNTS = (
 """The flags that set how many GPUs models and engines have."""
 
 
+SECOND_MODEL = Needs("ds.lora.rank=0 or ref.refresh_steps>0", warns=True)
+"""What flags of a second copy of the weights as reference need: otherwise it is the policy without its adapters."""
+
+
 class PlacedModel:
     """A model that has GPUs of its own; `resolve_ppo` fills in counts that are None."""
 
@@ -134,7 +138,9 @@ class ActorConfig(OptimizerConfig, PlacedModel):
 
 @dataclass(frozen=True, kw_only=True)
 class CriticConfig(OptimizerConfig, PlacedModel):
-    adam: AdamConfig = field(default_factory=lambda: AdamConfig(lr=9e-6))
+    full_lr: ClassVar[float] = 9e-6
+
+    adam: Annotated[AdamConfig, Needs("algo.advantage.estimator=gae", warns=True)] = field(default_factory=AdamConfig)
     """AdamW."""
     model_name_or_path: str | None = None
     """The model that the critic starts from; None takes the reward model if there is one, else the policy."""
@@ -154,18 +160,23 @@ class CriticConfig(OptimizerConfig, PlacedModel):
 
 @dataclass(frozen=True, kw_only=True)
 class RefConfig(PlacedModel):
-    num_nodes: Annotated[int | None, Within("[1, inf)"), Needs("algo.kl.init_coef>0", warns=True)] = None
+    num_nodes: Annotated[int | None, Within("[1, inf)"), Needs("algo.kl.init_coef>0", warns=True), SECOND_MODEL] = None
     """Machines that hold the reference model; None is computed from its GPUs."""
-    num_gpus_per_node: Annotated[int | None, Within("[1, inf)"), Needs("algo.kl.init_coef>0", warns=True)] = None
+    num_gpus_per_node: Annotated[
+        int | None, Within("[1, inf)"), Needs("algo.kl.init_coef>0", warns=True), SECOND_MODEL
+    ] = None
     """GPUs per machine that hold the reference model. None takes its share of all GPUs, or one rank on a CPU."""
-    offload: Annotated[bool | None, Needs("algo.kl.init_coef>0", warns=True), Needs("ds.zero_stage=3")] = None
+    offload: Annotated[
+        bool | None, Needs("algo.kl.init_coef>0", warns=True), SECOND_MODEL, Needs("ds.zero_stage=3")
+    ] = None
     """Keep the reference model in CPU memory while it is not used; None does so only if the run would not fit
     otherwise."""
     during_generation: bool | None = None
     """Compute the reference log-probs of finished groups while other groups are generated; None does so on GPUs with
     enough memory."""
     refresh_steps: Annotated[int, Within("[0, inf)")] = 0
-    """Copy the policy's weights into the reference model every this many steps; 0 keeps the initial model."""
+    """Copy the policy's weights into the reference model every this many steps; 0 keeps the initial model, which with
+    LoRA is the policy without its adapters, so no second model is loaded."""
 
 
 DEFAULT_VERIFIER = "math"
@@ -344,7 +355,7 @@ class PPOTrainConfig(TrainConfig):
     colocate_all: bool | None = None
     """Policy, reference model and vLLM engines take turns on the same GPUs. None does so if a machine has too few
     GPUs, or too little memory, for separate groups."""
-    colocate_actor_ref: Annotated[bool, Needs("algo.kl.init_coef>0", warns=True)] = False
+    colocate_actor_ref: Annotated[bool, Needs("algo.kl.init_coef>0", warns=True), SECOND_MODEL] = False
     """Put policy and reference model on the same GPUs."""
     colocate_critic_reward: bool = False
     """Put critic and reward model on the same GPUs."""
@@ -598,3 +609,13 @@ class PPOConfig:
     """Logs."""
     local_rank: int = -1
     """Set by launchers; -1 reads LOCAL_RANK."""
+
+    @property
+    def refers_to_base(self) -> bool:
+        """Whether the reference is the policy with its LoRA adapters switched off."""
+        return self.algo.kl.init_coef > 0 and self.ds.lora.rank > 0 and self.ref.refresh_steps == 0
+
+    @property
+    def needs_reference_model(self) -> bool:
+        """Whether a second model is loaded as reference."""
+        return self.algo.kl.init_coef > 0 and not self.refers_to_base

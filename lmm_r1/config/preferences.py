@@ -7,7 +7,6 @@ from typing import Annotated, ClassVar
 
 from lmm_r1.config.declared import Needs, Within
 from lmm_r1.config.shared import (
-    AdamConfig,
     DeepSpeedConfig,
     EvalConfig,
     Example,
@@ -105,8 +104,8 @@ class DPOConfig(SupervisedConfig):
         flags=("model.beta", "ds.lora.rank"),
     )
 
-    adam: AdamConfig = field(default_factory=lambda: AdamConfig(lr=1e-5))
-    """AdamW."""
+    full_lr: ClassVar[float] = 1e-5
+
     model: DPOModelConfig = field(default_factory=DPOModelConfig)
     """The model and the loss."""
     data: PreferenceDataConfig = field(default_factory=PreferenceDataConfig)
@@ -193,8 +192,8 @@ class RMConfig(SupervisedConfig):
         flags=("model.loss_type", "ds.lora.rank"),
     )
 
-    adam: AdamConfig = field(default_factory=lambda: AdamConfig(lr=9e-6))
-    """AdamW."""
+    full_lr: ClassVar[float] = 9e-6
+
     model: RMModelConfig = field(default_factory=RMModelConfig)
     """The model and the loss."""
     data: PreferenceDataConfig = field(default_factory=PreferenceDataConfig)

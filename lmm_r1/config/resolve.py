@@ -19,7 +19,7 @@ from lmm_r1.config.hardware import Offer, default_param_dtype, group_size, offer
 from lmm_r1.config.model_checks import CONSTANT, why_not_during_generation
 from lmm_r1.config.ppo import CLIP_RANGES, DEFAULT_VERIFIER, MOST_PASS_TOKENS, ActorConfig, PPOConfig
 from lmm_r1.config.preferences import DPOConfig, RMConfig
-from lmm_r1.config.shared import RUNS, TrackerName
+from lmm_r1.config.shared import LORA_LR_FACTOR, RUNS, OptimizerConfig, TrackerName
 from lmm_r1.config.supervised import KDConfig, SFTConfig, SupervisedConfig
 from lmm_r1.config.supervised_checks import check_dpo, check_kd, check_rm, check_sft
 from lmm_r1.errors import UserError
@@ -61,7 +61,8 @@ def resolve_ppo(config: PPOConfig, *, ask: Callable[[], Offer] = offered_gpus) -
     if config.train.agent is not None and config.agent.prefix_caching:
         settings["vllm.enable_prefix_caching"] = True
     settings |= (
-        _correction(config)
+        by_what_is_trained(config)
+        | _correction(config)
         | _param_dtype(config)
         | _gamma(config)
         | _input_template(config)
@@ -70,6 +71,7 @@ def resolve_ppo(config: PPOConfig, *, ask: Callable[[], Offer] = offered_gpus) -
     )
     resolved = dotted.replace(config, settings)
     check_needs(config, resolved)
+    _tell_adapters(resolved)
     resolved = dotted.replace(resolved, _accumulation(resolved) | settled_counts(resolved, ask=ask))
     if resolved.vllm.enable_sleep and not resolved.train.colocate_all:
         logger.warning("--vllm.enable_sleep is off: without --train.colocate_all the engines share no GPU")
@@ -114,10 +116,38 @@ def _resolved(config: Supervised) -> Supervised:
             f"--train.batch_size {config.train.batch_size} must be a multiple of "
             f"--train.micro_batch_size {config.train.micro_batch_size}"
         )
-    settings = _param_dtype(config) | _input_template(config) | _trackers(config) | _output(config)
-    resolved = dotted.replace(config, settings)
+    settings = by_what_is_trained(config) | _param_dtype(config) | _input_template(config)
+    resolved = dotted.replace(config, settings | _trackers(config) | _output(config))
     check_needs(config, resolved)
+    _tell_adapters(resolved)
     return dotted.replace(resolved, _accumulation(resolved))
+
+
+def by_what_is_trained(config: PPOConfig | SupervisedConfig) -> dict[str, object]:
+    """Return by flag the learning rates and the adapters' alpha that are open: those of adapters or of all weights."""
+    lora = config.ds.lora
+    settings: dict[str, object] = {} if lora.rank == 0 or lora.alpha else {"ds.lora.alpha": lora.used_alpha}
+    for flag, model in _rates(config).items():
+        if model.adam.lr is None:
+            # Rounded: ten times 1e-6 has an error in its last digit.
+            settings[flag] = float(f"{model.full_lr * (LORA_LR_FACTOR if lora.rank else 1):g}")
+    return settings
+
+
+def _rates(config: PPOConfig | SupervisedConfig) -> dict[str, OptimizerConfig]:
+    """Return by the flag of its learning rate what is trained."""
+    if isinstance(config, SupervisedConfig):
+        return {"adam.lr": config}
+    trained = {"actor.adam.lr": config.actor, "critic.adam.lr": config.critic}
+    return {flag: model for flag, model in trained.items() if has_effect(flag, config)}
+
+
+def _tell_adapters(config: PPOConfig | SupervisedConfig) -> None:
+    """Log what adapters are trained with."""
+    lora = config.ds.lora
+    if lora.rank:
+        rates = ", ".join(f"--{flag} {model.adam.lr:g}" for flag, model in _rates(config).items())
+        logger.warning("LoRA: --ds.lora.rank %d, --ds.lora.alpha %d, %s", lora.rank, lora.alpha, rates)
 
 
 def _value_models(config: PPOConfig) -> dict[str, object]:
@@ -383,7 +413,8 @@ def settings_of_the_run(config: PPOConfig | SupervisedConfig) -> dict[str, objec
     return {
         flag: hidden_settings(_as_json(dotted.get(config, flag)), name=flag)
         for flag in dotted.leaf_types(type(config))
-        if not is_free(flag)
+        # Earlier versions wrote a number for an open flag without effect.
+        if not is_free(flag) and (dotted.get(config, flag) is not None or has_effect(flag, config))
     }
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NewType
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NewType
 
 from lmm_r1 import dotted
 from lmm_r1.config.declared import Needs, Within
@@ -164,8 +164,9 @@ class MuonConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class AdamConfig:
-    lr: Annotated[float, Within("[0, inf)")] = 1e-6
-    """Peak learning rate of AdamW, including for the weights that Muon leaves to AdamW."""
+    lr: Annotated[float | None, Within("[0, inf)")] = None
+    """Peak learning rate of AdamW, including for the weights that Muon leaves to AdamW. None is 1e-6; 5e-6 in SFT and
+    distillation, 9e-6 for critics and in train_rm, 1e-5 in DPO; with LoRA ten times that."""
     vision_lr: Annotated[float | None, Within("[0, inf)"), Needs("..optim!=muon")] = None
     """Peak learning rate of the vision tower and its projector; None is the same as for other weights."""
     betas: Annotated[tuple[float, float], Within("[0, 1)")] = (0.9, 0.95)
@@ -178,6 +179,9 @@ class AdamConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
+    full_lr: ClassVar[float] = 1e-6
+    """What adam.lr is if it is open and all weights are trained."""
+
     optim: Literal["adam", "muon", "adamw_8bit", "paged_adamw_8bit"] = "adam"
     """AdamW; Muon for matrices and AdamW for other weights; or AdamW of bitsandbytes, whose moments take one byte each
     and, if paged, may move to host memory."""
@@ -199,12 +203,17 @@ class OptimizerConfig:
     """Gradients are clipped to this norm."""
 
 
+LORA_LR_FACTOR = 10
+"""Learning rate of adapters in multiples of that of all weights (Schulman et al., LoRA Without Regret, 2025)."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class LoraConfig:
     rank: Annotated[int, Within("[0, inf)")] = 0
     """Rank of the LoRA adapters, which are merged into the saved model; 0 trains the weights themselves."""
-    alpha: Annotated[int, Within("[1, inf)"), Needs(".rank")] = 16
-    """Scale of the adapters: they add alpha / rank times their product."""
+    alpha: Annotated[int | None, Within("[1, inf)"), Needs(".rank", warns=True)] = None
+    """Scale of the adapters: they add alpha / rank times their product. None makes that 2: alpha is twice the rank, with
+    rsLoRA twice its root."""
     target_modules: Annotated[tuple[str, ...], Needs(".rank")] = ("all-linear",)
     """Linear layers of the language model that get an adapter, by name; all-linear is all except the output layer."""
     dropout: Annotated[float, Within("[0, 1)"), Needs(".rank")] = 0.0
@@ -213,6 +222,11 @@ class LoraConfig:
     """DoRA: adapters change the direction of weight rows, and the length of each row is trained separately."""
     use_rslora: Annotated[bool, Needs(".rank")] = False
     """rsLoRA: the adapters add alpha / sqrt(rank) times their product."""
+
+    @property
+    def used_alpha(self) -> int:
+        """The alpha of the adapters, named or not."""
+        return self.alpha or round(2 * (math.sqrt(self.rank) if self.use_rslora else self.rank))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,6 @@ from typing import Annotated, ClassVar, Literal
 
 from lmm_r1.config.declared import Needs, Within
 from lmm_r1.config.shared import (
-    AdamConfig,
     CheckpointConfig,
     DataConfig,
     DeepSpeedConfig,
@@ -85,8 +84,6 @@ class SupervisedConfig(OptimizerConfig):
 
     first_help: ClassVar[FirstHelp]
 
-    adam: AdamConfig = field(default_factory=AdamConfig)
-    """AdamW."""
     model: TrainedModelConfig = field(default_factory=TrainedModelConfig)
     """The model."""
     data: SupervisedDataConfig = field(default_factory=SupervisedDataConfig)
@@ -174,8 +171,8 @@ class SFTConfig(SupervisedConfig):
         flags=("train.micro_batch_size", "ds.lora.rank"),
     )
 
-    adam: AdamConfig = field(default_factory=lambda: AdamConfig(lr=5e-6))
-    """AdamW."""
+    full_lr: ClassVar[float] = 5e-6
+
     model: ModelConfig = field(default_factory=ModelConfig)
     """The model."""
     data: SFTDataConfig = field(default_factory=SFTDataConfig)

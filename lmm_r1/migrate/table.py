@@ -19,7 +19,7 @@ from lmm_r1 import dotted
 from lmm_r1.config.declared import has_effect
 from lmm_r1.config.ppo import PPOConfig
 from lmm_r1.config.preferences import DPOConfig, RMConfig
-from lmm_r1.config.resolve import unplanned
+from lmm_r1.config.resolve import by_what_is_trained, unplanned
 from lmm_r1.config.supervised import KDConfig, SFTConfig, SupervisedConfig
 from lmm_r1.errors import UserError
 
@@ -309,12 +309,10 @@ def convert(
         UserError: a value is not of the kind that its setting has.
     """
     known = dotted.leaf_types(CONFIG_CLASSES[table.command])
-    # Settings that a plan would choose are taken over only if they are given.
     config_class: Any = CONFIG_CLASSES[table.command]
-    ours = unplanned(config_class())
     given = Given(values, table)
     flags: dict[str, object] = {}
-    defaults: list[str] = []
+    theirs: dict[str, object] = {}
     notes: list[Note] = []
     for setting in table.settings:
         value = given[setting.name]
@@ -324,9 +322,8 @@ def convert(
                     # Nothing is given as `null`, unless that is a value of ours.
                     if value is not None or type(None) in typing.get_args(known[flag]):
                         flags[flag] = value
-                elif setting.default is not OURS and _plain(dotted.get(ours, flag)) != _plain(value):
-                    flags[flag] = value
-                    defaults.append(flag)
+                elif setting.default is not OURS:
+                    theirs[flag] = value
         elif not setting.by_rule and value not in setting.harmless and given.has(setting.name):
             notes.append(lacks(setting.name, setting.says))
     for rule in table.rules:
@@ -335,6 +332,10 @@ def convert(
                 notes.append(result)
             else:
                 flags[result.name] = result.value
+    ours = _our_defaults(config_class(), flags)
+    others = {flag: value for flag, value in theirs.items() if _plain(dotted.get(ours, flag)) != _plain(value)}
+    defaults = [flag for flag in others if flag not in flags]
+    flags = {**others, **flags}
     for name in values:
         if name not in table.by_name:
             says = next((says for part, says in table.families.items() if part in name), None)
@@ -358,6 +359,16 @@ def convert(
         open=tuple(_open_places(in_order, why_open or {})),
         values={(shown or {}).get(name, name): _said(name, value) for name, value in values.items()},
     )
+
+
+def _our_defaults(config: Any, flags: Mapping[str, object]) -> Any:
+    """Return the defaults of a run with these flags; what a plan would choose is taken over only if it is given."""
+    # What is trained: all weights or adapters, and whether a critic.
+    trained = {flag: flags[flag] for flag in ("ds.lora.rank", "algo.advantage.estimator") if flag in flags}
+    if not isinstance(trained.get("ds.lora.rank", 0), int):
+        del trained["ds.lora.rank"]  # a variable of a script
+    config = dotted.replace(config, trained)
+    return unplanned(dotted.replace(config, by_what_is_trained(config)))
 
 
 def _said(name: str, value: object) -> str:

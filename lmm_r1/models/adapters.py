@@ -151,7 +151,7 @@ def add_adapters(
     config = PeftConfig(
         task_type=TaskType.CAUSAL_LM,
         r=settings.rank,
-        lora_alpha=settings.alpha,
+        lora_alpha=settings.used_alpha,
         lora_dropout=settings.dropout,
         target_modules=names,
         bias="none",
@@ -212,7 +212,7 @@ def _ends_with(name: str, target: str) -> bool:
 def _check(settings: LoraConfig) -> None:
     if settings.rank < 1:
         raise UserError(f"--ds.lora.rank {settings.rank}: must be at least 1, or 0 to train without LoRA")
-    if settings.alpha < 1:
+    if settings.used_alpha < 1:
         raise UserError(f"--ds.lora.alpha {settings.alpha}: must be at least 1; the adapters would do nothing")
     if not 0 <= settings.dropout < 1:
         raise UserError(f"--ds.lora.dropout {settings.dropout:g}: must be at least 0 and below 1")

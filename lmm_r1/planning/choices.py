@@ -180,7 +180,7 @@ def _of_states(config: PPOConfig | SupervisedConfig, plan: Plan) -> Iterator[Cha
     if (
         (several or stage_of(config) == 3)
         and isinstance(config, PPOConfig | DPOConfig)
-        and _has_reference(config)
+        and config.needs_reference_model
         and not config.ref.offload
     ):
         yield Change(settings={"ref.offload": True})
@@ -192,11 +192,6 @@ def _in_8_bits(config: PPOConfig | SupervisedConfig) -> bool:
     """Return whether the optimizer state is in 8 bits, which stays on the GPU."""
     trained = (config.actor, config.critic) if isinstance(config, PPOConfig) else (config,)
     return any(one.optim in EIGHT_BIT for one in trained)
-
-
-def _has_reference(config: PPOConfig | DPOConfig) -> bool:
-    """Return whether a frozen second model is loaded."""
-    return config.algo.kl.init_coef > 0 if isinstance(config, PPOConfig) else config.needs_reference_model
 
 
 def _engine_changes(config: PPOConfig) -> Iterator[Change]:

@@ -53,7 +53,7 @@ def plan_ppo(config: PPOConfig, machine: Machine, *, image: PlanImage | None = N
     roles: list[Role] = ["policy"]
     if config.critic.model_name_or_path:
         roles.append("critic")
-    if config.algo.kl.init_coef > 0:
+    if config.needs_reference_model:
         roles.append("reference")
     if config.reward.model_name_or_path:
         roles.append("reward")

@@ -156,8 +156,10 @@ def run_models(
             ask(models.reward, "empty_cache")
         with_reward = bool(train.colocate_all or train.colocate_critic_reward)
         values = _start(models.critic, wait=with_reward, action_mask=masks, **inputs)
-    if models.reference is not None and ahead is None:
-        reference = _start(models.reference, wait=with_reference, action_mask=masks, **inputs)
+    refers_to = models.policy if config.refers_to_base else models.reference
+    if refers_to is not None and ahead is None:
+        method = "reference_forward" if config.refers_to_base else "forward"
+        reference = _start(refers_to, method, wait=with_reference, action_mask=masks, **inputs)
 
     def collected(refs: list[ray.ObjectRef] | None, group: RayActorGroup | None) -> list[torch.Tensor] | None:
         return None if refs is None or group is None else _per_sample(_collected(refs, group), samples, plan)
@@ -166,16 +168,16 @@ def run_models(
         rewards=collected(rewards, models.reward),
         log_probs=collected(policy, models.policy),
         values=collected(values, models.critic),
-        reference_log_probs=collected(reference, models.reference) if ahead is None else ahead.log_probs(),
+        reference_log_probs=collected(reference, refers_to) if ahead is None else ahead.log_probs(),
     )
 
 
-def _start(group: RayActorGroup, *, wait: bool, **inputs: Any) -> list[ray.ObjectRef]:
+def _start(group: RayActorGroup, method: str = "forward", *, wait: bool, **inputs: Any) -> list[ray.ObjectRef]:
     """Start one model's passes, and wait for them if another model needs its GPUs.
 
     Without CUDA always wait: two models at a time slow one another down on the same cores.
     """
-    refs = group.async_run_method_batch(method_name="forward", **inputs)
+    refs = group.async_run_method_batch(method_name=method, **inputs)
     if wait:
         ray.get(refs)
         ask(group, "empty_cache")

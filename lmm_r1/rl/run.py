@@ -287,7 +287,7 @@ def _start_workers(
     everywhere = shared if train.colocate_all else None
     engines = create_engines(config, shared=everywhere, max_images=max_images, max_videos=max_videos, reward=reward)
     policy = _group(config, PolicyWorker, config.actor, shared)
-    reference = _group(config, ReferenceWorker, config.ref, shared) if config.algo.kl.init_coef > 0 else None
+    reference = _group(config, ReferenceWorker, config.ref, shared) if config.needs_reference_model else None
     critic, reward = _value_groups(config, everywhere)
     models = Models(policy=policy, reference=reference, critic=critic, reward=reward)
     return _Workers(engines=engines, models=models)

@@ -34,9 +34,11 @@ from lmm_r1.host.workers import (
 from lmm_r1.lifecycle.publication import EMA_FOLDER, MovingAverage
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.models.actor import KitActor
+from lmm_r1.models.adapters import adapters_off
 from lmm_r1.models.image_features import FeatureCounts, share_features
 from lmm_r1.models.loading import Role, rl_settings
 from lmm_r1.models.packed.self_check import check_packing
+from lmm_r1.models.packed.sequence_parallel import bare
 from lmm_r1.rl.losses import LossSettings, PolicyLoss
 from lmm_r1.rl.mismatch import Gaps, gaps_of, merged, modalities
 from lmm_r1.rl.resume import load_reference, write_reference
@@ -233,6 +235,11 @@ class KitPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):
             self.strategy.save_model(self.actor, self.tokenizer, str(folder / EMA_FOLDER))
         if sleeps:
             self.offload_states()
+
+    def reference_forward(self, **inputs: Any) -> torch.Tensor:
+        """Return the log-probs of a pass without the adapters: those of the model that the run started from."""
+        with adapters_off(bare(self.actor.model)):
+            return self.forward(**inputs)
 
     def write_reference(self, file: str) -> None:
         """Write the policy's weights to the file from which the reference loads them."""

@@ -32,6 +32,7 @@ from lmm_r1.config import (
     sized_ppo,
     sized_supervised,
 )
+from lmm_r1.config.declared import has_effect
 from lmm_r1.config.differences import differences_line
 from lmm_r1.config.ppo import GPU_COUNTS
 from lmm_r1.host.seams import to_openrlhf_args
@@ -208,6 +209,8 @@ def test_a_command_line_of_openrlhf_means_the_same_here(command, argv, monkeypat
         for flag in their_flags(command)
         # Those that the line does not name are what this machine has.
         if (flag not in GPU_COUNTS or f"--{flag}" in argv)
+        # Such as the rate of a critic that there is not.
+        and (flag in ONLY_DEFAULTS or has_effect(flag, config))
         and comparable(dotted.get(ours, flag)) != comparable(dotted.get(theirs, flag))
     }
     assert wrong == {}

@@ -5,6 +5,7 @@ import io
 import pytest
 import torch
 from rich.console import Console
+from safetensors.torch import load_file
 
 from lmm_r1 import cpu, dotted
 from lmm_r1.cli import main
@@ -15,7 +16,7 @@ from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.models.actor import KitActor
 from lmm_r1.planning import choices
 from lmm_r1.planning.choices import planned_ppo, planned_supervised, refuse_excess
-from lmm_r1.planning.estimates import GIB, Machine, PlanImage, estimate
+from lmm_r1.planning.estimates import CONTEXT, GIB, Machine, PlanImage, estimate
 from lmm_r1.planning.plan import WORKSPACE, Plan
 from lmm_r1.planning.ppo_plan import plan_ppo, rollout_bytes
 from lmm_r1.planning.supervised_plan import plan_supervised
@@ -77,6 +78,20 @@ def test_a_run_says_what_it_takes_and_its_passes_are_as_large_as_ever(rl_run, wi
     # Without a GPU nothing else is chosen: it is as it always was.
     assert config == unplanned(rl_run(train__max_tokens_per_gpu=16192))
     assert (config.actor.gradient_checkpointing_enable, config.ds.zero_stage) == (False, 2)
+
+
+def test_with_lora_the_plan_has_no_second_copy_of_the_weights_as_reference(rl_run, tiny_checkpoint):
+    def plan(**flags: object) -> Plan:
+        config = rl_run(ds__lora__rank=4, train__colocate_all=True, vllm__gpu_memory_utilization=0.5, **flags)
+        return plan_ppo(config, Machine(gpu_bytes=24 * GIB, host_bytes=64 * GIB))
+
+    # A reference that takes the policy's weights is a model of its own.
+    base, second = (plan(algo__kl__init_coef=0.1, ref__refresh_steps=steps).devices[0] for steps in (0, 5))
+    assert [model.role for model in base.models] == ["policy"]
+    weights = sum(4 * weight.numel() for weight in load_file(tiny_checkpoint("llm") / "model.safetensors").values())
+    before, after = ({phase.name: phase.size for phase in device.phases()} for device in (second, base))
+    assert before["generation"] - after["generation"] == weights + CONTEXT
+    assert after == {phase.name: phase.size for phase in plan().devices[0].phases()}
 
 
 @pytest.mark.parametrize("gpu_bytes", [80 * GIB, None])

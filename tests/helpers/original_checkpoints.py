@@ -14,10 +14,9 @@ from transformers import Phi4MultimodalConfig, Phi4MultimodalForCausalLM
 from lmm_r1.lmm_kits.tiny_model import train_tokenizer
 
 # Flags that not every version has; where they are missing, notes say so.
-# data.val_batch_size, what has other defaults of LoRA, and what is shown of a validation.
+# data.val_batch_size, what LoRA adapts, and what is shown of a validation.
 EASYR1_LEFT_OUT = {
     "data.val_batch_size",
-    "worker.actor.model.lora.alpha",
     "worker.actor.model.lora.target_modules",
     "trainer.val_generations_to_log",
 }

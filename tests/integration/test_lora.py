@@ -64,7 +64,7 @@ def make_run(stage: int, **flags: object) -> KitStrategy:
     return strategy
 
 
-def prepared(strategy: KitStrategy, folder: Path) -> KitActor:
+def prepared(strategy: KitStrategy, folder: Path, **packed: bool) -> KitActor:
     args = strategy.args
     actor = flat_actor(
         str(folder),
@@ -75,6 +75,7 @@ def prepared(strategy: KitStrategy, folder: Path) -> KitActor:
         use_dora=args.ds.lora.use_dora,
         use_rslora=args.ds.lora.use_rslora,
         load_in_4bit=args.ds.load_in_4bit,
+        **packed,
     )
     settings = {
         "optim": args.optim,
@@ -184,7 +185,7 @@ def merged_by_the_command(
         load_trained(
             str(base),
             read_weights(checkpoint_folder(checkpoints, tag=None)),
-            lora_alpha=16,
+            lora_alpha=strategy.args.ds.lora.used_alpha,
             use_rslora=strategy.args.ds.lora.use_rslora,
             dtype=torch.float32,
             trust_remote_code=False,
@@ -286,6 +287,47 @@ def test_a_moving_average_is_that_of_the_merged_weights(run, tiny_checkpoint, tm
     torch.testing.assert_close(make_actor(tmp_path / "saved").model.state_dict(), expected, atol=1e-6, rtol=0)
     assert not (tmp_path / "saved" / ADAPTER_FOLDER).exists(), "no adapter of this rank is the average"
     torch.testing.assert_close(merged(), before, atol=0, rtol=0)
+
+
+def policy_worker(strategy: KitStrategy, actor: KitActor) -> workers.KitPolicyActor:
+    """A policy's worker of which only the model is set up."""
+    worker = object.__new__(workers.KitPolicyActor)
+    worker.strategy, worker.actor = strategy, actor
+    return worker
+
+
+@pytest.mark.usefixtures("one_process")
+@pytest.mark.parametrize(
+    ("run", "packs"),
+    [
+        ("LoRA, ZeRO-2", True),
+        ("LoRA, ZeRO-3", False),
+        ("DoRA, ZeRO-3", True),
+        ("4 bits, moments in 8 bits, ZeRO-2", True),
+    ],
+)
+def test_a_policy_without_its_adapters_gives_the_log_probs_of_a_second_copy(run, packs, tiny_checkpoint):
+    stage, flags = RUNS[run]
+    folder, strategy = tiny_checkpoint(KIT), make_run(stage, **flags)
+    packed = {"packing_samples": packs, "share_prefix": packs}
+    actor = prepared(strategy, folder, **packed)
+    worker = policy_worker(strategy, actor)
+    train(strategy, actor, steps=2)
+    # Two responses to one prompt.
+    rows = torch.stack([torch.arange(3, 19), torch.cat([torch.arange(3, 11), torch.arange(30, 38)])])
+    mask = (torch.arange(1, 16) > 7).long().expand(2, -1)
+    given = {"sequences": rows, "action_mask": mask, "attention_mask": torch.ones_like(rows)}
+    second = flat_actor(
+        str(folder), attn_implementation="sdpa", param_dtype="fp32", load_in_4bit="ds.load_in_4bit" in flags, **packed
+    )
+    with torch.no_grad():
+        expected = second.eval()(rows, mask, given["attention_mask"])
+    before = worker.forward(**given)
+    assert torch.equal(worker.reference_forward(**given), expected)
+    assert (before - expected).abs().max() > 1e-2, "it has learned"
+    assert torch.equal(worker.forward(**given), before), "its adapters are back"
+    train(strategy, actor, steps=1)
+    assert torch.equal(worker.reference_forward(**given), expected)
 
 
 @pytest.mark.usefixtures("one_process")

@@ -123,7 +123,7 @@ def test_a_zero_2_checkpoint_becomes_what_the_trainer_saved(runs, base, tmp_path
 def test_the_shards_of_two_processes_and_their_adapters_become_what_the_trainer_saved(runs, base, tmp_path):
     run = runs["ZeRO-3, LoRA"]
     printed = run_merge("--checkpoint", run.checkpoint, "--base", base, "--output", tmp_path / "merged")
-    assert f"adapters of 14 layers: rank 4, alpha 16 ({run.model / 'run_config.yaml'})" in printed
+    assert f"adapters of 14 layers: rank 4, alpha 8 ({run.model / 'run_config.yaml'})" in printed
     assert difference_said(printed) > 0
     assert_same_model(tmp_path / "merged", run.model)
 

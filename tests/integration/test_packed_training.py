@@ -251,6 +251,17 @@ def test_a_run_on_the_same_samples_has_the_same_curves(shared, train, untrained,
         assert apart < 1e-3 * moved
 
 
+def test_with_lora_the_policy_without_its_adapters_is_the_reference_as_a_second_copy_was(shared, train):
+    # In the second step the adapters have learned, and the samples are of another policy.
+    changes = {"steps": 2, "ds__lora__rank": 4, "actor__adam__lr": 1e-2, "algo__mismatch_limit": 100.0}
+    base = train("base", TOGETHER, **changes)
+    # A reference that would be refreshed after the end is a second copy of the initial weights.
+    second = train("second_copy", TOGETHER, **changes, ref__refresh_steps=3)
+    assert base.curve("kl")[1] > 10 * base.curve("kl")[0] > 0
+    differences = {curve: largest_difference(base, second, curve) for curve in CURVES}
+    assert max(differences.values()) < 1e-6, differences
+
+
 def test_supervised_training_has_the_same_losses_on_packed_rows(tiny_checkpoint, tmp_path, own_environment):
     folder = tmp_path / "task"
     make_task.main(["digits", "--modality", "mixed", "--rows", "20", "--solutions", "--output", str(folder)])

@@ -31,7 +31,7 @@ class WorkerGroup:
 
     def async_run_method_batch(self, method_name: str, **kwargs: object) -> list[object]:
         self.calls.append({"method_name": method_name, **kwargs})
-        return [(self.name, kwargs)] * len(self._actor_handlers)
+        return [(self.name if method_name == "forward" else method_name, kwargs)] * len(self._actor_handlers)
 
 
 @pytest.mark.parametrize(
@@ -267,7 +267,7 @@ def test_the_policy_makes_a_pass_for_old_log_probs_where_the_update_does_not_giv
     # The first step's log-probs are compared with the engine's before anything is learnt.
     made.mismatch.measure = lambda experiences: setattr(made.mismatch, "checked", True)
     first, later = (made.with_outputs(rollout()) for _ in range(2))
-    assert len(worker.calls) == (1 if expected else 2)
+    assert [call["method_name"] for call in worker.calls].count("forward") == (1 if expected else 2)
     for experience in first if expected else (*first, *later):
         assert (experience.action_log_probs is None) == expected
     # What no pass is made for is not known, and never a number.
@@ -308,11 +308,14 @@ def test_every_model_gets_the_media_and_without_cuda_one_runs_after_the_other(ha
     assert len(waited) == (0 if has_cuda else 4)
 
 
+# With LoRA the policy, without its adapters, is the reference.
+@pytest.mark.parametrize("rank", [0, 4])
 @pytest.mark.parametrize("use_loss", [True, False])
-def test_what_the_models_say_stands_in_the_experiences(use_loss, answers):
-    answers |= {"actor": -1.0, "critic": 3.0, "reference": -1.5, "reward": 2.0}
-    workers = {name: WorkerGroup(name=name) for name in ("actor", "critic", "reward", "reference")}
-    made = maker(**workers, settings=config(algo__kl__use_loss=use_loss, train__batch_size=2))
+def test_what_the_models_say_stands_in_the_experiences(use_loss, rank, answers):
+    reference = "reference_forward" if rank else "reference"
+    answers |= {"actor": -1.0, "critic": 3.0, reference: -1.5, "reward": 2.0}
+    workers = {name: WorkerGroup(name=name) for name in ("actor", "critic", "reward", *([] if rank else [reference]))}
+    made = maker(**workers, settings=config(algo__kl__use_loss=use_loss, train__batch_size=2, ds__lora__rank=rank))
     made.mismatch.measure = lambda experiences: None
     samples = rollout()
     for experience in samples:
