@@ -20,6 +20,7 @@ from lmm_r1.config.evaluate import (
     with_output,
 )
 from lmm_r1.config.generation import EPISODE_FLAGS
+from lmm_r1.data.reading import told_prompt
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import write_atomically
 from lmm_r1.files.json_files import write_json_object
@@ -69,12 +70,16 @@ def _measure(config: EvaluateConfig, *, told: bool) -> Board:
     names = [*checkpoints_of, *config.model]
     baseline = _baseline(config, names)
     files, copies = named(config.files, flag="--files"), named(config.suite_data, flag="--suite_data", bare=False)
-    from lmm_r1.evaluation.measurement import measure, read_row_sets
+    from lmm_r1.evaluation.measurement import measure, read_row_sets, with_prompt
 
+    config = with_prompt(config, models=list(checkpoints_of.values()))
     row_sets = read_row_sets(config, files=files, copies=copies)
     for row_set in row_sets:
         for line in (*([row_set.summary] if row_set.summary else []), *row_set.notes):
             _say(line)
+    asked = [row for row_set in row_sets if row_set.file.name in files for row in row_set.rows.values()]
+    if prompt := told_prompt(config.system_prompt, asked, flag="--system_prompt"):
+        _say(prompt)
     checkpoints, measured = measure(config, checkpoints_of, row_sets, report=_say)
     return _finish(config, measured, checkpoints, baseline=baseline, told=told)
 

@@ -105,9 +105,9 @@ def _convert(node: yaml.Node, hint: object) -> object:
     if origin is typing.Annotated:
         return _convert(node, parameters[0])
     if origin in (typing.Union, types.UnionType):
-        if type(None) in parameters and _is_null(node):
-            return None
         members = [member for member in parameters if member is not type(None)]
+        if type(None) in parameters and _is_null(node) and not _is_choice(node, members):
+            return None
         return _first_that_fits(node, members)
     if origin is tuple:
         return _convert_tuple(node, parameters)
@@ -120,6 +120,11 @@ def _convert(node: yaml.Node, hint: object) -> object:
 
 def _is_null(node: yaml.Node) -> bool:
     return isinstance(node, yaml.ScalarNode) and node.style is None and node.value.lower() in NULL
+
+
+def _is_choice(node: yaml.Node, members: list[object]) -> bool:
+    """Return whether a text such as `none` is one of the choices of a setting."""
+    return any(node.value in typing.get_args(one) for one in members if typing.get_origin(one) is typing.Literal)
 
 
 def _first_that_fits(node: yaml.Node, members: list[object]) -> object:

@@ -6,11 +6,12 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
 from lmm_r1.config.ppo import RewardConfig
+from lmm_r1.data.reading import NO_PROMPT
 from lmm_r1.errors import UserError
 from remote_rm.registry import VERIFIERS, verifier_class, verifier_with
 from remote_rm.verifier import Verifier
@@ -108,6 +109,51 @@ def _arguments(text: str | None) -> Mapping[str, object]:
     if not isinstance(arguments, dict):
         raise UserError(f"--reward.function_kwargs {text} must be a JSON object, such as '{{\"weight\": 0.1}}'")
     return arguments
+
+
+def paid_prompt(reward: RewardConfig) -> str | None:
+    """Return `prompt_for` the verifier of an RL run; None if something else gives the rewards.
+
+    `--reward.part_weights` can pay the part `format` as well.
+    """
+    if (spec := named_verifier(reward)) is None:
+        return None
+    weighted = any("format" in part.factors and max(part.start, part.end) > 0 for part in part_weights(reward))
+    return prompt_for([spec], weighted=weighted, flag="--reward.remote_url")
+
+
+def prompt_for(verifiers: Sequence[str], *, weighted: bool = False, flag: str = "--reward") -> str:
+    """Return the name of the shipped system prompt for the format that one of some reward sources pays; `none` without any.
+
+    Only verifiers are known to pay a format: not servers and functions.
+
+    Args:
+        weighted: whether `format`, a part of their scores, is paid in addition.
+        flag: the flag that names them, for messages.
+    """
+    known = [spec for spec in verifiers if spec.partition(SETTINGS_SEPARATOR)[0] in VERIFIERS]
+    prompts = (_paid_prompt(verifier_from(spec, flag=flag), weighted=weighted) for spec in known)
+    return next(filter(None, prompts), NO_PROMPT)
+
+
+def _paid_prompt(verifier: Verifier, *, weighted: bool) -> str | None:
+    from remote_rm.answer_verifier import AnswerVerifier
+    from remote_rm.box_verifier import BoxVerifier
+    from remote_rm.composition import Composition
+    from remote_rm.format_verifier import FormatVerifier
+
+    first, paid = verifier, False
+    if isinstance(verifier, Composition):
+        # Of its parts, only the format itself is paid for the format.
+        parts = (*verifier.parts, *verifier.select)
+        first, paid = parts[0].verifier, any(part.name == FormatVerifier.name and part.weight > 0 for part in parts)
+    elif isinstance(verifier, FormatVerifier):
+        paid = verifier.weight > 0
+    elif isinstance(verifier, AnswerVerifier):
+        paid = verifier.weights.format > 0
+    if not (paid or weighted):
+        return None
+    return "think_box" if isinstance(first, BoxVerifier) and not first.xywh else "think"
 
 
 SETTINGS_SEPARATOR = ":"

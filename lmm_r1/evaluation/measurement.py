@@ -23,6 +23,7 @@ from lmm_r1.config.evaluate import (
     responses_path,
 )
 from lmm_r1.config.generation import EPISODE_FLAGS, episode_limits, reward_part
+from lmm_r1.config.rewards import prompt_for
 from lmm_r1.config.shared import row_reading
 from lmm_r1.data.images import PictureFolder
 from lmm_r1.data.messages import Row, images_of, kind_of, videos_of
@@ -59,6 +60,7 @@ from lmm_r1.generation.engine import (
 from lmm_r1.lmm_kits import Checkpoint, kit_of
 from lmm_r1.lmm_kits.checkpoint import check_embeddings, check_images_taken, check_pixel_bounds, check_weights
 from lmm_r1.records.responses import JudgedResponse, read_responses, responses_digest, write_responses
+from lmm_r1.records.run_folder import trained_prompt
 from lmm_r1.scoring.response_scores import VerifierJudge
 
 
@@ -202,6 +204,17 @@ def _remote_models(config: EvaluateConfig, *, log: AnswerLog) -> list[GeneratorE
     with contextlib.closing(EndpointEngine(models[0], log=log)) as engine:
         engine.check()
     return models
+
+
+def with_prompt(config: EvaluateConfig, *, models: Sequence[str]) -> EvaluateConfig:
+    """Return the settings with the system prompt that the models were trained with, or that asks for the paid format.
+
+    Suites have their own prompts, and so do environments.
+    """
+    if config.system_prompt is not None or not config.files or config.agent is not None:
+        return config
+    name = trained_prompt(models) or prompt_for(config.reward or (DEFAULT_VERIFIER,))
+    return replace(config, system_prompt=name)
 
 
 def read_row_sets(config: EvaluateConfig, *, files: Mapping[str, str], copies: Mapping[str, str]) -> list[RowSet]:

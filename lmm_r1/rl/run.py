@@ -31,6 +31,7 @@ from lmm_r1.config.shared import row_reading
 from lmm_r1.data.files import read_row_file
 from lmm_r1.data.media_access import limits_environment
 from lmm_r1.data.messages import Row, images_of, kind_of, videos_of
+from lmm_r1.data.reading import told_prompt
 from lmm_r1.data.training_rows import (
     SKIP_BAD_ROWS,
     KeptRows,
@@ -156,6 +157,8 @@ def train(config: PPOConfig, *, reward: Callable[..., Any] | None = None) -> Non
     check_pixel_bounds(config.data, policy, model=f"--actor.model_name_or_path {path}", prefix="--data.")
     check = partial(_check_row, config, policy, _environment(config) if config.train.plays else None)
     rows = _prompts(config, check=check)
+    if prompt := told_prompt(config.data.system_prompt, rows, flag="--data.system_prompt"):
+        Console(highlight=False, markup=False, soft_wrap=True).print(prompt)
     config, sizes = sized_ppo(config, rows=len(rows))
     if sizes is not None:
         Console(highlight=False, soft_wrap=True).print(sizes)

@@ -24,7 +24,7 @@ SIZES = {
     "ds.param_dtype": "fp32",
     "adam.lr": 1e-3,
 }
-SHORT = {"max_new_tokens": 4, "max_model_len": 128}
+SHORT = {"max_new_tokens": 4, "max_model_len": 128, "system_prompt": "none"}
 
 
 def in_a_cell(work: Any) -> Any:
