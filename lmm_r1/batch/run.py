@@ -39,7 +39,7 @@ from lmm_r1.generation.engine import (
     split_adapter,
 )
 from lmm_r1.lmm_kits import Checkpoint
-from lmm_r1.lmm_kits.checkpoint import check_embeddings, check_pixel_bounds, check_weights
+from lmm_r1.lmm_kits.checkpoint import ImageFitting, check_embeddings, check_pixel_bounds, check_weights
 from lmm_r1.lmm_kits.plain_text import text_ids
 from lmm_r1.records.run_folder import trained_prompt
 from lmm_r1.scoring import StepJudging
@@ -98,7 +98,9 @@ def run_batch(config: BatchConfig, *, progress: Progress) -> BatchReport:
     log = RowLog(config.output)
     # Outputs made before these flags existed do not have them in their settings.
     unused = EPISODE_FLAGS if config.agent is None else ()
-    unused += tuple(name for name in STEP_FLAGS if getattr(config, name) == getattr(BatchConfig, name))
+    unused += tuple(
+        name for name in (*STEP_FLAGS, "overlong_images") if getattr(config, name) == getattr(BatchConfig, name)
+    )
     settings = json.loads(json.dumps(asdict(config), default=str))
     kept = {
         name: hidden_settings(value, name=name) for name, value in settings.items() if name not in (*NOT_KEPT, *unused)
@@ -138,18 +140,22 @@ def _generate(
     path, adapter = split_adapter(config.model, config.adapter)
     _check_models(config, path)
     episodes = _episodes(config)
+    checkpoint = Checkpoint(path, trust_remote_code=config.trust_remote_code)
+    fitting = ImageFitting(checkpoint=checkpoint, max_len=config.max_model_len, wanted=config.max_new_tokens)
+    if config.overlong_images == "scale" and episodes is None:
+        rows = {index: fitting.fitted(row) for index, row in rows.items()}
     first = log.open(kept, overwrite=config.overwrite, flag="--output")
     _check_same_data(config, log, rows)
     todo = _todo(rows, skipped, first=first)
-    told = [read.summary_as_prompts, told_prompt(config.system_prompt, rows.values(), flag="--system_prompt")]
+    prompt = told_prompt(config.system_prompt, rows.values(), flag="--system_prompt")
+    told = (read.summary_as_prompts, prompt, fitting.told(prefix="--"))
     summary = "\n".join(filter(None, told))
     plan = _Plan(log=log, rows=len(rows) + len(skipped), order=list(todo), summary=summary)
     if not todo:
         return plan, JobTotals()
     if episodes is not None and first == 0:
         PictureFolder.next_to(log.path).clear()
-    kit = Checkpoint(path, trust_remote_code=config.trust_remote_code).kit
-    shown_images = config.agent_max_images if episodes and kit.takes_images else 0
+    shown_images = config.agent_max_images if episodes and checkpoint.kit.takes_images else 0
     settings = EngineSettings(
         adapter=adapter,
         dtype=config.dtype,

@@ -106,7 +106,8 @@ def _convert(node: yaml.Node, hint: object) -> object:
         return _convert(node, parameters[0])
     if origin in (typing.Union, types.UnionType):
         members = [member for member in parameters if member is not type(None)]
-        if type(None) in parameters and _is_null(node) and not _is_choice(node, members):
+        choices = [choice for member in members for choice in typing.get_args(member)]
+        if type(None) in parameters and _is_null(node) and node.value not in choices:
             return None
         return _first_that_fits(node, members)
     if origin is tuple:
@@ -120,11 +121,6 @@ def _convert(node: yaml.Node, hint: object) -> object:
 
 def _is_null(node: yaml.Node) -> bool:
     return isinstance(node, yaml.ScalarNode) and node.style is None and node.value.lower() in NULL
-
-
-def _is_choice(node: yaml.Node, members: list[object]) -> bool:
-    """Return whether a text such as `none` is one of the choices of a setting."""
-    return any(node.value in typing.get_args(one) for one in members if typing.get_origin(one) is typing.Literal)
 
 
 def _first_that_fits(node: yaml.Node, members: list[object]) -> object:

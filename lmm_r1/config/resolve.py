@@ -20,7 +20,7 @@ from lmm_r1.config.hardware import Offer, default_param_dtype, group_size, offer
 from lmm_r1.config.model_checks import CONSTANT, why_not_during_generation
 from lmm_r1.config.ppo import CLIP_RANGES, DEFAULT_VERIFIER, MOST_PASS_TOKENS, ActorConfig, PPOConfig
 from lmm_r1.config.preferences import DPOConfig, KTOConfig, PRMConfig, ReferredConfig, RMConfig
-from lmm_r1.config.rewards import paid_prompt
+from lmm_r1.config.rewards import format_prompt
 from lmm_r1.config.shared import RUNS, TrackerName
 from lmm_r1.config.supervised import KDConfig, SFTConfig, SupervisedConfig
 from lmm_r1.config.supervised_checks import check_dpo, check_kd, check_kto, check_prm, check_rm, check_sft
@@ -73,9 +73,9 @@ def resolve_ppo(config: PPOConfig, *, ask: Callable[[], Offer] = offered_gpus) -
     )
     resolved = dotted.replace(config, settings)
     check_needs(config, resolved)
-    resolved = dotted.replace(
-        resolved, _accumulation(resolved) | settled_counts(resolved, ask=ask) | _system_prompt(resolved)
-    )
+    prompt = resolved.data.system_prompt or format_prompt(resolved) or NO_PROMPT
+    counts = settled_counts(resolved, ask=ask)
+    resolved = dotted.replace(resolved, _accumulation(resolved) | counts | {"data.system_prompt": prompt})
     if resolved.vllm.enable_sleep and not resolved.train.colocate_all:
         logger.warning("--vllm.enable_sleep is off: without --train.colocate_all the engines share no GPU")
         resolved = dotted.replace(resolved, {"vllm.enable_sleep": False})
@@ -154,13 +154,6 @@ def _clip_range(actor: ActorConfig) -> dict[str, object]:
     if (low, high) != CLIP_RANGES["ppo"] and math.isfinite(high):
         logger.warning("--actor.eps_clip_low_high %g %g: the range for %s", low, high, actor.policy_loss_type)
     return {"actor.eps_clip_low_high": (low, high)}
-
-
-def _system_prompt(config: PPOConfig) -> dict[str, object]:
-    """Return the system prompt for the format that the reward pays; an environment has its own."""
-    if config.data.system_prompt is not None or config.train.plays:
-        return {}
-    return {"data.system_prompt": paid_prompt(config.reward) or NO_PROMPT}
 
 
 def _longest_response(config: PPOConfig) -> int:
@@ -304,6 +297,7 @@ _FREE = (
     "data.format",
     "data.image_dir",
     "data.max_image_megapixels",
+    "data.overlong_images",
     "data.prompt_dataset",
     "data.prompt_template",
     "data.system_prompt",

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
-from lmm_r1.config.ppo import RewardConfig
+from lmm_r1.config.ppo import PPOConfig, RewardConfig
 from lmm_r1.data.reading import NO_PROMPT
 from lmm_r1.errors import UserError
 from remote_rm.registry import VERIFIERS, verifier_class, verifier_with
-from remote_rm.verifier import Verifier
+from remote_rm.verifier import Item, Verifier
 
 _FUNCTION = re.compile(r"(?P<path>[^,]+\.py)(:(?P<name>[A-Za-z_]\w*))?")
 GIVEN = "python:"
@@ -111,49 +111,34 @@ def _arguments(text: str | None) -> Mapping[str, object]:
     return arguments
 
 
-def paid_prompt(reward: RewardConfig) -> str | None:
-    """Return `prompt_for` the verifier of an RL run; None if something else gives the rewards.
+_FORMATTED = "<think>?</think><answer>?</answer>"
 
-    `--reward.part_weights` can pay the part `format` as well.
+
+def format_prompt(config: PPOConfig) -> str | None:
+    """Return the shipped system prompt for the format that a run's verifier pays, by itself or by `--reward.part_weights`.
+
+    It is `none` if no format is paid, and None if something else than a verifier gives the rewards.
     """
-    if (spec := named_verifier(reward)) is None:
+    spec = None if config.train.plays else named_verifier(config.reward)
+    if spec is None:
         return None
-    weighted = any("format" in part.factors and max(part.start, part.end) > 0 for part in part_weights(reward))
+    weighted = any("format" in part.factors and max(part.start, part.end) > 0 for part in part_weights(config.reward))
     return prompt_for([spec], weighted=weighted, flag="--reward.remote_url")
 
 
-def prompt_for(verifiers: Sequence[str], *, weighted: bool = False, flag: str = "--reward") -> str:
-    """Return the name of the shipped system prompt for the format that one of some reward sources pays; `none` without any.
+def prompt_for(sources: Sequence[str], *, weighted: bool = False, flag: str = "--reward") -> str:
+    """Return the shipped system prompt for the format that a verifier among some reward sources pays; `none` without any.
 
-    Only verifiers are known to pay a format: not servers and functions.
-
-    Args:
-        weighted: whether `format`, a part of their scores, is paid in addition.
-        flag: the flag that names them, for messages.
+    `weighted` says that the part `format` of its scores is paid in addition; `flag` names the sources, for messages.
     """
-    known = [spec for spec in verifiers if spec.partition(SETTINGS_SEPARATOR)[0] in VERIFIERS]
-    prompts = (_paid_prompt(verifier_from(spec, flag=flag), weighted=weighted) for spec in known)
-    return next(filter(None, prompts), NO_PROMPT)
-
-
-def _paid_prompt(verifier: Verifier, *, weighted: bool) -> str | None:
-    from remote_rm.answer_verifier import AnswerVerifier
-    from remote_rm.box_verifier import BoxVerifier
-    from remote_rm.composition import Composition
-    from remote_rm.format_verifier import FormatVerifier
-
-    first, paid = verifier, False
-    if isinstance(verifier, Composition):
-        # Of its parts, only the format itself is paid for the format.
-        parts = (*verifier.parts, *verifier.select)
-        first, paid = parts[0].verifier, any(part.name == FormatVerifier.name and part.weight > 0 for part in parts)
-    elif isinstance(verifier, FormatVerifier):
-        paid = verifier.weight > 0
-    elif isinstance(verifier, AnswerVerifier):
-        paid = verifier.weights.format > 0
-    if not (paid or weighted):
-        return None
-    return "think_box" if isinstance(first, BoxVerifier) and not first.xywh else "think"
+    for spec in sources:
+        if spec.partition(SETTINGS_SEPARATOR)[0] in VERIFIERS:
+            items = (Item(prompt="", response=response, label="") for response in (_FORMATTED, "?"))
+            kept, left_out = map(verifier_from(spec, flag=flag).failed_score, items)
+            if weighted or kept.reward > left_out.reward:
+                boxes = spec.startswith(("box", f"{COMPOSITION}:box")) and "xywh" not in spec
+                return "think_box" if boxes else "think"
+    return NO_PROMPT
 
 
 SETTINGS_SEPARATOR = ":"

@@ -66,6 +66,13 @@ class RowsConfig(RowReadingConfig):
     """Column with the right answer; None takes the format's, `answer` or `solution`."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class OverlongFlags:
+    overlong_images: Literal["scale", "keep"] = "scale"
+    """What to do with images by which a prompt is too long: scale them down until it leaves room for a response, or
+    keep them as they are. Only for kits that count an image's tokens by its size, and not in episodes."""
+
+
 def row_reading(config: RowsConfig, *, prefix: str = "--", asked_only: bool = False) -> RowReading:
     """Return how the flags say that rows of prompts are read; takes and raises what `named_reading` does."""
     reading = named_reading(config, prompt=config.input_key, answer=config.label_key, prefix=prefix)

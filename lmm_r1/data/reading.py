@@ -125,8 +125,9 @@ class RowReading:
         if self.system_prompt is not None:
             turns = tuple(message for message in messages if message.role != "system")
             messages = (_system_turn(self.system_prompt), *turns)
-        elif self.default_prompt is not None and not plain and not _has_instructions(messages):
-            messages = (_system_turn(self.default_prompt), *messages)
+        elif self.default_prompt is not None and not plain:
+            own = any(one.role == "system" or (one.role == "user" and _ASKS in tagged_text(one)) for one in messages)
+            messages = messages if own else (_system_turn(self.default_prompt), *messages)
         if self.overlooked is not None:
             self.overlooked.add(columns, messages)
         return self.bounded(messages, location=location)
@@ -162,22 +163,14 @@ def shipped_prompt(name: str | None) -> str | None:
 
 def told_prompt(name: str | None, rows: Collection[Row], *, flag: str) -> str | None:
     """Return a sentence with the text of a shipped system prompt and the number of rows that have it; None without any."""
-    text = shipped_prompt(name)
-    count = 0 if text is None else sum(row.messages[0] == _system_turn(text) for row in rows)
-    if not count:
-        return None
-    return f"system prompt of {count:,} of {len(rows):,} prompts ({flag} {name}; {NO_PROMPT} adds none): {' '.join(text.split())}"
+    text = shipped_prompt(name) or ""
+    count = sum(row.messages[0] == _system_turn(text) for row in rows) if text else 0
+    told = f"system prompt of {count:,} of {len(rows):,} prompts ({flag} {name}; {NO_PROMPT} adds none): "
+    return told + " ".join(text.split()) if count else None
 
 
 def _system_turn(text: str) -> Message:
     return Message(role="system", parts=(TextPart(text),))
-
-
-def _has_instructions(messages: Sequence[Message]) -> bool:
-    """Return whether a prompt has a system turn, or asks for the answer's block by itself."""
-    return any(
-        message.role == "system" or (message.role == "user" and _ASKS in tagged_text(message)) for message in messages
-    )
 
 
 AS_THEY_ARE = RowReading()

@@ -23,7 +23,6 @@ from lmm_r1.config.evaluate import (
     responses_path,
 )
 from lmm_r1.config.generation import EPISODE_FLAGS, episode_limits, reward_part
-from lmm_r1.config.rewards import prompt_for
 from lmm_r1.config.shared import row_reading
 from lmm_r1.data.images import PictureFolder
 from lmm_r1.data.messages import Row, images_of, kind_of, videos_of
@@ -58,9 +57,14 @@ from lmm_r1.generation.engine import (
     split_adapter,
 )
 from lmm_r1.lmm_kits import Checkpoint, kit_of
-from lmm_r1.lmm_kits.checkpoint import check_embeddings, check_images_taken, check_pixel_bounds, check_weights
+from lmm_r1.lmm_kits.checkpoint import (
+    ImageFitting,
+    check_embeddings,
+    check_images_taken,
+    check_pixel_bounds,
+    check_weights,
+)
 from lmm_r1.records.responses import JudgedResponse, read_responses, responses_digest, write_responses
-from lmm_r1.records.run_folder import trained_prompt
 from lmm_r1.scoring.response_scores import VerifierJudge
 
 
@@ -204,17 +208,6 @@ def _remote_models(config: EvaluateConfig, *, log: AnswerLog) -> list[GeneratorE
     with contextlib.closing(EndpointEngine(models[0], log=log)) as engine:
         engine.check()
     return models
-
-
-def with_prompt(config: EvaluateConfig, *, models: Sequence[str]) -> EvaluateConfig:
-    """Return the settings with the system prompt that the models were trained with, or that asks for the paid format.
-
-    Suites have their own prompts, and so do environments.
-    """
-    if config.system_prompt is not None or not config.files or config.agent is not None:
-        return config
-    name = trained_prompt(models) or prompt_for(config.reward or (DEFAULT_VERIFIER,))
-    return replace(config, system_prompt=name)
 
 
 def read_row_sets(config: EvaluateConfig, *, files: Mapping[str, str], copies: Mapping[str, str]) -> list[RowSet]:
@@ -389,6 +382,21 @@ def _remote(config: EvaluateConfig, *, report: Callable[[str], None]) -> list[_S
     ]
 
 
+def _fitted(
+    config: EvaluateConfig, subject: _Subject, row_set: RowSet, *, report: Callable[[str], None]
+) -> Mapping[int, Row]:
+    """Return rows whose images are scaled down if they are too long by them."""
+    if subject.path == config.endpoint or config.agent is not None or config.overlong_images == "keep":
+        return row_set.rows
+    checkpoint = Checkpoint(split_adapter(subject.path, None)[0], trust_remote_code=config.trust_remote_code)
+    wanted = row_set.sampling.max_new_tokens
+    fitting = ImageFitting(checkpoint=checkpoint, max_len=config.max_model_len, wanted=wanted)
+    rows = {index: fitting.fitted(row) for index, row in row_set.rows.items()}
+    if told := fitting.told(prefix="--"):
+        report(f"{subject.said}: {row_set.file.name}: {told}")
+    return rows
+
+
 def _measured(
     config: EvaluateConfig,
     subject: _Subject,
@@ -401,7 +409,7 @@ def _measured(
     found = answer_files(
         subject.make,
         model=subject.said,
-        files={row_set.file.name: row_set.rows for row_set in row_sets},
+        files={row_set.file.name: _fitted(config, subject, row_set, report=report) for row_set in row_sets},
         sampling={
             row_set.file.name: SamplingSettings(top_p=config.top_p, **row_set.sampling.model_dump())
             for row_set in row_sets

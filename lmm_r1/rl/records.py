@@ -13,8 +13,8 @@ import torch
 from rich.console import Console
 
 from lmm_r1.config import PPOConfig
-from lmm_r1.config.rewards import paid_prompt, reward_function
-from lmm_r1.data.reading import NO_PROMPT, SHIPPED_PROMPTS
+from lmm_r1.config.rewards import format_prompt, reward_function
+from lmm_r1.data.reading import NO_PROMPT
 from lmm_r1.data.sample import Sample
 from lmm_r1.generation.media_store import fetch_pictures
 from lmm_r1.host.openrlhf import Experience
@@ -30,6 +30,11 @@ logger = logging.getLogger(__name__)
 _FAILURES = ("timed_out", "ungradable")
 # A first step in which fewer responses have the format that is paid is warned of.
 LEAST_FORMAT = 0.05
+_FEW_FORMATTED = (
+    "%.1f %% of the first step's responses have the format that the reward pays (<think>, <answer>): ask for it with "
+    "--data.system_prompt think, or in your own words; raise --rollout.max_new_tokens if responses are cut off before they "
+    "answer; or teach the format first, with lmm-r1 train_sft"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +56,11 @@ class Recorder:
         self.folder.metrics(step, line)
         shown = self.rollouts(step, groups)
         self._dropped(step, rollout)
-        if step == 1 and parts.get("format", 1.0) < LEAST_FORMAT and _may_pay_format(self.config):
-            logger.warning(_format_warning(self.config, share=parts["format"]))
+        # A server may pay the format; a function's part of this name may be anything.
+        config, kept = self.config, parts.get("format", 1.0)
+        is_known = reward_function(config.reward) is None and not config.train.plays
+        if step == 1 and kept < LEAST_FORMAT and is_known and format_prompt(config) != NO_PROMPT:
+            logger.warning(_FEW_FORMATTED, 100 * kept)
         if step % self.config.logger.logging_steps == 0 or step == self.total_steps:
             self.trackers.log(step, line)
             if shown:
@@ -107,27 +115,6 @@ class Recorder:
             + (f"  ({rollout.filtered} groups filtered)" if rollout.filtered else "")
             + (f"  ({line['skipped_updates']:.0f} updates skipped)" if line.get("skipped_updates") else "")
         )
-
-
-def _may_pay_format(config: PPOConfig) -> bool:
-    """Return whether a verifier pays the format, or a server may, whose weights are not known here."""
-    named = paid_prompt(config.reward) != NO_PROMPT and reward_function(config.reward) is None
-    return named and not config.train.plays
-
-
-def _format_warning(config: PPOConfig, *, share: float) -> str:
-    """Return what to do about a first step in which hardly any response has the format that is paid."""
-    prompt = config.data.system_prompt
-    how = (
-        "in other words, as text or a file with --data.system_prompt"
-        if prompt in SHIPPED_PROMPTS
-        else (f"with --data.system_prompt {SHIPPED_PROMPTS[0]}")
-    )
-    return (
-        f"{share:.1%} of the responses of the first step have the format that the reward pays, <think> and <answer>: ask "
-        f"for it {how}; if responses are cut off before they answer, raise --rollout.max_new_tokens; or teach the format "
-        "first, with lmm-r1 train_sft"
-    )
 
 
 def rollout_metrics(samples: Sequence[Experience]) -> dict[str, float]:

@@ -145,38 +145,27 @@ def test_where_nothing_gives_rewards_the_math_verifier_does():
 
 
 @pytest.mark.parametrize(
-    ("reward", "name"),
+    ("name", "rewards"),
     [
-        (None, "think"),
-        ("number", "think"),
-        ("math:format_weight=0", "none"),
-        ("format", "think"),
-        ("format:format_weight=0", "none"),
-        ("box", "think_box"),
-        ("box:xywh", "think"),
-        ("composition", "think"),
-        # Of these parts, only the accuracy is paid.
-        ("composition:math=1", "none"),
-        ("composition:box=1,format=0.5", "think_box"),
-        ("composition:select.choice=1,select.box=1,format=0.5", "think"),
-        ("reward.py", "none"),
-        ("http://a/get_reward", "none"),
+        ("think", [None, "number", "format", "box:xywh", "composition", "composition:select.box=1,format=0.5"]),
+        ("think_box", ["box", "composition:box=1,format=0.5"]),
+        # Of a composition's parts, only the accuracy is paid.
+        ("none", ["math:format_weight=0", "format:format_weight=0", "composition:math=1", "a.py", "http://a/b"]),
     ],
 )
-def test_the_prompt_for_the_format_that_the_verifier_pays_is_recorded(reward, name):
-    resolved = resolve(ppo(reward__remote_url=reward))
-    assert resolved.data.system_prompt == name
-    assert resolve(resolved) == resolved
-    assert row_reading(resolved.data).default_prompt == shipped_prompt(name)
+def test_the_prompt_for_the_format_that_the_verifier_pays_is_recorded(name, rewards):
+    for reward in rewards:
+        resolved = resolve(ppo(reward__remote_url=reward))
+        assert (reward, resolved.data.system_prompt) == (reward, name)
+        assert row_reading(resolved.data).default_prompt == shipped_prompt(name)
 
 
 def test_a_prompt_is_chosen_only_if_none_is_given():
     for given in ("none", "think_box", "Think."):
         assert resolve(ppo(reward__remote_url="math", data__system_prompt=given)).data.system_prompt == given
-    assert resolve(ppo(reward__remote_url="math", train__agent="crop")).data.system_prompt is None
+    assert resolve(ppo(reward__remote_url="math", train__agent="crop")).data.system_prompt == "none"
     weighted = ppo(reward__remote_url="math:format_weight=0", reward__part_weights='{"format": 0.5}')
     assert resolve(weighted).data.system_prompt == "think"
-    assert resolve(sft()).data.system_prompt is None
 
 
 def test_resolving_twice_changes_nothing():

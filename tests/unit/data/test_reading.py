@@ -33,29 +33,23 @@ def test_a_system_prompt_replaces_the_rows_own_or_stands_in_front():
 
 
 def test_a_default_prompt_is_for_prompts_without_instructions():
-    reading = RowReading(default_prompt="Think.")
-    asked = [{"role": "user", "content": "2+2?"}]
+    reading, asked = RowReading(default_prompt="Think."), [{"role": "user", "content": "2+2?"}]
     told = [{"role": "user", "content": "2+2? Answer in <answer> tags."}]
-    answered = [*asked, {"role": "assistant", "content": "<answer>4</answer>"}, *asked]
-    assert read(reading).messages == read(RowReading()).messages
-    assert read(reading, messages=told).messages == read(RowReading(), messages=told).messages
-    for turns in (asked, answered):
+    for turns in (TURNS, told):
+        assert read(reading, messages=turns) == read(RowReading(), messages=turns)
+    for turns in (asked, [*asked, {"role": "assistant", "content": "<answer>4</answer>"}, *asked]):
         first, *rest = read(reading, messages=turns).messages
         assert first == Message(role="system", parts=(TextPart("Think."),))
         assert tuple(rest) == read(RowReading(), messages=turns).messages
     plain = replace(reading, plain_template="{}")
-    assert plain.row(
-        {"message": "2+2?", "answer": "4"}, row_format=OWN, location="line 3", base_dir=Path("/"), answer_required=True
-    ).plain
+    assert read(plain, message="2+2?", messages=None).messages == (Message(role="user", parts=(TextPart("2+2?"),)),)
 
 
 @pytest.mark.parametrize("name", SHIPPED_PROMPTS)
 def test_what_a_shipped_prompt_shows_has_the_format_that_is_paid(name):
     text = shipped_prompt(name)
-    shown = text[text.index("\n<think>") :]
-    assert format_score(shown) == 1.0
-    row = read(RowReading(default_prompt=text), messages=TURNS[1:])
-    rows = [row, read(RowReading())]
+    assert format_score(text[text.index("\n<think>") :]) == 1.0
+    rows = [read(RowReading(default_prompt=text), messages=TURNS[1:]), read(RowReading())]
     sentence = f"system prompt of 1 of 2 prompts (--f {name}; none adds none): Think "
     assert told_prompt(name, rows, flag="--f").startswith(sentence)
     assert told_prompt(name, rows[1:], flag="--f") is told_prompt("none", rows, flag="--f") is None

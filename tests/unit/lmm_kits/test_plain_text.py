@@ -51,11 +51,7 @@ def test_control_is_what_is_special_and_what_the_template_writes_next_to_message
     assert not any(map(control.fullmatch, ("<think>", "<tool_call>", "\n\n", "user", "<|other|>")))
 
 
-@pytest.mark.parametrize(
-    "system",
-    ["{{ raise_exception('no system turns') }}", ""],
-    ids=["refused", "dropped"],
-)
+@pytest.mark.parametrize("system", ["{{ raise_exception('no system turns') }}", ""], ids=["refused", "dropped"])
 def test_a_system_turn_opens_the_users_turn_if_the_template_has_none(system):
     user = "{% else %}<|{{ turn.role }}|>{{ turn.content }}<|end|>{% endif %}"
     template = f"{{% for turn in messages %}}{{% if turn.role == 'system' %}}{system}{user}{{% endfor %}}"
