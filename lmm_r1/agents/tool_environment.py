@@ -26,7 +26,7 @@ from lmm_r1.agents.tools import (
     as_tools,
     is_too_thin,
 )
-from lmm_r1.data.messages import ImagePart, Message, Part, Row, TextPart, images_of
+from lmm_r1.data.messages import ImagePart, Message, Part, Row, TextPart, images_of, merged_texts
 from lmm_r1.data.sample import CallEnd, CallOutcome, Cut, CutImage
 from lmm_r1.errors import UserError
 
@@ -395,17 +395,6 @@ def explained_tools(tools: Sequence[Tool], *, has_images: bool) -> str:
         'turn:\n<tool_call>\n{"name": "NAME", "arguments": {"ARGUMENT": VALUE}}\n</tool_call>\n'
         f"A turn without a call is your answer.{images}"
     )
-
-
-def merged_texts(parts: Sequence[Part]) -> tuple[Part, ...]:
-    """Return parts with neighbouring texts as one."""
-    merged: list[Part] = []
-    for part in parts:
-        if isinstance(part, TextPart) and merged and isinstance(merged[-1], TextPart):
-            merged[-1] = TextPart(merged[-1].text + part.text)
-        else:
-            merged.append(part)
-    return tuple(merged)
 
 
 _EXAMPLES = {

@@ -8,19 +8,19 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from lmm_r1.batch import INDEX, JobTotals, RowLog, run_job
 from lmm_r1.batch.inputs import MESSAGES, load_responses, select, with_paths
 from lmm_r1.config.generation import EPISODE_FLAGS, BatchConfig, check_batch, episode_limits
-from lmm_r1.config.rewards import GivenFunctions, is_function, reward_sources, verifier_from
+from lmm_r1.config.rewards import GivenFunctions, is_function, prompt_for, reward_sources, verifier_from
 from lmm_r1.config.shared import row_reading
 from lmm_r1.data.files import read_row_file
 from lmm_r1.data.images import PictureFolder
 from lmm_r1.data.messages import Row, check_asks, images_of, videos_of
-from lmm_r1.data.reading import SkippedRow
+from lmm_r1.data.reading import NO_PROMPT, SkippedRow, told_prompt
 from lmm_r1.data.row_parser import stored_messages
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import lock_of, locked, write_atomically
@@ -39,8 +39,9 @@ from lmm_r1.generation.engine import (
     split_adapter,
 )
 from lmm_r1.lmm_kits import Checkpoint
-from lmm_r1.lmm_kits.checkpoint import check_embeddings, check_pixel_bounds, check_weights
+from lmm_r1.lmm_kits.checkpoint import ImageFitting, check_embeddings, check_pixel_bounds, check_weights
 from lmm_r1.lmm_kits.plain_text import text_ids
+from lmm_r1.records.run_folder import trained_prompt
 from lmm_r1.scoring.response_scores import (
     RemoteScorer,
     ResponseScorer,
@@ -93,9 +94,14 @@ def run_batch(config: BatchConfig, *, progress: Progress, given: GivenFunctions 
         given: reward functions that are not in a Python file.
     """
     check_batch(config)
+    if config.system_prompt is None and config.reward is not None and config.agent is None:
+        name = trained_prompt([config.model, str(config.adapter or "")]) or prompt_for([config.reward])
+        # As in outputs that were made before there were such prompts.
+        config = replace(config, system_prompt=None if name == NO_PROMPT else name)
     log = RowLog(config.output)
     # Outputs made before these flags existed do not have them in their settings.
     unused = EPISODE_FLAGS if config.agent is None else ()
+    unused += ("overlong_images",) if config.overlong_images == BatchConfig.overlong_images else ()
     settings = json.loads(json.dumps(asdict(config), default=str))
     kept = {
         name: hidden_settings(value, name=name) for name, value in settings.items() if name not in (*NOT_KEPT, *unused)
@@ -135,16 +141,22 @@ def _generate(
     path, adapter = split_adapter(config.model, config.adapter)
     _check_models(config, path)
     episodes = _episodes(config)
+    checkpoint = Checkpoint(path, trust_remote_code=config.trust_remote_code)
+    fitting = ImageFitting(checkpoint=checkpoint, max_len=config.max_model_len, wanted=config.max_new_tokens)
+    if config.overlong_images == "scale" and episodes is None:
+        rows = {index: fitting.fitted(row) for index, row in rows.items()}
     first = log.open(kept, overwrite=config.overwrite, flag="--output")
     _check_same_data(config, log, rows)
     todo = _todo(rows, skipped, first=first)
-    plan = _Plan(log=log, rows=len(rows) + len(skipped), order=list(todo), summary=read.summary_as_prompts)
+    prompt = told_prompt(config.system_prompt, rows.values(), flag="--system_prompt")
+    told = (read.summary_as_prompts, prompt, fitting.told(prefix="--"))
+    summary = "\n".join(filter(None, told))
+    plan = _Plan(log=log, rows=len(rows) + len(skipped), order=list(todo), summary=summary)
     if not todo:
         return plan, JobTotals()
     if episodes is not None and first == 0:
         PictureFolder.next_to(log.path).clear()
-    kit = Checkpoint(path, trust_remote_code=config.trust_remote_code).kit
-    shown_images = config.agent_max_images if episodes and kit.takes_images else 0
+    shown_images = config.agent_max_images if episodes and checkpoint.kit.takes_images else 0
     settings = EngineSettings(
         adapter=adapter,
         dtype=config.dtype,

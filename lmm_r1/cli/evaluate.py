@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,11 +20,13 @@ from lmm_r1.config.evaluate import (
     with_output,
 )
 from lmm_r1.config.generation import EPISODE_FLAGS
-from lmm_r1.config.rewards import GivenFunctions
+from lmm_r1.config.ppo import DEFAULT_VERIFIER
+from lmm_r1.config.rewards import GivenFunctions, prompt_for
+from lmm_r1.data.reading import told_prompt
 from lmm_r1.errors import UserError
 from lmm_r1.files.atomic import write_atomically
 from lmm_r1.files.json_files import write_json_object
-from lmm_r1.records.run_folder import note_evaluation
+from lmm_r1.records.run_folder import note_evaluation, trained_prompt
 from remote_rm.redaction import hidden_settings
 
 if TYPE_CHECKING:
@@ -73,10 +75,16 @@ def _measure(config: EvaluateConfig, *, told: bool, functions: GivenFunctions | 
     files, copies = named(config.files, flag="--files"), named(config.suite_data, flag="--suite_data", bare=False)
     from lmm_r1.evaluation.measurement import measure, read_row_sets
 
+    if config.system_prompt is None and config.files and config.agent is None:
+        prompt = trained_prompt(list(checkpoints_of.values())) or prompt_for(config.reward or (DEFAULT_VERIFIER,))
+        config = replace(config, system_prompt=prompt)
     row_sets = read_row_sets(config, files=files, copies=copies)
     for row_set in row_sets:
         for line in (*([row_set.summary] if row_set.summary else []), *row_set.notes):
             _say(line)
+    asked = [row for row_set in row_sets if row_set.file.name in files for row in row_set.rows.values()]
+    if told_of := told_prompt(config.system_prompt, asked, flag="--system_prompt"):
+        _say(told_of)
     checkpoints, measured = measure(config, checkpoints_of, row_sets, report=_say, functions=functions)
     return _finish(config, measured, checkpoints, baseline=baseline, told=told)
 

@@ -105,9 +105,10 @@ def _convert(node: yaml.Node, hint: object) -> object:
     if origin is typing.Annotated:
         return _convert(node, parameters[0])
     if origin in (typing.Union, types.UnionType):
-        if type(None) in parameters and _is_null(node):
-            return None
         members = [member for member in parameters if member is not type(None)]
+        choices = [choice for member in members for choice in typing.get_args(member)]
+        if type(None) in parameters and _is_null(node) and node.value not in choices:
+            return None
         return _first_that_fits(node, members)
     if origin is tuple:
         return _convert_tuple(node, parameters)

@@ -16,6 +16,7 @@ from lmm_r1.config.shared import (
     RUNS,
     Example,
     FirstHelp,
+    OverlongFlags,
     RowsConfig,
     SpeculationFlags,
     check_least,
@@ -32,6 +33,7 @@ RESPONSES_SUFFIX = ".responses.jsonl"
 ENGINE_FLAGS = (
     *("backend", "max_model_len", "dtype", "batch_rows", "tensor_parallel_size", "gpu_memory_utilization"),
     *("enforce_eager", "seed", "trust_remote_code", "speculative_tokens", "speculative_method"),
+    "overlong_images",
 )
 ENDPOINT_FLAGS = (
     *("model", "api_key_env", "endpoint_concurrency", "endpoint_timeout", "endpoint_attempts", "endpoint_body"),
@@ -43,7 +45,7 @@ _LONGEST_NAME = 120
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateConfig(RowsConfig, EpisodeFlags, SpeculationFlags):
+class EvaluateConfig(RowsConfig, OverlongFlags, EpisodeFlags, SpeculationFlags):
     first_help: ClassVar[FirstHelp] = FirstHelp(
         examples=(
             Example(

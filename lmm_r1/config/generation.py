@@ -16,6 +16,7 @@ from lmm_r1.config.shared import (
     Example,
     FirstHelp,
     JsonText,
+    OverlongFlags,
     RowsConfig,
     SpeculationFlags,
     check_least,
@@ -177,7 +178,7 @@ COUNTS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchConfig(RowsConfig, EpisodeFlags, SpeculationFlags):
+class BatchConfig(RowsConfig, OverlongFlags, EpisodeFlags, SpeculationFlags):
     first_help: ClassVar[FirstHelp] = FirstHelp(
         examples=(
             Example(

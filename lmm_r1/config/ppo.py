@@ -15,6 +15,7 @@ from lmm_r1.config.shared import (
     JsonText,
     LoggerConfig,
     OptimizerConfig,
+    OverlongFlags,
     SpeculationFlags,
     TrainConfig,
     WandbConfig,
@@ -49,7 +50,6 @@ FILTER_NAME = "experience_filter"
 """The function of `algo.experience_filter` if the flag names only a file."""
 RequestField: TypeAlias = Literal["columns", "images", "step"]
 """What a reward request may hold in addition to OpenRLHF's keys."""
-
 
 GPU_COUNTS = (
     *(
@@ -508,7 +508,7 @@ class PPOEvalConfig(EvalConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PPODataConfig(DataConfig):
+class PPODataConfig(DataConfig, OverlongFlags):
     prompt_dataset: str | None = None
     """Row file or dataset with the prompts; separate several by commas."""
     prompt_probs: str | None = None

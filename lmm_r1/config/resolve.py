@@ -19,9 +19,11 @@ from lmm_r1.config.hardware import Offer, default_param_dtype, group_size, offer
 from lmm_r1.config.model_checks import CONSTANT, why_not_during_generation
 from lmm_r1.config.ppo import CLIP_RANGES, DEFAULT_VERIFIER, MOST_PASS_TOKENS, ActorConfig, PPOConfig
 from lmm_r1.config.preferences import DPOConfig, RMConfig
+from lmm_r1.config.rewards import format_prompt
 from lmm_r1.config.shared import LORA_LR_FACTOR, RUNS, OptimizerConfig, TrackerName
 from lmm_r1.config.supervised import KDConfig, SFTConfig, SupervisedConfig
 from lmm_r1.config.supervised_checks import check_dpo, check_kd, check_rm, check_sft
+from lmm_r1.data.reading import NO_PROMPT
 from lmm_r1.errors import UserError
 from remote_rm.redaction import HIDDEN, hidden_settings
 
@@ -72,7 +74,9 @@ def resolve_ppo(config: PPOConfig, *, ask: Callable[[], Offer] = offered_gpus) -
     resolved = dotted.replace(config, settings)
     check_needs(config, resolved)
     _tell_adapters(resolved)
-    resolved = dotted.replace(resolved, _accumulation(resolved) | settled_counts(resolved, ask=ask))
+    prompt = resolved.data.system_prompt or format_prompt(resolved) or NO_PROMPT
+    counts = settled_counts(resolved, ask=ask)
+    resolved = dotted.replace(resolved, _accumulation(resolved) | counts | {"data.system_prompt": prompt})
     if resolved.vllm.enable_sleep and not resolved.train.colocate_all:
         logger.warning("--vllm.enable_sleep is off: without --train.colocate_all the engines share no GPU")
         resolved = dotted.replace(resolved, {"vllm.enable_sleep": False})
@@ -313,6 +317,7 @@ _FREE = (
     "data.format",
     "data.image_dir",
     "data.max_image_megapixels",
+    "data.overlong_images",
     "data.prompt_dataset",
     "data.prompt_template",
     "data.system_prompt",

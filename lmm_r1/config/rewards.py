@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
-from lmm_r1.config.ppo import RewardConfig
+from lmm_r1.config.ppo import PPOConfig, RewardConfig
+from lmm_r1.data.reading import NO_PROMPT
 from lmm_r1.errors import UserError
 from remote_rm.registry import VERIFIERS, verifier_class, verifier_with
-from remote_rm.verifier import Score, Verifier
+from remote_rm.verifier import Item, Score, Verifier
 
 GIVEN = "python:"
 """In front of the name of a function that a function of `lmm_r1` was given itself."""
@@ -189,6 +190,44 @@ def _arguments(text: str | None) -> Mapping[str, object]:
     if not isinstance(arguments, dict):
         raise UserError(f"--reward.function_kwargs {text} must be a JSON object, such as '{{\"weight\": 0.1}}'")
     return arguments
+
+
+_FORMATTED = "<think>?</think><answer>?</answer>"
+
+
+def format_prompt(config: PPOConfig) -> str | None:
+    """Return the shipped system prompt for the format that a run's rewards pay, by themselves or by `--reward.part_weights`.
+
+    It is `none` if no format is paid, and None if no verifier is among the rewards.
+    """
+    spec, flag = config.reward.remote_url or "", "--reward.remote_url"
+    if config.train.plays or not any(map(_is_verifier, reward_sources(spec, flag=flag))):
+        return None
+    weighted = any("format" in part.factors and max(part.start, part.end) > 0 for part in part_weights(config.reward))
+    return prompt_for([spec], weighted=weighted, flag=flag)
+
+
+def prompt_for(rewards: Sequence[str], *, weighted: bool = False, flag: str = "--reward") -> str:
+    """Return the shipped system prompt for the format that a verifier among some rewards pays; `none` without any.
+
+    `weighted` says that the part `format` of its scores is paid in addition; `flag` names the rewards, for messages.
+    """
+    for spec in rewards:
+        sources = reward_sources(spec, flag=flag)
+        if any(map(is_function, sources)):
+            pays = any(part.source == "format" and part.weight > 0 for part in reward_list(spec, flag=flag))
+        elif pays := all(map(_is_verifier, sources)):
+            items = (Item(prompt="", response=response, label="") for response in (_FORMATTED, "?"))
+            kept, left_out = map(verifier_from(spec, flag=flag).failed_score, items)
+            pays = weighted or kept.reward > left_out.reward
+        if pays:
+            boxes = any(source.startswith(("box", f"{COMPOSITION}:box")) for source in sources) and "xywh" not in spec
+            return "think_box" if boxes else "think"
+    return NO_PROMPT
+
+
+def _is_verifier(source: str) -> bool:
+    return source.partition(SETTINGS_SEPARATOR)[0] in VERIFIERS
 
 
 SETTINGS_SEPARATOR = ":"

@@ -15,7 +15,7 @@ from lmm_r1.config.declared import Needs, Within
 from lmm_r1.data.formats import FormatName
 from lmm_r1.data.formats.row_format import ColumnNames
 from lmm_r1.data.media_access import MEGAPIXELS, MediaLimits
-from lmm_r1.data.reading import BadRows, PromptTemplate, RowReading
+from lmm_r1.data.reading import NO_PROMPT, BadRows, PromptTemplate, RowReading, shipped_prompt
 from lmm_r1.errors import UserError
 
 if TYPE_CHECKING:
@@ -48,8 +48,10 @@ class RowReadingConfig:
     """Scale smaller images and video frames up to this many pixels; a value in the row has precedence."""
     max_pixels: Annotated[int | None, Within("[1, inf)")] = None
     """Scale larger images and video frames down to this many pixels; a value in the row has precedence."""
-    system_prompt: str | None = None
-    """System turn of every row, as text or the name of a text file; replaces the row's own."""
+    system_prompt: Literal["none", "think", "think_box"] | str | None = None
+    """System turn of every row, as text or the name of a text file; replaces the row's own. think and think_box are
+    shipped texts for prompts without a system turn; none adds nothing. By default, RL, evaluation and batch inference
+    take the shipped text for the format that the verifier pays."""
     prompt_template: str | None = None
     """Jinja template of the last user turn, as text or the name of a text file. It gets the turn's text as `content`,
     with `<image>` for each image, and the row's columns by name."""
@@ -62,6 +64,13 @@ class RowsConfig(RowReadingConfig):
     takes the column of the format: `message` or `messages` in this project's own."""
     label_key: str | None = None
     """Column with the right answer; None takes the format's, `answer` or `solution`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OverlongFlags:
+    overlong_images: Literal["scale", "keep"] = "scale"
+    """What to do with images by which a prompt is too long: scale them down until it leaves room for a response, or
+    keep them as they are. Only for kits that count an image's tokens by its size, and not in episodes."""
 
 
 def row_reading(config: RowsConfig, *, prefix: str = "--", asked_only: bool = False) -> RowReading:
@@ -86,7 +95,8 @@ def named_reading(
     if config.image_dir is not None and not Path(config.image_dir).is_dir():
         raise UserError(f"{prefix}image_dir {config.image_dir}: no such folder; check the path")
     MediaLimits(max_megapixels=config.max_image_megapixels, allow_private_urls=config.allow_private_urls).apply()
-    template = config.prompt_template
+    template, default_prompt = config.prompt_template, shipped_prompt(config.system_prompt)
+    system_prompt = None if default_prompt or config.system_prompt == NO_PROMPT else config.system_prompt
     return RowReading(
         format=config.format,
         names=ColumnNames(
@@ -99,7 +109,8 @@ def named_reading(
         image_dir=None if config.image_dir is None else Path(os.path.abspath(config.image_dir)),
         min_pixels=config.min_pixels,
         max_pixels=config.max_pixels,
-        system_prompt=_text(config.system_prompt, flag=f"{prefix}system_prompt"),
+        system_prompt=_text(system_prompt, flag=f"{prefix}system_prompt"),
+        default_prompt=default_prompt,
         prompt_template=(
             None
             if template is None
@@ -112,7 +123,7 @@ def named_reading(
 
 def refuse_row_flags(config: RowsConfig, *, because: str, prefix: str = "--") -> None:
     """Raise UserError for the first of these flags that is set although no rows are read."""
-    given = [own.name for own in fields(RowsConfig) if getattr(config, own.name) != own.default]
+    given = [own.name for own in fields(RowsConfig) if getattr(config, own.name) not in (own.default, NO_PROMPT)]
     if given:
         raise UserError(f"{prefix}{given[0]} {getattr(config, given[0])}: {because}; leave it out")
 

@@ -106,14 +106,14 @@ def read_row_file(
     max_rows: int | None = None,
     reading: RowReading = AS_THEY_ARE,
     answer_required: bool = True,
-    check: Callable[[Row], None] | None = None,
+    check: Callable[[Row], Row | None] | None = None,
     bad_rows: BadRows = "stop",
     skip_by: str | None = None,
 ) -> RowFile:
     """Return the first `max_rows` rows, validated, with local images and videos that exist.
 
     Args:
-        check: raises UserError for a row that the command cannot use.
+        check: raises UserError for a row that the command cannot use; may return a row in its place.
         bad_rows: whether invalid records are an error, or are returned as `skipped`.
         skip_by: the flag that leaves out bad rows, for messages; None if the command has none.
 
@@ -135,9 +135,7 @@ def read_row_file(
                 media_required=True,
             )
         )
-        if check is not None:
-            check(row)
-        return row
+        return row if check is None else check(row) or row
 
     rows, skipped = good_rows(path, records, make, bad_rows=bad_rows, skip_by=skip_by)
     return RowFile(path=path, row_format=row_format, rows=rows, skipped=skipped)

@@ -339,6 +339,17 @@ def with_images(messages: Sequence[Message], change: Callable[[ImagePart], Image
     )
 
 
+def merged_texts(parts: Sequence[Part]) -> tuple[Part, ...]:
+    """Return parts with neighbouring texts as one."""
+    merged: list[Part] = []
+    for part in parts:
+        if isinstance(part, TextPart) and merged and isinstance(merged[-1], TextPart):
+            merged[-1] = TextPart(merged[-1].text + part.text)
+        else:
+            merged.append(part)
+    return tuple(merged)
+
+
 def images_of(messages: Sequence[Message]) -> list[ImagePart]:
     """Return every image part, in the order in which the model reads them."""
     return [part for message in messages for part in message.parts if isinstance(part, ImagePart)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -19,6 +19,11 @@ from lmm_r1.data.row_parser import parts_of, read_row, tagged_text
 from lmm_r1.data.templates import BoundedEnvironment
 from lmm_r1.errors import ListedError, UserError
 from lmm_r1.files.json_files import count_field, read_json_lines, text_field
+
+SHIPPED_PROMPTS = ("think", "think_box")
+"""System prompts for the formats that verifiers pay; each is a text file next to this module."""
+NO_PROMPT = "none"
+_ASKS = "<answer>"
 
 CONTENT = "content"
 """The prompt's text in a template, with tags for images and videos."""
@@ -65,6 +70,8 @@ class RowReading:
     max_pixels: int | None = None
     system_prompt: str | None = None
     """Replaces a row's system turn, or is added if the row has none."""
+    default_prompt: str | None = None
+    """The system turn of prompts that have none and whose user does not ask for an <answer> block."""
     prompt_template: PromptTemplate | None = None
     plain_template: str | None = None
     """What surrounds a plain-text prompt, which replaces {}; None applies the chat template to such prompts."""
@@ -117,7 +124,10 @@ class RowReading:
             messages = _templated(messages, columns.record, template=self.prompt_template, location=location)
         if self.system_prompt is not None:
             turns = tuple(message for message in messages if message.role != "system")
-            messages = (Message(role="system", parts=(TextPart(self.system_prompt),)), *turns)
+            messages = (_system_turn(self.system_prompt), *turns)
+        elif self.default_prompt is not None and not plain:
+            own = any(one.role == "system" or (one.role == "user" and _ASKS in tagged_text(one)) for one in messages)
+            messages = messages if own else (_system_turn(self.default_prompt), *messages)
         if self.overlooked is not None:
             self.overlooked.add(columns, messages)
         return self.bounded(messages, location=location)
@@ -142,6 +152,25 @@ class RowReading:
                 f"max_pixels {highest}; correct one of them"
             )
         return replace(part, min_pixels=lowest, max_pixels=highest)
+
+
+def shipped_prompt(name: str | None) -> str | None:
+    """Return the text of a shipped system prompt; None if this is no name of one."""
+    if name not in SHIPPED_PROMPTS:
+        return None
+    return Path(__file__).with_name(f"{name}.txt").read_text(encoding="utf-8").strip()
+
+
+def told_prompt(name: str | None, rows: Collection[Row], *, flag: str) -> str | None:
+    """Return a sentence with the text of a shipped system prompt and the number of rows that have it; None without any."""
+    text = shipped_prompt(name) or ""
+    count = sum(row.messages[0] == _system_turn(text) for row in rows) if text else 0
+    told = f"system prompt of {count:,} of {len(rows):,} prompts ({flag} {name}; {NO_PROMPT} adds none): "
+    return told + " ".join(text.split()) if count else None
+
+
+def _system_turn(text: str) -> Message:
+    return Message(role="system", parts=(TextPart(text),))
 
 
 AS_THEY_ARE = RowReading()

@@ -58,7 +58,13 @@ from lmm_r1.generation.engine import (
     split_adapter,
 )
 from lmm_r1.lmm_kits import Checkpoint, kit_of
-from lmm_r1.lmm_kits.checkpoint import check_embeddings, check_images_taken, check_pixel_bounds, check_weights
+from lmm_r1.lmm_kits.checkpoint import (
+    ImageFitting,
+    check_embeddings,
+    check_images_taken,
+    check_pixel_bounds,
+    check_weights,
+)
 from lmm_r1.records.responses import JudgedResponse, read_responses, responses_digest, write_responses
 from lmm_r1.scoring.response_scores import VerifierJudge
 from lmm_r1.scoring.sources import SourceJudge, make_judge
@@ -386,6 +392,21 @@ def _remote(config: EvaluateConfig, *, report: Callable[[str], None]) -> list[_S
     ]
 
 
+def _fitted(
+    config: EvaluateConfig, subject: _Subject, row_set: RowSet, *, report: Callable[[str], None]
+) -> Mapping[int, Row]:
+    """Return rows whose images are scaled down if they are too long by them."""
+    if subject.path == config.endpoint or config.agent is not None or config.overlong_images == "keep":
+        return row_set.rows
+    checkpoint = Checkpoint(split_adapter(subject.path, None)[0], trust_remote_code=config.trust_remote_code)
+    wanted = row_set.sampling.max_new_tokens
+    fitting = ImageFitting(checkpoint=checkpoint, max_len=config.max_model_len, wanted=wanted)
+    rows = {index: fitting.fitted(row) for index, row in row_set.rows.items()}
+    if told := fitting.told(prefix="--"):
+        report(f"{subject.said}: {row_set.file.name}: {told}")
+    return rows
+
+
 def _measured(
     config: EvaluateConfig,
     subject: _Subject,
@@ -398,7 +419,7 @@ def _measured(
     found = answer_files(
         subject.make,
         model=subject.said,
-        files={row_set.file.name: row_set.rows for row_set in row_sets},
+        files={row_set.file.name: _fitted(config, subject, row_set, report=report) for row_set in row_sets},
         sampling={
             row_set.file.name: SamplingSettings(top_p=config.top_p, **row_set.sampling.model_dump())
             for row_set in row_sets

@@ -21,6 +21,7 @@ from lmm_r1.errors import UserError
 from lmm_r1.generation.engine import EngineSettings
 from lmm_r1.lmm_kits import Checkpoint, EncodedPrompt, LmmKit
 from lmm_r1.lmm_kits.checkpoint import check_images_taken, encode_row
+from lmm_r1.lmm_kits.plain_text import with_system_placed
 from lmm_r1.models.rope_scaling import tell_factors
 from remote_rm.responses import THINK
 
@@ -97,7 +98,8 @@ class PromptCodec:
             parts = [part for message in row.messages for part in message.parts]
             return "".join(part.text for part in parts if isinstance(part, TextPart))
         try:
-            text = self.kit.chat_text(self.processor, row.messages, add_generation_prompt=True)
+            messages = with_system_placed(self.kit, self.processor, row.messages)
+            text = self.kit.chat_text(self.processor, messages, add_generation_prompt=True)
         except UserError as error:
             raise UserError(f"{row.location}: {error}") from error
         return text + row.prefill

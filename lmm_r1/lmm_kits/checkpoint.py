@@ -14,7 +14,7 @@ from PIL import Image
 
 from lmm_r1.config.shared import RowReadingConfig
 from lmm_r1.data.images import DEFAULT_FPS, Video, image_size, load_image, load_video, video_size
-from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, VideoPart, images_of, videos_of
+from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, VideoPart, images_of, videos_of, with_images
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.encoding import chat_ids, known_ids, placed
 from lmm_r1.lmm_kits.kit import Config, EncodedPrompt, LmmKit, Processor
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 # The trained model adds this to the logits of banned tokens, while engines use minus infinity. The exponential of both
 # is 0 at every temperature, but products with this number are not NaN.
 BAN_BIAS = -1e9
+# An image is not scaled down to less of its pixels.
+_LEAST_SHARE = 1e-4
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,64 @@ def outlined_row(row: Row, *, kit: LmmKit, processor: Any, add_generation_prompt
         if add_generation_prompt and row.prefill:
             outline = _begun(outline, row.prefill, kit=kit, processor=processor)
     return outline
+
+
+@dataclass(kw_only=True)
+class ImageFitting:
+    """Bounds the images of prompts that are too long only because of them, in proportion, and counts these prompts."""
+
+    checkpoint: Checkpoint
+    max_len: int
+    """Longest prompt and response together, in tokens."""
+    least: int = 1
+    """The fewest tokens that a prompt must leave for the response."""
+    wanted: int | None
+    """Tokens that a scaled prompt leaves, at most half of what its text leaves; None is that half."""
+    count: int = 0
+    example: str = ""
+
+    def fitted(self, row: Row, outline: EncodedPrompt | None = None) -> Row:
+        """Return a prompt with bounds by which its images fit; unchanged if it fits, or if no bounds help."""
+        images, kit = images_of(row.messages), self.checkpoint.kit
+        if not images or row.plain or videos_of(row.messages):
+            return row
+        processor = self.checkpoint.processor
+        try:
+            sizes = [size for part in images if (size := image_size(part, location=row.location)) is not None]
+            outline = outline or outlined_row(row, kit=kit, processor=processor, add_generation_prompt=True)
+        except UserError:
+            return row  # reported when it is encoded
+        limits = kit.pixel_limits(processor)
+        before = kit.shown_images(processor, images, sizes) if len(sizes) == len(images) else None
+        room = self.max_len - (len(outline.token_ids) - len(images))
+        if limits is None or before is None or sum(tokens for _, tokens in before) <= room - self.least:
+            return row
+        budget = min(room - self.least, max(room - (self.wanted or room), room // 2))
+        share = budget / sum(tokens for _, tokens in before)
+        while share > _LEAST_SHARE:
+            bounds = (max(int(share * min(width * height, limits[1])), limits[0]) for (width, height), _ in before)
+            pairs = zip(images, bounds, strict=True)
+            bounded = [replace(part, max_pixels=max(bound, part.min_pixels or 0)) for part, bound in pairs]
+            after = kit.shown_images(processor, bounded, sizes) or before
+            if sum(tokens for _, tokens in after) <= budget:
+                break
+            share *= 0.9
+        else:
+            return row
+        changes = ("{}x{} to {}x{}".format(*one, *other) for (one, _), (other, _) in zip(before, after, strict=True))
+        self.example = self.example or f"{', '.join(changes)} in {row.location}"
+        self.count += 1
+        parts = iter(bounded)
+        return replace(row, messages=with_images(row.messages, lambda _: next(parts)))
+
+    def told(self, *, prefix: str) -> str | None:
+        """Return a sentence on what was scaled, if anything was; the names of the flags begin with `prefix`."""
+        if not self.count:
+            return None
+        return (
+            f"images of {self.count:,} prompts scaled down to fit into {self.max_len:,} tokens, such as {self.example}; "
+            f"{prefix}overlong_images keep leaves them as they are"
+        )
 
 
 def _check_size(

@@ -395,6 +395,12 @@ class LmmKit(ABC):
         """
         return None
 
+    def shown_images(
+        self, processor: Processor, images: Sequence[ImagePart], sizes: Sequence[tuple[int, int]]
+    ) -> list[tuple[tuple[int, int], int]] | None:
+        """Return the size within its bounds and the number of tokens of each image of a prompt; None if not known."""
+        return None
+
     def image_scales(
         self, processor: Processor, encoded: EncodedPrompt, *, sizes: Sequence[tuple[int, int]]
     ) -> tuple[tuple[float, float], ...]:

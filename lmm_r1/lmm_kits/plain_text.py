@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 
 import jinja2
 
-from lmm_r1.data.messages import Message, Part, TextPart
+from lmm_r1.data.messages import Message, Part, TextPart, merged_texts
 from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.encoding import any_of
 from remote_rm.responses import TAGS
@@ -37,6 +37,8 @@ class _Known:
 
     control: re.Pattern[str]
     control_ids: frozenset[int]
+    takes_system: bool
+    """Whether its chat template writes system turns."""
     copied: Processor | None = None
     """A copy of its processor whose tokenizer removes marks, made when it is first needed."""
 
@@ -59,6 +61,7 @@ def as_text(kit: LmmKit, processor: Processor, messages: Sequence[Message]) -> t
     Raises UserError if the tokenizer cannot read such text.
     """
     control = control_texts(kit, processor)
+    messages = with_system_placed(kit, processor, messages)
     marked = [_marked_message(message, control) for message in messages]
     if all(one is other for one, other in zip(marked, messages, strict=True)):
         return processor, messages
@@ -95,8 +98,19 @@ def as_bordered_text(
     Only the model's turns have borders.
     """
     control, own = control_texts(kit, processor), _copied(kit, processor)
+    messages = with_system_placed(kit, processor, messages)
     bordered = [_bordered(_marked_message(message, control)) for message in messages]
     return own, bordered, kit.tokenizer_of(own).convert_tokens_to_ids(BORDER)
+
+
+def with_system_placed(kit: LmmKit, processor: Processor, messages: Sequence[Message]) -> Sequence[Message]:
+    """Return messages whose system turn opens the user's first turn if the chat template refuses or drops such turns."""
+    roles = [message.role for message in messages[:2]]
+    if roles != ["system", "user"] or _known(kit, processor).takes_system:
+        return messages
+    system, user, *others = messages
+    parts = merged_texts((*system.parts, TextPart("\n\n"), *user.parts))
+    return [replace(user, parts=parts), *others]
 
 
 def control_ids(kit: LmmKit, processor: Processor) -> frozenset[int]:
@@ -161,17 +175,18 @@ def _with_borders(part: TextPart) -> TextPart:
 def _known(kit: LmmKit, processor: Processor) -> _Known:
     tokenizer = kit.tokenizer_of(processor)
     if tokenizer not in _KNOWN:
-        control = _control(kit, processor)
+        turns, takes_system = _turn_tokens(kit, processor)
+        control = _control(kit, processor, turns)
         added = tokenizer.added_tokens_decoder.items()
         ids = frozenset(number for number, token in added if control.fullmatch(token.content))
-        _KNOWN[tokenizer] = _Known(control=control, control_ids=ids)
+        _KNOWN[tokenizer] = _Known(control=control, control_ids=ids, takes_system=takes_system)
     return _KNOWN[tokenizer]
 
 
-def _control(kit: LmmKit, processor: Processor) -> re.Pattern[str]:
+def _control(kit: LmmKit, processor: Processor, turns: set[str]) -> re.Pattern[str]:
     tokenizer = kit.tokenizer_of(processor)
     special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
-    special |= {*tokenizer.all_special_tokens, *_turn_tokens(kit, processor)}
+    special |= {*tokenizer.all_special_tokens, *turns}
     # Words of the model's answers, even if the tokenizer flags them.
     special -= {*TAGS, *kit.spoken_tokens, *tokenizer.convert_ids_to_tokens(sorted(kit.spoken_end_ids(tokenizer)))}
     # A mark does not fit inside a single character.
@@ -179,25 +194,27 @@ def _control(kit: LmmKit, processor: Processor) -> re.Pattern[str]:
     return re.compile(f"{texts.pattern}|{kit.media_texts(processor).pattern}")
 
 
-def _turn_tokens(kit: LmmKit, processor: Processor) -> set[str]:
+def _turn_tokens(kit: LmmKit, processor: Processor) -> tuple[set[str], bool]:
     """Return the tokens that the chat template writes next to a message or at the start of a generated turn.
 
-    Not all tokenizers flag them as special.
+    Not all tokenizers flag them as special. The second value is whether it writes a system turn.
     """
     added = [token.content for token in kit.tokenizer_of(processor).added_tokens_decoder.values()]
     token = any_of(text for text in added if text.strip())
     at_end, at_start = re.compile(rf"({token.pattern})\s*\Z"), re.compile(rf"\s*({token.pattern})")
-    found = set()
+    found, written = set(), ""
     for asked in ([_said("user", _PROBE)], [_said("system", _PROBE), _said("user", "?")]):
         try:
             closed, opened = (kit.chat_text(processor, asked, add_generation_prompt=opens) for opens in (False, True))
         except (UserError, jinja2.TemplateError):
             # The template refuses system turns.
+            written = ""
             continue
+        written = closed
         before, _, after = closed.partition(_PROBE)
         places = (at_end.search(before), at_start.match(after), at_start.match(opened.removeprefix(closed)))
         found |= {place[1] for place in places if place is not None}
-    return found
+    return found, _PROBE in written
 
 
 def _said(role: str, text: str) -> Message:

@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeAlias
 import yaml
 
 from lmm_r1.data.messages import Message
+from lmm_r1.data.reading import NO_PROMPT, SHIPPED_PROMPTS
 from lmm_r1.data.sample import Said
 from lmm_r1.data.training_rows import LeftOutRow
 from lmm_r1.errors import UserError
@@ -529,6 +530,22 @@ def _trained_from(stage: Stage) -> str | None:
     sections = (settings.get(name) for name in ("actor", "model")) if isinstance(settings, dict) else ()
     models = [section.get("model_name_or_path") for section in sections if isinstance(section, dict)]
     return next((model for model in models if isinstance(model, str)), None)
+
+
+def trained_prompt(models: Sequence[str]) -> str | None:
+    """Return the shipped system prompt of the last RL run among these models, `none` if it had none; None without RL runs.
+
+    The rows of other trainings may have any prompt.
+    """
+    for file in (Path(model) / SETTINGS_FILE for model in reversed(models)):
+        try:
+            settings = yaml.load(file.read_text(encoding="utf-8"), SafeLoader)
+            name = settings["data"].get("system_prompt")
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError):
+            continue  # not the model of a run
+        if "rollout" in settings:
+            return name if name in SHIPPED_PROMPTS else NO_PROMPT
+    return None
 
 
 def _is_same_folder(named: str, folder: Path) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,8 @@ import torch
 from rich.console import Console
 
 from lmm_r1.config import PPOConfig
+from lmm_r1.config.rewards import format_prompt, reward_function
+from lmm_r1.data.reading import NO_PROMPT
 from lmm_r1.data.sample import Sample
 from lmm_r1.generation.media_store import fetch_pictures
 from lmm_r1.host.openrlhf import Experience
@@ -21,8 +24,17 @@ from lmm_r1.records.trackers import Generation, Trackers, make_generation
 from lmm_r1.rl.groups import counts
 from lmm_r1.rl.rollouts import Rollout
 
+logger = logging.getLogger(__name__)
+
 # Parts of a reward that the printed line shows only if they are not 0.
 _FAILURES = ("timed_out", "ungradable")
+# A first step in which fewer responses have the format that is paid is warned of.
+LEAST_FORMAT = 0.05
+_FEW_FORMATTED = (
+    "%.1f %% of the first step's responses have the format that the reward pays (<think>, <answer>): ask for it with "
+    "--data.system_prompt think, or in your own words; raise --rollout.max_new_tokens if responses are cut off before they "
+    "answer; or teach the format first, with lmm-r1 train_sft"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +56,11 @@ class Recorder:
         self.folder.metrics(step, line)
         shown = self.rollouts(step, groups)
         self._dropped(step, rollout)
+        # A server may pay the format; a function's part of this name may be anything.
+        config, kept = self.config, parts.get("format", 1.0)
+        is_known = reward_function(config.reward) is None and not config.train.plays
+        if step == 1 and kept < LEAST_FORMAT and is_known and format_prompt(config) != NO_PROMPT:
+            logger.warning(_FEW_FORMATTED, 100 * kept)
         if step % self.config.logger.logging_steps == 0 or step == self.total_steps:
             self.trackers.log(step, line)
             if shown:

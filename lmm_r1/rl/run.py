@@ -31,6 +31,7 @@ from lmm_r1.config.shared import row_reading
 from lmm_r1.data.files import read_row_file
 from lmm_r1.data.media_access import limits_environment
 from lmm_r1.data.messages import Row, images_of, kind_of, videos_of
+from lmm_r1.data.reading import told_prompt
 from lmm_r1.data.training_rows import (
     SKIP_BAD_ROWS,
     KeptRows,
@@ -54,6 +55,7 @@ from lmm_r1.lifecycle.start import Fingerprint, check_start, has_checkpoints, op
 from lmm_r1.lifecycle.stopping import StopRequests, last_words, reported_ends
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.lmm_kits.checkpoint import (
+    ImageFitting,
     check_embeddings,
     check_images_taken,
     check_pixel_bounds,
@@ -153,7 +155,9 @@ def train(config: PPOConfig, *, reward: GivenFunctions | None = None, callbacks:
     check_weights(path)
     check_embeddings(policy)
     check_pixel_bounds(config.data, policy, model=f"--actor.model_name_or_path {path}", prefix="--data.")
-    check = partial(_check_row, config, policy, _environment(config) if config.train.plays else None)
+    wanted = config.rollout.max_new_tokens
+    fitting = ImageFitting(checkpoint=policy, max_len=config.data.max_len, least=wanted or 1, wanted=wanted)
+    check = partial(_check_row, config, policy, _environment(config) if config.train.plays else None, fitting)
     rows = _prompts(config, check=check)
     config, sizes = sized_ppo(config, rows=len(rows))
     if sizes is not None:
@@ -164,6 +168,9 @@ def train(config: PPOConfig, *, reward: GivenFunctions | None = None, callbacks:
         for path in (dataset_paths(held_out, flag="--eval.dataset") if held_out else ())
     ]
     eval_rows: KeptRows[Row] = KeptRows.blended((row for part in lists for row in part), lists)
+    prompt = told_prompt(config.data.system_prompt, rows, flag="--data.system_prompt")
+    for line in filter(None, (prompt, fitting.told(prefix="--data."))):
+        Console(highlight=False, markup=False, soft_wrap=True).print(line)
     max_images = config.data.max_images_per_prompt or max(len(images_of(row.messages)) for row in rows + eval_rows)
     if config.train.plays:
         max_images += config.agent.max_images if kit.takes_images else 0
@@ -334,7 +341,7 @@ def _load_models(config: PPOConfig, workers: _Workers, *, num_rows: int) -> None
         ray.get(models.critic.async_init_model_from_pretrained(strategy, config.critic.model_name_or_path, steps))
 
 
-def _prompts(config: PPOConfig, *, check: Callable[[Row], None]) -> KeptRows[Row]:
+def _prompts(config: PPOConfig, *, check: Callable[[Row], Row]) -> KeptRows[Row]:
     data = config.data
     assert data.prompt_dataset is not None, "required by config.resolve"
     paths, probabilities = parse_dataset_spec(data.prompt_dataset, data.prompt_probs)
@@ -355,7 +362,7 @@ def prompt_stream(config: PPOConfig, rows: Sequence[Row]) -> PromptStream:
     return PromptStream(rows, seed=config.train.seed, episodes=config.train.num_episodes, curriculum=curriculum)
 
 
-def _load(config: PPOConfig, path: str, *, split: str, check: Callable[[Row], None]) -> KeptRows[Row]:
+def _load(config: PPOConfig, path: str, *, split: str, check: Callable[[Row], Row]) -> KeptRows[Row]:
     reading = replace(row_reading(config.data, prefix="--data."), plain_template=config.data.input_template or None)
     # An environment that gives the rewards itself may know what is right without an answer.
     needs_answer = not config.train.plays or config.reward.remote_url is not None
@@ -398,8 +405,10 @@ def _environment(config: PPOConfig) -> Environment | None:
     return environment
 
 
-def _check_row(config: PPOConfig, policy: Checkpoint, environment: Environment | None, row: Row) -> None:
-    """Raise UserError for a row that cannot be asked, that the policy cannot take, or that cannot be encoded."""
+def _check_row(
+    config: PPOConfig, policy: Checkpoint, environment: Environment | None, fitting: ImageFitting, row: Row
+) -> Row:
+    """Return a row whose images fit; raises UserError for one that cannot be asked, taken by the policy or encoded."""
     check_prompt(row)
     kit = policy.kit
     check_images_taken([row], kit=kit, model=f"--actor.model_name_or_path {policy.path}")
@@ -412,9 +421,11 @@ def _check_row(config: PPOConfig, policy: Checkpoint, environment: Environment |
     if environment is not None:
         if environment.waits:
             # Its observations may take long, and are encoded when they arrive.
-            return
-        row = environment.shown_row(row)
-    outlined_row(row, kit=kit, processor=policy.processor, add_generation_prompt=True)
+            return row
+    shown = row if environment is None else environment.shown_row(row)
+    outline = outlined_row(shown, kit=kit, processor=policy.processor, add_generation_prompt=True)
+    scales = config.data.overlong_images == "scale" and not config.train.plays
+    return fitting.fitted(row, outline) if scales else row
 
 
 def _check_rewards(config: PPOConfig, rows: Sequence[Row], *, reward: GivenFunctions | None) -> None:

@@ -11,6 +11,7 @@ from helpers.tables import table
 from PIL import Image
 
 from lmm_r1.cli.evaluate import main
+from lmm_r1.data.reading import shipped_prompt
 from lmm_r1.records.responses import read_responses
 
 pytestmark = pytest.mark.usefixtures("own_environment")
@@ -37,7 +38,9 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def answer(body: dict, number: int) -> web.Response:
     """Right on 0, 1 and 2, wrong on 3 and 4, refused on 5 at first."""
-    asked = int(body["messages"][0]["content"][1]["text"].split()[2].partition("+")[0])
+    system, question = body["messages"]
+    assert (system["role"], system["content"]) == ("system", shipped_prompt("think"))
+    asked = int(question["content"][1]["text"].split()[2].partition("+")[0])
     if asked == 5 and number < 6:
         return failure(400, "no fives today")
     return completion(f"<think>so</think><answer>{'A' if asked < 3 else 'B'}</answer>")

@@ -110,6 +110,7 @@ def asked(folder: Path) -> None:
 
 
 EVALUATE = ["--checkpoints", "m=input/model", "--files", "f=input/rows.jsonl", "--output", "output/evaluation.json"]
+EVALUATE += ["--system_prompt", "none"]
 RESUMED = {
     "prepare_data": (published_copy, ["mathv360k", "--source", "input", "--output", "output"], "resuming after"),
     "evaluate": (asked, [*EVALUATE, "--backend", "transformers", "--max_new_tokens", "24"], ""),

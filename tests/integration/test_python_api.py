@@ -26,7 +26,7 @@ SIZES = {
 }
 TOLD: list[tuple[int, object]] = []
 """What `on_evaluation` was told."""
-SHORT = {"max_new_tokens": 4, "max_model_len": 128}
+SHORT = {"max_new_tokens": 4, "max_model_len": 128, "system_prompt": "none"}
 
 
 def in_a_cell(work: Any) -> Any:

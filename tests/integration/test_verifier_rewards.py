@@ -11,6 +11,7 @@ import lmm_r1
 from lmm_r1.config.ppo import RewardConfig
 from lmm_r1.data.messages import Message, Row, TextPart
 from lmm_r1.errors import UserError
+from lmm_r1.records.run_folder import trained_prompt
 from lmm_r1.scoring import ScoredResponse
 from lmm_r1.scoring.sources import MOST_WORKERS, GroupSource, RowChecker, make_scorer
 from remote_rm.verifier import Score
@@ -63,7 +64,7 @@ def test_a_run_that_names_no_reward_is_judged_by_the_math_verifier(tiny_checkpoi
     rows = [{"messages": [{"role": "user", "content": f"What is {n} + 1?"}], "answer": str(n + 1)} for n in range(4)]
     values = {
         "actor.model_name_or_path": tiny_checkpoint("llm"),
-        "data.max_len": 128,
+        "data.max_len": 1024,
         "algo.kl.init_coef": 0,
         "rollout.batch_size": 2,
         "rollout.n_samples_per_prompt": 2,
@@ -86,7 +87,9 @@ def test_a_run_that_names_no_reward_is_judged_by_the_math_verifier(tiny_checkpoi
     assert (dict(os.environ), ray.is_initialized()) == (environment, False)
     said = capfd.readouterr().out
     assert "rewards: the verifier math, called by the engines themselves; --reward selects another source" in said
+    assert "system prompt of 4 of 4 prompts (--data.system_prompt think; none adds none): Think through" in said
     assert "rl: 2 steps in 0:0" in said
     assert (run.name, run.steps, run.folder) == ("rl", 2, tmp_path / "run")
     assert [row.step for row in run.metrics.rows] == [1, 2]
+    assert trained_prompt(["elsewhere", str(run.folder), "later"]) == "think"
     assert all({"accuracy", "format"} <= row.values.keys() for row in run.metrics.rows)

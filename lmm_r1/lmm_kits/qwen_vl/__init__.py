@@ -213,17 +213,25 @@ class QwenVlKit(LmmKit):
     def pixel_limits(self, processor: ProcessorMixin) -> tuple[int, int]:
         return image_limits(processor)
 
+    def shown_images(
+        self, processor: ProcessorMixin, images: Sequence[ImagePart], sizes: Sequence[tuple[int, int]]
+    ) -> list[tuple[tuple[int, int], int]]:
+        settings, limits, factor = processor.image_processor, self.pixel_limits(processor), _merged_side(processor)
+        shown = [
+            bounded_image_size(part, width=width, height=height, limits=limits, factor=factor)
+            for part, (width, height) in zip(images, sizes, strict=True)
+        ]
+        patches = (settings.get_number_of_image_patches(height, width) for width, height in shown)
+        return list(zip(shown, (count // settings.merge_size**2 for count in patches), strict=True))
+
     def check_size(self, processor: ProcessorMixin, part: ImagePart | VideoPart, *, width: int, height: int) -> None:
-        bounded = part.min_pixels is not None or part.max_pixels is not None
-        if isinstance(part, ImagePart):
-            limits, factor = self.pixel_limits(processor), _merged_side(processor)
-            width, height = bounded_image_size(part, width=width, height=height, limits=limits, factor=factor)
-        elif bounded:
-            # Within bounds, the shorter side of a frame has at least one patch, which no processor refuses.
-            return
         try:
-            # Videos are refused by the same ratio of sides.
-            processor.image_processor.get_number_of_image_patches(height, width)
+            if isinstance(part, ImagePart):
+                self.shown_images(processor, [part], [(width, height)])
+            # Within bounds, the shorter side of a frame has at least one patch, which no processor refuses.
+            elif part.min_pixels is None and part.max_pixels is None:
+                # Videos are refused by the same ratio of sides.
+                processor.image_processor.get_number_of_image_patches(height, width)
         except ValueError as error:
             raise _refused([f"{width}x{height}"], error) from error
 

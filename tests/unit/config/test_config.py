@@ -11,6 +11,8 @@ from helpers.tables import frozen, table
 from lmm_r1 import dotted
 from lmm_r1.cli.arguments import HELP, attach_help, parse
 from lmm_r1.config import KDConfig, PPOConfig, SFTConfig, resolve, to_yaml, unplanned
+from lmm_r1.config.shared import row_reading
+from lmm_r1.data.reading import shipped_prompt
 from lmm_r1.errors import UserError
 from lmm_r1.host.seams import to_openrlhf_args
 
@@ -140,6 +142,30 @@ def test_where_nothing_gives_rewards_the_math_verifier_does():
     assert resolve(by_model).reward.remote_url is None
     playing = ppo(reward__remote_url=None, train__agent="digits")
     assert resolve(playing).reward.remote_url is None
+
+
+@pytest.mark.parametrize(
+    ("name", "rewards"),
+    [
+        ("think", [None, "number", "format", "box:xywh", "composition", "composition:select.box=1,format=0.5"]),
+        ("think_box", ["box", "composition:box=1,format=0.5"]),
+        # Of a composition's parts, only the accuracy is paid.
+        ("none", ["math:format_weight=0", "format:format_weight=0", "composition:math=1", "a.py", "http://a/b"]),
+    ],
+)
+def test_the_prompt_for_the_format_that_the_verifier_pays_is_recorded(name, rewards):
+    for reward in rewards:
+        resolved = resolve(ppo(reward__remote_url=reward))
+        assert (reward, resolved.data.system_prompt) == (reward, name)
+        assert row_reading(resolved.data).default_prompt == shipped_prompt(name)
+
+
+def test_a_prompt_is_chosen_only_if_none_is_given():
+    for given in ("none", "think_box", "Think."):
+        assert resolve(ppo(reward__remote_url="math", data__system_prompt=given)).data.system_prompt == given
+    assert resolve(ppo(reward__remote_url="math", train__agent="crop")).data.system_prompt == "none"
+    weighted = ppo(reward__remote_url="math:format_weight=0", reward__part_weights='{"format": 0.5}')
+    assert resolve(weighted).data.system_prompt == "think"
 
 
 def test_resolving_twice_changes_nothing():

@@ -9,10 +9,10 @@ from lmm_r1.cli.arguments import parse
 from lmm_r1.config import PPOConfig, SFTConfig
 from lmm_r1.config.evaluate import EvaluateConfig, check
 from lmm_r1.config.generation import BatchConfig
-from lmm_r1.config.shared import RowsConfig, row_reading
+from lmm_r1.config.shared import RowsConfig, refuse_row_flags, row_reading
 from lmm_r1.data.formats.row_format import ColumnNames
 from lmm_r1.data.media_access import VARIABLES, MediaLimits, limits_environment, media_limits
-from lmm_r1.data.reading import AS_THEY_ARE
+from lmm_r1.data.reading import AS_THEY_ARE, shipped_prompt
 from lmm_r1.errors import UserError
 
 FLAGS = table("config/row_flags", "flags")
@@ -35,6 +35,13 @@ def test_every_command_that_reads_rows_takes_the_same_flags(command):
 
 def test_without_flags_rows_are_read_as_they_are():
     assert row_reading(RowsConfig()) == AS_THEY_ARE
+
+
+def test_shipped_prompts_are_named_and_switched_off():
+    think, off = row_reading(RowsConfig(system_prompt="think")), row_reading(RowsConfig(system_prompt="none"))
+    assert (think.system_prompt, think.default_prompt) == (None, shipped_prompt("think"))
+    assert off == AS_THEY_ARE
+    refuse_row_flags(RowsConfig(system_prompt="none"), because="no rows")
 
 
 def test_prompts_may_stand_in_files(tmp_path):

@@ -1,5 +1,6 @@
 """What flags lay over every row of a run."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,8 +8,9 @@ from helpers.tables import table
 
 from lmm_r1.data.formats import OWN
 from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, VideoPart
-from lmm_r1.data.reading import PromptTemplate, RowReading
+from lmm_r1.data.reading import SHIPPED_PROMPTS, PromptTemplate, RowReading, shipped_prompt, told_prompt
 from lmm_r1.errors import UserError
+from remote_rm.responses import format_score
 
 TURNS = table("data/reading", "turns")
 
@@ -28,6 +30,29 @@ def test_a_system_prompt_replaces_the_rows_own_or_stands_in_front():
     assert [message.role for message in read(reading).messages] == ["system", "user", "assistant", "user"]
     assert read(reading).messages[0] == new
     assert read(reading, messages=TURNS[1:]).messages == read(reading).messages
+
+
+def test_a_default_prompt_is_for_prompts_without_instructions():
+    reading, asked = RowReading(default_prompt="Think."), [{"role": "user", "content": "2+2?"}]
+    told = [{"role": "user", "content": "2+2? Answer in <answer> tags."}]
+    for turns in (TURNS, told):
+        assert read(reading, messages=turns) == read(RowReading(), messages=turns)
+    for turns in (asked, [*asked, {"role": "assistant", "content": "<answer>4</answer>"}, *asked]):
+        first, *rest = read(reading, messages=turns).messages
+        assert first == Message(role="system", parts=(TextPart("Think."),))
+        assert tuple(rest) == read(RowReading(), messages=turns).messages
+    plain = replace(reading, plain_template="{}")
+    assert read(plain, message="2+2?", messages=None).messages == (Message(role="user", parts=(TextPart("2+2?"),)),)
+
+
+@pytest.mark.parametrize("name", SHIPPED_PROMPTS)
+def test_what_a_shipped_prompt_shows_has_the_format_that_is_paid(name):
+    text = shipped_prompt(name)
+    assert format_score(text[text.index("\n<think>") :]) == 1.0
+    rows = [read(RowReading(default_prompt=text), messages=TURNS[1:]), read(RowReading())]
+    sentence = f"system prompt of 1 of 2 prompts (--f {name}; none adds none): Think "
+    assert told_prompt(name, rows, flag="--f").startswith(sentence)
+    assert told_prompt(name, rows[1:], flag="--f") is told_prompt("none", rows, flag="--f") is None
 
 
 def test_bounds_hold_where_an_image_or_a_video_has_none_of_its_own():

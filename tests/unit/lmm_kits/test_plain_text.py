@@ -51,6 +51,17 @@ def test_control_is_what_is_special_and_what_the_template_writes_next_to_message
     assert not any(map(control.fullmatch, ("<think>", "<tool_call>", "\n\n", "user", "<|other|>")))
 
 
+@pytest.mark.parametrize("system", ["{{ raise_exception('no system turns') }}", ""], ids=["refused", "dropped"])
+def test_a_system_turn_opens_the_users_turn_if_the_template_has_none(system):
+    user = "{% else %}<|{{ turn.role }}|>{{ turn.content }}<|end|>{% endif %}"
+    template = f"{{% for turn in messages %}}{{% if turn.role == 'system' %}}{system}{user}{{% endfor %}}"
+    tokenizer = tokenizer_of(*unflagged(normalized=False), template=template)
+    turns = [message("system", "Be brief."), message("user", "2+2?"), message("assistant", "4")]
+    ids = KIT.render(tokenizer, turns, add_generation_prompt=False)
+    assert tokenizer.decode(ids) == "<|user|>Be brief.\n\n2+2?<|end|><|assistant|>4<|end|>"
+    assert KIT.encode(tokenizer, turns, images=[], add_generation_prompt=False).token_ids == ids
+
+
 def test_tags_of_thoughts_and_answers_are_words_whatever_the_tokenizer_calls_them():
     tags = ("<think>", "</think>", "<answer>", "</answer>")
     tokenizer = tokenizer_of(*(AddedToken(tag, special=True, normalized=False) for tag in tags))

@@ -43,6 +43,29 @@ def config(tmp_path: Path) -> PPOConfig:
     )
 
 
+@pytest.mark.parametrize(
+    ("reward", "kept", "warned"),
+    [
+        *[("math", 1, True), ("math", 2, False), ("http://a/get_reward", 0, True)],
+        *[("math:format_weight=0", 0, False), ("reward.py", 0, False)],
+    ],
+)
+def test_a_first_step_without_the_paid_format_is_warned_of(config, caplog, tmp_path, reward, kept, warned):
+    folder = RunFolder(path=tmp_path / "run", name="rl", kind="rl")
+    folder.open("")
+    given = dotted.replace(config, {"reward.remote_url": reward})
+    recorder = Recorder(config=given, folder=folder, total_steps=2, console=Console(quiet=True))
+    # Of 40 responses, 2 are 5 %.
+    parts = [{"format": float(number < kept)} for number in range(40)]
+    group = [generated_sample(of=ROW, text="2", reward=0.0, parts=one) for one in parts]
+    rollout = Rollout(experiences=[SimpleNamespace(info={})] * 40, groups=[group], overlong=0)
+    for step in (1, 2):
+        recorder.step(step, {"rollout/response_length_mean": 1.0, "timing/step_total": 1.0}, rollout)
+    said = [record.getMessage() for record in caplog.records if record.name == "lmm_r1.rl.records"]
+    assert len(said) == warned
+    assert all(one.startswith(f"{kept / 40:.1%}".replace("%", " %")) and "system_prompt think" in one for one in said)
+
+
 def test_metrics_and_rollouts_of_a_step_reach_the_trackers(config, tmp_path):
     folder = RunFolder(path=tmp_path / "run", name="rl", kind="rl")
     folder.open("")
