@@ -56,8 +56,7 @@ class RewardFunction:
 def named_verifier(reward: RewardConfig) -> str | None:
     """Return the verifier or verifiers that give the rewards, as `verifier_from` reads them; None if others do."""
     spec = reward.remote_url or ""
-    named = (source.partition(SETTINGS_SEPARATOR)[0] for source in reward_sources(spec, flag="--reward.remote_url"))
-    return spec if all(name in VERIFIERS for name in named) else None
+    return spec if all(map(_is_verifier, reward_sources(spec, flag="--reward.remote_url"))) else None
 
 
 def reward_functions(reward: RewardConfig) -> tuple[RewardFunction, ...]:
@@ -215,7 +214,7 @@ def prompt_for(rewards: Sequence[str], *, weighted: bool = False, flag: str = "-
     for spec in rewards:
         sources = reward_sources(spec, flag=flag)
         if any(map(is_function, sources)):
-            pays = any(part.source == "format" and part.weight > 0 for part in reward_list(spec, flag=flag))
+            pays = weighted or any(one.source == "format" and one.weight > 0 for one in reward_list(spec, flag=flag))
         elif pays := all(map(_is_verifier, sources)):
             items = (Item(prompt="", response=response, label="") for response in (_FORMATTED, "?"))
             kept, left_out = map(verifier_from(spec, flag=flag).failed_score, items)
