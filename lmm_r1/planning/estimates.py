@@ -196,7 +196,15 @@ class ModelEstimate:
 @lru_cache(maxsize=64)
 def size_of(settings: ModelSettings) -> ModelSize:
     """Return what a model's weights take."""
-    return _built(settings).size
+    model = _built(_alike(settings))
+    return model.size_in_4bit if settings.load.load_in_4bit else model.size
+
+
+def _alike(settings: ModelSettings) -> ModelSettings:
+    """Return settings with the same passes: these have whole weights, and adapters freeze the vision tower anyway."""
+    load = settings.load
+    frozen = load.freeze_visual_encoder and not load.lora.rank
+    return replace(settings, load=replace(load, load_in_4bit=False, freeze_visual_encoder=frozen))
 
 
 @lru_cache(maxsize=8)
@@ -225,6 +233,8 @@ def estimate(settings: ModelSettings, image: PlanImage | None = None) -> ModelEs
     If only some layers recompute activations, a pass is assumed to hold its share of what it holds without and
     with all of them. It holds a little less: a layer is computed again when the later ones' activations are gone.
     """
+    if (alike := _alike(settings)) != settings:
+        return replace(estimate(alike, image), size=size_of(settings))
     checkpoint, layers = settings.checkpoint, settings.load.checkpointed_layers
     if layers is not None:
         load = replace(settings.load, checkpointed_layers=None)

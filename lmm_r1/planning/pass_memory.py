@@ -20,7 +20,7 @@ from lmm_r1.config.model_checks import EIGHT_BIT
 from lmm_r1.data.sample import SampleMedia
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.models.actor import KitActor
-from lmm_r1.models.adapters import language_layers, packed_bytes
+from lmm_r1.models.adapters import adapted_layers, language_layers, layer_weights, packed_bytes
 from lmm_r1.models.loading import LoadSettings
 from lmm_r1.models.output_layer import two_slices
 from lmm_r1.models.value_model import KitValueModel
@@ -150,6 +150,8 @@ class ModelSize:
     """Trained parameters in weights of two dimensions and more, which the optimizer updates together."""
     saved_bytes: int = 0
     """What weights in 4 bits take less than when they are read."""
+    merging_bytes: int = 0
+    """What a merged weight of the largest layer with an adapter takes in half precision: in fp32, then rounded."""
 
     @property
     def read_bytes(self) -> int:
@@ -160,6 +162,7 @@ class ModelSize:
     def of(cls, model: torch.nn.Module) -> ModelSize:
         weights = list(model.parameters())
         trained = [weight for weight in weights if weight.requires_grad]
+        adapted = [layer_weights(layer)[0] for layer in adapted_layers(model).values()]
         return cls(
             parameters=sum(weight.numel() for weight in weights),
             weight_bytes=sum(weight.nbytes for weight in weights),
@@ -167,6 +170,14 @@ class ModelSize:
             trained_bytes=sum(weight.nbytes for weight in trained),
             largest_trained=max((weight.numel() for weight in trained), default=0),
             matrices=sum(weight.numel() for weight in trained if weight.dim() > 1),
+            merging_bytes=max(
+                (
+                    MASTER_BYTES * weight.numel() + weight.nbytes
+                    for weight in adapted
+                    if weight.itemsize < MASTER_BYTES
+                ),
+                default=0,
+            ),
         )
 
     def in_4bit(self, weights: Sequence[torch.Tensor]) -> ModelSize:
@@ -193,6 +204,12 @@ class EmptyModel:
     role: Role
     actor: KitActor | KitValueModel
     size: ModelSize
+
+    @property
+    def size_in_4bit(self) -> ModelSize:
+        """Return its size if the language model's linear layers are in 4 bits."""
+        layers = [name for name in language_layers(self.actor.model, self.actor.kit) if ".lora_" not in name]
+        return self.size.in_4bit([self.actor.model.get_submodule(name).weight for name in layers])
 
     @property
     def is_trained(self) -> bool:
@@ -264,9 +281,6 @@ def empty_model(
         kind: Literal["critic", "reward"] = "critic" if role == "critic" else "reward"
         actor = KitValueModel(path, kind, settings, value_head_prefix="score", empty=True)
     size = ModelSize.of(actor)
-    if settings.load_in_4bit:
-        layers = [name for name in language_layers(actor.model, actor.kit) if ".lora_" not in name]
-        size = size.in_4bit([actor.model.get_submodule(name).weight for name in layers])
     take_memory(actor, zeros=size.parameters <= SMALL)
     model = EmptyModel(role=role, actor=actor, size=size)
     if checkpointing and model.is_trained:

@@ -140,7 +140,7 @@ class Device:
             # An engine that continues generating also does not sleep.
             awake = max(awake, asleep)
             gathered = gathered_bytes(policy.estimate.size) if policy.gathered else 0
-            own = policy.idle + min(gathered, self.bucket)
+            own = policy.idle + min(gathered, self.bucket) + policy.estimate.size.merging_bytes
             phases.append(Phase(name="new weights", size=idle - policy.idle + own + self.bucket + awake))
         return phases
 
@@ -410,7 +410,8 @@ def summary(plan: Plan) -> list[str]:
         for device in plan.devices:
             peak = device.peak
             parts.append(f"{device.name} {gib(peak.size)} of {gib(machine.gpu_bytes)} ({peak.name})")
-    host = "" if machine.host_bytes is None else f" of {gib(machine.host_bytes)}"
+    # Only `lmm-r1 plan` does not know it.
+    host = " (give --host_memory_gib to check it)" if machine.host_bytes is None else f" of {gib(machine.host_bytes)}"
     parts.append(f"a machine's memory {gib(plan.host_peak)}{host}")
     lines = [f"memory, predicted: {'; '.join(parts)}"]
     if plan.pass_tokens is not None:

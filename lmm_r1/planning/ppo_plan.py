@@ -135,6 +135,7 @@ def _log_prob_tokens(
                 settings = _settings(config, frozen, path=model_path(config, trained))
                 passes = estimate(settings, image).passes
             room = device.beside_engine(usable=usable, sleeps=True, tokens=0) - model.gathered
+            room -= model.estimate.size.merging_bytes
             asleep = 0 if device.engine is None else device.engine.asleep
             found.append(passes.tokens(room - asleep, step=TOKEN_STEP))
     return max(update, min(found))

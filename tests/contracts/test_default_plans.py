@@ -1,5 +1,7 @@
 """Runs without flags of memory start on the GPUs that there are: what they choose is what fits, on machines that are named."""
 
+import shlex
+
 import pytest
 from helpers.commands import STAGES
 
@@ -85,6 +87,41 @@ def test_a_plan_of_a_released_checkpoint_needs_no_download(capsys, monkeypatch):
     with pytest.raises(SystemExit):
         main(["plan", *name, "--num_gpus", "2", "--gpu_memory_gib", "80", "--train.no_colocate_all"])
     assert "actor, ref, engines need 3 GPUs or more, and this machine has 2" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("own_environment")
+@pytest.mark.parametrize(
+    ("size", "gpu", "gpus", "needed"),
+    [
+        ("3B", 80, 1, ""),
+        ("3B", 40, 1, ""),
+        ("3B", 24, 1, "--ds.adam_offload --algo.kl.init_coef 0"),
+        pytest.param("3B", 16, 1, "--ds.lora.rank 64 --ds.load_in_4bit", marks=[pytest.mark.slow, pytest.mark.full]),
+        pytest.param("7B", 80, 8, "", marks=[pytest.mark.slow, pytest.mark.full]),
+    ],
+)
+def test_a_plan_ends_with_a_command_that_fits(size, gpu, gpus, needed, capsys, monkeypatch):
+    from lmm_r1.cli import main
+
+    monkeypatch.setattr(cpu, "prepare_process", lambda: None)
+    name = f"Qwen/Qwen2.5-VL-{size}-Instruct"
+    asked = ["--num_gpus", str(gpus), "--actor.model_name_or_path", name, f"--gpu_memory_gib={gpu}"]
+    if needed:
+        with pytest.raises(SystemExit):
+            main(["plan", *asked])
+    else:
+        main(["plan", *asked])
+    said = capsys.readouterr()
+    command = (said.err if needed else said.out).splitlines()[-1].strip()
+    base = f"lmm-r1 train_ppo_ray --actor.model_name_or_path {name} --data.prompt_dataset rows.jsonl"
+    assert command.startswith(base)
+    assert command.endswith(needed)
+    # Each remedy has a line that says what it costs.
+    taken = command.removeprefix(base).replace(" --", "\n--").split("\n")[1:]
+    assert all(f"  {remedy}" in said.err for remedy in taken)
+    config = parse(PPOConfig, shlex.split(command)[2:], prog="train_ppo_ray", description="")
+    released = {"actor.model_name_or_path": str(released_folder(name)), "ds.param_dtype": "bf16"}
+    assert planned(dotted.replace(config, released), gpu=gpu, gpus=gpus)[1].excesses() == []
 
 
 @pytest.mark.slow
