@@ -1,19 +1,24 @@
 """Runs without flags of memory start on the GPUs that there are: what they choose is what fits, on machines that are named."""
 
+import json
 import shlex
 
 import pytest
 from helpers.commands import STAGES
+from PIL import Image
 
 from lmm_r1 import cpu, dotted
 from lmm_r1.cli.arguments import parse
+from lmm_r1.cli.plan import MachineFlags, fitting_flags
 from lmm_r1.config import PPOConfig, SFTConfig, resolve, resolve_ppo, sized_ppo, sized_supervised
 from lmm_r1.config.hardware import Offer, shared_counts
+from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.lmm_kits.registry import released_folder
-from lmm_r1.planning.choices import choices_line, chosen, filled
+from lmm_r1.planning.choices import choices_line, chosen, filled, fitting_pixels, image_tokens
 from lmm_r1.planning.estimates import GIB, Machine
 from lmm_r1.planning.plan import Plan
 from lmm_r1.planning.ppo_plan import plan_ppo
+from lmm_r1.planning.remedies import Remedy
 from lmm_r1.planning.supervised_plan import plan_supervised
 
 INIT = STAGES.parents[2] / "lmm_r1" / "cli" / "project"
@@ -89,6 +94,7 @@ def test_a_plan_of_a_released_checkpoint_needs_no_download(capsys, monkeypatch):
     assert "actor, ref, engines need 3 GPUs or more, and this machine has 2" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("own_environment")
 @pytest.mark.parametrize(
     ("size", "gpu", "gpus", "needed"),
@@ -96,8 +102,8 @@ def test_a_plan_of_a_released_checkpoint_needs_no_download(capsys, monkeypatch):
         ("3B", 80, 1, ""),
         ("3B", 40, 1, ""),
         ("3B", 24, 1, "--ds.adam_offload --algo.kl.init_coef 0"),
-        pytest.param("3B", 16, 1, "--ds.lora.rank 64 --ds.load_in_4bit", marks=[pytest.mark.slow, pytest.mark.full]),
-        pytest.param("7B", 80, 8, "", marks=[pytest.mark.slow, pytest.mark.full]),
+        pytest.param("3B", 16, 1, "--ds.lora.rank 64 --ds.load_in_4bit", marks=pytest.mark.full),
+        pytest.param("7B", 80, 8, "", marks=pytest.mark.full),
     ],
 )
 def test_a_plan_ends_with_a_command_that_fits(size, gpu, gpus, needed, capsys, monkeypatch):
@@ -116,12 +122,60 @@ def test_a_plan_ends_with_a_command_that_fits(size, gpu, gpus, needed, capsys, m
     base = f"lmm-r1 train_ppo_ray --actor.model_name_or_path {name} --data.prompt_dataset rows.jsonl"
     assert command.startswith(base)
     assert command.endswith(needed)
-    # Each remedy has a line that says what it costs.
-    taken = command.removeprefix(base).replace(" --", "\n--").split("\n")[1:]
-    assert all(f"  {remedy}" in said.err for remedy in taken)
+    taken = command.removeprefix(base).strip()
+    listed = [line.strip() for line in said.err.splitlines() if line.startswith("  --")]
+    assert " ".join(line.partition(": ")[0] for line in listed) == taken
+    assert all(line.endswith(".") for line in listed), "what each costs"
+    found = fitting_flags(name, machine=MachineFlags(num_gpus=gpus, gpu_memory_gib=gpu))
+    assert str(Remedy(settings=found, cost="")) == taken
     config = parse(PPOConfig, shlex.split(command)[2:], prog="train_ppo_ray", description="")
     released = {"actor.model_name_or_path": str(released_folder(name)), "ds.param_dtype": "bf16"}
     assert planned(dotted.replace(config, released), gpu=gpu, gpus=gpus)[1].excesses() == []
+
+
+def test_a_photo_is_counted_in_tokens_and_planned_as_it_is_scaled():
+    checkpoint = Checkpoint(str(released_folder("Qwen/Qwen2.5-VL-3B-Instruct")))
+    # A token for each 28 x 28 pixels.
+    assert image_tokens(checkpoint, pixels=12_000_000) == 15_306
+    for flags, pixels in (
+        # Half of 2,048 tokens, or what 1,500 of a response leave of them.
+        ({}, 12_000_000 * 1024 // 15_306),
+        ({"rollout.max_new_tokens": 1500}, 12_000_000 * 548 // 15_306),
+        ({"data.max_pixels": 401_408}, 401_408),
+        ({"data.max_len": 16_384}, 12_000_000),
+    ):
+        assert fitting_pixels(checkpoint, dotted.replace(PPOConfig(), flags), pixels=12_000_000) == pixels
+
+
+@pytest.mark.usefixtures("own_environment")
+def test_a_plan_reads_how_large_the_images_of_the_rows_are(tiny_checkpoint, tmp_path, capsys, monkeypatch):
+    from lmm_r1.cli import main
+
+    monkeypatch.setattr(cpu, "prepare_process", lambda: None)
+    for name, size in (("small", (280, 280)), ("large", (2800, 1400))):
+        Image.new("RGB", size).save(tmp_path / f"{name}.png")
+    rows = [
+        {
+            "message": [
+                {"role": "user", "content": [{"type": "image", "image": f"{name}.png"}, {"type": "text", "text": "?"}]}
+            ]
+        }
+        for name in ("small", "large")
+    ]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    asked = ["--actor.model_name_or_path", str(tiny_checkpoint("qwen2_5_vl")), "--data.prompt_dataset"]
+    main(
+        [
+            "plan",
+            *asked,
+            str(tmp_path / "rows.jsonl"),
+            *"--num_gpus 1 --gpu_memory_gib 24 --ds.param_dtype fp32".split(),
+        ]
+    )
+    first, *_, last = capsys.readouterr().out.splitlines()
+    assert "rows.jsonl line 2: images of 3,920,000 pixels are " in first
+    assert last.startswith("lmm-r1 train_ppo_ray --actor.model_name_or_path ")
+    assert f"--data.prompt_dataset {tmp_path / 'rows.jsonl'} --ds.param_dtype fp32" in last
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import pytest
 from helpers.tiny_models import MAX_LEN, flat_actor, flat_settings, flat_value_model
 
 from lmm_r1.lmm_kits import KITS, Checkpoint
-from lmm_r1.models.adapters import quantized_layers
+from lmm_r1.models.adapters import adapted_layers, quantized_layers
 from lmm_r1.planning import pass_memory
 from lmm_r1.planning.pass_memory import EmptyModel, ModelSize, Unpredictable, empty_model, text_batch
 
@@ -75,6 +75,11 @@ def test_adapters_a_frozen_tower_and_half_precision_are_planned_as_they_are_comp
         folder, "policy", settings=flat_settings(SETTINGS | {"param_dtype": "bf16"})[0], checkpointing=False
     ).size
     assert half.weight_bytes == whole.weight_bytes // 2
+    assert half.merging_bytes == 0
+    adapted = empty_model(folder, "policy", settings=flat_settings(SETTINGS | half_lora)[0], checkpointing=False)
+    largest = max(layer.get_base_layer().weight.numel() for layer in adapted_layers(adapted.actor).values())
+    # In fp32, and then rounded to bf16.
+    assert adapted.size.merging_bytes == 6 * largest > 0
 
 
 @pytest.mark.parametrize("role", ["policy", "critic"])
