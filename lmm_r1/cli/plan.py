@@ -30,6 +30,7 @@ from lmm_r1.config import (
 )
 from lmm_r1.config.hardware import Offer, asked_gpus, check_machine, check_offered, offered_gpus, shared_counts
 from lmm_r1.config.shared import Example, FirstHelp
+from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.registry import released_configs, released_folder
 
 if TYPE_CHECKING:
@@ -158,8 +159,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         for part in (MachineFlags, PLANNED[command])
     )
     with user_errors(PROG):
-        run = _planned_run(settings, machine, says=True)
-        _print(run, partial(_command, command, arguments, settings))
+        _print(_planned(settings, machine), partial(_command, command, arguments, settings))
 
 
 def fitting_flags(
@@ -174,38 +174,28 @@ def fitting_flags(
     Raises:
         UserError: nothing makes it fit, or the flags contradict each other.
     """
-    from lmm_r1.planning.choices import unpredictable_refused
     from lmm_r1.planning.remedies import needed_settings
 
-    settings = dotted.replace(PPOConfig(), {"actor.model_name_or_path": model, **flags})
-    run = _planned_run(settings, machine)
-    with unpredictable_refused(model):
-        return needed_settings(*run.chosen(), replan=run.replan)
+    run = _planned(dotted.replace(PPOConfig(), {"actor.model_name_or_path": model, **flags}), machine)
+    return needed_settings(run.config, run.plan, replan=run.replan)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _PlannedRun:
-    """A run whose settings are resolved, on a machine."""
+class _Planned:
+    """A run on a machine, with what memory decides chosen."""
 
+    given: Any
+    """The resolved settings."""
     config: Any
+    plan: Plan
     replan: Callable[[Any], Plan]
-    share_gpus: Callable[[PPOConfig], Mapping[str, object]]
-    path: str
-    """The trained model."""
-
-    def chosen(self) -> tuple[Any, Plan]:
-        """Return the settings with what memory decides, and their plan."""
-        from lmm_r1.planning.choices import chosen
-
-        return chosen(self.config, replan=self.replan, share_gpus=self.share_gpus)
+    """Returns the plan of other settings."""
+    too_large: str | None
+    """What to say of images that do not fit."""
 
 
-def _planned_run(settings: Any, given: MachineFlags, *, says: bool = False) -> _PlannedRun:
-    """Return the run of settings on the given machine.
-
-    Args:
-        says: whether to print what does not fit of the images.
-    """
+def _planned(settings: Any, given: MachineFlags) -> _Planned:
+    """Return the plan of settings on the given machine; raises UserError if it cannot be predicted."""
     pixels, where = _pixels(settings, given)
     settings = _readable(settings, given)
     processes = 1 if given.num_gpus is None else given.num_gpus
@@ -224,17 +214,15 @@ def _planned_run(settings: Any, given: MachineFlags, *, says: bool = False) -> _
     else:
         config, _ = sized_supervised(resolve(settings), rows=None, processes=processes)
     prepare_training(config)
-    from lmm_r1.lmm_kits import Checkpoint
-    from lmm_r1.planning.choices import fitting_pixels, plan_image
+    from lmm_r1.planning.choices import checkpoint_of, chosen, fitting_pixels, plan_image, too_large
     from lmm_r1.planning.estimates import machine_of
+    from lmm_r1.planning.pass_memory import Unpredictable
     from lmm_r1.planning.ppo_plan import plan_ppo
     from lmm_r1.planning.supervised_plan import plan_supervised
 
-    path: Any = (config.actor if isinstance(config, PPOConfig) else config.model).model_name_or_path
-    machine = machine_of(gpu_gib=given.gpu_memory_gib, host_gib=given.host_memory_gib)
-    checkpoint = Checkpoint(path, trust_remote_code=config.train.trust_remote_code)
-    if says and (fitting := fitting_pixels(checkpoint, config, pixels=pixels)) < pixels:
-        _say_too_large(checkpoint, config, pixels=pixels, fitting=fitting, where=where)
+    machine, checkpoint = machine_of(gpu_gib=given.gpu_memory_gib, host_gib=given.host_memory_gib), checkpoint_of(
+        config
+    )
 
     def replan(changed: Any) -> Plan:
         image = plan_image(checkpoint, pixels=fitting_pixels(checkpoint, changed, pixels=pixels)) if pixels else None
@@ -242,7 +230,15 @@ def _planned_run(settings: Any, given: MachineFlags, *, says: bool = False) -> _
             return plan_ppo(changed, machine, image=image)
         return plan_supervised(changed, machine, processes=processes, per_machine=processes, image=image)
 
-    return _PlannedRun(config=config, replan=replan, share_gpus=partial(shared_counts, ask=ask), path=path)
+    said = too_large(checkpoint, config, pixels=pixels, where=where)
+    try:
+        found, plan = chosen(config, replan=replan, share_gpus=partial(shared_counts, ask=ask))
+    except Unpredictable as error:
+        raise UserError(
+            f"{checkpoint.path}: the memory of this model's passes cannot be predicted ({error}); start the run with a small "
+            "--train.max_tokens_per_gpu instead"
+        ) from error
+    return _Planned(given=config, config=found, plan=plan, replan=replan, too_large=said)
 
 
 def _pixels(settings: Any, given: MachineFlags) -> tuple[int, str]:
@@ -261,21 +257,7 @@ def _pixels(settings: Any, given: MachineFlags) -> tuple[int, str]:
     return max((most_pixels(read(path).rows.values()) for path in paths), default=(0, ""))
 
 
-def _say_too_large(checkpoint: Any, config: Any, *, pixels: int, fitting: int, where: str) -> None:
-    from lmm_r1.planning.choices import image_tokens
-
-    tokens, max_len = (
-        image_tokens(checkpoint, pixels=min(pixels, config.data.max_pixels or pixels)),
-        config.data.max_len,
-    )
-    print(
-        f"{where}: images of {pixels:,} pixels are {tokens:,} tokens, which do not fit into --data.max_len {max_len}. They "
-        f"are scaled to fit (--data.overlong_images scale). Set their size by --data.max_pixels {fitting}, or raise "
-        "--data.max_len."
-    )
-
-
-def _print(run: _PlannedRun, command: Callable[[Sequence[Remedy]], str]) -> None:
+def _print(run: _Planned, command: Callable[[Sequence[Remedy]], str]) -> None:
     """Print the plan of a run and its command; raises UserError, with the command that fits, if it does not fit.
 
     Args:
@@ -283,18 +265,17 @@ def _print(run: _PlannedRun, command: Callable[[Sequence[Remedy]], str]) -> None
     """
     from rich.console import Console
 
-    from lmm_r1.planning.choices import choices_line, filled, judge, unpredictable_refused
+    from lmm_r1.planning.choices import choices_line, filled, judge
     from lmm_r1.planning.plan import print_plan
 
-    with unpredictable_refused(run.path):
-        found, plan = run.chosen()
-        print_plan(plan, Console(highlight=False))
-        if isinstance(found, PPOConfig) and plan.machine.gpu_bytes is not None:
-            gpus = asked_gpus(found)
-            print(f"GPUs: {sum(gpus.values())} ({', '.join(f'{who} {count}' for who, count in gpus.items())})")
-        if line := choices_line(run.config, filled(found, plan)):
+    print_plan(run.plan, Console(highlight=False))
+    if isinstance(run.config, PPOConfig) and run.plan.machine.gpu_bytes is not None:
+        gpus = asked_gpus(run.config)
+        print(f"GPUs: {sum(gpus.values())} ({', '.join(f'{who} {count}' for who, count in gpus.items())})")
+    for line in (choices_line(run.given, filled(run.config, run.plan)), run.too_large):
+        if line is not None:
             print(line)
-        judge(found, plan, replan=run.replan, command=command)
+    judge(run.config, run.plan, replan=run.replan, command=command)
     print(command(()))
 
 

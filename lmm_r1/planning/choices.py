@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TypeVar
@@ -24,7 +23,7 @@ from lmm_r1.data.messages import ImagePart, Message, Row, TextPart, images_of
 from lmm_r1.errors import ListedError, UserError
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.lmm_kits.checkpoint import encode_row
-from lmm_r1.planning.estimates import Machine, PlanImage, machine_of, on_other_machines
+from lmm_r1.planning.estimates import Machine, PlanImage, machine_of
 from lmm_r1.planning.pass_memory import Unpredictable, ordinary_token
 from lmm_r1.planning.plan import Plan, summary
 from lmm_r1.planning.ppo_plan import counts_tokens, ordinary_tokens, plan_ppo
@@ -79,14 +78,14 @@ def _on_gpus(
 ) -> tuple[Config, Plan]:
     """Return the settings with models and engines on GPUs of their own, or on the same ones if they do not fit so."""
     config, plan = _on_these_gpus(config, replan=replan)
-    if _fits(plan) or not (isinstance(config, PPOConfig) and config.train.colocate_all is None):
+    if plan.shortage == 0 or not (isinstance(config, PPOConfig) and config.train.colocate_all is None):
         return config, plan
     try:
         shared, found = _on_these_gpus(dotted.replace(config, share_gpus(config)), replan=replan)
     except UserError:
         # One of them must have GPUs of its own.
         return config, plan
-    return (shared, found) if _fits(found) else (config, plan)
+    return (shared, found) if found.shortage == 0 else (config, plan)
 
 
 def _with_reference_ahead(config: Config, plan: Plan, *, replan: Callable[[Config], Plan]) -> tuple[Config, Plan]:
@@ -98,7 +97,7 @@ def _with_reference_ahead(config: Config, plan: Plan, *, replan: Callable[[Confi
         found = replan(ahead)
         before, after = plan.engine_share or 0.0, found.engine_share or 0.0
         same_passes = (found.fitting_tokens or 0) >= (plan.fitting_tokens or 0)
-        if _fits(found) and same_passes and after >= (1 - LEFT_TO_REFERENCE) * before:
+        if found.shortage == 0 and same_passes and after >= (1 - LEFT_TO_REFERENCE) * before:
             return ahead, found
     return dotted.replace(config, {"ref.during_generation": False}), plan
 
@@ -106,7 +105,7 @@ def _with_reference_ahead(config: Config, plan: Plan, *, replan: Callable[[Confi
 def _on_these_gpus(config: Config, *, replan: Callable[[Config], Plan]) -> tuple[Config, Plan]:
     """Return the settings as `chosen` does, with models and engines on the GPUs that they have."""
     roomy, plan = _with_room(config, replan=replan)
-    if _fits(plan):
+    if plan.shortage == 0:
         return roomy, plan
     taken, missing = fitting_remedies(roomy, plan, replan=replan, remedies=list(open_remedies(roomy, plan)))
     if missing or not taken:
@@ -152,7 +151,11 @@ def _with_room(config: Config, *, replan: Callable[[Config], Plan]) -> tuple[Con
     group = "actor" if isinstance(config, PPOConfig) else "model"
     if dotted.get(config, f"{group}.gradient_checkpointing_enable") is not None:
         return config, plan
-    tried = partial(_with_recomputing, config, group)
+
+    def tried(layers: int | None) -> Config:
+        names = (f"{group}.gradient_checkpointing_enable", f"{group}.gradient_checkpointing_layers")
+        return dotted.replace(config, dict(zip(names, (True, layers), strict=True)))
+
     most = _language_layers(config)
     if not _is_roomy(every := tried(None), plan := replan(every)):
         return every, plan
@@ -165,35 +168,19 @@ def _with_room(config: Config, *, replan: Callable[[Config], Plan]) -> tuple[Con
     return config, replan(config)
 
 
-def _with_recomputing(config: Config, group: str, layers: int | None) -> Config:
-    return dotted.replace(
-        config, {f"{group}.gradient_checkpointing_enable": True, f"{group}.gradient_checkpointing_layers": layers}
-    )
-
-
-def _fits(plan: Plan) -> bool:
-    return plan.shortage == 0
-
-
 def _is_roomy(config: PPOConfig | SupervisedConfig, plan: Plan) -> bool:
     """Return whether a run fits with passes of the usual size."""
-    return _fits(plan) and (plan.fitting_tokens or 0) >= _wanted_tokens(config)
-
-
-def _wanted_tokens(config: PPOConfig | SupervisedConfig) -> int:
-    """Return the tokens that a pass of the update should hold."""
     if not isinstance(config, PPOConfig):
-        return config.train.micro_batch_size * config.data.max_len
-    # Those that a flag names are in the plan.
-    counted = counts_tokens(config) and config.train.max_tokens_per_gpu is None
-    return ordinary_tokens(config) if counted else 0
+        wanted = config.train.micro_batch_size * config.data.max_len
+    else:
+        # Those that a flag names are in the plan.
+        counted = counts_tokens(config) and config.train.max_tokens_per_gpu is None
+        wanted = ordinary_tokens(config) if counted else 0
+    return plan.shortage == 0 and (plan.fitting_tokens or 0) >= wanted
 
 
 def _language_layers(config: PPOConfig | SupervisedConfig) -> int:
-    path = config.actor.model_name_or_path if isinstance(config, PPOConfig) else config.model.model_name_or_path
-    assert path is not None, "required by config.resolve"
-    checkpoint = Checkpoint(path, trust_remote_code=config.train.trust_remote_code)
-    return checkpoint.config.get_text_config().num_hidden_layers
+    return checkpoint_of(config).config.get_text_config().num_hidden_layers
 
 
 Supervised = TypeVar("Supervised", bound=SupervisedConfig)
@@ -209,37 +196,38 @@ def planned_ppo(config: PPOConfig, *, console: Console, rows: Sequence[Row] = ()
     if config.ref.during_generation is None and not cpu.has_cuda():
         # The reference would take cores from the engines.
         config = dotted.replace(config, {"ref.during_generation": False})
-    machine = None if on_other_machines(os.environ) else _this_machine(config)
-    if machine is None:
+    if os.environ.get("RAY_ADDRESS"):
         return unplanned(config)
-    image = _image_of(rows, _checkpoint(config))
-    return _planned(config, console, replan=lambda changed: plan_ppo(changed, machine, image=image))
+    return _planned(config, console, rows=rows, plan=plan_ppo)
 
 
 def planned_supervised(
     config: Supervised, *, console: Console, processes: int, per_machine: int, rows: Sequence[Row] = ()
 ) -> Supervised:
     """Return the settings of a supervised run as `planned_ppo` does; every process chooses the same."""
+    plan = partial(plan_supervised, processes=processes, per_machine=per_machine)
+    return _planned(config, console, rows=rows, plan=plan)
+
+
+def _planned(config: Config, console: Console, *, rows: Sequence[Row], plan: Callable[..., Plan]) -> Config:
     machine = _this_machine(config)
     if machine is None:
         return unplanned(config)
-    image = _image_of(rows, _checkpoint(config))
+    image = _image_of(rows, checkpoint_of(config))
 
-    def replan(changed: Supervised) -> Plan:
-        return plan_supervised(changed, machine, processes=processes, per_machine=per_machine, image=image)
+    def replan(changed: Config) -> Plan:
+        return plan(changed, machine, image=image)
 
-    return _planned(config, console, replan=replan)
-
-
-def _planned(config: Config, console: Console, *, replan: Callable[[Config], Plan]) -> Config:
     try:
-        found, plan = chosen(config, replan=replan, share_gpus=shared_counts)
+        found, found_plan = chosen(config, replan=replan, share_gpus=shared_counts)
     except Unpredictable as error:
         logger.warning("the memory of this model's passes cannot be predicted (%s); it is not checked", error)
         return unplanned(config)
-    complete = filled(found, plan)
-    tell(plan, console, chosen=choices_line(config, complete))
-    judge(found, plan, replan=replan)
+    complete = filled(found, found_plan)
+    for line in (*summary(found_plan), choices_line(config, complete)):
+        if line is not None:
+            console.print(line)
+    judge(found, found_plan, replan=replan)
     return complete
 
 
@@ -286,12 +274,6 @@ def _image_of(rows: Sequence[Row], checkpoint: Checkpoint) -> PlanImage | None:
     return None
 
 
-def tell(plan: Plan, console: Console, *, chosen: str | None) -> None:
-    """Print a plan in one to three lines, and the settings that it chose."""
-    for line in [*summary(plan), *([] if chosen is None else [chosen])]:
-        console.print(line)
-
-
 @lru_cache(maxsize=8)
 def plan_image(checkpoint: Checkpoint, *, pixels: int) -> PlanImage:
     """Return a prompt with one square image of this many pixels, as the checkpoint's processor encodes it.
@@ -329,6 +311,22 @@ def fitting_pixels(checkpoint: Checkpoint, config: PPOConfig | SupervisedConfig,
     return pixels if tokens <= room else pixels * min(room, config.data.max_len // 2) // tokens
 
 
+def too_large(checkpoint: Checkpoint, config: PPOConfig | SupervisedConfig, *, pixels: int, where: str) -> str | None:
+    """Return a sentence about images that do not fit into `--data.max_len`; None if they do.
+
+    Args:
+        where: what has images of so many pixels.
+    """
+    fitting, shown = fitting_pixels(checkpoint, config, pixels=pixels), min(pixels, config.data.max_pixels or pixels)
+    if fitting == shown:
+        return None
+    return (
+        f"{where}: images of {shown:,} pixels are {image_tokens(checkpoint, pixels=shown):,} tokens, which do not fit into "
+        f"--data.max_len {config.data.max_len}. They are scaled to fit (--data.overlong_images scale). Choose their size by "
+        f"--data.max_pixels {fitting}, or raise --data.max_len."
+    )
+
+
 def most_pixels(rows: Iterable[Row]) -> tuple[int, str]:
     """Return the pixels of the images of the row that has most, as its bounds scale them, and its location; 0 without any."""
 
@@ -340,19 +338,8 @@ def most_pixels(rows: Iterable[Row]) -> tuple[int, str]:
     return max(((pixels(row), row.location) for row in rows), default=(0, ""))
 
 
-def _checkpoint(config: PPOConfig | SupervisedConfig) -> Checkpoint:
+def checkpoint_of(config: PPOConfig | SupervisedConfig) -> Checkpoint:
+    """Return the checkpoint of the model that a run trains."""
     path = config.actor.model_name_or_path if isinstance(config, PPOConfig) else config.model.model_name_or_path
     assert path is not None, "required by config.resolve"
     return Checkpoint(path, trust_remote_code=config.train.trust_remote_code)
-
-
-@contextmanager
-def unpredictable_refused(path: str) -> Iterator[None]:
-    """Raise UserError for a model that does not run on tensors without memory."""
-    try:
-        yield
-    except Unpredictable as error:
-        raise UserError(
-            f"{path}: the memory of this model's passes cannot be predicted ({error}); start the run with a small "
-            "--train.max_tokens_per_gpu instead"
-        ) from error

@@ -11,10 +11,12 @@ from lmm_r1.config import DPOConfig, KDConfig, PPOConfig, SFTConfig, SupervisedC
 from lmm_r1.config.declared import has_effect
 from lmm_r1.config.model_checks import EIGHT_BIT, check_adapters
 from lmm_r1.errors import ListedError, UserError
+from lmm_r1.planning.pass_memory import Unpredictable
 from lmm_r1.planning.plan import Plan, gib, summary
 from lmm_r1.planning.ppo_plan import TOKEN_STEP, stage_of
 
 Config = TypeVar("Config", bound=PPOConfig | SupervisedConfig)
+_TWICE = "All activations are computed twice: an update takes about a third longer."
 SHARES = (0.7, 0.5, 0.4, 0.3, 0.2)
 
 
@@ -28,12 +30,8 @@ class Remedy:
 
     def __str__(self) -> str:
         """Return the flags as they are typed; what is None is left to its default."""
-        given = {name: value for name, value in self.settings.items() if value is not None}
-        return " ".join(f"--{name}" if value is True else f"--{name} {_typed(value)}" for name, value in given.items())
-
-
-def _typed(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+        typed = {name: f"{value:g}" if isinstance(value, float) else value for name, value in self.settings.items()}
+        return " ".join(f"--{name}" if v is True else f"--{name} {v}" for name, v in typed.items() if v is not None)
 
 
 # What changes the result of a training, the least harmful first; of each, those flags apply that a run has.
@@ -97,8 +95,6 @@ def refuse_excess(
 
 def needed_settings(config: Config, plan: Plan, *, replan: Callable[[Config], Plan]) -> dict[str, object]:
     """Return by flag what makes a run fit, empty if it does; raises ListedError if nothing does."""
-    if not plan.excesses():
-        return {}
     taken, missing = fitting_remedies(config, plan, replan=replan, remedies=list(_remedies(config, plan)))
     if missing:
         refuse_excess(config, plan, replan=replan)
@@ -124,8 +120,8 @@ def fitting_remedies(
         try:
             check_adapters(changed.ds)
             return replan(changed).shortage
-        except UserError:
-            # The flags exclude each other.
+        except (UserError, Unpredictable):
+            # The flags exclude each other, for example.
             return None
 
     taken: list[Remedy] = []
@@ -163,11 +159,10 @@ def open_remedies(config: PPOConfig | SupervisedConfig, plan: Plan) -> Iterator[
         # With a GPU it is chosen before.
         group = "actor" if isinstance(config, PPOConfig) else "model"
         if dotted.get(config, f"{group}.gradient_checkpointing_enable") is None:
-            yield _recomputing(f"{group}.gradient_checkpointing_enable")
+            yield Remedy(settings={f"{group}.gradient_checkpointing_enable": True}, cost=_TWICE)
         return
-    for remedy in _of_states(config, plan):
-        if all(dotted.get(config, flag) is None for flag in remedy.settings):
-            yield remedy
+    found = _of_states(config, plan)
+    yield from (remedy for remedy in found if all(dotted.get(config, flag) is None for flag in remedy.settings))
 
 
 def _remedies(config: PPOConfig | SupervisedConfig, plan: Plan) -> Iterator[Remedy]:
@@ -175,11 +170,21 @@ def _remedies(config: PPOConfig | SupervisedConfig, plan: Plan) -> Iterator[Reme
     on_gpu = plan.machine.gpu_bytes is not None
     if isinstance(config, PPOConfig) and config.train.async_enable and config.train.async_queue_size > 1:
         yield Remedy(settings={"train.async_queue_size": 1}, cost="Only one rollout is made ahead.")
-    if on_gpu:
-        yield from _of_engines(config)
+    if on_gpu and isinstance(config, PPOConfig) and config.train.colocate_all and not config.vllm.enable_sleep:
+        cost = "The engines move their weights out and back in each step."
+        yield Remedy(settings={"vllm.enable_sleep": True}, cost=cost)
+    if on_gpu and isinstance(config, PPOConfig | KDConfig):
+        shares = (share for share in SHARES if share < (config.vllm.gpu_memory_utilization or 0.0))
+        for share in shares:
+            cost = "Fewer responses are generated at a time."
+            yield Remedy(settings={"vllm.gpu_memory_utilization": share}, cost=cost)
     group, trained = ("actor", config.actor) if isinstance(config, PPOConfig) else ("model", config.model)
     if not trained.gradient_checkpointing_enable or trained.gradient_checkpointing_layers is not None:
-        yield _recomputing(f"{group}.gradient_checkpointing_enable", f"{group}.gradient_checkpointing_layers")
+        every: dict[str, object] = {
+            f"{group}.gradient_checkpointing_enable": True,
+            f"{group}.gradient_checkpointing_layers": None,
+        }
+        yield Remedy(settings=every, cost=_TWICE)
     fitting = plan.fitting_tokens or 0
     if isinstance(config, PPOConfig) and TOKEN_STEP <= fitting < (config.train.max_tokens_per_gpu or 0):
         yield Remedy(settings={"train.max_tokens_per_gpu": fitting}, cost="Passes of the update are smaller.")
@@ -204,31 +209,11 @@ def _changed(config: PPOConfig | SupervisedConfig, settings: dict[str, object]) 
     }
 
 
-def _recomputing(switch: str, layers: str | None = None) -> Remedy:
-    """Return the remedy after which all layers compute their activations again."""
-    return Remedy(
-        settings={switch: True} if layers is None else {switch: True, layers: None},
-        cost="All activations are computed twice: an update takes about a third longer.",
-    )
-
-
-def _of_engines(config: PPOConfig | SupervisedConfig) -> Iterator[Remedy]:
-    """Yield engines that sleep, and smaller shares of a GPU's memory for them, if their share was set."""
-    if isinstance(config, PPOConfig) and config.train.colocate_all and not config.vllm.enable_sleep:
-        yield Remedy(
-            settings={"vllm.enable_sleep": True}, cost="The engines move their weights out and back in each step."
-        )
-    if isinstance(config, PPOConfig) or (isinstance(config, KDConfig) and config.rollout.on_policy_share):
-        for share in SHARES:
-            if share < (config.vllm.gpu_memory_utilization or 0.0):
-                yield Remedy(
-                    settings={"vllm.gpu_memory_utilization": share}, cost="Fewer responses are generated at a time."
-                )
-
-
 def _of_states(config: PPOConfig | SupervisedConfig, plan: Plan) -> Iterator[Remedy]:
     """Yield other places of weights and optimizer states that a run does not have yet."""
-    in_8_bits = _in_8_bits(config)
+    trained = (config.actor, config.critic) if isinstance(config, PPOConfig) else (config,)
+    # Such a state stays on the GPU.
+    in_8_bits = any(one.optim in EIGHT_BIT for one in trained)
     if (
         isinstance(config, PPOConfig)
         and config.train.colocate_all
@@ -257,9 +242,3 @@ def _of_states(config: PPOConfig | SupervisedConfig, plan: Plan) -> Iterator[Rem
             settings={"ds.adam_offload": True},
             cost="AdamW's states are in host memory and the CPU computes the updates, more slowly.",
         )
-
-
-def _in_8_bits(config: PPOConfig | SupervisedConfig) -> bool:
-    """Return whether the optimizer state is in 8 bits, which stays on the GPU."""
-    trained = (config.actor, config.critic) if isinstance(config, PPOConfig) else (config,)
-    return any(one.optim in EIGHT_BIT for one in trained)

@@ -164,18 +164,12 @@ def test_a_plan_reads_how_large_the_images_of_the_rows_are(tiny_checkpoint, tmp_
     ]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     asked = ["--actor.model_name_or_path", str(tiny_checkpoint("qwen2_5_vl")), "--data.prompt_dataset"]
-    main(
-        [
-            "plan",
-            *asked,
-            str(tmp_path / "rows.jsonl"),
-            *"--num_gpus 1 --gpu_memory_gib 24 --ds.param_dtype fp32".split(),
-        ]
-    )
-    first, *_, last = capsys.readouterr().out.splitlines()
-    assert "rows.jsonl line 2: images of 3,920,000 pixels are " in first
+    machine = ["--num_gpus", "1", "--gpu_memory_gib", "24", "--ds.param_dtype", "fp32", "--data.max_len", "64"]
+    main(["plan", *asked, str(tmp_path / "rows.jsonl"), *machine])
+    *_, said, last = capsys.readouterr().out.splitlines()
+    assert "rows.jsonl line 2: images of 3,920,000 pixels are " in said
     assert last.startswith("lmm-r1 train_ppo_ray --actor.model_name_or_path ")
-    assert f"--data.prompt_dataset {tmp_path / 'rows.jsonl'} --ds.param_dtype fp32" in last
+    assert f"--data.prompt_dataset {tmp_path / 'rows.jsonl'} --ds.param_dtype fp32 --data.max_len 64" in last
 
 
 @pytest.mark.slow

@@ -16,11 +16,9 @@ from lmm_r1.planning.plan import Device, Phase, Plan, PlannedEngine, PlannedMode
 LAYERS = 36
 SIZE = ModelSize(parameters=1, weight_bytes=2 * GIB, trained=1, trained_bytes=1, largest_trained=0, matrices=1)
 STATES = TrainedStates(
-    weights=2 * GIB, master=4 * GIB, moments=8 * GIB, sums=4 * GIB, backward=0, per_gradient=0, after_backward=0, step=0, host=0
+    weights=2 * GIB, master=4 * GIB, moments=8 * GIB, sums=4 * GIB, host=0
 )  # fmt: skip
-ENGINE = PlannedEngine(
-    weights=2 * GIB, utilization=0.25, share=20 * GIB, asleep=2 * GIB, kv_bytes_per_token=1, least=GIB, host=0, ranks=1
-)
+ENGINE = PlannedEngine(weights=2 * GIB, utilization=0.25, share=20 * GIB, asleep=2 * GIB, least=GIB, host=0, ranks=1)
 
 
 def replanned(config: PPOConfig, *, gpu: int, gpus: int = 1) -> Plan:

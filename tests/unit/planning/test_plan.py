@@ -23,7 +23,6 @@ STATES = TrainedStates(
     moments=8 * GIB,
     sums=4 * GIB,
     backward=GIB,
-    per_gradient=0,
     after_backward=2 * GIB,
     step=3 * GIB,
     host=0,
@@ -47,7 +46,6 @@ ENGINE = PlannedEngine(
     utilization=0.375,
     share=30 * GIB,
     asleep=2 * GIB,
-    kv_bytes_per_token=1,
     least=10 * GIB,
     host=2 * GIB,
     ranks=1,
@@ -63,7 +61,7 @@ def plan(device: Device = SHARED, *, gpu: int = 80, host: int = 64) -> Plan:
         pass_tokens=4096,
         fitting_tokens=8192,
         longest=2048,
-        group=GroupLimit(tokens=4096, prompt=1024, samples=8, response=384),
+        group=GroupLimit(samples=8, response=384),
     )
 
 
