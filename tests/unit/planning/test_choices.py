@@ -15,9 +15,7 @@ from lmm_r1.planning.plan import Device, Phase, Plan, PlannedEngine, PlannedMode
 
 LAYERS = 36
 SIZE = ModelSize(parameters=1, weight_bytes=2 * GIB, trained=1, trained_bytes=1, largest_trained=0, matrices=1)
-STATES = TrainedStates(
-    weights=2 * GIB, master=4 * GIB, moments=8 * GIB, sums=4 * GIB, host=0
-)  # fmt: skip
+STATES = TrainedStates(weights=2 * GIB, master=4 * GIB, moments=8 * GIB, sums=4 * GIB, host=0)
 ENGINE = PlannedEngine(weights=2 * GIB, utilization=0.25, share=20 * GIB, asleep=2 * GIB, least=GIB, host=0, ranks=1)
 
 
@@ -36,11 +34,8 @@ def replanned(config: PPOConfig, *, gpu: int, gpus: int = 1) -> Plan:
         role="policy",
         estimate=ModelEstimate(size=SIZE, passes=passes),
         states=states,
-        resident=0,
-        gathered=0,
         sleeps=bool(config.ds.enable_sleep),
         context=0,
-        pass_tokens=0,
         host=states.host,
         ranks=1,
         gpus=gpus,

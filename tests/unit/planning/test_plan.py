@@ -10,7 +10,7 @@ from lmm_r1.errors import ListedError, UserError
 from lmm_r1.planning.estimates import GIB, Machine, ModelEstimate, PassEstimate
 from lmm_r1.planning.pass_memory import ModelSize, TrainedStates
 from lmm_r1.planning.plan import Device, GroupLimit, Phase, Plan, PlannedEngine, PlannedModel, summary
-from lmm_r1.planning.remedies import needed_settings, refuse_excess
+from lmm_r1.planning.remedies import refuse_excess
 
 SIZE = ModelSize(
     parameters=GIB, weight_bytes=2 * GIB, trained=GIB, trained_bytes=2 * GIB, largest_trained=0, matrices=GIB
@@ -18,37 +18,20 @@ SIZE = ModelSize(
 # A GiB, and another one for every 1024 tokens.
 PASSES = PassEstimate(floor=GIB, base=GIB, per_token=GIB / 1024, per_image=0, image_tokens=0)
 STATES = TrainedStates(
-    weights=2 * GIB,
-    master=4 * GIB,
-    moments=8 * GIB,
-    sums=4 * GIB,
-    backward=GIB,
-    after_backward=2 * GIB,
-    step=3 * GIB,
-    host=0,
+    weights=2 * GIB, master=4 * GIB, moments=8 * GIB, sums=4 * GIB, backward=GIB, after_backward=2 * GIB, step=3 * GIB
 )
 POLICY = PlannedModel(
     role="policy",
     estimate=ModelEstimate(size=SIZE, passes=PASSES),
     states=STATES,
-    resident=0,
-    gathered=0,
-    sleeps=False,
     context=GIB,
     pass_tokens=4096,
-    host=0,
     ranks=1,
     gpus=1,
 )
 REFERENCE = replace(POLICY, role="reference", states=None, resident=2 * GIB)
 ENGINE = PlannedEngine(
-    weights=2 * GIB,
-    utilization=0.375,
-    share=30 * GIB,
-    asleep=2 * GIB,
-    least=10 * GIB,
-    host=2 * GIB,
-    ranks=1,
+    weights=2 * GIB, utilization=0.375, share=30 * GIB, asleep=2 * GIB, least=10 * GIB, host=2 * GIB, ranks=1
 )
 SHARED = Device(name="each GPU", models=[POLICY, REFERENCE], engine=ENGINE, bucket=GIB)
 
@@ -200,17 +183,9 @@ def test_a_run_whose_rollouts_made_ahead_do_not_fit_is_told_to_make_fewer():
         refuse_excess(config, replan(config), replan=replan)
 
 
-def test_a_run_that_nothing_makes_fit_is_told_how_much_is_missing():
-    config = dotted.replace(PPOConfig(), {"train.colocate_all": True})
-    with pytest.raises(UserError, match="take more GPUs, a machine with more memory, or a smaller model$"):
-        refuse_excess(config, plan(gpu=20), replan=lambda changed: plan(gpu=20))
-
-
 @pytest.mark.parametrize(
     ("gpu", "flags"),
     [
-        # 51 GiB without any; a GPU's 96 % are there for it.
-        (54, None),
         (50, "--actor.freeze_visual_encoder"),
         # 51 - 5 = 46 of 46.08: the first one is not needed then.
         (48, "--algo.kl.init_coef 0"),
@@ -230,16 +205,12 @@ def test_what_harms_least_is_tried_first_and_what_is_not_needed_is_left_out(gpu,
         return plan(replace(SHARED, models=[replace(POLICY, states=states)], engine=None, bucket=0), gpu=gpu)
 
     config = dotted.replace(PPOConfig(), {"algo.kl.init_coef": 0.01})
-    if flags is None:
-        assert needed_settings(config, replan(config), replan=replan) == {}
-        return
     with pytest.raises(ListedError) as caught:
         refuse_excess(config, replan(config), replan=replan, command=lambda taken: f"run {len(taken)}")
     assert caught.value.sentence.endswith(flags)
     if gpu == 36:
         first, *_, last = caught.value.lines
-        assert first.startswith("--actor.freeze_visual_encoder: The vision tower is not trained;")
-        assert last == "run 3"
+        assert (first[:32], last) == ("--actor.freeze_visual_encoder: T", "run 3")
 
 
 def test_a_short_pass_takes_what_the_shortest_one_does():
