@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from lmm_r1 import dotted
@@ -20,18 +22,18 @@ from lmm_r1.config import (
     PPOConfig,
     RMConfig,
     SFTConfig,
-    SupervisedConfig,
     resolve,
     resolve_ppo,
     sized_supervised,
 )
 from lmm_r1.config.hardware import Offer, asked_gpus, check_machine, check_offered, offered_gpus, shared_counts
 from lmm_r1.config.shared import Example, FirstHelp
+from lmm_r1.errors import UserError
 from lmm_r1.lmm_kits.registry import released_configs, released_folder
 
 if TYPE_CHECKING:
-    from lmm_r1.planning.estimates import Machine, PlanImage
     from lmm_r1.planning.plan import Plan
+    from lmm_r1.planning.remedies import Remedy
 
 PROG = "lmm-r1 plan"
 DESCRIPTION = (
@@ -46,8 +48,8 @@ PLANNED: dict[str, type[Any]] = {
     "train_dpo": DPOConfig,
     "train_rm": RMConfig,
 }
-# A plan reads no rows and asks for no rewards, so it does without these flags.
-UNREAD = ("data.prompt_dataset", "data.dataset")
+# A plan does without these flags; in the command that it prints they have these values.
+UNREAD = {"data.prompt_dataset": "rows.jsonl", "data.dataset": "rows.jsonl"}
 _MODELS = tuple(f"{group}.model_name_or_path" for group in ("actor", "critic", "reward", "model", "ref", "teacher"))
 
 
@@ -141,7 +143,7 @@ CONFIG = planned_by(DEFAULT_COMMAND)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Print the plan; the process ends with code 1 if the run cannot fit."""
+    """Print the plan and the planned command; the process ends with code 1 if the run cannot fit."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     named = bool(arguments) and arguments[0] in PLANNED
     command = arguments.pop(0) if named else DEFAULT_COMMAND
@@ -153,94 +155,147 @@ def main(argv: Sequence[str] | None = None) -> None:
         for part in (MachineFlags, PLANNED[command])
     )
     with user_errors(PROG):
-        settings = _readable(settings, machine)
-        if command == DEFAULT_COMMAND:
-            _plan_ppo(settings, machine)
-        else:
-            _plan_supervised(settings, machine)
+        _print(_planned(settings, machine), partial(_command, command, arguments, settings))
 
 
-def _plan_ppo(settings: PPOConfig, given: MachineFlags) -> None:
+def fitting_flags(
+    model: str, *, machine: MachineFlags = MachineFlags(), flags: Mapping[str, object] = MappingProxyType({})
+) -> dict[str, object]:
+    """Return by flag what an RL run of a model needs to fit a machine, without what it chooses itself; empty if it fits.
+
+    Args:
+        model: a folder or a name on the hub.
+        flags: further settings of the run, by dotted names: lengths, rows and so on.
+
+    Raises:
+        UserError: nothing makes it fit, or the flags contradict each other.
+    """
+    from lmm_r1.planning.remedies import needed_settings
+
+    run = _planned(dotted.replace(PPOConfig(), {"actor.model_name_or_path": model, **flags}), machine)
+    return needed_settings(run.config, run.plan, replan=run.replan)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Planned:
+    """A run on a machine, with what memory decides chosen."""
+
+    given: Any
+    """The resolved settings."""
+    config: Any
+    plan: Plan
+    replan: Callable[[Any], Plan]
+    """Returns the plan of other settings."""
+    too_large: str | None
+    """What to say of images that do not fit."""
+
+
+def _planned(settings: Any, given: MachineFlags) -> _Planned:
+    """Return the plan of settings on the given machine; raises UserError if it cannot be predicted."""
+    pixels, where = _pixels(settings, given)
+    settings = _readable(settings, given)
+    processes = 1 if given.num_gpus is None else given.num_gpus
+
     def ask() -> Offer:
         return offered_gpus() if given.num_gpus is None else Offer(per_node=(given.num_gpus,), joined=False)
 
-    config = resolve_ppo(settings, ask=ask)
-    if given.num_gpus is not None:
-        check_offered(config, ask())
-    elif given.gpu_memory_gib is None:
-        # The run itself would be refused if it asks for more than this machine has.
-        check_machine(config)
-
-    def make(changed: PPOConfig, machine: Machine, image: PlanImage | None) -> Plan:
-        from lmm_r1.planning.ppo_plan import plan_ppo
-
-        return plan_ppo(changed, machine, image=image)
-
-    def share_gpus(changed: PPOConfig) -> Mapping[str, object]:
-        return shared_counts(changed, ask=ask)
-
-    _print(config, given, path=config.actor.model_name_or_path, make=make, share_gpus=share_gpus)
-
-
-def _plan_supervised(settings: Any, given: MachineFlags) -> None:
-    processes = 1 if given.num_gpus is None else given.num_gpus
-    config, _ = sized_supervised(resolve(settings), rows=None, processes=processes)
-
-    def make(changed: SupervisedConfig, machine: Machine, image: PlanImage | None) -> Plan:
-        from lmm_r1.planning.supervised_plan import plan_supervised
-
-        return plan_supervised(changed, machine, processes=processes, per_machine=processes, image=image)
-
-    _print(config, given, path=config.model.model_name_or_path, make=make, share_gpus=shared_counts)
-
-
-def _print(
-    config: Any,
-    given: MachineFlags,
-    *,
-    path: str | None,
-    make: Callable[[Any, Machine, PlanImage | None], Plan],
-    share_gpus: Callable[[PPOConfig], Mapping[str, object]],
-) -> None:
-    """Print the plan of a run on the given machine; raises UserError if it does not fit.
-
-    Args:
-        path: the trained model.
-        make: returns the plan of settings on a machine, with or without an image in each prompt.
-        share_gpus: returns the counts with which models and engines share the machine's GPUs.
-    """
+    config: Any
+    if isinstance(settings, PPOConfig):
+        config = resolve_ppo(settings, ask=ask)
+        if given.num_gpus is not None:
+            check_offered(config, ask())
+        elif given.gpu_memory_gib is None:
+            # The run itself would be refused if it asks for more than this machine has.
+            check_machine(config)
+    else:
+        config, _ = sized_supervised(resolve(settings), rows=None, processes=processes)
     prepare_training(config)
-    from rich.console import Console
-
-    from lmm_r1.lmm_kits import Checkpoint
-    from lmm_r1.planning.choices import choices_line, chosen, filled, judge, plan_image, unpredictable_refused
+    from lmm_r1.planning.choices import checkpoint_of, chosen, fitting_pixels, plan_image, too_large
     from lmm_r1.planning.estimates import machine_of
-    from lmm_r1.planning.plan import print_plan
+    from lmm_r1.planning.pass_memory import Unpredictable
+    from lmm_r1.planning.ppo_plan import plan_ppo
+    from lmm_r1.planning.supervised_plan import plan_supervised
 
-    assert path is not None, "resolve requires it"
-    machine = machine_of(gpu_gib=given.gpu_memory_gib, host_gib=given.host_memory_gib)
-    checkpoint = Checkpoint(path, trust_remote_code=config.train.trust_remote_code)
-    image = plan_image(checkpoint, pixels=given.image_pixels) if given.image_pixels else None
+    machine, checkpoint = machine_of(gpu_gib=given.gpu_memory_gib, host_gib=given.host_memory_gib), checkpoint_of(
+        config
+    )
 
     def replan(changed: Any) -> Plan:
-        return make(changed, machine, image)
+        image = plan_image(checkpoint, pixels=fitting_pixels(checkpoint, changed, pixels=pixels)) if pixels else None
+        if isinstance(changed, PPOConfig):
+            return plan_ppo(changed, machine, image=image)
+        return plan_supervised(changed, machine, processes=processes, per_machine=processes, image=image)
 
-    with unpredictable_refused(path):
-        found, plan = chosen(config, replan=replan, share_gpus=share_gpus)
-        print_plan(plan, Console(highlight=False))
-        if isinstance(found, PPOConfig) and machine.gpu_bytes is not None:
-            gpus = asked_gpus(found)
-            print(f"GPUs: {sum(gpus.values())} ({', '.join(f'{who} {count}' for who, count in gpus.items())})")
-        if line := choices_line(config, filled(found, plan)):
+    said = too_large(checkpoint, config, pixels=pixels, where=where)
+    try:
+        found, plan = chosen(config, replan=replan, share_gpus=partial(shared_counts, ask=ask))
+    except Unpredictable as error:
+        raise UserError(
+            f"{checkpoint.path}: the memory of this model's passes cannot be predicted ({error}); start the run with a small "
+            "--train.max_tokens_per_gpu instead"
+        ) from error
+    return _Planned(given=config, config=found, plan=plan, replan=replan, too_large=said)
+
+
+def _pixels(settings: Any, given: MachineFlags) -> tuple[int, str]:
+    """Return the pixels of the images of a prompt, and what has them: the flag, or the row that has most."""
+    from lmm_r1.config.shared import row_reading
+    from lmm_r1.data.files import read_row_file
+    from lmm_r1.planning.choices import most_pixels
+
+    if given.image_pixels or not isinstance(settings, PPOConfig):
+        return given.image_pixels, f"--image_pixels {given.image_pixels}"
+    data = settings.data
+    reading = row_reading(data, prefix="--data.")
+    read = partial(read_row_file, split=data.prompt_split, reading=reading, answer_required=False, bad_rows="skip")
+    # A dataset that is not here is not downloaded.
+    paths = [path for path in map(str.strip, (data.prompt_dataset or "").split(",")) if path and Path(path).exists()]
+    return max((most_pixels(read(path).rows.values()) for path in paths), default=(0, ""))
+
+
+def _print(run: _Planned, command: Callable[[Sequence[Remedy]], str]) -> None:
+    """Print the plan of a run and its command; raises UserError, with the command that fits, if it does not fit.
+
+    Args:
+        command: returns the command with remedies.
+    """
+    from rich.console import Console
+
+    from lmm_r1.planning.choices import choices_line, filled, judge
+    from lmm_r1.planning.plan import print_plan
+
+    print_plan(run.plan, Console(highlight=False))
+    if isinstance(run.config, PPOConfig) and run.plan.machine.gpu_bytes is not None:
+        gpus = asked_gpus(run.config)
+        print(f"GPUs: {sum(gpus.values())} ({', '.join(f'{who} {count}' for who, count in gpus.items())})")
+    for line in (choices_line(run.given, filled(run.config, run.plan)), run.too_large):
+        if line is not None:
             print(line)
-        judge(found, plan, replan=replan)
+    judge(run.config, run.plan, replan=run.replan, command=command)
+    print(command(()))
+
+
+def _command(name: str, arguments: Sequence[str], settings: Any, remedies: Sequence[Remedy]) -> str:
+    """Return the command that is planned, with remedies, and with values for flags that it needs and a plan does not."""
+    words, remaining = ["lmm-r1", name], iter(arguments)
+    for word in remaining:
+        flag, equals, _ = word.removeprefix("--").replace("-", "_").partition("=")
+        if not word.startswith("--") or flag not in _MACHINE:
+            words.append(word)
+        elif not equals:
+            next(remaining)
+    known = dotted.leaf_types(type(settings))
+    for flag, value in UNREAD.items():
+        if flag in known and not dotted.get(settings, flag):
+            words += [f"--{flag}", value]
+    return shlex.join([*words, *(word for remedy in remedies for word in str(remedy).split())])
 
 
 def _readable(settings: Any, given: MachineFlags) -> Any:
     """Return the settings with what a plan needs from flags that it does not read, and configs of released checkpoints."""
     known = dotted.leaf_types(type(settings))
     changes: dict[str, object] = {
-        flag: "not-read" for flag in UNREAD if flag in known and not dotted.get(settings, flag)
+        flag: value for flag, value in UNREAD.items() if flag in known and not dotted.get(settings, flag)
     }
     if given.gpu_memory_gib and settings.ds.param_dtype is None:
         # The precision of the given GPUs, whatever this machine has.

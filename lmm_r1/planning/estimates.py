@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
+
+import torch
 
 from lmm_r1 import cpu
 from lmm_r1.data.sample import SampleMedia
@@ -19,7 +21,6 @@ from lmm_r1.planning.pass_memory import (
     SMALL,
     EmptyModel,
     ModelSize,
-    PassBatch,
     Role,
     empty_model,
     padded_batch,
@@ -107,11 +108,6 @@ def _limit(file: Path) -> int | None:
     return int(text) if text.isdecimal() else None
 
 
-def on_other_machines(environment: Mapping[str, str]) -> bool:
-    """Return whether a run joins a Ray cluster, whose machines may differ from this one."""
-    return bool(environment.get("RAY_ADDRESS"))
-
-
 # Bytes of a number, by `--ds.param_dtype`.
 WIDTHS = {"bf16": 2, "fp16": 2, "fp32": 4}
 # Tokens of the passes that are run, of models whose kernels are, and of others. Between the last two memory grows evenly:
@@ -196,7 +192,15 @@ class ModelEstimate:
 @lru_cache(maxsize=64)
 def size_of(settings: ModelSettings) -> ModelSize:
     """Return what a model's weights take."""
-    return _built(settings).size
+    model = _built(_alike(settings))
+    return model.size_in_4bit if settings.load.load_in_4bit else model.size
+
+
+def _alike(settings: ModelSettings) -> ModelSettings:
+    """Return settings with the same passes: these have whole weights, and adapters freeze the vision tower anyway."""
+    load = settings.load
+    frozen = load.freeze_visual_encoder and not load.lora.rank
+    return replace(settings, load=replace(load, load_in_4bit=False, freeze_visual_encoder=frozen))
 
 
 @lru_cache(maxsize=8)
@@ -225,6 +229,8 @@ def estimate(settings: ModelSettings, image: PlanImage | None = None) -> ModelEs
     If only some layers recompute activations, a pass is assumed to hold its share of what it holds without and
     with all of them. It holds a little less: a layer is computed again when the later ones' activations are gone.
     """
+    if (alike := _alike(settings)) != settings:
+        return replace(estimate(alike, image), size=size_of(settings))
     checkpoint, layers = settings.checkpoint, settings.load.checkpointed_layers
     if layers is not None:
         load = replace(settings.load, checkpointed_layers=None)
@@ -243,7 +249,9 @@ def estimate(settings: ModelSettings, image: PlanImage | None = None) -> ModelEs
     per_image, image_tokens = 0.0, 0
     if image is not None:
         image_tokens = len(image.token_ids)
-        batch = _image_batch(image, response=lengths[1])
+        # The response's ids are the prompt's last one: an ordinary token.
+        response = [image.token_ids[-1]] * lengths[1]
+        batch = padded_batch(image.token_ids, [response], media=image.media)
         with _few_layers(model, checkpoint, count=FEW):
             with_image = model.pass_bytes(batch, entropy=settings.entropy)
             per_image = max(0.0, with_image - text(lengths[1] + image_tokens))
@@ -256,11 +264,6 @@ def estimate(settings: ModelSettings, image: PlanImage | None = None) -> ModelEs
         image_tokens=image_tokens,
     )
     return ModelEstimate(size=model.size, passes=passes)
-
-
-def _image_batch(image: PlanImage, *, response: int) -> PassBatch:
-    # The response's ids are the prompt's last one: an ordinary token.
-    return padded_batch(image.token_ids, [[image.token_ids[-1]] * response], media=image.media)
 
 
 def _at_full_depth(model: EmptyModel, checkpoint: Checkpoint, *, run: Callable[[], int]) -> float:
@@ -278,10 +281,7 @@ def _at_full_depth(model: EmptyModel, checkpoint: Checkpoint, *, run: Callable[[
 @contextmanager
 def _few_layers(model: EmptyModel, checkpoint: Checkpoint, *, count: int) -> Iterator[None]:
     """Limit a model to this many language layers inside."""
-    layers = language_layer_list(model.actor.model, checkpoint.kit)
-    if layers is None:
-        yield
-        return
+    layers = language_layer_list(model.actor.model, checkpoint.kit) or torch.nn.ModuleList()
     every = list(layers)
     del layers[count:]
     try:

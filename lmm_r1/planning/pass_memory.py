@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -16,11 +15,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode as _FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from lmm_r1.config.model_checks import EIGHT_BIT
 from lmm_r1.data.sample import SampleMedia
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.models.actor import KitActor
-from lmm_r1.models.adapters import language_layers, packed_bytes
+from lmm_r1.models.adapters import adapted_layers, language_layers, layer_weights, packed_bytes
 from lmm_r1.models.loading import LoadSettings
 from lmm_r1.models.output_layer import two_slices
 from lmm_r1.models.value_model import KitValueModel
@@ -150,6 +148,8 @@ class ModelSize:
     """Trained parameters in weights of two dimensions and more, which the optimizer updates together."""
     saved_bytes: int = 0
     """What weights in 4 bits take less than when they are read."""
+    merging_bytes: int = 0
+    """What a merged weight of the largest layer with an adapter takes in half precision: in fp32, then rounded."""
 
     @property
     def read_bytes(self) -> int:
@@ -160,6 +160,7 @@ class ModelSize:
     def of(cls, model: torch.nn.Module) -> ModelSize:
         weights = list(model.parameters())
         trained = [weight for weight in weights if weight.requires_grad]
+        adapted = [layer_weights(layer)[0] for layer in adapted_layers(model).values()]
         return cls(
             parameters=sum(weight.numel() for weight in weights),
             weight_bytes=sum(weight.nbytes for weight in weights),
@@ -167,6 +168,14 @@ class ModelSize:
             trained_bytes=sum(weight.nbytes for weight in trained),
             largest_trained=max((weight.numel() for weight in trained), default=0),
             matrices=sum(weight.numel() for weight in trained if weight.dim() > 1),
+            merging_bytes=max(
+                (
+                    MASTER_BYTES * weight.numel() + weight.nbytes
+                    for weight in adapted
+                    if weight.itemsize < MASTER_BYTES
+                ),
+                default=0,
+            ),
         )
 
     def in_4bit(self, weights: Sequence[torch.Tensor]) -> ModelSize:
@@ -195,6 +204,12 @@ class EmptyModel:
     size: ModelSize
 
     @property
+    def size_in_4bit(self) -> ModelSize:
+        """Return its size if the language model's linear layers are in 4 bits."""
+        layers = [name for name in language_layers(self.actor.model, self.actor.kit) if ".lora_" not in name]
+        return self.size.in_4bit([self.actor.model.get_submodule(name).weight for name in layers])
+
+    @property
     def is_trained(self) -> bool:
         return self.role in ("policy", "critic")
 
@@ -207,17 +222,23 @@ class EmptyModel:
             entropy: whether the policy's pass computes entropies.
             bytes_per_gradient: what stays of a gradient until the backward pass is over, per number.
         """
-        with _told_as_unpredictable(), two_slices(), LiveMemory() as memory:
-            if not self.is_trained:
-                with torch.no_grad():
-                    self._run(batch, entropy=False)
-                return memory.peak
-            taken = partial(_take_gradient, memory, bytes_per_gradient)
-            weights = [weight for weight in self.actor.parameters() if weight.requires_grad]
-            hooks = [weight.register_post_accumulate_grad_hook(taken) for weight in weights]
-            self._run(batch, entropy=entropy).sum().backward()
-            for hook in hooks:
-                hook.remove()
+
+        def take(weight: torch.Tensor) -> None:
+            weight.grad = None
+            memory.hold(bytes_per_gradient * weight.numel())
+
+        try:
+            with two_slices(), LiveMemory() as memory, torch.set_grad_enabled(self.is_trained):
+                weights = [weight for weight in self.actor.parameters() if weight.requires_grad and self.is_trained]
+                hooks = [weight.register_post_accumulate_grad_hook(take) for weight in weights]
+                values = self._run(batch, entropy=entropy and self.is_trained)
+                if self.is_trained:
+                    values.sum().backward()
+        except (RuntimeError, TypeError) as error:
+            # A kernel of the model does not accept tensors without memory.
+            raise Unpredictable(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}") from error
+        for hook in hooks:
+            hook.remove()
         return memory.peak
 
     def _run(self, batch: PassBatch, *, entropy: bool) -> torch.Tensor:
@@ -235,20 +256,6 @@ class EmptyModel:
         return values + output.entropy[:, -values.shape[1] :] if entropy else values
 
 
-@contextmanager
-def _told_as_unpredictable() -> Iterator[None]:
-    """Raise Unpredictable if a model's kernel does not accept tensors without memory."""
-    try:
-        yield
-    except (RuntimeError, TypeError) as error:
-        raise Unpredictable(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}") from error
-
-
-def _take_gradient(memory: LiveMemory, size: int, weight: torch.Tensor) -> None:
-    weight.grad = None
-    memory.hold(size * weight.numel())
-
-
 def empty_model(
     path: str, role: Role, *, settings: LoadSettings, checkpointing: bool, reentrant: bool = False
 ) -> EmptyModel:
@@ -264,9 +271,6 @@ def empty_model(
         kind: Literal["critic", "reward"] = "critic" if role == "critic" else "reward"
         actor = KitValueModel(path, kind, settings, value_head_prefix="score", empty=True)
     size = ModelSize.of(actor)
-    if settings.load_in_4bit:
-        layers = [name for name in language_layers(actor.model, actor.kit) if ".lora_" not in name]
-        size = size.in_4bit([actor.model.get_submodule(name).weight for name in layers])
     take_memory(actor, zeros=size.parameters <= SMALL)
     model = EmptyModel(role=role, actor=actor, size=size)
     if checkpointing and model.is_trained:
@@ -373,26 +377,21 @@ class TrainedStates:
     """Bytes of one rank; those of the update come in addition to the permanent ones."""
 
     weights: int
-    master: int
+    master: int = 0
     """The copy in single precision that the optimizer updates."""
-    moments: int
-    sums: int
+    moments: int = 0
+    sums: int = 0
     """Gradients that are kept from pass to pass."""
-    backward: int
+    backward: int = 0
     """Held while a backward pass runs."""
-    per_gradient: int
+    per_gradient: int = 0
     """Held of each gradient, per number, until the backward pass is over."""
-    after_backward: int
+    after_backward: int = 0
     """In addition to the sums, when the last gradient has been computed."""
-    step: int
+    step: int = 0
     """In addition to the sums, during the optimizer step."""
-    host: int
+    host: int = 0
     """In host memory, if the optimizer state is there."""
-
-    @property
-    def sleeping(self) -> int:
-        """Bytes left on the device while all states except the weights are in host memory."""
-        return self.weights
 
     @property
     def asleep_in_host(self) -> int:
@@ -408,11 +407,6 @@ class TrainedStates:
         return self.steady + max(self.backward + pass_bytes, self.after_backward, self.step)
 
 
-def moment_bytes(optim: str) -> int:
-    """Return the bytes of a number in the means of an optimizer, by its name in `--optim`."""
-    return 1 if optim in EIGHT_BIT else MASTER_BYTES
-
-
 def gathered_bytes(size: ModelSize) -> int:
     """Return the bytes of gathered weights that ZeRO-3 holds during a pass, in addition to its shards."""
     width = size.weight_bytes // max(size.parameters, 1)
@@ -421,13 +415,8 @@ def gathered_bytes(size: ModelSize) -> int:
 
 def trained_states(size: ModelSize, zero: ZeroSettings) -> TrainedStates:
     """Return what a rank keeps of a model that is trained."""
-    if zero.stage == 3:
-        return _stage_3(size, zero)
-    if zero.stage == 0:
-        return _stage_0(size, zero)
-    if zero.sums_alone:
-        return _sums_alone(size, zero)
-    return _stage_1_and_2(size, zero)
+    of_stage = {0: _stage_0, 3: _stage_3}
+    return of_stage.get(zero.stage, _sums_alone if zero.sums_alone else _stage_1_and_2)(size, zero)
 
 
 def _share(count: int, ranks: int) -> int:
@@ -454,9 +443,6 @@ def _stage_1_and_2(size: ModelSize, zero: ZeroSettings) -> TrainedStates:
         host = own * (MASTER_BYTES * (2 + MOMENTS) + width + zero.sum_bytes) + temporary
         return TrainedStates(
             weights=size.weight_bytes + temporary,
-            master=0,
-            moments=0,
-            sums=0,
             backward=bucket,
             per_gradient=per_gradient,
             after_backward=filled + norm,
@@ -480,7 +466,6 @@ def _stage_1_and_2(size: ModelSize, zero: ZeroSettings) -> TrainedStates:
         after_backward=filled + partition,
         # What was copied out of the bucket stays until the next pass.
         step=partition + max(norm, copied, single + temporaries - freed),
-        host=0,
     )
 
 
@@ -494,10 +479,7 @@ def _sums_alone(size: ModelSize, zero: ZeroSettings) -> TrainedStates:
         moments=zero.moment_bytes * MOMENTS * size.trained,
         sums=zero.sum_bytes * size.trained,
         backward=zero.weight_bytes * size.largest_trained,
-        per_gradient=0,
-        after_backward=0,
         step=single + temporaries,
-        host=0,
     )
 
 
@@ -510,11 +492,7 @@ def _stage_0(size: ModelSize, zero: ZeroSettings) -> TrainedStates:
         master=MASTER_BYTES * size.trained if half else 0,
         moments=zero.moment_bytes * MOMENTS * size.trained,
         sums=size.trained_bytes,
-        backward=0,
-        per_gradient=0,
-        after_backward=0,
         step=(MASTER_BYTES * size.trained if half else 0) + (0 if zero.on_gpu else largest),
-        host=0,
     )
 
 
@@ -537,7 +515,6 @@ def _stage_3(size: ModelSize, zero: ZeroSettings) -> TrainedStates:
         sums=0 if zero.offload else sums,
         # Without a GPU, buckets are reduced when the activations are gone.
         backward=gathered + (reduced if zero.on_gpu else 0),
-        per_gradient=0,
         after_backward=gathered + reduced,
         step=norm if zero.offload else max(norm, 2 * single, single + temporaries),
         # The single-precision gradients of all groups wait there as well.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from rich import box
@@ -34,24 +34,24 @@ class PlannedModel:
 
     role: Role
     estimate: ModelEstimate
-    states: TrainedStates | None
-    """None of a model that is not trained."""
-    resident: int
-    """Bytes of the weights of a frozen model."""
-    gathered: int
-    """In addition while it runs, if its weights are sharded or kept in host memory."""
-    sleeps: bool
-    """Whether all but the weights goes to the host's memory while it waits."""
-    context: int
-    """Bytes of the process itself, on the device where it computes."""
-    pass_tokens: int
-    """Tokens of its largest pass."""
-    host: int
-    """In host memory, in addition to the process itself."""
     ranks: int
     """Processes of this model on one machine."""
     gpus: int
     """GPUs that it is on, over all machines."""
+    context: int
+    """Bytes of the process itself, on the device where it computes."""
+    states: TrainedStates | None = None
+    """None of a model that is not trained."""
+    resident: int = 0
+    """Bytes of the weights of a frozen model."""
+    gathered: int = 0
+    """In addition while it runs, if its weights are sharded or kept in host memory."""
+    sleeps: bool = False
+    """Whether all but the weights goes to the host's memory while it waits."""
+    pass_tokens: int = 0
+    """Tokens of its largest pass."""
+    host: int = 0
+    """In host memory, in addition to the process itself."""
     kept: int = 0
     """In the host's memory, of features of images; without a GPU it is a part of the process itself."""
 
@@ -60,7 +60,7 @@ class PlannedModel:
         """What it holds while it waits."""
         if self.states is None:
             return self.context + self.resident
-        return self.context + (self.states.sleeping if self.sleeps else self.states.steady)
+        return self.context + (self.states.weights if self.sleeps else self.states.steady)
 
     def busy(self, tokens: int | None = None) -> int:
         """Return what it holds at most in its own update, or in its own pass; by default in its largest one."""
@@ -85,7 +85,6 @@ class PlannedEngine:
     """All that it holds while it generates."""
     asleep: int
     """While others work; the whole share if it does not sleep."""
-    kv_bytes_per_token: int
     least: int
     """That it needs to generate one response of the longest length."""
     host: int
@@ -140,7 +139,7 @@ class Device:
             # An engine that continues generating also does not sleep.
             awake = max(awake, asleep)
             gathered = gathered_bytes(policy.estimate.size) if policy.gathered else 0
-            own = policy.idle + min(gathered, self.bucket)
+            own = policy.idle + min(gathered, self.bucket) + policy.estimate.size.merging_bytes
             phases.append(Phase(name="new weights", size=idle - policy.idle + own + self.bucket + awake))
         return phases
 
@@ -175,6 +174,21 @@ class Device:
         return (usable - others - self._of_engine) // alike - held
 
 
+def stored_phases(models: Sequence[PlannedModel], *, kept: int, stage: int) -> list[Phase]:
+    """Return what a machine's memory holds of a run's models, the policy first, in addition to their processes.
+
+    Args:
+        kept: bytes of features of images.
+    """
+    parts = [Phase(name=f"{one.role}, offloaded", size=one.host * one.ranks) for one in models if one.host]
+    if kept:
+        parts.append(Phase(name="features of images", size=kept))
+    # Rank 0 gathers the weights whole to write them; before ZeRO-3 every rank has read them.
+    copies = 1 if stage == 3 else models[0].ranks
+    size = models[0].estimate.size.read_bytes * copies
+    return [*parts, Phase(name="weights that are read or written", size=size)]
+
+
 # On CPUs vLLM keeps its linear layers' weights once more, packed for its kernels.
 CPU_COPIES = 2
 
@@ -193,9 +207,7 @@ def planned_engine(config: PPOConfig, machine: Machine, *, room: int | None = No
     settings = ModelSettings(path=path, role="reference", load=load)
     ranks = max(1, vllm.gpus // config.actor.nodes)
     if machine.gpu_bytes is None:
-        engine = _engine_on_cpus(settings, ranks=ranks)
-        share = vllm.engines * (engine.share + PROCESS)
-        return replace(engine, share=share, asleep=share)
+        return _engine_on_cpus(settings, ranks=ranks, copies=vllm.engines, process=PROCESS)
     prompts = config.rollout.vllm_generate_batch_size or config.rollout.batch_size or MOST_PROMPTS
     return _engine_on_gpu(
         settings,
@@ -220,8 +232,7 @@ def student_engine(
         room: bytes of a GPU that it may take if no flag sets its share.
     """
     if machine.gpu_bytes is None:
-        engine = _engine_on_cpus(settings, ranks=ranks)
-        return replace(engine, share=ranks * engine.share, asleep=ranks * engine.share)
+        return _engine_on_cpus(settings, ranks=ranks, copies=ranks)
     return _engine_on_gpu(
         settings,
         machine.gpu_bytes,
@@ -273,23 +284,22 @@ def _engine_on_gpu(
         utilization=utilization,
         share=share,
         asleep=SLEEPING_ENGINE if sleeps else share,
-        kv_bytes_per_token=cached,
         least=least,
         host=weights if sleeps else 0,
         ranks=ranks,
     )
 
 
-def _engine_on_cpus(settings: ModelSettings, *, ranks: int) -> PlannedEngine:
-    """Return one engine, without what its process takes by itself."""
+def _engine_on_cpus(settings: ModelSettings, *, ranks: int, copies: int, process: int = 0) -> PlannedEngine:
+    """Return so many copies of an engine in one memory, each with what its process takes by itself."""
     weights = size_of(settings).weight_bytes
-    share = CPU_COPIES * weights + int(float(os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")) * GIB)
+    cache = int(float(os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")) * GIB)
+    share = copies * (CPU_COPIES * weights + cache + process)
     return PlannedEngine(
         weights=weights,
         utilization=None,
         share=share,
         asleep=share,
-        kv_bytes_per_token=kv_bytes_per_token(settings.checkpoint.config, width=WIDTHS[settings.load.param_dtype]),
         least=0,
         host=0,
         ranks=ranks,
@@ -300,9 +310,6 @@ def _engine_on_cpus(settings: ModelSettings, *, ranks: int) -> PlannedEngine:
 class GroupLimit:
     """The largest group that fits into one pass of the update; larger ones are divided and repeat their prompt."""
 
-    tokens: int
-    """Tokens of the pass."""
-    prompt: int
     samples: int
     """Samples of a group in the run."""
     response: int
@@ -373,31 +380,25 @@ class Plan:
 
 def gib(size: float) -> str:
     """Return a number of bytes for people."""
-    return f"{size / 2**30:.1f} GiB"
+    return f"{size / GIB:.1f} GiB"
 
 
 def print_plan(plan: Plan, console: Console) -> None:
     """Print what each process holds on each kind of device, the phases there, and whether they fit."""
+
+    def table(columns: Sequence[str], rows: Iterable[tuple[str | int, ...]], title: str | None = None) -> None:
+        made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+        for column in columns:
+            made.add_column(column, justify="right" if column.endswith("GiB") else "left")
+        for *words, size in rows:
+            made.add_row(*map(str, words), f"{float(size) / GIB:.2f}")
+        console.print(made)
+
     for device in plan.devices:
-        table = Table(title=device.name, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-        for column in ("who", "what", "GiB"):
-            table.add_column(column, justify="right" if column == "GiB" else "left")
-        for who, what, size in _rows(device):
-            table.add_row(who, what, f"{size / 2**30:.2f}")
-        console.print(table)
-        phases = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        phases.add_column("while")
-        phases.add_column("all of it, GiB", justify="right")
-        for phase in device.phases():
-            phases.add_row(phase.name, f"{phase.size / 2**30:.2f}")
-        console.print(phases)
+        table(("who", "what", "GiB"), _rows(device), device.name)
+        table(("while", "all of it, GiB"), ((phase.name, phase.size) for phase in device.phases()))
     if plan.host:
-        table = Table(title="each machine's memory", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-        table.add_column("what")
-        table.add_column("GiB", justify="right")
-        for part in plan.host:
-            table.add_row(part.name, f"{part.size / 2**30:.2f}")
-        console.print(table)
+        table(("what", "GiB"), ((part.name, part.size) for part in plan.host), "each machine's memory")
     for line in summary(plan):
         console.print(line)
 
@@ -410,7 +411,8 @@ def summary(plan: Plan) -> list[str]:
         for device in plan.devices:
             peak = device.peak
             parts.append(f"{device.name} {gib(peak.size)} of {gib(machine.gpu_bytes)} ({peak.name})")
-    host = "" if machine.host_bytes is None else f" of {gib(machine.host_bytes)}"
+    # Only `lmm-r1 plan` does not know it.
+    host = " (give --host_memory_gib to check it)" if machine.host_bytes is None else f" of {gib(machine.host_bytes)}"
     parts.append(f"a machine's memory {gib(plan.host_peak)}{host}")
     lines = [f"memory, predicted: {'; '.join(parts)}"]
     if plan.pass_tokens is not None:

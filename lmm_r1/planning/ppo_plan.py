@@ -7,15 +7,8 @@ from dataclasses import replace
 
 from lmm_r1.config import PPOConfig, SupervisedConfig
 from lmm_r1.config.hardware import MOST_PROMPTS, MOST_SAMPLES
-from lmm_r1.config.ppo import (
-    AHEAD_TOKENS,
-    MOST_GPU_PASS_TOKENS,
-    MOST_PASS_TOKENS,
-    ActorConfig,
-    CriticConfig,
-    RefConfig,
-    RewardConfig,
-)
+from lmm_r1.config.model_checks import EIGHT_BIT
+from lmm_r1.config.ppo import AHEAD_TOKENS, MOST_GPU_PASS_TOKENS, MOST_PASS_TOKENS, PlacedModel
 from lmm_r1.config.resolve import UNPLANNED
 from lmm_r1.config.shared import OptimizerConfig
 from lmm_r1.generation.media_store import compact
@@ -32,8 +25,17 @@ from lmm_r1.planning.estimates import (
     estimate,
     kept_bytes,
 )
-from lmm_r1.planning.pass_memory import MASTER_BYTES, ZeroSettings, gathered_bytes, moment_bytes, trained_states
-from lmm_r1.planning.plan import Device, GroupLimit, Phase, Plan, PlannedEngine, PlannedModel, planned_engine
+from lmm_r1.planning.pass_memory import MASTER_BYTES, ZeroSettings, gathered_bytes, trained_states
+from lmm_r1.planning.plan import (
+    Device,
+    GroupLimit,
+    Phase,
+    Plan,
+    PlannedEngine,
+    PlannedModel,
+    planned_engine,
+    stored_phases,
+)
 
 # Sizes of passes are multiples of it.
 TOKEN_STEP = 256
@@ -66,7 +68,11 @@ def plan_ppo(config: PPOConfig, machine: Machine, *, image: PlanImage | None = N
     largest = max(tokens, longest) if tokens is not None else config.train.micro_batch_size * longest
     log_probs = _log_prob_tokens(config, devices, machine, update=tokens, image=image)
     # Those of models that are not trained; of the others, the update's take more.
-    devices = [_with_passes(device, largest, frozen=max(log_probs or 0, largest)) for device in devices]
+    passes = {True: largest, False: max(log_probs or 0, largest)}
+    devices = [
+        replace(one, models=[replace(model, pass_tokens=passes[model.states is not None]) for model in one.models])
+        for one in devices
+    ]
     return Plan(
         machine=machine,
         devices=devices,
@@ -85,6 +91,25 @@ def stage_of(config: PPOConfig | SupervisedConfig) -> int:
     stage = UNPLANNED["ds.zero_stage"] if config.ds.zero_stage is None else config.ds.zero_stage
     assert isinstance(stage, int), "a number of a stage"
     return stage
+
+
+def zero_settings(
+    config: PPOConfig | SupervisedConfig, optim: str, *, ranks: int, on_gpu: bool, passes: int
+) -> ZeroSettings:
+    """Return how the states of a model with this optimizer are stored; takes what `ZeroSettings` has."""
+    assert config.ds.param_dtype is not None, "filled in by config.resolve"
+    width = WIDTHS[config.ds.param_dtype]
+    return ZeroSettings(
+        stage=stage_of(config),
+        ranks=ranks,
+        offload=bool(config.ds.adam_offload),
+        weight_bytes=width,
+        sum_bytes=4 if config.ds.grad_accum_dtype == "fp32" else width,
+        on_gpu=on_gpu,
+        passes=passes,
+        moment_bytes=1 if optim in EIGHT_BIT else MASTER_BYTES,
+        muon=optim == "muon",
+    )
 
 
 def ordinary_tokens(config: PPOConfig) -> int:
@@ -135,6 +160,7 @@ def _log_prob_tokens(
                 settings = _settings(config, frozen, path=model_path(config, trained))
                 passes = estimate(settings, image).passes
             room = device.beside_engine(usable=usable, sleeps=True, tokens=0) - model.gathered
+            room -= model.estimate.size.merging_bytes
             asleep = 0 if device.engine is None else device.engine.asleep
             found.append(passes.tokens(room - asleep, step=TOKEN_STEP))
     return max(update, min(found))
@@ -162,12 +188,8 @@ def counts_tokens(config: PPOConfig) -> bool:
 
 def model_path(config: PPOConfig, role: Role) -> str:
     """Return the checkpoint of one of a run's models."""
-    path = {
-        "policy": config.actor.model_name_or_path,
-        "reference": config.actor.model_name_or_path,
-        "critic": config.critic.model_name_or_path,
-        "reward": config.reward.model_name_or_path,
-    }[role]
+    own = {"critic": config.critic.model_name_or_path, "reward": config.reward.model_name_or_path}
+    path = own.get(role, config.actor.model_name_or_path)
     assert path is not None, "the run has this model"
     return path
 
@@ -188,27 +210,13 @@ def _settings(config: PPOConfig, role: Role, *, path: str, bytes_per_gradient: i
 def _model(config: PPOConfig, machine: Machine, role: Role, *, image: PlanImage | None) -> PlannedModel:
     """Return one model's process; its passes are settled later."""
     assert config.ds.param_dtype is not None, "resolve_ppo fills it in"
-    groups: dict[Role, ActorConfig | CriticConfig | RefConfig | RewardConfig] = {
-        "policy": config.actor,
-        "critic": config.critic,
-        "reference": config.ref,
-        "reward": config.reward,
-    }
-    group = groups[role]
+    own: dict[Role, PlacedModel] = {"critic": config.critic, "reference": config.ref, "reward": config.reward}
+    group = own.get(role, config.actor)
     gpus = group.gpus
     on_gpu, width = machine.gpu_bytes is not None, WIDTHS[config.ds.param_dtype]
-    zero = ZeroSettings(
-        stage=stage_of(config),
-        # Ranks that share sequences share the models' states as well; those of tensor parallelism hold parts of it.
-        ranks=max(1, gpus),
-        offload=bool(config.ds.adam_offload),
-        weight_bytes=width,
-        sum_bytes=4 if config.ds.grad_accum_dtype == "fp32" else width,
-        on_gpu=on_gpu,
-        passes=2,
-        moment_bytes=moment_bytes(group.optim) if isinstance(group, OptimizerConfig) else MASTER_BYTES,
-        muon=isinstance(group, OptimizerConfig) and group.optim == "muon",
-    )
+    optim = group.optim if isinstance(group, OptimizerConfig) else ""
+    # Ranks that share sequences share the models' states as well; those of tensor parallelism hold parts of it.
+    zero = zero_settings(config, optim, ranks=max(1, gpus), on_gpu=on_gpu, passes=2)
     per_gradient = width if not on_gpu and zero.stage in (1, 2) and not zero.sums_alone else 0
     settings = _settings(config, role, path=model_path(config, role), bytes_per_gradient=per_gradient)
     estimated = estimate(settings, image)
@@ -220,13 +228,8 @@ def _model(config: PPOConfig, machine: Machine, role: Role, *, image: PlanImage 
     base = PlannedModel(
         role=role,
         estimate=estimated,
-        states=None,
-        resident=0,
         gathered=gathered_bytes(size) if zero.stage == 3 else 0,
-        sleeps=False,
         context=CONTEXT if on_gpu else PROCESS + kept,
-        pass_tokens=0,
-        host=0,
         ranks=group.gpus_per_node,
         gpus=gpus,
         kept=kept,
@@ -257,22 +260,19 @@ def _devices(
         processes = [model for model in models.values() for _ in range(model.ranks)]
         overlaps = train.async_enable
         return [Device(name="the machine", models=processes, engine=engine, bucket=0, overlaps=overlaps)]
-    together: list[list[Role]]
-    value_roles: list[Role] = [role for role in ("critic", "reward") if role in models]
-    apart: list[list[Role]] = [value_roles] if train.colocate_critic_reward else [[role] for role in value_roles]
-    if train.colocate_all:
-        own = apart if train.colocate_critic_reward else []
-        first: list[Role] = [role for role in models if not any(role in group for group in own)]
-        together = [first, *own]
-    elif train.colocate_actor_ref:
-        shared: list[Role] = [role for role in models if role in ("policy", "reference")]
-        together = [shared, *apart]
-    else:
-        alone: list[list[Role]] = [[role] for role in models if role in ("policy", "reference")]
-        together = [*alone, *apart]
+
+    def place(role: Role) -> Role:
+        """Return the first of those that a model shares its GPUs with."""
+        if role in ("critic", "reward") and train.colocate_critic_reward:
+            return "critic"
+        return "policy" if train.colocate_all or (role == "reference" and train.colocate_actor_ref) else role
+
+    together: dict[Role, list[Role]] = {}
+    for role in models:
+        together.setdefault(place(role), []).append(role)
     devices = []
-    for number, group in enumerate(together):
-        shares = train.colocate_all and number == 0
+    for place_of, group in together.items():
+        shares = train.colocate_all and place_of == "policy"
         ahead = max(AHEAD_TOKENS, config.data.max_len) if config.ref.during_generation else 0
         devices.append(
             Device(
@@ -290,20 +290,13 @@ def _devices(
 
 def _fitting_tokens(devices: Sequence[Device], machine: Machine) -> int:
     """Return the tokens of the largest pass with which the updates of policy and critic fit."""
-    found = []
-    for device in devices:
-        for model in device.models:
-            if model.states is not None:
-                usable = machine.usable
-                if machine.gpu_bytes is None:
-                    usable -= DRIVER
-                found.append(model.passes.tokens(device.room(model, usable=usable), step=TOKEN_STEP))
-    return min(found)
-
-
-def _with_passes(device: Device, tokens: int, *, frozen: int) -> Device:
-    models = [replace(model, pass_tokens=frozen if model.states is None else tokens) for model in device.models]
-    return replace(device, models=models)
+    usable = machine.usable - (DRIVER if machine.gpu_bytes is None else 0)
+    return min(
+        model.passes.tokens(device.room(model, usable=usable), step=TOKEN_STEP)
+        for device in devices
+        for model in device.models
+        if model.states is not None
+    )
 
 
 def _host(config: PPOConfig, machine: Machine, devices: list[Device]) -> list[Phase]:
@@ -315,18 +308,10 @@ def _host(config: PPOConfig, machine: Machine, devices: list[Device]) -> list[Ph
         return parts
     processes = sum(model.ranks for model in models) + engine.ranks
     parts.append(Phase(name="workers", size=PROCESS * processes))
-    for model in models:
-        if model.host:
-            parts.append(Phase(name=f"{model.role}, offloaded", size=model.host * model.ranks))
-    if kept := sum(model.kept * model.ranks for model in models):
-        parts.append(Phase(name="features of images", size=kept))
     if engine.host:
         parts.append(Phase(name="engines, asleep", size=engine.host * engine.ranks))
-    # Rank 0 gathers the weights whole to write them; before ZeRO-3 every rank has read them.
-    policy = models[0]
-    copies = 1 if config.ds.zero_stage == 3 else policy.ranks
-    parts.append(Phase(name="weights that are read or written", size=policy.estimate.size.read_bytes * copies))
-    return parts
+    kept = sum(model.kept * model.ranks for model in models)
+    return [*parts, *stored_phases(models, kept=kept, stage=stage_of(config))]
 
 
 def rollout_bytes(config: PPOConfig, image: PlanImage | None) -> int:
@@ -357,4 +342,4 @@ def _group(config: PPOConfig, image: PlanImage | None, *, tokens: int | None) ->
         prompt = max(prompt, len(image.token_ids))
     samples = config.rollout.n_samples_per_prompt
     room = max(0, tokens - prompt) // samples
-    return GroupLimit(tokens=tokens, prompt=prompt, samples=samples, response=min(room, limit or config.data.max_len))
+    return GroupLimit(samples=samples, response=min(room, limit or config.data.max_len))

@@ -10,9 +10,9 @@ from lmm_r1.generation.weight_bucket import BUCKET_BYTES
 from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.models.loading import load_settings, trained_settings
 from lmm_r1.planning.estimates import CONTEXT, PROCESS, WIDTHS, Machine, ModelSettings, PlanImage, estimate, kept_bytes
-from lmm_r1.planning.pass_memory import Role, ZeroSettings, gathered_bytes, moment_bytes, trained_states
-from lmm_r1.planning.plan import Device, Phase, Plan, PlannedEngine, PlannedModel, student_engine
-from lmm_r1.planning.ppo_plan import TOKEN_STEP, stage_of
+from lmm_r1.planning.pass_memory import Role, ZeroSettings, gathered_bytes, trained_states
+from lmm_r1.planning.plan import Device, Phase, Plan, PlannedEngine, PlannedModel, stored_phases, student_engine
+from lmm_r1.planning.ppo_plan import TOKEN_STEP, stage_of, zero_settings
 
 # A pair of responses.
 SIDES = 2
@@ -94,20 +94,9 @@ class _Run:
 
     @property
     def zero(self) -> ZeroSettings:
-        config = self.config
-        assert config.ds.param_dtype is not None, "resolve fills it in"
-        width = WIDTHS[config.ds.param_dtype]
-        return ZeroSettings(
-            stage=stage_of(config),
-            ranks=self.processes,
-            offload=bool(config.ds.adam_offload),
-            weight_bytes=width,
-            sum_bytes=4 if config.ds.grad_accum_dtype == "fp32" else width,
-            on_gpu=self.on_gpu,
-            passes=2 if config.train.batch_size > config.train.micro_batch_size * self.processes else 1,
-            moment_bytes=moment_bytes(config.optim),
-            muon=config.optim == "muon",
-        )
+        train, ranks = self.config.train, self.processes
+        passes = 2 if train.batch_size > train.micro_batch_size * ranks else 1
+        return zero_settings(self.config, self.config.optim, ranks=ranks, on_gpu=self.on_gpu, passes=passes)
 
     def trained(self, *, pass_tokens: int, role: Role = "policy") -> PlannedModel:
         """Return the process of the trained model.
@@ -126,9 +115,7 @@ class _Run:
             role=role,
             estimate=estimated,
             states=states,
-            resident=0,
             gathered=gathered_bytes(estimated.size) if zero.stage == 3 else 0,
-            sleeps=False,
             context=CONTEXT if self.on_gpu else PROCESS + kept,
             pass_tokens=pass_tokens,
             host=states.host,
@@ -153,10 +140,8 @@ class _Run:
         return PlannedModel(
             role=role,
             estimate=estimated,
-            states=None,
             resident=0 if offloaded else shard,
             gathered=gathered_bytes(size) if sharded else 0,
-            sleeps=False,
             # It is in the policy's process, and uses the policy's features of images.
             context=0,
             pass_tokens=pass_tokens,
@@ -212,18 +197,9 @@ class _Run:
         )
 
     def _host(self, models: Sequence[PlannedModel]) -> list[Phase]:
-        policy, per_machine = models[0], self.per_machine
-        host = [Phase(name="processes", size=PROCESS * per_machine)]
-        if policy.host:
-            host.append(Phase(name="optimizer, offloaded", size=policy.host * per_machine))
-        host += [
-            Phase(name=f"{other.role}, offloaded", size=other.host * per_machine) for other in models[1:] if other.host
-        ]
-        if kept := max(model.kept for model in models):
-            host.append(Phase(name="features of images", size=kept * per_machine))
-        copies = 1 if self.config.ds.zero_stage == 3 else per_machine
-        host.append(Phase(name="weights that are read or written", size=policy.estimate.size.read_bytes * copies))
-        return host
+        kept = max(model.kept for model in models) * self.per_machine
+        stored = stored_phases(models, kept=kept, stage=stage_of(self.config))
+        return [Phase(name="processes", size=PROCESS * self.per_machine), *stored]
 
 
 def _output_layer_bytes(config: KDConfig, path: str) -> int:

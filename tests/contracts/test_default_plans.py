@@ -1,17 +1,27 @@
 """Runs without flags of memory start on the GPUs that there are: what they choose is what fits, on machines that are named."""
 
+import json
+import shlex
+from contextlib import nullcontext
+
 import pytest
 from helpers.commands import STAGES
+from huggingface_hub import constants
+from PIL import Image
 
 from lmm_r1 import cpu, dotted
+from lmm_r1.cli import main
 from lmm_r1.cli.arguments import parse
+from lmm_r1.cli.plan import MachineFlags, fitting_flags
 from lmm_r1.config import PPOConfig, SFTConfig, resolve, resolve_ppo, sized_ppo, sized_supervised
 from lmm_r1.config.hardware import Offer, shared_counts
+from lmm_r1.lmm_kits import Checkpoint
 from lmm_r1.lmm_kits.registry import released_folder
-from lmm_r1.planning.choices import choices_line, chosen, filled
+from lmm_r1.planning.choices import choices_line, chosen, filled, fitting_pixels
 from lmm_r1.planning.estimates import GIB, Machine
 from lmm_r1.planning.plan import Plan
 from lmm_r1.planning.ppo_plan import plan_ppo
+from lmm_r1.planning.remedies import Remedy
 from lmm_r1.planning.supervised_plan import plan_supervised
 
 INIT = STAGES.parents[2] / "lmm_r1" / "cli" / "project"
@@ -68,23 +78,80 @@ def test_a_run_without_flags_starts_on_one_to_eight_gpus(gpu, gpus, together, ti
 
 
 @pytest.mark.usefixtures("own_environment")
-def test_a_plan_of_a_released_checkpoint_needs_no_download(capsys, monkeypatch):
-    from huggingface_hub import constants
-
-    from lmm_r1.cli import main
-
+def test_models_and_engines_of_their_own_are_refused_on_too_few_gpus(capsys, monkeypatch):
     monkeypatch.setattr(cpu, "prepare_process", lambda: None)
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    name = ["--actor.model_name_or_path", "Qwen/Qwen2.5-0.5B-Instruct", "--host_memory_gib", "64"]
-    main(["plan", *name, "--num_gpus", "1", "--gpu_memory_gib", "80"])
-    said = capsys.readouterr().out
-    # Each of 2 bytes: the named GPU's precision, not that of this machine.
-    assert "weights (0.49 B parameters)                          0.92" in said
-    assert "GPUs: 1 (actor + ref + engines 1)" in said
-    assert "zero_stage" not in said
+    run = ["--actor.model_name_or_path", "Qwen/Qwen2.5-0.5B-Instruct", "--train.no_colocate_all"]
     with pytest.raises(SystemExit):
-        main(["plan", *name, "--num_gpus", "2", "--gpu_memory_gib", "80", "--train.no_colocate_all"])
+        main(["plan", *run, "--num_gpus", "2", "--gpu_memory_gib", "80"])
     assert "actor, ref, engines need 3 GPUs or more, and this machine has 2" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("own_environment")
+@pytest.mark.parametrize(
+    ("size", "gpu", "gpus", "needed"),
+    [
+        ("3B", 80, 1, ""),
+        ("3B", 40, 1, ""),
+        ("3B", 24, 1, "--ds.adam_offload --algo.kl.init_coef 0"),
+        pytest.param("3B", 16, 1, "--ds.lora.rank 64 --ds.load_in_4bit", marks=pytest.mark.full),
+        pytest.param("7B", 80, 8, "", marks=pytest.mark.full),
+    ],
+)
+def test_a_plan_ends_with_a_command_that_fits(size, gpu, gpus, needed, capsys, monkeypatch):
+    monkeypatch.setattr(cpu, "prepare_process", lambda: None)
+    # Nothing is downloaded.
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    name = f"Qwen/Qwen2.5-VL-{size}-Instruct"
+    with pytest.raises(SystemExit) if needed else nullcontext():
+        main(["plan", "--num_gpus", str(gpus), "--actor.model_name_or_path", name, f"--gpu_memory_gib={gpu}"])
+    said = capsys.readouterr()
+    # In the precision of the named GPU, not in that of this machine.
+    assert size != "3B" or "weights (3.75 B parameters)                          6.99" in said.out
+    command = (said.err if needed else said.out).splitlines()[-1].strip()
+    base = f"lmm-r1 train_ppo_ray --actor.model_name_or_path {name} --data.prompt_dataset rows.jsonl"
+    assert command.startswith(base)
+    assert command.endswith(needed)
+    taken = command.removeprefix(base).strip()
+    listed = [line.strip().partition(": ")[0] for line in said.err.splitlines() if line.startswith("  --")]
+    assert " ".join(listed) == taken
+    found = fitting_flags(name, machine=MachineFlags(num_gpus=gpus, gpu_memory_gib=gpu))
+    assert str(Remedy(settings=found, cost="")) == taken
+    config = parse(PPOConfig, shlex.split(command)[2:], prog="train_ppo_ray", description="")
+    released = {"actor.model_name_or_path": str(released_folder(name)), "ds.param_dtype": "bf16"}
+    assert planned(dotted.replace(config, released), gpu=gpu, gpus=gpus)[1].excesses() == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "pixels"),
+    [
+        # Half of 2,048 tokens, or what 1,500 of a response leave of them.
+        ({}, 12_000_000 * 1024 // 15_306),
+        ({"rollout.max_new_tokens": 1500}, 12_000_000 * 548 // 15_306),
+        ({"data.max_pixels": 401_408}, 401_408),
+        ({"data.max_len": 16_384}, 12_000_000),
+    ],
+)
+def test_a_photo_is_planned_as_it_is_scaled(flags, pixels):
+    checkpoint = Checkpoint(str(released_folder("Qwen/Qwen2.5-VL-3B-Instruct")))
+    assert fitting_pixels(checkpoint, dotted.replace(PPOConfig(), flags), pixels=12_000_000) == pixels
+
+
+@pytest.mark.usefixtures("own_environment")
+def test_a_plan_reads_how_large_the_images_of_the_rows_are(tiny_checkpoint, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(cpu, "prepare_process", lambda: None)
+    rows = tmp_path / "rows.jsonl"
+    with rows.open("w") as file:
+        for side in (280, 1400):
+            Image.new("RGB", (2 * side, side)).save(tmp_path / f"{side}.png")
+            content = [{"type": "image", "image": f"{side}.png"}]
+            print(json.dumps({"message": [{"role": "user", "content": content}]}), file=file)
+    run = ["--actor.model_name_or_path", str(tiny_checkpoint("qwen2_5_vl")), "--data.prompt_dataset", str(rows)]
+    run += ["--ds.param_dtype", "fp32", "--data.max_len", "64"]
+    main(["plan", *run, "--num_gpus", "1", "--gpu_memory_gib", "24"])
+    *_, said, command = capsys.readouterr().out.splitlines()
+    assert "rows.jsonl line 2: images of 3,920,000 pixels are " in said
+    assert shlex.split(command) == ["lmm-r1", "train_ppo_ray", *run]
 
 
 @pytest.mark.slow

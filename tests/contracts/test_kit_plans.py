@@ -7,7 +7,7 @@ import pytest
 from helpers.tiny_models import MAX_LEN, flat_actor, flat_settings, flat_value_model
 
 from lmm_r1.lmm_kits import KITS, Checkpoint
-from lmm_r1.models.adapters import quantized_layers
+from lmm_r1.models.adapters import adapted_layers, quantized_layers
 from lmm_r1.planning import pass_memory
 from lmm_r1.planning.pass_memory import EmptyModel, ModelSize, Unpredictable, empty_model, text_batch
 
@@ -61,7 +61,8 @@ def test_adapters_a_frozen_tower_and_half_precision_are_planned_as_they_are_comp
     folder = str(tiny_checkpoint("qwen2_5_vl"))
     whole = ModelSize.of(empty_model(folder, "policy", settings=flat_settings(SETTINGS)[0], checkpointing=False).actor)
     dora = {"lora_rank": 4, "use_dora": True}
-    for settings in ({"lora_rank": 4}, dora, {"freeze_visual_encoder": True}, {"param_dtype": "bf16"}):
+    half_lora = {"lora_rank": 4, "param_dtype": "bf16"}
+    for settings in ({"lora_rank": 4}, half_lora, dora, {"freeze_visual_encoder": True}, {"param_dtype": "bf16"}):
         planned, computed = held(folder, role="policy", checkpointing=True, **settings)
         assert planned == computed
     size = ModelSize.of(
@@ -74,15 +75,18 @@ def test_adapters_a_frozen_tower_and_half_precision_are_planned_as_they_are_comp
         folder, "policy", settings=flat_settings(SETTINGS | {"param_dtype": "bf16"})[0], checkpointing=False
     ).size
     assert half.weight_bytes == whole.weight_bytes // 2
+    assert half.merging_bytes == 0
+    adapted = empty_model(folder, "policy", settings=flat_settings(SETTINGS | half_lora)[0], checkpointing=False)
+    largest = max(layer.get_base_layer().weight.numel() for layer in adapted_layers(adapted.actor).values())
+    # In fp32, and then rounded to bf16.
+    assert adapted.size.merging_bytes == 6 * largest > 0
 
 
 @pytest.mark.parametrize("role", ["policy", "critic"])
 def test_a_model_in_4_bits_is_planned_with_its_scales_and_one_whole_layer(tiny_checkpoint, role):
     folder, settings = str(tiny_checkpoint("qwen2_5_vl")), SETTINGS | {"lora_rank": 4}
-    whole = empty_model(folder, role, settings=flat_settings(settings)[0], checkpointing=False).size
-    planned = empty_model(
-        folder, role, settings=flat_settings(settings | {"load_in_4bit": True})[0], checkpointing=False
-    ).size
+    model = empty_model(folder, role, settings=flat_settings(settings)[0], checkpointing=False)
+    whole, planned = model.size, model.size_in_4bit
     build = flat_actor if role == "policy" else partial(flat_value_model, kind="critic", value_head_prefix="score")
     actor = build(folder, **settings, load_in_4bit=True)
     state = actor.model.state_dict().items()

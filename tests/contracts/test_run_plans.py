@@ -303,7 +303,7 @@ def test_a_distillation_that_leaves_its_engine_no_room_is_told_a_share_that_does
         return plan_supervised(config, machine, processes=1, per_machine=1)
 
     config = resolve(dotted.replace(KDConfig(), flags))
-    with pytest.raises(UserError, match=r"It fits with --vllm.gpu_memory_utilization 0.7$"):
+    with pytest.raises(UserError, match=r"It fits with --vllm.gpu_memory_utilization 0.7\n"):
         refuse_excess(config, replan(config), replan=replan)
 
 

@@ -15,12 +15,8 @@ from lmm_r1.planning.plan import Device, Phase, Plan, PlannedEngine, PlannedMode
 
 LAYERS = 36
 SIZE = ModelSize(parameters=1, weight_bytes=2 * GIB, trained=1, trained_bytes=1, largest_trained=0, matrices=1)
-STATES = TrainedStates(
-    weights=2 * GIB, master=4 * GIB, moments=8 * GIB, sums=4 * GIB, backward=0, per_gradient=0, after_backward=0, step=0, host=0
-)  # fmt: skip
-ENGINE = PlannedEngine(
-    weights=2 * GIB, utilization=0.25, share=20 * GIB, asleep=2 * GIB, kv_bytes_per_token=1, least=GIB, host=0, ranks=1
-)
+STATES = TrainedStates(weights=2 * GIB, master=4 * GIB, moments=8 * GIB, sums=4 * GIB, host=0)
+ENGINE = PlannedEngine(weights=2 * GIB, utilization=0.25, share=20 * GIB, asleep=2 * GIB, least=GIB, host=0, ranks=1)
 
 
 def replanned(config: PPOConfig, *, gpu: int, gpus: int = 1) -> Plan:
@@ -38,11 +34,8 @@ def replanned(config: PPOConfig, *, gpu: int, gpus: int = 1) -> Plan:
         role="policy",
         estimate=ModelEstimate(size=SIZE, passes=passes),
         states=states,
-        resident=0,
-        gathered=0,
         sleeps=bool(config.ds.enable_sleep),
         context=0,
-        pass_tokens=0,
         host=states.host,
         ranks=1,
         gpus=gpus,
@@ -150,7 +143,7 @@ def test_a_remedy_whose_flag_is_named_is_advised_instead():
     config, plan, _ = choose(24, ds__adam_offload=False, ds__enable_sleep=False)
     assert plan.shortage > 0
     assert (config.ds.adam_offload, config.ds.enable_sleep) == (False, False)
-    with pytest.raises(UserError, match="^the run cannot fit: .* It fits with --ds.enable_sleep$"):
+    with pytest.raises(UserError, match="^the run cannot fit: .* It fits with --ds.enable_sleep\n"):
         refuse_excess(config, plan, replan=lambda changed: replanned(changed, gpu=24))
 
 

@@ -6,11 +6,11 @@ import pytest
 
 from lmm_r1 import dotted
 from lmm_r1.config import PPOConfig
-from lmm_r1.errors import UserError
-from lmm_r1.planning.choices import refuse_excess
+from lmm_r1.errors import ListedError, UserError
 from lmm_r1.planning.estimates import GIB, Machine, ModelEstimate, PassEstimate
 from lmm_r1.planning.pass_memory import ModelSize, TrainedStates
 from lmm_r1.planning.plan import Device, GroupLimit, Phase, Plan, PlannedEngine, PlannedModel, summary
+from lmm_r1.planning.remedies import refuse_excess
 
 SIZE = ModelSize(
     parameters=GIB, weight_bytes=2 * GIB, trained=GIB, trained_bytes=2 * GIB, largest_trained=0, matrices=GIB
@@ -18,39 +18,20 @@ SIZE = ModelSize(
 # A GiB, and another one for every 1024 tokens.
 PASSES = PassEstimate(floor=GIB, base=GIB, per_token=GIB / 1024, per_image=0, image_tokens=0)
 STATES = TrainedStates(
-    weights=2 * GIB,
-    master=4 * GIB,
-    moments=8 * GIB,
-    sums=4 * GIB,
-    backward=GIB,
-    per_gradient=0,
-    after_backward=2 * GIB,
-    step=3 * GIB,
-    host=0,
+    weights=2 * GIB, master=4 * GIB, moments=8 * GIB, sums=4 * GIB, backward=GIB, after_backward=2 * GIB, step=3 * GIB
 )
 POLICY = PlannedModel(
     role="policy",
     estimate=ModelEstimate(size=SIZE, passes=PASSES),
     states=STATES,
-    resident=0,
-    gathered=0,
-    sleeps=False,
     context=GIB,
     pass_tokens=4096,
-    host=0,
     ranks=1,
     gpus=1,
 )
 REFERENCE = replace(POLICY, role="reference", states=None, resident=2 * GIB)
 ENGINE = PlannedEngine(
-    weights=2 * GIB,
-    utilization=0.375,
-    share=30 * GIB,
-    asleep=2 * GIB,
-    kv_bytes_per_token=1,
-    least=10 * GIB,
-    host=2 * GIB,
-    ranks=1,
+    weights=2 * GIB, utilization=0.375, share=30 * GIB, asleep=2 * GIB, least=10 * GIB, host=2 * GIB, ranks=1
 )
 SHARED = Device(name="each GPU", models=[POLICY, REFERENCE], engine=ENGINE, bucket=GIB)
 
@@ -63,7 +44,7 @@ def plan(device: Device = SHARED, *, gpu: int = 80, host: int = 64) -> Plan:
         pass_tokens=4096,
         fitting_tokens=8192,
         longest=2048,
-        group=GroupLimit(tokens=4096, prompt=1024, samples=8, response=384),
+        group=GroupLimit(samples=8, response=384),
     )
 
 
@@ -79,6 +60,9 @@ def test_each_phase_has_what_works_and_what_the_others_hold_meanwhile():
         "new weights": 19 + 3 + 1 + 4,
     }
     assert SHARED.peak.name == "generation"
+    merging = replace(POLICY, estimate=ModelEstimate(size=replace(SIZE, merging_bytes=GIB), passes=PASSES))
+    adapted = replace(SHARED, models=[merging, REFERENCE])
+    assert {phase.name: phase.size // GIB for phase in adapted.phases()}["new weights"] == 19 + 3 + 1 + 1 + 4
 
 
 def test_an_engine_that_generates_all_the_time_holds_its_share_while_models_work():
@@ -168,7 +152,7 @@ def test_a_run_that_cannot_fit_is_told_the_cheapest_flags_that_make_it_fit():
         refuse_excess(config, replan(config), replan=replan)
     assert str(caught.value).startswith("the run cannot fit: each GPU would hold ")
     # With 0.7 of 80 there are 22 + 56 of 76.8 GiB while it generates, with 0.5 also 28 + 40 in an update: no need to sleep.
-    assert str(caught.value).endswith("It fits with --vllm.gpu_memory_utilization 0.5")
+    assert caught.value.sentence.endswith("It fits with --vllm.gpu_memory_utilization 0.5")
     refuse_excess(config, plan(), replan=replan)
 
 
@@ -194,15 +178,39 @@ def test_a_run_whose_rollouts_made_ahead_do_not_fit_is_told_to_make_fewer():
 
     # 3 + 2 of workers and engines, and 40 of rollouts.
     with pytest.raises(
-        UserError, match=r"memory would hold 45.0 GiB of 44.0 GiB. It fits with --train.async_queue_size 1$"
+        UserError, match=r"memory would hold 45.0 GiB of 44.0 GiB. It fits with --train.async_queue_size 1\n"
     ):
         refuse_excess(config, replan(config), replan=replan)
 
 
-def test_a_run_that_nothing_makes_fit_is_told_how_much_is_missing():
-    config = dotted.replace(PPOConfig(), {"train.colocate_all": True})
-    with pytest.raises(UserError, match="take more GPUs, a machine with more memory, or a smaller model$"):
-        refuse_excess(config, plan(gpu=20), replan=lambda changed: plan(gpu=20))
+@pytest.mark.parametrize(
+    ("gpu", "flags"),
+    [
+        (50, "--actor.freeze_visual_encoder"),
+        # 51 - 5 = 46 of 46.08: the first one is not needed then.
+        (48, "--algo.kl.init_coef 0"),
+        (36, "--actor.freeze_visual_encoder --algo.kl.init_coef 0 --actor.optim adamw_8bit"),
+        (30, "--algo.kl.init_coef 0 --ds.lora.rank 64"),
+        (25, "--algo.kl.init_coef 0 --ds.lora.rank 64 --ds.load_in_4bit"),
+        (23, "take more GPUs, a machine with more memory, or a smaller model"),
+    ],
+)
+def test_what_harms_least_is_tried_first_and_what_is_not_needed_is_left_out(gpu, flags):
+    def replan(config: PPOConfig) -> Plan:
+        # 1 + 2 + 8 + 4, and 6 of a pass: with the copy in single precision of the following they are 51.
+        ds, actor = config.ds, config.actor
+        master = 30 - 4 * actor.freeze_visual_encoder - 8 * (actor.optim == "adamw_8bit")
+        master = (7 if ds.load_in_4bit else 10) if ds.lora.rank else master
+        states = replace(STATES, master=(master - 5 * (config.algo.kl.init_coef == 0)) * GIB)
+        return plan(replace(SHARED, models=[replace(POLICY, states=states)], engine=None, bucket=0), gpu=gpu)
+
+    config = dotted.replace(PPOConfig(), {"algo.kl.init_coef": 0.01})
+    with pytest.raises(ListedError) as caught:
+        refuse_excess(config, replan(config), replan=replan, command=lambda taken: f"run {len(taken)}")
+    assert caught.value.sentence.endswith(flags)
+    if gpu == 36:
+        first, *_, last = caught.value.lines
+        assert (first[:32], last) == ("--actor.freeze_visual_encoder: T", "run 3")
 
 
 def test_a_short_pass_takes_what_the_shortest_one_does():

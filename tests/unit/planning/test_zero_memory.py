@@ -4,8 +4,11 @@ from dataclasses import replace
 
 import torch
 
+from lmm_r1 import dotted
+from lmm_r1.config import PPOConfig
 from lmm_r1.models.adapters import packed_bytes
-from lmm_r1.planning.pass_memory import BUCKET, ModelSize, ZeroSettings, gathered_bytes, moment_bytes, trained_states
+from lmm_r1.planning.pass_memory import BUCKET, ModelSize, ZeroSettings, gathered_bytes, trained_states
+from lmm_r1.planning.ppo_plan import zero_settings
 
 # A model of 3.2 billion numbers in bf16, all of them trained.
 BILLION = 10**9
@@ -63,9 +66,11 @@ def test_adapters_cost_what_is_trained():
 
 
 def test_moments_in_8_bits_take_a_quarter():
-    states = trained_states(WHOLE, replace(EIGHT, moment_bytes=moment_bytes("adamw_8bit")))
+    states = trained_states(WHOLE, replace(EIGHT, moment_bytes=1))
     assert states.moments == 800_000_000
-    assert moment_bytes("adam") == moment_bytes("muon") == 4
+    config = dotted.replace(PPOConfig(), {"ds.param_dtype": "bf16"})
+    found = (zero_settings(config, optim, ranks=1, on_gpu=True, passes=1) for optim in ("adamw_8bit", "adam", "muon"))
+    assert [zero.moment_bytes for zero in found] == [1, 4, 4]
 
 
 def test_weights_in_4_bits_take_half_a_byte_and_their_scales_and_the_largest_is_whole_once():
