@@ -35,10 +35,10 @@ class ConvertConfig:
     file: Annotated[
         tuple[str, ...],
         tyro.conf.Positional,
-        tyro.conf.arg(metavar="FILE [KEY=VALUE ...]", help_behavior_hint="(required)"),
+        tyro.conf.arg(metavar="FILE [KEY=VALUE ...]"),
     ]
     """A YAML file or a bash script, then settings and variables that win over it: trainer.nnodes=2 HOME=/data."""
-    output: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    output: Path | None = None
     """Where the result goes; by default it is printed."""
 
 
@@ -67,7 +67,12 @@ def main(argv: Sequence[str] | None = None) -> None:
             print(document, end="")
         else:
             write_atomically(config.output, text=document)
-            print(f"{config.output}: {len(conversion.flags)} settings for {conversion.command}; {_counts(conversion)}")
+            kinds = [note.kind for note in conversion.notes]
+            print(
+                f"{config.output}: {len(conversion.flags)} settings for {conversion.command}; "
+                f"{kinds.count('without counterpart')} have no counterpart, {kinds.count('another meaning')} mean "
+                "something else, listed in the comments at its top"
+            )
         if refusal is not None:
             print(f"{PROG}: {conversion.command} will refuse this until it is mended: {refusal}", file=sys.stderr)
 
@@ -93,14 +98,6 @@ def _check(document: str, conversion: Conversion) -> str | None:
     finally:
         resolving.setLevel(level)
     return None
-
-
-def _counts(conversion: Conversion) -> str:
-    kinds = [note.kind for note in conversion.notes]
-    return (
-        f"{kinds.count('without counterpart')} have no counterpart, {kinds.count('another meaning')} mean something else, "
-        "listed in the comments at its top"
-    )
 
 
 if __name__ == "__main__":

@@ -23,7 +23,6 @@ from lmm_r1.migrate.table import (
     lacks,
     listed,
     names_of,
-    ruled,
     settings_of,
     to,
     trackers,
@@ -32,23 +31,20 @@ from lmm_r1.migrate.table import (
 
 SCHEDULES = {"cosine": "cosine_with_min_lr", "constant": "constant_with_warmup"}
 """Schedules that have another name here."""
-ATTENTIONS = {"flash_attn": "flash_attention_2", "fa2": "flash_attention_2", "flash_attention_2": "flash_attention_2"}
-PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
+PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 MARKS_OF_GRPO = ("num_generations", "max_completion_length", "reward_funcs")
 """Arguments that only GRPO has."""
 
 
-def trainer_settings(command: Command, *, lr: float, epochs: int = 3) -> tuple[Setting, ...]:
+def trainer_settings(command: Command, *, lr: float) -> tuple[Setting, ...]:
     """Return the arguments of transformers' trainer.
 
     Args:
         lr: their default learning rate.
-        epochs: their default number of passes.
     """
     optimizer, model = ("actor.", "actor") if command == "train_ppo_ray" else ("", "model")
     return (
         to("learning_rate", f"{optimizer}adam.lr", default=lr),
-        ruled("num_train_epochs", epochs),
         *settings_of("trainer", optimizer=optimizer, model=model),
         (
             without("dataloader_num_workers", "all rows are read before the first step")
@@ -90,7 +86,6 @@ def trainer_rules(command: Command) -> tuple[Rule, ...]:
         _sharding,
         _trackers,
         _checkpoints,
-        _attention,
         _evaluation,
         _adapter,
     )
@@ -144,12 +139,6 @@ def _checkpoints(given: Given) -> Results:
             yield lacks("push_to_hub", "--ckpt.push_to_hub takes the repository, OWNER/NAME")
     elif given.has("hub_model_id"):
         yield lacks("hub_model_id", "it has no effect without push_to_hub")
-
-
-def _attention(given: Given) -> Results:
-    named = given.text("attn_implementation")
-    if named is not None:
-        yield Flag("ds.attn_implementation", ATTENTIONS.get(named, named))
 
 
 def _evaluation(given: Given) -> Results:
@@ -326,9 +315,6 @@ def _r1_v_sampling(given: Given) -> Results:
         yield Flag("rollout.top_k", 50)
 
 
-GRPO_RULES: tuple[Rule, ...] = (sequence_lengths, policy, _rewards)
-
-
 def _trained_tokens(given: Given) -> Results:
     """Which tokens of a conversation are trained on: all, by default, in TRL."""
     if not given["assistant_only_loss"]:
@@ -356,7 +342,14 @@ def _grpo(
         system=system,
         command=command,
         settings=tuple(replace(one, default=defaults.get(one.name, one.default)) for one in own),
-        rules=(*trainer_rules(command), group_rule(counts_prompts=counts_prompts), *GRPO_RULES, *rules),
+        rules=(
+            *trainer_rules(command),
+            group_rule(counts_prompts=counts_prompts),
+            sequence_lengths,
+            policy,
+            _rewards,
+            *rules,
+        ),
         names=names_of("trl_names"),
         prefix="--",
     )

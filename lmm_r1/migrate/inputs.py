@@ -117,15 +117,6 @@ def _mapping(text: str, *, path: Path) -> dict[str, object]:
     return tree
 
 
-_MARKS: tuple[tuple[frozenset[str], Callable[[Mapping[str, object]], Table]], ...] = (
-    (frozenset({"actor_rollout_ref"}), lambda _: VERL),
-    (frozenset({"worker", "algorithm", "trainer"}), lambda _: EASYR1),
-    (
-        frozenset({"dataset_name", "model_name_or_path"}),
-        lambda tree: TRL["grpo" if tree.keys() & set(MARKS_OF_GRPO) else "sft"],
-    ),
-)
-"""Settings by which a YAML file is known, and its table."""
 _REFUSED = {
     "LLaMA-Factory": {"stage", "finetuning_type", "infer_backend", "export_dir"},
     "ms-swift": {"train_type", "tuner_type", "rlhf_type"},
@@ -136,9 +127,12 @@ def _table_of(tree: Mapping[str, object], *, path: Path) -> Table:
     for name, foreign in _REFUSED.items():
         if tree.keys() & foreign:
             raise UserError(f"{path}: {REFUSAL.format(name)}")
-    for marks, table_of in _MARKS:
-        if tree.keys() & marks:
-            return table_of(tree)
+    if "actor_rollout_ref" in tree:
+        return VERL
+    if tree.keys() & {"worker", "algorithm", "trainer"}:
+        return EASYR1
+    if tree.keys() & {"dataset_name", "model_name_or_path"}:
+        return TRL["grpo" if tree.keys() & set(MARKS_OF_GRPO) else "sft"]
     raise UserError(
         f"{path}: neither settings of EasyR1 (data, algorithm, worker, trainer) nor of verl (actor_rollout_ref) or TRL "
         f"(dataset_name); found {', '.join(map(str, tree)) or 'nothing'}"
@@ -251,7 +245,7 @@ def _of_flags(launch: Launch, overrides: Sequence[str], *, path: Path) -> RunOfA
     """Return the run of a command whose arguments are flags."""
     table = launch.table
     openrlhf = table.system.startswith("OpenRLHF")
-    values: dict[str, object] = {} if openrlhf else dict(_environment(launch))
+    values: dict[str, object] = {} if openrlhf else dict(_launched(launch))
     name = ""
     for word in launch.words:
         if word.startswith("--"):
@@ -277,11 +271,8 @@ def _of_flags(launch: Launch, overrides: Sequence[str], *, path: Path) -> RunOfA
     return RunOfAnother(source=str(path), table=table, values=named, shown=shown)
 
 
-def _environment(launch: Launch) -> Iterator[tuple[str, object]]:
-    """Yield settings that the launcher and the environment give."""
-    devices = launch.environment.get("CUDA_VISIBLE_DEVICES", "")
-    if re.fullmatch(r"\d+(,\d+)*", devices):
-        yield "nproc_per_node", devices.count(",") + 1
+def _launched(launch: Launch) -> Iterator[tuple[str, object]]:
+    """Yield the settings that the launcher gives."""
     for place, word in enumerate(launch.launcher):
         name, equals, value = word.partition("=")
         value = value if equals else next(iter(launch.launcher[place + 1 :]), "")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from lmm_r1.errors import UserError
@@ -48,7 +48,6 @@ class Launch:
     line: int
     launcher: tuple[str, ...] = ()
     """The words before it: torchrun and its flags."""
-    environment: Mapping[str, str] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
     """What the user should know of how it was read."""
 
@@ -119,7 +118,7 @@ def _launch_of(command: StartedCommand, *, path: Path, others: list[str]) -> Lau
             name, tables, skipped = named
             if name in tables:
                 arguments, launcher = command.words[place + skipped :], tuple(words[:place])
-                return Launch(name, tables[name], arguments, command.line, launcher, command.environment)
+                return Launch(name, tables[name], arguments, command.line, launcher)
             told = _OTHER_COMMANDS.get(name, f"is not converted; known are {', '.join(tables)}")
             others.append(f"{command.line}: {word} {name if skipped > 1 else ''}".rstrip() + f" {told}")
             return None
